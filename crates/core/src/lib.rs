@@ -1,1 +1,30 @@
+//! The lock itself: who holds a resource, who waits for it, and who is next.
+//!
+//! This crate decides and does nothing else. It knows no server, no clock, no randomness, no I/O and no threads:
+//! time comes in as an argument, and what must happen outside comes out as a [`Step`].
+//!
+//! - [`units`]: the numbers that mean something, each with its checked constructors
+//! - [`lock`]: one resource, what is stored of it
+//! - [`queue`]: everybody who waits, in which order, until when
+//! - [`decide`]: the operations, over one lock and its line
+//! - [`deadlock`]: would this wait close a circle?
+//! - [`schedule`]: what is due next, among millions
+//! - [`command`]: the words of the protocol, parsed and written
+//! - [`codec`]: the bytes of a lock at rest and on the replication link
 #![forbid(unsafe_code)]
+
+pub mod codec;
+pub mod command;
+pub mod deadlock;
+pub mod decide;
+pub mod lock;
+pub mod queue;
+pub mod schedule;
+pub mod step;
+pub mod units;
+
+pub use decide::{Acquired, Confirmed, Counts, Turn};
+pub use lock::{Count, Ephemeral, Hold, Holding, Lock, Mode, Request};
+pub use queue::{Limits, Name, Newcomer, Rank, Waiter, WaiterId, Waiting};
+pub use step::{Change, End, Event, Granted, Outcome, Refusal, Step};
+pub use units::{ClientId, Deadline, Fence, Fences, Instant, Token, Ttl, Wait};

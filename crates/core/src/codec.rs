@@ -1,0 +1,312 @@
+//! The bytes of a lock, at rest (RDB, DUMP) and on the way (the effect that is replicated and logged).
+//!
+//! One layout for both, little-endian, version 1:
+//!
+//! ```text
+//!  0  u8   version, 1
+//!  1  u8   flags: 1 whole (start from nothing; else change what is there)
+//!  2  u8   mode: 0 free, 1 exclusive, 2 shared, 3 permits
+//!  3  u8   0
+//!  4  u32  permits (mode 3, else 0)
+//!  8  u64  boot: which start of which machine the clock belongs to
+//! 16  i64  offset: server clock - boot-time clock, ms
+//! 24  u64  at: the server clock when this was written, ms
+//! 32  u64  delay_until, ms of the server clock, 0 for none
+//! 40  u32  n dropped, then u32 m put
+//! 48  n ×  u8 length, token
+//!     m ×  u64 fence, u64 deadline (ms of the server clock), u32 ttl (ms), u32 count, u32 delay (ms),
+//!          u8 ephemeral (0 or 1), u8 token length, u8 label length, token, label
+//! ```
+//!
+//! Deadlines are absolute in the writer's clock, whose anchor stands beside them; [`Reader`] moves them to its own.
+//! Whatever does not read as exactly this is refused whole. A change of the layout takes a new version, and this module
+//! goes on reading the old one: the fixtures in `tests/fixtures` are frozen.
+
+use std::num::NonZeroU32;
+
+use smallvec::SmallVec;
+
+use crate::lock::{Ephemeral, Extras, Hold, Holders, Holding, Lock, MAX_COUNT};
+use crate::step::Change;
+use crate::units::{Deadline, Fence, Instant, Token, Ttl};
+
+/// What a clock's readings can be compared by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Anchor {
+    /// Names this start of this machine.
+    pub boot: u64,
+    /// Server clock - boot-time clock, ms.
+    pub offset: i64,
+}
+
+/// Where bytes came from, which decides what their deadlines mean on another boot or machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Written just now by a living server, over the replication link: leases count from the arrival.
+    Live,
+    /// Taken from storage: only the wall clocks relate the two times.
+    Stored,
+}
+
+/// Why bytes were refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Malformed {
+    /// They end too early.
+    Short,
+    /// They go on behind the end.
+    Long,
+    /// A version this module does not know: a newer one wrote them.
+    Version(u8),
+    /// A value outside its range.
+    Value(&'static str),
+}
+
+impl std::fmt::Display for Malformed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Malformed::Short => write!(f, "the bytes of a lock end too early"),
+            Malformed::Long => write!(f, "there are bytes behind the end of a lock"),
+            Malformed::Version(v) => {
+                write!(f, "the bytes of a lock have version {v}, this module reads up to {VERSION}")
+            }
+            Malformed::Value(what) => write!(f, "the bytes of a lock have an impossible {what}"),
+        }
+    }
+}
+
+const VERSION: u8 = 1;
+const WHOLE: u8 = 1;
+
+/// Writes a change of a lock: all of it, or the holds that it names.
+pub fn write(lock: &Lock, change: &Change, now: Instant, anchor: Anchor, out: &mut Vec<u8>) {
+    let (flags, put, dropped): (u8, SmallVec<[&Hold; 1]>, &[Token]) = match change {
+        Change::Part { put, dropped } => {
+            let put = put.iter().filter_map(|token| lock.stored().iter().find(|hold| hold.token == *token));
+            (0, put.collect(), dropped)
+        }
+        Change::Whole | Change::None => (WHOLE, lock.stored().iter().collect(), &[]),
+    };
+    let (mode, permits) = match &lock.holding {
+        Holding::Free => (0, 0),
+        Holding::Exclusive(_) => (1, 0),
+        Holding::Shared(_) => (2, 0),
+        Holding::Permits(n, _) => (3, n.get()),
+    };
+    out.reserve(48 + dropped.len() * 32 + put.len() * 64);
+    out.extend([VERSION, flags, mode, 0]);
+    out.extend(permits.to_le_bytes());
+    out.extend(anchor.boot.to_le_bytes());
+    out.extend(anchor.offset.to_le_bytes());
+    out.extend(now.millis().to_le_bytes());
+    out.extend(lock.delay_until.map_or(0, Deadline::millis).to_le_bytes());
+    out.extend((dropped.len() as u32).to_le_bytes());
+    out.extend((put.len() as u32).to_le_bytes());
+    for token in dropped {
+        out.push(token.as_bytes().len() as u8);
+        out.extend(token.as_bytes());
+    }
+    for hold in put {
+        write_hold(hold, out);
+    }
+}
+
+fn write_hold(hold: &Hold, out: &mut Vec<u8>) {
+    let (token, label) = (hold.token.as_bytes(), hold.label());
+    out.extend(hold.fence.get().to_le_bytes());
+    out.extend(hold.deadline.millis().to_le_bytes());
+    out.extend((hold.ttl.millis() as u32).to_le_bytes());
+    out.extend(hold.count.get().to_le_bytes());
+    out.extend(hold.delay().to_le_bytes());
+    out.extend([u8::from(hold.ephemeral() != Ephemeral::No), token.len() as u8, label.len() as u8]);
+    out.extend(token);
+    out.extend(label);
+}
+
+/// A change as it was written, moved to the reader's clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    whole: bool,
+    mode: u8,
+    permits: u32,
+    delay_until: Option<Deadline>,
+    dropped: Vec<Token>,
+    put: Vec<Hold>,
+}
+
+/// Reads bytes by the reader's own clock.
+#[derive(Clone, Copy, Debug)]
+pub struct Reader {
+    pub now: Instant,
+    pub anchor: Anchor,
+    pub origin: Origin,
+}
+
+impl Reader {
+    pub fn read(self, bytes: &[u8]) -> Result<Written, Malformed> {
+        let mut cursor = Cursor(bytes);
+        let [version, flags, mode, zero] = cursor.array()?;
+        if version != VERSION {
+            return Err(Malformed::Version(version));
+        }
+        let permits = u32::from_le_bytes(cursor.array()?);
+        if flags > WHOLE || mode > 3 || zero != 0 || (mode == 3) != (1..=MAX_COUNT).contains(&permits) {
+            return Err(Malformed::Value("mode"));
+        }
+        let written_by = Anchor { boot: cursor.u64()?, offset: i64::from_le_bytes(cursor.array()?) };
+        let at = cursor.u64()?;
+        let shift = self.shift(written_by, at);
+        let delay_until = match cursor.u64()? {
+            0 => None,
+            until => {
+                let left = until.saturating_sub(at);
+                u32::try_from(left).map_err(|_| Malformed::Value("delay"))?;
+                Some(moved(until, shift).min(self.now.after_millis(left)))
+            }
+        };
+        let (dropped, put) = (cursor.u32()?, cursor.u32()?);
+        let dropped = (0..dropped).map(|_| {
+            let [len] = cursor.array()?;
+            Token::new(cursor.take(len.into())?).ok_or(Malformed::Value("token"))
+        });
+        let dropped = dropped.collect::<Result<Vec<_>, _>>()?;
+        let put = (0..put).map(|_| self.hold(&mut cursor, shift)).collect::<Result<Vec<_>, _>>()?;
+        if !cursor.0.is_empty() {
+            return Err(Malformed::Long);
+        }
+        Written { whole: flags == WHOLE, mode, permits, delay_until, dropped, put }.checked()
+    }
+
+    fn hold(&self, cursor: &mut Cursor<'_>, shift: i64) -> Result<Hold, Malformed> {
+        let fence = Fence::from_outside(cursor.u64()?).ok_or(Malformed::Value("fence"))?;
+        let deadline = cursor.u64()?;
+        let ttl = Ttl::from_millis(cursor.u32()?.into()).ok_or(Malformed::Value("ttl"))?;
+        let count = NonZeroU32::new(cursor.u32()?).filter(|n| n.get() <= MAX_COUNT);
+        let delay = cursor.u32()?;
+        let [ephemeral, token_len, label_len] = cursor.array()?;
+        let token = Token::new(cursor.take(token_len.into())?).ok_or(Malformed::Value("token"))?;
+        let label = SmallVec::from_slice(cursor.take(label_len.into())?);
+        let ephemeral = match ephemeral {
+            0 => Ephemeral::No,
+            1 => Ephemeral::Orphan,
+            _ => return Err(Malformed::Value("ephemeral")),
+        };
+        Ok(Hold {
+            token,
+            fence,
+            // A clock that is off can shorten a lease, but never make it longer than it was granted for.
+            deadline: moved(deadline, shift).min(self.now + ttl),
+            ttl,
+            count: count.ok_or(Malformed::Value("count"))?,
+            extras: Extras { ephemeral, delay, label }.boxed(),
+        })
+    }
+
+    /// By how many ms the writer's clock has to be moved to be the reader's.
+    fn shift(&self, written_by: Anchor, at: u64) -> i64 {
+        if written_by.boot == self.anchor.boot {
+            self.anchor.offset.wrapping_sub(written_by.offset)
+        } else if self.origin == Origin::Live {
+            (self.now.after_millis(0).millis() as i64).wrapping_sub(at as i64)
+        } else {
+            0
+        }
+    }
+}
+
+fn moved(deadline: u64, shift: i64) -> Deadline {
+    Deadline::at_millis(deadline.saturating_add_signed(shift))
+}
+
+impl Written {
+    /// The mode and the number of holds have to agree, and no token holds twice.
+    fn checked(self) -> Result<Written, Malformed> {
+        let least = usize::from(self.whole && self.mode != 0);
+        let fits = (least..=self.most()).contains(&self.put.len());
+        let shape = if self.whole { self.dropped.is_empty() } else { self.mode >= 2 };
+        if !fits || !shape {
+            return Err(Malformed::Value("number of holds"));
+        }
+        let mut tokens: Vec<&Token> = self.put.iter().map(|hold| &hold.token).chain(&self.dropped).collect();
+        tokens.sort_unstable();
+        if tokens.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(Malformed::Value("token (twice)"));
+        }
+        Ok(self)
+    }
+
+    /// The greatest fence in it; 0 for none.
+    pub fn greatest_fence(&self) -> u64 {
+        self.put.iter().map(|hold| hold.fence.get()).max().unwrap_or(0)
+    }
+
+    /// The longest ttl in it, ms; 0 for none.
+    pub fn longest_ttl(&self) -> u64 {
+        self.put.iter().map(|hold| hold.ttl.millis()).max().unwrap_or(0)
+    }
+
+    /// Whether it is a whole lock, as it is stored, and no mere change of one.
+    pub fn is_whole(&self) -> bool {
+        self.whole
+    }
+
+    /// Carries it out. Idempotent: everything in it is a final value. False where it would leave more holders than
+    /// its mode allows, which only bytes that no master wrote can do; the lock is left as it was.
+    pub fn apply(self, lock: &mut Lock) -> bool {
+        let stays = |hold: &Hold| {
+            !self.dropped.contains(&hold.token) && !self.put.iter().any(|new| new.token == hold.token)
+        };
+        let staying = if self.whole { 0 } else { lock.stored().iter().filter(|hold| stays(hold)).count() };
+        if staying + self.put.len() > self.most() {
+            return false;
+        }
+        if self.whole {
+            lock.holding = Holding::Free;
+        } else {
+            lock.remove(|hold| !stays(hold));
+        }
+        let mut holds = lock.take_holds();
+        holds.extend(self.put);
+        let permits = NonZeroU32::new(self.permits).unwrap_or(NonZeroU32::MIN);
+        lock.holding = match (self.mode, Holders::from_vec(holds)) {
+            (_, None) => Holding::Free,
+            (0 | 1, Some(holders)) => holders.into_exclusive(),
+            (2, Some(holders)) => Holding::Shared(holders),
+            (_, Some(holders)) => Holding::Permits(permits, holders),
+        };
+        lock.delay_until = self.delay_until;
+        true
+    }
+
+    fn most(&self) -> usize {
+        match self.mode {
+            0 => 0,
+            1 => 1,
+            2 => usize::MAX,
+            _ => self.permits as usize,
+        }
+    }
+}
+
+struct Cursor<'a>(&'a [u8]);
+
+impl<'a> Cursor<'a> {
+    fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
+        let (taken, rest) = self.0.split_at_checked(len).ok_or(Malformed::Short)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (taken, rest) = self.0.split_first_chunk().ok_or(Malformed::Short)?;
+        self.0 = rest;
+        Ok(*taken)
+    }
+
+    fn u64(&mut self) -> Result<u64, Malformed> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    fn u32(&mut self) -> Result<u32, Malformed> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+}

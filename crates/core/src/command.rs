@@ -1,0 +1,360 @@
+//! The words of the protocol: every command parsed and written, side by side, and every error text.
+//!
+//! Nobody else spells them. Parsing is strict and total: whatever does not read as exactly one command is a
+//! [`Misuse`], and nothing is guessed.
+
+use std::num::NonZeroU32;
+
+use crate::decide::Counts;
+use crate::lock::{Count, MAX_COUNT, Mode};
+use crate::units::{Fence, Ttl, Wait};
+
+pub mod table;
+mod words;
+
+pub use table::{Doc, TABLE};
+pub use words::Misuse;
+use words::{Args, number};
+
+/// `DLOCK.ACQUIRE key token ttl [SHARED | PERMITS n] [REENTRANT | DEPTH n] [BLOCK ms] [EPHEMERAL] [DELAY ms] [LABEL text]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Acquire<'a> {
+    pub key: &'a [u8],
+    pub token: &'a [u8],
+    pub ttl: Ttl,
+    pub mode: Mode,
+    pub count: Count,
+    /// None tries once.
+    pub block: Option<Wait>,
+    pub ephemeral: bool,
+    /// ms; 0 for none.
+    pub delay: u32,
+    /// Empty for none.
+    pub label: &'a [u8],
+}
+
+/// The longest label, in bytes.
+pub const MAX_LABEL: usize = 255;
+
+impl<'a> Acquire<'a> {
+    /// An exclusive try without options.
+    pub fn new(key: &'a [u8], token: &'a [u8], ttl: Ttl) -> Self {
+        let (mode, count, block) = (Mode::Exclusive, Count::Keep, None);
+        Acquire { key, token, ttl, mode, count, block, ephemeral: false, delay: 0, label: b"" }
+    }
+
+    pub fn parse(args: &[&'a [u8]], max_ttl: Ttl) -> Result<Self, Misuse> {
+        let mut args = Args::new(args);
+        let mut parsed = Acquire::new(args.next()?, args.token()?, args.ttl(max_ttl)?);
+        let mut seen = Seen::default();
+        while let Some(option) = args.option() {
+            match () {
+                _ if option.is("SHARED") => {
+                    seen.once("SHARED or PERMITS", 1)?;
+                    parsed.mode = Mode::Shared;
+                }
+                _ if option.is("PERMITS") => {
+                    seen.once("SHARED or PERMITS", 1)?;
+                    parsed.mode = Mode::Permits(args.count("PERMITS")?);
+                }
+                _ if option.is("REENTRANT") => {
+                    seen.once("REENTRANT or DEPTH", 2)?;
+                    parsed.count = Count::OneMore;
+                }
+                _ if option.is("DEPTH") => {
+                    seen.once("REENTRANT or DEPTH", 2)?;
+                    parsed.count = Count::AtLeast(args.count("DEPTH")?);
+                }
+                _ if option.is("BLOCK") => {
+                    seen.once("BLOCK", 4)?;
+                    let ms = number(args.value("BLOCK")?).and_then(Wait::from_millis);
+                    parsed.block = Some(ms.ok_or(Misuse::Range("BLOCK ms", 0, Wait::MAX_MILLIS))?);
+                }
+                _ if option.is("EPHEMERAL") => {
+                    seen.once("EPHEMERAL", 8)?;
+                    parsed.ephemeral = true;
+                }
+                _ if option.is("DELAY") => {
+                    seen.once("DELAY", 16)?;
+                    let ms = number(args.value("DELAY")?).filter(|ms| *ms <= max_ttl.millis());
+                    parsed.delay = ms.ok_or(Misuse::Range("DELAY ms", 0, max_ttl.millis()))? as u32;
+                }
+                _ if option.is("LABEL") => {
+                    seen.once("LABEL", 32)?;
+                    parsed.label = args.value("LABEL")?;
+                    if parsed.label.len() > MAX_LABEL {
+                        return Err(Misuse::LabelLength);
+                    }
+                }
+                _ => return Err(option.unknown()),
+            }
+        }
+        Ok(parsed)
+    }
+
+    pub fn to_args(&self) -> Vec<Vec<u8>> {
+        let mut out = words(&[b"DLOCK.ACQUIRE", self.key, self.token]);
+        out.push(decimal(self.ttl.millis()));
+        match self.mode {
+            Mode::Exclusive => {}
+            Mode::Shared => out.push(b"SHARED".to_vec()),
+            Mode::Permits(n) => out.extend([b"PERMITS".to_vec(), decimal(n.get().into())]),
+        }
+        match self.count {
+            Count::Keep => {}
+            Count::OneMore => out.push(b"REENTRANT".to_vec()),
+            Count::AtLeast(n) => out.extend([b"DEPTH".to_vec(), decimal(n.get().into())]),
+        }
+        if let Some(wait) = self.block {
+            out.extend([b"BLOCK".to_vec(), decimal(wait.millis())]);
+        }
+        if self.ephemeral {
+            out.push(b"EPHEMERAL".to_vec());
+        }
+        if self.delay > 0 {
+            out.extend([b"DELAY".to_vec(), decimal(self.delay.into())]);
+        }
+        if !self.label.is_empty() {
+            out.extend([b"LABEL".to_vec(), self.label.to_vec()]);
+        }
+        out
+    }
+}
+
+/// Which options were given already, a bit each.
+#[derive(Default)]
+struct Seen(u8);
+
+impl Seen {
+    fn once(&mut self, what: &'static str, bit: u8) -> Result<(), Misuse> {
+        if self.0 & bit != 0 {
+            return Err(Misuse::Twice(what));
+        }
+        self.0 |= bit;
+        Ok(())
+    }
+}
+
+/// `DLOCK.RELEASE key token [ALL | DEPTH n]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Release<'a> {
+    pub key: &'a [u8],
+    pub token: &'a [u8],
+    pub counts: Counts,
+}
+
+impl<'a> Release<'a> {
+    pub fn parse(args: &[&'a [u8]]) -> Result<Self, Misuse> {
+        let mut args = Args::new(args);
+        let (key, token, mut counts) = (args.next()?, args.token()?, Counts::One);
+        let mut seen = Seen::default();
+        while let Some(option) = args.option() {
+            if option.is("ALL") {
+                seen.once("ALL or DEPTH", 1)?;
+                counts = Counts::All;
+            } else if option.is("DEPTH") {
+                seen.once("ALL or DEPTH", 1)?;
+                let n = number(args.value("DEPTH")?).filter(|n| *n <= u64::from(MAX_COUNT));
+                counts = Counts::Above(n.ok_or(Misuse::Range("DEPTH n", 0, MAX_COUNT.into()))? as u32);
+            } else {
+                return Err(option.unknown());
+            }
+        }
+        Ok(Release { key, token, counts })
+    }
+
+    pub fn to_args(&self) -> Vec<Vec<u8>> {
+        let mut out = words(&[b"DLOCK.RELEASE", self.key, self.token]);
+        match self.counts {
+            Counts::One => {}
+            Counts::All => out.push(b"ALL".to_vec()),
+            Counts::Above(n) => out.extend([b"DEPTH".to_vec(), decimal(n.into())]),
+        }
+        out
+    }
+}
+
+/// `DLOCK.EXTEND key token ttl`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extend<'a> {
+    pub key: &'a [u8],
+    pub token: &'a [u8],
+    pub ttl: Ttl,
+}
+
+impl<'a> Extend<'a> {
+    pub fn parse(args: &[&'a [u8]], max_ttl: Ttl) -> Result<Self, Misuse> {
+        let mut args = Args::new(args);
+        let parsed = Extend { key: args.next()?, token: args.token()?, ttl: args.ttl(max_ttl)? };
+        args.end(parsed)
+    }
+
+    pub fn to_args(&self) -> Vec<Vec<u8>> {
+        let mut out = words(&[b"DLOCK.EXTEND", self.key, self.token]);
+        out.push(decimal(self.ttl.millis()));
+        out
+    }
+}
+
+/// `DLOCK.CONFIRM key token fence ttl`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Confirm<'a> {
+    pub key: &'a [u8],
+    pub token: &'a [u8],
+    pub fence: Fence,
+    pub ttl: Ttl,
+}
+
+impl<'a> Confirm<'a> {
+    pub fn parse(args: &[&'a [u8]], max_ttl: Ttl) -> Result<Self, Misuse> {
+        let mut args = Args::new(args);
+        let (key, token) = (args.next()?, args.token()?);
+        let fence = number(args.next()?).and_then(Fence::from_outside);
+        let fence = fence.ok_or(Misuse::Range("fence", 1, Fence::MAX))?;
+        let parsed = Confirm { key, token, fence, ttl: args.ttl(max_ttl)? };
+        args.end(parsed)
+    }
+
+    pub fn to_args(&self) -> Vec<Vec<u8>> {
+        let mut out = words(&[b"DLOCK.CONFIRM", self.key, self.token]);
+        out.extend([decimal(self.fence.get()), decimal(self.ttl.millis())]);
+        out
+    }
+}
+
+/// A key and a token, as `DLOCK.HOLDS key token` takes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holds<'a> {
+    pub key: &'a [u8],
+    pub token: &'a [u8],
+}
+
+impl<'a> Holds<'a> {
+    pub fn parse(args: &[&'a [u8]]) -> Result<Self, Misuse> {
+        let mut args = Args::new(args);
+        let parsed = Holds { key: args.next()?, token: args.token()? };
+        args.end(parsed)
+    }
+
+    pub fn to_args(&self) -> Vec<Vec<u8>> {
+        words(&[b"DLOCK.HOLDS", self.key, self.token])
+    }
+}
+
+/// `DLOCK.PTTL key [token]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pttl<'a> {
+    pub key: &'a [u8],
+    pub token: Option<&'a [u8]>,
+}
+
+impl<'a> Pttl<'a> {
+    pub fn parse(args: &[&'a [u8]]) -> Result<Self, Misuse> {
+        let mut args = Args::new(args);
+        let key = args.next()?;
+        let token = if args.is_empty() { None } else { Some(args.token()?) };
+        args.end(Pttl { key, token })
+    }
+
+    pub fn to_args(&self) -> Vec<Vec<u8>> {
+        let mut out = words(&[b"DLOCK.PTTL", self.key]);
+        out.extend(self.token.map(<[u8]>::to_vec));
+        out
+    }
+}
+
+/// `DLOCK.WAITERS key [COUNT n]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiters<'a> {
+    pub key: &'a [u8],
+    /// None for all of them.
+    pub count: Option<NonZeroU32>,
+}
+
+impl<'a> Waiters<'a> {
+    pub fn parse(args: &[&'a [u8]]) -> Result<Self, Misuse> {
+        let mut args = Args::new(args);
+        let (key, mut count) = (args.next()?, None);
+        while let Some(option) = args.option() {
+            if !option.is("COUNT") {
+                return Err(option.unknown());
+            }
+            if count.is_some() {
+                return Err(Misuse::Twice("COUNT"));
+            }
+            count = Some(args.count("COUNT")?);
+        }
+        Ok(Waiters { key, count })
+    }
+
+    pub fn to_args(&self) -> Vec<Vec<u8>> {
+        let mut out = words(&[b"DLOCK.WAITERS", self.key]);
+        if let Some(n) = self.count {
+            out.extend([b"COUNT".to_vec(), decimal(n.get().into())]);
+        }
+        out
+    }
+}
+
+/// `DLOCK.CANCEL key token` or `DLOCK.CANCEL key CLIENT id`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cancel<'a> {
+    pub key: &'a [u8],
+    pub who: Whom<'a>,
+}
+
+/// Whose waiters CANCEL takes out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whom<'a> {
+    Token(&'a [u8]),
+    Client(u64),
+}
+
+impl<'a> Cancel<'a> {
+    pub fn parse(args: &[&'a [u8]]) -> Result<Self, Misuse> {
+        let (mut rest, all) = (Args::new(args), args.len());
+        let key = rest.next()?;
+        if all < 3 {
+            let parsed = Cancel { key, who: Whom::Token(rest.token()?) };
+            return rest.end(parsed);
+        }
+        match rest.option() {
+            Some(option) if option.is("CLIENT") => {
+                let id = number(rest.value("CLIENT")?).filter(|id| *id <= i64::MAX as u64);
+                let id = id.ok_or(Misuse::Range("CLIENT id", 0, i64::MAX as u64))?;
+                rest.end(Cancel { key, who: Whom::Client(id) })
+            }
+            Some(option) => Err(option.unknown()),
+            None => Err(Misuse::Arguments),
+        }
+    }
+
+    pub fn to_args(&self) -> Vec<Vec<u8>> {
+        let mut out = words(&[b"DLOCK.CANCEL", self.key]);
+        match self.who {
+            Whom::Token(token) => out.push(token.to_vec()),
+            Whom::Client(id) => out.extend([b"CLIENT".to_vec(), decimal(id)]),
+        }
+        out
+    }
+}
+
+/// A command that takes one key and nothing else: `DLOCK.INSPECT key`, `DLOCK.BREAK key`.
+pub fn only_key<'a>(args: &[&'a [u8]]) -> Result<&'a [u8], Misuse> {
+    let mut args = Args::new(args);
+    let key = args.next()?;
+    args.end(key)
+}
+
+/// A command that takes nothing: `DLOCK.TOKEN`, `DLOCK.HELP`.
+pub fn no_arguments(args: &[&[u8]]) -> Result<(), Misuse> {
+    Args::new(args).end(())
+}
+
+fn words(words: &[&[u8]]) -> Vec<Vec<u8>> {
+    words.iter().map(|word| word.to_vec()).collect()
+}
+
+fn decimal(number: u64) -> Vec<u8> {
+    number.to_string().into_bytes()
+}

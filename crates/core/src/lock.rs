@@ -1,0 +1,354 @@
+//! One resource: who holds it, until when, and what may be added to that. State and reading only; [`crate::decide`]
+//! changes it.
+
+use std::num::NonZeroU32;
+
+use smallvec::SmallVec;
+
+use crate::units::{ClientId, Deadline, Fence, Instant, Token, Ttl};
+
+/// How a token holds, or wants to hold, a resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Alone.
+    Exclusive,
+    /// Beside any number of other sharers.
+    Shared,
+    /// Beside at most n - 1 others: a semaphore.
+    Permits(NonZeroU32),
+}
+
+/// What an ACQUIRE asks of the count of a hold that its token has already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// The count stays, so that a retry after a lost reply is harmless.
+    Keep,
+    /// REENTRANT: one more.
+    OneMore,
+    /// DEPTH n: n where it was less.
+    AtLeast(NonZeroU32),
+}
+
+/// The greatest count and the greatest number of permits.
+pub const MAX_COUNT: u32 = i32::MAX as u32;
+
+/// What an ACQUIRE asks for, apart from its patience.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request<'a> {
+    /// 1 to 255 bytes ([`Token::fits`]); anything else is refused before it comes here.
+    pub token: &'a [u8],
+    pub ttl: Ttl,
+    pub mode: Mode,
+    pub count: Count,
+    /// EPHEMERAL: the connection with which the hold ends.
+    pub bound_to: Option<ClientId>,
+    /// DELAY: ms for which nobody is granted the lock after this hold ended without a release; 0 for none.
+    pub delay: u32,
+    /// Free text for people; empty for none.
+    pub label: &'a [u8],
+}
+
+/// Whether a hold ends with a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ephemeral {
+    No,
+    Bound(ClientId),
+    /// The connection is unknown here (a restart, a promotion): only the lease ends it.
+    Orphan,
+}
+
+/// One token's tenure of a resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hold {
+    pub(crate) token: Token,
+    pub(crate) fence: Fence,
+    pub(crate) deadline: Deadline,
+    pub(crate) ttl: Ttl,
+    pub(crate) count: NonZeroU32,
+    /// What few holds have, out of the way of the many.
+    pub(crate) extras: Option<Box<Extras>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Extras {
+    pub ephemeral: Ephemeral,
+    pub delay: u32,
+    pub label: SmallVec<[u8; 16]>,
+}
+
+impl Extras {
+    pub const NONE: Extras = Extras { ephemeral: Ephemeral::No, delay: 0, label: SmallVec::new_const() };
+
+    /// Boxed only where there is anything to keep.
+    pub fn boxed(self) -> Option<Box<Extras>> {
+        (self != Extras::NONE).then(|| Box::new(self))
+    }
+}
+
+impl Hold {
+    pub fn token(&self) -> &Token {
+        &self.token
+    }
+    pub fn fence(&self) -> Fence {
+        self.fence
+    }
+    pub fn deadline(&self) -> Deadline {
+        self.deadline
+    }
+    pub fn ttl(&self) -> Ttl {
+        self.ttl
+    }
+    pub fn count(&self) -> u32 {
+        self.count.get()
+    }
+    pub fn ephemeral(&self) -> Ephemeral {
+        self.extras.as_ref().map_or(Ephemeral::No, |x| x.ephemeral)
+    }
+    pub fn delay(&self) -> u32 {
+        self.extras.as_ref().map_or(0, |x| x.delay)
+    }
+    pub fn label(&self) -> &[u8] {
+        self.extras.as_ref().map_or(&[], |x| &x.label)
+    }
+
+    /// How long it has lasted, for statistics: its fence began as the microsecond of its grant.
+    pub fn held_millis(&self, now: Instant) -> u64 {
+        now.micros().saturating_sub(self.fence.get()) / 1000
+    }
+
+    fn heap_size(&self) -> usize {
+        let label = |x: &Extras| if x.label.spilled() { x.label.capacity() } else { 0 };
+        self.token.heap_size() + self.extras.as_ref().map_or(0, |x| size_of::<Extras>() + label(x))
+    }
+}
+
+/// Holders side by side: never empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holders(Vec<Hold>);
+
+impl Holders {
+    pub(crate) fn one(hold: Hold) -> Holders {
+        Holders(vec![hold])
+    }
+
+    /// None for an empty list.
+    pub(crate) fn from_vec(holds: Vec<Hold>) -> Option<Holders> {
+        (!holds.is_empty()).then_some(Holders(holds))
+    }
+
+    pub(crate) fn push(&mut self, hold: Hold) {
+        self.0.push(hold);
+    }
+
+    /// What a sole sharer becomes by upgrade; others stay as they are.
+    pub(crate) fn into_exclusive(self) -> Holding {
+        match <[Hold; 1]>::try_from(self.0) {
+            Ok([hold]) => Holding::Exclusive(hold),
+            Err(holds) => Holding::Shared(Holders(holds)),
+        }
+    }
+
+    pub(crate) fn into_vec(self) -> Vec<Hold> {
+        self.0
+    }
+}
+
+impl std::ops::Deref for Holders {
+    type Target = [Hold];
+
+    fn deref(&self) -> &[Hold] {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for Holders {
+    fn deref_mut(&mut self) -> &mut [Hold] {
+        &mut self.0
+    }
+}
+
+/// Who holds. There is no held lock without a holder.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Holding {
+    #[default]
+    Free,
+    Exclusive(Hold),
+    Shared(Holders),
+    Permits(NonZeroU32, Holders),
+}
+
+/// One resource. What it says of holds is true only at a moment: see [`Lock::at`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lock {
+    pub(crate) holding: Holding,
+    /// Lock-delay: nobody is granted the lock before.
+    pub(crate) delay_until: Option<Deadline>,
+}
+
+/// Whether a token that holds nothing here could be granted a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fit {
+    Fits,
+    NotNow,
+    /// It is a semaphore of another size while it is held.
+    OtherPermits(NonZeroU32),
+}
+
+impl Lock {
+    /// The lock as it is at `now`: the only way to read its holders, so that nobody ever sees an expired hold.
+    pub fn at(&self, now: Instant) -> View<'_> {
+        View { lock: self, now }
+    }
+
+    /// Nobody holds it and no lock-delay runs, as far as is stored: the key can go.
+    pub fn is_gone(&self) -> bool {
+        matches!(self.holding, Holding::Free) && self.delay_until.is_none()
+    }
+
+    /// When it must be looked at again, if ever: the first lease or lock-delay to end.
+    pub fn next_due(&self) -> Option<Deadline> {
+        let first_lease = self.stored().iter().map(|hold| hold.deadline).min();
+        match (first_lease, self.delay_until) {
+            (Some(lease), Some(delay)) => Some(lease.min(delay)),
+            (lease, delay) => lease.or(delay),
+        }
+    }
+
+    /// Every hold that is stored, expired or not: for the codec, for memory, for counting.
+    pub fn stored(&self) -> &[Hold] {
+        match &self.holding {
+            Holding::Free => &[],
+            Holding::Exclusive(hold) => std::slice::from_ref(hold),
+            Holding::Shared(holders) | Holding::Permits(_, holders) => holders,
+        }
+    }
+
+    pub(crate) fn take_holds(&mut self) -> Vec<Hold> {
+        match std::mem::take(&mut self.holding) {
+            Holding::Free => Vec::new(),
+            Holding::Exclusive(hold) => vec![hold],
+            Holding::Shared(holders) | Holding::Permits(_, holders) => holders.0,
+        }
+    }
+
+    pub(crate) fn stored_mut(&mut self) -> &mut [Hold] {
+        match &mut self.holding {
+            Holding::Free => &mut [],
+            Holding::Exclusive(hold) => std::slice::from_mut(hold),
+            Holding::Shared(holders) | Holding::Permits(_, holders) => holders,
+        }
+    }
+
+    /// Bytes this lock occupies, itself included.
+    pub fn size(&self) -> usize {
+        let vec = match &self.holding {
+            Holding::Free | Holding::Exclusive(_) => 0,
+            Holding::Shared(holders) | Holding::Permits(_, holders) => {
+                holders.0.capacity() * size_of::<Hold>()
+            }
+        };
+        size_of::<Lock>() + vec + self.stored().iter().map(Hold::heap_size).sum::<usize>()
+    }
+
+    pub(crate) fn mode(&self) -> Option<Mode> {
+        match self.holding {
+            Holding::Free => None,
+            Holding::Exclusive(_) => Some(Mode::Exclusive),
+            Holding::Shared(_) => Some(Mode::Shared),
+            Holding::Permits(n, _) => Some(Mode::Permits(n)),
+        }
+    }
+
+    pub(crate) fn find(&mut self, token: &[u8]) -> Option<&mut Hold> {
+        self.stored_mut().iter_mut().find(|hold| hold.token == *token)
+    }
+
+    /// For a token that holds nothing here, with everything expired already swept away.
+    pub(crate) fn fit(&self, mode: Mode) -> Fit {
+        if let (Holding::Permits(n, _), Mode::Permits(asked)) = (&self.holding, mode)
+            && *n != asked
+        {
+            return Fit::OtherPermits(*n);
+        }
+        let fits = self.delay_until.is_none()
+            && match (&self.holding, mode) {
+                (Holding::Free, _) | (Holding::Shared(_), Mode::Shared) => true,
+                (Holding::Permits(n, holders), Mode::Permits(_)) => holders.len() < n.get() as usize,
+                _ => false,
+            };
+        if fits { Fit::Fits } else { Fit::NotNow }
+    }
+
+    /// Adds a hold that fits.
+    pub(crate) fn add(&mut self, hold: Hold, mode: Mode) {
+        match (&mut self.holding, mode) {
+            (Holding::Shared(holders), Mode::Shared) | (Holding::Permits(_, holders), Mode::Permits(_)) => {
+                holders.push(hold)
+            }
+            (holding, Mode::Exclusive) => *holding = Holding::Exclusive(hold),
+            (holding, Mode::Shared) => *holding = Holding::Shared(Holders::one(hold)),
+            (holding, Mode::Permits(n)) => *holding = Holding::Permits(n, Holders::one(hold)),
+        }
+    }
+
+    /// Takes away every hold of which `gone` says so.
+    pub(crate) fn remove(&mut self, mut gone: impl FnMut(&Hold) -> bool) -> SmallVec<[Hold; 1]> {
+        let mut removed = SmallVec::new();
+        if !self.stored().iter().any(&mut gone) {
+            return removed;
+        }
+        let mut sift = |holders: Holders| {
+            let (out, kept) = holders.into_vec().into_iter().partition(&mut gone);
+            removed = SmallVec::from_vec(out);
+            Holders::from_vec(kept)
+        };
+        self.holding = match std::mem::take(&mut self.holding) {
+            Holding::Free => Holding::Free,
+            Holding::Shared(holders) => sift(holders).map_or(Holding::Free, Holding::Shared),
+            Holding::Permits(n, holders) => sift(holders).map_or(Holding::Free, |h| Holding::Permits(n, h)),
+            Holding::Exclusive(hold) if gone(&hold) => {
+                removed.push(hold);
+                Holding::Free
+            }
+            kept @ Holding::Exclusive(_) => kept,
+        };
+        removed
+    }
+}
+
+/// A lock at a moment: expired holds and a lock-delay that is over are not seen.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    lock: &'a Lock,
+    now: Instant,
+}
+
+impl<'a> View<'a> {
+    pub fn holds(self) -> impl Iterator<Item = &'a Hold> {
+        self.lock.stored().iter().filter(move |hold| !hold.deadline.passed(self.now))
+    }
+
+    pub fn hold_of(self, token: &[u8]) -> Option<&'a Hold> {
+        self.holds().find(|hold| hold.token == *token)
+    }
+
+    /// None where nobody holds it.
+    pub fn mode(self) -> Option<Mode> {
+        self.holds().next().and(self.lock.mode())
+    }
+
+    /// Milliseconds of lock-delay left; 0 for none.
+    pub fn delay_left(self) -> u64 {
+        self.lock.delay_until.map_or(0, |until| until.left(self.now))
+    }
+
+    /// The greatest fence among the holders.
+    pub fn fence(self) -> Option<Fence> {
+        self.holds().map(|hold| hold.fence).max()
+    }
+
+    /// Milliseconds left of the longest lease.
+    pub fn longest_left(self) -> Option<u64> {
+        self.holds().map(|hold| hold.deadline.left(self.now)).max()
+    }
+}

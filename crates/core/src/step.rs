@@ -1,0 +1,145 @@
+//! What an operation asks of the world outside, as data: what to announce, whom to answer, what to store and send.
+
+use smallvec::SmallVec;
+
+use crate::lock::{Hold, Holding, Lock};
+use crate::queue::Waiter;
+use crate::units::{Fence, Instant, Token};
+
+/// Why a hold ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum End {
+    Released,
+    Expired,
+    Disconnected,
+    Broken,
+}
+
+/// What listeners are told, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A hold began.
+    Acquired,
+    /// A lease was set anew.
+    Extended,
+    /// A hold ended, after so many ms.
+    Ended(End, u64),
+    /// Nobody holds the resource any more and no lock-delay runs.
+    Freed,
+}
+
+/// What a grant did, so that one which could not be delivered can be taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Granted {
+    /// It began a hold.
+    New,
+    /// It made a sharer the exclusive holder.
+    Upgrade,
+    /// The token held the resource already.
+    Renewal,
+}
+
+/// The one answer a waiter gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Granted(Fence, Granted),
+    /// Its time is over.
+    TimedOut,
+    /// RELEASE or CANCEL took it out of the line.
+    Cancelled,
+    /// What it asked for turned out to be impossible when its turn came.
+    Refused(Refusal),
+}
+
+/// Why an ACQUIRE is misuse, whatever the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// It is held as a semaphore of this many permits.
+    OtherPermits(u32),
+    /// A permit holder asked in another mode, or the reverse.
+    OtherMode,
+    /// The count is at its greatest.
+    CountFull,
+    /// No fence is left below 2^53.
+    FencesUsedUp,
+}
+
+/// What of the lock has to be stored and sent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Change {
+    #[default]
+    None,
+    /// All of it.
+    Whole,
+    /// These tokens' holds, of many: `put` as they are now, `dropped` gone.
+    Part { put: SmallVec<[Token; 1]>, dropped: SmallVec<[Token; 1]> },
+}
+
+impl Change {
+    pub fn is_none(&self) -> bool {
+        *self == Change::None
+    }
+}
+
+/// Everything an operation asks for. The shell carries it out in this order: store, replicate, notify, wake.
+#[derive(Debug, Default)]
+pub struct Step {
+    pub change: Change,
+    pub events: SmallVec<[Event; 4]>,
+    pub outcomes: Vec<(Waiter, Outcome)>,
+    /// How many holds there are more, or fewer.
+    pub holders: i64,
+}
+
+impl Step {
+    pub(crate) fn whole(&mut self) {
+        self.change = Change::Whole;
+    }
+
+    /// Something besides the holds is other than it was.
+    pub(crate) fn changed(&mut self, lock: &Lock) {
+        self.part(lock, |_, _| ());
+    }
+
+    /// The hold of this token is new or other than it was.
+    pub(crate) fn put(&mut self, lock: &Lock, token: &[u8]) {
+        self.part(lock, |put, dropped| {
+            dropped.retain(|t| *t != *token);
+            if !put.iter().any(|t| *t == *token) {
+                put.extend(Token::new(token));
+            }
+        });
+    }
+
+    /// A hold ended and is out of the lock.
+    pub(crate) fn ended(&mut self, lock: &Lock, hold: Hold, why: End, now: Instant) {
+        self.events.push(Event::Ended(why, hold.held_millis(now)));
+        self.holders -= 1;
+        self.part(lock, |put, dropped| {
+            put.retain(|t| *t != hold.token);
+            dropped.push(hold.token);
+        });
+    }
+
+    /// Past this many a part is no smaller than the whole, and looking tokens up in it no longer cheap.
+    const MOST_PARTS: usize = 64;
+
+    /// Notes what changed of a lock that many may hold; of any other the whole is as short as a part.
+    fn part(
+        &mut self,
+        lock: &Lock,
+        write: impl FnOnce(&mut SmallVec<[Token; 1]>, &mut SmallVec<[Token; 1]>),
+    ) {
+        if !matches!(lock.holding, Holding::Shared(_) | Holding::Permits(..)) {
+            self.change = Change::Whole;
+        } else if self.change.is_none() {
+            self.change = Change::Part { put: SmallVec::new(), dropped: SmallVec::new() };
+        }
+        if let Change::Part { put, dropped } = &mut self.change {
+            write(put, dropped);
+            if put.len() + dropped.len() > Self::MOST_PARTS {
+                self.change = Change::Whole;
+            }
+        }
+    }
+}
