@@ -77,7 +77,10 @@ pub fn missing() -> Option<&'static str> {
     macro_rules! there {
         ($function:ident) => {
             // SAFETY: the API was filled in by `init` and is not written again.
-            (stringify!($function), matches!(unsafe { rm::$function }, Some(_)))
+            (stringify!($function), {
+                let function = unsafe { rm::$function };
+                function.is_some()
+            })
         };
     }
     let needed = [
