@@ -107,7 +107,10 @@ impl Process {
             return self.sanitizer_report();
         }
         if let Some(status) = self.status() {
-            return Some(format!("the server ended by itself: {status}"));
+            return Some(format!(
+                "the server ended by itself: {status}\n{}",
+                self.trouble().unwrap_or_default()
+            ));
         }
         // A leak is only reported at an orderly end, which takes the server a tenth of a second.
         if sanitized() {
