@@ -110,7 +110,7 @@ pub fn answer(waiter: Waiter, outcome: Outcome, now: Instant) {
 }
 
 /// An answer has done its work, or found nobody to work on.
-pub fn answered(answer: Box<Answer>) {
+pub fn answered(answer: Answer) {
     if answer.delivered {
         return;
     }

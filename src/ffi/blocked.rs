@@ -74,7 +74,7 @@ unsafe extern "C" fn on_free(_: *mut rm::RedisModuleCtx, answer: *mut c_void) {
     guard((), || {
         if !answer.is_null() {
             // SAFETY: the box that `unblock` gave, given back once.
-            waiters::answered(unsafe { Box::from_raw(answer.cast::<Answer>()) });
+            waiters::answered(*unsafe { Box::from_raw(answer.cast::<Answer>()) });
         }
     });
 }
