@@ -111,7 +111,7 @@ impl<'a> Turn<'a> {
             | (Mode::Exclusive | Mode::Shared, Mode::Permits(_)) => {
                 return Acquired::Refused(Refusal::OtherMode);
             }
-            (Mode::Shared, Mode::Exclusive) if self.lock.stored().len() > 1 => {
+            (Mode::Shared, Mode::Exclusive) if !self.lock.can_upgrade() => {
                 let other = self.waiting.upgrader(self.name).filter(|w| w.token != *request.token);
                 return match other {
                     Some(waiter) => Acquired::Upgrading(waiter.token.clone()),
@@ -176,7 +176,7 @@ impl<'a> Turn<'a> {
         if hold.fence > fence {
             return Confirmed::Fence(hold.fence);
         }
-        let bound = self.now.micros() + skew_bound * 1000;
+        let bound = self.now.micros().saturating_add(skew_bound.saturating_mul(1000));
         if fence > hold.fence && fence.get() > bound {
             return Confirmed::Ahead((fence.get() - bound).div_ceil(1000));
         }
@@ -274,7 +274,7 @@ impl<'a> Turn<'a> {
     /// Whether a waiter whose token holds the lock already gets what it waits for. None: it goes on waiting.
     fn fit_again(&self, held_as: Mode, asked: Mode) -> Option<Result<Granted, Refusal>> {
         match (held_as, asked) {
-            (Mode::Shared, Mode::Exclusive) if self.lock.stored().len() == 1 => Some(Ok(Granted::Upgrade)),
+            (Mode::Shared, Mode::Exclusive) if self.lock.can_upgrade() => Some(Ok(Granted::Upgrade)),
             (Mode::Shared, Mode::Exclusive) => None,
             (Mode::Exclusive, Mode::Shared) => Some(Ok(Granted::Renewal)),
             (held_as, asked) if held_as == asked => Some(Ok(Granted::Renewal)),

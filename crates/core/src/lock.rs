@@ -291,6 +291,12 @@ impl Lock {
         if fits { Fit::Fits } else { Fit::NotNow }
     }
 
+    /// Whether the sharer that holds it can be the exclusive holder: it is alone, and so it is with what a dead sharer
+    /// still had in flight.
+    pub(crate) fn can_upgrade(&self) -> bool {
+        self.stored().len() == 1 && self.delay_until.is_none()
+    }
+
     /// Adds a hold that fits.
     pub(crate) fn add(&mut self, hold: Hold, mode: Mode) {
         match (&mut self.holding, mode) {
