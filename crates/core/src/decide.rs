@@ -266,8 +266,11 @@ impl<'a> Turn<'a> {
                 }
                 Ok(Outcome::Granted(fence, granted))
             });
+            let holds = outcome.is_ok();
             self.step.outcomes.push((waiter, outcome.unwrap_or_else(Outcome::Refused)));
-            self.answer_others(token.as_bytes());
+            if holds {
+                self.answer_others(token.as_bytes());
+            }
         }
     }
 
