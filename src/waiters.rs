@@ -47,7 +47,7 @@ pub fn wait(
         with(|s| s.stats.queue_refusals += 1);
         return Err(words::queue_full(limits));
     }
-    if let Some(circle) = circle(ctx, name, request.token, rank) {
+    if let Some(circle) = circle(ctx, name, &request, rank) {
         with(|s| s.stats.deadlocks += 1);
         return Err(words::deadlock(&circle));
     }
@@ -71,9 +71,9 @@ pub fn wait(
 }
 
 /// The circle of tokens that waiting for this would close.
-fn circle(ctx: Ctx<'_>, name: &Name<'_>, token: &[u8], rank: Rank) -> Option<Vec<Token>> {
+fn circle(ctx: Ctx<'_>, name: &Name<'_>, request: &Request<'_>, rank: Rank) -> Option<Vec<Token>> {
     let (now, db) = (clock::now(), ctx.db());
-    let mut search = Search::new(Token::new(token)?, name, rank);
+    let mut search = Search::new(Token::new(request.token)?, name, rank, request.mode);
     loop {
         match with(|s| search.run(&s.waiting)) {
             Found::Nothing => return None,
