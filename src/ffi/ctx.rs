@@ -146,6 +146,21 @@ impl<'a> Ctx<'a> {
             && unsafe { api!(RedisModule_AvoidReplicaTraffic()) } == 0
     }
 
+    /// Whether this node of a cluster answers for the key now: false when its slot is on its way to another node and the
+    /// key has left, or is another's altogether.
+    pub fn serves(self, key: *mut rm::RedisModuleString) -> bool {
+        // The server runs the cluster's own check before a command of a module, and says so by EPERM.
+        // SAFETY: the context is valid; the reply is freed at once.
+        unsafe {
+            let reply = api!(RedisModule_Call(self.0, c"EXISTS".as_ptr(), c"s".as_ptr(), key));
+            if reply.is_null() {
+                return std::io::Error::last_os_error().kind() != std::io::ErrorKind::PermissionDenied;
+            }
+            api!(RedisModule_FreeCallReply(reply));
+        }
+        true
+    }
+
     /// Whether module events reach the channel of their key.
     pub fn announces_module_events(self) -> bool {
         let needed = rm::REDISMODULE_NOTIFY_MODULE | rm::REDISMODULE_NOTIFY_KEYSPACE;
