@@ -4,7 +4,7 @@
 use std::ffi::CStr;
 
 use dlock_core::command::table;
-use dlock_core::{Change, End, Event, Granted, Instant, Lock, Name, Outcome, Step, Turn, Waiter, codec};
+use dlock_core::{Change, End, Event, Instant, Lock, Name, Step, Turn, codec};
 
 use crate::ffi::{Ctx, Key, WrongType, rm};
 use crate::state::{State, with};
@@ -52,7 +52,7 @@ impl<'a> Target<'a> {
         answer
     }
 
-    fn carry_out(mut self, mut step: Step, now: Instant) {
+    fn carry_out(mut self, step: Step, now: Instant) {
         let mut deleted = false;
         let mut rearm = false;
         if !step.change.is_none() {
@@ -74,7 +74,6 @@ impl<'a> Target<'a> {
         if rearm {
             deadlines::rearm();
         }
-        keep_shared_grants(&mut step.outcomes);
         for (waiter, outcome) in step.outcomes {
             waiters::answer(waiter, outcome, now);
         }
@@ -112,21 +111,6 @@ impl<'a> Target<'a> {
 
 const SET: &CStr = c"DLOCK._SET";
 const _: () = assert!(table::SET.name.len() == SET.to_bytes().len());
-
-/// A hold that several waiters of a token are told of is not taken back when one of them is gone: the others have it.
-fn keep_shared_grants(outcomes: &mut [(Waiter, Outcome)]) {
-    let fence_of = |outcome: Outcome| match outcome {
-        Outcome::Granted(fence, _) => Some(fence),
-        _ => None,
-    };
-    for at in 1..outcomes.len() {
-        let fence = fence_of(outcomes[at].1);
-        let first = outcomes[..at].iter_mut().find(|(_, other)| fence.is_some() && fence_of(*other) == fence);
-        if let (Some((_, first)), Some(fence)) = (first, fence) {
-            *first = Outcome::Granted(fence, Granted::Renewal);
-        }
-    }
-}
 
 /// The words of the contract.
 pub fn event_name(event: Event) -> &'static CStr {

@@ -197,7 +197,7 @@ impl Reader {
             deadline: moved(deadline, shift).min(self.now + ttl),
             ttl,
             count: count.ok_or(Malformed::Value("count"))?,
-            extras: Extras { ephemeral, delay, label }.boxed(),
+            extras: Extras { ephemeral, delay, label, in_doubt: None }.boxed(),
         })
     }
 

@@ -29,7 +29,7 @@ pub enum Event {
 }
 
 /// What a grant did, so that one which could not be delivered can be taken back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Granted {
     /// It began a hold.
     New,
@@ -52,7 +52,7 @@ pub enum Outcome {
 }
 
 /// Why an ACQUIRE is misuse, whatever the time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refusal {
     /// It is held as a semaphore of this many permits.
     OtherPermits(u32),

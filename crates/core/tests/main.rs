@@ -1,0 +1,16 @@
+//! The core against its contract. One binary, so that it links once: `cargo test -p dlock-core model::` runs one part.
+
+mod model;
+mod regressions;
+
+/// How often a random test runs: so often, or as `DLOCK_CASES` says.
+fn cases(normally: u32) -> u32 {
+    std::env::var("DLOCK_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(normally)
+}
+
+/// Where random tests begin: anywhere, or as `DLOCK_SEED` says, so that what failed can be run again.
+fn seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    let given = std::env::var("DLOCK_SEED").ok().and_then(|seed| seed.parse().ok());
+    given.unwrap_or_else(|| RandomState::new().hash_one(()))
+}
