@@ -125,7 +125,7 @@ fn on(ctx: Ctx<'_>, name: &Name<'static>, operate: impl FnOnce(Target<'_>)) -> b
         waiters::fail_all(name, words::MOVING);
         return false;
     }
-    match Target::open(ctx, key.raw(), key.bytes()) {
+    match Target::open_in_background(ctx, key.raw(), key.bytes()) {
         Ok(target) => operate(target),
         Err(why) => {
             waiters::fail_all(name, &why);

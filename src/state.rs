@@ -27,6 +27,8 @@ pub struct State {
     pub timer: Option<(Timer, u64)>,
     /// Where bytes that come in now come from; None outside of loading.
     pub loading: Option<Origin>,
+    /// Whether anybody may follow what is replicated: see [`crate::followers`].
+    pub followed: bool,
     pub stats: Stats,
     /// For the bytes of effects, so that they are not allocated anew each time.
     pub buffer: Vec<u8>,
@@ -71,6 +73,7 @@ pub fn start(config: Config) {
         pending: VecDeque::new(),
         timer: None,
         loading: None,
+        followed: true,
         stats: Stats::default(),
         buffer: Vec::new(),
     });

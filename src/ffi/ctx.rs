@@ -146,6 +146,20 @@ impl<'a> Ctx<'a> {
             && unsafe { api!(RedisModule_AvoidReplicaTraffic()) } == 0
     }
 
+    /// A number of a section of INFO.
+    pub fn info_number(self, section: &str, field: &str) -> Option<i64> {
+        let (section, field) = (c_string(section), c_string(field));
+        let mut failed = 0;
+        // SAFETY: the context is valid; the data is freed at once.
+        let number = unsafe {
+            let data = api!(RedisModule_GetServerInfo(self.0, section.as_ptr()));
+            let number = api!(RedisModule_ServerInfoGetFieldSigned(data, field.as_ptr(), &mut failed));
+            api!(RedisModule_FreeServerInfo(self.0, data));
+            number
+        };
+        (failed == rm::REDISMODULE_OK as c_int).then_some(number)
+    }
+
     /// Whether this node of a cluster answers for the key now: false when its slot is on its way to another node and the
     /// key has left, or is another's altogether.
     pub fn serves(self, key: *mut rm::RedisModuleString) -> bool {
