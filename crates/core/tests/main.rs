@@ -2,6 +2,7 @@
 
 mod model;
 mod regressions;
+mod worlds;
 
 /// How often a random test runs: so often, or as `DLOCK_CASES` says.
 fn cases(normally: u32) -> u32 {

@@ -15,7 +15,7 @@ use super::page::{Answer, Client, Flight, Heard, KEYS, Key, ROOM, Restart, Token
 /// The far replica's clock is so much ahead, in microseconds.
 const FAR: u64 = 86_399_123_457;
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct System {
     pub now: u64,
     boot: u64,

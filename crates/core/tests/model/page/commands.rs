@@ -168,7 +168,8 @@ impl Page {
 
     /// CANCEL, by token or by client.
     pub fn cancel(&mut self, key: Key, whom: impl Fn(&Wish) -> bool) -> u64 {
-        let gone: Vec<_> = self.line(key).into_iter().filter(|waiter| whom(&waiter.wish)).collect();
+        let here = self.waiters.iter().filter(|waiter| waiter.wish.key == key && whom(&waiter.wish));
+        let gone: Vec<Waiter> = here.cloned().collect();
         for waiter in &gone {
             self.marks.push("a cancel");
             self.leave(waiter, Told::Cancelled);
