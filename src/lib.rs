@@ -1,1 +1,91 @@
+//! dlock: a Redis or Valkey server as a lock server.
+//!
+//! The module is the only code that knows Redis. What a lock is and who gets it next is decided in `dlock-core`; here
+//! its words come in, its effects go out. See ARCHITECTURE.md.
+//!
+//! This file is what the server reads first: the tables of commands, options, types and events, and nothing else.
 
+mod clock;
+mod commands;
+mod config;
+mod deadlines;
+mod effects;
+mod events;
+mod ffi;
+mod info;
+mod state;
+mod table;
+mod value;
+mod waiters;
+mod words;
+
+use std::ffi::c_int;
+
+use ffi::{Ctx, LogLevel, docs, notices, rm, setup, types};
+
+/// Called by the server once, before it loads its data.
+///
+/// # Safety
+/// Only the server calls it, with a context and arguments that are valid while it runs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn RedisModule_OnLoad(
+    ctx: *mut rm::RedisModuleCtx,
+    argv: *mut *mut rm::RedisModuleString,
+    argc: c_int,
+) -> c_int {
+    let failed = rm::REDISMODULE_ERR as c_int;
+    // SAFETY: by contract.
+    let (ctx, arguments) = unsafe {
+        if !setup::init(ctx, c"dlock", VERSION) {
+            return failed;
+        }
+        (setup::context(ctx), setup::load_arguments(argv, argc))
+    };
+    match ffi::entry(|| load(ctx, &arguments)) {
+        Ok(()) => rm::REDISMODULE_OK as c_int,
+        Err(why) => {
+            ctx.log(LogLevel::Warning, &format!("it does not load: {why}"));
+            failed
+        }
+    }
+}
+
+/// 0.1.0 as MODULE LIST shows it: two digits each.
+const VERSION: c_int = 100;
+
+fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
+    let must = |done: bool, what: &str| if done { Ok(()) } else { Err(format!("the server refuses {what}")) };
+    if let Some(function) = setup::missing() {
+        return Err(format!("it needs Redis 7.0 or newer, or Valkey; this server has no {function}"));
+    }
+    setup::log_panics();
+    setup::set_options(ctx);
+    clock::start();
+    state::start(config::Config::default());
+    let defaults = config::defaults(arguments)?;
+    let default = |option: &setup::Number| {
+        config::NUMBERS
+            .iter()
+            .zip(defaults)
+            .find(|(n, _)| n.name == option.name)
+            .map_or(0, |(_, value)| value)
+    };
+    must(setup::register_numbers(ctx, &config::NUMBERS, default), "an option, or its value in redis.conf")?;
+    must(types::register(ctx), "the key type")?;
+    let own_category = setup::add_category(ctx, "dlock");
+    for command in &table::COMMANDS {
+        must(setup::register_command(ctx, &command.registration), command.registration.name)?;
+        must(docs::describe(ctx, &command.description), command.registration.name)?;
+        let categories = command.categories.trim_end_matches(if own_category { "" } else { " dlock" });
+        setup::categorize(ctx, command.registration.name, categories);
+    }
+    notices::set_job(deadlines::on_timer);
+    must(notices::subscribe(ctx, events::on_notice), "an event")?;
+    must(setup::register_info(ctx, info::write), "the INFO section")?;
+    if !ctx.announces_module_events() {
+        let hint = "nobody will hear of a released lock: notify-keyspace-events has to hold K and d (module \
+                    events), for example \"Kd\"";
+        ctx.log(LogLevel::Warning, hint);
+    }
+    Ok(())
+}

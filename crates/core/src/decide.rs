@@ -210,6 +210,12 @@ impl<'a> Turn<'a> {
         self.serve();
     }
 
+    /// The key of the lock was taken away while it was held: the line is served, or nobody holds it any more.
+    pub fn vanished(&mut self) {
+        self.was_gone = false;
+        self.settle();
+    }
+
     /// Takes waiters out of this line, with the answer they get.
     pub fn dismiss(&mut self, waiters: &[WaiterId], outcome: Outcome) {
         self.take_out(waiters, outcome);
@@ -319,6 +325,9 @@ impl<'a> Turn<'a> {
             label: SmallVec::from_slice(request.label),
             in_doubt: None,
         };
+        if let Some(client) = request.bound_to {
+            self.step.bound.push((client, token.clone()));
+        }
         let deadline = self.now + request.ttl;
         let hold = Hold { token, fence, deadline, ttl: request.ttl, count, extras: extras.boxed() };
         self.lock.add(hold, request.mode);
@@ -347,7 +356,13 @@ impl<'a> Turn<'a> {
         }
         if request.bound_to.is_some() || request.delay > 0 || !request.label.is_empty() {
             let mut extras = hold.extras.take().map_or(Extras::NONE, |extras| *extras);
-            extras.ephemeral = request.bound_to.map_or(extras.ephemeral, Ephemeral::Bound);
+            if let Some(client) = request.bound_to {
+                if let Ephemeral::Bound(old) = extras.ephemeral {
+                    self.step.unbound.push((old, hold.token.clone()));
+                }
+                self.step.bound.push((client, hold.token.clone()));
+                extras.ephemeral = Ephemeral::Bound(client);
+            }
             extras.delay = if request.delay > 0 { request.delay } else { extras.delay };
             if !request.label.is_empty() {
                 extras.label = SmallVec::from_slice(request.label);

@@ -2,9 +2,9 @@
 
 use smallvec::SmallVec;
 
-use crate::lock::{Hold, Holding, Lock};
+use crate::lock::{Ephemeral, Hold, Holding, Lock};
 use crate::queue::Waiter;
-use crate::units::{Fence, Instant, Token};
+use crate::units::{ClientId, Fence, Instant, Token};
 
 /// Why a hold ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,6 +89,9 @@ pub struct Step {
     pub outcomes: Vec<(Waiter, Outcome)>,
     /// How many holds there are more, or fewer.
     pub holders: i64,
+    /// Connections that holds are bound to from now on, and those they no longer are bound to.
+    pub bound: SmallVec<[(ClientId, Token); 0]>,
+    pub unbound: SmallVec<[(ClientId, Token); 0]>,
 }
 
 impl Step {
@@ -115,6 +118,9 @@ impl Step {
     pub(crate) fn ended(&mut self, lock: &Lock, hold: Hold, why: End, now: Instant) {
         self.events.push(Event::Ended(why, hold.held_millis(now)));
         self.holders -= 1;
+        if let Ephemeral::Bound(client) = hold.ephemeral() {
+            self.unbound.push((client, hold.token.clone()));
+        }
         self.part(lock, |put, dropped| {
             put.retain(|t| *t != hold.token);
             dropped.push(hold.token);

@@ -1,0 +1,42 @@
+# The ways into the project. Each target only names a script; what it does and why stands there.
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-servers lint fmt miri asan fuzz bench clean
+
+SECONDS ?= 60
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## install what is missing: redis-server, a C compiler, libclang
+	@scripts/setup.sh
+
+run: setup ## build the module and start a server with it, Ctrl-C ends it
+	@scripts/run.sh
+
+test: setup ## everything CI checks: format, lints, tests on Redis 7.0 and Valkey 8.0
+	@scripts/test.sh
+
+test-servers: setup ## the integration tests on Redis 7.0 and 8, Valkey 8.0 and 9
+	@scripts/test-servers.sh
+
+lint: setup ## format and lints only
+	@scripts/lint.sh
+
+fmt: ## format the code
+	@cargo fmt --all
+
+miri: ## the core under Miri (needs nightly, fetches it)
+	@scripts/miri.sh
+
+asan: setup ## the integration tests with the module under AddressSanitizer (needs nightly, fetches it)
+	@scripts/asan.sh
+
+fuzz: setup ## each fuzz target for SECONDS=60 (needs nightly, fetches it)
+	@scripts/fuzz.sh $(SECONDS)
+
+bench: setup ## commands per second beside plain SET NX PX and DEL
+	@scripts/bench.sh
+
+clean: ## remove everything built and fetched
+	@cargo clean
+	@rm -rf build

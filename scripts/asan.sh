@@ -1,0 +1,25 @@
+#!/bin/sh
+# The integration tests with the module under AddressSanitizer and its leak check. Each server writes its reports into
+# its own folder, and the harness fails the test whose server left one.
+set -eu
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+
+nightly_with rust-src
+runtime=$(cc -print-file-name=libasan.so)
+[ -e "$runtime" ] || fail "the C compiler has no libasan.so"
+host=$(rustc -vV | sed -n 's/^host: //p')
+
+say "building the module under AddressSanitizer"
+RUSTFLAGS=-Zsanitizer=address cargo +nightly build --lib --package dlock --target "$host" --target-dir build/asan
+
+# The server itself is not instrumented: the runtime is preloaded into it, and takes over its allocator with it.
+# handle_segv=0 leaves a crash report to the server.
+export DLOCK_TEST_MODULE="$top/build/asan/$host/debug/libdlock.so"
+options="detect_leaks=1:handle_segv=0:log_path={dir}/sanitizer"
+export DLOCK_TEST_SERVER_ENV="LD_PRELOAD=$runtime ASAN_OPTIONS=$options"
+DLOCK_TEST_SERVERS="redis-7.0=$(redis_server)"
+export DLOCK_TEST_SERVERS
+say "integration tests"
+cargo test --package dlock
+say "no reports"

@@ -1,0 +1,36 @@
+# Read by the other scripts: the project's folder, how to talk, where servers are. Changes nothing by itself.
+# shellcheck shell=sh
+
+top=$(cd "$(dirname "$0")/.." && pwd)
+cd "$top" || exit
+
+say() { printf '== %s\n' "$*"; }
+
+fail() {
+    printf '!! %s\n' "$*" >&2
+    exit 1
+}
+
+# The distribution's Redis. Without its service package only the tools are there, and setup links the server out of
+# them (see setup.sh).
+redis_server() {
+    if [ -x /usr/bin/redis-server ]; then
+        echo /usr/bin/redis-server
+    else
+        echo "$top/build/servers/redis-7.0/server"
+    fi
+}
+
+# Tools that only exist for nightly: nightly_with COMPONENT...
+nightly_with() {
+    if ! cargo +nightly --version >/dev/null 2>&1; then
+        say "fetching the nightly toolchain"
+        rustup toolchain install nightly --profile minimal
+    fi
+    for component in "$@"; do
+        if ! rustup component list --toolchain nightly --installed | grep -q "^$component"; then
+            say "fetching $component for nightly"
+            rustup component add --toolchain nightly "$component"
+        fi
+    done
+}

@@ -1,0 +1,92 @@
+#!/bin/sh
+# Unpacks a server that this Debian does not offer into build/servers/NAME: fetch-server.sh NAME
+#
+# Nothing is installed. The packages come from the machine's own Debian mirror, from the suite that has the server, with
+# everything they depend on, the C library included; build/servers/NAME/server starts the server through that library's
+# own loader. So a newer Debian's servers run here, and a module that is built here is tested inside them.
+set -eu
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+
+name=$1
+home=$top/build/servers/$name
+if [ -x "$home/server" ]; then
+    exit 0
+fi
+
+# Suites move on. What counts is the folder's name, and the version that is said below is the one that was found.
+case $name in
+    valkey-8.0) suites="bookworm bookworm-backports" package=valkey-tools program=valkey-check-rdb ;;
+    redis-8) suites=trixie package=redis-tools program=redis-check-rdb ;;
+    valkey-9) suites=sid package=valkey-tools program=valkey-check-rdb ;;
+    *) fail "no such server: $name" ;;
+esac
+
+command -v apt-get >/dev/null || fail "$name comes from Debian's packages, and there is no apt-get here"
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+[ -e $keyring ] || fail "$keyring is missing, Debian's signatures could not be checked: install debian-archive-keyring"
+
+# Whatever the sources are written in, apt knows where this machine gets Debian's main packages from.
+# shellcheck disable=SC1091
+codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
+# shellcheck disable=SC2016 # apt puts in the values, not the shell
+mirror=$(apt-get indextargets --format '$(RELEASE) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
+    awk -v release="$codename" '$1 == release && $2 == "main" { print $3; exit }')
+[ -n "$mirror" ] || fail "apt is not told where to get Debian's main packages from (release: $codename)"
+
+# An apt of its own: own sources, own lists, and a machine on which nothing is installed, so that it picks every
+# dependency. It checks signatures as always.
+work=$top/build/fetch/$name
+rm -rf "$work"
+mkdir -p "$work/lists/partial" "$work/archives/partial" "$work/root"
+: >"$work/status"
+for suite in $suites; do
+    echo "deb [signed-by=$keyring] $mirror $suite main"
+done >"$work/sources.list"
+own_apt() {
+    apt-get -qq \
+        -o Dir::Etc::SourceList="$work/sources.list" -o Dir::Etc::SourceParts=/dev/null \
+        -o Dir::Etc::Preferences=/dev/null -o Dir::Etc::PreferencesParts=/dev/null \
+        -o Dir::State="$work" -o Dir::State::Lists="$work/lists" -o Dir::State::Status="$work/status" \
+        -o Dir::Cache="$work" -o Dir::Cache::Archives="$work/archives" \
+        -o APT::Sandbox::User=root -o APT::Install-Recommends=false -o APT::Update::Error-Mode=any \
+        -o Acquire::Languages=none -o Acquire::Retries=5 "$@"
+}
+
+say "fetching $name from Debian's ${suites##* }"
+own_apt update || fail "$name: the package lists of '$suites' could not be fetched from $mirror"
+# The newest suite first: a backport is not taken unless it is asked for.
+own_apt install --yes --download-only -t "${suites##* }" "$package" >"$work/log" 2>&1 ||
+    {
+        cat "$work/log" >&2
+        fail "$name: $package could not be fetched from '$suites'"
+    }
+for file in "$work"/archives/*.deb; do
+    dpkg -x "$file" "$work/root"
+done
+
+# One program that acts by the name it is called by; called like this it is the server.
+[ -e "$work/root/usr/bin/$program" ] || fail "$name: $package holds no $program"
+ln -s "$program" "$work/root/usr/bin/server"
+loader=$(cd "$work" && find root -name 'ld-linux*.so.*' ! -type l -print -quit)
+[ -n "$loader" ] || fail "$name: no C library among the packages"
+# shellcheck disable=SC2016 # $here is for the script below
+libraries=$(
+    cd "$work" || exit
+    find root/lib root/usr/lib -maxdepth 1 -name '*-linux-gnu' -printf '$here/%p:' 2>/dev/null || :
+)
+cat >"$work/server" <<SCRIPT
+#!/bin/sh
+here=\${0%/*}
+exec "\$here/$loader" --library-path "${libraries%:}" "\$here/root/usr/bin/server" "\$@"
+SCRIPT
+chmod +x "$work/server"
+version=$("$work/server" --version) || fail "$name: the server does not run here"
+
+# All of it or nothing: an interrupted run leaves no half a server behind.
+rm -rf "$home"
+mkdir -p "$home"
+mv "$work/root" "$home/root"
+mv "$work/server" "$home/server"
+rm -rf "$top/build/fetch"
+say "$name is $(printf '%s' "$version" | sed -n 's/.* v=\([^ ]*\).*/\1/p')"

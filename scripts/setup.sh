@@ -1,0 +1,54 @@
+#!/bin/sh
+# Installs what the build and the tests need and the machine lacks. Says nothing when nothing is missing.
+set -eu
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+
+has_libclang() {
+    [ -n "${LIBCLANG_PATH:-}" ] && return 0
+    for library in /usr/lib/llvm-*/lib/libclang*.so* /usr/lib/*-linux-gnu/libclang*.so*; do
+        [ -e "$library" ] && return 0
+    done
+    return 1
+}
+
+# The server is a part of redis-tools: one program that looks at its name. The package redis-server adds the service,
+# which would be started now and at each boot, on the port that people want to try dlock on. So it is not installed.
+missing=
+command -v cc >/dev/null && [ -e /usr/include/stdio.h ] || missing="$missing gcc libc6-dev"
+has_libclang || missing="$missing libclang-dev"
+command -v redis-cli >/dev/null && [ -x /usr/bin/redis-check-rdb ] || missing="$missing redis-tools"
+
+if [ -n "$missing" ]; then
+    say "installing:$missing"
+    mkdir -p build
+    as_root=
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo >/dev/null || fail "not root and no sudo; as root run: apt-get install$missing"
+        as_root=sudo
+    fi
+    command -v apt-get >/dev/null || fail "no apt-get here; install what Debian calls$missing"
+    $as_root apt-get update -qq -o Acquire::Retries=3 || fail "apt-get update failed"
+    # shellcheck disable=SC2086 # the list is meant to be split
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 \
+        --no-install-recommends $missing >build/setup.log 2>&1 ||
+        {
+            cat build/setup.log >&2
+            fail "apt-get install failed:$missing"
+        }
+fi
+
+if [ ! -x /usr/bin/redis-server ] && [ ! -e build/servers/redis-7.0/server ]; then
+    mkdir -p build/servers/redis-7.0
+    ln -s /usr/bin/redis-check-rdb build/servers/redis-7.0/server
+fi
+
+version=$("$(redis_server)" --version | sed -n 's/.* v=\([0-9]*\)\..*/\1/p')
+[ "${version:-0}" -ge 7 ] || fail "$(redis_server) is too old: dlock needs Redis 7.0"
+
+for tool in rustfmt clippy; do
+    case $tool in
+        rustfmt) cargo fmt --version ;;
+        clippy) cargo clippy --version ;;
+    esac >/dev/null 2>&1 || rustup component add "$tool"
+done

@@ -1,0 +1,13 @@
+#!/bin/sh
+# What CI checks: format, lints, all tests, with real servers of both families.
+set -eu
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+
+scripts/fetch-server.sh valkey-8.0
+scripts/lint.sh
+say "tests"
+DLOCK_TEST_SERVERS="redis-7.0=$(redis_server),valkey-8.0=$top/build/servers/valkey-8.0/server"
+export DLOCK_TEST_SERVERS
+cargo test --workspace
+say "all is well"

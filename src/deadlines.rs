@@ -1,0 +1,136 @@
+//! One timer over all deadlines, and the background job it runs: the only writer besides the commands.
+//!
+//! The timer runs by the wall clock, so it is a hint: the job looks at the server clock, and a tick of the event loop
+//! that finds the timer late runs the job itself.
+
+use dlock_core::{Event, Name, Outcome};
+
+use crate::effects::{self, Target};
+use crate::ffi::{Ctx, Flags, notices};
+use crate::state::{Task, with};
+use crate::{clock, waiters, words};
+
+/// The job works for so long at a stretch, then lets the event loop go round.
+const STRETCH_MICROS: u64 = 1_000;
+
+/// While the server may not write, it is asked again after so long.
+const PAUSED_MILLIS: u64 = 25;
+
+/// Arms the timer for the first thing that is due, where it is not armed for that or sooner.
+pub fn rearm() {
+    let now = clock::now().millis();
+    let Some(due) = with(|s| s.next_due()) else { return };
+    let ms = due.saturating_sub(now).min(24 * 3600 * 1000);
+    arm_in(ms, now);
+}
+
+fn arm_in(ms: u64, now: u64) {
+    let late = match with(|s| s.timer) {
+        Some((_, armed_for)) if armed_for <= now + ms => return,
+        other => other,
+    };
+    let ctx = notices::background();
+    if let Some((timer, _)) = late {
+        notices::disarm(ctx, timer);
+    }
+    let timer = notices::arm(ctx, ms);
+    with(|s| s.timer = Some((timer, now + ms)));
+}
+
+/// The timer has fired.
+pub fn on_timer(ctx: Ctx<'_>) {
+    with(|s| s.timer = None);
+    run(ctx);
+}
+
+/// The event loop ticks: looks whether the timer is late, as it is after the wall clock was set back.
+pub fn on_tick(ctx: Ctx<'_>) {
+    let now = clock::now().millis();
+    if let Some((timer, armed_for)) = with(|s| s.timer)
+        && armed_for + 2 < now
+    {
+        notices::disarm(notices::background(), timer);
+        on_timer(ctx);
+    }
+}
+
+fn run(ctx: Ctx<'_>) {
+    if !ctx.flags().contains(Flags::MASTER) {
+        // A replica ends nothing by itself; its promotion arms the timer.
+        return;
+    }
+    if !ctx.may_write() {
+        return arm_in(PAUSED_MILLIS, clock::now().millis());
+    }
+    let start = clock::now().micros();
+    loop {
+        let now = clock::now();
+        if now.micros() > start + STRETCH_MICROS {
+            return arm_in(0, now.millis());
+        }
+        match with(|s| s.next_task(now)) {
+            Some(task) => carry_out(ctx, task),
+            None => return rearm(),
+        }
+    }
+}
+
+fn carry_out(ctx: Ctx<'_>, task: Task) {
+    match task {
+        Task::Serve(name) => {
+            on(ctx, &name, |target| target.operate(|turn| turn.settle()));
+        }
+        Task::Vanished(name) => {
+            let served = on(ctx, &name, |target| target.operate(|turn| turn.vanished()));
+            if !served {
+                ctx.notify(effects::event_name(Event::Freed), ctx.string(&name.key).raw());
+            }
+        }
+        Task::Disconnected(client, name, token) => {
+            on(ctx, &name, |target| target.operate(|turn| turn.disconnect(token.as_bytes(), client)));
+        }
+        Task::Undelivered(name, token, fence, granted) => {
+            on(ctx, &name, |target| {
+                target.operate(|turn| turn.undelivered(token.as_bytes(), fence, granted))
+            });
+        }
+        Task::TimedOut(name, waiter) => {
+            let late = Outcome::TimedOut;
+            on(ctx, &name, |target| target.operate(|turn| turn.dismiss(&[waiter], late)));
+        }
+        Task::Due(name, slot) => {
+            let mut stale = true;
+            on(ctx, &name, |mut target| {
+                if target.value().is_some_and(|value| value.is_scheduled_at(slot)) {
+                    stale = false;
+                    target.operate(|turn| turn.settle());
+                }
+            });
+            if stale {
+                // Scheduled by a value that never came into the keyspace, as after a refused RESTORE.
+                with(|s| s.db(name.db).schedule.remove(slot));
+            }
+        }
+    }
+}
+
+/// Opens a resource in the background. False where no lock of its name can be granted here, so its line is told: the
+/// key holds a value of another type, or has moved to another node of the cluster. Granting it here then would make two
+/// holders.
+fn on(ctx: Ctx<'_>, name: &Name<'static>, operate: impl FnOnce(Target<'_>)) -> bool {
+    ctx.select_db(name.db);
+    let key = ctx.string(&name.key);
+    let somebody_waits = with(|s| s.waiting.len_of(name)) > 0;
+    if somebody_waits && ctx.flags().contains(Flags::CLUSTER) && !ctx.serves(key.raw()) {
+        waiters::fail_all(name, words::MOVING);
+        return false;
+    }
+    match Target::open(ctx, key.raw(), key.bytes()) {
+        Ok(target) => operate(target),
+        Err(why) => {
+            waiters::fail_all(name, &why);
+            return false;
+        }
+    }
+    true
+}

@@ -1,0 +1,162 @@
+//! The one place that changes Redis. What a core operation asks for is carried out in this order: store, replicate,
+//! notify, wake. The key is closed before anybody is told, for a listener may change it.
+
+use std::ffi::CStr;
+
+use dlock_core::command::table;
+use dlock_core::{Change, End, Event, Instant, Lock, Name, Step, Turn, codec};
+
+use crate::ffi::{Ctx, Key, WrongType, rm};
+use crate::state::{State, with};
+use crate::value::Value;
+use crate::{clock, deadlines, waiters};
+
+pub const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
+
+/// One resource, open for an operation.
+pub struct Target<'a> {
+    ctx: Ctx<'a>,
+    raw: *mut rm::RedisModuleString,
+    pub name: Name<'a>,
+    key: Key<'a>,
+    /// Stands for the lock while there is no key.
+    fresh: Lock,
+}
+
+impl<'a> Target<'a> {
+    /// `raw` and `key` are the same name, as the server has it and as bytes.
+    pub fn open(ctx: Ctx<'a>, raw: *mut rm::RedisModuleString, key: &'a [u8]) -> Result<Self, String> {
+        let name = Name::new(ctx.db(), key);
+        let key = Key::open_for_write(ctx, raw).map_err(|WrongType| WRONG_TYPE.to_owned())?;
+        Ok(Target { ctx, raw, name, key, fresh: Lock::default() })
+    }
+
+    /// The stored value, if there is one.
+    pub fn value(&mut self) -> Option<&mut Value> {
+        self.key.value()
+    }
+
+    /// Lets the core decide at this moment, and carries out what it asks for.
+    pub fn operate<R>(mut self, decide: impl FnOnce(&mut Turn<'_>) -> R) -> R {
+        let now = clock::now();
+        let Target { name, key, fresh, .. } = &mut self;
+        let lock = key.value().map_or(fresh, |value| &mut value.lock);
+        let (answer, step) = with(|s| {
+            let mut turn = Turn::new(now, name, &mut s.fences, &mut s.waiting, lock);
+            let answer = decide(&mut turn);
+            let step = turn.finish();
+            s.account(name, &step);
+            (answer, step)
+        });
+        self.carry_out(step, now);
+        answer
+    }
+
+    fn carry_out(mut self, step: Step, now: Instant) {
+        let mut deleted = false;
+        let mut rearm = false;
+        if !step.change.is_none() {
+            let bytes = self.bytes(&step.change, now);
+            (deleted, rearm) = self.store();
+            let last = with(|s| s.fences.last());
+            self.ctx.replicate(SET, self.raw, &bytes, last);
+            with(|s| s.buffer = bytes);
+            self.ctx.signal_modified(self.raw);
+        }
+        let Target { ctx, raw, key, .. } = self;
+        drop(key);
+        for event in &step.events {
+            ctx.notify(event_name(*event), raw);
+        }
+        if deleted {
+            ctx.notify_generic(c"del", raw);
+        }
+        if rearm {
+            deadlines::rearm();
+        }
+        for (waiter, outcome) in step.outcomes {
+            waiters::answer(waiter, outcome, now);
+        }
+    }
+
+    /// The effect of a change, as it is replicated.
+    fn bytes(&mut self, change: &Change, now: Instant) -> Vec<u8> {
+        let Target { key, fresh, .. } = self;
+        let lock = key.value().map_or(&*fresh, |value| &value.lock);
+        let mut bytes = with(|s| std::mem::take(&mut s.buffer));
+        bytes.clear();
+        codec::write(lock, change, now, clock::anchor(), &mut bytes);
+        bytes
+    }
+
+    /// Makes, updates or deletes the key. Answers whether it was deleted, and whether the timer is too late now.
+    fn store(&mut self) -> (bool, bool) {
+        let Target { name, key, fresh, .. } = self;
+        match key.value() {
+            Some(value) if value.lock.is_gone() => {
+                key.delete();
+                (true, false)
+            }
+            Some(value) => (false, with(|s| value.schedule(s, name.db, &name.key))),
+            None if fresh.is_gone() => (false, false),
+            None => {
+                let mut value = Box::new(Value::new(std::mem::take(fresh)));
+                let rearm = with(|s| value.schedule(s, name.db, &name.key));
+                key.set(value);
+                (false, rearm)
+            }
+        }
+    }
+}
+
+const SET: &CStr = c"DLOCK._SET";
+const _: () = assert!(table::SET.name.len() == SET.to_bytes().len());
+
+/// The words of the contract.
+pub fn event_name(event: Event) -> &'static CStr {
+    match event {
+        Event::Acquired => c"dlock.acquire",
+        Event::Extended => c"dlock.extend",
+        Event::Ended(End::Released, _) => c"dlock.release",
+        Event::Ended(End::Expired, _) => c"dlock.expired",
+        Event::Ended(End::Disconnected, _) => c"dlock.disconnect",
+        Event::Ended(End::Broken, _) => c"dlock.break",
+        Event::Freed => c"dlock.free",
+    }
+}
+
+impl State {
+    /// Counts what happened, and keeps the books of the connections that holds are bound to.
+    fn account(&mut self, name: &Name<'_>, step: &Step) {
+        if step.holders != 0 {
+            self.count_holders(name.db, step.holders);
+        }
+        self.stats.count(&step.events);
+        for (client, token) in &step.unbound {
+            self.unbind(*client, name, token);
+        }
+        for (client, token) in &step.bound {
+            self.bind(*client, name, token.clone());
+        }
+    }
+}
+
+/// Takes in an effect: on a replica from its master, or from the append only file.
+pub fn take_in(mut target: Target<'_>, written: codec::Written, last: u64) -> Result<(), String> {
+    let fence = written.greatest_fence();
+    let Target { name, key, fresh, .. } = &mut target;
+    let lock = key.value().map_or(fresh, |value| &mut value.lock);
+    let before = lock.stored().len() as i64;
+    if !written.apply(lock) {
+        return Err("ERR the effect does not fit the lock it is meant for".into());
+    }
+    let after = lock.stored().len() as i64;
+    with(|s| {
+        s.fences.raise(fence.max(last));
+        s.count_holders(name.db, after - before);
+    });
+    // No timer: a replica ends nothing by itself, and a loading server not yet.
+    target.store();
+    target.ctx.signal_modified(target.raw);
+    Ok(())
+}

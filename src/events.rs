@@ -1,0 +1,92 @@
+//! What happens to the server around the locks. Everything here takes note; what has to be written is written by the
+//! background job, for inside these events a write may reach nobody, or the wrong replica, or end the server.
+
+use dlock_core::codec::Origin;
+use dlock_core::{ClientId, Name};
+
+use crate::deadlines;
+use crate::ffi::{Ctx, notices::Notice};
+use crate::state::{Db, Task, with};
+
+pub fn on_notice(ctx: Ctx<'_>, notice: Notice) {
+    match notice {
+        Notice::Tick => return deadlines::on_tick(ctx),
+        Notice::BecameMaster => {}
+        // The server itself ends the waiting of every blocked client.
+        Notice::BecameReplica | Notice::Forked => return,
+        Notice::Flushing(db) => flushing(db),
+        Notice::Swapped(first, second) => swapped(first, second),
+        Notice::Loading { live } => {
+            let origin = if live { Origin::Live } else { Origin::Stored };
+            with(|s| s.loading = Some(origin));
+            return;
+        }
+        Notice::LoadingEnded => with(|s| s.loading = None),
+        Notice::ClientGone(id) => {
+            if !client_gone(ClientId(id)) {
+                return;
+            }
+        }
+    }
+    deadlines::rearm();
+}
+
+/// So many scheduled locks are let go on the spot; more on a thread of their own.
+const FREE_ON_THE_SPOT: usize = 1_000;
+
+fn flushing(db: Option<i32>) {
+    let emptied: Vec<Db> = with(|s| {
+        let emptied = match db {
+            Some(db) => vec![std::mem::take(s.db(db))],
+            None => std::mem::take(&mut s.dbs),
+        };
+        s.ephemerals.retain(|_, holds| {
+            holds.retain(|(name, _)| db.is_some_and(|db| name.db != db));
+            !holds.is_empty()
+        });
+        emptied
+    });
+    if emptied.iter().map(|db| db.schedule.len()).sum::<usize>() > FREE_ON_THE_SPOT {
+        std::thread::spawn(move || drop(emptied));
+    }
+    serve_lines(|name| db.is_none_or(|db| name.db == db));
+}
+
+/// The lines stay with the number of their database, as the connections in them do; the locks move.
+fn swapped(first: i32, second: i32) {
+    with(|s| {
+        let one = std::mem::take(s.db(first));
+        let other = std::mem::replace(s.db(second), one);
+        *s.db(first) = other;
+        let swap = |db| if db == first { second } else { first };
+        for holds in s.ephemerals.values_mut() {
+            *holds = std::mem::take(holds)
+                .into_iter()
+                .map(|(mut name, token)| {
+                    if name.db == first || name.db == second {
+                        name.db = swap(name.db);
+                    }
+                    (name, token)
+                })
+                .collect();
+        }
+    });
+    serve_lines(|name| name.db == first || name.db == second);
+}
+
+fn serve_lines(of: impl Fn(&Name<'static>) -> bool) {
+    with(|s| {
+        let tasks: Vec<Task> = s.waiting.names().filter(|name| of(name)).cloned().map(Task::Serve).collect();
+        s.pending.extend(tasks);
+    });
+}
+
+/// Whether any hold was bound to it.
+fn client_gone(client: ClientId) -> bool {
+    with(|s| {
+        let Some(holds) = s.ephemerals.remove(&client) else { return false };
+        let tasks = holds.into_iter().map(|(name, token)| Task::Disconnected(client, name, token));
+        s.pending.extend(tasks);
+        true
+    })
+}

@@ -1,0 +1,51 @@
+//! The server's allocator, so that INFO memory and maxmemory count what locks take.
+
+use std::alloc::{GlobalAlloc, Layout};
+
+use super::rm;
+
+struct ServerAlloc;
+
+#[global_allocator]
+static ALLOC: ServerAlloc = ServerAlloc;
+
+/// jemalloc and every libc give at least this alignment.
+const MIN_ALIGN: usize = 16;
+
+/// A size that is a multiple of the alignment is aligned to it by jemalloc's size classes; nothing in the module asks
+/// for more than [`MIN_ALIGN`] on other allocators.
+fn padded(layout: Layout) -> usize {
+    if layout.align() <= MIN_ALIGN { layout.size() } else { layout.pad_to_align().size() }
+}
+
+// SAFETY: forwards to the server's malloc, calloc, realloc and free, which keep the contract of GlobalAlloc. Before the
+// API is there nothing is allocated; a null answer is Rust's own sign for "no memory".
+unsafe impl GlobalAlloc for ServerAlloc {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        match unsafe { rm::RedisModule_Alloc } {
+            Some(alloc) => unsafe { alloc(padded(layout)).cast() },
+            None => std::ptr::null_mut(),
+        }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        match unsafe { rm::RedisModule_Calloc } {
+            Some(calloc) => unsafe { calloc(1, padded(layout)).cast() },
+            None => std::ptr::null_mut(),
+        }
+    }
+
+    unsafe fn realloc(&self, old: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        let Ok(new) = Layout::from_size_align(size, layout.align()) else { return std::ptr::null_mut() };
+        match unsafe { rm::RedisModule_Realloc } {
+            Some(realloc) => unsafe { realloc(old.cast(), padded(new)).cast() },
+            None => std::ptr::null_mut(),
+        }
+    }
+
+    unsafe fn dealloc(&self, old: *mut u8, _: Layout) {
+        if let Some(free) = unsafe { rm::RedisModule_Free } {
+            unsafe { free(old.cast()) }
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! One call of the server into the module: replies, replication, announcements, the log.
+
+use std::ffi::{CStr, c_int};
+use std::marker::PhantomData;
+
+use super::{api, bytes_of, c_string, rm};
+
+/// The context the server hands to every entry; valid while that entry runs.
+#[derive(Clone, Copy)]
+pub struct Ctx<'a>(pub(super) *mut rm::RedisModuleCtx, PhantomData<&'a ()>);
+
+bitflags::bitflags! {
+    /// The state of the server and of the call, as far as the module cares.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Flags: i32 {
+        const MASTER = rm::REDISMODULE_CTX_FLAGS_MASTER as i32;
+        const CLUSTER = rm::REDISMODULE_CTX_FLAGS_CLUSTER as i32;
+        const AOF = rm::REDISMODULE_CTX_FLAGS_AOF as i32;
+        const LOADING = rm::REDISMODULE_CTX_FLAGS_LOADING as i32;
+        /// The command came over the replication link.
+        const REPLICATED = rm::REDISMODULE_CTX_FLAGS_REPLICATED as i32;
+        const LUA = rm::REDISMODULE_CTX_FLAGS_LUA as i32;
+        const MULTI = rm::REDISMODULE_CTX_FLAGS_MULTI as i32;
+        const DENY_BLOCKING = rm::REDISMODULE_CTX_FLAGS_DENY_BLOCKING as i32;
+    }
+}
+
+#[derive(Clone, Copy)]
+pub enum LogLevel {
+    Warning,
+}
+
+impl<'a> Ctx<'a> {
+    /// # Safety
+    /// `ctx` came from the server and is valid for `'a`.
+    pub(super) unsafe fn new(ctx: *mut rm::RedisModuleCtx) -> Self {
+        Ctx(ctx, PhantomData)
+    }
+
+    pub fn reply_int(self, n: i64) {
+        // SAFETY: (here and in every method below) the context is valid by construction, and pointers into arguments
+        // outlive the call; the server copies what it keeps.
+        unsafe { api!(RedisModule_ReplyWithLongLong(self.0, n)) };
+    }
+
+    pub fn reply_null(self) {
+        unsafe { api!(RedisModule_ReplyWithNull(self.0)) };
+    }
+
+    pub fn reply_bytes(self, bytes: &[u8]) {
+        unsafe { api!(RedisModule_ReplyWithStringBuffer(self.0, bytes.as_ptr().cast(), bytes.len())) };
+    }
+
+    /// `text` begins with the error word.
+    pub fn reply_error(self, text: &str) {
+        let text = c_string(text);
+        unsafe { api!(RedisModule_ReplyWithError(self.0, text.as_ptr())) };
+    }
+
+    pub fn reply_simple(self, text: &CStr) {
+        unsafe { api!(RedisModule_ReplyWithSimpleString(self.0, text.as_ptr())) };
+    }
+
+    /// The next `len` replies are its elements.
+    pub fn reply_array(self, len: usize) {
+        unsafe { api!(RedisModule_ReplyWithArray(self.0, len as _)) };
+    }
+
+    /// The next `len` pairs of replies are its fields; a flat array for RESP2 clients.
+    pub fn reply_map(self, len: usize) {
+        unsafe { api!(RedisModule_ReplyWithMap(self.0, len as _)) };
+    }
+
+    pub fn flags(self) -> Flags {
+        Flags::from_bits_truncate(unsafe { api!(RedisModule_GetContextFlags(self.0)) })
+    }
+
+    pub fn db(self) -> i32 {
+        unsafe { api!(RedisModule_GetSelectedDb(self.0)) }
+    }
+
+    /// What follows happens in this database, replication included.
+    pub fn select_db(self, db: i32) {
+        unsafe { api!(RedisModule_SelectDb(self.0, db)) };
+    }
+
+    /// The connection that sent the command; 0 where there is none.
+    pub fn client_id(self) -> u64 {
+        unsafe { api!(RedisModule_GetClientId(self.0)) }
+    }
+
+    /// Sends `command key change number` to replicas and the append only file. Goes out after the command that runs.
+    pub fn replicate(self, command: &CStr, key: *mut rm::RedisModuleString, change: &[u8], number: u64) {
+        let format = c"sbl".as_ptr();
+        let (start, len) = (change.as_ptr(), change.len());
+        unsafe {
+            api!(RedisModule_Replicate(self.0, command.as_ptr(), format, key, start, len, number as i64))
+        };
+    }
+
+    /// Sends the command that runs as it came.
+    pub fn replicate_verbatim(self) {
+        unsafe { api!(RedisModule_ReplicateVerbatim(self.0)) };
+    }
+
+    /// Announces a module event on the keyspace channels.
+    pub fn notify(self, event: &CStr, key: *mut rm::RedisModuleString) {
+        self.notify_as(rm::REDISMODULE_NOTIFY_MODULE, event, key);
+    }
+
+    /// Announces what happens to any key.
+    pub fn notify_generic(self, event: &CStr, key: *mut rm::RedisModuleString) {
+        self.notify_as(rm::REDISMODULE_NOTIFY_GENERIC, event, key);
+    }
+
+    fn notify_as(self, class: c_int, event: &CStr, key: *mut rm::RedisModuleString) {
+        unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.0, class, event.as_ptr(), key)) };
+    }
+
+    /// Tells WATCH and client-side caches that the key is other than it was.
+    pub fn signal_modified(self, key: *mut rm::RedisModuleString) {
+        unsafe { api!(RedisModule_SignalModifiedKey(self.0, key)) };
+    }
+
+    pub fn string(self, bytes: &[u8]) -> OwnedString {
+        // Without a context: it is freed by its owner, not by the server's automatic memory.
+        let ctx = std::ptr::null_mut();
+        OwnedString(unsafe { api!(RedisModule_CreateString(ctx, bytes.as_ptr().cast(), bytes.len())) })
+    }
+
+    pub fn log(self, level: LogLevel, text: &str) {
+        let level = match level {
+            LogLevel::Warning => c"warning",
+        };
+        let text = c_string(text);
+        unsafe { api!(RedisModule_Log(self.0, level.as_ptr(), c"%s".as_ptr(), text.as_ptr())) };
+    }
+
+    /// Whether the server accepts that the module writes by itself now: it asserts where a write is replicated while
+    /// it is paused (CLIENT PAUSE, FAILOVER, a shutdown that waits for replicas), and replicas and loading servers
+    /// must not write at all.
+    pub fn may_write(self) -> bool {
+        let flags = self.flags();
+        flags.contains(Flags::MASTER)
+            && !flags.contains(Flags::LOADING)
+            && unsafe { api!(RedisModule_AvoidReplicaTraffic()) } == 0
+    }
+
+    /// Whether this node of a cluster answers for the key now: false when its slot is on its way to another node and the
+    /// key has left, or is another's altogether.
+    pub fn serves(self, key: *mut rm::RedisModuleString) -> bool {
+        // The server runs the cluster's own check before a command of a module, and says so by EPERM.
+        // SAFETY: the context is valid; the reply is freed at once.
+        unsafe {
+            let reply = api!(RedisModule_Call(self.0, c"EXISTS".as_ptr(), c"s".as_ptr(), key));
+            if reply.is_null() {
+                return std::io::Error::last_os_error().kind() != std::io::ErrorKind::PermissionDenied;
+            }
+            api!(RedisModule_FreeCallReply(reply));
+        }
+        true
+    }
+
+    /// Whether module events reach the channel of their key.
+    pub fn announces_module_events(self) -> bool {
+        let needed = rm::REDISMODULE_NOTIFY_MODULE | rm::REDISMODULE_NOTIFY_KEYSPACE;
+        unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) & needed == needed }
+    }
+}
+
+/// A server string made by the module.
+pub struct OwnedString(*mut rm::RedisModuleString);
+
+impl OwnedString {
+    pub fn raw(&self) -> *mut rm::RedisModuleString {
+        self.0
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: valid until dropped.
+        unsafe { bytes_of(self.0) }
+    }
+}
+
+impl Drop for OwnedString {
+    fn drop(&mut self) {
+        // SAFETY: made by `Ctx::string` without a context, freed once.
+        unsafe { api!(RedisModule_FreeString(std::ptr::null_mut(), self.0)) };
+    }
+}

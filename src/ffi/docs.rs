@@ -1,0 +1,131 @@
+//! The description of a command as COMMAND DOCS, COMMAND INFO and redis-cli's hints show it.
+
+use std::ffi::c_int;
+
+use super::{Ctx, api, c_string, forever, rm};
+
+/// One argument, or a group of them.
+pub enum Arg {
+    Key(&'static str),
+    Text(&'static str),
+    Number(&'static str),
+    /// A word that stands for itself.
+    Word(&'static str),
+    /// A word and a value behind it.
+    WordText(&'static str, &'static str),
+    WordNumber(&'static str, &'static str),
+    OneOf(&'static str, &'static [Arg]),
+    /// May be left out.
+    Optional(&'static Arg),
+}
+
+/// What a command does to its key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum KeyUse {
+    None,
+    Read,
+    /// Makes it, changes it, may delete it.
+    Change,
+}
+
+pub struct Description {
+    pub name: &'static str,
+    pub summary: &'static str,
+    pub complexity: &'static str,
+    /// With the command's name; negative for "at least".
+    pub arity: i32,
+    pub key: KeyUse,
+    pub args: &'static [Arg],
+}
+
+/// False where the server refuses it. The tables are given to the server for ever.
+pub fn describe(ctx: Ctx<'_>, description: &Description) -> bool {
+    let version = Box::leak(Box::new(rm::RedisModuleCommandInfoVersion {
+        version: 1,
+        sizeof_historyentry: size_of::<rm::RedisModuleCommandHistoryEntry>(),
+        sizeof_keyspec: size_of::<rm::RedisModuleCommandKeySpec>(),
+        sizeof_arg: size_of::<rm::RedisModuleCommandArg>(),
+    }));
+    let info = rm::RedisModuleCommandInfo {
+        version,
+        summary: forever(description.summary),
+        complexity: forever(description.complexity),
+        since: c"0.1.0".as_ptr(),
+        history: std::ptr::null_mut(),
+        tips: std::ptr::null(),
+        arity: description.arity as c_int,
+        key_specs: key_specs(description.key),
+        args: args(description.args),
+    };
+    let name = c_string(description.name);
+    // SAFETY: called in OnLoad for a command that was registered; everything pointed to lives for ever.
+    unsafe {
+        let command = api!(RedisModule_GetCommand(ctx.0, name.as_ptr()));
+        !command.is_null() && api!(RedisModule_SetCommandInfo(command, &info)) == rm::REDISMODULE_OK as c_int
+    }
+}
+
+/// The first argument is the key; a list that ends with zeros.
+fn key_specs(key: KeyUse) -> *mut rm::RedisModuleCommandKeySpec {
+    let flags = match key {
+        KeyUse::None => return std::ptr::null_mut(),
+        KeyUse::Read => rm::REDISMODULE_CMD_KEY_RO | rm::REDISMODULE_CMD_KEY_ACCESS,
+        KeyUse::Change => {
+            rm::REDISMODULE_CMD_KEY_RW | rm::REDISMODULE_CMD_KEY_ACCESS | rm::REDISMODULE_CMD_KEY_UPDATE
+        }
+    };
+    // SAFETY: plain C structures, for which zero bytes are valid and mean "none".
+    let (mut spec, end) =
+        unsafe { (std::mem::zeroed::<rm::RedisModuleCommandKeySpec>(), std::mem::zeroed()) };
+    spec.flags = flags.into();
+    spec.begin_search_type = rm::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
+    spec.bs.index.pos = 1;
+    spec.find_keys_type = rm::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
+    spec.fk.range.lastkey = 0;
+    spec.fk.range.keystep = 1;
+    spec.fk.range.limit = 0;
+    Box::leak(Box::new([spec, end])).as_mut_ptr()
+}
+
+/// A list that ends with zeros.
+fn args(list: &[Arg]) -> *mut rm::RedisModuleCommandArg {
+    if list.is_empty() {
+        return std::ptr::null_mut();
+    }
+    // SAFETY: as above.
+    let end = || unsafe { std::mem::zeroed::<rm::RedisModuleCommandArg>() };
+    let all: Vec<_> = list.iter().map(arg).chain([end()]).collect();
+    Box::leak(all.into_boxed_slice()).as_mut_ptr()
+}
+
+fn arg(arg: &Arg) -> rm::RedisModuleCommandArg {
+    use rm::{
+        RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER as INTEGER,
+        RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY as KEY,
+        RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF as ONEOF,
+        RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN as PURE_TOKEN,
+        RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING as STRING,
+    };
+    let (name, kind, word, sub): (&str, _, &str, &[Arg]) = match arg {
+        Arg::Key(name) => (name, KEY, "", &[]),
+        Arg::Text(name) => (name, STRING, "", &[]),
+        Arg::Number(name) => (name, INTEGER, "", &[]),
+        Arg::Word(word) => (word, PURE_TOKEN, word, &[]),
+        Arg::WordText(word, name) => (name, STRING, word, &[]),
+        Arg::WordNumber(word, name) => (name, INTEGER, word, &[]),
+        Arg::OneOf(name, choices) => (name, ONEOF, "", choices),
+        Arg::Optional(inner) => {
+            let mut made = self::arg(inner);
+            made.flags |= rm::REDISMODULE_CMD_ARG_OPTIONAL as c_int;
+            return made;
+        }
+    };
+    // SAFETY: as above.
+    let mut made = unsafe { std::mem::zeroed::<rm::RedisModuleCommandArg>() };
+    made.name = forever(&name.to_lowercase());
+    made.type_ = kind;
+    made.key_spec_index = if kind == KEY { 0 } else { -1 };
+    made.token = forever(word);
+    made.subargs = args(sub);
+    made
+}

@@ -1,0 +1,84 @@
+//! An open key that holds a value of the module's type, or nothing.
+
+use std::marker::PhantomData;
+
+use super::types::{self, Stored};
+use super::{Ctx, api, rm};
+
+/// The key holds a value of another type.
+pub struct WrongType;
+
+/// An open key; closed when dropped.
+pub struct Key<'a> {
+    key: *mut rm::RedisModuleKey,
+    /// Known from opening it; kept true by `set` and `delete`.
+    occupied: bool,
+    of: PhantomData<Ctx<'a>>,
+}
+
+impl<'a> Key<'a> {
+    pub fn open_for_write(ctx: Ctx<'a>, name: *mut rm::RedisModuleString) -> Result<Self, WrongType> {
+        Self::open(ctx, name, rm::REDISMODULE_READ | rm::REDISMODULE_WRITE)
+    }
+
+    pub fn open_for_read(ctx: Ctx<'a>, name: *mut rm::RedisModuleString) -> Result<Self, WrongType> {
+        Self::open(ctx, name, rm::REDISMODULE_READ)
+    }
+
+    fn open(ctx: Ctx<'a>, name: *mut rm::RedisModuleString, mode: u32) -> Result<Self, WrongType> {
+        // SAFETY: the context and the name are valid for this call. A null key is what the server answers for a key
+        // that is opened for reading and does not exist.
+        unsafe {
+            let raw = api!(RedisModule_OpenKey(ctx.0, name, mode as i32));
+            let mut key = Key { key: raw, occupied: false, of: PhantomData };
+            if raw.is_null() || api!(RedisModule_KeyType(raw)) == rm::REDISMODULE_KEYTYPE_EMPTY as i32 {
+                return Ok(key);
+            }
+            if api!(RedisModule_ModuleTypeGetType(raw)) != types::registered() {
+                return Err(WrongType);
+            }
+            key.occupied = true;
+            Ok(key)
+        }
+    }
+
+    pub fn value(&mut self) -> Option<&mut Stored> {
+        if !self.occupied {
+            return None;
+        }
+        // SAFETY: the key holds a value of the module's type, which is a `Box<Stored>` the server owns. It lives until
+        // `set` or `delete`, which need `&mut self`; nothing else of the module runs meanwhile.
+        unsafe { api!(RedisModule_ModuleTypeGetValue(self.key)).cast::<Stored>().as_mut() }
+    }
+
+    /// Puts a value where there is none. False where the server refuses, which it does only for a closed key.
+    pub fn set(&mut self, value: Box<Stored>) -> bool {
+        let value = Box::into_raw(value);
+        // SAFETY: the key is open for writing; the server takes the box over, and gives it back by refusing.
+        unsafe {
+            let answer = api!(RedisModule_ModuleTypeSetValue(self.key, types::registered(), value.cast()));
+            if answer != rm::REDISMODULE_OK as i32 {
+                drop(Box::from_raw(value));
+                return false;
+            }
+        }
+        self.occupied = true;
+        true
+    }
+
+    /// Deletes the key; the server calls the type's `unlink` and `free` on the way.
+    pub fn delete(&mut self) {
+        self.occupied = false;
+        // SAFETY: the key is open for writing.
+        unsafe { api!(RedisModule_DeleteKey(self.key)) };
+    }
+}
+
+impl Drop for Key<'_> {
+    fn drop(&mut self) {
+        if !self.key.is_null() {
+            // SAFETY: open until here. Panics cannot come from it.
+            unsafe { api!(RedisModule_CloseKey(self.key)) };
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! What the server tells the module by itself: its events, and the one timer. All of it only takes note; what writes
+//! runs in the background job.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use super::{Ctx, api, guard, rm};
+
+/// Something happened to the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    BecameMaster,
+    BecameReplica,
+    /// A database is being emptied; None for all of them.
+    Flushing(Option<i32>),
+    Swapped(i32, i32),
+    /// Loading began, of a file or, `live`, from the master over the replication link.
+    Loading {
+        live: bool,
+    },
+    LoadingEnded,
+    /// A connection has closed.
+    ClientGone(u64),
+    /// Many times a second, by a clock that does not jump.
+    Tick,
+    /// A child process was forked: somebody may begin to follow what is replicated.
+    Forked,
+}
+
+/// Who takes the notices.
+pub type Listener = fn(Ctx<'_>, Notice);
+
+/// A context that outlives the calls of the server, for arming the timer from where there is none.
+static BACKGROUND: AtomicPtr<rm::RedisModuleCtx> = AtomicPtr::new(std::ptr::null_mut());
+
+pub fn background() -> Ctx<'static> {
+    // SAFETY: made by `subscribe` in OnLoad and never freed.
+    unsafe { Ctx::new(BACKGROUND.load(Ordering::Relaxed)) }
+}
+
+static LISTENER: std::sync::OnceLock<Listener> = std::sync::OnceLock::new();
+
+/// False where the server refuses one of the subscriptions.
+pub fn subscribe(ctx: Ctx<'_>, listener: Listener) -> bool {
+    let _ = LISTENER.set(listener);
+    // SAFETY: called in OnLoad.
+    BACKGROUND.store(unsafe { api!(RedisModule_GetDetachedThreadSafeContext(ctx.0)) }, Ordering::Relaxed);
+    let events = [
+        rm::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
+        rm::REDISMODULE_EVENT_FLUSHDB,
+        rm::REDISMODULE_EVENT_SWAPDB,
+        rm::REDISMODULE_EVENT_LOADING,
+        rm::REDISMODULE_EVENT_CLIENT_CHANGE,
+        rm::REDISMODULE_EVENT_CRON_LOOP,
+        rm::REDISMODULE_EVENT_FORK_CHILD,
+    ];
+    events.into_iter().all(|id| {
+        // Data version 1 is known to every server.
+        let event = rm::RedisModuleEvent { id, dataver: 1 };
+        // SAFETY: called in OnLoad.
+        unsafe { api!(RedisModule_SubscribeToServerEvent(ctx.0, event, Some(on_event))) == 0 }
+    })
+}
+
+unsafe extern "C" fn on_event(
+    ctx: *mut rm::RedisModuleCtx,
+    event: rm::RedisModuleEvent,
+    sub: u64,
+    data: *mut c_void,
+) {
+    guard((), || {
+        // SAFETY: `data` is what the server documents for this event.
+        let notice = unsafe { notice(event.id, sub, data) };
+        if let (Some(notice), Some(listener)) = (notice, LISTENER.get()) {
+            // SAFETY: the context is valid for this call.
+            listener(unsafe { Ctx::new(ctx) }, notice);
+        }
+    });
+}
+
+/// # Safety
+/// `data` points to the structure that belongs to the event.
+unsafe fn notice(id: u64, sub: u64, data: *mut c_void) -> Option<Notice> {
+    // SAFETY: by contract, in each arm.
+    Some(match (id, sub) {
+        (
+            rm::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
+            rm::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER,
+        ) => Notice::BecameMaster,
+        (rm::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, _) => Notice::BecameReplica,
+        (rm::REDISMODULE_EVENT_FLUSHDB, rm::REDISMODULE_SUBEVENT_FLUSHDB_START) => {
+            let info = unsafe { &*data.cast::<rm::RedisModuleFlushInfo>() };
+            Notice::Flushing((info.dbnum >= 0).then_some(info.dbnum))
+        }
+        (rm::REDISMODULE_EVENT_SWAPDB, _) => {
+            let info = unsafe { &*data.cast::<rm::RedisModuleSwapDbInfo>() };
+            Notice::Swapped(info.dbnum_first, info.dbnum_second)
+        }
+        (rm::REDISMODULE_EVENT_LOADING, rm::REDISMODULE_SUBEVENT_LOADING_REPL_START) => {
+            Notice::Loading { live: true }
+        }
+        (
+            rm::REDISMODULE_EVENT_LOADING,
+            rm::REDISMODULE_SUBEVENT_LOADING_RDB_START | rm::REDISMODULE_SUBEVENT_LOADING_AOF_START,
+        ) => Notice::Loading { live: false },
+        (rm::REDISMODULE_EVENT_LOADING, _) => Notice::LoadingEnded,
+        (rm::REDISMODULE_EVENT_CLIENT_CHANGE, rm::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED) => {
+            Notice::ClientGone(unsafe { &*data.cast::<rm::RedisModuleClientInfo>() }.id)
+        }
+        (rm::REDISMODULE_EVENT_CRON_LOOP, _) => Notice::Tick,
+        (rm::REDISMODULE_EVENT_FORK_CHILD, rm::REDISMODULE_SUBEVENT_FORK_CHILD_BORN) => Notice::Forked,
+        _ => return None,
+    })
+}
+
+/// An armed timer of the server. It runs by the wall clock, so it is only a hint to look at a better one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Timer(u64);
+
+/// What the timer runs.
+static JOB: std::sync::OnceLock<fn(Ctx<'_>)> = std::sync::OnceLock::new();
+
+pub fn set_job(job: fn(Ctx<'_>)) {
+    let _ = JOB.set(job);
+}
+
+/// Runs the job in `ms`, once.
+pub fn arm(ctx: Ctx<'_>, ms: u64) -> Timer {
+    // SAFETY: the context is valid; the callback needs no data.
+    unsafe {
+        let id = api!(RedisModule_CreateTimer(ctx.0, ms as i64, Some(on_timer), std::ptr::null_mut()));
+        // Redis 7.0 works out how long to sleep before it runs what ends blocked clients; a timer armed there would
+        // wait for up to 1/hz. A one-shot that does nothing wakes the loop at once.
+        if ms == 0
+            && let Some(add) = rm::RedisModule_EventLoopAddOneShot
+        {
+            add(Some(wake_up), std::ptr::null_mut());
+        }
+        Timer(id)
+    }
+}
+
+/// Disarms a timer that has not fired. Never the one that is firing: the server frees that itself.
+pub fn disarm(ctx: Ctx<'_>, timer: Timer) {
+    // SAFETY: the context is valid; an unknown id is refused by the server.
+    unsafe { api!(RedisModule_StopTimer(ctx.0, timer.0, std::ptr::null_mut())) };
+}
+
+unsafe extern "C" fn on_timer(ctx: *mut rm::RedisModuleCtx, _: *mut c_void) {
+    // SAFETY: the context is valid for this call.
+    guard((), || JOB.get().map_or((), |job| job(unsafe { Ctx::new(ctx) })));
+}
+
+unsafe extern "C" fn wake_up(_: *mut c_void) {}

@@ -1,0 +1,256 @@
+//! What a module tells the server when it is loaded: commands, options, the INFO section.
+
+use std::ffi::{CStr, c_char, c_int, c_longlong, c_void};
+
+use smallvec::SmallVec;
+
+use super::{Ctx, api, broken, bytes_of, c_string, forever, guard, rm};
+
+/// One command.
+pub trait Command {
+    /// Answers the client; an `Err` is sent as the error reply it is.
+    fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Result<(), String>;
+}
+
+/// The arguments of a command, its name not counted.
+pub struct Args<'a> {
+    pub bytes: SmallVec<[&'a [u8]; 16]>,
+    /// The first argument as the server has it, if there is any.
+    pub key: *mut rm::RedisModuleString,
+}
+
+/// The function the server calls for a command.
+pub type Entry =
+    unsafe extern "C" fn(*mut rm::RedisModuleCtx, *mut *mut rm::RedisModuleString, c_int) -> c_int;
+
+pub const fn entry<C: Command>() -> Entry {
+    run::<C>
+}
+
+unsafe extern "C" fn run<C: Command>(
+    ctx: *mut rm::RedisModuleCtx,
+    argv: *mut *mut rm::RedisModuleString,
+    argc: c_int,
+) -> c_int {
+    const INTERNAL: &str = "ERR dlock met an internal error and stops working on this server: \
+                            its log says where, restart it to go on";
+    // SAFETY: the context and the arguments are valid for this call; no argument is changed while it runs.
+    let ctx = unsafe { Ctx::new(ctx) };
+    let done = guard(None, || {
+        if broken() {
+            return None;
+        }
+        let argv = unsafe { std::slice::from_raw_parts(argv, argc as usize) };
+        let rest = argv.get(1..).unwrap_or_default();
+        let bytes = rest.iter().map(|arg| unsafe { bytes_of(*arg) }).collect();
+        let key = rest.first().copied().unwrap_or(std::ptr::null_mut());
+        Some(C::run(ctx, &Args { bytes, key }))
+    });
+    match done {
+        Some(Ok(())) => {}
+        Some(Err(text)) => guard((), || ctx.reply_error(&text)),
+        None => guard((), || ctx.reply_error(INTERNAL)),
+    }
+    rm::REDISMODULE_OK as c_int
+}
+
+/// The first call of all. False where the server speaks no module API this module knows.
+///
+/// # Safety
+/// `ctx` is the one `RedisModule_OnLoad` got.
+pub unsafe fn init(ctx: *mut rm::RedisModuleCtx, name: &CStr, version: c_int) -> bool {
+    let api = rm::REDISMODULE_APIVER_1 as c_int;
+    // SAFETY: by contract.
+    unsafe { rm::Export_RedisModule_Init(ctx, name.as_ptr(), version, api) == rm::REDISMODULE_OK as c_int }
+}
+
+/// # Safety
+/// As for [`Ctx::new`]: `ctx` is valid while OnLoad runs.
+pub unsafe fn context<'a>(ctx: *mut rm::RedisModuleCtx) -> Ctx<'a> {
+    // SAFETY: by contract.
+    unsafe { Ctx::new(ctx) }
+}
+
+/// What the module cannot do without and this server lacks; None on Redis 7.0 and later, and on every Valkey.
+pub fn missing() -> Option<&'static str> {
+    // A macro, for a reference to a mutable static may not be made.
+    macro_rules! there {
+        ($function:ident) => {
+            // SAFETY: the API was filled in by `init` and is not written again.
+            (stringify!($function), {
+                let function = unsafe { rm::$function };
+                function.is_some()
+            })
+        };
+    }
+    let needed = [
+        there!(RedisModule_SetCommandInfo),
+        there!(RedisModule_RegisterNumericConfig),
+        there!(RedisModule_GetDbIdFromIO),
+        there!(RedisModule_EventLoopAddOneShot),
+        there!(RedisModule_AvoidReplicaTraffic),
+    ];
+    needed.into_iter().find(|(_, there)| !there).map(|(name, _)| name)
+}
+
+/// Says what the module takes care of itself.
+pub fn set_options(ctx: Ctx<'_>) {
+    let options =
+        rm::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS | rm::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED;
+    // SAFETY: called in OnLoad.
+    unsafe { api!(RedisModule_SetModuleOptions(ctx.0, options as c_int)) };
+}
+
+/// Logs where a panic happened, and nothing else of it: what it says might hold a token.
+pub fn log_panics() {
+    std::panic::set_hook(Box::new(|info| {
+        let place = info.location().map_or("somewhere".into(), |at| format!("{}:{}", at.file(), at.line()));
+        let text = c_string(&format!("dlock: internal error at {place}, please report it"));
+        // SAFETY: a null context is allowed for the log.
+        if let Some(log) = unsafe { rm::RedisModule_Log } {
+            unsafe { log(std::ptr::null_mut(), c"warning".as_ptr(), c"%s".as_ptr(), text.as_ptr()) };
+        }
+    }));
+}
+
+/// A numeric option.
+pub struct Number {
+    pub name: &'static str,
+    pub default: i64,
+    pub least: i64,
+    pub greatest: i64,
+    pub get: fn() -> i64,
+    pub set: fn(i64),
+}
+
+/// Registers the options, whose defaults may have been given as arguments of the module. False where the server refuses
+/// one, or a value in redis.conf is refused.
+pub fn register_numbers(ctx: Ctx<'_>, numbers: &'static [Number], default: impl Fn(&Number) -> i64) -> bool {
+    let registered = numbers.iter().all(|number| {
+        let name = c_string(number.name);
+        let data = std::ptr::from_ref(number).cast_mut().cast();
+        // SAFETY: called in OnLoad; the entry lives for ever, as `numbers` is static.
+        unsafe {
+            api!(RedisModule_RegisterNumericConfig(
+                ctx.0,
+                name.as_ptr(),
+                default(number),
+                rm::REDISMODULE_CONFIG_DEFAULT,
+                number.least,
+                number.greatest,
+                Some(get_number),
+                Some(set_number),
+                None,
+                data,
+            )) == rm::REDISMODULE_OK as c_int
+        }
+    });
+    // SAFETY: called in OnLoad, behind the registrations.
+    registered && unsafe { api!(RedisModule_LoadConfigs(ctx.0)) } == rm::REDISMODULE_OK as c_int
+}
+
+unsafe extern "C" fn get_number(_: *const c_char, number: *mut c_void) -> c_longlong {
+    // SAFETY: `number` is the pointer registered above.
+    guard(0, || (unsafe { &*number.cast::<Number>() }.get)())
+}
+
+unsafe extern "C" fn set_number(
+    _: *const c_char,
+    value: c_longlong,
+    number: *mut c_void,
+    _: *mut *mut rm::RedisModuleString,
+) -> c_int {
+    // SAFETY: as above.
+    guard((), || (unsafe { &*number.cast::<Number>() }.set)(value));
+    rm::REDISMODULE_OK as c_int
+}
+
+/// The arguments given where the module was loaded.
+///
+/// # Safety
+/// `argv` and `argc` are the ones `RedisModule_OnLoad` got.
+pub unsafe fn load_arguments<'a>(argv: *mut *mut rm::RedisModuleString, argc: c_int) -> Vec<&'a [u8]> {
+    if argc <= 0 {
+        return Vec::new();
+    }
+    // SAFETY: by contract.
+    unsafe { std::slice::from_raw_parts(argv, argc as usize).iter().map(|arg| bytes_of(*arg)).collect() }
+}
+
+/// Writes the fields of the INFO section.
+pub struct Section(*mut rm::RedisModuleInfoCtx);
+
+impl Section {
+    pub fn number(&self, field: &CStr, value: u64) {
+        // SAFETY: valid while the INFO callback runs.
+        unsafe { api!(RedisModule_InfoAddFieldULongLong(self.0, field.as_ptr(), value)) };
+    }
+}
+
+static INFO: std::sync::OnceLock<fn(&Section)> = std::sync::OnceLock::new();
+
+pub fn register_info(ctx: Ctx<'_>, write: fn(&Section)) -> bool {
+    let _ = INFO.set(write);
+    // SAFETY: called in OnLoad.
+    unsafe { api!(RedisModule_RegisterInfoFunc(ctx.0, Some(on_info))) == rm::REDISMODULE_OK as c_int }
+}
+
+unsafe extern "C" fn on_info(ctx: *mut rm::RedisModuleInfoCtx, for_crash_report: c_int) {
+    guard((), || {
+        // A crash report comes from wherever the server was; the state may be borrowed.
+        if for_crash_report != 0 {
+            return;
+        }
+        // SAFETY: the INFO context is valid for this call; a null name is the module's own section.
+        if unsafe { api!(RedisModule_InfoAddSection(ctx, std::ptr::null())) } == rm::REDISMODULE_OK as c_int
+            && let Some(write) = INFO.get()
+        {
+            write(&Section(ctx));
+        }
+    });
+}
+
+/// A command for the server's table: what it is called, what it may do, what runs it.
+pub struct Registration {
+    pub name: &'static str,
+    /// As the server spells flags.
+    pub flags: &'static str,
+    pub entry: Entry,
+    /// Whether its first argument is a key.
+    pub keyed: bool,
+}
+
+/// False where the server refuses it.
+pub fn register_command(ctx: Ctx<'_>, command: &Registration) -> bool {
+    let (name, flags) = (c_string(command.name), c_string(command.flags));
+    let key = c_int::from(command.keyed);
+    let entry = Some(command.entry);
+    // SAFETY: called in OnLoad; the server copies the strings.
+    unsafe {
+        api!(RedisModule_CreateCommand(ctx.0, name.as_ptr(), entry, flags.as_ptr(), key, key, key))
+            == rm::REDISMODULE_OK as c_int
+    }
+}
+
+/// Puts a command into ACL categories, on servers that can (Redis 7.2, with a category of its own 7.4; Valkey).
+pub fn categorize(ctx: Ctx<'_>, name: &str, categories: &str) {
+    let (name, categories) = (c_string(name), c_string(categories));
+    // SAFETY: called in OnLoad.
+    unsafe {
+        let command = api!(RedisModule_GetCommand(ctx.0, name.as_ptr()));
+        if let Some(set) = rm::RedisModule_SetCommandACLCategories
+            && !command.is_null()
+        {
+            set(command, categories.as_ptr());
+        }
+    }
+}
+
+/// Makes a category of the module's own; false where the server cannot.
+pub fn add_category(ctx: Ctx<'_>, name: &str) -> bool {
+    // SAFETY: called in OnLoad.
+    unsafe {
+        rm::RedisModule_AddACLCategory
+            .is_some_and(|add| add(ctx.0, forever(name)) == rm::REDISMODULE_OK as c_int)
+    }
+}

@@ -1,0 +1,205 @@
+//! The key type's callbacks: bytes in, bytes out. What they mean is decided in [`crate::value`].
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+pub use crate::value::Value as Stored;
+use crate::{clock, value};
+
+use super::{Ctx, Flags, api, bytes_of, c_string, guard, rm};
+
+/// Nine characters, as the server wants it; what TYPE answers.
+pub const NAME: &str = "dlock-key";
+
+/// The version of the RDB format as the server counts it. The layout's own version is inside the bytes.
+const ENCODING: c_int = 1;
+
+static REGISTERED: AtomicPtr<rm::RedisModuleType> = AtomicPtr::new(std::ptr::null_mut());
+
+pub(super) fn registered() -> *mut rm::RedisModuleType {
+    REGISTERED.load(Ordering::Relaxed)
+}
+
+/// False where the server refuses the type.
+pub fn register(ctx: Ctx<'_>) -> bool {
+    let mut methods = rm::RedisModuleTypeMethods {
+        // Older servers read only the part of the table they know.
+        version: 5,
+        rdb_load: Some(rdb_load),
+        rdb_save: Some(rdb_save),
+        aof_rewrite: Some(aof_rewrite),
+        mem_usage: None,
+        digest: Some(digest),
+        free: Some(free),
+        aux_load: Some(aux_load),
+        aux_save: Some(aux_save),
+        aux_save_triggers: rm::REDISMODULE_AUX_BEFORE_RDB as c_int,
+        free_effort: None,
+        unlink: None,
+        // COPY is refused: a hold has one place.
+        copy: None,
+        defrag: None,
+        mem_usage2: Some(mem_usage),
+        free_effort2: None,
+        unlink2: Some(unlink),
+        copy2: None,
+        aux_save2: Some(aux_save_if_any),
+    };
+    let name = c_string(NAME);
+    // SAFETY: called in OnLoad; the server copies the table.
+    let made = unsafe { api!(RedisModule_CreateDataType(ctx.0, name.as_ptr(), ENCODING, &mut methods)) };
+    REGISTERED.store(made, Ordering::Relaxed);
+    !made.is_null()
+}
+
+/// What a value needs to know of the server when it comes in.
+pub fn flags_now() -> Flags {
+    // SAFETY: a null context asks for the state of the server alone.
+    Flags::from_bits_truncate(unsafe { api!(RedisModule_GetContextFlags(std::ptr::null_mut())) })
+}
+
+fn refuse(io: *mut rm::RedisModuleIO, why: &str) {
+    let text = c_string(&format!("dlock: refused a stored lock: {why}"));
+    // SAFETY: `io` is the one of the running callback.
+    unsafe { api!(RedisModule_LogIOError(io, c"warning".as_ptr(), c"%s".as_ptr(), text.as_ptr())) };
+}
+
+/// The next string of the stream; None where it ends early or is damaged.
+///
+/// # Safety
+/// `io` is the one of the running callback.
+unsafe fn load_bytes(io: *mut rm::RedisModuleIO) -> Option<Vec<u8>> {
+    let mut len = 0;
+    // SAFETY: by contract. The server hands over a buffer of its allocator, or null with the error flag set.
+    unsafe {
+        let start = api!(RedisModule_LoadStringBuffer(io, &mut len));
+        if start.is_null() || api!(RedisModule_IsIOError(io)) != 0 {
+            if !start.is_null() {
+                api!(RedisModule_Free(start.cast()));
+            }
+            return None;
+        }
+        let bytes = std::slice::from_raw_parts(start.cast::<u8>(), len).to_vec();
+        api!(RedisModule_Free(start.cast()));
+        Some(bytes)
+    }
+}
+
+unsafe extern "C" fn rdb_load(io: *mut rm::RedisModuleIO, encoding: c_int) -> *mut c_void {
+    guard(std::ptr::null_mut(), || {
+        if encoding > ENCODING {
+            refuse(io, "a newer module wrote it, load that one");
+            return std::ptr::null_mut();
+        }
+        // SAFETY: `io` is ours for this call; the key name lives as long.
+        let (bytes, key, db) = unsafe {
+            let key = bytes_of(api!(RedisModule_GetKeyNameFromIO(io)));
+            (load_bytes(io), key, api!(RedisModule_GetDbIdFromIO(io)))
+        };
+        let Some(bytes) = bytes else {
+            refuse(io, "the stream ends in it");
+            return std::ptr::null_mut();
+        };
+        match Stored::load(&bytes, db, key) {
+            Ok(value) => Box::into_raw(Box::new(value)).cast(),
+            Err(why) => {
+                refuse(io, &why);
+                std::ptr::null_mut()
+            }
+        }
+    })
+}
+
+/// # Safety
+/// `value` is a live value of the type.
+unsafe fn stored<'a>(value: *const c_void) -> &'a Stored {
+    // SAFETY: by contract.
+    unsafe { &*value.cast::<Stored>() }
+}
+
+unsafe extern "C" fn rdb_save(io: *mut rm::RedisModuleIO, value: *mut c_void) {
+    guard((), || {
+        // SAFETY: the server hands in a live value of the type.
+        let bytes = unsafe { stored(value) }.save();
+        unsafe { api!(RedisModule_SaveStringBuffer(io, bytes.as_ptr().cast(), bytes.len())) };
+    });
+}
+
+unsafe extern "C" fn aof_rewrite(
+    io: *mut rm::RedisModuleIO,
+    key: *mut rm::RedisModuleString,
+    value: *mut c_void,
+) {
+    guard((), || {
+        // SAFETY: as for rdb_save.
+        let bytes = unsafe { stored(value) }.save();
+        let (command, format) = (c_string(dlock_core::command::table::SET.name), c"sbl".as_ptr());
+        let (start, len, last) = (bytes.as_ptr(), bytes.len(), value::last_fence() as i64);
+        unsafe { api!(RedisModule_EmitAOF(io, command.as_ptr(), format, key, start, len, last)) };
+    });
+}
+
+unsafe extern "C" fn mem_usage(
+    _: *mut rm::RedisModuleKeyOptCtx,
+    value: *const c_void,
+    _samples: usize,
+) -> usize {
+    // SAFETY: as for rdb_save.
+    guard(0, || unsafe { stored(value) }.memory())
+}
+
+unsafe extern "C" fn digest(digest: *mut rm::RedisModuleDigest, value: *mut c_void) {
+    guard((), || {
+        // SAFETY: as for rdb_save; the server copies what it digests.
+        unsafe { stored(value) }.digest(clock::anchor(), |part| unsafe {
+            api!(RedisModule_DigestAddStringBuffer(digest, part.as_ptr().cast::<c_char>(), part.len()));
+        });
+        unsafe { api!(RedisModule_DigestEndSequence(digest)) };
+    });
+}
+
+/// May run on a background thread (FLUSHALL ASYNC): touches nothing but the value.
+unsafe extern "C" fn free(value: *mut c_void) {
+    // SAFETY: the server gives back the box that `rdb_load` or `Key::set` gave it, once.
+    guard((), || drop(unsafe { Box::from_raw(value.cast::<Stored>()) }));
+}
+
+/// The key leaves the keyspace, whatever the cause but a flush: DEL, RENAME away, an overwrite, eviction, our own delete.
+unsafe extern "C" fn unlink(ctx: *mut rm::RedisModuleKeyOptCtx, value: *const c_void) {
+    guard((), || {
+        // SAFETY: the value is live (RENAME and MOVE keep it under another name) and nobody else refers to it now: this
+        // is called on the main thread, and `Key` lends no value out across `delete`.
+        unsafe {
+            let value = &mut *value.cast_mut().cast::<Stored>();
+            let key = bytes_of(api!(RedisModule_GetKeyNameFromOptCtx(ctx)));
+            value.unlinked(api!(RedisModule_GetDbIdFromOptCtx(ctx)), key);
+        }
+    });
+}
+
+/// Redis 7.0: what is announced has to be written.
+unsafe extern "C" fn aux_save(io: *mut rm::RedisModuleIO, _when: c_int) {
+    // SAFETY: `io` is ours for this call.
+    guard((), || unsafe { api!(RedisModule_SaveUnsigned(io, value::last_fence())) });
+}
+
+/// From 7.2 on nothing need be written, and then an RDB without locks loads without the module.
+unsafe extern "C" fn aux_save_if_any(io: *mut rm::RedisModuleIO, when: c_int) {
+    if guard(0, value::last_fence) > 0 {
+        // SAFETY: as above.
+        unsafe { aux_save(io, when) };
+    }
+}
+
+unsafe extern "C" fn aux_load(io: *mut rm::RedisModuleIO, _encoding: c_int, _when: c_int) -> c_int {
+    guard(rm::REDISMODULE_ERR as c_int, || {
+        // SAFETY: `io` is ours for this call.
+        let (last, failed) =
+            unsafe { (api!(RedisModule_LoadUnsigned(io)), api!(RedisModule_IsIOError(io)) != 0) };
+        if failed || !value::raise_fence(last) {
+            refuse(io, "the fence counter is damaged");
+            return rm::REDISMODULE_ERR as c_int;
+        }
+        rm::REDISMODULE_OK as c_int
+    })
+}

@@ -1,0 +1,126 @@
+//! What happened, counted, and the INFO section that shows it.
+
+use std::ffi::CStr;
+
+use dlock_core::{End, Event, Outcome};
+use hdrhistogram::Histogram;
+
+use crate::ffi::setup::Section;
+use crate::state::with;
+
+/// Counts since the start.
+pub struct Stats {
+    pub grants: u64,
+    pub hand_overs: u64,
+    pub denials: u64,
+    pub releases: u64,
+    pub expiries: u64,
+    pub disconnects: u64,
+    pub breaks: u64,
+    pub timeouts: u64,
+    pub cancels: u64,
+    pub deadlocks: u64,
+    pub queue_refusals: u64,
+    pub gone: u64,
+    /// ms from ACQUIRE to grant, of those who waited.
+    waited: Histogram<u64>,
+    /// ms from grant to end.
+    held: Histogram<u64>,
+}
+
+impl Default for Stats {
+    fn default() -> Self {
+        // Two digits, up to a year: 2 x 20 KB that never grow.
+        let histogram = || {
+            let longest = 366 * 86_400_000;
+            Histogram::new_with_max(longest, 2).expect("the bounds are right")
+        };
+        Stats {
+            grants: 0,
+            hand_overs: 0,
+            denials: 0,
+            releases: 0,
+            expiries: 0,
+            disconnects: 0,
+            breaks: 0,
+            timeouts: 0,
+            cancels: 0,
+            deadlocks: 0,
+            queue_refusals: 0,
+            gone: 0,
+            waited: histogram(),
+            held: histogram(),
+        }
+    }
+}
+
+impl Stats {
+    pub fn count(&mut self, events: &[Event]) {
+        for event in events {
+            match event {
+                Event::Acquired => self.grants += 1,
+                Event::Extended | Event::Freed => {}
+                Event::Ended(end, held_ms) => {
+                    *match end {
+                        End::Released => &mut self.releases,
+                        End::Expired => &mut self.expiries,
+                        End::Disconnected => &mut self.disconnects,
+                        End::Broken => &mut self.breaks,
+                    } += 1;
+                    self.held.saturating_record(*held_ms);
+                }
+            }
+        }
+    }
+
+    pub fn answered(&mut self, outcome: &Outcome, waited_ms: u64) {
+        match outcome {
+            Outcome::Granted(..) => {
+                self.hand_overs += 1;
+                self.waited.saturating_record(waited_ms);
+            }
+            Outcome::TimedOut => self.timeouts += 1,
+            Outcome::Cancelled => self.cancels += 1,
+            Outcome::Refused(_) => {}
+        }
+    }
+
+    pub fn left_the_line(&mut self) {
+        self.gone += 1;
+    }
+}
+
+pub fn write(section: &Section) {
+    let fields: Vec<(&CStr, u64)> = with(|s| {
+        let stats = &s.stats;
+        let held: usize = s.dbs.iter().map(|db| db.schedule.len()).sum();
+        let holders: usize = s.dbs.iter().map(|db| db.holders).sum();
+        vec![
+            (c"held", held as u64),
+            (c"holders", holders as u64),
+            (c"waiting", s.waiting.len() as u64),
+            (c"fence", s.fences.last()),
+            (c"grants", stats.grants),
+            (c"hand_overs", stats.hand_overs),
+            (c"denials", stats.denials),
+            (c"releases", stats.releases),
+            (c"expiries", stats.expiries),
+            (c"disconnects", stats.disconnects),
+            (c"breaks", stats.breaks),
+            (c"timeouts", stats.timeouts),
+            (c"cancels", stats.cancels),
+            (c"deadlocks", stats.deadlocks),
+            (c"queue_refusals", stats.queue_refusals),
+            (c"waiters_gone", stats.gone),
+            (c"waited_ms_p50", stats.waited.value_at_quantile(0.5)),
+            (c"waited_ms_p99", stats.waited.value_at_quantile(0.99)),
+            (c"waited_ms_max", stats.waited.max()),
+            (c"held_ms_p50", stats.held.value_at_quantile(0.5)),
+            (c"held_ms_p99", stats.held.value_at_quantile(0.99)),
+            (c"held_ms_max", stats.held.max()),
+        ]
+    });
+    for (field, value) in fields {
+        section.number(field, value);
+    }
+}

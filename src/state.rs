@@ -1,0 +1,138 @@
+//! Everything the module knows besides what the keys hold: rebuilt at load, or let go.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use dlock_core::codec::Origin;
+use dlock_core::schedule::{Schedule, Slot};
+use dlock_core::{ClientId, Fence, Fences, Granted, Instant, Name, Token, WaiterId, Waiting};
+
+use crate::config::Config;
+use crate::ffi::{Handle, MainThread, notices::Timer};
+use crate::info::Stats;
+
+pub struct State {
+    pub config: Config,
+    pub fences: Fences,
+    pub waiting: Waiting,
+    /// The locks of each database by when they are due.
+    pub dbs: Vec<Db>,
+    /// The connections of those who wait.
+    pub blocked: HashMap<WaiterId, Handle>,
+    pub by_handle: HashMap<Handle, WaiterId>,
+    /// What ends with a connection.
+    pub ephemerals: HashMap<ClientId, HashSet<(Name<'static>, Token)>>,
+    /// What the background job has to look at.
+    pub pending: VecDeque<Task>,
+    /// The armed timer, and the millisecond it is for.
+    pub timer: Option<(Timer, u64)>,
+    /// Where bytes that come in now come from; None outside of loading.
+    pub loading: Option<Origin>,
+    pub stats: Stats,
+    /// For the bytes of effects, so that they are not allocated anew each time.
+    pub buffer: Vec<u8>,
+}
+
+/// One database.
+#[derive(Default)]
+pub struct Db {
+    pub schedule: Schedule<Box<[u8]>>,
+    /// How many hold in it.
+    pub holders: usize,
+}
+
+/// Something for the background job.
+pub enum Task {
+    /// The line of this resource may have to be served.
+    Serve(Name<'static>),
+    /// This resource was held when its key was taken away.
+    Vanished(Name<'static>),
+    /// A connection closed to which this hold is bound.
+    Disconnected(ClientId, Name<'static>, Token),
+    /// A grant reached nobody.
+    Undelivered(Name<'static>, Token, Fence, Granted),
+    /// This waiter's time is over.
+    TimedOut(Name<'static>, WaiterId),
+    /// A lease or a lock-delay may be over.
+    Due(Name<'static>, Slot),
+}
+
+static STATE: MainThread<State> = MainThread::empty();
+
+/// Sets up the empty state; the config is the defaults.
+pub fn start(config: Config) {
+    STATE.set(State {
+        config,
+        fences: Fences::default(),
+        waiting: Waiting::default(),
+        dbs: Vec::new(),
+        blocked: HashMap::new(),
+        by_handle: HashMap::new(),
+        ephemerals: HashMap::new(),
+        pending: VecDeque::new(),
+        timer: None,
+        loading: None,
+        stats: Stats::default(),
+        buffer: Vec::new(),
+    });
+}
+
+/// The state, for a moment. The closure must not call the server, which may call back.
+pub fn with<R>(run: impl FnOnce(&mut State) -> R) -> R {
+    STATE.with(run)
+}
+
+impl State {
+    pub fn db(&mut self, db: i32) -> &mut Db {
+        let at = usize::try_from(db).unwrap_or(0);
+        if at >= self.dbs.len() {
+            self.dbs.resize_with(at + 1, Db::default);
+        }
+        &mut self.dbs[at]
+    }
+
+    /// How many there are more or fewer.
+    pub fn count_holders(&mut self, db: i32, change: i64) {
+        let db = self.db(db);
+        db.holders = db.holders.saturating_add_signed(change as isize);
+    }
+
+    /// The greatest fence that is accepted from outside.
+    pub fn fence_bound(&self, now: Instant) -> u64 {
+        now.micros() + self.config.skew_bound() * 1000
+    }
+
+    pub fn bind(&mut self, client: ClientId, name: &Name<'_>, token: Token) {
+        self.ephemerals.entry(client).or_default().insert((name.to_owned(), token));
+    }
+
+    pub fn unbind(&mut self, client: ClientId, name: &Name<'_>, token: &Token) {
+        if let Some(holds) = self.ephemerals.get_mut(&client) {
+            holds.remove(&(name.to_owned(), token.clone()));
+            if holds.is_empty() {
+                self.ephemerals.remove(&client);
+            }
+        }
+    }
+
+    /// The next thing to do in the background at `now`, if any.
+    pub fn next_task(&mut self, now: Instant) -> Option<Task> {
+        if let Some(task) = self.pending.pop_front() {
+            return Some(task);
+        }
+        if let Some(id) = self.waiting.timed_out(now) {
+            return self.waiting.get(id).map(|waiter| Task::TimedOut(waiter.name.clone(), id));
+        }
+        self.dbs.iter().enumerate().find_map(|(db, shelf)| {
+            let (_, slot) = shelf.schedule.first().filter(|(due, _)| due.passed(now))?;
+            let key = shelf.schedule.get(slot)?;
+            Some(Task::Due(Name::new(db as i32, key).to_owned(), slot))
+        })
+    }
+
+    /// The millisecond at which there will be something to do in the background; None for never.
+    pub fn next_due(&self) -> Option<u64> {
+        let locks = self.dbs.iter().filter_map(|db| db.schedule.first()).map(|(due, _)| due);
+        let first = locks.chain(self.waiting.next_timeout()).min().map(|due| due.millis());
+        if self.pending.is_empty() { first } else { Some(0) }
+    }
+}

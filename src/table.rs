@@ -1,0 +1,152 @@
+//! The commands as the server knows them: flags, categories, arguments.
+
+use dlock_core::command::table as words;
+
+use crate::commands;
+use crate::ffi::docs::{Arg, Description, KeyUse};
+use crate::ffi::setup::{Registration, entry};
+
+pub struct Row {
+    pub registration: Registration,
+    pub description: Description,
+    /// With `dlock` last, which only servers with a category of the module's own take.
+    pub categories: &'static str,
+}
+
+const KEY: Arg = Arg::Key("key");
+const TOKEN: Arg = Arg::Text("token");
+const TTL: Arg = Arg::Number("ttl");
+
+const MODE: Arg = Arg::OneOf("mode", &[Arg::Word("SHARED"), Arg::WordNumber("PERMITS", "permits")]);
+const COUNT: Arg = Arg::OneOf("count", &[Arg::Word("REENTRANT"), Arg::WordNumber("DEPTH", "depth")]);
+const COUNTS: Arg = Arg::OneOf("counts", &[Arg::Word("ALL"), Arg::WordNumber("DEPTH", "depth")]);
+const WHOM: Arg = Arg::OneOf("whom", &[TOKEN, Arg::WordNumber("CLIENT", "client-id")]);
+
+// A token proves who holds, so commands that carry one stay out of SLOWLOG. The server can only leave the whole command
+// out for nothing; redacting one argument costs a copy of all of them at each call.
+const WRITES: &str = "write fast no-slowlog";
+const READS: &str = "readonly fast no-slowlog";
+
+const fn row(
+    doc: &words::Doc,
+    flags: &'static str,
+    categories: &'static str,
+    handler: crate::ffi::setup::Entry,
+    key: KeyUse,
+    arity: i32,
+    args: &'static [Arg],
+) -> Row {
+    let (name, summary, complexity) = (doc.name, doc.summary, doc.complexity);
+    let keyed = !matches!(key, KeyUse::None);
+    Row {
+        registration: Registration { name, flags, entry: handler, keyed },
+        description: Description { name, summary, complexity, arity, key, args },
+        categories,
+    }
+}
+
+pub static COMMANDS: [Row; 13] = [
+    row(
+        &words::ACQUIRE,
+        "write deny-oom blocking no-slowlog",
+        "write blocking dlock",
+        entry::<commands::Acquire>(),
+        KeyUse::Change,
+        -4,
+        &[
+            KEY,
+            TOKEN,
+            TTL,
+            Arg::Optional(&MODE),
+            Arg::Optional(&COUNT),
+            Arg::Optional(&Arg::WordNumber("BLOCK", "milliseconds")),
+            Arg::Optional(&Arg::Word("EPHEMERAL")),
+            Arg::Optional(&Arg::WordNumber("DELAY", "milliseconds")),
+            Arg::Optional(&Arg::WordText("LABEL", "text")),
+        ],
+    ),
+    row(
+        &words::RELEASE,
+        WRITES,
+        "write fast dlock",
+        entry::<commands::Release>(),
+        KeyUse::Change,
+        -3,
+        &[KEY, TOKEN, Arg::Optional(&COUNTS)],
+    ),
+    row(
+        &words::EXTEND,
+        WRITES,
+        "write fast dlock",
+        entry::<commands::Extend>(),
+        KeyUse::Change,
+        4,
+        &[KEY, TOKEN, TTL],
+    ),
+    row(
+        &words::CONFIRM,
+        WRITES,
+        "write fast dlock",
+        entry::<commands::Confirm>(),
+        KeyUse::Change,
+        5,
+        &[KEY, TOKEN, Arg::Number("fence"), TTL],
+    ),
+    row(&words::HOLDS, READS, "read fast dlock", entry::<commands::Holds>(), KeyUse::Read, 3, &[KEY, TOKEN]),
+    row(
+        &words::PTTL,
+        READS,
+        "read fast dlock",
+        entry::<commands::Pttl>(),
+        KeyUse::Read,
+        -2,
+        &[KEY, Arg::Optional(&TOKEN)],
+    ),
+    row(&words::INSPECT, "readonly", "read dlock", entry::<commands::Inspect>(), KeyUse::Read, 2, &[KEY]),
+    row(
+        &words::WAITERS,
+        "readonly",
+        "read dlock",
+        entry::<commands::Waiters>(),
+        KeyUse::Read,
+        -2,
+        &[KEY, Arg::Optional(&Arg::WordNumber("COUNT", "count"))],
+    ),
+    row(
+        &words::CANCEL,
+        WRITES,
+        "write fast dlock",
+        entry::<commands::Cancel>(),
+        KeyUse::Change,
+        -3,
+        &[KEY, WHOM],
+    ),
+    row(
+        &words::BREAK,
+        "write",
+        "write dangerous dlock",
+        entry::<commands::Break>(),
+        KeyUse::Change,
+        2,
+        &[KEY],
+    ),
+    row(&words::TOKEN, "fast", "fast dlock", entry::<commands::Token>(), KeyUse::None, 1, &[]),
+    row(
+        &words::HELP,
+        "fast allow-loading allow-stale",
+        "fast dlock",
+        entry::<commands::Help>(),
+        KeyUse::None,
+        1,
+        &[],
+    ),
+    row(
+        &words::SET,
+        "write deny-script no-slowlog no-monitor",
+        "write admin dangerous dlock",
+        entry::<commands::Effect>(),
+        KeyUse::Change,
+        4,
+        &[KEY, Arg::Text("change"), Arg::Number("fence")],
+    ),
+];

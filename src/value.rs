@@ -1,0 +1,156 @@
+//! What a key holds: a lock, and where it stands in the schedule.
+
+use dlock_core::codec::{self, Anchor, Origin, Reader};
+use dlock_core::schedule::{Schedule, Slot};
+use dlock_core::{Change, Ephemeral, Lock, Name};
+
+use crate::ffi::{Flags, types};
+use crate::state::{State, Task, with};
+use crate::{clock, deadlines};
+
+#[derive(Default)]
+pub struct Value {
+    pub lock: Lock,
+    slot: ScheduledAt,
+}
+
+/// Where the lock is scheduled; nowhere for what is not at home in the keyspace (renamed away, not yet stored).
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct ScheduledAt(Slot);
+
+impl Default for ScheduledAt {
+    fn default() -> Self {
+        ScheduledAt(Slot::NONE)
+    }
+}
+
+impl Value {
+    pub fn new(lock: Lock) -> Value {
+        Value { lock, slot: ScheduledAt::default() }
+    }
+
+    /// Reads a lock that comes in under this name: from a file, over the replication link, or by RESTORE, whose bytes
+    /// anybody may have written. The error says why it is refused.
+    pub fn load(bytes: &[u8], db: i32, key: &[u8]) -> Result<Value, String> {
+        let now = clock::now();
+        let (loading, max_ttl) = with(|s| (s.loading, s.config.max_ttl));
+        let reader = Reader { now, anchor: clock::anchor(), origin: loading.unwrap_or(Origin::Stored) };
+        let written = reader.read(bytes).map_err(|why| why.to_string())?;
+        if !written.is_whole() {
+            return Err("the bytes are a change of a lock, not a lock".into());
+        }
+        let by_restore = loading.is_none() && types::flags_now().contains(Flags::MASTER);
+        if by_restore && written.longest_ttl() > max_ttl.millis() {
+            return Err("its ttl is longer than dlock.max-ttl".into());
+        }
+        let fence = written.greatest_fence();
+        if by_restore && fence > with(|s| s.fence_bound(now)) {
+            return Err("its fence is further ahead of this server's clock than the skew bound".into());
+        }
+        let mut value = Value::default();
+        written.apply(&mut value.lock);
+        with(|s| {
+            s.fences.raise(fence);
+            s.count_holders(db, value.lock.stored().len() as i64);
+            value.schedule(s, db, key);
+        });
+        if loading.is_none() {
+            deadlines::rearm();
+        }
+        Ok(value)
+    }
+
+    pub fn save(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        codec::write(&self.lock, &Change::Whole, clock::now(), clock::anchor(), &mut bytes);
+        bytes
+    }
+
+    /// Bytes it takes, its place in the schedule included.
+    pub fn memory(&self) -> usize {
+        let scheduled = if self.slot.0 == Slot::NONE { 0 } else { Schedule::<Box<[u8]>>::ENTRY_SIZE };
+        size_of::<Value>() - size_of::<Lock>() + self.lock.size() + scheduled
+    }
+
+    /// Feeds what has to be equal on a replica. Deadlines by the boot-time clock, which two servers of a machine share.
+    pub fn digest(&self, anchor: Anchor, mut add: impl FnMut(&[u8])) {
+        let mut holds: Vec<_> = self.lock.stored().iter().collect();
+        holds.sort_by_key(|hold| hold.token());
+        for hold in holds {
+            add(hold.token().as_bytes());
+            add(hold.label());
+            let deadline = hold.deadline().millis() as i64 - anchor.offset;
+            let ephemeral = hold.ephemeral() != Ephemeral::No;
+            let numbers = format!(
+                "{} {deadline} {} {} {} {ephemeral}",
+                hold.fence().get(),
+                hold.ttl().millis(),
+                hold.count(),
+                hold.delay()
+            );
+            add(numbers.as_bytes());
+        }
+    }
+
+    /// Puts it into the schedule, moves it there or takes it out, by what it holds. `true` where it is due before the
+    /// armed timer.
+    pub fn schedule(&mut self, state: &mut State, db: i32, key: &[u8]) -> bool {
+        let armed = state.timer.map_or(u64::MAX, |(_, for_ms)| for_ms);
+        let schedule = &mut state.db(db).schedule;
+        let Some(due) = self.lock.next_due() else {
+            schedule.remove(self.slot.0);
+            self.slot = ScheduledAt::default();
+            return false;
+        };
+        if self.slot.0 == Slot::NONE {
+            self.slot.0 = schedule.insert(due, key.into()).unwrap_or(Slot::NONE);
+        } else {
+            schedule.reschedule(self.slot.0, due);
+        }
+        due.millis() < armed
+    }
+
+    /// Whether this is the lock that is scheduled there.
+    pub fn is_scheduled_at(&self, slot: Slot) -> bool {
+        self.slot.0 == slot
+    }
+
+    /// Its key is taken out of the keyspace. Where the value itself lives on under another name (RENAME, MOVE) it is
+    /// no lock any more: the hold was of the resource, and the resource is a name.
+    pub fn unlinked(&mut self, db: i32, key: &[u8]) {
+        let lock = std::mem::take(&mut self.lock);
+        let slot = std::mem::take(&mut self.slot);
+        let name = Name::new(db, key);
+        let to_do = with(|s| {
+            if slot.0 != Slot::NONE {
+                s.db(db).schedule.remove(slot.0);
+            }
+            // Deleted by ourselves, all is said already.
+            if lock.is_gone() {
+                return false;
+            }
+            s.count_holders(db, -(lock.stored().len() as i64));
+            for hold in lock.stored() {
+                if let Ephemeral::Bound(client) = hold.ephemeral() {
+                    s.unbind(client, &name, hold.token());
+                }
+            }
+            s.pending.push_back(Task::Vanished(name.to_owned()));
+            true
+        });
+        if to_do {
+            deadlines::rearm();
+        }
+    }
+}
+
+/// The greatest fence this server has issued or accepted.
+pub fn last_fence() -> u64 {
+    with(|s| s.fences.last())
+}
+
+/// False for a number that no fence can have.
+pub fn raise_fence(number: u64) -> bool {
+    with(|s| s.fences.raise(number));
+    number <= dlock_core::Fence::MAX
+}

@@ -1,0 +1,47 @@
+//! What clients read when something is refused: the error word, what is the matter, what to do.
+
+use dlock_core::{Limits, Refusal, Token};
+
+pub fn refusal(refusal: Refusal) -> String {
+    match refusal {
+        Refusal::OtherPermits(n) => {
+            format!(
+                "ERR the semaphore is held with PERMITS {n}: ask for the same number, or wait until it is free"
+            )
+        }
+        Refusal::OtherMode => {
+            "ERR the token holds the lock in a mode that cannot be changed: release it first".into()
+        }
+        Refusal::CountFull => "ERR the hold's count is at its greatest: release some".into(),
+        Refusal::FencesUsedUp => "ERR no fence is left below 2^53 on this server".into(),
+    }
+}
+
+pub fn deadlock(circle: &[Token]) -> String {
+    let tokens: Vec<String> = circle.iter().map(|t| t.as_bytes().escape_ascii().to_string()).collect();
+    format!("DEADLOCK {}", tokens.join(" -> "))
+}
+
+pub fn queue_full(limits: Limits) -> String {
+    format!(
+        "QUEUEFULL too many clients wait: at most {} on this server (dlock.max-waiters) and {} on one key \
+         (dlock.max-waiters-per-key)",
+        limits.on_the_server, limits.on_a_key
+    )
+}
+
+pub fn fence_ahead(ms: u64, bound: u64) -> String {
+    format!(
+        "FENCEAHEAD the fence lies {ms} ms beyond the {bound} ms by which it may be ahead of this server's clock: \
+         look at the clock of the server that issued it"
+    )
+}
+
+pub const EFFECT: &str = "ERR this command is how a master tells replicas and the append only file what happened; \
+                          clients use DLOCK.ACQUIRE and its kin, see DLOCK.HELP";
+
+pub const NO_CONNECTION: &str = "ERR EPHEMERAL cannot be used in a script, which has no connection of its own to end \
+                                 with: send the command itself, or in MULTI";
+
+/// The one error that clients of a cluster are meant to answer by asking again: they are sent to the right node then.
+pub const MOVING: &str = "TRYAGAIN the key's slot moves to another node, where its lock is now";

@@ -1,0 +1,54 @@
+//! What a server wrote into its append only file.
+
+use std::fs;
+use std::path::Path;
+
+use super::value::Value;
+use super::wire::{parse, parse_line};
+
+/// All commands of the AOF in `dir`, SELECT included, in the order in which a restart replays them. A base that is an
+/// RDB holds no commands and is left out. A command cut off at the end, as after a kill, is left out as well.
+pub fn commands(dir: &Path) -> Vec<Vec<Vec<u8>>> {
+    let folder = dir.join("appendonlydir");
+    let manifest = folder.join("appendonly.aof.manifest");
+    let manifest =
+        fs::read_to_string(&manifest).unwrap_or_else(|error| panic!("{}: {error}", manifest.display()));
+    let mut found = Vec::new();
+    for line in manifest.lines() {
+        // file appendonly.aof.1.incr.aof seq 1 type i
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [_, file, _, _, _, kind, ..] = words[..] else { panic!("a manifest line reads {line:?}") };
+        // h: history, replaced by a newer base and about to be deleted
+        if kind != "h" {
+            let path = folder.join(file);
+            let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            found.extend(parse_commands(&bytes));
+        }
+    }
+    found
+}
+
+fn parse_commands(bytes: &[u8]) -> Vec<Vec<Vec<u8>>> {
+    let mut found = Vec::new();
+    let mut rest = bytes;
+    if rest.starts_with(b"REDIS") || rest.starts_with(b"VALKEY") {
+        return found;
+    }
+    while !rest.is_empty() {
+        if rest.starts_with(b"#") {
+            // an annotation, like #TS:1700000000
+            let Some((_, length)) = parse_line(rest) else { break };
+            rest = &rest[length..];
+            continue;
+        }
+        let Some((command, length)) = parse(rest) else { break };
+        found.push(arguments(&command));
+        rest = &rest[length..];
+    }
+    found
+}
+
+/// A command's arguments as bytes.
+pub(super) fn arguments(command: &Value) -> Vec<Vec<u8>> {
+    command.items().iter().map(|argument| argument.bytes().to_vec()).collect()
+}

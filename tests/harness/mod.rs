@@ -1,0 +1,40 @@
+//! Starts real servers with the module in them and talks to them byte by byte.
+//!
+//! A test reads `mod harness;`, asks [`each_server`] for the servers to run on, starts a [`Server`], and calls it by a
+//! [`Conn`]. Nothing here sleeps to let something happen: [`until`] waits for a condition and names it when it does
+//! not come. A server that dies by itself fails the test that owns it. No async, no client library: races are made by
+//! deciding which bytes share one write.
+
+// Each test binary compiles its own copy and uses a part of it; waiting for real servers takes a look at the clock.
+#![allow(dead_code, unused_imports, clippy::disallowed_methods)]
+
+pub mod aof;
+mod conn;
+mod events;
+mod folder;
+mod kinds;
+mod module;
+mod options;
+mod port;
+mod process;
+mod server;
+mod stream;
+mod value;
+mod wait;
+mod wire;
+
+pub use conn::Conn;
+pub use events::Events;
+pub use kinds::{ServerKind, each_server};
+pub use module::module_path;
+pub use options::Options;
+pub use server::Server;
+pub use stream::Stream;
+pub use value::Value;
+pub use wait::{PATIENCE, until, until_some};
+
+/// A command as one line to read and to compare: its arguments with blanks between, other bytes escaped.
+pub fn line(command: &[Vec<u8>]) -> String {
+    let words: Vec<String> = command.iter().map(|word| word.escape_ascii().to_string()).collect();
+    words.join(" ")
+}

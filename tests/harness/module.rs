@@ -1,0 +1,47 @@
+//! Where the module under test is.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The absolute path of the libdlock.so to load: `DLOCK_TEST_MODULE`, or else the one of this build, made up to date.
+pub fn module_path() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| {
+        let path = match env::var_os("DLOCK_TEST_MODULE") {
+            Some(given) => PathBuf::from(given),
+            None => build(),
+        };
+        assert!(path.is_absolute(), "the module's path must be absolute: {}", path.display());
+        assert!(path.is_file(), "there is no module at {}", path.display());
+        path
+    })
+}
+
+/// Builds the module with the profile of this test binary. Cargo does not do so by itself: a cdylib cannot be linked
+/// into a test, so to cargo no test depends on it, and tests would run against whatever file was left there.
+fn build() -> PathBuf {
+    let test = env::current_exe().expect("the test binary's own path");
+    // target/[triple/]profile/deps/test-0123456789abcdef
+    let profile = test.ancestors().nth(2).expect("a test binary lies in target/profile/deps");
+    let above = profile.parent().expect("target/ above the profile's folder");
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["build", "--quiet", "--package", "dlock", "--lib"]);
+    cargo.arg("--manifest-path").arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
+    if above.join("CACHEDIR.TAG").exists() {
+        cargo.arg("--target-dir").arg(above);
+    } else {
+        cargo.arg("--target").arg(above.file_name().expect("a folder named after the target triple"));
+        cargo.arg("--target-dir").arg(above.parent().expect("target/ above the triple's folder"));
+    }
+    let name = profile.file_name().and_then(|name| name.to_str()).expect("the profile's name");
+    cargo.args(["--profile", if name == "debug" { "dev" } else { name }]);
+    let output = cargo.output().expect("cargo runs");
+    assert!(
+        output.status.success(),
+        "building the module failed:\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    profile.join("libdlock.so")
+}

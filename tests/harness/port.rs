@@ -1,0 +1,44 @@
+//! Ports for servers.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::process;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+/// The kernel gives outgoing connections ports from 32768 upward, and a cluster's bus listens 10000 above the port:
+/// from this range neither can be taken while a server is down between two starts.
+const FIRST: u16 = 10_000;
+const COUNT: u16 = 10_000;
+
+/// A port of 127.0.0.1 that is ours until this is dropped, whether or not a server listens there.
+///
+/// The claim is a socket bound to the same port of 127.0.0.2. Other tests, in this process or another, try to bind it
+/// too before they take the port, and the kernel drops it with the process.
+pub struct Port {
+    number: u16,
+    _claim: TcpListener,
+}
+
+impl Port {
+    pub fn claim() -> Port {
+        static NEXT: AtomicU16 = AtomicU16::new(0);
+        // Test binaries that run at the same time begin at different places.
+        let start = (process::id() % u32::from(COUNT)) as u16;
+        for _ in 0..COUNT {
+            let step = NEXT.fetch_add(1, Ordering::Relaxed) % COUNT;
+            let number = FIRST + (start + step) % COUNT;
+            let Ok(claim) = TcpListener::bind((Ipv4Addr::new(127, 0, 0, 2), number)) else { continue };
+            if free(number) && free(number + 10_000) {
+                return Port { number, _claim: claim };
+            }
+        }
+        panic!("no free port from {FIRST} on");
+    }
+
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+}
+
+fn free(number: u16) -> bool {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, number)).is_ok()
+}

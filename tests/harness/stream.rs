@@ -1,0 +1,141 @@
+//! A replica that only listens: what a master really sends, command by command.
+
+use std::time::{Duration, Instant};
+
+use super::aof::arguments;
+use super::conn::Conn;
+use super::server::Server;
+use super::value::Value;
+use super::wait::PATIENCE;
+use super::wire::{Wire, encode, parse, parse_line};
+
+/// A real replica does so each second.
+const ACKNOWLEDGE_EACH: Duration = Duration::from_millis(10);
+
+/// A fake replica. It skips the snapshot, answers the master's questions and yields everything else as it comes.
+pub struct Stream {
+    wire: Wire,
+    master: Conn,
+    /// How far into the master's replication history it has read.
+    offset: i64,
+}
+
+impl Stream {
+    /// Joins `master`. What the master does from here on is in the stream.
+    #[track_caller]
+    pub fn of(master: &Server) -> Stream {
+        let wire = Wire::connect(master.port()).unwrap_or_else(|error| panic!("no connection: {error}"));
+        let mut stream = Stream { wire, master: master.connect(), offset: 0 };
+        stream.tell(&["REPLCONF", "capa", "eof", "capa", "psync2"]);
+        assert_eq!(stream.value(), "OK", "to REPLCONF capa");
+        stream.tell(&["PSYNC", "?", "-1"]);
+        let reply = stream.value().text();
+        let offset = reply.strip_prefix("FULLRESYNC ").and_then(|rest| rest.split(' ').nth(1)?.parse().ok());
+        stream.offset = offset.unwrap_or_else(|| panic!("the master answers PSYNC by {reply:?}"));
+        stream.skip_snapshot();
+        stream
+    }
+
+    /// The next command, SELECT, MULTI and EXEC included. PING and GETACK are the link's own and are not shown.
+    #[track_caller]
+    pub fn next(&mut self) -> Vec<Vec<u8>> {
+        loop {
+            if let Some(command) = self.step() {
+                self.acknowledge();
+                return command;
+            }
+        }
+    }
+
+    /// All commands up to what the master has sent at this moment.
+    #[track_caller]
+    pub fn drain(&mut self) -> Vec<Vec<Vec<u8>>> {
+        let info = self.master.ok("INFO replication").text();
+        let line = info.lines().find_map(|line| line.strip_prefix("master_repl_offset:"));
+        let end: i64 = line.and_then(|number| number.trim().parse().ok()).expect("the master's offset");
+        let mut commands = Vec::new();
+        while self.offset < end {
+            commands.extend(self.step());
+        }
+        self.acknowledge();
+        commands
+    }
+
+    /// Takes one command off the link; None when it was the link's own.
+    #[track_caller]
+    fn step(&mut self) -> Option<Vec<Vec<u8>>> {
+        let (command, length) = self.filled("a command", parse);
+        self.wire.advance(length);
+        self.offset += length as i64;
+        let command = arguments(&command);
+        if command[0].eq_ignore_ascii_case(b"PING") {
+            return None;
+        }
+        if command[0].eq_ignore_ascii_case(b"REPLCONF") {
+            self.acknowledge();
+            return None;
+        }
+        Some(command)
+    }
+
+    #[track_caller]
+    fn skip_snapshot(&mut self) {
+        // While it makes the snapshot the master sends empty lines to keep the link alive.
+        let (head, length) = self.filled("the snapshot's head", |bytes| {
+            let blank = bytes.iter().take_while(|byte| **byte == b'\n').count();
+            let (line, length) = parse_line(&bytes[blank..])?;
+            Some((line.to_vec(), blank + length))
+        });
+        self.wire.advance(length);
+        let head = String::from_utf8_lossy(&head).into_owned();
+        let Some(size) = head.strip_prefix('$') else { panic!("instead of a snapshot came {head:?}") };
+        if let Some(mark) = size.strip_prefix("EOF:") {
+            let (_, end) = self.filled("the snapshot's end", |bytes| {
+                let start = bytes.windows(mark.len()).position(|window| window == mark.as_bytes())?;
+                Some(((), start + mark.len()))
+            });
+            self.wire.advance(end);
+        } else {
+            let size: usize = size.parse().unwrap_or_else(|_| panic!("a snapshot of size {size:?}"));
+            let (_, end) = self.filled("the snapshot", |bytes| (bytes.len() >= size).then_some(((), size)));
+            self.wire.advance(end);
+        }
+    }
+
+    fn acknowledge(&mut self) {
+        let offset = self.offset.to_string();
+        self.tell(&["REPLCONF", "ACK", &offset]);
+    }
+
+    fn tell(&mut self, arguments: &[&str]) {
+        self.wire.send(&encode(arguments)).unwrap_or_else(|error| panic!("the master hung up: {error}"));
+    }
+
+    #[track_caller]
+    fn value(&mut self) -> Value {
+        let (value, length) = self.filled("a reply", parse);
+        self.wire.advance(length);
+        value
+    }
+
+    /// Receives until `find` finds something in the unused bytes.
+    #[track_caller]
+    fn filled<T>(&mut self, what: &str, find: impl Fn(&[u8]) -> Option<(T, usize)>) -> (T, usize) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(found) = find(self.wire.rest()) {
+                return found;
+            }
+            match self.wire.receive(Instant::now() + ACKNOWLEDGE_EACH) {
+                Ok(true) => {}
+                Ok(false) if Instant::now() > deadline => {
+                    panic!("waited {PATIENCE:?} for {what} from the master")
+                }
+                // After a snapshot without a file the master sends nothing until it is told that it was read, and
+                // hears that only once it has collected the process that made it. So say it again and again.
+                Ok(false) => self.acknowledge(),
+                Err(error) => panic!("the master hung up before {what}: {error}"),
+            }
+        }
+    }
+}

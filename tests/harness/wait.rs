@@ -1,0 +1,36 @@
+//! Waiting for conditions. There is no other waiting in the tests.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// How long anything may take before a test gives up. Generous: it is only reached when something is broken.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Waits until `condition` holds; panics with `what` when it does not within [`PATIENCE`].
+#[track_caller]
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    until_some(what, || condition().then_some(()))
+}
+
+/// Waits until `find` finds something and returns it; panics with `what` when it does not within [`PATIENCE`].
+#[track_caller]
+pub fn until_some<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T {
+    match poll(PATIENCE, &mut find) {
+        Some(found) => found,
+        None => panic!("waited {PATIENCE:?} in vain until {what}"),
+    }
+}
+
+/// Tries each 2 ms for at most `limit`.
+pub(super) fn poll<T>(limit: Duration, mut find: impl FnMut() -> Option<T>) -> Option<T> {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = find() {
+            return Some(found);
+        }
+        if start.elapsed() > limit {
+            return None;
+        }
+        sleep(Duration::from_millis(2));
+    }
+}
