@@ -106,8 +106,9 @@ fn inspect_tells_each_mode_and_every_holder() {
         assert_eq!(conn.ok("DLOCK.INSPECT k"), Value::Nil);
         for (mode, word, permits) in [("SHARED", "shared", 0), ("PERMITS 5", "permits", 5)] {
             let key = word;
-            granted(conn.ok(&format!("DLOCK.ACQUIRE {key} a 600000 {mode}")));
+            let first = granted(conn.ok(&format!("DLOCK.ACQUIRE {key} a 600000 {mode}")));
             let latest = granted(conn.ok(&format!("DLOCK.ACQUIRE {key} b 600000 {mode}")));
+            assert!(latest > first, "every grant has its own: {latest} after {first}");
             let lock = conn.ok(&format!("DLOCK.INSPECT {key}"));
             assert_eq!(lock.field("mode"), &word);
             assert_eq!(lock.field("permits"), &permits);
