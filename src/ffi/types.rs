@@ -43,8 +43,8 @@ pub fn register(ctx: Ctx<'_>) -> bool {
         free_effort2: None,
         unlink2: Some(unlink),
         copy2: None,
-        // From 7.2 on an RDB without fences does not need the module to be loaded.
-        aux_save2: Some(aux_save),
+        // In place of aux_save from 7.2 on: an RDB without fences does not need the module to be loaded.
+        aux_save2: Some(aux_save_if_any),
     };
     let name = c_string(NAME);
     // SAFETY: called in OnLoad; the server copies the table.
@@ -178,12 +178,17 @@ unsafe extern "C" fn unlink(ctx: *mut rm::RedisModuleKeyOptCtx, value: *const c_
     });
 }
 
+/// Redis 7.0 has marked the place already and calls `aux_load` for it: something has to be there.
 unsafe extern "C" fn aux_save(io: *mut rm::RedisModuleIO, _when: c_int) {
+    // SAFETY: `io` is ours for this call.
+    guard((), || unsafe { api!(RedisModule_SaveUnsigned(io, value::last_fence())) });
+}
+
+unsafe extern "C" fn aux_save_if_any(io: *mut rm::RedisModuleIO, when: c_int) {
+    // SAFETY: as above.
     guard((), || {
-        let last = value::last_fence();
-        if last > 0 {
-            // SAFETY: `io` is ours for this call.
-            unsafe { api!(RedisModule_SaveUnsigned(io, last)) };
+        if value::last_fence() > 0 {
+            unsafe { aux_save(io, when) }
         }
     });
 }
