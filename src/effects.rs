@@ -53,18 +53,18 @@ impl<'a> Target<'a> {
         let now = clock::now();
         let Target { name, key, fresh, .. } = &mut self;
         let lock = key.value().map_or(fresh, |value| &mut value.lock);
-        let (answer, step) = with(|s| {
+        let (answer, mut step) = with(|s| {
             let mut turn = Turn::new(now, name, &mut s.fences, &mut s.waiting, lock);
             let answer = decide(&mut turn);
             let step = turn.finish();
             s.account(name, &step);
             (answer, step)
         });
-        self.carry_out(step, now);
+        self.carry_out(&mut step, now);
         answer
     }
 
-    fn carry_out(mut self, step: Step, now: Instant) {
+    fn carry_out(mut self, step: &mut Step, now: Instant) {
         let mut deleted = false;
         let mut rearm = false;
         if !step.change.is_none() {
@@ -84,7 +84,7 @@ impl<'a> Target<'a> {
         if rearm {
             deadlines::rearm();
         }
-        for (waiter, outcome) in step.outcomes {
+        for (waiter, outcome) in step.outcomes.drain(..) {
             waiters::answer(waiter, outcome, now);
         }
     }

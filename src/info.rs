@@ -67,7 +67,7 @@ impl Stats {
                         End::Disconnected => &mut self.disconnects,
                         End::Broken => &mut self.breaks,
                     } += 1;
-                    self.held.saturating_record(*held_ms);
+                    self.held.saturating_record((*held_ms).into());
                 }
             }
         }

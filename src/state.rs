@@ -6,6 +6,8 @@ use dlock_core::codec::Origin;
 use dlock_core::schedule::{Schedule, Slot};
 use dlock_core::{ClientId, Fence, Fences, Granted, Instant, Name, Token, WaiterId, Waiting};
 
+use smallvec::SmallVec;
+
 use crate::config::Config;
 use crate::ffi::{Handle, MainThread, notices::Timer};
 use crate::info::Stats;
@@ -34,10 +36,13 @@ pub struct State {
     pub buffer: Vec<u8>,
 }
 
+/// A key's name as the schedule keeps it: short ones without an allocation of their own.
+pub type Key = SmallVec<[u8; 24]>;
+
 /// One database.
 #[derive(Default)]
 pub struct Db {
-    pub schedule: Schedule<Box<[u8]>>,
+    pub schedule: Schedule<Key>,
     /// How many hold in it.
     pub holders: usize,
 }
@@ -80,6 +85,7 @@ pub fn start(config: Config) {
 }
 
 /// The state, for a moment. The closure must not call the server, which may call back.
+#[inline]
 pub fn with<R>(run: impl FnOnce(&mut State) -> R) -> R {
     STATE.with(run)
 }

@@ -55,6 +55,7 @@ pub struct Turn<'a> {
 }
 
 impl<'a> Turn<'a> {
+    #[inline]
     pub fn new(
         now: Instant,
         name: &'a Name<'a>,
@@ -67,6 +68,7 @@ impl<'a> Turn<'a> {
     }
 
     /// What the world has to do now.
+    #[inline]
     pub fn finish(mut self) -> Step {
         if !self.was_gone && self.lock.is_gone() {
             self.step.events.push(Event::Freed);
