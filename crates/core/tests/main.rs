@@ -3,6 +3,7 @@
 mod bytes;
 mod model;
 mod regressions;
+mod words;
 mod worlds;
 
 use proptest::strategy::Strategy;
