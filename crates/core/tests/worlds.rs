@@ -1,5 +1,6 @@
-//! Small worlds, looked at whole: three tokens, one resource, a handful of moves, in every order up to a depth.
-//! Where random runs go far, these leave nothing out nearby.
+//! Small worlds, looked at whole: three tokens, one resource, a handful of moves, in every order. Where random runs go
+//! far, these leave nothing out nearby. Where time is left out of account they are finite, some hundred thousand states;
+//! the largest is cut at a depth, which `DLOCK_DEPTH` moves.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -72,14 +73,23 @@ fn essence(page: &Page) -> u64 {
     hasher.finish()
 }
 
-/// Makes every move in every state that can be reached, breadth first.
+/// Every state there is.
+const ALL: usize = usize::MAX;
+
+/// Makes every move in every state that can be reached, breadth first, so many moves deep.
 fn explore(world: &str, moves: &[Move], depth: usize) {
-    let depth = if cfg!(miri) { 3 } else { depth };
+    let depth = match std::env::var("DLOCK_DEPTH").map(|depth| depth.parse()) {
+        Ok(Ok(depth)) => depth,
+        _ if cfg!(miri) => 2,
+        _ => depth,
+    };
     let page = Page { now: START, ..Page::default() };
     let mut seen = HashSet::from([essence(&page)]);
     let mut border = vec![(page, System::new(START, 0))];
     let mut steps = 0u64;
-    for _ in 0..depth {
+    let mut deep = 0;
+    while deep < depth && !border.is_empty() {
+        deep += 1;
         let mut next = Vec::new();
         for (page, system) in &border {
             for step in moves.iter().filter(|step| page.can(step)) {
@@ -96,8 +106,7 @@ fn explore(world: &str, moves: &[Move], depth: usize) {
         }
         border = next;
     }
-    println!("{world}: {} states, {steps} steps, depth {depth}, {} at its border", seen.len(), border.len());
-    assert!(border.is_empty() || seen.len() > 100);
+    println!("{world}: {} states, {steps} steps, {deep} deep, {} at the border", seen.len(), border.len());
 }
 
 #[test]
@@ -107,7 +116,7 @@ fn three_tokens_want_it_alone() {
     // A second connection of token 0, which also only tries.
     moves.push(acquire(3, 0, Mode::Exclusive, Some(0)));
     moves.push(acquire(3, 0, Mode::Exclusive, None));
-    explore("exclusive", &moves, 100);
+    explore("exclusive", &moves, ALL);
 }
 
 #[test]
@@ -117,7 +126,7 @@ fn three_tokens_share_it_and_want_it_alone() {
         moves.push(acquire(token.into(), token, Mode::Shared, Some(3)));
         moves.push(acquire(token.into(), token, Mode::Exclusive, Some(3)));
     }
-    explore("shared and exclusive", &moves, 100);
+    explore("shared and exclusive", &moves, ALL);
 }
 
 #[test]
@@ -126,7 +135,7 @@ fn three_tokens_want_permits() {
     moves.extend((0..3).map(|token| acquire(token.into(), token, permits(1), Some(3))));
     moves.extend((0..3).map(|token| acquire(token.into(), token, permits(2), Some(3))));
     moves.push(acquire(2, 2, Mode::Exclusive, Some(3)));
-    explore("permits", &moves, 100);
+    explore("permits", &moves, ALL);
 }
 
 #[test]
@@ -138,5 +147,5 @@ fn one_token_on_many_connections() {
     }
     moves.push(acquire(1, 1, Mode::Shared, Some(0)));
     moves.push(acquire(1, 1, Mode::Exclusive, Some(0)));
-    explore("one token, three connections", &moves, 100);
+    explore("one token, three connections", &moves, 9);
 }
