@@ -43,6 +43,9 @@ impl Value {
         if by_restore && written.longest_ttl() > max_ttl.millis() {
             return Err("its ttl is longer than dlock.max-ttl".into());
         }
+        if by_restore && written.longest_delay(now) > max_ttl.millis() {
+            return Err("its lock-delay is longer than dlock.max-ttl".into());
+        }
         let fence = written.greatest_fence();
         if by_restore && fence > with(|s| s.fence_bound(now)) {
             return Err("its fence is further ahead of this server's clock than the skew bound".into());
