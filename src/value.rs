@@ -56,6 +56,10 @@ impl Value {
             s.fences.raise(fence);
             s.count_holders(db, value.lock.stored().len() as i64);
             value.schedule(s, db, key);
+            if by_restore {
+                let holds = value.lock.stored().len();
+                s.pending.push_back(Task::Restored(Name::new(db, key).to_owned(), value.slot.0, holds));
+            }
         });
         if loading.is_none() {
             deadlines::rearm();
