@@ -86,6 +86,20 @@ fn carry_out(ctx: Ctx<'_>, task: Task) {
                 ctx.notify(effects::event_name(Event::Freed), ctx.string(&name.key).raw());
             }
         }
+        Task::Restored(name, slot, holds) => {
+            let mut stored = false;
+            on(ctx, &name, |mut target| {
+                stored = target.value().is_some_and(|value| value.is_scheduled_at(slot));
+            });
+            with(|s| {
+                // Deleted meanwhile, its slot may be another's.
+                let known = s.db(name.db).schedule.get(slot).is_some_and(|key| **key == *name.key);
+                if known && !stored {
+                    s.db(name.db).schedule.remove(slot);
+                    s.count_holders(name.db, -(holds as i64));
+                }
+            });
+        }
         Task::Disconnected(client, name, token) => {
             on(ctx, &name, |target| target.operate(|turn| turn.disconnect(token.as_bytes(), client)));
         }

@@ -53,6 +53,8 @@ pub enum Task {
     Serve(Name<'static>),
     /// This resource was held when its key was taken away.
     Vanished(Name<'static>),
+    /// RESTORE read a lock of so many holds under this name. Where the key was to expire at once it never stored it.
+    Restored(Name<'static>, Slot, usize),
     /// A connection closed to which this hold is bound.
     Disconnected(ClientId, Name<'static>, Token),
     /// A grant reached nobody.

@@ -43,6 +43,9 @@ impl Value {
         if by_restore && written.longest_ttl() > max_ttl.millis() {
             return Err("its ttl is longer than dlock.max-ttl".into());
         }
+        if by_restore && written.longest_delay(now) > max_ttl.millis() {
+            return Err("its lock-delay is longer than dlock.max-ttl".into());
+        }
         let fence = written.greatest_fence();
         if by_restore && fence > with(|s| s.fence_bound(now)) {
             return Err("its fence is further ahead of this server's clock than the skew bound".into());
@@ -53,6 +56,10 @@ impl Value {
             s.fences.raise(fence);
             s.count_holders(db, value.lock.stored().len() as i64);
             value.schedule(s, db, key);
+            if by_restore {
+                let holds = value.lock.stored().len();
+                s.pending.push_back(Task::Restored(Name::new(db, key).to_owned(), value.slot.0, holds));
+            }
         });
         if loading.is_none() {
             deadlines::rearm();

@@ -21,12 +21,10 @@ fn no_command_sees_a_hold_whose_lease_is_over() {
             ("DLOCK.RELEASE k t ALL", Value::Int(0)),
             ("DLOCK.BREAK k", Value::Int(0)),
         ] {
-            let commands = [LATE[0], LATE[1], "EXISTS k", command].map(words);
-            conn.send_batch(&commands.each_ref().map(Vec::as_slice));
-            let fence = conn.read().int();
-            assert_eq!((fence > 0, conn.read().text().as_str()), (true, "OK"));
-            assert_eq!(conn.read(), 1, "it is there still, or this proves nothing: {command}");
-            assert_eq!(conn.read(), answer, "{command}");
+            let answers = conn.say_together(&[LATE[0], LATE[1], "EXISTS k", command]);
+            assert!(answers[0].int() > 0);
+            assert_eq!(answers[2], 1, "it is there still, or this proves nothing: {command}");
+            assert_eq!(answers[3], answer, "{command}");
             until("the background ends it", || conn.ok("EXISTS k") == 0);
         }
         assert_eq!(server.info("dlock_expiries"), "9");
@@ -41,13 +39,10 @@ fn another_token_gets_the_lock_at_once_and_so_does_the_same_anew() {
         let mut conn = server.connect();
         for token in ["other", "t"] {
             let again = format!("DLOCK.ACQUIRE k {token} 600000");
-            let commands = [LATE[0], LATE[1], "EXISTS k", &again, "DLOCK.INSPECT k"].map(words);
-            conn.send_batch(&commands.each_ref().map(Vec::as_slice));
-            let first = conn.read().int();
-            assert_eq!((conn.read().text().as_str(), conn.read()), ("OK", 1.into()));
-            let second = conn.read().int();
+            let answers = conn.say_together(&[LATE[0], LATE[1], "EXISTS k", &again, "DLOCK.INSPECT k"]);
+            assert_eq!(answers[2], 1);
+            let (first, second, lock) = (answers[0].int(), answers[3].int(), &answers[4]);
             assert!(second > first, "a new hold: {second} after {first}");
-            let lock = conn.read();
             let [hold] = lock.field("holders").items() else { panic!("{lock:?}") };
             assert_eq!((hold.field("token"), hold.field("fence")), (&token.into(), &second.into()));
             // Nothing is left of the old hold.
@@ -62,7 +57,7 @@ fn of_several_holders_only_the_expired_are_unseen() {
     each_server(|kind| {
         let server = Server::start(kind);
         let mut conn = server.connect();
-        let commands = [
+        let answers = conn.say_together(&[
             "DLOCK.ACQUIRE k short 20 PERMITS 2",
             "DLOCK.ACQUIRE k long 600000 PERMITS 2",
             "DLOCK.ACQUIRE k third 600000 PERMITS 2",
@@ -70,15 +65,13 @@ fn of_several_holders_only_the_expired_are_unseen() {
             "DLOCK.INSPECT k",
             "DLOCK.HOLDS k short",
             "DLOCK.ACQUIRE k third 600000 PERMITS 2",
-        ];
-        conn.send_batch(&commands.map(words).each_ref().map(Vec::as_slice));
-        assert!(conn.read().int() > 0 && conn.read().int() > 0);
-        assert_eq!((conn.read(), conn.read()), (Value::Nil, Value::Simple("OK".into())));
-        let lock = conn.read();
-        let [hold] = lock.field("holders").items() else { panic!("{lock:?}") };
+        ]);
+        assert!(answers[0].int() > 0 && answers[1].int() > 0);
+        assert_eq!(answers[2], Value::Nil, "it is full while the short lease lasts");
+        let [hold] = answers[4].field("holders").items() else { panic!("{answers:?}") };
         assert_eq!(hold.field("token"), &"long");
-        assert_eq!(conn.read(), 0);
-        assert!(conn.read().int() > 0);
+        assert_eq!(answers[5], 0);
+        assert!(answers[6].int() > 0);
     });
 }
 
@@ -87,8 +80,8 @@ fn while_the_server_is_paused_an_expired_hold_is_unseen_too() {
     each_server(|kind| {
         let server = Server::start(kind);
         let mut conn = server.connect();
-        assert!(conn.ok("DLOCK.ACQUIRE k t 50").int() > 0);
-        assert_eq!(conn.ok("CLIENT PAUSE 60000 WRITE"), "OK");
+        let answers = conn.say_together(&["DLOCK.ACQUIRE k t 50", "CLIENT PAUSE 60000 WRITE"]);
+        assert!(answers[0].int() > 0);
         until("the lease is over", || conn.ok("DLOCK.HOLDS k t") == 0);
         assert_eq!(conn.ok("DLOCK.PTTL k"), -2);
         assert_eq!(conn.ok("DLOCK.INSPECT k"), Value::Nil);
@@ -109,16 +102,12 @@ fn after_a_pause_the_background_goes_on() {
     each_server(|kind| {
         let server = Server::start(kind);
         let mut conn = server.connect();
-        assert!(conn.ok("DLOCK.ACQUIRE k t 50").int() > 0);
-        assert_eq!(conn.ok("CLIENT PAUSE 60000 WRITE"), "OK");
+        let answers = conn.say_together(&["DLOCK.ACQUIRE k t 50", "CLIENT PAUSE 60000 WRITE"]);
+        assert!(answers[0].int() > 0);
         until("the lease is over", || conn.ok("DLOCK.HOLDS k t") == 0);
         assert_eq!(conn.ok("EXISTS k"), 1);
         assert_eq!(conn.ok("CLIENT UNPAUSE"), "OK");
         until("the hold is ended", || conn.ok("EXISTS k") == 0);
         assert_eq!(server.info("dlock_expiries"), "1");
     });
-}
-
-fn words(command: &str) -> Vec<&str> {
-    command.split(' ').collect()
 }

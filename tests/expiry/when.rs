@@ -87,9 +87,10 @@ fn a_changed_lease_ends_when_it_says_now() {
 
         // Longer: the old deadline passes and ends nothing.
         for longer in ["DLOCK.EXTEND k t 600000", "DLOCK.ACQUIRE k t 600000", "DLOCK.CONFIRM k t 1 600000"] {
-            let fence = conn.ok("DLOCK.ACQUIRE k t 300").int();
-            conn.ok(&longer.replace(" 1 ", &format!(" {fence} ")));
-            conn.ok("DLOCK.ACQUIRE mark t 310");
+            let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+            let longer = longer.replace(" 1 ", &format!(" {fence} "));
+            let answers = conn.say_together(&["DLOCK.EXTEND k t 50", &longer, "DLOCK.ACQUIRE mark t 60"]);
+            assert!(answers.iter().all(|answer| answer.int() > 0), "{answers:?}");
             until("the old deadline is past", || conn.ok("EXISTS mark") == 0);
             assert_eq!(conn.ok("DLOCK.INSPECT k").field("fence"), &fence, "{longer}");
             conn.ok("DLOCK.BREAK k");
@@ -120,11 +121,10 @@ fn a_thousand_due_together_all_end() {
         let mut events = Events::subscribe(&server, "__keyevent@0__:dlock.expired");
         let mut conn = server.connect();
         let keys: Vec<String> = (0..1_000).map(|n| format!("k{n:03}")).collect();
-        let grants = keys.iter().map(|key| vec!["DLOCK.ACQUIRE", key, "t", "500"]);
-        let commands: Vec<Vec<&str>> = grants.chain([vec!["DEBUG", "SLEEP", "0.6"]]).collect();
-        conn.send_batch(&commands.iter().map(Vec::as_slice).collect::<Vec<_>>());
-        assert_eq!(keys.iter().filter(|_| conn.read().int() > 0).count(), 1_000);
-        assert_eq!(conn.read(), "OK");
+        let grants: Vec<String> = keys.iter().map(|key| format!("DLOCK.ACQUIRE {key} t 500")).collect();
+        let commands: Vec<&str> = grants.iter().map(String::as_str).chain(["DEBUG SLEEP 0.6"]).collect();
+        let answers = conn.say_together(&commands);
+        assert!(answers[..1_000].iter().all(|answer| answer.int() > 0));
         until("all of them have ended", || server.info("dlock_held") == "0");
         assert_eq!(conn.ok("DBSIZE"), 0);
         assert_eq!(
@@ -144,14 +144,20 @@ fn leases_end_in_the_order_of_their_deadlines() {
         let mut events = Events::subscribe(&server, "__keyevent@*__:dlock.expired");
         let mut conn = server.connect();
         // Far enough apart to be granted in any order, and all due at once when the background gets to look.
-        let order =
-            [("3", "b", "200"), ("0", "d", "400"), ("1", "a", "100"), ("0", "c", "300"), ("9", "e", "500")];
-        let grants = order
-            .iter()
-            .flat_map(|(db, key, ttl)| [vec!["SELECT", db], vec!["DLOCK.ACQUIRE", key, "t", ttl]]);
-        let commands: Vec<Vec<&str>> = grants.chain([vec!["DEBUG", "SLEEP", "0.6"]]).collect();
-        conn.send_batch(&commands.iter().map(Vec::as_slice).collect::<Vec<_>>());
-        let told: Vec<String> = order.iter().map(|_| events.next().1).collect();
+        let answers = conn.say_together(&[
+            "SELECT 3",
+            "DLOCK.ACQUIRE b t 200",
+            "SELECT 0",
+            "DLOCK.ACQUIRE d t 400",
+            "DLOCK.ACQUIRE c t 300",
+            "SELECT 1",
+            "DLOCK.ACQUIRE a t 100",
+            "SELECT 9",
+            "DLOCK.ACQUIRE e t 500",
+            "DEBUG SLEEP 0.6",
+        ]);
+        assert_eq!(answers.iter().filter(|answer| matches!(answer, Value::Int(_))).count(), 5);
+        let told: Vec<String> = (0..5).map(|_| events.next().1).collect();
         assert_eq!(told, ["a", "b", "c", "d", "e"]);
     });
 }
@@ -163,7 +169,7 @@ fn watch_and_client_side_caches_see_the_end_of_a_lease() {
         let (mut watcher, mut cache, mut conn) = (server.connect(), server.connect(), server.connect());
         cache.hello3();
         cache.ok("CLIENT TRACKING ON");
-        conn.ok("DLOCK.ACQUIRE k t 50");
+        conn.ok("DLOCK.ACQUIRE k t 700");
         assert_eq!(cache.ok("DLOCK.HOLDS k t"), 1);
         watcher.ok("WATCH k");
         until("the lease ends", || conn.ok("EXISTS k") == 0);

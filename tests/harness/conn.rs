@@ -65,6 +65,15 @@ impl Conn {
         self.send_raw(&bytes);
     }
 
+    /// [`Conn::say`] of several commands in one write, and their replies in order.
+    #[must_use = "the answers, maybe errors, would go unnoticed"]
+    #[track_caller]
+    pub fn say_together(&mut self, commands: &[&str]) -> Vec<Value> {
+        let commands: Vec<Vec<&str>> = commands.iter().map(|command| words(command)).collect();
+        self.send_batch(&commands.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        commands.iter().map(|_| self.read()).collect()
+    }
+
     /// Sends bytes as they are, also such as are no RESP.
     #[track_caller]
     pub fn send_raw(&mut self, bytes: &[u8]) {

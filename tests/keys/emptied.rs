@@ -40,11 +40,14 @@ fn a_lease_from_before_a_flush_ends_nothing_of_after() {
     each_server(|kind| {
         for flush in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHDB"] {
             let mut world = World::new(kind);
-            world.ok("DLOCK.ACQUIRE k t 50");
-            world.ok("DLOCK.ACQUIRE other t 50");
-            world.ok(flush);
-            world.ok("DLOCK.ACQUIRE k t 600000");
-            world.ok("DLOCK.ACQUIRE mark t 60");
+            let answers = world.conn.say_together(&[
+                "DLOCK.ACQUIRE k t 50",
+                "DLOCK.ACQUIRE other t 50",
+                flush,
+                "DLOCK.ACQUIRE k t 600000",
+                "DLOCK.ACQUIRE mark t 60",
+            ]);
+            assert!(answers[3].int() > answers[0].int());
             until("the old deadline is past", || world.conn.ok("EXISTS mark") == 0);
             world.agrees(0, &[("k", Some("t")), ("other", None)], 1);
             assert_eq!(world.master.info("dlock_expiries"), "1");

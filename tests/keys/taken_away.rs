@@ -88,15 +88,14 @@ fn a_ttl_that_has_run_out_unnoticed_lets_one_newcomer_in() {
         assert_eq!(world.ok("DEBUG SET-ACTIVE-EXPIRE 0"), "OK");
         let first = world.hold("k", "t");
         // The command itself finds the key expired: the server deletes it while ours runs.
-        world.conn.send_batch(&[
-            &["PEXPIRE", "k", "20"][..],
-            &["DEBUG", "SLEEP", "0.05"],
-            &["DLOCK.ACQUIRE", "k", "other", "600000"],
-            &["DLOCK.ACQUIRE", "k", "third", "600000"],
+        let answers = world.conn.say_together(&[
+            "PEXPIRE k 20",
+            "DEBUG SLEEP 0.05",
+            "DLOCK.ACQUIRE k other 600000",
+            "DLOCK.ACQUIRE k third 600000",
         ]);
-        assert_eq!((world.conn.read(), world.conn.read()), (1.into(), Value::Simple("OK".into())));
-        assert!(world.conn.read().int() > first);
-        assert_eq!(world.conn.read(), Value::Nil);
+        assert!(answers[2].int() > first);
+        assert_eq!(answers[3], Value::Nil);
         world.agrees(0, &[("k", Some("other"))], 1);
         assert_eq!(world.ok("PTTL k"), -1, "the new lock has no ttl of the old key");
     });

@@ -250,6 +250,12 @@ impl Written {
         self.put.iter().map(|hold| hold.ttl.millis()).max().unwrap_or(0)
     }
 
+    /// The longest lock-delay in it, running or to come, ms; 0 for none.
+    pub fn longest_delay(&self, now: Instant) -> u64 {
+        let to_come = self.put.iter().map(|hold| u64::from(hold.delay())).max().unwrap_or(0);
+        self.delay_until.map_or(0, |until| until.left(now)).max(to_come)
+    }
+
     /// Whether it is a whole lock, as it is stored, and no mere change of one.
     pub fn is_whole(&self) -> bool {
         self.whole

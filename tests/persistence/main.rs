@@ -1,0 +1,117 @@
+//! What a restart, a reload and foreign bytes leave of locks and fences.
+
+#[path = "../harness/mod.rs"]
+mod harness;
+
+mod bytes;
+mod effects;
+mod elsewhere;
+mod restarts;
+
+use harness::{Conn, Value};
+
+/// Everything about a lock but the times that run, as text to compare.
+#[track_caller]
+fn state(conn: &mut Conn, key: &str) -> String {
+    let lock = conn.ok(&format!("DLOCK.INSPECT {key}"));
+    if lock.is_nil() {
+        return "free".into();
+    }
+    let mut holders: Vec<String> = lock
+        .field("holders")
+        .items()
+        .iter()
+        .map(|hold| {
+            let fields = ["token", "count", "fence", "label", "ephemeral"].map(|name| hold.field(name));
+            format!("{fields:?}")
+        })
+        .collect();
+    holders.sort();
+    format!("{:?} {:?} {}", lock.field("mode"), lock.field("permits"), holders.join(" "))
+}
+
+/// One lock of every kind, over two databases: what [`all`] reads.
+#[track_caller]
+fn take_all_kinds(conn: &mut Conn) {
+    for command in [
+        "SELECT 7",
+        "DLOCK.ACQUIRE seven t 600000",
+        "SELECT 0",
+        "DLOCK.ACQUIRE plain t 600000",
+        "DLOCK.ACQUIRE deep t 600000 DEPTH 5 LABEL host:1",
+        "DLOCK.ACQUIRE shared a 600000 SHARED",
+        "DLOCK.ACQUIRE shared b 700000 SHARED DEPTH 2",
+        "DLOCK.ACQUIRE permits a 600000 PERMITS 3 DELAY 5000",
+        "DLOCK.ACQUIRE permits b 600000 PERMITS 3",
+        "DLOCK.ACQUIRE ephemeral t 600000 EPHEMERAL",
+        "DLOCK.ACQUIRE released t 600000",
+        "DLOCK.RELEASE released t",
+    ] {
+        assert!(!conn.ok(command).is_nil(), "{command}");
+    }
+    let binary =
+        conn.call(&[&b"DLOCK.ACQUIRE"[..], b"binary", b"\0\r\n\xff", b"600000", b"LABEL", b"\xfe \0"]);
+    assert!(binary.int() > 0);
+}
+
+#[track_caller]
+fn all(conn: &mut Conn) -> Vec<String> {
+    let mut all = Vec::new();
+    for (db, keys) in [
+        (7, &["seven", "plain"][..]),
+        (0, &["plain", "deep", "shared", "permits", "ephemeral", "released", "binary"]),
+    ] {
+        conn.ok(&format!("SELECT {db}"));
+        for key in keys {
+            all.push(format!("{db} {key} {}", state(conn, key)));
+            let left = conn.ok(&format!("DLOCK.PTTL {key}")).int();
+            assert!(left == -2 || (540_000..=700_000).contains(&left), "{key}: {left} ms left");
+        }
+    }
+    assert!(all.iter().any(|line| line.ends_with("free")) && all.len() == 9);
+    all
+}
+
+/// A lock as DUMP shows it, taken apart. The server must be set to leave strings uncompressed.
+struct Dumped {
+    /// The type and the module's name with its encoding version.
+    head: Vec<u8>,
+    /// What the module wrote.
+    lock: Vec<u8>,
+    /// The version of the RDB format; no checksum, which `DEBUG SET-SKIP-CHECKSUM-VALIDATION` leaves unread.
+    foot: Vec<u8>,
+}
+
+impl Dumped {
+    #[track_caller]
+    fn of(conn: &mut Conn, key: &str) -> Dumped {
+        let answer = conn.ok(&format!("DUMP {key}"));
+        let bytes = answer.bytes();
+        // type, 0x81 and 8 bytes of module name; then the mark of a string, its length; behind it the end mark.
+        let (head, rest) = bytes.split_at(10);
+        assert_eq!((head[0], head[1], rest[0]), (7, 0x81, 5), "{}", bytes.escape_ascii());
+        let (length, start) = match rest[1] {
+            short @ 0..64 => (short as usize, 2),
+            long => ((long as usize & 0x3f) << 8 | rest[2] as usize, 3),
+        };
+        let (lock, end) = rest[start..].split_at(length);
+        assert_eq!((end.len(), end[0]), (11, 0));
+        Dumped { head: head.to_vec(), lock: lock.to_vec(), foot: end[1..].to_vec() }
+    }
+
+    /// What stands between the head and the foot when the module wrote `lock`.
+    fn body(lock: &[u8]) -> Vec<u8> {
+        let length = lock.len() as u16 | 0x4000;
+        [&[5], &length.to_be_bytes()[..], lock, &[0]].concat()
+    }
+
+    /// A payload for RESTORE with other bytes in the middle.
+    fn with(&self, body: &[u8]) -> Vec<u8> {
+        [&self.head, body, &self.foot].concat()
+    }
+}
+
+#[track_caller]
+fn restore(conn: &mut Conn, key: &str, payload: &[u8]) -> Value {
+    conn.call(&[&b"RESTORE"[..], key.as_bytes(), b"0", payload])
+}
