@@ -16,6 +16,8 @@ pub struct World {
     pub clients: Vec<Script>,
     /// The names by which the clients may go, see [`super::names::client_orders`].
     pub client_orders: Vec<Vec<usize>>,
+    /// Whether states that differ by names alone are different.
+    pub by_name: bool,
     /// The greatest number used at each master before, for other resources.
     pub numbers_before: [u8; MASTERS],
     pub time: Time,
@@ -155,7 +157,7 @@ impl World {
     pub fn first_alike(&self) -> usize {
         let waits = |script: &Script| script.waits;
         let moves_on = |script: &Script| script.waits && (script.timeouts || self.grace > 0);
-        if self.is(Broken::ExtendedByOne) || self.clients.iter().any(moves_on) {
+        if self.by_name || self.is(Broken::ExtendedByOne) || self.clients.iter().any(moves_on) {
             MASTERS
         } else {
             usize::from(self.clients.iter().any(waits))

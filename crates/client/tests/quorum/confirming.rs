@@ -40,7 +40,8 @@ fn a_grant_that_comes_late_is_counted_if_it_is_not_greater() {
 #[test]
 fn no_answer_counts_of_a_master_whose_grant_does_not() {
     let mut machine = confirming();
-    hear(&mut machine, 150, confirm(8, 0), &[(0, granted(8)), (2, granted(8))]);
+    let uncounted = hear(&mut machine, 150, confirm(8, 0), &[(0, granted(8)), (2, granted(8))]);
+    assert_eq!(uncounted.verdict, Verdict::Open, "2 has not granted");
     assert!(vote(&mut machine, 160, &[(2, granted(9))]).sends.is_empty(), "greater: left out");
     let still = hear(&mut machine, 170, confirm(8, 0), &[(2, granted(8))]);
     assert_eq!(still.verdict, Verdict::Open);
