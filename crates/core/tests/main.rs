@@ -1,6 +1,7 @@
 //! The core against its contract. One binary, so that it links once: `cargo test -p dlock-core model::` runs one part.
 
 mod bytes;
+mod corpus;
 mod model;
 mod regressions;
 mod words;
