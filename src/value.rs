@@ -128,6 +128,8 @@ impl Value {
         let lock = std::mem::take(&mut self.lock);
         let slot = std::mem::take(&mut self.slot);
         let name = Name::new(db, key);
+        // A replica has no line to serve and tells nobody; its promotion must not find what its master did long ago.
+        let master = types::flags_now().contains(Flags::MASTER);
         let to_do = with(|s| {
             if slot.0 != Slot::NONE {
                 s.db(db).schedule.remove(slot.0);
@@ -142,7 +144,9 @@ impl Value {
                     s.unbind(client, &name, hold.token());
                 }
             }
-            s.pending.push_back(Task::Vanished(name.to_owned()));
+            if master && s.loading.is_none() {
+                s.pending.push_back(Task::Vanished(name.to_owned()));
+            }
             true
         });
         if to_do {

@@ -1,0 +1,93 @@
+//! Pauses, failovers and shutdowns while leases run out: a write of the background in one of them would end the server.
+
+use crate::harness::{Server, each_server, until};
+
+/// Takes this many locks whose leases all run out soon.
+#[track_caller]
+fn take_many(server: &Server, count: usize, ttl: u32, then: &[&str]) {
+    let mut conn = server.connect();
+    let grants: Vec<String> = (0..count).map(|n| format!("DLOCK.ACQUIRE k{n} t {ttl}")).collect();
+    let commands: Vec<&str> = grants.iter().map(String::as_str).chain(then.iter().copied()).collect();
+    let answers = conn.say_together(&commands);
+    assert!(answers[..count].iter().all(|answer| answer.int() > 0));
+    assert!(answers[count..].iter().all(|answer| answer == "OK"), "{:?}", &answers[count..]);
+}
+
+#[test]
+fn leases_that_run_out_in_a_pause_end_after_it_on_both_sides() {
+    each_server(|kind| {
+        let (master, replica) = (Server::options(kind).conf("appendonly yes").start(), Server::start(kind));
+        replica.replicate(&master);
+        take_many(&master, 100, 50, &["CLIENT PAUSE 600000 WRITE"]);
+        let mut conn = master.connect();
+        until("all leases are over", || (0..100).all(|n| conn.ok(&format!("DLOCK.HOLDS k{n} t")) == 0));
+        assert_eq!((conn.ok("DBSIZE"), master.info("dlock_expiries")), (100.into(), "0".into()));
+        conn.ok("CLIENT UNPAUSE");
+        until("they end", || conn.ok("DBSIZE") == 0);
+        replica.wait_in_sync(&master);
+        assert_eq!(replica.connect().ok("DBSIZE"), 0);
+        assert_eq!((master.info("dlock_expiries"), replica.info("dlock_held")), ("100".into(), "0".into()));
+    });
+}
+
+#[test]
+fn leases_that_run_out_in_a_failover_end_on_the_new_master() {
+    each_server(|kind| {
+        let (master, replica) = (Server::options(kind).conf("appendonly yes").start(), Server::start(kind));
+        replica.replicate(&master);
+        // The failover waits for a replica that has stopped: all leases run out while the master is paused for it.
+        replica.pause();
+        take_many(&master, 100, 50, &["FAILOVER"]);
+        let mut conn = master.connect();
+        until("all leases are over", || (0..100).all(|n| conn.ok(&format!("DLOCK.HOLDS k{n} t")) == 0));
+        assert_eq!(master.info("master_failover_state"), "waiting-for-sync");
+        assert_eq!((conn.ok("DBSIZE"), master.info("dlock_expiries")), (100.into(), "0".into()));
+        replica.resume();
+        until("the roles are changed", || replica.info("role") == "master" && master.info("role") == "slave");
+        let mut new = replica.connect();
+        until("the leases end there", || new.ok("DBSIZE") == 0);
+        assert_eq!(
+            (replica.info("dlock_expiries"), master.info("dlock_expiries")),
+            ("100".into(), "0".into())
+        );
+        let fence = new.ok("DLOCK.ACQUIRE after t 600000").int();
+        master.wait_in_sync(&replica);
+        let mut old = master.connect();
+        assert_eq!((old.ok("DBSIZE"), old.ok("DLOCK.HOLDS after t")), (1.into(), 1.into()));
+        assert_eq!(master.info("dlock_fence"), fence.to_string());
+    });
+}
+
+#[test]
+fn a_shutdown_that_waits_for_a_replica_while_leases_run_out_is_clean() {
+    each_server(|kind| {
+        let options = Server::options(kind).conf("appendonly yes").conf("shutdown-timeout 1");
+        let (master, replica) = (options.start(), Server::start(kind));
+        replica.replicate(&master);
+        replica.pause();
+        // Some run out before the second is over for which the server waits.
+        take_many(&master, 100, 300, &[]);
+        assert!(master.terminate().success());
+        let log = master.log();
+        assert!(log.contains("Waiting for replicas before shutting down"), "{log}");
+        replica.resume();
+    });
+}
+
+#[test]
+fn a_demoted_master_ends_nothing_more() {
+    each_server(|kind| {
+        let (one, other) = (Server::start(kind), Server::start(kind));
+        other.connect().ok("DLOCK.ACQUIRE theirs t 600000");
+        // Demoted in the same turn: its timer is armed for a lease that is no longer its own to end.
+        take_many(&one, 10, 50, &[]);
+        one.replicate(&other);
+        let mut conn = one.connect();
+        assert_eq!((conn.ok("DBSIZE"), conn.ok("DLOCK.HOLDS theirs t")), (1.into(), 1.into()));
+        assert_eq!((one.info("dlock_held"), one.info("dlock_holders")), ("1".into(), "1".into()));
+        assert_eq!(
+            one.info("dlock_fence").parse::<u64>().ok() >= other.info("dlock_fence").parse().ok(),
+            true
+        );
+    });
+}

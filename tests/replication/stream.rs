@@ -1,0 +1,227 @@
+//! The exact stream: one effect for a change, with final values; nothing for anything else.
+
+use crate::harness::{Conn, Server, Stream, each_server, line, until};
+
+/// An effect as a person would write it: `k whole exclusive [t x1 #123 600000 host] last 123`. The layout is taken
+/// apart by hand, so that it cannot change unnoticed.
+fn effect(command: &[Vec<u8>]) -> String {
+    let [name, key, bytes, last] = command else { panic!("{}", line(command)) };
+    assert_eq!(name, b"DLOCK._SET");
+    let number = |at: usize, width: usize| -> u64 {
+        bytes[at..at + width].iter().rev().fold(0, |n, byte| n << 8 | u64::from(*byte))
+    };
+    assert_eq!((bytes[0], bytes[3]), (1, 0), "version");
+    let whole = ["part", "whole"][bytes[1] as usize];
+    let mode = ["free", "exclusive", "shared", "permits"][bytes[2] as usize];
+    let (at_ms, mut at) = (number(24, 8), 48);
+    let mut words = vec![String::from_utf8_lossy(key).into_owned(), whole.into(), mode.into()];
+    for _ in 0..number(40, 4) {
+        let token = &bytes[at + 1..at + 1 + bytes[at] as usize];
+        words.push(format!("-{}", token.escape_ascii()));
+        at += 1 + token.len();
+    }
+    for _ in 0..number(44, 4) {
+        let (fence, deadline, ttl, count) =
+            (number(at, 8), number(at + 8, 8), number(at + 16, 4), number(at + 20, 4));
+        let (token, label) = (bytes[at + 29] as usize, bytes[at + 30] as usize);
+        at += 31;
+        // An absolute deadline, rounded up to the millisecond.
+        assert!((ttl..=ttl + 1).contains(&(deadline - at_ms)), "{deadline} - {at_ms} is no {ttl}");
+        let text = |range: std::ops::Range<usize>| bytes[range].escape_ascii().to_string();
+        let (token, label) = (text(at..at + token), text(at + token..at + token + label));
+        words.push(format!("[{token} x{count} #{fence} {ttl} {label}]"));
+        at += bytes[at - 2] as usize + bytes[at - 1] as usize;
+    }
+    assert_eq!(at, bytes.len());
+    words.push(format!("last {}", String::from_utf8_lossy(last)));
+    words.join(" ")
+}
+
+#[track_caller]
+fn next(stream: &mut Stream, conn: &mut Conn, command: &str) -> (i64, String) {
+    let answer = conn.ok(command).int();
+    let sent = stream.drain();
+    let [sent] = &sent[..] else {
+        panic!("{command}: {:?}", sent.iter().map(|c| line(c)).collect::<Vec<_>>())
+    };
+    (answer, effect(sent))
+}
+
+#[test]
+fn each_change_is_one_effect_with_final_values() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        conn.ok("SET x y");
+        let mut stream = Stream::of(&server);
+        conn.ok("SET x z");
+        assert_eq!(
+            stream.drain().iter().map(|command| line(command)).collect::<Vec<_>>(),
+            ["SELECT 0", "SET x z"]
+        );
+
+        let (fence, sent) = next(&mut stream, &mut conn, "DLOCK.ACQUIRE k t 600000 REENTRANT LABEL host");
+        assert_eq!(sent, format!("k whole exclusive [t x1 #{fence} 600000 host] last {fence}"));
+        let (_, sent) = next(&mut stream, &mut conn, "DLOCK.ACQUIRE k t 500 DEPTH 3");
+        assert_eq!(sent.replace(&sent[sent.find('[').unwrap()..], ""), "k whole exclusive ");
+        assert!(sent.contains(&format!("[t x3 #{fence} 600000 host]")), "{sent}");
+        let (_, sent) = next(&mut stream, &mut conn, "DLOCK.RELEASE k t");
+        assert!(sent.contains(&format!("[t x2 #{fence} 600000 host]")), "{sent}");
+        let (_, sent) = next(&mut stream, &mut conn, "DLOCK.EXTEND k t 700000");
+        assert_eq!(sent, format!("k whole exclusive [t x2 #{fence} 700000 host] last {fence}"));
+        let raised = fence + 5_000_000;
+        let (_, sent) = next(&mut stream, &mut conn, &format!("DLOCK.CONFIRM k t {raised} 800000"));
+        assert_eq!(sent, format!("k whole exclusive [t x2 #{raised} 800000 host] last {raised}"));
+        let (_, sent) = next(&mut stream, &mut conn, "DLOCK.RELEASE k t ALL");
+        assert_eq!(sent, format!("k whole free last {raised}"));
+
+        let (a, sent) = next(&mut stream, &mut conn, "DLOCK.ACQUIRE s a 600000 SHARED");
+        assert_eq!(sent, format!("s part shared [a x1 #{a} 600000 ] last {a}"));
+        let (b, sent) = next(&mut stream, &mut conn, "DLOCK.ACQUIRE s b 600000 SHARED");
+        assert_eq!(
+            sent,
+            format!("s part shared [b x1 #{b} 600000 ] last {b}"),
+            "the others are not sent again"
+        );
+        let (_, sent) = next(&mut stream, &mut conn, "DLOCK.RELEASE s a");
+        assert_eq!(sent, format!("s part shared -a last {b}"));
+        let (_, sent) = next(&mut stream, &mut conn, "DLOCK.BREAK s");
+        assert_eq!(sent, format!("s whole free last {b}"));
+    });
+}
+
+#[test]
+fn nothing_is_sent_for_what_changes_nothing() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        conn.ok("SET text x");
+        conn.ok("DLOCK.ACQUIRE k t 600000 DEPTH 2 LABEL host");
+        let mut stream = Stream::of(&server);
+        for command in [
+            "DLOCK.ACQUIRE k other 600000",
+            "DLOCK.ACQUIRE k t 1000",
+            "DLOCK.ACQUIRE k t 1000 DEPTH 2 LABEL host",
+            "DLOCK.ACQUIRE k t 600000 PERMITS 2",
+            "DLOCK.ACQUIRE k t 0",
+            "DLOCK.ACQUIRE text t 600000",
+            "DLOCK.RELEASE k other",
+            "DLOCK.RELEASE k other ALL",
+            "DLOCK.RELEASE k t DEPTH 2",
+            "DLOCK.RELEASE free t",
+            "DLOCK.EXTEND k other 600000",
+            "DLOCK.CONFIRM k other 1 600000",
+            "DLOCK.CONFIRM k t 1 700000",
+            "DLOCK.CONFIRM k t 9007199254740991 700000",
+            "DLOCK.HOLDS k t",
+            "DLOCK.PTTL k",
+            "DLOCK.INSPECT k",
+            "DLOCK.WAITERS k",
+            "DLOCK.CANCEL k t",
+            "DLOCK.BREAK free",
+            "DLOCK.TOKEN",
+            "DLOCK.HELP",
+            "DLOCK._SET k x 5",
+        ] {
+            let _ = conn.say(command);
+            let sent = stream.drain();
+            assert!(sent.is_empty(), "{command}: {}", line(&sent[0]));
+        }
+        conn.ok("DLOCK.RELEASE k t");
+        assert_eq!(stream.drain().len(), 2, "SELECT and the effect: it does listen");
+    });
+}
+
+#[test]
+fn the_end_of_a_lease_is_sent_in_its_database() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        let mut stream = Stream::of(&server);
+        conn.ok("SELECT 5");
+        let fence = conn.ok("DLOCK.ACQUIRE k t 50").int();
+        conn.ok("SELECT 0");
+        conn.ok("SET x y");
+        until("the lease ends", || server.info("dlock_expiries") == "1");
+        let sent = stream.drain();
+        let [five, grant, zero, set, again, end] = &sent[..] else { panic!("{sent:?}") };
+        assert_eq!([five, zero, again].map(|c| line(c)), ["SELECT 5", "SELECT 0", "SELECT 5"]);
+        assert_eq!(line(set), "SET x y");
+        assert_eq!(effect(grant), format!("k whole exclusive [t x1 #{fence} 50 ] last {fence}"));
+        assert_eq!(effect(end), format!("k whole free last {fence}"));
+    });
+}
+
+#[test]
+fn a_hold_found_expired_is_ended_in_the_effect_of_the_command_that_finds_it() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        let mut stream = Stream::of(&server);
+        let answers =
+            conn.say_together(&["DLOCK.ACQUIRE k t 20", "DEBUG SLEEP 0.05", "DLOCK.ACQUIRE k u 600000"]);
+        let (first, second) = (answers[0].int(), answers[2].int());
+        let sent = stream.drain();
+        let [_, grant, next] = &sent[..] else { panic!("{sent:?}") };
+        assert_eq!(effect(grant), format!("k whole exclusive [t x1 #{first} 20 ] last {first}"));
+        assert_eq!(effect(next), format!("k whole exclusive [u x1 #{second} 600000 ] last {second}"));
+
+        conn.say_together(&[
+            "DLOCK.BREAK k",
+            "DLOCK.ACQUIRE k t 20",
+            "DEBUG SLEEP 0.05",
+            "DLOCK.RELEASE k t",
+        ])
+        .iter()
+        .for_each(|answer| assert!(!answer.is_nil()));
+        let sent = stream.drain();
+        assert_eq!(sent.len(), 3);
+        assert!(effect(&sent[2]).starts_with("k whole free"), "RELEASE answered 0 and ended it all the same");
+    });
+}
+
+#[test]
+fn a_transaction_and_a_script_send_their_effects_as_one() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        let mut stream = Stream::of(&server);
+        for command in
+            ["MULTI", "DLOCK.ACQUIRE a t 600000", "SET x y", "DLOCK.ACQUIRE a u 600000", "DLOCK.RELEASE a t"]
+        {
+            conn.ok(command);
+        }
+        conn.ok("EXEC");
+        let script = "redis.call('DLOCK.ACQUIRE', KEYS[1], 't', 600000) return redis.call('DLOCK.RELEASE', KEYS[1], 't')";
+        assert_eq!(conn.call(&["EVAL", script, "1", "k"]), 1);
+        let sent = stream.drain();
+        let shown: Vec<String> = sent
+            .iter()
+            .map(|command| if command[0] == b"DLOCK._SET" { effect(command) } else { line(command) })
+            .map(|text| {
+                text.split(" [")
+                    .next()
+                    .unwrap_or_default()
+                    .split(" last")
+                    .next()
+                    .unwrap_or_default()
+                    .to_string()
+            })
+            .filter(|text| !text.starts_with("SELECT"))
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                "MULTI",
+                "a whole exclusive",
+                "SET x y",
+                "a whole free",
+                "EXEC",
+                "MULTI",
+                "k whole exclusive",
+                "k whole free",
+                "EXEC"
+            ]
+        );
+    });
+}
