@@ -1,8 +1,10 @@
 //! Random runs: whatever happens, in whatever order, the core does what the page says.
 
 pub mod check;
+pub mod content;
 pub mod moves;
 pub mod page;
+mod storage;
 pub mod system;
 
 use std::collections::BTreeMap;

@@ -59,6 +59,7 @@ fn takes_no_second_for_thirty_thousand(prepare: impl Fn(usize) -> World, work: i
     let n = if cfg!(miri) { 50 } else { 30_000 };
     let run = |_| {
         let mut world = prepare(n);
+        #[expect(clippy::disallowed_methods, reason = "it is the test that takes time here, not the core")]
         let watch = Stopwatch::now();
         work(&mut world, n);
         watch.elapsed()
@@ -77,6 +78,18 @@ fn sharers_that_are_let_in_together() {
         world
     };
     takes_no_second_for_thirty_thousand(prepare, |world, n| world.release_first(n));
+}
+
+/// Where many are let in, the holders are no longer looked up one by one: the last of them are holders as well.
+#[test]
+fn who_was_let_in_with_many_is_known_as_a_holder() {
+    for late in [0, 31, 32, 99] {
+        let mut world = World::held_exclusively();
+        (0..100).for_each(|n| world.wait(KEY, &token(n), Mode::Shared));
+        world.wait(KEY, &token(late), Mode::Permits(std::num::NonZeroU32::MIN));
+        // The last wait is refused at once: a sharer cannot have a permit.
+        world.release_first(101);
+    }
 }
 
 /// Each of them was taken out of a list of all of them.
