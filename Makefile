@@ -1,6 +1,6 @@
 # The ways into the project. Each target only names a script; what it does and why stands there.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-servers lint fmt miri asan fuzz bench clean
+.PHONY: help setup run test test-servers lint fmt miri asan fuzz bench stall clean
 
 SECONDS ?= 60
 
@@ -36,6 +36,9 @@ fuzz: setup ## each fuzz target for SECONDS=60 (needs nightly, fetches it)
 
 bench: setup ## commands per second beside plain SET NX PX and DEL
 	@scripts/bench.sh
+
+stall: setup ## the longest pause when 100,000 of 1,000,000 leases end together
+	@scripts/stall.sh
 
 clean: ## remove everything built and fetched
 	@cargo clean
