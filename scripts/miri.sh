@@ -1,7 +1,6 @@
 #!/bin/sh
-# The core's tests under Miri, which sees undefined behaviour and, here, that there is none of it to see: it also proves
-# that the core touches no clock and no file. Miri is a hundred times slower, so random tests run
-# few cases, and those with long inputs should shorten them where cfg!(miri).
+# The core's tests under Miri, which sees undefined behaviour in the core and in the crates under it. Miri is a hundred
+# times slower, so random tests run few cases, and those with long inputs should shorten them where cfg!(miri).
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

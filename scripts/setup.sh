@@ -17,8 +17,7 @@ has_libclang() {
 missing=
 command -v cc >/dev/null && [ -e /usr/include/stdio.h ] || missing="$missing gcc libc6-dev"
 has_libclang || missing="$missing libclang-dev"
-command -v redis-cli >/dev/null || missing="$missing redis-tools"
-[ -x /usr/bin/redis-server ] || [ -x /usr/bin/redis-check-rdb ] || missing="$missing redis-tools"
+command -v redis-cli >/dev/null && [ -x /usr/bin/redis-check-rdb ] || missing="$missing redis-tools"
 
 if [ -n "$missing" ]; then
     say "installing:$missing"

@@ -64,14 +64,13 @@ impl Command for Acquire {
     }
 }
 
-/// The connection an EPHEMERAL hold is bound to.
+/// The connection an EPHEMERAL hold is bound to. A script runs on a client of the server's own, and no server says
+/// whose command started it.
 fn connection(ctx: Ctx<'_>) -> Result<ClientId, String> {
-    match ctx.client_id() {
-        0 | u64::MAX => {
-            Err("ERR EPHEMERAL needs a connection to end with, and a script has none here".into())
-        }
-        id => Ok(ClientId(id)),
+    if ctx.flags().contains(Flags::LUA) {
+        return Err(words::NO_CONNECTION.into());
     }
+    Ok(ClientId(ctx.client_id()))
 }
 
 pub struct Release;

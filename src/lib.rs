@@ -12,6 +12,7 @@ mod deadlines;
 mod effects;
 mod events;
 mod ffi;
+mod followers;
 mod info;
 mod state;
 mod table;
@@ -44,7 +45,7 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
     match ffi::entry(|| load(ctx, &arguments)) {
         Ok(()) => rm::REDISMODULE_OK as c_int,
         Err(why) => {
-            ctx.log(LogLevel::Warning, &format!("dlock does not load: {why}"));
+            ctx.log(LogLevel::Warning, &format!("it does not load: {why}"));
             failed
         }
     }
@@ -83,7 +84,7 @@ fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
     must(notices::subscribe(ctx, events::on_notice), "an event")?;
     must(setup::register_info(ctx, info::write), "the INFO section")?;
     if !ctx.announces_module_events() {
-        let hint = "dlock: nobody will hear of a released lock: notify-keyspace-events has to hold K and d (module \
+        let hint = "nobody will hear of a released lock: notify-keyspace-events has to hold K and d (module \
                     events), for example \"Kd\"";
         ctx.log(LogLevel::Warning, hint);
     }

@@ -6,6 +6,8 @@ use dlock_core::codec::Origin;
 use dlock_core::schedule::{Schedule, Slot};
 use dlock_core::{ClientId, Fence, Fences, Granted, Instant, Name, Token, WaiterId, Waiting};
 
+use smallvec::SmallVec;
+
 use crate::config::Config;
 use crate::ffi::{Handle, MainThread, notices::Timer};
 use crate::info::Stats;
@@ -27,15 +29,20 @@ pub struct State {
     pub timer: Option<(Timer, u64)>,
     /// Where bytes that come in now come from; None outside of loading.
     pub loading: Option<Origin>,
+    /// Whether anybody may follow what is replicated: see [`crate::followers`].
+    pub followed: bool,
     pub stats: Stats,
     /// For the bytes of effects, so that they are not allocated anew each time.
     pub buffer: Vec<u8>,
 }
 
+/// A key's name as the schedule keeps it: short ones without an allocation of their own.
+pub type Key = SmallVec<[u8; 24]>;
+
 /// One database.
 #[derive(Default)]
 pub struct Db {
-    pub schedule: Schedule<Box<[u8]>>,
+    pub schedule: Schedule<Key>,
     /// How many hold in it.
     pub holders: usize,
 }
@@ -73,12 +80,14 @@ pub fn start(config: Config) {
         pending: VecDeque::new(),
         timer: None,
         loading: None,
+        followed: true,
         stats: Stats::default(),
         buffer: Vec::new(),
     });
 }
 
 /// The state, for a moment. The closure must not call the server, which may call back.
+#[inline]
 pub fn with<R>(run: impl FnOnce(&mut State) -> R) -> R {
     STATE.with(run)
 }

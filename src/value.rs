@@ -5,7 +5,7 @@ use dlock_core::schedule::{Schedule, Slot};
 use dlock_core::{Change, Ephemeral, Lock, Name};
 
 use crate::ffi::{Flags, types};
-use crate::state::{State, Task, with};
+use crate::state::{Key, State, Task, with};
 use crate::{clock, deadlines};
 
 #[derive(Default)]
@@ -75,7 +75,7 @@ impl Value {
 
     /// Bytes it takes, its place in the schedule included.
     pub fn memory(&self) -> usize {
-        let scheduled = if self.slot.0 == Slot::NONE { 0 } else { Schedule::<Box<[u8]>>::ENTRY_SIZE };
+        let scheduled = if self.slot.0 == Slot::NONE { 0 } else { Schedule::<Key>::ENTRY_SIZE };
         size_of::<Value>() - size_of::<Lock>() + self.lock.size() + scheduled
     }
 
@@ -110,7 +110,7 @@ impl Value {
             return false;
         };
         if self.slot.0 == Slot::NONE {
-            self.slot.0 = schedule.insert(due, key.into()).unwrap_or(Slot::NONE);
+            self.slot.0 = schedule.insert(due, Key::from_slice(key)).unwrap_or(Slot::NONE);
         } else {
             schedule.reschedule(self.slot.0, due);
         }

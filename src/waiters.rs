@@ -42,10 +42,13 @@ pub fn wait(
     client: ClientId,
     wait: Wait,
 ) -> Result<(), String> {
-    if !with(|s| s.waiting.has_room(name, s.config.limits)) {
-        return Err(words::queue_full(with(|s| s.config.limits)));
+    let (limits, room) = with(|s| (s.config.limits, s.waiting.has_room(name, s.config.limits)));
+    if !room {
+        with(|s| s.stats.queue_refusals += 1);
+        return Err(words::queue_full(limits));
     }
-    if let Some(circle) = circle(ctx, name, request.token, rank) {
+    if let Some(circle) = circle(ctx, name, &request, rank) {
+        with(|s| s.stats.deadlocks += 1);
         return Err(words::deadlock(&circle));
     }
     let since = clock::now();
@@ -60,7 +63,6 @@ pub fn wait(
     match joined {
         Some(()) => deadlines::rearm(),
         None => {
-            let limits = with(|s| s.config.limits);
             let reply = Reply::Error(words::queue_full(limits));
             blocked::unblock(handle, Some(Box::new(Answer { reply, delivered: false, grant: None })));
         }
@@ -69,9 +71,9 @@ pub fn wait(
 }
 
 /// The circle of tokens that waiting for this would close.
-fn circle(ctx: Ctx<'_>, name: &Name<'_>, token: &[u8], rank: Rank) -> Option<Vec<Token>> {
+fn circle(ctx: Ctx<'_>, name: &Name<'_>, request: &Request<'_>, rank: Rank) -> Option<Vec<Token>> {
     let (now, db) = (clock::now(), ctx.db());
-    let mut search = Search::new(Token::new(token)?, name, rank);
+    let mut search = Search::new(Token::new(request.token)?, name, rank, request.mode);
     loop {
         match with(|s| search.run(&s.waiting)) {
             Found::Nothing => return None,

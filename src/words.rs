@@ -39,3 +39,9 @@ pub fn fence_ahead(ms: u64, bound: u64) -> String {
 
 pub const EFFECT: &str = "ERR this command is how a master tells replicas and the append only file what happened; \
                           clients use DLOCK.ACQUIRE and its kin, see DLOCK.HELP";
+
+pub const NO_CONNECTION: &str = "ERR EPHEMERAL cannot be used in a script, which has no connection of its own to end \
+                                 with: send the command itself, or in MULTI";
+
+/// The one error that clients of a cluster are meant to answer by asking again: they are sent to the right node then.
+pub const MOVING: &str = "TRYAGAIN the key's slot moves to another node, where its lock is now";

@@ -73,6 +73,7 @@ impl<T> MainThread<T> {
 
     /// The closure must not call the server: many calls come back into the module (an expired key, an unlinked key),
     /// and the second borrow would panic.
+    #[inline]
     pub fn with<R>(&self, run: impl FnOnce(&mut T) -> R) -> R {
         let mut value = self.0.borrow_mut();
         run(value.as_mut().expect("used before it was set"))

@@ -14,7 +14,7 @@ pub trait Command {
 
 /// The arguments of a command, its name not counted.
 pub struct Args<'a> {
-    pub bytes: SmallVec<[&'a [u8]; 16]>,
+    pub bytes: SmallVec<[&'a [u8]; 6]>,
     /// The first argument as the server has it, if there is any.
     pub key: *mut rm::RedisModuleString,
 }

@@ -43,7 +43,6 @@ pub fn register(ctx: Ctx<'_>) -> bool {
         free_effort2: None,
         unlink2: Some(unlink),
         copy2: None,
-        // In place of aux_save from 7.2 on: an RDB without fences does not need the module to be loaded.
         aux_save2: Some(aux_save_if_any),
     };
     let name = c_string(NAME);
@@ -178,19 +177,18 @@ unsafe extern "C" fn unlink(ctx: *mut rm::RedisModuleKeyOptCtx, value: *const c_
     });
 }
 
-/// Redis 7.0 has marked the place already and calls `aux_load` for it: something has to be there.
+/// Redis 7.0: what is announced has to be written.
 unsafe extern "C" fn aux_save(io: *mut rm::RedisModuleIO, _when: c_int) {
     // SAFETY: `io` is ours for this call.
     guard((), || unsafe { api!(RedisModule_SaveUnsigned(io, value::last_fence())) });
 }
 
+/// From 7.2 on nothing need be written, and then an RDB without locks loads without the module.
 unsafe extern "C" fn aux_save_if_any(io: *mut rm::RedisModuleIO, when: c_int) {
-    // SAFETY: as above.
-    guard((), || {
-        if value::last_fence() > 0 {
-            unsafe { aux_save(io, when) }
-        }
-    });
+    if guard(0, value::last_fence) > 0 {
+        // SAFETY: as above.
+        unsafe { aux_save(io, when) };
+    }
 }
 
 unsafe extern "C" fn aux_load(io: *mut rm::RedisModuleIO, _encoding: c_int, _when: c_int) -> c_int {

@@ -47,7 +47,7 @@ fn form(arguments: &[Value]) -> Vec<String> {
             }
             _ => argument.field("name").text(),
         };
-        let optional = has("flags") && argument.field("flags").items().iter().any(|flag| flag == &"optional");
+        let optional = has("flags") && argument.field("flags").items().iter().any(|flag| *flag == "optional");
         match (optional, kind.as_str()) {
             (true, _) => format!("[{words}]"),
             (false, "oneof") => format!("<{words}>"),

@@ -32,9 +32,10 @@ impl ServerKind {
 pub fn each_server(test: impl Fn(&ServerKind)) {
     let mut failures = Vec::new();
     for kind in kinds() {
-        // The panic itself was already printed with its place; here it only gets the server's name.
+        // The panic itself was already printed with its place and its log; here it only gets the server's name.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| test(kind))) {
-            failures.push(format!("on {} ({}): {}", kind.name, kind.version, message(&*panic)));
+            let lines: Vec<&str> = message(&*panic).lines().take(3).collect();
+            failures.push(format!("on {} ({}): {}", kind.name, kind.version, lines.join("\n")));
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));

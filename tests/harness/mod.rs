@@ -25,9 +25,11 @@ mod wire;
 
 pub use conn::Conn;
 pub use events::Events;
+pub use folder::Folder;
 pub use kinds::{ServerKind, each_server};
 pub use module::module_path;
 pub use options::Options;
+pub use port::Port;
 pub use server::Server;
 pub use stream::Stream;
 pub use value::Value;

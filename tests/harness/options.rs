@@ -80,6 +80,8 @@ impl Options {
             "save \"\"".to_string(),
             "enable-debug-command yes".to_string(),
             "enable-module-command yes".to_string(),
+            // A crash is reported without a walk over all memory first.
+            "crash-memcheck-enabled no".to_string(),
             // A replica is served at once instead of after 5 s in which others might join it.
             "repl-diskless-sync-delay 0".to_string(),
         ];

@@ -77,6 +77,9 @@ impl std::fmt::Display for Malformed {
 const VERSION: u8 = 1;
 const WHOLE: u8 = 1;
 
+/// The longest lock-delay a hold can ask for, ms.
+const MAX_DELAY: u64 = u32::MAX as u64;
+
 /// Writes a change of a lock: all of it, or the holds that it names.
 pub fn write(lock: &Lock, change: &Change, now: Instant, anchor: Anchor, out: &mut Vec<u8>) {
     let (flags, put, dropped): (u8, SmallVec<[&Hold; 1]>, &[Token]) = match change {
@@ -158,9 +161,12 @@ impl Reader {
         let delay_until = match cursor.u64()? {
             0 => None,
             until => {
+                // Both were rounded to whole ms, away from each other: one more than was asked for may be left.
                 let left = until.saturating_sub(at);
-                u32::try_from(left).map_err(|_| Malformed::Value("delay"))?;
-                Some(moved(until, shift).min(self.now.after_millis(left)))
+                if left > MAX_DELAY + 1 {
+                    return Err(Malformed::Value("delay"));
+                }
+                Some(moved(until, shift).min(self.now.after_millis(left.min(MAX_DELAY))))
             }
         };
         let (dropped, put) = (cursor.u32()?, cursor.u32()?);
@@ -197,7 +203,7 @@ impl Reader {
             deadline: moved(deadline, shift).min(self.now + ttl),
             ttl,
             count: count.ok_or(Malformed::Value("count"))?,
-            extras: Extras { ephemeral, delay, label }.boxed(),
+            extras: Extras { ephemeral, delay, label, in_doubt: None }.boxed(),
         })
     }
 

@@ -46,41 +46,41 @@ impl<'a> Acquire<'a> {
     pub fn parse(args: &[&'a [u8]], max_ttl: Ttl) -> Result<Self, Misuse> {
         let mut args = Args::new(args);
         let mut parsed = Acquire::new(args.next()?, args.token()?, args.ttl(max_ttl)?);
-        let mut seen = Seen::default();
+        let mut given = Given::empty();
         while let Some(option) = args.option() {
             match () {
                 _ if option.is("SHARED") => {
-                    seen.once("SHARED or PERMITS", 1)?;
+                    given.once(Given::MODE, "SHARED or PERMITS")?;
                     parsed.mode = Mode::Shared;
                 }
                 _ if option.is("PERMITS") => {
-                    seen.once("SHARED or PERMITS", 1)?;
+                    given.once(Given::MODE, "SHARED or PERMITS")?;
                     parsed.mode = Mode::Permits(args.count("PERMITS")?);
                 }
                 _ if option.is("REENTRANT") => {
-                    seen.once("REENTRANT or DEPTH", 2)?;
+                    given.once(Given::COUNT, "REENTRANT or DEPTH")?;
                     parsed.count = Count::OneMore;
                 }
                 _ if option.is("DEPTH") => {
-                    seen.once("REENTRANT or DEPTH", 2)?;
+                    given.once(Given::COUNT, "REENTRANT or DEPTH")?;
                     parsed.count = Count::AtLeast(args.count("DEPTH")?);
                 }
                 _ if option.is("BLOCK") => {
-                    seen.once("BLOCK", 4)?;
+                    given.once(Given::BLOCK, "BLOCK")?;
                     let ms = number(args.value("BLOCK")?).and_then(Wait::from_millis);
                     parsed.block = Some(ms.ok_or(Misuse::Range("BLOCK ms", 0, Wait::MAX_MILLIS))?);
                 }
                 _ if option.is("EPHEMERAL") => {
-                    seen.once("EPHEMERAL", 8)?;
+                    given.once(Given::EPHEMERAL, "EPHEMERAL")?;
                     parsed.ephemeral = true;
                 }
                 _ if option.is("DELAY") => {
-                    seen.once("DELAY", 16)?;
+                    given.once(Given::DELAY, "DELAY")?;
                     let ms = number(args.value("DELAY")?).filter(|ms| *ms <= max_ttl.millis());
                     parsed.delay = ms.ok_or(Misuse::Range("DELAY ms", 0, max_ttl.millis()))? as u32;
                 }
                 _ if option.is("LABEL") => {
-                    seen.once("LABEL", 32)?;
+                    given.once(Given::LABEL, "LABEL")?;
                     parsed.label = args.value("LABEL")?;
                     if parsed.label.len() > MAX_LABEL {
                         return Err(Misuse::LabelLength);
@@ -121,16 +121,24 @@ impl<'a> Acquire<'a> {
     }
 }
 
-/// Which options were given already, a bit each.
-#[derive(Default)]
-struct Seen(u8);
+bitflags::bitflags! {
+    /// Which options were given already.
+    struct Given: u8 {
+        const MODE = 1;
+        const COUNT = 2;
+        const BLOCK = 4;
+        const EPHEMERAL = 8;
+        const DELAY = 16;
+        const LABEL = 32;
+    }
+}
 
-impl Seen {
-    fn once(&mut self, what: &'static str, bit: u8) -> Result<(), Misuse> {
-        if self.0 & bit != 0 {
+impl Given {
+    fn once(&mut self, option: Given, what: &'static str) -> Result<(), Misuse> {
+        if self.intersects(option) {
             return Err(Misuse::Twice(what));
         }
-        self.0 |= bit;
+        self.insert(option);
         Ok(())
     }
 }
@@ -147,13 +155,13 @@ impl<'a> Release<'a> {
     pub fn parse(args: &[&'a [u8]]) -> Result<Self, Misuse> {
         let mut args = Args::new(args);
         let (key, token, mut counts) = (args.next()?, args.token()?, Counts::One);
-        let mut seen = Seen::default();
+        let mut given = Given::empty();
         while let Some(option) = args.option() {
             if option.is("ALL") {
-                seen.once("ALL or DEPTH", 1)?;
+                given.once(Given::COUNT, "ALL or DEPTH")?;
                 counts = Counts::All;
             } else if option.is("DEPTH") {
-                seen.once("ALL or DEPTH", 1)?;
+                given.once(Given::COUNT, "ALL or DEPTH")?;
                 let n = number(args.value("DEPTH")?).filter(|n| *n <= u64::from(MAX_COUNT));
                 counts = Counts::Above(n.ok_or(Misuse::Range("DEPTH n", 0, MAX_COUNT.into()))? as u32);
             } else {

@@ -1,15 +1,17 @@
 //! Would this wait close a circle of tokens that wait for each other?
 //!
-//! A depth-first search in the graph of who waits for whom, run before somebody joins a line; it costs nothing while
-//! nobody waits. Who holds another resource is not known here: the search asks for it by name and is told.
+//! Run before somebody joins a line; it costs nothing while nobody waits. Who holds another resource is not known here:
+//! the search asks for it by name and is told.
 //!
-//! A waiter for an exclusive or shared hold waits for every holder; a waiter for a permit is only stuck when all the
-//! holders are. Whoever stands ahead in the line is waited for too.
+//! A token is stuck when it waits, by whatever way, for the one that is about to wait. A waiter for an exclusive or
+//! shared hold waits for every holder; a waiter for a permit is stuck only when all the holders are. Whoever stands
+//! ahead in the line is waited for too. So the search first collects the tokens that could be stuck, and then lets it
+//! spread among them: a walk from token to token, though shorter, would need answers that it is still looking for.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::lock::{Lock, Mode};
-use crate::queue::{Name, Rank, Waiter, Waiting};
+use crate::queue::{Name, Place, Rank, Waiter, WaiterId, Waiting};
 use crate::units::{Instant, Token};
 
 /// What the search has come to.
@@ -25,29 +27,59 @@ pub enum Found {
 /// One search, for one token that is about to wait.
 pub struct Search {
     start: Token,
-    name: Name<'static>,
-    rank: Rank,
+    /// Where it would stand: behind everybody of its rank.
+    place: Place,
+    mode: Mode,
     known: HashMap<Name<'static>, Holders>,
+    /// What has to be looked at, the resource of the wait itself first, and how much of it has been.
+    names: Vec<Name<'static>>,
+    looked_at: usize,
+    met_names: HashSet<Name<'static>>,
+    /// Who could be stuck, and of how many it has been looked at what they wait for.
+    tokens: Vec<Token>,
+    followed: usize,
+    met: HashSet<Token>,
 }
 
 struct Holders {
     tokens: Vec<Token>,
-    /// Any one of them leaving would do.
+    /// To a waiter for a permit, any one of them leaving would do.
     permits: bool,
+}
+
+/// Each token that is stuck, with the one it waits for, which is stuck or is the start.
+type Stuck<'a> = HashMap<&'a Token, &'a Token>;
+
+/// Who of those that are stuck is in the way at one resource.
+#[derive(Default)]
+struct Jam<'a> {
+    /// Two holders: a sharer that is to be upgraded does not wait for itself.
+    holders: [Option<&'a Token>; 2],
+    /// Not one permit will be given back.
+    all: bool,
+    /// Who stands behind this place waits for this token.
+    line: Option<(Place, &'a Token)>,
 }
 
 /// So many resources are looked at, at the most: the search runs inside a command, and what it gives up on is still
 /// ended by leases and time limits.
 const MOST_NAMES: usize = 256;
 
-/// Why a walk stopped early.
-struct Missing(Name<'static>);
-
-type Walk = Result<Option<Vec<Token>>, Missing>;
-
 impl Search {
-    pub fn new(start: Token, name: &Name<'_>, rank: Rank) -> Search {
-        Search { start, name: name.to_owned(), rank, known: HashMap::new() }
+    /// `start` is about to wait for `name`, in this mode and at the end of this rank.
+    pub fn new(start: Token, name: &Name<'_>, rank: Rank, mode: Mode) -> Search {
+        Search {
+            start,
+            place: (rank, WaiterId(u64::MAX)),
+            mode,
+            known: HashMap::new(),
+            names: vec![name.to_owned()],
+            looked_at: 0,
+            met_names: HashSet::from([name.to_owned()]),
+            tokens: Vec::new(),
+            followed: 0,
+            met: HashSet::new(),
+        }
     }
 
     /// Who holds `name` at `now`; None where there is no lock.
@@ -58,69 +90,103 @@ impl Search {
         self.known.insert(name, Holders { tokens, permits });
     }
 
-    pub fn run(&self, waiting: &Waiting) -> Found {
-        let mut visited = HashSet::new();
-        let ahead = waiting.line(&self.name).take_while(|waiter| waiter.rank <= self.rank);
-        match self.blocked(waiting, &self.start, &self.name, ahead, &mut visited) {
-            Ok(None) => Found::Nothing,
-            Ok(Some(mut circle)) => {
-                circle.push(self.start.clone());
-                circle.reverse();
-                Found::Circle(circle)
+    pub fn run(&mut self, waiting: &Waiting) -> Found {
+        while let Some(name) = self.names.get(self.looked_at).filter(|_| self.looked_at < MOST_NAMES) {
+            let Some(holders) = self.known.get(name) else { return Found::Ask(name.clone()) };
+            // Who waits in this line alone is as stuck as its holders make it, and they are looked at anyway.
+            let in_line = waiting.elsewhere_too(name);
+            for token in holders.tokens.iter().chain(in_line).filter(|token| **token != self.start) {
+                if waiting.of_token(token.as_bytes()).next().is_some() && self.met.insert(token.clone()) {
+                    self.tokens.push(token.clone());
+                }
             }
-            Err(Missing(_)) if self.known.len() >= MOST_NAMES => Found::Nothing,
-            Err(Missing(name)) => Found::Ask(name),
+            self.looked_at += 1;
+            while let Some(token) = self.tokens.get(self.followed) {
+                let names = waiting.of_token(token.as_bytes()).map(|waiter| &waiter.name);
+                for name in names {
+                    if self.met_names.insert(name.clone()) {
+                        self.names.push(name.clone());
+                    }
+                }
+                self.followed += 1;
+            }
+        }
+        self.spread(waiting).map_or(Found::Nothing, Found::Circle)
+    }
+
+    /// Finds more and more tokens that are stuck, until the start is one of them or nothing more is found.
+    fn spread<'a>(&'a self, waiting: &'a Waiting) -> Option<Vec<Token>> {
+        let mut stuck = Stuck::new();
+        let mut left: Vec<&Token> = self.tokens.iter().collect();
+        loop {
+            let jams = self.jams(waiting, &stuck);
+            let own = self.place.min(waiting.place(&self.start, &self.names[0]).unwrap_or(self.place));
+            if let Some(by) = self.in_the_way(&jams, &self.start, &self.names[0], own, self.mode) {
+                return Some(self.circle(by, &stuck));
+            }
+            let before = left.len();
+            left.retain(|token| {
+                let by = waiting.of_token(token.as_bytes()).find_map(|waiter| {
+                    let place = waiting.place(token, &waiter.name)?;
+                    self.in_the_way(&jams, token, &waiter.name, place, waiter.mode)
+                });
+                by.is_none_or(|by| stuck.insert(*token, by).is_some())
+            });
+            if left.len() == before {
+                return None;
+            }
         }
     }
 
-    /// Whether `token`, waiting for `name` behind those `ahead`, waits for the start; the way there, last first.
-    fn blocked<'a>(
+    /// Who keeps `token` from getting `name`, of those that are stuck.
+    fn in_the_way<'a>(
         &self,
-        waiting: &'a Waiting,
+        jams: &HashMap<&Name<'static>, Jam<'a>>,
         token: &Token,
         name: &Name<'static>,
-        ahead: impl Iterator<Item = &'a Waiter>,
-        visited: &mut HashSet<Token>,
-    ) -> Walk {
-        let holders = self.known.get(name).ok_or_else(|| Missing(name.clone()))?;
-        let mut stuck = None;
-        for holder in holders.tokens.iter().filter(|holder| *holder != token) {
-            match self.leads(waiting, holder, visited)? {
-                Some(way) if holders.permits => stuck = stuck.or(Some(way)),
-                Some(way) => return Ok(Some(way)),
-                None if holders.permits => {
-                    stuck = None;
-                    break;
-                }
-                None => {}
-            }
-        }
-        if stuck.is_none() && waiting.some_wait_in_several() {
-            for waiter in ahead.filter(|waiter| waiter.token != *token && waiter.token != self.start) {
-                if let Some(way) = self.leads(waiting, &waiter.token, visited)? {
-                    return Ok(Some(way));
-                }
-            }
-        }
-        Ok(stuck)
+        place: Place,
+        mode: Mode,
+    ) -> Option<&'a Token> {
+        let jam = jams.get(name)?;
+        let one_will_do = matches!(mode, Mode::Permits(_)) && !jam.all;
+        let holder = jam.holders.into_iter().flatten().find(|holder| !one_will_do && *holder != token);
+        holder.or_else(|| jam.line.filter(|(jammed, _)| *jammed < place).map(|(_, by)| by))
     }
 
-    /// Whether `token` waits, in the end, for the start.
-    fn leads(&self, waiting: &Waiting, token: &Token, visited: &mut HashSet<Token>) -> Walk {
-        if *token == self.start {
-            return Ok(Some(vec![token.clone()]));
+    fn jams<'a>(&'a self, waiting: &'a Waiting, stuck: &Stuck<'a>) -> HashMap<&'a Name<'static>, Jam<'a>> {
+        let is_stuck = |token: &Token| *token == self.start || stuck.contains_key(token);
+        let mut jams: HashMap<&Name<'static>, Jam<'a>> = HashMap::new();
+        for (name, holders) in &self.known {
+            let mut jammed = holders.tokens.iter().filter(|token| is_stuck(token));
+            let jam = Jam { holders: [jammed.next(), jammed.next()], ..Jam::default() };
+            let rest = holders.tokens.len() - jam.holders.iter().flatten().count() - jammed.count();
+            let all = !holders.permits || rest == 0;
+            // A waiter that needs every permit back holds up those behind it as well.
+            let needs_all = |waiter: &&Waiter| !matches!(waiter.mode, Mode::Permits(_));
+            let line = jam.holders[0].filter(|_| !all).and_then(|by| {
+                let waiter = waiting.line(name).find(needs_all)?;
+                Some(((waiter.rank, waiter.id), by))
+            });
+            jams.insert(name, Jam { all, line, ..jam });
         }
-        if !visited.insert(token.clone()) {
-            return Ok(None);
-        }
-        for waiter in waiting.of_token(token.as_bytes()) {
-            let ahead = waiting.line(&waiter.name).take_while(|other| other.id != waiter.id);
-            if let Some(mut way) = self.blocked(waiting, token, &waiter.name, ahead, visited)? {
-                way.push(token.clone());
-                return Ok(Some(way));
+        for token in stuck.keys().copied().chain([&self.start]) {
+            for waiter in waiting.of_token(token.as_bytes()) {
+                let jam = jams.entry(&waiter.name).or_default();
+                let here = ((waiter.rank, waiter.id), token);
+                jam.line = Some(jam.line.map_or(here, |line| line.min(here)));
             }
         }
-        Ok(None)
+        jams
+    }
+
+    fn circle<'a>(&self, mut by: &'a Token, stuck: &Stuck<'a>) -> Vec<Token> {
+        let mut circle = vec![self.start.clone()];
+        while let Some(next) = stuck.get(by) {
+            circle.push(by.clone());
+            by = next;
+        }
+        circle.push(self.start.clone());
+        circle
     }
 }
 
@@ -163,7 +229,7 @@ mod tests {
                     Acquired::Held(_) => return None,
                     other => panic!("{other:?}"),
                 };
-            let mut search = Search::new(Token::new(token.as_bytes()).unwrap(), &name, rank);
+            let mut search = Search::new(Token::new(token.as_bytes()).unwrap(), &name, rank, mode);
             loop {
                 match search.run(&self.waiting) {
                     Found::Circle(circle) => return Some(circle),
@@ -221,6 +287,51 @@ mod tests {
             assert_eq!(world.want(key, token, Mode::Exclusive), None);
         }
         assert_eq!(world.want("k", "t", Mode::Exclusive), tokens("t w t"));
+    }
+
+    /// The first version looked at the mode of the holders only.
+    #[test]
+    fn who_wants_a_semaphore_alone_waits_for_every_permit() {
+        let two = Mode::Permits(NonZeroU32::new(2).unwrap());
+        let mut world = World::default();
+        for (key, token, mode) in
+            [("x", "t", Mode::Exclusive), ("s", "a", two), ("s", "b", two), ("x", "a", Mode::Exclusive)]
+        {
+            assert_eq!(world.want(key, token, mode), None);
+        }
+        assert_eq!(world.want("s", "t", Mode::Exclusive), tokens("t a t"));
+        assert_eq!(world.want("s", "v", Mode::Exclusive), None);
+        assert_eq!(world.want("s", "t", two), tokens("t a t"), "v stands ahead and waits for a");
+    }
+
+    /// The first version walked from token to token and forgot what it had learned of those it came by twice.
+    #[test]
+    fn who_is_met_twice_is_as_stuck_as_the_first_time() {
+        let two = Mode::Permits(NonZeroU32::new(2).unwrap());
+        let mut world = World::default();
+        for (key, token, mode) in [
+            ("x", "t", Mode::Exclusive),
+            ("z", "b", Mode::Exclusive),
+            ("s", "a", two),
+            ("s", "b", two),
+            ("x", "b", Mode::Exclusive),
+            ("z", "a", Mode::Exclusive),
+        ] {
+            assert_eq!(world.want(key, token, mode), None);
+        }
+        let circle = world.want("s", "t", two);
+        assert!(circle == tokens("t b t") || circle == tokens("t a b t"), "{circle:?}");
+    }
+
+    /// The first version saw this circle only where `t` had joined the two lines in the other order.
+    #[test]
+    fn who_stands_behind_the_start_in_another_line_waits_for_it() {
+        let mut world = World::default();
+        for (key, token) in [("k", "h"), ("y", "w"), ("k", "t"), ("k", "w")] {
+            assert_eq!(world.want(key, token, Mode::Exclusive), None);
+        }
+        assert_eq!(world.want("y", "t", Mode::Exclusive), tokens("t w t"));
+        assert_eq!(world.want("k", "t", Mode::Exclusive), None, "the same wait again, on another connection");
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub enum Acquired {
 }
 
 /// How many counts RELEASE ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Counts {
     One,
     All,
@@ -55,6 +55,7 @@ pub struct Turn<'a> {
 }
 
 impl<'a> Turn<'a> {
+    #[inline]
     pub fn new(
         now: Instant,
         name: &'a Name<'a>,
@@ -67,6 +68,7 @@ impl<'a> Turn<'a> {
     }
 
     /// What the world has to do now.
+    #[inline]
     pub fn finish(mut self) -> Step {
         if !self.was_gone && self.lock.is_gone() {
             self.step.events.push(Event::Freed);
@@ -111,7 +113,7 @@ impl<'a> Turn<'a> {
             | (Mode::Exclusive | Mode::Shared, Mode::Permits(_)) => {
                 return Acquired::Refused(Refusal::OtherMode);
             }
-            (Mode::Shared, Mode::Exclusive) if self.lock.stored().len() > 1 => {
+            (Mode::Shared, Mode::Exclusive) if !self.lock.can_upgrade() => {
                 let other = self.waiting.upgrader(self.name).filter(|w| w.token != *request.token);
                 return match other {
                     Some(waiter) => Acquired::Upgrading(waiter.token.clone()),
@@ -148,6 +150,7 @@ impl<'a> Turn<'a> {
             None => self.end_all(End::Released, |hold| hold.token == *token),
             Some(left) if left.get() < had => {
                 hold.count = left;
+                hold.set_in_doubt(None);
                 self.step.put(self.lock, token);
             }
             Some(_) => {}
@@ -162,6 +165,7 @@ impl<'a> Turn<'a> {
         let Some(hold) = self.lock.find(token) else { return false };
         hold.deadline = self.now + ttl;
         hold.ttl = ttl;
+        hold.set_in_doubt(None);
         self.step.put(self.lock, token);
         self.step.events.push(Event::Extended);
         true
@@ -174,13 +178,14 @@ impl<'a> Turn<'a> {
         if hold.fence > fence {
             return Confirmed::Fence(hold.fence);
         }
-        let bound = self.now.micros() + skew_bound * 1000;
+        let bound = self.now.micros().saturating_add(skew_bound.saturating_mul(1000));
         if fence > hold.fence && fence.get() > bound {
             return Confirmed::Ahead((fence.get() - bound).div_ceil(1000));
         }
         hold.fence = fence;
         hold.deadline = self.now + ttl;
         hold.ttl = ttl;
+        hold.set_in_doubt(None);
         self.fences.raise(fence.get());
         self.step.put(self.lock, token);
         self.step.events.push(Event::Extended);
@@ -219,17 +224,19 @@ impl<'a> Turn<'a> {
         self.settle();
     }
 
-    /// A grant reached nobody: it is taken back, and goes to the next in line.
+    /// The answer to a waiter reached nobody: what it was granted is taken back, and goes to the next in line. But a
+    /// hold that another connection of the token has been told of meanwhile stays: that one relies on it.
     pub fn undelivered(&mut self, token: &[u8], fence: Fence, granted: Granted) {
         self.settle();
-        if self.lock.find(token).is_some_and(|hold| hold.fence == fence) {
-            match granted {
-                Granted::New => self.end_all(End::Released, |hold| hold.token == *token),
-                Granted::Upgrade => self.change_mode(Mode::Shared),
-                Granted::Renewal => {}
-            }
-            self.serve();
+        let hold = self.lock.find(token).filter(|hold| hold.fence == fence);
+        let Some(hold) = hold.filter(|hold| hold.in_doubt() == Some(granted)) else { return };
+        hold.set_in_doubt(None);
+        match granted {
+            Granted::New => self.end_all(End::Released, |hold| hold.token == *token),
+            Granted::Upgrade => self.change_mode(Mode::Shared),
+            Granted::Renewal => {}
         }
+        self.serve();
     }
 
     /// Grants to the line from its head for as long as the head fits.
@@ -260,17 +267,25 @@ impl<'a> Turn<'a> {
                 if granted == Granted::Upgrade {
                     self.change_mode(Mode::Exclusive);
                 }
+                if granted != Granted::Renewal
+                    && let Some(hold) = self.lock.find(token.as_bytes())
+                {
+                    hold.set_in_doubt(Some(granted));
+                }
                 Ok(Outcome::Granted(fence, granted))
             });
+            let holds = outcome.is_ok();
             self.step.outcomes.push((waiter, outcome.unwrap_or_else(Outcome::Refused)));
-            self.answer_others(token.as_bytes());
+            if holds {
+                self.answer_others(token.as_bytes());
+            }
         }
     }
 
     /// Whether a waiter whose token holds the lock already gets what it waits for. None: it goes on waiting.
     fn fit_again(&self, held_as: Mode, asked: Mode) -> Option<Result<Granted, Refusal>> {
         match (held_as, asked) {
-            (Mode::Shared, Mode::Exclusive) if self.lock.stored().len() == 1 => Some(Ok(Granted::Upgrade)),
+            (Mode::Shared, Mode::Exclusive) if self.lock.can_upgrade() => Some(Ok(Granted::Upgrade)),
             (Mode::Shared, Mode::Exclusive) => None,
             (Mode::Exclusive, Mode::Shared) => Some(Ok(Granted::Renewal)),
             (held_as, asked) if held_as == asked => Some(Ok(Granted::Renewal)),
@@ -310,6 +325,7 @@ impl<'a> Turn<'a> {
             ephemeral: request.bound_to.map_or(Ephemeral::No, Ephemeral::Bound),
             delay: request.delay,
             label: SmallVec::from_slice(request.label),
+            in_doubt: None,
         };
         if let Some(client) = request.bound_to {
             self.step.bound.push((client, token.clone()));
@@ -327,6 +343,7 @@ impl<'a> Turn<'a> {
     fn renew(&mut self, request: &Request<'_>) -> Result<Fence, Refusal> {
         let deadline = self.now + request.ttl;
         let Some(hold) = self.lock.find(request.token) else { return Err(Refusal::OtherMode) };
+        hold.set_in_doubt(None);
         let before = (hold.count, hold.deadline, hold.extras.clone());
         hold.count = match request.count {
             Count::Keep => hold.count,

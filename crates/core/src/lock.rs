@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 
 use smallvec::SmallVec;
 
+use crate::step::Granted;
 use crate::units::{ClientId, Deadline, Fence, Instant, Token, Ttl};
 
 /// How a token holds, or wants to hold, a resource.
@@ -19,7 +20,7 @@ pub enum Mode {
 }
 
 /// What an ACQUIRE asks of the count of a hold that its token has already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Count {
     /// The count stays, so that a retry after a lost reply is harmless.
     Keep,
@@ -44,7 +45,7 @@ pub struct Request<'a> {
     pub bound_to: Option<ClientId>,
     /// DELAY: ms for which nobody is granted the lock after this hold ended without a release; 0 for none.
     pub delay: u32,
-    /// Free text for people; empty for none.
+    /// Free text for people, at most 255 bytes; empty for none.
     pub label: &'a [u8],
 }
 
@@ -74,10 +75,14 @@ pub(crate) struct Extras {
     pub ephemeral: Ephemeral,
     pub delay: u32,
     pub label: SmallVec<[u8; 16]>,
+    /// What one waiter has been told of this hold and nobody else: it is taken back where that waiter cannot be reached.
+    /// Neither stored nor sent, as waiters are not.
+    pub in_doubt: Option<Granted>,
 }
 
 impl Extras {
-    pub const NONE: Extras = Extras { ephemeral: Ephemeral::No, delay: 0, label: SmallVec::new_const() };
+    pub const NONE: Extras =
+        Extras { ephemeral: Ephemeral::No, delay: 0, label: SmallVec::new_const(), in_doubt: None };
 
     /// Boxed only where there is anything to keep.
     pub fn boxed(self) -> Option<Box<Extras>> {
@@ -116,6 +121,17 @@ impl Hold {
         now.micros().saturating_sub(self.fence.get()) / 1000
     }
 
+    pub(crate) fn in_doubt(&self) -> Option<Granted> {
+        self.extras.as_ref().and_then(|x| x.in_doubt)
+    }
+
+    pub(crate) fn set_in_doubt(&mut self, granted: Option<Granted>) {
+        if self.in_doubt() != granted {
+            let extras = self.extras.take().map_or(Extras::NONE, |x| *x);
+            self.extras = Extras { in_doubt: granted, ..extras }.boxed();
+        }
+    }
+
     fn heap_size(&self) -> usize {
         let label = |x: &Extras| if x.label.spilled() { x.label.capacity() } else { 0 };
         self.token.heap_size() + self.extras.as_ref().map_or(0, |x| size_of::<Extras>() + label(x))
@@ -146,10 +162,6 @@ impl Holders {
             Ok([hold]) => Holding::Exclusive(hold),
             Err(holds) => Holding::Shared(Holders(holds)),
         }
-    }
-
-    pub(crate) fn into_vec(self) -> Vec<Hold> {
-        self.0
     }
 }
 
@@ -279,6 +291,12 @@ impl Lock {
         if fits { Fit::Fits } else { Fit::NotNow }
     }
 
+    /// Whether the sharer that holds it can be the exclusive holder: it is alone, and so it is with what a dead sharer
+    /// still had in flight.
+    pub(crate) fn can_upgrade(&self) -> bool {
+        self.stored().len() == 1 && self.delay_until.is_none()
+    }
+
     /// Adds a hold that fits.
     pub(crate) fn add(&mut self, hold: Hold, mode: Mode) {
         match (&mut self.holding, mode) {
@@ -297,10 +315,13 @@ impl Lock {
         if !self.stored().iter().any(&mut gone) {
             return removed;
         }
-        let mut sift = |holders: Holders| {
-            let (out, kept) = holders.into_vec().into_iter().partition(&mut gone);
-            removed = SmallVec::from_vec(out);
-            Holders::from_vec(kept)
+        let mut sift = |mut holders: Holders| {
+            removed.extend(holders.0.extract_if(.., |hold| gone(hold)));
+            // A crowd that has left gives its memory back.
+            if holders.0.len() < holders.0.capacity() / 4 {
+                holders.0.shrink_to_fit();
+            }
+            Holders::from_vec(holders.0)
         };
         self.holding = match std::mem::take(&mut self.holding) {
             Holding::Free => Holding::Free,

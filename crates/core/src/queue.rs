@@ -4,7 +4,7 @@
 //! is stored or sent; the lines live as long as the connections that wait in them.
 
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use smallvec::SmallVec;
 
@@ -40,6 +40,9 @@ pub enum Rank {
     Upgrade,
     Newcomer,
 }
+
+/// A place in a line: those of a rank stand in the order in which they came.
+pub(crate) type Place = (Rank, WaiterId);
 
 /// A blocked ACQUIRE.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,15 +98,15 @@ pub struct Limits {
 }
 
 /// Everybody who waits on this server.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Waiting {
     waiters: HashMap<WaiterId, Waiter>,
-    lines: HashMap<Name<'static>, BTreeSet<(Rank, WaiterId)>>,
+    lines: HashMap<Name<'static>, BTreeSet<Place>>,
     by_token: HashMap<Token, SmallVec<[WaiterId; 1]>>,
     by_client: HashMap<ClientId, WaiterId>,
     timeouts: Schedule<WaiterId>,
-    /// How many tokens wait for more than one thing.
-    in_several: usize,
+    /// The tokens that wait more than once.
+    in_several: HashSet<Token>,
     last_id: u64,
 }
 
@@ -155,7 +158,9 @@ impl Waiting {
         self.lines.entry(waiter.name.clone()).or_default().insert((rank, id));
         let waits = self.by_token.entry(token).or_default();
         waits.push(id);
-        self.in_several += usize::from(waits.len() == 2);
+        if waits.len() == 2 {
+            self.in_several.insert(waiter.token.clone());
+        }
         self.by_client.insert(client, id);
         self.waiters.insert(id, waiter);
         Some(id)
@@ -171,8 +176,10 @@ impl Waiting {
             }
         }
         if let Some(ids) = self.by_token.get_mut(&waiter.token) {
-            self.in_several -= usize::from(ids.len() == 2);
             ids.retain(|other| *other != id);
+            if ids.len() == 1 {
+                self.in_several.remove(&waiter.token);
+            }
             if ids.is_empty() {
                 self.by_token.remove(&waiter.token);
             }
@@ -199,7 +206,7 @@ impl Waiting {
     }
 
     /// Everybody in the line, first first.
-    pub fn line<'a>(&'a self, name: &Name<'a>) -> impl Iterator<Item = &'a Waiter> {
+    pub fn line<'a>(&'a self, name: &Name<'a>) -> impl Iterator<Item = &'a Waiter> + use<'a> {
         self.lines.get(name).into_iter().flatten().filter_map(|(_, id)| self.waiters.get(id))
     }
 
@@ -230,9 +237,23 @@ impl Waiting {
         self.head(name).filter(|waiter| waiter.rank == Rank::Upgrade)
     }
 
-    /// Whether any token waits for more than one thing: only then can somebody ahead in a line be stuck elsewhere.
-    pub(crate) fn some_wait_in_several(&self) -> bool {
-        self.in_several > 0
+    /// Where the token stands in a line, its first place if it waits there more than once: whatever it is granted
+    /// there answers the others.
+    pub(crate) fn place(&self, token: &Token, name: &Name<'_>) -> Option<Place> {
+        let here = self.of_token(token.as_bytes()).filter(|waiter| waiter.name == *name);
+        here.map(|waiter| (waiter.rank, waiter.id)).min()
+    }
+
+    /// The tokens in a line that wait elsewhere too: only they can be stuck there for a reason of their own.
+    pub(crate) fn elsewhere_too<'a>(&'a self, name: &Name<'a>) -> Vec<&'a Token> {
+        if self.in_several.len() < self.len_of(name) {
+            self.in_several.iter().filter(|token| self.place(token, name).is_some()).collect()
+        } else {
+            self.line(name)
+                .map(|waiter| &waiter.token)
+                .filter(|token| self.in_several.contains(*token))
+                .collect()
+        }
     }
 
     /// When the first wait is over.

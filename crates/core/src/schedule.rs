@@ -15,6 +15,7 @@ impl Slot {
 }
 
 /// Entries by when they are due.
+#[derive(Clone)]
 pub struct Schedule<T> {
     heap: Chunks<Node>,
     entries: Chunks<Entry<T>>,
@@ -28,6 +29,7 @@ struct Node {
     slot: u32,
 }
 
+#[derive(Clone)]
 enum Entry<T> {
     /// With its place in the heap.
     Used(u32, T),
@@ -97,10 +99,11 @@ impl<T> Schedule<T> {
 
     pub fn remove(&mut self, slot: Slot) -> Option<T> {
         let place = self.place(slot)?;
-        let last = self.heap.len() - 1;
-        self.swap(place, last);
+        let last = *self.heap.get(self.heap.len() - 1);
         self.heap.pop();
-        if place < last {
+        if last.slot != slot.0 {
+            // The last one comes into the gap, and goes up or down from there.
+            self.put(place, last);
             self.sift_up(place);
             self.sift_down(place);
         }
@@ -134,42 +137,52 @@ impl<T> Schedule<T> {
         }
     }
 
-    fn sift_up(&mut self, mut at: usize) {
+    fn sift_up(&mut self, start: usize) {
+        let node = *self.heap.get(start);
+        let mut at = start;
         while at > 0 {
             let parent = (at - 1) / ARITY;
-            if self.heap.get(parent).due <= self.heap.get(at).due {
+            let above = *self.heap.get(parent);
+            if above.due <= node.due {
                 break;
             }
-            self.swap(at, parent);
+            self.put(at, above);
             at = parent;
+        }
+        if at != start {
+            self.put(at, node);
         }
     }
 
-    fn sift_down(&mut self, mut at: usize) {
+    fn sift_down(&mut self, start: usize) {
+        let node = *self.heap.get(start);
+        let mut at = start;
         loop {
             let children = at * ARITY + 1..(at * ARITY + 1 + ARITY).min(self.heap.len());
             let Some(least) = children.min_by_key(|child| self.heap.get(*child).due) else { break };
-            if self.heap.get(at).due <= self.heap.get(least).due {
+            let below = *self.heap.get(least);
+            if node.due <= below.due {
                 break;
             }
-            self.swap(at, least);
+            self.put(at, below);
             at = least;
+        }
+        if at != start {
+            self.put(at, node);
         }
     }
 
-    /// Swaps two places and tells both entries where they are now.
-    fn swap(&mut self, a: usize, b: usize) {
-        let (node_a, node_b) = (*self.heap.get(a), *self.heap.get(b));
-        for (place, node) in [(a, node_b), (b, node_a)] {
-            *self.heap.get_mut(place) = node;
-            if let Entry::Used(at, _) = self.entries.get_mut(node.slot as usize) {
-                *at = place as u32;
-            }
+    /// Writes a place of the heap and tells the entry where it is now.
+    fn put(&mut self, place: usize, node: Node) {
+        *self.heap.get_mut(place) = node;
+        if let Entry::Used(at, _) = self.entries.get_mut(node.slot as usize) {
+            *at = place as u32;
         }
     }
 }
 
 /// A vector that grows by chunks, so that growing never moves what is there.
+#[derive(Clone)]
 struct Chunks<T> {
     chunks: Vec<Vec<T>>,
     len: usize,

@@ -22,14 +22,14 @@ pub enum Event {
     Acquired,
     /// A lease was set anew.
     Extended,
-    /// A hold ended, after so many ms.
-    Ended(End, u64),
+    /// A hold ended, after so many ms; as many as 32 bits hold.
+    Ended(End, u32),
     /// Nobody holds the resource any more and no lock-delay runs.
     Freed,
 }
 
 /// What a grant did, so that one which could not be delivered can be taken back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Granted {
     /// It began a hold.
     New,
@@ -52,7 +52,7 @@ pub enum Outcome {
 }
 
 /// Why an ACQUIRE is misuse, whatever the time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refusal {
     /// It is held as a semaphore of this many permits.
     OtherPermits(u32),
@@ -72,12 +72,12 @@ pub enum Change {
     /// All of it.
     Whole,
     /// These tokens' holds, of many: `put` as they are now, `dropped` gone.
-    Part { put: SmallVec<[Token; 1]>, dropped: SmallVec<[Token; 1]> },
+    Part { put: Vec<Token>, dropped: Vec<Token> },
 }
 
 impl Change {
     pub fn is_none(&self) -> bool {
-        *self == Change::None
+        matches!(self, Change::None)
     }
 }
 
@@ -90,8 +90,8 @@ pub struct Step {
     /// How many holds there are more, or fewer.
     pub holders: i64,
     /// Connections that holds are bound to from now on, and those they no longer are bound to.
-    pub bound: SmallVec<[(ClientId, Token); 0]>,
-    pub unbound: SmallVec<[(ClientId, Token); 0]>,
+    pub bound: Vec<(ClientId, Token)>,
+    pub unbound: Vec<(ClientId, Token)>,
 }
 
 impl Step {
@@ -116,7 +116,7 @@ impl Step {
 
     /// A hold ended and is out of the lock.
     pub(crate) fn ended(&mut self, lock: &Lock, hold: Hold, why: End, now: Instant) {
-        self.events.push(Event::Ended(why, hold.held_millis(now)));
+        self.events.push(Event::Ended(why, u32::try_from(hold.held_millis(now)).unwrap_or(u32::MAX)));
         self.holders -= 1;
         if let Ephemeral::Bound(client) = hold.ephemeral() {
             self.unbound.push((client, hold.token.clone()));
@@ -131,15 +131,11 @@ impl Step {
     const MOST_PARTS: usize = 64;
 
     /// Notes what changed of a lock that many may hold; of any other the whole is as short as a part.
-    fn part(
-        &mut self,
-        lock: &Lock,
-        write: impl FnOnce(&mut SmallVec<[Token; 1]>, &mut SmallVec<[Token; 1]>),
-    ) {
+    fn part(&mut self, lock: &Lock, write: impl FnOnce(&mut Vec<Token>, &mut Vec<Token>)) {
         if !matches!(lock.holding, Holding::Shared(_) | Holding::Permits(..)) {
             self.change = Change::Whole;
         } else if self.change.is_none() {
-            self.change = Change::Part { put: SmallVec::new(), dropped: SmallVec::new() };
+            self.change = Change::Part { put: Vec::new(), dropped: Vec::new() };
         }
         if let Change::Part { put, dropped } = &mut self.change {
             write(put, dropped);

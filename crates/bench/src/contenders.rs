@@ -1,0 +1,134 @@
+//! The ways to take and free a lock that are compared, as the commands that go over the wire.
+
+use std::io::Result;
+
+use crate::resp::{Command, Conn, Expect, KEY, Value};
+
+/// One way, ready for a server: scripts are loaded there.
+pub struct Contender {
+    pub acquire: Command,
+    pub release: Command,
+    pub acquired: Expect,
+    pub released: Expect,
+}
+
+/// A way to take and free a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Dlock,
+    /// Frees the lock whoever holds it: fast, and wrong.
+    SetDel,
+    /// The lock of most client libraries.
+    SetScript,
+    /// What Redisson sends: a hash with a count for each owner, and a message at the end.
+    Redisson,
+    /// A script pair that hands out fences.
+    Fenced,
+    /// The server's own compare-and-delete.
+    SetDelIfEq,
+    /// No lock at all: what the wire and the event loop cost.
+    Ping,
+}
+
+pub const ALL: [Way; 7] =
+    [Way::SetDel, Way::Dlock, Way::SetScript, Way::Redisson, Way::Fenced, Way::SetDelIfEq, Way::Ping];
+
+/// Twenty bytes, as Redlock recommends.
+const TOKEN: &str = "5f0a7c19d2e84b36a1c0";
+const TTL: &str = "30000";
+
+const COMPARE_AND_DELETE: &str = "\
+if redis.call('get', KEYS[1]) == ARGV[1] then
+  return redis.call('del', KEYS[1])
+end
+return 0";
+
+/// KEYS: lock. ARGV: ttl, owner.
+const COUNTED_LOCK: &str = "\
+if redis.call('exists', KEYS[1]) == 0 or redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
+  redis.call('hincrby', KEYS[1], ARGV[2], 1)
+  redis.call('pexpire', KEYS[1], ARGV[1])
+  return nil
+end
+return redis.call('pttl', KEYS[1])";
+
+/// KEYS: lock, channel. ARGV: message, ttl, owner.
+const COUNTED_UNLOCK: &str = "\
+if redis.call('hexists', KEYS[1], ARGV[3]) == 0 then
+  return nil
+end
+if redis.call('hincrby', KEYS[1], ARGV[3], -1) > 0 then
+  redis.call('pexpire', KEYS[1], ARGV[2])
+  return 0
+end
+redis.call('del', KEYS[1])
+redis.call('publish', KEYS[2], ARGV[1])
+return 1";
+
+/// KEYS: lock, fence counter. ARGV: token, ttl.
+const FENCED_LOCK: &str = "\
+if redis.call('set', KEYS[1], ARGV[1], 'nx', 'px', ARGV[2]) then
+  return redis.call('incr', KEYS[2])
+end
+return nil";
+
+impl Way {
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::Dlock => "dlock",
+            Way::SetDel => "SET NX PX + DEL",
+            Way::SetScript => "SET NX PX + compare-and-delete script",
+            Way::Redisson => "Redisson's two scripts",
+            Way::Fenced => "script with INCR fence + compare-and-delete script",
+            Way::SetDelIfEq => "SET NX PX + DELIFEQ",
+            Way::Ping => "PING twice",
+        }
+    }
+
+    pub fn needs_module(self) -> bool {
+        self == Way::Dlock
+    }
+
+    /// None where the server lacks a command for it.
+    pub fn prepare(self, conn: &mut Conn) -> Result<Option<Contender>> {
+        let set = Command::new(&["SET", KEY, TOKEN, "NX", "PX", TTL]);
+        let (ok, one) = (Expect::Line("+OK"), Expect::Line(":1"));
+        let mut script = |source, args: &[&str]| -> Result<Command> {
+            let Value::Text(sha) = conn.call(&["SCRIPT", "LOAD", source])? else {
+                return Err(crate::resp::strange("to SCRIPT LOAD"));
+            };
+            let mut all = vec!["EVALSHA", &sha];
+            all.extend(args);
+            Ok(Command::new(&all))
+        };
+        let (acquire, acquired, release, released) = match self {
+            Way::Dlock => {
+                let acquire = Command::new(&["DLOCK.ACQUIRE", KEY, TOKEN, TTL]);
+                (acquire, Expect::Number, Command::new(&["DLOCK.RELEASE", KEY, TOKEN]), one)
+            }
+            Way::SetDel => (set, ok, Command::new(&["DEL", KEY]), one),
+            Way::SetScript => (set, ok, script(COMPARE_AND_DELETE, &["1", KEY, TOKEN])?, one),
+            Way::Redisson => {
+                let channel = format!("redisson_lock__channel:{{{KEY}}}");
+                let lock = script(COUNTED_LOCK, &["1", KEY, TTL, TOKEN])?;
+                let unlock = script(COUNTED_UNLOCK, &["2", KEY, &channel, "0", TTL, TOKEN])?;
+                (lock, Expect::Line("$-1"), unlock, one)
+            }
+            Way::Fenced => {
+                let lock = script(FENCED_LOCK, &["2", KEY, "fence", TOKEN, TTL])?;
+                (lock, Expect::Number, script(COMPARE_AND_DELETE, &["1", KEY, TOKEN])?, one)
+            }
+            Way::SetDelIfEq => {
+                if conn.call(&["COMMAND", "INFO", "DELIFEQ"])? == Value::Array(vec![Value::Nil]) {
+                    return Ok(None);
+                }
+                (set, ok, Command::new(&["DELIFEQ", KEY, TOKEN]), one)
+            }
+            Way::Ping => {
+                let ping = Command::new(&["PING"]);
+                (ping.clone(), Expect::Line("+PONG"), ping, Expect::Line("+PONG"))
+            }
+        };
+        Ok(Some(Contender { acquire, release, acquired, released }))
+    }
+}

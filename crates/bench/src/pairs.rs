@@ -1,0 +1,218 @@
+//! Acquire + release pairs a second, each on a key of its own that nobody else wants: what the lock costs the server.
+//! One thread drives all connections, so that the bench takes one core and the server the other.
+
+use std::io::Result;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::contenders::{ALL, Contender, Way};
+use crate::resp::Conn;
+use crate::run::{Report, Run};
+use crate::server::Server;
+use crate::table::{Ratios, Table, median, si};
+
+/// How hard the server is driven.
+struct Load {
+    name: &'static str,
+    connections: usize,
+    /// Commands a connection sends before it waits for replies.
+    depth: usize,
+}
+
+const LOADS: [Load; 2] = [
+    Load { name: "depth 32, 8 connections", connections: 8, depth: 32 },
+    Load { name: "depth 1, 50 connections", connections: 50, depth: 1 },
+];
+
+/// What the server has to do besides.
+struct Keeping {
+    name: &'static str,
+    options: &'static [&'static str],
+    replica: bool,
+}
+
+const KEEPINGS: [Keeping; 3] = [
+    Keeping { name: "nothing kept", options: &[], replica: false },
+    Keeping {
+        name: "append only file, fsync every second",
+        options: &["--appendonly", "yes", "--appendfsync", "everysec"],
+        replica: false,
+    },
+    // Without the delay before a full synchronisation, which is for many replicas at once.
+    Keeping { name: "one replica", options: &["--repl-diskless-sync-delay", "0"], replica: true },
+];
+
+/// One contender on its server.
+struct Lane {
+    way: Way,
+    contender: Contender,
+    server: Server,
+    connections: Vec<Conn>,
+    _replica: Option<Server>,
+}
+
+/// What one block of a contender came to.
+#[derive(Clone, Copy, Default)]
+struct Sample {
+    pairs_a_second: f64,
+    /// Microseconds of processor time the server took for a pair.
+    cpu_a_pair: f64,
+    /// How much of the time the server was at work.
+    busy: f64,
+}
+
+/// Measures all contenders under every load and keeping.
+pub fn run(run: &Run) -> Result<Vec<Report>> {
+    let mut reports = Vec::new();
+    for keeping in &KEEPINGS {
+        for load in &LOADS {
+            reports.push(run.done(compare(run, keeping, load)?));
+        }
+    }
+    Ok(reports)
+}
+
+/// Servers are started anew several times: how one lies in memory is luck.
+const STARTS: usize = 3;
+
+fn compare(run: &Run, keeping: &Keeping, load: &Load) -> Result<Report> {
+    let title = format!("Pairs, {}, {}", load.name, keeping.name);
+    let (rounds, block) = if run.quick { (6, 150) } else { (15, 300) };
+    let mut samples: Vec<(Way, Vec<Sample>)> = ALL.map(|way| (way, Vec::new())).into();
+    let mut missing = Vec::new();
+    let mut number = 0;
+    for start in 0..STARTS {
+        let mut lanes = Vec::new();
+        for way in ALL {
+            match lane(run, way, keeping, load)? {
+                Some(lane) => lanes.push(lane),
+                None if start == 0 => missing.push(format!("{}: not on this server", way.name())),
+                None => {}
+            }
+        }
+        for lane in &mut lanes {
+            measure(lane, load.depth, &mut number, Duration::from_millis(50))?;
+        }
+        for round in 0..rounds / STARTS {
+            let nth = start * (rounds / STARTS) + round;
+            run.progress(&format!("{title}: round {} of {rounds}", nth + 1));
+            for turn in 0..lanes.len() {
+                // Nobody is always behind the same neighbour.
+                let at = (turn + nth) % lanes.len();
+                let lane = &mut lanes[at];
+                let sample = measure(lane, load.depth, &mut number, Duration::from_millis(block))?;
+                samples.iter_mut().filter(|(way, _)| *way == lane.way).for_each(|(_, all)| all.push(sample));
+            }
+        }
+    }
+    samples.retain(|(_, all)| !all.is_empty());
+    Ok(report(title, &samples, missing))
+}
+
+fn lane(run: &Run, way: Way, keeping: &Keeping, load: &Load) -> Result<Option<Lane>> {
+    let server = run.program.start(way.needs_module(), keeping.options)?;
+    let Some(contender) = way.prepare(&mut server.connect()?)? else { return Ok(None) };
+    let replica = if keeping.replica {
+        let replica = run.program.start(way.needs_module(), &[])?;
+        replica.follow(&server).map_err(|why| replica.explain(way.name(), &why))?;
+        Some(replica)
+    } else {
+        None
+    };
+    let connections = (0..load.connections).map(|_| server.connect()).collect::<Result<_>>()?;
+    Ok(Some(Lane { way, contender, server, connections, _replica: replica }))
+}
+
+fn measure(lane: &mut Lane, depth: usize, number: &mut u64, time: Duration) -> Result<Sample> {
+    drive(lane, depth, number, time).map_err(|why| lane.server.explain(lane.way.name(), &why))
+}
+
+/// Drives one contender for a while.
+fn drive(lane: &mut Lane, depth: usize, number: &mut u64, time: Duration) -> Result<Sample> {
+    let Lane { contender, server, connections, .. } = lane;
+    let mut batch = Vec::new();
+    let mut pairs = 0;
+    let cpu = server.cpu();
+    let start = Instant::now();
+    // What each connection waits for: the replies for this first key and those behind it, to acquire or to release.
+    let mut waits: Vec<Option<(u64, bool)>> = Vec::new();
+    for conn in connections.iter_mut() {
+        waits.push(Some((*number, true)));
+        send(conn, &contender.acquire, *number, depth, &mut batch)?;
+        *number += depth as u64;
+    }
+    while waits.iter().any(Option::is_some) {
+        let over = start.elapsed() >= time;
+        for (conn, waits) in connections.iter_mut().zip(&mut waits) {
+            let Some((first, acquiring)) = *waits else { continue };
+            let expected = if acquiring { contender.acquired } else { contender.released };
+            for _ in 0..depth {
+                expected.check(conn.line()?)?;
+            }
+            *waits = if acquiring {
+                send(conn, &contender.release, first, depth, &mut batch)?;
+                Some((first, false))
+            } else {
+                pairs += depth;
+                if over {
+                    None
+                } else {
+                    send(conn, &contender.acquire, *number, depth, &mut batch)?;
+                    *number += depth as u64;
+                    Some((*number - depth as u64, true))
+                }
+            };
+        }
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    let cpu = server.cpu().zip(cpu).map_or(f64::NAN, |(after, before)| (after - before).as_secs_f64());
+    let pairs = pairs as f64;
+    Ok(Sample { pairs_a_second: pairs / seconds, cpu_a_pair: cpu * 1e6 / pairs, busy: cpu / seconds })
+}
+
+fn send(
+    conn: &mut Conn,
+    command: &crate::resp::Command,
+    first: u64,
+    depth: usize,
+    batch: &mut Vec<u8>,
+) -> Result<()> {
+    batch.clear();
+    (first..first + depth as u64).for_each(|number| command.push(batch, number));
+    conn.send(batch)
+}
+
+/// Ratios are of rounds: a block of a contender against the baseline's block in the same round.
+fn report(title: String, samples: &[(Way, Vec<Sample>)], notes: Vec<String>) -> Report {
+    let of = |way: Way| samples.iter().find(|(other, _)| *other == way).map(|(_, all)| all.as_slice());
+    let base = of(Way::SetDel).unwrap_or_default();
+    let all = |all: &[Sample], field: fn(&Sample) -> f64| all.iter().map(field).collect::<Vec<_>>();
+    let mut table = Table::new(
+        &title,
+        &["", "pairs/s", "x SET + DEL", "(min..max)", "server us/pair", "x SET + DEL", "(min..max)", "busy"],
+    );
+    let mut lines = Vec::new();
+    for (way, mine) in samples {
+        let speed = Ratios::of(&all(mine, |s| s.pairs_a_second), &all(base, |s| s.pairs_a_second));
+        let cpu = Ratios::of(&all(base, |s| s.cpu_a_pair), &all(mine, |s| s.cpu_a_pair));
+        let pairs_a_second = median(&all(mine, |s| s.pairs_a_second));
+        let cpu_a_pair = median(&all(mine, |s| s.cpu_a_pair));
+        let busy = median(&all(mine, |s| s.busy));
+        table.row(vec![
+            way.name().into(),
+            si(pairs_a_second),
+            speed.middle(),
+            speed.spread(),
+            format!("{cpu_a_pair:.2}"),
+            cpu.middle(),
+            cpu.spread(),
+            format!("{:.0} %", busy * 100.0),
+        ]);
+        lines.push(json!({
+            "contender": way.name(), "pairs_per_second": pairs_a_second, "ratio": speed.json(),
+            "server_us_per_pair": cpu_a_pair, "server_time_ratio": cpu.json(), "server_busy": busy,
+        }));
+    }
+    Report { table, notes, json: json!({ "title": title, "contenders": lines }) }
+}

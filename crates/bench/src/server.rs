@@ -1,0 +1,144 @@
+//! Servers of the bench's own: each a process on a free port with a folder that goes when it ends.
+
+use std::fs;
+use std::io::{Error, Result};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::resp::{Conn, Value};
+
+/// How servers are started.
+pub struct Program {
+    pub server: PathBuf,
+    pub module: PathBuf,
+}
+
+/// A running server.
+pub struct Server {
+    process: Child,
+    pub port: u16,
+    folder: PathBuf,
+}
+
+impl Program {
+    /// `options`: pairs as on the command line, `--appendonly yes`.
+    pub fn start(&self, with_module: bool, options: &[&str]) -> Result<Server> {
+        let port = free_port()?;
+        let folder = std::env::temp_dir().join(format!("dlock-bench-{}-{port}", std::process::id()));
+        fs::create_dir_all(&folder)?;
+        let mut command = dies_with_us(&self.server);
+        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"]).arg(&folder);
+        // Only what is measured: no snapshots, no rewrites of the append only file.
+        command.args(["--save", "", "--auto-aof-rewrite-percentage", "0", "--logfile", "log"]);
+        command.args(options);
+        if with_module {
+            command.arg("--loadmodule").arg(&self.module);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let process =
+            command.spawn().map_err(|why| Error::other(format!("{}: {why}", self.server.display())))?;
+        let mut server = Server { process, port, folder };
+        server.wait_until_ready()?;
+        Ok(server)
+    }
+
+    /// As the server says it: "Redis 7.0.15".
+    pub fn version(&self) -> Result<String> {
+        let output = Command::new(&self.server).arg("--version").output()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let version = text.split(' ').find_map(|word| word.strip_prefix("v=")).unwrap_or("?");
+        let name = if text.starts_with("Valkey") { "Valkey" } else { "Redis" };
+        Ok(format!("{name} {version}"))
+    }
+}
+
+/// The server ends even when the bench is killed, where the system has the tool for that.
+fn dies_with_us(server: &Path) -> Command {
+    let has_setpriv = Path::new("/usr/bin/setpriv").exists();
+    if !has_setpriv {
+        return Command::new(server);
+    }
+    let mut command = Command::new("/usr/bin/setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(server);
+    command
+}
+
+/// Below the range from which the kernel gives ports to outgoing connections.
+fn free_port() -> Result<u16> {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let start = (std::process::id() % 8_000) as u16;
+    for _ in 0..8_000 {
+        let port = 21_000 + (start + NEXT.fetch_add(1, Ordering::Relaxed)) % 8_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    Err(Error::other("no free port"))
+}
+
+impl Server {
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(30) {
+            if let Some(status) = self.process.try_wait()? {
+                return Err(Error::other(format!("the server ended with {status}:\n{}", self.log())));
+            }
+            let ours = format!("process_id:{}\r\n", self.process.id());
+            let info = Conn::open(self.port).and_then(|mut conn| conn.call(&["INFO", "server"]));
+            if matches!(info, Ok(Value::Text(text)) if text.contains(&ours)) {
+                return Ok(());
+            }
+            sleep(Duration::from_millis(10));
+        }
+        Err(Error::other(format!("the server does not answer:\n{}", self.log())))
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("log")).unwrap_or_default()
+    }
+
+    /// Adds to an error whose it is, and how the server's log ends.
+    pub fn explain(&self, who: &str, why: &Error) -> Error {
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().collect();
+        let last = lines[lines.len().saturating_sub(20)..].join("\n");
+        Error::other(format!("{who}: {why}; its server's log ends:\n{last}"))
+    }
+
+    pub fn connect(&self) -> Result<Conn> {
+        Conn::open(self.port)
+    }
+
+    /// Makes it a replica of `master` and waits until it has caught up.
+    pub fn follow(&self, master: &Server) -> Result<()> {
+        let mut conn = self.connect()?;
+        conn.call(&["REPLICAOF", "127.0.0.1", &master.port.to_string()])?;
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(30) {
+            let info = conn.call(&["INFO", "replication"])?;
+            if matches!(info, Value::Text(text) if text.contains("master_link_status:up")) {
+                return Ok(());
+            }
+            sleep(Duration::from_millis(20));
+        }
+        Err(Error::other("the replica does not catch up"))
+    }
+
+    /// The processor time its main thread has used: waiting for a busy machine is not in it.
+    pub fn cpu(&self) -> Option<Duration> {
+        let stat = fs::read_to_string(format!("/proc/{}/schedstat", self.process.id())).ok()?;
+        stat.split(' ').next()?.parse().ok().map(Duration::from_nanos)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}

@@ -1,0 +1,92 @@
+//! Medians, ratios with their spread, and tables for people and for Markdown.
+
+use serde_json::{Value, json};
+
+/// The middle of the values; NaN for none.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
+    }
+}
+
+/// A number with few digits: 812 k, 1.23 M.
+pub fn si(number: f64) -> String {
+    match number {
+        n if n >= 1e6 => format!("{:.2} M", n / 1e6),
+        n if n >= 1e3 => format!("{:.0} k", n / 1e3),
+        n => format!("{n:.0}"),
+    }
+}
+
+/// Ratios of rounds, each a pair of neighbours in time.
+pub struct Ratios(Vec<f64>);
+
+impl Ratios {
+    pub fn of(these: &[f64], to: &[f64]) -> Ratios {
+        Ratios(these.iter().zip(to).map(|(this, to)| this / to).collect())
+    }
+
+    pub fn middle(&self) -> String {
+        format!("{:.2}", median(&self.0))
+    }
+
+    pub fn spread(&self) -> String {
+        let (least, most) = self.ends();
+        format!("{least:.2}..{most:.2}")
+    }
+
+    pub fn json(&self) -> Value {
+        let (least, most) = self.ends();
+        json!({ "median": median(&self.0), "min": least, "max": most })
+    }
+
+    fn ends(&self) -> (f64, f64) {
+        let least = self.0.iter().copied().fold(f64::NAN, f64::min);
+        (least, self.0.iter().copied().fold(f64::NAN, f64::max))
+    }
+}
+
+/// Rows under a head; the first column is text, the others are numbers.
+pub struct Table {
+    title: String,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub fn new(title: &str, head: &[&str]) -> Table {
+        Table { title: title.into(), rows: vec![head.iter().map(|cell| (*cell).to_owned()).collect()] }
+    }
+
+    pub fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+
+    pub fn plain(&self) -> String {
+        let lines = self.lines("", "  ", "");
+        format!("{}\n{}", self.title, lines.iter().map(|line| format!("  {line}\n")).collect::<String>())
+    }
+
+    pub fn markdown(&self) -> String {
+        let mut lines = self.lines("| ", " | ", " |");
+        let columns = self.rows[0].len();
+        lines.insert(1, format!("|---|{}", "---:|".repeat(columns - 1)));
+        format!("**{}**\n\n{}\n", self.title, lines.join("\n"))
+    }
+
+    fn lines(&self, before: &str, between: &str, after: &str) -> Vec<String> {
+        let width = |column: usize| self.rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..self.rows[0].len()).map(width).collect();
+        let line = |row: &Vec<String>| {
+            let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| match column {
+                0 => format!("{cell:<width$}"),
+                _ => format!("{cell:>width$}"),
+            });
+            format!("{before}{}{after}", cells.collect::<Vec<_>>().join(between))
+        };
+        self.rows.iter().map(line).collect()
+    }
+}

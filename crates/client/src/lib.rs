@@ -1,0 +1,13 @@
+//! The client of dlock: one lock service made of one server, or of a majority of independent ones (a Redlock
+//! quorum) with fences that rise over all of them.
+//!
+//! What it does not do: it is no general Redis client, it never decides what a server may grant (`dlock-core` does),
+//! and it cannot stop a holder that runs on past its validity: only a store that checks fences can.
+//!
+//! The protocol is in [`quorum`], without sockets, clock or randomness, so that the async client and the model
+//! checker (`tests/model.rs`) drive the very same code.
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+pub mod lease;
+pub mod quorum;

@@ -1,0 +1,155 @@
+//! The protocol of a quorum under a model checker: the code of `dlock_client::quorum` itself, driven through every
+//! order of events in small worlds of 3 masters. Messages are lost, late, out of order and doubled; masters crash; holds end.
+//!
+//! What is not here: liveness, more than 3 masters, clocks that run at different rates, shared holds.
+//!
+//! Each rule that can be broken is broken once, and the checker must find the violation: else it proves nothing. Worlds
+//! that take longer than a few seconds are ignored; `cargo test --test model -- --ignored` runs them.
+#![allow(clippy::disallowed_methods, reason = "says how long each world took")]
+
+mod model {
+    pub mod client;
+    pub mod master;
+    pub mod names;
+    pub mod properties;
+    pub mod run;
+    pub mod system;
+    pub mod world;
+}
+
+use model::names::client_orders;
+use model::properties::{EXCLUSION, ORDER, UNIQUE};
+use model::run::{holds, holds_so_far, violates, violates_deep};
+use model::world::{Broken, Script, Time, World};
+
+const ONCE: Script =
+    Script { acquisitions: 1, waits: false, extensions: 0, retries: 0, timeouts: false, releases: false };
+const WAITS: Script = Script { waits: true, ..ONCE };
+/// Moves on in the line when a master is silent.
+const WAITS_NOT_LONG: Script = Script { timeouts: true, ..WAITS };
+const EXTENDS: Script = Script { extensions: 1, ..ONCE };
+const RETRIES: Script = Script { retries: 1, timeouts: true, ..ONCE };
+const RELEASES: Script = Script { releases: true, ..ONCE };
+const RELEASES_TWICE: Script = Script { acquisitions: 2, ..RELEASES };
+
+/// What some masters have numbered before, for other resources, so that fewer steps lead to equal numbers.
+const HEAD_START: [u8; 3] = [0, 0, 1];
+
+/// Fences alone, without a clock.
+fn fences(clients: &[Script], lapses: u8) -> World {
+    World {
+        clients: clients.to_vec(),
+        client_orders: client_orders(clients),
+        by_name: false,
+        numbers_before: [0; 3],
+        time: Time::None { lapses },
+        fenced: true,
+        numbers: true,
+        duplicates: 0,
+        crashes: 0,
+        grace: 0,
+        fence_ahead: 0,
+        broken: None,
+    }
+}
+
+/// Fences on a clock.
+fn timed_fences(clients: &[Script], ttl: u8) -> World {
+    World { time: Time::Ticks { ttl }, ..fences(clients, 0) }
+}
+
+/// Redlock alone, on a clock.
+fn plain(clients: &[Script], ttl: u8) -> World {
+    World { fenced: false, numbers: false, ..timed_fences(clients, ttl) }
+}
+
+/// Masters are killed, and grant nothing for `grace` ticks.
+fn crashing(crashes: u8, grace: u8) -> World {
+    World { crashes, grace, ..plain(&[ONCE; 2], 2) }
+}
+
+/// Every client and master goes by its own name: the same outcome in ten times the states, for to take those as one
+/// that differ by names alone must lose nothing.
+fn by_name(world: World) -> World {
+    World { by_name: true, client_orders: vec![(0..world.clients.len()).collect()], ..world }
+}
+
+fn broken(broken: Broken, world: World) -> World {
+    World { broken: Some(broken), ..world }
+}
+
+macro_rules! worlds {
+    ($($(#[$attribute:meta])* $name:ident: $outcome:expr;)*) => {
+        $(#[test] $(#[$attribute])* fn $name() { $outcome(stringify!($name)); })*
+    };
+}
+
+worlds! {
+    fenced: |name| holds(name, fences(&[ONCE; 2], 2));
+    fenced_by_name: |name| holds(name, by_name(fences(&[ONCE; 2], 2)));
+    fenced_after_other_numbers: |name| holds(name, World { numbers_before: HEAD_START, ..fences(&[ONCE; 2], 1) });
+    fenced_with_a_duplicate: |name| holds(name, World { duplicates: 1, ..fences(&[ONCE; 2], 1) });
+    fenced_with_refusals_for_being_ahead: |name| holds(name, World { fence_ahead: 2, ..fences(&[ONCE; 2], 1) });
+    fenced_and_timed: |name| holds(name, timed_fences(&[ONCE; 2], 1));
+    fenced_in_line: |name| holds(name, timed_fences(&[WAITS; 2], 1));
+    timed: |name| holds(name, plain(&[ONCE; 2], 2));
+    released: |name| holds(name, plain(&[RELEASES, ONCE], 2));
+    in_line: |name| holds(name, plain(&[WAITS; 2], 1));
+    crash_with_grace: |name| holds(name, crashing(1, 2));
+    timed_with_a_duplicate: |name| holds(name, World { duplicates: 1, ..plain(&[ONCE; 2], 2) });
+    retried: |name| holds(name, plain(&[RETRIES, ONCE], 1));
+    extended: |name| holds(name, plain(&[EXTENDS, ONCE], 2));
+
+    #[ignore] fenced_with_two_duplicates: |name| holds_so_far(name, World { duplicates: 2, ..fences(&[ONCE; 2], 3) });
+    #[ignore] fenced_with_refusals_and_a_duplicate: |name|
+        holds_so_far(name, World { duplicates: 1, fence_ahead: 2, ..fences(&[ONCE; 2], 2) });
+    #[ignore] fenced_three_clients: |name| holds_so_far(name, fences(&[ONCE; 3], 1));
+    #[ignore] fenced_and_timed_longer: |name| holds_so_far(name, timed_fences(&[ONCE; 2], 2));
+    #[ignore] fenced_in_line_both: |name| holds_so_far(name, timed_fences(&[WAITS; 2], 2));
+    #[ignore] in_line_moving_on: |name| holds_so_far(name, timed_fences(&[WAITS_NOT_LONG, ONCE], 1));
+    #[ignore] timed_three_clients: |name| holds_so_far(name, plain(&[ONCE; 3], 2));
+    #[ignore] timed_with_two_duplicates: |name| holds_so_far(name, World { duplicates: 2, ..plain(&[ONCE; 2], 2) });
+    #[ignore] in_line_one_of_two: |name| holds_so_far(name, timed_fences(&[WAITS, ONCE], 1));
+    #[ignore] released_twice: |name| holds_so_far(name, plain(&[RELEASES_TWICE, ONCE], 1));
+    #[ignore] released_both: |name| holds_so_far(name, plain(&[RELEASES_TWICE, RELEASES], 2));
+    #[ignore] three_crashes_with_grace: |name| holds_so_far(name, crashing(3, 2));
+    #[ignore] crash_with_grace_under_extension: |name|
+        holds_so_far(name, World { crashes: 1, grace: 2, ..plain(&[EXTENDS, ONCE], 2) });
+    #[ignore] fenced_crash_with_grace: |name|
+        holds_so_far(name, World { crashes: 1, grace: 1, ..timed_fences(&[ONCE; 2], 1) });
+    #[ignore] fenced_crash_with_longer_grace: |name|
+        holds_so_far(name, World { crashes: 1, grace: 2, ..timed_fences(&[ONCE; 2], 2) });
+    #[ignore] crash_with_grace_under_a_line: |name|
+        holds_so_far(name, World { crashes: 1, grace: 2, ..plain(&[WAITS; 2], 2) });
+    #[ignore] retried_longer: |name| holds_so_far(name, plain(&[RETRIES, ONCE], 2));
+    #[ignore] extended_both: |name| holds_so_far(name, plain(&[EXTENDS; 2], 2));
+
+    refuted_no_second_phase: |name|
+        violates(name, UNIQUE, broken(Broken::NoSecondPhase, fences(&[ONCE; 2], 2)));
+    refuted_raise_without_hold: |name|
+        violates(name, UNIQUE, broken(Broken::RaiseWithoutHold, fences(&[ONCE; 2], 2)));
+    refuted_uncounted_answers: |name| {
+        let world = World { numbers_before: HEAD_START, ..fences(&[ONCE; 2], 2) };
+        violates_deep(name, UNIQUE, broken(Broken::UncountedAnswers, world));
+    };
+    refuted_fence_unchecked: |name| {
+        let world = World { numbers_before: HEAD_START, duplicates: 1, ..fences(&[ONCE; 2], 2) };
+        violates_deep(name, UNIQUE, broken(Broken::FenceUnchecked, world));
+    };
+    refuted_number_forgotten: |name| {
+        let world = World { crashes: 1, ..fences(&[ONCE; 2], 1) };
+        violates(name, ORDER, broken(Broken::NumberForgotten, world));
+    };
+    refuted_no_grace: |name| violates(name, EXCLUSION, crashing(1, 0));
+    refuted_grace_below_ttl: |name| violates(name, EXCLUSION, crashing(1, 1));
+    refuted_valid_from_retry: |name| {
+        violates(name, EXCLUSION, broken(Broken::ValidFromRetry, plain(&[RETRIES, ONCE], 1)));
+    };
+    refuted_extended_by_one: |name|
+        violates(name, EXCLUSION, broken(Broken::ExtendedByOne, plain(&[EXTENDS, ONCE], 2)));
+    refuted_token_used_again: |name| {
+        violates(name, EXCLUSION, broken(Broken::TokenUsedAgain, plain(&[RELEASES_TWICE, ONCE], 1)));
+    };
+    refuted_valid_from_receipt: |name|
+        violates(name, EXCLUSION, broken(Broken::ValidFromReceipt, plain(&[WAITS, ONCE], 2)));
+}

@@ -1,0 +1,287 @@
+//! A client: carries messages to and from the machines of `quorum`, which are the code under test.
+
+use super::master::{Answer, Ask, Message, Token, number};
+use super::world::{Broken, MASTERS, Script, State, World};
+use dlock_client::lease::Instant;
+use dlock_client::quorum::{
+    Acquisition, Extended, Extension, Fence, Member, Outgoing, Progress, Quorum, Refusal, Request, Verdict,
+    Vote,
+};
+use std::time::Duration;
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Client {
+    pub round: u8,
+    /// The greatest fence that was complete when its acquisition began.
+    greatest_before: u8,
+    pub phase: Phase,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    Idle,
+    /// Only under [`Broken::ValidFromReceipt`]: in line by itself, with no acquisition begun.
+    Queueing,
+    Acquiring {
+        machine: Box<Acquisition>,
+        /// What was last asked of each master and may still be taken for lost.
+        asked: [Option<Ask>; MASTERS],
+        /// Whether the machine wants to be told when to ask again.
+        paused: bool,
+    },
+    Holding {
+        /// What is left of its validity.
+        left: Duration,
+        extension: Option<Box<Extension>>,
+        /// How many extensions were begun, and whether one of them counted.
+        extensions: u8,
+        extended: bool,
+    },
+    Done,
+}
+
+impl Client {
+    pub fn new() -> Self {
+        Self { round: 0, greatest_before: 0, phase: Phase::Idle }
+    }
+
+    /// The acquisition whose answers are still read.
+    pub fn busy_with(&self) -> Option<u8> {
+        (!matches!(self.phase, Phase::Idle | Phase::Done)).then_some(self.round)
+    }
+
+    pub fn holds(&self) -> bool {
+        matches!(self.phase, Phase::Holding { .. })
+    }
+
+    /// Lets `by` go by. A hold whose validity ends is over, with nothing sent.
+    pub fn age(&mut self, script: Script, by: Duration) {
+        match &mut self.phase {
+            Phase::Acquiring { machine, .. } => machine.age(by),
+            Phase::Holding { left, extension, .. } => {
+                *left = left.saturating_sub(by);
+                extension.iter_mut().for_each(|extension| extension.age(by));
+                if left.is_zero() {
+                    self.next_round(script);
+                }
+            }
+            Phase::Idle | Phase::Queueing | Phase::Done => {}
+        }
+    }
+
+    pub fn has_vote(&self, vote: &Vote) -> bool {
+        matches!(&self.phase, Phase::Acquiring { machine, .. } if machine.votes().flatten().any(|v| v == vote))
+    }
+
+    pub fn dropped_one_ahead(&self) -> bool {
+        matches!(&self.phase, Phase::Acquiring { machine, .. } if machine.ahead().next().is_some())
+    }
+
+    fn next_round(&mut self, script: Script) {
+        self.round += 1;
+        self.greatest_before = 0;
+        self.phase = if self.round < script.acquisitions { Phase::Idle } else { Phase::Done };
+    }
+}
+
+impl State {
+    pub fn token(&self, world: &World, client: usize) -> Token {
+        let round = if world.is(Broken::TokenUsedAgain) { 0 } else { self.clients[client].round };
+        Token { client: client as u8, round }
+    }
+
+    pub fn begin(&mut self, world: &World, client: usize) {
+        self.clients[client].greatest_before = self.history.greatest();
+        let (machine, sends) = match world.clients[client].waits {
+            false => Acquisition::at_once(world.plan(client), world.now()),
+            true if world.is(Broken::ValidFromReceipt) => {
+                self.clients[client].phase = Phase::Queueing;
+                return self.post(world, client, 0, [Outgoing { to: Member(0), what: Request::Wait }]);
+            }
+            true => {
+                let order: Vec<Member> = world.quorum().members().collect();
+                Acquisition::in_line(world.plan(client), &order, world.now())
+            }
+        };
+        self.clients[client].phase =
+            Phase::Acquiring { machine: Box::new(machine), asked: [None; MASTERS], paused: false };
+        self.send(world, client, sends);
+    }
+
+    /// Sends, and remembers what is open.
+    fn send(&mut self, world: &World, client: usize, sends: impl IntoIterator<Item = Outgoing> + Clone) {
+        if let Phase::Acquiring { asked, .. } = &mut self.clients[client].phase
+            && world.clients[client].timeouts
+        {
+            for Outgoing { to, what } in sends.clone() {
+                let answered = !matches!(what, Request::Leave | Request::Release);
+                asked[usize::from(to.0)] = answered.then_some(Ask::new(what, 0));
+            }
+        }
+        self.post(world, client, 0, sends);
+    }
+
+    fn post(
+        &mut self,
+        world: &World,
+        client: usize,
+        extension: u8,
+        sends: impl IntoIterator<Item = Outgoing>,
+    ) {
+        let (token, round) = (self.token(world, client), self.clients[client].round);
+        let mut sends: Vec<Outgoing> = sends.into_iter().collect();
+        if let Some(&Outgoing { what: confirm @ Request::Confirm { .. }, .. }) = sends.first()
+            && world.is(Broken::UncountedAnswers)
+        {
+            sends = world.quorum().members().map(|to| Outgoing { to, what: confirm }).collect();
+        }
+        for Outgoing { to, what } in sends {
+            if what != Request::Release || world.clients[client].releases {
+                let message = Message { token, round, what: Ask::new(what, extension), answer: None };
+                self.masters[usize::from(to.0)].post(message);
+            }
+        }
+    }
+
+    /// An answer arrives, or (under `timeouts`) is taken for lost.
+    pub fn hear(&mut self, world: &World, master: usize, message: Message, vote: Vote) {
+        let client = usize::from(message.token.client);
+        let member = Member(master as u8);
+        match &mut self.clients[client].phase {
+            Phase::Queueing => self.stop_queueing(world, client, vote),
+            Phase::Acquiring { machine, asked, .. } => {
+                if asked[master] == Some(message.what) {
+                    asked[master] = None;
+                }
+                let confirmed = matches!((message.what, &vote), (Ask::Confirm { .. }, Vote::Granted(_)));
+                if confirmed && world.is(Broken::UncountedAnswers) {
+                    machine.answered(member, Request::Acquire, Vote::Granted(number(1)), world.now());
+                }
+                let progress = machine.answered(member, message.what.into(), vote, world.now());
+                self.follow(world, client, progress);
+            }
+            Phase::Holding { .. } => self.extension_heard(world, member, message, vote),
+            Phase::Idle | Phase::Done => {}
+        }
+    }
+
+    fn follow(&mut self, world: &World, client: usize, progress: Progress) {
+        let Phase::Acquiring { machine, paused, .. } = &mut self.clients[client].phase else { return };
+        *paused = progress.verdict == Verdict::TryAgain;
+        let greatest = machine.votes().filter_map(fence_of).max();
+        self.send(world, client, progress.sends);
+        match progress.verdict {
+            Verdict::Open | Verdict::TryAgain => {}
+            Verdict::Lost(_) => self.clients[client].next_round(world.clients[client]),
+            Verdict::Won(won) => {
+                let fence = if world.is(Broken::NoSecondPhase) { greatest } else { won.fence };
+                if let Some(fence) = fence {
+                    let before = self.clients[client].greatest_before;
+                    self.history.completed(fence.get() as u8, before);
+                }
+                self.hold(world, client, won.valid_until);
+            }
+        }
+    }
+
+    /// Without a clock a hold has no end to look at: the adversary ends it at the masters, and the client goes on.
+    fn hold(&mut self, world: &World, client: usize, valid_until: Instant) {
+        let left = valid_until.saturating_since(world.now());
+        self.clients[client].phase = Phase::Holding { left, extension: None, extensions: 0, extended: false };
+        if !world.has_clock() {
+            self.clients[client].next_round(world.clients[client]);
+        }
+    }
+
+    pub fn ask_again(&mut self, world: &World, client: usize) {
+        let Phase::Acquiring { machine, paused, .. } = &mut self.clients[client].phase else { return };
+        *paused = false;
+        let sends = machine.ask_again();
+        if world.is(Broken::ValidFromRetry) {
+            **machine = Acquisition::at_once(world.plan(client), world.now()).0;
+        }
+        self.send(world, client, sends);
+    }
+
+    /// Gives up, or ends the hold; the same to the masters.
+    pub fn release(&mut self, world: &World, client: usize) {
+        let sends = match &mut self.clients[client].phase {
+            Phase::Acquiring { machine, .. } => machine.give_up(),
+            _ => world.quorum().members().map(|to| Outgoing { to, what: Request::Release }).collect(),
+        };
+        self.post(world, client, 0, sends);
+        self.clients[client].next_round(world.clients[client]);
+    }
+
+    pub fn extend(&mut self, world: &World, client: usize) {
+        let Phase::Holding { left, extension, extensions, .. } = &mut self.clients[client].phase else {
+            return;
+        };
+        let one = Quorum::new(1).unwrap();
+        let quorum = if world.is(Broken::ExtendedByOne) { one } else { world.quorum() };
+        let (new, _) = Extension::new(quorum, world.lease(), world.after(*left), world.now());
+        *left = new.held_until().saturating_since(world.now());
+        *extension = Some(Box::new(new));
+        *extensions += 1;
+        let serial = *extensions;
+        let sends = world.quorum().members().map(|to| Outgoing { to, what: Request::Extend });
+        self.post(world, client, serial, sends);
+    }
+
+    fn extension_heard(&mut self, world: &World, member: Member, message: Message, vote: Vote) {
+        let client = usize::from(message.token.client);
+        let Phase::Holding { left, extension, extensions, extended } = &mut self.clients[client].phase else {
+            return;
+        };
+        let (Some(running), true) = (extension.as_mut(), message.what == Ask::Extend(*extensions)) else {
+            return;
+        };
+        let member = if world.is(Broken::ExtendedByOne) { Member(0) } else { member };
+        let vote = match vote {
+            Vote::Granted(_) => Vote::Granted(()),
+            Vote::Refused(refusal) => Vote::Refused(refusal),
+            Vote::Failed(failure) => Vote::Failed(failure),
+            Vote::Unknown => Vote::Unknown,
+        };
+        match running.answered(member, vote, world.now()) {
+            Extended::Open => {}
+            Extended::Kept => *extension = None,
+            Extended::Until(later) => {
+                *left = later.saturating_since(world.now());
+                *extension = None;
+                *extended = true;
+            }
+            Extended::Over => self.clients[client].next_round(world.clients[client]),
+        }
+    }
+
+    /// The refuted way to wait: the acquisition begins when the line has granted already.
+    fn stop_queueing(&mut self, world: &World, client: usize, vote: Vote) {
+        let (mut machine, sends) = Acquisition::at_once(world.plan(client), world.now());
+        let progress = machine.answered(Member(0), Request::Acquire, vote, world.now());
+        self.clients[client].phase =
+            Phase::Acquiring { machine: Box::new(machine), asked: [None; MASTERS], paused: false };
+        self.send(world, client, sends.into_iter().skip(1).collect::<Vec<_>>());
+        self.follow(world, client, progress);
+    }
+}
+
+fn fence_of(vote: Option<&Vote>) -> Option<Fence> {
+    match vote {
+        Some(Vote::Granted(fence)) => Some(*fence),
+        _ => None,
+    }
+}
+
+impl From<Answer> for Vote {
+    fn from(answer: Answer) -> Self {
+        match answer {
+            Answer::Fence(fence) => Vote::Granted(number(fence)),
+            Answer::Done => Vote::Granted(number(1)),
+            Answer::Taken => Vote::Refused(Refusal::Taken),
+            Answer::Grace => Vote::Refused(Refusal::Grace(Duration::ZERO)),
+            Answer::NotHeld => Vote::Refused(Refusal::NotHeld),
+            Answer::FenceAhead => Vote::Refused(Refusal::FenceAhead),
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! A master as the protocol sees it: one resource, its hold, its line, its number, and what is on the wire to and from it.
+//! What the contract's ACQUIRE, CONFIRM, EXTEND and RELEASE promise, in as few words as they allow.
+
+use super::world::{Broken, Time, World};
+use dlock_client::quorum::{Fence, Request};
+use smallvec::SmallVec;
+
+/// Client and acquisition. The place of 20 random bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Token {
+    pub client: u8,
+    pub round: u8,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Master {
+    pub hold: Option<Hold>,
+    /// The greatest number ever used here.
+    pub last: u8,
+    /// Ticks without new grants.
+    pub grace: u8,
+    pub line: SmallVec<[Token; 2]>,
+    /// Sorted, each message once, delivered in any order; a lost one is one that stays.
+    pub wire: SmallVec<[Message; 8]>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Hold {
+    pub token: Token,
+    pub fence: u8,
+    /// Ticks of the lease that are left.
+    pub left: u8,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Message {
+    pub token: Token,
+    /// The acquisition that asks; tokens differ by it too, but for one broken rule.
+    pub round: u8,
+    pub what: Ask,
+    /// None on the way to the master.
+    pub answer: Option<Answer>,
+}
+
+/// [`Request`] in few bytes, and with the number of the extension, whose answers must not be taken for another's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Ask {
+    Acquire,
+    Wait,
+    Leave,
+    Confirm { fence: u8, phase: u8 },
+    Extend(u8),
+    Release,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Answer {
+    Fence(u8),
+    Done,
+    Taken,
+    Grace,
+    NotHeld,
+    FenceAhead,
+}
+
+impl Master {
+    pub fn new(last: u8) -> Self {
+        Self { hold: None, last, grace: 0, line: SmallVec::new(), wire: SmallVec::new() }
+    }
+
+    pub fn post(&mut self, message: Message) {
+        if let Err(place) = self.wire.binary_search(&message) {
+            self.wire.insert(place, message);
+        }
+    }
+
+    pub fn carry_out(&mut self, world: &World, message: Message) {
+        let Message { token, what, .. } = message;
+        let answer = match what {
+            Ask::Acquire | Ask::Wait => self.acquire(world, token, what),
+            Ask::Confirm { fence, .. } => Some(self.confirm(world, token, fence)),
+            Ask::Extend(_) => Some(self.extend(world, token)),
+            Ask::Release => self.release(world, token),
+            Ask::Leave => self.leave(token),
+        };
+        if answer.is_some() {
+            self.post(Message { answer, ..message });
+        }
+    }
+
+    fn acquire(&mut self, world: &World, token: Token, what: Ask) -> Option<Answer> {
+        match &mut self.hold {
+            Some(hold) if hold.token == token => {
+                hold.left = world.ttl();
+                Some(Answer::Fence(hold.fence))
+            }
+            Some(_) if what == Ask::Acquire => Some(Answer::Taken),
+            Some(_) if self.line.contains(&token) => None,
+            Some(_) => {
+                self.line.push(token);
+                None
+            }
+            None if self.grace > 0 => Some(Answer::Grace),
+            None => Some(self.grant(world, token)),
+        }
+    }
+
+    fn grant(&mut self, world: &World, token: Token) -> Answer {
+        self.last = if world.numbers { self.last + 1 } else { 1 };
+        self.hold = Some(Hold { token, fence: self.last, left: world.ttl() });
+        Answer::Fence(self.last)
+    }
+
+    fn confirm(&mut self, world: &World, token: Token, fence: u8) -> Answer {
+        match &mut self.hold {
+            Some(hold) if hold.token == token => {
+                let unchecked = world.is(Broken::FenceUnchecked) || world.is(Broken::UncountedAnswers);
+                if hold.fence > fence && !unchecked {
+                    return Answer::Fence(hold.fence);
+                }
+                self.last = self.last.max(fence);
+                *hold = Hold { token, fence, left: world.ttl() };
+                Answer::Fence(fence)
+            }
+            _ if world.is(Broken::RaiseWithoutHold) => {
+                self.last = self.last.max(fence);
+                Answer::Fence(fence)
+            }
+            _ => Answer::NotHeld,
+        }
+    }
+
+    fn extend(&mut self, world: &World, token: Token) -> Answer {
+        match &mut self.hold {
+            Some(hold) if hold.token == token => {
+                hold.left = world.ttl();
+                Answer::Done
+            }
+            _ => Answer::NotHeld,
+        }
+    }
+
+    fn release(&mut self, world: &World, token: Token) -> Option<Answer> {
+        if self.hold.as_ref().is_some_and(|hold| hold.token == token) {
+            self.end_hold(world);
+        }
+        self.leave(token)
+    }
+
+    fn leave(&mut self, token: Token) -> Option<Answer> {
+        self.line.retain(|waiter| *waiter != token);
+        None
+    }
+
+    /// The hold is over, whatever the cause, and the next in line has it in the same step.
+    pub fn end_hold(&mut self, world: &World) {
+        self.hold = None;
+        if self.grace == 0 && !self.line.is_empty() {
+            let token = self.line.remove(0);
+            let answer = Some(self.grant(world, token));
+            let (round, what) = (token.round, Ask::Wait);
+            self.post(Message { token, round, what, answer });
+        }
+    }
+
+    pub fn tick(&mut self, world: &World) {
+        self.grace = self.grace.saturating_sub(1);
+        if let Some(hold) = &mut self.hold {
+            hold.left -= 1;
+            if hold.left == 0 {
+                self.end_hold(world);
+            }
+        }
+    }
+
+    /// Killed and started again at once: the holds are forgotten. The number survives, by its mark on disk.
+    pub fn crash(&mut self, world: &World) {
+        self.hold = None;
+        self.line.clear();
+        self.grace = world.grace;
+        if world.is(Broken::NumberForgotten) {
+            self.last = 0;
+        }
+    }
+
+    /// Forgets what can have no effect any more: answers that nobody reads, and requests for a token that neither
+    /// holds nor waits here and never will again.
+    pub fn sweep(&mut self, is_current: impl Fn(&Message) -> bool) {
+        let mut asks: SmallVec<[Token; 4]> =
+            self.hold.iter().map(|hold| hold.token).chain(self.line.iter().copied()).collect();
+        let acquires =
+            |message: &&Message| message.answer.is_none() && matches!(message.what, Ask::Acquire | Ask::Wait);
+        asks.extend(self.wire.iter().filter(acquires).map(|message| message.token));
+        self.wire.retain(|message| {
+            is_current(message) || (message.answer.is_none() && asks.contains(&message.token))
+        });
+    }
+}
+
+impl World {
+    /// Ticks of a lease; without a clock a lease ends when the adversary says so.
+    pub fn ttl(&self) -> u8 {
+        match self.time {
+            Time::Ticks { ttl } => ttl,
+            Time::None { .. } => 1,
+        }
+    }
+}
+
+impl From<Ask> for Request {
+    fn from(ask: Ask) -> Self {
+        match ask {
+            Ask::Acquire => Request::Acquire,
+            Ask::Wait => Request::Wait,
+            Ask::Leave => Request::Leave,
+            Ask::Confirm { fence, phase } => Request::Confirm { fence: number(fence), phase },
+            Ask::Extend(_) => Request::Extend,
+            Ask::Release => Request::Release,
+        }
+    }
+}
+
+impl Ask {
+    pub fn new(request: Request, extension: u8) -> Self {
+        match request {
+            Request::Acquire => Ask::Acquire,
+            Request::Wait => Ask::Wait,
+            Request::Leave => Ask::Leave,
+            Request::Confirm { fence, phase } => Ask::Confirm { fence: fence.get() as u8, phase },
+            Request::Extend => Ask::Extend(extension),
+            Request::Release => Ask::Release,
+        }
+    }
+}
+
+pub fn number(fence: u8) -> Fence {
+    Fence::from_outside(u64::from(fence)).unwrap()
+}

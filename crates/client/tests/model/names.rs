@@ -1,0 +1,94 @@
+//! States that differ only in how clients and masters are named are one state.
+
+use super::client::{Client, Phase};
+use super::world::{MASTERS, Script, State, World};
+use std::cmp::Ordering;
+
+impl World {
+    /// The least of the states that differ only in how clients and masters are named.
+    pub fn normal_form(&self, mut state: State) -> State {
+        let alike = self.first_alike();
+        let mut least: Option<State> = None;
+        for order in &self.client_orders[1..] {
+            let mut named = state.clone();
+            named.rename_clients(order);
+            named.sort_masters(alike);
+            if least.as_ref().is_none_or(|least| named < *least) {
+                least = Some(named);
+            }
+        }
+        state.sort_masters(alike);
+        least.filter(|least| *least < state).unwrap_or(state)
+    }
+}
+
+impl State {
+    fn rename_clients(&mut self, order: &[usize]) {
+        let name = |client: &mut u8| {
+            *client = order.iter().position(|&from| from == usize::from(*client)).unwrap_or(0) as u8;
+        };
+        for master in &mut self.masters {
+            master.hold.iter_mut().for_each(|hold| name(&mut hold.token.client));
+            master.line.iter_mut().for_each(|waiter| name(&mut waiter.client));
+            master.wire.iter_mut().for_each(|message| name(&mut message.token.client));
+            master.wire.sort_unstable();
+        }
+        self.clients = order.iter().map(|&from| self.clients[from].clone()).collect();
+    }
+
+    fn sort_masters(&mut self, from: usize) {
+        let mut order: [usize; MASTERS] = std::array::from_fn(|place| place);
+        order[from..].sort_by(|&one, &other| {
+            let clients = self.clients.iter().map(|client| client.compare_seats(one, other));
+            clients.fold(self.masters[one].cmp(&self.masters[other]), |so_far, next| so_far.then(next))
+        });
+        if order.is_sorted() {
+            return;
+        }
+        self.masters = order.map(|from| self.masters[from].clone());
+        self.clients.iter_mut().for_each(|client| client.renumber_masters(order));
+    }
+}
+
+impl Client {
+    fn compare_seats(&self, one: usize, other: usize) -> Ordering {
+        match &self.phase {
+            Phase::Acquiring { machine, asked, .. } => {
+                let seats = machine.seat(one).cmp(&machine.seat(other));
+                seats.then(asked[one].cmp(&asked[other]))
+            }
+            Phase::Holding { extension: Some(extension), .. } => {
+                extension.seat(one).cmp(&extension.seat(other))
+            }
+            _ => Ordering::Equal,
+        }
+    }
+
+    fn renumber_masters(&mut self, order: [usize; MASTERS]) {
+        match &mut self.phase {
+            Phase::Acquiring { machine, asked, .. } => {
+                machine.relabel(&order);
+                *asked = order.map(|from| asked[from]);
+            }
+            Phase::Holding { extension: Some(extension), .. } => extension.relabel(&order),
+            _ => {}
+        }
+    }
+}
+
+/// Every order of the clients in which each has the script of the one it stands for, the given order first.
+pub fn client_orders(scripts: &[Script]) -> Vec<Vec<usize>> {
+    let mut orders = vec![vec![]];
+    for client in 0..scripts.len() {
+        let longer = orders.iter().flat_map(|order: &Vec<usize>| {
+            (0..=order.len()).rev().map(|place| {
+                let mut order = order.clone();
+                order.insert(place, client);
+                order
+            })
+        });
+        orders = longer.collect();
+    }
+    orders.retain(|order| order.iter().enumerate().all(|(to, &from)| scripts[to] == scripts[from]));
+    orders
+}

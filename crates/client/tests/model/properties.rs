@@ -1,0 +1,79 @@
+//! What must always hold, and what must happen in some run, for a property is no proof where nothing happens.
+
+use super::client::{Client, Phase};
+use super::master::{Answer, Message};
+use super::world::{State, World};
+use dlock_client::quorum::{Refusal, Vote};
+use stateright::Property;
+
+pub const EXCLUSION: &str = "no two clients hold with validity left";
+pub const UNIQUE: &str = "no two acquisitions have one fence";
+pub const ORDER: &str = "a fence is above all that were complete before its acquisition began";
+pub const STRICT_ORDER: &str = "a fence is above all that were complete before";
+
+pub fn of(world: &World) -> Vec<Property<World>> {
+    let mut properties = vec![Property::<World>::sometimes("every client is done", |_, state: &State| {
+        state.clients.iter().all(|client| client.phase == Phase::Done)
+    })];
+    if world.has_clock() {
+        properties.push(Property::always(EXCLUSION, |_, state: &State| {
+            state.clients.iter().filter(|client| client.holds()).count() <= 1
+        }));
+        properties.push(Property::sometimes("a client holds", |_, state: &State| {
+            state.clients.iter().any(Client::holds)
+        }));
+    }
+    if world.fenced {
+        properties.push(Property::always(UNIQUE, |_, state: &State| !state.history.same_fence));
+        properties
+            .push(Property::always(ORDER, |_, state: &State| !state.history.below_one_before_its_begin));
+        properties.push(Property::sometimes("two acquisitions are complete", |_, state: &State| {
+            state.history.fences.len() >= 2
+        }));
+    }
+    if world.fenced && world.has_clock() {
+        properties
+            .push(Property::always(STRICT_ORDER, |_, state: &State| !state.history.below_one_before_its_end));
+    }
+    properties.extend(something_happens(world));
+    properties
+}
+
+fn something_happens(world: &World) -> Vec<Property<World>> {
+    let mut properties = vec![Property::<World>::sometimes("a client is refused", |_, state: &State| {
+        state.clients.iter().any(|client| client.has_vote(&Vote::Refused(Refusal::Taken)))
+    })];
+    if world.clients.iter().any(|script| script.waits) {
+        properties.push(Property::sometimes("a client waits in line", |_, state: &State| {
+            state.masters.iter().any(|master| !master.line.is_empty())
+        }));
+    }
+    if world.clients.iter().any(|script| script.extensions > 0) {
+        properties.push(Property::sometimes("an extension counts", |_, state: &State| {
+            state.clients.iter().any(|client| matches!(client.phase, Phase::Holding { extended: true, .. }))
+        }));
+    }
+    if world.crashes > 0 {
+        properties.push(Property::sometimes(
+            "a master crashes under a hold",
+            |world: &World, state: &State| {
+                state.crashes < world.crashes && state.clients.iter().any(Client::holds)
+            },
+        ));
+    }
+    if world.grace > 0 {
+        properties.push(Property::sometimes("a master refuses in grace", |_, state: &State| {
+            on_the_wire(state, |message| message.answer == Some(Answer::Grace))
+        }));
+    }
+    if world.fence_ahead > 1 {
+        properties.push(Property::sometimes("a master is dropped for being ahead", |_, state: &State| {
+            state.clients.iter().any(Client::dropped_one_ahead)
+        }));
+    }
+    properties
+}
+
+fn on_the_wire(state: &State, which: impl Fn(&Message) -> bool) -> bool {
+    state.masters.iter().any(|master| master.wire.iter().any(&which))
+}

@@ -1,0 +1,67 @@
+//! One world, searched to the end or to its first violation.
+
+use super::world::World;
+use stateright::{Checker, CheckerBuilder, HasDiscoveries, Model};
+use std::time::Instant;
+
+/// The world is searched to the end: what must always hold does, and what must happen in some run does.
+pub fn holds(name: &str, world: World) {
+    let begin = Instant::now();
+    let found = checker(world).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+    report(name, &found, begin);
+    found.assert_properties();
+    assert!(is_finished(&found), "{name}: more steps than DLOCK_MODEL_STEPS");
+}
+
+/// As [`holds`], in a world that may be too large for this machine: what was searched is searched.
+pub fn holds_so_far(name: &str, world: World) {
+    let begin = Instant::now();
+    let found = checker(world).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+    report(name, &found, begin);
+    found.assert_properties();
+}
+
+/// A rule is broken, and it is seen by `property`, in as few steps as can be.
+pub fn violates(name: &str, property: &'static str, world: World) {
+    let begin = Instant::now();
+    let found = checker(world).finish_when(HasDiscoveries::AnyOf([property].into())).spawn_bfs().join();
+    report(name, &found, begin);
+    show(name, property, &found);
+}
+
+/// As [`violates`], for one that needs so many steps that it is found sooner by going deep first.
+pub fn violates_deep(name: &str, property: &'static str, world: World) {
+    let begin = Instant::now();
+    let found = checker(world).finish_when(HasDiscoveries::AnyOf([property].into())).spawn_dfs().join();
+    report(name, &found, begin);
+    show(name, property, &found);
+}
+
+fn show(name: &str, property: &'static str, found: &impl Checker<World>) {
+    let path = found.discovery(property).unwrap_or_else(|| panic!("{name}: the broken rule is not seen"));
+    let steps = path.into_actions();
+    println!("    after {} steps no more: {property}", steps.len());
+    if std::env::var_os("DLOCK_MODEL_SHOW").is_some() {
+        steps.iter().for_each(|step| println!("    {step:?}"));
+    }
+}
+
+/// Memory is what runs out first, so the limit is a number of steps.
+fn checker(world: World) -> CheckerBuilder<World> {
+    world.checker().target_state_count(limit())
+}
+
+fn limit() -> usize {
+    std::env::var("DLOCK_MODEL_STEPS").ok().and_then(|limit| limit.parse().ok()).unwrap_or(20_000_000)
+}
+
+fn is_finished(found: &impl Checker<World>) -> bool {
+    found.state_count() < limit()
+}
+
+fn report(name: &str, found: &impl Checker<World>, begin: Instant) {
+    let (states, steps, depth) = (found.unique_state_count(), found.state_count(), found.max_depth());
+    let seconds = begin.elapsed().as_secs_f32();
+    let end = if is_finished(found) { "" } else { " (not finished)" };
+    println!("{name}: {states} states, {steps} steps, depth {depth}, {seconds:.1} s{end}");
+}

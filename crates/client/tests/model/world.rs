@@ -1,0 +1,190 @@
+//! The worlds: who takes part, what may go wrong, and how often; and the state that the checker walks through.
+
+use super::client::Client;
+use super::master::Master;
+use dlock_client::lease::{Instant, Lease};
+use dlock_client::quorum::{Plan, Quorum};
+use smallvec::SmallVec;
+use std::time::Duration;
+
+pub const MASTERS: usize = 3;
+pub const TICK: Duration = Duration::from_secs(1);
+
+/// What takes part and what may happen.
+#[derive(Debug, Clone)]
+pub struct World {
+    pub clients: Vec<Script>,
+    /// The names by which the clients may go, see [`super::names::client_orders`].
+    pub client_orders: Vec<Vec<usize>>,
+    /// Whether states that differ by names alone are different.
+    pub by_name: bool,
+    /// The greatest number used at each master before, for other resources.
+    pub numbers_before: [u8; MASTERS],
+    pub time: Time,
+    pub fenced: bool,
+    /// Whether masters number their grants; a plain quorum does not look.
+    pub numbers: bool,
+    /// How many messages may be delivered twice.
+    pub duplicates: u8,
+    /// How many masters may be killed and started empty, at any time, also all at once.
+    pub crashes: u8,
+    /// Ticks without grants after that.
+    pub grace: u8,
+    /// How often a CONFIRM may be refused as too far ahead, with or without reason.
+    pub fence_ahead: u8,
+    /// A rule that is left out, to see that the checker would tell.
+    pub broken: Option<Broken>,
+}
+
+/// What one client does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Script {
+    pub acquisitions: u8,
+    /// Whether it waits in line, at the masters in their order.
+    pub waits: bool,
+    pub extensions: u8,
+    pub retries: u8,
+    /// Whether it may take an answer for lost that is still under way.
+    pub timeouts: bool,
+    /// Whether it may give up, and end its hold before the time.
+    pub releases: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Time {
+    /// No clock at all: messages take as long as they like, and so many holds may end at any moment, whatever the
+    /// cause. What holds here holds for any clocks.
+    None { lapses: u8 },
+    /// Time runs without end, and every hold ends exactly `ttl` ticks after its last grant.
+    Ticks { ttl: u8 },
+}
+
+/// The rules, each left out once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Broken {
+    /// The greatest of the majority's numbers is the fence, without raising the holds to it.
+    NoSecondPhase,
+    /// A master raises its number for a token that holds nothing there.
+    RaiseWithoutHold,
+    /// A master takes a CONFIRM that is lower than the hold's fence.
+    FenceUnchecked,
+    /// As above, and the client counts a CONFIRM of a master whose grant it has not seen.
+    UncountedAnswers,
+    /// The next acquisition goes under the token of the last.
+    TokenUsedAgain,
+    /// A retry counts its validity from itself.
+    ValidFromRetry,
+    /// A grant that was waited for counts from its receipt.
+    ValidFromReceipt,
+    /// An extension counts with one answer.
+    ExtendedByOne,
+    /// A master that was killed begins to count anew.
+    NumberForgotten,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct State {
+    pub masters: [Master; MASTERS],
+    pub clients: SmallVec<[Client; 3]>,
+    pub lapses: u8,
+    pub duplicates: u8,
+    pub crashes: u8,
+    pub fence_ahead: u8,
+    pub history: History,
+}
+
+/// What the checker remembers and nobody in the world knows.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct History {
+    /// The fences of the acquisitions completed so far.
+    pub fences: SmallVec<[u8; 8]>,
+    /// Two of them were equal.
+    pub same_fence: bool,
+    /// One was not greater than another that was complete before it was begun.
+    pub below_one_before_its_begin: bool,
+    /// One was not greater than another that was complete before it was complete.
+    pub below_one_before_its_end: bool,
+}
+
+impl World {
+    pub fn is(&self, broken: Broken) -> bool {
+        self.broken == Some(broken)
+    }
+
+    /// The present, which never moves: a tick makes everything else older instead. A hold is thus described by how
+    /// old it is, and time may go on for ever in finitely many states. So far from the beginning that what is
+    /// older than a lease is as good as from the beginning.
+    pub fn now(&self) -> Instant {
+        self.after(Duration::ZERO)
+    }
+
+    /// The instant that lies `left` behind the present.
+    pub fn after(&self, left: Duration) -> Instant {
+        Instant::since_boot(TICK * u32::from(self.ttl()) + left)
+    }
+
+    pub fn has_clock(&self) -> bool {
+        matches!(self.time, Time::Ticks { .. })
+    }
+
+    pub fn lease(&self) -> Lease {
+        Lease::new(TICK * u32::from(self.ttl())).unwrap()
+    }
+
+    pub fn quorum(&self) -> Quorum {
+        Quorum::new(MASTERS as u8).unwrap()
+    }
+
+    pub fn plan(&self, client: usize) -> Plan {
+        let fenced = self.fenced && !self.is(Broken::NoSecondPhase);
+        Plan { quorum: self.quorum(), lease: self.lease(), fenced, retries: self.clients[client].retries }
+    }
+
+    pub fn start(&self) -> State {
+        State {
+            masters: self.numbers_before.map(Master::new),
+            clients: self.clients.iter().map(|_| Client::new()).collect(),
+            lapses: if let Time::None { lapses } = self.time { lapses } else { 0 },
+            duplicates: self.duplicates,
+            crashes: self.crashes,
+            fence_ahead: self.fence_ahead,
+            history: History::default(),
+        }
+    }
+
+    /// The masters from here on differ in nothing but their number: behind those that somebody may wait at, for a line
+    /// has an order; none where one is believed for all.
+    pub fn first_alike(&self) -> usize {
+        let waits = |script: &Script| script.waits;
+        let moves_on = |script: &Script| script.waits && (script.timeouts || self.grace > 0);
+        if self.by_name || self.is(Broken::ExtendedByOne) || self.clients.iter().any(moves_on) {
+            MASTERS
+        } else {
+            usize::from(self.clients.iter().any(waits))
+        }
+    }
+}
+
+impl State {
+    /// Forgets messages that can have no effect any more.
+    pub fn sweep(&mut self) {
+        let busy: SmallVec<[Option<u8>; 3]> = self.clients.iter().map(Client::busy_with).collect();
+        for master in &mut self.masters {
+            master.sweep(|message| busy[usize::from(message.token.client)] == Some(message.round));
+        }
+    }
+}
+
+impl History {
+    pub fn completed(&mut self, fence: u8, greatest_before: u8) {
+        self.same_fence |= self.fences.contains(&fence);
+        self.below_one_before_its_begin |= fence <= greatest_before;
+        self.below_one_before_its_end |= self.fences.iter().any(|&before| fence <= before);
+        let place = self.fences.partition_point(|&before| before < fence);
+        self.fences.insert(place, fence);
+    }
+
+    pub fn greatest(&self) -> u8 {
+        self.fences.last().copied().unwrap_or(0)
+    }
+}

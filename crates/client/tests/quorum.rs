@@ -1,0 +1,9 @@
+//! The rules of a quorum, one by one, on its own machines: who is asked what, what counts, and from when.
+mod quorum {
+    pub mod acquiring;
+    pub mod confirming;
+    pub mod extending;
+    pub mod in_line;
+    pub mod random;
+    pub mod words;
+}

@@ -1,0 +1,59 @@
+use super::words::*;
+use dlock_client::lease::Lease;
+use dlock_client::quorum::*;
+
+const YES: Vote<()> = Vote::Granted(());
+const NOT_HELD: Vote<()> = Vote::Refused(Refusal::NotHeld);
+
+/// Of a hold on three masters that is valid until 5,000, begun at 1,000.
+fn extending() -> Extension {
+    let (machine, sends) =
+        Extension::new(plan(3, false).quorum, Lease::new(TTL).unwrap(), at(5_000), at(1_000));
+    assert_eq!(sent(&sends, Request::Extend), [0, 1, 2]);
+    machine
+}
+
+#[test]
+fn a_majority_extends_from_before_the_send() {
+    let mut machine = extending();
+    assert_eq!(machine.answered(Member(0), YES, at(2_000)), Extended::Open);
+    assert_eq!(machine.answered(Member(0), YES, at(2_000)), Extended::Open, "one master, one vote");
+    assert_eq!(machine.held_until(), at(5_000));
+    assert_eq!(machine.answered(Member(2), YES, at(2_000)), Extended::Until(at(1_000 + TRUSTED)));
+    assert_eq!(machine.held_until(), at(1_000 + TRUSTED));
+}
+
+#[test]
+fn silence_keeps_the_old_validity() {
+    let mut machine = extending();
+    machine.answered(Member(0), YES, at(2_000));
+    machine.answered(Member(1), Vote::Unknown, at(2_000));
+    assert_eq!(machine.answered(Member(2), Vote::Unknown, at(2_000)), Extended::Kept);
+    assert_eq!(machine.held_until(), at(5_000));
+    assert_eq!(machine.answered(Member(1), YES, at(2_500)), Extended::Until(at(1_000 + TRUSTED)), "late");
+}
+
+#[test]
+fn a_majority_that_has_no_hold_ends_it() {
+    let mut machine = extending();
+    assert_eq!(machine.answered(Member(0), NOT_HELD, at(2_000)), Extended::Open);
+    assert_eq!(machine.answered(Member(1), NOT_HELD, at(2_000)), Extended::Over);
+}
+
+#[test]
+fn past_its_end_a_hold_is_not_extended() {
+    let mut machine = extending();
+    machine.answered(Member(0), YES, at(4_999));
+    assert_eq!(machine.answered(Member(1), YES, at(5_000)), Extended::Over);
+}
+
+#[test]
+fn a_shorter_lease_counts_at_once_for_silence_may_have_obeyed() {
+    let second = Lease::new(std::time::Duration::from_secs(1)).unwrap();
+    let (mut machine, _) = Extension::new(plan(3, false).quorum, second, at(5_000), at(1_000));
+    assert_eq!(machine.held_until(), at(1_988));
+    for member in 0..3 {
+        machine.answered(Member(member), Vote::Unknown, at(1_500));
+    }
+    assert_eq!(machine.held_until(), at(1_988));
+}

@@ -1,0 +1,193 @@
+//! Any answers in any order, and what must be true of the outcome, told from the list of events alone.
+
+use super::words::*;
+use dlock_client::quorum::*;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+/// An answer to one of the requests that were sent: which of them, what, and how many ms later than the one before.
+#[derive(Debug, Clone)]
+struct Event {
+    which: usize,
+    vote: Vote,
+    later: u64,
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let vote = prop_oneof![
+        12 => (1..6_u64).prop_map(granted),
+        1 => Just(taken()),
+        1 => Just(down()),
+        1 => Just(Vote::Unknown),
+        1 => Just(Vote::Refused(Refusal::NotHeld)),
+        1 => Just(Vote::Refused(Refusal::FenceAhead)),
+    ];
+    let event = (any::<prop::sample::Index>(), vote, prop_oneof![9 => 0..50_u64, 1 => 0..6_000_u64]);
+    let event = event.prop_map(|(which, vote, later)| Event { which: which.index(1 << 20), vote, later });
+    prop::collection::vec(event, 0..60)
+}
+
+/// All that happened: what was sent when, what was answered to it, and the verdict.
+#[derive(Default)]
+struct Story {
+    sends: Vec<(Outgoing, u64)>,
+    answers: Vec<(Outgoing, Vote)>,
+    won: Option<(Won, u64)>,
+    lost: bool,
+}
+
+fn play(mut machine: Acquisition, sends: Sends, events: &[Event], often: usize) -> Story {
+    let mut story = Story::default();
+    let mut now = 0;
+    story.sends.extend(sends.into_iter().map(|send| (send, now)));
+    for event in events {
+        now += event.later;
+        let open: Vec<Outgoing> = story.sends.iter().map(|(send, _)| *send).collect();
+        let send = open[event.which % open.len()];
+        if matches!(send.what, Request::Release | Request::Leave) {
+            continue;
+        }
+        for _ in 0..often {
+            let progress = machine.answered(send.to, send.what, event.vote.clone(), at(now));
+            story.answers.push((send, event.vote.clone()));
+            story.sends.extend(progress.sends.into_iter().map(|send| (send, now)));
+            match progress.verdict {
+                Verdict::Won(won) => assert!(story.won.replace((won, now)).is_none(), "won twice"),
+                Verdict::Lost(_) => assert!(!std::mem::replace(&mut story.lost, true), "lost twice"),
+                Verdict::TryAgain => {
+                    let again = machine.ask_again();
+                    story.sends.extend(again.into_iter().map(|send| (send, now)));
+                }
+                Verdict::Open => {}
+            }
+        }
+    }
+    story
+}
+
+impl Story {
+    /// Who said exactly this to exactly that.
+    fn said(&self, what: impl Fn(Request) -> bool, vote: impl Fn(&Vote) -> bool) -> BTreeMap<Member, usize> {
+        let mut who = BTreeMap::new();
+        for (send, said) in &self.answers {
+            if what(send.what) && vote(said) {
+                *who.entry(send.to).or_default() += 1;
+            }
+        }
+        who
+    }
+
+    fn check(&self, plan: Plan, waited: bool) {
+        assert!(self.won.is_none() || !self.lost);
+        let releases = self.sends.iter().filter(|(send, _)| send.what == Request::Release).count();
+        assert_eq!(releases, if self.lost { plan.quorum.members().count() } else { 0 });
+        let Some((won, when)) = self.won else { return };
+        assert!(at(when) < won.valid_until);
+        let majority = plan.quorum.majority();
+        let acquires = |what| matches!(what, Request::Acquire | Request::Wait);
+        let grants = self.said(acquires, |vote| matches!(vote, Vote::Granted(_)));
+        assert!(grants.len() >= majority);
+        let first_send = at(self.sends[0].1);
+        let second_phase = waited || (plan.fenced && majority > 1);
+        if !second_phase {
+            assert_eq!(won.valid_until, plan.lease.valid_until(first_send));
+            return;
+        }
+        // The last phase, and that a majority answered it, having granted.
+        let phase = self.sends.iter().filter_map(|(send, _)| match send.what {
+            Request::Confirm { phase, fence } => Some((phase, fence)),
+            _ => None,
+        });
+        let (number, fence) = phase.max().expect("no win without a second phase");
+        let what = Request::Confirm { fence, phase: number };
+        assert_eq!(won.fence, Some(fence));
+        let begun = self.sends.iter().find(|(send, _)| send.what == what).unwrap().1;
+        assert_eq!(won.valid_until, plan.lease.valid_until(at(begun)));
+        let yes = self.said(|asked| asked == what, |vote| *vote == Vote::Granted(fence));
+        assert!(yes.keys().filter(|member| grants.contains_key(member)).count() >= majority);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn only_a_majority_wins_and_only_from_a_send(
+        members in 1..6_u8, fenced: bool, waits: bool, retries in 0..3_u8, events in events(),
+    ) {
+        let plan = Plan { retries, ..plan(members, fenced) };
+        let order: Vec<Member> = plan.quorum.members().collect();
+        let begin = || match waits {
+            true => Acquisition::in_line(plan, &order, at(0)),
+            false => Acquisition::at_once(plan, at(0)),
+        };
+        let (machine, sends) = begin();
+        let story = play(machine, sends, &events, 1);
+        story.check(plan, waits);
+    }
+
+    /// Whatever was said, once nothing is outstanding there is a verdict: no acquisition hangs.
+    #[test]
+    fn all_answered_is_decided(
+        members in 1..6_u8, fenced: bool, waits: bool, retries in 0..3_u8, events in events(),
+    ) {
+        let plan = Plan { retries, ..plan(members, fenced) };
+        let order: Vec<Member> = plan.quorum.members().collect();
+        let (mut machine, sends) = match waits {
+            true => Acquisition::in_line(plan, &order, at(0)),
+            false => Acquisition::at_once(plan, at(0)),
+        };
+        let mut open = sends.to_vec();
+        let mut events = events.into_iter();
+        let mut verdict = Verdict::Open;
+        while let Some(last) = open.len().checked_sub(1) {
+            let unknown = Event { which: last, vote: Vote::Unknown, later: 0 };
+            let event = events.next().unwrap_or(unknown);
+            let send = open.remove(event.which % open.len());
+            if send.what == Request::Release {
+                continue;
+            }
+            if send.what != Request::Leave {
+                let progress = machine.answered(send.to, send.what, event.vote, at(1));
+                open.extend(progress.sends);
+                match progress.verdict {
+                    Verdict::Open => {}
+                    Verdict::TryAgain => open.extend(machine.ask_again()),
+                    decided => verdict = decided,
+                }
+            }
+        }
+        prop_assert_ne!(verdict, Verdict::Open);
+    }
+
+    /// Everything that is heard is heard three times.
+    #[test]
+    fn an_answer_heard_again_changes_nothing(members in 1..6_u8, fenced: bool, events in events()) {
+        let plan = plan(members, fenced);
+        let outcome = |often| {
+            let (machine, sends) = Acquisition::at_once(plan, at(0));
+            let story = play(machine, sends, &events, often);
+            (story.won, story.lost, story.sends)
+        };
+        prop_assert_eq!(outcome(1), outcome(3));
+    }
+}
+
+/// The random runs reach what they are about.
+#[test]
+fn random_runs_win_and_lose() {
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::TestRunner;
+    let mut runner = TestRunner::deterministic();
+    let (mut confirmed, mut lost, mut again) = (0, 0, 0);
+    for _ in 0..2_000 {
+        let events = events().new_tree(&mut runner).unwrap().current();
+        let (machine, sends) = Acquisition::at_once(plan(3, true), at(0));
+        let story = play(machine, sends, &events, 1);
+        confirmed += usize::from(story.won.is_some());
+        lost += usize::from(story.lost);
+        let second = |(send, _): &(Outgoing, u64)| matches!(send.what, Request::Confirm { phase: 1.., .. });
+        again += usize::from(story.sends.iter().any(second));
+    }
+    assert!(confirmed > 50 && lost > 50 && again > 50, "{confirmed} {lost} {again}");
+}

@@ -1,0 +1,60 @@
+//! Short words for the tests.
+
+use dlock_client::lease::{Instant, Lease};
+use dlock_client::quorum::*;
+use std::time::Duration;
+
+/// 10 s, trusted for 9,898 ms.
+pub const TTL: Duration = Duration::from_secs(10);
+pub const TRUSTED: u64 = 9_898;
+
+pub fn at(ms: u64) -> Instant {
+    Instant::since_boot(Duration::from_millis(ms))
+}
+
+pub fn plan(masters: u8, fenced: bool) -> Plan {
+    let quorum = Quorum::new(masters).unwrap();
+    Plan { quorum, lease: Lease::new(TTL).unwrap(), fenced, retries: 0 }
+}
+
+pub fn fence(number: u64) -> Fence {
+    Fence::from_outside(number).unwrap()
+}
+
+pub fn granted(number: u64) -> Vote {
+    Vote::Granted(fence(number))
+}
+
+pub fn taken() -> Vote {
+    Vote::Refused(Refusal::Taken)
+}
+
+pub fn down() -> Vote {
+    Vote::Failed(Failure::Down("connection refused".into()))
+}
+
+pub fn confirm(number: u64, phase: u8) -> Request {
+    Request::Confirm { fence: fence(number), phase }
+}
+
+/// Who was sent this, in order.
+pub fn sent(sends: &Sends, what: Request) -> Vec<u8> {
+    sends.iter().filter(|send| send.what == what).map(|send| send.to.0).collect()
+}
+
+/// Answers to ACQUIRE, one a millisecond from `now` on; how it stood after the last.
+pub fn vote(machine: &mut Acquisition, now: u64, votes: &[(u8, Vote)]) -> Progress {
+    hear(machine, now, Request::Acquire, votes)
+}
+
+pub fn hear(machine: &mut Acquisition, now: u64, what: Request, votes: &[(u8, Vote)]) -> Progress {
+    let mut last = None;
+    for ((member, vote), now) in votes.iter().zip(now..) {
+        last = Some(machine.answered(Member(*member), what, vote.clone(), at(now)));
+    }
+    last.unwrap()
+}
+
+pub fn won(number: Option<u64>, valid_until: u64) -> Verdict {
+    Verdict::Won(Won { fence: number.map(fence), valid_until: at(valid_until) })
+}

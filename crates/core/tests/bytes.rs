@@ -1,0 +1,173 @@
+//! The bytes of a lock: what was written once can be read for ever, and nothing that can be sent does harm.
+
+mod clocks;
+mod fixtures;
+mod refusals;
+
+use std::num::NonZeroU32;
+
+use dlock_core::codec::{self, Anchor, Malformed, Origin, Reader};
+use dlock_core::{Change, Instant, Lock, Mode};
+use proptest::prelude::*;
+
+use crate::model::system::{Content, Stored, content};
+
+/// The clock by which the fixtures were written.
+pub const AT: u64 = 1_760_000_000_500;
+pub const NOW: Instant = Instant::from_micros(AT * 1000);
+pub const ANCHOR: Anchor = Anchor { boot: 0x1122_3344_5566_7788, offset: 1_759_000_000_000 };
+pub const READER: Reader = Reader { now: NOW, anchor: ANCHOR, origin: Origin::Stored };
+
+/// What stands in the bytes, field by field: the layout written down a second time, and only here.
+#[derive(Clone, Debug)]
+pub struct Plain {
+    pub version: u8,
+    pub flags: u8,
+    pub mode: u8,
+    pub zero: u8,
+    pub permits: u32,
+    pub boot: u64,
+    pub offset: i64,
+    pub at: u64,
+    pub delay_until: u64,
+    /// How many follow, if it is not told truly.
+    pub counts: Option<(u32, u32)>,
+    pub dropped: Vec<Vec<u8>>,
+    pub put: Vec<PlainHold>,
+}
+
+#[derive(Clone, Debug)]
+pub struct PlainHold {
+    pub fence: u64,
+    pub deadline: u64,
+    pub ttl: u32,
+    pub count: u32,
+    pub delay: u32,
+    pub ephemeral: u8,
+    pub token: Vec<u8>,
+    pub label: Vec<u8>,
+}
+
+impl Plain {
+    /// A whole lock with these holds, written at [`NOW`].
+    pub fn whole(mode: u8, permits: u32, put: Vec<PlainHold>) -> Plain {
+        Plain {
+            version: 1,
+            flags: 1,
+            mode,
+            zero: 0,
+            permits,
+            boot: ANCHOR.boot,
+            offset: ANCHOR.offset,
+            at: AT,
+            delay_until: 0,
+            counts: None,
+            dropped: Vec::new(),
+            put,
+        }
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut out = vec![self.version, self.flags, self.mode, self.zero];
+        out.extend(self.permits.to_le_bytes());
+        out.extend(self.boot.to_le_bytes());
+        out.extend(self.offset.to_le_bytes());
+        out.extend(self.at.to_le_bytes());
+        out.extend(self.delay_until.to_le_bytes());
+        let (dropped, put) = self.counts.unwrap_or((self.dropped.len() as u32, self.put.len() as u32));
+        out.extend(dropped.to_le_bytes());
+        out.extend(put.to_le_bytes());
+        for token in &self.dropped {
+            out.push(token.len() as u8);
+            out.extend(token);
+        }
+        for hold in &self.put {
+            out.extend(hold.fence.to_le_bytes());
+            out.extend(hold.deadline.to_le_bytes());
+            out.extend(hold.ttl.to_le_bytes());
+            out.extend(hold.count.to_le_bytes());
+            out.extend(hold.delay.to_le_bytes());
+            out.extend([hold.ephemeral, hold.token.len() as u8, hold.label.len() as u8]);
+            out.extend(&hold.token);
+            out.extend(&hold.label);
+        }
+        out
+    }
+
+    /// What a lock that reads this by the same clock holds.
+    pub fn content(&self) -> Content {
+        let mut holds: Vec<Stored> = self.put.iter().map(PlainHold::stored).collect();
+        holds.sort();
+        let permits = NonZeroU32::new(self.permits).map(Mode::Permits);
+        let mode = [None, Some(Mode::Exclusive), Some(Mode::Shared), permits][usize::from(self.mode)];
+        Content { mode, delay_until: self.delay_until, holds }
+    }
+}
+
+impl PlainHold {
+    /// With a lease of 10 s from [`NOW`].
+    pub fn new(token: &[u8]) -> PlainHold {
+        let (fence, deadline, ttl) = (AT * 1000, AT + 10_000, 10_000);
+        let (count, delay, ephemeral, label) = (1, 0, 0, Vec::new());
+        PlainHold { fence, deadline, ttl, count, delay, ephemeral, token: token.to_vec(), label }
+    }
+
+    pub fn stored(&self) -> Stored {
+        Stored {
+            token: self.token.clone(),
+            fence: self.fence,
+            end: self.deadline,
+            ttl: self.ttl.into(),
+            count: self.count,
+            ephemeral: self.ephemeral != 0,
+            delay: self.delay.into(),
+            label: self.label.clone(),
+        }
+    }
+}
+
+pub fn read(reader: Reader, bytes: &[u8]) -> Result<Lock, Malformed> {
+    let mut lock = Lock::default();
+    assert!(reader.read(bytes)?.apply(&mut lock), "what was read fits into an empty lock");
+    Ok(lock)
+}
+
+pub fn write(lock: &Lock, change: &Change) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    codec::write(lock, change, NOW, ANCHOR, &mut bytes);
+    bytes
+}
+
+/// Any whole lock that a server could have written at [`NOW`].
+pub fn any_whole() -> impl Strategy<Value = Plain> {
+    let bytes = |least: usize| prop_oneof![4 => prop::collection::vec(any::<u8>(), least..30), 1 => prop::collection::vec(any::<u8>(), 255)];
+    let hold = (
+        (1..1u64 << 53, any::<u32>(), 1..=u32::MAX, 1..=i32::MAX as u32, any::<u32>(), 0..2u8),
+        (bytes(1), bytes(0)),
+    );
+    let hold = hold.prop_map(|((fence, left, ttl, count, delay, ephemeral), (token, label))| {
+        let deadline = AT - 1000 + u64::from(left.min(ttl));
+        PlainHold { fence, deadline, ttl, count, delay, ephemeral, token, label }
+    });
+    let delay = prop_oneof![Just(0), (0..=u64::from(u32::MAX)).prop_map(|ms| AT + ms)];
+    (1..4u8, 1..=i32::MAX as u32, prop::collection::vec(hold, 0..5), delay).prop_map(
+        |(mode, permits, mut put, delay_until)| {
+            put.sort_by(|a, b| a.token.cmp(&b.token));
+            put.dedup_by(|a, b| a.token == b.token);
+            put.truncate(if mode == 1 { 1 } else { permits as usize });
+            let mode = if put.is_empty() { 0 } else { mode };
+            let permits = if mode == 3 { permits } else { 0 };
+            Plain { delay_until, ..Plain::whole(mode, permits, put) }
+        },
+    )
+}
+
+#[test]
+fn what_is_read_is_what_was_written_and_is_written_so_again() {
+    crate::random(any_whole(), 2000, |plain| {
+        let bytes = plain.bytes();
+        let lock = read(READER, &bytes).expect("a lock");
+        assert_eq!(content(&lock), plain.content());
+        assert_eq!(write(&lock, &Change::Whole), bytes);
+    });
+}

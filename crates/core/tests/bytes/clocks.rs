@@ -1,0 +1,80 @@
+//! Deadlines are read by another clock than they were written by.
+
+use dlock_core::codec::{Anchor, Origin, Reader};
+use dlock_core::{Instant, Lock};
+use proptest::prelude::*;
+
+use super::{ANCHOR, AT, Plain, PlainHold, read};
+
+const OTHER_BOOT: Anchor = Anchor { boot: 5, offset: -77 };
+
+/// A lease of 10 s of which 4 s are left, and a lock-delay of 3 s, written at [`AT`].
+fn four_seconds_left() -> Vec<u8> {
+    let hold = PlainHold { deadline: AT + 4000, ..PlainHold::new(b"a") };
+    Plain { delay_until: AT + 3000, ..Plain::whole(1, 0, vec![hold]) }.bytes()
+}
+
+/// What is left of the lease and of the lock-delay where they are read at this ms.
+fn left(ms: u64, anchor: Anchor, origin: Origin) -> (u64, u64) {
+    let now = Instant::from_micros(ms * 1000);
+    let lock = read(Reader { now, anchor, origin }, &four_seconds_left()).expect("a lock");
+    (lock.at(now).longest_left().unwrap_or(0), lock.at(now).delay_left())
+}
+
+/// The wall clock was set by a day in either direction while the server was down for a second.
+#[test]
+fn on_the_same_boot_the_time_left_is_exact() {
+    for set in [-86_400_000, -1, 0, 1, 86_400_000] {
+        let anchor = Anchor { offset: ANCHOR.offset + set, ..ANCHOR };
+        let now = (AT + 1000).saturating_add_signed(set);
+        for origin in [Origin::Stored, Origin::Live] {
+            assert_eq!(left(now, anchor, origin), (3000, 2000), "{set} {origin:?}");
+        }
+        let later = (AT + 4000).saturating_add_signed(set);
+        assert_eq!(left(later, anchor, Origin::Stored), (0, 0));
+    }
+}
+
+#[test]
+fn over_the_link_a_lease_counts_from_the_arrival() {
+    for now in [1, AT - 86_400_000, AT, AT + 1, AT + 86_400_000] {
+        assert_eq!(left(now, OTHER_BOOT, Origin::Live), (4000, 3000), "{now}");
+    }
+}
+
+/// Another machine, or this one after a boot: only the wall clocks are left, and they may be wrong.
+#[test]
+fn from_storage_the_wall_clock_decides() {
+    for (later, lease, delay) in
+        [(0, 4000, 3000), (1000, 3000, 2000), (3500, 500, 0), (4000, 0, 0), (86_400_000, 0, 0)]
+    {
+        assert_eq!(left(AT + later, OTHER_BOOT, Origin::Stored), (lease, delay), "{later}");
+    }
+    // A clock that is behind makes neither longer than it ever was.
+    for earlier in [1, 5999, 6001, 86_400_000] {
+        let (lease, delay) = left(AT - earlier, OTHER_BOOT, Origin::Stored);
+        assert_eq!((lease, delay), ((4000 + earlier).min(10_000), 3000), "{earlier}");
+    }
+}
+
+#[test]
+fn no_clock_makes_a_lease_longer_than_its_ttl() {
+    let anchor = || (0..3u64, any::<i64>()).prop_map(|(boot, offset)| Anchor { boot, offset });
+    let time = || prop_oneof![any::<u64>(), AT - 100_000..AT + 100_000];
+    let written = (super::any_whole(), anchor(), time(), any::<Option<u64>>());
+    let read = (anchor(), time(), any::<bool>());
+    crate::random((written, read), 4000, |((mut plain, by, at, deadline), (anchor, now, live))| {
+        (plain.boot, plain.offset, plain.at) = (by.boot, by.offset, at);
+        if let (Some(deadline), Some(hold)) = (deadline, plain.put.first_mut()) {
+            hold.deadline = deadline;
+        }
+        let now = Instant::from_micros(now);
+        let origin = if live { Origin::Live } else { Origin::Stored };
+        let Ok(written) = (Reader { now, anchor, origin }).read(&plain.bytes()) else { return };
+        let mut lock = Lock::default();
+        assert!(written.apply(&mut lock));
+        let view = lock.at(now);
+        assert!(view.holds().all(|hold| hold.deadline().left(now) <= hold.ttl().millis() + 1));
+        assert!(view.delay_left() <= u64::from(u32::MAX) + 1);
+    });
+}

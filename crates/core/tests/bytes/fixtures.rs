@@ -1,0 +1,162 @@
+//! Frozen bytes, one file a kind. They may never be changed: servers have them on their disks. A new layout adds files.
+
+use dlock_core::codec::Reader;
+use dlock_core::{Change, Lock, Mode, Token};
+
+use super::{AT, Plain, PlainHold, READER, read, write};
+use crate::model::system::{Stored, content};
+
+/// The bytes in a file of hexadecimal lines; what begins with `#` is for people.
+fn bytes(file: &str) -> Vec<u8> {
+    let digits: String = file.lines().filter(|line| !line.starts_with('#')).collect();
+    let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).expect("two hexadecimal digits");
+    (0..digits.len()).step_by(2).map(byte).collect()
+}
+
+macro_rules! fixture {
+    ($name:literal) => {
+        bytes(include_str!(concat!("../fixtures/", $name, ".hex")))
+    };
+}
+
+/// Every fixture.
+fn all() -> [Vec<u8>; 5] {
+    [fixture!("exclusive"), fixture!("shared"), fixture!("permits"), fixture!("free"), fixture!("part")]
+}
+
+const FENCE: u64 = AT * 1000 - 100_000;
+
+/// It reads as this and is written so again.
+fn holds(bytes: &[u8], plain: &Plain) {
+    let lock = read(READER, bytes).expect("a lock");
+    assert_eq!(content(&lock), plain.content());
+    assert_eq!(write(&lock, &Change::Whole), bytes);
+    assert_eq!(plain.bytes(), bytes);
+}
+
+#[test]
+fn an_exclusive_hold() {
+    let token: Vec<u8> = (0xec..=0xff).collect();
+    let hold = PlainHold {
+        fence: FENCE,
+        deadline: AT + 29_900,
+        ttl: 30_000,
+        count: 3,
+        label: b"host-7/backup".to_vec(),
+        ..PlainHold::new(&token)
+    };
+    holds(&fixture!("exclusive"), &Plain::whole(1, 0, vec![hold]));
+}
+
+#[test]
+fn sharers_with_labels() {
+    let first = PlainHold {
+        fence: FENCE,
+        deadline: AT + 9_900,
+        label: b"web-1".to_vec(),
+        ..PlainHold::new(b"reader-a")
+    };
+    let dies_badly = PlainHold {
+        fence: FENCE + 1,
+        deadline: AT + 1,
+        ttl: 1000,
+        delay: 250,
+        ephemeral: 1,
+        label: "büro".into(),
+        ..PlainHold::new(b"\x00\xff\x80")
+    };
+    let longest = PlainHold {
+        fence: FENCE + 2,
+        deadline: AT + u64::from(u32::MAX) - 100,
+        ttl: u32::MAX,
+        count: i32::MAX as u32,
+        label: vec![b'y'; 255],
+        ..PlainHold::new(&[b'x'; 255])
+    };
+    holds(&fixture!("shared"), &Plain::whole(2, 0, vec![first, dies_badly, longest]));
+}
+
+#[test]
+fn a_semaphore() {
+    let hold = |token, fence, count, delay| PlainHold {
+        fence,
+        deadline: AT + 900,
+        ttl: 1000,
+        count,
+        delay,
+        ..PlainHold::new(token)
+    };
+    let two = vec![hold(b"p1", FENCE, 1, 0), hold(b"p2", FENCE + 1, 2, 7)];
+    holds(&fixture!("permits"), &Plain::whole(3, 5, two));
+}
+
+#[test]
+fn free_with_a_lock_delay() {
+    holds(&fixture!("free"), &Plain { delay_until: AT + 150, ..Plain::whole(0, 0, Vec::new()) });
+}
+
+/// Three sharers, as they were before the part.
+fn three_sharers() -> Lock {
+    let put = [&b"reader-a"[..], b"reader-b", b"\x00"].map(PlainHold::new).to_vec();
+    read(READER, &Plain::whole(2, 0, put).bytes()).expect("a lock")
+}
+
+#[test]
+fn a_part() {
+    let bytes = fixture!("part");
+    let part = READER.read(&bytes).expect("a part");
+    assert!(!part.is_whole());
+    assert_eq!((part.greatest_fence(), part.longest_ttl()), (FENCE, 10_000));
+    let mut lock = three_sharers();
+    assert!(part.apply(&mut lock));
+    let left = PlainHold { fence: FENCE, deadline: AT + 10_000, count: 2, ..PlainHold::new(b"reader-a") };
+    let is = content(&lock);
+    assert_eq!((is.mode, is.delay_until), (Some(Mode::Shared), AT + 249));
+    assert_eq!(is.holds, [left.stored()] as [Stored; 1]);
+    let token = |bytes: &[u8]| Token::new(bytes).expect("a token");
+    let change = Change::Part {
+        put: [token(b"reader-a")].into_iter().collect(),
+        dropped: [token(b"reader-b"), token(b"\x00")].into_iter().collect(),
+    };
+    assert_eq!(write(&lock, &change), bytes);
+}
+
+/// Reads, applies to a lock that is held, writes, reads again.
+fn survives(reader: Reader, bytes: &[u8]) -> bool {
+    let Ok(written) = reader.read(bytes) else { return false };
+    let mut lock = three_sharers();
+    let before = content(&lock);
+    if !written.apply(&mut lock) {
+        assert_eq!(content(&lock), before, "what does not fit changes nothing");
+    }
+    let again = write(&lock, &Change::Whole);
+    assert_eq!(content(&read(READER, &again).expect("a lock")), content(&lock));
+    true
+}
+
+#[test]
+fn what_is_cut_off_is_refused() {
+    for bytes in all() {
+        assert!(survives(READER, &bytes));
+        for len in 0..bytes.len() {
+            assert!(READER.read(&bytes[..len]).is_err(), "{len} of {} bytes", bytes.len());
+        }
+        assert!(READER.read(&[&bytes[..], &[0]].concat()).is_err(), "one byte more");
+    }
+}
+
+#[test]
+fn a_wrong_byte_is_refused_or_reads_as_something_else() {
+    let (mut read, mut refused) = (0, 0);
+    for bytes in all() {
+        for at in 0..bytes.len() {
+            for change in (1..=255).step_by(if cfg!(miri) { 85 } else { 1 }) {
+                let mut bytes = bytes.clone();
+                bytes[at] ^= change;
+                if survives(READER, &bytes) { read += 1 } else { refused += 1 }
+            }
+        }
+    }
+    println!("{read} read as something, {refused} refused");
+    assert!(read > 0 && refused > 0);
+}

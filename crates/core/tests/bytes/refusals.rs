@@ -1,0 +1,121 @@
+//! Whatever does not read as exactly one lock is refused whole.
+
+use dlock_core::codec::Malformed;
+use dlock_core::{Change, Lock};
+use proptest::prelude::*;
+
+use super::{AT, NOW, Plain, PlainHold, READER, read, write};
+use crate::model::system::content;
+
+fn refused(plain: &Plain) -> Malformed {
+    READER.read(&plain.bytes()).expect_err("it must be refused")
+}
+
+fn shared(tokens: &[&[u8]]) -> Plain {
+    Plain::whole(2, 0, tokens.iter().map(|token| PlainHold::new(token)).collect())
+}
+
+#[test]
+fn another_version_is_refused() {
+    for version in [0, 2, 255] {
+        let why = refused(&Plain { version, ..shared(&[b"a"]) });
+        assert_eq!(why, Malformed::Version(version));
+        let text = format!("the bytes of a lock have version {version}, this module reads up to 1");
+        assert_eq!(why.to_string(), text);
+    }
+}
+
+#[test]
+fn every_value_has_its_range() {
+    let one = |hold: PlainHold| Plain::whole(1, 0, vec![hold]);
+    let a = || PlainHold::new(b"a");
+    let free = || Plain::whole(0, 0, Vec::new());
+    let part = |mode, plain: Plain| Plain { flags: 0, mode, ..plain };
+    let too_late = AT + u64::from(u32::MAX) + 2;
+    let cases = [
+        ("mode", Plain { flags: 2, ..shared(&[b"a"]) }),
+        ("mode", Plain { mode: 4, ..shared(&[b"a"]) }),
+        ("mode", Plain { zero: 1, ..shared(&[b"a"]) }),
+        ("mode", Plain { permits: 1, ..shared(&[b"a"]) }),
+        ("mode", Plain { mode: 3, permits: 0, ..shared(&[b"a"]) }),
+        ("mode", Plain { mode: 3, permits: 1 << 31, ..shared(&[b"a"]) }),
+        ("delay", Plain { delay_until: too_late, ..free() }),
+        ("delay", Plain { delay_until: u64::MAX, ..free() }),
+        ("token", shared(&[b""])),
+        ("token", part(2, Plain { dropped: vec![vec![]], ..shared(&[]) })),
+        ("fence", one(PlainHold { fence: 0, ..a() })),
+        ("fence", one(PlainHold { fence: 1 << 53, ..a() })),
+        ("ttl", one(PlainHold { ttl: 0, ..a() })),
+        ("count", one(PlainHold { count: 0, ..a() })),
+        ("count", one(PlainHold { count: 1 << 31, ..a() })),
+        ("ephemeral", one(PlainHold { ephemeral: 2, ..a() })),
+        ("number of holds", Plain { mode: 0, ..shared(&[b"a"]) }),
+        ("number of holds", Plain { mode: 1, ..shared(&[b"a", b"b"]) }),
+        ("number of holds", shared(&[])),
+        ("number of holds", Plain { mode: 3, permits: 1, ..shared(&[b"a", b"b"]) }),
+        ("number of holds", Plain { dropped: vec![b"z".to_vec()], ..shared(&[b"a"]) }),
+        ("number of holds", part(0, free())),
+        ("number of holds", part(1, shared(&[b"a"]))),
+        ("token (twice)", shared(&[b"a", b"b", b"a"])),
+        ("token (twice)", part(2, Plain { dropped: vec![b"a".to_vec()], ..shared(&[b"a"]) })),
+    ];
+    for (what, plain) in cases {
+        assert_eq!(refused(&plain), Malformed::Value(what), "{plain:?}");
+        assert_eq!(refused(&plain).to_string(), format!("the bytes of a lock have an impossible {what}"));
+    }
+}
+
+/// Counts are believed only as far as there are bytes; nothing is set aside for them.
+#[test]
+fn counts_promise_nothing() {
+    for counts in [(u32::MAX, 0), (0, u32::MAX), (u32::MAX, u32::MAX), (1, 1), (0, 2)] {
+        let plain = Plain { flags: 0, counts: Some(counts), ..shared(&[]) };
+        assert_eq!(refused(&plain), Malformed::Short, "{counts:?}");
+    }
+    let plain = Plain { counts: Some((0, 0)), ..shared(&[b"a"]) };
+    assert_eq!(refused(&plain), Malformed::Long);
+    assert_eq!(Malformed::Long.to_string(), "there are bytes behind the end of a lock");
+    assert_eq!(Malformed::Short.to_string(), "the bytes of a lock end too early");
+}
+
+#[test]
+fn any_bytes_at_all() {
+    // Behind a header that passes, or nothing would come any further.
+    let tail = prop::collection::vec(any::<u8>(), 0..200);
+    crate::random((super::any_whole(), tail, any::<prop::sample::Index>()), 2000, |(plain, tail, at)| {
+        let mut bytes = plain.bytes();
+        bytes.truncate(at.index(bytes.len() + 1));
+        bytes.extend(tail);
+        if let Ok(lock) = READER.read(&bytes).map(|written| {
+            let mut lock = Lock::default();
+            written.apply(&mut lock);
+            lock
+        }) {
+            let again = write(&lock, &Change::Whole);
+            assert_eq!(content(&read(READER, &again).expect("a lock")), content(&lock));
+        }
+    });
+}
+
+/// Bytes no master writes: they would leave more holders than there are permits.
+#[test]
+fn what_does_not_fit_into_the_lock_changes_nothing() {
+    let mut lock =
+        read(READER, &Plain { mode: 3, permits: 2, ..shared(&[b"a", b"b"]) }.bytes()).expect("a lock");
+    let before = content(&lock);
+    let third = Plain { flags: 0, mode: 3, permits: 2, ..shared(&[b"c"]) };
+    assert!(!READER.read(&third.bytes()).expect("a part").apply(&mut lock));
+    assert_eq!(content(&lock), before);
+    let instead = Plain { dropped: vec![b"a".to_vec()], ..third };
+    assert!(READER.read(&instead.bytes()).expect("a part").apply(&mut lock));
+    assert_eq!(lock.at(NOW).holds().count(), 2);
+}
+
+/// A lock-delay of the greatest length, begun within a millisecond, was written with a millisecond more than was read.
+#[test]
+fn the_longest_delay_can_be_read_again() {
+    let reader = dlock_core::codec::Reader { now: dlock_core::Instant::from_micros(AT * 1000 + 1), ..READER };
+    let plain = Plain { delay_until: AT + u64::from(u32::MAX) + 1, ..Plain::whole(0, 0, Vec::new()) };
+    let lock = read(reader, &plain.bytes()).expect("a lock");
+    assert_eq!(content(&lock).delay_until, AT + 1 + u64::from(u32::MAX));
+}

@@ -1,0 +1,38 @@
+//! Everything the fuzzer found worth keeping, once more and without it. `make fuzz` goes on from there.
+
+#[path = "../../../fuzz/src/lib.rs"]
+mod bodies;
+
+use std::path::PathBuf;
+
+/// Replays one target's files, in the order of their names. Some of them have to get anywhere.
+fn replay(target: &str, body: impl Fn(&[u8]) -> bool) {
+    let folder: PathBuf = [env!("CARGO_MANIFEST_DIR"), "../../fuzz/corpus", target].iter().collect();
+    let entries = std::fs::read_dir(&folder).expect("the corpus is there");
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    files.sort();
+    let step = if cfg!(miri) { 10 } else { 1 };
+    let meant = files.iter().step_by(step).filter(|file| {
+        // Named, so that a failure says which one it was.
+        println!("{}", file.display());
+        body(&std::fs::read(file).expect("a file"))
+    });
+    let meant = meant.count();
+    println!("{target}: {} files, {meant} mean something", files.len());
+    assert!(cfg!(miri) || (meant >= 5 && meant < files.len()));
+}
+
+#[test]
+fn arguments() {
+    replay("arguments", bodies::arguments);
+}
+
+#[test]
+fn stored() {
+    replay("stored", bodies::stored);
+}
+
+#[test]
+fn effects() {
+    replay("effects", bodies::effects);
+}

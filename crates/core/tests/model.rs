@@ -1,0 +1,112 @@
+//! Random runs: whatever happens, in whatever order, the core does what the page says.
+
+pub mod check;
+pub mod moves;
+pub mod page;
+pub mod system;
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngSeed, TestRunner};
+use proptest_state_machine::{ReferenceStateMachine, StateMachineTest};
+
+use check::SOMETIMES;
+use moves::Move;
+use page::{Answer, GREATEST_FENCE, Page};
+use system::System;
+
+/// How many runs; the whole suite stays below a minute on one core.
+const CASES: u32 = 10_000;
+const LONGEST: usize = 60;
+
+/// The page, with its answer to the last move.
+#[derive(Clone, Debug)]
+struct Reference {
+    page: Page,
+    answer: Answer,
+}
+
+impl ReferenceStateMachine for Reference {
+    type State = Reference;
+    type Transition = Move;
+
+    fn init_state() -> BoxedStrategy<Reference> {
+        let now = (0..3000u64).prop_map(|us| 1_760_000_000_000_000 + us);
+        let last = prop_oneof![40 => Just(0), 1 => Just(GREATEST_FENCE - 3)];
+        (now, last)
+            .prop_map(|(now, last_fence)| Reference {
+                page: Page { now, last_fence, ..Page::default() },
+                answer: Answer::Nothing,
+            })
+            .boxed()
+    }
+
+    fn transitions(state: &Reference) -> BoxedStrategy<Move> {
+        moves::moves(&state.page)
+    }
+
+    fn apply(mut state: Reference, step: &Move) -> Reference {
+        state.answer = state.page.make(step);
+        state
+    }
+
+    fn preconditions(state: &Reference, step: &Move) -> bool {
+        state.page.can(step)
+    }
+}
+
+/// How often each interesting thing has happened.
+static SEEN: Mutex<BTreeMap<&str, u64>> = Mutex::new(BTreeMap::new());
+
+struct Core;
+
+impl StateMachineTest for Core {
+    type SystemUnderTest = System;
+    type Reference = Reference;
+
+    fn init_test(state: &Reference) -> System {
+        System::new(state.page.now, state.page.last_fence)
+    }
+
+    fn apply(mut system: System, reference: &Reference, step: Move) -> System {
+        let answer = system.make(step.clone());
+        check::same(&system, &reference.page, &step, &answer, &reference.answer);
+        check::invariants(&system, &step);
+        let mut seen = SEEN.lock().expect("nobody panics with it");
+        for mark in reference.page.marks.iter().chain(&system.saw) {
+            *seen.entry(mark).or_default() += 1;
+        }
+        drop(seen);
+        system
+    }
+}
+
+#[test]
+fn the_core_does_what_the_page_says() {
+    let cases = crate::cases(CASES);
+    let seed = crate::seed();
+    println!("{cases} cases, DLOCK_SEED={seed}");
+    let config = Config {
+        cases,
+        rng_seed: RngSeed::Fixed(seed),
+        failure_persistence: None,
+        max_shrink_iters: 100_000,
+        ..Config::default()
+    };
+    let runs = Reference::sequential_strategy(1..LONGEST);
+    let result = TestRunner::new(config.clone()).run(&runs, |(initial, steps, seen)| {
+        Core::test_sequential(config.clone(), initial, steps, seen);
+        Ok(())
+    });
+    if let Err(why) = result {
+        panic!("DLOCK_SEED={seed}: {why}");
+    }
+    let seen = SEEN.lock().expect("nobody panics with it").clone();
+    println!("{seen:#?}");
+    let never: Vec<_> = SOMETIMES.iter().filter(|mark| !seen.contains_key(*mark)).collect();
+    assert!(cases < CASES || never.is_empty(), "never happened: {never:?} (DLOCK_SEED={seed})");
+    let unknown: Vec<_> = seen.keys().filter(|mark| !SOMETIMES.contains(mark)).collect();
+    assert!(unknown.is_empty(), "add to SOMETIMES: {unknown:?}");
+}

@@ -1,0 +1,192 @@
+//! What must be true after every move, whatever the page says, and what must agree with it.
+
+use std::collections::BTreeSet;
+
+use dlock_core::{Ephemeral, Mode, Rank};
+
+use super::moves::Move;
+use super::page::{Answer, Bond, KEYS, Page, TOKENS};
+use super::system::{self, FAR_AHEAD, System, content, name, token, token_of};
+
+/// Each of these happens in every full run, or the run proves nothing about it.
+pub const SOMETIMES: &[&str] = &[
+    "a break",
+    "a cancel",
+    "a clock set back",
+    "a confirm",
+    "a confirm comes too late",
+    "a count is full",
+    "a count is released",
+    "a deadlock",
+    "a delay keeps a waiter out",
+    "a delay keeps an upgrade waiting",
+    "a demotion with waiters",
+    "a denial",
+    "a downgrade",
+    "a downgrade lets sharers in",
+    "a fence too far ahead",
+    "a grant",
+    "a hand-over",
+    "a holder asks again",
+    "a holder asks in a mode it cannot have",
+    "a holder's connection closes",
+    "a key vanishes under its line",
+    "a lease ends",
+    "a newcomer does not overtake the line",
+    "a part of a lock is replicated",
+    "a release",
+    "a wait",
+    "a wait is over",
+    "a wait is over when its turn comes",
+    "a waiter is refused when its turn comes",
+    "a waiter's connection closes",
+    "an acquire lets others in",
+    "an extension",
+    "an undelivered grant",
+    "an undelivered grant that others rely on",
+    "an undelivered renewal",
+    "an undelivered upgrade",
+    "an upgrade in place",
+    "an upgrade that waited",
+    "an upgrade waits",
+    "no fence is left",
+    "one grant answers two waits of a token",
+    "permits of another number",
+    "the queue is full",
+    "two sharers want to be alone",
+];
+
+/// The core and the page agree.
+pub fn same(system: &System, page: &Page, step: &Move, answer: &Answer, expected: &Answer) {
+    assert_eq!(answer, expected, "the answer to {step:?}");
+    assert_eq!(system.outcomes, page.told, "the waiters answered by {step:?}");
+    assert_eq!(system.heard, page.heard, "the events of {step:?}");
+    assert_eq!(system.flights, page.flights);
+    assert_eq!(system.now, page.now);
+    assert_eq!(system.fences.last(), page.last_fence);
+    for key in 0..KEYS {
+        same_holds(system, page, key);
+        let line: Vec<_> = page.line(key).iter().map(|w| (w.wish, w.upgrades, w.until)).collect();
+        let core = system.waiting.line(&name(key)).map(|w| {
+            let told = (w.client.0, token_of(w.token.as_bytes()), w.mode, w.ttl.millis());
+            let rest = (w.count, w.bound_to.is_some(), w.delay, w.label.to_vec());
+            (told, rest, w.rank == Rank::Upgrade, w.until.map(|until| until.millis()))
+        });
+        let page = line.iter().map(|(w, upgrades, until)| {
+            let told = (w.client, w.token, w.mode, w.ttl);
+            (told, (w.count, w.ephemeral, w.delay as u32, system::label(w.label)), *upgrades, *until)
+        });
+        assert!(core.eq(page), "the line of {key}");
+        assert_eq!(system.waiting.len_of(&name(key)), line.len());
+    }
+    // Each in the circle waits for the next one.
+    for pair in system.circle.windows(2) {
+        let upgraders = page.marks.contains(&"two sharers want to be alone");
+        assert!(upgraders || page.edges.contains(&(pair[0], pair[1])), "no circle: {:?}", system.circle);
+    }
+    if let [first, .., last] = system.circle[..] {
+        assert_eq!(first, last);
+    }
+}
+
+fn same_holds(system: &System, page: &Page, key: u8) {
+    let lock = system.locks.get(&key).cloned().unwrap_or_default();
+    let view = lock.at(system.instant());
+    for who in 0..TOKENS {
+        let core = view.hold_of(&token(who)).map(|hold| {
+            let bond = match hold.ephemeral() {
+                Ephemeral::No => Bond::None,
+                Ephemeral::Bound(client) => Bond::To(client.0),
+                Ephemeral::Orphan => Bond::Orphan,
+            };
+            let lease = (hold.deadline().millis(), hold.ttl().millis());
+            (hold.fence().get(), lease, hold.count(), bond, u64::from(hold.delay()), hold.label().to_vec())
+        });
+        let page = page.hold(key, who).map(|hold| {
+            (hold.fence, (hold.end, hold.ttl), hold.count, hold.bond, hold.delay, system::label(hold.label))
+        });
+        assert_eq!(core, page, "the hold of {who} on {key}");
+    }
+    let modes: BTreeSet<_> = page.holds_of(key).map(|hold| format!("{:?}", hold.mode)).collect();
+    assert_eq!(view.mode().map(|mode| format!("{mode:?}")).into_iter().collect::<BTreeSet<_>>(), modes);
+    let left = |end: u64| (end * 1000).saturating_sub(page.now) / 1000;
+    assert_eq!(view.longest_left(), page.holds_of(key).map(|hold| left(hold.end)).max());
+    assert_eq!(view.fence().map(|fence| fence.get()), page.holds_of(key).map(|hold| hold.fence).max());
+    let delay = page.delays.iter().filter(|(of, _)| *of == key).map(|(_, until)| left(*until)).max();
+    assert_eq!(view.delay_left(), delay.unwrap_or(0));
+    let due = page.holds.iter().filter(|hold| hold.key == key).map(|hold| hold.end);
+    let due = due.chain(page.delays.iter().filter(|(of, _)| *of == key).map(|(_, until)| *until).max()).min();
+    assert_eq!(lock.next_due().map(|due| due.millis()), due, "when it has to be looked at");
+}
+
+/// What nobody has to be asked about.
+pub fn invariants(system: &System, step: &Move) {
+    let ids: BTreeSet<_> =
+        (0..KEYS).flat_map(|key| system.waiting.line(&name(key)).map(|w| w.id).collect::<Vec<_>>()).collect();
+    assert_eq!(ids, system.unanswered, "who waits has no outcome yet, and who has none waits");
+    assert_eq!(system.waiting.len(), ids.len());
+    let by_time = ids.iter().filter_map(|id| system.waiting.get(*id)?.until).min();
+    assert_eq!(system.waiting.next_timeout(), by_time);
+    let late =
+        system.waiting.timed_out(system.instant()).map(|id| system.waiting.get(id).and_then(|w| w.until));
+    assert_eq!(late.flatten(), by_time.filter(|until| until.passed(system.instant())));
+    assert!(system.bound_holds().is_subset(&system.bonds), "whom to look at when a connection closes");
+    for key in 0..KEYS {
+        let lock = system.locks.get(&key).cloned().unwrap_or_default();
+        let view = lock.at(system.instant());
+        let holders = view.holds().count();
+        match view.mode() {
+            None => assert_eq!(holders, 0),
+            Some(Mode::Exclusive) => assert_eq!(holders, 1, "an exclusive holder is alone"),
+            Some(Mode::Shared) => assert!(holders > 0),
+            Some(Mode::Permits(n)) => assert!((1..=n.get() as usize).contains(&holders), "at most n permits"),
+        }
+        let tokens: BTreeSet<_> = lock.stored().iter().map(|hold| hold.token()).collect();
+        assert_eq!(tokens.len(), lock.stored().len(), "a token holds once");
+        assert!(view.holds().all(|hold| hold.deadline().left(system.instant()) > 0 || sub_ms(system, hold)));
+        let near = system.near.get(&key).cloned().unwrap_or_default();
+        assert_eq!(content(&near), content(&lock), "the replica after {step:?}");
+        let far = system.far.get(&key).cloned().unwrap_or_default();
+        assert!(content(&lock).is_about(&content(&far), FAR_AHEAD), "the far replica: {lock:?} {far:?}");
+    }
+    if let Some(key) = looked_at(step) {
+        no_lost_wake_up(system, key);
+    }
+}
+
+/// Less than a millisecond is left of it.
+fn sub_ms(system: &System, hold: &dlock_core::Hold) -> bool {
+    hold.deadline().millis() * 1000 > system.now
+}
+
+/// Whoever is first in line has a reason to wait.
+fn no_lost_wake_up(system: &System, key: u8) {
+    let Some(head) = system.waiting.head(&name(key)) else { return };
+    let lock = system.locks.get(&key).cloned().unwrap_or_default();
+    let view = lock.at(system.instant());
+    assert!(head.until.is_none_or(|until| !until.passed(system.instant())), "its time is over");
+    let room = match (view.mode(), head.mode) {
+        (None, _) | (Some(Mode::Shared), Mode::Shared) => true,
+        (Some(Mode::Permits(n)), Mode::Permits(m)) => n != m || view.holds().count() < n.get() as usize,
+        (Some(Mode::Shared), Mode::Exclusive) => view.holds().all(|hold| *hold.token() == head.token),
+        _ => view.hold_of(head.token.as_bytes()).is_some(),
+    };
+    assert!(!room || view.delay_left() > 0 || delayed(&lock, system), "a lost wake-up on {key}: {head:?}");
+}
+
+/// Less than a millisecond of a lock-delay is left.
+fn delayed(lock: &dlock_core::Lock, system: &System) -> bool {
+    content(lock).delay_until * 1000 > system.now
+}
+
+fn looked_at(step: &Move) -> Option<u8> {
+    match step {
+        Move::Acquire(wish, _) => Some(wish.key),
+        Move::Release(key, ..) | Move::Extend(key, ..) | Move::Confirm(key, ..) | Move::Break(key) => {
+            Some(*key)
+        }
+        Move::CancelToken(key, _) | Move::CancelClient(key, _) => Some(*key),
+        Move::Delete(key) | Move::LookAt(key) => Some(*key),
+        _ => None,
+    }
+}

@@ -1,0 +1,148 @@
+//! What can happen to a lock server, and how the page takes it.
+
+use std::num::NonZeroU32;
+
+use dlock_core::{Count, Counts, Mode};
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use super::page::{
+    Answer, CLIENTS, Client, GREATEST_COUNT, GREATEST_FENCE, KEYS, Key, Page, Restart, TOKENS, Token, Wish,
+};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Move {
+    Acquire(Wish, Option<u64>),
+    Release(Key, Token, Counts),
+    Extend(Key, Token, u64),
+    /// With the fence, the ttl and the skew bound.
+    Confirm(Key, Token, u64, u64, u64),
+    Break(Key),
+    CancelToken(Key, Token),
+    CancelClient(Key, Client),
+    ClientGone(Client),
+    Delete(Key),
+    /// The background ends a client's wait if it is over; and looks at a key.
+    TimeOut(Client),
+    LookAt(Key),
+    /// The nth grant that is on its way to a waiter arrives, or does not.
+    Delivered(usize),
+    Undelivered(usize),
+    Advance(u64),
+    Demote,
+    Restart(Restart),
+}
+
+impl Page {
+    /// A client that waits says nothing until it is answered.
+    pub fn can(&self, step: &Move) -> bool {
+        match step {
+            Move::Acquire(wish, _) => {
+                let busy = |client: Client| client == wish.client;
+                !self.waiters.iter().any(|waiter| busy(waiter.wish.client))
+                    && !self.flights.iter().any(|flight| busy(flight.client))
+            }
+            Move::Delivered(nth) | Move::Undelivered(nth) => *nth < self.flights.len(),
+            _ => true,
+        }
+    }
+
+    pub fn make(&mut self, step: &Move) -> Answer {
+        self.heard.clear();
+        self.told.clear();
+        self.marks.clear();
+        self.edges.clear();
+        match *step {
+            Move::Acquire(wish, block) => return self.acquire(wish, block),
+            Move::Release(key, token, counts) => return Answer::Number(self.release(key, token, counts)),
+            Move::Extend(key, token, ttl) => return Answer::Number(self.extend(key, token, ttl)),
+            Move::Confirm(key, token, fence, ttl, bound) => {
+                return self.confirm(key, token, fence, ttl, bound);
+            }
+            Move::Break(key) => return Answer::Number(self.break_all(key)),
+            Move::CancelToken(key, token) => {
+                return Answer::Number(self.cancel_command(key, |wish| wish.token == token));
+            }
+            Move::CancelClient(key, client) => {
+                return Answer::Number(self.cancel_command(key, |wish| wish.client == client));
+            }
+            Move::ClientGone(client) => self.client_gone(client),
+            Move::Delete(key) => self.delete(key),
+            Move::TimeOut(client) => self.time_out(client),
+            Move::LookAt(key) => self.look_at(key),
+            Move::Delivered(nth) => drop(self.flights.remove(nth)),
+            Move::Undelivered(nth) => {
+                let flight = self.flights.remove(nth);
+                self.undelivered(&flight);
+            }
+            Move::Advance(us) => self.now += us,
+            Move::Demote => self.demote(),
+            Move::Restart(restart) => self.restart(restart),
+        }
+        Answer::Nothing
+    }
+}
+
+pub fn moves(page: &Page) -> BoxedStrategy<Move> {
+    let key = || prop_oneof![3 => Just(0), 2 => 1..KEYS];
+    let token = || 0..TOKENS;
+    let ttl = || select(vec![1, 3, 10, 50, 50, 1000]);
+    let fences: Vec<u64> = page.holds.iter().map(|hold| hold.fence).chain([page.now, 1]).collect();
+    let fence = (select(fences), select(vec![-1, 0, 1, 2, 700, 5000]))
+        .prop_map(|(fence, more): (u64, i64)| fence.saturating_add_signed(more).clamp(1, GREATEST_FENCE));
+    let counts = prop_oneof![
+        3 => Just(Counts::One),
+        2 => Just(Counts::All),
+        1 => (0..4u32).prop_map(Counts::Above),
+    ];
+    let restart = (any::<bool>(), select(vec![0, 1, 7, 200]), select(vec![-60_000, -3, 0, 2, 60_000]))
+        .prop_map(|(same_boot, down, jump)| Move::Restart(Restart { same_boot, down, jump }));
+    let any = prop_oneof![
+        24 => acquire(),
+        9 => (key(), token(), counts).prop_map(|(k, t, n)| Move::Release(k, t, n)),
+        2 => (key(), token(), ttl()).prop_map(|(k, t, ms)| Move::Extend(k, t, ms)),
+        3 => (key(), token(), fence, ttl(), select(vec![0, 10_000]))
+            .prop_map(|(k, t, f, ms, bound)| Move::Confirm(k, t, f, ms, bound)),
+        1 => key().prop_map(Move::Break),
+        1 => (key(), token()).prop_map(|(k, t)| Move::CancelToken(k, t)),
+        1 => (key(), 0..CLIENTS).prop_map(|(k, c)| Move::CancelClient(k, c)),
+        2 => (0..CLIENTS).prop_map(Move::ClientGone),
+        1 => key().prop_map(Move::Delete),
+        3 => (0..CLIENTS).prop_map(Move::TimeOut),
+        2 => key().prop_map(Move::LookAt),
+        7 => select(vec![1, 400, 1000, 1000, 2000, 5000, 20_000, 200_000]).prop_map(Move::Advance),
+        1 => prop_oneof![Just(Move::Demote), restart],
+    ];
+    match page.flights.len() {
+        0 => any.boxed(),
+        flights => prop_oneof![
+            6 => any,
+            1 => (0..flights).prop_map(Move::Delivered),
+            1 => (0..flights).prop_map(Move::Undelivered),
+        ]
+        .boxed(),
+    }
+}
+
+fn acquire() -> impl Strategy<Value = Move> {
+    let number = |n: u32| NonZeroU32::new(n).expect("above 0");
+    let mode = prop_oneof![
+        4 => Just(Mode::Exclusive),
+        4 => Just(Mode::Shared),
+        2 => Just(Mode::Permits(number(2))),
+        1 => select(vec![1, 3]).prop_map(move |n| Mode::Permits(number(n))),
+    ];
+    let count = prop_oneof![
+        6 => Just(Count::Keep),
+        2 => Just(Count::OneMore),
+        1 => select(vec![1, 3, GREATEST_COUNT]).prop_map(move |n| Count::AtLeast(number(n))),
+    ];
+    let block = prop_oneof![2 => Just(None), 5 => select(vec![0, 1, 5, 30, 500]).prop_map(Some)];
+    let who = (0..CLIENTS, prop_oneof![3 => Just(0), 2 => 1..KEYS], 0..TOKENS);
+    let rest = (select(vec![1, 3, 10, 50, 50, 1000]), prop::bool::weighted(0.2));
+    let extras = (select(vec![0, 0, 0, 0, 2, 30]), select(vec![0, 0, 0, 1, 2]));
+    (who, mode, count, block, rest, extras).prop_map(|(who, mode, count, block, rest, extras)| {
+        let ((client, key, token), (ttl, ephemeral), (delay, label)) = (who, rest, extras);
+        Move::Acquire(Wish { client, key, token, mode, ttl, count, ephemeral, delay, label }, block)
+    })
+}

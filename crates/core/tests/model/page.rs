@@ -1,0 +1,389 @@
+//! The lock server on a page: the contract said again as naively as possible. One list of holds, one list of waiters,
+//! nothing but linear scans. It shares words with the core ([`Mode`], [`Outcome`], ...) and no decision.
+
+use dlock_core::{Count, Counts, End, Granted, Mode, Refusal};
+
+mod commands;
+mod stuck;
+
+pub use commands::Restart;
+
+pub type Key = u8;
+pub type Token = u8;
+pub type Client = u64;
+
+pub const KEYS: Key = 3;
+pub const TOKENS: Token = 5;
+pub const CLIENTS: Client = 7;
+/// Who may wait: on the server, on a key.
+pub const ROOM: (usize, usize) = (6, 4);
+pub const GREATEST_FENCE: u64 = (1 << 53) - 1;
+pub const GREATEST_COUNT: u32 = i32::MAX as u32;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Bond {
+    None,
+    To(Client),
+    Orphan,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Hold {
+    pub key: Key,
+    pub token: Token,
+    pub mode: Mode,
+    pub fence: u64,
+    /// The ms of the server clock at which the lease is over.
+    pub end: u64,
+    pub ttl: u64,
+    pub count: u32,
+    pub bond: Bond,
+    pub delay: u64,
+    pub label: u8,
+    /// Granted so to one waiter, and nobody else has been told of it.
+    pub told_one: Option<Granted>,
+}
+
+/// What an ACQUIRE asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Wish {
+    pub client: Client,
+    pub key: Key,
+    pub token: Token,
+    pub mode: Mode,
+    pub ttl: u64,
+    pub count: Count,
+    pub ephemeral: bool,
+    pub delay: u64,
+    pub label: u8,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Waiter {
+    pub wish: Wish,
+    /// A sharer that waits for its upgrade stands before all others.
+    pub upgrades: bool,
+    /// The ms at which its own time is over.
+    pub until: Option<u64>,
+}
+
+/// How a waiter's ACQUIRE is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Told {
+    Granted(u64, Granted),
+    TimedOut,
+    Cancelled,
+    Refused(Refusal),
+}
+
+/// How a command is answered at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    Nothing,
+    Fence(u64),
+    Null,
+    Waits,
+    Deadlock,
+    QueueFull,
+    Refused(Refusal),
+    Number(u64),
+    Ahead,
+}
+
+/// What subscribers hear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Heard {
+    Acquired,
+    Extended,
+    Ended(End),
+    Freed,
+}
+
+/// A grant on its way to a client that waited.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Flight {
+    pub client: Client,
+    pub key: Key,
+    pub token: Token,
+    pub fence: u64,
+    pub granted: Granted,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Page {
+    /// The server clock, in microseconds.
+    pub now: u64,
+    pub last_fence: u64,
+    pub holds: Vec<Hold>,
+    pub waiters: Vec<Waiter>,
+    /// Nobody is granted the key before this ms.
+    pub delays: Vec<(Key, u64)>,
+    pub flights: Vec<Flight>,
+    /// What the last operation came to.
+    pub heard: Vec<(Key, Heard)>,
+    pub told: Vec<(Client, Told)>,
+    /// Who waited for whom where the last operation would have closed a circle.
+    pub edges: Vec<(Token, Token)>,
+    /// Interesting things that happened in it.
+    pub marks: Vec<&'static str>,
+}
+
+/// Whether a wish can be granted.
+enum May {
+    Now(Granted),
+    Later,
+    Never(Refusal),
+}
+
+impl Page {
+    /// Milliseconds, rounded up: what is promised for so long is not over sooner.
+    pub fn in_ms(&self, ms: u64) -> u64 {
+        self.now.div_ceil(1000) + ms
+    }
+
+    pub fn is_over(&self, ms: u64) -> bool {
+        self.now >= ms * 1000
+    }
+
+    /// The holds of a key that anybody may see.
+    pub fn holds_of(&self, key: Key) -> impl Iterator<Item = &Hold> {
+        self.holds.iter().filter(move |hold| hold.key == key && !self.is_over(hold.end))
+    }
+
+    pub fn hold(&self, key: Key, token: Token) -> Option<&Hold> {
+        self.holds_of(key).find(|hold| hold.token == token)
+    }
+
+    fn hold_mut(&mut self, key: Key, token: Token) -> Option<&mut Hold> {
+        self.holds.iter_mut().find(|hold| hold.key == key && hold.token == token)
+    }
+
+    pub fn delayed(&self, key: Key) -> bool {
+        self.delays.iter().any(|(of, until)| *of == key && !self.is_over(*until))
+    }
+
+    /// The line of a key, first first.
+    pub fn line(&self, key: Key) -> Vec<Waiter> {
+        let of_key = self.waiters.iter().filter(|waiter| waiter.wish.key == key);
+        let (mut first, rest): (Vec<_>, Vec<_>) = of_key.cloned().partition(|waiter| waiter.upgrades);
+        first.extend(rest);
+        first
+    }
+
+    fn exists(&self, key: Key) -> bool {
+        self.holds.iter().any(|hold| hold.key == key) || self.delays.iter().any(|(of, _)| *of == key)
+    }
+
+    /// One operation on one key: lets the present in, does its work, tells who hears of it.
+    fn turn<T>(&mut self, key: Key, work: impl FnOnce(&mut Page) -> T) -> T {
+        let existed = self.exists(key);
+        self.settle(key);
+        let answer = work(self);
+        self.serve(key);
+        if existed && !self.exists(key) {
+            self.heard.push((key, Heard::Freed));
+        }
+        answer
+    }
+
+    pub fn settle(&mut self, key: Key) {
+        let now = self.now;
+        self.end(End::Expired, |hold| hold.key == key && hold.end * 1000 <= now);
+        self.delays.retain(|(of, until)| *of != key || *until * 1000 > now);
+        self.serve(key);
+    }
+
+    fn end(&mut self, why: End, which: impl Fn(&Hold) -> bool) -> usize {
+        let (gone, kept): (Vec<_>, Vec<_>) = self.holds.drain(..).partition(|hold| which(hold));
+        self.holds = kept;
+        for hold in &gone {
+            self.heard.push((hold.key, Heard::Ended(why)));
+            let from = if why == End::Expired { hold.end } else { self.in_ms(0) };
+            if hold.delay > 0 && matches!(why, End::Expired | End::Disconnected) {
+                self.delays.push((hold.key, from + hold.delay));
+            }
+            self.marks.push(match why {
+                End::Expired => "a lease ends",
+                End::Released => "a release",
+                End::Broken => "a break",
+                End::Disconnected => "a holder's connection closes",
+            });
+        }
+        gone.len()
+    }
+
+    /// The next in line, for as long as the next can be granted.
+    fn serve(&mut self, key: Key) {
+        while let Some(waiter) = self.line(key).first().cloned() {
+            if waiter.until.is_some_and(|until| self.is_over(until)) {
+                self.marks.push("a wait is over when its turn comes");
+                self.leave(&waiter, Told::TimedOut);
+                continue;
+            }
+            let wish = waiter.wish;
+            match self.may(&wish) {
+                May::Later => {
+                    if self.delayed(key) && self.holds_of(key).next().is_none() {
+                        self.marks.push("a delay keeps a waiter out");
+                    }
+                    return;
+                }
+                May::Never(refusal) => {
+                    self.marks.push("a waiter is refused when its turn comes");
+                    self.leave(&waiter, Told::Refused(refusal));
+                }
+                May::Now(granted) => self.hand_over(&waiter, granted),
+            }
+        }
+    }
+
+    fn hand_over(&mut self, waiter: &Waiter, granted: Granted) {
+        let wish = waiter.wish;
+        let fence = match granted {
+            Granted::New => self.begin(&wish),
+            Granted::Upgrade | Granted::Renewal => self.again(&wish),
+        };
+        match fence {
+            Err(refusal) => return self.leave(waiter, Told::Refused(refusal)),
+            Ok(fence) => self.leave(waiter, Told::Granted(fence, granted)),
+        }
+        self.marks.push(match granted {
+            Granted::New => "a hand-over",
+            Granted::Upgrade => "an upgrade that waited",
+            // Does not happen, and is not in the list of what does: the grant itself has answered that wait.
+            Granted::Renewal => "a wait for what its token holds",
+        });
+        let hold = self.hold_mut(wish.key, wish.token).expect("it has just been granted");
+        if granted == Granted::Upgrade {
+            hold.mode = Mode::Exclusive;
+        }
+        hold.told_one = Some(granted).filter(|granted| *granted != Granted::Renewal);
+        self.answer_others(wish.key, wish.token);
+    }
+
+    /// A grant to a token answers each of its waits on that key that asks for no more.
+    fn answer_others(&mut self, key: Key, token: Token) {
+        for waiter in self.waiters.clone() {
+            if (waiter.wish.key, waiter.wish.token) != (key, token) {
+                continue;
+            }
+            let late = waiter.until.is_some_and(|until| self.is_over(until));
+            if !late && matches!(self.may(&waiter.wish), May::Now(Granted::Renewal)) {
+                self.hand_over_again(&waiter);
+            }
+        }
+    }
+
+    fn hand_over_again(&mut self, waiter: &Waiter) {
+        self.marks.push("one grant answers two waits of a token");
+        let told = match self.again(&waiter.wish) {
+            Ok(fence) => Told::Granted(fence, Granted::Renewal),
+            Err(refusal) => Told::Refused(refusal),
+        };
+        self.leave(waiter, told);
+    }
+
+    fn leave(&mut self, waiter: &Waiter, told: Told) {
+        let wish = waiter.wish;
+        self.waiters.retain(|other| other.wish.client != wish.client);
+        self.told.push((wish.client, told));
+        if let Told::Granted(fence, granted) = told {
+            self.flights.push(Flight {
+                client: wish.client,
+                key: wish.key,
+                token: wish.token,
+                fence,
+                granted,
+            });
+        }
+    }
+
+    fn may(&self, wish: &Wish) -> May {
+        let others: Vec<Mode> =
+            self.holds_of(wish.key).filter(|hold| hold.token != wish.token).map(|hold| hold.mode).collect();
+        let delayed = self.delayed(wish.key);
+        match (self.hold(wish.key, wish.token).map(|hold| hold.mode), wish.mode) {
+            (Some(Mode::Permits(n)), Mode::Permits(asked)) if n != asked => {
+                May::Never(Refusal::OtherPermits(n.get()))
+            }
+            (Some(has), asked) if has == asked => May::Now(Granted::Renewal),
+            (Some(Mode::Permits(_)), _) | (Some(_), Mode::Permits(_)) => May::Never(Refusal::OtherMode),
+            (Some(Mode::Exclusive), _) => May::Now(Granted::Renewal),
+            (Some(_), _) if others.is_empty() && !delayed => May::Now(Granted::Upgrade),
+            (Some(_), _) => May::Later,
+            (None, Mode::Permits(asked)) => {
+                let size = others.iter().find_map(|mode| match mode {
+                    Mode::Permits(n) => Some(*n),
+                    _ => None,
+                });
+                match size {
+                    Some(n) if n != asked => May::Never(Refusal::OtherPermits(n.get())),
+                    Some(n) if others.len() < n.get() as usize && !delayed => May::Now(Granted::New),
+                    None if others.is_empty() && !delayed => May::Now(Granted::New),
+                    _ => May::Later,
+                }
+            }
+            (None, asked) => {
+                let fits = others.is_empty()
+                    || asked == Mode::Shared && others.iter().all(|mode| *mode == Mode::Shared);
+                if fits && !delayed { May::Now(Granted::New) } else { May::Later }
+            }
+        }
+    }
+
+    fn begin(&mut self, wish: &Wish) -> Result<u64, Refusal> {
+        let fence = self.now.max(self.last_fence + 1);
+        if fence > GREATEST_FENCE {
+            self.marks.push("no fence is left");
+            return Err(Refusal::FencesUsedUp);
+        }
+        self.last_fence = fence;
+        let count = if let Count::AtLeast(n) = wish.count { n.get() } else { 1 };
+        let bond = if wish.ephemeral { Bond::To(wish.client) } else { Bond::None };
+        let Wish { key, token, mode, ttl, delay, label, .. } = *wish;
+        let end = self.in_ms(ttl);
+        self.holds.push(Hold {
+            key,
+            token,
+            mode,
+            fence,
+            end,
+            ttl,
+            count,
+            bond,
+            delay,
+            label,
+            told_one: None,
+        });
+        self.heard.push((key, Heard::Acquired));
+        Ok(fence)
+    }
+
+    /// The token holds the key and asks again.
+    fn again(&mut self, wish: &Wish) -> Result<u64, Refusal> {
+        let end = self.in_ms(wish.ttl);
+        let hold = self.hold_mut(wish.key, wish.token).expect("it holds");
+        hold.told_one = None;
+        hold.count = match wish.count {
+            Count::Keep => hold.count,
+            Count::AtLeast(n) => hold.count.max(n.get()),
+            Count::OneMore if hold.count == GREATEST_COUNT => return Err(Refusal::CountFull),
+            Count::OneMore => hold.count + 1,
+        };
+        if wish.ephemeral {
+            hold.bond = Bond::To(wish.client);
+        }
+        if wish.delay > 0 {
+            hold.delay = wish.delay;
+        }
+        if wish.label > 0 {
+            hold.label = wish.label;
+        }
+        let fence = hold.fence;
+        if end > hold.end {
+            (hold.end, hold.ttl) = (end, wish.ttl);
+            self.heard.push((wish.key, Heard::Extended));
+        }
+        Ok(fence)
+    }
+}

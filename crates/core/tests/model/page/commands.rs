@@ -1,0 +1,290 @@
+//! The commands, and what happens to a server besides them.
+
+use super::*;
+
+/// A start of the server, or of another one on the same data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Restart {
+    pub same_boot: bool,
+    /// How long nobody served, and by how much the wall clock was set meanwhile, in ms.
+    pub down: u64,
+    pub jump: i64,
+}
+
+impl Page {
+    pub fn acquire(&mut self, wish: Wish, block: Option<u64>) -> Answer {
+        let before = self.told.len();
+        let answer = self.turn(wish.key, |page| page.try_acquire(&wish));
+        if self.told[before..].iter().any(|(_, told)| matches!(told, Told::Granted(..))) {
+            self.marks.push("an acquire lets others in");
+        }
+        match (answer, block) {
+            (Ok(answer), _) => answer,
+            (Err(_), None) => {
+                self.marks.push("a denial");
+                Answer::Null
+            }
+            (Err(upgrades), Some(ms)) => {
+                let until = (ms > 0).then(|| self.in_ms(ms));
+                self.wait(Waiter { wish, upgrades, until })
+            }
+        }
+    }
+
+    /// Err: not now; whether it would wait as a sharer for its upgrade.
+    fn try_acquire(&mut self, wish: &Wish) -> Result<Answer, bool> {
+        let Some(hold) = self.hold(wish.key, wish.token).cloned() else {
+            return match self.may(wish) {
+                May::Never(refusal) => {
+                    self.marks.push("permits of another number");
+                    Ok(Answer::Refused(refusal))
+                }
+                May::Now(_) if self.line(wish.key).is_empty() => {
+                    self.marks.push("a grant");
+                    Ok(self.begin(wish).map_or_else(Answer::Refused, Answer::Fence))
+                }
+                May::Now(_) => {
+                    self.marks.push("a newcomer does not overtake the line");
+                    Err(false)
+                }
+                May::Later => Err(false),
+            };
+        };
+        match self.may(wish) {
+            May::Never(refusal) => {
+                self.marks.push("a holder asks in a mode it cannot have");
+                return Ok(Answer::Refused(refusal));
+            }
+            May::Later => {
+                if self.holds_of(wish.key).count() == 1 {
+                    self.marks.push("a delay keeps an upgrade waiting");
+                }
+                let line = self.line(wish.key);
+                if line.first().is_some_and(|first| first.upgrades && first.wish.token != wish.token) {
+                    self.marks.push("two sharers want to be alone");
+                    return Ok(Answer::Deadlock);
+                }
+                return Err(true);
+            }
+            May::Now(_) => {}
+        }
+        let Ok(fence) = self.again(wish) else {
+            self.marks.push("a count is full");
+            return Ok(Answer::Refused(Refusal::CountFull));
+        };
+        if hold.mode != wish.mode {
+            let upgrade = wish.mode == Mode::Exclusive;
+            self.marks.push(if upgrade { "an upgrade in place" } else { "a downgrade" });
+            let waiting = self.line(wish.key).len();
+            self.hold_mut(wish.key, wish.token).expect("it holds").mode = wish.mode;
+            self.answer_others(wish.key, wish.token);
+            self.serve(wish.key);
+            if !upgrade && self.line(wish.key).len() < waiting {
+                self.marks.push("a downgrade lets sharers in");
+            }
+        }
+        self.marks.push("a holder asks again");
+        Ok(Answer::Fence(fence))
+    }
+
+    fn wait(&mut self, waiter: Waiter) -> Answer {
+        if self.waiters.len() >= ROOM.0 || self.line(waiter.wish.key).len() >= ROOM.1 {
+            self.marks.push("the queue is full");
+            return Answer::QueueFull;
+        }
+        self.waiters.push(waiter.clone());
+        if self.closes_a_circle(&waiter) {
+            let pairs = (0..TOKENS).flat_map(|a| (0..TOKENS).map(move |b| (a, b)));
+            self.edges = pairs.filter(|(a, b)| self.waits_for(*a, *b)).collect();
+            self.waiters.pop();
+            self.marks.push("a deadlock");
+            return Answer::Deadlock;
+        }
+        self.marks.push(if waiter.upgrades { "an upgrade waits" } else { "a wait" });
+        Answer::Waits
+    }
+
+    pub fn release(&mut self, key: Key, token: Token, counts: Counts) -> u64 {
+        self.cancel(key, |wish| wish.token == token);
+        self.turn(key, |page| {
+            let Some(hold) = page.hold_mut(key, token) else { return 0 };
+            let left = match counts {
+                Counts::One => hold.count - 1,
+                Counts::All => 0,
+                Counts::Above(n) => hold.count.min(n),
+            };
+            let ended = hold.count - left;
+            hold.count = left;
+            if ended > 0 {
+                hold.told_one = None;
+            }
+            if left == 0 {
+                page.end(End::Released, |hold| hold.key == key && hold.token == token);
+            } else {
+                page.marks.push("a count is released");
+            }
+            u64::from(ended)
+        })
+    }
+
+    pub fn extend(&mut self, key: Key, token: Token, ttl: u64) -> u64 {
+        self.turn(key, |page| {
+            let end = page.in_ms(ttl);
+            let Some(hold) = page.hold_mut(key, token) else { return 0 };
+            (hold.end, hold.ttl, hold.told_one) = (end, ttl, None);
+            page.heard.push((key, Heard::Extended));
+            page.marks.push("an extension");
+            1
+        })
+    }
+
+    pub fn confirm(&mut self, key: Key, token: Token, fence: u64, ttl: u64, bound: u64) -> Answer {
+        self.turn(key, |page| {
+            let end = page.in_ms(ttl);
+            let ahead = fence > page.now + bound * 1000;
+            let Some(hold) = page.hold_mut(key, token) else { return Answer::Null };
+            if hold.fence > fence {
+                page.marks.push("a confirm comes too late");
+                return Answer::Fence(page.hold(key, token).expect("it holds").fence);
+            }
+            if hold.fence < fence && ahead {
+                page.marks.push("a fence too far ahead");
+                return Answer::Ahead;
+            }
+            (hold.fence, hold.end, hold.ttl, hold.told_one) = (fence, end, ttl, None);
+            page.last_fence = page.last_fence.max(fence);
+            page.heard.push((key, Heard::Extended));
+            page.marks.push("a confirm");
+            Answer::Fence(fence)
+        })
+    }
+
+    pub fn break_all(&mut self, key: Key) -> u64 {
+        self.turn(key, |page| {
+            page.delays.retain(|(of, _)| *of != key);
+            page.end(End::Broken, |hold| hold.key == key) as u64
+        })
+    }
+
+    /// CANCEL, by token or by client.
+    pub fn cancel(&mut self, key: Key, whom: impl Fn(&Wish) -> bool) -> u64 {
+        let here = self.waiters.iter().filter(|waiter| waiter.wish.key == key && whom(&waiter.wish));
+        let gone: Vec<Waiter> = here.cloned().collect();
+        for waiter in &gone {
+            self.marks.push("a cancel");
+            self.leave(waiter, Told::Cancelled);
+        }
+        gone.len() as u64
+    }
+
+    /// CANCEL as a command: others may be next now.
+    pub fn cancel_command(&mut self, key: Key, whom: impl Fn(&Wish) -> bool) -> u64 {
+        let gone = self.cancel(key, whom);
+        self.turn(key, |_| ());
+        gone
+    }
+
+    /// The background looks at a key.
+    pub fn look_at(&mut self, key: Key) {
+        self.turn(key, |_| ());
+    }
+
+    /// The background ends a wait that is over.
+    pub fn time_out(&mut self, client: Client) {
+        let late = |waiter: &&Waiter| {
+            waiter.wish.client == client && waiter.until.is_some_and(|until| self.is_over(until))
+        };
+        if let Some(waiter) = self.waiters.iter().find(late).cloned() {
+            self.marks.push("a wait is over");
+            self.leave(&waiter, Told::TimedOut);
+            self.turn(waiter.wish.key, |_| ());
+        }
+    }
+
+    pub fn client_gone(&mut self, client: Client) {
+        if let Some(waiter) = self.waiters.iter().find(|waiter| waiter.wish.client == client).cloned() {
+            self.marks.push("a waiter's connection closes");
+            self.leave(&waiter, Told::Cancelled);
+            self.turn(waiter.wish.key, |_| ());
+        }
+        let bound = self.holds.iter().filter(|hold| hold.bond == Bond::To(client));
+        let mut bound: Vec<_> = bound.cloned().collect();
+        bound.sort_by_key(|hold| (hold.key, hold.token));
+        for Hold { key, token, .. } in bound {
+            let own = |hold: &Hold| hold.key == key && hold.token == token && hold.bond == Bond::To(client);
+            self.turn(key, |page| page.end(End::Disconnected, own));
+        }
+    }
+
+    /// The key is removed by somebody: the hold is over, the line is served. The server tells of that, not the lock.
+    pub fn delete(&mut self, key: Key) {
+        if self.holds_of(key).next().is_some() && !self.line(key).is_empty() {
+            self.marks.push("a key vanishes under its line");
+        }
+        let existed = self.exists(key);
+        self.holds.retain(|hold| hold.key != key);
+        self.delays.retain(|(of, _)| *of != key);
+        self.turn(key, |_| ());
+        if existed && !self.exists(key) {
+            self.heard.push((key, Heard::Freed));
+        }
+    }
+
+    /// The grant reached nobody, and goes to the next, unless the token has been told of it by another connection.
+    pub fn undelivered(&mut self, flight: &Flight) {
+        let Flight { key, token, fence, granted, .. } = *flight;
+        self.turn(key, |page| {
+            let Some(hold) = page.hold_mut(key, token).filter(|hold| hold.fence == fence) else { return };
+            if hold.told_one.take_if(|told| *told == granted).is_none() {
+                page.marks.push("an undelivered grant that others rely on");
+                return;
+            }
+            match granted {
+                Granted::New => {
+                    page.end(End::Released, |hold| hold.key == key && hold.token == token);
+                    page.marks.push("an undelivered grant");
+                }
+                Granted::Upgrade => {
+                    hold.mode = Mode::Shared;
+                    page.marks.push("an undelivered upgrade");
+                }
+                Granted::Renewal => {}
+            }
+        });
+        if granted == Granted::Renewal {
+            self.marks.push("an undelivered renewal");
+        }
+    }
+
+    /// Lines do not outlive a demotion.
+    pub fn demote(&mut self) {
+        if !self.waiters.is_empty() {
+            self.marks.push("a demotion with waiters");
+        }
+        self.waiters.clear();
+        self.flights.clear();
+    }
+
+    pub fn restart(&mut self, restart: Restart) {
+        let Restart { same_boot, down, jump } = restart;
+        self.demote();
+        let before = self.now / 1000;
+        self.now = (self.now + down * 1000).saturating_add_signed(jump * 1000);
+        let now = self.in_ms(0);
+        // On the same boot the clocks can be compared exactly, else the wall clocks have to do.
+        let moved = |ms: u64| if same_boot { ms.saturating_add_signed(jump) } else { ms };
+        if jump < 0 {
+            self.marks.push("a clock set back");
+        }
+        for hold in &mut self.holds {
+            hold.end = moved(hold.end).min(now + hold.ttl);
+            hold.told_one = None;
+            if hold.bond != Bond::None {
+                hold.bond = Bond::Orphan;
+            }
+        }
+        for (_, until) in &mut self.delays {
+            *until = moved(*until).min(now + until.saturating_sub(before));
+        }
+    }
+}

@@ -1,0 +1,446 @@
+//! The core, driven as a server drives it, and two replicas that live on its effects alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dlock_core::codec::{self, Anchor, Origin, Reader};
+use dlock_core::deadlock::{Found, Search};
+use dlock_core::{
+    Acquired, Change, ClientId, Confirmed, Event, Fence, Fences, Granted, Instant, Limits, Lock, Name,
+    Newcomer, Outcome, Request, Step, Ttl, Turn, Wait, WaiterId, Waiting,
+};
+
+use super::moves::Move;
+use super::page::{Answer, Client, Flight, Heard, KEYS, Key, ROOM, Restart, Token, Told, Wish};
+
+/// The far replica's clock is so much ahead, in microseconds.
+const FAR: u64 = 86_399_123_457;
+
+#[derive(Clone, Default)]
+pub struct System {
+    pub now: u64,
+    boot: u64,
+    offset: i64,
+    pub fences: Fences,
+    pub waiting: Waiting,
+    pub locks: BTreeMap<Key, Lock>,
+    /// On the same machine, and on another one.
+    pub near: BTreeMap<Key, Lock>,
+    pub far: BTreeMap<Key, Lock>,
+    pub flights: Vec<Flight>,
+    /// Who waits for an answer.
+    pub unanswered: BTreeSet<WaiterId>,
+    /// Which clients rely on a hold.
+    told: BTreeMap<(Key, Token), BTreeSet<Client>>,
+    greatest_grant: u64,
+    /// The holds to look at when a connection closes.
+    pub bonds: BTreeSet<(Client, Key, Token)>,
+    pub heard: Vec<(Key, Heard)>,
+    pub outcomes: Vec<(Client, Told)>,
+    pub circle: Vec<Token>,
+    pub saw: Vec<&'static str>,
+}
+
+pub fn name(key: Key) -> Name<'static> {
+    // Two databases with one key, and another key.
+    [Name::new(0, b"r"), Name::new(1, b"r"), Name::new(0, b"\x00 s")][usize::from(key)].to_owned()
+}
+
+fn key_of(name: &Name<'_>) -> Key {
+    (0..KEYS).find(|key| self::name(*key) == *name).expect("one of ours")
+}
+
+/// The last one is too long to live inside a hold.
+pub fn token(token: Token) -> Vec<u8> {
+    let len = if token == 4 { 40 } else { 3 };
+    vec![b'a' + token; len]
+}
+
+pub fn token_of(bytes: &[u8]) -> Token {
+    bytes[0] - b'a'
+}
+
+pub fn label(label: u8) -> Vec<u8> {
+    vec![b'l'; [0, 5, 255][usize::from(label)]]
+}
+
+impl System {
+    pub fn new(now: u64, last_fence: u64) -> System {
+        let mut system = System { now, boot: 1, ..System::default() };
+        system.fences.raise(last_fence);
+        system
+    }
+
+    pub fn instant(&self) -> Instant {
+        Instant::from_micros(self.now)
+    }
+
+    fn anchor(&self) -> Anchor {
+        Anchor { boot: self.boot, offset: self.offset }
+    }
+
+    /// One operation on one key, with all that a server does about it.
+    fn turn<T>(&mut self, key: Key, work: impl FnOnce(&mut Turn<'_>) -> T) -> T {
+        let now = self.instant();
+        let name = name(key);
+        let mut lock = self.locks.remove(&key).unwrap_or_default();
+        let held = lock.stored().len() as i64;
+        let mut turn = Turn::new(now, &name, &mut self.fences, &mut self.waiting, &mut lock);
+        let answer = work(&mut turn);
+        let step = turn.finish();
+        assert_eq!(lock.stored().len() as i64 - held, step.holders, "Step::holders");
+        self.replicate(key, &lock, &step.change);
+        if !lock.is_gone() {
+            self.locks.insert(key, lock);
+        }
+        self.carry_out(key, step);
+        answer
+    }
+
+    fn replicate(&mut self, key: Key, lock: &Lock, change: &Change) {
+        if change.is_none() {
+            return;
+        }
+        if let Change::Part { put, dropped } = change {
+            self.saw.push("a part of a lock is replicated");
+            assert!(put.iter().all(|token| !dropped.contains(token)), "put and dropped");
+        }
+        let mut bytes = Vec::new();
+        codec::write(lock, change, self.instant(), self.anchor(), &mut bytes);
+        let near = Reader { now: self.instant(), anchor: self.anchor(), origin: Origin::Live };
+        let now = Instant::from_micros(self.now + FAR);
+        let far = Reader { now, anchor: Anchor { boot: 99, offset: 0 }, origin: Origin::Live };
+        for (reader, replica) in [(near, &mut self.near), (far, &mut self.far)] {
+            let written = reader.read(&bytes).expect("what was written can be read");
+            let mut lock = replica.remove(&key).unwrap_or_default();
+            assert!(written.clone().apply(&mut lock), "an effect is refused");
+            let once = lock.clone();
+            assert!(written.apply(&mut lock) && content(&lock) == content(&once), "effects are idempotent");
+            if !lock.is_gone() {
+                replica.insert(key, lock);
+            }
+        }
+    }
+
+    fn carry_out(&mut self, key: Key, step: Step) {
+        for (client, token) in step.unbound {
+            self.bonds.remove(&(client.0, key, token_of(token.as_bytes())));
+        }
+        for (client, token) in step.bound {
+            self.bonds.insert((client.0, key, token_of(token.as_bytes())));
+        }
+        for event in step.events {
+            self.heard.push((key, heard(event)));
+        }
+        for (waiter, outcome) in step.outcomes {
+            assert!(self.unanswered.remove(&waiter.id), "a second outcome for {waiter:?}");
+            assert_eq!(key_of(&waiter.name), key);
+            let (client, token) = (waiter.client.0, token_of(waiter.token.as_bytes()));
+            let told = match outcome {
+                Outcome::Granted(fence, granted) => {
+                    assert!(
+                        waiter.until.is_none_or(|until| !until.passed(self.instant())),
+                        "granted too late"
+                    );
+                    if granted != Granted::Renewal {
+                        let before = (waiter.rank, waiter.id);
+                        let overtaken = self.waiting.line(&waiter.name).any(|w| (w.rank, w.id) < before);
+                        assert!(!overtaken, "first come first served: {waiter:?}");
+                    }
+                    if granted == Granted::New {
+                        self.began(key, token, fence);
+                    }
+                    self.told.entry((key, token)).or_default().insert(client);
+                    let flight = Flight { client, key, token, fence: fence.get(), granted };
+                    self.flights.push(flight);
+                    Told::Granted(fence.get(), granted)
+                }
+                Outcome::TimedOut => Told::TimedOut,
+                Outcome::Cancelled => Told::Cancelled,
+                Outcome::Refused(refusal) => Told::Refused(refusal),
+            };
+            self.outcomes.push((client, told));
+        }
+    }
+
+    fn began(&mut self, key: Key, token: Token, fence: Fence) {
+        assert!(fence.get() > self.greatest_grant, "fences go up in the order of grants");
+        self.greatest_grant = fence.get();
+        self.told.insert((key, token), BTreeSet::new());
+    }
+
+    pub fn make(&mut self, step: Move) -> Answer {
+        self.heard.clear();
+        self.outcomes.clear();
+        self.circle.clear();
+        self.saw.clear();
+        match step {
+            Move::Acquire(wish, block) => return self.acquire(&wish, block),
+            Move::Release(key, who, counts) => {
+                let ended = self.turn(key, |turn| turn.release(&token(who), counts));
+                return Answer::Number(ended.into());
+            }
+            Move::Extend(key, who, ms) => {
+                return Answer::Number(self.turn(key, |turn| turn.extend(&token(who), ttl(ms))).into());
+            }
+            Move::Confirm(key, who, fence, ms, bound) => {
+                let fence = Fence::from_outside(fence).expect("a possible fence");
+                return match self.turn(key, |turn| turn.confirm(&token(who), fence, ttl(ms), bound)) {
+                    Confirmed::Fence(fence) => Answer::Fence(fence.get()),
+                    Confirmed::NotHeld => Answer::Null,
+                    Confirmed::Ahead(_) => Answer::Ahead,
+                };
+            }
+            Move::Break(key) => return Answer::Number(self.turn(key, |turn| turn.break_all()) as u64),
+            Move::CancelToken(key, who) => {
+                let ids = self.waiting.of_token_on(&token(who), &name(key));
+                self.turn(key, |turn| turn.dismiss(&ids, Outcome::Cancelled));
+                return Answer::Number(ids.len() as u64);
+            }
+            Move::CancelClient(key, client) => {
+                let waiter = self.waiting.of_client(ClientId(client)).filter(|w| w.name == name(key));
+                let ids: Vec<WaiterId> = waiter.map(|w| w.id).into_iter().collect();
+                self.turn(key, |turn| turn.dismiss(&ids, Outcome::Cancelled));
+                return Answer::Number(ids.len() as u64);
+            }
+            Move::ClientGone(client) => self.client_gone(client),
+            Move::Delete(key) => {
+                for replica in [&mut self.near, &mut self.far] {
+                    replica.remove(&key);
+                }
+                match self.locks.remove(&key) {
+                    Some(_) => self.turn(key, |turn| turn.vanished()),
+                    None => self.turn(key, |turn| turn.settle()),
+                }
+            }
+            Move::TimeOut(client) => {
+                let now = self.instant();
+                let waiter = self.waiting.of_client(ClientId(client));
+                let waiter = waiter.filter(|w| w.until.is_some_and(|until| until.passed(now)));
+                if let Some((key, id)) = waiter.map(|w| (key_of(&w.name), w.id)) {
+                    self.turn(key, |turn| turn.dismiss(&[id], Outcome::TimedOut));
+                }
+            }
+            Move::LookAt(key) => self.turn(key, |turn| turn.settle()),
+            Move::Delivered(nth) => drop(self.flights.remove(nth)),
+            Move::Undelivered(nth) => self.undelivered(nth),
+            Move::Advance(us) => self.now += us,
+            Move::Demote => self.demote(),
+            Move::Restart(restart) => self.restart(restart),
+        }
+        Answer::Nothing
+    }
+
+    fn acquire(&mut self, wish: &Wish, block: Option<u64>) -> Answer {
+        let (who, text) = (token(wish.token), label(wish.label));
+        let client = ClientId(wish.client);
+        let request = Request {
+            token: &who,
+            ttl: ttl(wish.ttl),
+            mode: wish.mode,
+            count: wish.count,
+            bound_to: wish.ephemeral.then_some(client),
+            delay: wish.delay as u32,
+            label: &text,
+        };
+        let held = self.locks.get(&wish.key).is_some_and(|l| l.at(self.instant()).hold_of(&who).is_some());
+        let before = self.outcomes.len();
+        let rank = match self.turn(wish.key, |turn| turn.acquire(&request)) {
+            Acquired::Held(fence) => {
+                let waited =
+                    self.outcomes[before..].iter().any(|(_, told)| matches!(told, Told::Granted(..)));
+                if !held && !waited {
+                    assert_eq!(self.waiting.len_of(&name(wish.key)), 0, "a newcomer overtakes the line");
+                    self.began(wish.key, wish.token, fence);
+                }
+                self.told.entry((wish.key, wish.token)).or_default().insert(wish.client);
+                return Answer::Fence(fence.get());
+            }
+            Acquired::Upgrading(other) => {
+                self.circle = vec![wish.token, token_of(other.as_bytes()), wish.token];
+                return Answer::Deadlock;
+            }
+            Acquired::Refused(refusal) => return Answer::Refused(refusal),
+            Acquired::NotNow(rank) => rank,
+        };
+        let Some(ms) = block else { return Answer::Null };
+        let name = name(wish.key);
+        if !self.waiting.has_room(&name, Limits { on_the_server: ROOM.0, on_a_key: ROOM.1 }) {
+            return Answer::QueueFull;
+        }
+        let start = dlock_core::Token::new(&who).expect("a possible token");
+        let mut search = Search::new(start, &name, rank, wish.mode);
+        loop {
+            match search.run(&self.waiting) {
+                Found::Nothing => break,
+                Found::Ask(name) => {
+                    let lock = self.locks.get(&key_of(&name));
+                    search.learn(name, lock, self.instant());
+                }
+                Found::Circle(circle) => {
+                    self.circle = circle.iter().map(|token| token_of(token.as_bytes())).collect();
+                    return Answer::Deadlock;
+                }
+            }
+        }
+        let (since, until) = (self.instant(), Wait::from_millis(ms).expect("a wait").until(self.instant()));
+        let id = self.waiting.join(Newcomer { name, rank, request, client, since, until });
+        assert!(self.unanswered.insert(id.expect("it can join")));
+        Answer::Waits
+    }
+
+    fn client_gone(&mut self, client: Client) {
+        if let Some(waiter) = self.waiting.of_client(ClientId(client)) {
+            let (key, id) = (key_of(&waiter.name), waiter.id);
+            self.turn(key, |turn| turn.dismiss(&[id], Outcome::Cancelled));
+        }
+        // The books may know of holds that are over; looking at those would do no harm, but earlier than the page does.
+        let bonds: Vec<_> = self.bonds.iter().filter(|(of, ..)| *of == client).copied().collect();
+        for (_, key, who) in bonds {
+            self.bonds.remove(&(client, key, who));
+            if self.bound_holds().contains(&(client, key, who)) {
+                self.turn(key, |turn| turn.disconnect(&token(who), ClientId(client)));
+            }
+        }
+    }
+
+    /// Every hold that ends with a connection, by what is stored.
+    pub fn bound_holds(&self) -> BTreeSet<(Client, Key, Token)> {
+        let holds = self.locks.iter().flat_map(|(key, lock)| lock.stored().iter().map(|hold| (*key, hold)));
+        let bound = holds.filter_map(|(key, hold)| match hold.ephemeral() {
+            dlock_core::Ephemeral::Bound(client) => Some((client.0, key, token_of(hold.token().as_bytes()))),
+            _ => None,
+        });
+        bound.collect()
+    }
+
+    fn undelivered(&mut self, nth: usize) {
+        let Flight { client, key, token: who, fence, granted } = self.flights.remove(nth);
+        let fence = Fence::from_outside(fence).expect("a possible fence");
+        self.turn(key, |turn| turn.settle());
+        let told = self.told.entry((key, who)).or_default();
+        told.remove(&client);
+        let relied_on = !told.is_empty();
+        let held = |system: &System| {
+            let view = system.locks.get(&key)?.at(system.instant());
+            view.hold_of(&token(who)).map(|hold| (hold.fence(), view.mode()))
+        };
+        let before = held(self);
+        self.turn(key, |turn| turn.undelivered(&token(who), fence, granted));
+        if relied_on && granted == Granted::New {
+            assert_eq!(held(self), before, "a hold is taken from a client that was told of it");
+        }
+    }
+
+    fn demote(&mut self) {
+        let all: Vec<WaiterId> = self.unanswered.iter().copied().collect();
+        for id in all {
+            self.waiting.leave(id).expect("it waits");
+        }
+        self.unanswered.clear();
+        self.flights.clear();
+    }
+
+    /// Everything is written, and read again by another server with another clock; the replicas are filled anew.
+    fn restart(&mut self, Restart { same_boot, down, jump }: Restart) {
+        self.demote();
+        self.told.clear();
+        let mut stored = BTreeMap::new();
+        for (key, lock) in &self.locks {
+            let mut bytes = Vec::new();
+            codec::write(lock, &Change::Whole, self.instant(), self.anchor(), &mut bytes);
+            stored.insert(*key, bytes);
+        }
+        self.now = (self.now + down * 1000).saturating_add_signed(jump * 1000);
+        (self.boot, self.offset) =
+            if same_boot { (self.boot, self.offset + jump) } else { (self.boot + 1, 7) };
+        *self = System {
+            now: self.now,
+            boot: self.boot,
+            offset: self.offset,
+            fences: self.fences,
+            greatest_grant: self.greatest_grant,
+            ..System::default()
+        };
+        let reader = Reader { now: self.instant(), anchor: self.anchor(), origin: Origin::Stored };
+        for (key, bytes) in stored {
+            let written = reader.read(&bytes).expect("what was stored can be read");
+            assert!(written.is_whole() && written.greatest_fence() <= self.fences.last());
+            let mut lock = Lock::default();
+            assert!(written.apply(&mut lock));
+            self.replicate(key, &lock, &Change::Whole);
+            self.locks.insert(key, lock);
+        }
+    }
+}
+
+fn ttl(ms: u64) -> Ttl {
+    Ttl::from_millis(ms).expect("a possible ttl")
+}
+
+fn heard(event: Event) -> Heard {
+    match event {
+        Event::Acquired => Heard::Acquired,
+        Event::Extended => Heard::Extended,
+        Event::Ended(why, _) => Heard::Ended(why),
+        Event::Freed => Heard::Freed,
+    }
+}
+
+/// What is stored of a lock, whatever the order of its holders, and whichever connections they are bound to.
+pub fn content(lock: &Lock) -> Content {
+    // At the beginning of time nothing is over yet.
+    let all = lock.at(Instant::from_micros(0));
+    let holds = all.holds().map(|hold| Stored {
+        token: hold.token().as_bytes().to_vec(),
+        fence: hold.fence().get(),
+        end: hold.deadline().millis(),
+        ttl: hold.ttl().millis(),
+        count: hold.count(),
+        ephemeral: hold.ephemeral() != dlock_core::Ephemeral::No,
+        delay: hold.delay().into(),
+        label: hold.label().to_vec(),
+    });
+    let mut holds: Vec<Stored> = holds.collect();
+    holds.sort();
+    Content { mode: all.mode(), delay_until: all.delay_left(), holds }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Content {
+    pub mode: Option<dlock_core::Mode>,
+    /// In ms of the server clock.
+    pub delay_until: u64,
+    pub holds: Vec<Stored>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Stored {
+    pub token: Vec<u8>,
+    pub fence: u64,
+    pub end: u64,
+    pub ttl: u64,
+    pub count: u32,
+    pub ephemeral: bool,
+    pub delay: u64,
+    pub label: Vec<u8>,
+}
+
+impl Content {
+    /// The same lock by a clock that is `us` microseconds ahead. Both round up to whole ms, each by its own clock, and
+    /// moving from one to the other rounds up again.
+    pub fn is_about(&self, other: &Content, us: u64) -> bool {
+        let near = |here: u64, there: u64| {
+            (here == 0) == (there == 0)
+                && (here == 0 || (0..3000).contains(&(there * 1000 + 1000 - us - here * 1000)))
+        };
+        let same = |(a, b): (&Stored, &Stored)| {
+            near(a.end, b.end) && Stored { end: 0, ..a.clone() } == Stored { end: 0, ..b.clone() }
+        };
+        self.mode == other.mode
+            && near(self.delay_until, other.delay_until)
+            && self.holds.len() == other.holds.len()
+            && self.holds.iter().zip(&other.holds).all(same)
+    }
+}
+
+pub const FAR_AHEAD: u64 = FAR;

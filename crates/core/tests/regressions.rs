@@ -1,0 +1,109 @@
+//! Every bug that was found leaves a test here, with its story.
+
+use std::num::NonZeroU32;
+
+use dlock_core::{Count, Counts, Granted, Mode, Refusal};
+
+use crate::model::moves::Move;
+use crate::model::page::{Answer, Client, Flight, Token, Told, Wish};
+use crate::model::system::System;
+
+const START: u64 = 1_760_000_000_000_000;
+const KEY: u8 = 0;
+
+/// Asks for [`KEY`] for a second, and waits for it without end if `wait`.
+fn ask(system: &mut System, client: Client, token: Token, mode: Mode, wait: bool) -> Answer {
+    let (ttl, count) = (1000, Count::Keep);
+    let wish = Wish { client, key: KEY, token, mode, ttl, count, ephemeral: false, delay: 0, label: 0 };
+    system.make(Move::Acquire(wish, wait.then_some(0)))
+}
+
+fn permits(n: u32) -> Mode {
+    Mode::Permits(NonZeroU32::new(n).unwrap())
+}
+
+fn holds(system: &System, token: Token) -> Option<Mode> {
+    let view = system.locks.get(&KEY)?.at(system.instant());
+    view.hold_of(&crate::model::system::token(token)).and(view.mode())
+}
+
+/// The other wait was looked at as if its token had just been granted the lock, found to ask for the mode in which
+/// others held it, and refused with "other mode" for not being a holder.
+#[test]
+fn a_refusal_answers_one_wait_only() {
+    let mut system = System::new(START, 0);
+    ask(&mut system, 1, 1, Mode::Exclusive, false);
+    assert_eq!(ask(&mut system, 2, 2, permits(2), true), Answer::Waits);
+    assert_eq!(ask(&mut system, 3, 3, permits(1), true), Answer::Waits);
+    assert_eq!(ask(&mut system, 4, 3, permits(2), true), Answer::Waits);
+    system.make(Move::Release(KEY, 1, Counts::One));
+    assert_eq!(
+        system.outcomes,
+        [
+            (2, Told::Granted(START + 1, Granted::New)),
+            (3, Told::Refused(Refusal::OtherPermits(2))),
+            (4, Told::Granted(START + 2, Granted::New)),
+        ]
+    );
+}
+
+/// Token 2 waits on connection 2, asks again on connection 3, and connection 2 dies with the grant under way.
+#[test]
+fn a_grant_that_another_connection_was_told_of_is_not_taken_back() {
+    for asks_before_the_grant in [true, false] {
+        let mut system = System::new(START, 0);
+        ask(&mut system, 1, 1, Mode::Exclusive, false);
+        ask(&mut system, 2, 2, Mode::Exclusive, true);
+        if asks_before_the_grant {
+            ask(&mut system, 3, 2, Mode::Exclusive, true);
+        }
+        system.make(Move::Release(KEY, 1, Counts::One));
+        if !asks_before_the_grant {
+            assert_eq!(ask(&mut system, 3, 2, Mode::Exclusive, false), Answer::Fence(START + 1));
+        }
+        ask(&mut system, 4, 4, Mode::Exclusive, true);
+        system.make(Move::Undelivered(0));
+        assert_eq!(holds(&system, 2), Some(Mode::Exclusive), "connection 3 relies on it");
+    }
+}
+
+#[test]
+fn an_upgrade_that_another_connection_was_told_of_is_not_taken_back() {
+    let mut system = System::new(START, 0);
+    ask(&mut system, 1, 1, Mode::Shared, false);
+    ask(&mut system, 2, 2, Mode::Shared, false);
+    ask(&mut system, 3, 2, Mode::Exclusive, true);
+    ask(&mut system, 4, 2, Mode::Exclusive, true);
+    system.make(Move::Release(KEY, 1, Counts::One));
+    let upgrade = Flight { client: 3, key: KEY, token: 2, fence: START + 1, granted: Granted::Upgrade };
+    assert_eq!(system.flights[0], upgrade);
+    system.make(Move::Undelivered(0));
+    assert_eq!(holds(&system, 2), Some(Mode::Exclusive), "connection 4 relies on it");
+}
+
+/// The upgrade was made in place while the lock-delay of a dead sharer ran.
+#[test]
+fn an_upgrade_waits_for_a_lock_delay() {
+    let mut system = System::new(START, 0);
+    ask(&mut system, 1, 1, Mode::Shared, false);
+    let (ttl, count, mode, delay) = (10, Count::Keep, Mode::Shared, 50);
+    let dies = Wish { client: 2, key: KEY, token: 2, mode, ttl, count, ephemeral: false, delay, label: 0 };
+    system.make(Move::Acquire(dies, None));
+    system.make(Move::Advance(20_000));
+    assert_eq!(ask(&mut system, 1, 1, Mode::Exclusive, true), Answer::Waits);
+    system.make(Move::Advance(39_999));
+    system.make(Move::LookAt(KEY));
+    assert_eq!((&system.outcomes[..], holds(&system, 1)), (&[][..], Some(Mode::Shared)));
+    system.make(Move::Advance(1));
+    system.make(Move::LookAt(KEY));
+    assert_eq!(system.outcomes, [(1, Told::Granted(START, Granted::Upgrade))]);
+}
+
+/// `bound * 1000` overflowed, which is a panic.
+#[test]
+fn no_skew_bound_is_too_great() {
+    let mut system = System::new(START, 0);
+    ask(&mut system, 1, 1, Mode::Exclusive, false);
+    let confirmed = system.make(Move::Confirm(KEY, 1, START + 7, 1000, u64::MAX));
+    assert_eq!(confirmed, Answer::Fence(START + 7));
+}

@@ -1,0 +1,150 @@
+//! The words of the protocol: what is written is read as the same command, and what is refused is refused in words that
+//! clients and people can rely on.
+
+mod refusals;
+
+use std::num::NonZeroU32;
+
+use dlock_core::command::{
+    Acquire, Cancel, Confirm, Extend, Holds, Pttl, Release, Waiters, Whom, no_arguments, only_key,
+};
+use dlock_core::{Count, Counts, Fence, Mode, Ttl, Wait};
+use proptest::prelude::*;
+
+/// Anything at all, also what looks like an option.
+fn bytes(least: usize, most: usize) -> impl Strategy<Value = Vec<u8>> {
+    let words = ["SHARED", "depth", "0", "ALL", "CLIENT", "-1"].map(|word| word.as_bytes().to_vec());
+    let words = prop::sample::select(words.to_vec()).prop_map(move |mut word| {
+        word.truncate(most);
+        word
+    });
+    prop_oneof![
+        6 => prop::collection::vec(any::<u8>(), least..=most.min(30)),
+        1 => prop::collection::vec(any::<u8>(), most),
+        2 => words,
+    ]
+}
+
+fn key() -> impl Strategy<Value = Vec<u8>> {
+    bytes(0, 600)
+}
+
+fn token() -> impl Strategy<Value = Vec<u8>> {
+    bytes(1, 255)
+}
+
+fn ttl() -> impl Strategy<Value = Ttl> {
+    (1..=u64::from(u32::MAX)).prop_map(|ms| Ttl::from_millis(ms).expect("in range"))
+}
+
+fn number() -> impl Strategy<Value = NonZeroU32> {
+    (1..=i32::MAX as u32).prop_map(|n| NonZeroU32::new(n).expect("above 0"))
+}
+
+fn fence() -> impl Strategy<Value = Fence> {
+    (1..=Fence::MAX).prop_map(|n| Fence::from_outside(n).expect("in range"))
+}
+
+/// The arguments behind the name, which must be this.
+fn behind<'a>(args: &'a [Vec<u8>], name: &str) -> Vec<&'a [u8]> {
+    assert_eq!(args[0], name.as_bytes());
+    args[1..].iter().map(Vec::as_slice).collect()
+}
+
+fn mode() -> impl Strategy<Value = Mode> {
+    prop_oneof![Just(Mode::Exclusive), Just(Mode::Shared), number().prop_map(Mode::Permits)]
+}
+
+fn count() -> impl Strategy<Value = Count> {
+    prop_oneof![Just(Count::Keep), Just(Count::OneMore), number().prop_map(Count::AtLeast)]
+}
+
+fn block() -> impl Strategy<Value = Option<Wait>> {
+    let ms = prop_oneof![Just(0), 0..=Wait::MAX_MILLIS];
+    prop::option::of(ms.prop_map(|ms| Wait::from_millis(ms).expect("in range")))
+}
+
+#[test]
+fn acquire() {
+    let parts = (key(), token(), ttl(), mode(), count(), block());
+    let more = (any::<bool>(), any::<u32>(), bytes(0, 255), any::<[prop::sample::Index; 6]>());
+    crate::random((parts, more), 4000, |(parts, more)| {
+        let (key, token, ttl, mode, count, block) = &parts;
+        let (ephemeral, delay, label, order) = &more;
+        let (mode, count, block, ephemeral, delay) = (*mode, *count, *block, *ephemeral, *delay);
+        let command = Acquire { key, token, ttl: *ttl, mode, count, block, ephemeral, delay, label };
+        let args = command.to_args();
+        let args = behind(&args, "DLOCK.ACQUIRE");
+        assert_eq!(Acquire::parse(&args, Ttl::MAX).as_ref(), Ok(&command));
+        // The options in another order, and in another case.
+        let mut options = options(&args[3..]);
+        let len = options.len();
+        for (at, index) in order.iter().enumerate().take(len) {
+            options.swap(at, index.index(len));
+        }
+        let shuffled: Vec<Vec<u8>> =
+            args[..3].iter().map(|arg| arg.to_vec()).chain(options.concat()).collect();
+        let shuffled: Vec<&[u8]> = shuffled.iter().map(Vec::as_slice).collect();
+        assert_eq!(Acquire::parse(&shuffled, Ttl::MAX), Ok(command));
+    });
+}
+
+/// Each option with its value, its name in lower case.
+fn options(mut args: &[&[u8]]) -> Vec<Vec<Vec<u8>>> {
+    let mut options = Vec::new();
+    while let [option, rest @ ..] = args {
+        let value = usize::from(!matches!(*option, b"SHARED" | b"REENTRANT" | b"EPHEMERAL"));
+        let mut group = vec![option.to_ascii_lowercase()];
+        group.extend(rest[..value].iter().map(|arg| arg.to_vec()));
+        options.push(group);
+        args = &rest[value..];
+    }
+    options
+}
+
+#[test]
+fn release() {
+    let counts =
+        prop_oneof![Just(Counts::One), Just(Counts::All), (0..=i32::MAX as u32).prop_map(Counts::Above),];
+    crate::random((key(), token(), counts), 1000, |(key, token, counts)| {
+        let command = Release { key: &key, token: &token, counts };
+        assert_eq!(Release::parse(&behind(&command.to_args(), "DLOCK.RELEASE")), Ok(command));
+    });
+}
+
+#[test]
+fn extend_and_confirm() {
+    crate::random((key(), token(), ttl(), fence()), 1000, |(key, token, ttl, fence)| {
+        let (key, token) = (&key[..], &token[..]);
+        let command = Extend { key, token, ttl };
+        assert_eq!(Extend::parse(&behind(&command.to_args(), "DLOCK.EXTEND"), Ttl::MAX), Ok(command));
+        let command = Confirm { key, token, fence, ttl };
+        assert_eq!(Confirm::parse(&behind(&command.to_args(), "DLOCK.CONFIRM"), Ttl::MAX), Ok(command));
+    });
+}
+
+#[test]
+fn the_readers() {
+    let count = prop::option::of(number());
+    crate::random((key(), token(), any::<bool>(), count), 1000, |(key, token, with, count)| {
+        let (key, token) = (&key[..], &token[..]);
+        let command = Holds { key, token };
+        assert_eq!(Holds::parse(&behind(&command.to_args(), "DLOCK.HOLDS")), Ok(command));
+        let command = Pttl { key, token: with.then_some(token) };
+        assert_eq!(Pttl::parse(&behind(&command.to_args(), "DLOCK.PTTL")), Ok(command));
+        let command = Waiters { key, count };
+        assert_eq!(Waiters::parse(&behind(&command.to_args(), "DLOCK.WAITERS")), Ok(command));
+        assert_eq!(only_key(&[key]), Ok(key));
+        assert_eq!(no_arguments(&[]), Ok(()));
+    });
+}
+
+#[test]
+fn cancel() {
+    crate::random((key(), token(), 0..=i64::MAX as u64), 1000, |(key, token, id)| {
+        for who in [Whom::Token(&token), Whom::Client(id)] {
+            let command = Cancel { key: &key, who };
+            assert_eq!(Cancel::parse(&behind(&command.to_args(), "DLOCK.CANCEL")), Ok(command));
+        }
+    });
+}

@@ -1,0 +1,208 @@
+//! Every refusal in its exact words: clients match on them, people read them.
+
+use dlock_core::command::{
+    Acquire, Cancel, Confirm, Extend, Holds, Misuse, Pttl, Release, Waiters, no_arguments, only_key,
+};
+use dlock_core::{Ttl, Wait};
+
+const MAX_TTL: u64 = 86_400_000;
+const ARGUMENTS: &str = "ERR syntax error: wrong number of arguments, DLOCK.HELP lists every form";
+const TOKEN: &str = "ERR a token has 1 to 255 bytes, DLOCK.TOKEN makes one";
+const LABEL: &str = "ERR a label has at most 255 bytes";
+const TTL: &str = "ERR ttl must be a whole number of milliseconds from 1 to 86400000 (dlock.max-ttl)";
+const FENCE: &str = "ERR fence must be a whole number from 1 to 9007199254740991";
+const CLIENT: &str = "ERR CLIENT id must be a whole number from 0 to 9223372036854775807";
+
+/// What numbers may not look like, whatever they stand for.
+const NO_NUMBERS: [&str; 16] = [
+    "",
+    "+5",
+    "-1",
+    " 5",
+    "5 ",
+    "05",
+    "00",
+    "5.0",
+    "1e3",
+    "0x5",
+    "five",
+    "5\0",
+    "\u{665}",
+    "18446744073709551616",
+    "99999999999999999999",
+    "340282366920938463463374607431768211456",
+];
+
+/// One line is one command: words by blanks, and `~` for a blank in a word.
+fn words(line: &str) -> Vec<Vec<u8>> {
+    line.split(' ').filter(|word| !word.is_empty()).map(|word| word.replace('~', " ").into_bytes()).collect()
+}
+
+fn parse(args: &[Vec<u8>]) -> Result<(), Misuse> {
+    let max_ttl = Ttl::from_millis(MAX_TTL).expect("in range");
+    let rest: Vec<&[u8]> = args[1..].iter().map(Vec::as_slice).collect();
+    match args[0].as_slice() {
+        b"ACQUIRE" => Acquire::parse(&rest, max_ttl).map(drop),
+        b"RELEASE" => Release::parse(&rest).map(drop),
+        b"EXTEND" => Extend::parse(&rest, max_ttl).map(drop),
+        b"CONFIRM" => Confirm::parse(&rest, max_ttl).map(drop),
+        b"HOLDS" => Holds::parse(&rest).map(drop),
+        b"PTTL" => Pttl::parse(&rest).map(drop),
+        b"WAITERS" => Waiters::parse(&rest).map(drop),
+        b"CANCEL" => Cancel::parse(&rest).map(drop),
+        b"INSPECT" | b"BREAK" => only_key(&rest).map(drop),
+        b"TOKEN" | b"HELP" => no_arguments(&rest),
+        other => panic!("no command: {other:?}"),
+    }
+}
+
+fn refused(args: &[Vec<u8>], text: &str) {
+    let refusal = parse(args).err().map(|misuse| misuse.to_string());
+    let shown: Vec<_> = args.iter().map(|arg| arg.escape_ascii().to_string()).collect();
+    assert_eq!(refusal.as_deref(), Some(text), "{shown:?}");
+}
+
+#[test]
+fn too_few_and_too_many() {
+    let lines = [
+        "ACQUIRE",
+        "ACQUIRE k",
+        "ACQUIRE k t",
+        "RELEASE",
+        "RELEASE k",
+        "EXTEND",
+        "EXTEND k",
+        "EXTEND k t",
+        "EXTEND k t 5 5",
+        "CONFIRM k",
+        "CONFIRM k t",
+        "CONFIRM k t 5",
+        "CONFIRM k t 5 5 5",
+        "HOLDS",
+        "HOLDS k",
+        "HOLDS k t t",
+        "PTTL",
+        "PTTL k t t",
+        "WAITERS",
+        "CANCEL",
+        "CANCEL k",
+        "CANCEL k CLIENT 5 5",
+        "INSPECT",
+        "INSPECT k k",
+        "BREAK",
+        "BREAK k k",
+        "TOKEN k",
+        "HELP k",
+    ];
+    for line in lines {
+        refused(&words(line), ARGUMENTS);
+    }
+}
+
+#[test]
+fn tokens_and_labels() {
+    for line in [
+        "ACQUIRE k T 5",
+        "RELEASE k T",
+        "EXTEND k T 5",
+        "CONFIRM k T 5 5",
+        "HOLDS k T",
+        "PTTL k T",
+        "CANCEL k T",
+    ] {
+        for token in [vec![], vec![b'x'; 256]] {
+            let mut args = words(line);
+            args[2] = token;
+            refused(&args, TOKEN);
+        }
+        let mut args = words(line);
+        args[2] = vec![0; 255];
+        assert_eq!(parse(&args), Ok(()));
+    }
+    let mut args = words("ACQUIRE k t 5 LABEL text");
+    args[5] = vec![b'x'; 256];
+    refused(&args, LABEL);
+    args[5].pop();
+    assert_eq!(parse(&args), Ok(()));
+}
+
+#[test]
+fn options() {
+    let twice = |what| format!("ERR syntax error: {what} may be given only once");
+    let value = |what| format!("ERR syntax error: {what} needs a value behind it");
+    let unknown = |what| format!("ERR syntax error: unknown option '{what}', DLOCK.HELP lists every form");
+    let cases = [
+        ("ACQUIRE k t 5 SHARED SHARED", twice("SHARED or PERMITS")),
+        ("ACQUIRE k t 5 SHARED PERMITS 2", twice("SHARED or PERMITS")),
+        ("ACQUIRE k t 5 permits 2 shared", twice("SHARED or PERMITS")),
+        ("ACQUIRE k t 5 PERMITS 2 PERMITS 2", twice("SHARED or PERMITS")),
+        ("ACQUIRE k t 5 REENTRANT REENTRANT", twice("REENTRANT or DEPTH")),
+        ("ACQUIRE k t 5 REENTRANT DEPTH 2", twice("REENTRANT or DEPTH")),
+        ("ACQUIRE k t 5 DEPTH 2 DEPTH 2", twice("REENTRANT or DEPTH")),
+        ("ACQUIRE k t 5 BLOCK 0 BLOCK 0", twice("BLOCK")),
+        ("ACQUIRE k t 5 EPHEMERAL Ephemeral", twice("EPHEMERAL")),
+        ("ACQUIRE k t 5 DELAY 0 DELAY 0", twice("DELAY")),
+        ("ACQUIRE k t 5 LABEL a LABEL a", twice("LABEL")),
+        ("RELEASE k t ALL ALL", twice("ALL or DEPTH")),
+        ("RELEASE k t ALL DEPTH 2", twice("ALL or DEPTH")),
+        ("RELEASE k t DEPTH 2 all", twice("ALL or DEPTH")),
+        ("WAITERS k COUNT 2 COUNT 2", twice("COUNT")),
+        ("ACQUIRE k t 5 PERMITS", value("PERMITS")),
+        ("ACQUIRE k t 5 DEPTH", value("DEPTH")),
+        ("ACQUIRE k t 5 BLOCK", value("BLOCK")),
+        ("ACQUIRE k t 5 DELAY", value("DELAY")),
+        ("ACQUIRE k t 5 LABEL", value("LABEL")),
+        ("RELEASE k t DEPTH", value("DEPTH")),
+        ("WAITERS k COUNT", value("COUNT")),
+        ("ACQUIRE k t 5 FAIR", unknown("FAIR")),
+        ("ACQUIRE k t 5 SHARED 2", unknown("..")),
+        ("RELEASE k t One", unknown("One")),
+        ("WAITERS k all", unknown("all")),
+        ("CANCEL k ID 5", unknown("ID")),
+        // A token in the wrong place is not shown.
+        ("RELEASE k t 0123456789abcdef0123456789abcdef01234567", unknown("..")),
+        ("ACQUIRE k t 5 abcdefghijklmnopq", unknown("..")),
+        ("ACQUIRE k t 5 SHARED~", unknown("..")),
+    ];
+    for (line, text) in cases {
+        refused(&words(line), &text);
+    }
+    // Alone, it is a token.
+    assert_eq!(parse(&words("CANCEL k CLIENT")), Ok(()));
+}
+
+#[test]
+fn numbers() {
+    let range =
+        |what, least: u64, most: u64| format!("ERR {what} must be a whole number from {least} to {most}");
+    let count = i32::MAX as u64;
+    let cases = [
+        ("ACQUIRE k t N", TTL.to_owned(), 1, MAX_TTL),
+        ("EXTEND k t N", TTL.to_owned(), 1, MAX_TTL),
+        ("CONFIRM k t 5 N", TTL.to_owned(), 1, MAX_TTL),
+        ("CONFIRM k t N 5", FENCE.to_owned(), 1, (1 << 53) - 1),
+        ("ACQUIRE k t 5 PERMITS N", range("PERMITS", 1, count), 1, count),
+        ("ACQUIRE k t 5 DEPTH N", range("DEPTH", 1, count), 1, count),
+        ("RELEASE k t DEPTH N", range("DEPTH n", 0, count), 0, count),
+        ("WAITERS k COUNT N", range("COUNT", 1, count), 1, count),
+        ("ACQUIRE k t 5 BLOCK N", range("BLOCK ms", 0, Wait::MAX_MILLIS), 0, Wait::MAX_MILLIS),
+        ("ACQUIRE k t 5 DELAY N", range("DELAY ms", 0, MAX_TTL), 0, MAX_TTL),
+        ("CANCEL k CLIENT N", CLIENT.to_owned(), 0, i64::MAX as u64),
+    ];
+    for (line, text, least, most) in cases {
+        let with = |number: &str| -> Vec<Vec<u8>> {
+            words(line).into_iter().map(|word| if word == b"N" { number.into() } else { word }).collect()
+        };
+        for number in NO_NUMBERS {
+            refused(&with(number), &text);
+        }
+        refused(&with(&(most + 1).to_string()), &text);
+        refused(&with(&u64::MAX.to_string()), &text);
+        if least > 0 {
+            refused(&with(&(least - 1).to_string()), &text);
+        }
+        for number in [least, most] {
+            assert_eq!(parse(&with(&number.to_string())), Ok(()), "{line} with {number}");
+        }
+    }
+}

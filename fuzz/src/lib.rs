@@ -1,0 +1,139 @@
+//! What is done with the bytes that a fuzzer finds. The core's tests include this file and replay the corpus without a
+//! fuzzer, so it uses nothing but the core. Each function answers whether the bytes meant anything.
+
+use dlock_core::codec::{self, Anchor, Origin, Reader};
+use dlock_core::command::{
+    Acquire, Cancel, Confirm, Extend, Holds, Pttl, Release, Waiters, no_arguments, only_key,
+};
+use dlock_core::{Change, Hold, Instant, Lock, Mode, Ttl};
+
+/// The first byte chooses the command; then one argument after the other, its length before it. What is accepted is
+/// written and read as the same command again.
+pub fn arguments(data: &[u8]) -> bool {
+    let Some((command, mut rest)) = data.split_first() else { return false };
+    let mut args: Vec<&[u8]> = Vec::new();
+    while let Some((len, behind)) = rest.split_first() {
+        // The greatest length goes beyond what a token or a label may have.
+        let len = if *len == u8::MAX { 300 } else { usize::from(*len) }.min(behind.len());
+        let (arg, behind) = behind.split_at(len);
+        args.push(arg);
+        rest = behind;
+    }
+    macro_rules! round_trip {
+        ($command:ident $(, $max_ttl:expr)?) => {{
+            let parsed = $command::parse(&args $(, $max_ttl)?);
+            if let Ok(parsed) = &parsed {
+                let written = parsed.to_args();
+                let written: Vec<&[u8]> = written[1..].iter().map(Vec::as_slice).collect();
+                let again = $command::parse(&written $(, $max_ttl)?);
+                assert_eq!(again.as_ref(), Ok(parsed));
+            }
+            parsed.map(drop)
+        }};
+    }
+    let max = Ttl::MAX;
+    let parsed = match command % 10 {
+        0 => round_trip!(Acquire, max),
+        1 => round_trip!(Release),
+        2 => round_trip!(Extend, max),
+        3 => round_trip!(Confirm, max),
+        4 => round_trip!(Holds),
+        5 => round_trip!(Pttl),
+        6 => round_trip!(Waiters),
+        7 => round_trip!(Cancel),
+        8 => only_key(&args).map(drop),
+        _ => no_arguments(&args),
+    };
+    if let Err(misuse) = &parsed {
+        let text = misuse.to_string();
+        assert!(text.starts_with("ERR ") && text.len() < 200 && !text.contains(['\r', '\n']), "{text}");
+    }
+    parsed.is_ok()
+}
+
+/// The moment of the reader, in the middle of the corpus's times.
+const NOW: Instant = Instant::from_micros(1_760_000_000_500_000);
+
+/// The first byte chooses the reader's clock; then the bytes of one lock.
+pub fn stored(data: &[u8]) -> bool {
+    let Some((clock, bytes)) = data.split_first() else { return false };
+    let reader = reader(*clock);
+    let Ok(written) = reader.read(bytes) else { return false };
+    let mut lock = Lock::default();
+    assert!(written.apply(&mut lock), "an empty lock has room for what was read");
+    is_sound(&lock);
+    let (once, again) = (write(&lock, reader), read_again(&lock, reader));
+    assert_eq!(again, lock);
+    assert_eq!(write(&again, reader), once);
+    true
+}
+
+/// The first byte chooses the reader's clock; then one effect after the other, two bytes of length before each. They all
+/// go to one lock.
+pub fn effects(data: &[u8]) -> bool {
+    let Some((clock, mut rest)) = data.split_first() else { return false };
+    let reader = reader(*clock);
+    let mut lock = Lock::default();
+    let mut applied = 0;
+    while let Some(([low, high], behind)) = rest.split_first_chunk() {
+        let len = usize::from(u16::from_le_bytes([*low, *high])).min(behind.len());
+        let (effect, behind) = behind.split_at(len);
+        rest = behind;
+        let Ok(effect) = reader.read(effect) else { continue };
+        let before = lock.clone();
+        if effect.clone().apply(&mut lock) {
+            let once = lock.clone();
+            assert!(effect.apply(&mut lock));
+            assert_eq!(sorted(&lock), sorted(&once), "an effect carries final values");
+            applied += 1;
+        } else {
+            assert_eq!(lock, before, "a refused effect changes nothing");
+        }
+        is_sound(&lock);
+        assert_eq!(read_again(&lock, reader), lock);
+    }
+    applied > 0
+}
+
+fn reader(clock: u8) -> Reader {
+    let boot = if clock & 1 == 0 { 0x1122_3344_5566_7788 } else { 1 };
+    let anchor = Anchor { boot, offset: 1_759_000_000_000 - i64::from(clock >> 4) * 1000 };
+    let origin = if clock & 2 == 0 { Origin::Stored } else { Origin::Live };
+    // Some clocks stand between two milliseconds.
+    let now = Instant::from_micros(NOW.micros() + u64::from(clock & 4));
+    Reader { now, anchor, origin }
+}
+
+fn write(lock: &Lock, reader: Reader) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    codec::write(lock, &Change::Whole, reader.now, reader.anchor, &mut bytes);
+    bytes
+}
+
+fn read_again(lock: &Lock, reader: Reader) -> Lock {
+    let mut again = Lock::default();
+    let written = reader.read(&write(lock, reader)).expect("what was written can be read");
+    assert!(written.is_whole() && written.apply(&mut again));
+    again
+}
+
+fn sorted(lock: &Lock) -> (Option<Mode>, u64, Vec<&Hold>) {
+    let all = lock.at(Instant::from_micros(0));
+    let mut holds: Vec<&Hold> = all.holds().collect();
+    holds.sort_by_key(|hold| hold.token());
+    (all.mode(), all.delay_left(), holds)
+}
+
+/// The holders fit the mode, and no token holds twice.
+fn is_sound(lock: &Lock) {
+    let (mode, _, holds) = sorted(lock);
+    let most = match mode {
+        None => 0,
+        Some(Mode::Exclusive) => 1,
+        Some(Mode::Shared) => usize::MAX,
+        Some(Mode::Permits(n)) => n.get() as usize,
+    };
+    assert!(holds.len() <= most && holds.is_empty() == mode.is_none());
+    assert!(holds.windows(2).all(|pair| pair[0].token() != pair[1].token()));
+    assert!(lock.size() < 1 << 20);
+}

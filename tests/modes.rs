@@ -1,0 +1,166 @@
+//! Shared holds, permits, upgrade, downgrade, lock-delay.
+
+mod harness;
+mod line;
+
+use harness::{Events, Server, Value, each_server, until};
+use line::{granted, holders, tokens, waiter};
+
+#[test]
+fn sharers_hold_side_by_side_and_keep_out_the_exclusive() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut c = server.connect();
+        let a = c.ok("DLOCK.ACQUIRE k a 30000 SHARED").int();
+        let b = c.ok("DLOCK.ACQUIRE k b 40000 SHARED").int();
+        assert!(a < b, "each has a fence of its own");
+        assert_eq!(c.say("DLOCK.ACQUIRE k x 30000"), Value::Nil);
+        let shown = c.ok("DLOCK.INSPECT k");
+        assert_eq!((shown.field("mode"), shown.field("fence")), (&"shared".into(), &b.into()));
+        assert!(c.ok("DLOCK.PTTL k").int() > 30000, "the longest one");
+        assert!(c.ok("DLOCK.PTTL k a").int() <= 30000);
+        assert_eq!(c.say("DLOCK.RELEASE k a"), 1);
+        assert_eq!(holders(&mut c, "k"), ["b"]);
+        assert_eq!(c.say("DLOCK.ACQUIRE k x 30000"), Value::Nil);
+        assert_eq!(c.say("DLOCK.RELEASE k b"), 1);
+        assert!(c.ok("DLOCK.ACQUIRE k x 30000").int() > b);
+        assert_eq!(c.say("DLOCK.ACQUIRE k a 30000 SHARED"), Value::Nil);
+    });
+}
+
+#[test]
+fn permits_are_counted_and_of_one_size() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut c = server.connect();
+        c.ok("DLOCK.ACQUIRE k a 30000 PERMITS 2");
+        c.ok("DLOCK.ACQUIRE k b 30000 PERMITS 2");
+        assert_eq!(c.say("DLOCK.ACQUIRE k c 30000 PERMITS 2"), Value::Nil);
+        assert!(c.say("DLOCK.ACQUIRE k c 30000 PERMITS 3").error().starts_with("ERR the semaphore is held"));
+        assert!(c.say("DLOCK.ACQUIRE k a 30000 PERMITS 3").error().starts_with("ERR the semaphore is held"));
+        assert!(c.say("DLOCK.ACQUIRE k a 30000 SHARED").error().starts_with("ERR the token holds"));
+        assert!(c.say("DLOCK.ACQUIRE k a 30000").error().starts_with("ERR the token holds"));
+        let shown = c.ok("DLOCK.INSPECT k");
+        assert_eq!((shown.field("mode"), shown.field("permits")), (&"permits".into(), &2.into()));
+        let mut d = waiter(&server, "DLOCK.ACQUIRE k d 30000 PERMITS 2 BLOCK 0");
+        let mut e = waiter(&server, "DLOCK.ACQUIRE k e 30000 PERMITS 2 BLOCK 0");
+        c.ok("DLOCK.RELEASE k a");
+        granted(&mut d);
+        assert_eq!(holders(&mut c, "k"), ["b", "d"]);
+        c.ok("DLOCK.RELEASE k b");
+        granted(&mut e);
+        c.ok("DLOCK.RELEASE k d");
+        c.ok("DLOCK.RELEASE k e");
+        c.ok("DLOCK.ACQUIRE k a 30000 PERMITS 3");
+        c.ok("DLOCK.ACQUIRE s a 30000 SHARED");
+        assert!(c.say("DLOCK.ACQUIRE s a 30000 PERMITS 3").error().starts_with("ERR the token holds"));
+    });
+}
+
+#[test]
+fn a_sole_sharer_is_upgraded_in_place() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut c = server.connect();
+        let fence = c.ok("DLOCK.ACQUIRE k a 30000 SHARED").int();
+        let _w = waiter(&server, "DLOCK.ACQUIRE k w 30000 BLOCK 0");
+        assert_eq!(c.say("DLOCK.ACQUIRE k a 30000"), fence);
+        assert_eq!(c.ok("DLOCK.INSPECT k").field("mode"), &"exclusive");
+        assert_eq!(tokens(&mut c, "k"), ["w"]);
+    });
+}
+
+#[test]
+fn an_upgrade_waits_ahead_of_others_and_a_second_one_is_a_deadlock() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut c = server.connect();
+        let fence = c.ok("DLOCK.ACQUIRE k a 30000 SHARED").int();
+        c.ok("DLOCK.ACQUIRE k b 30000 SHARED");
+        let mut x = waiter(&server, "DLOCK.ACQUIRE k x 30000 BLOCK 0");
+        assert_eq!(c.say("DLOCK.ACQUIRE k a 30000"), Value::Nil);
+        let mut a = waiter(&server, "DLOCK.ACQUIRE k a 30000 BLOCK 0");
+        assert_eq!(tokens(&mut c, "k"), ["a", "x"]);
+        assert_eq!(c.say("DLOCK.ACQUIRE k b 30000 BLOCK 0").error(), "DEADLOCK b -> a -> b");
+        assert_eq!(c.say("DLOCK.RELEASE k b"), 1);
+        assert_eq!(granted(&mut a), fence, "the same hold");
+        assert_eq!(c.ok("DLOCK.INSPECT k").field("mode"), &"exclusive");
+        assert_eq!(c.say("DLOCK.RELEASE k a"), 1);
+        granted(&mut x);
+    });
+}
+
+#[test]
+fn a_downgrade_lets_the_sharers_in() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut c = server.connect();
+        let fence = c.ok("DLOCK.ACQUIRE k a 30000").int();
+        let mut s = waiter(&server, "DLOCK.ACQUIRE k s 30000 SHARED BLOCK 0");
+        let _x = waiter(&server, "DLOCK.ACQUIRE k x 30000 BLOCK 0");
+        let _t = waiter(&server, "DLOCK.ACQUIRE k t 30000 SHARED BLOCK 0");
+        assert_eq!(c.say("DLOCK.ACQUIRE k a 30000 SHARED"), fence);
+        granted(&mut s);
+        assert_eq!(holders(&mut c, "k"), ["a", "s"]);
+        assert_eq!(tokens(&mut c, "k"), ["x", "t"], "nobody behind an exclusive waiter");
+    });
+}
+
+#[test]
+fn a_lock_delay_follows_a_lease_that_ran_out_but_no_release() {
+    each_server(|kind| {
+        let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
+        let mut c = server.connect();
+        c.ok("DLOCK.ACQUIRE k a 30000 DELAY 60000");
+        c.ok("DLOCK.RELEASE k a");
+        c.ok("DLOCK.ACQUIRE k a 30 DELAY 60000");
+        until("the lease is over", || c.ok("DLOCK.HOLDS k a") == 0);
+        assert_eq!(c.say("DLOCK.ACQUIRE k b 30000"), Value::Nil);
+        let shown = c.ok("DLOCK.INSPECT k");
+        assert_eq!((shown.field("mode"), shown.field("holders").items().len()), (&"free".into(), 0));
+        assert!((1..=60000).contains(&shown.field("delay").int()));
+        let _b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 0");
+        // An operator ends it.
+        assert_eq!(c.say("DLOCK.BREAK k"), 0);
+        assert_eq!(holders(&mut c, "k"), ["b"]);
+    });
+}
+
+#[test]
+fn a_lock_delay_that_is_over_hands_over_or_frees() {
+    each_server(|kind| {
+        let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
+        let mut c = server.connect();
+        let mut events = Events::subscribe(&server, "__keyspace@0__:*");
+        c.ok("DLOCK.ACQUIRE k a 20 DELAY 100");
+        let mut b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 0");
+        granted(&mut b);
+        c.ok("DLOCK.ACQUIRE l a 20 DELAY 30");
+        until("the key is gone", || c.ok("EXISTS l") == 0);
+        let told: Vec<String> = events.so_far().into_iter().map(|(_, event)| event).collect();
+        let both = ["dlock.acquire", "dlock.expired", "dlock.acquire"];
+        assert_eq!(told, [&both[..], &["dlock.acquire", "dlock.expired", "dlock.free"]].concat());
+    });
+}
+
+#[test]
+fn shared_holds_and_delays_survive_a_crash() {
+    each_server(|kind| {
+        let mut server = Server::options(kind).conf("appendonly yes").conf("appendfsync always").start();
+        let mut c = server.connect();
+        for token in ["a", "b", "c"] {
+            c.ok(&format!("DLOCK.ACQUIRE k {token} 30000 SHARED"));
+        }
+        c.ok("DLOCK.RELEASE k b");
+        c.ok("DLOCK.ACQUIRE s a 30000 PERMITS 2");
+        c.ok("DLOCK.ACQUIRE d a 20 DELAY 60000");
+        until("the lease is over", || c.ok("DLOCK.HOLDS d a") == 0 && server.info("dlock_expiries") == "1");
+        server.kill9();
+        server.restart();
+        let mut c = server.connect();
+        assert_eq!(holders(&mut c, "k"), ["a", "c"]);
+        assert_eq!(c.ok("DLOCK.INSPECT s").field("permits"), &2);
+        assert_eq!(c.say("DLOCK.ACQUIRE d b 30000"), Value::Nil);
+        assert!(c.ok("DLOCK.INSPECT d").field("delay").int() > 0);
+    });
+}

@@ -1,0 +1,179 @@
+//! What the README shows is what happens.
+
+mod harness;
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::net::TcpStream;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+
+use harness::{Conn, Folder, Port, Server, Value, each_server, module_path, until, until_some};
+
+const README: &str = include_str!("../README.md");
+const EXAMPLE: &str = include_str!("../redis.conf.example");
+
+/// The lines of the README's fenced blocks of this language.
+fn blocks(language: &str) -> impl Iterator<Item = &'static str> {
+    let mut inside = false;
+    README.lines().filter(move |line| {
+        if let Some(fence) = line.strip_prefix("```") {
+            inside = fence == language;
+            return false;
+        }
+        inside
+    })
+}
+
+/// A reply as redis-cli prints it. Fences differ each time: greater than 10^15 each reads as "a fence".
+fn printed(reply: &Value) -> String {
+    match reply {
+        Value::Nil => "(nil)".into(),
+        Value::Int(n) if *n > 1_000_000_000_000_000 => "(integer) a fence".into(),
+        Value::Int(n) => format!("(integer) {n}"),
+        other => format!("{other:?}"),
+    }
+}
+
+/// The words of a command line, quoted ones whole.
+fn words(line: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    for (at, part) in line.split('"').enumerate() {
+        if at % 2 == 1 {
+            words.push(part.to_string());
+        } else {
+            words.extend(part.split_whitespace().map(str::to_string));
+        }
+    }
+    words
+}
+
+#[test]
+fn the_sessions_go_as_shown() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        let lines: Vec<&str> = blocks("text").collect();
+        let mut shown = 0;
+        for pair in lines.windows(2) {
+            if let Some(command) = pair[0].strip_prefix("> ") {
+                let reply = printed(&conn.call(&words(command)));
+                let expected = match pair[1].strip_prefix("(integer) ").map(str::parse::<i64>) {
+                    Some(Ok(n)) => printed(&Value::Int(n)),
+                    _ => pair[1].to_string(),
+                };
+                assert_eq!(reply, expected, "{command}");
+                shown += 1;
+            }
+        }
+        assert!(shown >= 12, "{shown} commands were tried");
+    });
+}
+
+#[test]
+fn every_command_stands_in_the_table_with_its_form() {
+    each_server(|kind| {
+        let help = Server::start(kind).connect().ok("DLOCK.HELP");
+        let forms: Vec<String> =
+            help.items().iter().map(Value::text).filter(|line| line.starts_with("DLOCK.")).collect();
+        assert!(forms.len() >= 13);
+        for form in &forms[1..] {
+            let table = README.replace("\\|", "|");
+            // `key token | key CLIENT id` is written as two forms there.
+            let (name, rest) = form.split_once(' ').unwrap_or((form, ""));
+            for alternative in rest.split(" | key ").enumerate().map(|(at, rest)| match at {
+                0 => format!("`{name} {rest}").trim_end().to_string(),
+                _ => format!("`{name} key {rest}"),
+            }) {
+                assert!(table.contains(&format!("{alternative}`")), "the README lacks {alternative}");
+            }
+        }
+    });
+}
+
+#[test]
+fn every_option_stands_in_the_table_and_in_the_example_with_its_default() {
+    each_server(|kind| {
+        let options = Server::start(kind).connect().ok("CONFIG GET dlock.*");
+        let options: Vec<String> = options.items().iter().map(Value::text).collect();
+        let documented: BTreeSet<&str> =
+            README.lines().filter(|line| line.starts_with("| `dlock.") && line.matches('|').count() == 5).collect();
+        assert_eq!(documented.len(), options.len() / 2);
+        for pair in options.chunks(2) {
+            let row = format!("| `{}` | {} |", pair[0], pair[1]);
+            assert!(documented.iter().any(|line| line.starts_with(&row)), "the README lacks {row}");
+            let line = format!("\n{} {}\n", pair[0], pair[1]);
+            assert!(EXAMPLE.contains(&line), "the example lacks {line}");
+        }
+    });
+}
+
+#[test]
+fn the_acl_line_makes_a_user_who_can_do_that_and_no_more() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        let line = blocks("text").find(|line| line.starts_with("ACL SETUSER")).expect("an ACL line");
+        assert_eq!(conn.call(&words(line)), "OK");
+        conn.ok("AUTH worker secret");
+        assert!(conn.ok("DLOCK.ACQUIRE lock:a t 30000").int() > 0);
+        assert_eq!(conn.say("DLOCK.RELEASE lock:a t"), 1);
+        for refused in ["DLOCK.ACQUIRE other t 30000", "DLOCK.BREAK lock:a", "SET lock:a x", "KEYS *"] {
+            assert!(conn.say(refused).error().starts_with("NOPERM"), "{refused}");
+        }
+    });
+}
+
+#[test]
+fn the_python_redlock_is_the_one_that_is_tested() {
+    let shown: Vec<&str> = blocks("python").collect();
+    assert!(!shown.is_empty());
+    assert!(include_str!("redlock.py").contains(&shown.join("\n")), "README and tests/redlock.py differ");
+}
+
+/// Started as the README says, from a folder that looks like the project after a build; only the port is another.
+#[test]
+fn the_example_configuration_starts_a_server() {
+    each_server(|kind| {
+        let folder = Folder::new();
+        let built = folder.path().join("target/release");
+        fs::create_dir_all(&built).expect("a folder");
+        symlink(module_path(), built.join("libdlock.so")).expect("a link to the module");
+        fs::write(folder.path().join("redis.conf.example"), EXAMPLE).expect("a copy");
+        let log = File::create(folder.path().join("log")).expect("a log");
+        let port = Port::claim();
+        let (program, arguments) = kind.command.split_first().expect("a program");
+        let start = || {
+            let mut server = Command::new(program)
+                .args(arguments)
+                .args(["redis.conf.example", "--port", &port.number().to_string()])
+                .current_dir(folder.path())
+                .stdout(log.try_clone().expect("a log"))
+                .spawn()
+                .expect("it starts");
+            until("it answers", || {
+                assert!(server.try_wait().expect("its state").is_none(), "it ended: {}", logged(&folder));
+                TcpStream::connect(("127.0.0.1", port.number())).is_ok()
+            });
+            server
+        };
+        let mut server = start();
+        let fence = Conn::open(port.number()).ok("DLOCK.ACQUIRE k a 60000").int();
+        assert!(!logged(&folder).contains("nobody will hear"), "{}", logged(&folder));
+        server.kill().expect("killed");
+        server.wait().expect("ended");
+        let mut server = start();
+        let mut conn = Conn::open(port.number());
+        let shown = until_some("it has loaded", || match conn.say("DLOCK.INSPECT k") {
+            Value::Error(_) => None,
+            shown => Some(shown),
+        });
+        server.kill().expect("killed");
+        server.wait().expect("ended");
+        assert_eq!(shown.field("fence"), &fence, "durable, as it promises");
+    });
+}
+
+fn logged(folder: &Folder) -> String {
+    fs::read_to_string(folder.path().join("log")).unwrap_or_default()
+}
