@@ -96,8 +96,10 @@ fn every_option_stands_in_the_table_and_in_the_example_with_its_default() {
     each_server(|kind| {
         let options = Server::start(kind).connect().ok("CONFIG GET dlock.*");
         let options: Vec<String> = options.items().iter().map(Value::text).collect();
-        let documented: BTreeSet<&str> =
-            README.lines().filter(|line| line.starts_with("| `dlock.") && line.matches('|').count() == 5).collect();
+        let documented: BTreeSet<&str> = README
+            .lines()
+            .filter(|line| line.starts_with("| `dlock.") && line.matches('|').count() == 5)
+            .collect();
         assert_eq!(documented.len(), options.len() / 2);
         for pair in options.chunks(2) {
             let row = format!("| `{}` | {} |", pair[0], pair[1]);
