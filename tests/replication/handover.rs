@@ -85,7 +85,7 @@ fn a_demoted_master_ends_nothing_more() {
         let mut conn = one.connect();
         assert_eq!((conn.ok("DBSIZE"), conn.ok("DLOCK.HOLDS theirs t")), (1.into(), 1.into()));
         assert_eq!((one.info("dlock_held"), one.info("dlock_holders")), ("1".into(), "1".into()));
-        let fence = |server: &Server| server.info("dlock_fence").parse::<u64>().expect("a number");
+        let fence = |server: &Server| server.info("dlock_fence").parse::<u64>().expect("a fence");
         assert!(fence(&one) >= fence(&other));
     });
 }

@@ -1,5 +1,7 @@
 //! What goes over the replication link, and what replicas make of it.
 
+#![allow(clippy::disallowed_methods, reason = "a seed for random work")]
+
 #[path = "../harness/mod.rs"]
 mod harness;
 

@@ -123,6 +123,7 @@ impl<'a> Acquire<'a> {
 
 bitflags::bitflags! {
     /// Which options were given already.
+    #[derive(Clone, Copy)]
     struct Given: u8 {
         const MODE = 1;
         const COUNT = 2;
