@@ -34,8 +34,8 @@ asan: setup ## the integration tests with the module under AddressSanitizer (nee
 fuzz: setup ## each fuzz target for SECONDS=60 (needs nightly, fetches it)
 	@scripts/fuzz.sh $(SECONDS)
 
-bench: setup ## commands per second beside plain SET NX PX and DEL
-	@scripts/bench.sh
+bench: setup ## how fast it is beside plain SET, scripts and Redisson (ARGS="pairs --quick")
+	@scripts/bench.sh $(ARGS)
 
 clean: ## remove everything built and fetched
 	@cargo clean
