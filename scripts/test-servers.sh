@@ -10,6 +10,9 @@ for name in valkey-8.0 redis-8 valkey-9; do
     DLOCK_TEST_SERVERS="$DLOCK_TEST_SERVERS,$name=$top/build/servers/$name/server"
 done
 export DLOCK_TEST_SERVERS
+say "the module"
+# The tests would build it too, but silently.
+cargo build --package dlock
 say "integration tests"
 cargo test --package dlock
 say "all is well"

@@ -6,6 +6,9 @@ set -eu
 
 scripts/fetch-server.sh valkey-8.0
 scripts/lint.sh
+say "the module"
+# The tests would build it too, but silently.
+cargo build --package dlock
 say "tests"
 DLOCK_TEST_SERVERS="redis-7.0=$(redis_server),valkey-8.0=$top/build/servers/valkey-8.0/server"
 export DLOCK_TEST_SERVERS

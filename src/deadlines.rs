@@ -8,7 +8,7 @@ use dlock_core::{Event, Name, Outcome};
 use crate::effects::{self, Target};
 use crate::ffi::{Ctx, Flags, notices};
 use crate::state::{Task, with};
-use crate::{clock, waiters};
+use crate::{clock, waiters, words};
 
 /// The job works for so long at a stretch, then lets the event loop go round.
 const STRETCH_MICROS: u64 = 1_000;
@@ -114,12 +114,18 @@ fn carry_out(ctx: Ctx<'_>, task: Task) {
     }
 }
 
-/// Opens a resource in the background. False where its key holds a value of another type: no lock can be there, so its
-/// line is told.
+/// Opens a resource in the background. False where no lock of its name can be granted here, so its line is told: the
+/// key holds a value of another type, or has moved to another node of the cluster. Granting it here then would make two
+/// holders.
 fn on(ctx: Ctx<'_>, name: &Name<'static>, operate: impl FnOnce(Target<'_>)) -> bool {
     ctx.select_db(name.db);
     let key = ctx.string(&name.key);
-    match Target::open(ctx, key.raw(), key.bytes()) {
+    let somebody_waits = with(|s| s.waiting.len_of(name)) > 0;
+    if somebody_waits && ctx.flags().contains(Flags::CLUSTER) && !ctx.serves(key.raw()) {
+        waiters::fail_all(name, words::MOVING);
+        return false;
+    }
+    match Target::open_in_background(ctx, key.raw(), key.bytes()) {
         Ok(target) => operate(target),
         Err(why) => {
             waiters::fail_all(name, &why);

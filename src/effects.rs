@@ -21,6 +21,8 @@ pub struct Target<'a> {
     key: Key<'a>,
     /// Stands for the lock while there is no key.
     fresh: Lock,
+    /// No client's command runs.
+    in_background: bool,
 }
 
 impl<'a> Target<'a> {
@@ -28,7 +30,17 @@ impl<'a> Target<'a> {
     pub fn open(ctx: Ctx<'a>, raw: *mut rm::RedisModuleString, key: &'a [u8]) -> Result<Self, String> {
         let name = Name::new(ctx.db(), key);
         let key = Key::open_for_write(ctx, raw).map_err(|WrongType| WRONG_TYPE.to_owned())?;
-        Ok(Target { ctx, raw, name, key, fresh: Lock::default() })
+        Ok(Target { ctx, raw, name, key, fresh: Lock::default(), in_background: false })
+    }
+
+    /// As [`Target::open`], where no client's command runs.
+    pub fn open_in_background(
+        ctx: Ctx<'a>,
+        raw: *mut rm::RedisModuleString,
+        key: &'a [u8],
+    ) -> Result<Self, String> {
+        let target = Target::open(ctx, raw, key)?;
+        Ok(Target { in_background: true, ..target })
     }
 
     /// The stored value, if there is one.
@@ -56,11 +68,9 @@ impl<'a> Target<'a> {
         let mut deleted = false;
         let mut rearm = false;
         if !step.change.is_none() {
-            let bytes = self.bytes(&step.change, now);
+            let effect = self.effect(&step.change, now);
             (deleted, rearm) = self.store();
-            let last = with(|s| s.fences.last());
-            self.ctx.replicate(SET, self.raw, &bytes, last);
-            with(|s| s.buffer = bytes);
+            self.replicate(effect);
             self.ctx.signal_modified(self.raw);
         }
         let Target { ctx, raw, key, .. } = self;
@@ -79,14 +89,27 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// The effect of a change, as it is replicated.
-    fn bytes(&mut self, change: &Change, now: Instant) -> Vec<u8> {
+    /// The bytes of a change and the last fence. None where nobody can follow, which spares a third of a command.
+    fn effect(&mut self, change: &Change, now: Instant) -> Option<(Vec<u8>, u64)> {
+        let in_background = self.in_background;
+        let (mut bytes, last) = with(|s| {
+            (s.followed || in_background).then(|| (std::mem::take(&mut s.buffer), s.fences.last()))
+        })?;
         let Target { key, fresh, .. } = self;
         let lock = key.value().map_or(&*fresh, |value| &value.lock);
-        let mut bytes = with(|s| std::mem::take(&mut s.buffer));
         bytes.clear();
         codec::write(lock, change, now, clock::anchor(), &mut bytes);
-        bytes
+        Some((bytes, last))
+    }
+
+    fn replicate(&self, effect: Option<(Vec<u8>, u64)>) {
+        match effect {
+            Some((bytes, last)) => {
+                self.ctx.replicate(SET, self.raw, &bytes, last);
+                with(|s| s.buffer = bytes);
+            }
+            None => self.ctx.replicate_verbatim(),
+        }
     }
 
     /// Makes, updates or deletes the key. Answers whether it was deleted, and whether the timer is too late now.

@@ -4,16 +4,19 @@
 use dlock_core::codec::Origin;
 use dlock_core::{ClientId, Name};
 
-use crate::deadlines;
 use crate::ffi::{Ctx, notices::Notice};
 use crate::state::{Db, Task, with};
+use crate::{deadlines, followers};
 
 pub fn on_notice(ctx: Ctx<'_>, notice: Notice) {
     match notice {
-        Notice::Tick => return deadlines::on_tick(ctx),
-        Notice::BecameMaster => {}
+        Notice::Tick => {
+            followers::look(ctx);
+            return deadlines::on_tick(ctx);
+        }
+        Notice::BecameMaster => followers::may_begin(),
         // The server itself ends the waiting of every blocked client.
-        Notice::BecameReplica | Notice::Forked => return,
+        Notice::BecameReplica | Notice::Forked | Notice::Configured => return followers::may_begin(),
         Notice::Flushing(db) => flushing(db),
         Notice::Swapped(first, second) => swapped(first, second),
         Notice::Loading { live } => {
@@ -21,7 +24,10 @@ pub fn on_notice(ctx: Ctx<'_>, notice: Notice) {
             with(|s| s.loading = Some(origin));
             return;
         }
-        Notice::LoadingEnded => with(|s| s.loading = None),
+        Notice::LoadingEnded => {
+            followers::may_begin();
+            with(|s| s.loading = None);
+        }
         Notice::ClientGone(id) => {
             if !client_gone(ClientId(id)) {
                 return;

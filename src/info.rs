@@ -100,6 +100,7 @@ pub fn write(section: &Section) {
             (c"holders", holders as u64),
             (c"waiting", s.waiting.len() as u64),
             (c"fence", s.fences.last()),
+            (c"followed", s.followed.into()),
             (c"grants", stats.grants),
             (c"hand_overs", stats.hand_overs),
             (c"denials", stats.denials),

@@ -12,6 +12,7 @@ mod deadlines;
 mod effects;
 mod events;
 mod ffi;
+mod followers;
 mod info;
 mod state;
 mod table;

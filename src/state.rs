@@ -27,6 +27,8 @@ pub struct State {
     pub timer: Option<(Timer, u64)>,
     /// Where bytes that come in now come from; None outside of loading.
     pub loading: Option<Origin>,
+    /// Whether anybody may follow what is replicated: see [`crate::followers`].
+    pub followed: bool,
     pub stats: Stats,
     /// For the bytes of effects, so that they are not allocated anew each time.
     pub buffer: Vec<u8>,
@@ -71,6 +73,7 @@ pub fn start(config: Config) {
         pending: VecDeque::new(),
         timer: None,
         loading: None,
+        followed: true,
         stats: Stats::default(),
         buffer: Vec::new(),
     });
@@ -122,11 +125,13 @@ impl State {
         if let Some(id) = self.waiting.timed_out(now) {
             return self.waiting.get(id).map(|waiter| Task::TimedOut(waiter.name.clone(), id));
         }
-        self.dbs.iter().enumerate().find_map(|(db, shelf)| {
-            let (_, slot) = shelf.schedule.first().filter(|(due, _)| due.passed(now))?;
-            let key = shelf.schedule.get(slot)?;
-            Some(Task::Due(Name::new(db as i32, key).to_owned(), slot))
-        })
+        // The earliest of all databases: many that are due in one may not hold up another's.
+        let firsts =
+            self.dbs.iter().enumerate().filter_map(|(db, shelf)| Some((db, shelf.schedule.first()?)));
+        let (db, (_, slot)) =
+            firsts.min_by_key(|(_, (due, _))| *due).filter(|(_, (due, _))| due.passed(now))?;
+        let key = self.dbs[db].schedule.get(slot)?;
+        Some(Task::Due(Name::new(db as i32, key).to_owned(), slot))
     }
 
     /// The millisecond at which there will be something to do in the background; None for never.

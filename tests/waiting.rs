@@ -117,6 +117,27 @@ fn release_takes_a_waiter_out_of_the_line() {
     });
 }
 
+/// Whoever leaves may have stood in the way of those behind.
+#[test]
+fn a_waiter_that_is_gone_makes_way() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut a = server.connect();
+        a.ok("DLOCK.ACQUIRE k a 30000 SHARED");
+        let b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 0");
+        let mut c = waiter(&server, "DLOCK.ACQUIRE k c 30000 SHARED BLOCK 0");
+        drop(b);
+        granted(&mut c);
+        let b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 50");
+        let mut d = waiter(&server, "DLOCK.ACQUIRE k d 30000 SHARED BLOCK 0");
+        granted(&mut d);
+        assert_eq!(holders(&mut a, "k"), ["a", "c", "d"]);
+        drop(b);
+        nobody_waits(&server);
+        assert_eq!(server.info("dlock_waiters_gone"), "1");
+    });
+}
+
 #[test]
 fn cancel_by_token_and_by_client() {
     each_server(|kind| {

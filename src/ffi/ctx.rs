@@ -146,6 +146,35 @@ impl<'a> Ctx<'a> {
             && unsafe { api!(RedisModule_AvoidReplicaTraffic()) } == 0
     }
 
+    /// A number of a section of INFO.
+    pub fn info_number(self, section: &str, field: &str) -> Option<i64> {
+        let (section, field) = (c_string(section), c_string(field));
+        let mut failed = 0;
+        // SAFETY: the context is valid; the data is freed at once.
+        let number = unsafe {
+            let data = api!(RedisModule_GetServerInfo(self.0, section.as_ptr()));
+            let number = api!(RedisModule_ServerInfoGetFieldSigned(data, field.as_ptr(), &mut failed));
+            api!(RedisModule_FreeServerInfo(self.0, data));
+            number
+        };
+        (failed == rm::REDISMODULE_OK as c_int).then_some(number)
+    }
+
+    /// Whether this node of a cluster answers for the key now: false when its slot is on its way to another node and the
+    /// key has left, or is another's altogether.
+    pub fn serves(self, key: *mut rm::RedisModuleString) -> bool {
+        // The server runs the cluster's own check before a command of a module, and says so by EPERM.
+        // SAFETY: the context is valid; the reply is freed at once.
+        unsafe {
+            let reply = api!(RedisModule_Call(self.0, c"EXISTS".as_ptr(), c"s".as_ptr(), key));
+            if reply.is_null() {
+                return std::io::Error::last_os_error().kind() != std::io::ErrorKind::PermissionDenied;
+            }
+            api!(RedisModule_FreeCallReply(reply));
+        }
+        true
+    }
+
     /// Whether module events reach the channel of their key.
     pub fn announces_module_events(self) -> bool {
         let needed = rm::REDISMODULE_NOTIFY_MODULE | rm::REDISMODULE_NOTIFY_KEYSPACE;

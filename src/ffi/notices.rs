@@ -23,8 +23,10 @@ pub enum Notice {
     ClientGone(u64),
     /// Many times a second, by a clock that does not jump.
     Tick,
-    /// A child process was forked: somebody may begin to follow what is replicated.
+    /// A child process was forked.
     Forked,
+    /// CONFIG SET.
+    Configured,
 }
 
 /// Who takes the notices.
@@ -53,6 +55,7 @@ pub fn subscribe(ctx: Ctx<'_>, listener: Listener) -> bool {
         rm::REDISMODULE_EVENT_CLIENT_CHANGE,
         rm::REDISMODULE_EVENT_CRON_LOOP,
         rm::REDISMODULE_EVENT_FORK_CHILD,
+        rm::REDISMODULE_EVENT_CONFIG,
     ];
     events.into_iter().all(|id| {
         // Data version 1 is known to every server.
@@ -109,6 +112,7 @@ unsafe fn notice(id: u64, sub: u64, data: *mut c_void) -> Option<Notice> {
         }
         (rm::REDISMODULE_EVENT_CRON_LOOP, _) => Notice::Tick,
         (rm::REDISMODULE_EVENT_FORK_CHILD, rm::REDISMODULE_SUBEVENT_FORK_CHILD_BORN) => Notice::Forked,
+        (rm::REDISMODULE_EVENT_CONFIG, _) => Notice::Configured,
         _ => return None,
     })
 }

@@ -29,11 +29,15 @@ fn build() -> PathBuf {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--quiet", "--package", "dlock", "--lib"]);
     cargo.arg("--manifest-path").arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
-    if above.join("CACHEDIR.TAG").exists() {
-        cargo.arg("--target-dir").arg(above);
-    } else {
-        cargo.arg("--target").arg(above.file_name().expect("a folder named after the target triple"));
-        cargo.arg("--target-dir").arg(above.parent().expect("target/ above the triple's folder"));
+    // Cargo marks target/ by this file, and target/triple/ as well: the outer one decides.
+    match above.parent().filter(|outer| outer.join("CACHEDIR.TAG").exists()) {
+        Some(outer) => {
+            cargo.arg("--target").arg(above.file_name().expect("a folder named after the target triple"));
+            cargo.arg("--target-dir").arg(outer);
+        }
+        None => {
+            cargo.arg("--target-dir").arg(above);
+        }
     }
     let name = profile.file_name().and_then(|name| name.to_str()).expect("the profile's name");
     cargo.args(["--profile", if name == "debug" { "dev" } else { name }]);

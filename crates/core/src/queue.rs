@@ -98,7 +98,7 @@ pub struct Limits {
 }
 
 /// Everybody who waits on this server.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Waiting {
     waiters: HashMap<WaiterId, Waiter>,
     lines: HashMap<Name<'static>, BTreeSet<Place>>,

@@ -15,6 +15,7 @@ impl Slot {
 }
 
 /// Entries by when they are due.
+#[derive(Clone)]
 pub struct Schedule<T> {
     heap: Chunks<Node>,
     entries: Chunks<Entry<T>>,
@@ -28,6 +29,7 @@ struct Node {
     slot: u32,
 }
 
+#[derive(Clone)]
 enum Entry<T> {
     /// With its place in the heap.
     Used(u32, T),
@@ -170,6 +172,7 @@ impl<T> Schedule<T> {
 }
 
 /// A vector that grows by chunks, so that growing never moves what is there.
+#[derive(Clone)]
 struct Chunks<T> {
     chunks: Vec<Vec<T>>,
     len: usize,

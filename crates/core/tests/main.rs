@@ -2,10 +2,12 @@
 
 mod model;
 mod regressions;
+mod worlds;
 
-/// How often a random test runs: so often, or as `DLOCK_CASES` says.
+/// How often a random test runs: so often, or as `DLOCK_CASES` says, or `PROPTEST_CASES`.
 fn cases(normally: u32) -> u32 {
-    std::env::var("DLOCK_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(normally)
+    let given = std::env::var("DLOCK_CASES").or_else(|_| std::env::var("PROPTEST_CASES"));
+    given.ok().and_then(|cases| cases.parse().ok()).unwrap_or(normally)
 }
 
 /// Where random tests begin: anywhere, or as `DLOCK_SEED` says, so that what failed can be run again.

@@ -263,7 +263,10 @@ impl Page {
 
     /// A grant to a token answers each of its waits on that key that asks for no more.
     fn answer_others(&mut self, key: Key, token: Token) {
-        for waiter in self.line(key).into_iter().filter(|waiter| waiter.wish.token == token) {
+        for waiter in self.waiters.clone() {
+            if (waiter.wish.key, waiter.wish.token) != (key, token) {
+                continue;
+            }
             let late = waiter.until.is_some_and(|until| self.is_over(until));
             if !late && matches!(self.may(&waiter.wish), May::Now(Granted::Renewal)) {
                 self.hand_over_again(&waiter);

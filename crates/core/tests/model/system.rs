@@ -15,7 +15,7 @@ use super::page::{Answer, Client, Flight, Heard, KEYS, Key, ROOM, Restart, Token
 /// The far replica's clock is so much ahead, in microseconds.
 const FAR: u64 = 86_399_123_457;
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct System {
     pub now: u64,
     boot: u64,
@@ -32,6 +32,8 @@ pub struct System {
     /// Which clients rely on a hold.
     told: BTreeMap<(Key, Token), BTreeSet<Client>>,
     greatest_grant: u64,
+    /// The holds to look at when a connection closes.
+    pub bonds: BTreeSet<(Client, Key, Token)>,
     pub heard: Vec<(Key, Heard)>,
     pub outcomes: Vec<(Client, Told)>,
     pub circle: Vec<Token>,
@@ -120,6 +122,12 @@ impl System {
     }
 
     fn carry_out(&mut self, key: Key, step: Step) {
+        for (client, token) in step.unbound {
+            self.bonds.remove(&(client.0, key, token_of(token.as_bytes())));
+        }
+        for (client, token) in step.bound {
+            self.bonds.insert((client.0, key, token_of(token.as_bytes())));
+        }
         for event in step.events {
             self.heard.push((key, heard(event)));
         }
@@ -196,10 +204,13 @@ impl System {
             }
             Move::ClientGone(client) => self.client_gone(client),
             Move::Delete(key) => {
-                for replica in [&mut self.locks, &mut self.near, &mut self.far] {
+                for replica in [&mut self.near, &mut self.far] {
                     replica.remove(&key);
                 }
-                self.turn(key, |turn| turn.settle());
+                match self.locks.remove(&key) {
+                    Some(_) => self.turn(key, |turn| turn.vanished()),
+                    None => self.turn(key, |turn| turn.settle()),
+                }
             }
             Move::TimeOut(client) => {
                 let now = self.instant();
@@ -282,17 +293,24 @@ impl System {
             let (key, id) = (key_of(&waiter.name), waiter.id);
             self.turn(key, |turn| turn.dismiss(&[id], Outcome::Cancelled));
         }
-        let bound = dlock_core::Ephemeral::Bound(ClientId(client));
-        let holds: Vec<(Key, Vec<u8>)> = self
-            .locks
-            .iter()
-            .flat_map(|(key, lock)| lock.stored().iter().map(|hold| (*key, hold)))
-            .filter(|(_, hold)| hold.ephemeral() == bound)
-            .map(|(key, hold)| (key, hold.token().as_bytes().to_vec()))
-            .collect();
-        for (key, token) in holds {
-            self.turn(key, |turn| turn.disconnect(&token, ClientId(client)));
+        // The books may know of holds that are over; looking at those would do no harm, but earlier than the page does.
+        let bonds: Vec<_> = self.bonds.iter().filter(|(of, ..)| *of == client).copied().collect();
+        for (_, key, who) in bonds {
+            self.bonds.remove(&(client, key, who));
+            if self.bound_holds().contains(&(client, key, who)) {
+                self.turn(key, |turn| turn.disconnect(&token(who), ClientId(client)));
+            }
         }
+    }
+
+    /// Every hold that ends with a connection, by what is stored.
+    pub fn bound_holds(&self) -> BTreeSet<(Client, Key, Token)> {
+        let holds = self.locks.iter().flat_map(|(key, lock)| lock.stored().iter().map(|hold| (*key, hold)));
+        let bound = holds.filter_map(|(key, hold)| match hold.ephemeral() {
+            dlock_core::Ephemeral::Bound(client) => Some((client.0, key, token_of(hold.token().as_bytes()))),
+            _ => None,
+        });
+        bound.collect()
     }
 
     fn undelivered(&mut self, nth: usize) {

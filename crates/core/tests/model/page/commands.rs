@@ -168,7 +168,8 @@ impl Page {
 
     /// CANCEL, by token or by client.
     pub fn cancel(&mut self, key: Key, whom: impl Fn(&Wish) -> bool) -> u64 {
-        let gone: Vec<_> = self.line(key).into_iter().filter(|waiter| whom(&waiter.wish)).collect();
+        let here = self.waiters.iter().filter(|waiter| waiter.wish.key == key && whom(&waiter.wish));
+        let gone: Vec<Waiter> = here.cloned().collect();
         for waiter in &gone {
             self.marks.push("a cancel");
             self.leave(waiter, Told::Cancelled);
@@ -208,7 +209,7 @@ impl Page {
         }
         let bound = self.holds.iter().filter(|hold| hold.bond == Bond::To(client));
         let mut bound: Vec<_> = bound.cloned().collect();
-        bound.sort_by_key(|hold| hold.key);
+        bound.sort_by_key(|hold| (hold.key, hold.token));
         for Hold { key, token, .. } in bound {
             let own = |hold: &Hold| hold.key == key && hold.token == token && hold.bond == Bond::To(client);
             self.turn(key, |page| page.end(End::Disconnected, own));
@@ -220,9 +221,13 @@ impl Page {
         if self.holds_of(key).next().is_some() && !self.line(key).is_empty() {
             self.marks.push("a key vanishes under its line");
         }
+        let existed = self.exists(key);
         self.holds.retain(|hold| hold.key != key);
         self.delays.retain(|(of, _)| *of != key);
         self.turn(key, |_| ());
+        if existed && !self.exists(key) {
+            self.heard.push((key, Heard::Freed));
+        }
     }
 
     /// The grant reached nobody, and goes to the next, unless the token has been told of it by another connection.

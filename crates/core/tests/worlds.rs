@@ -1,0 +1,142 @@
+//! Small worlds, looked at whole: three tokens, one resource, a handful of moves, in every order up to a depth.
+//! Where random runs go far, these leave nothing out nearby.
+
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::num::NonZeroU32;
+
+use dlock_core::{Count, Counts, Mode};
+
+use crate::model::check;
+use crate::model::moves::Move;
+use crate::model::page::{Client, Page, Token, Wish};
+use crate::model::system::System;
+
+const KEY: u8 = 0;
+const START: u64 = 1_760_000_000_000_000;
+
+fn acquire(client: Client, token: Token, mode: Mode, block: Option<u64>) -> Move {
+    // Token 1 dies badly: its holds end with its connection, and are followed by a lock-delay.
+    let (ephemeral, delay) = (token == 1, u64::from(token == 1));
+    let (ttl, count) = (2, Count::Keep);
+    Move::Acquire(Wish { client, key: KEY, token, mode, ttl, count, ephemeral, delay, label: 0 }, block)
+}
+
+/// What happens in each of them besides ACQUIRE: time passes, and everybody may leave in every way.
+fn always(tokens: Token) -> Vec<Move> {
+    let mut moves = vec![
+        Move::Advance(1000),
+        Move::LookAt(KEY),
+        Move::Break(KEY),
+        Move::Delete(KEY),
+        Move::Delivered(0),
+        Move::Undelivered(0),
+    ];
+    for token in 0..tokens {
+        moves.push(Move::Release(KEY, token, Counts::One));
+        moves.push(Move::TimeOut(token.into()));
+        moves.push(Move::ClientGone(token.into()));
+    }
+    moves
+}
+
+fn permits(n: u32) -> Mode {
+    Mode::Permits(NonZeroU32::new(n).expect("above 0"))
+}
+
+/// A state without what does not matter to what can happen next: when it is, and what the fences are exactly.
+fn essence(page: &Page) -> u64 {
+    let mut fences: Vec<u64> = page.holds.iter().map(|hold| hold.fence).collect();
+    fences.extend(page.flights.iter().map(|flight| flight.fence));
+    fences.sort_unstable();
+    fences.dedup();
+    let rank = |fence: u64| fences.binary_search(&fence).expect("it is one of them") as u64;
+    // What has been over for longer than any lock-delay is merely over.
+    let now = page.now / 1000;
+    let from_now = |ms: u64| (ms + 4).saturating_sub(now);
+    let mut page = page.clone();
+    for hold in &mut page.holds {
+        (hold.fence, hold.end) = (rank(hold.fence), from_now(hold.end));
+    }
+    for flight in &mut page.flights {
+        flight.fence = rank(flight.fence);
+    }
+    for waiter in &mut page.waiters {
+        waiter.until = waiter.until.map(from_now);
+    }
+    for (_, until) in &mut page.delays {
+        *until = from_now(*until);
+    }
+    let mut hasher = DefaultHasher::new();
+    (&page.holds, &page.flights, &page.waiters, &page.delays).hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Makes every move in every state that can be reached, breadth first.
+fn explore(world: &str, moves: &[Move], depth: usize) {
+    let depth = if cfg!(miri) { 3 } else { depth };
+    let page = Page { now: START, ..Page::default() };
+    let mut seen = HashSet::from([essence(&page)]);
+    let mut border = vec![(page, System::new(START, 0))];
+    let mut steps = 0u64;
+    for _ in 0..depth {
+        let mut next = Vec::new();
+        for (page, system) in &border {
+            for step in moves.iter().filter(|step| page.can(step)) {
+                let (mut page, mut system) = (page.clone(), system.clone());
+                let expected = page.make(step);
+                let answer = system.make(step.clone());
+                check::same(&system, &page, step, &answer, &expected);
+                check::invariants(&system, step);
+                steps += 1;
+                if seen.insert(essence(&page)) {
+                    next.push((page, system));
+                }
+            }
+        }
+        border = next;
+    }
+    println!("{world}: {} states, {steps} steps, depth {depth}, {} at its border", seen.len(), border.len());
+    assert!(border.is_empty() || seen.len() > 100);
+}
+
+#[test]
+fn three_tokens_want_it_alone() {
+    let mut moves = always(3);
+    moves.extend((0..3).map(|token| acquire(token.into(), token, Mode::Exclusive, Some(3))));
+    // A second connection of token 0, which also only tries.
+    moves.push(acquire(3, 0, Mode::Exclusive, Some(0)));
+    moves.push(acquire(3, 0, Mode::Exclusive, None));
+    explore("exclusive", &moves, 100);
+}
+
+#[test]
+fn three_tokens_share_it_and_want_it_alone() {
+    let mut moves = always(3);
+    for token in 0..3 {
+        moves.push(acquire(token.into(), token, Mode::Shared, Some(3)));
+        moves.push(acquire(token.into(), token, Mode::Exclusive, Some(3)));
+    }
+    explore("shared and exclusive", &moves, 100);
+}
+
+#[test]
+fn three_tokens_want_permits() {
+    let mut moves = always(3);
+    moves.extend((0..3).map(|token| acquire(token.into(), token, permits(1), Some(3))));
+    moves.extend((0..3).map(|token| acquire(token.into(), token, permits(2), Some(3))));
+    moves.push(acquire(2, 2, Mode::Exclusive, Some(3)));
+    explore("permits", &moves, 100);
+}
+
+#[test]
+fn one_token_on_many_connections() {
+    let mut moves = always(2);
+    for client in [0, 2, 3] {
+        moves.push(acquire(client, 0, Mode::Exclusive, Some(0)));
+        moves.push(acquire(client, 0, Mode::Shared, Some(0)));
+    }
+    moves.push(acquire(1, 1, Mode::Shared, Some(0)));
+    moves.push(acquire(1, 1, Mode::Exclusive, Some(0)));
+    explore("one token, three connections", &moves, 100);
+}

@@ -1,0 +1,163 @@
+//! COMMAND DOCS, COMMAND INFO, COMMAND GETKEYS and GETKEYSANDFLAGS.
+
+use crate::harness::{Conn, Server, Value, each_server};
+
+/// Name, arity, flags, what the docs say of its arguments. `_SET` is for replicas alone and has docs all the same.
+const COMMANDS: [(&str, i64, &str, &str); 13] = [
+    (
+        "DLOCK.ACQUIRE",
+        -4,
+        "write denyoom blocking skip_slowlog",
+        "key token ttl [SHARED | PERMITS permits] [REENTRANT | DEPTH depth] [BLOCK milliseconds] [EPHEMERAL] \
+         [DELAY milliseconds] [LABEL text]",
+    ),
+    ("DLOCK.RELEASE", -3, "write fast skip_slowlog", "key token [ALL | DEPTH depth]"),
+    ("DLOCK.EXTEND", 4, "write fast skip_slowlog", "key token ttl"),
+    ("DLOCK.CONFIRM", 5, "write fast skip_slowlog", "key token fence ttl"),
+    ("DLOCK.HOLDS", 3, "readonly fast skip_slowlog", "key token"),
+    ("DLOCK.PTTL", -2, "readonly fast skip_slowlog", "key [token]"),
+    ("DLOCK.INSPECT", 2, "readonly", "key"),
+    ("DLOCK.WAITERS", -2, "readonly", "key [COUNT count]"),
+    ("DLOCK.CANCEL", -3, "write fast skip_slowlog", "key <token | CLIENT client-id>"),
+    ("DLOCK.BREAK", 2, "write", "key"),
+    ("DLOCK.TOKEN", 1, "fast", ""),
+    ("DLOCK.HELP", 1, "fast loading stale", ""),
+    ("DLOCK._SET", 4, "write noscript skip_slowlog skip_monitor", "key change fence"),
+];
+
+/// The flags of COMMAND INFO, without those every module command has.
+fn flags(info: &Value) -> Vec<String> {
+    let mut flags: Vec<String> = info.items()[2].items().iter().map(Value::text).collect();
+    flags.retain(|flag| flag != "module");
+    flags.sort();
+    flags
+}
+
+/// Arguments as people write them.
+fn form(arguments: &[Value]) -> Vec<String> {
+    let one = |argument: &Value| {
+        let Value::Array(pairs) = argument else { panic!("{argument:?}") };
+        let has = |name: &str| pairs.chunks(2).any(|pair| pair[0] == name);
+        let kind = argument.field("type").text();
+        let words = match kind.as_str() {
+            "oneof" => form(argument.field("arguments").items()).join(" | "),
+            "pure-token" => argument.field("token").text(),
+            _ if has("token") => {
+                format!("{} {}", argument.field("token").text(), argument.field("name").text())
+            }
+            _ => argument.field("name").text(),
+        };
+        let optional = has("flags") && argument.field("flags").items().iter().any(|flag| flag == &"optional");
+        match (optional, kind.as_str()) {
+            (true, _) => format!("[{words}]"),
+            (false, "oneof") => format!("<{words}>"),
+            _ => words,
+        }
+    };
+    arguments.iter().map(one).collect()
+}
+
+fn docs(conn: &mut Conn, name: &str) -> Value {
+    let docs = conn.ok(&format!("COMMAND DOCS {name}"));
+    assert_eq!(docs.items()[0], name);
+    docs.items()[1].clone()
+}
+
+#[test]
+fn every_command_says_what_it_does_and_takes() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        for (name, arity, wanted, arguments) in COMMANDS {
+            let docs = docs(&mut conn, name);
+            assert!(docs.field("summary").text().len() > 8, "{docs:?}");
+            assert!(docs.field("complexity").text().starts_with("O("), "{docs:?}");
+            assert_eq!(docs.field("since"), &"0.1.0");
+            assert_eq!(docs.field("module"), &"dlock");
+            let told = if arguments.is_empty() {
+                String::new()
+            } else {
+                form(docs.field("arguments").items()).join(" ")
+            };
+            assert_eq!(told, arguments, "{name}");
+
+            let info = conn.ok(&format!("COMMAND INFO {name}"));
+            let info = &info.items()[0];
+            assert_eq!((info.items()[0].text().as_str(), &info.items()[1]), (name, &arity.into()));
+            let mut wanted: Vec<&str> = wanted.split(' ').collect();
+            wanted.sort_unstable();
+            assert_eq!(flags(info), wanted, "{name}");
+        }
+        let loaded = conn.ok("COMMAND LIST FILTERBY MODULE dlock");
+        assert_eq!(loaded.items().len(), COMMANDS.len());
+    });
+}
+
+#[test]
+fn the_docs_and_help_name_the_same_forms() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        let help = conn.ok("DLOCK.HELP");
+        for pair in help.items()[1..].chunks(2) {
+            let line = pair[0].text();
+            let name = line.split(' ').next().unwrap_or_default();
+            let docs = docs(&mut conn, name);
+            assert_eq!(pair[1], format!("    {}.", docs.field("summary").text()));
+            // Every word in capitals stands in both.
+            let (_, _, _, form) = COMMANDS.iter().find(|row| row.0 == name).expect("a command of the table");
+            let capitals = |text: &str| -> Vec<String> {
+                let words = text.split(|c: char| !c.is_ascii_alphabetic());
+                words
+                    .filter(|w| w.len() > 1 && w.chars().all(|c| c.is_ascii_uppercase()))
+                    .map(str::to_string)
+                    .collect()
+            };
+            assert_eq!(capitals(line.trim_start_matches(name)), capitals(form), "{name}");
+        }
+    });
+}
+
+#[test]
+fn the_key_is_known_to_the_server_with_what_is_done_to_it() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        for (command, access) in [
+            ("DLOCK.ACQUIRE my:key t 1000 BLOCK 0 LABEL other", &["RW", "access", "update"][..]),
+            ("DLOCK.RELEASE my:key t", &["RW", "access", "update"]),
+            ("DLOCK.EXTEND my:key t 1000", &["RW", "access", "update"]),
+            ("DLOCK.CONFIRM my:key t 5 1000", &["RW", "access", "update"]),
+            ("DLOCK.CANCEL my:key CLIENT 5", &["RW", "access", "update"]),
+            ("DLOCK.BREAK my:key", &["RW", "access", "update"]),
+            ("DLOCK._SET my:key x 5", &["RW", "access", "update"]),
+            ("DLOCK.HOLDS my:key t", &["RO", "access"]),
+            ("DLOCK.PTTL my:key", &["RO", "access"]),
+            ("DLOCK.INSPECT my:key", &["RO", "access"]),
+            ("DLOCK.WAITERS my:key COUNT 5", &["RO", "access"]),
+        ] {
+            assert_eq!(conn.ok(&format!("COMMAND GETKEYS {command}")), ["my:key"], "{command}");
+            let told = conn.ok(&format!("COMMAND GETKEYSANDFLAGS {command}"));
+            assert_eq!(told.items().len(), 1, "{command}");
+            assert_eq!(told.items()[0].items()[0], "my:key");
+            let flags: Vec<String> = told.items()[0].items()[1].items().iter().map(Value::text).collect();
+            assert_eq!(flags, access, "{command}");
+        }
+        for keyless in ["DLOCK.TOKEN", "DLOCK.HELP"] {
+            // The words of the refusal are the server's, and differ.
+            assert!(conn.say(&format!("COMMAND GETKEYS {keyless}")).error().starts_with("ERR"));
+        }
+    });
+}
+
+#[test]
+fn the_docs_are_maps_in_resp3() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        conn.hello3();
+        let docs = conn.ok("COMMAND DOCS DLOCK.ACQUIRE");
+        let block = &docs.field("DLOCK.ACQUIRE").field("arguments").items()[5];
+        assert_eq!((block.field("token"), block.field("type")), (&"BLOCK".into(), &"integer".into()));
+    });
+}

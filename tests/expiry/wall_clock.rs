@@ -1,0 +1,158 @@
+//! Leases and fences while the wall clock is set forth and back under the server.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::{fs, process};
+
+use crate::harness::{Conn, Server, ServerKind, each_server, until};
+
+const HOUR: i64 = 3_600;
+
+/// The wall clock of one server.
+struct WallClock(PathBuf);
+
+impl WallClock {
+    fn set_off_by(&self, seconds: i64) {
+        // Written in place: the server has this file mapped.
+        let file = fs::OpenOptions::new().write(true).create(true).truncate(false).open(&self.0);
+        let mut file = file.expect("the clock's file");
+        std::io::Write::write_all(&mut file, &(seconds * 1_000_000).to_ne_bytes()).expect("8 bytes");
+    }
+}
+
+impl Drop for WallClock {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// The same server with a wall clock that can be set.
+fn with_wall_clock(kind: &ServerKind) -> (ServerKind, WallClock) {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("wall-clock-{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let clock = WallClock(Path::new(env!("CARGO_TARGET_TMPDIR")).join(name));
+    clock.set_off_by(0);
+    let mut kind = kind.clone();
+    let env = [
+        "/usr/bin/env".to_string(),
+        format!("LD_PRELOAD={}", shim().display()),
+        format!("WALL_CLOCK={}", clock.0.display()),
+    ];
+    kind.command.splice(0..0, env);
+    (kind, clock)
+}
+
+/// Compiled once a run. A C compiler is there: the module's bindings need it too.
+fn shim() -> &'static Path {
+    static SHIM: OnceLock<PathBuf> = OnceLock::new();
+    SHIM.get_or_init(|| {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("wall-clock-{}.so", process::id()));
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/expiry/shim.c");
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"]).arg(&path).arg(source).arg("-ldl");
+        let status = cc.status().unwrap_or_else(|error| panic!("cc does not run: {error}"));
+        assert!(status.success(), "the shim does not compile");
+        path
+    })
+}
+
+/// What the server takes for the time.
+fn seconds(conn: &mut Conn) -> i64 {
+    conn.ok("TIME").items()[0].text().parse().expect("seconds")
+}
+
+#[track_caller]
+fn assert_left(conn: &mut Conn, range: std::ops::RangeInclusive<i64>) {
+    let left = conn.ok("DLOCK.PTTL k t").int();
+    assert!(range.contains(&left), "{left} ms left");
+}
+
+#[test]
+fn a_clock_set_forward_ends_no_lease() {
+    each_server(|kind| {
+        let (kind, clock) = with_wall_clock(kind);
+        let server = Server::start(&kind);
+        let mut conn = server.connect();
+        let before = seconds(&mut conn);
+        let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+        assert_eq!(conn.ok("SET plain x NX PX 600000"), "OK");
+        clock.set_off_by(24 * HOUR);
+        assert!(seconds(&mut conn) >= before + 24 * HOUR);
+        assert_eq!(conn.ok("EXISTS plain"), 0, "a plain lock is lost: so the clock was really set");
+
+        // Let the background look: what falls due ends, what does not stays.
+        conn.ok("DLOCK.ACQUIRE mark t 50");
+        until("the background has looked", || conn.ok("EXISTS mark") == 0);
+        assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), fence);
+        assert_left(&mut conn, 540_000..=600_000);
+        assert_eq!(conn.ok("DLOCK.EXTEND k t 1200000"), 1);
+        assert_left(&mut conn, 1_140_000..=1_200_000);
+        assert_eq!(server.info("dlock_expiries"), "1");
+    });
+}
+
+#[test]
+fn a_clock_set_back_makes_no_lease_longer() {
+    each_server(|kind| {
+        let (kind, clock) = with_wall_clock(kind);
+        let server = Server::start(&kind);
+        let mut conn = server.connect();
+        conn.ok("DLOCK.ACQUIRE k t 600000");
+        conn.ok("DLOCK.ACQUIRE short t 300");
+        let before = seconds(&mut conn);
+        clock.set_off_by(-24 * HOUR);
+        assert!(seconds(&mut conn) < before);
+        assert_left(&mut conn, 540_000..=600_000);
+        // The timer of the server is a day late now, the lease is not.
+        until("the short lease ends", || conn.ok("EXISTS short") == 0);
+        conn.ok("DLOCK.ACQUIRE short t 30");
+        until("one that began after the step ends too", || conn.ok("EXISTS short") == 0);
+        assert_eq!(server.info("dlock_expiries"), "2");
+    });
+}
+
+#[test]
+fn a_clock_set_back_lowers_no_fence_in_a_running_server() {
+    each_server(|kind| {
+        let (kind, clock) = with_wall_clock(kind);
+        let server = Server::start(&kind);
+        let mut conn = server.connect();
+        let mut last = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+        for hours in [-24, 24, -48] {
+            clock.set_off_by(hours * HOUR);
+            conn.ok("DLOCK.BREAK k");
+            let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+            assert!(fence > last, "{fence} after {last}");
+            last = fence;
+        }
+    });
+}
+
+#[test]
+fn after_a_restart_with_the_clock_set_the_remaining_time_and_the_fences_are_right() {
+    each_server(|kind| {
+        for rewrite in [false, true] {
+            let (kind, clock) = with_wall_clock(kind);
+            let mut server = Server::options(&kind).conf("appendonly yes").conf("appendfsync always").start();
+            let mut last = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
+            for hours in [24, -24, 0] {
+                if rewrite {
+                    assert_eq!(server.connect().ok("CONFIG SET aof-use-rdb-preamble no"), "OK");
+                    server.connect().ok("BGREWRITEAOF");
+                    until("the rewrite is done", || server.info("aof_rewrite_in_progress") == "0");
+                }
+                server.kill9();
+                clock.set_off_by(hours * HOUR);
+                server.restart();
+                let mut conn = server.connect();
+                assert_left(&mut conn, 540_000..=600_000);
+                let fence = conn.ok("DLOCK.ACQUIRE other t 600000").int();
+                assert!(fence > last, "{hours} h off: {fence} after {last}");
+                assert_eq!(conn.ok("DLOCK.RELEASE other t"), 1);
+                last = fence;
+            }
+        }
+    });
+}

@@ -1,0 +1,130 @@
+//! While nobody follows what is replicated no effects are built. Whoever begins to follow must not miss one, nor ever
+//! see the command itself.
+
+mod harness;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use harness::{Server, ServerKind, Stream, aof, each_server, until};
+
+fn quiet_server(kind: &ServerKind) -> Server {
+    let server = Server::start(kind);
+    until("nobody follows", || server.info("dlock_followed") == "0");
+    server
+}
+
+/// Runs `act` while connections acquire, extend and release as fast as they can; every key is left held at the end.
+fn under_load<R>(server: &Server, act: impl FnOnce() -> R) -> R {
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for n in 0..3 {
+            let (mut conn, stop) = (server.connect(), &stop);
+            scope.spawn(move || {
+                let mut round = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    for key in 0..8 {
+                        conn.ok(&format!("DLOCK.RELEASE {n}:{key} t{}", round));
+                        conn.ok(&format!("DLOCK.ACQUIRE {n}:{key} t{} 600000 REENTRANT", round + 1));
+                    }
+                    round += 1;
+                }
+            });
+        }
+        let result = act();
+        stop.store(true, Ordering::Relaxed);
+        result
+    })
+}
+
+fn digests(server: &Server) -> Vec<String> {
+    let mut conn = server.connect();
+    let keys: Vec<String> = (0..3).flat_map(|n| (0..8).map(move |key| format!("{n}:{key}"))).collect();
+    keys.iter().map(|key| conn.ok(&format!("DEBUG DIGEST-VALUE {key}")).items()[0].text()).collect()
+}
+
+#[test]
+fn a_replica_that_attaches_under_load_misses_nothing() {
+    each_server(|kind| {
+        for diskless in ["yes", "no"] {
+            let master = quiet_server(kind);
+            master.connect().ok(&format!("CONFIG SET repl-diskless-sync {diskless}"));
+            // Between asking for it and the fork nothing is read from what goes out: leave some time there.
+            master.connect().ok("CONFIG SET repl-diskless-sync-delay 1");
+            let replica = Server::start(kind);
+            under_load(&master, || replica.replicate(&master));
+            replica.wait_in_sync(&master);
+            assert_eq!(master.info("dlock_followed"), "1");
+            let (ours, theirs) = (digests(&master), digests(&replica));
+            assert_eq!(ours, theirs);
+            assert!(ours.iter().all(|digest| digest.chars().any(|c| c != '0')), "held: {ours:?}");
+            assert_eq!(master.info("dlock_fence"), replica.info("dlock_fence"));
+        }
+    });
+}
+
+#[test]
+fn a_stream_that_begins_under_load_has_effects_only() {
+    each_server(|kind| {
+        let master = quiet_server(kind);
+        let sent = under_load(&master, || {
+            let mut stream = Stream::of(&master);
+            (0..500).map(|_| stream.next()).collect::<Vec<_>>()
+        });
+        for command in &sent {
+            let word = String::from_utf8_lossy(&command[0]).to_uppercase();
+            assert!(["SELECT", "DLOCK._SET"].contains(&word.as_str()), "{}", harness::line(command));
+        }
+    });
+}
+
+#[test]
+fn an_append_only_file_switched_on_under_load_misses_nothing() {
+    each_server(|kind| {
+        let mut server = quiet_server(kind);
+        under_load(&server, || {
+            server.connect().ok("CONFIG SET appendfsync always");
+            server.connect().ok("CONFIG SET appendonly yes");
+            until("the file is on", || {
+                server.info("aof_enabled") == "1"
+                    && server.info("aof_rewrite_in_progress") == "0"
+                    && server.info("aof_rewrite_scheduled") == "0"
+            });
+        });
+        let before = digests(&server);
+        for command in aof::commands(server.dir()) {
+            let word = String::from_utf8_lossy(&command[0]).to_uppercase();
+            assert!(["SELECT", "DLOCK._SET"].contains(&word.as_str()), "{}", harness::line(&command));
+        }
+        server.kill9();
+        server.restart_with(|options| options.conf("appendonly yes"));
+        assert_eq!(digests(&server), before);
+    });
+}
+
+#[test]
+fn a_promoted_replica_and_one_of_a_chain_are_followed() {
+    each_server(|kind| {
+        let master = Server::start(kind);
+        let middle = Server::start(kind);
+        let last = Server::start(kind);
+        middle.replicate(&master);
+        last.replicate(&middle);
+        middle.connect().ok("REPLICAOF NO ONE");
+        let fence = middle.connect().ok("DLOCK.ACQUIRE k a 60000").int();
+        last.wait_in_sync(&middle);
+        assert_eq!(last.connect().ok("DLOCK.INSPECT k").field("fence"), &fence);
+    });
+}
+
+/// What is not replicated still counts as a change.
+#[test]
+fn save_points_count_commands_that_nobody_follows() {
+    each_server(|kind| {
+        let server = quiet_server(kind);
+        let before: i64 = server.info("rdb_changes_since_last_save").parse().expect("a number");
+        server.connect().ok("DLOCK.ACQUIRE k a 60000");
+        let after: i64 = server.info("rdb_changes_since_last_save").parse().expect("a number");
+        assert!(after > before);
+    });
+}

@@ -1,0 +1,92 @@
+//! What happens to a lock when its key is treated like any other key: deleted, overwritten, renamed, moved, flushed,
+//! evicted. The hold is over wherever the key is gone, and a lock never turns up under another name.
+
+#[path = "../harness/mod.rs"]
+mod harness;
+
+mod emptied;
+mod evicted;
+mod renamed;
+mod taken_away;
+
+use harness::{Conn, Events, Server, ServerKind, Value};
+
+/// A master with an append only file, its replica, and a listener on the master.
+struct World {
+    master: Server,
+    replica: Server,
+    conn: Conn,
+    events: Events,
+    last_fence: i64,
+}
+
+impl World {
+    #[track_caller]
+    fn new(kind: &ServerKind) -> World {
+        let master = Server::options(kind).conf("appendonly yes").start();
+        let replica = Server::start(kind);
+        replica.replicate(&master);
+        let events = Events::subscribe(&master, "__keyspace@*");
+        let conn = master.connect();
+        World { master, replica, conn, events, last_fence: 0 }
+    }
+
+    #[track_caller]
+    fn ok(&mut self, command: &str) -> Value {
+        self.conn.ok(command)
+    }
+
+    /// Takes a lock that must be free, with a fence above all before. Its events are dropped.
+    #[track_caller]
+    fn hold(&mut self, key: &str, token: &str) -> i64 {
+        let fence = self.conn.ok(&format!("DLOCK.ACQUIRE {key} {token} 600000")).int();
+        assert!(fence > self.last_fence, "{fence} after {}", self.last_fence);
+        self.last_fence = fence;
+        self.events.so_far();
+        fence
+    }
+
+    /// The next events are these, as "key event", and no others.
+    #[track_caller]
+    fn told(&mut self, wanted: &[&str]) {
+        let told: Vec<String> = wanted.iter().map(|_| self.next_event()).collect();
+        assert_eq!(told, wanted);
+        self.events.none();
+    }
+
+    #[track_caller]
+    fn next_event(&mut self) -> String {
+        let (channel, event) = self.events.next();
+        format!("{} {event}", channel.split(':').nth(1).unwrap_or_default())
+    }
+
+    /// Master, replica and what the append only file holds agree on these locks, in this database, and on how many
+    /// locks and holders there are in all.
+    #[track_caller]
+    fn agrees(&mut self, db: i32, locks: &[(&str, Option<&str>)], held: u64) {
+        self.replica.wait_in_sync(&self.master);
+        look(&self.master, db, locks, held);
+        look(&self.replica, db, locks, held);
+        assert_eq!(self.conn.ok("DEBUG LOADAOF"), "OK");
+        look(&self.master, db, locks, held);
+    }
+}
+
+/// Who holds which lock (None: nobody), and INFO's gauges.
+#[track_caller]
+fn look(server: &Server, db: i32, locks: &[(&str, Option<&str>)], held: u64) {
+    let mut conn = server.connect();
+    conn.ok(&format!("SELECT {db}"));
+    for (key, holder) in locks {
+        // Not INSPECT: of a plain value under the key it would only say WRONGTYPE.
+        match (conn.say(&format!("DLOCK.INSPECT {key}")), holder) {
+            (Value::Nil | Value::Error(_), None) => {}
+            (lock @ Value::Array(_), Some(holder)) => {
+                assert_eq!(lock.field("holders").items()[0].field("token"), holder, "{key}");
+            }
+            (lock, holder) => panic!("{key}: {holder:?} should hold it: {lock:?}"),
+        }
+    }
+    let gauges = (server.info("dlock_held"), server.info("dlock_holders"));
+    assert_eq!(gauges, (held.to_string(), held.to_string()));
+}

@@ -1,0 +1,116 @@
+//! DEL, UNLINK, a value written over the lock, a TTL put on it: the hold is over.
+
+use crate::World;
+use crate::harness::{Value, each_server, until};
+
+#[test]
+fn deleted_by_hand_the_hold_is_over() {
+    each_server(|kind| {
+        let mut world = World::new(kind);
+        for command in ["DEL k", "UNLINK k", "EXPIRE k -1", "GETDEL k", "DEL k k2"] {
+            world.hold("k", "t");
+            world.hold("stays", "t");
+            let answer = world.conn.say(command);
+            if command == "GETDEL k" {
+                assert!(answer.error().starts_with("WRONGTYPE"));
+                assert_eq!(world.ok("DEL k"), 1);
+            } else {
+                assert_eq!(answer, 1, "{command}");
+            }
+            world.told(&["k del", "k dlock.free"]);
+            assert_eq!(world.ok("DLOCK.HOLDS k t"), 0);
+            assert_eq!(world.ok("DLOCK.RELEASE k t"), 0);
+            assert_eq!(world.ok("DLOCK.EXTEND k t 1000"), 0);
+            world.agrees(0, &[("k", None), ("stays", Some("t"))], 1);
+            world.hold("k", "other");
+            world.agrees(0, &[("k", Some("other"))], 2);
+            world.ok("DLOCK.BREAK k");
+            world.ok("DLOCK.BREAK stays");
+            world.events.so_far();
+        }
+    });
+}
+
+#[test]
+fn a_value_written_over_the_lock_ends_it_and_is_no_lock() {
+    each_server(|kind| {
+        let mut world = World::new(kind);
+        world.ok("RPUSH list 3 1 2");
+        world.ok("SET plain x");
+        world.events.so_far();
+        for (command, event) in [
+            ("SET k x", "k set"),
+            ("SORT list STORE k", "k sortstore"),
+            ("COPY plain k REPLACE", "k copy_to"),
+            ("RENAME plain k", "k rename_to"),
+        ] {
+            world.hold("k", "t");
+            assert!(!world.ok(command).is_nil());
+            // RENAME and COPY have an event of the other key before.
+            let mut told = [world.next_event(), world.next_event()];
+            if !told[0].starts_with("k ") {
+                told.rotate_left(1);
+                told[1] = world.next_event();
+            }
+            assert_eq!(told, [event, "k dlock.free"], "{command}");
+            world.events.none();
+            assert!(world.conn.say("DLOCK.ACQUIRE k t 1000").error().starts_with("WRONGTYPE"), "{command}");
+            world.agrees(0, &[("k", None)], 0);
+            assert_eq!(world.ok("DEL k"), 1);
+            world.events.so_far();
+        }
+        world.hold("k", "t");
+        assert_eq!(world.ok("SET k x NX"), Value::Nil);
+        world.events.none();
+        world.agrees(0, &[("k", Some("t"))], 1);
+    });
+}
+
+#[test]
+fn a_ttl_put_on_the_key_ends_the_hold_with_the_key() {
+    each_server(|kind| {
+        let mut world = World::new(kind);
+        world.hold("k", "t");
+        assert_eq!(world.ok("PEXPIRE k 50"), 1);
+        until("the key is gone", || world.conn.ok("EXISTS k") == 0);
+        world.told(&["k expire", "k expired", "k dlock.free"]);
+        assert_eq!(world.ok("DLOCK.HOLDS k t"), 0);
+        assert_eq!(world.master.info("dlock_expiries"), "0", "no lease ended");
+        world.agrees(0, &[("k", None)], 0);
+        world.hold("k", "other");
+    });
+}
+
+#[test]
+fn a_ttl_that_has_run_out_unnoticed_lets_one_newcomer_in() {
+    each_server(|kind| {
+        let mut world = World::new(kind);
+        assert_eq!(world.ok("DEBUG SET-ACTIVE-EXPIRE 0"), "OK");
+        let first = world.hold("k", "t");
+        // The command itself finds the key expired: the server deletes it while ours runs.
+        world.conn.send_batch(&[
+            &["PEXPIRE", "k", "20"][..],
+            &["DEBUG", "SLEEP", "0.05"],
+            &["DLOCK.ACQUIRE", "k", "other", "600000"],
+            &["DLOCK.ACQUIRE", "k", "third", "600000"],
+        ]);
+        assert_eq!((world.conn.read(), world.conn.read()), (1.into(), Value::Simple("OK".into())));
+        assert!(world.conn.read().int() > first);
+        assert_eq!(world.conn.read(), Value::Nil);
+        world.agrees(0, &[("k", Some("other"))], 1);
+        assert_eq!(world.ok("PTTL k"), -1, "the new lock has no ttl of the old key");
+    });
+}
+
+#[test]
+fn a_ttl_taken_off_again_ends_nothing() {
+    each_server(|kind| {
+        let mut world = World::new(kind);
+        let fence = world.hold("k", "t");
+        world.ok("EXPIRE k 1000");
+        assert_eq!(world.ok("DLOCK.ACQUIRE k t 600000"), fence);
+        assert_eq!(world.ok("PERSIST k"), 1);
+        world.agrees(0, &[("k", Some("t"))], 1);
+        assert_eq!(world.ok("TTL k"), -1);
+    });
+}

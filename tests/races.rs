@@ -1,0 +1,289 @@
+//! A grant and something else in one turn of the event loop: the commands of each case are sent in one write. These are
+//! the ways in which servers lose replies, or end, when a module leaves time limits and grants to them.
+
+mod harness;
+mod line;
+
+use harness::{Conn, Events, Server, ServerKind, Value, each_server, until};
+use line::{granted, holders, nobody_waits, waiter};
+
+/// `DLOCK_ROUNDS` of each race; more than a few to hunt.
+fn rounds() -> usize {
+    std::env::var("DLOCK_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(3)
+}
+
+/// A server with a holder `a` of `k` and two waiters, `b` before `c`.
+struct Scene {
+    server: Server,
+    a: Conn,
+    b: Conn,
+    b_id: i64,
+    c: Conn,
+}
+
+fn scene(kind: &ServerKind) -> Scene {
+    let server = Server::options(kind)
+        .conf("notify-keyspace-events Kd")
+        .conf("appendonly yes")
+        .conf("appendfsync always")
+        .start();
+    let a = server.connect();
+    let mut scene = Scene { b: server.connect(), c: server.connect(), server, a, b_id: 0 };
+    scene.set();
+    scene
+}
+
+impl Scene {
+    /// Puts everybody in place again.
+    fn set(&mut self) {
+        for token in ["b", "c"] {
+            self.a.ok(&format!("DLOCK.CANCEL k {token}"));
+        }
+        self.a.ok("DLOCK.BREAK k");
+        assert!(self.a.ok("DLOCK.ACQUIRE k a 60000").int() > 0);
+        self.b = waiter(&self.server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
+        self.b_id = line::clients(&mut self.a, "k")[0];
+        self.c = waiter(&self.server, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
+    }
+
+    /// Sends these commands in one write and reads as many replies.
+    #[track_caller]
+    fn batch(&mut self, commands: &[&str]) -> Vec<Value> {
+        let words: Vec<Vec<&str>> = commands.iter().map(|command| command.split(' ').collect()).collect();
+        let words: Vec<&[&str]> = words.iter().map(Vec::as_slice).collect();
+        self.a.send_batch(&words);
+        commands.iter().map(|_| self.a.read()).collect()
+    }
+
+    /// `c` is the one holder, and what is stored agrees after a crash.
+    #[track_caller]
+    fn c_holds(&mut self) {
+        let fence = granted(&mut self.c);
+        assert_eq!(holders(&mut self.a, "k"), ["c"]);
+        assert_eq!(self.a.ok("DLOCK.INSPECT k").field("fence"), &fence);
+        assert_eq!(self.c.say("PING"), "PONG");
+        nobody_waits(&self.server);
+    }
+
+    #[track_caller]
+    fn survives_a_crash(mut self, holder: &[&str]) {
+        self.server.kill9();
+        self.server.restart();
+        assert_eq!(holders(&mut self.server.connect(), "k"), holder);
+    }
+}
+
+#[test]
+fn release_and_kill_of_the_waiter_rolls_on() {
+    each_server(|kind| {
+        let mut scene = scene(kind);
+        for _ in 0..rounds() {
+            let mut events = Events::subscribe(&scene.server, "__keyspace@0__:k");
+            let kill = format!("CLIENT KILL ID {}", scene.b_id);
+            assert_eq!(scene.batch(&["DLOCK.RELEASE k a", &kill]), [Value::Int(1), Value::Int(1)]);
+            scene.c_holds();
+            assert!(scene.b.closed());
+            let told: Vec<String> = events.so_far().into_iter().map(|(_, event)| event).collect();
+            // b was granted the lock, and its hold ended like any other.
+            assert_eq!(told, ["dlock.release", "dlock.acquire", "dlock.release", "dlock.acquire"]);
+            scene.set();
+        }
+        scene.survives_a_crash(&["a"]);
+    });
+}
+
+#[test]
+fn release_and_unblock_with_error_rolls_on_or_is_refused() {
+    each_server(|kind| {
+        let mut scene = scene(kind);
+        for _ in 0..rounds() {
+            let unblock = format!("CLIENT UNBLOCK {} ERROR", scene.b_id);
+            let replies = scene.batch(&["DLOCK.RELEASE k a", &unblock]);
+            assert_eq!(replies[0], 1);
+            match scene.b.read() {
+                Value::Error(text) => {
+                    assert!(text.starts_with("UNBLOCKED "), "{text}");
+                    scene.c_holds();
+                }
+                // The grant came first: b holds, and c waits on.
+                fence => {
+                    assert!(fence.int() > 0);
+                    assert_eq!(holders(&mut scene.a, "k"), ["b"]);
+                    scene.a.ok("DLOCK.RELEASE k b");
+                    scene.c_holds();
+                }
+            }
+            assert_eq!(scene.b.say("PING"), "PONG", "one reply, no more");
+            scene.set();
+        }
+        scene.survives_a_crash(&["a"]);
+    });
+}
+
+/// Up to 7.0 the reply was lost and the next one answered for it; 7.2 asserted and died.
+#[test]
+fn release_and_unblock_as_timeout_leaves_one_reply() {
+    each_server(|kind| {
+        let mut scene = scene(kind);
+        for _ in 0..rounds() {
+            let unblock = format!("CLIENT UNBLOCK {} TIMEOUT", scene.b_id);
+            assert_eq!(scene.batch(&["DLOCK.RELEASE k a", &unblock])[0], 1);
+            match scene.b.read() {
+                Value::Nil => {}
+                fence => {
+                    assert!(fence.int() > 0);
+                    assert_eq!(holders(&mut scene.a, "k"), ["b"]);
+                    scene.a.ok("DLOCK.RELEASE k b");
+                }
+            }
+            scene.c_holds();
+            assert_eq!(scene.b.say("PING"), "PONG", "one reply, no more");
+            scene.set();
+        }
+        scene.survives_a_crash(&["a"]);
+    });
+}
+
+#[test]
+fn unblock_without_a_grant() {
+    each_server(|kind| {
+        let mut scene = scene(kind);
+        let id = scene.b_id;
+        let works = scene.a.ok(&format!("CLIENT UNBLOCK {id} TIMEOUT"));
+        // Before 7.4 a client that waits for a module cannot be timed out from outside: DLOCK.CANCEL does it.
+        if works == 0 {
+            assert_eq!(scene.a.say(&format!("DLOCK.CANCEL k CLIENT {id}")), 1);
+        }
+        assert_eq!(scene.b.read(), Value::Nil);
+        assert_eq!(scene.b.say("PING"), "PONG");
+        scene.a.ok("DLOCK.RELEASE k a");
+        scene.c_holds();
+        scene.set();
+        let id = scene.b_id;
+        if scene.a.say(&format!("CLIENT UNBLOCK {id} ERROR")) == 1 {
+            assert!(scene.b.read().error().starts_with("UNBLOCKED "));
+            assert_eq!(scene.b.say("PING"), "PONG");
+        } else {
+            assert_eq!(works, 0);
+            assert_eq!(scene.a.say(&format!("DLOCK.CANCEL k CLIENT {id}")), 1);
+        }
+        scene.a.ok("DLOCK.RELEASE k a");
+        scene.c_holds();
+    });
+}
+
+#[test]
+fn release_and_a_wait_that_runs_out() {
+    each_server(|kind| {
+        let mut scene = scene(kind);
+        for _ in 0..rounds() {
+            scene.a.ok("DLOCK.CANCEL k b");
+            scene.a.ok("DLOCK.CANCEL k c");
+            scene.b = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 250");
+            scene.c = waiter(&scene.server, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
+            // The release comes when b's time is over but nobody has looked yet.
+            let replies = scene.batch(&["DEBUG SLEEP 0.3", "DLOCK.RELEASE k a"]);
+            assert_eq!(replies[1], 1);
+            assert_eq!(scene.b.read(), Value::Nil);
+            assert_eq!(scene.b.say("PING"), "PONG");
+            scene.c_holds();
+            scene.set();
+            // The grant comes first, and b's time runs out before its reply is written.
+            scene.a.ok("DLOCK.CANCEL k b");
+            scene.a.ok("DLOCK.CANCEL k c");
+            scene.b = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 250");
+            let replies = scene.batch(&["DLOCK.RELEASE k a", "DEBUG SLEEP 0.3"]);
+            assert_eq!(replies[0], 1);
+            granted(&mut scene.b);
+            assert_eq!(scene.b.say("PING"), "PONG");
+            scene.set();
+        }
+    });
+}
+
+#[test]
+fn release_and_demotion() {
+    each_server(|kind| {
+        let master = Server::start(kind);
+        let mut scene = scene(kind);
+        let replicaof = format!("REPLICAOF 127.0.0.1 {}", master.port());
+        let replies = scene.batch(&["DLOCK.RELEASE k a", &replicaof]);
+        assert_eq!(replies[0], 1);
+        // Each waiter has one answer: the grant, or the server's word that it is no master any more.
+        for conn in [&mut scene.b, &mut scene.c] {
+            match conn.read() {
+                Value::Error(text) => assert!(text.starts_with("UNBLOCKED "), "{text}"),
+                fence => assert!(fence.int() > 0),
+            }
+        }
+        scene.server.wait_in_sync(&master);
+        let mut conn = scene.server.connect();
+        assert_eq!(conn.ok("EXISTS k"), 0, "what it holds now is the master's");
+        nobody_waits(&scene.server);
+        conn.ok("REPLICAOF NO ONE");
+        assert!(conn.ok("DLOCK.ACQUIRE k z 60000").int() > 0);
+    });
+}
+
+#[test]
+fn release_and_flushall_or_del() {
+    each_server(|kind| {
+        let mut scene = scene(kind);
+        for removal in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHDB", "DEL k", "UNLINK k", "SET k x", "RENAME k l"]
+        {
+            for _ in 0..rounds() {
+                let replies = scene.batch(&["DLOCK.RELEASE k a", removal]);
+                assert_eq!(replies[0], 1, "{removal}");
+                // b was granted in the release; the removal ended its hold and c is next.
+                granted(&mut scene.b);
+                if removal == "SET k x" {
+                    assert!(scene.c.read().error().starts_with("WRONGTYPE"), "no lock can be there");
+                    scene.a.ok("DEL k");
+                } else {
+                    granted(&mut scene.c);
+                    assert_eq!(holders(&mut scene.a, "k"), ["c"], "{removal}");
+                }
+                nobody_waits(&scene.server);
+                scene.set();
+            }
+        }
+        scene.survives_a_crash(&["a"]);
+    });
+}
+
+#[test]
+fn removal_and_release() {
+    each_server(|kind| {
+        let mut scene = scene(kind);
+        for removal in ["FLUSHALL", "DEL k", "RENAME k l"] {
+            // The release comes too late; the line is served all the same, once.
+            let replies = scene.batch(&[removal, "DLOCK.RELEASE k a"]);
+            assert_eq!(replies[1], 0, "{removal}");
+            granted(&mut scene.b);
+            until("b holds", || holders(&mut scene.a, "k") == ["b"]);
+            assert_eq!(line::tokens(&mut scene.a, "k"), ["c"]);
+            scene.set();
+        }
+    });
+}
+
+#[test]
+fn the_holder_and_the_next_one_die_together() {
+    each_server(|kind| {
+        let mut scene = scene(kind);
+        for _ in 0..rounds() {
+            let mut dying = scene.server.connect();
+            scene.a.ok("DLOCK.CANCEL k b");
+            scene.a.ok("DLOCK.CANCEL k c");
+            scene.a.ok("DLOCK.BREAK k");
+            dying.ok("DLOCK.ACQUIRE k dying 60000 EPHEMERAL");
+            scene.b = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
+            let b = line::clients(&mut scene.a, "k")[0];
+            scene.c = waiter(&scene.server, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
+            let first = format!("CLIENT KILL ID {}", dying.client_id());
+            let second = format!("CLIENT KILL ID {b}");
+            assert_eq!(scene.batch(&[&first, &second]), [Value::Int(1), Value::Int(1)]);
+            scene.c_holds();
+        }
+    });
+}
