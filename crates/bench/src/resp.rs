@@ -94,6 +94,16 @@ impl Conn {
         }
     }
 
+    /// Passes over a reply of so many lines whose content does not matter, such as a message.
+    pub fn skip(&mut self, lines: usize) -> Result<()> {
+        for _ in 0..lines {
+            if let [b'-', ..] = self.line()? {
+                return Err(strange("an error where lines are passed over"));
+            }
+        }
+        Ok(())
+    }
+
     /// Reads what is there, at least a byte. Answers how many used bytes it has let go.
     fn receive(&mut self) -> Result<usize> {
         let gone = std::mem::take(&mut self.used);

@@ -4,13 +4,24 @@ use serde_json::{Value, json};
 
 /// The middle of the values; NaN for none.
 pub fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
+    let sorted = sorted(values);
     match sorted.len() {
         0 => f64::NAN,
         n if n % 2 == 1 => sorted[n / 2],
         n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
     }
+}
+
+/// The least value that this share of the values does not exceed; NaN for none.
+pub fn percentile(values: &[f64], share: f64) -> f64 {
+    let at = (values.len() as f64 * share).ceil() as usize;
+    sorted(values).get(at.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+}
+
+fn sorted(values: &[f64]) -> Vec<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted
 }
 
 /// A number with few digits: 812 k, 1.23 M.
