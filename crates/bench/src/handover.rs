@@ -134,9 +134,7 @@ const MESSAGE: usize = 7;
 const POPPED: usize = 5;
 
 fn bytes(args: &[&str]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    Command::new(args).push(&mut bytes, 0);
-    bytes
+    Command::new(args).on_key(0)
 }
 
 /// Servers are started anew several times: how one lies in memory is luck.

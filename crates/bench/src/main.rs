@@ -5,10 +5,12 @@
 //! release ended one".
 #![allow(clippy::disallowed_methods, reason = "time is what a bench measures")]
 
+mod contend;
 mod contenders;
 mod handover;
 mod pairs;
 mod resp;
+mod rivals;
 mod run;
 mod server;
 mod table;
@@ -59,6 +61,8 @@ enum What {
     },
     /// How long after a release the one who waits has the lock
     Handover,
+    /// Eight and 64 clients that fight for one lock
+    Contend,
     /// Everything
     All,
 }
@@ -69,8 +73,9 @@ impl What {
         match self {
             What::Pairs { variant } => vec![("pairs", Box::new(move |run| pairs::run(run, &variant)))],
             What::Handover => vec![("handover", Box::new(handover::run))],
+            What::Contend => vec![("contend", Box::new(contend::run))],
             What::All => {
-                let each = [What::Pairs { variant: Vec::new() }, What::Handover];
+                let each = [What::Pairs { variant: Vec::new() }, What::Handover, What::Contend];
                 each.into_iter().flat_map(What::measurements).collect()
             }
         }

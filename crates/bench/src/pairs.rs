@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::contenders::{ALL, Contender, Way};
+use crate::contenders::{ALL, Contender, TOKEN, Way};
 use crate::resp::Conn;
 use crate::run::{Report, Run, has_one_of};
 use crate::server::Server;
@@ -126,7 +126,7 @@ fn compare(run: &Run, keeping: &Keeping, load: &Load) -> Result<Report> {
 
 fn lane(run: &Run, way: Way, keeping: &Keeping, load: &Load) -> Result<Option<Lane>> {
     let server = run.program.start(way.needs_module(), keeping.options)?;
-    let Some(contender) = way.prepare(&mut server.connect()?)? else { return Ok(None) };
+    let Some(contender) = way.prepare(&mut server.connect()?, TOKEN)? else { return Ok(None) };
     let replica = if keeping.replica {
         let replica = run.program.start(way.needs_module(), &[])?;
         replica.follow(&server).map_err(|why| replica.explain(way.name(), &why))?;

@@ -32,6 +32,13 @@ impl Command {
         Command { bytes, holes }
     }
 
+    /// The command for the key of this number.
+    pub fn on_key(&self, number: u64) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.push(&mut bytes, number);
+        bytes
+    }
+
     /// Appends the command for the key of this number.
     pub fn push(&self, batch: &mut Vec<u8>, mut number: u64) {
         let start = batch.len();
@@ -102,6 +109,21 @@ impl Conn {
             }
         }
         Ok(())
+    }
+
+    /// Whether something comes within this time.
+    pub fn comes_within(&mut self, time: Duration) -> Result<bool> {
+        if self.used < self.received.len() {
+            return Ok(true);
+        }
+        self.stream.set_read_timeout(Some(time.max(Duration::from_millis(1))))?;
+        let seen = self.stream.peek(&mut [0]);
+        self.stream.set_read_timeout(Some(PATIENCE))?;
+        match seen {
+            Ok(_) => Ok(true),
+            Err(why) if matches!(why.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Ok(false),
+            Err(why) => Err(why),
+        }
     }
 
     /// Reads what is there, at least a byte. Answers how many used bytes it has let go.
