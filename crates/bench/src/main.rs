@@ -8,12 +8,15 @@
 mod contend;
 mod contenders;
 mod handover;
+mod limits;
+mod line;
 mod pairs;
 mod resp;
 mod rivals;
 mod run;
 mod server;
 mod table;
+mod waiters;
 
 use std::io::{Error, Result};
 use std::path::PathBuf;
@@ -63,6 +66,8 @@ enum What {
     Handover,
     /// Eight and 64 clients that fight for one lock
     Contend,
+    /// What a long line of waiters costs
+    Line,
     /// Everything
     All,
 }
@@ -74,8 +79,9 @@ impl What {
             What::Pairs { variant } => vec![("pairs", Box::new(move |run| pairs::run(run, &variant)))],
             What::Handover => vec![("handover", Box::new(handover::run))],
             What::Contend => vec![("contend", Box::new(contend::run))],
+            What::Line => vec![("line", Box::new(line::run))],
             What::All => {
-                let each = [What::Pairs { variant: Vec::new() }, What::Handover, What::Contend];
+                let each = [What::Pairs { variant: Vec::new() }, What::Handover, What::Contend, What::Line];
                 each.into_iter().flat_map(What::measurements).collect()
             }
         }

@@ -80,7 +80,7 @@ impl Conn {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        Ok(Conn { stream, received: Vec::with_capacity(64 * 1024), used: 0 })
+        Ok(Conn { stream, received: Vec::new(), used: 0 })
     }
 
     pub fn send(&mut self, bytes: &[u8]) -> Result<()> {
