@@ -53,28 +53,28 @@ impl<'a> Target<'a> {
         let now = clock::now();
         let Target { name, key, fresh, .. } = &mut self;
         let lock = key.value().map_or(fresh, |value| &mut value.lock);
-        let (answer, mut step) = with(|s| {
-            let mut turn = Turn::new(now, name, &mut s.fences, &mut s.waiting, lock);
+        let mut step = Step::default();
+        let answer = with(|s| {
+            let mut turn = Turn::new(now, name, &mut s.fences, &mut s.waiting, lock, &mut step);
             let answer = decide(&mut turn);
-            let step = turn.finish();
+            turn.finish();
             s.account(name, &step);
-            (answer, step)
+            answer
         });
         self.carry_out(&mut step, now);
         answer
     }
 
-    fn carry_out(mut self, step: &mut Step, now: Instant) {
-        let mut deleted = false;
-        let mut rearm = false;
+    fn carry_out(&mut self, step: &mut Step, now: Instant) {
+        let (mut deleted, mut rearm) = (false, false);
         if !step.change.is_none() {
             let effect = self.effect(&step.change, now);
             (deleted, rearm) = self.store();
             self.replicate(effect);
             self.ctx.signal_modified(self.raw);
         }
-        let Target { ctx, raw, key, .. } = self;
-        drop(key);
+        self.key.close();
+        let (ctx, raw) = (self.ctx, self.raw);
         for event in &step.events {
             ctx.notify(event_name(*event), raw);
         }
@@ -84,8 +84,8 @@ impl<'a> Target<'a> {
         if rearm {
             deadlines::rearm();
         }
-        for (waiter, outcome) in step.outcomes.drain(..) {
-            waiters::answer(waiter, outcome, now);
+        if !step.outcomes.is_empty() {
+            step.outcomes.drain(..).for_each(|(waiter, outcome)| waiters::answer(waiter, outcome, now));
         }
     }
 

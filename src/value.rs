@@ -125,19 +125,19 @@ impl Value {
     /// Its key is taken out of the keyspace. Where the value itself lives on under another name (RENAME, MOVE) it is
     /// no lock any more: the hold was of the resource, and the resource is a name.
     pub fn unlinked(&mut self, db: i32, key: &[u8]) {
-        let lock = std::mem::take(&mut self.lock);
         let slot = std::mem::take(&mut self.slot);
+        if slot.0 != Slot::NONE {
+            with(|s| s.db(db).schedule.remove(slot.0));
+        }
+        // Deleted by ourselves, all is said already.
+        if self.lock.is_gone() {
+            return;
+        }
+        let lock = std::mem::take(&mut self.lock);
         let name = Name::new(db, key);
         // A replica has no line to serve and tells nobody; its promotion must not find what its master did long ago.
         let master = types::flags_now().contains(Flags::MASTER);
-        let to_do = with(|s| {
-            if slot.0 != Slot::NONE {
-                s.db(db).schedule.remove(slot.0);
-            }
-            // Deleted by ourselves, all is said already.
-            if lock.is_gone() {
-                return false;
-            }
+        with(|s| {
             s.count_holders(db, -(lock.stored().len() as i64));
             for hold in lock.stored() {
                 if let Ephemeral::Bound(client) = hold.ephemeral() {
@@ -147,11 +147,8 @@ impl Value {
             if master && s.loading.is_none() {
                 s.pending.push_back(Task::Vanished(name.to_owned()));
             }
-            true
         });
-        if to_do {
-            deadlines::rearm();
-        }
+        deadlines::rearm();
     }
 }
 

@@ -196,6 +196,7 @@ mod tests {
     use crate::decide::{Acquired, Turn};
     use crate::lock::{Count, Request};
     use crate::queue::Newcomer;
+    use crate::step::Step;
     use crate::units::{ClientId, Fences, Ttl};
     use std::num::NonZeroU32;
 
@@ -224,7 +225,9 @@ mod tests {
             };
             let lock = self.locks.entry(name.clone()).or_default();
             let rank =
-                match Turn::new(NOW, &name, &mut self.fences, &mut self.waiting, lock).acquire(&request) {
+                match Turn::new(NOW, &name, &mut self.fences, &mut self.waiting, lock, &mut Step::default())
+                    .acquire(&request)
+                {
                     Acquired::NotNow(rank) => rank,
                     Acquired::Held(_) => return None,
                     other => panic!("{other:?}"),

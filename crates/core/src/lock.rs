@@ -312,9 +312,6 @@ impl Lock {
     /// Takes away every hold of which `gone` says so.
     pub(crate) fn remove(&mut self, mut gone: impl FnMut(&Hold) -> bool) -> SmallVec<[Hold; 1]> {
         let mut removed = SmallVec::new();
-        if !self.stored().iter().any(&mut gone) {
-            return removed;
-        }
         let mut sift = |mut holders: Holders| {
             removed.extend(holders.0.extract_if(.., |hold| gone(hold)));
             // A crowd that has left gives its memory back.
