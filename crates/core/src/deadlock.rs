@@ -61,9 +61,10 @@ struct Jam<'a> {
     line: Option<(Place, &'a Token)>,
 }
 
-/// So many resources are looked at, at the most: the search runs inside a command, and what it gives up on is still
-/// ended by leases and time limits.
+/// So many resources and tokens are looked at, at the most: the search runs inside a command, and what it gives up on is
+/// still ended by leases and time limits.
 const MOST_NAMES: usize = 256;
+const MOST_TOKENS: usize = 1024;
 
 impl Search {
     /// `start` is about to wait for `name`, in this mode and at the end of this rank.
@@ -95,17 +96,20 @@ impl Search {
             let Some(holders) = self.known.get(name) else { return Found::Ask(name.clone()) };
             // Who waits in this line alone is as stuck as its holders make it, and they are looked at anyway.
             let in_line = waiting.elsewhere_too(name);
-            for token in holders.tokens.iter().chain(in_line).filter(|token| **token != self.start) {
-                if waiting.of_token(token.as_bytes()).next().is_some() && self.met.insert(token.clone()) {
+            let in_the_way =
+                holders.tokens.iter().chain(in_line).filter(|token| {
+                    **token != self.start && waiting.of_token(token.as_bytes()).next().is_some()
+                });
+            for token in in_the_way.take(MOST_TOKENS.saturating_sub(self.tokens.len())) {
+                if self.met.insert(token.clone()) {
                     self.tokens.push(token.clone());
                 }
             }
             self.looked_at += 1;
             while let Some(token) = self.tokens.get(self.followed) {
-                let names = waiting.of_token(token.as_bytes()).map(|waiter| &waiter.name);
-                for name in names {
-                    if self.met_names.insert(name.clone()) {
-                        self.names.push(name.clone());
+                for waiter in waiting.of_token(token.as_bytes()) {
+                    if self.met_names.insert(waiter.name.clone()) {
+                        self.names.push(waiter.name.clone());
                     }
                 }
                 self.followed += 1;
@@ -187,161 +191,5 @@ impl Search {
         }
         circle.push(self.start.clone());
         circle
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::decide::{Acquired, Turn};
-    use crate::lock::{Count, Request};
-    use crate::queue::Newcomer;
-    use crate::step::Step;
-    use crate::units::{ClientId, Fences, Ttl};
-    use std::num::NonZeroU32;
-
-    #[derive(Default)]
-    struct World {
-        locks: HashMap<Name<'static>, Lock>,
-        waiting: Waiting,
-        fences: Fences,
-    }
-
-    const NOW: Instant = Instant::from_micros(1_000_000);
-
-    impl World {
-        /// Acquires or joins the line; the circle where that would close one.
-        fn want(&mut self, key: &str, token: &str, mode: Mode) -> Option<Vec<Token>> {
-            let name = Name::new(0, key.as_bytes()).to_owned();
-            let ttl = Ttl::from_millis(1000).unwrap();
-            let request = Request {
-                token: token.as_bytes(),
-                ttl,
-                mode,
-                count: Count::Keep,
-                bound_to: None,
-                delay: 0,
-                label: b"",
-            };
-            let lock = self.locks.entry(name.clone()).or_default();
-            let rank =
-                match Turn::new(NOW, &name, &mut self.fences, &mut self.waiting, lock, &mut Step::default())
-                    .acquire(&request)
-                {
-                    Acquired::NotNow(rank) => rank,
-                    Acquired::Held(_) => return None,
-                    other => panic!("{other:?}"),
-                };
-            let mut search = Search::new(Token::new(token.as_bytes()).unwrap(), &name, rank, mode);
-            loop {
-                match search.run(&self.waiting) {
-                    Found::Circle(circle) => return Some(circle),
-                    Found::Ask(name) => search.learn(name.clone(), self.locks.get(&name), NOW),
-                    Found::Nothing => break,
-                }
-            }
-            let client = ClientId(self.waiting.len() as u64);
-            let newcomer = Newcomer { name, rank, request, client, since: NOW, until: None };
-            self.waiting.join(newcomer).unwrap();
-            None
-        }
-    }
-
-    fn tokens(names: &str) -> Option<Vec<Token>> {
-        Some(names.split(' ').map(|name| Token::new(name.as_bytes()).unwrap()).collect())
-    }
-
-    #[test]
-    fn three_in_a_circle() {
-        let mut world = World::default();
-        for (key, token) in [("x", "a"), ("y", "b"), ("z", "c"), ("y", "a"), ("z", "b")] {
-            assert_eq!(world.want(key, token, Mode::Exclusive), None);
-        }
-        assert_eq!(world.want("x", "c", Mode::Exclusive), tokens("c a b c"));
-        assert_eq!(world.want("x", "d", Mode::Exclusive), None, "a bystander may wait");
-    }
-
-    #[test]
-    fn every_sharer_counts_but_a_permit_only_when_all_are_stuck() {
-        let mut world = World::default();
-        let two = Mode::Permits(NonZeroU32::new(2).unwrap());
-        for (key, token, mode) in
-            [("x", "t", Mode::Exclusive), ("s", "a", two), ("s", "b", two), ("x", "a", Mode::Exclusive)]
-        {
-            assert_eq!(world.want(key, token, mode), None);
-        }
-        assert_eq!(world.want("s", "t", two), None, "b may still leave");
-        let mut world = World::default();
-        for (key, token, mode) in [
-            ("x", "t", Mode::Exclusive),
-            ("r", "a", Mode::Shared),
-            ("r", "b", Mode::Shared),
-            ("x", "b", Mode::Exclusive),
-        ] {
-            assert_eq!(world.want(key, token, mode), None);
-        }
-        assert_eq!(world.want("r", "t", Mode::Exclusive), tokens("t b t"));
-    }
-
-    #[test]
-    fn whoever_stands_ahead_is_waited_for() {
-        let mut world = World::default();
-        for (key, token) in [("x", "t"), ("k", "h"), ("k", "w"), ("x", "w")] {
-            assert_eq!(world.want(key, token, Mode::Exclusive), None);
-        }
-        assert_eq!(world.want("k", "t", Mode::Exclusive), tokens("t w t"));
-    }
-
-    /// The first version looked at the mode of the holders only.
-    #[test]
-    fn who_wants_a_semaphore_alone_waits_for_every_permit() {
-        let two = Mode::Permits(NonZeroU32::new(2).unwrap());
-        let mut world = World::default();
-        for (key, token, mode) in
-            [("x", "t", Mode::Exclusive), ("s", "a", two), ("s", "b", two), ("x", "a", Mode::Exclusive)]
-        {
-            assert_eq!(world.want(key, token, mode), None);
-        }
-        assert_eq!(world.want("s", "t", Mode::Exclusive), tokens("t a t"));
-        assert_eq!(world.want("s", "v", Mode::Exclusive), None);
-        assert_eq!(world.want("s", "t", two), tokens("t a t"), "v stands ahead and waits for a");
-    }
-
-    /// The first version walked from token to token and forgot what it had learned of those it came by twice.
-    #[test]
-    fn who_is_met_twice_is_as_stuck_as_the_first_time() {
-        let two = Mode::Permits(NonZeroU32::new(2).unwrap());
-        let mut world = World::default();
-        for (key, token, mode) in [
-            ("x", "t", Mode::Exclusive),
-            ("z", "b", Mode::Exclusive),
-            ("s", "a", two),
-            ("s", "b", two),
-            ("x", "b", Mode::Exclusive),
-            ("z", "a", Mode::Exclusive),
-        ] {
-            assert_eq!(world.want(key, token, mode), None);
-        }
-        let circle = world.want("s", "t", two);
-        assert!(circle == tokens("t b t") || circle == tokens("t a b t"), "{circle:?}");
-    }
-
-    /// The first version saw this circle only where `t` had joined the two lines in the other order.
-    #[test]
-    fn who_stands_behind_the_start_in_another_line_waits_for_it() {
-        let mut world = World::default();
-        for (key, token) in [("k", "h"), ("y", "w"), ("k", "t"), ("k", "w")] {
-            assert_eq!(world.want(key, token, Mode::Exclusive), None);
-        }
-        assert_eq!(world.want("y", "t", Mode::Exclusive), tokens("t w t"));
-        assert_eq!(world.want("k", "t", Mode::Exclusive), None, "the same wait again, on another connection");
-    }
-
-    #[test]
-    fn two_upgraders() {
-        let mut world = World::default();
-        assert_eq!(world.want("r", "a", Mode::Shared), None);
-        assert_eq!(world.want("r", "b", Mode::Shared), None);
-        assert_eq!(world.want("r", "a", Mode::Exclusive), None, "the first one waits");
     }
 }

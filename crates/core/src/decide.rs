@@ -3,6 +3,7 @@
 //! Every one first lets the present in (leases that are over end, the line is served), then does its own work, then
 //! serves the line again. So no answer depends on whether the background has looked at the lock yet.
 
+use std::collections::HashSet;
 use std::num::NonZeroU32;
 
 use smallvec::SmallVec;
@@ -41,6 +42,35 @@ pub enum Confirmed {
     NotHeld,
     /// The fence lies this many ms further ahead of the clock than the skew bound allows.
     Ahead(u64),
+}
+
+/// Who holds a lock, while its line is served. Looking up each waiter among the holders is fine for the few that are
+/// mostly served at once; ten thousand sharers that are let in together would take a second of it.
+#[derive(Default)]
+struct Crowd {
+    joined: usize,
+    tokens: HashSet<Token>,
+}
+
+impl Crowd {
+    const MANY: usize = 32;
+
+    fn holds(&self, lock: &mut Lock, token: &Token) -> bool {
+        if self.joined < Self::MANY {
+            lock.find(token.as_bytes()).is_some()
+        } else {
+            self.tokens.contains(token)
+        }
+    }
+
+    fn joined(&mut self, lock: &Lock, token: Token) {
+        self.joined += 1;
+        if self.joined == Self::MANY {
+            self.tokens.extend(lock.stored().iter().map(|hold| hold.token.clone()));
+        } else if self.joined > Self::MANY {
+            self.tokens.insert(token);
+        }
+    }
 }
 
 /// One operation at one moment on one resource.
@@ -249,16 +279,17 @@ impl<'a> Turn<'a> {
     }
 
     fn serve_line(&mut self) {
+        let mut crowd = Crowd::default();
         while let Some(head) = self.waiting.head(self.name) {
             let id = head.id;
             if head.until.is_some_and(|until| until.passed(self.now)) {
                 self.take_out(&[id], Outcome::TimedOut);
                 continue;
             }
-            let (token, mode) = (head.token.clone(), head.mode);
-            let verdict = match (self.lock.find(token.as_bytes()).is_some(), self.lock.mode()) {
-                (true, Some(held_as)) => self.fit_again(held_as, mode),
-                _ => match self.lock.fit(mode) {
+            let held_as = self.lock.mode().filter(|_| crowd.holds(self.lock, &head.token));
+            let verdict = match held_as {
+                Some(held_as) => self.fit_again(held_as, head.mode),
+                None => match self.lock.fit(head.mode) {
                     Fit::Fits => Some(Ok(Granted::New)),
                     Fit::OtherPermits(n) => Some(Err(Refusal::OtherPermits(n.get()))),
                     Fit::NotNow => None,
@@ -266,28 +297,32 @@ impl<'a> Turn<'a> {
             };
             let Some(verdict) = verdict else { return };
             let Some(waiter) = self.waiting.leave(id) else { return };
-            let request = waiter.request();
-            let outcome = verdict.and_then(|granted| {
-                let fence = match granted {
-                    Granted::New => self.grant(&request)?,
-                    Granted::Renewal | Granted::Upgrade => self.renew(&request)?,
-                };
-                if granted == Granted::Upgrade {
-                    self.change_mode(Mode::Exclusive);
-                }
-                if granted != Granted::Renewal
-                    && let Some(hold) = self.lock.find(token.as_bytes())
-                {
-                    hold.set_in_doubt(Some(granted));
-                }
-                Ok(Outcome::Granted(fence, granted))
-            });
-            let holds = outcome.is_ok();
+            let outcome = verdict.and_then(|granted| self.hand_over(&waiter, granted));
+            let token = outcome.is_ok().then(|| waiter.token.clone());
             self.step.outcomes.push((waiter, outcome.unwrap_or_else(Outcome::Refused)));
-            if holds {
+            if let Some(token) = token {
                 self.answer_others(token.as_bytes());
+                crowd.joined(self.lock, token);
             }
         }
+    }
+
+    fn hand_over(&mut self, waiter: &Waiter, granted: Granted) -> Result<Outcome, Refusal> {
+        let request = waiter.request();
+        let fence = match granted {
+            Granted::New => self.grant(&request)?,
+            Granted::Renewal | Granted::Upgrade => self.renew(&request)?,
+        };
+        if granted == Granted::Upgrade {
+            self.change_mode(Mode::Exclusive);
+        }
+        // A hold that has begun is the last one, and one that has been upgraded the only one.
+        if granted != Granted::Renewal
+            && let Some(hold) = self.lock.stored_mut().last_mut()
+        {
+            hold.set_in_doubt(Some(granted));
+        }
+        Ok(Outcome::Granted(fence, granted))
     }
 
     /// Whether a waiter whose token holds the lock already gets what it waits for. None: it goes on waiting.

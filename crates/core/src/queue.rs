@@ -102,7 +102,7 @@ pub struct Limits {
 pub struct Waiting {
     waiters: HashMap<WaiterId, Waiter>,
     lines: HashMap<Name<'static>, BTreeSet<Place>>,
-    by_token: HashMap<Token, SmallVec<[WaiterId; 1]>>,
+    by_token: HashMap<Token, BTreeSet<WaiterId>>,
     by_client: HashMap<ClientId, WaiterId>,
     timeouts: Schedule<WaiterId>,
     /// The tokens that wait more than once.
@@ -157,7 +157,7 @@ impl Waiting {
         };
         self.lines.entry(waiter.name.clone()).or_default().insert((rank, id));
         let waits = self.by_token.entry(token).or_default();
-        waits.push(id);
+        waits.insert(id);
         if waits.len() == 2 {
             self.in_several.insert(waiter.token.clone());
         }
@@ -176,7 +176,7 @@ impl Waiting {
             }
         }
         if let Some(ids) = self.by_token.get_mut(&waiter.token) {
-            ids.retain(|other| *other != id);
+            ids.remove(&id);
             if ids.len() == 1 {
                 self.in_several.remove(&waiter.token);
             }

@@ -10,7 +10,7 @@ use dlock_core::codec::{self, Anchor, Malformed, Origin, Reader};
 use dlock_core::{Change, Instant, Lock, Mode};
 use proptest::prelude::*;
 
-use crate::model::system::{Content, Stored, content};
+use crate::model::content::{Content, Stored, content};
 
 /// The clock by which the fixtures were written.
 pub const AT: u64 = 1_760_000_000_500;

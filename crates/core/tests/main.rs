@@ -1,9 +1,11 @@
 //! The core against its contract. One binary, so that it links once: `cargo test -p dlock-core model::` runs one part.
 
 mod bytes;
+mod circles;
 mod corpus;
 mod model;
 mod regressions;
+mod scale;
 mod words;
 mod worlds;
 

@@ -4,7 +4,7 @@ use dlock_core::codec::Reader;
 use dlock_core::{Change, Lock, Mode, Token};
 
 use super::{AT, Plain, PlainHold, READER, read, write};
-use crate::model::system::{Stored, content};
+use crate::model::content::{Stored, content};
 
 /// The bytes in a file of hexadecimal lines; what begins with `#` is for people.
 fn bytes(file: &str) -> Vec<u8> {

@@ -5,7 +5,7 @@ use dlock_core::{Change, Lock};
 use proptest::prelude::*;
 
 use super::{AT, NOW, Plain, PlainHold, READER, read, write};
-use crate::model::system::content;
+use crate::model::content::content;
 
 fn refused(plain: &Plain) -> Malformed {
     READER.read(&plain.bytes()).expect_err("it must be refused")

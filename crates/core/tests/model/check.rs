@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 
 use dlock_core::{Ephemeral, Mode, Rank};
 
+use super::content::content;
 use super::moves::Move;
 use super::page::{Answer, Bond, KEYS, Page, TOKENS};
-use super::system::{self, FAR_AHEAD, System, content, name, token, token_of};
+use super::storage::FAR;
+use super::system::{self, System, name, token, token_of};
 
 /// Each of these happens in every full run, or the run proves nothing about it.
 pub const SOMETIMES: &[&str] = &[
@@ -147,7 +149,7 @@ pub fn invariants(system: &System, step: &Move) {
         let near = system.near.get(&key).cloned().unwrap_or_default();
         assert_eq!(content(&near), content(&lock), "the replica after {step:?}");
         let far = system.far.get(&key).cloned().unwrap_or_default();
-        assert!(content(&lock).is_about(&content(&far), FAR_AHEAD), "the far replica: {lock:?} {far:?}");
+        assert!(content(&lock).is_about(&content(&far), FAR), "the far replica: {lock:?} {far:?}");
     }
     if let Some(key) = looked_at(step) {
         no_lost_wake_up(system, key);

@@ -124,6 +124,21 @@ pub fn moves(page: &Page) -> BoxedStrategy<Move> {
     }
 }
 
+/// Everybody waits for ever, for two things at once if it comes to that: nothing but circles and what looks like them.
+pub fn waits() -> impl Strategy<Value = Vec<Move>> {
+    let two = Mode::Permits(NonZeroU32::new(2).expect("above 0"));
+    let mode = select(vec![Mode::Exclusive, Mode::Shared, two, two, two]);
+    let wait = (0..CLIENTS, 0..KEYS, 0..TOKENS, mode).prop_map(|(client, key, token, mode)| {
+        let (ttl, count) = (1000, Count::Keep);
+        Move::Acquire(
+            Wish { client, key, token, mode, ttl, count, ephemeral: false, delay: 0, label: 0 },
+            Some(0),
+        )
+    });
+    let release = (0..KEYS, 0..TOKENS).prop_map(|(key, token)| Move::Release(key, token, Counts::All));
+    prop::collection::vec(prop_oneof![12 => wait, 1 => release, 2 => Just(Move::Delivered(0))], 6..30)
+}
+
 fn acquire() -> impl Strategy<Value = Move> {
     let number = |n: u32| NonZeroU32::new(n).expect("above 0");
     let mode = prop_oneof![

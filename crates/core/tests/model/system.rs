@@ -2,24 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dlock_core::codec::{self, Anchor, Origin, Reader};
+use dlock_core::codec::Anchor;
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
-    Acquired, Change, ClientId, Confirmed, Event, Fence, Fences, Granted, Instant, Limits, Lock, Name,
-    Newcomer, Outcome, Request, Step, Ttl, Turn, Wait, WaiterId, Waiting,
+    Acquired, ClientId, Confirmed, Event, Fence, Fences, Granted, Instant, Limits, Lock, Name, Newcomer,
+    Outcome, Request, Step, Ttl, Turn, Wait, WaiterId, Waiting,
 };
 
 use super::moves::Move;
-use super::page::{Answer, Client, Flight, Heard, KEYS, Key, ROOM, Restart, Token, Told, Wish};
-
-/// The far replica's clock is so much ahead, in microseconds.
-const FAR: u64 = 86_399_123_457;
+use super::page::{Answer, Client, Flight, Heard, KEYS, Key, ROOM, Token, Told, Wish};
 
 #[derive(Clone, Default)]
 pub struct System {
     pub now: u64,
-    boot: u64,
-    offset: i64,
+    pub(super) boot: u64,
+    pub(super) offset: i64,
     pub fences: Fences,
     pub waiting: Waiting,
     pub locks: BTreeMap<Key, Lock>,
@@ -30,8 +27,8 @@ pub struct System {
     /// Who waits for an answer.
     pub unanswered: BTreeSet<WaiterId>,
     /// Which clients rely on a hold.
-    told: BTreeMap<(Key, Token), BTreeSet<Client>>,
-    greatest_grant: u64,
+    pub(super) told: BTreeMap<(Key, Token), BTreeSet<Client>>,
+    pub(super) greatest_grant: u64,
     /// The holds to look at when a connection closes.
     pub bonds: BTreeSet<(Client, Key, Token)>,
     pub heard: Vec<(Key, Heard)>,
@@ -74,7 +71,7 @@ impl System {
         Instant::from_micros(self.now)
     }
 
-    fn anchor(&self) -> Anchor {
+    pub(super) fn anchor(&self) -> Anchor {
         Anchor { boot: self.boot, offset: self.offset }
     }
 
@@ -95,31 +92,6 @@ impl System {
         }
         self.carry_out(key, step);
         answer
-    }
-
-    fn replicate(&mut self, key: Key, lock: &Lock, change: &Change) {
-        if change.is_none() {
-            return;
-        }
-        if let Change::Part { put, dropped } = change {
-            self.saw.push("a part of a lock is replicated");
-            assert!(put.iter().all(|token| !dropped.contains(token)), "put and dropped");
-        }
-        let mut bytes = Vec::new();
-        codec::write(lock, change, self.instant(), self.anchor(), &mut bytes);
-        let near = Reader { now: self.instant(), anchor: self.anchor(), origin: Origin::Live };
-        let now = Instant::from_micros(self.now + FAR);
-        let far = Reader { now, anchor: Anchor { boot: 99, offset: 0 }, origin: Origin::Live };
-        for (reader, replica) in [(near, &mut self.near), (far, &mut self.far)] {
-            let written = reader.read(&bytes).expect("what was written can be read");
-            let mut lock = replica.remove(&key).unwrap_or_default();
-            assert!(written.clone().apply(&mut lock), "an effect is refused");
-            let once = lock.clone();
-            assert!(written.apply(&mut lock) && content(&lock) == content(&once), "effects are idempotent");
-            if !lock.is_gone() {
-                replica.insert(key, lock);
-            }
-        }
     }
 
     fn carry_out(&mut self, key: Key, step: Step) {
@@ -332,45 +304,13 @@ impl System {
         }
     }
 
-    fn demote(&mut self) {
+    pub(super) fn demote(&mut self) {
         let all: Vec<WaiterId> = self.unanswered.iter().copied().collect();
         for id in all {
             self.waiting.leave(id).expect("it waits");
         }
         self.unanswered.clear();
         self.flights.clear();
-    }
-
-    /// Everything is written, and read again by another server with another clock; the replicas are filled anew.
-    fn restart(&mut self, Restart { same_boot, down, jump }: Restart) {
-        self.demote();
-        self.told.clear();
-        let mut stored = BTreeMap::new();
-        for (key, lock) in &self.locks {
-            let mut bytes = Vec::new();
-            codec::write(lock, &Change::Whole, self.instant(), self.anchor(), &mut bytes);
-            stored.insert(*key, bytes);
-        }
-        self.now = (self.now + down * 1000).saturating_add_signed(jump * 1000);
-        (self.boot, self.offset) =
-            if same_boot { (self.boot, self.offset + jump) } else { (self.boot + 1, 7) };
-        *self = System {
-            now: self.now,
-            boot: self.boot,
-            offset: self.offset,
-            fences: self.fences,
-            greatest_grant: self.greatest_grant,
-            ..System::default()
-        };
-        let reader = Reader { now: self.instant(), anchor: self.anchor(), origin: Origin::Stored };
-        for (key, bytes) in stored {
-            let written = reader.read(&bytes).expect("what was stored can be read");
-            assert!(written.is_whole() && written.greatest_fence() <= self.fences.last());
-            let mut lock = Lock::default();
-            assert!(written.apply(&mut lock));
-            self.replicate(key, &lock, &Change::Whole);
-            self.locks.insert(key, lock);
-        }
     }
 }
 
@@ -386,62 +326,3 @@ fn heard(event: Event) -> Heard {
         Event::Freed => Heard::Freed,
     }
 }
-
-/// What is stored of a lock, whatever the order of its holders, and whichever connections they are bound to.
-pub fn content(lock: &Lock) -> Content {
-    // At the beginning of time nothing is over yet.
-    let all = lock.at(Instant::from_micros(0));
-    let holds = all.holds().map(|hold| Stored {
-        token: hold.token().as_bytes().to_vec(),
-        fence: hold.fence().get(),
-        end: hold.deadline().millis(),
-        ttl: hold.ttl().millis(),
-        count: hold.count(),
-        ephemeral: hold.ephemeral() != dlock_core::Ephemeral::No,
-        delay: hold.delay().into(),
-        label: hold.label().to_vec(),
-    });
-    let mut holds: Vec<Stored> = holds.collect();
-    holds.sort();
-    Content { mode: all.mode(), delay_until: all.delay_left(), holds }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Content {
-    pub mode: Option<dlock_core::Mode>,
-    /// In ms of the server clock.
-    pub delay_until: u64,
-    pub holds: Vec<Stored>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Stored {
-    pub token: Vec<u8>,
-    pub fence: u64,
-    pub end: u64,
-    pub ttl: u64,
-    pub count: u32,
-    pub ephemeral: bool,
-    pub delay: u64,
-    pub label: Vec<u8>,
-}
-
-impl Content {
-    /// The same lock by a clock that is `us` microseconds ahead. Both round up to whole ms, each by its own clock, and
-    /// moving from one to the other rounds up again.
-    pub fn is_about(&self, other: &Content, us: u64) -> bool {
-        let near = |here: u64, there: u64| {
-            (here == 0) == (there == 0)
-                && (here == 0 || (0..3000).contains(&(there * 1000 + 1000 - us - here * 1000)))
-        };
-        let same = |(a, b): (&Stored, &Stored)| {
-            near(a.end, b.end) && Stored { end: 0, ..a.clone() } == Stored { end: 0, ..b.clone() }
-        };
-        self.mode == other.mode
-            && near(self.delay_until, other.delay_until)
-            && self.holds.len() == other.holds.len()
-            && self.holds.iter().zip(&other.holds).all(same)
-    }
-}
-
-pub const FAR_AHEAD: u64 = FAR;

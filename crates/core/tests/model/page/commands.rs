@@ -1,5 +1,6 @@
 //! The commands, and what happens to a server besides them.
 
+use super::line::May;
 use super::*;
 
 /// A start of the server, or of another one on the same data.

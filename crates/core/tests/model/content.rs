@@ -1,0 +1,60 @@
+//! What is stored of a lock, in a form that can be compared.
+
+use dlock_core::{Ephemeral, Instant, Lock, Mode};
+
+/// What is stored of a lock, whatever the order of its holders, and whichever connections they are bound to.
+pub fn content(lock: &Lock) -> Content {
+    // At the beginning of time nothing is over yet.
+    let all = lock.at(Instant::from_micros(0));
+    let holds = all.holds().map(|hold| Stored {
+        token: hold.token().as_bytes().to_vec(),
+        fence: hold.fence().get(),
+        end: hold.deadline().millis(),
+        ttl: hold.ttl().millis(),
+        count: hold.count(),
+        ephemeral: hold.ephemeral() != Ephemeral::No,
+        delay: hold.delay().into(),
+        label: hold.label().to_vec(),
+    });
+    let mut holds: Vec<Stored> = holds.collect();
+    holds.sort();
+    Content { mode: all.mode(), delay_until: all.delay_left(), holds }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Content {
+    pub mode: Option<Mode>,
+    /// In ms of the server clock.
+    pub delay_until: u64,
+    pub holds: Vec<Stored>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Stored {
+    pub token: Vec<u8>,
+    pub fence: u64,
+    pub end: u64,
+    pub ttl: u64,
+    pub count: u32,
+    pub ephemeral: bool,
+    pub delay: u64,
+    pub label: Vec<u8>,
+}
+
+impl Content {
+    /// The same lock by a clock that is `us` microseconds ahead. Both round up to whole ms, each by its own clock, and
+    /// moving from one to the other rounds up again.
+    pub fn is_about(&self, other: &Content, us: u64) -> bool {
+        let near = |here: u64, there: u64| {
+            (here == 0) == (there == 0)
+                && (here == 0 || (0..3000).contains(&(there * 1000 + 1000 - us - here * 1000)))
+        };
+        let same = |(a, b): (&Stored, &Stored)| {
+            near(a.end, b.end) && Stored { end: 0, ..a.clone() } == Stored { end: 0, ..b.clone() }
+        };
+        self.mode == other.mode
+            && near(self.delay_until, other.delay_until)
+            && self.holds.len() == other.holds.len()
+            && self.holds.iter().zip(&other.holds).all(same)
+    }
+}

@@ -1,0 +1,131 @@
+//! Who is next, and who may have what.
+
+use super::*;
+
+/// Whether a wish can be granted.
+pub(super) enum May {
+    Now(Granted),
+    Later,
+    Never(Refusal),
+}
+
+impl Page {
+    /// The next in line, for as long as the next can be granted.
+    pub(super) fn serve(&mut self, key: Key) {
+        while let Some(waiter) = self.line(key).first().cloned() {
+            if waiter.until.is_some_and(|until| self.is_over(until)) {
+                self.marks.push("a wait is over when its turn comes");
+                self.leave(&waiter, Told::TimedOut);
+                continue;
+            }
+            let wish = waiter.wish;
+            match self.may(&wish) {
+                May::Later => {
+                    if self.delayed(key) && self.holds_of(key).next().is_none() {
+                        self.marks.push("a delay keeps a waiter out");
+                    }
+                    return;
+                }
+                May::Never(refusal) => {
+                    self.marks.push("a waiter is refused when its turn comes");
+                    self.leave(&waiter, Told::Refused(refusal));
+                }
+                May::Now(granted) => self.hand_over(&waiter, granted),
+            }
+        }
+    }
+
+    pub(super) fn hand_over(&mut self, waiter: &Waiter, granted: Granted) {
+        let wish = waiter.wish;
+        let fence = match granted {
+            Granted::New => self.begin(&wish),
+            Granted::Upgrade | Granted::Renewal => self.again(&wish),
+        };
+        match fence {
+            Err(refusal) => return self.leave(waiter, Told::Refused(refusal)),
+            Ok(fence) => self.leave(waiter, Told::Granted(fence, granted)),
+        }
+        self.marks.push(match granted {
+            Granted::New => "a hand-over",
+            Granted::Upgrade => "an upgrade that waited",
+            // Does not happen, and is not in the list of what does: the grant itself has answered that wait.
+            Granted::Renewal => "a wait for what its token holds",
+        });
+        let hold = self.hold_mut(wish.key, wish.token).expect("it has just been granted");
+        if granted == Granted::Upgrade {
+            hold.mode = Mode::Exclusive;
+        }
+        hold.told_one = Some(granted).filter(|granted| *granted != Granted::Renewal);
+        self.answer_others(wish.key, wish.token);
+    }
+
+    /// A grant to a token answers each of its waits on that key that asks for no more.
+    pub(super) fn answer_others(&mut self, key: Key, token: Token) {
+        for waiter in self.waiters.clone() {
+            if (waiter.wish.key, waiter.wish.token) != (key, token) {
+                continue;
+            }
+            let late = waiter.until.is_some_and(|until| self.is_over(until));
+            if !late && matches!(self.may(&waiter.wish), May::Now(Granted::Renewal)) {
+                self.hand_over_again(&waiter);
+            }
+        }
+    }
+
+    pub(super) fn hand_over_again(&mut self, waiter: &Waiter) {
+        self.marks.push("one grant answers two waits of a token");
+        let told = match self.again(&waiter.wish) {
+            Ok(fence) => Told::Granted(fence, Granted::Renewal),
+            Err(refusal) => Told::Refused(refusal),
+        };
+        self.leave(waiter, told);
+    }
+
+    pub(super) fn leave(&mut self, waiter: &Waiter, told: Told) {
+        let wish = waiter.wish;
+        self.waiters.retain(|other| other.wish.client != wish.client);
+        self.told.push((wish.client, told));
+        if let Told::Granted(fence, granted) = told {
+            self.flights.push(Flight {
+                client: wish.client,
+                key: wish.key,
+                token: wish.token,
+                fence,
+                granted,
+            });
+        }
+    }
+
+    pub(super) fn may(&self, wish: &Wish) -> May {
+        let others: Vec<Mode> =
+            self.holds_of(wish.key).filter(|hold| hold.token != wish.token).map(|hold| hold.mode).collect();
+        let delayed = self.delayed(wish.key);
+        match (self.hold(wish.key, wish.token).map(|hold| hold.mode), wish.mode) {
+            (Some(Mode::Permits(n)), Mode::Permits(asked)) if n != asked => {
+                May::Never(Refusal::OtherPermits(n.get()))
+            }
+            (Some(has), asked) if has == asked => May::Now(Granted::Renewal),
+            (Some(Mode::Permits(_)), _) | (Some(_), Mode::Permits(_)) => May::Never(Refusal::OtherMode),
+            (Some(Mode::Exclusive), _) => May::Now(Granted::Renewal),
+            (Some(_), _) if others.is_empty() && !delayed => May::Now(Granted::Upgrade),
+            (Some(_), _) => May::Later,
+            (None, Mode::Permits(asked)) => {
+                let size = others.iter().find_map(|mode| match mode {
+                    Mode::Permits(n) => Some(*n),
+                    _ => None,
+                });
+                match size {
+                    Some(n) if n != asked => May::Never(Refusal::OtherPermits(n.get())),
+                    Some(n) if others.len() < n.get() as usize && !delayed => May::Now(Granted::New),
+                    None if others.is_empty() && !delayed => May::Now(Granted::New),
+                    _ => May::Later,
+                }
+            }
+            (None, asked) => {
+                let fits = others.is_empty()
+                    || asked == Mode::Shared && others.iter().all(|mode| *mode == Mode::Shared);
+                if fits && !delayed { May::Now(Granted::New) } else { May::Later }
+            }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! What goes out of a server as bytes: effects to its replicas, and everything to its disk.
+
+use std::collections::BTreeMap;
+
+use dlock_core::codec::{self, Anchor, Origin, Reader};
+use dlock_core::{Change, Instant, Lock};
+
+use super::content::content;
+use super::page::{Key, Restart};
+use super::system::System;
+
+/// The far replica's clock is so much ahead, in microseconds.
+pub const FAR: u64 = 86_399_123_457;
+
+impl System {
+    pub(super) fn replicate(&mut self, key: Key, lock: &Lock, change: &Change) {
+        if change.is_none() {
+            return;
+        }
+        if let Change::Part { put, dropped } = change {
+            self.saw.push("a part of a lock is replicated");
+            assert!(put.iter().all(|token| !dropped.contains(token)), "put and dropped");
+        }
+        let mut bytes = Vec::new();
+        codec::write(lock, change, self.instant(), self.anchor(), &mut bytes);
+        let near = Reader { now: self.instant(), anchor: self.anchor(), origin: Origin::Live };
+        let now = Instant::from_micros(self.now + FAR);
+        let far = Reader { now, anchor: Anchor { boot: 99, offset: 0 }, origin: Origin::Live };
+        for (reader, replica) in [(near, &mut self.near), (far, &mut self.far)] {
+            let written = reader.read(&bytes).expect("what was written can be read");
+            let mut lock = replica.remove(&key).unwrap_or_default();
+            assert!(written.clone().apply(&mut lock), "an effect is refused");
+            let once = lock.clone();
+            assert!(written.apply(&mut lock) && content(&lock) == content(&once), "effects are idempotent");
+            if !lock.is_gone() {
+                replica.insert(key, lock);
+            }
+        }
+    }
+
+    /// Everything is written, and read again by another server with another clock; the replicas are filled anew.
+    pub(super) fn restart(&mut self, Restart { same_boot, down, jump }: Restart) {
+        self.demote();
+        self.told.clear();
+        let mut stored = BTreeMap::new();
+        for (key, lock) in &self.locks {
+            let mut bytes = Vec::new();
+            codec::write(lock, &Change::Whole, self.instant(), self.anchor(), &mut bytes);
+            stored.insert(*key, bytes);
+        }
+        self.now = (self.now + down * 1000).saturating_add_signed(jump * 1000);
+        (self.boot, self.offset) =
+            if same_boot { (self.boot, self.offset + jump) } else { (self.boot + 1, 7) };
+        *self = System {
+            now: self.now,
+            boot: self.boot,
+            offset: self.offset,
+            fences: self.fences,
+            greatest_grant: self.greatest_grant,
+            ..System::default()
+        };
+        let reader = Reader { now: self.instant(), anchor: self.anchor(), origin: Origin::Stored };
+        for (key, bytes) in stored {
+            let written = reader.read(&bytes).expect("what was stored can be read");
+            assert!(written.is_whole() && written.greatest_fence() <= self.fences.last());
+            let mut lock = Lock::default();
+            assert!(written.apply(&mut lock));
+            self.replicate(key, &lock, &Change::Whole);
+            self.locks.insert(key, lock);
+        }
+    }
+}
