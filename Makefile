@@ -34,8 +34,8 @@ asan: setup ## the integration tests with the module under AddressSanitizer (nee
 fuzz: setup ## each fuzz target for SECONDS=60 (needs nightly, fetches it)
 	@scripts/fuzz.sh $(SECONDS)
 
-bench: setup ## commands per second beside plain SET NX PX and DEL
-	@scripts/bench.sh
+bench: setup ## how fast it is beside plain SET, scripts and Redisson (ARGS="pairs --quick")
+	@scripts/bench.sh $(ARGS)
 
 stall: setup ## the longest pause when 100,000 of 1,000,000 leases end together
 	@scripts/stall.sh
