@@ -48,12 +48,18 @@ fn with_wall_clock(kind: &ServerKind) -> (ServerKind, WallClock) {
 fn shim() -> &'static Path {
     static SHIM: OnceLock<PathBuf> = OnceLock::new();
     SHIM.get_or_init(|| {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("wall-clock-{}.so", process::id()));
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let (path, unfinished) = (folder.join("wall-clock.so"), folder.join(format!("{}.so", process::id())));
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/expiry/shim.c");
         let mut cc = Command::new("cc");
-        cc.args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"]).arg(&path).arg(source).arg("-ldl");
+        cc.args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
+            .arg(&unfinished)
+            .arg(source)
+            .arg("-ldl");
         let status = cc.status().unwrap_or_else(|error| panic!("cc does not run: {error}"));
         assert!(status.success(), "the shim does not compile");
+        // Another run's server may have the old one loaded.
+        fs::rename(&unfinished, &path).expect("the shim can be moved into place");
         path
     })
 }
