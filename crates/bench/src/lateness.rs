@@ -1,0 +1,81 @@
+//! How late the next in line has the lock when its holder's lease ends, while very many other holds are live, beside
+//! how late a ping is answered after as long a pause.
+
+use std::io::Result;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::many::{HOLDS, Many, Way};
+use crate::ping::ping;
+use crate::resp::{Command, Conn, Expect, Value, strange};
+use crate::run::{Report, Run};
+use crate::table::{Table, median, percentile, time};
+
+const LOCK: &str = "lock";
+
+/// How long leases last, and pauses.
+const PAUSE_MS: std::ops::RangeInclusive<u64> = 5..=25;
+
+const BLOCK: usize = 50;
+
+/// Measures both in turns.
+pub fn run(run: &Run) -> Result<Vec<Report>> {
+    let title = format!("Hand-over when a lease ends, {HOLDS} other holds live");
+    let rounds = run.scale(4, 20);
+    run.progress(&format!("{title}: they are taken"));
+    let mut many = Many::start(run, Way::Dlock, HOLDS)?;
+    let mut next = many.server.connect()?;
+    let empty = run.program.start(false, &[])?;
+    let mut on_empty = empty.connect()?;
+    let (mut late, mut noise) = (Vec::new(), Vec::new());
+    for nth in 0..rounds {
+        run.progress(&format!("{title}: round {} of {rounds}", nth + 1));
+        for _ in 0..BLOCK {
+            noise.push(ping_after_a_pause(&mut on_empty)?);
+        }
+        for _ in 0..BLOCK {
+            late.push(lateness(&mut many.conn, &mut next).map_err(|why| many.explain(&why))?);
+        }
+    }
+    Ok(vec![run.done(report(title, &late, &noise))])
+}
+
+fn pause() -> Duration {
+    Duration::from_millis(rand::random_range(PAUSE_MS))
+}
+
+fn ping_after_a_pause(conn: &mut Conn) -> Result<f64> {
+    sleep(pause());
+    ping(conn)
+}
+
+/// Microseconds from the end of a lease, as its holder knows it, until the next has the lock.
+fn lateness(holder: &mut Conn, next: &mut Conn) -> Result<f64> {
+    let ttl = pause();
+    // The lease begins at the server, a little later: lateness is never shown too small.
+    let due = Instant::now() + ttl;
+    holder.call(&["DLOCK.ACQUIRE", LOCK, "holder", &ttl.as_millis().to_string()])?;
+    next.send(&Command::new(&["DLOCK.ACQUIRE", LOCK, "next", "600000", "BLOCK", "0"]).on_key(0))?;
+    Expect::Number.check(next.line()?)?;
+    let late = due.elapsed();
+    match next.call(&["DLOCK.RELEASE", LOCK, "next"])? {
+        Value::Int(1) if Instant::now() >= due => Ok(late.as_secs_f64() * 1e6),
+        Value::Int(1) => Err(strange("a grant before the lease was over")),
+        other => Err(strange(&format!("{other:?}"))),
+    }
+}
+
+fn report(title: String, late: &[f64], noise: &[f64]) -> Report {
+    let mut table = Table::new(&title, &["", "p50", "p99", "max", "samples"]);
+    let mut lines = Vec::new();
+    for (name, samples) in [("a ping of an empty server, after a pause", noise), ("dlock, lateness", late)] {
+        let [p50, p99, max] = [median(samples), percentile(samples, 0.99), percentile(samples, 1.0)];
+        table.row(vec![name.into(), time(p50), time(p99), time(max), samples.len().to_string()]);
+        lines.push(
+            json!({ "what": name, "us": { "p50": p50, "p99": p99, "max": max }, "samples": samples.len() }),
+        );
+    }
+    Report { table, notes: Vec::new(), json: json!({ "title": title, "samples": lines }) }
+}
