@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::many::{HOLDS, Many, Way};
-use crate::ping::ping;
+use crate::ping::{Delays, OWN, Took, ping};
 use crate::resp::{Command, Conn, Expect, Value, strange};
 use crate::run::{Report, Run};
+use crate::server::Server;
 use crate::table::{Table, median, percentile, time};
 
 const LOCK: &str = "lock";
@@ -33,10 +34,10 @@ pub fn run(run: &Run) -> Result<Vec<Report>> {
     for nth in 0..rounds {
         run.progress(&format!("{title}: round {} of {rounds}", nth + 1));
         for _ in 0..BLOCK {
-            noise.push(ping_after_a_pause(&mut on_empty)?);
+            noise.push(ping_after_a_pause(&empty, &mut on_empty)?);
         }
         for _ in 0..BLOCK {
-            late.push(lateness(&mut many.conn, &mut next).map_err(|why| many.explain(&why))?);
+            late.push(lateness(&mut many, &mut next).map_err(|why| many.explain(&why))?);
         }
     }
     Ok(vec![run.done(report(title, &late, &noise))])
@@ -46,36 +47,48 @@ fn pause() -> Duration {
     Duration::from_millis(rand::random_range(PAUSE_MS))
 }
 
-fn ping_after_a_pause(conn: &mut Conn) -> Result<f64> {
+fn ping_after_a_pause(server: &Server, conn: &mut Conn) -> Result<Took> {
     sleep(pause());
-    ping(conn)
+    ping(server, conn)
 }
 
-/// Microseconds from the end of a lease, as its holder knows it, until the next has the lock.
-fn lateness(holder: &mut Conn, next: &mut Conn) -> Result<f64> {
+/// From the end of a lease, as its holder knows it, until the next has the lock.
+fn lateness(many: &mut Many, next: &mut Conn) -> Result<Took> {
+    let Many { server, conn: holder, .. } = many;
     let ttl = pause();
+    let before = server.kept_waiting();
     // The lease begins at the server, a little later: lateness is never shown too small.
     let due = Instant::now() + ttl;
     holder.call(&["DLOCK.ACQUIRE", LOCK, "holder", &ttl.as_millis().to_string()])?;
+    let began_late = server.kept_waiting() - before;
     next.send(&Command::new(&["DLOCK.ACQUIRE", LOCK, "next", "600000", "BLOCK", "0"]).on_key(0))?;
+    holder.call(&["PING"])?;
+    let delays = Delays::start(server);
     Expect::Number.check(next.line()?)?;
-    let late = due.elapsed();
+    let mut late = delays.end(due);
+    late.own = (late.own - began_late.as_secs_f64() * 1e6).max(0.0);
     match next.call(&["DLOCK.RELEASE", LOCK, "next"])? {
-        Value::Int(1) if Instant::now() >= due => Ok(late.as_secs_f64() * 1e6),
+        Value::Int(1) if Instant::now() >= due => Ok(late),
         Value::Int(1) => Err(strange("a grant before the lease was over")),
         other => Err(strange(&format!("{other:?}"))),
     }
 }
 
-fn report(title: String, late: &[f64], noise: &[f64]) -> Report {
-    let mut table = Table::new(&title, &["", "p50", "p99", "max", "samples"]);
+fn report(title: String, late: &[Took], noise: &[Took]) -> Report {
+    let head = ["", "p50", "p99", "max", "own p50", "p99", "max", "samples"];
+    let mut table = Table::new(&title, &head);
     let mut lines = Vec::new();
     for (name, samples) in [("a ping of an empty server, after a pause", noise), ("dlock, lateness", late)] {
-        let [p50, p99, max] = [median(samples), percentile(samples, 0.99), percentile(samples, 1.0)];
-        table.row(vec![name.into(), time(p50), time(p99), time(max), samples.len().to_string()]);
-        lines.push(
-            json!({ "what": name, "us": { "p50": p50, "p99": p99, "max": max }, "samples": samples.len() }),
-        );
+        let three = |field: fn(&Took) -> f64| -> [f64; 3] {
+            let all: Vec<f64> = samples.iter().map(field).collect();
+            [median(&all), percentile(&all, 0.99), percentile(&all, 1.0)]
+        };
+        let (all, own) = (three(|took| took.all), three(|took| took.own));
+        let figures = all.into_iter().chain(own).map(time);
+        let cells = [name.to_owned()].into_iter().chain(figures).chain([samples.len().to_string()]);
+        table.row(cells.collect());
+        let json = |[p50, p99, max]: [f64; 3]| json!({ "p50": p50, "p99": p99, "max": max });
+        lines.push(json!({ "what": name, "us": json(all), "own_us": json(own), "samples": samples.len() }));
     }
-    Report { table, notes: Vec::new(), json: json!({ "title": title, "samples": lines }) }
+    Report { table, notes: vec![OWN.to_owned()], json: json!({ "title": title, "samples": lines }) }
 }

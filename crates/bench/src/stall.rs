@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::many::{HOLDS, Many, Way};
-use crate::ping::ping_for;
+use crate::ping::{OWN, Took, ping_for};
 use crate::run::{Report, Run};
 use crate::table::{Table, median, percentile, si, time};
 
@@ -27,7 +27,7 @@ const BEFORE: Duration = Duration::from_millis(200);
 /// Pings of one kind, a list a round.
 struct Row {
     name: String,
-    rounds: Vec<Vec<f64>>,
+    rounds: Vec<Vec<Took>>,
 }
 
 /// A server with its holds, and what was measured there.
@@ -56,7 +56,7 @@ pub fn run(run: &Run) -> Result<Vec<Report>> {
     for nth in 0..rounds {
         run.progress(&format!("{title}: round {} of {rounds}", nth + 1));
         for lane in &mut lanes {
-            noise.rounds.push(ping_for(&mut on_empty, WINDOW)?);
+            noise.rounds.push(ping_for(&empty, &mut on_empty, WINDOW)?);
             lane.round().map_err(|why| lane.many.explain(&why))?;
         }
     }
@@ -98,10 +98,10 @@ impl Lane {
     }
 
     /// Microseconds of each ping, and of the server's processor time meanwhile.
-    fn ping(&mut self) -> Result<(Vec<f64>, f64)> {
+    fn ping(&mut self) -> Result<(Vec<Took>, f64)> {
         let Many { server, conn, .. } = &mut self.many;
         let cpu = server.cpu();
-        let pings = ping_for(conn, WINDOW)?;
+        let pings = ping_for(server, conn, WINDOW)?;
         let cpu = server.cpu().zip(cpu).map_or(f64::NAN, |(after, before)| (after - before).as_secs_f64());
         Ok((pings, cpu * 1e6))
     }
@@ -109,30 +109,38 @@ impl Lane {
 
 /// The longest ping of each round counts: of all rounds together it would be the machine's.
 fn report(title: String, noise: &Row, lanes: &[Lane]) -> Report {
-    let head = ["", "p50", "p99", "longest a round", "(min..max)", "server us/hold", "left"];
+    let head = ["", "p50", "p99", "longest a round", "(min..max)", "of its own", "(min..max)", "left"];
     let mut table = Table::new(&title, &head);
     let mut lines = Vec::new();
     let rows = lanes.iter().flat_map(|lane| [(&lane.calm, None), (&lane.ending, Some(lane))]);
-    for (row, ended) in [(noise, None)].into_iter().chain(rows) {
-        let cpu = ended.map(|lane| median(&lane.cpu));
-        let left = ended.map(|lane| median(&lane.left));
-        let all: Vec<f64> = row.rounds.iter().flatten().copied().collect();
-        let longest: Vec<f64> = row.rounds.iter().map(|round| percentile(round, 1.0)).collect();
-        let (p50, p99) = (median(&all), percentile(&all, 0.99));
-        let (least, most) = (percentile(&longest, 0.0), percentile(&longest, 1.0));
+    for (row, lane) in [(noise, None)].into_iter().chain(rows) {
+        let all: Vec<f64> = row.rounds.iter().flatten().map(|ping| ping.all).collect();
+        let longest = |field: fn(&Took) -> f64| -> [f64; 3] {
+            let of_round = |round: &Vec<Took>| round.iter().map(field).fold(f64::NAN, f64::max);
+            let each: Vec<f64> = row.rounds.iter().map(of_round).collect();
+            [median(&each), percentile(&each, 0.0), percentile(&each, 1.0)]
+        };
+        let (taken, own) = (longest(|ping| ping.all), longest(|ping| ping.own));
+        let left = lane.map(|lane| median(&lane.left));
+        // Without those that are left: it would be a division of next to nothing by next to nothing.
+        let cpu = lane.filter(|_| left < Some(DUE as f64 / 2.0)).map(|lane| median(&lane.cpu));
+        let spread = |[_, least, most]: [f64; 3]| format!("{}..{}", time(least), time(most));
         table.row(vec![
             row.name.clone(),
-            time(p50),
-            time(p99),
-            time(median(&longest)),
-            format!("{}..{}", time(least), time(most)),
-            cpu.map_or(String::new(), |cpu| format!("{cpu:.2}")),
+            time(median(&all)),
+            time(percentile(&all, 0.99)),
+            time(taken[0]),
+            spread(taken),
+            time(own[0]),
+            spread(own),
             left.map_or(String::new(), si),
         ]);
+        let json = |[median, min, max]: [f64; 3]| json!({ "median": median, "min": min, "max": max });
         lines.push(json!({
-            "what": row.name, "p50_us": p50, "p99_us": p99, "server_us_per_hold": cpu, "left": left,
-            "longest_us": { "median": median(&longest), "min": least, "max": most },
+            "what": row.name, "p50_us": median(&all), "p99_us": percentile(&all, 0.99), "left": left,
+            "longest_us": json(taken), "longest_own_us": json(own), "server_us_per_hold": cpu,
         }));
     }
-    Report { table, notes: Vec::new(), json: json!({ "title": title, "pings": lines }) }
+    let notes = vec![OWN.to_owned()];
+    Report { table, notes, json: json!({ "title": title, "pings": lines }) }
 }
