@@ -34,7 +34,7 @@ asan: setup ## the integration tests with the module under AddressSanitizer (nee
 fuzz: setup ## each fuzz target for SECONDS=60 (needs nightly, fetches it)
 	@scripts/fuzz.sh $(SECONDS)
 
-bench: setup ## how fast it is beside plain SET, scripts and Redisson (ARGS="pairs --quick")
+bench: setup ## how fast it is beside plain SET, scripts and Redisson (ARGS="all --quick", ARGS="contend --only dlock")
 	@scripts/bench.sh $(ARGS)
 
 stall: setup ## the longest pause when 100,000 of 1,000,000 leases end together

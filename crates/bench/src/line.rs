@@ -77,7 +77,7 @@ fn round(line: &mut Line, batches: usize) -> Result<[f64; OPERATIONS.len()]> {
     if after != before {
         return Err(strange(&format!("{after} wait where {before} should")));
     }
-    Ok(all.map(|spent| (spent.cpu - idle.cpu / idle.wall * spent.wall) / spent.operations as f64))
+    Ok(all.map(|spent| spent.less(idle).cpu / spent.operations as f64))
 }
 
 /// Ratios are of rounds: the long line against the short one.

@@ -8,13 +8,17 @@
 mod contend;
 mod contenders;
 mod handover;
+mod lateness;
 mod limits;
 mod line;
+mod many;
 mod pairs;
+mod ping;
 mod resp;
 mod rivals;
 mod run;
 mod server;
+mod stall;
 mod table;
 mod waiters;
 
@@ -68,6 +72,8 @@ enum What {
     Contend,
     /// What a long line of waiters costs
     Line,
+    /// How long the server answers nobody while 100,000 of a million holds end, and how late a hand-over is then
+    Stall,
     /// Everything
     All,
 }
@@ -80,8 +86,15 @@ impl What {
             What::Handover => vec![("handover", Box::new(handover::run))],
             What::Contend => vec![("contend", Box::new(contend::run))],
             What::Line => vec![("line", Box::new(line::run))],
+            What::Stall => vec![("stall", Box::new(stall::run)), ("lateness", Box::new(lateness::run))],
             What::All => {
-                let each = [What::Pairs { variant: Vec::new() }, What::Handover, What::Contend, What::Line];
+                let each = [
+                    What::Pairs { variant: Vec::new() },
+                    What::Handover,
+                    What::Contend,
+                    What::Line,
+                    What::Stall,
+                ];
                 each.into_iter().flat_map(What::measurements).collect()
             }
         }
