@@ -151,9 +151,6 @@ pub fn event_name(event: Event) -> &'static CStr {
 impl State {
     /// Counts what happened, and keeps the books of the connections that holds are bound to.
     fn account(&mut self, name: &Name<'_>, step: &Step) {
-        if step.holders != 0 {
-            self.count_holders(name.db, step.holders);
-        }
         self.stats.count(&step.events);
         for (client, token) in &step.unbound {
             self.unbind(*client, name, token);
@@ -167,17 +164,12 @@ impl State {
 /// Takes in an effect: on a replica from its master, or from the append only file.
 pub fn take_in(mut target: Target<'_>, written: codec::Written, last: u64) -> Result<(), String> {
     let fence = written.greatest_fence();
-    let Target { name, key, fresh, .. } = &mut target;
+    let Target { key, fresh, .. } = &mut target;
     let lock = key.value().map_or(fresh, |value| &mut value.lock);
-    let before = lock.stored().len() as i64;
     if !written.apply(lock) {
         return Err("ERR the effect does not fit the lock it is meant for".into());
     }
-    let after = lock.stored().len() as i64;
-    with(|s| {
-        s.fences.raise(fence.max(last));
-        s.count_holders(name.db, after - before);
-    });
+    with(|s| s.fences.raise(fence.max(last)));
     // No timer: a replica ends nothing by itself, and a loading server not yet.
     target.store();
     target.ctx.signal_modified(target.raw);

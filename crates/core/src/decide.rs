@@ -377,7 +377,6 @@ impl<'a> Turn<'a> {
         let hold = Hold { token, fence, deadline, ttl: request.ttl, count, extras: extras.boxed() };
         self.lock.add(hold, request.mode);
         self.step.put(self.lock, request.token);
-        self.step.holders += 1;
         self.step.events.push(Event::Acquired);
         Ok(fence)
     }
