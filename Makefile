@@ -1,6 +1,6 @@
 # The ways into the project. Each target only names a script; what it does and why stands there.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-servers lint fmt miri asan fuzz bench clean
+.PHONY: help setup run test test-servers lint fmt miri asan fuzz bench stall clean
 
 SECONDS ?= 60
 
@@ -34,8 +34,11 @@ asan: setup ## the integration tests with the module under AddressSanitizer (nee
 fuzz: setup ## each fuzz target for SECONDS=60 (needs nightly, fetches it)
 	@scripts/fuzz.sh $(SECONDS)
 
-bench: setup ## commands per second beside plain SET NX PX and DEL
-	@scripts/bench.sh
+bench: setup ## how fast it is beside plain SET, scripts and Redisson (ARGS="all --quick", ARGS="contend --only dlock")
+	@scripts/bench.sh $(ARGS)
+
+stall: setup ## the longest pause when 100,000 of 1,000,000 leases end together
+	@scripts/stall.sh
 
 clean: ## remove everything built and fetched
 	@cargo clean

@@ -86,20 +86,6 @@ fn carry_out(ctx: Ctx<'_>, task: Task) {
                 ctx.notify(effects::event_name(Event::Freed), ctx.string(&name.key).raw());
             }
         }
-        Task::Restored(name, slot, holds) => {
-            let mut stored = false;
-            on(ctx, &name, |mut target| {
-                stored = target.value().is_some_and(|value| value.is_scheduled_at(slot));
-            });
-            with(|s| {
-                // Deleted meanwhile, its slot may be another's.
-                let known = s.db(name.db).schedule.get(slot).is_some_and(|key| **key == *name.key);
-                if known && !stored {
-                    s.db(name.db).schedule.remove(slot);
-                    s.count_holders(name.db, -(holds as i64));
-                }
-            });
-        }
         Task::Disconnected(client, name, token) => {
             on(ctx, &name, |target| target.operate(|turn| turn.disconnect(token.as_bytes(), client)));
         }
@@ -121,8 +107,7 @@ fn carry_out(ctx: Ctx<'_>, task: Task) {
                 }
             });
             if stale {
-                // Scheduled by a value that never came into the keyspace, as after a refused RESTORE.
-                with(|s| s.db(name.db).schedule.remove(slot));
+                with(|s| s.db(name.db).remove_if_of(slot, &name.key));
             }
         }
     }

@@ -53,28 +53,28 @@ impl<'a> Target<'a> {
         let now = clock::now();
         let Target { name, key, fresh, .. } = &mut self;
         let lock = key.value().map_or(fresh, |value| &mut value.lock);
-        let (answer, mut step) = with(|s| {
-            let mut turn = Turn::new(now, name, &mut s.fences, &mut s.waiting, lock);
+        let mut step = Step::default();
+        let answer = with(|s| {
+            let mut turn = Turn::new(now, name, &mut s.fences, &mut s.waiting, lock, &mut step);
             let answer = decide(&mut turn);
-            let step = turn.finish();
+            turn.finish();
             s.account(name, &step);
-            (answer, step)
+            answer
         });
         self.carry_out(&mut step, now);
         answer
     }
 
-    fn carry_out(mut self, step: &mut Step, now: Instant) {
-        let mut deleted = false;
-        let mut rearm = false;
+    fn carry_out(&mut self, step: &mut Step, now: Instant) {
+        let (mut deleted, mut rearm) = (false, false);
         if !step.change.is_none() {
             let effect = self.effect(&step.change, now);
             (deleted, rearm) = self.store();
             self.replicate(effect);
             self.ctx.signal_modified(self.raw);
         }
-        let Target { ctx, raw, key, .. } = self;
-        drop(key);
+        self.key.close();
+        let (ctx, raw) = (self.ctx, self.raw);
         for event in &step.events {
             ctx.notify(event_name(*event), raw);
         }
@@ -84,8 +84,8 @@ impl<'a> Target<'a> {
         if rearm {
             deadlines::rearm();
         }
-        for (waiter, outcome) in step.outcomes.drain(..) {
-            waiters::answer(waiter, outcome, now);
+        if !step.outcomes.is_empty() {
+            step.outcomes.drain(..).for_each(|(waiter, outcome)| waiters::answer(waiter, outcome, now));
         }
     }
 
@@ -151,9 +151,6 @@ pub fn event_name(event: Event) -> &'static CStr {
 impl State {
     /// Counts what happened, and keeps the books of the connections that holds are bound to.
     fn account(&mut self, name: &Name<'_>, step: &Step) {
-        if step.holders != 0 {
-            self.count_holders(name.db, step.holders);
-        }
         self.stats.count(&step.events);
         for (client, token) in &step.unbound {
             self.unbind(*client, name, token);
@@ -167,17 +164,12 @@ impl State {
 /// Takes in an effect: on a replica from its master, or from the append only file.
 pub fn take_in(mut target: Target<'_>, written: codec::Written, last: u64) -> Result<(), String> {
     let fence = written.greatest_fence();
-    let Target { name, key, fresh, .. } = &mut target;
+    let Target { key, fresh, .. } = &mut target;
     let lock = key.value().map_or(fresh, |value| &mut value.lock);
-    let before = lock.stored().len() as i64;
     if !written.apply(lock) {
         return Err("ERR the effect does not fit the lock it is meant for".into());
     }
-    let after = lock.stored().len() as i64;
-    with(|s| {
-        s.fences.raise(fence.max(last));
-        s.count_holders(name.db, after - before);
-    });
+    with(|s| s.fences.raise(fence.max(last)));
     // No timer: a replica ends nothing by itself, and a loading server not yet.
     target.store();
     target.ctx.signal_modified(target.raw);

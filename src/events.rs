@@ -5,7 +5,8 @@ use dlock_core::codec::Origin;
 use dlock_core::{ClientId, Name};
 
 use crate::ffi::{Ctx, notices::Notice};
-use crate::state::{Db, Task, with};
+use crate::scheduled::Scheduled;
+use crate::state::{Task, with};
 use crate::{deadlines, followers};
 
 pub fn on_notice(ctx: Ctx<'_>, notice: Notice) {
@@ -41,7 +42,7 @@ pub fn on_notice(ctx: Ctx<'_>, notice: Notice) {
 const FREE_ON_THE_SPOT: usize = 1_000;
 
 fn flushing(db: Option<i32>) {
-    let emptied: Vec<Db> = with(|s| {
+    let emptied: Vec<Scheduled> = with(|s| {
         let emptied = match db {
             Some(db) => vec![std::mem::take(s.db(db))],
             None => std::mem::take(&mut s.dbs),
@@ -52,7 +53,7 @@ fn flushing(db: Option<i32>) {
         });
         emptied
     });
-    if emptied.iter().map(|db| db.schedule.len()).sum::<usize>() > FREE_ON_THE_SPOT {
+    if emptied.iter().map(|db| db.held()).sum::<usize>() > FREE_ON_THE_SPOT {
         std::thread::spawn(move || drop(emptied));
     }
     serve_lines(|name| db.is_none_or(|db| name.db == db));

@@ -6,6 +6,7 @@ use dlock_core::{End, Event, Outcome};
 use hdrhistogram::Histogram;
 
 use crate::ffi::setup::Section;
+use crate::scheduled::Scheduled;
 use crate::state::with;
 
 /// Counts since the start.
@@ -93,8 +94,8 @@ impl Stats {
 pub fn write(section: &Section) {
     let fields: Vec<(&CStr, u64)> = with(|s| {
         let stats = &s.stats;
-        let held: usize = s.dbs.iter().map(|db| db.schedule.len()).sum();
-        let holders: usize = s.dbs.iter().map(|db| db.holders).sum();
+        let held: usize = s.dbs.iter().map(Scheduled::held).sum();
+        let holders: usize = s.dbs.iter().map(Scheduled::holders).sum();
         vec![
             (c"held", held as u64),
             (c"holders", holders as u64),

@@ -14,6 +14,7 @@ mod events;
 mod ffi;
 mod followers;
 mod info;
+mod scheduled;
 mod state;
 mod table;
 mod value;

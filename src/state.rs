@@ -3,21 +3,20 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use dlock_core::codec::Origin;
-use dlock_core::schedule::{Schedule, Slot};
+use dlock_core::schedule::Slot;
 use dlock_core::{ClientId, Fence, Fences, Granted, Instant, Name, Token, WaiterId, Waiting};
-
-use smallvec::SmallVec;
 
 use crate::config::Config;
 use crate::ffi::{Handle, MainThread, notices::Timer};
 use crate::info::Stats;
+use crate::scheduled::Scheduled;
 
 pub struct State {
     pub config: Config,
     pub fences: Fences,
     pub waiting: Waiting,
     /// The locks of each database by when they are due.
-    pub dbs: Vec<Db>,
+    pub dbs: Vec<Scheduled>,
     /// The connections of those who wait.
     pub blocked: HashMap<WaiterId, Handle>,
     pub by_handle: HashMap<Handle, WaiterId>,
@@ -36,25 +35,12 @@ pub struct State {
     pub buffer: Vec<u8>,
 }
 
-/// A key's name as the schedule keeps it: short ones without an allocation of their own.
-pub type Key = SmallVec<[u8; 24]>;
-
-/// One database.
-#[derive(Default)]
-pub struct Db {
-    pub schedule: Schedule<Key>,
-    /// How many hold in it.
-    pub holders: usize,
-}
-
 /// Something for the background job.
 pub enum Task {
     /// The line of this resource may have to be served.
     Serve(Name<'static>),
     /// This resource was held when its key was taken away.
     Vanished(Name<'static>),
-    /// RESTORE read a lock of so many holds under this name. Where the key was to expire at once it never stored it.
-    Restored(Name<'static>, Slot, usize),
     /// A connection closed to which this hold is bound.
     Disconnected(ClientId, Name<'static>, Token),
     /// A grant reached nobody.
@@ -93,18 +79,12 @@ pub fn with<R>(run: impl FnOnce(&mut State) -> R) -> R {
 }
 
 impl State {
-    pub fn db(&mut self, db: i32) -> &mut Db {
+    pub fn db(&mut self, db: i32) -> &mut Scheduled {
         let at = usize::try_from(db).unwrap_or(0);
         if at >= self.dbs.len() {
-            self.dbs.resize_with(at + 1, Db::default);
+            self.dbs.resize_with(at + 1, Scheduled::default);
         }
         &mut self.dbs[at]
-    }
-
-    /// How many there are more or fewer.
-    pub fn count_holders(&mut self, db: i32, change: i64) {
-        let db = self.db(db);
-        db.holders = db.holders.saturating_add_signed(change as isize);
     }
 
     /// The greatest fence that is accepted from outside.
@@ -134,17 +114,16 @@ impl State {
             return self.waiting.get(id).map(|waiter| Task::TimedOut(waiter.name.clone(), id));
         }
         // The earliest of all databases: many that are due in one may not hold up another's.
-        let firsts =
-            self.dbs.iter().enumerate().filter_map(|(db, shelf)| Some((db, shelf.schedule.first()?)));
+        let firsts = self.dbs.iter().enumerate().filter_map(|(db, shelf)| Some((db, shelf.first()?)));
         let (db, (_, slot)) =
             firsts.min_by_key(|(_, (due, _))| *due).filter(|(_, (due, _))| due.passed(now))?;
-        let key = self.dbs[db].schedule.get(slot)?;
+        let key = self.dbs[db].key(slot)?;
         Some(Task::Due(Name::new(db as i32, key).to_owned(), slot))
     }
 
     /// The millisecond at which there will be something to do in the background; None for never.
     pub fn next_due(&self) -> Option<u64> {
-        let locks = self.dbs.iter().filter_map(|db| db.schedule.first()).map(|(due, _)| due);
+        let locks = self.dbs.iter().filter_map(|db| db.first()).map(|(due, _)| due);
         let first = locks.chain(self.waiting.next_timeout()).min().map(|due| due.millis());
         if self.pending.is_empty() { first } else { Some(0) }
     }

@@ -1,11 +1,12 @@
 //! What a key holds: a lock, and where it stands in the schedule.
 
 use dlock_core::codec::{self, Anchor, Origin, Reader};
-use dlock_core::schedule::{Schedule, Slot};
+use dlock_core::schedule::Slot;
 use dlock_core::{Change, Ephemeral, Lock, Name};
 
 use crate::ffi::{Flags, types};
-use crate::state::{Key, State, Task, with};
+use crate::scheduled::Scheduled;
+use crate::state::{State, Task, with};
 use crate::{clock, deadlines};
 
 #[derive(Default)]
@@ -54,11 +55,10 @@ impl Value {
         written.apply(&mut value.lock);
         with(|s| {
             s.fences.raise(fence);
-            s.count_holders(db, value.lock.stored().len() as i64);
             value.schedule(s, db, key);
             if by_restore {
-                let holds = value.lock.stored().len();
-                s.pending.push_back(Task::Restored(Name::new(db, key).to_owned(), value.slot.0, holds));
+                // The server may yet drop it, as it does with a TTL that has passed: looked at once, in any case.
+                s.pending.push_back(Task::Due(Name::new(db, key).to_owned(), value.slot.0));
             }
         });
         if loading.is_none() {
@@ -75,12 +75,14 @@ impl Value {
 
     /// Bytes it takes, its place in the schedule included.
     pub fn memory(&self) -> usize {
-        let scheduled = if self.slot.0 == Slot::NONE { 0 } else { Schedule::<Key>::ENTRY_SIZE };
+        let scheduled = if self.slot.0 == Slot::NONE { 0 } else { Scheduled::ENTRY_SIZE };
         size_of::<Value>() - size_of::<Lock>() + self.lock.size() + scheduled
     }
 
     /// Feeds what has to be equal on a replica. Deadlines by the boot-time clock, which two servers of a machine share.
     pub fn digest(&self, anchor: Anchor, mut add: impl FnMut(&[u8])) {
+        let delay = self.lock.delay_until().map(|until| until.millis() as i64 - anchor.offset);
+        add(format!("{:?} {delay:?}", self.lock.mode()).as_bytes());
         let mut holds: Vec<_> = self.lock.stored().iter().collect();
         holds.sort_by_key(|hold| hold.token());
         for hold in holds {
@@ -103,17 +105,12 @@ impl Value {
     /// armed timer.
     pub fn schedule(&mut self, state: &mut State, db: i32, key: &[u8]) -> bool {
         let armed = state.timer.map_or(u64::MAX, |(_, for_ms)| for_ms);
-        let schedule = &mut state.db(db).schedule;
         let Some(due) = self.lock.next_due() else {
-            schedule.remove(self.slot.0);
+            state.db(db).remove(self.slot.0);
             self.slot = ScheduledAt::default();
             return false;
         };
-        if self.slot.0 == Slot::NONE {
-            self.slot.0 = schedule.insert(due, Key::from_slice(key)).unwrap_or(Slot::NONE);
-        } else {
-            schedule.reschedule(self.slot.0, due);
-        }
+        self.slot.0 = state.db(db).put(self.slot.0, due, key, self.lock.stored().len());
         due.millis() < armed
     }
 
@@ -125,20 +122,19 @@ impl Value {
     /// Its key is taken out of the keyspace. Where the value itself lives on under another name (RENAME, MOVE) it is
     /// no lock any more: the hold was of the resource, and the resource is a name.
     pub fn unlinked(&mut self, db: i32, key: &[u8]) {
-        let lock = std::mem::take(&mut self.lock);
         let slot = std::mem::take(&mut self.slot);
+        if slot.0 != Slot::NONE {
+            with(|s| s.db(db).remove(slot.0));
+        }
+        // Deleted by ourselves, all is said already.
+        if self.lock.is_gone() {
+            return;
+        }
+        let lock = std::mem::take(&mut self.lock);
         let name = Name::new(db, key);
         // A replica has no line to serve and tells nobody; its promotion must not find what its master did long ago.
         let master = types::flags_now().contains(Flags::MASTER);
-        let to_do = with(|s| {
-            if slot.0 != Slot::NONE {
-                s.db(db).schedule.remove(slot.0);
-            }
-            // Deleted by ourselves, all is said already.
-            if lock.is_gone() {
-                return false;
-            }
-            s.count_holders(db, -(lock.stored().len() as i64));
+        with(|s| {
             for hold in lock.stored() {
                 if let Ephemeral::Bound(client) = hold.ephemeral() {
                     s.unbind(client, &name, hold.token());
@@ -147,11 +143,8 @@ impl Value {
             if master && s.loading.is_none() {
                 s.pending.push_back(Task::Vanished(name.to_owned()));
             }
-            true
         });
-        if to_do {
-            deadlines::rearm();
-        }
+        deadlines::rearm();
     }
 }
 

@@ -66,6 +66,16 @@ impl<'a> Key<'a> {
         true
     }
 
+    /// Closes it early; from now on it holds nothing.
+    pub fn close(&mut self) {
+        self.occupied = false;
+        let key = std::mem::replace(&mut self.key, std::ptr::null_mut());
+        if !key.is_null() {
+            // SAFETY: open until here.
+            unsafe { api!(RedisModule_CloseKey(key)) };
+        }
+    }
+
     /// Deletes the key; the server calls the type's `unlink` and `free` on the way.
     pub fn delete(&mut self) {
         self.occupied = false;
@@ -76,9 +86,6 @@ impl<'a> Key<'a> {
 
 impl Drop for Key<'_> {
     fn drop(&mut self) {
-        if !self.key.is_null() {
-            // SAFETY: open until here. Panics cannot come from it.
-            unsafe { api!(RedisModule_CloseKey(self.key)) };
-        }
+        self.close();
     }
 }

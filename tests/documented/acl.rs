@@ -84,8 +84,9 @@ fn categories_hold_the_commands_where_the_server_has_them() {
             assert!(may(&mut user(&server, "~* +@write +@read +@fast")).is_empty());
             return;
         }
-        // ACL CAT leaves modules' commands out, COMMAND INFO does not.
-        assert_eq!(admin.ok("ACL CAT dlock"), Value::Array(vec![]));
+        // Valkey 8 leaves modules' commands out of ACL CAT; COMMAND INFO tells their categories everywhere.
+        let listed = admin.ok("ACL CAT dlock").items().len();
+        assert!(listed == 13 || listed == 0, "{listed}");
         let loaded = admin.ok("COMMAND LIST FILTERBY MODULE dlock");
         for name in loaded.items() {
             let info = admin.ok(&format!("COMMAND INFO {}", name.text()));

@@ -29,6 +29,8 @@ const COMMANDS: [(&str, i64, &str, &str); 13] = [
 fn flags(info: &Value) -> Vec<String> {
     let mut flags: Vec<String> = info.items()[2].items().iter().map(Value::text).collect();
     flags.retain(|flag| flag != "module");
+    // Valkey 8.1 took SLOWLOG into COMMANDLOG.
+    flags.iter_mut().filter(|flag| *flag == "skip_commandlog").for_each(|flag| *flag = "skip_slowlog".into());
     flags.sort();
     flags
 }

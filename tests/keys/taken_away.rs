@@ -7,7 +7,7 @@ use crate::harness::{Value, each_server, until};
 fn deleted_by_hand_the_hold_is_over() {
     each_server(|kind| {
         let mut world = World::new(kind);
-        for command in ["DEL k", "UNLINK k", "EXPIRE k -1", "GETDEL k", "DEL k k2"] {
+        for command in ["DEL k", "UNLINK k", "GETDEL k", "DEL k k2"] {
             world.hold("k", "t");
             world.hold("stays", "t");
             let answer = world.conn.say(command);
@@ -76,6 +76,20 @@ fn a_ttl_put_on_the_key_ends_the_hold_with_the_key() {
         world.told(&["k expire", "k expired", "k dlock.free"]);
         assert_eq!(world.ok("DLOCK.HOLDS k t"), 0);
         assert_eq!(world.master.info("dlock_expiries"), "0", "no lease ended");
+        world.agrees(0, &[("k", None)], 0);
+        world.hold("k", "other");
+    });
+}
+
+#[test]
+fn a_ttl_of_the_past_deletes_the_key() {
+    each_server(|kind| {
+        let mut world = World::new(kind);
+        world.hold("k", "t");
+        assert_eq!(world.ok("EXPIRE k -1"), 1);
+        let told = [world.next_event(), world.next_event()];
+        // Valkey 9 says "expired".
+        assert!(["k del", "k expired"].contains(&told[0].as_str()) && told[1] == "k dlock.free", "{told:?}");
         world.agrees(0, &[("k", None)], 0);
         world.hold("k", "other");
     });

@@ -196,7 +196,7 @@ fn bytes_beyond_the_bounds_are_refused_and_the_log_says_why() {
             (2, vec![4], "impossible mode"),
             (44, 2u32.to_le_bytes().to_vec(), "end too early"),
             (44, u32::MAX.to_le_bytes().to_vec(), "end too early"),
-            (40, u32::MAX.to_le_bytes().to_vec(), "end too early"),
+            (40, u32::MAX.to_le_bytes().to_vec(), "the bytes of a lock "),
             (hold, 0u64.to_le_bytes().to_vec(), "impossible fence"),
             (hold, (1u64 << 53).to_le_bytes().to_vec(), "impossible fence"),
             (

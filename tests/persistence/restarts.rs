@@ -1,5 +1,7 @@
 //! SAVE, kill -9, rewrites and reloads: holds stay, releases stay, fences never fall.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use crate::harness::{Options, Server, ServerKind, Value, each_server, until};
 use crate::{all, state, take_all_kinds};
 
@@ -206,6 +208,33 @@ fn a_server_that_never_granted_starts_again() {
         assert_eq!(state(&mut conn, "k"), "free");
         assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
     });
+}
+
+/// A load reads a lock before it looks at the key's own ttl, and throws it away where that is over.
+#[test]
+fn a_lock_that_its_keys_own_ttl_keeps_out_ends_nothing_of_the_next() {
+    each_server(|kind| {
+        let mut server = Server::start(kind);
+        let mut conn = server.connect();
+        let soon = wall_millis() + 200;
+        conn.ok("DLOCK.ACQUIRE k t 2000");
+        conn.ok(&format!("PEXPIREAT k {soon}"));
+        conn.ok("SAVE");
+        server.kill9();
+        until("the key's own ttl is over", || wall_millis() > soon);
+        server.restart();
+        let mut conn = server.connect();
+        assert_eq!(conn.ok("EXISTS k"), 0);
+        let fence = conn.ok("DLOCK.ACQUIRE k u 600000").int();
+        until("the old lease is over", || server.info("dlock_held") == "1");
+        assert_eq!(conn.ok("DLOCK.ACQUIRE k u 600000"), fence);
+        assert_eq!(server.info("dlock_expiries"), "0");
+    });
+}
+
+#[allow(clippy::disallowed_methods, reason = "a key's own ttl runs by the wall clock")]
+fn wall_millis() -> u128 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970").as_millis()
 }
 
 #[test]

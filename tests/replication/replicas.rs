@@ -113,7 +113,9 @@ fn a_replicas_own_append_only_file_holds_its_masters_locks() {
         let mut replica = Server::options(kind).conf("appendonly yes").conf("appendfsync always").start();
         replica.replicate(&master);
         until("the replica has begun its file anew", || {
-            replica.info("aof_rewrite_in_progress") == "0" && replica.info("aof_rewrites") == "1"
+            ["aof_rewrite_in_progress", "aof_rewrite_scheduled"]
+                .iter()
+                .all(|field| replica.info(field) == "0")
         });
         let mut conn = master.connect();
         let fence = conn.ok("DLOCK.ACQUIRE k t 600000 DEPTH 2").int();

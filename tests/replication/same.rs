@@ -2,8 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::harness::each_server;
-use crate::harness::{Server, until};
+use crate::harness::{Server, Value, each_server, until};
 
 /// xorshift64*, from Vigna's paper: enough to shuffle commands, and the same from the same seed.
 struct Random(u64);
@@ -47,6 +46,11 @@ fn command(random: &mut Random) -> String {
     }
 }
 
+#[allow(clippy::disallowed_methods, reason = "another seed each run")]
+fn fresh_seed() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64)
+}
+
 /// Who holds what, and how, in the server's own words.
 fn all(server: &Server) -> Vec<String> {
     let mut conn = server.connect();
@@ -84,8 +88,7 @@ fn all(server: &Server) -> Vec<String> {
 #[test]
 fn replicas_equal_their_master_after_a_random_workload() {
     let seed = std::env::var("DLOCK_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = seed
-        .unwrap_or_else(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |t| t.as_nanos() as u64));
+    let seed = seed.unwrap_or_else(fresh_seed);
     println!("DLOCK_TEST_SEED={seed} repeats this run");
     each_server(|kind| {
         let options = Server::options(kind).conf("appendonly yes");
@@ -98,10 +101,8 @@ fn replicas_equal_their_master_after_a_random_workload() {
         for _ in 0..60 {
             let commands: Vec<String> = (0..50).map(|_| command(&mut random)).collect();
             let answers = conn.say_together(&commands.iter().map(String::as_str).collect::<Vec<_>>());
-            granted += answers
-                .iter()
-                .filter(|answer| matches!(answer, crate::harness::Value::Int(n) if *n > 1 << 40))
-                .count();
+            granted +=
+                answers.iter().filter(|answer| matches!(answer, Value::Int(n) if *n > 1 << 40)).count();
         }
         // The short leases and delays are over when a longer one, begun after them, is.
         conn.ok("SELECT 9");

@@ -34,8 +34,13 @@ pub const ALL: [Way; 7] =
     [Way::SetDel, Way::Dlock, Way::SetScript, Way::Redisson, Way::Fenced, Way::SetDelIfEq, Way::Ping];
 
 /// Twenty bytes, as Redlock recommends.
-const TOKEN: &str = "5f0a7c19d2e84b36a1c0";
-const TTL: &str = "30000";
+pub const TOKEN: &str = "5f0a7c19d2e84b36a1c0";
+pub const TTL: &str = "30000";
+
+/// Where Redisson's unlock says that the lock is free.
+pub fn channel() -> String {
+    format!("redisson_lock__channel:{{{KEY}}}")
+}
 
 const COMPARE_AND_DELETE: &str = "\
 if redis.call('get', KEYS[1]) == ARGV[1] then
@@ -89,9 +94,9 @@ impl Way {
         self == Way::Dlock
     }
 
-    /// None where the server lacks a command for it.
-    pub fn prepare(self, conn: &mut Conn) -> Result<Option<Contender>> {
-        let set = Command::new(&["SET", KEY, TOKEN, "NX", "PX", TTL]);
+    /// What the owner with this token sends. None where the server lacks a command for it.
+    pub fn prepare(self, conn: &mut Conn, token: &str) -> Result<Option<Contender>> {
+        let set = Command::new(&["SET", KEY, token, "NX", "PX", TTL]);
         let (ok, one) = (Expect::Line("+OK"), Expect::Line(":1"));
         let mut script = |source, args: &[&str]| -> Result<Command> {
             let Value::Text(sha) = conn.call(&["SCRIPT", "LOAD", source])? else {
@@ -103,26 +108,25 @@ impl Way {
         };
         let (acquire, acquired, release, released) = match self {
             Way::Dlock => {
-                let acquire = Command::new(&["DLOCK.ACQUIRE", KEY, TOKEN, TTL]);
-                (acquire, Expect::Number, Command::new(&["DLOCK.RELEASE", KEY, TOKEN]), one)
+                let acquire = Command::new(&["DLOCK.ACQUIRE", KEY, token, TTL]);
+                (acquire, Expect::Number, Command::new(&["DLOCK.RELEASE", KEY, token]), one)
             }
             Way::SetDel => (set, ok, Command::new(&["DEL", KEY]), one),
-            Way::SetScript => (set, ok, script(COMPARE_AND_DELETE, &["1", KEY, TOKEN])?, one),
+            Way::SetScript => (set, ok, script(COMPARE_AND_DELETE, &["1", KEY, token])?, one),
             Way::Redisson => {
-                let channel = format!("redisson_lock__channel:{{{KEY}}}");
-                let lock = script(COUNTED_LOCK, &["1", KEY, TTL, TOKEN])?;
-                let unlock = script(COUNTED_UNLOCK, &["2", KEY, &channel, "0", TTL, TOKEN])?;
+                let lock = script(COUNTED_LOCK, &["1", KEY, TTL, token])?;
+                let unlock = script(COUNTED_UNLOCK, &["2", KEY, &channel(), "0", TTL, token])?;
                 (lock, Expect::Line("$-1"), unlock, one)
             }
             Way::Fenced => {
-                let lock = script(FENCED_LOCK, &["2", KEY, "fence", TOKEN, TTL])?;
-                (lock, Expect::Number, script(COMPARE_AND_DELETE, &["1", KEY, TOKEN])?, one)
+                let lock = script(FENCED_LOCK, &["2", KEY, "fence", token, TTL])?;
+                (lock, Expect::Number, script(COMPARE_AND_DELETE, &["1", KEY, token])?, one)
             }
             Way::SetDelIfEq => {
                 if conn.call(&["COMMAND", "INFO", "DELIFEQ"])? == Value::Array(vec![Value::Nil]) {
                     return Ok(None);
                 }
-                (set, ok, Command::new(&["DELIFEQ", KEY, TOKEN]), one)
+                (set, ok, Command::new(&["DELIFEQ", KEY, token]), one)
             }
             Way::Ping => {
                 let ping = Command::new(&["PING"]);

@@ -5,12 +5,22 @@
 //! release ended one".
 #![allow(clippy::disallowed_methods, reason = "time is what a bench measures")]
 
+mod contend;
 mod contenders;
+mod handover;
+mod lateness;
+mod limits;
+mod line;
+mod many;
 mod pairs;
+mod ping;
 mod resp;
+mod rivals;
 mod run;
 mod server;
+mod stall;
 mod table;
+mod waiters;
 
 use std::io::{Error, Result};
 use std::path::PathBuf;
@@ -19,7 +29,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use serde_json::json;
 
-use run::{Form, Run};
+use run::{Form, Report, Run};
 use server::Program;
 
 #[derive(Parser)]
@@ -33,6 +43,9 @@ struct Options {
     /// The module; by default the one built beside this program
     #[arg(long, global = true)]
     module: Option<PathBuf>,
+    /// Only contenders with one of these words in their names, NAME,NAME; those that ratios refer to always run
+    #[arg(long, global = true, value_delimiter = ',')]
+    only: Vec<String>,
     /// Fewer and shorter rounds
     #[arg(long, global = true)]
     quick: bool,
@@ -44,11 +57,51 @@ struct Options {
     markdown: bool,
 }
 
-#[derive(Clone, Copy, Subcommand)]
+#[derive(Clone, Subcommand)]
 enum What {
     /// Acquire + release pairs a second
-    Pairs,
+    Pairs {
+        /// Only variants with one of these words in their names: deep-plain, wide-plain, deep-aof, wide-aof,
+        /// deep-replica, wide-replica
+        #[arg(long, value_delimiter = ',')]
+        variant: Vec<String>,
+    },
+    /// How long after a release the one who waits has the lock
+    Handover,
+    /// Eight and 64 clients that fight for one lock
+    Contend,
+    /// What a long line of waiters costs
+    Line,
+    /// How long the server answers nobody while 100,000 of a million holds end, and how late a hand-over is then
+    Stall,
+    /// Everything
+    All,
 }
+
+impl What {
+    /// The measurements behind it, with what they are called.
+    fn measurements(self) -> Vec<(&'static str, Measurement)> {
+        match self {
+            What::Pairs { variant } => vec![("pairs", Box::new(move |run| pairs::run(run, &variant)))],
+            What::Handover => vec![("handover", Box::new(handover::run))],
+            What::Contend => vec![("contend", Box::new(contend::run))],
+            What::Line => vec![("line", Box::new(line::run))],
+            What::Stall => vec![("stall", Box::new(stall::run)), ("lateness", Box::new(lateness::run))],
+            What::All => {
+                let each = [
+                    What::Pairs { variant: Vec::new() },
+                    What::Handover,
+                    What::Contend,
+                    What::Line,
+                    What::Stall,
+                ];
+                each.into_iter().flat_map(What::measurements).collect()
+            }
+        }
+    }
+}
+
+type Measurement = Box<dyn Fn(&Run) -> Result<Vec<Report>>>;
 
 fn main() -> ExitCode {
     match measure(Options::parse()) {
@@ -71,14 +124,16 @@ fn measure(options: Options) -> Result<()> {
         (_, true) => Form::Markdown,
         _ => Form::Plain,
     };
-    let run = Run { program: Program { server: options.server, module }, quick: options.quick, form };
+    let program = Program { server: options.server, module };
+    let run = Run { program, quick: options.quick, form, only: options.only };
     let version = run.program.version()?;
-    if form != Form::Json {
-        println!("On {version}:\n");
+    let measurements = options.what.measurements();
+    let names: Vec<_> = measurements.iter().map(|(name, _)| *name).collect();
+    run.say(&format!("{} on {version}{}:\n", names.join(", "), if run.quick { ", quick" } else { "" }));
+    let mut reports = Vec::new();
+    for (_, measure) in measurements {
+        reports.extend(measure(&run)?);
     }
-    let reports = match options.what {
-        What::Pairs => pairs::run(&run)?,
-    };
     if form == Form::Json {
         let reports: Vec<_> = reports.into_iter().map(|report| report.json).collect();
         println!("{:#}", json!({ "server": version, "reports": reports }));

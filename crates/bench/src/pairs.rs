@@ -6,14 +6,16 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::contenders::{ALL, Contender, Way};
+use crate::contenders::{ALL, Contender, TOKEN, Way};
 use crate::resp::Conn;
-use crate::run::{Report, Run};
+use crate::run::{Report, Run, has_one_of};
 use crate::server::Server;
 use crate::table::{Ratios, Table, median, si};
 
 /// How hard the server is driven.
 struct Load {
+    /// For `--variant`.
+    short: &'static str,
     name: &'static str,
     connections: usize,
     /// Commands a connection sends before it waits for replies.
@@ -21,26 +23,34 @@ struct Load {
 }
 
 const LOADS: [Load; 2] = [
-    Load { name: "depth 32, 8 connections", connections: 8, depth: 32 },
-    Load { name: "depth 1, 50 connections", connections: 50, depth: 1 },
+    Load { short: "deep", name: "depth 32, 8 connections", connections: 8, depth: 32 },
+    Load { short: "wide", name: "depth 1, 50 connections", connections: 50, depth: 1 },
 ];
 
 /// What the server has to do besides.
 struct Keeping {
+    /// For `--variant`.
+    short: &'static str,
     name: &'static str,
     options: &'static [&'static str],
     replica: bool,
 }
 
 const KEEPINGS: [Keeping; 3] = [
-    Keeping { name: "nothing kept", options: &[], replica: false },
+    Keeping { short: "plain", name: "nothing kept", options: &[], replica: false },
     Keeping {
+        short: "aof",
         name: "append only file, fsync every second",
         options: &["--appendonly", "yes", "--appendfsync", "everysec"],
         replica: false,
     },
     // Without the delay before a full synchronisation, which is for many replicas at once.
-    Keeping { name: "one replica", options: &["--repl-diskless-sync-delay", "0"], replica: true },
+    Keeping {
+        short: "replica",
+        name: "one replica",
+        options: &["--repl-diskless-sync-delay", "0"],
+        replica: true,
+    },
 ];
 
 /// One contender on its server.
@@ -62,12 +72,14 @@ struct Sample {
     busy: f64,
 }
 
-/// Measures all contenders under every load and keeping.
-pub fn run(run: &Run) -> Result<Vec<Report>> {
+/// Measures all contenders under every load and keeping, or those whose short names hold one of the words.
+pub fn run(run: &Run, variants: &[String]) -> Result<Vec<Report>> {
     let mut reports = Vec::new();
     for keeping in &KEEPINGS {
         for load in &LOADS {
-            reports.push(run.done(compare(run, keeping, load)?));
+            if has_one_of(&format!("{}-{}", load.short, keeping.short), variants) {
+                reports.push(run.done(compare(run, keeping, load)?));
+            }
         }
     }
     Ok(reports)
@@ -78,16 +90,18 @@ const STARTS: usize = 3;
 
 fn compare(run: &Run, keeping: &Keeping, load: &Load) -> Result<Report> {
     let title = format!("Pairs, {}, {}", load.name, keeping.name);
-    let (rounds, block) = if run.quick { (6, 150) } else { (15, 300) };
-    let mut samples: Vec<(Way, Vec<Sample>)> = ALL.map(|way| (way, Vec::new())).into();
+    let (rounds, block) = run.scale((6, 150), (15, 300));
+    let wanted = ALL.into_iter().filter(|way| *way == Way::SetDel || run.wants(way.name()));
+    let wanted: Vec<Way> = wanted.collect();
+    let mut samples: Vec<(Way, Vec<Sample>)> = wanted.iter().map(|way| (*way, Vec::new())).collect();
     let mut missing = Vec::new();
     let mut number = 0;
     for start in 0..STARTS {
         let mut lanes = Vec::new();
-        for way in ALL {
+        for &way in &wanted {
             match lane(run, way, keeping, load)? {
                 Some(lane) => lanes.push(lane),
-                None if start == 0 => missing.push(format!("{}: not on this server", way.name())),
+                None if start == 0 => missing.push(format!("Not on this server: {}", way.name())),
                 None => {}
             }
         }
@@ -112,7 +126,7 @@ fn compare(run: &Run, keeping: &Keeping, load: &Load) -> Result<Report> {
 
 fn lane(run: &Run, way: Way, keeping: &Keeping, load: &Load) -> Result<Option<Lane>> {
     let server = run.program.start(way.needs_module(), keeping.options)?;
-    let Some(contender) = way.prepare(&mut server.connect()?)? else { return Ok(None) };
+    let Some(contender) = way.prepare(&mut server.connect()?, TOKEN)? else { return Ok(None) };
     let replica = if keeping.replica {
         let replica = run.program.start(way.needs_module(), &[])?;
         replica.follow(&server).map_err(|why| replica.explain(way.name(), &why))?;

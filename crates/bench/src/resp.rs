@@ -32,6 +32,13 @@ impl Command {
         Command { bytes, holes }
     }
 
+    /// The command for the key of this number.
+    pub fn on_key(&self, number: u64) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.push(&mut bytes, number);
+        bytes
+    }
+
     /// Appends the command for the key of this number.
     pub fn push(&self, batch: &mut Vec<u8>, mut number: u64) {
         let start = batch.len();
@@ -73,7 +80,7 @@ impl Conn {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        Ok(Conn { stream, received: Vec::with_capacity(64 * 1024), used: 0 })
+        Ok(Conn { stream, received: Vec::new(), used: 0 })
     }
 
     pub fn send(&mut self, bytes: &[u8]) -> Result<()> {
@@ -91,6 +98,31 @@ impl Conn {
             }
             seen = self.received.len();
             seen -= self.receive()?;
+        }
+    }
+
+    /// Passes over a reply of so many lines whose content does not matter, such as a message.
+    pub fn skip(&mut self, lines: usize) -> Result<()> {
+        for _ in 0..lines {
+            if let [b'-', ..] = self.line()? {
+                return Err(strange("an error where lines are passed over"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether something comes within this time.
+    pub fn comes_within(&mut self, time: Duration) -> Result<bool> {
+        if self.used < self.received.len() {
+            return Ok(true);
+        }
+        self.stream.set_read_timeout(Some(time.max(Duration::from_millis(1))))?;
+        let seen = self.stream.peek(&mut [0]);
+        self.stream.set_read_timeout(Some(PATIENCE))?;
+        match seen {
+            Ok(_) => Ok(true),
+            Err(why) if matches!(why.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Ok(false),
+            Err(why) => Err(why),
         }
     }
 

@@ -12,6 +12,8 @@ pub struct Run {
     pub program: Program,
     pub quick: bool,
     pub form: Form,
+    /// Words of which a contender's name has to have one; none: all.
+    pub only: Vec<String>,
 }
 
 /// How reports are printed.
@@ -23,6 +25,23 @@ pub enum Form {
 }
 
 impl Run {
+    pub fn wants(&self, contender: &str) -> bool {
+        has_one_of(contender, &self.only)
+    }
+
+    /// The first for quick runs, the second for others.
+    pub fn scale<T>(&self, quick: T, full: T) -> T {
+        if self.quick { quick } else { full }
+    }
+
+    /// Says what goes on, where JSON is expected beside it.
+    pub fn say(&self, text: &str) {
+        match self.form {
+            Form::Json => eprintln!("{text}"),
+            _ => println!("{text}"),
+        }
+    }
+
     /// Says on a terminal how far it is.
     pub fn progress(&self, text: &str) {
         if stderr().is_terminal() {
@@ -39,7 +58,7 @@ impl Run {
             Form::Json => return report,
         }
         for note in &report.notes {
-            println!("Not measured: {note}\n");
+            println!("{note}\n");
         }
         report
     }
@@ -48,7 +67,13 @@ impl Run {
 /// What was measured.
 pub struct Report {
     pub table: Table,
-    /// What could not be measured, and why.
+    /// What has to be known besides, as what could not be measured, and why.
     pub notes: Vec<String>,
     pub json: Value,
+}
+
+/// Whether one of the words is in the name; without words every name will do.
+pub fn has_one_of(name: &str, words: &[String]) -> bool {
+    let name = name.to_lowercase();
+    words.is_empty() || words.iter().any(|word| name.contains(&word.to_lowercase()))
 }

@@ -130,9 +130,23 @@ impl Server {
 
     /// The processor time its main thread has used: waiting for a busy machine is not in it.
     pub fn cpu(&self) -> Option<Duration> {
-        let stat = fs::read_to_string(format!("/proc/{}/schedstat", self.process.id())).ok()?;
-        stat.split(' ').next()?.parse().ok().map(Duration::from_nanos)
+        schedstat(&self.process.id().to_string(), 0)
     }
+
+    /// How long its main thread was ready to run and another process had the processor.
+    pub fn kept_waiting(&self) -> Duration {
+        schedstat(&self.process.id().to_string(), 1).unwrap_or_default()
+    }
+}
+
+/// As [`Server::kept_waiting`], for the thread that asks.
+pub fn kept_us_waiting() -> Duration {
+    schedstat("thread-self", 1).unwrap_or_default()
+}
+
+fn schedstat(process: &str, field: usize) -> Option<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{process}/schedstat")).ok()?;
+    stat.split_whitespace().nth(field)?.parse().ok().map(Duration::from_nanos)
 }
 
 impl Drop for Server {

@@ -4,8 +4,7 @@ use serde_json::{Value, json};
 
 /// The middle of the values; NaN for none.
 pub fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
+    let sorted = sorted(values);
     match sorted.len() {
         0 => f64::NAN,
         n if n % 2 == 1 => sorted[n / 2],
@@ -13,13 +12,42 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
+/// The least value that this share of the values does not exceed; NaN for none.
+pub fn percentile(values: &[f64], share: f64) -> f64 {
+    let at = (values.len() as f64 * share).ceil() as usize;
+    sorted(values).get(at.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+}
+
+fn sorted(values: &[f64]) -> Vec<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted
+}
+
 /// A number with few digits: 812 k, 1.23 M.
 pub fn si(number: f64) -> String {
     match number {
         n if n >= 1e6 => format!("{:.2} M", n / 1e6),
-        n if n >= 1e3 => format!("{:.0} k", n / 1e3),
+        n if n >= 1e4 => format!("{:.0} k", n / 1e3),
+        n if n >= 1e3 => format!("{:.1} k", n / 1e3),
         n => format!("{n:.0}"),
     }
+}
+
+/// A time of so many microseconds with few digits: 18.2 us, 3.41 ms, 1.20 s.
+pub fn time(us: f64) -> String {
+    match us {
+        us if us >= 1e6 => format!("{:.2} s", us / 1e6),
+        us if us >= 1e3 => format!("{:.2} ms", us / 1e3),
+        us => format!("{us:.1} us"),
+    }
+}
+
+/// Jain's index of fairness: 1 where all have the same, 1/n where one of n has everything.
+pub fn jain(shares: &[f64]) -> f64 {
+    let sum: f64 = shares.iter().sum();
+    let squares: f64 = shares.iter().map(|share| share * share).sum();
+    sum * sum / (shares.len() as f64 * squares)
 }
 
 /// Ratios of rounds, each a pair of neighbours in time.

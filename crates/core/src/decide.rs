@@ -80,7 +80,8 @@ pub struct Turn<'a> {
     pub fences: &'a mut Fences,
     pub waiting: &'a mut Waiting,
     pub lock: &'a mut Lock,
-    step: Step,
+    /// What the world has to do, written down in the caller's place: it is too large to be moved about.
+    step: &'a mut Step,
     was_gone: bool,
 }
 
@@ -92,18 +93,18 @@ impl<'a> Turn<'a> {
         fences: &'a mut Fences,
         waiting: &'a mut Waiting,
         lock: &'a mut Lock,
+        step: &'a mut Step,
     ) -> Self {
         let was_gone = lock.is_gone();
-        Turn { now, name, fences, waiting, lock, step: Step::default(), was_gone }
+        Turn { now, name, fences, waiting, lock, step, was_gone }
     }
 
-    /// What the world has to do now.
+    /// Ends the turn; its step can be carried out.
     #[inline]
-    pub fn finish(mut self) -> Step {
+    pub fn finish(self) {
         if !self.was_gone && self.lock.is_gone() {
             self.step.events.push(Event::Freed);
         }
-        self.step
     }
 
     /// Lets the present in: what is over ends, who is next is granted.
@@ -270,7 +271,14 @@ impl<'a> Turn<'a> {
     }
 
     /// Grants to the line from its head for as long as the head fits.
+    #[inline]
     fn serve(&mut self) {
+        if !self.waiting.is_empty() {
+            self.serve_line();
+        }
+    }
+
+    fn serve_line(&mut self) {
         let mut crowd = Crowd::default();
         while let Some(head) = self.waiting.head(self.name) {
             let id = head.id;
@@ -369,7 +377,6 @@ impl<'a> Turn<'a> {
         let hold = Hold { token, fence, deadline, ttl: request.ttl, count, extras: extras.boxed() };
         self.lock.add(hold, request.mode);
         self.step.put(self.lock, request.token);
-        self.step.holders += 1;
         self.step.events.push(Event::Acquired);
         Ok(fence)
     }
@@ -426,18 +433,36 @@ impl<'a> Turn<'a> {
         self.step.whole();
     }
 
-    fn end_all(&mut self, why: End, gone: impl FnMut(&Hold) -> bool) {
-        for hold in self.lock.remove(gone) {
-            let delay = u64::from(hold.delay());
+    fn end_all(&mut self, why: End, mut gone: impl FnMut(&Hold) -> bool) {
+        match &self.lock.holding {
+            Holding::Free => {}
+            // By far the most frequent, and done without a list.
+            Holding::Exclusive(hold) => {
+                if gone(hold)
+                    && let Holding::Exclusive(hold) = std::mem::take(&mut self.lock.holding)
+                {
+                    self.end(hold, why);
+                }
+            }
+            Holding::Shared(_) | Holding::Permits(..) => {
+                for hold in self.lock.remove(gone) {
+                    self.end(hold, why);
+                }
+            }
+        }
+    }
+
+    /// The hold is out of the lock already.
+    fn end(&mut self, hold: Hold, why: End) {
+        let delay = u64::from(hold.delay());
+        if delay > 0 && matches!(why, End::Expired | End::Disconnected) {
             let until = match why {
                 End::Expired => hold.deadline.plus_millis(delay),
                 _ => self.now.after_millis(delay),
             };
-            if delay > 0 && matches!(why, End::Expired | End::Disconnected) {
-                self.lock.delay_until = self.lock.delay_until.max(Some(until));
-            }
-            self.step.ended(self.lock, hold, why, self.now);
+            self.lock.delay_until = self.lock.delay_until.max(Some(until));
         }
+        self.step.ended(self.lock, hold, why, self.now);
     }
 
     fn take_out(&mut self, waiters: &[WaiterId], outcome: Outcome) {

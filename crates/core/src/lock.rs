@@ -217,6 +217,11 @@ impl Lock {
         matches!(self.holding, Holding::Free) && self.delay_until.is_none()
     }
 
+    /// When the lock-delay ends, as far as is stored.
+    pub fn delay_until(&self) -> Option<Deadline> {
+        self.delay_until
+    }
+
     /// When it must be looked at again, if ever: the first lease or lock-delay to end.
     pub fn next_due(&self) -> Option<Deadline> {
         let first_lease = self.stored().iter().map(|hold| hold.deadline).min();
@@ -262,7 +267,8 @@ impl Lock {
         size_of::<Lock>() + vec + self.stored().iter().map(Hold::heap_size).sum::<usize>()
     }
 
-    pub(crate) fn mode(&self) -> Option<Mode> {
+    /// As it is stored, of holds that may have expired.
+    pub fn mode(&self) -> Option<Mode> {
         match self.holding {
             Holding::Free => None,
             Holding::Exclusive(_) => Some(Mode::Exclusive),
@@ -312,9 +318,6 @@ impl Lock {
     /// Takes away every hold of which `gone` says so.
     pub(crate) fn remove(&mut self, mut gone: impl FnMut(&Hold) -> bool) -> SmallVec<[Hold; 1]> {
         let mut removed = SmallVec::new();
-        if !self.stored().iter().any(&mut gone) {
-            return removed;
-        }
         let mut sift = |mut holders: Holders| {
             removed.extend(holders.0.extract_if(.., |hold| gone(hold)));
             // A crowd that has left gives its memory back.

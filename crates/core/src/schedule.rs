@@ -89,6 +89,14 @@ impl<T> Schedule<T> {
         }
     }
 
+    pub fn get_mut(&mut self, slot: Slot) -> Option<&mut T> {
+        self.entries.checked(slot.0 as usize)?;
+        match self.entries.get_mut(slot.0 as usize) {
+            Entry::Used(_, item) => Some(item),
+            Entry::Free(_) => None,
+        }
+    }
+
     /// Makes the entry due at another moment. Nothing happens where the slot is not in use.
     pub fn reschedule(&mut self, slot: Slot, due: Deadline) {
         let Some(place) = self.place(slot) else { return };

@@ -87,8 +87,6 @@ pub struct Step {
     pub change: Change,
     pub events: SmallVec<[Event; 4]>,
     pub outcomes: Vec<(Waiter, Outcome)>,
-    /// How many holds there are more, or fewer.
-    pub holders: i64,
     /// Connections that holds are bound to from now on, and those they no longer are bound to.
     pub bound: Vec<(ClientId, Token)>,
     pub unbound: Vec<(ClientId, Token)>,
@@ -117,7 +115,6 @@ impl Step {
     /// A hold ended and is out of the lock.
     pub(crate) fn ended(&mut self, lock: &Lock, hold: Hold, why: End, now: Instant) {
         self.events.push(Event::Ended(why, u32::try_from(hold.held_millis(now)).unwrap_or(u32::MAX)));
-        self.holders -= 1;
         if let Ephemeral::Bound(client) = hold.ephemeral() {
             self.unbound.push((client, hold.token.clone()));
         }

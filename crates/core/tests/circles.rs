@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
-    Acquired, ClientId, Count, Fences, Instant, Lock, Mode, Name, Newcomer, Request, Token, Ttl, Turn,
+    Acquired, ClientId, Count, Fences, Instant, Lock, Mode, Name, Newcomer, Request, Step, Token, Ttl, Turn,
     Waiting,
 };
 
@@ -33,11 +33,14 @@ impl World {
             label: b"",
         };
         let lock = self.locks.entry(name.clone()).or_default();
-        let rank = match Turn::new(NOW, &name, &mut self.fences, &mut self.waiting, lock).acquire(&request) {
-            Acquired::NotNow(rank) => rank,
-            Acquired::Held(_) => return None,
-            other => panic!("{other:?}"),
-        };
+        let rank =
+            match Turn::new(NOW, &name, &mut self.fences, &mut self.waiting, lock, &mut Step::default())
+                .acquire(&request)
+            {
+                Acquired::NotNow(rank) => rank,
+                Acquired::Held(_) => return None,
+                other => panic!("{other:?}"),
+            };
         let mut search = Search::new(Token::new(token.as_bytes()).unwrap(), &name, rank, mode);
         loop {
             match search.run(&self.waiting) {

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant as Stopwatch};
 
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
-    ClientId, Count, Counts, Fences, Instant, Lock, Mode, Name, Newcomer, Rank, Request, Token, Ttl, Turn,
-    Waiting,
+    ClientId, Count, Counts, Fences, Instant, Lock, Mode, Name, Newcomer, Rank, Request, Step, Token, Ttl,
+    Turn, Waiting,
 };
 
 const NOW: Instant = Instant::from_micros(1_760_000_000_000_000);
@@ -30,9 +30,11 @@ fn token(n: usize) -> Vec<u8> {
 
 impl World {
     fn turn<T>(&mut self, work: impl FnOnce(&mut Turn<'_>) -> T) -> usize {
-        let mut turn = Turn::new(NOW, &KEY, &mut self.fences, &mut self.waiting, &mut self.lock);
+        let mut step = Step::default();
+        let mut turn = Turn::new(NOW, &KEY, &mut self.fences, &mut self.waiting, &mut self.lock, &mut step);
         work(&mut turn);
-        turn.finish().outcomes.len()
+        turn.finish();
+        step.outcomes.len()
     }
 
     fn held_exclusively() -> World {

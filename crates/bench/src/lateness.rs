@@ -1,0 +1,94 @@
+//! How late the next in line has the lock when its holder's lease ends, while very many other holds are live, beside
+//! how late a ping is answered after as long a pause.
+
+use std::io::Result;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::many::{HOLDS, Many, Way};
+use crate::ping::{Delays, OWN, Took, ping};
+use crate::resp::{Command, Conn, Expect, Value, strange};
+use crate::run::{Report, Run};
+use crate::server::Server;
+use crate::table::{Table, median, percentile, time};
+
+const LOCK: &str = "lock";
+
+/// How long leases last, and pauses.
+const PAUSE_MS: std::ops::RangeInclusive<u64> = 5..=25;
+
+const BLOCK: usize = 50;
+
+/// Measures both in turns.
+pub fn run(run: &Run) -> Result<Vec<Report>> {
+    let title = format!("Hand-over when a lease ends, {HOLDS} other holds live");
+    let rounds = run.scale(4, 20);
+    run.progress(&format!("{title}: they are taken"));
+    let mut many = Many::start(run, Way::Dlock, HOLDS)?;
+    let mut next = many.server.connect()?;
+    let empty = run.program.start(false, &[])?;
+    let mut on_empty = empty.connect()?;
+    let (mut late, mut noise) = (Vec::new(), Vec::new());
+    for nth in 0..rounds {
+        run.progress(&format!("{title}: round {} of {rounds}", nth + 1));
+        for _ in 0..BLOCK {
+            noise.push(ping_after_a_pause(&empty, &mut on_empty)?);
+        }
+        for _ in 0..BLOCK {
+            late.push(lateness(&mut many, &mut next).map_err(|why| many.explain(&why))?);
+        }
+    }
+    Ok(vec![run.done(report(title, &late, &noise))])
+}
+
+fn pause() -> Duration {
+    Duration::from_millis(rand::random_range(PAUSE_MS))
+}
+
+fn ping_after_a_pause(server: &Server, conn: &mut Conn) -> Result<Took> {
+    sleep(pause());
+    ping(server, conn)
+}
+
+/// From the end of a lease, as its holder knows it, until the next has the lock.
+fn lateness(many: &mut Many, next: &mut Conn) -> Result<Took> {
+    let Many { server, conn: holder, .. } = many;
+    let ttl = pause();
+    let before = server.kept_waiting();
+    // The lease begins at the server, a little later: lateness is never shown too small.
+    let due = Instant::now() + ttl;
+    holder.call(&["DLOCK.ACQUIRE", LOCK, "holder", &ttl.as_millis().to_string()])?;
+    let began_late = server.kept_waiting() - before;
+    next.send(&Command::new(&["DLOCK.ACQUIRE", LOCK, "next", "600000", "BLOCK", "0"]).on_key(0))?;
+    holder.call(&["PING"])?;
+    let delays = Delays::start(server);
+    Expect::Number.check(next.line()?)?;
+    let mut late = delays.end(due);
+    late.own = (late.own - began_late.as_secs_f64() * 1e6).max(0.0);
+    match next.call(&["DLOCK.RELEASE", LOCK, "next"])? {
+        Value::Int(1) if Instant::now() >= due => Ok(late),
+        Value::Int(1) => Err(strange("a grant before the lease was over")),
+        other => Err(strange(&format!("{other:?}"))),
+    }
+}
+
+fn report(title: String, late: &[Took], noise: &[Took]) -> Report {
+    let head = ["", "p50", "p99", "max", "own p50", "p99", "max", "samples"];
+    let mut table = Table::new(&title, &head);
+    let mut lines = Vec::new();
+    for (name, samples) in [("a ping of an empty server, after a pause", noise), ("dlock, lateness", late)] {
+        let three = |field: fn(&Took) -> f64| -> [f64; 3] {
+            let all: Vec<f64> = samples.iter().map(field).collect();
+            [median(&all), percentile(&all, 0.99), percentile(&all, 1.0)]
+        };
+        let (all, own) = (three(|took| took.all), three(|took| took.own));
+        let figures = all.into_iter().chain(own).map(time);
+        let cells = [name.to_owned()].into_iter().chain(figures).chain([samples.len().to_string()]);
+        table.row(cells.collect());
+        let json = |[p50, p99, max]: [f64; 3]| json!({ "p50": p50, "p99": p99, "max": max });
+        lines.push(json!({ "what": name, "us": json(all), "own_us": json(own), "samples": samples.len() }));
+    }
+    Report { table, notes: vec![OWN.to_owned()], json: json!({ "title": title, "samples": lines }) }
+}

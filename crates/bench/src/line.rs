@@ -1,0 +1,111 @@
+//! What a long line of waiters costs: the same operations with few and with many in line, by the processor time of the
+//! server, less what it spends on as many connections while nothing happens.
+
+use std::io::Result;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::limits;
+use crate::resp::strange;
+use crate::run::{Report, Run};
+use crate::table::{Ratios, Table, median, percentile};
+use crate::waiters::{Line, Spent};
+
+const SHORT: usize = 10;
+const LONG: usize = 10_000;
+
+/// Files that the bench and a server need besides one for each waiter.
+const SPARE: usize = 200;
+
+/// What is measured, in the order of [`round`]'s figures.
+const OPERATIONS: [&str; 5] = [
+    "RELEASE until the next has the lock",
+    "ACQUIRE that joins the line",
+    "CANCEL of any one",
+    "any one has waited long enough",
+    "any one disconnects",
+];
+
+/// In a batch, of which the short line has to have as many.
+const BATCH: usize = 8;
+
+/// Microseconds of an operation, a round each.
+type Rounds = Vec<[f64; OPERATIONS.len()]>;
+
+/// Measures both lines in turns.
+pub fn run(run: &Run) -> Result<Vec<Report>> {
+    let allowed = limits::open_files()? as usize;
+    let long = LONG.min(allowed.saturating_sub(SPARE)).max(SHORT);
+    let title = format!("The cost of a line: {SHORT} and {long} waiters on one key");
+    let rounds = run.scale(3, 10);
+    run.progress(&format!("{title}: they join"));
+    let mut lines = [Line::start(run, SHORT)?, Line::start(run, long)?];
+    let mut samples = [Rounds::new(), Rounds::new()];
+    for nth in 0..rounds {
+        run.progress(&format!("{title}: round {} of {rounds}", nth + 1));
+        for (line, samples) in lines.iter_mut().zip(&mut samples) {
+            let batches = run.scale(20, 40);
+            let figures = round(line, batches).map_err(|why| line.server.explain("the line", &why))?;
+            samples.push(figures);
+        }
+    }
+    let mut notes = Vec::new();
+    if long < LONG {
+        notes.push(format!("Not {LONG} waiters: this machine allows {allowed} open files (ulimit -Hn)"));
+    }
+    Ok(vec![run.done(report(title, long, &samples, notes))])
+}
+
+fn round(line: &mut Line, batches: usize) -> Result<[f64; OPERATIONS.len()]> {
+    let before = line.length()?;
+    let idle = line.idle(Duration::from_millis(500))?;
+    let mut all = [Spent::default(); OPERATIONS.len()];
+    for _ in 0..batches {
+        let [released, joined] = line.release(BATCH)?;
+        all[0].add(released);
+        all[1].add(joined);
+        all[2].add(line.cancel(BATCH)?);
+        all[4].add(line.disconnect(BATCH)?);
+    }
+    // A long line takes long to join anew, but more of it can have waited long enough.
+    let groups = if before as usize >= BATCH * batches { batches } else { 1 };
+    for _ in 0..batches / groups {
+        all[3].add(line.time_out(BATCH, groups)?);
+    }
+    let after = line.length()?;
+    if after != before {
+        return Err(strange(&format!("{after} wait where {before} should")));
+    }
+    Ok(all.map(|spent| spent.less(idle).cpu / spent.operations as f64))
+}
+
+/// Ratios are of rounds: the long line against the short one.
+fn report(title: String, long: usize, samples: &[Rounds; 2], notes: Vec<String>) -> Report {
+    let head =
+        ["server us", &format!("{SHORT} waiters"), "(min..max)", &format!("{long} waiters"), "(min..max)"];
+    let head: Vec<&str> = head.into_iter().chain(["ratio", "(min..max)"]).collect();
+    let mut table = Table::new(&title, &head);
+    let mut lines = Vec::new();
+    for (at, operation) in OPERATIONS.iter().enumerate() {
+        let [few, many] =
+            samples.each_ref().map(|rounds| -> Vec<f64> { rounds.iter().map(|r| r[at]).collect() });
+        let ratio = Ratios::of(&many, &few);
+        let spread = |all: &[f64]| format!("{:.1}..{:.1}", percentile(all, 0.0), percentile(all, 1.0));
+        table.row(vec![
+            (*operation).into(),
+            format!("{:.1}", median(&few)),
+            spread(&few),
+            format!("{:.1}", median(&many)),
+            spread(&many),
+            ratio.middle(),
+            ratio.spread(),
+        ]);
+        lines.push(json!({
+            "operation": operation, "server_us_few": median(&few), "server_us_many": median(&many),
+            "ratio": ratio.json(),
+        }));
+    }
+    let json = json!({ "title": title, "few": SHORT, "many": long, "operations": lines, "notes": notes });
+    Report { table, notes, json }
+}

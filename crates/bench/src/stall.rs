@@ -1,0 +1,146 @@
+//! How long the server answers nobody while very many holds end at the same moment: the longest that a client which
+//! pings has to wait, beside the same client on the same server while nothing ends, and on an empty one.
+
+use std::io::Result;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::many::{HOLDS, Many, Way};
+use crate::ping::{OWN, Took, ping_for};
+use crate::run::{Report, Run};
+use crate::table::{Table, median, percentile, si, time};
+
+const ALL: [Way; 2] = [Way::Dlock, Way::Set];
+
+/// Those that end together.
+const DUE: u64 = 100_000;
+
+/// They are taken before that moment, with time to spare.
+const AHEAD: Duration = Duration::from_secs(3);
+
+/// How long is pinged, from a little before that moment.
+const WINDOW: Duration = Duration::from_secs(2);
+const BEFORE: Duration = Duration::from_millis(200);
+
+/// Pings of one kind, a list a round.
+struct Row {
+    name: String,
+    rounds: Vec<Vec<Took>>,
+}
+
+/// A server with its holds, and what was measured there.
+struct Lane {
+    many: Many,
+    calm: Row,
+    ending: Row,
+    /// Microseconds of processor time the server took to end a hold, a figure a round.
+    cpu: Vec<f64>,
+    /// How many that were over were still there after the pings, a figure a round.
+    left: Vec<f64>,
+}
+
+/// Measures all in turns.
+pub fn run(run: &Run) -> Result<Vec<Report>> {
+    let title = format!("A ping each millisecond while {DUE} of {HOLDS} holds end together");
+    let rounds = run.scale(3, 8);
+    let empty = run.program.start(false, &[])?;
+    let mut on_empty = empty.connect()?;
+    let mut noise = Row::new("an empty server: what the machine does".into());
+    let mut lanes = Vec::new();
+    for way in ALL.into_iter().filter(|way| run.wants(way.name())) {
+        run.progress(&format!("{title}: {} takes the others", way.name()));
+        lanes.push(Lane::start(run, way)?);
+    }
+    for nth in 0..rounds {
+        run.progress(&format!("{title}: round {} of {rounds}", nth + 1));
+        for lane in &mut lanes {
+            noise.rounds.push(ping_for(&empty, &mut on_empty, WINDOW)?);
+            lane.round().map_err(|why| lane.many.explain(&why))?;
+        }
+    }
+    Ok(vec![run.done(report(title, &noise, &lanes))])
+}
+
+impl Row {
+    fn new(name: String) -> Row {
+        Row { name, rounds: Vec::new() }
+    }
+}
+
+impl Lane {
+    fn start(run: &Run, way: Way) -> Result<Lane> {
+        Ok(Lane {
+            many: Many::start(run, way, HOLDS - DUE)?,
+            calm: Row::new(format!("{}, while nothing ends", way.name())),
+            ending: Row::new(format!("{}, while they end", way.name())),
+            cpu: Vec::new(),
+            left: Vec::new(),
+        })
+    }
+
+    fn round(&mut self) -> Result<()> {
+        let calm = self.ping()?;
+        let due = Instant::now() + AHEAD;
+        self.many.take(HOLDS - DUE..HOLDS, due)?;
+        sleep((due - BEFORE).saturating_duration_since(Instant::now()));
+        let ending = self.ping()?;
+        let left = self.many.besides(HOLDS - DUE)?;
+        if left > 0 {
+            self.many.remove(HOLDS - DUE..HOLDS)?;
+        }
+        self.calm.rounds.push(calm.0);
+        self.ending.rounds.push(ending.0);
+        self.cpu.push((ending.1 - calm.1) / (DUE - left) as f64);
+        self.left.push(left as f64);
+        Ok(())
+    }
+
+    /// Microseconds of each ping, and of the server's processor time meanwhile.
+    fn ping(&mut self) -> Result<(Vec<Took>, f64)> {
+        let Many { server, conn, .. } = &mut self.many;
+        let cpu = server.cpu();
+        let pings = ping_for(server, conn, WINDOW)?;
+        let cpu = server.cpu().zip(cpu).map_or(f64::NAN, |(after, before)| (after - before).as_secs_f64());
+        Ok((pings, cpu * 1e6))
+    }
+}
+
+/// The longest ping of each round counts: of all rounds together it would be the machine's.
+fn report(title: String, noise: &Row, lanes: &[Lane]) -> Report {
+    let head = ["", "p50", "p99", "longest a round", "(min..max)", "of its own", "(min..max)", "left"];
+    let mut table = Table::new(&title, &head);
+    let mut lines = Vec::new();
+    let rows = lanes.iter().flat_map(|lane| [(&lane.calm, None), (&lane.ending, Some(lane))]);
+    for (row, lane) in [(noise, None)].into_iter().chain(rows) {
+        let all: Vec<f64> = row.rounds.iter().flatten().map(|ping| ping.all).collect();
+        let longest = |field: fn(&Took) -> f64| -> [f64; 3] {
+            let of_round = |round: &Vec<Took>| round.iter().map(field).fold(f64::NAN, f64::max);
+            let each: Vec<f64> = row.rounds.iter().map(of_round).collect();
+            [median(&each), percentile(&each, 0.0), percentile(&each, 1.0)]
+        };
+        let (taken, own) = (longest(|ping| ping.all), longest(|ping| ping.own));
+        let left = lane.map(|lane| median(&lane.left));
+        // Without those that are left: it would be a division of next to nothing by next to nothing.
+        let cpu = lane.filter(|_| left < Some(DUE as f64 / 2.0)).map(|lane| median(&lane.cpu));
+        let spread = |[_, least, most]: [f64; 3]| format!("{}..{}", time(least), time(most));
+        table.row(vec![
+            row.name.clone(),
+            time(median(&all)),
+            time(percentile(&all, 0.99)),
+            time(taken[0]),
+            spread(taken),
+            time(own[0]),
+            spread(own),
+            left.map_or(String::new(), si),
+        ]);
+        let json = |[median, min, max]: [f64; 3]| json!({ "median": median, "min": min, "max": max });
+        lines.push(json!({
+            "what": row.name, "p50_us": median(&all), "p99_us": percentile(&all, 0.99), "left": left,
+            "longest_us": json(taken), "longest_own_us": json(own), "server_us_per_hold": cpu,
+        }));
+    }
+    let notes = vec![OWN.to_owned()];
+    Report { table, notes, json: json!({ "title": title, "pings": lines }) }
+}

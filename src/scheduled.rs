@@ -1,0 +1,76 @@
+//! The locks of one database by when they are due, and how many hold them.
+//!
+//! It knows names, not values: a value tells it where it stands, and takes itself out when its key goes. What went
+//! without a word (a RESTORE that was refused after all, a key that was expired while it was loaded) is found when it is
+//! due.
+
+use dlock_core::Deadline;
+use dlock_core::schedule::{Schedule, Slot};
+use smallvec::SmallVec;
+
+#[derive(Default)]
+pub struct Scheduled {
+    schedule: Schedule<Entry>,
+    holders: usize,
+}
+
+struct Entry {
+    /// Short names are kept without an allocation of their own.
+    key: SmallVec<[u8; 24]>,
+    holders: u32,
+}
+
+impl Scheduled {
+    /// Bytes a lock takes here.
+    pub const ENTRY_SIZE: usize = Schedule::<Entry>::ENTRY_SIZE;
+
+    /// How many locks there are.
+    pub fn held(&self) -> usize {
+        self.schedule.len()
+    }
+
+    /// How many hold them.
+    pub fn holders(&self) -> usize {
+        self.holders
+    }
+
+    /// What is due first.
+    pub fn first(&self) -> Option<(Deadline, Slot)> {
+        self.schedule.first()
+    }
+
+    pub fn key(&self, slot: Slot) -> Option<&[u8]> {
+        self.schedule.get(slot).map(|entry| entry.key.as_slice())
+    }
+
+    /// Puts a lock in, at [`Slot::NONE`], or has another look at it at another moment. Answers its slot.
+    pub fn put(&mut self, slot: Slot, due: Deadline, key: &[u8], holders: usize) -> Slot {
+        let count = u32::try_from(holders).unwrap_or(u32::MAX);
+        let before = match self.schedule.get_mut(slot) {
+            Some(entry) => std::mem::replace(&mut entry.holders, count),
+            None => {
+                let entry = Entry { key: SmallVec::from_slice(key), holders: count };
+                let slot = self.schedule.insert(due, entry);
+                self.holders += if slot.is_some() { count as usize } else { 0 };
+                return slot.unwrap_or(Slot::NONE);
+            }
+        };
+        self.holders = self.holders + count as usize - before as usize;
+        self.schedule.reschedule(slot, due);
+        slot
+    }
+
+    /// Takes a lock out, if it is in.
+    pub fn remove(&mut self, slot: Slot) {
+        if let Some(entry) = self.schedule.remove(slot) {
+            self.holders -= entry.holders as usize;
+        }
+    }
+
+    /// As [`Scheduled::remove`], unless the slot has become that of another key meanwhile.
+    pub fn remove_if_of(&mut self, slot: Slot, key: &[u8]) {
+        if self.key(slot) == Some(key) {
+            self.remove(slot);
+        }
+    }
+}
