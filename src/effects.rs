@@ -75,11 +75,8 @@ impl<'a> Target<'a> {
         }
         self.key.close();
         let (ctx, raw) = (self.ctx, self.raw);
-        for event in &step.events {
-            ctx.notify(event_name(*event), raw);
-        }
-        if deleted {
-            ctx.notify_generic(c"del", raw);
+        if !step.events.is_empty() || deleted {
+            announce(ctx, raw, &step.events, deleted);
         }
         if rearm {
             deadlines::rearm();
@@ -134,6 +131,18 @@ impl<'a> Target<'a> {
 
 const SET: &CStr = c"DLOCK._SET";
 const _: () = assert!(table::SET.name.len() == SET.to_bytes().len());
+
+/// Tells listeners, where there may be any: see [`crate::followers`].
+fn announce(ctx: Ctx<'_>, key: *mut rm::RedisModuleString, events: &[Event], deleted: bool) {
+    let alone = with(|s| s.alone) == Some(true);
+    let (module_events, generic_events) = ctx.announces();
+    if module_events || !alone {
+        events.iter().for_each(|event| ctx.notify(event_name(*event), key));
+    }
+    if deleted && (generic_events || !alone) {
+        ctx.notify_generic(c"del", key);
+    }
+}
 
 /// The words of the contract.
 pub fn event_name(event: Event) -> &'static CStr {

@@ -18,6 +18,7 @@ pub fn on_notice(ctx: Ctx<'_>, notice: Notice) {
         Notice::BecameMaster => followers::may_begin(),
         // The server itself ends the waiting of every blocked client.
         Notice::BecameReplica | Notice::Forked | Notice::Configured => return followers::may_begin(),
+        Notice::ModulesChanged => return followers::modules_changed(),
         Notice::Flushing(db) => flushing(db),
         Notice::Swapped(first, second) => swapped(first, second),
         Notice::Loading { live } => {

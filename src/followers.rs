@@ -1,4 +1,4 @@
-//! Does anybody follow what is replicated?
+//! Does anybody follow what is replicated, or listen to what is announced?
 //!
 //! Building an effect costs about as much as the rest of a command, so it is left out while nobody can ever read it.
 //! That is proven by the server, not assumed: the append only file is off, there is no replica and no replication
@@ -9,6 +9,9 @@
 //!
 //! While nobody follows, the command itself is handed to the server as if to be replicated. It goes nowhere, and counts
 //! as a change for the RDB's save points.
+//!
+//! Announcing goes to other modules first, whatever `notify-keyspace-events` says. Where no other module is loaded that
+//! option alone tells whether anybody can hear.
 
 use crate::ffi::{Ctx, Flags};
 use crate::state::with;
@@ -18,8 +21,17 @@ pub fn may_begin() {
     with(|s| s.followed = true);
 }
 
+/// Another module was loaded, or taken out: who listens has to be asked again.
+pub fn modules_changed() {
+    with(|s| s.alone = None);
+}
+
 /// Asks the server, where it is not known that nobody does.
 pub fn look(ctx: Ctx<'_>) {
+    if with(|s| s.alone).is_none() {
+        let alone = ctx.count_modules() == Some(1);
+        with(|s| s.alone = Some(alone));
+    }
     if with(|s| s.followed) && !could_read(ctx) {
         with(|s| s.followed = false);
     }

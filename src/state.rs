@@ -30,6 +30,8 @@ pub struct State {
     pub loading: Option<Origin>,
     /// Whether anybody may follow what is replicated: see [`crate::followers`].
     pub followed: bool,
+    /// Whether this is the only module, so that no other listens; None while that is not known.
+    pub alone: Option<bool>,
     pub stats: Stats,
     /// For the bytes of effects, so that they are not allocated anew each time.
     pub buffer: Vec<u8>,
@@ -67,6 +69,7 @@ pub fn start(config: Config) {
         timer: None,
         loading: None,
         followed: true,
+        alone: None,
         stats: Stats::default(),
         buffer: Vec::new(),
     });

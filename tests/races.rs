@@ -287,3 +287,30 @@ fn the_holder_and_the_next_one_die_together() {
         }
     });
 }
+
+/// A retry on a second connection, and then the process dies: nobody has been told, so the line must go on.
+#[test]
+fn both_connections_of_a_token_die_as_it_is_granted() {
+    each_server(|kind| {
+        let mut scene = scene(kind);
+        for _ in 0..rounds() {
+            scene.a.ok("DLOCK.CANCEL k c");
+            let again = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
+            let again_id = line::clients(&mut scene.a, "k")[1];
+            scene.c = waiter(&scene.server, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
+            let kills = [scene.b_id, again_id].map(|id| format!("CLIENT KILL ID {id}"));
+            assert_eq!(scene.batch(&["DLOCK.RELEASE k a", &kills[0], &kills[1]]), [1, 1, 1].map(Value::Int));
+            scene.c_holds();
+            drop(again);
+            scene.set();
+            // One of the two is told: the hold is its own.
+            scene.a.ok("DLOCK.CANCEL k c");
+            let mut again = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
+            let kill = format!("CLIENT KILL ID {}", scene.b_id);
+            assert_eq!(scene.batch(&["DLOCK.RELEASE k a", &kill]), [1, 1].map(Value::Int));
+            granted(&mut again);
+            assert_eq!(holders(&mut scene.a, "k"), ["b"]);
+            scene.set();
+        }
+    });
+}

@@ -175,6 +175,26 @@ impl<'a> Ctx<'a> {
         true
     }
 
+    /// How many modules are loaded, this one included.
+    pub fn count_modules(self) -> Option<usize> {
+        // SAFETY: the context is valid; the reply is freed at once.
+        unsafe {
+            let reply = api!(RedisModule_Call(self.0, c"MODULE".as_ptr(), c"c".as_ptr(), c"LIST".as_ptr()));
+            if reply.is_null() {
+                return None;
+            }
+            let count = api!(RedisModule_CallReplyLength(reply));
+            api!(RedisModule_FreeCallReply(reply));
+            Some(count)
+        }
+    }
+
+    /// What the server announces: module events, and what happens to any key.
+    pub fn announces(self) -> (bool, bool) {
+        let on = unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) };
+        (on & rm::REDISMODULE_NOTIFY_MODULE != 0, on & rm::REDISMODULE_NOTIFY_GENERIC != 0)
+    }
+
     /// Whether module events reach the channel of their key.
     pub fn announces_module_events(self) -> bool {
         let needed = rm::REDISMODULE_NOTIFY_MODULE | rm::REDISMODULE_NOTIFY_KEYSPACE;

@@ -27,6 +27,8 @@ pub enum Notice {
     Forked,
     /// CONFIG SET.
     Configured,
+    /// A module was loaded or unloaded.
+    ModulesChanged,
 }
 
 /// Who takes the notices.
@@ -56,6 +58,7 @@ pub fn subscribe(ctx: Ctx<'_>, listener: Listener) -> bool {
         rm::REDISMODULE_EVENT_CRON_LOOP,
         rm::REDISMODULE_EVENT_FORK_CHILD,
         rm::REDISMODULE_EVENT_CONFIG,
+        rm::REDISMODULE_EVENT_MODULE_CHANGE,
     ];
     events.into_iter().all(|id| {
         // Data version 1 is known to every server.
@@ -113,6 +116,7 @@ unsafe fn notice(id: u64, sub: u64, data: *mut c_void) -> Option<Notice> {
         (rm::REDISMODULE_EVENT_CRON_LOOP, _) => Notice::Tick,
         (rm::REDISMODULE_EVENT_FORK_CHILD, rm::REDISMODULE_SUBEVENT_FORK_CHILD_BORN) => Notice::Forked,
         (rm::REDISMODULE_EVENT_CONFIG, _) => Notice::Configured,
+        (rm::REDISMODULE_EVENT_MODULE_CHANGE, _) => Notice::ModulesChanged,
         _ => return None,
     })
 }

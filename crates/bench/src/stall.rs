@@ -24,6 +24,10 @@ const AHEAD: Duration = Duration::from_secs(3);
 const WINDOW: Duration = Duration::from_secs(2);
 const BEFORE: Duration = Duration::from_millis(200);
 
+/// What the column of that name means.
+const LEFT: &str = "Left: over, and still there after the pings. The server's own expiry samples keys, and stops while few of \
+    the sampled ones are over.";
+
 /// Pings of one kind, a list a round.
 struct Row {
     name: String,
@@ -141,6 +145,6 @@ fn report(title: String, noise: &Row, lanes: &[Lane]) -> Report {
             "longest_us": json(taken), "longest_own_us": json(own), "server_us_per_hold": cpu,
         }));
     }
-    let notes = vec![OWN.to_owned()];
+    let notes = vec![OWN.to_owned(), LEFT.to_owned()];
     Report { table, notes, json: json!({ "title": title, "pings": lines }) }
 }

@@ -183,7 +183,7 @@ impl Line {
             }
             Ok(())
         })?;
-        self.serve_to_the_end(&gone);
+        self.move_to_the_end(&gone);
         self.join(gone.len(), |_| Duration::ZERO)?;
         Ok(spent.less(idle))
     }
@@ -205,11 +205,11 @@ impl Line {
     fn pick(&mut self, times: usize) -> Vec<usize> {
         let picked = rand::seq::index::sample(&mut rand::rng(), self.order.len(), times);
         let picked: Vec<usize> = picked.iter().map(|at| self.order[at]).collect();
-        self.serve_to_the_end(&picked);
+        self.move_to_the_end(&picked);
         picked
     }
 
-    fn serve_to_the_end(&mut self, waiters: &[usize]) {
+    fn move_to_the_end(&mut self, waiters: &[usize]) {
         self.order.retain(|at| !waiters.contains(at));
         self.order.extend(waiters);
     }

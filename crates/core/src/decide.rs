@@ -8,7 +8,9 @@ use std::num::NonZeroU32;
 
 use smallvec::SmallVec;
 
-use crate::lock::{Count, Ephemeral, Extras, Fit, Hold, Holders, Holding, Lock, MAX_COUNT, Mode, Request};
+use crate::lock::{
+    Count, Doubt, Ephemeral, Extras, Fit, Hold, Holders, Holding, Lock, MAX_COUNT, Mode, Request,
+};
 use crate::queue::{Name, Rank, Waiter, WaiterId, Waiting};
 use crate::step::{End, Event, Granted, Outcome, Refusal, Step};
 use crate::units::{ClientId, Fence, Fences, Instant, Token, Ttl};
@@ -153,6 +155,10 @@ impl<'a> Turn<'a> {
             }
             _ => {}
         }
+        if let Some(hold) = self.lock.find(request.token) {
+            // The token is here, so whatever it holds it knows of.
+            hold.set_in_doubt(None);
+        }
         let renewed = self.renew(request);
         if renewed.is_ok() && held_as != request.mode {
             self.change_mode(request.mode);
@@ -259,8 +265,11 @@ impl<'a> Turn<'a> {
     /// hold that another connection of the token has been told of meanwhile stays: that one relies on it.
     pub fn undelivered(&mut self, token: &[u8], fence: Fence, granted: Granted) {
         self.settle();
-        let hold = self.lock.find(token).filter(|hold| hold.fence == fence);
-        let Some(hold) = hold.filter(|hold| hold.in_doubt() == Some(granted)) else { return };
+        let Some(hold) = self.lock.find(token).filter(|hold| hold.fence == fence) else { return };
+        let Some(doubt) = hold.in_doubt().filter(|doubt| doubt.granted == granted) else { return };
+        if doubt.answers > 1 {
+            return hold.set_in_doubt(Some(Doubt { answers: doubt.answers - 1, ..doubt }));
+        }
         hold.set_in_doubt(None);
         match granted {
             Granted::New => self.end_all(End::Released, |hold| hold.token == *token),
@@ -317,11 +326,18 @@ impl<'a> Turn<'a> {
             self.change_mode(Mode::Exclusive);
         }
         // A hold that has begun is the last one, and one that has been upgraded the only one.
-        if granted != Granted::Renewal
-            && let Some(hold) = self.lock.stored_mut().last_mut()
-        {
-            hold.set_in_doubt(Some(granted));
-        }
+        let hold = match granted {
+            Granted::Renewal => self.lock.find(request.token),
+            Granted::New | Granted::Upgrade => self.lock.stored_mut().last_mut(),
+        };
+        let Some(hold) = hold else { return Err(Refusal::OtherMode) };
+        // Whoever is told of a grant while it is in doubt is one more who may turn out to be gone.
+        let doubt = match (granted, hold.in_doubt()) {
+            (Granted::Renewal, doubt) => doubt.map(|doubt| Doubt { answers: doubt.answers + 1, ..doubt }),
+            _ => Some(Doubt { granted, answers: 1 }),
+        };
+        hold.set_in_doubt(doubt);
+        let granted = doubt.map_or(Granted::Renewal, |doubt| doubt.granted);
         Ok(Outcome::Granted(fence, granted))
     }
 
@@ -347,11 +363,8 @@ impl<'a> Turn<'a> {
                 continue;
             }
             if let Some(waiter) = self.waiting.leave(id) {
-                let outcome = match self.renew(&waiter.request()) {
-                    Ok(fence) => Outcome::Granted(fence, Granted::Renewal),
-                    Err(refusal) => Outcome::Refused(refusal),
-                };
-                self.step.outcomes.push((waiter, outcome));
+                let outcome = self.hand_over(&waiter, Granted::Renewal);
+                self.step.outcomes.push((waiter, outcome.unwrap_or_else(Outcome::Refused)));
             }
         }
     }
@@ -385,7 +398,6 @@ impl<'a> Turn<'a> {
     fn renew(&mut self, request: &Request<'_>) -> Result<Fence, Refusal> {
         let deadline = self.now + request.ttl;
         let Some(hold) = self.lock.find(request.token) else { return Err(Refusal::OtherMode) };
-        hold.set_in_doubt(None);
         let before = (hold.count, hold.deadline, hold.extras.clone());
         hold.count = match request.count {
             Count::Keep => hold.count,

@@ -75,9 +75,17 @@ pub(crate) struct Extras {
     pub ephemeral: Ephemeral,
     pub delay: u32,
     pub label: SmallVec<[u8; 16]>,
-    /// What one waiter has been told of this hold and nobody else: it is taken back where that waiter cannot be reached.
-    /// Neither stored nor sent, as waiters are not.
-    pub in_doubt: Option<Granted>,
+    /// What so many waiters are being told of this hold and nobody else has been: it is taken back where none of them
+    /// can be reached. Neither stored nor sent, as waiters are not.
+    pub in_doubt: Option<Doubt>,
+}
+
+/// A grant that may yet turn out to have reached nobody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Doubt {
+    pub granted: Granted,
+    /// How many answers are on their way, or have arrived.
+    pub answers: u32,
 }
 
 impl Extras {
@@ -121,14 +129,14 @@ impl Hold {
         now.micros().saturating_sub(self.fence.get()) / 1000
     }
 
-    pub(crate) fn in_doubt(&self) -> Option<Granted> {
+    pub(crate) fn in_doubt(&self) -> Option<Doubt> {
         self.extras.as_ref().and_then(|x| x.in_doubt)
     }
 
-    pub(crate) fn set_in_doubt(&mut self, granted: Option<Granted>) {
-        if self.in_doubt() != granted {
+    pub(crate) fn set_in_doubt(&mut self, doubt: Option<Doubt>) {
+        if self.in_doubt() != doubt {
             let extras = self.extras.take().map_or(Extras::NONE, |x| *x);
-            self.extras = Extras { in_doubt: granted, ..extras }.boxed();
+            self.extras = Extras { in_doubt: doubt, ..extras }.boxed();
         }
     }
 

@@ -67,6 +67,21 @@ fn a_grant_that_another_connection_was_told_of_is_not_taken_back() {
     }
 }
 
+/// Nobody had been told, and the next in line waited for the whole lease.
+#[test]
+fn a_grant_that_reached_none_of_its_connections_is_taken_back() {
+    let mut system = System::new(START, 0);
+    ask(&mut system, 1, 1, Mode::Exclusive, false);
+    ask(&mut system, 2, 2, Mode::Exclusive, true);
+    ask(&mut system, 3, 2, Mode::Exclusive, true);
+    ask(&mut system, 4, 4, Mode::Exclusive, true);
+    system.make(Move::Release(KEY, 1, Counts::One));
+    system.make(Move::Undelivered(1));
+    assert_eq!(holds(&system, 2), Some(Mode::Exclusive), "connection 2 may yet be told");
+    system.make(Move::Undelivered(0));
+    assert_eq!((holds(&system, 2), holds(&system, 4)), (None, Some(Mode::Exclusive)));
+}
+
 #[test]
 fn an_upgrade_that_another_connection_was_told_of_is_not_taken_back() {
     let mut system = System::new(START, 0);

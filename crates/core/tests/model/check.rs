@@ -53,6 +53,7 @@ pub const SOMETIMES: &[&str] = &[
     "an upgrade waits",
     "no fence is left",
     "one grant answers two waits of a token",
+    "one of two answers is lost",
     "permits of another number",
     "the queue is full",
     "two sharers want to be alone",

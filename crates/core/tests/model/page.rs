@@ -41,8 +41,8 @@ pub struct Hold {
     pub bond: Bond,
     pub delay: u64,
     pub label: u8,
-    /// Granted so to one waiter, and nobody else has been told of it.
-    pub told_one: Option<Granted>,
+    /// Granted so to waiters, so many answers are not known to be lost, and nobody else has been told of it.
+    pub on_the_way: Option<(Granted, u32)>,
 }
 
 /// What an ACQUIRE asks for.
@@ -228,7 +228,7 @@ impl Page {
             bond,
             delay,
             label,
-            told_one: None,
+            on_the_way: None,
         });
         self.heard.push((key, Heard::Acquired));
         Ok(fence)
@@ -238,7 +238,6 @@ impl Page {
     fn again(&mut self, wish: &Wish) -> Result<u64, Refusal> {
         let end = self.in_ms(wish.ttl);
         let hold = self.hold_mut(wish.key, wish.token).expect("it holds");
-        hold.told_one = None;
         hold.count = match wish.count {
             Count::Keep => hold.count,
             Count::AtLeast(n) => hold.count.max(n.get()),

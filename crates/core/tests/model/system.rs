@@ -102,6 +102,7 @@ impl System {
         for event in step.events {
             self.heard.push((key, heard(event)));
         }
+        let mut grants = BTreeSet::new();
         for (waiter, outcome) in step.outcomes {
             assert!(self.unanswered.remove(&waiter.id), "a second outcome for {waiter:?}");
             assert_eq!(key_of(&waiter.name), key);
@@ -112,12 +113,14 @@ impl System {
                         waiter.until.is_none_or(|until| !until.passed(self.instant())),
                         "granted too late"
                     );
-                    if granted != Granted::Renewal {
+                    // Further waits of the token are answered by the same grant, wherever they stand.
+                    let first = granted != Granted::Renewal && grants.insert(fence);
+                    if first {
                         let before = (waiter.rank, waiter.id);
                         let overtaken = self.waiting.line(&waiter.name).any(|w| (w.rank, w.id) < before);
                         assert!(!overtaken, "first come first served: {waiter:?}");
                     }
-                    if granted == Granted::New {
+                    if first && granted == Granted::New {
                         self.began(key, token, fence);
                     }
                     self.told.entry((key, token)).or_default().insert(client);

@@ -69,6 +69,7 @@ impl Page {
             }
             May::Now(_) => {}
         }
+        self.hold_mut(wish.key, wish.token).expect("it holds").on_the_way = None;
         let Ok(fence) = self.again(wish) else {
             self.marks.push("a count is full");
             return Ok(Answer::Refused(Refusal::CountFull));
@@ -117,7 +118,7 @@ impl Page {
             let ended = hold.count - left;
             hold.count = left;
             if ended > 0 {
-                hold.told_one = None;
+                hold.on_the_way = None;
             }
             if left == 0 {
                 page.end(End::Released, |hold| hold.key == key && hold.token == token);
@@ -132,7 +133,7 @@ impl Page {
         self.turn(key, |page| {
             let end = page.in_ms(ttl);
             let Some(hold) = page.hold_mut(key, token) else { return 0 };
-            (hold.end, hold.ttl, hold.told_one) = (end, ttl, None);
+            (hold.end, hold.ttl, hold.on_the_way) = (end, ttl, None);
             page.heard.push((key, Heard::Extended));
             page.marks.push("an extension");
             1
@@ -152,7 +153,7 @@ impl Page {
                 page.marks.push("a fence too far ahead");
                 return Answer::Ahead;
             }
-            (hold.fence, hold.end, hold.ttl, hold.told_one) = (fence, end, ttl, None);
+            (hold.fence, hold.end, hold.ttl, hold.on_the_way) = (fence, end, ttl, None);
             page.last_fence = page.last_fence.max(fence);
             page.heard.push((key, Heard::Extended));
             page.marks.push("a confirm");
@@ -236,10 +237,16 @@ impl Page {
         let Flight { key, token, fence, granted, .. } = *flight;
         self.turn(key, |page| {
             let Some(hold) = page.hold_mut(key, token).filter(|hold| hold.fence == fence) else { return };
-            if hold.told_one.take_if(|told| *told == granted).is_none() {
+            let Some((_, answers)) = hold.on_the_way.filter(|(of, _)| *of == granted) else {
                 page.marks.push("an undelivered grant that others rely on");
                 return;
+            };
+            if answers > 1 {
+                hold.on_the_way = Some((granted, answers - 1));
+                page.marks.push("one of two answers is lost");
+                return;
             }
+            hold.on_the_way = None;
             match granted {
                 Granted::New => {
                     page.end(End::Released, |hold| hold.key == key && hold.token == token);
@@ -279,7 +286,7 @@ impl Page {
         }
         for hold in &mut self.holds {
             hold.end = moved(hold.end).min(now + hold.ttl);
-            hold.told_one = None;
+            hold.on_the_way = None;
             if hold.bond != Bond::None {
                 hold.bond = Bond::Orphan;
             }

@@ -41,10 +41,10 @@ impl Page {
             Granted::New => self.begin(&wish),
             Granted::Upgrade | Granted::Renewal => self.again(&wish),
         };
-        match fence {
+        let fence = match fence {
             Err(refusal) => return self.leave(waiter, Told::Refused(refusal)),
-            Ok(fence) => self.leave(waiter, Told::Granted(fence, granted)),
-        }
+            Ok(fence) => fence,
+        };
         self.marks.push(match granted {
             Granted::New => "a hand-over",
             Granted::Upgrade => "an upgrade that waited",
@@ -55,7 +55,10 @@ impl Page {
         if granted == Granted::Upgrade {
             hold.mode = Mode::Exclusive;
         }
-        hold.told_one = Some(granted).filter(|granted| *granted != Granted::Renewal);
+        if granted != Granted::Renewal {
+            hold.on_the_way = Some((granted, 1));
+        }
+        self.leave(waiter, Told::Granted(fence, granted));
         self.answer_others(wish.key, wish.token);
     }
 
@@ -75,7 +78,11 @@ impl Page {
     pub(super) fn hand_over_again(&mut self, waiter: &Waiter) {
         self.marks.push("one grant answers two waits of a token");
         let told = match self.again(&waiter.wish) {
-            Ok(fence) => Told::Granted(fence, Granted::Renewal),
+            Ok(fence) => {
+                let hold = self.hold_mut(waiter.wish.key, waiter.wish.token).expect("it holds");
+                hold.on_the_way = hold.on_the_way.map(|(granted, answers)| (granted, answers + 1));
+                Told::Granted(fence, hold.on_the_way.map_or(Granted::Renewal, |(granted, _)| granted))
+            }
             Err(refusal) => Told::Refused(refusal),
         };
         self.leave(waiter, told);
