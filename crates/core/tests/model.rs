@@ -95,6 +95,8 @@ fn the_core_does_what_the_page_says() {
         rng_seed: RngSeed::Fixed(seed),
         failure_persistence: None,
         max_shrink_iters: 100_000,
+        // Moves that cannot be made now are drawn again.
+        max_local_rejects: u32::MAX,
         ..Config::default()
     };
     let runs = Reference::sequential_strategy(1..LONGEST);
