@@ -95,6 +95,17 @@ impl State {
         now.micros() + self.config.skew_bound() * 1000
     }
 
+    /// The connection of a waiter, which is answered now or gone.
+    pub fn unblock(&mut self, id: WaiterId) -> Option<Handle> {
+        let handle = self.blocked.remove(&id)?;
+        self.by_handle.remove(&handle);
+        if self.blocked.is_empty() && self.blocked.capacity() > 1_000 {
+            // Give the memory of a crowd back once it has left.
+            (self.blocked, self.by_handle) = (HashMap::new(), HashMap::new());
+        }
+        Some(handle)
+    }
+
     pub fn bind(&mut self, client: ClientId, name: &Name<'_>, token: Token) {
         self.ephemerals.entry(client).or_default().insert((name.to_owned(), token));
     }

@@ -52,7 +52,7 @@ pub fn wait(
         return Err(words::deadlock(&circle));
     }
     let since = clock::now();
-    let handle = blocked::block(ctx);
+    let handle = blocked::block(ctx).ok_or(words::CANNOT_WAIT)?;
     let newcomer = Newcomer { name: name.clone(), rank, request, client, since, until: wait.until(since) };
     let joined = with(|s| {
         let id = s.waiting.join(newcomer)?;
@@ -95,9 +95,7 @@ fn circle(ctx: Ctx<'_>, name: &Name<'_>, request: &Request<'_>, rank: Rank) -> O
 pub fn answer(waiter: Waiter, outcome: Outcome, now: Instant) {
     let handle = with(|s| {
         s.stats.answered(&outcome, now.millis_since(waiter.since));
-        let handle = s.blocked.remove(&waiter.id)?;
-        s.by_handle.remove(&handle);
-        Some(handle)
+        s.unblock(waiter.id)
     });
     let (reply, grant) = match outcome {
         Outcome::Granted(fence, granted) => {
@@ -125,8 +123,8 @@ pub fn answered(answer: Answer) {
 /// The client of a waiter is gone, or was answered by the server: it leaves the line.
 pub fn gone(handle: Handle) {
     let left = with(|s| {
-        let id = s.by_handle.remove(&handle)?;
-        s.blocked.remove(&id);
+        let id = *s.by_handle.get(&handle)?;
+        s.unblock(id);
         let waiter = s.waiting.leave(id)?;
         s.stats.left_the_line();
         s.pending.push_back(Task::Serve(waiter.name));
@@ -144,9 +142,7 @@ pub fn fail_all(name: &Name<'_>, why: &str) {
     while let Some(handle) = with(|s| {
         let id = s.waiting.head(name)?.id;
         s.waiting.leave(id);
-        let handle = s.blocked.remove(&id)?;
-        s.by_handle.remove(&handle);
-        Some(handle)
+        s.unblock(id)
     }) {
         let reply = Reply::Error(why.to_owned());
         blocked::unblock(handle, Some(Box::new(Answer { reply, delivered: false, grant: None })));

@@ -322,3 +322,35 @@ fn what_is_replicated_is_the_hand_over_and_nothing_of_the_line() {
         assert_eq!(holders(&mut replica.connect(), "k"), ["b"]);
     });
 }
+
+/// Valkey 9.1 lets no subscribed client wait for a module, and says so by a null pointer. It crashed the server.
+#[test]
+fn a_subscribed_client_waits_or_is_refused() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut a = server.connect();
+        a.ok("DLOCK.ACQUIRE k a 30000");
+        let mut b = server.connect();
+        b.hello3();
+        b.send(&["SUBSCRIBE", "channel"]);
+        assert!(matches!(b.read(), Value::Push(_)));
+        b.send(&["DLOCK.ACQUIRE", "k", "b", "30000", "BLOCK", "0"]);
+        let mut refused = None;
+        until("it waits or is refused", || {
+            refused = b.try_read(std::time::Duration::from_millis(1));
+            refused.is_some() || server.info("dlock_waiting") == "1"
+        });
+        match refused {
+            Some(reply) => {
+                assert!(reply.error().contains("subscribed"), "{reply:?}");
+                a.ok("DLOCK.RELEASE k a");
+            }
+            None => {
+                a.ok("DLOCK.RELEASE k a");
+                granted(&mut b);
+            }
+        }
+        assert_eq!(b.say("PING"), "PONG", "one reply, no more");
+        nobody_waits(&server);
+    });
+}

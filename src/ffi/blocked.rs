@@ -11,8 +11,9 @@ use super::{Ctx, api, guard, rm};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Handle(*mut rm::RedisModuleBlockedClient);
 
-/// Blocks the client whose command runs; not allowed where [`super::Flags::DENY_BLOCKING`] is set.
-pub fn block(ctx: Ctx<'_>) -> Handle {
+/// Blocks the client whose command runs; not allowed where [`super::Flags::DENY_BLOCKING`] is set. None where the server
+/// refuses, as Valkey 9.1 does for a client that is subscribed to something.
+pub fn block(ctx: Ctx<'_>) -> Option<Handle> {
     // Where the server handles CLIENT UNBLOCK beside a grant correctly (Redis 7.4, Valkey 8: told by a function they
     // have in common) it may be used; before, it answers 0, and DLOCK.CANCEL does it.
     // SAFETY: the context is that of a client's command; the callbacks are those below.
@@ -22,8 +23,11 @@ pub fn block(ctx: Ctx<'_>) -> Handle {
             None => None,
         };
         let handle = api!(RedisModule_BlockClient(ctx.0, Some(on_reply), on_timeout, Some(on_free), 0));
+        if handle.is_null() {
+            return None;
+        }
         api!(RedisModule_SetDisconnectCallback(handle, Some(on_gone)));
-        Handle(handle)
+        Some(Handle(handle))
     }
 }
 

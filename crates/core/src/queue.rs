@@ -111,6 +111,9 @@ pub struct Waiting {
 }
 
 impl Waiting {
+    /// The room for so many is kept while nobody waits.
+    const CROWD: usize = 1_000;
+
     /// How many wait.
     pub fn len(&self) -> usize {
         self.waiters.len()
@@ -189,6 +192,10 @@ impl Waiting {
         }
         if waiter.timeout != Slot::NONE {
             self.timeouts.remove(waiter.timeout);
+        }
+        if self.is_empty() && self.waiters.capacity() > Self::CROWD {
+            // Give the memory of a crowd back once it has left.
+            *self = Waiting { last_id: self.last_id, ..Waiting::default() };
         }
         Some(waiter)
     }

@@ -1,0 +1,130 @@
+//! How a line is served: grants from its head for as long as the head fits, each waiter answered once.
+
+use std::collections::HashSet;
+
+use super::Turn;
+use crate::lock::{Doubt, Fit, Lock, Mode};
+use crate::queue::Waiter;
+use crate::step::{Granted, Outcome, Refusal};
+use crate::units::Token;
+
+impl Turn<'_> {
+    /// Grants to the line from its head for as long as the head fits.
+    #[inline]
+    pub(super) fn serve(&mut self) {
+        if !self.waiting.is_empty() {
+            self.serve_line();
+        }
+    }
+
+    pub(super) fn serve_line(&mut self) {
+        let mut crowd = Crowd::default();
+        while let Some(head) = self.waiting.head(self.name) {
+            let id = head.id;
+            if head.until.is_some_and(|until| until.passed(self.now)) {
+                self.take_out(&[id], Outcome::TimedOut);
+                continue;
+            }
+            let held_as = self.lock.mode().filter(|_| crowd.holds(self.lock, &head.token));
+            let verdict = match held_as {
+                Some(held_as) => self.fit_again(held_as, head.mode),
+                None => match self.lock.fit(head.mode) {
+                    Fit::Fits => Some(Ok(Granted::New)),
+                    Fit::OtherPermits(n) => Some(Err(Refusal::OtherPermits(n.get()))),
+                    Fit::NotNow => None,
+                },
+            };
+            let Some(verdict) = verdict else { return };
+            let Some(waiter) = self.waiting.leave(id) else { return };
+            let outcome = verdict.and_then(|granted| self.hand_over(&waiter, granted));
+            let token = outcome.is_ok().then(|| waiter.token.clone());
+            self.step.outcomes.push((waiter, outcome.unwrap_or_else(Outcome::Refused)));
+            if let Some(token) = token {
+                self.answer_others(token.as_bytes());
+                crowd.joined(self.lock, token);
+            }
+        }
+    }
+
+    pub(super) fn hand_over(&mut self, waiter: &Waiter, granted: Granted) -> Result<Outcome, Refusal> {
+        let request = waiter.request();
+        let fence = match granted {
+            Granted::New => self.grant(&request)?,
+            Granted::Renewal | Granted::Upgrade => self.renew(&request)?,
+        };
+        if granted == Granted::Upgrade {
+            self.change_mode(Mode::Exclusive);
+        }
+        // A hold that has begun is the last one, and one that has been upgraded the only one.
+        let hold = match granted {
+            Granted::Renewal => self.lock.find(request.token),
+            Granted::New | Granted::Upgrade => self.lock.stored_mut().last_mut(),
+        };
+        let Some(hold) = hold else { return Err(Refusal::OtherMode) };
+        // Whoever is told of a grant while it is in doubt is one more who may turn out to be gone.
+        let doubt = match (granted, hold.in_doubt()) {
+            (Granted::Renewal, doubt) => doubt.map(|doubt| Doubt { answers: doubt.answers + 1, ..doubt }),
+            _ => Some(Doubt { granted, answers: 1 }),
+        };
+        hold.set_in_doubt(doubt);
+        let granted = doubt.map_or(Granted::Renewal, |doubt| doubt.granted);
+        Ok(Outcome::Granted(fence, granted))
+    }
+
+    /// Whether a waiter whose token holds the lock already gets what it waits for. None: it goes on waiting.
+    pub(super) fn fit_again(&self, held_as: Mode, asked: Mode) -> Option<Result<Granted, Refusal>> {
+        match (held_as, asked) {
+            (Mode::Shared, Mode::Exclusive) if self.lock.can_upgrade() => Some(Ok(Granted::Upgrade)),
+            (Mode::Shared, Mode::Exclusive) => None,
+            (Mode::Exclusive, Mode::Shared) => Some(Ok(Granted::Renewal)),
+            (held_as, asked) if held_as == asked => Some(Ok(Granted::Renewal)),
+            (Mode::Permits(n), Mode::Permits(_)) => Some(Err(Refusal::OtherPermits(n.get()))),
+            _ => Some(Err(Refusal::OtherMode)),
+        }
+    }
+
+    /// The token has just been granted the lock: every other ACQUIRE of it that waits here and asks for no more is
+    /// answered too.
+    pub(super) fn answer_others(&mut self, token: &[u8]) {
+        for id in self.waiting.of_token_on(token, self.name) {
+            let (Some(held_as), Some(waiter)) = (self.lock.mode(), self.waiting.get(id)) else { return };
+            let late = waiter.until.is_some_and(|until| until.passed(self.now));
+            if self.fit_again(held_as, waiter.mode) != Some(Ok(Granted::Renewal)) || late {
+                continue;
+            }
+            if let Some(waiter) = self.waiting.leave(id) {
+                let outcome = self.hand_over(&waiter, Granted::Renewal);
+                self.step.outcomes.push((waiter, outcome.unwrap_or_else(Outcome::Refused)));
+            }
+        }
+    }
+}
+
+/// Who holds a lock, while its line is served. Looking up each waiter among the holders is fine for the few that are
+/// mostly served at once; ten thousand sharers that are let in together would take a second of it.
+#[derive(Default)]
+struct Crowd {
+    joined: usize,
+    tokens: HashSet<Token>,
+}
+
+impl Crowd {
+    const MANY: usize = 32;
+
+    fn holds(&self, lock: &mut Lock, token: &Token) -> bool {
+        if self.joined < Self::MANY {
+            lock.find(token.as_bytes()).is_some()
+        } else {
+            self.tokens.contains(token)
+        }
+    }
+
+    fn joined(&mut self, lock: &Lock, token: Token) {
+        self.joined += 1;
+        if self.joined == Self::MANY {
+            self.tokens.extend(lock.stored().iter().map(|hold| hold.token.clone()));
+        } else if self.joined > Self::MANY {
+            self.tokens.insert(token);
+        }
+    }
+}
