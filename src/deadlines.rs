@@ -89,10 +89,8 @@ fn carry_out(ctx: Ctx<'_>, task: Task) {
         Task::Disconnected(client, name, token) => {
             on(ctx, &name, |target| target.operate(|turn| turn.disconnect(token.as_bytes(), client)));
         }
-        Task::Undelivered(name, token, fence, granted) => {
-            on(ctx, &name, |target| {
-                target.operate(|turn| turn.undelivered(token.as_bytes(), fence, granted))
-            });
+        Task::Undelivered(name, token, waiter) => {
+            on(ctx, &name, |target| target.operate(|turn| turn.undelivered(token.as_bytes(), waiter)));
         }
         Task::TimedOut(name, waiter) => {
             let late = Outcome::TimedOut;

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use dlock_core::codec::Origin;
 use dlock_core::schedule::Slot;
-use dlock_core::{ClientId, Fence, Fences, Granted, Instant, Name, Token, WaiterId, Waiting};
+use dlock_core::{ClientId, Fences, Instant, Name, Token, WaiterId, Waiting};
 
 use crate::config::Config;
 use crate::ffi::{Handle, MainThread, notices::Timer};
@@ -46,7 +46,7 @@ pub enum Task {
     /// A connection closed to which this hold is bound.
     Disconnected(ClientId, Name<'static>, Token),
     /// A grant reached nobody.
-    Undelivered(Name<'static>, Token, Fence, Granted),
+    Undelivered(Name<'static>, Token, WaiterId),
     /// This waiter's time is over.
     TimedOut(Name<'static>, WaiterId),
     /// A lease or a lock-delay may be over.

@@ -2,7 +2,7 @@
 
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
-    ClientId, Fence, Granted, Instant, Name, Newcomer, Outcome, Rank, Request, Token, Wait, Waiter,
+    ClientId, Fence, Instant, Name, Newcomer, Outcome, Rank, Request, Token, Wait, Waiter, WaiterId,
 };
 
 use crate::ffi::{Ctx, Handle, Key, blocked};
@@ -13,7 +13,7 @@ use crate::{clock, deadlines, words};
 pub struct Answer {
     reply: Reply,
     delivered: bool,
-    grant: Option<(Name<'static>, Token, Fence, Granted)>,
+    grant: Option<(Name<'static>, Token, WaiterId)>,
 }
 
 enum Reply {
@@ -98,9 +98,7 @@ pub fn answer(waiter: Waiter, outcome: Outcome, now: Instant) {
         s.unblock(waiter.id)
     });
     let (reply, grant) = match outcome {
-        Outcome::Granted(fence, granted) => {
-            (Reply::Fence(fence), Some((waiter.name, waiter.token, fence, granted)))
-        }
+        Outcome::Granted(fence, _) => (Reply::Fence(fence), Some((waiter.name, waiter.token, waiter.id))),
         Outcome::TimedOut | Outcome::Cancelled => (Reply::Null, None),
         Outcome::Refused(refusal) => (Reply::Error(words::refusal(refusal)), None),
     };
@@ -114,8 +112,8 @@ pub fn answered(answer: Answer) {
     if answer.delivered {
         return;
     }
-    if let Some((name, token, fence, granted)) = answer.grant {
-        with(|s| s.pending.push_back(Task::Undelivered(name, token, fence, granted)));
+    if let Some((name, token, id)) = answer.grant {
+        with(|s| s.pending.push_back(Task::Undelivered(name, token, id)));
         deadlines::rearm();
     }
 }

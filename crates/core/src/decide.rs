@@ -7,7 +7,7 @@
 
 use std::num::NonZeroU32;
 
-use crate::lock::{Doubt, Ephemeral, Fit, Lock, Mode, Request};
+use crate::lock::{Ephemeral, Fit, Lock, Mode, Request};
 use crate::queue::{Name, Rank, WaiterId, Waiting};
 use crate::step::{End, Event, Granted, Outcome, Refusal, Step};
 use crate::units::{ClientId, Fence, Fences, Instant, Token, Ttl};
@@ -232,15 +232,17 @@ impl<'a> Turn<'a> {
         self.settle();
     }
 
-    /// The answer to a waiter reached nobody: what it was granted is taken back, and goes to the next in line. But a
-    /// hold that another connection of the token has been told of meanwhile stays: that one relies on it.
-    pub fn undelivered(&mut self, token: &[u8], fence: Fence, granted: Granted) {
+    /// The answer to a waiter reached nobody: what it was granted is taken back, and goes to the next in line. But what
+    /// another connection of the token has been told of meanwhile stays: that one relies on it.
+    pub fn undelivered(&mut self, token: &[u8], waiter: WaiterId) {
         self.settle();
-        let Some(hold) = self.lock.find(token).filter(|hold| hold.fence == fence) else { return };
-        let Some(doubt) = hold.in_doubt().filter(|doubt| doubt.granted == granted) else { return };
-        if doubt.answers > 1 {
-            return hold.set_in_doubt(Some(Doubt { answers: doubt.answers - 1, ..doubt }));
+        let Some(hold) = self.lock.find(token) else { return };
+        let Some(doubt) = hold.in_doubt() else { return };
+        doubt.told.retain(|told| *told != waiter);
+        if !doubt.told.is_empty() {
+            return;
         }
+        let granted = doubt.granted;
         hold.set_in_doubt(None);
         match granted {
             Granted::New => self.end_all(End::Released, |hold| hold.token == *token),

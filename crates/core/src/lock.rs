@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 
 use smallvec::SmallVec;
 
+use crate::queue::WaiterId;
 use crate::step::Granted;
 use crate::units::{ClientId, Deadline, Fence, Instant, Token, Ttl};
 
@@ -75,17 +76,17 @@ pub(crate) struct Extras {
     pub ephemeral: Ephemeral,
     pub delay: u32,
     pub label: SmallVec<[u8; 16]>,
-    /// What so many waiters are being told of this hold and nobody else has been: it is taken back where none of them
+    /// What these waiters are being told of this hold and nobody else has been: it is taken back where none of them
     /// can be reached. Neither stored nor sent, as waiters are not.
     pub in_doubt: Option<Doubt>,
 }
 
 /// A grant that may yet turn out to have reached nobody.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Doubt {
     pub granted: Granted,
-    /// How many answers are on their way, or have arrived.
-    pub answers: u32,
+    /// Whose answers are on their way, or have arrived.
+    pub told: SmallVec<[WaiterId; 1]>,
 }
 
 impl Extras {
@@ -129,12 +130,12 @@ impl Hold {
         now.micros().saturating_sub(self.fence.get()) / 1000
     }
 
-    pub(crate) fn in_doubt(&self) -> Option<Doubt> {
-        self.extras.as_ref().and_then(|x| x.in_doubt)
+    pub(crate) fn in_doubt(&mut self) -> Option<&mut Doubt> {
+        self.extras.as_mut().and_then(|x| x.in_doubt.as_mut())
     }
 
     pub(crate) fn set_in_doubt(&mut self, doubt: Option<Doubt>) {
-        if self.in_doubt() != doubt {
+        if doubt.is_some() || self.in_doubt().is_some() {
             let extras = self.extras.take().map_or(Extras::NONE, |x| *x);
             self.extras = Extras { in_doubt: doubt, ..extras }.boxed();
         }

@@ -56,14 +56,19 @@ fn essence(page: &Page) -> u64 {
     let now = page.now / 1000;
     let from_now = |ms: u64| (ms + 4).saturating_sub(now);
     let mut page = page.clone();
+    let on_the_way: Vec<u64> = page.flights.iter().map(|flight| flight.number).collect();
     for hold in &mut page.holds {
+        // Which answers are on their way, and whether any has arrived.
+        for number in hold.on_the_way.iter_mut().flat_map(|(_, waiters)| waiters) {
+            *number = on_the_way.iter().position(|other| other == number).map_or(u64::MAX, |at| at as u64);
+        }
         (hold.fence, hold.end) = (rank(hold.fence), from_now(hold.end));
     }
     for flight in &mut page.flights {
-        flight.fence = rank(flight.fence);
+        (flight.fence, flight.number) = (rank(flight.fence), 0);
     }
     for waiter in &mut page.waiters {
-        waiter.until = waiter.until.map(from_now);
+        (waiter.until, waiter.number) = (waiter.until.map(from_now), 0);
     }
     for (_, until) in &mut page.delays {
         *until = from_now(*until);

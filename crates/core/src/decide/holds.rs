@@ -40,7 +40,8 @@ impl Turn<'_> {
     pub(super) fn renew(&mut self, request: &Request<'_>) -> Result<Fence, Refusal> {
         let deadline = self.now + request.ttl;
         let Some(hold) = self.lock.find(request.token) else { return Err(Refusal::OtherMode) };
-        let before = (hold.count, hold.deadline, hold.extras.clone());
+        let before = (hold.count, hold.deadline);
+        let mut changed = false;
         hold.count = match request.count {
             Count::Keep => hold.count,
             Count::OneMore if hold.count.get() >= MAX_COUNT => return Err(Refusal::CountFull),
@@ -54,6 +55,7 @@ impl Turn<'_> {
         }
         if request.bound_to.is_some() || request.delay > 0 || !request.label.is_empty() {
             let mut extras = hold.extras.take().map_or(Extras::NONE, |extras| *extras);
+            let before = (extras.ephemeral, extras.delay, extras.label.clone());
             if let Some(client) = request.bound_to {
                 if let Ephemeral::Bound(old) = extras.ephemeral {
                     self.step.unbound.push((old, hold.token.clone()));
@@ -65,10 +67,11 @@ impl Turn<'_> {
             if !request.label.is_empty() {
                 extras.label = SmallVec::from_slice(request.label);
             }
+            changed = (before.0, before.1, &before.2) != (extras.ephemeral, extras.delay, &extras.label);
             hold.extras = extras.boxed();
         }
         let fence = hold.fence;
-        if before != (hold.count, hold.deadline, hold.extras.clone()) {
+        if changed || before != (hold.count, hold.deadline) {
             self.step.put(self.lock, request.token);
         }
         if extended {

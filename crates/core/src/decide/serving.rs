@@ -2,6 +2,8 @@
 
 use std::collections::HashSet;
 
+use smallvec::smallvec;
+
 use super::Turn;
 use crate::lock::{Doubt, Fit, Lock, Mode};
 use crate::queue::Waiter;
@@ -61,13 +63,12 @@ impl Turn<'_> {
             Granted::New | Granted::Upgrade => self.lock.stored_mut().last_mut(),
         };
         let Some(hold) = hold else { return Err(Refusal::OtherMode) };
-        // Whoever is told of a grant while it is in doubt is one more who may turn out to be gone.
-        let doubt = match (granted, hold.in_doubt()) {
-            (Granted::Renewal, doubt) => doubt.map(|doubt| Doubt { answers: doubt.answers + 1, ..doubt }),
-            _ => Some(Doubt { granted, answers: 1 }),
-        };
-        hold.set_in_doubt(doubt);
-        let granted = doubt.map_or(Granted::Renewal, |doubt| doubt.granted);
+        match (granted, hold.in_doubt()) {
+            // Whoever is told of a grant while it is in doubt is one more who may turn out to be gone.
+            (Granted::Renewal, Some(doubt)) => doubt.told.push(waiter.id),
+            (Granted::Renewal, None) => {}
+            _ => hold.set_in_doubt(Some(Doubt { granted, told: smallvec![waiter.id] })),
+        }
         Ok(Outcome::Granted(fence, granted))
     }
 

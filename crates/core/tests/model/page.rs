@@ -41,8 +41,8 @@ pub struct Hold {
     pub bond: Bond,
     pub delay: u64,
     pub label: u8,
-    /// Granted so to waiters, so many answers are not known to be lost, and nobody else has been told of it.
-    pub on_the_way: Option<(Granted, u32)>,
+    /// Granted so to these waiters, whose answers are not known to be lost, and nobody else has been told of it.
+    pub on_the_way: Option<(Granted, Vec<u64>)>,
 }
 
 /// What an ACQUIRE asks for.
@@ -61,6 +61,7 @@ pub struct Wish {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Waiter {
+    pub number: u64,
     pub wish: Wish,
     /// A sharer that waits for its upgrade stands before all others.
     pub upgrades: bool,
@@ -103,6 +104,8 @@ pub enum Heard {
 /// A grant on its way to a client that waited.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Flight {
+    /// The waiter's.
+    pub number: u64,
     pub client: Client,
     pub key: Key,
     pub token: Token,
@@ -115,6 +118,7 @@ pub struct Page {
     /// The server clock, in microseconds.
     pub now: u64,
     pub last_fence: u64,
+    pub last_waiter: u64,
     pub holds: Vec<Hold>,
     pub waiters: Vec<Waiter>,
     /// Nobody is granted the key before this ms.

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use dlock_core::codec::Anchor;
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
-    Acquired, ClientId, Confirmed, Event, Fence, Fences, Granted, Instant, Limits, Lock, Name, Newcomer,
-    Outcome, Request, Step, Ttl, Turn, Wait, WaiterId, Waiting,
+    Acquired, ClientId, Confirmed, Event, Fence, Fences, Granted, Instant, Limits, Lock, Mode, Name,
+    Newcomer, Outcome, Request, Step, Ttl, Turn, Wait, WaiterId, Waiting,
 };
 
 use super::moves::Move;
@@ -28,6 +28,8 @@ pub struct System {
     pub unanswered: BTreeSet<WaiterId>,
     /// Which clients rely on a hold.
     pub(super) told: BTreeMap<(Key, Token), BTreeSet<Client>>,
+    /// And which on being alone.
+    pub(super) told_alone: BTreeMap<(Key, Token), BTreeSet<Client>>,
     pub(super) greatest_grant: u64,
     /// The holds to look at when a connection closes.
     pub bonds: BTreeSet<(Client, Key, Token)>,
@@ -85,6 +87,9 @@ impl System {
         let answer = work(&mut turn);
         turn.finish();
         self.replicate(key, &lock, &step.change);
+        if lock.mode() != Some(Mode::Exclusive) {
+            self.told_alone.retain(|(of, _), _| *of != key);
+        }
         if !lock.is_gone() {
             self.locks.insert(key, lock);
         }
@@ -102,7 +107,6 @@ impl System {
         for event in step.events {
             self.heard.push((key, heard(event)));
         }
-        let mut grants = BTreeSet::new();
         for (waiter, outcome) in step.outcomes {
             assert!(self.unanswered.remove(&waiter.id), "a second outcome for {waiter:?}");
             assert_eq!(key_of(&waiter.name), key);
@@ -113,20 +117,19 @@ impl System {
                         waiter.until.is_none_or(|until| !until.passed(self.instant())),
                         "granted too late"
                     );
-                    // Further waits of the token are answered by the same grant, wherever they stand.
-                    let first = granted != Granted::Renewal && grants.insert(fence);
-                    if first {
+                    if granted != Granted::Renewal {
                         let before = (waiter.rank, waiter.id);
                         let overtaken = self.waiting.line(&waiter.name).any(|w| (w.rank, w.id) < before);
                         assert!(!overtaken, "first come first served: {waiter:?}");
                     }
-                    if first && granted == Granted::New {
+                    if granted == Granted::New {
                         self.began(key, token, fence);
                     }
-                    self.told.entry((key, token)).or_default().insert(client);
-                    let flight = Flight { client, key, token, fence: fence.get(), granted };
+                    self.is_told(key, token, client, waiter.mode);
+                    let (number, fence) = (waiter.id.0, fence.get());
+                    let flight = Flight { number, client, key, token, fence, granted };
                     self.flights.push(flight);
-                    Told::Granted(fence.get(), granted)
+                    Told::Granted(fence, granted)
                 }
                 Outcome::TimedOut => Told::TimedOut,
                 Outcome::Cancelled => Told::Cancelled,
@@ -136,10 +139,18 @@ impl System {
         }
     }
 
+    fn is_told(&mut self, key: Key, token: Token, client: Client, mode: Mode) {
+        self.told.entry((key, token)).or_default().insert(client);
+        if mode == Mode::Exclusive {
+            self.told_alone.entry((key, token)).or_default().insert(client);
+        }
+    }
+
     fn began(&mut self, key: Key, token: Token, fence: Fence) {
         assert!(fence.get() > self.greatest_grant, "fences go up in the order of grants");
         self.greatest_grant = fence.get();
         self.told.insert((key, token), BTreeSet::new());
+        self.told_alone.insert((key, token), BTreeSet::new());
     }
 
     pub fn make(&mut self, step: Move) -> Answer {
@@ -226,7 +237,7 @@ impl System {
                     assert_eq!(self.waiting.len_of(&name(wish.key)), 0, "a newcomer overtakes the line");
                     self.began(wish.key, wish.token, fence);
                 }
-                self.told.entry((wish.key, wish.token)).or_default().insert(wish.client);
+                self.is_told(wish.key, wish.token, wish.client, wish.mode);
                 return Answer::Fence(fence.get());
             }
             Acquired::Upgrading(other) => {
@@ -288,20 +299,29 @@ impl System {
     }
 
     fn undelivered(&mut self, nth: usize) {
-        let Flight { client, key, token: who, fence, granted } = self.flights.remove(nth);
-        let fence = Fence::from_outside(fence).expect("a possible fence");
+        let Flight { number, client, key, token: who, .. } = self.flights.remove(nth);
         self.turn(key, |turn| turn.settle());
-        let told = self.told.entry((key, who)).or_default();
-        told.remove(&client);
-        let relied_on = !told.is_empty();
         let held = |system: &System| {
             let view = system.locks.get(&key)?.at(system.instant());
             view.hold_of(&token(who)).map(|hold| (hold.fence(), view.mode()))
         };
         let before = held(self);
-        self.turn(key, |turn| turn.undelivered(&token(who), fence, granted));
-        if relied_on && granted == Granted::New {
-            assert_eq!(held(self), before, "a hold is taken from a client that was told of it");
+        let [relied_on, on_being_alone] = [&mut self.told, &mut self.told_alone].map(|told| {
+            let clients = told.entry((key, who)).or_default();
+            clients.remove(&client);
+            !clients.is_empty()
+        });
+        self.turn(key, |turn| turn.undelivered(&token(who), WaiterId(number)));
+        let (fence, mode) = (before.map(|hold| hold.0), before.and_then(|hold| hold.1));
+        if relied_on {
+            assert_eq!(
+                held(self).map(|hold| hold.0),
+                fence,
+                "a hold is taken from a client that was told of it"
+            );
+        }
+        if on_being_alone && mode == Some(Mode::Exclusive) {
+            assert_eq!(held(self), before, "a client that was told that it is alone is not");
         }
     }
 

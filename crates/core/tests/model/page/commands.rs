@@ -27,7 +27,7 @@ impl Page {
             }
             (Err(upgrades), Some(ms)) => {
                 let until = (ms > 0).then(|| self.in_ms(ms));
-                self.wait(Waiter { wish, upgrades, until })
+                self.wait(Waiter { number: self.last_waiter + 1, wish, upgrades, until })
             }
         }
     }
@@ -102,6 +102,7 @@ impl Page {
             self.marks.push("a deadlock");
             return Answer::Deadlock;
         }
+        self.last_waiter = waiter.number;
         self.marks.push(if waiter.upgrades { "an upgrade waits" } else { "a wait" });
         Answer::Waits
     }
@@ -234,15 +235,17 @@ impl Page {
 
     /// The grant reached nobody, and goes to the next, unless the token has been told of it by another connection.
     pub fn undelivered(&mut self, flight: &Flight) {
-        let Flight { key, token, fence, granted, .. } = *flight;
+        let Flight { key, token, number, granted, .. } = *flight;
         self.turn(key, |page| {
-            let Some(hold) = page.hold_mut(key, token).filter(|hold| hold.fence == fence) else { return };
-            let Some((_, answers)) = hold.on_the_way.filter(|(of, _)| *of == granted) else {
+            let Some(hold) = page.hold_mut(key, token) else { return };
+            let Some((granted, waiters)) = &mut hold.on_the_way else { return };
+            let granted = *granted;
+            if !waiters.contains(&number) {
                 page.marks.push("an undelivered grant that others rely on");
                 return;
-            };
-            if answers > 1 {
-                hold.on_the_way = Some((granted, answers - 1));
+            }
+            waiters.retain(|other| *other != number);
+            if !waiters.is_empty() {
                 page.marks.push("one of two answers is lost");
                 return;
             }
@@ -256,7 +259,7 @@ impl Page {
                     hold.mode = Mode::Shared;
                     page.marks.push("an undelivered upgrade");
                 }
-                Granted::Renewal => {}
+                Granted::Renewal => unreachable!("it brings nothing that is noted"),
             }
         });
         if granted == Granted::Renewal {
@@ -276,6 +279,7 @@ impl Page {
     pub fn restart(&mut self, restart: Restart) {
         let Restart { same_boot, down, jump } = restart;
         self.demote();
+        self.last_waiter = 0;
         let before = self.now / 1000;
         self.now = (self.now + down * 1000).saturating_add_signed(jump * 1000);
         let now = self.in_ms(0);

@@ -56,7 +56,7 @@ impl Page {
             hold.mode = Mode::Exclusive;
         }
         if granted != Granted::Renewal {
-            hold.on_the_way = Some((granted, 1));
+            hold.on_the_way = Some((granted, vec![waiter.number]));
         }
         self.leave(waiter, Told::Granted(fence, granted));
         self.answer_others(wish.key, wish.token);
@@ -80,8 +80,10 @@ impl Page {
         let told = match self.again(&waiter.wish) {
             Ok(fence) => {
                 let hold = self.hold_mut(waiter.wish.key, waiter.wish.token).expect("it holds");
-                hold.on_the_way = hold.on_the_way.map(|(granted, answers)| (granted, answers + 1));
-                Told::Granted(fence, hold.on_the_way.map_or(Granted::Renewal, |(granted, _)| granted))
+                if let Some((_, waiters)) = &mut hold.on_the_way {
+                    waiters.push(waiter.number);
+                }
+                Told::Granted(fence, Granted::Renewal)
             }
             Err(refusal) => Told::Refused(refusal),
         };
@@ -94,6 +96,7 @@ impl Page {
         self.told.push((wish.client, told));
         if let Told::Granted(fence, granted) = told {
             self.flights.push(Flight {
+                number: waiter.number,
                 client: wish.client,
                 key: wish.key,
                 token: wish.token,
