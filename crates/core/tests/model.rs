@@ -14,14 +14,14 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest};
 
-use check::SOMETIMES;
+use check::{RARELY, SOMETIMES};
 use moves::Move;
 use page::{Answer, GREATEST_FENCE, Page};
 use system::System;
 
 /// How many runs; the whole suite stays below a minute on one core.
 const CASES: u32 = 10_000;
-const LONGEST: usize = 60;
+const LONGEST: usize = if cfg!(miri) { 15 } else { 60 };
 
 /// The page, with its answer to the last move.
 #[derive(Clone, Debug)]
@@ -95,6 +95,8 @@ fn the_core_does_what_the_page_says() {
         rng_seed: RngSeed::Fixed(seed),
         failure_persistence: None,
         max_shrink_iters: 100_000,
+        // Moves that cannot be made now are drawn again.
+        max_local_rejects: u32::MAX,
         ..Config::default()
     };
     let runs = Reference::sequential_strategy(1..LONGEST);
@@ -109,7 +111,8 @@ fn the_core_does_what_the_page_says() {
     println!("{seen:#?}");
     let never: Vec<_> = SOMETIMES.iter().filter(|mark| !seen.contains_key(*mark)).collect();
     assert!(cases < CASES || never.is_empty(), "never happened: {never:?} (DLOCK_SEED={seed})");
-    let unknown: Vec<_> = seen.keys().filter(|mark| !SOMETIMES.contains(mark)).collect();
+    let unknown: Vec<_> =
+        seen.keys().filter(|mark| !SOMETIMES.contains(mark) && !RARELY.contains(mark)).collect();
     assert!(unknown.is_empty(), "add to SOMETIMES: {unknown:?}");
 }
 

@@ -121,6 +121,9 @@ fn a_part() {
     assert_eq!(write(&lock, &change), bytes);
 }
 
+/// Every place, but for Miri.
+const SOME: usize = if cfg!(miri) { 31 } else { 1 };
+
 /// Reads, applies to a lock that is held, writes, reads again.
 fn survives(reader: Reader, bytes: &[u8]) -> bool {
     let Ok(written) = reader.read(bytes) else { return false };
@@ -138,7 +141,7 @@ fn survives(reader: Reader, bytes: &[u8]) -> bool {
 fn what_is_cut_off_is_refused() {
     for bytes in all() {
         assert!(survives(READER, &bytes));
-        for len in 0..bytes.len() {
+        for len in (0..bytes.len()).step_by(SOME) {
             assert!(READER.read(&bytes[..len]).is_err(), "{len} of {} bytes", bytes.len());
         }
         assert!(READER.read(&[&bytes[..], &[0]].concat()).is_err(), "one byte more");
@@ -149,7 +152,7 @@ fn what_is_cut_off_is_refused() {
 fn a_wrong_byte_is_refused_or_reads_as_something_else() {
     let (mut read, mut refused) = (0, 0);
     for bytes in all() {
-        for at in 0..bytes.len() {
+        for at in (0..bytes.len()).step_by(SOME) {
             for change in (1..=255).step_by(if cfg!(miri) { 85 } else { 1 }) {
                 let mut bytes = bytes.clone();
                 bytes[at] ^= change;
