@@ -1,6 +1,6 @@
 # The ways into the project. Each target only names a script; what it does and why stands there.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-servers lint fmt miri asan fuzz bench stall clean
+.PHONY: help setup run test test-servers lint fmt miri asan fuzz bench stall model clean
 
 SECONDS ?= 60
 
@@ -39,6 +39,9 @@ bench: setup ## how fast it is beside plain SET, scripts and Redisson (ARGS="all
 
 stall: setup ## the longest pause when 100,000 of 1,000,000 leases end together
 	@scripts/stall.sh
+
+model: ## the larger worlds of the quorum's protocol under the model checker (about 15 minutes)
+	@cargo test -p dlock-client --test model -- --ignored --test-threads 1
 
 clean: ## remove everything built and fetched
 	@cargo clean

@@ -19,18 +19,19 @@ pub struct Target<'a> {
     raw: *mut rm::RedisModuleString,
     pub name: Name<'a>,
     key: Key<'a>,
-    /// Stands for the lock while there is no key.
-    fresh: Lock,
+    /// Stands for the value while there is no key.
+    fresh: Option<Box<Value>>,
     /// No client's command runs.
     in_background: bool,
 }
 
 impl<'a> Target<'a> {
     /// `raw` and `key` are the same name, as the server has it and as bytes.
+    #[inline]
     pub fn open(ctx: Ctx<'a>, raw: *mut rm::RedisModuleString, key: &'a [u8]) -> Result<Self, String> {
         let name = Name::new(ctx.db(), key);
         let key = Key::open_for_write(ctx, raw).map_err(|WrongType| WRONG_TYPE.to_owned())?;
-        Ok(Target { ctx, raw, name, key, fresh: Lock::default(), in_background: false })
+        Ok(Target { ctx, raw, name, key, fresh: None, in_background: false })
     }
 
     /// As [`Target::open`], where no client's command runs.
@@ -49,10 +50,11 @@ impl<'a> Target<'a> {
     }
 
     /// Lets the core decide at this moment, and carries out what it asks for.
+    #[inline]
     pub fn operate<R>(mut self, decide: impl FnOnce(&mut Turn<'_>) -> R) -> R {
         let now = clock::now();
         let Target { name, key, fresh, .. } = &mut self;
-        let lock = key.value().map_or(fresh, |value| &mut value.lock);
+        let lock = lock_of(key, fresh);
         let mut step = Step::default();
         let answer = with(|s| {
             let mut turn = Turn::new(now, name, &mut s.fences, &mut s.waiting, lock, &mut step);
@@ -93,7 +95,7 @@ impl<'a> Target<'a> {
             (s.followed || in_background).then(|| (std::mem::take(&mut s.buffer), s.fences.last()))
         })?;
         let Target { key, fresh, .. } = self;
-        let lock = key.value().map_or(&*fresh, |value| &value.lock);
+        let lock = lock_of(key, fresh);
         bytes.clear();
         codec::write(lock, change, now, clock::anchor(), &mut bytes);
         Some((bytes, last))
@@ -118,19 +120,28 @@ impl<'a> Target<'a> {
                 (true, false)
             }
             Some(value) => (false, with(|s| value.schedule(s, name.db, &name.key))),
-            None if fresh.is_gone() => (false, false),
-            None => {
-                let mut value = Box::new(Value::new(std::mem::take(fresh)));
-                let rearm = with(|s| value.schedule(s, name.db, &name.key));
-                key.set(value);
-                (false, rearm)
-            }
+            None => match fresh.take().filter(|value| !value.lock.is_gone()) {
+                Some(mut value) => {
+                    let rearm = with(|s| value.schedule(s, name.db, &name.key));
+                    key.set(value);
+                    (false, rearm)
+                }
+                None => (false, false),
+            },
         }
     }
 }
 
 const SET: &CStr = c"DLOCK._SET";
 const _: () = assert!(table::SET.name.len() == SET.to_bytes().len());
+
+/// The lock of an open key. A new one is made where it will be stored, so that it is never moved.
+fn lock_of<'k>(key: &'k mut Key<'_>, fresh: &'k mut Option<Box<Value>>) -> &'k mut Lock {
+    match key.value() {
+        Some(value) => &mut value.lock,
+        None => &mut fresh.get_or_insert_default().lock,
+    }
+}
 
 /// Tells listeners, where there may be any: see [`crate::followers`].
 fn announce(ctx: Ctx<'_>, key: *mut rm::RedisModuleString, events: &[Event], deleted: bool) {
@@ -174,7 +185,7 @@ impl State {
 pub fn take_in(mut target: Target<'_>, written: codec::Written, last: u64) -> Result<(), String> {
     let fence = written.greatest_fence();
     let Target { key, fresh, .. } = &mut target;
-    let lock = key.value().map_or(fresh, |value| &mut value.lock);
+    let lock = lock_of(key, fresh);
     if !written.apply(lock) {
         return Err("ERR the effect does not fit the lock it is meant for".into());
     }

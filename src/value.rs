@@ -26,10 +26,6 @@ impl Default for ScheduledAt {
 }
 
 impl Value {
-    pub fn new(lock: Lock) -> Value {
-        Value { lock, slot: ScheduledAt::default() }
-    }
-
     /// Reads a lock that comes in under this name: from a file, over the replication link, or by RESTORE, whose bytes
     /// anybody may have written. The error says why it is refused.
     pub fn load(bytes: &[u8], db: i32, key: &[u8]) -> Result<Value, String> {

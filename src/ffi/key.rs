@@ -11,8 +11,8 @@ pub struct WrongType;
 /// An open key; closed when dropped.
 pub struct Key<'a> {
     key: *mut rm::RedisModuleKey,
-    /// Known from opening it; kept true by `set` and `delete`.
-    occupied: bool,
+    /// What it holds, or null: asked for when it is opened, kept true by `set` and `delete`.
+    value: *mut Stored,
     of: PhantomData<Ctx<'a>>,
 }
 
@@ -30,25 +30,22 @@ impl<'a> Key<'a> {
         // that is opened for reading and does not exist.
         unsafe {
             let raw = api!(RedisModule_OpenKey(ctx.0, name, mode as i32));
-            let mut key = Key { key: raw, occupied: false, of: PhantomData };
+            let mut key = Key { key: raw, value: std::ptr::null_mut(), of: PhantomData };
             if raw.is_null() || api!(RedisModule_KeyType(raw)) == rm::REDISMODULE_KEYTYPE_EMPTY as i32 {
                 return Ok(key);
             }
             if api!(RedisModule_ModuleTypeGetType(raw)) != types::registered() {
                 return Err(WrongType);
             }
-            key.occupied = true;
+            key.value = api!(RedisModule_ModuleTypeGetValue(raw)).cast();
             Ok(key)
         }
     }
 
     pub fn value(&mut self) -> Option<&mut Stored> {
-        if !self.occupied {
-            return None;
-        }
-        // SAFETY: the key holds a value of the module's type, which is a `Box<Stored>` the server owns. It lives until
-        // `set` or `delete`, which need `&mut self`; nothing else of the module runs meanwhile.
-        unsafe { api!(RedisModule_ModuleTypeGetValue(self.key)).cast::<Stored>().as_mut() }
+        // SAFETY: null, or the `Box<Stored>` that the server owns. It lives until `set` or `delete`, which need
+        // `&mut self`; nothing else of the module runs meanwhile.
+        unsafe { self.value.as_mut() }
     }
 
     /// Puts a value where there is none. False where the server refuses, which it does only for a closed key.
@@ -62,13 +59,13 @@ impl<'a> Key<'a> {
                 return false;
             }
         }
-        self.occupied = true;
+        self.value = value;
         true
     }
 
     /// Closes it early; from now on it holds nothing.
     pub fn close(&mut self) {
-        self.occupied = false;
+        self.value = std::ptr::null_mut();
         let key = std::mem::replace(&mut self.key, std::ptr::null_mut());
         if !key.is_null() {
             // SAFETY: open until here.
@@ -78,7 +75,7 @@ impl<'a> Key<'a> {
 
     /// Deletes the key; the server calls the type's `unlink` and `free` on the way.
     pub fn delete(&mut self) {
-        self.occupied = false;
+        self.value = std::ptr::null_mut();
         // SAFETY: the key is open for writing.
         unsafe { api!(RedisModule_DeleteKey(self.key)) };
     }

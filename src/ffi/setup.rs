@@ -42,9 +42,11 @@ unsafe extern "C" fn run<C: Command>(
         }
         let argv = unsafe { std::slice::from_raw_parts(argv, argc as usize) };
         let rest = argv.get(1..).unwrap_or_default();
-        let bytes = rest.iter().map(|arg| unsafe { bytes_of(*arg) }).collect();
         let key = rest.first().copied().unwrap_or(std::ptr::null_mut());
-        Some(C::run(ctx, &Args { bytes, key }))
+        // Filled in place: moving it costs more than reading the arguments.
+        let mut args = Args { bytes: SmallVec::new(), key };
+        args.bytes.extend(rest.iter().map(|arg| unsafe { bytes_of(*arg) }));
+        Some(C::run(ctx, &args))
     });
     match done {
         Some(Ok(())) => {}

@@ -50,6 +50,13 @@ pub struct Request<'a> {
     pub label: &'a [u8],
 }
 
+impl Request<'_> {
+    /// Whether it asks for what few holds have.
+    pub(crate) fn has_extras(&self) -> bool {
+        self.bound_to.is_some() || self.delay > 0 || !self.label.is_empty()
+    }
+}
+
 /// Whether a hold ends with a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ephemeral {

@@ -113,14 +113,14 @@ impl Step {
     }
 
     /// A hold ended and is out of the lock.
-    pub(crate) fn ended(&mut self, lock: &Lock, hold: Hold, why: End, now: Instant) {
+    pub(crate) fn ended(&mut self, lock: &Lock, hold: &Hold, why: End, now: Instant) {
         self.events.push(Event::Ended(why, u32::try_from(hold.held_millis(now)).unwrap_or(u32::MAX)));
         if let Ephemeral::Bound(client) = hold.ephemeral() {
             self.unbound.push((client, hold.token.clone()));
         }
         self.part(lock, |put, dropped| {
             put.retain(|t| *t != hold.token);
-            dropped.push(hold.token);
+            dropped.push(hold.token.clone());
         });
     }
 

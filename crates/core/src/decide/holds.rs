@@ -19,17 +19,19 @@ impl Turn<'_> {
             Count::Keep | Count::OneMore => NonZeroU32::MIN,
             Count::AtLeast(n) => n,
         };
-        let extras = Extras {
-            ephemeral: request.bound_to.map_or(Ephemeral::No, Ephemeral::Bound),
-            delay: request.delay,
-            label: SmallVec::from_slice(request.label),
-            in_doubt: None,
-        };
+        let extras = request.has_extras().then(|| {
+            Box::new(Extras {
+                ephemeral: request.bound_to.map_or(Ephemeral::No, Ephemeral::Bound),
+                delay: request.delay,
+                label: SmallVec::from_slice(request.label),
+                in_doubt: None,
+            })
+        });
         if let Some(client) = request.bound_to {
             self.step.bound.push((client, token.clone()));
         }
         let deadline = self.now + request.ttl;
-        let hold = Hold { token, fence, deadline, ttl: request.ttl, count, extras: extras.boxed() };
+        let hold = Hold { token, fence, deadline, ttl: request.ttl, count, extras };
         self.lock.add(hold, request.mode);
         self.step.put(self.lock, request.token);
         self.step.events.push(Event::Acquired);
@@ -53,7 +55,7 @@ impl Turn<'_> {
             hold.deadline = deadline;
             hold.ttl = request.ttl;
         }
-        if request.bound_to.is_some() || request.delay > 0 || !request.label.is_empty() {
+        if request.has_extras() {
             let mut extras = hold.extras.take().map_or(Extras::NONE, |extras| *extras);
             let before = (extras.ephemeral, extras.delay, extras.label.clone());
             if let Some(client) = request.bound_to {
@@ -96,21 +98,21 @@ impl Turn<'_> {
             // By far the most frequent, and done without a list.
             Holding::Exclusive(hold) => {
                 if gone(hold)
-                    && let Holding::Exclusive(hold) = std::mem::take(&mut self.lock.holding)
+                    && let Holding::Exclusive(hold) = &std::mem::take(&mut self.lock.holding)
                 {
                     self.end(hold, why);
                 }
             }
             Holding::Shared(_) | Holding::Permits(..) => {
                 for hold in self.lock.remove(gone) {
-                    self.end(hold, why);
+                    self.end(&hold, why);
                 }
             }
         }
     }
 
     /// The hold is out of the lock already.
-    pub(super) fn end(&mut self, hold: Hold, why: End) {
+    pub(super) fn end(&mut self, hold: &Hold, why: End) {
         let delay = u64::from(hold.delay());
         if delay > 0 && matches!(why, End::Expired | End::Disconnected) {
             let until = match why {
