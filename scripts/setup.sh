@@ -6,8 +6,11 @@ set -eu
 
 has_libclang() {
     [ -n "${LIBCLANG_PATH:-}" ] && return 0
-    for library in /usr/lib/llvm-*/lib/libclang*.so* /usr/lib/*-linux-gnu/libclang*.so*; do
-        [ -e "$library" ] && return 0
+    # Not libclang-cpp.so, which other tools bring along and which is of no use here.
+    for folder in /usr/lib/llvm-*/lib /usr/lib/*-linux-gnu; do
+        for library in "$folder"/libclang.so* "$folder"/libclang-[0-9]*.so*; do
+            [ -e "$library" ] && return 0
+        done
     done
     return 1
 }
