@@ -8,12 +8,14 @@ use dlock_core::{ClientId, Fences, Instant, Name, Token, WaiterId, Waiting};
 
 use crate::config::Config;
 use crate::ffi::{Handle, MainThread, notices::Timer};
+use crate::grace::Grace;
 use crate::info::Stats;
 use crate::scheduled::Scheduled;
 
 pub struct State {
     pub config: Config,
     pub fences: Fences,
+    pub grace: Grace,
     pub waiting: Waiting,
     /// The locks of each database by when they are due.
     pub dbs: Vec<Scheduled>,
@@ -51,6 +53,7 @@ pub enum Task {
     TimedOut(Name<'static>, WaiterId),
     /// A lease or a lock-delay may be over.
     Due(Name<'static>, Slot),
+    GraceOver,
 }
 
 static STATE: MainThread<State> = MainThread::empty();
@@ -60,6 +63,7 @@ pub fn start(config: Config) {
     STATE.set(State {
         config,
         fences: Fences::default(),
+        grace: Grace::new(),
         waiting: Waiting::default(),
         dbs: Vec::new(),
         blocked: HashMap::new(),
@@ -124,6 +128,9 @@ impl State {
         if let Some(task) = self.pending.pop_front() {
             return Some(task);
         }
+        if self.grace.is_over(now) {
+            return Some(Task::GraceOver);
+        }
         if let Some(id) = self.waiting.timed_out(now) {
             return self.waiting.get(id).map(|waiter| Task::TimedOut(waiter.name.clone(), id));
         }
@@ -139,6 +146,7 @@ impl State {
     pub fn next_due(&self) -> Option<u64> {
         let locks = self.dbs.iter().filter_map(|db| db.first()).map(|(due, _)| due);
         let first = locks.chain(self.waiting.next_timeout()).min().map(|due| due.millis());
+        let first = first.into_iter().chain(self.grace.due()).min();
         if self.pending.is_empty() { first } else { Some(0) }
     }
 }

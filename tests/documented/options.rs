@@ -29,7 +29,7 @@ fn config_get_and_set_know_every_option_and_its_bounds() {
         }
         assert_eq!(
             conn.say("DLOCK.ACQUIRE k t 2").error().split(" from ").nth(1),
-            Some("1 to 1 (dlock.max-ttl)")
+            Some("1 to 1 (dlock.max-ttl, or a shorter dlock.restart-grace)")
         );
     });
 }
