@@ -57,7 +57,7 @@ impl Grace {
 
     /// The millisecond at which the background job has to end it.
     pub fn due(&self) -> Option<u64> {
-        self.runs.then_some(self.ends.millis())
+        self.runs.then_some(self.ends.micros().div_ceil(1000))
     }
 
     /// True once, when it is over.
@@ -81,7 +81,7 @@ pub fn at_start() {
 }
 
 fn in_ms(ms: u32) -> Instant {
-    if ms == 0 { NEVER } else { Instant::from_micros(clock::now().after_millis(ms.into()).millis() * 1000) }
+    if ms == 0 { NEVER } else { Instant::from_micros(clock::now().micros() + u64::from(ms) * 1000) }
 }
 
 pub fn loading_begins(ctx: Ctx<'_>) {
@@ -94,6 +94,9 @@ pub fn loading_begins(ctx: Ctx<'_>) {
 pub fn loading_ended(ctx: Ctx<'_>) {
     let Start::Loading(load) = with(|s| s.grace.start) else { return };
     with(|s| s.grace.start = Start::Done);
+    if !ctx.flags().contains(Flags::MASTER) {
+        return demoted();
+    }
     match may_have_forgotten(ctx, load) {
         Some(why) => begin(ctx, why),
         None => {
@@ -124,7 +127,7 @@ pub fn forgot(ctx: Ctx<'_>, why: &str) {
     }
 }
 
-/// A replica grants nothing, and its promotion begins anew.
+/// A replica grants nothing; its promotion begins anew.
 pub fn demoted() {
     with(|s| s.grace.stop());
 }
