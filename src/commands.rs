@@ -27,7 +27,7 @@ pub struct Acquire;
 
 impl Command for Acquire {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Acquire::parse(&args.bytes, with(|s| s.config.max_ttl)).map_err(text)?;
+        let parsed = command::Acquire::parse(args.bytes, with(|s| s.config.max_ttl)).map_err(text)?;
         let bound_to = if parsed.ephemeral { Some(connection(ctx)?) } else { None };
         let request = Request {
             token: parsed.token,
@@ -77,7 +77,7 @@ pub struct Release;
 
 impl Command for Release {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Release::parse(&args.bytes).map_err(text)?;
+        let parsed = command::Release::parse(args.bytes).map_err(text)?;
         let ended = open(ctx, args, parsed.key)?.operate(|turn| turn.release(parsed.token, parsed.counts));
         ctx.reply_int(ended.into());
         Ok(())
@@ -88,7 +88,7 @@ pub struct Extend;
 
 impl Command for Extend {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Extend::parse(&args.bytes, with(|s| s.config.max_ttl)).map_err(text)?;
+        let parsed = command::Extend::parse(args.bytes, with(|s| s.config.max_ttl)).map_err(text)?;
         let extended = open(ctx, args, parsed.key)?.operate(|turn| turn.extend(parsed.token, parsed.ttl));
         ctx.reply_int(extended.into());
         Ok(())
@@ -100,7 +100,7 @@ pub struct Confirm;
 impl Command for Confirm {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let (max_ttl, bound) = with(|s| (s.config.max_ttl, s.config.skew_bound()));
-        let parsed = command::Confirm::parse(&args.bytes, max_ttl).map_err(text)?;
+        let parsed = command::Confirm::parse(args.bytes, max_ttl).map_err(text)?;
         let target = open(ctx, args, parsed.key)?;
         match target.operate(|turn| turn.confirm(parsed.token, parsed.fence, parsed.ttl, bound)) {
             Confirmed::Fence(fence) => ctx.reply_int(fence.get() as i64),
@@ -123,7 +123,7 @@ pub struct Holds;
 
 impl Command for Holds {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Holds::parse(&args.bytes).map_err(text)?;
+        let parsed = command::Holds::parse(args.bytes).map_err(text)?;
         let now = clock::now();
         let count = look(ctx, args, |lock| lock.at(now).hold_of(parsed.token).map_or(0, Hold::count))?;
         ctx.reply_int(count.into());
@@ -135,7 +135,7 @@ pub struct Pttl;
 
 impl Command for Pttl {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Pttl::parse(&args.bytes).map_err(text)?;
+        let parsed = command::Pttl::parse(args.bytes).map_err(text)?;
         let now = clock::now();
         let left = look(ctx, args, |lock| match parsed.token {
             Some(token) => lock.at(now).hold_of(token).map(|hold| hold.deadline().left(now)),
@@ -150,7 +150,7 @@ pub struct Inspect;
 
 impl Command for Inspect {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let key = command::only_key(&args.bytes).map_err(text)?;
+        let key = command::only_key(args.bytes).map_err(text)?;
         let name = Name::new(ctx.db(), key);
         let waiting = with(|s| s.waiting.len_of(&name));
         let now = clock::now();
@@ -213,7 +213,7 @@ pub struct Waiters;
 
 impl Command for Waiters {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Waiters::parse(&args.bytes).map_err(text)?;
+        let parsed = command::Waiters::parse(args.bytes).map_err(text)?;
         look(ctx, args, |_| ())?;
         let (name, now) = (Name::new(ctx.db(), parsed.key), clock::now());
         let most = parsed.count.map_or(usize::MAX, |n| n.get() as usize);
@@ -236,7 +236,7 @@ pub struct Cancel;
 
 impl Command for Cancel {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Cancel::parse(&args.bytes).map_err(text)?;
+        let parsed = command::Cancel::parse(args.bytes).map_err(text)?;
         let target = open(ctx, args, parsed.key)?;
         let cancelled = target.operate(|turn| {
             let waiters: Vec<WaiterId> = match parsed.who {
@@ -258,7 +258,7 @@ pub struct Break;
 
 impl Command for Break {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let key = command::only_key(&args.bytes).map_err(text)?;
+        let key = command::only_key(args.bytes).map_err(text)?;
         let broken = open(ctx, args, key)?.operate(|turn| turn.break_all());
         ctx.reply_int(broken as i64);
         Ok(())
@@ -269,7 +269,7 @@ pub struct Token;
 
 impl Command for Token {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        command::no_arguments(&args.bytes).map_err(text)?;
+        command::no_arguments(args.bytes).map_err(text)?;
         let mut random = [0; 20];
         let drawn = rand::rngs::SysRng.try_fill_bytes(&mut random);
         drawn.map_err(|why| format!("ERR the operating system gives no randomness: {why}"))?;
@@ -283,7 +283,7 @@ pub struct Help;
 
 impl Command for Help {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        command::no_arguments(&args.bytes).map_err(text)?;
+        command::no_arguments(args.bytes).map_err(text)?;
         ctx.reply_array(TABLE.len() * 2 + 1);
         ctx.reply_bytes(b"DLOCK.<command> [<arg> [value] ...]. Commands are:");
         for doc in TABLE {
@@ -302,7 +302,7 @@ impl Command for Effect {
         if !ctx.flags().intersects(Flags::REPLICATED | Flags::LOADING) {
             return Err(words::EFFECT.into());
         }
-        let &[key, change, last] = args.bytes.as_slice() else { return Err(words::EFFECT.into()) };
+        let &[key, change, last] = args.bytes else { return Err(words::EFFECT.into()) };
         let last = std::str::from_utf8(last).ok().and_then(|last| last.parse().ok());
         let last = last.ok_or("ERR the last fence is no number")?;
         let origin = if ctx.flags().contains(Flags::REPLICATED) { Origin::Live } else { Origin::Stored };

@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::ffi::{Handle, MainThread, notices::Timer};
 use crate::info::Stats;
 use crate::scheduled::Scheduled;
+use crate::value::Value;
 
 pub struct State {
     pub config: Config,
@@ -35,6 +36,8 @@ pub struct State {
     pub stats: Stats,
     /// For the bytes of effects, so that they are not allocated anew each time.
     pub buffer: Vec<u8>,
+    /// What the key held that was deleted last, for the next one: as `buffer`.
+    pub spare: Option<Box<Value>>,
 }
 
 /// Something for the background job.
@@ -72,6 +75,7 @@ pub fn start(config: Config) {
         alone: None,
         stats: Stats::default(),
         buffer: Vec::new(),
+        spare: None,
     });
 }
 

@@ -34,7 +34,7 @@ impl World {
         let mut turn = Turn::new(NOW, &KEY, &mut self.fences, &mut self.waiting, &mut self.lock, &mut step);
         work(&mut turn);
         turn.finish();
-        step.outcomes.len()
+        step.rest.map_or(0, |rest| rest.outcomes.len())
     }
 
     fn held_exclusively() -> World {
