@@ -27,8 +27,7 @@ pub struct Acquire;
 
 impl Command for Acquire {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed =
-            command::Acquire::parse(&args.bytes, with(|s| s.config.longest_lease())).map_err(text)?;
+        let parsed = command::Acquire::parse(args.bytes, with(|s| s.config.longest_lease())).map_err(text)?;
         let bound_to = if parsed.ephemeral { Some(connection(ctx)?) } else { None };
         let request = Request {
             token: parsed.token,
@@ -82,7 +81,7 @@ pub struct Release;
 
 impl Command for Release {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Release::parse(&args.bytes).map_err(text)?;
+        let parsed = command::Release::parse(args.bytes).map_err(text)?;
         let ended = open(ctx, args, parsed.key)?.operate(|turn| turn.release(parsed.token, parsed.counts));
         ctx.reply_int(ended.into());
         Ok(())
@@ -93,7 +92,7 @@ pub struct Extend;
 
 impl Command for Extend {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Extend::parse(&args.bytes, with(|s| s.config.longest_lease())).map_err(text)?;
+        let parsed = command::Extend::parse(args.bytes, with(|s| s.config.longest_lease())).map_err(text)?;
         let extended = open(ctx, args, parsed.key)?.operate(|turn| turn.extend(parsed.token, parsed.ttl));
         ctx.reply_int(extended.into());
         Ok(())
@@ -105,7 +104,7 @@ pub struct Confirm;
 impl Command for Confirm {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let (longest, bound) = with(|s| (s.config.longest_lease(), s.config.skew_bound()));
-        let parsed = command::Confirm::parse(&args.bytes, longest).map_err(text)?;
+        let parsed = command::Confirm::parse(args.bytes, longest).map_err(text)?;
         let target = open(ctx, args, parsed.key)?;
         match target.operate(|turn| turn.confirm(parsed.token, parsed.fence, parsed.ttl, bound)) {
             Confirmed::Fence(fence) => ctx.reply_int(fence.get() as i64),
@@ -128,7 +127,7 @@ pub struct Holds;
 
 impl Command for Holds {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Holds::parse(&args.bytes).map_err(text)?;
+        let parsed = command::Holds::parse(args.bytes).map_err(text)?;
         let now = clock::now();
         let count = look(ctx, args, |lock| lock.at(now).hold_of(parsed.token).map_or(0, Hold::count))?;
         ctx.reply_int(count.into());
@@ -140,7 +139,7 @@ pub struct Pttl;
 
 impl Command for Pttl {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Pttl::parse(&args.bytes).map_err(text)?;
+        let parsed = command::Pttl::parse(args.bytes).map_err(text)?;
         let now = clock::now();
         let left = look(ctx, args, |lock| match parsed.token {
             Some(token) => lock.at(now).hold_of(token).map(|hold| hold.deadline().left(now)),
@@ -155,7 +154,7 @@ pub struct Inspect;
 
 impl Command for Inspect {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let key = command::only_key(&args.bytes).map_err(text)?;
+        let key = command::only_key(args.bytes).map_err(text)?;
         let name = Name::new(ctx.db(), key);
         let waiting = with(|s| s.waiting.len_of(&name));
         let now = clock::now();
@@ -218,7 +217,7 @@ pub struct Waiters;
 
 impl Command for Waiters {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Waiters::parse(&args.bytes).map_err(text)?;
+        let parsed = command::Waiters::parse(args.bytes).map_err(text)?;
         look(ctx, args, |_| ())?;
         let (name, now) = (Name::new(ctx.db(), parsed.key), clock::now());
         let most = parsed.count.map_or(usize::MAX, |n| n.get() as usize);
@@ -241,7 +240,7 @@ pub struct Cancel;
 
 impl Command for Cancel {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Cancel::parse(&args.bytes).map_err(text)?;
+        let parsed = command::Cancel::parse(args.bytes).map_err(text)?;
         let target = open(ctx, args, parsed.key)?;
         let cancelled = target.operate(|turn| {
             let waiters: Vec<WaiterId> = match parsed.who {
@@ -263,7 +262,7 @@ pub struct Break;
 
 impl Command for Break {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let key = command::only_key(&args.bytes).map_err(text)?;
+        let key = command::only_key(args.bytes).map_err(text)?;
         let broken = open(ctx, args, key)?.operate(|turn| turn.break_all());
         ctx.reply_int(broken as i64);
         Ok(())
@@ -274,7 +273,7 @@ pub struct Token;
 
 impl Command for Token {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        command::no_arguments(&args.bytes).map_err(text)?;
+        command::no_arguments(args.bytes).map_err(text)?;
         let mut random = [0; 20];
         let drawn = rand::rngs::SysRng.try_fill_bytes(&mut random);
         drawn.map_err(|why| format!("ERR the operating system gives no randomness: {why}"))?;
@@ -288,7 +287,7 @@ pub struct Help;
 
 impl Command for Help {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        command::no_arguments(&args.bytes).map_err(text)?;
+        command::no_arguments(args.bytes).map_err(text)?;
         ctx.reply_array(TABLE.len() * 2 + 1);
         ctx.reply_bytes(b"DLOCK.<command> [<arg> [value] ...]. Commands are:");
         for doc in TABLE {
@@ -307,7 +306,7 @@ impl Command for Effect {
         if !ctx.flags().intersects(Flags::REPLICATED | Flags::LOADING) {
             return Err(words::EFFECT.into());
         }
-        let &[key, change, last] = args.bytes.as_slice() else { return Err(words::EFFECT.into()) };
+        let &[key, change, last] = args.bytes else { return Err(words::EFFECT.into()) };
         let last = std::str::from_utf8(last).ok().and_then(|last| last.parse().ok());
         let last = last.ok_or("ERR the last fence is no number")?;
         let origin = if ctx.flags().contains(Flags::REPLICATED) { Origin::Live } else { Origin::Stored };

@@ -84,8 +84,8 @@ impl<'a> Target<'a> {
         if rearm {
             deadlines::rearm();
         }
-        if !step.outcomes.is_empty() {
-            step.outcomes.drain(..).for_each(|(waiter, outcome)| waiters::answer(waiter, outcome, now));
+        if let Some(rest) = step.rest.take() {
+            rest.outcomes.into_iter().for_each(|(waiter, outcome)| waiters::answer(waiter, outcome, now));
         }
     }
 
@@ -117,7 +117,8 @@ impl<'a> Target<'a> {
         let Target { name, key, fresh, .. } = self;
         match key.value() {
             Some(value) if value.lock.is_gone() => {
-                key.delete();
+                let spare = key.delete();
+                with(|s| s.spare = spare);
                 (true, false)
             }
             Some(value) => (false, with(|s| value.schedule(s, name.db, &name.key))),
@@ -140,7 +141,17 @@ const _: () = assert!(table::SET.name.len() == SET.to_bytes().len());
 fn lock_of<'k>(key: &'k mut Key<'_>, fresh: &'k mut Option<Box<Value>>) -> &'k mut Lock {
     match key.value() {
         Some(value) => &mut value.lock,
-        None => &mut fresh.get_or_insert_default().lock,
+        None => &mut fresh.get_or_insert_with(new_value).lock,
+    }
+}
+
+fn new_value() -> Box<Value> {
+    match with(|s| s.spare.take()) {
+        Some(mut spare) => {
+            *spare = Value::default();
+            spare
+        }
+        None => Box::default(),
     }
 }
 
@@ -173,10 +184,11 @@ impl State {
     /// Counts what happened, and keeps the books of the connections that holds are bound to.
     fn account(&mut self, name: &Name<'_>, step: &Step) {
         self.stats.count(&step.events);
-        for (client, token) in &step.unbound {
+        let Some(rest) = &step.rest else { return };
+        for (client, token) in &rest.unbound {
             self.unbind(*client, name, token);
         }
-        for (client, token) in &step.bound {
+        for (client, token) in &rest.bound {
             self.bind(*client, name, token.clone());
         }
     }

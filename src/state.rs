@@ -11,6 +11,7 @@ use crate::ffi::{Handle, MainThread, notices::Timer};
 use crate::grace::Grace;
 use crate::info::Stats;
 use crate::scheduled::Scheduled;
+use crate::value::Value;
 
 pub struct State {
     pub config: Config,
@@ -37,6 +38,8 @@ pub struct State {
     pub stats: Stats,
     /// For the bytes of effects, so that they are not allocated anew each time.
     pub buffer: Vec<u8>,
+    /// What the key held that was deleted last, for the next one: as `buffer`.
+    pub spare: Option<Box<Value>>,
 }
 
 /// Something for the background job.
@@ -76,6 +79,7 @@ pub fn start(config: Config) {
         alone: None,
         stats: Stats::default(),
         buffer: Vec::new(),
+        spare: None,
     });
 }
 

@@ -73,11 +73,13 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// Deletes the key; the server calls the type's `unlink` and `free` on the way.
-    pub fn delete(&mut self) {
-        self.value = std::ptr::null_mut();
+    /// Deletes the key; the server calls the type's `unlink` on the way. Gives back what it held.
+    pub fn delete(&mut self) -> Option<Box<Stored>> {
+        let value = std::mem::replace(&mut self.value, std::ptr::null_mut());
         // SAFETY: the key is open for writing.
-        unsafe { api!(RedisModule_DeleteKey(self.key)) };
+        types::keep_deleted(value, || unsafe {
+            api!(RedisModule_DeleteKey(self.key));
+        })
     }
 }
 

@@ -2,8 +2,6 @@
 
 use std::ffi::{CStr, c_char, c_int, c_longlong, c_void};
 
-use smallvec::SmallVec;
-
 use super::{Ctx, api, broken, bytes_of, c_string, forever, guard, rm};
 
 /// One command.
@@ -14,7 +12,7 @@ pub trait Command {
 
 /// The arguments of a command, its name not counted.
 pub struct Args<'a> {
-    pub bytes: SmallVec<[&'a [u8]; 6]>,
+    pub bytes: &'a [&'a [u8]],
     /// The first argument as the server has it, if there is any.
     pub key: *mut rm::RedisModuleString,
 }
@@ -43,10 +41,16 @@ unsafe extern "C" fn run<C: Command>(
         let argv = unsafe { std::slice::from_raw_parts(argv, argc as usize) };
         let rest = argv.get(1..).unwrap_or_default();
         let key = rest.first().copied().unwrap_or(std::ptr::null_mut());
-        // Filled in place: moving it costs more than reading the arguments.
-        let mut args = Args { bytes: SmallVec::new(), key };
-        args.bytes.extend(rest.iter().map(|arg| unsafe { bytes_of(*arg) }));
-        Some(C::run(ctx, &args))
+        let (mut few, mut many) = ([&[] as &[u8]; 8], Vec::new());
+        let bytes = match few.get_mut(..rest.len()) {
+            Some(few) => few,
+            None => {
+                many.resize(rest.len(), &[] as &[u8]);
+                many.as_mut_slice()
+            }
+        };
+        bytes.iter_mut().zip(rest).for_each(|(bytes, arg)| *bytes = unsafe { bytes_of(*arg) });
+        Some(C::run(ctx, &Args { bytes, key }))
     });
     match done {
         Some(Ok(())) => {}

@@ -9,5 +9,23 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod acquire;
+mod client;
+mod clock;
+mod error;
+mod guard;
+mod inspect;
 pub mod lease;
+mod options;
 pub mod quorum;
+
+pub use acquire::{Acquire, AcquireAll, Wait};
+pub use client::Client;
+pub use clock::{now, sleep_until};
+pub use dlock_core::{Fence, Token};
+pub use error::{
+    AcquireError, BuildError, ExtendError, Lost, NoQuorum, NodeReport, NodeState, ReleaseError, Report,
+};
+pub use guard::{Guard, Guards, Kept};
+pub use inspect::{Answer, Holder, Inspected, Inspection, Place, Waiting};
+pub use options::{ClientBuilder, Retry};

@@ -18,30 +18,14 @@ mod second_phase;
 pub use acquisition::{Acquisition, Loss, Plan, Progress, Verdict, Won};
 pub use extension::{Extended, Extension};
 
+pub use dlock_core::Fence;
 use smallvec::SmallVec;
-use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// A master of the quorum, by its place in the client's list of members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Member(pub u8);
-
-/// The number of a hold; every later hold of the same resource has a greater one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Fence(NonZeroU64);
-
-impl Fence {
-    /// A fence as a server answered it; None for 0, which no hold has.
-    pub fn from_outside(number: u64) -> Option<Self> {
-        NonZeroU64::new(number).map(Self)
-    }
-
-    /// The number.
-    pub const fn get(self) -> u64 {
-        self.0.get()
-    }
-}
 
 /// How many masters there are, and how many of them decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -83,9 +83,10 @@ const MAX_DELAY: u64 = u32::MAX as u64;
 /// Writes a change of a lock: all of it, or the holds that it names.
 pub fn write(lock: &Lock, change: &Change, now: Instant, anchor: Anchor, out: &mut Vec<u8>) {
     let (flags, put, dropped): (u8, SmallVec<[&Hold; 1]>, &[Token]) = match change {
-        Change::Part { put, dropped } => {
-            let put = put.iter().filter_map(|token| lock.stored().iter().find(|hold| hold.token == *token));
-            (0, put.collect(), dropped)
+        Change::Part(part) => {
+            let put =
+                part.put.iter().filter_map(|token| lock.stored().iter().find(|hold| hold.token == *token));
+            (0, put.collect(), &part.dropped)
         }
         Change::Whole | Change::None => (WHOLE, lock.stored().iter().collect(), &[]),
     };

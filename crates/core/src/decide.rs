@@ -159,8 +159,10 @@ impl<'a> Turn<'a> {
 
     /// Answers the number of counts ended.
     pub fn release(&mut self, token: &[u8], counts: Counts) -> u32 {
-        let waits = self.waiting.of_token_on(token, self.name);
-        self.take_out(&waits, Outcome::Cancelled);
+        if !self.waiting.is_empty() {
+            let waits = self.waiting.of_token_on(token, self.name);
+            self.take_out(&waits, Outcome::Cancelled);
+        }
         self.settle();
         let Some(hold) = self.lock.find(token) else { return 0 };
         let had = hold.count.get();

@@ -26,5 +26,5 @@ pub mod units;
 pub use decide::{Acquired, Confirmed, Counts, Turn};
 pub use lock::{Count, Ephemeral, Hold, Holding, Lock, Mode, Request};
 pub use queue::{Limits, Name, Newcomer, Rank, Waiter, WaiterId, Waiting};
-pub use step::{Change, End, Event, Granted, Outcome, Refusal, Step};
+pub use step::{Change, End, Event, Granted, Outcome, Part, Refusal, Rest, Step};
 pub use units::{ClientId, Deadline, Fence, Fences, Instant, Token, Ttl, Wait};

@@ -72,7 +72,14 @@ pub enum Change {
     /// All of it.
     Whole,
     /// These tokens' holds, of many: `put` as they are now, `dropped` gone.
-    Part { put: Vec<Token>, dropped: Vec<Token> },
+    Part(Box<Part>),
+}
+
+/// The tokens of a lock that many hold whose holds are new or other than they were, and those that hold no more.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    pub put: Vec<Token>,
+    pub dropped: Vec<Token>,
 }
 
 impl Change {
@@ -86,6 +93,13 @@ impl Change {
 pub struct Step {
     pub change: Change,
     pub events: SmallVec<[Event; 4]>,
+    /// What few operations ask for, out of the way of the many.
+    pub rest: Option<Box<Rest>>,
+}
+
+/// What an operation asks for where somebody waits, or holds by a connection.
+#[derive(Debug, Default)]
+pub struct Rest {
     pub outcomes: Vec<(Waiter, Outcome)>,
     /// Connections that holds are bound to from now on, and those they no longer are bound to.
     pub bound: Vec<(ClientId, Token)>,
@@ -93,18 +107,22 @@ pub struct Step {
 }
 
 impl Step {
+    pub(crate) fn rest(&mut self) -> &mut Rest {
+        self.rest.get_or_insert_default()
+    }
+
     pub(crate) fn whole(&mut self) {
         self.change = Change::Whole;
     }
 
     /// Something besides the holds is other than it was.
     pub(crate) fn changed(&mut self, lock: &Lock) {
-        self.part(lock, |_, _| ());
+        self.part(lock, |_| ());
     }
 
     /// The hold of this token is new or other than it was.
     pub(crate) fn put(&mut self, lock: &Lock, token: &[u8]) {
-        self.part(lock, |put, dropped| {
+        self.part(lock, |Part { put, dropped }| {
             dropped.retain(|t| *t != *token);
             if !put.iter().any(|t| *t == *token) {
                 put.extend(Token::new(token));
@@ -116,9 +134,9 @@ impl Step {
     pub(crate) fn ended(&mut self, lock: &Lock, hold: &Hold, why: End, now: Instant) {
         self.events.push(Event::Ended(why, u32::try_from(hold.held_millis(now)).unwrap_or(u32::MAX)));
         if let Ephemeral::Bound(client) = hold.ephemeral() {
-            self.unbound.push((client, hold.token.clone()));
+            self.rest().unbound.push((client, hold.token.clone()));
         }
-        self.part(lock, |put, dropped| {
+        self.part(lock, |Part { put, dropped }| {
             put.retain(|t| *t != hold.token);
             dropped.push(hold.token.clone());
         });
@@ -128,15 +146,15 @@ impl Step {
     const MOST_PARTS: usize = 64;
 
     /// Notes what changed of a lock that many may hold; of any other the whole is as short as a part.
-    fn part(&mut self, lock: &Lock, write: impl FnOnce(&mut Vec<Token>, &mut Vec<Token>)) {
+    fn part(&mut self, lock: &Lock, write: impl FnOnce(&mut Part)) {
         if !matches!(lock.holding, Holding::Shared(_) | Holding::Permits(..)) {
             self.change = Change::Whole;
         } else if self.change.is_none() {
-            self.change = Change::Part { put: Vec::new(), dropped: Vec::new() };
+            self.change = Change::Part(Box::default());
         }
-        if let Change::Part { put, dropped } = &mut self.change {
-            write(put, dropped);
-            if put.len() + dropped.len() > Self::MOST_PARTS {
+        if let Change::Part(part) = &mut self.change {
+            write(part);
+            if part.put.len() + part.dropped.len() > Self::MOST_PARTS {
                 self.change = Change::Whole;
             }
         }

@@ -35,7 +35,7 @@ impl World {
             Turn::new(NOW, NOW, &KEY, &mut self.fences, &mut self.waiting, &mut self.lock, &mut step);
         work(&mut turn);
         turn.finish();
-        step.outcomes.len()
+        step.rest.map_or(0, |rest| rest.outcomes.len())
     }
 
     fn held_exclusively() -> World {

@@ -28,7 +28,7 @@ impl Turn<'_> {
             })
         });
         if let Some(client) = request.bound_to {
-            self.step.bound.push((client, token.clone()));
+            self.step.rest().bound.push((client, token.clone()));
         }
         let deadline = self.now + request.ttl;
         let hold = Hold { token, fence, deadline, ttl: request.ttl, count, extras };
@@ -60,9 +60,9 @@ impl Turn<'_> {
             let before = (extras.ephemeral, extras.delay, extras.label.clone());
             if let Some(client) = request.bound_to {
                 if let Ephemeral::Bound(old) = extras.ephemeral {
-                    self.step.unbound.push((old, hold.token.clone()));
+                    self.step.rest().unbound.push((old, hold.token.clone()));
                 }
-                self.step.bound.push((client, hold.token.clone()));
+                self.step.rest().bound.push((client, hold.token.clone()));
                 extras.ephemeral = Ephemeral::Bound(client);
             }
             extras.delay = if request.delay > 0 { request.delay } else { extras.delay };
@@ -126,6 +126,6 @@ impl Turn<'_> {
 
     pub(super) fn take_out(&mut self, waiters: &[WaiterId], outcome: Outcome) {
         let gone = waiters.iter().filter_map(|id| self.waiting.leave(*id));
-        self.step.outcomes.extend(gone.map(|waiter: Waiter| (waiter, outcome)));
+        self.step.rest().outcomes.extend(gone.map(|waiter: Waiter| (waiter, outcome)));
     }
 }

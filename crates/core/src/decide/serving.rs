@@ -41,7 +41,7 @@ impl Turn<'_> {
             let Some(waiter) = self.waiting.leave(id) else { return };
             let outcome = verdict.and_then(|granted| self.hand_over(&waiter, granted));
             let token = outcome.is_ok().then(|| waiter.token.clone());
-            self.step.outcomes.push((waiter, outcome.unwrap_or_else(Outcome::Refused)));
+            self.step.rest().outcomes.push((waiter, outcome.unwrap_or_else(Outcome::Refused)));
             if let Some(token) = token {
                 self.answer_others(token.as_bytes());
                 crowd.joined(self.lock, token);
@@ -98,7 +98,7 @@ impl Turn<'_> {
             }
             if let Some(waiter) = self.waiting.leave(id) {
                 let outcome = self.hand_over(&waiter, Granted::Renewal);
-                self.step.outcomes.push((waiter, outcome.unwrap_or_else(Outcome::Refused)));
+                self.step.rest().outcomes.push((waiter, outcome.unwrap_or_else(Outcome::Refused)));
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Frozen bytes, one file a kind. They may never be changed: servers have them on their disks. A new layout adds files.
 
 use dlock_core::codec::Reader;
-use dlock_core::{Change, Lock, Mode, Token};
+use dlock_core::{Change, Lock, Mode, Part, Token};
 
 use super::{AT, Plain, PlainHold, READER, read, write};
 use crate::model::content::{Stored, content};
@@ -114,10 +114,10 @@ fn a_part() {
     assert_eq!((is.mode, is.delay_until), (Some(Mode::Shared), AT + 249));
     assert_eq!(is.holds, [left.stored()] as [Stored; 1]);
     let token = |bytes: &[u8]| Token::new(bytes).expect("a token");
-    let change = Change::Part {
+    let change = Change::Part(Box::new(Part {
         put: [token(b"reader-a")].into_iter().collect(),
         dropped: [token(b"reader-b"), token(b"\x00")].into_iter().collect(),
-    };
+    }));
     assert_eq!(write(&lock, &change), bytes);
 }
 

@@ -17,9 +17,9 @@ impl System {
         if change.is_none() {
             return;
         }
-        if let Change::Part { put, dropped } = change {
+        if let Change::Part(part) = change {
             self.saw.push("a part of a lock is replicated");
-            assert!(put.iter().all(|token| !dropped.contains(token)), "put and dropped");
+            assert!(part.put.iter().all(|token| !part.dropped.contains(token)), "put and dropped");
         }
         let mut bytes = Vec::new();
         codec::write(lock, change, self.instant(), self.anchor(), &mut bytes);

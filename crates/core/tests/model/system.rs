@@ -6,7 +6,7 @@ use dlock_core::codec::Anchor;
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
     Acquired, ClientId, Confirmed, Event, Fence, Fences, Granted, Instant, Limits, Lock, Mode, Name,
-    Newcomer, Outcome, Request, Step, Ttl, Turn, Wait, WaiterId, Waiting,
+    Newcomer, Outcome, Request, Rest, Step, Ttl, Turn, Wait, WaiterId, Waiting,
 };
 
 use super::moves::Move;
@@ -101,16 +101,17 @@ impl System {
     }
 
     fn carry_out(&mut self, key: Key, step: Step) {
-        for (client, token) in step.unbound {
+        let rest = step.rest.map_or_else(Rest::default, |rest| *rest);
+        for (client, token) in rest.unbound {
             self.bonds.remove(&(client.0, key, token_of(token.as_bytes())));
         }
-        for (client, token) in step.bound {
+        for (client, token) in rest.bound {
             self.bonds.insert((client.0, key, token_of(token.as_bytes())));
         }
         for event in step.events {
             self.heard.push((key, heard(event)));
         }
-        for (waiter, outcome) in step.outcomes {
+        for (waiter, outcome) in rest.outcomes {
             assert!(self.unanswered.remove(&waiter.id), "a second outcome for {waiter:?}");
             assert_eq!(key_of(&waiter.name), key);
             let (client, token) = (waiter.client.0, token_of(waiter.token.as_bytes()));
