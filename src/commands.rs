@@ -27,7 +27,7 @@ pub struct Acquire;
 
 impl Command for Acquire {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Acquire::parse(args.bytes, with(|s| s.config.max_ttl)).map_err(text)?;
+        let parsed = command::Acquire::parse(args.bytes, with(|s| s.config.longest_lease())).map_err(text)?;
         let bound_to = if parsed.ephemeral { Some(connection(ctx)?) } else { None };
         let request = Request {
             token: parsed.token,
@@ -42,6 +42,10 @@ impl Command for Acquire {
         match acquired {
             Acquired::Held(fence) => ctx.reply_int(fence.get() as i64),
             Acquired::Refused(refusal) => return Err(words::refusal(refusal)),
+            Acquired::Grace => {
+                with(|s| s.stats.grace_refusals += 1);
+                return Err(words::grace(with(|s| s.grace.left(clock::now()))));
+            }
             Acquired::Upgrading(other) => {
                 with(|s| s.stats.deadlocks += 1);
                 let token = dlock_core::Token::new(parsed.token).ok_or_else(String::new)?;
@@ -88,7 +92,7 @@ pub struct Extend;
 
 impl Command for Extend {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Extend::parse(args.bytes, with(|s| s.config.max_ttl)).map_err(text)?;
+        let parsed = command::Extend::parse(args.bytes, with(|s| s.config.longest_lease())).map_err(text)?;
         let extended = open(ctx, args, parsed.key)?.operate(|turn| turn.extend(parsed.token, parsed.ttl));
         ctx.reply_int(extended.into());
         Ok(())
@@ -99,8 +103,8 @@ pub struct Confirm;
 
 impl Command for Confirm {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let (max_ttl, bound) = with(|s| (s.config.max_ttl, s.config.skew_bound()));
-        let parsed = command::Confirm::parse(args.bytes, max_ttl).map_err(text)?;
+        let (longest, bound) = with(|s| (s.config.longest_lease(), s.config.skew_bound()));
+        let parsed = command::Confirm::parse(args.bytes, longest).map_err(text)?;
         let target = open(ctx, args, parsed.key)?;
         match target.operate(|turn| turn.confirm(parsed.token, parsed.fence, parsed.ttl, bound)) {
             Confirmed::Fence(fence) => ctx.reply_int(fence.get() as i64),

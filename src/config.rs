@@ -9,19 +9,31 @@ use crate::state::with;
 pub struct Config {
     pub max_ttl: Ttl,
     pub limits: Limits,
+    /// ms without new grants after holds may have been forgotten; 0: off.
+    pub restart_grace: u32,
 }
 
 impl Default for Config {
     fn default() -> Self {
         let limits = Limits { on_the_server: 10_000, on_a_key: 10_000 };
-        Config { max_ttl: Ttl::from_millis(MAX_TTL.default as u64).unwrap_or(Ttl::MAX), limits }
+        let max_ttl = Ttl::from_millis(MAX_TTL.default as u64).unwrap_or(Ttl::MAX);
+        Config { max_ttl, limits, restart_grace: 0 }
     }
 }
 
 impl Config {
-    /// A fence from outside may lie so many ms ahead of the clock.
+    /// The longest lease: a longer one than the grace might outlast it, forgotten.
+    pub fn longest_lease(&self) -> Ttl {
+        Ttl::from_millis(self.restart_grace.into()).map_or(self.max_ttl, |grace| grace.min(self.max_ttl))
+    }
+
+    /// A fence from outside may lie so many ms ahead of the clock: less than the grace, so that a number that was
+    /// raised so far and forgotten has been passed by the clock when the next one is issued.
     pub fn skew_bound(&self) -> u64 {
-        10_000
+        match self.restart_grace {
+            0 => 10_000,
+            ms => u64::from(ms / 2),
+        }
     }
 }
 
@@ -35,8 +47,16 @@ const MAX_TTL: Number = Number {
 };
 
 /// Every option.
-pub static NUMBERS: [Number; 3] = [
+pub static NUMBERS: [Number; 4] = [
     MAX_TTL,
+    Number {
+        name: "restart-grace",
+        default: 0,
+        least: 0,
+        greatest: u32::MAX as i64,
+        get: || with(|s| s.config.restart_grace.into()),
+        set: |ms| with(|s| s.config.restart_grace = u32::try_from(ms).unwrap_or(u32::MAX)),
+    },
     Number {
         name: "max-waiters",
         default: 10_000,

@@ -8,7 +8,7 @@ use dlock_core::{Event, Name, Outcome};
 use crate::effects::{self, Target};
 use crate::ffi::{Ctx, Flags, notices};
 use crate::state::{Task, with};
-use crate::{clock, waiters, words};
+use crate::{clock, grace, waiters, words};
 
 /// The job works for so long at a stretch, then lets the event loop go round.
 const STRETCH_MICROS: u64 = 1_000;
@@ -96,6 +96,7 @@ fn carry_out(ctx: Ctx<'_>, task: Task) {
             let late = Outcome::TimedOut;
             on(ctx, &name, |target| target.operate(|turn| turn.dismiss(&[waiter], late)));
         }
+        Task::GraceOver => grace::over(ctx, "its time has passed"),
         Task::Due(name, slot) => {
             let mut stale = true;
             on(ctx, &name, |mut target| {

@@ -57,7 +57,8 @@ impl<'a> Target<'a> {
         let lock = lock_of(key, fresh);
         let mut step = Step::default();
         let answer = with(|s| {
-            let mut turn = Turn::new(now, name, &mut s.fences, &mut s.waiting, lock, &mut step);
+            let grants_from = s.grace.grants_from();
+            let mut turn = Turn::new(now, grants_from, name, &mut s.fences, &mut s.waiting, lock, &mut step);
             let answer = decide(&mut turn);
             turn.finish();
             s.account(name, &step);

@@ -7,28 +7,41 @@ use dlock_core::{ClientId, Name};
 use crate::ffi::{Ctx, notices::Notice};
 use crate::scheduled::Scheduled;
 use crate::state::{Task, with};
-use crate::{deadlines, followers};
+use crate::{deadlines, followers, grace};
 
 pub fn on_notice(ctx: Ctx<'_>, notice: Notice) {
     match notice {
         Notice::Tick => {
             followers::look(ctx);
+            grace::is_serving(ctx);
             return deadlines::on_tick(ctx);
         }
-        Notice::BecameMaster => followers::may_begin(),
+        Notice::BecameMaster => {
+            followers::may_begin();
+            grace::begin(ctx, "this replica became a master and may not have received all that was granted");
+        }
         // The server itself ends the waiting of every blocked client.
-        Notice::BecameReplica | Notice::Forked | Notice::Configured => return followers::may_begin(),
+        Notice::BecameReplica => {
+            grace::demoted();
+            return followers::may_begin();
+        }
+        Notice::Forked => return followers::may_begin(),
+        Notice::Configured => {
+            followers::may_begin();
+            grace::configured(ctx);
+        }
         Notice::ModulesChanged => return followers::modules_changed(),
-        Notice::Flushing(db) => flushing(db),
-        Notice::Swapped(first, second) => swapped(first, second),
+        Notice::Flushing(db) => flushing(ctx, db),
+        Notice::Swapped(first, second) => swapped(ctx, first, second),
         Notice::Loading { live } => {
             let origin = if live { Origin::Live } else { Origin::Stored };
             with(|s| s.loading = Some(origin));
-            return;
+            return grace::loading_begins(ctx);
         }
         Notice::LoadingEnded => {
             followers::may_begin();
             with(|s| s.loading = None);
+            grace::loading_ended(ctx);
         }
         Notice::ClientGone(id) => {
             if !client_gone(ClientId(id)) {
@@ -42,7 +55,7 @@ pub fn on_notice(ctx: Ctx<'_>, notice: Notice) {
 /// So many scheduled locks are let go on the spot; more on a thread of their own.
 const FREE_ON_THE_SPOT: usize = 1_000;
 
-fn flushing(db: Option<i32>) {
+fn flushing(ctx: Ctx<'_>, db: Option<i32>) {
     let emptied: Vec<Scheduled> = with(|s| {
         let emptied = match db {
             Some(db) => vec![std::mem::take(s.db(db))],
@@ -54,14 +67,21 @@ fn flushing(db: Option<i32>) {
         });
         emptied
     });
-    if emptied.iter().map(|db| db.held()).sum::<usize>() > FREE_ON_THE_SPOT {
+    let held: usize = emptied.iter().map(Scheduled::held).sum();
+    if held > 0 {
+        grace::forgot(ctx, "locks were flushed");
+    }
+    if held > FREE_ON_THE_SPOT {
         std::thread::spawn(move || drop(emptied));
     }
     serve_lines(|name| db.is_none_or(|db| name.db == db));
 }
 
 /// The lines stay with the number of their database, as the connections in them do; the locks move.
-fn swapped(first: i32, second: i32) {
+fn swapped(ctx: Ctx<'_>, first: i32, second: i32) {
+    if with(|s| s.db(first).held() + s.db(second).held()) > 0 {
+        grace::forgot(ctx, "databases with locks were swapped");
+    }
     with(|s| {
         let one = std::mem::take(s.db(first));
         let other = std::mem::replace(s.db(second), one);
@@ -82,7 +102,7 @@ fn swapped(first: i32, second: i32) {
     serve_lines(|name| name.db == first || name.db == second);
 }
 
-fn serve_lines(of: impl Fn(&Name<'static>) -> bool) {
+pub fn serve_lines(of: impl Fn(&Name<'static>) -> bool) {
     with(|s| {
         let tasks: Vec<Task> = s.waiting.names().filter(|name| of(name)).cloned().map(Task::Serve).collect();
         s.pending.extend(tasks);

@@ -5,6 +5,7 @@ use std::ffi::CStr;
 use dlock_core::{End, Event, Outcome};
 use hdrhistogram::Histogram;
 
+use crate::clock;
 use crate::ffi::setup::Section;
 use crate::scheduled::Scheduled;
 use crate::state::with;
@@ -22,6 +23,7 @@ pub struct Stats {
     pub cancels: u64,
     pub deadlocks: u64,
     pub queue_refusals: u64,
+    pub grace_refusals: u64,
     pub gone: u64,
     /// ms from ACQUIRE to grant, of those who waited.
     waited: Histogram<u64>,
@@ -48,6 +50,7 @@ impl Default for Stats {
             cancels: 0,
             deadlocks: 0,
             queue_refusals: 0,
+            grace_refusals: 0,
             gone: 0,
             waited: histogram(),
             held: histogram(),
@@ -101,6 +104,7 @@ pub fn write(section: &Section) {
             (c"holders", holders as u64),
             (c"waiting", s.waiting.len() as u64),
             (c"fence", s.fences.last()),
+            (c"grace_ms_left", s.grace.left(clock::now())),
             (c"followed", s.followed.into()),
             (c"grants", stats.grants),
             (c"hand_overs", stats.hand_overs),
@@ -113,6 +117,7 @@ pub fn write(section: &Section) {
             (c"cancels", stats.cancels),
             (c"deadlocks", stats.deadlocks),
             (c"queue_refusals", stats.queue_refusals),
+            (c"grace_refusals", stats.grace_refusals),
             (c"waiters_gone", stats.gone),
             (c"waited_ms_p50", stats.waited.value_at_quantile(0.5)),
             (c"waited_ms_p99", stats.waited.value_at_quantile(0.99)),

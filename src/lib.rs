@@ -13,6 +13,7 @@ mod effects;
 mod events;
 mod ffi;
 mod followers;
+mod grace;
 mod info;
 mod scheduled;
 mod state;
@@ -81,6 +82,7 @@ fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
         let categories = command.categories.trim_end_matches(if own_category { "" } else { " dlock" });
         setup::categorize(ctx, command.registration.name, categories);
     }
+    grace::at_start();
     notices::set_job(deadlines::on_timer);
     must(notices::subscribe(ctx, events::on_notice), "an event")?;
     must(setup::register_info(ctx, info::write), "the INFO section")?;

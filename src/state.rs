@@ -8,6 +8,7 @@ use dlock_core::{ClientId, Fences, Instant, Name, Token, WaiterId, Waiting};
 
 use crate::config::Config;
 use crate::ffi::{Handle, MainThread, notices::Timer};
+use crate::grace::Grace;
 use crate::info::Stats;
 use crate::scheduled::Scheduled;
 use crate::value::Value;
@@ -15,6 +16,7 @@ use crate::value::Value;
 pub struct State {
     pub config: Config,
     pub fences: Fences,
+    pub grace: Grace,
     pub waiting: Waiting,
     /// The locks of each database by when they are due.
     pub dbs: Vec<Scheduled>,
@@ -54,6 +56,7 @@ pub enum Task {
     TimedOut(Name<'static>, WaiterId),
     /// A lease or a lock-delay may be over.
     Due(Name<'static>, Slot),
+    GraceOver,
 }
 
 static STATE: MainThread<State> = MainThread::empty();
@@ -63,6 +66,7 @@ pub fn start(config: Config) {
     STATE.set(State {
         config,
         fences: Fences::default(),
+        grace: Grace::new(),
         waiting: Waiting::default(),
         dbs: Vec::new(),
         blocked: HashMap::new(),
@@ -128,6 +132,9 @@ impl State {
         if let Some(task) = self.pending.pop_front() {
             return Some(task);
         }
+        if self.grace.is_over(now) {
+            return Some(Task::GraceOver);
+        }
         if let Some(id) = self.waiting.timed_out(now) {
             return self.waiting.get(id).map(|waiter| Task::TimedOut(waiter.name.clone(), id));
         }
@@ -143,6 +150,7 @@ impl State {
     pub fn next_due(&self) -> Option<u64> {
         let locks = self.dbs.iter().filter_map(|db| db.first()).map(|(due, _)| due);
         let first = locks.chain(self.waiting.next_timeout()).min().map(|due| due.millis());
+        let first = first.into_iter().chain(self.grace.due()).min();
         if self.pending.is_empty() { first } else { Some(0) }
     }
 }

@@ -30,18 +30,18 @@ impl Value {
     /// anybody may have written. The error says why it is refused.
     pub fn load(bytes: &[u8], db: i32, key: &[u8]) -> Result<Value, String> {
         let now = clock::now();
-        let (loading, max_ttl) = with(|s| (s.loading, s.config.max_ttl));
+        let (loading, longest) = with(|s| (s.loading, s.config.longest_lease()));
         let reader = Reader { now, anchor: clock::anchor(), origin: loading.unwrap_or(Origin::Stored) };
         let written = reader.read(bytes).map_err(|why| why.to_string())?;
         if !written.is_whole() {
             return Err("the bytes are a change of a lock, not a lock".into());
         }
         let by_restore = loading.is_none() && types::flags_now().contains(Flags::MASTER);
-        if by_restore && written.longest_ttl() > max_ttl.millis() {
-            return Err("its ttl is longer than dlock.max-ttl".into());
+        if by_restore && written.longest_ttl() > longest.millis() {
+            return Err("its ttl is longer than dlock.max-ttl, or dlock.restart-grace".into());
         }
-        if by_restore && written.longest_delay(now) > max_ttl.millis() {
-            return Err("its lock-delay is longer than dlock.max-ttl".into());
+        if by_restore && written.longest_delay(now) > longest.millis() {
+            return Err("its lock-delay is longer than dlock.max-ttl, or dlock.restart-grace".into());
         }
         let fence = written.greatest_fence();
         if by_restore && fence > with(|s| s.fence_bound(now)) {

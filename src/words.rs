@@ -30,6 +30,11 @@ pub fn queue_full(limits: Limits) -> String {
     )
 }
 
+/// Nothing but the ms behind the word: clients wait for so long.
+pub fn grace(ms_left: u64) -> String {
+    format!("GRACE {ms_left}")
+}
+
 pub fn fence_ahead(ms: u64, bound: u64) -> String {
     format!(
         "FENCEAHEAD the fence lies {ms} ms beyond the {bound} ms by which it may be ahead of this server's clock: \

@@ -104,8 +104,9 @@ fn every_option_stands_in_the_table_and_in_the_example_with_its_default() {
         for pair in options.chunks(2) {
             let row = format!("| `{}` | {} |", pair[0], pair[1]);
             assert!(documented.iter().any(|line| line.starts_with(&row)), "the README lacks {row}");
-            let line = format!("\n{} {}\n", pair[0], pair[1]);
+            let (line, default) = (format!("\n{} ", pair[0]), format!("default {}", pair[1]));
             assert!(EXAMPLE.contains(&line), "the example lacks {line}");
+            assert!(EXAMPLE.contains(&default), "the example does not tell the {default} of {}", pair[0]);
         }
     });
 }
@@ -160,7 +161,11 @@ fn the_example_configuration_starts_a_server() {
             server
         };
         let mut server = start();
-        let fence = Conn::open(port.number()).ok("DLOCK.ACQUIRE k a 60000").int();
+        let mut conn = Conn::open(port.number());
+        // A first start looks like one that has lost everything.
+        assert!(conn.say("DLOCK.ACQUIRE k a 60000").error().starts_with("GRACE "));
+        assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
+        let fence = conn.ok("DLOCK.ACQUIRE k a 60000").int();
         assert!(!logged(&folder).contains("nobody will hear"), "{}", logged(&folder));
         server.kill().expect("killed");
         server.wait().expect("ended");
@@ -170,9 +175,11 @@ fn the_example_configuration_starts_a_server() {
             Value::Error(_) => None,
             shown => Some(shown),
         });
+        let after = conn.say("DLOCK.ACQUIRE other a 60000");
         server.kill().expect("killed");
         server.wait().expect("ended");
         assert_eq!(shown.field("fence"), &fence, "durable, as it promises");
+        assert!(after.int() > fence, "nothing was forgotten, so there is no grace");
     });
 }
 

@@ -27,6 +27,7 @@ bitflags::bitflags! {
 
 #[derive(Clone, Copy)]
 pub enum LogLevel {
+    Notice,
     Warning,
 }
 
@@ -130,6 +131,7 @@ impl<'a> Ctx<'a> {
 
     pub fn log(self, level: LogLevel, text: &str) {
         let level = match level {
+            LogLevel::Notice => c"notice",
             LogLevel::Warning => c"warning",
         };
         let text = c_string(text);
@@ -173,6 +175,35 @@ impl<'a> Ctx<'a> {
             api!(RedisModule_FreeCallReply(reply));
         }
         true
+    }
+
+    /// An option of the server; None where it has no such.
+    pub fn option(self, name: &str) -> Option<String> {
+        let name = c_string(name);
+        // SAFETY: the context is valid; the reply is freed at once, its elements with it.
+        unsafe {
+            let reply = api!(RedisModule_Call(
+                self.0,
+                c"CONFIG".as_ptr(),
+                c"cc".as_ptr(),
+                c"GET".as_ptr(),
+                name.as_ptr()
+            ));
+            if reply.is_null() {
+                return None;
+            }
+            let value = api!(RedisModule_CallReplyArrayElement(reply, 1));
+            let mut len = 0;
+            let start = if value.is_null() {
+                std::ptr::null()
+            } else {
+                api!(RedisModule_CallReplyStringPtr(value, &mut len))
+            };
+            let text =
+                (!start.is_null()).then(|| std::slice::from_raw_parts(start.cast::<u8>(), len).to_vec());
+            api!(RedisModule_FreeCallReply(reply));
+            String::from_utf8(text?).ok()
+        }
     }
 
     /// How many modules are loaded, this one included.

@@ -216,7 +216,9 @@ fn a_ttl_is_1_to_max_ttl() {
         let mut conn = server.connect();
         let fence = granted(conn.ok("DLOCK.ACQUIRE k t 86400000"));
         let refusal = |max: &str| {
-            format!("ERR ttl must be a whole number of milliseconds from 1 to {max} (dlock.max-ttl)")
+            format!(
+                "ERR ttl must be a whole number of milliseconds from 1 to {max} (dlock.max-ttl, or a shorter dlock.restart-grace)"
+            )
         };
         let no_ttls = [
             "0",

@@ -4,8 +4,9 @@ use std::fs;
 
 use crate::harness::{Server, each_server, module_path};
 
-const OPTIONS: [(&str, i64, i64, i64); 3] = [
+const OPTIONS: [(&str, i64, i64, i64); 4] = [
     ("dlock.max-ttl", 86_400_000, 1, 4_294_967_295),
+    ("dlock.restart-grace", 0, 0, 4_294_967_295),
     ("dlock.max-waiters", 10_000, 0, 1_000_000),
     ("dlock.max-waiters-per-key", 10_000, 0, 1_000_000),
 ];
@@ -29,7 +30,7 @@ fn config_get_and_set_know_every_option_and_its_bounds() {
         }
         assert_eq!(
             conn.say("DLOCK.ACQUIRE k t 2").error().split(" from ").nth(1),
-            Some("1 to 1 (dlock.max-ttl)")
+            Some("1 to 1 (dlock.max-ttl, or a shorter dlock.restart-grace)")
         );
     });
 }
@@ -82,7 +83,8 @@ fn a_wrong_option_refuses_to_start_and_says_which() {
         for (arguments, why) in [
             (
                 "max-tll 5",
-                "unknown module argument 'max-tll'; options are max-ttl, max-waiters, max-waiters-per-key",
+                "unknown module argument 'max-tll'; options are max-ttl, restart-grace, max-waiters, \
+                 max-waiters-per-key",
             ),
             ("max-ttl", "module argument 'max-ttl' needs a number from 1 to 4294967295"),
             ("max-ttl 0", "module argument 'max-ttl' needs a number from 1 to 4294967295"),

@@ -24,6 +24,8 @@ pub enum Acquired {
     NotNow(Rank),
     /// Another sharer, this one, waits to be the exclusive holder already: both would wait for ever.
     Upgrading(Token),
+    /// The server may have forgotten holds and grants nothing new yet.
+    Grace,
     Refused(Refusal),
 }
 
@@ -49,6 +51,8 @@ pub enum Confirmed {
 /// One operation at one moment on one resource.
 pub struct Turn<'a> {
     pub now: Instant,
+    /// Nothing new is granted before this moment. What a token holds already it goes on holding.
+    grants_from: Instant,
     pub name: &'a Name<'a>,
     pub fences: &'a mut Fences,
     pub waiting: &'a mut Waiting,
@@ -62,6 +66,7 @@ impl<'a> Turn<'a> {
     #[inline]
     pub fn new(
         now: Instant,
+        grants_from: Instant,
         name: &'a Name<'a>,
         fences: &'a mut Fences,
         waiting: &'a mut Waiting,
@@ -69,7 +74,7 @@ impl<'a> Turn<'a> {
         step: &'a mut Step,
     ) -> Self {
         let was_gone = lock.is_gone();
-        Turn { now, name, fences, waiting, lock, step, was_gone }
+        Turn { now, grants_from, name, fences, waiting, lock, step, was_gone }
     }
 
     /// Ends the turn; its step can be carried out.
@@ -97,6 +102,9 @@ impl<'a> Turn<'a> {
         if let (Some(mode), Some(_)) = (held_as, self.lock.find(request.token)) {
             return self.acquire_again(mode, request);
         }
+        if self.in_grace() {
+            return Acquired::Grace;
+        }
         match self.lock.fit(request.mode) {
             Fit::OtherPermits(n) => Acquired::Refused(Refusal::OtherPermits(n.get())),
             Fit::Fits if self.waiting.len_of(self.name) == 0 => match self.grant(request) {
@@ -117,6 +125,8 @@ impl<'a> Turn<'a> {
             | (Mode::Exclusive | Mode::Shared, Mode::Permits(_)) => {
                 return Acquired::Refused(Refusal::OtherMode);
             }
+            // To be alone is new: another sharer may have been forgotten.
+            (Mode::Shared, Mode::Exclusive) if self.in_grace() => return Acquired::Grace,
             (Mode::Shared, Mode::Exclusive) if !self.lock.can_upgrade() => {
                 let other = self.waiting.upgrader(self.name).filter(|w| w.token != *request.token);
                 return match other {
@@ -140,6 +150,11 @@ impl<'a> Turn<'a> {
             Ok(fence) => Acquired::Held(fence),
             Err(refusal) => Acquired::Refused(refusal),
         }
+    }
+
+    #[inline]
+    fn in_grace(&self) -> bool {
+        self.now < self.grants_from
     }
 
     /// Answers the number of counts ended.

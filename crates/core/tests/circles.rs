@@ -34,7 +34,7 @@ impl World {
         };
         let lock = self.locks.entry(name.clone()).or_default();
         let rank =
-            match Turn::new(NOW, &name, &mut self.fences, &mut self.waiting, lock, &mut Step::default())
+            match Turn::new(NOW, NOW, &name, &mut self.fences, &mut self.waiting, lock, &mut Step::default())
                 .acquire(&request)
             {
                 Acquired::NotNow(rank) => rank,

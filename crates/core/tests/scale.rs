@@ -31,7 +31,8 @@ fn token(n: usize) -> Vec<u8> {
 impl World {
     fn turn<T>(&mut self, work: impl FnOnce(&mut Turn<'_>) -> T) -> usize {
         let mut step = Step::default();
-        let mut turn = Turn::new(NOW, &KEY, &mut self.fences, &mut self.waiting, &mut self.lock, &mut step);
+        let mut turn =
+            Turn::new(NOW, NOW, &KEY, &mut self.fences, &mut self.waiting, &mut self.lock, &mut step);
         work(&mut turn);
         turn.finish();
         step.rest.map_or(0, |rest| rest.outcomes.len())

@@ -74,7 +74,8 @@ fn essence(page: &Page) -> u64 {
         *until = from_now(*until);
     }
     let mut hasher = DefaultHasher::new();
-    (&page.holds, &page.flights, &page.waiters, &page.delays).hash(&mut hasher);
+    let grace = from_now(page.grants_from / 1000);
+    (&page.holds, &page.flights, &page.waiters, &page.delays, grace).hash(&mut hasher);
     hasher.finish()
 }
 
@@ -141,6 +142,17 @@ fn three_tokens_want_permits() {
     moves.extend((0..3).map(|token| acquire(token.into(), token, permits(2), Some(3))));
     moves.push(acquire(2, 2, Mode::Exclusive, Some(3)));
     explore("permits", &moves, ALL);
+}
+
+#[test]
+fn two_tokens_and_a_server_that_may_have_forgotten_a_third() {
+    let mut moves = always(2);
+    for token in 0..2 {
+        moves.push(acquire(token.into(), token, Mode::Shared, Some(3)));
+        moves.push(acquire(token.into(), token, Mode::Exclusive, Some(3)));
+    }
+    moves.push(Move::Grace(2));
+    explore("grace", &moves, ALL);
 }
 
 #[test]

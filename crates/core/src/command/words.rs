@@ -35,7 +35,8 @@ impl fmt::Display for Misuse {
             }
             Misuse::Ttl(max) => write!(
                 f,
-                "ERR ttl must be a whole number of milliseconds from 1 to {} (dlock.max-ttl)",
+                "ERR ttl must be a whole number of milliseconds from 1 to {} (dlock.max-ttl, or a shorter \
+                 dlock.restart-grace)",
                 max.millis()
             ),
             Misuse::Twice(what) => write!(f, "ERR syntax error: {what} may be given only once"),

@@ -30,6 +30,7 @@ impl Turn<'_> {
             let held_as = self.lock.mode().filter(|_| crowd.holds(self.lock, &head.token));
             let verdict = match held_as {
                 Some(held_as) => self.fit_again(held_as, head.mode),
+                None if self.in_grace() => None,
                 None => match self.lock.fit(head.mode) {
                     Fit::Fits => Some(Ok(Granted::New)),
                     Fit::OtherPermits(n) => Some(Err(Refusal::OtherPermits(n.get()))),
@@ -75,7 +76,9 @@ impl Turn<'_> {
     /// Whether a waiter whose token holds the lock already gets what it waits for. None: it goes on waiting.
     pub(super) fn fit_again(&self, held_as: Mode, asked: Mode) -> Option<Result<Granted, Refusal>> {
         match (held_as, asked) {
-            (Mode::Shared, Mode::Exclusive) if self.lock.can_upgrade() => Some(Ok(Granted::Upgrade)),
+            (Mode::Shared, Mode::Exclusive) if self.lock.can_upgrade() && !self.in_grace() => {
+                Some(Ok(Granted::Upgrade))
+            }
             (Mode::Shared, Mode::Exclusive) => None,
             (Mode::Exclusive, Mode::Shared) => Some(Ok(Granted::Renewal)),
             (held_as, asked) if held_as == asked => Some(Ok(Granted::Renewal)),

@@ -30,6 +30,7 @@ pub const SOMETIMES: &[&str] = &[
     "a grant",
     "a hand-over",
     "a holder asks again",
+    "a holder asks again in grace",
     "a holder asks in a mode it cannot have",
     "a holder's connection closes",
     "a key vanishes under its line",
@@ -48,9 +49,12 @@ pub const SOMETIMES: &[&str] = &[
     "an undelivered grant that others rely on",
     "an undelivered renewal",
     "an undelivered upgrade",
+    "an upgrade in grace",
     "an upgrade in place",
     "an upgrade that waited",
     "an upgrade waits",
+    "grace",
+    "grace keeps a waiter out",
     "no fence is left",
     "one grant answers two waits of a token",
     "one of two answers is lost",
@@ -168,7 +172,11 @@ fn no_lost_wake_up(system: &System, key: u8) {
     let lock = system.locks.get(&key).cloned().unwrap_or_default();
     let view = lock.at(system.instant());
     assert!(head.until.is_none_or(|until| !until.passed(system.instant())), "its time is over");
+    if system.now < system.grants_from && view.hold_of(head.token.as_bytes()).is_none() {
+        return;
+    }
     let room = match (view.mode(), head.mode) {
+        (Some(Mode::Shared), Mode::Exclusive) if system.now < system.grants_from => false,
         (None, _) | (Some(Mode::Shared), Mode::Shared) => true,
         (Some(Mode::Permits(n)), Mode::Permits(m)) => n != m || view.holds().count() < n.get() as usize,
         (Some(Mode::Shared), Mode::Exclusive) => view.holds().all(|hold| *hold.token() == head.token),

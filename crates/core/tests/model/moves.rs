@@ -29,6 +29,8 @@ pub enum Move {
     Delivered(usize),
     Undelivered(usize),
     Advance(u64),
+    /// For so many ms nothing new is granted.
+    Grace(u64),
     Demote,
     Restart(Restart),
 }
@@ -76,6 +78,7 @@ impl Page {
                 self.undelivered(&flight);
             }
             Move::Advance(us) => self.now += us,
+            Move::Grace(ms) => self.begin_grace(ms),
             Move::Demote => self.demote(),
             Move::Restart(restart) => self.restart(restart),
         }
@@ -111,7 +114,7 @@ pub fn moves(page: &Page) -> BoxedStrategy<Move> {
         3 => (0..CLIENTS).prop_map(Move::TimeOut),
         2 => key().prop_map(Move::LookAt),
         7 => select(vec![1, 400, 1000, 1000, 2000, 5000, 20_000, 200_000]).prop_map(Move::Advance),
-        1 => prop_oneof![Just(Move::Demote), restart],
+        1 => prop_oneof![2 => Just(Move::Demote), 2 => restart, 1 => select(vec![1, 5, 30]).prop_map(Move::Grace)],
     ];
     match page.flights.len() {
         0 => any.boxed(),

@@ -87,6 +87,7 @@ pub enum Answer {
     Waits,
     Deadlock,
     QueueFull,
+    Grace,
     Refused(Refusal),
     Number(u64),
     Ahead,
@@ -117,6 +118,8 @@ pub struct Flight {
 pub struct Page {
     /// The server clock, in microseconds.
     pub now: u64,
+    /// Nothing new is granted before this microsecond.
+    pub grants_from: u64,
     pub last_fence: u64,
     pub last_waiter: u64,
     pub holds: Vec<Hold>,
@@ -158,6 +161,10 @@ impl Page {
 
     pub fn delayed(&self, key: Key) -> bool {
         self.delays.iter().any(|(of, until)| *of == key && !self.is_over(*until))
+    }
+
+    pub fn in_grace(&self) -> bool {
+        self.now < self.grants_from
     }
 
     /// The line of a key, first first.

@@ -15,6 +15,7 @@ use super::page::{Answer, Client, Flight, Heard, KEYS, Key, ROOM, Token, Told, W
 #[derive(Clone, Default)]
 pub struct System {
     pub now: u64,
+    pub grants_from: u64,
     pub(super) boot: u64,
     pub(super) offset: i64,
     pub fences: Fences,
@@ -83,7 +84,9 @@ impl System {
         let name = name(key);
         let mut lock = self.locks.remove(&key).unwrap_or_default();
         let mut step = Step::default();
-        let mut turn = Turn::new(now, &name, &mut self.fences, &mut self.waiting, &mut lock, &mut step);
+        let grants_from = Instant::from_micros(self.grants_from);
+        let mut turn =
+            Turn::new(now, grants_from, &name, &mut self.fences, &mut self.waiting, &mut lock, &mut step);
         let answer = work(&mut turn);
         turn.finish();
         self.replicate(key, &lock, &step.change);
@@ -126,6 +129,10 @@ impl System {
                     if granted == Granted::New {
                         self.began(key, token, fence);
                     }
+                    assert!(
+                        granted != Granted::Upgrade || self.now >= self.grants_from,
+                        "an upgrade in grace"
+                    );
                     self.is_told(key, token, client, waiter.mode);
                     let (number, fence) = (waiter.id.0, fence.get());
                     let flight = Flight { number, client, key, token, fence, granted };
@@ -148,6 +155,7 @@ impl System {
     }
 
     fn began(&mut self, key: Key, token: Token, fence: Fence) {
+        assert!(self.now >= self.grants_from, "a grant in grace");
         assert!(fence.get() > self.greatest_grant, "fences go up in the order of grants");
         self.greatest_grant = fence.get();
         self.told.insert((key, token), BTreeSet::new());
@@ -210,6 +218,10 @@ impl System {
             Move::Delivered(nth) => drop(self.flights.remove(nth)),
             Move::Undelivered(nth) => self.undelivered(nth),
             Move::Advance(us) => self.now += us,
+            Move::Grace(ms) => {
+                let ends = self.instant().after_millis(ms).millis() * 1000;
+                self.grants_from = self.grants_from.max(ends);
+            }
             Move::Demote => self.demote(),
             Move::Restart(restart) => self.restart(restart),
         }
@@ -246,6 +258,7 @@ impl System {
                 return Answer::Deadlock;
             }
             Acquired::Refused(refusal) => return Answer::Refused(refusal),
+            Acquired::Grace => return Answer::Grace,
             Acquired::NotNow(rank) => rank,
         };
         let Some(ms) = block else { return Answer::Null };

@@ -9,7 +9,7 @@ const MAX_TTL: u64 = 86_400_000;
 const ARGUMENTS: &str = "ERR syntax error: wrong number of arguments, DLOCK.HELP lists every form";
 const TOKEN: &str = "ERR a token has 1 to 255 bytes, DLOCK.TOKEN makes one";
 const LABEL: &str = "ERR a label has at most 255 bytes";
-const TTL: &str = "ERR ttl must be a whole number of milliseconds from 1 to 86400000 (dlock.max-ttl)";
+const TTL: &str = "ERR ttl must be a whole number of milliseconds from 1 to 86400000 (dlock.max-ttl, or a shorter dlock.restart-grace)";
 const FENCE: &str = "ERR fence must be a whole number from 1 to 9007199254740991";
 const CLIENT: &str = "ERR CLIENT id must be a whole number from 0 to 9223372036854775807";
 

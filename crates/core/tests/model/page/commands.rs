@@ -34,6 +34,18 @@ impl Page {
 
     /// Err: not now; whether it would wait as a sharer for its upgrade.
     fn try_acquire(&mut self, wish: &Wish) -> Result<Answer, bool> {
+        if self.in_grace() {
+            match self.hold(wish.key, wish.token).map(|hold| (hold.mode, wish.mode)) {
+                None => self.marks.push("grace"),
+                Some((Mode::Shared, Mode::Exclusive)) => self.marks.push("an upgrade in grace"),
+                Some(_) => return self.try_acquire_more(wish),
+            }
+            return Ok(Answer::Grace);
+        }
+        self.try_acquire_more(wish)
+    }
+
+    fn try_acquire_more(&mut self, wish: &Wish) -> Result<Answer, bool> {
         let Some(hold) = self.hold(wish.key, wish.token).cloned() else {
             return match self.may(wish) {
                 May::Never(refusal) => {
@@ -85,7 +97,7 @@ impl Page {
                 self.marks.push("a downgrade lets sharers in");
             }
         }
-        self.marks.push("a holder asks again");
+        self.marks.push(if self.in_grace() { "a holder asks again in grace" } else { "a holder asks again" });
         Ok(Answer::Fence(fence))
     }
 
@@ -267,6 +279,11 @@ impl Page {
         }
     }
 
+    /// The server has forgotten something.
+    pub fn begin_grace(&mut self, ms: u64) {
+        self.grants_from = self.grants_from.max(self.in_ms(ms) * 1000);
+    }
+
     /// Lines do not outlive a demotion.
     pub fn demote(&mut self) {
         if !self.waiters.is_empty() {
@@ -280,6 +297,7 @@ impl Page {
         let Restart { same_boot, down, jump } = restart;
         self.demote();
         self.last_waiter = 0;
+        self.grants_from = 0;
         let before = self.now / 1000;
         self.now = (self.now + down * 1000).saturating_add_signed(jump * 1000);
         let now = self.in_ms(0);

@@ -21,6 +21,9 @@ impl Page {
             let wish = waiter.wish;
             match self.may(&wish) {
                 May::Later => {
+                    if self.in_grace() && self.holds_of(key).next().is_none() {
+                        self.marks.push("grace keeps a waiter out");
+                    }
                     if self.delayed(key) && self.holds_of(key).next().is_none() {
                         self.marks.push("a delay keeps a waiter out");
                     }
@@ -117,8 +120,9 @@ impl Page {
             (Some(has), asked) if has == asked => May::Now(Granted::Renewal),
             (Some(Mode::Permits(_)), _) | (Some(_), Mode::Permits(_)) => May::Never(Refusal::OtherMode),
             (Some(Mode::Exclusive), _) => May::Now(Granted::Renewal),
-            (Some(_), _) if others.is_empty() && !delayed => May::Now(Granted::Upgrade),
+            (Some(_), _) if others.is_empty() && !delayed && !self.in_grace() => May::Now(Granted::Upgrade),
             (Some(_), _) => May::Later,
+            (None, _) if self.in_grace() => May::Later,
             (None, Mode::Permits(asked)) => {
                 let size = others.iter().find_map(|mode| match mode {
                     Mode::Permits(n) => Some(*n),

@@ -1,0 +1,65 @@
+//! Restart-grace: a server that may have forgotten holds grants nothing new until the longest of them is over.
+
+#[path = "../harness/mod.rs"]
+mod harness;
+#[path = "../line/mod.rs"]
+mod line;
+
+mod flushed;
+mod leases;
+mod promoted;
+mod started;
+
+use harness::{Conn, Options, Server, ServerKind, Value, until};
+
+/// Longer than any test: only [`end`] ends it.
+const LONG: &str = "dlock.restart-grace 600000";
+
+fn with_grace(kind: &ServerKind) -> Options {
+    Server::options(kind).conf(LONG)
+}
+
+/// The answer is GRACE, with a time that can be true.
+#[track_caller]
+fn assert_grace(conn: &mut Conn, command: &str) {
+    let answer = conn.say(command);
+    let left = answer.error().strip_prefix("GRACE ").unwrap_or_else(|| panic!("{command}: {answer:?}"));
+    let left: u64 = left.parse().expect("ms");
+    assert!((1..=600_000).contains(&left), "{command}: {left}");
+}
+
+fn left(server: &Server) -> u64 {
+    server.info("dlock_grace_ms_left").parse().expect("ms")
+}
+
+/// As an operator ends it who knows that nothing is out there; the option is as it was afterwards.
+#[track_caller]
+fn end(server: &Server) {
+    let mut conn = server.connect();
+    assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
+    assert_eq!(left(server), 0);
+    assert_eq!(conn.ok(&format!("CONFIG SET {LONG}")), "OK");
+    assert_eq!(left(server), 0, "a change of the option begins no grace");
+}
+
+/// How often a grace has begun, and how often it was over; the reason of the last one.
+fn logged(server: &Server) -> (usize, usize, String) {
+    let log = server.log();
+    let begun: Vec<&str> =
+        log.lines().filter_map(|l| l.split_once("restart-grace begins: ")).map(|l| l.1).collect();
+    let over = log.lines().filter(|line| line.contains("restart-grace is over: ")).count();
+    (begun.len(), over, begun.last().unwrap_or(&"").to_string())
+}
+
+#[track_caller]
+fn until_granted(conn: &mut Conn, command: &str) -> i64 {
+    let mut fence = None;
+    until(&format!("{command} is granted"), || {
+        match conn.say(command) {
+            Value::Error(why) => assert!(why.starts_with("GRACE "), "{command}: {why}"),
+            granted => fence = Some(granted.int()),
+        }
+        fence.is_some()
+    });
+    fence.expect("granted")
+}
