@@ -17,7 +17,8 @@ RUSTFLAGS=-Zsanitizer=address cargo +nightly build --lib --package dlock --targe
 # handle_segv=0 leaves a crash report to the server.
 export DLOCK_TEST_MODULE="$top/build/asan/$host/debug/libdlock.so"
 options="detect_leaks=1:handle_segv=0:log_path={dir}/sanitizer"
-export DLOCK_TEST_SERVER_ENV="LD_PRELOAD=$runtime ASAN_OPTIONS=$options"
+leaks="suppressions=$top/scripts/lsan.supp:print_suppressions=0"
+export DLOCK_TEST_SERVER_ENV="LD_PRELOAD=$runtime ASAN_OPTIONS=$options LSAN_OPTIONS=$leaks"
 DLOCK_TEST_SERVERS="redis-7.0=$(redis_server)"
 export DLOCK_TEST_SERVERS
 say "integration tests"

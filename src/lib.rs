@@ -22,40 +22,12 @@ mod value;
 mod waiters;
 mod words;
 
-use std::ffi::c_int;
-
-use ffi::{Ctx, LogLevel, docs, notices, rm, setup, types};
-
-/// Called by the server once, before it loads its data.
-///
-/// # Safety
-/// Only the server calls it, with a context and arguments that are valid while it runs.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn RedisModule_OnLoad(
-    ctx: *mut rm::RedisModuleCtx,
-    argv: *mut *mut rm::RedisModuleString,
-    argc: c_int,
-) -> c_int {
-    let failed = rm::REDISMODULE_ERR as c_int;
-    // SAFETY: by contract.
-    let (ctx, arguments) = unsafe {
-        if !setup::init(ctx, c"dlock", VERSION) {
-            return failed;
-        }
-        (setup::context(ctx), setup::load_arguments(argv, argc))
-    };
-    match ffi::entry(|| load(ctx, &arguments)) {
-        Ok(()) => rm::REDISMODULE_OK as c_int,
-        Err(why) => {
-            ctx.log(LogLevel::Warning, &format!("it does not load: {why}"));
-            failed
-        }
-    }
-}
+use ffi::{Ctx, LogLevel, docs, notices, setup, types};
 
 /// 0.1.0 as MODULE LIST shows it: two digits each.
-const VERSION: c_int = 100;
+const VERSION: i32 = 100;
 
+/// Called once, before the server loads its data.
 fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
     let must = |done: bool, what: &str| if done { Ok(()) } else { Err(format!("the server refuses {what}")) };
     if let Some(function) = setup::missing() {

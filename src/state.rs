@@ -83,6 +83,11 @@ pub fn start(config: Config) {
     });
 }
 
+/// The module does not load after all; the server takes it out again.
+pub fn end() {
+    STATE.unset();
+}
+
 /// The state, for a moment. The closure must not call the server, which may call back.
 #[inline]
 pub fn with<R>(run: impl FnOnce(&mut State) -> R) -> R {

@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
-use harness::{Conn, Folder, Port, Server, Value, each_server, module_path, until, until_some};
+use harness::{Conn, Folder, Port, Server, Value, each_server, environment, module_path, until, until_some};
 
 const README: &str = include_str!("../README.md");
 const EXAMPLE: &str = include_str!("../redis.conf.example");
@@ -150,6 +150,7 @@ fn the_example_configuration_starts_a_server() {
             let mut server = Command::new(program)
                 .args(arguments)
                 .args(["redis.conf.example", "--port", &port.number().to_string()])
+                .envs(environment(folder.path()))
                 .current_dir(folder.path())
                 .stdout(log.try_clone().expect("a log"))
                 .spawn()

@@ -45,11 +45,6 @@ fn guard<T>(fallback: T, entry: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Runs what OnLoad does; a panic becomes its error.
-pub fn entry(load: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
-    guard(Err("internal error".into()), load)
-}
-
 /// Whether an internal error happened since the start.
 pub fn broken() -> bool {
     BROKEN.load(Ordering::Relaxed)
@@ -69,6 +64,10 @@ impl<T> MainThread<T> {
 
     pub fn set(&self, value: T) {
         *self.0.borrow_mut() = Some(value);
+    }
+
+    pub fn unset(&self) {
+        *self.0.borrow_mut() = None;
     }
 
     /// The closure must not call the server: many calls come back into the module (an expired key, an unlinked key),

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_longlong, c_void};
 
-use super::{Ctx, api, broken, bytes_of, c_string, forever, guard, rm};
+use super::{Ctx, LogLevel, api, broken, bytes_of, c_string, forever, guard, rm};
 
 /// One command.
 pub trait Command {
@@ -60,21 +60,29 @@ unsafe extern "C" fn run<C: Command>(
     rm::REDISMODULE_OK as c_int
 }
 
-/// The first call of all. False where the server speaks no module API this module knows.
+/// Called by the server once, before it loads its data.
 ///
 /// # Safety
-/// `ctx` is the one `RedisModule_OnLoad` got.
-pub unsafe fn init(ctx: *mut rm::RedisModuleCtx, name: &CStr, version: c_int) -> bool {
-    let api = rm::REDISMODULE_APIVER_1 as c_int;
-    // SAFETY: by contract.
-    unsafe { rm::Export_RedisModule_Init(ctx, name.as_ptr(), version, api) == rm::REDISMODULE_OK as c_int }
-}
-
-/// # Safety
-/// As for [`Ctx::new`]: `ctx` is valid while OnLoad runs.
-pub unsafe fn context<'a>(ctx: *mut rm::RedisModuleCtx) -> Ctx<'a> {
-    // SAFETY: by contract.
-    unsafe { Ctx::new(ctx) }
+/// Only the server calls it, with a context and arguments that are valid while it runs.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn RedisModule_OnLoad(
+    ctx: *mut rm::RedisModuleCtx,
+    argv: *mut *mut rm::RedisModuleString,
+    argc: c_int,
+) -> c_int {
+    let (api, failed) = (rm::REDISMODULE_APIVER_1 as c_int, rm::REDISMODULE_ERR as c_int);
+    // SAFETY: by contract. False where the server speaks no module API this module knows.
+    let (ctx, arguments) = unsafe {
+        if rm::Export_RedisModule_Init(ctx, c"dlock".as_ptr(), crate::VERSION, api) == failed {
+            return failed;
+        }
+        (Ctx::new(ctx), load_arguments(argv, argc))
+    };
+    let loaded = guard(Err("internal error".into()), || crate::load(ctx, &arguments));
+    let Err(why) = loaded else { return rm::REDISMODULE_OK as c_int };
+    ctx.log(LogLevel::Warning, &format!("it does not load: {why}"));
+    crate::state::end();
+    failed
 }
 
 /// What the module cannot do without and this server lacks; None on Redis 7.0 and later, and on every Valkey.
@@ -175,7 +183,7 @@ unsafe extern "C" fn set_number(
 ///
 /// # Safety
 /// `argv` and `argc` are the ones `RedisModule_OnLoad` got.
-pub unsafe fn load_arguments<'a>(argv: *mut *mut rm::RedisModuleString, argc: c_int) -> Vec<&'a [u8]> {
+unsafe fn load_arguments<'a>(argv: *mut *mut rm::RedisModuleString, argc: c_int) -> Vec<&'a [u8]> {
     if argc <= 0 {
         return Vec::new();
     }

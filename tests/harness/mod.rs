@@ -30,6 +30,7 @@ pub use kinds::{ServerKind, each_server};
 pub use module::module_path;
 pub use options::Options;
 pub use port::Port;
+pub use process::environment;
 pub use server::Server;
 pub use stream::Stream;
 pub use value::Value;

@@ -169,7 +169,7 @@ fn answers(port: u16) -> bool {
 }
 
 /// `DLOCK_TEST_SERVER_ENV="NAME=value NAME=value"`, where {dir} stands for the server's folder.
-fn environment(dir: &Path) -> Vec<(String, String)> {
+pub fn environment(dir: &Path) -> Vec<(String, String)> {
     let given = std::env::var("DLOCK_TEST_SERVER_ENV").unwrap_or_default();
     let given = given.replace("{dir}", &dir.to_string_lossy());
     let pairs = given.split_whitespace().map(|pair| {
