@@ -68,8 +68,7 @@ fn with_appendfsync_everysec_commands_are_refused_while_leases_run_out_and_the_l
         until("the server writes again", || !matches!(conn.say("DLOCK.RELEASE other t"), Value::Error(_)));
         let before = locks(&server);
         assert_eq!(before.len(), 5, "{before:?}");
-        // With everysec the answer does not wait for the file.
-        until("all of it is written", || server.info("aof_buffer_length") == "0");
+        server.wait_written();
         server.kill9();
         server.restart();
         assert_eq!(locks(&server), before);
