@@ -26,8 +26,8 @@ impl Clock {
 
 /// What the clients of a run do. Where there is a list, one of it is taken each time.
 pub struct Plan {
-    /// A key is always taken in one mode.
-    pub keys: Vec<(String, Mode)>,
+    /// Each is taken in one of these modes.
+    pub keys: Vec<(String, &'static [Mode])>,
     /// ms
     pub leases: Vec<u64>,
     /// Further options of an ACQUIRE.
@@ -47,7 +47,9 @@ pub struct Plan {
 impl Plan {
     /// Locks of all modes, few enough to be fought for.
     pub fn new(leases: &[u64]) -> Plan {
-        let modes = [Mode::Exclusive, Mode::Exclusive, Mode::Exclusive, Mode::Shared, Mode::Permits(2)];
+        const ALONE: &[Mode] = &[Mode::Exclusive];
+        const MIXED: &[Mode] = &[Mode::Exclusive, Mode::Shared, Mode::Shared];
+        let modes = [ALONE, MIXED, ALONE, &[Mode::Shared], &[Mode::Permits(2)]];
         Plan {
             keys: (0..10).map(|n| (format!("lock:{n}"), modes[n % modes.len()])).collect(),
             leases: leases.to_vec(),
@@ -69,6 +71,8 @@ pub struct Worker<'a> {
     pub holds: Vec<Hold>,
     /// Holds it relies on.
     mine: Vec<usize>,
+    /// Granted after a wait that was longer than the lease, so that it may be over: to be made sure of.
+    unsure: Vec<usize>,
     /// Acquisitions and releases of which it does not know whether they were carried out.
     unknown: Vec<usize>,
     /// Holds that end with its connection.
@@ -109,6 +113,7 @@ impl<'a> Worker<'a> {
             random,
             holds: Vec::new(),
             mine: Vec::new(),
+            unsure: Vec::new(),
             unknown: Vec::new(),
             bound: Vec::new(),
             errors: BTreeMap::new(),
@@ -186,11 +191,15 @@ impl<'a> Worker<'a> {
         let taken = |at: usize| others.iter().any(|other| other.hold() == at);
         let mine: Vec<usize> = self.mine.iter().copied().filter(|at| !taken(*at)).collect();
         let lease = *self.random.of(&self.plan.leases);
+        if let Some(at) = self.unsure.pop() {
+            return Intent::Extend(at, lease);
+        }
         match self.random.below(10) {
             0..4 if !mine.is_empty() => Intent::Release(*self.random.of(&mine)),
             4..6 if !mine.is_empty() => Intent::Extend(*self.random.of(&mine), lease),
             _ => {
-                let (key, mode) = self.random.of(&self.plan.keys).clone();
+                let (key, modes) = self.random.of(&self.plan.keys).clone();
+                let mode = *self.random.of(modes);
                 let token = format!("{}-{}", self.name, self.holds.len());
                 self.holds.push(Hold { key, token, mode, asked: now, grant: None, gone: None });
                 Intent::Acquire(self.holds.len() - 1, lease, vec![*self.random.of(&self.plan.options)])
@@ -281,7 +290,12 @@ impl<'a> Worker<'a> {
                     return;
                 };
                 hold.grant = Some(Grant { fence: *fence, at: now, until: sent + lease * 1000 });
-                self.mine.push(at);
+                let sure = sent + lease * 1000 > now;
+                if sure {
+                    self.mine.push(at)
+                } else {
+                    self.unsure.push(at)
+                };
                 self.granted += 1;
                 if options.contains(&"EPHEMERAL") {
                     self.bound.push(at);
@@ -291,6 +305,9 @@ impl<'a> Worker<'a> {
                 let Some(grant) = &mut hold.grant else { return };
                 if *answer == 1 {
                     grant.until = sent + lease * 1000;
+                    if !self.mine.contains(&at) {
+                        self.mine.push(at);
+                    }
                 } else if grant.until > now {
                     grant.until = sent;
                     self.denied.push(format!("{hold:?} is denied at {now}"));
