@@ -19,7 +19,7 @@ pub struct Load {
 impl Load {
     /// Leases of all lengths, waiters, connections that end with holds bound to them.
     pub fn new(random: &mut Random) -> Load {
-        Load::with(random, Plan::new(&[20, 100, 600_000]))
+        Load::with(random, Plan::new(&[20, 100, 600_000, 600_000, 600_000]))
     }
 
     pub fn with(random: &mut Random, plan: Plan) -> Load {

@@ -148,8 +148,8 @@ impl<'a> Worker<'a> {
             return Intent::Extend(at, lease);
         }
         match self.random.below(10) {
-            0..4 if !mine.is_empty() => Intent::Release(*self.random.of(&mine)),
-            4..6 if !mine.is_empty() => Intent::Extend(*self.random.of(&mine), lease),
+            0..3 if !mine.is_empty() => Intent::Release(*self.random.of(&mine)),
+            3..5 if !mine.is_empty() => Intent::Extend(*self.random.of(&mine), lease),
             _ => {
                 let (key, modes) = self.random.of(&self.plan.keys).clone();
                 let mode = *self.random.of(modes);
