@@ -11,7 +11,7 @@ use crate::effects::{self, Target};
 use crate::ffi::setup::{Args, Command};
 use crate::ffi::{Ctx, Flags, Key, WrongType};
 use crate::state::with;
-use crate::{clock, waiters, words};
+use crate::{clock, grace, waiters, words};
 
 type Done = Result<(), String>;
 
@@ -306,6 +306,12 @@ impl Command for Effect {
         if !ctx.flags().intersects(Flags::REPLICATED | Flags::LOADING) {
             return Err(words::EFFECT.into());
         }
+        Effect::take_in(ctx, args).inspect_err(|_| grace::effect_skipped())
+    }
+}
+
+impl Effect {
+    fn take_in<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let &[key, change] = args.bytes else { return Err(words::EFFECT.into()) };
         let origin = if ctx.flags().contains(Flags::REPLICATED) { Origin::Live } else { Origin::Stored };
         let reader = Reader { now: clock::now(), anchor: clock::anchor(), origin };
