@@ -11,7 +11,7 @@ use crate::effects::{self, Target};
 use crate::ffi::setup::{Args, Command};
 use crate::ffi::{Ctx, Flags, Key, WrongType};
 use crate::state::with;
-use crate::{clock, waiters, words};
+use crate::{clock, grace, waiters, words};
 
 type Done = Result<(), String>;
 
@@ -306,6 +306,12 @@ impl Command for Effect {
         if !ctx.flags().intersects(Flags::REPLICATED | Flags::LOADING) {
             return Err(words::EFFECT.into());
         }
+        Effect::take_in(ctx, args).inspect_err(|_| grace::effect_skipped())
+    }
+}
+
+impl Effect {
+    fn take_in<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let &[key, change, last] = args.bytes else { return Err(words::EFFECT.into()) };
         let last = std::str::from_utf8(last).ok().and_then(|last| last.parse().ok());
         let last = last.ok_or("ERR the last fence is no number")?;

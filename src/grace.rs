@@ -37,6 +37,8 @@ struct Load {
     size: Option<u64>,
     /// Holds were flushed in the course of it, maybe not long ago.
     flushed: bool,
+    /// An effect could not be taken in. The server goes on with the next.
+    skipped: bool,
 }
 
 impl Grace {
@@ -86,7 +88,7 @@ fn in_ms(ms: u32) -> Instant {
 
 pub fn loading_begins(ctx: Ctx<'_>) {
     if with(|s| s.grace.start == Start::Begun) {
-        let load = Load { size: size_of_aof(ctx), flushed: false };
+        let load = Load { size: size_of_aof(ctx), flushed: false, skipped: false };
         with(|s| s.grace.start = Start::Loading(load));
     }
 }
@@ -125,6 +127,15 @@ pub fn forgot(ctx: Ctx<'_>, why: &str) {
         }
         _ => begin(ctx, why),
     }
+}
+
+/// An effect could not be taken in. Where it stands in the append only file, what it tells is forgotten.
+pub fn effect_skipped() {
+    with(|s| {
+        if let Start::Loading(load) = &mut s.grace.start {
+            load.skipped = true;
+        }
+    });
 }
 
 /// A replica grants nothing; its promotion begins anew.
@@ -169,6 +180,9 @@ fn may_have_forgotten(ctx: Ctx<'_>, load: Load) -> Option<&'static str> {
     // The server cuts off what it cannot read at the end.
     if load.size.is_none() || load.size != size_of_aof(ctx) {
         return Some("the server started and the end of the append only file was missing");
+    }
+    if load.skipped {
+        return Some("the server started and a part of the append only file could not be read");
     }
     load.flushed.then_some("the server started and had locks flushed")
 }

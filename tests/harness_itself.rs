@@ -230,6 +230,7 @@ fn the_aof_is_read_over_all_its_parts() {
         });
         conn.ok("SELECT 3");
         assert_eq!(conn.call(&["SET", "b", "x y\n"]), "OK");
+        server.wait_written();
         let lines: Vec<String> = aof::commands(server.dir()).iter().map(|command| line(command)).collect();
         assert_eq!(lines, ["SELECT 0", "SET a 1", "SELECT 3", "SET b x y\\n"]);
     });

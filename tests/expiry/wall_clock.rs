@@ -1,12 +1,10 @@
 //! Leases and fences while the wall clock is set forth and back under the server.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{fs, process};
 
-use crate::harness::{Conn, Server, ServerKind, each_server, until};
+use crate::harness::{Conn, Server, ServerKind, each_server, preloaded, until};
 
 const HOUR: i64 = 3_600;
 
@@ -34,34 +32,7 @@ fn with_wall_clock(kind: &ServerKind) -> (ServerKind, WallClock) {
     let name = format!("wall-clock-{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let clock = WallClock(Path::new(env!("CARGO_TARGET_TMPDIR")).join(name));
     clock.set_off_by(0);
-    let mut kind = kind.clone();
-    let env = [
-        "/usr/bin/env".to_string(),
-        format!("LD_PRELOAD={}", shim().display()),
-        format!("WALL_CLOCK={}", clock.0.display()),
-    ];
-    kind.command.splice(0..0, env);
-    (kind, clock)
-}
-
-/// Compiled once a run. A C compiler is there: the module's bindings need it too.
-fn shim() -> &'static Path {
-    static SHIM: OnceLock<PathBuf> = OnceLock::new();
-    SHIM.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let (path, unfinished) = (folder.join("wall-clock.so"), folder.join(format!("{}.so", process::id())));
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/expiry/shim.c");
-        let mut cc = Command::new("cc");
-        cc.args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
-            .arg(&unfinished)
-            .arg(source)
-            .arg("-ldl");
-        let status = cc.status().unwrap_or_else(|error| panic!("cc does not run: {error}"));
-        assert!(status.success(), "the shim does not compile");
-        // Another run's server may have the old one loaded.
-        fs::rename(&unfinished, &path).expect("the shim can be moved into place");
-        path
-    })
+    (preloaded(kind, "tests/expiry/shim.c", &[("WALL_CLOCK", &clock.0)]), clock)
 }
 
 /// What the server takes for the time.

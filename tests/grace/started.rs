@@ -81,6 +81,7 @@ fn crashed(server: &mut Server) -> [i64; 3] {
         "DLOCK.ACQUIRE permits t 600000 PERMITS 2",
     ]
     .map(|command| conn.ok(command).int());
+    server.wait_written();
     server.kill9();
     server.restart();
     fences
@@ -135,6 +136,7 @@ fn leases_run_out_in_grace_as_ever() {
         end(&server);
         let mut conn = server.connect();
         conn.ok("DLOCK.ACQUIRE k t 300");
+        server.wait_written();
         server.kill9();
         server.restart();
         let mut conn = server.connect();

@@ -13,10 +13,13 @@ mod conn;
 mod events;
 mod folder;
 mod kinds;
+mod locks;
 mod module;
 mod options;
 mod port;
+mod preload;
 mod process;
+mod random;
 mod server;
 mod stream;
 mod value;
@@ -27,14 +30,18 @@ pub use conn::Conn;
 pub use events::Events;
 pub use folder::Folder;
 pub use kinds::{ServerKind, each_server};
+pub use locks::locks;
 pub use module::module_path;
 pub use options::Options;
 pub use port::Port;
+pub use preload::preloaded;
 pub use process::environment;
+pub use random::Random;
 pub use server::Server;
 pub use stream::Stream;
 pub use value::Value;
 pub use wait::{PATIENCE, until, until_some};
+pub use wire::{Wire, encode};
 
 /// A command as one line to read and to compare: its arguments with blanks between, other bytes escaped.
 pub fn line(command: &[Vec<u8>]) -> String {

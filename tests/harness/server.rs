@@ -84,6 +84,13 @@ impl Server {
         well(self.process().trouble());
     }
 
+    /// Waits until the append only file holds all that was answered. With everysec an answer does not wait for that, and
+    /// a kill can lose it.
+    #[track_caller]
+    pub fn wait_written(&self) {
+        until("the append only file is written", || self.info("aof_buffer_length") == "0");
+    }
+
     /// Ends it by SIGTERM, in order.
     #[track_caller]
     pub fn terminate(&self) -> ExitStatus {

@@ -1,24 +1,6 @@
 //! After any workload a replica, and a replica's replica, hold what the master holds.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
-use crate::harness::{Server, Value, each_server, until};
-
-/// xorshift64*, from Vigna's paper: enough to shuffle commands, and the same from the same seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % n
-    }
-
-    fn of<'a>(&mut self, choices: &[&'a str]) -> &'a str {
-        choices[self.below(choices.len())]
-    }
-}
+use crate::harness::{Random, Server, Value, each_server, locks, until};
 
 const KEYS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 
@@ -46,56 +28,14 @@ fn command(random: &mut Random) -> String {
     }
 }
 
-#[allow(clippy::disallowed_methods, reason = "another seed each run")]
-fn fresh_seed() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64)
-}
-
-/// Who holds what, and how, in the server's own words.
-fn all(server: &Server) -> Vec<String> {
-    let mut conn = server.connect();
-    let mut all = Vec::new();
-    for db in 0..2 {
-        conn.ok(&format!("SELECT {db}"));
-        for key in KEYS {
-            let lock = conn.ok(&format!("DLOCK.INSPECT {key}"));
-            let shown = if lock.is_nil() {
-                "free".to_string()
-            } else {
-                let holds = lock.field("holders").items().iter();
-                let mut holds: Vec<String> = holds
-                    .map(|hold| {
-                        format!(
-                            "{:?}",
-                            ["token", "count", "fence", "label", "ephemeral"].map(|n| hold.field(n))
-                        )
-                    })
-                    .collect();
-                holds.sort();
-                format!("{:?} {:?} {holds:?}", lock.field("mode"), lock.field("permits"))
-            };
-            // Deadlines, ttls and delays are in the digest: each server's own, of its own bytes.
-            let digest = conn.ok(&format!("DEBUG DIGEST-VALUE {key}"));
-            all.push(format!("{db} {key} {shown} {digest:?}"));
-        }
-    }
-    for field in ["dlock_fence", "dlock_held", "dlock_holders"] {
-        all.push(format!("{field} {}", server.info(field)));
-    }
-    all
-}
-
 #[test]
 fn replicas_equal_their_master_after_a_random_workload() {
-    let seed = std::env::var("DLOCK_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = seed.unwrap_or_else(fresh_seed);
-    println!("DLOCK_TEST_SEED={seed} repeats this run");
     each_server(|kind| {
         let options = Server::options(kind).conf("appendonly yes");
         let (master, replica, sub) = (options.start(), Server::start(kind), Server::start(kind));
         replica.replicate(&master);
         sub.replicate(&replica);
-        let mut random = Random(seed | 1);
+        let mut random = Random::fresh();
         let mut conn = master.connect();
         let mut granted = 0;
         for _ in 0..60 {
@@ -110,21 +50,21 @@ fn replicas_equal_their_master_after_a_random_workload() {
         until("the short leases have ended", || conn.ok("EXISTS mark") == 0);
         replica.wait_in_sync(&master);
         sub.wait_in_sync(&replica);
-        let on_master = all(&master);
+        let on_master = locks(&master);
         let expiries: u64 = master.info("dlock_expiries").parse().expect("a number");
         assert!(granted > 200 && expiries > 20, "{granted} grants, {expiries} expiries");
         assert!(
             on_master.iter().any(|line| line.contains("exclusive") || line.contains("shared")),
             "{on_master:?}"
         );
-        assert_eq!(all(&replica), on_master, "seed {seed}");
-        assert_eq!(all(&sub), on_master, "seed {seed}");
+        assert_eq!(locks(&replica), on_master);
+        assert_eq!(locks(&sub), on_master);
         // One that joins now gets it by snapshot.
         let late = Server::start(kind);
         late.replicate(&master);
-        assert_eq!(all(&late), on_master, "seed {seed}");
+        assert_eq!(locks(&late), on_master);
         // And the append only file tells the same.
         master.connect().ok("DEBUG LOADAOF");
-        assert_eq!(all(&master), on_master, "seed {seed}");
+        assert_eq!(locks(&master), on_master);
     });
 }

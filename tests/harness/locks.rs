@@ -1,0 +1,50 @@
+//! Everything a server knows of its locks.
+
+use super::conn::Conn;
+use super::server::Server;
+use super::value::Value;
+
+/// Each lock of the server in each of its databases, as it shows it itself, one a line: two servers that hold the same
+/// locks give the same lines, and so does one server before and after something that may not change them. Empty keys of
+/// the type are left out.
+#[track_caller]
+pub fn locks(server: &Server) -> Vec<String> {
+    let mut conn = server.connect();
+    let mut lines = Vec::new();
+    for db in databases(&mut conn) {
+        conn.ok(&format!("SELECT {db}"));
+        for key in conn.ok("KEYS *").items() {
+            if conn.call(&[&b"TYPE"[..], key.bytes()]) == "dlock-key" {
+                let lock = conn.call(&[&b"DLOCK.INSPECT"[..], key.bytes()]);
+                let shown = if lock.is_nil() { continue } else { holders(&lock) };
+                // Deadlines, ttls and delays are in the digest: each server's own, of its own bytes.
+                let digest = conn.call(&[&b"DEBUG"[..], b"DIGEST-VALUE", key.bytes()]);
+                lines.push(format!("{db} {key:?} {shown} {digest:?}"));
+            }
+        }
+    }
+    lines.sort();
+    // What a free lock leaves behind.
+    for field in ["dlock_fence", "dlock_held", "dlock_holders"] {
+        lines.push(format!("{field} {}", server.info(field)));
+    }
+    lines
+}
+
+fn holders(lock: &Value) -> String {
+    let holds = lock.field("holders").items().iter();
+    let mut holds: Vec<String> = holds
+        .map(|hold| {
+            format!("{:?}", ["token", "count", "fence", "label", "ephemeral"].map(|name| hold.field(name)))
+        })
+        .collect();
+    holds.sort();
+    format!("{:?} {:?} {holds:?}", lock.field("mode"), lock.field("permits"))
+}
+
+/// Those that hold anything.
+fn databases(conn: &mut Conn) -> Vec<u32> {
+    let info = conn.ok("INFO keyspace").text();
+    let numbers = info.lines().filter_map(|line| line.strip_prefix("db")?.split_once(':'));
+    numbers.map(|(number, _)| number.parse().expect("a database's number")).collect()
+}

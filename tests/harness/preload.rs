@@ -1,0 +1,49 @@
+//! Servers that are lied to by their C library.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::{self, Command};
+use std::sync::{Mutex, PoisonError};
+use std::{env, fs};
+
+use super::kinds::ServerKind;
+
+/// The same server with a C file preloaded that stands in for some functions of its C library: `source` is its path
+/// below the project, `variables` is what it asks the environment for.
+pub fn preloaded(kind: &ServerKind, source: &str, variables: &[(&str, &Path)]) -> ServerKind {
+    // A sanitizer's runtime wants to be the first.
+    let others = super::environment(Path::new("")).into_iter().find(|(name, _)| name == "LD_PRELOAD");
+    let shim = compiled(source);
+    let preload = match others {
+        Some((_, others)) => format!("LD_PRELOAD={others}:{}", shim.display()),
+        None => format!("LD_PRELOAD={}", shim.display()),
+    };
+    let variables = variables.iter().map(|(name, value)| format!("{name}={}", value.display()));
+    let mut kind = kind.clone();
+    let before = ["/usr/bin/env".to_string(), preload].into_iter().chain(variables);
+    kind.command.splice(0..0, before.collect::<Vec<_>>());
+    kind
+}
+
+/// Compiled once a run. A C compiler is there: the module's bindings need it too.
+fn compiled(source: &str) -> PathBuf {
+    static DONE: Mutex<Option<HashMap<String, PathBuf>>> = Mutex::new(None);
+    let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
+    done.get_or_insert_default().entry(source.to_string()).or_insert_with(|| compile(source)).clone()
+}
+
+fn compile(source: &str) -> PathBuf {
+    // Cargo sets this for test binaries, when they are compiled.
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let name = source.replace(['/', '.'], "-");
+    let (path, unfinished) =
+        (folder.join(format!("{name}.so")), folder.join(format!("{name}-{}", process::id())));
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"]).arg(&unfinished);
+    cc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(source)).arg("-ldl");
+    let status = cc.status().unwrap_or_else(|error| panic!("cc does not run: {error}"));
+    assert!(status.success(), "{source} does not compile");
+    // Another run's server may have the old one loaded.
+    fs::rename(&unfinished, &path).expect("it can be moved into place");
+    path
+}

@@ -1,0 +1,189 @@
+//! The checker of histories rejects what cannot have been, and nothing else.
+
+#[path = "mod.rs"]
+mod history;
+
+use history::{At, Break, Grant, History, Hold, Look, Mode};
+
+fn hold(token: &str, asked: At, at: At, until: At, fence: i64) -> Hold {
+    Hold {
+        key: "k".into(),
+        token: token.into(),
+        mode: Mode::Exclusive,
+        asked,
+        grant: Some(Grant { fence, at, until }),
+        gone: None,
+    }
+}
+
+fn of(holds: &[Hold]) -> History {
+    History { holds: holds.to_vec(), ..History::default() }
+}
+
+fn look(asked: At, answered: At, holders: &[(&str, i64)], line: &[&str]) -> Look {
+    Look {
+        key: "k".into(),
+        asked,
+        answered,
+        holders: holders.iter().map(|(token, fence)| (token.to_string(), *fence)).collect(),
+        line: line.iter().map(|token| token.to_string()).collect(),
+        held_back: false,
+    }
+}
+
+#[track_caller]
+fn rejected(found: Vec<String>, words: &str) {
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].contains(words), "{found:?} says nothing of {words:?}");
+}
+
+#[track_caller]
+fn fine(history: &History) {
+    let found = [history.exclusion(), history.fences(), history.memory(), history.line()].concat();
+    assert!(found.is_empty(), "{found:?}");
+}
+
+#[test]
+fn one_after_the_other_is_fine() {
+    let mut released = hold("a", 10, 20, 50, 1);
+    released.gone = Some(55);
+    // Asked for while it was still held, and granted before the release was answered.
+    let history = of(&[released, hold("b", 30, 52, 90, 2)]);
+    fine(&History { looks: vec![look(21, 29, &[("a", 1)], &[]), look(60, 70, &[("b", 2)], &[])], ..history });
+}
+
+#[test]
+fn two_at_once_are_rejected() {
+    rejected(of(&[hold("a", 10, 20, 50, 1), hold("b", 30, 40, 90, 2)]).exclusion(), "a on k");
+    // Also where the second one relied on it only while the first did.
+    rejected(of(&[hold("a", 10, 20, 100, 1), hold("b", 30, 40, 50, 2)]).exclusion(), "b on k");
+}
+
+#[test]
+fn of_different_keys_they_are_fine() {
+    let mut other = hold("b", 30, 40, 90, 2);
+    other.key = "other".into();
+    fine(&of(&[hold("a", 10, 20, 50, 1), other]));
+}
+
+#[test]
+fn sharers_share_with_sharers_only() {
+    let in_mode = |mut hold: Hold, mode| {
+        hold.mode = mode;
+        hold
+    };
+    let shared = |token, asked, fence| in_mode(hold(token, asked, asked + 10, 100, fence), Mode::Shared);
+    fine(&of(&[shared("a", 10, 1), shared("b", 11, 2), shared("c", 12, 3)]));
+    rejected(of(&[shared("a", 10, 1), hold("b", 30, 40, 90, 2)]).exclusion(), "a on k");
+    rejected(of(&[hold("a", 10, 20, 90, 1), shared("b", 30, 2)]).exclusion(), "b on k");
+}
+
+#[test]
+fn no_more_permits_than_there_are() {
+    let permit = |token, asked, until, fence| {
+        let mut hold = hold(token, asked, asked + 5, until, fence);
+        hold.mode = Mode::Permits(2);
+        hold
+    };
+    fine(&of(&[permit("a", 10, 50, 1), permit("b", 11, 100, 2), permit("c", 50, 100, 3)]));
+    let three = of(&[permit("a", 10, 50, 1), permit("b", 11, 100, 2), permit("c", 30, 100, 3)]);
+    rejected(three.exclusion(), "3 holders of 2");
+}
+
+#[test]
+fn what_was_broken_is_not_relied_on_any_more() {
+    let history = of(&[hold("a", 10, 20, 500, 1), hold("b", 30, 45, 90, 2)]);
+    let broken = |asked, answered| Break { key: "k".into(), asked, answered };
+    fine(&History { breaks: vec![broken(40, 44)], ..history });
+    // Before it was asked for, it ended nothing of it.
+    let history = of(&[hold("a", 10, 20, 500, 1), hold("b", 30, 45, 90, 2)]);
+    rejected(History { breaks: vec![broken(5, 9)], ..history }.exclusion(), "a on k");
+}
+
+#[test]
+fn a_fence_twice_is_rejected() {
+    rejected(of(&[hold("a", 10, 20, 25, 7), hold("b", 15, 40, 90, 7)]).fences(), "one fence");
+}
+
+#[test]
+fn a_fence_that_falls_is_rejected() {
+    rejected(of(&[hold("a", 10, 20, 25, 7), hold("b", 30, 40, 90, 6)]).fences(), "b on k");
+    // Of another key too: it is one number a server.
+    let mut other = hold("b", 30, 40, 90, 6);
+    other.key = "other".into();
+    rejected(of(&[hold("a", 10, 20, 25, 7), other]).fences(), "b on other");
+    // Asked for at the same time, either may have been the first.
+    fine(&of(&[hold("a", 10, 32, 33, 7), hold("b", 30, 40, 90, 6)]));
+}
+
+#[test]
+fn a_lost_hold_is_rejected() {
+    let with = |looks: Vec<Look>| History { looks, ..of(&[hold("a", 10, 20, 100, 1)]) };
+    rejected(with(vec![look(30, 40, &[], &[])]).memory(), "is lost");
+    // It may have ended between the question and the answer, or not have begun.
+    fine(&with(vec![look(90, 101, &[], &[]), look(15, 19, &[], &[]), look(30, 40, &[("a", 1)], &[])]));
+}
+
+#[test]
+fn a_hold_that_comes_back_is_rejected() {
+    let mut released = hold("a", 10, 20, 50, 1);
+    released.gone = Some(60);
+    let with = |looks: Vec<Look>| History { looks, ..of(std::slice::from_ref(&released)) };
+    rejected(with(vec![look(61, 70, &[("a", 1)], &[])]).memory(), "is back");
+    fine(&with(vec![look(55, 70, &[("a", 1)], &[])]));
+}
+
+#[test]
+fn a_hold_that_nobody_asked_for_is_rejected() {
+    let with = |looks: Vec<Look>| History { looks, ..of(&[hold("a", 10, 20, 50, 1)]) };
+    rejected(with(vec![look(30, 40, &[("x", 1)], &[])]).forged(), "never asked");
+    rejected(with(vec![look(30, 40, &[("a", 2)], &[])]).forged(), "with the fence 2");
+    // One that was never answered may well be held.
+    let mut unanswered = hold("a", 10, 0, 0, 0);
+    unanswered.grant = None;
+    fine(&History { looks: vec![look(30, 40, &[("a", 9)], &[])], ..of(&[unanswered]) });
+}
+
+#[test]
+fn two_holders_in_one_look_are_rejected() {
+    let history = of(&[hold("a", 10, 20, 25, 1), hold("b", 22, 32, 50, 2)]);
+    let found = History { looks: vec![look(26, 40, &[("a", 1), ("b", 2)], &[])], ..history }.forged();
+    assert!(found[0].contains("2 holders, at most 1"), "{found:?}");
+}
+
+#[test]
+fn a_line_that_is_not_kept_is_rejected() {
+    let holds = [hold("a", 5, 6, 30, 1), hold("b", 10, 60, 70, 3), hold("c", 11, 40, 50, 2)];
+    let kept = look(20, 25, &[("a", 1)], &["c", "b"]);
+    fine(&History { looks: vec![kept], ..of(&holds) });
+    let other = look(20, 25, &[("a", 1)], &["b", "c"]);
+    rejected(History { looks: vec![other], ..of(&holds) }.line(), "stood behind");
+}
+
+#[test]
+fn a_newcomer_that_overtakes_the_line_is_rejected() {
+    let holds = [hold("a", 5, 6, 30, 1), hold("b", 10, 60, 70, 3), hold("late", 26, 40, 50, 2)];
+    let seen = look(20, 25, &[("a", 1)], &["b"]);
+    rejected(History { looks: vec![seen], ..of(&holds) }.line(), "came later");
+    // Asked before the line was shown, it may have stood in front.
+    let holds = [hold("a", 5, 6, 30, 1), hold("b", 10, 60, 70, 3), hold("early", 24, 40, 50, 2)];
+    fine(&History { looks: vec![look(20, 25, &[("a", 1)], &["b"])], ..of(&holds) });
+}
+
+#[test]
+fn who_leaves_the_line_is_no_reason_to_wait() {
+    let mut left = hold("b", 10, 0, 0, 0);
+    left.grant = None;
+    let holds = [hold("a", 5, 6, 30, 1), left, hold("late", 26, 40, 50, 2)];
+    fine(&History { looks: vec![look(20, 25, &[("a", 1)], &["b"])], ..of(&holds) });
+}
+
+#[test]
+fn a_free_lock_with_a_line_is_a_lost_wake_up() {
+    let forgotten = look(20, 25, &[], &["b"]);
+    let mut b = hold("b", 10, 60, 70, 3);
+    rejected(History { looks: vec![forgotten.clone()], ..of(&[b.clone()]) }.line(), "free at");
+    fine(&History { looks: vec![Look { held_back: true, ..forgotten }], ..of(&[b.clone()]) });
+    b.grant = None;
+    rejected(History { looks: vec![look(20, 25, &[], &["b"])], ..of(&[b]) }.line(), "free at");
+}

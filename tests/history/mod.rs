@@ -1,0 +1,249 @@
+//! What clients saw of locks, and whether it can have been so. No server, no clock: a history is data.
+//!
+//! Every moment is one that a client knows for certain. It asked *before* the server heard it, and was answered *after*
+//! the server had decided: so what a history rules out was really wrong, however slow the machine was.
+#![allow(dead_code)]
+
+use std::collections::{BTreeMap, HashMap};
+
+/// Microseconds since the run began.
+pub type At = u64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Exclusive,
+    Shared,
+    Permits(usize),
+}
+
+/// One acquisition: a token is used for one only.
+#[derive(Clone, Debug)]
+pub struct Hold {
+    pub key: String,
+    pub token: String,
+    pub mode: Mode,
+    /// Before ACQUIRE was sent.
+    pub asked: At,
+    /// None: refused, or never answered.
+    pub grant: Option<Grant>,
+    /// When it was answered that the token holds nothing any more.
+    pub gone: Option<At>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Grant {
+    pub fence: i64,
+    /// After the answer came.
+    pub at: At,
+    /// The client relied on it until then: its lease, counted from before it was sent, or before it sent RELEASE.
+    pub until: At,
+}
+
+/// Who held a key and who stood in its line, first first, in one answer.
+#[derive(Clone, Debug)]
+pub struct Look {
+    pub key: String,
+    pub asked: At,
+    pub answered: At,
+    /// Tokens and fences.
+    pub holders: Vec<(String, i64)>,
+    pub line: Vec<String>,
+    /// Nobody may be granted it for a while: a lock-delay, restart-grace, a pause.
+    pub held_back: bool,
+}
+
+/// Somebody ended all holds of a key by force.
+#[derive(Clone, Debug)]
+pub struct Break {
+    pub key: String,
+    pub asked: At,
+    pub answered: At,
+}
+
+#[derive(Default)]
+pub struct History {
+    pub holds: Vec<Hold>,
+    pub looks: Vec<Look>,
+    pub breaks: Vec<Break>,
+}
+
+impl History {
+    /// No two relied on what only one can have, and no more on permits than there are.
+    pub fn exclusion(&self) -> Vec<String> {
+        let mut wrong = Vec::new();
+        for (key, mut holds) in self.relied_on() {
+            holds.sort_by_key(|(from, ..)| *from);
+            let mut open: Vec<(At, At, &Hold)> = Vec::new();
+            for (from, until, hold) in holds {
+                open.retain(|(_, until, _)| *until > from);
+                for (_, _, other) in open.iter().filter(|(_, _, other)| excludes(other.mode, hold.mode)) {
+                    wrong.push(format!("{key}: {} and {} at {from}", shown(other), shown(hold)));
+                }
+                open.push((from, until, hold));
+                if let Mode::Permits(most) = hold.mode
+                    && open.len() > most
+                {
+                    wrong.push(format!("{key}: {} holders of {most} permits at {from}", open.len()));
+                }
+            }
+        }
+        wrong
+    }
+
+    /// From when to when each granted hold was relied on, by key. A break ends that at once.
+    fn relied_on(&self) -> BTreeMap<&str, Vec<(At, At, &Hold)>> {
+        let mut by_key: BTreeMap<&str, Vec<(At, At, &Hold)>> = BTreeMap::new();
+        for hold in &self.holds {
+            let Some(grant) = hold.grant else { continue };
+            let broken = self.breaks.iter().filter(|b| b.key == hold.key && b.answered > hold.asked);
+            let until = broken.map(|b| b.asked).chain([grant.until]).min().unwrap_or(grant.until);
+            if grant.at < until {
+                by_key.entry(&hold.key).or_default().push((grant.at, until, hold));
+            }
+        }
+        by_key
+    }
+
+    /// No two grants have one fence, and a grant asked for after another was answered has the higher one.
+    pub fn fences(&self) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let granted = || self.holds.iter().filter_map(|hold| Some((hold, hold.grant?)));
+        let mut by_fence: HashMap<i64, &Hold> = HashMap::new();
+        for (hold, grant) in granted() {
+            if let Some(other) = by_fence.insert(grant.fence, hold) {
+                wrong.push(format!("one fence for {} and {}", shown(other), shown(hold)));
+            }
+        }
+        let mut answered: Vec<_> = granted().collect();
+        answered.sort_by_key(|(_, grant)| grant.at);
+        let mut asked: Vec<_> = granted().collect();
+        asked.sort_by_key(|(hold, _)| hold.asked);
+        let (mut next, mut highest): (usize, Option<(&Hold, Grant)>) = (0, None);
+        for (hold, grant) in asked {
+            while let Some((earlier, known)) = answered.get(next).filter(|(_, known)| known.at < hold.asked) {
+                if highest.is_none_or(|(_, high)| known.fence > high.fence) {
+                    highest = Some((earlier, *known));
+                }
+                next += 1;
+            }
+            if let Some((earlier, _)) = highest.filter(|(_, high)| high.fence > grant.fence) {
+                wrong.push(format!("{} is later than {}", shown(hold), shown(earlier)));
+            }
+        }
+        wrong
+    }
+
+    /// Whatever was seen had been asked for and not been given back, and nothing acknowledged was missing.
+    pub fn memory(&self) -> Vec<String> {
+        self.forged().into_iter().chain(self.come_back()).chain(self.lost()).collect()
+    }
+
+    /// Holders that nobody ever asked to be, or with another fence than they were told; and more than can be.
+    pub fn forged(&self) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let by_token = self.by_token();
+        for look in &self.looks {
+            for (token, fence) in &look.holders {
+                let Some(hold) = by_token.get(token.as_str()).filter(|hold| hold.key == look.key) else {
+                    wrong.push(format!("{}: held by {token}, who never asked", look.key));
+                    continue;
+                };
+                if hold.grant.is_some_and(|grant| grant.fence != *fence) {
+                    wrong.push(format!("{}: {} is shown with the fence {fence}", look.key, shown(hold)));
+                }
+                let most = match hold.mode {
+                    Mode::Exclusive => 1,
+                    Mode::Permits(most) => most,
+                    Mode::Shared => usize::MAX,
+                };
+                if look.holders.len() > most {
+                    wrong.push(format!("{}: {} holders, at most {most}", look.key, look.holders.len()));
+                }
+            }
+        }
+        wrong
+    }
+
+    /// Holds seen after their end had been acknowledged.
+    pub fn come_back(&self) -> Vec<String> {
+        let by_token = self.by_token();
+        let seen =
+            self.looks.iter().flat_map(|look| look.holders.iter().map(move |(token, _)| (look, token)));
+        let back = seen.filter_map(|(look, token)| {
+            let hold = by_token.get(token.as_str())?;
+            (hold.gone? < look.asked).then(|| format!("{} is back at {}", shown(hold), look.answered))
+        });
+        back.collect()
+    }
+
+    /// Holds that were relied on all the while that the server was asked, and were not shown.
+    pub fn lost(&self) -> Vec<String> {
+        let relied_on = self.relied_on();
+        let mut wrong = Vec::new();
+        for look in &self.looks {
+            let holds = relied_on.get(look.key.as_str()).into_iter().flatten();
+            let all_the_while = holds.filter(|(from, until, _)| *from < look.asked && *until > look.answered);
+            for (_, _, hold) in all_the_while {
+                if !look.holders.iter().any(|(token, _)| *token == hold.token) {
+                    wrong.push(format!("{} is lost at {}", shown(hold), look.answered));
+                }
+            }
+        }
+        wrong
+    }
+
+    /// Those who were seen in line were granted in that order, and before everybody who asked later; and nobody stood
+    /// in the line of a free lock.
+    pub fn line(&self) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let by_token = self.by_token();
+        let mut granted: HashMap<&str, Vec<&Hold>> = HashMap::new();
+        for hold in self.holds.iter().filter(|hold| hold.grant.is_some()) {
+            granted.entry(&hold.key).or_default().push(hold);
+        }
+        let fence = |hold: &Hold| hold.grant.map_or(0, |grant| grant.fence);
+        for holds in granted.values_mut() {
+            holds.sort_by_key(|hold| hold.asked);
+        }
+        for look in &self.looks {
+            if look.holders.is_empty() && !look.line.is_empty() && !look.held_back {
+                wrong.push(format!("{}: free at {}, and {:?} wait", look.key, look.answered, look.line));
+            }
+            let line = look.line.iter().filter_map(|token| by_token.get(token.as_str()));
+            let line: Vec<&&Hold> = line.filter(|hold| hold.grant.is_some()).collect();
+            for pair in line.windows(2).filter(|pair| fence(pair[0]) > fence(pair[1])) {
+                wrong.push(format!("{} stood behind {}", shown(pair[1]), shown(pair[0])));
+            }
+            let Some(last) = line.iter().max_by_key(|hold| fence(hold)) else { continue };
+            let holds = granted.get(look.key.as_str()).map(Vec::as_slice).unwrap_or_default();
+            let later = &holds[holds.partition_point(|hold| hold.asked <= look.answered)..];
+            for hold in later.iter().filter(|hold| fence(hold) < fence(last)) {
+                wrong.push(format!("{} came later than {}", shown(hold), shown(last)));
+            }
+        }
+        wrong
+    }
+
+    fn by_token(&self) -> HashMap<&str, &Hold> {
+        self.holds.iter().map(|hold| (hold.token.as_str(), hold)).collect()
+    }
+}
+
+fn excludes(one: Mode, other: Mode) -> bool {
+    match (one, other) {
+        (Mode::Shared, Mode::Shared) => false,
+        // How many there are is counted.
+        (Mode::Permits(_), Mode::Permits(_)) => false,
+        _ => true,
+    }
+}
+
+fn shown(hold: &Hold) -> String {
+    let Hold { key, token, mode, asked, .. } = hold;
+    match hold.grant {
+        Some(Grant { fence, at, until }) => {
+            format!("{token} on {key} ({mode:?}, #{fence}, asked {asked}, granted {at}, until {until})")
+        }
+        None => format!("{token} on {key} ({mode:?}, asked {asked})"),
+    }
+}
