@@ -1,0 +1,103 @@
+//! Everything that the program has started, in whatever process group or session it is now.
+//!
+//! A process group would be easier to signal, but it is neither what one wants to reach nor free of charge. What a
+//! shell script starts by `timeout` or `setsid` has left the group, and an own group for the program takes it out of
+//! the pipeline and off the keys of the terminal. So the program stays in our group, and we are the reaper of
+//! everything below us (`PR_SET_CHILD_SUBREAPER`): what loses its parent becomes our child, and nothing gets away.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io;
+
+use nix::sys::prctl;
+use nix::unistd::Pid;
+
+/// Where descendants are looked for.
+pub struct Descendants {
+    /// Those that were there before the program: whoever became dlock by `exec` has left them to us.
+    inherited: HashSet<Pid>,
+}
+
+impl Descendants {
+    /// From here on nothing that is started can leave. To be called before the program is.
+    pub fn keep() -> io::Result<Descendants> {
+        prctl::set_child_subreaper(true)?;
+        let nobody = Descendants { inherited: HashSet::new() };
+        Ok(Descendants { inherited: nobody.alive()?.into_iter().collect() })
+    }
+
+    /// Who is alive now. What they start meanwhile is seen the next time.
+    pub fn alive(&self) -> io::Result<Vec<Pid>> {
+        let mut children: HashMap<Pid, Vec<Process>> = HashMap::new();
+        for process in processes()? {
+            children.entry(process.parent).or_default().push(process);
+        }
+        let mut found = Vec::new();
+        let mut parents = vec![Pid::this()];
+        while let Some(parent) = parents.pop() {
+            for child in children.remove(&parent).unwrap_or_default() {
+                if self.inherited.contains(&child.pid) {
+                    continue;
+                }
+                parents.push(child.pid);
+                if child.alive {
+                    found.push(child.pid);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// The children of ours that are dead and not yet waited for.
+    pub fn dead_children(&self) -> io::Result<Vec<Pid>> {
+        let dead = processes()?.filter(|process| process.parent == Pid::this() && !process.alive);
+        Ok(dead.map(|process| process.pid).collect())
+    }
+}
+
+/// Every process of the machine.
+fn processes() -> io::Result<impl Iterator<Item = Process>> {
+    let entries = fs::read_dir("/proc")?.flatten();
+    Ok(entries.filter_map(|entry| Process::of(entry.file_name().to_str()?)))
+}
+
+struct Process {
+    pid: Pid,
+    parent: Pid,
+    /// Not a zombie.
+    alive: bool,
+}
+
+impl Process {
+    /// None for what is no process, or none any more.
+    fn of(name: &str) -> Option<Process> {
+        let pid = Pid::from_raw(name.parse().ok()?);
+        let stat = fs::read(format!("/proc/{name}/stat")).ok()?;
+        let (parent, alive) = parse(&stat)?;
+        Some(Process { pid, parent, alive })
+    }
+}
+
+/// `pid (name) state ppid …`: the name may hold anything, the last parenthesis ends it.
+fn parse(stat: &[u8]) -> Option<(Pid, bool)> {
+    let end = stat.iter().rposition(|byte| *byte == b')')?;
+    let rest = std::str::from_utf8(&stat[end + 1..]).ok()?;
+    let mut words = rest.split_ascii_whitespace();
+    let state = words.next()?;
+    let parent = words.next()?.parse().ok()?;
+    Some((Pid::from_raw(parent), !matches!(state, "Z" | "X")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_can_look_like_anything() {
+        assert_eq!(parse(b"7 (sleep) S 5 7 7 0"), Some((Pid::from_raw(5), true)));
+        assert_eq!(parse(b"7 (a) Z 9 (b) S 5 7 7 0"), Some((Pid::from_raw(5), true)));
+        assert_eq!(parse(b"7 (\xff\n) Z 5 7 7 0"), Some((Pid::from_raw(5), false)));
+        assert_eq!(parse(b"7 (sleep"), None);
+        assert_eq!(parse(b"7 (sleep) S"), None);
+    }
+}

@@ -1,0 +1,245 @@
+//! `dlock inspect`: what every server says of a lock, and what they say together.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use comfy_table::Table;
+use comfy_table::presets::NOTHING;
+use dlock_client::{Answer, Client, Inspected, Inspection, Waiting};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::args::Inspect;
+use crate::exit::Failure;
+use crate::hold::print;
+use crate::obtain::Obstacle;
+
+pub async fn inspect(options: Inspect) -> Result<u8, Obstacle> {
+    let client = options.servers.client().await?;
+    let seen = View::of(&client, &options.resource).await;
+    print(&if options.json { seen.json().to_string() } else { seen.text() })?;
+    Ok(seen.state().code())
+}
+
+/// What the servers say together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// Nobody holds it.
+    Free,
+    /// Nobody holds it, and for a while nobody is granted it.
+    Delayed,
+    /// A majority has the same holder.
+    Held,
+    /// No holder has a majority, and nobody can be sure to get one: somebody is just trying, or did not clean up.
+    Undecided,
+    /// Too few servers answered.
+    NoQuorum,
+}
+
+impl State {
+    fn of(masters: &[Inspected<Option<Inspection>>]) -> State {
+        let majority = masters.len() / 2 + 1;
+        let answers: Vec<&Option<Inspection>> =
+            masters.iter().filter_map(|seen| seen.answer.found()).collect();
+        if answers.len() < majority {
+            return State::NoQuorum;
+        }
+        let mut votes: HashMap<&str, usize> = HashMap::new();
+        for holder in answers.iter().copied().flatten().flat_map(|lock| &lock.holders) {
+            *votes.entry(&holder.token).or_default() += 1;
+        }
+        let like = |free: fn(&Inspection) -> bool| {
+            answers.iter().filter(|lock| lock.as_ref().is_none_or(free)).count() >= majority
+        };
+        if votes.values().any(|votes| *votes >= majority) {
+            State::Held
+        } else if like(|lock| lock.holders.is_empty() && lock.delay_ms == 0) {
+            State::Free
+        } else if like(|lock| lock.holders.is_empty()) {
+            State::Delayed
+        } else {
+            State::Undecided
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            State::Free => "free",
+            State::Delayed => "held by nobody, and kept free for a while: its last holder vanished",
+            State::Held => "held",
+            State::Undecided => "held by nobody on a majority, and not free on a majority either",
+            State::NoQuorum => "unknown: too few servers answered",
+        }
+    }
+
+    fn code(self) -> u8 {
+        if self == State::NoQuorum { Failure::NoQuorum.code() } else { 0 }
+    }
+}
+
+/// What all servers say of a resource.
+pub struct View {
+    resource: String,
+    masters: Vec<Inspected<Option<Inspection>>>,
+    lines: Vec<Inspected<Vec<Waiting>>>,
+}
+
+impl View {
+    pub async fn of(client: &Client, resource: &OsStr) -> View {
+        let masters = client.inspect(resource.as_bytes()).await;
+        let lines = client.waiters(resource.as_bytes(), 1000).await;
+        View { resource: resource.display().to_string(), masters, lines }
+    }
+
+    pub fn state(&self) -> State {
+        State::of(&self.masters)
+    }
+
+    fn json(&self) -> Value {
+        let masters = self.masters.iter().zip(&self.lines).map(|(seen, line)| {
+            let mut master = json!(seen);
+            if let Some(line) = line.answer.found() {
+                master["line"] = json!(line);
+            }
+            master
+        });
+        json!({ "resource": self.resource, "state": self.state(), "masters": masters.collect::<Vec<_>>() })
+    }
+
+    pub fn text(&self) -> String {
+        let mut text = format!("{} is {}\n\n{}", self.resource, self.state().text(), self.holders());
+        if let Some(line) = self.line() {
+            text += &format!("\n\nIn line:\n\n{line}");
+        }
+        text
+    }
+
+    fn holders(&self) -> Table {
+        let mut table = table(&["SERVER", "MODE", "HOLDER", "FENCE", "LEASE LEFT", "LABEL"]);
+        for Inspected { server, answer } in &self.masters {
+            let free = Inspection { mode: "free".into(), ..Inspection::default() };
+            let lock = match answer {
+                Answer::Found(lock) => lock.as_ref().unwrap_or(&free),
+                Answer::Unanswered(why) => {
+                    table.add_row([server.to_string(), why.to_string()]);
+                    continue;
+                }
+            };
+            let mode = match (lock.permits, lock.delay_ms) {
+                (0, 0) => lock.mode.clone(),
+                (0, delay) => format!("delayed {}", time(delay)),
+                (permits, _) => format!("{} {permits}", lock.mode),
+            };
+            if lock.holders.is_empty() {
+                table.add_row([server.to_string(), mode.clone()]);
+            }
+            for holder in &lock.holders {
+                table.add_row([
+                    server.to_string(),
+                    mode.clone(),
+                    short(&holder.token),
+                    holder.fence.to_string(),
+                    time(holder.left_ms),
+                    holder.label.clone(),
+                ]);
+            }
+        }
+        table
+    }
+
+    /// None where nobody waits.
+    fn line(&self) -> Option<Table> {
+        let mut table = table(&["SERVER", "PLACE", "WHO", "ASKS FOR", "WAITED", "LABEL"]);
+        for Inspected { server, answer } in &self.lines {
+            for (place, waiting) in answer.found().into_iter().flatten().enumerate() {
+                table.add_row([
+                    server.to_string(),
+                    (place + 1).to_string(),
+                    short(&waiting.token),
+                    waiting.mode.clone(),
+                    time(waiting.waited_ms),
+                    waiting.label.clone(),
+                ]);
+            }
+        }
+        (!table.is_empty()).then_some(table)
+    }
+}
+
+fn table(head: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_header(head);
+    table
+}
+
+/// A token for people: who knows it all owns the hold.
+fn short(token: &str) -> String {
+    match token.char_indices().nth(8) {
+        Some((end, _)) => format!("{}…", &token[..end]),
+        None => token.to_owned(),
+    }
+}
+
+/// Seconds where there are some, else milliseconds.
+fn time(ms: u64) -> String {
+    let time = Duration::from_millis(ms);
+    let shown = if ms < 1000 { time } else { Duration::from_secs(time.as_secs()) };
+    humantime::format_duration(shown).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dlock_client::{Holder, NodeState};
+
+    fn says(answer: Answer<Option<Inspection>>) -> Inspected<Option<Inspection>> {
+        Inspected { server: "s".into(), answer }
+    }
+
+    fn held(tokens: &[&str]) -> Inspected<Option<Inspection>> {
+        let holders =
+            tokens.iter().map(|token| Holder { token: (*token).into(), ..Holder::default() }).collect();
+        says(Answer::Found(Some(Inspection { mode: "shared".into(), holders, ..Inspection::default() })))
+    }
+
+    fn delayed() -> Inspected<Option<Inspection>> {
+        says(Answer::Found(Some(Inspection { mode: "free".into(), delay_ms: 5, ..Inspection::default() })))
+    }
+
+    fn free() -> Inspected<Option<Inspection>> {
+        says(Answer::Found(None))
+    }
+
+    fn down() -> Inspected<Option<Inspection>> {
+        says(Answer::Unanswered(NodeState::Slow))
+    }
+
+    #[test]
+    fn a_majority_decides() {
+        for (masters, state) in [
+            (vec![free()], State::Free),
+            (vec![held(&["a"])], State::Held),
+            (vec![delayed()], State::Delayed),
+            (vec![down()], State::NoQuorum),
+            (vec![held(&["a"]), held(&["a"]), free()], State::Held),
+            (vec![held(&["a"]), held(&["a"]), down()], State::Held),
+            (vec![held(&["a"]), held(&["b"]), free()], State::Undecided),
+            (vec![held(&["a"]), free(), down()], State::Undecided),
+            (vec![held(&["a"]), free(), free()], State::Free),
+            (vec![held(&["a"]), free(), delayed()], State::Delayed),
+            (vec![held(&["a"]), down(), down()], State::NoQuorum),
+            (vec![held(&["a", "b"]), held(&["b", "c"]), held(&["d"])], State::Held),
+        ] {
+            assert_eq!(State::of(&masters), state, "{masters:?}");
+        }
+    }
+
+    #[test]
+    fn times_and_tokens_are_short() {
+        assert_eq!((time(999), time(61_900)), ("999ms".into(), "1m 1s".into()));
+        assert_eq!((short("abc"), short("ééééééééé")), ("abc".into(), "éééééééé…".into()));
+    }
+}

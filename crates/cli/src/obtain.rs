@@ -1,0 +1,107 @@
+//! Getting a lock, with whatever may come in between.
+
+use std::io::{IsTerminal, Write, stderr};
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use dlock_client::{Acquire, Client, Place, Wait};
+use nix::sys::signal::Signal;
+
+use crate::args::Wanted;
+use crate::exit::Error;
+use crate::signals::Signals;
+
+/// Why there is nothing.
+pub enum Obstacle {
+    Error(Error),
+    /// A signal asked to end.
+    Signal(Signal),
+}
+
+impl<E: Into<Error>> From<E> for Obstacle {
+    fn from(why: E) -> Obstacle {
+        Obstacle::Error(why.into())
+    }
+}
+
+/// `work`, unless a signal asks to end first. What the work had begun is dropped then.
+pub async fn unless_signalled<T, E: Into<Error>>(
+    signals: &mut Signals,
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T, Obstacle> {
+    tokio::select! {
+        done = work => Ok(done?),
+        signal = signals.end() => Err(Obstacle::Signal(signal)),
+    }
+}
+
+/// Lets what goes on in the background come to its end: releases, clean-up. A server that is down must not hold us up
+/// for long: what it holds ends by its lease.
+pub async fn settle(client: &Client) {
+    let _ = tokio::time::timeout(Duration::from_secs(1), client.settle()).await;
+}
+
+impl Wanted {
+    /// The lock, to be acquired.
+    pub fn lock(&self, client: &Client, label: String) -> Acquire {
+        let wait = match self.wait {
+            _ if self.no_wait => Wait::No,
+            Some(limit) if limit.is_zero() => Wait::No,
+            Some(limit) => Wait::For(limit),
+            None => Wait::Forever,
+        };
+        let mut lock = client.lock(self.resource.as_bytes()).ttl(self.ttl).wait(wait);
+        if self.shared {
+            lock = lock.shared();
+        }
+        if self.fenced {
+            lock = lock.fenced();
+        }
+        if let Some(delay) = self.delay {
+            lock = lock.delay(delay);
+        }
+        lock.label(self.label.clone().unwrap_or(label))
+    }
+}
+
+/// A label that tells people where to look.
+pub fn label(what: &str) -> String {
+    let host = nix::unistd::gethostname().unwrap_or_default();
+    let mut label = format!("{}: {what} ({})", host.to_string_lossy(), std::process::id());
+    while label.len() > 255 {
+        label.pop();
+    }
+    label
+}
+
+/// The place in line, on one line of a terminal that is written anew and cleared at the end. Elsewhere, silence.
+pub struct PlaceLine {
+    resource: String,
+    shown: bool,
+}
+
+impl PlaceLine {
+    pub fn new(resource: &std::ffi::OsStr) -> PlaceLine {
+        PlaceLine { resource: resource.display().to_string(), shown: stderr().is_terminal() }
+    }
+
+    pub fn watch(&self, lock: Acquire) -> Acquire {
+        if !self.shown {
+            return lock;
+        }
+        let resource = self.resource.clone();
+        lock.on_place(move |Place { server, position, waited }| {
+            let waited = waited.as_secs();
+            let line = format!("waiting for {resource}: place {position} at {server}, {waited} s");
+            let _ = write!(stderr(), "\r\x1b[K{line}");
+        })
+    }
+}
+
+impl Drop for PlaceLine {
+    fn drop(&mut self) {
+        if self.shown {
+            let _ = write!(stderr(), "\r\x1b[K");
+        }
+    }
+}

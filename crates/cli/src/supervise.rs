@@ -1,0 +1,179 @@
+//! A program runs while a lock is held, and no longer.
+
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use dlock_client::lease::Instant;
+use dlock_client::{Guard, now};
+use nix::sys::signal::Signal;
+use nix::unistd::{Pid, getsid};
+
+use crate::exit::Error;
+use crate::program::Program;
+use crate::signals::{From, Heard, STOPS, Signals, stop};
+
+/// How often is looked whether a program that should end has ended, and all that it has started.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// For how long SIGKILL is waited for: a process that hangs in the kernel, or is another user's, does not die of it.
+const KILL_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How much time there is to end a program whose lock is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Margin {
+    /// From SIGTERM to SIGKILL.
+    pub kill_after: Duration,
+    /// From SIGKILL to the end of the lease: for the kernel, for a machine that is busy, for us.
+    pub reserve: Duration,
+}
+
+impl Margin {
+    /// By default a sixth of the ttl, 10 s at most: a ttl of 30 s leaves 5 s to end in order and 1 s in reserve, and two
+    /// renewals can fail before.
+    pub fn new(ttl: Duration, kill_after: Option<Duration>) -> Result<Margin, Error> {
+        let margin = Margin {
+            kill_after: kill_after.unwrap_or((ttl / 6).min(Duration::from_secs(10))),
+            reserve: (ttl / 20).min(Duration::from_secs(1)),
+        };
+        if margin.notice() > ttl / 2 {
+            return Err(Error::usage(format_args!(
+                "--kill-after {} does not fit into half of the ttl: the command is ended before the lease is; \
+                 ask for a --ttl of {} or more",
+                humantime::format_duration(margin.kill_after),
+                humantime::format_duration((margin.kill_after + Duration::from_secs(1)) * 2),
+            )));
+        }
+        Ok(margin)
+    }
+
+    /// How long before the end of the lease the program must begin to end.
+    pub fn notice(&self) -> Duration {
+        self.kill_after + self.reserve
+    }
+}
+
+/// How it went.
+pub enum Outcome {
+    /// The program ended by itself, and the lock is held.
+    Ended(ExitStatus),
+    /// The lock was lost, which was told, and the program was ended.
+    Lost,
+}
+
+/// A program, its lock, and who speaks to it.
+pub struct Supervision<'a> {
+    pub guard: &'a Guard,
+    pub program: Program,
+    pub signals: &'a mut Signals,
+    pub margin: Margin,
+}
+
+impl Supervision<'_> {
+    /// Returns when the program has ended, one way or the other.
+    pub async fn watch(mut self) -> io::Result<Outcome> {
+        loop {
+            tokio::select! {
+                // After a stop or a suspend the loss is told first.
+                biased;
+                why = self.guard.lost() => {
+                    eprintln!("dlock: the lock is lost: {why}; the command is being ended");
+                    self.end().await?;
+                    return Ok(Outcome::Lost);
+                }
+                heard = self.signals.next() => self.pass_on(heard)?,
+            }
+            if let Some(status) = self.program.ended() {
+                // A shell that is killed leaves behind what it had started, and that would run on without the lock. A
+                // program that ends by itself may have started something that is meant to stay.
+                if status.signal().is_some() {
+                    self.end().await?;
+                }
+                return Ok(match self.guard.loss() {
+                    None => Outcome::Ended(status),
+                    Some(why) => {
+                        eprintln!("dlock: the lock was lost while the command ended: {why}");
+                        Outcome::Lost
+                    }
+                });
+            }
+        }
+    }
+
+    /// A signal that is sent to dlock is meant for the program.
+    fn pass_on(&mut self, heard: Heard) -> io::Result<()> {
+        match heard {
+            Heard::Child => {
+                if self.program.look()? && self.program.shares_our_group() {
+                    self.stop_together()?;
+                }
+            }
+            Heard::Signal(signal, From::Terminal) if self.needs_no_help(signal) => {}
+            Heard::Signal(signal, _) => self.program.signal(signal),
+        }
+        Ok(())
+    }
+
+    /// Whether what the terminal has sent us has reached the program too, which must not get it twice.
+    fn needs_no_help(&self, signal: Signal) -> bool {
+        // A terminal that hangs up tells the leader of its session alone.
+        let told_alone = signal == Signal::SIGHUP && getsid(None) == Ok(Pid::this());
+        // A stop that has reached us alone is not for the program, which has a group of its own.
+        STOPS.contains(&signal) || (self.program.shares_our_group() && !told_alone)
+    }
+
+    /// Ctrl-Z has stopped the program, and the shell waits for us to stop as well. Nobody renews the lease meanwhile, so
+    /// everything stops that was started under it, and what comes back after its end is killed.
+    fn stop_together(&self) -> io::Result<()> {
+        self.program.signal_all(Signal::SIGSTOP)?;
+        stop();
+        if !self.left().is_zero() {
+            self.program.signal_all(Signal::SIGCONT)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the program and everything it has started: SIGTERM, and SIGKILL when its time is over.
+    async fn end(&mut self) -> io::Result<()> {
+        let began = now();
+        self.program.signal_all(Signal::SIGTERM)?;
+        if !self.must_kill(began) {
+            // One that is stopped could not end in order.
+            self.program.signal_all(Signal::SIGCONT)?;
+        }
+        let mut killed_at = None;
+        loop {
+            self.program.look()?;
+            let alive = self.program.alive()?;
+            if alive.is_empty() && self.program.ended().is_some() {
+                return Ok(());
+            }
+            if self.must_kill(began) {
+                self.program.signal_all(Signal::SIGKILL)?;
+                let killed_at = *killed_at.get_or_insert_with(now);
+                if self.left().is_zero() && now().saturating_since(killed_at) > KILL_PATIENCE {
+                    let pids: Vec<String> = alive.iter().map(Pid::to_string).collect();
+                    eprintln!(
+                        "dlock: could not kill process {}, which goes on without the lock",
+                        pids.join(", ")
+                    );
+                    return Ok(());
+                }
+            }
+            tokio::select! {
+                _ = self.signals.next() => {}
+                () = tokio::time::sleep(LOOK) => {}
+            }
+        }
+    }
+
+    fn must_kill(&self, began: Instant) -> bool {
+        now().saturating_since(began) >= self.margin.kill_after || self.left() <= self.margin.reserve
+    }
+
+    /// What is left of the lease, lost or not.
+    fn left(&self) -> Duration {
+        self.guard.valid_until().saturating_since(now())
+    }
+}
