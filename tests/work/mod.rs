@@ -24,24 +24,42 @@ impl Clock {
     }
 }
 
-/// What the clients of a run do.
+/// What the clients of a run do. Where there is a list, one of it is taken each time.
 pub struct Plan {
-    /// A key is always taken in one mode.
-    pub keys: Vec<(String, Mode)>,
-    /// ms, one of them each time.
+    /// Each is taken in one of these modes.
+    pub keys: Vec<(String, &'static [Mode])>,
+    /// ms
     pub leases: Vec<u64>,
+    /// Further options of an ACQUIRE.
+    pub options: Vec<&'static str>,
     /// So many commands go in one write, at most.
     pub batch: usize,
-    /// For so many ms the last of them may wait in line; 0: not at all.
-    pub block: u64,
+    /// The last of them, where it is an ACQUIRE, may wait in line.
+    pub waits: Vec<&'static str>,
+    /// How long any answer may take, waiting in line included.
+    pub patience: Duration,
+    /// A client rests for so many ms after each answer, at most.
+    pub rest: usize,
+    /// Once in so many times it hangs up before it was answered; 0: never.
+    pub hangs_up: usize,
 }
 
 impl Plan {
     /// Locks of all modes, few enough to be fought for.
     pub fn new(leases: &[u64]) -> Plan {
-        let modes = [Mode::Exclusive, Mode::Exclusive, Mode::Exclusive, Mode::Shared, Mode::Permits(2)];
-        let keys = (0..10).map(|n| (format!("lock:{n}"), modes[n % modes.len()])).collect();
-        Plan { keys, leases: leases.to_vec(), batch: 12, block: 20 }
+        const ALONE: &[Mode] = &[Mode::Exclusive];
+        const MIXED: &[Mode] = &[Mode::Exclusive, Mode::Shared, Mode::Shared];
+        let modes = [ALONE, MIXED, ALONE, &[Mode::Shared], &[Mode::Permits(2)]];
+        Plan {
+            keys: (0..10).map(|n| (format!("lock:{n}"), modes[n % modes.len()])).collect(),
+            leases: leases.to_vec(),
+            options: vec![""],
+            batch: 12,
+            waits: vec!["BLOCK 20"],
+            patience: PATIENCE,
+            rest: 0,
+            hangs_up: 0,
+        }
     }
 }
 
@@ -53,28 +71,34 @@ pub struct Worker<'a> {
     pub holds: Vec<Hold>,
     /// Holds it relies on.
     mine: Vec<usize>,
+    /// Granted after a wait that was longer than the lease, so that it may be over: to be made sure of.
+    unsure: Vec<usize>,
     /// Acquisitions and releases of which it does not know whether they were carried out.
     unknown: Vec<usize>,
+    /// Holds that end with its connection.
+    bound: Vec<usize>,
     /// Counted by their error word.
     pub errors: BTreeMap<String, usize>,
     /// Holds it relied on and was told that it has not.
     pub denied: Vec<String>,
     pub granted: usize,
+    /// Holds that it ended.
     pub released: usize,
+    /// Connections that it ended before it was answered.
+    pub hung_up: usize,
 }
 
 /// What a command is for.
-#[derive(Clone, Copy)]
 enum Intent {
-    Acquire(usize, u64),
+    Acquire(usize, u64, Vec<&'static str>),
     Extend(usize, u64),
     Release(usize),
 }
 
 impl Intent {
-    fn hold(self) -> usize {
+    fn hold(&self) -> usize {
         match self {
-            Intent::Acquire(at, _) | Intent::Extend(at, _) | Intent::Release(at) => at,
+            Intent::Acquire(at, ..) | Intent::Extend(at, _) | Intent::Release(at) => *at,
         }
     }
 }
@@ -89,26 +113,38 @@ impl<'a> Worker<'a> {
             random,
             holds: Vec::new(),
             mine: Vec::new(),
+            unsure: Vec::new(),
             unknown: Vec::new(),
+            bound: Vec::new(),
             errors: BTreeMap::new(),
             denied: Vec::new(),
             granted: 0,
             released: 0,
+            hung_up: 0,
         }
     }
 
-    /// Works until the connection ends or `done`, and counts its grants in `granted`.
+    /// Works until there is no server any more, or `done`, and counts its grants in `granted`.
     pub fn work(&mut self, port: u16, granted: &AtomicUsize, done: impl Fn() -> bool) {
-        let Ok(mut wire) = Wire::connect(port) else { return };
-        if self.release(self.unknown.clone(), &mut wire).is_err() {
-            return;
-        }
         while !done() {
-            let before = self.granted;
-            let ended = self.turn(&mut wire).is_err();
-            granted.fetch_add(self.granted - before, Ordering::Relaxed);
-            if ended {
-                return;
+            let Ok(mut wire) = Wire::connect(port) else { return };
+            let mut well = self.release(self.unknown.clone(), &mut wire);
+            while well.is_ok() && !done() {
+                let before = self.granted;
+                well = self.turn(&mut wire);
+                granted.fetch_add(self.granted - before, Ordering::Relaxed);
+                sleep(Duration::from_millis(self.random.below(self.plan.rest + 1) as u64));
+            }
+            self.hanging_up();
+        }
+    }
+
+    /// What is bound to the connection is relied on no longer.
+    fn hanging_up(&mut self) {
+        let now = self.clock.now();
+        for at in self.bound.drain(..) {
+            if let Some(grant) = &mut self.holds[at].grant {
+                grant.until = grant.until.min(now);
             }
         }
     }
@@ -125,10 +161,15 @@ impl<'a> Worker<'a> {
         for _ in 0..count {
             intents.push(self.choose(&intents));
         }
-        let last = intents.len() - 1;
-        let commands = intents.iter().enumerate().map(|(n, intent)| self.words(*intent, n == last));
-        let bytes: Vec<u8> = commands.flat_map(|words| encode(&words)).collect();
-        self.talk(wire, &bytes, &intents)
+        if let Some(Intent::Acquire(_, _, options)) = intents.last_mut() {
+            options.push(*self.random.of(&self.plan.waits));
+        }
+        let sent = self.send(wire, &intents)?;
+        if self.plan.hangs_up > 0 && self.random.once_in(self.plan.hangs_up) {
+            self.hung_up += 1;
+            return Err(ErrorKind::ConnectionAborted.into());
+        }
+        self.receive(wire, &intents, sent)
     }
 
     /// Gives back all that it has and all that it may have.
@@ -138,9 +179,8 @@ impl<'a> Worker<'a> {
 
     fn release(&mut self, holds: Vec<usize>, wire: &mut Wire) -> io::Result<()> {
         let intents: Vec<Intent> = holds.into_iter().map(Intent::Release).collect();
-        let commands = intents.iter().map(|intent| self.words(*intent, false));
-        let bytes: Vec<u8> = commands.flat_map(|words| encode(&words)).collect();
-        self.talk(wire, &bytes, &intents)
+        let sent = self.send(wire, &intents)?;
+        self.receive(wire, &intents, sent)
     }
 
     /// Something to do with what is in none of `others`: what comes of two commands of one write would be unclear if
@@ -151,55 +191,56 @@ impl<'a> Worker<'a> {
         let taken = |at: usize| others.iter().any(|other| other.hold() == at);
         let mine: Vec<usize> = self.mine.iter().copied().filter(|at| !taken(*at)).collect();
         let lease = *self.random.of(&self.plan.leases);
+        if let Some(at) = self.unsure.pop() {
+            return Intent::Extend(at, lease);
+        }
         match self.random.below(10) {
             0..4 if !mine.is_empty() => Intent::Release(*self.random.of(&mine)),
             4..6 if !mine.is_empty() => Intent::Extend(*self.random.of(&mine), lease),
             _ => {
-                let (key, mode) = self.random.of(&self.plan.keys).clone();
+                let (key, modes) = self.random.of(&self.plan.keys).clone();
+                let mode = *self.random.of(modes);
                 let token = format!("{}-{}", self.name, self.holds.len());
                 self.holds.push(Hold { key, token, mode, asked: now, grant: None, gone: None });
-                Intent::Acquire(self.holds.len() - 1, lease)
+                Intent::Acquire(self.holds.len() - 1, lease, vec![*self.random.of(&self.plan.options)])
             }
         }
     }
 
-    fn words(&self, intent: Intent, last: bool) -> Vec<String> {
+    fn words(&self, intent: &Intent) -> Vec<String> {
+        let Hold { key, token, mode, .. } = &self.holds[intent.hold()];
         let words = match intent {
-            Intent::Acquire(at, lease) => {
-                let Hold { key, token, mode, .. } = &self.holds[at];
+            Intent::Acquire(_, lease, options) => {
                 let mode = match mode {
                     Mode::Exclusive => String::new(),
                     Mode::Shared => "SHARED".into(),
                     Mode::Permits(most) => format!("PERMITS {most}"),
                 };
-                let block = if last && self.plan.block > 0 {
-                    format!("BLOCK {}", self.plan.block)
-                } else {
-                    "".into()
-                };
-                format!("DLOCK.ACQUIRE {key} {token} {lease} {mode} {block}")
+                format!("DLOCK.ACQUIRE {key} {token} {lease} {mode} {}", options.join(" "))
             }
-            Intent::Extend(at, lease) => {
-                format!("DLOCK.EXTEND {} {} {lease}", self.holds[at].key, self.holds[at].token)
-            }
-            Intent::Release(at) => {
-                format!("DLOCK.RELEASE {} {} ALL", self.holds[at].key, self.holds[at].token)
-            }
+            Intent::Extend(_, lease) => format!("DLOCK.EXTEND {key} {token} {lease}"),
+            Intent::Release(_) => format!("DLOCK.RELEASE {key} {token} ALL"),
         };
         words.split_whitespace().map(str::to_string).collect()
     }
 
-    fn talk(&mut self, wire: &mut Wire, bytes: &[u8], intents: &[Intent]) -> io::Result<()> {
+    /// Answers when.
+    fn send(&mut self, wire: &mut Wire, intents: &[Intent]) -> io::Result<At> {
+        let bytes: Vec<u8> = intents.iter().flat_map(|intent| encode(&self.words(intent))).collect();
         let sent = self.clock.now();
-        intents.iter().for_each(|intent| self.sending(*intent, sent));
-        wire.send(bytes)?;
+        intents.iter().for_each(|intent| self.sending(intent, sent));
+        wire.send(&bytes)?;
+        Ok(sent)
+    }
+
+    fn receive(&mut self, wire: &mut Wire, intents: &[Intent], sent: At) -> io::Result<()> {
         let mut in_grace = false;
         for intent in intents {
-            let answer = wire.value(Instant::now() + PATIENCE)?;
-            let answer = answer.ok_or_else(|| io::Error::from(ErrorKind::TimedOut));
-            let answer = answer.unwrap_or_else(|_| panic!("{} had no answer within {PATIENCE:?}", self.name));
+            let answer = wire.value(Instant::now() + self.plan.patience)?;
+            let answer =
+                answer.unwrap_or_else(|| panic!("{} is not answered: {:?}", self.name, self.words(intent)));
             in_grace |= matches!(&answer, Value::Error(line) if line.starts_with("GRACE"));
-            self.learn(*intent, &answer, sent, self.clock.now());
+            self.learn(intent, &answer, sent, self.clock.now());
         }
         if in_grace {
             sleep(Duration::from_millis(5));
@@ -208,7 +249,7 @@ impl<'a> Worker<'a> {
     }
 
     /// From here on the worst has to be assumed.
-    fn sending(&mut self, intent: Intent, now: At) {
+    fn sending(&mut self, intent: &Intent, now: At) {
         let hold = &mut self.holds[intent.hold()];
         let relies_until = match intent {
             Intent::Acquire(..) => {
@@ -217,9 +258,9 @@ impl<'a> Worker<'a> {
             }
             Intent::Extend(_, lease) => now + lease * 1000,
             Intent::Release(at) => {
-                self.mine.retain(|other| *other != at);
-                self.unknown.retain(|other| *other != at);
-                self.unknown.push(at);
+                self.mine.retain(|other| other != at);
+                self.unknown.retain(|other| other != at);
+                self.unknown.push(*at);
                 now
             }
         };
@@ -228,7 +269,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn learn(&mut self, intent: Intent, answer: &Value, sent: At, now: At) {
+    fn learn(&mut self, intent: &Intent, answer: &Value, sent: At, now: At) {
         if let Value::Error(line) = answer {
             let word = line.split(' ').next().unwrap_or_default();
             *self.errors.entry(word.to_string()).or_default() += 1;
@@ -239,44 +280,54 @@ impl<'a> Worker<'a> {
             }
             return;
         }
+        let at = intent.hold();
+        let hold = &mut self.holds[at];
         match intent {
-            Intent::Acquire(at, lease) => {
+            Intent::Acquire(_, lease, options) => {
                 self.unknown.retain(|other| *other != at);
-                let hold = &mut self.holds[at];
-                match answer {
-                    Value::Int(fence) => {
-                        hold.grant = Some(Grant { fence: *fence, at: now, until: sent + lease * 1000 });
-                        self.mine.push(at);
-                        self.granted += 1;
-                    }
-                    _ => hold.gone = Some(now),
+                let Value::Int(fence) = answer else {
+                    hold.gone = Some(now);
+                    return;
+                };
+                hold.grant = Some(Grant { fence: *fence, at: now, until: sent + lease * 1000 });
+                let sure = sent + lease * 1000 > now;
+                if sure {
+                    self.mine.push(at)
+                } else {
+                    self.unsure.push(at)
+                };
+                self.granted += 1;
+                if options.contains(&"EPHEMERAL") {
+                    self.bound.push(at);
                 }
             }
-            Intent::Extend(at, lease) => {
-                let hold = &mut self.holds[at];
+            Intent::Extend(_, lease) => {
                 let Some(grant) = &mut hold.grant else { return };
                 if *answer == 1 {
                     grant.until = sent + lease * 1000;
+                    if !self.mine.contains(&at) {
+                        self.mine.push(at);
+                    }
                 } else if grant.until > now {
                     grant.until = sent;
                     self.denied.push(format!("{hold:?} is denied at {now}"));
                 }
             }
-            Intent::Release(at) => {
+            Intent::Release(_) => {
                 self.unknown.retain(|other| *other != at);
-                self.holds[at].gone = Some(now);
+                hold.gone = Some(now);
                 self.released += usize::from(*answer == 1);
             }
         }
     }
 }
 
-/// Who holds each key of the plan, and who waits.
+/// Who holds each key of the plan, and who waits for it.
 pub fn look(conn: &mut Conn, plan: &Plan, clock: Clock) -> Vec<Look> {
     plan.keys.iter().map(|(key, _)| look_at(conn, key, clock)).collect()
 }
 
-fn look_at(conn: &mut Conn, key: &str, clock: Clock) -> Look {
+pub fn look_at(conn: &mut Conn, key: &str, clock: Clock) -> Look {
     let asked = clock.now();
     let (inspect, waiters) = (format!("DLOCK.INSPECT {key}"), format!("DLOCK.WAITERS {key}"));
     // In one step of the server.
