@@ -122,6 +122,13 @@ pub fn configured(ctx: Ctx<'_>) {
     keep(ctx);
 }
 
+/// A fence came from outside: where it lies beyond the mark, the next one is not waited for.
+pub fn raised(ctx: Ctx<'_>) {
+    if with(|s| s.fences.mark().is_some_and(|mark| s.fences.last() > mark)) {
+        keep(ctx);
+    }
+}
+
 /// Looks how far the thread is, and whether a further mark is wanted.
 pub fn keep(ctx: Ctx<'_>) {
     let now = clock::now();
