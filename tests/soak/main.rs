@@ -16,15 +16,14 @@ mod work;
 mod figures;
 mod operator;
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::env;
 use std::time::{Duration, Instant};
-use std::{env, thread};
 
 use figures::{Figures, Size};
 use harness::{Random, Server, ServerKind, Wire, each_server, until};
 use history::History;
 use operator::Operator;
-use work::{Clock, Plan, Worker};
+use work::{Clock, Plan, Worker, during};
 
 const WORKERS: usize = 16;
 
@@ -75,18 +74,16 @@ fn run(server: &Server, clock: Clock, random: &mut Random, time: Duration) -> Fi
     let mut workers: Vec<Worker<'_>> =
         (0..WORKERS).map(|n| Worker::new(format!("client{n}"), &plan, clock, random.branch())).collect();
     let mut operator = Operator::new(server, &plan, clock, random.branch());
-    let (granted, over) = (AtomicUsize::new(0), AtomicBool::new(false));
-    thread::scope(|scope| {
-        let (port, granted, over) = (server.port(), &granted, &over);
-        for worker in &mut workers {
-            scope.spawn(move || worker.work(port, granted, || over.load(Ordering::Relaxed)));
-        }
-        let begun = Instant::now();
-        while begun.elapsed() < time {
-            operator.act();
-        }
-        over.store(true, Ordering::Relaxed);
-    });
+    during(
+        &mut workers,
+        || server.port(),
+        |_| {
+            let begun = Instant::now();
+            while begun.elapsed() < time {
+                operator.act();
+            }
+        },
+    );
     for worker in &mut workers {
         let mut wire = Wire::connect(server.port()).expect("the server answers");
         worker.release_everything(&mut wire).expect("the server goes on");
