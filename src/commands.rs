@@ -315,12 +315,10 @@ impl Command for Effect {
 
 impl Effect {
     fn take_in<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let &[key, change, last] = args.bytes else { return Err(words::EFFECT.into()) };
-        let last = std::str::from_utf8(last).ok().and_then(|last| last.parse().ok());
-        let last = last.ok_or("ERR the last fence is no number")?;
+        let &[key, change] = args.bytes else { return Err(words::EFFECT.into()) };
         let origin = if ctx.flags().contains(Flags::REPLICATED) { Origin::Live } else { Origin::Stored };
         let reader = Reader { now: clock::now(), anchor: clock::anchor(), origin };
-        let written = reader.read(change).map_err(|why| format!("ERR {why}"))?;
+        let (written, last) = reader.read_effect(change).map_err(|why| format!("ERR {why}"))?;
         effects::take_in(open(ctx, args, key)?, written, last)?;
         ctx.replicate_verbatim();
         ctx.reply_simple(c"OK");
