@@ -11,7 +11,7 @@ use crate::effects::{self, Target};
 use crate::ffi::setup::{Args, Command};
 use crate::ffi::{Ctx, Flags, Key, WrongType};
 use crate::state::with;
-use crate::{clock, grace, waiters, words};
+use crate::{clock, grace, mark, waiters, words};
 
 type Done = Result<(), String>;
 
@@ -107,7 +107,10 @@ impl Command for Confirm {
         let parsed = command::Confirm::parse(args.bytes, longest).map_err(text)?;
         let target = open(ctx, args, parsed.key)?;
         match target.operate(|turn| turn.confirm(parsed.token, parsed.fence, parsed.ttl, bound)) {
-            Confirmed::Fence(fence) => ctx.reply_int(fence.get() as i64),
+            Confirmed::Fence(fence) => {
+                mark::raised(ctx);
+                ctx.reply_int(fence.get() as i64);
+            }
             Confirmed::NotHeld => ctx.reply_null(),
             Confirmed::Ahead(ms) => return Err(words::fence_ahead(ms, bound)),
         }

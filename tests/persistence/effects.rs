@@ -7,6 +7,8 @@ use crate::{all, state, take_all_kinds};
 
 fn plain_aof(kind: &ServerKind) -> Options {
     let options = Server::options(kind).conf("appendonly yes").conf("appendfsync always");
+    // The fences of a restart are those of the file alone.
+    let options = options.conf("dlock.fence-mark no");
     // An AOF without a preamble from the first rewrite on, to have every lock as a command.
     options.conf("aof-use-rdb-preamble no")
 }
