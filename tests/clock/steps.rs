@@ -27,14 +27,14 @@ impl Waiter {
     }
 
     #[track_caller]
-    fn is_granted(mut self) -> i64 {
+    fn granted(mut self) -> i64 {
         self.conn.read().int()
     }
 
     /// By the end of a lease that was asked for at `since`.
     #[track_caller]
-    fn is_granted_after(self, since: Instant, ms: u64) -> i64 {
-        let fence = self.is_granted();
+    fn granted_after(self, since: Instant, ms: u64) -> i64 {
+        let fence = self.granted();
         let lasted = since.elapsed();
         assert!(lasted >= Duration::from_millis(ms), "a lease of {ms} ms is over after {lasted:?}");
         fence
@@ -79,11 +79,11 @@ fn everybody_through(kind: &ServerKind, step: impl Fn(&WallClock, &mut Conn), pl
 
     // What is given back is handed over in that step, and in order.
     assert_eq!(conn.ok("DLOCK.RELEASE handed t"), 1);
-    fences.push(first.is_granted());
+    fences.push(first.granted());
     assert_eq!(conn.ok("DLOCK.RELEASE handed u"), 1);
-    fences.push(second.is_granted());
+    fences.push(second.granted());
     assert_eq!(conn.ok("DLOCK.RELEASE shared t"), 1);
-    fences.push(writer.is_granted());
+    fences.push(writer.granted());
     // Leases and waits that begin after the step are measured no differently.
     let extended = Instant::now();
     assert_eq!(conn.ok("DLOCK.EXTEND extended t 900"), 1);
@@ -92,11 +92,10 @@ fn everybody_through(kind: &ServerKind, step: impl Fn(&WallClock, &mut Conn), pl
     let after_late = Waiter::send(&server, "DLOCK.ACQUIRE late u 600000 BLOCK 0");
     let late_in_vain = Waiter::send(&server, "DLOCK.ACQUIRE long v 600000 BLOCK 300");
 
-    fences.push(after_late.is_granted_after(late, 200));
+    fences.push(after_late.granted_after(late, 200));
     late_in_vain.times_out(300);
     // These two end at about the same time.
-    let (one, other) =
-        (after_short.is_granted_after(short, 700), after_extended.is_granted_after(extended, 900));
+    let (one, other) = (after_short.granted_after(short, 700), after_extended.granted_after(extended, 900));
     in_vain.times_out(1500);
     plain(&mut conn);
     assert_left(&mut conn, 500_000, 600_000);
