@@ -3,8 +3,8 @@
 mod harness;
 mod line;
 
-use harness::{Conn, Events, Server, Value, each_server, until};
-use line::{granted, holders, nobody_waits, tokens, waiter};
+use harness::{Events, Server, each_server, until};
+use line::{granted, holders, nobody_waits, waiter};
 
 #[test]
 fn swapdb_moves_the_locks_and_leaves_the_lines() {
