@@ -125,7 +125,7 @@ impl Contender<'_> {
         stage.holding.fetch_sub(1, Relaxed);
         let grant = Some(Grant { fence, at: since, until });
         let (key, mode) = (resource.to_string(), Mode::Exclusive);
-        self.holds.push(Hold { key, token: name.clone(), mode, asked, grant, gone: None });
+        self.holds.push(Hold { key, token: name, mode, asked, grant, gone: None });
         self.locks.release(resource, held).await;
     }
 

@@ -85,7 +85,7 @@ impl Held {
     /// A plain lock has none.
     pub fn fence(&self) -> i64 {
         match self {
-            Held::Ours(guard) => guard.fence().expect("it was asked for"),
+            Held::Ours(guard) => guard.fence().expect("it was asked for").get() as i64,
             Held::Plain { .. } => 0,
         }
     }

@@ -10,6 +10,7 @@ mod harness;
 mod history;
 
 mod contender;
+mod forgotten;
 mod locks;
 mod masters;
 mod proxy;

@@ -45,15 +45,16 @@ impl Record {
         wrong
     }
 
-    /// A write that was accepted although a later holder had written, or by a hold that nobody had.
+    /// A write that was accepted although a later holder had written, or by a hold that nobody had with that fence.
     fn stale(&self) -> Vec<String> {
         let mut wrong = Vec::new();
-        let places: HashMap<&str, usize> = (self.in_order().into_values())
-            .flat_map(|holds| holds.into_iter().enumerate().map(|(place, hold)| (hold.token.as_str(), place)))
+        let places: HashMap<(&str, i64), usize> = (self.in_order().into_values())
+            .flat_map(|holds| holds.into_iter().enumerate())
+            .map(|(place, hold)| ((hold.token.as_str(), fence(hold)), place))
             .collect();
         let mut latest: HashMap<&str, usize> = HashMap::new();
         for write in self.writes.iter().filter(|write| write.accepted) {
-            let Some(&place) = places.get(write.hold.as_str()) else {
+            let Some(&place) = places.get(&(write.hold.as_str(), write.fence)) else {
                 wrong.push(format!("nobody had the hold of {write:?}"));
                 continue;
             };

@@ -60,4 +60,5 @@ fn a_stale_write_that_is_accepted_is_rejected() {
 #[test]
 fn a_write_of_a_hold_that_nobody_had_is_rejected() {
     rejected(&[], &[write("a", 1, true)], "nobody");
+    rejected(&[hold("a", 10, 20, 1)], &[write("a", 2, true)], "nobody");
 }
