@@ -31,7 +31,7 @@ pub use events::Events;
 pub use folder::Folder;
 pub use kinds::{ServerKind, each_server};
 pub use locks::locks;
-pub use module::module_path;
+pub use module::{dlock_path, module_path};
 pub use options::Options;
 pub use port::Port;
 pub use preload::preloaded;
