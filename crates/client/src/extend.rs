@@ -1,0 +1,53 @@
+//! EXTEND everywhere: carries the messages of [`Extension`].
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use redis::Cmd;
+use std::sync::Arc;
+
+use crate::clock::now;
+use crate::error::{ExtendError, NodeState};
+use crate::lease::{Instant, Lease};
+use crate::node::Lane;
+use crate::quorum::{Extended, Extension, Member, Outgoing, Sends, Vote};
+use crate::service::{Lanes, Service};
+
+/// Asks for the lease until it is decided; what is still to be answered then is heard in the background.
+pub(crate) async fn extend(
+    service: &Arc<Service>,
+    lanes: &Lanes,
+    command: Cmd,
+    lease: Lease,
+    (mut extension, sends): (Extension, Sends),
+) -> Result<Instant, ExtendError> {
+    let command = Arc::new(command);
+    let asked = sends.iter().map(|Outgoing { to, .. }| {
+        let lane = lanes[usize::from(to.0)].clone();
+        Box::pin(ask(*to, lane, command.clone(), lease))
+    });
+    let mut calls: FuturesUnordered<_> = asked.collect();
+    let mut extended = Extended::Open;
+    while extended == Extended::Open
+        && let Some((member, vote)) = calls.next().await
+    {
+        extended = extension.answered(member, vote, now());
+    }
+    service.begin(async move { while calls.next().await.is_some() {} });
+    let report =
+        || service.report(extension.votes().map(|vote| vote.map_or(NodeState::Unasked, NodeState::from)));
+    match extended {
+        Extended::Until(valid_until) => Ok(valid_until),
+        Extended::Over => Err(ExtendError::Lost(report())),
+        Extended::Kept | Extended::Open => Err(ExtendError::Unconfirmed(report())),
+    }
+}
+
+async fn ask(to: Member, lane: Arc<Lane>, command: Arc<Cmd>, lease: Lease) -> (Member, Vote<()>) {
+    let limit = lane.node.limit.min(lease.ttl());
+    let vote = lane.ask(&command, Some(lease.ttl()), limit).await.extended();
+    lane.note(&vote);
+    match vote {
+        Vote::Granted(()) if !lane.is_certain(lease.ttl()) => (to, Vote::Unknown),
+        vote => (to, vote),
+    }
+}
