@@ -8,6 +8,8 @@
 // Each test binary compiles its own copy and uses a part of it; waiting for real servers takes a look at the clock.
 #![allow(dead_code, unused_imports, clippy::disallowed_methods)]
 
+use std::path::Path;
+
 pub mod aof;
 mod conn;
 mod events;
@@ -31,7 +33,7 @@ pub use events::Events;
 pub use folder::Folder;
 pub use kinds::{ServerKind, each_server};
 pub use locks::locks;
-pub use module::{dlock_path, module_path};
+pub use module::module_path;
 pub use options::Options;
 pub use port::Port;
 pub use preload::preloaded;
@@ -40,8 +42,14 @@ pub use random::Random;
 pub use server::Server;
 pub use stream::Stream;
 pub use value::Value;
-pub use wait::{PATIENCE, until, until_some};
+pub use wait::{PATIENCE, until, until_some, until_within};
 pub use wire::{Wire, encode};
+
+/// The folder of the whole project: this is compiled into the tests of more than one package.
+pub fn project() -> &'static Path {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.ancestors().find(|folder| folder.join("tests/harness").is_dir()).expect("a package of this project")
+}
 
 /// A command as one line to read and to compare: its arguments with blanks between, other bytes escaped.
 pub fn line(command: &[Vec<u8>]) -> String {

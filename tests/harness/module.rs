@@ -1,4 +1,4 @@
-//! Where the module and the command under test are.
+//! Where the module under test is.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ pub fn module_path() -> &'static Path {
     PATH.get_or_init(|| {
         let path = match env::var_os("DLOCK_TEST_MODULE") {
             Some(given) => PathBuf::from(given),
-            None => build(&["--package", "dlock", "--lib"], "libdlock.so"),
+            None => build(),
         };
         assert!(path.is_absolute(), "the module's path must be absolute: {}", path.display());
         assert!(path.is_file(), "there is no module at {}", path.display());
@@ -19,23 +19,16 @@ pub fn module_path() -> &'static Path {
     })
 }
 
-/// The absolute path of the command `dlock` of this build, made up to date.
-pub fn dlock_path() -> &'static Path {
-    static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| build(&["--package", "dlock-cli", "--bin", "dlock"], "dlock"))
-}
-
-/// Builds `what` with the profile of this test binary. Cargo does not do so by itself: neither a cdylib nor another
-/// package's program can be linked into a test, so to cargo no test depends on them, and tests would run against
-/// whatever file was left there.
-fn build(what: &[&str], file: &str) -> PathBuf {
+/// Builds the module with the profile of this test binary. Cargo does not do so by itself: a cdylib cannot be linked
+/// into a test, so to cargo no test depends on it, and tests would run against whatever file was left there.
+fn build() -> PathBuf {
     let test = env::current_exe().expect("the test binary's own path");
     // target/[triple/]profile/deps/test-0123456789abcdef
     let profile = test.ancestors().nth(2).expect("a test binary lies in target/profile/deps");
     let above = profile.parent().expect("target/ above the profile's folder");
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--quiet"]).args(what);
-    cargo.arg("--manifest-path").arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
+    cargo.args(["build", "--quiet", "--package", "dlock", "--lib"]);
+    cargo.arg("--manifest-path").arg(project().join("Cargo.toml"));
     // Cargo marks target/ by this file, and target/triple/ as well: the outer one decides.
     match above.parent().filter(|outer| outer.join("CACHEDIR.TAG").exists()) {
         Some(outer) => {
@@ -49,6 +42,10 @@ fn build(what: &[&str], file: &str) -> PathBuf {
     let name = profile.file_name().and_then(|name| name.to_str()).expect("the profile's name");
     cargo.args(["--profile", if name == "debug" { "dev" } else { name }]);
     let output = cargo.output().expect("cargo runs");
-    assert!(output.status.success(), "building {file} failed:\n{}", String::from_utf8_lossy(&output.stderr));
-    profile.join(file)
+    assert!(
+        output.status.success(),
+        "building the module failed:\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    profile.join("libdlock.so")
 }

@@ -40,7 +40,7 @@ fn compile(source: &str) -> PathBuf {
         (folder.join(format!("{name}.so")), folder.join(format!("{name}-{}", process::id())));
     let mut cc = Command::new("cc");
     cc.args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"]).arg(&unfinished);
-    cc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(source)).arg("-ldl");
+    cc.arg(project().join(source)).arg("-ldl");
     let status = cc.status().unwrap_or_else(|error| panic!("cc does not run: {error}"));
     assert!(status.success(), "{source} does not compile");
     // Another run's server may have the old one loaded.

@@ -3,9 +3,9 @@
 //! The programs that are run under locks are shell scripts. What they have to say they write into files of the test's
 //! folder; a test waits until it stands there.
 
-#[path = "../harness/mod.rs"]
+#[path = "../../../../tests/harness/mod.rs"]
 mod harness;
-#[path = "../line/mod.rs"]
+#[path = "../../../../tests/line/mod.rs"]
 mod line;
 
 mod ending;
@@ -16,5 +16,5 @@ mod scripts;
 mod stage;
 mod terminal;
 
-use harness::{PATIENCE, Value, each_server, until, until_some};
+use harness::{each_server, until};
 use stage::{Done, Running, Stage};

@@ -7,8 +7,11 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::harness::{Conn, Folder, Server, ServerKind, dlock_path, until_some};
+use crate::harness::{Conn, Folder, Server, ServerKind, until_some};
 use crate::line;
+
+/// The command under test.
+pub const DLOCK: &str = env!("CARGO_BIN_EXE_dlock");
 
 /// One lock service and a folder that its users work in.
 pub struct Stage {
@@ -42,14 +45,14 @@ impl Stage {
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("DLOCK_")) {
             command.env_remove(name);
         }
-        command.env("DLOCK_SERVERS", self.urls()).env("DLOCK", dlock_path());
+        command.env("DLOCK_SERVERS", self.urls()).env("DLOCK", DLOCK);
         command.current_dir(self.folder.path()).stdin(Stdio::null());
         command
     }
 
     /// `dlock` with these words, split at blanks.
     pub fn dlock(&self, words: &str) -> Command {
-        let mut dlock = self.command(dlock_path());
+        let mut dlock = self.command(DLOCK);
         dlock.args(words.split_whitespace());
         dlock
     }
