@@ -1,8 +1,9 @@
 # The ways into the project. Each target only names a script; what it does and why stands there.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-servers lint fmt miri asan fuzz bench stall model clean
+.PHONY: help setup run test test-servers soak lint fmt miri asan fuzz bench stall model clean
 
-SECONDS ?= 60
+# How long fuzz (60) and soak (3600) run.
+SECONDS ?=
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +20,9 @@ test: setup ## everything CI checks: format, lints, tests on Redis 7.0 and Valke
 test-servers: setup ## the integration tests on Redis 7.0 and 8, Valkey 8.0 and 9
 	@scripts/test-servers.sh
 
+soak: setup ## a mixed load for SECONDS=3600 on each server, all that its clients see checked
+	@scripts/soak.sh $(or $(SECONDS),3600)
+
 lint: setup ## format and lints only
 	@scripts/lint.sh
 
@@ -32,7 +36,7 @@ asan: setup ## the integration tests with the module under AddressSanitizer (nee
 	@scripts/asan.sh
 
 fuzz: setup ## each fuzz target for SECONDS=60 (needs nightly, fetches it)
-	@scripts/fuzz.sh $(SECONDS)
+	@scripts/fuzz.sh $(or $(SECONDS),60)
 
 bench: setup ## how fast it is beside plain SET, scripts and Redisson (ARGS="all --quick", ARGS="contend --only dlock")
 	@scripts/bench.sh $(ARGS)

@@ -55,7 +55,8 @@ fn cut(dir: &Path, sizes: &HashMap<String, u64>) -> u64 {
             lost += cut(&path, sizes);
             continue;
         }
-        let found = path.metadata().expect("a file");
+        // A child of the server may still tidy up.
+        let Ok(found) = path.metadata() else { continue };
         let birth = found.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok());
         let file = format!("{} {}", found.ino(), birth.map_or(0, |birth| birth.as_nanos()));
         let kept = sizes.get(&file).copied().unwrap_or(0).min(found.len());

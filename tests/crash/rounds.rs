@@ -1,13 +1,12 @@
 //! Rounds of clients at work, a fault at a random moment, and a restart.
 
 use std::io::{self, Write};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread;
+use std::sync::atomic::Ordering;
 
 use crate::attempts;
 use crate::harness::{Random, Server, Wire, until};
 use crate::history::{History, Look};
-use crate::work::{Clock, Plan, Worker, history, look};
+use crate::work::{Clock, Plan, Worker, during, history, look};
 
 const WORKERS: usize = 4;
 
@@ -34,7 +33,15 @@ impl Rounds {
         let (mut looks, mut unanswered) = (Vec::new(), 0);
         for _ in 0..rounds {
             let wanted = 1 + random.below(self.grants);
-            work_until(&server, &mut workers, wanted, || fault(&server, &mut random));
+            during(
+                &mut workers,
+                || server.port(),
+                |granted| {
+                    let enough = || granted.load(Ordering::Relaxed) >= wanted;
+                    until("the clients have made some grants", enough);
+                    fault(&server, &mut random);
+                },
+            );
             unanswered += workers.iter().map(Worker::unanswered).sum::<usize>();
             server.restart();
             looks.append(&mut look(&mut server.connect(), &plan, clock));
@@ -49,21 +56,6 @@ impl Rounds {
         assert!(tally.wrong.is_empty(), "{:#?}", tally.wrong);
         tally
     }
-}
-
-/// Lets the clients work until they have made so many more grants, and then goes on while `fault` happens.
-#[track_caller]
-fn work_until(server: &Server, workers: &mut [Worker<'_>], wanted: usize, fault: impl FnOnce()) {
-    let (granted, over) = (AtomicUsize::new(0), AtomicBool::new(false));
-    thread::scope(|scope| {
-        let (port, granted, over) = (server.port(), &granted, &over);
-        for worker in workers.iter_mut() {
-            scope.spawn(move || worker.work(port, granted, || over.load(Ordering::Relaxed)));
-        }
-        until("the clients have made some grants", || granted.load(Ordering::Relaxed) >= wanted);
-        fault();
-        over.store(true, Ordering::Relaxed);
-    });
 }
 
 fn give_back(server: &Server, workers: &mut [Worker<'_>]) {

@@ -18,11 +18,12 @@ pub struct Options {
     conf: Vec<String>,
     /// What follows the module's path in `loadmodule`; None: without the module.
     module: Option<String>,
+    pub(super) sentinel: bool,
 }
 
 impl Options {
     pub(super) fn new(kind: &ServerKind) -> Options {
-        Options { kind: kind.clone(), conf: Vec::new(), module: Some(String::new()) }
+        Options { kind: kind.clone(), conf: Vec::new(), module: Some(String::new()), sentinel: false }
     }
 
     /// A line of redis.conf. Later lines win, over the harness's own too.
@@ -41,6 +42,12 @@ impl Options {
     pub fn without_module(mut self) -> Options {
         self.module = None;
         self
+    }
+
+    /// No server of data but one that watches over others; what to watch over is in `conf`.
+    pub fn sentinel(mut self) -> Options {
+        self.sentinel = true;
+        self.without_module()
     }
 
     /// Starts it and waits until it answers; panics with its log when it does not get there.
@@ -62,7 +69,7 @@ impl Options {
         loop {
             let port = Port::claim();
             self.write(folder.path(), port.number());
-            match Process::start(&self.kind, folder.path(), port.number()) {
+            match Process::start(&self, folder.path(), port.number()) {
                 Ok(process) => return Ok(Server::new(self, port, folder, process)),
                 // Somebody who is no test of ours was quicker.
                 Err(log) if log.contains("Address already in use") => continue,

@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use super::conn::Conn;
-use super::kinds::ServerKind;
+use super::options::Options;
 use super::value::Value;
 use super::wait::{PATIENCE, poll, until};
 
@@ -25,13 +25,15 @@ pub struct Process {
 
 impl Process {
     /// Starts the server on `dir`/server.conf and waits until it answers. The error is its log.
-    pub fn start(kind: &ServerKind, dir: &Path, port: u16) -> Result<Process, String> {
+    pub fn start(options: &Options, dir: &Path, port: u16) -> Result<Process, String> {
+        let Options { kind, sentinel, .. } = options;
         let log_path = dir.join("log");
         let log =
             OpenOptions::new().create(true).append(true).open(&log_path).expect("the log can be opened");
         let log_from = log.metadata().expect("the log's size").len() as usize;
         let mut command = Command::new(&kind.command[0]);
         command.args(&kind.command[1..]).arg(dir.join("server.conf")).current_dir(dir);
+        command.args(sentinel.then_some("--sentinel"));
         command.envs(environment(dir));
         command.stdin(Stdio::null()).stderr(log.try_clone().expect("a second handle")).stdout(log);
         let child =
@@ -40,7 +42,8 @@ impl Process {
 
         // Its own log tells that it is this server that listens; whoever else answered on the port would not do.
         let started = poll(START_PATIENCE, || {
-            let ready = process.log().contains("Ready to accept connections");
+            let words = if *sentinel { "Sentinel ID is" } else { "Ready to accept connections" };
+            let ready = process.log().contains(words);
             (process.status().is_some() || (ready && answers(port))).then_some(())
         });
         if process.status().is_none() && started.is_some() {

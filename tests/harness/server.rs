@@ -129,7 +129,7 @@ impl Server {
         if self.is_alive() {
             self.terminate();
         }
-        let process = Process::start(&self.options.kind, self.dir(), self.port())?;
+        let process = Process::start(&self.options, self.dir(), self.port())?;
         *self.process() = process;
         Ok(())
     }

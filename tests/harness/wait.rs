@@ -12,6 +12,13 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     until_some(what, || condition().then_some(()))
 }
 
+/// [`until`] for what takes its time.
+#[track_caller]
+pub fn until_within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
+    let held = poll(limit, || condition().then_some(()));
+    assert!(held.is_some(), "waited {limit:?} in vain until {what}");
+}
+
 /// Waits until `find` finds something and returns it; panics with `what` when it does not within [`PATIENCE`].
 #[track_caller]
 pub fn until_some<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T {

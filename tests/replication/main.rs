@@ -1,11 +1,23 @@
-//! What goes over the replication link, and what replicas make of it.
+//! What goes over the replication link, and what replicas make of it. `DLOCK_ROUNDS=50` is the long form of the failovers.
 
-#![allow(clippy::disallowed_methods, reason = "a seed for random work")]
+#![allow(clippy::disallowed_methods, reason = "how long a test waits")]
 
 #[path = "../harness/mod.rs"]
 mod harness;
+#[path = "../history/mod.rs"]
+mod history;
+#[path = "../work/mod.rs"]
+mod work;
 
+mod failover;
 mod handover;
+mod load;
 mod replicas;
+mod resync;
 mod same;
 mod stream;
+
+/// How many failovers of a kind.
+fn rounds() -> usize {
+    std::env::var("DLOCK_ROUNDS").map_or(2, |rounds| rounds.parse().expect("DLOCK_ROUNDS wants a number"))
+}

@@ -1,0 +1,8 @@
+#!/bin/sh
+# A mixed load for a long time on each server, everything its clients see checked: soak.sh SECONDS
+set -eu
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+
+say "the soak, $1 s a server"
+DLOCK_SOAK_SECONDS=$1 cargo test --package dlock --test soak -- --ignored --nocapture

@@ -1,0 +1,204 @@
+//! A replica becomes the master while clients work: by REPLICAOF, by FAILOVER, by Sentinel.
+
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::harness::{
+    Options, PATIENCE, Random, Server, ServerKind, Wire, each_server, encode, until, until_within,
+};
+use crate::load::{Load, assert_equal};
+use crate::rounds;
+use crate::work::Plan;
+
+fn until_more_grants(granted: &AtomicUsize) {
+    let before = granted.load(Ordering::Relaxed);
+    until("the clients have gone on", || granted.load(Ordering::Relaxed) > before + 30);
+}
+
+/// Clients work, the two change their places by `switch`, which loses nothing, and the clients go on with the new master.
+fn there_and_back(kind: &ServerKind, switch: impl Fn(&Server, &Server)) {
+    let mut random = Random::fresh();
+    let servers = [Server::start(kind), Server::start(kind)];
+    servers[1].replicate(&servers[0]);
+    let mut load = Load::new(&mut random);
+    for round in 0..rounds() {
+        let [master, replica] =
+            if round % 2 == 0 { [&servers[0], &servers[1]] } else { [&servers[1], &servers[0]] };
+        let port = AtomicU16::new(master.port());
+        load.during(
+            || port.load(Ordering::Relaxed),
+            |granted| {
+                until_more_grants(granted);
+                switch(master, replica);
+                port.store(replica.port(), Ordering::Relaxed);
+                until_more_grants(granted);
+            },
+        );
+        load.settle(replica);
+        load.assert_kept(replica);
+        assert_equal(replica, master);
+        // Nobody is left who would give it back.
+        assert_eq!(replica.connect().ok("FLUSHALL"), "OK");
+        load.forget();
+    }
+}
+
+#[test]
+fn by_replicaof_with_writes_paused_nothing_is_lost() {
+    each_server(|kind| {
+        there_and_back(kind, |master, replica| {
+            let mut conn = master.connect();
+            assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
+            replica.wait_in_sync(master);
+            assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
+            assert_eq!(conn.ok(&format!("REPLICAOF 127.0.0.1 {}", replica.port())), "OK");
+            assert_eq!(conn.ok("CLIENT UNPAUSE"), "OK");
+        });
+    });
+}
+
+#[test]
+fn by_failover_nothing_is_lost() {
+    each_server(|kind| {
+        there_and_back(kind, |master, replica| {
+            assert_eq!(master.connect().ok("FAILOVER TIMEOUT 60000"), "OK");
+            until("the roles are changed", || {
+                replica.info("role") == "master" && master.info("role") == "slave"
+            });
+        });
+    });
+}
+
+/// What the master granted last may not have reached the replica: grace covers it.
+fn with_grace(kind: &ServerKind) -> Options {
+    Server::options(kind).conf("dlock.restart-grace 300")
+}
+
+fn with_short_leases(random: &mut Random) -> Load {
+    Load::with(random, Plan::new(&[20, 100, 300]))
+}
+
+#[test]
+fn after_the_death_of_a_master_its_replica_grants_nothing_that_was_lost() {
+    each_server(|kind| {
+        let mut random = Random::fresh();
+        let mut servers = [with_grace(kind).start(), with_grace(kind).start()];
+        servers[1].replicate(&servers[0]);
+        let mut load = with_short_leases(&mut random);
+        for _ in 0..rounds() {
+            let [master, replica] = &servers;
+            let port = AtomicU16::new(master.port());
+            load.during(
+                || port.load(Ordering::Relaxed),
+                |granted| {
+                    until_more_grants(granted);
+                    // It hears nothing of the last grants.
+                    replica.pause();
+                    assert!(master.connect().ok("CLIENT KILL TYPE replica").int() > 0);
+                    until_more_grants(granted);
+                    assert!(master.connect().ok("DLOCK.ACQUIRE unheard t 300").int() > 0);
+                    master.kill9();
+                    replica.resume();
+                    let mut conn = replica.connect();
+                    assert_eq!(conn.ok("REPLICAOF NO ONE"), "OK");
+                    assert_eq!(conn.ok("DLOCK.HOLDS unheard t"), 0);
+                    assert!(conn.say("DLOCK.ACQUIRE unheard u 300").error().starts_with("GRACE"));
+                    port.store(replica.port(), Ordering::Relaxed);
+                    until_more_grants(granted);
+                },
+            );
+            load.assert_sound();
+            servers[0].restart();
+            servers[0].replicate(&servers[1]);
+            take_long_ones(&servers[1]);
+            load.settle(&servers[1]);
+            assert_equal(&servers[1], &servers[0]);
+            assert_eq!(servers[1].connect().ok("FLUSHALL"), "OK");
+            load.forget();
+            servers.reverse();
+        }
+    });
+}
+
+/// For both to have in common.
+fn take_long_ones(master: &Server) {
+    let mut conn = master.connect();
+    assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
+    for n in 0..20 {
+        let mode = ["", "SHARED", "PERMITS 3", "EPHEMERAL", "LABEL host"][n % 5];
+        assert!(conn.ok(&format!("DLOCK.ACQUIRE long{n} t 600000 {mode}")).int() > 0);
+    }
+}
+
+/// They look each second, and make sure of what they see.
+const SENTINELS: Duration = Duration::from_secs(60);
+
+/// Three sentinels that agree on `master`.
+fn sentinels(kind: &ServerKind, master: &Server) -> Vec<Server> {
+    let monitor = format!("sentinel monitor locks 127.0.0.1 {} 2", master.port());
+    let sentinels: Vec<Server> = (0..3)
+        .map(|_| {
+            let options = Server::options(kind).sentinel().conf(&monitor);
+            options
+                .conf("sentinel down-after-milliseconds locks 3000")
+                .conf("sentinel failover-timeout locks 5000")
+                .start()
+        })
+        .collect();
+    for sentinel in &sentinels {
+        until_within(SENTINELS, "the sentinels know each other and the replica", || {
+            let master = sentinel.connect().ok("SENTINEL MASTER locks");
+            *master.field("num-other-sentinels") == "2" && *master.field("num-slaves") == "1"
+        });
+    }
+    sentinels
+}
+
+/// None where the connection is cut, as a sentinel does that changes the role.
+fn role(server: &Server) -> Option<String> {
+    let mut wire = Wire::connect(server.port()).ok()?;
+    wire.send(&encode(&["ROLE"])).ok()?;
+    let answer = wire.value(Instant::now() + PATIENCE).ok()??;
+    Some(answer.items()[0].text())
+}
+
+#[test]
+fn by_sentinel_nobody_is_granted_what_was_lost_and_the_old_master_follows() {
+    each_server(|kind| {
+        let mut random = Random::fresh();
+        let (mut master, replica) = (with_grace(kind).start(), with_grace(kind).start());
+        replica.replicate(&master);
+        let sentinels = sentinels(kind, &master);
+        let mut load = with_short_leases(&mut random);
+        let port = AtomicU16::new(master.port());
+        load.during(
+            || port.load(Ordering::Relaxed),
+            |granted| {
+                until_more_grants(granted);
+                master.kill9();
+                // As a client finds its master.
+                until_within(SENTINELS, "a sentinel names the new master", || {
+                    let named = sentinels[0].connect().ok("SENTINEL GET-MASTER-ADDR-BY-NAME locks");
+                    let named: u16 = named.items()[1].text().parse().expect("a port");
+                    port.store(named, Ordering::Relaxed);
+                    named == replica.port()
+                });
+                until_more_grants(granted);
+            },
+        );
+        load.assert_sound();
+        master.restart();
+        // On a machine that is slow enough they change the roles once more.
+        let mut roles = [&replica, &master];
+        until_within(SENTINELS, "the sentinels have made the old master follow", || {
+            roles.reverse();
+            roles.map(role) == ["master", "slave"].map(|role| Some(role.into()))
+        });
+        let [master, replica] = roles;
+        replica.wait_in_sync(master);
+        take_long_ones(master);
+        load.settle(master);
+        assert_equal(master, replica);
+        drop(sentinels);
+    });
+}

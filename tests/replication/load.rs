@@ -1,0 +1,105 @@
+//! Clients at work on a set of servers of which one is the master, and what has to be true afterwards.
+
+use std::sync::atomic::AtomicUsize;
+
+use crate::harness::{Random, Server, Value, locks, until};
+use crate::history::History;
+use crate::work::{Clock, Plan, Worker, during, look};
+
+pub struct Load {
+    clock: Clock,
+    plan: Plan,
+    random: Random,
+    /// The records of those who have worked.
+    history: History,
+    denied: Vec<String>,
+    generation: usize,
+}
+
+impl Load {
+    /// Leases of all lengths, waiters, connections that end with holds bound to them.
+    pub fn new(random: &mut Random) -> Load {
+        Load::with(random, Plan::new(&[20, 100, 600_000, 600_000, 600_000]))
+    }
+
+    pub fn with(random: &mut Random, plan: Plan) -> Load {
+        // Many more than are fought for, so that much is held in the end.
+        let keys =
+            plan.keys.iter().flat_map(|(key, modes)| (0..5).map(move |n| (format!("{key}.{n}"), *modes)));
+        let plan = Plan {
+            keys: keys.collect(),
+            options: vec!["", "", "EPHEMERAL", "DEPTH 2"],
+            waits: vec!["", "BLOCK 50"],
+            hangs_up: 50,
+            ..plan
+        };
+        Load {
+            clock: Clock::start(),
+            plan,
+            random: random.branch(),
+            history: History::default(),
+            denied: Vec::new(),
+            generation: 0,
+        }
+    }
+
+    /// New clients work while `run` does something; afterwards they are gone, and what they hold stays.
+    pub fn during<R>(&mut self, port: impl Fn() -> u16 + Sync, run: impl FnOnce(&AtomicUsize) -> R) -> R {
+        self.generation += 1;
+        let name = |n| format!("client{}.{n}", self.generation);
+        let Load { clock, plan, random, .. } = self;
+        let mut workers: Vec<Worker<'_>> =
+            (0..6).map(|n| Worker::new(name(n), plan, *clock, random.branch())).collect();
+        let done = during(&mut workers, port, run);
+        for worker in workers {
+            self.denied.extend(worker.denied);
+            self.history.holds.extend(worker.holds);
+        }
+        done
+    }
+
+    /// Waits until whatever ends soon has ended on `master`: what is left stays as it is.
+    #[track_caller]
+    pub fn settle(&self, master: &Server) {
+        let mut conn = master.connect();
+        // Longer than the short leases, and begun after them.
+        until("a new lock is granted", || !matches!(conn.say("DLOCK.ACQUIRE mark t 301"), Value::Error(_)));
+        until("the short leases are over", || conn.ok("EXISTS mark") == 0);
+    }
+
+    /// Nothing happened that cannot have been.
+    #[track_caller]
+    pub fn assert_sound(&self) {
+        let History { holds, .. } = &self.history;
+        assert!(holds.iter().filter(|hold| hold.grant.is_some()).count() > 50, "hardly anything was granted");
+        let wrong = [self.history.exclusion(), self.history.fences(), self.history.forged()].concat();
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    }
+
+    /// And nothing acknowledged was lost or came back, as the master shows it.
+    #[track_caller]
+    pub fn assert_kept(&mut self, master: &Server) {
+        self.history.looks.extend(look(&mut master.connect(), &self.plan, self.clock));
+        self.assert_sound();
+        let wrong = [self.history.lost(), self.history.come_back(), self.denied.clone()].concat();
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    }
+
+    /// What has been is over, and checked.
+    #[track_caller]
+    pub fn forget(&mut self) {
+        self.history = History::default();
+        self.denied.clear();
+    }
+}
+
+/// Both hold the same, each in its own words.
+#[track_caller]
+pub fn assert_equal(master: &Server, replica: &Server) {
+    // What it grants from now on has a fence above all that either of them knows.
+    assert!(master.connect().ok("DLOCK.ACQUIRE compared t 600000").int() > 0);
+    replica.wait_in_sync(master);
+    let (on_master, on_replica) = (locks(master), locks(replica));
+    assert!(on_master.len() > 6, "hardly anything is held: {on_master:?}");
+    assert_eq!(on_replica, on_master);
+}

@@ -1,0 +1,53 @@
+//! Replicas that lose their link under load, and get the rest or everything anew.
+
+use std::sync::atomic::Ordering;
+
+use crate::harness::{Random, Server, ServerKind, each_server, until};
+use crate::load::{Load, assert_equal};
+
+/// Clients that wait and hang up, with holds that end with their connection, while the link is cut again and again.
+fn cut_again_and_again(kind: &ServerKind, conf: &str, cut: impl Fn(&Server), counter: &str) {
+    let (master, replica) = (Server::options(kind).conf(conf).start(), Server::start(kind));
+    replica.replicate(&master);
+    let mut random = Random::fresh();
+    let mut load = Load::new(&mut random);
+    let count = || master.info(counter).parse::<usize>().expect("a count");
+    load.during(
+        || master.port(),
+        |granted| {
+            for _ in 0..4 {
+                let (before, grants) = (count(), granted.load(Ordering::Relaxed));
+                cut(&master);
+                until("the replica has joined again", || count() > before);
+                replica.wait_in_sync(&master);
+                until("the clients have gone on", || granted.load(Ordering::Relaxed) > grants + 20);
+            }
+        },
+    );
+    load.settle(&master);
+    load.assert_kept(&master);
+    assert_equal(&master, &replica);
+}
+
+#[test]
+fn a_replica_that_gets_the_rest_under_load_is_equal() {
+    each_server(|kind| {
+        let cut = |master: &Server| assert!(master.connect().ok("CLIENT KILL TYPE replica").int() > 0);
+        cut_again_and_again(kind, "repl-backlog-size 10mb", cut, "sync_partial_ok");
+    });
+}
+
+#[test]
+fn a_replica_that_gets_everything_anew_under_load_is_equal() {
+    each_server(|kind| {
+        for conf in ["repl-diskless-sync yes", "repl-diskless-sync no"] {
+            let cut = |master: &Server| {
+                let mut conn = master.connect();
+                // It does not know the replica's history any more.
+                assert_eq!(conn.ok("DEBUG CHANGE-REPL-ID"), "OK");
+                assert!(conn.ok("CLIENT KILL TYPE replica").int() > 0);
+            };
+            cut_again_and_again(kind, conf, cut, "sync_full");
+        }
+    });
+}

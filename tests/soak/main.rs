@@ -1,0 +1,106 @@
+//! A long time under a mixed load: clients that lock, wait, hang up; an operator who looks, breaks, configures, pauses.
+//! Everything they see is checked. `make soak SECONDS=3600` on every server in turn; `make test` has a few seconds.
+//!
+//! The time is cut into episodes. At the end of each all is given back, the history is checked, and the server has to be
+//! as empty and as small as after the first one.
+
+#![allow(clippy::disallowed_methods, reason = "it goes on for a given time")]
+
+#[path = "../harness/mod.rs"]
+mod harness;
+#[path = "../history/mod.rs"]
+mod history;
+#[path = "../work/mod.rs"]
+mod work;
+
+mod figures;
+mod operator;
+
+use std::env;
+use std::time::{Duration, Instant};
+
+use figures::{Figures, Size};
+use harness::{Random, Server, ServerKind, Wire, each_server, until};
+use history::History;
+use operator::Operator;
+use work::{Clock, Plan, Worker, during};
+
+const WORKERS: usize = 16;
+
+fn plan() -> Plan {
+    Plan {
+        options: vec!["", "", "EPHEMERAL", "DELAY 30", "DEPTH 2", "REENTRANT LABEL soak"],
+        batch: 6,
+        waits: vec!["", "", "BLOCK 0", "BLOCK 20", "BLOCK 1000"],
+        patience: Duration::from_secs(120),
+        rest: 25,
+        hangs_up: 100,
+        ..Plan::new(&[5, 20, 100, 400])
+    }
+}
+
+#[test]
+fn a_few_seconds_of_everything_show_nothing_that_cannot_be() {
+    each_server(|kind| soak(kind, Duration::from_secs(4), Duration::from_secs(2)));
+}
+
+#[test]
+#[ignore = "as long as SECONDS says: make soak"]
+fn a_long_time_of_everything_shows_nothing_that_cannot_be() {
+    let seconds = env::var("DLOCK_SOAK_SECONDS").map_or(3_600, |seconds| seconds.parse().expect("a number"));
+    each_server(|kind| soak(kind, Duration::from_secs(seconds), Duration::from_secs(10)));
+}
+
+fn soak(kind: &ServerKind, time: Duration, episode: Duration) {
+    let mut random = Random::fresh();
+    let server = Server::options(kind).conf("appendonly yes").conf("auto-aof-rewrite-min-size 4mb").start();
+    let clock = Clock::start();
+    let (mut figures, begun) = (Figures::default(), Instant::now());
+    // The first one fills what a server keeps for later: tables, pools, statistics.
+    figures.add(run(&server, clock, &mut random, episode));
+    let before = Size::settled(&server);
+    while begun.elapsed() < time {
+        figures.add(run(&server, clock, &mut random, episode));
+        figures.show_progress(&server, begun.elapsed(), time);
+    }
+    let after = Size::small_again(&server, &before);
+    figures.show(&server, begun.elapsed(), &before, &after);
+    figures.assert_everything_happened();
+}
+
+/// One episode: work, an end, and whether it can have been so.
+fn run(server: &Server, clock: Clock, random: &mut Random, time: Duration) -> Figures {
+    let plan = plan();
+    let mut workers: Vec<Worker<'_>> =
+        (0..WORKERS).map(|n| Worker::new(format!("client{n}"), &plan, clock, random.branch())).collect();
+    let mut operator = Operator::new(server, &plan, clock, random.branch());
+    during(
+        &mut workers,
+        || server.port(),
+        |_| {
+            let begun = Instant::now();
+            while begun.elapsed() < time {
+                operator.act();
+            }
+        },
+    );
+    for worker in &mut workers {
+        let mut wire = Wire::connect(server.port()).expect("the server answers");
+        worker.release_everything(&mut wire).expect("the server goes on");
+    }
+    // A request whose client hung up may have been carried out after all.
+    until("no lock is held and nobody waits", || {
+        ["dlock_held", "dlock_holders", "dlock_waiting", "blocked_clients"]
+            .iter()
+            .all(|field| server.info(field) == "0")
+    });
+    let mut figures = Figures::of(&workers, &operator);
+    let Operator { looks, breaks, .. } = operator;
+    let holds = workers.into_iter().flat_map(|worker| worker.holds).collect();
+    let history = History { holds, looks, breaks };
+    let wrong =
+        [history.exclusion(), history.fences(), history.forged(), history.line(), history.memory()].concat();
+    assert!(wrong.is_empty(), "{:#?}", &wrong[..wrong.len().min(20)]);
+    figures.checked(&history);
+    figures
+}

@@ -1,0 +1,132 @@
+//! Who looks, breaks, configures and pauses while others work.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use crate::harness::{Conn, Random, Server, until};
+use crate::history::{Break, Look};
+use crate::work::{Clock, Plan, look_at};
+
+pub struct Operator<'a> {
+    server: &'a Server,
+    conn: Conn,
+    plan: &'a Plan,
+    clock: Clock,
+    random: Random,
+    pub looks: Vec<Look>,
+    pub breaks: Vec<Break>,
+    /// Pauses of all kinds, and changes of the configuration.
+    pub disturbed: usize,
+    pub cancelled: usize,
+}
+
+impl<'a> Operator<'a> {
+    pub fn new(server: &'a Server, plan: &'a Plan, clock: Clock, random: Random) -> Operator<'a> {
+        let conn = server.connect();
+        Operator {
+            server,
+            conn,
+            plan,
+            clock,
+            random,
+            looks: vec![],
+            breaks: vec![],
+            disturbed: 0,
+            cancelled: 0,
+        }
+    }
+
+    /// Mostly it looks. It does one thing at a time: so no look falls into a pause.
+    pub fn act(&mut self) {
+        let key = self.random.of(&self.plan.keys).0.clone();
+        match self.random.below(200) {
+            0..4 => self.end_by_force(&format!("DLOCK.BREAK {key}"), &[key]),
+            4 => self.flush(),
+            5..8 => self.cancel(&key),
+            8..12 => self.configure(),
+            12 => self.pause(),
+            13 => self.stop(),
+            _ => self.look(&key),
+        }
+        sleep(Duration::from_millis(self.random.below(40) as u64));
+    }
+
+    fn look(&mut self, key: &str) {
+        let free = |look: &Look| look.holders.is_empty() && !look.line.is_empty() && !look.held_back;
+        let mut look = look_at(&mut self.conn, key, self.clock);
+        // A lease that has just ended is not seen any more, a moment before the first in line is granted the lock.
+        let first = look.line.first().cloned();
+        for _ in 0..50 {
+            if !free(&look) || look.line.first() != first.as_ref() {
+                break;
+            }
+            sleep(Duration::from_millis(5));
+            look = look_at(&mut self.conn, key, self.clock);
+        }
+        // The first one was granted it, and that lease has just ended too.
+        look.held_back |= free(&look) && look.line.first() != first.as_ref();
+        self.looks.push(look);
+    }
+
+    fn end_by_force(&mut self, command: &str, keys: &[String]) {
+        let asked = self.clock.now();
+        self.conn.ok(command);
+        let answered = self.clock.now();
+        self.breaks.extend(keys.iter().map(|key| Break { key: key.clone(), asked, answered }));
+    }
+
+    /// And grace after it, so that there is that too.
+    fn flush(&mut self) {
+        assert_eq!(self.conn.ok("CONFIG SET dlock.restart-grace 1000"), "OK");
+        let keys: Vec<String> = self.plan.keys.iter().map(|(key, _)| key.clone()).collect();
+        let flush = *self.random.of(&["FLUSHALL", "FLUSHDB ASYNC"]);
+        self.end_by_force(flush, &keys);
+        until("grace is over", || self.server.info("dlock_grace_ms_left") == "0");
+        assert_eq!(self.conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
+        self.disturbed += 1;
+    }
+
+    fn cancel(&mut self, key: &str) {
+        let line = self.conn.ok(&format!("DLOCK.WAITERS {key}"));
+        if line.items().is_empty() {
+            return;
+        }
+        let token = self.random.of(line.items()).field("token").text();
+        self.cancelled += self.conn.ok(&format!("DLOCK.CANCEL {key} {token}")).int() as usize;
+    }
+
+    /// Something else for a moment, and back.
+    fn configure(&mut self) {
+        let (other, back) = *self.random.of(&[
+            ("CONFIG SET dlock.max-waiters 3", "CONFIG SET dlock.max-waiters 10000"),
+            ("CONFIG SET dlock.max-waiters-per-key 1", "CONFIG SET dlock.max-waiters-per-key 10000"),
+            ("CONFIG SET dlock.max-ttl 300", "CONFIG SET dlock.max-ttl 86400000"),
+            ("CONFIG SET notify-keyspace-events KEAd", "CONFIG SET notify-keyspace-events Kd"),
+            ("CONFIG SET appendfsync no", "CONFIG SET appendfsync everysec"),
+            ("CONFIG SET hz 100", "CONFIG SET hz 10"),
+        ]);
+        assert_eq!(self.conn.ok(other), "OK");
+        for _ in 0..5 {
+            let key = self.random.of(&self.plan.keys).0.clone();
+            self.look(&key);
+        }
+        assert_eq!(self.conn.ok(back), "OK");
+        self.disturbed += 1;
+    }
+
+    fn pause(&mut self) {
+        let kind = *self.random.of(&["WRITE", "ALL"]);
+        assert_eq!(self.conn.ok(&format!("CLIENT PAUSE 300 {kind}")), "OK");
+        // Whatever is a write waits for the end of it.
+        assert_eq!(self.conn.ok("DLOCK.BREAK nothing"), 0);
+        self.disturbed += 1;
+    }
+
+    fn stop(&mut self) {
+        self.server.pause();
+        sleep(Duration::from_millis(self.random.below(700) as u64));
+        self.server.resume();
+        assert_eq!(self.conn.ok("PING"), "PONG");
+        self.disturbed += 1;
+    }
+}
