@@ -8,6 +8,8 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::{env, fs, io};
 
+use super::project;
+
 /// One server program of the matrix.
 #[derive(Clone, Debug)]
 pub struct ServerKind {

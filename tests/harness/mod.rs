@@ -48,7 +48,10 @@ pub use wire::{Wire, encode};
 /// The folder of the whole project: this is compiled into the tests of more than one package.
 pub fn project() -> &'static Path {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    package.ancestors().find(|folder| folder.join("tests/harness").is_dir()).expect("a package of this project")
+    package
+        .ancestors()
+        .find(|folder| folder.join("tests/harness").is_dir())
+        .expect("a package of this project")
 }
 
 /// A command as one line to read and to compare: its arguments with blanks between, other bytes escaped.

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use super::project;
+
 /// The absolute path of the libdlock.so to load: `DLOCK_TEST_MODULE`, or else the one of this build, made up to date.
 pub fn module_path() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::{env, fs};
 
 use super::kinds::ServerKind;
+use super::project;
 
 /// The same server with a C file preloaded that stands in for some functions of its C library: `source` is its path
 /// below the project, `variables` is what it asks the environment for.

@@ -51,32 +51,32 @@ fn page(mut command: Command) -> io::Result<Vec<u8>> {
     let mut page = Vec::new();
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;
-    lines(&mut page, "SYNOPSIS", usage.trim_start_matches("Usage: "))?;
+    lines(&mut page, "SYNOPSIS", usage.trim_start_matches("Usage: "));
     man.render_description_section(&mut page)?;
     if main {
         man.render_subcommands_section(&mut page)?;
     } else {
         man.render_options_section(&mut page)?;
     }
-    exit_status(&mut page)?;
-    environment(&mut page)?;
+    exit_status(&mut page);
+    environment(&mut page);
     if let Some(examples) = examples.strip_prefix(EXAMPLES) {
-        lines(&mut page, "EXAMPLES", examples)?;
+        lines(&mut page, "EXAMPLES", examples);
     }
     Ok(page)
 }
 
 /// A section whose lines stay as they are.
-fn lines(page: &mut Vec<u8>, heading: &str, text: &str) -> io::Result<()> {
+fn lines(page: &mut Vec<u8>, heading: &str, text: &str) {
     let mut roff = Roff::new();
     roff.control("SH", [heading]).control("nf", []);
     for line in text.lines() {
         roff.text([roman(line.strip_prefix("  ").unwrap_or(line))]);
     }
-    roff.control("fi", []).to_writer(page)
+    page.extend(roff.control("fi", []).to_roff().bytes());
 }
 
-fn exit_status(page: &mut Vec<u8>) -> io::Result<()> {
+fn exit_status(page: &mut Vec<u8>) {
     let codes = Failure::ALL.map(|failure| (failure.code().to_string(), failure.meaning()));
     let of_run = [
         ("126, 127".to_owned(), "run: the command cannot be run, or is not found"),
@@ -89,10 +89,10 @@ fn exit_status(page: &mut Vec<u8>) -> io::Result<()> {
     for (code, meaning) in done.into_iter().chain(codes).chain(of_run) {
         roff.control("TP", []).text([bold(code)]).text([roman(meaning)]);
     }
-    roff.to_writer(page)
+    page.extend(roff.to_roff().bytes());
 }
 
-fn environment(page: &mut Vec<u8>) -> io::Result<()> {
+fn environment(page: &mut Vec<u8>) {
     let variables = [
         ("DLOCK_SERVERS", "the servers' URLs with commas between, where no argument names them"),
         ("DLOCK_SERVERS_FILE", "a file with a URL on each line, where nothing else names the servers"),
@@ -104,5 +104,5 @@ fn environment(page: &mut Vec<u8>) -> io::Result<()> {
     for (name, meaning) in variables {
         roff.control("TP", []).text([bold(name)]).text([roman(meaning)]);
     }
-    roff.to_writer(page)
+    page.extend(roff.to_roff().bytes());
 }

@@ -31,14 +31,14 @@ fn each_signal_comes_through_once() {
 fn the_command_starts_with_no_signal_blocked_and_only_those_ignored_that_were() {
     each_server(|kind| {
         let stage = Stage::one(kind);
-        let masks = "grep -E 'SigBlk|SigIgn' /proc/$$/status";
-        let plain = stage.end(stage.run("", masks)).stdout;
-        assert_eq!(plain, "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n");
-        // nohup: 1 is SIGHUP
-        let mut nohup = stage.command("nohup");
-        nohup.args(["sh", "-c", &format!("\"$DLOCK\" run r -- sh -c \"{masks}\"").replace("$$", "\\$\\$")]);
-        let kept = stage.end(nohup).stdout;
-        assert_eq!(kept, "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000001\n");
+        let masks = "grep -E 'SigBlk|SigIgn' /proc/self/status";
+        let of = |script: &str| stage.end(stage.shell(script)).stdout;
+        let plain = of(masks);
+        assert!(plain.starts_with("SigBlk:\t0000000000000000\nSigIgn:\t"), "{plain}");
+        assert_eq!(of(&format!("\"$DLOCK\" run r -- {masks}")), plain);
+        let ignored = of(&format!("trap '' HUP USR2; {masks}"));
+        assert_ne!(ignored, plain);
+        assert_eq!(of(&format!("trap '' HUP USR2; \"$DLOCK\" run r -- {masks}")), ignored);
     });
 }
 
@@ -113,7 +113,8 @@ fn a_signal_while_it_waits_ends_dlock_and_its_place_in_line() {
 fn a_command_that_is_stopped_keeps_its_lock() {
     each_server(|kind| {
         let stage = Stage::one(kind);
-        let mut run = stage.start(stage.run("--ttl 1s", "echo $$ > ready; until [ -e go ]; do sleep 0.02; done"));
+        let mut run =
+            stage.start(stage.run("--ttl 1s", "echo $$ > ready; until [ -e go ]; do sleep 0.02; done"));
         let command = stage.process("ready");
         signal(command, "STOP");
         until("it is stopped", || is_stopped(command));

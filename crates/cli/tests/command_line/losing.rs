@@ -95,7 +95,7 @@ fn cut_off(kind: &ServerKind, servers: usize, options: &str, script: &str) {
     }
     let done = run.end();
     assert_eq!(done.code, Some(79));
-    assert!(done.stderr.starts_with("dlock: the lock is lost: too few masters renewed it"), "{}", done.stderr);
+    assert!(done.stderr.starts_with("dlock: the lock is lost: "), "{}", done.stderr);
 }
 
 #[test]
@@ -149,7 +149,8 @@ fn a_minority_that_is_killed_or_stopped_is_not_even_noticed() {
 fn a_loss_that_shows_at_the_release_is_told() {
     each_server(|kind| {
         let stage = Stage::one(kind);
-        let run = stage.start(stage.run("--ttl 10m", "echo $$ > ready; until [ -e go ]; do sleep 0.02; done"));
+        let run =
+            stage.start(stage.run("--ttl 10m", "echo $$ > ready; until [ -e go ]; do sleep 0.02; done"));
         broken(&stage);
         stage.write("go", "");
         let done = run.end();
@@ -176,9 +177,8 @@ fn children_from_before_are_left_alone() {
     each_server(|kind| {
         let stage = Stage::one(kind);
         stage.write("inner", OBEYS);
-        let mut shell = stage.command("sh");
-        shell.args(["-c", "sleep 1000 & echo $! > before; exec \"$DLOCK\" run --ttl 2s r -- sh inner"]);
-        let run = stage.start(shell);
+        let script = "sleep 1000 & echo $! > before; exec \"$DLOCK\" run --ttl 2s r -- sh inner";
+        let run = stage.start(stage.shell(script));
         let (before, command) = (stage.process("before"), broken(&stage));
         assert_eq!(run.end().code, Some(79));
         let lives = is_alive(before);

@@ -68,9 +68,7 @@ fn the_token_can_come_from_the_environment() {
 fn a_hold_that_cannot_be_printed_is_given_back() {
     each_server(|kind| {
         let stage = Stage::one(kind);
-        let mut shell = stage.command("sh");
-        shell.args(["-c", "\"$DLOCK\" acquire r > /dev/full"]);
-        let done = stage.end(shell);
+        let done = stage.end(stage.shell("\"$DLOCK\" acquire r > /dev/full"));
         assert_eq!(done.code, Some(71), "{}", done.stderr);
         assert_eq!(stage.held_on("r"), 0);
     });
@@ -101,7 +99,10 @@ fn a_lock_is_inspected_by_programs() {
         assert!(first["server"].as_str().expect("an address").starts_with(&address), "{first}");
         assert_eq!(first["found"]["holders"][0]["token"], "somebody");
         assert_eq!(first["found"]["holders"][0]["label"], "by-hand");
-        assert_eq!((&first["line"][0]["token"], &first["line"][0]["mode"]), (&"next".into(), &"shared".into()));
+        assert_eq!(
+            (&first["line"][0]["token"], &first["line"][0]["mode"]),
+            (&"next".into(), &"shared".into())
+        );
         assert_eq!(last["found"], serde_json::Value::Null);
 
         stage.servers[1].kill9();
@@ -128,7 +129,10 @@ fn a_lock_is_inspected_by_people() {
         assert_eq!(lines[0], ["r", "is", "held"]);
         assert_eq!(lines[2], ["SERVER", "MODE", "HOLDER", "FENCE", "LEASE", "LEFT", "LABEL"]);
         for row in &lines[3..5] {
-            assert_eq!((row[1], row[2], row[4], row[row.len() - 1]), ("exclusive", "01234567…", "9m", "by-hand"));
+            assert_eq!(
+                (row[1], row[2], row[4], row[row.len() - 1]),
+                ("exclusive", "01234567…", "9m", "by-hand")
+            );
         }
         assert_eq!(lines[5][1], "down:");
         assert_eq!(lines[7], ["In", "line:"]);

@@ -39,15 +39,24 @@ impl Stage {
         urls.join(",")
     }
 
-    /// Any program, in the folder, told of the servers and of nothing else.
+    /// Any program, in the folder, told of the servers and of nothing else. No signal is ignored, as Ctrl-C is in tests
+    /// that run in the background.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new(program);
+        let mut command = Command::new("env");
+        command.arg("--default-signal").arg(program);
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("DLOCK_")) {
             command.env_remove(name);
         }
         command.env("DLOCK_SERVERS", self.urls()).env("DLOCK", DLOCK);
         command.current_dir(self.folder.path()).stdin(Stdio::null());
         command
+    }
+
+    /// A shell script; `dlock` is "$DLOCK" there.
+    pub fn shell(&self, script: &str) -> Command {
+        let mut shell = self.command("sh");
+        shell.args(["-c", script]);
+        shell
     }
 
     /// `dlock` with these words, split at blanks.
