@@ -1,6 +1,6 @@
 # The ways into the project. Each target only names a script; what it does and why stands there.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-servers soak lint fmt miri asan fuzz bench stall model clean
+.PHONY: help setup run run-quorum test test-servers soak lint fmt miri asan fuzz bench stall model clean
 
 # How long fuzz (60) and soak (3600) run.
 SECONDS ?=
@@ -13,6 +13,9 @@ setup: ## install what is missing: redis-server, a C compiler, libclang
 
 run: setup ## build the module and start a server with it, Ctrl-C ends it
 	@scripts/run.sh
+
+run-quorum: setup ## build, and start five servers: a quorum to try, Ctrl-C ends them
+	@scripts/run-quorum.sh
 
 test: setup ## everything CI checks: format, lints, tests on Redis 7.0 and Valkey 8.0
 	@scripts/test.sh

@@ -1,10 +1,17 @@
 #!/bin/sh
 # How fast the module is beside what one has without it, on servers of the bench's own. Arguments go to the bench:
-# scripts/bench.sh pairs --quick. Without any, everything is measured.
+# scripts/bench.sh pairs --quick. Without any, everything is measured. Redis 7.0 first, and what is of interest on every
+# server also on those that `make test-servers` has fetched.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 
 cargo build --release --package dlock --package dlock-bench
 [ $# -gt 0 ] || set -- all
-exec target/release/dlock-bench "$@" --server "$(redis_server)"
+set -- "$@" --server "$(redis_server)"
+for name in redis-8 valkey-9; do
+    if [ -x "build/servers/$name/server" ]; then
+        set -- "$@" --server "build/servers/$name/server"
+    fi
+done
+exec target/release/dlock-bench "$@"

@@ -11,7 +11,7 @@ use crate::effects::{self, Target};
 use crate::ffi::setup::{Args, Command};
 use crate::ffi::{Ctx, Flags, Key, WrongType};
 use crate::state::with;
-use crate::{clock, grace, waiters, words};
+use crate::{clock, grace, mark, waiters, words};
 
 type Done = Result<(), String>;
 
@@ -107,7 +107,10 @@ impl Command for Confirm {
         let parsed = command::Confirm::parse(args.bytes, longest).map_err(text)?;
         let target = open(ctx, args, parsed.key)?;
         match target.operate(|turn| turn.confirm(parsed.token, parsed.fence, parsed.ttl, bound)) {
-            Confirmed::Fence(fence) => ctx.reply_int(fence.get() as i64),
+            Confirmed::Fence(fence) => {
+                mark::raised(ctx);
+                ctx.reply_int(fence.get() as i64);
+            }
             Confirmed::NotHeld => ctx.reply_null(),
             Confirmed::Ahead(ms) => return Err(words::fence_ahead(ms, bound)),
         }
@@ -312,12 +315,10 @@ impl Command for Effect {
 
 impl Effect {
     fn take_in<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let &[key, change, last] = args.bytes else { return Err(words::EFFECT.into()) };
-        let last = std::str::from_utf8(last).ok().and_then(|last| last.parse().ok());
-        let last = last.ok_or("ERR the last fence is no number")?;
+        let &[key, change] = args.bytes else { return Err(words::EFFECT.into()) };
         let origin = if ctx.flags().contains(Flags::REPLICATED) { Origin::Live } else { Origin::Stored };
         let reader = Reader { now: clock::now(), anchor: clock::anchor(), origin };
-        let written = reader.read(change).map_err(|why| format!("ERR {why}"))?;
+        let (written, last) = reader.read_effect(change).map_err(|why| format!("ERR {why}"))?;
         effects::take_in(open(ctx, args, key)?, written, last)?;
         ctx.replicate_verbatim();
         ctx.reply_simple(c"OK");

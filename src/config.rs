@@ -2,7 +2,7 @@
 
 use dlock_core::{Limits, Ttl};
 
-use crate::ffi::setup::Number;
+use crate::ffi::setup::{Kind, Setting};
 use crate::state::with;
 
 /// The options as they are now.
@@ -11,13 +11,15 @@ pub struct Config {
     pub limits: Limits,
     /// ms without new grants after holds may have been forgotten; 0: off.
     pub restart_grace: u32,
+    /// Whether a fence mark is kept on the disk.
+    pub fence_mark: bool,
 }
 
 impl Default for Config {
     fn default() -> Self {
         let limits = Limits { on_the_server: 10_000, on_a_key: 10_000 };
-        let max_ttl = Ttl::from_millis(MAX_TTL.default as u64).unwrap_or(Ttl::MAX);
-        Config { max_ttl, limits, restart_grace: 0 }
+        let max_ttl = Ttl::from_millis(MAX_TTL as u64).unwrap_or(Ttl::MAX);
+        Config { max_ttl, limits, restart_grace: 0, fence_mark: true }
     }
 }
 
@@ -37,39 +39,37 @@ impl Config {
     }
 }
 
-const MAX_TTL: Number = Number {
-    name: "max-ttl",
-    default: 86_400_000,
-    least: 1,
-    greatest: u32::MAX as i64,
-    get: || with(|s| s.config.max_ttl.millis() as i64),
-    set: |ms| with(|s| s.config.max_ttl = Ttl::from_millis(ms as u64).unwrap_or(Ttl::MAX)),
-};
+const MAX_TTL: i64 = 86_400_000;
 
 /// Every option.
-pub static NUMBERS: [Number; 4] = [
-    MAX_TTL,
-    Number {
+pub static SETTINGS: [Setting; 5] = [
+    Setting {
+        name: "max-ttl",
+        kind: Kind::Number { default: MAX_TTL, least: 1, greatest: u32::MAX as i64 },
+        get: || with(|s| s.config.max_ttl.millis() as i64),
+        set: |ms| with(|s| s.config.max_ttl = Ttl::from_millis(ms as u64).unwrap_or(Ttl::MAX)),
+    },
+    Setting {
         name: "restart-grace",
-        default: 0,
-        least: 0,
-        greatest: u32::MAX as i64,
+        kind: Kind::Number { default: 0, least: 0, greatest: u32::MAX as i64 },
         get: || with(|s| s.config.restart_grace.into()),
         set: |ms| with(|s| s.config.restart_grace = u32::try_from(ms).unwrap_or(u32::MAX)),
     },
-    Number {
+    Setting {
+        name: "fence-mark",
+        kind: Kind::YesNo { default: true },
+        get: || with(|s| s.config.fence_mark.into()),
+        set: |yes| with(|s| s.config.fence_mark = yes != 0),
+    },
+    Setting {
         name: "max-waiters",
-        default: 10_000,
-        least: 0,
-        greatest: 1_000_000,
+        kind: Kind::Number { default: 10_000, least: 0, greatest: 1_000_000 },
         get: || with(|s| s.config.limits.on_the_server as i64),
         set: |n| with(|s| s.config.limits.on_the_server = n as usize),
     },
-    Number {
+    Setting {
         name: "max-waiters-per-key",
-        default: 10_000,
-        least: 0,
-        greatest: 1_000_000,
+        kind: Kind::Number { default: 10_000, least: 0, greatest: 1_000_000 },
         get: || with(|s| s.config.limits.on_a_key as i64),
         set: |n| with(|s| s.config.limits.on_a_key = n as usize),
     },
@@ -77,22 +77,42 @@ pub static NUMBERS: [Number; 4] = [
 
 /// Defaults from `loadmodule libdlock.so name value ..`, the name with or without `dlock.`; redis.conf overrides them.
 /// The error says what is wrong.
-pub fn defaults(arguments: &[&[u8]]) -> Result<[i64; NUMBERS.len()], String> {
-    let mut values = NUMBERS.each_ref().map(|number| number.default);
+pub fn defaults(arguments: &[&[u8]]) -> Result<[i64; SETTINGS.len()], String> {
+    let mut values = SETTINGS.each_ref().map(|setting| setting.kind.default());
     for pair in arguments.chunks(2) {
         let name = String::from_utf8_lossy(pair[0]).to_lowercase();
         let at =
-            NUMBERS.iter().position(|number| number.name == name.strip_prefix("dlock.").unwrap_or(&name));
+            SETTINGS.iter().position(|setting| setting.name == name.strip_prefix("dlock.").unwrap_or(&name));
         let at = at.ok_or_else(|| format!("unknown module argument '{name}'; options are {}", names()))?;
-        let (least, greatest) = (NUMBERS[at].least, NUMBERS[at].greatest);
-        let value = pair.get(1).and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
+        let value = pair.get(1).and_then(|value| std::str::from_utf8(value).ok());
         values[at] = value
-            .filter(|value| (least..=greatest).contains(value))
-            .ok_or_else(|| format!("module argument '{name}' needs a number from {least} to {greatest}"))?;
+            .and_then(|value| read(&SETTINGS[at].kind, value))
+            .ok_or_else(|| format!("module argument '{name}' needs {}", wanted(&SETTINGS[at].kind)))?;
     }
     Ok(values)
 }
 
+/// As redis.conf says it.
+fn read(kind: &Kind, value: &str) -> Option<i64> {
+    match kind {
+        Kind::Number { least, greatest, .. } => {
+            value.parse().ok().filter(|value| (least..=greatest).contains(&value))
+        }
+        Kind::YesNo { .. } => match value.to_lowercase().as_str() {
+            "yes" => Some(1),
+            "no" => Some(0),
+            _ => None,
+        },
+    }
+}
+
+fn wanted(kind: &Kind) -> String {
+    match kind {
+        Kind::Number { least, greatest, .. } => format!("a number from {least} to {greatest}"),
+        Kind::YesNo { .. } => "yes or no".into(),
+    }
+}
+
 fn names() -> String {
-    NUMBERS.each_ref().map(|number| number.name).join(", ")
+    SETTINGS.each_ref().map(|setting| setting.name).join(", ")
 }

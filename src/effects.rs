@@ -89,8 +89,8 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// The bytes of a change and the last fence. None where nobody can follow, which spares a third of a command.
-    fn effect(&mut self, change: &Change, now: Instant) -> Option<(Vec<u8>, u64)> {
+    /// The bytes of a change. None where nobody can follow, which spares a third of a command.
+    fn effect(&mut self, change: &Change, now: Instant) -> Option<Vec<u8>> {
         let in_background = self.in_background;
         let (mut bytes, last) = with(|s| {
             (s.followed || in_background).then(|| (std::mem::take(&mut s.buffer), s.fences.last()))
@@ -98,14 +98,14 @@ impl<'a> Target<'a> {
         let Target { key, fresh, .. } = self;
         let lock = lock_of(key, fresh);
         bytes.clear();
-        codec::write(lock, change, now, clock::anchor(), &mut bytes);
-        Some((bytes, last))
+        codec::write_effect(lock, change, last, now, clock::anchor(), &mut bytes);
+        Some(bytes)
     }
 
-    fn replicate(&self, effect: Option<(Vec<u8>, u64)>) {
+    fn replicate(&self, effect: Option<Vec<u8>>) {
         match effect {
-            Some((bytes, last)) => {
-                self.ctx.replicate(SET, self.raw, &bytes, last);
+            Some(bytes) => {
+                self.ctx.replicate(SET, self.raw, &bytes);
                 with(|s| s.buffer = bytes);
             }
             None => self.ctx.replicate_verbatim(),

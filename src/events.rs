@@ -7,13 +7,14 @@ use dlock_core::{ClientId, Name};
 use crate::ffi::{Ctx, notices::Notice};
 use crate::scheduled::Scheduled;
 use crate::state::{Task, with};
-use crate::{deadlines, followers, grace};
+use crate::{deadlines, followers, grace, mark};
 
 pub fn on_notice(ctx: Ctx<'_>, notice: Notice) {
     match notice {
         Notice::Tick => {
             followers::look(ctx);
             grace::is_serving(ctx);
+            mark::keep(ctx);
             return deadlines::on_tick(ctx);
         }
         Notice::BecameMaster => {
@@ -29,6 +30,7 @@ pub fn on_notice(ctx: Ctx<'_>, notice: Notice) {
         Notice::Configured => {
             followers::may_begin();
             grace::configured(ctx);
+            mark::configured(ctx);
         }
         Notice::ModulesChanged => return followers::modules_changed(),
         Notice::Flushing(db) => flushing(ctx, db),
@@ -42,6 +44,7 @@ pub fn on_notice(ctx: Ctx<'_>, notice: Notice) {
             followers::may_begin();
             with(|s| s.loading = None);
             grace::loading_ended(ctx);
+            mark::loaded(ctx);
         }
         Notice::ClientGone(id) => {
             if !client_gone(ClientId(id)) {

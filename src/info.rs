@@ -104,6 +104,8 @@ pub fn write(section: &Section) {
             (c"holders", holders as u64),
             (c"waiting", s.waiting.len() as u64),
             (c"fence", s.fences.last()),
+            (c"fence_mark", s.fences.mark().unwrap_or(0)),
+            (c"fences_beyond_mark", s.fences.beyond()),
             (c"grace_ms_left", s.grace.left(clock::now())),
             (c"followed", s.followed.into()),
             (c"grants", stats.grants),
@@ -130,4 +132,5 @@ pub fn write(section: &Section) {
     for (field, value) in fields {
         section.number(field, value);
     }
+    section.text(c"fence_mark_status", with(|s| s.mark.status().word()));
 }

@@ -15,6 +15,7 @@ mod ffi;
 mod followers;
 mod grace;
 mod info;
+mod mark;
 mod scheduled;
 mod state;
 mod table;
@@ -38,14 +39,10 @@ fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
     clock::start();
     state::start(config::Config::default());
     let defaults = config::defaults(arguments)?;
-    let default = |option: &setup::Number| {
-        config::NUMBERS
-            .iter()
-            .zip(defaults)
-            .find(|(n, _)| n.name == option.name)
-            .map_or(0, |(_, value)| value)
-    };
-    must(setup::register_numbers(ctx, &config::NUMBERS, default), "an option, or its value in redis.conf")?;
+    must(
+        setup::register_settings(ctx, &config::SETTINGS, &defaults),
+        "an option, or its value in redis.conf",
+    )?;
     must(types::register(ctx), "the key type")?;
     let own_category = setup::add_category(ctx, "dlock");
     for command in &table::COMMANDS {
@@ -55,6 +52,7 @@ fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
         setup::categorize(ctx, command.registration.name, categories);
     }
     grace::at_start();
+    mark::start(ctx);
     notices::set_job(deadlines::on_timer);
     must(notices::subscribe(ctx, events::on_notice), "an event")?;
     must(setup::register_info(ctx, info::write), "the INFO section")?;

@@ -10,12 +10,14 @@ use crate::config::Config;
 use crate::ffi::{Handle, MainThread, notices::Timer};
 use crate::grace::Grace;
 use crate::info::Stats;
+use crate::mark::Mark;
 use crate::scheduled::Scheduled;
 use crate::value::Value;
 
 pub struct State {
     pub config: Config,
     pub fences: Fences,
+    pub mark: Mark,
     pub grace: Grace,
     pub waiting: Waiting,
     /// The locks of each database by when they are due.
@@ -66,6 +68,7 @@ pub fn start(config: Config) {
     STATE.set(State {
         config,
         fences: Fences::default(),
+        mark: Mark::new(),
         grace: Grace::new(),
         waiting: Waiting::default(),
         dbs: Vec::new(),

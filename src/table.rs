@@ -146,7 +146,7 @@ pub static COMMANDS: [Row; 13] = [
         "write admin dangerous dlock",
         entry::<commands::Effect>(),
         KeyUse::Change,
-        4,
-        &[KEY, Arg::Text("change"), Arg::Number("fence")],
+        3,
+        &[KEY, Arg::Text("change")],
     ),
 ];

@@ -69,6 +69,14 @@ impl Value {
         bytes
     }
 
+    /// The effect that makes it anew.
+    pub fn effect(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let (now, anchor) = (clock::now(), clock::anchor());
+        codec::write_effect(&self.lock, &Change::Whole, last_fence(), now, anchor, &mut bytes);
+        bytes
+    }
+
     /// Bytes it takes, its place in the schedule included.
     pub fn memory(&self) -> usize {
         let scheduled = if self.slot.0 == Slot::NONE { 0 } else { Scheduled::ENTRY_SIZE };

@@ -90,13 +90,11 @@ impl<'a> Ctx<'a> {
         unsafe { api!(RedisModule_GetClientId(self.0)) }
     }
 
-    /// Sends `command key change number` to replicas and the append only file. Goes out after the command that runs.
-    pub fn replicate(self, command: &CStr, key: *mut rm::RedisModuleString, change: &[u8], number: u64) {
-        let format = c"sbl".as_ptr();
+    /// Sends `command key change` to replicas and the append only file. Goes out after the command that runs.
+    pub fn replicate(self, command: &CStr, key: *mut rm::RedisModuleString, change: &[u8]) {
+        let format = c"sb".as_ptr();
         let (start, len) = (change.as_ptr(), change.len());
-        unsafe {
-            api!(RedisModule_Replicate(self.0, command.as_ptr(), format, key, start, len, number as i64))
-        };
+        unsafe { api!(RedisModule_Replicate(self.0, command.as_ptr(), format, key, start, len)) };
     }
 
     /// Sends the command that runs as it came.

@@ -127,55 +127,102 @@ pub fn log_panics() {
     }));
 }
 
-/// A numeric option.
-pub struct Number {
+/// An option. Whatever its kind, the module reads and sets it as a number.
+pub struct Setting {
     pub name: &'static str,
-    pub default: i64,
-    pub least: i64,
-    pub greatest: i64,
+    pub kind: Kind,
     pub get: fn() -> i64,
     pub set: fn(i64),
 }
 
-/// Registers the options, whose defaults may have been given as arguments of the module. False where the server refuses
-/// one, or a value in redis.conf is refused.
-pub fn register_numbers(ctx: Ctx<'_>, numbers: &'static [Number], default: impl Fn(&Number) -> i64) -> bool {
-    let registered = numbers.iter().all(|number| {
-        let name = c_string(number.name);
-        let data = std::ptr::from_ref(number).cast_mut().cast();
-        // SAFETY: called in OnLoad; the entry lives for ever, as `numbers` is static.
-        unsafe {
-            api!(RedisModule_RegisterNumericConfig(
-                ctx.0,
-                name.as_ptr(),
-                default(number),
-                rm::REDISMODULE_CONFIG_DEFAULT,
-                number.least,
-                number.greatest,
-                Some(get_number),
-                Some(set_number),
-                None,
-                data,
-            )) == rm::REDISMODULE_OK as c_int
+pub enum Kind {
+    Number {
+        default: i64,
+        least: i64,
+        greatest: i64,
+    },
+    /// 1 and 0.
+    YesNo {
+        default: bool,
+    },
+}
+
+impl Kind {
+    pub fn default(&self) -> i64 {
+        match self {
+            Kind::Number { default, .. } => *default,
+            Kind::YesNo { default } => (*default).into(),
         }
-    });
+    }
+}
+
+/// Registers the options with these defaults, which may have been given as arguments of the module. False where the
+/// server refuses one, or a value in redis.conf is refused.
+pub fn register_settings(ctx: Ctx<'_>, settings: &'static [Setting], defaults: &[i64]) -> bool {
+    let registered = settings.iter().zip(defaults).all(|(setting, default)| register(ctx, setting, *default));
     // SAFETY: called in OnLoad, behind the registrations.
     registered && unsafe { api!(RedisModule_LoadConfigs(ctx.0)) } == rm::REDISMODULE_OK as c_int
 }
 
-unsafe extern "C" fn get_number(_: *const c_char, number: *mut c_void) -> c_longlong {
-    // SAFETY: `number` is the pointer registered above.
-    guard(0, || (unsafe { &*number.cast::<Number>() }.get)())
+fn register(ctx: Ctx<'_>, setting: &'static Setting, default: i64) -> bool {
+    let (name, flags) = (c_string(setting.name), rm::REDISMODULE_CONFIG_DEFAULT);
+    let data = std::ptr::from_ref(setting).cast_mut().cast();
+    // SAFETY: called in OnLoad; the entry lives for ever, as it is static.
+    let answer = unsafe {
+        match setting.kind {
+            Kind::Number { least, greatest, .. } => api!(RedisModule_RegisterNumericConfig(
+                ctx.0,
+                name.as_ptr(),
+                default,
+                flags,
+                least,
+                greatest,
+                Some(get_number),
+                Some(set_number),
+                None,
+                data,
+            )),
+            Kind::YesNo { .. } => api!(RedisModule_RegisterBoolConfig(
+                ctx.0,
+                name.as_ptr(),
+                default as c_int,
+                flags,
+                Some(get_yes_no),
+                Some(set_yes_no),
+                None,
+                data,
+            )),
+        }
+    };
+    answer == rm::REDISMODULE_OK as c_int
+}
+
+unsafe extern "C" fn get_number(_: *const c_char, setting: *mut c_void) -> c_longlong {
+    // SAFETY: (here and below) `setting` is the pointer registered above.
+    guard(0, || (unsafe { &*setting.cast::<Setting>() }.get)())
 }
 
 unsafe extern "C" fn set_number(
     _: *const c_char,
     value: c_longlong,
-    number: *mut c_void,
+    setting: *mut c_void,
     _: *mut *mut rm::RedisModuleString,
 ) -> c_int {
-    // SAFETY: as above.
-    guard((), || (unsafe { &*number.cast::<Number>() }.set)(value));
+    guard((), || (unsafe { &*setting.cast::<Setting>() }.set)(value));
+    rm::REDISMODULE_OK as c_int
+}
+
+unsafe extern "C" fn get_yes_no(_: *const c_char, setting: *mut c_void) -> c_int {
+    guard(0, || (unsafe { &*setting.cast::<Setting>() }.get)() as c_int)
+}
+
+unsafe extern "C" fn set_yes_no(
+    _: *const c_char,
+    value: c_int,
+    setting: *mut c_void,
+    _: *mut *mut rm::RedisModuleString,
+) -> c_int {
+    guard((), || (unsafe { &*setting.cast::<Setting>() }.set)(value.into()));
     rm::REDISMODULE_OK as c_int
 }
 
@@ -198,6 +245,12 @@ impl Section {
     pub fn number(&self, field: &CStr, value: u64) {
         // SAFETY: valid while the INFO callback runs.
         unsafe { api!(RedisModule_InfoAddFieldULongLong(self.0, field.as_ptr(), value)) };
+    }
+
+    pub fn text(&self, field: &CStr, value: &str) {
+        let value = c_string(value);
+        // SAFETY: as above; the server copies the text.
+        unsafe { api!(RedisModule_InfoAddFieldCString(self.0, field.as_ptr(), value.as_ptr())) };
     }
 }
 

@@ -132,10 +132,11 @@ unsafe extern "C" fn aof_rewrite(
 ) {
     guard((), || {
         // SAFETY: as for rdb_save.
-        let bytes = unsafe { stored(value) }.save();
-        let (command, format) = (c_string(dlock_core::command::table::SET.name), c"sbl".as_ptr());
-        let (start, len, last) = (bytes.as_ptr(), bytes.len(), value::last_fence() as i64);
-        unsafe { api!(RedisModule_EmitAOF(io, command.as_ptr(), format, key, start, len, last)) };
+        let effect = unsafe { stored(value) }.effect();
+        let (command, format) = (c_string(dlock_core::command::table::SET.name), c"sb".as_ptr());
+        unsafe {
+            api!(RedisModule_EmitAOF(io, command.as_ptr(), format, key, effect.as_ptr(), effect.len()))
+        };
     });
 }
 

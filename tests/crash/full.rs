@@ -39,7 +39,8 @@ fn until_refused(conn: &mut Conn, command: &str) {
 fn with_appendfsync_everysec_commands_are_refused_while_leases_run_out_and_the_line_is_served() {
     each_server(|kind| {
         let (kind, disk) = Disk::of(kind);
-        let mut server = Server::options(&kind).conf("appendonly yes").start();
+        // What the file tells of fences is compared, without a mark above it.
+        let mut server = Server::options(&kind).conf("appendonly yes").conf("dlock.fence-mark no").start();
         let mut conn = server.connect();
         for command in
             ["DLOCK.ACQUIRE kept t 600000", "DLOCK.ACQUIRE short t 1000", "DLOCK.ACQUIRE other t 600000"]

@@ -146,9 +146,9 @@ fn an_effect_that_cannot_be_read_begins_grace() {
         let file = files.find(|file| file.to_string_lossy().ends_with(".incr.aof")).expect("the file");
         let mut bytes = fs::read(&file).expect("the file");
         let name = bytes.windows(10).position(|word| word == b"DLOCK._SET").expect("the effect");
-        // "DLOCK._SET\r\n$1\r\nk\r\n$NN\r\n", then the effect, whose first byte is its version.
-        let version =
-            name + bytes[name..].windows(2).position(|word| word == b"\x01\x01").expect("version 1, whole");
+        // Its bytes begin with the last fence, 8 bytes; the version of the change is behind that.
+        let version = name + b"DLOCK._SET\r\n$1\r\nk\r\n$88\r\n".len() + 8;
+        assert_eq!(bytes[version..][..2], [1, 1], "version 1, whole");
         bytes[version] = 99;
         fs::write(&file, bytes).expect("the file");
         server.restart();

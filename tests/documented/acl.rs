@@ -119,7 +119,7 @@ fn no_rule_lets_a_client_send_effects() {
     each_server(|kind| {
         let server = Server::start(kind);
         let mut conn = user(&server, "~* +@all");
-        let refused = conn.call(&["DLOCK._SET", "k", "x", "5"]);
+        let refused = conn.call(&["DLOCK._SET", "k", "x"]);
         assert!(
             refused.error().starts_with("ERR this command is how a master tells replicas"),
             "{refused:?}"

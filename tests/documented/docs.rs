@@ -22,7 +22,7 @@ const COMMANDS: [(&str, i64, &str, &str); 13] = [
     ("DLOCK.BREAK", 2, "write", "key"),
     ("DLOCK.TOKEN", 1, "fast", ""),
     ("DLOCK.HELP", 1, "fast loading stale", ""),
-    ("DLOCK._SET", 4, "write noscript skip_slowlog skip_monitor", "key change fence"),
+    ("DLOCK._SET", 3, "write noscript skip_slowlog skip_monitor", "key change"),
 ];
 
 /// The flags of COMMAND INFO, without those every module command has.
@@ -132,7 +132,7 @@ fn the_key_is_known_to_the_server_with_what_is_done_to_it() {
             ("DLOCK.CONFIRM my:key t 5 1000", &["RW", "access", "update"]),
             ("DLOCK.CANCEL my:key CLIENT 5", &["RW", "access", "update"]),
             ("DLOCK.BREAK my:key", &["RW", "access", "update"]),
-            ("DLOCK._SET my:key x 5", &["RW", "access", "update"]),
+            ("DLOCK._SET my:key x", &["RW", "access", "update"]),
             ("DLOCK.HOLDS my:key t", &["RO", "access"]),
             ("DLOCK.PTTL my:key", &["RO", "access"]),
             ("DLOCK.INSPECT my:key", &["RO", "access"]),

@@ -36,6 +36,23 @@ fn config_get_and_set_know_every_option_and_its_bounds() {
 }
 
 #[test]
+fn the_fence_mark_is_a_switch() {
+    each_server(|kind| {
+        let switch = |server: &Server| server.connect().ok("CONFIG GET dlock.fence-mark").items()[1].text();
+        let server = Server::start(kind);
+        assert_eq!(switch(&server), "yes");
+        let mut conn = server.connect();
+        assert_eq!(conn.ok("CONFIG SET dlock.fence-mark no"), "OK");
+        assert_eq!(switch(&server), "no");
+        assert!(conn.say("CONFIG SET dlock.fence-mark 0").error().starts_with("ERR CONFIG SET failed"));
+        assert_eq!(switch(&Server::options(kind).conf("dlock.fence-mark no").start()), "no");
+        assert_eq!(switch(&Server::options(kind).module_args("fence-mark NO").start()), "no");
+        let server = Server::options(kind).module_args("fence-mark no").conf("dlock.fence-mark yes").start();
+        assert_eq!(switch(&server), "yes");
+    });
+}
+
+#[test]
 fn redis_conf_sets_options() {
     each_server(|kind| {
         let server = Server::options(kind).conf("dlock.max-ttl 7000").conf("DLOCK.MAX-WAITERS 5").start();
@@ -83,12 +100,14 @@ fn a_wrong_option_refuses_to_start_and_says_which() {
         for (arguments, why) in [
             (
                 "max-tll 5",
-                "unknown module argument 'max-tll'; options are max-ttl, restart-grace, max-waiters, \
+                "unknown module argument 'max-tll'; options are max-ttl, restart-grace, fence-mark, max-waiters, \
                  max-waiters-per-key",
             ),
             ("max-ttl", "module argument 'max-ttl' needs a number from 1 to 4294967295"),
             ("max-ttl 0", "module argument 'max-ttl' needs a number from 1 to 4294967295"),
             ("max-ttl 1s", "module argument 'max-ttl' needs a number from 1 to 4294967295"),
+            ("fence-mark", "module argument 'fence-mark' needs yes or no"),
+            ("fence-mark 1", "module argument 'fence-mark' needs yes or no"),
             ("max-ttl 5 max-waiters -1", "module argument 'max-waiters' needs a number from 0 to 1000000"),
         ] {
             let started = Server::options(kind).module_args(arguments).try_start();

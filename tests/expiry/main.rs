@@ -1,8 +1,7 @@
-//! Leases: when they end, who sees it, and which clock says so.
+//! Leases: when they end, and who sees it.
 
 #[path = "../harness/mod.rs"]
 mod harness;
 
 mod unseen;
-mod wall_clock;
 mod when;

@@ -26,6 +26,7 @@ mod server;
 mod stream;
 mod value;
 mod wait;
+pub mod wall_clock;
 mod wire;
 
 pub use conn::Conn;

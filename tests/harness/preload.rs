@@ -9,20 +9,22 @@ use std::{env, fs};
 use super::kinds::ServerKind;
 use super::project;
 
-/// The same server with a C file preloaded that stands in for some functions of its C library: `source` is its path
-/// below the project, `variables` is what it asks the environment for.
+/// The same server with a C file preloaded that stands in for some functions of its C library, besides those it has
+/// already: `source` is its path below the project, `variables` is what it asks the environment for.
 pub fn preloaded(kind: &ServerKind, source: &str, variables: &[(&str, &Path)]) -> ServerKind {
-    // A sanitizer's runtime wants to be the first.
-    let others = super::environment(Path::new("")).into_iter().find(|(name, _)| name == "LD_PRELOAD");
-    let shim = compiled(source);
-    let preload = match others {
-        Some((_, others)) => format!("LD_PRELOAD={others}:{}", shim.display()),
-        None => format!("LD_PRELOAD={}", shim.display()),
-    };
-    let variables = variables.iter().map(|(name, value)| format!("{name}={}", value.display()));
+    let shim = compiled(source).display().to_string();
     let mut kind = kind.clone();
-    let before = ["/usr/bin/env".to_string(), preload].into_iter().chain(variables);
-    kind.command.splice(0..0, before.collect::<Vec<_>>());
+    match kind.command.iter_mut().find(|word| word.starts_with("LD_PRELOAD=")) {
+        Some(others) => *others = format!("{others}:{shim}"),
+        None => {
+            // A sanitizer's runtime wants to be the first.
+            let others = super::environment(Path::new("")).into_iter().find(|(name, _)| name == "LD_PRELOAD");
+            let others = others.map_or(String::new(), |(_, others)| format!("{others}:"));
+            let env = ["/usr/bin/env".to_string(), format!("LD_PRELOAD={others}{shim}")];
+            kind.command.splice(0..0, env);
+        }
+    }
+    kind.command.splice(1..1, variables.iter().map(|(name, value)| format!("{name}={}", value.display())));
     kind
 }
 

@@ -5,8 +5,13 @@ mod harness;
 #[path = "../line/mod.rs"]
 mod line;
 
+mod cancelled;
+mod down;
 mod holding;
+mod in_line;
 mod looking;
+mod members;
+mod together;
 
 use dlock_client::{Client, ClientBuilder};
 use std::time::Duration;
@@ -53,6 +58,12 @@ fn holders(server: &Server, resource: &str) -> Vec<String> {
 #[track_caller]
 fn held_on(servers: &[Server], resource: &str) -> usize {
     servers.iter().filter(|server| server.is_alive() && !holders(server, resource).is_empty()).count()
+}
+
+/// Waits until a hold has arrived everywhere: a majority is enough to be won.
+#[track_caller]
+fn until_held_everywhere(servers: &[Server], resource: &str) {
+    until("it holds everywhere", || held_on(servers, resource) == servers.len());
 }
 
 /// Waits until nobody holds the resource or waits for it on any server that lives.

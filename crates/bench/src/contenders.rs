@@ -1,6 +1,7 @@
 //! The ways to take and free a lock that are compared, as the commands that go over the wire.
 
 use std::io::Result;
+use std::ops::Range;
 
 use crate::resp::{Command, Conn, Expect, KEY, Value};
 
@@ -10,6 +11,28 @@ pub struct Contender {
     pub release: Command,
     pub acquired: Expect,
     pub released: Expect,
+}
+
+/// How many commands of a [`Contender::pairs`] are in one write.
+pub const BATCH: u64 = 32;
+
+impl Contender {
+    /// Takes and frees the locks of these numbers, by one connection, a batch at a time.
+    pub fn pairs(&self, conn: &mut Conn, numbers: Range<u64>) -> Result<()> {
+        let mut batch = Vec::new();
+        for first in numbers.clone().step_by(BATCH as usize) {
+            let numbers = first..numbers.end.min(first + BATCH);
+            for (command, expected) in [(&self.acquire, self.acquired), (&self.release, self.released)] {
+                batch.clear();
+                numbers.clone().for_each(|number| command.push(&mut batch, number));
+                conn.send(&batch)?;
+                for _ in numbers.clone() {
+                    expected.check(conn.line()?)?;
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A way to take and free a lock.

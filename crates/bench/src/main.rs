@@ -7,13 +7,16 @@
 
 mod contend;
 mod contenders;
+mod growth;
 mod handover;
+mod instructions;
 mod lateness;
 mod limits;
 mod line;
 mod many;
 mod pairs;
 mod ping;
+mod plots;
 mod resp;
 mod rivals;
 mod run;
@@ -37,9 +40,9 @@ use server::Program;
 struct Options {
     #[command(subcommand)]
     what: What,
-    /// The server program
+    /// The server program; given again: others to measure pairs and instructions on
     #[arg(long, global = true, default_value = "/usr/bin/redis-server")]
-    server: PathBuf,
+    server: Vec<PathBuf>,
     /// The module; by default the one built beside this program
     #[arg(long, global = true)]
     module: Option<PathBuf>,
@@ -55,14 +58,17 @@ struct Options {
     /// Print Markdown
     #[arg(long, global = true)]
     markdown: bool,
+    /// Draw pictures into this folder
+    #[arg(long, global = true)]
+    plots: Option<PathBuf>,
 }
 
 #[derive(Clone, Subcommand)]
 enum What {
     /// Acquire + release pairs a second
     Pairs {
-        /// Only variants with one of these words in their names: deep-plain, wide-plain, deep-aof, wide-aof,
-        /// deep-replica, wide-replica
+        /// Only variants with one of these words in their names. A load: deep (pipeline depth 32, 50 connections),
+        /// long (32, 1), wide (1, 50), lone (1, 1); and what is kept: plain, aof, always, replica. deep-plain is one
         #[arg(long, value_delimiter = ',')]
         variant: Vec<String>,
     },
@@ -74,6 +80,14 @@ enum What {
     Line,
     /// How long the server answers nobody while 100,000 of a million holds end, and how late a hand-over is then
     Stall,
+    /// What very many holds cost: time, memory, loading
+    Growth,
+    /// Instructions a pair, counted by callgrind and compared with the kept figures
+    Instructions {
+        /// Keep these figures
+        #[arg(long)]
+        keep: bool,
+    },
     /// Everything
     All,
 }
@@ -87,6 +101,10 @@ impl What {
             What::Contend => vec![("contend", Box::new(contend::run))],
             What::Line => vec![("line", Box::new(line::run))],
             What::Stall => vec![("stall", Box::new(stall::run)), ("lateness", Box::new(lateness::run))],
+            What::Growth => vec![("growth", Box::new(growth::run))],
+            What::Instructions { keep } => {
+                vec![("instructions", Box::new(move |run| instructions::run(run, keep)))]
+            }
             What::All => {
                 let each = [
                     What::Pairs { variant: Vec::new() },
@@ -94,6 +112,8 @@ impl What {
                     What::Contend,
                     What::Line,
                     What::Stall,
+                    What::Growth,
+                    What::Instructions { keep: false },
                 ];
                 each.into_iter().flat_map(What::measurements).collect()
             }
@@ -101,7 +121,11 @@ impl What {
     }
 }
 
+/// What was measured, by the name of its measurement.
 type Measurement = Box<dyn Fn(&Run) -> Result<Vec<Report>>>;
+
+/// The measurements that are of interest on every server; the others are made on the first one.
+const ON_EACH: [&str; 2] = ["pairs", "instructions"];
 
 fn main() -> ExitCode {
     match measure(Options::parse()) {
@@ -124,19 +148,29 @@ fn measure(options: Options) -> Result<()> {
         (_, true) => Form::Markdown,
         _ => Form::Plain,
     };
-    let program = Program { server: options.server, module };
-    let run = Run { program, quick: options.quick, form, only: options.only };
-    let version = run.program.version()?;
     let measurements = options.what.measurements();
-    let names: Vec<_> = measurements.iter().map(|(name, _)| *name).collect();
-    run.say(&format!("{} on {version}{}:\n", names.join(", "), if run.quick { ", quick" } else { "" }));
-    let mut reports = Vec::new();
-    for (_, measure) in measurements {
-        reports.extend(measure(&run)?);
+    let mut results = Vec::new();
+    for (nth, server) in options.server.into_iter().enumerate() {
+        let program = Program { server, module: module.clone() };
+        let run = Run { program, quick: options.quick, form, only: options.only.clone() };
+        let mine: Vec<_> =
+            measurements.iter().filter(|(name, _)| nth == 0 || ON_EACH.contains(name)).collect();
+        let version = run.program.version()?;
+        let names: Vec<_> = mine.iter().map(|(name, _)| *name).collect();
+        run.say(&format!("{} on {version}{}:\n", names.join(", "), if run.quick { ", quick" } else { "" }));
+        let mut reports = Vec::new();
+        for (_, measure) in mine {
+            reports.extend(measure(&run)?.into_iter().map(|report| report.json));
+        }
+        if let Some(folder) = &options.plots {
+            let folder = folder.join(version.to_lowercase().replace(' ', "-"));
+            let files = plots::draw(&version, &reports, &folder)?;
+            run.say(&format!("Drawn in {}: {}\n", folder.display(), files.join(", ")));
+        }
+        results.push(json!({ "server": version, "reports": reports }));
     }
     if form == Form::Json {
-        let reports: Vec<_> = reports.into_iter().map(|report| report.json).collect();
-        println!("{:#}", json!({ "server": version, "reports": reports }));
+        println!("{:#}", json!(results));
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::io::{Error, Result};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use crate::contenders::TOKEN;
+use crate::contenders::{self, TOKEN};
 use crate::resp::{Command, Conn, Expect, KEY, Value, strange};
 use crate::run::Run;
 use crate::server::Server;
@@ -40,15 +40,27 @@ impl Way {
             Way::Set => "SET PX",
         }
     }
+
+    fn as_contender(self) -> contenders::Way {
+        match self {
+            Way::Dlock => contenders::Way::Dlock,
+            Way::Set => contenders::Way::SetDel,
+        }
+    }
 }
 
 impl Many {
     /// With so many holds that last.
     pub fn start(run: &Run, way: Way, holds: u64) -> Result<Many> {
-        let server = run.program.start(way == Way::Dlock, &[])?;
+        let server = run.program.start(way == Way::Dlock, &["--enable-debug-command", "yes"])?;
         let mut many = Many { conn: server.connect()?, server, way };
-        many.take(0..holds, Instant::now() + LONG).map_err(|why| many.explain(&why))?;
+        many.take_lasting(0..holds)?;
         Ok(many)
+    }
+
+    /// Takes these until nobody measures any more.
+    pub fn take_lasting(&mut self, which: Range<u64>) -> Result<()> {
+        self.take(which, Instant::now() + LONG).map_err(|why| self.explain(&why))
     }
 
     /// Takes these, all until the same moment.
@@ -73,6 +85,13 @@ impl Many {
             }
         }
         Ok(())
+    }
+
+    /// Takes and frees the locks of these numbers, beside those that last.
+    pub fn pairs(&mut self, numbers: Range<u64>) -> Result<()> {
+        let contender = self.way.as_contender().prepare(&mut self.conn, TOKEN)?;
+        let contender = contender.ok_or_else(|| strange("a contender is not on this server"))?;
+        contender.pairs(&mut self.conn, numbers)
     }
 
     /// How many there are besides so many, over or not.

@@ -22,9 +22,11 @@ struct Load {
     depth: usize,
 }
 
-const LOADS: [Load; 2] = [
-    Load { short: "deep", name: "depth 32, 8 connections", connections: 8, depth: 32 },
+const LOADS: [Load; 4] = [
+    Load { short: "deep", name: "depth 32, 50 connections", connections: 50, depth: 32 },
+    Load { short: "long", name: "depth 32, 1 connection", connections: 1, depth: 32 },
     Load { short: "wide", name: "depth 1, 50 connections", connections: 50, depth: 1 },
+    Load { short: "lone", name: "depth 1, 1 connection", connections: 1, depth: 1 },
 ];
 
 /// What the server has to do besides.
@@ -36,12 +38,18 @@ struct Keeping {
     replica: bool,
 }
 
-const KEEPINGS: [Keeping; 3] = [
+const KEEPINGS: [Keeping; 4] = [
     Keeping { short: "plain", name: "nothing kept", options: &[], replica: false },
     Keeping {
         short: "aof",
         name: "append only file, fsync every second",
         options: &["--appendonly", "yes", "--appendfsync", "everysec"],
+        replica: false,
+    },
+    Keeping {
+        short: "always",
+        name: "append only file, fsync always",
+        options: &["--appendonly", "yes", "--appendfsync", "always"],
         replica: false,
     },
     // Without the delay before a full synchronisation, which is for many replicas at once.

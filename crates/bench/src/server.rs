@@ -1,5 +1,6 @@
 //! Servers of the bench's own: each a process on a free port with a folder that goes when it ends.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{Error, Result};
 use std::net::TcpListener;
@@ -9,7 +10,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::resp::{Conn, Value};
+use crate::resp::{self, Conn, Value};
 
 /// How servers are started.
 pub struct Program {
@@ -27,10 +28,15 @@ pub struct Server {
 impl Program {
     /// `options`: pairs as on the command line, `--appendonly yes`.
     pub fn start(&self, with_module: bool, options: &[&str]) -> Result<Server> {
+        self.start_under(&[], with_module, options)
+    }
+
+    /// As [`Program::start`], run by a tool that watches it: its name and its arguments.
+    pub fn start_under(&self, tool: &[&str], with_module: bool, options: &[&str]) -> Result<Server> {
         let port = free_port()?;
         let folder = std::env::temp_dir().join(format!("dlock-bench-{}-{port}", std::process::id()));
         fs::create_dir_all(&folder)?;
-        let mut command = dies_with_us(&self.server);
+        let mut command = dies_with_us(tool, &self.server);
         command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"]).arg(&folder);
         // Only what is measured: no snapshots, no rewrites of the append only file.
         command.args(["--save", "", "--auto-aof-rewrite-percentage", "0", "--logfile", "log"]);
@@ -57,13 +63,15 @@ impl Program {
 }
 
 /// The server ends even when the bench is killed, where the system has the tool for that.
-fn dies_with_us(server: &Path) -> Command {
-    let has_setpriv = Path::new("/usr/bin/setpriv").exists();
-    if !has_setpriv {
-        return Command::new(server);
-    }
-    let mut command = Command::new("/usr/bin/setpriv");
-    command.args(["--pdeathsig", "KILL", "--"]).arg(server);
+fn dies_with_us(tool: &[&str], server: &Path) -> Command {
+    let setpriv: &[&str] = if Path::new("/usr/bin/setpriv").exists() {
+        &["/usr/bin/setpriv", "--pdeathsig", "KILL", "--"]
+    } else {
+        &[]
+    };
+    let mut words = setpriv.iter().chain(tool).map(OsStr::new).chain([server.as_os_str()]);
+    let mut command = Command::new(words.next().unwrap_or_default());
+    command.args(words);
     command
 }
 
@@ -107,6 +115,13 @@ impl Server {
         let lines: Vec<&str> = log.lines().collect();
         let last = lines[lines.len().saturating_sub(20)..].join("\n");
         Error::other(format!("{who}: {why}; its server's log ends:\n{last}"))
+    }
+
+    /// Ends it as an operator would, so that a tool that watches it can say what it saw.
+    pub fn shut_down(mut self) -> Result<()> {
+        self.connect()?.send(&resp::Command::new(&["SHUTDOWN", "NOSAVE"]).on_key(0))?;
+        self.process.wait()?;
+        Ok(())
     }
 
     pub fn connect(&self) -> Result<Conn> {

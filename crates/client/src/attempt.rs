@@ -134,7 +134,7 @@ impl Attempt {
                 Err(_) if left > 0 => left -= 1,
                 Err(trouble) => {
                     let state = NodeState::from(&Vote::<()>::Failed(Failure::from(trouble)));
-                    let (resource, report) = (shown(&self.resource), self.service.report([state]));
+                    let (resource, report) = (shown(&self.resource), self.service.report_of([state]));
                     return Err(AcquireError::QuorumImpossible { resource, report });
                 }
             }
@@ -159,7 +159,7 @@ impl Attempt {
     /// Another task of the same owner is acquiring it.
     pub(crate) fn taken_by_ourselves(&self) -> AcquireError {
         let unasked = self.service.nodes.iter().map(|_| NodeState::Unasked);
-        AcquireError::Taken { resource: shown(&self.resource), report: self.service.report(unasked) }
+        AcquireError::Taken { resource: shown(&self.resource), report: self.service.report_of(unasked) }
     }
 
     fn error(&self, defeat: Defeat) -> AcquireError {

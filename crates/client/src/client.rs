@@ -92,7 +92,7 @@ impl Client {
         let held_until = Instant::since_boot(Duration::MAX);
         let begun = Extension::new(self.service.quorum, lease, held_until, now());
         let command = request::extend(resource.as_ref(), token, counted);
-        extend(&self.service, &self.service.lanes(), command, lease, begun).await
+        extend(&self.service, &self.service.lanes(), command, lease, Duration::MAX, begun).await
     }
 
     /// The resource as each master sees it; `None` in an answer: nobody holds it or waits for it there.
@@ -130,7 +130,7 @@ impl Client {
                     Answer::Found(_) => NodeState::Agreed,
                     Answer::Unanswered(why) => why,
                 });
-                return Err(NoQuorum(self.service.report(states)));
+                return Err(NoQuorum(self.service.report_of(states)));
             }
             tokio::time::sleep(pauses.next()).await;
         }

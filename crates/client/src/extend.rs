@@ -4,26 +4,29 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use redis::Cmd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::clock::now;
-use crate::error::{ExtendError, NodeState};
+use crate::error::ExtendError;
 use crate::lease::{Instant, Lease};
 use crate::node::Lane;
 use crate::quorum::{Extended, Extension, Member, Outgoing, Sends, Vote};
 use crate::service::{Lanes, Service};
 
-/// Asks for the lease until it is decided; what is still to be answered then is heard in the background.
+/// Asks for the lease until it is decided, no answer being waited for longer than `limit`. What is still to be answered
+/// then is heard in the background.
 pub(crate) async fn extend(
     service: &Arc<Service>,
     lanes: &Lanes,
     command: Cmd,
     lease: Lease,
+    limit: Duration,
     (mut extension, sends): (Extension, Sends),
 ) -> Result<Instant, ExtendError> {
     let command = Arc::new(command);
     let asked = sends.iter().map(|Outgoing { to, .. }| {
         let lane = lanes[usize::from(to.0)].clone();
-        Box::pin(ask(*to, lane, command.clone(), lease))
+        Box::pin(ask(*to, lane, command.clone(), lease, limit))
     });
     let mut calls: FuturesUnordered<_> = asked.collect();
     let mut extended = Extended::Open;
@@ -33,8 +36,7 @@ pub(crate) async fn extend(
         extended = extension.answered(member, vote, now());
     }
     service.begin(async move { while calls.next().await.is_some() {} });
-    let report =
-        || service.report(extension.votes().map(|vote| vote.map_or(NodeState::Unasked, NodeState::from)));
+    let report = || service.report(lanes, extension.votes());
     match extended {
         Extended::Until(valid_until) => Ok(valid_until),
         Extended::Over => Err(ExtendError::Lost(report())),
@@ -42,8 +44,14 @@ pub(crate) async fn extend(
     }
 }
 
-async fn ask(to: Member, lane: Arc<Lane>, command: Arc<Cmd>, lease: Lease) -> (Member, Vote<()>) {
-    let limit = lane.node.limit.min(lease.ttl());
+async fn ask(
+    to: Member,
+    lane: Arc<Lane>,
+    command: Arc<Cmd>,
+    lease: Lease,
+    limit: Duration,
+) -> (Member, Vote<()>) {
+    let limit = limit.min(lane.node.limit).min(lease.ttl());
     let vote = lane.ask(&command, Some(lease.ttl()), limit).await.extended();
     lane.note(&vote);
     match vote {

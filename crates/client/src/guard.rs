@@ -92,7 +92,7 @@ impl Guard {
 
     /// Sets the lease to `ttl` from now, longer or shorter; renewals go on with it. Answers until when the hold is valid.
     pub async fn extend(&self, ttl: Duration) -> Result<Instant, ExtendError> {
-        let extended = self.hold().extend(ttl).await;
+        let extended = self.hold().extend(ttl, Duration::MAX).await;
         self.hold().changed.notify_one();
         extended
     }

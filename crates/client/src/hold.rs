@@ -1,6 +1,8 @@
 //! What is held, behind all guards of it: until when, whether it is lost, how it is extended and ended.
 
 use dlock_core::Mode;
+use futures_util::StreamExt;
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -33,7 +35,7 @@ pub(crate) struct Hold {
     /// Cancelled when it has been given back, or left to itself.
     pub(crate) ended: CancellationToken,
     given_back: AtomicBool,
-    /// What is under way to masters whose answer was not waited for. Dropped with the hold, and before a RELEASE.
+    /// What is under way to masters whose answer was not waited for. It ends before a RELEASE is sent.
     under_way: Mutex<Calls>,
 }
 
@@ -76,6 +78,13 @@ impl Hold {
         }
     }
 
+    /// Hears those whose answer was not waited for, and never returns.
+    pub(crate) async fn hear_the_rest(&self) {
+        // Under the lock at each step, so that nothing leaves any more once it has been cleared.
+        while poll_fn(|cx| self.under_way().poll_next_unpin(cx)).await.is_some() {}
+        std::future::pending().await
+    }
+
     /// Declares it lost; the first reason stays.
     pub(crate) fn lose(&self, why: Lost) {
         self.lock().loss.get_or_insert(why);
@@ -84,19 +93,22 @@ impl Hold {
 
     /// Asks every master for a lease of `ttl` from now. Where that is shorter than what was left, the validity is shorter
     /// as soon as it is asked for: masters that do not answer may have done it.
-    pub(crate) async fn extend(self: &Arc<Self>, ttl: Duration) -> Result<Instant, ExtendError> {
+    ///
+    /// No answer is waited for longer than `limit`.
+    pub(crate) async fn extend(&self, ttl: Duration, limit: Duration) -> Result<Instant, ExtendError> {
         let (lease, counted) = self.service.lease_for(ttl).map_err(ExtendError::Option)?;
         let _turn = self.turn.lock().await;
         let begun = {
             let mut state = self.lock();
             let begun = Extension::new(self.service.quorum, lease, state.valid_until, now());
-            if std::mem::replace(&mut state.valid_until, begun.0.held_until()) != begun.0.held_until() {
+            if begun.0.held_until() < state.valid_until {
+                (state.lease, state.valid_until) = (lease, begun.0.held_until());
                 self.changed.notify_one();
             }
             begun
         };
         let command = request::extend(&self.wish.resource, &self.wish.token, counted);
-        let valid_until = extend(&self.service, &self.lanes, command, lease, begun).await?;
+        let valid_until = extend(&self.service, &self.lanes, command, lease, limit, begun).await?;
         let mut state = self.lock();
         (state.lease, state.valid_until) = (lease, valid_until);
         Ok(valid_until)
@@ -121,7 +133,7 @@ impl Hold {
             return None;
         }
         self.ended.cancel();
-        self.under_way.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.under_way().clear();
         Some(Releases::new(&self.service, &self.lanes, self.wish.release()))
     }
 
@@ -136,6 +148,10 @@ impl Hold {
     pub(crate) fn leave(&self) {
         self.given_back.store(true, Ordering::Release);
         self.ended.cancel();
+    }
+
+    fn under_way(&self) -> MutexGuard<'_, Calls> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -28,6 +28,7 @@ impl Keeping {
 pub(crate) async fn keep(hold: Arc<Hold>, keeping: Keeping) {
     tokio::select! {
         () = hold.ended.cancelled() => {}
+        () = hold.hear_the_rest() => {}
         () = hold.disconnected() => hold.lose(Lost::Disconnected),
         why = renew(&hold, keeping) => hold.lose(why),
     }
@@ -50,9 +51,11 @@ async fn renew(hold: &Arc<Hold>, keeping: Keeping) -> Lost {
             () = sleep_until(lost_at) => return trouble.map_or(Lost::Ended, Lost::NotRenewed),
             () = hold.changed.notified() => (again, trouble) = (None, None),
             () = sleep_until(due.unwrap_or(lost_at)), if due.is_some() => {
+                // In time to tell who did not answer.
+                let limit = lost_at.saturating_since(now());
                 let renewed = tokio::select! {
                     biased;
-                    renewed = hold.extend(ttl) => renewed,
+                    renewed = hold.extend(ttl, limit) => renewed,
                     () = sleep_until(lost_at) => continue,
                 };
                 match renewed {

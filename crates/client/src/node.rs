@@ -66,7 +66,7 @@ type Opening = Shared<BoxFuture<'static, Result<Connection, Trouble>>>;
 pub(crate) enum Trouble {
     Failure(Failure),
     /// The address leads to the server that is this member already.
-    SameAs(Member, Arc<str>),
+    SameAs(Arc<str>),
 }
 
 impl Trouble {
@@ -83,7 +83,7 @@ impl From<Trouble> for Failure {
     fn from(trouble: Trouble) -> Failure {
         match trouble {
             Trouble::Failure(failure) => failure,
-            Trouble::SameAs(_, other) => {
+            Trouble::SameAs(other) => {
                 Failure::Error(format!("the same server as {other}, which would vote twice").into())
             }
         }

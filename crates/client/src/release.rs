@@ -7,13 +7,14 @@ use redis::Cmd;
 use std::sync::Arc;
 use tokio::time::timeout;
 
-use crate::error::{NodeState, ReleaseError};
+use crate::error::ReleaseError;
 use crate::quorum::{Member, Refusal, Vote};
 use crate::service::{Lanes, Service};
 
 /// The releases of one hold under way. When it is dropped they go on in the background.
 pub(crate) struct Releases {
     service: Arc<Service>,
+    lanes: Lanes,
     calls: FuturesUnordered<BoxFuture<'static, (Member, Vote<()>)>>,
     /// What each master said; None where it was not asked, since it was never asked to hold anything.
     votes: Vec<Option<Vote<()>>>,
@@ -33,7 +34,7 @@ impl Releases {
                 calls.push(Box::pin(call) as BoxFuture<'static, _>);
             }
         }
-        Releases { service: service.clone(), calls, votes }
+        Releases { service: service.clone(), lanes: lanes.clone(), calls, votes }
     }
 
     /// Returns when a majority has confirmed it, or cannot any more, or does not within the time of one answer.
@@ -51,8 +52,7 @@ impl Releases {
         if self.count(is_yes) >= majority {
             return Ok(());
         }
-        let states = self.votes.iter().map(|vote| vote.as_ref().map_or(NodeState::Unasked, NodeState::from));
-        let report = self.service.report(states);
+        let report = self.service.report(&self.lanes, self.votes.iter().map(Option::as_ref));
         if self.votes.len() - self.count(is_no) < majority {
             return Err(ReleaseError::NotHeld(report));
         }

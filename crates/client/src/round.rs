@@ -224,12 +224,11 @@ impl Round {
 
     fn lost(self, loss: Loss) -> Defeat {
         let votes: Vec<Option<Vote>> = self.machine.votes().map(|vote| vote.cloned()).collect();
-        let mut states: Vec<NodeState> =
-            votes.iter().map(|vote| vote.as_ref().map_or(NodeState::Unasked, NodeState::from)).collect();
+        let mut report = self.service.report(&self.lanes, self.machine.votes());
         for ahead in self.machine.ahead() {
-            states[usize::from(ahead.0)] = NodeState::ClockAhead;
+            report.0[usize::from(ahead.0)].state = NodeState::ClockAhead;
         }
-        Defeat { loss, votes, report: self.service.report(states) }
+        Defeat { loss, votes, report }
     }
 }
 

@@ -65,7 +65,7 @@ impl Service {
                 Err(Trouble::Failure(Failure::Error(why))) => {
                     return Err(BuildError::Unusable { server: node.name.clone(), why });
                 }
-                Err(Trouble::SameAs(_, other)) => {
+                Err(Trouble::SameAs(other)) => {
                     return Err(BuildError::SameServer(other, node.name.clone()));
                 }
             }
@@ -150,7 +150,20 @@ impl Service {
         join_all(asked).await
     }
 
-    pub(crate) fn report(&self, states: impl IntoIterator<Item = NodeState>) -> Report {
+    /// What each master said; None: nothing was heard of it.
+    pub(crate) fn report<'a, G: 'a>(
+        &self,
+        lanes: &Lanes,
+        votes: impl IntoIterator<Item = Option<&'a Vote<G>>>,
+    ) -> Report {
+        self.report_of(lanes.iter().zip(votes).map(|(lane, vote)| match vote {
+            None => NodeState::Unasked,
+            Some(Vote::Unknown) => lane.silence(),
+            Some(vote) => NodeState::from(vote),
+        }))
+    }
+
+    pub(crate) fn report_of(&self, states: impl IntoIterator<Item = NodeState>) -> Report {
         let names = self.nodes.iter().map(|node| node.name.clone());
         Report(names.zip(states).map(|(server, state)| NodeReport { server, state }).collect())
     }

@@ -18,6 +18,9 @@
 //!          u8 ephemeral (0 or 1), u8 token length, u8 label length, token, label
 //! ```
 //!
+//! An effect is a u64, the greatest fence that its writer has issued or accepted, and then the change. (An argument of
+//! its own would cost the server 1,200 instructions more for each effect, of 14,000 for an ACQUIRE that is logged.)
+//!
 //! Deadlines are absolute in the writer's clock, whose anchor stands beside them; [`Reader`] moves them to its own.
 //! Whatever does not read as exactly this is refused whole. A change of the layout takes a new version, and this module
 //! goes on reading the old one: the fixtures in `tests/fixtures` are frozen.
@@ -79,6 +82,19 @@ const WHOLE: u8 = 1;
 
 /// The longest lock-delay a hold can ask for, ms.
 const MAX_DELAY: u64 = u32::MAX as u64;
+
+/// Writes the effect of a change. `last` is the greatest fence that was issued or accepted.
+pub fn write_effect(
+    lock: &Lock,
+    change: &Change,
+    last: u64,
+    now: Instant,
+    anchor: Anchor,
+    out: &mut Vec<u8>,
+) {
+    out.extend(last.to_le_bytes());
+    write(lock, change, now, anchor, out);
+}
 
 /// Writes a change of a lock: all of it, or the holds that it names.
 pub fn write(lock: &Lock, change: &Change, now: Instant, anchor: Anchor, out: &mut Vec<u8>) {
@@ -146,6 +162,16 @@ pub struct Reader {
 }
 
 impl Reader {
+    /// Reads an effect: the change, and the greatest fence that its writer had issued or accepted.
+    pub fn read_effect(self, bytes: &[u8]) -> Result<(Written, u64), Malformed> {
+        let mut cursor = Cursor(bytes);
+        let last = cursor.u64()?;
+        if last > Fence::MAX {
+            return Err(Malformed::Value("last fence"));
+        }
+        Ok((self.read(cursor.0)?, last))
+    }
+
     pub fn read(self, bytes: &[u8]) -> Result<Written, Malformed> {
         let mut cursor = Cursor(bytes);
         let [version, flags, mode, zero] = cursor.array()?;

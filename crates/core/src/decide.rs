@@ -7,10 +7,11 @@
 
 use std::num::NonZeroU32;
 
+use crate::fences::Fences;
 use crate::lock::{Ephemeral, Fit, Lock, Mode, Request};
 use crate::queue::{Name, Rank, WaiterId, Waiting};
 use crate::step::{End, Event, Granted, Outcome, Refusal, Step};
-use crate::units::{ClientId, Fence, Fences, Instant, Token, Ttl};
+use crate::units::{ClientId, Fence, Instant, Token, Ttl};
 
 mod holds;
 mod serving;

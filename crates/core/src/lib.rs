@@ -4,6 +4,8 @@
 //! time comes in as an argument, and what must happen outside comes out as a [`Step`].
 //!
 //! - [`units`]: the numbers that mean something, each with its checked constructors
+//! - [`fences`]: the numbers of grants, and how many are reserved ahead
+//! - [`mark`]: the bytes by which the reserved ones are kept
 //! - [`lock`]: one resource, what is stored of it
 //! - [`queue`]: everybody who waits, in which order, until when
 //! - [`decide`]: the operations, over one lock and its line
@@ -17,14 +19,17 @@ pub mod codec;
 pub mod command;
 pub mod deadlock;
 pub mod decide;
+pub mod fences;
 pub mod lock;
+pub mod mark;
 pub mod queue;
 pub mod schedule;
 pub mod step;
 pub mod units;
 
 pub use decide::{Acquired, Confirmed, Counts, Turn};
+pub use fences::Fences;
 pub use lock::{Count, Ephemeral, Hold, Holding, Lock, Mode, Request};
 pub use queue::{Limits, Name, Newcomer, Rank, Waiter, WaiterId, Waiting};
 pub use step::{Change, End, Event, Granted, Outcome, Part, Refusal, Rest, Step};
-pub use units::{ClientId, Deadline, Fence, Fences, Instant, Token, Ttl, Wait};
+pub use units::{ClientId, Deadline, Fence, Instant, Token, Ttl, Wait};

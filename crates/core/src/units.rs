@@ -153,36 +153,6 @@ impl Fence {
     }
 }
 
-/// The one producer of fences: `max(last + 1, clock in microseconds)`.
-///
-/// A hybrid logical clock (Kulkarni et al. 2014) of one node: it follows the clock, so that losing `last` costs nothing
-/// while the clock is right, and goes on from `last`, so that a clock set back costs nothing while `last` is known.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Fences {
-    last: u64,
-}
-
-impl Fences {
-    /// The greatest number ever issued or accepted; 0 for none.
-    pub const fn last(&self) -> u64 {
-        self.last
-    }
-
-    /// The number of the next grant. None when the number space is used up (the year 2255), which refuses the grant.
-    pub fn issue(&mut self, now: Instant) -> Option<Fence> {
-        let fence = Fence::from_outside((self.last + 1).max(now.micros()))?;
-        self.last = fence.get();
-        Some(fence)
-    }
-
-    /// Goes on above `number` from now on; never goes back. Numbers no fence can have are passed over.
-    pub fn raise(&mut self, number: u64) {
-        if number <= Fence::MAX {
-            self.last = self.last.max(number);
-        }
-    }
-}
-
 /// Who holds or waits: 1 to 255 bytes, compared whole, never parsed. A token proves ownership, so Debug shows only how
 /// it begins.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -250,21 +220,6 @@ mod tests {
         assert!(!deadline.passed(Instant::from_micros(15_899)));
         assert!(deadline.passed(Instant::from_micros(16_000)));
         assert_eq!(deadline.left(granted), 5);
-    }
-
-    #[test]
-    fn fences_follow_the_clock_and_never_go_back() {
-        let mut fences = Fences::default();
-        assert_eq!(fences.issue(Instant::from_micros(100)).unwrap().get(), 100);
-        assert_eq!(fences.issue(Instant::from_micros(100)).unwrap().get(), 101);
-        assert_eq!(fences.issue(Instant::from_micros(5)).unwrap().get(), 102);
-        fences.raise(50);
-        assert_eq!(fences.issue(Instant::from_micros(5)).unwrap().get(), 103);
-        fences.raise(Fence::MAX + 1);
-        assert_eq!(fences.last(), 103);
-        fences.raise(Fence::MAX);
-        assert_eq!(fences.issue(Instant::from_micros(5)), None);
-        assert_eq!(fences.last(), Fence::MAX);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use redis::{Cmd, ErrorKind, RedisError, Value};
 use tokio_util::sync::CancellationToken;
 
 use super::Trouble;
+use super::reply::text;
 
 /// So many answers in a row that did not come in time make a connection suspect: a new one may reach the master where
 /// this one hangs.
@@ -103,10 +104,9 @@ async fn identify(redis: &mut MultiplexedConnection) -> Result<Result<Arc<str>, 
     {
         return Err(Trouble::error("has no dlock: load the module (libdlock.so) into it"));
     }
-    let info: Result<String, _> = redis::from_redis_value(info);
     let info = match info {
-        Ok(info) => info,
-        Err(why) => return Ok(Err(why.to_string().into())),
+        Value::ServerError(error) => return Ok(Err(text(&error).into())),
+        info => redis::from_redis_value::<String>(info).unwrap_or_default(),
     };
     let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
     Ok(run_id.map(|id| id.trim().into()).ok_or_else(|| "INFO names no run_id".into()))

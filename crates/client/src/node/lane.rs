@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 use super::{Connection, Node, Reply, Trouble, fresh_pauses};
+use crate::error::NodeState;
 use crate::quorum::{Refusal, Vote};
 
 /// All requests of a hold to a master go over one connection as long as it lasts, so that none overtakes another: a
@@ -20,6 +21,8 @@ pub(crate) struct Lane {
 #[derive(Debug, Default)]
 struct Way {
     connection: Option<Connection>,
+    /// It is not to be replaced: the hold ends with it.
+    only: bool,
     /// What was sent over it and has no answer yet.
     open: SmallVec<[Sent; 2]>,
     sent: u32,
@@ -42,9 +45,10 @@ impl Lane {
         Lane { node, way: Mutex::default() }
     }
 
-    /// Goes over this connection instead of the shared one.
+    /// Goes over this connection and no other one.
     pub(crate) fn take(&self, connection: Connection) {
-        self.way().connection = Some(connection);
+        let mut way = self.way();
+        (way.connection, way.only) = (Some(connection), true);
     }
 
     pub(crate) fn connection(&self) -> Option<Connection> {
@@ -83,6 +87,7 @@ impl Lane {
         {
             return Reply::Said(answer);
         }
+        self.way().only = false;
         let again = timeout(self.node.connection_limit(), async {
             let mut pauses = fresh_pauses();
             loop {
@@ -122,9 +127,26 @@ impl Lane {
         self.way().may_yet_set.is_none_or(|shorter| ttl <= shorter)
     }
 
+    /// How it is that no answer came.
+    pub(crate) fn silence(&self) -> NodeState {
+        match self.connection() {
+            Some(connection) if !connection.is_open() => {
+                NodeState::Down("the connection broke before the answer".into())
+            }
+            _ => NodeState::Slow,
+        }
+    }
+
     async fn current(&self) -> Result<Connection, Trouble> {
-        if let Some(connection) = self.connection().filter(Connection::is_good) {
-            return Ok(connection);
+        {
+            let way = self.way();
+            match &way.connection {
+                Some(connection) if connection.is_good() || (way.only && connection.is_open()) => {
+                    return Ok(connection.clone());
+                }
+                Some(_) if way.only => return Err(Trouble::down("its connection closed")),
+                _ => {}
+            }
         }
         let new = self.node.connection().await?;
         let mut way = self.way();

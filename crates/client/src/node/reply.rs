@@ -82,17 +82,20 @@ fn fence_or(value: &Value, null: Refusal) -> Option<Vote> {
 
 /// An error reply: a refusal by its word, anything else is a failure. Either way nothing was done.
 fn refusal<G>(error: &ServerError) -> Vote<G> {
-    let text = error.details().unwrap_or_default();
-    match error.code() {
-        "GRACE" => match text.parse().map(Duration::from_millis) {
-            Ok(left) => Vote::Refused(Refusal::Grace(left)),
-            Err(_) => Vote::Failed(Failure::Error(format!("GRACE {text}").into())),
-        },
-        "QUEUEFULL" => Vote::Refused(Refusal::QueueFull),
-        "DEADLOCK" => Vote::Refused(Refusal::Deadlock(text.into())),
-        "FENCEAHEAD" => Vote::Refused(Refusal::FenceAhead),
-        code => Vote::Failed(Failure::Error(format!("{code} {text}").trim_end().into())),
-    }
+    let details = error.details().unwrap_or_default();
+    let refusal = match error.code() {
+        "GRACE" => details.parse().ok().map(Duration::from_millis).map(Refusal::Grace),
+        "QUEUEFULL" => Some(Refusal::QueueFull),
+        "DEADLOCK" => Some(Refusal::Deadlock(details.into())),
+        "FENCEAHEAD" => Some(Refusal::FenceAhead),
+        _ => None,
+    };
+    refusal.map_or_else(|| Vote::Failed(Failure::Error(text(error).into())), Vote::Refused)
+}
+
+/// An error reply as the server wrote it.
+pub(super) fn text(error: &ServerError) -> String {
+    format!("{} {}", error.code(), error.details().unwrap_or_default()).trim_end().to_string()
 }
 
 impl<G> From<&Vote<G>> for NodeState {

@@ -52,7 +52,7 @@ fn check(seats: &[Seat], member: Member, connection: &Connection) -> Result<(), 
         // What has closed is nobody any more: addresses may be moved from server to server.
         let seated = seat.connection.as_ref().filter(|seated| seated.is_open());
         if place != usize::from(member.0) && seated.is_some_and(|seated| seated.server() == Ok(server)) {
-            return Err(Trouble::SameAs(Member(place as u8), seat.name.clone()));
+            return Err(Trouble::SameAs(seat.name.clone()));
         }
     }
     Ok(())

@@ -80,7 +80,7 @@ pub const HELP: Doc = Doc { name: "DLOCK.HELP", form: "", summary: "This list", 
 /// The effect that is replicated and logged; refused to everybody else.
 pub const SET: Doc = Doc {
     name: "DLOCK._SET",
-    form: "key change last-fence",
+    form: "key change",
     summary: "Internal: the effect of the other commands, as replicas and the append only file get it",
     complexity: "O(H) with H holders",
 };

@@ -1,7 +1,7 @@
 //! Whatever does not read as exactly one lock is refused whole.
 
 use dlock_core::codec::Malformed;
-use dlock_core::{Change, Lock};
+use dlock_core::{Change, Fence, Lock};
 use proptest::prelude::*;
 
 use super::{AT, NOW, Plain, PlainHold, READER, read, write};
@@ -118,4 +118,20 @@ fn the_longest_delay_can_be_read_again() {
     let plain = Plain { delay_until: AT + u64::from(u32::MAX) + 1, ..Plain::whole(0, 0, Vec::new()) };
     let lock = read(reader, &plain.bytes()).expect("a lock");
     assert_eq!(content(&lock).delay_until, AT + 1 + u64::from(u32::MAX));
+}
+
+#[test]
+fn an_effect_is_the_last_fence_and_a_change() {
+    let change = shared(&[b"a", b"b"]).bytes();
+    let effect = |last: u64| [&last.to_le_bytes()[..], &change].concat();
+    for last in [0, 1, Fence::MAX] {
+        let (written, read) = READER.read_effect(&effect(last)).expect("an effect");
+        assert_eq!((written, read), (READER.read(&change).expect("a lock"), last));
+    }
+    for last in [Fence::MAX + 1, u64::MAX] {
+        assert_eq!(READER.read_effect(&effect(last)), Err(Malformed::Value("last fence")));
+    }
+    for cut in [0, 7, 8, effect(1).len() - 1] {
+        assert_eq!(READER.read_effect(&effect(1)[..cut]), Err(Malformed::Short));
+    }
 }

@@ -22,12 +22,14 @@ impl System {
             assert!(part.put.iter().all(|token| !part.dropped.contains(token)), "put and dropped");
         }
         let mut bytes = Vec::new();
-        codec::write(lock, change, self.instant(), self.anchor(), &mut bytes);
+        let greatest = self.fences.last();
+        codec::write_effect(lock, change, greatest, self.instant(), self.anchor(), &mut bytes);
         let near = Reader { now: self.instant(), anchor: self.anchor(), origin: Origin::Live };
         let now = Instant::from_micros(self.now + FAR);
         let far = Reader { now, anchor: Anchor { boot: 99, offset: 0 }, origin: Origin::Live };
         for (reader, replica) in [(near, &mut self.near), (far, &mut self.far)] {
-            let written = reader.read(&bytes).expect("what was written can be read");
+            let (written, last) = reader.read_effect(&bytes).expect("what was written can be read");
+            assert_eq!(last, greatest);
             let mut lock = replica.remove(&key).unwrap_or_default();
             assert!(written.clone().apply(&mut lock), "an effect is refused");
             let once = lock.clone();

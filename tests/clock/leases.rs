@@ -1,44 +1,7 @@
 //! Leases and fences while the wall clock is set forth and back under the server.
 
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::{fs, process};
-
-use crate::harness::{Conn, Server, ServerKind, each_server, preloaded, until};
-
-const HOUR: i64 = 3_600;
-
-/// The wall clock of one server.
-struct WallClock(PathBuf);
-
-impl WallClock {
-    fn set_off_by(&self, seconds: i64) {
-        // Written in place: the server has this file mapped.
-        let file = fs::OpenOptions::new().write(true).create(true).truncate(false).open(&self.0);
-        let mut file = file.expect("the clock's file");
-        std::io::Write::write_all(&mut file, &(seconds * 1_000_000).to_ne_bytes()).expect("8 bytes");
-    }
-}
-
-impl Drop for WallClock {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
-}
-
-/// The same server with a wall clock that can be set.
-fn with_wall_clock(kind: &ServerKind) -> (ServerKind, WallClock) {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let name = format!("wall-clock-{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    let clock = WallClock(Path::new(env!("CARGO_TARGET_TMPDIR")).join(name));
-    clock.set_off_by(0);
-    (preloaded(kind, "tests/expiry/shim.c", &[("WALL_CLOCK", &clock.0)]), clock)
-}
-
-/// What the server takes for the time.
-fn seconds(conn: &mut Conn) -> i64 {
-    conn.ok("TIME").items()[0].text().parse().expect("seconds")
-}
+use crate::harness::wall_clock::{HOUR, WallClock, seconds};
+use crate::harness::{Conn, Server, each_server, until};
 
 #[track_caller]
 fn assert_left(conn: &mut Conn, range: std::ops::RangeInclusive<i64>) {
@@ -49,7 +12,7 @@ fn assert_left(conn: &mut Conn, range: std::ops::RangeInclusive<i64>) {
 #[test]
 fn a_clock_set_forward_ends_no_lease() {
     each_server(|kind| {
-        let (kind, clock) = with_wall_clock(kind);
+        let (kind, clock) = WallClock::of(kind);
         let server = Server::start(&kind);
         let mut conn = server.connect();
         let before = seconds(&mut conn);
@@ -73,7 +36,7 @@ fn a_clock_set_forward_ends_no_lease() {
 #[test]
 fn a_clock_set_back_makes_no_lease_longer() {
     each_server(|kind| {
-        let (kind, clock) = with_wall_clock(kind);
+        let (kind, clock) = WallClock::of(kind);
         let server = Server::start(&kind);
         let mut conn = server.connect();
         conn.ok("DLOCK.ACQUIRE k t 600000");
@@ -93,7 +56,7 @@ fn a_clock_set_back_makes_no_lease_longer() {
 #[test]
 fn a_clock_set_back_lowers_no_fence_in_a_running_server() {
     each_server(|kind| {
-        let (kind, clock) = with_wall_clock(kind);
+        let (kind, clock) = WallClock::of(kind);
         let server = Server::start(&kind);
         let mut conn = server.connect();
         let mut last = conn.ok("DLOCK.ACQUIRE k t 600000").int();
@@ -111,7 +74,7 @@ fn a_clock_set_back_lowers_no_fence_in_a_running_server() {
 fn after_a_restart_with_the_clock_set_the_remaining_time_and_the_fences_are_right() {
     each_server(|kind| {
         for rewrite in [false, true] {
-            let (kind, clock) = with_wall_clock(kind);
+            let (kind, clock) = WallClock::of(kind);
             let mut server = Server::options(&kind).conf("appendonly yes").conf("appendfsync always").start();
             let mut last = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
             for hours in [24, -24, 0] {

@@ -1,0 +1,162 @@
+//! What very many holds cost: a pair beside them, the memory of each, and the time to load them from an RDB file; all
+//! beside strings with a time to live.
+
+use std::io::Result;
+use std::time::Instant;
+
+use serde_json::json;
+
+use crate::many::{Many, Way};
+use crate::resp::{Conn, Value, strange};
+use crate::run::{Report, Run};
+use crate::table::{Ratios, Table, median, si};
+
+const SIZES: [u64; 5] = [1_000, 10_000, 100_000, 1_000_000, 10_000_000];
+
+/// How many are loaded from a file.
+const LOADED: u64 = 1_000_000;
+
+/// In one round.
+const PAIRS: u64 = 20_000;
+
+/// What was measured of one way beside so many holds.
+#[derive(Default)]
+struct Beside {
+    /// Microseconds of the server's processor time, a figure a round.
+    cpu_a_pair: Vec<f64>,
+    bytes_a_hold: f64,
+}
+
+/// Measures both tables.
+pub fn run(run: &Run) -> Result<Vec<Report>> {
+    Ok(vec![run.done(growth(run)?), run.done(loading(run)?)])
+}
+
+fn growth(run: &Run) -> Result<Report> {
+    let title = "What a pair costs beside so many holds, and what a hold takes";
+    let sizes = run.scale(&SIZES[..4], &SIZES);
+    let rounds = run.scale(5, 15);
+    // The least size is measured beside each of the others: a machine changes from minute to minute.
+    let mut least = [lane(run, Way::Dlock, sizes[0])?.0, lane(run, Way::Set, sizes[0])?.0];
+    let mut rows = Vec::new();
+    for &size in sizes {
+        run.progress(&format!("{title}: {} holds", si(size as f64)));
+        let (mut dlock, bytes) = lane(run, Way::Dlock, size)?;
+        let mut ours = Beside { bytes_a_hold: bytes, ..Beside::default() };
+        let (mut set, bytes) = lane(run, Way::Set, size)?;
+        let mut theirs = Beside { bytes_a_hold: bytes, ..Beside::default() };
+        let mut base = [Vec::new(), Vec::new()];
+        for round in 0..rounds {
+            let first = size + round * PAIRS;
+            base[0].push(cpu_of_pairs(&mut least[0], first)?);
+            ours.cpu_a_pair.push(cpu_of_pairs(&mut dlock, first)?);
+            base[1].push(cpu_of_pairs(&mut least[1], first)?);
+            theirs.cpu_a_pair.push(cpu_of_pairs(&mut set, first)?);
+        }
+        rows.push((size, ours, theirs, base));
+    }
+    Ok(growth_report(title, &rows))
+}
+
+/// A server with so many holds, and the bytes that each takes.
+fn lane(run: &Run, way: Way, holds: u64) -> Result<(Many, f64)> {
+    let mut many = Many::start(run, way, 0)?;
+    let before = used_memory(&mut many.conn)?;
+    many.take_lasting(0..holds)?;
+    let bytes = (used_memory(&mut many.conn)? - before) / holds as f64;
+    Ok((many, bytes))
+}
+
+fn used_memory(conn: &mut Conn) -> Result<f64> {
+    let Value::Text(info) = conn.call(&["INFO", "memory"])? else { return Err(strange("to INFO")) };
+    let field = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
+    field.and_then(|number| number.trim().parse().ok()).ok_or_else(|| strange(&info))
+}
+
+/// Microseconds of the server's processor time.
+fn cpu_of_pairs(many: &mut Many, first: u64) -> Result<f64> {
+    let before = many.server.cpu();
+    many.pairs(first..first + PAIRS).map_err(|why| many.explain(&why))?;
+    let taken =
+        many.server.cpu().zip(before).map_or(f64::NAN, |(after, before)| (after - before).as_secs_f64());
+    Ok(taken * 1e6 / PAIRS as f64)
+}
+
+/// Ratios are of rounds.
+fn growth_report(title: &str, rows: &[(u64, Beside, Beside, [Vec<f64>; 2])]) -> Report {
+    let head = [
+        "holds",
+        "dlock us/pair",
+        "x least",
+        "(min..max)",
+        "SET + DEL us/pair",
+        "x least",
+        "(min..max)",
+        "dlock bytes/hold",
+        "SET bytes",
+        "ratio",
+    ];
+    let mut table = Table::new(title, &head);
+    let mut lines = Vec::new();
+    for (size, ours, theirs, base) in rows {
+        let (grown, set_grown) =
+            (Ratios::of(&ours.cpu_a_pair, &base[0]), Ratios::of(&theirs.cpu_a_pair, &base[1]));
+        let (cpu, set_cpu) = (median(&ours.cpu_a_pair), median(&theirs.cpu_a_pair));
+        let memory = ours.bytes_a_hold / theirs.bytes_a_hold;
+        table.row(vec![
+            si(*size as f64),
+            format!("{cpu:.2}"),
+            grown.middle(),
+            grown.spread(),
+            format!("{set_cpu:.2}"),
+            set_grown.middle(),
+            set_grown.spread(),
+            format!("{:.0}", ours.bytes_a_hold),
+            format!("{:.0}", theirs.bytes_a_hold),
+            format!("{memory:.2}"),
+        ]);
+        lines.push(json!({
+            "holds": size, "dlock_us_per_pair": cpu, "dlock_grown": grown.json(), "set_us_per_pair": set_cpu,
+            "set_grown": set_grown.json(), "dlock_bytes": ours.bytes_a_hold, "set_bytes": theirs.bytes_a_hold,
+        }));
+    }
+    let notes = vec![
+        "us/pair: the server's processor time, depth 32. Bytes: used_memory, tokens of 20 bytes, keys of 17."
+            .to_owned(),
+    ];
+    Report { table, notes, json: json!({ "title": title, "sizes": lines }) }
+}
+
+/// How long an RDB file takes to load.
+fn loading(run: &Run) -> Result<Report> {
+    let holds = run.scale(LOADED / 10, LOADED);
+    let title = format!("Loading an RDB file of {} holds", si(holds as f64));
+    let rounds = run.scale(3, 7);
+    let mut lanes = [lane(run, Way::Set, holds)?.0, lane(run, Way::Dlock, holds)?.0];
+    let mut times = [Vec::new(), Vec::new()];
+    for lane in &mut lanes {
+        lane.conn.call(&["SAVE"])?;
+    }
+    for round in 0..rounds {
+        run.progress(&format!("{title}: round {} of {rounds}", round + 1));
+        for (lane, times) in lanes.iter_mut().zip(&mut times) {
+            times.push(load(lane).map_err(|why| lane.explain(&why))?);
+        }
+    }
+    let mut table = Table::new(&title, &["", "ms", "x strings", "(min..max)"]);
+    let mut lines = Vec::new();
+    for (name, of) in ["strings with a time to live", "dlock"].iter().zip(&times) {
+        let ratio = Ratios::of(of, &times[0]);
+        table.row(vec![(*name).into(), format!("{:.0}", median(of)), ratio.middle(), ratio.spread()]);
+        lines.push(json!({ "contender": name, "ms": median(of), "ratio": ratio.json() }));
+    }
+    Ok(Report { table, notes: Vec::new(), json: json!({ "title": title, "contenders": lines }) })
+}
+
+/// Empties the server, and loads its file. Milliseconds.
+fn load(many: &mut Many) -> Result<f64> {
+    many.conn.call(&["FLUSHALL", "SYNC"])?;
+    let start = Instant::now();
+    many.conn.call(&["DEBUG", "RELOAD", "NOSAVE"])?;
+    Ok(start.elapsed().as_secs_f64() * 1e3)
+}

@@ -1,0 +1,113 @@
+//! How many instructions the server executes for a pair, as callgrind counts them: what noise does not touch, so that a
+//! change of a few in a hundred shows. Compared with the figures that are kept in `crates/bench/instructions.json`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Error, Result};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::json;
+
+use crate::contenders::{BATCH, TOKEN, Way};
+use crate::resp::strange;
+use crate::run::{Report, Run};
+use crate::table::Table;
+
+/// What is counted, and with what kept.
+const COUNTED: [(&str, Way, &[&str]); 5] = [
+    ("dlock", Way::Dlock, &[]),
+    ("SET NX PX + DEL", Way::SetDel, &[]),
+    ("SET NX PX + compare-and-delete script", Way::SetScript, &[]),
+    ("dlock, append only file", Way::Dlock, AOF),
+    ("SET NX PX + DEL, append only file", Way::SetDel, AOF),
+];
+const AOF: &[&str] = &["--appendonly", "yes", "--appendfsync", "no"];
+
+/// A server is counted twice, once with so many pairs and once with so many more: the difference is theirs alone.
+const FEW: u64 = 50 * BATCH;
+const MORE: u64 = 500 * BATCH;
+
+/// By how much a figure may be greater than the kept one. The server's housekeeping falls into the count by chance.
+const TOLERANCE: f64 = 1.02;
+
+/// The figures of a server's version, by contender.
+type Kept = BTreeMap<String, BTreeMap<String, u64>>;
+
+fn kept_in() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("instructions.json")
+}
+
+/// Counts, and compares with the kept figures; with `keep` it replaces them.
+pub fn run(run: &Run, keep: bool) -> Result<Vec<Report>> {
+    let title = "Instructions a pair, depth 32";
+    if Command::new("valgrind").arg("--version").stdout(Stdio::null()).status().is_err() {
+        run.say(&format!(
+            "{title}: not measured, for valgrind is not installed (apt-get install valgrind)\n"
+        ));
+        return Ok(Vec::new());
+    }
+    let mut kept = read_kept()?;
+    let known = kept.entry(run.program.version()?).or_default();
+    let mut counted = Vec::new();
+    for (name, way, options) in COUNTED.into_iter().filter(|(name, ..)| run.wants(name)) {
+        run.progress(&format!("{title}: {name}"));
+        let few = count(run, way, options, FEW)?;
+        let more = count(run, way, options, FEW + MORE)?;
+        counted.push((name, (more - few) / MORE));
+    }
+    let report = report(title, &counted, known);
+    if keep {
+        known.extend(counted.iter().map(|(name, figure)| ((*name).to_owned(), *figure)));
+        fs::write(kept_in(), format!("{:#}\n", json!(kept)))?;
+    }
+    Ok(vec![run.done(report)])
+}
+
+fn read_kept() -> Result<Kept> {
+    let text = fs::read_to_string(kept_in())?;
+    serde_json::from_str(&text).map_err(|why| Error::other(format!("{}: {why}", kept_in().display())))
+}
+
+/// The instructions of a whole server that made so many pairs.
+fn count(run: &Run, way: Way, options: &[&str], pairs: u64) -> Result<u64> {
+    let file = std::env::temp_dir().join(format!("dlock-bench-{}.callgrind", std::process::id()));
+    let out = format!("--callgrind-out-file={}", file.display());
+    let tool = ["valgrind", "--quiet", "--trace-children=yes", "--tool=callgrind", &out];
+    let mut all = vec!["--hz", "1"];
+    all.extend(options);
+    let server = run.program.start_under(&tool, way.needs_module(), &all)?;
+    let mut conn = server.connect()?;
+    let contender =
+        way.prepare(&mut conn, TOKEN)?.ok_or_else(|| strange("a contender is not on this server"))?;
+    contender.pairs(&mut conn, 0..pairs).map_err(|why| server.explain(way.name(), &why))?;
+    server.shut_down()?;
+    let written = fs::read_to_string(&file)?;
+    fs::remove_file(&file)?;
+    let total = written
+        .lines()
+        .find_map(|line| line.strip_prefix("summary: "))
+        .or_else(|| written.lines().find_map(|line| line.strip_prefix("totals: ")));
+    let total = total.and_then(|number| number.trim().parse().ok());
+    total.ok_or_else(|| Error::other("callgrind wrote no total"))
+}
+
+fn report(title: &str, counted: &[(&str, u64)], known: &BTreeMap<String, u64>) -> Report {
+    let mut table = Table::new(title, &["", "instructions", "kept", "ratio"]);
+    let (mut lines, mut notes) = (Vec::new(), Vec::new());
+    for (name, figure) in counted {
+        let kept = known.get(*name).copied();
+        let ratio = kept.map(|kept| *figure as f64 / kept as f64);
+        table.row(vec![
+            (*name).into(),
+            figure.to_string(),
+            kept.map_or("none".into(), |kept| kept.to_string()),
+            ratio.map_or(String::new(), |ratio| format!("{ratio:.3}")),
+        ]);
+        if ratio > Some(TOLERANCE) {
+            notes.push(format!("SLOWER THAN KEPT: {name}. Find out why, or keep the new figure by --keep."));
+        }
+        lines.push(json!({ "contender": name, "instructions": figure, "kept": kept }));
+    }
+    Report { table, notes, json: json!({ "title": title, "contenders": lines }) }
+}

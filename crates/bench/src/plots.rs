@@ -1,0 +1,175 @@
+//! Pictures of what was measured, drawn from the JSON of the reports: so they can be drawn again without measuring.
+
+use std::io::{Error, Result};
+use std::ops::Range;
+use std::path::Path;
+
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+use serde_json::Value;
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// Whatever the plotting library calls an error.
+type Drawn = std::result::Result<(), Box<dyn std::error::Error>>;
+
+const WIDTH: u32 = 900;
+const OURS: RGBColor = RGBColor(0x1f, 0x77, 0xb4);
+const THEIRS: RGBColor = RGBColor(0x9a, 0x9a, 0x9a);
+const TEXT: (&str, u32) = ("sans-serif", 14);
+
+/// Draws what there is a picture for, one file a report, named after its title.
+pub fn draw(server: &str, reports: &[Value], folder: &Path) -> Result<Vec<String>> {
+    std::fs::create_dir_all(folder)?;
+    let mut files = Vec::new();
+    for report in reports {
+        let title = text(report, "title");
+        let file = format!("{}.svg", slug(title));
+        let path = folder.join(&file);
+        let title = format!("{title} ({server})");
+        let drawn = if report["sizes"].is_array() {
+            growth(&path, &title, list(report, "sizes"))
+        } else if report["contenders"][0]["server_us_per_pair"].is_number() {
+            ratios(&path, &title, list(report, "contenders"))
+        } else if report["contenders"][0]["wait_us"].is_object() {
+            waits(&path, &title, list(report, "contenders"))
+        } else {
+            continue;
+        };
+        drawn.map_err(|why| Error::other(format!("{}: {why}", path.display())))?;
+        files.push(file);
+    }
+    Ok(files)
+}
+
+fn text<'v>(value: &'v Value, field: &str) -> &'v str {
+    value[field].as_str().unwrap_or_default()
+}
+
+fn list<'v>(value: &'v Value, field: &str) -> &'v [Value] {
+    value[field].as_array().map_or(&[], Vec::as_slice)
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_default()
+}
+
+/// "Pairs, depth 32, nothing kept" as a file name: "pairs-depth-32-nothing-kept".
+fn slug(title: &str) -> String {
+    let words = title.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    words.collect::<Vec<_>>().join("-").to_lowercase()
+}
+
+fn colour(name: &str) -> RGBColor {
+    if name.starts_with("dlock") { OURS } else { THEIRS }
+}
+
+/// A row a contender: its name at the left, and what `draw` puts at its height.
+fn rows<'a, X>(
+    area: &Area<'a>,
+    title: &str,
+    contenders: &[Value],
+    (below, x): (&str, X),
+    draw: impl Fn(&mut Chart<'_, 'a, X::CoordDescType>, &Value, f64) -> Drawn,
+) -> Drawn
+where
+    X: AsRangedCoord<Value = f64>,
+    X::CoordDescType: ValueFormatter<f64>,
+{
+    area.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(area)
+        .caption(title, ("sans-serif", 17))
+        .margin(10)
+        .margin_right(30)
+        .x_label_area_size(45)
+        .y_label_area_size(330)
+        .build_cartesian_2d(x, contenders.len() as f64..0.0)?;
+    chart.configure_mesh().disable_y_mesh().y_labels(0).x_desc(below).label_style(TEXT).draw()?;
+    let right = Pos::new(HPos::Right, VPos::Center);
+    let left_edge = chart.plotting_area().get_pixel_range().0.start;
+    for (nth, contender) in contenders.iter().enumerate() {
+        let (name, y) = (text(contender, "contender"), nth as f64 + 0.5);
+        let (_, height) = chart.backend_coord(&(chart.x_range().start, y));
+        let style = TextStyle::from(TEXT).pos(right).color(&BLACK);
+        area.draw(&Text::new(name.to_owned(), (left_edge - 8, height), style))?;
+        draw(&mut chart, contender, y)?;
+    }
+    area.present()?;
+    Ok(())
+}
+
+type Chart<'c, 'a, X> =
+    ChartContext<'c, SVGBackend<'a>, Cartesian2d<X, plotters::coord::types::RangedCoordf64>>;
+
+fn height_of(contenders: &[Value]) -> u32 {
+    110 + 42 * contenders.len() as u32
+}
+
+/// Bars of medians with the spread of the rounds.
+fn ratios(path: &Path, title: &str, contenders: &[Value]) -> Drawn {
+    let area = SVGBackend::new(path, (WIDTH, height_of(contenders))).into_drawing_area();
+    let most = contenders.iter().map(|one| number(&one["ratio"]["max"])).fold(1.0, f64::max);
+    let below = "pairs a second beside SET NX PX + DEL in the same round: median, least and greatest";
+    rows(&area, title, contenders, (below, 0.0..most * 1.05), |chart, contender, y| {
+        let of = |field: &str| number(&contender["ratio"][field]);
+        let bar = [(0.0, y - 0.3), (of("median"), y + 0.3)];
+        chart.draw_series([Rectangle::new(bar, colour(text(contender, "contender")).mix(0.75).filled())])?;
+        chart.draw_series([PathElement::new([(of("min"), y), (of("max"), y)], BLACK.stroke_width(1))])?;
+        Ok(())
+    })
+}
+
+/// Waits on a logarithmic scale: p50, p99 and the longest.
+fn waits(path: &Path, title: &str, contenders: &[Value]) -> Drawn {
+    let area = SVGBackend::new(path, (WIDTH, height_of(contenders))).into_drawing_area();
+    let most = contenders.iter().map(|one| number(&one["wait_us"]["max"])).fold(1.0, f64::max);
+    let scale: Range<f64> = 0.01..most / 1e3 * 2.0;
+    let below = "wait for the lock, ms (logarithmic): p50 o, p99 x, longest |";
+    rows(&area, title, contenders, (below, scale.log_scale()), |chart, contender, y| {
+        let ms = |field: &str| number(&contender["wait_us"][field]) / 1e3;
+        let style = colour(text(contender, "contender")).stroke_width(2);
+        let line = PathElement::new([(ms("p50"), y), (ms("max"), y)], style.stroke_width(1));
+        chart.draw_series([line])?;
+        chart.draw_series([Circle::new((ms("p50"), y), 5, style.filled())])?;
+        chart.draw_series([Cross::new((ms("p99"), y), 5, style)])?;
+        chart.draw_series([PathElement::new([(ms("max"), y - 0.2), (ms("max"), y + 0.2)], style)])?;
+        Ok(())
+    })
+}
+
+/// How the cost of a pair grows with what the server holds.
+fn growth(path: &Path, title: &str, sizes: &[Value]) -> Drawn {
+    let area = SVGBackend::new(path, (WIDTH, 380)).into_drawing_area();
+    area.fill(&WHITE)?;
+    let holds = |one: &Value| number(&one["holds"]);
+    let range = sizes.first().map_or(1.0, holds)..sizes.last().map_or(10.0, holds);
+    let lines = [("dlock", "dlock_us_per_pair"), ("SET NX PX + DEL", "set_us_per_pair")];
+    let all = sizes.iter().flat_map(|one| lines.map(|(_, field)| number(&one[field])));
+    let most = all.fold(1.0, f64::max) * 1.15;
+    let mut chart = ChartBuilder::on(&area)
+        .caption(title, ("sans-serif", 17))
+        .margin(10)
+        .margin_right(30)
+        .x_label_area_size(45)
+        .y_label_area_size(60)
+        .build_cartesian_2d(range.log_scale(), 0.0..most)?;
+    chart
+        .configure_mesh()
+        .x_desc("holds (logarithmic)")
+        .y_desc("server us a pair")
+        .label_style(TEXT)
+        .draw()?;
+    for (name, field) in lines {
+        let style = colour(name).stroke_width(2);
+        let points: Vec<_> = sizes.iter().map(|one| (holds(one), number(&one[field]))).collect();
+        chart.draw_series(points.iter().map(|point| Circle::new(*point, 4, style.filled())))?;
+        let drawn = chart.draw_series(LineSeries::new(points, style))?;
+        drawn.label(name).legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], style));
+    }
+    let legend = &mut chart.configure_series_labels();
+    legend.background_style(WHITE.mix(0.8)).border_style(THEIRS).label_font(TEXT).draw()?;
+    area.present()?;
+    Ok(())
+}

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Builds the module and the command, and starts five independent servers in the foreground, on five free ports from 6401
+# on: a quorum to try things with.
+set -eu
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+
+cargo build --release --package dlock --package dlock-cli
+
+servers=()
+urls=()
+stop() {
+    trap - EXIT INT TERM
+    [ ${#servers[@]} -eq 0 ] || kill "${servers[@]}" 2>/dev/null || true
+    wait
+}
+trap stop EXIT
+trap 'exit 130' INT TERM
+
+# A port on which nobody answers is free.
+answers() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
+
+port=6401
+for _ in 1 2 3 4 5; do
+    while answers "$port"; do port=$((port + 1)); done
+    dir=$top/build/run/$port
+    mkdir -p "$dir"
+    # Nothing is kept, and no grace after a start: what was locked in the last try should not be locked in this one.
+    "$(redis_server)" --port "$port" --bind 127.0.0.1 --dir "$dir" --logfile log --save '' --appendonly no \
+        --notify-keyspace-events KEgd --loadmodule "$top/target/release/libdlock.so" &
+    servers+=($!)
+    urls+=("redis://127.0.0.1:$port")
+    until answers "$port"; do
+        kill -0 "${servers[-1]}" 2>/dev/null || fail "the server on port $port does not start: see $dir/log"
+        sleep 0.05
+    done
+done
+
+all=$(IFS=,; echo "${urls[*]}")
+cat <<END
+
+Five lock servers run, process ids ${servers[*]}. In another terminal:
+
+  export PATH="$top/target/release:\$PATH" DLOCK_SERVERS=$all
+  dlock run --fenced nightly -- sh -c 'echo "fence \$DLOCK_FENCE"; sleep 20'
+  dlock inspect nightly
+
+Kill two of them (kill ${servers[0]} ${servers[1]}): locks go on. A third one, and they do not. Ctrl-C ends all.
+
+END
+wait

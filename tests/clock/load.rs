@@ -1,0 +1,60 @@
+//! A clock that goes forth and back and stands while clients work.
+
+use std::sync::atomic::Ordering;
+
+use crate::harness::wall_clock::{HOUR, WallClock};
+use crate::harness::{Conn, Random, Server, each_server, until};
+use crate::history::History;
+use crate::work::{Clock, Plan, Worker, during};
+
+/// How often the clock is set on each server: `DLOCK_ROUNDS`.
+fn rounds() -> usize {
+    std::env::var("DLOCK_ROUNDS").map_or(20, |rounds| rounds.parse().expect("DLOCK_ROUNDS wants a number"))
+}
+
+/// A plain lock for longer than the test, as long as nobody else has it. Whether it was lost.
+fn plain(conn: &mut Conn) -> bool {
+    conn.ok("SET plain x NX PX 600000") == "OK"
+}
+
+#[test]
+fn nobody_is_granted_what_is_held_and_no_fence_is_lower() {
+    each_server(|kind| {
+        let mut random = Random::fresh();
+        let (kind, clock) = WallClock::of(kind);
+        let server = Server::start(&kind);
+        let mut conn = server.connect();
+        let plan = Plan { waits: vec!["", "BLOCK 5", "BLOCK 300"], ..Plan::new(&[20, 100, 300, 1_000]) };
+        let since = Clock::start();
+        let mut workers: Vec<Worker<'_>> =
+            (0..6).map(|n| Worker::new(format!("client{n}"), &plan, since, random.branch())).collect();
+        assert!(plain(&mut conn));
+        let mut lost = 0;
+        during(
+            &mut workers,
+            || server.port(),
+            |granted| {
+                for _ in 0..rounds() {
+                    match random.below(5) {
+                        0 => clock.freeze(&mut conn),
+                        _ => clock.set_off_by(random.below(2 * HOUR as usize) as i64 - HOUR),
+                    }
+                    let before = granted.load(Ordering::Relaxed);
+                    until("the clients have gone on", || granted.load(Ordering::Relaxed) > before + 30);
+                    lost += usize::from(plain(&mut conn));
+                }
+            },
+        );
+        assert!(lost > 0, "a plain lock has held, so the clock was hardly set");
+        let denied: Vec<String> = workers.iter().flat_map(|worker| worker.denied.clone()).collect();
+        assert!(denied.is_empty(), "{denied:#?}");
+        let holds: Vec<_> = workers.into_iter().flat_map(|worker| worker.holds).collect();
+        assert!(holds.iter().filter(|hold| hold.grant.is_some()).count() > 30 * rounds());
+        let history = History { holds, ..History::default() };
+        let wrong = [history.exclusion(), history.fences()].concat();
+        assert!(wrong.is_empty(), "{wrong:#?}");
+        for field in ["dlock_expiries", "dlock_timeouts", "dlock_hand_overs"] {
+            assert_ne!(server.info(field), "0", "{field}");
+        }
+    });
+}

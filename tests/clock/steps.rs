@@ -1,0 +1,150 @@
+//! One step of the clock under holders and waiters of every sort.
+
+use std::time::{Duration, Instant};
+
+use crate::harness::wall_clock::{HOUR, WallClock, seconds};
+use crate::harness::{Conn, Server, ServerKind, each_server, until};
+
+/// Somebody who waits in line.
+struct Waiter {
+    conn: Conn,
+    sent: Instant,
+}
+
+impl Waiter {
+    fn send(server: &Server, command: &str) -> Waiter {
+        let (mut conn, sent) = (server.connect(), Instant::now());
+        conn.send(&command.split(' ').collect::<Vec<_>>());
+        Waiter { conn, sent }
+    }
+
+    /// In vain, for no less than it said.
+    #[track_caller]
+    fn times_out(mut self, ms: u64) {
+        assert!(self.conn.read().is_nil());
+        let waited = self.sent.elapsed();
+        assert!(waited >= Duration::from_millis(ms), "over after {waited:?} instead of {ms} ms");
+    }
+
+    #[track_caller]
+    fn granted(mut self) -> i64 {
+        self.conn.read().int()
+    }
+
+    /// By the end of a lease that was asked for at `since`.
+    #[track_caller]
+    fn granted_after(self, since: Instant, ms: u64) -> i64 {
+        let fence = self.granted();
+        let lasted = since.elapsed();
+        assert!(lasted >= Duration::from_millis(ms), "a lease of {ms} ms is over after {lasted:?}");
+        fence
+    }
+}
+
+#[track_caller]
+fn assert_left(conn: &mut Conn, least: i64, most: i64) {
+    let left = conn.ok("DLOCK.PTTL long t").int();
+    assert!((least..=most).contains(&left), "{left} ms left");
+}
+
+/// `step` is taken with everybody in place. What becomes of a plain lock of 10 minutes, and of one of 300 ms after it
+/// should be over, says `plain`.
+fn everybody_through(kind: &ServerKind, step: impl Fn(&WallClock, &mut Conn), plain: impl Fn(&mut Conn)) {
+    let (kind, clock) = WallClock::of(kind);
+    let server = Server::start(&kind);
+    let mut conn = server.connect();
+    assert_eq!(conn.ok("SET plain x NX PX 600000"), "OK");
+    assert!(conn.ok("DLOCK.ACQUIRE long t 600000").int() > 0);
+    let short = Instant::now();
+    let mut fences = Vec::new();
+    for command in [
+        "DLOCK.ACQUIRE short t 700",
+        "DLOCK.ACQUIRE extended t 600000",
+        "DLOCK.ACQUIRE handed t 600000",
+        "DLOCK.ACQUIRE shared t 600000 SHARED",
+    ] {
+        fences.push(conn.ok(command).int());
+    }
+    let after_short = Waiter::send(&server, "DLOCK.ACQUIRE short u 600000 BLOCK 0");
+    let in_vain = Waiter::send(&server, "DLOCK.ACQUIRE long u 600000 BLOCK 1500");
+    let after_extended = Waiter::send(&server, "DLOCK.ACQUIRE extended u 600000 BLOCK 600000");
+    let first = Waiter::send(&server, "DLOCK.ACQUIRE handed u 600000 BLOCK 0");
+    until("they wait", || server.info("dlock_waiting") == "4");
+    let second = Waiter::send(&server, "DLOCK.ACQUIRE handed v 600000 BLOCK 600000");
+    let writer = Waiter::send(&server, "DLOCK.ACQUIRE shared u 600000 BLOCK 0");
+    until("all wait", || server.info("dlock_waiting") == "6");
+    assert_eq!(conn.ok("SET soon x NX PX 300"), "OK");
+
+    step(&clock, &mut conn);
+
+    // What is given back is handed over in that step, and in order.
+    assert_eq!(conn.ok("DLOCK.RELEASE handed t"), 1);
+    fences.push(first.granted());
+    assert_eq!(conn.ok("DLOCK.RELEASE handed u"), 1);
+    fences.push(second.granted());
+    assert_eq!(conn.ok("DLOCK.RELEASE shared t"), 1);
+    fences.push(writer.granted());
+    // Leases and waits that begin after the step are measured no differently.
+    let extended = Instant::now();
+    assert_eq!(conn.ok("DLOCK.EXTEND extended t 900"), 1);
+    let late = Instant::now();
+    fences.push(conn.ok("DLOCK.ACQUIRE late t 200").int());
+    let after_late = Waiter::send(&server, "DLOCK.ACQUIRE late u 600000 BLOCK 0");
+    let late_in_vain = Waiter::send(&server, "DLOCK.ACQUIRE long v 600000 BLOCK 300");
+
+    fences.push(after_late.granted_after(late, 200));
+    late_in_vain.times_out(300);
+    // These two end at about the same time.
+    let (one, other) = (after_short.granted_after(short, 700), after_extended.granted_after(extended, 900));
+    in_vain.times_out(1500);
+    plain(&mut conn);
+    assert_left(&mut conn, 500_000, 600_000);
+    assert_eq!(conn.ok("DLOCK.EXTEND long t 1200000"), 1);
+    assert_left(&mut conn, 1_100_000, 1_200_000);
+
+    assert!(fences.is_sorted_by(|a, b| a < b), "{fences:?}");
+    let last = conn.ok("DLOCK.ACQUIRE last t 600000").int();
+    assert!(last > one && last > other && fences.iter().all(|fence| last > *fence));
+    assert_eq!((server.info("dlock_expiries"), server.info("dlock_timeouts")), ("3".into(), "2".into()));
+    assert_eq!((server.info("dlock_hand_overs"), server.info("dlock_waiting")), ("6".into(), "0".into()));
+}
+
+#[test]
+fn an_hour_forward() {
+    each_server(|kind| {
+        let forward = |clock: &WallClock, conn: &mut Conn| {
+            let before = seconds(conn);
+            clock.set_off_by(HOUR);
+            until("the server sees the step", || seconds(conn) >= before + HOUR);
+        };
+        everybody_through(kind, forward, |conn| {
+            assert_eq!(conn.ok("EXISTS plain"), 0, "a plain lock of 10 minutes is lost");
+            assert_eq!(conn.ok("SET plain other NX PX 600000"), "OK", "and is somebody else's");
+        });
+    });
+}
+
+#[test]
+fn an_hour_back() {
+    each_server(|kind| {
+        let back = |clock: &WallClock, conn: &mut Conn| {
+            let before = seconds(conn);
+            clock.set_off_by(-HOUR);
+            until("the server sees the step", || seconds(conn) < before);
+        };
+        everybody_through(kind, back, |conn| {
+            assert!(conn.ok("PTTL soon").int() > 3_000_000, "a plain lock of 300 ms lasts an hour");
+        });
+    });
+}
+
+#[test]
+fn standing_still() {
+    each_server(|kind| {
+        everybody_through(kind, WallClock::freeze, |conn| {
+            let left = conn.ok("PTTL soon").int();
+            assert!(left > 0, "a plain lock of 300 ms never ends");
+            assert_eq!(conn.ok("PTTL soon"), left);
+        });
+    });
+}

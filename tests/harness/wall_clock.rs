@@ -1,0 +1,58 @@
+//! Servers whose wall clock can be set.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+
+use super::conn::Conn;
+use super::folder::Folder;
+use super::kinds::ServerKind;
+use super::preload::preloaded;
+use super::wait::until;
+
+pub const HOUR: i64 = 3_600;
+
+/// The wall clock of the servers that are made with it. Their other clocks are the machine's own.
+pub struct WallClock(Folder);
+
+impl WallClock {
+    /// The same server with a clock that can be set.
+    pub fn of(kind: &ServerKind) -> (ServerKind, WallClock) {
+        let clock = WallClock(Folder::new());
+        clock.set_off_by(0);
+        let file = clock.0.path().join("clock");
+        (preloaded(kind, "tests/harness/wall_clock.c", &[("WALL_CLOCK", &file)]), clock)
+    }
+
+    /// It runs, so many seconds ahead of the machine's.
+    pub fn set_off_by(&self, seconds: i64) {
+        self.write(seconds * 1_000_000, 0);
+    }
+
+    /// It stands at what this server takes for the time.
+    pub fn freeze(&self, conn: &mut Conn) {
+        let stands_at = micros(conn);
+        self.write(0, stands_at);
+        until("the server's clock stands", || micros(conn) == stands_at);
+    }
+
+    fn write(&self, off: i64, stands_at: i64) {
+        // In place and in one write: the servers have this file mapped.
+        let file =
+            OpenOptions::new().write(true).create(true).truncate(false).open(self.0.path().join("clock"));
+        let bytes = [off.to_ne_bytes(), stands_at.to_ne_bytes()].concat();
+        file.and_then(|file| file.write_all_at(&bytes, 0)).expect("the clock can be set");
+    }
+}
+
+/// What the server takes for the time, in seconds.
+#[track_caller]
+pub fn seconds(conn: &mut Conn) -> i64 {
+    micros(conn) / 1_000_000
+}
+
+#[track_caller]
+fn micros(conn: &mut Conn) -> i64 {
+    let time = conn.ok("TIME");
+    let part = |at: usize| time.items()[at].text().parse::<i64>().expect("a number");
+    part(0) * 1_000_000 + part(1)
+}

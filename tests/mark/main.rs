@@ -1,0 +1,51 @@
+//! The fence mark: whatever is lost, and wherever the clock is set, no fence is lower than one before.
+
+#[path = "../harness/mod.rs"]
+mod harness;
+
+mod file;
+mod restarts;
+mod steps;
+mod unwritable;
+
+use std::fs;
+use std::path::PathBuf;
+
+use harness::{Server, until};
+
+const DAY: i64 = 24 * harness::wall_clock::HOUR;
+
+/// Where the server keeps its mark.
+fn path(server: &Server) -> PathBuf {
+    server.dir().join(format!("dlock-{}.fence", server.port()))
+}
+
+/// The number in a server's mark file.
+#[track_caller]
+fn stored(path: &PathBuf) -> i64 {
+    let text = fs::read_to_string(path).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
+    let words: Vec<&str> = text.trim_end().split(' ').collect();
+    let ["dlock-fence-mark", "1", mark, rest] = words[..] else { panic!("{text:?}") };
+    let [mark, rest] = [mark, rest].map(|number| number.parse::<i64>().expect("a number"));
+    assert_eq!(mark + rest, (1 << 53) - 1, "{text:?}");
+    mark
+}
+
+fn number(server: &Server, field: &str) -> i64 {
+    server.info(field).parse().expect("a number")
+}
+
+fn status(server: &Server) -> String {
+    server.info("dlock_fence_mark_status")
+}
+
+#[track_caller]
+fn until_status(server: &Server, wanted: &str) {
+    until(&format!("the mark is {wanted}"), || status(server) == wanted);
+}
+
+/// How often the log says so.
+fn told(server: &Server, words: &str) -> usize {
+    let log = server.log();
+    log.lines().filter(|line| line.contains("dlock.fence-mark: ") && line.contains(words)).count()
+}
