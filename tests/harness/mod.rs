@@ -44,7 +44,7 @@ pub use server::Server;
 pub use stream::Stream;
 pub use value::Value;
 pub use wait::{PATIENCE, until, until_some, until_within};
-pub use wire::{Wire, encode};
+pub use wire::{Wire, encode, parse};
 
 /// The folder of the whole project: this is compiled into the tests of more than one package.
 pub fn project() -> &'static Path {
