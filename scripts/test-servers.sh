@@ -14,5 +14,5 @@ say "the module"
 # The tests would build it too, but silently.
 cargo build --package dlock
 say "integration tests"
-cargo test --package dlock
+cargo test --package dlock --package dlock-cli
 say "all is well"
