@@ -1,12 +1,21 @@
 //! What is asked for: one resource or several, and how.
 
+use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::Token;
+use dlock_core::command::MAX_LABEL;
+use dlock_core::{Mode, Token};
 
+use crate::attempt::{Attempt, Patience};
+use crate::client::Client;
+use crate::clock::now;
 use crate::error::AcquireError;
-use crate::guard::{Guard, Guards};
+use crate::guard::{Guard, Share};
+use crate::hold::Hold;
 use crate::inspect::Place;
+use crate::keeper::{Keeping, keep};
+use crate::line::Told;
 
 /// For how long somebody else's hold is waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,92 +30,136 @@ pub enum Wait {
 
 /// A lock to be acquired: see [`Client::lock`](crate::Client::lock). The options come in any order.
 #[must_use = "nothing is asked for before acquire()"]
-pub struct Acquire {}
+pub struct Acquire {
+    client: Client,
+    resource: Vec<u8>,
+    options: Options,
+}
+
+/// How it is asked for.
+#[derive(Clone)]
+struct Options {
+    ttl: Duration,
+    wait: Wait,
+    mode: Asked,
+    fenced: bool,
+    reentrant: bool,
+    ephemeral: bool,
+    delay: Duration,
+    label: String,
+    renew: bool,
+    max_hold: Option<Duration>,
+    notice: Option<Duration>,
+    token: Option<Token>,
+    told: Option<Told>,
+}
+
+/// The mode before its number is checked.
+#[derive(Clone, Copy)]
+enum Asked {
+    Exclusive,
+    Shared,
+    Permits(u32),
+}
 
 impl Acquire {
     /// The lease, 1 ms to the servers' `dlock.max-ttl` (a day unless they say otherwise); default 30 s. A holder that dies
     /// loses the lock after it; a holder that lives renews it at every third of it.
     ///
     /// 30 s is longer than the pauses that real machines make, and short enough to wait for.
-    pub fn ttl(self, _ttl: Duration) -> Self {
-        todo!()
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.options.ttl = ttl;
+        self
     }
 
     /// For how long somebody else's hold is waited for; default [`Wait::Forever`], as a mutex.
     ///
     /// Who waits stands in line at one master, in the order of asking. Masters in grace are waited for as well; masters
     /// that are down only as [`Retry`](crate::Retry) says.
-    pub fn wait(self, _wait: Wait) -> Self {
-        todo!()
+    pub fn wait(mut self, wait: Wait) -> Self {
+        self.options.wait = wait;
+        self
     }
 
     /// Any number of sharers, no exclusive holder beside them.
-    pub fn shared(self) -> Self {
-        todo!()
+    pub fn shared(mut self) -> Self {
+        self.options.mode = Asked::Shared;
+        self
     }
 
     /// At most `n` holders, 1 to 2147483647. On a single server only: permits cannot be counted by majorities.
-    pub fn permits(self, _n: u32) -> Self {
-        todo!()
+    pub fn permits(mut self, n: u32) -> Self {
+        self.options.mode = Asked::Permits(n);
+        self
     }
 
     /// With a fence that is greater than that of every earlier hold of the resource, over the whole quorum: one round
     /// trip more. On a single server every hold has one.
-    pub fn fenced(self) -> Self {
-        todo!()
+    pub fn fenced(mut self) -> Self {
+        self.options.fenced = true;
+        self
     }
 
     /// Enter again where this client (or a clone of it) holds the resource by a re-entrant acquisition already: the guard
     /// is of the same hold, and the hold ends with its last guard. Counted in the client, so it costs no request; the
     /// servers know of one hold. Who is the owner? The client: [`Client::session`](crate::Client::session) makes another.
-    pub fn reentrant(self) -> Self {
-        todo!()
+    pub fn reentrant(mut self) -> Self {
+        self.options.reentrant = true;
+        self
     }
 
     /// The hold also ends when its connection closes. On a single server only. A connection of its own carries it.
-    pub fn ephemeral(self) -> Self {
-        todo!()
+    pub fn ephemeral(mut self) -> Self {
+        self.options.ephemeral = true;
+        self
     }
 
     /// If the hold ends by its lease or a lost connection, nobody is granted the lock for so long, so that what the dead
     /// holder still had in flight can land.
-    pub fn delay(self, _delay: Duration) -> Self {
-        todo!()
+    pub fn delay(mut self, delay: Duration) -> Self {
+        self.options.delay = delay;
+        self
     }
 
     /// Free text for people (host, job), at most 255 bytes, shown by [`inspect`](crate::Client::inspect).
-    pub fn label(self, _label: impl Into<String>) -> Self {
-        todo!()
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.options.label = label.into();
+        self
     }
 
     /// Whether the lease is renewed by itself at every third of the ttl; default true. A third leaves two more tries
     /// before the hold is lost.
-    pub fn renew(self, _renew: bool) -> Self {
-        todo!()
+    pub fn renew(mut self, renew: bool) -> Self {
+        self.options.renew = renew;
+        self
     }
 
     /// Renews no longer than until so long after the acquisition; default: no limit. A holder that hangs for ever would
     /// otherwise hold for ever.
-    pub fn max_hold(self, _longest: Duration) -> Self {
-        todo!()
+    pub fn max_hold(mut self, longest: Duration) -> Self {
+        self.options.max_hold = Some(longest);
+        self
     }
 
     /// How long before its validity ends the hold is declared lost; default a tenth of the ttl. It is the time that is left
     /// to the holder to stop. At most half of the ttl.
-    pub fn notice(self, _notice: Duration) -> Self {
-        todo!()
+    pub fn notice(mut self, notice: Duration) -> Self {
+        self.options.notice = Some(notice);
+        self
     }
 
     /// Acquire for this token instead of a fresh one. It must never have been used for this resource before: a release of
     /// its former life that is still under way would end the new one. There is one round for it, and in a quorum no
     /// second place in line after a lost one.
-    pub fn token(self, _token: Token) -> Self {
-        todo!()
+    pub fn token(mut self, token: Token) -> Self {
+        self.options.token = Some(token);
+        self
     }
 
     /// Called with the place in line when it is known, and when it changes; about twice a second.
-    pub fn on_place(self, _told: impl Fn(Place) + Send + Sync + 'static) -> Self {
-        todo!()
+    pub fn on_place(mut self, told: impl Fn(Place) + Send + Sync + 'static) -> Self {
+        self.options.told = Some(Arc::new(told));
+        self
     }
 
     /// Acquires it.
@@ -114,27 +167,116 @@ impl Acquire {
     /// Dropping the future is safe at any moment: what was granted meanwhile is released, and no waiter stays in line, on
     /// every master that can be reached.
     pub async fn acquire(self) -> Result<Guard, AcquireError> {
-        todo!()
+        let (attempt, keeping) = self.checked().map_err(AcquireError::Option)?;
+        if !self.options.reentrant {
+            return Ok(Guard::new(hold(attempt, keeping).await?));
+        }
+        let Some(mut entry) = self.client.session.entry(&self.resource, attempt.patience).await else {
+            return Err(attempt.taken_by_ourselves());
+        };
+        if let Some(share) = entry.upgrade().filter(|share| share.0.state().loss.is_none()) {
+            share.0.check_entry(attempt.mode, attempt.fenced).map_err(AcquireError::Option)?;
+            return Ok(Guard::new(share));
+        }
+        let share = hold(attempt, keeping).await?;
+        *entry = Arc::downgrade(&share);
+        Ok(Guard::new(share))
     }
 
     /// [`acquire`](Self::acquire) without waiting: None if somebody else has it.
     pub async fn try_acquire(self) -> Result<Option<Guard>, AcquireError> {
-        todo!()
+        match self.wait(Wait::No).acquire().await {
+            Ok(guard) => Ok(Some(guard)),
+            Err(AcquireError::Taken { .. }) => Ok(None),
+            Err(why) => Err(why),
+        }
+    }
+
+    pub(crate) fn new(client: Client, resource: Vec<u8>) -> Acquire {
+        let options = Options {
+            ttl: Duration::from_secs(30),
+            wait: Wait::Forever,
+            mode: Asked::Exclusive,
+            fenced: false,
+            reentrant: false,
+            ephemeral: false,
+            delay: Duration::ZERO,
+            label: String::new(),
+            renew: true,
+            max_hold: None,
+            notice: None,
+            token: None,
+            told: None,
+        };
+        Acquire { client, resource, options }
+    }
+
+    /// The same for another resource.
+    pub(crate) fn of(&self, resource: Vec<u8>) -> Acquire {
+        Acquire { client: self.client.clone(), resource, options: self.options.clone() }
+    }
+
+    pub(crate) fn wait_limit(&self) -> Wait {
+        self.options.wait
+    }
+
+    /// Everything in its range; or what is not.
+    fn checked(&self) -> Result<(Attempt, Keeping), String> {
+        let options = &self.options;
+        let service = self.client.service.clone();
+        let (lease, ttl) = service.lease_for(options.ttl)?;
+        let mode = match options.mode {
+            Asked::Exclusive => Mode::Exclusive,
+            Asked::Shared => Mode::Shared,
+            Asked::Permits(n) => {
+                let n = NonZeroU32::new(n).filter(|n| n.get() <= i32::MAX as u32);
+                Mode::Permits(n.ok_or("there are 1 to 2147483647 permits")?)
+            }
+        };
+        let single = service.nodes.len() == 1;
+        if !single && matches!(mode, Mode::Permits(_)) {
+            return Err("permits need a single server: majorities cannot count them".into());
+        }
+        if !single && options.ephemeral {
+            return Err("an ephemeral hold needs a single server: it ends with one connection".into());
+        }
+        if options.label.len() > MAX_LABEL {
+            return Err(format!("a label has at most {MAX_LABEL} bytes"));
+        }
+        if options.notice.is_some_and(|notice| notice > lease.ttl() / 2) {
+            return Err("the notice is at most half of the ttl: a renewal has to have time to fail".into());
+        }
+        let delay = u32::try_from(options.delay.as_millis()).map_err(|_| "a delay lasts at most 49 days")?;
+        let renewed_for = options.renew.then_some(options.max_hold.unwrap_or(Duration::MAX));
+        let keeping = Keeping { renewed_for, notice: options.notice };
+        let patience = match options.wait {
+            Wait::No => Patience::None,
+            Wait::For(limit) => Patience::Until(now() + limit),
+            Wait::Forever => Patience::Endless,
+        };
+        let attempt = Attempt {
+            service,
+            resource: self.resource.clone(),
+            token: options.token.clone(),
+            ttl,
+            lease,
+            mode,
+            fenced: options.fenced,
+            ephemeral: options.ephemeral,
+            delay,
+            label: options.label.clone(),
+            patience,
+            told: options.told.clone(),
+        };
+        Ok((attempt, keeping))
     }
 }
 
-/// Several locks to be acquired, all or none: see [`Client::lock_all`](crate::Client::lock_all).
-#[must_use = "nothing is asked for before acquire()"]
-pub struct AcquireAll {}
-
-impl AcquireAll {
-    /// Sets the options that hold for each of them: `.each(|lock| lock.ttl(..).shared())`. The wait is for all together.
-    pub fn each(self, _options: impl FnOnce(Acquire) -> Acquire) -> Self {
-        todo!()
-    }
-
-    /// Acquires all, or releases what it got.
-    pub async fn acquire(self) -> Result<Guards, AcquireError> {
-        todo!()
-    }
+/// Acquires, and sees to it that the hold is kept.
+async fn hold(attempt: Attempt, keeping: Keeping) -> Result<Arc<Share>, AcquireError> {
+    let (service, lease) = (attempt.service.clone(), attempt.lease);
+    let spoils = attempt.run().await?;
+    let hold = Hold::new(service.clone(), lease, spoils);
+    service.attend(keep(hold.clone(), keeping));
+    Ok(Arc::new(Share(hold)))
 }

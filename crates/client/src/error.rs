@@ -146,6 +146,14 @@ pub enum AcquireError {
         /// What each master said in the last round.
         report: Report,
     },
+    /// Of several locks, one was lost while the others were waited for.
+    #[error("{resource} was lost while the other locks were waited for: {why}")]
+    LostMeanwhile {
+        /// Which one.
+        resource: String,
+        /// Why.
+        why: Lost,
+    },
     /// An option is out of its range, or does not go with the number of servers.
     #[error("{0}")]
     Option(String),
@@ -159,7 +167,7 @@ impl AcquireError {
             | AcquireError::Deadlock { report, .. }
             | AcquireError::QuorumImpossible { report, .. }
             | AcquireError::TooLate { report, .. } => Some(report),
-            AcquireError::Option(_) => None,
+            AcquireError::LostMeanwhile { .. } | AcquireError::Option(_) => None,
         }
     }
 }

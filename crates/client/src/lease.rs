@@ -1,5 +1,6 @@
 //! How long a hold may be trusted. No clock is read here: every instant is an argument.
 
+use std::ops::Add;
 use std::time::Duration;
 
 /// A point on the machine's boot-time clock (`CLOCK_BOOTTIME`), which never steps and runs on while the machine is
@@ -7,6 +8,14 @@ use std::time::Duration;
 /// it still holds what ran out an hour ago.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(Duration);
+
+impl Add<Duration> for Instant {
+    type Output = Instant;
+
+    fn add(self, by: Duration) -> Instant {
+        Self(self.0.saturating_add(by))
+    }
+}
 
 impl Instant {
     /// The instant `uptime` after the boot, suspends included.
@@ -54,7 +63,7 @@ impl Lease {
     /// much as the request took and by the drift. Nothing else than the instant before the first send is sound: a
     /// reply can be late by any time (`tests/model.rs` has the counterexamples).
     pub fn valid_until(self, sent: Instant) -> Instant {
-        Instant(sent.0.saturating_add(self.ttl - self.drift))
+        sent + (self.ttl - self.drift)
     }
 }
 

@@ -1,0 +1,60 @@
+//! Several locks, all or none.
+
+use crate::acquire::{Acquire, Wait};
+use crate::clock::now;
+use crate::error::AcquireError;
+use crate::guard::Guards;
+use crate::reading::shown;
+
+/// Several locks to be acquired, all or none: see [`Client::lock_all`](crate::Client::lock_all).
+#[must_use = "nothing is asked for before acquire()"]
+pub struct AcquireAll {
+    /// Sorted, each once.
+    pub(crate) resources: Vec<Vec<u8>>,
+    pub(crate) each: Acquire,
+}
+
+impl AcquireAll {
+    /// Sets the options that hold for each of them: `.each(|lock| lock.ttl(..).shared())`. The wait is for all together.
+    pub fn each(mut self, options: impl FnOnce(Acquire) -> Acquire) -> Self {
+        self.each = options(self.each);
+        self
+    }
+
+    /// Acquires all, or releases what it got.
+    pub async fn acquire(self) -> Result<Guards, AcquireError> {
+        let end = match self.each.wait_limit() {
+            Wait::For(limit) => Some(now() + limit),
+            Wait::No | Wait::Forever => None,
+        };
+        let mut guards = Guards(Vec::with_capacity(self.resources.len()));
+        for resource in self.resources {
+            let mut next = self.each.of(resource);
+            if let Some(end) = end {
+                next = next.wait(Wait::For(end.saturating_since(now())));
+            }
+            let got = tokio::select! {
+                got = next.acquire() => got,
+                lost = guards.first_lost() => Err(lost),
+            };
+            match got {
+                Ok(guard) => guards.0.push(guard),
+                Err(why) => {
+                    // What goes wrong here goes on in the background, and ends with the leases.
+                    let _ = guards.release().await;
+                    return Err(why);
+                }
+            }
+        }
+        Ok(guards)
+    }
+}
+
+impl Guards {
+    async fn first_lost(&self) -> AcquireError {
+        let why = self.lost().await;
+        let lost = self.iter().find(|guard| guard.loss().is_some());
+        let resource = lost.map_or_else(String::new, |guard| shown(guard.resource()));
+        AcquireError::LostMeanwhile { resource, why }
+    }
+}

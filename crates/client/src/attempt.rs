@@ -1,0 +1,193 @@
+//! An acquisition from the first question to the last: rounds, the line, pauses.
+
+use dlock_core::{Mode, Token, Ttl};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::sleep;
+
+use crate::clock::{now, sleep_until};
+use crate::error::{AcquireError, NodeState, Report};
+use crate::lease::{Instant, Lease};
+use crate::line::{Queueing, Told};
+use crate::node::Connection;
+use crate::pauses::Pauses;
+use crate::quorum::{Failure, Loss, Member, Plan, Refusal, Vote};
+use crate::reading::shown;
+use crate::request::{Wish, fresh_token};
+use crate::round::{Defeat, Round, Spoils, Start};
+use crate::service::{Lanes, Service};
+
+/// What is wanted.
+pub(crate) struct Attempt {
+    pub(crate) service: Arc<Service>,
+    pub(crate) resource: Vec<u8>,
+    /// Instead of a fresh one for each round: then there is one round.
+    pub(crate) token: Option<Token>,
+    pub(crate) ttl: Ttl,
+    pub(crate) lease: Lease,
+    pub(crate) mode: Mode,
+    pub(crate) fenced: bool,
+    pub(crate) ephemeral: bool,
+    /// In ms.
+    pub(crate) delay: u32,
+    pub(crate) label: String,
+    pub(crate) patience: Patience,
+    pub(crate) told: Option<Told>,
+}
+
+/// For how long somebody else's hold is waited for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Patience {
+    None,
+    Until(Instant),
+    Endless,
+}
+
+impl Patience {
+    pub(crate) fn is_over(self) -> bool {
+        match self {
+            Patience::None => true,
+            Patience::Until(end) => now() >= end,
+            Patience::Endless => false,
+        }
+    }
+
+    fn end(self) -> Option<Instant> {
+        match self {
+            Patience::Until(end) => Some(end),
+            Patience::None | Patience::Endless => None,
+        }
+    }
+}
+
+impl Attempt {
+    pub(crate) async fn run(self) -> Result<Spoils, AcquireError> {
+        let own = self.own_connection().await?;
+        // Who asks for itself under one token has one round, so that must be the one in line.
+        let waits = !matches!(self.patience, Patience::None);
+        let mut line = (waits && self.token.is_some()).then(|| self.service.line_order());
+        let retry = self.service.retry;
+        let mut pauses = Pauses::new(retry.pause, Duration::from_secs(10));
+        let mut failed_lines = 0;
+        loop {
+            let defeat = match self.round(line.as_deref(), own.clone()).run().await {
+                Ok(spoils) => return Ok(spoils),
+                Err(defeat) => defeat,
+            };
+            if self.is_final(&defeat) {
+                return Err(self.error(defeat));
+            }
+            let was_in_line = line.take().is_some();
+            match defeat.loss {
+                Loss::Taken if !was_in_line => {
+                    line = Some(defeat.line(self.service.line_order()));
+                    continue;
+                }
+                Loss::Impossible => match self.service.grace(&defeat.votes) {
+                    Some(left) => self.pause(left).await,
+                    None if was_in_line && failed_lines < retry.times => failed_lines += 1,
+                    None => return Err(self.error(defeat)),
+                },
+                Loss::Taken | Loss::TooLate => {}
+            }
+            // Once around: not at once, or who lost to others would only get in their way again.
+            self.pause(pauses.next()).await;
+        }
+    }
+
+    fn round(&self, line: Option<&[Member]>, own: Option<Connection>) -> Round {
+        let wish = Wish {
+            resource: self.resource.clone(),
+            token: self.token.clone().unwrap_or_else(fresh_token),
+            ttl: self.ttl,
+            mode: self.mode,
+            ephemeral: self.ephemeral,
+            delay: self.delay,
+            label: self.label.clone(),
+        };
+        let lanes: Lanes = self.service.lanes();
+        if let Some(own) = own {
+            lanes[0].take(own);
+        }
+        let waits = !matches!(self.patience, Patience::None);
+        let start = match line {
+            Some(order) => {
+                Start::InLine(order, Queueing { until: self.patience.end(), told: self.told.clone() })
+            }
+            None => Start::AtOnce(self.service.line_order().first().copied().filter(|_| waits)),
+        };
+        let (quorum, retries) = (self.service.quorum, self.service.retry.times);
+        let plan = Plan { quorum, lease: self.lease, fenced: self.fenced, retries };
+        Round::begin(&self.service, plan, wish, lanes, start)
+    }
+
+    /// An ephemeral hold lives on a connection of its own.
+    async fn own_connection(&self) -> Result<Option<Connection>, AcquireError> {
+        if !self.ephemeral {
+            return Ok(None);
+        }
+        let mut pauses = Pauses::new(self.service.retry.pause, Duration::from_secs(10));
+        let mut left = self.service.retry.times;
+        loop {
+            match self.service.nodes[0].own_connection().await {
+                Ok(connection) => return Ok(Some(connection)),
+                Err(_) if left > 0 => left -= 1,
+                Err(trouble) => {
+                    let state = NodeState::from(&Vote::<()>::Failed(Failure::from(trouble)));
+                    let (resource, report) = (shown(&self.resource), self.service.report_of([state]));
+                    return Err(AcquireError::QuorumImpossible { resource, report });
+                }
+            }
+            sleep(pauses.next()).await;
+        }
+    }
+
+    /// Whether there is no sense in another round, or no right to it.
+    fn is_final(&self, defeat: &Defeat) -> bool {
+        self.token.is_some()
+            || defeat.loss == Loss::TooLate
+            || self.patience.is_over()
+            || defeat.refused(|why| matches!(why, Refusal::QueueFull | Refusal::Deadlock(_)))
+    }
+
+    /// No longer than is waited at all.
+    async fn pause(&self, pause: Duration) {
+        let end = now() + pause;
+        sleep_until(self.patience.end().map_or(end, |patience| patience.min(end))).await;
+    }
+
+    /// Another task of the same owner is acquiring it.
+    pub(crate) fn taken_by_ourselves(&self) -> AcquireError {
+        let unasked = self.service.nodes.iter().map(|_| NodeState::Unasked);
+        AcquireError::Taken { resource: shown(&self.resource), report: self.service.report_of(unasked) }
+    }
+
+    fn error(&self, defeat: Defeat) -> AcquireError {
+        let resource = shown(&self.resource);
+        let deadlock = defeat.refused(|why| matches!(why, Refusal::Deadlock(_)));
+        let report: Report = defeat.report;
+        match defeat.loss {
+            _ if deadlock => AcquireError::Deadlock { resource, report },
+            Loss::Taken => AcquireError::Taken { resource, report },
+            Loss::Impossible => AcquireError::QuorumImpossible { resource, report },
+            Loss::TooLate => AcquireError::TooLate { resource, report },
+        }
+    }
+}
+
+impl Defeat {
+    fn refused(&self, which: impl Fn(&Refusal) -> bool) -> bool {
+        self.votes.iter().flatten().any(|vote| matches!(vote, Vote::Refused(why) if which(why)))
+    }
+
+    /// Those of `order` at which waiting makes sense.
+    fn line(&self, order: Vec<Member>) -> Vec<Member> {
+        let reachable = |member: &Member| {
+            !matches!(
+                self.votes[usize::from(member.0)],
+                Some(Vote::Failed(_) | Vote::Unknown | Vote::Refused(Refusal::Grace(_)))
+            )
+        };
+        order.into_iter().filter(reachable).collect()
+    }
+}

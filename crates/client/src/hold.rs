@@ -1,0 +1,160 @@
+//! What is held, behind all guards of it: until when, whether it is lost, how it is extended and ended.
+
+use dlock_core::Mode;
+use futures_util::StreamExt;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Mutex as Turn, Notify};
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::now;
+use crate::error::{ExtendError, Lost, ReleaseError};
+use crate::extend::extend;
+use crate::lease::{Instant, Lease};
+use crate::quorum::{Extension, Fence};
+use crate::release::Releases;
+use crate::request::{self, Wish};
+use crate::round::{Calls, Spoils};
+use crate::service::{Lanes, Service};
+
+/// A hold.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    service: Arc<Service>,
+    pub(crate) wish: Arc<Wish>,
+    pub(crate) fence: Option<Fence>,
+    lanes: Lanes,
+    state: Mutex<State>,
+    /// One extension at a time: answers to two would contradict each other.
+    turn: Turn<()>,
+    /// Told when the state changes otherwise than by the keeper.
+    pub(crate) changed: Notify,
+    pub(crate) lost: CancellationToken,
+    /// Cancelled when it has been given back, or left to itself.
+    pub(crate) ended: CancellationToken,
+    given_back: AtomicBool,
+    /// What is under way to masters whose answer was not waited for. It ends before a RELEASE is sent.
+    under_way: Mutex<Calls>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct State {
+    /// The lease that renewals ask for.
+    pub(crate) lease: Lease,
+    pub(crate) valid_until: Instant,
+    pub(crate) loss: Option<Lost>,
+}
+
+impl Hold {
+    pub(crate) fn new(service: Arc<Service>, lease: Lease, spoils: Spoils) -> Arc<Hold> {
+        let Spoils { won, wish, lanes, calls } = spoils;
+        let state = State { lease, valid_until: won.valid_until, loss: None };
+        Arc::new(Hold {
+            service,
+            wish,
+            fence: won.fence,
+            lanes,
+            state: Mutex::new(state),
+            turn: Turn::new(()),
+            changed: Notify::new(),
+            lost: CancellationToken::new(),
+            ended: CancellationToken::new(),
+            given_back: AtomicBool::new(false),
+            under_way: Mutex::new(calls),
+        })
+    }
+
+    pub(crate) fn state(&self) -> State {
+        self.lock().clone()
+    }
+
+    /// The connection that an ephemeral hold lives on has closed. Never returns for any other hold.
+    pub(crate) async fn disconnected(&self) {
+        match self.lanes[0].connection().filter(|_| self.wish.ephemeral) {
+            Some(connection) => connection.end().cancelled().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Hears those whose answer was not waited for, and never returns.
+    pub(crate) async fn hear_the_rest(&self) {
+        // Under the lock at each step, so that nothing leaves any more once it has been cleared.
+        while poll_fn(|cx| self.under_way().poll_next_unpin(cx)).await.is_some() {}
+        std::future::pending().await
+    }
+
+    /// Declares it lost; the first reason stays.
+    pub(crate) fn lose(&self, why: Lost) {
+        self.lock().loss.get_or_insert(why);
+        self.lost.cancel();
+    }
+
+    /// Asks every master for a lease of `ttl` from now. Where that is shorter than what was left, the validity is shorter
+    /// as soon as it is asked for: masters that do not answer may have done it.
+    ///
+    /// No answer is waited for longer than `limit`.
+    pub(crate) async fn extend(&self, ttl: Duration, limit: Duration) -> Result<Instant, ExtendError> {
+        let (lease, counted) = self.service.lease_for(ttl).map_err(ExtendError::Option)?;
+        let _turn = self.turn.lock().await;
+        let begun = {
+            let mut state = self.lock();
+            let begun = Extension::new(self.service.quorum, lease, state.valid_until, now());
+            if begun.0.held_until() < state.valid_until {
+                (state.lease, state.valid_until) = (lease, begun.0.held_until());
+                self.changed.notify_one();
+            }
+            begun
+        };
+        let command = request::extend(&self.wish.resource, &self.wish.token, counted);
+        let valid_until = extend(&self.service, &self.lanes, command, lease, limit, begun).await?;
+        let mut state = self.lock();
+        (state.lease, state.valid_until) = (lease, valid_until);
+        Ok(valid_until)
+    }
+
+    /// Whether one more may enter; or why not.
+    pub(crate) fn check_entry(&self, mode: Mode, fenced: bool) -> Result<(), String> {
+        // Who is alone is alone for sharers too.
+        let covered = mode == self.wish.mode || (mode, self.wish.mode) == (Mode::Shared, Mode::Exclusive);
+        if !covered {
+            return Err("it is held in another mode already, which re-entry cannot change".into());
+        }
+        if fenced && self.fence.is_none() {
+            return Err("it is held without a fence already, which re-entry cannot change".into());
+        }
+        Ok(())
+    }
+
+    /// Ends it; None if that was done before. Dropped, the releases go on in the background.
+    pub(crate) fn give_back(&self) -> Option<Releases> {
+        if self.given_back.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        self.ended.cancel();
+        self.under_way().clear();
+        Some(Releases::new(&self.service, &self.lanes, self.wish.release()))
+    }
+
+    pub(crate) async fn release(&self) -> Result<(), ReleaseError> {
+        match self.give_back() {
+            Some(releases) => releases.majority().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Leaves it to its lease.
+    pub(crate) fn leave(&self) {
+        self.given_back.store(true, Ordering::Release);
+        self.ended.cancel();
+    }
+
+    fn under_way(&self) -> MutexGuard<'_, Calls> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,75 @@
+//! Watches over a hold as long as it lives: renews its lease, and tells when it is lost.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::{now, sleep_until};
+use crate::error::{ExtendError, Lost, Report};
+use crate::hold::Hold;
+use crate::lease::Instant;
+use crate::pauses::Pauses;
+
+/// How a hold is kept.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Keeping {
+    /// For how long the lease is renewed; None: not at all.
+    pub(crate) renewed_for: Option<Duration>,
+    /// How long before its validity ends the hold is lost; None: a tenth of the ttl.
+    pub(crate) notice: Option<Duration>,
+}
+
+impl Keeping {
+    fn lost_at(&self, valid_until: Instant, ttl: Duration) -> Instant {
+        valid_until.saturating_sub(self.notice.map_or(ttl / 10, |notice| notice.min(ttl / 2)))
+    }
+}
+
+/// Keeps `hold` until it ends or is lost.
+pub(crate) async fn keep(hold: Arc<Hold>, keeping: Keeping) {
+    tokio::select! {
+        () = hold.ended.cancelled() => {}
+        () = hold.hear_the_rest() => {}
+        () = hold.disconnected() => hold.lose(Lost::Disconnected),
+        why = renew(&hold, keeping) => hold.lose(why),
+    }
+}
+
+/// Renews the lease at each third of it. Returns when the hold is lost.
+async fn renew(hold: &Arc<Hold>, keeping: Keeping) -> Lost {
+    let renewed_until = keeping.renewed_for.map(|longest| now() + longest);
+    let mut trouble: Option<Report> = None;
+    let mut again: Option<Instant> = None;
+    let mut pauses = None;
+    loop {
+        let state = hold.state();
+        let ttl = state.lease.ttl();
+        let lost_at = keeping.lost_at(state.valid_until, ttl);
+        let due = again.unwrap_or_else(|| state.valid_until.saturating_sub(ttl / 3 * 2));
+        let due = renewed_until.filter(|end| due < *end).map(|_| due);
+        tokio::select! {
+            biased;
+            () = sleep_until(lost_at) => return trouble.map_or(Lost::Ended, Lost::NotRenewed),
+            () = hold.changed.notified() => (again, trouble) = (None, None),
+            () = sleep_until(due.unwrap_or(lost_at)), if due.is_some() => {
+                // In time to tell who did not answer.
+                let limit = lost_at.saturating_since(now());
+                let renewed = tokio::select! {
+                    biased;
+                    renewed = hold.extend(ttl, limit) => renewed,
+                    () = sleep_until(lost_at) => continue,
+                };
+                match renewed {
+                    Ok(_) => (again, trouble, pauses) = (None, None, None),
+                    Err(ExtendError::Lost(report)) => return Lost::TakenAway(report),
+                    Err(ExtendError::Unconfirmed(report)) => {
+                        trouble = Some(report);
+                        let pauses = pauses.get_or_insert_with(|| Pauses::new(ttl / 30, ttl / 10));
+                        again = Some(now() + pauses.next());
+                    }
+                    // The ttl was good for the acquisition, or for the extension that set it.
+                    Err(ExtendError::Option(_)) => return Lost::Ended,
+                }
+            }
+        }
+    }
+}

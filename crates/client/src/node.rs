@@ -1,0 +1,169 @@
+//! One master: how it is reached, and asked. What its answers come to together is not decided here.
+
+mod address;
+mod connection;
+mod lane;
+mod reply;
+mod roster;
+
+pub(crate) use address::Address;
+pub(crate) use connection::Connection;
+pub(crate) use lane::Lane;
+pub(crate) use reply::Reply;
+pub(crate) use roster::Roster;
+
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+
+use crate::clock::now;
+use crate::lease::Instant;
+use crate::pauses::Pauses;
+use crate::quorum::{Failure, Member};
+
+/// The first pause after a connection that failed; they grow up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// So late, at most, does a client find out that a master is back.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// A connection takes some round trips and, with TLS, some arithmetic.
+const CONNECTING: u32 = 4;
+
+/// One master.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) name: Arc<str>,
+    pub(crate) member: Member,
+    redis: redis::Client,
+    /// How long it may take for one answer.
+    pub(crate) limit: Duration,
+    roster: Arc<Roster>,
+    link: Mutex<Link>,
+    runtime: Handle,
+}
+
+/// The connection that all share who do not block it.
+#[derive(Debug)]
+enum Link {
+    /// There is none, and nothing is against opening one.
+    None,
+    Opening(Opening),
+    Up(Connection),
+    /// It failed, and is not tried again before `until`.
+    Down {
+        why: Trouble,
+        until: Instant,
+        pauses: Pauses,
+    },
+}
+
+type Opening = Shared<BoxFuture<'static, Result<Connection, Trouble>>>;
+
+/// Why there is no connection.
+#[derive(Debug, Clone)]
+pub(crate) enum Trouble {
+    Failure(Failure),
+    /// The address leads to the server that is this member already.
+    SameAs(Arc<str>),
+}
+
+impl Trouble {
+    fn down(why: impl Into<Arc<str>>) -> Self {
+        Trouble::Failure(Failure::Down(why.into()))
+    }
+
+    fn error(why: impl Into<Arc<str>>) -> Self {
+        Trouble::Failure(Failure::Error(why.into()))
+    }
+}
+
+impl From<Trouble> for Failure {
+    fn from(trouble: Trouble) -> Failure {
+        match trouble {
+            Trouble::Failure(failure) => failure,
+            Trouble::SameAs(other) => {
+                Failure::Error(format!("the same server as {other}, which would vote twice").into())
+            }
+        }
+    }
+}
+
+impl Node {
+    pub(crate) fn new(member: Member, address: Address, limit: Duration, roster: Arc<Roster>) -> Arc<Node> {
+        let (name, redis, link) = (address.name, address.redis, Mutex::new(Link::None));
+        Arc::new(Node { name, member, redis, limit, roster, link, runtime: Handle::current() })
+    }
+
+    /// The shared connection. Opened where there is none; at once an error while the last failure is fresh.
+    pub(crate) async fn connection(self: &Arc<Self>) -> Result<Connection, Trouble> {
+        let opening = {
+            let mut link = self.link();
+            let pauses = match &*link {
+                Link::Up(connection) if connection.is_good() => return Ok(connection.clone()),
+                Link::Down { why, until, .. } if now() < *until => return Err(why.clone()),
+                Link::Down { pauses, .. } => *pauses,
+                Link::None | Link::Up(_) | Link::Opening(_) => fresh_pauses(),
+            };
+            match &*link {
+                Link::Opening(opening) => opening.clone(),
+                _ => self.begin_opening(&mut link, pauses),
+            }
+        };
+        opening.await
+    }
+
+    /// A connection for one caller alone, who may block it.
+    pub(crate) async fn own_connection(self: &Arc<Self>) -> Result<Connection, Trouble> {
+        let node = self.clone();
+        // On the client's own runtime, where the connection's driver has to live.
+        let opened = self.runtime.spawn(async move { node.open().await }).await;
+        opened.unwrap_or_else(|_| Err(gone()))
+    }
+
+    /// How long a connection to it may take.
+    pub(crate) fn connection_limit(&self) -> Duration {
+        self.limit.saturating_mul(CONNECTING)
+    }
+
+    /// The task goes on when whoever asked for it has lost patience: the next one finds the connection open.
+    fn begin_opening(self: &Arc<Self>, link: &mut Link, mut pauses: Pauses) -> Opening {
+        let node = self.clone();
+        let task = self.runtime.spawn(async move {
+            let opened = node.open().await.and_then(|connection| {
+                node.roster.seat(node.member, &connection)?;
+                Ok(connection)
+            });
+            *node.link() = match &opened {
+                Ok(connection) => Link::Up(connection.clone()),
+                Err(why) => Link::Down { why: why.clone(), until: now() + pauses.next(), pauses },
+            };
+            opened
+        });
+        let opening = task.map(|opened| opened.unwrap_or_else(|_| Err(gone()))).boxed().shared();
+        *link = Link::Opening(opening.clone());
+        opening
+    }
+
+    async fn open(&self) -> Result<Connection, Trouble> {
+        let limit = self.connection_limit();
+        let opened = timeout(limit, Connection::open(&self.redis)).await;
+        let connection =
+            opened.unwrap_or_else(|_| Err(Trouble::down(format!("no connection within {limit:?}"))))?;
+        self.roster.check(self.member, &connection)?;
+        Ok(connection)
+    }
+
+    fn link(&self) -> MutexGuard<'_, Link> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn fresh_pauses() -> Pauses {
+    Pauses::new(FIRST_PAUSE, LONGEST_PAUSE)
+}
+
+fn gone() -> Trouble {
+    Trouble::down("the runtime that the client was built on has shut down")
+}

@@ -1,0 +1,116 @@
+//! What a master's reply to each request says.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{ServerError, Value};
+
+use crate::error::NodeState;
+use crate::quorum::{Failure, Fence, Refusal, Vote};
+
+/// What came of a request.
+#[derive(Debug, Clone)]
+pub(crate) enum Reply {
+    Said(Value),
+    /// It was not sent.
+    Unasked(Failure),
+    /// It was sent, and may have been carried out or not.
+    Silence,
+}
+
+impl Reply {
+    /// To ACQUIRE: the fence, or null where it is taken.
+    pub(crate) fn acquired(self) -> Vote {
+        self.vote(|value| fence_or(value, Refusal::Taken))
+    }
+
+    /// To CONFIRM: the fence of the hold, or null where there is none.
+    pub(crate) fn confirmed(self) -> Vote {
+        self.vote(|value| fence_or(value, Refusal::NotHeld))
+    }
+
+    /// To EXTEND: whether it is held.
+    pub(crate) fn extended(self) -> Vote<()> {
+        self.vote(|value| match value {
+            Value::Int(0) => Some(Vote::Refused(Refusal::NotHeld)),
+            Value::Int(1) => Some(Vote::Granted(())),
+            _ => None,
+        })
+    }
+
+    /// To RELEASE: how many counts ended.
+    pub(crate) fn released(self) -> Vote<()> {
+        self.vote(|value| match value {
+            Value::Int(0) => Some(Vote::Refused(Refusal::NotHeld)),
+            Value::Int(1..) => Some(Vote::Granted(())),
+            _ => None,
+        })
+    }
+
+    /// To a question: what `read` makes of the answer.
+    pub(crate) fn found<T>(self, read: impl FnOnce(Value) -> Option<T>) -> Result<T, NodeState> {
+        let unreadable = || NodeState::Failed("its answer is none that this client knows".into());
+        match self {
+            Reply::Said(Value::ServerError(error)) => Err(NodeState::from(&refusal::<()>(&error))),
+            Reply::Said(value) => read(value).ok_or_else(unreadable),
+            Reply::Unasked(failure) => Err(NodeState::from(&Vote::<()>::Failed(failure))),
+            Reply::Silence => Err(NodeState::Slow),
+        }
+    }
+
+    fn vote<G>(self, read: impl FnOnce(&Value) -> Option<Vote<G>>) -> Vote<G> {
+        match self {
+            Reply::Said(Value::ServerError(error)) => refusal(&error),
+            // It did something, but who knows what.
+            Reply::Said(value) => read(&value).unwrap_or(Vote::Unknown),
+            Reply::Unasked(failure) => Vote::Failed(failure),
+            Reply::Silence => Vote::Unknown,
+        }
+    }
+}
+
+fn fence_or(value: &Value, null: Refusal) -> Option<Vote> {
+    match value {
+        Value::Nil => Some(Vote::Refused(null)),
+        Value::Int(number) => {
+            let fence = u64::try_from(*number).ok().and_then(Fence::from_outside)?;
+            Some(Vote::Granted(fence))
+        }
+        _ => None,
+    }
+}
+
+/// An error reply: a refusal by its word, anything else is a failure. Either way nothing was done.
+fn refusal<G>(error: &ServerError) -> Vote<G> {
+    let details = error.details().unwrap_or_default();
+    let refusal = match error.code() {
+        "GRACE" => details.parse().ok().map(Duration::from_millis).map(Refusal::Grace),
+        "QUEUEFULL" => Some(Refusal::QueueFull),
+        "DEADLOCK" => Some(Refusal::Deadlock(details.into())),
+        "FENCEAHEAD" => Some(Refusal::FenceAhead),
+        _ => None,
+    };
+    refusal.map_or_else(|| Vote::Failed(Failure::Error(text(error).into())), Vote::Refused)
+}
+
+/// An error reply as the server wrote it.
+pub(super) fn text(error: &ServerError) -> String {
+    format!("{} {}", error.code(), error.details().unwrap_or_default()).trim_end().to_string()
+}
+
+impl<G> From<&Vote<G>> for NodeState {
+    fn from(vote: &Vote<G>) -> NodeState {
+        match vote {
+            Vote::Granted(_) => NodeState::Agreed,
+            Vote::Refused(Refusal::Taken) => NodeState::Taken,
+            Vote::Refused(Refusal::Grace(left)) => NodeState::InGrace(*left),
+            Vote::Refused(Refusal::QueueFull) => NodeState::QueueFull,
+            Vote::Refused(Refusal::Deadlock(circle)) => NodeState::Deadlock(Arc::clone(circle)),
+            Vote::Refused(Refusal::FenceAhead) => NodeState::ClockAhead,
+            Vote::Refused(Refusal::NotHeld) => NodeState::NotHeld,
+            Vote::Failed(Failure::Down(why)) => NodeState::Down(Arc::clone(why)),
+            Vote::Failed(Failure::Error(why)) => NodeState::Failed(Arc::clone(why)),
+            Vote::Unknown => NodeState::Slow,
+        }
+    }
+}

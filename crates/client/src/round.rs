@@ -1,0 +1,255 @@
+//! One acquisition with one token: carries the messages of [`Acquisition`].
+
+use futures_util::StreamExt;
+use futures_util::future::{BoxFuture, OptionFuture};
+use futures_util::stream::FuturesUnordered;
+use smallvec::SmallVec;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Sleep, sleep};
+
+use crate::clock::now;
+use crate::error::{NodeState, Report};
+use crate::line::{Queueing, Stand};
+use crate::node::Reply;
+use crate::pauses::Pauses;
+use crate::quorum::{
+    Acquisition, Loss, Member, Outgoing, Plan, Progress, Refusal, Request, Sends, Verdict, Vote, Won,
+};
+use crate::release::Releases;
+use crate::request::Wish;
+use crate::service::{Lanes, Service};
+
+/// The longest pause between two tries of a round, however often it is tried.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// A round under way. However it ends but by a win, also when it is dropped, it takes back what it asked for.
+pub(crate) struct Round {
+    service: Arc<Service>,
+    wish: Arc<Wish>,
+    lanes: Lanes,
+    machine: Acquisition,
+    calls: Calls,
+    queueing: Option<Queueing>,
+    /// Where it waits in line.
+    stand: Option<Arc<Stand>>,
+    first: Option<First>,
+    pauses: Pauses,
+    pause: Option<Pin<Box<Sleep>>>,
+    over: bool,
+}
+
+/// Requests under way. One that has not left yet when this is dropped never does.
+pub(crate) type Calls = FuturesUnordered<BoxFuture<'static, Heard>>;
+
+/// The answer to a request.
+pub(crate) struct Heard {
+    from: Member,
+    what: Request,
+    vote: Vote,
+}
+
+/// The master at which others would wait in line is heard first: by the other masters' answers alone, who has only just
+/// asked could overtake the whole line.
+struct First {
+    member: Member,
+    kept_back: SmallVec<[Heard; 5]>,
+}
+
+/// How a round begins.
+pub(crate) enum Start<'a> {
+    /// All are asked at once; this one's answer is heard first, if there is one.
+    AtOnce(Option<Member>),
+    /// In line at the first of these that is reachable.
+    InLine(&'a [Member], Queueing),
+}
+
+/// What is left of a round that was won: what the hold needs.
+pub(crate) struct Spoils {
+    pub(crate) won: Won,
+    pub(crate) wish: Arc<Wish>,
+    pub(crate) lanes: Lanes,
+    /// To those whose answer was not waited for.
+    pub(crate) calls: Calls,
+}
+
+impl Round {
+    pub(crate) fn begin(
+        service: &Arc<Service>,
+        plan: Plan,
+        wish: Wish,
+        lanes: Lanes,
+        start: Start<'_>,
+    ) -> Round {
+        let (mut first, mut queueing) = (None, None);
+        let (machine, sends) = match start {
+            Start::AtOnce(member) => {
+                first = member.map(|member| First { member, kept_back: SmallVec::new() });
+                Acquisition::at_once(plan, now())
+            }
+            Start::InLine(order, line) => {
+                queueing = Some(line);
+                Acquisition::in_line(plan, order, now())
+            }
+        };
+        let mut round = Round {
+            service: service.clone(),
+            wish: Arc::new(wish),
+            lanes,
+            machine,
+            calls: Calls::new(),
+            queueing,
+            stand: None,
+            first,
+            pauses: Pauses::new(service.retry.pause, LONGEST_PAUSE),
+            pause: None,
+            over: false,
+        };
+        round.send(sends);
+        round
+    }
+
+    /// Carries messages until it is won or lost.
+    pub(crate) async fn run(mut self) -> Result<Spoils, Defeat> {
+        loop {
+            let paused = self.pause.is_some();
+            let heard = tokio::select! {
+                Some(heard) = self.calls.next() => heard,
+                Some(()) = OptionFuture::from(self.pause.as_mut()), if paused => {
+                    self.pause = None;
+                    let sends = self.machine.ask_again();
+                    self.send(sends);
+                    continue;
+                }
+                else => return Err(self.lost(Loss::Impossible)),
+            };
+            if self.is_refused_at_the_line(&heard) {
+                self.machine.answered(heard.from, heard.what, heard.vote, now());
+                return Err(self.lost(Loss::Taken));
+            }
+            for heard in self.in_turn(heard) {
+                let progress = self.machine.answered(heard.from, heard.what, heard.vote, now());
+                if let Some(end) = self.follow(progress) {
+                    return match end {
+                        Ok(won) => Ok(self.won(won)),
+                        Err(loss) => Err(self.lost(loss)),
+                    };
+                }
+            }
+        }
+    }
+
+    fn is_refused_at_the_line(&self, heard: &Heard) -> bool {
+        let first = self.first.as_ref().is_some_and(|first| first.member == heard.from);
+        first && matches!(heard.vote, Vote::Refused(ref why) if !matches!(why, Refusal::Grace(_)))
+    }
+
+    /// What may be taken now: nothing before the first one's answer.
+    fn in_turn(&mut self, heard: Heard) -> SmallVec<[Heard; 5]> {
+        match self.first.take() {
+            Some(mut first) if first.member != heard.from => {
+                first.kept_back.push(heard);
+                self.first = Some(first);
+                SmallVec::new()
+            }
+            Some(first) => [heard].into_iter().chain(first.kept_back).collect(),
+            None => [heard].into_iter().collect(),
+        }
+    }
+
+    fn follow(&mut self, progress: Progress) -> Option<Result<Won, Loss>> {
+        match progress.verdict {
+            Verdict::Open => self.send(progress.sends),
+            Verdict::TryAgain if self.pause.is_none() => {
+                self.pause = Some(Box::pin(sleep(self.pauses.next())));
+            }
+            Verdict::TryAgain => {}
+            Verdict::Won(won) => return Some(Ok(won)),
+            // Its sends are what dropping this does, and more: nothing may leave any more.
+            Verdict::Lost(loss) => return Some(Err(loss)),
+        }
+        None
+    }
+
+    fn send(&mut self, sends: Sends) {
+        for Outgoing { to, what } in sends {
+            match what {
+                Request::Leave => self.leave(),
+                Request::Wait => self.queue_up(to),
+                _ => self.ask(to, what),
+            }
+        }
+    }
+
+    fn ask(&mut self, to: Member, what: Request) {
+        let (command, sets) = match what {
+            Request::Acquire => (self.wish.acquire(None), None),
+            Request::Confirm { fence, .. } => (self.wish.confirm(fence), Some(self.wish.ttl())),
+            // Not by this way: see `send`, `drop` and `Extension`.
+            Request::Wait | Request::Leave | Request::Extend | Request::Release => return,
+        };
+        let lane = self.lanes[usize::from(to.0)].clone();
+        let limit = lane.node.limit.min(self.wish.ttl());
+        self.calls.push(Box::pin(async move {
+            let reply = lane.ask(&command, sets, limit).await;
+            let vote = if sets.is_none() { Reply::acquired(reply) } else { Reply::confirmed(reply) };
+            lane.note(&vote);
+            Heard { from: to, what, vote }
+        }));
+    }
+
+    fn queue_up(&mut self, to: Member) {
+        let Some(queueing) = self.queueing.clone() else { return };
+        let stand = Arc::new(Stand::new(self.lanes[usize::from(to.0)].clone(), self.wish.clone()));
+        self.stand = Some(stand.clone());
+        self.calls.push(Box::pin(async move {
+            let vote = stand.wait(queueing).await;
+            Heard { from: to, what: Request::Wait, vote }
+        }));
+    }
+
+    /// Its connection closes with the stand.
+    fn leave(&mut self) {
+        if let Some(stand) = self.stand.take() {
+            stand.give_up();
+        }
+    }
+
+    fn won(mut self, won: Won) -> Spoils {
+        self.over = true;
+        let calls = std::mem::take(&mut self.calls);
+        Spoils { won, wish: self.wish.clone(), lanes: std::mem::take(&mut self.lanes), calls }
+    }
+
+    fn lost(self, loss: Loss) -> Defeat {
+        let votes: Vec<Option<Vote>> = self.machine.votes().map(|vote| vote.cloned()).collect();
+        let mut report = self.service.report(&self.lanes, self.machine.votes());
+        for ahead in self.machine.ahead() {
+            report.0[usize::from(ahead.0)].state = NodeState::ClockAhead;
+        }
+        Defeat { loss, votes, report }
+    }
+}
+
+impl Drop for Round {
+    /// Takes everything back that was asked for, also where no answer came.
+    fn drop(&mut self) {
+        if self.over {
+            return;
+        }
+        self.machine.give_up();
+        self.calls.clear();
+        if let Some(stand) = self.stand.take() {
+            self.service.begin(stand.abandon());
+        }
+        drop(Releases::new(&self.service, &self.lanes, self.wish.release()));
+    }
+}
+
+/// Why a round was lost.
+pub(crate) struct Defeat {
+    pub(crate) loss: Loss,
+    pub(crate) votes: Vec<Option<Vote>>,
+    pub(crate) report: Report,
+}

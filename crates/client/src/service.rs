@@ -1,0 +1,170 @@
+//! What all clones of a client share: the masters, and the work in the background.
+
+use dlock_core::Ttl;
+use futures_util::FutureExt;
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio_util::task::TaskTracker;
+
+use crate::error::{BuildError, NodeReport, NodeState, Report};
+use crate::lease::Lease;
+use crate::node::{Address, Lane, Node, Reply, Roster, Trouble};
+use crate::options::{ClientBuilder, Retry};
+use crate::quorum::{Failure, Member, Quorum, Refusal, Vote};
+
+/// The lock service as a client knows it.
+#[derive(Debug)]
+pub(crate) struct Service {
+    pub(crate) nodes: Vec<Arc<Node>>,
+    pub(crate) quorum: Quorum,
+    pub(crate) retry: Retry,
+    drift: Option<Duration>,
+    runtime: Handle,
+    work: TaskTracker,
+}
+
+/// The ways of one hold, by member.
+pub(crate) type Lanes = SmallVec<[Arc<Lane>; 5]>;
+
+impl Service {
+    pub(crate) async fn connect(options: ClientBuilder) -> Result<Arc<Service>, BuildError> {
+        let addresses: Vec<Address> = options
+            .servers
+            .iter()
+            .map(|server| Address::parse(server, &options))
+            .collect::<Result<_, _>>()?;
+        let members = u8::try_from(addresses.len()).map_err(|_| BuildError::TooManyServers)?;
+        let quorum = Quorum::new(members).ok_or(BuildError::NoServers)?;
+        let limit = options.node_timeout;
+        if limit < Duration::from_millis(1) || limit > Duration::from_secs(86_400) {
+            let why = format!("the time limit of a node must be 1 ms to a day, not {limit:?}");
+            return Err(BuildError::Option(why));
+        }
+        let roster = Roster::new(addresses.iter().map(|address| address.name.clone()));
+        let nodes = quorum.members().zip(addresses);
+        let nodes: Vec<Arc<Node>> =
+            nodes.map(|(member, address)| Node::new(member, address, limit, roster.clone())).collect();
+        let work = TaskTracker::new();
+        // Closed is not shut: it only lets `settle` see the end.
+        work.close();
+        let (retry, drift, runtime) = (options.retry, options.drift, Handle::current());
+        let service = Service { nodes, quorum, retry, drift, runtime, work };
+        service.first_connections().await?;
+        Ok(Arc::new(service))
+    }
+
+    /// A master that is down may come; one that is there and no member of a quorum is an error.
+    async fn first_connections(&self) -> Result<(), BuildError> {
+        for (node, opened) in self.nodes.iter().zip(join_all(self.nodes.iter().map(Node::connection)).await) {
+            match opened {
+                Ok(_) | Err(Trouble::Failure(Failure::Down(_))) => {}
+                Err(Trouble::Failure(Failure::Error(why))) => {
+                    return Err(BuildError::Unusable { server: node.name.clone(), why });
+                }
+                Err(Trouble::SameAs(other)) => {
+                    return Err(BuildError::SameServer(other, node.name.clone()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn node(&self, member: Member) -> &Arc<Node> {
+        &self.nodes[usize::from(member.0)]
+    }
+
+    /// In which order masters are waited at: the same for all clients that name the same addresses, so that they meet in
+    /// one line.
+    pub(crate) fn line_order(&self) -> Vec<Member> {
+        let mut order: Vec<Member> = self.quorum.members().collect();
+        order.sort_by_key(|member| &self.node(*member).name);
+        order
+    }
+
+    /// How long until so many masters are out of grace that a majority can vote, if that is what is missing.
+    pub(crate) fn grace(&self, votes: &[Option<Vote>]) -> Option<Duration> {
+        let able = votes.iter().filter(|vote| {
+            matches!(vote, None | Some(Vote::Granted(_)))
+                || matches!(vote, Some(Vote::Refused(why)) if !matches!(why, Refusal::Grace(_) | Refusal::FenceAhead))
+        });
+        let missing = self.quorum.majority().checked_sub(able.count())?;
+        let mut graces: Vec<Duration> = votes
+            .iter()
+            .filter_map(|vote| match vote {
+                Some(Vote::Refused(Refusal::Grace(left))) => Some(*left),
+                _ => None,
+            })
+            .collect();
+        graces.sort();
+        graces.get(missing.checked_sub(1)?).copied()
+    }
+
+    pub(crate) fn lanes(&self) -> Lanes {
+        self.nodes.iter().map(|node| Arc::new(Lane::new(node.clone()))).collect()
+    }
+
+    /// The lease of `ttl`, in whole ms as the servers count it; or what is wrong with it.
+    pub(crate) fn lease_for(&self, ttl: Duration) -> Result<(Lease, Ttl), String> {
+        let Some(counted) = u64::try_from(ttl.as_millis()).ok().and_then(Ttl::from_millis) else {
+            return Err(format!("a lease lasts 1 ms to 49 days, not {ttl:?}"));
+        };
+        let ttl = Duration::from_millis(counted.millis());
+        let lease = match self.drift {
+            Some(drift) => Lease::with_drift(ttl, drift),
+            None => Lease::new(ttl),
+        };
+        let lease = lease.ok_or_else(|| {
+            format!("nothing is left of a lease of {ttl:?} after the drift: ask for a longer one")
+        });
+        lease.map(|lease| (lease, counted))
+    }
+
+    /// Begins at once (what it sends first is on its way when this returns) and goes on in the background.
+    pub(crate) fn begin(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let _runtime = self.runtime.enter();
+        let mut work = Box::pin(work);
+        if work.as_mut().now_or_never().is_none() {
+            self.work.spawn_on(work, &self.runtime);
+        }
+    }
+
+    /// A task that lives as long as what it serves, and is not waited for.
+    pub(crate) fn attend(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(task);
+    }
+
+    pub(crate) async fn settle(&self) {
+        self.work.wait().await;
+    }
+
+    /// Asks all masters one question.
+    pub(crate) async fn ask_all(&self, question: redis::Cmd) -> Vec<Reply> {
+        let asked = self.nodes.iter().map(|node| {
+            let (lane, question) = (Lane::new(node.clone()), &question);
+            async move { lane.ask(question, None, lane.node.limit).await }
+        });
+        join_all(asked).await
+    }
+
+    /// What each master said; None: nothing was heard of it.
+    pub(crate) fn report<'a, G: 'a>(
+        &self,
+        lanes: &Lanes,
+        votes: impl IntoIterator<Item = Option<&'a Vote<G>>>,
+    ) -> Report {
+        self.report_of(lanes.iter().zip(votes).map(|(lane, vote)| match vote {
+            None => NodeState::Unasked,
+            Some(Vote::Unknown) => lane.silence(),
+            Some(vote) => NodeState::from(vote),
+        }))
+    }
+
+    pub(crate) fn report_of(&self, states: impl IntoIterator<Item = NodeState>) -> Report {
+        let names = self.nodes.iter().map(|node| node.name.clone());
+        Report(names.zip(states).map(|(server, state)| NodeReport { server, state }).collect())
+    }
+}

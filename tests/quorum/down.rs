@@ -1,0 +1,214 @@
+//! Masters that are down, silent, or back again.
+
+use dlock_client::{AcquireError, Lost, NodeState, Report, Retry, Wait, now};
+use std::time::Duration;
+
+use super::{
+    client, each_kind, held_on, masters, patient, until_held_everywhere, until_nothing_is_left, url,
+};
+use crate::harness::{Server, until};
+
+/// Does not wait long for what does not come, and yet long enough for what does on a busy machine.
+const HASTY: Duration = Duration::from_secs(1);
+const ONCE: Retry = Retry { times: 0, pause: Duration::ZERO };
+/// Does not give up.
+const STUBBORN: Retry = Retry { times: 255, pause: Duration::from_millis(50) };
+
+fn state<'a>(report: &'a Report, server: &Server) -> &'a NodeState {
+    let node = report.0.iter().find(|node| *node.server == url(server));
+    &node.expect("every server is in the report").state
+}
+
+#[test]
+fn a_majority_suffices_when_masters_are_killed() {
+    each_kind(async |kind| {
+        for (count, dead) in [(3, 1), (5, 1), (5, 2)] {
+            let servers = masters(kind, count);
+            let client = client(&servers).await;
+            let fence = async || {
+                let guard = client.lock("r").fenced().acquire().await.expect("a majority is up");
+                let fence = guard.fence().expect("it was asked for");
+                guard.release().await.expect("it is held");
+                fence
+            };
+            let before = fence().await;
+            servers[..dead].iter().for_each(Server::kill9);
+            let after = fence().await;
+            assert!(after > before);
+            assert!(fence().await > after);
+            until_nothing_is_left(&servers, "r");
+        }
+    });
+}
+
+#[test]
+fn a_majority_suffices_when_masters_are_stopped() {
+    each_kind(async |kind| {
+        for (count, stopped) in [(3, 1), (5, 2)] {
+            let servers = masters(kind, count);
+            let client = patient(&servers).node_timeout(HASTY).build().await.expect("a client");
+            let guard = client.lock("r").acquire().await.expect("all are up");
+            guard.release().await.expect("it is held");
+            client.settle().await;
+            servers[..stopped].iter().for_each(Server::pause);
+            for _ in 0..3 {
+                let guard = client.lock("r").fenced().acquire().await.expect("a majority is up");
+                guard.release().await.expect("it is held");
+            }
+            servers[..stopped].iter().for_each(Server::resume);
+            until_nothing_is_left(&servers, "r");
+        }
+    });
+}
+
+#[test]
+fn too_many_dead_are_no_quorum_and_the_report_says_who_and_why() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 3);
+        let client = patient(&servers).retry(ONCE).build().await.expect("a client");
+        servers[1].kill9();
+        servers[2].kill9();
+        let why = client.lock("r").acquire().await.expect_err("no majority is up");
+        let AcquireError::QuorumImpossible { resource, report } = &why else { panic!("{why:?}") };
+        assert_eq!(resource, "r");
+        assert_eq!(*state(report, &servers[0]), NodeState::Agreed);
+        for dead in &servers[1..] {
+            assert!(matches!(state(report, dead), NodeState::Down(_)), "{report}");
+            assert!(why.to_string().contains(&format!("{} down: ", url(dead))), "{why}");
+        }
+        client.settle().await;
+        assert_eq!(held_on(&servers, "r"), 0);
+    });
+}
+
+#[test]
+fn too_many_silent_are_no_quorum_and_the_report_says_so() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 3);
+        let client = patient(&servers).node_timeout(HASTY).retry(ONCE).build().await.expect("a client");
+        servers[1].pause();
+        servers[2].pause();
+        let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("no majority answers");
+        let AcquireError::QuorumImpossible { report, .. } = &why else { panic!("{why:?}") };
+        assert_eq!(*state(report, &servers[0]), NodeState::Agreed);
+        assert_eq!(*state(report, &servers[1]), NodeState::Slow);
+        assert_eq!(*state(report, &servers[2]), NodeState::Slow);
+        client.settle().await;
+        servers[1].resume();
+        servers[2].resume();
+        // What was asked of them is carried out now, and taken back right behind it.
+        until_nothing_is_left(&servers, "r");
+    });
+}
+
+#[test]
+fn taken_by_a_majority_of_those_who_are_up_is_taken() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 5);
+        let client = patient(&servers).retry(ONCE).build().await.expect("a client");
+        for server in &servers[..2] {
+            assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
+        }
+        servers[3].kill9();
+        servers[4].kill9();
+        let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("two of five are no majority");
+        let AcquireError::Taken { report, .. } = &why else { panic!("{why:?}") };
+        // It is decided by the first refusal.
+        assert!(servers[..2].iter().any(|server| *state(report, server) == NodeState::Taken), "{report}");
+        let dead = &servers[3..];
+        assert!(dead.iter().all(|server| *state(report, server) != NodeState::Agreed), "{report}");
+        client.settle().await;
+        assert_eq!(held_on(&servers, "r"), 2, "the others' holds stand, its own vote is gone");
+    });
+}
+
+#[test]
+fn a_master_that_comes_back_takes_part_again() {
+    each_kind(async |kind| {
+        let mut servers = masters(kind, 3);
+        let client = patient(&servers).retry(STUBBORN).build().await.expect("a client");
+        servers[0].kill9();
+        client.lock("r").acquire().await.expect("two are up").release().await.expect("it is held");
+        servers[0].restart();
+        servers[1].kill9();
+        // Without the first there is no majority.
+        let guard = client.lock("r").acquire().await.expect("two are up");
+        guard.release().await.expect("it is held");
+    });
+}
+
+#[test]
+fn who_retries_outlives_a_restart() {
+    each_kind(async |kind| {
+        let mut servers = masters(kind, 1);
+        let client = patient(&servers).retry(STUBBORN).build().await.expect("a client");
+        servers[0].kill9();
+        let acquired = tokio::spawn(client.lock("r").acquire());
+        servers[0].restart();
+        acquired.await.expect("no panic").expect("it is back").release().await.expect("it is held");
+    });
+}
+
+/// Kills or stops a majority under a hold: it is lost before its validity ends, and says who was missing.
+fn lost_when(end: fn(&Server), back: fn(&Server), missing: fn(&NodeState) -> bool) {
+    each_kind(async |kind| {
+        for (count, gone) in [(1, 1), (3, 2), (5, 3)] {
+            let servers = masters(kind, count);
+            let client = patient(&servers).node_timeout(HASTY).build().await.expect("a client");
+            let lock = client.lock("r").ttl(Duration::from_secs(3)).notice(Duration::from_millis(1500));
+            let guard = lock.acquire().await.expect("it is free");
+            until_held_everywhere(&servers, "r");
+            servers[..gone].iter().for_each(end);
+            let why = guard.lost().await;
+            assert!(now() < guard.valid_until(), "told before the end");
+            let Lost::NotRenewed(report) = why else { panic!("{why:?}") };
+            let gone = &servers[..gone];
+            assert!(gone.iter().any(|server| missing(state(&report, server))), "{report}");
+            assert!(gone.iter().all(|server| *state(&report, server) != NodeState::Agreed), "{report}");
+            gone.iter().for_each(back);
+        }
+    });
+}
+
+#[test]
+fn a_hold_is_lost_before_it_ends_when_its_masters_die() {
+    lost_when(Server::kill9, |_| (), |state| matches!(state, NodeState::Down(_) | NodeState::Slow));
+}
+
+#[test]
+fn a_hold_is_lost_before_it_ends_when_its_masters_stop() {
+    lost_when(Server::pause, Server::resume, |state| matches!(state, NodeState::Down(_) | NodeState::Slow));
+}
+
+#[test]
+fn a_hold_outlives_a_minority() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 3);
+        let client = client(&servers).await;
+        let guard = client.lock("r").ttl(Duration::from_secs(3)).acquire().await.expect("it is free");
+        servers[0].kill9();
+        let first = guard.valid_until();
+        until("it is renewed twice", || guard.valid_until().saturating_since(first) > Duration::from_secs(2));
+        assert_eq!(guard.loss(), None);
+        guard.release().await.expect("it is held");
+    });
+}
+
+#[test]
+fn a_hold_that_is_broken_is_lost() {
+    each_kind(async |kind| {
+        for (count, broken) in [(1, 1), (3, 2), (5, 3)] {
+            let servers = masters(kind, count);
+            let client = client(&servers).await;
+            let guard = client.lock("r").ttl(Duration::from_secs(3)).acquire().await.expect("it is free");
+            for server in &servers[..broken] {
+                let mut conn = server.connect();
+                until("it is broken", || conn.ok("DLOCK.BREAK r") == 1);
+            }
+            let why = guard.lost().await;
+            assert!(now() < guard.valid_until(), "told before the end");
+            let Lost::TakenAway(report) = why else { panic!("{why:?}") };
+            assert!(servers[..broken].iter().all(|server| *state(&report, server) == NodeState::NotHeld));
+        }
+    });
+}

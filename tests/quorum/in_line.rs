@@ -1,0 +1,188 @@
+//! Waiting in line.
+
+use dlock_client::{AcquireError, Client, Guard, NodeState, Retry, Wait};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::task::JoinHandle;
+
+use super::{
+    LONG, client, each_kind, held_on, masters, patient, until_held_everywhere, until_nothing_is_left, url,
+};
+use crate::harness::{Server, until};
+use crate::line;
+
+/// How many wait on each server that lives.
+fn waiting(servers: &[Server], resource: &str) -> Vec<usize> {
+    let living = servers.iter().filter(|server| server.is_alive());
+    living.map(|server| line::clients(&mut server.connect(), resource).len()).collect()
+}
+
+/// The master at which the clients wait: the first by its address.
+fn head(servers: &[Server]) -> &Server {
+    servers.iter().min_by_key(|server| url(server)).expect("a server")
+}
+
+/// Acquires in a task of its own, and is in line when this returns.
+fn wait_behind(client: &Client, servers: &[Server], ahead: usize) -> JoinHandle<Result<Guard, AcquireError>> {
+    let waits = tokio::spawn(client.lock("r").ttl(LONG).wait(Wait::For(LONG)).fenced().acquire());
+    until("it waits", || waiting(servers, "r").iter().sum::<usize>() == ahead + 1);
+    waits
+}
+
+#[test]
+fn the_line_keeps_its_order_and_fences_rise_with_it() {
+    each_kind(async |kind| {
+        for count in [1, 3, 5] {
+            let servers = masters(kind, count);
+            let holder = client(&servers).await;
+            let mut guard = holder.lock("r").ttl(LONG).fenced().acquire().await.expect("it is free");
+            let mut line = Vec::new();
+            for ahead in 0..4 {
+                line.push(wait_behind(&client(&servers).await, &servers, ahead));
+            }
+            assert_eq!(waiting(&servers, "r").iter().filter(|waiting| **waiting > 0).count(), 1, "one line");
+            for next in line {
+                let fence = guard.fence();
+                guard.release().await.expect("it is held");
+                guard = next.await.expect("no panic").expect("it was handed over");
+                assert!(guard.fence() > fence);
+            }
+            guard.release().await.expect("it is held");
+            until_nothing_is_left(&servers, "r");
+        }
+    });
+}
+
+#[test]
+fn who_comes_new_does_not_overtake_the_line() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 3);
+        // In the line's master alone somebody holds it: by the other two a newcomer could win.
+        let mut conn = head(&servers).connect();
+        assert!(conn.ok("DLOCK.ACQUIRE r other 600000").int() > 0);
+        let first = wait_behind(&client(&servers).await, &servers, 0);
+        let second = wait_behind(&client(&servers).await, &servers, 1);
+        assert_eq!(conn.ok("DLOCK.RELEASE r other"), 1);
+        let guard = first.await.expect("no panic").expect("it was handed over");
+        assert!(!second.is_finished());
+        guard.release().await.expect("it is held");
+        second.await.expect("no panic").expect("it was handed over").release().await.expect("it is held");
+    });
+}
+
+#[test]
+fn a_wait_that_is_over_is_taken_and_leaves_no_waiter() {
+    each_kind(async |kind| {
+        for count in [1, 3] {
+            let servers = masters(kind, count);
+            let (ann, bob) = (client(&servers).await, client(&servers).await);
+            let guard = ann.lock("r").ttl(LONG).acquire().await.expect("it is free");
+            let waited = bob.lock("r").wait(Wait::For(Duration::from_millis(50))).acquire().await;
+            let Err(AcquireError::Taken { report, .. }) = waited else { panic!("{waited:?}") };
+            assert!(report.0.iter().any(|node| node.state == NodeState::Taken), "{report}");
+            bob.settle().await;
+            assert_eq!(waiting(&servers, "r").iter().sum::<usize>(), 0);
+            guard.release().await.expect("it is held");
+        }
+    });
+}
+
+#[test]
+fn the_line_moves_on_when_its_master_dies() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 3);
+        let (ann, bob) = (client(&servers).await, client(&servers).await);
+        let guard = ann.lock("r").ttl(LONG).acquire().await.expect("it is free");
+        until_held_everywhere(&servers, "r");
+        let waits = wait_behind(&bob, &servers, 0);
+        head(&servers).kill9();
+        until("it waits at another master", || waiting(&servers, "r").iter().sum::<usize>() == 1);
+        guard.release().await.expect("it is held");
+        waits.await.expect("no panic").expect("it was handed over").release().await.expect("it is held");
+        until_nothing_is_left(&servers, "r");
+    });
+}
+
+#[test]
+fn the_line_moves_on_when_its_master_falls_silent() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 3);
+        let hasty = || patient(&servers).node_timeout(Duration::from_secs(1));
+        let (ann, bob) = (hasty().build().await.expect("a client"), hasty().build().await.expect("a client"));
+        let guard = ann.lock("r").ttl(LONG).acquire().await.expect("it is free");
+        until_held_everywhere(&servers, "r");
+        let waits = wait_behind(&bob, &servers, 0);
+        head(&servers).pause();
+        let others = servers.iter().filter(|server| server.port() != head(&servers).port());
+        let others: Vec<&Server> = others.collect();
+        until("it waits at another master", || {
+            others.iter().any(|server| !line::clients(&mut server.connect(), "r").is_empty())
+        });
+        guard.release().await.expect("two have answered");
+        let guard = waits.await.expect("no panic").expect("it was handed over");
+        head(&servers).resume();
+        guard.release().await.expect("it is held");
+        until_nothing_is_left(&servers, "r");
+    });
+}
+
+#[test]
+fn a_single_server_that_dies_under_a_waiter_is_no_quorum() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 1);
+        let retry = Retry { times: 1, pause: Duration::from_millis(10) };
+        let client = patient(&servers).retry(retry).build().await.expect("a client");
+        assert!(servers[0].connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
+        let waits = wait_behind(&client, &servers, 0);
+        servers[0].kill9();
+        let why = waits.await.expect("no panic").expect_err("nobody is there");
+        assert!(matches!(why, AcquireError::QuorumImpossible { .. }), "{why:?}");
+    });
+}
+
+#[test]
+fn who_waits_is_told_its_place() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 3);
+        let holder = client(&servers).await;
+        let guard = holder.lock("r").ttl(LONG).acquire().await.expect("it is free");
+        let first = wait_behind(&client(&servers).await, &servers, 0);
+        let places = Arc::new(Mutex::new(Vec::new()));
+        let told = places.clone();
+        let second = client(&servers).await.lock("r").on_place(move |place| told.lock().unwrap().push(place));
+        let second = tokio::spawn(second.acquire());
+        until("it is told that it is the second", || {
+            places.lock().unwrap().iter().any(|place| place.position == 2)
+        });
+        guard.release().await.expect("it is held");
+        let guard = first.await.expect("no panic").expect("it was handed over");
+        until("it is told that it is the first", || {
+            places.lock().unwrap().iter().any(|place| place.position == 1)
+        });
+        guard.release().await.expect("it is held");
+        second.await.expect("no panic").expect("it was handed over").release().await.expect("it is held");
+        let places = places.lock().unwrap();
+        let positions: Vec<u64> = places.iter().map(|place| place.position).collect();
+        assert_eq!(positions, [2, 1], "each place is told once");
+        assert!(places.iter().all(|place| *place.server == url(head(&servers))));
+    });
+}
+
+#[test]
+fn masters_in_grace_are_waited_for_only_by_those_who_wait() {
+    each_kind(async |kind| {
+        for count in [1, 3] {
+            let grace = |_| Server::options(kind).conf("dlock.restart-grace 3000").start();
+            let servers: Vec<Server> = (0..count).map(grace).collect();
+            let client = client(&servers).await;
+            let ttl = Duration::from_secs(2);
+            let why = client.lock("r").ttl(ttl).try_acquire().await.expect_err("nobody grants");
+            let AcquireError::QuorumImpossible { report, .. } = &why else { panic!("{why:?}") };
+            assert!(report.0.iter().any(|node| matches!(node.state, NodeState::InGrace(_))), "{why}");
+            assert!(why.to_string().contains("in grace for "), "{why}");
+            let guard = client.lock("r").ttl(ttl).acquire().await.expect("grace is over some time");
+            assert!(held_on(&servers, "r") > count / 2);
+            guard.release().await.expect("it is held");
+        }
+    });
+}

@@ -1,0 +1,71 @@
+//! What operators see, and do.
+
+use dlock_client::Wait;
+use std::time::Duration;
+
+use super::{LONG, client, each_kind, masters, until_held_everywhere};
+use crate::harness::until;
+use crate::line;
+
+#[test]
+fn every_master_tells_who_holds_and_who_waits() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 3);
+        let (ann, bob) = (client(&servers).await, client(&servers).await);
+        assert!(ann.inspect("r").await.iter().all(|seen| seen.answer.found() == Some(&None)));
+        let lock = ann.lock("r").ttl(LONG).label("nightly").fenced();
+        let guard = lock.acquire().await.expect("it is free");
+        let fence = guard.fence().expect("it was asked for").get();
+        until_held_everywhere(&servers, "r");
+        let waits = tokio::spawn(bob.lock("r").label("bob").wait(Wait::For(LONG)).acquire());
+        let lines = || servers.iter().map(|server| line::tokens(&mut server.connect(), "r").len());
+        until("bob waits at one master", || lines().sum::<usize>() == 1);
+
+        let seen = ann.inspect("r").await;
+        assert_eq!(seen.len(), 3);
+        let mut confirmed = 0;
+        for (seen, server) in seen.iter().zip(&servers) {
+            assert_eq!(*seen.server, *super::url(server));
+            let found = seen.answer.found().expect("an answer").as_ref().expect("it is held");
+            assert_eq!((found.mode.as_str(), found.permits), ("exclusive", 0));
+            let [holder] = found.holders.as_slice() else { panic!("{found:?}") };
+            assert_eq!(holder.token.as_bytes(), guard.token().as_bytes());
+            assert_eq!((holder.count, holder.fence, holder.label.as_str()), (1, found.fence, "nightly"));
+            confirmed += usize::from(holder.fence == fence);
+            assert!(holder.left_ms > 300_000 && !holder.ephemeral && holder.client == 0);
+        }
+        assert!(confirmed >= 2, "a majority has the fence of the hold");
+        let waiting: u64 =
+            seen.iter().map(|seen| seen.answer.found().unwrap().as_ref().unwrap().waiters).sum();
+        assert_eq!(waiting, 1);
+        let lines = ann.waiters("r", 10).await;
+        let lines: Vec<_> = lines.iter().flat_map(|line| line.answer.found().expect("an answer")).collect();
+        let [waiter] = lines.as_slice() else { panic!("{lines:?}") };
+        assert_eq!((waiter.mode.as_str(), waiter.label.as_str()), ("exclusive", "bob"));
+        assert!(waiter.left_ms.is_some_and(|left| left > 300_000) && waiter.client > 0);
+
+        let broken = ann.break_holds("r").await;
+        assert!(broken.iter().all(|broken| broken.answer.found() == Some(&1)), "{broken:?}");
+        let next = waits.await.expect("no panic").expect("it was handed over");
+        next.release().await.expect("it is held");
+        drop(guard);
+    });
+}
+
+#[test]
+fn who_waits_until_it_is_free_returns_then_and_not_before() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 3);
+        let client = client(&servers).await;
+        client.wait_until_free("r").await.expect("it is free");
+        let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
+        let waits = client.wait_until_free("r");
+        tokio::pin!(waits);
+        tokio::select! {
+            freed = &mut waits => panic!("it is held, and yet: {freed:?}"),
+            () = tokio::time::sleep(Duration::from_millis(100)) => {}
+        }
+        guard.release().await.expect("it is held");
+        waits.await.expect("it is free");
+    });
+}

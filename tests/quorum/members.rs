@@ -1,0 +1,153 @@
+//! Who is a member of a quorum, and how it is reached.
+
+use dlock_client::{BuildError, Client, NodeState, Wait};
+use std::os::unix::fs::symlink;
+use std::time::Duration;
+
+use super::{LONG, client, each_kind, held_on, masters, patient, until_nothing_is_left, url};
+use crate::harness::Server;
+
+#[test]
+fn two_addresses_of_one_server_are_refused() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 2);
+        let also = format!("redis://localhost:{}/0", servers[0].port());
+        let why = patient(&servers).server(also.clone()).build().await.expect_err("one of them votes twice");
+        let BuildError::SameServer(one, other) = &why else { panic!("{why:?}") };
+        let mut named = [&**one, &**other];
+        named.sort();
+        assert_eq!(named, [url(&servers[0]), also], "{why}");
+    });
+}
+
+#[test]
+fn an_address_that_leads_to_another_member_later_does_not_vote() {
+    each_kind(async |kind| {
+        let first = Server::options(kind).conf("unixsocket socket").start();
+        let second = Server::start(kind);
+        let later = first.dir().join("later");
+        let servers = [url(&first), url(&second), format!("unix://{}", later.display())];
+        let builder = Client::builder().servers(servers).node_timeout(Duration::from_secs(5));
+        let client = builder.build().await.expect("the third is down, which is no error");
+        symlink(first.dir().join("socket"), later).expect("a link");
+        let twice = || async {
+            let seen = client.inspect("r").await.remove(2).answer;
+            seen.found().is_none().then_some(seen)
+        };
+        // Down from the first try for a while, and then what it is.
+        loop {
+            match twice().await.expect("it never answers as a member") {
+                dlock_client::Answer::Unanswered(NodeState::Failed(why)) => {
+                    assert!(why.contains(&format!("the same server as {}", url(&first))), "{why}");
+                    break;
+                }
+                _ => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+        let guard = client.lock("r").ttl(LONG).acquire().await.expect("two of three are a majority");
+        guard.release().await.expect("it is held");
+        second.kill9();
+        client.lock("r").wait(Wait::No).acquire().await.expect_err("one server is no majority of three");
+    });
+}
+
+#[test]
+fn what_cannot_take_part_is_told_at_once() {
+    each_kind(async |kind| {
+        let bare = Server::options(kind).without_module().start();
+        let secret = Server::options(kind).conf("requirepass secret").start();
+        let quiet = Server::start(kind);
+        assert_eq!(quiet.connect().ok("ACL SETUSER worker on >pass ~* +@all -info"), "OK");
+        let worker = format!("redis://worker:pass@127.0.0.1:{}", quiet.port());
+        let unusable = async |servers: &[String]| {
+            let built = Client::builder().servers(servers).build().await;
+            let why = built.expect_err("it cannot take part");
+            assert!(matches!(why, BuildError::Unusable { .. }), "{why:?}");
+            why.to_string()
+        };
+        let why = unusable(&[url(&bare)]).await;
+        assert!(why.contains("load the module"), "{why}");
+        let why = unusable(&[url(&secret)]).await;
+        assert!(why.contains("NOAUTH") || why.to_lowercase().contains("auth"), "{why}");
+        let why = unusable(&[format!("redis://:wrong@127.0.0.1:{}", secret.port())]).await;
+        assert!(why.contains("WRONGPASS") && !why.contains("wrong@"), "{why}");
+        // Alone it need not tell who it is, in a quorum it must.
+        Client::builder().server(worker.as_str()).build().await.expect("it takes part");
+        let why = unusable(&[worker, url(&Server::start(kind))]).await;
+        assert!(why.contains("let its user run INFO") && !why.contains("pass@"), "{why}");
+
+        let build = async |servers: &[&str]| Client::builder().servers(servers.iter().copied()).build().await;
+        assert!(matches!(build(&[]).await, Err(BuildError::NoServers)));
+        assert!(matches!(build(&["redis://a"; 256]).await, Err(BuildError::TooManyServers)));
+        assert!(matches!(build(&["http://a"]).await, Err(BuildError::Address { .. })));
+        let hurried = Client::builder().server(url(&quiet)).node_timeout(Duration::ZERO).build().await;
+        assert!(matches!(hurried, Err(BuildError::Option(_))));
+    });
+}
+
+#[test]
+fn a_server_that_is_down_when_the_client_is_built_may_come_later() {
+    each_kind(async |kind| {
+        let mut server = Server::start(kind);
+        server.kill9();
+        let client = client(std::slice::from_ref(&server)).await;
+        client.lock("r").wait(Wait::No).acquire().await.expect_err("nobody is there");
+        server.restart();
+        let stubborn = async || loop {
+            if let Ok(guard) = client.lock("r").acquire().await {
+                break guard;
+            }
+        };
+        stubborn().await.release().await.expect("it is held");
+    });
+}
+
+#[test]
+fn a_unix_socket_a_database_and_a_user_with_few_rights_will_do() {
+    each_kind(async |kind| {
+        let server = Server::options(kind).conf("unixsocket socket").start();
+        let rights = "+dlock.acquire +dlock.release +dlock.extend +dlock.confirm +select +info";
+        let user = format!("ACL SETUSER ann on >s3cret ~lock:* {rights}");
+        assert_eq!(server.connect().ok(&user), "OK");
+        let socket = server.dir().join("socket");
+        let addresses = [
+            format!("unix://{}?db=3&user=ann&pass=s3cret", socket.display()),
+            format!("redis://ann:s3cret@127.0.0.1:{}/3", server.port()),
+        ];
+        for address in addresses {
+            let builder = Client::builder().server(address).node_timeout(Duration::from_secs(5));
+            let client = builder.build().await.expect("it takes part");
+            let guard = client.lock("lock:r").ttl(LONG).acquire().await.expect("it is free");
+            let mut conn = server.connect();
+            conn.ok("SELECT 3");
+            assert!(!conn.ok("DLOCK.INSPECT lock:r").is_nil());
+            let next = tokio::spawn(client.lock("lock:r").acquire());
+            crate::harness::until("the next one waits", || {
+                !crate::line::clients(&mut conn, "lock:r").is_empty()
+            });
+            guard.extend(LONG).await.expect("it is held");
+            guard.release().await.expect("it is held");
+            next.await.expect("no panic").expect("handed over").release().await.expect("it is held");
+            assert!(conn.ok("DLOCK.INSPECT lock:r").is_nil());
+            let why = client.lock("other").wait(Wait::No).acquire().await.expect_err("no right to it");
+            assert!(why.to_string().contains("NOPERM") && !why.to_string().contains("s3cret"), "{why}");
+        }
+    });
+}
+
+#[test]
+fn masters_may_be_reached_in_different_ways() {
+    each_kind(async |kind| {
+        let socket = Server::options(kind).conf("unixsocket socket").start();
+        let servers = masters(kind, 2);
+        let path = format!("unix://{}", socket.dir().join("socket").display());
+        let mixed = patient(&servers).server(path).build().await.expect("a client");
+        let guard = mixed.lock("r").fenced().acquire().await.expect("it is free");
+        let other = client(&servers).await;
+        assert!(other.lock("r").try_acquire().await.expect("an answer").is_none());
+        guard.release().await.expect("it is held");
+        mixed.settle().await;
+        assert_eq!(held_on(&servers, "r") + held_on(&[socket], "r"), 0);
+        until_nothing_is_left(&servers, "r");
+    });
+}
