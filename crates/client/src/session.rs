@@ -10,7 +10,9 @@ use crate::guard::Share;
 
 /// The owner of re-entrant holds: a client and its clones. What it holds is counted here, not by the servers.
 #[derive(Default)]
-pub(crate) struct Session(Mutex<HashMap<Vec<u8>, Arc<Turn<Weak<Share>>>>>);
+pub(crate) struct Session(Mutex<HashMap<Vec<u8>, Entries>>);
+
+type Entries = Arc<Turn<Weak<Share>>>;
 
 /// The hold of one resource, if there is one. Who has this is the only one who acquires it.
 pub(crate) type Entry = OwnedMutexGuard<Weak<Share>>;
@@ -30,7 +32,7 @@ impl Session {
         }
     }
 
-    fn turn(&self, resource: &[u8]) -> Arc<Turn<Weak<Share>>> {
+    fn turn(&self, resource: &[u8]) -> Entries {
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // What nobody holds or acquires any more is forgotten, each time that the room is used up.
         if entries.len() == entries.capacity() {
