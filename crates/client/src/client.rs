@@ -8,20 +8,20 @@ use std::time::Duration;
 use dlock_core::Token;
 
 use crate::acquire::Acquire;
-use crate::all::AcquireAll;
+use crate::acquire::all::AcquireAll;
+use crate::acquire::session::Session;
 use crate::clock::now;
 use crate::error::{BuildError, ExtendError, NoQuorum, NodeState, ReleaseError};
-use crate::extend::extend;
+use crate::guard::extend::extend;
+use crate::guard::release::Releases;
 use crate::inspect::{Answer, Inspected, Inspection, Waiting};
 use crate::lease::Instant;
 use crate::options::ClientBuilder;
 use crate::pauses::Pauses;
 use crate::quorum::Extension;
 use crate::reading;
-use crate::release::Releases;
 use crate::request;
 use crate::service::Service;
-use crate::session::Session;
 
 /// The longest pause between two looks at whether a resource is free.
 const LOOK: Duration = Duration::from_millis(500);

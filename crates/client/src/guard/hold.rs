@@ -9,14 +9,14 @@ use std::time::Duration;
 use tokio::sync::{Mutex as Turn, Notify};
 use tokio_util::sync::CancellationToken;
 
+use crate::acquire::round::{Calls, Spoils};
 use crate::clock::now;
 use crate::error::{ExtendError, Lost, ReleaseError};
-use crate::extend::extend;
+use crate::guard::extend::extend;
+use crate::guard::release::Releases;
 use crate::lease::{Instant, Lease};
 use crate::quorum::{Extension, Fence};
-use crate::release::Releases;
 use crate::request::{self, Wish};
-use crate::round::{Calls, Spoils};
 use crate::service::{Lanes, Service};
 
 /// A hold.

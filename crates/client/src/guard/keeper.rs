@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::clock::{now, sleep_until};
 use crate::error::{ExtendError, Lost, Report};
-use crate::hold::Hold;
+use crate::guard::hold::Hold;
 use crate::lease::Instant;
 use crate::pauses::Pauses;
 

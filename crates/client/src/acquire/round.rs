@@ -9,15 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Sleep, sleep};
 
+use crate::acquire::line::{Queueing, Stand};
 use crate::clock::now;
 use crate::error::{NodeState, Report};
-use crate::line::{Queueing, Stand};
+use crate::guard::release::Releases;
 use crate::node::Reply;
 use crate::pauses::Pauses;
 use crate::quorum::{
     Acquisition, Loss, Member, Outgoing, Plan, Progress, Refusal, Request, Sends, Verdict, Vote, Won,
 };
-use crate::release::Releases;
 use crate::request::Wish;
 use crate::service::{Lanes, Service};
 

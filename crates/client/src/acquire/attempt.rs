@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
+use crate::acquire::line::{Queueing, Told};
+use crate::acquire::round::{Defeat, Round, Spoils, Start};
 use crate::clock::{now, sleep_until};
 use crate::error::{AcquireError, NodeState, Report};
 use crate::lease::{Instant, Lease};
-use crate::line::{Queueing, Told};
 use crate::node::Connection;
 use crate::pauses::Pauses;
 use crate::quorum::{Failure, Loss, Member, Plan, Refusal, Vote};
 use crate::reading::shown;
 use crate::request::{Wish, fresh_token};
-use crate::round::{Defeat, Round, Spoils, Start};
 use crate::service::{Lanes, Service};
 
 /// What is wanted.
