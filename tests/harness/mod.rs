@@ -42,7 +42,7 @@ pub use server::Server;
 pub use stream::Stream;
 pub use value::Value;
 pub use wait::{PATIENCE, until, until_some, until_within};
-pub use wire::{Wire, encode};
+pub use wire::{Wire, encode, parse};
 
 /// A command as one line to read and to compare: its arguments with blanks between, other bytes escaped.
 pub fn line(command: &[Vec<u8>]) -> String {
