@@ -2,6 +2,7 @@
 
 pub(crate) mod all;
 mod attempt;
+pub(crate) mod contended;
 pub(crate) mod line;
 pub(crate) mod round;
 pub(crate) mod session;

@@ -24,6 +24,9 @@ use crate::service::{Lanes, Service};
 /// The longest pause between two tries of a round, however often it is tried.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
+/// The first pause of whoever the line has let through: the others are about to let it in.
+const BRIEF_PAUSE: Duration = Duration::from_millis(1);
+
 /// A round under way. However it ends but by a win, also when it is dropped, it takes back what it asked for.
 pub(crate) struct Round {
     service: Arc<Service>,
@@ -83,6 +86,7 @@ impl Round {
         start: Start<'_>,
     ) -> Round {
         let (mut first, mut queueing) = (None, None);
+        let mut pause = service.retry.pause;
         let (machine, sends) = match start {
             Start::AtOnce(member) => {
                 first = member.map(|member| First { member, kept_back: SmallVec::new() });
@@ -90,6 +94,7 @@ impl Round {
             }
             Start::InLine(order, line) => {
                 queueing = Some(line);
+                pause = pause.min(BRIEF_PAUSE);
                 Acquisition::in_line(plan, order, now())
             }
         };
@@ -102,7 +107,7 @@ impl Round {
             queueing,
             stand: None,
             first,
-            pauses: Pauses::new(service.retry.pause, LONGEST_PAUSE),
+            pauses: Pauses::new(pause, LONGEST_PAUSE),
             pause: None,
             over: false,
         };
