@@ -47,8 +47,9 @@ async fn renew(hold: &Hold, keeping: Keeping) -> Lost {
         tokio::select! {
             biased;
             () = hold.changed.notified() => tries = Tries::default(),
-            () = sleep_until(lost_at) => return match due.filter(|due| *due < lost_at) {
-                Some(_) => Lost::NotRenewed(tries.trouble.unwrap_or_else(|| hold.unheard())),
+            () = sleep_until(lost_at) => return match tries.trouble {
+                Some(report) => Lost::NotRenewed(report),
+                None if due.is_some_and(|due| due < lost_at) => Lost::NotRenewed(hold.unheard()),
                 None => Lost::Ended,
             },
             () = sleep_until(due.unwrap_or(lost_at)), if due.is_some() => {
