@@ -16,5 +16,5 @@ say "the module"
 # The tests would build it too, but silently.
 cargo build --package dlock
 say "integration tests (DLOCK_ROUNDS=$DLOCK_ROUNDS)"
-cargo test --package dlock
+cargo test --package dlock --package dlock-cli
 say "all is well"

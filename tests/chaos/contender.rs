@@ -25,8 +25,8 @@ pub struct Stage {
     pub over: AtomicBool,
     /// Who holds something holds on to it.
     pub stay: AtomicBool,
-    /// How many hold something.
-    pub holding: AtomicUsize,
+    /// How many do so because they were told to.
+    pub staying: AtomicUsize,
     /// How often each client has held something.
     pub acquired: [AtomicUsize; CONTENDERS],
     pub counts: Counts,
@@ -101,32 +101,43 @@ impl Contender<'_> {
                 stage.counts.refused.fetch_add(1, Relaxed);
             }
         };
-        stage.holding.fetch_add(1, Relaxed);
         stage.acquired[self.number].fetch_add(1, Relaxed);
         if self.random.once_in(25) {
             stage.counts.paused.fetch_add(1, Relaxed);
             self.pause(resource, &held);
             write();
         } else {
-            let until = now() + self.stay();
-            loop {
-                write();
-                tokio::time::sleep(self.ms(10)).await;
-                if held.is_lost() {
-                    stage.counts.lost.fetch_add(1, Relaxed);
-                    break;
-                }
-                if now() >= until && !stage.stay.load(Relaxed) {
-                    break;
-                }
-            }
+            self.write_on(&held, write).await;
         }
         let until = at(now().min(held.valid_until()));
-        stage.holding.fetch_sub(1, Relaxed);
         let grant = Some(Grant { fence, at: since, until });
         let (key, mode) = (resource.to_string(), Mode::Exclusive);
         self.holds.push(Hold { key, token: name, mode, asked, grant, gone: None });
         self.locks.release(resource, held).await;
+    }
+
+    /// Writes again and again until it has had enough, or the hold is lost.
+    async fn write_on(&mut self, held: &Held, write: impl Fn()) {
+        let stage = self.stage;
+        let until = now() + self.stay();
+        let mut stays = false;
+        loop {
+            write();
+            tokio::time::sleep(self.ms(10)).await;
+            if held.is_lost() {
+                stage.counts.lost.fetch_add(1, Relaxed);
+                break;
+            }
+            if stage.stay.load(Relaxed) {
+                if !stays {
+                    stage.staying.fetch_add(1, Relaxed);
+                }
+                stays = true;
+            } else if now() >= until {
+                break;
+            }
+        }
+        stage.staying.fetch_sub(usize::from(stays), Relaxed);
     }
 
     /// Stands still until the validity is over and somebody newer has written.

@@ -47,6 +47,7 @@ fn survive(rounds: usize) {
         let mut run = Run::prepare(kind, Kind::Ours, GRACE, LEASE);
         let seen = run.during(|scene| {
             scene.faults(rounds);
+            scene.until_clients_failed();
             scene.everybody_acquires("all is healed");
         });
         seen.show(&kind.name, rounds);
