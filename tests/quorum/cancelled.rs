@@ -70,8 +70,11 @@ fn cancelled_ephemeral() {
     each_kind(async |kind| cancel_everywhere(kind, 1, |lock| lock.ephemeral()).await);
 }
 
-/// Ways to wait in line, and over how many masters.
-const WAITS: [(usize, fn(Acquire) -> Acquire); 5] = [
+/// Over how many masters, and how.
+type Wait = (usize, fn(Acquire) -> Acquire);
+
+/// Ways to wait in line.
+const WAITS: [Wait; 5] = [
     (1, |lock| lock),
     (1, |lock| lock.ephemeral()),
     (3, |lock| lock),
