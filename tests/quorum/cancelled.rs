@@ -71,10 +71,10 @@ fn cancelled_ephemeral() {
 }
 
 /// Over how many masters, and how.
-type Wait = (usize, fn(Acquire) -> Acquire);
+type InLine = (usize, fn(Acquire) -> Acquire);
 
 /// Ways to wait in line.
-const WAITS: [Wait; 5] = [
+const WAITS: [InLine; 5] = [
     (1, |lock| lock),
     (1, |lock| lock.ephemeral()),
     (3, |lock| lock),
