@@ -16,16 +16,17 @@ const ONE: Way = Way::Dlock { masters: 1, fenced: false };
 const FIVE: Way = Way::Dlock { masters: 5, fenced: false };
 const FIVE_FENCED: Way = Way::Dlock { masters: 5, fenced: true };
 
-const ALONE: [Way; 6] = [
+const ALONE: [Way; 7] = [
     ONE,
     Way::Dlock { masters: 3, fenced: false },
     FIVE,
     Way::Dlock { masters: 3, fenced: true },
     FIVE_FENCED,
     Way::Rslock,
+    Way::Redlock,
 ];
 
-const FIGHTING: [Way; 3] = [FIVE, FIVE_FENCED, Way::Rslock];
+const FIGHTING: [Way; 4] = [FIVE, FIVE_FENCED, Way::Rslock, Way::Redlock];
 const CLIENTS: usize = 8;
 
 /// Measures all tables, in turns on the same servers.

@@ -1,10 +1,13 @@
 //! Clients of a lock over several masters: ours, and those of Redlock libraries, each as its own README uses it.
 
 use std::io::{Error, Result};
+use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_client::{Client, Guard};
+use redlock::RedLock;
 use rslock::{Lock, LockManager};
+use tokio::task::spawn_blocking;
 
 /// A lock over several masters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +16,8 @@ pub enum Way {
     Dlock { masters: usize, fenced: bool },
     /// The crate rslock, whose retries come after 200 ms.
     Rslock,
+    /// The crate redlock: one master after the other, each time on a new connection. Its retries come after up to 200 ms.
+    Redlock,
 }
 
 const TTL: Duration = Duration::from_secs(30);
@@ -21,6 +26,13 @@ const TTL: Duration = Duration::from_secs(30);
 pub enum Holder {
     Dlock { client: Client, fenced: bool, guard: Option<Guard> },
     Rslock { manager: LockManager, lock: Option<Lock> },
+    Redlock { manager: Arc<RedLock>, lock: Option<Held> },
+}
+
+/// What the crate redlock has locked, and its value there.
+struct Held {
+    resource: Vec<u8>,
+    value: Vec<u8>,
 }
 
 fn failed(why: impl std::fmt::Display) -> Error {
@@ -34,6 +46,7 @@ impl Way {
             Way::Dlock { masters, fenced: false } => format!("dlock, {masters} masters"),
             Way::Dlock { masters, fenced: true } => format!("dlock, {masters} masters, fenced"),
             Way::Rslock => "rslock, 5 masters".into(),
+            Way::Redlock => "redlock-rs, 5 masters".into(),
         }
     }
 
@@ -47,6 +60,10 @@ impl Way {
             Way::Rslock => {
                 let manager = LockManager::new(ports.iter().map(url).collect::<Vec<_>>());
                 Ok(Holder::Rslock { manager, lock: None })
+            }
+            Way::Redlock => {
+                let manager = Arc::new(RedLock::new(ports.iter().map(url).collect()));
+                Ok(Holder::Redlock { manager, lock: None })
             }
         }
     }
@@ -69,6 +86,21 @@ impl Holder {
                     }
                 };
             }
+            Holder::Redlock { manager, lock } => {
+                let (manager, resource) = (manager.clone(), resource.as_bytes().to_vec());
+                let ttl = TTL.as_millis() as usize;
+                *lock = spawn_blocking(move || loop {
+                    match manager.lock(&resource, ttl) {
+                        Ok(Some(lock)) => {
+                            let value = lock.val;
+                            break Ok(Some(Held { resource, value }));
+                        }
+                        Ok(None) => {}
+                        Err(why) => break Err(failed(why)),
+                    }
+                })
+                .await??;
+            }
         }
         Ok(())
     }
@@ -84,6 +116,14 @@ impl Holder {
                     manager.unlock(&lock).await;
                 }
                 Ok(())
+            }
+            Holder::Redlock { manager, lock } => {
+                let Some(Held { resource, value }) = lock.take() else { return Ok(()) };
+                let manager = manager.clone();
+                let unlocked = spawn_blocking(move || {
+                    manager.unlock(&redlock::Lock { resource, val: value, validity_time: 0, lock_manager: &manager });
+                });
+                Ok(unlocked.await?)
             }
         }
     }
