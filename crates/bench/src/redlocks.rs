@@ -30,7 +30,7 @@ pub enum Holder {
 }
 
 /// What the crate redlock has locked, and its value there.
-struct Held {
+pub struct Held {
     resource: Vec<u8>,
     value: Vec<u8>,
 }
@@ -89,14 +89,16 @@ impl Holder {
             Holder::Redlock { manager, lock } => {
                 let (manager, resource) = (manager.clone(), resource.as_bytes().to_vec());
                 let ttl = TTL.as_millis() as usize;
-                *lock = spawn_blocking(move || loop {
-                    match manager.lock(&resource, ttl) {
-                        Ok(Some(lock)) => {
-                            let value = lock.val;
-                            break Ok(Some(Held { resource, value }));
+                *lock = spawn_blocking(move || {
+                    loop {
+                        match manager.lock(&resource, ttl) {
+                            Ok(Some(lock)) => {
+                                let value = lock.val;
+                                break Ok(Some(Held { resource, value }));
+                            }
+                            Ok(None) => {}
+                            Err(why) => break Err(failed(why)),
                         }
-                        Ok(None) => {}
-                        Err(why) => break Err(failed(why)),
                     }
                 })
                 .await??;
@@ -121,7 +123,12 @@ impl Holder {
                 let Some(Held { resource, value }) = lock.take() else { return Ok(()) };
                 let manager = manager.clone();
                 let unlocked = spawn_blocking(move || {
-                    manager.unlock(&redlock::Lock { resource, val: value, validity_time: 0, lock_manager: &manager });
+                    manager.unlock(&redlock::Lock {
+                        resource,
+                        val: value,
+                        validity_time: 0,
+                        lock_manager: &manager,
+                    });
                 });
                 Ok(unlocked.await?)
             }
