@@ -17,6 +17,7 @@ mod many;
 mod pairs;
 mod ping;
 mod plots;
+mod processors;
 mod quorum;
 mod redlocks;
 mod resp;
