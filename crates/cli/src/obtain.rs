@@ -31,7 +31,10 @@ pub async fn unless_signalled<T, E: Into<Error>>(
 ) -> Result<T, Obstacle> {
     tokio::select! {
         done = work => Ok(done?),
-        signal = signals.end() => Err(Obstacle::Signal(signal)),
+        signal = signals.end() => Err(match signal {
+            Ok(signal) => Obstacle::Signal(signal),
+            Err(why) => Error::system("signals", why).into(),
+        }),
     }
 }
 

@@ -97,10 +97,13 @@ impl Program {
     }
 }
 
-/// Whoever lets go of the program early, by an error or a panic, leaves no program behind.
+/// Whoever lets go of the program early, by an error or a panic, leaves nothing of it behind.
 impl Drop for Program {
     fn drop(&mut self) {
-        self.signal(Signal::SIGKILL);
+        if self.ended.is_none() {
+            let _ = self.signal_all(Signal::SIGKILL);
+            self.signal(Signal::SIGKILL);
+        }
     }
 }
 

@@ -3,11 +3,14 @@
 //! They are blocked and come through a signalfd. That tells who sent them, which a handler of the usual kind does not,
 //! and leaves ignored ones ignored, for the program that is run too: `nohup dlock run` is what it says.
 
+use std::fs;
 use std::io;
 use std::thread;
 
+use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd, siginfo};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 /// Signals that are for the program, and end whoever does not expect them.
@@ -71,41 +74,63 @@ pub fn stop() {
 }
 
 /// The listener to what [`block`] has blocked.
-pub struct Signals(UnboundedReceiver<Heard>);
+pub struct Signals {
+    heard: UnboundedReceiver<io::Result<Heard>>,
+    /// Who started dlock wants these to be without effect.
+    ignored: Vec<Signal>,
+}
 
 impl Signals {
-    /// After [`block`].
+    /// After [`block`], in a runtime.
     pub fn listen() -> io::Result<Signals> {
+        let ignored = ignored()?;
+        // Of whoever ignores this one the kernel keeps no dead children, and says nothing when they end. A handler is the one
+        // way out of it that is not `unsafe`; it is never called, and the program starts without it.
+        let _ = signal(SignalKind::child())?;
         let source = SignalFd::with_flags(&ours(), SfdFlags::SFD_CLOEXEC)?;
-        let (heard, listener) = unbounded_channel();
+        let (tell, heard) = unbounded_channel();
         // A thread that reads: to register the descriptor with the runtime would be `unsafe`.
         thread::Builder::new().name("signals".into()).spawn(move || {
-            while let Ok(info) = source.read_signal() {
-                if info.as_ref().and_then(Heard::of).is_some_and(|what| heard.send(what).is_err()) {
+            loop {
+                let news = match source.read_signal() {
+                    Ok(info) => info.as_ref().and_then(Heard::of).map(Ok),
+                    Err(Errno::EINTR) => None,
+                    Err(why) => Some(Err(why.into())),
+                };
+                let last = matches!(news, Some(Err(_)));
+                if news.is_some_and(|news| tell.send(news).is_err()) || last {
                     return;
                 }
             }
         })?;
-        Ok(Signals(listener))
+        Ok(Signals { heard, ignored })
     }
 
     /// The next one. Dropped, the future loses none.
-    pub async fn next(&mut self) -> Heard {
-        match self.0.recv().await {
+    pub async fn next(&mut self) -> io::Result<Heard> {
+        match self.heard.recv().await {
             Some(heard) => heard,
-            // The thread reads for as long as there is somebody to listen.
-            None => std::future::pending().await,
+            None => Err(io::Error::other("signals are not listened to any more")),
         }
     }
 
     /// Waits for a signal that asks to end, and stops where one asks for that.
-    pub async fn end(&mut self) -> Signal {
+    pub async fn end(&mut self) -> io::Result<Signal> {
         loop {
-            match self.next().await {
+            match self.next().await? {
                 Heard::Child => {}
+                Heard::Signal(signal, _) if self.ignored.contains(&signal) => {}
                 Heard::Signal(signal, _) if STOPS.contains(&signal) => stop(),
-                Heard::Signal(signal, _) => return signal,
+                Heard::Signal(signal, _) => return Ok(signal),
             }
         }
     }
+}
+
+/// What was ignored when dlock was started: blocked, it would be heard all the same.
+fn ignored() -> io::Result<Vec<Signal>> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    Ok(Signal::iterator().filter(|signal| mask & (1 << (*signal as i32 - 1)) != 0).collect())
 }

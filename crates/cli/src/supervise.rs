@@ -82,7 +82,7 @@ impl Supervision<'_> {
                     self.end().await?;
                     return Ok(Outcome::Lost);
                 }
-                heard = self.signals.next() => self.pass_on(heard)?,
+                heard = self.signals.next() => self.pass_on(heard?)?,
             }
             if let Some(status) = self.program.ended() {
                 // A shell that is killed leaves behind what it had started, and that would run on without the lock. A
@@ -165,7 +165,7 @@ impl Supervision<'_> {
                 }
             }
             tokio::select! {
-                _ = self.signals.next() => {}
+                heard = self.signals.next() => { heard?; }
                 () = tokio::time::sleep(LOOK) => {}
             }
         }

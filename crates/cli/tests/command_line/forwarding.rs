@@ -130,3 +130,49 @@ fn a_command_that_is_stopped_keeps_its_lock() {
         assert_eq!(run.end().code, Some(0));
     });
 }
+
+/// As some supervisors start what they run. The kernel keeps no dead children for whoever ignores this signal.
+#[test]
+fn the_end_of_the_command_is_seen_also_where_sigchld_was_ignored() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        for (script, code) in [("exit 3", 3), ("kill -TERM $$", 143)] {
+            let mut run = stage.command("env");
+            run.args(["--ignore-signal=CHLD", stage::DLOCK, "run", "r", "--", "sh", "-c", script]);
+            let done = stage.end(run);
+            assert_eq!((done.code, done.stderr.as_str()), (Some(code), ""));
+            assert_eq!(stage.held_on("r"), 0);
+        }
+    });
+}
+
+#[test]
+fn what_nohup_has_ignored_does_not_end_dlock_while_it_waits() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let mut conn = stage.connect();
+        conn.ok("DLOCK.ACQUIRE r other 600000");
+        let mut run = stage.command("env");
+        run.args([
+            "--ignore-signal=HUP",
+            stage::DLOCK,
+            "run",
+            "--node-timeout",
+            "5s",
+            "r",
+            "--",
+            "echo",
+            "ran",
+        ]);
+        let run = stage.start(run);
+        until("it waits in line", || line::clients(&mut conn, "r").len() == 1);
+        run.signal("HUP");
+        // Read behind it by the same listener: a stop shows that the first one has been heard.
+        run.signal("TSTP");
+        until("it is stopped", || is_stopped(run.id()));
+        run.signal("CONT");
+        assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
+        let done = run.end();
+        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
+    });
+}
