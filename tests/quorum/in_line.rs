@@ -6,7 +6,8 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 use super::{
-    LONG, client, each_kind, held_on, masters, patient, until_held_everywhere, until_nothing_is_left, url,
+    LONG, client, each_kind, head, held_on, masters, patient, until_held_everywhere, until_nothing_is_left,
+    url,
 };
 use crate::harness::{Server, until};
 use crate::line;
@@ -15,11 +16,6 @@ use crate::line;
 fn waiting(servers: &[Server], resource: &str) -> Vec<usize> {
     let living = servers.iter().filter(|server| server.is_alive());
     living.map(|server| line::clients(&mut server.connect(), resource).len()).collect()
-}
-
-/// The master at which the clients wait: the first by its address.
-fn head(servers: &[Server]) -> &Server {
-    servers.iter().min_by_key(|server| url(server)).expect("a server")
 }
 
 /// Acquires in a task of its own, and is in line when this returns.

@@ -5,6 +5,7 @@ mod harness;
 #[path = "../line/mod.rs"]
 mod line;
 
+mod beside;
 mod cancelled;
 mod down;
 mod encrypted;
@@ -48,6 +49,11 @@ fn patient(servers: &[Server]) -> ClientBuilder {
 
 async fn client(servers: &[Server]) -> Client {
     patient(servers).build().await.expect("a client")
+}
+
+/// The master at which the clients wait: the first by its address.
+fn head(servers: &[Server]) -> &Server {
+    servers.iter().min_by_key(|server| url(server)).expect("a server")
 }
 
 /// The tokens that hold the resource on a server.

@@ -2,6 +2,7 @@
 
 pub(crate) mod all;
 mod attempt;
+mod beside;
 pub(crate) mod contended;
 pub(crate) mod line;
 pub(crate) mod round;

@@ -22,11 +22,20 @@ use model::properties::{EXCLUSION, ORDER, UNIQUE};
 use model::run::{holds, holds_so_far, violates, violates_deep};
 use model::world::{Broken, Script, Time, World};
 
-const ONCE: Script =
-    Script { acquisitions: 1, waits: false, extensions: 0, retries: 0, timeouts: false, releases: false };
+const ONCE: Script = Script {
+    acquisitions: 1,
+    waits: false,
+    beside: false,
+    extensions: 0,
+    retries: 0,
+    timeouts: false,
+    releases: false,
+};
 const WAITS: Script = Script { waits: true, ..ONCE };
 /// Moves on in the line when a master is silent.
 const WAITS_NOT_LONG: Script = Script { timeouts: true, ..WAITS };
+/// Tries beside the line. Its own place in that line is a client by itself, for it has a token of its own.
+const BESIDE: Script = Script { beside: true, ..ONCE };
 const EXTENDS: Script = Script { extensions: 1, ..ONCE };
 const RETRIES: Script = Script { retries: 1, timeouts: true, ..ONCE };
 const RELEASES: Script = Script { releases: true, ..ONCE };
@@ -95,6 +104,8 @@ worlds! {
     timed: |name| holds(name, plain(&[ONCE; 2], 2));
     released: |name| holds(name, plain(&[RELEASES, ONCE], 2));
     in_line: |name| holds(name, plain(&[WAITS; 2], 1));
+    beside_the_line: |name| holds(name, plain(&[BESIDE, ONCE], 2));
+    fenced_beside_the_line: |name| holds(name, timed_fences(&[BESIDE, ONCE], 1));
     crash_with_grace: |name| holds(name, crashing(1, 2));
     timed_with_a_duplicate: |name| holds(name, World { duplicates: 1, ..plain(&[ONCE; 2], 2) });
     retried: |name| holds(name, plain(&[RETRIES, ONCE], 1));
@@ -107,6 +118,8 @@ worlds! {
     #[ignore] fenced_and_timed_longer: |name| holds_so_far(name, timed_fences(&[ONCE; 2], 2));
     #[ignore] fenced_in_line_both: |name| holds_so_far(name, timed_fences(&[WAITS; 2], 2));
     #[ignore] in_line_moving_on: |name| holds_so_far(name, timed_fences(&[WAITS_NOT_LONG, ONCE], 1));
+    #[ignore] beside_a_line: |name| holds_so_far(name, plain(&[WAITS, BESIDE, ONCE], 1));
+    #[ignore] fenced_beside_a_line: |name| holds_so_far(name, timed_fences(&[WAITS, BESIDE, ONCE], 1));
     #[ignore] timed_three_clients: |name| holds_so_far(name, plain(&[ONCE; 3], 2));
     #[ignore] timed_with_two_duplicates: |name| holds_so_far(name, World { duplicates: 2, ..plain(&[ONCE; 2], 2) });
     #[ignore] in_line_one_of_two: |name| holds_so_far(name, timed_fences(&[WAITS, ONCE], 1));

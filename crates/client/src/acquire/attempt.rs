@@ -114,16 +114,18 @@ impl Attempt {
         if let Some(own) = own {
             lanes[0].take(own);
         }
-        let quorum = self.service.quorum;
-        let mut retries = self.service.retry.times;
+        let (quorum, retries) = (self.service.quorum, self.service.retry.times);
+        let mut plan = Plan { quorum, lease: self.lease, fenced: self.fenced, retries };
         let start = match line {
             Some(order) => {
-                retries = retries.saturating_add(BRIEF_TRIES);
-                Start::InLine(order, Queueing { until: self.patience.end(), told: self.told.clone() })
+                plan.retries = retries.saturating_add(BRIEF_TRIES);
+                // Who brings a token has no other one to try with.
+                let beside = (quorum.majority() > 1 && self.token.is_none()).then_some(plan);
+                let (until, told) = (self.patience.end(), self.told.clone());
+                Start::InLine(order, Queueing { until, told, beside })
             }
             None => Start::AtOnce(self.service.line_order().first().copied().filter(|_| self.waits())),
         };
-        let plan = Plan { quorum, lease: self.lease, fenced: self.fenced, retries };
         Round::begin(&self.service, plan, wish, lanes, start)
     }
 

@@ -11,7 +11,7 @@ use crate::error::NodeState;
 use crate::inspect::Place;
 use crate::lease::Instant;
 use crate::node::{Connection, Lane, Reply};
-use crate::quorum::{Failure, Vote};
+use crate::quorum::{Failure, Plan, Vote};
 use crate::reading;
 use crate::request::{self, Wish};
 
@@ -28,6 +28,8 @@ pub(crate) struct Queueing {
     /// None: for ever.
     pub(crate) until: Option<Instant>,
     pub(crate) told: Option<Told>,
+    /// How the next in line tries beside it; None: not at all.
+    pub(crate) beside: Option<Plan>,
 }
 
 /// Is called with the place in line.

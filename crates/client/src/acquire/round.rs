@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Sleep, sleep};
 
+use crate::acquire::beside::beside;
 use crate::acquire::line::{Queueing, Stand};
 use crate::clock::now;
 use crate::error::{NodeState, Report};
@@ -37,6 +38,8 @@ pub(crate) struct Round {
     queueing: Option<Queueing>,
     /// Where it waits in line.
     stand: Option<Arc<Stand>>,
+    /// What is tried meanwhile.
+    beside: Option<BoxFuture<'static, Spoils>>,
     first: Option<First>,
     pauses: Pauses,
     pause: Option<Pin<Box<Sleep>>>,
@@ -66,6 +69,8 @@ pub(crate) enum Start<'a> {
     AtOnce(Option<Member>),
     /// In line at the first of these that is reachable.
     InLine(&'a [Member], Queueing),
+    /// All are asked at once but for this one, in whose line somebody waits for the same.
+    Beside(Member),
 }
 
 /// What is left of a round that was won: what the hold needs.
@@ -97,6 +102,7 @@ impl Round {
                 pause = pause.min(BRIEF_PAUSE);
                 Acquisition::in_line(plan, order, now())
             }
+            Start::Beside(line) => Acquisition::beside_line(plan, line, now()),
         };
         let mut round = Round {
             service: service.clone(),
@@ -106,6 +112,7 @@ impl Round {
             calls: Calls::new(),
             queueing,
             stand: None,
+            beside: None,
             first,
             pauses: Pauses::new(pause, LONGEST_PAUSE),
             pause: None,
@@ -127,8 +134,13 @@ impl Round {
                     self.send(sends);
                     continue;
                 }
+                Some(spoils) = OptionFuture::from(self.beside.as_mut()) => return Ok(spoils),
                 else => return Err(self.lost(Loss::Impossible)),
             };
+            if heard.what == Request::Wait {
+                // What it tried is taken back before the others are asked, so that it is not in its own way.
+                self.beside = None;
+            }
             if self.is_refused_at_the_line(&heard) {
                 self.machine.answered(heard.from, heard.what, heard.vote, now());
                 return Err(self.lost(Loss::Taken));
@@ -206,6 +218,9 @@ impl Round {
 
     fn queue_up(&mut self, to: Member) {
         let Some(queueing) = self.queueing.clone() else { return };
+        self.beside = queueing.beside.map(|plan| {
+            Box::pin(beside(self.service.clone(), plan, self.wish.clone(), to)) as BoxFuture<'static, Spoils>
+        });
         let stand = Arc::new(Stand::new(self.lanes[usize::from(to.0)].clone(), self.wish.clone()));
         self.stand = Some(stand.clone());
         self.calls.push(Box::pin(async move {

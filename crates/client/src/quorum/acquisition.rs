@@ -105,6 +105,17 @@ impl Acquisition {
         (new, SmallVec::from_slice(&[Outgoing { to: first, what: Request::Wait }]))
     }
 
+    /// Asks all masters at once but for `line`, in whose line the same client waits under another token: what that master
+    /// says is known.
+    pub fn beside_line(plan: Plan, line: Member, now: Instant) -> (Self, Sends) {
+        let (mut new, mut sends) = Self::at_once(plan, now);
+        if let Some(seat) = new.seats.get_mut(usize::from(line.0)) {
+            seat.vote = Some(Vote::Refused(Refusal::Taken));
+        }
+        sends.retain(|send| send.to != line);
+        (new, sends)
+    }
+
     fn new(plan: Plan, stage: Stage, since: Instant) -> Self {
         let seats = plan.quorum.members().map(|_| Seat::default()).collect();
         Self { plan, stage, since, waited: false, seats }

@@ -93,6 +93,9 @@ impl State {
     pub fn begin(&mut self, world: &World, client: usize) {
         self.clients[client].greatest_before = self.history.greatest();
         let (machine, sends) = match world.clients[client].waits {
+            false if world.clients[client].beside => {
+                Acquisition::beside_line(world.plan(client), Member(0), world.now())
+            }
             false => Acquisition::at_once(world.plan(client), world.now()),
             true if world.is(Broken::ValidFromReceipt) => {
                 self.clients[client].phase = Phase::Queueing;

@@ -42,6 +42,8 @@ pub struct Script {
     pub acquisitions: u8,
     /// Whether it waits in line, at the masters in their order.
     pub waits: bool,
+    /// Whether it waits in line at the first master, under another name, and asks the others meanwhile.
+    pub beside: bool,
     pub extensions: u8,
     pub retries: u8,
     /// Whether it may take an answer for lost that is still under way.
@@ -155,7 +157,7 @@ impl World {
     /// The masters from here on differ in nothing but their number: behind those that somebody may wait at, for a line
     /// has an order; none where one is believed for all.
     pub fn first_alike(&self) -> usize {
-        let waits = |script: &Script| script.waits;
+        let waits = |script: &Script| script.waits || script.beside;
         let moves_on = |script: &Script| script.waits && (script.timeouts || self.grace > 0);
         if self.by_name || self.is(Broken::ExtendedByOne) || self.clients.iter().any(moves_on) {
             MASTERS

@@ -73,3 +73,27 @@ fn who_was_let_in_asks_again_where_the_last_holder_is_still_leaving() {
     let second_phase = vote(&mut machine, 9, &[(0, granted(4))]);
     assert_eq!(sent(&second_phase.sends, confirm(5, 0)), [0, 2]);
 }
+
+#[test]
+fn beside_the_line_a_majority_of_the_others_wins() {
+    let (mut machine, sends) = Acquisition::beside_line(plan(3, false), Member(2), at(100));
+    assert_eq!(sent(&sends, Request::Acquire), [0, 1]);
+    assert_eq!(sends.len(), 2);
+    let two = vote(&mut machine, 110, &[(0, granted(4)), (1, granted(5))]);
+    assert_eq!(
+        two.verdict,
+        won(None, 100 + TRUSTED),
+        "it did not wait, so its grants count from the sending"
+    );
+
+    let (mut machine, _) = Acquisition::beside_line(plan(3, false), Member(2), at(100));
+    let lost = vote(&mut machine, 110, &[(0, granted(4)), (1, taken())]);
+    assert_eq!(lost.verdict, Verdict::Lost(Loss::Taken));
+}
+
+#[test]
+fn beside_the_line_a_fence_is_confirmed_by_those_who_granted() {
+    let (mut machine, _) = Acquisition::beside_line(plan(5, true), Member(0), at(0));
+    let second_phase = vote(&mut machine, 10, &[(1, granted(4)), (2, granted(9)), (3, granted(5))]);
+    assert_eq!(sent(&second_phase.sends, confirm(9, 0)), [1, 2, 3]);
+}

@@ -1,0 +1,53 @@
+//! Beside the line: who is the next tries now and then whether a majority is to be had without the line's master.
+//!
+//! The line only orders, the majority decides. What that one master alone has (a hold that no RELEASE has reached, the vote of a
+//! client that died while it was trying) must not keep everybody out for a whole lease. Each try is an acquisition by itself,
+//! with a token of its own, so that nothing of it can be taken for a part of the wait: whichever is won first, the
+//! other is given up and cleaned up after. Only the first in line tries, so nobody is overtaken by it.
+
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::sleep;
+
+use crate::acquire::round::{Round, Spoils, Start};
+use crate::node::Lane;
+use crate::pauses::Pauses;
+use crate::quorum::{Member, Plan};
+use crate::reading;
+use crate::request::{self, Wish, fresh_token};
+use crate::service::Service;
+
+/// The longest pause between two looks at the line.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Tries until it is won.
+pub(crate) async fn beside(service: Arc<Service>, plan: Plan, wish: Arc<Wish>, line: Member) -> Spoils {
+    let plan = Plan { retries: 0, ..plan };
+    let mut pauses = Pauses::new(LOOK, LOOK);
+    let mut was_first = false;
+    loop {
+        sleep(pauses.next()).await;
+        let first = is_first(&service, &wish, line).await;
+        // At two looks in a row: where the lock is passed on meanwhile, all is well. A try in the moment of a release
+        // could win beside the grant of the line, and the one after it would be let through in vain.
+        was_first = first && !was_first;
+        if !first || was_first {
+            continue;
+        }
+        let wish = Wish { token: fresh_token(), ..Wish::clone(&wish) };
+        let lanes = service.lanes();
+        let round = Round::begin(&service, plan, wish, lanes, Start::Beside(line));
+        if let Ok(spoils) = round.run().await {
+            return spoils;
+        }
+    }
+}
+
+/// Whether nobody waits before it. Whose user has no right to look never knows.
+async fn is_first(service: &Service, wish: &Wish, line: Member) -> bool {
+    let node = service.node(line);
+    let question = request::waiters(&wish.resource, 1);
+    let answer = Lane::new(node.clone()).ask(&question, None, node.limit).await;
+    let me = reading::shown(wish.token.as_bytes());
+    answer.found(reading::line).is_ok_and(|line| line.first().is_some_and(|first| first.token == me))
+}

@@ -1,0 +1,120 @@
+//! Beside the line: what one master alone holds keeps nobody out.
+
+use dlock_client::Guard;
+use std::time::Duration;
+use tokio::task::JoinHandle;
+
+use super::{
+    client, each_kind, head, held_on, holders, masters, until_held_everywhere, until_nothing_is_left,
+};
+use crate::harness::{Server, until, until_within};
+use crate::line;
+
+/// For what takes several tries.
+const LONG_WAIT: Duration = Duration::from_secs(30);
+
+/// The line's master alone has a hold that nobody gives back, as of a client whose RELEASE never arrived.
+fn stale(servers: &[Server]) {
+    assert!(head(servers).connect().ok("DLOCK.ACQUIRE r stale 600000 SHARED").int() > 0);
+}
+
+/// How many wait in line.
+fn waiting(servers: &[Server]) -> usize {
+    line::clients(&mut head(servers).connect(), "r").len()
+}
+
+/// How often a server has been asked for a lock.
+fn asked(server: &Server) -> u64 {
+    let stats = server.connect().ok("INFO commandstats").text();
+    let calls = stats.split_once("cmdstat_dlock.acquire:calls=").expect("it was asked").1;
+    calls.split(',').next().and_then(|calls| calls.parse().ok()).expect("a number")
+}
+
+/// Many want it, and each gets it in its turn: one at a time, while the stale hold stands.
+fn in_turn(fenced: bool) {
+    each_kind(async |kind| {
+        for count in [3, 5] {
+            let servers = masters(kind, count);
+            stale(&servers);
+            let wants = async || {
+                let lock = client(&servers).await.lock("r");
+                tokio::spawn(if fenced { lock.fenced() } else { lock }.acquire())
+            };
+            let mut line: Vec<JoinHandle<_>> = Vec::new();
+            for place in 1..=3 {
+                line.push(wants().await);
+                until("it waits in line", || waiting(&servers) == place);
+            }
+            let mut last = None;
+            for next in line {
+                let next = tokio::time::timeout(LONG_WAIT, next).await.expect("its turn comes");
+                let guard: Guard = next.expect("no panic").expect("a majority is free");
+                assert_eq!(holders(head(&servers), "r"), ["stale"], "there it still stands");
+                assert_eq!(held_on(&servers, "r"), count);
+                assert!(guard.fence().is_some() == fenced && (guard.fence() > last || !fenced));
+                last = guard.fence();
+                guard.release().await.expect("it is held");
+            }
+            assert_eq!(waiting(&servers), 0);
+            assert_eq!(head(&servers).connect().say("DLOCK.RELEASE r stale"), 1);
+            until_nothing_is_left(&servers, "r");
+        }
+    });
+}
+
+#[test]
+fn a_hold_on_the_lines_master_alone_keeps_nobody_out() {
+    in_turn(false);
+}
+
+#[test]
+fn nor_anybody_who_wants_a_fence() {
+    in_turn(true);
+}
+
+/// A sharer would get in beside a sharer who holds, and beside the one who wants it alone and came before.
+#[test]
+fn nobody_overtakes_by_it() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 3);
+        let guard = client(&servers).await.lock("r").shared().acquire().await.expect("it is free");
+        until_held_everywhere(&servers, "r");
+        let writer = tokio::spawn(client(&servers).await.lock("r").acquire());
+        until("the writer waits", || waiting(&servers) == 1);
+        let sharer = tokio::spawn(client(&servers).await.lock("r").shared().acquire());
+        until("the sharer waits", || waiting(&servers) == 2);
+        // One question each has asked there; what comes now is asked beside the line.
+        let other = servers.iter().find(|server| server.port() != head(&servers).port()).expect("a server");
+        until_within(LONG_WAIT, "the first has tried beside the line", || asked(other) >= 3 + 3);
+        assert!(!sharer.is_finished() && !writer.is_finished());
+        assert_eq!(holders(&servers[0], "r").len(), 1);
+        guard.release().await.expect("it is held");
+        writer.await.expect("no panic").expect("handed over").release().await.expect("it is held");
+        sharer.await.expect("no panic").expect("handed over").release().await.expect("it is held");
+        until_nothing_is_left(&servers, "r");
+    });
+}
+
+/// In the moment in which it is won beside the line, or its first votes come, the line lets it in as well; or it is dropped.
+#[test]
+fn whichever_is_won_first_nothing_is_left_of_the_other() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 3);
+        for round in 0..4 {
+            stale(&servers);
+            let waits = tokio::spawn(client(&servers).await.lock("r").acquire());
+            until("it waits in line", || waiting(&servers) == 1);
+            // Either the answers that win it are on their way, or the hand-over from one place to the other is.
+            until("it is won beside the line", || held_on(&servers, "r") > 1);
+            match round % 2 {
+                0 => assert_eq!(head(&servers).connect().say("DLOCK.RELEASE r stale"), 1),
+                _ => waits.abort(),
+            }
+            if let Ok(won) = waits.await {
+                won.expect("it is free").release().await.expect("it is held");
+            }
+            let _ = head(&servers).connect().ok("DLOCK.RELEASE r stale");
+            until_nothing_is_left(&servers, "r");
+        }
+    });
+}
