@@ -1,9 +1,12 @@
 # The ways into the project. Each target only names a script; what it does and why stands there.
 .DEFAULT_GOAL := help
-.PHONY: help setup run run-quorum test test-servers soak lint fmt miri asan fuzz bench stall model clean
+.PHONY: help setup run run-quorum test test-servers soak chaos lint fmt miri asan fuzz bench stall model clean
 
 # How long fuzz (60) and soak (3600) run.
 SECONDS ?=
+# How many rounds of faults chaos deals out (200), and from which seed (another one each time).
+ROUNDS ?=
+SEED ?=
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +28,9 @@ test-servers: setup ## the integration tests on Redis 7.0 and 8, Valkey 8.0 and 
 
 soak: setup ## a mixed load for SECONDS=3600 on each server, all that its clients see checked
 	@scripts/soak.sh $(or $(SECONDS),3600)
+
+chaos: setup ## a quorum under ROUNDS=200 of faults on each server, all that its clients see checked (SEED deals the same ones)
+	@$(if $(SEED),DLOCK_TEST_SEED=$(SEED)) scripts/chaos.sh $(or $(ROUNDS),200)
 
 lint: setup ## format and lints only
 	@scripts/lint.sh

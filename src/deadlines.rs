@@ -112,16 +112,16 @@ fn carry_out(ctx: Ctx<'_>, task: Task) {
     }
 }
 
-/// Opens a resource in the background. False where no lock of its name can be granted here, so its line is told: the
-/// key holds a value of another type, or has moved to another node of the cluster. Granting it here then would make two
-/// holders.
+/// Opens a resource in the background. False where the key holds a value of another type, of which its line is told.
+///
+/// Where the key has moved to another node of the cluster, or is on its way, the line is told that: to grant it here would
+/// make two holders. With nobody in line what is over can end here as well.
 fn on(ctx: Ctx<'_>, name: &Name<'static>, operate: impl FnOnce(Target<'_>)) -> bool {
     ctx.select_db(name.db);
     let key = ctx.string(&name.key);
     let somebody_waits = with(|s| s.waiting.len_of(name)) > 0;
     if somebody_waits && ctx.flags().contains(Flags::CLUSTER) && !ctx.serves(key.raw()) {
         waiters::fail_all(name, words::MOVING);
-        return false;
     }
     match Target::open_in_background(ctx, key.raw(), key.bytes()) {
         Ok(target) => operate(target),

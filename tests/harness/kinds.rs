@@ -8,6 +8,8 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::{env, fs, io};
 
+use super::project;
+
 /// One server program of the matrix.
 #[derive(Clone, Debug)]
 pub struct ServerKind {
@@ -76,7 +78,7 @@ fn installed() -> Vec<ServerKind> {
     if Path::new("/usr/bin/redis-server").exists() {
         found.push(identify("redis-server", vec!["/usr/bin/redis-server".to_string()]));
     }
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("build/servers");
+    let folder = project().join("build/servers");
     let mut unpacked: Vec<PathBuf> = fs::read_dir(folder)
         .into_iter()
         .flatten()

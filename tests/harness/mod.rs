@@ -8,6 +8,8 @@
 // Each test binary compiles its own copy and uses a part of it; waiting for real servers takes a look at the clock.
 #![allow(dead_code, unused_imports, clippy::disallowed_methods)]
 
+use std::path::Path;
+
 pub mod aof;
 mod conn;
 mod events;
@@ -42,7 +44,16 @@ pub use server::Server;
 pub use stream::Stream;
 pub use value::Value;
 pub use wait::{PATIENCE, until, until_some, until_within};
-pub use wire::{Wire, encode};
+pub use wire::{Wire, encode, parse};
+
+/// The folder of the whole project: this is compiled into the tests of more than one package.
+pub fn project() -> &'static Path {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package
+        .ancestors()
+        .find(|folder| folder.join("tests/harness").is_dir())
+        .expect("a package of this project")
+}
 
 /// A command as one line to read and to compare: its arguments with blanks between, other bytes escaped.
 pub fn line(command: &[Vec<u8>]) -> String {

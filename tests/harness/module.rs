@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use super::project;
+
 /// The absolute path of the libdlock.so to load: `DLOCK_TEST_MODULE`, or else the one of this build, made up to date.
 pub fn module_path() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
@@ -28,7 +30,7 @@ fn build() -> PathBuf {
     let above = profile.parent().expect("target/ above the profile's folder");
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--quiet", "--package", "dlock", "--lib"]);
-    cargo.arg("--manifest-path").arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
+    cargo.arg("--manifest-path").arg(project().join("Cargo.toml"));
     // Cargo marks target/ by this file, and target/triple/ as well: the outer one decides.
     match above.parent().filter(|outer| outer.join("CACHEDIR.TAG").exists()) {
         Some(outer) => {

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::{env, fs};
 
 use super::kinds::ServerKind;
+use super::project;
 
 /// The same server with a C file preloaded that stands in for some functions of its C library, besides those it has
 /// already: `source` is its path below the project, `variables` is what it asks the environment for.
@@ -42,7 +43,7 @@ fn compile(source: &str) -> PathBuf {
         (folder.join(format!("{name}.so")), folder.join(format!("{name}-{}", process::id())));
     let mut cc = Command::new("cc");
     cc.args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"]).arg(&unfinished);
-    cc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(source)).arg("-ldl");
+    cc.arg(project().join(source)).arg("-ldl");
     let status = cc.status().unwrap_or_else(|error| panic!("cc does not run: {error}"));
     assert!(status.success(), "{source} does not compile");
     // Another run's server may have the old one loaded.

@@ -83,7 +83,8 @@ impl History {
                 if let Mode::Permits(most) = hold.mode
                     && open.len() > most
                 {
-                    wrong.push(format!("{key}: {} holders of {most} permits at {from}", open.len()));
+                    let all: Vec<String> = open.iter().map(|(.., hold)| shown(hold)).collect();
+                    wrong.push(format!("{key}: {} holders of {most} permits at {from}: {all:?}", open.len()));
                 }
             }
         }

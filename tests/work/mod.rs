@@ -77,13 +77,13 @@ pub fn during<R>(
         for worker in workers.iter_mut() {
             scope.spawn(move || worker.work(port, granted, || over.load(Ordering::Relaxed)));
         }
-        // Also where it panics: the clients have to end, or the test never does.
         let _end = SetAtTheEnd(over);
         run(granted)
     })
 }
 
-struct SetAtTheEnd<'a>(&'a AtomicBool);
+/// Tells clients to end, also where the test panics: or it would wait for them for ever.
+pub struct SetAtTheEnd<'a>(pub &'a AtomicBool);
 
 impl Drop for SetAtTheEnd<'_> {
     fn drop(&mut self) {

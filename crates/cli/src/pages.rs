@@ -10,6 +10,7 @@ use roff::{Roff, bold, roman};
 use crate::args::Dlock;
 use crate::exit::{Error, Failure};
 use crate::hold::print;
+use crate::texts::EXAMPLES;
 
 pub fn completions(shell: Shell) -> Result<u8, Error> {
     let mut script = Vec::new();
@@ -19,7 +20,7 @@ pub fn completions(shell: Shell) -> Result<u8, Error> {
 
 /// The page of a subcommand, or of dlock itself.
 pub fn man(subcommand: Option<&str>) -> Result<u8, Error> {
-    let mut dlock = Dlock::command();
+    let mut dlock = Dlock::command().disable_help_subcommand(true);
     dlock.build();
     let page = match subcommand {
         None => page(dlock),
@@ -40,27 +41,42 @@ fn show(text: &[u8]) -> Result<u8, Error> {
     Ok(0)
 }
 
-/// As clap_mangen renders it, with what it does not know of: the exit codes and the environment.
-fn page(command: Command) -> io::Result<Vec<u8>> {
+/// As clap_mangen renders it, but for what it does not know of (the exit codes, the environment) or does not keep: the
+/// `--` of the synopsis, the lines of the examples.
+fn page(mut command: Command) -> io::Result<Vec<u8>> {
+    let usage = command.render_usage().to_string();
+    let examples = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
     let main = command.get_name() == "dlock";
-    let man = Man::new(command).manual("dlock");
+    let man = Man::new(command).manual("dlock").source(concat!("dlock ", env!("CARGO_PKG_VERSION")));
     let mut page = Vec::new();
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;
-    man.render_synopsis_section(&mut page)?;
+    lines(&mut page, "SYNOPSIS", usage.trim_start_matches("Usage: "));
     man.render_description_section(&mut page)?;
     if main {
         man.render_subcommands_section(&mut page)?;
     } else {
         man.render_options_section(&mut page)?;
     }
-    exit_status(&mut page)?;
-    environment(&mut page)?;
-    man.render_extra_section(&mut page)?;
+    exit_status(&mut page);
+    environment(&mut page);
+    if let Some(examples) = examples.strip_prefix(EXAMPLES) {
+        lines(&mut page, "EXAMPLES", examples);
+    }
     Ok(page)
 }
 
-fn exit_status(page: &mut Vec<u8>) -> io::Result<()> {
+/// A section whose lines stay as they are.
+fn lines(page: &mut Vec<u8>, heading: &str, text: &str) {
+    let mut roff = Roff::new();
+    roff.control("SH", [heading]).control("nf", []);
+    for line in text.lines() {
+        roff.text([roman(line.strip_prefix("  ").unwrap_or(line))]);
+    }
+    page.extend(roff.control("fi", []).to_roff().bytes());
+}
+
+fn exit_status(page: &mut Vec<u8>) {
     let codes = Failure::ALL.map(|failure| (failure.code().to_string(), failure.meaning()));
     let of_run = [
         ("126, 127".to_owned(), "run: the command cannot be run, or is not found"),
@@ -73,10 +89,10 @@ fn exit_status(page: &mut Vec<u8>) -> io::Result<()> {
     for (code, meaning) in done.into_iter().chain(codes).chain(of_run) {
         roff.control("TP", []).text([bold(code)]).text([roman(meaning)]);
     }
-    roff.to_writer(page)
+    page.extend(roff.to_roff().bytes());
 }
 
-fn environment(page: &mut Vec<u8>) -> io::Result<()> {
+fn environment(page: &mut Vec<u8>) {
     let variables = [
         ("DLOCK_SERVERS", "the servers' URLs with commas between, where no argument names them"),
         ("DLOCK_SERVERS_FILE", "a file with a URL on each line, where nothing else names the servers"),
@@ -88,5 +104,5 @@ fn environment(page: &mut Vec<u8>) -> io::Result<()> {
     for (name, meaning) in variables {
         roff.control("TP", []).text([bold(name)]).text([roman(meaning)]);
     }
-    roff.to_writer(page)
+    page.extend(roff.to_roff().bytes());
 }

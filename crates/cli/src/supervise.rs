@@ -150,8 +150,11 @@ impl Supervision<'_> {
                 return Ok(());
             }
             if self.must_kill(began) {
+                let killed_at = *killed_at.get_or_insert_with(|| {
+                    eprintln!("dlock: the command did not end by SIGTERM in time, and is killed");
+                    now()
+                });
                 self.program.signal_all(Signal::SIGKILL)?;
-                let killed_at = *killed_at.get_or_insert_with(now);
                 if self.left().is_zero() && now().saturating_since(killed_at) > KILL_PATIENCE {
                     let pids: Vec<String> = alive.iter().map(Pid::to_string).collect();
                     eprintln!(

@@ -1,6 +1,9 @@
 //! The longer texts of `--help` and of the manual.
 
-/// Below every short help.
+/// How the examples begin.
+pub const EXAMPLES: &str = "Examples:\n";
+
+/// Below the short help.
 pub const AFTER_HELP: &str = "`dlock --help` has examples, `dlock run --help` all options of a subcommand.";
 
 pub const AFTER_LONG_HELP: &str = "\
@@ -8,8 +11,8 @@ Examples:
   export DLOCK_SERVERS=redis://10.0.0.1,redis://10.0.0.2,redis://10.0.0.3
   dlock run nightly-report --no-wait -- ./report.sh
   dlock inspect nightly-report
-
-`dlock run --help` shows what run does in detail, `dlock man` prints the manual with the exit codes.";
+  dlock run --help           what run does in detail
+  dlock man | man -l -       the manual, with the exit codes";
 
 pub const RUN: &str = "\
 Hold a lock while a command runs.

@@ -1,0 +1,181 @@
+//! How a run ends, and what the command is told.
+
+use super::*;
+use crate::harness::{Folder, Port, Server};
+
+#[test]
+fn the_exit_code_is_the_commands() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        for (script, code) in [
+            ("exit 0", 0),
+            ("exit 1", 1),
+            ("exit 79", 79),
+            ("exit 255", 255),
+            ("kill -TERM $$", 143),
+            ("kill -KILL $$", 137),
+            // A real-time signal has no name, and ends a program all the same.
+            ("kill -40 $$", 168),
+        ] {
+            let done = stage.end(stage.run("--no-wait", script));
+            assert_eq!((done.code, done.signal), (Some(code), None), "{script}: {}", done.stderr);
+            assert_eq!(done.stderr, "");
+        }
+        // The lock was free each time, and is.
+        assert_eq!(stage.held_on("r"), 0);
+    });
+}
+
+/// A shell ends its script only if it sees that its command has died of Ctrl-C; 130 would not do.
+#[test]
+fn who_dies_of_an_interrupt_takes_dlock_along() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let done = stage.end(stage.run("", "kill -INT $$"));
+        assert_eq!((done.code, done.signal), (None, Some(2)));
+        assert_eq!(stage.held_on("r"), 0);
+    });
+}
+
+#[test]
+fn a_command_that_cannot_be_run_ends_with_126_or_127_and_the_lock_is_free() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        stage.write("data", "");
+        for (command, code, says) in [
+            ("run r -- no-such-command x", 127, "dlock: no-such-command: No such file"),
+            ("run r -- ./data", 126, "dlock: ./data: Permission denied"),
+        ] {
+            let done = stage.end(stage.dlock(command));
+            assert_eq!(done.code, Some(code), "{}", done.stderr);
+            assert!(done.stderr.contains(says), "{}", done.stderr);
+            assert_eq!(stage.held_on("r"), 0);
+        }
+    });
+}
+
+#[test]
+fn a_lock_that_is_taken_is_75_at_once_or_when_the_wait_is_over() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        stage.connect().ok("DLOCK.ACQUIRE r other 600000");
+        for wait in ["--no-wait", "--wait 0s", "--wait 100ms"] {
+            let done = stage.end(stage.run(wait, "echo ran"));
+            assert_eq!((done.code, done.stdout.as_str()), (Some(75), ""), "{wait}: {}", done.stderr);
+            assert!(done.stderr.starts_with("dlock: r is taken"), "{}", done.stderr);
+            line::nobody_waits(&stage.servers[0]);
+        }
+    });
+}
+
+#[test]
+fn no_quorum_is_69() {
+    each_server(|kind| {
+        let stage = Stage::with(kind, 3);
+        stage.servers[1].kill9();
+        assert_eq!(stage.end(stage.run("", "true")).code, Some(0), "two of three are a majority");
+        stage.servers[2].kill9();
+        let done = stage.end(stage.run("", "echo ran"));
+        assert_eq!((done.code, done.stdout.as_str()), (Some(69), ""), "{}", done.stderr);
+        assert!(done.stderr.starts_with("dlock: no quorum for r"), "{}", done.stderr);
+        assert_eq!(stage.held_on("r"), 0, "what the one server granted was given back");
+    });
+}
+
+#[test]
+fn a_server_that_cannot_take_part_is_69_and_an_address_that_is_none_64() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let plain = Server::options(kind).without_module().start();
+        let nobody = Port::claim();
+        let address = |port: u16| format!("redis://127.0.0.1:{port}");
+        for (urls, code, says) in [
+            (vec![address(plain.port())], 69, address(plain.port())),
+            (vec![address(nobody.number())], 69, "down".to_owned()),
+            (vec!["10.0.0.1:6379:x".to_owned()], 64, "10.0.0.1:6379:x".to_owned()),
+            (vec![stage.urls(), stage.urls()], 64, "twice".to_owned()),
+        ] {
+            let mut command = stage.dlock("run --node-timeout 5s");
+            for url in urls {
+                command.args(["--server", &url]);
+            }
+            let done = stage.end({
+                command.args(["r", "--", "true"]);
+                command
+            });
+            assert_eq!(done.code, Some(code), "{}", done.stderr);
+            assert!(done.stderr.contains(&says), "{}", done.stderr);
+        }
+    });
+}
+
+#[test]
+fn the_command_is_told_of_its_hold() {
+    each_server(|kind| {
+        let stage = Stage::with(kind, 3);
+        let tell = "echo $DLOCK_RESOURCE $DLOCK_TOKEN ${DLOCK_FENCE-none}";
+        let look = format!("{tell} > told; until [ -e go ]; do sleep 0.02; done");
+        let run = stage.start(stage.run("--fenced --label by-hand", &look));
+        let told = stage.lines("told");
+        let told: Vec<&str> = told[0].split(' ').collect();
+        let lock = stage.connect().ok("DLOCK.INSPECT r");
+        let hold = &lock.field("holders").items()[0];
+        let (token, fence) = (hold.field("token").text(), lock.field("fence").int().to_string());
+        assert_eq!(told, ["r", &token, &fence]);
+        assert_eq!(hold.field("label"), &"by-hand");
+        stage.write("go", "");
+        assert_eq!(run.end().code, Some(0));
+
+        // A quorum has no fence that was not asked for, and that of a run around this one is not passed off as its own.
+        let inner = format!("$DLOCK run --node-timeout 5s inner -- sh -c '{tell}'");
+        let done = stage.end(stage.run("--fenced", &inner));
+        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+        assert!(done.stdout.starts_with("inner ") && done.stdout.ends_with(" none\n"), "{}", done.stdout);
+    });
+}
+
+#[test]
+fn without_a_label_people_learn_the_host_and_the_command() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let run = stage.start(stage.run("", "echo $PPID > dlock; until [ -e go ]; do sleep 0.02; done"));
+        let dlock = stage.process("dlock");
+        assert_eq!(dlock, run.id());
+        let lock = stage.connect().ok("DLOCK.INSPECT r");
+        let label = lock.field("holders").items()[0].field("label").text();
+        let host = stage.end(stage.command("hostname")).stdout;
+        assert_eq!(label, format!("{}: sh ({dlock})", host.trim()));
+        stage.write("go", "");
+        assert_eq!(run.end().code, Some(0));
+    });
+}
+
+#[test]
+fn servers_and_passwords_come_from_a_file_or_the_environment() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let port = stage.servers[0].port();
+        let folder = Folder::new();
+        assert_eq!(stage.connect().ok("ACL SETUSER worker on >se,cret ~* +@all"), "OK");
+        assert_eq!(stage.connect().ok("ACL SETUSER default off"), "OK");
+        let url = |password: &str| format!("redis://worker:{password}@127.0.0.1:{port}");
+        let list = folder.path().join("servers");
+        std::fs::write(&list, format!("# ours\n\n  {}\n", url("se%2Ccret"))).expect("a file");
+
+        let run = |name: &str, value: &str| {
+            let mut run = stage.dlock("run --node-timeout 5s r -- true");
+            run.env_remove("DLOCK_SERVERS").env(name, value);
+            stage.end(run)
+        };
+        let file = list.to_str().expect("a path");
+        assert_eq!(run("DLOCK_SERVERS", &url("se%2Ccret")).code, Some(0));
+        assert_eq!(run("DLOCK_SERVERS_FILE", file).code, Some(0));
+        let mut by_option = stage.dlock("run --node-timeout 5s r --servers-file");
+        by_option.arg(file).args(["--", "true"]).env("DLOCK_SERVERS", "redis://nobody.invalid");
+        assert_eq!(stage.end(by_option).code, Some(0), "an option goes before the environment");
+
+        let refused = run("DLOCK_SERVERS", &url("wrong"));
+        assert_eq!(refused.code, Some(69), "{}", refused.stderr);
+        assert!(!refused.stderr.contains("wrong"), "a password is no news: {}", refused.stderr);
+    });
+}

@@ -1,0 +1,59 @@
+//! One at a time.
+
+use super::*;
+use crate::harness::{Conn, Server, ServerKind};
+
+/// mkdir succeeds for one at a time, and the store takes no fence that is not greater than the last.
+const GUARDED: &str = r#"
+    mkdir inside || exit 99
+    [ "$DLOCK_FENCE" -gt "$(cat fence)" ] || exit 98
+    echo "$DLOCK_FENCE" > fence
+    echo done >> log
+    rmdir inside"#;
+
+const RUNS: usize = 12;
+
+fn guarded(kind: &ServerKind, servers: usize, options: &str) {
+    let stage = Stage::with(kind, servers);
+    stage.write("fence", "0\n");
+    // Somebody else has it until all of them wait.
+    let mut conns: Vec<Conn> = stage.servers.iter().map(Server::connect).collect();
+    conns.iter_mut().for_each(|conn| drop(conn.ok("DLOCK.ACQUIRE r other 600000")));
+    let runs: Vec<Running> = (0..RUNS).map(|_| stage.start(stage.run(options, GUARDED))).collect();
+    until("all of them wait", || {
+        conns.iter_mut().map(|conn| line::clients(conn, "r").len()).sum::<usize>() == RUNS
+    });
+    conns.iter_mut().for_each(|conn| assert_eq!(conn.say("DLOCK.RELEASE r other"), 1));
+    for run in runs {
+        let done = run.end();
+        assert_eq!((done.code, done.stderr), (Some(0), String::new()));
+    }
+    assert_eq!(stage.lines("log").len(), RUNS);
+    assert_eq!(stage.held_on("r"), 0);
+}
+
+#[test]
+fn of_many_runs_one_is_at_work_and_fences_rise() {
+    each_server(|kind| guarded(kind, 1, ""));
+}
+
+#[test]
+fn over_a_quorum_too() {
+    each_server(|kind| guarded(kind, 3, "--fenced"));
+}
+
+#[test]
+fn sharers_run_together_and_keep_the_others_out() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let meet = "echo here >> met; until [ -e go ]; do sleep 0.02; done";
+        let sharers: Vec<Running> = (0..2).map(|_| stage.start(stage.run("--shared", meet))).collect();
+        until("both are at work", || stage.file("met").lines().count() == 2);
+        assert_eq!(stage.end(stage.run("--no-wait", "true")).code, Some(75));
+        stage.write("go", "");
+        for sharer in sharers {
+            assert_eq!(sharer.end().code, Some(0));
+        }
+        assert_eq!(stage.end(stage.run("--no-wait", "true")).code, Some(0));
+    });
+}

@@ -1,0 +1,132 @@
+//! A signal that is sent to dlock is the command's.
+
+use super::*;
+use crate::stage::{is_alive, is_stopped, signal, status};
+
+/// Writes the name of each signal that comes into a file, and ends when it is told to.
+const LISTEN: &str = r#"
+    for name in TERM INT HUP QUIT USR1 USR2 TSTP; do trap "echo $name >> heard" $name; done
+    echo $$ > ready
+    until [ -e go ]; do sleep 0.02; done"#;
+
+#[test]
+fn each_signal_comes_through_once() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let run = stage.start(stage.run("", LISTEN));
+        stage.process("ready");
+        let names = ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "TSTP"];
+        for (count, name) in names.into_iter().enumerate() {
+            run.signal(name);
+            until(&format!("SIG{name} is heard"), || stage.file("heard").lines().count() > count);
+        }
+        stage.write("go", "");
+        let done = run.end();
+        assert_eq!((done.code, done.stderr), (Some(0), String::new()));
+        assert_eq!(stage.lines("heard"), names);
+    });
+}
+
+#[test]
+fn the_command_starts_with_no_signal_blocked_and_only_those_ignored_that_were() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let masks = "grep -E 'SigBlk|SigIgn' /proc/self/status";
+        let of = |script: &str| stage.end(stage.shell(script)).stdout;
+        let plain = of(masks);
+        assert!(plain.starts_with("SigBlk:\t0000000000000000\nSigIgn:\t"), "{plain}");
+        assert_eq!(of(&format!("\"$DLOCK\" run r -- {masks}")), plain);
+        let ignored = of(&format!("trap '' HUP USR2; {masks}"));
+        assert_ne!(ignored, plain);
+        assert_eq!(of(&format!("trap '' HUP USR2; \"$DLOCK\" run r -- {masks}")), ignored);
+    });
+}
+
+/// A shell that is terminated leaves what it runs to itself. Under a lock that must not be.
+#[test]
+fn what_a_terminated_shell_leaves_behind_is_ended_before_the_lock_is_free() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let script = "setsid sleep 1000 & echo $! > one; timeout 1000 sleep 1000 & echo $! > two; wait";
+        let run = stage.start(stage.run("", script));
+        let (one, two) = (stage.process("one"), stage.process("two"));
+        assert_eq!(stage.held_on("r"), 1);
+        run.signal("TERM");
+        let done = run.end();
+        assert_eq!((done.code, done.stderr), (Some(143), String::new()));
+        assert!(!is_alive(one) && !is_alive(two));
+        assert_eq!(stage.held_on("r"), 0);
+    });
+}
+
+#[test]
+fn what_a_command_that_ends_by_itself_leaves_behind_goes_on() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let done = stage.end(stage.run("", "sleep 1000 & echo $! > daemon"));
+        let daemon = stage.process("daemon");
+        let lives = is_alive(daemon);
+        signal(daemon, "KILL");
+        assert_eq!((done.code, lives), (Some(0), true));
+        assert_eq!(stage.held_on("r"), 0);
+    });
+}
+
+/// What loses its parent becomes a child of dlock, which must fetch it when it dies: a command may run for years.
+#[test]
+fn orphans_are_not_left_as_corpses() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let script = "(sleep 0 & sleep 1000 & echo $! > orphan); until [ -e go ]; do sleep 0.02; done";
+        let run = stage.start(stage.run("", script));
+        let orphan = stage.process("orphan");
+        until("dlock has taken it in", || status(orphan, "PPid") == Some(run.id().to_string()));
+        signal(orphan, "KILL");
+        until("the corpse is gone", || status(orphan, "State").is_none());
+        stage.write("go", "");
+        assert_eq!(run.end().code, Some(0));
+    });
+}
+
+#[test]
+fn a_signal_while_it_waits_ends_dlock_and_its_place_in_line() {
+    each_server(|kind| {
+        let stage = Stage::with(kind, 3);
+        for server in &stage.servers {
+            server.connect().ok("DLOCK.ACQUIRE r other 600000");
+        }
+        for (name, number) in [("TERM", 15), ("INT", 2), ("USR1", 10)] {
+            let run = stage.start(stage.run("", "echo ran"));
+            until("it waits in line", || {
+                stage.servers.iter().any(|server| !line::clients(&mut server.connect(), "r").is_empty())
+            });
+            run.signal(name);
+            let done = run.end();
+            assert_eq!((done.code, done.signal, done.stdout.as_str()), (None, Some(number), ""));
+            stage.servers.iter().for_each(line::nobody_waits);
+        }
+        assert_eq!(stage.held_on("r"), 3, "by the other");
+    });
+}
+
+#[test]
+fn a_command_that_is_stopped_keeps_its_lock() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let mut run =
+            stage.start(stage.run("--ttl 1s", "echo $$ > ready; until [ -e go ]; do sleep 0.02; done"));
+        let command = stage.process("ready");
+        signal(command, "STOP");
+        until("it is stopped", || is_stopped(command));
+        let mut conn = stage.connect();
+        let mut left = i64::MAX;
+        until("the lease is renewed", || {
+            let before = std::mem::replace(&mut left, conn.ok("DLOCK.PTTL r").int());
+            left > before
+        });
+        assert!(!run.is_over() && !is_stopped(run.id()));
+        signal(command, "CONT");
+        stage.write("go", "");
+        assert_eq!(run.end().code, Some(0));
+    });
+}

@@ -1,0 +1,188 @@
+//! A lock that is lost ends the command, and everything it has started, before the lease is over.
+
+use super::*;
+use crate::harness::{Conn, ServerKind};
+use crate::stage::{is_alive, is_stopped, signal};
+
+/// Ends by SIGTERM, and says so.
+const OBEYS: &str = "trap 'echo TERM > heard; exit 0' TERM; echo $$ > ready; while :; do sleep 0.02; done";
+
+/// Does not, and what it starts does not either.
+const IGNORES: &str = "trap '' TERM; setsid sh -c 'echo $$ > far; exec sleep 1000' & sleep 1000 & echo $! > near; \
+    echo $$ > ready; while :; do sleep 0.02; done";
+
+/// Waits until the command is at work and then breaks its lock.
+#[track_caller]
+fn broken(stage: &Stage) -> u32 {
+    let command = stage.process("ready");
+    assert_eq!(stage.connect().say("DLOCK.BREAK r"), 1);
+    command
+}
+
+#[test]
+fn a_broken_lock_ends_the_command_and_the_code_is_79() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let run = stage.start(stage.run("--ttl 2s", OBEYS));
+        let command = broken(&stage);
+        let done = run.end();
+        assert!(!is_alive(command));
+        assert_eq!(stage.file("heard"), "TERM\n");
+        assert_eq!(done.code, Some(79), "whatever the command's own was");
+        assert!(done.stderr.starts_with("dlock: the lock is lost: it was taken away"), "{}", done.stderr);
+        assert!(!done.stderr.contains("killed"), "{}", done.stderr);
+    });
+}
+
+#[test]
+fn a_command_that_ignores_sigterm_is_killed_with_all_it_has_started() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let run = stage.start(stage.run("--ttl 2s --kill-after 100ms", IGNORES));
+        let pids = [stage.process("far"), stage.process("near"), broken(&stage)];
+        let done = run.end();
+        assert_eq!(pids.map(is_alive), [false; 3]);
+        assert_eq!(done.code, Some(79));
+        assert!(done.stderr.contains("is killed"), "{}", done.stderr);
+    });
+}
+
+#[test]
+fn a_command_that_is_stopped_can_still_end_in_order() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let run = stage.start(stage.run("--ttl 8s --kill-after 3s", OBEYS));
+        let command = stage.process("ready");
+        signal(command, "STOP");
+        until("it is stopped", || is_stopped(command));
+        broken(&stage);
+        let done = run.end();
+        assert_eq!((done.code, stage.file("heard").as_str()), (Some(79), "TERM\n"), "{}", done.stderr);
+    });
+}
+
+#[test]
+fn a_stopped_command_that_ignores_sigterm_is_killed() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let run = stage.start(stage.run("--ttl 2s --kill-after 100ms", IGNORES));
+        let pids = [stage.process("far"), stage.process("near"), stage.process("ready")];
+        pids.iter().for_each(|pid| signal(*pid, "STOP"));
+        broken(&stage);
+        assert_eq!(run.end().code, Some(79));
+        assert_eq!(pids.map(is_alive), [false; 3]);
+    });
+}
+
+/// The masters hear nothing of renewals any more, as behind a cut network, but can still be asked what they think: the
+/// lease goes on there when the command is seen dead.
+fn cut_off(kind: &ServerKind, servers: usize, options: &str, script: &str) {
+    let stage = Stage::with(kind, servers);
+    let run = stage.start(stage.run(options, script));
+    let command = stage.process("ready");
+    let mut conns: Vec<Conn> = stage.servers.iter().map(|server| server.connect()).collect();
+    conns.iter_mut().for_each(|conn| assert_eq!(conn.say("CLIENT PAUSE 600000 WRITE"), "OK"));
+    let mut longest = || conns.iter_mut().map(|conn| conn.ok("DLOCK.PTTL r").int()).max().expect("a server");
+    loop {
+        // In this order: what is left may only shrink between the two looks.
+        let (alive, left) = (is_alive(command), longest());
+        assert!(alive || left > 0, "the lease had ended when the command was seen dead");
+        if !alive {
+            break;
+        }
+        assert!(left > 0, "the command outlived its lease");
+        std::thread::yield_now();
+    }
+    let done = run.end();
+    assert_eq!(done.code, Some(79));
+    assert!(done.stderr.starts_with("dlock: the lock is lost: "), "{}", done.stderr);
+}
+
+#[test]
+fn with_silent_masters_an_obedient_command_ends_before_its_lease() {
+    each_server(|kind| cut_off(kind, 3, "--ttl 6s", OBEYS));
+}
+
+#[test]
+fn with_a_silent_master_a_deaf_command_ends_before_its_lease() {
+    each_server(|kind| cut_off(kind, 1, "--ttl 9s --kill-after 1s", IGNORES));
+}
+
+#[test]
+fn masters_that_are_killed_end_the_command() {
+    each_server(|kind| {
+        let stage = Stage::with(kind, 3);
+        let run = stage.start(stage.run("--ttl 3s", OBEYS));
+        let command = stage.process("ready");
+        stage.servers[..2].iter().for_each(|server| server.kill9());
+        let done = run.end();
+        assert!(!is_alive(command));
+        assert_eq!((done.code, stage.file("heard").as_str()), (Some(79), "TERM\n"), "{}", done.stderr);
+    });
+}
+
+#[test]
+fn a_minority_that_is_killed_or_stopped_is_not_even_noticed() {
+    each_server(|kind| {
+        let stage = Stage::with(kind, 5);
+        let run = stage.start(stage.run("--ttl 3s", "echo > ready; until [ -e go ]; do sleep 0.02; done"));
+        stage.lines("ready");
+        stage.servers[0].kill9();
+        stage.servers[1].pause();
+        let mut conn = stage.servers[2].connect();
+        for _ in 0..2 {
+            let mut left = i64::MAX;
+            until("the lease is renewed", || {
+                let before = std::mem::replace(&mut left, conn.ok("DLOCK.PTTL r").int());
+                left > before
+            });
+        }
+        stage.servers[1].resume();
+        stage.write("go", "");
+        let done = run.end();
+        assert_eq!((done.code, done.stderr), (Some(0), String::new()));
+    });
+}
+
+/// The command was done before the next renewal would have told, and yet it was not alone all the time.
+#[test]
+fn a_loss_that_shows_at_the_release_is_told() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let run =
+            stage.start(stage.run("--ttl 10m", "echo $$ > ready; until [ -e go ]; do sleep 0.02; done"));
+        broken(&stage);
+        stage.write("go", "");
+        let done = run.end();
+        assert_eq!(done.code, Some(79));
+        assert!(done.stderr.contains("lost before the command ended"), "{}", done.stderr);
+    });
+}
+
+#[test]
+fn a_dlock_that_is_killed_takes_the_command_along() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let run = stage.start(stage.run("", "trap '' TERM; echo $$ > ready; while :; do sleep 0.02; done"));
+        let command = stage.process("ready");
+        run.signal("KILL");
+        assert_eq!(run.end().signal, Some(9));
+        until("the command is dead", || !is_alive(command));
+    });
+}
+
+/// Whoever becomes dlock by exec hands over children that dlock knows nothing of.
+#[test]
+fn children_from_before_are_left_alone() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        stage.write("inner", OBEYS);
+        let script = "sleep 1000 & echo $! > before; exec \"$DLOCK\" run --ttl 2s r -- sh inner";
+        let run = stage.start(stage.shell(script));
+        let (before, command) = (stage.process("before"), broken(&stage));
+        assert_eq!(run.end().code, Some(79));
+        let lives = is_alive(before);
+        signal(before, "KILL");
+        assert_eq!((lives, is_alive(command)), (true, false));
+    });
+}

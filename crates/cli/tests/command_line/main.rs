@@ -1,0 +1,21 @@
+//! The command `dlock` as its users run it: real servers, real processes, real terminals.
+//!
+//! The programs that are run under locks are shell scripts. What they have to say they write into files of the test's
+//! folder; a test waits until it stands there.
+
+#[path = "../../../../tests/harness/mod.rs"]
+mod harness;
+#[path = "../../../../tests/line/mod.rs"]
+mod line;
+
+mod ending;
+mod exclusion;
+mod forwarding;
+mod losing;
+mod readme;
+mod scripts;
+mod stage;
+mod terminal;
+
+use harness::{each_server, until};
+use stage::{Done, Running, Stage};

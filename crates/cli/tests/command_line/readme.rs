@@ -1,0 +1,126 @@
+//! What the README shows of the command is what happens.
+
+use std::process::Command;
+
+use super::*;
+use crate::stage::DLOCK;
+
+const README: &str = include_str!("../../../../README.md");
+
+/// The lines of the README's fenced blocks of this language.
+fn blocks(language: &str) -> impl Iterator<Item = &'static str> {
+    let mut inside = false;
+    README.lines().filter(move |line| {
+        if let Some(fence) = line.strip_prefix("```") {
+            inside = fence == language;
+            return false;
+        }
+        inside
+    })
+}
+
+/// A shell that finds `dlock` by its name.
+fn shell(stage: &Stage, script: &str) -> Command {
+    let folder = std::path::Path::new(DLOCK).parent().expect("a folder");
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").expect("a PATH"));
+    let mut shell = stage.shell(script);
+    shell.env("PATH", path);
+    shell
+}
+
+/// What differs from run to run: tokens and fences are letters, blanks in a row are one.
+fn alike(line: &str) -> String {
+    let number = |word: &str| word.len() == 16 && word.bytes().all(|byte| byte.is_ascii_digit());
+    let token = |word: &str| word.strip_suffix('…').is_some_and(|word| word.len() == 8);
+    let words = line.split_whitespace().map(|word| match word {
+        word if number(word) => "FENCE",
+        word if token(word) => "TOKEN",
+        word => word,
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn the_session_goes_as_shown() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let mut script = "exec 2>&1\n".to_owned();
+        let mut shown = Vec::new();
+        for line in blocks("console") {
+            match line.strip_prefix("$ ") {
+                Some(command) if command.starts_with("export DLOCK_SERVERS") => {}
+                Some(command) => script += &format!("{command}\n"),
+                None => shown.push(alike(line)),
+            }
+        }
+        assert!(shown.len() >= 7, "{shown:?}");
+        let done = stage.end(shell(&stage, &script));
+        let address = format!("127.0.0.1:{}", stage.servers[0].port());
+        let happened: Vec<String> =
+            done.stdout.replace(&address, "127.0.0.1:6379").lines().map(alike).collect();
+        assert_eq!(happened, shown);
+        assert_eq!(stage.held_on("invoice:42"), 0);
+    });
+}
+
+#[test]
+fn of_two_machines_with_the_crontab_one_writes_the_report() {
+    each_server(|kind| {
+        let stage = Stage::with(kind, 3);
+        let line =
+            blocks("crontab").find_map(|line| line.strip_prefix("0 3 * * * ")).expect("a crontab line");
+        assert!(line.contains("sleep 60"));
+        let line = line.replace("sleep 60", "until [ -e go ]; do sleep 0.02; done");
+        executable(&stage, "report.sh", "echo report >> reports");
+        let first = stage.start(shell(&stage, &line));
+        stage.lines("reports");
+        assert_eq!(stage.end(shell(&stage, &line)).code, Some(75));
+        stage.write("go", "");
+        assert_eq!(first.end().code, Some(0));
+        assert_eq!(stage.lines("reports"), ["report"]);
+    });
+}
+
+#[test]
+fn of_two_instances_one_migrates_first() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let line = blocks("sh").find(|line| line.starts_with("dlock run migrate")).expect("a line");
+        executable(&stage, "manage.py", "mkdir at-work && echo $1 >> done && rmdir at-work");
+        executable(&stage, "serve", "echo served >> done");
+        let instances = [0, 1].map(|_| stage.start(shell(&stage, line)));
+        for instance in instances {
+            assert_eq!(instance.end().code, Some(0));
+        }
+        let mut done = stage.lines("done");
+        done.sort();
+        assert_eq!(done, ["migrate", "migrate", "served", "served"]);
+    });
+}
+
+fn executable(stage: &Stage, name: &str, script: &str) {
+    use std::os::unix::fs::PermissionsExt;
+    let path = stage.write(name, &format!("#!/bin/sh\n{script}\n"));
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("it is ours");
+}
+
+/// The table of the exit codes is that of the manual.
+#[test]
+fn the_exit_codes_are_those_of_the_manual() {
+    let manual = Command::new(DLOCK).arg("man").output().expect("dlock runs").stdout;
+    let manual = String::from_utf8(manual).expect("text");
+    let (_, rest) = manual.split_once("EXIT STATUS").expect("a section");
+    let (codes, _) = rest.split_once(".SH").expect("a next section");
+    let documented: Vec<&str> = codes.split(".TP\n").skip(1).collect();
+    assert_eq!(documented.len(), 9);
+    for entry in documented {
+        let (code, meaning) = entry.split_once('\n').expect("a code and its meaning");
+        let meaning = meaning.lines().next().expect("a meaning");
+        let (code, meaning) = (code.replace("\\fB", "").replace("\\fR", ""), meaning.replace("\\*(Aq", "'"));
+        let row = match meaning.strip_prefix("run: ") {
+            Some(meaning) => format!("| {code} | `run` | {meaning} |"),
+            None => format!("| {code} | all | {meaning} |"),
+        };
+        assert!(README.contains(&row), "the README lacks {row}");
+    }
+}

@@ -1,0 +1,212 @@
+//! Servers, a folder, and the command between them.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::harness::{Conn, Folder, Server, ServerKind, until_some};
+use crate::line;
+
+/// The command under test.
+pub const DLOCK: &str = env!("CARGO_BIN_EXE_dlock");
+
+/// One lock service and a folder that its users work in.
+pub struct Stage {
+    pub servers: Vec<Server>,
+    folder: Folder,
+}
+
+impl Stage {
+    pub fn with(kind: &ServerKind, servers: usize) -> Stage {
+        Stage { servers: (0..servers).map(|_| Server::start(kind)).collect(), folder: Folder::new() }
+    }
+
+    pub fn one(kind: &ServerKind) -> Stage {
+        Stage::with(kind, 1)
+    }
+
+    /// A connection to the first server.
+    pub fn connect(&self) -> Conn {
+        self.servers[0].connect()
+    }
+
+    pub fn urls(&self) -> String {
+        let urls: Vec<String> =
+            self.servers.iter().map(|server| format!("redis://127.0.0.1:{}", server.port())).collect();
+        urls.join(",")
+    }
+
+    /// Any program, in the folder, told of the servers and of nothing else. No signal is ignored, as Ctrl-C is in tests
+    /// that run in the background.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("env");
+        command.arg("--default-signal").arg(program);
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("DLOCK_")) {
+            command.env_remove(name);
+        }
+        command.env("DLOCK_SERVERS", self.urls()).env("DLOCK", DLOCK);
+        command.current_dir(self.folder.path()).stdin(Stdio::null());
+        command
+    }
+
+    /// A shell script; `dlock` is "$DLOCK" there.
+    pub fn shell(&self, script: &str) -> Command {
+        let mut shell = self.command("sh");
+        shell.args(["-c", script]);
+        shell
+    }
+
+    /// `dlock` with these words, split at blanks.
+    pub fn dlock(&self, words: &str) -> Command {
+        let mut dlock = self.command(DLOCK);
+        dlock.args(words.split_whitespace());
+        dlock
+    }
+
+    /// `dlock run` of a shell script, with these options. So patient with servers that only what is down is not waited
+    /// for.
+    pub fn run(&self, options: &str, script: &str) -> Command {
+        let mut run = self.dlock(&format!("run --node-timeout 5s {options} r -- sh -c"));
+        run.arg(script);
+        run
+    }
+
+    /// What a program has written into a file; nothing where there is none.
+    pub fn file(&self, name: &str) -> String {
+        fs::read_to_string(self.folder.path().join(name)).unwrap_or_default()
+    }
+
+    pub fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.folder.path().join(name);
+        fs::write(&path, text).expect("a file");
+        path
+    }
+
+    /// Waits until a program has written a whole line into a file; answers the lines.
+    #[track_caller]
+    pub fn lines(&self, name: &str) -> Vec<String> {
+        let text = until_some(&format!("there is a line in the file {name}"), || {
+            Some(self.file(name)).filter(|text| text.ends_with('\n'))
+        });
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// The process whose id a program has written into a file.
+    #[track_caller]
+    pub fn process(&self, name: &str) -> u32 {
+        self.lines(name)[0].parse().expect("a process id")
+    }
+
+    /// Starts it. What it prints goes into files, so that a process which it leaves behind holds no pipe of ours.
+    pub fn start(&self, mut command: Command) -> Running {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let (out, err) = (format!("out-{number}"), format!("err-{number}"));
+        let file = |name: &str| File::create(self.folder.path().join(name)).expect("a file");
+        let child = command.stdout(file(&out)).stderr(file(&err)).spawn();
+        let child = child.unwrap_or_else(|error| panic!("{command:?} does not start: {error}"));
+        Running { child, out: self.folder.path().join(out), err: self.folder.path().join(err) }
+    }
+
+    /// Starts it and waits for its end.
+    #[track_caller]
+    pub fn end(&self, command: Command) -> Done {
+        self.start(command).end()
+    }
+
+    /// On how many of the servers that live somebody holds the resource.
+    #[track_caller]
+    pub fn held_on(&self, resource: &str) -> usize {
+        let living = self.servers.iter().filter(|server| server.is_alive());
+        living.filter(|server| !line::holders(&mut server.connect(), resource).is_empty()).count()
+    }
+}
+
+/// A process under way. It is killed when it is dropped.
+pub struct Running {
+    child: Child,
+    out: PathBuf,
+    err: PathBuf,
+}
+
+/// How a process ended.
+#[derive(Debug)]
+pub struct Done {
+    pub code: Option<i32>,
+    pub signal: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Running {
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it is typed, if it was started with a pipe for that.
+    #[track_caller]
+    pub fn keys(&mut self) -> ChildStdin {
+        self.child.stdin.take().expect("a pipe")
+    }
+
+    pub fn stdout(&self) -> String {
+        fs::read_to_string(&self.out).expect("what it printed")
+    }
+
+    pub fn stderr(&self) -> String {
+        fs::read_to_string(&self.err).expect("what it printed")
+    }
+
+    #[track_caller]
+    pub fn signal(&self, name: &str) {
+        signal(self.id(), name);
+    }
+
+    pub fn is_over(&mut self) -> bool {
+        self.child.try_wait().expect("the state of a child").is_some()
+    }
+
+    /// Waits for its end.
+    #[track_caller]
+    pub fn end(mut self) -> Done {
+        let err = self.err.clone();
+        let status = until_some(&format!("it ends; it said {:?}", fs::read_to_string(err)), || {
+            self.child.try_wait().expect("the state of a child")
+        });
+        let (stdout, stderr) = (self.stdout(), self.stderr());
+        Done { code: status.code(), signal: status.signal(), stdout, stderr }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Sends a signal to a process.
+#[track_caller]
+pub fn signal(process: u32, name: &str) {
+    let status = Command::new("sh").args(["-c", &format!("kill -{name} {process}")]).status();
+    assert!(status.expect("sh runs").success(), "SIG{name} could not be sent to {process}");
+}
+
+/// A field of /proc/PROCESS/status; None when the process is gone.
+pub fn status(process: u32, field: &str) -> Option<String> {
+    let text = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+    Some(line.trim().to_owned())
+}
+
+/// Whether it runs: not gone, and no corpse that nobody has fetched.
+pub fn is_alive(process: u32) -> bool {
+    status(process, "State").is_some_and(|state| !state.starts_with(['Z', 'X']))
+}
+
+pub fn is_stopped(process: u32) -> bool {
+    status(process, "State").is_some_and(|state| state.starts_with('T'))
+}

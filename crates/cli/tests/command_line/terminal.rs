@@ -1,0 +1,172 @@
+//! On a terminal, which script(1) provides: what is typed goes through a pipe into it, what it shows into a file.
+
+use std::io::Write;
+use std::process::{ChildStdin, Stdio};
+
+use super::*;
+use crate::stage::{is_alive, is_stopped};
+
+/// A program on a terminal.
+struct Terminal {
+    running: Running,
+    keys: ChildStdin,
+}
+
+impl Terminal {
+    fn with(stage: &Stage, command: &str) -> Terminal {
+        let mut script = stage.command("script");
+        script.args(["--quiet", "--return", "--flush", "--command", command, "/dev/null"]);
+        // The folder is no place to keep a shell's history in, and home is no place to read its start files from.
+        script.env("HOME", "/nonexistent").env("TERM", "dumb").env("PS1", "$ ").stdin(Stdio::piped());
+        let mut running = stage.start(script);
+        let keys = running.keys();
+        Terminal { running, keys }
+    }
+
+    #[track_caller]
+    fn types(&mut self, text: &str) {
+        self.keys.write_all(text.as_bytes()).and_then(|()| self.keys.flush()).expect("the terminal is there");
+    }
+
+    fn shows(&self) -> String {
+        self.running.stdout()
+    }
+
+    /// Waits for its end. The keys are kept until then: script(1) may let go of what was typed when they are gone.
+    #[track_caller]
+    fn end(self) -> Done {
+        let _keys = self.keys;
+        self.running.end()
+    }
+}
+
+const CTRL_C: &str = "\x03";
+const CTRL_Z: &str = "\x1a";
+
+/// Counts what it hears. It hears SIGUSR1 after every SIGINT that was sent before.
+const COUNTS: &str = "trap 'echo INT >> heard' INT; trap 'echo USR1 >> heard' USR1; echo $PPID > dlock; \
+    echo $$ > ready; until [ -e go ]; do sleep 0.02; done";
+
+/// Types Ctrl-C to a command that runs behind these words, and counts how often that comes through.
+fn interrupted_once(stage: &Stage, before: &str) {
+    stage.write("script", COUNTS);
+    let run = format!("\"$DLOCK\" run --node-timeout 5s r -- {before} sh script");
+    let mut terminal = Terminal::with(stage, &format!("echo $$ > shell; {run}"));
+    stage.process("ready");
+    terminal.types(CTRL_C);
+    until("it is heard", || stage.file("heard").contains("INT\n"));
+    crate::stage::signal(stage.process("dlock"), "USR1");
+    until("the mark is heard", || stage.file("heard").contains("USR1\n"));
+    assert_eq!(stage.lines("heard"), ["INT", "USR1"]);
+    stage.write("go", "");
+    assert_eq!(terminal.end().code, Some(0));
+}
+
+#[test]
+fn ctrl_c_reaches_the_command_once() {
+    each_server(|kind| interrupted_once(&Stage::one(kind), ""));
+}
+
+/// As timeout(1) makes itself one. The keys of the terminal do not reach it.
+#[test]
+fn ctrl_c_reaches_a_command_in_a_group_of_its_own() {
+    each_server(|kind| interrupted_once(&Stage::one(kind), "setsid"));
+}
+
+#[test]
+fn ctrl_c_ends_the_script_around_dlock_too() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        stage.write(
+            "script",
+            "\"$DLOCK\" run r -- sh -c 'echo $$ > ready; exec sleep 1000'; echo went on > after",
+        );
+        let mut terminal = Terminal::with(&stage, "bash script");
+        let command = stage.process("ready");
+        terminal.types(CTRL_C);
+        assert_eq!(terminal.end().code, Some(130));
+        assert!(!is_alive(command));
+        assert_eq!(stage.file("after"), "");
+        assert_eq!(stage.held_on("r"), 0);
+    });
+}
+
+#[test]
+fn who_waits_sees_the_place_in_line_and_a_pipe_sees_nothing() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let mut conn = stage.connect();
+        conn.ok("DLOCK.ACQUIRE r other 600000");
+        let piped = stage.start(stage.run("", "echo ran"));
+        until("it waits", || line::clients(&mut conn, "r").len() == 1);
+        let terminal = Terminal::with(&stage, "\"$DLOCK\" run r -- echo ran");
+        until("the place is shown", || terminal.shows().contains("place 2 at redis://127.0.0.1"));
+        assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
+        let done = piped.end();
+        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
+        let done = terminal.end();
+        assert_eq!(done.code, Some(0));
+        assert!(done.stdout.starts_with("\r\x1b[Kwaiting for r: place 2"), "{:?}", done.stdout);
+        assert!(done.stdout.ends_with("\r\x1b[Kran\r\n"), "{:?}", done.stdout);
+    });
+}
+
+/// Ctrl-Z, and `fg` when `then` has waited for what it waits for; the exit code of the run.
+fn suspended(stage: &Stage, ttl: &str, then: impl FnOnce()) -> String {
+    // It waits without starting anything: a shell that is stopped between vfork and exec hangs, dlock or not.
+    assert_eq!(stage.end(stage.shell("mkfifo go")).code, Some(0));
+    stage.write("script", "echo $PPID > dlock; echo $$ > ready; read line < go");
+    let mut terminal = Terminal::with(stage, "bash --norc --noprofile -i");
+    terminal.types(&format!("\"$DLOCK\" run --ttl {ttl} r -- sh script\n"));
+    let (command, dlock) = (stage.process("ready"), stage.process("dlock"));
+    terminal.types(CTRL_Z);
+    until("both are stopped", || is_stopped(command) && is_stopped(dlock));
+    then();
+    terminal.types("fg\n");
+    until("nobody is stopped", || !is_stopped(command) && !is_stopped(dlock));
+    // Should nobody read any more, dlock has ended it.
+    let go = stage.start(stage.shell("echo > go"));
+    terminal.types("echo $? > code\n");
+    let code = stage.lines("code").remove(0);
+    assert!(!is_alive(command));
+    drop(go);
+    terminal.types("exit\n");
+    terminal.end();
+    code
+}
+
+#[test]
+fn ctrl_z_stops_both_and_fg_continues_both() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        assert_eq!(suspended(&stage, "10m", || {}), "0");
+        assert_eq!(stage.held_on("r"), 0);
+    });
+}
+
+#[test]
+fn a_command_that_comes_back_after_its_lease_is_ended() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let mut conn = stage.connect();
+        let code = suspended(&stage, "2s", || {
+            until("the lease is over", || conn.ok("DLOCK.PTTL r") == -2);
+        });
+        assert_eq!(code, "79");
+    });
+}
+
+#[test]
+fn break_asks_before_it_breaks() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        stage.connect().ok("DLOCK.ACQUIRE r somebody 600000 LABEL by-hand");
+        for (answer, code, held) in [("n\n", 75, 1), ("\n", 75, 1), ("y\n", 0, 0)] {
+            let mut terminal = Terminal::with(&stage, "\"$DLOCK\" break --node-timeout 5s r");
+            until("it asks", || terminal.shows().contains("End every hold of r? [y/N]"));
+            assert!(terminal.shows().contains("by-hand"), "{}", terminal.shows());
+            terminal.types(answer);
+            assert_eq!((terminal.end().code, stage.held_on("r")), (Some(code), held), "{answer:?}");
+        }
+    });
+}

@@ -1,0 +1,164 @@
+//! A client that locks, writes to the store and gives back, again and again, in a thread and a runtime of its own: when it
+//! is paused, all of it is, renewals included.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::thread;
+use std::time::Duration;
+
+use dlock_client::lease::Instant;
+use dlock_client::now;
+
+use crate::harness::Random;
+use crate::history::{At, Grant, Hold, Mode};
+use crate::locks::{Held, Locks};
+use crate::store::Store;
+
+pub const CONTENDERS: usize = 6;
+const RESOURCES: [&str; 3] = ["ledger", "stock", "till"];
+/// How long a paused client sleeps on at most when nobody overtakes it.
+const LONGEST_PAUSE: Duration = Duration::from_secs(6);
+
+/// What the clients of a run share, and what the run tells them.
+#[derive(Default)]
+pub struct Stage {
+    pub store: Store,
+    pub over: AtomicBool,
+    /// Who holds something holds on to it.
+    pub stay: AtomicBool,
+    /// How many do so because they were told to.
+    pub staying: AtomicUsize,
+    /// How often each client has held something.
+    pub acquired: [AtomicUsize; CONTENDERS],
+    pub counts: Counts,
+}
+
+/// How often it happened.
+#[derive(Default, Debug)]
+pub struct Counts {
+    /// A holder was paused past its validity.
+    pub paused: AtomicUsize,
+    /// A client was paused at any moment of an acquisition, or of what follows it.
+    pub stalled: AtomicUsize,
+    /// An acquisition was given up halfway.
+    pub dropped: AtomicUsize,
+    /// An acquisition was not won: no quorum, or taken for too long.
+    pub not_won: AtomicUsize,
+    /// A hold was lost under its holder.
+    pub lost: AtomicUsize,
+    /// The store refused a write.
+    pub refused: AtomicUsize,
+}
+
+pub struct Contender<'a> {
+    pub number: usize,
+    pub stage: &'a Stage,
+    pub locks: Locks,
+    pub random: Random,
+    pub holds: Vec<Hold>,
+}
+
+impl Contender<'_> {
+    pub async fn work(mut self) -> Vec<Hold> {
+        while !self.stage.over.load(Relaxed) {
+            let resource = *self.random.of(&RESOURCES);
+            let asked = at(now());
+            match self.acquire(resource).await {
+                Some(held) => self.hold(resource, asked, held).await,
+                None => _ = self.stage.counts.not_won.fetch_add(1, Relaxed),
+            }
+        }
+        self.locks.settle().await;
+        self.holds
+    }
+
+    async fn acquire(&mut self, resource: &str) -> Option<Held> {
+        if self.random.once_in(40) {
+            let (before, length) = (self.ms(20), self.ms(1_500));
+            self.stage.counts.stalled.fetch_add(1, Relaxed);
+            tokio::spawn(async move {
+                tokio::time::sleep(before).await;
+                thread::sleep(length);
+            });
+        }
+        let patience = if self.random.once_in(20) { self.ms(30) } else { Duration::from_secs(60) };
+        match tokio::time::timeout(patience, self.locks.acquire(resource)).await {
+            Ok(held) => held,
+            Err(_) => {
+                self.stage.counts.dropped.fetch_add(1, Relaxed);
+                None
+            }
+        }
+    }
+
+    /// Writes under the hold, in time or too late, and gives it back.
+    async fn hold(&mut self, resource: &str, asked: At, held: Held) {
+        let since = at(now());
+        let stage = self.stage;
+        let fence = held.fence();
+        let name = format!("{}:{}", self.number, self.holds.len());
+        let write = || {
+            if !stage.store.append(resource, fence, &name) {
+                stage.counts.refused.fetch_add(1, Relaxed);
+            }
+        };
+        stage.acquired[self.number].fetch_add(1, Relaxed);
+        if self.random.once_in(25) {
+            stage.counts.paused.fetch_add(1, Relaxed);
+            self.pause(resource, &held);
+            write();
+        } else {
+            self.write_on(&held, write).await;
+        }
+        let until = at(now().min(held.valid_until()));
+        let grant = Some(Grant { fence, at: since, until });
+        let (key, mode) = (resource.to_string(), Mode::Exclusive);
+        self.holds.push(Hold { key, token: name, mode, asked, grant, gone: None });
+        self.locks.release(resource, held).await;
+    }
+
+    /// Writes again and again until it has had enough, or the hold is lost.
+    async fn write_on(&mut self, held: &Held, write: impl Fn()) {
+        let stage = self.stage;
+        let until = now() + self.stay();
+        let mut stays = false;
+        loop {
+            write();
+            tokio::time::sleep(self.ms(10)).await;
+            if held.is_lost() {
+                stage.counts.lost.fetch_add(1, Relaxed);
+                break;
+            }
+            if stage.stay.load(Relaxed) {
+                if !stays {
+                    stage.staying.fetch_add(1, Relaxed);
+                }
+                stays = true;
+            } else if now() >= until {
+                break;
+            }
+        }
+        stage.staying.fetch_sub(usize::from(stays), Relaxed);
+    }
+
+    /// Stands still until the validity is over and somebody newer has written.
+    fn pause(&self, resource: &str, held: &Held) {
+        let (end, limit) = (held.valid_until(), now() + LONGEST_PAUSE);
+        let overtaken = || now() > end && self.stage.store.is_past(resource, held.fence());
+        while now() < limit && !overtaken() && !self.stage.over.load(Relaxed) {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Mostly short.
+    fn stay(&mut self) -> Duration {
+        if self.random.once_in(20) { self.ms(1_500) } else { self.ms(5) }
+    }
+
+    fn ms(&mut self, most: usize) -> Duration {
+        Duration::from_millis(self.random.below(most + 1) as u64)
+    }
+}
+
+pub fn at(instant: Instant) -> At {
+    instant.saturating_since(Instant::since_boot(Duration::ZERO)).as_micros() as At
+}

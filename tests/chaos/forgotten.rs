@@ -1,0 +1,49 @@
+//! Three of five masters forget a hold. Without restart-grace somebody else gets it, with it nobody does.
+
+use std::time::Duration;
+
+use dlock_client::{Client, Guard, Wait, now};
+use tokio::runtime::Builder;
+
+use crate::harness::{Server, ServerKind, each_server};
+
+/// Longer than any test.
+const LONG: Duration = Duration::from_secs(600);
+
+async fn try_acquire(servers: &[Server]) -> Option<Guard> {
+    let urls = servers.iter().map(|server| format!("redis://127.0.0.1:{}", server.port()));
+    let client = Client::builder().servers(urls).node_timeout(Duration::from_secs(5)).build().await;
+    let lock = client.expect("a client").lock("r").ttl(LONG).renew(false).fenced();
+    lock.wait(Wait::No).acquire().await.ok()
+}
+
+/// Whether both believe that they hold.
+async fn two_hold(kind: &ServerKind, grace: Duration) -> bool {
+    let grace = grace.as_millis();
+    let start = || {
+        let server = Server::options(kind).conf(&format!("dlock.restart-grace {grace}")).start();
+        // Nobody holds anything yet.
+        for ms in [0, grace] {
+            assert_eq!(server.connect().ok(&format!("CONFIG SET dlock.restart-grace {ms}")), "OK");
+        }
+        server
+    };
+    let mut servers: Vec<Server> = (0..5).map(|_| start()).collect();
+    let first = try_acquire(&servers).await.expect("it is free");
+    servers[..3].iter().for_each(Server::kill9);
+    servers[..3].iter_mut().for_each(Server::restart);
+    let second = try_acquire(&servers).await;
+    assert!(now() < first.valid_until());
+    second.is_some_and(|second| now() < second.valid_until())
+}
+
+#[test]
+fn a_majority_that_forgets_grants_a_second_time_unless_it_has_grace() {
+    each_server(|kind| {
+        let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            assert!(two_hold(kind, Duration::ZERO).await, "without grace");
+            assert!(!two_hold(kind, LONG).await, "with grace");
+        });
+    });
+}

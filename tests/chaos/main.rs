@@ -1,0 +1,83 @@
+//! A quorum under fire: clients lock five masters and write to a store that checks fences, while masters are killed,
+//! stopped, slow, lossy, restarted empty, and their clocks are set, and while clients are paused past their leases.
+//! `make chaos` does it for ROUNDS rounds of faults on every server in turn; `make test` has a few.
+//!
+//! The same with the Redlock of `SET NX PX`, and with ours without restart-grace, has to fail: the test can.
+
+#[path = "../harness/mod.rs"]
+mod harness;
+#[path = "../history/mod.rs"]
+mod history;
+
+mod contender;
+mod forgotten;
+mod locks;
+mod masters;
+mod proxy;
+mod record;
+mod rejected;
+mod run;
+mod store;
+
+use std::env;
+use std::time::Duration;
+
+use harness::each_server;
+use run::{Kind, Run};
+
+/// Each fault is dealt once.
+const FEW: usize = 7;
+const GRACE: u64 = 1_500;
+/// Shorter than the grace, and so short that it can run out.
+const LEASE: Duration = Duration::from_millis(1_000);
+
+#[test]
+fn a_few_rounds_of_faults_show_nothing_that_may_not_be() {
+    survive(FEW);
+}
+
+#[test]
+#[ignore = "for ROUNDS rounds: make chaos"]
+fn many_rounds_of_faults_show_nothing_that_may_not_be() {
+    survive(env::var("DLOCK_CHAOS_ROUNDS").map_or(100, |rounds| rounds.parse().expect("a number")));
+}
+
+fn survive(rounds: usize) {
+    each_server(|kind| {
+        let mut run = Run::prepare(kind, Kind::Ours, GRACE, LEASE);
+        let seen = run.during(|scene| {
+            scene.faults(rounds);
+            scene.until_clients_failed();
+            scene.everybody_acquires("all is healed");
+        });
+        seen.show(&kind.name, rounds);
+        let wrong = seen.record.wrong();
+        assert!(wrong.is_empty(), "{} violations: {:#?}", wrong.len(), &wrong[..wrong.len().min(20)]);
+        seen.assert_everything_happened();
+    });
+}
+
+#[test]
+fn plain_redlock_fails_when_masters_forget() {
+    must_fail(Kind::Plain);
+}
+
+#[test]
+fn so_do_we_without_restart_grace() {
+    must_fail(Kind::Ours);
+}
+
+/// Restarts three masters under a hold until two clients hold at once. The first time should do.
+fn must_fail(locks: Kind) {
+    const TRIES: usize = 20;
+    each_server(|kind| {
+        // It outlasts the restarts.
+        let lease = Duration::from_secs(6);
+        let mut run = Run::prepare(kind, locks, 0, lease);
+        let failed = (0..TRIES).any(|_| {
+            let seen = run.during(|scene| scene.restart_under_a_hold(3));
+            !seen.record.two_at_once().is_empty()
+        });
+        assert!(failed, "{TRIES} times three masters forgot what they had granted, and nobody noticed");
+    });
+}

@@ -1,0 +1,64 @@
+//! The records that the checker must reject.
+
+use crate::history::{At, Grant, Hold, Mode};
+use crate::record::{Record, Write};
+
+fn hold(name: &str, at: At, until: At, fence: i64) -> Hold {
+    let grant = Some(Grant { fence, at, until });
+    Hold { key: "r".into(), token: name.into(), mode: Mode::Exclusive, asked: 0, grant, gone: None }
+}
+
+fn write(hold: &str, fence: i64, accepted: bool) -> Write {
+    Write { resource: "r".into(), fence, hold: hold.into(), accepted }
+}
+
+#[track_caller]
+fn rejected(holds: &[Hold], writes: &[Write], words: &str) {
+    let wrong = Record { holds: holds.to_vec(), writes: writes.to_vec() }.wrong();
+    assert_eq!(wrong.len(), 1, "{wrong:?}");
+    assert!(wrong[0].contains(words), "{wrong:?} says nothing of {words:?}");
+}
+
+#[test]
+fn one_after_the_other_is_fine_and_so_is_a_stale_write_that_is_refused() {
+    let holds = [hold("a", 10, 20, 1), hold("b", 20, 30, 2)];
+    let writes = [write("a", 1, true), write("b", 2, true), write("a", 1, false), write("b", 2, true)];
+    assert_eq!(Record { holds: holds.to_vec(), writes: writes.to_vec() }.wrong(), [""; 0]);
+}
+
+#[test]
+fn a_stale_write_before_the_next_holder_wrote_is_fine() {
+    let holds = [hold("a", 10, 20, 1), hold("b", 25, 30, 2)];
+    let writes = [write("a", 1, true), write("b", 2, true)];
+    assert_eq!(Record { holds: holds.to_vec(), writes: writes.to_vec() }.wrong(), [""; 0]);
+}
+
+#[test]
+fn who_had_it_in_hand_after_its_end_had_it_before_the_next_one() {
+    // The client was paused while it acquired: the next one was quicker.
+    let record = Record { holds: vec![hold("a", 40, 20, 1), hold("b", 25, 30, 2)], writes: Vec::new() };
+    assert_eq!(record.wrong(), [""; 0]);
+}
+
+#[test]
+fn two_valid_at_once_are_rejected() {
+    rejected(&[hold("a", 10, 30, 1), hold("b", 20, 40, 2)], &[], "a on r");
+}
+
+#[test]
+fn a_fence_that_does_not_rise_is_rejected() {
+    rejected(&[hold("a", 10, 20, 2), hold("b", 30, 40, 1)], &[], "fence order");
+    rejected(&[hold("a", 10, 20, 2), hold("b", 30, 40, 2)], &[], "fence order");
+}
+
+#[test]
+fn a_stale_write_that_is_accepted_is_rejected() {
+    let holds = [hold("a", 10, 20, 1), hold("b", 30, 40, 2)];
+    rejected(&holds, &[write("b", 2, true), write("a", 1, true)], "stale");
+}
+
+#[test]
+fn a_write_of_a_hold_that_nobody_had_is_rejected() {
+    rejected(&[], &[write("a", 1, true)], "nobody");
+    rejected(&[hold("a", 10, 20, 1)], &[write("a", 2, true)], "nobody");
+}

@@ -1,0 +1,223 @@
+//! A run: clients at work, faults dealt out meanwhile, and what was seen of it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::thread;
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Runtime};
+
+use dlock_client::now;
+
+use crate::contender::{CONTENDERS, Contender, Counts, Stage, at};
+use crate::harness::{Random, ServerKind, until_within};
+use crate::history::{At, Hold};
+use crate::locks::Locks;
+use crate::masters::{Fault, Masters};
+use crate::record::Record;
+
+/// Reached only when something is broken: a client may be paused for seconds, with others behind it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Copy)]
+pub enum Kind {
+    Ours,
+    /// Redlock by `SET NX PX`.
+    Plain,
+}
+
+pub struct Run {
+    masters: Masters,
+    _network: Runtime,
+    random: Random,
+    locks: Kind,
+    lease: Duration,
+}
+
+/// What the one who deals out the faults has before him.
+pub struct Scene<'a> {
+    masters: &'a mut Masters,
+    stage: &'a Stage,
+    random: &'a mut Random,
+    /// When masters were restarted under a hold.
+    restarts: Vec<At>,
+}
+
+pub struct Seen {
+    pub record: Record,
+    counts: Counts,
+    faults: BTreeMap<String, usize>,
+    /// So often masters forgot a hold that somebody relied on.
+    forgotten: usize,
+    weather: (usize, usize),
+}
+
+impl Run {
+    pub fn prepare(kind: &ServerKind, locks: Kind, grace: u64, lease: Duration) -> Run {
+        let mut random = Random::fresh();
+        let network = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+        let masters = Masters::start(kind, grace, network.handle(), &mut random);
+        Run { masters, _network: network, random, locks, lease }
+    }
+
+    /// Clients work for as long as `act` takes.
+    pub fn during(&mut self, act: impl FnOnce(&mut Scene<'_>)) -> Seen {
+        let stage = Stage::default();
+        let urls = self.masters.urls();
+        let (locks, lease) = (self.locks, self.lease);
+        let randoms: Vec<Random> = (0..CONTENDERS).map(|_| self.random.branch()).collect();
+        let (holds, restarts) = thread::scope(|scope| {
+            let (stage, urls) = (&stage, &urls);
+            // Also where it panics: the clients have to end, or the test never does.
+            let end = SetAtTheEnd(&stage.over);
+            let contenders: Vec<_> = (randoms.into_iter().enumerate())
+                .map(|(number, random)| {
+                    scope.spawn(move || contend(number, stage, urls, locks, lease, random))
+                })
+                .collect();
+            let mut scene =
+                Scene { masters: &mut self.masters, stage, random: &mut self.random, restarts: Vec::new() };
+            act(&mut scene);
+            let restarts = scene.restarts;
+            drop(end);
+            let holds = contenders.into_iter().flat_map(|one| one.join().expect("a client that is well"));
+            (holds.collect::<Vec<Hold>>(), restarts)
+        });
+        let relied_on = |then: At| {
+            let grants = holds.iter().filter_map(|hold| hold.grant);
+            grants.into_iter().any(|grant| grant.at < then && then < grant.until)
+        };
+        let forgotten = restarts.into_iter().filter(|then| relied_on(*then)).count();
+        let Stage { store, counts, .. } = stage;
+        let record = Record { holds, writes: store.into_log() };
+        let (faults, weather) = (self.masters.faults.clone(), self.masters.weather());
+        Seen { record, counts, faults, forgotten, weather }
+    }
+}
+
+struct SetAtTheEnd<'a>(&'a AtomicBool);
+
+impl Drop for SetAtTheEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+fn contend(
+    number: usize,
+    stage: &Stage,
+    urls: &[String],
+    locks: Kind,
+    lease: Duration,
+    random: Random,
+) -> Vec<Hold> {
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let locks = match locks {
+            Kind::Ours => Locks::ours(urls, lease).await,
+            Kind::Plain => Locks::plain(urls, lease),
+        };
+        Contender { number, stage, locks, random, holds: Vec::new() }.work().await
+    })
+}
+
+impl Scene<'_> {
+    /// Deals out faults, each kind as often as the others. While a majority is up, every client has to get something.
+    pub fn faults(&mut self, rounds: usize) {
+        let mut deck = Vec::new();
+        for _ in 0..rounds {
+            if deck.is_empty() {
+                deck = Fault::ALL.into_iter().map(Some).chain([None]).collect();
+            }
+            match deck.swap_remove(self.random.below(deck.len())) {
+                Some(fault) => self.round(fault),
+                None => {
+                    let count = 3 + self.random.below(3);
+                    self.restart_under_a_hold(count);
+                    self.masters.wait_out_grace();
+                }
+            }
+        }
+    }
+
+    /// One fault, or two at a time, on one master each.
+    fn round(&mut self, fault: Fault) {
+        let place = self.random.below(5);
+        let mut struck = vec![(place, fault)];
+        if self.random.once_in(2) {
+            struck.push(((place + 1 + self.random.below(4)) % 5, *self.random.of(&Fault::ALL)));
+        }
+        let before = self.masters.weather();
+        for (place, fault) in &struck {
+            self.masters.strike(*place, *fault, self.random);
+        }
+        self.everybody_acquires(&format!("{struck:?}"));
+        let is_there = |fault| struck.iter().any(|(_, there)| *there == fault);
+        until_within(PATIENCE, "the network did what it was told", || {
+            let now = self.masters.weather();
+            (now.0 > before.0 || !is_there(Fault::Slow)) && (now.1 > before.1 || !is_there(Fault::Lossy))
+        });
+        for (place, fault) in struck {
+            self.masters.heal(place, fault);
+        }
+        self.masters.wait_out_grace();
+    }
+
+    /// Kills masters while somebody holds something and holds on to it, and starts them again, empty. Returns when the next
+    /// one has got something.
+    pub fn restart_under_a_hold(&mut self, count: usize) {
+        self.stage.stay.store(true, Relaxed);
+        let held = || self.stage.staying.load(Relaxed) > 0;
+        until_within(PATIENCE, "somebody holds something", held);
+        self.restarts.push(at(now()));
+        self.masters.restart_empty(count, self.random);
+        let before = self.acquired();
+        until_within(PATIENCE, "the next one acquires", || {
+            self.acquired().iter().sum::<usize>() > before.iter().sum()
+        });
+        self.stage.stay.store(false, Relaxed);
+    }
+
+    /// A run in which too little was acquired goes on until the clients have had their misfortunes too.
+    pub fn until_clients_failed(&self) {
+        let Counts { refused, dropped, .. } = &self.stage.counts;
+        until_within(PATIENCE, "a stale write was refused, and an acquisition dropped", || {
+            refused.load(Relaxed) > 0 && dropped.load(Relaxed) > 0
+        });
+    }
+
+    pub fn everybody_acquires(&self, when: &str) {
+        let before = self.acquired();
+        until_within(PATIENCE, &format!("everybody acquires something: {when}"), || {
+            self.acquired().iter().zip(&before).all(|(now, before)| now > before)
+        });
+    }
+
+    fn acquired(&self) -> Vec<usize> {
+        self.stage.acquired.iter().map(|one: &AtomicUsize| one.load(Relaxed)).collect()
+    }
+}
+
+impl Seen {
+    pub fn show(&self, server: &str, rounds: usize) {
+        let Seen { record, counts, faults, forgotten, weather } = self;
+        println!(
+            "{server}: {rounds} rounds, {} acquisitions, {} writes",
+            record.holds.len(),
+            record.writes.len()
+        );
+        println!("  faults: {faults:?}, holds forgotten: {forgotten}");
+        println!("  pieces late: {}, lost: {}", weather.0, weather.1);
+        println!("  clients: {counts:?}");
+        println!("  violations: {}", record.wrong().len());
+    }
+
+    /// A run in which nothing happened proves nothing.
+    pub fn assert_everything_happened(&self) {
+        for fault in Fault::ALL {
+            assert!(self.faults.contains_key(&format!("{fault:?}")), "no {fault:?}");
+        }
+        assert!(self.forgotten > 0, "no master forgot a hold");
+        assert!(self.weather.0 > 0 && self.weather.1 > 0, "the network was fine");
+    }
+}

@@ -1,0 +1,135 @@
+//! A client of a cluster: it goes where it is sent, and keeps a record of what it was told.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use crate::harness::{PATIENCE, Random, Value, Wire, encode};
+use crate::history::{At, Grant, Hold, Mode};
+use crate::work::Clock;
+
+pub struct Client<'a> {
+    name: String,
+    clock: Clock,
+    random: Random,
+    keys: &'a [String],
+    wires: HashMap<u16, Wire>,
+    /// Where it last found each key.
+    nodes: HashMap<String, u16>,
+    first: u16,
+    /// Each with the node that granted it.
+    pub holds: Vec<(u16, Hold)>,
+    pub denied: Vec<String>,
+    /// How often it was told MOVED or ASK, and TRYAGAIN.
+    pub redirected: usize,
+    pub again: usize,
+}
+
+pub struct Answer {
+    pub answer: Value,
+    /// When the node was asked that answered.
+    sent: At,
+    node: u16,
+}
+
+impl<'a> Client<'a> {
+    /// `first` is the node that it begins with.
+    pub fn new(name: String, keys: &'a [String], first: u16, clock: Clock, random: Random) -> Client<'a> {
+        Client {
+            name,
+            clock,
+            random,
+            keys,
+            wires: HashMap::new(),
+            nodes: HashMap::new(),
+            first,
+            holds: Vec::new(),
+            denied: Vec::new(),
+            redirected: 0,
+            again: 0,
+        }
+    }
+
+    /// Takes a lock, waiting for it or not, maybe extends it, and gives it back. True where it was granted.
+    pub fn take_one(&mut self) -> bool {
+        const LEASE: u64 = 2_000;
+        let key = self.random.of(self.keys).clone();
+        let token = format!("{}-{}", self.name, self.holds.len());
+        let wait = *self.random.of(&["", "BLOCK 0", "BLOCK 0", "BLOCK 100"]);
+        let asked = self.clock.now();
+        let Answer { answer, sent, node } =
+            self.ask(&key, &format!("DLOCK.ACQUIRE {key} {token} {LEASE} {wait}"));
+        let at = self.clock.now();
+        let fence = match answer {
+            Value::Int(fence) => fence,
+            Value::Nil if wait != "BLOCK 0" => return false,
+            other => panic!("{token} on {key} {wait}: {other:?}"),
+        };
+        let mut grant = Grant { fence, at, until: sent + LEASE * 1000 };
+        if self.random.once_in(2) {
+            let Answer { answer, sent, .. } = self.ask(&key, &format!("DLOCK.EXTEND {key} {token} {LEASE}"));
+            let now = self.clock.now();
+            match answer {
+                Value::Int(1) => grant.until = sent + LEASE * 1000,
+                _ if now < grant.until => self.denied.push(format!("{token} on {key} at {now}: {answer:?}")),
+                _ => {}
+            }
+        }
+        let relied_until = self.clock.now();
+        let Answer { answer, .. } = self.ask(&key, &format!("DLOCK.RELEASE {key} {token}"));
+        let now = self.clock.now();
+        if answer != 1 && now < grant.until {
+            self.denied.push(format!("{token} on {key} at {now}: {answer:?}"));
+        }
+        grant.until = grant.until.min(relied_until);
+        let hold = Hold { key, token, mode: Mode::Exclusive, asked, grant: Some(grant), gone: Some(now) };
+        self.holds.push((node, hold));
+        true
+    }
+
+    /// Asks until a node answers for itself.
+    pub fn ask(&mut self, key: &str, command: &str) -> Answer {
+        let words: Vec<&str> = command.split_whitespace().collect();
+        let (mut node, mut asking) = (*self.nodes.get(key).unwrap_or(&self.first), false);
+        for _ in 0..100_000 {
+            let sent = self.clock.now();
+            let answer = self.call(node, asking, &words);
+            asking = false;
+            let Value::Error(line) = &answer else {
+                return Answer { answer, sent, node };
+            };
+            let told: Vec<&str> = line.split(' ').collect();
+            let port = |told: &[&str]| told[2].rsplit(':').next().and_then(|port| port.parse().ok());
+            match told[0] {
+                "MOVED" => {
+                    node = port(&told).expect("a port");
+                    self.nodes.insert(key.to_string(), node);
+                    self.redirected += 1;
+                }
+                "ASK" => {
+                    (node, asking) = (port(&told).expect("a port"), true);
+                    self.redirected += 1;
+                }
+                "TRYAGAIN" => {
+                    node = *self.nodes.get(key).unwrap_or(&self.first);
+                    self.again += 1;
+                }
+                _ => return Answer { answer, sent, node },
+            }
+        }
+        panic!("{command} is sent from node to node without end");
+    }
+
+    fn call(&mut self, node: u16, asking: bool, words: &[&str]) -> Value {
+        let wire = self.wires.entry(node).or_insert_with(|| Wire::connect(node).expect("the node answers"));
+        let mut bytes = if asking { encode(&["ASKING"]) } else { Vec::new() };
+        bytes.extend(encode(words));
+        wire.send(&bytes).expect("the node goes on");
+        let answers = (0..1 + usize::from(asking)).map(|_| {
+            // Somebody else's lease may have to end first.
+            let answer =
+                wire.value(Instant::now() + PATIENCE + Duration::from_secs(20)).expect("the node goes on");
+            answer.unwrap_or_else(|| panic!("{words:?} is never answered"))
+        });
+        answers.last().expect("one at least")
+    }
+}

@@ -1,0 +1,17 @@
+//! A cluster whose slots move with locks in them, held and waited for. `DLOCK_ROUNDS=50` is the long form.
+
+#![allow(clippy::disallowed_methods, reason = "clients rely on a lease by their clock")]
+
+#[path = "../harness/mod.rs"]
+mod harness;
+#[path = "../history/mod.rs"]
+mod history;
+#[path = "../line/mod.rs"]
+mod line;
+#[path = "../work/mod.rs"]
+mod work;
+
+mod client;
+mod nodes;
+mod one_lock;
+mod reshard;

@@ -1,0 +1,44 @@
+//! A cluster of three masters.
+
+use std::process::Command;
+
+use crate::harness::{Conn, Server, ServerKind, until};
+
+pub const EVENLY: [&str; 3] = ["0 5460", "5461 10922", "10923 16383"];
+
+/// With these slots each.
+pub fn cluster(kind: &ServerKind, slots: [&str; 3]) -> [Server; 3] {
+    let nodes = [(); 3].map(|()| {
+        Server::options(kind).conf("cluster-enabled yes").conf("cluster-node-timeout 5000").start()
+    });
+    for (n, (node, slots)) in nodes.iter().zip(slots).enumerate() {
+        let mut conn = node.connect();
+        // Each its own, as the tool that makes clusters gives them.
+        conn.ok(&format!("CLUSTER SET-CONFIG-EPOCH {}", n + 1));
+        conn.ok(&format!("CLUSTER ADDSLOTSRANGE {slots}"));
+        conn.ok(&format!("CLUSTER MEET 127.0.0.1 {}", nodes[0].port()));
+    }
+    until("the cluster is up", || {
+        nodes.iter().all(|node| {
+            let info = node.connect().ok("CLUSTER INFO").text();
+            info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3")
+        })
+    });
+    nodes
+}
+
+pub fn id(conn: &mut Conn) -> String {
+    conn.ok("CLUSTER MYID").text()
+}
+
+/// So many of its lowest slots move from one node to another, as an operator does it.
+pub fn reshard(from: &Server, to: &Server, slots: usize) {
+    let [source, target] = [from, to].map(|node| id(&mut node.connect()));
+    let mut cli = Command::new("redis-cli");
+    cli.args(["--cluster", "reshard", &format!("127.0.0.1:{}", from.port()), "--cluster-yes"]);
+    cli.args(["--cluster-from", &source, "--cluster-to", &target, "--cluster-slots", &slots.to_string()]);
+    let output = cli.output().expect("redis-cli runs");
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && !text.contains("[ERR]"), "{text}");
+}
