@@ -23,7 +23,7 @@ run-quorum: setup ## build, and start five servers: a quorum to try, Ctrl-C ends
 test: setup ## everything CI checks: format, lints, tests on Redis 7.0 and Valkey 8.0
 	@scripts/test.sh
 
-test-servers: setup ## the integration tests on Redis 7.0 and 8, Valkey 8.0 and 9
+test-servers: setup ## the integration tests, in long forms, on Redis 7.0 and 8, Valkey 8.0 and 9 (DLOCK_ROUNDS=50)
 	@scripts/test-servers.sh
 
 soak: setup ## a mixed load for SECONDS=3600 on each server, all that its clients see checked

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
+use tokio::task::spawn_blocking;
 
 use super::{LONG, client, each_kind, masters, until_nothing_is_left};
 use crate::harness::{Server, ServerKind, until};
@@ -69,55 +70,101 @@ fn cancelled_ephemeral() {
     each_kind(async |kind| cancel_everywhere(kind, 1, |lock| lock.ephemeral()).await);
 }
 
+/// Over how many masters, and how.
+type InLine = (usize, fn(Acquire) -> Acquire);
+
+/// Ways to wait in line.
+const WAITS: [InLine; 5] = [
+    (1, |lock| lock),
+    (1, |lock| lock.ephemeral()),
+    (3, |lock| lock),
+    (3, |lock| lock.fenced()),
+    (5, |lock| lock.shared()),
+];
+
 #[test]
-fn cancelled_while_waiting() {
+fn cancelled_on_the_way_through_the_line() {
     each_kind(async |kind| {
-        for count in [1, 3] {
-            for options in [|lock: Acquire| lock, |lock: Acquire| lock.fenced()] {
-                cancel_in_line(kind, count, options).await;
+        for (count, options) in WAITS {
+            let servers = Arc::new(masters(kind, count));
+            let client = client(&servers).await;
+            let (mut cancelled, mut came_through) = (0, 0);
+            for left in (0..12).chain(0..12) {
+                hold_as_other(&servers);
+                let over = Arc::new(AtomicBool::new(false));
+                let other = spawn_blocking({
+                    let (servers, over) = (servers.clone(), over.clone());
+                    move || {
+                        until("somebody waits, or it is over", || {
+                            waits_somewhere(&servers) || over.load(Ordering::Relaxed)
+                        });
+                        release_as_other(&servers);
+                    }
+                });
+                let lock = options(client.lock("r").ttl(LONG));
+                let acquired = Polls { future: Box::pin(lock.acquire()), left }.await;
+                over.store(true, Ordering::Relaxed);
+                match acquired {
+                    None => cancelled += 1,
+                    Some(guard) => {
+                        came_through += 1;
+                        guard.expect("it was handed over").release().await.expect("it is held");
+                    }
+                }
+                other.await.expect("no panic");
+                until_nothing_is_left(&servers, "r");
+            }
+            assert!(cancelled > 0 && came_through > 0, "{cancelled} cancelled, {came_through} came through");
+        }
+    });
+}
+
+#[test]
+fn cancelled_in_line() {
+    each_kind(async |kind| {
+        for (count, options) in WAITS {
+            let servers = Arc::new(masters(kind, count));
+            let client = client(&servers).await;
+            for race in 0..16 {
+                hold_as_other(&servers);
+                let mut acquires = Box::pin(options(client.lock("r").ttl(LONG)).acquire());
+                // Each second time it is just being handed over.
+                let seen = spawn_blocking({
+                    let servers = servers.clone();
+                    move || {
+                        until("it waits", || waits_somewhere(&servers));
+                        if race % 2 == 1 {
+                            release_as_other(&servers);
+                        }
+                    }
+                });
+                tokio::select! {
+                    acquired = &mut acquires => drop(acquired.expect("it was handed over")),
+                    seen = seen => seen.expect("no panic"),
+                }
+                drop(acquires);
+                if race % 2 == 0 {
+                    until("nobody waits any more", || !waits_somewhere(&servers));
+                    release_as_other(&servers);
+                }
+                until_nothing_is_left(&servers, "r");
             }
         }
-        cancel_in_line(kind, 1, |lock| lock.ephemeral()).await;
     });
 }
 
-/// Somebody else holds it, and releases it as soon as the acquisition is in line.
-async fn cancel_in_line(kind: &ServerKind, count: usize, options: fn(Acquire) -> Acquire) {
-    let servers = Arc::new(masters(kind, count));
-    let client = client(&servers).await;
-    let (mut in_line, mut dropped_there) = (0, 0);
-    for left in 0..60 {
-        for server in servers.iter() {
-            assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
-        }
-        let over = Arc::new(AtomicBool::new(false));
-        let other = {
-            let (servers, over) = (servers.clone(), over.clone());
-            tokio::task::spawn_blocking(move || release_when_somebody_waits(&servers, &over))
-        };
-        let lock = options(client.lock("r").ttl(LONG));
-        let acquired = Polls { future: Box::pin(lock.acquire()), left }.await;
-        over.store(true, Ordering::Relaxed);
-        let was_in_line = other.await.expect("no panic");
-        in_line += usize::from(was_in_line);
-        match acquired {
-            None => dropped_there += usize::from(was_in_line),
-            Some(guard) => guard.expect("it was handed over").release().await.expect("it is held"),
-        }
-        until_nothing_is_left(&servers, "r");
+fn hold_as_other(servers: &[Server]) {
+    for server in servers {
+        assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
     }
-    assert!(in_line > dropped_there && dropped_there > 0, "{in_line} in line, {dropped_there} dropped");
 }
 
-/// True if somebody came in line before it was over.
-fn release_when_somebody_waits(servers: &[Server], over: &AtomicBool) -> bool {
-    let mut waited = false;
-    until("somebody waits, or it is over", || {
-        waited = servers.iter().any(|server| !line::clients(&mut server.connect(), "r").is_empty());
-        waited || over.load(Ordering::Relaxed)
-    });
+fn release_as_other(servers: &[Server]) {
     for server in servers {
         assert_eq!(server.connect().ok("DLOCK.RELEASE r other"), 1);
     }
-    waited
+}
+
+fn waits_somewhere(servers: &[Server]) -> bool {
+    servers.iter().any(|server| !line::clients(&mut server.connect(), "r").is_empty())
 }

@@ -7,10 +7,12 @@ mod line;
 
 mod cancelled;
 mod down;
+mod encrypted;
 mod holding;
 mod in_line;
 mod looking;
 mod members;
+mod readme;
 mod together;
 
 use dlock_client::{Client, ClientBuilder};

@@ -1,6 +1,6 @@
 //! Pauses, failovers and shutdowns while leases run out: a write of the background in one of them would end the server.
 
-use crate::harness::{Server, each_server, until};
+use crate::harness::{Server, each_server, locks, until};
 
 /// Takes this many locks whose leases all run out soon.
 #[track_caller]
@@ -62,8 +62,9 @@ fn leases_that_run_out_in_a_failover_end_on_the_new_master() {
 fn a_shutdown_that_waits_for_a_replica_while_leases_run_out_is_clean() {
     each_server(|kind| {
         let options = Server::options(kind).conf("appendonly yes").conf("shutdown-timeout 1");
-        let (master, replica) = (options.start(), Server::start(kind));
+        let (mut master, replica) = (options.start(), Server::start(kind));
         replica.replicate(&master);
+        let fence = master.connect().ok("DLOCK.ACQUIRE long t 600000").int();
         replica.pause();
         // Some run out before the second is over for which the server waits.
         take_many(&master, 100, 300, &[]);
@@ -71,6 +72,12 @@ fn a_shutdown_that_waits_for_a_replica_while_leases_run_out_is_clean() {
         let log = master.log();
         assert!(log.contains("Waiting for replicas before shutting down"), "{log}");
         replica.resume();
+        master.restart();
+        let mut conn = master.connect();
+        assert_eq!(conn.ok("DLOCK.ACQUIRE long t 600000"), fence);
+        until("the others have ended", || conn.ok("DBSIZE") == 1);
+        replica.wait_in_sync(&master);
+        assert_eq!(locks(&replica), locks(&master));
     });
 }
 

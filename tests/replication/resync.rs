@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use crate::harness::{Random, Server, ServerKind, each_server, until};
 use crate::load::{Load, assert_equal};
+use crate::rounds;
 
 /// Clients that wait and hang up, with holds that end with their connection, while the link is cut again and again.
 fn cut_again_and_again(kind: &ServerKind, conf: &str, cut: impl Fn(&Server), counter: &str) {
@@ -15,7 +16,7 @@ fn cut_again_and_again(kind: &ServerKind, conf: &str, cut: impl Fn(&Server), cou
     load.during(
         || master.port(),
         |granted| {
-            for _ in 0..4 {
+            for _ in 0..2 * rounds() {
                 let (before, grants) = (count(), granted.load(Ordering::Relaxed));
                 cut(&master);
                 until("the replica has joined again", || count() > before);

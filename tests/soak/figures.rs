@@ -25,6 +25,8 @@ pub struct Figures {
     breaks: usize,
     cancelled: usize,
     disturbed: usize,
+    /// Of its progress, in so many tens of minutes.
+    told: u64,
 }
 
 impl Figures {
@@ -78,11 +80,15 @@ impl Figures {
         assert!([grants, releases, hung_up, waiting].iter().all(|count| **count > 0), "{}", self.text());
     }
 
-    /// One line on a terminal, written again and again.
-    pub fn show_progress(&self, server: &Server, gone: Duration, time: Duration) {
+    /// One line on a terminal, written again and again; elsewhere a line each ten minutes.
+    pub fn show_progress(&mut self, server: &Server, gone: Duration, time: Duration) {
+        let (name, gone, time) = (&server.kind().name, gone.as_secs(), time.as_secs());
+        let line = format!("{name}: {gone} of {time} s, {} grants, nothing found", self.grants);
         if io::stderr().is_terminal() {
-            let (name, gone, time) = (&server.kind().name, gone.as_secs(), time.as_secs());
-            eprint!("\r{name}: {gone} of {time} s, {} grants, nothing found ", self.grants);
+            eprint!("\r{line} ");
+        } else if gone / 600 > self.told {
+            self.told = gone / 600;
+            eprintln!("{line}");
         }
     }
 

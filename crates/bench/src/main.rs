@@ -17,6 +17,8 @@ mod many;
 mod pairs;
 mod ping;
 mod plots;
+mod quorum;
+mod redlocks;
 mod resp;
 mod rivals;
 mod run;
@@ -80,6 +82,8 @@ enum What {
     Line,
     /// How long the server answers nobody while 100,000 of a million holds end, and how late a hand-over is then
     Stall,
+    /// What a lock over several masters costs, beside one master's and beside Redlock libraries
+    Quorum,
     /// What very many holds cost: time, memory, loading
     Growth,
     /// Instructions a pair, counted by callgrind and compared with the kept figures
@@ -101,6 +105,7 @@ impl What {
             What::Contend => vec![("contend", Box::new(contend::run))],
             What::Line => vec![("line", Box::new(line::run))],
             What::Stall => vec![("stall", Box::new(stall::run)), ("lateness", Box::new(lateness::run))],
+            What::Quorum => vec![("quorum", Box::new(quorum::run))],
             What::Growth => vec![("growth", Box::new(growth::run))],
             What::Instructions { keep } => {
                 vec![("instructions", Box::new(move |run| instructions::run(run, keep)))]
@@ -112,6 +117,7 @@ impl What {
                     What::Contend,
                     What::Line,
                     What::Stall,
+                    What::Quorum,
                     What::Growth,
                     What::Instructions { keep: false },
                 ];

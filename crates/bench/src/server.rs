@@ -10,6 +10,9 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 use crate::resp::{self, Conn, Value};
 
 /// How servers are started.
@@ -115,6 +118,12 @@ impl Server {
         let lines: Vec<&str> = log.lines().collect();
         let last = lines[lines.len().saturating_sub(20)..].join("\n");
         Error::other(format!("{who}: {why}; its server's log ends:\n{last}"))
+    }
+
+    /// Stops it in its tracks, or lets it go on: to its clients it is there and says nothing.
+    pub fn freeze(&self, frozen: bool) -> Result<()> {
+        let signal = if frozen { Signal::SIGSTOP } else { Signal::SIGCONT };
+        Ok(kill(Pid::from_raw(self.process.id() as i32), signal)?)
     }
 
     /// Ends it as an operator would, so that a tool that watches it can say what it saw.

@@ -31,6 +31,7 @@ pub enum Command {
     #[command(long_about = texts::ACQUIRE, after_long_help = texts::ACQUIRE_EXAMPLES)]
     Acquire(Acquire),
     /// Give back a lock that `acquire` took
+    #[command(after_long_help = texts::RELEASE_EXAMPLES)]
     Release(Release),
     /// Set the lease of a hold anew
     #[command(after_long_help = texts::EXTEND_EXAMPLES)]
@@ -42,7 +43,7 @@ pub enum Command {
     #[command(after_long_help = texts::WAIT_EXAMPLES)]
     Wait(WaitFree),
     /// For operators: end every hold of a lock
-    #[command(long_about = texts::BREAK)]
+    #[command(long_about = texts::BREAK, after_long_help = texts::BREAK_EXAMPLES)]
     Break(Break),
     /// Print a completion script for a shell
     #[command(after_long_help = texts::COMPLETIONS_EXAMPLES)]

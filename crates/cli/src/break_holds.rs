@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use dlock_client::{Answer, Client, Inspected};
 
 use crate::args::Break;
-use crate::exit::{Error, Failure};
+use crate::exit::{Error, Failure, complain};
 use crate::hold::print;
 use crate::inspect::View;
 use crate::obtain::Obstacle;
@@ -21,8 +21,9 @@ pub async fn break_holds(options: Break) -> Result<u8, Obstacle> {
     let broken = client.break_holds(resource.as_bytes()).await;
     for Inspected { server, answer } in &broken {
         match answer {
-            Answer::Found(holds) => print(&format!("{server}: ended holds: {holds}"))?,
-            Answer::Unanswered(why) => eprintln!("dlock: {server}: {why}"),
+            Answer::Found(1) => print(&format!("{server}: ended 1 hold"))?,
+            Answer::Found(holds) => print(&format!("{server}: ended {holds} holds"))?,
+            Answer::Unanswered(why) => complain(format_args!("{server}: {why}")),
         }
     }
     let silent = broken.iter().filter(|seen| seen.answer.found().is_none()).count();

@@ -5,6 +5,7 @@
 //! error tells who spoke.
 
 use std::fmt;
+use std::io::{Write, stderr};
 use std::process::ExitCode;
 
 use dlock_client::{AcquireError, BuildError, ExtendError, NoQuorum, ReleaseError};
@@ -67,9 +68,14 @@ impl Error {
 
     /// Tells the story and answers the exit code.
     pub fn report(&self) -> ExitCode {
-        eprintln!("dlock: {self}");
+        complain(self);
         self.failure.code().into()
     }
+}
+
+/// To standard error. It may be gone, which must not keep us from our work, as a panic of eprintln would.
+pub fn complain(story: impl fmt::Display) {
+    let _ = writeln!(stderr(), "dlock: {story}");
 }
 
 impl fmt::Display for Error {

@@ -67,11 +67,11 @@ impl State {
 
     fn text(self) -> &'static str {
         match self {
-            State::Free => "free",
-            State::Delayed => "held by nobody, and kept free for a while: its last holder vanished",
-            State::Held => "held",
-            State::Undecided => "held by nobody on a majority, and not free on a majority either",
-            State::NoQuorum => "unknown: too few servers answered",
+            State::Free => "is free",
+            State::Delayed => "is held by nobody, and kept free for a while: its last holder vanished",
+            State::Held => "is held",
+            State::Undecided => "is held by nobody on a majority, and not free on a majority either",
+            State::NoQuorum => "may be held or free: too few servers answered",
         }
     }
 
@@ -110,9 +110,9 @@ impl View {
     }
 
     pub fn text(&self) -> String {
-        let mut text = format!("{} is {}\n\n{}", self.resource, self.state().text(), self.holders());
+        let mut text = format!("{} {}\n\n{}", self.resource, self.state().text(), self.holders().trim_fmt());
         if let Some(line) = self.line() {
-            text += &format!("\n\nIn line:\n\n{line}");
+            text += &format!("\n\nIn line:\n\n{}", line.trim_fmt());
         }
         text
     }

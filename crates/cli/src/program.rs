@@ -11,7 +11,7 @@ use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::{Pid, getpgid, getpgrp, getppid};
 
 use crate::descendants::Descendants;
-use crate::exit::Error;
+use crate::exit::{Error, complain};
 use crate::signals::{self, STOPS};
 
 /// What this program is called while it is on its way to become another one: see [`become_program`].
@@ -97,6 +97,13 @@ impl Program {
     }
 }
 
+/// Whoever lets go of the program early, by an error or a panic, leaves no program behind.
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.signal(Signal::SIGKILL);
+    }
+}
+
 /// Becomes the program, if this process was started for it by [`Program::start`]; None if it was not.
 ///
 /// What must happen between fork and exec happens here, in a process that is in order, instead of in the
@@ -115,7 +122,7 @@ pub fn become_program() -> Option<ExitCode> {
         return Some(Error::system("the command was not started", "dlock is gone").report());
     }
     let why = Command::new(&program).args(words).exec();
-    eprintln!("dlock: {}: {why}", program.display());
+    complain(format_args!("{}: {why}", program.display()));
     // As shells, env and nohup have it.
     Some(if why.kind() == io::ErrorKind::NotFound { 127 } else { 126 }.into())
 }

@@ -8,7 +8,7 @@ use dlock_client::{Guard, ReleaseError};
 use nix::sys::signal::Signal;
 
 use crate::args::Run;
-use crate::exit::{Error, Failure};
+use crate::exit::{Error, Failure, complain};
 use crate::obtain::{Obstacle, PlaceLine, label, settle, unless_signalled};
 use crate::program::{Program, exit_code};
 use crate::signals::Signals;
@@ -53,7 +53,7 @@ async fn hold(guard: Guard, options: &Run, signals: &mut Signals, margin: Margin
             .into());
         }
         // The command is done, and the lease ends the hold.
-        Err(why) => eprintln!("dlock: {why}"),
+        Err(why) => complain(why),
     }
     match status.signal() {
         // Ctrl-C: a shell around us stops its script only if it sees that we died of it.

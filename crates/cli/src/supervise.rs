@@ -10,7 +10,7 @@ use dlock_client::{Guard, now};
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getsid};
 
-use crate::exit::Error;
+use crate::exit::{Error, complain};
 use crate::program::Program;
 use crate::signals::{From, Heard, STOPS, Signals, stop};
 
@@ -78,7 +78,7 @@ impl Supervision<'_> {
                 // After a stop or a suspend the loss is told first.
                 biased;
                 why = self.guard.lost() => {
-                    eprintln!("dlock: the lock is lost: {why}; the command is being ended");
+                    complain(format_args!("the lock is lost: {why}; the command is being ended"));
                     self.end().await?;
                     return Ok(Outcome::Lost);
                 }
@@ -93,7 +93,7 @@ impl Supervision<'_> {
                 return Ok(match self.guard.loss() {
                     None => Outcome::Ended(status),
                     Some(why) => {
-                        eprintln!("dlock: the lock was lost while the command ended: {why}");
+                        complain(format_args!("the lock was lost while the command ended: {why}"));
                         Outcome::Lost
                     }
                 });
@@ -151,16 +151,16 @@ impl Supervision<'_> {
             }
             if self.must_kill(began) {
                 let killed_at = *killed_at.get_or_insert_with(|| {
-                    eprintln!("dlock: the command did not end by SIGTERM in time, and is killed");
+                    complain(format_args!("the command did not end by SIGTERM in time, and is killed"));
                     now()
                 });
                 self.program.signal_all(Signal::SIGKILL)?;
                 if self.left().is_zero() && now().saturating_since(killed_at) > KILL_PATIENCE {
                     let pids: Vec<String> = alive.iter().map(Pid::to_string).collect();
-                    eprintln!(
-                        "dlock: could not kill process {}, which goes on without the lock",
+                    complain(format_args!(
+                        "could not kill process {}, which goes on without the lock",
                         pids.join(", ")
-                    );
+                    ));
                     return Ok(());
                 }
             }

@@ -69,14 +69,21 @@ pub const INSPECT: &str = "\
 Show who holds a lock and who waits for it, on every server.
 
 The first line says what the servers make of it together: a lock is held where a majority of them has the same token. \
-The table has a row for each server and holder. With --json an object is printed:
+The table has a row for each server and holder. The exit code is 69 if too few servers answered, and 0 otherwise.
 
+With --json an object is printed:
   resource  what was looked at
-  state     free, held, undecided (no token has a majority) or no_quorum (too few servers answered)
-  masters   for each server: `server`, and `found` with what it said (null: nobody holds or waits) and `line` with who \
-waits there; or `unanswered` with the reason
-
-The exit code is 69 if too few servers answered, and 0 otherwise.";
+  state     what the servers make of it together:
+    free       nobody holds it
+    delayed    nobody holds it, and for a while nobody is granted it (--delay)
+    held       a majority has the same holder
+    undecided  no holder has a majority: somebody is just trying, or died while trying
+    no_quorum  too few servers answered
+  masters   one object for each server, with its address as `server` and either
+    found       what it says: mode, permits, fence, holders, waiters, delay_ms; null for a free lock
+    line        who waits there: client, token, mode, waited_ms, left_ms, label
+  or
+    unanswered  why it said nothing";
 
 pub const INSPECT_EXAMPLES: &str = "\
 Examples:
@@ -87,6 +94,15 @@ Examples:
 pub const WAIT_EXAMPLES: &str = "\
 Examples:
   dlock wait migrate --timeout 5m && ./serve";
+
+pub const RELEASE_EXAMPLES: &str = "\
+Examples:
+  dlock release invoice:42 \"$token\"";
+
+pub const BREAK_EXAMPLES: &str = "\
+Examples:
+  dlock inspect invoice:42
+  dlock break invoice:42";
 
 pub const BREAK: &str = "\
 For operators: end every hold of a lock.

@@ -1,5 +1,12 @@
 //! What is asked for: one resource or several, and how.
 
+pub(crate) mod all;
+mod attempt;
+pub(crate) mod contended;
+pub(crate) mod line;
+pub(crate) mod round;
+pub(crate) mod session;
+
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,15 +14,15 @@ use std::time::Duration;
 use dlock_core::command::MAX_LABEL;
 use dlock_core::{Mode, Token};
 
-use crate::attempt::{Attempt, Patience};
+use crate::acquire::attempt::{Attempt, Patience};
+use crate::acquire::line::Told;
 use crate::client::Client;
 use crate::clock::now;
 use crate::error::AcquireError;
+use crate::guard::hold::Hold;
+use crate::guard::keeper::{Keeping, keep};
 use crate::guard::{Guard, Share};
-use crate::hold::Hold;
 use crate::inspect::Place;
-use crate::keeper::{Keeping, keep};
-use crate::line::Told;
 
 /// For how long somebody else's hold is waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,5 +1,6 @@
 //! The client: what can be asked of the lock service.
 
+use futures_util::StreamExt;
 use redis::{Cmd, Value};
 use std::fmt;
 use std::sync::Arc;
@@ -8,20 +9,20 @@ use std::time::Duration;
 use dlock_core::Token;
 
 use crate::acquire::Acquire;
-use crate::all::AcquireAll;
+use crate::acquire::all::AcquireAll;
+use crate::acquire::session::Session;
 use crate::clock::now;
 use crate::error::{BuildError, ExtendError, NoQuorum, NodeState, ReleaseError};
-use crate::extend::extend;
+use crate::guard::extend::extend;
+use crate::guard::release::Releases;
 use crate::inspect::{Answer, Inspected, Inspection, Waiting};
 use crate::lease::Instant;
 use crate::options::ClientBuilder;
 use crate::pauses::Pauses;
 use crate::quorum::Extension;
 use crate::reading;
-use crate::release::Releases;
 use crate::request;
 use crate::service::Service;
-use crate::session::Session;
 
 /// The longest pause between two looks at whether a resource is free.
 const LOOK: Duration = Duration::from_millis(500);
@@ -76,7 +77,7 @@ impl Client {
     pub async fn release(&self, resource: impl AsRef<[u8]>, token: &Token) -> Result<(), ReleaseError> {
         let lanes = self.service.lanes();
         // Who acquired it is not known here, so everybody is asked.
-        lanes.iter().for_each(|lane| lane.lost_sight());
+        lanes.iter().for_each(|lane| lane.assume_held());
         Releases::new(&self.service, &lanes, request::release(resource.as_ref(), token)).majority().await
     }
 
@@ -92,7 +93,11 @@ impl Client {
         let held_until = Instant::since_boot(Duration::MAX);
         let begun = Extension::new(self.service.quorum, lease, held_until, now());
         let command = request::extend(resource.as_ref(), token, counted);
-        extend(&self.service, &self.service.lanes(), command, lease, Duration::MAX, begun).await
+        let lanes = self.service.lanes();
+        let (extended, mut rest) = extend(&self.service, &lanes, command, lease, Duration::MAX, begun).await;
+        // Whoever extends again must not be overtaken by this.
+        while rest.next().await.is_some() {}
+        extended
     }
 
     /// The resource as each master sees it; `None` in an answer: nobody holds it or waits for it there.

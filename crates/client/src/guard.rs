@@ -1,5 +1,10 @@
 //! A hold, as long as its guard lives.
 
+pub(crate) mod extend;
+pub(crate) mod hold;
+pub(crate) mod keeper;
+pub(crate) mod release;
+
 use futures_util::future::{join_all, select_all};
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::now;
 use crate::error::{ExtendError, Lost, ReleaseError};
-use crate::hold::Hold;
+use crate::guard::hold::Hold;
 use crate::lease::Instant;
 
 /// A hold.

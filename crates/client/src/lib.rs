@@ -10,31 +10,22 @@
 #![warn(missing_docs)]
 
 mod acquire;
-mod all;
-mod attempt;
 mod client;
 mod clock;
 mod error;
-mod extend;
 mod guard;
-mod hold;
 mod inspect;
-mod keeper;
 pub mod lease;
-mod line;
 mod node;
 mod options;
 mod pauses;
 pub mod quorum;
 mod reading;
-mod release;
 mod request;
-mod round;
 mod service;
-mod session;
 
+pub use acquire::all::AcquireAll;
 pub use acquire::{Acquire, Wait};
-pub use all::AcquireAll;
 pub use client::Client;
 pub use clock::{now, sleep_until};
 pub use dlock_core::{Fence, Token};

@@ -28,6 +28,8 @@ use crate::quorum::{Failure, Member};
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// So late, at most, does a client find out that a master is back.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// So many connections are kept for the next who wants one alone.
+const MOST_IDLE: usize = 8;
 /// A connection takes some round trips and, with TLS, some arithmetic.
 const CONNECTING: u32 = 4;
 
@@ -41,6 +43,8 @@ pub(crate) struct Node {
     pub(crate) limit: Duration,
     roster: Arc<Roster>,
     link: Mutex<Link>,
+    /// Connections that somebody had alone, with nothing under way on them.
+    idle: Mutex<Vec<Connection>>,
     runtime: Handle,
 }
 
@@ -93,7 +97,8 @@ impl From<Trouble> for Failure {
 impl Node {
     pub(crate) fn new(member: Member, address: Address, limit: Duration, roster: Arc<Roster>) -> Arc<Node> {
         let (name, redis, link) = (address.name, address.redis, Mutex::new(Link::None));
-        Arc::new(Node { name, member, redis, limit, roster, link, runtime: Handle::current() })
+        let (idle, runtime) = (Mutex::default(), Handle::current());
+        Arc::new(Node { name, member, redis, limit, roster, link, idle, runtime })
     }
 
     /// The shared connection. Opened where there is none; at once an error while the last failure is fresh.
@@ -114,12 +119,36 @@ impl Node {
         opening.await
     }
 
+    /// Whether there is a connection, or one can be had in the time of an answer.
+    pub(crate) async fn reach(self: &Arc<Self>) -> Result<Connection, Trouble> {
+        let limit = self.limit;
+        let connection = timeout(limit, self.connection()).await;
+        connection.unwrap_or_else(|_| Err(Trouble::down(format!("no connection within {limit:?} yet"))))
+    }
+
     /// A connection for one caller alone, who may block it.
     pub(crate) async fn own_connection(self: &Arc<Self>) -> Result<Connection, Trouble> {
+        if let Some(idle) = self.idle_one() {
+            return Ok(idle);
+        }
         let node = self.clone();
         // On the client's own runtime, where the connection's driver has to live.
         let opened = self.runtime.spawn(async move { node.open().await }).await;
         opened.unwrap_or_else(|_| Err(gone()))
+    }
+
+    /// Takes back a connection that was one caller's own. Nothing may be under way on it.
+    pub(crate) fn give_back(&self, connection: Connection) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < MOST_IDLE {
+            idle.push(connection);
+        }
+    }
+
+    fn idle_one(&self) -> Option<Connection> {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.retain(Connection::is_open);
+        idle.pop()
     }
 
     /// How long a connection to it may take.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
+use crate::acquire::contended::Contended;
 use crate::error::{BuildError, NodeReport, NodeState, Report};
 use crate::lease::Lease;
 use crate::node::{Address, Lane, Node, Reply, Roster, Trouble};
@@ -22,6 +23,7 @@ pub(crate) struct Service {
     pub(crate) nodes: Vec<Arc<Node>>,
     pub(crate) quorum: Quorum,
     pub(crate) retry: Retry,
+    pub(crate) contended: Contended,
     drift: Option<Duration>,
     runtime: Handle,
     work: TaskTracker,
@@ -52,7 +54,8 @@ impl Service {
         // Closed is not shut: it only lets `settle` see the end.
         work.close();
         let (retry, drift, runtime) = (options.retry, options.drift, Handle::current());
-        let service = Service { nodes, quorum, retry, drift, runtime, work };
+        let contended = Contended::default();
+        let service = Service { nodes, quorum, retry, contended, drift, runtime, work };
         service.first_connections().await?;
         Ok(Arc::new(service))
     }

@@ -95,7 +95,11 @@ fn cut_off(kind: &ServerKind, servers: usize, options: &str, script: &str) {
     }
     let done = run.end();
     assert_eq!(done.code, Some(79));
-    assert!(done.stderr.starts_with("dlock: the lock is lost: "), "{}", done.stderr);
+    assert!(
+        done.stderr.starts_with("dlock: the lock is lost: too few masters renewed it"),
+        "{}",
+        done.stderr
+    );
 }
 
 #[test]
@@ -168,6 +172,19 @@ fn a_dlock_that_is_killed_takes_the_command_along() {
         run.signal("KILL");
         assert_eq!(run.end().signal, Some(9));
         until("the command is dead", || !is_alive(command));
+    });
+}
+
+/// A pipe to a logger that has ended, a disk that is full.
+#[test]
+fn a_dlock_that_cannot_complain_does_its_work() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        stage.write("script", OBEYS);
+        let run = stage.start(stage.shell("exec \"$DLOCK\" run --ttl 2s r -- sh script 2> /dev/full"));
+        let command = broken(&stage);
+        assert_eq!((run.end().code, is_alive(command)), (Some(79), false));
+        assert_eq!(stage.file("heard"), "TERM\n");
     });
 }
 

@@ -175,6 +175,6 @@ fn break_ends_every_hold_it_can_reach() {
         let done = stage.end(stage.dlock("break --yes r"));
         assert_eq!((done.code, stage.held_on("r")), (Some(69), 0));
         assert!(done.stderr.contains("break again"), "{}", done.stderr);
-        assert_eq!(done.stdout.matches("ended holds: 1").count(), 2, "{}", done.stdout);
+        assert_eq!(done.stdout.matches(": ended 1 hold\n").count(), 2, "{}", done.stdout);
     });
 }

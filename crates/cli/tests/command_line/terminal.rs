@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::{ChildStdin, Stdio};
 
 use super::*;
-use crate::stage::{is_alive, is_stopped};
+use crate::stage::{is_alive, is_stopped, signal};
 
 /// A program on a terminal.
 struct Terminal {
@@ -47,15 +47,17 @@ const CTRL_Z: &str = "\x1a";
 const COUNTS: &str = "trap 'echo INT >> heard' INT; trap 'echo USR1 >> heard' USR1; echo $PPID > dlock; \
     echo $$ > ready; until [ -e go ]; do sleep 0.02; done";
 
-/// Types Ctrl-C to a command that runs behind these words, and counts how often that comes through.
-fn interrupted_once(stage: &Stage, before: &str) {
+/// Types Ctrl-C to this command under dlock, with `typed` in between, and counts how often it is heard.
+fn interrupted_once(stage: &Stage, command: &str, typed: impl FnOnce(u32)) {
     stage.write("script", COUNTS);
-    let run = format!("\"$DLOCK\" run --node-timeout 5s r -- {before} sh script");
-    let mut terminal = Terminal::with(stage, &format!("echo $$ > shell; {run}"));
+    let run = format!("\"$DLOCK\" run --node-timeout 5s r -- {command}");
+    let mut terminal = Terminal::with(stage, &run);
     stage.process("ready");
+    let dlock = stage.process("dlock");
     terminal.types(CTRL_C);
+    typed(dlock);
     until("it is heard", || stage.file("heard").contains("INT\n"));
-    crate::stage::signal(stage.process("dlock"), "USR1");
+    signal(dlock, "USR1");
     until("the mark is heard", || stage.file("heard").contains("USR1\n"));
     assert_eq!(stage.lines("heard"), ["INT", "USR1"]);
     stage.write("go", "");
@@ -64,13 +66,21 @@ fn interrupted_once(stage: &Stage, before: &str) {
 
 #[test]
 fn ctrl_c_reaches_the_command_once() {
-    each_server(|kind| interrupted_once(&Stage::one(kind), ""));
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        // dlock stands still until the terminal's is heard: two at the same moment would be heard as one.
+        interrupted_once(&stage, "sh -c 'kill -STOP $PPID; exec sh script'", |dlock| {
+            until("it is heard", || stage.file("heard").contains("INT\n"));
+            assert!(is_stopped(dlock));
+            signal(dlock, "CONT");
+        });
+    });
 }
 
 /// As timeout(1) makes itself one. The keys of the terminal do not reach it.
 #[test]
 fn ctrl_c_reaches_a_command_in_a_group_of_its_own() {
-    each_server(|kind| interrupted_once(&Stage::one(kind), "setsid"));
+    each_server(|kind| interrupted_once(&Stage::one(kind), "setsid sh script", |_| {}));
 }
 
 #[test]

@@ -1,9 +1,14 @@
 //! Addresses as people write them.
 
+use redis::io::tcp::socket2::TcpKeepalive;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::BuildError;
 use crate::options::ClientBuilder;
+
+/// After so long without a word the kernel asks whether the other end is there.
+const SILENCE: Duration = Duration::from_secs(15);
 
 /// Where a master is.
 pub(crate) struct Address {
@@ -35,7 +40,9 @@ impl Address {
             // RESP3 tells when the connection closes, and INSPECT's answer as a map.
             let settings = info.redis_settings().clone().set_protocol(redis::ProtocolVersion::RESP3);
             let settings = settings.set_lib_name("dlock-client", env!("CARGO_PKG_VERSION"));
-            let tcp = info.tcp_settings().clone().set_nodelay(true);
+            // A wait can be long and silent: only so is it noticed that nobody is at the other end any more.
+            let keepalive = TcpKeepalive::new().with_time(SILENCE).with_interval(SILENCE / 3);
+            let tcp = info.tcp_settings().clone().set_nodelay(true).set_keepalive(keepalive);
             connector(info.set_redis_settings(settings).set_tcp_settings(tcp), options)
         };
         match open() {

@@ -78,9 +78,20 @@ impl Lane {
         }
     }
 
-    /// Sends the RELEASE behind what it takes back, and once more over another connection if that one hangs: for as
-    /// long as a connection may take.
+    /// Sends the RELEASE behind what it takes back, and over another connection if that one hangs: for as long as a
+    /// connection may take.
     pub(crate) async fn release(&self, command: &Cmd) -> Reply {
+        let adrift = self.way().adrift;
+        let first = self.release_once(command).await;
+        if !adrift {
+            return first;
+        }
+        // What came by another way may have been read in the same turn, behind this RELEASE. A next one is behind it.
+        let second = self.release_once(command).await;
+        if matches!(first, Reply::Said(Value::Int(1..))) { first } else { second }
+    }
+
+    async fn release_once(&self, command: &Cmd) -> Reply {
         if let Some(connection) = self.connection().filter(Connection::is_open)
             && let Ok(Some(answer)) =
                 timeout(self.node.limit, self.ask_over(&connection, command, None)).await
@@ -114,6 +125,11 @@ impl Lane {
             // Says nothing about the hold: it may be there and only not to be confirmed.
             Vote::Refused(_) | Vote::Failed(_) | Vote::Unknown => {}
         }
+    }
+
+    /// Takes note that the token may hold something there, from some other time.
+    pub(crate) fn assume_held(&self) {
+        self.way().held = true;
     }
 
     /// Takes note that something was asked by another way, whose answer nobody waits for any more.

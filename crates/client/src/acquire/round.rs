@@ -9,20 +9,23 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Sleep, sleep};
 
+use crate::acquire::line::{Queueing, Stand};
 use crate::clock::now;
 use crate::error::{NodeState, Report};
-use crate::line::{Queueing, Stand};
+use crate::guard::release::Releases;
 use crate::node::Reply;
 use crate::pauses::Pauses;
 use crate::quorum::{
     Acquisition, Loss, Member, Outgoing, Plan, Progress, Refusal, Request, Sends, Verdict, Vote, Won,
 };
-use crate::release::Releases;
 use crate::request::Wish;
 use crate::service::{Lanes, Service};
 
 /// The longest pause between two tries of a round, however often it is tried.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// The first pause of whoever the line has let through: the others are about to let it in.
+const BRIEF_PAUSE: Duration = Duration::from_millis(1);
 
 /// A round under way. However it ends but by a win, also when it is dropped, it takes back what it asked for.
 pub(crate) struct Round {
@@ -83,6 +86,7 @@ impl Round {
         start: Start<'_>,
     ) -> Round {
         let (mut first, mut queueing) = (None, None);
+        let mut pause = service.retry.pause;
         let (machine, sends) = match start {
             Start::AtOnce(member) => {
                 first = member.map(|member| First { member, kept_back: SmallVec::new() });
@@ -90,6 +94,7 @@ impl Round {
             }
             Start::InLine(order, line) => {
                 queueing = Some(line);
+                pause = pause.min(BRIEF_PAUSE);
                 Acquisition::in_line(plan, order, now())
             }
         };
@@ -102,7 +107,7 @@ impl Round {
             queueing,
             stand: None,
             first,
-            pauses: Pauses::new(service.retry.pause, LONGEST_PAUSE),
+            pauses: Pauses::new(pause, LONGEST_PAUSE),
             pause: None,
             over: false,
         };

@@ -1,7 +1,7 @@
 //! What is held, behind all guards of it: until when, whether it is lost, how it is extended and ended.
 
 use dlock_core::Mode;
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,14 +9,14 @@ use std::time::Duration;
 use tokio::sync::{Mutex as Turn, Notify};
 use tokio_util::sync::CancellationToken;
 
+use crate::acquire::round::Spoils;
 use crate::clock::now;
-use crate::error::{ExtendError, Lost, ReleaseError};
-use crate::extend::extend;
+use crate::error::{ExtendError, Lost, NodeState, ReleaseError, Report};
+use crate::guard::extend::{Rest, extend};
+use crate::guard::release::Releases;
 use crate::lease::{Instant, Lease};
 use crate::quorum::{Extension, Fence};
-use crate::release::Releases;
 use crate::request::{self, Wish};
-use crate::round::{Calls, Spoils};
 use crate::service::{Lanes, Service};
 
 /// A hold.
@@ -35,8 +35,9 @@ pub(crate) struct Hold {
     /// Cancelled when it has been given back, or left to itself.
     pub(crate) ended: CancellationToken,
     given_back: AtomicBool,
-    /// What is under way to masters whose answer was not waited for. It ends before a RELEASE is sent.
-    under_way: Mutex<Calls>,
+    /// What is under way to masters whose answer was not waited for.
+    rest: Mutex<Rest>,
+    rest_grew: Notify,
 }
 
 #[derive(Debug, Clone)]
@@ -50,6 +51,7 @@ pub(crate) struct State {
 impl Hold {
     pub(crate) fn new(service: Arc<Service>, lease: Lease, spoils: Spoils) -> Arc<Hold> {
         let Spoils { won, wish, lanes, calls } = spoils;
+        let rest = calls.into_iter().map(|call| call.map(drop).boxed()).collect();
         let state = State { lease, valid_until: won.valid_until, loss: None };
         Arc::new(Hold {
             service,
@@ -62,7 +64,8 @@ impl Hold {
             lost: CancellationToken::new(),
             ended: CancellationToken::new(),
             given_back: AtomicBool::new(false),
-            under_way: Mutex::new(calls),
+            rest: Mutex::new(rest),
+            rest_grew: Notify::new(),
         })
     }
 
@@ -80,9 +83,11 @@ impl Hold {
 
     /// Hears those whose answer was not waited for, and never returns.
     pub(crate) async fn hear_the_rest(&self) {
-        // Under the lock at each step, so that nothing leaves any more once it has been cleared.
-        while poll_fn(|cx| self.under_way().poll_next_unpin(cx)).await.is_some() {}
-        std::future::pending().await
+        loop {
+            // Under the lock at each step, so that nothing leaves any more once it has been cleared.
+            while poll_fn(|cx| self.rest().poll_next_unpin(cx)).await.is_some() {}
+            self.rest_grew.notified().await;
+        }
     }
 
     /// Declares it lost; the first reason stays.
@@ -98,6 +103,9 @@ impl Hold {
     pub(crate) async fn extend(&self, ttl: Duration, limit: Duration) -> Result<Instant, ExtendError> {
         let (lease, counted) = self.service.lease_for(ttl).map_err(ExtendError::Option)?;
         let _turn = self.turn.lock().await;
+        if self.lost.is_cancelled() {
+            return Err(ExtendError::Lost(self.unheard()));
+        }
         let begun = {
             let mut state = self.lock();
             let begun = Extension::new(self.service.quorum, lease, state.valid_until, now());
@@ -107,11 +115,25 @@ impl Hold {
             }
             begun
         };
+        // What has not left yet never does: behind this it would set the lease back.
+        self.rest().clear();
         let command = request::extend(&self.wish.resource, &self.wish.token, counted);
-        let valid_until = extend(&self.service, &self.lanes, command, lease, limit, begun).await?;
+        let (extended, rest) = extend(&self.service, &self.lanes, command, lease, limit, begun).await;
+        *self.rest() = rest;
+        self.rest_grew.notify_one();
+        let valid_until = extended?;
         let mut state = self.lock();
+        if state.loss.is_some() {
+            // Its holder has been told, and may have stopped.
+            return Err(ExtendError::Lost(self.unheard()));
+        }
         (state.lease, state.valid_until) = (lease, valid_until);
         Ok(valid_until)
+    }
+
+    /// A report in which nobody says anything.
+    pub(crate) fn unheard(&self) -> Report {
+        self.service.report_of(self.lanes.iter().map(|_| NodeState::Unasked))
     }
 
     /// Whether one more may enter; or why not.
@@ -133,7 +155,7 @@ impl Hold {
             return None;
         }
         self.ended.cancel();
-        self.under_way().clear();
+        self.rest().clear();
         Some(Releases::new(&self.service, &self.lanes, self.wish.release()))
     }
 
@@ -150,8 +172,8 @@ impl Hold {
         self.ended.cancel();
     }
 
-    fn under_way(&self) -> MutexGuard<'_, Calls> {
-        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    fn rest(&self) -> MutexGuard<'_, Rest> {
+        self.rest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -1,12 +1,14 @@
 //! A wait in line at one master, on a connection of its own.
 
+use redis::Cmd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 use crate::clock::now;
-use crate::inspect::{Place, Waiting};
+use crate::error::NodeState;
+use crate::inspect::Place;
 use crate::lease::Instant;
 use crate::node::{Connection, Lane, Reply};
 use crate::quorum::{Failure, Vote};
@@ -56,7 +58,10 @@ impl Stand {
             answer = connection.ask(&command) => answer,
             () = self.look_on(&queueing) => None,
         };
-        self.answered.store(answer.is_some(), Ordering::Relaxed);
+        if answer.is_some() {
+            self.answered.store(true, Ordering::Relaxed);
+            self.give_back(connection);
+        }
         let vote = answer.map_or(Reply::Silence, Reply::Said).acquired();
         self.lane.note(&vote);
         vote
@@ -64,46 +69,65 @@ impl Stand {
 
     /// An ephemeral hold lives on the connection that waited for it; any other leaves that when it has been granted.
     async fn connect(&self) -> Result<Connection, Failure> {
+        // Whoever does not answer others is not waited at.
+        self.lane.node.reach().await?;
         match self.lane.connection().filter(|_| self.wish.ephemeral) {
             Some(connection) => Ok(connection),
             None => self.lane.node.own_connection().await.map_err(Failure::from),
         }
     }
 
-    /// Returns when the master has been silent for too long, or its answer is overdue.
-    async fn look_on(&self, queueing: &Queueing) {
-        let node = &self.lane.node;
-        let mut misses = 0;
-        let mut place = None;
-        while misses < MISSES {
-            sleep(LOOK).await;
-            if queueing.until.is_some_and(|until| now().saturating_since(until) > node.limit) {
-                return;
-            }
-            let shared = Lane::new(node.clone());
-            let reply = match &queueing.told {
-                Some(_) => {
-                    shared.ask(&request::waiters(&self.wish.resource, LOOKED_AT), None, node.limit).await
-                }
-                None => {
-                    shared.ask(&request::holds(&self.wish.resource, &self.wish.token), None, node.limit).await
-                }
-            };
-            misses = if matches!(reply, Reply::Said(_)) { 0 } else { misses + 1 };
-            if let (Some(told), Ok(line)) = (&queueing.told, reply.found(reading::line)) {
-                self.tell(told, &line, &mut place);
-            }
+    fn give_back(&self, own: &Connection) {
+        if !self.wish.ephemeral {
+            self.lane.node.give_back(own.clone());
         }
     }
 
-    fn tell(&self, told: &Told, line: &[Waiting], place: &mut Option<u64>) {
+    /// Returns when the master has been silent for too long, or its answer is overdue.
+    async fn look_on(&self, queueing: &Queueing) {
+        let limit = self.lane.node.limit;
+        let mut misses = 0;
+        let mut place = None;
+        while misses < MISSES && queueing.until.is_none_or(|until| now().saturating_since(until) < limit) {
+            sleep(LOOK).await;
+            let waits = match &queueing.told {
+                Some(told) => self.tell(told, &mut place).await,
+                None => self.still_waits().await,
+            };
+            misses = if waits { 0 } else { misses + 1 };
+        }
+    }
+
+    /// Whether the master answers, and has not granted it: that answer may have been lost with the connection.
+    async fn still_waits(&self) -> bool {
+        let question = request::holds(&self.wish.resource, &self.wish.token);
+        match self.look(&question).await.found(reading::number) {
+            Ok(counts) => counts == 0,
+            // An error is an answer too: its user may have no right to look.
+            Err(state) => !matches!(state, NodeState::Slow | NodeState::Down(_)),
+        }
+    }
+
+    /// [`still_waits`](Self::still_waits), and tells at which place.
+    async fn tell(&self, told: &Told, place: &mut Option<u64>) -> bool {
+        let question = request::waiters(&self.wish.resource, LOOKED_AT);
+        let Ok(line) = self.look(&question).await.found(reading::line) else {
+            return self.still_waits().await;
+        };
         let me = reading::shown(self.wish.token.as_bytes());
-        let Some(index) = line.iter().position(|waiting| waiting.token == me) else { return };
+        let Some(index) = line.iter().position(|waiting| waiting.token == me) else {
+            return self.still_waits().await;
+        };
         let position = index as u64 + 1;
         if place.replace(position) != Some(position) {
             let waited = Duration::from_millis(line[index].waited_ms);
             told(Place { server: self.lane.node.name.clone(), position, waited });
         }
+        true
+    }
+
+    async fn look(&self, question: &Cmd) -> Reply {
+        Lane::new(self.lane.node.clone()).ask(question, None, self.lane.node.limit).await
     }
 
     /// Leaves the line of a master that does not answer: the connection closes with this.
@@ -130,7 +154,7 @@ impl Stand {
         };
         let behind = async {
             tokio::select! {
-                _ = own.ask(&release) => {}
+                answer = own.ask(&release) => answer.iter().for_each(|_| self.give_back(own)),
                 () = out_of_line => {}
             }
         };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::clock::{now, sleep_until};
 use crate::error::{ExtendError, Lost, Report};
-use crate::hold::Hold;
+use crate::guard::hold::Hold;
 use crate::lease::Instant;
 use crate::pauses::Pauses;
 
@@ -35,41 +35,56 @@ pub(crate) async fn keep(hold: Arc<Hold>, keeping: Keeping) {
 }
 
 /// Renews the lease at each third of it. Returns when the hold is lost.
-async fn renew(hold: &Arc<Hold>, keeping: Keeping) -> Lost {
+async fn renew(hold: &Hold, keeping: Keeping) -> Lost {
     let renewed_until = keeping.renewed_for.map(|longest| now() + longest);
-    let mut trouble: Option<Report> = None;
-    let mut again: Option<Instant> = None;
-    let mut pauses = None;
+    let mut tries = Tries::default();
     loop {
         let state = hold.state();
         let ttl = state.lease.ttl();
         let lost_at = keeping.lost_at(state.valid_until, ttl);
-        let due = again.unwrap_or_else(|| state.valid_until.saturating_sub(ttl / 3 * 2));
+        let due = tries.again.unwrap_or_else(|| state.valid_until.saturating_sub(ttl / 3 * 2));
         let due = renewed_until.filter(|end| due < *end).map(|_| due);
         tokio::select! {
             biased;
-            () = sleep_until(lost_at) => return trouble.map_or(Lost::Ended, Lost::NotRenewed),
-            () = hold.changed.notified() => (again, trouble) = (None, None),
+            () = hold.changed.notified() => tries = Tries::default(),
+            () = sleep_until(lost_at) => return match tries.trouble {
+                Some(report) => Lost::NotRenewed(report),
+                None if due.is_some_and(|due| due < lost_at) => Lost::NotRenewed(hold.unheard()),
+                None => Lost::Ended,
+            },
             () = sleep_until(due.unwrap_or(lost_at)), if due.is_some() => {
-                // In time to tell who did not answer.
-                let limit = lost_at.saturating_since(now());
+                // Half of what is left: there may have to be another try.
+                let limit = lost_at.saturating_since(now()) / 2;
                 let renewed = tokio::select! {
                     biased;
                     renewed = hold.extend(ttl, limit) => renewed,
                     () = sleep_until(lost_at) => continue,
                 };
                 match renewed {
-                    Ok(_) => (again, trouble, pauses) = (None, None, None),
-                    Err(ExtendError::Lost(report)) => return Lost::TakenAway(report),
-                    Err(ExtendError::Unconfirmed(report)) => {
-                        trouble = Some(report);
-                        let pauses = pauses.get_or_insert_with(|| Pauses::new(ttl / 30, ttl / 10));
-                        again = Some(now() + pauses.next());
-                    }
+                    Ok(_) => tries = Tries::default(),
+                    Err(ExtendError::Lost(report)) if now() < lost_at => return Lost::TakenAway(report),
+                    Err(ExtendError::Lost(report)) => return Lost::NotRenewed(report),
+                    Err(ExtendError::Unconfirmed(report)) => tries.failed(report, ttl),
                     // The ttl was good for the acquisition, or for the extension that set it.
                     Err(ExtendError::Option(_)) => return Lost::Ended,
                 }
             }
         }
+    }
+}
+
+/// The renewals that have failed since the last that did not.
+#[derive(Default)]
+struct Tries {
+    trouble: Option<Report>,
+    pauses: Option<Pauses>,
+    again: Option<Instant>,
+}
+
+impl Tries {
+    fn failed(&mut self, report: Report, ttl: Duration) {
+        self.trouble = Some(report);
+        let pauses = self.pauses.get_or_insert_with(|| Pauses::new(ttl / 30, ttl / 10));
+        self.again = Some(now() + pauses.next());
     }
 }

@@ -1,7 +1,8 @@
 //! EXTEND everywhere: carries the messages of [`Extension`].
 
-use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use redis::Cmd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +14,10 @@ use crate::node::Lane;
 use crate::quorum::{Extended, Extension, Member, Outgoing, Sends, Vote};
 use crate::service::{Lanes, Service};
 
-/// Asks for the lease until it is decided, no answer being waited for longer than `limit`. What is still to be answered
-/// then is heard in the background.
+/// Calls whose answers decide nothing any more. One that has not left yet when this is dropped never does.
+pub(crate) type Rest = FuturesUnordered<BoxFuture<'static, ()>>;
+
+/// Asks for the lease until it is decided, no answer being waited for longer than `limit`.
 pub(crate) async fn extend(
     service: &Arc<Service>,
     lanes: &Lanes,
@@ -22,7 +25,7 @@ pub(crate) async fn extend(
     lease: Lease,
     limit: Duration,
     (mut extension, sends): (Extension, Sends),
-) -> Result<Instant, ExtendError> {
+) -> (Result<Instant, ExtendError>, Rest) {
     let command = Arc::new(command);
     let asked = sends.iter().map(|Outgoing { to, .. }| {
         let lane = lanes[usize::from(to.0)].clone();
@@ -35,13 +38,13 @@ pub(crate) async fn extend(
     {
         extended = extension.answered(member, vote, now());
     }
-    service.begin(async move { while calls.next().await.is_some() {} });
     let report = || service.report(lanes, extension.votes());
-    match extended {
+    let extended = match extended {
         Extended::Until(valid_until) => Ok(valid_until),
         Extended::Over => Err(ExtendError::Lost(report())),
         Extended::Kept | Extended::Open => Err(ExtendError::Unconfirmed(report())),
-    }
+    };
+    (extended, calls.into_iter().map(|call| call.map(drop).boxed()).collect())
 }
 
 async fn ask(

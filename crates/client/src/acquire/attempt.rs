@@ -5,17 +5,21 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
+use crate::acquire::line::{Queueing, Told};
+use crate::acquire::round::{Defeat, Round, Spoils, Start};
 use crate::clock::{now, sleep_until};
 use crate::error::{AcquireError, NodeState, Report};
 use crate::lease::{Instant, Lease};
-use crate::line::{Queueing, Told};
 use crate::node::Connection;
 use crate::pauses::Pauses;
 use crate::quorum::{Failure, Loss, Member, Plan, Refusal, Vote};
 use crate::reading::shown;
 use crate::request::{Wish, fresh_token};
-use crate::round::{Defeat, Round, Spoils, Start};
 use crate::service::{Lanes, Service};
+
+/// Whoever the line has let through finds some votes given away, for a moment, to those who are about to give up, or a
+/// release still on its way: so many tries more, after pauses that begin with a brief one.
+const BRIEF_TRIES: u8 = 8;
 
 /// What is wanted.
 pub(crate) struct Attempt {
@@ -63,9 +67,9 @@ impl Patience {
 impl Attempt {
     pub(crate) async fn run(self) -> Result<Spoils, AcquireError> {
         let own = self.own_connection().await?;
-        // Who asks for itself under one token has one round, so that must be the one in line.
-        let waits = !matches!(self.patience, Patience::None);
-        let mut line = (waits && self.token.is_some()).then(|| self.service.line_order());
+        // Who brings a token has one round, so that must be the one in line.
+        let straight = self.token.is_some() || self.service.contended.contains(&self.resource);
+        let mut line = (self.waits() && straight).then(|| self.service.line_order());
         let retry = self.service.retry;
         let mut pauses = Pauses::new(retry.pause, Duration::from_secs(10));
         let mut failed_lines = 0;
@@ -80,6 +84,7 @@ impl Attempt {
             let was_in_line = line.take().is_some();
             match defeat.loss {
                 Loss::Taken if !was_in_line => {
+                    self.service.contended.note(&self.resource);
                     line = Some(defeat.line(self.service.line_order()));
                     continue;
                 }
@@ -109,16 +114,21 @@ impl Attempt {
         if let Some(own) = own {
             lanes[0].take(own);
         }
-        let waits = !matches!(self.patience, Patience::None);
+        let quorum = self.service.quorum;
+        let mut retries = self.service.retry.times;
         let start = match line {
             Some(order) => {
+                retries = retries.saturating_add(BRIEF_TRIES);
                 Start::InLine(order, Queueing { until: self.patience.end(), told: self.told.clone() })
             }
-            None => Start::AtOnce(self.service.line_order().first().copied().filter(|_| waits)),
+            None => Start::AtOnce(self.service.line_order().first().copied().filter(|_| self.waits())),
         };
-        let (quorum, retries) = (self.service.quorum, self.service.retry.times);
         let plan = Plan { quorum, lease: self.lease, fenced: self.fenced, retries };
         Round::begin(&self.service, plan, wish, lanes, start)
+    }
+
+    fn waits(&self) -> bool {
+        !matches!(self.patience, Patience::None)
     }
 
     /// An ephemeral hold lives on a connection of its own.

@@ -1,0 +1,91 @@
+//! Over TLS.
+
+use dlock_client::{BuildError, Client, ClientBuilder, Wait};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use std::fs;
+use std::time::Duration;
+
+use super::{LONG, each_kind, until_nothing_is_left};
+use crate::harness::{Folder, Port, Server, ServerKind};
+
+/// A certificate and its key.
+struct Paper {
+    certificate: String,
+    key: String,
+}
+
+/// Who signs all certificates.
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    fn new() -> Authority {
+        let mut params = CertificateParams::new([]).expect("parameters");
+        params.distinguished_name.push(DnType::CommonName, "authority");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().expect("a key");
+        Authority(CertifiedIssuer::self_signed(params, key).expect("a certificate"))
+    }
+
+    fn paper(&self, name: &str) -> Paper {
+        let key = KeyPair::generate().expect("a key");
+        let mut params = CertificateParams::new([name.to_string()]).expect("parameters");
+        params.distinguished_name.push(DnType::CommonName, name);
+        let certificate = params.signed_by(&key, &self.0).expect("a certificate");
+        Paper { certificate: certificate.pem(), key: key.serialize_pem() }
+    }
+}
+
+/// A server that speaks TLS on a second port, to those alone that bring a certificate of the authority.
+fn start(kind: &ServerKind, authority: &Authority, folder: &Folder, port: &Port) -> Server {
+    let paper = authority.paper("localhost");
+    let path = |name: &str| folder.path().join(format!("{}-{name}", port.number()));
+    fs::write(path("ca"), authority.0.pem()).expect("a file");
+    fs::write(path("certificate"), paper.certificate).expect("a file");
+    fs::write(path("key"), paper.key).expect("a file");
+    Server::options(kind)
+        .conf(&format!("tls-port {}", port.number()))
+        .conf(&format!("tls-ca-cert-file {}", path("ca").display()))
+        .conf(&format!("tls-cert-file {}", path("certificate").display()))
+        .conf(&format!("tls-key-file {}", path("key").display()))
+        .start()
+}
+
+#[test]
+fn a_quorum_is_reached_by_tls() {
+    each_kind(async |kind| {
+        let (authority, folder) = (Authority::new(), Folder::new());
+        let ports: Vec<Port> = (0..3).map(|_| Port::claim()).collect();
+        let servers: Vec<Server> = ports.iter().map(|port| start(kind, &authority, &folder, port)).collect();
+        let builder = || {
+            let urls = ports.iter().map(|port| format!("rediss://localhost:{}", port.number()));
+            Client::builder().servers(urls).node_timeout(Duration::from_secs(5))
+        };
+        let trusting = || builder().root_certificate(authority.0.pem());
+        let me = authority.paper("me");
+        let known =
+            |builder: ClientBuilder| builder.client_certificate(me.certificate.clone(), me.key.clone());
+
+        let client = known(trusting()).build().await.expect("a client");
+        let guard = client.lock("r").ttl(LONG).fenced().acquire().await.expect("it is free");
+        let next = tokio::spawn(client.lock("r").acquire());
+        guard.release().await.expect("it is held");
+        next.await.expect("no panic").expect("it was handed over").release().await.expect("it is held");
+        until_nothing_is_left(&servers, "r");
+
+        // Whoever does not know them, or is not known to them, gets nowhere.
+        for stranger in
+            [known(builder()), trusting(), known(builder().root_certificate(Authority::new().0.pem()))]
+        {
+            match stranger.build().await {
+                Err(BuildError::Unusable { .. }) => {}
+                Err(why) => panic!("{why}"),
+                Ok(client) => {
+                    client.lock("r").wait(Wait::No).acquire().await.expect_err("it has no connection");
+                }
+            }
+        }
+        let why =
+            builder().root_certificate("no certificate").client_certificate("none", "none").build().await;
+        assert!(matches!(why, Err(BuildError::Address { .. })), "{why:?}");
+    });
+}

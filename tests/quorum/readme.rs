@@ -1,0 +1,50 @@
+//! The README's example, as it stands there.
+
+use dlock_client::{Client, Fence, Wait};
+use std::error::Error;
+use std::time::Duration;
+
+use super::{each_kind, masters, until_nothing_is_left, url};
+
+async fn bill(servers: Vec<String>) -> Result<(), Box<dyn Error>> {
+    let client = Client::builder().servers(servers).build().await?;
+    let guard = client
+        .lock("invoice:42")
+        .ttl(Duration::from_secs(30)) // renewed at every third of it
+        .wait(Wait::For(Duration::from_secs(10)))
+        .fenced()
+        .acquire()
+        .await?;
+    tokio::select! {
+        // Whatever is written carries the fence, and what it is written to refuses lower ones.
+        written = write(42, guard.fence()) => written?,
+        // Comes before the lease ends, in time to stop.
+        why = guard.lost() => return Err(why.into()),
+    }
+    guard.release().await?; // dropped, it would be released in the background
+    Ok(())
+}
+
+async fn write(_invoice: u64, fence: Option<Fence>) -> Result<(), Box<dyn Error>> {
+    fence.map(|_| ()).ok_or_else(|| "a fenced lock has a fence".into())
+}
+
+#[test]
+fn the_example_is_the_readmes_and_runs() {
+    let readme = include_str!("../../README.md");
+    let block =
+        readme.split("```rust\n").nth(1).and_then(|rest| rest.split("\n```").next()).expect("a block");
+    let this = include_str!("readme.rs");
+    for part in block.split("\n\n") {
+        assert!(this.contains(part), "not in this file:\n{part}");
+    }
+    assert!(block.contains("guard.lost()"), "{block}");
+    each_kind(async |kind| {
+        for count in [1, 3] {
+            let servers = masters(kind, count);
+            bill(servers.iter().map(url).collect()).await.expect("it is billed");
+            until_nothing_is_left(&servers, "invoice:42");
+            assert!(servers.iter().any(|server| server.info("dlock_fence") != "0"), "it was acquired");
+        }
+    });
+}
