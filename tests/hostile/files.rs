@@ -103,8 +103,15 @@ fn load_damaged(options: Options, finish: impl Fn(&Server)) {
             server.kill9();
         }
         let mut damaged = files.clone();
-        let at = random.below(damaged.len());
-        damage(&mut damaged[at].1, b"token", &mut random);
+        match (loaded + refused) % 4 {
+            // What any server takes, and what none does, now and then.
+            0 => damaged.iter_mut().for_each(|(_, bytes)| relabel(bytes, &mut random)),
+            1 => damaged.iter_mut().for_each(|(_, bytes)| bytes[0] ^= 0xff),
+            _ => {
+                let at = random.below(damaged.len());
+                damage(&mut damaged[at].1, b"token", &mut random);
+            }
+        }
         put(server.dir(), &damaged);
         let began = Instant::now();
         match server.try_restart() {
@@ -127,6 +134,14 @@ fn load_damaged(options: Options, finish: impl Fn(&Server)) {
     // For the end of the test, which wants a server that runs.
     put(server.dir(), &files);
     server.restart();
+}
+
+/// Other bytes in the labels: free text.
+fn relabel(bytes: &mut [u8], random: &mut Random) {
+    let places = bytes.windows(5).enumerate().filter(|(_, window)| *window == b"host:");
+    for at in places.map(|(at, _)| at).collect::<Vec<_>>() {
+        bytes[at..at + 5].fill_with(|| random.below(256) as u8);
+    }
 }
 
 /// A lock as the server shows it.
