@@ -2,7 +2,7 @@
 //!
 //! How such a file is taken apart is the server's own affair; the module sees the values and effects in it, and those are
 //! fuzzed in process (`fuzz/`, `stored` and `effects`), a million times as fast. Here is what only a real load shows:
-//! the two together. `DLOCK_FUZZ_SECONDS` is the long form.
+//! the two together. `DLOCK_FUZZ_SECONDS` is the long form (`make fuzz`).
 
 #![allow(clippy::disallowed_methods, reason = "the long form goes by the time")]
 
