@@ -44,7 +44,7 @@ miri: ## the core under Miri (needs nightly, fetches it)
 asan: setup ## the integration tests with the module under AddressSanitizer (needs nightly, fetches it)
 	@scripts/asan.sh
 
-fuzz: setup ## each fuzz target for SECONDS=60 (needs nightly, fetches it)
+fuzz: setup ## each fuzz target for SECONDS=60, and damaged files in real servers (needs nightly, fetches it)
 	@scripts/fuzz.sh $(or $(SECONDS),60)
 
 bench: setup ## how fast it is beside plain SET, scripts and Redisson (ARGS="all --quick", ARGS="contend --only dlock")

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Each target of fuzz/ in turn: fuzz.sh SECONDS
+# Each target of fuzz/ in turn, then whole files in real servers: fuzz.sh SECONDS
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -18,4 +18,7 @@ for file in "$@"; do
     say "$target, $limit s"
     cargo +nightly fuzz run "$target" -- -max_total_time="$limit"
 done
-say "$# targets, nothing found"
+say "append only files and snapshots, $limit s"
+DLOCK_TEST_SERVERS="redis-7.0=$(redis_server)" DLOCK_FUZZ_SECONDS=$limit \
+    cargo test --package dlock --test hostile files -- --nocapture
+say "$# targets and the files of a server, nothing found"

@@ -10,12 +10,12 @@ cargo build --release --package dlock --package dlock-cli
 servers=()
 urls=()
 stop() {
-    trap - EXIT INT TERM
+    trap - EXIT INT TERM HUP QUIT
     [ ${#servers[@]} -eq 0 ] || kill "${servers[@]}" 2>/dev/null || true
     wait
 }
 trap stop EXIT
-trap 'exit 130' INT TERM
+trap 'exit 130' INT TERM HUP QUIT
 
 # A port on which nobody answers is free.
 answers() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }

@@ -4,9 +4,8 @@
 //! without a word (a RESTORE that was refused after all, a key that was expired while it was loaded) is found when it is
 //! due.
 
-use dlock_core::Deadline;
 use dlock_core::schedule::{Schedule, Slot};
-use smallvec::SmallVec;
+use dlock_core::{Bytes, Deadline};
 
 #[derive(Default)]
 pub struct Scheduled {
@@ -16,7 +15,7 @@ pub struct Scheduled {
 
 struct Entry {
     /// Short names are kept without an allocation of their own.
-    key: SmallVec<[u8; 24]>,
+    key: Bytes,
     holders: u32,
 }
 
@@ -40,7 +39,7 @@ impl Scheduled {
     }
 
     pub fn key(&self, slot: Slot) -> Option<&[u8]> {
-        self.schedule.get(slot).map(|entry| entry.key.as_slice())
+        self.schedule.get(slot).map(|entry| &*entry.key)
     }
 
     /// Puts a lock in, at [`Slot::NONE`], or has another look at it at another moment. Answers its slot.
@@ -49,7 +48,7 @@ impl Scheduled {
         let before = match self.schedule.get_mut(slot) {
             Some(entry) => std::mem::replace(&mut entry.holders, count),
             None => {
-                let entry = Entry { key: SmallVec::from_slice(key), holders: count };
+                let entry = Entry { key: key.into(), holders: count };
                 let slot = self.schedule.insert(due, entry);
                 self.holders += if slot.is_some() { count as usize } else { 0 };
                 return slot.unwrap_or(Slot::NONE);

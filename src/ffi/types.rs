@@ -64,11 +64,11 @@ fn refuse(io: *mut rm::RedisModuleIO, why: &str) {
     unsafe { api!(RedisModule_LogIOError(io, c"warning".as_ptr(), c"%s".as_ptr(), text.as_ptr())) };
 }
 
-/// The next string of the stream; None where it ends early or is damaged.
+/// Reads the next string of the stream; None where it ends early or is damaged.
 ///
 /// # Safety
 /// `io` is the one of the running callback.
-unsafe fn load_bytes(io: *mut rm::RedisModuleIO) -> Option<Vec<u8>> {
+unsafe fn load_bytes<R>(io: *mut rm::RedisModuleIO, read: impl FnOnce(&[u8]) -> R) -> Option<R> {
     let mut len = 0;
     // SAFETY: by contract. The server hands over a buffer of its allocator, or null with the error flag set.
     unsafe {
@@ -79,9 +79,9 @@ unsafe fn load_bytes(io: *mut rm::RedisModuleIO) -> Option<Vec<u8>> {
             }
             return None;
         }
-        let bytes = std::slice::from_raw_parts(start.cast::<u8>(), len).to_vec();
+        let done = read(std::slice::from_raw_parts(start.cast::<u8>(), len));
         api!(RedisModule_Free(start.cast()));
-        Some(bytes)
+        Some(done)
     }
 }
 
@@ -92,15 +92,12 @@ unsafe extern "C" fn rdb_load(io: *mut rm::RedisModuleIO, encoding: c_int) -> *m
             return std::ptr::null_mut();
         }
         // SAFETY: `io` is ours for this call; the key name lives as long.
-        let (bytes, key, db) = unsafe {
+        let loaded = unsafe {
             let key = bytes_of(api!(RedisModule_GetKeyNameFromIO(io)));
-            (load_bytes(io), key, api!(RedisModule_GetDbIdFromIO(io)))
+            let db = api!(RedisModule_GetDbIdFromIO(io));
+            load_bytes(io, |bytes| Stored::load(bytes, db, key))
         };
-        let Some(bytes) = bytes else {
-            refuse(io, "the stream ends in it");
-            return std::ptr::null_mut();
-        };
-        match Stored::load(&bytes, db, key) {
+        match loaded.unwrap_or_else(|| Err("the stream ends in it".into())) {
             Ok(value) => Box::into_raw(Box::new(value)).cast(),
             Err(why) => {
                 refuse(io, &why);

@@ -4,6 +4,7 @@
 //! time comes in as an argument, and what must happen outside comes out as a [`Step`].
 //!
 //! - [`units`]: the numbers that mean something, each with its checked constructors
+//! - [`bytes`]: short strings of bytes without an allocation
 //! - [`fences`]: the numbers of grants, and how many are reserved ahead
 //! - [`mark`]: the bytes by which the reserved ones are kept
 //! - [`lock`]: one resource, what is stored of it
@@ -15,6 +16,7 @@
 //! - [`codec`]: the bytes of a lock at rest and on the replication link
 #![forbid(unsafe_code)]
 
+pub mod bytes;
 pub mod codec;
 pub mod command;
 pub mod deadlock;
@@ -27,6 +29,7 @@ pub mod schedule;
 pub mod step;
 pub mod units;
 
+pub use bytes::Bytes;
 pub use decide::{Acquired, Confirmed, Counts, Turn};
 pub use fences::Fences;
 pub use lock::{Count, Ephemeral, Hold, Holding, Lock, Mode, Request};

@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 
 use smallvec::SmallVec;
 
+use crate::bytes::Bytes;
 use crate::queue::WaiterId;
 use crate::step::Granted;
 use crate::units::{ClientId, Deadline, Fence, Instant, Token, Ttl};
@@ -82,7 +83,7 @@ pub struct Hold {
 pub(crate) struct Extras {
     pub ephemeral: Ephemeral,
     pub delay: u32,
-    pub label: SmallVec<[u8; 16]>,
+    pub label: Bytes,
     /// What these waiters are being told of this hold and nobody else has been: it is taken back where none of them
     /// can be reached. Neither stored nor sent, as waiters are not.
     pub in_doubt: Option<Doubt>,
@@ -98,7 +99,7 @@ pub(crate) struct Doubt {
 
 impl Extras {
     pub const NONE: Extras =
-        Extras { ephemeral: Ephemeral::No, delay: 0, label: SmallVec::new_const(), in_doubt: None };
+        Extras { ephemeral: Ephemeral::No, delay: 0, label: Bytes::EMPTY, in_doubt: None };
 
     /// Boxed only where there is anything to keep.
     pub fn boxed(self) -> Option<Box<Extras>> {
@@ -149,8 +150,8 @@ impl Hold {
     }
 
     fn heap_size(&self) -> usize {
-        let label = |x: &Extras| if x.label.spilled() { x.label.capacity() } else { 0 };
-        self.token.heap_size() + self.extras.as_ref().map_or(0, |x| size_of::<Extras>() + label(x))
+        let extras = |x: &Extras| size_of::<Extras>() + x.label.heap_size();
+        self.token.heap_size() + self.extras.as_deref().map_or(0, extras)
     }
 }
 

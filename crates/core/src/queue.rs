@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use smallvec::SmallVec;
 
+use crate::bytes::Bytes;
 use crate::lock::{Count, Mode, Request};
 use crate::schedule::{Schedule, Slot};
 use crate::units::{ClientId, Deadline, Instant, Token, Ttl};
@@ -56,7 +57,7 @@ pub struct Waiter {
     pub count: Count,
     pub bound_to: Option<ClientId>,
     pub delay: u32,
-    pub label: SmallVec<[u8; 16]>,
+    pub label: Bytes,
     /// The connection that waits.
     pub client: ClientId,
     pub since: Instant,
@@ -152,7 +153,7 @@ impl Waiting {
             count: request.count,
             bound_to: request.bound_to,
             delay: request.delay,
-            label: SmallVec::from_slice(request.label),
+            label: request.label.into(),
             client,
             since,
             until,

@@ -6,7 +6,7 @@ use std::fmt;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::ops::Add;
 
-use smallvec::SmallVec;
+use crate::bytes::Bytes;
 
 /// A moment of the server clock, in microseconds. The server clock is the wall clock at the server's start and moves
 /// with the boot-time clock from there on, so it never jumps.
@@ -156,14 +156,14 @@ impl Fence {
 /// Who holds or waits: 1 to 255 bytes, compared whole, never parsed. A token proves ownership, so Debug shows only how
 /// it begins.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Token(SmallVec<[u8; 24]>);
+pub struct Token(Bytes);
 
 impl Token {
     pub const MAX_LEN: usize = 255;
 
     /// None outside 1..=255 bytes.
     pub fn new(bytes: &[u8]) -> Option<Token> {
-        Self::fits(bytes).then(|| Token(SmallVec::from_slice(bytes)))
+        Self::fits(bytes).then(|| Token(bytes.into()))
     }
 
     /// Whether these bytes can be a token.
@@ -177,7 +177,7 @@ impl Token {
 
     /// Bytes on the heap besides the token itself.
     pub fn heap_size(&self) -> usize {
-        if self.0.spilled() { self.0.capacity() } else { 0 }
+        self.0.heap_size()
     }
 }
 

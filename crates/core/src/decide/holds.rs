@@ -2,8 +2,6 @@
 
 use std::num::NonZeroU32;
 
-use smallvec::SmallVec;
-
 use super::Turn;
 use crate::lock::{Count, Ephemeral, Extras, Hold, Holders, Holding, MAX_COUNT, Mode, Request};
 use crate::queue::{Waiter, WaiterId};
@@ -23,7 +21,7 @@ impl Turn<'_> {
             Box::new(Extras {
                 ephemeral: request.bound_to.map_or(Ephemeral::No, Ephemeral::Bound),
                 delay: request.delay,
-                label: SmallVec::from_slice(request.label),
+                label: request.label.into(),
                 in_doubt: None,
             })
         });
@@ -67,7 +65,7 @@ impl Turn<'_> {
             }
             extras.delay = if request.delay > 0 { request.delay } else { extras.delay };
             if !request.label.is_empty() {
-                extras.label = SmallVec::from_slice(request.label);
+                extras.label = request.label.into();
             }
             changed = (before.0, before.1, &before.2) != (extras.ephemeral, extras.delay, &extras.label);
             hold.extras = extras.boxed();

@@ -1,0 +1,263 @@
+//! Whole files that nobody's server wrote: a server that is given one starts and is sound, or says why not and ends.
+//!
+//! How such a file is taken apart is the server's own affair; the module sees the values and effects in it, and those are
+//! fuzzed in process (`fuzz/`, `stored` and `effects`), a million times as fast. Here is what only a real load shows:
+//! the two together. `DLOCK_FUZZ_SECONDS` is the long form (`make fuzz`).
+
+#![allow(clippy::disallowed_methods, reason = "the long form goes by the time")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::damage::damage;
+use crate::harness::{Conn, Options, Random, Server, ServerKind, Value, each_server, until};
+
+/// Every sort of lock, and other keys among them. The tokens all begin alike, to be found in the file.
+const LOCKS: [&str; 13] = [
+    "DLOCK.ACQUIRE plain token1 600000",
+    "DLOCK.ACQUIRE deep token1 600000 DEPTH 5 LABEL host:1",
+    "DLOCK.ACQUIRE shared token1 600000 SHARED",
+    "DLOCK.ACQUIRE shared token2 700000 SHARED DEPTH 2",
+    "DLOCK.ACQUIRE shared token3 800000 SHARED LABEL host:2",
+    "DLOCK.ACQUIRE permits token1 600000 PERMITS 3 DELAY 5000",
+    "DLOCK.ACQUIRE permits token2 600000 PERMITS 3",
+    "DLOCK.ACQUIRE ephemeral token1 600000 EPHEMERAL",
+    "DLOCK.ACQUIRE released token1 600000",
+    "DLOCK.RELEASE released token1",
+    "DLOCK.RELEASE shared token3",
+    "SET text token",
+    "DLOCK.ACQUIRE later token1 600000",
+];
+
+/// A server's files, by their paths in its folder.
+type Files = Vec<(PathBuf, Vec<u8>)>;
+
+fn files_in(dir: &Path, below: &Path, found: &mut Files) {
+    for entry in fs::read_dir(dir.join(below)).expect("the server's folder") {
+        let path = below.join(entry.expect("an entry").file_name());
+        let name = path.to_string_lossy().into_owned();
+        if dir.join(&path).is_dir() {
+            files_in(dir, &path, found);
+        } else if name.ends_with(".rdb") || name.contains("appendonlydir") {
+            found.push((path.clone(), fs::read(dir.join(&path)).expect("a file")));
+        }
+    }
+}
+
+fn put(dir: &Path, files: &Files) {
+    let _ = fs::remove_dir_all(dir.join("appendonlydir"));
+    for (path, bytes) in files {
+        let path = dir.join(path);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        fs::write(path, bytes).expect("a file");
+    }
+}
+
+/// A dead server whose files hold [`LOCKS`], and those files.
+fn written(options: Options, finish: impl Fn(&Server)) -> (Server, Files) {
+    // Checksums would find every change, and the module would see none.
+    let server = options.conf("rdbchecksum no").conf("rdbcompression no").start();
+    let mut conn = server.connect();
+    for command in LOCKS {
+        assert!(!conn.ok(command).is_nil(), "{command}");
+    }
+    finish(&server);
+    server.kill9();
+    let mut files = Files::new();
+    files_in(server.dir(), Path::new(""), &mut files);
+    (server, files)
+}
+
+/// How much longer to go on.
+struct Limit {
+    files: usize,
+    until: Option<Instant>,
+}
+
+impl Limit {
+    fn new() -> Limit {
+        let seconds = std::env::var("DLOCK_FUZZ_SECONDS").ok();
+        let seconds = seconds.map(|n| n.parse().expect("DLOCK_FUZZ_SECONDS wants a number"));
+        Limit { files: 12, until: seconds.map(|n| Instant::now() + Duration::from_secs(n)) }
+    }
+
+    fn goes_on(&mut self) -> bool {
+        let more = self.until.map_or(self.files > 0, |until| Instant::now() < until);
+        self.files = self.files.saturating_sub(1);
+        more
+    }
+}
+
+/// One thing that is wrong with a file the servers themselves say by aborting.
+const OWN_ABORT: &str = "Guru Meditation: Duplicated key found in RDB file";
+
+/// What a server says of an RDB file it refuses, before it goes through the file with valkey-check-rdb. That has no end
+/// where the value of a module has none (Valkey 8.0.1, which needs no module for it).
+const OWN_CHECK: &str = "Internal error in RDB reading";
+
+/// Loads one damaged copy after the other.
+fn load_damaged(options: Options, finish: impl Fn(&Server)) {
+    let mut random = Random::fresh();
+    let (mut server, files) = written(options, finish);
+    server.restart();
+    let all = check(&server);
+    assert_eq!(all, 6, "undamaged, all of it is there");
+    let (mut loaded, mut refused, mut changed) = (0, 0, 0);
+    let mut limit = Limit::new();
+    while limit.goes_on() {
+        if server.is_alive() {
+            server.kill9();
+        }
+        let mut damaged = files.clone();
+        match (loaded + refused) % 4 {
+            // What any server takes, and what none does, now and then.
+            0 => damaged.iter_mut().for_each(|(_, bytes)| relabel(bytes, &mut random)),
+            1 => damaged.iter_mut().for_each(|(_, bytes)| bytes[0] ^= 0xff),
+            _ => {
+                let at = random.below(damaged.len());
+                damage(&mut damaged[at].1, b"token", &mut random);
+            }
+        }
+        put(server.dir(), &damaged);
+        let began = Instant::now();
+        match server.try_restart() {
+            Ok(()) => {
+                loaded += 1;
+                changed += usize::from(check(&server) != all);
+            }
+            Err(log) => {
+                refused += 1;
+                // One that does not start says so and ends, if its own look at the damage does: see OWN_CHECK.
+                let ended = began.elapsed() < Duration::from_secs(50) || log.contains(OWN_CHECK);
+                assert!(ended, "it hangs:\n{log}");
+                for bad in ["BUG REPORT START", "panicked at", "internal error at"] {
+                    assert!(!log.contains(bad) || log.contains(OWN_ABORT), "{log}");
+                }
+            }
+        }
+    }
+    println!("{} loaded, {changed} of them with fewer locks, {refused} refused", loaded);
+    assert!(refused > 0 && loaded > 0, "{loaded} loaded, {refused} refused");
+    // For the end of the test, which wants a server that runs.
+    put(server.dir(), &files);
+    server.restart();
+}
+
+/// Other bytes in the labels: free text.
+fn relabel(bytes: &mut [u8], random: &mut Random) {
+    let places = bytes.windows(5).enumerate().filter(|(_, window)| *window == b"host:");
+    for at in places.map(|(at, _)| at).collect::<Vec<_>>() {
+        bytes[at..at + 5].fill_with(|| random.below(256) as u8);
+    }
+}
+
+/// A lock as the server shows it.
+#[derive(Debug)]
+struct Shown {
+    /// Database, key, holders, digest.
+    lock: String,
+    left: i64,
+}
+
+fn shown(conn: &mut Conn) -> Vec<Shown> {
+    let mut all = Vec::new();
+    for db in 0..16 {
+        conn.ok(&format!("SELECT {db}"));
+        for key in keys(conn) {
+            let lock = conn.call(&[&b"DLOCK.INSPECT"[..], &key]);
+            if lock.is_nil() {
+                continue;
+            }
+            let holders = lock.field("holders").items();
+            let most = match lock.field("mode").text().as_str() {
+                "free" => 0,
+                "exclusive" => 1,
+                "permits" => lock.field("permits").int() as usize,
+                _ => usize::MAX,
+            };
+            assert!(holders.len() <= most, "{lock:?}");
+            let of = |hold: &Value| ["token", "count", "fence", "label"].map(|name| hold.field(name).clone());
+            let holders: Vec<_> = holders.iter().map(of).collect();
+            let digest = conn.call(&[&b"DEBUG"[..], b"DIGEST-VALUE", &key]);
+            let left = conn.call(&[&b"DLOCK.PTTL"[..], &key]).int();
+            all.push(Shown { lock: format!("{db} {} {holders:?} {digest:?}", key.escape_ascii()), left });
+        }
+    }
+    all
+}
+
+/// The keys of the selected database that hold locks.
+fn keys(conn: &mut Conn) -> Vec<Vec<u8>> {
+    let keys: Vec<Vec<u8>> = conn.ok("KEYS *").items().iter().map(|key| key.bytes().to_vec()).collect();
+    keys.into_iter().filter(|key| conn.call(&[&b"TYPE"[..], key]) == "dlock-key").collect()
+}
+
+/// Whatever it has loaded, it is a sound server. Answers how many locks are held.
+#[track_caller]
+fn check(server: &Server) -> usize {
+    let mut conn = server.connect();
+    let before = shown(&mut conn);
+    let fence = server.info("dlock_fence").parse::<i64>().expect("a number");
+    assert!(fence < 1 << 53, "{fence}");
+    // What was read can be written and read again.
+    assert_eq!(conn.ok("DEBUG RELOAD"), "OK");
+    let again = shown(&mut conn);
+    for lock in before.iter().filter(|lock| lock.left > 60_000) {
+        assert!(again.iter().any(|other| other.lock == lock.lock), "{lock:?} is not in {again:?}");
+    }
+    // And ended, and be taken by others.
+    for db in 0..16 {
+        conn.ok(&format!("SELECT {db}"));
+        for key in keys(&mut conn) {
+            assert!(conn.call(&[&b"DLOCK.BREAK"[..], &key]).int() <= 1_000);
+            match conn.call(&[&b"DLOCK.ACQUIRE"[..], &key, b"fresh", b"60000"]) {
+                Value::Int(next) => assert!(next > fence, "{next} after {fence}"),
+                Value::Error(line) => assert!(line.contains("no fence is left"), "{line}"),
+                other => panic!("a broken lock is free, not {other:?}"),
+            }
+            assert!(conn.call(&[&b"DLOCK.RELEASE"[..], &key, b"fresh"]).int() <= 1);
+        }
+    }
+    until("nothing is held", || server.info("dlock_held") == "0" && server.info("dlock_holders") == "0");
+    before.len()
+}
+
+#[test]
+fn snapshots() {
+    each_server(|kind| {
+        load_damaged(Server::options(kind), |server| drop(server.connect().ok("SAVE")));
+    });
+}
+
+fn appending(kind: &ServerKind) -> Options {
+    Server::options(kind).conf("appendonly yes").conf("appendfsync always")
+}
+
+/// Two files of effects: the base, written at once, and what came later.
+#[test]
+fn append_only_files() {
+    each_server(|kind| load_damaged(appending(kind).conf("aof-use-rdb-preamble no"), rewrite_and_go_on));
+}
+
+/// A snapshot as the base, and effects.
+#[test]
+fn append_only_files_with_a_preamble() {
+    each_server(|kind| load_damaged(appending(kind), rewrite_and_go_on));
+}
+
+fn rewrite_and_go_on(server: &Server) {
+    let mut conn = server.connect();
+    conn.ok("BGREWRITEAOF");
+    until("the rewrite is done", || server.info("aof_rewrite_in_progress") == "0");
+    for command in [
+        "DLOCK.EXTEND plain token1 900000",
+        "DLOCK.ACQUIRE shared token4 600000 SHARED",
+        "DLOCK.RELEASE shared token2",
+        "DLOCK.BREAK deep",
+        "SELECT 3",
+        "DLOCK.ACQUIRE third token1 600000",
+    ] {
+        assert!(!conn.ok(command).is_nil(), "{command}");
+    }
+}
