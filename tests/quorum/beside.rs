@@ -25,9 +25,9 @@ fn waiting(servers: &[Server]) -> usize {
 
 /// How often a server has been asked for a lock.
 fn asked(server: &Server) -> u64 {
-    let stats = server.connect().ok("INFO commandstats").text();
-    let calls = stats.split_once("cmdstat_dlock.acquire:calls=").expect("it was asked").1;
-    calls.split(',').next().and_then(|calls| calls.parse().ok()).expect("a number")
+    let stats = server.info("cmdstat_DLOCK.ACQUIRE");
+    let calls = stats.strip_prefix("calls=").and_then(|stats| stats.split(',').next());
+    calls.and_then(|calls| calls.parse().ok()).expect("a number of calls")
 }
 
 /// Many want it, and each gets it in its turn: one at a time, while the stale hold stands.
@@ -36,13 +36,10 @@ fn in_turn(fenced: bool) {
         for count in [3, 5] {
             let servers = masters(kind, count);
             stale(&servers);
-            let wants = async || {
-                let lock = client(&servers).await.lock("r");
-                tokio::spawn(if fenced { lock.fenced() } else { lock }.acquire())
-            };
             let mut line: Vec<JoinHandle<_>> = Vec::new();
             for place in 1..=3 {
-                line.push(wants().await);
+                let lock = client(&servers).await.lock("r");
+                line.push(tokio::spawn(if fenced { lock.fenced() } else { lock }.acquire()));
                 until("it waits in line", || waiting(&servers) == place);
             }
             let mut last = None;
