@@ -89,8 +89,16 @@ impl Limit {
     }
 }
 
-/// One thing that is wrong with a file the servers themselves say by aborting.
-const OWN_ABORT: &str = "Guru Meditation: Duplicated key found in RDB file";
+/// Servers crash by themselves on some files: Redis 7.0 on a SET without arguments in an append only file, all of them by
+/// assertion on a key that comes twice in a snapshot. Ours are those that have to do with the module. Memory that it would
+/// have spoilt for others is what AddressSanitizer looks for.
+fn is_our_crash(log: &str) -> bool {
+    let trace = log
+        .split("STACK TRACE")
+        .skip(1)
+        .any(|rest| rest.split("REGISTERS").next().unwrap_or_default().contains("libdlock.so("));
+    trace || ["panicked at", "internal error at"].iter().any(|bad| log.contains(bad))
+}
 
 /// What a server says of an RDB file it refuses, before it goes through the file with valkey-check-rdb. That has no end
 /// where the value of a module has none (Valkey 8.0.1, which needs no module for it).
@@ -131,9 +139,7 @@ fn load_damaged(options: Options, finish: impl Fn(&Server)) {
                 // One that does not start says so and ends, if its own look at the damage does: see OWN_CHECK.
                 let ended = began.elapsed() < Duration::from_secs(50) || log.contains(OWN_CHECK);
                 assert!(ended, "it hangs:\n{log}");
-                for bad in ["BUG REPORT START", "panicked at", "internal error at"] {
-                    assert!(!log.contains(bad) || log.contains(OWN_ABORT), "{log}");
-                }
+                assert!(!is_our_crash(&log), "{log}");
             }
         }
     }
