@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{
     client, each_kind, held_on, masters, patient, until_held_everywhere, until_nothing_is_left, url,
 };
-use crate::harness::{Server, until};
+use crate::harness::{PATIENCE, Server, until};
 
 /// Does not wait long for what does not come, and yet long enough for what does on a busy machine.
 const HASTY: Duration = Duration::from_secs(1);
@@ -209,6 +209,28 @@ fn a_hold_that_is_broken_is_lost() {
             assert!(now() < guard.valid_until(), "told before the end");
             let Lost::TakenAway(report) = why else { panic!("{why:?}") };
             assert!(servers[..broken].iter().all(|server| *state(&report, server) == NodeState::NotHeld));
+        }
+    });
+}
+
+/// A connection may take four times as long as an answer, which nobody waits for who has a majority.
+#[test]
+fn a_member_that_is_silent_from_the_start_costs_the_time_of_one_answer() {
+    each_kind(async |kind| {
+        for (count, silent) in [(3, 1), (5, 2)] {
+            let servers = masters(kind, count);
+            servers[..silent].iter().for_each(Server::pause);
+            let builder = patient(&servers).node_timeout(PATIENCE / 3);
+            let all = tokio::time::timeout(PATIENCE, async {
+                let client = builder.build().await.expect("a majority answers");
+                let guard = client.lock("r").acquire().await.expect("a majority answers");
+                let seen = client.inspect("r").await;
+                assert_eq!(seen.iter().filter(|seen| seen.answer.found().is_some()).count(), count - silent);
+                guard.release().await.expect("it is held");
+            });
+            all.await.expect("one answer is waited for in all of this");
+            servers[..silent].iter().for_each(Server::resume);
+            until_nothing_is_left(&servers, "r");
         }
     });
 }

@@ -9,7 +9,7 @@ use super::{
     LONG, client, each_kind, head, held_on, masters, patient, until_held_everywhere, until_nothing_is_left,
     url,
 };
-use crate::harness::{Server, until};
+use crate::harness::{PATIENCE, Server, until};
 use crate::line;
 
 /// How many wait on each server that lives.
@@ -122,17 +122,52 @@ fn the_line_moves_on_when_its_master_falls_silent() {
     });
 }
 
+/// A service that was there is waited for as long as the lock would be; and it is told, once, that it is.
 #[test]
-fn a_single_server_that_dies_under_a_waiter_is_no_quorum() {
+fn who_waits_outlives_servers_that_die_under_the_wait() {
     each_kind(async |kind| {
-        let servers = masters(kind, 1);
-        let retry = Retry { times: 1, pause: Duration::from_millis(10) };
-        let client = patient(&servers).retry(retry).build().await.expect("a client");
-        assert!(servers[0].connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
-        let waits = wait_behind(&client, &servers, 0);
-        servers[0].kill9();
-        let why = waits.await.expect("no panic").expect_err("nobody is there");
-        assert!(matches!(why, AcquireError::QuorumImpossible { .. }), "{why:?}");
+        for count in [1, 3] {
+            for wait in [Wait::Forever, Wait::For(LONG)] {
+                let mut servers = masters(kind, count);
+                let retry = Retry { times: 1, pause: Duration::from_millis(10) };
+                let client = patient(&servers).retry(retry).build().await.expect("a client");
+                for server in &servers {
+                    assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
+                }
+                let outages = Arc::new(Mutex::new(Vec::new()));
+                let told = outages.clone();
+                let lock = client.lock("r").wait(wait);
+                let lock = lock.on_outage(move |report| told.lock().unwrap().push(report.clone()));
+                let waits = tokio::spawn(lock.acquire());
+                until("it waits", || waiting(&servers, "r").iter().sum::<usize>() == 1);
+                servers.iter().for_each(Server::kill9);
+                until("it is told", || !outages.lock().unwrap().is_empty());
+                assert!(!waits.is_finished());
+                servers.iter_mut().for_each(Server::restart);
+                waits.await.expect("no panic").expect("they are back").release().await.expect("it is held");
+                let outages = outages.lock().unwrap();
+                assert_eq!(outages.len(), 1, "told once");
+                assert!(outages[0].0.iter().any(|node| matches!(node.state, NodeState::Down(_))));
+            }
+        }
+    });
+}
+
+/// Pauses are cut short where they would outlast the wait.
+#[test]
+fn a_wait_ends_in_time_also_where_masters_are_missing() {
+    each_kind(async |kind| {
+        let in_grace = Server::options(kind).conf("dlock.restart-grace 600000").start();
+        let dead = Server::start(kind);
+        dead.kill9();
+        for server in [in_grace, dead] {
+            let retry = Retry { times: 200, pause: LONG };
+            let client = patient(std::slice::from_ref(&server)).retry(retry).build().await.expect("a client");
+            let lock = client.lock("r").wait(Wait::For(Duration::from_millis(100)));
+            let ended =
+                tokio::time::timeout(PATIENCE, lock.acquire()).await.expect("it does not wait longer");
+            assert!(matches!(ended, Err(AcquireError::QuorumImpossible { .. })), "{ended:?}");
+        }
     });
 }
 

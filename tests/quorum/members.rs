@@ -1,6 +1,6 @@
 //! Who is a member of a quorum, and how it is reached.
 
-use dlock_client::{BuildError, Client, NodeState, Wait};
+use dlock_client::{AcquireError, Answer, BuildError, Client, NodeState, Wait};
 use std::os::unix::fs::symlink;
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn an_address_that_leads_to_another_member_later_does_not_vote() {
         // Down from the first try for a while, and then what it is.
         loop {
             match twice().await.expect("it never answers as a member") {
-                dlock_client::Answer::Unanswered(NodeState::Failed(why)) => {
+                Answer::Unanswered(NodeState::Failed(why)) => {
                     assert!(why.contains(&format!("the same server as {}", url(&first))), "{why}");
                     break;
                 }
@@ -148,6 +148,40 @@ fn masters_may_be_reached_in_different_ways() {
         guard.release().await.expect("it is held");
         mixed.settle().await;
         assert_eq!(held_on(&servers, "r") + held_on(&[socket], "r"), 0);
+        until_nothing_is_left(&servers, "r");
+    });
+}
+
+#[test]
+fn a_majority_goes_on_without_a_member_that_cannot_take_part() {
+    each_kind(async |kind| {
+        let mut servers = masters(kind, 2);
+        servers.push(Server::options(kind).without_module().start());
+        let client = client(&servers).await;
+        let unusable = client.unusable();
+        let [member] = unusable.0.as_slice() else { panic!("{unusable}") };
+        assert_eq!(*member.server, url(&servers[2]));
+        let guard = client.lock("r").fenced().acquire().await.expect("two of three are a majority");
+        let report = &client.inspect("r").await[2].answer;
+        let Answer::Unanswered(NodeState::Failed(why)) = report else { panic!("{report:?}") };
+        assert!(why.contains("load the module"), "{why}");
+        guard.release().await.expect("it is held");
+        assert!(client.wait_until_free("r", Wait::No).await.expect("two answer"));
+        servers[1].kill9();
+        let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("one is no majority");
+        assert!(why.to_string().contains("load the module"), "{why}");
+    });
+}
+
+#[test]
+fn what_makes_no_sense_to_the_servers_is_not_tried_again() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 3);
+        let client = client(&servers).await;
+        for lock in [client.lock("r").ttl(LONG * 300), client.lock("r").delay(LONG * 300)] {
+            let why = lock.wait(Wait::For(LONG)).acquire().await.expect_err("more than a day");
+            assert!(matches!(why, AcquireError::Misuse { .. }), "{why:?}");
+        }
         until_nothing_is_left(&servers, "r");
     });
 }

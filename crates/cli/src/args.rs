@@ -107,6 +107,9 @@ pub struct Wanted {
     pub ttl: Duration,
 
     /// Wait at most so long for the lock; without this option, as long as it takes
+    ///
+    /// Servers that are down, silent or not ready yet are waited for as well, and it is said once that they are. Only if too few
+    /// of them have answered since the start, and without this option, dlock gives up after about a second.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub wait: Option<Duration>,
 
@@ -221,7 +224,7 @@ pub struct WaitFree {
     /// What to wait for
     pub resource: OsString,
 
-    /// Wait at most so long; then end with code 75
+    /// Wait at most so long; then end with code 75, or 69 if too few servers answer
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub timeout: Option<Duration>,
 

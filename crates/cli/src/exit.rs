@@ -87,7 +87,7 @@ impl fmt::Display for Error {
 impl From<BuildError> for Error {
     fn from(why: BuildError) -> Error {
         let failure = match why {
-            BuildError::Unusable { .. } => Failure::NoQuorum,
+            BuildError::Unusable(_) => Failure::NoQuorum,
             _ => Failure::Usage,
         };
         Error::new(failure, why)
@@ -100,7 +100,7 @@ impl From<AcquireError> for Error {
             AcquireError::Taken { .. } => (Failure::NotObtained, "; `dlock inspect` shows by whom"),
             AcquireError::Deadlock { .. } => (Failure::NotObtained, "; release what you hold, and try again"),
             AcquireError::TooLate { .. } => (Failure::NoQuorum, "; ask for a longer --ttl"),
-            AcquireError::Option(_) => (Failure::Usage, ""),
+            AcquireError::Option(_) | AcquireError::Misuse { .. } => (Failure::Usage, ""),
             _ => (Failure::NoQuorum, ""),
         };
         Error::new(failure, format!("{why}{advice}"))

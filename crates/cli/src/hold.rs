@@ -4,23 +4,25 @@ use std::ffi::OsStr;
 use std::io::{Write, stdout};
 use std::os::unix::ffi::OsStrExt;
 
-use dlock_client::{Client, Guard, Token, now};
+use dlock_client::{Guard, Token, Wait, now};
 use serde_json::json;
 
 use crate::args::{Acquire, Extend, Release, WaitFree};
 use crate::exit::{Error, Failure};
-use crate::obtain::{Obstacle, PlaceLine, label, settle, unless_signalled};
+use crate::obtain::{Countdown, Obstacle, PlaceLine, label, settle, tell_unusable, unless_signalled};
 use crate::signals::Signals;
 
 pub async fn acquire(options: Acquire) -> Result<u8, Obstacle> {
+    let clock = Countdown::begin();
     let mut signals = Signals::listen().map_err(|why| Error::system("signals", why))?;
     let client = unless_signalled(&mut signals, options.servers.client()).await?;
+    tell_unusable(&client);
     let place = PlaceLine::new(&options.wanted.resource);
-    let lock = options.wanted.lock(&client, label("dlock acquire")).renew(false);
+    let lock = options.wanted.lock(&client, &clock, label("dlock acquire")).renew(false);
     let obtained = unless_signalled(&mut signals, place.watch(lock).acquire()).await;
     drop(place);
     let kept = obtained.and_then(|guard| keep(guard, &options));
-    settle(&client).await;
+    settle(&client, &options.servers).await;
     kept.map(|()| 0)
 }
 
@@ -43,7 +45,7 @@ fn keep(guard: Guard, options: &Acquire) -> Result<(), Obstacle> {
 pub async fn release(options: Release) -> Result<u8, Obstacle> {
     let client = options.servers.client().await?;
     let released = client.release(options.held.resource.as_bytes(), &token(&options.held.token)?).await;
-    settle(&client).await;
+    settle(&client, &options.servers).await;
     released.map_err(|why| about(&options.held.resource, why))?;
     Ok(0)
 }
@@ -56,20 +58,16 @@ pub async fn extend(options: Extend) -> Result<u8, Obstacle> {
 }
 
 pub async fn wait(options: WaitFree) -> Result<u8, Obstacle> {
+    let clock = Countdown::begin();
     let client = options.servers.client().await?;
-    let free = free(&client, &options.resource);
-    match options.timeout {
-        None => free.await?,
-        Some(limit) => tokio::time::timeout(limit, free).await.unwrap_or_else(|_| {
-            let story = format!("{} is not free yet", options.resource.display());
-            Err(Error::new(Failure::NotObtained, story))
-        })?,
+    let (resource, wait) =
+        (&options.resource, options.timeout.map_or(Wait::Forever, |limit| clock.left_of(limit)));
+    let free = client.wait_until_free(resource.as_bytes(), wait).await.map_err(|why| about(resource, why))?;
+    if !free {
+        let story = format!("{} is not free yet", resource.display());
+        return Err(Error::new(Failure::NotObtained, story).into());
     }
     Ok(0)
-}
-
-async fn free(client: &Client, resource: &OsStr) -> Result<(), Error> {
-    client.wait_until_free(resource.as_bytes()).await.map_err(|why| about(resource, why))
 }
 
 fn token(text: &OsStr) -> Result<Token, Error> {

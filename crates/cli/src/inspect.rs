@@ -89,8 +89,8 @@ pub struct View {
 
 impl View {
     pub async fn of(client: &Client, resource: &OsStr) -> View {
-        let masters = client.inspect(resource.as_bytes()).await;
-        let lines = client.waiters(resource.as_bytes(), 1000).await;
+        let lines = client.waiters(resource.as_bytes(), 1000);
+        let (masters, lines) = tokio::join!(client.inspect(resource.as_bytes()), lines);
         View { resource: resource.display().to_string(), masters, lines }
     }
 

@@ -4,11 +4,12 @@ use std::io::{IsTerminal, Write, stderr};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use dlock_client::{Acquire, Client, Place, Wait};
+use dlock_client::lease::Instant;
+use dlock_client::{Acquire, Client, NodeReport, Place, Wait, now};
 use nix::sys::signal::Signal;
 
-use crate::args::Wanted;
-use crate::exit::Error;
+use crate::args::{Servers, Wanted};
+use crate::exit::{Error, complain};
 use crate::signals::Signals;
 
 /// Why there is nothing.
@@ -38,22 +39,47 @@ pub async fn unless_signalled<T, E: Into<Error>>(
     }
 }
 
-/// Lets what goes on in the background come to its end: releases, clean-up. A server that is down must not hold us up
-/// for long: what it holds ends by its lease.
-pub async fn settle(client: &Client) {
-    let _ = tokio::time::timeout(Duration::from_secs(1), client.settle()).await;
+/// Lets what goes on in the background come to its end: releases, clean-up. A server that is silent must not hold us up
+/// for longer than for one answer: what it holds ends by its lease.
+pub async fn settle(client: &Client, servers: &Servers) {
+    let limit = servers.node_timeout.min(Duration::from_secs(1));
+    let _ = tokio::time::timeout(limit, client.settle()).await;
+}
+
+/// Tells which members are there and of no use, since nobody would look for what is wrong with them.
+pub fn tell_unusable(client: &Client) {
+    for NodeReport { server, state } in client.unusable().0 {
+        complain(format_args!("{server} cannot take part, and the others go on without it: {state}"));
+    }
+}
+
+/// Since when something is waited for: the time that the first connections take is a part of it.
+pub struct Countdown(Instant);
+
+impl Countdown {
+    pub fn begin() -> Countdown {
+        Countdown(now())
+    }
+
+    /// What is left of `limit`.
+    pub fn left_of(&self, limit: Duration) -> Wait {
+        if limit.is_zero() { Wait::No } else { Wait::For((self.0 + limit).saturating_since(now())) }
+    }
 }
 
 impl Wanted {
     /// The lock, to be acquired.
-    pub fn lock(&self, client: &Client, label: String) -> Acquire {
+    pub fn lock(&self, client: &Client, clock: &Countdown, label: String) -> Acquire {
         let wait = match self.wait {
             _ if self.no_wait => Wait::No,
-            Some(limit) if limit.is_zero() => Wait::No,
-            Some(limit) => Wait::For(limit),
+            Some(limit) => clock.left_of(limit),
             None => Wait::Forever,
         };
         let mut lock = client.lock(self.resource.as_bytes()).ttl(self.ttl).wait(wait);
+        let resource = self.resource.display().to_string();
+        lock = lock.on_outage(move |report| {
+            complain(format_args!("too few servers for {resource} at present ({report}); it is tried on"));
+        });
         if self.shared {
             lock = lock.shared();
         }

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 
 use crate::args::Run;
 use crate::exit::{Error, Failure, complain};
-use crate::obtain::{Obstacle, PlaceLine, label, settle, unless_signalled};
+use crate::obtain::{Countdown, Obstacle, PlaceLine, label, settle, tell_unusable, unless_signalled};
 use crate::program::{Program, exit_code};
 use crate::signals::Signals;
 use crate::supervise::{Margin, Outcome, Supervision};
@@ -17,18 +17,20 @@ use crate::supervise::{Margin, Outcome, Supervision};
 pub async fn run(options: Run) -> Result<u8, Obstacle> {
     let wanted = &options.wanted;
     let margin = Margin::new(wanted.ttl, options.kill_after)?;
+    let clock = Countdown::begin();
     let mut signals = Signals::listen().map_err(|why| Error::system("signals", why))?;
     let client = unless_signalled(&mut signals, options.servers.client()).await?;
+    tell_unusable(&client);
 
     let place = PlaceLine::new(&wanted.resource);
-    let lock = wanted.lock(&client, label(&name(&options.command[0]))).notice(margin.notice());
+    let lock = wanted.lock(&client, &clock, label(&name(&options.command[0]))).notice(margin.notice());
     let obtained = unless_signalled(&mut signals, place.watch(lock).acquire()).await;
     drop(place);
     let done = match obtained {
         Ok(guard) => hold(guard, &options, &mut signals, margin).await,
         Err(obstacle) => Err(obstacle),
     };
-    settle(&client).await;
+    settle(&client, &options.servers).await;
     done
 }
 

@@ -5,6 +5,7 @@ mod attempt;
 mod beside;
 pub(crate) mod contended;
 pub(crate) mod line;
+pub(crate) mod patience;
 pub(crate) mod round;
 pub(crate) mod session;
 
@@ -15,24 +16,25 @@ use std::time::Duration;
 use dlock_core::command::MAX_LABEL;
 use dlock_core::{Mode, Token};
 
-use crate::acquire::attempt::{Attempt, Patience};
+use crate::acquire::attempt::{Attempt, Outage};
 use crate::acquire::line::Told;
+use crate::acquire::patience::Patience;
 use crate::client::Client;
-use crate::clock::now;
-use crate::error::AcquireError;
+use crate::error::{AcquireError, Report};
 use crate::guard::hold::Hold;
 use crate::guard::keeper::{Keeping, keep};
 use crate::guard::{Guard, Share};
 use crate::inspect::Place;
 
-/// For how long somebody else's hold is waited for.
+/// For how long somebody else's hold is waited for, and masters that are missing: down, silent, loading, in grace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// Not at all: one round.
+    /// Not at all: one round, with the few tries that [`Retry`](crate::Retry) gives masters that are missing.
     No,
-    /// At most so long.
+    /// At most so long, plus what one master may take for one answer.
     For(Duration),
-    /// Until it is granted, or the future is dropped.
+    /// Until it is granted, or the future is dropped. Only where no majority has answered since it was asked for, the tries
+    /// of [`Retry`](crate::Retry) are all: those addresses may be wrong.
     Forever,
 }
 
@@ -60,6 +62,7 @@ struct Options {
     notice: Option<Duration>,
     token: Option<Token>,
     told: Option<Told>,
+    outage: Option<Outage>,
 }
 
 /// The mode before its number is checked.
@@ -82,8 +85,8 @@ impl Acquire {
 
     /// For how long somebody else's hold is waited for; default [`Wait::Forever`], as a mutex.
     ///
-    /// Who waits stands in line at one master, in the order of asking. Masters in grace are waited for as well; masters
-    /// that are down only as [`Retry`](crate::Retry) says.
+    /// Who waits stands in line at one master, in the order of asking. Masters in grace, and those that are down or silent,
+    /// are waited for as well: see [`Wait`].
     pub fn wait(mut self, wait: Wait) -> Self {
         self.options.wait = wait;
         self
@@ -170,6 +173,13 @@ impl Acquire {
         self
     }
 
+    /// Called once, with what each master said, when so many of them are missing that nobody could get it for as long as
+    /// [`Retry`](crate::Retry) tries, and it is tried on, for [`Wait`] allows it.
+    pub fn on_outage(mut self, told: impl Fn(&Report) + Send + Sync + 'static) -> Self {
+        self.options.outage = Some(Arc::new(told));
+        self
+    }
+
     /// Acquires it.
     ///
     /// Dropping the future is safe at any moment: what was granted meanwhile is released, and no waiter stays in line, on
@@ -215,6 +225,7 @@ impl Acquire {
             notice: None,
             token: None,
             told: None,
+            outage: None,
         };
         Acquire { client, resource, options }
     }
@@ -257,11 +268,7 @@ impl Acquire {
         let delay = u32::try_from(options.delay.as_millis()).map_err(|_| "a delay lasts at most 49 days")?;
         let renewed_for = options.renew.then_some(options.max_hold.unwrap_or(Duration::MAX));
         let keeping = Keeping { renewed_for, notice: options.notice };
-        let patience = match options.wait {
-            Wait::No => Patience::None,
-            Wait::For(limit) => Patience::Until(now() + limit),
-            Wait::Forever => Patience::Endless,
-        };
+        let patience = Patience::of(options.wait);
         let attempt = Attempt {
             service,
             resource: self.resource.clone(),
@@ -275,6 +282,7 @@ impl Acquire {
             label: options.label.clone(),
             patience,
             told: options.told.clone(),
+            outage: options.outage.clone(),
         };
         Ok((attempt, keeping))
     }

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use dlock_core::Token;
 
-use crate::acquire::Acquire;
 use crate::acquire::all::AcquireAll;
+use crate::acquire::patience::Patience;
 use crate::acquire::session::Session;
+use crate::acquire::{Acquire, Wait};
 use crate::clock::now;
-use crate::error::{BuildError, ExtendError, NoQuorum, NodeState, ReleaseError};
+use crate::error::{BuildError, ExtendError, NoQuorum, NodeState, ReleaseError, Report};
 use crate::guard::extend::extend;
 use crate::guard::release::Releases;
 use crate::inspect::{Answer, Inspected, Inspection, Waiting};
@@ -116,28 +117,42 @@ impl Client {
         self.ask_all(request::break_holds(resource.as_ref()), reading::number).await
     }
 
-    /// Returns when the resource is free: a majority says that nobody holds it, nobody waits and no delay runs. It may be
-    /// taken again when this returns; nothing is reserved. Looks again after random pauses of up to half a second.
-    pub async fn wait_until_free(&self, resource: impl AsRef<[u8]>) -> Result<(), NoQuorum> {
+    /// The members that were reached and cannot take part, with what they lack: the module, a permission, another server
+    /// than one that is a member already. A majority goes on without them. Known once they have been asked for something.
+    pub fn unusable(&self) -> Report {
+        self.service.unusable()
+    }
+
+    /// Returns true when the resource is free: a majority says that nobody holds it, nobody waits and no delay runs; false
+    /// if it is not when the wait is over. It may be taken again when this returns; nothing is reserved. Looks again after
+    /// random pauses of up to half a second. Masters that are missing are waited for as [`Wait`] says.
+    pub async fn wait_until_free(&self, resource: impl AsRef<[u8]>, wait: Wait) -> Result<bool, NoQuorum> {
         let majority = self.service.quorum.majority();
+        let patience = Patience::of(wait);
         let mut pauses = Pauses::new(LOOK, LOOK);
-        let mut in_vain = 0;
+        let (mut in_vain, mut quorum_seen) = (0, false);
         loop {
             let seen = self.inspect(resource.as_ref()).await;
             let answered = seen.iter().filter(|seen| seen.answer.found().is_some()).count();
             let free = seen.iter().filter(|seen| matches!(seen.answer, Answer::Found(None))).count();
             if free >= majority {
-                return Ok(());
+                return Ok(true);
             }
+            quorum_seen |= answered >= majority;
             in_vain = if answered < majority { in_vain + 1 } else { 0 };
-            if in_vain > self.service.retry.times {
+            let given_up = in_vain > self.service.retry.times && !quorum_seen && patience.end().is_none();
+            if patience.is_over() && answered >= majority {
+                return Ok(false);
+            }
+            if patience.is_over() || given_up {
                 let states = seen.into_iter().map(|seen| match seen.answer {
                     Answer::Found(_) => NodeState::Agreed,
                     Answer::Unanswered(why) => why,
                 });
                 return Err(NoQuorum(self.service.report_of(states)));
             }
-            tokio::time::sleep(pauses.next()).await;
+            let pause = pauses.next();
+            tokio::time::sleep(patience.allows(pause).unwrap_or_default()).await;
         }
     }
 

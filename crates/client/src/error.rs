@@ -30,7 +30,9 @@ pub enum NodeState {
     Slow,
     /// It answered with an error: no module, no permission, no memory, the same server as another member.
     Failed(Arc<str>),
-    /// It was not asked, or its answer was not waited for.
+    /// It was asked, and its answer was not waited for: the others had decided.
+    Unheard,
+    /// It was not asked.
     Unasked,
 }
 
@@ -47,6 +49,7 @@ impl fmt::Display for NodeState {
             NodeState::Down(why) => write!(f, "down: {why}"),
             NodeState::Slow => f.write_str("no answer in time"),
             NodeState::Failed(why) => f.write_str(why),
+            NodeState::Unheard => f.write_str("asked, but not waited for"),
             NodeState::Unasked => f.write_str("not asked"),
         }
     }
@@ -97,14 +100,10 @@ pub enum BuildError {
     /// Two addresses lead to one server, which would vote twice.
     #[error("{0} and {1} are the same server, which would vote twice")]
     SameServer(Arc<str>, Arc<str>),
-    /// A server was reached that cannot take part: no module, no permission.
-    #[error("{server}: {why}")]
-    Unusable {
-        /// Its address.
-        server: Arc<str>,
-        /// What it lacks.
-        why: Arc<str>,
-    },
+    /// So many servers were reached and cannot take part (no module, no permission) that there is no majority without
+    /// them. Reported are they alone.
+    #[error("cannot take part: {0}")]
+    Unusable(Report),
     /// An option is out of its range.
     #[error("{0}")]
     Option(String),
@@ -146,6 +145,15 @@ pub enum AcquireError {
         /// What each master said in the last round.
         report: Report,
     },
+    /// What was asked for makes no sense to the servers: a ttl or a delay above their `dlock.max-ttl`, a key that holds
+    /// something else.
+    #[error("{resource} cannot be asked for like that ({report})")]
+    Misuse {
+        /// What was asked for.
+        resource: String,
+        /// What each master said.
+        report: Report,
+    },
     /// Of several locks, one was lost while the others were waited for.
     #[error("{resource} was lost while the other locks were waited for: {why}")]
     LostMeanwhile {
@@ -166,7 +174,8 @@ impl AcquireError {
             AcquireError::Taken { report, .. }
             | AcquireError::Deadlock { report, .. }
             | AcquireError::QuorumImpossible { report, .. }
-            | AcquireError::TooLate { report, .. } => Some(report),
+            | AcquireError::TooLate { report, .. }
+            | AcquireError::Misuse { report, .. } => Some(report),
             AcquireError::LostMeanwhile { .. } | AcquireError::Option(_) => None,
         }
     }
@@ -180,7 +189,7 @@ pub enum ExtendError {
     #[error("the hold is over ({0})")]
     Lost(Report),
     /// Too few masters answered: the hold goes on to the end it had, and extending may be tried again.
-    #[error("too few masters extended ({0})")]
+    #[error("the lease was not set anew ({0})")]
     Unconfirmed(Report),
     /// An option is out of its range.
     #[error("{0}")]
@@ -196,13 +205,13 @@ pub enum ReleaseError {
     NotHeld(Report),
     /// Too few masters answered in time. The others are told as soon as they can be reached, for as long as the
     /// client's clean-up lasts; the lease ends what they still hold.
-    #[error("too few masters confirmed the release ({0})")]
+    #[error("the release was not confirmed ({0})")]
     Unconfirmed(Report),
 }
 
 /// Why a question had no answer from a majority.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("too few masters answered ({0})")]
+#[error("too few servers answered ({0})")]
 pub struct NoQuorum(pub Report);
 
 /// Why a hold was lost.
@@ -213,7 +222,7 @@ pub enum Lost {
     #[error("its time is over")]
     Ended,
     /// It was not renewed in time.
-    #[error("too few masters renewed it in time ({0})")]
+    #[error("it was not renewed in time ({0})")]
     NotRenewed(Report),
     /// So many masters do not hold it any more that no majority can: broken by an operator, deleted, forgotten.
     #[error("it was taken away ({0})")]

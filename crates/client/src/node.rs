@@ -20,9 +20,10 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use crate::clock::now;
+use crate::error::NodeState;
 use crate::lease::Instant;
 use crate::pauses::Pauses;
-use crate::quorum::{Failure, Member};
+use crate::quorum::{Failure, Member, Vote};
 
 /// The first pause after a connection that failed; they grow up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -53,7 +54,8 @@ pub(crate) struct Node {
 enum Link {
     /// There is none, and nothing is against opening one.
     None,
-    Opening(Opening),
+    /// Since when.
+    Opening(Opening, Instant),
     Up(Connection),
     /// It failed, and is not tried again before `until`.
     Down {
@@ -108,11 +110,13 @@ impl Node {
             let pauses = match &*link {
                 Link::Up(connection) if connection.is_good() => return Ok(connection.clone()),
                 Link::Down { why, until, .. } if now() < *until => return Err(why.clone()),
+                // Whoever has been waited for so long is silent, and is not waited for by each one anew.
+                Link::Opening(_, since) if now() >= *since + self.limit => return Err(self.not_yet()),
                 Link::Down { pauses, .. } => *pauses,
-                Link::None | Link::Up(_) | Link::Opening(_) => fresh_pauses(),
+                Link::None | Link::Up(_) | Link::Opening(..) => fresh_pauses(),
             };
             match &*link {
-                Link::Opening(opening) => opening.clone(),
+                Link::Opening(opening, _) => opening.clone(),
                 _ => self.begin_opening(&mut link, pauses),
             }
         };
@@ -121,9 +125,19 @@ impl Node {
 
     /// Whether there is a connection, or one can be had in the time of an answer.
     pub(crate) async fn reach(self: &Arc<Self>) -> Result<Connection, Trouble> {
-        let limit = self.limit;
-        let connection = timeout(limit, self.connection()).await;
-        connection.unwrap_or_else(|_| Err(Trouble::down(format!("no connection within {limit:?} yet"))))
+        timeout(self.limit, self.connection()).await.unwrap_or_else(|_| Err(self.not_yet()))
+    }
+
+    /// What is wrong with it, as far as is known at present.
+    pub(crate) fn trouble(&self) -> Option<NodeState> {
+        match &*self.link() {
+            Link::Down { why, .. } => Some(NodeState::from(&Vote::<()>::Failed(Failure::from(why.clone())))),
+            Link::None | Link::Opening(..) | Link::Up(_) => None,
+        }
+    }
+
+    pub(crate) fn not_yet(&self) -> Trouble {
+        Trouble::down(format!("no connection within {:?} yet", self.limit))
     }
 
     /// A connection for one caller alone, who may block it.
@@ -171,7 +185,7 @@ impl Node {
             opened
         });
         let opening = task.map(|opened| opened.unwrap_or_else(|_| Err(gone()))).boxed().shared();
-        *link = Link::Opening(opening.clone());
+        *link = Link::Opening(opening.clone(), now());
         opening
     }
 

@@ -9,7 +9,7 @@ use crate::error::BuildError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
     /// How often masters that are down or silent are asked again before
-    /// [`QuorumImpossible`](crate::AcquireError::QuorumImpossible). 0: never.
+    /// [`QuorumImpossible`](crate::AcquireError::QuorumImpossible), where [`Wait`](crate::Wait) does not allow more. 0: never.
     pub times: u8,
     /// The longest of the first pauses. Each pause is drawn anew, from half of it to all of it, and the bound doubles
     /// from pause to pause.
@@ -105,10 +105,12 @@ impl ClientBuilder {
         self
     }
 
-    /// The client. Connects to all servers at once, and waits for each no longer than a connection may take.
+    /// The client. Connects to all servers at once, and waits until a majority is there, but for all of them at least as long
+    /// as one answer may take, and for none longer than a connection may take.
     ///
-    /// A server that cannot be reached is no error: it is tried again whenever it is needed. One that is reached and
-    /// cannot do its part is: no module, two addresses for one server. Must be called in a tokio runtime, which is
+    /// A server that cannot be reached is no error: it is tried again whenever it is needed. Nor is one that is reached and
+    /// cannot take part (no module, no permission), as long as there is a majority without it: see
+    /// [`Client::unusable`]. Two addresses of one server are an error. Must be called in a tokio runtime, which is
     /// the one that the client's background work (renewals, clean-up) runs on.
     pub async fn build(self) -> Result<Client, BuildError> {
         Client::connect(self).await

@@ -90,8 +90,10 @@ pub enum Refusal {
 pub enum Failure {
     /// It could not be reached.
     Down(Arc<str>),
-    /// It answered with an error that is no refusal: no permission, no module, no memory.
+    /// It answered with an error that is no refusal: no permission, no module, no memory, still loading.
     Error(Arc<str>),
+    /// It answered that what is asked makes no sense there: asked again it would say the same.
+    Misuse(Arc<str>),
 }
 
 impl<G> Vote<G> {

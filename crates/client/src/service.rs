@@ -1,8 +1,9 @@
 //! What all clones of a client share: the masters, and the work in the background.
 
 use dlock_core::Ttl;
-use futures_util::FutureExt;
 use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use smallvec::SmallVec;
 use std::future::Future;
 use std::sync::Arc;
@@ -11,11 +12,12 @@ use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
 use crate::acquire::contended::Contended;
+use crate::clock::{now, sleep_until};
 use crate::error::{BuildError, NodeReport, NodeState, Report};
 use crate::lease::Lease;
 use crate::node::{Address, Lane, Node, Reply, Roster, Trouble};
 use crate::options::{ClientBuilder, Retry};
-use crate::quorum::{Failure, Member, Quorum, Refusal, Vote};
+use crate::quorum::{Member, Quorum, Refusal, Vote};
 
 /// The lock service as a client knows it.
 #[derive(Debug)]
@@ -60,20 +62,42 @@ impl Service {
         Ok(Arc::new(service))
     }
 
-    /// A master that is down may come; one that is there and no member of a quorum is an error.
+    /// A master that is down may come, and a majority goes on without one that is there and cannot take part. Once there is
+    /// a majority, the others are waited for no longer than for an answer: they may join later.
     async fn first_connections(&self) -> Result<(), BuildError> {
-        for (node, opened) in self.nodes.iter().zip(join_all(self.nodes.iter().map(Node::connection)).await) {
-            match opened {
-                Ok(_) | Err(Trouble::Failure(Failure::Down(_))) => {}
-                Err(Trouble::Failure(Failure::Error(why))) => {
-                    return Err(BuildError::Unusable { server: node.name.clone(), why });
-                }
-                Err(Trouble::SameAs(other)) => {
+        let overdue = now() + self.nodes[0].limit;
+        let opening = self.nodes.iter().map(|node| async move { (node, node.connection().await) });
+        let mut opening: FuturesUnordered<_> = opening.collect();
+        let mut up = 0;
+        loop {
+            let next = tokio::select! {
+                biased;
+                next = opening.next() => next,
+                () = sleep_until(overdue), if up >= self.quorum.majority() => None,
+            };
+            match next {
+                None => return Ok(()),
+                Some((_, Ok(_))) => up += 1,
+                Some((node, Err(Trouble::SameAs(other)))) => {
                     return Err(BuildError::SameServer(other, node.name.clone()));
+                }
+                Some((_, Err(Trouble::Failure(_)))) => {
+                    let unusable = self.unusable();
+                    if self.nodes.len() - unusable.0.len() < self.quorum.majority() {
+                        return Err(BuildError::Unusable(unusable));
+                    }
                 }
             }
         }
-        Ok(())
+    }
+
+    /// The members that are there and cannot take part.
+    pub(crate) fn unusable(&self) -> Report {
+        let defects = self.nodes.iter().filter_map(|node| {
+            let state = node.trouble().filter(|state| matches!(state, NodeState::Failed(_)))?;
+            Some(NodeReport { server: node.name.clone(), state })
+        });
+        Report(defects.collect())
     }
 
     pub(crate) fn node(&self, member: Member) -> &Arc<Node> {
@@ -160,7 +184,7 @@ impl Service {
         votes: impl IntoIterator<Item = Option<&'a Vote<G>>>,
     ) -> Report {
         self.report_of(lanes.iter().zip(votes).map(|(lane, vote)| match vote {
-            None => NodeState::Unasked,
+            None => lane.unheard(),
             Some(Vote::Unknown) => lane.silence(),
             Some(vote) => NodeState::from(vote),
         }))

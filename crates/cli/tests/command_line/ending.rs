@@ -179,3 +179,84 @@ fn servers_and_passwords_come_from_a_file_or_the_environment() {
         assert!(!refused.stderr.contains("wrong"), "a password is no news: {}", refused.stderr);
     });
 }
+
+#[test]
+fn a_member_that_cannot_take_part_is_named_once_and_done_without() {
+    each_server(|kind| {
+        let stage = Stage::with(kind, 2);
+        let bare = Server::options(kind).without_module().start();
+        let urls = format!("{},redis://127.0.0.1:{}", stage.urls(), bare.port());
+        let end = |words: &str| {
+            let mut dlock = stage.dlock(words);
+            dlock.env("DLOCK_SERVERS", &urls);
+            stage.end(dlock)
+        };
+        let done = end("run --node-timeout 5s r -- true");
+        assert_eq!(done.code, Some(0), "{}", done.stderr);
+        let says = format!("dlock: redis://127.0.0.1:{} cannot take part", bare.port());
+        assert!(done.stderr.starts_with(&says) && done.stderr.lines().count() == 1, "{}", done.stderr);
+        assert!(done.stderr.contains("load the module"), "{}", done.stderr);
+        let seen = end("inspect r");
+        assert_eq!((seen.code, seen.stdout.contains("load the module")), (Some(0), true), "{}", seen.stdout);
+        assert_eq!(end("wait r").code, Some(0));
+    });
+}
+
+/// Four times as long a connection may take, which is what each of these once did.
+#[test]
+fn a_silent_member_costs_the_time_of_one_answer() {
+    each_server(|kind| {
+        let stage = Stage::with(kind, 3);
+        let hold = stage.end(stage.dlock("acquire --node-timeout 5s other")).stdout;
+        stage.servers[0].pause();
+        let release = format!("release --node-timeout 3s other {}", hold.trim());
+        let all = ["run --node-timeout 3s r -- true", "inspect --node-timeout 3s r", &release];
+        for running in all.map(|words| stage.start(stage.dlock(words))) {
+            let done = running.end();
+            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+        }
+        stage.servers[0].resume();
+    });
+}
+
+#[test]
+fn with_a_wait_servers_that_are_down_are_waited_for() {
+    each_server(|kind| {
+        let mut stage = Stage::one(kind);
+        stage.servers[0].kill9();
+        let run = stage.start(stage.run("--wait 10m", "echo ran"));
+        until("it says what is missing", || run.stderr().contains("dlock: too few servers for r at present"));
+        stage.servers[0].restart();
+        let done = run.end();
+        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"), "{}", done.stderr);
+        assert_eq!(done.stderr.lines().count(), 1, "{}", done.stderr);
+
+        stage.servers[0].kill9();
+        let done = stage.end(stage.run("--wait 1s", "echo ran"));
+        assert_eq!(done.code, Some(69), "{}", done.stderr);
+        assert!(
+            done.stderr.contains("no quorum for r") && done.stderr.contains(" down: "),
+            "{}",
+            done.stderr
+        );
+        assert_eq!(stage.end(stage.dlock("wait --timeout 100ms r")).code, Some(69));
+    });
+}
+
+#[test]
+fn what_the_servers_find_wrong_is_64() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        for wrong in ["--ttl 25h", "--delay 2d"] {
+            let done = stage.end(stage.run(wrong, "echo ran"));
+            assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{}", done.stderr);
+        }
+        // Free, but not to be looked at.
+        let mut conn = stage.connect();
+        assert_eq!(conn.ok("ACL SETUSER worker on >pw ~* +@all -dlock.inspect"), "OK");
+        let mut wait = stage.dlock("wait --timeout 100ms r");
+        wait.env("DLOCK_SERVERS", format!("redis://worker:pw@127.0.0.1:{}", stage.servers[0].port()));
+        let done = stage.end(wait);
+        assert_eq!((done.code, done.stderr.contains("NOPERM")), (Some(69), true), "{}", done.stderr);
+    });
+}

@@ -6,10 +6,10 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use crate::acquire::line::{Queueing, Told};
+use crate::acquire::patience::Patience;
 use crate::acquire::round::{Defeat, Round, Spoils, Start};
-use crate::clock::{now, sleep_until};
 use crate::error::{AcquireError, NodeState, Report};
-use crate::lease::{Instant, Lease};
+use crate::lease::Lease;
 use crate::node::Connection;
 use crate::pauses::Pauses;
 use crate::quorum::{Failure, Loss, Member, Plan, Refusal, Vote};
@@ -37,32 +37,14 @@ pub(crate) struct Attempt {
     pub(crate) label: String,
     pub(crate) patience: Patience,
     pub(crate) told: Option<Told>,
+    pub(crate) outage: Option<Outage>,
 }
 
-/// For how long somebody else's hold is waited for.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Patience {
-    None,
-    Until(Instant),
-    Endless,
-}
+/// Is called when too few masters can vote and that goes on to be waited for.
+pub(crate) type Outage = Arc<dyn Fn(&Report) + Send + Sync>;
 
-impl Patience {
-    pub(crate) fn is_over(self) -> bool {
-        match self {
-            Patience::None => true,
-            Patience::Until(end) => now() >= end,
-            Patience::Endless => false,
-        }
-    }
-
-    fn end(self) -> Option<Instant> {
-        match self {
-            Patience::Until(end) => Some(end),
-            Patience::None | Patience::Endless => None,
-        }
-    }
-}
+/// The longest pause between two rounds while masters are missing.
+const LONGEST_OUTAGE_PAUSE: Duration = Duration::from_secs(2);
 
 impl Attempt {
     pub(crate) async fn run(self) -> Result<Spoils, AcquireError> {
@@ -72,7 +54,10 @@ impl Attempt {
         let mut line = (self.waits() && straight).then(|| self.service.line_order());
         let retry = self.service.retry;
         let mut pauses = Pauses::new(retry.pause, Duration::from_secs(10));
-        let mut failed_lines = 0;
+        let mut outage = Pauses::new(retry.pause, LONGEST_OUTAGE_PAUSE);
+        let (mut failed_lines, mut told) = (0, false);
+        // A quorum that was never there may never come: its addresses may be wrong.
+        let mut seen = self.service.contended.contains(&self.resource);
         loop {
             let defeat = match self.round(line.as_deref(), own.clone()).run().await {
                 Ok(spoils) => return Ok(spoils),
@@ -82,21 +67,35 @@ impl Attempt {
                 return Err(self.error(defeat));
             }
             let was_in_line = line.take().is_some();
-            match defeat.loss {
-                Loss::Taken if !was_in_line => {
+            let grace = self.service.grace(&defeat.votes);
+            seen |= defeat.loss != Loss::Impossible || grace.is_some();
+            let pause = match (defeat.loss, grace) {
+                (Loss::Taken, _) if !was_in_line => {
                     self.service.contended.note(&self.resource);
                     line = Some(defeat.line(self.service.line_order()));
                     continue;
                 }
-                Loss::Impossible => match self.service.grace(&defeat.votes) {
-                    Some(left) => self.pause(left).await,
-                    None if was_in_line && failed_lines < retry.times => failed_lines += 1,
-                    None => return Err(self.error(defeat)),
-                },
-                Loss::Taken | Loss::TooLate => {}
+                (Loss::Impossible, Some(left)) => left + pauses.next(),
+                (Loss::Impossible, None) if was_in_line && failed_lines < retry.times => {
+                    failed_lines += 1;
+                    outage.next()
+                }
+                (Loss::Impossible, None) => {
+                    if !seen && self.patience.end().is_none() {
+                        return Err(self.error(defeat));
+                    }
+                    if !std::mem::replace(&mut told, true) {
+                        self.outage.iter().for_each(|outage| outage(&defeat.report));
+                    }
+                    outage.next()
+                }
+                // Not at once, or who lost to others would only get in their way again.
+                (Loss::Taken | Loss::TooLate, _) => pauses.next(),
+            };
+            match self.patience.allows(pause) {
+                Some(pause) => sleep(pause).await,
+                None => return Err(self.error(defeat)),
             }
-            // Once around: not at once, or who lost to others would only get in their way again.
-            self.pause(pauses.next()).await;
         }
     }
 
@@ -126,7 +125,7 @@ impl Attempt {
             }
             None => Start::AtOnce(self.service.line_order().first().copied().filter(|_| self.waits())),
         };
-        Round::begin(&self.service, plan, wish, lanes, start)
+        Round::begin(&self.service, plan, wish, lanes, start, self.patience)
     }
 
     fn waits(&self) -> bool {
@@ -160,12 +159,14 @@ impl Attempt {
             || defeat.loss == Loss::TooLate
             || self.patience.is_over()
             || defeat.refused(|why| matches!(why, Refusal::QueueFull | Refusal::Deadlock(_)))
+            || self.is_misuse(defeat)
     }
 
-    /// No longer than is waited at all.
-    async fn pause(&self, pause: Duration) {
-        let end = now() + pause;
-        sleep_until(self.patience.end().map_or(end, |patience| patience.min(end))).await;
+    /// Whether so many masters found fault with what is asked that it can never be won.
+    fn is_misuse(&self, defeat: &Defeat) -> bool {
+        let misuse = |vote: &&Vote| matches!(vote, Vote::Failed(Failure::Misuse(_)));
+        let faults = defeat.votes.iter().flatten().filter(misuse).count();
+        self.service.nodes.len() - faults < self.service.quorum.majority()
     }
 
     /// Another task of the same owner is acquiring it.
@@ -177,8 +178,10 @@ impl Attempt {
     fn error(&self, defeat: Defeat) -> AcquireError {
         let resource = shown(&self.resource);
         let deadlock = defeat.refused(|why| matches!(why, Refusal::Deadlock(_)));
+        let misuse = self.is_misuse(&defeat);
         let report: Report = defeat.report;
         match defeat.loss {
+            _ if misuse => AcquireError::Misuse { resource, report },
             _ if deadlock => AcquireError::Deadlock { resource, report },
             Loss::Taken => AcquireError::Taken { resource, report },
             Loss::Impossible => AcquireError::QuorumImpossible { resource, report },

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
+use crate::acquire::patience::Patience;
 use crate::acquire::round::{Round, Spoils, Start};
 use crate::node::Lane;
 use crate::pauses::Pauses;
@@ -36,7 +37,7 @@ pub(crate) async fn beside(service: Arc<Service>, plan: Plan, wish: Arc<Wish>, l
         }
         let wish = Wish { token: fresh_token(), ..Wish::clone(&wish) };
         let lanes = service.lanes();
-        let round = Round::begin(&service, plan, wish, lanes, Start::Beside(line));
+        let round = Round::begin(&service, plan, wish, lanes, Start::Beside(line), Patience::Endless);
         if let Ok(spoils) = round.run().await {
             return spoils;
         }

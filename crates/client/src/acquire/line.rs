@@ -1,12 +1,13 @@
 //! A wait in line at one master, on a connection of its own.
 
+use futures_util::future::OptionFuture;
 use redis::Cmd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-use crate::clock::now;
+use crate::clock::{now, sleep_until};
 use crate::error::NodeState;
 use crate::inspect::Place;
 use crate::lease::Instant;
@@ -50,7 +51,12 @@ impl Stand {
 
     /// Waits until it is granted, or the wait is over, or the master does not answer any more.
     pub(crate) async fn wait(&self, queueing: Queueing) -> Vote {
-        let connection = match self.connect().await {
+        let overdue = queueing.until.map(|until| sleep_until(until + self.lane.node.limit));
+        let connected = tokio::select! {
+            connected = self.connect() => connected,
+            Some(()) = OptionFuture::from(overdue) => Err(self.lane.node.not_yet().into()),
+        };
+        let connection = match connected {
             Ok(connection) => connection,
             Err(failure) => return Vote::Failed(failure),
         };

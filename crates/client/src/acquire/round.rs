@@ -11,6 +11,7 @@ use tokio::time::{Sleep, sleep};
 
 use crate::acquire::beside::beside;
 use crate::acquire::line::{Queueing, Stand};
+use crate::acquire::patience::Patience;
 use crate::clock::now;
 use crate::error::{NodeState, Report};
 use crate::guard::release::Releases;
@@ -42,6 +43,7 @@ pub(crate) struct Round {
     beside: Option<BoxFuture<'static, Spoils>>,
     first: Option<First>,
     pauses: Pauses,
+    patience: Patience,
     pause: Option<Pin<Box<Sleep>>>,
     over: bool,
 }
@@ -89,6 +91,7 @@ impl Round {
         wish: Wish,
         lanes: Lanes,
         start: Start<'_>,
+        patience: Patience,
     ) -> Round {
         let (mut first, mut queueing) = (None, None);
         let mut pause = service.retry.pause;
@@ -115,6 +118,7 @@ impl Round {
             beside: None,
             first,
             pauses: Pauses::new(pause, LONGEST_PAUSE),
+            patience,
             pause: None,
             over: false,
         };
@@ -178,9 +182,10 @@ impl Round {
     fn follow(&mut self, progress: Progress) -> Option<Result<Won, Loss>> {
         match progress.verdict {
             Verdict::Open => self.send(progress.sends),
-            Verdict::TryAgain if self.pause.is_none() => {
-                self.pause = Some(Box::pin(sleep(self.pauses.next())));
-            }
+            Verdict::TryAgain if self.pause.is_none() => match self.patience.allows(self.pauses.next()) {
+                Some(pause) => self.pause = Some(Box::pin(sleep(pause))),
+                None => return Some(Err(self.machine.why_not())),
+            },
             Verdict::TryAgain => {}
             Verdict::Won(won) => return Some(Ok(won)),
             // Its sends are what dropping this does, and more: nothing may leave any more.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::sync::{Mutex as Turn, OwnedMutexGuard};
 
-use crate::acquire::attempt::Patience;
+use crate::acquire::patience::Patience;
 use crate::clock::sleep_until;
 use crate::guard::Share;
 

@@ -72,9 +72,7 @@ impl Lane {
                 connection.was_silent();
                 Reply::Silence
             }
-            (Err(_), None) => {
-                Reply::Unasked(Trouble::down(format!("no connection within {limit:?} yet")).into())
-            }
+            (Err(_), None) => Reply::Unasked(self.node.not_yet().into()),
         }
     }
 
@@ -149,8 +147,15 @@ impl Lane {
             Some(connection) if !connection.is_open() => {
                 NodeState::Down("the connection broke before the answer".into())
             }
-            _ => NodeState::Slow,
+            Some(_) => NodeState::Slow,
+            None => self.node.trouble().unwrap_or(NodeState::Slow),
         }
+    }
+
+    /// How it is that nothing was heard of it.
+    pub(crate) fn unheard(&self) -> NodeState {
+        let otherwise = if self.way().sent > 0 { NodeState::Unheard } else { NodeState::Unasked };
+        self.node.trouble().unwrap_or(otherwise)
     }
 
     async fn current(&self) -> Result<Connection, Trouble> {

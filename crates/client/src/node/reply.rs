@@ -90,7 +90,12 @@ fn refusal<G>(error: &ServerError) -> Vote<G> {
         "FENCEAHEAD" => Some(Refusal::FenceAhead),
         _ => None,
     };
-    refusal.map_or_else(|| Vote::Failed(Failure::Error(text(error).into())), Vote::Refused)
+    let failure = match error.code() {
+        "ERR" if !details.starts_with("unknown command") => Failure::Misuse,
+        "WRONGTYPE" => Failure::Misuse,
+        _ => Failure::Error,
+    };
+    refusal.map_or_else(|| Vote::Failed(failure(text(error).into())), Vote::Refused)
 }
 
 /// An error reply as the server wrote it.
@@ -109,7 +114,7 @@ impl<G> From<&Vote<G>> for NodeState {
             Vote::Refused(Refusal::FenceAhead) => NodeState::ClockAhead,
             Vote::Refused(Refusal::NotHeld) => NodeState::NotHeld,
             Vote::Failed(Failure::Down(why)) => NodeState::Down(Arc::clone(why)),
-            Vote::Failed(Failure::Error(why)) => NodeState::Failed(Arc::clone(why)),
+            Vote::Failed(Failure::Error(why) | Failure::Misuse(why)) => NodeState::Failed(Arc::clone(why)),
             Vote::Unknown => NodeState::Slow,
         }
     }

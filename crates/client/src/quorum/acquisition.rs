@@ -157,6 +157,11 @@ impl Acquisition {
         sends
     }
 
+    /// Why it is not held, for whoever does not ask again after [`Verdict::TryAgain`].
+    pub fn why_not(&self) -> Loss {
+        self.loss(Loss::Taken)
+    }
+
     /// Ends it without a hold: the clean-up to send. Nothing if it is over already.
     pub fn give_up(&mut self) -> Sends {
         match self.stage {
@@ -230,8 +235,7 @@ impl Acquisition {
         if self.plan.retries > 0 && hoped_for + again >= majority {
             return Progress { sends: Sends::new(), verdict: Verdict::TryAgain };
         }
-        let loss = self.loss(Loss::Taken);
-        self.lose(loss)
+        self.lose(self.why_not())
     }
 
     /// On a single server the grant's own number rises already; a grant that was waited for has to be confirmed there too.

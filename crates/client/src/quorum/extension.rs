@@ -59,7 +59,7 @@ impl Extension {
         } else if yes >= majority {
             self.held_until = self.extended_until;
             Extended::Until(self.extended_until)
-        } else if yes + outstanding >= majority {
+        } else if yes + outstanding >= majority || !self.quorum.possible_without(not_held + outstanding) {
             Extended::Open
         } else {
             Extended::Kept

@@ -1,6 +1,6 @@
 //! What is known of one master during an acquisition.
 
-use super::{Fence, Refusal, Vote};
+use super::{Failure, Fence, Refusal, Vote};
 
 /// What is known of one master.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -66,6 +66,7 @@ impl Seat {
             None | Some(Vote::Granted(_)) => false,
             Some(Vote::Refused(Refusal::Grace(_))) => true,
             Some(Vote::Refused(_)) => waited,
+            Some(Vote::Failed(Failure::Misuse(_))) => false,
             Some(Vote::Failed(_) | Vote::Unknown) => true,
         }
     }

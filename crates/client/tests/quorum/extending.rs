@@ -57,3 +57,11 @@ fn a_shorter_lease_counts_at_once_for_silence_may_have_obeyed() {
     }
     assert_eq!(machine.held_until(), at(1_988));
 }
+
+#[test]
+fn a_hold_that_a_majority_does_not_have_is_over_whoever_is_silent() {
+    let mut machine = extending();
+    machine.answered(Member(0), Vote::Unknown, at(2_000));
+    assert_eq!(machine.answered(Member(1), NOT_HELD, at(2_000)), Extended::Open, "the third decides");
+    assert_eq!(machine.answered(Member(2), NOT_HELD, at(2_000)), Extended::Over);
+}
