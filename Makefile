@@ -1,6 +1,6 @@
 # The ways into the project. Each target only names a script; what it does and why stands there.
 .DEFAULT_GOAL := help
-.PHONY: help setup run run-quorum test test-servers soak chaos lint fmt miri asan fuzz bench stall model clean
+.PHONY: help setup run run-quorum test test-servers soak chaos lint fmt miri asan fuzz bench bench-peers stall model clean
 
 # How long fuzz (60) and soak (3600) run.
 SECONDS ?=
@@ -49,6 +49,9 @@ fuzz: setup ## each fuzz target for SECONDS=60, and damaged files in real server
 
 bench: setup ## how fast it is beside plain SET, scripts and Redisson (ARGS="all --quick", ARGS="contend --only dlock")
 	@scripts/bench.sh $(ARGS)
+
+bench-peers: setup ## etcd and ZooKeeper beside dlock (installs Java and ZooKeeper's library, and fetches etcd)
+	@scripts/bench-peers.sh $(ARGS)
 
 stall: setup ## the longest pause when 100,000 of 1,000,000 leases end together
 	@scripts/stall.sh

@@ -21,6 +21,25 @@ redis_server() {
     fi
 }
 
+# Debian's packages, as root: install_packages NAME...
+install_packages() {
+    say "installing: $*"
+    mkdir -p build
+    as_root=
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo >/dev/null || fail "not root and no sudo; as root run: apt-get install $*"
+        as_root=sudo
+    fi
+    command -v apt-get >/dev/null || fail "no apt-get here; install what Debian calls $*"
+    $as_root apt-get update -qq -o Acquire::Retries=3 || fail "apt-get update failed"
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 \
+        --no-install-recommends "$@" >build/setup.log 2>&1 ||
+        {
+            cat build/setup.log >&2
+            fail "apt-get install failed: $*"
+        }
+}
+
 # Tools that only exist for nightly: nightly_with COMPONENT...
 nightly_with() {
     if ! cargo +nightly --version >/dev/null 2>&1; then

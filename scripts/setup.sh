@@ -22,24 +22,8 @@ command -v cc >/dev/null && [ -e /usr/include/stdio.h ] || missing="$missing gcc
 has_libclang || missing="$missing libclang-dev"
 command -v redis-cli >/dev/null && [ -x /usr/bin/redis-check-rdb ] || missing="$missing redis-tools"
 
-if [ -n "$missing" ]; then
-    say "installing:$missing"
-    mkdir -p build
-    as_root=
-    if [ "$(id -u)" != 0 ]; then
-        command -v sudo >/dev/null || fail "not root and no sudo; as root run: apt-get install$missing"
-        as_root=sudo
-    fi
-    command -v apt-get >/dev/null || fail "no apt-get here; install what Debian calls$missing"
-    $as_root apt-get update -qq -o Acquire::Retries=3 || fail "apt-get update failed"
-    # shellcheck disable=SC2086 # the list is meant to be split
-    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 \
-        --no-install-recommends $missing >build/setup.log 2>&1 ||
-        {
-            cat build/setup.log >&2
-            fail "apt-get install failed:$missing"
-        }
-fi
+# shellcheck disable=SC2086 # the list is meant to be split
+[ -z "$missing" ] || install_packages $missing
 
 if [ ! -x /usr/bin/redis-server ] && [ ! -e build/servers/redis-7.0/server ]; then
     mkdir -p build/servers/redis-7.0

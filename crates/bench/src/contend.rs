@@ -25,7 +25,7 @@ struct Lane {
 }
 
 /// What one block of a way came to.
-struct Sample {
+pub struct Sample {
     grants_a_second: f64,
     /// Jain's index over the clients' grants.
     fairness: f64,
@@ -35,6 +35,13 @@ struct Sample {
     waited: Vec<f64>,
     /// Microseconds of processor time the server took for a grant.
     cpu_a_grant: f64,
+}
+
+/// Somebody who wants the lock.
+pub trait Fighter: Send {
+    /// Comes back with it.
+    fn acquire(&mut self) -> Result<()>;
+    fn release(&mut self) -> Result<()>;
 }
 
 /// Measures all ways, with few and with many clients.
@@ -47,7 +54,8 @@ fn compare(run: &Run, clients: usize) -> Result<Report> {
     let (rounds, seconds) = run.scale((3, 1), (5, 3));
     let wanted = ALL.into_iter().filter(|way| *way == BASE || run.wants(way.name()));
     let mut lanes: Vec<Lane> = wanted.map(|way| Lane::start(run, way, clients)).collect::<Result<_>>()?;
-    let mut samples: Vec<(Way, Vec<Sample>)> = lanes.iter().map(|lane| (lane.way, Vec::new())).collect();
+    let mut samples: Vec<(&str, Vec<Sample>)> =
+        lanes.iter().map(|lane| (lane.way.name(), Vec::new())).collect();
     for lane in &mut lanes {
         lane.block(Duration::from_millis(100))?;
     }
@@ -59,7 +67,7 @@ fn compare(run: &Run, clients: usize) -> Result<Report> {
             samples[at].1.push(lanes[at].block(Duration::from_secs(seconds))?);
         }
     }
-    Ok(report(title, &samples))
+    Ok(report(title, &samples, BASE.name(), "x Redisson"))
 }
 
 impl Lane {
@@ -70,7 +78,8 @@ impl Lane {
     }
 
     fn block(&mut self, time: Duration) -> Result<Sample> {
-        fight(&mut self.rivals, &self.server, time).map_err(|why| self.server.explain(self.way.name(), &why))
+        fight(&mut self.rivals, || self.server.cpu(), time)
+            .map_err(|why| self.server.explain(self.way.name(), &why))
     }
 }
 
@@ -90,9 +99,14 @@ struct Share {
     waited: Vec<f64>,
 }
 
-fn fight(rivals: &mut [Rival], server: &Server, time: Duration) -> Result<Sample> {
+/// Lets all fight for so long. `cpu` tells the processor time that the server has used.
+pub fn fight<F: Fighter>(
+    rivals: &mut [F],
+    cpu: impl Fn() -> Option<Duration>,
+    time: Duration,
+) -> Result<Sample> {
     let arena = Arena { start: Barrier::new(rivals.len()), last: AtomicUsize::new(usize::MAX), time };
-    let cpu = server.cpu();
+    let before = cpu();
     let shares: Vec<Share> = thread::scope(|scope| {
         let enter = |(number, rival)| {
             let arena = &arena;
@@ -104,7 +118,7 @@ fn fight(rivals: &mut [Rival], server: &Server, time: Duration) -> Result<Sample
         };
         threads.into_iter().map(end).collect::<Result<_>>()
     })?;
-    let cpu = server.cpu().zip(cpu).map_or(f64::NAN, |(after, before)| (after - before).as_secs_f64());
+    let cpu = cpu().zip(before).map_or(f64::NAN, |(after, before)| (after - before).as_secs_f64());
     let grants: Vec<f64> = shares.iter().map(|share| share.grants as f64).collect();
     let all = grants.iter().sum::<f64>();
     let waited: Vec<f64> = shares.iter().flat_map(|share| &share.waited).copied().collect();
@@ -119,7 +133,7 @@ fn fight(rivals: &mut [Rival], server: &Server, time: Duration) -> Result<Sample
 
 impl Arena {
     /// The last wait is over when its grant comes, though that is late and does not count as one.
-    fn fight(&self, number: usize, rival: &mut Rival) -> Result<Share> {
+    fn fight(&self, number: usize, rival: &mut impl Fighter) -> Result<Share> {
         let mut share = Share::default();
         self.start.wait();
         let start = Instant::now();
@@ -140,13 +154,13 @@ impl Arena {
 }
 
 /// Ratios are of rounds: a block against the base's block in the same round.
-fn report(title: String, samples: &[(Way, Vec<Sample>)]) -> Report {
+pub fn report(title: String, samples: &[(&str, Vec<Sample>)], base: &str, ratio: &str) -> Report {
     let all = |of: &[Sample], field: fn(&Sample) -> f64| of.iter().map(field).collect::<Vec<_>>();
-    let base = samples.iter().find(|(way, _)| *way == BASE).map_or(&[][..], |(_, blocks)| blocks);
+    let base = samples.iter().find(|(name, _)| *name == base).map_or(&[][..], |(_, blocks)| blocks);
     let head = [
         "",
         "grants/s",
-        "x Redisson",
+        ratio,
         "(min..max)",
         "changed hands",
         "wait p50",
@@ -158,7 +172,7 @@ fn report(title: String, samples: &[(Way, Vec<Sample>)]) -> Report {
     ];
     let mut table = Table::new(&title, &head);
     let mut lines = Vec::new();
-    for (way, blocks) in samples {
+    for (name, blocks) in samples {
         let speed = Ratios::of(&all(blocks, |s| s.grants_a_second), &all(base, |s| s.grants_a_second));
         let waited: Vec<f64> = blocks.iter().flat_map(|block| &block.waited).copied().collect();
         let [p50, p99, max] = [0.5, 0.99, 1.0].map(|share| percentile(&waited, share));
@@ -167,7 +181,7 @@ fn report(title: String, samples: &[(Way, Vec<Sample>)]) -> Report {
         let (fairness, cpu) = (middle(|s| s.fairness), middle(|s| s.cpu_a_grant));
         let unfairest = percentile(&all(blocks, |s| s.fairness), 0.0);
         table.row(vec![
-            way.name().into(),
+            (*name).into(),
             si(grants),
             speed.middle(),
             speed.spread(),
@@ -180,7 +194,7 @@ fn report(title: String, samples: &[(Way, Vec<Sample>)]) -> Report {
             format!("{cpu:.2}"),
         ]);
         lines.push(json!({
-            "contender": way.name(), "grants_per_second": grants, "ratio": speed.json(),
+            "contender": name, "grants_per_second": grants, "ratio": speed.json(),
             "changed_hands": changes, "wait_us": { "p50": p50, "p99": p99, "max": max },
             "jain": fairness, "jain_min": unfairest, "server_us_per_grant": cpu,
         }));

@@ -15,6 +15,8 @@ mod limits;
 mod line;
 mod many;
 mod pairs;
+#[cfg(feature = "peers")]
+mod peers;
 mod ping;
 mod plots;
 mod processors;
@@ -93,6 +95,9 @@ enum What {
         #[arg(long)]
         keep: bool,
     },
+    /// etcd and ZooKeeper beside the lock (`make bench-peers`; not in `all`)
+    #[cfg(feature = "peers")]
+    Peers(peers::Programs),
     /// Everything
     All,
 }
@@ -111,6 +116,8 @@ impl What {
             What::Instructions { keep } => {
                 vec![("instructions", Box::new(move |run| instructions::run(run, keep)))]
             }
+            #[cfg(feature = "peers")]
+            What::Peers(programs) => vec![("peers", Box::new(move |run| peers::run(run, &programs)))],
             What::All => {
                 let each = [
                     What::Pairs { variant: Vec::new() },

@@ -4,6 +4,7 @@ use std::io::Result;
 use std::thread::sleep;
 use std::time::Duration;
 
+use crate::contend::Fighter;
 use crate::contenders::{self, TTL, channel};
 use crate::resp::{Command, Conn, Expect, KEY, Value, strange};
 use crate::server::Server;
@@ -72,23 +73,6 @@ impl Rival {
         })
     }
 
-    /// Comes back with the lock.
-    pub fn acquire(&mut self) -> Result<()> {
-        match self.way {
-            Way::Dlock => {
-                self.conn.send(&self.acquire)?;
-                self.acquired.check(self.conn.line()?)
-            }
-            Way::Poll => {
-                while self.acquire_or_left()?.is_some() {
-                    sleep(Duration::from_millis(rand::random_range(JITTER_MS)));
-                }
-                Ok(())
-            }
-            Way::Subscribe => self.acquire_by_messages(),
-        }
-    }
-
     /// As Redisson's `lock()`: it subscribes only when the first try was in vain, tries once more, and then at each
     /// message, or when the holder's lease is over.
     fn acquire_by_messages(&mut self) -> Result<()> {
@@ -124,8 +108,26 @@ impl Rival {
             other => Err(strange(&String::from_utf8_lossy(other))),
         }
     }
+}
 
-    pub fn release(&mut self) -> Result<()> {
+impl Fighter for Rival {
+    fn acquire(&mut self) -> Result<()> {
+        match self.way {
+            Way::Dlock => {
+                self.conn.send(&self.acquire)?;
+                self.acquired.check(self.conn.line()?)
+            }
+            Way::Poll => {
+                while self.acquire_or_left()?.is_some() {
+                    sleep(Duration::from_millis(rand::random_range(JITTER_MS)));
+                }
+                Ok(())
+            }
+            Way::Subscribe => self.acquire_by_messages(),
+        }
+    }
+
+    fn release(&mut self) -> Result<()> {
         self.conn.send(&self.release)?;
         Expect::Line(":1").check(self.conn.line()?)
     }

@@ -66,7 +66,7 @@ impl Program {
 }
 
 /// The server ends even when the bench is killed, where the system has the tool for that.
-fn dies_with_us(tool: &[&str], server: &Path) -> Command {
+pub fn dies_with_us(tool: &[&str], server: &Path) -> Command {
     let setpriv: &[&str] = if Path::new("/usr/bin/setpriv").exists() {
         &["/usr/bin/setpriv", "--pdeathsig", "KILL", "--"]
     } else {
@@ -79,7 +79,7 @@ fn dies_with_us(tool: &[&str], server: &Path) -> Command {
 }
 
 /// Below the range from which the kernel gives ports to outgoing connections.
-fn free_port() -> Result<u16> {
+pub fn free_port() -> Result<u16> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let start = (std::process::id() % 8_000) as u16;
     for _ in 0..8_000 {

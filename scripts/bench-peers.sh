@@ -1,0 +1,32 @@
+#!/bin/sh
+# etcd and ZooKeeper beside the lock. Arguments go to the bench: scripts/bench-peers.sh --quick
+#
+# No service is installed: etcd's package would start one, so its program is only unpacked; of ZooKeeper the library is
+# installed, which holds the server too.
+set -eu
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+
+peers=$top/build/peers
+if [ ! -x "$peers/etcd" ]; then
+    say "fetching etcd"
+    rm -rf "$peers/fetch"
+    mkdir -p "$peers/fetch"
+    (cd "$peers/fetch" && apt-get download -qq -o APT::Sandbox::User=root etcd-server) || fail "etcd-server could not be fetched"
+    dpkg -x "$peers"/fetch/etcd-server_*.deb "$peers/fetch/root"
+    mv "$peers/fetch/root/usr/bin/etcd" "$peers/etcd"
+    rm -rf "$peers/fetch"
+fi
+if [ ! -e /usr/share/java/zookeeper.jar ] || ! command -v java >/dev/null; then
+    install_packages default-jre-headless libzookeeper-java
+fi
+# The program of Debian's package zookeeper, without its service.
+cat >"$peers/zookeeper" <<'SCRIPT'
+#!/bin/sh
+exec java -Xmx512m -cp '/usr/share/java/*' org.apache.zookeeper.server.quorum.QuorumPeerMain "$1"
+SCRIPT
+chmod +x "$peers/zookeeper"
+
+cargo build --release --package dlock
+cargo build --release --package dlock-bench --features peers
+exec target/release/dlock-bench peers --etcd "$peers/etcd" --zookeeper "$peers/zookeeper" --server "$(redis_server)" "$@"
