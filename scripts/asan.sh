@@ -11,7 +11,10 @@ runtime=$(cc -print-file-name=libasan.so)
 host=$(rustc -vV | sed -n 's/^host: //p')
 
 say "building the module under AddressSanitizer"
+# With all the debug information, for the suppressions go by the names in it.
+export CARGO_PROFILE_DEV_DEBUG=full
 RUSTFLAGS=-Zsanitizer=address cargo +nightly build --lib --package dlock --target "$host" --target-dir build/asan
+unset CARGO_PROFILE_DEV_DEBUG
 
 # The server itself is not instrumented: the runtime is preloaded into it, and takes over its allocator with it.
 # handle_segv=0 leaves a crash report to the server.
@@ -22,5 +25,5 @@ export DLOCK_TEST_SERVER_ENV="LD_PRELOAD=$runtime ASAN_OPTIONS=$options LSAN_OPT
 DLOCK_TEST_SERVERS="redis-7.0=$(redis_server)"
 export DLOCK_TEST_SERVERS
 say "integration tests"
-cargo test --package dlock
+cargo test --package dlock --no-fail-fast
 say "no reports"

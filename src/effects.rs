@@ -56,24 +56,33 @@ impl<'a> Target<'a> {
         let Target { name, key, fresh, .. } = &mut self;
         let lock = lock_of(key, fresh);
         let mut step = Step::default();
-        let answer = with(|s| {
+        let (answer, last) = with(|s| {
+            let last = s.fences.last();
             let grants_from = s.grace.grants_from();
             let mut turn = Turn::new(now, grants_from, name, &mut s.fences, &mut s.waiting, lock, &mut step);
             let answer = decide(&mut turn);
             turn.finish();
             s.account(name, &step);
-            answer
+            (answer, last)
         });
-        self.carry_out(&mut step, now);
+        self.carry_out(&mut step, now, last);
         answer
     }
 
-    fn carry_out(&mut self, step: &mut Step, now: Instant) {
+    /// `last`: the greatest fence before the step.
+    fn carry_out(&mut self, step: &mut Step, now: Instant, last: u64) {
         let (mut deleted, mut rearm) = (false, false);
         if !step.change.is_none() {
             let effect = self.effect(&step.change, now);
+            let existed = self.key.value().is_some();
             (deleted, rearm) = self.store();
+            let anew = existed && step.events.contains(&Event::Acquired) && self.is_newer_than(last);
+            let persisted = anew && self.key.persist();
+            let followed = effect.is_some();
             self.replicate(effect);
+            if persisted && followed {
+                self.ctx.replicate_persist(self.raw);
+            }
             self.ctx.signal_modified(self.raw);
         }
         self.key.close();
@@ -87,6 +96,12 @@ impl<'a> Target<'a> {
         if let Some(rest) = step.rest.take() {
             rest.outcomes.into_iter().for_each(|(waiter, outcome)| waiters::answer(waiter, outcome, now));
         }
+    }
+
+    /// Whether each hold is. A time to live that somebody gave the key was for the holds before them.
+    fn is_newer_than(&mut self, last: u64) -> bool {
+        let lock = self.key.value().map(|value| &value.lock);
+        lock.is_some_and(|lock| lock.stored().iter().all(|hold| hold.fence().get() > last))
     }
 
     /// The bytes of a change. None where nobody can follow, which spares a third of a command.

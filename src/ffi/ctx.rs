@@ -97,6 +97,11 @@ impl<'a> Ctx<'a> {
         unsafe { api!(RedisModule_Replicate(self.0, command.as_ptr(), format, key, start, len)) };
     }
 
+    /// Sends `PERSIST key`, as [`Ctx::replicate`] sends a change.
+    pub fn replicate_persist(self, key: *mut rm::RedisModuleString) {
+        unsafe { api!(RedisModule_Replicate(self.0, c"PERSIST".as_ptr(), c"s".as_ptr(), key)) };
+    }
+
     /// Sends the command that runs as it came.
     pub fn replicate_verbatim(self) {
         unsafe { api!(RedisModule_ReplicateVerbatim(self.0)) };

@@ -63,6 +63,16 @@ impl<'a> Key<'a> {
         true
     }
 
+    /// Takes away the time to live that somebody gave the key. False where it has none.
+    pub fn persist(&mut self) -> bool {
+        const NONE: i64 = rm::REDISMODULE_NO_EXPIRE as i64;
+        // SAFETY: the key is open for writing.
+        unsafe {
+            api!(RedisModule_GetExpire(self.key)) != NONE
+                && api!(RedisModule_SetExpire(self.key, NONE)) == rm::REDISMODULE_OK as i32
+        }
+    }
+
     /// Closes it early; from now on it holds nothing.
     pub fn close(&mut self) {
         self.value = std::ptr::null_mut();

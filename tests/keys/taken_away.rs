@@ -1,7 +1,7 @@
 //! DEL, UNLINK, a value written over the lock, a TTL put on it: the hold is over.
 
 use crate::World;
-use crate::harness::{Value, each_server, until};
+use crate::harness::{Server, Value, each_server, until};
 
 #[test]
 fn deleted_by_hand_the_hold_is_over() {
@@ -125,5 +125,44 @@ fn a_ttl_taken_off_again_ends_nothing() {
         assert_eq!(world.ok("PERSIST k"), 1);
         world.agrees(0, &[("k", Some("t"))], 1);
         assert_eq!(world.ok("TTL k"), -1);
+    });
+}
+
+/// On the master, the replica, and from the append only file.
+#[track_caller]
+fn assert_has_ttl(world: &mut World, key: &str, has: bool) {
+    let ttl = |server: &Server| server.connect().ok(&format!("PTTL {key}")).int();
+    let ttls = |world: &World| [ttl(&world.master), ttl(&world.replica)].map(|ttl| ttl > 0);
+    world.replica.wait_in_sync(&world.master);
+    assert_eq!(ttls(world), [has; 2], "{key}");
+    assert_eq!(world.ok("DEBUG LOADAOF"), "OK");
+    assert_eq!(ttls(world), [has; 2], "{key}, from the file");
+}
+
+#[test]
+fn a_ttl_is_not_of_the_holds_to_come() {
+    each_server(|kind| {
+        let mut world = World::new(kind);
+        // Handed over.
+        world.hold("k", "t");
+        let mut waiter = world.master.connect();
+        waiter.send(&["DLOCK.ACQUIRE", "k", "w", "600000", "BLOCK", "0"]);
+        until("it waits", || world.master.info("dlock_waiting") == "1");
+        assert_eq!(world.ok("PEXPIRE k 500000"), 1);
+        assert_eq!(world.ok("DLOCK.RELEASE k t"), 1);
+        until("it is handed over", || world.conn.ok("DLOCK.HOLDS k w") == 1);
+        assert_has_ttl(&mut world, "k", false);
+        // Taken under a new name.
+        world.hold("old", "t");
+        assert_eq!(world.ok("PEXPIRE old 500000"), 1);
+        assert_eq!(world.ok("RENAME old new"), "OK");
+        world.hold("new", "t");
+        assert_has_ttl(&mut world, "new", false);
+        // It stays where somebody joins those whom it was given to, or the lease is set anew.
+        assert!(world.ok("DLOCK.ACQUIRE s t 600000 SHARED").int() > 0);
+        assert_eq!(world.ok("PEXPIRE s 500000"), 1);
+        assert!(world.ok("DLOCK.ACQUIRE s u 600000 SHARED").int() > 0);
+        assert_eq!(world.ok("DLOCK.EXTEND s t 600000"), 1);
+        assert_has_ttl(&mut world, "s", true);
     });
 }
