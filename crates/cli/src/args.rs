@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
@@ -58,6 +59,25 @@ pub enum Command {
         #[arg(value_name = "SUBCOMMAND")]
         page: Option<String>,
     },
+}
+
+/// The command line. Behind `--` stands the command, but a first word there that begins with - is the resource, which no
+/// command is called and no option could be told from: `dlock run -- -x ./report.sh`.
+pub fn parse(mut words: Vec<OsString>) -> Result<Dlock, clap::Error> {
+    let parsed = Dlock::try_parse_from(&words);
+    let Some(end) = words.iter().position(|word| word == "--") else { return parsed };
+    let moved = words.get(end + 1).filter(|word| word.as_encoded_bytes().starts_with(b"-")).cloned();
+    let missing = matches!(&parsed, Err(why) if why.kind() == ErrorKind::MissingRequiredArgument);
+    let (true, Some(resource)) = (missing, moved) else { return parsed };
+    words.remove(end + 1);
+    words.insert(end, "resource".into());
+    match Dlock::try_parse_from(&words) {
+        Ok(Dlock { command: Command::Run(mut run) }) => {
+            run.wanted.resource = resource;
+            Ok(Dlock { command: Command::Run(run) })
+        }
+        _ => parsed,
+    }
 }
 
 #[derive(Debug, Args)]
@@ -262,7 +282,7 @@ mod tests {
 
     fn run(words: &[&str]) -> Result<Run, clap::Error> {
         let words = ["dlock", "run"].iter().chain(words);
-        Dlock::try_parse_from(words).map(|dlock| match dlock.command {
+        parse(words.map(OsString::from).collect()).map(|dlock| match dlock.command {
             Command::Run(run) => run,
             other => panic!("{other:?} is not run"),
         })
@@ -275,6 +295,20 @@ mod tests {
         assert_eq!((parsed.wanted.ttl, parsed.wanted.wait), (Duration::from_secs(120), None));
         assert!(run(&["r", "ls"]).is_err(), "the command stands behind --");
         assert!(run(&["r", "--"]).is_err(), "there is no command");
+    }
+
+    #[test]
+    fn a_resource_may_begin_with_a_hyphen() {
+        for words in [&["--", "-x", "ls", "-l"][..], &["--no-wait", "--", "-x", "ls", "-l"]] {
+            let parsed = run(words).unwrap();
+            assert_eq!(
+                (parsed.wanted.resource, parsed.command),
+                ("-x".into(), vec!["ls".into(), "-l".into()])
+            );
+        }
+        assert!(run(&["--", "-x"]).is_err(), "there is no command");
+        assert!(run(&["--", "ls", "-l"]).is_err(), "there is no resource");
+        assert_eq!(run(&["r", "--", "-x"]).unwrap().command, ["-x"]);
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub async fn acquire(options: Acquire) -> Result<u8, Obstacle> {
     let mut signals = Signals::listen().map_err(|why| Error::system("signals", why))?;
     let client = unless_signalled(&mut signals, options.servers.client()).await?;
     tell_unusable(&client);
-    let place = PlaceLine::new(&options.wanted.resource);
+    let mut place = PlaceLine::new(&options.wanted.resource);
     let lock = options.wanted.lock(&client, &clock, label("dlock acquire")).renew(false);
     let obtained = unless_signalled(&mut signals, place.watch(lock).acquire()).await;
     drop(place);

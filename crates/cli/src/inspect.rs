@@ -91,7 +91,7 @@ impl View {
     pub async fn of(client: &Client, resource: &OsStr) -> View {
         let lines = client.waiters(resource.as_bytes(), 1000);
         let (masters, lines) = tokio::join!(client.inspect(resource.as_bytes()), lines);
-        View { resource: resource.display().to_string(), masters, lines }
+        View { resource: resource.to_string_lossy().into_owned(), masters, lines }
     }
 
     pub fn state(&self) -> State {
@@ -110,7 +110,8 @@ impl View {
     }
 
     pub fn text(&self) -> String {
-        let mut text = format!("{} {}\n\n{}", self.resource, self.state().text(), self.holders().trim_fmt());
+        let mut text =
+            format!("{} {}\n\n{}", plain(&self.resource), self.state().text(), self.holders().trim_fmt());
         if let Some(line) = self.line() {
             text += &format!("\n\nIn line:\n\n{}", line.trim_fmt());
         }
@@ -143,7 +144,7 @@ impl View {
                     short(&holder.token),
                     holder.fence.to_string(),
                     time(holder.left_ms),
-                    holder.label.clone(),
+                    plain(&holder.label),
                 ]);
             }
         }
@@ -161,7 +162,7 @@ impl View {
                     short(&waiting.token),
                     waiting.mode.clone(),
                     time(waiting.waited_ms),
-                    waiting.label.clone(),
+                    plain(&waiting.label),
                 ]);
             }
         }
@@ -178,9 +179,17 @@ fn table(head: &[&str]) -> Table {
 /// A token for people: who knows it all owns the hold.
 fn short(token: &str) -> String {
     match token.char_indices().nth(8) {
-        Some((end, _)) => format!("{}…", &token[..end]),
-        None => token.to_owned(),
+        Some((end, _)) => format!("{}…", plain(&token[..end])),
+        None => plain(token),
     }
+}
+
+/// Without what would move a cursor or begin a line: whoever may lock could write over the table.
+fn plain(text: &str) -> String {
+    let escaped = |char: char| {
+        if char.is_control() { char.escape_default().collect() } else { String::from(char) }
+    };
+    text.chars().map(escaped).collect()
 }
 
 /// Seconds where there are some, else milliseconds.
@@ -240,6 +249,7 @@ mod tests {
     #[test]
     fn times_and_tokens_are_short() {
         assert_eq!((time(999), time(61_900)), ("999ms".into(), "1m 1s".into()));
+        assert_eq!((short("a\nb"), plain("\x1b[2Jé")), ("a\\nb".into(), "\\u{1b}[2Jé".into()));
         assert_eq!((short("abc"), short("ééééééééé")), ("abc".into(), "éééééééé…".into()));
     }
 }

@@ -19,9 +19,7 @@ mod texts;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
-use args::{Command, Dlock};
+use args::Command;
 use exit::{Error, Failure};
 use obtain::Obstacle;
 
@@ -29,7 +27,7 @@ fn main() -> ExitCode {
     if let Some(code) = program::become_program() {
         return code;
     }
-    let dlock = match Dlock::try_parse() {
+    let dlock = match args::parse(std::env::args_os().collect()) {
         Ok(dlock) => dlock,
         Err(answer) => {
             let _ = answer.print();

@@ -2,11 +2,14 @@
 
 use std::io::{IsTerminal, Write, stderr};
 use std::os::unix::ffi::OsStrExt;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dlock_client::lease::Instant;
 use dlock_client::{Acquire, Client, NodeReport, Place, Wait, now};
 use nix::sys::signal::Signal;
+use terminal_size::terminal_size_of;
+use tokio::task::JoinHandle;
 
 use crate::args::{Servers, Wanted};
 use crate::exit::{Error, complain};
@@ -106,30 +109,54 @@ pub fn label(what: &str) -> String {
 /// The place in line, on one line of a terminal that is written anew and cleared at the end. Elsewhere, silence.
 pub struct PlaceLine {
     resource: String,
-    shown: bool,
+    is_shown: bool,
+    place: Arc<Mutex<Option<(Place, Instant)>>>,
+    /// Writes it anew as time goes by.
+    clock: Option<JoinHandle<()>>,
 }
 
 impl PlaceLine {
     pub fn new(resource: &std::ffi::OsStr) -> PlaceLine {
-        PlaceLine { resource: resource.display().to_string(), shown: stderr().is_terminal() }
+        let resource = resource.display().to_string();
+        PlaceLine { resource, is_shown: stderr().is_terminal(), place: Arc::default(), clock: None }
     }
 
-    pub fn watch(&self, lock: Acquire) -> Acquire {
-        if !self.shown {
+    pub fn watch(&mut self, lock: Acquire) -> Acquire {
+        if !self.is_shown {
             return lock;
         }
-        let resource = self.resource.clone();
-        lock.on_place(move |Place { server, position, waited }| {
-            let waited = waited.as_secs();
-            let line = format!("waiting for {resource}: place {position} at {server}, {waited} s");
-            let _ = write!(stderr(), "\r\x1b[K{line}");
+        let (resource, place) = (self.resource.clone(), self.place.clone());
+        self.clock = Some(tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                draw(&resource, &place);
+            }
+        }));
+        let (resource, place) = (self.resource.clone(), self.place.clone());
+        lock.on_place(move |told| {
+            *place.lock().unwrap_or_else(PoisonError::into_inner) = Some((told, now()));
+            draw(&resource, &place);
         })
+    }
+}
+
+/// Nothing where no place is known yet.
+fn draw(resource: &str, place: &Mutex<Option<(Place, Instant)>>) {
+    if let Some((place, told_at)) = &*place.lock().unwrap_or_else(PoisonError::into_inner) {
+        let Place { server, position, waited } = place;
+        let waited = (*waited + now().saturating_since(*told_at)).as_secs();
+        let line = format!("waiting for {resource}: place {position} at {server}, {waited} s");
+        // A longer one would go on on the next line, and could not be cleared.
+        let width = terminal_size_of(stderr()).map_or(80, |(width, _)| usize::from(width.0));
+        let line: String = line.chars().take(width.saturating_sub(1)).collect();
+        let _ = write!(stderr(), "\r\x1b[K{line}");
     }
 }
 
 impl Drop for PlaceLine {
     fn drop(&mut self) {
-        if self.shown {
+        self.clock.iter().for_each(JoinHandle::abort);
+        if self.place.lock().unwrap_or_else(PoisonError::into_inner).take().is_some() {
             let _ = write!(stderr(), "\r\x1b[K");
         }
     }

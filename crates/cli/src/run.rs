@@ -22,7 +22,7 @@ pub async fn run(options: Run) -> Result<u8, Obstacle> {
     let client = unless_signalled(&mut signals, options.servers.client()).await?;
     tell_unusable(&client);
 
-    let place = PlaceLine::new(&wanted.resource);
+    let mut place = PlaceLine::new(&wanted.resource);
     let lock = wanted.lock(&client, &clock, label(&name(&options.command[0]))).notice(margin.notice());
     let obtained = unless_signalled(&mut signals, place.watch(lock).acquire()).await;
     drop(place);

@@ -28,7 +28,7 @@ impl Servers {
             self.servers.clone()
         } else if let Some(file) = &self.servers_file {
             listed(file)?
-        } else if let Ok(list) = env::var("DLOCK_SERVERS") {
+        } else if let Some(list) = env::var("DLOCK_SERVERS").ok().filter(|list| !list.trim().is_empty()) {
             list.split(',').map(str::trim).filter(|url| !url.is_empty()).map(str::to_owned).collect()
         } else if let Some(file) = env::var_os("DLOCK_SERVERS_FILE") {
             listed(Path::new(&file))?
@@ -48,8 +48,14 @@ fn listed(file: &Path) -> Result<Vec<String>, Error> {
     let text = read(file)?;
     let text =
         String::from_utf8(text).map_err(|why| Error::usage(format_args!("{}: {why}", file.display())))?;
+    // Some editors begin a file with a mark.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-    Ok(lines.map(str::to_owned).collect())
+    let urls: Vec<String> = lines.map(str::to_owned).collect();
+    if urls.is_empty() {
+        return Err(Error::usage(format_args!("{} names no server", file.display())));
+    }
+    Ok(urls)
 }
 
 fn read(file: &Path) -> Result<Vec<u8>, Error> {

@@ -27,6 +27,7 @@ The exit code is 79 then.
 
 Signals that are sent to dlock (TERM, INT, HUP, QUIT, USR1, USR2, TSTP) are passed on to the command. The command \
 stays in the process group and on the terminal of dlock, so that Ctrl-C and Ctrl-Z reach it as without dlock, once. \
+What a process sends to the whole group (kill -TERM -- -PGID) reaches it twice: from there, and through dlock. \
 While it is stopped by Ctrl-Z nothing is renewed: if the lease ends meanwhile, the command is killed when it is continued.
 
 The command finds in its environment:
@@ -45,6 +46,9 @@ Examples:
   More than one command:
     dlock run backup -- sh -c 'pg_dump shop | gzip > shop.gz'
 
+  A lock whose name begins with -:
+    dlock run --no-wait -- -x ./report.sh
+
   A store that refuses writers who lost the lock without noticing:
     dlock run invoices --fenced -- sh -c './export --fence \"$DLOCK_FENCE\"'";
 
@@ -52,11 +56,11 @@ pub const ACQUIRE: &str = "\
 Take a lock and keep it; print its token and fence.
 
 The lock is held until `release`, or until its lease ends: nobody renews it but `extend`. Prints one line with the token \
-and, if there is one, the fence. `dlock run` is safer wherever one command can do the work.";
+and, if there is one, the fence: one server has one always, several only with --fenced. `dlock run` is safer wherever one command can do the work.";
 
 pub const ACQUIRE_EXAMPLES: &str = "\
 Examples:
-  held=$(dlock acquire invoice:42 --ttl 10m) || exit
+  held=$(dlock acquire invoice:42 --fenced --ttl 10m) || exit
   token=${held% *} fence=${held#* }
   ...
   dlock release invoice:42 \"$token\"";

@@ -178,3 +178,44 @@ fn break_ends_every_hold_it_can_reach() {
         assert_eq!(done.stdout.matches(": ended 1 hold\n").count(), 2, "{}", done.stdout);
     });
 }
+
+/// Who waited has had it confirmed with a number, which is none that was asked for.
+#[test]
+fn over_a_quorum_a_fence_is_printed_if_it_was_asked_for_and_only_then() {
+    each_server(|kind| {
+        let stage = Stage::with(kind, 3);
+        for (fenced, words) in [("", 1), ("--fenced", 2)] {
+            for server in &stage.servers {
+                server.connect().ok("DLOCK.ACQUIRE r other 600000");
+            }
+            let waits = stage.start(stage.dlock(&format!("acquire --node-timeout 5s {fenced} r")));
+            until("it waits in line", || {
+                stage.servers.iter().any(|server| !line::clients(&mut server.connect(), "r").is_empty())
+            });
+            for server in &stage.servers {
+                assert_eq!(server.connect().say("DLOCK.RELEASE r other"), 1);
+            }
+            let done = waits.end();
+            assert_eq!(done.stdout.split_whitespace().count(), words, "{fenced}: {}", done.stdout);
+            let token = done.stdout.split_whitespace().next().expect("a token");
+            step(&stage, &format!("release --node-timeout 5s r {token}"), 0);
+        }
+    });
+}
+
+#[test]
+fn servers_named_by_nothing_are_said_to_be() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        stage.write("empty", "# nobody\n");
+        stage.write("marked", &format!("\u{feff}{}\n", stage.urls()));
+        let end = |file: &str| {
+            let mut wait = stage.dlock("wait r");
+            wait.env("DLOCK_SERVERS", "").env("DLOCK_SERVERS_FILE", file);
+            stage.end(wait)
+        };
+        let done = end("empty");
+        assert_eq!((done.code, done.stderr.contains("empty names no server")), (Some(64), true));
+        assert_eq!(end("marked").code, Some(0));
+    });
+}

@@ -101,6 +101,7 @@ fn who_waits_sees_the_place_in_line_and_a_pipe_sees_nothing() {
         until("it waits", || line::clients(&mut conn, "r").len() == 1);
         let terminal = Terminal::with(&stage, "\"$DLOCK\" run r -- echo ran");
         until("the place is shown", || terminal.shows().contains("place 2 at redis://127.0.0.1"));
+        until("time goes by", || terminal.shows().contains(" 2 s"));
         assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
         let done = piped.end();
         assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
@@ -108,6 +109,15 @@ fn who_waits_sees_the_place_in_line_and_a_pipe_sees_nothing() {
         assert_eq!(done.code, Some(0));
         assert!(done.stdout.starts_with("\r\x1b[Kwaiting for r: place 2"), "{:?}", done.stdout);
         assert!(done.stdout.ends_with("\r\x1b[Kran\r\n"), "{:?}", done.stdout);
+    });
+}
+
+#[test]
+fn who_does_not_wait_writes_nothing_to_the_terminal() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let done = Terminal::with(&stage, "printf 'at work... '; \"$DLOCK\" run r -- echo done").end();
+        assert_eq!(done.stdout, "at work... done\r\n");
     });
 }
 

@@ -116,6 +116,9 @@ async fn identify(redis: &mut MultiplexedConnection) -> Result<Result<Arc<str>, 
 fn trouble(error: RedisError) -> Trouble {
     match error.kind() {
         ErrorKind::Io => Trouble::down(error.to_string()),
+        _ if error.code() == Some("NOAUTH") => Trouble::error(format!("{error}; {NAME_THE_USER}")),
         _ => Trouble::error(error.to_string()),
     }
 }
+
+const NAME_THE_USER: &str = "name the user in the address: redis://user:password@host";

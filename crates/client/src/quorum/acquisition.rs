@@ -71,7 +71,7 @@ pub enum Verdict {
 /// A hold that was won.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Won {
-    /// The hold's fence: of the whole quorum if it was confirmed, of the one server if there is only one; else none.
+    /// The hold's fence: of the whole quorum if one was asked for, of the one server if there is only one; else none.
     pub fence: Option<Fence>,
     /// The end of its validity.
     pub valid_until: Instant,

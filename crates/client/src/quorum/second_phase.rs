@@ -60,7 +60,8 @@ impl Acquisition {
         let majority = self.plan.quorum.majority();
         let yes = self.count(|seat| seat.confirm == Confirm::Yes);
         if yes >= majority {
-            return self.win(Some(fence), now);
+            // One that was not asked for would come and go with whether there was a wait.
+            return self.win(Some(fence).filter(|_| self.plan.fenced || majority == 1), now);
         }
         let hoped_for = yes + self.count(|seat| seat.confirm == Confirm::Asked || seat.vote.is_none());
         if hoped_for >= majority {

@@ -19,7 +19,13 @@ fn what_was_waited_for_is_always_confirmed() {
     let second_phase = vote(&mut machine, 60_010, &[(1, granted(4))]);
     assert_eq!(sent(&second_phase.sends, confirm(5, 0)), [1, 2], "also where no fence is asked for");
     let two = hear(&mut machine, 60_020, confirm(5, 0), &[(1, granted(5)), (2, granted(5))]);
-    assert_eq!(two.verdict, won(Some(5), 60_010 + TRUSTED));
+    assert_eq!(two.verdict, won(None, 60_010 + TRUSTED));
+
+    let (mut machine, _) = Acquisition::in_line(plan(3, true), &ORDER, at(0));
+    hear(&mut machine, 60_000, Request::Wait, &[(2, granted(5))]);
+    vote(&mut machine, 60_010, &[(1, granted(4))]);
+    let two = hear(&mut machine, 60_020, confirm(5, 0), &[(1, granted(5)), (2, granted(5))]);
+    assert_eq!(two.verdict, won(Some(5), 60_010 + TRUSTED), "it was asked for");
 }
 
 #[test]
