@@ -14,6 +14,11 @@ pub fn refusal(refusal: Refusal) -> String {
         }
         Refusal::CountFull => "ERR the hold's count is at its greatest: release some".into(),
         Refusal::FencesUsedUp => "ERR no fence is left below 2^53 on this server".into(),
+        Refusal::LeaseTooLong(longest) => format!(
+            "ERR the longest lease and lock-delay were lowered to {} ms while this waited (dlock.max-ttl, or a shorter \
+             dlock.restart-grace): ask again for a shorter one",
+            longest.millis()
+        ),
     }
 }
 

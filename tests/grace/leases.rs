@@ -1,6 +1,6 @@
 //! What the option bounds while it is on: leases, and how far a fence from outside may be ahead.
 
-use crate::harness::{Server, each_server};
+use crate::harness::{Server, each_server, until};
 use crate::{assert_grace, left, logged, until_granted};
 
 #[test]
@@ -91,5 +91,34 @@ fn a_change_of_the_option_begins_no_grace_and_shortens_none() {
         assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
         assert_eq!((left(&server), logged(&server).1), (0, 1));
         assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
+    });
+}
+
+/// Else the lease could outlast the grace of the next start.
+#[test]
+fn who_waits_for_a_longer_lease_than_there_may_be_by_now_is_refused_at_its_turn() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        for (option, ask) in [
+            ("dlock.restart-grace", "DLOCK.ACQUIRE k w 60001 BLOCK 0"),
+            ("dlock.max-ttl", "DLOCK.ACQUIRE k w 60001 BLOCK 0"),
+            ("dlock.max-ttl", "DLOCK.ACQUIRE k w 100 DELAY 60001 BLOCK 0"),
+        ] {
+            assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
+            let (mut long, mut short) = (server.connect(), server.connect());
+            long.send(&ask.split(' ').collect::<Vec<_>>());
+            until("it waits", || server.info("dlock_waiting") == "1");
+            short.send(&["DLOCK.ACQUIRE", "k", "u", "60000", "BLOCK", "0"]);
+            until("both wait", || server.info("dlock_waiting") == "2");
+            assert_eq!(conn.ok(&format!("CONFIG SET {option} 60000")), "OK");
+            assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
+            let refused = long.read();
+            assert!(refused.error().starts_with("ERR the longest lease"), "{refused:?}");
+            assert!(short.read().int() > 0, "the next one is served");
+            assert_eq!(conn.ok("DLOCK.RELEASE k u"), 1);
+            let default = if option == "dlock.max-ttl" { 86_400_000 } else { 0 };
+            assert_eq!(conn.ok(&format!("CONFIG SET {option} {default}")), "OK");
+        }
     });
 }

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::lock::{Ephemeral, Hold, Holding, Lock};
 use crate::queue::Waiter;
-use crate::units::{ClientId, Fence, Instant, Token};
+use crate::units::{ClientId, Fence, Instant, Token, Ttl};
 
 /// Why a hold ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,6 +62,8 @@ pub enum Refusal {
     CountFull,
     /// No fence is left below 2^53.
     FencesUsedUp,
+    /// This has become the longest lease while it waited.
+    LeaseTooLong(Ttl),
 }
 
 /// What of the lock has to be stored and sent.
