@@ -73,6 +73,16 @@ pub fn stop() {
     let _ = raise(Signal::SIGSTOP);
 }
 
+/// Stops this process by a signal that was heard, as if it had not been blocked: the kernel lets it pass where no shell is there
+/// to continue whoever stops.
+fn stop_by(signal: Signal) -> io::Result<()> {
+    let only = SigSet::from(signal);
+    // In this order: raised first, it is for this thread alone.
+    raise(signal)?;
+    only.thread_unblock()?;
+    Ok(only.thread_block()?)
+}
+
 /// The listener to what [`block`] has blocked.
 pub struct Signals {
     heard: UnboundedReceiver<io::Result<Heard>>,
@@ -120,7 +130,7 @@ impl Signals {
             match self.next().await? {
                 Heard::Child => {}
                 Heard::Signal(signal, _) if self.ignored.contains(&signal) => {}
-                Heard::Signal(signal, _) if STOPS.contains(&signal) => stop(),
+                Heard::Signal(signal, _) if STOPS.contains(&signal) => stop_by(signal)?,
                 Heard::Signal(signal, _) => return Ok(signal),
             }
         }

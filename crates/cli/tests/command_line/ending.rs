@@ -260,3 +260,16 @@ fn what_the_servers_find_wrong_is_64() {
         assert_eq!((done.code, done.stderr.contains("NOPERM")), (Some(69), true), "{}", done.stderr);
     });
 }
+
+#[test]
+fn of_servers_that_are_down_it_is_said_that_they_are() {
+    each_server(|kind| {
+        let stage = Stage::with(kind, 5);
+        let hold = stage.end(stage.dlock("acquire --node-timeout 5s other")).stdout;
+        stage.servers.iter().for_each(|server| server.kill9());
+        for words in ["run --no-wait r -- true", &format!("release other {}", hold.trim())] {
+            let done = stage.end(stage.dlock(words));
+            assert_eq!((done.code, done.stderr.matches(" down: ").count()), (Some(69), 5), "{}", done.stderr);
+        }
+    });
+}

@@ -146,6 +146,33 @@ fn the_end_of_the_command_is_seen_also_where_sigchld_was_ignored() {
     });
 }
 
+/// Sends it a signal, and waits until it has taken that.
+#[track_caller]
+fn heard(run: &Running, name: &str) {
+    run.signal(name);
+    until("it is heard", || {
+        status(run.id(), "ShdPnd").is_some_and(|pending| pending.bytes().all(|digit| digit == b'0'))
+    });
+}
+
+/// Nobody would continue it: there is no shell in its session, as after `ssh -t host dlock run`.
+#[test]
+fn ctrl_z_does_not_stop_whoever_waits_without_a_shell() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let mut conn = stage.connect();
+        conn.ok("DLOCK.ACQUIRE r other 600000");
+        let mut run = stage.command("setsid");
+        run.args([stage::DLOCK, "run", "--node-timeout", "5s", "r", "--", "echo", "ran"]);
+        let run = stage.start(run);
+        until("it waits in line", || line::clients(&mut conn, "r").len() == 1);
+        heard(&run, "TSTP");
+        assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
+        let done = run.end();
+        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"), "{}", done.stderr);
+    });
+}
+
 #[test]
 fn what_nohup_has_ignored_does_not_end_dlock_while_it_waits() {
     each_server(|kind| {
@@ -166,11 +193,7 @@ fn what_nohup_has_ignored_does_not_end_dlock_while_it_waits() {
         ]);
         let run = stage.start(run);
         until("it waits in line", || line::clients(&mut conn, "r").len() == 1);
-        run.signal("HUP");
-        // Read behind it by the same listener: a stop shows that the first one has been heard.
-        run.signal("TSTP");
-        until("it is stopped", || is_stopped(run.id()));
-        run.signal("CONT");
+        heard(&run, "HUP");
         assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
         let done = run.end();
         assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
