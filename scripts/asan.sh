@@ -11,9 +11,10 @@ runtime=$(cc -print-file-name=libasan.so)
 host=$(rustc -vV | sed -n 's/^host: //p')
 
 say "building the module under AddressSanitizer"
-# With all the debug information, for the suppressions go by the names in it.
+# The suppressions go by names: the runtime finds its way up the stack by frame pointers, and the names in the debug
+# information.
 export CARGO_PROFILE_DEV_DEBUG=full
-RUSTFLAGS=-Zsanitizer=address cargo +nightly build --lib --package dlock --target "$host" --target-dir build/asan
+RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers=yes" cargo +nightly build --lib --package dlock --target "$host" --target-dir build/asan
 unset CARGO_PROFILE_DEV_DEBUG
 
 # The server itself is not instrumented: the runtime is preloaded into it, and takes over its allocator with it.
