@@ -135,14 +135,18 @@ pub fn gone(handle: Handle) {
     }
 }
 
-/// No lock can be granted there any more: everybody in the line is told why.
+/// No lock can be granted there any more: everybody in the line is told why, but for those whose time is over.
 pub fn fail_all(name: &Name<'_>, why: &str) {
-    while let Some(handle) = with(|s| {
+    let now = clock::now();
+    while let Some(waiter) = with(|s| {
         let id = s.waiting.head(name)?.id;
-        s.waiting.leave(id);
-        s.unblock(id)
+        s.waiting.leave(id)
     }) {
-        let reply = Reply::Error(why.to_owned());
-        blocked::unblock(handle, Some(Box::new(Answer { reply, delivered: false, grant: None })));
+        if waiter.until.is_some_and(|until| until.passed(now)) {
+            answer(waiter, Outcome::TimedOut, now);
+        } else if let Some(handle) = with(|s| s.unblock(waiter.id)) {
+            let reply = Reply::Error(why.to_owned());
+            blocked::unblock(handle, Some(Box::new(Answer { reply, delivered: false, grant: None })));
+        }
     }
 }

@@ -54,7 +54,7 @@ pub const NO_CONNECTION: &str = "ERR EPHEMERAL cannot be used in a script, which
                                  with: send the command itself, or in MULTI";
 
 /// The one error that clients of a cluster are meant to answer by asking again: they are sent to the right node then.
-pub const MOVING: &str = "TRYAGAIN the key's slot moves to another node, where its lock is now";
+pub const MOVING: &str = "TRYAGAIN the key's slot is on its way between nodes: ask again where it is now";
 
 pub const CANNOT_WAIT: &str = "ERR this server lets no client wait for a module's lock while it is subscribed to \
                                channels: unsubscribe first, or wait on another connection";

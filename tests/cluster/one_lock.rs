@@ -78,3 +78,20 @@ fn a_lease_that_ends_while_its_slot_is_on_its_way_ends_all_the_same() {
         assert_eq!((target.info("dlock_expiries"), target.info("dlock_held")), ("1".into(), "0".into()));
     });
 }
+
+/// A client that is told to ask again would do so for ever.
+#[test]
+fn a_wait_on_the_node_that_imports_the_slot_ends_in_its_time() {
+    each_server(|kind| {
+        let [_, source, target] = cluster(kind, EVENLY);
+        let (mut from, mut to) = (source.connect(), target.connect());
+        let slot = from.ok("CLUSTER KEYSLOT k").int();
+        to.ok(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", id(&mut from)));
+        from.ok(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", id(&mut to)));
+        to.ok("ASKING");
+        assert!(to.ok("DLOCK.ACQUIRE k a 600000").int() > 0);
+        to.ok("ASKING");
+        assert_eq!(to.ok("DLOCK.ACQUIRE k b 60000 BLOCK 100"), Value::Nil);
+        assert_eq!(target.info("dlock_timeouts"), "1");
+    });
+}
