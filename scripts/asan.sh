@@ -26,5 +26,6 @@ export DLOCK_TEST_SERVER_ENV="LD_PRELOAD=$runtime ASAN_OPTIONS=$options LSAN_OPT
 DLOCK_TEST_SERVERS="redis-7.0=$(redis_server)"
 export DLOCK_TEST_SERVERS
 say "integration tests"
-cargo test --package dlock --no-fail-fast
+# Its allocator keeps what was freed for a while, so a server does not become as small as it was.
+cargo test --package dlock --no-fail-fast -- --skip a_few_seconds_of_everything
 say "no reports"
