@@ -1,7 +1,8 @@
 //! Restarts with everything lost but the mark, and the clock set back.
 
+use crate::each_shimmed_server;
 use crate::harness::wall_clock::WallClock;
-use crate::harness::{Random, Server, each_server, until};
+use crate::harness::{Random, Server, until};
 use crate::{DAY, number, path, stored, told};
 
 /// How many restarts on each server: `DLOCK_RESTARTS`.
@@ -11,7 +12,7 @@ fn restarts() -> usize {
 
 #[test]
 fn no_fence_is_lower_with_all_lost_and_the_clock_set_back_again_and_again() {
-    each_server(|kind| {
+    each_shimmed_server(|kind| {
         let mut random = Random::fresh();
         let (kind, clock) = WallClock::of(kind);
         let mut server = Server::start(&kind);
@@ -49,7 +50,7 @@ fn no_fence_is_lower_with_all_lost_and_the_clock_set_back_again_and_again() {
 /// What the test above would show on a server without a mark.
 #[test]
 fn without_the_mark_they_fall() {
-    each_server(|kind| {
+    each_shimmed_server(|kind| {
         let (kind, clock) = WallClock::of(kind);
         let mut server = Server::options(&kind).conf("dlock.fence-mark no").start();
         let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
@@ -65,7 +66,7 @@ fn without_the_mark_they_fall() {
 /// Only keys are written then, and no key says how far the fences had come.
 #[test]
 fn a_rewrite_without_a_preamble_and_with_nothing_held_loses_no_fence() {
-    each_server(|kind| {
+    each_shimmed_server(|kind| {
         let options = Server::options(kind).conf("appendonly yes").conf("appendfsync always");
         let mut server = options.conf("aof-use-rdb-preamble no").start();
         let mut conn = server.connect();
@@ -85,7 +86,7 @@ fn a_rewrite_without_a_preamble_and_with_nothing_held_loses_no_fence() {
 /// A replica grants nothing, but it may be the next master, and a restart may come between.
 #[test]
 fn a_replica_keeps_a_mark_of_its_own_that_covers_its_masters_fences() {
-    each_server(|kind| {
+    each_shimmed_server(|kind| {
         let (slow, clock) = WallClock::of(kind);
         let (master, mut replica) = (Server::start(kind), Server::start(&slow));
         replica.replicate(&master);

@@ -3,8 +3,9 @@
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 
+use crate::each_shimmed_server;
 use crate::harness::wall_clock::WallClock;
-use crate::harness::{Folder, Server, ServerKind, each_server, preloaded, until};
+use crate::harness::{Folder, Server, ServerKind, preloaded, until};
 use crate::{DAY, number, path, status, stored, told, until_status};
 
 /// In the order in which they are taken.
@@ -61,7 +62,7 @@ impl Faults {
 
 #[test]
 fn the_number_is_on_the_disk_before_it_is_the_mark_and_the_mark_before_it_counts() {
-    each_server(|kind| {
+    each_shimmed_server(|kind| {
         let (kind, faults) = Faults::of(kind);
         let server = Server::start(&kind);
         assert_eq!(faults.done(), STEPS, "at the start");
@@ -82,7 +83,7 @@ fn the_number_is_on_the_disk_before_it_is_the_mark_and_the_mark_before_it_counts
 
 #[test]
 fn a_server_that_dies_while_it_writes_lowers_no_fence() {
-    each_server(|kind| {
+    each_shimmed_server(|kind| {
         let (kind, clock) = WallClock::of(kind);
         let (kind, faults) = Faults::of(&kind);
         let mut server = Server::start(&kind);
@@ -120,7 +121,7 @@ fn a_server_that_dies_while_it_writes_lowers_no_fence() {
 
 #[test]
 fn whatever_fails_is_told_once_and_the_server_goes_on_until_it_can_be_written_again() {
-    each_server(|kind| {
+    each_shimmed_server(|kind| {
         let (kind, faults) = Faults::of(kind);
         for (step, error, words) in [
             ("create", EROFS, "Read-only file system"),
@@ -157,7 +158,7 @@ fn whatever_fails_is_told_once_and_the_server_goes_on_until_it_can_be_written_ag
 
 #[test]
 fn a_disk_that_fails_while_the_server_runs_is_tried_again() {
-    each_server(|kind| {
+    each_shimmed_server(|kind| {
         let (kind, faults) = Faults::of(kind);
         let server = Server::start(&kind);
         let mut conn = server.connect();
@@ -177,7 +178,7 @@ fn a_disk_that_fails_while_the_server_runs_is_tried_again() {
 
 #[test]
 fn no_grant_waits_for_a_disk_that_does_not_answer_and_none_goes_beyond_the_mark() {
-    each_server(|kind| {
+    each_shimmed_server(|kind| {
         let (kind, faults) = Faults::of(kind);
         let server = Server::start(&kind);
         let mut conn = server.connect();
