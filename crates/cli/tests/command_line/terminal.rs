@@ -16,8 +16,13 @@ impl Terminal {
     fn with(stage: &Stage, command: &str) -> Terminal {
         let mut script = stage.command("script");
         script.args(["--quiet", "--return", "--flush", "--command", command, "/dev/null"]);
-        // The folder is no place to keep a shell's history in, and home is no place to read its start files from.
-        script.env("HOME", "/nonexistent").env("TERM", "dumb").env("PS1", "$ ").stdin(Stdio::piped());
+        // The same shell whoever runs the tests; home is no place to read its start files from.
+        script
+            .env("SHELL", "/bin/sh")
+            .env("HOME", "/nonexistent")
+            .env("TERM", "dumb")
+            .env("PS1", "$ ")
+            .stdin(Stdio::piped());
         let mut running = stage.start(script);
         let keys = running.keys();
         Terminal { running, keys }
@@ -50,8 +55,9 @@ const COUNTS: &str = "trap 'echo INT >> heard' INT; trap 'echo USR1 >> heard' US
 /// Types Ctrl-C to a command that runs behind these words, and counts how often that comes through.
 fn interrupted_once(stage: &Stage, before: &str) {
     stage.write("script", COUNTS);
-    let run = format!("\"$DLOCK\" run --node-timeout 5s r -- {before} sh script");
-    let mut terminal = Terminal::with(stage, &format!("echo $$ > shell; {run}"));
+    // It takes the shell's place: one that hears Ctrl-C while it waits may end by it, whatever dlock ends with.
+    let run = format!("exec \"$DLOCK\" run --node-timeout 5s r -- {before} sh script");
+    let mut terminal = Terminal::with(stage, &run);
     stage.process("ready");
     terminal.types(CTRL_C);
     until("it is heard", || stage.file("heard").contains("INT\n"));
