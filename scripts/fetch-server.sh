@@ -38,7 +38,7 @@ mirror=$(apt-get indextargets --format '$(RELEASE) $(COMPONENT) $(REPO_URI)' 'Cr
 # dependency. It checks signatures as always.
 work=$top/build/fetch/$name
 rm -rf "$work"
-mkdir -p "$work/lists/partial" "$work/archives/partial" "$work/root"
+mkdir -p "$work/lists/partial" "$work/archives/partial" "$work/tree"
 : >"$work/status"
 for suite in $suites; do
     echo "deb [signed-by=$keyring] $mirror $suite main"
@@ -62,23 +62,23 @@ own_apt install --yes --download-only -t "${suites##* }" "$package" >"$work/log"
         fail "$name: $package could not be fetched from '$suites'"
     }
 for file in "$work"/archives/*.deb; do
-    dpkg -x "$file" "$work/root"
+    dpkg -x "$file" "$work/tree"
 done
 
 # One program that acts by the name it is called by; called like this it is the server.
-[ -e "$work/root/usr/bin/$program" ] || fail "$name: $package holds no $program"
-ln -s "$program" "$work/root/usr/bin/server"
-loader=$(cd "$work" && find root -name 'ld-linux*.so.*' ! -type l -print -quit)
+[ -e "$work/tree/usr/bin/$program" ] || fail "$name: $package holds no $program"
+ln -s "$program" "$work/tree/usr/bin/server"
+loader=$(cd "$work" && find tree -name 'ld-linux*.so.*' ! -type l -print -quit)
 [ -n "$loader" ] || fail "$name: no C library among the packages"
 # shellcheck disable=SC2016 # $here is for the script below
 libraries=$(
     cd "$work" || exit
-    find root/lib root/usr/lib -maxdepth 1 -name '*-linux-gnu' -printf '$here/%p:' 2>/dev/null || :
+    find tree/lib tree/usr/lib -maxdepth 1 -name '*-linux-gnu' -printf '$here/%p:' 2>/dev/null || :
 )
 cat >"$work/server" <<SCRIPT
 #!/bin/sh
 here=\${0%/*}
-exec "\$here/$loader" --library-path "${libraries%:}" "\$here/root/usr/bin/server" "\$@"
+exec "\$here/$loader" --library-path "${libraries%:}" "\$here/tree/usr/bin/server" "\$@"
 SCRIPT
 chmod +x "$work/server"
 version=$("$work/server" --version) || fail "$name: the server does not run here"
@@ -86,7 +86,7 @@ version=$("$work/server" --version) || fail "$name: the server does not run here
 # All of it or nothing: an interrupted run leaves no half a server behind.
 rm -rf "$home"
 mkdir -p "$home"
-mv "$work/root" "$home/root"
+mv "$work/tree" "$home/tree"
 mv "$work/server" "$home/server"
 rm -rf "$top/build/fetch"
 say "$name is $(printf '%s' "$version" | sed -n 's/.* v=\([^ ]*\).*/\1/p')"

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use crate::harness::wall_clock::{HOUR, WallClock};
 use crate::harness::{Conn, Random, Server, each_server, until};
 use crate::history::History;
-use crate::work::{Clock, Plan, Worker, during};
+use crate::workers::{Clock, Plan, Worker, during};
 
 /// How often the clock is set on each server: `DLOCK_ROUNDS`.
 fn rounds() -> usize {

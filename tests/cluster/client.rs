@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::harness::{PATIENCE, Random, Value, Wire, encode};
 use crate::history::{At, Grant, Hold, Mode};
-use crate::work::Clock;
+use crate::workers::Clock;
 
 pub struct Client<'a> {
     name: String,

@@ -8,8 +8,8 @@ mod harness;
 mod history;
 #[path = "../line/mod.rs"]
 mod line;
-#[path = "../work/mod.rs"]
-mod work;
+#[path = "../workers/mod.rs"]
+mod workers;
 
 mod client;
 mod nodes;

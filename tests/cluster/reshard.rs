@@ -8,7 +8,7 @@ use crate::client::Client;
 use crate::harness::{Random, Server, each_server, locks, until};
 use crate::history::History;
 use crate::nodes::{cluster, reshard};
-use crate::work::{Clock, SetAtTheEnd};
+use crate::workers::{Clock, SetAtTheEnd};
 
 /// So many slots move.
 const SLOTS: usize = 60;

@@ -9,8 +9,8 @@
 mod harness;
 #[path = "../history/mod.rs"]
 mod history;
-#[path = "../work/mod.rs"]
-mod work;
+#[path = "../workers/mod.rs"]
+mod workers;
 
 mod disk;
 mod full;

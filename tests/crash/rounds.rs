@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use crate::attempts;
 use crate::harness::{Random, Server, Wire, until};
 use crate::history::{History, Look};
-use crate::work::{Clock, Plan, Worker, during, history, look};
+use crate::workers::{Clock, Plan, Worker, during, history, look};
 
 const WORKERS: usize = 4;
 

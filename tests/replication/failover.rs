@@ -8,7 +8,7 @@ use crate::harness::{
 };
 use crate::load::{Load, assert_equal};
 use crate::rounds;
-use crate::work::Plan;
+use crate::workers::Plan;
 
 fn until_more_grants(granted: &AtomicUsize) {
     let before = granted.load(Ordering::Relaxed);

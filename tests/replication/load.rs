@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicUsize;
 
 use crate::harness::{Random, Server, Value, locks, until};
 use crate::history::History;
-use crate::work::{Clock, Plan, Worker, during, look};
+use crate::workers::{Clock, Plan, Worker, during, look};
 
 pub struct Load {
     clock: Clock,

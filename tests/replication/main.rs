@@ -6,8 +6,8 @@
 mod harness;
 #[path = "../history/mod.rs"]
 mod history;
-#[path = "../work/mod.rs"]
-mod work;
+#[path = "../workers/mod.rs"]
+mod workers;
 
 mod failover;
 mod handover;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::harness::{Server, until_some};
 use crate::history::History;
 use crate::operator::Operator;
-use crate::work::Worker;
+use crate::workers::Worker;
 
 #[derive(Default)]
 pub struct Figures {

@@ -10,8 +10,8 @@
 mod harness;
 #[path = "../history/mod.rs"]
 mod history;
-#[path = "../work/mod.rs"]
-mod work;
+#[path = "../workers/mod.rs"]
+mod workers;
 
 mod figures;
 mod operator;
@@ -23,7 +23,7 @@ use figures::{Figures, Size};
 use harness::{Random, Server, ServerKind, Wire, each_server, until};
 use history::History;
 use operator::Operator;
-use work::{Clock, Plan, Worker, during};
+use workers::{Clock, Plan, Worker, during};
 
 const WORKERS: usize = 16;
 

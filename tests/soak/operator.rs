@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::harness::{Conn, Random, Server, until};
 use crate::history::{Break, Look};
-use crate::work::{Clock, Plan, look_at};
+use crate::workers::{Clock, Plan, look_at};
 
 pub struct Operator<'a> {
     server: &'a Server,
