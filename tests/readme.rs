@@ -8,22 +8,10 @@ use std::net::TcpStream;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
+use harness::readme::{README, blocks};
 use harness::{Conn, Folder, Port, Server, Value, each_server, environment, module_path, until, until_some};
 
-const README: &str = include_str!("../README.md");
 const EXAMPLE: &str = include_str!("../redis.conf.example");
-
-/// The lines of the README's fenced blocks of this language.
-fn blocks(language: &str) -> impl Iterator<Item = &'static str> {
-    let mut inside = false;
-    README.lines().filter(move |line| {
-        if let Some(fence) = line.strip_prefix("```") {
-            inside = fence == language;
-            return false;
-        }
-        inside
-    })
-}
 
 /// A reply as redis-cli prints it. Fences differ each time: greater than 10^15 each reads as "a fence".
 fn printed(reply: &Value) -> String {

@@ -31,6 +31,14 @@ pub fn id(conn: &mut Conn) -> String {
     conn.ok("CLUSTER MYID").text()
 }
 
+/// Begins to move the slot of a key, and answers which it is: from now on keys go one by one.
+pub fn set_on_its_way(from: &mut Conn, to: &mut Conn, key: &str) -> i64 {
+    let slot = from.ok(&format!("CLUSTER KEYSLOT {key}")).int();
+    to.ok(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", id(from)));
+    from.ok(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", id(to)));
+    slot
+}
+
 /// So many of its lowest slots move from one node to another, as an operator does it.
 pub fn reshard(from: &Server, to: &Server, slots: usize) {
     let [source, target] = [from, to].map(|node| id(&mut node.connect()));

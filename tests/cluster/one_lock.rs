@@ -2,7 +2,7 @@
 
 use crate::harness::{Value, each_server, until};
 use crate::line::{granted, holders, nobody_waits, tokens, waiter};
-use crate::nodes::{EVENLY, cluster, id};
+use crate::nodes::{EVENLY, cluster, id, set_on_its_way};
 
 /// On the source MIGRATE looks like DEL. Granted there, the waiter would hold beside the one that moved.
 #[test]
@@ -10,12 +10,10 @@ fn a_waiter_whose_slot_moves_is_sent_after_it() {
     each_server(|kind| {
         let [_, source, target] = cluster(kind, EVENLY);
         let (mut from, mut to) = (source.connect(), target.connect());
-        let slot = from.ok("CLUSTER KEYSLOT k").int();
         let fence = from.ok("DLOCK.ACQUIRE k a 60000 SHARED").int();
         let mut b = waiter(&source, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
         let mut c = waiter(&source, "DLOCK.ACQUIRE k c 60000 SHARED BLOCK 0");
-        to.ok(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", id(&mut from)));
-        from.ok(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", id(&mut to)));
+        let slot = set_on_its_way(&mut from, &mut to, "k");
         // While the key is still here it is served here.
         assert_eq!(tokens(&mut from, "k"), ["b", "c"]);
         from.ok(&format!("MIGRATE 127.0.0.1 {} k 0 5000", target.port()));
@@ -64,9 +62,7 @@ fn a_lease_that_ends_while_its_slot_is_on_its_way_ends_all_the_same() {
     each_server(|kind| {
         let [_, source, target] = cluster(kind, EVENLY);
         let (mut from, mut to) = (source.connect(), target.connect());
-        let slot = from.ok("CLUSTER KEYSLOT k").int();
-        to.ok(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", id(&mut from)));
-        from.ok(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", id(&mut to)));
+        set_on_its_way(&mut from, &mut to, "k");
         to.ok("ASKING");
         assert!(to.ok("DLOCK.ACQUIRE k a 600").int() > 0);
         let mut b = target.connect();
@@ -85,9 +81,7 @@ fn a_wait_on_the_node_that_imports_the_slot_ends_in_its_time() {
     each_server(|kind| {
         let [_, source, target] = cluster(kind, EVENLY);
         let (mut from, mut to) = (source.connect(), target.connect());
-        let slot = from.ok("CLUSTER KEYSLOT k").int();
-        to.ok(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", id(&mut from)));
-        from.ok(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", id(&mut to)));
+        set_on_its_way(&mut from, &mut to, "k");
         to.ok("ASKING");
         assert!(to.ok("DLOCK.ACQUIRE k a 600000").int() > 0);
         to.ok("ASKING");

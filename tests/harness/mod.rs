@@ -22,6 +22,7 @@ mod port;
 mod preload;
 mod process;
 mod random;
+pub mod readme;
 mod server;
 mod stream;
 mod value;

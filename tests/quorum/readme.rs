@@ -4,6 +4,7 @@ use dlock_client::{Client, Fence, Wait};
 use std::error::Error;
 use std::time::Duration;
 
+use super::harness::readme::README;
 use super::{each_kind, masters, until_nothing_is_left, url};
 
 async fn bill(servers: Vec<String>) -> Result<(), Box<dyn Error>> {
@@ -31,9 +32,8 @@ async fn write(_invoice: u64, fence: Option<Fence>) -> Result<(), Box<dyn Error>
 
 #[test]
 fn the_example_is_the_readmes_and_runs() {
-    let readme = include_str!("../../README.md");
     let block =
-        readme.split("```rust\n").nth(1).and_then(|rest| rest.split("\n```").next()).expect("a block");
+        README.split("```rust\n").nth(1).and_then(|rest| rest.split("\n```").next()).expect("a block");
     let this = include_str!("readme.rs");
     for part in block.split("\n\n") {
         assert!(this.contains(part), "not in this file:\n{part}");

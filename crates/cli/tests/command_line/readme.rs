@@ -3,21 +3,8 @@
 use std::process::Command;
 
 use super::*;
+use crate::harness::readme::{README, blocks};
 use crate::stage::DLOCK;
-
-const README: &str = include_str!("../../../../README.md");
-
-/// The lines of the README's fenced blocks of this language.
-fn blocks(language: &str) -> impl Iterator<Item = &'static str> {
-    let mut inside = false;
-    README.lines().filter(move |line| {
-        if let Some(fence) = line.strip_prefix("```") {
-            inside = fence == language;
-            return false;
-        }
-        inside
-    })
-}
 
 /// A shell that finds `dlock` by its name.
 fn shell(stage: &Stage, script: &str) -> Command {
