@@ -47,23 +47,13 @@ pub static SETTINGS: [Setting; 5] = [
         name: "max-ttl",
         kind: Kind::Number { default: MAX_TTL, least: 1, greatest: u32::MAX as i64 },
         get: || with(|s| s.config.max_ttl.millis() as i64),
-        set: |ms| {
-            with(|s| {
-                s.config.max_ttl = Ttl::from_millis(ms as u64).unwrap_or(Ttl::MAX);
-                s.waiting.longest_lease = Some(s.config.longest_lease());
-            });
-        },
+        set: |ms| with(|s| s.config.max_ttl = Ttl::from_millis(ms as u64).unwrap_or(Ttl::MAX)),
     },
     Setting {
         name: "restart-grace",
         kind: Kind::Number { default: 0, least: 0, greatest: u32::MAX as i64 },
         get: || with(|s| s.config.restart_grace.into()),
-        set: |ms| {
-            with(|s| {
-                s.config.restart_grace = u32::try_from(ms).unwrap_or(u32::MAX);
-                s.waiting.longest_lease = Some(s.config.longest_lease());
-            });
-        },
+        set: |ms| with(|s| s.config.restart_grace = u32::try_from(ms).unwrap_or(u32::MAX)),
     },
     Setting {
         name: "fence-mark",

@@ -4,7 +4,7 @@
 use std::ffi::CStr;
 
 use dlock_core::command::table;
-use dlock_core::{Change, End, Event, Instant, Lock, Name, Step, Turn, codec};
+use dlock_core::{Change, End, Event, Instant, Lock, Name, Step, Terms, Turn, codec};
 
 use crate::ffi::{Ctx, Key, WrongType, rm};
 use crate::state::{State, with};
@@ -58,8 +58,8 @@ impl<'a> Target<'a> {
         let mut step = Step::default();
         let (answer, last) = with(|s| {
             let last = s.fences.last();
-            let grants_from = s.grace.grants_from();
-            let mut turn = Turn::new(now, grants_from, name, &mut s.fences, &mut s.waiting, lock, &mut step);
+            let terms = Terms { grants_from: s.grace.grants_from(), longest_lease: s.config.longest_lease() };
+            let mut turn = Turn::new(now, terms, name, &mut s.fences, &mut s.waiting, lock, &mut step);
             let answer = decide(&mut turn);
             turn.finish();
             s.account(name, &step);

@@ -49,11 +49,20 @@ pub enum Confirmed {
     Ahead(u64),
 }
 
+/// On which terms a server grants.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// Nothing new is granted before this moment. What a token holds already it goes on holding.
+    pub grants_from: Instant,
+    /// No lease and no lock-delay is longer. What is asked for has been looked at; who has waited since asked when it
+    /// may have been another, and is refused.
+    pub longest_lease: Ttl,
+}
+
 /// One operation at one moment on one resource.
 pub struct Turn<'a> {
     pub now: Instant,
-    /// Nothing new is granted before this moment. What a token holds already it goes on holding.
-    grants_from: Instant,
+    terms: Terms,
     pub name: &'a Name<'a>,
     pub fences: &'a mut Fences,
     pub waiting: &'a mut Waiting,
@@ -67,7 +76,7 @@ impl<'a> Turn<'a> {
     #[inline]
     pub fn new(
         now: Instant,
-        grants_from: Instant,
+        terms: Terms,
         name: &'a Name<'a>,
         fences: &'a mut Fences,
         waiting: &'a mut Waiting,
@@ -75,7 +84,7 @@ impl<'a> Turn<'a> {
         step: &'a mut Step,
     ) -> Self {
         let was_gone = lock.is_gone();
-        Turn { now, grants_from, name, fences, waiting, lock, step, was_gone }
+        Turn { now, terms, name, fences, waiting, lock, step, was_gone }
     }
 
     /// Ends the turn; its step can be carried out.
@@ -155,7 +164,7 @@ impl<'a> Turn<'a> {
 
     #[inline]
     fn in_grace(&self) -> bool {
-        self.now < self.grants_from
+        self.now < self.terms.grants_from
     }
 
     /// Answers the number of counts ended.

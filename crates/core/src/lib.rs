@@ -30,7 +30,7 @@ pub mod step;
 pub mod units;
 
 pub use bytes::Bytes;
-pub use decide::{Acquired, Confirmed, Counts, Turn};
+pub use decide::{Acquired, Confirmed, Counts, Terms, Turn};
 pub use fences::Fences;
 pub use lock::{Count, Ephemeral, Hold, Holding, Lock, Mode, Request};
 pub use queue::{Limits, Name, Newcomer, Rank, Waiter, WaiterId, Waiting};

@@ -109,8 +109,6 @@ pub struct Waiting {
     /// The tokens that wait more than once.
     in_several: HashSet<Token>,
     last_id: u64,
-    /// Whoever has asked for a longer lease or lock-delay is refused at its turn: the bound was lowered meanwhile.
-    pub longest_lease: Option<Ttl>,
 }
 
 impl Waiting {
@@ -198,8 +196,7 @@ impl Waiting {
         }
         if self.is_empty() && self.waiters.capacity() > Self::CROWD {
             // Give the memory of a crowd back once it has left.
-            *self =
-                Waiting { last_id: self.last_id, longest_lease: self.longest_lease, ..Waiting::default() };
+            *self = Waiting { last_id: self.last_id, ..Waiting::default() };
         }
         Some(waiter)
     }

@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
-    Acquired, ClientId, Count, Fences, Instant, Lock, Mode, Name, Newcomer, Request, Step, Token, Ttl, Turn,
-    Waiting,
+    Acquired, ClientId, Count, Fences, Instant, Lock, Mode, Name, Newcomer, Request, Step, Terms, Token, Ttl,
+    Turn, Waiting,
 };
 
 #[derive(Default)]
@@ -17,6 +17,7 @@ struct World {
 }
 
 const NOW: Instant = Instant::from_micros(1_000_000);
+const TERMS: Terms = Terms { grants_from: NOW, longest_lease: Ttl::MAX };
 
 impl World {
     /// Acquires or joins the line; the circle where that would close one.
@@ -33,14 +34,21 @@ impl World {
             label: b"",
         };
         let lock = self.locks.entry(name.clone()).or_default();
-        let rank =
-            match Turn::new(NOW, NOW, &name, &mut self.fences, &mut self.waiting, lock, &mut Step::default())
-                .acquire(&request)
-            {
-                Acquired::NotNow(rank) => rank,
-                Acquired::Held(_) => return None,
-                other => panic!("{other:?}"),
-            };
+        let rank = match Turn::new(
+            NOW,
+            TERMS,
+            &name,
+            &mut self.fences,
+            &mut self.waiting,
+            lock,
+            &mut Step::default(),
+        )
+        .acquire(&request)
+        {
+            Acquired::NotNow(rank) => rank,
+            Acquired::Held(_) => return None,
+            other => panic!("{other:?}"),
+        };
         let mut search = Search::new(Token::new(token.as_bytes()).unwrap(), &name, rank, mode);
         loop {
             match search.run(&self.waiting) {

@@ -4,11 +4,12 @@ use std::time::{Duration, Instant as Stopwatch};
 
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
-    ClientId, Count, Counts, Fences, Instant, Lock, Mode, Name, Newcomer, Rank, Request, Step, Token, Ttl,
-    Turn, Waiting,
+    ClientId, Count, Counts, Fences, Instant, Lock, Mode, Name, Newcomer, Rank, Request, Step, Terms, Token,
+    Ttl, Turn, Waiting,
 };
 
 const NOW: Instant = Instant::from_micros(1_760_000_000_000_000);
+const TERMS: Terms = Terms { grants_from: NOW, longest_lease: Ttl::MAX };
 const KEY: Name<'static> = Name { db: 0, key: std::borrow::Cow::Borrowed(b"key") };
 
 /// One lock with its line.
@@ -32,7 +33,7 @@ impl World {
     fn turn<T>(&mut self, work: impl FnOnce(&mut Turn<'_>) -> T) -> usize {
         let mut step = Step::default();
         let mut turn =
-            Turn::new(NOW, NOW, &KEY, &mut self.fences, &mut self.waiting, &mut self.lock, &mut step);
+            Turn::new(NOW, TERMS, &KEY, &mut self.fences, &mut self.waiting, &mut self.lock, &mut step);
         work(&mut turn);
         turn.finish();
         step.rest.map_or(0, |rest| rest.outcomes.len())

@@ -52,8 +52,8 @@ impl Turn<'_> {
     pub(super) fn hand_over(&mut self, waiter: &Waiter, granted: Granted) -> Result<Outcome, Refusal> {
         let request = waiter.request();
         let asked = request.ttl.millis().max(request.delay.into());
-        if let Some(longest) = self.waiting.longest_lease.filter(|longest| asked > longest.millis()) {
-            return Err(Refusal::LeaseTooLong(longest));
+        if asked > self.terms.longest_lease.millis() {
+            return Err(Refusal::LeaseTooLong(self.terms.longest_lease));
         }
         let fence = match granted {
             Granted::New => self.grant(&request)?,

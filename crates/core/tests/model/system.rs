@@ -6,7 +6,7 @@ use dlock_core::codec::Anchor;
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
     Acquired, ClientId, Confirmed, Event, Fence, Fences, Granted, Instant, Limits, Lock, Mode, Name,
-    Newcomer, Outcome, Request, Rest, Step, Ttl, Turn, Wait, WaiterId, Waiting,
+    Newcomer, Outcome, Request, Rest, Step, Terms, Ttl, Turn, Wait, WaiterId, Waiting,
 };
 
 use super::moves::Move;
@@ -84,9 +84,9 @@ impl System {
         let name = name(key);
         let mut lock = self.locks.remove(&key).unwrap_or_default();
         let mut step = Step::default();
-        let grants_from = Instant::from_micros(self.grants_from);
+        let terms = Terms { grants_from: Instant::from_micros(self.grants_from), longest_lease: Ttl::MAX };
         let mut turn =
-            Turn::new(now, grants_from, &name, &mut self.fences, &mut self.waiting, &mut lock, &mut step);
+            Turn::new(now, terms, &name, &mut self.fences, &mut self.waiting, &mut lock, &mut step);
         let answer = work(&mut turn);
         turn.finish();
         self.replicate(key, &lock, &step.change);
