@@ -25,16 +25,16 @@ const LOOK: Duration = Duration::from_secs(1);
 pub(crate) async fn beside(service: Arc<Service>, plan: Plan, wish: Arc<Wish>, line: Member) -> Spoils {
     let plan = Plan { retries: 0, ..plan };
     let mut pauses = Pauses::new(LOOK, LOOK);
-    let mut was_first = false;
+    let mut looks_as_first = 0;
     loop {
         sleep(pauses.next()).await;
-        let first = is_first(&service, &wish, line).await;
+        looks_as_first = if is_first(&service, &wish, line).await { looks_as_first + 1 } else { 0 };
         // At two looks in a row: where the lock is passed on meanwhile, all is well. A try in the moment of a release
         // could win beside the grant of the line, and the one after it would be let through in vain.
-        was_first = first && !was_first;
-        if !first || was_first {
+        if looks_as_first < 2 {
             continue;
         }
+        looks_as_first = 0;
         let wish = Wish { token: fresh_token(), ..Wish::clone(&wish) };
         let lanes = service.lanes();
         let round = Round::begin(&service, plan, wish, lanes, Start::Beside(line), Patience::Endless);
