@@ -144,7 +144,7 @@ fn standing_still() {
         everybody_through(kind, WallClock::freeze, |conn| {
             let left = conn.ok("PTTL soon").int();
             assert!(left > 0, "a plain lock of 300 ms never ends");
-            assert_eq!(conn.ok("PTTL soon"), left);
+            assert!(conn.ok("PTTL soon").int().abs_diff(left) <= 1);
         });
     });
 }
