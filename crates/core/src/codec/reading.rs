@@ -1,0 +1,225 @@
+//! Bytes that anybody may have written become a change of a lock, or are refused.
+
+use std::num::NonZeroU32;
+
+use smallvec::SmallVec;
+
+use super::{Anchor, MAX_DELAY, Malformed, Origin, VERSION, WHOLE};
+use crate::lock::{Ephemeral, Extras, Hold, Holders, Holding, Lock, MAX_COUNT};
+use crate::units::{Deadline, Fence, Instant, Token, Ttl};
+
+/// A change as it was written, moved to the reader's clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    whole: bool,
+    mode: u8,
+    permits: u32,
+    delay_until: Option<Deadline>,
+    dropped: Vec<Token>,
+    put: SmallVec<[Hold; 1]>,
+}
+
+/// Reads bytes by the reader's own clock.
+#[derive(Clone, Copy, Debug)]
+pub struct Reader {
+    pub now: Instant,
+    pub anchor: Anchor,
+    pub origin: Origin,
+}
+
+impl Reader {
+    /// Reads an effect: the change, and the greatest fence that its writer had issued or accepted.
+    pub fn read_effect(self, bytes: &[u8]) -> Result<(Written, u64), Malformed> {
+        let mut cursor = Cursor(bytes);
+        let last = cursor.u64()?;
+        if last > Fence::MAX {
+            return Err(Malformed::Value("last fence"));
+        }
+        Ok((self.read(cursor.0)?, last))
+    }
+
+    pub fn read(self, bytes: &[u8]) -> Result<Written, Malformed> {
+        let mut cursor = Cursor(bytes);
+        let [version, flags, mode, zero] = cursor.array()?;
+        if version != VERSION {
+            return Err(Malformed::Version(version));
+        }
+        let permits = u32::from_le_bytes(cursor.array()?);
+        if flags > WHOLE || mode > 3 || zero != 0 || (mode == 3) != (1..=MAX_COUNT).contains(&permits) {
+            return Err(Malformed::Value("mode"));
+        }
+        let written_by = Anchor { boot: cursor.u64()?, offset: i64::from_le_bytes(cursor.array()?) };
+        let at = cursor.u64()?;
+        let shift = self.shift(written_by, at);
+        let delay_until = match cursor.u64()? {
+            0 => None,
+            until => {
+                // Both were rounded to whole ms, away from each other: one more than was asked for may be left.
+                let left = until.saturating_sub(at);
+                if left > MAX_DELAY + 1 {
+                    return Err(Malformed::Value("delay"));
+                }
+                Some(moved(until, shift).min(self.now.after_millis(left.min(MAX_DELAY))))
+            }
+        };
+        let (dropped, put) = (cursor.u32()?, cursor.u32()?);
+        let dropped = (0..dropped).map(|_| {
+            let [len] = cursor.array()?;
+            Token::new(cursor.take(len.into())?).ok_or(Malformed::Value("token"))
+        });
+        let dropped = dropped.collect::<Result<Vec<_>, _>>()?;
+        let put = (0..put).map(|_| self.hold(&mut cursor, shift)).collect::<Result<SmallVec<_>, _>>()?;
+        if !cursor.0.is_empty() {
+            return Err(Malformed::Long);
+        }
+        Written { whole: flags == WHOLE, mode, permits, delay_until, dropped, put }.checked()
+    }
+
+    fn hold(&self, cursor: &mut Cursor<'_>, shift: i64) -> Result<Hold, Malformed> {
+        let fence = Fence::from_outside(cursor.u64()?).ok_or(Malformed::Value("fence"))?;
+        let deadline = cursor.u64()?;
+        let ttl = Ttl::from_millis(cursor.u32()?.into()).ok_or(Malformed::Value("ttl"))?;
+        let count = NonZeroU32::new(cursor.u32()?).filter(|n| n.get() <= MAX_COUNT);
+        let delay = cursor.u32()?;
+        let [ephemeral, token_len, label_len] = cursor.array()?;
+        let token = Token::new(cursor.take(token_len.into())?).ok_or(Malformed::Value("token"))?;
+        let label = cursor.take(label_len.into())?.into();
+        let ephemeral = match ephemeral {
+            0 => Ephemeral::No,
+            1 => Ephemeral::Orphan,
+            _ => return Err(Malformed::Value("ephemeral")),
+        };
+        Ok(Hold {
+            token,
+            fence,
+            // A clock that is off can shorten a lease, but never make it longer than it was granted for.
+            deadline: moved(deadline, shift).min(self.now + ttl),
+            ttl,
+            count: count.ok_or(Malformed::Value("count"))?,
+            extras: Extras { ephemeral, delay, label, in_doubt: None }.boxed(),
+        })
+    }
+
+    /// By how many ms the writer's clock has to be moved to be the reader's.
+    fn shift(&self, written_by: Anchor, at: u64) -> i64 {
+        if written_by.boot == self.anchor.boot {
+            self.anchor.offset.wrapping_sub(written_by.offset)
+        } else if self.origin == Origin::Live {
+            (self.now.after_millis(0).millis() as i64).wrapping_sub(at as i64)
+        } else {
+            0
+        }
+    }
+}
+
+fn moved(deadline: u64, shift: i64) -> Deadline {
+    Deadline::at_millis(deadline.saturating_add_signed(shift))
+}
+
+impl Written {
+    /// The mode and the number of holds have to agree, and no token holds twice.
+    fn checked(self) -> Result<Written, Malformed> {
+        let least = usize::from(self.whole && self.mode != 0);
+        let fits = (least..=self.most()).contains(&self.put.len());
+        let shape = if self.whole { self.dropped.is_empty() } else { self.mode >= 2 };
+        if !fits || !shape {
+            return Err(Malformed::Value("number of holds"));
+        }
+        // Most are of one hold, and many of them are loaded.
+        if self.put.len() + self.dropped.len() < 2 {
+            return Ok(self);
+        }
+        let mut tokens: Vec<&Token> = self.put.iter().map(|hold| &hold.token).chain(&self.dropped).collect();
+        tokens.sort_unstable();
+        if tokens.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(Malformed::Value("token (twice)"));
+        }
+        Ok(self)
+    }
+
+    /// The greatest fence in it; 0 for none.
+    pub fn greatest_fence(&self) -> u64 {
+        self.put.iter().map(|hold| hold.fence.get()).max().unwrap_or(0)
+    }
+
+    /// The longest ttl in it, ms; 0 for none.
+    pub fn longest_ttl(&self) -> u64 {
+        self.put.iter().map(|hold| hold.ttl.millis()).max().unwrap_or(0)
+    }
+
+    /// The longest lock-delay in it, running or to come, ms; 0 for none.
+    pub fn longest_delay(&self, now: Instant) -> u64 {
+        let to_come = self.put.iter().map(|hold| u64::from(hold.delay())).max().unwrap_or(0);
+        self.delay_until.map_or(0, |until| until.left(now)).max(to_come)
+    }
+
+    /// Whether it is a whole lock, as it is stored, and no mere change of one.
+    pub fn is_whole(&self) -> bool {
+        self.whole
+    }
+
+    /// Carries it out. Idempotent: everything in it is a final value. False where it would leave more holders than
+    /// its mode allows, which only bytes that no master wrote can do; the lock is left as it was.
+    pub fn apply(self, lock: &mut Lock) -> bool {
+        let stays = |hold: &Hold| {
+            !self.dropped.contains(&hold.token) && !self.put.iter().any(|new| new.token == hold.token)
+        };
+        let staying = if self.whole { 0 } else { lock.stored().iter().filter(|hold| stays(hold)).count() };
+        if staying + self.put.len() > self.most() {
+            return false;
+        }
+        let holds = if self.whole {
+            self.put
+        } else {
+            lock.remove(|hold| !stays(hold));
+            let mut holds = SmallVec::from_vec(lock.take_holds());
+            holds.extend(self.put);
+            holds
+        };
+        let permits = NonZeroU32::new(self.permits).unwrap_or(NonZeroU32::MIN);
+        lock.holding = match self.mode {
+            // By far the most frequent, and done without a list.
+            0 | 1 => holds.into_iter().next().map_or(Holding::Free, Holding::Exclusive),
+            mode => match Holders::from_vec(holds.into_vec()) {
+                None => Holding::Free,
+                Some(holders) if mode == 2 => Holding::Shared(holders),
+                Some(holders) => Holding::Permits(permits, holders),
+            },
+        };
+        lock.delay_until = self.delay_until;
+        true
+    }
+
+    fn most(&self) -> usize {
+        match self.mode {
+            0 => 0,
+            1 => 1,
+            2 => usize::MAX,
+            _ => self.permits as usize,
+        }
+    }
+}
+
+struct Cursor<'a>(&'a [u8]);
+
+impl<'a> Cursor<'a> {
+    fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
+        let (taken, rest) = self.0.split_at_checked(len).ok_or(Malformed::Short)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (taken, rest) = self.0.split_first_chunk().ok_or(Malformed::Short)?;
+        self.0 = rest;
+        Ok(*taken)
+    }
+
+    fn u64(&mut self) -> Result<u64, Malformed> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    fn u32(&mut self) -> Result<u32, Malformed> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+}

@@ -1,0 +1,107 @@
+//! One token's tenure of a resource, as it is stored.
+
+use std::num::NonZeroU32;
+
+use smallvec::SmallVec;
+
+use crate::bytes::Bytes;
+use crate::queue::WaiterId;
+use crate::step::Granted;
+use crate::units::{ClientId, Deadline, Fence, Instant, Token, Ttl};
+
+/// Whether a hold ends with a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ephemeral {
+    No,
+    Bound(ClientId),
+    /// The connection is unknown here (a restart, a promotion): only the lease ends it.
+    Orphan,
+}
+
+/// One token's tenure of a resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hold {
+    pub(crate) token: Token,
+    pub(crate) fence: Fence,
+    pub(crate) deadline: Deadline,
+    pub(crate) ttl: Ttl,
+    pub(crate) count: NonZeroU32,
+    /// What few holds have, out of the way of the many.
+    pub(crate) extras: Option<Box<Extras>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Extras {
+    pub ephemeral: Ephemeral,
+    pub delay: u32,
+    pub label: Bytes,
+    /// What these waiters are being told of this hold and nobody else has been: it is taken back where none of them
+    /// can be reached. Neither stored nor sent, as waiters are not.
+    pub in_doubt: Option<Doubt>,
+}
+
+/// A grant that may yet turn out to have reached nobody.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Doubt {
+    pub granted: Granted,
+    /// Whose answers are on their way, or have arrived.
+    pub told: SmallVec<[WaiterId; 1]>,
+}
+
+impl Extras {
+    pub const NONE: Extras =
+        Extras { ephemeral: Ephemeral::No, delay: 0, label: Bytes::EMPTY, in_doubt: None };
+
+    /// Boxed only where there is anything to keep.
+    pub fn boxed(self) -> Option<Box<Extras>> {
+        (self != Extras::NONE).then(|| Box::new(self))
+    }
+}
+
+impl Hold {
+    pub fn token(&self) -> &Token {
+        &self.token
+    }
+    pub fn fence(&self) -> Fence {
+        self.fence
+    }
+    pub fn deadline(&self) -> Deadline {
+        self.deadline
+    }
+    pub fn ttl(&self) -> Ttl {
+        self.ttl
+    }
+    pub fn count(&self) -> u32 {
+        self.count.get()
+    }
+    pub fn ephemeral(&self) -> Ephemeral {
+        self.extras.as_ref().map_or(Ephemeral::No, |x| x.ephemeral)
+    }
+    pub fn delay(&self) -> u32 {
+        self.extras.as_ref().map_or(0, |x| x.delay)
+    }
+    pub fn label(&self) -> &[u8] {
+        self.extras.as_ref().map_or(&[], |x| &x.label)
+    }
+
+    /// How long it has lasted, for statistics: its fence began as the microsecond of its grant.
+    pub fn held_millis(&self, now: Instant) -> u64 {
+        now.micros().saturating_sub(self.fence.get()) / 1000
+    }
+
+    pub(crate) fn in_doubt(&mut self) -> Option<&mut Doubt> {
+        self.extras.as_mut().and_then(|x| x.in_doubt.as_mut())
+    }
+
+    pub(crate) fn set_in_doubt(&mut self, doubt: Option<Doubt>) {
+        if doubt.is_some() || self.in_doubt().is_some() {
+            let extras = self.extras.take().map_or(Extras::NONE, |x| *x);
+            self.extras = Extras { in_doubt: doubt, ..extras }.boxed();
+        }
+    }
+
+    pub(super) fn heap_size(&self) -> usize {
+        let extras = |x: &Extras| size_of::<Extras>() + x.label.heap_size();
+        self.token.heap_size() + self.extras.as_deref().map_or(0, extras)
+    }
+}
