@@ -1,6 +1,6 @@
 #!/bin/sh
 # The module's integration tests on every server it is meant for, and the long form of those with random faults: each of
-# them DLOCK_ROUNDS times, 50 where that is not said.
+# them DLOCK_ROUNDS times, 50 where that is not said, and DLOCK_RESTARTS=100 with the clock set back.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -11,7 +11,7 @@ for name in valkey-8.0 redis-8 valkey-9; do
     DLOCK_TEST_SERVERS="$DLOCK_TEST_SERVERS,$name=$top/build/servers/$name/server"
 done
 export DLOCK_TEST_SERVERS
-export DLOCK_ROUNDS="${DLOCK_ROUNDS:-50}"
+export DLOCK_ROUNDS="${DLOCK_ROUNDS:-50}" DLOCK_RESTARTS="${DLOCK_RESTARTS:-100}"
 say "the module"
 # The tests would build it too, but silently.
 cargo build --package dlock
