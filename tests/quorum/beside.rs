@@ -47,7 +47,8 @@ fn in_turn(fenced: bool) {
                 let next = tokio::time::timeout(LONG_WAIT, next).await.expect("its turn comes");
                 let guard: Guard = next.expect("no panic").expect("a majority is free");
                 assert_eq!(holders(head(&servers), "r"), ["stale"], "there it still stands");
-                assert_eq!(held_on(&servers, "r"), count);
+                // It need not be more than a majority that has it: of a release that came late it may miss a vote.
+                assert!(held_on(&servers, "r") > 1 + count / 2);
                 assert!(guard.fence().is_some() == fenced && (guard.fence() > last || !fenced));
                 last = guard.fence();
                 guard.release().await.expect("it is held");
