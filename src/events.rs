@@ -89,18 +89,19 @@ fn swapped(ctx: Ctx<'_>, first: i32, second: i32) {
         let one = std::mem::take(s.db(first));
         let other = std::mem::replace(s.db(second), one);
         *s.db(first) = other;
-        let swap = |db| if db == first { second } else { first };
+        let swap = |name: &mut Name<'static>| match name.db {
+            db if db == first => name.db = second,
+            db if db == second => name.db = first,
+            _ => {}
+        };
         for holds in s.ephemerals.values_mut() {
-            *holds = std::mem::take(holds)
-                .into_iter()
-                .map(|(mut name, token)| {
-                    if name.db == first || name.db == second {
-                        name.db = swap(name.db);
-                    }
-                    (name, token)
-                })
-                .collect();
+            let moved = std::mem::take(holds).into_iter().map(|(mut name, token)| {
+                swap(&mut name);
+                (name, token)
+            });
+            *holds = moved.collect();
         }
+        s.pending.iter_mut().filter_map(Task::of_hold).for_each(swap);
     });
     serve_lines(|name| name.db == first || name.db == second);
 }

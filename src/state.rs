@@ -61,6 +61,16 @@ pub enum Task {
     GraceOver,
 }
 
+impl Task {
+    /// The resource, where the task is about a hold: that moves with its database, where a line stays.
+    pub fn of_hold(&mut self) -> Option<&mut Name<'static>> {
+        match self {
+            Task::Disconnected(_, name, _) | Task::Undelivered(name, ..) | Task::Due(name, _) => Some(name),
+            Task::Serve(_) | Task::Vanished(_) | Task::TimedOut(..) | Task::GraceOver => None,
+        }
+    }
+}
+
 static STATE: MainThread<State> = MainThread::empty();
 
 /// Sets up the empty state; the config is the defaults.
