@@ -56,28 +56,27 @@ impl<'a> Target<'a> {
         let Target { name, key, fresh, .. } = &mut self;
         let lock = lock_of(key, fresh);
         let mut step = Step::default();
-        let (answer, last) = with(|s| {
-            let last = s.fences.last();
+        let answer = with(|s| {
             let terms = Terms { grants_from: s.grace.grants_from(), longest_lease: s.config.longest_lease() };
             let mut turn = Turn::new(now, terms, name, &mut s.fences, &mut s.waiting, lock, &mut step);
             let answer = decide(&mut turn);
             turn.finish();
             s.account(name, &step);
-            (answer, last)
+            answer
         });
-        self.carry_out(&mut step, now, last);
+        self.carry_out(&mut step, now);
         answer
     }
 
-    /// `last`: the greatest fence before the step.
-    fn carry_out(&mut self, step: &mut Step, now: Instant, last: u64) {
+    fn carry_out(&mut self, step: &mut Step, now: Instant) {
         let (mut deleted, mut rearm) = (false, false);
         if !step.change.is_none() {
             let effect = self.effect(&step.change, now);
             let existed = self.key.value().is_some();
             (deleted, rearm) = self.store();
-            let anew = existed && step.events.contains(&Event::Acquired) && self.is_newer_than(last);
-            let persisted = anew && self.key.persist();
+            // A time to live that somebody gave the key was for those who held it then.
+            let joined = existed && step.events.contains(&Event::Acquired);
+            let persisted = joined && self.key.persist();
             let followed = effect.is_some();
             self.replicate(effect);
             if persisted && followed {
@@ -96,12 +95,6 @@ impl<'a> Target<'a> {
         if let Some(rest) = step.rest.take() {
             rest.outcomes.into_iter().for_each(|(waiter, outcome)| waiters::answer(waiter, outcome, now));
         }
-    }
-
-    /// Whether each hold is. A time to live that somebody gave the key was for the holds before them.
-    fn is_newer_than(&mut self, last: u64) -> bool {
-        let lock = self.key.value().map(|value| &value.lock);
-        lock.is_some_and(|lock| lock.stored().iter().all(|hold| hold.fence().get() > last))
     }
 
     /// The bytes of a change. None where nobody can follow, which spares a third of a command.

@@ -158,11 +158,13 @@ fn a_ttl_is_not_of_the_holds_to_come() {
         assert_eq!(world.ok("RENAME old new"), "OK");
         world.hold("new", "t");
         assert_has_ttl(&mut world, "new", false);
-        // It stays where somebody joins those whom it was given to, or the lease is set anew.
-        assert!(world.ok("DLOCK.ACQUIRE s t 600000 SHARED").int() > 0);
+        // It stays where the lease is set anew, and goes when somebody joins: it was not given to that one.
+        let fence = world.ok("DLOCK.ACQUIRE s t 600000 SHARED").int();
         assert_eq!(world.ok("PEXPIRE s 500000"), 1);
-        assert!(world.ok("DLOCK.ACQUIRE s u 600000 SHARED").int() > 0);
         assert_eq!(world.ok("DLOCK.EXTEND s t 600000"), 1);
+        assert_eq!(world.ok("DLOCK.ACQUIRE s t 700000 SHARED"), fence);
         assert_has_ttl(&mut world, "s", true);
+        assert!(world.ok("DLOCK.ACQUIRE s u 600000 SHARED").int() > fence);
+        assert_has_ttl(&mut world, "s", false);
     });
 }
