@@ -31,7 +31,8 @@ impl Value {
     pub fn load(bytes: &[u8], db: i32, key: &[u8]) -> Result<Value, String> {
         let now = clock::now();
         let (loading, longest) = with(|s| (s.loading, s.config.longest_lease()));
-        let reader = Reader { now, anchor: clock::anchor(), origin: loading.unwrap_or(Origin::Stored) };
+        // RESTORE is how keys migrate: the clocks of two machines need not agree.
+        let reader = Reader { now, anchor: clock::anchor(), origin: loading.unwrap_or(Origin::Live) };
         let written = reader.read(bytes).map_err(|why| why.to_string())?;
         if !written.is_whole() {
             return Err("the bytes are a change of a lock, not a lock".into());

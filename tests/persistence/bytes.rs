@@ -58,6 +58,31 @@ fn a_restored_lease_ends_when_the_first_would_have() {
     });
 }
 
+/// As MIGRATE and a replica see it: the clocks of two machines need not agree.
+#[test]
+fn a_lease_that_another_machine_has_written_counts_from_the_arrival() {
+    each_server(|kind| {
+        let (master, mut conn) = server(kind);
+        let (replica, mut look) = server(kind);
+        replica.replicate(&master);
+        conn.ok("DLOCK.ACQUIRE k t 600000");
+        let mut dumped = Dumped::of(&mut conn, "k");
+        // Of another boot, whose clock is five minutes behind: the boot, the time of writing, the deadline of the one hold.
+        dumped.lock[8] ^= 1;
+        for at in [24, 56] {
+            let ms = u64::from_le_bytes(dumped.lock[at..at + 8].try_into().expect("8 bytes"));
+            dumped.lock[at..at + 8].copy_from_slice(&(ms - 300_000).to_le_bytes());
+        }
+        let payload = dumped.with(&Dumped::body(&dumped.lock));
+        assert_eq!(restore(&mut conn, "moved", &payload), "OK");
+        replica.wait_in_sync(&master);
+        for (place, conn) in [("master", &mut conn), ("replica", &mut look)] {
+            let left = conn.ok("DLOCK.PTTL moved").int();
+            assert!((540_000..=600_000).contains(&left), "{place}: {left}");
+        }
+    });
+}
+
 /// RESTORE reads the lock before it looks at the key's own ttl, and throws it away where that is over. The gauges went
 /// on counting it.
 #[test]

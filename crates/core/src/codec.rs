@@ -47,7 +47,7 @@ pub struct Anchor {
 /// Where bytes came from, which decides what their deadlines mean on another boot or machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Written just now by a living server, over the replication link: leases count from the arrival.
+    /// Written by a living server, over the replication link or for RESTORE: leases count from the arrival.
     Live,
     /// Taken from storage: only the wall clocks relate the two times.
     Stored,
