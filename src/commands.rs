@@ -54,6 +54,7 @@ impl Command for Acquire {
             Acquired::NotNow(rank) => match parsed.block {
                 // Where nothing may block (MULTI, scripts) it is one try.
                 Some(wait) if !ctx.flags().contains(Flags::DENY_BLOCKING) => {
+                    on_a_master(ctx)?;
                     let name = Name::new(ctx.db(), parsed.key);
                     let client = ClientId(ctx.client_id());
                     waiters::wait(ctx, &name, request, rank, client, wait)?;
@@ -74,7 +75,13 @@ fn connection(ctx: Ctx<'_>) -> Result<ClientId, String> {
     if ctx.flags().contains(Flags::LUA) {
         return Err(words::NO_CONNECTION.into());
     }
+    on_a_master(ctx)?;
     Ok(ClientId(ctx.client_id()))
+}
+
+/// A replica ends nothing by itself, one that may be written to neither.
+fn on_a_master(ctx: Ctx<'_>) -> Result<(), String> {
+    if ctx.flags().contains(Flags::MASTER) { Ok(()) } else { Err(words::REPLICA.into()) }
 }
 
 pub struct Release;

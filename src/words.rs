@@ -53,6 +53,9 @@ pub const EFFECT: &str = "ERR this command is how a master tells replicas and th
 pub const NO_CONNECTION: &str = "ERR EPHEMERAL cannot be used in a script, which has no connection of its own to end \
                                  with: send the command itself, or in MULTI";
 
+pub const REPLICA: &str = "ERR this server is a replica, where nothing ends by itself: ask its master for BLOCK and \
+                           EPHEMERAL";
+
 /// The one error that clients of a cluster are meant to answer by asking again: they are sent to the right node then.
 pub const MOVING: &str = "TRYAGAIN the key's slot is on its way between nodes: ask again where it is now";
 

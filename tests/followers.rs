@@ -6,7 +6,7 @@ mod harness;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use harness::{Server, ServerKind, Stream, aof, each_server, until};
+use harness::{Server, ServerKind, Stream, Value, aof, each_server, until};
 
 fn quiet_server(kind: &ServerKind) -> Server {
     let server = Server::start(kind);
@@ -114,6 +114,24 @@ fn a_promoted_replica_and_one_of_a_chain_are_followed() {
         let fence = middle.connect().ok("DLOCK.ACQUIRE k a 60000").int();
         last.wait_in_sync(&middle);
         assert_eq!(last.connect().ok("DLOCK.INSPECT k").field("fence"), &fence);
+    });
+}
+
+/// Nothing ends by itself on a replica: who waited there would do so for ever.
+#[test]
+fn a_replica_that_may_be_written_to_lets_nobody_wait() {
+    each_server(|kind| {
+        let (master, replica) =
+            (Server::start(kind), Server::options(kind).conf("replica-read-only no").start());
+        replica.replicate(&master);
+        let mut conn = replica.connect();
+        assert!(conn.ok("DLOCK.ACQUIRE k a 60000").int() > 0);
+        for command in ["DLOCK.ACQUIRE k b 60000 BLOCK 0", "DLOCK.ACQUIRE l b 60000 EPHEMERAL"] {
+            assert!(conn.say(command).error().starts_with("ERR this server is a replica"), "{command}");
+        }
+        assert_eq!(conn.ok("DLOCK.ACQUIRE k b 60000"), Value::Nil);
+        conn.ok("REPLICAOF NO ONE");
+        assert!(conn.ok("DLOCK.ACQUIRE l b 60000 EPHEMERAL").int() > 0);
     });
 }
 
