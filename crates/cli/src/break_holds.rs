@@ -28,7 +28,7 @@ pub async fn break_holds(options: Break) -> Result<u8, Obstacle> {
     }
     let silent = broken.iter().filter(|seen| seen.answer.found().is_none()).count();
     if silent > 0 {
-        let story = "some servers were not reached, and their holds go on; break again when they are back";
+        let story = "not every server has done it; break again when those can be reached that were not";
         return Err(Error::new(Failure::NoQuorum, story).into());
     }
     Ok(0)

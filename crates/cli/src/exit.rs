@@ -111,7 +111,7 @@ impl From<ExtendError> for Error {
     fn from(why: ExtendError) -> Error {
         let failure = match why {
             ExtendError::Lost(_) => Failure::Lost,
-            ExtendError::Option(_) => Failure::Usage,
+            ExtendError::Option(_) | ExtendError::Misuse(_) => Failure::Usage,
             _ => Failure::NoQuorum,
         };
         Error::new(failure, why)

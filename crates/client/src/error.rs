@@ -188,6 +188,10 @@ pub enum ExtendError {
     /// The hold is over: its validity ended, or too many masters do not hold it any more.
     #[error("the hold is over ({0})")]
     Lost(Report),
+    /// What was asked for makes no sense to the servers: a ttl above their `dlock.max-ttl`. The hold goes on to the end
+    /// it had.
+    #[error("the lease cannot be asked for like that ({0})")]
+    Misuse(Report),
     /// Too few masters answered: the hold goes on to the end it had, and extending may be tried again.
     #[error("the lease was not set anew ({0})")]
     Unconfirmed(Report),

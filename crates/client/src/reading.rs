@@ -96,10 +96,24 @@ fn text(value: Value) -> Option<String> {
     }
 }
 
-/// How a token or a label is shown.
+/// How a token or a label is shown: no two in the same way.
 pub(crate) fn shown(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
-        Ok(text) => text.to_string(),
-        Err(_) => bytes.escape_ascii().to_string(),
+        Ok(text) if !text.contains('\\') => text.to_string(),
+        _ => bytes.escape_ascii().to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shown;
+
+    #[test]
+    fn no_two_are_shown_in_the_same_way() {
+        let all: [&[u8]; 6] = [b"\xff", b"\\xff", b"\\\\xff", "größe".as_bytes(), "gr\\öße".as_bytes(), b""];
+        for (at, one) in all.iter().enumerate() {
+            assert!(all[at + 1..].iter().all(|other| shown(one) != shown(other)), "{}", shown(one));
+        }
+        assert_eq!(shown("größe".as_bytes()), "größe");
     }
 }

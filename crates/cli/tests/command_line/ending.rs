@@ -251,6 +251,13 @@ fn what_the_servers_find_wrong_is_64() {
             let done = stage.end(stage.run(wrong, "echo ran"));
             assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{}", done.stderr);
         }
+        let extended = stage.end(stage.dlock("extend r t --ttl 25h"));
+        assert_eq!(
+            (extended.code, extended.stderr.contains("25h")),
+            (Some(64), false),
+            "{}",
+            extended.stderr
+        );
         // Free, but not to be looked at.
         let mut conn = stage.connect();
         assert_eq!(conn.ok("ACL SETUSER worker on >pw ~* +@all -dlock.inspect"), "OK");

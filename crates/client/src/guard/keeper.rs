@@ -64,7 +64,9 @@ async fn renew(hold: &Hold, keeping: Keeping) -> Lost {
                     Ok(_) => tries = Tries::default(),
                     Err(ExtendError::Lost(report)) if now() < lost_at => return Lost::TakenAway(report),
                     Err(ExtendError::Lost(report)) => return Lost::NotRenewed(report),
-                    Err(ExtendError::Unconfirmed(report)) => tries.failed(report, ttl),
+                    Err(ExtendError::Unconfirmed(report) | ExtendError::Misuse(report)) => {
+                        tries.failed(report, ttl);
+                    }
                     // The ttl was good for the acquisition, or for the extension that set it.
                     Err(ExtendError::Option(_)) => return Lost::Ended,
                 }

@@ -41,7 +41,7 @@ impl Releases {
     pub(crate) async fn majority(mut self) -> Result<(), ReleaseError> {
         let limit = self.service.nodes[0].limit;
         // A release is tried for longer than this waits: what is not done goes on behind it.
-        let _ = timeout(limit, async {
+        let decided = timeout(limit, async {
             while self.is_open() {
                 let Some((member, vote)) = self.calls.next().await else { return };
                 self.votes[usize::from(member.0)] = Some(vote);
@@ -52,7 +52,10 @@ impl Releases {
         if self.count(is_yes) >= majority {
             return Ok(());
         }
-        let report = self.service.report(&self.lanes, self.votes.iter().map(Option::as_ref));
+        // Who has said nothing until it was decided was not silent.
+        let heard = |vote: &&Vote<()>| decided.is_err() || **vote != Vote::Unknown;
+        let report =
+            self.service.report(&self.lanes, self.votes.iter().map(|vote| vote.as_ref().filter(heard)));
         if self.votes.len() - self.count(is_no) < majority {
             return Err(ReleaseError::NotHeld(report));
         }
