@@ -53,6 +53,11 @@ impl Quorum {
     fn possible_without(self, unavailable: usize) -> bool {
         usize::from(self.members).saturating_sub(unavailable) >= self.majority()
     }
+
+    /// Whether so many masters found fault with what is asked that no majority can ever grant it.
+    pub(crate) fn is_misuse<'a, G: 'a>(self, votes: impl Iterator<Item = &'a Vote<G>>) -> bool {
+        !self.possible_without(votes.filter(|vote| vote.is_misuse()).count())
+    }
 }
 
 /// What one master said to one request. Silence is not "no": it may have granted.
@@ -97,6 +102,11 @@ pub enum Failure {
 }
 
 impl<G> Vote<G> {
+    /// Whether what was asked makes no sense there.
+    fn is_misuse(&self) -> bool {
+        matches!(self, Vote::Failed(Failure::Misuse(_)))
+    }
+
     /// Whether the master is of no use to anybody at present, as against busy with somebody else.
     fn is_unavailable(&self) -> bool {
         match self {

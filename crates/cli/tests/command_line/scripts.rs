@@ -29,6 +29,8 @@ fn a_hold_is_acquired_extended_and_released() {
         assert!((1_140_000..=1_200_000).contains(&lease(&mut conn)));
         step(&stage, "acquire --no-wait r", 75);
         step(&stage, "release r wrong", 79);
+        let wrong = stage.end(stage.dlock("release --node-timeout 5s r wrong"));
+        assert!(!wrong.stderr.contains("no answer in time"), "nobody was silent: {}", wrong.stderr);
         assert_eq!(step(&stage, &format!("release r {token}"), 0), "");
         assert_eq!(stage.held_on("r"), 0);
         step(&stage, &format!("release r {token}"), 79);

@@ -159,14 +159,7 @@ impl Attempt {
             || defeat.loss == Loss::TooLate
             || self.patience.is_over()
             || defeat.refused(|why| matches!(why, Refusal::QueueFull | Refusal::Deadlock(_)))
-            || self.is_misuse(defeat)
-    }
-
-    /// Whether so many masters found fault with what is asked that it can never be won.
-    fn is_misuse(&self, defeat: &Defeat) -> bool {
-        let misuse = |vote: &&Vote| matches!(vote, Vote::Failed(Failure::Misuse(_)));
-        let faults = defeat.votes.iter().flatten().filter(misuse).count();
-        self.service.nodes.len() - faults < self.service.quorum.majority()
+            || self.service.quorum.is_misuse(defeat.votes.iter().flatten())
     }
 
     /// Another task of the same owner is acquiring it.
@@ -178,7 +171,7 @@ impl Attempt {
     fn error(&self, defeat: Defeat) -> AcquireError {
         let resource = shown(&self.resource);
         let deadlock = defeat.refused(|why| matches!(why, Refusal::Deadlock(_)));
-        let misuse = self.is_misuse(&defeat);
+        let misuse = self.service.quorum.is_misuse(defeat.votes.iter().flatten());
         let report: Report = defeat.report;
         match defeat.loss {
             _ if misuse => AcquireError::Misuse { resource, report },

@@ -11,7 +11,7 @@ use crate::clock::now;
 use crate::error::ExtendError;
 use crate::lease::{Instant, Lease};
 use crate::node::Lane;
-use crate::quorum::{Extended, Extension, Failure, Member, Outgoing, Sends, Vote};
+use crate::quorum::{Extended, Extension, Member, Outgoing, Sends, Vote};
 use crate::service::{Lanes, Service};
 
 /// Calls whose answers decide nothing any more. One that has not left yet when this is dropped never does.
@@ -42,14 +42,10 @@ pub(crate) async fn extend(
     let extended = match extended {
         Extended::Until(valid_until) => Ok(valid_until),
         Extended::Over => Err(ExtendError::Lost(report())),
-        _ if extension.votes().any(is_misuse) => Err(ExtendError::Misuse(report())),
+        _ if service.quorum.is_misuse(extension.votes().flatten()) => Err(ExtendError::Misuse(report())),
         Extended::Kept | Extended::Open => Err(ExtendError::Unconfirmed(report())),
     };
     (extended, calls.into_iter().map(|call| call.map(drop).boxed()).collect())
-}
-
-fn is_misuse(vote: Option<&Vote<()>>) -> bool {
-    matches!(vote, Some(Vote::Failed(Failure::Misuse(_))))
 }
 
 async fn ask(
