@@ -4,14 +4,18 @@
 use dlock_core::codec::{Origin, Reader};
 use dlock_core::command::{self, TABLE, Whom};
 use dlock_core::decide::Confirmed;
-use dlock_core::{Acquired, ClientId, Ephemeral, Hold, Lock, Mode, Name, Outcome, Request, WaiterId};
+use dlock_core::{Acquired, ClientId, Name, Outcome, Request, WaiterId};
 use rand::TryRng;
 
 use crate::effects::{self, Target};
 use crate::ffi::setup::{Args, Command};
-use crate::ffi::{Ctx, Flags, Key, WrongType};
+use crate::ffi::{Ctx, Flags};
 use crate::state::with;
 use crate::{clock, grace, mark, waiters, words};
+
+mod looking;
+
+pub use looking::{Holds, Inspect, Pttl, Waiters};
 
 type Done = Result<(), String>;
 
@@ -54,7 +58,7 @@ impl Command for Acquire {
             Acquired::NotNow(rank) => match parsed.block {
                 // Where nothing may block (MULTI, scripts) it is one try.
                 Some(wait) if !ctx.flags().contains(Flags::DENY_BLOCKING) => {
-                    on_a_master(ctx)?;
+                    on_a_master(ctx.flags())?;
                     let name = Name::new(ctx.db(), parsed.key);
                     let client = ClientId(ctx.client_id());
                     waiters::wait(ctx, &name, request, rank, client, wait)?;
@@ -72,16 +76,17 @@ impl Command for Acquire {
 /// The connection an EPHEMERAL hold is bound to. A script runs on a client of the server's own, and no server says
 /// whose command started it.
 fn connection(ctx: Ctx<'_>) -> Result<ClientId, String> {
-    if ctx.flags().contains(Flags::LUA) {
+    let flags = ctx.flags();
+    if flags.contains(Flags::LUA) {
         return Err(words::NO_CONNECTION.into());
     }
-    on_a_master(ctx)?;
+    on_a_master(flags)?;
     Ok(ClientId(ctx.client_id()))
 }
 
 /// A replica ends nothing by itself, one that may be written to neither.
-fn on_a_master(ctx: Ctx<'_>) -> Result<(), String> {
-    if ctx.flags().contains(Flags::MASTER) { Ok(()) } else { Err(words::REPLICA.into()) }
+fn on_a_master(flags: Flags) -> Done {
+    if flags.contains(Flags::MASTER) { Ok(()) } else { Err(words::REPLICA.into()) }
 }
 
 pub struct Release;
@@ -120,127 +125,6 @@ impl Command for Confirm {
             }
             Confirmed::NotHeld => ctx.reply_null(),
             Confirmed::Ahead(ms) => return Err(words::fence_ahead(ms, bound)),
-        }
-        Ok(())
-    }
-}
-
-/// Reads a lock as it is now, without changing anything; works on replicas.
-fn look<R>(ctx: Ctx<'_>, args: &Args<'_>, read: impl FnOnce(&Lock) -> R) -> Result<R, String> {
-    let mut key = Key::open_for_read(ctx, args.key).map_err(|WrongType| effects::WRONG_TYPE.to_owned())?;
-    let free = Lock::default();
-    let lock = key.value().map_or(&free, |value| &value.lock);
-    Ok(read(lock))
-}
-
-pub struct Holds;
-
-impl Command for Holds {
-    fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Holds::parse(args.bytes).map_err(text)?;
-        let now = clock::now();
-        let count = look(ctx, args, |lock| lock.at(now).hold_of(parsed.token).map_or(0, Hold::count))?;
-        ctx.reply_int(count.into());
-        Ok(())
-    }
-}
-
-pub struct Pttl;
-
-impl Command for Pttl {
-    fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Pttl::parse(args.bytes).map_err(text)?;
-        let now = clock::now();
-        let left = look(ctx, args, |lock| match parsed.token {
-            Some(token) => lock.at(now).hold_of(token).map(|hold| hold.deadline().left(now)),
-            None => lock.at(now).longest_left(),
-        })?;
-        ctx.reply_int(left.map_or(-2, |ms| ms as i64));
-        Ok(())
-    }
-}
-
-pub struct Inspect;
-
-impl Command for Inspect {
-    fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let key = command::only_key(args.bytes).map_err(text)?;
-        let name = Name::new(ctx.db(), key);
-        let waiting = with(|s| s.waiting.len_of(&name));
-        let now = clock::now();
-        look(ctx, args, |lock| {
-            let view = lock.at(now);
-            let holders = view.holds().count();
-            if holders == 0 && waiting == 0 && view.delay_left() == 0 {
-                return ctx.reply_null();
-            }
-            let permits = match view.mode() {
-                Some(Mode::Permits(n)) => n.get(),
-                _ => 0,
-            };
-            ctx.reply_map(6);
-            ctx.reply_bytes(b"mode");
-            ctx.reply_bytes(view.mode().map_or("free", mode_word).as_bytes());
-            field(ctx, "permits", permits.into());
-            field(ctx, "fence", view.fence().map_or(0, |fence| fence.get() as i64));
-            ctx.reply_bytes(b"holders");
-            ctx.reply_array(holders);
-            view.holds().for_each(|hold| holder(ctx, hold, hold.deadline().left(now)));
-            field(ctx, "waiters", waiting as i64);
-            field(ctx, "delay", view.delay_left() as i64);
-        })
-    }
-}
-
-fn field(ctx: Ctx<'_>, name: &str, value: i64) {
-    ctx.reply_bytes(name.as_bytes());
-    ctx.reply_int(value);
-}
-
-fn field_bytes(ctx: Ctx<'_>, name: &str, value: &[u8]) {
-    ctx.reply_bytes(name.as_bytes());
-    ctx.reply_bytes(value);
-}
-
-fn mode_word(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Exclusive => "exclusive",
-        Mode::Shared => "shared",
-        Mode::Permits(_) => "permits",
-    }
-}
-
-fn holder(ctx: Ctx<'_>, hold: &Hold, left: u64) {
-    ctx.reply_map(7);
-    field_bytes(ctx, "token", hold.token().as_bytes());
-    field(ctx, "count", hold.count().into());
-    field(ctx, "fence", hold.fence().get() as i64);
-    field(ctx, "pttl", left as i64);
-    field_bytes(ctx, "label", hold.label());
-    field(ctx, "ephemeral", (hold.ephemeral() != Ephemeral::No).into());
-    // 0 where no connection is known, as after a restart.
-    let client = if let Ephemeral::Bound(ClientId(id)) = hold.ephemeral() { id } else { 0 };
-    field(ctx, "client", client as i64);
-}
-
-pub struct Waiters;
-
-impl Command for Waiters {
-    fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Waiters::parse(args.bytes).map_err(text)?;
-        look(ctx, args, |_| ())?;
-        let (name, now) = (Name::new(ctx.db(), parsed.key), clock::now());
-        let most = parsed.count.map_or(usize::MAX, |n| n.get() as usize);
-        let line: Vec<_> = with(|s| s.waiting.line(&name).take(most).cloned().collect());
-        ctx.reply_array(line.len());
-        for waiter in line {
-            ctx.reply_map(6);
-            field(ctx, "client", waiter.client.0 as i64);
-            field_bytes(ctx, "token", waiter.token.as_bytes());
-            field_bytes(ctx, "mode", mode_word(waiter.mode).as_bytes());
-            field(ctx, "waited", now.millis_since(waiter.since) as i64);
-            field(ctx, "left", waiter.until.map_or(-1, |until| until.left(now) as i64));
-            field_bytes(ctx, "label", &waiter.label);
         }
         Ok(())
     }
