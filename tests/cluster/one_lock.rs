@@ -89,3 +89,21 @@ fn a_wait_on_the_node_that_imports_the_slot_ends_in_its_time() {
         assert_eq!(target.info("dlock_timeouts"), "1");
     });
 }
+
+/// As it is for every module that does not say it can be moved so: the slot stays, and nothing is lost.
+#[test]
+fn a_slot_is_not_moved_all_at_once() {
+    each_server(|kind| {
+        if !(kind.is_valkey && kind.is_at_least(9, 0)) {
+            return eprintln!("left out on {}: it moves no slot at once", kind.name);
+        }
+        let [_, source, target] = cluster(kind, EVENLY);
+        let mut from = source.connect();
+        let fence = from.ok("DLOCK.ACQUIRE k a 60000").int();
+        let slot = from.ok("CLUSTER KEYSLOT k").int();
+        let to = id(&mut target.connect());
+        let refused = from.say(&format!("CLUSTER MIGRATESLOTS SLOTSRANGE {slot} {slot} NODE {to}"));
+        assert!(refused.error().contains("dlock does not support atomic slot migration"), "{refused:?}");
+        assert_eq!(from.ok("DLOCK.ACQUIRE k a 60000"), fence);
+    });
+}
