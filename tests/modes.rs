@@ -127,6 +127,21 @@ fn a_lock_delay_follows_a_lease_that_ran_out_but_no_release() {
 }
 
 #[test]
+fn no_delay_and_an_empty_label_leave_what_was_asked_for_before() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut c = server.connect();
+        let fence = c.ok("DLOCK.ACQUIRE k a 60000 DELAY 60000 LABEL host").int();
+        let again = [&b"DLOCK.ACQUIRE"[..], b"k", b"a", b"60000", b"DELAY", b"0", b"LABEL", b""];
+        assert_eq!(c.call(&again), fence);
+        assert_eq!(c.ok("DLOCK.INSPECT k").field("holders").items()[0].field("label"), &Value::from("host"));
+        assert_eq!(c.ok("DLOCK.EXTEND k a 1"), 1);
+        until("the lease is over", || c.ok("DLOCK.HOLDS k a") == 0);
+        assert!(c.ok("DLOCK.INSPECT k").field("delay").int() > 0);
+    });
+}
+
+#[test]
 fn a_lock_delay_that_is_over_hands_over_or_frees() {
     each_server(|kind| {
         let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
