@@ -34,7 +34,12 @@ pub fn draw(server: &str, reports: &[Value], folder: &Path) -> Result<Vec<String
         } else if report["contenders"][0]["server_us_per_pair"].is_number() {
             ratios(&path, &title, list(report, "contenders"))
         } else if report["contenders"][0]["wait_us"].is_object() {
-            waits(&path, &title, list(report, "contenders"))
+            let of = |contender: &Value, field: &str| number(&contender["wait_us"][field]);
+            let below = "wait for the lock, ms (logarithmic): p50 o, p99 x, longest |";
+            times(&path, &title, list(report, "contenders"), below, of)
+        } else if report["contenders"][0]["p99_us"].is_number() {
+            let of = |contender: &Value, field: &str| number(&contender[format!("{field}_us")]);
+            times(&path, &title, list(report, "contenders"), "ms (logarithmic): p50 o, p99 x", of)
         } else {
             continue;
         };
@@ -121,20 +126,29 @@ fn ratios(path: &Path, title: &str, contenders: &[Value]) -> Drawn {
     })
 }
 
-/// Waits on a logarithmic scale: p50, p99 and the longest.
-fn waits(path: &Path, title: &str, contenders: &[Value]) -> Drawn {
+/// Times on a logarithmic scale: p50, p99 and, where it is known, the longest. `of` gives them in us.
+fn times(
+    path: &Path,
+    title: &str,
+    contenders: &[Value],
+    below: &str,
+    of: impl Fn(&Value, &str) -> f64,
+) -> Drawn {
     let area = SVGBackend::new(path, (WIDTH, height_of(contenders))).into_drawing_area();
-    let most = contenders.iter().map(|one| number(&one["wait_us"]["max"])).fold(1.0, f64::max);
-    let scale: Range<f64> = 0.01..most / 1e3 * 2.0;
-    let below = "wait for the lock, ms (logarithmic): p50 o, p99 x, longest |";
+    let ms = |contender: &Value, field: &str| of(contender, field) / 1e3;
+    let far = |contender: &Value| ms(contender, "max").max(ms(contender, "p99"));
+    let least = contenders.iter().map(|one| ms(one, "p50")).fold(f64::MAX, f64::min);
+    let most = contenders.iter().map(far).fold(least, f64::max);
+    let scale: Range<f64> = (least / 2.0).max(1e-4)..most * 2.0;
     rows(&area, title, contenders, (below, scale.log_scale()), |chart, contender, y| {
-        let ms = |field: &str| number(&contender["wait_us"][field]) / 1e3;
         let style = colour(text(contender, "contender")).stroke_width(2);
-        let line = PathElement::new([(ms("p50"), y), (ms("max"), y)], style.stroke_width(1));
-        chart.draw_series([line])?;
-        chart.draw_series([Circle::new((ms("p50"), y), 5, style.filled())])?;
-        chart.draw_series([Cross::new((ms("p99"), y), 5, style)])?;
-        chart.draw_series([PathElement::new([(ms("max"), y - 0.2), (ms("max"), y + 0.2)], style)])?;
+        let (p50, p99, far) = (ms(contender, "p50"), ms(contender, "p99"), far(contender));
+        chart.draw_series([PathElement::new([(p50, y), (far, y)], style.stroke_width(1))])?;
+        chart.draw_series([Circle::new((p50, y), 5, style.filled())])?;
+        chart.draw_series([Cross::new((p99, y), 5, style)])?;
+        if ms(contender, "max") > 0.0 {
+            chart.draw_series([PathElement::new([(far, y - 0.2), (far, y + 0.2)], style)])?;
+        }
         Ok(())
     })
 }
