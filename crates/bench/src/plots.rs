@@ -91,7 +91,10 @@ where
         .x_label_area_size(45)
         .y_label_area_size(330)
         .build_cartesian_2d(x, contenders.len() as f64..0.0)?;
-    chart.configure_mesh().disable_y_mesh().y_labels(0).x_desc(below).label_style(TEXT).draw()?;
+    // With more labels a logarithmic scale has nine of them in each decade, one over the other.
+    let mut mesh = chart.configure_mesh();
+    mesh.disable_y_mesh().y_labels(0).x_labels(6).max_light_lines(1);
+    mesh.x_desc(below).label_style(TEXT).draw()?;
     let right = Pos::new(HPos::Right, VPos::Center);
     let left_edge = chart.plotting_area().get_pixel_range().0.start;
     for (nth, contender) in contenders.iter().enumerate() {
