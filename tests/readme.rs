@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::net::TcpStream;
 use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::process::Command;
 
 use harness::readme::{README, blocks};
@@ -56,6 +57,22 @@ fn the_sessions_go_as_shown() {
         }
         assert!(shown >= 12, "{shown} commands were tried");
     });
+}
+
+#[test]
+fn links_and_pictures_of_the_documents_lead_to_files() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut followed = 0;
+    for document in ["README.md", "ARCHITECTURE.md", "docs/choosing.md", "docs/speed.md"] {
+        let document = top.join(document);
+        let text = fs::read_to_string(&document).expect("a document");
+        let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+        for target in targets.filter(|target| !target.is_empty() && !target.contains("://")) {
+            assert!(document.with_file_name(target).exists(), "{} links to {target}", document.display());
+            followed += 1;
+        }
+    }
+    assert!(followed >= 10, "{followed} links were followed");
 }
 
 #[test]

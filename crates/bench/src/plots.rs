@@ -10,6 +10,8 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use serde_json::Value;
 
+use crate::table::si;
+
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// Whatever the plotting library calls an error.
@@ -175,6 +177,8 @@ fn growth(path: &Path, title: &str, sizes: &[Value]) -> Drawn {
     chart
         .configure_mesh()
         .x_desc("holds (logarithmic)")
+        .x_label_formatter(&|holds| si(*holds))
+        .max_light_lines(1)
         .y_desc("server us a pair")
         .label_style(TEXT)
         .draw()?;
@@ -185,8 +189,9 @@ fn growth(path: &Path, title: &str, sizes: &[Value]) -> Drawn {
         let drawn = chart.draw_series(LineSeries::new(points, style))?;
         drawn.label(name).legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], style));
     }
-    let legend = &mut chart.configure_series_labels();
-    legend.background_style(WHITE.mix(0.8)).border_style(THEIRS).label_font(TEXT).draw()?;
+    let mut legend = chart.configure_series_labels();
+    legend.position(SeriesLabelPosition::UpperLeft).background_style(WHITE.mix(0.8)).border_style(THEIRS);
+    legend.label_font(TEXT).draw()?;
     area.present()?;
     Ok(())
 }
