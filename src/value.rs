@@ -28,7 +28,7 @@ impl Default for ScheduledAt {
 impl Value {
     /// Reads a lock that comes in under this name: from a file, over the replication link, or by RESTORE, whose bytes
     /// anybody may have written. The error says why it is refused.
-    pub fn load(bytes: &[u8], db: i32, key: &[u8]) -> Result<Value, String> {
+    pub fn load(bytes: &[u8], db: i32, key: &[u8]) -> Result<Box<Value>, String> {
         let now = clock::now();
         let (loading, longest) = with(|s| (s.loading, s.config.longest_lease()));
         // RESTORE is how keys migrate: the clocks of two machines need not agree.
@@ -48,7 +48,7 @@ impl Value {
         if by_restore && fence > with(|s| s.fence_bound(now)) {
             return Err("its fence is further ahead of this server's clock than the skew bound".into());
         }
-        let mut value = Value::default();
+        let mut value = Box::<Value>::default();
         written.apply(&mut value.lock);
         with(|s| {
             s.fences.raise(fence);

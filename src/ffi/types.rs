@@ -98,7 +98,7 @@ unsafe extern "C" fn rdb_load(io: *mut rm::RedisModuleIO, encoding: c_int) -> *m
             load_bytes(io, |bytes| Stored::load(bytes, db, key))
         };
         match loaded.unwrap_or_else(|| Err("the stream ends in it".into())) {
-            Ok(value) => Box::into_raw(Box::new(value)).cast(),
+            Ok(value) => Box::into_raw(value).cast(),
             Err(why) => {
                 refuse(io, &why);
                 std::ptr::null_mut()

@@ -62,17 +62,21 @@ impl Reader {
                 Some(moved(until, shift).min(self.now.after_millis(left.min(MAX_DELAY))))
             }
         };
-        let (dropped, put) = (cursor.u32()?, cursor.u32()?);
-        let dropped = (0..dropped).map(|_| {
+        let (drops, puts) = (cursor.u32()?, cursor.u32()?);
+        let (mut dropped, mut put) = (Vec::new(), SmallVec::new());
+        for _ in 0..drops {
             let [len] = cursor.array()?;
-            Token::new(cursor.take(len.into())?).ok_or(Malformed::Value("token"))
-        });
-        let dropped = dropped.collect::<Result<Vec<_>, _>>()?;
-        let put = (0..put).map(|_| self.hold(&mut cursor, shift)).collect::<Result<SmallVec<_>, _>>()?;
+            dropped.push(Token::new(cursor.take(len.into())?).ok_or(Malformed::Value("token"))?);
+        }
+        for _ in 0..puts {
+            put.push(self.hold(&mut cursor, shift)?);
+        }
         if !cursor.0.is_empty() {
             return Err(Malformed::Long);
         }
-        Written { whole: flags == WHOLE, mode, permits, delay_until, dropped, put }.checked()
+        let written = Written { whole: flags == WHOLE, mode, permits, delay_until, dropped, put };
+        written.check()?;
+        Ok(written)
     }
 
     fn hold(&self, cursor: &mut Cursor<'_>, shift: i64) -> Result<Hold, Malformed> {
@@ -118,7 +122,7 @@ fn moved(deadline: u64, shift: i64) -> Deadline {
 
 impl Written {
     /// The mode and the number of holds have to agree, and no token holds twice.
-    fn checked(self) -> Result<Written, Malformed> {
+    fn check(&self) -> Result<(), Malformed> {
         let least = usize::from(self.whole && self.mode != 0);
         let fits = (least..=self.most()).contains(&self.put.len());
         let shape = if self.whole { self.dropped.is_empty() } else { self.mode >= 2 };
@@ -127,14 +131,14 @@ impl Written {
         }
         // Most are of one hold, and many of them are loaded.
         if self.put.len() + self.dropped.len() < 2 {
-            return Ok(self);
+            return Ok(());
         }
         let mut tokens: Vec<&Token> = self.put.iter().map(|hold| &hold.token).chain(&self.dropped).collect();
         tokens.sort_unstable();
         if tokens.windows(2).any(|pair| pair[0] == pair[1]) {
             return Err(Malformed::Value("token (twice)"));
         }
-        Ok(self)
+        Ok(())
     }
 
     /// The greatest fence in it; 0 for none.
