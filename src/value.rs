@@ -78,7 +78,7 @@ impl Value {
         bytes
     }
 
-    /// Bytes it takes, its place in the schedule included.
+    /// Bytes it takes, its place in a row of the schedule included.
     pub fn memory(&self) -> usize {
         let scheduled = if self.slot.0 == Slot::NONE { 0 } else { Scheduled::ENTRY_SIZE };
         size_of::<Value>() - size_of::<Lock>() + self.lock.size() + scheduled

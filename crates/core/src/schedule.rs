@@ -8,11 +8,12 @@
 //! whole chunks and is never copied over as a whole: no insertion stalls on a reallocation, however many there are.
 
 use crate::units::Deadline;
-use chunks::{CHUNK, Chunks};
 use heap::{Heap, Node};
+use slab::{Entry, Place, Slab};
 
 mod chunks;
 mod heap;
+mod slab;
 
 /// Where an entry lives, until it is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,35 +27,9 @@ impl Slot {
 /// Entries by when they are due.
 #[derive(Clone)]
 pub struct Schedule<T> {
-    entries: Chunks<Entry<T>>,
-    len: usize,
-    /// The first of the free slots, which form a list.
-    free: u32,
+    entries: Slab<T>,
     rows: [Row; ROWS],
     heap: Heap,
-}
-
-#[derive(Clone)]
-enum Entry<T> {
-    Used(Used<T>),
-    /// With the next free slot.
-    Free(u32),
-}
-
-#[derive(Clone)]
-struct Used<T> {
-    due: Deadline,
-    place: Place,
-    item: T,
-}
-
-/// Where an entry stands. Two numbers and no enum, which would take 8 bytes more for each hold.
-#[derive(Clone, Copy)]
-struct Place {
-    /// The slot before it in its row, [`END`] for the first; in the heap: its place there.
-    before: u32,
-    /// The slot behind it in its row, [`END`] for the last; in the heap: [`IN_HEAP`].
-    after: u32,
 }
 
 const END: u32 = u32::MAX;
@@ -67,126 +42,94 @@ struct Row {
     last: u32,
 }
 
-/// One for each length of lease that is in use at a time, and some for single ones that are much longer: behind such a
-/// one a row takes no others until it is over.
+/// One for each length of lease that is in use at a time. A single lease that is much longer may close one for a while.
 const ROWS: usize = 8;
 
 impl<T> Default for Schedule<T> {
     fn default() -> Self {
         let rows = [Row { first: END, last: END }; ROWS];
-        Schedule { entries: Chunks::default(), len: 0, free: END, rows, heap: Heap::default() }
+        Schedule { entries: Slab::default(), rows, heap: Heap::default() }
     }
 }
 
 impl<T> Schedule<T> {
     pub fn len(&self) -> usize {
-        self.len
+        self.entries.len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// What is due first. Entries due at the same moment come in no particular order.
     pub fn first(&self) -> Option<(Deadline, Slot)> {
-        let of_row = |row: &Row| Some((self.used(row.first)?.due, Slot(row.first)));
+        let of_row = |row: &Row| Some((self.entries.get(row.first)?.due, Slot(row.first)));
         let of_heap = self.heap.first().map(|node| (node.due, Slot(node.slot)));
         self.rows.iter().filter_map(of_row).chain(of_heap).min()
     }
 
     /// None once four billion entries are in use.
     pub fn insert(&mut self, due: Deadline, item: T) -> Option<Slot> {
-        let place = Place { before: END, after: END };
-        let entry = Entry::Used(Used { due, place, item });
-        let slot = if self.free == END {
-            let slot = u32::try_from(self.entries.len()).ok().filter(|slot| *slot < IN_HEAP)?;
-            self.entries.push(entry);
-            slot
-        } else {
-            let slot = self.free;
-            if let Entry::Free(next) = std::mem::replace(self.entries.get_mut(slot as usize), entry) {
-                self.free = next;
-            }
-            slot
-        };
-        self.len += 1;
+        let slot = self.entries.insert(due, item)?;
         self.line_up(slot, due);
         Some(Slot(slot))
     }
 
     pub fn get(&self, slot: Slot) -> Option<&T> {
-        self.used(slot.0).map(|used| &used.item)
+        self.entries.get(slot.0)?.item.as_ref()
     }
 
     pub fn get_mut(&mut self, slot: Slot) -> Option<&mut T> {
-        self.used_mut(slot.0).map(|used| &mut used.item)
+        self.entries.get_mut(slot.0)?.item.as_mut()
     }
 
     /// Makes the entry due at another moment. Nothing happens where the slot is not in use.
     pub fn reschedule(&mut self, slot: Slot, due: Deadline) {
-        let Some(used) = self.used_mut(slot.0).filter(|used| used.due != due) else { return };
-        used.due = due;
-        let place = used.place;
+        let used = |entry: &&mut Entry<T>| entry.item.is_some() && entry.due != due;
+        let Some(entry) = self.entries.get_mut(slot.0).filter(used) else { return };
+        entry.due = due;
+        let place = entry.place;
         self.leave(slot.0, place);
         self.line_up(slot.0, due);
     }
 
     pub fn remove(&mut self, slot: Slot) -> Option<T> {
-        let place = self.used(slot.0)?.place;
-        self.leave(slot.0, place);
-        let entry = std::mem::replace(self.entries.get_mut(slot.0 as usize), Entry::Free(self.free));
-        self.free = slot.0;
-        self.len -= 1;
-        if self.is_empty() && self.entries.len() > CHUNK {
-            // Give the memory of a flood back once it is over.
-            (self.entries, self.free) = (Chunks::default(), END);
-        }
-        match entry {
-            Entry::Used(used) => Some(used.item),
-            Entry::Free(_) => None,
-        }
+        let entry = self.entries.get(slot.0).filter(|entry| entry.item.is_some())?;
+        self.leave(slot.0, entry.place);
+        self.entries.remove(slot.0)
     }
 
     /// Every entry, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (Slot, &T)> {
-        (0..self.entries.len()).filter_map(|at| match self.entries.get(at) {
-            Entry::Used(used) => Some((Slot(at as u32), &used.item)),
-            Entry::Free(_) => None,
-        })
+        self.entries.iter().map(|(slot, item)| (Slot(slot), item))
     }
 
     /// Bytes an entry takes here, without what its item has on the heap. Those that fit into no row take 16 more.
     pub const ENTRY_SIZE: usize = size_of::<Entry<T>>();
 
-    fn used(&self, slot: u32) -> Option<&Used<T>> {
-        match self.entries.checked(slot as usize)? {
-            Entry::Used(used) => Some(used),
-            Entry::Free(_) => None,
-        }
-    }
-
-    fn used_mut(&mut self, slot: u32) -> Option<&mut Used<T>> {
-        match self.entries.checked_mut(slot as usize)? {
-            Entry::Used(used) => Some(used),
-            Entry::Free(_) => None,
-        }
-    }
-
     /// Puts an entry that stands nowhere at the end of the first row that it fits behind, or else into the heap.
     fn line_up(&mut self, slot: u32, due: Deadline) {
-        let fits = |row: &Row| self.used(row.last).is_none_or(|last| last.due <= due);
-        let Some(row) = self.rows.iter().position(fits) else {
-            let node = Node { due, slot };
-            return self.heap.push(node, moved_in(&mut self.entries));
+        let fits = |row: &Row| self.entries.get(row.last).is_none_or(|last| last.due <= due);
+        let Some(row) = self.rows.iter().position(fits).or_else(|| self.clear_a_row()) else {
+            return self.heap.push(Node { due, slot }, moved_in(&mut self.entries));
         };
         let before = std::mem::replace(&mut self.rows[row].last, slot);
-        match self.used_mut(before) {
+        match self.entries.get_mut(before) {
             Some(last) => last.place.after = slot,
             None => self.rows[row].first = slot,
         }
-        if let Some(used) = self.used_mut(slot) {
-            used.place = Place { before, after: END };
+        if let Some(entry) = self.entries.get_mut(slot) {
+            entry.place = Place { before, after: END };
         }
+    }
+
+    /// Moves an entry that has a row for itself into the heap: it is due long after others, and closes the row to them.
+    fn clear_a_row(&mut self) -> Option<usize> {
+        let row = self.rows.iter().position(|row| row.first == row.last)?;
+        let slot = std::mem::replace(&mut self.rows[row], Row { first: END, last: END }).first;
+        let due = self.entries.get(slot)?.due;
+        self.heap.push(Node { due, slot }, moved_in(&mut self.entries));
+        Some(row)
     }
 
     /// Takes an entry away from where it stands; its neighbours close up.
@@ -194,22 +137,22 @@ impl<T> Schedule<T> {
         if after == IN_HEAP {
             return self.heap.remove(before, moved_in(&mut self.entries));
         }
-        match self.used_mut(before) {
-            Some(used) => used.place.after = after,
+        match self.entries.get_mut(before) {
+            Some(entry) => entry.place.after = after,
             None => self.rows.iter_mut().filter(|row| row.first == slot).for_each(|row| row.first = after),
         }
-        match self.used_mut(after) {
-            Some(used) => used.place.before = before,
+        match self.entries.get_mut(after) {
+            Some(entry) => entry.place.before = before,
             None => self.rows.iter_mut().filter(|row| row.last == slot).for_each(|row| row.last = before),
         }
     }
 }
 
 /// Tells entries where in the heap they are now.
-fn moved_in<T>(entries: &mut Chunks<Entry<T>>) -> impl FnMut(u32, u32) {
+fn moved_in<T>(entries: &mut Slab<T>) -> impl FnMut(u32, u32) {
     |slot, place| {
-        if let Entry::Used(used) = entries.get_mut(slot as usize) {
-            used.place = Place { before: place, after: IN_HEAP };
+        if let Some(entry) = entries.get_mut(slot) {
+            entry.place = Place { before: place, after: IN_HEAP };
         }
     }
 }
@@ -251,7 +194,7 @@ mod tests {
             let mut count = 0;
             for row in &self.rows {
                 let (mut before, mut at, mut due) = (END, row.first, Deadline::at_millis(0));
-                while let Some(used) = self.used(at) {
+                while let Some(used) = self.entries.get(at) {
                     assert!(used.due >= due, "a row is out of order");
                     assert_eq!(used.place.before, before, "a row is not linked back");
                     (before, at, due) = (at, used.place.after, used.due);
@@ -323,17 +266,37 @@ mod tests {
             }
         }
         assert_eq!(schedule.in_rows(), 3000);
-        // Each longer than the next one: each spoils a row for those that are shorter.
-        for length in (0..2 * ROWS as u64).rev() {
+        // Each longer than the next one: each closes a row, until it has to leave it for the next.
+        for length in (0..1000).rev() {
             schedule.insert(Deadline::at_millis(400_000 + length), ()).unwrap();
         }
-        let in_heap = schedule.len() - schedule.in_rows();
-        assert_eq!(in_heap, ROWS);
+        assert_eq!(schedule.len() - schedule.in_rows(), 1000 - ROWS);
+        for now in 1000..2000 {
+            for length in [30_000, 10_000] {
+                schedule.insert(Deadline::at_millis(now + length), ()).unwrap();
+            }
+        }
+        assert!(schedule.len() - schedule.in_rows() <= 1000, "leases of one length are in the heap");
         let mut last = Deadline::at_millis(0);
         while let Some((due, slot)) = schedule.first() {
             assert!(due >= last);
             last = due;
             schedule.remove(slot);
+        }
+    }
+    #[test]
+    fn memory_comes_back_with_what_is_taken_out_whatever_stays() {
+        let mut schedule = Schedule::default();
+        let mut slots: Vec<_> =
+            (0..50_000).map(|at| schedule.insert(Deadline::at_millis(1 + at), ()).unwrap()).collect();
+        let stays = slots.swap_remove(20_000);
+        for round in 0..2 {
+            slots.drain(..).for_each(|slot| assert!(schedule.remove(slot).is_some()));
+            assert_eq!((schedule.len(), schedule.first().map(|(_, slot)| slot)), (1, Some(stays)), "{round}");
+            assert!(schedule.entries.allocated() <= 2 * chunks::CHUNK, "{}", schedule.entries.allocated());
+            slots.extend((0..5_000).map(|at| schedule.insert(Deadline::at_millis(90_000 + at), ()).unwrap()));
+            assert!(!slots.contains(&stays), "a slot in use is given again");
+            assert!(schedule.entries.allocated() <= 7 * chunks::CHUNK, "{}", schedule.entries.allocated());
         }
     }
 }

@@ -1,0 +1,147 @@
+//! Where entries live: a slab of chunks, each of which is given back as soon as nothing in it is used.
+
+use super::END;
+use super::chunks::{CHUNK, CHUNK_BITS};
+use crate::units::Deadline;
+
+#[derive(Clone)]
+pub(super) struct Slab<T> {
+    chunks: Vec<Chunk<T>>,
+    /// The chunks that have room. The last of them is filled first.
+    open: Vec<u32>,
+    len: usize,
+}
+
+#[derive(Clone)]
+struct Chunk<T> {
+    /// Allocated when the first one comes.
+    entries: Vec<Entry<T>>,
+    used: usize,
+    /// The first of the free ones among them, which form a list by `after`.
+    free: u32,
+}
+
+#[derive(Clone)]
+pub(super) struct Entry<T> {
+    pub due: Deadline,
+    pub place: Place,
+    /// None in a free one.
+    pub item: Option<T>,
+}
+
+/// Where an entry stands. Two numbers and no enum, which would take 8 bytes more for each hold.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    /// The slot before it in its row, [`END`] for the first; in the heap: its place there.
+    pub before: u32,
+    /// The slot behind it in its row, [`END`] for the last; in the heap: [`super::IN_HEAP`].
+    pub after: u32,
+}
+
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
+        Slab { chunks: Vec::new(), open: Vec::new(), len: 0 }
+    }
+}
+
+impl<T> Chunk<T> {
+    /// Lets go of its memory, if nothing in it is used.
+    fn give_back(&mut self) {
+        if self.used == 0 {
+            (self.entries, self.free) = (Vec::new(), END);
+        }
+    }
+}
+
+impl<T> Slab<T> {
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The entry of a slot, used or free.
+    pub fn get(&self, slot: u32) -> Option<&Entry<T>> {
+        let (chunk, within) = split(slot);
+        self.chunks.get(chunk)?.entries.get(within)
+    }
+
+    pub fn get_mut(&mut self, slot: u32) -> Option<&mut Entry<T>> {
+        let (chunk, within) = split(slot);
+        self.chunks.get_mut(chunk)?.entries.get_mut(within)
+    }
+
+    /// None once four billion are in use.
+    pub fn insert(&mut self, due: Deadline, item: T) -> Option<u32> {
+        let at = match self.open.last() {
+            Some(at) => *at,
+            None => {
+                let at = u32::try_from(self.chunks.len()).ok().filter(|at| *at < END >> CHUNK_BITS)?;
+                self.chunks.push(Chunk { entries: Vec::new(), used: 0, free: END });
+                self.open.push(at);
+                at
+            }
+        };
+        let chunk = &mut self.chunks[at as usize];
+        let entry = Entry { due, place: Place { before: END, after: END }, item: Some(item) };
+        let within = match chunk.entries.get_mut(chunk.free as usize) {
+            Some(free) => {
+                let next = free.place.after;
+                *free = entry;
+                std::mem::replace(&mut chunk.free, next)
+            }
+            None => {
+                if chunk.entries.capacity() == 0 {
+                    chunk.entries.reserve_exact(CHUNK);
+                }
+                chunk.entries.push(entry);
+                (chunk.entries.len() - 1) as u32
+            }
+        };
+        chunk.used += 1;
+        if chunk.used == CHUNK {
+            self.open.pop();
+        }
+        self.len += 1;
+        Some(at << CHUNK_BITS | within)
+    }
+
+    pub fn remove(&mut self, slot: u32) -> Option<T> {
+        let (at, within) = split(slot);
+        let chunk = self.chunks.get_mut(at)?;
+        let entry = chunk.entries.get_mut(within)?;
+        let item = entry.item.take()?;
+        entry.place.after = std::mem::replace(&mut chunk.free, within as u32);
+        chunk.used -= 1;
+        self.len -= 1;
+        let (was_full, is_empty) = (chunk.used == CHUNK - 1, chunk.used == 0);
+        // An empty chunk is kept while it is the one that is filled next, or going to and fro over a border would
+        // allocate each time.
+        let filled_next = self.open.last().map(|last| *last as usize);
+        if was_full {
+            filled_next.into_iter().for_each(|before| self.chunks[before].give_back());
+            self.open.push(at as u32);
+        } else if is_empty && filled_next != Some(at) {
+            self.chunks[at].give_back();
+        }
+        Some(item)
+    }
+
+    /// Every item with its slot, in no particular order.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.chunks.iter().enumerate().flat_map(|(at, chunk)| {
+            let entries = chunk.entries.iter().enumerate();
+            entries.filter_map(move |(within, entry)| {
+                Some(((at << CHUNK_BITS | within) as u32, entry.item.as_ref()?))
+            })
+        })
+    }
+
+    #[cfg(test)]
+    pub fn allocated(&self) -> usize {
+        self.chunks.iter().map(|chunk| chunk.entries.capacity()).sum()
+    }
+}
+
+fn split(slot: u32) -> (usize, usize) {
+    let slot = slot as usize;
+    (slot >> CHUNK_BITS, slot & (CHUNK - 1))
+}
