@@ -161,7 +161,7 @@ fn moved_in<T>(entries: &mut Slab<T>) -> impl FnMut(u32, u32) {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
 
     #[derive(Clone, Debug)]
     enum Op {
@@ -287,16 +287,26 @@ mod tests {
     #[test]
     fn memory_comes_back_with_what_is_taken_out_whatever_stays() {
         let mut schedule = Schedule::default();
-        let mut slots: Vec<_> =
-            (0..50_000).map(|at| schedule.insert(Deadline::at_millis(1 + at), ()).unwrap()).collect();
-        let stays = slots.swap_remove(20_000);
-        for round in 0..2 {
-            slots.drain(..).for_each(|slot| assert!(schedule.remove(slot).is_some()));
-            assert_eq!((schedule.len(), schedule.first().map(|(_, slot)| slot)), (1, Some(stays)), "{round}");
+        let fill = |schedule: &mut Schedule<u64>, many: u64| -> BTreeSet<Slot> {
+            (0..many).map(|at| schedule.insert(Deadline::at_millis(1 + at), at).unwrap()).collect()
+        };
+        let mut slots = fill(&mut schedule, 50_000);
+        let stays = *slots.iter().nth(20_000).unwrap();
+        for round in 0..3 {
+            slots
+                .iter()
+                .filter(|slot| **slot != stays)
+                .for_each(|slot| assert!(schedule.remove(*slot).is_some()));
+            assert_eq!((schedule.len(), schedule.get(stays)), (1, Some(&20_000)), "{round}");
             assert!(schedule.entries.allocated() <= 2 * chunks::CHUNK, "{}", schedule.entries.allocated());
-            slots.extend((0..5_000).map(|at| schedule.insert(Deadline::at_millis(90_000 + at), ()).unwrap()));
-            assert!(!slots.contains(&stays), "a slot in use is given again");
+            slots = fill(&mut schedule, 5_000);
+            assert_eq!((slots.len(), slots.contains(&stays)), (5_000, false), "a slot is given twice");
             assert!(schedule.entries.allocated() <= 7 * chunks::CHUNK, "{}", schedule.entries.allocated());
         }
+        // Gaps are filled before more is allocated.
+        let before = schedule.entries.allocated();
+        slots.iter().step_by(2).for_each(|slot| assert!(schedule.remove(*slot).is_some()));
+        fill(&mut schedule, 2_500);
+        assert_eq!(schedule.entries.allocated(), before);
     }
 }
