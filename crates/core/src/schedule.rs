@@ -295,6 +295,7 @@ mod tests {
         for round in 0..3 {
             slots
                 .iter()
+                .rev()
                 .filter(|slot| **slot != stays)
                 .for_each(|slot| assert!(schedule.remove(*slot).is_some()));
             assert_eq!((schedule.len(), schedule.get(stays)), (1, Some(&20_000)), "{round}");
