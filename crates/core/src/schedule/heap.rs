@@ -1,16 +1,10 @@
 //! A 4-ary heap that tells where it moves things to, so that they can be taken out from anywhere.
 
+use super::Node;
 use super::chunks::Chunks;
-use crate::units::Deadline;
 
 #[derive(Clone, Default)]
 pub(super) struct Heap(Chunks<Node>);
-
-#[derive(Clone, Copy)]
-pub(super) struct Node {
-    pub due: Deadline,
-    pub slot: u32,
-}
 
 const ARITY: usize = 4;
 
