@@ -1,6 +1,6 @@
 //! DUMP and RESTORE: a round trip, and bytes that nobody's DUMP ever made.
 
-use crate::harness::{Conn, Server, ServerKind, Value, each_server, until};
+use crate::harness::{Conn, Layout, Server, ServerKind, Value, each_server, until};
 use crate::{Dumped, restore, state};
 
 #[track_caller]
@@ -66,14 +66,13 @@ fn a_lease_that_another_machine_has_written_counts_from_the_arrival() {
         let (replica, mut look) = server(kind);
         replica.replicate(&master);
         conn.ok("DLOCK.ACQUIRE k t 600000");
-        let mut dumped = Dumped::of(&mut conn, "k");
+        let dumped = Dumped::of(&mut conn, "k");
         // Of another boot, whose clock is five minutes behind: the boot, the time of writing, the deadline of the one hold.
-        dumped.lock[8] ^= 1;
-        for at in [24, 56] {
-            let ms = u64::from_le_bytes(dumped.lock[at..at + 8].try_into().expect("8 bytes"));
-            dumped.lock[at..at + 8].copy_from_slice(&(ms - 300_000).to_le_bytes());
-        }
-        let payload = dumped.with(&Dumped::body(&dumped.lock));
+        let mut lock = Layout::of(&dumped.lock);
+        lock.boot ^= 1;
+        lock.at -= 300_000;
+        lock.put[0].deadline -= 300_000;
+        let payload = dumped.with(&Dumped::body(&lock.bytes()));
         assert_eq!(restore(&mut conn, "moved", &payload), "OK");
         replica.wait_in_sync(&master);
         for (place, conn) in [("master", &mut conn), ("replica", &mut look)] {
@@ -211,34 +210,34 @@ fn bytes_beyond_the_bounds_are_refused_and_the_log_says_why() {
         let (server, mut conn) = server(kind);
         let fence = conn.ok("DLOCK.ACQUIRE k t 600000 DELAY 1000").int();
         let dumped = Dumped::of(&mut conn, "k");
-        let hold = 48;
-        for (at, new, why) in [
-            (0, vec![2], "version 2, this module reads up to 1"),
-            (0, vec![0], "version 0"),
-            (1, vec![2], "impossible mode"),
-            (1, vec![0, 2], "a change of a lock, not a lock"),
-            (2, vec![0], "impossible number of holds"),
-            (2, vec![4], "impossible mode"),
-            (44, 2u32.to_le_bytes().to_vec(), "end too early"),
-            (44, u32::MAX.to_le_bytes().to_vec(), "end too early"),
-            (40, u32::MAX.to_le_bytes().to_vec(), "the bytes of a lock "),
-            (hold, 0u64.to_le_bytes().to_vec(), "impossible fence"),
-            (hold, (1u64 << 53).to_le_bytes().to_vec(), "impossible fence"),
-            (
-                hold,
-                (fence as u64 + 60_000_000).to_le_bytes().to_vec(),
-                "further ahead of this server's clock",
-            ),
-            (hold + 16, 0u32.to_le_bytes().to_vec(), "impossible ttl"),
-            (hold + 16, 86_400_001u32.to_le_bytes().to_vec(), "longer than dlock.max-ttl"),
-            (hold + 20, 0u32.to_le_bytes().to_vec(), "impossible count"),
-            (hold + 20, (1u32 << 31).to_le_bytes().to_vec(), "impossible count"),
-            (hold + 24, 86_400_001u32.to_le_bytes().to_vec(), "longer than dlock.max-ttl"),
-            (hold + 28, vec![2], "impossible ephemeral"),
-            (hold + 29, vec![0], "impossible token"),
-        ] {
-            let mut forged = dumped.lock.clone();
-            forged.splice(at..at + new.len(), new.iter().copied());
+        let written = Layout::of(&dumped.lock);
+        let bound = fence as u64 + 60_000_000;
+        let forgeries: &[(&str, &dyn Fn(&mut Layout))] = &[
+            ("version 3, this module reads up to 2", &|lock| lock.version = 3),
+            ("version 0", &|lock| lock.version = 0),
+            ("impossible mode", &|lock| lock.flags = 2),
+            ("a change of a lock, not a lock", &|lock| (lock.flags, lock.mode) = (0, 2)),
+            ("impossible number of holds", &|lock| lock.mode = 0),
+            ("impossible mode", &|lock| lock.mode = 4),
+            ("impossible number", &|lock| lock.permits = 1 << 32),
+            ("end too early", &|lock| lock.counts.1 = 2),
+            ("end too early", &|lock| lock.counts.1 = u32::MAX.into()),
+            ("the bytes of a lock ", &|lock| lock.counts.0 = u32::MAX.into()),
+            ("impossible fence", &|lock| lock.put[0].fence = 0),
+            ("impossible fence", &|lock| lock.put[0].fence = 1 << 53),
+            ("further ahead of this server's clock", &|lock| lock.put[0].fence = bound),
+            ("impossible ttl", &|lock| lock.put[0].ttl = 0),
+            ("longer than dlock.max-ttl", &|lock| lock.put[0].ttl = 86_400_001),
+            ("impossible count", &|lock| lock.put[0].count = 0),
+            ("impossible count", &|lock| lock.put[0].count = 1 << 31),
+            ("longer than dlock.max-ttl", &|lock| lock.put[0].delay = 86_400_001),
+            ("impossible ephemeral", &|lock| lock.put[0].ephemeral = 2),
+            ("impossible token", &|lock| lock.put[0].token.clear()),
+        ];
+        for (why, forge) in forgeries {
+            let mut forged = written.clone();
+            forge(&mut forged);
+            let forged = forged.bytes();
             let logged = server.log().len();
             let refused = restore(&mut conn, "x", &dumped.with(&Dumped::body(&forged)));
             assert_eq!(refused.error(), "ERR Bad data format", "{why}");

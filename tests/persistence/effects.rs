@@ -89,7 +89,7 @@ fn a_malformed_effect_is_reported_and_ends_nothing() {
             (words(&[b"DLOCK._SET", b"x", b""]), "end too early"),
             (words(&[b"DLOCK._SET", b"x", b"\0\0\0\0\0\0\0\0junk"]), "version 106"),
             (words(&[b"DLOCK._SET", b"x", &change[..change.len() - 1]]), "end too early"),
-            (words(&[b"DLOCK._SET", b"x", &with(8, 2)]), "version 2, this module reads up to 1"),
+            (words(&[b"DLOCK._SET", b"x", &with(8, 3)]), "version 3, this module reads up to 2"),
             (words(&[b"DLOCK._SET", b"x", &with(10, 9)]), "impossible mode"),
             (words(&[b"DLOCK._SET", b"x", &with(7, 0xff)]), "impossible last fence"),
             (words(&[b"DLOCK._SET", b"text", change]), "WRONGTYPE"),

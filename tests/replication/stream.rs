@@ -1,40 +1,26 @@
 //! The exact stream: one effect for a change, with final values; nothing for anything else.
 
-use crate::harness::{Conn, Server, Stream, each_server, line, until};
+use crate::harness::{Conn, Layout, Server, Stream, each_server, line, until};
 
-/// An effect as a person would write it: `k whole exclusive [t x1 #123 600000 host] last 123`. The layout is taken
-/// apart by hand, so that it cannot change unnoticed.
+/// An effect as a person would write it: `k whole exclusive [t x1 #123 600000 host] last 123`.
 fn effect(command: &[Vec<u8>]) -> String {
     let [name, key, bytes] = command else { panic!("{}", line(command)) };
     assert_eq!(name, b"DLOCK._SET");
-    let little_endian = |bytes: &[u8]| bytes.iter().rev().fold(0, |n: u64, byte| n << 8 | u64::from(*byte));
-    let (last, bytes) = bytes.split_at(8);
-    let number = |at: usize, width: usize| little_endian(&bytes[at..at + width]);
-    assert_eq!((bytes[0], bytes[3]), (1, 0), "version");
-    let whole = ["part", "whole"][bytes[1] as usize];
-    let mode = ["free", "exclusive", "shared", "permits"][bytes[2] as usize];
-    let (at_ms, mut at) = (number(24, 8), 48);
+    let (last, bytes) = bytes.split_first_chunk().expect("a fence");
+    let change = Layout::of(bytes);
+    assert_eq!((change.version, change.zero), (2, 0), "version");
+    let whole = ["part", "whole"][usize::from(change.flags)];
+    let mode = ["free", "exclusive", "shared", "permits"][usize::from(change.mode)];
     let mut words = vec![String::from_utf8_lossy(key).into_owned(), whole.into(), mode.into()];
-    for _ in 0..number(40, 4) {
-        let token = &bytes[at + 1..at + 1 + bytes[at] as usize];
-        words.push(format!("-{}", token.escape_ascii()));
-        at += 1 + token.len();
-    }
-    for _ in 0..number(44, 4) {
-        let (fence, deadline, ttl, count) =
-            (number(at, 8), number(at + 8, 8), number(at + 16, 4), number(at + 20, 4));
-        let (token, label) = (bytes[at + 29] as usize, bytes[at + 30] as usize);
-        at += 31;
+    words.extend(change.dropped.iter().map(|token| format!("-{}", token.escape_ascii())));
+    for hold in &change.put {
         // An absolute deadline, rounded up to the millisecond; of a lease that began a while ago.
-        let left = ttl.saturating_sub(20_000)..=ttl + 1;
-        assert!(left.contains(&(deadline - at_ms)), "{deadline} - {at_ms} is no {ttl}");
-        let text = |range: std::ops::Range<usize>| bytes[range].escape_ascii().to_string();
-        let (token, label) = (text(at..at + token), text(at + token..at + token + label));
-        words.push(format!("[{token} x{count} #{fence} {ttl} {label}]"));
-        at += bytes[at - 2] as usize + bytes[at - 1] as usize;
+        let (left, ttl) = (hold.deadline - change.at, hold.ttl);
+        assert!((ttl.saturating_sub(20_000)..=ttl + 1).contains(&left), "{left} is no {ttl}");
+        let (token, label) = (hold.token.escape_ascii(), hold.label.escape_ascii());
+        words.push(format!("[{token} x{} #{} {ttl} {label}]", hold.count, hold.fence));
     }
-    assert_eq!(at, bytes.len());
-    words.push(format!("last {}", little_endian(last)));
+    words.push(format!("last {}", u64::from_le_bytes(*last)));
     words.join(" ")
 }
 

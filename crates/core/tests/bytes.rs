@@ -52,7 +52,7 @@ impl Plain {
     /// A whole lock with these holds, written at [`NOW`].
     pub fn whole(mode: u8, permits: u32, put: Vec<PlainHold>) -> Plain {
         Plain {
-            version: 1,
+            version: 2,
             flags: 1,
             mode,
             zero: 0,
@@ -68,25 +68,25 @@ impl Plain {
     }
 
     pub fn bytes(&self) -> Vec<u8> {
+        let long = |number: u64| {
+            if self.version == 1 { number.to_le_bytes().to_vec() } else { leb128(number) }
+        };
+        let short = |number: u32| {
+            if self.version == 1 { number.to_le_bytes().to_vec() } else { leb128(number.into()) }
+        };
         let mut out = vec![self.version, self.flags, self.mode, self.zero];
-        out.extend(self.permits.to_le_bytes());
+        out.extend(short(self.permits));
         out.extend(self.boot.to_le_bytes());
-        out.extend(self.offset.to_le_bytes());
-        out.extend(self.at.to_le_bytes());
-        out.extend(self.delay_until.to_le_bytes());
+        out.extend([self.offset as u64, self.at, self.delay_until].map(long).concat());
         let (dropped, put) = self.counts.unwrap_or((self.dropped.len() as u32, self.put.len() as u32));
-        out.extend(dropped.to_le_bytes());
-        out.extend(put.to_le_bytes());
+        out.extend([dropped, put].map(short).concat());
         for token in &self.dropped {
             out.push(token.len() as u8);
             out.extend(token);
         }
         for hold in &self.put {
-            out.extend(hold.fence.to_le_bytes());
-            out.extend(hold.deadline.to_le_bytes());
-            out.extend(hold.ttl.to_le_bytes());
-            out.extend(hold.count.to_le_bytes());
-            out.extend(hold.delay.to_le_bytes());
+            out.extend([hold.fence, hold.deadline].map(long).concat());
+            out.extend([hold.ttl, hold.count, hold.delay].map(short).concat());
             out.extend([hold.ephemeral, hold.token.len() as u8, hold.label.len() as u8]);
             out.extend(&hold.token);
             out.extend(&hold.label);
@@ -102,6 +102,17 @@ impl Plain {
         let mode = [None, Some(Mode::Exclusive), Some(Mode::Shared), permits][usize::from(self.mode)];
         Content { mode, delay_until: self.delay_until, holds }
     }
+}
+
+/// Seven bits a byte, the least first; the top bit says that more follow.
+pub fn leb128(mut number: u64) -> Vec<u8> {
+    let mut out = Vec::new();
+    while number > 0x7f {
+        out.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
+    out
 }
 
 impl PlainHold {
@@ -171,8 +182,10 @@ pub fn any_whole() -> impl Strategy<Value = Plain> {
 fn what_is_read_is_what_was_written_and_is_written_so_again() {
     crate::random(any_whole(), 2000, |plain| {
         let bytes = plain.bytes();
-        let lock = read(READER, &bytes).expect("a lock");
-        assert_eq!(content(&lock), plain.content());
-        assert_eq!(write(&lock, &Change::Whole), bytes);
+        for written in [&bytes, &Plain { version: 1, ..plain.clone() }.bytes()] {
+            let lock = read(READER, written).expect("a lock");
+            assert_eq!(content(&lock), plain.content());
+            assert_eq!(write(&lock, &Change::Whole), bytes);
+        }
     });
 }

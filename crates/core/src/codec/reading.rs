@@ -30,25 +30,26 @@ pub struct Reader {
 impl Reader {
     /// Reads an effect: the change, and the greatest fence that its writer had issued or accepted.
     pub fn read_effect(self, bytes: &[u8]) -> Result<(Written, u64), Malformed> {
-        let mut cursor = Cursor(bytes);
-        let last = cursor.u64()?;
+        let (last, change) = bytes.split_first_chunk().ok_or(Malformed::Short)?;
+        let last = u64::from_le_bytes(*last);
         if last > Fence::MAX {
             return Err(Malformed::Value("last fence"));
         }
-        Ok((self.read(cursor.0)?, last))
+        Ok((self.read(change)?, last))
     }
 
     pub fn read(self, bytes: &[u8]) -> Result<Written, Malformed> {
-        let mut cursor = Cursor(bytes);
+        let mut cursor = Cursor { version: 0, bytes };
         let [version, flags, mode, zero] = cursor.array()?;
-        if version != VERSION {
+        if !(1..=VERSION).contains(&version) {
             return Err(Malformed::Version(version));
         }
-        let permits = u32::from_le_bytes(cursor.array()?);
+        cursor.version = version;
+        let permits = cursor.u32()?;
         if flags > WHOLE || mode > 3 || zero != 0 || (mode == 3) != (1..=MAX_COUNT).contains(&permits) {
             return Err(Malformed::Value("mode"));
         }
-        let written_by = Anchor { boot: cursor.u64()?, offset: i64::from_le_bytes(cursor.array()?) };
+        let written_by = Anchor { boot: u64::from_le_bytes(cursor.array()?), offset: cursor.u64()? as i64 };
         let at = cursor.u64()?;
         let shift = self.shift(written_by, at);
         let delay_until = match cursor.u64()? {
@@ -71,7 +72,7 @@ impl Reader {
         for _ in 0..puts {
             put.push(self.hold(&mut cursor, shift)?);
         }
-        if !cursor.0.is_empty() {
+        if !cursor.bytes.is_empty() {
             return Err(Malformed::Long);
         }
         let written = Written { whole: flags == WHOLE, mode, permits, delay_until, dropped, put };
@@ -204,26 +205,50 @@ impl Written {
     }
 }
 
-struct Cursor<'a>(&'a [u8]);
+/// What is left to read, by the rules of a version.
+struct Cursor<'a> {
+    version: u8,
+    bytes: &'a [u8],
+}
 
 impl<'a> Cursor<'a> {
     fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
-        let (taken, rest) = self.0.split_at_checked(len).ok_or(Malformed::Short)?;
-        self.0 = rest;
+        let (taken, rest) = self.bytes.split_at_checked(len).ok_or(Malformed::Short)?;
+        self.bytes = rest;
         Ok(taken)
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
-        let (taken, rest) = self.0.split_first_chunk().ok_or(Malformed::Short)?;
-        self.0 = rest;
+        let (taken, rest) = self.bytes.split_first_chunk().ok_or(Malformed::Short)?;
+        self.bytes = rest;
         Ok(*taken)
     }
 
     fn u64(&mut self) -> Result<u64, Malformed> {
-        Ok(u64::from_le_bytes(self.array()?))
+        if self.version == 1 { Ok(u64::from_le_bytes(self.array()?)) } else { self.number() }
     }
 
     fn u32(&mut self) -> Result<u32, Malformed> {
-        Ok(u32::from_le_bytes(self.array()?))
+        if self.version == 1 {
+            return Ok(u32::from_le_bytes(self.array()?));
+        }
+        u32::try_from(self.number()?).map_err(|_| Malformed::Value("number"))
+    }
+
+    fn number(&mut self) -> Result<u64, Malformed> {
+        let mut number = 0;
+        for shift in (0..u64::BITS).step_by(7) {
+            let [byte] = self.array()?;
+            let bits = u64::from(byte & 0x7f);
+            let (is_last, is_lost) = (byte <= 0x7f, bits << shift >> shift != bits);
+            if is_lost || (is_last && byte == 0 && shift > 0) {
+                break;
+            }
+            number |= bits << shift;
+            if is_last {
+                return Ok(number);
+            }
+        }
+        Err(Malformed::Value("number"))
     }
 }

@@ -14,24 +14,32 @@ fn bytes(file: &str) -> Vec<u8> {
 }
 
 macro_rules! fixture {
+    ($version:literal, $name:literal) => {
+        bytes(include_str!(concat!("../fixtures/", $version, "/", $name, ".hex")))
+    };
     ($name:literal) => {
-        bytes(include_str!(concat!("../fixtures/", $name, ".hex")))
+        [fixture!(1, $name), fixture!(2, $name)]
     };
 }
 
 /// Every fixture.
-fn all() -> [Vec<u8>; 5] {
-    [fixture!("exclusive"), fixture!("shared"), fixture!("permits"), fixture!("free"), fixture!("part")]
+fn all() -> impl Iterator<Item = Vec<u8>> {
+    let each =
+        [fixture!("exclusive"), fixture!("shared"), fixture!("permits"), fixture!("free"), fixture!("part")];
+    each.into_iter().flatten()
 }
 
 const FENCE: u64 = AT * 1000 - 100_000;
 
-/// It reads as this and is written so again.
-fn holds(bytes: &[u8], plain: &Plain) {
-    let lock = read(READER, bytes).expect("a lock");
-    assert_eq!(content(&lock), plain.content());
-    assert_eq!(write(&lock, &Change::Whole), bytes);
-    assert_eq!(plain.bytes(), bytes);
+/// Both versions read as this, and it is written as the newer one.
+fn holds([older, newer]: [Vec<u8>; 2], plain: &Plain) {
+    assert_eq!(Plain { version: 1, ..plain.clone() }.bytes(), older);
+    assert_eq!(plain.bytes(), newer);
+    for bytes in [&older, &newer] {
+        let lock = read(READER, bytes).expect("a lock");
+        assert_eq!(content(&lock), plain.content());
+        assert_eq!(write(&lock, &Change::Whole), newer);
+    }
 }
 
 #[test]
@@ -45,7 +53,7 @@ fn an_exclusive_hold() {
         label: b"host-7/backup".to_vec(),
         ..PlainHold::new(&token)
     };
-    holds(&fixture!("exclusive"), &Plain::whole(1, 0, vec![hold]));
+    holds(fixture!("exclusive"), &Plain::whole(1, 0, vec![hold]));
 }
 
 #[test]
@@ -73,7 +81,7 @@ fn sharers_with_labels() {
         label: vec![b'y'; 255],
         ..PlainHold::new(&[b'x'; 255])
     };
-    holds(&fixture!("shared"), &Plain::whole(2, 0, vec![first, dies_badly, longest]));
+    holds(fixture!("shared"), &Plain::whole(2, 0, vec![first, dies_badly, longest]));
 }
 
 #[test]
@@ -87,12 +95,12 @@ fn a_semaphore() {
         ..PlainHold::new(token)
     };
     let two = vec![hold(b"p1", FENCE, 1, 0), hold(b"p2", FENCE + 1, 2, 7)];
-    holds(&fixture!("permits"), &Plain::whole(3, 5, two));
+    holds(fixture!("permits"), &Plain::whole(3, 5, two));
 }
 
 #[test]
 fn free_with_a_lock_delay() {
-    holds(&fixture!("free"), &Plain { delay_until: AT + 150, ..Plain::whole(0, 0, Vec::new()) });
+    holds(fixture!("free"), &Plain { delay_until: AT + 150, ..Plain::whole(0, 0, Vec::new()) });
 }
 
 /// Three sharers, as they were before the part.
@@ -103,22 +111,24 @@ fn three_sharers() -> Lock {
 
 #[test]
 fn a_part() {
-    let bytes = fixture!("part");
-    let part = READER.read(&bytes).expect("a part");
-    assert!(!part.is_whole());
-    assert_eq!((part.greatest_fence(), part.longest_ttl()), (FENCE, 10_000));
-    let mut lock = three_sharers();
-    assert!(part.apply(&mut lock));
-    let left = PlainHold { fence: FENCE, deadline: AT + 10_000, count: 2, ..PlainHold::new(b"reader-a") };
-    let is = content(&lock);
-    assert_eq!((is.mode, is.delay_until), (Some(Mode::Shared), AT + 249));
-    assert_eq!(is.holds, [left.stored()] as [Stored; 1]);
-    let token = |bytes: &[u8]| Token::new(bytes).expect("a token");
-    let change = Change::Part(Box::new(Part {
-        put: [token(b"reader-a")].into_iter().collect(),
-        dropped: [token(b"reader-b"), token(b"\x00")].into_iter().collect(),
-    }));
-    assert_eq!(write(&lock, &change), bytes);
+    let [older, newer] = fixture!("part");
+    for bytes in [&older, &newer] {
+        let part = READER.read(bytes).expect("a part");
+        assert!(!part.is_whole());
+        assert_eq!((part.greatest_fence(), part.longest_ttl()), (FENCE, 10_000));
+        let mut lock = three_sharers();
+        assert!(part.apply(&mut lock));
+        let left = PlainHold { fence: FENCE, deadline: AT + 10_000, count: 2, ..PlainHold::new(b"reader-a") };
+        let is = content(&lock);
+        assert_eq!((is.mode, is.delay_until), (Some(Mode::Shared), AT + 249));
+        assert_eq!(is.holds, [left.stored()] as [Stored; 1]);
+        let token = |bytes: &[u8]| Token::new(bytes).expect("a token");
+        let change = Change::Part(Box::new(Part {
+            put: [token(b"reader-a")].into_iter().collect(),
+            dropped: [token(b"reader-b"), token(b"\x00")].into_iter().collect(),
+        }));
+        assert_eq!(write(&lock, &change), newer);
+    }
 }
 
 /// Every place, but for Miri.

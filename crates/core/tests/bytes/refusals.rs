@@ -17,10 +17,10 @@ fn shared(tokens: &[&[u8]]) -> Plain {
 
 #[test]
 fn another_version_is_refused() {
-    for version in [0, 2, 255] {
+    for version in [0, 3, 255] {
         let why = refused(&Plain { version, ..shared(&[b"a"]) });
         assert_eq!(why, Malformed::Version(version));
-        let text = format!("the bytes of a lock have version {version}, this module reads up to 1");
+        let text = format!("the bytes of a lock have version {version}, this module reads up to 2");
         assert_eq!(why.to_string(), text);
     }
 }
@@ -63,6 +63,26 @@ fn every_value_has_its_range() {
         assert_eq!(refused(&plain), Malformed::Value(what), "{plain:?}");
         assert_eq!(refused(&plain).to_string(), format!("the bytes of a lock have an impossible {what}"));
     }
+}
+
+/// One number has one form, so that one lock has one.
+#[test]
+fn a_number_is_as_short_as_it_can_be_and_fits() {
+    let bytes = shared(&[b"a"]).bytes();
+    let with_permits = |number: &[u8]| READER.read(&[&bytes[..4], number, &bytes[5..]].concat());
+    assert!(with_permits(&[0]).is_ok());
+    let refused = Err(Malformed::Value("number"));
+    for number in [
+        &[0x80, 0][..],
+        &[0x81, 0x80, 0],
+        // 2^32, 2^64, and one that never ends.
+        &[0x80, 0x80, 0x80, 0x80, 0x10],
+        &[0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x02],
+        &[0xff; 20],
+    ] {
+        assert_eq!(with_permits(number), refused, "{number:02x?}");
+    }
+    assert_eq!(READER.read(&[&bytes[..4], &[0x80]].concat()), Err(Malformed::Short));
 }
 
 /// Counts are believed only as far as there are bytes; nothing is set aside for them.
