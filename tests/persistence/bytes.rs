@@ -204,6 +204,9 @@ fn every_flipped_bit_is_refused_or_within_bounds() {
     });
 }
 
+/// Why it is refused, and what is changed in a sound lock.
+type Forgery<'a> = (&'a str, &'a dyn Fn(&mut Layout));
+
 #[test]
 fn bytes_beyond_the_bounds_are_refused_and_the_log_says_why() {
     each_server(|kind| {
@@ -212,7 +215,7 @@ fn bytes_beyond_the_bounds_are_refused_and_the_log_says_why() {
         let dumped = Dumped::of(&mut conn, "k");
         let written = Layout::of(&dumped.lock);
         let bound = fence as u64 + 60_000_000;
-        let forgeries: &[(&str, &dyn Fn(&mut Layout))] = &[
+        let forgeries: &[Forgery<'_>] = &[
             ("version 3, this module reads up to 2", &|lock| lock.version = 3),
             ("version 0", &|lock| lock.version = 0),
             ("impossible mode", &|lock| lock.flags = 2),
