@@ -1,7 +1,7 @@
 //! One short function a command: parse, open the key, let the core decide, reply. What happens in between is in
 //! [`crate::effects`].
 
-use dlock_core::codec::{Origin, Reader};
+use dlock_core::codec::{self, Malformed, Origin, Reader};
 use dlock_core::command::{self, TABLE, Whom};
 use dlock_core::decide::Confirmed;
 use dlock_core::{Acquired, ClientId, Name, Outcome, Request, WaiterId};
@@ -209,7 +209,15 @@ impl Effect {
         let &[key, change] = args.bytes else { return Err(words::EFFECT.into()) };
         let origin = if ctx.flags().contains(Flags::REPLICATED) { Origin::Live } else { Origin::Stored };
         let reader = Reader { now: clock::now(), anchor: clock::anchor(), origin };
-        let (written, last) = reader.read_effect(change).map_err(|why| format!("ERR {why}"))?;
+        let error = |why: Malformed| format!("ERR {why}");
+        let (last, change) = codec::split_effect(change).map_err(error)?;
+        let written = reader.read(change).inspect_err(|why| {
+            // A newer module wrote it. What it granted is lost here; that fences rise is not.
+            if matches!(why, Malformed::Version(_)) {
+                with(|s| s.fences.raise(last));
+            }
+        });
+        let written = written.map_err(error)?;
         effects::take_in(open(ctx, args, key)?, written, last)?;
         ctx.replicate_verbatim();
         ctx.reply_simple(c"OK");

@@ -43,7 +43,22 @@ impl Layout {
         let dropped = (0..counts.0).map(|_| rest.text()).collect();
         let put = (0..counts.1).map(|_| HoldLayout::of(&mut rest)).collect();
         assert!(rest.0.is_empty(), "left over: {}", rest.0.escape_ascii());
-        Layout { version, flags, mode, zero, permits, boot, offset, at, delay_until, counts, dropped, put }
+        let layout = Layout {
+            version,
+            flags,
+            mode,
+            zero,
+            permits,
+            boot,
+            offset,
+            at,
+            delay_until,
+            counts,
+            dropped,
+            put,
+        };
+        assert_eq!(layout.bytes(), bytes, "numbers are as short as they can be");
+        layout
     }
 
     pub fn bytes(&self) -> Vec<u8> {

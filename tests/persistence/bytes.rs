@@ -41,6 +41,29 @@ fn dump_and_restore_bring_a_lock_back_as_it_was() {
     });
 }
 
+/// The core's frozen bytes: of a hold of count 3 with 29.9 s left.
+#[test]
+fn what_the_first_layout_wrote_is_restored() {
+    let digits: String = include_str!("../../crates/core/tests/fixtures/1/exclusive.hex")
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .collect();
+    let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).expect("two hexadecimal digits");
+    let lock: Vec<u8> = (0..digits.len()).step_by(2).map(byte).collect();
+    assert_eq!(lock[0], 1, "version 1");
+    each_server(|kind| {
+        let (_server, mut conn) = server(kind);
+        conn.ok("DLOCK.ACQUIRE other t 600000");
+        let payload = Dumped::of(&mut conn, "other").with(&Dumped::body(&lock));
+        assert_eq!(restore(&mut conn, "k", &payload), "OK");
+        let hold = conn.ok("DLOCK.INSPECT k").field("holders").items()[0].clone();
+        assert_eq!(hold.field("count").int(), 3);
+        assert_eq!(hold.field("label").text(), "host-7/backup");
+        assert!((1..=29_901).contains(&hold.field("pttl").int()), "{hold:?}");
+        assert_eq!(Layout::of(&Dumped::of(&mut conn, "k").lock).version, 2);
+    });
+}
+
 #[test]
 fn a_restored_lease_ends_when_the_first_would_have() {
     each_server(|kind| {

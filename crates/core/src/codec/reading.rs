@@ -19,6 +19,17 @@ pub struct Written {
     put: SmallVec<[Hold; 1]>,
 }
 
+/// Takes an effect apart: the greatest fence that its writer had issued or accepted, and the bytes of the change. The
+/// first is good also where the second has a version that is not known yet.
+pub fn split_effect(bytes: &[u8]) -> Result<(u64, &[u8]), Malformed> {
+    let (last, change) = bytes.split_first_chunk().ok_or(Malformed::Short)?;
+    let last = u64::from_le_bytes(*last);
+    if last > Fence::MAX {
+        return Err(Malformed::Value("last fence"));
+    }
+    Ok((last, change))
+}
+
 /// Reads bytes by the reader's own clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Reader {
@@ -28,25 +39,15 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Reads an effect: the change, and the greatest fence that its writer had issued or accepted.
-    pub fn read_effect(self, bytes: &[u8]) -> Result<(Written, u64), Malformed> {
-        let (last, change) = bytes.split_first_chunk().ok_or(Malformed::Short)?;
-        let last = u64::from_le_bytes(*last);
-        if last > Fence::MAX {
-            return Err(Malformed::Value("last fence"));
-        }
-        Ok((self.read(change)?, last))
-    }
-
     pub fn read(self, bytes: &[u8]) -> Result<Written, Malformed> {
-        let mut cursor = Cursor { version: 0, bytes };
-        let [version, flags, mode, zero] = cursor.array()?;
+        let (&[version, flags, mode, zero], bytes) = bytes.split_first_chunk().ok_or(Malformed::Short)?;
         if !(1..=VERSION).contains(&version) {
             return Err(Malformed::Version(version));
         }
-        cursor.version = version;
+        let mut cursor = Cursor { version, bytes };
         let permits = cursor.u32()?;
-        if flags > WHOLE || mode > 3 || zero != 0 || (mode == 3) != (1..=MAX_COUNT).contains(&permits) {
+        let fits = if mode == 3 { (1..=MAX_COUNT).contains(&permits) } else { permits == 0 };
+        if flags > WHOLE || mode > 3 || zero != 0 || !fits {
             return Err(Malformed::Value("mode"));
         }
         let written_by = Anchor { boot: u64::from_le_bytes(cursor.array()?), offset: cursor.u64()? as i64 };

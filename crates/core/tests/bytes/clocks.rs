@@ -42,6 +42,20 @@ fn over_the_link_a_lease_counts_from_the_arrival() {
     }
 }
 
+/// A server whose clock was set before 1970 less the time since the start of its machine.
+#[test]
+fn an_offset_may_be_negative() {
+    let anchor = Anchor { offset: -5000, ..ANCHOR };
+    let hold = PlainHold { deadline: 4000, ..PlainHold::new(b"a") };
+    let plain = Plain { offset: anchor.offset, at: 1, ..Plain::whole(1, 0, vec![hold]) };
+    for version in [1, 2] {
+        let bytes = Plain { version, ..plain.clone() }.bytes();
+        let now = Instant::from_micros(2_000_000);
+        let lock = read(Reader { now, anchor, origin: Origin::Stored }, &bytes).expect("a lock");
+        assert_eq!(lock.at(now).longest_left(), Some(2000));
+    }
+}
+
 /// Another machine, or this one after a boot: only the wall clocks are left, and they may be wrong.
 #[test]
 fn from_storage_the_wall_clock_decides() {

@@ -28,7 +28,8 @@ impl System {
         let now = Instant::from_micros(self.now + FAR);
         let far = Reader { now, anchor: Anchor { boot: 99, offset: 0 }, origin: Origin::Live };
         for (reader, replica) in [(near, &mut self.near), (far, &mut self.far)] {
-            let (written, last) = reader.read_effect(&bytes).expect("what was written can be read");
+            let (last, change) = codec::split_effect(&bytes).expect("what was written can be read");
+            let written = reader.read(change).expect("what was written can be read");
             assert_eq!(last, greatest);
             let mut lock = replica.remove(&key).unwrap_or_default();
             assert!(written.clone().apply(&mut lock), "an effect is refused");
