@@ -14,7 +14,7 @@ help: ## this list
 setup: ## install what is missing: redis-server, a C compiler, libclang
 	@scripts/setup.sh
 
-run: setup ## build the module and start a server with it, Ctrl-C ends it
+run: setup ## build the module and start a server with it, Ctrl-C ends it (CONF=redis.conf.example, PORT=6379)
 	@scripts/run.sh
 
 run-quorum: setup ## build, and start five servers: a quorum to try, Ctrl-C ends them

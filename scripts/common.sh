@@ -11,10 +11,12 @@ fail() {
     exit 1
 }
 
-# The distribution's Redis. Without its service package only the tools are there, and setup links the server out of
-# them (see setup.sh).
+# REDIS_SERVER where it is set, else the distribution's Redis. Without its service package only the tools are there, and
+# setup links the server out of them (see setup.sh).
 redis_server() {
-    if [ -x /usr/bin/redis-server ]; then
+    if [ -n "${REDIS_SERVER:-}" ]; then
+        echo "$REDIS_SERVER"
+    elif [ -x /usr/bin/redis-server ]; then
         echo /usr/bin/redis-server
     else
         echo "$top/build/servers/redis-7.0/server"

@@ -35,9 +35,12 @@ pub fn queue_full(limits: Limits) -> String {
     )
 }
 
-/// Nothing but the ms behind the word: clients wait for so long.
+/// The ms come right behind the word: clients wait for so long.
 pub fn grace(ms_left: u64) -> String {
-    format!("GRACE {ms_left}")
+    format!(
+        "GRACE {ms_left} ms left: this server may have forgotten holds, so it grants no new ones until those have \
+         expired; retry after that, or end it by CONFIG SET dlock.restart-grace 0 if you know that nobody holds a lock"
+    )
 }
 
 pub fn fence_ahead(ms: u64, bound: u64) -> String {

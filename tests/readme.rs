@@ -3,14 +3,16 @@
 mod harness;
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::net::TcpStream;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 use harness::readme::{README, blocks};
-use harness::{Conn, Folder, Port, Server, Value, each_server, environment, module_path, until, until_some};
+use harness::{
+    Conn, Folder, Port, Server, ServerKind, Value, each_server, environment, module_path, until, until_some,
+};
 
 const EXAMPLE: &str = include_str!("../redis.conf.example");
 
@@ -37,25 +39,117 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-#[test]
-fn the_sessions_go_as_shown() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let lines: Vec<&str> = blocks("text").collect();
-        let mut shown = 0;
-        for pair in lines.windows(2) {
-            if let Some(command) = pair[0].strip_prefix("> ") {
-                let reply = printed(&conn.call(&words(command)));
-                let expected = match pair[1].strip_prefix("(integer) ").map(str::parse::<i64>) {
-                    Some(Ok(n)) => printed(&Value::Int(n)),
-                    _ => pair[1].to_string(),
-                };
-                assert_eq!(reply, expected, "{command}");
-                shown += 1;
-            }
+/// What is typed into redis-cli, on a server as `make run` starts it.
+fn try_the_sessions(conn: &mut Conn) {
+    let lines: Vec<&str> = blocks("text").collect();
+    let mut shown = 0;
+    for pair in lines.windows(2) {
+        if let Some(command) = pair[0].strip_prefix("> ") {
+            let reply = printed(&conn.call(&words(command)));
+            let expected = match pair[1].strip_prefix("(integer) ").map(str::parse::<i64>) {
+                Some(Ok(n)) => printed(&Value::Int(n)),
+                _ => pair[1].to_string(),
+            };
+            assert_eq!(reply, expected, "{command}");
+            shown += 1;
         }
-        assert!(shown >= 12, "{shown} commands were tried");
+    }
+    assert!(shown >= 12, "{shown} commands were tried");
+}
+
+/// What `make run` starts after `make setup`, in a folder that looks like the project after a build.
+struct MakeRun {
+    server: Child,
+    folder: Folder,
+    port: Port,
+}
+
+impl MakeRun {
+    fn start(kind: &ServerKind, variables: &[(&str, &str)]) -> MakeRun {
+        let (folder, port) = (Folder::new(), Port::claim());
+        let (bin, scripts) = (folder.path().join("bin"), folder.path().join("scripts"));
+        for folder in [&bin, &scripts, &folder.path().join("target/release")] {
+            fs::create_dir_all(folder).expect("a folder");
+        }
+        symlink(module_path(), folder.path().join("target/release/libdlock.so"))
+            .expect("a link to the module");
+        symlink("/bin/true", bin.join("cargo")).expect("what builds nothing, for all is built");
+        let server = format!("#!/bin/sh\nexec {} \"$@\"\n", kind.command.join(" "));
+        fs::write(bin.join("server"), server).expect("a server");
+        fs::set_permissions(bin.join("server"), Permissions::from_mode(0o755)).expect("it is ours");
+        fs::write(folder.path().join("redis.conf.example"), EXAMPLE).expect("a copy");
+        for (name, text) in [("run.sh", include_str!("../scripts/run.sh")), ("common.sh", COMMON)] {
+            fs::write(scripts.join(name), text).expect("a script");
+        }
+        let log = File::create(folder.path().join("log")).expect("a log");
+        let path = format!("{}:{}", bin.display(), std::env::var("PATH").expect("a PATH"));
+        let server = Command::new("bash")
+            .arg(scripts.join("run.sh"))
+            .envs(environment(folder.path()))
+            .env("PATH", path)
+            .env("REDIS_SERVER", bin.join("server"))
+            .env("PORT", port.number().to_string())
+            .envs(variables.iter().copied())
+            .stdin(Stdio::null())
+            .stderr(log.try_clone().expect("a log"))
+            .stdout(log)
+            .spawn();
+        let mut run = MakeRun { server: server.expect("it starts"), folder, port };
+        until("it tells what to do", || {
+            assert!(run.server.try_wait().expect("its state").is_none(), "it ended: {}", run.said());
+            run.said().contains("Ctrl-C ends it.")
+        });
+        run
+    }
+
+    fn said(&self) -> String {
+        logged(&self.folder)
+    }
+
+    /// What the command that it tells to try prints.
+    #[track_caller]
+    fn try_what_it_says(&self, about: &str) -> String {
+        let said = self.said();
+        let mut lines = said.lines().filter(|line| line.starts_with("  redis-cli"));
+        let line = lines.find(|line| line.contains(about)).unwrap_or_else(|| panic!("nothing: {said}"));
+        let done = Command::new("sh").args(["-c", line]).output().expect("sh runs");
+        String::from_utf8(done.stdout).expect("text").trim().to_string()
+    }
+}
+
+impl Drop for MakeRun {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+const COMMON: &str = include_str!("../scripts/common.sh");
+
+/// In the order in which the README's reader comes to it.
+#[test]
+fn what_make_run_says_and_the_sessions_go_as_shown() {
+    each_server(|kind| {
+        let run = MakeRun::start(kind, &[]);
+        let fence = run.try_what_it_says("DLOCK.ACQUIRE");
+        assert!(fence.parse::<u64>().is_ok_and(|fence| fence > 1_000_000_000_000_000), "{fence}");
+        try_the_sessions(&mut Conn::open(run.port.number()));
+    });
+}
+
+/// On a machine on which no server is installed where a shell would look for it.
+#[test]
+fn make_run_starts_the_example_too_and_says_what_ends_its_grace() {
+    each_server(|kind| {
+        assert!(README.contains("\nmake run CONF=redis.conf.example "));
+        let run = MakeRun::start(kind, &[("CONF", "redis.conf.example")]);
+        let refused = run.try_what_it_says("DLOCK.ACQUIRE");
+        assert!(refused.starts_with("GRACE ") && refused.contains("dlock.restart-grace 0"), "{refused}");
+        assert_eq!(run.try_what_it_says("dlock.restart-grace 0"), "OK");
+        assert!(run.try_what_it_says("DLOCK.ACQUIRE").parse::<u64>().is_ok());
+        let mut conn = Conn::open(run.port.number());
+        assert_eq!(conn.ok("CONFIG GET appendfsync").items()[1], "always");
+        try_the_sessions(&mut conn);
     });
 }
 
@@ -169,7 +263,11 @@ fn the_example_configuration_starts_a_server() {
         let mut server = start();
         let mut conn = Conn::open(port.number());
         // A first start looks like one that has lost everything.
-        assert!(conn.say("DLOCK.ACQUIRE k a 60000").error().starts_with("GRACE "));
+        let refused = conn.say("DLOCK.ACQUIRE k a 60000");
+        assert!(
+            refused.error().starts_with("GRACE ") && refused.error().contains("grants no new"),
+            "{refused:?}"
+        );
         assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
         let fence = conn.ok("DLOCK.ACQUIRE k a 60000").int();
         assert!(!logged(&folder).contains("nobody will hear"), "{}", logged(&folder));

@@ -23,8 +23,13 @@ fn with_grace(kind: &ServerKind) -> Options {
 #[track_caller]
 fn assert_grace(conn: &mut Conn, command: &str) {
     let answer = conn.say(command);
-    let left = answer.error().strip_prefix("GRACE ").unwrap_or_else(|| panic!("{command}: {answer:?}"));
+    let told = answer.error().strip_prefix("GRACE ").unwrap_or_else(|| panic!("{command}: {answer:?}"));
+    let (left, told) = told.split_once(' ').expect("a word of why");
     let left: u64 = left.parse().expect("ms");
+    assert!(
+        told.contains("may have forgotten") && told.contains("CONFIG SET dlock.restart-grace 0"),
+        "{told}"
+    );
     assert!((1..=600_000).contains(&left), "{command}: {left}");
 }
 

@@ -84,7 +84,10 @@ fn fence_or(value: &Value, null: Refusal) -> Option<Vote> {
 fn refusal<G>(error: &ServerError) -> Vote<G> {
     let details = error.details().unwrap_or_default();
     let refusal = match error.code() {
-        "GRACE" => details.parse().ok().map(Duration::from_millis).map(Refusal::Grace),
+        "GRACE" => {
+            let left = details.split(' ').next().and_then(|ms| ms.parse().ok());
+            left.map(Duration::from_millis).map(Refusal::Grace)
+        }
         "QUEUEFULL" => Some(Refusal::QueueFull),
         "DEADLOCK" => Some(Refusal::Deadlock(details.into())),
         "FENCEAHEAD" => Some(Refusal::FenceAhead),
@@ -117,5 +120,25 @@ impl<G> From<&Vote<G>> for NodeState {
             Vote::Failed(Failure::Error(why) | Failure::Misuse(why)) => NodeState::Failed(Arc::clone(why)),
             Vote::Unknown => NodeState::Slow,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(reply: &str) -> NodeState {
+        let value = redis::parse_redis_value(format!("{reply}\r\n").as_bytes()).expect("RESP");
+        NodeState::from(&Reply::Said(value).acquired())
+    }
+
+    /// Servers of before say nothing but the number.
+    #[test]
+    fn the_time_of_grace_is_read_with_and_without_words_behind_it() {
+        let left = NodeState::InGrace(Duration::from_millis(58_475));
+        for reply in ["-GRACE 58475", "-GRACE 58475 ms left: this server may have forgotten holds"] {
+            assert_eq!(state(reply), left, "{reply}");
+        }
+        assert_eq!(state("-GRACE soon"), NodeState::Failed("GRACE soon".into()));
     }
 }
