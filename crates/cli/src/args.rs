@@ -134,6 +134,9 @@ pub struct Wanted {
     pub wait: Option<Duration>,
 
     /// Do not wait: end with code 75 if somebody else holds the lock
+    ///
+    /// Over several servers also if others ask in the same moment and the votes are split: then nobody gets it. Say
+    /// --wait 2s where somebody must.
     #[arg(long, conflicts_with = "wait")]
     pub no_wait: bool,
 

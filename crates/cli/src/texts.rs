@@ -9,7 +9,7 @@ pub const AFTER_HELP: &str = "`dlock --help` has examples, `dlock run --help` al
 pub const AFTER_LONG_HELP: &str = "\
 Examples:
   export DLOCK_SERVERS=redis://10.0.0.1,redis://10.0.0.2,redis://10.0.0.3
-  dlock run nightly-report --no-wait -- ./report.sh
+  dlock run nightly-report --wait 2s -- ./report.sh
   dlock inspect nightly-report
   dlock run --help           what run does in detail
   dlock man | man -l -       the manual, with the exit codes";
@@ -37,8 +37,9 @@ The command finds in its environment:
 
 pub const RUN_EXAMPLES: &str = "\
 Examples:
-  A job that starts on several machines, and runs on one:
-    dlock run nightly-report --no-wait -- ./report.sh
+  A job that starts on several machines, and runs on one (over several servers not --no-wait: the
+  votes of machines that ask in the same moment can be split, and nobody would run it):
+    dlock run nightly-report --wait 2s -- ./report.sh
 
   A migration that every instance begins with, one after the other:
     dlock run migrate --wait 5m -- ./manage.py migrate

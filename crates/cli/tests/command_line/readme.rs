@@ -58,12 +58,42 @@ fn of_two_machines_with_the_crontab_one_writes_the_report() {
             blocks("crontab").find_map(|line| line.strip_prefix("0 3 * * * ")).expect("a crontab line");
         assert!(line.contains("sleep 60"));
         let line = line.replace("sleep 60", "until [ -e go ]; do sleep 0.02; done");
+        let line = line.replace("--wait 2s", "--wait 100ms");
         executable(&stage, "report.sh", "echo report >> reports");
         let first = stage.start(shell(&stage, &line));
         stage.lines("reports");
         assert_eq!(stage.end(shell(&stage, &line)).code, Some(75));
         stage.write("go", "");
         assert_eq!(first.end().code, Some(0));
+        assert_eq!(stage.lines("reports"), ["report"]);
+    });
+}
+
+/// Several machines that ask in the same moment can get a vote each, and none of them a majority. Here two have one that
+/// they will give back.
+#[test]
+fn the_line_of_the_crontab_writes_the_report_also_where_the_votes_were_split() {
+    each_server(|kind| {
+        let stage = Stage::with(kind, 3);
+        let line = blocks("crontab").find_map(|line| line.strip_prefix("0 3 * * * ")).expect("a line");
+        // As long as the test may take.
+        let line = line.replace("sleep 60", "true").replace("--wait 2s", "--wait 1m --node-timeout 5s");
+        executable(&stage, "report.sh", "echo report >> reports");
+        for (server, token) in stage.servers.iter().zip(["x", "y"]) {
+            server.connect().ok(&format!("DLOCK.ACQUIRE nightly-report {token} 600000"));
+        }
+        let mut machine = stage.start(shell(&stage, &line));
+        until("it waits", || {
+            let queued = stage.servers[..2]
+                .iter()
+                .any(|server| !line::clients(&mut server.connect(), "nightly-report").is_empty());
+            queued || machine.is_over()
+        });
+        for (server, token) in stage.servers.iter().zip(["x", "y"]) {
+            assert_eq!(server.connect().say(&format!("DLOCK.RELEASE nightly-report {token}")), 1);
+        }
+        let done = machine.end();
+        assert_eq!(done.code, Some(0), "{}", done.stderr);
         assert_eq!(stage.lines("reports"), ["report"]);
     });
 }
