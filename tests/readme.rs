@@ -226,6 +226,45 @@ fn the_acl_line_makes_a_user_who_can_do_that_and_no_more() {
     });
 }
 
+/// What the row of WRONGTYPE counts on.
+#[test]
+fn a_lock_of_set_nx_and_one_of_dlock_exclude_each_other_on_one_key() {
+    let row = README.lines().find(|line| line.starts_with("| `WRONGTYPE` |")).expect("a row");
+    assert!(row.contains("`SET NX PX`: retry with the same key"), "{row}");
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        assert_eq!(conn.ok("SET lock theirs NX PX 600000"), "OK");
+        assert!(conn.say("DLOCK.ACQUIRE lock ours 30000").error().starts_with("WRONGTYPE "));
+        assert_eq!(conn.ok("DEL lock"), 1);
+        assert!(conn.ok("DLOCK.ACQUIRE lock ours 30000").int() > 0);
+        assert!(conn.ok("SET lock theirs NX PX 600000").is_nil());
+        assert_eq!(conn.ok("DLOCK.PTTL lock ours").int().signum(), 1);
+    });
+}
+
+/// The two texts, and what every package says.
+#[test]
+fn every_package_has_the_license_of_the_project() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = |path: &str| fs::read_to_string(top.join(path)).unwrap_or_else(|why| panic!("{path}: {why}"));
+    for (file, begins) in [("LICENSE-MIT", "MIT License"), ("LICENSE-APACHE", "Apache License")] {
+        assert!(text(file).trim_start().starts_with(begins), "{file}");
+        assert!(README.contains(&format!("({file})")), "the README does not link {file}");
+    }
+    assert!(text("Cargo.toml").contains("\nlicense = \"MIT OR Apache-2.0\"\n"));
+    assert!(text("fuzz/Cargo.toml").contains("\nlicense = \"MIT OR Apache-2.0\"\n"));
+    let mut packages = vec!["Cargo.toml".to_string()];
+    for package in fs::read_dir(top.join("crates")).expect("crates/") {
+        let package = package.expect("a folder").file_name();
+        packages.push(format!("crates/{}/Cargo.toml", package.display()));
+    }
+    assert!(packages.len() >= 5, "{packages:?}");
+    for package in packages {
+        assert!(text(&package).contains("\nlicense.workspace = true\n"), "{package}");
+    }
+}
+
 #[test]
 fn the_python_redlock_is_the_one_that_is_tested() {
     let shown: Vec<&str> = blocks("python").collect();
