@@ -12,11 +12,11 @@ fn two_addresses_of_one_server_are_refused() {
     each_kind(async |kind| {
         let servers = masters(kind, 2);
         let also = format!("redis://localhost:{}/0", servers[0].port());
-        let why = patient(&servers).server(also.clone()).build().await.expect_err("one of them votes twice");
+        let why = patient(&servers).server(also).build().await.expect_err("one of them votes twice");
         let BuildError::SameServer(one, other) = &why else { panic!("{why:?}") };
         let mut named = [&**one, &**other];
         named.sort();
-        assert_eq!(named, [url(&servers[0]), also], "{why}");
+        assert_eq!(named, [url(&servers[0]), format!("redis://localhost:{}", servers[0].port())], "{why}");
     });
 }
 
@@ -82,6 +82,31 @@ fn what_cannot_take_part_is_told_at_once() {
         assert!(matches!(build(&["http://a"]).await, Err(BuildError::Address { .. })));
         let hurried = Client::builder().server(url(&quiet)).node_timeout(Duration::ZERO).build().await;
         assert!(matches!(hurried, Err(BuildError::Option(_))));
+    });
+}
+
+/// A server repeats the arguments of a command that it does not know, and HELLO brings the password.
+#[test]
+fn no_error_and_no_debug_text_tells_a_password() {
+    each_kind(async |kind| {
+        let old = Server::options(kind).conf("rename-command HELLO \"\"").start();
+        let address = format!("redis://worker:s3cret@127.0.0.1:{}", old.port());
+        let builder = Client::builder().server(&address);
+        let shown = format!("{builder:?}");
+        let why = builder.build().await.expect_err("it cannot take part");
+        for text in [why.to_string(), format!("{why:?}"), shown] {
+            assert!(!text.contains("s3cret") && !text.contains("worker"), "{text}");
+        }
+        assert!(why.to_string().contains("HELLO"), "{why}");
+
+        let strict = Server::options(kind).conf("requirepass other").start();
+        let address = format!("redis://:s3cret@127.0.0.1:{}", strict.port());
+        let builder = Client::builder().server(&address).server(url(&Server::start(kind))).server(&address);
+        let why = builder.build().await.expect_err("two of three cannot take part");
+        assert!(
+            why.to_string().contains("WRONGPASS") && !format!("{why} {why:?}").contains("s3cret"),
+            "{why:?}"
+        );
     });
 }
 

@@ -58,7 +58,7 @@ impl fmt::Display for NodeState {
 /// One master and what it had to say.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NodeReport {
-    /// The master's address as it was given to the builder, without its password.
+    /// Where the master is: its address without user and password.
     pub server: Arc<str>,
     /// What it said.
     pub state: NodeState,
@@ -89,11 +89,11 @@ pub enum BuildError {
     /// More than 255 servers were named.
     #[error("a quorum has at most 255 members")]
     TooManyServers,
-    /// An address is none that this client can connect to.
-    #[error("{server}: {why}")]
+    /// An address is none that this client can connect to. Nothing of it is repeated: it may hold a password.
+    #[error("address {position}: {why}")]
     Address {
-        /// The address as it was given, without its password.
-        server: Arc<str>,
+        /// Which one, counted from 1 in the order in which they were given.
+        position: usize,
         /// What is wrong with it.
         why: String,
     },

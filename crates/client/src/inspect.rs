@@ -9,7 +9,7 @@ use crate::error::NodeState;
 /// What one master tells.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Inspected<T> {
-    /// The master's address, without its password.
+    /// Where the master is: its address without user and password.
     pub server: Arc<str>,
     /// Its answer, or why there is none.
     #[serde(flatten)]

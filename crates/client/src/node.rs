@@ -14,6 +14,7 @@ pub(crate) use roster::Roster;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Handle;
@@ -35,7 +36,6 @@ const MOST_IDLE: usize = 8;
 const CONNECTING: u32 = 4;
 
 /// One master.
-#[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) name: Arc<str>,
     pub(crate) member: Member,
@@ -93,6 +93,16 @@ impl From<Trouble> for Failure {
                 Failure::Error(format!("the same server as {other}, which would vote twice").into())
             }
         }
+    }
+}
+
+/// Without the address's user and password.
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Node { name, member, limit, link, .. } = self;
+        let mut shown = f.debug_struct("Node");
+        shown.field("name", name).field("member", member).field("limit", limit).field("link", link);
+        shown.finish_non_exhaustive()
     }
 }
 

@@ -1,5 +1,6 @@
 //! How a client is built.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::client::Client;
@@ -25,7 +26,7 @@ impl Default for Retry {
 }
 
 /// Builds a [`Client`]: see [`Client::builder`].
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 #[must_use]
 pub struct ClientBuilder {
     pub(crate) servers: Vec<String>,
@@ -46,6 +47,16 @@ impl Default for ClientBuilder {
             root_certificate: None,
             client_certificate: None,
         }
+    }
+}
+
+/// Without the addresses, which may hold passwords, and the key.
+impl fmt::Debug for ClientBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ClientBuilder { node_timeout, drift, retry, .. } = self;
+        let mut shown = f.debug_struct("ClientBuilder");
+        shown.field("servers", &self.servers.len()).field("node_timeout", node_timeout);
+        shown.field("drift", drift).field("retry", retry).finish_non_exhaustive()
     }
 }
 

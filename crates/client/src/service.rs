@@ -39,7 +39,8 @@ impl Service {
         let addresses: Vec<Address> = options
             .servers
             .iter()
-            .map(|server| Address::parse(server, &options))
+            .enumerate()
+            .map(|(place, server)| Address::parse(place + 1, server, &options))
             .collect::<Result<_, _>>()?;
         let members = u8::try_from(addresses.len()).map_err(|_| BuildError::TooManyServers)?;
         let quorum = Quorum::new(members).ok_or(BuildError::NoServers)?;

@@ -10,7 +10,7 @@ use redis::{Cmd, ErrorKind, RedisError, Value};
 use tokio_util::sync::CancellationToken;
 
 use super::Trouble;
-use super::reply::text;
+use super::reply::{text, without_arguments};
 
 /// So many answers in a row that did not come in time make a connection suspect: a new one may reach the master where
 /// this one hangs.
@@ -44,8 +44,9 @@ impl Connection {
             });
         let opened = redis.get_multiplexed_async_connection_with_config(&config).await;
         drop(config);
-        let mut redis = opened.map_err(trouble)?;
-        let server = identify(&mut redis).await?;
+        let password = redis.get_connection_info().redis_settings().password();
+        let mut redis = opened.map_err(|why| trouble(why, password))?;
+        let server = identify(&mut redis, password).await?;
         Ok(Connection { redis, life: Arc::new(Life { server, closed, silences: AtomicU32::new(0) }) })
     }
 
@@ -92,10 +93,14 @@ impl fmt::Debug for Connection {
 }
 
 /// Asks who the server is, and whether it has the module.
-async fn identify(redis: &mut MultiplexedConnection) -> Result<Result<Arc<str>, Arc<str>>, Trouble> {
+async fn identify(
+    redis: &mut MultiplexedConnection,
+    password: Option<&str>,
+) -> Result<Result<Arc<str>, Arc<str>>, Trouble> {
     let mut questions = redis::pipe();
     questions.cmd("INFO").arg("server").cmd(table::TOKEN.name);
-    let answers = redis.send_packed_commands(&questions, 0, 2).await.map_err(trouble)?;
+    let answers = redis.send_packed_commands(&questions, 0, 2).await;
+    let answers = answers.map_err(|why| trouble(why, password))?;
     let [info, token] =
         <[Value; 2]>::try_from(answers).map_err(|_| Trouble::error("no answers to two questions"))?;
     // A user may be barred from DLOCK.TOKEN; a command that does not exist is named before that.
@@ -112,12 +117,17 @@ async fn identify(redis: &mut MultiplexedConnection) -> Result<Result<Arc<str>, 
     Ok(run_id.map(|id| id.trim().into()).ok_or_else(|| "INFO names no run_id".into()))
 }
 
-/// What a connection that was not opened says about the master.
-fn trouble(error: RedisError) -> Trouble {
+/// What a connection that was not opened says about the master. Whoever is at its other end was sent the password, and
+/// may send it back.
+fn trouble(error: RedisError, password: Option<&str>) -> Trouble {
+    let mut text = without_arguments(&error.to_string());
+    if password.is_some_and(|password| !password.is_empty() && text.contains(password)) {
+        text = "an error that repeats the password".to_string();
+    }
     match error.kind() {
-        ErrorKind::Io => Trouble::down(error.to_string()),
-        _ if error.code() == Some("NOAUTH") => Trouble::error(format!("{error}; {NAME_THE_USER}")),
-        _ => Trouble::error(error.to_string()),
+        ErrorKind::Io => Trouble::down(text),
+        _ if error.code() == Some("NOAUTH") => Trouble::error(format!("{text}; {NAME_THE_USER}")),
+        _ => Trouble::error(text),
     }
 }
 

@@ -89,7 +89,7 @@ fn refusal<G>(error: &ServerError) -> Vote<G> {
             left.map(Duration::from_millis).map(Refusal::Grace)
         }
         "QUEUEFULL" => Some(Refusal::QueueFull),
-        "DEADLOCK" => Some(Refusal::Deadlock(details.into())),
+        "DEADLOCK" => Some(Refusal::Deadlock(without_arguments(details).into())),
         "FENCEAHEAD" => Some(Refusal::FenceAhead),
         _ => None,
     };
@@ -101,9 +101,18 @@ fn refusal<G>(error: &ServerError) -> Vote<G> {
     refusal.map_or_else(|| Vote::Failed(failure(text(error).into())), Vote::Refused)
 }
 
-/// An error reply as the server wrote it.
+/// An error reply as the server wrote it, but for what it repeats of a command.
 pub(super) fn text(error: &ServerError) -> String {
-    format!("{} {}", error.code(), error.details().unwrap_or_default()).trim_end().to_string()
+    without_arguments(format!("{} {}", error.code(), error.details().unwrap_or_default()).trim_end())
+}
+
+/// So many characters of an error reply are kept, at most: servers say what is wrong in less.
+const LONGEST_TEXT: usize = 500;
+
+/// A server that does not know a command repeats its arguments, and with them passwords (of HELLO) and tokens.
+pub(super) fn without_arguments(text: &str) -> String {
+    let text = text.split(", with args beginning with").next().unwrap_or_default();
+    text.chars().take(LONGEST_TEXT).collect()
 }
 
 impl<G> From<&Vote<G>> for NodeState {
@@ -140,5 +149,17 @@ mod tests {
             assert_eq!(state(reply), left, "{reply}");
         }
         assert_eq!(state("-GRACE soon"), NodeState::Failed("GRACE soon".into()));
+    }
+    #[test]
+    fn what_an_error_repeats_of_a_command_is_left_out() {
+        let repeats = "ERR unknown command 'DLOCK.ACQUIRE', with args beginning with: 'r' 's3cret' '30000' ";
+        assert_eq!(
+            state(&format!("-{repeats}")),
+            NodeState::Failed("ERR unknown command 'DLOCK.ACQUIRE'".into())
+        );
+        let NodeState::Failed(text) = state(&format!("-ERR {}", "é".repeat(1_000_000))) else {
+            panic!("no error")
+        };
+        assert_eq!(text.chars().count(), LONGEST_TEXT);
     }
 }
