@@ -8,7 +8,7 @@ use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::texts;
+use crate::{texts, wrong_call};
 
 /// Locks from one lock server, or from a majority of several.
 ///
@@ -93,7 +93,7 @@ pub struct Servers {
 
     /// A file with one server's URL on each line
     ///
-    /// Empty lines and lines that begin with # are left out.
+    /// Empty lines and lines that begin with # are left out. It has at most 64 KiB.
     #[arg(long, value_name = "FILE", conflicts_with = "servers", help_heading = HEADING)]
     pub servers_file: Option<PathBuf>,
 
@@ -102,15 +102,15 @@ pub struct Servers {
     pub node_timeout: Duration,
 
     /// For rediss://: trust the servers whose certificates this one has signed (PEM)
-    #[arg(long, value_name = "FILE", env = "DLOCK_CACERT", help_heading = HEADING)]
+    #[arg(long, value_name = "FILE", env = "DLOCK_CACERT", hide_env_values = true, help_heading = HEADING)]
     pub cacert: Option<PathBuf>,
 
     /// For rediss://: the certificate that the servers shall know us by (PEM)
-    #[arg(long, value_name = "FILE", env = "DLOCK_CERT", requires = "key", help_heading = HEADING)]
+    #[arg(long, value_name = "FILE", env = "DLOCK_CERT", hide_env_values = true, requires = "key", help_heading = HEADING)]
     pub cert: Option<PathBuf>,
 
     /// For rediss://: the key of --cert (PEM)
-    #[arg(long, value_name = "FILE", env = "DLOCK_KEY", requires = "cert", help_heading = HEADING)]
+    #[arg(long, value_name = "FILE", env = "DLOCK_KEY", hide_env_values = true, requires = "cert", help_heading = HEADING)]
     pub key: Option<PathBuf>,
 }
 
@@ -270,7 +270,7 @@ pub struct Break {
 
 /// 30s, 500ms, 2m, 1h30m.
 fn duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text).map_err(|why| format!("{why}; times are written 30s, 500ms, 2m"))
+    humantime::parse_duration(text).map_err(wrong_call::time)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use crate::exit::{Error, Failure, complain};
 use crate::hold::print;
 use crate::inspect::View;
 use crate::obtain::Obstacle;
+use crate::shown::plain;
 
 pub async fn break_holds(options: Break) -> Result<u8, Obstacle> {
     let client = options.servers.client().await?;
@@ -21,8 +22,8 @@ pub async fn break_holds(options: Break) -> Result<u8, Obstacle> {
     let broken = client.break_holds(resource.as_bytes()).await;
     for Inspected { server, answer } in &broken {
         match answer {
-            Answer::Found(1) => print(&format!("{server}: ended 1 hold"))?,
-            Answer::Found(holds) => print(&format!("{server}: ended {holds} holds"))?,
+            Answer::Found(1) => print(&plain(format_args!("{server}: ended 1 hold")))?,
+            Answer::Found(holds) => print(&plain(format_args!("{server}: ended {holds} holds")))?,
             Answer::Unanswered(why) => complain(format_args!("{server}: {why}")),
         }
     }
@@ -42,7 +43,7 @@ async fn confirmed(client: &Client, resource: &OsStr) -> Result<bool, Error> {
     let question = format!(
         "{}\n\nEnd every hold of {}? [y/N] ",
         View::of(client, resource).await.text(),
-        resource.display()
+        plain(resource.display())
     );
     let _ = write!(stderr(), "{question}");
     let mut answer = String::new();

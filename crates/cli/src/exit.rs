@@ -10,6 +10,8 @@ use std::process::ExitCode;
 
 use dlock_client::{AcquireError, BuildError, ExtendError, NoQuorum, ReleaseError};
 
+use crate::shown::plain;
+
 /// Why the command did not do what it was asked to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
@@ -73,9 +75,9 @@ impl Error {
     }
 }
 
-/// To standard error. It may be gone, which must not keep us from our work, as a panic of eprintln would.
+/// To standard error, on one line. It may be gone, which must not keep us from our work, as a panic of eprintln would.
 pub fn complain(story: impl fmt::Display) {
-    let _ = writeln!(stderr(), "dlock: {story}");
+    let _ = writeln!(stderr(), "dlock: {}", plain(story));
 }
 
 impl fmt::Display for Error {

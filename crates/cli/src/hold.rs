@@ -10,6 +10,7 @@ use serde_json::json;
 use crate::args::{Acquire, Extend, Release, WaitFree};
 use crate::exit::{Error, Failure};
 use crate::obtain::{Countdown, Obstacle, PlaceLine, label, settle, tell_unusable, unless_signalled};
+use crate::shown;
 use crate::signals::Signals;
 
 pub async fn acquire(options: Acquire) -> Result<u8, Obstacle> {
@@ -33,7 +34,7 @@ fn keep(guard: Guard, options: &Acquire) -> Result<(), Obstacle> {
     let line = if options.json {
         let valid_ms = guard.valid_until().saturating_since(now()).as_millis() as u64;
         let resource = options.wanted.resource.to_string_lossy();
-        json!({ "resource": resource, "token": token, "fence": fence, "valid_ms": valid_ms }).to_string()
+        shown::json(&json!({ "resource": resource, "token": token, "fence": fence, "valid_ms": valid_ms }))
     } else {
         fence.map_or(token.clone(), |fence| format!("{token} {fence}"))
     };

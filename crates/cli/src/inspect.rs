@@ -15,11 +15,12 @@ use crate::args::Inspect;
 use crate::exit::Failure;
 use crate::hold::print;
 use crate::obtain::Obstacle;
+use crate::shown::{self, plain};
 
 pub async fn inspect(options: Inspect) -> Result<u8, Obstacle> {
     let client = options.servers.client().await?;
     let seen = View::of(&client, &options.resource).await;
-    print(&if options.json { seen.json().to_string() } else { seen.text() })?;
+    print(&if options.json { shown::json(&seen.json()) } else { seen.text() })?;
     Ok(seen.state().code())
 }
 
@@ -121,25 +122,26 @@ impl View {
     fn holders(&self) -> Table {
         let mut table = table(&["SERVER", "MODE", "HOLDER", "FENCE", "LEASE LEFT", "LABEL"]);
         for Inspected { server, answer } in &self.masters {
+            let server = plain(server);
             let free = Inspection { mode: "free".into(), ..Inspection::default() };
             let lock = match answer {
                 Answer::Found(lock) => lock.as_ref().unwrap_or(&free),
                 Answer::Unanswered(why) => {
-                    table.add_row([server.to_string(), why.to_string()]);
+                    table.add_row([server, plain(why)]);
                     continue;
                 }
             };
             let mode = match (lock.permits, lock.delay_ms) {
-                (0, 0) => lock.mode.clone(),
+                (0, 0) => plain(&lock.mode),
                 (0, delay) => format!("delayed {}", time(delay)),
-                (permits, _) => format!("{} {permits}", lock.mode),
+                (permits, _) => format!("{} {permits}", plain(&lock.mode)),
             };
             if lock.holders.is_empty() {
-                table.add_row([server.to_string(), mode.clone()]);
+                table.add_row([&server, &mode]);
             }
             for holder in &lock.holders {
                 table.add_row([
-                    server.to_string(),
+                    server.clone(),
                     mode.clone(),
                     short(&holder.token),
                     holder.fence.to_string(),
@@ -157,10 +159,10 @@ impl View {
         for Inspected { server, answer } in &self.lines {
             for (place, waiting) in answer.found().into_iter().flatten().enumerate() {
                 table.add_row([
-                    server.to_string(),
+                    plain(server),
                     (place + 1).to_string(),
                     short(&waiting.token),
-                    waiting.mode.clone(),
+                    plain(&waiting.mode),
                     time(waiting.waited_ms),
                     plain(&waiting.label),
                 ]);
@@ -182,14 +184,6 @@ fn short(token: &str) -> String {
         Some((end, _)) => format!("{}…", plain(&token[..end])),
         None => plain(token),
     }
-}
-
-/// Without what would move a cursor or begin a line: whoever may lock could write over the table.
-fn plain(text: &str) -> String {
-    let escaped = |char: char| {
-        if char.is_control() { char.escape_default().collect() } else { String::from(char) }
-    };
-    text.chars().map(escaped).collect()
 }
 
 /// Seconds where there are some, else milliseconds.
@@ -249,7 +243,7 @@ mod tests {
     #[test]
     fn times_and_tokens_are_short() {
         assert_eq!((time(999), time(61_900)), ("999ms".into(), "1m 1s".into()));
-        assert_eq!((short("a\nb"), plain("\x1b[2Jé")), ("a\\nb".into(), "\\u{1b}[2Jé".into()));
+        assert_eq!(short("a\nb"), "a\\nb");
         assert_eq!((short("abc"), short("ééééééééé")), ("abc".into(), "éééééééé…".into()));
     }
 }

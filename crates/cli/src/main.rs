@@ -13,9 +13,11 @@ mod pages;
 mod program;
 mod run;
 mod servers;
+mod shown;
 mod signals;
 mod supervise;
 mod texts;
+mod wrong_call;
 
 use std::process::ExitCode;
 
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
     let dlock = match args::parse(std::env::args_os().collect()) {
         Ok(dlock) => dlock,
         Err(answer) => {
+            let answer = wrong_call::discreet(answer);
             let _ = answer.print();
             // Help and version are answers too.
             return if answer.use_stderr() { Failure::Usage.code().into() } else { ExitCode::SUCCESS };

@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 
 use crate::args::{Servers, Wanted};
 use crate::exit::{Error, complain};
+use crate::shown::plain;
 use crate::signals::Signals;
 
 /// Why there is nothing.
@@ -145,7 +146,7 @@ fn draw(resource: &str, place: &Mutex<Option<(Place, Instant)>>) {
     if let Some((place, told_at)) = &*place.lock().unwrap_or_else(PoisonError::into_inner) {
         let Place { server, position, waited } = place;
         let waited = (*waited + now().saturating_since(*told_at)).as_secs();
-        let line = format!("waiting for {resource}: place {position} at {server}, {waited} s");
+        let line = plain(format_args!("waiting for {resource}: place {position} at {server}, {waited} s"));
         // A longer one would go on on the next line, and could not be cleared.
         let width = terminal_size_of(stderr()).map_or(80, |(width, _)| usize::from(width.0));
         let line: String = line.chars().take(width.saturating_sub(1)).collect();

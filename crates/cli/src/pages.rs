@@ -11,6 +11,7 @@ use crate::args::Dlock;
 use crate::exit::{Error, Failure};
 use crate::hold::print;
 use crate::texts::EXAMPLES;
+use crate::wrong_call;
 
 pub fn completions(shell: Shell) -> Result<u8, Error> {
     let mut script = Vec::new();
@@ -27,6 +28,7 @@ pub fn man(subcommand: Option<&str>) -> Result<u8, Error> {
         Some(name) => match dlock.find_subcommand(name) {
             Some(found) => page(found.clone().display_name(format!("dlock-{name}"))),
             None => {
+                let name = wrong_call::shown(name);
                 return Err(Error::usage(format_args!(
                     "there is no subcommand {name}; `dlock --help` lists them"
                 )));

@@ -1,63 +1,104 @@
-//! Which servers, and a client for them.
+//! Which servers, and a client for them. No error repeats anything of an address, or of the file that it comes from: it
+//! may hold a password, and the file may be any file.
 
 use std::env;
-use std::fs;
-use std::path::Path;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 
-use dlock_client::Client;
+use dlock_client::{BuildError, Client};
 
 use crate::args::Servers;
 use crate::exit::Error;
 
+/// A quorum has 255 members at most, and their addresses are short.
+const LARGEST_LIST: u64 = 64 << 10;
+
+/// The certificates that a system trusts have a fourth of that together.
+const LARGEST_PEM: u64 = 1 << 20;
+
+/// An address and where it was found, for people.
+type Named = (String, String);
+
 impl Servers {
     /// The client. Must be called in the runtime that its work goes on in.
     pub async fn client(&self) -> Result<Client, Error> {
-        let mut builder = Client::builder().servers(self.urls()?).node_timeout(self.node_timeout);
+        let (addresses, places): (Vec<String>, Vec<String>) = self.named().await?.into_iter().unzip();
+        let mut builder = Client::builder().servers(addresses).node_timeout(self.node_timeout);
         if let Some(file) = &self.cacert {
-            builder = builder.root_certificate(read(file)?);
+            builder = builder.root_certificate(read(file, LARGEST_PEM).await?);
         }
         if let (Some(certificate), Some(key)) = (&self.cert, &self.key) {
-            builder = builder.client_certificate(read(certificate)?, read(key)?);
+            let (certificate, key) = (read(certificate, LARGEST_PEM).await?, read(key, LARGEST_PEM).await?);
+            builder = builder.client_certificate(certificate, key);
         }
-        Ok(builder.build().await?)
+        builder.build().await.map_err(|why| match why {
+            BuildError::Address { position, why } if position <= places.len() => {
+                Error::usage(format_args!("{}: {why}", places[position - 1]))
+            }
+            why => why.into(),
+        })
     }
 
     /// What the arguments name, else the environment.
-    fn urls(&self) -> Result<Vec<String>, Error> {
-        let urls = if !self.servers.is_empty() {
-            self.servers.clone()
+    async fn named(&self) -> Result<Vec<Named>, Error> {
+        let list = env::var_os("DLOCK_SERVERS").filter(|list| !list.to_string_lossy().trim().is_empty());
+        let named: Vec<Named> = if !self.servers.is_empty() {
+            let place = |at| format!("the address of --server number {}", at + 1);
+            self.servers.iter().enumerate().map(|(at, url)| (url.clone(), place(at))).collect()
         } else if let Some(file) = &self.servers_file {
-            listed(file)?
-        } else if let Some(list) = env::var("DLOCK_SERVERS").ok().filter(|list| !list.trim().is_empty()) {
-            list.split(',').map(str::trim).filter(|url| !url.is_empty()).map(str::to_owned).collect()
+            listed(file).await?
+        } else if let Some(list) = list {
+            let list = list.into_string().map_err(|_| Error::usage("DLOCK_SERVERS is not UTF-8"))?;
+            let place = |at| format!("address {} in DLOCK_SERVERS", at + 1);
+            let urls = list.split(',').map(str::trim).filter(|url| !url.is_empty()).enumerate();
+            urls.map(|(at, url)| (url.to_owned(), place(at))).collect()
         } else if let Some(file) = env::var_os("DLOCK_SERVERS_FILE") {
-            listed(Path::new(&file))?
+            listed(Path::new(&file)).await?
         } else {
             Vec::new()
         };
-        if urls.is_empty() {
+        if named.is_empty() {
             return Err(Error::usage(
                 "no server is named; name it by --server redis://HOST:PORT, or all of them in DLOCK_SERVERS",
             ));
         }
-        Ok(urls)
+        Ok(named)
     }
 }
 
-fn listed(file: &Path) -> Result<Vec<String>, Error> {
-    let text = read(file)?;
+async fn listed(file: &Path) -> Result<Vec<Named>, Error> {
+    let text = read(file, LARGEST_LIST).await?;
     let text =
         String::from_utf8(text).map_err(|why| Error::usage(format_args!("{}: {why}", file.display())))?;
     // Some editors begin a file with a mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-    let urls: Vec<String> = lines.map(str::to_owned).collect();
-    if urls.is_empty() {
+    let lines = text.lines().map(str::trim).zip(1..);
+    let lines = lines.filter(|(line, _)| !line.is_empty() && !line.starts_with('#'));
+    let named = lines.map(|(line, at): (&str, usize)| {
+        let place = format!("line {at} of {}", file.display());
+        (line.to_owned(), place)
+    });
+    let named: Vec<Named> = named.collect();
+    if named.is_empty() {
         return Err(Error::usage(format_args!("{} names no server", file.display())));
     }
-    Ok(urls)
+    Ok(named)
 }
 
-fn read(file: &Path) -> Result<Vec<u8>, Error> {
-    fs::read(file).map_err(|why| Error::usage(format_args!("{}: {why}", file.display())))
+/// What is in a file, in a thread of its own: a pipe may say nothing for ever, and signals are waited for meanwhile.
+async fn read(file: &Path, limit: u64) -> Result<Vec<u8>, Error> {
+    let path: PathBuf = file.into();
+    let work = tokio::task::spawn_blocking(move || bounded(&path, limit));
+    let done = work.await.unwrap_or_else(|why| Err(io::Error::other(why)));
+    done.map_err(|why| Error::usage(format_args!("{}: {why}", file.display())))
+}
+
+fn bounded(file: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(file)?.take(limit + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit {
+        return Err(io::Error::other(format!("has more than {limit} bytes")));
+    }
+    Ok(bytes)
 }

@@ -105,3 +105,164 @@ fn the_manual_has_a_page_for_everything() {
         assert!(page.contains(&format!(".TH dlock-{subcommand} 1")), "{subcommand}: {page}");
     }
 }
+
+const SECRET: &str = "s3cret-0123456789abcdef";
+
+/// What is said, on whichever stream, and the code.
+fn said(words: &[&str], environment: &[(&str, &str)]) -> (String, Option<i32>) {
+    let mut dlock = Command::new(env!("CARGO_BIN_EXE_dlock"));
+    for name in ["DLOCK_SERVERS", "DLOCK_SERVERS_FILE", "DLOCK_TOKEN"] {
+        dlock.env_remove(name);
+    }
+    let done = dlock.args(words).envs(environment.iter().copied()).stdin(Stdio::null()).output();
+    let done = done.expect("dlock runs");
+    let text = [done.stdout, done.stderr].map(|said| String::from_utf8(said).expect("text")).concat();
+    (text, done.status.code())
+}
+
+/// Addresses with a mistake in them, and a line of a file that is no list of servers.
+fn mistaken() -> Vec<String> {
+    let forms = [
+        "redis:/u:SECRET@h",
+        "redis:u:SECRET@h",
+        "reddis://u:SECRET@h",
+        "u:SECRET@h:6379",
+        "SECRET",
+        "redis://u:SECRET@h:port",
+        "redis://u:SECRET/x@h",
+        "redis://u:12/SECRET@h",
+        "redis://u:12#SECRET@h",
+        "redis://u:12?SECRET@h",
+        "redis://u:SECRET@h/db",
+        "redis://u:SECRET@0.0.0.0",
+        "rediss://h#SECRET",
+        "redis://h?pass=SECRET",
+        "unix:///run/s?password=SECRET",
+        "unix://u:SECRET@h/run/s",
+        "unix:///run/s?db=SECRET",
+        "root:SECRET:19000:0:99999:7:::",
+    ];
+    forms.iter().map(|form| form.replace("SECRET", SECRET)).collect()
+}
+
+/// A file of this test alone.
+fn file(name: &str, text: &str) -> String {
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&path, text).expect("a file");
+    path.display().to_string()
+}
+
+#[test]
+fn a_mistaken_address_is_told_by_its_place_and_not_repeated() {
+    for (at, address) in mistaken().into_iter().enumerate() {
+        let list = format!("# ours\nredis://127.0.0.1:1\n\n{address}\n");
+        let (list, lines) = (file(&format!("list-{at}"), &list), format!("redis://127.0.0.1:1,{address}"));
+        let line = format!("line 4 of {list}: ");
+        for call in
+            [&["inspect", "r"][..], &["inspect", "r", "--json"], &["acquire", "r"], &["break", "r", "-y"]]
+        {
+            let by_option = [call, &["-s", "redis://127.0.0.1:1", "-s", &address]].concat();
+            let by_file = [call, &["--servers-file", &list]].concat();
+            for (words, environment, place) in [
+                (&by_option[..], None, "--server number 2: "),
+                (&by_file, None, &line),
+                (call, Some(("DLOCK_SERVERS", lines.as_str())), "address 2 in DLOCK_SERVERS: "),
+                (call, Some(("DLOCK_SERVERS_FILE", &list)), &line),
+            ] {
+                let (said, code) = said(words, environment.as_slice());
+                assert_eq!(code, Some(64), "{address}: {said}");
+                assert!(said.contains(place) && !said.contains(SECRET), "{address}: {said}");
+            }
+        }
+    }
+}
+
+/// In the place of something else, an address and a token are secrets too.
+#[test]
+fn a_word_that_is_not_understood_is_repeated_only_if_it_can_be_no_secret() {
+    let address = format!("redis://u:{SECRET}@h");
+    let (option, time, value) =
+        (format!("--{address}"), format!("5{address}"), format!("--no-wait={address}"));
+    for words in [
+        &[address.as_str()][..],
+        &["inspect", "r", &address],
+        &["inspect", "r", &option],
+        &["inspect", "r", "\x1b]0;title\x07\x1b[2J\u{9b}2J"],
+        &["release", "r", "t", SECRET],
+        &["acquire", "r", "--ttl", &address],
+        &["acquire", "r", "--ttl", &time],
+        &["acquire", "r", &value],
+        &["run", "r", &address, "--", "ls"],
+        &["completions", &address],
+        &["man", &address],
+    ] {
+        let (said, code) = said(words, &[]);
+        assert_eq!(code, Some(64), "{words:?}: {said}");
+        assert!(!said.contains(SECRET), "{words:?}: {said}");
+        assert!(said.contains("(not shown)") || said.contains("unknown time unit"), "{words:?}: {said}");
+        assert_eq!(said.find(|char: char| char.is_control() && char != '\n'), None, "{words:?}: {said:?}");
+    }
+}
+
+#[test]
+fn help_and_manual_show_nothing_of_the_environment() {
+    let names =
+        ["DLOCK_SERVERS", "DLOCK_SERVERS_FILE", "DLOCK_TOKEN", "DLOCK_CACERT", "DLOCK_CERT", "DLOCK_KEY"];
+    let environment = names.map(|name| (name, SECRET));
+    for subcommand in SUBCOMMANDS {
+        for words in [[subcommand, "--help"], ["man", subcommand], ["completions", "bash"]] {
+            let (said, code) = said(&words, &environment);
+            assert_eq!(code, Some(0), "{words:?}");
+            assert!(!said.contains(SECRET), "{words:?}: {said}");
+        }
+    }
+}
+
+/// Of a member that is down the others speak too: it has a name.
+#[test]
+fn a_server_is_called_by_where_it_is() {
+    let addresses = [
+        format!("redis://u:{SECRET}@127.0.0.1:1"),
+        format!("redis://{SECRET}@127.0.0.1:1"),
+        "unix:///none?pass=s3cret-0123456789abcdef".to_string(),
+        "unix:///none?p%61ss=s3cret-0123456789abcdef&user=s3cret-0123456789abcdef".to_string(),
+    ];
+    for address in addresses {
+        for words in [
+            &["inspect", "r"][..],
+            &["inspect", "r", "--json"],
+            &["acquire", "r", "--no-wait"],
+            &["release", "r", "t"],
+            &["wait", "r"],
+            &["break", "r", "--yes"],
+        ] {
+            let (said, code) = said(words, &[("DLOCK_SERVERS", &address)]);
+            assert_eq!(code, Some(69), "{said}");
+            assert!(said.contains("//127.0.0.1:1") || said.contains("unix:///none"), "{said}");
+            assert!(!said.contains(SECRET), "{said}");
+        }
+    }
+}
+
+/// With so little memory that it would be noticed.
+#[test]
+fn a_file_without_an_end_is_not_read_to_its_end() {
+    for (option, limit) in [("--servers-file", "65536"), ("--cacert", "1048576")] {
+        let call = format!("ulimit -v 1000000; exec \"$0\" inspect r {option} /dev/zero");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &call, env!("CARGO_BIN_EXE_dlock")]).env_remove("DLOCK_SERVERS_FILE");
+        let done = shell.env("DLOCK_SERVERS", "rediss://127.0.0.1:1").output().expect("sh runs");
+        let said = String::from_utf8(done.stderr).expect("text");
+        assert_eq!(done.status.code(), Some(64), "{said}");
+        assert!(said.contains(&format!("/dev/zero: has more than {limit} bytes")), "{said}");
+    }
+}
+
+#[test]
+fn the_name_of_a_file_does_not_speak_to_the_terminal() {
+    fails(
+        &["inspect", "r", "--servers-file", "no\x1b[2J\u{9b}such\n"],
+        64,
+        "no\\u{1b}[2J\\u{9b}such\\n: No such file",
+    );
+}

@@ -92,7 +92,7 @@ fn a_server_that_cannot_take_part_is_69_and_an_address_that_is_none_64() {
         for (urls, code, says) in [
             (vec![address(plain.port())], 69, address(plain.port())),
             (vec![address(nobody.number())], 69, "down".to_owned()),
-            (vec!["10.0.0.1:6379:x".to_owned()], 64, "10.0.0.1:6379:x".to_owned()),
+            (vec!["10.0.0.1:6379:x".to_owned()], 64, "--server number 1: ".to_owned()),
             (vec![stage.urls(), stage.urls()], 64, "twice".to_owned()),
         ] {
             let mut command = stage.dlock("run --node-timeout 5s");

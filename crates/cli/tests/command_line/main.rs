@@ -12,6 +12,7 @@ mod ending;
 mod exclusion;
 mod forwarding;
 mod losing;
+mod outside;
 mod readme;
 mod scripts;
 mod stage;

@@ -186,3 +186,23 @@ fn break_asks_before_it_breaks() {
         }
     });
 }
+
+#[test]
+fn the_place_in_line_does_not_speak_to_the_terminal() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let mut conn = stage.connect();
+        stage.write("name", "r\x1b]0;title\x07\x1b[2J");
+        conn.call(&["DLOCK.ACQUIRE", &stage.file("name"), "other", "600000"]).int();
+        let mut terminal = Terminal::with(&stage, "exec \"$DLOCK\" run \"$(cat name)\" -- true");
+        until("the place is shown", || terminal.shows().contains("place 1 at redis://127.0.0.1"));
+        assert!(
+            terminal.shows().contains("waiting for r\\u{1b}]0;title\\u{7}\\u{1b}[2J"),
+            "{}",
+            terminal.shows()
+        );
+        assert!(!terminal.shows().contains("\x1b]") && !terminal.shows().contains("\x1b[2J"));
+        terminal.types(CTRL_C);
+        terminal.end();
+    });
+}

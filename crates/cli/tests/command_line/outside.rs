@@ -1,0 +1,175 @@
+//! What comes from outside and means no good: names and labels that speak to the terminal, servers that answer with such
+//! errors, files that never end.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::thread;
+
+use super::*;
+use crate::harness::until_some;
+use crate::stage::DLOCK;
+
+/// Sets the title of a terminal, clears it (with a control of two bytes too), turns the line over, begins a new one.
+const HOSTILE: &str = "r\x1b]0;title\x07\x1b[2J\u{9b}2J\u{202e}\r\nforged";
+
+/// fcntl(2), of Linux.
+const O_NONBLOCK: i32 = 0o4000;
+
+/// How it is shown.
+const SHOWN: &str = "r\\u{1b}]0;title\\u{7}\\u{1b}[2J\\u{9b}2J\\u{202e}\\r\\nforged";
+
+/// Whatever is on the screen is text, in lines that dlock began.
+#[track_caller]
+fn assert_harmless(shown: &str) {
+    let speaks = |char: char| (char.is_control() && char != '\n') || char == '\u{202e}';
+    assert!(!shown.contains(speaks), "{shown:?}");
+    assert!(!shown.lines().any(|line| line.starts_with("forged")), "{shown:?}");
+}
+
+#[test]
+fn a_name_does_not_speak_to_the_terminal() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let mut conn = stage.connect();
+        conn.call(&["DLOCK.ACQUIRE", HOSTILE, &format!("t{HOSTILE}"), "600000", "LABEL", HOSTILE]).int();
+        let end = |words: &[&str]| {
+            let mut dlock = stage.command(DLOCK);
+            dlock.args(words).args(["--node-timeout", "5s", HOSTILE]);
+            match words[0] {
+                "run" => dlock.args(["--", "true"]),
+                "release" | "extend" => dlock.arg("wrong"),
+                _ => &mut dlock,
+            };
+            let done = stage.end(dlock);
+            assert_harmless(&done.stdout);
+            assert_harmless(&done.stderr);
+            done
+        };
+        for (words, code) in [
+            (&["run", "--no-wait"][..], 75),
+            (&["acquire", "--no-wait"], 75),
+            (&["wait", "--timeout", "1ms"], 75),
+            (&["release"], 79),
+            (&["extend"], 79),
+        ] {
+            let done = end(words);
+            assert_eq!(done.code, Some(code), "{words:?}: {}", done.stderr);
+            assert!(done.stderr.contains(SHOWN), "{words:?}: {}", done.stderr);
+        }
+        let table = end(&["inspect"]).stdout;
+        assert_eq!(table.matches(SHOWN).count(), 2, "the resource and the label: {table}");
+        // The same value, for programs.
+        let json: serde_json::Value =
+            serde_json::from_str(&end(&["inspect", "--json"]).stdout).expect("JSON");
+        assert_eq!((&json["resource"], &json["state"]), (&HOSTILE.into(), &"held".into()));
+        assert_eq!(json["masters"][0]["found"]["holders"][0]["label"], HOSTILE);
+        end(&["break", "--yes"]);
+        // What programs read is as it was.
+        let held = end(&["acquire"]).stdout;
+        let (token, fence) = held.trim_end().split_once(' ').expect("a token and a fence");
+        assert!(fence.parse::<u64>().is_ok(), "{held}");
+        assert_eq!(conn.call(&["DLOCK.RELEASE", HOSTILE, token]), 1);
+    });
+}
+
+/// A command that cannot be run is named too.
+#[test]
+fn the_name_of_a_program_does_not_speak_to_the_terminal() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let mut run = stage.dlock("run r --");
+        run.arg(format!("./{HOSTILE}"));
+        let done = stage.end(run);
+        assert_eq!(done.code, Some(127), "{}", done.stderr);
+        assert_harmless(&done.stderr);
+        assert!(done.stderr.contains(SHOWN), "{}", done.stderr);
+    });
+}
+
+/// It answers everything with an error. Nobody but dlock reads what it says.
+#[test]
+fn the_error_of_a_server_does_not_speak_to_the_terminal() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let Ok(mut client) = client else { return };
+            thread::spawn(move || {
+                let read = BufReader::new(client.try_clone().expect("a second handle"));
+                // One answer to each command, of which each begins with the number of its words.
+                for _ in read.lines().map_while(Result::ok).filter(|line| line.starts_with('*')) {
+                    let said = HOSTILE.replace("\r\n", " ");
+                    if client.write_all(format!("-ERR {said}\r\n").as_bytes()).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    each_server(|kind| {
+        let stage = Stage::with(kind, 2);
+        let servers = format!("{},redis://127.0.0.1:{port}", stage.urls());
+        for words in ["inspect r", "inspect r --json", "acquire r --no-wait", "break r --yes", "release r t"]
+        {
+            // Without the others it is all there is, with them it is one that cannot take part.
+            for servers in [servers.clone(), format!("redis://127.0.0.1:{port}")] {
+                let mut dlock = stage.dlock(&format!("{words} --node-timeout 5s"));
+                dlock.env("DLOCK_SERVERS", servers);
+                let done = stage.end(dlock);
+                let said = done.stdout + &done.stderr;
+                assert_harmless(&said);
+                assert!(
+                    said.contains("\\u{1b}]0;title") || said.contains("\\u001b]0;title"),
+                    "{words}: {said}"
+                );
+            }
+        }
+    });
+}
+
+/// A pipe can be opened for writing, without a wait, from when somebody reads it: then dlock is at it.
+fn in_the_midst_of_reading(stage: &Stage, words: &str) -> (Running, File) {
+    let made = stage.end(stage.shell("rm -f pipe && mkfifo pipe && pwd"));
+    let pipe = Path::new(made.stdout.trim()).join("pipe");
+    let running = stage.start(stage.dlock(words));
+    let open = || File::options().write(true).custom_flags(O_NONBLOCK).open(&pipe).ok();
+    (running, until_some("it is read", open))
+}
+
+#[test]
+fn a_signal_ends_dlock_while_it_reads_a_pipe_as_a_file() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let calls =
+            ["run r", "acquire r", "release r t", "extend r t", "inspect r", "wait r", "break r --yes"];
+        for call in calls {
+            for (name, number) in [("INT", 2), ("TERM", 15)] {
+                let command = if call.starts_with("run") { "-- true" } else { "" };
+                let (running, _pipe) =
+                    in_the_midst_of_reading(&stage, &format!("{call} --servers-file pipe {command}"));
+                running.signal(name);
+                assert_eq!(running.end().signal, Some(number), "{call}");
+            }
+        }
+        // A certificate is read as well.
+        let (running, _pipe) = in_the_midst_of_reading(&stage, "run r --cacert pipe -- true");
+        running.signal("INT");
+        assert_eq!(running.end().signal, Some(2));
+    });
+}
+
+/// As `--servers-file <(pass show servers)` is one.
+#[test]
+fn a_pipe_is_a_file_of_servers() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let (running, mut pipe) = in_the_midst_of_reading(&stage, "run r --servers-file pipe -- echo ran");
+        pipe.write_all(format!("# ours\n{}\n", stage.urls()).as_bytes()).expect("it is read");
+        drop(pipe);
+        let done = running.end();
+        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
+    });
+}
