@@ -3,7 +3,7 @@
 //! The server clock is the wall clock at the module's start and moves with the boot-time clock from there on: it goes
 //! on while the machine is suspended, and steps of the wall clock do not touch it.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::fs;
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -39,12 +39,31 @@ fn boot_micros() -> u64 {
     time.tv_sec() as u64 * 1_000_000 + time.tv_nsec() as u64 / 1000
 }
 
-/// Names this start of this machine; 0, which never matches another, where the kernel does not tell.
+/// Names what the boot-time clock counts from: this start of this machine, as this process sees it. Where the kernel does
+/// not tell, a number that hardly matches another.
 fn boot() -> u64 {
-    let Ok(id) = std::fs::read_to_string("/proc/sys/kernel/random/boot_id") else {
-        return u64::from(std::process::id()) << 32 | wall_micros() & 0xffff_ffff;
-    };
-    let mut hasher = DefaultHasher::new();
-    id.trim().hash(&mut hasher);
-    hasher.finish()
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
+    let boot = id.zip(time_namespace()).and_then(|(id, offset)| Anchor::boot(&id, offset));
+    boot.unwrap_or_else(|| u64::from(std::process::id()) << 32 | wall_micros() & 0xffff_ffff)
+}
+
+/// By how many ns the boot-time clock is off in the time namespace of this process: a restart in another one has the
+/// same boot id and another clock. Two namespaces with one offset have one clock, whatever their numbers, which are given
+/// again. None where it cannot be told.
+fn time_namespace() -> Option<i128> {
+    let namespace = |of| fs::read_link(format!("/proc/self/ns/{of}")).ok();
+    let own = namespace("time");
+    if own != namespace("time_for_children") {
+        // What is told below is of the children.
+        return None;
+    }
+    if own.is_none() {
+        // A kernel without them.
+        return Some(0);
+    }
+    let offsets = fs::read_to_string("/proc/self/timens_offsets").ok()?;
+    // boottime    1000    0
+    let mut line = offsets.lines().find(|line| line.starts_with("boottime"))?.split_whitespace().skip(1);
+    let mut number = || line.next()?.parse::<i128>().ok();
+    Some(number()? * 1_000_000_000 + number()?)
 }

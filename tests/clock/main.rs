@@ -12,4 +12,5 @@ mod workers;
 
 mod leases;
 mod load;
+mod namespaces;
 mod steps;

@@ -26,6 +26,12 @@ impl Options {
         Options { kind: kind.clone(), conf: Vec::new(), module: Some(String::new()), sentinel: false }
     }
 
+    /// The same on another server, or on the same one started in another way.
+    pub fn on(mut self, kind: &ServerKind) -> Options {
+        self.kind = kind.clone();
+        self
+    }
+
     /// A line of redis.conf. Later lines win, over the harness's own too.
     pub fn conf(mut self, line: &str) -> Options {
         self.conf.push(line.to_string());

@@ -49,6 +49,19 @@ pub struct Anchor {
     pub offset: i64,
 }
 
+impl Anchor {
+    /// What a boot is called whose id the kernel tells as this text, in a time namespace whose boot-time clock is off by
+    /// `offset` ns. None where the text is no id. It is stored, so it stays what it is whatever it is compiled with: the
+    /// first 8 bytes of the id, moved by the offset so that each offset has a name of its own.
+    pub fn boot(id: &str, offset: i128) -> Option<u64> {
+        let digits: String = id.trim().chars().filter(|c| *c != '-').collect();
+        let first = digits.get(..16).filter(|_| digits.len() == 32)?;
+        let id = u64::from_str_radix(first, 16).ok()?;
+        // By an odd number, so that no two products are the same.
+        Some(id.wrapping_add((offset as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+    }
+}
+
 /// Where bytes came from, which decides what their deadlines mean on another boot or machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
@@ -101,6 +114,13 @@ pub fn write_effect(
 ) {
     out.extend(last.to_le_bytes());
     write(lock, change, now, anchor, out);
+}
+
+/// Writes the effect that makes a key which holds nothing: what RENAME and MOVE leave. What is free makes no key, so it
+/// is told as a lock-delay that ended long ago. Whoever loads that ends it when all is loaded, and the key goes.
+pub fn write_effect_of_nothing(last: u64, now: Instant, anchor: Anchor, out: &mut Vec<u8>) {
+    let over = Lock { holding: Holding::Free, delay_until: Some(Deadline::at_millis(1)) };
+    write_effect(&over, &Change::Whole, last, now, anchor, out);
 }
 
 /// Writes a change of a lock: all of it, or the holds that it names.

@@ -92,3 +92,23 @@ fn no_clock_makes_a_lease_longer_than_its_ttl() {
         assert!(view.delay_left() <= u64::from(u32::MAX) + 1);
     });
 }
+
+/// It stands in stored bytes: a boot must be called the same by whatever compiler.
+#[test]
+fn a_boot_is_called_what_it_was_called() {
+    let id = "6d1b8b2e-3c47-4b19-9a0e-5f6e7d8c9b0a";
+    assert_eq!(Anchor::boot(id, 0), Some(0x6d1b_8b2e_3c47_4b19));
+    assert_eq!(Anchor::boot(&format!("{id}\n"), 0), Anchor::boot(id, 0));
+    // Another boot-time clock, another name; the same offset, the same clock.
+    let second = 1_000_000_000;
+    assert_eq!(Anchor::boot(id, second), Some(0x6d1b_8b2e_3c47_4b19_u64.wrapping_add(SECOND)));
+    assert_ne!(Anchor::boot(id, second), Anchor::boot(id, -second));
+    assert_ne!(Anchor::boot(id, second), Anchor::boot(id, second + 1));
+    for no_id in
+        ["", "6d1b8b2e", "zd1b8b2e-3c47-4b19-9a0e-5f6e7d8c9b0a", "ä1b8b2e-3c47-4b19-9a0e-5f6e7d8c9b0a"]
+    {
+        assert_eq!(Anchor::boot(no_id, 0), None, "{no_id}");
+    }
+}
+
+const SECOND: u64 = 1_000_000_000_u64.wrapping_mul(0x9e37_79b9_7f4a_7c15);
