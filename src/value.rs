@@ -70,11 +70,15 @@ impl Value {
         bytes
     }
 
-    /// The effect that makes it anew.
+    /// The effect that makes it anew, its key above all: later commands in the file may name that.
     pub fn effect(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        let (now, anchor) = (clock::now(), clock::anchor());
-        codec::write_effect(&self.lock, &Change::Whole, last_fence(), now, anchor, &mut bytes);
+        let (last, now, anchor) = (last_fence(), clock::now(), clock::anchor());
+        if self.lock.is_gone() {
+            codec::write_effect_of_nothing(last, now, anchor, &mut bytes);
+        } else {
+            codec::write_effect(&self.lock, &Change::Whole, last, now, anchor, &mut bytes);
+        }
         bytes
     }
 

@@ -7,6 +7,7 @@ mod harness;
 mod emptied;
 mod evicted;
 mod renamed;
+mod rewritten;
 mod taken_away;
 
 use harness::{Conn, Events, Server, ServerKind, Value};
