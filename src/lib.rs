@@ -12,6 +12,7 @@ mod deadlines;
 mod effects;
 mod events;
 mod ffi;
+mod files;
 mod followers;
 mod grace;
 mod info;

@@ -96,7 +96,8 @@ impl Mark {
 
 /// The module is loaded, and nobody is served yet: goes on above what was reserved before, and reserves more.
 pub fn start(ctx: Ctx<'_>) {
-    with(|s| s.mark.file = file(ctx));
+    let file = file(ctx, "fence");
+    with(|s| s.mark.file = file);
     write_now(ctx);
 }
 
@@ -112,7 +113,7 @@ pub fn loaded(ctx: Ctx<'_>) {
 
 /// CONFIG SET: of the switch, or of what names the file.
 pub fn configured(ctx: Ctx<'_>) {
-    let file = file(ctx);
+    let file = file(ctx, "fence");
     with(|s| {
         if s.mark.file != file {
             // A thread that still writes the other one is left to itself.
@@ -206,12 +207,12 @@ fn settle(ctx: Ctx<'_>, outcome: Result<Done, String>, now: Instant) {
     }
 }
 
-/// Where the mark is: in the server's folder, by its port, for several servers may share a folder.
-fn file(ctx: Ctx<'_>) -> PathBuf {
+/// Where the mark is, and what else is kept of this server: in its folder, by its port, for several may share a folder.
+pub fn file(ctx: Ctx<'_>, ending: &str) -> PathBuf {
     let port = |option| ctx.option(option).filter(|port| port != "0");
     let port = port("port").or_else(|| port("tls-port")).unwrap_or_else(|| "0".into());
     // By its whole path, for the thread: the server changes its working folder when it is told another one.
-    std::env::current_dir().unwrap_or_default().join(format!("dlock-{port}.fence"))
+    std::env::current_dir().unwrap_or_default().join(format!("dlock-{port}.{ending}"))
 }
 
 fn job(now: Instant) -> Job {

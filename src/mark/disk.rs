@@ -1,11 +1,11 @@
 //! The file of the fence mark: one write, as the thread does it. Touches nothing but the file.
 
-use std::fs::{self, File};
-use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use dlock_core::mark::{self, NoMark};
 use dlock_core::{Fences, Instant};
+
+use crate::files::{self, Unfinished};
 
 /// A mark that is further ahead of the clock than this at a start is worth a word to the operator.
 const WORTH_TELLING: u64 = 10_000_000;
@@ -76,17 +76,7 @@ impl Found {
 
 /// Nothing, a mark, or a damaged one. What cannot be read, or only by a newer module, is an error: not to be replaced.
 fn read(file: &Path) -> Result<Found, String> {
-    match fs::metadata(file) {
-        Err(why) if why.kind() == ErrorKind::NotFound => return Ok(Found::Nothing),
-        Err(why) => return Err(why.to_string()),
-        // To open a pipe is to wait.
-        Ok(there) if !there.is_file() => return Err("it is no file".into()),
-        Ok(_) => {}
-    }
-    let mut bytes = Vec::new();
-    let opened =
-        File::open(file).and_then(|file| file.take(mark::MAX_LEN as u64 + 1).read_to_end(&mut bytes));
-    opened.map_err(|why| why.to_string())?;
+    let Some(bytes) = files::read(file, mark::MAX_LEN)? else { return Ok(Found::Nothing) };
     match mark::read(&bytes) {
         Ok(mark) => Ok(Found::Before(mark)),
         Err(NoMark::Damaged) => Ok(Found::Damaged),
@@ -96,15 +86,8 @@ fn read(file: &Path) -> Result<Found, String> {
 
 /// All of it or nothing, and on the disk when it is done, whatever happens meanwhile.
 fn write(file: &Path, mark: u64) -> std::io::Result<()> {
-    let unfinished = file.with_extension("tmp");
-    let written = File::create(&unfinished).and_then(|mut to| {
-        to.write_all(mark::write(mark).as_bytes())?;
-        to.sync_data()
-    });
-    if let Err(why) = written.and_then(|()| fs::rename(&unfinished, file)) {
-        let _ = fs::remove_file(&unfinished);
-        return Err(why);
-    }
-    // The new name is on the disk when its folder is.
-    File::open(file.parent().unwrap_or(Path::new(".")))?.sync_all()
+    let mut unfinished = Unfinished::beside(file)?;
+    unfinished.write(&mark::write(mark))?;
+    unfinished.becomes(file)?;
+    files::sync_folder(file)
 }

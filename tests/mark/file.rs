@@ -1,6 +1,7 @@
 //! What stands in the file, who writes it, and what else may be found there.
 
 use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
 
 use crate::harness::{Conn, Folder, Port, Server, Value, each_server, until};
 use crate::{number, path, status, stored, told, until_status};
@@ -37,6 +38,44 @@ fn a_fence_from_outside_beyond_it_is_covered_soon() {
         until("that is known", || number(&server, "dlock_fence_mark") > raised + 1);
         assert_eq!(conn.ok("DLOCK.ACQUIRE third t 600000"), raised + 2);
         assert_eq!(number(&server, "dlock_fences_beyond_mark"), 1);
+    });
+}
+
+/// Whoever may write into the folder could point the server at any file it may write.
+#[test]
+fn a_link_that_was_planted_is_not_followed_and_blocks_nothing() {
+    each_server(|kind| {
+        let mut server = Server::start(kind);
+        server.kill9();
+        let (precious, mark) = (server.dir().join("precious"), path(&server));
+        fs::write(&precious, "precious").expect("a file");
+        let by_name = |ending: &str| server.dir().join(format!("dlock-{}.{ending}", server.port()));
+        let (old, now) = (by_name("tmp"), by_name("fence.tmp"));
+        for link in [&old, &now] {
+            symlink(&precious, link).expect("a link");
+        }
+        server.restart();
+        assert_eq!(fs::read(&precious).expect("it is still there"), b"precious");
+        assert_eq!(status(&server), "ok");
+        let found = fs::symlink_metadata(&mark).expect("the mark");
+        assert!(found.is_file() && found.permissions().mode() & 0o777 == 0o600, "{found:?}");
+        assert!(fs::symlink_metadata(&now).is_err(), "it is removed");
+        // A folder of that name cannot be, and so the name is another.
+        let first = stored(&mark);
+        fs::create_dir_all(now.join("below")).expect("a folder");
+        until("a further one is written", || stored(&mark) > first);
+        assert_eq!(status(&server), "ok");
+        // In place of the mark itself it is no mark.
+        server.kill9();
+        fs::rename(&mark, &precious).expect("it can be moved");
+        symlink(&precious, &mark).expect("a link");
+        let before = fs::read(&precious).expect("the mark of before");
+        server.restart();
+        assert_eq!(status(&server), "failing");
+        assert_eq!(told(&server, "cannot be written: it is a link, not a file"), 1);
+        assert_eq!(fs::read(&precious).expect("it is still there"), before);
+        fs::remove_file(&mark).expect("it can be removed");
+        until_status(&server, "ok");
     });
 }
 

@@ -151,7 +151,7 @@ fn whatever_fails_is_told_once_and_the_server_goes_on_until_it_can_be_written_ag
             until_status(&server, "ok");
             let next = conn.ok("DLOCK.ACQUIRE other t 600000").int();
             assert!(next > fence && stored(&path(&server)) >= next, "{step}: {next} after {fence}");
-            assert!(!path(&server).with_extension("tmp").exists(), "{step}");
+            assert!(!path(&server).with_extension("fence.tmp").exists(), "{step}");
         }
     });
 }

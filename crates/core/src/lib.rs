@@ -7,6 +7,7 @@
 //! - [`bytes`]: short strings of bytes without an allocation
 //! - [`fences`]: the numbers of grants, and how many are reserved ahead
 //! - [`mark`]: the bytes by which the reserved ones are kept
+//! - [`proof`]: when a server may say that it has forgotten nothing, and the bytes that say it
 //! - [`lock`]: one resource, what is stored of it
 //! - [`queue`]: everybody who waits, in which order, until when
 //! - [`decide`]: the operations, over one lock and its line
@@ -24,6 +25,7 @@ pub mod decide;
 pub mod fences;
 pub mod lock;
 pub mod mark;
+pub mod proof;
 pub mod queue;
 pub mod schedule;
 pub mod step;
