@@ -4,15 +4,22 @@
 //! Here stands when that begins and why; what it means for a lock is decided in the core, which is told the moment from
 //! which new grants are made; when it is over, the background job serves the lines.
 
-use std::fs;
-
 use dlock_core::Instant;
 
-use crate::ffi::{Ctx, Flags, LogLevel};
+use crate::ffi::{Ctx, Flags, LogLevel, notices};
 use crate::state::with;
 use crate::{clock, events};
 
+mod aof;
+mod disk;
+mod proof;
+
+
+use proof::Proof;
+
 pub struct Grace {
+    /// That the next start needs none.
+    pub proof: Proof,
     /// Nothing new is granted before.
     ends: Instant,
     /// It has begun, and nobody has been told that it is over.
@@ -35,8 +42,6 @@ enum Start {
 struct Load {
     /// Bytes of the append only files before.
     size: Option<u64>,
-    /// Holds were flushed in the course of it, maybe not long ago.
-    flushed: bool,
     /// An effect could not be taken in. The server goes on with the next.
     skipped: bool,
 }
@@ -44,17 +49,19 @@ struct Load {
 impl Grace {
     /// None runs until [`at_start`].
     pub fn new() -> Grace {
-        Grace { ends: NEVER, runs: false, start: Start::Begun }
+        Grace { proof: Proof::new(), ends: NEVER, runs: false, start: Start::Begun }
     }
 
     /// The moment from which new grants are made.
     pub fn grants_from(&self) -> Instant {
-        self.ends
+        // None would be covered by a proof that should be gone.
+        if self.proof.is_stuck() { UNKNOWN } else { self.ends }
     }
 
     /// The ms until then, rounded up.
     pub fn left(&self, now: Instant) -> u64 {
-        self.ends.micros().saturating_sub(now.micros()).div_ceil(1000)
+        let ends = if self.proof.is_stuck() { self.ends.max(self.proof.tried_again()) } else { self.ends };
+        ends.micros().saturating_sub(now.micros()).div_ceil(1000)
     }
 
     /// The millisecond at which the background job has to end it.
@@ -77,19 +84,25 @@ impl Grace {
 /// The beginning of time, for a grace that is none.
 const NEVER: Instant = Instant::from_micros(0);
 
+/// Nobody knows when.
+const UNKNOWN: Instant = Instant::from_micros(u64::MAX);
+
 /// The module is loaded. Whatever will turn out to be remembered, nothing is known of it yet.
-pub fn at_start() {
+pub fn at_start(ctx: Ctx<'_>) {
     with(|s| s.grace.ends = in_ms(s.config.restart_grace));
+    proof::start(ctx);
 }
 
 fn in_ms(ms: u32) -> Instant {
     if ms == 0 { NEVER } else { Instant::from_micros(clock::now().micros() + u64::from(ms) * 1000) }
 }
 
-pub fn loading_begins(ctx: Ctx<'_>) {
+pub fn loading_begins(_ctx: Ctx<'_>) {
     if with(|s| s.grace.start == Start::Begun) {
-        let load = Load { size: size_of_aof(ctx), flushed: false, skipped: false };
-        with(|s| s.grace.start = Start::Loading(load));
+        with(|s| {
+            let size = s.grace.proof.size_of_file();
+            s.grace.start = Start::Loading(Load { size, skipped: false });
+        });
     }
 }
 
@@ -99,10 +112,11 @@ pub fn loading_ended(ctx: Ctx<'_>) {
     if !ctx.flags().contains(Flags::MASTER) {
         return demoted();
     }
-    match may_have_forgotten(ctx, load) {
-        Some(why) => begin(ctx, why),
+    match may_have_forgotten(load) {
+        Some(why) => begin(ctx, &format!("the server started and {why}")),
         None => {
             with(|s| s.grace.stop());
+            proof::knows_all();
             if with(|s| s.config.restart_grace) > 0 {
                 let text = "no dlock.restart-grace at this start: all that was granted was loaded";
                 ctx.log(LogLevel::Notice, text);
@@ -111,27 +125,29 @@ pub fn loading_ended(ctx: Ctx<'_>) {
     }
 }
 
-/// The event loop goes round, so the server can answer: if no load has been seen by now, there was none.
+/// A tick of the event loop, so the server can answer: if no load has been seen by now, there was none.
 pub fn is_serving(ctx: Ctx<'_>) {
     if with(|s| s.grace.start == Start::Begun) {
         with(|s| s.grace.start = Start::Done);
         begin(ctx, "the server started and there was nothing to load");
     }
+    if with(|s| s.grace.start == Start::Done) {
+        proof::keep(ctx);
+    }
 }
 
-/// Holds have gone whose holders do not know of it.
+/// Holds have gone whose holders do not know of it. In the course of a load that is as long ago as the file is old: what
+/// the proof says is of its end.
 pub fn forgot(ctx: Ctx<'_>, why: &str) {
-    match with(|s| s.grace.start) {
-        Start::Loading(load) => {
-            with(|s| s.grace.start = Start::Loading(Load { flushed: true, ..load }));
-        }
-        _ => begin(ctx, why),
+    if !matches!(with(|s| s.grace.start), Start::Loading(_)) {
+        begin(ctx, why);
     }
 }
 
 /// An effect could not be taken in. Where it stands in the append only file, what it tells is forgotten.
 pub fn effect_skipped() {
     with(|s| {
+        s.stats.effects_skipped += 1;
         if let Start::Loading(load) = &mut s.grace.start {
             load.skipped = true;
         }
@@ -141,16 +157,19 @@ pub fn effect_skipped() {
 /// A replica grants nothing; its promotion begins anew.
 pub fn demoted() {
     with(|s| s.grace.stop());
+    proof::knows_not_all(notices::background());
 }
 
 /// CONFIG SET: 0 ends what runs; any other value is for the next time.
 pub fn configured(ctx: Ctx<'_>) {
+    proof::configured(ctx);
     if with(|s| s.config.restart_grace == 0 && s.grace.runs) {
         over(ctx, "it was switched off");
     }
 }
 
 pub fn begin(ctx: Ctx<'_>, why: &str) {
+    proof::knows_not_all(ctx);
     let ms = with(|s| s.config.restart_grace);
     if ms == 0 || !ctx.flags().contains(Flags::MASTER) {
         return with(|s| s.grace.stop());
@@ -163,38 +182,31 @@ pub fn begin(ctx: Ctx<'_>, why: &str) {
 /// Grants are made again, to those in line first.
 pub fn over(ctx: Ctx<'_>, why: &str) {
     with(|s| s.grace.stop());
+    proof::knows_all();
     ctx.log(LogLevel::Notice, &format!("dlock.restart-grace is over: {why}; locks are granted again"));
     events::serve_lines(|_| true);
 }
 
-/// Why a start may have forgotten holds. None only where every grant was on the disk before it was answered, and all
-/// that was on the disk has been loaded.
-fn may_have_forgotten(ctx: Ctx<'_>, load: Load) -> Option<&'static str> {
-    let is = |option, value| ctx.option(option).is_some_and(|set| set == value);
-    if !is("appendonly", "yes") {
-        return Some("the server started and keeps no append only file");
-    }
-    if !is("appendfsync", "always") || !is("no-appendfsync-on-rewrite", "no") {
-        return Some("the server started and does not keep every grant on the disk (appendfsync always)");
+/// Why a start may have forgotten holds. None only where the run before had proven that every grant is in the append
+/// only file, and all of that has been loaded.
+fn may_have_forgotten(load: Load) -> Option<String> {
+    let (has_file, syncs, found, size) = with(|s| {
+        let proof = &s.grace.proof;
+        (proof.has_file(), proof.syncs_each_grant(), proof.found(), proof.size_of_file())
+    });
+    if !has_file {
+        return Some("keeps no append only file".into());
     }
     // The server cuts off what it cannot read at the end.
-    if load.size.is_none() || load.size != size_of_aof(ctx) {
-        return Some("the server started and the end of the append only file was missing");
+    if load.size.is_none() || load.size != size {
+        return Some("the end of the append only file was missing".into());
     }
     if load.skipped {
-        return Some("the server started and a part of the append only file could not be read");
+        return Some("a part of the append only file could not be read".into());
     }
-    load.flushed.then_some("the server started and had locks flushed")
-}
-
-/// Bytes in the append only files, all together.
-fn size_of_aof(ctx: Ctx<'_>) -> Option<u64> {
-    let folder = ctx.option("appenddirname")?;
-    let sizes = fs::read_dir(folder).ok()?.map(|file| {
-        let file = file.ok()?;
-        // The list of the files may be written anew, and holds no data.
-        let manifest = file.path().extension().is_some_and(|ext| ext == "manifest");
-        if manifest { Some(0) } else { Some(file.metadata().ok()?.len()) }
-    });
-    sizes.sum()
+    match found {
+        Ok(()) => None,
+        Err(_) if !syncs => Some("does not keep every grant on the disk (appendfsync always)".into()),
+        Err(why) => Some(format!("nothing proves that all that was granted was loaded (its proof: {why})")),
+    }
 }

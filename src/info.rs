@@ -25,6 +25,8 @@ pub struct Stats {
     pub queue_refusals: u64,
     pub grace_refusals: u64,
     pub gone: u64,
+    /// Effects that could not be taken in.
+    pub effects_skipped: u64,
     /// ms from ACQUIRE to grant, of those who waited.
     waited: Histogram<u64>,
     /// ms from grant to end.
@@ -52,6 +54,7 @@ impl Default for Stats {
             queue_refusals: 0,
             grace_refusals: 0,
             gone: 0,
+            effects_skipped: 0,
             waited: histogram(),
             held: histogram(),
         }
@@ -121,6 +124,7 @@ pub fn write(section: &Section) {
             (c"queue_refusals", stats.queue_refusals),
             (c"grace_refusals", stats.grace_refusals),
             (c"waiters_gone", stats.gone),
+            (c"effects_skipped", stats.effects_skipped),
             (c"waited_ms_p50", stats.waited.value_at_quantile(0.5)),
             (c"waited_ms_p99", stats.waited.value_at_quantile(0.99)),
             (c"waited_ms_max", stats.waited.max()),
@@ -133,4 +137,6 @@ pub fn write(section: &Section) {
         section.number(field, value);
     }
     section.text(c"fence_mark_status", with(|s| s.mark.status().word()));
+    section.text(c"restart_proof", with(|s| s.grace.proof.word()));
+    section.text(c"restart_proof_lacks", &with(|s| s.grace.proof.lacks().to_owned()));
 }

@@ -52,7 +52,8 @@ fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
         let categories = command.categories.trim_end_matches(if own_category { "" } else { " dlock" });
         setup::categorize(ctx, command.registration.name, categories);
     }
-    grace::at_start();
+    // It reads when the mark was written last, so it comes before that is written anew.
+    grace::at_start(ctx);
     mark::start(ctx);
     notices::set_job(deadlines::on_timer);
     must(notices::subscribe(ctx, events::on_notice), "an event")?;

@@ -165,6 +165,19 @@ impl<'a> Ctx<'a> {
         (failed == rm::REDISMODULE_OK as c_int).then_some(number)
     }
 
+    /// A word of a section of INFO.
+    pub fn info_text(self, section: &str, field: &str) -> Option<String> {
+        let (section, field) = (c_string(section), c_string(field));
+        // SAFETY: the context is valid; the data is freed when the word has been copied.
+        unsafe {
+            let data = api!(RedisModule_GetServerInfo(self.0, section.as_ptr()));
+            let word = api!(RedisModule_ServerInfoGetFieldC(data, field.as_ptr()));
+            let text = (!word.is_null()).then(|| CStr::from_ptr(word).to_string_lossy().into_owned());
+            api!(RedisModule_FreeServerInfo(self.0, data));
+            text
+        }
+    }
+
     /// Whether this node of a cluster answers for the key now: false when its slot is on its way to another node and the
     /// key has left, or is another's altogether.
     pub fn serves(self, key: *mut rm::RedisModuleString) -> bool {

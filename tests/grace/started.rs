@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::harness::{Conn, Server, each_server, until};
-use crate::{assert_grace, end, left, logged, until_granted, with_grace};
+use crate::{ALWAYS, assert_grace, end, left, logged, until_granted, until_proven, with_grace};
 
 #[test]
 fn a_server_that_has_loaded_nothing_grants_nothing_for_a_while() {
@@ -165,6 +165,9 @@ fn after_a_crash(
     let mut server = options.start();
     end(&server);
     let mut conn = server.connect();
+    if conf == ALWAYS {
+        until_proven(&server);
+    }
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
     run(&mut conn);
     server.kill9();
@@ -172,8 +175,6 @@ fn after_a_crash(
     server.restart();
     server
 }
-
-const ALWAYS: [&str; 2] = ["appendonly yes", "appendfsync always"];
 
 #[test]
 fn a_start_that_has_loaded_all_that_was_granted_begins_no_grace() {
