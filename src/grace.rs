@@ -12,8 +12,10 @@ use crate::{clock, events};
 
 mod aof;
 mod disk;
+mod eviction;
 mod proof;
 
+pub use eviction::evicted;
 
 use proof::Proof;
 
@@ -25,6 +27,8 @@ pub struct Grace {
     /// It has begun, and nobody has been told that it is over.
     runs: bool,
     start: Start,
+    /// The server may evict any key.
+    evicts_locks: bool,
 }
 
 /// How far the server has come since the module was loaded.
@@ -49,7 +53,7 @@ struct Load {
 impl Grace {
     /// None runs until [`at_start`].
     pub fn new() -> Grace {
-        Grace { proof: Proof::new(), ends: NEVER, runs: false, start: Start::Begun }
+        Grace { proof: Proof::new(), ends: NEVER, runs: false, start: Start::Begun, evicts_locks: false }
     }
 
     /// The moment from which new grants are made.
@@ -91,6 +95,7 @@ const UNKNOWN: Instant = Instant::from_micros(u64::MAX);
 pub fn at_start(ctx: Ctx<'_>) {
     with(|s| s.grace.ends = in_ms(s.config.restart_grace));
     proof::start(ctx);
+    eviction::look(ctx);
 }
 
 fn in_ms(ms: u32) -> Instant {
@@ -163,6 +168,7 @@ pub fn demoted() {
 /// CONFIG SET: 0 ends what runs; any other value is for the next time.
 pub fn configured(ctx: Ctx<'_>) {
     proof::configured(ctx);
+    eviction::look(ctx);
     if with(|s| s.config.restart_grace == 0 && s.grace.runs) {
         over(ctx, "it was switched off");
     }

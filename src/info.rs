@@ -25,6 +25,8 @@ pub struct Stats {
     pub queue_refusals: u64,
     pub grace_refusals: u64,
     pub gone: u64,
+    /// Held locks that the server has evicted.
+    pub evictions: u64,
     /// Effects that could not be taken in.
     pub effects_skipped: u64,
     /// ms from ACQUIRE to grant, of those who waited.
@@ -54,6 +56,7 @@ impl Default for Stats {
             queue_refusals: 0,
             grace_refusals: 0,
             gone: 0,
+            evictions: 0,
             effects_skipped: 0,
             waited: histogram(),
             held: histogram(),
@@ -124,6 +127,7 @@ pub fn write(section: &Section) {
             (c"queue_refusals", stats.queue_refusals),
             (c"grace_refusals", stats.grace_refusals),
             (c"waiters_gone", stats.gone),
+            (c"evictions", stats.evictions),
             (c"effects_skipped", stats.effects_skipped),
             (c"waited_ms_p50", stats.waited.value_at_quantile(0.5)),
             (c"waited_ms_p99", stats.waited.value_at_quantile(0.99)),

@@ -57,6 +57,7 @@ fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
     mark::start(ctx);
     notices::set_job(deadlines::on_timer);
     must(notices::subscribe(ctx, events::on_notice), "an event")?;
+    must(notices::subscribe_to_evictions(ctx, grace::evicted), "to tell of evictions")?;
     must(setup::register_info(ctx, info::write), "the INFO section")?;
     if !ctx.announces_module_events() {
         let hint = "nobody will hear of a released lock: notify-keyspace-events has to hold K and d (module \

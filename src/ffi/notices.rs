@@ -1,10 +1,10 @@
 //! What the server tells the module by itself: its events, and the one timer. All of it only takes note; what writes
 //! runs in the background job.
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use super::{Ctx, api, guard, rm};
+use super::{Ctx, api, bytes_of, guard, rm};
 
 /// Something happened to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +66,35 @@ pub fn subscribe(ctx: Ctx<'_>, listener: Listener) -> bool {
         // SAFETY: called in OnLoad.
         unsafe { api!(RedisModule_SubscribeToServerEvent(ctx.0, event, Some(on_event))) == 0 }
     })
+}
+
+/// Who hears of a key that was evicted: its database and its name.
+pub type OnEviction = fn(Ctx<'_>, i32, &[u8]);
+
+static ON_EVICTION: std::sync::OnceLock<OnEviction> = std::sync::OnceLock::new();
+
+/// False where the server refuses it. To hear of evictions alone costs other writes nothing that could be measured.
+pub fn subscribe_to_evictions(ctx: Ctx<'_>, listener: OnEviction) -> bool {
+    let _ = ON_EVICTION.set(listener);
+    let class = rm::REDISMODULE_NOTIFY_EVICTED as c_int;
+    // SAFETY: called in OnLoad.
+    unsafe { api!(RedisModule_SubscribeToKeyspaceEvents(ctx.0, class, Some(on_eviction))) == 0 }
+}
+
+unsafe extern "C" fn on_eviction(
+    ctx: *mut rm::RedisModuleCtx,
+    _class: c_int,
+    _event: *const c_char,
+    key: *mut rm::RedisModuleString,
+) -> c_int {
+    guard((), || {
+        if let Some(listener) = ON_EVICTION.get() {
+            // SAFETY: the context and the name are valid for this call.
+            let (ctx, key) = unsafe { (Ctx::new(ctx), bytes_of(key)) };
+            listener(ctx, ctx.db(), key);
+        }
+    });
+    rm::REDISMODULE_OK as c_int
 }
 
 unsafe extern "C" fn on_event(

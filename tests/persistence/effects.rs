@@ -104,6 +104,7 @@ fn a_malformed_effect_is_reported_and_ends_nothing() {
             assert!(log.contains(why), "{}: {log}", line(command));
         }
         assert_eq!(log.matches("sending an error to its").count(), bad.len(), "{log}");
+        assert_eq!(server.info("dlock_effects_skipped"), bad.len().to_string());
         let mut conn = server.connect();
         assert_eq!((conn.ok("DLOCK.HOLDS k t"), conn.ok("EXISTS x")), (1.into(), 0.into()));
         assert_eq!(server.info("dlock_fence"), later.to_string());

@@ -12,6 +12,7 @@ mod workers;
 mod failover;
 mod handover;
 mod load;
+mod newer;
 mod replicas;
 mod resync;
 mod same;

@@ -1,0 +1,77 @@
+//! A master whose module is newer than the replica's: what the replica cannot read it counts, and knows as forgotten.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+
+use crate::harness::{Server, each_server, encode, parse, until};
+
+/// Something that answers as a master does, has nothing, and sends what it is told to. It ends with the test's process.
+struct Master {
+    port: u16,
+    /// Where the stream goes on, for each replica that has come.
+    replicas: Receiver<TcpStream>,
+}
+
+impl Master {
+    fn start() -> Master {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("its number").port();
+        let (send, replicas) = channel();
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                if let Some(stream) = stream.ok().and_then(welcome) {
+                    let _ = send.send(stream);
+                }
+            }
+        });
+        Master { port, replicas }
+    }
+}
+
+/// Answers what a replica asks, up to the snapshot.
+fn welcome(mut stream: TcpStream) -> Option<TcpStream> {
+    let (mut got, mut bytes) = (Vec::new(), [0; 1024]);
+    loop {
+        let count = stream.read(&mut bytes).ok().filter(|count| *count > 0)?;
+        got.extend(&bytes[..count]);
+        while let Some((command, length)) = parse(&got) {
+            got.drain(..length);
+            let word = command.items()[0].text().to_uppercase();
+            if word == "PSYNC" || word == "SYNC" {
+                // A snapshot of nothing, whose checksum is not to be looked at.
+                let snapshot = [&b"REDIS0009\xff"[..], &[0; 8]].concat();
+                write!(stream, "+FULLRESYNC {} 0\r\n${}\r\n", "a".repeat(40), snapshot.len()).ok()?;
+                stream.write_all(&snapshot).ok()?;
+                return Some(stream);
+            }
+            stream.write_all(if word == "PING" { b"+PONG\r\n" } else { b"+OK\r\n" }).ok()?;
+        }
+    }
+}
+
+#[test]
+fn what_a_newer_master_tells_is_counted_and_waited_for_after_a_promotion() {
+    each_server(|kind| {
+        let (master, replica) = (Master::start(), Server::start(kind));
+        let mut conn = replica.connect();
+        assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
+        assert_eq!(conn.ok(&format!("REPLICAOF 127.0.0.1 {}", master.port)), "OK");
+        let mut link = master.replicas.recv().expect("the replica comes");
+        until("the link is up", || replica.info("master_link_status") == "up");
+        assert_eq!(replica.info("dlock_effects_skipped"), "0");
+        // The greatest fence, which is read in any case, and a change of version 99.
+        let fence = 1_900_000_000_000_000_u64;
+        let effect = [&fence.to_le_bytes()[..], &[99, 1, 2, 3]].concat();
+        for key in ["k", "l"] {
+            let command = encode(&[&b"DLOCK._SET"[..], key.as_bytes(), &effect]);
+            link.write_all(&command).expect("the link is open");
+        }
+        until("both are counted", || replica.info("dlock_effects_skipped") == "2");
+        assert_eq!((replica.info("dlock_fence"), conn.ok("DBSIZE")), (fence.to_string(), 0.into()));
+        assert_eq!(conn.ok("REPLICAOF NO ONE"), "OK");
+        assert!(conn.say("DLOCK.ACQUIRE k t 1000").error().starts_with("GRACE "));
+        assert_eq!(replica.info("dlock_restart_proof"), "none");
+    });
+}
