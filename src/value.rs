@@ -7,7 +7,7 @@ use dlock_core::{Change, Ephemeral, Lock, Name};
 use crate::ffi::{Flags, types};
 use crate::scheduled::Scheduled;
 use crate::state::{State, Task, with};
-use crate::{clock, deadlines};
+use crate::{clock, deadlines, grace};
 
 #[derive(Default)]
 pub struct Value {
@@ -29,6 +29,16 @@ impl Value {
     /// Reads a lock that comes in under this name: from a file, over the replication link, or by RESTORE, whose bytes
     /// anybody may have written. The error says why it is refused.
     pub fn load(bytes: &[u8], db: i32, key: &[u8]) -> Result<Box<Value>, String> {
+        let by_restore = with(|s| s.loading.is_none()) && types::flags_now().contains(Flags::MASTER);
+        let loaded = Value::accept(bytes, db, key, by_restore);
+        if loaded.is_err() && !by_restore {
+            // A master, or the append only file, tells of a RESTORE that was good there.
+            grace::effect_skipped();
+        }
+        loaded
+    }
+
+    fn accept(bytes: &[u8], db: i32, key: &[u8], by_restore: bool) -> Result<Box<Value>, String> {
         let now = clock::now();
         let (loading, longest) = with(|s| (s.loading, s.config.longest_lease()));
         // RESTORE is how keys migrate: the clocks of two machines need not agree.
@@ -37,7 +47,6 @@ impl Value {
         if !written.is_whole() {
             return Err("the bytes are a change of a lock, not a lock".into());
         }
-        let by_restore = loading.is_none() && types::flags_now().contains(Flags::MASTER);
         if by_restore && written.longest_ttl() > longest.millis() {
             return Err("its ttl is longer than dlock.max-ttl, or dlock.restart-grace".into());
         }
