@@ -13,4 +13,6 @@ say "tests"
 DLOCK_TEST_SERVERS="redis-7.0=$(redis_server),valkey-8.0=$top/build/servers/valkey-8.0/server"
 export DLOCK_TEST_SERVERS
 cargo test --workspace
+say "the release"
+cargo test --package dlock --test built -- --ignored
 say "all is well"
