@@ -276,7 +276,10 @@ fn begin_to_make(now: Instant) {
     let make = move || send.send(disk::make(&file, &aof).map_err(|why| why.to_string()));
     // Without a thread there is none, and the next tick tries again.
     if thread::Builder::new().name("dlock-proof".into()).spawn(make).is_ok() {
-        with(|s| s.grace.proof.making = Some(making));
+        with(|s| {
+            s.grace.proof.making = Some(making);
+            s.grace.proof.lacks = "it is being written".into();
+        });
     }
 }
 
