@@ -308,6 +308,8 @@ fn the_example_configuration_starts_a_server() {
             "{refused:?}"
         );
         assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
+        assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 60000"), "OK");
+        until("it is proven", || conn.ok("INFO dlock").text().contains("dlock_restart_proof:ok"));
         let fence = conn.ok("DLOCK.ACQUIRE k a 60000").int();
         assert!(!logged(&folder).contains("nobody will hear"), "{}", logged(&folder));
         server.kill().expect("killed");

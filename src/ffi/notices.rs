@@ -4,6 +4,8 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use nix::errno::Errno;
+
 use super::{Ctx, api, bytes_of, guard, rm};
 
 /// Something happened to the server.
@@ -87,6 +89,7 @@ unsafe extern "C" fn on_eviction(
     _event: *const c_char,
     key: *mut rm::RedisModuleString,
 ) -> c_int {
+    let errno = Errno::last_raw();
     guard((), || {
         if let Some(listener) = ON_EVICTION.get() {
             // SAFETY: the context and the name are valid for this call.
@@ -94,6 +97,7 @@ unsafe extern "C" fn on_eviction(
             listener(ctx, ctx.db(), key);
         }
     });
+    Errno::set_raw(errno);
     rm::REDISMODULE_OK as c_int
 }
 
@@ -103,6 +107,7 @@ unsafe extern "C" fn on_event(
     sub: u64,
     data: *mut c_void,
 ) {
+    let errno = Errno::last_raw();
     guard((), || {
         // SAFETY: `data` is what the server documents for this event.
         let notice = unsafe { notice(event.id, sub, data) };
@@ -111,6 +116,9 @@ unsafe extern "C" fn on_event(
             listener(unsafe { Ctx::new(ctx) }, notice);
         }
     });
+    // The server looks at it behind some events: Redis 7.0 takes a snapshot that it cannot read for none, and starts
+    // empty, where it finds ENOENT behind the end of the load.
+    Errno::set_raw(errno);
 }
 
 /// # Safety

@@ -5,7 +5,11 @@ use crate::harness::{Conn, Server, Value, each_server, until};
 /// The numbers of the section as pairs.
 fn section(conn: &mut Conn) -> Vec<(String, u64)> {
     let text = conn.ok("INFO dlock").text();
-    let mut lines = text.lines().filter(|line| !line.is_empty() && *line != "dlock_fence_mark_status:ok");
+    let is_text = |line: &str| {
+        let proof = line == "dlock_restart_proof:none" || line.starts_with("dlock_restart_proof_lacks:");
+        proof || line == "dlock_fence_mark_status:ok"
+    };
+    let mut lines = text.lines().filter(|line| !line.is_empty() && !is_text(line));
     assert_eq!(lines.next(), Some("# dlock"));
     let pairs = lines.map(|line| line.split_once(':').unwrap_or_else(|| panic!("{line:?}")));
     pairs.map(|(name, value)| (name.to_string(), value.parse().expect("a number"))).collect()
