@@ -47,6 +47,26 @@ fn with_appendfsync_everysec_nobody_is_granted_what_may_have_been_lost() {
     });
 }
 
+/// In every second round the file that kept everything keeps nothing for a while, and redis.conf does not know of it.
+#[test]
+fn with_the_file_switched_off_by_an_operator_nobody_is_granted_what_was_lost() {
+    each_server(|kind| {
+        let options = with_grace(kind).conf("appendonly yes").conf("appendfsync always");
+        let mut round = 0;
+        let tally = run_with_grace("kill -9, appendonly switched off", options, |server, _| {
+            round += 1;
+            if round % 2 == 0 {
+                return;
+            }
+            assert_eq!(server.connect().ok("CONFIG SET appendonly no"), "OK");
+            let granted = || server.info("dlock_grants").parse::<u64>().expect("a number");
+            let before = granted();
+            until("something is granted that is not kept", || granted() > before + 20);
+        });
+        assert!(!tally.lost.is_empty(), "a server that kept nothing lost nothing?");
+    });
+}
+
 #[test]
 fn with_snapshots_only_nobody_is_granted_what_was_lost() {
     each_server(|kind| {
