@@ -75,7 +75,8 @@ pub type OnEviction = fn(Ctx<'_>, i32, &[u8]);
 
 static ON_EVICTION: std::sync::OnceLock<OnEviction> = std::sync::OnceLock::new();
 
-/// False where the server refuses it. To hear of evictions alone costs other writes nothing that could be measured.
+/// False where the server refuses it. To hear of evictions alone costs another write about 10 of its 3,000 to 4,500
+/// instructions.
 pub fn subscribe_to_evictions(ctx: Ctx<'_>, listener: OnEviction) -> bool {
     let _ = ON_EVICTION.set(listener);
     let class = rm::REDISMODULE_NOTIFY_EVICTED as c_int;
