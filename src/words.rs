@@ -39,7 +39,8 @@ pub fn queue_full(limits: Limits) -> String {
 pub fn grace(ms_left: u64) -> String {
     format!(
         "GRACE {ms_left} ms left: this server may have forgotten holds, so it grants no new ones until those have \
-         expired; retry after that, or end it by CONFIG SET dlock.restart-grace 0 if you know that nobody holds a lock"
+         expired; retry after that, or end it by CONFIG SET dlock.restart-grace 0 if you know that nobody holds \
+         a lock"
     )
 }
 

@@ -106,11 +106,13 @@ pub struct Servers {
     pub cacert: Option<PathBuf>,
 
     /// For rediss://: the certificate that the servers shall know us by (PEM)
-    #[arg(long, value_name = "FILE", env = "DLOCK_CERT", hide_env_values = true, requires = "key", help_heading = HEADING)]
+    #[arg(long, value_name = "FILE", env = "DLOCK_CERT", hide_env_values = true, requires = "key")]
+    #[arg(help_heading = HEADING)]
     pub cert: Option<PathBuf>,
 
     /// For rediss://: the key of --cert (PEM)
-    #[arg(long, value_name = "FILE", env = "DLOCK_KEY", hide_env_values = true, requires = "cert", help_heading = HEADING)]
+    #[arg(long, value_name = "FILE", env = "DLOCK_KEY", hide_env_values = true, requires = "cert")]
+    #[arg(help_heading = HEADING)]
     pub key: Option<PathBuf>,
 }
 
@@ -135,8 +137,8 @@ pub struct Wanted {
 
     /// Do not wait: end with code 75 if somebody else holds the lock
     ///
-    /// Over several servers also if others ask in the same moment and the votes are split: then nobody gets it. Say
-    /// --wait 2s where somebody must.
+    /// Over several servers also if others ask in the same moment and the votes are split: then nobody gets
+    /// it. Say --wait 2s where somebody must.
     #[arg(long, conflicts_with = "wait")]
     pub no_wait: bool,
 

@@ -75,7 +75,8 @@ impl Error {
     }
 }
 
-/// To standard error, on one line. It may be gone, which must not keep us from our work, as a panic of eprintln would.
+/// To standard error, on one line. It may be gone, which must not keep us from our work, as a panic of
+/// eprintln would.
 pub fn complain(story: impl fmt::Display) {
     let _ = writeln!(stderr(), "dlock: {}", plain(story));
 }

@@ -1,5 +1,5 @@
-//! Which servers, and a client for them. No error repeats anything of an address, or of the file that it comes from: it
-//! may hold a password, and the file may be any file.
+//! Which servers, and a client for them. No error repeats anything of an address, or of the file that it
+//! comes from: it may hold a password, and the file may be any file.
 
 use std::env;
 use std::fs::File;
@@ -86,7 +86,8 @@ async fn listed(file: &Path) -> Result<Vec<Named>, Error> {
     Ok(named)
 }
 
-/// What is in a file, in a thread of its own: a pipe may say nothing for ever, and signals are waited for meanwhile.
+/// What is in a file, in a thread of its own: a pipe may say nothing for ever, and signals are waited for
+/// meanwhile.
 async fn read(file: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let path: PathBuf = file.into();
     let work = tokio::task::spawn_blocking(move || bounded(&path, limit));

@@ -1,6 +1,6 @@
-//! What comes from outside (servers, arguments, files) as it may be printed to a person. Nothing is escaped anywhere else,
-//! and nothing is printed to a person without: a name, a label or an error that moves the cursor could write over what is
-//! true, and one that speaks to the terminal could do worse.
+//! What comes from outside (servers, arguments, files) as it may be printed to a person. Nothing is escaped
+//! anywhere else, and nothing is printed to a person without: a name, a label or an error that moves the
+//! cursor could write over what is true, and one that speaks to the terminal could do worse.
 //!
 //! What programs read, such as the token that `acquire` prints, is not for people and stays as it is.
 
@@ -26,10 +26,11 @@ pub fn json(value: &serde_json::Value) -> String {
     value.to_string().chars().map(escaped).collect()
 }
 
-/// Not a mark on the screen but what a terminal does: controls (C0, DEL, C1), line ends that are none in ASCII, and what
-/// turns the direction of writing over. None of them lies beyond four hex digits.
+/// Not a mark on the screen but what a terminal does: controls (C0, DEL, C1), line ends that are none in
+/// ASCII, and what turns the direction of writing over. None of them lies beyond four hex digits.
 fn is_hidden(char: char) -> bool {
-    let turns = matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let marks = matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}');
+    let turns = marks || matches!(char, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     char.is_control() || matches!(char, '\u{2028}' | '\u{2029}') || turns
 }
 

@@ -1,13 +1,14 @@
-//! What is said of a wrong call. clap repeats the word that it does not understand; here only one that cannot be a secret
-//! is repeated. Addresses hold passwords, tokens are the right to a hold, and both can stand in the wrong place.
+//! What is said of a wrong call. clap repeats the word that it does not understand; here only one that cannot
+//! be a secret is repeated. Addresses hold passwords, tokens are the right to a hold, and both can stand in
+//! the wrong place.
 
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 
 /// In place of a word that is not repeated.
 const UNSHOWN: &str = "(not shown)";
 
-/// The word, if it looks as options, subcommands, times and shells do: addresses and tokens are longer, or hold other
-/// characters.
+/// The word, if it looks as options, subcommands, times and shells do: addresses and tokens are longer, or
+/// hold other characters.
 pub fn shown(word: &str) -> &str {
     let is_plain = word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
     if is_plain && word.len() <= 20 { word } else { UNSHOWN }

@@ -64,9 +64,10 @@ impl ClientBuilder {
     /// One more server. Given once: that server is the lock service. Given several times: independent masters of which a
     /// majority decides; take 3 or 5.
     ///
-    /// `redis://user:password@host:port/db`, `rediss://…` for TLS, `unix:///path/to/socket?db=1&user=…&pass=…`; /, ?, #
-    /// and @ in a user name or a password are written %2F, %3F, %23 and %40. No error shows more of it than where it
-    /// leads. All clients of a lock must name the same masters and the same database.
+    /// `redis://user:password@host:port/db`, `rediss://…` for TLS,
+    /// `unix:///path/to/socket?db=1&user=…&pass=…`; /, ?, # and @ in a user name or a password are written
+    /// %2F, %3F, %23 and %40. No error shows more of it than where it leads. All clients of a lock must name
+    /// the same masters and the same database.
     pub fn server(mut self, url: impl Into<String>) -> Self {
         self.servers.push(url.into());
         self

@@ -1,5 +1,5 @@
-//! What comes from outside and means no good: names and labels that speak to the terminal, servers that answer with such
-//! errors, files that never end.
+//! What comes from outside and means no good: names and labels that speak to the terminal, servers that
+//! answer with such errors, files that never end.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -12,7 +12,8 @@ use super::*;
 use crate::harness::until_some;
 use crate::stage::DLOCK;
 
-/// Sets the title of a terminal, clears it (with a control of two bytes too), turns the line over, begins a new one.
+/// Sets the title of a terminal, clears it (with a control of two bytes too), turns the line over, begins a
+/// new one.
 const HOSTILE: &str = "r\x1b]0;title\x07\x1b[2J\u{9b}2J\u{202e}\r\nforged";
 
 /// fcntl(2), of Linux.

@@ -69,8 +69,8 @@ fn of_two_machines_with_the_crontab_one_writes_the_report() {
     });
 }
 
-/// Several machines that ask in the same moment can get a vote each, and none of them a majority. Here two have one that
-/// they will give back.
+/// Several machines that ask in the same moment can get a vote each, and none of them a majority. Here two
+/// have one that they will give back.
 #[test]
 fn the_line_of_the_crontab_writes_the_report_also_where_the_votes_were_split() {
     each_server(|kind| {

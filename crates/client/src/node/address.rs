@@ -12,13 +12,13 @@ const SILENCE: Duration = Duration::from_secs(15);
 
 const FORM: &str = "not of the form redis://host:port, rediss://host:port or unix:///path";
 
-const STRANGE: &str = "something behind the host, or behind the path of a socket, does not belong there; in a user name, \
-                       a password or a path write / as %2F, ? as %3F, # as %23, @ as %40";
+const STRANGE: &str = "something behind the host, or behind the path of a socket, does not belong there; in a \
+                       user name, a password or a path write / as %2F, ? as %3F, # as %23, @ as %40";
 
 /// Where a master is.
 pub(crate) struct Address {
-    /// For people: where it is, put together anew. Of the address as it was given nothing else is ever shown, for what is
-    /// none, or not quite, can hold a password anywhere.
+    /// For people: where it is, put together anew. Of the address as it was given nothing else is ever shown,
+    /// for what is none, or not quite, can hold a password anywhere.
     pub(crate) name: Arc<str>,
     pub(crate) redis: redis::Client,
 }
@@ -124,7 +124,8 @@ mod tests {
         }
     }
 
-    /// What may be a user's name, a password or the first line of some file is not repeated, however it is spelled.
+    /// What may be a user's name, a password or the first line of some file is not repeated, however it is
+    /// spelled.
     #[test]
     fn what_is_no_address_is_refused_without_repeating_any_of_it() {
         for text in [

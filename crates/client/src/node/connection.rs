@@ -117,8 +117,8 @@ async fn identify(
     Ok(run_id.map(|id| id.trim().into()).ok_or_else(|| "INFO names no run_id".into()))
 }
 
-/// What a connection that was not opened says about the master. Whoever is at its other end was sent the password, and
-/// may send it back.
+/// What a connection that was not opened says about the master. Whoever is at its other end was sent the
+/// password, and may send it back.
 fn trouble(error: RedisError, password: Option<&str>) -> Trouble {
     let mut text = without_arguments(&error.to_string());
     if password.is_some_and(|password| !password.is_empty() && text.contains(password)) {

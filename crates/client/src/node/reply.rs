@@ -109,7 +109,8 @@ pub(super) fn text(error: &ServerError) -> String {
 /// So many characters of an error reply are kept, at most: servers say what is wrong in less.
 const LONGEST_TEXT: usize = 500;
 
-/// A server that does not know a command repeats its arguments, and with them passwords (of HELLO) and tokens.
+/// A server that does not know a command repeats its arguments, and with them passwords (of HELLO) and
+/// tokens.
 pub(super) fn without_arguments(text: &str) -> String {
     let text = text.split(", with args beginning with").next().unwrap_or_default();
     text.chars().take(LONGEST_TEXT).collect()
