@@ -70,13 +70,18 @@ impl<'a> Target<'a> {
 
     fn carry_out(&mut self, step: &mut Step, now: Instant) {
         let (mut deleted, mut rearm) = (false, false);
-        if !step.change.is_none() {
+        // A time to live that somebody gave the key was for the leases of then.
+        if step.change.is_none() {
+            if step.renewed && self.key.persist() {
+                self.ctx.replicate_persist(self.raw);
+                self.ctx.signal_modified(self.raw);
+            }
+        } else {
             let effect = self.effect(&step.change, now);
             let existed = self.key.value().is_some();
             (deleted, rearm) = self.store();
-            // A time to live that somebody gave the key was for those who held it then.
-            let joined = existed && step.events.contains(&Event::Acquired);
-            let persisted = joined && self.key.persist();
+            let outlives = existed && (step.renewed || step.events.contains(&Event::Acquired));
+            let persisted = outlives && self.key.persist();
             let followed = effect.is_some();
             self.replicate(effect);
             if persisted && followed {

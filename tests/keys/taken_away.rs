@@ -119,9 +119,8 @@ fn a_ttl_that_has_run_out_unnoticed_lets_one_newcomer_in() {
 fn a_ttl_taken_off_again_ends_nothing() {
     each_server(|kind| {
         let mut world = World::new(kind);
-        let fence = world.hold("k", "t");
+        world.hold("k", "t");
         world.ok("EXPIRE k 1000");
-        assert_eq!(world.ok("DLOCK.ACQUIRE k t 600000"), fence);
         assert_eq!(world.ok("PERSIST k"), 1);
         world.agrees(0, &[("k", Some("t"))], 1);
         assert_eq!(world.ok("TTL k"), -1);
@@ -158,13 +157,39 @@ fn a_ttl_is_not_of_the_holds_to_come() {
         assert_eq!(world.ok("RENAME old new"), "OK");
         world.hold("new", "t");
         assert_has_ttl(&mut world, "new", false);
-        // It stays where the lease is set anew, and goes when somebody joins: it was not given to that one.
+        // Joined by another sharer.
         let fence = world.ok("DLOCK.ACQUIRE s t 600000 SHARED").int();
         assert_eq!(world.ok("PEXPIRE s 500000"), 1);
-        assert_eq!(world.ok("DLOCK.EXTEND s t 600000"), 1);
-        assert_eq!(world.ok("DLOCK.ACQUIRE s t 700000 SHARED"), fence);
-        assert_has_ttl(&mut world, "s", true);
         assert!(world.ok("DLOCK.ACQUIRE s u 600000 SHARED").int() > fence);
         assert_has_ttl(&mut world, "s", false);
+    });
+}
+
+/// Whoever is told anew how long it holds relies on that. EXTEND answered 1, and a second later the hold was gone.
+#[test]
+fn a_ttl_is_not_of_leases_that_are_set_anew() {
+    each_server(|kind| {
+        let mut world = World::new(kind);
+        let fence = world.hold("k", "t");
+        for (command, answer) in [
+            ("DLOCK.EXTEND k t 600000", 1),
+            ("DLOCK.EXTEND k t 500000", 1),
+            ("DLOCK.ACQUIRE k t 700000", fence),
+            // Nothing of the lease changes by it: it goes on for longer.
+            ("DLOCK.ACQUIRE k t 1000", fence),
+            ("DLOCK.ACQUIRE k t 1000 REENTRANT", fence),
+            (&format!("DLOCK.CONFIRM k t {fence} 600000"), fence),
+        ] {
+            assert_eq!(world.ok("PEXPIRE k 400000"), 1);
+            assert_has_ttl(&mut world, "k", true);
+            assert_eq!(world.ok(command), answer, "{command}");
+            assert_has_ttl(&mut world, "k", false);
+        }
+        // What sets no lease anew leaves it.
+        assert_eq!(world.ok("PEXPIRE k 400000"), 1);
+        assert_eq!(world.ok("DLOCK.EXTEND k other 600000"), 0);
+        assert_eq!(world.ok("DLOCK.RELEASE k t"), 1);
+        assert_eq!(world.ok("DLOCK.CONFIRM k t 1 600000"), fence);
+        assert_has_ttl(&mut world, "k", true);
     });
 }

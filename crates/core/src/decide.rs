@@ -203,6 +203,7 @@ impl<'a> Turn<'a> {
         hold.set_in_doubt(None);
         self.step.put(self.lock, token);
         self.step.events.push(Event::Extended);
+        self.step.renewed = true;
         true
     }
 
@@ -224,6 +225,7 @@ impl<'a> Turn<'a> {
         self.fences.raise(fence.get());
         self.step.put(self.lock, token);
         self.step.events.push(Event::Extended);
+        self.step.renewed = true;
         Confirmed::Fence(fence)
     }
 

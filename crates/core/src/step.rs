@@ -95,6 +95,8 @@ impl Change {
 pub struct Step {
     pub change: Change,
     pub events: SmallVec<[Event; 4]>,
+    /// A holder was told anew how long it holds: nothing that was put on the key before may end the hold sooner.
+    pub renewed: bool,
     /// What few operations ask for, out of the way of the many.
     pub rest: Option<Box<Rest>>,
 }

@@ -71,6 +71,7 @@ impl Turn<'_> {
             hold.extras = extras.boxed();
         }
         let fence = hold.fence;
+        self.step.renewed = true;
         if changed || before != (hold.count, hold.deadline) {
             self.step.put(self.lock, request.token);
         }
