@@ -32,6 +32,32 @@ fn swapdb_moves_the_locks_and_leaves_the_lines() {
     });
 }
 
+/// It says that nothing moves, and is replicated as if something did.
+#[test]
+fn a_database_swapped_with_itself_keeps_its_locks() {
+    each_server(|kind| {
+        let (server, replica) =
+            (Server::options(kind).conf("dlock.restart-grace 1000").start(), Server::start(kind));
+        let mut conn = server.connect();
+        until("its grace is over", || server.info("dlock_grace_ms_left") == "0");
+        replica.replicate(&server);
+        conn.ok("DLOCK.ACQUIRE k a 400");
+        conn.ok("DLOCK.ACQUIRE long a 1000");
+        let mut b = waiter(&server, "DLOCK.ACQUIRE k b 1000 BLOCK 0");
+        assert_eq!(conn.ok("SWAPDB 0 0"), "OK");
+        assert_eq!((server.info("dlock_held"), server.info("dlock_grace_ms_left")), ("2".into(), "0".into()));
+        granted(&mut b);
+        replica.wait_in_sync(&server);
+        assert_eq!(replica.info("dlock_held"), server.info("dlock_held"));
+        // Promoted, it ends what its master would have ended.
+        assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
+        until("the leases end there", || replica.connect().ok("DBSIZE") == 0);
+        assert!(conn.ok("DLOCK.ACQUIRE flushed a 1000").int() > 0);
+        conn.ok("FLUSHALL");
+        assert!(server.info("dlock_grace_ms_left") != "0", "a hold was flushed");
+    });
+}
+
 #[test]
 fn an_ephemeral_hold_is_found_after_swapdb() {
     each_server(|kind| {
