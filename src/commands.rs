@@ -192,6 +192,16 @@ impl Command for Help {
     }
 }
 
+/// Does nothing: on Redis 7.0 the server is asked by it what it says to writes.
+pub struct May;
+
+impl Command for May {
+    fn run<'a>(ctx: Ctx<'a>, _: &Args<'a>) -> Done {
+        ctx.reply_null();
+        Ok(())
+    }
+}
+
 /// The effect that masters send.
 pub struct Effect;
 

@@ -3,17 +3,18 @@
 //! The timer runs by the wall clock, so it is a hint: the job looks at the server clock, and a tick of the event loop
 //! that finds the timer late runs the job itself.
 
-use dlock_core::{Event, Name, Outcome};
+use dlock_core::{Event, Instant, Name, Outcome};
 
+use crate::deliveries::Delivery;
 use crate::effects::{self, Target};
-use crate::ffi::{Ctx, Flags, notices};
+use crate::ffi::{Ctx, Flags, Verdict, notices};
 use crate::state::{Task, with};
 use crate::{clock, grace, waiters, words};
 
 /// The job works for so long at a stretch, then lets the event loop go round.
 const STRETCH_MICROS: u64 = 1_000;
 
-/// While the server may not write, it is asked again after so long.
+/// While the server refuses writes, it is asked again after so long.
 const PAUSED_MILLIS: u64 = 25;
 
 /// Arms the timer for the first thing that is due, where it is not armed for that or sooner.
@@ -59,27 +60,83 @@ fn run(ctx: Ctx<'_>) {
         // A replica ends nothing by itself; its promotion arms the timer.
         return;
     }
-    if !ctx.may_write() {
-        return arm_in(PAUSED_MILLIS, clock::now().millis());
-    }
+    let mut server = Server::new(ctx);
     let start = clock::now().micros();
     loop {
         let now = clock::now();
         if now.micros() > start + STRETCH_MICROS {
             return arm_in(0, now.millis());
         }
-        match with(|s| s.next_task(now)) {
-            Some(task) => carry_out(ctx, task),
-            None => return rearm(),
+        let Some(task) = with(|s| s.next_task(now)) else { return rearm() };
+        match task.name().map_or(Verdict::Allowed, |name| server.verdict(name)) {
+            Verdict::Refused => {
+                with(|s| s.put_back(task));
+                return wait(now);
+            }
+            Verdict::NoMemory if somebody_waits(&task) => put_off(task, now),
+            verdict => carry_out(ctx, task, verdict == Verdict::Elsewhere),
         }
     }
 }
 
-fn carry_out(ctx: Ctx<'_>, task: Task) {
+/// The server as the background finds it in one run: what it says to writes does not change in a millisecond, but for
+/// the slots of a cluster.
+struct Server<'a> {
+    ctx: Ctx<'a>,
+    is_cluster: bool,
+    verdict: Option<Verdict>,
+}
+
+impl<'a> Server<'a> {
+    fn new(ctx: Ctx<'a>) -> Server<'a> {
+        let verdict = (!ctx.may_write()).then_some(Verdict::Refused);
+        Server { ctx, is_cluster: ctx.flags().contains(Flags::CLUSTER), verdict }
+    }
+
+    fn verdict(&mut self, name: &Name<'_>) -> Verdict {
+        if let Some(verdict) = self.verdict {
+            return verdict;
+        }
+        let verdict = self.ctx.verdict(name.db, &self.ctx.string(&name.key));
+        if !self.is_cluster || verdict == Verdict::Refused {
+            self.verdict = Some(verdict);
+        }
+        verdict
+    }
+}
+
+fn somebody_waits(task: &Task) -> bool {
+    with(|s| task.name().is_some_and(|name| s.waiting.len_of(name) > 0))
+}
+
+/// Nothing may be written now. A wait ends in its time all the same.
+fn wait(now: Instant) {
+    while let Some(id) = with(|s| s.waiting.timed_out(now)) {
+        waiters::time_out(id, now);
+    }
+    let next = with(|s| s.waiting.next_timeout()).map_or(u64::MAX, |until| until.left(now));
+    arm_in(next.min(PAUSED_MILLIS), now.millis());
+}
+
+/// Without memory nobody is granted anything, so the line waits on, and with it what is to happen to its lock.
+fn put_off(task: Task, now: Instant) {
+    match task {
+        Task::TimedOut(_, id) => waiters::time_out(id, now),
+        task => with(|s| s.put_off(task, now.after_millis(PAUSED_MILLIS))),
+    }
+}
+
+/// `elsewhere`: another node serves the key, and its line is told to go there.
+fn carry_out(ctx: Ctx<'_>, task: Task, elsewhere: bool) {
+    if let Some(name) = task.name().filter(|_| elsewhere) {
+        waiters::fail_all(name, words::MOVING);
+    }
     match task {
         Task::Serve(name) => {
             on(ctx, &name, |target| target.operate(|turn| turn.settle()));
         }
+        // It did not vanish, it has moved.
+        Task::Vanished(_) if elsewhere => {}
         Task::Vanished(name) => {
             let served = on(ctx, &name, |target| target.operate(|turn| turn.vanished()));
             if !served {
@@ -91,6 +148,12 @@ fn carry_out(ctx: Ctx<'_>, task: Task) {
         }
         Task::Undelivered(name, token, waiter) => {
             on(ctx, &name, |target| target.operate(|turn| turn.undelivered(token.as_bytes(), waiter)));
+        }
+        Task::Unread { delivery, waiter, evicted } => {
+            if waiters::evicted_clients(ctx) == evicted {
+                let Delivery { name, token, .. } = delivery;
+                on(ctx, &name, |target| target.operate(|turn| turn.undelivered(token.as_bytes(), waiter)));
+            }
         }
         Task::TimedOut(name, waiter) => {
             let late = Outcome::TimedOut;
@@ -113,16 +176,9 @@ fn carry_out(ctx: Ctx<'_>, task: Task) {
 }
 
 /// Opens a resource in the background. False where the key holds a value of another type, of which its line is told.
-///
-/// Where the key has moved to another node of the cluster, or is on its way, the line is told that: to grant it here would
-/// make two holders. With nobody in line what is over can end here as well.
 fn on(ctx: Ctx<'_>, name: &Name<'static>, operate: impl FnOnce(Target<'_>)) -> bool {
     ctx.select_db(name.db);
     let key = ctx.string(&name.key);
-    let somebody_waits = with(|s| s.waiting.len_of(name)) > 0;
-    if somebody_waits && ctx.flags().contains(Flags::CLUSTER) && !ctx.serves(key.raw()) {
-        waiters::fail_all(name, words::MOVING);
-    }
     match Target::open_in_background(ctx, key.raw(), key.bytes()) {
         Ok(target) => operate(target),
         Err(why) => {

@@ -4,10 +4,10 @@
 use dlock_core::codec::Origin;
 use dlock_core::{ClientId, Name};
 
-use crate::ffi::{Ctx, notices::Notice};
+use crate::ffi::{Ctx, Key, notices::Notice};
 use crate::scheduled::Scheduled;
 use crate::state::{Task, with};
-use crate::{deadlines, followers, grace, mark};
+use crate::{deadlines, followers, grace, mark, waiters};
 
 pub fn on_notice(ctx: Ctx<'_>, notice: Notice) {
     match notice {
@@ -24,6 +24,7 @@ pub fn on_notice(ctx: Ctx<'_>, notice: Notice) {
         // The server itself ends the waiting of every blocked client.
         Notice::BecameReplica => {
             grace::demoted();
+            unbind(ctx);
             return followers::may_begin();
         }
         Notice::Forked => return followers::may_begin(),
@@ -46,13 +47,29 @@ pub fn on_notice(ctx: Ctx<'_>, notice: Notice) {
             grace::loading_ended(ctx);
             mark::loaded(ctx);
         }
+        Notice::NextTurn => return with(|s| s.deliveries.next_turn()),
         Notice::ClientGone(id) => {
-            if !client_gone(ClientId(id)) {
+            let unread = waiters::unread(ctx, ClientId(id));
+            if !client_gone(ClientId(id)) && !unread {
                 return;
             }
         }
     }
     deadlines::rearm();
+}
+
+/// A replica ends no hold with its connection, and will know of none when it is a master again: meanwhile the hold was
+/// another's to keep.
+fn unbind(ctx: Ctx<'_>) {
+    for (name, token) in with(|s| s.demoted()) {
+        ctx.select_db(name.db);
+        let raw = ctx.string(&name.key);
+        if let Ok(mut key) = Key::open_for_read(ctx, raw.raw())
+            && let Some(value) = key.value()
+        {
+            value.lock.orphan(token.as_bytes());
+        }
+    }
 }
 
 /// So many scheduled locks are let go on the spot; more on a thread of their own.
@@ -104,7 +121,9 @@ fn swapped(ctx: Ctx<'_>, first: i32, second: i32) {
             });
             *holds = moved.collect();
         }
-        s.pending.iter_mut().filter_map(Task::of_hold).for_each(swap);
+        let later = s.later.iter_mut().map(|(_, task)| task);
+        s.pending.iter_mut().chain(later).filter_map(Task::of_hold).for_each(swap);
+        s.deliveries.names().for_each(swap);
     });
     serve_lines(|name| name.db == first || name.db == second);
 }

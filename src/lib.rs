@@ -9,6 +9,7 @@ mod clock;
 mod commands;
 mod config;
 mod deadlines;
+mod deliveries;
 mod effects;
 mod events;
 mod ffi;
@@ -24,7 +25,7 @@ mod value;
 mod waiters;
 mod words;
 
-use ffi::{Ctx, LogLevel, docs, notices, setup, types};
+use ffi::{Ctx, LogLevel, docs, notices, setup, types, verdict};
 
 /// 0.1.0 as MODULE LIST shows it: two digits each.
 const VERSION: i32 = 100;
@@ -46,7 +47,8 @@ fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
     )?;
     must(types::register(ctx), "the key type")?;
     let own_category = setup::add_category(ctx, "dlock");
-    for command in &table::COMMANDS {
+    let asking = (!verdict::has_dry_runs(ctx)).then_some(&table::MAY);
+    for command in table::COMMANDS.iter().chain(asking) {
         must(setup::register_command(ctx, &command.registration), command.registration.name)?;
         must(docs::describe(ctx, &command.description), command.registration.name)?;
         let categories = command.categories.trim_end_matches(if own_category { "" } else { " dlock" });

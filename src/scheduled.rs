@@ -59,6 +59,14 @@ impl Scheduled {
         slot
     }
 
+    /// Has what is due first come up later than it should. Anything else is not due, and stays where it is: it would
+    /// come up again and again.
+    pub fn put_off(&mut self, slot: Slot, until: Deadline) {
+        if self.first().is_some_and(|(due, first)| first == slot && due < until) {
+            self.schedule.reschedule(slot, until);
+        }
+    }
+
     /// Takes a lock out, if it is in.
     pub fn remove(&mut self, slot: Slot) {
         if let Some(entry) = self.schedule.remove(slot) {

@@ -4,9 +4,10 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use dlock_core::codec::Origin;
 use dlock_core::schedule::Slot;
-use dlock_core::{ClientId, Fences, Instant, Name, Token, WaiterId, Waiting};
+use dlock_core::{ClientId, Deadline, Fences, Instant, Name, Token, WaiterId, Waiting};
 
 use crate::config::Config;
+use crate::deliveries::{Deliveries, Delivery};
 use crate::ffi::{Handle, MainThread, notices::Timer};
 use crate::grace::Grace;
 use crate::info::Stats;
@@ -27,8 +28,12 @@ pub struct State {
     pub by_handle: HashMap<Handle, WaiterId>,
     /// What ends with a connection.
     pub ephemerals: HashMap<ClientId, HashSet<(Name<'static>, Token)>>,
+    /// Grants that are on their way to those who waited.
+    pub deliveries: Deliveries,
     /// What the background job has to look at.
     pub pending: VecDeque<Task>,
+    /// What it has to look at again, each from its millisecond on, the first first.
+    pub later: VecDeque<(u64, Task)>,
     /// The armed timer, and the millisecond it is for.
     pub timer: Option<(Timer, u64)>,
     /// Where bytes that come in now come from; None outside of loading.
@@ -54,6 +59,12 @@ pub enum Task {
     Disconnected(ClientId, Name<'static>, Token),
     /// A grant reached nobody.
     Undelivered(Name<'static>, Token, WaiterId),
+    /// So did this one, unless more connections have been evicted than these.
+    Unread {
+        delivery: Delivery,
+        waiter: WaiterId,
+        evicted: Option<i64>,
+    },
     /// This waiter's time is over.
     TimedOut(Name<'static>, WaiterId),
     /// A lease or a lock-delay may be over.
@@ -62,10 +73,25 @@ pub enum Task {
 }
 
 impl Task {
+    /// The resource, if it is about one.
+    pub fn name(&self) -> Option<&Name<'static>> {
+        match self {
+            Task::Serve(name)
+            | Task::Vanished(name)
+            | Task::Disconnected(_, name, _)
+            | Task::Undelivered(name, ..)
+            | Task::TimedOut(name, _)
+            | Task::Due(name, _) => Some(name),
+            Task::Unread { delivery, .. } => Some(&delivery.name),
+            Task::GraceOver => None,
+        }
+    }
+
     /// The resource, where the task is about a hold: that moves with its database, where a line stays.
     pub fn of_hold(&mut self) -> Option<&mut Name<'static>> {
         match self {
             Task::Disconnected(_, name, _) | Task::Undelivered(name, ..) | Task::Due(name, _) => Some(name),
+            Task::Unread { delivery, .. } => Some(&mut delivery.name),
             Task::Serve(_) | Task::Vanished(_) | Task::TimedOut(..) | Task::GraceOver => None,
         }
     }
@@ -85,7 +111,9 @@ pub fn start(config: Config) {
         blocked: HashMap::new(),
         by_handle: HashMap::new(),
         ephemerals: HashMap::new(),
+        deliveries: Deliveries::default(),
         pending: VecDeque::new(),
+        later: VecDeque::new(),
         timer: None,
         loading: None,
         followed: true,
@@ -150,6 +178,9 @@ impl State {
         if let Some(task) = self.pending.pop_front() {
             return Some(task);
         }
+        if self.later.front().is_some_and(|(at, _)| *at <= now.millis()) {
+            return self.later.pop_front().map(|(_, task)| task);
+        }
         if self.grace.is_over(now) {
             return Some(Task::GraceOver);
         }
@@ -164,11 +195,41 @@ impl State {
         Some(Task::Due(Name::new(db as i32, key).to_owned(), slot))
     }
 
+    /// A task that cannot be carried out yet is the next one again. What is found by its time is found again.
+    pub fn put_back(&mut self, task: Task) {
+        if !matches!(task, Task::TimedOut(..) | Task::Due(..)) {
+            self.pending.push_front(task);
+        }
+    }
+
+    /// Looks at this again at `at`, which is no earlier than for what was put off before.
+    pub fn put_off(&mut self, task: Task, at: Deadline) {
+        match task {
+            // What is due stands where it is found by its time.
+            Task::Due(name, slot) => self.db(name.db).put_off(slot, at),
+            task => self.later.push_back((at.millis(), task)),
+        }
+    }
+
+    /// This server is a master no more: what it had to do as one is its new master's business. Answers which holds
+    /// were bound to a connection.
+    pub fn demoted(&mut self) -> Vec<(Name<'static>, Token)> {
+        self.deliveries = Deliveries::default();
+        let tasks = std::mem::take(&mut self.pending).into_iter();
+        let tasks = tasks.chain(std::mem::take(&mut self.later).into_iter().map(|(_, task)| task));
+        let closed = tasks.filter_map(|task| match task {
+            Task::Disconnected(_, name, token) => Some((name, token)),
+            _ => None,
+        });
+        closed.chain(std::mem::take(&mut self.ephemerals).into_values().flatten()).collect()
+    }
+
     /// The millisecond at which there will be something to do in the background; None for never.
     pub fn next_due(&self) -> Option<u64> {
         let locks = self.dbs.iter().filter_map(|db| db.first()).map(|(due, _)| due);
         let first = locks.chain(self.waiting.next_timeout()).min().map(|due| due.millis());
-        let first = first.into_iter().chain(self.grace.due()).min();
+        let later = self.later.front().map(|(at, _)| *at);
+        let first = first.into_iter().chain(later).chain(self.grace.due()).min();
         if self.pending.is_empty() { first } else { Some(0) }
     }
 }

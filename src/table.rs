@@ -150,3 +150,15 @@ pub static COMMANDS: [Row; 13] = [
         &[KEY, Arg::Text("change")],
     ),
 ];
+
+/// Only where the server has no dry runs: see [`crate::ffi::verdict`]. Its flags are those of ACQUIRE, as far as the
+/// server's checks go.
+pub static MAY: Row = row(
+    &words::MAY,
+    "write deny-oom no-slowlog no-monitor",
+    "write dlock",
+    entry::<commands::May>(),
+    KeyUse::Change,
+    2,
+    &[KEY],
+);

@@ -5,15 +5,16 @@ use dlock_core::{
     ClientId, Fence, Instant, Name, Newcomer, Outcome, Rank, Request, Token, Wait, Waiter, WaiterId,
 };
 
-use crate::ffi::{Ctx, Handle, Key, blocked};
+use crate::deliveries::Delivery;
+use crate::ffi::{Ctx, Handle, Key, Waited, blocked, notices};
 use crate::state::{Task, with};
 use crate::{clock, deadlines, words};
 
 /// What a waiter is told.
 pub struct Answer {
     reply: Reply,
-    delivered: bool,
-    grant: Option<(Name<'static>, Token, WaiterId)>,
+    /// Whose grant it is, until it is in the hands of its connection: see [`crate::deliveries`].
+    grant: Option<WaiterId>,
 }
 
 enum Reply {
@@ -23,13 +24,26 @@ enum Reply {
 }
 
 impl Answer {
-    pub fn deliver(&mut self, ctx: Ctx<'_>) {
+    fn new(reply: Reply) -> Answer {
+        Answer { reply, grant: None }
+    }
+
+    pub fn deliver(&mut self, ctx: Ctx<'_>, waited: Waited) {
         match &self.reply {
-            Reply::Fence(fence) => ctx.reply_int(fence.get() as i64),
+            Reply::Fence(fence) => {
+                if let Some(refused) = waited.refused(ctx) {
+                    // The grant comes back by [`answered`].
+                    return ctx.reply_error(&refused);
+                }
+                if let Some(waiter) = self.grant.take() {
+                    notices::watch_turns();
+                    with(|s| s.deliveries.handed_over(waiter));
+                }
+                ctx.reply_int(fence.get() as i64);
+            }
             Reply::Null => ctx.reply_null(),
             Reply::Error(text) => ctx.reply_error(text),
         }
-        self.delivered = true;
     }
 }
 
@@ -64,7 +78,7 @@ pub fn wait(
         Some(()) => deadlines::rearm(),
         None => {
             let reply = Reply::Error(words::queue_full(limits));
-            blocked::unblock(handle, Some(Box::new(Answer { reply, delivered: false, grant: None })));
+            blocked::unblock(handle, Some(Box::new(Answer::new(reply))));
         }
     }
     Ok(())
@@ -97,24 +111,62 @@ pub fn answer(waiter: Waiter, outcome: Outcome, now: Instant) {
         s.stats.answered(&outcome, now.millis_since(waiter.since));
         s.unblock(waiter.id)
     });
-    let (reply, grant) = match outcome {
-        Outcome::Granted(fence, _) => (Reply::Fence(fence), Some((waiter.name, waiter.token, waiter.id))),
-        Outcome::TimedOut | Outcome::Cancelled => (Reply::Null, None),
-        Outcome::Refused(refusal) => (Reply::Error(words::refusal(refusal)), None),
+    let Some(handle) = handle else { return };
+    let answer = match outcome {
+        Outcome::Granted(fence, _) => {
+            let Waiter { id, name, token, client, .. } = waiter;
+            with(|s| s.deliveries.sent(id, Delivery { name, token, client }));
+            Answer { reply: Reply::Fence(fence), grant: Some(id) }
+        }
+        Outcome::TimedOut | Outcome::Cancelled => Answer::new(Reply::Null),
+        Outcome::Refused(refusal) => Answer::new(Reply::Error(words::refusal(refusal))),
     };
-    if let Some(handle) = handle {
-        blocked::unblock(handle, Some(Box::new(Answer { reply, delivered: false, grant })));
-    }
+    blocked::unblock(handle, Some(Box::new(answer)));
 }
 
 /// An answer has done its work, or found nobody to work on.
 pub fn answered(answer: Answer) {
-    if answer.delivered {
-        return;
-    }
-    if let Some((name, token, id)) = answer.grant {
-        with(|s| s.pending.push_back(Task::Undelivered(name, token, id)));
+    let Some(waiter) = answer.grant else { return };
+    let noted = with(|s| {
+        let Delivery { name, token, .. } = s.deliveries.came_back(waiter)?;
+        s.pending.push_back(Task::Undelivered(name, token, waiter));
+        Some(())
+    });
+    if noted.is_some() {
         deadlines::rearm();
+    }
+}
+
+/// A connection is gone. If it was told of a grant in this turn of the event loop, then nobody has read it, but where
+/// the server closed it only after all was written. Whether anything was noted.
+pub fn unread(ctx: Ctx<'_>, client: ClientId) -> bool {
+    let Some((waiter, delivery)) = with(|s| s.deliveries.gone(client)) else { return false };
+    if ctx.closes_after_reply(client.0) {
+        return false;
+    }
+    // One that is evicted for its memory is so after all is written, too. The count goes up behind its end.
+    let evicted = evicted_clients(ctx);
+    with(|s| s.pending.push_back(Task::Unread { delivery, waiter, evicted }));
+    true
+}
+
+/// How many connections the server has closed for their memory.
+pub fn evicted_clients(ctx: Ctx<'_>) -> Option<i64> {
+    ctx.info_number("stats", "evicted_clients")
+}
+
+/// The time of a waiter is over while its lock may not be touched.
+pub fn time_out(id: WaiterId, now: Instant) {
+    let waiter = with(|s| {
+        let waiter = s.waiting.leave(id)?;
+        // Whoever leaves may have stood in the way of those behind.
+        if s.waiting.head(&waiter.name).is_some_and(|head| (head.rank, head.id) > (waiter.rank, id)) {
+            s.pending.push_back(Task::Serve(waiter.name.clone()));
+        }
+        Some(waiter)
+    });
+    if let Some(waiter) = waiter {
+        answer(waiter, Outcome::TimedOut, now);
     }
 }
 
@@ -146,7 +198,7 @@ pub fn fail_all(name: &Name<'_>, why: &str) {
             answer(waiter, Outcome::TimedOut, now);
         } else if let Some(handle) = with(|s| s.unblock(waiter.id)) {
             let reply = Reply::Error(why.to_owned());
-            blocked::unblock(handle, Some(Box::new(Answer { reply, delivered: false, grant: None })));
+            blocked::unblock(handle, Some(Box::new(Answer::new(reply))));
         }
     }
 }

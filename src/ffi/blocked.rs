@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::waiters::{self, Answer};
 
-use super::{Ctx, api, guard, rm};
+use super::{Ctx, Waited, api, guard, rm};
 
 /// A blocked client; has to be unblocked exactly once, even when it is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,15 +41,15 @@ pub fn unblock(handle: Handle, answer: Option<Box<Answer>>) {
 
 unsafe extern "C" fn on_reply(
     ctx: *mut rm::RedisModuleCtx,
-    _: *mut *mut rm::RedisModuleString,
-    _: c_int,
+    argv: *mut *mut rm::RedisModuleString,
+    argc: c_int,
 ) -> c_int {
     guard((), || {
         // SAFETY: the context is valid for this call, and its private data is what `unblock` gave.
         unsafe {
             let answer = api!(RedisModule_GetBlockedClientPrivateData(ctx)).cast::<Answer>();
             match answer.as_mut() {
-                Some(answer) => answer.deliver(Ctx::new(ctx)),
+                Some(answer) => answer.deliver(Ctx::new(ctx), Waited { argv, argc }),
                 None => Ctx::new(ctx).reply_null(),
             }
         }

@@ -178,19 +178,24 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// Whether this node of a cluster answers for the key now: false when its slot is on its way to another node and the
-    /// key has left, or is another's altogether.
-    pub fn serves(self, key: *mut rm::RedisModuleString) -> bool {
-        // The server runs the cluster's own check before a command of a module, and says so by EPERM.
+    /// Whether the server closes this connection only when all it had to say to it is written, as after QUIT.
+    pub fn closes_after_reply(self, client: u64) -> bool {
+        let (list, id, client) = (c"LIST".as_ptr(), c"ID".as_ptr(), client as i64);
         // SAFETY: the context is valid; the reply is freed at once.
         unsafe {
-            let reply = api!(RedisModule_Call(self.0, c"EXISTS".as_ptr(), c"s".as_ptr(), key));
+            let reply = api!(RedisModule_Call(self.0, c"CLIENT".as_ptr(), c"ccl".as_ptr(), list, id, client));
             if reply.is_null() {
-                return std::io::Error::last_os_error().kind() != std::io::ErrorKind::PermissionDenied;
+                return false;
             }
+            let mut len = 0;
+            let start = api!(RedisModule_CallReplyStringPtr(reply, &mut len));
+            let line: &[u8] =
+                if start.is_null() { &[] } else { std::slice::from_raw_parts(start.cast(), len) };
+            let flags = line.split(|byte| *byte == b' ').find_map(|field| field.strip_prefix(b"flags="));
+            let closes = flags.is_some_and(|flags| flags.contains(&b'c'));
             api!(RedisModule_FreeCallReply(reply));
+            closes
         }
-        true
     }
 
     /// An option of the server; None where it has no such.

@@ -16,12 +16,16 @@ mod ctx;
 pub mod docs;
 mod key;
 pub mod notices;
+mod rights;
 pub mod setup;
 pub mod types;
+pub mod verdict;
 
 pub use blocked::Handle;
-pub use ctx::{Ctx, Flags, LogLevel};
+pub use ctx::{Ctx, Flags, LogLevel, OwnedString};
 pub use key::{Key, WrongType};
+pub use rights::Waited;
+pub use verdict::Verdict;
 
 /// Calls a function of the module API that every supported server has; [`setup::missing`] has looked.
 macro_rules! api {

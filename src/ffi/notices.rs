@@ -2,7 +2,7 @@
 //! runs in the background job.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use nix::errno::Errno;
 
@@ -25,6 +25,9 @@ pub enum Notice {
     ClientGone(u64),
     /// Many times a second, by a clock that does not jump.
     Tick,
+    /// A turn of the event loop begins: what was to be written in the last one is written. Told from
+    /// [`watch_turns`] on.
+    NextTurn,
     /// A child process was forked.
     Forked,
     /// CONFIG SET.
@@ -102,6 +105,17 @@ unsafe extern "C" fn on_eviction(
     rm::REDISMODULE_OK as c_int
 }
 
+/// Tells of the turns of the event loop too from now on. Not from the start: it is called in each, and few servers have
+/// anybody waiting.
+pub fn watch_turns() {
+    static WATCHED: AtomicBool = AtomicBool::new(false);
+    if !WATCHED.swap(true, Ordering::Relaxed) {
+        let event = rm::RedisModuleEvent { id: rm::REDISMODULE_EVENT_EVENTLOOP, dataver: 1 };
+        // SAFETY: the context outlives the calls of the server.
+        unsafe { api!(RedisModule_SubscribeToServerEvent(background().0, event, Some(on_event))) };
+    }
+}
+
 unsafe extern "C" fn on_event(
     ctx: *mut rm::RedisModuleCtx,
     event: rm::RedisModuleEvent,
@@ -152,6 +166,7 @@ unsafe fn notice(id: u64, sub: u64, data: *mut c_void) -> Option<Notice> {
             Notice::ClientGone(unsafe { &*data.cast::<rm::RedisModuleClientInfo>() }.id)
         }
         (rm::REDISMODULE_EVENT_CRON_LOOP, _) => Notice::Tick,
+        (rm::REDISMODULE_EVENT_EVENTLOOP, rm::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP) => Notice::NextTurn,
         (rm::REDISMODULE_EVENT_FORK_CHILD, rm::REDISMODULE_SUBEVENT_FORK_CHILD_BORN) => Notice::Forked,
         (rm::REDISMODULE_EVENT_CONFIG, _) => Notice::Configured,
         (rm::REDISMODULE_EVENT_MODULE_CHANGE, _) => Notice::ModulesChanged,

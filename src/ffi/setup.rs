@@ -103,6 +103,7 @@ pub fn missing() -> Option<&'static str> {
         there!(RedisModule_GetDbIdFromIO),
         there!(RedisModule_EventLoopAddOneShot),
         there!(RedisModule_AvoidReplicaTraffic),
+        there!(RedisModule_GetModuleUserFromUserName),
     ];
     needed.into_iter().find(|(_, there)| !there).map(|(name, _)| name)
 }

@@ -11,6 +11,7 @@ mod line;
 #[path = "../workers/mod.rs"]
 mod workers;
 
+mod alone;
 mod client;
 mod nodes;
 mod one_lock;

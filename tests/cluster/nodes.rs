@@ -8,8 +8,14 @@ pub const EVENLY: [&str; 3] = ["0 5460", "5461 10922", "10923 16383"];
 
 /// With these slots each.
 pub fn cluster(kind: &ServerKind, slots: [&str; 3]) -> [Server; 3] {
+    cluster_with(kind, slots, &["cluster-node-timeout 5000"])
+}
+
+/// And with these lines in its configuration.
+pub fn cluster_with(kind: &ServerKind, slots: [&str; 3], conf: &[&str]) -> [Server; 3] {
     let nodes = [(); 3].map(|()| {
-        Server::options(kind).conf("cluster-enabled yes").conf("cluster-node-timeout 5000").start()
+        let options = Server::options(kind).conf("cluster-enabled yes");
+        conf.iter().fold(options, |options, line| options.conf(line)).start()
     });
     for (n, (node, slots)) in nodes.iter().zip(slots).enumerate() {
         let mut conn = node.connect();

@@ -203,6 +203,15 @@ impl Lock {
         self.stored_mut().iter_mut().find(|hold| hold.token == *token)
     }
 
+    /// The hold of the token no longer ends with a connection.
+    pub fn orphan(&mut self, token: &[u8]) {
+        if let Some(extras) = self.find(token).and_then(|hold| hold.extras.as_mut())
+            && let Ephemeral::Bound(_) = extras.ephemeral
+        {
+            extras.ephemeral = Ephemeral::Orphan;
+        }
+    }
+
     /// For a token that holds nothing here, with everything expired already swept away.
     pub(crate) fn fit(&self, mode: Mode) -> Fit {
         if let (Holding::Permits(n, _), Mode::Permits(asked)) = (&self.holding, mode)

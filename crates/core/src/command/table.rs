@@ -85,6 +85,14 @@ pub const SET: Doc = Doc {
     complexity: "O(H) with H holders",
 };
 
+/// Asks the server itself whether it lets a write through.
+pub const MAY: Doc = Doc {
+    name: "DLOCK._MAY",
+    form: "key",
+    summary: "Internal: does nothing; the module asks by it whether the server accepts writes",
+    complexity: "O(1)",
+};
+
 /// What people use, in the order of the manual.
 pub const TABLE: [&Doc; 12] = [
     &ACQUIRE, &RELEASE, &EXTEND, &CONFIRM, &HOLDS, &PTTL, &INSPECT, &WAITERS, &CANCEL, &BREAK, &TOKEN, &HELP,

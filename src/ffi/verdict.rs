@@ -1,0 +1,101 @@
+//! What the server would say to a client's ACQUIRE right now: asked of the server, before the background writes.
+//!
+//! It makes its own checks, which are therefore not made again here: `min-replicas-to-write`, a disk error that stops
+//! writes, memory, the state of the cluster, the slot. From 7.2 on a call can be a dry run of the real command. Redis
+//! 7.0 has none; there a command of the same flags is run that does nothing, `DLOCK._MAY`.
+
+use std::sync::OnceLock;
+
+use nix::errno::Errno;
+
+use super::{Ctx, OwnedString, api, notices, rm};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Allowed,
+    /// Out of memory, and nothing else: what only ends holds is allowed, as RELEASE is.
+    NoMemory,
+    /// For whatever reason, it is the same for every key.
+    Refused,
+    /// The key's slot is another node's, or is on its way there and the key has left.
+    Elsewhere,
+}
+
+/// Whether the server can check a call without making it.
+pub fn has_dry_runs(ctx: Ctx<'_>) -> bool {
+    static DRY_RUNS: OnceLock<bool> = OnceLock::new();
+    // SAFETY: the context is valid; the reply is freed at once.
+    *DRY_RUNS.get_or_init(|| unsafe {
+        // There is no such command, which is an answer; to a format that the server does not know there is none.
+        let reply = api!(RedisModule_Call(ctx.0, c"DLOCK._NONE".as_ptr(), c"D".as_ptr()));
+        if !reply.is_null() {
+            api!(RedisModule_FreeCallReply(reply));
+        }
+        !reply.is_null()
+    })
+}
+
+impl Ctx<'_> {
+    /// On an ACQUIRE of this key of this database.
+    pub fn verdict(self, db: i32, key: &OwnedString) -> Verdict {
+        // In a detached context the server goes by the memory as it is now.
+        let detached = notices::background();
+        detached.select_db(db);
+        match detached.dry_run(key, true) {
+            Err(Errno::ENOSPC) => {}
+            answer => return verdict(answer),
+        }
+        // Before a client's command it would evict; in any other context it knows whether that helped the last one.
+        let evicts = self.option("maxmemory-policy").is_some_and(|policy| policy != "noeviction");
+        self.select_db(db);
+        match self.dry_run(key, evicts) {
+            Ok(()) if evicts => Verdict::Allowed,
+            Ok(()) | Err(Errno::ENOSPC) => Verdict::NoMemory,
+            answer => verdict(answer),
+        }
+    }
+
+    fn dry_run(self, key: &OwnedString, by_memory: bool) -> Result<(), Errno> {
+        let dry = has_dry_runs(self);
+        Errno::clear();
+        // S: with the checks made for writes of scripts, M: of memory, D: dry.
+        // SAFETY: the context and the key are valid; the reply is freed at once.
+        unsafe {
+            let reply = if dry {
+                let format = if by_memory { c"SMDscc" } else { c"SDscc" };
+                let (token, ttl) = (c"?".as_ptr(), c"1".as_ptr());
+                api!(RedisModule_Call(
+                    self.0,
+                    c"DLOCK.ACQUIRE".as_ptr(),
+                    format.as_ptr(),
+                    key.raw(),
+                    token,
+                    ttl
+                ))
+            } else {
+                let format = if by_memory { c"SMs" } else { c"Ss" };
+                api!(RedisModule_Call(self.0, c"DLOCK._MAY".as_ptr(), format.as_ptr(), key.raw()))
+            };
+            let why = Errno::last();
+            // A dry run answers why not, or nothing (Valkey 9: nothing of any type); another only what came of it.
+            let refused = if dry {
+                !reply.is_null()
+                    && api!(RedisModule_CallReplyType(reply)) == rm::REDISMODULE_REPLY_ERROR as i32
+            } else {
+                reply.is_null()
+            };
+            if !reply.is_null() {
+                api!(RedisModule_FreeCallReply(reply));
+            }
+            if refused { Err(why) } else { Ok(()) }
+        }
+    }
+}
+
+fn verdict(answer: Result<(), Errno>) -> Verdict {
+    match answer {
+        Ok(()) => Verdict::Allowed,
+        Err(Errno::EPERM) => Verdict::Elsewhere,
+        Err(_) => Verdict::Refused,
+    }
+}

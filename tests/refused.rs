@@ -1,0 +1,213 @@
+//! The background grants nothing, ends nothing and announces nothing where the server would refuse a client's write.
+//! Who waits then waits on, for as long as it said.
+
+mod harness;
+mod line;
+
+use std::fs;
+
+use harness::{Conn, Events, Server, ServerKind, Value, each_server, until};
+use line::{granted, holders, tokens, waiter};
+
+/// A master with a lease that ends while it refuses writes, and three who wait behind it.
+struct Scene {
+    server: Server,
+    conn: Conn,
+    /// Would be granted the lock when the lease ends.
+    b: Conn,
+    /// Is next, and gives up in time.
+    c: Conn,
+    events: Events,
+}
+
+/// `refuse` makes the server refuse writes, by the error that begins so.
+fn scene(kind: &ServerKind, conf: &[&str], refuse: impl FnOnce(&Server, &mut Conn), word: &str) -> Scene {
+    let options = Server::options(kind).conf("notify-keyspace-events Kd");
+    let server = conf.iter().fold(options, |options, line| options.conf(line)).start();
+    let mut conn = server.connect();
+    // Long enough for all that comes before its end.
+    conn.ok("DLOCK.ACQUIRE k a 2500");
+    let b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
+    let c = waiter(&server, "DLOCK.ACQUIRE k c 60000 BLOCK 3000");
+    refuse(&server, &mut conn);
+    until("a newcomer is refused", || match conn.say("DLOCK.ACQUIRE other x 60000") {
+        Value::Error(line) => line.starts_with(word),
+        _ => false,
+    });
+    assert_eq!(conn.ok("DLOCK.HOLDS k a"), 1, "the lease goes on");
+    let events = Events::subscribe(&server, "__keyspace@0__:k");
+    Scene { server, conn, b, c, events }
+}
+
+impl Scene {
+    /// The lease ends, and nothing comes of it: c's time ends behind the lease, and b waits on.
+    fn nothing_happens(&mut self) {
+        assert_eq!(self.c.read(), Value::Nil, "its own time is over");
+        assert_eq!(self.c.say("ECHO x"), "x", "one reply, no more");
+        assert_eq!(self.conn.ok("DLOCK.HOLDS k a"), 0, "the lease is over");
+        assert_eq!(
+            (holders(&mut self.conn, "k"), tokens(&mut self.conn, "k")),
+            (vec![], vec!["b".to_string()])
+        );
+        assert!(self.b.try_read(std::time::Duration::ZERO).is_none(), "b waits on");
+        self.events.none();
+        assert_eq!(
+            (self.server.info("dlock_expiries"), self.server.info("dlock_timeouts")),
+            ("0".into(), "1".into())
+        );
+    }
+
+    /// The server accepts writes again.
+    fn goes_on(mut self) {
+        granted(&mut self.b);
+        let told: Vec<String> = self.events.so_far().into_iter().map(|(_, event)| event).collect();
+        assert_eq!(told, ["dlock.expired", "dlock.acquire"]);
+        assert_eq!(self.b.say("DLOCK.RELEASE k b"), 1);
+        line::nobody_waits(&self.server);
+    }
+}
+
+/// What docs/choosing.md recommends. Both held, until the lease of one of them was over.
+#[test]
+fn a_master_that_is_alone_grants_nothing_beside_its_promoted_replica() {
+    each_server(|kind| {
+        let replica = Server::options(kind).conf("dlock.restart-grace 3000").start();
+        let promote = |server: &Server, conn: &mut Conn| {
+            replica.replicate(server);
+            conn.ok("CONFIG SET min-replicas-to-write 1");
+            assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
+        };
+        let mut scene = scene(kind, &[], promote, "NOREPLICAS");
+        scene.nothing_happens();
+        // The promoted one grants it when it has waited for what it may not know of.
+        let mut z = replica.connect();
+        until("its grace is over", || matches!(z.say("DLOCK.ACQUIRE k z 3000"), Value::Int(_)));
+        assert!(scene.b.try_read(std::time::Duration::ZERO).is_none(), "b waits on");
+        assert_eq!(holders(&mut scene.conn, "k"), [""; 0]);
+        scene.conn.ok("CONFIG SET min-replicas-to-write 0");
+        scene.goes_on();
+    });
+}
+
+#[test]
+fn after_a_save_that_failed_nothing_is_granted() {
+    each_server(|kind| {
+        let fail = |server: &Server, conn: &mut Conn| {
+            // A folder stands where the file has to go.
+            fs::create_dir_all(server.dir().join("no.rdb/in")).expect("a folder");
+            conn.ok("BGSAVE");
+            until("it has failed", || server.info("rdb_last_bgsave_status") == "err");
+        };
+        let mut scene = scene(kind, &["save 3600 1", "dbfilename no.rdb"], fail, "MISCONF");
+        scene.nothing_happens();
+        scene.conn.ok("CONFIG SET stop-writes-on-bgsave-error no");
+        scene.goes_on();
+    });
+}
+
+#[test]
+fn out_of_memory_nothing_is_granted_and_release_goes_on_to_hand_over() {
+    each_server(|kind| {
+        let fill = |_: &Server, conn: &mut Conn| {
+            conn.ok("DLOCK.ACQUIRE given a 60000");
+            conn.ok("DLOCK.ACQUIRE brief a 1000");
+            conn.ok("CONFIG SET maxmemory 1");
+        };
+        let mut scene = scene(kind, &[], fill, "OOM");
+        let held = scene.server.info("dlock_held");
+        let _ = scene.conn.say("PING");
+        // What nobody waits for ends: a server full of leases that are over would never have memory again.
+        until("it ends", || scene.conn.ok("EXISTS brief") == 0);
+        assert_eq!(held, "3");
+        assert_eq!(scene.c.read(), Value::Nil, "its own time is over");
+        assert_eq!(
+            (holders(&mut scene.conn, "k"), tokens(&mut scene.conn, "k")),
+            (vec![], vec!["b".to_string()])
+        );
+        assert!(scene.b.try_read(std::time::Duration::ZERO).is_none(), "b waits on");
+        scene.events.none();
+        // The server lets a RELEASE through, and what belongs to it.
+        assert_eq!(scene.conn.say("DLOCK.RELEASE given a"), 1);
+        assert_eq!(scene.conn.say("DLOCK.RELEASE k nobody"), 0);
+        scene.goes_on();
+    });
+}
+
+/// The server evicts before it runs a command: what stands in memory between two commands refuses nothing.
+#[test]
+fn where_the_server_evicts_the_line_goes_on() {
+    each_server(|kind| {
+        let server = Server::options(kind).conf("maxmemory-policy volatile-lru").start();
+        let mut conn = server.connect();
+        conn.ok("DLOCK.ACQUIRE k a 700");
+        let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
+        let value = "x".repeat(1_000_000);
+        assert_eq!(conn.call(&["SET", "first", &value, "EX", "1000"]), "OK");
+        let used: u64 = server.info("used_memory").parse().expect("bytes");
+        conn.ok(&format!("CONFIG SET maxmemory {}", used + 500_000));
+        // It is let through, and leaves more behind than there may be.
+        assert_eq!(conn.call(&["SET", "second", &value, "EX", "1000"]), "OK");
+        granted(&mut b);
+    });
+}
+
+#[test]
+fn in_a_pause_waits_end_in_their_time_and_nothing_is_granted() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        conn.ok("DLOCK.ACQUIRE k a 300");
+        let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
+        let mut c = waiter(&server, "DLOCK.ACQUIRE k c 60000 BLOCK 600");
+        assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
+        assert_eq!(c.read(), Value::Nil);
+        assert_eq!((conn.ok("DLOCK.HOLDS k a"), tokens(&mut conn, "k")), (0.into(), vec!["b".to_string()]));
+        conn.ok("CLIENT UNPAUSE");
+        granted(&mut b);
+    });
+}
+
+/// One that leaves while nothing may be written had stood in the way of those behind.
+#[test]
+fn who_gives_up_makes_way_when_the_server_accepts_writes_again() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        conn.ok("DLOCK.ACQUIRE k a 60000 SHARED");
+        let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 300");
+        let mut c = waiter(&server, "DLOCK.ACQUIRE k c 60000 SHARED BLOCK 0");
+        conn.ok("CONFIG SET min-replicas-to-write 1");
+        assert_eq!(b.read(), Value::Nil);
+        assert_eq!(tokens(&mut conn, "k"), ["c"]);
+        conn.ok("CONFIG SET min-replicas-to-write 0");
+        granted(&mut c);
+        assert_eq!(holders(&mut conn, "k"), ["a", "c"]);
+    });
+}
+
+/// To ask the server leaves no traces that people read.
+#[test]
+fn asking_is_not_seen() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let (mut conn, mut monitor) = (server.connect(), server.connect());
+        assert_eq!(monitor.ok("MONITOR"), "OK");
+        conn.ok("CONFIG RESETSTAT");
+        conn.ok("ACL LOG RESET");
+        conn.ok("DLOCK.ACQUIRE k a 30");
+        until("it ends", || conn.ok("EXISTS k") == 0);
+        conn.ok("CONFIG SET min-replicas-to-write 1");
+        let stats = conn.ok("INFO everything").text();
+        assert!(stats.contains("cmdstat_DLOCK.ACQUIRE:calls=1,"), "{stats}");
+        assert!(stats.contains("total_error_replies:0"), "{stats}");
+        assert_eq!(conn.ok("ACL LOG").items().len(), 0);
+        conn.ok("ECHO end");
+        loop {
+            let line = monitor.read().text().to_lowercase();
+            assert!(!line.contains("_may") && !line.contains("\"?\""), "{line}");
+            if line.contains("\"end\"") {
+                return;
+            }
+        }
+    });
+}
