@@ -9,3 +9,4 @@ mod files;
 mod memory;
 mod tokens;
 mod users;
+mod withdrawn;
