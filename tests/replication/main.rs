@@ -9,6 +9,7 @@ mod history;
 #[path = "../workers/mod.rs"]
 mod workers;
 
+mod ephemeral;
 mod failover;
 mod handover;
 mod load;
