@@ -58,6 +58,10 @@ impl Deliveries {
         }
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.on_their_way.is_empty() && self.this_turn.is_empty()
+    }
+
     /// The resources: a hold moves with its database.
     pub fn names(&mut self) -> impl Iterator<Item = &mut Name<'static>> {
         let handed_over = self.this_turn.values_mut().map(|(_, delivery)| delivery);

@@ -4,7 +4,7 @@
 use dlock_core::codec::Origin;
 use dlock_core::{ClientId, Name};
 
-use crate::ffi::{Ctx, Key, notices::Notice};
+use crate::ffi::{Ctx, Key, notices, notices::Notice};
 use crate::scheduled::Scheduled;
 use crate::state::{Task, with};
 use crate::{deadlines, followers, grace, mark, waiters};
@@ -12,6 +12,9 @@ use crate::{deadlines, followers, grace, mark, waiters};
 pub fn on_notice(ctx: Ctx<'_>, notice: Notice) {
     match notice {
         Notice::Tick => {
+            if with(|s| s.waiting.is_empty() && s.deliveries.is_empty()) {
+                notices::watch_turns(false);
+            }
             followers::look(ctx);
             grace::is_serving(ctx);
             mark::keep(ctx);

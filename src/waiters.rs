@@ -36,7 +36,7 @@ impl Answer {
                     return ctx.reply_error(&refused);
                 }
                 if let Some(waiter) = self.grant.take() {
-                    notices::watch_turns();
+                    notices::watch_turns(true);
                     with(|s| s.deliveries.handed_over(waiter));
                 }
                 ctx.reply_int(fence.get() as i64);

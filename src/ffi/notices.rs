@@ -105,15 +105,20 @@ unsafe extern "C" fn on_eviction(
     rm::REDISMODULE_OK as c_int
 }
 
-/// Tells of the turns of the event loop too from now on. Not from the start: it is called in each, and few servers have
-/// anybody waiting.
-pub fn watch_turns() {
+/// Tells of the turns of the event loop from now on, or no longer: it costs something in each, and mostly nobody waits.
+///
+/// To end it is allowed in a notice, though the server walks over its listeners then: this one is the last of ours, and
+/// the server has only the next one in mind.
+pub fn watch_turns(on: bool) {
     static WATCHED: AtomicBool = AtomicBool::new(false);
-    if !WATCHED.swap(true, Ordering::Relaxed) {
-        let event = rm::RedisModuleEvent { id: rm::REDISMODULE_EVENT_EVENTLOOP, dataver: 1 };
-        // SAFETY: the context outlives the calls of the server.
-        unsafe { api!(RedisModule_SubscribeToServerEvent(background().0, event, Some(on_event))) };
+    if WATCHED.load(Ordering::Relaxed) == on {
+        return;
     }
+    WATCHED.store(on, Ordering::Relaxed);
+    let event = rm::RedisModuleEvent { id: rm::REDISMODULE_EVENT_EVENTLOOP, dataver: 1 };
+    let callback: rm::RedisModuleEventCallback = if on { Some(on_event) } else { None };
+    // SAFETY: the context outlives the calls of the server.
+    unsafe { api!(RedisModule_SubscribeToServerEvent(background().0, event, callback)) };
 }
 
 unsafe extern "C" fn on_event(
