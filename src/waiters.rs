@@ -61,9 +61,9 @@ pub fn wait(
         with(|s| s.stats.queue_refusals += 1);
         return Err(words::queue_full(limits));
     }
-    if let Some(circle) = circle(ctx, name, &request, rank) {
+    if let Some(cycle) = cycle(ctx, name, &request, rank) {
         with(|s| s.stats.deadlocks += 1);
-        return Err(words::deadlock(&circle));
+        return Err(words::deadlock(&cycle));
     }
     let since = clock::now();
     let handle = blocked::block(ctx).ok_or(words::CANNOT_WAIT)?;
@@ -84,20 +84,20 @@ pub fn wait(
     Ok(())
 }
 
-/// The circle of tokens that waiting for this would close.
-fn circle(ctx: Ctx<'_>, name: &Name<'_>, request: &Request<'_>, rank: Rank) -> Option<Vec<Token>> {
+/// The cycle of tokens that waiting for this would close.
+fn cycle(ctx: Ctx<'_>, name: &Name<'_>, request: &Request<'_>, rank: Rank) -> Option<Vec<Token>> {
     let (now, db) = (clock::now(), ctx.db());
     let mut search = Search::new(Token::new(request.token)?, name, rank, request.mode);
     loop {
         match with(|s| search.run(&s.waiting)) {
             Found::Nothing => return None,
-            Found::Circle(circle) => return Some(circle),
+            Found::Cycle(cycle) => return Some(cycle),
             Found::Ask(asked) => {
                 ctx.select_db(asked.db);
                 let raw = ctx.string(&asked.key);
                 let mut key = Key::open_for_read(ctx, raw.raw()).ok();
                 let lock = key.as_mut().and_then(|key| key.value()).map(|value| &value.lock);
-                search.learn(asked, lock, now);
+                with(|s| search.learn(&asked, lock, now, &s.waiting));
                 drop(key);
                 ctx.select_db(db);
             }

@@ -179,3 +179,28 @@ fn shared_holds_and_delays_survive_a_crash() {
         assert!(c.ok("DLOCK.INSPECT d").field("delay").int() > 0);
     });
 }
+
+/// Two sharers in one queue were taken to wait for each other.
+#[test]
+fn who_will_be_let_in_together_closes_no_cycle() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut c = server.connect();
+        for mode in ["SHARED", "PERMITS 2"] {
+            c.ok("DLOCK.ACQUIRE k w 30000");
+            c.ok("DLOCK.ACQUIRE k3 c 30000");
+            let mut b = waiter(&server, &format!("DLOCK.ACQUIRE k b 30000 {mode} BLOCK 0"));
+            let mut also = waiter(&server, &format!("DLOCK.ACQUIRE k c 30000 {mode} BLOCK 0"));
+            let mut then = waiter(&server, "DLOCK.ACQUIRE k3 b 30000 BLOCK 0");
+            c.ok("DLOCK.RELEASE k w");
+            granted(&mut b);
+            granted(&mut also);
+            c.ok("DLOCK.RELEASE k3 c");
+            granted(&mut then);
+            for (key, token) in [("k", "b"), ("k", "c"), ("k3", "b")] {
+                assert_eq!(c.say(&format!("DLOCK.RELEASE {key} {token}")), 1);
+            }
+        }
+        assert_eq!(server.info("dlock_deadlocks"), "0");
+    });
+}

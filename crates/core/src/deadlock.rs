@@ -1,195 +1,235 @@
-//! Would this wait close a circle of tokens that wait for each other?
+//! Would this wait close a cycle of tokens that wait for each other?
 //!
-//! Run before somebody joins a line; it costs nothing while nobody waits. Who holds another resource is not known here:
-//! the search asks for it by name and is told.
+//! Run before somebody joins a wait queue; it costs nothing while nobody waits. Who holds another resource is not known
+//! here: the search asks for it by name and is told.
 //!
-//! A token is stuck when it waits, by whatever way, for the one that is about to wait. A waiter for an exclusive or
-//! shared hold waits for every holder; a waiter for a permit is stuck only when all the holders are. Whoever stands
-//! ahead in the line is waited for too. So the search first collects the tokens that could be stuck, and then lets it
-//! spread among them: a walk from token to token, though shorter, would need answers that it is still looking for.
+//! First it collects the tokens that could keep the newcomer waiting, with what they hold and wait for. Then it plays
+//! the releases through (`play`): whoever has all it waits for gives everything back, the queues are served as
+//! [`crate::decide`] serves them, and so on; the newcomer alone gives nothing back. Where its turn never comes, whoever
+//! is left waits for somebody else who is left, and the way from the newcomer back to itself is the answer (`cycle`).
+//!
+//! It runs inside a command, so its work is bounded, and nothing is looked at twice. What lies beyond the bound is taken
+//! for somebody who will leave: no cycle is reported that is not there, and one that is missed is ended by leases and
+//! wait timeouts.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 
 use crate::lock::{Lock, Mode};
-use crate::queue::{Name, Place, Rank, Waiter, WaiterId, Waiting};
+use crate::queue::{Name, Place, Rank, WaiterId, Waiting};
 use crate::units::{Instant, Token};
+
+mod cycle;
+mod play;
 
 /// What the search has come to.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found {
     Nothing,
     /// From the token that would wait, over those it would wait for, back to itself.
-    Circle(Vec<Token>),
+    Cycle(Vec<Token>),
     /// Tell it who holds this ([`Search::learn`]), then go on.
     Ask(Name<'static>),
 }
 
+/// A step is to look at a holder or a waiter: a tenth of a microsecond or two. So many are made to collect who is in the way,
+/// and as many again, at the most, to play the releases through.
+pub const MOST_STEPS: usize = 2_048;
+
+/// What takes longer, in steps: to note a token or a resource that was not known yet; to ask who holds a resource, for
+/// which the server opens a key; to end a hold or a wait in the play.
+const NOTING: usize = 4;
+const ASKING: usize = 8;
+const PLAYING: usize = 2;
+
 /// One search, for one token that is about to wait.
 pub struct Search {
-    start: Token,
-    /// Where it would stand: behind everybody of its rank.
-    place: Place,
-    mode: Mode,
-    known: HashMap<Name<'static>, Holders>,
-    /// What has to be looked at, the resource of the wait itself first, and how much of it has been.
-    names: Vec<Name<'static>>,
+    /// The newcomer first.
+    tokens: Vec<Known>,
+    ids: HashMap<Token, usize>,
+    /// The one the newcomer would wait for first.
+    resources: Vec<Resource>,
+    names: HashMap<Name<'static>, usize>,
+    /// How many resources have been looked at, and of how many tokens what they wait for.
     looked_at: usize,
-    met_names: HashSet<Name<'static>>,
-    /// Who could be stuck, and of how many it has been looked at what they wait for.
-    tokens: Vec<Token>,
     followed: usize,
-    met: HashSet<Token>,
+    steps: usize,
+    most: usize,
 }
 
-struct Holders {
-    tokens: Vec<Token>,
-    /// To a waiter for a permit, any one of them leaving would do.
-    permits: bool,
+/// The newcomer, and what it would wait for.
+const START: usize = 0;
+const WANTED: usize = 0;
+
+/// The newcomer, or a token that waits already and may hold what others wait for.
+struct Known {
+    token: Token,
+    /// The resources it holds, of those that have been looked at.
+    holds: Vec<usize>,
+    /// How many of its waits are not answered yet.
+    waits: usize,
 }
 
-/// Each token that is stuck, with the one it waits for, which is stuck or is the start.
-type Stuck<'a> = HashMap<&'a Token, &'a Token>;
-
-/// Who of those that are stuck is in the way at one resource.
-#[derive(Default)]
-struct Jam<'a> {
-    /// Two holders: a sharer that is to be upgraded does not wait for itself.
-    holders: [Option<&'a Token>; 2],
-    /// Not one permit will be given back.
-    all: bool,
-    /// Who stands behind this place waits for this token.
-    line: Option<(Place, &'a Token)>,
+struct Resource {
+    name: Name<'static>,
+    learned: bool,
+    /// How it is held, or was last.
+    mode: Option<Mode>,
+    /// Those that are known. All others will leave.
+    holders: BTreeSet<usize>,
+    /// Where known tokens stand in its queue; in order once all have been collected.
+    queue: Vec<Waits>,
+    /// How many of them have been served, and which place in the queue, known or not.
+    served: usize,
+    passed: Option<Place>,
 }
 
-/// So many resources and tokens are looked at, at the most: the search runs inside a command, and what it gives up on is
-/// still ended by leases and time limits.
-const MOST_NAMES: usize = 256;
-const MOST_TOKENS: usize = 1024;
+/// A known token in a queue.
+struct Waits {
+    place: Place,
+    token: usize,
+    mode: Mode,
+    answered: bool,
+}
 
 impl Search {
     /// `start` is about to wait for `name`, in this mode and at the end of this rank.
     pub fn new(start: Token, name: &Name<'_>, rank: Rank, mode: Mode) -> Search {
-        Search {
-            start,
-            place: (rank, WaiterId(u64::MAX)),
-            mode,
-            known: HashMap::new(),
-            names: vec![name.to_owned()],
-            looked_at: 0,
-            met_names: HashSet::from([name.to_owned()]),
+        let mut search = Search {
             tokens: Vec::new(),
-            followed: 0,
-            met: HashSet::new(),
-        }
+            ids: HashMap::new(),
+            resources: Vec::new(),
+            names: HashMap::new(),
+            looked_at: 0,
+            followed: START + 1,
+            steps: 0,
+            most: MOST_STEPS,
+        };
+        search.ids.insert(start.clone(), START);
+        search.tokens.push(Known { token: start, holds: Vec::new(), waits: 0 });
+        search.resource(name);
+        search.waits_there(WANTED, START, (rank, WaiterId(u64::MAX)), mode);
+        search
+    }
+
+    /// How much it has looked at.
+    pub fn steps(&self) -> usize {
+        self.steps
     }
 
     /// Who holds `name` at `now`; None where there is no lock.
-    pub fn learn(&mut self, name: Name<'static>, lock: Option<&Lock>, now: Instant) {
-        let view = lock.map(|lock| lock.at(now));
-        let tokens = view.map(|v| v.holds().map(|hold| hold.token().clone()).collect()).unwrap_or_default();
-        let permits = matches!(view.and_then(|v| v.mode()), Some(Mode::Permits(_)));
-        self.known.insert(name, Holders { tokens, permits });
+    pub fn learn(&mut self, name: &Name<'_>, lock: Option<&Lock>, now: Instant, waiting: &Waiting) {
+        self.steps += ASKING;
+        let at = self.resource(name);
+        self.resources[at].learned = true;
+        let Some(view) = lock.map(|lock| lock.at(now)) else { return };
+        self.resources[at].mode = view.mode();
+        for hold in view.holds() {
+            if self.left() == 0 {
+                return;
+            }
+            self.steps += 1;
+            if let Some(token) = self.meet(hold.token(), waiting) {
+                self.resources[at].holders.insert(token);
+                self.tokens[token].holds.push(at);
+            }
+        }
     }
 
     pub fn run(&mut self, waiting: &Waiting) -> Found {
-        while let Some(name) = self.names.get(self.looked_at).filter(|_| self.looked_at < MOST_NAMES) {
-            let Some(holders) = self.known.get(name) else { return Found::Ask(name.clone()) };
-            // Who waits in this line alone is as stuck as its holders make it, and they are looked at anyway.
-            let in_line = waiting.elsewhere_too(name);
-            let in_the_way =
-                holders.tokens.iter().chain(in_line).filter(|token| {
-                    **token != self.start && waiting.of_token(token.as_bytes()).next().is_some()
-                });
-            for token in in_the_way.take(MOST_TOKENS.saturating_sub(self.tokens.len())) {
-                if self.met.insert(token.clone()) {
-                    self.tokens.push(token.clone());
+        if waiting.is_empty() {
+            return Found::Nothing;
+        }
+        while self.left() > 0
+            && let Some(resource) = self.resources.get(self.looked_at)
+        {
+            if !resource.learned {
+                return Found::Ask(resource.name.clone());
+            }
+            let name = resource.name.clone();
+            // Who waits here alone leaves as soon as it is served.
+            for waiter in waiting.also_elsewhere(&name) {
+                if self.left() == 0 {
+                    break;
                 }
+                self.steps += 1;
+                self.meet(&waiter.token, waiting);
             }
             self.looked_at += 1;
-            while let Some(token) = self.tokens.get(self.followed) {
-                for waiter in waiting.of_token(token.as_bytes()) {
-                    if self.met_names.insert(waiter.name.clone()) {
-                        self.names.push(waiter.name.clone());
-                    }
-                }
-                self.followed += 1;
+            self.follow(waiting);
+        }
+        let start = self.tokens[START].token.clone();
+        if self.tokens.len() == 1 && waiting.places(&start, &self.resources[WANTED].name).next().is_none() {
+            return Found::Nothing;
+        }
+        // What else the newcomer waits for has to be served in its turn, but is no reason to look there.
+        for waiter in waiting.of_token(start.as_bytes()).take(MOST_STEPS / 4) {
+            self.steps += 1;
+            if let Some(at) = self.names.get(&waiter.name) {
+                self.waits_there(*at, START, waiter.place(), waiter.mode);
             }
         }
-        self.spread(waiting).map_or(Found::Nothing, Found::Circle)
-    }
-
-    /// Finds more and more tokens that are stuck, until the start is one of them or nothing more is found.
-    fn spread<'a>(&'a self, waiting: &'a Waiting) -> Option<Vec<Token>> {
-        let mut stuck = Stuck::new();
-        let mut left: Vec<&Token> = self.tokens.iter().collect();
-        loop {
-            let jams = self.jams(waiting, &stuck);
-            let own = self.place.min(waiting.place(&self.start, &self.names[0]).unwrap_or(self.place));
-            if let Some(by) = self.in_the_way(&jams, &self.start, &self.names[0], own, self.mode) {
-                return Some(self.circle(by, &stuck));
-            }
-            let before = left.len();
-            left.retain(|token| {
-                let by = waiting.of_token(token.as_bytes()).find_map(|waiter| {
-                    let place = waiting.place(token, &waiter.name)?;
-                    self.in_the_way(&jams, token, &waiter.name, place, waiter.mode)
-                });
-                by.is_none_or(|by| stuck.insert(*token, by).is_some())
-            });
-            if left.len() == before {
-                return None;
-            }
+        self.most = self.steps + MOST_STEPS;
+        if self.turn_comes(waiting) {
+            Found::Nothing
+        } else {
+            self.cycle().map_or(Found::Nothing, Found::Cycle)
         }
     }
 
-    /// Who keeps `token` from getting `name`, of those that are stuck.
-    fn in_the_way<'a>(
-        &self,
-        jams: &HashMap<&Name<'static>, Jam<'a>>,
-        token: &Token,
-        name: &Name<'static>,
-        place: Place,
-        mode: Mode,
-    ) -> Option<&'a Token> {
-        let jam = jams.get(name)?;
-        let one_will_do = matches!(mode, Mode::Permits(_)) && !jam.all;
-        let holder = jam.holders.into_iter().flatten().find(|holder| !one_will_do && *holder != token);
-        holder.or_else(|| jam.line.filter(|(jammed, _)| *jammed < place).map(|(_, by)| by))
-    }
-
-    fn jams<'a>(&'a self, waiting: &'a Waiting, stuck: &Stuck<'a>) -> HashMap<&'a Name<'static>, Jam<'a>> {
-        let is_stuck = |token: &Token| *token == self.start || stuck.contains_key(token);
-        let mut jams: HashMap<&Name<'static>, Jam<'a>> = HashMap::new();
-        for (name, holders) in &self.known {
-            let mut jammed = holders.tokens.iter().filter(|token| is_stuck(token));
-            let jam = Jam { holders: [jammed.next(), jammed.next()], ..Jam::default() };
-            let rest = holders.tokens.len() - jam.holders.iter().flatten().count() - jammed.count();
-            let all = !holders.permits || rest == 0;
-            // A waiter that needs every permit back holds up those behind it as well.
-            let needs_all = |waiter: &&Waiter| !matches!(waiter.mode, Mode::Permits(_));
-            let line = jam.holders[0].filter(|_| !all).and_then(|by| {
-                let waiter = waiting.line(name).find(needs_all)?;
-                Some(((waiter.rank, waiter.id), by))
-            });
-            jams.insert(name, Jam { all, line, ..jam });
-        }
-        for token in stuck.keys().copied().chain([&self.start]) {
+    /// Looks at what the tokens wait for that have been met.
+    fn follow(&mut self, waiting: &Waiting) {
+        while self.left() > 0
+            && let Some(known) = self.tokens.get(self.followed)
+        {
+            let token = known.token.clone();
             for waiter in waiting.of_token(token.as_bytes()) {
-                let jam = jams.entry(&waiter.name).or_default();
-                let here = ((waiter.rank, waiter.id), token);
-                jam.line = Some(jam.line.map_or(here, |line| line.min(here)));
+                if self.left() == 0 {
+                    return;
+                }
+                self.steps += 1;
+                let at = self.resource(&waiter.name);
+                self.waits_there(at, self.followed, waiter.place(), waiter.mode);
             }
+            self.followed += 1;
         }
-        jams
     }
 
-    fn circle<'a>(&self, mut by: &'a Token, stuck: &Stuck<'a>) -> Vec<Token> {
-        let mut circle = vec![self.start.clone()];
-        while let Some(next) = stuck.get(by) {
-            circle.push(by.clone());
-            by = next;
+    fn left(&self) -> usize {
+        self.most.saturating_sub(self.steps)
+    }
+
+    /// The number of a token that can keep others waiting for long: the newcomer, or one that waits.
+    fn meet(&mut self, token: &Token, waiting: &Waiting) -> Option<usize> {
+        if let Some(known) = self.ids.get(token) {
+            return Some(*known);
         }
-        circle.push(self.start.clone());
-        circle
+        waiting.of_token(token.as_bytes()).next()?;
+        self.steps += NOTING;
+        self.ids.insert(token.clone(), self.tokens.len());
+        self.tokens.push(Known { token: token.clone(), holds: Vec::new(), waits: 0 });
+        Some(self.tokens.len() - 1)
+    }
+
+    fn resource(&mut self, name: &Name<'_>) -> usize {
+        if let Some(known) = self.names.get(name) {
+            return *known;
+        }
+        self.steps += NOTING;
+        let name = name.to_owned();
+        self.names.insert(name.clone(), self.resources.len());
+        self.resources.push(Resource {
+            name,
+            learned: false,
+            mode: None,
+            holders: BTreeSet::new(),
+            queue: Vec::new(),
+            served: 0,
+            passed: None,
+        });
+        self.resources.len() - 1
+    }
+
+    fn waits_there(&mut self, at: usize, token: usize, place: Place, mode: Mode) {
+        self.resources[at].queue.push(Waits { place, token, mode, answered: false });
     }
 }

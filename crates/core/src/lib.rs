@@ -11,7 +11,7 @@
 //! - [`lock`]: one resource, what is stored of it
 //! - [`queue`]: everybody who waits, in which order, until when
 //! - [`decide`]: the operations, over one lock and its line
-//! - [`deadlock`]: would this wait close a circle?
+//! - [`deadlock`]: would this wait close a cycle?
 //! - [`schedule`]: what is due next, among millions
 //! - [`command`]: the words of the protocol, parsed and written
 //! - [`codec`]: the bytes of a lock at rest and on the replication link

@@ -4,7 +4,9 @@
 //! is stored or sent; the lines live as long as the connections that wait in them.
 
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::Hash;
+use std::ops::Bound;
 
 use smallvec::SmallVec;
 
@@ -67,6 +69,10 @@ pub struct Waiter {
 }
 
 impl Waiter {
+    pub(crate) fn place(&self) -> Place {
+        (self.rank, self.id)
+    }
+
     /// What it asked for.
     pub fn request(&self) -> Request<'_> {
         Request {
@@ -102,19 +108,37 @@ pub struct Limits {
 #[derive(Clone, Default)]
 pub struct Waiting {
     waiters: HashMap<WaiterId, Waiter>,
-    lines: HashMap<Name<'static>, BTreeSet<Place>>,
-    by_token: HashMap<Token, BTreeSet<WaiterId>>,
+    lines: HashMap<Name<'static>, Line>,
+    by_token: HashMap<Token, Waits>,
     by_client: HashMap<ClientId, WaiterId>,
     timeouts: Schedule<WaiterId>,
-    /// The tokens that wait more than once.
-    in_several: HashSet<Token>,
     last_id: u64,
 }
 
-impl Waiting {
-    /// The room for so many is kept while nobody waits.
-    const CROWD: usize = 1_000;
+/// The queue of a resource.
+#[derive(Clone, Default)]
+struct Line {
+    places: BTreeSet<Place>,
+    /// Those of tokens that wait more than once: only they can be stuck here for a reason of their own.
+    also_elsewhere: BTreeSet<Place>,
+}
 
+/// Where a token stands.
+type Waits = BTreeMap<Name<'static>, BTreeSet<Place>>;
+
+fn more_than_one(waits: &Waits) -> bool {
+    waits.len() > 1 || waits.values().any(|places| places.len() > 1)
+}
+
+/// Gives the memory of a crowd back once most of it has left.
+pub fn give_back<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
+    const NO_CROWD: usize = 1_000;
+    if map.capacity() > NO_CROWD && map.len() < map.capacity() / 8 {
+        map.shrink_to(map.len() * 2);
+    }
+}
+
+impl Waiting {
     /// How many wait.
     pub fn len(&self) -> usize {
         self.waiters.len()
@@ -126,7 +150,7 @@ impl Waiting {
 
     /// How many wait for one resource.
     pub fn len_of(&self, name: &Name<'_>) -> usize {
-        if self.is_empty() { 0 } else { self.lines.get(name).map_or(0, BTreeSet::len) }
+        if self.is_empty() { 0 } else { self.lines.get(name).map_or(0, |line| line.places.len()) }
     }
 
     pub fn has_room(&self, name: &Name<'_>, limits: Limits) -> bool {
@@ -159,11 +183,15 @@ impl Waiting {
             until,
             timeout,
         };
-        self.lines.entry(waiter.name.clone()).or_default().insert((rank, id));
+        self.lines.entry(waiter.name.clone()).or_default().places.insert(waiter.place());
         let waits = self.by_token.entry(token).or_default();
-        waits.insert(id);
-        if waits.len() == 2 {
-            self.in_several.insert(waiter.token.clone());
+        let first = waits.iter().next().filter(|_| !more_than_one(waits));
+        let first = first.and_then(|(name, places)| Some((name.clone(), *places.first()?)));
+        waits.entry(waiter.name.clone()).or_default().insert(waiter.place());
+        if more_than_one(waits) {
+            for (name, place) in first.into_iter().chain([(waiter.name.clone(), waiter.place())]) {
+                self.lines.entry(name).or_default().also_elsewhere.insert(place);
+            }
         }
         self.by_client.insert(client, id);
         self.waiters.insert(id, waiter);
@@ -174,31 +202,44 @@ impl Waiting {
     pub fn leave(&mut self, id: WaiterId) -> Option<Waiter> {
         let waiter = self.waiters.remove(&id)?;
         if let Some(line) = self.lines.get_mut(&waiter.name) {
-            line.remove(&(waiter.rank, id));
-            if line.is_empty() {
+            line.places.remove(&waiter.place());
+            line.also_elsewhere.remove(&waiter.place());
+            if line.places.is_empty() {
                 self.lines.remove(&waiter.name);
+                give_back(&mut self.lines);
             }
         }
-        if let Some(ids) = self.by_token.get_mut(&waiter.token) {
-            ids.remove(&id);
-            if ids.len() == 1 {
-                self.in_several.remove(&waiter.token);
-            }
-            if ids.is_empty() {
-                self.by_token.remove(&waiter.token);
-            }
-        }
+        self.waits_once_less(&waiter);
         if self.by_client.get(&waiter.client) == Some(&id) {
             self.by_client.remove(&waiter.client);
         }
         if waiter.timeout != Slot::NONE {
             self.timeouts.remove(waiter.timeout);
         }
-        if self.is_empty() && self.waiters.capacity() > Self::CROWD {
-            // Give the memory of a crowd back once it has left.
-            *self = Waiting { last_id: self.last_id, ..Waiting::default() };
-        }
+        give_back(&mut self.waiters);
+        give_back(&mut self.by_client);
         Some(waiter)
+    }
+
+    fn waits_once_less(&mut self, waiter: &Waiter) {
+        let Some(waits) = self.by_token.get_mut(&waiter.token) else { return };
+        let several = more_than_one(waits);
+        if let Some(places) = waits.get_mut(&waiter.name) {
+            places.remove(&waiter.place());
+            if places.is_empty() {
+                waits.remove(&waiter.name);
+            }
+        }
+        if several && !more_than_one(waits) {
+            for (name, places) in waits {
+                if let (Some(line), Some(last)) = (self.lines.get_mut(name), places.first()) {
+                    line.also_elsewhere.remove(last);
+                }
+            }
+        } else if waits.is_empty() {
+            self.by_token.remove(&waiter.token);
+            give_back(&mut self.by_token);
+        }
     }
 
     pub fn get(&self, id: WaiterId) -> Option<&Waiter> {
@@ -210,12 +251,16 @@ impl Waiting {
         if self.is_empty() {
             return None;
         }
-        self.lines.get(name)?.first().and_then(|(_, id)| self.waiters.get(id))
+        self.lines.get(name)?.places.first().and_then(|(_, id)| self.waiters.get(id))
     }
 
     /// Everybody in the line, first first.
     pub fn line<'a>(&'a self, name: &Name<'a>) -> impl Iterator<Item = &'a Waiter> + use<'a> {
-        self.lines.get(name).into_iter().flatten().filter_map(|(_, id)| self.waiters.get(id))
+        self.lines
+            .get(name)
+            .into_iter()
+            .flat_map(|line| &line.places)
+            .filter_map(|(_, id)| self.waiters.get(id))
     }
 
     /// Every resource somebody waits for.
@@ -225,15 +270,19 @@ impl Waiting {
 
     /// Everything this token waits for, here and on other resources.
     pub fn of_token(&self, token: &[u8]) -> impl Iterator<Item = &Waiter> {
-        self.by_token.get(token).into_iter().flatten().filter_map(|id| self.waiters.get(id))
+        let waits = self.by_token.get(token).into_iter().flat_map(BTreeMap::values).flatten();
+        waits.filter_map(|(_, id)| self.waiters.get(id))
     }
 
-    /// The waiters of a token on one resource.
+    /// The waiters of a token on one resource, in the order in which they came.
     pub fn of_token_on(&self, token: &[u8], name: &Name<'_>) -> SmallVec<[WaiterId; 2]> {
         if self.is_empty() {
             return SmallVec::new();
         }
-        self.of_token(token).filter(|waiter| waiter.name == *name).map(|waiter| waiter.id).collect()
+        let places = self.by_token.get(token).and_then(|waits| waits.get(name));
+        let mut ids: SmallVec<_> = places.into_iter().flatten().map(|(_, id)| *id).collect();
+        ids.sort_unstable();
+        ids
     }
 
     pub fn of_client(&self, client: ClientId) -> Option<&Waiter> {
@@ -245,23 +294,29 @@ impl Waiting {
         self.head(name).filter(|waiter| waiter.rank == Rank::Upgrade)
     }
 
-    /// Where the token stands in a line, its first place if it waits there more than once: whatever it is granted
-    /// there answers the others.
-    pub(crate) fn place(&self, token: &Token, name: &Name<'_>) -> Option<Place> {
-        let here = self.of_token(token.as_bytes()).filter(|waiter| waiter.name == *name);
-        here.map(|waiter| (waiter.rank, waiter.id)).min()
+    /// Where the token stands in a queue.
+    pub(crate) fn places<'a>(
+        &'a self,
+        token: &Token,
+        name: &Name<'a>,
+    ) -> impl Iterator<Item = Place> + use<'a> {
+        let places = self.by_token.get(token).and_then(|waits| waits.get(name));
+        places.into_iter().flatten().copied()
     }
 
-    /// The tokens in a line that wait elsewhere too: only they can be stuck there for a reason of their own.
-    pub(crate) fn elsewhere_too<'a>(&'a self, name: &Name<'a>) -> Vec<&'a Token> {
-        if self.in_several.len() < self.len_of(name) {
-            self.in_several.iter().filter(|token| self.place(token, name).is_some()).collect()
-        } else {
-            self.line(name)
-                .map(|waiter| &waiter.token)
-                .filter(|token| self.in_several.contains(*token))
-                .collect()
-        }
+    /// Those in a queue whose tokens wait elsewhere too, or twice here.
+    pub(crate) fn also_elsewhere<'a>(
+        &'a self,
+        name: &Name<'a>,
+    ) -> impl Iterator<Item = &'a Waiter> + use<'a> {
+        let places = self.lines.get(name).into_iter().flat_map(|line| &line.also_elsewhere);
+        places.filter_map(|(_, id)| self.waiters.get(id))
+    }
+
+    /// Who stands behind this place; the head where it is None.
+    pub(crate) fn next_in_line(&self, name: &Name<'_>, place: Option<Place>) -> Option<&Waiter> {
+        let behind = (place.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        self.lines.get(name)?.places.range(behind).next().and_then(|(_, id)| self.waiters.get(id))
     }
 
     /// When the first wait is over.

@@ -52,8 +52,8 @@ impl World {
         let mut search = Search::new(Token::new(token.as_bytes()).unwrap(), &name, rank, mode);
         loop {
             match search.run(&self.waiting) {
-                Found::Circle(circle) => return Some(circle),
-                Found::Ask(name) => search.learn(name.clone(), self.locks.get(&name), NOW),
+                Found::Cycle(cycle) => return Some(cycle),
+                Found::Ask(name) => search.learn(&name, self.locks.get(&name), NOW, &self.waiting),
                 Found::Nothing => break,
             }
         }
@@ -160,4 +160,88 @@ fn two_upgraders() {
     assert_eq!(world.want("r", "a", Mode::Shared), None);
     assert_eq!(world.want("r", "b", Mode::Shared), None);
     assert_eq!(world.want("r", "a", Mode::Exclusive), None, "the first one waits");
+}
+
+/// The first version took everybody ahead in the queue for somebody to be waited for.
+#[test]
+fn who_can_be_let_in_together_do_not_wait_for_each_other() {
+    let two = Mode::Permits(NonZeroU32::new(2).unwrap());
+    for mode in [Mode::Shared, two] {
+        let mut world = World::default();
+        for (key, token, mode) in
+            [("k", "w", Mode::Exclusive), ("k3", "c", Mode::Exclusive), ("k", "b", mode), ("k", "c", mode)]
+        {
+            assert_eq!(world.want(key, token, mode), None);
+        }
+        assert_eq!(
+            world.want("k3", "b", Mode::Exclusive),
+            None,
+            "b and c get k together, and c gives k3 back"
+        );
+        let mut world = World::default();
+        for (key, token, mode) in
+            [("k", "w", Mode::Exclusive), ("k3", "c", Mode::Exclusive), ("k", "b", mode), ("k3", "b", mode)]
+        {
+            assert_eq!(world.want(key, token, mode), None);
+        }
+        assert_eq!(world.want("k", "c", mode), None, "the same in the other order");
+        let mut world = World::default();
+        for (key, token, mode) in [
+            ("k", "w", Mode::Exclusive),
+            ("k3", "c", Mode::Exclusive),
+            ("k", "b", mode),
+            ("k3", "b", Mode::Exclusive),
+        ] {
+            assert_eq!(world.want(key, token, mode), None);
+        }
+        assert_eq!(world.want("k", "c", Mode::Exclusive), tokens("c b c"), "but not where c wants it alone");
+    }
+}
+
+/// Somebody between two sharers that wants it alone waits for the one and keeps the other waiting.
+#[test]
+fn a_writer_between_two_sharers_is_waited_for() {
+    let mut world = World::default();
+    for (key, token, mode) in [
+        ("k", "w", Mode::Exclusive),
+        ("k3", "c", Mode::Exclusive),
+        ("k", "b", Mode::Shared),
+        ("k", "x", Mode::Exclusive),
+        ("k", "c", Mode::Shared),
+    ] {
+        assert_eq!(world.want(key, token, mode), None);
+    }
+    assert_eq!(world.want("k3", "b", Mode::Exclusive), tokens("b c b"));
+}
+
+/// Where there is room for it beside those ahead, a permit is not waited for; the one that takes the last is.
+#[test]
+fn permits_are_waited_for_where_they_are_used_up() {
+    let permits = |n| Mode::Permits(NonZeroU32::new(n).unwrap());
+    for (n, expected) in [(3, None), (2, tokens("a c a"))] {
+        let mut world = World::default();
+        for (key, token, mode) in [
+            ("k", "w", Mode::Exclusive),
+            ("k3", "c", Mode::Exclusive),
+            ("k4", "a", Mode::Exclusive),
+            ("k", "a", permits(n)),
+            ("k", "b", permits(n)),
+            ("k4", "b", Mode::Exclusive),
+            ("k", "c", permits(n)),
+        ] {
+            assert_eq!(world.want(key, token, mode), None);
+        }
+        assert_eq!(world.want("k3", "a", Mode::Exclusive), expected, "{n} permits");
+    }
+}
+
+/// A token that waits twice for the same key, the second time for more: somebody who stands in between waits for it.
+#[test]
+fn who_stands_between_two_waits_of_the_start_closes_a_cycle() {
+    let mut world = World::default();
+    for (token, mode) in [("h", Mode::Exclusive), ("t", Mode::Shared), ("x", Mode::Exclusive)] {
+        assert_eq!(world.want("k", token, mode), None);
+    }
+    assert_eq!(world.want("k", "t", Mode::Shared), None, "the first wait answers this one too");
+    assert_eq!(world.want("k", "t", Mode::Exclusive), tokens("t x t"));
 }

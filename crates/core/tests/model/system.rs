@@ -273,10 +273,10 @@ impl System {
                 Found::Nothing => break,
                 Found::Ask(name) => {
                     let lock = self.locks.get(&key_of(&name));
-                    search.learn(name, lock, self.instant());
+                    search.learn(&name, lock, Instant::from_micros(self.now), &self.waiting);
                 }
-                Found::Circle(circle) => {
-                    self.circle = circle.iter().map(|token| token_of(token.as_bytes())).collect();
+                Found::Cycle(cycle) => {
+                    self.circle = cycle.iter().map(|token| token_of(token.as_bytes())).collect();
                     return Answer::Deadlock;
                 }
             }

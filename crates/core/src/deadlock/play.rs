@@ -1,0 +1,180 @@
+//! The releases played through: whose turn comes, if everybody gives back what it holds once it has all it waits for.
+
+use super::{PLAYING, START, Search, WANTED, Waits};
+use crate::lock::Mode;
+use crate::queue::{Place, Waiting};
+
+/// What becomes of a waiter at the head of its queue.
+enum Turn {
+    /// It is granted, alone or beside the others.
+    Granted(Mode),
+    /// It holds already, or is refused: it waits no longer, and holds what it held.
+    Answered,
+    NotYet,
+}
+
+impl Search {
+    /// Whether the newcomer's turn comes, though it gives nothing back before. As well where that takes too long to say.
+    pub(super) fn turn_comes(&mut self, waiting: &Waiting) -> bool {
+        for resource in &mut self.resources {
+            if !resource.learned {
+                // Not looked at: whoever waits there will be served.
+                resource.queue.clear();
+            }
+            resource.queue.sort_unstable_by_key(|waits| waits.place);
+            for waits in &resource.queue {
+                self.tokens[waits.token].waits += 1;
+            }
+        }
+        let leaves = |token: &usize| *token != START && self.tokens[*token].waits == 0;
+        let mut leaving: Vec<usize> = (0..self.tokens.len()).filter(leaves).collect();
+        let mut to_serve: Vec<usize> = (0..self.resources.len()).collect();
+        // Each hold ends once and each place is passed once, so this is a matter of adding up; but the waiters that are
+        // not known, whom nobody has counted.
+        while self.left() > 0 {
+            while let Some(token) = leaving.pop() {
+                for at in std::mem::take(&mut self.tokens[token].holds) {
+                    self.steps += PLAYING;
+                    self.resources[at].holders.remove(&token);
+                    to_serve.push(at);
+                }
+            }
+            let Some(at) = to_serve.pop() else { return false };
+            if self.serve(at, waiting, &mut leaving) {
+                return true;
+            }
+        }
+        true
+    }
+
+    /// Serves a queue as far as that goes. True where the newcomer gets what it wants.
+    fn serve(&mut self, at: usize, waiting: &Waiting, leaving: &mut Vec<usize>) -> bool {
+        while let Some(next) = self.resources[at].queue.get(self.resources[at].served) {
+            self.steps += PLAYING;
+            let (place, token, mode, answered) = (next.place, next.token, next.mode, next.answered);
+            if !self.pass(at, place, mode, waiting) {
+                return false;
+            }
+            if !answered {
+                match self.turn(at, token, mode) {
+                    Turn::NotYet => return false,
+                    Turn::Answered => self.answer(at, place, leaving),
+                    Turn::Granted(mode) => {
+                        self.grant(at, token, mode);
+                        self.answer(at, place, leaving);
+                        self.answer_others(at, token, waiting, leaving);
+                    }
+                }
+            }
+            let resource = &mut self.resources[at];
+            (resource.served, resource.passed) = (resource.served + 1, Some(place));
+            if at == WANTED && self.newcomer_is_answered() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Lets those pass who are not known and stand before this place. Where nobody holds the resource they are all
+    /// served, one after the other, and only a waiter for a permit has to know by whom. One who is not served is known
+    /// from now on, and no more.
+    fn pass(&mut self, at: usize, place: Place, mode: Mode, waiting: &Waiting) -> bool {
+        let resource = &mut self.resources[at];
+        while (!resource.holders.is_empty() || matches!(mode, Mode::Permits(_)))
+            && self.steps < self.most
+            && let Some(waiter) = waiting.next_in_line(&resource.name, resource.passed)
+            && waiter.place() < place
+        {
+            self.steps += 1;
+            let holders = resource.holders.len();
+            let served = match (resource.mode, waiter.mode) {
+                (Some(Mode::Permits(n)), Mode::Permits(m)) => n != m || holders < n.get() as usize,
+                (Some(Mode::Shared), Mode::Shared) => true,
+                (_, asked) if holders == 0 => {
+                    resource.mode = Some(asked);
+                    true
+                }
+                _ => false,
+            };
+            if !served {
+                let waits =
+                    |token| Waits { place: waiter.place(), token, mode: waiter.mode, answered: false };
+                if let Some(token) = self.meet(&waiter.token, waiting) {
+                    self.tokens[token].waits += 1;
+                    let resource = &mut self.resources[at];
+                    resource.queue.insert(resource.served, waits(token));
+                }
+                return false;
+            }
+            resource.passed = Some(waiter.place());
+        }
+        true
+    }
+
+    fn turn(&self, at: usize, token: usize, asked: Mode) -> Turn {
+        let resource = &self.resources[at];
+        let holders = resource.holders.len();
+        if resource.holders.contains(&token) {
+            return match (resource.mode, asked) {
+                (Some(Mode::Shared), Mode::Exclusive) if holders == 1 => Turn::Granted(Mode::Exclusive),
+                (Some(Mode::Shared), Mode::Exclusive) => Turn::NotYet,
+                _ => Turn::Answered,
+            };
+        }
+        match (resource.mode, asked) {
+            // Whoever had a permit last still has it when the next one is looked at.
+            (Some(Mode::Permits(n)), Mode::Permits(asked)) if n != asked => Turn::Answered,
+            (Some(Mode::Permits(n)), Mode::Permits(_)) if holders < n.get() as usize => Turn::Granted(asked),
+            (Some(Mode::Shared), Mode::Shared) => Turn::Granted(asked),
+            _ if holders == 0 => Turn::Granted(asked),
+            _ => Turn::NotYet,
+        }
+    }
+
+    fn grant(&mut self, at: usize, token: usize, mode: Mode) {
+        let resource = &mut self.resources[at];
+        resource.mode = Some(mode);
+        if resource.holders.insert(token) {
+            self.tokens[token].holds.push(at);
+        }
+    }
+
+    /// A grant to a token answers each of its waits there that asks for no more.
+    fn answer_others(&mut self, at: usize, token: usize, waiting: &Waiting, leaving: &mut Vec<usize>) {
+        let resource = &self.resources[at];
+        let here = waiting.places(&self.tokens[token].token, &resource.name);
+        let own = resource.queue.iter().rev().find(|waits| at == WANTED && waits.token == START);
+        let places: Vec<Place> = here.chain(own.filter(|_| token == START).map(|own| own.place)).collect();
+        for place in places {
+            self.steps += 1;
+            let resource = &self.resources[at];
+            let Ok(index) = resource.queue.binary_search_by_key(&place, |waits| waits.place) else {
+                continue;
+            };
+            let waits = &resource.queue[index];
+            let asks_no_more = match (resource.mode, waits.mode) {
+                (Some(Mode::Exclusive), Mode::Shared) => true,
+                (held_as, asked) => held_as == Some(asked),
+            };
+            if asks_no_more && !waits.answered {
+                self.answer(at, place, leaving);
+            }
+        }
+    }
+
+    fn answer(&mut self, at: usize, place: Place, leaving: &mut Vec<usize>) {
+        let queue = &mut self.resources[at].queue;
+        let Ok(index) = queue.binary_search_by_key(&place, |waits| waits.place) else { return };
+        queue[index].answered = true;
+        let token = queue[index].token;
+        self.tokens[token].waits -= 1;
+        if self.tokens[token].waits == 0 && token != START {
+            leaving.push(token);
+        }
+    }
+
+    fn newcomer_is_answered(&self) -> bool {
+        let newcomer = |waits: &&Waits| waits.token == START && waits.place.1.0 == u64::MAX;
+        self.resources[WANTED].queue.iter().rev().find(newcomer).is_some_and(|waits| waits.answered)
+    }
+}
