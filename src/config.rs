@@ -17,7 +17,7 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        let limits = Limits { on_the_server: 10_000, on_a_key: 10_000 };
+        let limits = Limits { on_the_server: 10_000, on_a_key: 1_000 };
         let max_ttl = Ttl::from_millis(MAX_TTL as u64).unwrap_or(Ttl::MAX);
         Config { max_ttl, limits, restart_grace: 0, fence_mark: true }
     }
@@ -69,7 +69,8 @@ pub static SETTINGS: [Setting; 5] = [
     },
     Setting {
         name: "max-waiters-per-key",
-        kind: Kind::Number { default: 10_000, least: 0, greatest: 1_000_000 },
+        // A tenth of those on the server: the waiters on one key do not shut out everybody else's.
+        kind: Kind::Number { default: 1_000, least: 0, greatest: 1_000_000 },
         get: || with(|s| s.config.limits.on_a_key as i64),
         set: |n| with(|s| s.config.limits.on_a_key = n as usize),
     },

@@ -3,11 +3,12 @@
 //! The timer runs by the wall clock, so it is a hint: the job looks at the server clock, and a tick of the event loop
 //! that finds the timer late runs the job itself.
 
-use dlock_core::{Event, Instant, Name, Outcome};
+use dlock_core::{ClientId, Event, Instant, Name, Outcome, Token};
 
 use crate::deliveries::Delivery;
 use crate::effects::{self, Target};
 use crate::ffi::{Ctx, Flags, Verdict, notices};
+use crate::pending::Bindings;
 use crate::state::{Task, with};
 use crate::{clock, grace, waiters, words};
 
@@ -71,7 +72,7 @@ fn run(ctx: Ctx<'_>) {
         match task.name().map_or(Verdict::Allowed, |name| server.verdict(name)) {
             Verdict::Refused => {
                 with(|s| s.put_back(task));
-                return wait(now);
+                return wait(start);
             }
             Verdict::NoMemory if somebody_waits(&task) => put_off(task, now),
             verdict => carry_out(ctx, task, verdict == Verdict::Elsewhere),
@@ -110,9 +111,13 @@ fn somebody_waits(task: &Task) -> bool {
 }
 
 /// Nothing may be written now. A wait ends in its time all the same.
-fn wait(now: Instant) {
-    while let Some(id) = with(|s| s.waiting.timed_out(now)) {
+fn wait(start: u64) {
+    let mut now = clock::now();
+    while now.micros() <= start + STRETCH_MICROS
+        && let Some(id) = with(|s| s.waiting.timed_out(now))
+    {
         waiters::time_out(id, now);
+        now = clock::now();
     }
     let next = with(|s| s.waiting.next_timeout()).map_or(u64::MAX, |until| until.left(now));
     arm_in(next.min(PAUSED_MILLIS), now.millis());
@@ -143,9 +148,7 @@ fn carry_out(ctx: Ctx<'_>, task: Task, elsewhere: bool) {
                 ctx.notify(effects::event_name(Event::Freed), ctx.string(&name.key).raw());
             }
         }
-        Task::Disconnected(client, name, token) => {
-            on(ctx, &name, |target| target.operate(|turn| turn.disconnect(token.as_bytes(), client)));
-        }
+        Task::Disconnected(client, holds) => disconnect(ctx, client, holds),
         Task::Undelivered(name, token, waiter) => {
             on(ctx, &name, |target| target.operate(|turn| turn.undelivered(token.as_bytes(), waiter)));
         }
@@ -173,6 +176,27 @@ fn carry_out(ctx: Ctx<'_>, task: Task, elsewhere: bool) {
             }
         }
     }
+}
+
+/// So many holds of a connection end in one turn.
+const SLICE: usize = 64;
+
+/// Ends some of the holds of a connection that has closed, all on one resource; the others come behind what else there
+/// is to do.
+fn disconnect(ctx: Ctx<'_>, client: ClientId, mut holds: Bindings) {
+    let Some((name, first)) = holds.pop_first() else { return };
+    let mut tokens = vec![first];
+    while tokens.len() < SLICE
+        && holds.first().is_some_and(|(other, _)| *other == name)
+        && let Some((_, token)) = holds.pop_first()
+    {
+        tokens.push(token);
+    }
+    if !holds.is_empty() {
+        with(|s| s.pending.push_back(Task::Disconnected(client, holds)));
+    }
+    let tokens = tokens.iter().map(Token::as_bytes);
+    on(ctx, &name, |target| target.operate(|turn| turn.disconnect(tokens, client)));
 }
 
 /// Opens a resource in the background. False where the key holds a value of another type, of which its line is told.

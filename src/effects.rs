@@ -4,7 +4,7 @@
 use std::ffi::CStr;
 
 use dlock_core::command::table;
-use dlock_core::{Change, End, Event, Instant, Lock, Name, Step, Terms, Turn, codec};
+use dlock_core::{Binding, Change, End, Event, Instant, Lock, Name, Step, Terms, Turn, codec};
 
 use crate::ffi::{Ctx, Key, WrongType, rm};
 use crate::state::{State, with};
@@ -119,7 +119,10 @@ impl<'a> Target<'a> {
         match effect {
             Some(bytes) => {
                 self.ctx.replicate(SET, self.raw, &bytes);
-                with(|s| s.buffer = bytes);
+                // Those of a crowd are not kept.
+                if bytes.capacity() <= MOST_KEPT {
+                    with(|s| s.buffer = bytes);
+                }
             }
             None => self.ctx.replicate_verbatim(),
         }
@@ -147,6 +150,9 @@ impl<'a> Target<'a> {
     }
 }
 
+/// So many bytes of an effect are kept for the next one.
+const MOST_KEPT: usize = 64 * 1024;
+
 const SET: &CStr = c"DLOCK._SET";
 const _: () = assert!(table::SET.name.len() == SET.to_bytes().len());
 
@@ -166,6 +172,11 @@ fn new_value() -> Box<Value> {
         }
         None => Box::default(),
     }
+}
+
+/// Whether anybody may hear of what happens to locks.
+pub fn is_heard(ctx: Ctx<'_>) -> bool {
+    with(|s| s.alone) != Some(true) || ctx.announces().0
 }
 
 /// Tells listeners, where there may be any: see [`crate::followers`].
@@ -198,11 +209,11 @@ impl State {
     fn account(&mut self, name: &Name<'_>, step: &Step) {
         self.stats.count(&step.events);
         let Some(rest) = &step.rest else { return };
-        for (client, token) in &rest.unbound {
-            self.unbind(*client, name, token);
-        }
-        for (client, token) in &rest.bound {
-            self.bind(*client, name, token.clone());
+        for binding in &rest.bindings {
+            match binding {
+                Binding::Begins(client, token) => self.bind(*client, name, token.clone()),
+                Binding::Ends(client, token) => self.unbind(*client, name, token),
+            }
         }
     }
 }

@@ -2,9 +2,10 @@
 //! background job, for inside these events a write may reach nobody, or the wrong replica, or end the server.
 
 use dlock_core::codec::Origin;
-use dlock_core::{ClientId, Name};
+use dlock_core::{ClientId, Name, give_back};
 
 use crate::ffi::{Ctx, Key, notices, notices::Notice};
+use crate::pending::rename_all;
 use crate::scheduled::Scheduled;
 use crate::state::{Task, with};
 use crate::{deadlines, followers, grace, mark, waiters};
@@ -88,6 +89,7 @@ fn flushing(ctx: Ctx<'_>, db: Option<i32>) {
             holds.retain(|(name, _)| db.is_some_and(|db| name.db != db));
             !holds.is_empty()
         });
+        give_back(&mut s.ephemerals);
         emptied
     });
     let held: usize = emptied.iter().map(Scheduled::held).sum();
@@ -117,15 +119,8 @@ fn swapped(ctx: Ctx<'_>, first: i32, second: i32) {
             db if db == second => name.db = first,
             _ => {}
         };
-        for holds in s.ephemerals.values_mut() {
-            let moved = std::mem::take(holds).into_iter().map(|(mut name, token)| {
-                swap(&mut name);
-                (name, token)
-            });
-            *holds = moved.collect();
-        }
-        let later = s.later.iter_mut().map(|(_, task)| task);
-        s.pending.iter_mut().chain(later).filter_map(Task::of_hold).for_each(swap);
+        s.ephemerals.values_mut().for_each(|holds| rename_all(holds, swap));
+        s.pending.iter_mut().for_each(|task| task.rename_holds(swap));
         s.deliveries.names().for_each(swap);
     });
     serve_lines(|name| name.db == first || name.db == second);
@@ -134,7 +129,7 @@ fn swapped(ctx: Ctx<'_>, first: i32, second: i32) {
 pub fn serve_lines(of: impl Fn(&Name<'static>) -> bool) {
     with(|s| {
         let tasks: Vec<Task> = s.waiting.names().filter(|name| of(name)).cloned().map(Task::Serve).collect();
-        s.pending.extend(tasks);
+        tasks.into_iter().for_each(|task| s.pending.push_back(task));
     });
 }
 
@@ -142,8 +137,7 @@ pub fn serve_lines(of: impl Fn(&Name<'static>) -> bool) {
 fn client_gone(client: ClientId) -> bool {
     with(|s| {
         let Some(holds) = s.ephemerals.remove(&client) else { return false };
-        let tasks = holds.into_iter().map(|(name, token)| Task::Disconnected(client, name, token));
-        s.pending.extend(tasks);
+        s.pending.push_back(Task::Disconnected(client, holds));
         true
     })
 }

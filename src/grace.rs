@@ -4,7 +4,7 @@
 //! Here stands when that begins and why; what it means for a lock is decided in the core, which is told the moment from
 //! which new grants are made; when it is over, the background job serves the lines.
 
-use dlock_core::Instant;
+use dlock_core::{Instant, Name};
 
 use crate::ffi::{Ctx, Flags, LogLevel, notices};
 use crate::state::with;
@@ -15,7 +15,7 @@ mod disk;
 mod eviction;
 mod proof;
 
-pub use eviction::evicted;
+pub use eviction::{evicted, taken_away};
 
 use proof::Proof;
 
@@ -29,6 +29,8 @@ pub struct Grace {
     start: Start,
     /// The server may evict any key.
     evicts_locks: bool,
+    /// The lock whose key was taken away last.
+    taken_away: Option<Name<'static>>,
 }
 
 /// How far the server has come since the module was loaded.
@@ -53,7 +55,8 @@ struct Load {
 impl Grace {
     /// None runs until [`at_start`].
     pub fn new() -> Grace {
-        Grace { proof: Proof::new(), ends: NEVER, runs: false, start: Start::Begun, evicts_locks: false }
+        let (proof, start) = (Proof::new(), Start::Begun);
+        Grace { proof, ends: NEVER, runs: false, start, evicts_locks: false, taken_away: None }
     }
 
     /// The moment from which new grants are made.

@@ -18,6 +18,7 @@ mod followers;
 mod grace;
 mod info;
 mod mark;
+mod pending;
 mod scheduled;
 mod state;
 mod table;

@@ -1,19 +1,21 @@
 //! Everything the module knows besides what the keys hold: rebuilt at load, or let go.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::HashMap;
 
 use dlock_core::codec::Origin;
-use dlock_core::schedule::Slot;
-use dlock_core::{ClientId, Deadline, Fences, Instant, Name, Token, WaiterId, Waiting};
+use dlock_core::{ClientId, Deadline, Fences, Instant, Name, Token, WaiterId, Waiting, give_back};
 
 use crate::config::Config;
-use crate::deliveries::{Deliveries, Delivery};
+use crate::deliveries::Deliveries;
 use crate::ffi::{Handle, MainThread, notices::Timer};
 use crate::grace::Grace;
 use crate::info::Stats;
 use crate::mark::Mark;
+use crate::pending::{Bindings, Pending};
 use crate::scheduled::Scheduled;
 use crate::value::Value;
+
+pub use crate::pending::Task;
 
 pub struct State {
     pub config: Config,
@@ -27,13 +29,13 @@ pub struct State {
     pub blocked: HashMap<WaiterId, Handle>,
     pub by_handle: HashMap<Handle, WaiterId>,
     /// What ends with a connection.
-    pub ephemerals: HashMap<ClientId, HashSet<(Name<'static>, Token)>>,
+    pub ephemerals: HashMap<ClientId, Bindings>,
     /// Grants that are on their way to those who waited.
     pub deliveries: Deliveries,
     /// What the background job has to look at.
-    pub pending: VecDeque<Task>,
-    /// What it has to look at again, each from its millisecond on, the first first.
-    pub later: VecDeque<(u64, Task)>,
+    pub pending: Pending,
+    /// Whose turn it is in the background: see [`State::next_task`].
+    turn: usize,
     /// The armed timer, and the millisecond it is for.
     pub timer: Option<(Timer, u64)>,
     /// Where bytes that come in now come from; None outside of loading.
@@ -47,54 +49,6 @@ pub struct State {
     pub buffer: Vec<u8>,
     /// What the key held that was deleted last, for the next one: as `buffer`.
     pub spare: Option<Box<Value>>,
-}
-
-/// Something for the background job.
-pub enum Task {
-    /// The line of this resource may have to be served.
-    Serve(Name<'static>),
-    /// This resource was held when its key was taken away.
-    Vanished(Name<'static>),
-    /// A connection closed to which this hold is bound.
-    Disconnected(ClientId, Name<'static>, Token),
-    /// A grant reached nobody.
-    Undelivered(Name<'static>, Token, WaiterId),
-    /// So did this one, unless more connections have been evicted than these.
-    Unread {
-        delivery: Delivery,
-        waiter: WaiterId,
-        evicted: Option<i64>,
-    },
-    /// This waiter's time is over.
-    TimedOut(Name<'static>, WaiterId),
-    /// A lease or a lock-delay may be over.
-    Due(Name<'static>, Slot),
-    GraceOver,
-}
-
-impl Task {
-    /// The resource, if it is about one.
-    pub fn name(&self) -> Option<&Name<'static>> {
-        match self {
-            Task::Serve(name)
-            | Task::Vanished(name)
-            | Task::Disconnected(_, name, _)
-            | Task::Undelivered(name, ..)
-            | Task::TimedOut(name, _)
-            | Task::Due(name, _) => Some(name),
-            Task::Unread { delivery, .. } => Some(&delivery.name),
-            Task::GraceOver => None,
-        }
-    }
-
-    /// The resource, where the task is about a hold: that moves with its database, where a line stays.
-    pub fn of_hold(&mut self) -> Option<&mut Name<'static>> {
-        match self {
-            Task::Disconnected(_, name, _) | Task::Undelivered(name, ..) | Task::Due(name, _) => Some(name),
-            Task::Unread { delivery, .. } => Some(&mut delivery.name),
-            Task::Serve(_) | Task::Vanished(_) | Task::TimedOut(..) | Task::GraceOver => None,
-        }
-    }
 }
 
 static STATE: MainThread<State> = MainThread::empty();
@@ -112,8 +66,8 @@ pub fn start(config: Config) {
         by_handle: HashMap::new(),
         ephemerals: HashMap::new(),
         deliveries: Deliveries::default(),
-        pending: VecDeque::new(),
-        later: VecDeque::new(),
+        pending: Pending::default(),
+        turn: 0,
         timer: None,
         loading: None,
         followed: true,
@@ -153,10 +107,8 @@ impl State {
     pub fn unblock(&mut self, id: WaiterId) -> Option<Handle> {
         let handle = self.blocked.remove(&id)?;
         self.by_handle.remove(&handle);
-        if self.blocked.is_empty() && self.blocked.capacity() > 1_000 {
-            // Give the memory of a crowd back once it has left.
-            (self.blocked, self.by_handle) = (HashMap::new(), HashMap::new());
-        }
+        give_back(&mut self.blocked);
+        give_back(&mut self.by_handle);
         Some(handle)
     }
 
@@ -169,24 +121,31 @@ impl State {
             holds.remove(&(name.to_owned(), token.clone()));
             if holds.is_empty() {
                 self.ephemerals.remove(&client);
+                give_back(&mut self.ephemerals);
             }
         }
     }
 
-    /// The next thing to do in the background at `now`, if any.
+    /// The next thing to do in the background at `now`, if any. What was noted, waits that are over and leases that are
+    /// over take turns, so that however many there are of one, the others come as well.
     pub fn next_task(&mut self, now: Instant) -> Option<Task> {
-        if let Some(task) = self.pending.pop_front() {
-            return Some(task);
-        }
-        if self.later.front().is_some_and(|(at, _)| *at <= now.millis()) {
-            return self.later.pop_front().map(|(_, task)| task);
-        }
+        const KINDS: [fn(&mut State, Instant) -> Option<Task>; 3] =
+            [|s, now| s.pending.next(now.millis()), State::next_timed_out, State::next_lease];
         if self.grace.is_over(now) {
             return Some(Task::GraceOver);
         }
-        if let Some(id) = self.waiting.timed_out(now) {
-            return self.waiting.get(id).map(|waiter| Task::TimedOut(waiter.name.clone(), id));
-        }
+        KINDS.iter().find_map(|_| {
+            self.turn = (self.turn + 1) % KINDS.len();
+            KINDS[self.turn](self, now)
+        })
+    }
+
+    fn next_timed_out(&mut self, now: Instant) -> Option<Task> {
+        let id = self.waiting.timed_out(now)?;
+        self.waiting.get(id).map(|waiter| Task::TimedOut(waiter.name.clone(), id))
+    }
+
+    fn next_lease(&mut self, now: Instant) -> Option<Task> {
         // The earliest of all databases: many that are due in one may not hold up another's.
         let firsts = self.dbs.iter().enumerate().filter_map(|(db, shelf)| Some((db, shelf.first()?)));
         let (db, (_, slot)) =
@@ -198,7 +157,7 @@ impl State {
     /// A task that cannot be carried out yet is the next one again. What is found by its time is found again.
     pub fn put_back(&mut self, task: Task) {
         if !matches!(task, Task::TimedOut(..) | Task::Due(..)) {
-            self.pending.push_front(task);
+            self.pending.put_back(task);
         }
     }
 
@@ -207,7 +166,17 @@ impl State {
         match task {
             // What is due stands where it is found by its time.
             Task::Due(name, slot) => self.db(name.db).put_off(slot, at),
-            task => self.later.push_back((at.millis(), task)),
+            // The other resources of the connection need not wait.
+            Task::Disconnected(client, holds) => {
+                let Some((first, _)) = holds.first().cloned() else { return };
+                let (here, elsewhere): (Bindings, Bindings) =
+                    holds.into_iter().partition(|(name, _)| *name == first);
+                self.pending.put_off(Task::Disconnected(client, here), at.millis());
+                if !elsewhere.is_empty() {
+                    self.pending.push_back(Task::Disconnected(client, elsewhere));
+                }
+            }
+            task => self.pending.put_off(task, at.millis()),
         }
     }
 
@@ -215,12 +184,11 @@ impl State {
     /// were bound to a connection.
     pub fn demoted(&mut self) -> Vec<(Name<'static>, Token)> {
         self.deliveries = Deliveries::default();
-        let tasks = std::mem::take(&mut self.pending).into_iter();
-        let tasks = tasks.chain(std::mem::take(&mut self.later).into_iter().map(|(_, task)| task));
-        let closed = tasks.filter_map(|task| match task {
-            Task::Disconnected(_, name, token) => Some((name, token)),
+        let closed = std::mem::take(&mut self.pending).into_tasks().filter_map(|task| match task {
+            Task::Disconnected(_, holds) => Some(holds),
             _ => None,
         });
+        let closed = closed.flatten();
         closed.chain(std::mem::take(&mut self.ephemerals).into_values().flatten()).collect()
     }
 
@@ -228,8 +196,6 @@ impl State {
     pub fn next_due(&self) -> Option<u64> {
         let locks = self.dbs.iter().filter_map(|db| db.first()).map(|(due, _)| due);
         let first = locks.chain(self.waiting.next_timeout()).min().map(|due| due.millis());
-        let later = self.later.front().map(|(at, _)| *at);
-        let first = first.into_iter().chain(later).chain(self.grace.due()).min();
-        if self.pending.is_empty() { first } else { Some(0) }
+        first.into_iter().chain(self.pending.due()).chain(self.grace.due()).min()
     }
 }

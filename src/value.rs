@@ -4,10 +4,10 @@ use dlock_core::codec::{self, Anchor, Origin, Reader};
 use dlock_core::schedule::Slot;
 use dlock_core::{Change, Ephemeral, Lock, Name};
 
-use crate::ffi::{Flags, types};
+use crate::ffi::{Flags, notices, types};
 use crate::scheduled::Scheduled;
 use crate::state::{State, Task, with};
-use crate::{clock, deadlines, grace};
+use crate::{clock, deadlines, effects, grace};
 
 #[derive(Default)]
 pub struct Value {
@@ -152,13 +152,15 @@ impl Value {
         let name = Name::new(db, key);
         // A replica has no line to serve and tells nobody; its promotion must not find what its master did long ago.
         let master = types::flags_now().contains(Flags::MASTER);
+        let heard = effects::is_heard(notices::background());
         with(|s| {
             for hold in lock.stored() {
                 if let Ephemeral::Bound(client) = hold.ephemeral() {
                     s.unbind(client, &name, hold.token());
                 }
             }
-            if master && s.loading.is_none() {
+            grace::taken_away(s, &name);
+            if master && s.loading.is_none() && (heard || s.waiting.len_of(&name) > 0) {
                 s.pending.push_back(Task::Vanished(name.to_owned()));
             }
         });

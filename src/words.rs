@@ -1,5 +1,7 @@
 //! What clients read when something is refused: the error word, what is the matter, what to do.
 
+use std::borrow::Cow;
+
 use dlock_core::{Limits, Refusal, Token};
 
 pub fn refusal(refusal: Refusal) -> String {
@@ -22,8 +24,24 @@ pub fn refusal(refusal: Refusal) -> String {
     }
 }
 
-pub fn deadlock(circle: &[Token]) -> String {
-    let tokens: Vec<String> = circle.iter().map(|t| t.as_bytes().escape_ascii().to_string()).collect();
+/// As much of a token as whoever may not write its key is shown: a token is the proof of ownership. One that is cut
+/// off ends in three dots.
+pub fn shortened(token: &[u8]) -> Cow<'_, [u8]> {
+    const SHOWN: usize = 8;
+    match token.get(..SHOWN) {
+        Some(start) if token.len() > SHOWN => [start, b"..."].concat().into(),
+        _ => token.into(),
+    }
+}
+
+/// Of a long cycle its two ends.
+pub fn deadlock(cycle: &[Token]) -> String {
+    const END: usize = 4;
+    let shown = |token: &Token| shortened(token.as_bytes()).escape_ascii().to_string();
+    let mut tokens: Vec<String> = cycle.iter().map(shown).collect();
+    if let between @ 1.. = tokens.len().saturating_sub(2 * END) {
+        tokens.splice(END..END + between, [format!("({between} more)")]);
+    }
     format!("DEADLOCK {}", tokens.join(" -> "))
 }
 

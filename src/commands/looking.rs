@@ -1,12 +1,14 @@
 //! The commands that change nothing: HOLDS, PTTL, INSPECT, WAITERS.
 
+use std::borrow::Cow;
+
 use dlock_core::{ClientId, Ephemeral, Hold, Lock, Mode, Name, command};
 
 use super::{Done, text};
 use crate::ffi::setup::{Args, Command};
 use crate::ffi::{Ctx, Key, WrongType};
 use crate::state::with;
-use crate::{clock, effects};
+use crate::{clock, effects, words};
 
 /// Reads a lock as it is now, without changing anything; works on replicas.
 fn look<R>(ctx: Ctx<'_>, args: &Args<'_>, read: impl FnOnce(&Lock) -> R) -> Result<R, String> {
@@ -14,6 +16,13 @@ fn look<R>(ctx: Ctx<'_>, args: &Args<'_>, read: impl FnOnce(&Lock) -> R) -> Resu
     let free = Lock::default();
     let lock = key.value().map_or(&free, |value| &value.lock);
     Ok(read(lock))
+}
+
+type Shown = fn(&[u8]) -> Cow<'_, [u8]>;
+
+/// How tokens are shown: whole to those who may write the key, and to nobody else.
+fn shown_to(ctx: Ctx<'_>, args: &Args<'_>) -> Shown {
+    if ctx.user_may_write(args.key) { |token| token.into() } else { words::shortened }
 }
 
 pub struct Holds;
@@ -50,7 +59,7 @@ impl Command for Inspect {
         let key = command::only_key(args.bytes).map_err(text)?;
         let name = Name::new(ctx.db(), key);
         let waiting = with(|s| s.waiting.len_of(&name));
-        let now = clock::now();
+        let (now, show) = (clock::now(), shown_to(ctx, args));
         look(ctx, args, |lock| {
             let view = lock.at(now);
             let holders = view.holds().count();
@@ -68,7 +77,7 @@ impl Command for Inspect {
             field(ctx, "fence", view.fence().map_or(0, |fence| fence.get() as i64));
             ctx.reply_bytes(b"holders");
             ctx.reply_array(holders);
-            view.holds().for_each(|hold| holder(ctx, hold, hold.deadline().left(now)));
+            view.holds().for_each(|hold| holder(ctx, hold, hold.deadline().left(now), show));
             field(ctx, "waiters", waiting as i64);
             field(ctx, "delay", view.delay_left() as i64);
         })
@@ -93,9 +102,9 @@ fn mode_word(mode: Mode) -> &'static str {
     }
 }
 
-fn holder(ctx: Ctx<'_>, hold: &Hold, left: u64) {
+fn holder(ctx: Ctx<'_>, hold: &Hold, left: u64, show: Shown) {
     ctx.reply_map(7);
-    field_bytes(ctx, "token", hold.token().as_bytes());
+    field_bytes(ctx, "token", &show(hold.token().as_bytes()));
     field(ctx, "count", hold.count().into());
     field(ctx, "fence", hold.fence().get() as i64);
     field(ctx, "pttl", left as i64);
@@ -113,13 +122,14 @@ impl Command for Waiters {
         let parsed = command::Waiters::parse(args.bytes).map_err(text)?;
         look(ctx, args, |_| ())?;
         let (name, now) = (Name::new(ctx.db(), parsed.key), clock::now());
+        let show = shown_to(ctx, args);
         let most = parsed.count.map_or(usize::MAX, |n| n.get() as usize);
         let line: Vec<_> = with(|s| s.waiting.line(&name).take(most).cloned().collect());
         ctx.reply_array(line.len());
         for waiter in line {
             ctx.reply_map(6);
             field(ctx, "client", waiter.client.0 as i64);
-            field_bytes(ctx, "token", waiter.token.as_bytes());
+            field_bytes(ctx, "token", &show(waiter.token.as_bytes()));
             field_bytes(ctx, "mode", mode_word(waiter.mode).as_bytes());
             field(ctx, "waited", now.millis_since(waiter.since) as i64);
             field(ctx, "left", waiter.until.map_or(-1, |until| until.left(now) as i64));

@@ -12,7 +12,7 @@ use super::{Ctx, Waited, api, guard, rm};
 pub struct Handle(*mut rm::RedisModuleBlockedClient);
 
 /// Blocks the client whose command runs; not allowed where [`super::Flags::DENY_BLOCKING`] is set. None where the server
-/// refuses, as Valkey 9.1 does for a client that is subscribed to something.
+/// refuses, as Valkey does from 8.1 on for a client that is subscribed to something.
 pub fn block(ctx: Ctx<'_>) -> Option<Handle> {
     // Where the server handles CLIENT UNBLOCK beside a grant correctly (Redis 7.4, Valkey 8: told by a function they
     // have in common) it may be used; before, it answers 0, and DLOCK.CANCEL does it.

@@ -19,6 +19,7 @@ pub mod notices;
 mod rights;
 pub mod setup;
 pub mod types;
+mod user;
 pub mod verdict;
 
 pub use blocked::Handle;

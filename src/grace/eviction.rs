@@ -1,7 +1,9 @@
 //! A server that may evict any key evicts locks too, and so forgets holds whose holders do not know of it.
 
+use dlock_core::Name;
+
 use super::{Ctx, LogLevel, forgot, in_ms, proof, with};
-use crate::state::Task;
+use crate::state::State;
 
 /// At the start and at each CONFIG SET: tells the operator when it begins to be so.
 pub fn look(ctx: Ctx<'_>) {
@@ -18,13 +20,14 @@ pub fn look(ctx: Ctx<'_>) {
     }
 }
 
-/// A key was evicted, of whatever type. Where it was a lock that was held, [`crate::value`] has just taken note that it
-/// has gone.
+/// The key of a lock is taken away. If that was an eviction, the server says so next.
+pub fn taken_away(state: &mut State, name: &Name<'_>) {
+    state.grace.taken_away = Some(name.to_owned());
+}
+
+/// A key was evicted, of whatever type.
 pub fn evicted(ctx: Ctx<'_>, db: i32, key: &[u8]) {
-    let held = with(|s| match s.pending.back() {
-        Some(Task::Vanished(name)) => name.db == db && *name.key == *key,
-        _ => false,
-    });
+    let held = with(|s| s.grace.taken_away.take()).is_some_and(|name| name == Name::new(db, key));
     if !held {
         return;
     }

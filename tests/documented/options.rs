@@ -8,7 +8,7 @@ const OPTIONS: [(&str, i64, i64, i64); 4] = [
     ("dlock.max-ttl", 86_400_000, 1, 4_294_967_295),
     ("dlock.restart-grace", 0, 0, 4_294_967_295),
     ("dlock.max-waiters", 10_000, 0, 1_000_000),
-    ("dlock.max-waiters-per-key", 10_000, 0, 1_000_000),
+    ("dlock.max-waiters-per-key", 1_000, 0, 1_000_000),
 ];
 
 #[test]

@@ -4,9 +4,11 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
+mod background;
 mod damage;
 mod files;
 mod memory;
+mod secrets;
 mod tokens;
 mod users;
 mod withdrawn;

@@ -8,7 +8,7 @@
 use std::num::NonZeroU32;
 
 use crate::fences::Fences;
-use crate::lock::{Ephemeral, Fit, Lock, Mode, Request};
+use crate::lock::{Ephemeral, Fit, Hold, Lock, Mode, Request};
 use crate::queue::{Name, Rank, WaiterId, Waiting};
 use crate::step::{End, Event, Granted, Outcome, Refusal, Step};
 use crate::units::{ClientId, Fence, Instant, Token, Ttl};
@@ -241,11 +241,15 @@ impl<'a> Turn<'a> {
         holds
     }
 
-    /// A connection has closed: the hold of `token` ends if it is bound to it.
-    pub fn disconnect(&mut self, token: &[u8], client: ClientId) {
+    /// A connection has closed: of the holds of these tokens those end that are bound to it. The caller names no more of
+    /// them than one turn may end.
+    pub fn disconnect<'t>(&mut self, tokens: impl IntoIterator<Item = &'t [u8]>, client: ClientId) {
         self.settle();
         let bound = Ephemeral::Bound(client);
-        self.end_all(End::Disconnected, |hold| hold.token == *token && hold.ephemeral() == bound);
+        let mut tokens: Vec<&[u8]> = tokens.into_iter().collect();
+        tokens.sort_unstable();
+        let named = |hold: &Hold| tokens.binary_search(&hold.token.as_bytes()).is_ok();
+        self.end_all(End::Disconnected, |hold| hold.ephemeral() == bound && named(hold));
         self.serve();
     }
 

@@ -35,6 +35,6 @@ pub use bytes::Bytes;
 pub use decide::{Acquired, Confirmed, Counts, Terms, Turn};
 pub use fences::Fences;
 pub use lock::{Count, Ephemeral, Hold, Holding, Lock, Mode, Request};
-pub use queue::{Limits, Name, Newcomer, Rank, Waiter, WaiterId, Waiting};
-pub use step::{Change, End, Event, Granted, Outcome, Part, Refusal, Rest, Step};
+pub use queue::{Limits, Name, Newcomer, Rank, Waiter, WaiterId, Waiting, give_back};
+pub use step::{Binding, Change, End, Event, Granted, Outcome, Part, Refusal, Rest, Step};
 pub use units::{ClientId, Deadline, Fence, Instant, Token, Ttl, Wait};

@@ -105,9 +105,15 @@ pub struct Step {
 #[derive(Debug, Default)]
 pub struct Rest {
     pub outcomes: Vec<(Waiter, Outcome)>,
-    /// Connections that holds are bound to from now on, and those they no longer are bound to.
-    pub bound: Vec<(ClientId, Token)>,
-    pub unbound: Vec<(ClientId, Token)>,
+    /// In the order in which it happened: a hold may be bound to one connection after the other in one step.
+    pub bindings: Vec<Binding>,
+}
+
+/// The hold of this token ends with this connection from now on, or does so no longer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Binding {
+    Begins(ClientId, Token),
+    Ends(ClientId, Token),
 }
 
 impl Step {
@@ -138,7 +144,7 @@ impl Step {
     pub(crate) fn ended(&mut self, lock: &Lock, hold: &Hold, why: End, now: Instant) {
         self.events.push(Event::Ended(why, u32::try_from(hold.held_millis(now)).unwrap_or(u32::MAX)));
         if let Ephemeral::Bound(client) = hold.ephemeral() {
-            self.rest().unbound.push((client, hold.token.clone()));
+            self.rest().bindings.push(Binding::Ends(client, hold.token.clone()));
         }
         self.part(lock, |Part { put, dropped }| {
             put.retain(|t| *t != hold.token);

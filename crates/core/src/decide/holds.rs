@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use super::Turn;
 use crate::lock::{Count, Ephemeral, Extras, Hold, Holders, Holding, MAX_COUNT, Mode, Request};
 use crate::queue::{Waiter, WaiterId};
-use crate::step::{End, Event, Outcome, Refusal};
+use crate::step::{Binding, End, Event, Outcome, Refusal};
 use crate::units::{Fence, Token};
 
 impl Turn<'_> {
@@ -26,7 +26,7 @@ impl Turn<'_> {
             })
         });
         if let Some(client) = request.bound_to {
-            self.step.rest().bound.push((client, token.clone()));
+            self.step.rest().bindings.push(Binding::Begins(client, token.clone()));
         }
         let deadline = self.now + request.ttl;
         let hold = Hold { token, fence, deadline, ttl: request.ttl, count, extras };
@@ -58,9 +58,9 @@ impl Turn<'_> {
             let before = (extras.ephemeral, extras.delay, extras.label.clone());
             if let Some(client) = request.bound_to {
                 if let Ephemeral::Bound(old) = extras.ephemeral {
-                    self.step.rest().unbound.push((old, hold.token.clone()));
+                    self.step.rest().bindings.push(Binding::Ends(old, hold.token.clone()));
                 }
-                self.step.rest().bound.push((client, hold.token.clone()));
+                self.step.rest().bindings.push(Binding::Begins(client, hold.token.clone()));
                 extras.ephemeral = Ephemeral::Bound(client);
             }
             extras.delay = if request.delay > 0 { request.delay } else { extras.delay };

@@ -137,7 +137,11 @@ pub fn invariants(system: &System, step: &Move) {
     let late =
         system.waiting.timed_out(system.instant()).map(|id| system.waiting.get(id).and_then(|w| w.until));
     assert_eq!(late.flatten(), by_time.filter(|until| until.passed(system.instant())));
-    assert!(system.bound_holds().is_subset(&system.bonds), "whom to look at when a connection closes");
+    assert_eq!(
+        system.bound_holds(),
+        system.bonds,
+        "whom to look at when a connection closes, and nobody else"
+    );
     for key in 0..KEYS {
         let lock = system.locks.get(&key).cloned().unwrap_or_default();
         let view = lock.at(system.instant());

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use dlock_core::codec::Anchor;
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
-    Acquired, ClientId, Confirmed, Event, Fence, Fences, Granted, Instant, Limits, Lock, Mode, Name,
+    Acquired, Binding, ClientId, Confirmed, Event, Fence, Fences, Granted, Instant, Limits, Lock, Mode, Name,
     Newcomer, Outcome, Request, Rest, Step, Terms, Ttl, Turn, Wait, WaiterId, Waiting,
 };
 
@@ -102,11 +102,15 @@ impl System {
 
     fn carry_out(&mut self, key: Key, step: Step) {
         let rest = step.rest.map_or_else(Rest::default, |rest| *rest);
-        for (client, token) in rest.unbound {
-            self.bonds.remove(&(client.0, key, token_of(token.as_bytes())));
-        }
-        for (client, token) in rest.bound {
-            self.bonds.insert((client.0, key, token_of(token.as_bytes())));
+        for binding in rest.bindings {
+            match binding {
+                Binding::Begins(client, token) => {
+                    self.bonds.insert((client.0, key, token_of(token.as_bytes())));
+                }
+                Binding::Ends(client, token) => {
+                    self.bonds.remove(&(client.0, key, token_of(token.as_bytes())));
+                }
+            }
         }
         for event in step.events {
             self.heard.push((key, heard(event)));
@@ -201,6 +205,9 @@ impl System {
                 for replica in [&mut self.near, &mut self.far] {
                     replica.remove(&key);
                 }
+                // As the server does when the key goes.
+                let bound = self.bound_holds();
+                self.bonds.retain(|bond| bond.1 != key || !bound.contains(bond));
                 match self.locks.remove(&key) {
                     Some(_) => self.turn(key, |turn| turn.vanished()),
                     None => self.turn(key, |turn| turn.settle()),
@@ -297,7 +304,7 @@ impl System {
         for (_, key, who) in bonds {
             self.bonds.remove(&(client, key, who));
             if self.bound_holds().contains(&(client, key, who)) {
-                self.turn(key, |turn| turn.disconnect(&token(who), ClientId(client)));
+                self.turn(key, |turn| turn.disconnect([&token(who)[..]], ClientId(client)));
             }
         }
     }
