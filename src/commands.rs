@@ -171,8 +171,7 @@ impl Command for Token {
         let mut random = [0; 20];
         let drawn = rand::rngs::SysRng.try_fill_bytes(&mut random);
         drawn.map_err(|why| format!("ERR the operating system gives no randomness: {why}"))?;
-        let token: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-        ctx.reply_bytes(token.as_bytes());
+        ctx.reply_bytes(&dlock_core::Token::spell(random));
         Ok(())
     }
 }

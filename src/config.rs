@@ -9,6 +9,8 @@ use crate::state::with;
 pub struct Config {
     pub max_ttl: Ttl,
     pub limits: Limits,
+    /// How many may share a key, or hold permits of it.
+    pub max_holders: u32,
     /// ms without new grants after holds may have been forgotten; 0: off.
     pub restart_grace: u32,
     /// Whether a fence mark is kept on the disk.
@@ -19,7 +21,7 @@ impl Default for Config {
     fn default() -> Self {
         let limits = Limits { on_the_server: 10_000, on_a_key: 1_000 };
         let max_ttl = Ttl::from_millis(MAX_TTL as u64).unwrap_or(Ttl::MAX);
-        Config { max_ttl, limits, restart_grace: 0, fence_mark: true }
+        Config { max_ttl, limits, max_holders: MAX_HOLDERS as u32, restart_grace: 0, fence_mark: true }
     }
 }
 
@@ -40,9 +42,10 @@ impl Config {
 }
 
 const MAX_TTL: i64 = 86_400_000;
+const MAX_HOLDERS: i64 = 100_000;
 
 /// Every option.
-pub static SETTINGS: [Setting; 5] = [
+pub static SETTINGS: [Setting; 6] = [
     Setting {
         name: "max-ttl",
         kind: Kind::Number { default: MAX_TTL, least: 1, greatest: u32::MAX as i64 },
@@ -73,6 +76,12 @@ pub static SETTINGS: [Setting; 5] = [
         kind: Kind::Number { default: 1_000, least: 0, greatest: 1_000_000 },
         get: || with(|s| s.config.limits.on_a_key as i64),
         set: |n| with(|s| s.config.limits.on_a_key = n as usize),
+    },
+    Setting {
+        name: "max-holders-per-key",
+        kind: Kind::Number { default: MAX_HOLDERS, least: 1, greatest: 1_000_000 },
+        get: || with(|s| s.config.max_holders.into()),
+        set: |n| with(|s| s.config.max_holders = u32::try_from(n).unwrap_or(u32::MAX)),
     },
 ];
 

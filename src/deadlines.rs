@@ -3,11 +3,11 @@
 //! The timer runs by the wall clock, so it is a hint: the job looks at the server clock, and a tick of the event loop
 //! that finds the timer late runs the job itself.
 
-use dlock_core::{ClientId, Event, Instant, Name, Outcome, Token};
+use dlock_core::{ClientId, Departed, Ephemeral, Event, Instant, Name, Outcome, Token};
 
 use crate::deliveries::Delivery;
 use crate::effects::{self, Target};
-use crate::ffi::{Ctx, Flags, Verdict, notices};
+use crate::ffi::{Ctx, Flags, Key, Verdict, notices};
 use crate::pending::Bindings;
 use crate::state::{Task, with};
 use crate::{clock, grace, waiters, words};
@@ -162,6 +162,7 @@ fn carry_out(ctx: Ctx<'_>, task: Task, elsewhere: bool) {
             let late = Outcome::TimedOut;
             on(ctx, &name, |target| target.operate(|turn| turn.dismiss(&[waiter], late)));
         }
+        Task::Departed(name, departed) => close_the_books(ctx, name, departed),
         Task::GraceOver => grace::over(ctx, "its time has passed"),
         Task::Due(name, slot) => {
             let mut stale = true;
@@ -178,15 +179,12 @@ fn carry_out(ctx: Ctx<'_>, task: Task, elsewhere: bool) {
     }
 }
 
-/// So many holds of a connection end in one turn.
-const SLICE: usize = 64;
-
 /// Ends some of the holds of a connection that has closed, all on one resource; the others come behind what else there
 /// is to do.
 fn disconnect(ctx: Ctx<'_>, client: ClientId, mut holds: Bindings) {
     let Some((name, first)) = holds.pop_first() else { return };
     let mut tokens = vec![first];
-    while tokens.len() < SLICE
+    while tokens.len() < Departed::SLICE
         && holds.first().is_some_and(|(other, _)| *other == name)
         && let Some((_, token)) = holds.pop_first()
     {
@@ -197,6 +195,32 @@ fn disconnect(ctx: Ctx<'_>, client: ClientId, mut holds: Bindings) {
     }
     let tokens = tokens.iter().map(Token::as_bytes);
     on(ctx, &name, |target| target.operate(|turn| turn.disconnect(tokens, client)));
+}
+
+/// Counts the next of a crowd that has left a lock, and unbinds them from their connections, but for those whose token
+/// has come back with the same connection meanwhile.
+fn close_the_books(ctx: Ctx<'_>, name: Name<'static>, mut departed: Box<Departed>) {
+    let ended: Vec<_> = departed.next_slice().collect();
+    ctx.select_db(name.db);
+    let raw = ctx.string(&name.key);
+    let mut key = Key::open_for_read(ctx, raw.raw()).ok();
+    let lock = key.as_mut().and_then(|key| key.value()).map(|value| &value.lock);
+    let now = clock::now();
+    with(|s| {
+        for (ended, token, client) in ended {
+            if let Some((why, held_ms)) = ended {
+                s.stats.ended(why, held_ms);
+            }
+            let Some(client) = client else { continue };
+            let held = lock.and_then(|lock| lock.at(now).hold_of(token.as_bytes()));
+            if held.is_none_or(|hold| hold.ephemeral() != Ephemeral::Bound(client)) {
+                s.unbind(client, &name, &token);
+            }
+        }
+        if !departed.is_empty() {
+            s.pending.push_back(Task::Departed(name, departed));
+        }
+    });
 }
 
 /// Opens a resource in the background. False where the key holds a value of another type, of which its line is told.

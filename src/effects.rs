@@ -7,7 +7,7 @@ use dlock_core::command::table;
 use dlock_core::{Binding, Change, End, Event, Instant, Lock, Name, Step, Terms, Turn, codec};
 
 use crate::ffi::{Ctx, Key, WrongType, rm};
-use crate::state::{State, with};
+use crate::state::{State, Task, with};
 use crate::value::Value;
 use crate::{clock, deadlines, waiters};
 
@@ -57,11 +57,15 @@ impl<'a> Target<'a> {
         let lock = lock_of(key, fresh);
         let mut step = Step::default();
         let answer = with(|s| {
-            let terms = Terms { grants_from: s.grace.grants_from(), longest_lease: s.config.longest_lease() };
+            let terms = Terms {
+                grants_from: s.grace.grants_from(),
+                longest_lease: s.config.longest_lease(),
+                most_holders: s.config.max_holders,
+            };
             let mut turn = Turn::new(now, terms, name, &mut s.fences, &mut s.waiting, lock, &mut step);
             let answer = decide(&mut turn);
             turn.finish();
-            s.account(name, &step);
+            s.account(name, &mut step);
             answer
         });
         self.carry_out(&mut step, now);
@@ -94,7 +98,8 @@ impl<'a> Target<'a> {
         if !step.events.is_empty() || deleted {
             announce(ctx, raw, &step.events, deleted);
         }
-        if rearm {
+        let all_ended = step.events.iter().any(|event| matches!(event, Event::AllEnded(_)));
+        if rearm || all_ended {
             deadlines::rearm();
         }
         if let Some(rest) = step.rest.take() {
@@ -196,24 +201,30 @@ pub fn event_name(event: Event) -> &'static CStr {
     match event {
         Event::Acquired => c"dlock.acquire",
         Event::Extended => c"dlock.extend",
-        Event::Ended(End::Released, _) => c"dlock.release",
-        Event::Ended(End::Expired, _) => c"dlock.expired",
-        Event::Ended(End::Disconnected, _) => c"dlock.disconnect",
-        Event::Ended(End::Broken, _) => c"dlock.break",
+        Event::Downgraded => c"dlock.downgrade",
+        Event::Ended(why, _) | Event::AllEnded(why) => match why {
+            End::Released => c"dlock.release",
+            End::Expired => c"dlock.expired",
+            End::Disconnected => c"dlock.disconnect",
+            End::Broken => c"dlock.break",
+        },
         Event::Freed => c"dlock.free",
     }
 }
 
 impl State {
     /// Counts what happened, and keeps the books of the connections that holds are bound to.
-    fn account(&mut self, name: &Name<'_>, step: &Step) {
+    fn account(&mut self, name: &Name<'_>, step: &mut Step) {
         self.stats.count(&step.events);
-        let Some(rest) = &step.rest else { return };
+        let Some(rest) = &mut step.rest else { return };
         for binding in &rest.bindings {
             match binding {
                 Binding::Begins(client, token) => self.bind(*client, name, token.clone()),
                 Binding::Ends(client, token) => self.unbind(*client, name, token),
             }
+        }
+        for departed in rest.departed.drain(..) {
+            self.pending.push_back(Task::Departed(name.to_owned(), Box::new(departed)));
         }
     }
 }

@@ -69,18 +69,20 @@ impl Stats {
         for event in events {
             match event {
                 Event::Acquired => self.grants += 1,
-                Event::Extended | Event::Freed => {}
-                Event::Ended(end, held_ms) => {
-                    *match end {
-                        End::Released => &mut self.releases,
-                        End::Expired => &mut self.expiries,
-                        End::Disconnected => &mut self.disconnects,
-                        End::Broken => &mut self.breaks,
-                    } += 1;
-                    self.held.saturating_record((*held_ms).into());
-                }
+                Event::Extended | Event::Downgraded | Event::AllEnded(_) | Event::Freed => {}
+                Event::Ended(end, held_ms) => self.ended(*end, *held_ms),
             }
         }
+    }
+
+    pub fn ended(&mut self, why: End, held_ms: u32) {
+        *match why {
+            End::Released => &mut self.releases,
+            End::Expired => &mut self.expiries,
+            End::Disconnected => &mut self.disconnects,
+            End::Broken => &mut self.breaks,
+        } += 1;
+        self.held.saturating_record(held_ms.into());
     }
 
     pub fn answered(&mut self, outcome: &Outcome, waited_ms: u64) {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use dlock_core::schedule::Slot;
-use dlock_core::{ClientId, Name, Token, WaiterId, give_back};
+use dlock_core::{ClientId, Departed, Name, Token, WaiterId, give_back};
 
 use crate::deliveries::Delivery;
 
@@ -28,6 +28,8 @@ pub enum Task {
     },
     /// This waiter's time is over.
     TimedOut(Name<'static>, WaiterId),
+    /// A crowd has left a lock: its holds are still in the books.
+    Departed(Name<'static>, Box<Departed>),
     /// A lease or a lock-delay may be over.
     Due(Name<'static>, Slot),
     GraceOver,
@@ -44,14 +46,15 @@ impl Task {
             | Task::Due(name, _) => Some(name),
             Task::Disconnected(_, holds) => holds.first().map(|(name, _)| name),
             Task::Unread { delivery, .. } => Some(&delivery.name),
-            Task::GraceOver => None,
+            // Books are kept whatever the server says to writes.
+            Task::Departed(..) | Task::GraceOver => None,
         }
     }
 
     /// Renames the resources of holds: they move with their database, where a wait queue stays.
     pub fn rename_holds(&mut self, rename: impl Fn(&mut Name<'static>)) {
         match self {
-            Task::Undelivered(name, ..) | Task::Due(name, _) => rename(name),
+            Task::Undelivered(name, ..) | Task::Departed(name, _) | Task::Due(name, _) => rename(name),
             Task::Unread { delivery, .. } => rename(&mut delivery.name),
             Task::Disconnected(_, holds) => rename_all(holds, rename),
             Task::Serve(_) | Task::Vanished(_) | Task::TimedOut(..) | Task::GraceOver => {}

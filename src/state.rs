@@ -126,6 +126,12 @@ impl State {
         }
     }
 
+    /// About how many bytes it takes that a hold is bound to a connection, which mostly binds this one alone: an entry
+    /// in a table that is half full at times, a leaf of a tree with room for eleven, and the name once more.
+    pub fn binding_size(key: usize) -> usize {
+        2 * size_of::<(ClientId, Bindings)>() + 11 * size_of::<(Name<'static>, Token)>() + key
+    }
+
     /// The next thing to do in the background at `now`, if any. What was noted, waits that are over and leases that are
     /// over take turns, so that however many there are of one, the others come as well.
     pub fn next_task(&mut self, now: Instant) -> Option<Task> {

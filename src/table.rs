@@ -102,7 +102,15 @@ pub static COMMANDS: [Row; 13] = [
         -2,
         &[KEY, Arg::Optional(&TOKEN)],
     ),
-    row(&words::INSPECT, "readonly", "read dlock", entry::<commands::Inspect>(), KeyUse::Read, 2, &[KEY]),
+    row(
+        &words::INSPECT,
+        "readonly",
+        "read dlock",
+        entry::<commands::Inspect>(),
+        KeyUse::Read,
+        -2,
+        &[KEY, Arg::Optional(&Arg::WordNumber("COUNT", "count"))],
+    ),
     row(
         &words::WAITERS,
         "readonly",

@@ -91,25 +91,27 @@ impl Value {
         bytes
     }
 
-    /// Bytes it takes, its place in a row of the schedule included.
-    pub fn memory(&self) -> usize {
+    /// Bytes it takes, its place in a row of the schedule and what binds its holds to connections included.
+    pub fn memory(&self, key: usize) -> usize {
         let scheduled = if self.slot.0 == Slot::NONE { 0 } else { Scheduled::ENTRY_SIZE };
-        size_of::<Value>() - size_of::<Lock>() + self.lock.size() + scheduled
+        let bindings = self.lock.bound() * State::binding_size(key);
+        size_of::<Value>() - size_of::<Lock>() + self.lock.size() + scheduled + bindings
     }
 
     /// Feeds what has to be equal on a replica. Deadlines by the boot-time clock, which two servers of a machine share.
     pub fn digest(&self, anchor: Anchor, mut add: impl FnMut(&[u8])) {
         let delay = self.lock.delay_until().map(|until| until.millis() as i64 - anchor.offset);
         add(format!("{:?} {delay:?}", self.lock.mode()).as_bytes());
-        let mut holds: Vec<_> = self.lock.stored().iter().collect();
+        let mut holds: Vec<_> = self.lock.stored().collect();
         holds.sort_by_key(|hold| hold.token());
         for hold in holds {
             add(hold.token().as_bytes());
             add(hold.label());
             let deadline = hold.deadline().millis() as i64 - anchor.offset;
+            let granted = hold.granted().millis() as i64 - anchor.offset;
             let ephemeral = hold.ephemeral() != Ephemeral::No;
             let numbers = format!(
-                "{} {deadline} {} {} {} {ephemeral}",
+                "{} {deadline} {granted} {} {} {} {ephemeral}",
                 hold.fence().get(),
                 hold.ttl().millis(),
                 hold.count(),
@@ -128,7 +130,7 @@ impl Value {
             self.slot = ScheduledAt::default();
             return false;
         };
-        self.slot.0 = state.db(db).put(self.slot.0, due, key, self.lock.stored().len());
+        self.slot.0 = state.db(db).put(self.slot.0, due, key, self.lock.stored_len());
         due.millis() < armed
     }
 
@@ -148,12 +150,18 @@ impl Value {
         if self.lock.is_gone() {
             return;
         }
-        let lock = std::mem::take(&mut self.lock);
+        let mut lock = std::mem::take(&mut self.lock);
         let name = Name::new(db, key);
         // A replica has no line to serve and tells nobody; its promotion must not find what its master did long ago.
         let master = types::flags_now().contains(Flags::MASTER);
         let heard = effects::is_heard(notices::background());
         with(|s| {
+            match lock.take_vanished(clock::now()) {
+                // Its job does not run.
+                Some(crowd) if !master => drop(std::thread::spawn(move || drop(crowd))),
+                Some(crowd) => s.pending.push_back(Task::Departed(name.to_owned(), Box::new(crowd))),
+                None => {}
+            }
             for hold in lock.stored() {
                 if let Ephemeral::Bound(client) = hold.ephemeral() {
                     s.unbind(client, &name, hold.token());

@@ -16,6 +16,14 @@ pub fn refusal(refusal: Refusal) -> String {
         }
         Refusal::CountFull => "ERR the hold's count is at its greatest: release some".into(),
         Refusal::FencesUsedUp => "ERR no fence is left below 2^53 on this server".into(),
+        Refusal::EnteredOften(count) => format!(
+            "ERR the token holds the lock exclusively with a count of {count}: SHARED alone shares it and needs a count \
+             of 1, release the others first; to read inside a write section ask with REENTRANT or DEPTH"
+        ),
+        Refusal::TooManyHolders(most) => format!(
+            "ERR {most} holders are as many as one key may have (dlock.max-holders-per-key): try again when some have \
+             released"
+        ),
         Refusal::LeaseTooLong(longest) => format!(
             "ERR the longest lease and lock-delay were lowered to {} ms while this waited (dlock.max-ttl, or a shorter \
              dlock.restart-grace): ask again for a shorter one",

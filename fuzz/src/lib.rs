@@ -3,7 +3,7 @@
 
 use dlock_core::codec::{self, Anchor, Origin, Reader};
 use dlock_core::command::{
-    Acquire, Cancel, Confirm, Extend, Holds, Pttl, Release, Waiters, no_arguments, only_key,
+    Acquire, Cancel, Confirm, Extend, Holds, Inspect, Pttl, Release, Waiters, no_arguments, only_key,
 };
 use dlock_core::{Change, Hold, Instant, Lock, Mode, Ttl};
 
@@ -41,7 +41,7 @@ pub fn arguments(data: &[u8]) -> bool {
         5 => round_trip!(Pttl),
         6 => round_trip!(Waiters),
         7 => round_trip!(Cancel),
-        8 => only_key(&args).map(drop),
+        8 => only_key(&args).map(drop).or_else(|_| round_trip!(Inspect)),
         _ => no_arguments(&args),
     };
     if let Err(misuse) = &parsed {

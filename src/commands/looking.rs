@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use dlock_core::{ClientId, Ephemeral, Hold, Lock, Mode, Name, command};
+use dlock_core::{ClientId, Ephemeral, Hold, Instant, Lock, Mode, Name, command};
 
 use super::{Done, text};
 use crate::ffi::setup::{Args, Command};
@@ -56,13 +56,14 @@ pub struct Inspect;
 
 impl Command for Inspect {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let key = command::only_key(args.bytes).map_err(text)?;
-        let name = Name::new(ctx.db(), key);
+        let parsed = command::Inspect::parse(args.bytes).map_err(text)?;
+        let most = parsed.count.map_or(command::Inspect::SHOWN, |n| n.get() as usize);
+        let name = Name::new(ctx.db(), parsed.key);
         let waiting = with(|s| s.waiting.len_of(&name));
         let (now, show) = (clock::now(), shown_to(ctx, args));
         look(ctx, args, |lock| {
             let view = lock.at(now);
-            let holders = view.holds().count();
+            let holders = view.holders();
             if holders == 0 && waiting == 0 && view.delay_left() == 0 {
                 return ctx.reply_null();
             }
@@ -70,14 +71,15 @@ impl Command for Inspect {
                 Some(Mode::Permits(n)) => n.get(),
                 _ => 0,
             };
-            ctx.reply_map(6);
+            ctx.reply_map(7);
             ctx.reply_bytes(b"mode");
             ctx.reply_bytes(view.mode().map_or("free", mode_word).as_bytes());
             field(ctx, "permits", permits.into());
             field(ctx, "fence", view.fence().map_or(0, |fence| fence.get() as i64));
             ctx.reply_bytes(b"holders");
-            ctx.reply_array(holders);
-            view.holds().for_each(|hold| holder(ctx, hold, hold.deadline().left(now), show));
+            ctx.reply_array(holders.min(most));
+            view.holds().take(most).for_each(|hold| holder(ctx, hold, now, show));
+            field(ctx, "holders-count", holders as i64);
             field(ctx, "waiters", waiting as i64);
             field(ctx, "delay", view.delay_left() as i64);
         })
@@ -102,12 +104,13 @@ fn mode_word(mode: Mode) -> &'static str {
     }
 }
 
-fn holder(ctx: Ctx<'_>, hold: &Hold, left: u64, show: Shown) {
-    ctx.reply_map(7);
+fn holder(ctx: Ctx<'_>, hold: &Hold, now: Instant, show: Shown) {
+    ctx.reply_map(8);
     field_bytes(ctx, "token", &show(hold.token().as_bytes()));
     field(ctx, "count", hold.count().into());
     field(ctx, "fence", hold.fence().get() as i64);
-    field(ctx, "pttl", left as i64);
+    field(ctx, "pttl", hold.deadline().left(now) as i64);
+    field(ctx, "held", hold.held_millis(now) as i64);
     field_bytes(ctx, "label", hold.label());
     field(ctx, "ephemeral", (hold.ephemeral() != Ephemeral::No).into());
     // 0 where no connection is known, as after a restart.

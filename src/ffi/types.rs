@@ -138,12 +138,15 @@ unsafe extern "C" fn aof_rewrite(
 }
 
 unsafe extern "C" fn mem_usage(
-    _: *mut rm::RedisModuleKeyOptCtx,
+    ctx: *mut rm::RedisModuleKeyOptCtx,
     value: *const c_void,
     _samples: usize,
 ) -> usize {
-    // SAFETY: as for rdb_save.
-    guard(0, || unsafe { stored(value) }.memory())
+    // SAFETY: as for rdb_save; the key's name lives as long as the call.
+    guard(0, || unsafe {
+        let key = bytes_of(api!(RedisModule_GetKeyNameFromOptCtx(ctx)));
+        stored(value).memory(key.len())
+    })
 }
 
 unsafe extern "C" fn digest(digest: *mut rm::RedisModuleDigest, value: *mut c_void) {

@@ -45,7 +45,7 @@ pub struct Inspection {
     pub permits: u64,
     /// The greatest fence of its holders; 0 while nobody holds it.
     pub fence: u64,
-    /// Who holds it, in the order of their grants.
+    /// Who holds it, a thousand of them at most.
     pub holders: Vec<Holder>,
     /// How many wait in line there.
     pub waiters: u64,

@@ -83,8 +83,7 @@ pub(crate) fn fresh_token() -> Token {
     let mut bytes = [0; 20];
     // Not a generator of the process's own: after a fork two would draw the same, and a token used twice is two holders.
     rand::rngs::SysRng.try_fill_bytes(&mut bytes).expect("the operating system gives randomness");
-    let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    Token::new(text.as_bytes()).expect("40 bytes are a token")
+    Token::new(&Token::spell(bytes)).expect("27 bytes are a token")
 }
 
 fn only_key(name: &str, resource: &[u8]) -> Cmd {

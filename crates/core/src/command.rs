@@ -179,27 +179,55 @@ pub struct Waiters<'a> {
 
 impl<'a> Waiters<'a> {
     pub fn parse(args: &[&'a [u8]]) -> Result<Self, Misuse> {
-        let mut args = Args::new(args);
-        let (key, mut count) = (args.next()?, None);
-        while let Some(option) = args.option() {
-            if !option.is("COUNT") {
-                return Err(option.unknown());
-            }
-            if count.is_some() {
-                return Err(Misuse::Twice("COUNT"));
-            }
-            count = Some(args.count("COUNT")?);
-        }
-        Ok(Waiters { key, count })
+        key_and_count(args).map(|(key, count)| Waiters { key, count })
     }
 
     pub fn to_args(&self) -> Vec<Vec<u8>> {
-        let mut out = words(&[b"DLOCK.WAITERS", self.key]);
-        if let Some(n) = self.count {
-            out.extend([b"COUNT".to_vec(), decimal(n.get().into())]);
-        }
-        out
+        with_count(words(&[b"DLOCK.WAITERS", self.key]), self.count)
     }
+}
+
+/// `DLOCK.INSPECT key [COUNT n]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inspect<'a> {
+    pub key: &'a [u8],
+    /// The most holders that are shown; None: [`Inspect::SHOWN`].
+    pub count: Option<NonZeroU32>,
+}
+
+impl<'a> Inspect<'a> {
+    /// So many holders are shown unless it says otherwise.
+    pub const SHOWN: usize = 1000;
+
+    pub fn parse(args: &[&'a [u8]]) -> Result<Self, Misuse> {
+        key_and_count(args).map(|(key, count)| Inspect { key, count })
+    }
+
+    pub fn to_args(&self) -> Vec<Vec<u8>> {
+        with_count(words(&[b"DLOCK.INSPECT", self.key]), self.count)
+    }
+}
+
+fn key_and_count<'a>(args: &[&'a [u8]]) -> Result<(&'a [u8], Option<NonZeroU32>), Misuse> {
+    let mut args = Args::new(args);
+    let (key, mut count) = (args.next()?, None);
+    while let Some(option) = args.option() {
+        if !option.is("COUNT") {
+            return Err(option.unknown());
+        }
+        if count.is_some() {
+            return Err(Misuse::Twice("COUNT"));
+        }
+        count = Some(args.count("COUNT")?);
+    }
+    Ok((key, count))
+}
+
+fn with_count(mut out: Vec<Vec<u8>>, count: Option<NonZeroU32>) -> Vec<Vec<u8>> {
+    if let Some(n) = count {
+        out.extend([b"COUNT".to_vec(), decimal(n.get().into())]);
+    }
+    out
 }
 
 /// `DLOCK.CANCEL key token` or `DLOCK.CANCEL key CLIENT id`
@@ -245,7 +273,7 @@ impl<'a> Cancel<'a> {
     }
 }
 
-/// A command that takes one key and nothing else: `DLOCK.INSPECT key`, `DLOCK.BREAK key`.
+/// A command that takes one key and nothing else: `DLOCK.BREAK key`.
 pub fn only_key<'a>(args: &[&'a [u8]]) -> Result<&'a [u8], Misuse> {
     let mut args = Args::new(args);
     let key = args.next()?;

@@ -8,7 +8,7 @@
 use std::num::NonZeroU32;
 
 use crate::fences::Fences;
-use crate::lock::{Ephemeral, Fit, Hold, Lock, Mode, Request};
+use crate::lock::{Count, Ephemeral, Fit, Hold, Holding, Lock, Mode, Request};
 use crate::queue::{Name, Rank, WaiterId, Waiting};
 use crate::step::{End, Event, Granted, Outcome, Refusal, Step};
 use crate::units::{ClientId, Fence, Instant, Token, Ttl};
@@ -57,6 +57,8 @@ pub struct Terms {
     /// No lease and no lock-delay is longer. What is asked for has been looked at; who has waited since asked when it
     /// may have been another, and is refused.
     pub longest_lease: Ttl,
+    /// So many may share it, or hold permits. Who comes when it is full is refused; who waits already waits on.
+    pub most_holders: u32,
 }
 
 /// One operation at one moment on one resource.
@@ -95,13 +97,18 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Lets the present in: what is over ends, who is next is granted.
+    /// Lets the present in: what is over ends, who is next is granted. Of many that have expired not all end in this
+    /// turn; none of them is seen any more, and the lock is due at once again.
     pub fn settle(&mut self) {
-        let now = self.now;
-        self.end_all(End::Expired, |hold| hold.deadline.passed(now));
-        if self.lock.delay_until.is_some_and(|until| until.passed(now)) {
-            self.lock.delay_until = None;
-            self.step.changed(self.lock);
+        // By far the most frequent, and done without a list.
+        if let Holding::Exclusive(hold) = &self.lock.holding
+            && hold.deadline.passed(self.now)
+            && let Holding::Exclusive(hold) = &std::mem::take(&mut self.lock.holding)
+        {
+            self.end(hold, End::Expired);
+        }
+        if matches!(self.lock.holding, Holding::Crowd(_) | Holding::Free(Some(_))) {
+            self.expire();
         }
         self.serve();
     }
@@ -109,24 +116,30 @@ impl<'a> Turn<'a> {
     pub fn acquire(&mut self, request: &Request<'_>) -> Acquired {
         self.settle();
         let held_as = self.lock.mode();
-        if let (Some(mode), Some(_)) = (held_as, self.lock.find(request.token)) {
-            return self.acquire_again(mode, request);
+        if let (Some(mode), Some(hold)) = (held_as, self.lock.at(self.now).hold_of(request.token)) {
+            let count = hold.count();
+            return self.acquire_again(mode, count, request);
         }
         if self.in_grace() {
             return Acquired::Grace;
         }
-        match self.lock.fit(request.mode) {
+        match self.fit(request.mode) {
             Fit::OtherPermits(n) => Acquired::Refused(Refusal::OtherPermits(n.get())),
             Fit::Fits if self.waiting.len_of(self.name) == 0 => match self.grant(request) {
                 Ok(fence) => Acquired::Held(fence),
                 Err(refusal) => Acquired::Refused(refusal),
             },
+            Fit::Full if self.waiting.len_of(self.name) == 0 => {
+                Acquired::Refused(Refusal::TooManyHolders(self.terms.most_holders))
+            }
             _ => Acquired::NotNow(Rank::Newcomer),
         }
     }
 
     /// The token holds it already.
-    fn acquire_again(&mut self, held_as: Mode, request: &Request<'_>) -> Acquired {
+    fn acquire_again(&mut self, held_as: Mode, count: u32, request: &Request<'_>) -> Acquired {
+        // To read inside a write section does not end the section: an exclusive hold that is entered once more stays one.
+        let reads_inside = held_as == Mode::Exclusive && request.count != Count::Keep;
         match (held_as, request.mode) {
             (Mode::Permits(n), Mode::Permits(asked)) if n != asked => {
                 return Acquired::Refused(Refusal::OtherPermits(n.get()));
@@ -137,7 +150,10 @@ impl<'a> Turn<'a> {
             }
             // To be alone is new: another sharer may have been forgotten.
             (Mode::Shared, Mode::Exclusive) if self.in_grace() => return Acquired::Grace,
-            (Mode::Shared, Mode::Exclusive) if !self.lock.can_upgrade() => {
+            (Mode::Exclusive, Mode::Shared) if !reads_inside && count > 1 => {
+                return Acquired::Refused(Refusal::EnteredOften(count));
+            }
+            (Mode::Shared, Mode::Exclusive) if !self.lock.can_upgrade(self.now) => {
                 let other = self.waiting.upgrader(self.name).filter(|w| w.token != *request.token);
                 return match other {
                     Some(waiter) => Acquired::Upgrading(waiter.token.clone()),
@@ -146,13 +162,11 @@ impl<'a> Turn<'a> {
             }
             _ => {}
         }
-        if let Some(hold) = self.lock.find(request.token) {
-            // The token is here, so whatever it holds it knows of.
-            hold.set_in_doubt(None);
-        }
+        // The token is here, so whatever it holds it knows of.
+        self.change(request.token, |hold| hold.set_in_doubt(None));
         let renewed = self.renew(request);
-        if renewed.is_ok() && held_as != request.mode {
-            self.change_mode(request.mode);
+        if renewed.is_ok() && held_as != request.mode && !reads_inside {
+            self.change_mode(request.token, request.mode);
             self.answer_others(request.token);
             self.serve();
         }
@@ -174,18 +188,19 @@ impl<'a> Turn<'a> {
             self.take_out(&waits, Outcome::Cancelled);
         }
         self.settle();
-        let Some(hold) = self.lock.find(token) else { return 0 };
-        let had = hold.count.get();
+        let Some(had) = self.lock.at(self.now).hold_of(token).map(Hold::count) else { return 0 };
         let left = match counts {
             Counts::One => had - 1,
             Counts::All => 0,
             Counts::Above(n) => n.min(had),
         };
         match NonZeroU32::new(left) {
-            None => self.end_all(End::Released, |hold| hold.token == *token),
+            None => self.end_one(token, End::Released),
             Some(left) if left.get() < had => {
-                hold.count = left;
-                hold.set_in_doubt(None);
+                self.change(token, |hold| {
+                    hold.count = left;
+                    hold.set_in_doubt(None);
+                });
                 self.step.put(self.lock, token);
             }
             Some(_) => {}
@@ -197,10 +212,14 @@ impl<'a> Turn<'a> {
     /// The lease becomes `ttl` from now, longer or shorter. False where the token holds nothing.
     pub fn extend(&mut self, token: &[u8], ttl: Ttl) -> bool {
         self.settle();
-        let Some(hold) = self.lock.find(token) else { return false };
-        hold.deadline = self.now + ttl;
-        hold.ttl = ttl;
-        hold.set_in_doubt(None);
+        let deadline = self.now + ttl;
+        let extended = self.change(token, |hold| {
+            (hold.deadline, hold.ttl) = (deadline, ttl);
+            hold.set_in_doubt(None);
+        });
+        if extended.is_none() {
+            return false;
+        }
         self.step.put(self.lock, token);
         self.step.events.push(Event::Extended);
         self.step.renewed = true;
@@ -210,18 +229,21 @@ impl<'a> Turn<'a> {
     /// The second phase of a fenced quorum. `skew_bound`: ms a fence from outside may lie ahead of the clock.
     pub fn confirm(&mut self, token: &[u8], fence: Fence, ttl: Ttl, skew_bound: u64) -> Confirmed {
         self.settle();
-        let Some(hold) = self.lock.find(token) else { return Confirmed::NotHeld };
-        if hold.fence > fence {
-            return Confirmed::Fence(hold.fence);
+        let Some(has) = self.lock.at(self.now).hold_of(token).map(Hold::fence) else {
+            return Confirmed::NotHeld;
+        };
+        if has > fence {
+            return Confirmed::Fence(has);
         }
         let bound = self.now.micros().saturating_add(skew_bound.saturating_mul(1000));
-        if fence > hold.fence && fence.get() > bound {
+        if fence > has && fence.get() > bound {
             return Confirmed::Ahead((fence.get() - bound).div_ceil(1000));
         }
-        hold.fence = fence;
-        hold.deadline = self.now + ttl;
-        hold.ttl = ttl;
-        hold.set_in_doubt(None);
+        let deadline = self.now + ttl;
+        self.change(token, |hold| {
+            (hold.fence, hold.deadline, hold.ttl) = (fence, deadline, ttl);
+            hold.set_in_doubt(None);
+        });
         self.fences.raise(fence.get());
         self.step.put(self.lock, token);
         self.step.events.push(Event::Extended);
@@ -232,9 +254,14 @@ impl<'a> Turn<'a> {
     /// Ends every hold, and a lock-delay too. Answers how many holds.
     pub fn break_all(&mut self) -> usize {
         self.settle();
-        let holds = self.lock.stored().len();
-        self.end_all(End::Broken, |_| true);
-        if self.lock.delay_until.take().is_some() {
+        let holds = self.lock.at(self.now).holders();
+        self.end_crowd(End::Broken);
+        if let Holding::Exclusive(hold) = &self.lock.holding {
+            let token = hold.token.clone();
+            self.end_one(token.as_bytes(), End::Broken);
+        }
+        if self.lock.delay_until().is_some() {
+            self.lock.set_delay_until(None);
             self.step.changed(self.lock);
         }
         self.serve();
@@ -246,10 +273,11 @@ impl<'a> Turn<'a> {
     pub fn disconnect<'t>(&mut self, tokens: impl IntoIterator<Item = &'t [u8]>, client: ClientId) {
         self.settle();
         let bound = Ephemeral::Bound(client);
-        let mut tokens: Vec<&[u8]> = tokens.into_iter().collect();
-        tokens.sort_unstable();
-        let named = |hold: &Hold| tokens.binary_search(&hold.token.as_bytes()).is_ok();
-        self.end_all(End::Disconnected, |hold| hold.ephemeral() == bound && named(hold));
+        for token in tokens {
+            if self.lock.at(self.now).hold_of(token).is_some_and(|hold| hold.ephemeral() == bound) {
+                self.end_one(token, End::Disconnected);
+            }
+        }
         self.serve();
     }
 
@@ -269,18 +297,18 @@ impl<'a> Turn<'a> {
     /// another connection of the token has been told of meanwhile stays: that one relies on it.
     pub fn undelivered(&mut self, token: &[u8], waiter: WaiterId) {
         self.settle();
-        let Some(hold) = self.lock.find(token) else { return };
-        let Some(doubt) = hold.in_doubt() else { return };
-        doubt.told.retain(|told| *told != waiter);
-        if !doubt.told.is_empty() {
-            return;
-        }
-        let granted = doubt.granted;
-        hold.set_in_doubt(None);
-        match granted {
-            Granted::New => self.end_all(End::Released, |hold| hold.token == *token),
-            Granted::Upgrade => self.change_mode(Mode::Shared),
-            Granted::Renewal => {}
+        let taken_back = self.change(token, |hold| {
+            let doubt = hold.in_doubt()?;
+            doubt.told.retain(|told| *told != waiter);
+            let granted = doubt.told.is_empty().then_some(doubt.granted)?;
+            hold.set_in_doubt(None);
+            Some(granted)
+        });
+        match taken_back.flatten() {
+            Some(Granted::New) => self.end_one(token, End::Released),
+            Some(Granted::Upgrade) => self.change_mode(token, Mode::Shared),
+            Some(Granted::Renewal) => {}
+            None => return,
         }
         self.serve();
     }

@@ -13,6 +13,7 @@
 //! - [`decide`]: the operations, over one lock and its line
 //! - [`deadlock`]: would this wait close a cycle?
 //! - [`schedule`]: what is due next, among millions
+//! - [`steps`]: how much work was done, for tests
 //! - [`command`]: the words of the protocol, parsed and written
 //! - [`codec`]: the bytes of a lock at rest and on the replication link
 #![forbid(unsafe_code)]
@@ -29,12 +30,13 @@ pub mod proof;
 pub mod queue;
 pub mod schedule;
 pub mod step;
+pub mod steps;
 pub mod units;
 
 pub use bytes::Bytes;
 pub use decide::{Acquired, Confirmed, Counts, Terms, Turn};
 pub use fences::Fences;
-pub use lock::{Count, Ephemeral, Hold, Holding, Lock, Mode, Request};
+pub use lock::{Count, Ephemeral, Hold, Lock, Mode, Request};
 pub use queue::{Limits, Name, Newcomer, Rank, Waiter, WaiterId, Waiting, give_back};
-pub use step::{Binding, Change, End, Event, Granted, Outcome, Part, Refusal, Rest, Step};
+pub use step::{Binding, Change, Departed, End, Event, Granted, Outcome, Refusal, Rest, Step};
 pub use units::{ClientId, Deadline, Fence, Instant, Token, Ttl, Wait};

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::lock::{Ephemeral, Hold, Holding, Lock};
+use crate::lock::{Ephemeral, Hold, Holders, Holding, Lock};
 use crate::queue::Waiter;
 use crate::units::{ClientId, Fence, Instant, Token, Ttl};
 
@@ -24,6 +24,10 @@ pub enum Event {
     Extended,
     /// A hold ended, after so many ms; as many as 32 bits hold.
     Ended(End, u32),
+    /// So many holds ended at once that they are told of as one, and counted later: see [`Departed`].
+    AllEnded(End),
+    /// An exclusive hold became a shared one.
+    Downgraded,
     /// Nobody holds the resource any more and no lock-delay runs.
     Freed,
 }
@@ -64,6 +68,10 @@ pub enum Refusal {
     FencesUsedUp,
     /// This has become the longest lease while it waited.
     LeaseTooLong(Ttl),
+    /// It would share what is entered this often.
+    EnteredOften(u32),
+    /// So many hold it already.
+    TooManyHolders(u32),
 }
 
 /// What of the lock has to be stored and sent.
@@ -73,15 +81,8 @@ pub enum Change {
     None,
     /// All of it.
     Whole,
-    /// These tokens' holds, of many: `put` as they are now, `dropped` gone.
-    Part(Box<Part>),
-}
-
-/// The tokens of a lock that many hold whose holds are new or other than they were, and those that hold no more.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Part {
-    pub put: Vec<Token>,
-    pub dropped: Vec<Token>,
+    /// Of many holds those of these tokens, as they are now or gone; one may be named more than once.
+    Part(Vec<Token>),
 }
 
 impl Change {
@@ -107,6 +108,8 @@ pub struct Rest {
     pub outcomes: Vec<(Waiter, Outcome)>,
     /// In the order in which it happened: a hold may be bound to one connection after the other in one step.
     pub bindings: Vec<Binding>,
+    /// Of these the caller has to keep the books: see [`Departed`].
+    pub departed: Vec<Departed>,
 }
 
 /// The hold of this token ends with this connection from now on, or does so no longer.
@@ -114,6 +117,48 @@ pub struct Rest {
 pub enum Binding {
     Begins(ClientId, Token),
     Ends(ClientId, Token),
+}
+
+/// Holds of a crowd that have all ended in one step. They are out of the lock; to count them, to unbind them and to free
+/// their memory is left to many short turns.
+#[derive(Debug)]
+pub struct Departed {
+    /// None where the key was taken away.
+    why: Option<End>,
+    at: Instant,
+    holds: Holders,
+}
+
+impl Departed {
+    /// So many holds of one lock end in a turn, or are looked after in one. Where more end and all go, they depart.
+    pub const SLICE: usize = 256;
+
+    pub(crate) fn new(why: Option<End>, at: Instant, holds: Holders) -> Departed {
+        Departed { why, at, holds }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.holds.is_empty()
+    }
+
+    /// The next slice of them: why each ended and after how many ms, as [`Event::Ended`] tells; its token,
+    /// and the connection it was bound to.
+    pub fn next_slice(&mut self) -> impl Iterator<Item = (Option<(End, u32)>, Token, Option<ClientId>)> {
+        let (why, at) = (self.why, self.at);
+        self.holds.take_some(Self::SLICE).into_iter().map(move |hold| {
+            let expired = hold.deadline.passed(at);
+            let ended = why.map(|why| if expired { End::Expired } else { why });
+            let client = match hold.ephemeral() {
+                Ephemeral::Bound(client) => Some(client),
+                _ => None,
+            };
+            (ended.map(|why| (why, held(&hold, at))), hold.token, client)
+        })
+    }
+}
+
+fn held(hold: &Hold, at: Instant) -> u32 {
+    u32::try_from(hold.held_millis(at)).unwrap_or(u32::MAX)
 }
 
 impl Step {
@@ -127,44 +172,36 @@ impl Step {
 
     /// Something besides the holds is other than it was.
     pub(crate) fn changed(&mut self, lock: &Lock) {
-        self.part(lock, |_| ());
+        self.part(lock, None);
     }
 
     /// The hold of this token is new or other than it was.
     pub(crate) fn put(&mut self, lock: &Lock, token: &[u8]) {
-        self.part(lock, |Part { put, dropped }| {
-            dropped.retain(|t| *t != *token);
-            if !put.iter().any(|t| *t == *token) {
-                put.extend(Token::new(token));
-            }
-        });
+        self.part(lock, Some(token));
     }
 
     /// A hold ended and is out of the lock.
     pub(crate) fn ended(&mut self, lock: &Lock, hold: &Hold, why: End, now: Instant) {
-        self.events.push(Event::Ended(why, u32::try_from(hold.held_millis(now)).unwrap_or(u32::MAX)));
+        self.events.push(Event::Ended(why, held(hold, now)));
         if let Ephemeral::Bound(client) = hold.ephemeral() {
             self.rest().bindings.push(Binding::Ends(client, hold.token.clone()));
         }
-        self.part(lock, |Part { put, dropped }| {
-            put.retain(|t| *t != hold.token);
-            dropped.push(hold.token.clone());
-        });
+        self.part(lock, Some(hold.token.as_bytes()));
     }
 
-    /// Past this many a part is no smaller than the whole, and looking tokens up in it no longer cheap.
-    const MOST_PARTS: usize = 64;
+    /// A part of a few holds is never larger than the whole by much.
+    const FEW_PARTS: usize = 64;
 
     /// Notes what changed of a lock that many may hold; of any other the whole is as short as a part.
-    fn part(&mut self, lock: &Lock, write: impl FnOnce(&mut Part)) {
-        if !matches!(lock.holding, Holding::Shared(_) | Holding::Permits(..)) {
+    fn part(&mut self, lock: &Lock, token: Option<&[u8]>) {
+        if !matches!(lock.holding, Holding::Crowd(_)) {
             self.change = Change::Whole;
         } else if self.change.is_none() {
-            self.change = Change::Part(Box::default());
+            self.change = Change::Part(Vec::new());
         }
         if let Change::Part(part) = &mut self.change {
-            write(part);
-            if part.put.len() + part.dropped.len() > Self::MOST_PARTS {
+            part.extend(token.and_then(Token::new));
+            if part.len() > Self::FEW_PARTS.max(lock.stored_len()) {
                 self.change = Change::Whole;
             }
         }

@@ -6,7 +6,8 @@ use std::fmt;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::ops::Add;
 
-use crate::bytes::Bytes;
+use crate::bytes::Inline;
+use crate::steps;
 
 /// A moment of the server clock, in microseconds. The server clock is the wall clock at the server's start and moves
 /// with the boot-time clock from there on, so it never jumps.
@@ -14,6 +15,11 @@ use crate::bytes::Bytes;
 pub struct Instant(u64);
 
 impl Instant {
+    /// The first moment of a millisecond.
+    pub(crate) const fn from_millis(ms: u64) -> Self {
+        Instant(ms.saturating_mul(1000))
+    }
+
     /// `us`: microseconds of the server clock.
     pub const fn from_micros(us: u64) -> Self {
         Instant(us)
@@ -154,12 +160,23 @@ impl Fence {
 }
 
 /// Who holds or waits: 1 to 255 bytes, compared whole, never parsed. A token proves ownership, so Debug shows only how
-/// it begins.
+/// it begins. One that [`Token::spell`] makes takes no allocation of its own.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Token(Bytes);
+pub struct Token(Inline<30>);
 
 impl Token {
     pub const MAX_LEN: usize = 255;
+
+    /// Random bytes as DLOCK.TOKEN and the Rust client spell them: URL-safe base64 without padding.
+    pub fn spell(random: [u8; 20]) -> [u8; 27] {
+        const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+        std::array::from_fn(|at| {
+            let (byte, bit) = (at * 6 / 8, at * 6 % 8);
+            let next = random.get(byte + 1).copied().unwrap_or(0);
+            let two = u16::from_be_bytes([random[byte], next]);
+            DIGITS[usize::from(two >> (10 - bit)) & 63]
+        })
+    }
 
     /// None outside 1..=255 bytes.
     pub fn new(bytes: &[u8]) -> Option<Token> {
@@ -189,6 +206,7 @@ impl std::borrow::Borrow<[u8]> for Token {
 
 impl PartialEq<[u8]> for Token {
     fn eq(&self, other: &[u8]) -> bool {
+        steps::one();
         self.as_bytes() == other
     }
 }
@@ -220,6 +238,14 @@ mod tests {
         assert!(!deadline.passed(Instant::from_micros(15_899)));
         assert!(deadline.passed(Instant::from_micros(16_000)));
         assert_eq!(deadline.left(granted), 5);
+    }
+
+    #[test]
+    fn random_bytes_are_spelled_in_27_url_safe_characters() {
+        assert_eq!(&Token::spell([0; 20]), b"AAAAAAAAAAAAAAAAAAAAAAAAAAA");
+        assert_eq!(&Token::spell([0xff; 20]), b"__________________________8");
+        assert_eq!(&Token::spell(*b"the quick brown fox."), b"dGhlIHF1aWNrIGJyb3duIGZveC4");
+        assert_eq!(Token::new(&Token::spell([1; 20])).map(|token| token.heap_size()), Some(0));
     }
 
     #[test]

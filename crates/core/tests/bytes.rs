@@ -40,6 +40,8 @@ pub struct Plain {
 pub struct PlainHold {
     pub fence: u64,
     pub deadline: u64,
+    /// Not in the versions before 3, where the fence tells.
+    pub granted: u64,
     pub ttl: u32,
     pub count: u32,
     pub delay: u32,
@@ -52,7 +54,7 @@ impl Plain {
     /// A whole lock with these holds, written at [`NOW`].
     pub fn whole(mode: u8, permits: u32, put: Vec<PlainHold>) -> Plain {
         Plain {
-            version: 2,
+            version: 3,
             flags: 1,
             mode,
             zero: 0,
@@ -86,6 +88,9 @@ impl Plain {
         }
         for hold in &self.put {
             out.extend([hold.fence, hold.deadline].map(long).concat());
+            if self.version >= 3 {
+                out.extend(long(hold.granted));
+            }
             out.extend([hold.ttl, hold.count, hold.delay].map(short).concat());
             out.extend([hold.ephemeral, hold.token.len() as u8, hold.label.len() as u8]);
             out.extend(&hold.token);
@@ -118,9 +123,9 @@ pub fn leb128(mut number: u64) -> Vec<u8> {
 impl PlainHold {
     /// With a lease of 10 s from [`NOW`].
     pub fn new(token: &[u8]) -> PlainHold {
-        let (fence, deadline, ttl) = (AT * 1000, AT + 10_000, 10_000);
+        let (fence, deadline, granted, ttl) = (AT * 1000, AT + 10_000, AT, 10_000);
         let (count, delay, ephemeral, label) = (1, 0, 0, Vec::new());
-        PlainHold { fence, deadline, ttl, count, delay, ephemeral, token: token.to_vec(), label }
+        PlainHold { fence, deadline, granted, ttl, count, delay, ephemeral, token: token.to_vec(), label }
     }
 
     pub fn stored(&self) -> Stored {
@@ -128,6 +133,7 @@ impl PlainHold {
             token: self.token.clone(),
             fence: self.fence,
             end: self.deadline,
+            since: self.granted,
             ttl: self.ttl.into(),
             count: self.count,
             ephemeral: self.ephemeral != 0,
@@ -159,11 +165,11 @@ pub fn any_whole() -> impl Strategy<Value = Plain> {
     };
     let hold = (
         (1..1u64 << 53, any::<u32>(), 1..=u32::MAX, 1..=i32::MAX as u32, any::<u32>(), 0..2u8),
-        (bytes(1), bytes(0)),
+        (bytes(1), bytes(0), 0..=AT),
     );
-    let hold = hold.prop_map(|((fence, left, ttl, count, delay, ephemeral), (token, label))| {
+    let hold = hold.prop_map(|((fence, left, ttl, count, delay, ephemeral), (token, label, granted))| {
         let deadline = AT - 1000 + u64::from(left.min(ttl));
-        PlainHold { fence, deadline, ttl, count, delay, ephemeral, token, label }
+        PlainHold { fence, deadline, granted, ttl, count, delay, ephemeral, token, label }
     });
     let delay = prop_oneof![Just(0), (0..=u64::from(u32::MAX)).prop_map(|ms| AT + ms)];
     (1..4u8, 1..=i32::MAX as u32, prop::collection::vec(hold, 0..5), delay).prop_map(
@@ -173,6 +179,7 @@ pub fn any_whole() -> impl Strategy<Value = Plain> {
             put.truncate(if mode == 1 { 1 } else { permits as usize });
             let mode = if put.is_empty() { 0 } else { mode };
             let permits = if mode == 3 { permits } else { 0 };
+            let delay_until = if mode == 1 { 0 } else { delay_until };
             Plain { delay_until, ..Plain::whole(mode, permits, put) }
         },
     )
@@ -181,11 +188,15 @@ pub fn any_whole() -> impl Strategy<Value = Plain> {
 #[test]
 fn what_is_read_is_what_was_written_and_is_written_so_again() {
     crate::random(any_whole(), 2000, |plain| {
-        let bytes = plain.bytes();
-        for written in [&bytes, &Plain { version: 1, ..plain.clone() }.bytes()] {
-            let lock = read(READER, written).expect("a lock");
-            assert_eq!(content(&lock), plain.content());
-            assert_eq!(write(&lock, &Change::Whole), bytes);
+        for version in 1..=3 {
+            let written = Plain { version, ..plain.clone() };
+            let mut newest = plain.clone();
+            for hold in newest.put.iter_mut().filter(|_| version < 3) {
+                hold.granted = AT.min(hold.fence / 1000);
+            }
+            let lock = read(READER, &written.bytes()).expect("a lock");
+            assert_eq!(content(&lock), newest.content());
+            assert_eq!(write(&lock, &Change::Whole), newest.bytes());
         }
     });
 }

@@ -17,7 +17,7 @@ struct World {
 }
 
 const NOW: Instant = Instant::from_micros(1_000_000);
-const TERMS: Terms = Terms { grants_from: NOW, longest_lease: Ttl::MAX };
+const TERMS: Terms = Terms { grants_from: NOW, longest_lease: Ttl::MAX, most_holders: u32::MAX };
 
 impl World {
     /// Acquires or joins the line; the circle where that would close one.

@@ -3,6 +3,7 @@
 mod bytes;
 mod circles;
 mod corpus;
+mod crowd;
 mod model;
 mod regressions;
 mod scale;

@@ -6,7 +6,7 @@ mod refusals;
 use std::num::NonZeroU32;
 
 use dlock_core::command::{
-    Acquire, Cancel, Confirm, Extend, Holds, Pttl, Release, Waiters, Whom, no_arguments, only_key,
+    Acquire, Cancel, Confirm, Extend, Holds, Inspect, Pttl, Release, Waiters, Whom, no_arguments, only_key,
 };
 use dlock_core::{Count, Counts, Fence, Mode, Ttl, Wait};
 use proptest::prelude::*;
@@ -135,6 +135,8 @@ fn the_readers() {
         assert_eq!(Pttl::parse(&behind(&command.to_args(), "DLOCK.PTTL")), Ok(command));
         let command = Waiters { key, count };
         assert_eq!(Waiters::parse(&behind(&command.to_args(), "DLOCK.WAITERS")), Ok(command));
+        let command = Inspect { key, count };
+        assert_eq!(Inspect::parse(&behind(&command.to_args(), "DLOCK.INSPECT")), Ok(command));
         assert_eq!(only_key(&[key]), Ok(key));
         assert_eq!(no_arguments(&[]), Ok(()));
     });

@@ -62,7 +62,8 @@ fn essence(page: &Page) -> u64 {
         for number in hold.on_the_way.iter_mut().flat_map(|(_, waiters)| waiters) {
             *number = on_the_way.iter().position(|other| other == number).map_or(u64::MAX, |at| at as u64);
         }
-        (hold.fence, hold.end) = (rank(hold.fence), from_now(hold.end));
+        // How long it has been held decides nothing.
+        (hold.fence, hold.end, hold.since) = (rank(hold.fence), from_now(hold.end), 0);
     }
     for flight in &mut page.flights {
         (flight.fence, flight.number) = (rank(flight.fence), 0);

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use smallvec::SmallVec;
 
 use super::{Anchor, MAX_DELAY, Malformed, Origin, VERSION, WHOLE};
-use crate::lock::{Ephemeral, Extras, Hold, Holders, Holding, Lock, MAX_COUNT};
+use crate::lock::{Crowd, Ephemeral, Extras, Hold, Holders, Holding, Lock, MAX_COUNT};
 use crate::units::{Deadline, Fence, Instant, Token, Ttl};
 
 /// A change as it was written, moved to the reader's clock.
@@ -55,6 +55,9 @@ impl Reader {
         let shift = self.shift(written_by, at);
         let delay_until = match cursor.u64()? {
             0 => None,
+            _ if mode == 1 && version >= 3 => return Err(Malformed::Value("delay")),
+            // No module ever wrote that; to hold a lock alone is to have waited for its delay.
+            _ if mode == 1 => None,
             until => {
                 // Both were rounded to whole ms, away from each other: one more than was asked for may be left.
                 let left = until.saturating_sub(at);
@@ -84,6 +87,9 @@ impl Reader {
     fn hold(&self, cursor: &mut Cursor<'_>, shift: i64) -> Result<Hold, Malformed> {
         let fence = Fence::from_outside(cursor.u64()?).ok_or(Malformed::Value("fence"))?;
         let deadline = cursor.u64()?;
+        // Before version 3 the fence has to tell: unless it was raised, it began as the microsecond of the grant.
+        let granted = if cursor.version < 3 { fence.get() / 1000 } else { cursor.u64()? };
+        let granted = granted.saturating_add_signed(shift).min(self.now.millis());
         let ttl = Ttl::from_millis(cursor.u32()?.into()).ok_or(Malformed::Value("ttl"))?;
         let count = NonZeroU32::new(cursor.u32()?).filter(|n| n.get() <= MAX_COUNT);
         let delay = cursor.u32()?;
@@ -100,6 +106,7 @@ impl Reader {
             fence,
             // A clock that is off can shorten a lease, but never make it longer than it was granted for.
             deadline: moved(deadline, shift).min(self.now + ttl),
+            granted: Instant::from_millis(granted),
             ttl,
             count: count.ok_or(Malformed::Value("count"))?,
             extras: Extras { ephemeral, delay, label, in_doubt: None }.boxed(),
@@ -167,32 +174,47 @@ impl Written {
     /// Carries it out. Idempotent: everything in it is a final value. False where it would leave more holders than
     /// its mode allows, which only bytes that no master wrote can do; the lock is left as it was.
     pub fn apply(self, lock: &mut Lock) -> bool {
-        let stays = |hold: &Hold| {
-            !self.dropped.contains(&hold.token) && !self.put.iter().any(|new| new.token == hold.token)
-        };
-        let staying = if self.whole { 0 } else { lock.stored().iter().filter(|hold| stays(hold)).count() };
-        if staying + self.put.len() > self.most() {
-            return false;
+        if !self.whole {
+            return self.apply_part(lock);
         }
-        let holds = if self.whole {
-            self.put
-        } else {
-            lock.remove(|hold| !stays(hold));
-            let mut holds = SmallVec::from_vec(lock.take_holds());
-            holds.extend(self.put);
-            holds
-        };
-        let permits = NonZeroU32::new(self.permits).unwrap_or(NonZeroU32::MIN);
+        let delay = self.delay_until;
         lock.holding = match self.mode {
             // By far the most frequent, and done without a list.
-            0 | 1 => holds.into_iter().next().map_or(Holding::Free, Holding::Exclusive),
-            mode => match Holders::from_vec(holds.into_vec()) {
-                None => Holding::Free,
-                Some(holders) if mode == 2 => Holding::Shared(holders),
-                Some(holders) => Holding::Permits(permits, holders),
+            0 | 1 => self.put.into_iter().next().map_or(Holding::Free(delay), Holding::Exclusive),
+            mode => match Holders::from_vec(self.put.into_vec()) {
+                None => Holding::Free(delay),
+                Some(holders) => crowd(mode, self.permits, delay, holders),
             },
         };
-        lock.delay_until = self.delay_until;
+        true
+    }
+
+    /// It is of a lock that many may hold, whatever the lock was before.
+    fn apply_part(self, lock: &mut Lock) -> bool {
+        let named = self.put.iter().map(|hold| &hold.token).chain(&self.dropped);
+        let leaving = named.filter(|token| lock.stored_of(token.as_bytes()).is_some()).count();
+        if lock.stored_len() - leaving + self.put.len() > self.most() {
+            return false;
+        }
+        for token in self.put.iter().map(|hold| &hold.token).chain(&self.dropped) {
+            lock.remove(token.as_bytes());
+        }
+        let staying = match std::mem::take(&mut lock.holding) {
+            Holding::Free(_) => None,
+            Holding::Exclusive(hold) => Some(Holders::one(hold)),
+            Holding::Crowd(crowd) => Some(crowd.holders),
+        };
+        let holders = match staying {
+            None => Holders::from_vec(self.put.into_vec()),
+            Some(mut holders) => {
+                self.put.into_iter().for_each(|hold| holders.push(hold));
+                Some(holders)
+            }
+        };
+        lock.holding = match holders {
+            None => Holding::Free(self.delay_until),
+            Some(holders) => crowd(self.mode, self.permits, self.delay_until, holders),
+        };
         true
     }
 
@@ -204,6 +226,11 @@ impl Written {
             _ => self.permits as usize,
         }
     }
+}
+
+fn crowd(mode: u8, permits: u32, delay_until: Option<Deadline>, holders: Holders) -> Holding {
+    let permits = NonZeroU32::new(permits).filter(|_| mode == 3);
+    Holding::Crowd(Box::new(Crowd { permits, delay_until, holders }))
 }
 
 /// What is left to read, by the rules of a version.

@@ -13,43 +13,43 @@ pub const ACQUIRE: Doc = Doc {
     name: "DLOCK.ACQUIRE",
     form: "key token ttl [SHARED | PERMITS n] [REENTRANT | DEPTH n] [BLOCK ms] [EPHEMERAL] [DELAY ms] [LABEL text]",
     summary: "Takes the lock for a token, for ttl ms; answers the hold's fence, or null",
-    complexity: "O(1); O(H) with H holders of a shared or counted lock",
+    complexity: "O(1); O(log H) with H holders of a shared or counted lock",
 };
 pub const RELEASE: Doc = Doc {
     name: "DLOCK.RELEASE",
     form: "key token [ALL | DEPTH n]",
     summary: "Ends counts of the token's hold and takes its waiters out of the line; answers how many counts",
-    complexity: "O(1) and O(log W) for each waiter granted; O(H) with H holders",
+    complexity: "O(log H) with H holders, and O(log W) for each waiter granted",
 };
 pub const EXTEND: Doc = Doc {
     name: "DLOCK.EXTEND",
     form: "key token ttl",
     summary: "Sets the lease to ttl ms from now; 1, or 0 if the token holds nothing",
-    complexity: "O(1); O(H) with H holders",
+    complexity: "O(1); O(log H) with H holders",
 };
 pub const CONFIRM: Doc = Doc {
     name: "DLOCK.CONFIRM",
     form: "key token fence ttl",
     summary: "Raises the hold's fence and sets its lease: the second phase of a fenced quorum; answers the fence",
-    complexity: "O(1); O(H) with H holders",
+    complexity: "O(1); O(log H) with H holders",
 };
 pub const HOLDS: Doc = Doc {
     name: "DLOCK.HOLDS",
     form: "key token",
     summary: "The count of the token's hold, 0 for none",
-    complexity: "O(1); O(H) with H holders",
+    complexity: "O(1); O(log H) with H holders",
 };
 pub const PTTL: Doc = Doc {
     name: "DLOCK.PTTL",
     form: "key [token]",
     summary: "The ms left of the token's lease, or of the longest one; -2 for none",
-    complexity: "O(1); O(H) with H holders",
+    complexity: "O(1); O(log H) with H holders",
 };
 pub const INSPECT: Doc = Doc {
     name: "DLOCK.INSPECT",
-    form: "key",
-    summary: "Who holds and how many wait, as a map; null if nobody does",
-    complexity: "O(H) with H holders",
+    form: "key [COUNT n]",
+    summary: "Who holds (n of them, or 1000) and how many wait, as a map; null if nobody does",
+    complexity: "O(log H + n) with H holders, n of them shown",
 };
 pub const WAITERS: Doc = Doc {
     name: "DLOCK.WAITERS",
@@ -67,12 +67,12 @@ pub const BREAK: Doc = Doc {
     name: "DLOCK.BREAK",
     form: "key",
     summary: "For operators: ends every hold of the key, whatever its token; answers how many",
-    complexity: "O(H) with H holders",
+    complexity: "O(1); what many holders leave behind is cleared up in the background",
 };
 pub const TOKEN: Doc = Doc {
     name: "DLOCK.TOKEN",
     form: "",
-    summary: "A fresh token: 40 hex digits, 20 bytes of the operating system's randomness",
+    summary: "A fresh token: 27 characters, 20 bytes of the operating system's randomness",
     complexity: "O(1)",
 };
 pub const HELP: Doc = Doc { name: "DLOCK.HELP", form: "", summary: "This list", complexity: "O(1)" };
@@ -82,7 +82,7 @@ pub const SET: Doc = Doc {
     name: "DLOCK._SET",
     form: "key change",
     summary: "Internal: the effect of the other commands, as replicas and the append only file get it",
-    complexity: "O(H) with H holders",
+    complexity: "O(n log H) with n holds changed of H",
 };
 
 /// Asks the server itself whether it lets a write through.

@@ -3,12 +3,24 @@
 use std::num::NonZeroU32;
 
 use super::Turn;
-use crate::lock::{Count, Ephemeral, Extras, Hold, Holders, Holding, MAX_COUNT, Mode, Request};
+use crate::lock::{Count, Ephemeral, Extras, Fit, Hold, Holding, MAX_COUNT, Mode, Request};
 use crate::queue::{Waiter, WaiterId};
-use crate::step::{Binding, End, Event, Outcome, Refusal};
-use crate::units::{Fence, Token};
+use crate::step::{Binding, Departed, End, Event, Outcome, Refusal};
+use crate::units::{Fence, Instant, Token};
+
+const SLICE: usize = Departed::SLICE;
 
 impl Turn<'_> {
+    pub(super) fn fit(&self, mode: Mode) -> Fit {
+        self.lock.fit(mode, self.terms.most_holders as usize)
+    }
+
+    /// Has the hold of a token changed, if it has one.
+    #[inline]
+    pub(super) fn change<R>(&mut self, token: &[u8], change: impl FnOnce(&mut Hold) -> R) -> Option<R> {
+        self.lock.change(token, self.now, change)
+    }
+
     /// Begins a hold that fits.
     pub(super) fn grant(&mut self, request: &Request<'_>) -> Result<Fence, Refusal> {
         let token = Token::new(request.token).ok_or(Refusal::OtherMode)?;
@@ -28,8 +40,12 @@ impl Turn<'_> {
         if let Some(client) = request.bound_to {
             self.step.rest().bindings.push(Binding::Begins(client, token.clone()));
         }
-        let deadline = self.now + request.ttl;
-        let hold = Hold { token, fence, deadline, ttl: request.ttl, count, extras };
+        // An old hold of the token may have expired with so many others that it has not ended yet.
+        if self.lock.stored_len() > 1 && self.lock.stored_of(request.token).is_some() {
+            self.end_one(request.token, End::Expired);
+        }
+        let (deadline, granted) = (self.now + request.ttl, Instant::from_millis(self.now.millis()));
+        let hold = Hold { token, fence, deadline, granted, ttl: request.ttl, count, extras };
         self.lock.add(hold, request.mode);
         self.step.put(self.lock, request.token);
         self.step.events.push(Event::Acquired);
@@ -39,40 +55,42 @@ impl Turn<'_> {
     /// The token holds the lock and asks again: the lease becomes the longer one, the count as asked.
     pub(super) fn renew(&mut self, request: &Request<'_>) -> Result<Fence, Refusal> {
         let deadline = self.now + request.ttl;
-        let Some(hold) = self.lock.find(request.token) else { return Err(Refusal::OtherMode) };
-        let before = (hold.count, hold.deadline);
-        let mut changed = false;
-        hold.count = match request.count {
-            Count::Keep => hold.count,
-            Count::OneMore if hold.count.get() >= MAX_COUNT => return Err(Refusal::CountFull),
-            Count::OneMore => hold.count.saturating_add(1),
-            Count::AtLeast(n) => hold.count.max(n),
-        };
-        let extended = deadline > hold.deadline;
-        if extended {
-            hold.deadline = deadline;
-            hold.ttl = request.ttl;
-        }
-        if request.has_extras() {
-            let mut extras = hold.extras.take().map_or(Extras::NONE, |extras| *extras);
-            let before = (extras.ephemeral, extras.delay, extras.label.clone());
-            if let Some(client) = request.bound_to {
-                if let Ephemeral::Bound(old) = extras.ephemeral {
-                    self.step.rest().bindings.push(Binding::Ends(old, hold.token.clone()));
+        let step = &mut *self.step;
+        let renewed = self.lock.change(request.token, self.now, |hold| {
+            let before = (hold.count, hold.deadline);
+            hold.count = match request.count {
+                Count::Keep => hold.count,
+                Count::OneMore if hold.count.get() >= MAX_COUNT => return Err(Refusal::CountFull),
+                Count::OneMore => hold.count.saturating_add(1),
+                Count::AtLeast(n) => hold.count.max(n),
+            };
+            let extended = deadline > hold.deadline;
+            if extended {
+                (hold.deadline, hold.ttl) = (deadline, request.ttl);
+            }
+            let mut changed = false;
+            if request.has_extras() {
+                let mut extras = hold.extras.take().map_or(Extras::NONE, |extras| *extras);
+                let before = (extras.ephemeral, extras.delay, extras.label.clone());
+                if let Some(client) = request.bound_to {
+                    if let Ephemeral::Bound(old) = extras.ephemeral {
+                        step.rest().bindings.push(Binding::Ends(old, hold.token.clone()));
+                    }
+                    step.rest().bindings.push(Binding::Begins(client, hold.token.clone()));
+                    extras.ephemeral = Ephemeral::Bound(client);
                 }
-                self.step.rest().bindings.push(Binding::Begins(client, hold.token.clone()));
-                extras.ephemeral = Ephemeral::Bound(client);
+                extras.delay = if request.delay > 0 { request.delay } else { extras.delay };
+                if !request.label.is_empty() {
+                    extras.label = request.label.into();
+                }
+                changed = (before.0, before.1, &before.2) != (extras.ephemeral, extras.delay, &extras.label);
+                hold.extras = extras.boxed();
             }
-            extras.delay = if request.delay > 0 { request.delay } else { extras.delay };
-            if !request.label.is_empty() {
-                extras.label = request.label.into();
-            }
-            changed = (before.0, before.1, &before.2) != (extras.ephemeral, extras.delay, &extras.label);
-            hold.extras = extras.boxed();
-        }
-        let fence = hold.fence;
+            Ok((hold.fence, extended, changed || before != (hold.count, hold.deadline)))
+        });
+        let (fence, extended, changed) = renewed.unwrap_or(Err(Refusal::OtherMode))?;
         self.step.renewed = true;
-        if changed || before != (hold.count, hold.deadline) {
+        if changed {
             self.step.put(self.lock, request.token);
         }
         if extended {
@@ -82,31 +100,61 @@ impl Turn<'_> {
     }
 
     /// The only holder, exclusive or sharing, holds in the other mode from now on.
-    pub(super) fn change_mode(&mut self, mode: Mode) {
-        self.lock.holding = match (std::mem::take(&mut self.lock.holding), mode) {
-            (Holding::Exclusive(hold), Mode::Shared) => Holding::Shared(Holders::one(hold)),
-            (Holding::Shared(holders), Mode::Exclusive) => holders.into_exclusive(),
-            (other, _) => other,
-        };
+    pub(super) fn change_mode(&mut self, token: &[u8], mode: Mode) {
+        let Some(hold) = self.lock.remove(token) else { return };
+        // Beside it only expired ones can be left.
+        self.depart(End::Expired);
+        if mode == Mode::Shared {
+            self.step.events.push(Event::Downgraded);
+        }
+        self.lock.add(hold, mode);
         self.step.whole();
     }
 
-    pub(super) fn end_all(&mut self, why: End, mut gone: impl FnMut(&Hold) -> bool) {
-        match &self.lock.holding {
-            Holding::Free => {}
-            // By far the most frequent, and done without a list.
-            Holding::Exclusive(hold) => {
-                if gone(hold)
-                    && let Holding::Exclusive(hold) = &std::mem::take(&mut self.lock.holding)
-                {
-                    self.end(hold, why);
+    /// Ends what is over of a lock that many hold, or that waits for a lock-delay.
+    pub(super) fn expire(&mut self) {
+        let now = self.now;
+        if let Holding::Crowd(crowd) = &mut self.lock.holding
+            && crowd.holders.first_deadline().is_some_and(|first| first.passed(now))
+        {
+            crowd.delay_until = crowd.delay_until.max(crowd.holders.delay_of_expired(now));
+            let all = crowd.holders.last_deadline().is_some_and(|last| last.passed(now));
+            if all && crowd.holders.len() > SLICE {
+                self.depart(End::Expired);
+            } else {
+                for hold in self.lock.take_expired(now, SLICE) {
+                    self.end(&hold, End::Expired);
                 }
             }
-            Holding::Shared(_) | Holding::Permits(..) => {
-                for hold in self.lock.remove(gone) {
-                    self.end(&hold, why);
-                }
-            }
+        }
+        if self.lock.delay_until().is_some_and(|until| until.passed(now)) {
+            self.lock.set_delay_until(None);
+            self.step.changed(self.lock);
+        }
+    }
+
+    /// Ends every hold of those who share it or hold permits.
+    pub(super) fn end_crowd(&mut self, why: End) {
+        if self.lock.stored_len() > SLICE {
+            return self.depart(why);
+        }
+        for hold in self.lock.take_crowd().into_iter().flat_map(|mut crowd| crowd.take_some(SLICE)) {
+            self.end(&hold, why);
+        }
+    }
+
+    /// Takes all of them out together.
+    fn depart(&mut self, why: End) {
+        if let Some(holds) = self.lock.take_crowd() {
+            self.step.events.push(Event::AllEnded(why));
+            self.step.rest().departed.push(Departed::new(Some(why), self.now, holds));
+            self.step.changed(self.lock);
+        }
+    }
+
+    pub(super) fn end_one(&mut self, token: &[u8], why: End) {
+        if let Some(hold) = self.lock.remove(token) {
+            self.end(&hold, why);
         }
     }
 
@@ -118,7 +166,7 @@ impl Turn<'_> {
                 End::Expired => hold.deadline.plus_millis(delay),
                 _ => self.now.after_millis(delay),
             };
-            self.lock.delay_until = self.lock.delay_until.max(Some(until));
+            self.lock.set_delay_until(self.lock.delay_until().max(Some(until)));
         }
         self.step.ended(self.lock, hold, why, self.now);
     }

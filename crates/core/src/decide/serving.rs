@@ -1,14 +1,11 @@
 //! How a line is served: grants from its head for as long as the head fits, each waiter answered once.
 
-use std::collections::HashSet;
-
 use smallvec::smallvec;
 
 use super::Turn;
-use crate::lock::{Doubt, Fit, Lock, Mode};
+use crate::lock::{Doubt, Fit, Mode};
 use crate::queue::Waiter;
 use crate::step::{Granted, Outcome, Refusal};
-use crate::units::Token;
 
 impl Turn<'_> {
     /// Grants to the line from its head for as long as the head fits.
@@ -20,21 +17,21 @@ impl Turn<'_> {
     }
 
     pub(super) fn serve_line(&mut self) {
-        let mut crowd = Crowd::default();
         while let Some(head) = self.waiting.head(self.name) {
             let id = head.id;
             if head.until.is_some_and(|until| until.passed(self.now)) {
                 self.take_out(&[id], Outcome::TimedOut);
                 continue;
             }
-            let held_as = self.lock.mode().filter(|_| crowd.holds(self.lock, &head.token));
+            let holds = self.lock.at(self.now).hold_of(head.token.as_bytes()).is_some();
+            let held_as = self.lock.mode().filter(|_| holds);
             let verdict = match held_as {
                 Some(held_as) => self.fit_again(held_as, head.mode),
                 None if self.in_grace() => None,
-                None => match self.lock.fit(head.mode) {
+                None => match self.fit(head.mode) {
                     Fit::Fits => Some(Ok(Granted::New)),
                     Fit::OtherPermits(n) => Some(Err(Refusal::OtherPermits(n.get()))),
-                    Fit::NotNow => None,
+                    Fit::NotNow | Fit::Full => None,
                 },
             };
             let Some(verdict) = verdict else { return };
@@ -44,7 +41,6 @@ impl Turn<'_> {
             self.step.rest().outcomes.push((waiter, outcome.unwrap_or_else(Outcome::Refused)));
             if let Some(token) = token {
                 self.answer_others(token.as_bytes());
-                crowd.joined(self.lock, token);
             }
         }
     }
@@ -60,27 +56,21 @@ impl Turn<'_> {
             Granted::Renewal | Granted::Upgrade => self.renew(&request)?,
         };
         if granted == Granted::Upgrade {
-            self.change_mode(Mode::Exclusive);
+            self.change_mode(request.token, Mode::Exclusive);
         }
-        // A hold that has begun is the last one, and one that has been upgraded the only one.
-        let hold = match granted {
-            Granted::Renewal => self.lock.find(request.token),
-            Granted::New | Granted::Upgrade => self.lock.stored_mut().last_mut(),
-        };
-        let Some(hold) = hold else { return Err(Refusal::OtherMode) };
-        match (granted, hold.in_doubt()) {
+        let noted = self.change(request.token, |hold| match (granted, hold.in_doubt()) {
             // Whoever is told of a grant while it is in doubt is one more who may turn out to be gone.
             (Granted::Renewal, Some(doubt)) => doubt.told.push(waiter.id),
             (Granted::Renewal, None) => {}
             _ => hold.set_in_doubt(Some(Doubt { granted, told: smallvec![waiter.id] })),
-        }
-        Ok(Outcome::Granted(fence, granted))
+        });
+        noted.map(|()| Outcome::Granted(fence, granted)).ok_or(Refusal::OtherMode)
     }
 
     /// Whether a waiter whose token holds the lock already gets what it waits for. None: it goes on waiting.
     pub(super) fn fit_again(&self, held_as: Mode, asked: Mode) -> Option<Result<Granted, Refusal>> {
         match (held_as, asked) {
-            (Mode::Shared, Mode::Exclusive) if self.lock.can_upgrade() && !self.in_grace() => {
+            (Mode::Shared, Mode::Exclusive) if self.lock.can_upgrade(self.now) && !self.in_grace() => {
                 Some(Ok(Granted::Upgrade))
             }
             (Mode::Shared, Mode::Exclusive) => None,
@@ -104,35 +94,6 @@ impl Turn<'_> {
                 let outcome = self.hand_over(&waiter, Granted::Renewal);
                 self.step.rest().outcomes.push((waiter, outcome.unwrap_or_else(Outcome::Refused)));
             }
-        }
-    }
-}
-
-/// Who holds a lock, while its line is served. Looking up each waiter among the holders is fine for the few that are
-/// mostly served at once; ten thousand sharers that are let in together would take a second of it.
-#[derive(Default)]
-struct Crowd {
-    joined: usize,
-    tokens: HashSet<Token>,
-}
-
-impl Crowd {
-    const MANY: usize = 32;
-
-    fn holds(&self, lock: &mut Lock, token: &Token) -> bool {
-        if self.joined < Self::MANY {
-            lock.find(token.as_bytes()).is_some()
-        } else {
-            self.tokens.contains(token)
-        }
-    }
-
-    fn joined(&mut self, lock: &Lock, token: Token) {
-        self.joined += 1;
-        if self.joined == Self::MANY {
-            self.tokens.extend(lock.stored().iter().map(|hold| hold.token.clone()));
-        } else if self.joined > Self::MANY {
-            self.tokens.insert(token);
         }
     }
 }

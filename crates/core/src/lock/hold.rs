@@ -24,6 +24,8 @@ pub struct Hold {
     pub(crate) token: Token,
     pub(crate) fence: Fence,
     pub(crate) deadline: Deadline,
+    /// When it began: a whole millisecond.
+    pub(crate) granted: Instant,
     pub(crate) ttl: Ttl,
     pub(crate) count: NonZeroU32,
     /// What few holds have, out of the way of the many.
@@ -68,6 +70,9 @@ impl Hold {
     pub fn deadline(&self) -> Deadline {
         self.deadline
     }
+    pub fn granted(&self) -> Instant {
+        self.granted
+    }
     pub fn ttl(&self) -> Ttl {
         self.ttl
     }
@@ -84,9 +89,19 @@ impl Hold {
         self.extras.as_ref().map_or(&[], |x| &x.label)
     }
 
-    /// How long it has lasted, for statistics: its fence began as the microsecond of its grant.
+    /// How long it has lasted.
     pub fn held_millis(&self, now: Instant) -> u64 {
-        now.micros().saturating_sub(self.fence.get()) / 1000
+        now.millis_since(self.granted)
+    }
+
+    /// Until when nobody is granted the lock after it, if it expires.
+    pub(crate) fn delay_until(&self) -> Option<Deadline> {
+        let delay = u64::from(self.delay());
+        (delay > 0).then(|| self.deadline.plus_millis(delay))
+    }
+
+    pub(crate) fn is_bound(&self) -> bool {
+        matches!(self.ephemeral(), Ephemeral::Bound(_))
     }
 
     pub(crate) fn in_doubt(&mut self) -> Option<&mut Doubt> {

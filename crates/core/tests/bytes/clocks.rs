@@ -11,7 +11,7 @@ const OTHER_BOOT: Anchor = Anchor { boot: 5, offset: -77 };
 /// A lease of 10 s of which 4 s are left, and a lock-delay of 3 s, written at [`AT`].
 fn four_seconds_left() -> Vec<u8> {
     let hold = PlainHold { deadline: AT + 4000, ..PlainHold::new(b"a") };
-    Plain { delay_until: AT + 3000, ..Plain::whole(1, 0, vec![hold]) }.bytes()
+    Plain { delay_until: AT + 3000, ..Plain::whole(2, 0, vec![hold]) }.bytes()
 }
 
 /// What is left of the lease and of the lock-delay where they are read at this ms.
@@ -48,7 +48,7 @@ fn an_offset_may_be_negative() {
     let anchor = Anchor { offset: -5000, ..ANCHOR };
     let hold = PlainHold { deadline: 4000, ..PlainHold::new(b"a") };
     let plain = Plain { offset: anchor.offset, at: 1, ..Plain::whole(1, 0, vec![hold]) };
-    for version in [1, 2] {
+    for version in [1, 2, 3] {
         let bytes = Plain { version, ..plain.clone() }.bytes();
         let now = Instant::from_micros(2_000_000);
         let lock = read(Reader { now, anchor, origin: Origin::Stored }, &bytes).expect("a lock");

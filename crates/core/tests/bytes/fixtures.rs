@@ -1,9 +1,9 @@
 //! Frozen bytes, one file a kind. They may never be changed: servers have them on their disks. A new layout adds files.
 
 use dlock_core::codec::Reader;
-use dlock_core::{Change, Lock, Mode, Part, Token};
+use dlock_core::{Change, Lock, Mode, Token};
 
-use super::{AT, Plain, PlainHold, READER, read, write};
+use super::{AT, NOW, Plain, PlainHold, READER, read, write};
 use crate::model::content::{Stored, content};
 
 /// The bytes in a file of hexadecimal lines; what begins with `#` is for people.
@@ -18,7 +18,7 @@ macro_rules! fixture {
         bytes(include_str!(concat!("../fixtures/", $version, "/", $name, ".hex")))
     };
     ($name:literal) => {
-        [fixture!(1, $name), fixture!(2, $name)]
+        [fixture!(1, $name), fixture!(2, $name), fixture!(3, $name)]
     };
 }
 
@@ -26,20 +26,34 @@ macro_rules! fixture {
 fn all() -> impl Iterator<Item = Vec<u8>> {
     let each =
         [fixture!("exclusive"), fixture!("shared"), fixture!("permits"), fixture!("free"), fixture!("part")];
-    each.into_iter().flatten()
+    each.into_iter().flatten().chain([fixture!(3, "confirmed")])
 }
 
 const FENCE: u64 = AT * 1000 - 100_000;
 
-/// Both versions read as this, and it is written as the newer one.
-fn holds([older, newer]: [Vec<u8>; 2], plain: &Plain) {
-    assert_eq!(Plain { version: 1, ..plain.clone() }.bytes(), older);
-    assert_eq!(plain.bytes(), newer);
-    for bytes in [&older, &newer] {
+/// Every version reads as this, and it is written as the newest one.
+fn holds(versions: [Vec<u8>; 3], plain: &Plain) {
+    for (bytes, version) in versions.iter().zip(1..) {
+        assert_eq!(Plain { version, ..plain.clone() }.bytes(), *bytes);
         let lock = read(READER, bytes).expect("a lock");
         assert_eq!(content(&lock), plain.content());
-        assert_eq!(write(&lock, &Change::Whole), newer);
+        assert_eq!(write(&lock, &Change::Whole), versions[2]);
     }
+}
+
+/// A quorum's second phase has raised the fence: only since version 3 it is known when the hold began.
+#[test]
+fn a_confirmed_hold() {
+    let hold = PlainHold { fence: AT * 1000 + 2_000_000, granted: AT - 7000, ..PlainHold::new(b"voter") };
+    let plain = Plain::whole(1, 0, vec![hold]);
+    let bytes = fixture!(3, "confirmed");
+    assert_eq!(plain.bytes(), bytes);
+    let lock = read(READER, &bytes).expect("a lock");
+    assert_eq!(content(&lock), plain.content());
+    assert_eq!(write(&lock, &Change::Whole), bytes);
+    assert!(lock.at(NOW).holds().all(|hold| hold.held_millis(NOW) == 7000));
+    let older = read(READER, &Plain { version: 2, ..plain }.bytes()).expect("a lock");
+    assert!(older.at(NOW).holds().all(|hold| hold.held_millis(NOW) == 0));
 }
 
 #[test]
@@ -47,6 +61,7 @@ fn an_exclusive_hold() {
     let token: Vec<u8> = (0xec..=0xff).collect();
     let hold = PlainHold {
         fence: FENCE,
+        granted: FENCE / 1000,
         deadline: AT + 29_900,
         ttl: 30_000,
         count: 3,
@@ -60,12 +75,14 @@ fn an_exclusive_hold() {
 fn sharers_with_labels() {
     let first = PlainHold {
         fence: FENCE,
+        granted: FENCE / 1000,
         deadline: AT + 9_900,
         label: b"web-1".to_vec(),
         ..PlainHold::new(b"reader-a")
     };
     let dies_badly = PlainHold {
         fence: FENCE + 1,
+        granted: FENCE / 1000,
         deadline: AT + 1,
         ttl: 1000,
         delay: 250,
@@ -75,6 +92,7 @@ fn sharers_with_labels() {
     };
     let longest = PlainHold {
         fence: FENCE + 2,
+        granted: FENCE / 1000,
         deadline: AT + u64::from(u32::MAX) - 100,
         ttl: u32::MAX,
         count: i32::MAX as u32,
@@ -88,6 +106,7 @@ fn sharers_with_labels() {
 fn a_semaphore() {
     let hold = |token, fence, count, delay| PlainHold {
         fence,
+        granted: fence / 1000,
         deadline: AT + 900,
         ttl: 1000,
         count,
@@ -111,23 +130,27 @@ fn three_sharers() -> Lock {
 
 #[test]
 fn a_part() {
-    let [older, newer] = fixture!("part");
-    for bytes in [&older, &newer] {
+    let versions = fixture!("part");
+    for bytes in &versions {
         let part = READER.read(bytes).expect("a part");
         assert!(!part.is_whole());
         assert_eq!((part.greatest_fence(), part.longest_ttl()), (FENCE, 10_000));
         let mut lock = three_sharers();
         assert!(part.apply(&mut lock));
-        let left = PlainHold { fence: FENCE, deadline: AT + 10_000, count: 2, ..PlainHold::new(b"reader-a") };
+        let left = PlainHold {
+            fence: FENCE,
+            granted: FENCE / 1000,
+            deadline: AT + 10_000,
+            count: 2,
+            ..PlainHold::new(b"reader-a")
+        };
         let is = content(&lock);
         assert_eq!((is.mode, is.delay_until), (Some(Mode::Shared), AT + 249));
         assert_eq!(is.holds, [left.stored()] as [Stored; 1]);
         let token = |bytes: &[u8]| Token::new(bytes).expect("a token");
-        let change = Change::Part(Box::new(Part {
-            put: [token(b"reader-a")].into_iter().collect(),
-            dropped: [token(b"reader-b"), token(b"\x00")].into_iter().collect(),
-        }));
-        assert_eq!(write(&lock, &change), newer);
+        let named: [&[u8]; 5] = [b"reader-b", b"reader-a", b"reader-b", b"\x00", b"reader-a"];
+        let change = Change::Part(named.map(token).to_vec());
+        assert_eq!(write(&lock, &change), versions[2]);
     }
 }
 

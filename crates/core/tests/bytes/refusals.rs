@@ -17,10 +17,10 @@ fn shared(tokens: &[&[u8]]) -> Plain {
 
 #[test]
 fn another_version_is_refused() {
-    for version in [0, 3, 255] {
+    for version in [0, 4, 255] {
         let why = refused(&Plain { version, ..shared(&[b"a"]) });
         assert_eq!(why, Malformed::Version(version));
-        let text = format!("the bytes of a lock have version {version}, this module reads up to 2");
+        let text = format!("the bytes of a lock have version {version}, this module reads up to 3");
         assert_eq!(why.to_string(), text);
     }
 }
@@ -42,6 +42,7 @@ fn every_value_has_its_range() {
         ("mode", Plain { mode: 3, permits: 1 << 31, ..shared(&[b"a"]) }),
         ("delay", Plain { delay_until: too_late, ..free() }),
         ("delay", Plain { delay_until: u64::MAX, ..free() }),
+        ("delay", Plain { delay_until: AT + 1, ..one(a()) }),
         ("token", shared(&[b""])),
         ("token", part(2, Plain { dropped: vec![vec![]], ..shared(&[]) })),
         ("fence", one(PlainHold { fence: 0, ..a() })),

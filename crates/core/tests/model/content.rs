@@ -10,6 +10,7 @@ pub fn content(lock: &Lock) -> Content {
         token: hold.token().as_bytes().to_vec(),
         fence: hold.fence().get(),
         end: hold.deadline().millis(),
+        since: hold.granted().millis(),
         ttl: hold.ttl().millis(),
         count: hold.count(),
         ephemeral: hold.ephemeral() != Ephemeral::No,
@@ -34,6 +35,7 @@ pub struct Stored {
     pub token: Vec<u8>,
     pub fence: u64,
     pub end: u64,
+    pub since: u64,
     pub ttl: u64,
     pub count: u32,
     pub ephemeral: bool,
@@ -50,7 +52,8 @@ impl Content {
                 && (here == 0 || (0..3000).contains(&(there * 1000 + 1000 - us - here * 1000)))
         };
         let same = |(a, b): (&Stored, &Stored)| {
-            near(a.end, b.end) && Stored { end: 0, ..a.clone() } == Stored { end: 0, ..b.clone() }
+            let timeless = |hold: &Stored| Stored { end: 0, since: 0, ..hold.clone() };
+            near(a.end, b.end) && near(a.since, b.since) && timeless(a) == timeless(b)
         };
         self.mode == other.mode
             && near(self.delay_until, other.delay_until)

@@ -18,6 +18,8 @@ pub const TOKENS: Token = 5;
 pub const CLIENTS: Client = 7;
 /// Who may wait: on the server, on a key.
 pub const ROOM: (usize, usize) = (6, 4);
+/// How many may share a key, or hold permits of it.
+pub const MOST_HOLDERS: usize = 3;
 pub const GREATEST_FENCE: u64 = (1 << 53) - 1;
 pub const GREATEST_COUNT: u32 = i32::MAX as u32;
 
@@ -36,6 +38,8 @@ pub struct Hold {
     pub fence: u64,
     /// The ms of the server clock at which the lease is over.
     pub end: u64,
+    /// The ms in which it was granted.
+    pub since: u64,
     pub ttl: u64,
     pub count: u32,
     pub bond: Bond,
@@ -99,6 +103,7 @@ pub enum Heard {
     Acquired,
     Extended,
     Ended(End),
+    Downgraded,
     Freed,
 }
 
@@ -227,13 +232,14 @@ impl Page {
         let count = if let Count::AtLeast(n) = wish.count { n.get() } else { 1 };
         let bond = if wish.ephemeral { Bond::To(wish.client) } else { Bond::None };
         let Wish { key, token, mode, ttl, delay, label, .. } = *wish;
-        let end = self.in_ms(ttl);
+        let (end, since) = (self.in_ms(ttl), self.now / 1000);
         self.holds.push(Hold {
             key,
             token,
             mode,
             fence,
             end,
+            since,
             ttl,
             count,
             bond,

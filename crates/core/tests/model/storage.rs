@@ -17,9 +17,8 @@ impl System {
         if change.is_none() {
             return;
         }
-        if let Change::Part(part) = change {
+        if let Change::Part(_) = change {
             self.saw.push("a part of a lock is replicated");
-            assert!(part.put.iter().all(|token| !part.dropped.contains(token)), "put and dropped");
         }
         let mut bytes = Vec::new();
         let greatest = self.fences.last();

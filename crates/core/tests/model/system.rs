@@ -10,7 +10,7 @@ use dlock_core::{
 };
 
 use super::moves::Move;
-use super::page::{Answer, Client, Flight, Heard, KEYS, Key, ROOM, Token, Told, Wish};
+use super::page::{Answer, Client, Flight, Heard, KEYS, Key, MOST_HOLDERS, ROOM, Token, Told, Wish};
 
 #[derive(Clone, Default)]
 pub struct System {
@@ -84,7 +84,12 @@ impl System {
         let name = name(key);
         let mut lock = self.locks.remove(&key).unwrap_or_default();
         let mut step = Step::default();
-        let terms = Terms { grants_from: Instant::from_micros(self.grants_from), longest_lease: Ttl::MAX };
+        let most_holders = MOST_HOLDERS as u32;
+        let terms = Terms {
+            grants_from: Instant::from_micros(self.grants_from),
+            longest_lease: Ttl::MAX,
+            most_holders,
+        };
         let mut turn =
             Turn::new(now, terms, &name, &mut self.fences, &mut self.waiting, &mut lock, &mut step);
         let answer = work(&mut turn);
@@ -311,7 +316,7 @@ impl System {
 
     /// Every hold that ends with a connection, by what is stored.
     pub fn bound_holds(&self) -> BTreeSet<(Client, Key, Token)> {
-        let holds = self.locks.iter().flat_map(|(key, lock)| lock.stored().iter().map(|hold| (*key, hold)));
+        let holds = self.locks.iter().flat_map(|(key, lock)| lock.stored().map(|hold| (*key, hold)));
         let bound = holds.filter_map(|(key, hold)| match hold.ephemeral() {
             dlock_core::Ephemeral::Bound(client) => Some((client.0, key, token_of(hold.token().as_bytes()))),
             _ => None,
@@ -365,6 +370,8 @@ fn heard(event: Event) -> Heard {
         Event::Acquired => Heard::Acquired,
         Event::Extended => Heard::Extended,
         Event::Ended(why, _) => Heard::Ended(why),
+        Event::Downgraded => Heard::Downgraded,
         Event::Freed => Heard::Freed,
+        Event::AllEnded(_) => unreachable!("there are never so many"),
     }
 }

@@ -1,7 +1,7 @@
 //! Every refusal in its exact words: clients match on them, people read them.
 
 use dlock_core::command::{
-    Acquire, Cancel, Confirm, Extend, Holds, Misuse, Pttl, Release, Waiters, no_arguments, only_key,
+    Acquire, Cancel, Confirm, Extend, Holds, Inspect, Misuse, Pttl, Release, Waiters, no_arguments, only_key,
 };
 use dlock_core::{Ttl, Wait};
 
@@ -50,7 +50,8 @@ fn parse(args: &[Vec<u8>]) -> Result<(), Misuse> {
         b"PTTL" => Pttl::parse(&rest).map(drop),
         b"WAITERS" => Waiters::parse(&rest).map(drop),
         b"CANCEL" => Cancel::parse(&rest).map(drop),
-        b"INSPECT" | b"BREAK" => only_key(&rest).map(drop),
+        b"INSPECT" => Inspect::parse(&rest).map(drop),
+        b"BREAK" => only_key(&rest).map(drop),
         b"TOKEN" | b"HELP" => no_arguments(&rest),
         other => panic!("no command: {other:?}"),
     }
@@ -88,7 +89,6 @@ fn too_few_and_too_many() {
         "CANCEL k",
         "CANCEL k CLIENT 5 5",
         "INSPECT",
-        "INSPECT k k",
         "BREAK",
         "BREAK k k",
         "TOKEN k",

@@ -60,15 +60,29 @@ impl Page {
                     self.marks.push("a newcomer does not overtake the line");
                     Err(false)
                 }
+                May::Full if self.line(wish.key).is_empty() => {
+                    self.marks.push("a lock that as many hold as may");
+                    Ok(Answer::Refused(Refusal::TooManyHolders(MOST_HOLDERS as u32)))
+                }
+                May::Full => {
+                    self.marks.push("behind waiters for a full lock");
+                    Err(false)
+                }
                 May::Later => Err(false),
             };
         };
+        let downgrade =
+            wish.count == Count::Keep && (hold.mode, wish.mode) == (Mode::Exclusive, Mode::Shared);
+        if downgrade && hold.count > 1 {
+            self.marks.push("a downgrade of what was entered twice");
+            return Ok(Answer::Refused(Refusal::EnteredOften(hold.count)));
+        }
         match self.may(wish) {
             May::Never(refusal) => {
                 self.marks.push("a holder asks in a mode it cannot have");
                 return Ok(Answer::Refused(refusal));
             }
-            May::Later => {
+            May::Later | May::Full => {
                 if self.holds_of(wish.key).count() == 1 {
                     self.marks.push("a delay keeps an upgrade waiting");
                 }
@@ -86,8 +100,13 @@ impl Page {
             self.marks.push("a count is full");
             return Ok(Answer::Refused(Refusal::CountFull));
         };
-        if hold.mode != wish.mode {
+        if hold.mode == Mode::Exclusive && wish.mode == Mode::Shared && !downgrade {
+            self.marks.push("a read inside a write section");
+        } else if hold.mode != wish.mode {
             let upgrade = wish.mode == Mode::Exclusive;
+            if !upgrade {
+                self.heard.push((wish.key, Heard::Downgraded));
+            }
             self.marks.push(if upgrade { "an upgrade in place" } else { "a downgrade" });
             let waiting = self.line(wish.key).len();
             self.hold_mut(wish.key, wish.token).expect("it holds").mode = wish.mode;
@@ -269,6 +288,7 @@ impl Page {
                 }
                 Granted::Upgrade => {
                     hold.mode = Mode::Shared;
+                    page.heard.push((key, Heard::Downgraded));
                     page.marks.push("an undelivered upgrade");
                 }
                 Granted::Renewal => unreachable!("it brings nothing that is noted"),
@@ -308,6 +328,7 @@ impl Page {
         }
         for hold in &mut self.holds {
             hold.end = moved(hold.end).min(now + hold.ttl);
+            hold.since = moved(hold.since).min(self.now / 1000);
             hold.on_the_way = None;
             if hold.bond != Bond::None {
                 hold.bond = Bond::Orphan;

@@ -6,6 +6,8 @@ use super::*;
 pub(super) enum May {
     Now(Granted),
     Later,
+    /// As many hold it as may.
+    Full,
     Never(Refusal),
 }
 
@@ -20,6 +22,10 @@ impl Page {
             }
             let wish = waiter.wish;
             match self.may(&wish) {
+                May::Full => {
+                    self.marks.push("a waiter for a full lock waits on");
+                    return;
+                }
                 May::Later => {
                     if self.in_grace() && self.holds_of(key).next().is_none() {
                         self.marks.push("grace keeps a waiter out");
@@ -130,7 +136,7 @@ impl Page {
                 });
                 match size {
                     Some(n) if n != asked => May::Never(Refusal::OtherPermits(n.get())),
-                    Some(n) if others.len() < n.get() as usize && !delayed => May::Now(Granted::New),
+                    Some(n) if others.len() < n.get() as usize && !delayed => self.one_more(others.len()),
                     None if others.is_empty() && !delayed => May::Now(Granted::New),
                     _ => May::Later,
                 }
@@ -138,8 +144,12 @@ impl Page {
             (None, asked) => {
                 let fits = others.is_empty()
                     || asked == Mode::Shared && others.iter().all(|mode| *mode == Mode::Shared);
-                if fits && !delayed { May::Now(Granted::New) } else { May::Later }
+                if fits && !delayed { self.one_more(others.len()) } else { May::Later }
             }
         }
+    }
+
+    fn one_more(&self, holders: usize) -> May {
+        if holders < MOST_HOLDERS { May::Now(Granted::New) } else { May::Full }
     }
 }

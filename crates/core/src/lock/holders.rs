@@ -1,0 +1,325 @@
+//! Holds side by side: a plain list while they are few. Past that they lie in rows, in the order of their deadlines, and
+//! an index finds them by token: nothing that is asked of a hundred thousand takes long, and no step is a reallocation
+//! of them all. (A hash table would be, each time it doubles; one ordered tree could not tell how many have expired.)
+
+use smallvec::SmallVec;
+
+use super::Hold;
+use super::rows::Rows;
+use crate::steps;
+use crate::units::{Deadline, Fence, Instant};
+
+/// Holders side by side. In a lock they are never none.
+#[derive(Clone, Debug)]
+pub struct Holders(Kept);
+
+#[derive(Clone, Debug)]
+enum Kept {
+    /// In the order of their grants.
+    Few(Vec<Hold>),
+    Many(Box<Rows>),
+}
+
+/// Past so many they lie in rows; below half of it they are a list again.
+const FEW: usize = if cfg!(test) { 6 } else { 32 };
+
+impl Holders {
+    pub fn one(hold: Hold) -> Holders {
+        Holders(Kept::Few(vec![hold]))
+    }
+
+    /// None for an empty list. No token is in it twice.
+    pub fn from_vec(holds: Vec<Hold>) -> Option<Holders> {
+        let some = !holds.is_empty();
+        let kept = if holds.len() <= FEW { Kept::Few(holds) } else { Kept::Many(Rows::new(holds).into()) };
+        some.then_some(Holders(kept))
+    }
+
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Kept::Few(holds) => holds.len(),
+            Kept::Many(rows) => rows.len(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Every one, expired or not.
+    pub fn iter(&self) -> impl Iterator<Item = &Hold> {
+        let (few, many) = self.split();
+        few.iter().chain(many.into_iter().flat_map(Rows::iter)).inspect(|_| steps::one())
+    }
+
+    /// Those that have not expired.
+    pub fn live(&self, now: Instant) -> impl Iterator<Item = &Hold> {
+        let (few, many) = self.split();
+        let live = few.iter().chain(many.into_iter().flat_map(move |rows| rows.live(now)));
+        live.inspect(|_| steps::one()).filter(move |hold| !hold.deadline.passed(now))
+    }
+
+    pub fn count_live(&self, now: Instant) -> usize {
+        match &self.0 {
+            Kept::Few(_) => self.live(now).count(),
+            Kept::Many(rows) => rows.count_live(now),
+        }
+    }
+
+    /// The greatest fence of those that have not expired.
+    pub fn fence(&self, now: Instant) -> Option<Fence> {
+        match &self.0 {
+            Kept::Few(_) => self.live(now).map(|hold| hold.fence).max(),
+            Kept::Many(rows) => rows.fence(now),
+        }
+    }
+
+    pub fn first_deadline(&self) -> Option<Deadline> {
+        match &self.0 {
+            Kept::Few(_) => self.iter().map(|hold| hold.deadline).min(),
+            Kept::Many(rows) => rows.first().map(|hold| hold.deadline),
+        }
+    }
+
+    pub fn last_deadline(&self) -> Option<Deadline> {
+        match &self.0 {
+            Kept::Few(_) => self.iter().map(|hold| hold.deadline).max(),
+            Kept::Many(rows) => rows.last().map(|hold| hold.deadline),
+        }
+    }
+
+    /// Whether all but one, at the most, have expired.
+    pub fn at_most_one_lives(&self, now: Instant) -> bool {
+        self.live(now).nth(1).is_none()
+    }
+
+    /// Until when those that have expired ask for a lock-delay.
+    pub fn delay_of_expired(&self, now: Instant) -> Option<Deadline> {
+        match &self.0 {
+            Kept::Few(holds) => {
+                holds.iter().filter(|hold| hold.deadline.passed(now)).filter_map(Hold::delay_until).max()
+            }
+            Kept::Many(rows) => rows.delay_of_expired(now),
+        }
+    }
+
+    pub fn get(&self, token: &[u8]) -> Option<&Hold> {
+        match &self.0 {
+            Kept::Few(_) => self.iter().find(|hold| hold.token == *token),
+            Kept::Many(rows) => rows.get(token),
+        }
+    }
+
+    /// Has a hold changed, in whatever but its token.
+    pub fn change<R>(&mut self, token: &[u8], change: impl FnOnce(&mut Hold) -> R) -> Option<R> {
+        match &mut self.0 {
+            Kept::Few(holds) => holds.iter_mut().find(|hold| hold.token == *token).map(change),
+            Kept::Many(rows) => rows.change(token, change),
+        }
+    }
+
+    /// Takes in one whose token holds nothing here.
+    pub fn push(&mut self, hold: Hold) {
+        match &mut self.0 {
+            Kept::Few(holds) if holds.len() < FEW => holds.push(hold),
+            Kept::Few(holds) => {
+                let mut holds = std::mem::take(holds);
+                holds.push(hold);
+                self.0 = Kept::Many(Rows::new(holds).into());
+            }
+            Kept::Many(rows) => rows.insert(hold),
+        }
+    }
+
+    pub fn remove(&mut self, token: &[u8]) -> Option<Hold> {
+        let removed = match &mut self.0 {
+            Kept::Few(holds) => {
+                let at = holds.iter().position(|hold| hold.token == *token)?;
+                Some(holds.remove(at))
+            }
+            Kept::Many(rows) => rows.remove(token),
+        };
+        self.shrink();
+        removed
+    }
+
+    /// Takes out those that have expired, so many at the most: the first to expire first, but in a short list, of which
+    /// all go.
+    pub fn take_expired(&mut self, now: Instant, most: usize) -> SmallVec<[Hold; 1]> {
+        let taken = match &mut self.0 {
+            Kept::Few(holds) => holds.extract_if(.., |hold| hold.deadline.passed(now)).collect(),
+            Kept::Many(rows) => rows.take_expired(now, most),
+        };
+        self.shrink();
+        taken
+    }
+
+    /// Takes out any, so many at the most.
+    pub fn take_some(&mut self, most: usize) -> Vec<Hold> {
+        match &mut self.0 {
+            Kept::Few(holds) => holds.split_off(holds.len().saturating_sub(most)),
+            Kept::Many(rows) => rows.take_first(most),
+        }
+    }
+
+    /// A crowd that has left gives its memory back.
+    fn shrink(&mut self) {
+        match &mut self.0 {
+            Kept::Few(holds) if holds.len() < holds.capacity() / 4 => holds.shrink_to_fit(),
+            Kept::Few(_) => {}
+            Kept::Many(rows) if rows.len() < FEW / 2 => {
+                let few = rows.take_first(FEW);
+                self.0 = Kept::Few(few);
+            }
+            Kept::Many(_) => {}
+        }
+    }
+
+    /// Bytes on the heap.
+    pub fn heap_size(&self) -> usize {
+        match &self.0 {
+            Kept::Few(holds) => {
+                holds.capacity() * size_of::<Hold>() + holds.iter().map(Hold::heap_size).sum::<usize>()
+            }
+            Kept::Many(rows) => rows.heap_size(),
+        }
+    }
+
+    /// How many are bound to a connection.
+    pub fn bound(&self) -> usize {
+        match &self.0 {
+            Kept::Few(holds) => holds.iter().filter(|hold| hold.is_bound()).count(),
+            Kept::Many(rows) => rows.bound(),
+        }
+    }
+
+    fn split(&self) -> (&[Hold], Option<&Rows>) {
+        match &self.0 {
+            Kept::Few(holds) => (holds, None),
+            Kept::Many(rows) => (&[], Some(rows)),
+        }
+    }
+}
+
+/// The same holds; in rows they have but one order.
+impl PartialEq for Holders {
+    fn eq(&self, other: &Holders) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
+
+impl Eq for Holders {}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::num::NonZeroU32;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::lock::{Ephemeral, Extras};
+    use crate::units::{ClientId, Token, Ttl};
+
+    fn hold(token: u8, due: u64, fence: u64, delay: u32) -> Hold {
+        let ephemeral = if delay == 1 { Ephemeral::Bound(ClientId(7)) } else { Ephemeral::No };
+        Hold {
+            token: Token::new(&[token]).expect("a token"),
+            fence: Fence::from_outside(fence).expect("a fence"),
+            deadline: Deadline::at_millis(due),
+            granted: Instant::from_millis(0),
+            ttl: Ttl::MAX,
+            count: NonZeroU32::MIN,
+            extras: Extras { ephemeral, delay, ..Extras::NONE }.boxed(),
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Do {
+        Put(u8, u64, u64, u32),
+        Remove(u8),
+        Expire(u64, usize),
+        TakeSome(usize),
+    }
+
+    fn any_do() -> impl Strategy<Value = Do> {
+        let put = (0..60u8, 1..40u64, 1..1000u64, 0..3u32).prop_map(|(t, d, f, x)| Do::Put(t, d, f, x));
+        prop_oneof![
+            12 => put,
+            5 => (0..60u8).prop_map(Do::Remove),
+            1 => (1..40u64, 1..9usize).prop_map(|(now, most)| Do::Expire(now, most)),
+            1 => (1..9usize).prop_map(Do::TakeSome),
+        ]
+    }
+
+    /// What a plain map of the same holds says.
+    fn same(holders: &Holders, map: &BTreeMap<u8, Hold>) {
+        let mut all: Vec<Hold> = holders.iter().cloned().collect();
+        all.sort_by(|a, b| a.token.cmp(&b.token));
+        assert_eq!(all, map.values().cloned().collect::<Vec<_>>());
+        assert_eq!((holders.len(), holders.is_empty()), (map.len(), map.is_empty()));
+        assert_eq!(holders.bound(), map.values().filter(|hold| hold.is_bound()).count());
+        assert_eq!(holders.first_deadline(), map.values().map(|hold| hold.deadline).min());
+        assert_eq!(holders.last_deadline(), map.values().map(|hold| hold.deadline).max());
+        for token in 0..60 {
+            assert_eq!(holders.get(&[token]), map.get(&token));
+        }
+        for now in (0..42).step_by(3).map(Instant::from_millis) {
+            let mut live: Vec<_> = holders.live(now).map(|hold| hold.token.clone()).collect();
+            live.sort();
+            let expected = || map.values().filter(|hold| !hold.deadline.passed(now));
+            assert!(live.iter().eq(expected().map(|hold| &hold.token)), "{live:?}");
+            assert_eq!(holders.count_live(now), live.len());
+            assert_eq!(holders.at_most_one_lives(now), live.len() < 2);
+            assert_eq!(holders.fence(now), expected().map(|hold| hold.fence).max());
+            let over = map.values().filter(|hold| hold.deadline.passed(now));
+            assert_eq!(holders.delay_of_expired(now), over.filter_map(Hold::delay_until).max());
+        }
+    }
+
+    fn play(moves: Vec<Do>) {
+        let (mut holders, mut map) = (Holders(Kept::Few(Vec::new())), BTreeMap::new());
+        for step in moves {
+            match step {
+                Do::Put(token, due, fence, delay) => {
+                    let new = hold(token, due, fence, delay);
+                    let changed = holders.change(&[token], |hold| *hold = new.clone()).is_some();
+                    assert_eq!(map.insert(token, new.clone()).is_some(), changed);
+                    if !changed {
+                        holders.push(new);
+                    }
+                }
+                Do::Remove(token) => assert_eq!(holders.remove(&[token]), map.remove(&token)),
+                Do::Expire(now, most) => {
+                    let now = Instant::from_millis(now);
+                    let expired = map.values().filter(|hold| hold.deadline.passed(now)).count();
+                    let taken = holders.take_expired(now, most);
+                    assert!(taken.len() >= expired.min(most) && taken.len() <= expired);
+                    for hold in taken {
+                        assert!(hold.deadline.passed(now));
+                        assert_eq!(map.remove(&hold.token.as_bytes()[0]), Some(hold));
+                    }
+                }
+                Do::TakeSome(most) => {
+                    let taken = holders.take_some(most);
+                    assert_eq!(taken.len(), map.len().min(most));
+                    for hold in taken {
+                        assert_eq!(map.remove(&hold.token.as_bytes()[0]), Some(hold));
+                    }
+                }
+            }
+            same(&holders, &map);
+        }
+        if let Some(rebuilt) = Holders::from_vec(map.values().cloned().collect()) {
+            same(&rebuilt, &map);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+        #[test]
+        fn they_are_what_a_plain_map_is(moves in prop::collection::vec(any_do(), 1..200)) {
+            play(moves);
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! A lock as it is read, at a moment.
+
+use super::{Hold, Lock, Mode};
+use crate::units::{Fence, Instant};
+
+/// A lock at a moment: expired holds and a lock-delay that is over are not seen.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    lock: &'a Lock,
+    now: Instant,
+}
+
+impl<'a> View<'a> {
+    pub(super) fn new(lock: &'a Lock, now: Instant) -> View<'a> {
+        View { lock, now }
+    }
+
+    /// Few in the order of their grants, many in that of their deadlines.
+    pub fn holds(self) -> impl Iterator<Item = &'a Hold> {
+        let ((alone, crowd), now) = (self.lock.split(), self.now);
+        let alone = alone.into_iter().filter(move |hold| !hold.deadline.passed(now));
+        alone.chain(crowd.into_iter().flat_map(move |crowd| crowd.holders.live(now)))
+    }
+
+    /// How many hold it.
+    pub fn holders(self) -> usize {
+        match self.lock.split() {
+            (_, Some(crowd)) => crowd.holders.count_live(self.now),
+            _ => self.holds().count(),
+        }
+    }
+
+    pub fn hold_of(self, token: &[u8]) -> Option<&'a Hold> {
+        self.lock.stored_of(token).filter(|hold| !hold.deadline.passed(self.now))
+    }
+
+    /// None where nobody holds it.
+    pub fn mode(self) -> Option<Mode> {
+        self.longest_left().and(self.lock.mode())
+    }
+
+    /// Milliseconds of lock-delay left; 0 for none.
+    pub fn delay_left(self) -> u64 {
+        self.lock.delay_until().map_or(0, |until| until.left(self.now))
+    }
+
+    /// The greatest fence among the holders.
+    pub fn fence(self) -> Option<Fence> {
+        match self.lock.split() {
+            (_, Some(crowd)) => crowd.holders.fence(self.now),
+            _ => self.holds().next().map(|hold| hold.fence),
+        }
+    }
+
+    /// Milliseconds left of the longest lease.
+    pub fn longest_left(self) -> Option<u64> {
+        let last = match self.lock.split() {
+            (alone, None) => alone.map(|hold| hold.deadline),
+            (_, Some(crowd)) => crowd.holders.last_deadline(),
+        };
+        last.filter(|deadline| !deadline.passed(self.now)).map(|deadline| deadline.left(self.now))
+    }
+}

@@ -1,0 +1,310 @@
+//! Locks that hundreds hold: what they answer is what a plain list answers, a replica that lives on the effects holds the
+//! same, and nobody sees an expired hold.
+
+mod turns;
+
+use std::collections::BTreeMap;
+
+use dlock_core::codec::{self, Anchor, Origin, Reader};
+use dlock_core::{
+    Acquired, Change, ClientId, Confirmed, Count, Counts, Departed, Event, Fence, Fences, Instant, Lock,
+    Mode, Name, Newcomer, Outcome, Rank, Request, Rest, Step, Terms, Ttl, Turn, Waiting, steps,
+};
+use proptest::prelude::*;
+
+use crate::model::content::content;
+
+const KEY: Name<'static> = Name { db: 0, key: std::borrow::Cow::Borrowed(b"key") };
+const START: u64 = 1_760_000_000_000;
+const ANCHOR: Anchor = Anchor { boot: 1, offset: 0 };
+
+/// How many hold it at first: more than one turn ends.
+const MANY: usize = if cfg!(miri) { 40 } else { 700 };
+
+struct World {
+    /// In ms.
+    now: u64,
+    lock: Lock,
+    replica: Lock,
+    fences: Fences,
+    waiting: Waiting,
+    most_holders: u32,
+    ended: usize,
+    departed: Vec<Departed>,
+    outcomes: Vec<Outcome>,
+    /// Of the last turn.
+    events: Vec<Event>,
+    steps: u64,
+    written: usize,
+}
+
+fn token(n: usize) -> Vec<u8> {
+    format!("{n}:a token").into_bytes()
+}
+
+fn ttl(ms: u64) -> Ttl {
+    Ttl::from_millis(ms).expect("a possible ttl")
+}
+
+fn shared(token: &[u8], ms: u64) -> Request<'_> {
+    Request {
+        token,
+        ttl: ttl(ms),
+        mode: Mode::Shared,
+        count: Count::Keep,
+        bound_to: None,
+        delay: 0,
+        label: b"",
+    }
+}
+
+impl World {
+    fn new() -> World {
+        World {
+            now: START,
+            lock: Lock::default(),
+            replica: Lock::default(),
+            fences: Fences::default(),
+            waiting: Waiting::default(),
+            most_holders: u32::MAX,
+            ended: 0,
+            departed: Vec::new(),
+            outcomes: Vec::new(),
+            events: Vec::new(),
+            steps: 0,
+            written: 0,
+        }
+    }
+
+    /// With so many sharers, the nth with a lease of `ms(n)`.
+    fn shared(many: usize, ms: impl Fn(usize) -> u64) -> World {
+        let mut world = World::new();
+        for n in 0..many {
+            assert!(matches!(world.acquire(&shared(&token(n), ms(n))), Acquired::Held(_)));
+        }
+        world
+    }
+
+    fn instant(&self) -> Instant {
+        Instant::from_micros(self.now * 1000)
+    }
+
+    fn turn<T>(&mut self, work: impl FnOnce(&mut Turn<'_>) -> T) -> T {
+        let (now, before) = (self.instant(), steps::taken());
+        let terms = Terms { grants_from: now, longest_lease: Ttl::MAX, most_holders: self.most_holders };
+        let mut step = Step::default();
+        let mut turn =
+            Turn::new(now, terms, &KEY, &mut self.fences, &mut self.waiting, &mut self.lock, &mut step);
+        let answer = work(&mut turn);
+        turn.finish();
+        self.written = 0;
+        if !step.change.is_none() {
+            self.replicate(&step.change);
+        }
+        self.steps = steps::taken() - before;
+        self.ended += step.events.iter().filter(|event| matches!(event, Event::Ended(..))).count();
+        self.events = step.events.to_vec();
+        let rest = step.rest.map_or_else(Rest::default, |rest| *rest);
+        self.departed.extend(rest.departed);
+        self.outcomes.extend(rest.outcomes.into_iter().map(|(_, outcome)| outcome));
+        answer
+    }
+
+    fn replicate(&mut self, change: &Change) {
+        let mut bytes = Vec::new();
+        codec::write(&self.lock, change, self.instant(), ANCHOR, &mut bytes);
+        self.written = bytes.len();
+        let reader = Reader { now: self.instant(), anchor: ANCHOR, origin: Origin::Live };
+        let written = reader.read(&bytes).expect("what was written can be read");
+        assert!(written.apply(&mut self.replica), "an effect is refused");
+    }
+
+    fn acquire(&mut self, request: &Request<'_>) -> Acquired {
+        self.turn(|turn| turn.acquire(request))
+    }
+
+    fn wait(&mut self, request: Request<'_>, client: u64) {
+        let (name, since) = (KEY, self.instant());
+        let newcomer =
+            Newcomer { name, rank: Rank::Newcomer, request, client: ClientId(client), since, until: None };
+        self.waiting.join(newcomer).expect("it can join");
+    }
+
+    /// Turns of the background, until nothing is due any more; how many it took.
+    fn settle(&mut self) -> usize {
+        let mut turns = 0;
+        while self.lock.next_due().is_some_and(|due| due.passed(self.instant())) {
+            self.turn(|turn| turn.settle());
+            turns += 1;
+        }
+        turns
+    }
+
+    /// Everything that has ended so far, also what has departed.
+    fn all_ended(&mut self) -> usize {
+        for mut departed in std::mem::take(&mut self.departed) {
+            while !departed.is_empty() {
+                self.ended += departed.next_slice().count();
+            }
+        }
+        self.ended
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Do {
+    Acquire(usize, u64),
+    Bind(usize, u64),
+    Extend(usize, u64),
+    Confirm(usize, u64),
+    Release(usize),
+    Wait(u64),
+    Disconnect(Vec<usize>, u64),
+    Break,
+    Look,
+}
+
+fn any_do() -> impl Strategy<Value = Do> {
+    let who = || 0..MANY + 100;
+    let ms = || prop_oneof![3 => 1..2000u64, 1 => 1..60u64, 1 => Just(500)];
+    prop_oneof![
+        20 => (who(), ms()).prop_map(|(who, ms)| Do::Acquire(who, ms)),
+        5 => (who(), 0..3u64).prop_map(|(who, client)| Do::Bind(who, client)),
+        10 => (who(), ms()).prop_map(|(who, ms)| Do::Extend(who, ms)),
+        3 => (who(), ms()).prop_map(|(who, ms)| Do::Confirm(who, ms)),
+        10 => who().prop_map(Do::Release),
+        3 => prop_oneof![5 => 1..20u64, 1 => Just(400), 1 => Just(3000)].prop_map(Do::Wait),
+        1 => (prop::collection::vec(who(), 0..200), 0..3u64).prop_map(|(all, client)| Do::Disconnect(all, client)),
+        1 => Just(Do::Break),
+        2 => Just(Do::Look),
+    ]
+}
+
+/// What a plain list knows of a hold.
+#[derive(Clone, Debug, PartialEq)]
+struct Plain {
+    end: u64,
+    fence: u64,
+    since: u64,
+    client: Option<u64>,
+}
+
+fn play(moves: Vec<Do>) {
+    let mut world = World::shared(MANY, |n| 1000 + (n as u64 * 7) % 900);
+    let mut list: BTreeMap<usize, Plain> = BTreeMap::new();
+    for n in 0..MANY {
+        let fence = world.lock.at(world.instant()).hold_of(&token(n)).expect("it holds").fence().get();
+        list.insert(n, Plain { end: START + 1000 + (n as u64 * 7) % 900, fence, since: START, client: None });
+    }
+    let (mut begun, mut over) = (MANY, 0);
+    for step in moves {
+        let now = world.now;
+        let before = list.len();
+        list.retain(|_, hold| hold.end > now);
+        over += before - list.len();
+        match step {
+            Do::Acquire(who, ms) => {
+                let Acquired::Held(fence) = world.acquire(&shared(&token(who), ms)) else {
+                    panic!("refused")
+                };
+                match list.get_mut(&who) {
+                    Some(hold) => {
+                        hold.end = hold.end.max(now + ms);
+                        assert_eq!(hold.fence, fence.get());
+                    }
+                    None => {
+                        begun += 1;
+                        let hold = Plain { end: now + ms, fence: fence.get(), since: now, client: None };
+                        list.insert(who, hold);
+                    }
+                }
+            }
+            Do::Bind(who, client) => {
+                if let Some(hold) = list.get_mut(&who) {
+                    let name = token(who);
+                    let bound = Request { bound_to: Some(ClientId(client)), ..shared(&name, 1) };
+                    assert_eq!(
+                        world.acquire(&bound),
+                        Acquired::Held(Fence::from_outside(hold.fence).expect("a fence"))
+                    );
+                    (hold.client, hold.end) = (Some(client), hold.end.max(now + 1));
+                }
+            }
+            Do::Extend(who, ms) => {
+                let extended = world.turn(|turn| turn.extend(&token(who), ttl(ms)));
+                assert_eq!(extended, list.get_mut(&who).map(|hold| hold.end = now + ms).is_some());
+            }
+            Do::Confirm(who, ms) => {
+                let fence = Fence::from_outside(now * 1000 + 5000).expect("a fence");
+                let confirmed = world.turn(|turn| turn.confirm(&token(who), fence, ttl(ms), 10_000));
+                match list.get_mut(&who) {
+                    None => assert_eq!(confirmed, Confirmed::NotHeld),
+                    Some(hold) if hold.fence > fence.get() => {
+                        assert_eq!(
+                            confirmed,
+                            Confirmed::Fence(Fence::from_outside(hold.fence).expect("a fence"))
+                        );
+                    }
+                    Some(hold) => (hold.end, hold.fence) = (now + ms, fence.get()),
+                }
+            }
+            Do::Release(who) => {
+                let ended = world.turn(|turn| turn.release(&token(who), Counts::One));
+                let held = list.remove(&who).is_some();
+                assert_eq!(ended, u32::from(held));
+                over += usize::from(held);
+            }
+            Do::Wait(ms) => world.now += ms,
+            Do::Disconnect(mut all, client) => {
+                all.sort_unstable();
+                all.dedup();
+                let tokens: Vec<_> = all.iter().map(|who| token(*who)).collect();
+                world.turn(|turn| turn.disconnect(tokens.iter().map(Vec::as_slice), ClientId(client)));
+                for who in all {
+                    if list.get(&who).is_some_and(|hold| hold.client == Some(client)) {
+                        list.remove(&who);
+                        over += 1;
+                    }
+                }
+            }
+            Do::Break => {
+                assert_eq!(world.turn(|turn| turn.break_all()), list.len());
+                over += list.len();
+                list.clear();
+            }
+            Do::Look => drop(world.settle()),
+        }
+        same(&world, &list);
+    }
+    world.now += 1_000_000;
+    over += list.len();
+    world.settle();
+    assert!(world.lock.is_gone() && world.replica.is_gone());
+    assert_eq!((world.all_ended(), over), (begun, begun), "each hold ended once");
+}
+
+/// The lock and its replica say what the list says.
+fn same(world: &World, list: &BTreeMap<usize, Plain>) {
+    let live = || list.values().filter(|hold| hold.end > world.now);
+    for lock in [&world.lock, &world.replica] {
+        let view = lock.at(world.instant());
+        assert_eq!((view.holders(), view.holds().count()), (live().count(), live().count()));
+        assert_eq!(view.mode(), live().next().map(|_| Mode::Shared));
+        assert_eq!(view.longest_left(), live().map(|hold| hold.end - world.now).max());
+        assert_eq!(view.fence().map(Fence::get), live().map(|hold| hold.fence).max());
+        for who in (0..MANY + 100).step_by(13) {
+            let hold = view
+                .hold_of(&token(who))
+                .map(|hold| (hold.deadline().millis(), hold.fence().get(), hold.granted().millis()));
+            let expected = list.get(&who).filter(|hold| hold.end > world.now);
+            assert_eq!(hold, expected.map(|hold| (hold.end, hold.fence, hold.since)), "{who}");
+        }
+    }
+    assert_eq!(content(&world.lock), content(&world.replica));
+}
+
+#[test]
+fn a_crowd_is_what_a_plain_list_is() {
+    let moves = prop::collection::vec(any_do(), 1..if cfg!(miri) { 20 } else { 300 });
+    crate::random(moves, if cfg!(miri) { 2 } else { 60 }, play);
+}

@@ -1,0 +1,163 @@
+//! No turn does more than its share, however many hold a lock and however many end at once. Work is counted in steps, for
+//! time says little.
+
+use dlock_core::{
+    Acquired, Counts, Departed, End, Event, Fence, Mode, Outcome, Rank, Refusal, Request, steps,
+};
+
+use super::{MANY, START, World, shared, token, ttl};
+use crate::model::content::content;
+
+/// The most steps of an operation on a lock with so many holders as a short list has.
+const FEW_STEPS: u64 = 400;
+
+/// Each was looked up in a list of all; an answer of the longest lease, the fence or their number looked at each.
+#[test]
+fn an_operation_takes_as_many_steps_beside_a_hundred_thousand_as_beside_a_hundred() {
+    for many in if cfg!(miri) { vec![40] } else { vec![10, 100, 1_000, 100_000] } {
+        let mut world = World::shared(many, |n| 1_000_000 + (n as u64 * 7919) % 500_000);
+        let mut most = 0;
+        let mut took = |world: &World, what: &str| {
+            assert!(world.steps <= FEW_STEPS, "{what} beside {many}: {} steps", world.steps);
+            assert!(world.written < 500, "{what} beside {many}: {} bytes", world.written);
+            most = most.max(world.steps);
+        };
+        for n in (0..many).step_by(many.div_ceil(50)) {
+            world.acquire(&shared(&token(many + n), 1_200_000));
+            took(&world, "a new hold");
+            world.acquire(&shared(&token(n), 1_300_000));
+            took(&world, "the same hold again");
+            assert!(world.turn(|turn| turn.extend(&token(n), ttl(1_100_000))));
+            took(&world, "a new lease");
+            let fence = Fence::from_outside(START * 1000 + 9_000_000).expect("a fence");
+            world.turn(|turn| turn.confirm(&token(n), fence, ttl(1_100_000), 10_000));
+            took(&world, "a confirmation");
+            assert_eq!(world.turn(|turn| turn.release(&token(many + n), Counts::One)), 1);
+            took(&world, "a release");
+            let before = steps::taken();
+            let view = world.lock.at(world.instant());
+            assert_eq!(view.holders(), many);
+            assert!(view.mode().is_some() && view.hold_of(&token(n)).is_some());
+            assert!(view.longest_left().is_some() && view.fence().is_some());
+            assert!(view.holds().take(10).count() > 0 && world.lock.next_due().is_some());
+            world.steps = steps::taken() - before;
+            took(&world, "all that can be read");
+        }
+        assert!(!cfg!(debug_assertions) || most > 0, "nothing was counted");
+        println!("{many}: at most {most} steps");
+    }
+}
+
+/// Half of them end in one instant, the others stay: no turn ends more than a slice, and none of the ended is seen.
+#[test]
+fn of_many_that_expire_together_a_turn_ends_a_slice() {
+    let many = if cfg!(miri) { 600 } else { 20_000 };
+    let mut world = World::shared(many, |n| if n % 2 == 0 { 500 } else { 100_000 });
+    world.now += 500;
+    let view = world.lock.at(world.instant());
+    assert_eq!((view.holders(), view.hold_of(&token(0)), world.ended), (many / 2, None, 0));
+    let mut turns = 0;
+    while world.lock.next_due().is_some_and(|due| due.passed(world.instant())) {
+        world.turn(|turn| turn.settle());
+        assert!(world.events.len() <= Departed::SLICE && world.steps < 200 * Departed::SLICE as u64);
+        assert!(world.written < 40 * Departed::SLICE, "{} bytes", world.written);
+        assert_eq!(world.lock.at(world.instant()).holders(), many / 2);
+        turns += 1;
+    }
+    assert_eq!((world.ended, turns), (many / 2, (many / 2).div_ceil(Departed::SLICE)));
+    assert_eq!((world.lock.stored_len(), world.replica.stored_len()), (many / 2, many / 2));
+}
+
+/// A token whose hold has expired comes back before that has ended.
+#[test]
+fn who_expired_with_many_can_come_back_at_once() {
+    let mut world = World::shared(MANY, |n| if n == 0 { 100_000 } else { 500 });
+    world.now += 500;
+    let last = token(MANY - 1);
+    assert!(matches!(world.acquire(&shared(&last, 1000)), Acquired::Held(_)));
+    assert_eq!(world.lock.at(world.instant()).holders(), 2);
+    assert_eq!(content(&world.lock), content(&world.replica));
+    world.settle();
+    assert_eq!((world.ended, world.lock.stored_len()), (MANY - 1, 2));
+}
+
+/// Where all end at once they leave the lock at once: the next gets it in that step, and one event tells of them all.
+#[test]
+fn all_that_end_at_once_leave_at_once() {
+    type Ends = fn(&mut World) -> End;
+    let ways: [Ends; 2] = [
+        |world| {
+            assert_eq!(world.turn(|turn| turn.break_all()), MANY.max(300));
+            End::Broken
+        },
+        |world| {
+            world.now += 500;
+            world.turn(|turn| turn.settle());
+            End::Expired
+        },
+    ];
+    for end in ways {
+        let mut world = World::shared(MANY.max(300), |_| 500);
+        let writer = Request { mode: Mode::Exclusive, ..shared(b"writer", 9000) };
+        world.wait(writer, 1);
+        let why = end(&mut world);
+        assert!(matches!(world.outcomes[..], [Outcome::Granted(..)]));
+        assert_eq!(world.events, [Event::AllEnded(why), Event::Acquired]);
+        assert!(world.steps < FEW_STEPS && world.written < 200, "{} {}", world.steps, world.written);
+        assert_eq!(content(&world.lock), content(&world.replica));
+        for departed in &mut world.departed {
+            assert!(departed.next_slice().all(|(ended, ..)| ended.is_some_and(|(reason, _)| reason == why)));
+        }
+        assert_eq!(world.lock.at(world.instant()).mode(), Some(Mode::Exclusive));
+    }
+}
+
+/// One of many dead sharers had asked for a lock-delay: it counts before that one's turn to end has come.
+#[test]
+fn the_lock_delay_of_one_of_many_is_not_overlooked() {
+    for (rest, label) in [(500, "all expire"), (100_000, "some stay")] {
+        let mut world = World::shared(MANY, |n| if n < MANY - 5 { 500 } else { rest });
+        let dead = Request { delay: 3000, ..shared(b"zz", 500) };
+        assert!(matches!(world.acquire(&dead), Acquired::Held(_)));
+        world.now += 500;
+        assert_eq!(world.acquire(&shared(b"newcomer", 1000)), Acquired::NotNow(Rank::Newcomer), "{label}");
+        world.settle();
+        assert_eq!(world.lock.at(world.instant()).delay_left(), 3000, "{label}");
+        world.now += 3000;
+        assert!(matches!(world.acquire(&shared(b"newcomer", 1000)), Acquired::Held(_)), "{label}");
+    }
+}
+
+/// The others have expired and not all have ended: the sharer that is left is alone.
+#[test]
+fn a_sharer_that_many_have_left_is_upgraded_in_place() {
+    let mut world = World::shared(MANY, |n| if n == 3 { 100_000 } else { 500 });
+    world.now += 500;
+    let name = token(3);
+    let alone = Request { mode: Mode::Exclusive, ..shared(&name, 1000) };
+    assert!(matches!(world.acquire(&alone), Acquired::Held(_)));
+    assert_eq!(world.lock.at(world.instant()).mode(), Some(Mode::Exclusive));
+    assert_eq!(content(&world.lock), content(&world.replica));
+    assert_eq!(world.all_ended(), MANY - 1);
+}
+
+#[test]
+fn a_full_lock_refuses_newcomers_and_keeps_waiters_waiting() {
+    for mode in [Mode::Shared, Mode::Permits(std::num::NonZeroU32::new(50).expect("above 0"))] {
+        let mut world = World { most_holders: 3, ..World::new() };
+        let ask = |n| Request { mode, ..shared([&b"a"[..], b"b", b"c", b"d", b"e"][n], 1000) };
+        for n in 0..3 {
+            assert!(matches!(world.acquire(&ask(n)), Acquired::Held(_)));
+        }
+        let full = Acquired::Refused(Refusal::TooManyHolders(3));
+        assert_eq!(world.acquire(&ask(3)), full);
+        assert!(matches!(world.acquire(&ask(2)), Acquired::Held(_)), "it holds already");
+        // Somebody stood in line before it was full.
+        world.wait(ask(3), 1);
+        assert_eq!(world.acquire(&ask(4)), Acquired::NotNow(Rank::Newcomer));
+        assert!(world.outcomes.is_empty(), "the waiter waits on");
+        assert_eq!(world.turn(|turn| turn.release(b"a", Counts::One)), 1);
+        assert!(matches!(world.outcomes[..], [Outcome::Granted(..)]));
+        assert_eq!(world.acquire(&ask(4)), full);
+    }
+}
