@@ -31,8 +31,9 @@ fn the_hold_ends_with_its_connection() {
                 assert!(conn.closed() || conn.closed());
             }),
         ];
+        let mut events = Events::subscribe(&server, "__keyspace@0__:k");
         for (way, end) in ways {
-            let mut events = Events::subscribe(&server, "__keyspace@0__:k");
+            drop(events.so_far());
             let mut a = server.connect();
             let first = a.ok("DLOCK.ACQUIRE k a 60000 EPHEMERAL").int();
             let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
@@ -43,6 +44,36 @@ fn the_hold_ends_with_its_connection() {
             look.ok("DLOCK.RELEASE k b");
         }
         assert_eq!(server.info("dlock_disconnects"), "4");
+    });
+}
+
+/// What the module knows of the connection was in no figure, and is most of what such a hold takes.
+#[test]
+fn memory_usage_counts_what_binds_a_hold() {
+    const HOLDS: usize = 300;
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut look = server.connect();
+        let mut clients: Vec<Conn> = (0..HOLDS).map(|_| server.connect()).collect();
+        let mut take = |options: &str| {
+            for (n, conn) in clients.iter_mut().enumerate() {
+                conn.ok(&format!("DLOCK.ACQUIRE key:{n} token 600000 {options}"));
+            }
+            let counted: i64 = (0..HOLDS).map(|n| look.ok(&format!("MEMORY USAGE key:{n}")).int()).sum();
+            counted as f64
+        };
+        // The connections' own buffers would hide it: a server takes them back after two seconds.
+        let mut other = server.connect();
+        let mut used = || {
+            until("idle connections have no buffers", || {
+                other.ok("CLIENT LIST").text().matches("qbuf-free=0 ").count() >= HOLDS
+            });
+            server.info("used_memory").parse::<f64>().expect("a number")
+        };
+        let (plain, before) = (take(""), used());
+        let counted = take("EPHEMERAL") - plain;
+        let taken = used() - before;
+        assert!((0.6..1.4).contains(&(taken / counted)), "{taken} bytes are taken and {counted} counted");
     });
 }
 

@@ -106,6 +106,72 @@ fn a_downgrade_lets_the_sharers_in() {
     });
 }
 
+/// It ended the section: the writer shared what it believed to hold alone, and others could join.
+#[test]
+fn a_read_inside_a_write_section_does_not_end_it() {
+    each_server(|kind| {
+        let (server, replica) = (Server::start(kind), Server::start(kind));
+        replica.replicate(&server);
+        let mut c = server.connect();
+        let fence = c.ok("DLOCK.ACQUIRE k w 30000 REENTRANT").int();
+        let mut s = waiter(&server, "DLOCK.ACQUIRE k s 30000 SHARED BLOCK 0");
+        assert_eq!(c.say("DLOCK.ACQUIRE k w 30000 SHARED REENTRANT"), fence);
+        assert_eq!(c.say("DLOCK.ACQUIRE k w 30000 SHARED DEPTH 3"), fence);
+        assert_eq!(c.say("DLOCK.HOLDS k w"), 3);
+        assert_eq!(c.say("DLOCK.RELEASE k w DEPTH 1"), 2);
+        assert_eq!(c.say("DLOCK.ACQUIRE k w 30000 SHARED REENTRANT BLOCK 0"), fence);
+        assert_eq!(c.say("DLOCK.RELEASE k w"), 1);
+        assert_eq!((holders(&mut c, "k"), tokens(&mut c, "k")), (vec!["w".into()], vec!["s".into()]));
+        replica.wait_in_sync(&server);
+        for at in [&server, &replica] {
+            assert_eq!(at.connect().ok("DLOCK.INSPECT k").field("mode"), &"exclusive");
+            assert_eq!(at.connect().say("DLOCK.HOLDS k w"), 1);
+        }
+        assert_eq!(c.say("DLOCK.RELEASE k w"), 1);
+        granted(&mut s);
+    });
+}
+
+/// Another connection of the token waits to read when its other one is let in to write, twice.
+#[test]
+fn a_reader_that_waits_is_satisfied_by_its_tokens_exclusive_hold() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut c = server.connect();
+        c.ok("DLOCK.ACQUIRE k first 30000");
+        let mut writer = waiter(&server, "DLOCK.ACQUIRE k w 30000 REENTRANT BLOCK 0");
+        let mut reader = waiter(&server, "DLOCK.ACQUIRE k w 30000 SHARED REENTRANT BLOCK 0");
+        assert_eq!(c.say("DLOCK.RELEASE k first"), 1);
+        assert_eq!(granted(&mut writer), granted(&mut reader));
+        assert_eq!(c.say("DLOCK.HOLDS k w"), 2);
+        assert_eq!(c.ok("DLOCK.INSPECT k").field("mode"), &"exclusive");
+    });
+}
+
+#[test]
+fn a_downgrade_needs_a_count_of_one_and_is_announced() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut c = server.connect();
+        let fence = c.ok("DLOCK.ACQUIRE k w 30000 DEPTH 2").int();
+        let refused = c.say("DLOCK.ACQUIRE k w 30000 SHARED");
+        assert!(refused.error().starts_with("ERR the token holds the lock exclusively with a count of 2"));
+        assert_eq!(
+            (c.say("DLOCK.HOLDS k w"), c.say("DLOCK.ACQUIRE k s 30000 SHARED")),
+            (2.into(), Value::Nil)
+        );
+        assert_eq!(c.say("DLOCK.RELEASE k w"), 1);
+        let mut events = Events::subscribe(&server, "__keyevent@0__:dlock.*");
+        let mut s = waiter(&server, "DLOCK.ACQUIRE k s 30000 SHARED BLOCK 0");
+        assert_eq!(c.say("DLOCK.ACQUIRE k w 30000 SHARED"), fence, "the same fence");
+        assert!(granted(&mut s) > fence);
+        let told: Vec<String> = events.so_far().into_iter().map(|(channel, _)| channel).collect();
+        let told: Vec<&str> =
+            told.iter().filter_map(|channel| channel.strip_prefix("__keyevent@0__:")).collect();
+        assert_eq!(told.last_chunk(), Some(&["dlock.downgrade", "dlock.acquire"]));
+    });
+}
+
 #[test]
 fn a_lock_delay_follows_a_lease_that_ran_out_but_no_release() {
     each_server(|kind| {

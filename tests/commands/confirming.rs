@@ -1,6 +1,6 @@
 //! DLOCK.CONFIRM: the second phase of a fenced quorum.
 
-use crate::harness::{Server, Value, each_server};
+use crate::harness::{Server, Value, each_server, until};
 use crate::{assert_lease, granted, state};
 
 #[test]
@@ -35,6 +35,34 @@ fn a_higher_fence_raises_the_hold_and_the_servers_counter() {
         // A retry of the ACQUIRE belongs to the same hold.
         assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), raised);
         assert_eq!(conn.ok("DLOCK.ACQUIRE other t 600000"), raised + 1);
+    });
+}
+
+/// The fence had to tell how old a hold is, and a raised one told of a grant in the future.
+#[test]
+fn a_raised_fence_leaves_the_hold_its_age() {
+    each_server(|kind| {
+        let options = |kind| Server::options(kind).conf("appendonly yes").conf("appendfsync always");
+        let (mut server, replica) = (options(kind).start(), Server::start(kind));
+        replica.replicate(&server);
+        let mut conn = server.connect();
+        let fence = granted(conn.ok("DLOCK.ACQUIRE k t 600000"));
+        let held = |server: &Server| {
+            server.connect().ok("DLOCK.INSPECT k").field("holders").items()[0].field("held").int()
+        };
+        until("it is 30 ms old", || held(&server) >= 30);
+        let raised = fence + 9_000_000;
+        assert_eq!(conn.ok(&format!("DLOCK.CONFIRM k t {raised} 3600000")), raised);
+        let age = held(&server);
+        assert!(age >= 30, "{age}");
+        replica.wait_in_sync(&server);
+        assert!(held(&replica) >= age, "its replica knows");
+        server.kill9();
+        server.restart();
+        assert!(held(&server) >= age, "a restart knows");
+        assert_eq!(server.connect().ok("DLOCK.RELEASE k t"), 1);
+        let longest: i64 = server.info("dlock_held_ms_max").parse().expect("a number");
+        assert!((age..60_000).contains(&longest), "{longest}");
     });
 }
 

@@ -40,12 +40,13 @@ fn pttl_answers_the_tokens_lease_or_the_longest() {
 }
 
 /// Bulk strings throughout, so that a client in either protocol decodes them alike.
-fn expected(fence: i64, pttl: i64, client: i64) -> Vec<(&'static str, Value)> {
+fn expected(fence: i64, [pttl, held]: [i64; 2], client: i64) -> Vec<(&'static str, Value)> {
     let hold = [
         ("token", Value::from("t")),
         ("count", 2.into()),
         ("fence", fence.into()),
         ("pttl", pttl.into()),
+        ("held", held.into()),
         ("label", "host 1".into()),
         ("ephemeral", 1.into()),
         ("client", client.into()),
@@ -55,6 +56,7 @@ fn expected(fence: i64, pttl: i64, client: i64) -> Vec<(&'static str, Value)> {
         ("permits", 0.into()),
         ("fence", fence.into()),
         ("holders", Value::Array(vec![map(hold)])),
+        ("holders-count", 1.into()),
         ("waiters", 0.into()),
         ("delay", 0.into()),
     ]
@@ -89,9 +91,10 @@ fn inspect_is_a_map_in_resp3_and_the_same_as_an_array_in_resp2() {
                 conn.hello3();
             }
             let lock = conn.ok("DLOCK.INSPECT k");
-            let left = lock.field("holders").items()[0].field("pttl").int();
-            assert!((540_000..=600_000).contains(&left), "{left}");
-            let wanted = map(expected(fence, left, client));
+            let [left, held] =
+                ["pttl", "held"].map(|name| lock.field("holders").items()[0].field(name).int());
+            assert!((540_000..=600_000).contains(&left) && (0..60_000).contains(&held), "{left} {held}");
+            let wanted = map(expected(fence, [left, held], client));
             assert_eq!(lock, if protocol == 3 { wanted } else { flat(wanted) });
         }
     });
@@ -156,18 +159,45 @@ fn reads_change_nothing() {
 }
 
 #[test]
-fn token_answers_40_hex_digits_never_the_same() {
+fn inspect_shows_a_thousand_holders_or_as_many_as_are_asked_for() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        conn.hello3();
+        let fill =
+            "for n = 1, 1500 do redis.call('DLOCK.ACQUIRE', 'k', 'token:' .. n, '600000', 'SHARED') end";
+        assert!(conn.call(&["EVAL", fill, "0"]).is_nil());
+        for (ask, shown) in [("", 1000), (" COUNT 1", 1), (" count 1200", 1200), (" COUNT 2147483647", 1500)]
+        {
+            let lock = conn.ok(&format!("DLOCK.INSPECT k{ask}"));
+            let tokens: HashSet<String> =
+                lock.field("holders").items().iter().map(|hold| hold.field("token").text()).collect();
+            assert_eq!((tokens.len(), lock.field("holders-count")), (shown, &1500.into()), "{ask}");
+        }
+        assert_eq!(conn.ok("DLOCK.INSPECT none COUNT 5"), Value::Nil);
+        for wrong in ["COUNT", "COUNT 0", "COUNT x", "COUNT 1 COUNT 2", "MOST 1"] {
+            assert!(conn.say(&format!("DLOCK.INSPECT k {wrong}")).error().starts_with("ERR"), "{wrong}");
+        }
+    });
+}
+
+#[test]
+fn token_answers_27_url_safe_characters_never_the_same() {
     each_server(|kind| {
         let server = Server::start(kind);
         let mut conn = server.connect();
         let mut seen = HashSet::new();
         for _ in 0..100 {
             let token = conn.ok("DLOCK.TOKEN").text();
-            assert!(token.len() == 40 && token.bytes().all(|b| b"0123456789abcdef".contains(&b)), "{token}");
+            let url_safe = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+            assert!(token.len() == 27 && token.bytes().all(url_safe), "{token}");
             assert!(seen.insert(token), "the same token twice");
         }
         let token = seen.into_iter().next().expect("there are a hundred");
         granted(conn.ok(&format!("DLOCK.ACQUIRE k {token} 600000")));
+        // It takes no allocation of its own.
+        granted(conn.ok("DLOCK.ACQUIRE s t 600000"));
+        assert_eq!(conn.ok("MEMORY USAGE k"), conn.ok("MEMORY USAGE s"));
     });
 }
 

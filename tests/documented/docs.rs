@@ -16,7 +16,7 @@ const COMMANDS: [(&str, i64, &str, &str); 13] = [
     ("DLOCK.CONFIRM", 5, "write fast skip_slowlog", "key token fence ttl"),
     ("DLOCK.HOLDS", 3, "readonly fast skip_slowlog", "key token"),
     ("DLOCK.PTTL", -2, "readonly fast skip_slowlog", "key [token]"),
-    ("DLOCK.INSPECT", 2, "readonly", "key"),
+    ("DLOCK.INSPECT", -2, "readonly", "key [COUNT count]"),
     ("DLOCK.WAITERS", -2, "readonly", "key [COUNT count]"),
     ("DLOCK.CANCEL", -3, "write fast skip_slowlog", "key <token | CLIENT client-id>"),
     ("DLOCK.BREAK", 2, "write", "key"),

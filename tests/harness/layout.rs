@@ -22,6 +22,7 @@ pub struct Layout {
 pub struct HoldLayout {
     pub fence: u64,
     pub deadline: u64,
+    pub granted: u64,
     pub ttl: u64,
     pub count: u64,
     pub delay: u64,
@@ -72,7 +73,7 @@ impl Layout {
             out.extend(token);
         }
         for hold in &self.put {
-            let numbers = [hold.fence, hold.deadline, hold.ttl, hold.count, hold.delay];
+            let numbers = [hold.fence, hold.deadline, hold.granted, hold.ttl, hold.count, hold.delay];
             out.extend(numbers.map(leb128).concat());
             out.extend([hold.ephemeral, hold.token.len() as u8, hold.label.len() as u8]);
             out.extend(&hold.token);
@@ -84,10 +85,10 @@ impl Layout {
 
 impl HoldLayout {
     fn of(rest: &mut Rest<'_>) -> HoldLayout {
-        let [fence, deadline, ttl, count, delay] = std::array::from_fn(|_| rest.number());
+        let [fence, deadline, granted, ttl, count, delay] = std::array::from_fn(|_| rest.number());
         let [ephemeral, token, label] = std::array::from_fn(|_| rest.byte());
         let [token, label] = [token, label].map(|len| rest.take(len.into()).to_vec());
-        HoldLayout { fence, deadline, ttl, count, delay, ephemeral, token, label }
+        HoldLayout { fence, deadline, granted, ttl, count, delay, ephemeral, token, label }
     }
 }
 

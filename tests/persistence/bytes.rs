@@ -60,7 +60,7 @@ fn what_the_first_layout_wrote_is_restored() {
         assert_eq!(hold.field("count").int(), 3);
         assert_eq!(hold.field("label").text(), "host-7/backup");
         assert!((1..=29_901).contains(&hold.field("pttl").int()), "{hold:?}");
-        assert_eq!(Layout::of(&Dumped::of(&mut conn, "k").lock).version, 2);
+        assert_eq!(Layout::of(&Dumped::of(&mut conn, "k").lock).version, 3);
     });
 }
 
@@ -239,7 +239,7 @@ fn bytes_beyond_the_bounds_are_refused_and_the_log_says_why() {
         let written = Layout::of(&dumped.lock);
         let bound = fence as u64 + 60_000_000;
         let forgeries: &[Forgery<'_>] = &[
-            ("version 3, this module reads up to 2", &|lock| lock.version = 3),
+            ("version 4, this module reads up to 3", &|lock| lock.version = 4),
             ("version 0", &|lock| lock.version = 0),
             ("impossible mode", &|lock| lock.flags = 2),
             ("a change of a lock, not a lock", &|lock| (lock.flags, lock.mode) = (0, 2)),

@@ -8,7 +8,7 @@ fn effect(command: &[Vec<u8>]) -> String {
     assert_eq!(name, b"DLOCK._SET");
     let (last, bytes) = bytes.split_first_chunk().expect("a fence");
     let change = Layout::of(bytes);
-    assert_eq!((change.version, change.zero), (2, 0), "version");
+    assert_eq!((change.version, change.zero), (3, 0), "version");
     let whole = ["part", "whole"][usize::from(change.flags)];
     let mode = ["free", "exclusive", "shared", "permits"][usize::from(change.mode)];
     let mut words = vec![String::from_utf8_lossy(key).into_owned(), whole.into(), mode.into()];
