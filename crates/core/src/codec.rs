@@ -142,7 +142,12 @@ pub fn write(lock: &Lock, change: &Change, now: Instant, anchor: Anchor, out: &m
             0
         }
         Change::Whole | Change::None => {
-            put.extend(lock.stored());
+            match &lock.holding {
+                // By far the most frequent.
+                Holding::Exclusive(hold) => put.push(hold),
+                Holding::Free(_) => {}
+                Holding::Crowd(crowd) => put.extend(crowd.holders.iter()),
+            }
             WHOLE
         }
     };
