@@ -87,7 +87,9 @@ pub fn wait(
 /// The cycle of tokens that waiting for this would close.
 fn cycle(ctx: Ctx<'_>, name: &Name<'_>, request: &Request<'_>, rank: Rank) -> Option<Vec<Token>> {
     let (now, db) = (clock::now(), ctx.db());
-    let mut search = Search::new(Token::new(request.token)?, name, rank, request.mode);
+    let most_holders = with(|s| s.config.max_holders);
+    let mut search =
+        Search::new(Token::new(request.token)?, name, rank, request.mode, now).with_at_most(most_holders);
     loop {
         match with(|s| search.run(&s.waiting)) {
             Found::Nothing => return None,
@@ -97,7 +99,7 @@ fn cycle(ctx: Ctx<'_>, name: &Name<'_>, request: &Request<'_>, rank: Rank) -> Op
                 let raw = ctx.string(&asked.key);
                 let mut key = Key::open_for_read(ctx, raw.raw()).ok();
                 let lock = key.as_mut().and_then(|key| key.value()).map(|value| &value.lock);
-                with(|s| search.learn(&asked, lock, now, &s.waiting));
+                with(|s| search.learn(&asked, lock, &s.waiting));
                 drop(key);
                 ctx.select_db(db);
             }

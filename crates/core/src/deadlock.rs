@@ -15,7 +15,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use crate::lock::{Lock, Mode};
-use crate::queue::{Name, Place, Rank, WaiterId, Waiting};
+use crate::queue::{Name, Place, Rank, Waiter, WaiterId, Waiting};
 use crate::units::{Instant, Token};
 
 mod cycle;
@@ -54,6 +54,9 @@ pub struct Search {
     followed: usize,
     steps: usize,
     most: usize,
+    /// Sharers or permits of one resource.
+    most_holders: usize,
+    now: Instant,
 }
 
 /// The newcomer, and what it would wait for.
@@ -93,7 +96,7 @@ struct Waits {
 
 impl Search {
     /// `start` is about to wait for `name`, in this mode and at the end of this rank.
-    pub fn new(start: Token, name: &Name<'_>, rank: Rank, mode: Mode) -> Search {
+    pub fn new(start: Token, name: &Name<'_>, rank: Rank, mode: Mode, now: Instant) -> Search {
         let mut search = Search {
             tokens: Vec::new(),
             ids: HashMap::new(),
@@ -103,6 +106,8 @@ impl Search {
             followed: START + 1,
             steps: 0,
             most: MOST_STEPS,
+            most_holders: usize::MAX,
+            now,
         };
         search.ids.insert(start.clone(), START);
         search.tokens.push(Known { token: start, holds: Vec::new(), waits: 0 });
@@ -111,17 +116,23 @@ impl Search {
         search
     }
 
+    /// So many may hold a resource at a time, whatever else would fit.
+    pub fn with_at_most(mut self, holders: u32) -> Search {
+        self.most_holders = holders as usize;
+        self
+    }
+
     /// How much it has looked at.
     pub fn steps(&self) -> usize {
         self.steps
     }
 
-    /// Who holds `name` at `now`; None where there is no lock.
-    pub fn learn(&mut self, name: &Name<'_>, lock: Option<&Lock>, now: Instant, waiting: &Waiting) {
+    /// Who holds `name`; None where there is no lock.
+    pub fn learn(&mut self, name: &Name<'_>, lock: Option<&Lock>, waiting: &Waiting) {
         self.steps += ASKING;
         let at = self.resource(name);
         self.resources[at].learned = true;
-        let Some(view) = lock.map(|lock| lock.at(now)) else { return };
+        let Some(view) = lock.map(|lock| lock.at(self.now)) else { return };
         self.resources[at].mode = view.mode();
         for hold in view.holds() {
             if self.left() == 0 {
@@ -152,7 +163,9 @@ impl Search {
                     break;
                 }
                 self.steps += 1;
-                self.meet(&waiter.token, waiting);
+                if self.still_waits(waiter) {
+                    self.meet(&waiter.token, waiting);
+                }
             }
             self.looked_at += 1;
             self.follow(waiting);
@@ -164,7 +177,7 @@ impl Search {
         // What else the newcomer waits for has to be served in its turn, but is no reason to look there.
         for waiter in waiting.of_token(start.as_bytes()).take(MOST_STEPS / 4) {
             self.steps += 1;
-            if let Some(at) = self.names.get(&waiter.name) {
+            if let Some(at) = self.names.get(&waiter.name).filter(|_| self.still_waits(waiter)) {
                 self.waits_there(*at, START, waiter.place(), waiter.mode);
             }
         }
@@ -187,11 +200,19 @@ impl Search {
                     return;
                 }
                 self.steps += 1;
+                if !self.still_waits(waiter) {
+                    continue;
+                }
                 let at = self.resource(&waiter.name);
                 self.waits_there(at, self.followed, waiter.place(), waiter.mode);
             }
             self.followed += 1;
         }
+    }
+
+    /// One whose time is over is never granted, whether or not it has been told so.
+    fn still_waits(&self, waiter: &Waiter) -> bool {
+        waiter.until.is_none_or(|until| !until.passed(self.now))
     }
 
     fn left(&self) -> usize {
@@ -203,7 +224,7 @@ impl Search {
         if let Some(known) = self.ids.get(token) {
             return Some(*known);
         }
-        waiting.of_token(token.as_bytes()).next()?;
+        waiting.of_token(token.as_bytes()).take(NOTING).find(|waiter| self.still_waits(waiter))?;
         self.steps += NOTING;
         self.ids.insert(token.clone(), self.tokens.len());
         self.tokens.push(Known { token: token.clone(), holds: Vec::new(), waits: 0 });

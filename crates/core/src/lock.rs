@@ -208,7 +208,8 @@ impl Lock {
     /// The hold of the token no longer ends with a connection, whether or not it has expired.
     pub fn orphan(&mut self, token: &[u8]) {
         let orphan = |hold: &mut Hold| {
-            if let Some(extras) = hold.extras.as_mut().filter(|x| matches!(x.ephemeral, Ephemeral::Bound(_))) {
+            if let Some(extras) = hold.extras.as_mut().filter(|x| matches!(x.ephemeral, Ephemeral::Bound(_)))
+            {
                 extras.ephemeral = Ephemeral::Orphan;
             }
         };

@@ -49,11 +49,11 @@ impl World {
             Acquired::Held(_) => return None,
             other => panic!("{other:?}"),
         };
-        let mut search = Search::new(Token::new(token.as_bytes()).unwrap(), &name, rank, mode);
+        let mut search = Search::new(Token::new(token.as_bytes()).unwrap(), &name, rank, mode, NOW);
         loop {
             match search.run(&self.waiting) {
                 Found::Cycle(cycle) => return Some(cycle),
-                Found::Ask(name) => search.learn(&name, self.locks.get(&name), NOW, &self.waiting),
+                Found::Ask(name) => search.learn(&name, self.locks.get(&name), &self.waiting),
                 Found::Nothing => break,
             }
         }

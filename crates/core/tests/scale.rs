@@ -129,12 +129,12 @@ fn a_search_behind_tokens_that_wait_elsewhere_too() {
     };
     takes_no_second(30_000, prepare, |world, _| {
         let newcomer = Token::new(b"newcomer").expect("a token");
-        let mut search = Search::new(newcomer, &KEY, Rank::Newcomer, Mode::Exclusive);
+        let mut search = Search::new(newcomer, &KEY, Rank::Newcomer, Mode::Exclusive, NOW);
         loop {
             match search.run(&world.waiting) {
                 Found::Ask(name) => {
                     let lock = Some(&world.lock).filter(|_| name == KEY);
-                    search.learn(&name, lock, NOW, &world.waiting);
+                    search.learn(&name, lock, &world.waiting);
                 }
                 found => return assert_eq!(found, Found::Nothing),
             }
@@ -173,10 +173,10 @@ impl Town {
         #[expect(clippy::disallowed_methods, reason = "it is the test that takes time here, not the core")]
         let watch = Stopwatch::now();
         let start = Token::new(token).expect("a token");
-        let mut search = Search::new(start, &name, Rank::Newcomer, Mode::Exclusive);
+        let mut search = Search::new(start, &name, Rank::Newcomer, Mode::Exclusive, NOW);
         loop {
             match search.run(&self.waiting) {
-                Found::Ask(name) => search.learn(&name, self.locks.get(&name), NOW, &self.waiting),
+                Found::Ask(name) => search.learn(&name, self.locks.get(&name), &self.waiting),
                 found => return (found, search.steps(), watch.elapsed()),
             }
         }

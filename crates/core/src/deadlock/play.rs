@@ -79,6 +79,7 @@ impl Search {
     /// served, one after the other, and only a waiter for a permit has to know by whom. One who is not served is known
     /// from now on, and no more.
     fn pass(&mut self, at: usize, place: Place, mode: Mode, waiting: &Waiting) -> bool {
+        let (most, now) = (self.most_holders, self.now);
         let resource = &mut self.resources[at];
         while (!resource.holders.is_empty() || matches!(mode, Mode::Permits(_)))
             && self.steps < self.most
@@ -87,9 +88,11 @@ impl Search {
         {
             self.steps += 1;
             let holders = resource.holders.len();
+            let over = waiter.until.is_some_and(|until| until.passed(now));
             let served = match (resource.mode, waiter.mode) {
-                (Some(Mode::Permits(n)), Mode::Permits(m)) => n != m || holders < n.get() as usize,
-                (Some(Mode::Shared), Mode::Shared) => true,
+                _ if over => true,
+                (Some(Mode::Permits(n)), Mode::Permits(m)) => n != m || holders < most.min(n.get() as usize),
+                (Some(Mode::Shared), Mode::Shared) => holders < most,
                 (_, asked) if holders == 0 => {
                     resource.mode = Some(asked);
                     true
@@ -114,6 +117,7 @@ impl Search {
     fn turn(&self, at: usize, token: usize, asked: Mode) -> Turn {
         let resource = &self.resources[at];
         let holders = resource.holders.len();
+        let room = holders < self.most_holders;
         if resource.holders.contains(&token) {
             return match (resource.mode, asked) {
                 (Some(Mode::Shared), Mode::Exclusive) if holders == 1 => Turn::Granted(Mode::Exclusive),
@@ -124,8 +128,10 @@ impl Search {
         match (resource.mode, asked) {
             // Whoever had a permit last still has it when the next one is looked at.
             (Some(Mode::Permits(n)), Mode::Permits(asked)) if n != asked => Turn::Answered,
-            (Some(Mode::Permits(n)), Mode::Permits(_)) if holders < n.get() as usize => Turn::Granted(asked),
-            (Some(Mode::Shared), Mode::Shared) => Turn::Granted(asked),
+            (Some(Mode::Permits(n)), Mode::Permits(_)) if holders < n.get() as usize && room => {
+                Turn::Granted(asked)
+            }
+            (Some(Mode::Shared), Mode::Shared) if room => Turn::Granted(asked),
             _ if holders == 0 => Turn::Granted(asked),
             _ => Turn::NotYet,
         }

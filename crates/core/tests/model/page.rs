@@ -19,7 +19,7 @@ pub const CLIENTS: Client = 7;
 /// Who may wait: on the server, on a key.
 pub const ROOM: (usize, usize) = (6, 4);
 /// How many may share a key, or hold permits of it.
-pub const MOST_HOLDERS: usize = 3;
+pub const MOST_HOLDERS: usize = 2;
 pub const GREATEST_FENCE: u64 = (1 << 53) - 1;
 pub const GREATEST_COUNT: u32 = i32::MAX as u32;
 

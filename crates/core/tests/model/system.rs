@@ -279,13 +279,14 @@ impl System {
             return Answer::QueueFull;
         }
         let start = dlock_core::Token::new(&who).expect("a possible token");
-        let mut search = Search::new(start, &name, rank, wish.mode);
+        let mut search =
+            Search::new(start, &name, rank, wish.mode, self.instant()).with_at_most(MOST_HOLDERS as u32);
         loop {
             match search.run(&self.waiting) {
                 Found::Nothing => break,
                 Found::Ask(name) => {
                     let lock = self.locks.get(&key_of(&name));
-                    search.learn(&name, lock, Instant::from_micros(self.now), &self.waiting);
+                    search.learn(&name, lock, &self.waiting);
                 }
                 Found::Cycle(cycle) => {
                     self.circle = cycle.iter().map(|token| token_of(token.as_bytes())).collect();

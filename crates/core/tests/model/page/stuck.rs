@@ -10,18 +10,44 @@ impl Page {
         let mut page = self.clone();
         // Time ends the waits, the lock-delays and the grace; it is not what a cycle is made of.
         (page.grants_from, page.last_fence) = (0, 0);
-        page.waiters.iter_mut().for_each(|waiter| waiter.until = None);
         let is_over = |page: &Page, end: u64| page.is_over(end);
+        // One whose time is over already is never granted.
+        let waits: Vec<_> =
+            page.waiters.iter().filter(|w| !w.until.is_some_and(|u| is_over(&page, u))).cloned().collect();
+        page.waiters = waits;
+        page.waiters.iter_mut().for_each(|waiter| waiter.until = None);
         let held: Vec<_> = page.holds.iter().filter(|hold| !is_over(&page, hold.end)).cloned().collect();
         page.holds = held;
+        // That a count of two billion can rise no further is more than the search looks at.
+        page.holds.iter_mut().for_each(|hold| hold.count = 1);
         page.delays.clear();
         (0..KEYS).for_each(|key| page.serve(key));
         while page.waits(waiter) {
             let waits = |token: &Token| page.waiters.iter().any(|other| other.wish.token == *token);
             let holds = |token: &Token| page.holds.iter().any(|hold| hold.token == *token);
-            let Some(leaves) = (0..TOKENS).find(|token| holds(token) && !waits(token)) else { return true };
+            let Some(leaves) = (0..TOKENS).find(|token| holds(token) && !waits(token)) else {
+                return page.waits_for_itself(waiter.wish.token);
+            };
             for key in 0..KEYS {
                 page.release(key, leaves, Counts::All);
+            }
+        }
+        false
+    }
+
+    /// By way of others. If it does not, those wait for each other without it, as they can when a wait that would have
+    /// answered another one of its token has timed out.
+    fn waits_for_itself(&self, start: Token) -> bool {
+        let (mut to_follow, mut met) = (vec![start], vec![]);
+        while let Some(token) = to_follow.pop() {
+            for other in (0..TOKENS).filter(|other| *other != token && self.waits_for(token, *other)) {
+                if other == start {
+                    return true;
+                }
+                if !met.contains(&other) {
+                    met.push(other);
+                    to_follow.push(other);
+                }
             }
         }
         false
