@@ -116,6 +116,7 @@ fn what_was_loaded_stays_with_its_token_and_goes_to_no_other() {
             assert_grace(&mut conn, command);
         }
         // To share is less than to be alone.
+        assert_eq!(conn.ok("DLOCK.RELEASE alone t DEPTH 1"), 2);
         assert_eq!(conn.ok("DLOCK.ACQUIRE alone t 1000 SHARED"), alone);
         // What is given up is not taken back.
         assert_eq!(conn.ok("DLOCK.RELEASE shared t ALL"), 1);

@@ -19,7 +19,7 @@ fn one_holds_everywhere_and_the_other_is_refused() {
             assert!(guard.valid_until() > now());
             assert_eq!(guard.fence().is_some(), count == 1, "in a quorum only where it was asked for");
             let token = String::from_utf8(guard.token().as_bytes().to_vec()).expect("text");
-            assert_eq!(token.len(), 40);
+            assert_eq!(token.len(), 27);
             for server in &servers {
                 until("it holds", || holders(server, "r") == [token.clone()]);
             }

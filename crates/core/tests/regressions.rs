@@ -142,3 +142,19 @@ fn a_lost_answer_takes_nothing_back_but_what_it_brought() {
     system.make(Move::Undelivered(0));
     assert_eq!(holds(&system, 1), Some(Mode::Exclusive), "connection 4 relies on it");
 }
+
+/// INSPECT answered null between the end of a lease and the moment in which the background looked: no hold, and no
+/// lock-delay yet.
+#[test]
+fn the_lock_delay_of_an_expired_hold_is_seen_at_once() {
+    for mode in [Mode::Exclusive, Mode::Shared, permits(3)] {
+        let mut system = System::new(START, 0);
+        let (ttl, count, delay) = (10, Count::Keep, 50);
+        let dies =
+            |token| Wish { client: 2, key: KEY, token, mode, ttl, count, ephemeral: false, delay, label: 0 };
+        system.make(Move::Acquire(dies(2), None));
+        system.make(Move::Advance(20_000));
+        let lock = &system.locks[&KEY];
+        assert_eq!(lock.at(system.instant()).delay_left(), 40, "{mode:?}");
+    }
+}

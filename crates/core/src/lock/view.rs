@@ -39,9 +39,14 @@ impl<'a> View<'a> {
         self.longest_left().and(self.lock.mode())
     }
 
-    /// Milliseconds of lock-delay left; 0 for none.
+    /// Milliseconds of lock-delay left; 0 for none. Also of one that an expired hold brings which has not ended yet.
     pub fn delay_left(self) -> u64 {
-        self.lock.delay_until().map_or(0, |until| until.left(self.now))
+        let of_expired = match self.lock.split() {
+            (Some(hold), _) if hold.deadline.passed(self.now) => hold.delay_until(),
+            (_, Some(crowd)) => crowd.holders.delay_of_expired(self.now),
+            _ => None,
+        };
+        self.lock.delay_until().max(of_expired).map_or(0, |until| until.left(self.now))
     }
 
     /// The greatest fence among the holders.

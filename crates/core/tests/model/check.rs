@@ -127,7 +127,9 @@ fn same_holds(system: &System, page: &Page, key: u8) {
     let left = |end: u64| (end * 1000).saturating_sub(page.now) / 1000;
     assert_eq!(view.longest_left(), page.holds_of(key).map(|hold| left(hold.end)).max());
     assert_eq!(view.fence().map(|fence| fence.get()), page.holds_of(key).map(|hold| hold.fence).max());
-    let delay = page.delays.iter().filter(|(of, _)| *of == key).map(|(_, until)| left(*until)).max();
+    let over = page.holds.iter().filter(|hold| hold.key == key && hold.delay > 0 && page.is_over(hold.end));
+    let delays = page.delays.iter().filter(|(of, _)| *of == key).map(|(_, until)| *until);
+    let delay = delays.chain(over.map(|hold| hold.end + hold.delay)).map(left).max();
     assert_eq!(view.delay_left(), delay.unwrap_or(0));
     let due = page.holds.iter().filter(|hold| hold.key == key).map(|hold| hold.end);
     let due = due.chain(page.delays.iter().filter(|(of, _)| *of == key).map(|(_, until)| *until).max()).min();
