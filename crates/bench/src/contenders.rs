@@ -56,8 +56,8 @@ pub enum Way {
 pub const ALL: [Way; 7] =
     [Way::SetDel, Way::Dlock, Way::SetScript, Way::Redisson, Way::Fenced, Way::SetDelIfEq, Way::Ping];
 
-/// Twenty bytes, as Redlock recommends.
-pub const TOKEN: &str = "5f0a7c19d2e84b36a1c0";
+/// As DLOCK.TOKEN makes them.
+pub const TOKEN: &str = "kJ3xTq9Zb2VdR7wLm0sNfYhUaE4";
 pub const TTL: &str = "30000";
 
 /// Where Redisson's unlock says that the lock is free.

@@ -47,7 +47,7 @@ fn an_acquisition_as_json() {
         };
         let hold = json("acquire --json --ttl 10m r");
         assert_eq!(hold["resource"], "r");
-        assert_eq!(hold["token"].as_str().map(str::len), Some(40));
+        assert_eq!(hold["token"].as_str().map(str::len), Some(27));
         assert_eq!(hold["fence"], serde_json::Value::Null, "it was not asked for");
         let valid = hold["valid_ms"].as_u64().expect("milliseconds");
         assert!((540_000..600_000).contains(&valid), "{valid}");
