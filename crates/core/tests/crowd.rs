@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use dlock_core::codec::{self, Anchor, Origin, Reader};
 use dlock_core::{
-    Acquired, Change, ClientId, Confirmed, Count, Counts, Departed, Event, Fence, Fences, Instant, Lock,
-    Mode, Name, Newcomer, Outcome, Rank, Request, Rest, Step, Terms, Ttl, Turn, Waiting, steps,
+    Acquired, Binding, Change, ClientId, Confirmed, Count, Counts, Departed, Event, Fence, Fences, Instant,
+    Lock, Mode, Name, Newcomer, Outcome, Rank, Request, Rest, Step, Terms, Ttl, Turn, Waiting, steps,
 };
 use proptest::prelude::*;
 
@@ -34,6 +34,7 @@ struct World {
     outcomes: Vec<Outcome>,
     /// Of the last turn.
     events: Vec<Event>,
+    bindings: Vec<Binding>,
     steps: u64,
     written: usize,
 }
@@ -71,6 +72,7 @@ impl World {
             departed: Vec::new(),
             outcomes: Vec::new(),
             events: Vec::new(),
+            bindings: Vec::new(),
             steps: 0,
             written: 0,
         }
@@ -105,6 +107,7 @@ impl World {
         self.ended += step.events.iter().filter(|event| matches!(event, Event::Ended(..))).count();
         self.events = step.events.to_vec();
         let rest = step.rest.map_or_else(Rest::default, |rest| *rest);
+        self.bindings = rest.bindings;
         self.departed.extend(rest.departed);
         self.outcomes.extend(rest.outcomes.into_iter().map(|(_, outcome)| outcome));
         answer

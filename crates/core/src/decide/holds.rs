@@ -37,12 +37,13 @@ impl Turn<'_> {
                 in_doubt: None,
             })
         });
-        if let Some(client) = request.bound_to {
-            self.step.rest().bindings.push(Binding::Begins(client, token.clone()));
-        }
-        // An old hold of the token may have expired with so many others that it has not ended yet.
+        // An old hold of the token may have expired with so many others that it has not ended yet. It ends first: it may
+        // be bound to the same connection.
         if self.lock.stored_len() > 1 && self.lock.stored_of(request.token).is_some() {
             self.end_one(request.token, End::Expired);
+        }
+        if let Some(client) = request.bound_to {
+            self.step.rest().bindings.push(Binding::Begins(client, token.clone()));
         }
         let (deadline, granted) = (self.now + request.ttl, Instant::from_millis(self.now.millis()));
         let hold = Hold { token, fence, deadline, granted, ttl: request.ttl, count, extras };

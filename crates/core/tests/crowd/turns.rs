@@ -2,7 +2,8 @@
 //! time says little.
 
 use dlock_core::{
-    Acquired, Counts, Departed, End, Event, Fence, Mode, Outcome, Rank, Refusal, Request, steps,
+    Acquired, Binding, ClientId, Counts, Departed, End, Event, Fence, Mode, Outcome, Rank, Refusal, Request,
+    Token, steps,
 };
 
 use super::{MANY, START, World, shared, token, ttl};
@@ -79,6 +80,23 @@ fn who_expired_with_many_can_come_back_at_once() {
     assert_eq!(content(&world.lock), content(&world.replica));
     world.settle();
     assert_eq!((world.ended, world.lock.stored_len()), (MANY - 1, 2));
+}
+
+/// The old hold ends in the step of the new one, and both may be bound to the same connection: it stays bound.
+#[test]
+fn who_comes_back_before_the_old_hold_has_ended_is_bound_anew() {
+    let mut world = World::shared(MANY, |n| if n == 0 { 100_000 } else { 500 });
+    let last = token(MANY - 1);
+    let bound = |ms| Request { bound_to: Some(ClientId(7)), ..shared(&last, ms) };
+    let (begins, ends) = {
+        let token = || Token::new(&last).expect("a token");
+        (Binding::Begins(ClientId(7), token()), Binding::Ends(ClientId(7), token()))
+    };
+    assert!(matches!(world.acquire(&bound(600)), Acquired::Held(_)));
+    assert_eq!(world.bindings, std::slice::from_ref(&begins));
+    world.now += 600;
+    assert!(matches!(world.acquire(&bound(1000)), Acquired::Held(_)));
+    assert_eq!(world.bindings, [ends, begins]);
 }
 
 /// Where all end at once they leave the lock at once: the next gets it in that step, and one event tells of them all.
