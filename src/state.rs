@@ -11,7 +11,7 @@ use crate::ffi::{Handle, MainThread, notices::Timer};
 use crate::grace::Grace;
 use crate::info::Stats;
 use crate::mark::Mark;
-use crate::pending::{Bindings, Pending};
+use crate::pending::{self, Bindings, Pending};
 use crate::scheduled::Scheduled;
 use crate::value::Value;
 
@@ -173,11 +173,9 @@ impl State {
             // What is due stands where it is found by its time.
             Task::Due(name, slot) => self.db(name.db).put_off(slot, at),
             // The other resources of the connection need not wait.
-            Task::Disconnected(client, holds) => {
-                let Some((first, _)) = holds.first().cloned() else { return };
-                let (here, elsewhere): (Bindings, Bindings) =
-                    holds.into_iter().partition(|(name, _)| *name == first);
-                self.pending.put_off(Task::Disconnected(client, here), at.millis());
+            Task::Disconnected(client, mut holds) => {
+                let elsewhere = pending::split_off_other_resources(&mut holds);
+                self.pending.put_off(Task::Disconnected(client, holds), at.millis());
                 if !elsewhere.is_empty() {
                     self.pending.push_back(Task::Disconnected(client, elsewhere));
                 }

@@ -133,6 +133,33 @@ fn out_of_memory_nothing_is_granted_and_release_goes_on_to_hand_over() {
     });
 }
 
+/// Only the resource that somebody waits for is put off, whatever the others are called.
+#[test]
+fn out_of_memory_the_other_holds_of_a_closed_connection_end() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let (mut conn, mut closes) = (server.connect(), server.connect());
+        let others = ["j", "k\0", "k\0x", "k!"];
+        for key in others.iter().chain(&["k"]) {
+            for token in ["a", "\0", "\u{10ffff}"] {
+                let call = ["DLOCK.ACQUIRE", key, token, "60000", "PERMITS", "3", "EPHEMERAL"];
+                assert!(closes.call(&call).int() > 0);
+            }
+        }
+        let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 PERMITS 3 BLOCK 0");
+        conn.ok("CONFIG SET maxmemory 1");
+        drop(closes);
+        for key in others {
+            until("it ends", || conn.call(&["EXISTS", key]) == 0);
+        }
+        assert_eq!((holders(&mut conn, "k").len(), tokens(&mut conn, "k")), (3, vec!["b".to_string()]));
+        conn.ok("CONFIG SET maxmemory 0");
+        granted(&mut b);
+        until("the others end", || holders(&mut conn, "k") == ["b"]);
+        assert_eq!(server.info("dlock_disconnects"), "15");
+    });
+}
+
 /// The server evicts before it runs a command: what stands in memory between two commands refuses nothing.
 #[test]
 fn where_the_server_evicts_the_line_goes_on() {
