@@ -197,7 +197,10 @@ fn a_fan(n: usize) -> Town {
 
 /// So many keys, each with so many sharers, who all wait for the next key.
 fn a_chain(keys: usize, sharers: usize) -> Town {
-    let mut town = Town::default();
+    longer_by_a_chain(Town::default(), keys, sharers)
+}
+
+fn longer_by_a_chain(mut town: Town, keys: usize, sharers: usize) -> Town {
     let all =
         (0..keys).flat_map(|at| (0..sharers).map(move |n| (at, format!("sharer {n} of {at}").into_bytes())));
     for (at, token) in all.clone() {
@@ -235,6 +238,18 @@ fn a_search_looks_at_nothing_twice() {
     for town in [a_fan, |n| a_chain(n / 4, 4), |n| a_chain(1, n)] {
         let [once, twice] = [50, 100].map(|n| town(n).search(key(0), b"newcomer").1);
         assert!(once > 50 && twice <= 2 * once + 100, "{once} steps, then {twice}");
+    }
+}
+
+/// What the README says of the bound.
+#[test]
+fn a_long_cycle_is_found() {
+    for (keys, sharers) in if cfg!(miri) { [(5, 3), (8, 1)] } else { [(60, 3), (100, 1)] } {
+        let mut town = Town::default();
+        town.holds(key(keys), b"newcomer", Mode::Exclusive);
+        let (found, steps, _) = longer_by_a_chain(town, keys, sharers).search(key(0), b"newcomer");
+        let Found::Cycle(cycle) = found else { panic!("{keys} keys: {found:?} after {steps} steps") };
+        assert_eq!(cycle.len(), keys + 2);
     }
 }
 
