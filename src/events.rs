@@ -65,13 +65,16 @@ pub fn on_notice(ctx: Ctx<'_>, notice: Notice) {
 /// A replica ends no hold with its connection, and will know of none when it is a master again: meanwhile the hold was
 /// another's to keep.
 fn unbind(ctx: Ctx<'_>) {
-    for (name, token) in with(|s| s.demoted()) {
+    let mut bound = with(|s| s.demoted());
+    bound.sort_unstable();
+    for holds in bound.chunk_by(|(one, _), (other, _)| one == other) {
+        let name = &holds[0].0;
         ctx.select_db(name.db);
         let raw = ctx.string(&name.key);
         if let Ok(mut key) = Key::open_for_read(ctx, raw.raw())
             && let Some(value) = key.value()
         {
-            value.lock.orphan(token.as_bytes());
+            holds.iter().for_each(|(_, token)| value.lock.orphan(token.as_bytes()));
         }
     }
 }
