@@ -69,19 +69,18 @@ impl Servers {
 
 async fn listed(file: &Path) -> Result<Vec<Named>, Error> {
     let text = read(file, LARGEST_LIST).await?;
-    let text =
-        String::from_utf8(text).map_err(|why| Error::usage(format_args!("{}: {why}", file.display())))?;
+    let text = String::from_utf8(text).map_err(|why| Error::usage(format_args!("{}: {why}", shown(file))))?;
     // Some editors begin a file with a mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let lines = text.lines().map(str::trim).zip(1..);
     let lines = lines.filter(|(line, _)| !line.is_empty() && !line.starts_with('#'));
     let named = lines.map(|(line, at): (&str, usize)| {
-        let place = format!("line {at} of {}", file.display());
+        let place = format!("line {at} of {}", shown(file));
         (line.to_owned(), place)
     });
     let named: Vec<Named> = named.collect();
     if named.is_empty() {
-        return Err(Error::usage(format_args!("{} names no server", file.display())));
+        return Err(Error::usage(format_args!("{} names no server", shown(file))));
     }
     Ok(named)
 }
@@ -92,7 +91,14 @@ async fn read(file: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let path: PathBuf = file.into();
     let work = tokio::task::spawn_blocking(move || bounded(&path, limit));
     let done = work.await.unwrap_or_else(|why| Err(io::Error::other(why)));
-    done.map_err(|why| Error::usage(format_args!("{}: {why}", file.display())))
+    done.map_err(|why| Error::usage(format_args!("{}: {why}", shown(file))))
+}
+
+/// A file's name, unless an address, or a key itself, may have been given in its place.
+fn shown(file: &Path) -> String {
+    let name = file.to_string_lossy();
+    let is_name = !name.contains(['@', '=']) && !name.contains("://") && !name.contains("-----");
+    if is_name { name.into_owned() } else { "the named file (not shown)".to_string() }
 }
 
 fn bounded(file: &Path, limit: u64) -> io::Result<Vec<u8>> {

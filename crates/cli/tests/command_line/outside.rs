@@ -174,3 +174,30 @@ fn a_pipe_is_a_file_of_servers() {
         assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
     });
 }
+
+/// An address in DLOCK_SERVERS_FILE, a key in DLOCK_KEY: an easy mistake, and cron mails what is printed.
+#[test]
+fn what_is_named_as_a_file_and_is_none_is_not_repeated() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        for (variable, text) in [
+            ("DLOCK_SERVERS_FILE", "redis://zoe:s3cret@127.0.0.1:6379"),
+            ("DLOCK_SERVERS_FILE", "zoe:s3cret@127.0.0.1"),
+            ("DLOCK_SERVERS_FILE", "unix:/run/redis.sock?pass=s3cret"),
+            ("DLOCK_CACERT", "redis://127.0.0.1/s3cret"),
+            ("DLOCK_KEY", "-----BEGIN PRIVATE KEY-----\ns3cret\n-----END PRIVATE KEY-----"),
+        ] {
+            let mut command = stage.dlock("inspect r");
+            if variable == "DLOCK_SERVERS_FILE" {
+                command.env_remove("DLOCK_SERVERS");
+            }
+            let done = stage.end({
+                command.env("DLOCK_CERT", "/dev/null").env("DLOCK_KEY", "/dev/null").env(variable, text);
+                command
+            });
+            assert_eq!(done.code, Some(64), "{variable}: {}", done.stderr);
+            assert!(!done.stderr.contains("s3cret"), "{variable}: {}", done.stderr);
+            assert!(done.stderr.contains("the named file (not shown)"), "{variable}: {}", done.stderr);
+        }
+    });
+}

@@ -13,7 +13,10 @@ const SILENCE: Duration = Duration::from_secs(15);
 const FORM: &str = "not of the form redis://host:port, rediss://host:port or unix:///path";
 
 const STRANGE: &str = "something behind the host, or behind the path of a socket, does not belong there; in a \
-                       user name, a password or a path write / as %2F, ? as %3F, # as %23, @ as %40";
+                       user name, a password or a path write / as %2F, ? as %3F, # as %23, @ as %40, = as %3D";
+
+const NO_HOST: &str = "what stands in the place of the host is no name of one: user and password stand before an @, and \
+                       only one server is named";
 
 /// Where a master is.
 pub(crate) struct Address {
@@ -32,7 +35,12 @@ impl Address {
             "redis" | "rediss" | "valkey" | "valkeys" => &["protocol"],
             _ => &["db", "user", "pass", "protocol"],
         };
-        let is_strange = url.path().contains('@')
+        // Shown as the host, it could be a password whose @ was written as %40, or a list of addresses.
+        if url.host_str().is_some_and(|host| !is_host(host)) {
+            return Err(wrong(NO_HOST));
+        }
+        // `&pass=` behind a path that no ? has ended.
+        let is_strange = url.path().contains(['@', '='])
             || url.query_pairs().any(|(name, _)| !known.contains(&&*name))
             || url.fragment().is_some_and(|fragment| fragment != "insecure");
         if is_strange {
@@ -55,6 +63,11 @@ impl Address {
         let redis = connector(info, options).map_err(|why| wrong(&why.to_string()))?;
         Ok(Address { name, redis })
     }
+}
+
+/// Of the characters of names, IPv4 and IPv6 addresses.
+fn is_host(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.:[]".contains(&byte))
 }
 
 /// Where it is, the same for all spellings.
@@ -118,6 +131,8 @@ mod tests {
             ("unix:///run/a.sock?p%61ss=secret", "unix:///run/a.sock"),
             ("unix:///run/a.sock?pass=secret&pass=other", "unix:///run/a.sock"),
             ("redis+unix:///run/a.sock?pass=s%65cret@", "unix:///run/a.sock"),
+            ("unix:///run/a%3Db&c;d.sock", "unix:///run/a=b&c;d.sock"),
+            ("redis://my_host-1.example.", "redis://my_host-1.example.:6379"),
         ] {
             let parsed = parse(text).unwrap_or_else(|why| panic!("{text}: {why}"));
             assert_eq!(&*parsed.name, name, "{text}");
@@ -156,6 +171,13 @@ mod tests {
             "unix:///run/a.sock?db=secret",
             "unix:///run/a.sock?password=secret",
             "unix:///run/a.sock#secret",
+            "unix:///run/a.sock&pass=secret",
+            "unix:///run/a.sock;pass=secret",
+            "redis://secret%40host",
+            "redis://secret%40host:7000",
+            "redis://secret;host",
+            "redis://host,secret",
+            "redis://host;redis:7000,secret:7000",
             "root:*:19000:0:99999:7:::secret",
         ] {
             let Err(why) = parse(text) else { panic!("{text} is taken") };
