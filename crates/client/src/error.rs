@@ -41,7 +41,9 @@ impl fmt::Display for NodeState {
         match self {
             NodeState::Agreed => f.write_str("agreed"),
             NodeState::Taken => f.write_str("taken"),
-            NodeState::InGrace(left) => write!(f, "in grace for {} ms more", left.as_millis()),
+            NodeState::InGrace(left) => {
+                write!(f, "in grace for {} ms more: it may have forgotten holds", left.as_millis())
+            }
             NodeState::QueueFull => f.write_str("its queue is full"),
             NodeState::Deadlock(circle) => write!(f, "deadlock: {circle}"),
             NodeState::ClockAhead => f.write_str("its clock does not fit the others'"),
