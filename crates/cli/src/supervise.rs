@@ -42,7 +42,9 @@ impl Margin {
                 "--kill-after {} does not fit into half of the ttl: the command is ended before the lease is; \
                  ask for a --ttl of {} or more",
                 humantime::format_duration(margin.kill_after),
-                humantime::format_duration((margin.kill_after + Duration::from_secs(1)) * 2),
+                humantime::format_duration(
+                    margin.kill_after.saturating_add(Duration::from_secs(1)).saturating_mul(2)
+                ),
             )));
         }
         Ok(margin)
@@ -50,7 +52,7 @@ impl Margin {
 
     /// How long before the end of the lease the program must begin to end.
     pub fn notice(&self) -> Duration {
-        self.kill_after + self.reserve
+        self.kill_after.saturating_add(self.reserve)
     }
 }
 
@@ -178,5 +180,19 @@ impl Supervision<'_> {
     /// What is left of the lease, lost or not.
     fn left(&self) -> Duration {
         self.guard.valid_until().saturating_since(now())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_margin_longer_than_half_of_the_lease_is_refused_however_long() {
+        let ttl = Duration::from_secs(30);
+        assert!(Margin::new(ttl, Some(Duration::from_secs(14))).is_ok());
+        for kill_after in [Duration::from_millis(14_001), Duration::from_secs(u64::MAX), Duration::MAX] {
+            assert!(Margin::new(ttl, Some(kill_after)).is_err(), "{kill_after:?}");
+        }
     }
 }
