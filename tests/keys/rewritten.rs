@@ -1,6 +1,7 @@
 //! An append only file that is rewritten as commands (`aof-use-rdb-preamble no`) makes the same keyspace, empty keys
 //! included: what comes after it in the file may name them.
 
+use crate::harness::readme::README;
 use crate::harness::{Conn, Server, ServerKind, each_server, until};
 
 fn start(kind: &ServerKind) -> (Server, Conn) {
@@ -113,6 +114,8 @@ fn a_delay_without_a_holder_and_a_line_come_through_a_rewrite() {
 /// As the README tells it.
 #[test]
 fn the_module_is_taken_out_when_no_key_of_it_is_left() {
+    let list = |cursor: &str| format!("SCAN {cursor} TYPE dlock-key COUNT 1000");
+    assert!(README.contains(&format!("`{}` lists", list("0"))), "the README lists them in another way");
     each_server(|kind| {
         let (mut server, mut conn) = start(kind);
         conn.ok("SET a 1");
@@ -122,7 +125,7 @@ fn the_module_is_taken_out_when_no_key_of_it_is_left() {
         let mut found = Vec::new();
         let mut cursor = "0".to_string();
         loop {
-            let page = conn.ok(&format!("SCAN {cursor} TYPE dlock-key"));
+            let page = conn.ok(&list(&cursor));
             found.extend(page.items()[1].items().iter().map(|key| key.text()));
             cursor = page.items()[0].text();
             if cursor == "0" {
