@@ -135,6 +135,8 @@ pub fn loading_ended(ctx: Ctx<'_>) {
 
 /// A tick of the event loop, so the server can answer: if no load has been seen by now, there was none.
 pub fn is_serving(ctx: Ctx<'_>) {
+    // An eviction is told in the same breath as the key is taken away.
+    with(|s| s.grace.taken_away = None);
     if with(|s| s.grace.start == Start::Begun) {
         with(|s| s.grace.start = Start::Done);
         begin(ctx, "the server started and there was nothing to load");

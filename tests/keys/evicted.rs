@@ -113,3 +113,23 @@ fn a_server_that_starts_with_such_a_policy_says_so() {
         }
     });
 }
+
+/// What was taken away by a command was not forgotten, whatever is evicted under its name later.
+#[test]
+fn a_key_that_was_a_lock_once_is_evicted_as_any_other() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        conn.ok("DLOCK.ACQUIRE k t 600000");
+        assert_eq!(conn.ok("SET k cached EX 1000"), "OK");
+        let up = server.info("uptime_in_seconds");
+        until("time has gone on", || server.info("uptime_in_seconds") != up);
+        assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
+        assert_eq!(conn.ok("CONFIG SET maxmemory-policy volatile-lru maxmemory 1"), "OK");
+        until("it is evicted", || conn.ok("DBSIZE") == 0 || conn.say("SET more x").is_nil());
+        assert_eq!(server.info("evicted_keys"), "1");
+        assert_eq!(conn.ok("CONFIG SET maxmemory 0"), "OK");
+        assert_eq!(server.info("dlock_evictions"), "0");
+        assert!(conn.ok("DLOCK.ACQUIRE k t 1000").int() > 0);
+    });
+}
