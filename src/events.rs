@@ -31,7 +31,10 @@ pub fn on_notice(ctx: Ctx<'_>, notice: Notice) {
             unbind(ctx);
             return followers::may_begin();
         }
-        Notice::Forked => return followers::may_begin(),
+        Notice::Forked => {
+            followers::may_begin();
+            return grace::forked(ctx);
+        }
         Notice::Configured => {
             followers::may_begin();
             grace::configured(ctx);
@@ -45,6 +48,12 @@ pub fn on_notice(ctx: Ctx<'_>, notice: Notice) {
             with(|s| s.loading = Some(origin));
             return grace::loading_begins(ctx);
         }
+        Notice::LoadingFailed => {
+            followers::may_begin();
+            with(|s| s.loading = None);
+            grace::loading_failed(ctx);
+        }
+        Notice::ReplicaCame => return grace::replica_came(ctx),
         Notice::LoadingEnded => {
             followers::may_begin();
             with(|s| s.loading = None);

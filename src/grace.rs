@@ -17,6 +17,8 @@ mod proof;
 
 pub use eviction::{evicted, taken_away};
 
+pub use proof::{forked, replica_came};
+
 use proof::Proof;
 
 pub struct Grace {
@@ -130,6 +132,14 @@ pub fn loading_ended(ctx: Ctx<'_>) {
                 ctx.log(LogLevel::Notice, text);
             }
         }
+    }
+}
+
+/// What could not be loaded at the start may be repaired, and so cut off, before the next.
+pub fn loading_failed(ctx: Ctx<'_>) {
+    if matches!(with(|s| s.grace.start), Start::Loading(_)) {
+        with(|s| s.grace.start = Start::Done);
+        begin(ctx, "the server started and could not load its files");
     }
 }
 

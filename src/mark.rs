@@ -26,12 +26,19 @@ const PATIENCE: u64 = 10_000_000;
 /// What could not be written is tried again after so long.
 const PAUSE: u64 = 5_000_000;
 
+/// It is written each so long.
+const EACH: u64 = 5_000_000;
+
 pub struct Mark {
     status: Status,
     file: PathBuf,
     /// What this server wrote there last. None: not written yet, since the start or since the file is another.
     written: Option<u64>,
     writing: Option<Writing>,
+    /// When the last write began.
+    begun: Instant,
+    /// The first one waits until the files are loaded.
+    put_off: bool,
     /// Not tried again before.
     pause_until: Instant,
     /// Somebody else's mark was found, and the log says so.
@@ -69,6 +76,8 @@ impl Mark {
             file: PathBuf::new(),
             written: None,
             writing: None,
+            begun: Instant::from_micros(0),
+            put_off: false,
             pause_until: Instant::from_micros(0),
             shared: false,
         }
@@ -94,11 +103,15 @@ impl Mark {
     }
 }
 
-/// The module is loaded, and nobody is served yet: goes on above what was reserved before, and reserves more.
+/// The module is loaded, and nobody is served yet: goes on above what was reserved before, and reserves more. Where a
+/// proof stands that is done when the files are loaded: until then nothing is granted, and a start that cannot load them
+/// is no sign of life.
 pub fn start(ctx: Ctx<'_>) {
     let file = file(ctx, "fence");
-    with(|s| s.mark.file = file);
-    write_now(ctx);
+    with(|s| (s.mark.file, s.mark.put_off) = (file, s.grace.proof.stands()));
+    if !with(|s| s.mark.put_off) {
+        write_now(ctx);
+    }
 }
 
 /// The files are loaded. That may have taken longer than the mark reaches, or brought fences beyond it.
@@ -136,6 +149,10 @@ pub fn keep(ctx: Ctx<'_>) {
     if let Some(outcome) = with(|s| s.mark.outcome(now)) {
         settle(ctx, outcome, now);
     }
+    // There was nothing to load.
+    if with(|s| s.mark.put_off) {
+        return write_now(ctx);
+    }
     if !with(|s| s.config.fence_mark) {
         return with(|s| {
             (s.mark.status, s.mark.written) = (Status::Off, None);
@@ -143,7 +160,9 @@ pub fn keep(ctx: Ctx<'_>) {
         });
     }
     let wanted = with(|s| {
-        let due = s.mark.written.is_none() || s.fences.wants_mark(now);
+        // Also where it is far enough ahead of the clock: when it was written last is a sign of life.
+        let old = now.micros() >= s.mark.begun.micros() + EACH;
+        let due = old || s.mark.written.is_none() || s.fences.wants_mark(now);
         due && s.mark.writing.is_none() && now >= s.mark.pause_until
     });
     if wanted {
@@ -152,7 +171,7 @@ pub fn keep(ctx: Ctx<'_>) {
 }
 
 fn write_in_the_background(ctx: Ctx<'_>, now: Instant) {
-    let job = job(now);
+    let job = begin(now);
     let (send, done) = channel();
     let thread = thread::Builder::new().name("dlock-mark".into());
     match thread.spawn(move || send.send(job.run())) {
@@ -162,9 +181,10 @@ fn write_in_the_background(ctx: Ctx<'_>, now: Instant) {
 }
 
 fn write_now(ctx: Ctx<'_>) {
+    with(|s| s.mark.put_off = false);
     if with(|s| s.config.fence_mark) {
         let now = clock::now();
-        let outcome = job(now).run();
+        let outcome = begin(now).run();
         settle(ctx, outcome, now);
     }
 }
@@ -215,6 +235,9 @@ pub fn file(ctx: Ctx<'_>, ending: &str) -> PathBuf {
     std::env::current_dir().unwrap_or_default().join(format!("dlock-{port}.{ending}"))
 }
 
-fn job(now: Instant) -> Job {
-    with(|s| Job { file: s.mark.file.clone(), now, last: s.fences.last(), written: s.mark.written })
+fn begin(now: Instant) -> Job {
+    with(|s| {
+        s.mark.begun = now;
+        Job { file: s.mark.file.clone(), now, last: s.fences.last(), written: s.mark.written }
+    })
 }

@@ -21,6 +21,9 @@ pub enum Notice {
         live: bool,
     },
     LoadingEnded,
+    LoadingFailed,
+    /// A replica follows from now on.
+    ReplicaCame,
     /// A connection has closed.
     ClientGone(u64),
     /// Many times a second, by a clock that does not jump.
@@ -56,6 +59,7 @@ pub fn subscribe(ctx: Ctx<'_>, listener: Listener) -> bool {
     BACKGROUND.store(unsafe { api!(RedisModule_GetDetachedThreadSafeContext(ctx.0)) }, Ordering::Relaxed);
     let events = [
         rm::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
+        rm::REDISMODULE_EVENT_REPLICA_CHANGE,
         rm::REDISMODULE_EVENT_FLUSHDB,
         rm::REDISMODULE_EVENT_SWAPDB,
         rm::REDISMODULE_EVENT_LOADING,
@@ -166,7 +170,11 @@ unsafe fn notice(id: u64, sub: u64, data: *mut c_void) -> Option<Notice> {
             rm::REDISMODULE_EVENT_LOADING,
             rm::REDISMODULE_SUBEVENT_LOADING_RDB_START | rm::REDISMODULE_SUBEVENT_LOADING_AOF_START,
         ) => Notice::Loading { live: false },
+        (rm::REDISMODULE_EVENT_LOADING, rm::REDISMODULE_SUBEVENT_LOADING_FAILED) => Notice::LoadingFailed,
         (rm::REDISMODULE_EVENT_LOADING, _) => Notice::LoadingEnded,
+        (rm::REDISMODULE_EVENT_REPLICA_CHANGE, rm::REDISMODULE_SUBEVENT_REPLICA_CHANGE_ONLINE) => {
+            Notice::ReplicaCame
+        }
         (rm::REDISMODULE_EVENT_CLIENT_CHANGE, rm::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED) => {
             Notice::ClientGone(unsafe { &*data.cast::<rm::RedisModuleClientInfo>() }.id)
         }

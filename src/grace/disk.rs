@@ -9,9 +9,9 @@ use dlock_core::proof::{self, Proof};
 use super::aof::Aof;
 use crate::files::{self, Unfinished};
 
-/// Whether the file proves that all was kept in this append only file, or why not. `mark` is the fence mark, where one
-/// is kept, as the run before has left it.
-pub fn look(file: &Path, aof: &Aof, mark: Option<&Path>) -> Result<(), String> {
+/// Whether the file proves that all was kept in this append only file, or why not. `mark` is the fence mark
+/// as the run before has left it.
+pub fn look(file: &Path, aof: &Aof, mark: &Path) -> Result<(), String> {
     let text = |why: io::Error| why.to_string();
     let bytes = files::read(file, proof::MAX_LEN)?.ok_or("there is none")?;
     let proof = Proof::read(&bytes).map_err(|why| why.to_string())?;
@@ -22,7 +22,6 @@ pub fn look(file: &Path, aof: &Aof, mark: Option<&Path>) -> Result<(), String> {
     if proof.folder != aof.id().map_err(text)? || proof.name != aof.name {
         return Err("it is of another append only file".into());
     }
-    let Some(mark) = mark else { return Ok(()) };
     let alive = files::changed(&fs::metadata(mark).map_err(|why| format!("{}: {why}", mark.display()))?);
     if !proof::is_of_that_life(aof.changed().map_err(text)?, alive) {
         return Err("the append only file was changed after the server ended".into());

@@ -82,6 +82,10 @@ impl Proof {
         self.pause_until
     }
 
+    pub fn stands(&self) -> bool {
+        self.status == Status::Stands
+    }
+
     pub fn word(&self) -> &'static str {
         match self.status {
             Status::None => "none",
@@ -117,9 +121,10 @@ impl Proof {
 pub fn start(ctx: Ctx<'_>) {
     let (file, aof) = (mark::file(ctx, "proof"), Aof::of(ctx));
     let mark = with(|s| s.config.fence_mark).then(|| mark::file(ctx, "fence"));
-    let found = match &aof {
-        Some(aof) => disk::look(&file, aof, mark.as_deref()),
-        None => Err("the append only file has no name".into()),
+    let found = match (&aof, &mark) {
+        (Some(aof), Some(mark)) => disk::look(&file, aof, mark),
+        (None, _) => Err("the append only file has no name".into()),
+        (_, None) => Err("dlock.fence-mark is off".into()),
     };
     with(|s| {
         let proof = &mut s.grace.proof;
@@ -170,6 +175,19 @@ pub fn knows_not_all(ctx: Ctx<'_>) {
     withdraw(ctx);
 }
 
+/// A replica goes on from where it was: noted whatever the options are, for they may change later.
+pub fn replica_came(ctx: Ctx<'_>) {
+    with(|s| s.grace.proof.had_replicas = true);
+    withdraw(ctx);
+}
+
+/// A child was forked, maybe to send a replica all there is. It can be promoted before it has said that it has that.
+pub fn forked(ctx: Ctx<'_>) {
+    if ctx.info_number("replication", "connected_slaves") != Some(0) {
+        replica_came(ctx);
+    }
+}
+
 /// A tick of a server that is up.
 pub fn keep(ctx: Ctx<'_>) {
     let now = clock::now();
@@ -212,6 +230,7 @@ fn facts(ctx: Ctx<'_>) -> Facts {
         Facts {
             has_grace: s.config.restart_grace > 0,
             is_master: flags.contains(Flags::MASTER),
+            has_mark: s.config.fence_mark,
             had_replicas: proof.had_replicas,
             knows_all: proof.knows_all && !s.grace.runs,
             has_file: proof.has_file,

@@ -1,7 +1,7 @@
 //! Promotions: a replica may not have received all that its master granted.
 
 use crate::harness::{Server, each_server, until};
-use crate::{assert_grace, end, left, logged, with_grace};
+use crate::{ALWAYS, assert_grace, assert_unproven, end, left, logged, with_grace};
 
 #[test]
 fn a_promoted_replica_grants_nothing_new_for_a_while() {
@@ -89,5 +89,34 @@ fn a_reload_keeps_what_is_held() {
         assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), fence);
         // The server empties itself and says no more than that; so it is careful.
         assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
+    });
+}
+
+/// A replica that was promoted while its master could prove nothing anyway grants beside it all the same.
+#[test]
+fn a_replica_that_followed_under_weaker_options_is_not_forgotten() {
+    each_server(|kind| {
+        for (weak, strong) in [
+            ("appendfsync everysec", "appendfsync always"),
+            ("dlock.restart-grace 0", "dlock.restart-grace 600000"),
+        ] {
+            let options = ALWAYS.iter().fold(with_grace(kind), |options, line| options.conf(line));
+            let mut master = options.start();
+            end(&master);
+            let mut conn = master.connect();
+            assert_eq!(conn.ok(&format!("CONFIG SET {weak}")), "OK");
+            let replica = Server::start(kind);
+            replica.replicate(&master);
+            replica.wait_in_sync(&master);
+            let mut promoted = replica.connect();
+            assert_eq!(promoted.ok("REPLICAOF NO ONE"), "OK");
+            assert!(promoted.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
+            until("it is gone", || master.info("connected_slaves") == "0");
+            assert_eq!(conn.ok(&format!("CONFIG SET {strong}")), "OK");
+            assert_unproven(&master, "a replica has followed");
+            master.kill9();
+            master.restart();
+            assert_grace(&mut master.connect(), "DLOCK.ACQUIRE k other 1000");
+        }
     });
 }

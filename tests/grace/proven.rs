@@ -59,6 +59,10 @@ fn there_is_none_before_a_grace_has_ended_nor_where_it_is_off() {
         assert!(!path(&server).exists());
         let server = ALWAYS.iter().fold(Server::options(kind), |options, line| options.conf(line)).start();
         assert_unproven(&server, "dlock.restart-grace is off");
+        let options = ALWAYS.iter().fold(with_grace(kind), |options, line| options.conf(line));
+        let unmarked = options.conf("dlock.fence-mark no").start();
+        end(&unmarked);
+        assert_unproven(&unmarked, "dlock.fence-mark is off");
         // Nothing was ever waited for.
         assert_eq!(server.connect().ok(&format!("CONFIG SET {}", LONG)), "OK");
         assert_unproven(&server, "no grace period has ended");
@@ -144,5 +148,24 @@ fn a_flush_voids_it_until_the_grace_after_it_is_over() {
         server.restart();
         assert!(server.connect().ok("DLOCK.ACQUIRE k other 1000").int() > 0);
         assert_eq!(logged(&server).0, 2, "{}", server.log());
+    });
+}
+
+/// A mark that a fence from outside has carried far ahead need not be written for its number's sake.
+#[test]
+fn a_fence_far_ahead_leaves_the_server_its_sign_of_life() {
+    each_server(|kind| {
+        let server = proven(kind);
+        let mut conn = server.connect();
+        let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int() + 200_000_000;
+        assert_eq!(conn.ok(&format!("DLOCK.CONFIRM k t {fence} 600000")), fence);
+        let mark = path(&server).with_extension("fence");
+        let written = || fs::metadata(&mark).and_then(|found| found.modified()).expect("the mark");
+        until("the mark covers it", || server.info("dlock_fence_mark") > fence.to_string());
+        for _ in 0..2 {
+            let before = written();
+            until("it is written again", || written() > before);
+        }
+        assert!(server.info("dlock_fence_mark") > fence.to_string());
     });
 }

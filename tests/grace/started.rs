@@ -238,3 +238,35 @@ fn holds_that_were_flushed_are_waited_for_after_a_restart_too() {
         assert!(why.contains("the server started"), "{why}");
     });
 }
+
+/// Whoever repairs a file so that the server starts again cuts off what was granted.
+#[test]
+fn a_file_that_was_repaired_after_a_start_that_failed() {
+    each_server(|kind| {
+        let crash = |server: &Server| {
+            let bytes = fs::read(appended(server)).expect("the file");
+            let last = bytes.windows(10).rposition(|word| word == b"DLOCK._SET").expect("the grant");
+            let file = OpenOptions::new().write(true).open(appended(server)).expect("the file");
+            file.set_len(last as u64 + 4).expect("it can be cut");
+        };
+        let conf = [ALWAYS[0], ALWAYS[1], "aof-load-truncated no"];
+        let options = conf.iter().fold(with_grace(kind), |options, line| options.conf(line));
+        let mut server = options.start();
+        end(&server);
+        until_proven(&server);
+        let mut conn = server.connect();
+        for key in ["early", "k"] {
+            assert!(conn.ok(&format!("DLOCK.ACQUIRE {key} t 600000")).int() > 0);
+        }
+        server.kill9();
+        crash(&server);
+        assert!(server.try_restart().is_err(), "{}", server.log());
+        let bytes = fs::read(appended(&server)).expect("the file");
+        let whole = bytes.windows(4).rposition(|start| start == b"*3\r\n").expect("the command");
+        fs::write(appended(&server), &bytes[..whole]).expect("it can be repaired");
+        server.restart();
+        let mut conn = server.connect();
+        assert_eq!(conn.ok("DLOCK.HOLDS early t"), 1);
+        assert_grace(&mut conn, "DLOCK.ACQUIRE k other 1000");
+    });
+}

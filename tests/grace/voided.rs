@@ -30,6 +30,7 @@ fn options_that_were_others_while_it_ran() {
             &["CONFIG SET appendfsync no"],
             &["CONFIG SET no-appendfsync-on-rewrite yes"],
             &["CONFIG SET dlock.restart-grace 0"],
+            &["CONFIG SET dlock.fence-mark no"],
         ] {
             let mut server = proven(kind);
             let mut conn = server.connect();

@@ -146,6 +146,8 @@ pub struct Facts {
     /// `dlock.restart-grace` is not 0: without it nothing was ever waited for.
     pub has_grace: bool,
     pub is_master: bool,
+    /// `dlock.fence-mark`: the time it was written last tells a later change of the append only file.
+    pub has_mark: bool,
     /// A replica has followed it in this run: that one may have been promoted and grant in its place.
     pub had_replicas: bool,
     /// Whatever may have been forgotten is over: a grace period has ended, or a proof stood at the start and all was
@@ -166,6 +168,7 @@ pub struct Facts {
 pub enum Lack {
     NoGrace,
     Replica,
+    NoMark,
     Replicas,
     NoFile,
     NotSynced,
@@ -180,6 +183,7 @@ impl fmt::Display for Lack {
         f.write_str(match self {
             Lack::NoGrace => "dlock.restart-grace is off",
             Lack::Replica => "this server is a replica",
+            Lack::NoMark => "dlock.fence-mark is off",
             Lack::Replicas => "a replica has followed this server and could be promoted",
             Lack::NoFile => "there is no append only file",
             Lack::NotSynced => "appendfsync is not always, or no-appendfsync-on-rewrite is not no",
@@ -204,6 +208,7 @@ impl Facts {
         [
             (self.has_grace, Lack::NoGrace),
             (self.is_master, Lack::Replica),
+            (self.has_mark, Lack::NoMark),
             (!self.had_replicas, Lack::Replicas),
             (self.has_file, Lack::NoFile),
             (self.syncs_each_grant, Lack::NotSynced),
@@ -281,6 +286,7 @@ mod tests {
     const ALL: Facts = Facts {
         has_grace: true,
         is_master: true,
+        has_mark: true,
         had_replicas: false,
         knows_all: true,
         has_file: true,
@@ -295,6 +301,7 @@ mod tests {
         for (facts, lack) in [
             (Facts { has_grace: false, ..ALL }, Lack::NoGrace),
             (Facts { is_master: false, ..ALL }, Lack::Replica),
+            (Facts { has_mark: false, ..ALL }, Lack::NoMark),
             (Facts { had_replicas: true, ..ALL }, Lack::Replicas),
             (Facts { has_file: false, ..ALL }, Lack::NoFile),
             (Facts { syncs_each_grant: false, ..ALL }, Lack::NotSynced),
