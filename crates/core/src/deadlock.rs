@@ -224,8 +224,10 @@ impl Search {
         if let Some(known) = self.ids.get(token) {
             return Some(*known);
         }
-        waiting.of_token(token.as_bytes()).take(NOTING).find(|waiter| self.still_waits(waiter))?;
-        self.steps += NOTING;
+        // One step is counted with the noting, each other for a wait that has timed out.
+        let looked_at =
+            waiting.of_token(token.as_bytes()).take(self.left()).position(|waiter| self.still_waits(waiter));
+        self.steps += looked_at? + NOTING;
         self.ids.insert(token.clone(), self.tokens.len());
         self.tokens.push(Known { token: token.clone(), holds: Vec::new(), waits: 0 });
         Some(self.tokens.len() - 1)

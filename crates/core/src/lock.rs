@@ -8,11 +8,13 @@ use smallvec::SmallVec;
 use crate::step::Departed;
 use crate::units::{ClientId, Deadline, Instant, Ttl};
 
+mod crowd;
 mod hold;
 mod holders;
 mod rows;
 mod view;
 
+pub(crate) use crowd::{Crowd, Fit};
 pub(crate) use hold::{Doubt, Extras};
 pub use hold::{Ephemeral, Hold};
 pub(crate) use holders::Holders;
@@ -81,32 +83,10 @@ pub(crate) enum Holding {
     Crowd(Box<Crowd>),
 }
 
-/// Sharers, or holders of permits.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Crowd {
-    /// How many permits there are; None for sharers.
-    pub permits: Option<NonZeroU32>,
-    /// Lock-delay: nobody is granted the lock before.
-    pub delay_until: Option<Deadline>,
-    /// Never none.
-    pub holders: Holders,
-}
-
 impl Default for Holding {
     fn default() -> Self {
         Holding::Free(None)
     }
-}
-
-/// Whether a token that holds nothing here could be granted a hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fit {
-    Fits,
-    NotNow,
-    /// As many hold it as may: not now, unless it can be refused.
-    Full,
-    /// It is a semaphore of another size while it is held.
-    OtherPermits(NonZeroU32),
 }
 
 impl Lock {
@@ -240,11 +220,11 @@ impl Lock {
 
     /// For a token that holds nothing here, with everything expired already swept away, or as much as a turn may take:
     /// then there is room enough. `most` may hold it at a time.
-    pub(crate) fn fit(&self, mode: Mode, most: usize) -> Fit {
+    pub(crate) fn fit(&self, mode: Mode, most: usize, now: Instant) -> Fit {
         match &self.holding {
             Holding::Free(None) => Fit::Fits,
             Holding::Free(Some(_)) | Holding::Exclusive(_) => Fit::NotNow,
-            Holding::Crowd(crowd) => crowd.fit(mode, most),
+            Holding::Crowd(crowd) => crowd.fit(mode, most, now),
         }
     }
 
@@ -315,22 +295,6 @@ impl Lock {
         match std::mem::replace(&mut self.holding, free) {
             Holding::Crowd(crowd) => Some(crowd.holders),
             _ => None,
-        }
-    }
-}
-
-impl Crowd {
-    fn fit(&self, mode: Mode, most: usize) -> Fit {
-        let room = match (self.permits, mode) {
-            (Some(n), Mode::Permits(asked)) if n != asked => return Fit::OtherPermits(n),
-            (Some(n), Mode::Permits(_)) => self.holders.len() < n.get() as usize,
-            (None, Mode::Shared) => true,
-            _ => false,
-        };
-        match self.holders.len() {
-            _ if !room || self.delay_until.is_some() => Fit::NotNow,
-            len if len >= most => Fit::Full,
-            _ => Fit::Fits,
         }
     }
 }

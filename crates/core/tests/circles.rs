@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
-    Acquired, ClientId, Count, Fences, Instant, Lock, Mode, Name, Newcomer, Request, Step, Terms, Token, Ttl,
-    Turn, Waiting,
+    Acquired, ClientId, Count, Deadline, Fences, Instant, Lock, Mode, Name, Newcomer, Request, Step, Terms,
+    Token, Ttl, Turn, Waiting,
 };
 
 #[derive(Default)]
@@ -14,6 +14,8 @@ struct World {
     locks: HashMap<Name<'static>, Lock>,
     waiting: Waiting,
     fences: Fences,
+    /// The wait timeout of whoever joins.
+    until: Option<Deadline>,
 }
 
 const NOW: Instant = Instant::from_micros(1_000_000);
@@ -58,7 +60,7 @@ impl World {
             }
         }
         let client = ClientId(self.waiting.len() as u64);
-        let newcomer = Newcomer { name, rank, request, client, since: NOW, until: None };
+        let newcomer = Newcomer { name, rank, request, client, since: NOW, until: self.until };
         self.waiting.join(newcomer).unwrap();
         None
     }
@@ -244,4 +246,25 @@ fn who_stands_between_two_waits_of_the_start_closes_a_cycle() {
     }
     assert_eq!(world.want("k", "t", Mode::Shared), None, "the first wait answers this one too");
     assert_eq!(world.want("k", "t", Mode::Exclusive), tokens("t x t"));
+}
+
+/// However many of them there are: whoever has waited long enough is not granted any more.
+#[test]
+fn a_wait_that_has_timed_out_is_no_wait() {
+    for (live, cycle) in [(false, None), (true, tokens("a b a"))] {
+        let mut world = World::default();
+        let held = ["k1", "k2", "k3", "k4", "k5", "k6"].map(|key| (key, "h"));
+        for (key, token) in held.into_iter().chain([("x", "a"), ("y", "b")]) {
+            assert_eq!(world.want(key, token, Mode::Exclusive), None);
+        }
+        world.until = Some(Instant::from_micros(1).after_millis(1));
+        for (key, _) in held.into_iter().chain([("x", "b")]) {
+            assert_eq!(world.want(key, "b", Mode::Exclusive), None);
+        }
+        world.until = None;
+        if live {
+            assert_eq!(world.want("x", "b", Mode::Exclusive), None);
+        }
+        assert_eq!(world.want("y", "a", Mode::Exclusive), cycle);
+    }
 }

@@ -12,7 +12,7 @@ const SLICE: usize = Departed::SLICE;
 
 impl Turn<'_> {
     pub(super) fn fit(&self, mode: Mode) -> Fit {
-        self.lock.fit(mode, self.terms.most_holders as usize)
+        self.lock.fit(mode, self.terms.most_holders as usize, self.now)
     }
 
     /// Has the hold of a token changed, if it has one.

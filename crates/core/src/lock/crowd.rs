@@ -1,0 +1,47 @@
+//! What many hold side by side.
+
+use std::num::NonZeroU32;
+
+use super::{Holders, Mode};
+use crate::units::{Deadline, Instant};
+
+/// Sharers, or holders of permits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Crowd {
+    /// How many permits there are; None for sharers.
+    pub permits: Option<NonZeroU32>,
+    /// Lock-delay: nobody is granted the lock before.
+    pub delay_until: Option<Deadline>,
+    /// Never none.
+    pub holders: Holders,
+}
+
+/// Whether a token that holds nothing here could be granted a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fit {
+    Fits,
+    NotNow,
+    /// It has as many holders as the server allows.
+    Full,
+    /// It is a semaphore of another size while it is held.
+    OtherPermits(NonZeroU32),
+}
+
+impl Crowd {
+    /// With what has expired taken out already, or as much of it as a turn may take: then there is a permit.
+    pub(super) fn fit(&self, mode: Mode, most: usize, now: Instant) -> Fit {
+        let stored = self.holders.len();
+        let room = match (self.permits, mode) {
+            (Some(n), Mode::Permits(asked)) if n != asked => return Fit::OtherPermits(n),
+            (Some(n), Mode::Permits(_)) => stored < n.get() as usize,
+            (None, Mode::Shared) => true,
+            _ => false,
+        };
+        if !room || self.delay_until.is_some() {
+            return Fit::NotNow;
+        }
+        // More can be stored than may hold it where that was lowered.
+        let full = stored >= most && self.holders.count_live(now) >= most;
+        if full { Fit::Full } else { Fit::Fits }
+    }
+}
