@@ -123,7 +123,7 @@ fn wait(start: u64) {
     arm_in(next.min(PAUSED_MILLIS), now.millis());
 }
 
-/// Without memory nobody is granted anything, so the line waits on, and with it what is to happen to its lock.
+/// Without memory nobody is granted anything, so the wait queue waits on, and with it what is to happen to its lock.
 fn put_off(task: Task, now: Instant) {
     match task {
         Task::TimedOut(_, id) => waiters::time_out(id, now),

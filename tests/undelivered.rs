@@ -124,7 +124,7 @@ fn a_grant_that_was_swapped_away_rolls_on_there() {
         let kill = format!("CLIENT KILL ID {}", scene.b_id);
         let answers = scene.a.say_together(&["DLOCK.RELEASE k a", "SWAPDB 0 1", &kill]);
         assert_eq!((answers[0].int(), answers[2].int()), (1, 1));
-        // Where the line stands nobody holds k; b's hold is taken back where it is.
+        // Where the wait queue is nobody holds k; the hold of b is taken back where that is.
         granted(&mut scene.c);
         until("it is taken back", || holders(&mut other, "k").is_empty());
         assert_eq!((other.ok("EXISTS k"), scene.server.info("dlock_held")), (0.into(), "1".into()));
