@@ -2,9 +2,9 @@
 //! [`crate::effects`].
 
 use dlock_core::codec::{self, Malformed, Origin, Reader};
-use dlock_core::command::{self, TABLE, Whom};
 use dlock_core::decide::Confirmed;
 use dlock_core::{Acquired, ClientId, Name, Outcome, Request, WaiterId};
+use dlock_protocol::command::{self, TABLE, Whom};
 use rand::TryRng;
 
 use crate::effects::{self, Target};

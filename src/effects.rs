@@ -3,8 +3,8 @@
 
 use std::ffi::CStr;
 
-use dlock_core::command::table;
 use dlock_core::{Binding, Change, End, Event, Instant, Lock, Name, Step, Terms, Turn, codec};
+use dlock_protocol::command::table;
 
 use crate::ffi::{Ctx, Key, WrongType, rm};
 use crate::state::{State, Task, with};

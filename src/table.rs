@@ -1,6 +1,6 @@
 //! The commands as the server knows them: flags, categories, arguments.
 
-use dlock_core::command::table as words;
+use dlock_protocol::command::table as words;
 
 use crate::commands;
 use crate::ffi::docs::{Arg, Description, KeyUse};

@@ -2,10 +2,10 @@
 //! fuzzer, so it uses nothing but the core. Each function answers whether the bytes meant anything.
 
 use dlock_core::codec::{self, Anchor, Origin, Reader};
-use dlock_core::command::{
+use dlock_core::{Change, Hold, Instant, Lock, Mode, Ttl};
+use dlock_protocol::command::{
     Acquire, Cancel, Confirm, Extend, Holds, Inspect, Pttl, Release, Waiters, no_arguments, only_key,
 };
-use dlock_core::{Change, Hold, Instant, Lock, Mode, Ttl};
 
 /// The first byte chooses the command; then one argument after the other, its length before it. What is accepted is
 /// written and read as the same command again.

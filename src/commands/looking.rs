@@ -2,7 +2,8 @@
 
 use std::borrow::Cow;
 
-use dlock_core::{ClientId, Ephemeral, Hold, Instant, Lock, Mode, Name, command};
+use dlock_core::{ClientId, Ephemeral, Hold, Instant, Lock, Mode, Name};
+use dlock_protocol::command;
 
 use super::{Done, text};
 use crate::ffi::setup::{Args, Command};

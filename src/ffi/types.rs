@@ -130,7 +130,7 @@ unsafe extern "C" fn aof_rewrite(
     guard((), || {
         // SAFETY: as for rdb_save.
         let effect = unsafe { stored(value) }.effect();
-        let (command, format) = (c_string(dlock_core::command::table::SET.name), c"sb".as_ptr());
+        let (command, format) = (c_string(dlock_protocol::command::table::SET.name), c"sb".as_ptr());
         unsafe {
             api!(RedisModule_EmitAOF(io, command.as_ptr(), format, key, effect.as_ptr(), effect.len()))
         };

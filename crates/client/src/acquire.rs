@@ -13,8 +13,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::command::MAX_LABEL;
-use dlock_core::{Mode, Token};
+use dlock_protocol::command::MAX_LABEL;
+use dlock_protocol::{Mode, Token};
 
 use crate::acquire::attempt::{Attempt, Outage};
 use crate::acquire::line::Told;

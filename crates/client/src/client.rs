@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::Token;
+use dlock_protocol::Token;
 
 use crate::acquire::all::AcquireAll;
 use crate::acquire::patience::Patience;

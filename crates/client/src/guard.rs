@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::{Fence, Token};
+use dlock_protocol::{Fence, Token};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::now;

@@ -28,7 +28,7 @@ pub use acquire::all::AcquireAll;
 pub use acquire::{Acquire, Wait};
 pub use client::Client;
 pub use clock::{now, sleep_until};
-pub use dlock_core::{Fence, Token};
+pub use dlock_protocol::{Fence, Token};
 pub use error::{
     AcquireError, BuildError, ExtendError, Lost, NoQuorum, NodeReport, NodeState, ReleaseError, Report,
 };

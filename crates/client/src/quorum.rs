@@ -18,7 +18,7 @@ mod second_phase;
 pub use acquisition::{Acquisition, Loss, Plan, Progress, Verdict, Won};
 pub use extension::{Extended, Extension};
 
-pub use dlock_core::Fence;
+pub use dlock_protocol::Fence;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! What is asked of the masters, in the words of the protocol.
 
-use dlock_core::command;
-use dlock_core::{Count, Counts, Mode, Token, Ttl};
+use dlock_protocol::command;
+use dlock_protocol::{Count, Counts, Mode, Token, Ttl};
 use rand::TryRng;
 use redis::Cmd;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub(crate) struct Wish {
 
 impl Wish {
     /// One try, or a place in line.
-    pub(crate) fn acquire(&self, block: Option<dlock_core::Wait>) -> Cmd {
+    pub(crate) fn acquire(&self, block: Option<dlock_protocol::Wait>) -> Cmd {
         let acquire = command::Acquire {
             key: &self.resource,
             token: self.token.as_bytes(),

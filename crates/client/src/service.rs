@@ -1,6 +1,6 @@
 //! What all clones of a client share: the masters, and the work in the background.
 
-use dlock_core::Ttl;
+use dlock_protocol::Ttl;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};

@@ -34,11 +34,11 @@
 
 use std::collections::HashSet;
 
+use dlock_protocol::{Deadline, Instant, Token};
 use smallvec::SmallVec;
 
 use crate::lock::{Crowd, Ephemeral, Hold, Holding, Lock};
 use crate::step::Change;
-use crate::units::{Deadline, Instant, Token};
 
 mod reading;
 

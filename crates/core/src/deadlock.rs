@@ -14,9 +14,10 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::lock::{Lock, Mode};
+use dlock_protocol::{Instant, Mode, Token};
+
+use crate::lock::Lock;
 use crate::queue::{Name, Place, Rank, Waiter, WaiterId, Waiting};
-use crate::units::{Instant, Token};
 
 mod cycle;
 mod play;

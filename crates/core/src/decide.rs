@@ -7,11 +7,12 @@
 
 use std::num::NonZeroU32;
 
+use dlock_protocol::{ClientId, Count, Counts, Fence, Instant, Mode, Token, Ttl};
+
 use crate::fences::Fences;
-use crate::lock::{Count, Ephemeral, Fit, Hold, Holding, Lock, Mode, Request};
+use crate::lock::{Ephemeral, Fit, Hold, Holding, Lock, Request};
 use crate::queue::{Name, Rank, WaiterId, Waiting};
 use crate::step::{End, Event, Granted, Outcome, Refusal, Step};
-use crate::units::{ClientId, Fence, Instant, Token, Ttl};
 
 mod holds;
 mod serving;
@@ -28,15 +29,6 @@ pub enum Acquired {
     /// The server may have forgotten holds and grants nothing new yet.
     Grace,
     Refused(Refusal),
-}
-
-/// How many counts RELEASE ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Counts {
-    One,
-    All,
-    /// DEPTH n: those above n.
-    Above(u32),
 }
 
 /// What CONFIRM came to.

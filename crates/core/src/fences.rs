@@ -7,7 +7,7 @@
 //!
 //! Nothing here writes that number. This tells when a further one is wanted; the shell tells when it is on the disk.
 
-use crate::units::{Fence, Instant};
+use dlock_protocol::{Fence, Instant};
 
 /// A new mark lies so far ahead of the clock, in microseconds. After a crash fences run ahead of the clock by as much,
 /// so it stays below the 10 s that other servers of a quorum accept.

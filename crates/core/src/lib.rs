@@ -1,10 +1,9 @@
 //! The lock itself: who holds a resource, who waits for it, and who is next.
 //!
 //! This crate decides and does nothing else. It knows no server, no clock, no randomness, no I/O and no threads:
-//! time comes in as an argument, and what must happen outside comes out as a [`Step`].
+//! time comes in as an argument, and what must happen outside comes out as a [`Step`]. The words in which it is asked
+//! are those of `dlock-protocol`.
 //!
-//! - [`units`]: the numbers that mean something, each with its checked constructors
-//! - [`bytes`]: short strings of bytes without an allocation
 //! - [`fences`]: the numbers of grants, and how many are reserved ahead
 //! - [`mark`]: the bytes by which the reserved ones are kept
 //! - [`proof`]: when a server may say that it has forgotten nothing, and the bytes that say it
@@ -13,14 +12,10 @@
 //! - [`decide`]: the operations, over one lock and its line
 //! - [`deadlock`]: would this wait close a cycle?
 //! - [`schedule`]: what is due next, among millions
-//! - [`steps`]: how much work was done, for tests
-//! - [`command`]: the words of the protocol, parsed and written
 //! - [`codec`]: the bytes of a lock at rest and on the replication link
 #![forbid(unsafe_code)]
 
-pub mod bytes;
 pub mod codec;
-pub mod command;
 pub mod deadlock;
 pub mod decide;
 pub mod fences;
@@ -30,13 +25,10 @@ pub mod proof;
 pub mod queue;
 pub mod schedule;
 pub mod step;
-pub mod steps;
-pub mod units;
 
-pub use bytes::Bytes;
-pub use decide::{Acquired, Confirmed, Counts, Terms, Turn};
+pub use decide::{Acquired, Confirmed, Terms, Turn};
+pub use dlock_protocol::{Bytes, ClientId, Count, Counts, Deadline, Fence, Instant, Mode, Token, Ttl, Wait};
 pub use fences::Fences;
-pub use lock::{Count, Ephemeral, Hold, Lock, Mode, Request};
+pub use lock::{Ephemeral, Hold, Lock, Request};
 pub use queue::{Limits, Name, Newcomer, Rank, Waiter, WaiterId, Waiting, give_back};
 pub use step::{Binding, Change, Departed, End, Event, Granted, Outcome, Refusal, Rest, Step};
-pub use units::{ClientId, Deadline, Fence, Instant, Token, Ttl, Wait};

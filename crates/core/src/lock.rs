@@ -1,12 +1,10 @@
 //! One resource: who holds it, until when, and what may be added to that. State and reading only; [`crate::decide`]
 //! changes it.
 
-use std::num::NonZeroU32;
-
+use dlock_protocol::{ClientId, Count, Deadline, Instant, Mode, Ttl};
 use smallvec::SmallVec;
 
 use crate::step::Departed;
-use crate::units::{ClientId, Deadline, Instant, Ttl};
 
 mod crowd;
 mod hold;
@@ -19,31 +17,6 @@ pub(crate) use hold::{Doubt, Extras};
 pub use hold::{Ephemeral, Hold};
 pub(crate) use holders::Holders;
 pub use view::View;
-
-/// How a token holds, or wants to hold, a resource.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Mode {
-    /// Alone.
-    Exclusive,
-    /// Beside any number of other sharers.
-    Shared,
-    /// Beside at most n - 1 others: a semaphore.
-    Permits(NonZeroU32),
-}
-
-/// What an ACQUIRE asks of the count of a hold that its token has already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Count {
-    /// The count stays, so that a retry after a lost reply is harmless.
-    Keep,
-    /// REENTRANT: one more.
-    OneMore,
-    /// DEPTH n: n where it was less.
-    AtLeast(NonZeroU32),
-}
-
-/// The greatest count and the greatest number of permits.
-pub const MAX_COUNT: u32 = i32::MAX as u32;
 
 /// What an ACQUIRE asks for, apart from its patience.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@
 
 use std::fmt;
 
-use crate::units::Fence;
+use dlock_protocol::Fence;
 
 const NAME: &str = "dlock-fence-mark";
 const VERSION: &str = "1";

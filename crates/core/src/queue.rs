@@ -8,12 +8,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
 use std::ops::Bound;
 
+use dlock_protocol::{Bytes, ClientId, Count, Deadline, Instant, Mode, Token, Ttl};
 use smallvec::SmallVec;
 
-use crate::bytes::Bytes;
-use crate::lock::{Count, Mode, Request};
+use crate::lock::Request;
 use crate::schedule::{Schedule, Slot};
-use crate::units::{ClientId, Deadline, Instant, Token, Ttl};
 
 /// A resource as the server names it: a key of a database.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

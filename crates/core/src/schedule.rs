@@ -7,7 +7,8 @@
 //! An entry can be moved or taken out by its slot, so nothing stale is ever left in it. Memory grows and shrinks by
 //! whole chunks and is never copied over as a whole: no insertion stalls on a reallocation, however many there are.
 
-use crate::units::Deadline;
+use dlock_protocol::Deadline;
+
 use heap::Heap;
 use slab::{Entry, Place, Slab};
 

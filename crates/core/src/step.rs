@@ -1,10 +1,10 @@
 //! What an operation asks of the world outside, as data: what to announce, whom to answer, what to store and send.
 
+use dlock_protocol::{ClientId, Fence, Instant, Token, Ttl};
 use smallvec::SmallVec;
 
 use crate::lock::{Ephemeral, Hold, Holders, Holding, Lock};
 use crate::queue::Waiter;
-use crate::units::{ClientId, Fence, Instant, Token, Ttl};
 
 /// Why a hold ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 use dlock_core::codec::{self, Anchor, Origin, Reader};
 use dlock_core::{
     Acquired, Binding, Change, ClientId, Confirmed, Count, Counts, Departed, Event, Fence, Fences, Instant,
-    Lock, Mode, Name, Newcomer, Outcome, Rank, Request, Rest, Step, Terms, Ttl, Turn, Waiting, steps,
+    Lock, Mode, Name, Newcomer, Outcome, Rank, Request, Rest, Step, Terms, Ttl, Turn, Waiting,
 };
+use dlock_protocol::steps;
 use proptest::prelude::*;
 
 use crate::model::content::content;

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant as Stopwatch};
 use dlock_core::deadlock::{Found, MOST_STEPS, Search};
 use dlock_core::{
     ClientId, Count, Counts, Fences, Instant, Lock, Mode, Name, Newcomer, Rank, Request, Step, Terms, Token,
-    Ttl, Turn, Waiting, steps,
+    Ttl, Turn, Waiting,
 };
+use dlock_protocol::steps;
 
 const NOW: Instant = Instant::from_micros(1_760_000_000_000_000);
 const TERMS: Terms = Terms { grants_from: NOW, longest_lease: Ttl::MAX, most_holders: u32::MAX };

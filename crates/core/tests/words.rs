@@ -5,10 +5,10 @@ mod refusals;
 
 use std::num::NonZeroU32;
 
-use dlock_core::command::{
+use dlock_core::{Count, Counts, Fence, Mode, Ttl, Wait};
+use dlock_protocol::command::{
     Acquire, Cancel, Confirm, Extend, Holds, Inspect, Pttl, Release, Waiters, Whom, no_arguments, only_key,
 };
-use dlock_core::{Count, Counts, Fence, Mode, Ttl, Wait};
 use proptest::prelude::*;
 
 /// Anything at all, also what looks like an option.

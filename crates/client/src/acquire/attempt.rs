@@ -1,6 +1,6 @@
 //! An acquisition from the first question to the last: rounds, the line, pauses.
 
-use dlock_core::{Mode, Token, Ttl};
+use dlock_protocol::{Mode, Token, Ttl};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;

@@ -171,8 +171,8 @@ impl Stand {
 }
 
 /// BLOCK's argument for a wait `until` then: at least 1 ms, since 0 is for ever.
-fn block(until: Option<Instant>) -> dlock_core::Wait {
-    let Some(until) = until else { return dlock_core::Wait::Forever };
-    let ms = until.saturating_since(now()).as_millis().clamp(1, dlock_core::Wait::MAX_MILLIS.into());
-    dlock_core::Wait::Millis(ms as u64)
+fn block(until: Option<Instant>) -> dlock_protocol::Wait {
+    let Some(until) = until else { return dlock_protocol::Wait::Forever };
+    let ms = until.saturating_since(now()).as_millis().clamp(1, dlock_protocol::Wait::MAX_MILLIS.into());
+    dlock_protocol::Wait::Millis(ms as u64)
 }

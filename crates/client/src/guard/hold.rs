@@ -1,6 +1,6 @@
 //! What is held, behind all guards of it: until when, whether it is lost, how it is extended and ended.
 
-use dlock_core::Mode;
+use dlock_protocol::Mode;
 use futures_util::{FutureExt, StreamExt};
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use dlock_core::command::table;
+use dlock_protocol::command::table;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, RedisError, Value};
 use tokio_util::sync::CancellationToken;

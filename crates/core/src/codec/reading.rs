@@ -2,11 +2,11 @@
 
 use std::num::NonZeroU32;
 
+use dlock_protocol::{Deadline, Fence, Instant, MAX_COUNT, Token, Ttl};
 use smallvec::SmallVec;
 
 use super::{Anchor, MAX_DELAY, Malformed, Origin, VERSION, WHOLE};
-use crate::lock::{Crowd, Ephemeral, Extras, Hold, Holders, Holding, Lock, MAX_COUNT};
-use crate::units::{Deadline, Fence, Instant, Token, Ttl};
+use crate::lock::{Crowd, Ephemeral, Extras, Hold, Holders, Holding, Lock};
 
 /// A change as it was written, moved to the reader's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]

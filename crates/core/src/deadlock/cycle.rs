@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
+use dlock_protocol::Token;
+
 use super::{START, Search};
-use crate::units::Token;
 
 impl Search {
     /// The shortest way from the newcomer over those it waits for back to itself. None where there is none: then others

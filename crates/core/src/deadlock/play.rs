@@ -1,7 +1,8 @@
 //! The releases played through: whose turn comes, if everybody gives back what it holds once it has all it waits for.
 
+use dlock_protocol::Mode;
+
 use super::{PLAYING, START, Search, WANTED, Waits};
-use crate::lock::Mode;
 use crate::queue::{Place, Waiting};
 
 /// What becomes of a waiter at the head of its queue.

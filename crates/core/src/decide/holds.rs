@@ -2,11 +2,12 @@
 
 use std::num::NonZeroU32;
 
+use dlock_protocol::{Count, Fence, Instant, MAX_COUNT, Mode, Token};
+
 use super::Turn;
-use crate::lock::{Count, Ephemeral, Extras, Fit, Hold, Holding, MAX_COUNT, Mode, Request};
+use crate::lock::{Ephemeral, Extras, Fit, Hold, Holding, Request};
 use crate::queue::{Waiter, WaiterId};
 use crate::step::{Binding, Departed, End, Event, Outcome, Refusal};
-use crate::units::{Fence, Instant, Token};
 
 const SLICE: usize = Departed::SLICE;
 

@@ -1,9 +1,10 @@
 //! How a line is served: grants from its head for as long as the head fits, each waiter answered once.
 
+use dlock_protocol::Mode;
 use smallvec::smallvec;
 
 use super::Turn;
-use crate::lock::{Doubt, Fit, Mode};
+use crate::lock::{Doubt, Fit};
 use crate::queue::Waiter;
 use crate::step::{Granted, Outcome, Refusal};
 

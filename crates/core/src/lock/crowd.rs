@@ -2,8 +2,9 @@
 
 use std::num::NonZeroU32;
 
+use dlock_protocol::{Deadline, Instant};
+
 use super::{Holders, Mode};
-use crate::units::{Deadline, Instant};
 
 /// Sharers, or holders of permits.
 #[derive(Clone, Debug, PartialEq, Eq)]

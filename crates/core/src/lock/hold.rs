@@ -2,12 +2,11 @@
 
 use std::num::NonZeroU32;
 
+use dlock_protocol::{Bytes, ClientId, Deadline, Fence, Instant, Token, Ttl};
 use smallvec::SmallVec;
 
-use crate::bytes::Bytes;
 use crate::queue::WaiterId;
 use crate::step::Granted;
-use crate::units::{ClientId, Deadline, Fence, Instant, Token, Ttl};
 
 /// Whether a hold ends with a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

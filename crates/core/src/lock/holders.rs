@@ -2,12 +2,11 @@
 //! an index finds them by token: nothing that is asked of a hundred thousand takes long, and no step is a reallocation
 //! of them all. (A hash table would be, each time it doubles; one ordered tree could not tell how many have expired.)
 
+use dlock_protocol::{Deadline, Fence, Instant, steps};
 use smallvec::SmallVec;
 
 use super::Hold;
 use super::rows::Rows;
-use crate::steps;
-use crate::units::{Deadline, Fence, Instant};
 
 /// Holders side by side. In a lock they are never none.
 #[derive(Clone, Debug)]
@@ -219,7 +218,7 @@ mod tests {
 
     use super::*;
     use crate::lock::{Ephemeral, Extras};
-    use crate::units::{ClientId, Token, Ttl};
+    use dlock_protocol::units::{ClientId, Token, Ttl};
 
     fn hold(token: u8, due: u64, fence: u64, delay: u32) -> Hold {
         let ephemeral = if delay == 1 { Ephemeral::Bound(ClientId(7)) } else { Ephemeral::No };

@@ -3,11 +3,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use dlock_protocol::{Deadline, Fence, Instant, Token, steps};
 use smallvec::SmallVec;
 
 use super::Hold;
-use crate::steps;
-use crate::units::{Deadline, Fence, Instant, Token};
 
 #[derive(Clone, Debug)]
 pub(super) struct Rows {

@@ -1,7 +1,8 @@
 //! A lock as it is read, at a moment.
 
+use dlock_protocol::{Fence, Instant};
+
 use super::{Hold, Lock, Mode};
-use crate::units::{Fence, Instant};
 
 /// A lock at a moment: expired holds and a lock-delay that is over are not seen.
 #[derive(Clone, Copy)]

@@ -1,8 +1,9 @@
 //! Where entries live: a slab of chunks, each of which is given back as soon as nothing in it is used.
 
+use dlock_protocol::Deadline;
+
 use super::END;
 use super::chunks::{CHUNK, CHUNK_BITS};
-use crate::units::Deadline;
 
 #[derive(Clone)]
 pub(super) struct Slab<T> {

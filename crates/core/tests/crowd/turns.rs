@@ -3,8 +3,9 @@
 
 use dlock_core::{
     Acquired, Binding, ClientId, Counts, Departed, End, Event, Fence, Mode, Outcome, Rank, Refusal, Request,
-    Token, steps,
+    Token,
 };
+use dlock_protocol::steps;
 
 use super::{MANY, START, World, shared, token, ttl};
 use crate::model::content::content;

@@ -1,9 +1,9 @@
 //! Every refusal in its exact words: clients match on them, people read them.
 
-use dlock_core::command::{
+use dlock_core::{Ttl, Wait};
+use dlock_protocol::command::{
     Acquire, Cancel, Confirm, Extend, Holds, Inspect, Misuse, Pttl, Release, Waiters, no_arguments, only_key,
 };
-use dlock_core::{Ttl, Wait};
 
 const MAX_TTL: u64 = 86_400_000;
 const ARGUMENTS: &str = "ERR syntax error: wrong number of arguments, DLOCK.HELP lists every form";

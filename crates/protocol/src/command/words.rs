@@ -3,7 +3,7 @@
 use std::fmt;
 use std::num::NonZeroU32;
 
-use crate::lock::MAX_COUNT;
+use crate::request::MAX_COUNT;
 use crate::units::{Token, Ttl};
 
 /// Why the words of a command are no command. Displayed as the whole error reply: what is wrong, and what to do.

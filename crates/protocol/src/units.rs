@@ -16,7 +16,7 @@ pub struct Instant(u64);
 
 impl Instant {
     /// The first moment of a millisecond.
-    pub(crate) const fn from_millis(ms: u64) -> Self {
+    pub const fn from_millis(ms: u64) -> Self {
         Instant(ms.saturating_mul(1000))
     }
 
@@ -117,7 +117,7 @@ impl Add<Ttl> for Instant {
 
 impl Deadline {
     /// For the codec and the schedule, which carry deadlines as plain milliseconds.
-    pub(crate) fn at_millis(ms: u64) -> Deadline {
+    pub fn at_millis(ms: u64) -> Deadline {
         Deadline(NonZeroU64::new(ms).unwrap_or(NonZeroU64::MIN))
     }
 

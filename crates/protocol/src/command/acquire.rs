@@ -2,7 +2,7 @@
 
 use super::words::{Args, number};
 use super::{Given, Misuse, decimal, words};
-use crate::lock::{Count, Mode};
+use crate::request::{Count, Mode};
 use crate::units::{Ttl, Wait};
 
 /// `DLOCK.ACQUIRE key token ttl [SHARED | PERMITS n] [REENTRANT | DEPTH n] [BLOCK ms] [EPHEMERAL] [DELAY ms] [LABEL text]`

@@ -7,7 +7,7 @@ thread_local! {
 }
 
 #[inline]
-pub(crate) fn one() {
+pub fn one() {
     #[cfg(debug_assertions)]
     TAKEN.with(|taken| taken.set(taken.get() + 1));
 }

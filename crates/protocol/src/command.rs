@@ -5,8 +5,8 @@
 
 use std::num::NonZeroU32;
 
-use crate::decide::Counts;
-use crate::lock::MAX_COUNT;
+use crate::request::Counts;
+use crate::request::MAX_COUNT;
 use crate::units::{Fence, Ttl};
 
 mod acquire;

@@ -1,0 +1,21 @@
+//! The words that the module, its clients and its tests share: every command, written and read side by side, the numbers
+//! that mean something, and the texts of errors.
+//!
+//! It decides nothing about locks (`dlock-core` does) and knows no connection: bytes in, values out, and back.
+//!
+//! - [`units`]: the numbers that mean something, each with its checked constructors
+//! - [`bytes`]: short strings of bytes without an allocation
+//! - [`request`]: what may be asked of a lock
+//! - [`command`]: every command, parsed and written, with its documentation
+//! - [`steps`]: how much work was done, for tests
+#![forbid(unsafe_code)]
+
+pub mod bytes;
+pub mod command;
+pub mod request;
+pub mod steps;
+pub mod units;
+
+pub use bytes::Bytes;
+pub use request::{Count, Counts, MAX_COUNT, Mode};
+pub use units::{ClientId, Deadline, Fence, Instant, Token, Ttl, Wait};
