@@ -14,7 +14,7 @@ say "building the module under AddressSanitizer"
 # The suppressions go by names: the runtime finds its way up the stack by frame pointers, and the names in the debug
 # information.
 export CARGO_PROFILE_DEV_DEBUG=full
-RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers=yes" cargo +nightly build --lib --package dlock --target "$host" --target-dir build/asan
+RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers=yes" cargo +nightly build --lib --package dlock-module --target "$host" --target-dir build/asan
 unset CARGO_PROFILE_DEV_DEBUG
 
 # The server itself is not instrumented: the runtime is preloaded into it, and takes over its allocator with it.
@@ -27,5 +27,5 @@ DLOCK_TEST_SERVERS="redis-7.0=$(redis_server)"
 export DLOCK_TEST_SERVERS
 say "integration tests"
 # Its allocator keeps what was freed for a while, so a server does not become as small as it was.
-cargo test --package dlock --no-fail-fast -- --skip a_few_seconds_of_everything
+cargo test --package dlock-module --no-fail-fast -- --skip a_few_seconds_of_everything
 say "no reports"

@@ -27,6 +27,6 @@ exec java -Xmx512m -cp '/usr/share/java/*' org.apache.zookeeper.server.quorum.Qu
 SCRIPT
 chmod +x "$peers/zookeeper"
 
-cargo build --release --package dlock
+cargo build --release --package dlock-module
 cargo build --release --package dlock-bench --features peers
 exec target/release/dlock-bench peers --etcd "$peers/etcd" --zookeeper "$peers/zookeeper" --server "$(redis_server)" "$@"

@@ -6,7 +6,7 @@ set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 
-cargo build --release --package dlock --package dlock-bench
+cargo build --release --package dlock-module --package dlock-bench
 [ $# -gt 0 ] || set -- all
 set -- "$@" --server "$(redis_server)"
 for name in redis-8 valkey-9; do

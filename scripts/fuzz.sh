@@ -20,5 +20,5 @@ for file in "$@"; do
 done
 say "append only files and snapshots, $limit s"
 DLOCK_TEST_SERVERS="redis-7.0=$(redis_server)" DLOCK_FUZZ_SECONDS=$limit \
-    cargo test --package dlock --test hostile files -- --nocapture
+    cargo test --package dlock-module --test hostile files -- --nocapture
 say "$# targets and the files of a server, nothing found"

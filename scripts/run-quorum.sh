@@ -5,7 +5,7 @@ set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 
-cargo build --release --package dlock --package dlock-cli
+cargo build --release --package dlock-module --package dlock
 
 servers=()
 urls=()

@@ -14,7 +14,7 @@ export DLOCK_TEST_SERVERS
 export DLOCK_ROUNDS="${DLOCK_ROUNDS:-50}" DLOCK_RESTARTS="${DLOCK_RESTARTS:-100}"
 say "the module"
 # The tests would build it too, but silently.
-cargo build --package dlock
+cargo build --package dlock-module
 say "integration tests (DLOCK_ROUNDS=$DLOCK_ROUNDS)"
-cargo test --package dlock --package dlock-cli
+cargo test --package dlock-module --package dlock
 say "all is well"

@@ -8,11 +8,11 @@ scripts/fetch-server.sh valkey-8.0
 scripts/lint.sh
 say "the module"
 # The tests would build it too, but silently.
-cargo build --package dlock
+cargo build --package dlock-module
 say "tests"
 DLOCK_TEST_SERVERS="redis-7.0=$(redis_server),valkey-8.0=$top/build/servers/valkey-8.0/server"
 export DLOCK_TEST_SERVERS
 cargo test --workspace
 say "the release"
-cargo test --package dlock --test built -- --ignored
+cargo test --package dlock-module --test built -- --ignored
 say "all is well"

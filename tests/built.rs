@@ -9,7 +9,9 @@ fn released() -> PathBuf {
     let project = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let target = project.join("target");
-    cargo.args(["build", "--quiet", "--release", "--package", "dlock", "--lib", "--target-dir"]).arg(&target);
+    cargo
+        .args(["build", "--quiet", "--release", "--package", "dlock-module", "--lib", "--target-dir"])
+        .arg(&target);
     assert!(cargo.current_dir(project).status().expect("cargo runs").success());
     target.join("release/libdlock.so")
 }

@@ -29,7 +29,7 @@ fn build() -> PathBuf {
     let profile = test.ancestors().nth(2).expect("a test binary lies in target/profile/deps");
     let above = profile.parent().expect("target/ above the profile's folder");
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--quiet", "--package", "dlock", "--lib"]);
+    cargo.args(["build", "--quiet", "--package", "dlock-module", "--lib"]);
     cargo.arg("--manifest-path").arg(project().join("Cargo.toml"));
     // Cargo marks target/ by this file, and target/triple/ as well: the outer one decides.
     match above.parent().filter(|outer| outer.join("CACHEDIR.TAG").exists()) {
