@@ -13,7 +13,7 @@ use crate::state::with;
 /// Counts since the start.
 pub struct Stats {
     pub grants: u64,
-    pub hand_overs: u64,
+    pub handoffs: u64,
     pub denials: u64,
     pub releases: u64,
     pub expiries: u64,
@@ -44,7 +44,7 @@ impl Default for Stats {
         };
         Stats {
             grants: 0,
-            hand_overs: 0,
+            handoffs: 0,
             denials: 0,
             releases: 0,
             expiries: 0,
@@ -88,7 +88,7 @@ impl Stats {
     pub fn answered(&mut self, outcome: &Outcome, waited_ms: u64) {
         match outcome {
             Outcome::Granted(..) => {
-                self.hand_overs += 1;
+                self.handoffs += 1;
                 self.waited.saturating_record(waited_ms);
             }
             Outcome::TimedOut => self.timeouts += 1,
@@ -117,7 +117,7 @@ pub fn write(section: &Section) {
             (c"grace_ms_left", s.grace.left(clock::now())),
             (c"followed", s.followed.into()),
             (c"grants", stats.grants),
-            (c"hand_overs", stats.hand_overs),
+            (c"handoffs", stats.handoffs),
             (c"denials", stats.denials),
             (c"releases", stats.releases),
             (c"expiries", stats.expiries),

@@ -106,7 +106,7 @@ fn after_a_save_that_failed_nothing_is_granted() {
 }
 
 #[test]
-fn out_of_memory_nothing_is_granted_and_release_goes_on_to_hand_over() {
+fn out_of_memory_nothing_is_granted_and_release_goes_on_to_handoff() {
     each_server(|kind| {
         let fill = |_: &Server, conn: &mut Conn| {
             conn.ok("DLOCK.ACQUIRE given a 60000");

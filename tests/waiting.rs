@@ -25,7 +25,7 @@ fn the_lock_is_handed_to_the_next_in_line() {
         assert_eq!(c.say("DLOCK.RELEASE k c"), 1);
         assert_eq!(a.say("EXISTS k"), 0);
         nobody_waits(&server);
-        assert_eq!(server.info("dlock_hand_overs"), "2");
+        assert_eq!(server.info("dlock_handoffs"), "2");
     });
 }
 
@@ -303,7 +303,7 @@ fn a_circle_is_refused_and_named() {
 }
 
 #[test]
-fn what_is_replicated_is_the_hand_over_and_nothing_of_the_line() {
+fn what_is_replicated_is_the_handoff_and_nothing_of_the_line() {
     each_server(|kind| {
         let server = Server::start(kind);
         let mut a = server.connect();

@@ -53,7 +53,7 @@ fn nobody_is_granted_what_is_held_and_no_fence_is_lower() {
         let history = History { holds, ..History::default() };
         let wrong = [history.exclusion(), history.fences()].concat();
         assert!(wrong.is_empty(), "{wrong:#?}");
-        for field in ["dlock_expiries", "dlock_timeouts", "dlock_hand_overs"] {
+        for field in ["dlock_expiries", "dlock_timeouts", "dlock_handoffs"] {
             assert_ne!(server.info(field), "0", "{field}");
         }
     });

@@ -106,7 +106,7 @@ fn everybody_through(kind: &ServerKind, step: impl Fn(&WallClock, &mut Conn), pl
     let last = conn.ok("DLOCK.ACQUIRE last t 600000").int();
     assert!(last > one && last > other && fences.iter().all(|fence| last > *fence));
     assert_eq!((server.info("dlock_expiries"), server.info("dlock_timeouts")), ("3".into(), "2".into()));
-    assert_eq!((server.info("dlock_hand_overs"), server.info("dlock_waiting")), ("6".into(), "0".into()));
+    assert_eq!((server.info("dlock_handoffs"), server.info("dlock_waiting")), ("6".into(), "0".into()));
 }
 
 #[test]

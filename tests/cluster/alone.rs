@@ -39,7 +39,7 @@ fn a_node_that_is_cut_off_grants_nothing_in_the_background() {
                 assert!(answer.as_ref().is_some_and(|a| a.error().starts_with("CLUSTERDOWN")), "{answer:?}")
             }
         }
-        assert_eq!((node.info("dlock_expiries"), node.info("dlock_hand_overs")), ("0".into(), "0".into()));
+        assert_eq!((node.info("dlock_expiries"), node.info("dlock_handoffs")), ("0".into(), "0".into()));
         events.none();
         for other in [&one, &two] {
             other.resume();

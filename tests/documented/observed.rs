@@ -52,7 +52,7 @@ fn info_counts_what_happened() {
             ("holders", 3),
             ("waiting", 0),
             ("grants", 6),
-            ("hand_overs", 0),
+            ("handoffs", 0),
             ("denials", 3),
             ("releases", 1),
             ("expiries", 1),

@@ -102,7 +102,7 @@ fn whichever_is_won_first_nothing_is_left_of_the_other() {
             stale(&servers);
             let waits = tokio::spawn(client(&servers).await.lock("r").acquire());
             until("it waits in line", || waiting(&servers) == 1);
-            // Either the answers that win it are on their way, or the hand-over from one place to the other is.
+            // Either the answers that win it are on their way, or the handoff from one place to the other is.
             until("it is won beside the line", || held_on(&servers, "r") > 1);
             match round % 2 {
                 0 => assert_eq!(head(&servers).connect().say("DLOCK.RELEASE r stale"), 1),

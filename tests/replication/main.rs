@@ -11,7 +11,7 @@ mod workers;
 
 mod ephemeral;
 mod failover;
-mod handover;
+mod handoff;
 mod load;
 mod newer;
 mod replicas;

@@ -23,7 +23,7 @@ const BLOCK: usize = 50;
 
 /// Measures both in turns.
 pub fn run(run: &Run) -> Result<Vec<Report>> {
-    let title = format!("Hand-over when a lease ends, {HOLDS} other holds live");
+    let title = format!("Handoff when a lease ends, {HOLDS} other holds live");
     let rounds = run.scale(4, 20);
     run.progress(&format!("{title}: they are taken"));
     let mut many = Many::start(run, Way::Dlock, HOLDS)?;

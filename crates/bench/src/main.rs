@@ -8,7 +8,7 @@
 mod contend;
 mod contenders;
 mod growth;
-mod handover;
+mod handoff;
 mod instructions;
 mod lateness;
 mod limits;
@@ -78,12 +78,12 @@ enum What {
         variant: Vec<String>,
     },
     /// How long after a release the one who waits has the lock
-    Handover,
+    Handoff,
     /// Eight and 64 clients that fight for one lock
     Contend,
     /// What a long line of waiters costs
     Line,
-    /// How long the server answers nobody while 100,000 of a million holds end, and how late a hand-over is then
+    /// How long the server answers nobody while 100,000 of a million holds end, and how late a handoff is then
     Stall,
     /// What a lock over several masters costs, beside one master's and beside Redlock libraries
     Quorum,
@@ -107,7 +107,7 @@ impl What {
     fn measurements(self) -> Vec<(&'static str, Measurement)> {
         match self {
             What::Pairs { variant } => vec![("pairs", Box::new(move |run| pairs::run(run, &variant)))],
-            What::Handover => vec![("handover", Box::new(handover::run))],
+            What::Handoff => vec![("handoff", Box::new(handoff::run))],
             What::Contend => vec![("contend", Box::new(contend::run))],
             What::Line => vec![("line", Box::new(line::run))],
             What::Stall => vec![("stall", Box::new(stall::run)), ("lateness", Box::new(lateness::run))],
@@ -121,7 +121,7 @@ impl What {
             What::All => {
                 let each = [
                     What::Pairs { variant: Vec::new() },
-                    What::Handover,
+                    What::Handoff,
                     What::Contend,
                     What::Line,
                     What::Stall,

@@ -37,7 +37,7 @@ impl Turn<'_> {
             };
             let Some(verdict) = verdict else { return };
             let Some(waiter) = self.waiting.leave(id) else { return };
-            let outcome = verdict.and_then(|granted| self.hand_over(&waiter, granted));
+            let outcome = verdict.and_then(|granted| self.hand_off(&waiter, granted));
             let token = outcome.is_ok().then(|| waiter.token.clone());
             self.step.rest().outcomes.push((waiter, outcome.unwrap_or_else(Outcome::Refused)));
             if let Some(token) = token {
@@ -46,7 +46,7 @@ impl Turn<'_> {
         }
     }
 
-    pub(super) fn hand_over(&mut self, waiter: &Waiter, granted: Granted) -> Result<Outcome, Refusal> {
+    pub(super) fn hand_off(&mut self, waiter: &Waiter, granted: Granted) -> Result<Outcome, Refusal> {
         let request = waiter.request();
         let asked = request.ttl.millis().max(request.delay.into());
         if asked > self.terms.longest_lease.millis() {
@@ -92,7 +92,7 @@ impl Turn<'_> {
                 continue;
             }
             if let Some(waiter) = self.waiting.leave(id) {
-                let outcome = self.hand_over(&waiter, Granted::Renewal);
+                let outcome = self.hand_off(&waiter, Granted::Renewal);
                 self.step.rest().outcomes.push((waiter, outcome.unwrap_or_else(Outcome::Refused)));
             }
         }

@@ -29,7 +29,7 @@ pub const SOMETIMES: &[&str] = &[
     "a downgrade lets sharers in",
     "a fence too far ahead",
     "a grant",
-    "a hand-over",
+    "a handoff",
     "a holder asks again",
     "a holder asks again in grace",
     "a holder asks in a mode it cannot have",

@@ -39,12 +39,12 @@ impl Page {
                     self.marks.push("a waiter is refused when its turn comes");
                     self.leave(&waiter, Told::Refused(refusal));
                 }
-                May::Now(granted) => self.hand_over(&waiter, granted),
+                May::Now(granted) => self.hand_off(&waiter, granted),
             }
         }
     }
 
-    pub(super) fn hand_over(&mut self, waiter: &Waiter, granted: Granted) {
+    pub(super) fn hand_off(&mut self, waiter: &Waiter, granted: Granted) {
         let wish = waiter.wish;
         let fence = match granted {
             Granted::New => self.begin(&wish),
@@ -55,7 +55,7 @@ impl Page {
             Ok(fence) => fence,
         };
         self.marks.push(match granted {
-            Granted::New => "a hand-over",
+            Granted::New => "a handoff",
             Granted::Upgrade => "an upgrade that waited",
             // Does not happen, and is not in the list of what does: the grant itself has answered that wait.
             Granted::Renewal => "a wait for what its token holds",
@@ -79,12 +79,12 @@ impl Page {
             }
             let late = waiter.until.is_some_and(|until| self.is_over(until));
             if !late && matches!(self.may(&waiter.wish), May::Now(Granted::Renewal)) {
-                self.hand_over_again(&waiter);
+                self.handoff_again(&waiter);
             }
         }
     }
 
-    pub(super) fn hand_over_again(&mut self, waiter: &Waiter) {
+    pub(super) fn handoff_again(&mut self, waiter: &Waiter) {
         self.marks.push("one grant answers two waits of a token");
         let told = match self.again(&waiter.wish) {
             Ok(fence) => {

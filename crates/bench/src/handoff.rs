@@ -89,7 +89,7 @@ impl Lane {
         Ok(Lane { way, server, giver, taker, listener, ping: bytes(&["PING"]) })
     }
 
-    /// One hand-over: from the first byte sent until the taker has it.
+    /// One handoff: from the first byte sent until the taker has it.
     fn once(&mut self) -> Result<Duration> {
         let Lane { way, giver, taker, listener, ping, .. } = self;
         if matches!(way, Way::Dlock | Way::Pop) {
@@ -122,7 +122,7 @@ impl Lane {
         Ok(took)
     }
 
-    /// Microseconds of hand-overs in a row.
+    /// Microseconds of handoffs in a row.
     fn block(&mut self, samples: usize) -> Result<Vec<f64>> {
         let took = (0..samples).map(|_| Ok(self.once()?.as_secs_f64() * 1e6)).collect::<Result<_>>();
         took.map_err(|why| self.server.explain(self.way.name(), &why))
@@ -143,7 +143,7 @@ const BLOCK: usize = 200;
 
 /// Measures all ways in turns.
 pub fn run(run: &Run) -> Result<Vec<Report>> {
-    let title = "Hand-over to one idle waiter";
+    let title = "Handoff to one idle waiter";
     let rounds = run.scale(4, 20);
     let wanted = ALL.into_iter().filter(|way| BASES.contains(way) || run.wants(way.name()));
     let mut samples: Vec<(Way, Vec<Vec<f64>>)> = wanted.map(|way| (way, Vec::new())).collect();
