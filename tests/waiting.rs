@@ -284,7 +284,7 @@ fn a_full_queue_refuses_at_once() {
 }
 
 #[test]
-fn a_circle_is_refused_and_named() {
+fn a_cycle_is_refused_and_named() {
     each_server(|kind| {
         let server = Server::start(kind);
         let mut conn = server.connect();

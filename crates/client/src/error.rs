@@ -18,7 +18,7 @@ pub enum NodeState {
     InGrace(Duration),
     /// Too many clients wait there.
     QueueFull,
-    /// Waiting there would close a circle of tokens that wait for each other; the server's account of it.
+    /// Waiting there would close a cycle of tokens that wait for each other; the server's account of it.
     Deadlock(Arc<str>),
     /// Its clock, or another master's, is so far off that their fences do not fit together.
     ClockAhead,
@@ -45,7 +45,7 @@ impl fmt::Display for NodeState {
                 write!(f, "in grace for {} ms more: it may have forgotten holds", left.as_millis())
             }
             NodeState::QueueFull => f.write_str("its queue is full"),
-            NodeState::Deadlock(circle) => write!(f, "deadlock: {circle}"),
+            NodeState::Deadlock(cycle) => write!(f, "deadlock: {cycle}"),
             NodeState::ClockAhead => f.write_str("its clock does not fit the others'"),
             NodeState::NotHeld => f.write_str("not held"),
             NodeState::Down(why) => write!(f, "down: {why}"),
@@ -123,12 +123,12 @@ pub enum AcquireError {
         /// What each master said in the last round.
         report: Report,
     },
-    /// Waiting would close a circle of tokens that wait for each other.
+    /// Waiting would close a cycle of tokens that wait for each other.
     #[error("waiting for {resource} would be a deadlock ({report})")]
     Deadlock {
         /// What was asked for.
         resource: String,
-        /// What each master said; [`NodeState::Deadlock`] tells the circle.
+        /// What each master said; [`NodeState::Deadlock`] tells the cycle.
         report: Report,
     },
     /// Too many masters are down, silent, in grace or off the clock: nobody can get it at present.

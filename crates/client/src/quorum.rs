@@ -82,7 +82,7 @@ pub enum Refusal {
     Grace(Duration),
     /// Too many clients wait there.
     QueueFull,
-    /// Waiting would close a circle of tokens; the server's account of it.
+    /// Waiting would close a cycle of tokens; the server's account of it.
     Deadlock(Arc<str>),
     /// The fence is further ahead of the master's clock than it accepts.
     FenceAhead,

@@ -156,7 +156,7 @@ impl Waiting {
         self.len() < limits.on_the_server && self.len_of(name) < limits.on_a_key
     }
 
-    /// Joins the line. The caller has looked whether there is room and whether waiting would close a circle.
+    /// Joins the line. The caller has looked whether there is room and whether waiting would close a cycle.
     pub fn join(&mut self, newcomer: Newcomer<'_>) -> Option<WaiterId> {
         self.last_id += 1;
         let id = WaiterId(self.last_id);

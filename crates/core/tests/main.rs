@@ -1,9 +1,9 @@
 //! The core against its contract. One binary, so that it links once: `cargo test -p dlock-core model::` runs one part.
 
 mod bytes;
-mod circles;
 mod corpus;
 mod crowd;
+mod cycles;
 mod model;
 mod regressions;
 mod scale;

@@ -117,7 +117,7 @@ fn the_core_does_what_the_page_says() {
 
 /// Deadlocks among permits are too rare in runs where everything else happens too.
 #[test]
-fn circles_are_seen_and_nothing_else_is_taken_for_one() {
+fn cycles_are_seen_and_nothing_else_is_taken_for_one() {
     let found = Mutex::new((0, 0));
     crate::random(moves::waits(), CASES, |steps| {
         let (mut page, mut system) = (Page { now: 1, ..Page::default() }, System::new(1, 0));
@@ -133,7 +133,7 @@ fn circles_are_seen_and_nothing_else_is_taken_for_one() {
             found.1 += u32::from(answer == Answer::Waits);
         }
     });
-    let (circles, waits) = *found.lock().expect("nobody panics with it");
-    println!("{circles} circles, {waits} waits");
-    assert!(crate::cases(CASES) < CASES || circles > 100 && waits > 100);
+    let (cycles, waits) = *found.lock().expect("nobody panics with it");
+    println!("{cycles} cycles, {waits} waits");
+    assert!(crate::cases(CASES) < CASES || cycles > 100 && waits > 100);
 }

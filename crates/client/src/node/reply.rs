@@ -123,7 +123,7 @@ impl<G> From<&Vote<G>> for NodeState {
             Vote::Refused(Refusal::Taken) => NodeState::Taken,
             Vote::Refused(Refusal::Grace(left)) => NodeState::InGrace(*left),
             Vote::Refused(Refusal::QueueFull) => NodeState::QueueFull,
-            Vote::Refused(Refusal::Deadlock(circle)) => NodeState::Deadlock(Arc::clone(circle)),
+            Vote::Refused(Refusal::Deadlock(cycle)) => NodeState::Deadlock(Arc::clone(cycle)),
             Vote::Refused(Refusal::FenceAhead) => NodeState::ClockAhead,
             Vote::Refused(Refusal::NotHeld) => NodeState::NotHeld,
             Vote::Failed(Failure::Down(why)) => NodeState::Down(Arc::clone(why)),

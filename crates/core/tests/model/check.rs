@@ -91,12 +91,12 @@ pub fn same(system: &System, page: &Page, step: &Move, answer: &Answer, expected
         assert!(core.eq(page), "the line of {key}");
         assert_eq!(system.waiting.len_of(&name(key)), line.len());
     }
-    // Each in the circle waits for the next one.
-    for pair in system.circle.windows(2) {
+    // Each in the cycle waits for the next one.
+    for pair in system.cycle.windows(2) {
         let upgraders = page.marks.contains(&"two sharers want to be alone");
-        assert!(upgraders || page.edges.contains(&(pair[0], pair[1])), "no circle: {:?}", system.circle);
+        assert!(upgraders || page.edges.contains(&(pair[0], pair[1])), "no cycle: {:?}", system.cycle);
     }
-    if let [first, .., last] = system.circle[..] {
+    if let [first, .., last] = system.cycle[..] {
         assert_eq!(first, last);
     }
 }

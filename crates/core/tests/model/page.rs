@@ -135,7 +135,7 @@ pub struct Page {
     /// What the last operation came to.
     pub heard: Vec<(Key, Heard)>,
     pub told: Vec<(Client, Told)>,
-    /// Who waited for whom where the last operation would have closed a circle.
+    /// Who waited for whom where the last operation would have closed a cycle.
     pub edges: Vec<(Token, Token)>,
     /// Interesting things that happened in it.
     pub marks: Vec<&'static str>,

@@ -36,7 +36,7 @@ pub struct System {
     pub bonds: BTreeSet<(Client, Key, Token)>,
     pub heard: Vec<(Key, Heard)>,
     pub outcomes: Vec<(Client, Told)>,
-    pub circle: Vec<Token>,
+    pub cycle: Vec<Token>,
     pub saw: Vec<&'static str>,
 }
 
@@ -174,7 +174,7 @@ impl System {
     pub fn make(&mut self, step: Move) -> Answer {
         self.heard.clear();
         self.outcomes.clear();
-        self.circle.clear();
+        self.cycle.clear();
         self.saw.clear();
         match step {
             Move::Acquire(wish, block) => return self.acquire(&wish, block),
@@ -266,7 +266,7 @@ impl System {
                 return Answer::Fence(fence.get());
             }
             Acquired::Upgrading(other) => {
-                self.circle = vec![wish.token, token_of(other.as_bytes()), wish.token];
+                self.cycle = vec![wish.token, token_of(other.as_bytes()), wish.token];
                 return Answer::Deadlock;
             }
             Acquired::Refused(refusal) => return Answer::Refused(refusal),
@@ -289,7 +289,7 @@ impl System {
                     search.learn(&name, lock, &self.waiting);
                 }
                 Found::Cycle(cycle) => {
-                    self.circle = cycle.iter().map(|token| token_of(token.as_bytes())).collect();
+                    self.cycle = cycle.iter().map(|token| token_of(token.as_bytes())).collect();
                     return Answer::Deadlock;
                 }
             }

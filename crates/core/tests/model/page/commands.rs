@@ -126,7 +126,7 @@ impl Page {
             return Answer::QueueFull;
         }
         self.waiters.push(waiter.clone());
-        if self.closes_a_circle(&waiter) {
+        if self.closes_a_cycle(&waiter) {
             let pairs = (0..TOKENS).flat_map(|a| (0..TOKENS).map(move |b| (a, b)));
             self.edges = pairs.filter(|(a, b)| self.waits_for(*a, *b)).collect();
             self.waiters.pop();

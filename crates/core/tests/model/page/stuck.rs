@@ -6,7 +6,7 @@ use dlock_core::Counts;
 impl Page {
     /// Whether this wait, the last in `waiters`, would close a cycle: whether its turn never comes though all others give
     /// back what they hold once they wait for nothing. Played through, command by command.
-    pub(super) fn closes_a_circle(&self, waiter: &Waiter) -> bool {
+    pub(super) fn closes_a_cycle(&self, waiter: &Waiter) -> bool {
         let mut page = self.clone();
         // Time ends the waits, the lock-delays and the grace; it is not what a cycle is made of.
         (page.grants_from, page.last_fence) = (0, 0);

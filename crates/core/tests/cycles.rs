@@ -1,4 +1,4 @@
-//! Circles of tokens that wait for each other, one kind a test.
+//! Cycles of tokens that wait for each other, one kind a test.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -22,7 +22,7 @@ const NOW: Instant = Instant::from_micros(1_000_000);
 const TERMS: Terms = Terms { grants_from: NOW, longest_lease: Ttl::MAX, most_holders: u32::MAX };
 
 impl World {
-    /// Acquires or joins the line; the circle where that would close one.
+    /// Acquires or joins the line; the cycle where that would close one.
     fn want(&mut self, key: &str, token: &str, mode: Mode) -> Option<Vec<Token>> {
         let name = Name::new(0, key.as_bytes()).to_owned();
         let ttl = Ttl::from_millis(1000).unwrap();
@@ -71,7 +71,7 @@ fn tokens(names: &str) -> Option<Vec<Token>> {
 }
 
 #[test]
-fn three_in_a_circle() {
+fn three_in_a_cycle() {
     let mut world = World::default();
     for (key, token) in [("x", "a"), ("y", "b"), ("z", "c"), ("y", "a"), ("z", "b")] {
         assert_eq!(world.want(key, token, Mode::Exclusive), None);
@@ -141,11 +141,11 @@ fn who_is_met_twice_is_as_stuck_as_the_first_time() {
     ] {
         assert_eq!(world.want(key, token, mode), None);
     }
-    let circle = world.want("s", "t", two);
-    assert!(circle == tokens("t b t") || circle == tokens("t a b t"), "{circle:?}");
+    let cycle = world.want("s", "t", two);
+    assert!(cycle == tokens("t b t") || cycle == tokens("t a b t"), "{cycle:?}");
 }
 
-/// The first version saw this circle only where `t` had joined the two lines in the other order.
+/// The first version saw this cycle only where `t` had joined the two lines in the other order.
 #[test]
 fn who_stands_behind_the_start_in_another_line_waits_for_it() {
     let mut world = World::default();
