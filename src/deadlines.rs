@@ -138,7 +138,7 @@ fn carry_out(ctx: Ctx<'_>, task: Task, elsewhere: bool) {
     }
     match task {
         Task::Serve(name) => {
-            on(ctx, &name, |target| target.operate(|turn| turn.settle()));
+            on(ctx, &name, |target| target.operate(|turn| turn.advance()));
         }
         // It did not vanish, it has moved.
         Task::Vanished(_) if elsewhere => {}
@@ -169,7 +169,7 @@ fn carry_out(ctx: Ctx<'_>, task: Task, elsewhere: bool) {
             on(ctx, &name, |mut target| {
                 if target.value().is_some_and(|value| value.is_scheduled_at(slot)) {
                     stale = false;
-                    target.operate(|turn| turn.settle());
+                    target.operate(|turn| turn.advance());
                 }
             });
             if stale {

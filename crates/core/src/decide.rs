@@ -91,7 +91,7 @@ impl<'a> Turn<'a> {
 
     /// Lets the present in: what is over ends, who is next is granted. Of many that have expired not all end in this
     /// turn; none of them is seen any more, and the lock is due at once again.
-    pub fn settle(&mut self) {
+    pub fn advance(&mut self) {
         // By far the most frequent, and done without a list.
         if let Holding::Exclusive(hold) = &self.lock.holding
             && hold.deadline.passed(self.now)
@@ -106,7 +106,7 @@ impl<'a> Turn<'a> {
     }
 
     pub fn acquire(&mut self, request: &Request<'_>) -> Acquired {
-        self.settle();
+        self.advance();
         let held_as = self.lock.mode();
         if let (Some(mode), Some(hold)) = (held_as, self.lock.at(self.now).hold_of(request.token)) {
             let count = hold.count();
@@ -179,7 +179,7 @@ impl<'a> Turn<'a> {
             let waits = self.waiting.of_token_on(token, self.name);
             self.take_out(&waits, Outcome::Cancelled);
         }
-        self.settle();
+        self.advance();
         let Some(had) = self.lock.at(self.now).hold_of(token).map(Hold::count) else { return 0 };
         let left = match counts {
             Counts::One => had - 1,
@@ -203,7 +203,7 @@ impl<'a> Turn<'a> {
 
     /// The lease becomes `ttl` from now, longer or shorter. False where the token holds nothing.
     pub fn extend(&mut self, token: &[u8], ttl: Ttl) -> bool {
-        self.settle();
+        self.advance();
         let deadline = self.now + ttl;
         let extended = self.change(token, |hold| {
             (hold.deadline, hold.ttl) = (deadline, ttl);
@@ -220,7 +220,7 @@ impl<'a> Turn<'a> {
 
     /// The second phase of a fenced quorum. `skew_bound`: ms a fence from outside may lie ahead of the clock.
     pub fn confirm(&mut self, token: &[u8], fence: Fence, ttl: Ttl, skew_bound: u64) -> Confirmed {
-        self.settle();
+        self.advance();
         let Some(has) = self.lock.at(self.now).hold_of(token).map(Hold::fence) else {
             return Confirmed::NotHeld;
         };
@@ -245,7 +245,7 @@ impl<'a> Turn<'a> {
 
     /// Ends every hold, and a lock-delay too. Answers how many holds.
     pub fn break_all(&mut self) -> usize {
-        self.settle();
+        self.advance();
         let holds = self.lock.at(self.now).holders();
         self.end_crowd(End::Broken);
         if let Holding::Exclusive(hold) = &self.lock.holding {
@@ -263,7 +263,7 @@ impl<'a> Turn<'a> {
     /// A connection has closed: of the holds of these tokens those end that are bound to it. The caller names no more of
     /// them than one turn may end.
     pub fn disconnect<'t>(&mut self, tokens: impl IntoIterator<Item = &'t [u8]>, client: ClientId) {
-        self.settle();
+        self.advance();
         let bound = Ephemeral::Bound(client);
         for token in tokens {
             if self.lock.at(self.now).hold_of(token).is_some_and(|hold| hold.ephemeral() == bound) {
@@ -276,19 +276,19 @@ impl<'a> Turn<'a> {
     /// The key of the lock was taken away while it was held: the line is served, or nobody holds it any more.
     pub fn vanished(&mut self) {
         self.was_gone = false;
-        self.settle();
+        self.advance();
     }
 
     /// Takes waiters out of this line, with the answer they get.
     pub fn dismiss(&mut self, waiters: &[WaiterId], outcome: Outcome) {
         self.take_out(waiters, outcome);
-        self.settle();
+        self.advance();
     }
 
     /// The answer to a waiter reached nobody: what it was granted is taken back, and goes to the next in line. But what
     /// another connection of the token has been told of meanwhile stays: that one relies on it.
     pub fn undelivered(&mut self, token: &[u8], waiter: WaiterId) {
-        self.settle();
+        self.advance();
         let taken_back = self.change(token, |hold| {
             let doubt = hold.in_doubt()?;
             doubt.told.retain(|told| *told != waiter);

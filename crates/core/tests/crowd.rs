@@ -135,10 +135,10 @@ impl World {
     }
 
     /// Turns of the background, until nothing is due any more; how many it took.
-    fn settle(&mut self) -> usize {
+    fn advance(&mut self) -> usize {
         let mut turns = 0;
         while self.lock.next_due().is_some_and(|due| due.passed(self.instant())) {
-            self.turn(|turn| turn.settle());
+            self.turn(|turn| turn.advance());
             turns += 1;
         }
         turns
@@ -276,13 +276,13 @@ fn play(moves: Vec<Do>) {
                 over += list.len();
                 list.clear();
             }
-            Do::Look => drop(world.settle()),
+            Do::Look => drop(world.advance()),
         }
         same(&world, &list);
     }
     world.now += 1_000_000;
     over += list.len();
-    world.settle();
+    world.advance();
     assert!(world.lock.is_gone() && world.replica.is_gone());
     assert_eq!((world.all_ended(), over), (begun, begun), "each hold ended once");
 }

@@ -60,7 +60,7 @@ fn of_many_that_expire_together_a_turn_ends_a_slice() {
     assert_eq!((view.holders(), view.hold_of(&token(0)), world.ended), (many / 2, None, 0));
     let mut turns = 0;
     while world.lock.next_due().is_some_and(|due| due.passed(world.instant())) {
-        world.turn(|turn| turn.settle());
+        world.turn(|turn| turn.advance());
         assert!(world.events.len() <= Departed::SLICE && world.steps < 200 * Departed::SLICE as u64);
         assert!(world.written < 40 * Departed::SLICE, "{} bytes", world.written);
         assert_eq!(world.lock.at(world.instant()).holders(), many / 2);
@@ -79,7 +79,7 @@ fn who_expired_with_many_can_come_back_at_once() {
     assert!(matches!(world.acquire(&shared(&last, 1000)), Acquired::Held(_)));
     assert_eq!(world.lock.at(world.instant()).holders(), 2);
     assert_eq!(content(&world.lock), content(&world.replica));
-    world.settle();
+    world.advance();
     assert_eq!((world.ended, world.lock.stored_len()), (MANY - 1, 2));
 }
 
@@ -111,7 +111,7 @@ fn all_that_end_at_once_leave_at_once() {
         },
         |world| {
             world.now += 500;
-            world.turn(|turn| turn.settle());
+            world.turn(|turn| turn.advance());
             End::Expired
         },
     ];
@@ -140,7 +140,7 @@ fn the_lock_delay_of_one_of_many_is_not_overlooked() {
         assert!(matches!(world.acquire(&dead), Acquired::Held(_)));
         world.now += 500;
         assert_eq!(world.acquire(&shared(b"newcomer", 1000)), Acquired::NotNow(Rank::Newcomer), "{label}");
-        world.settle();
+        world.advance();
         assert_eq!(world.lock.at(world.instant()).delay_left(), 3000, "{label}");
         world.now += 3000;
         assert!(matches!(world.acquire(&shared(b"newcomer", 1000)), Acquired::Held(_)), "{label}");

@@ -187,7 +187,7 @@ impl Page {
     /// One operation on one key: lets the present in, does its work, tells who hears of it.
     fn turn<T>(&mut self, key: Key, work: impl FnOnce(&mut Page) -> T) -> T {
         let existed = self.exists(key);
-        self.settle(key);
+        self.advance(key);
         let answer = work(self);
         self.serve(key);
         if existed && !self.exists(key) {
@@ -196,7 +196,7 @@ impl Page {
         answer
     }
 
-    pub fn settle(&mut self, key: Key) {
+    pub fn advance(&mut self, key: Key) {
         let now = self.now;
         self.end(End::Expired, |hold| hold.key == key && hold.end * 1000 <= now);
         self.delays.retain(|(of, until)| *of != key || *until * 1000 > now);

@@ -215,7 +215,7 @@ impl System {
                 self.bonds.retain(|bond| bond.1 != key || !bound.contains(bond));
                 match self.locks.remove(&key) {
                     Some(_) => self.turn(key, |turn| turn.vanished()),
-                    None => self.turn(key, |turn| turn.settle()),
+                    None => self.turn(key, |turn| turn.advance()),
                 }
             }
             Move::TimeOut(client) => {
@@ -226,7 +226,7 @@ impl System {
                     self.turn(key, |turn| turn.dismiss(&[id], Outcome::TimedOut));
                 }
             }
-            Move::LookAt(key) => self.turn(key, |turn| turn.settle()),
+            Move::LookAt(key) => self.turn(key, |turn| turn.advance()),
             Move::Delivered(nth) => drop(self.flights.remove(nth)),
             Move::Undelivered(nth) => self.undelivered(nth),
             Move::Advance(us) => self.now += us,
@@ -327,7 +327,7 @@ impl System {
 
     fn undelivered(&mut self, nth: usize) {
         let Flight { number, client, key, token: who, .. } = self.flights.remove(nth);
-        self.turn(key, |turn| turn.settle());
+        self.turn(key, |turn| turn.advance());
         let held = |system: &System| {
             let view = system.locks.get(&key)?.at(system.instant());
             view.hold_of(&token(who)).map(|hold| (hold.fence(), view.mode()))
