@@ -147,7 +147,7 @@ pub fn raised(ctx: Ctx<'_>) {
 pub fn keep(ctx: Ctx<'_>) {
     let now = clock::now();
     if let Some(outcome) = with(|s| s.mark.outcome(now)) {
-        settle(ctx, outcome, now);
+        finish(ctx, outcome, now);
     }
     // There was nothing to load.
     if with(|s| s.mark.put_off) {
@@ -176,7 +176,7 @@ fn write_in_the_background(ctx: Ctx<'_>, now: Instant) {
     let thread = thread::Builder::new().name("dlock-mark".into());
     match thread.spawn(move || send.send(job.run())) {
         Ok(_) => with(|s| s.mark.writing = Some(Writing { since: now, done })),
-        Err(why) => settle(ctx, Err(format!("no thread can be started: {why}")), now),
+        Err(why) => finish(ctx, Err(format!("no thread can be started: {why}")), now),
     }
 }
 
@@ -185,12 +185,12 @@ fn write_now(ctx: Ctx<'_>) {
     if with(|s| s.config.fence_mark) {
         let now = clock::now();
         let outcome = begin(now).run();
-        settle(ctx, outcome, now);
+        finish(ctx, outcome, now);
     }
 }
 
 /// Takes note of what has come of a write, and tells the operator what is new.
-fn settle(ctx: Ctx<'_>, outcome: Result<Done, String>, now: Instant) {
+fn finish(ctx: Ctx<'_>, outcome: Result<Done, String>, now: Instant) {
     let before = with(|s| s.mark.status);
     let name = with(|s| s.mark.file.display().to_string());
     match outcome {

@@ -67,7 +67,7 @@ impl Contender<'_> {
                 None => _ = self.stage.counts.not_won.fetch_add(1, Relaxed),
             }
         }
-        self.locks.settle().await;
+        self.locks.flush().await;
         self.holds
     }
 

@@ -74,9 +74,9 @@ impl Locks {
     }
 
     /// Waits for what goes on in the background.
-    pub async fn settle(&self) {
+    pub async fn flush(&self) {
         if let Locks::Ours { client, .. } = self {
-            client.settle().await;
+            client.flush().await;
         }
     }
 }

@@ -49,7 +49,7 @@ fn a_majority_suffices_when_masters_are_stopped() {
             let client = patient(&servers).node_timeout(HASTY).build().await.expect("a client");
             let guard = client.lock("r").acquire().await.expect("all are up");
             guard.release().await.expect("it is held");
-            client.settle().await;
+            client.flush().await;
             servers[..stopped].iter().for_each(Server::pause);
             for _ in 0..3 {
                 let guard = client.lock("r").fenced().acquire().await.expect("a majority is up");
@@ -76,7 +76,7 @@ fn too_many_dead_are_no_quorum_and_the_report_says_who_and_why() {
             assert!(matches!(state(report, dead), NodeState::Down(_)), "{report}");
             assert!(why.to_string().contains(&format!("{} down: ", url(dead))), "{why}");
         }
-        client.settle().await;
+        client.flush().await;
         assert_eq!(held_on(&servers, "r"), 0);
     });
 }
@@ -93,7 +93,7 @@ fn too_many_silent_are_no_quorum_and_the_report_says_so() {
         assert_eq!(*state(report, &servers[0]), NodeState::Agreed);
         assert_eq!(*state(report, &servers[1]), NodeState::Slow);
         assert_eq!(*state(report, &servers[2]), NodeState::Slow);
-        client.settle().await;
+        client.flush().await;
         servers[1].resume();
         servers[2].resume();
         // What was asked of them is carried out now, and taken back right behind it.
@@ -117,7 +117,7 @@ fn taken_by_a_majority_of_those_who_are_up_is_taken() {
         assert!(servers[..2].iter().any(|server| *state(report, server) == NodeState::Taken), "{report}");
         let dead = &servers[3..];
         assert!(dead.iter().all(|server| *state(report, server) != NodeState::Agreed), "{report}");
-        client.settle().await;
+        client.flush().await;
         assert_eq!(held_on(&servers, "r"), 2, "the others' holds stand, its own vote is gone");
     });
 }

@@ -28,7 +28,7 @@ fn one_holds_everywhere_and_the_other_is_refused() {
             assert!(matches!(waited, Err(AcquireError::Taken { .. })), "{waited:?}");
             guard.release().await.expect("it was held");
             // The release has arrived everywhere, not only at a majority.
-            ann.settle().await;
+            ann.flush().await;
             let guard = bob.lock("r").try_acquire().await.expect("an answer").expect("it is free");
             until_held_everywhere(&servers, "r");
             guard.release().await.expect("it was held");
@@ -44,7 +44,7 @@ fn a_dropped_guard_releases_and_settle_waits_for_it() {
             let servers = masters(kind, count);
             let client = client(&servers).await;
             drop(client.lock("r").ttl(LONG).acquire().await.expect("it is free"));
-            client.settle().await;
+            client.flush().await;
             assert_eq!(held_on(&servers, "r"), 0);
             let guard = client.lock("r").ttl(LONG).try_acquire().await.expect("an answer");
             // Outside of any runtime too.

@@ -76,7 +76,7 @@ fn a_wait_that_is_over_is_taken_and_leaves_no_waiter() {
             let waited = bob.lock("r").wait(Wait::For(Duration::from_millis(50))).acquire().await;
             let Err(AcquireError::Taken { report, .. }) = waited else { panic!("{waited:?}") };
             assert!(report.0.iter().any(|node| node.state == NodeState::Taken), "{report}");
-            bob.settle().await;
+            bob.flush().await;
             assert_eq!(waiting(&servers, "r").iter().sum::<usize>(), 0);
             guard.release().await.expect("it is held");
         }
@@ -181,7 +181,8 @@ fn who_waits_is_told_its_place() {
         let first = wait_behind(&client(&servers).await, &servers, 0);
         let places = Arc::new(Mutex::new(Vec::new()));
         let told = places.clone();
-        let second = client(&servers).await.lock("r").on_place(move |place| told.lock().unwrap().push(place));
+        let second =
+            client(&servers).await.lock("r").on_position(move |place| told.lock().unwrap().push(place));
         let second = tokio::spawn(second.acquire());
         until("it is told that it is the second", || {
             places.lock().unwrap().iter().any(|place| place.position == 2)

@@ -171,7 +171,7 @@ fn masters_may_be_reached_in_different_ways() {
         let other = client(&servers).await;
         assert!(other.lock("r").try_acquire().await.expect("an answer").is_none());
         guard.release().await.expect("it is held");
-        mixed.settle().await;
+        mixed.flush().await;
         assert_eq!(held_on(&servers, "r") + held_on(&[socket], "r"), 0);
         until_nothing_is_left(&servers, "r");
     });

@@ -138,7 +138,7 @@ fn several_locks_are_acquired_all_or_none() {
             let none = bob.lock_all(["0", "b"]).each(|lock| lock.wait(wait)).acquire().await;
             let why = none.expect_err("b is held");
             assert!(matches!(&why, AcquireError::Taken { resource, .. } if resource == "b"), "{why}");
-            bob.settle().await;
+            bob.flush().await;
             assert_eq!(held_on(&servers, "0"), 0, "what it got was given back");
 
             guards.release().await.expect("they are held");

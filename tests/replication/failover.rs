@@ -34,7 +34,7 @@ fn there_and_back(kind: &ServerKind, switch: impl Fn(&Server, &Server)) {
                 until_more_grants(granted);
             },
         );
-        load.settle(replica);
+        load.drain(replica);
         load.assert_kept(replica);
         assert_equal(replica, master);
         // Nobody is left who would give it back.
@@ -112,7 +112,7 @@ fn after_the_death_of_a_master_its_replica_grants_nothing_that_was_lost() {
             servers[0].restart();
             servers[0].replicate(&servers[1]);
             take_long_ones(&servers[1]);
-            load.settle(&servers[1]);
+            load.drain(&servers[1]);
             assert_equal(&servers[1], &servers[0]);
             assert_eq!(servers[1].connect().ok("FLUSHALL"), "OK");
             load.forget();
@@ -198,7 +198,7 @@ fn by_sentinel_nobody_is_granted_what_was_lost_and_the_old_master_follows() {
         let [master, replica] = roles;
         replica.wait_in_sync(master);
         take_long_ones(master);
-        load.settle(master);
+        load.drain(master);
         assert_equal(master, replica);
         drop(sentinels);
     });

@@ -60,7 +60,7 @@ impl Load {
 
     /// Waits until whatever ends soon has ended on `master`: what is left stays as it is.
     #[track_caller]
-    pub fn settle(&self, master: &Server) {
+    pub fn drain(&self, master: &Server) {
         let mut conn = master.connect();
         // Longer than the short leases, and begun after them.
         until("a new lock is granted", || !matches!(conn.say("DLOCK.ACQUIRE mark t 301"), Value::Error(_)));

@@ -25,7 +25,7 @@ fn cut_again_and_again(kind: &ServerKind, conf: &str, cut: impl Fn(&Server), cou
             }
         },
     );
-    load.settle(&master);
+    load.drain(&master);
     load.assert_kept(&master);
     assert_equal(&master, &replica);
 }

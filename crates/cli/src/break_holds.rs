@@ -10,10 +10,10 @@ use crate::args::Break;
 use crate::exit::{Error, Failure, complain};
 use crate::hold::print;
 use crate::inspect::View;
-use crate::obtain::Obstacle;
+use crate::obtain::Stopped;
 use crate::shown::plain;
 
-pub async fn break_holds(options: Break) -> Result<u8, Obstacle> {
+pub async fn break_holds(options: Break) -> Result<u8, Stopped> {
     let client = options.servers.client().await?;
     let resource = &options.resource;
     if !options.yes && !confirmed(&client, resource).await? {

@@ -9,26 +9,26 @@ use serde_json::json;
 
 use crate::args::{Acquire, Extend, Release, WaitFree};
 use crate::exit::{Error, Failure};
-use crate::obtain::{Countdown, Obstacle, PlaceLine, label, settle, tell_unusable, unless_signalled};
+use crate::obtain::{Countdown, PositionLine, Stopped, flush, label, tell_unusable, unless_signalled};
 use crate::shown;
 use crate::signals::Signals;
 
-pub async fn acquire(options: Acquire) -> Result<u8, Obstacle> {
+pub async fn acquire(options: Acquire) -> Result<u8, Stopped> {
     let clock = Countdown::begin();
     let mut signals = Signals::listen().map_err(|why| Error::system("signals", why))?;
     let client = unless_signalled(&mut signals, options.servers.client()).await?;
     tell_unusable(&client);
-    let mut place = PlaceLine::new(&options.wanted.resource);
+    let mut place = PositionLine::new(&options.wanted.resource);
     let lock = options.wanted.lock(&client, &clock, label("dlock acquire")).renew(false);
     let obtained = unless_signalled(&mut signals, place.watch(lock).acquire()).await;
     drop(place);
     let kept = obtained.and_then(|guard| keep(guard, &options));
-    settle(&client, &options.servers).await;
+    flush(&client, &options.servers).await;
     kept.map(|()| 0)
 }
 
 /// Prints the hold and lets it go on. One that could not be printed is released: nobody would know its token.
-fn keep(guard: Guard, options: &Acquire) -> Result<(), Obstacle> {
+fn keep(guard: Guard, options: &Acquire) -> Result<(), Stopped> {
     let token = String::from_utf8_lossy(guard.token().as_bytes()).into_owned();
     let fence = guard.fence().map(|fence| fence.get());
     let line = if options.json {
@@ -43,22 +43,22 @@ fn keep(guard: Guard, options: &Acquire) -> Result<(), Obstacle> {
     Ok(())
 }
 
-pub async fn release(options: Release) -> Result<u8, Obstacle> {
+pub async fn release(options: Release) -> Result<u8, Stopped> {
     let client = options.servers.client().await?;
     let released = client.release(options.held.resource.as_bytes(), &token(&options.held.token)?).await;
-    settle(&client, &options.servers).await;
+    flush(&client, &options.servers).await;
     released.map_err(|why| about(&options.held.resource, why))?;
     Ok(0)
 }
 
-pub async fn extend(options: Extend) -> Result<u8, Obstacle> {
+pub async fn extend(options: Extend) -> Result<u8, Stopped> {
     let client = options.servers.client().await?;
     let (resource, token) = (&options.held.resource, token(&options.held.token)?);
     client.extend(resource.as_bytes(), &token, options.ttl).await.map_err(|why| about(resource, why))?;
     Ok(0)
 }
 
-pub async fn wait(options: WaitFree) -> Result<u8, Obstacle> {
+pub async fn wait(options: WaitFree) -> Result<u8, Stopped> {
     let clock = Countdown::begin();
     let client = options.servers.client().await?;
     let (resource, wait) =

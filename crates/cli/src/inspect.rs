@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use crate::args::Inspect;
 use crate::exit::Failure;
 use crate::hold::print;
-use crate::obtain::Obstacle;
+use crate::obtain::Stopped;
 use crate::shown::{self, plain};
 
-pub async fn inspect(options: Inspect) -> Result<u8, Obstacle> {
+pub async fn inspect(options: Inspect) -> Result<u8, Stopped> {
     let client = options.servers.client().await?;
     let seen = View::of(&client, &options.resource).await;
     print(&if options.json { shown::json(&seen.json()) } else { seen.text() })?;

@@ -23,7 +23,7 @@ use std::process::ExitCode;
 
 use args::Command;
 use exit::{Error, Failure};
-use obtain::Obstacle;
+use obtain::Stopped;
 
 fn main() -> ExitCode {
     if let Some(code) = program::become_program() {
@@ -40,15 +40,15 @@ fn main() -> ExitCode {
     };
     match carry_out(dlock.command) {
         Ok(code) => code.into(),
-        Err(Obstacle::Error(why)) => why.report(),
-        Err(Obstacle::Signal(signal)) => {
+        Err(Stopped::Error(why)) => why.report(),
+        Err(Stopped::Signal(signal)) => {
             signals::die_by(signal);
             (128 + signal as u8).into()
         }
     }
 }
 
-fn carry_out(command: Command) -> Result<u8, Obstacle> {
+fn carry_out(command: Command) -> Result<u8, Stopped> {
     match command {
         Command::Completions { shell } => return Ok(pages::completions(shell)?),
         Command::Man { page } => return Ok(pages::man(page.as_deref())?),

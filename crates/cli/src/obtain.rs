@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dlock_client::lease::Instant;
-use dlock_client::{Acquire, Client, NodeReport, Place, Wait, now};
+use dlock_client::{Acquire, Client, NodeReport, Position, Wait, now};
 use nix::sys::signal::Signal;
 use terminal_size::terminal_size_of;
 use tokio::task::JoinHandle;
@@ -17,15 +17,15 @@ use crate::shown::plain;
 use crate::signals::Signals;
 
 /// Why there is nothing.
-pub enum Obstacle {
+pub enum Stopped {
     Error(Error),
     /// A signal asked to end.
     Signal(Signal),
 }
 
-impl<E: Into<Error>> From<E> for Obstacle {
-    fn from(why: E) -> Obstacle {
-        Obstacle::Error(why.into())
+impl<E: Into<Error>> From<E> for Stopped {
+    fn from(why: E) -> Stopped {
+        Stopped::Error(why.into())
     }
 }
 
@@ -33,11 +33,11 @@ impl<E: Into<Error>> From<E> for Obstacle {
 pub async fn unless_signalled<T, E: Into<Error>>(
     signals: &mut Signals,
     work: impl Future<Output = Result<T, E>>,
-) -> Result<T, Obstacle> {
+) -> Result<T, Stopped> {
     tokio::select! {
         done = work => Ok(done?),
         signal = signals.end() => Err(match signal {
-            Ok(signal) => Obstacle::Signal(signal),
+            Ok(signal) => Stopped::Signal(signal),
             Err(why) => Error::system("signals", why).into(),
         }),
     }
@@ -45,9 +45,9 @@ pub async fn unless_signalled<T, E: Into<Error>>(
 
 /// Lets what goes on in the background come to its end: releases, clean-up. A server that is silent must not hold us up
 /// for longer than for one answer: what it holds ends by its lease.
-pub async fn settle(client: &Client, servers: &Servers) {
+pub async fn flush(client: &Client, servers: &Servers) {
     let limit = servers.node_timeout.min(Duration::from_secs(1));
-    let _ = tokio::time::timeout(limit, client.settle()).await;
+    let _ = tokio::time::timeout(limit, client.flush()).await;
 }
 
 /// Tells which members are there and of no use, since nobody would look for what is wrong with them.
@@ -108,18 +108,18 @@ pub fn label(what: &str) -> String {
 }
 
 /// The place in line, on one line of a terminal that is written anew and cleared at the end. Elsewhere, silence.
-pub struct PlaceLine {
+pub struct PositionLine {
     resource: String,
     is_shown: bool,
-    place: Arc<Mutex<Option<(Place, Instant)>>>,
+    place: Arc<Mutex<Option<(Position, Instant)>>>,
     /// Writes it anew as time goes by.
     clock: Option<JoinHandle<()>>,
 }
 
-impl PlaceLine {
-    pub fn new(resource: &std::ffi::OsStr) -> PlaceLine {
+impl PositionLine {
+    pub fn new(resource: &std::ffi::OsStr) -> PositionLine {
         let resource = resource.display().to_string();
-        PlaceLine { resource, is_shown: stderr().is_terminal(), place: Arc::default(), clock: None }
+        PositionLine { resource, is_shown: stderr().is_terminal(), place: Arc::default(), clock: None }
     }
 
     pub fn watch(&mut self, lock: Acquire) -> Acquire {
@@ -134,7 +134,7 @@ impl PlaceLine {
             }
         }));
         let (resource, place) = (self.resource.clone(), self.place.clone());
-        lock.on_place(move |told| {
+        lock.on_position(move |told| {
             *place.lock().unwrap_or_else(PoisonError::into_inner) = Some((told, now()));
             draw(&resource, &place);
         })
@@ -142,9 +142,9 @@ impl PlaceLine {
 }
 
 /// Nothing where no place is known yet.
-fn draw(resource: &str, place: &Mutex<Option<(Place, Instant)>>) {
+fn draw(resource: &str, place: &Mutex<Option<(Position, Instant)>>) {
     if let Some((place, told_at)) = &*place.lock().unwrap_or_else(PoisonError::into_inner) {
-        let Place { server, position, waited } = place;
+        let Position { server, position, waited } = place;
         let waited = (*waited + now().saturating_since(*told_at)).as_secs();
         let line = plain(format_args!("waiting for {resource}: place {position} at {server}, {waited} s"));
         // A longer one would go on on the next line, and could not be cleared.
@@ -154,7 +154,7 @@ fn draw(resource: &str, place: &Mutex<Option<(Place, Instant)>>) {
     }
 }
 
-impl Drop for PlaceLine {
+impl Drop for PositionLine {
     fn drop(&mut self) {
         self.clock.iter().for_each(JoinHandle::abort);
         if self.place.lock().unwrap_or_else(PoisonError::into_inner).take().is_some() {

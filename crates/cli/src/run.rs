@@ -9,12 +9,12 @@ use nix::sys::signal::Signal;
 
 use crate::args::Run;
 use crate::exit::{Error, Failure, complain};
-use crate::obtain::{Countdown, Obstacle, PlaceLine, label, settle, tell_unusable, unless_signalled};
+use crate::obtain::{Countdown, PositionLine, Stopped, flush, label, tell_unusable, unless_signalled};
 use crate::program::{Program, exit_code};
 use crate::signals::Signals;
 use crate::supervise::{Margin, Outcome, Supervision};
 
-pub async fn run(options: Run) -> Result<u8, Obstacle> {
+pub async fn run(options: Run) -> Result<u8, Stopped> {
     let wanted = &options.wanted;
     let margin = Margin::new(wanted.ttl, options.kill_after)?;
     let clock = Countdown::begin();
@@ -22,7 +22,7 @@ pub async fn run(options: Run) -> Result<u8, Obstacle> {
     let client = unless_signalled(&mut signals, options.servers.client()).await?;
     tell_unusable(&client);
 
-    let mut place = PlaceLine::new(&wanted.resource);
+    let mut place = PositionLine::new(&wanted.resource);
     let lock = wanted.lock(&client, &clock, label(&name(&options.command[0]))).notice(margin.notice());
     let obtained = unless_signalled(&mut signals, place.watch(lock).acquire()).await;
     drop(place);
@@ -30,12 +30,12 @@ pub async fn run(options: Run) -> Result<u8, Obstacle> {
         Ok(guard) => hold(guard, &options, &mut signals, margin).await,
         Err(obstacle) => Err(obstacle),
     };
-    settle(&client, &options.servers).await;
+    flush(&client, &options.servers).await;
     done
 }
 
 /// Runs the command under the lock and releases it.
-async fn hold(guard: Guard, options: &Run, signals: &mut Signals, margin: Margin) -> Result<u8, Obstacle> {
+async fn hold(guard: Guard, options: &Run, signals: &mut Signals, margin: Margin) -> Result<u8, Stopped> {
     let program = Program::start(&options.command, &environment(&guard))
         .map_err(|why| Error::system("the command was not started", why))?;
     let supervision = Supervision { guard: &guard, program, signals, margin };
@@ -59,7 +59,7 @@ async fn hold(guard: Guard, options: &Run, signals: &mut Signals, margin: Margin
     }
     match status.signal() {
         // Ctrl-C: a shell around us stops its script only if it sees that we died of it.
-        Some(signal) if signal == Signal::SIGINT as i32 => Err(Obstacle::Signal(Signal::SIGINT)),
+        Some(signal) if signal == Signal::SIGINT as i32 => Err(Stopped::Signal(Signal::SIGINT)),
         _ => Ok(exit_code(status)),
     }
 }

@@ -17,14 +17,14 @@ use dlock_protocol::command::MAX_LABEL;
 use dlock_protocol::{Mode, Token};
 
 use crate::acquire::attempt::{Attempt, Outage};
-use crate::acquire::line::Told;
+use crate::acquire::line::OnPosition;
 use crate::acquire::patience::Patience;
 use crate::client::Client;
 use crate::error::{AcquireError, Report};
 use crate::guard::hold::Hold;
-use crate::guard::keeper::{Keeping, keep};
+use crate::guard::renewal::{Keeping, keep};
 use crate::guard::{Guard, Share};
-use crate::inspect::Place;
+use crate::inspect::Position;
 
 /// For how long somebody else's hold is waited for, and masters that are missing: down, silent, loading, in grace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +61,7 @@ struct Options {
     max_hold: Option<Duration>,
     notice: Option<Duration>,
     token: Option<Token>,
-    told: Option<Told>,
+    told: Option<OnPosition>,
     outage: Option<Outage>,
 }
 
@@ -77,7 +77,7 @@ impl Acquire {
     /// The lease, 1 ms to the servers' `dlock.max-ttl` (a day unless they say otherwise); default 30 s. A holder that dies
     /// loses the lock after it; a holder that lives renews it at every third of it.
     ///
-    /// 30 s is longer than the pauses that real machines make, and short enough to wait for.
+    /// 30 s is longer than the backoff that real machines make, and short enough to wait for.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options.ttl = ttl;
         self
@@ -168,7 +168,7 @@ impl Acquire {
     }
 
     /// Called with the place in line when it is known, and when it changes; about twice a second.
-    pub fn on_place(mut self, told: impl Fn(Place) + Send + Sync + 'static) -> Self {
+    pub fn on_position(mut self, told: impl Fn(Position) + Send + Sync + 'static) -> Self {
         self.options.told = Some(Arc::new(told));
         self
     }
@@ -291,8 +291,8 @@ impl Acquire {
 /// Acquires, and sees to it that the hold is kept.
 async fn hold(attempt: Attempt, keeping: Keeping) -> Result<Arc<Share>, AcquireError> {
     let (service, lease) = (attempt.service.clone(), attempt.lease);
-    let spoils = attempt.run().await?;
-    let hold = Hold::new(service.clone(), lease, spoils);
+    let acquired = attempt.run().await?;
+    let hold = Hold::new(service.clone(), lease, acquired);
     service.attend(keep(hold.clone(), keeping));
     Ok(Arc::new(Share(hold)))
 }

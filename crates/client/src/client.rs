@@ -12,6 +12,7 @@ use crate::acquire::all::AcquireAll;
 use crate::acquire::patience::Patience;
 use crate::acquire::session::Session;
 use crate::acquire::{Acquire, Wait};
+use crate::backoff::Backoff;
 use crate::clock::now;
 use crate::error::{BuildError, ExtendError, NoQuorum, NodeState, ReleaseError, Report};
 use crate::guard::extend::extend;
@@ -19,7 +20,6 @@ use crate::guard::release::Releases;
 use crate::inspect::{Answer, Inspected, Inspection, Waiting};
 use crate::lease::Instant;
 use crate::options::ClientBuilder;
-use crate::pauses::Pauses;
 use crate::quorum::Extension;
 use crate::reading;
 use crate::request;
@@ -76,10 +76,10 @@ impl Client {
 
     /// Ends the hold of `token`, whoever acquired it, with all its counts, and takes it out of the line.
     pub async fn release(&self, resource: impl AsRef<[u8]>, token: &Token) -> Result<(), ReleaseError> {
-        let lanes = self.service.lanes();
+        let channels = self.service.channels();
         // Who acquired it is not known here, so everybody is asked.
-        lanes.iter().for_each(|lane| lane.assume_held());
-        Releases::new(&self.service, &lanes, request::release(resource.as_ref(), token)).majority().await
+        channels.iter().for_each(|channel| channel.assume_held());
+        Releases::new(&self.service, &channels, request::release(resource.as_ref(), token)).majority().await
     }
 
     /// Sets the lease of `token`'s hold to `ttl` from now, longer or shorter. Answers until when it is valid.
@@ -94,8 +94,9 @@ impl Client {
         let held_until = Instant::since_boot(Duration::MAX);
         let begun = Extension::new(self.service.quorum, lease, held_until, now());
         let command = request::extend(resource.as_ref(), token, counted);
-        let lanes = self.service.lanes();
-        let (extended, mut rest) = extend(&self.service, &lanes, command, lease, Duration::MAX, begun).await;
+        let channels = self.service.channels();
+        let (extended, mut rest) =
+            extend(&self.service, &channels, command, lease, Duration::MAX, begun).await;
         // Whoever extends again must not be overtaken by this.
         while rest.next().await.is_some() {}
         extended
@@ -125,11 +126,11 @@ impl Client {
 
     /// Returns true when the resource is free: a majority says that nobody holds it, nobody waits and no delay runs; false
     /// if it is not when the wait is over. It may be taken again when this returns; nothing is reserved. Looks again after
-    /// random pauses of up to half a second. Masters that are missing are waited for as [`Wait`] says.
+    /// random backoff of up to half a second. Masters that are missing are waited for as [`Wait`] says.
     pub async fn wait_until_free(&self, resource: impl AsRef<[u8]>, wait: Wait) -> Result<bool, NoQuorum> {
         let majority = self.service.quorum.majority();
         let patience = Patience::of(wait);
-        let mut pauses = Pauses::new(LOOK, LOOK);
+        let mut backoff = Backoff::new(LOOK, LOOK);
         let (mut in_vain, mut quorum_seen) = (0, false);
         loop {
             let seen = self.inspect(resource.as_ref()).await;
@@ -151,15 +152,15 @@ impl Client {
                 });
                 return Err(NoQuorum(self.service.report_of(states)));
             }
-            let pause = pauses.next();
+            let pause = backoff.next();
             tokio::time::sleep(patience.allows(pause).unwrap_or_default()).await;
         }
     }
 
     /// Returns when all that goes on in the background is done: releases of dropped guards, clean-up after what was
     /// not won. A process that ends without it may leave holds behind, which their leases end.
-    pub async fn settle(&self) {
-        self.service.settle().await;
+    pub async fn flush(&self) {
+        self.service.flush().await;
     }
 
     async fn ask_all<T>(&self, question: Cmd, read: impl Fn(Value) -> Option<T>) -> Vec<Inspected<T>> {

@@ -2,8 +2,8 @@
 
 pub(crate) mod extend;
 pub(crate) mod hold;
-pub(crate) mod keeper;
 pub(crate) mod release;
+pub(crate) mod renewal;
 
 use futures_util::future::{join_all, select_all};
 use std::fmt;
@@ -56,12 +56,12 @@ impl Guard {
 
     /// What is held.
     pub fn resource(&self) -> &[u8] {
-        &self.hold().wish.resource
+        &self.hold().request.resource
     }
 
     /// Whose hold it is on the servers.
     pub fn token(&self) -> &Token {
-        &self.hold().wish.token
+        &self.hold().request.token
     }
 
     /// Until when the hold is valid, on the clock of [`crate::now`].
@@ -116,11 +116,11 @@ impl Guard {
     pub fn forget(self) -> Option<Kept> {
         let share = Arc::into_inner(self.share)?;
         let hold = &share.0;
-        if hold.wish.ephemeral {
+        if hold.request.ephemeral {
             return None;
         }
         hold.leave();
-        let (resource, token) = (hold.wish.resource.clone(), hold.wish.token.clone());
+        let (resource, token) = (hold.request.resource.clone(), hold.request.token.clone());
         Some(Kept { resource, token, fence: hold.fence, valid_until: hold.state().valid_until })
     }
 

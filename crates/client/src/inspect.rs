@@ -91,7 +91,7 @@ pub struct Waiting {
 
 /// A place in a line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Place {
+pub struct Position {
     /// The master whose line it is.
     pub server: Arc<str>,
     /// 1 for who is next.

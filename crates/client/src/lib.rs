@@ -10,6 +10,7 @@
 #![warn(missing_docs)]
 
 mod acquire;
+mod backoff;
 mod client;
 mod clock;
 mod error;
@@ -18,7 +19,6 @@ mod inspect;
 pub mod lease;
 mod node;
 mod options;
-mod pauses;
 pub mod quorum;
 mod reading;
 mod request;
@@ -33,5 +33,5 @@ pub use error::{
     AcquireError, BuildError, ExtendError, Lost, NoQuorum, NodeReport, NodeState, ReleaseError, Report,
 };
 pub use guard::{Guard, Guards, Kept};
-pub use inspect::{Answer, Holder, Inspected, Inspection, Place, Waiting};
+pub use inspect::{Answer, Holder, Inspected, Inspection, Position, Waiting};
 pub use options::{ClientBuilder, Retry};

@@ -1,16 +1,16 @@
 //! One master: how it is reached, and asked. What its answers come to together is not decided here.
 
 mod address;
+mod channel;
 mod connection;
-mod lane;
+mod member_list;
 mod reply;
-mod roster;
 
 pub(crate) use address::Address;
+pub(crate) use channel::Channel;
 pub(crate) use connection::Connection;
-pub(crate) use lane::Lane;
+pub(crate) use member_list::MemberList;
 pub(crate) use reply::Reply;
-pub(crate) use roster::Roster;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
@@ -20,10 +20,10 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
+use crate::backoff::Backoff;
 use crate::clock::now;
 use crate::error::NodeState;
 use crate::lease::Instant;
-use crate::pauses::Pauses;
 use crate::quorum::{Failure, Member, Vote};
 
 /// The first pause after a connection that failed; they grow up to [`LONGEST_PAUSE`].
@@ -42,7 +42,7 @@ pub(crate) struct Node {
     redis: redis::Client,
     /// How long it may take for one answer.
     pub(crate) limit: Duration,
-    roster: Arc<Roster>,
+    member_list: Arc<MemberList>,
     link: Mutex<Link>,
     /// Connections that somebody had alone, with nothing under way on them.
     idle: Mutex<Vec<Connection>>,
@@ -59,37 +59,37 @@ enum Link {
     Up(Connection),
     /// It failed, and is not tried again before `until`.
     Down {
-        why: Trouble,
+        why: ConnectError,
         until: Instant,
-        pauses: Pauses,
+        backoff: Backoff,
     },
 }
 
-type Opening = Shared<BoxFuture<'static, Result<Connection, Trouble>>>;
+type Opening = Shared<BoxFuture<'static, Result<Connection, ConnectError>>>;
 
 /// Why there is no connection.
 #[derive(Debug, Clone)]
-pub(crate) enum Trouble {
+pub(crate) enum ConnectError {
     Failure(Failure),
     /// The address leads to the server that is this member already.
     SameAs(Arc<str>),
 }
 
-impl Trouble {
+impl ConnectError {
     fn down(why: impl Into<Arc<str>>) -> Self {
-        Trouble::Failure(Failure::Down(why.into()))
+        ConnectError::Failure(Failure::Down(why.into()))
     }
 
     fn error(why: impl Into<Arc<str>>) -> Self {
-        Trouble::Failure(Failure::Error(why.into()))
+        ConnectError::Failure(Failure::Error(why.into()))
     }
 }
 
-impl From<Trouble> for Failure {
-    fn from(trouble: Trouble) -> Failure {
-        match trouble {
-            Trouble::Failure(failure) => failure,
-            Trouble::SameAs(other) => {
+impl From<ConnectError> for Failure {
+    fn from(connect_error: ConnectError) -> Failure {
+        match connect_error {
+            ConnectError::Failure(failure) => failure,
+            ConnectError::SameAs(other) => {
                 Failure::Error(format!("the same server as {other}, which would vote twice").into())
             }
         }
@@ -107,51 +107,56 @@ impl fmt::Debug for Node {
 }
 
 impl Node {
-    pub(crate) fn new(member: Member, address: Address, limit: Duration, roster: Arc<Roster>) -> Arc<Node> {
+    pub(crate) fn new(
+        member: Member,
+        address: Address,
+        limit: Duration,
+        member_list: Arc<MemberList>,
+    ) -> Arc<Node> {
         let (name, redis, link) = (address.name, address.redis, Mutex::new(Link::None));
         let (idle, runtime) = (Mutex::default(), Handle::current());
-        Arc::new(Node { name, member, redis, limit, roster, link, idle, runtime })
+        Arc::new(Node { name, member, redis, limit, member_list, link, idle, runtime })
     }
 
     /// The shared connection. Opened where there is none; at once an error while the last failure is fresh.
-    pub(crate) async fn connection(self: &Arc<Self>) -> Result<Connection, Trouble> {
+    pub(crate) async fn connection(self: &Arc<Self>) -> Result<Connection, ConnectError> {
         let opening = {
             let mut link = self.link();
-            let pauses = match &*link {
+            let backoff = match &*link {
                 Link::Up(connection) if connection.is_good() => return Ok(connection.clone()),
                 Link::Down { why, until, .. } if now() < *until => return Err(why.clone()),
                 // Whoever has been waited for so long is silent, and is not waited for by each one anew.
                 Link::Opening(_, since) if now() >= *since + self.limit => return Err(self.not_yet()),
-                Link::Down { pauses, .. } => *pauses,
-                Link::None | Link::Up(_) | Link::Opening(..) => fresh_pauses(),
+                Link::Down { backoff, .. } => *backoff,
+                Link::None | Link::Up(_) | Link::Opening(..) => fresh_backoff(),
             };
             match &*link {
                 Link::Opening(opening, _) => opening.clone(),
-                _ => self.begin_opening(&mut link, pauses),
+                _ => self.begin_opening(&mut link, backoff),
             }
         };
         opening.await
     }
 
     /// Whether there is a connection, or one can be had in the time of an answer.
-    pub(crate) async fn reach(self: &Arc<Self>) -> Result<Connection, Trouble> {
+    pub(crate) async fn reach(self: &Arc<Self>) -> Result<Connection, ConnectError> {
         timeout(self.limit, self.connection()).await.unwrap_or_else(|_| Err(self.not_yet()))
     }
 
     /// What is wrong with it, as far as is known at present.
-    pub(crate) fn trouble(&self) -> Option<NodeState> {
+    pub(crate) fn connect_error(&self) -> Option<NodeState> {
         match &*self.link() {
             Link::Down { why, .. } => Some(NodeState::from(&Vote::<()>::Failed(Failure::from(why.clone())))),
             Link::None | Link::Opening(..) | Link::Up(_) => None,
         }
     }
 
-    pub(crate) fn not_yet(&self) -> Trouble {
-        Trouble::down(format!("no connection within {:?} yet", self.limit))
+    pub(crate) fn not_yet(&self) -> ConnectError {
+        ConnectError::down(format!("no connection within {:?} yet", self.limit))
     }
 
     /// A connection for one caller alone, who may block it.
-    pub(crate) async fn own_connection(self: &Arc<Self>) -> Result<Connection, Trouble> {
+    pub(crate) async fn own_connection(self: &Arc<Self>) -> Result<Connection, ConnectError> {
         if let Some(idle) = self.idle_one() {
             return Ok(idle);
         }
@@ -181,16 +186,16 @@ impl Node {
     }
 
     /// The task goes on when whoever asked for it has lost patience: the next one finds the connection open.
-    fn begin_opening(self: &Arc<Self>, link: &mut Link, mut pauses: Pauses) -> Opening {
+    fn begin_opening(self: &Arc<Self>, link: &mut Link, mut backoff: Backoff) -> Opening {
         let node = self.clone();
         let task = self.runtime.spawn(async move {
             let opened = node.open().await.and_then(|connection| {
-                node.roster.seat(node.member, &connection)?;
+                node.member_list.seat(node.member, &connection)?;
                 Ok(connection)
             });
             *node.link() = match &opened {
                 Ok(connection) => Link::Up(connection.clone()),
-                Err(why) => Link::Down { why: why.clone(), until: now() + pauses.next(), pauses },
+                Err(why) => Link::Down { why: why.clone(), until: now() + backoff.next(), backoff },
             };
             opened
         });
@@ -199,12 +204,12 @@ impl Node {
         opening
     }
 
-    async fn open(&self) -> Result<Connection, Trouble> {
+    async fn open(&self) -> Result<Connection, ConnectError> {
         let limit = self.connection_limit();
         let opened = timeout(limit, Connection::open(&self.redis)).await;
         let connection =
-            opened.unwrap_or_else(|_| Err(Trouble::down(format!("no connection within {limit:?}"))))?;
-        self.roster.check(self.member, &connection)?;
+            opened.unwrap_or_else(|_| Err(ConnectError::down(format!("no connection within {limit:?}"))))?;
+        self.member_list.check(self.member, &connection)?;
         Ok(connection)
     }
 
@@ -213,10 +218,10 @@ impl Node {
     }
 }
 
-fn fresh_pauses() -> Pauses {
-    Pauses::new(FIRST_PAUSE, LONGEST_PAUSE)
+fn fresh_backoff() -> Backoff {
+    Backoff::new(FIRST_PAUSE, LONGEST_PAUSE)
 }
 
-fn gone() -> Trouble {
-    Trouble::down("the runtime that the client was built on has shut down")
+fn gone() -> ConnectError {
+    ConnectError::down("the runtime that the client was built on has shut down")
 }

@@ -6,13 +6,13 @@ use std::time::Duration;
 use crate::client::Client;
 use crate::error::BuildError;
 
-/// How often, and after which pauses, a round is tried again that failed for lack of masters.
+/// How often, and after which backoff, a round is tried again that failed for lack of masters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
     /// How often masters that are down or silent are asked again before
     /// [`QuorumImpossible`](crate::AcquireError::QuorumImpossible), where [`Wait`](crate::Wait) does not allow more. 0: never.
     pub times: u8,
-    /// The longest of the first pauses. Each pause is drawn anew, from half of it to all of it, and the bound doubles
+    /// The longest of the first backoff. Each pause is drawn anew, from half of it to all of it, and the bound doubles
     /// from pause to pause.
     pub pause: Duration,
 }

@@ -10,7 +10,7 @@ use crate::quorum::Fence;
 
 /// What one acquisition asks for; the same for all masters.
 #[derive(Debug, Clone)]
-pub(crate) struct Wish {
+pub(crate) struct LockRequest {
     pub(crate) resource: Vec<u8>,
     pub(crate) token: Token,
     pub(crate) ttl: Ttl,
@@ -21,7 +21,7 @@ pub(crate) struct Wish {
     pub(crate) label: String,
 }
 
-impl Wish {
+impl LockRequest {
     /// One try, or a place in line.
     pub(crate) fn acquire(&self, block: Option<dlock_protocol::Wait>) -> Cmd {
         let acquire = command::Acquire {

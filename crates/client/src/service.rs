@@ -15,7 +15,7 @@ use crate::acquire::contended::Contended;
 use crate::clock::{now, sleep_until};
 use crate::error::{BuildError, NodeReport, NodeState, Report};
 use crate::lease::Lease;
-use crate::node::{Address, Lane, Node, Reply, Roster, Trouble};
+use crate::node::{Address, Channel, ConnectError, MemberList, Node, Reply};
 use crate::options::{ClientBuilder, Retry};
 use crate::quorum::{Member, Quorum, Refusal, Vote};
 
@@ -32,7 +32,7 @@ pub(crate) struct Service {
 }
 
 /// The ways of one hold, by member.
-pub(crate) type Lanes = SmallVec<[Arc<Lane>; 5]>;
+pub(crate) type Channels = SmallVec<[Arc<Channel>; 5]>;
 
 impl Service {
     pub(crate) async fn connect(options: ClientBuilder) -> Result<Arc<Service>, BuildError> {
@@ -49,12 +49,12 @@ impl Service {
             let why = format!("the time limit of a node must be 1 ms to a day, not {limit:?}");
             return Err(BuildError::Option(why));
         }
-        let roster = Roster::new(addresses.iter().map(|address| address.name.clone()));
+        let member_list = MemberList::new(addresses.iter().map(|address| address.name.clone()));
         let nodes = quorum.members().zip(addresses);
         let nodes: Vec<Arc<Node>> =
-            nodes.map(|(member, address)| Node::new(member, address, limit, roster.clone())).collect();
+            nodes.map(|(member, address)| Node::new(member, address, limit, member_list.clone())).collect();
         let work = TaskTracker::new();
-        // Closed is not shut: it only lets `settle` see the end.
+        // Closed is not shut: it only lets `flush` see the end.
         work.close();
         let (retry, drift, runtime) = (options.retry, options.drift, Handle::current());
         let contended = Contended::default();
@@ -79,10 +79,10 @@ impl Service {
             match next {
                 None => return Ok(()),
                 Some((_, Ok(_))) => up += 1,
-                Some((node, Err(Trouble::SameAs(other)))) => {
+                Some((node, Err(ConnectError::SameAs(other)))) => {
                     return Err(BuildError::SameServer(other, node.name.clone()));
                 }
-                Some((_, Err(Trouble::Failure(_)))) => {
+                Some((_, Err(ConnectError::Failure(_)))) => {
                     let unusable = self.unusable();
                     if self.nodes.len() - unusable.0.len() < self.quorum.majority() {
                         return Err(BuildError::Unusable(unusable));
@@ -95,7 +95,7 @@ impl Service {
     /// The members that are there and cannot take part.
     pub(crate) fn unusable(&self) -> Report {
         let defects = self.nodes.iter().filter_map(|node| {
-            let state = node.trouble().filter(|state| matches!(state, NodeState::Failed(_)))?;
+            let state = node.connect_error().filter(|state| matches!(state, NodeState::Failed(_)))?;
             Some(NodeReport { server: node.name.clone(), state })
         });
         Report(defects.collect())
@@ -131,8 +131,8 @@ impl Service {
         graces.get(missing.checked_sub(1)?).copied()
     }
 
-    pub(crate) fn lanes(&self) -> Lanes {
-        self.nodes.iter().map(|node| Arc::new(Lane::new(node.clone()))).collect()
+    pub(crate) fn channels(&self) -> Channels {
+        self.nodes.iter().map(|node| Arc::new(Channel::new(node.clone()))).collect()
     }
 
     /// The lease of `ttl`, in whole ms as the servers count it; or what is wrong with it.
@@ -165,15 +165,15 @@ impl Service {
         self.runtime.spawn(task);
     }
 
-    pub(crate) async fn settle(&self) {
+    pub(crate) async fn flush(&self) {
         self.work.wait().await;
     }
 
     /// Asks all masters one question.
     pub(crate) async fn ask_all(&self, question: redis::Cmd) -> Vec<Reply> {
         let asked = self.nodes.iter().map(|node| {
-            let (lane, question) = (Lane::new(node.clone()), &question);
-            async move { lane.ask(question, None, lane.node.limit).await }
+            let (channel, question) = (Channel::new(node.clone()), &question);
+            async move { channel.ask(question, None, channel.node.limit).await }
         });
         join_all(asked).await
     }
@@ -181,12 +181,12 @@ impl Service {
     /// What each master said; None: nothing was heard of it.
     pub(crate) fn report<'a, G: 'a>(
         &self,
-        lanes: &Lanes,
+        channels: &Channels,
         votes: impl IntoIterator<Item = Option<&'a Vote<G>>>,
     ) -> Report {
-        self.report_of(lanes.iter().zip(votes).map(|(lane, vote)| match vote {
-            None => lane.unheard(),
-            Some(Vote::Unknown) => lane.silence(),
+        self.report_of(channels.iter().zip(votes).map(|(channel, vote)| match vote {
+            None => channel.unheard(),
+            Some(Vote::Unknown) => channel.silence(),
             Some(vote) => NodeState::from(vote),
         }))
     }

@@ -1,24 +1,24 @@
-//! An acquisition from the first question to the last: rounds, the line, pauses.
+//! An acquisition from the first question to the last: rounds, the line, backoff.
 
 use dlock_protocol::{Mode, Token, Ttl};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-use crate::acquire::line::{Queueing, Told};
+use crate::acquire::line::{OnPosition, Queueing};
 use crate::acquire::patience::Patience;
-use crate::acquire::round::{Defeat, Round, Spoils, Start};
+use crate::acquire::round::{Acquired, Failed, Round, Start};
+use crate::backoff::Backoff;
 use crate::error::{AcquireError, NodeState, Report};
 use crate::lease::Lease;
 use crate::node::Connection;
-use crate::pauses::Pauses;
 use crate::quorum::{Failure, Loss, Member, Plan, Refusal, Vote};
 use crate::reading::shown;
-use crate::request::{Wish, fresh_token};
-use crate::service::{Lanes, Service};
+use crate::request::{LockRequest, fresh_token};
+use crate::service::{Channels, Service};
 
 /// Whoever the line has let through finds some votes given away, for a moment, to those who are about to give up, or a
-/// release still on its way: so many tries more, after pauses that begin with a brief one.
+/// release still on its way: so many tries more, after backoff that begin with a brief one.
 const BRIEF_TRIES: u8 = 8;
 
 /// What is wanted.
@@ -36,7 +36,7 @@ pub(crate) struct Attempt {
     pub(crate) delay: u32,
     pub(crate) label: String,
     pub(crate) patience: Patience,
-    pub(crate) told: Option<Told>,
+    pub(crate) told: Option<OnPosition>,
     pub(crate) outage: Option<Outage>,
 }
 
@@ -47,60 +47,60 @@ pub(crate) type Outage = Arc<dyn Fn(&Report) + Send + Sync>;
 const LONGEST_OUTAGE_PAUSE: Duration = Duration::from_secs(2);
 
 impl Attempt {
-    pub(crate) async fn run(self) -> Result<Spoils, AcquireError> {
+    pub(crate) async fn run(self) -> Result<Acquired, AcquireError> {
         let own = self.own_connection().await?;
         // Who brings a token has one round, so that must be the one in line.
         let straight = self.token.is_some() || self.service.contended.contains(&self.resource);
         let mut line = (self.waits() && straight).then(|| self.service.line_order());
         let retry = self.service.retry;
-        let mut pauses = Pauses::new(retry.pause, Duration::from_secs(10));
-        let mut outage = Pauses::new(retry.pause, LONGEST_OUTAGE_PAUSE);
+        let mut backoff = Backoff::new(retry.pause, Duration::from_secs(10));
+        let mut outage = Backoff::new(retry.pause, LONGEST_OUTAGE_PAUSE);
         let (mut failed_lines, mut told) = (0, false);
         // A quorum that was never there may never come: its addresses may be wrong.
         let mut seen = self.service.contended.contains(&self.resource);
         loop {
-            let defeat = match self.round(line.as_deref(), own.clone()).run().await {
-                Ok(spoils) => return Ok(spoils),
-                Err(defeat) => defeat,
+            let failed = match self.round(line.as_deref(), own.clone()).run().await {
+                Ok(acquired) => return Ok(acquired),
+                Err(failed) => failed,
             };
-            if self.is_final(&defeat) {
-                return Err(self.error(defeat));
+            if self.is_final(&failed) {
+                return Err(self.error(failed));
             }
             let was_in_line = line.take().is_some();
-            let grace = self.service.grace(&defeat.votes);
-            seen |= defeat.loss != Loss::Impossible || grace.is_some();
-            let pause = match (defeat.loss, grace) {
+            let grace = self.service.grace(&failed.votes);
+            seen |= failed.loss != Loss::Impossible || grace.is_some();
+            let pause = match (failed.loss, grace) {
                 (Loss::Taken, _) if !was_in_line => {
                     self.service.contended.note(&self.resource);
-                    line = Some(defeat.line(self.service.line_order()));
+                    line = Some(failed.line(self.service.line_order()));
                     continue;
                 }
-                (Loss::Impossible, Some(left)) => left + pauses.next(),
+                (Loss::Impossible, Some(left)) => left + backoff.next(),
                 (Loss::Impossible, None) if was_in_line && failed_lines < retry.times => {
                     failed_lines += 1;
                     outage.next()
                 }
                 (Loss::Impossible, None) => {
                     if !seen && self.patience.end().is_none() {
-                        return Err(self.error(defeat));
+                        return Err(self.error(failed));
                     }
                     if !std::mem::replace(&mut told, true) {
-                        self.outage.iter().for_each(|outage| outage(&defeat.report));
+                        self.outage.iter().for_each(|outage| outage(&failed.report));
                     }
                     outage.next()
                 }
                 // Not at once, or who lost to others would only get in their way again.
-                (Loss::Taken | Loss::TooLate, _) => pauses.next(),
+                (Loss::Taken | Loss::TooLate, _) => backoff.next(),
             };
             match self.patience.allows(pause) {
                 Some(pause) => sleep(pause).await,
-                None => return Err(self.error(defeat)),
+                None => return Err(self.error(failed)),
             }
         }
     }
 
     fn round(&self, line: Option<&[Member]>, own: Option<Connection>) -> Round {
-        let wish = Wish {
+        let request = LockRequest {
             resource: self.resource.clone(),
             token: self.token.clone().unwrap_or_else(fresh_token),
             ttl: self.ttl,
@@ -109,9 +109,9 @@ impl Attempt {
             delay: self.delay,
             label: self.label.clone(),
         };
-        let lanes: Lanes = self.service.lanes();
+        let channels: Channels = self.service.channels();
         if let Some(own) = own {
-            lanes[0].take(own);
+            channels[0].take(own);
         }
         let (quorum, retries) = (self.service.quorum, self.service.retry.times);
         let mut plan = Plan { quorum, lease: self.lease, fenced: self.fenced, retries };
@@ -125,7 +125,7 @@ impl Attempt {
             }
             None => Start::AtOnce(self.service.line_order().first().copied().filter(|_| self.waits())),
         };
-        Round::begin(&self.service, plan, wish, lanes, start, self.patience)
+        Round::begin(&self.service, plan, request, channels, start, self.patience)
     }
 
     fn waits(&self) -> bool {
@@ -137,29 +137,29 @@ impl Attempt {
         if !self.ephemeral {
             return Ok(None);
         }
-        let mut pauses = Pauses::new(self.service.retry.pause, Duration::from_secs(10));
+        let mut backoff = Backoff::new(self.service.retry.pause, Duration::from_secs(10));
         let mut left = self.service.retry.times;
         loop {
             match self.service.nodes[0].own_connection().await {
                 Ok(connection) => return Ok(Some(connection)),
                 Err(_) if left > 0 => left -= 1,
-                Err(trouble) => {
-                    let state = NodeState::from(&Vote::<()>::Failed(Failure::from(trouble)));
+                Err(connect_error) => {
+                    let state = NodeState::from(&Vote::<()>::Failed(Failure::from(connect_error)));
                     let (resource, report) = (shown(&self.resource), self.service.report_of([state]));
                     return Err(AcquireError::QuorumImpossible { resource, report });
                 }
             }
-            sleep(pauses.next()).await;
+            sleep(backoff.next()).await;
         }
     }
 
     /// Whether there is no sense in another round, or no right to it.
-    fn is_final(&self, defeat: &Defeat) -> bool {
+    fn is_final(&self, failed: &Failed) -> bool {
         self.token.is_some()
-            || defeat.loss == Loss::TooLate
+            || failed.loss == Loss::TooLate
             || self.patience.is_over()
-            || defeat.refused(|why| matches!(why, Refusal::QueueFull | Refusal::Deadlock(_)))
-            || self.service.quorum.is_misuse(defeat.votes.iter().flatten())
+            || failed.refused(|why| matches!(why, Refusal::QueueFull | Refusal::Deadlock(_)))
+            || self.service.quorum.is_misuse(failed.votes.iter().flatten())
     }
 
     /// Another task of the same owner is acquiring it.
@@ -168,12 +168,12 @@ impl Attempt {
         AcquireError::Taken { resource: shown(&self.resource), report: self.service.report_of(unasked) }
     }
 
-    fn error(&self, defeat: Defeat) -> AcquireError {
+    fn error(&self, failed: Failed) -> AcquireError {
         let resource = shown(&self.resource);
-        let deadlock = defeat.refused(|why| matches!(why, Refusal::Deadlock(_)));
-        let misuse = self.service.quorum.is_misuse(defeat.votes.iter().flatten());
-        let report: Report = defeat.report;
-        match defeat.loss {
+        let deadlock = failed.refused(|why| matches!(why, Refusal::Deadlock(_)));
+        let misuse = self.service.quorum.is_misuse(failed.votes.iter().flatten());
+        let report: Report = failed.report;
+        match failed.loss {
             _ if misuse => AcquireError::Misuse { resource, report },
             _ if deadlock => AcquireError::Deadlock { resource, report },
             Loss::Taken => AcquireError::Taken { resource, report },
@@ -183,7 +183,7 @@ impl Attempt {
     }
 }
 
-impl Defeat {
+impl Failed {
     fn refused(&self, which: impl Fn(&Refusal) -> bool) -> bool {
         self.votes.iter().flatten().any(|vote| matches!(vote, Vote::Refused(why) if which(why)))
     }

@@ -10,45 +10,50 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use crate::acquire::patience::Patience;
-use crate::acquire::round::{Round, Spoils, Start};
-use crate::node::Lane;
-use crate::pauses::Pauses;
+use crate::acquire::round::{Acquired, Round, Start};
+use crate::backoff::Backoff;
+use crate::node::Channel;
 use crate::quorum::{Member, Plan};
 use crate::reading;
-use crate::request::{self, Wish, fresh_token};
+use crate::request::{self, LockRequest, fresh_token};
 use crate::service::Service;
 
 /// The longest pause between two looks at the line.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Tries until it is won.
-pub(crate) async fn beside(service: Arc<Service>, plan: Plan, wish: Arc<Wish>, line: Member) -> Spoils {
+pub(crate) async fn beside(
+    service: Arc<Service>,
+    plan: Plan,
+    request: Arc<LockRequest>,
+    line: Member,
+) -> Acquired {
     let plan = Plan { retries: 0, ..plan };
-    let mut pauses = Pauses::new(LOOK, LOOK);
+    let mut backoff = Backoff::new(LOOK, LOOK);
     let mut looks_as_first = 0;
     loop {
-        sleep(pauses.next()).await;
-        looks_as_first = if is_first(&service, &wish, line).await { looks_as_first + 1 } else { 0 };
+        sleep(backoff.next()).await;
+        looks_as_first = if is_first(&service, &request, line).await { looks_as_first + 1 } else { 0 };
         // At two looks in a row: where the lock is passed on meanwhile, all is well. A try in the moment of a release
         // could win beside the grant of the line, and the one after it would be let through in vain.
         if looks_as_first < 2 {
             continue;
         }
         looks_as_first = 0;
-        let wish = Wish { token: fresh_token(), ..Wish::clone(&wish) };
-        let lanes = service.lanes();
-        let round = Round::begin(&service, plan, wish, lanes, Start::Beside(line), Patience::Endless);
-        if let Ok(spoils) = round.run().await {
-            return spoils;
+        let request = LockRequest { token: fresh_token(), ..LockRequest::clone(&request) };
+        let channels = service.channels();
+        let round = Round::begin(&service, plan, request, channels, Start::Beside(line), Patience::Endless);
+        if let Ok(acquired) = round.run().await {
+            return acquired;
         }
     }
 }
 
 /// Whether nobody waits before it. Whose user has no right to look never knows.
-async fn is_first(service: &Service, wish: &Wish, line: Member) -> bool {
+async fn is_first(service: &Service, request: &LockRequest, line: Member) -> bool {
     let node = service.node(line);
-    let question = request::waiters(&wish.resource, 1);
-    let answer = Lane::new(node.clone()).ask(&question, None, node.limit).await;
-    let me = reading::shown(wish.token.as_bytes());
+    let question = request::waiters(&request.resource, 1);
+    let answer = Channel::new(node.clone()).ask(&question, None, node.limit).await;
+    let me = reading::shown(request.token.as_bytes());
     answer.found(reading::line).is_ok_and(|line| line.first().is_some_and(|first| first.token == me))
 }

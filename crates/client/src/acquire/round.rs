@@ -12,16 +12,16 @@ use tokio::time::{Sleep, sleep};
 use crate::acquire::beside::beside;
 use crate::acquire::line::{Queueing, Stand};
 use crate::acquire::patience::Patience;
+use crate::backoff::Backoff;
 use crate::clock::now;
 use crate::error::{NodeState, Report};
 use crate::guard::release::Releases;
 use crate::node::Reply;
-use crate::pauses::Pauses;
 use crate::quorum::{
     Acquisition, Loss, Member, Outgoing, Plan, Progress, Refusal, Request, Sends, Verdict, Vote, Won,
 };
-use crate::request::Wish;
-use crate::service::{Lanes, Service};
+use crate::request::LockRequest;
+use crate::service::{Channels, Service};
 
 /// The longest pause between two tries of a round, however often it is tried.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -32,17 +32,17 @@ const BRIEF_PAUSE: Duration = Duration::from_millis(1);
 /// A round under way. However it ends but by a win, also when it is dropped, it takes back what it asked for.
 pub(crate) struct Round {
     service: Arc<Service>,
-    wish: Arc<Wish>,
-    lanes: Lanes,
+    request: Arc<LockRequest>,
+    channels: Channels,
     machine: Acquisition,
     calls: Calls,
     queueing: Option<Queueing>,
     /// Where it waits in line.
     stand: Option<Arc<Stand>>,
     /// What is tried meanwhile.
-    beside: Option<BoxFuture<'static, Spoils>>,
+    beside: Option<BoxFuture<'static, Acquired>>,
     first: Option<First>,
-    pauses: Pauses,
+    backoff: Backoff,
     patience: Patience,
     pause: Option<Pin<Box<Sleep>>>,
     over: bool,
@@ -76,10 +76,10 @@ pub(crate) enum Start<'a> {
 }
 
 /// What is left of a round that was won: what the hold needs.
-pub(crate) struct Spoils {
+pub(crate) struct Acquired {
     pub(crate) won: Won,
-    pub(crate) wish: Arc<Wish>,
-    pub(crate) lanes: Lanes,
+    pub(crate) request: Arc<LockRequest>,
+    pub(crate) channels: Channels,
     /// To those whose answer was not waited for.
     pub(crate) calls: Calls,
 }
@@ -88,8 +88,8 @@ impl Round {
     pub(crate) fn begin(
         service: &Arc<Service>,
         plan: Plan,
-        wish: Wish,
-        lanes: Lanes,
+        request: LockRequest,
+        channels: Channels,
         start: Start<'_>,
         patience: Patience,
     ) -> Round {
@@ -109,15 +109,15 @@ impl Round {
         };
         let mut round = Round {
             service: service.clone(),
-            wish: Arc::new(wish),
-            lanes,
+            request: Arc::new(request),
+            channels,
             machine,
             calls: Calls::new(),
             queueing,
             stand: None,
             beside: None,
             first,
-            pauses: Pauses::new(pause, LONGEST_PAUSE),
+            backoff: Backoff::new(pause, LONGEST_PAUSE),
             patience,
             pause: None,
             over: false,
@@ -127,7 +127,7 @@ impl Round {
     }
 
     /// Carries messages until it is won or lost.
-    pub(crate) async fn run(mut self) -> Result<Spoils, Defeat> {
+    pub(crate) async fn run(mut self) -> Result<Acquired, Failed> {
         loop {
             let paused = self.pause.is_some();
             let heard = tokio::select! {
@@ -138,7 +138,7 @@ impl Round {
                     self.send(sends);
                     continue;
                 }
-                Some(spoils) = OptionFuture::from(self.beside.as_mut()) => return Ok(spoils),
+                Some(acquired) = OptionFuture::from(self.beside.as_mut()) => return Ok(acquired),
                 else => return Err(self.lost(Loss::Impossible)),
             };
             if heard.what == Request::Wait {
@@ -182,7 +182,7 @@ impl Round {
     fn follow(&mut self, progress: Progress) -> Option<Result<Won, Loss>> {
         match progress.verdict {
             Verdict::Open => self.send(progress.sends),
-            Verdict::TryAgain if self.pause.is_none() => match self.patience.allows(self.pauses.next()) {
+            Verdict::TryAgain if self.pause.is_none() => match self.patience.allows(self.backoff.next()) {
                 Some(pause) => self.pause = Some(Box::pin(sleep(pause))),
                 None => return Some(Err(self.machine.why_not())),
             },
@@ -206,17 +206,17 @@ impl Round {
 
     fn ask(&mut self, to: Member, what: Request) {
         let (command, sets) = match what {
-            Request::Acquire => (self.wish.acquire(None), None),
-            Request::Confirm { fence, .. } => (self.wish.confirm(fence), Some(self.wish.ttl())),
+            Request::Acquire => (self.request.acquire(None), None),
+            Request::Confirm { fence, .. } => (self.request.confirm(fence), Some(self.request.ttl())),
             // Not by this way: see `send`, `drop` and `Extension`.
             Request::Wait | Request::Leave | Request::Extend | Request::Release => return,
         };
-        let lane = self.lanes[usize::from(to.0)].clone();
-        let limit = lane.node.limit.min(self.wish.ttl());
+        let channel = self.channels[usize::from(to.0)].clone();
+        let limit = channel.node.limit.min(self.request.ttl());
         self.calls.push(Box::pin(async move {
-            let reply = lane.ask(&command, sets, limit).await;
+            let reply = channel.ask(&command, sets, limit).await;
             let vote = if sets.is_none() { Reply::acquired(reply) } else { Reply::confirmed(reply) };
-            lane.note(&vote);
+            channel.note(&vote);
             Heard { from: to, what, vote }
         }));
     }
@@ -224,9 +224,10 @@ impl Round {
     fn queue_up(&mut self, to: Member) {
         let Some(queueing) = self.queueing.clone() else { return };
         self.beside = queueing.beside.map(|plan| {
-            Box::pin(beside(self.service.clone(), plan, self.wish.clone(), to)) as BoxFuture<'static, Spoils>
+            Box::pin(beside(self.service.clone(), plan, self.request.clone(), to))
+                as BoxFuture<'static, Acquired>
         });
-        let stand = Arc::new(Stand::new(self.lanes[usize::from(to.0)].clone(), self.wish.clone()));
+        let stand = Arc::new(Stand::new(self.channels[usize::from(to.0)].clone(), self.request.clone()));
         self.stand = Some(stand.clone());
         self.calls.push(Box::pin(async move {
             let vote = stand.wait(queueing).await;
@@ -241,19 +242,19 @@ impl Round {
         }
     }
 
-    fn won(mut self, won: Won) -> Spoils {
+    fn won(mut self, won: Won) -> Acquired {
         self.over = true;
         let calls = std::mem::take(&mut self.calls);
-        Spoils { won, wish: self.wish.clone(), lanes: std::mem::take(&mut self.lanes), calls }
+        Acquired { won, request: self.request.clone(), channels: std::mem::take(&mut self.channels), calls }
     }
 
-    fn lost(self, loss: Loss) -> Defeat {
+    fn lost(self, loss: Loss) -> Failed {
         let votes: Vec<Option<Vote>> = self.machine.votes().map(|vote| vote.cloned()).collect();
-        let mut report = self.service.report(&self.lanes, self.machine.votes());
+        let mut report = self.service.report(&self.channels, self.machine.votes());
         for ahead in self.machine.ahead() {
             report.0[usize::from(ahead.0)].state = NodeState::ClockAhead;
         }
-        Defeat { loss, votes, report }
+        Failed { loss, votes, report }
     }
 }
 
@@ -268,12 +269,12 @@ impl Drop for Round {
         if let Some(stand) = self.stand.take() {
             self.service.begin(stand.abandon());
         }
-        drop(Releases::new(&self.service, &self.lanes, self.wish.release()));
+        drop(Releases::new(&self.service, &self.channels, self.request.release()));
     }
 }
 
 /// Why a round was lost.
-pub(crate) struct Defeat {
+pub(crate) struct Failed {
     pub(crate) loss: Loss,
     pub(crate) votes: Vec<Option<Vote>>,
     pub(crate) report: Report,

@@ -10,9 +10,9 @@ use std::time::Duration;
 use crate::clock::now;
 use crate::error::ExtendError;
 use crate::lease::{Instant, Lease};
-use crate::node::Lane;
+use crate::node::Channel;
 use crate::quorum::{Extended, Extension, Member, Outgoing, Sends, Vote};
-use crate::service::{Lanes, Service};
+use crate::service::{Channels, Service};
 
 /// Calls whose answers decide nothing any more. One that has not left yet when this is dropped never does.
 pub(crate) type Rest = FuturesUnordered<BoxFuture<'static, ()>>;
@@ -20,7 +20,7 @@ pub(crate) type Rest = FuturesUnordered<BoxFuture<'static, ()>>;
 /// Asks for the lease until it is decided, no answer being waited for longer than `limit`.
 pub(crate) async fn extend(
     service: &Arc<Service>,
-    lanes: &Lanes,
+    channels: &Channels,
     command: Cmd,
     lease: Lease,
     limit: Duration,
@@ -28,8 +28,8 @@ pub(crate) async fn extend(
 ) -> (Result<Instant, ExtendError>, Rest) {
     let command = Arc::new(command);
     let asked = sends.iter().map(|Outgoing { to, .. }| {
-        let lane = lanes[usize::from(to.0)].clone();
-        Box::pin(ask(*to, lane, command.clone(), lease, limit))
+        let channel = channels[usize::from(to.0)].clone();
+        Box::pin(ask(*to, channel, command.clone(), lease, limit))
     });
     let mut calls: FuturesUnordered<_> = asked.collect();
     let mut extended = Extended::Open;
@@ -38,7 +38,7 @@ pub(crate) async fn extend(
     {
         extended = extension.answered(member, vote, now());
     }
-    let report = || service.report(lanes, extension.votes());
+    let report = || service.report(channels, extension.votes());
     let extended = match extended {
         Extended::Until(valid_until) => Ok(valid_until),
         Extended::Over => Err(ExtendError::Lost(report())),
@@ -50,16 +50,16 @@ pub(crate) async fn extend(
 
 async fn ask(
     to: Member,
-    lane: Arc<Lane>,
+    channel: Arc<Channel>,
     command: Arc<Cmd>,
     lease: Lease,
     limit: Duration,
 ) -> (Member, Vote<()>) {
-    let limit = limit.min(lane.node.limit).min(lease.ttl());
-    let vote = lane.ask(&command, Some(lease.ttl()), limit).await.extended();
-    lane.note(&vote);
+    let limit = limit.min(channel.node.limit).min(lease.ttl());
+    let vote = channel.ask(&command, Some(lease.ttl()), limit).await.extended();
+    channel.note(&vote);
     match vote {
-        Vote::Granted(()) if !lane.is_certain(lease.ttl()) => (to, Vote::Unknown),
+        Vote::Granted(()) if !channel.is_certain(lease.ttl()) => (to, Vote::Unknown),
         vote => (to, vote),
     }
 }

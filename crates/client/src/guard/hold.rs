@@ -9,27 +9,27 @@ use std::time::Duration;
 use tokio::sync::{Mutex as Turn, Notify};
 use tokio_util::sync::CancellationToken;
 
-use crate::acquire::round::Spoils;
+use crate::acquire::round::Acquired;
 use crate::clock::now;
 use crate::error::{ExtendError, Lost, NodeState, ReleaseError, Report};
 use crate::guard::extend::{Rest, extend};
 use crate::guard::release::Releases;
 use crate::lease::{Instant, Lease};
 use crate::quorum::{Extension, Fence};
-use crate::request::{self, Wish};
-use crate::service::{Lanes, Service};
+use crate::request::{self, LockRequest};
+use crate::service::{Channels, Service};
 
 /// A hold.
 #[derive(Debug)]
 pub(crate) struct Hold {
     service: Arc<Service>,
-    pub(crate) wish: Arc<Wish>,
+    pub(crate) request: Arc<LockRequest>,
     pub(crate) fence: Option<Fence>,
-    lanes: Lanes,
+    channels: Channels,
     state: Mutex<State>,
     /// One extension at a time: answers to two would contradict each other.
     turn: Turn<()>,
-    /// Told when the state changes otherwise than by the keeper.
+    /// OnPosition when the state changes otherwise than by the renewal.
     pub(crate) changed: Notify,
     pub(crate) lost: CancellationToken,
     /// Cancelled when it has been given back, or left to itself.
@@ -49,15 +49,15 @@ pub(crate) struct State {
 }
 
 impl Hold {
-    pub(crate) fn new(service: Arc<Service>, lease: Lease, spoils: Spoils) -> Arc<Hold> {
-        let Spoils { won, wish, lanes, calls } = spoils;
+    pub(crate) fn new(service: Arc<Service>, lease: Lease, acquired: Acquired) -> Arc<Hold> {
+        let Acquired { won, request, channels, calls } = acquired;
         let rest = calls.into_iter().map(|call| call.map(drop).boxed()).collect();
         let state = State { lease, valid_until: won.valid_until, loss: None };
         Arc::new(Hold {
             service,
-            wish,
+            request,
             fence: won.fence,
-            lanes,
+            channels,
             state: Mutex::new(state),
             turn: Turn::new(()),
             changed: Notify::new(),
@@ -75,7 +75,7 @@ impl Hold {
 
     /// The connection that an ephemeral hold lives on has closed. Never returns for any other hold.
     pub(crate) async fn disconnected(&self) {
-        match self.lanes[0].connection().filter(|_| self.wish.ephemeral) {
+        match self.channels[0].connection().filter(|_| self.request.ephemeral) {
             Some(connection) => connection.end().cancelled().await,
             None => std::future::pending().await,
         }
@@ -117,8 +117,8 @@ impl Hold {
         };
         // What has not left yet never does: behind this it would set the lease back.
         self.rest().clear();
-        let command = request::extend(&self.wish.resource, &self.wish.token, counted);
-        let (extended, rest) = extend(&self.service, &self.lanes, command, lease, limit, begun).await;
+        let command = request::extend(&self.request.resource, &self.request.token, counted);
+        let (extended, rest) = extend(&self.service, &self.channels, command, lease, limit, begun).await;
         *self.rest() = rest;
         self.rest_grew.notify_one();
         let valid_until = extended?;
@@ -133,13 +133,14 @@ impl Hold {
 
     /// A report in which nobody says anything.
     pub(crate) fn unheard(&self) -> Report {
-        self.service.report_of(self.lanes.iter().map(|_| NodeState::Unasked))
+        self.service.report_of(self.channels.iter().map(|_| NodeState::Unasked))
     }
 
     /// Whether one more may enter; or why not.
     pub(crate) fn check_entry(&self, mode: Mode, fenced: bool) -> Result<(), String> {
         // Who is alone is alone for sharers too.
-        let covered = mode == self.wish.mode || (mode, self.wish.mode) == (Mode::Shared, Mode::Exclusive);
+        let covered =
+            mode == self.request.mode || (mode, self.request.mode) == (Mode::Shared, Mode::Exclusive);
         if !covered {
             return Err("it is held in another mode already, which re-entry cannot change".into());
         }
@@ -156,7 +157,7 @@ impl Hold {
         }
         self.ended.cancel();
         self.rest().clear();
-        Some(Releases::new(&self.service, &self.lanes, self.wish.release()))
+        Some(Releases::new(&self.service, &self.channels, self.request.release()))
     }
 
     pub(crate) async fn release(&self) -> Result<(), ReleaseError> {

@@ -9,12 +9,12 @@ use tokio::time::timeout;
 
 use crate::error::ReleaseError;
 use crate::quorum::{Member, Refusal, Vote};
-use crate::service::{Lanes, Service};
+use crate::service::{Channels, Service};
 
 /// The releases of one hold under way. When it is dropped they go on in the background.
 pub(crate) struct Releases {
     service: Arc<Service>,
-    lanes: Lanes,
+    channels: Channels,
     calls: FuturesUnordered<BoxFuture<'static, (Member, Vote<()>)>>,
     /// What each master said; None where it was not asked, since it was never asked to hold anything.
     votes: Vec<Option<Vote<()>>>,
@@ -22,19 +22,19 @@ pub(crate) struct Releases {
 
 impl Releases {
     /// To every master that may hold something, or come to hold it.
-    pub(crate) fn new(service: &Arc<Service>, lanes: &Lanes, command: Cmd) -> Releases {
+    pub(crate) fn new(service: &Arc<Service>, channels: &Channels, command: Cmd) -> Releases {
         let command = Arc::new(command);
         let calls = FuturesUnordered::new();
-        let mut votes = Vec::with_capacity(lanes.len());
-        for (lane, member) in lanes.iter().zip(service.quorum.members()) {
-            votes.push(lane.may_hold().then_some(Vote::Unknown));
-            if lane.may_hold() {
-                let (lane, command) = (lane.clone(), command.clone());
-                let call = async move { (member, lane.release(&command).await.released()) };
+        let mut votes = Vec::with_capacity(channels.len());
+        for (channel, member) in channels.iter().zip(service.quorum.members()) {
+            votes.push(channel.may_hold().then_some(Vote::Unknown));
+            if channel.may_hold() {
+                let (channel, command) = (channel.clone(), command.clone());
+                let call = async move { (member, channel.release(&command).await.released()) };
                 calls.push(Box::pin(call) as BoxFuture<'static, _>);
             }
         }
-        Releases { service: service.clone(), lanes: lanes.clone(), calls, votes }
+        Releases { service: service.clone(), channels: channels.clone(), calls, votes }
     }
 
     /// Returns when a majority has confirmed it, or cannot any more, or does not within the time of one answer.
@@ -55,7 +55,7 @@ impl Releases {
         // Who has said nothing until it was decided was not silent.
         let heard = |vote: &&Vote<()>| decided.is_err() || **vote != Vote::Unknown;
         let report =
-            self.service.report(&self.lanes, self.votes.iter().map(|vote| vote.as_ref().filter(heard)));
+            self.service.report(&self.channels, self.votes.iter().map(|vote| vote.as_ref().filter(heard)));
         if self.votes.len() - self.count(is_no) < majority {
             return Err(ReleaseError::NotHeld(report));
         }

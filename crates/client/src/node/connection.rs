@@ -9,7 +9,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, RedisError, Value};
 use tokio_util::sync::CancellationToken;
 
-use super::Trouble;
+use super::ConnectError;
 use super::reply::{text, without_arguments};
 
 /// So many answers in a row that did not come in time make a connection suspect: a new one may reach the master where
@@ -31,7 +31,7 @@ struct Life {
 }
 
 impl Connection {
-    pub(super) async fn open(redis: &redis::Client) -> Result<Connection, Trouble> {
+    pub(super) async fn open(redis: &redis::Client) -> Result<Connection, ConnectError> {
         let closed = CancellationToken::new();
         // Goes with whoever would have taken the server's news: when the connection ends, however it ends.
         let end = closed.clone().drop_guard();
@@ -45,7 +45,7 @@ impl Connection {
         let opened = redis.get_multiplexed_async_connection_with_config(&config).await;
         drop(config);
         let password = redis.get_connection_info().redis_settings().password();
-        let mut redis = opened.map_err(|why| trouble(why, password))?;
+        let mut redis = opened.map_err(|why| connect_error(why, password))?;
         let server = identify(&mut redis, password).await?;
         Ok(Connection { redis, life: Arc::new(Life { server, closed, silences: AtomicU32::new(0) }) })
     }
@@ -96,18 +96,18 @@ impl fmt::Debug for Connection {
 async fn identify(
     redis: &mut MultiplexedConnection,
     password: Option<&str>,
-) -> Result<Result<Arc<str>, Arc<str>>, Trouble> {
+) -> Result<Result<Arc<str>, Arc<str>>, ConnectError> {
     let mut questions = redis::pipe();
     questions.cmd("INFO").arg("server").cmd(table::TOKEN.name);
     let answers = redis.send_packed_commands(&questions, 0, 2).await;
-    let answers = answers.map_err(|why| trouble(why, password))?;
+    let answers = answers.map_err(|why| connect_error(why, password))?;
     let [info, token] =
-        <[Value; 2]>::try_from(answers).map_err(|_| Trouble::error("no answers to two questions"))?;
+        <[Value; 2]>::try_from(answers).map_err(|_| ConnectError::error("no answers to two questions"))?;
     // A user may be barred from DLOCK.TOKEN; a command that does not exist is named before that.
     if let Value::ServerError(error) = token
         && error.details().is_some_and(|text| text.starts_with("unknown command"))
     {
-        return Err(Trouble::error("has no dlock: load the module (libdlock.so) into it"));
+        return Err(ConnectError::error("has no dlock: load the module (libdlock.so) into it"));
     }
     let info = match info {
         Value::ServerError(error) => return Ok(Err(text(&error).into())),
@@ -119,15 +119,15 @@ async fn identify(
 
 /// What a connection that was not opened says about the master. Whoever is at its other end was sent the
 /// password, and may send it back.
-fn trouble(error: RedisError, password: Option<&str>) -> Trouble {
+fn connect_error(error: RedisError, password: Option<&str>) -> ConnectError {
     let mut text = without_arguments(&error.to_string());
     if password.is_some_and(|password| !password.is_empty() && text.contains(password)) {
         text = "an error that repeats the password".to_string();
     }
     match error.kind() {
-        ErrorKind::Io => Trouble::down(text),
-        _ if error.code() == Some("NOAUTH") => Trouble::error(format!("{text}; {NAME_THE_USER}")),
-        _ => Trouble::error(text),
+        ErrorKind::Io => ConnectError::down(text),
+        _ if error.code() == Some("NOAUTH") => ConnectError::error(format!("{text}; {NAME_THE_USER}")),
+        _ => ConnectError::error(text),
     }
 }
 

@@ -14,7 +14,7 @@ impl Acquisition {
         self.since = now;
         self.seats.iter_mut().for_each(|seat| seat.confirm = Confirm::Uncounted);
         let asked = self.ask_counted(fence, phase);
-        self.settle(fence, phase, asked, now)
+        self.decide(fence, phase, asked, now)
     }
 
     /// A number for each phase; a quorum that is still not of one mind after all of them never will be.
@@ -53,10 +53,10 @@ impl Acquisition {
         }
         // A grant that comes while the phase runs is counted, if its number is not greater.
         let joined = self.ask_counted(fence, phase);
-        self.settle(fence, phase, joined, now)
+        self.decide(fence, phase, joined, now)
     }
 
-    fn settle(&mut self, fence: Fence, phase: u8, asked: Sends, now: Instant) -> Progress {
+    fn decide(&mut self, fence: Fence, phase: u8, asked: Sends, now: Instant) -> Progress {
         let majority = self.plan.quorum.majority();
         let yes = self.count(|seat| seat.confirm == Confirm::Yes);
         if yes >= majority {

@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Connection, Trouble};
+use super::{ConnectError, Connection};
 use crate::quorum::Member;
 
 /// Behind each member's address: its connection, as long as that is open.
 #[derive(Debug)]
-pub(crate) struct Roster(Mutex<Vec<Seat>>);
+pub(crate) struct MemberList(Mutex<Vec<Seat>>);
 
 #[derive(Debug)]
 struct Seat {
@@ -15,19 +15,19 @@ struct Seat {
     connection: Option<Connection>,
 }
 
-impl Roster {
+impl MemberList {
     pub(crate) fn new(names: impl IntoIterator<Item = Arc<str>>) -> Arc<Self> {
         let seats = names.into_iter().map(|name| Seat { name, connection: None }).collect();
-        Arc::new(Roster(Mutex::new(seats)))
+        Arc::new(MemberList(Mutex::new(seats)))
     }
 
     /// Refuses a connection of `member` that leads to the server of another member.
-    pub(super) fn check(&self, member: Member, connection: &Connection) -> Result<(), Trouble> {
+    pub(super) fn check(&self, member: Member, connection: &Connection) -> Result<(), ConnectError> {
         check(&self.seats(), member, connection)
     }
 
     /// [`check`](Self::check), and from now on the server is `member`.
-    pub(super) fn seat(&self, member: Member, connection: &Connection) -> Result<(), Trouble> {
+    pub(super) fn seat(&self, member: Member, connection: &Connection) -> Result<(), ConnectError> {
         let mut seats = self.seats();
         check(&seats, member, connection)?;
         seats[usize::from(member.0)].connection = Some(connection.clone());
@@ -39,12 +39,12 @@ impl Roster {
     }
 }
 
-fn check(seats: &[Seat], member: Member, connection: &Connection) -> Result<(), Trouble> {
+fn check(seats: &[Seat], member: Member, connection: &Connection) -> Result<(), ConnectError> {
     if seats.len() == 1 {
         return Ok(());
     }
     let server = connection.server().map_err(|why| {
-        Trouble::error(format!(
+        ConnectError::error(format!(
             "cannot tell which server it is, and whether it votes twice; let its user run INFO ({why})"
         ))
     })?;
@@ -52,7 +52,7 @@ fn check(seats: &[Seat], member: Member, connection: &Connection) -> Result<(), 
         // What has closed is nobody any more: addresses may be moved from server to server.
         let seated = seat.connection.as_ref().filter(|seated| seated.is_open());
         if place != usize::from(member.0) && seated.is_some_and(|seated| seated.server() == Ok(server)) {
-            return Err(Trouble::SameAs(seat.name.clone()));
+            return Err(ConnectError::SameAs(seat.name.clone()));
         }
     }
     Ok(())

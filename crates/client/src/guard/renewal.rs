@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::backoff::Backoff;
 use crate::clock::{now, sleep_until};
 use crate::error::{ExtendError, Lost, Report};
 use crate::guard::hold::Hold;
 use crate::lease::Instant;
-use crate::pauses::Pauses;
 
 /// How a hold is kept.
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +47,7 @@ async fn renew(hold: &Hold, keeping: Keeping) -> Lost {
         tokio::select! {
             biased;
             () = hold.changed.notified() => tries = Tries::default(),
-            () = sleep_until(lost_at) => return match tries.trouble {
+            () = sleep_until(lost_at) => return match tries.connect_error {
                 Some(report) => Lost::NotRenewed(report),
                 None if due.is_some_and(|due| due < lost_at) => Lost::NotRenewed(hold.unheard()),
                 None => Lost::Ended,
@@ -78,15 +78,15 @@ async fn renew(hold: &Hold, keeping: Keeping) -> Lost {
 /// The renewals that have failed since the last that did not.
 #[derive(Default)]
 struct Tries {
-    trouble: Option<Report>,
-    pauses: Option<Pauses>,
+    connect_error: Option<Report>,
+    backoff: Option<Backoff>,
     again: Option<Instant>,
 }
 
 impl Tries {
     fn failed(&mut self, report: Report, ttl: Duration) {
-        self.trouble = Some(report);
-        let pauses = self.pauses.get_or_insert_with(|| Pauses::new(ttl / 30, ttl / 10));
-        self.again = Some(now() + pauses.next());
+        self.connect_error = Some(report);
+        let backoff = self.backoff.get_or_insert_with(|| Backoff::new(ttl / 30, ttl / 10));
+        self.again = Some(now() + backoff.next());
     }
 }

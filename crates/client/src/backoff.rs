@@ -1,17 +1,17 @@
-//! Random pauses that grow, so that those who got in each other's way do not do so again.
+//! Random backoff that grow, so that those who got in each other's way do not do so again.
 
 use std::time::Duration;
 
 /// Each pause is drawn from half of a bound to all of it, and the bound doubles up to a longest one.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Pauses {
+pub(crate) struct Backoff {
     bound: Duration,
     longest: Duration,
 }
 
-impl Pauses {
+impl Backoff {
     pub(crate) fn new(first: Duration, longest: Duration) -> Self {
-        Pauses { bound: first.min(longest), longest }
+        Backoff { bound: first.min(longest), longest }
     }
 
     pub(crate) fn next(&mut self) -> Duration {
@@ -28,12 +28,12 @@ mod tests {
     #[test]
     fn they_grow_up_to_the_longest_and_differ() {
         let ms = Duration::from_millis;
-        let mut pauses = Pauses::new(ms(100), ms(300));
-        let drawn: Vec<Duration> = (0..50).map(|_| pauses.next()).collect();
+        let mut backoff = Backoff::new(ms(100), ms(300));
+        let drawn: Vec<Duration> = (0..50).map(|_| backoff.next()).collect();
         assert!((ms(50)..=ms(100)).contains(&drawn[0]));
         assert!((ms(100)..=ms(200)).contains(&drawn[1]));
         assert!(drawn[2..].iter().all(|pause| (ms(150)..=ms(300)).contains(pause)));
         assert!(drawn[2..].iter().any(|pause| *pause != drawn[2]));
-        assert_eq!(Pauses::new(Duration::ZERO, Duration::ZERO).next(), Duration::ZERO);
+        assert_eq!(Backoff::new(Duration::ZERO, Duration::ZERO).next(), Duration::ZERO);
     }
 }

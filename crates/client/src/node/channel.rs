@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-use super::{Connection, Node, Reply, Trouble, fresh_pauses};
+use super::{ConnectError, Connection, Node, Reply, fresh_backoff};
 use crate::error::NodeState;
 use crate::quorum::{Refusal, Vote};
 
 /// All requests of a hold to a master go over one connection as long as it lasts, so that none overtakes another: a
 /// RELEASE that did would leave the hold behind.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct Channel {
     pub(crate) node: Arc<Node>,
     way: Mutex<Way>,
 }
@@ -40,9 +40,9 @@ struct Sent {
     sets: Option<Duration>,
 }
 
-impl Lane {
-    pub(crate) fn new(node: Arc<Node>) -> Lane {
-        Lane { node, way: Mutex::default() }
+impl Channel {
+    pub(crate) fn new(node: Arc<Node>) -> Channel {
+        Channel { node, way: Mutex::default() }
     }
 
     /// Goes over this connection and no other one.
@@ -61,13 +61,13 @@ impl Lane {
         let asked = timeout(limit, async {
             let connection = self.current().await?;
             over = Some(connection.clone());
-            Ok::<_, Trouble>(self.ask_over(&connection, command, sets).await)
+            Ok::<_, ConnectError>(self.ask_over(&connection, command, sets).await)
         });
         let asked = asked.await;
         match (asked, over) {
             (Ok(Ok(Some(answer))), _) => Reply::Said(answer),
             (Ok(Ok(None)), _) => Reply::Silence,
-            (Ok(Err(trouble)), _) => Reply::Unasked(trouble.into()),
+            (Ok(Err(connect_error)), _) => Reply::Unasked(connect_error.into()),
             (Err(_), Some(connection)) => {
                 connection.was_silent();
                 Reply::Silence
@@ -98,11 +98,11 @@ impl Lane {
         }
         self.way().only = false;
         let again = timeout(self.node.connection_limit(), async {
-            let mut pauses = fresh_pauses();
+            let mut backoff = fresh_backoff();
             loop {
                 match self.ask(command, None, self.node.limit).await {
                     said @ Reply::Said(_) => return said,
-                    Reply::Unasked(_) | Reply::Silence => sleep(pauses.next()).await,
+                    Reply::Unasked(_) | Reply::Silence => sleep(backoff.next()).await,
                 }
             }
         });
@@ -148,24 +148,24 @@ impl Lane {
                 NodeState::Down("the connection broke before the answer".into())
             }
             Some(_) => NodeState::Slow,
-            None => self.node.trouble().unwrap_or(NodeState::Slow),
+            None => self.node.connect_error().unwrap_or(NodeState::Slow),
         }
     }
 
     /// How it is that nothing was heard of it.
     pub(crate) fn unheard(&self) -> NodeState {
         let otherwise = if self.way().sent > 0 { NodeState::Unheard } else { NodeState::Unasked };
-        self.node.trouble().unwrap_or(otherwise)
+        self.node.connect_error().unwrap_or(otherwise)
     }
 
-    async fn current(&self) -> Result<Connection, Trouble> {
+    async fn current(&self) -> Result<Connection, ConnectError> {
         {
             let way = self.way();
             match &way.connection {
                 Some(connection) if connection.is_good() || (way.only && connection.is_open()) => {
                     return Ok(connection.clone());
                 }
-                Some(_) if way.only => return Err(Trouble::down("its connection closed")),
+                Some(_) if way.only => return Err(ConnectError::down("its connection closed")),
                 _ => {}
             }
         }
