@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::harness::{
-    Options, PATIENCE, Random, Server, ServerKind, Wire, each_server, encode, until, until_within,
+    Options, PATIENCE, Random, Server, ServerKind, Value, Wire, each_server, encode, until, until_within,
 };
 use crate::load::{Load, assert_equal};
 use crate::rounds;
@@ -118,6 +118,51 @@ fn after_the_death_of_a_master_its_replica_grants_nothing_that_was_lost() {
             load.forget();
             servers.reverse();
         }
+    });
+}
+
+/// The recipe of docs/choosing.md: the old master, cut off from its promoted replica, refuses every write. What waits in
+/// its queue may not be granted there what the new master grants to others.
+#[test]
+fn an_old_master_left_alone_grants_nothing_to_its_waiters() {
+    each_server(|kind| {
+        let mut random = Random::fresh();
+        let with_grace =
+            || Server::options(kind).conf("dlock.restart-grace 1000").conf("dlock.fence-mark no");
+        let mut servers = [with_grace().start(), with_grace().start()];
+        servers[1].replicate(&servers[0]);
+        let mut load = with_short_leases(&mut random).waiting(vec!["", "BLOCK 3000"]);
+        let mut left_waiting = 0;
+        for _ in 0..rounds() {
+            let [master, replica] = &servers;
+            assert_eq!(master.connect().ok("CONFIG SET min-replicas-to-write 1"), "OK");
+            let port = AtomicU16::new(master.port());
+            load.during(
+                || port.load(Ordering::Relaxed),
+                |granted| {
+                    until_more_grants(granted);
+                    assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
+                    port.store(replica.port(), Ordering::Relaxed);
+                    let mut conn = master.connect();
+                    until("the old master refuses writes", || match conn.say("DLOCK.ACQUIRE other x 1") {
+                        Value::Error(line) => line.starts_with("NOREPLICAS"),
+                        _ => false,
+                    });
+                    left_waiting += master.info("dlock_waiting").parse::<usize>().expect("a number");
+                    let before = master.info("dlock_grants");
+                    // Grace has ended by then, and so have the leases on the old master.
+                    until_more_grants(granted);
+                    assert_eq!(master.info("dlock_grants"), before);
+                },
+            );
+            load.assert_sound();
+            assert_eq!(master.connect().ok("CONFIG SET min-replicas-to-write 0"), "OK");
+            master.replicate(replica);
+            load.drain(replica);
+            load.forget();
+            servers.reverse();
+        }
+        assert!(left_waiting > 0, "nobody was left waiting");
     });
 }
 

@@ -43,6 +43,12 @@ impl Load {
         }
     }
 
+    /// The last command of a write waits by one of these.
+    pub fn waiting(mut self, waits: Vec<&'static str>) -> Load {
+        self.plan.waits = waits;
+        self
+    }
+
     /// New clients work while `run` does something; afterwards they are gone, and what they hold stays.
     pub fn during<R>(&mut self, port: impl Fn() -> u16 + Sync, run: impl FnOnce(&AtomicUsize) -> R) -> R {
         self.generation += 1;

@@ -194,7 +194,7 @@ impl<'a> Worker<'a> {
                 answer.unwrap_or_else(|| panic!("{} is not answered: {:?}", self.name, self.words(intent)));
             if let Value::Error(line) = &answer {
                 in_grace |= line.starts_with("GRACE");
-                no_master |= ["READONLY", "UNBLOCKED", "LOADING", "MASTERDOWN"]
+                no_master |= ["READONLY", "UNBLOCKED", "LOADING", "MASTERDOWN", "NOREPLICAS"]
                     .iter()
                     .any(|word| line.starts_with(word));
             }
