@@ -30,7 +30,7 @@ soak: setup ## a mixed load for SECONDS=3600 on each server, all that its client
 	@scripts/soak.sh $(or $(SECONDS),3600)
 
 chaos: setup ## a quorum under ROUNDS=200 of faults on each server, all that its clients see checked (SEED deals the same ones)
-	@$(if $(SEED),DLOCK_TEST_SEED=$(SEED)) scripts/chaos.sh $(or $(ROUNDS),200)
+	@$(if $(SEED),DLOCK_SEED=$(SEED)) scripts/chaos.sh $(or $(ROUNDS),200)
 
 lint: setup ## format and lints only
 	@scripts/lint.sh

@@ -19,6 +19,6 @@ for file in "$@"; do
     cargo +nightly fuzz run "$target" -- -max_total_time="$limit"
 done
 say "append only files and snapshots, $limit s"
-DLOCK_TEST_SERVERS="redis-7.0=$(redis_server)" DLOCK_FUZZ_SECONDS=$limit \
+DLOCK_TEST_SERVERS="redis-7.0=$(redis_server)" DLOCK_SECONDS=$limit \
     cargo test --package dlock-module --test hostile files -- --nocapture
 say "$# targets and the files of a server, nothing found"

@@ -1,11 +1,9 @@
 //! Locks that thousands hold: nothing that ends them all at once does so at the cost of others, and the books are right
 //! afterwards.
 
-mod harness;
-mod line;
-
-use harness::{Conn, Events, Server, each_server, until};
-use line::{granted, waiter};
+use dlock_testkit::queue;
+use dlock_testkit::queue::{granted, waiter};
+use dlock_testkit::{Conn, Events, Server, each_server, until};
 
 /// More than a turn ends, and more than a replica is told of in one effect.
 const MANY: usize = 3000;
@@ -51,7 +49,7 @@ fn a_break_of_many_is_one_step_and_one_event() {
             let mut next = waiter(&server, "DLOCK.ACQUIRE k next 600000 BLOCK 0");
             assert_eq!(conn.say("DLOCK.BREAK k"), MANY as i64);
             granted(&mut next);
-            assert_eq!(line::holders(&mut conn, "k"), ["next"]);
+            assert_eq!(queue::holders(&mut conn, "k"), ["next"]);
             let told: Vec<String> = events.so_far().into_iter().map(|(_, event)| event).collect();
             assert_eq!(told, ["dlock.break", "dlock.acquire"]);
             until("each is counted", || number(&server, "dlock_breaks") == broken * MANY);
@@ -176,7 +174,7 @@ fn as_many_as_the_option_says_may_hold_a_key() {
             conn.ok("DLOCK.RELEASE k alone");
             waiters[..3].iter_mut().for_each(|waiter| assert!(granted(waiter) > 0));
             assert_eq!(
-                (line::holders(&mut conn, "k").len(), line::tokens(&mut conn, "k")),
+                (queue::holders(&mut conn, "k").len(), queue::tokens(&mut conn, "k")),
                 (3, vec!["d".into()])
             );
             conn.ok("DLOCK.RELEASE k b");

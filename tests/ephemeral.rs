@@ -1,13 +1,10 @@
 //! Holds that end with their connection.
 
-mod harness;
-mod line;
-
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
 
-use harness::{Conn, Events, Server, Value, each_server, until};
-use line::{granted, holders, waiter};
+use dlock_testkit::queue::{granted, holders, waiter};
+use dlock_testkit::{Conn, Events, Server, Value, each_server, until};
 
 /// Ends a connection in every way there is; the hold must be handed over each time.
 #[test]
@@ -211,7 +208,7 @@ fn a_kill_inside_a_transaction_replicates_the_end_of_the_hold_and_no_kill() {
         let mut a = server.connect();
         a.ok("DLOCK.ACQUIRE k a 60000 EPHEMERAL");
         let id = a.client_id();
-        let mut stream = harness::Stream::of(&server);
+        let mut stream = dlock_testkit::Stream::of(&server);
         let mut look = server.connect();
         look.ok("MULTI");
         look.ok("SET x 1");

@@ -1,8 +1,6 @@
 //! What listeners are told, on both channels, in which order; and that nobody is told of what did not happen.
 
-mod harness;
-
-use harness::{Conn, Events, Server, each_server};
+use dlock_testkit::{Conn, Events, Server, each_server};
 
 /// Runs a command and returns what was told of it: `key event`, both channels of each agreeing.
 #[track_caller]

@@ -1,12 +1,10 @@
 //! While nobody follows what is replicated no effects are built. Whoever begins to follow must not miss one, nor ever
 //! see the command itself.
 
-mod harness;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use harness::{Server, ServerKind, Stream, Value, aof, each_server, until};
+use dlock_testkit::{Server, ServerKind, Stream, Value, aof, each_server, until};
 
 fn quiet_server(kind: &ServerKind) -> Server {
     let server = Server::start(kind);
@@ -73,7 +71,7 @@ fn a_stream_that_begins_under_load_has_effects_only() {
         });
         for command in &sent {
             let word = String::from_utf8_lossy(&command[0]).to_uppercase();
-            assert!(["SELECT", "DLOCK._SET"].contains(&word.as_str()), "{}", harness::line(command));
+            assert!(["SELECT", "DLOCK._SET"].contains(&word.as_str()), "{}", dlock_testkit::line(command));
         }
     });
 }
@@ -94,7 +92,7 @@ fn an_append_only_file_switched_on_under_load_misses_nothing() {
         let before = digests(&server);
         for command in aof::commands(server.dir()) {
             let word = String::from_utf8_lossy(&command[0]).to_uppercase();
-            assert!(["SELECT", "DLOCK._SET"].contains(&word.as_str()), "{}", harness::line(&command));
+            assert!(["SELECT", "DLOCK._SET"].contains(&word.as_str()), "{}", dlock_testkit::line(&command));
         }
         server.kill9();
         server.restart_with(|options| options.conf("appendonly yes"));

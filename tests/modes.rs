@@ -1,10 +1,7 @@
 //! Shared holds, permits, upgrade, downgrade, lock-delay.
 
-mod harness;
-mod line;
-
-use harness::{Events, Server, Value, each_server, until};
-use line::{granted, holders, tokens, waiter};
+use dlock_testkit::queue::{granted, holders, tokens, waiter};
+use dlock_testkit::{Events, Server, Value, each_server, until};
 
 #[test]
 fn sharers_hold_side_by_side_and_keep_out_the_exclusive() {

@@ -1,15 +1,13 @@
 //! A grant and something else in one turn of the event loop: the commands of each case are sent in one write. These are
 //! the ways in which servers lose replies, or end, when a module leaves time limits and grants to them.
 
-mod harness;
-mod line;
-
-use harness::{Conn, Events, Server, ServerKind, Value, each_server, until};
-use line::{granted, holders, nobody_waits, waiter};
+use dlock_testkit::queue;
+use dlock_testkit::queue::{granted, holders, nobody_waits, waiter};
+use dlock_testkit::{Conn, Events, Server, ServerKind, Value, each_server, until};
 
 /// `DLOCK_ROUNDS` of each race; more than a few to hunt.
 fn rounds() -> usize {
-    std::env::var("DLOCK_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(3)
+    dlock_testkit::rounds(3)
 }
 
 /// A server with a holder `a` of `k` and two waiters, `b` before `c`.
@@ -42,7 +40,7 @@ impl Scene {
         self.a.ok("DLOCK.BREAK k");
         assert!(self.a.ok("DLOCK.ACQUIRE k a 60000").int() > 0);
         self.b = waiter(&self.server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-        self.b_id = line::clients(&mut self.a, "k")[0];
+        self.b_id = queue::clients(&mut self.a, "k")[0];
         self.c = waiter(&self.server, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
     }
 
@@ -261,7 +259,7 @@ fn removal_and_release() {
             assert_eq!(replies[1], 0, "{removal}");
             granted(&mut scene.b);
             until("b holds", || holders(&mut scene.a, "k") == ["b"]);
-            assert_eq!(line::tokens(&mut scene.a, "k"), ["c"]);
+            assert_eq!(queue::tokens(&mut scene.a, "k"), ["c"]);
             scene.set();
         }
     });
@@ -278,7 +276,7 @@ fn the_holder_and_the_next_one_die_together() {
             scene.a.ok("DLOCK.BREAK k");
             dying.ok("DLOCK.ACQUIRE k dying 60000 EPHEMERAL");
             scene.b = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-            let b = line::clients(&mut scene.a, "k")[0];
+            let b = queue::clients(&mut scene.a, "k")[0];
             scene.c = waiter(&scene.server, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
             let first = format!("CLIENT KILL ID {}", dying.client_id());
             let second = format!("CLIENT KILL ID {b}");
@@ -296,7 +294,7 @@ fn both_connections_of_a_token_die_as_it_is_granted() {
         for _ in 0..rounds() {
             scene.a.ok("DLOCK.CANCEL k c");
             let again = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-            let again_id = line::clients(&mut scene.a, "k")[1];
+            let again_id = queue::clients(&mut scene.a, "k")[1];
             scene.c = waiter(&scene.server, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
             let kills = [scene.b_id, again_id].map(|id| format!("CLIENT KILL ID {id}"));
             assert_eq!(scene.batch(&["DLOCK.RELEASE k a", &kills[0], &kills[1]]), [1, 1, 1].map(Value::Int));

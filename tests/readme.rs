@@ -1,7 +1,5 @@
 //! What the README shows is what happens.
 
-mod harness;
-
 use std::collections::BTreeSet;
 use std::fs::{self, File, Permissions};
 use std::net::TcpStream;
@@ -9,8 +7,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use harness::readme::{README, blocks};
-use harness::{
+use dlock_testkit::readme::{README, blocks};
+use dlock_testkit::{
     Conn, Folder, Port, Server, ServerKind, Value, each_server, environment, module_path, until, until_some,
 };
 

@@ -1,14 +1,12 @@
 //! Redlock as a client writes it, with a stock client library and nothing but ACQUIRE and RELEASE, over five servers.
 
-mod harness;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use harness::{Server, ServerKind, Value, each_server};
+use dlock_testkit::{Server, ServerKind, Value, each_server};
 
 /// A lock over N independent servers: <https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/>.
 struct Redlock {

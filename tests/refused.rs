@@ -1,13 +1,11 @@
 //! The background grants nothing, ends nothing and announces nothing where the server would refuse a client's write.
 //! Who waits then waits on, for as long as it said.
 
-mod harness;
-mod line;
-
 use std::fs;
 
-use harness::{Conn, Events, Server, ServerKind, Value, each_server, until};
-use line::{granted, holders, tokens, waiter};
+use dlock_testkit::queue;
+use dlock_testkit::queue::{granted, holders, tokens, waiter};
+use dlock_testkit::{Conn, Events, Server, ServerKind, Value, each_server, until};
 
 /// A master with a lease that ends while it refuses writes, and three who wait behind it.
 struct Scene {
@@ -63,7 +61,7 @@ impl Scene {
         let told: Vec<String> = self.events.so_far().into_iter().map(|(_, event)| event).collect();
         assert_eq!(told, ["dlock.expired", "dlock.acquire"]);
         assert_eq!(self.b.say("DLOCK.RELEASE k b"), 1);
-        line::nobody_waits(&self.server);
+        queue::nobody_waits(&self.server);
     }
 }
 

@@ -1,12 +1,10 @@
 //! How long others wait while a hundred thousand of a million leases end together. `make stall` shows the figures.
 
-mod harness;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use harness::{Conn, Server, each_server, until};
+use dlock_testkit::{Conn, Server, each_server, until};
 
 const LIVE: usize = 1_000_000;
 const DUE: usize = 100_000;

@@ -1,13 +1,10 @@
 //! A grant is delivered or rolls on: whatever becomes of the connection, the database, or the user it was made to, in the
 //! same turn of the event loop. And one that was written never rolls on.
 
-mod harness;
-mod line;
-
 use std::process::{Command, Stdio};
 
-use harness::{Conn, Server, ServerKind, Value, each_server, until};
-use line::{clients, granted, holders, nobody_waits, waiter};
+use dlock_testkit::queue::{clients, granted, holders, nobody_waits, waiter};
+use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
 /// A server with a holder `a` of `k`, the waiter `b` on a connection that `login` made, and `c` behind it.
 struct Scene {

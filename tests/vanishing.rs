@@ -1,10 +1,7 @@
 //! The key goes away under the line: the hold is over, the line is served or told, and there are never two holders.
 
-mod harness;
-mod line;
-
-use harness::{Events, Server, Value, each_server, until};
-use line::{granted, holders, nobody_waits, waiter};
+use dlock_testkit::queue::{granted, holders, nobody_waits, waiter};
+use dlock_testkit::{Events, Server, Value, each_server, until};
 
 #[test]
 fn swapdb_moves_the_locks_and_leaves_the_lines() {

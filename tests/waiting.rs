@@ -1,10 +1,7 @@
 //! Waiting in line: first come first served, handed over in the step that frees the lock, one outcome for each.
 
-mod harness;
-mod line;
-
-use harness::{Events, Server, Stream, Value, each_server, until};
-use line::{clients, granted, holders, nobody_waits, tokens, waiter};
+use dlock_testkit::queue::{clients, granted, holders, nobody_waits, tokens, waiter};
+use dlock_testkit::{Events, Server, Stream, Value, each_server, until};
 
 #[test]
 fn the_lock_is_handed_to_the_next_in_line() {

@@ -8,10 +8,10 @@ use std::time::Duration;
 use dlock_client::lease::Instant;
 use dlock_client::now;
 
-use crate::harness::Random;
-use crate::history::{At, Grant, Hold, Mode};
 use crate::locks::{Held, Locks};
 use crate::store::Store;
+use dlock_testkit::Random;
+use dlock_testkit::history::{At, Grant, Hold, Mode};
 
 pub const CONTENDERS: usize = 6;
 const RESOURCES: [&str; 3] = ["ledger", "stock", "till"];

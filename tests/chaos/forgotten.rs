@@ -5,7 +5,7 @@ use std::time::Duration;
 use dlock_client::{Client, Guard, Wait, now};
 use tokio::runtime::Builder;
 
-use crate::harness::{Server, ServerKind, each_server};
+use dlock_testkit::{Server, ServerKind, each_server};
 
 /// Longer than any test.
 const LONG: Duration = Duration::from_secs(600);

@@ -4,11 +4,6 @@
 //!
 //! The same with the Redlock of `SET NX PX`, and with ours without restart-grace, has to fail: the test can.
 
-#[path = "../harness/mod.rs"]
-mod harness;
-#[path = "../history/mod.rs"]
-mod history;
-
 mod contender;
 mod forgotten;
 mod locks;
@@ -19,10 +14,9 @@ mod rejected;
 mod run;
 mod store;
 
-use std::env;
 use std::time::Duration;
 
-use harness::each_server;
+use dlock_testkit::{each_server, rounds};
 use run::{Kind, Run};
 
 /// Each fault is dealt once.
@@ -39,7 +33,7 @@ fn a_few_rounds_of_faults_show_nothing_that_may_not_be() {
 #[test]
 #[ignore = "for ROUNDS rounds: make chaos"]
 fn many_rounds_of_faults_show_nothing_that_may_not_be() {
-    survive(env::var("DLOCK_CHAOS_ROUNDS").map_or(100, |rounds| rounds.parse().expect("a number")));
+    survive(rounds(100));
 }
 
 fn survive(rounds: usize) {

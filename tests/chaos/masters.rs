@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-use crate::harness::wall_clock::{HOUR, WallClock, seconds};
-use crate::harness::{Random, Server, ServerKind, until};
 use crate::proxy::Proxy;
+use dlock_testkit::wall_clock::{HOUR, WallClock, seconds};
+use dlock_testkit::{Random, Server, ServerKind, until};
 
 /// What a majority bears on one or two of the masters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -10,7 +10,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 
-use crate::harness::Random;
+use dlock_testkit::Random;
 
 /// Carries bytes to a master and back. Until it is told otherwise it does so at once.
 pub struct Proxy {

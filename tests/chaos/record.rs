@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::history::{At, History, Hold};
+use dlock_testkit::history::{At, History, Hold};
 
 /// An append, in the order in which the store took them.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! The records that the checker must reject.
 
-use crate::history::{At, Grant, Hold, Mode};
 use crate::record::{Record, Write};
+use dlock_testkit::history::{At, Grant, Hold, Mode};
 
 fn hold(name: &str, at: At, until: At, fence: i64) -> Hold {
     let grant = Some(Grant { fence, at, until });

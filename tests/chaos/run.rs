@@ -10,14 +10,14 @@ use tokio::runtime::{Builder, Runtime};
 use dlock_client::now;
 
 use crate::contender::{CONTENDERS, Contender, Counts, Stage, at};
-use crate::harness::{Random, ServerKind, until_within};
-use crate::history::{At, Hold};
 use crate::locks::Locks;
 use crate::masters::{Fault, Masters};
 use crate::record::Record;
+use dlock_testkit::history::{At, Hold};
+use dlock_testkit::{Random, ServerKind, until_within};
 
 /// Reached only when something is broken: a client may be paused for seconds, with others behind it.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy)]
 pub enum Kind {
@@ -153,7 +153,7 @@ impl Scene<'_> {
         }
         self.everybody_acquires(&format!("{struck:?}"));
         let is_there = |fault| struck.iter().any(|(_, there)| *there == fault);
-        until_within(PATIENCE, "the network did what it was told", || {
+        until_within(TIMEOUT, "the network did what it was told", || {
             let now = self.masters.weather();
             (now.0 > before.0 || !is_there(Fault::Slow)) && (now.1 > before.1 || !is_there(Fault::Lossy))
         });
@@ -168,11 +168,11 @@ impl Scene<'_> {
     pub fn restart_under_a_hold(&mut self, count: usize) {
         self.stage.stay.store(true, Relaxed);
         let held = || self.stage.staying.load(Relaxed) > 0;
-        until_within(PATIENCE, "somebody holds something", held);
+        until_within(TIMEOUT, "somebody holds something", held);
         self.restarts.push(at(now()));
         self.masters.restart_empty(count, self.random);
         let before = self.acquired();
-        until_within(PATIENCE, "the next one acquires", || {
+        until_within(TIMEOUT, "the next one acquires", || {
             self.acquired().iter().sum::<usize>() > before.iter().sum()
         });
         self.stage.stay.store(false, Relaxed);
@@ -181,14 +181,14 @@ impl Scene<'_> {
     /// A run in which too little was acquired goes on until the clients have had their misfortunes too.
     pub fn until_clients_failed(&self) {
         let Counts { refused, dropped, .. } = &self.stage.counts;
-        until_within(PATIENCE, "a stale write was refused, and an acquisition dropped", || {
+        until_within(TIMEOUT, "a stale write was refused, and an acquisition dropped", || {
             refused.load(Relaxed) > 0 && dropped.load(Relaxed) > 0
         });
     }
 
     pub fn everybody_acquires(&self, when: &str) {
         let before = self.acquired();
-        until_within(PATIENCE, &format!("everybody acquires something: {when}"), || {
+        until_within(TIMEOUT, &format!("everybody acquires something: {when}"), || {
             self.acquired().iter().zip(&before).all(|(now, before)| now > before)
         });
     }

@@ -1,7 +1,7 @@
 //! Leases and fences while the wall clock is set forth and back under the server.
 
-use crate::harness::wall_clock::{HOUR, WallClock, seconds};
-use crate::harness::{Conn, Server, each_server, until};
+use dlock_testkit::wall_clock::{HOUR, WallClock, seconds};
+use dlock_testkit::{Conn, Server, each_server, until};
 
 #[track_caller]
 fn assert_left(conn: &mut Conn, range: std::ops::RangeInclusive<i64>) {

@@ -2,15 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::harness::wall_clock::{HOUR, WallClock};
-use crate::harness::{Conn, Random, Server, each_server, until};
-use crate::history::History;
-use crate::workers::{Clock, Plan, Worker, during};
+use dlock_testkit::history::History;
+use dlock_testkit::wall_clock::{HOUR, WallClock};
+use dlock_testkit::workers::{Clock, Plan, Worker, during};
+use dlock_testkit::{Conn, Random, Server, each_server, rounds, until};
 
-/// How often the clock is set on each server: `DLOCK_ROUNDS`.
-fn rounds() -> usize {
-    std::env::var("DLOCK_ROUNDS").map_or(20, |rounds| rounds.parse().expect("DLOCK_ROUNDS wants a number"))
-}
+/// How often the clock is set on each server.
+const ROUNDS: usize = 20;
 
 /// A plain lock for longer than the test, as long as nobody else has it. Whether it was lost.
 fn plain(conn: &mut Conn) -> bool {
@@ -34,7 +32,7 @@ fn nobody_is_granted_what_is_held_and_no_fence_is_lower() {
             &mut workers,
             || server.port(),
             |granted| {
-                for _ in 0..rounds() {
+                for _ in 0..rounds(ROUNDS) {
                     match random.below(5) {
                         0 => clock.freeze(&mut conn),
                         _ => clock.set_off_by(random.below(2 * HOUR as usize) as i64 - HOUR),
@@ -49,7 +47,7 @@ fn nobody_is_granted_what_is_held_and_no_fence_is_lower() {
         let denied: Vec<String> = workers.iter().flat_map(|worker| worker.denied.clone()).collect();
         assert!(denied.is_empty(), "{denied:#?}");
         let holds: Vec<_> = workers.into_iter().flat_map(|worker| worker.holds).collect();
-        assert!(holds.iter().filter(|hold| hold.grant.is_some()).count() > 30 * rounds());
+        assert!(holds.iter().filter(|hold| hold.grant.is_some()).count() > 30 * rounds(ROUNDS));
         let history = History { holds, ..History::default() };
         let wrong = [history.exclusion(), history.fences()].concat();
         assert!(wrong.is_empty(), "{wrong:#?}");

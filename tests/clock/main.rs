@@ -3,13 +3,6 @@
 
 #![allow(clippy::disallowed_methods, reason = "leases and waits as their clients see them")]
 
-#[path = "../harness/mod.rs"]
-mod harness;
-#[path = "../history/mod.rs"]
-mod history;
-#[path = "../workers/mod.rs"]
-mod workers;
-
 mod leases;
 mod load;
 mod namespaces;

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::harness::{Server, ServerKind, each_server, until};
+use dlock_testkit::{Server, ServerKind, each_server, until};
 
 /// Two weeks, in seconds.
 const AHEAD: &str = "1209600";

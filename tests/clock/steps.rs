@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::harness::wall_clock::{HOUR, WallClock, seconds};
-use crate::harness::{Conn, Server, ServerKind, each_server, until};
+use dlock_testkit::wall_clock::{HOUR, WallClock, seconds};
+use dlock_testkit::{Conn, Server, ServerKind, each_server, until};
 
 /// Somebody who waits in line.
 struct Waiter {

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::harness::{Conn, Events, Value, each_server, until};
-use crate::line::{granted, waiter};
 use crate::nodes::{EVENLY, cluster_with};
+use dlock_testkit::queue::{granted, waiter};
+use dlock_testkit::{Conn, Events, Value, each_server, until};
 
 /// The others may have promoted its replica, which grants the same lock: so nothing ends here, and nothing is granted.
 #[test]

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::harness::{PATIENCE, Random, Value, Wire, encode};
-use crate::history::{At, Grant, Hold, Mode};
-use crate::workers::Clock;
+use dlock_testkit::history::{At, Grant, Hold, Mode};
+use dlock_testkit::workers::Clock;
+use dlock_testkit::{Random, TIMEOUT, Value, Wire, encode};
 
 pub struct Client<'a> {
     name: String,
@@ -127,7 +127,7 @@ impl<'a> Client<'a> {
         let answers = (0..1 + usize::from(asking)).map(|_| {
             // Somebody else's lease may have to end first.
             let answer =
-                wire.value(Instant::now() + PATIENCE + Duration::from_secs(20)).expect("the node goes on");
+                wire.value(Instant::now() + TIMEOUT + Duration::from_secs(20)).expect("the node goes on");
             answer.unwrap_or_else(|| panic!("{words:?} is never answered"))
         });
         answers.last().expect("one at least")

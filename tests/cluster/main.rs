@@ -2,15 +2,6 @@
 
 #![allow(clippy::disallowed_methods, reason = "clients rely on a lease by their clock")]
 
-#[path = "../harness/mod.rs"]
-mod harness;
-#[path = "../history/mod.rs"]
-mod history;
-#[path = "../line/mod.rs"]
-mod line;
-#[path = "../workers/mod.rs"]
-mod workers;
-
 mod alone;
 mod client;
 mod nodes;

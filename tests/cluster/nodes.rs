@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::harness::{Conn, Server, ServerKind, until};
+use dlock_testkit::{Conn, Server, ServerKind, until};
 
 pub const EVENLY: [&str; 3] = ["0 5460", "5461 10922", "10923 16383"];
 

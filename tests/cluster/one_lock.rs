@@ -1,8 +1,8 @@
 //! The line of one lock, step by step.
 
-use crate::harness::{Value, each_server, until};
-use crate::line::{granted, holders, nobody_waits, tokens, waiter};
 use crate::nodes::{EVENLY, cluster, id, set_on_its_way};
+use dlock_testkit::queue::{granted, holders, nobody_waits, tokens, waiter};
+use dlock_testkit::{Value, each_server, until};
 
 /// On the source MIGRATE looks like DEL. Granted there, the waiter would hold beside the one that moved.
 #[test]

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::{env, thread};
+use std::thread;
 
 use crate::client::Client;
-use crate::harness::{Random, Server, each_server, locks, until};
-use crate::history::History;
 use crate::nodes::{cluster, reshard};
-use crate::workers::{Clock, SetAtTheEnd};
+use dlock_testkit::history::History;
+use dlock_testkit::workers::{Clock, SetAtTheEnd};
+use dlock_testkit::{Random, Server, each_server, locks, rounds, until};
 
 /// So many slots move.
 const SLOTS: usize = 60;
@@ -81,7 +81,7 @@ fn slots_that_move_under_load_take_their_holders_along_and_lose_no_waiter() {
             }
             until("they wait", || here.info("dlock_waiting").parse::<usize>().expect("a number") >= 4);
             let mut sides = [&here, &there];
-            for _ in 0..env::var("DLOCK_ROUNDS").map_or(2, |rounds| rounds.parse().expect("a number")) {
+            for _ in 0..rounds(2) {
                 let [from, to] = sides;
                 let grants = granted.load(Ordering::Relaxed);
                 until("the clients go on", || granted.load(Ordering::Relaxed) > grants + 20);

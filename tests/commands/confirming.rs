@@ -1,7 +1,7 @@
 //! DLOCK.CONFIRM: the second phase of a fenced quorum.
 
-use crate::harness::{Server, Value, each_server, until};
 use crate::{assert_lease, granted, state};
+use dlock_testkit::{Server, Value, each_server, until};
 
 #[test]
 fn the_holds_own_fence_is_a_yes_and_sets_the_lease() {

@@ -1,7 +1,7 @@
 //! DLOCK.RELEASE, DLOCK.EXTEND and DLOCK.BREAK.
 
-use crate::harness::{Server, Value, each_server};
 use crate::{assert_lease, granted, state};
+use dlock_testkit::{Server, Value, each_server};
 
 #[test]
 fn a_release_frees_the_lock_and_sent_again_answers_0() {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::harness::{Conn, Server, Value, each_server};
 use crate::{assert_lease, granted};
+use dlock_testkit::{Conn, Server, Value, each_server};
 
 #[test]
 fn every_command_works_in_multi() {

@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use crate::harness::{Server, Value, each_server};
 use crate::{assert_lease, granted};
+use dlock_testkit::{Server, Value, each_server};
 
 #[test]
 fn holds_answers_the_tokens_count() {

@@ -1,8 +1,5 @@
 //! Every command of the contract, by cases worked out by hand. Waiting in line has its own tests.
 
-#[path = "../harness/mod.rs"]
-mod harness;
-
 mod confirming;
 mod giving_back;
 mod inside;
@@ -10,7 +7,7 @@ mod looking;
 mod misuse;
 mod taking;
 
-use harness::{Conn, Value};
+use dlock_testkit::{Conn, Value};
 
 /// The fence of a grant.
 #[track_caller]

@@ -1,7 +1,7 @@
 //! What is refused, and in which words.
 
-use crate::harness::{Server, each_server};
 use crate::{granted, state};
+use dlock_testkit::{Server, each_server};
 
 #[test]
 fn a_key_of_another_type_is_wrongtype_for_every_command() {

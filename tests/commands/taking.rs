@@ -1,7 +1,7 @@
 //! DLOCK.ACQUIRE: who gets the lock, which fence, which lease, which count.
 
-use crate::harness::{Server, Value, each_server};
 use crate::{assert_lease, granted, state};
+use dlock_testkit::{Server, Value, each_server};
 
 #[test]
 fn a_grant_answers_a_fence_that_is_the_clock_and_grows() {

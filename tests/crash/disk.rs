@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
-use crate::harness::{Folder, ServerKind, preloaded};
+use dlock_testkit::{Folder, ServerKind, preloaded};
 
 pub struct Disk(Folder);
 

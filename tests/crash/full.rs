@@ -3,9 +3,9 @@
 use std::fs;
 
 use crate::disk::Disk;
-use crate::harness::{Conn, Server, Value, each_server, locks, until};
 use crate::rounds::Rounds;
 use crate::{always, with_grace};
+use dlock_testkit::{Conn, Server, Value, each_server, locks, until};
 
 #[test]
 fn with_appendfsync_always_a_full_disk_ends_the_server_and_loses_nothing() {

@@ -1,8 +1,8 @@
 //! kill -9 at random moments under load.
 
-use crate::harness::{Options, Random, Server, each_server, until};
 use crate::rounds::{Rounds, Tally};
 use crate::{always, with_grace};
+use dlock_testkit::{Options, Random, Server, each_server, until};
 
 #[test]
 fn with_appendfsync_always_nothing_acknowledged_is_lost_and_nothing_comes_back() {

@@ -5,13 +5,6 @@
 
 #![allow(clippy::disallowed_methods, reason = "clients rely on a lease by their clock")]
 
-#[path = "../harness/mod.rs"]
-mod harness;
-#[path = "../history/mod.rs"]
-mod history;
-#[path = "../workers/mod.rs"]
-mod workers;
-
 mod disk;
 mod full;
 mod killed;
@@ -19,7 +12,7 @@ mod power;
 mod rounds;
 mod tails;
 
-use harness::{Options, Server, ServerKind};
+use dlock_testkit::{Options, Server, ServerKind};
 
 /// Loses nothing that was acknowledged.
 fn always(kind: &ServerKind) -> Options {
@@ -33,7 +26,7 @@ fn with_grace(kind: &ServerKind) -> Options {
     Server::options(kind).conf("dlock.restart-grace 250")
 }
 
-/// How many rounds, or files.
+/// How many crashes, or damaged files.
 fn attempts() -> usize {
-    std::env::var("DLOCK_ROUNDS").map_or(4, |rounds| rounds.parse().expect("DLOCK_ROUNDS wants a number"))
+    dlock_testkit::rounds(4)
 }

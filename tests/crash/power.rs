@@ -1,9 +1,9 @@
 //! Power cuts: what was never synced is gone, also what the kernel had taken already.
 
 use crate::disk::Disk;
-use crate::harness::each_server;
 use crate::rounds::Rounds;
 use crate::{always, with_grace};
+use dlock_testkit::each_server;
 
 #[test]
 fn with_appendfsync_always_a_power_cut_loses_nothing_acknowledged() {

@@ -4,9 +4,9 @@ use std::io::{self, Write};
 use std::sync::atomic::Ordering;
 
 use crate::attempts;
-use crate::harness::{Random, Server, Wire, until};
-use crate::history::{History, Look};
-use crate::workers::{Clock, Plan, Worker, during, history, look};
+use dlock_testkit::history::{History, Look};
+use dlock_testkit::workers::{Clock, Plan, Worker, during, history, look};
+use dlock_testkit::{Random, Server, Wire, until};
 
 const WORKERS: usize = 4;
 

@@ -4,8 +4,8 @@
 use std::fs;
 use std::path::PathBuf;
 
-use crate::harness::{Random, Server, ServerKind, each_server, locks, parse};
 use crate::{always, attempts};
+use dlock_testkit::{Random, Server, ServerKind, each_server, locks, parse};
 
 /// A server's append only file, and what the server held when the file had which length.
 struct Written {

@@ -1,6 +1,6 @@
 //! Who may do what.
 
-use crate::harness::{Conn, Server, ServerKind, Value, each_server};
+use dlock_testkit::{Conn, Server, ServerKind, Value, each_server};
 
 /// A connection of a user with these rules.
 fn user(server: &Server, rules: &str) -> Conn {

@@ -1,6 +1,6 @@
 //! COMMAND DOCS, COMMAND INFO, COMMAND GETKEYS and GETKEYSANDFLAGS.
 
-use crate::harness::{Conn, Server, Value, each_server};
+use dlock_testkit::{Conn, Server, Value, each_server};
 
 /// Name, arity, flags, what the docs say of its arguments. `_SET` is for replicas alone and has docs all the same.
 const COMMANDS: [(&str, i64, &str, &str); 13] = [

@@ -1,6 +1,6 @@
 //! INFO, the log and SLOWLOG: what an operator reads.
 
-use crate::harness::{Conn, Server, Value, each_server, until};
+use dlock_testkit::{Conn, Server, Value, each_server, until};
 
 /// The numbers of the section as pairs.
 fn section(conn: &mut Conn) -> Vec<(String, u64)> {

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::harness::{Server, each_server, module_path};
+use dlock_testkit::{Server, each_server, module_path};
 
 const OPTIONS: [(&str, i64, i64, i64); 4] = [
     ("dlock.max-ttl", 86_400_000, 1, 4_294_967_295),

@@ -1,6 +1,6 @@
 //! An expired hold is never seen, whether or not the background has ended it yet.
 
-use crate::harness::{Server, Value, each_server, until};
+use dlock_testkit::{Server, Value, each_server, until};
 
 /// Commands in one write run in one turn of the event loop: the timer has no chance between them.
 const LATE: [&str; 2] = ["DLOCK.ACQUIRE k t 20 DEPTH 2 LABEL host", "DEBUG SLEEP 0.05"];

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::harness::{Events, Server, Value, each_server, until};
+use dlock_testkit::{Events, Server, Value, each_server, until};
 
 #[test]
 #[allow(clippy::disallowed_methods, reason = "the promise is about time as the holder sees it")]
@@ -54,7 +54,7 @@ fn the_key_has_no_native_ttl() {
         let server = Server::start(kind);
         let mut conn = server.connect();
         assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-        let nothing = |conn: &mut crate::harness::Conn| {
+        let nothing = |conn: &mut dlock_testkit::Conn| {
             for read in ["TTL k", "PTTL k", "EXPIRETIME k"] {
                 assert_eq!(conn.ok(read), -1, "{read}");
             }

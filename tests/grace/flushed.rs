@@ -4,9 +4,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::harness::{Conn, Server, ServerKind, each_server, until};
-use crate::line::{clients, granted, nobody_waits, waiter};
 use crate::{assert_grace, end, left, logged, with_grace};
+use dlock_testkit::queue::{clients, granted, nobody_waits, waiter};
+use dlock_testkit::{Conn, Server, ServerKind, each_server, until};
 
 /// No grace runs, as in the midst of its life.
 fn running(kind: &ServerKind) -> (Server, Conn) {

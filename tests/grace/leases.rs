@@ -1,7 +1,7 @@
 //! What the option bounds while it is on: leases, and how far a fence from outside may be ahead.
 
-use crate::harness::{Server, each_server, until};
 use crate::{assert_grace, left, logged, until_granted};
+use dlock_testkit::{Server, each_server, until};
 
 #[test]
 fn no_lease_is_longer_than_the_grace() {

@@ -1,10 +1,5 @@
 //! Restart-grace: a server that may have forgotten holds grants nothing new until the longest of them is over.
 
-#[path = "../harness/mod.rs"]
-mod harness;
-#[path = "../line/mod.rs"]
-mod line;
-
 mod flushed;
 mod leases;
 mod promoted;
@@ -12,7 +7,7 @@ mod proven;
 mod started;
 mod voided;
 
-use harness::{Conn, Options, Server, ServerKind, Value, until};
+use dlock_testkit::{Conn, Options, Server, ServerKind, Value, until};
 
 /// Longer than any test: only [`end`] ends it.
 const LONG: &str = "dlock.restart-grace 600000";

@@ -1,7 +1,7 @@
 //! Promotions: a replica may not have received all that its master granted.
 
-use crate::harness::{Server, each_server, until};
 use crate::{ALWAYS, assert_grace, assert_unproven, end, left, logged, with_grace};
+use dlock_testkit::{Server, each_server, until};
 
 #[test]
 fn a_promoted_replica_grants_nothing_new_for_a_while() {

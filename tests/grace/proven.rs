@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::PathBuf;
 
-use crate::harness::{Server, ServerKind, each_server, until};
 use crate::{
     ALWAYS, LONG, assert_grace, assert_unproven, end, logged, until_granted, until_proven, with_grace,
 };
+use dlock_testkit::{Server, ServerKind, each_server, until};
 
 /// A server that keeps every grant, and has proven it.
 #[track_caller]

@@ -6,8 +6,8 @@ use std::fs::{self, OpenOptions};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::harness::{Conn, Server, each_server, until};
 use crate::{ALWAYS, assert_grace, end, left, logged, until_granted, until_proven, with_grace};
+use dlock_testkit::{Conn, Server, each_server, until};
 
 #[test]
 fn a_server_that_has_loaded_nothing_grants_nothing_for_a_while() {
@@ -157,7 +157,7 @@ fn appended(server: &Server) -> PathBuf {
 /// A server with nothing to forget by, after a crash: what `crash` does beside, and the configuration.
 #[track_caller]
 fn after_a_crash(
-    kind: &crate::harness::ServerKind,
+    kind: &dlock_testkit::ServerKind,
     conf: &[&str],
     run: impl FnOnce(&mut Conn),
     crash: impl FnOnce(&Server),

@@ -5,9 +5,9 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use crate::harness::{Folder, Port, Server, Value, each_server, module_path, until};
 use crate::proven::{path, proven};
 use crate::{ALWAYS, assert_grace, assert_unproven, end, logged, until_proven, with_grace};
+use dlock_testkit::{Folder, Port, Server, Value, each_server, module_path, until};
 
 /// The server was killed, and comes back as it is configured: it may have forgotten something.
 #[track_caller]

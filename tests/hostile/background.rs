@@ -1,7 +1,7 @@
 //! The background belongs to everybody: what one connection leaves behind keeps nobody else waiting, and its memory is
 //! given back.
 
-use crate::harness::{Events, Server, Value, each_server, until};
+use dlock_testkit::{Events, Server, Value, each_server, until};
 
 /// All the holds of a closed connection were ended before the next lease was looked at, for 9 s where they were 30,000.
 #[test]

@@ -1,6 +1,6 @@
 //! Bytes made worse.
 
-use crate::harness::Random;
+use dlock_testkit::Random;
 
 /// Numbers that lengths, counts and deadlines are often wrong at.
 const NUMBERS: [u64; 10] =

@@ -2,7 +2,7 @@
 //!
 //! How such a file is taken apart is the server's own affair; the module sees the values and effects in it, and those are
 //! fuzzed in process (`fuzz/`, `stored` and `effects`), a million times as fast. Here is what only a real load shows:
-//! the two together. `DLOCK_FUZZ_SECONDS` is the long form (`make fuzz`).
+//! the two together. `DLOCK_SECONDS` is the long form (`make fuzz`).
 
 #![allow(clippy::disallowed_methods, reason = "the long form goes by the time")]
 
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::damage::damage;
-use crate::harness::{Conn, Options, Random, Server, ServerKind, Value, each_server, until};
+use dlock_testkit::{Conn, Options, Random, Server, ServerKind, Value, each_server, run_time, until};
 
 /// Every sort of lock, and other keys among them. The tokens all begin alike, to be found in the file.
 const LOCKS: [&str; 13] = [
@@ -77,9 +77,7 @@ struct Limit {
 
 impl Limit {
     fn new() -> Limit {
-        let seconds = std::env::var("DLOCK_FUZZ_SECONDS").ok();
-        let seconds = seconds.map(|n| n.parse().expect("DLOCK_FUZZ_SECONDS wants a number"));
-        Limit { files: 12, until: seconds.map(|n| Instant::now() + Duration::from_secs(n)) }
+        Limit { files: 12, until: run_time().map(|limit| Instant::now() + limit) }
     }
 
     fn goes_on(&mut self) -> bool {

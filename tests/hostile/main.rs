@@ -1,9 +1,6 @@
 //! Input that means no good: files that nobody's server wrote, users who try what they may not, requests made to fill the
 //! memory, and where a token may be read.
 
-#[path = "../harness/mod.rs"]
-mod harness;
-
 mod background;
 mod damage;
 mod files;

@@ -1,6 +1,6 @@
 //! Requests made to fill the memory.
 
-use crate::harness::{Conn, Server, Value, each_server, until};
+use dlock_testkit::{Conn, Server, Value, each_server, until};
 
 fn used(server: &Server) -> i64 {
     server.info("used_memory").parse().expect("a number")

@@ -1,6 +1,6 @@
 //! Whoever may not write a key learns no token from it: a token is the proof of ownership.
 
-use crate::harness::{Conn, Server, Value, each_server, until};
+use dlock_testkit::{Conn, Server, Value, each_server, until};
 
 const OWNER: &str = "0wner-of-the-lock-with-a-secret";
 const SHOWN: &str = "0wner-of...";

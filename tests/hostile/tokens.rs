@@ -1,6 +1,6 @@
 //! Where a token may be read, and where not: it proves who holds a lock.
 
-use crate::harness::{Conn, Server, Value, each_server, until};
+use dlock_testkit::{Conn, Server, Value, each_server, until};
 
 const SECRET: &str = "5ecret5ecret5ecret";
 

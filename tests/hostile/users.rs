@@ -1,6 +1,6 @@
 //! A user who may lock `lock:*` and nothing else.
 
-use crate::harness::{Conn, Server, Value, each_server};
+use dlock_testkit::{Conn, Server, Value, each_server};
 
 /// `+@dlock -@dangerous` on servers that have the category; on Redis 7.0 by name.
 const WORKER: &str = "~lock:* +dlock.acquire +dlock.release +dlock.extend +dlock.confirm +dlock.holds +dlock.pttl \
@@ -136,7 +136,7 @@ fn other_peoples_locks_and_waiters_are_out_of_reach() {
         let mut waiter = server.connect();
         let id = waiter.client_id();
         waiter.send(&["DLOCK.ACQUIRE", "other", "u", "600000", "BLOCK", "0"]);
-        crate::harness::until("it waits", || server.info("dlock_waiting") == "1");
+        dlock_testkit::until("it waits", || server.info("dlock_waiting") == "1");
         let mut conn = user(&server, WORKER);
         // By the number of the client, or its token, on a key that is allowed.
         for command in [format!("DLOCK.CANCEL lock:a CLIENT {id}"), "DLOCK.CANCEL lock:a u".into()] {

@@ -1,6 +1,6 @@
 //! Rights that are withdrawn while their owner waits: a grant is one of the moment at which it is made.
 
-use crate::harness::{Conn, Server, Value, each_server, until};
+use dlock_testkit::{Conn, Server, Value, each_server, until};
 
 /// The holder `a`, the waiter `b` who is the user `worker`, and `c` behind it.
 struct Scene {
@@ -10,7 +10,7 @@ struct Scene {
     c: Conn,
 }
 
-fn scene(kind: &crate::harness::ServerKind) -> Scene {
+fn scene(kind: &dlock_testkit::ServerKind) -> Scene {
     let server = Server::start(kind);
     let mut admin = server.connect();
     admin.ok("ACL SETUSER worker reset on >secret ~lock:* +dlock.acquire +dlock.release +echo");

@@ -1,7 +1,7 @@
 //! FLUSHDB and FLUSHALL, at once and in the background.
 
 use crate::World;
-use crate::harness::{Server, each_server, until};
+use dlock_testkit::{Server, each_server, until};
 
 #[test]
 fn a_flush_ends_every_hold_it_reaches() {
@@ -80,7 +80,7 @@ fn a_hundred_thousand_holds_are_flushed_in_the_background() {
         let many = "for n = 1, 100000 do \
                         redis.call('DLOCK.ACQUIRE', 'k' .. n, 'token:' .. n, 600000 + n, 'LABEL', 'a label too long to be inline') \
                     end";
-        let fill = |conn: &mut crate::harness::Conn| {
+        let fill = |conn: &mut dlock_testkit::Conn| {
             assert!(conn.call(&["EVAL", many, "0"]).is_nil());
             assert_eq!(
                 (server.info("dlock_held"), server.info("dlock_holders")),

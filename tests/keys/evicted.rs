@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::World;
-use crate::harness::{Server, each_server, until};
+use dlock_testkit::{Server, each_server, until};
 
 #[test]
 fn an_evicted_lock_is_over() {

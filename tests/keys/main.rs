@@ -1,16 +1,13 @@
 //! What happens to a lock when its key is treated like any other key: deleted, overwritten, renamed, moved, flushed,
 //! evicted. The hold is over wherever the key is gone, and a lock never turns up under another name.
 
-#[path = "../harness/mod.rs"]
-mod harness;
-
 mod emptied;
 mod evicted;
 mod renamed;
 mod rewritten;
 mod taken_away;
 
-use harness::{Conn, Events, Server, ServerKind, Value};
+use dlock_testkit::{Conn, Events, Server, ServerKind, Value};
 
 /// A master with an append only file, its replica, and a listener on the master.
 struct World {

@@ -1,7 +1,7 @@
 //! RENAME, MOVE, COPY, SWAPDB: a hold is of a name, so it does not travel. Only SWAPDB takes whole databases along.
 
 use crate::World;
-use crate::harness::{Value, each_server, until};
+use dlock_testkit::{Value, each_server, until};
 
 #[test]
 fn renamed_away_the_hold_is_over_and_the_new_name_holds_nothing() {

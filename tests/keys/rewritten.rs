@@ -1,8 +1,8 @@
 //! An append only file that is rewritten as commands (`aof-use-rdb-preamble no`) makes the same keyspace, empty keys
 //! included: what comes after it in the file may name them.
 
-use crate::harness::readme::README;
-use crate::harness::{Conn, Server, ServerKind, each_server, until};
+use dlock_testkit::readme::README;
+use dlock_testkit::{Conn, Server, ServerKind, each_server, until};
 
 fn start(kind: &ServerKind) -> (Server, Conn) {
     let options = Server::options(kind).conf("appendonly yes").conf("appendfsync always");

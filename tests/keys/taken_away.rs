@@ -1,7 +1,7 @@
 //! DEL, UNLINK, a value written over the lock, a TTL put on it: the hold is over.
 
 use crate::World;
-use crate::harness::{Server, Value, each_server, until};
+use dlock_testkit::{Server, Value, each_server, until};
 
 #[test]
 fn deleted_by_hand_the_hold_is_over() {

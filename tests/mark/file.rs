@@ -3,8 +3,8 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
-use crate::harness::{Conn, Folder, Port, Server, Value, each_server, until};
 use crate::{number, path, status, stored, told, until_status};
+use dlock_testkit::{Conn, Folder, Port, Server, Value, each_server, until};
 
 #[test]
 fn it_is_there_before_the_first_grant_and_goes_on_ahead_of_the_clock() {
@@ -260,7 +260,7 @@ fn a_module_loaded_at_run_time_has_it_before_the_first_grant() {
     each_server(|kind| {
         let server = Server::options(kind).without_module().start();
         let mut conn = server.connect();
-        let module = crate::harness::module_path().to_str().expect("a path of text");
+        let module = dlock_testkit::module_path().to_str().expect("a path of text");
         assert_eq!(conn.call(&["MODULE", "LOAD", module]), Value::Simple("OK".into()));
         let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
         assert!(stored(&path(&server)) > fence);

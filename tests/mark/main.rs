@@ -1,8 +1,5 @@
 //! The fence mark: whatever is lost, and wherever the clock is set, no fence is lower than one before.
 
-#[path = "../harness/mod.rs"]
-mod harness;
-
 mod file;
 mod restarts;
 mod steps;
@@ -11,9 +8,9 @@ mod unwritable;
 use std::fs;
 use std::path::PathBuf;
 
-use harness::{Server, ServerKind, each_server, until};
+use dlock_testkit::{Server, ServerKind, each_server, until};
 
-const DAY: i64 = 24 * harness::wall_clock::HOUR;
+const DAY: i64 = 24 * dlock_testkit::wall_clock::HOUR;
 
 /// On each server on which a shim that is preloaded comes between the module and the C library. With Valkey 9 it comes only
 /// between the server and that.

@@ -1,14 +1,12 @@
 //! Restarts with everything lost but the mark, and the clock set back.
 
 use crate::each_shimmed_server;
-use crate::harness::wall_clock::WallClock;
-use crate::harness::{Random, Server, until};
 use crate::{DAY, number, path, stored, told};
+use dlock_testkit::wall_clock::WallClock;
+use dlock_testkit::{Random, Server, restarts, until};
 
-/// How many restarts on each server: `DLOCK_RESTARTS`.
-fn restarts() -> usize {
-    std::env::var("DLOCK_RESTARTS").map_or(25, |n| n.parse().expect("DLOCK_RESTARTS wants a number"))
-}
+/// How many on each server.
+const RESTARTS: usize = 25;
 
 #[test]
 fn no_fence_is_lower_with_all_lost_and_the_clock_set_back_again_and_again() {
@@ -17,7 +15,7 @@ fn no_fence_is_lower_with_all_lost_and_the_clock_set_back_again_and_again() {
         let (kind, clock) = WallClock::of(kind);
         let mut server = Server::start(&kind);
         let (mut last, mut fences) = (0, 0);
-        for restart in 0..restarts() {
+        for restart in 0..restarts(RESTARTS) {
             let mut conn = server.connect();
             for _ in 0..=random.below(20) {
                 let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
@@ -41,9 +39,9 @@ fn no_fence_is_lower_with_all_lost_and_the_clock_set_back_again_and_again() {
             server.restart();
             assert_eq!(server.connect().ok("DBSIZE"), 0, "all is lost");
         }
-        assert!(fences >= restarts());
+        assert!(fences >= restarts(RESTARTS));
         // The clock was not believed where it was wrong.
-        assert!(told(&server, "s ahead of the clock: fences go on above it") >= restarts() / 5);
+        assert!(told(&server, "s ahead of the clock: fences go on above it") >= restarts(RESTARTS) / 5);
     });
 }
 

@@ -4,9 +4,9 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 
 use crate::each_shimmed_server;
-use crate::harness::wall_clock::WallClock;
-use crate::harness::{Folder, Server, ServerKind, preloaded, until};
 use crate::{DAY, number, path, status, stored, told, until_status};
+use dlock_testkit::wall_clock::WallClock;
+use dlock_testkit::{Folder, Server, ServerKind, preloaded, until};
 
 /// In the order in which they are taken.
 const STEPS: [&str; 6] = ["create", "half", "write", "fdatasync", "rename", "fsync"];
@@ -184,7 +184,7 @@ fn no_grant_waits_for_a_disk_that_does_not_answer_and_none_goes_beyond_the_mark(
         let mut conn = server.connect();
         faults.wait_before("fdatasync");
         let (mut last, mut close, mut grants) = (0, 0, 0);
-        // The harness waits for no longer than 10 s for an answer, and there is always one.
+        // A test waits for no longer than 10 s for an answer, and there is always one.
         while status(&server) == "ok" {
             let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
             // The mark of before is all that would be left by a crash.

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::harness::{Folder, Server, each_server};
 use crate::{number, status, stored, told, until_status};
+use dlock_testkit::{Folder, Server, each_server};
 
 /// A file system of its own in a folder; unmounted when dropped.
 struct Mount(Folder);

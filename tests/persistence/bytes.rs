@@ -1,7 +1,7 @@
 //! DUMP and RESTORE: a round trip, and bytes that nobody's DUMP ever made.
 
-use crate::harness::{Conn, Layout, Server, ServerKind, Value, each_server, until};
 use crate::{Dumped, restore, state};
+use dlock_testkit::{Conn, Layout, Server, ServerKind, Value, each_server, until};
 
 #[track_caller]
 fn server(kind: &ServerKind) -> (Server, Conn) {

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use crate::harness::{Options, Server, ServerKind, aof, each_server, line};
 use crate::{all, state, take_all_kinds};
+use dlock_testkit::{Options, Server, ServerKind, aof, each_server, line};
 
 fn plain_aof(kind: &ServerKind) -> Options {
     let options = Server::options(kind).conf("appendonly yes").conf("appendfsync always");

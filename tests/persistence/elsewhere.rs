@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use crate::harness::{Conn, Server, ServerKind, each_server};
 use crate::{all, take_all_kinds};
+use dlock_testkit::{Conn, Server, ServerKind, each_server};
 
 #[test]
 fn a_snapshot_of_one_server_loads_on_every_other_that_reads_its_format() {

@@ -1,14 +1,11 @@
 //! What a restart, a reload and foreign bytes leave of locks and fences.
 
-#[path = "../harness/mod.rs"]
-mod harness;
-
 mod bytes;
 mod effects;
 mod elsewhere;
 mod restarts;
 
-use harness::{Conn, Value};
+use dlock_testkit::{Conn, Value};
 
 /// Everything about a lock but the times that run, as text to compare.
 #[track_caller]

@@ -2,8 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::harness::{Options, Server, ServerKind, Value, each_server, until};
 use crate::{all, state, take_all_kinds};
+use dlock_testkit::{Options, Server, ServerKind, Value, each_server, until};
 
 /// With an append only file that loses nothing.
 /// Without a fence mark, which would hide what the server's own files tell of fences.

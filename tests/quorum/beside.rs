@@ -7,8 +7,8 @@ use tokio::task::JoinHandle;
 use super::{
     client, each_kind, head, held_on, holders, masters, until_held_everywhere, until_nothing_is_left,
 };
-use crate::harness::{Server, until, until_within};
-use crate::line;
+use dlock_testkit::queue;
+use dlock_testkit::{Server, until, until_within};
 
 /// For what takes several tries.
 const LONG_WAIT: Duration = Duration::from_secs(30);
@@ -20,7 +20,7 @@ fn stale(servers: &[Server]) {
 
 /// How many wait in line.
 fn waiting(servers: &[Server]) -> usize {
-    line::clients(&mut head(servers).connect(), "r").len()
+    queue::clients(&mut head(servers).connect(), "r").len()
 }
 
 /// How often a server has been asked for a lock.

@@ -9,8 +9,8 @@ use std::task::{Context, Poll};
 use tokio::task::spawn_blocking;
 
 use super::{LONG, client, each_kind, masters, until_nothing_is_left};
-use crate::harness::{Server, ServerKind, until};
-use crate::line;
+use dlock_testkit::queue;
+use dlock_testkit::{Server, ServerKind, until};
 
 /// Drives a future until it is ready or has been polled so many times, whichever is first.
 struct Polls<F> {
@@ -170,5 +170,5 @@ fn release_as_other(servers: &[Server]) {
 }
 
 fn waits_somewhere(servers: &[Server]) -> bool {
-    servers.iter().any(|server| !line::clients(&mut server.connect(), "r").is_empty())
+    servers.iter().any(|server| !queue::clients(&mut server.connect(), "r").is_empty())
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{
     client, each_kind, held_on, masters, patient, until_held_everywhere, until_nothing_is_left, url,
 };
-use crate::harness::{PATIENCE, Server, until};
+use dlock_testkit::{Server, TIMEOUT, until};
 
 /// Does not wait long for what does not come, and yet long enough for what does on a busy machine.
 const HASTY: Duration = Duration::from_secs(1);
@@ -220,8 +220,8 @@ fn a_member_that_is_silent_from_the_start_costs_the_time_of_one_answer() {
         for (count, silent) in [(3, 1), (5, 2)] {
             let servers = masters(kind, count);
             servers[..silent].iter().for_each(Server::pause);
-            let builder = patient(&servers).node_timeout(PATIENCE / 3);
-            let all = tokio::time::timeout(PATIENCE, async {
+            let builder = patient(&servers).node_timeout(TIMEOUT / 3);
+            let all = tokio::time::timeout(TIMEOUT, async {
                 let client = builder.build().await.expect("a majority answers");
                 let guard = client.lock("r").acquire().await.expect("a majority answers");
                 let seen = client.inspect("r").await;

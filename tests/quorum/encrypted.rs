@@ -6,7 +6,7 @@ use std::fs;
 use std::time::Duration;
 
 use super::{LONG, each_kind, until_nothing_is_left};
-use crate::harness::{Folder, Port, Server, ServerKind};
+use dlock_testkit::{Folder, Port, Server, ServerKind};
 
 /// A certificate and its key.
 struct Paper {

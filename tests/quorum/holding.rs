@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{
     LONG, client, each_kind, held_on, holders, masters, until_held_everywhere, until_nothing_is_left,
 };
-use crate::harness::{self, until};
+use dlock_testkit::until;
 
 #[test]
 fn one_holds_everywhere_and_the_other_is_refused() {
@@ -120,7 +120,7 @@ fn a_lease_is_set_longer_and_shorter() {
             let until = guard.extend(Duration::from_secs(1)).await.expect("it is held");
             assert_eq!(until, guard.valid_until());
             // The renewals go on with the new one.
-            harness::until("it is renewed", || guard.valid_until() > until);
+            dlock_testkit::until("it is renewed", || guard.valid_until() > until);
             assert!(guard.remaining() <= Duration::from_secs(1));
             guard.release().await.expect("it is held");
         }

@@ -9,13 +9,13 @@ use super::{
     LONG, client, each_kind, head, held_on, masters, patient, until_held_everywhere, until_nothing_is_left,
     url,
 };
-use crate::harness::{PATIENCE, Server, until};
-use crate::line;
+use dlock_testkit::queue;
+use dlock_testkit::{Server, TIMEOUT, until};
 
 /// How many wait on each server that lives.
 fn waiting(servers: &[Server], resource: &str) -> Vec<usize> {
     let living = servers.iter().filter(|server| server.is_alive());
-    living.map(|server| line::clients(&mut server.connect(), resource).len()).collect()
+    living.map(|server| queue::clients(&mut server.connect(), resource).len()).collect()
 }
 
 /// Acquires in a task of its own, and is in line when this returns.
@@ -112,7 +112,7 @@ fn the_line_moves_on_when_its_master_falls_silent() {
         let others = servers.iter().filter(|server| server.port() != head(&servers).port());
         let others: Vec<&Server> = others.collect();
         until("it waits at another master", || {
-            others.iter().any(|server| !line::clients(&mut server.connect(), "r").is_empty())
+            others.iter().any(|server| !queue::clients(&mut server.connect(), "r").is_empty())
         });
         guard.release().await.expect("two have answered");
         let guard = waits.await.expect("no panic").expect("it was handed over");
@@ -166,7 +166,7 @@ fn a_wait_ends_in_time_also_where_masters_are_missing() {
             let lock = client.lock("r").wait(Wait::For(Duration::from_millis(100)));
             // A pause that is not cut short lasts at least 5 s.
             let ended =
-                tokio::time::timeout(PATIENCE / 3, lock.acquire()).await.expect("it does not wait longer");
+                tokio::time::timeout(TIMEOUT / 3, lock.acquire()).await.expect("it does not wait longer");
             assert!(matches!(ended, Err(AcquireError::QuorumImpossible { .. })), "{ended:?}");
         }
     });

@@ -4,8 +4,8 @@ use dlock_client::Wait;
 use std::time::Duration;
 
 use super::{LONG, client, each_kind, masters, until_held_everywhere};
-use crate::harness::until;
-use crate::line;
+use dlock_testkit::queue;
+use dlock_testkit::until;
 
 #[test]
 fn every_master_tells_who_holds_and_who_waits() {
@@ -18,7 +18,7 @@ fn every_master_tells_who_holds_and_who_waits() {
         let fence = guard.fence().expect("it was asked for").get();
         until_held_everywhere(&servers, "r");
         let waits = tokio::spawn(bob.lock("r").label("bob").wait(Wait::For(LONG)).acquire());
-        let lines = || servers.iter().map(|server| line::tokens(&mut server.connect(), "r").len());
+        let lines = || servers.iter().map(|server| queue::tokens(&mut server.connect(), "r").len());
         until("bob waits at one master", || lines().sum::<usize>() == 1);
 
         let seen = ann.inspect("r").await;

@@ -1,10 +1,5 @@
 //! The client, over one server and over a quorum of independent ones.
 
-#[path = "../harness/mod.rs"]
-mod harness;
-#[path = "../line/mod.rs"]
-mod line;
-
 mod beside;
 mod cancelled;
 mod down;
@@ -19,7 +14,8 @@ mod together;
 use dlock_client::{Client, ClientBuilder};
 use std::time::Duration;
 
-use harness::{Server, ServerKind, Value, each_server, until};
+use dlock_testkit::queue;
+use dlock_testkit::{Server, ServerKind, Value, each_server, until};
 
 /// Longer than any test.
 const LONG: Duration = Duration::from_secs(600);
@@ -59,7 +55,7 @@ fn head(servers: &[Server]) -> &Server {
 /// The tokens that hold the resource on a server.
 #[track_caller]
 fn holders(server: &Server, resource: &str) -> Vec<String> {
-    line::holders(&mut server.connect(), resource)
+    queue::holders(&mut server.connect(), resource)
 }
 
 /// On how many of the servers that live somebody holds the resource.

@@ -5,7 +5,8 @@ use std::os::unix::fs::symlink;
 use std::time::Duration;
 
 use super::{LONG, client, each_kind, held_on, masters, patient, until_nothing_is_left, url};
-use crate::harness::Server;
+use dlock_testkit::Server;
+use dlock_testkit::queue;
 
 #[test]
 fn two_addresses_of_one_server_are_refused() {
@@ -147,9 +148,7 @@ fn a_unix_socket_a_database_and_a_user_with_few_rights_will_do() {
             conn.ok("SELECT 3");
             assert!(!conn.ok("DLOCK.INSPECT lock:r").is_nil());
             let next = tokio::spawn(client.lock("lock:r").acquire());
-            crate::harness::until("the next one waits", || {
-                !crate::line::clients(&mut conn, "lock:r").is_empty()
-            });
+            dlock_testkit::until("the next one waits", || !queue::clients(&mut conn, "lock:r").is_empty());
             guard.extend(LONG).await.expect("it is held");
             guard.release().await.expect("it is held");
             next.await.expect("no panic").expect("handed over").release().await.expect("it is held");

@@ -4,8 +4,8 @@ use dlock_client::{Client, Fence, Wait};
 use std::error::Error;
 use std::time::Duration;
 
-use super::harness::readme::README;
 use super::{each_kind, masters, until_nothing_is_left, url};
+use dlock_testkit::readme::README;
 
 async fn bill(servers: Vec<String>) -> Result<(), Box<dyn Error>> {
     let client = Client::builder().servers(servers).build().await?;

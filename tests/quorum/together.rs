@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::{
     LONG, client, each_kind, held_on, holders, masters, until_held_everywhere, until_nothing_is_left,
 };
-use crate::harness::until;
-use crate::line;
+use dlock_testkit::queue;
+use dlock_testkit::until;
 
 #[test]
 fn sharers_hold_together_and_nobody_alone_beside_them() {
@@ -98,7 +98,7 @@ fn an_ephemeral_hold_ends_with_its_connection() {
             let acquired = if waits {
                 assert!(conn.ok("DLOCK.ACQUIRE r other 600000").int() > 0);
                 let acquired = tokio::spawn(client.lock("r").ttl(LONG).ephemeral().acquire());
-                until("it waits", || !line::clients(&mut conn, "r").is_empty());
+                until("it waits", || !queue::clients(&mut conn, "r").is_empty());
                 assert_eq!(conn.ok("DLOCK.RELEASE r other"), 1);
                 acquired.await.expect("no panic")
             } else {
@@ -179,13 +179,13 @@ fn a_lock_that_is_lost_while_another_is_waited_for_ends_the_wait() {
         assert!(conn.ok("DLOCK.ACQUIRE b other 600000").int() > 0);
         let ttl = Duration::from_millis(900);
         let wants = tokio::spawn(client.lock_all(["a", "b"]).each(|lock| lock.ttl(ttl)).acquire());
-        until("it waits for b", || !line::clients(&mut conn, "b").is_empty());
+        until("it waits for b", || !queue::clients(&mut conn, "b").is_empty());
         assert_eq!(holders(&servers[0], "a").len(), 1);
         assert_eq!(conn.ok("DLOCK.BREAK a"), 1);
         let why = wants.await.expect("no panic").expect_err("a is lost");
         let AcquireError::LostMeanwhile { resource, why } = why else { panic!("{why:?}") };
         assert_eq!(resource, "a");
         assert!(matches!(why, Lost::TakenAway(_)), "{why:?}");
-        until("it waits no more", || line::clients(&mut conn, "b").is_empty());
+        until("it waits no more", || queue::clients(&mut conn, "b").is_empty());
     });
 }

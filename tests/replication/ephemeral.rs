@@ -1,6 +1,6 @@
 //! EPHEMERAL holds over a failover and back again.
 
-use crate::harness::{Conn, Server, Value, each_server, until};
+use dlock_testkit::{Conn, Server, Value, each_server, until};
 
 fn fail_over(master: &Server, replica: &Server) {
     assert_eq!(master.connect().ok("FAILOVER TIMEOUT 60000"), "OK");
@@ -50,7 +50,7 @@ fn a_hold_that_the_other_master_kept_lives_after_the_failback() {
             assert_eq!(first.connect().ok(&format!("DLOCK.EXTEND {key} t 600000")), 1);
         }
         second.wait_in_sync(&first);
-        assert_eq!(crate::harness::locks(&first), crate::harness::locks(&second));
+        assert_eq!(dlock_testkit::locks(&first), dlock_testkit::locks(&second));
         assert_eq!(first.info("dlock_disconnects"), "1");
     });
 }

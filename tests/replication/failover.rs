@@ -3,12 +3,12 @@
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::harness::{
-    Options, PATIENCE, Random, Server, ServerKind, Value, Wire, each_server, encode, until, until_within,
-};
 use crate::load::{Load, assert_equal};
 use crate::rounds;
-use crate::workers::Plan;
+use dlock_testkit::workers::Plan;
+use dlock_testkit::{
+    Options, Random, Server, ServerKind, TIMEOUT, Value, Wire, each_server, encode, until, until_within,
+};
 
 fn until_more_grants(granted: &AtomicUsize) {
     let before = granted.load(Ordering::Relaxed);
@@ -204,7 +204,7 @@ fn sentinels(kind: &ServerKind, master: &Server) -> Vec<Server> {
 fn role(server: &Server) -> Option<String> {
     let mut wire = Wire::connect(server.port()).ok()?;
     wire.send(&encode(&["ROLE"])).ok()?;
-    let answer = wire.value(Instant::now() + PATIENCE).ok()??;
+    let answer = wire.value(Instant::now() + TIMEOUT).ok()??;
     Some(answer.items()[0].text())
 }
 

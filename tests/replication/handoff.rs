@@ -1,6 +1,6 @@
 //! Pauses, failovers and shutdowns while leases run out: a write of the background in one of them would end the server.
 
-use crate::harness::{Server, each_server, locks, until};
+use dlock_testkit::{Server, each_server, locks, until};
 
 /// Takes this many locks whose leases all run out soon.
 #[track_caller]

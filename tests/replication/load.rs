@@ -2,9 +2,9 @@
 
 use std::sync::atomic::AtomicUsize;
 
-use crate::harness::{Random, Server, Value, locks, until};
-use crate::history::History;
-use crate::workers::{Clock, Plan, Worker, during, look};
+use dlock_testkit::history::History;
+use dlock_testkit::workers::{Clock, Plan, Worker, during, look};
+use dlock_testkit::{Random, Server, Value, locks, until};
 
 pub struct Load {
     clock: Clock,

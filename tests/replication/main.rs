@@ -2,13 +2,6 @@
 
 #![allow(clippy::disallowed_methods, reason = "how long a test waits")]
 
-#[path = "../harness/mod.rs"]
-mod harness;
-#[path = "../history/mod.rs"]
-mod history;
-#[path = "../workers/mod.rs"]
-mod workers;
-
 mod ephemeral;
 mod failover;
 mod handoff;
@@ -21,5 +14,5 @@ mod stream;
 
 /// How many failovers of a kind.
 fn rounds() -> usize {
-    std::env::var("DLOCK_ROUNDS").map_or(2, |rounds| rounds.parse().expect("DLOCK_ROUNDS wants a number"))
+    dlock_testkit::rounds(2)
 }

@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
-use crate::harness::{Server, ServerKind, each_server, encode, parse, until};
+use dlock_testkit::{Server, ServerKind, each_server, encode, parse, until};
 
 /// Something that answers as a master does, has nothing, and sends what it is told to. It ends with the test's process.
 struct Master {

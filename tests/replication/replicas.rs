@@ -1,6 +1,6 @@
 //! What a replica does with locks: it answers reads, and changes nothing by itself.
 
-use crate::harness::{Events, Server, Value, each_server, until};
+use dlock_testkit::{Events, Server, Value, each_server, until};
 
 #[test]
 fn a_replica_refuses_writes_and_answers_reads() {

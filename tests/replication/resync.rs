@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::harness::{Random, Server, ServerKind, each_server, until};
 use crate::load::{Load, assert_equal};
 use crate::rounds;
+use dlock_testkit::{Random, Server, ServerKind, each_server, until};
 
 /// Clients that wait and hang up, with holds that end with their connection, while the link is cut again and again.
 fn cut_again_and_again(kind: &ServerKind, conf: &str, cut: impl Fn(&Server), counter: &str) {

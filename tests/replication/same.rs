@@ -1,6 +1,6 @@
 //! After any workload a replica, and a replica's replica, hold what the master holds.
 
-use crate::harness::{Random, Server, Value, each_server, locks, until};
+use dlock_testkit::{Random, Server, Value, each_server, locks, until};
 
 const KEYS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 

@@ -1,6 +1,6 @@
 //! The exact stream: one effect for a change, with final values; nothing for anything else.
 
-use crate::harness::{Conn, Layout, Server, Stream, each_server, line, until};
+use dlock_testkit::{Conn, Layout, Server, Stream, each_server, line, until};
 
 /// An effect as a person would write it: `k whole exclusive [t x1 #123 600000 host] last 123`.
 fn effect(command: &[Vec<u8>]) -> String {

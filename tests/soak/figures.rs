@@ -5,10 +5,10 @@ use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
-use crate::harness::{Server, until_some};
-use crate::history::History;
 use crate::operator::Operator;
-use crate::workers::Worker;
+use dlock_testkit::history::History;
+use dlock_testkit::workers::Worker;
+use dlock_testkit::{Server, until_some};
 
 #[derive(Default)]
 pub struct Figures {
@@ -19,9 +19,9 @@ pub struct Figures {
     hung_up: usize,
     errors: BTreeMap<String, usize>,
     looks: usize,
-    /// How often somebody was seen in line.
+    /// How often somebody was seen waiting.
     waiting: usize,
-    longest_line: usize,
+    longest_queue: usize,
     breaks: usize,
     cancelled: usize,
     disturbed: usize,
@@ -53,8 +53,8 @@ impl Figures {
     /// Its looks have been compared with all else.
     pub fn checked(&mut self, history: &History) {
         self.looks = history.looks.len();
-        self.waiting = history.looks.iter().map(|look| look.line.len()).sum();
-        self.longest_line = history.looks.iter().map(|look| look.line.len()).max().unwrap_or(0);
+        self.waiting = history.looks.iter().map(|look| look.queue.len()).sum();
+        self.longest_queue = history.looks.iter().map(|look| look.queue.len()).max().unwrap_or(0);
     }
 
     pub fn add(&mut self, other: Figures) {
@@ -65,7 +65,7 @@ impl Figures {
         self.hung_up += other.hung_up;
         self.looks += other.looks;
         self.waiting += other.waiting;
-        self.longest_line = self.longest_line.max(other.longest_line);
+        self.longest_queue = self.longest_queue.max(other.longest_queue);
         self.breaks += other.breaks;
         self.cancelled += other.cancelled;
         self.disturbed += other.disturbed;
@@ -106,10 +106,10 @@ impl Figures {
 
     fn text(&self) -> String {
         let Figures { episodes, asked, grants, releases, hung_up, errors, .. } = self;
-        let Figures { looks, waiting, longest_line, breaks, cancelled, disturbed, .. } = self;
+        let Figures { looks, waiting, longest_queue, breaks, cancelled, disturbed, .. } = self;
         format!(
             "{episodes} episodes, {asked} acquisitions, {grants} grants, {releases} releases, {hung_up} hang-ups, \
-             {looks} looks that saw {waiting} in line, at most {longest_line} in one, {breaks} breaks, {cancelled} \
+             {looks} looks that saw {waiting} waiting, at most {longest_queue} at once, {breaks} breaks, {cancelled} \
              cancelled, {disturbed} disturbances, refusals {errors:?}"
         )
     }

@@ -6,24 +6,16 @@
 
 #![allow(clippy::disallowed_methods, reason = "it goes on for a given time")]
 
-#[path = "../harness/mod.rs"]
-mod harness;
-#[path = "../history/mod.rs"]
-mod history;
-#[path = "../workers/mod.rs"]
-mod workers;
-
 mod figures;
 mod operator;
 
-use std::env;
 use std::time::{Duration, Instant};
 
+use dlock_testkit::history::History;
+use dlock_testkit::workers::{Clock, Plan, Worker, during};
+use dlock_testkit::{Random, Server, ServerKind, Wire, each_server, run_time, until};
 use figures::{Figures, Size};
-use harness::{Random, Server, ServerKind, Wire, each_server, until};
-use history::History;
 use operator::Operator;
-use workers::{Clock, Plan, Worker, during};
 
 const WORKERS: usize = 16;
 
@@ -32,7 +24,7 @@ fn plan() -> Plan {
         options: vec!["", "", "EPHEMERAL", "DELAY 30", "DEPTH 2", "REENTRANT LABEL soak"],
         batch: 6,
         waits: vec!["", "", "BLOCK 0", "BLOCK 20", "BLOCK 1000"],
-        patience: Duration::from_secs(120),
+        timeout: Duration::from_secs(120),
         rest: 25,
         hangs_up: 100,
         ..Plan::new(&[5, 20, 100, 400])
@@ -47,8 +39,8 @@ fn a_few_seconds_of_everything_show_nothing_that_cannot_be() {
 #[test]
 #[ignore = "as long as SECONDS says: make soak"]
 fn a_long_time_of_everything_shows_nothing_that_cannot_be() {
-    let seconds = env::var("DLOCK_SOAK_SECONDS").map_or(3_600, |seconds| seconds.parse().expect("a number"));
-    each_server(|kind| soak(kind, Duration::from_secs(seconds), Duration::from_secs(10)));
+    let time = run_time().unwrap_or(Duration::from_secs(3_600));
+    each_server(|kind| soak(kind, time, Duration::from_secs(10)));
 }
 
 fn soak(kind: &ServerKind, time: Duration, episode: Duration) {
@@ -99,7 +91,7 @@ fn run(server: &Server, clock: Clock, random: &mut Random, time: Duration) -> Fi
     let holds = workers.into_iter().flat_map(|worker| worker.holds).collect();
     let history = History { holds, looks, breaks };
     let wrong =
-        [history.exclusion(), history.fences(), history.forged(), history.line(), history.memory()].concat();
+        [history.exclusion(), history.fences(), history.forged(), history.queue(), history.memory()].concat();
     assert!(wrong.is_empty(), "{:#?}", &wrong[..wrong.len().min(20)]);
     figures.checked(&history);
     figures

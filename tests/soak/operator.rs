@@ -3,9 +3,9 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use crate::harness::{Conn, Random, Server, until};
-use crate::history::{Break, Look};
-use crate::workers::{Clock, Plan, look_at};
+use dlock_testkit::history::{Break, Look};
+use dlock_testkit::workers::{Clock, Plan, look_at};
+use dlock_testkit::{Conn, Random, Server, until};
 
 pub struct Operator<'a> {
     server: &'a Server,
@@ -52,19 +52,19 @@ impl<'a> Operator<'a> {
     }
 
     fn look(&mut self, key: &str) {
-        let free = |look: &Look| look.holders.is_empty() && !look.line.is_empty() && !look.held_back;
+        let free = |look: &Look| look.holders.is_empty() && !look.queue.is_empty() && !look.held_back;
         let mut look = look_at(&mut self.conn, key, self.clock);
         // A lease that has just ended is not seen any more, a moment before the first in line is granted the lock.
-        let first = look.line.first().cloned();
+        let first = look.queue.first().cloned();
         for _ in 0..50 {
-            if !free(&look) || look.line.first() != first.as_ref() {
+            if !free(&look) || look.queue.first() != first.as_ref() {
                 break;
             }
             sleep(Duration::from_millis(5));
             look = look_at(&mut self.conn, key, self.clock);
         }
         // The first one was granted it, and that lease has just ended too.
-        look.held_back |= free(&look) && look.line.first() != first.as_ref();
+        look.held_back |= free(&look) && look.queue.first() != first.as_ref();
         self.looks.push(look);
     }
 

@@ -10,6 +10,7 @@ mod scale;
 mod words;
 mod worlds;
 
+use dlock_testkit::seed;
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 
@@ -17,13 +18,6 @@ use proptest::test_runner::{Config, RngSeed, TestRunner};
 fn cases(normally: u32) -> u32 {
     let given = std::env::var("DLOCK_CASES").or_else(|_| std::env::var("PROPTEST_CASES"));
     given.ok().and_then(|cases| cases.parse().ok()).unwrap_or(normally)
-}
-
-/// Where random tests begin: anywhere, or as `DLOCK_SEED` says, so that what failed can be run again.
-fn seed() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    let given = std::env::var("DLOCK_SEED").ok().and_then(|seed| seed.parse().ok());
-    given.unwrap_or_else(|| RandomState::new().hash_one(()))
 }
 
 /// Runs a random test, and says how to run it again where it fails.

@@ -1,7 +1,7 @@
 //! How a run ends, and what the command is told.
 
 use super::*;
-use crate::harness::{Folder, Port, Server};
+use dlock_testkit::{Folder, Port, Server};
 
 #[test]
 fn the_exit_code_is_the_commands() {
@@ -63,7 +63,7 @@ fn a_lock_that_is_taken_is_75_at_once_or_when_the_wait_is_over() {
             let done = stage.end(stage.run(wait, "echo ran"));
             assert_eq!((done.code, done.stdout.as_str()), (Some(75), ""), "{wait}: {}", done.stderr);
             assert!(done.stderr.starts_with("dlock: r is taken"), "{}", done.stderr);
-            line::nobody_waits(&stage.servers[0]);
+            queue::nobody_waits(&stage.servers[0]);
         }
     });
 }

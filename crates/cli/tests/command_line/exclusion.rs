@@ -1,7 +1,7 @@
 //! One at a time.
 
 use super::*;
-use crate::harness::{Conn, Server, ServerKind};
+use dlock_testkit::{Conn, Server, ServerKind};
 
 /// mkdir succeeds for one at a time, and the store takes no fence that is not greater than the last.
 const GUARDED: &str = r#"
@@ -21,7 +21,7 @@ fn guarded(kind: &ServerKind, servers: usize, options: &str) {
     conns.iter_mut().for_each(|conn| drop(conn.ok("DLOCK.ACQUIRE r other 600000")));
     let runs: Vec<Running> = (0..RUNS).map(|_| stage.start(stage.run(options, GUARDED))).collect();
     until("all of them wait", || {
-        conns.iter_mut().map(|conn| line::clients(conn, "r").len()).sum::<usize>() == RUNS
+        conns.iter_mut().map(|conn| queue::clients(conn, "r").len()).sum::<usize>() == RUNS
     });
     conns.iter_mut().for_each(|conn| assert_eq!(conn.say("DLOCK.RELEASE r other"), 1));
     for run in runs {

@@ -1,8 +1,8 @@
 //! A lock that is lost ends the command, and everything it has started, before the lease is over.
 
 use super::*;
-use crate::harness::{Conn, ServerKind};
 use crate::stage::{is_alive, is_stopped, signal};
+use dlock_testkit::{Conn, ServerKind};
 
 /// Ends by SIGTERM, and says so.
 const OBEYS: &str = "trap 'echo TERM > heard; exit 0' TERM; echo $$ > ready; while :; do sleep 0.02; done";

@@ -3,11 +3,6 @@
 //! The programs that are run under locks are shell scripts. What they have to say they write into files of the test's
 //! folder; a test waits until it stands there.
 
-#[path = "../../../../tests/harness/mod.rs"]
-mod harness;
-#[path = "../../../../tests/line/mod.rs"]
-mod line;
-
 mod ending;
 mod exclusion;
 mod forwarding;
@@ -18,5 +13,6 @@ mod scripts;
 mod stage;
 mod terminal;
 
-use harness::{each_server, until};
+use dlock_testkit::queue;
+use dlock_testkit::{each_server, until};
 use stage::{Done, Running, Stage};

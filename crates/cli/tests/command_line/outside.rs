@@ -9,8 +9,8 @@ use std::path::Path;
 use std::thread;
 
 use super::*;
-use crate::harness::until_some;
 use crate::stage::DLOCK;
+use dlock_testkit::until_some;
 
 /// Sets the title of a terminal, clears it (with a control of two bytes too), turns the line over, begins a
 /// new one.

@@ -3,8 +3,8 @@
 use std::process::Command;
 
 use super::*;
-use crate::harness::readme::{README, blocks};
 use crate::stage::DLOCK;
+use dlock_testkit::readme::{README, blocks};
 
 /// A shell that finds `dlock` by its name.
 fn shell(stage: &Stage, script: &str) -> Command {
@@ -86,7 +86,7 @@ fn the_line_of_the_crontab_writes_the_report_also_where_the_votes_were_split() {
         until("it waits", || {
             let queued = stage.servers[..2]
                 .iter()
-                .any(|server| !line::clients(&mut server.connect(), "nightly-report").is_empty());
+                .any(|server| !queue::clients(&mut server.connect(), "nightly-report").is_empty());
             queued || machine.is_over()
         });
         for (server, token) in stage.servers.iter().zip(["x", "y"]) {

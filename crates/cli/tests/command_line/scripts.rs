@@ -23,7 +23,7 @@ fn a_hold_is_acquired_extended_and_released() {
         assert_eq!((hold.field("token"), hold.field("label")), (&token.into(), &"by-hand".into()));
         assert_eq!(hold.field("fence").int().to_string(), fence);
 
-        let lease = |conn: &mut harness::Conn| conn.ok("DLOCK.PTTL r").int();
+        let lease = |conn: &mut dlock_testkit::Conn| conn.ok("DLOCK.PTTL r").int();
         assert!((540_000..=600_000).contains(&lease(&mut conn)));
         assert_eq!(step(&stage, &format!("extend r {token} --ttl 20m"), 0), "");
         assert!((1_140_000..=1_200_000).contains(&lease(&mut conn)));
@@ -93,7 +93,7 @@ fn a_lock_is_inspected_by_programs() {
         for server in &stage.servers[..2] {
             server.connect().ok("DLOCK.ACQUIRE r somebody 600000 LABEL by-hand");
         }
-        let _waiter = line::waiter(&stage.servers[0], "DLOCK.ACQUIRE r next 600000 BLOCK 0 SHARED");
+        let _waiter = queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE r next 600000 BLOCK 0 SHARED");
         let held = look(0);
         assert_eq!(held["state"], "held");
         let (first, last) = (&held["masters"][0], &held["masters"][2]);
@@ -124,7 +124,7 @@ fn a_lock_is_inspected_by_people() {
         for server in &stage.servers[..2] {
             server.connect().ok("DLOCK.ACQUIRE r 0123456789abcdef 600000 LABEL by-hand");
         }
-        let _waiter = line::waiter(&stage.servers[0], "DLOCK.ACQUIRE r next 600000 BLOCK 0");
+        let _waiter = queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE r next 600000 BLOCK 0");
         stage.servers[2].kill9();
         let shown = step(&stage, "inspect r", 0);
         let lines: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
@@ -192,7 +192,7 @@ fn over_a_quorum_a_fence_is_printed_if_it_was_asked_for_and_only_then() {
             }
             let waits = stage.start(stage.dlock(&format!("acquire --node-timeout 5s {fenced} r")));
             until("it waits in line", || {
-                stage.servers.iter().any(|server| !line::clients(&mut server.connect(), "r").is_empty())
+                stage.servers.iter().any(|server| !queue::clients(&mut server.connect(), "r").is_empty())
             });
             for server in &stage.servers {
                 assert_eq!(server.connect().say("DLOCK.RELEASE r other"), 1);

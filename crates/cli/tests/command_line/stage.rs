@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::harness::{Conn, Folder, Server, ServerKind, until_some};
-use crate::line;
+use dlock_testkit::queue;
+use dlock_testkit::{Conn, Folder, Server, ServerKind, until_some};
 
 /// The command under test.
 pub const DLOCK: &str = env!("CARGO_BIN_EXE_dlock");
@@ -121,7 +121,7 @@ impl Stage {
     #[track_caller]
     pub fn held_on(&self, resource: &str) -> usize {
         let living = self.servers.iter().filter(|server| server.is_alive());
-        living.filter(|server| !line::holders(&mut server.connect(), resource).is_empty()).count()
+        living.filter(|server| !queue::holders(&mut server.connect(), resource).is_empty()).count()
     }
 }
 

@@ -104,7 +104,7 @@ fn who_waits_sees_the_place_in_line_and_a_pipe_sees_nothing() {
         let mut conn = stage.connect();
         conn.ok("DLOCK.ACQUIRE r other 600000");
         let piped = stage.start(stage.run("", "echo ran"));
-        until("it waits", || line::clients(&mut conn, "r").len() == 1);
+        until("it waits", || queue::clients(&mut conn, "r").len() == 1);
         let terminal = Terminal::with(&stage, "\"$DLOCK\" run r -- echo ran");
         until("the place is shown", || terminal.shows().contains("place 2 at redis://127.0.0.1"));
         until("time goes by", || terminal.shows().contains(" 2 s"));

@@ -5,13 +5,13 @@ use std::process::ExitStatus;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{fs, thread};
 
-use super::conn::Conn;
-use super::folder::Folder;
-use super::kinds::ServerKind;
-use super::options::Options;
-use super::port::Port;
-use super::process::Process;
-use super::wait::until;
+use crate::conn::Conn;
+use crate::folder::Folder;
+use crate::kinds::ServerKind;
+use crate::options::Options;
+use crate::port::Port;
+use crate::process::Process;
+use crate::wait::until;
 
 /// A running server on a port and in a folder of its own. When it is dropped it is killed, and when it was not well
 /// the test fails: it ended by itself, its log holds a crash report or a Rust panic, a sanitizer wrote a report.
@@ -34,7 +34,7 @@ impl Server {
         Options::new(kind)
     }
 
-    pub(super) fn new(options: Options, port: Port, folder: Folder, process: Process) -> Server {
+    pub(crate) fn new(options: Options, port: Port, folder: Folder, process: Process) -> Server {
         Server { process: Mutex::new(process), options, port, folder }
     }
 

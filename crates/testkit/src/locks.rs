@@ -1,8 +1,8 @@
 //! Everything a server knows of its locks.
 
-use super::conn::Conn;
-use super::server::Server;
-use super::value::Value;
+use crate::conn::Conn;
+use crate::server::Server;
+use crate::value::Value;
 
 /// Each lock of the server in each of its databases, as it shows it itself, one a line: two servers that hold the same
 /// locks give the same lines, and so does one server before and after something that may not change them. Empty keys of

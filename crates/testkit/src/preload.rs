@@ -1,13 +1,14 @@
 //! Servers that are lied to by their C library.
 
 use std::collections::HashMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 use std::sync::{Mutex, PoisonError};
-use std::{env, fs};
 
-use super::kinds::ServerKind;
-use super::project;
+use crate::kinds::ServerKind;
+use crate::module::profile_folder;
+use crate::project;
 
 /// The same server with a C file preloaded that stands in for some functions of its C library, besides those it has
 /// already: `source` is its path below the project, `variables` is what it asks the environment for.
@@ -18,7 +19,7 @@ pub fn preloaded(kind: &ServerKind, source: &str, variables: &[(&str, &Path)]) -
         Some(others) => *others = format!("{others}:{shim}"),
         None => {
             // A sanitizer's runtime wants to be the first.
-            let others = super::environment(Path::new("")).into_iter().find(|(name, _)| name == "LD_PRELOAD");
+            let others = crate::environment(Path::new("")).into_iter().find(|(name, _)| name == "LD_PRELOAD");
             let others = others.map_or(String::new(), |(_, others)| format!("{others}:"));
             let env = ["/usr/bin/env".to_string(), format!("LD_PRELOAD={others}{shim}")];
             kind.command.splice(0..0, env);
@@ -36,8 +37,8 @@ fn compiled(source: &str) -> PathBuf {
 }
 
 fn compile(source: &str) -> PathBuf {
-    // Cargo sets this for test binaries, when they are compiled.
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let folder = profile_folder().join("shims");
+    fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let name = source.replace(['/', '.'], "-");
     let (path, unfinished) =
         (folder.join(format!("{name}.so")), folder.join(format!("{name}-{}", process::id())));

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::value::Value;
-use super::wait::PATIENCE;
-use super::wire::{Wire, encode};
+use crate::value::Value;
+use crate::wait::TIMEOUT;
+use crate::wire::{Wire, encode};
 
-/// A RESP connection on which each wait is bounded by [`PATIENCE`]. Panics when the server does not answer in time or
+/// A RESP connection on which each wait is bounded by [`TIMEOUT`]. Panics when the server does not answer in time or
 /// hangs up, since a test that did not expect that is over.
 pub struct Conn {
     wire: Wire,
@@ -125,14 +125,14 @@ impl Conn {
 
     #[track_caller]
     fn receive(&mut self) -> Value {
-        match self.wire.value(Instant::now() + PATIENCE) {
+        match self.wire.value(Instant::now() + TIMEOUT) {
             Ok(Some(value)) => value,
-            Ok(None) => panic!("no reply within {PATIENCE:?}"),
+            Ok(None) => panic!("no reply within {TIMEOUT:?}"),
             Err(error) => panic!("reading a reply failed: {error}"),
         }
     }
 }
 
-pub(super) fn words(command: &str) -> Vec<&str> {
+pub(crate) fn words(command: &str) -> Vec<&str> {
     command.split_whitespace().collect()
 }

@@ -1,13 +1,13 @@
-//! The harness is tested like anything else: each helper once where it must succeed and, where it guards against a
+//! The testkit is tested like anything else: each helper once where it must succeed and, where it guards against a
 //! test that passes for nothing, once where it must fail. Plain servers, no module.
-
-mod harness;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 use std::{fs, thread};
 
-use harness::{Conn, Events, Server, ServerKind, Stream, Value, aof, each_server, line, module_path, until};
+use dlock_testkit::{
+    Conn, Events, Server, ServerKind, Stream, Value, aof, each_server, line, module_path, project, until,
+};
 
 fn plain(kind: &ServerKind) -> Server {
     Server::options(kind).without_module().start()
@@ -31,8 +31,7 @@ fn a_failure_names_the_server() {
 #[test]
 fn the_module_is_built_before_the_tests() {
     let age = module_path().metadata().and_then(|file| file.modified()).expect("the module is a file");
-    let source =
-        fs::metadata(concat!(env!("CARGO_MANIFEST_DIR"), "/src/lib.rs")).and_then(|file| file.modified());
+    let source = fs::metadata(project().join("src/lib.rs")).and_then(|file| file.modified());
     assert!(age >= source.expect("the module's source"));
 }
 

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use super::aof::arguments;
-use super::conn::Conn;
-use super::server::Server;
-use super::value::Value;
-use super::wait::PATIENCE;
-use super::wire::{Wire, encode, parse, parse_line};
+use crate::aof::arguments;
+use crate::conn::Conn;
+use crate::server::Server;
+use crate::value::Value;
+use crate::wait::TIMEOUT;
+use crate::wire::{Wire, encode, parse, parse_line};
 
 /// A real replica does so each second.
 const ACKNOWLEDGE_EACH: Duration = Duration::from_millis(10);
@@ -121,7 +121,7 @@ impl Stream {
     /// Receives until `find` finds something in the unused bytes.
     #[track_caller]
     fn filled<T>(&mut self, what: &str, find: impl Fn(&[u8]) -> Option<(T, usize)>) -> (T, usize) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(found) = find(self.wire.rest()) {
                 return found;
@@ -129,7 +129,7 @@ impl Stream {
             match self.wire.receive(Instant::now() + ACKNOWLEDGE_EACH) {
                 Ok(true) => {}
                 Ok(false) if Instant::now() > deadline => {
-                    panic!("waited {PATIENCE:?} for {what} from the master")
+                    panic!("waited {TIMEOUT:?} for {what} from the master")
                 }
                 // After a snapshot without a file the master sends nothing until it is told that it was read, and
                 // hears that only once it has collected the process that made it. So say it again and again.

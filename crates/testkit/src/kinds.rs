@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::{env, fs, io};
 
-use super::project;
+use crate::project;
 
 /// One server program of the matrix.
 #[derive(Clone, Debug)]

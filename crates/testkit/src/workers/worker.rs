@@ -7,8 +7,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::{Clock, Plan};
-use crate::harness::{Random, Value, Wire, encode};
 use crate::history::{At, Grant, Hold, Mode};
+use crate::{Random, Value, Wire, encode};
 
 /// Locks and releases at random, and keeps a record of what it was told.
 pub struct Worker<'a> {
@@ -189,7 +189,7 @@ impl<'a> Worker<'a> {
     fn receive(&mut self, wire: &mut Wire, intents: &[Intent], sent: At) -> io::Result<()> {
         let (mut in_grace, mut no_master) = (false, false);
         for intent in intents {
-            let answer = wire.value(Instant::now() + self.plan.patience)?;
+            let answer = wire.value(Instant::now() + self.plan.timeout)?;
             let answer =
                 answer.unwrap_or_else(|| panic!("{} is not answered: {:?}", self.name, self.words(intent)));
             if let Value::Error(line) = &answer {

@@ -2,7 +2,6 @@
 //!
 //! Every moment is one that a client knows for certain. It asked *before* the server heard it, and was answered *after*
 //! the server had decided: so what a history rules out was really wrong, however slow the machine was.
-#![allow(dead_code)]
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -39,7 +38,7 @@ pub struct Grant {
     pub until: At,
 }
 
-/// Who held a key and who stood in its line, first first, in one answer.
+/// Who held a key and who waited for it, the head of the queue first, in one answer.
 #[derive(Clone, Debug)]
 pub struct Look {
     pub key: String,
@@ -47,7 +46,7 @@ pub struct Look {
     pub answered: At,
     /// Tokens and fences.
     pub holders: Vec<(String, i64)>,
-    pub line: Vec<String>,
+    pub queue: Vec<String>,
     /// Nobody may be granted it for a while: a lock-delay, restart-grace, a pause.
     pub held_back: bool,
 }
@@ -193,9 +192,9 @@ impl History {
         wrong
     }
 
-    /// Those who were seen in line were granted in that order, and before everybody who asked later; and nobody stood
-    /// in the line of a free lock.
-    pub fn line(&self) -> Vec<String> {
+    /// Those who were seen in the queue were granted in that order, and before everybody who asked later; and nobody
+    /// waited for a free lock.
+    pub fn queue(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         let by_token = self.by_token();
         let mut granted: HashMap<&str, Vec<&Hold>> = HashMap::new();
@@ -207,15 +206,15 @@ impl History {
             holds.sort_by_key(|hold| hold.asked);
         }
         for look in &self.looks {
-            if look.holders.is_empty() && !look.line.is_empty() && !look.held_back {
-                wrong.push(format!("{}: free at {}, and {:?} wait", look.key, look.answered, look.line));
+            if look.holders.is_empty() && !look.queue.is_empty() && !look.held_back {
+                wrong.push(format!("{}: free at {}, and {:?} wait", look.key, look.answered, look.queue));
             }
-            let line = look.line.iter().filter_map(|token| by_token.get(token.as_str()));
-            let line: Vec<&&Hold> = line.filter(|hold| hold.grant.is_some()).collect();
-            for pair in line.windows(2).filter(|pair| fence(pair[0]) > fence(pair[1])) {
-                wrong.push(format!("{} stood behind {}", shown(pair[1]), shown(pair[0])));
+            let queue = look.queue.iter().filter_map(|token| by_token.get(token.as_str()));
+            let queue: Vec<&&Hold> = queue.filter(|hold| hold.grant.is_some()).collect();
+            for pair in queue.windows(2).filter(|pair| fence(pair[0]) > fence(pair[1])) {
+                wrong.push(format!("{} waited behind {}", shown(pair[1]), shown(pair[0])));
             }
-            let Some(last) = line.iter().max_by_key(|hold| fence(hold)) else { continue };
+            let Some(last) = queue.iter().max_by_key(|hold| fence(hold)) else { continue };
             let holds = granted.get(look.key.as_str()).map(Vec::as_slice).unwrap_or_default();
             let later = &holds[holds.partition_point(|hold| hold.asked <= look.answered)..];
             for hold in later.iter().filter(|hold| fence(hold) < fence(last)) {

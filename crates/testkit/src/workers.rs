@@ -1,12 +1,11 @@
-//! Clients that lock and release at random, each keeping a record of what it was told: see `tests/history`.
-#![allow(dead_code, clippy::disallowed_methods, reason = "when a client asked and was answered")]
+//! Clients that lock and release at random, and record what they were told: see [`history`](crate::history).
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::harness::{Conn, PATIENCE};
 use crate::history::{At, History, Look, Mode};
+use crate::{Conn, TIMEOUT};
 
 mod worker;
 
@@ -36,10 +35,10 @@ pub struct Plan {
     pub options: Vec<&'static str>,
     /// So many commands go in one write, at most.
     pub batch: usize,
-    /// The last of them, where it is an ACQUIRE, may wait in line.
+    /// The last of them, where it is an ACQUIRE, may wait.
     pub waits: Vec<&'static str>,
-    /// How long any answer may take, waiting in line included.
-    pub patience: Duration,
+    /// How long any answer may take, the wait for the lock included.
+    pub timeout: Duration,
     /// A client rests for so many ms after each answer, at most.
     pub rest: usize,
     /// Once in so many times it hangs up before it was answered; 0: never.
@@ -58,7 +57,7 @@ impl Plan {
             options: vec![""],
             batch: 12,
             waits: vec!["BLOCK 20"],
-            patience: PATIENCE,
+            timeout: TIMEOUT,
             rest: 0,
             hangs_up: 0,
         }
@@ -102,14 +101,14 @@ pub fn look_at(conn: &mut Conn, key: &str, clock: Clock) -> Look {
     // In one step of the server.
     let answers = conn.say_together(&["MULTI", &inspect, &waiters, "EXEC"]);
     let answered = clock.now();
-    let [lock, line] = answers[3].items() else { panic!("{answers:?}") };
+    let [lock, queue] = answers[3].items() else { panic!("{answers:?}") };
     let holders = if lock.is_nil() { &[] } else { lock.field("holders").items() };
     Look {
         key: key.to_string(),
         asked,
         answered,
         holders: holders.iter().map(|hold| (hold.field("token").text(), hold.field("fence").int())).collect(),
-        line: line.items().iter().map(|waiter| waiter.field("token").text()).collect(),
+        queue: queue.items().iter().map(|waiter| waiter.field("token").text()).collect(),
         held_back: !lock.is_nil() && lock.field("delay").int() > 0,
     }
 }

@@ -1,23 +1,28 @@
 //! Random work that can be repeated.
 
-use std::env;
 use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::variables::number;
 
 /// xorshift64*, from Vigna's paper: enough to shuffle commands, and the same from the same seed.
 pub struct Random(u64);
 
+/// What a random test begins with: `DLOCK_SEED`, or else a different number in each run. The test prints it, so that a
+/// failure tells how to repeat it.
+pub fn seed() -> u64 {
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64);
+    number("DLOCK_SEED").unwrap_or_else(now)
+}
+
 impl Random {
-    /// Another one each run, or that of `DLOCK_TEST_SEED`. It is printed, so a failure shows it.
+    /// From a [`seed`], which it prints.
     pub fn fresh() -> Random {
-        let given = env::var("DLOCK_TEST_SEED").ok();
-        let given = given.map(|seed| seed.parse().expect("DLOCK_TEST_SEED wants a number"));
-        let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64);
-        let seed = given.unwrap_or_else(now);
-        println!("DLOCK_TEST_SEED={seed} repeats this run");
+        let seed = seed();
+        println!("DLOCK_SEED={seed} repeats this run");
         Random(seed | 1)
     }
 
-    /// One of its own for somebody who works beside others.
+    /// Another generator, for a thread of its own.
     pub fn branch(&mut self) -> Random {
         Random(self.next() | 1)
     }

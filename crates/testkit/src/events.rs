@@ -1,10 +1,10 @@
 //! Keyspace notifications as a client sees them.
 
-use super::conn::Conn;
-use super::server::Server;
+use crate::conn::Conn;
+use crate::server::Server;
 
 /// Told apart from every event: keyspace channels begin with "__key".
-const MARK: &str = "harness:mark";
+const MARK: &str = "testkit:mark";
 
 /// A subscriber to the channels of one pattern.
 pub struct Events {

@@ -4,8 +4,8 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::value::Value;
-use super::wait::PATIENCE;
+use crate::value::Value;
+use crate::wait::TIMEOUT;
 
 /// A connection with what was received and not yet used. A read that runs out of time loses nothing.
 pub struct Wire {
@@ -16,9 +16,9 @@ pub struct Wire {
 
 impl Wire {
     pub fn connect(port: u16) -> io::Result<Wire> {
-        let stream = TcpStream::connect_timeout(&SocketAddr::from(([127, 0, 0, 1], port)), PATIENCE)?;
+        let stream = TcpStream::connect_timeout(&SocketAddr::from(([127, 0, 0, 1], port)), TIMEOUT)?;
         stream.set_nodelay(true)?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
         Ok(Wire { stream, received: Vec::new(), used: 0 })
     }
 

@@ -1,18 +1,18 @@
 //! A server's process: start it, stop it, and notice when it went wrong.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use super::conn::Conn;
-use super::options::Options;
-use super::value::Value;
-use super::wait::{PATIENCE, poll, until};
+use crate::conn::Conn;
+use crate::options::Options;
+use crate::value::Value;
+use crate::wait::{TIMEOUT, poll, until};
 
 /// A start may have to load much; tests that are slow on purpose are slow here.
-const START_PATIENCE: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub struct Process {
     child: Child,
@@ -41,7 +41,7 @@ impl Process {
         let mut process = Process { child, dir: dir.to_path_buf(), log_from, ended: false };
 
         // Its own log tells that it is this server that listens; whoever else answered on the port would not do.
-        let started = poll(START_PATIENCE, || {
+        let started = poll(START_TIMEOUT, || {
             let words = if *sentinel { "Sentinel ID is" } else { "Ready to accept connections" };
             let ready = process.log().contains(words);
             (process.status().is_some() || (ready && answers(port))).then_some(())
@@ -89,9 +89,9 @@ impl Process {
     /// Waits for an end that somebody else caused.
     #[track_caller]
     pub fn wait(&mut self, cause: &str) -> ExitStatus {
-        let status = poll(PATIENCE, || self.status());
+        let status = poll(TIMEOUT, || self.status());
         self.ended = true;
-        status.unwrap_or_else(|| panic!("the server still runs {PATIENCE:?} after {cause}:\n{}", self.log()))
+        status.unwrap_or_else(|| panic!("the server still runs {TIMEOUT:?} after {cause}:\n{}", self.log()))
     }
 
     /// Stops it in its tracks.
@@ -119,7 +119,7 @@ impl Process {
         // A leak is only reported at an orderly end, which takes the server a tenth of a second.
         if sanitized() {
             self.signal("TERM");
-            poll(PATIENCE, || self.status());
+            poll(TIMEOUT, || self.status());
         }
         let status = self.kill();
         // It may have been about to die of its own as the kill came.

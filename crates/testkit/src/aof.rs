@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use super::value::Value;
-use super::wire::{parse, parse_line};
+use crate::value::Value;
+use crate::wire::{parse, parse_line};
 
 /// All commands of the AOF in `dir`, SELECT included, in the order in which a restart replays them. A base that is an
 /// RDB holds no commands and is left out. A command cut off at the end, as after a kill, is left out as well.
@@ -49,6 +49,6 @@ fn parse_commands(bytes: &[u8]) -> Vec<Vec<Vec<u8>>> {
 }
 
 /// A command's arguments as bytes.
-pub(super) fn arguments(command: &Value) -> Vec<Vec<u8>> {
+pub(crate) fn arguments(command: &Value) -> Vec<Vec<u8>> {
     command.items().iter().map(|argument| argument.bytes().to_vec()).collect()
 }

@@ -4,11 +4,11 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
-use super::conn::Conn;
-use super::folder::Folder;
-use super::kinds::ServerKind;
-use super::preload::preloaded;
-use super::wait::until;
+use crate::conn::Conn;
+use crate::folder::Folder;
+use crate::kinds::ServerKind;
+use crate::preload::preloaded;
+use crate::wait::until;
 
 pub const HOUR: i64 = 3_600;
 
@@ -21,7 +21,7 @@ impl WallClock {
         let clock = WallClock(Folder::new());
         clock.set_off_by(0);
         let file = clock.0.path().join("clock");
-        (preloaded(kind, "tests/harness/wall_clock.c", &[("WALL_CLOCK", &file)]), clock)
+        (preloaded(kind, "crates/testkit/src/wall_clock.c", &[("WALL_CLOCK", &file)]), clock)
     }
 
     /// It runs, so many seconds ahead of the machine's.

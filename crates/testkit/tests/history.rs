@@ -1,9 +1,6 @@
 //! The checker of histories rejects what cannot have been, and nothing else.
 
-#[path = "mod.rs"]
-mod history;
-
-use history::{At, Break, Grant, History, Hold, Look, Mode};
+use dlock_testkit::history::{At, Break, Grant, History, Hold, Look, Mode};
 
 fn hold(token: &str, asked: At, at: At, until: At, fence: i64) -> Hold {
     Hold {
@@ -20,13 +17,13 @@ fn of(holds: &[Hold]) -> History {
     History { holds: holds.to_vec(), ..History::default() }
 }
 
-fn look(asked: At, answered: At, holders: &[(&str, i64)], line: &[&str]) -> Look {
+fn look(asked: At, answered: At, holders: &[(&str, i64)], queue: &[&str]) -> Look {
     Look {
         key: "k".into(),
         asked,
         answered,
         holders: holders.iter().map(|(token, fence)| (token.to_string(), *fence)).collect(),
-        line: line.iter().map(|token| token.to_string()).collect(),
+        queue: queue.iter().map(|token| token.to_string()).collect(),
         held_back: false,
     }
 }
@@ -39,7 +36,7 @@ fn rejected(found: Vec<String>, words: &str) {
 
 #[track_caller]
 fn fine(history: &History) {
-    let found = [history.exclusion(), history.fences(), history.memory(), history.line()].concat();
+    let found = [history.exclusion(), history.fences(), history.memory(), history.queue()].concat();
     assert!(found.is_empty(), "{found:?}");
 }
 
@@ -152,26 +149,26 @@ fn two_holders_in_one_look_are_rejected() {
 }
 
 #[test]
-fn a_line_that_is_not_kept_is_rejected() {
+fn a_queue_that_is_not_kept_is_rejected() {
     let holds = [hold("a", 5, 6, 30, 1), hold("b", 10, 60, 70, 3), hold("c", 11, 40, 50, 2)];
     let kept = look(20, 25, &[("a", 1)], &["c", "b"]);
     fine(&History { looks: vec![kept], ..of(&holds) });
     let other = look(20, 25, &[("a", 1)], &["b", "c"]);
-    rejected(History { looks: vec![other], ..of(&holds) }.line(), "stood behind");
+    rejected(History { looks: vec![other], ..of(&holds) }.queue(), "waited behind");
 }
 
 #[test]
-fn a_newcomer_that_overtakes_the_line_is_rejected() {
+fn a_newcomer_that_overtakes_the_queue_is_rejected() {
     let holds = [hold("a", 5, 6, 30, 1), hold("b", 10, 60, 70, 3), hold("late", 26, 40, 50, 2)];
     let seen = look(20, 25, &[("a", 1)], &["b"]);
-    rejected(History { looks: vec![seen], ..of(&holds) }.line(), "came later");
-    // Asked before the line was shown, it may have stood in front.
+    rejected(History { looks: vec![seen], ..of(&holds) }.queue(), "came later");
+    // Asked before the queue was shown, it may have been further ahead in it.
     let holds = [hold("a", 5, 6, 30, 1), hold("b", 10, 60, 70, 3), hold("early", 24, 40, 50, 2)];
     fine(&History { looks: vec![look(20, 25, &[("a", 1)], &["b"])], ..of(&holds) });
 }
 
 #[test]
-fn who_leaves_the_line_is_no_reason_to_wait() {
+fn who_leaves_the_queue_is_no_reason_to_wait() {
     let mut left = hold("b", 10, 0, 0, 0);
     left.grant = None;
     let holds = [hold("a", 5, 6, 30, 1), left, hold("late", 26, 40, 50, 2)];
@@ -179,11 +176,11 @@ fn who_leaves_the_line_is_no_reason_to_wait() {
 }
 
 #[test]
-fn a_free_lock_with_a_line_is_a_lost_wake_up() {
+fn a_free_lock_with_waiters_is_a_lost_wake_up() {
     let forgotten = look(20, 25, &[], &["b"]);
     let mut b = hold("b", 10, 60, 70, 3);
-    rejected(History { looks: vec![forgotten.clone()], ..of(&[b.clone()]) }.line(), "free at");
+    rejected(History { looks: vec![forgotten.clone()], ..of(&[b.clone()]) }.queue(), "free at");
     fine(&History { looks: vec![Look { held_back: true, ..forgotten }], ..of(&[b.clone()]) });
     b.grant = None;
-    rejected(History { looks: vec![look(20, 25, &[], &["b"])], ..of(&[b]) }.line(), "free at");
+    rejected(History { looks: vec![look(20, 25, &[], &["b"])], ..of(&[b]) }.queue(), "free at");
 }

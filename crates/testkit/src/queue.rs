@@ -1,9 +1,8 @@
-//! Clients that wait, for the tests of the line.
-#![allow(dead_code)]
+//! Clients that wait, and the queue they wait in.
 
-use crate::harness::{Conn, Server, Value, until};
+use crate::{Conn, Server, Value, until};
 
-/// A client that is blocked by this command: it is in the line when this returns.
+/// A client that is blocked by this command: it is in the queue when this returns.
 #[track_caller]
 pub fn waiter(server: &Server, command: &str) -> Conn {
     let key = command.split(' ').nth(1).expect("a key").to_owned();
@@ -15,18 +14,18 @@ pub fn waiter(server: &Server, command: &str) -> Conn {
     conn
 }
 
-/// The ids of the clients that wait, first first.
+/// The ids of the clients that wait, the head of the queue first.
 #[track_caller]
 pub fn clients(conn: &mut Conn, key: &str) -> Vec<i64> {
-    let line = conn.ok(&format!("DLOCK.WAITERS {key}"));
-    line.items().iter().map(|waiter| waiter.field("client").int()).collect()
+    let queue = conn.ok(&format!("DLOCK.WAITERS {key}"));
+    queue.items().iter().map(|waiter| waiter.field("client").int()).collect()
 }
 
-/// The tokens of those who wait, first first.
+/// The tokens of those who wait, the head of the queue first.
 #[track_caller]
 pub fn tokens(conn: &mut Conn, key: &str) -> Vec<String> {
-    let line = conn.ok(&format!("DLOCK.WAITERS {key}"));
-    line.items().iter().map(|waiter| waiter.field("token").text()).collect()
+    let queue = conn.ok(&format!("DLOCK.WAITERS {key}"));
+    queue.items().iter().map(|waiter| waiter.field("token").text()).collect()
 }
 
 /// The tokens of the holders, in the order of their grants.

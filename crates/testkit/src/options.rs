@@ -3,26 +3,26 @@
 use std::fs;
 use std::path::Path;
 
-use super::folder::Folder;
-use super::kinds::ServerKind;
-use super::module::module_path;
-use super::port::Port;
-use super::process::Process;
-use super::server::Server;
+use crate::folder::Folder;
+use crate::kinds::ServerKind;
+use crate::module::module_path;
+use crate::port::Port;
+use crate::process::Process;
+use crate::server::Server;
 
 /// A server to be: `Server::options(kind).conf("appendonly yes").module_args("...").start()`.
 #[derive(Clone)]
 #[must_use]
 pub struct Options {
-    pub(super) kind: ServerKind,
+    pub(crate) kind: ServerKind,
     conf: Vec<String>,
     /// What follows the module's path in `loadmodule`; None: without the module.
     module: Option<String>,
-    pub(super) sentinel: bool,
+    pub(crate) sentinel: bool,
 }
 
 impl Options {
-    pub(super) fn new(kind: &ServerKind) -> Options {
+    pub(crate) fn new(kind: &ServerKind) -> Options {
         Options { kind: kind.clone(), conf: Vec::new(), module: Some(String::new()), sentinel: false }
     }
 
@@ -32,7 +32,7 @@ impl Options {
         self
     }
 
-    /// A line of redis.conf. Later lines win, over the harness's own too.
+    /// A line of redis.conf. Later lines win, also over those that every server gets.
     pub fn conf(mut self, line: &str) -> Options {
         self.conf.push(line.to_string());
         self
@@ -85,7 +85,7 @@ impl Options {
     }
 
     /// Writes server.conf.
-    pub(super) fn write(&self, dir: &Path, port: u16) {
+    pub(crate) fn write(&self, dir: &Path, port: u16) {
         let mut lines = vec![
             format!("port {port}"),
             format!("dir {}", dir.display()),

@@ -1,6 +1,6 @@
 //! The README, of which examples are tried.
 
-pub const README: &str = include_str!("../../README.md");
+pub const README: &str = include_str!("../../../README.md");
 
 /// The lines of the README's fenced blocks of this language.
 pub fn blocks(language: &str) -> impl Iterator<Item = &'static str> {

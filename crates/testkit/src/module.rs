@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use super::project;
+use crate::project;
 
 /// The absolute path of the libdlock.so to load: `DLOCK_TEST_MODULE`, or else the one of this build, made up to date.
 pub fn module_path() -> &'static Path {
@@ -24,9 +24,7 @@ pub fn module_path() -> &'static Path {
 /// Builds the module with the profile of this test binary. Cargo does not do so by itself: a cdylib cannot be linked
 /// into a test, so to cargo no test depends on it, and tests would run against whatever file was left there.
 fn build() -> PathBuf {
-    let test = env::current_exe().expect("the test binary's own path");
-    // target/[triple/]profile/deps/test-0123456789abcdef
-    let profile = test.ancestors().nth(2).expect("a test binary lies in target/profile/deps");
+    let profile = profile_folder();
     let above = profile.parent().expect("target/ above the profile's folder");
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--quiet", "--package", "dlock-module", "--lib"]);
@@ -50,4 +48,10 @@ fn build() -> PathBuf {
         String::from_utf8_lossy(&output.stderr)
     );
     profile.join("libdlock.so")
+}
+
+/// Where the test binary was built: target/[triple/]profile/ of target/[triple/]profile/deps/test-0123456789abcdef.
+pub(crate) fn profile_folder() -> PathBuf {
+    let test = env::current_exe().expect("the test binary's own path");
+    test.ancestors().nth(2).expect("a test binary lies in target/profile/deps").to_path_buf()
 }

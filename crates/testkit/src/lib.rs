@@ -1,0 +1,70 @@
+//! The library of test servers: starts real ones with the module in them and talks to them byte by byte.
+//!
+//! A test asks [`each_server`] for the servers to run on, starts a [`Server`], and calls it by a [`Conn`]. Nothing here
+//! sleeps to let something happen: [`until`] waits for a condition and names it when it does not come. A server that
+//! dies by itself fails the test that owns it. No async, no client library: races are made by deciding which bytes
+//! share one write.
+//!
+//! [`workers`] are clients that lock at random, and [`history`] checks what they saw.
+//!
+//! docs/internals/testing.md lists the variables that it reads.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "waiting for real servers takes a look at the clock")]
+
+use std::path::Path;
+
+pub mod aof;
+mod conn;
+mod events;
+mod folder;
+pub mod history;
+mod kinds;
+mod layout;
+mod locks;
+mod module;
+mod options;
+mod port;
+mod preload;
+mod process;
+pub mod queue;
+mod random;
+pub mod readme;
+mod server;
+mod stream;
+mod value;
+mod variables;
+mod wait;
+pub mod wall_clock;
+mod wire;
+pub mod workers;
+
+pub use conn::Conn;
+pub use events::Events;
+pub use folder::Folder;
+pub use kinds::{ServerKind, each_server};
+pub use layout::Layout;
+pub use locks::locks;
+pub use module::module_path;
+pub use options::Options;
+pub use port::Port;
+pub use preload::preloaded;
+pub use process::environment;
+pub use random::{Random, seed};
+pub use server::Server;
+pub use stream::Stream;
+pub use value::Value;
+pub use variables::{restarts, rounds, run_time};
+pub use wait::{TIMEOUT, until, until_some, until_within};
+pub use wire::{Wire, encode, parse};
+
+/// The folder of the whole project.
+pub fn project() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/testkit lies in the project")
+}
+
+/// A command as text to read and to compare: its arguments with blanks between, other bytes escaped.
+pub fn line(command: &[Vec<u8>]) -> String {
+    let words: Vec<String> = command.iter().map(|word| word.escape_ascii().to_string()).collect();
+    words.join(" ")
+}
