@@ -5,4 +5,4 @@ set -eu
 . "$(dirname "$0")/common.sh"
 
 say "chaos, $1 rounds of faults a server"
-DLOCK_ROUNDS=$1 cargo test --package dlock-module --test chaos -- --ignored --nocapture
+DLOCK_ROUNDS=$1 cargo test --package dlock-client --test chaos -- --ignored --nocapture

@@ -4,4 +4,4 @@ set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 
-cargo test --release --package dlock-module --test stall -- --ignored --nocapture
+cargo test --release --package dlock-module --test soak stall:: -- --ignored --nocapture

@@ -2,8 +2,10 @@
 
 #![allow(clippy::disallowed_methods, reason = "how long a test waits")]
 
+mod cluster;
 mod ephemeral;
 mod failover;
+mod followers;
 mod handoff;
 mod load;
 mod newer;

@@ -8,6 +8,7 @@
 
 mod figures;
 mod operator;
+mod stall;
 
 use std::time::{Duration, Instant};
 

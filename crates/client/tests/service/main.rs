@@ -1,0 +1,83 @@
+//! The client over real servers: one, and a quorum of independent ones.
+
+mod cancelled;
+mod down;
+mod encrypted;
+mod holding;
+mod members;
+mod probing;
+mod queueing;
+mod reading;
+mod readme;
+mod redlock;
+mod together;
+
+use dlock_client::{Client, ClientBuilder};
+use std::time::Duration;
+
+use dlock_testkit::queue;
+use dlock_testkit::{Server, ServerKind, Value, each_server, until};
+
+/// Longer than any test.
+const LONG: Duration = Duration::from_secs(600);
+
+/// Runs the test on each server program, in a runtime of its own. Its workers go on while the test itself looks at
+/// servers and waits.
+#[track_caller]
+fn each_kind(test: impl AsyncFn(&ServerKind)) {
+    each_server(|kind| {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        runtime.expect("a runtime").block_on(test(kind));
+    });
+}
+
+fn masters(kind: &ServerKind, count: usize) -> Vec<Server> {
+    (0..count).map(|_| Server::start(kind)).collect()
+}
+
+fn url(server: &Server) -> String {
+    format!("redis://127.0.0.1:{}", server.port())
+}
+
+/// So patient that only what is down is not waited for.
+fn patient(servers: &[Server]) -> ClientBuilder {
+    Client::builder().servers(servers.iter().map(url)).node_timeout(Duration::from_secs(5))
+}
+
+async fn client(servers: &[Server]) -> Client {
+    patient(servers).build().await.expect("a client")
+}
+
+/// The master at which the clients wait: the first by its address.
+fn head(servers: &[Server]) -> &Server {
+    servers.iter().min_by_key(|server| url(server)).expect("a server")
+}
+
+/// The tokens that hold the resource on a server.
+#[track_caller]
+fn holders(server: &Server, resource: &str) -> Vec<String> {
+    queue::holders(&mut server.connect(), resource)
+}
+
+/// On how many of the servers that live somebody holds the resource.
+#[track_caller]
+fn held_on(servers: &[Server], resource: &str) -> usize {
+    servers.iter().filter(|server| server.is_alive() && !holders(server, resource).is_empty()).count()
+}
+
+/// Waits until a hold has arrived everywhere: a majority is enough to be won.
+#[track_caller]
+fn until_held_everywhere(servers: &[Server], resource: &str) {
+    until("it holds everywhere", || held_on(servers, resource) == servers.len());
+}
+
+/// Waits until nobody holds the resource or waits for it on any server that lives.
+#[track_caller]
+fn until_nothing_is_left(servers: &[Server], resource: &str) {
+    for server in servers.iter().filter(|server| server.is_alive()) {
+        let mut conn = server.connect();
+        until("nothing is held and nobody waits", || {
+            conn.ok(&format!("DLOCK.INSPECT {resource}")) == Value::Nil
+        });
+    }
+}

@@ -1,0 +1,9 @@
+//! Holding a lock: every command and mode by cases worked out by hand, when a hold ends, and who is told.
+
+mod commands;
+mod crowds;
+mod ephemeral;
+mod events;
+mod expiry;
+mod keys;
+mod modes;

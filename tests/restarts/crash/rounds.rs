@@ -1,0 +1,125 @@
+//! Rounds of clients at work, a fault at a random moment, and a restart.
+
+use std::io::{self, Write};
+use std::sync::atomic::Ordering;
+
+use super::attempts;
+use dlock_testkit::history::{History, Look};
+use dlock_testkit::workers::{Clock, Plan, Worker, during, history, look};
+use dlock_testkit::{Random, Server, Wire, until};
+
+const WORKERS: usize = 4;
+
+/// What is done in each round.
+pub struct Rounds {
+    /// For the figures.
+    pub name: &'static str,
+    /// Leases, in ms.
+    pub leases: &'static [u64],
+    /// The clients make at most so many grants in a round.
+    pub grants: usize,
+    /// After a restart the clients give back what they have and what they may have, and nothing is left.
+    pub all_is_given_back: bool,
+}
+
+impl Rounds {
+    /// Each round ends with `fault`, which has to end the server, in the midst of what the clients do.
+    #[track_caller]
+    pub fn run(&self, mut server: Server, mut fault: impl FnMut(&Server, &mut Random)) -> Tally {
+        let (mut random, clock, plan) = (Random::fresh(), Clock::start(), Plan::new(self.leases));
+        let mut workers: Vec<Worker<'_>> =
+            (0..WORKERS).map(|n| Worker::new(format!("client{n}"), &plan, clock, random.branch())).collect();
+        let rounds = attempts();
+        let (mut looks, mut unanswered) = (Vec::new(), 0);
+        for _ in 0..rounds {
+            let wanted = 1 + random.below(self.grants);
+            during(
+                &mut workers,
+                || server.port(),
+                |granted| {
+                    let enough = || granted.load(Ordering::Relaxed) >= wanted;
+                    until("the clients have made some grants", enough);
+                    fault(&server, &mut random);
+                },
+            );
+            unanswered += workers.iter().map(Worker::unanswered).sum::<usize>();
+            server.restart();
+            looks.append(&mut look(&mut server.connect(), &plan, clock));
+            if self.all_is_given_back {
+                give_back(&server, &mut workers);
+                let mut conn = server.connect();
+                // A client counts a short lease from before it asked, the server from its grant: that one may go on for
+                // a moment. What came back with a long one stays.
+                until("nothing is left that nobody has", || {
+                    look(&mut conn, &plan, clock).iter().all(|look| look.holders.is_empty())
+                });
+            }
+        }
+        let tally = Tally::of(rounds, unanswered, workers, looks);
+        tally.tell(self.name, &server);
+        assert!(tally.wrong.is_empty(), "{:#?}", tally.wrong);
+        tally
+    }
+}
+
+fn give_back(server: &Server, workers: &mut [Worker<'_>]) {
+    for worker in workers {
+        let mut wire = Wire::connect(server.port()).expect("the server answers");
+        worker.release_everything(&mut wire).expect("the server goes on");
+    }
+}
+
+/// What came of all rounds.
+pub struct Tally {
+    rounds: usize,
+    unanswered: usize,
+    pub grants: usize,
+    releases: usize,
+    /// Acknowledged holds that were missing after a restart.
+    pub lost: Vec<String>,
+    /// Acknowledged releases of what was there after a restart.
+    pub back: Vec<String>,
+    /// How often a client was told to wait for the end of grace.
+    pub grace: usize,
+    /// Two holders, fences that fall, holders out of nowhere.
+    wrong: Vec<String>,
+}
+
+impl Tally {
+    fn of(rounds: usize, unanswered: usize, workers: Vec<Worker<'_>>, looks: Vec<Look>) -> Tally {
+        let sum = |count: &dyn Fn(&Worker<'_>) -> usize| workers.iter().map(count).sum();
+        let (grants, releases) = (sum(&|worker| worker.granted), sum(&|worker| worker.released));
+        let grace = sum(&|worker| worker.errors.get("GRACE").copied().unwrap_or(0));
+        let denied: Vec<String> = workers.iter().flat_map(|worker| worker.denied.iter().cloned()).collect();
+        let history: History = history(workers, looks);
+        Tally {
+            rounds,
+            unanswered,
+            grants,
+            releases,
+            lost: [history.lost(), denied].concat(),
+            back: history.come_back(),
+            grace,
+            wrong: [history.exclusion(), history.fences(), history.forged()].concat(),
+        }
+    }
+
+    #[track_caller]
+    pub fn assert_nothing_lost(&self) {
+        assert!(self.lost.is_empty(), "{:#?}", self.lost);
+        assert!(self.back.is_empty(), "{:#?}", self.back);
+    }
+
+    /// The figures, past the capture of test output: they are what the long form is run for.
+    fn tell(&self, name: &str, server: &Server) {
+        let Tally { rounds, unanswered, grants, releases, grace, .. } = self;
+        let (lost, back, wrong) = (self.lost.len(), self.back.len(), self.wrong.len());
+        let kind = server.kind();
+        let text = format!(
+            "{name}, {} {}: {rounds} rounds, {grants} grants and {releases} releases acknowledged, {unanswered} \
+             requests unanswered, {grace} answers GRACE; {lost} holds lost, {back} back, {wrong} violations\n",
+            kind.name, kind.version
+        );
+        io::stderr().write_all(text.as_bytes()).expect("stderr can be written");
+    }
+}

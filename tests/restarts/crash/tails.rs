@@ -1,0 +1,206 @@
+//! Files that end too early or hold other bytes than were written: what is whole is loaded, or the server says what is
+//! wrong and does not start.
+
+use std::fs;
+use std::path::PathBuf;
+
+use super::{always, attempts};
+use dlock_testkit::{Random, Server, ServerKind, each_server, locks, parse};
+
+/// A server's append only file, and what the server held when the file had which length.
+struct Written {
+    server: Server,
+    file: PathBuf,
+    bytes: Vec<u8>,
+    states: Vec<(usize, Vec<String>)>,
+}
+
+/// Some work of each kind, written down after each step.
+fn written(kind: &ServerKind, conf: &str) -> Written {
+    let server = Server::options(kind).conf("appendonly yes").conf("appendfsync always").conf(conf).start();
+    let files = fs::read_dir(server.dir().join("appendonlydir")).expect("the folder of the append only file");
+    let mut files = files.map(|file| file.expect("a file").path());
+    let file = files.find(|file| file.to_string_lossy().ends_with(".incr.aof")).expect("an incremental file");
+    let mut conn = server.connect();
+    let length = || fs::metadata(&file).expect("the file").len() as usize;
+    let mut states = vec![(0, held(&server))];
+    for command in [
+        "DLOCK.ACQUIRE a t 600000",
+        "DLOCK.ACQUIRE b t 600000 SHARED LABEL host",
+        "DLOCK.ACQUIRE b u 700000 SHARED",
+        "DLOCK.RELEASE a t",
+        "SELECT 3",
+        "DLOCK.ACQUIRE c t 600000 PERMITS 3 DEPTH 2",
+        "DLOCK.ACQUIRE c u 600000 PERMITS 3",
+        "SELECT 0",
+        "DLOCK.ACQUIRE a u 600000 DELAY 100",
+        "DLOCK.EXTEND b t 800000",
+        "DLOCK.RELEASE b u",
+        "SELECT 3",
+        "DLOCK.BREAK c",
+        "SELECT 0",
+        "DLOCK.ACQUIRE d t 600000",
+        "DLOCK.RELEASE a u",
+    ] {
+        assert!(!conn.ok(command).is_nil(), "{command}");
+        states.push((length(), held(&server)));
+    }
+    let bytes = fs::read(&file).expect("the file");
+    assert_eq!(bytes.len(), length());
+    server.kill9();
+    Written { server, file, bytes, states }
+}
+
+/// The locks, without the last fence, which a start moves up to the clock.
+fn held(server: &Server) -> Vec<String> {
+    locks(server).into_iter().filter(|line| !line.starts_with("dlock_fence")).collect()
+}
+
+#[track_caller]
+fn assert_well(log: &str) {
+    assert!(!log.contains("BUG REPORT START") && !log.contains("panicked at"), "{log}");
+}
+
+#[test]
+fn of_a_file_that_was_cut_off_everything_whole_is_loaded() {
+    each_server(|kind| {
+        let Written { mut server, file, bytes, states } = written(kind, "aof-load-truncated yes");
+        let mut random = Random::fresh();
+        for _ in 0..attempts() {
+            let length = random.below(bytes.len() + 1);
+            fs::write(&file, &bytes[..length]).expect("the file");
+            server.restart();
+            let (_, expected) = states.iter().rfind(|(at, _)| *at <= length).expect("the first is empty");
+            assert_eq!(held(&server), *expected, "cut at {length} of {}", bytes.len());
+            server.kill9();
+        }
+        server.restart();
+    });
+}
+
+/// It ends where a command ends.
+fn is_whole(mut bytes: &[u8]) -> bool {
+    while let Some((_, length)) = parse(bytes) {
+        bytes = &bytes[length..];
+    }
+    bytes.is_empty()
+}
+
+#[test]
+fn told_so_a_server_refuses_a_file_that_was_cut_off() {
+    each_server(|kind| {
+        let Written { mut server, file, bytes, states } = written(kind, "aof-load-truncated no");
+        let mut random = Random::fresh();
+        for _ in 0..attempts() {
+            let length = random.below(bytes.len());
+            if is_whole(&bytes[..length]) {
+                continue;
+            }
+            fs::write(&file, &bytes[..length]).expect("the file");
+            let log = server.try_restart().expect_err("it must not start");
+            assert_well(&log);
+            assert!(log.contains("Unexpected end of file") || log.contains("fixed"), "{log}");
+        }
+        fs::write(&file, &bytes).expect("the file");
+        server.restart();
+        assert_eq!(held(&server), states.last().expect("some").1);
+    });
+}
+
+#[test]
+fn a_damaged_file_is_refused_or_loaded_and_never_ends_in_a_crash() {
+    each_server(|kind| {
+        let Written { mut server, file, bytes, states } = written(kind, "aof-load-truncated yes");
+        let mut random = Random::fresh();
+        let (mut refused, mut loaded) = (0, 0);
+        for attempt in 0..attempts() * 2 {
+            let mut damaged = bytes.clone();
+            // Where a command begins, or anywhere.
+            let (begin, _) = states[random.below(states.len() - 1)];
+            let at = if attempt % 2 == 0 { begin } else { random.below(bytes.len()) };
+            damaged[at] ^= 1 << random.below(8);
+            fs::write(&file, &damaged).expect("the file");
+            match server.try_restart() {
+                Ok(()) => {
+                    loaded += 1;
+                    held(&server);
+                    server.kill9();
+                }
+                Err(log) => {
+                    refused += 1;
+                    assert_well(&log);
+                    assert!(log.contains("append only file") || log.contains("AOF"), "{log}");
+                }
+            }
+        }
+        assert!(refused > 0 && loaded > 0, "{refused} refused, {loaded} loaded");
+        fs::write(&file, &bytes).expect("the file");
+        server.restart();
+    });
+}
+
+/// A server goes on where a command of the file answers an error: a hold that was granted by that command was forgotten
+/// by a server that said that it had loaded all.
+#[test]
+fn an_effect_that_cannot_be_read_begins_grace() {
+    each_server(|kind| {
+        let mut server = always(kind).conf("dlock.restart-grace 600000").start();
+        let mut conn = server.connect();
+        assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
+        assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
+        server.kill9();
+        let folder = fs::read_dir(server.dir().join("appendonlydir")).expect("the folder");
+        let mut files = folder.map(|file| file.expect("a file").path());
+        let file = files.find(|file| file.to_string_lossy().ends_with(".incr.aof")).expect("the file");
+        let mut bytes = fs::read(&file).expect("the file");
+        let name = bytes.windows(10).position(|word| word == b"DLOCK._SET").expect("the effect");
+        // Its bytes begin with the last fence, 8 bytes; the version of the change is behind that.
+        let version = name + b"DLOCK._SET\r\n$1\r\nk\r\n$00\r\n".len() + 8;
+        assert_eq!(bytes[version..][..2], [3, 1], "version 3, whole");
+        bytes[version] = 99;
+        fs::write(&file, bytes).expect("the file");
+        server.restart();
+        let mut conn = server.connect();
+        assert_eq!(conn.ok("DLOCK.HOLDS k t"), 0, "it is forgotten");
+        let answer = conn.say("DLOCK.ACQUIRE k other 1000");
+        assert!(answer.error().starts_with("GRACE "), "{answer:?}");
+        assert!(server.log().contains("could not be read"), "{}", server.log());
+    });
+}
+
+#[test]
+fn a_damaged_snapshot_is_refused() {
+    each_server(|kind| {
+        let mut server = Server::start(kind);
+        let mut conn = server.connect();
+        for n in 0..20 {
+            conn.ok(&format!("DLOCK.ACQUIRE k{n} t 600000 SHARED LABEL host{n}"));
+            conn.ok(&format!("DLOCK.ACQUIRE k{n} u 600000 SHARED"));
+        }
+        conn.ok("SAVE");
+        let (file, before) = (server.dir().join("dump.rdb"), held(&server));
+        server.kill9();
+        let bytes = fs::read(&file).expect("the snapshot");
+        let mut random = Random::fresh();
+        for attempt in 0..attempts() * 2 {
+            let mut damaged = bytes.clone();
+            // Behind its signature and version, which another test has.
+            let at = 9 + random.below(bytes.len() - 9);
+            if attempt % 2 == 0 {
+                damaged.truncate(at);
+            } else {
+                damaged[at] ^= 1 << random.below(8);
+            }
+            fs::write(&file, &damaged).expect("the snapshot");
+            let log = server.try_restart().expect_err("it must not start");
+            // The one word that a server has for this looks like a crash: two keys have become one.
+            if !log.contains("Duplicated key found in RDB file") {
+                assert_well(&log);
+            }
+            assert!(["Short read", "RDB", "rdb"].iter().any(|words| log.contains(words)), "{log}");
+        }
+        fs::write(&file, &bytes).expect("the snapshot");
+        server.restart();
+        assert_eq!(held(&server), before);
+    });
+}

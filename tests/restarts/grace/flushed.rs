@@ -1,0 +1,159 @@
+//! FLUSHALL, FLUSHDB and SWAPDB end holds whose holders do not know of it.
+
+#![allow(clippy::disallowed_methods, reason = "what a client sees of time")]
+
+use std::time::{Duration, Instant};
+
+use super::{assert_grace, end, left, logged, with_grace};
+use dlock_testkit::queue::{clients, granted, nobody_waits, waiter};
+use dlock_testkit::{Conn, Server, ServerKind, each_server, until};
+
+/// No grace runs, as in the midst of its life.
+fn running(kind: &ServerKind) -> (Server, Conn) {
+    let server = with_grace(kind).start();
+    end(&server);
+    let conn = server.connect();
+    (server, conn)
+}
+
+#[test]
+fn a_flush_of_held_locks_begins_grace() {
+    each_server(|kind| {
+        for flush in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHALL SYNC", "FLUSHDB", "FLUSHDB ASYNC", "SWAPDB 9 0"]
+        {
+            let (server, mut conn) = running(kind);
+            let before = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+            assert_eq!(conn.ok(flush), "OK");
+            assert_eq!(conn.ok("DLOCK.HOLDS k t"), 0, "{flush}");
+            // Of the one that held it, too: there is nothing that shows who that was.
+            for token in ["t", "other"] {
+                assert_grace(&mut conn, &format!("DLOCK.ACQUIRE k {token} 1000 BLOCK 0"));
+            }
+            let (begun, _, why) = logged(&server);
+            assert_eq!(begun, 2, "{flush}");
+            assert!(why.contains(if flush.starts_with("SWAP") { "swapped" } else { "flushed" }), "{why}");
+            end(&server);
+            assert!(conn.ok("DLOCK.ACQUIRE k other 1000").int() > before);
+        }
+    });
+}
+
+#[test]
+fn a_flush_that_ends_no_hold_begins_none() {
+    each_server(|kind| {
+        let (server, mut conn) = running(kind);
+        conn.ok("DLOCK.ACQUIRE k t 600000");
+        assert_eq!(conn.ok("SELECT 3"), "OK");
+        for command in ["SET cached x", "FLUSHDB", "SWAPDB 4 5"] {
+            conn.ok(command);
+        }
+        conn.ok("DLOCK.ACQUIRE k t 600000");
+        conn.ok("DLOCK.RELEASE k t");
+        conn.ok("FLUSHDB");
+        assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
+        assert_eq!(logged(&server).0, 1, "{}", server.log());
+    });
+}
+
+#[test]
+fn who_stands_in_line_stays_there_and_is_served_when_grace_is_over() {
+    each_server(|kind| {
+        for flush in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHDB", "SWAPDB 0 9"] {
+            let (server, mut conn) = running(kind);
+            assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 700"), "OK");
+            conn.ok("DLOCK.ACQUIRE k t 700");
+            let mut first = waiter(&server, "DLOCK.ACQUIRE k first 700 BLOCK 0");
+            let mut second = waiter(&server, "DLOCK.ACQUIRE k second 700 BLOCK 0");
+            let asked = Instant::now();
+            assert_eq!(conn.ok("DLOCK.EXTEND k t 700"), 1);
+            let extended = Instant::now();
+            assert_eq!(conn.ok(flush), "OK");
+            assert_grace(&mut conn, "DLOCK.ACQUIRE k newcomer 700 BLOCK 0");
+            assert_eq!(clients(&mut conn, "k").len(), 2, "{flush}");
+            let fence = granted(&mut first);
+            assert!(asked.elapsed() >= Duration::from_millis(700), "{flush}: two holders");
+            assert!(extended.elapsed() < Duration::from_secs(5));
+            assert_eq!(conn.ok("DLOCK.RELEASE k first"), 1);
+            assert!(granted(&mut second) > fence);
+            nobody_waits(&server);
+            until("the log says when it was over", || logged(&server).1 == 2);
+        }
+    });
+}
+
+#[test]
+fn a_release_in_grace_hands_nothing_over_before_it_ends() {
+    each_server(|kind| {
+        let (server, mut conn) = running(kind);
+        let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+        let mut next = waiter(&server, "DLOCK.ACQUIRE k next 600000 BLOCK 0");
+        let mut short = waiter(&server, "DLOCK.ACQUIRE k short 600000 BLOCK 300");
+        assert_eq!(conn.ok("SELECT 3"), "OK");
+        conn.ok("DLOCK.ACQUIRE k t 600000");
+        assert_eq!(conn.ok("FLUSHDB"), "OK");
+        assert_eq!(conn.ok("SELECT 0"), "OK");
+        assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
+        assert!(short.read().is_nil(), "its own time goes on");
+        let shown = conn.ok("DLOCK.INSPECT k");
+        assert_eq!((shown.field("mode"), shown.field("waiters")), (&"free".into(), &1.into()));
+        assert_grace(&mut conn, "DLOCK.ACQUIRE k t 1000");
+        end(&server);
+        assert!(granted(&mut next) > fence);
+        nobody_waits(&server);
+    });
+}
+
+#[test]
+fn an_upgrade_that_waits_is_granted_after_grace() {
+    each_server(|kind| {
+        let (server, mut conn) = running(kind);
+        let fence = conn.ok("DLOCK.ACQUIRE k t 600000 SHARED").int();
+        conn.ok("DLOCK.ACQUIRE k other 600000 SHARED");
+        let mut upgrade = waiter(&server, "DLOCK.ACQUIRE k t 600000 BLOCK 0");
+        assert_eq!(conn.ok("SELECT 3"), "OK");
+        conn.ok("DLOCK.ACQUIRE k t 600000");
+        assert_eq!(conn.ok("FLUSHDB"), "OK");
+        assert_eq!(conn.ok("SELECT 0"), "OK");
+        assert_eq!(conn.ok("DLOCK.RELEASE k other"), 1);
+        assert_eq!(conn.ok("DLOCK.INSPECT k").field("mode"), &"shared");
+        assert_eq!(clients(&mut conn, "k").len(), 1);
+        end(&server);
+        assert_eq!(upgrade.read(), fence);
+        assert_eq!(conn.ok("DLOCK.INSPECT k").field("mode"), &"exclusive");
+    });
+}
+
+#[test]
+fn a_swapped_hold_goes_on_under_its_new_name() {
+    each_server(|kind| {
+        let (server, mut conn) = running(kind);
+        let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+        assert_eq!(conn.ok("SWAPDB 0 9"), "OK");
+        assert_eq!(conn.ok("SELECT 9"), "OK");
+        assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), fence);
+        assert_eq!(conn.ok("DLOCK.EXTEND k t 600000"), 1);
+        assert_grace(&mut conn, "DLOCK.ACQUIRE k other 1000");
+        assert!(left(&server) > 0);
+    });
+}
+
+#[test]
+fn every_line_is_served_when_grace_is_over() {
+    each_server(|kind| {
+        let (server, mut conn) = running(kind);
+        let lines = 500;
+        for n in 0..lines {
+            conn.ok(&format!("DLOCK.ACQUIRE k{n} t 600000"));
+        }
+        let mut waiters: Vec<Conn> = (0..lines).map(|_| server.connect()).collect();
+        for (n, waiter) in waiters.iter_mut().enumerate() {
+            waiter.send(&["DLOCK.ACQUIRE", &format!("k{n}"), "next", "600000", "BLOCK", "0"]);
+        }
+        until("all wait", || server.info("dlock_waiting") == lines.to_string());
+        assert_eq!(conn.ok("FLUSHALL"), "OK");
+        assert_eq!(server.info("dlock_held"), "0");
+        end(&server);
+        waiters.iter_mut().for_each(|waiter| assert!(granted(waiter) > 0));
+        assert_eq!(server.info("dlock_held"), lines.to_string());
+    });
+}

@@ -1,0 +1,10 @@
+//! Waiting: in which order, for how long, and how it ends. Each grant is delivered or rolls on; each waiter gets one
+//! outcome.
+
+mod order;
+mod races;
+mod refused;
+mod scene;
+mod timeouts;
+mod undelivered;
+mod vanishing;

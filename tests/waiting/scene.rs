@@ -1,0 +1,52 @@
+//! Two who wait behind a holder: where the races begin.
+
+use dlock_testkit::queue::{clients, granted, holders, nobody_waits, waiter};
+use dlock_testkit::{Conn, Server, until};
+
+/// A server with a holder `a` of `k` and two waiters, `b` before `c`.
+pub struct Scene {
+    pub server: Server,
+    pub a: Conn,
+    pub b: Conn,
+    pub b_id: i64,
+    pub c: Conn,
+}
+
+impl Scene {
+    /// `b` waits on a connection that `login` has made ready.
+    #[track_caller]
+    pub fn on(server: Server, login: impl Fn(&mut Conn)) -> Scene {
+        let mut a = server.connect();
+        a.ok("DLOCK.ACQUIRE k a 600000");
+        let mut b = server.connect();
+        login(&mut b);
+        let b_id = b.client_id();
+        b.send(&["DLOCK.ACQUIRE", "k", "b", "600000", "BLOCK", "0"]);
+        until("b waits", || clients(&mut a, "k") == [b_id]);
+        let c = waiter(&server, "DLOCK.ACQUIRE k c 600000 BLOCK 0");
+        Scene { server, a, b, b_id, c }
+    }
+
+    /// Everybody is where they began.
+    #[track_caller]
+    pub fn reset(&mut self) {
+        for token in ["b", "c"] {
+            self.a.ok(&format!("DLOCK.CANCEL k {token}"));
+        }
+        self.a.ok("DLOCK.BREAK k");
+        assert!(self.a.ok("DLOCK.ACQUIRE k a 600000").int() > 0);
+        self.b = waiter(&self.server, "DLOCK.ACQUIRE k b 600000 BLOCK 0");
+        self.b_id = clients(&mut self.a, "k")[0];
+        self.c = waiter(&self.server, "DLOCK.ACQUIRE k c 600000 BLOCK 0");
+    }
+
+    /// The grant has rolled on to `c`, the one holder, and nobody waits any more.
+    #[track_caller]
+    pub fn c_holds(&mut self) {
+        let fence = granted(&mut self.c);
+        assert_eq!(holders(&mut self.a, "k"), ["c"]);
+        assert_eq!(self.a.ok("DLOCK.INSPECT k").field("fence"), &fence);
+        assert_eq!(self.c.say("PING"), "PONG");
+        nobody_waits(&self.server);
+    }
+}
