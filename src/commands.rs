@@ -3,25 +3,23 @@
 
 use dlock_core::codec::{self, Malformed, Origin, Reader};
 use dlock_core::decide::Confirmed;
-use dlock_core::{Acquired, ClientId, Name, Outcome, Request, WaiterId};
-use dlock_protocol::command::{self, TABLE, Whom};
+use dlock_core::{Acquired, ClientId, Fence, Name, Outcome, Request, WaiterId};
+use dlock_protocol::command::{self, Whom};
+use dlock_protocol::error::Error;
+use dlock_protocol::reply::{self, Reply};
 use rand::TryRng;
 
 use crate::effects::{self, Target};
 use crate::ffi::setup::{Args, Command};
 use crate::ffi::{Ctx, Flags};
 use crate::state::with;
-use crate::{clock, grace, mark, waiters, words};
+use crate::{clock, grace, mark, waiters};
 
 mod looking;
 
 pub use looking::{Holds, Inspect, Pttl, Waiters};
 
 type Done = Result<(), String>;
-
-fn text(misuse: command::Misuse) -> String {
-    misuse.to_string()
-}
 
 fn open<'a>(ctx: Ctx<'a>, args: &Args<'a>, key: &'a [u8]) -> Result<Target<'a>, String> {
     Target::open(ctx, args.key, key)
@@ -30,8 +28,8 @@ fn open<'a>(ctx: Ctx<'a>, args: &Args<'a>, key: &'a [u8]) -> Result<Target<'a>, 
 pub struct Acquire;
 
 impl Command for Acquire {
-    fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Acquire::parse(args.bytes, with(|s| s.config.longest_lease())).map_err(text)?;
+    fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+        let parsed = command::Acquire::parse(args.bytes, with(|s| s.config.longest_lease()))?;
         let bound_to = if parsed.ephemeral { Some(connection(ctx)?) } else { None };
         let request = Request {
             token: parsed.token,
@@ -44,16 +42,16 @@ impl Command for Acquire {
         };
         let acquired = open(ctx, args, parsed.key)?.operate(|turn| turn.acquire(&request));
         match acquired {
-            Acquired::Held(fence) => ctx.reply_int(fence.get() as i64),
-            Acquired::Refused(refusal) => return Err(words::refusal(refusal)),
+            Acquired::Held(fence) => Some(fence).write(&mut ctx),
+            Acquired::Refused(refusal) => return Err(Error::Refused(refusal).into()),
             Acquired::Grace => {
                 with(|s| s.stats.grace_refusals += 1);
-                return Err(words::grace(with(|s| s.grace.left(clock::now()))));
+                return Err(Error::Grace(with(|s| s.grace.left(clock::now()))).into());
             }
             Acquired::Upgrading(other) => {
                 with(|s| s.stats.deadlocks += 1);
                 let token = dlock_core::Token::new(parsed.token).ok_or_else(String::new)?;
-                return Err(words::deadlock(&[token.clone(), other, token]));
+                return Err(Error::Deadlock(vec![token.clone(), other, token]).into());
             }
             Acquired::NotNow(rank) => match parsed.block {
                 // Where nothing may block (MULTI, scripts) it is one try.
@@ -65,7 +63,7 @@ impl Command for Acquire {
                 }
                 _ => {
                     with(|s| s.stats.denials += 1);
-                    ctx.reply_null();
+                    None::<Fence>.write(&mut ctx);
                 }
             },
         }
@@ -78,7 +76,7 @@ impl Command for Acquire {
 fn connection(ctx: Ctx<'_>) -> Result<ClientId, String> {
     let flags = ctx.flags();
     if flags.contains(Flags::LUA) {
-        return Err(words::NO_CONNECTION.into());
+        return Err(Error::NoConnection.into());
     }
     on_a_master(flags)?;
     Ok(ClientId(ctx.client_id()))
@@ -86,16 +84,16 @@ fn connection(ctx: Ctx<'_>) -> Result<ClientId, String> {
 
 /// A replica ends nothing by itself, one that may be written to neither.
 fn on_a_master(flags: Flags) -> Done {
-    if flags.contains(Flags::MASTER) { Ok(()) } else { Err(words::REPLICA.into()) }
+    if flags.contains(Flags::MASTER) { Ok(()) } else { Err(Error::Replica.into()) }
 }
 
 pub struct Release;
 
 impl Command for Release {
-    fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Release::parse(args.bytes).map_err(text)?;
+    fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+        let parsed = command::Release::parse(args.bytes)?;
         let ended = open(ctx, args, parsed.key)?.operate(|turn| turn.release(parsed.token, parsed.counts));
-        ctx.reply_int(ended.into());
+        u64::from(ended).write(&mut ctx);
         Ok(())
     }
 }
@@ -103,10 +101,10 @@ impl Command for Release {
 pub struct Extend;
 
 impl Command for Extend {
-    fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Extend::parse(args.bytes, with(|s| s.config.longest_lease())).map_err(text)?;
+    fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+        let parsed = command::Extend::parse(args.bytes, with(|s| s.config.longest_lease()))?;
         let extended = open(ctx, args, parsed.key)?.operate(|turn| turn.extend(parsed.token, parsed.ttl));
-        ctx.reply_int(extended.into());
+        extended.write(&mut ctx);
         Ok(())
     }
 }
@@ -114,17 +112,17 @@ impl Command for Extend {
 pub struct Confirm;
 
 impl Command for Confirm {
-    fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let (longest, bound) = with(|s| (s.config.longest_lease(), s.config.skew_bound()));
-        let parsed = command::Confirm::parse(args.bytes, longest).map_err(text)?;
+        let parsed = command::Confirm::parse(args.bytes, longest)?;
         let target = open(ctx, args, parsed.key)?;
         match target.operate(|turn| turn.confirm(parsed.token, parsed.fence, parsed.ttl, bound)) {
             Confirmed::Fence(fence) => {
                 mark::raised(ctx);
-                ctx.reply_int(fence.get() as i64);
+                Some(fence).write(&mut ctx);
             }
-            Confirmed::NotHeld => ctx.reply_null(),
-            Confirmed::Ahead(ms) => return Err(words::fence_ahead(ms, bound)),
+            Confirmed::NotHeld => None::<Fence>.write(&mut ctx),
+            Confirmed::Ahead(ms) => return Err(Error::FenceAhead { ms, bound }.into()),
         }
         Ok(())
     }
@@ -133,8 +131,8 @@ impl Command for Confirm {
 pub struct Cancel;
 
 impl Command for Cancel {
-    fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Cancel::parse(args.bytes).map_err(text)?;
+    fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+        let parsed = command::Cancel::parse(args.bytes)?;
         let target = open(ctx, args, parsed.key)?;
         let cancelled = target.operate(|turn| {
             let waiters: Vec<WaiterId> = match parsed.who {
@@ -147,7 +145,7 @@ impl Command for Cancel {
             turn.dismiss(&waiters, Outcome::Cancelled);
             waiters.len()
         });
-        ctx.reply_int(cancelled as i64);
+        (cancelled as u64).write(&mut ctx);
         Ok(())
     }
 }
@@ -155,10 +153,10 @@ impl Command for Cancel {
 pub struct Break;
 
 impl Command for Break {
-    fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let key = command::only_key(args.bytes).map_err(text)?;
+    fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+        let key = command::only_key(args.bytes)?;
         let broken = open(ctx, args, key)?.operate(|turn| turn.break_all());
-        ctx.reply_int(broken as i64);
+        (broken as u64).write(&mut ctx);
         Ok(())
     }
 }
@@ -166,12 +164,12 @@ impl Command for Break {
 pub struct Token;
 
 impl Command for Token {
-    fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        command::no_arguments(args.bytes).map_err(text)?;
+    fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+        command::no_arguments(args.bytes)?;
         let mut random = [0; 20];
         let drawn = rand::rngs::SysRng.try_fill_bytes(&mut random);
-        drawn.map_err(|why| format!("ERR the operating system gives no randomness: {why}"))?;
-        ctx.reply_bytes(&dlock_core::Token::spell(random));
+        drawn.map_err(|why| Error::NoRandomness(why.to_string()))?;
+        dlock_core::Token::of_random(random).write(&mut ctx);
         Ok(())
     }
 }
@@ -179,14 +177,9 @@ impl Command for Token {
 pub struct Help;
 
 impl Command for Help {
-    fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        command::no_arguments(args.bytes).map_err(text)?;
-        ctx.reply_array(TABLE.len() * 2 + 1);
-        ctx.reply_bytes(b"DLOCK.<command> [<arg> [value] ...]. Commands are:");
-        for doc in TABLE {
-            ctx.reply_bytes(format!("{} {}", doc.name, doc.form).trim_end().as_bytes());
-            ctx.reply_bytes(format!("    {}.", doc.summary).as_bytes());
-        }
+    fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+        command::no_arguments(args.bytes)?;
+        reply::Help::new().write(&mut ctx);
         Ok(())
     }
 }
@@ -207,7 +200,7 @@ pub struct Effect;
 impl Command for Effect {
     fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         if !ctx.flags().intersects(Flags::REPLICATED | Flags::LOADING) {
-            return Err(words::EFFECT.into());
+            return Err(Error::Effect.into());
         }
         Effect::take_in(ctx, args).inspect_err(|_| grace::effect_skipped())
     }
@@ -215,7 +208,7 @@ impl Command for Effect {
 
 impl Effect {
     fn take_in<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let &[key, change] = args.bytes else { return Err(words::EFFECT.into()) };
+        let &[key, change] = args.bytes else { return Err(Error::Effect.into()) };
         let origin = if ctx.flags().contains(Flags::REPLICATED) { Origin::Live } else { Origin::Stored };
         let reader = Reader { now: clock::now(), anchor: clock::anchor(), origin };
         let error = |why: Malformed| format!("ERR {why}");

@@ -1,8 +1,9 @@
 //! The options, in one table: redis.conf, arguments where the module is loaded, CONFIG SET.
 
 use dlock_core::{Limits, Ttl};
+use dlock_protocol::options::{self, Spec};
 
-use crate::ffi::setup::{Kind, Setting};
+use crate::ffi::setup::Setting;
 use crate::state::with;
 
 /// The options as they are now.
@@ -19,9 +20,16 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        let limits = Limits { on_the_server: 10_000, on_a_key: 1_000 };
-        let max_ttl = Ttl::from_millis(MAX_TTL as u64).unwrap_or(Ttl::MAX);
-        Config { max_ttl, limits, max_holders: MAX_HOLDERS as u32, restart_grace: 0, fence_mark: true }
+        let default = |spec: Spec| spec.default() as u64;
+        let (on_the_server, on_a_key) =
+            (default(options::MAX_WAITERS) as usize, default(options::MAX_WAITERS_PER_KEY) as usize);
+        Config {
+            max_ttl: Ttl::from_millis(default(options::MAX_TTL)).unwrap_or(Ttl::MAX),
+            limits: Limits { on_the_server, on_a_key },
+            max_holders: default(options::MAX_HOLDERS_PER_KEY) as u32,
+            restart_grace: default(options::RESTART_GRACE) as u32,
+            fence_mark: default(options::FENCE_MARK) != 0,
+        }
     }
 }
 
@@ -41,45 +49,35 @@ impl Config {
     }
 }
 
-const MAX_TTL: i64 = 86_400_000;
-const MAX_HOLDERS: i64 = 100_000;
-
 /// Every option.
 pub static SETTINGS: [Setting; 6] = [
     Setting {
-        name: "max-ttl",
-        kind: Kind::Number { default: MAX_TTL, least: 1, greatest: u32::MAX as i64 },
+        spec: options::MAX_TTL,
         get: || with(|s| s.config.max_ttl.millis() as i64),
         set: |ms| with(|s| s.config.max_ttl = Ttl::from_millis(ms as u64).unwrap_or(Ttl::MAX)),
     },
     Setting {
-        name: "restart-grace",
-        kind: Kind::Number { default: 0, least: 0, greatest: u32::MAX as i64 },
+        spec: options::RESTART_GRACE,
         get: || with(|s| s.config.restart_grace.into()),
         set: |ms| with(|s| s.config.restart_grace = u32::try_from(ms).unwrap_or(u32::MAX)),
     },
     Setting {
-        name: "fence-mark",
-        kind: Kind::YesNo { default: true },
+        spec: options::FENCE_MARK,
         get: || with(|s| s.config.fence_mark.into()),
         set: |yes| with(|s| s.config.fence_mark = yes != 0),
     },
     Setting {
-        name: "max-waiters",
-        kind: Kind::Number { default: 10_000, least: 0, greatest: 1_000_000 },
+        spec: options::MAX_WAITERS,
         get: || with(|s| s.config.limits.on_the_server as i64),
         set: |n| with(|s| s.config.limits.on_the_server = n as usize),
     },
     Setting {
-        name: "max-waiters-per-key",
-        // A tenth of those on the server: the waiters on one key do not shut out everybody else's.
-        kind: Kind::Number { default: 1_000, least: 0, greatest: 1_000_000 },
+        spec: options::MAX_WAITERS_PER_KEY,
         get: || with(|s| s.config.limits.on_a_key as i64),
         set: |n| with(|s| s.config.limits.on_a_key = n as usize),
     },
     Setting {
-        name: "max-holders-per-key",
-        kind: Kind::Number { default: MAX_HOLDERS, least: 1, greatest: 1_000_000 },
+        spec: options::MAX_HOLDERS_PER_KEY,
         get: || with(|s| s.config.max_holders.into()),
         set: |n| with(|s| s.config.max_holders = u32::try_from(n).unwrap_or(u32::MAX)),
     },
@@ -88,41 +86,18 @@ pub static SETTINGS: [Setting; 6] = [
 /// Defaults from `loadmodule libdlock.so name value ..`, the name with or without `dlock.`; redis.conf overrides them.
 /// The error says what is wrong.
 pub fn defaults(arguments: &[&[u8]]) -> Result<[i64; SETTINGS.len()], String> {
-    let mut values = SETTINGS.each_ref().map(|setting| setting.kind.default());
+    let mut values = SETTINGS.each_ref().map(|setting| setting.spec.default());
     for pair in arguments.chunks(2) {
         let name = String::from_utf8_lossy(pair[0]).to_lowercase();
-        let at =
-            SETTINGS.iter().position(|setting| setting.name == name.strip_prefix("dlock.").unwrap_or(&name));
+        let at = SETTINGS.iter().position(|setting| setting.spec.is(&name));
         let at = at.ok_or_else(|| format!("unknown module argument '{name}'; options are {}", names()))?;
-        let value = pair.get(1).and_then(|value| std::str::from_utf8(value).ok());
-        values[at] = value
-            .and_then(|value| read(&SETTINGS[at].kind, value))
-            .ok_or_else(|| format!("module argument '{name}' needs {}", wanted(&SETTINGS[at].kind)))?;
+        let value = pair.get(1).and_then(|value| std::str::from_utf8(value).ok()).unwrap_or_default();
+        let read = SETTINGS[at].spec.read(value);
+        values[at] = read.map_err(|wanted| format!("module argument '{name}' requires {wanted}"))?;
     }
     Ok(values)
 }
 
-/// As redis.conf says it.
-fn read(kind: &Kind, value: &str) -> Option<i64> {
-    match kind {
-        Kind::Number { least, greatest, .. } => {
-            value.parse().ok().filter(|value| (least..=greatest).contains(&value))
-        }
-        Kind::YesNo { .. } => match value.to_lowercase().as_str() {
-            "yes" => Some(1),
-            "no" => Some(0),
-            _ => None,
-        },
-    }
-}
-
-fn wanted(kind: &Kind) -> String {
-    match kind {
-        Kind::Number { least, greatest, .. } => format!("a number from {least} to {greatest}"),
-        Kind::YesNo { .. } => "yes or no".into(),
-    }
-}
-
 fn names() -> String {
-    SETTINGS.each_ref().map(|setting| setting.name).join(", ")
+    SETTINGS.each_ref().map(|setting| setting.spec.name).join(", ")
 }

@@ -4,13 +4,14 @@
 //! that finds the timer late runs the job itself.
 
 use dlock_core::{ClientId, Departed, Ephemeral, Event, Instant, Name, Outcome, Token};
+use dlock_protocol::error::Error;
 
 use crate::deliveries::Delivery;
 use crate::effects::{self, Target};
 use crate::ffi::{Ctx, Flags, Key, Verdict, notices};
 use crate::pending::Bindings;
 use crate::state::{Task, with};
-use crate::{clock, grace, waiters, words};
+use crate::{clock, grace, waiters};
 
 /// The job works for so long at a stretch, then lets the event loop go round.
 const STRETCH_MICROS: u64 = 1_000;
@@ -134,7 +135,7 @@ fn put_off(task: Task, now: Instant) {
 /// `elsewhere`: another node serves the key, and its line is told to go there.
 fn carry_out(ctx: Ctx<'_>, task: Task, elsewhere: bool) {
     if let Some(name) = task.name().filter(|_| elsewhere) {
-        waiters::fail_all(name, words::MOVING);
+        waiters::fail_all(name, &String::from(Error::Moving));
     }
     match task {
         Task::Serve(name) => {

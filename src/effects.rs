@@ -5,13 +5,13 @@ use std::ffi::CStr;
 
 use dlock_core::{Binding, Change, End, Event, Instant, Lock, Name, Step, Terms, Turn, codec};
 use dlock_protocol::command::table;
+use dlock_protocol::error::Error;
+use dlock_protocol::event;
 
 use crate::ffi::{Ctx, Key, WrongType, rm};
 use crate::state::{State, Task, with};
 use crate::value::Value;
 use crate::{clock, deadlines, waiters};
-
-pub const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 
 /// One resource, open for an operation.
 pub struct Target<'a> {
@@ -30,7 +30,7 @@ impl<'a> Target<'a> {
     #[inline]
     pub fn open(ctx: Ctx<'a>, raw: *mut rm::RedisModuleString, key: &'a [u8]) -> Result<Self, String> {
         let name = Name::new(ctx.db(), key);
-        let key = Key::open_for_write(ctx, raw).map_err(|WrongType| WRONG_TYPE.to_owned())?;
+        let key = Key::open_for_write(ctx, raw).map_err(|WrongType| Error::WrongType)?;
         Ok(Target { ctx, raw, name, key, fresh: None, in_background: false })
     }
 
@@ -196,19 +196,18 @@ fn announce(ctx: Ctx<'_>, key: *mut rm::RedisModuleString, events: &[Event], del
     }
 }
 
-/// The words of the contract.
 pub fn event_name(event: Event) -> &'static CStr {
     match event {
-        Event::Acquired => c"dlock.acquire",
-        Event::Extended => c"dlock.extend",
-        Event::Downgraded => c"dlock.downgrade",
+        Event::Acquired => event::ACQUIRE,
+        Event::Extended => event::EXTEND,
+        Event::Downgraded => event::DOWNGRADE,
         Event::Ended(why, _) | Event::AllEnded(why) => match why {
-            End::Released => c"dlock.release",
-            End::Expired => c"dlock.expired",
-            End::Disconnected => c"dlock.disconnect",
-            End::Broken => c"dlock.break",
+            End::Released => event::RELEASE,
+            End::Expired => event::EXPIRED,
+            End::Disconnected => event::DISCONNECT,
+            End::Broken => event::BREAK,
         },
-        Event::Freed => c"dlock.free",
+        Event::Freed => event::FREE,
     }
 }
 

@@ -2,13 +2,14 @@
 
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
-    ClientId, Fence, Instant, Name, Newcomer, Outcome, Rank, Request, Token, Wait, Waiter, WaiterId,
+    ClientId, Fence, Instant, Limits, Name, Newcomer, Outcome, Rank, Request, Token, Wait, Waiter, WaiterId,
 };
+use dlock_protocol::error::Error;
 
 use crate::deliveries::Delivery;
 use crate::ffi::{Ctx, Handle, Key, Waited, blocked, notices};
 use crate::state::{Task, with};
-use crate::{clock, deadlines, words};
+use crate::{clock, deadlines};
 
 /// What a waiter is told.
 pub struct Answer {
@@ -59,14 +60,14 @@ pub fn wait(
     let (limits, room) = with(|s| (s.config.limits, s.waiting.has_room(name, s.config.limits)));
     if !room {
         with(|s| s.stats.queue_refusals += 1);
-        return Err(words::queue_full(limits));
+        return Err(queue_full(limits).into());
     }
     if let Some(cycle) = cycle(ctx, name, &request, rank) {
         with(|s| s.stats.deadlocks += 1);
-        return Err(words::deadlock(&cycle));
+        return Err(Error::Deadlock(cycle).into());
     }
     let since = clock::now();
-    let handle = blocked::block(ctx).ok_or(words::CANNOT_WAIT)?;
+    let handle = blocked::block(ctx).ok_or(Error::CannotWait)?;
     let newcomer = Newcomer { name: name.clone(), rank, request, client, since, until: wait.until(since) };
     let joined = with(|s| {
         let id = s.waiting.join(newcomer)?;
@@ -77,11 +78,15 @@ pub fn wait(
     match joined {
         Some(()) => deadlines::rearm(),
         None => {
-            let reply = Reply::Error(words::queue_full(limits));
+            let reply = Reply::Error(queue_full(limits).into());
             blocked::unblock(handle, Some(Box::new(Answer::new(reply))));
         }
     }
     Ok(())
+}
+
+fn queue_full(limits: Limits) -> Error {
+    Error::QueueFull { on_the_server: limits.on_the_server, on_a_key: limits.on_a_key }
 }
 
 /// The cycle of tokens that waiting for this would close.
@@ -121,7 +126,7 @@ pub fn answer(waiter: Waiter, outcome: Outcome, now: Instant) {
             Answer { reply: Reply::Fence(fence), grant: Some(id) }
         }
         Outcome::TimedOut | Outcome::Cancelled => Answer::new(Reply::Null),
-        Outcome::Refused(refusal) => Answer::new(Reply::Error(words::refusal(refusal))),
+        Outcome::Refused(refusal) => Answer::new(Reply::Error(Error::Refused(refusal).into())),
     };
     blocked::unblock(handle, Some(Box::new(answer)));
 }

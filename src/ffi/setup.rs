@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_longlong, c_void};
 
 use super::{Ctx, LogLevel, api, broken, bytes_of, c_string, forever, guard, rm};
+use dlock_protocol::options::{Kind, Spec};
 
 /// One command.
 pub trait Command {
@@ -128,33 +129,11 @@ pub fn log_panics() {
     }));
 }
 
-/// An option. Whatever its kind, the module reads and sets it as a number.
+/// An option, and how it is read and set.
 pub struct Setting {
-    pub name: &'static str,
-    pub kind: Kind,
+    pub spec: Spec,
     pub get: fn() -> i64,
     pub set: fn(i64),
-}
-
-pub enum Kind {
-    Number {
-        default: i64,
-        least: i64,
-        greatest: i64,
-    },
-    /// 1 and 0.
-    YesNo {
-        default: bool,
-    },
-}
-
-impl Kind {
-    pub fn default(&self) -> i64 {
-        match self {
-            Kind::Number { default, .. } => *default,
-            Kind::YesNo { default } => (*default).into(),
-        }
-    }
 }
 
 /// Registers the options with these defaults, which may have been given as arguments of the module. False where the
@@ -166,11 +145,11 @@ pub fn register_settings(ctx: Ctx<'_>, settings: &'static [Setting], defaults: &
 }
 
 fn register(ctx: Ctx<'_>, setting: &'static Setting, default: i64) -> bool {
-    let (name, flags) = (c_string(setting.name), rm::REDISMODULE_CONFIG_DEFAULT);
+    let (name, flags) = (c_string(setting.spec.name), rm::REDISMODULE_CONFIG_DEFAULT);
     let data = std::ptr::from_ref(setting).cast_mut().cast();
     // SAFETY: called in OnLoad; the entry lives for ever, as it is static.
     let answer = unsafe {
-        match setting.kind {
+        match setting.spec.kind {
             Kind::Number { least, greatest, .. } => api!(RedisModule_RegisterNumericConfig(
                 ctx.0,
                 name.as_ptr(),

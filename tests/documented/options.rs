@@ -103,12 +103,12 @@ fn a_wrong_option_refuses_to_start_and_says_which() {
                 "unknown module argument 'max-tll'; options are max-ttl, restart-grace, fence-mark, max-waiters, \
                  max-waiters-per-key",
             ),
-            ("max-ttl", "module argument 'max-ttl' needs a number from 1 to 4294967295"),
-            ("max-ttl 0", "module argument 'max-ttl' needs a number from 1 to 4294967295"),
-            ("max-ttl 1s", "module argument 'max-ttl' needs a number from 1 to 4294967295"),
-            ("fence-mark", "module argument 'fence-mark' needs yes or no"),
-            ("fence-mark 1", "module argument 'fence-mark' needs yes or no"),
-            ("max-ttl 5 max-waiters -1", "module argument 'max-waiters' needs a number from 0 to 1000000"),
+            ("max-ttl", "module argument 'max-ttl' requires a number from 1 to 4294967295"),
+            ("max-ttl 0", "module argument 'max-ttl' requires a number from 1 to 4294967295"),
+            ("max-ttl 1s", "module argument 'max-ttl' requires a number from 1 to 4294967295"),
+            ("fence-mark", "module argument 'fence-mark' requires yes or no"),
+            ("fence-mark 1", "module argument 'fence-mark' requires yes or no"),
+            ("max-ttl 5 max-waiters -1", "module argument 'max-waiters' requires a number from 0 to 1000000"),
         ] {
             let started = Server::options(kind).module_args(arguments).try_start();
             let log = started.map(|_| ()).expect_err("it must not start");

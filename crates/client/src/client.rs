@@ -109,7 +109,7 @@ impl Client {
 
     /// Who waits in line for the resource at each master, first first, at most `most` of them.
     pub async fn waiters(&self, resource: impl AsRef<[u8]>, most: u32) -> Vec<Inspected<Vec<Waiting>>> {
-        self.ask_all(request::waiters(resource.as_ref(), most), reading::line).await
+        self.ask_all(request::waiters(resource.as_ref(), most), reading::queue).await
     }
 
     /// For operators: ends every hold of the resource on every master that can be reached, whatever its token. Answers how

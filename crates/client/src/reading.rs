@@ -1,102 +1,81 @@
-//! What INSPECT and WAITERS answer, read. Fields that this client does not know are passed over.
+//! What INSPECT and WAITERS answer, for people and for the wait queue.
 
+use dlock_protocol::reply::{self, Reply};
 use redis::Value;
 
 use crate::inspect::{Holder, Inspection, Waiting};
 
 /// DLOCK.INSPECT: None inside is null, nobody holds or waits.
 pub(crate) fn inspection(value: Value) -> Option<Option<Inspection>> {
-    let mut read = Inspection::default();
-    let Some(fields) = fields(value)? else { return Some(None) };
-    for (name, value) in fields {
-        match name.as_str() {
-            "mode" => read.mode = text(value)?,
-            "permits" => read.permits = number(value)?,
-            "fence" => read.fence = number(value)?,
-            "holders" => read.holders = list(value, holder)?,
-            "waiters" => read.waiters = number(value)?,
-            "delay" => read.delay_ms = number(value)?,
-            _ => {}
-        }
-    }
-    Some(Some(read))
+    Reply::read(plain(value)).map(|seen: Option<reply::Inspection>| seen.map(Inspection::from))
 }
 
 /// DLOCK.WAITERS.
-pub(crate) fn line(value: Value) -> Option<Vec<Waiting>> {
-    list(value, waiting)
+pub(crate) fn queue(value: Value) -> Option<Vec<Waiting>> {
+    Reply::read(plain(value)).map(|queue: Vec<reply::Waiting>| queue.into_iter().map(Waiting::from).collect())
 }
 
 /// DLOCK.BREAK, and the like.
 pub(crate) fn number(value: Value) -> Option<u64> {
+    Reply::read(plain(value))
+}
+
+/// A value of the connection as one of the protocol.
+pub(crate) fn plain(value: Value) -> reply::Value {
     match value {
-        Value::Int(number) => u64::try_from(number).ok(),
-        _ => None,
-    }
-}
-
-fn holder(value: Value) -> Option<Holder> {
-    let mut read = Holder::default();
-    for (name, value) in fields(value)?? {
-        match name.as_str() {
-            "token" => read.token = text(value)?,
-            "count" => read.count = number(value)?,
-            "fence" => read.fence = number(value)?,
-            "pttl" => read.left_ms = number(value)?,
-            "label" => read.label = text(value)?,
-            "ephemeral" => read.ephemeral = number(value)? != 0,
-            "client" => read.client = number(value)?,
-            _ => {}
-        }
-    }
-    Some(read)
-}
-
-fn waiting(value: Value) -> Option<Waiting> {
-    let mut read = Waiting::default();
-    for (name, value) in fields(value)?? {
-        match name.as_str() {
-            "client" => read.client = number(value)?,
-            "token" => read.token = text(value)?,
-            "mode" => read.mode = text(value)?,
-            "waited" => read.waited_ms = number(value)?,
-            "left" => read.left_ms = number(value),
-            "label" => read.label = text(value)?,
-            _ => {}
-        }
-    }
-    Some(read)
-}
-
-/// A map's fields; None inside for null.
-fn fields(value: Value) -> Option<Option<Vec<(String, Value)>>> {
-    match value {
-        Value::Nil => Some(None),
+        Value::Nil => reply::Value::Null,
+        Value::Int(number) => reply::Value::Int(number),
+        Value::BulkString(bytes) => reply::Value::Bulk(bytes),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => reply::Value::Bulk(text.into()),
+        Value::Array(items) => reply::Value::Array(items.into_iter().map(plain).collect()),
         Value::Map(pairs) => {
-            let named = pairs.into_iter().map(|(name, value)| Some((text(name)?, value)));
-            named.collect::<Option<_>>().map(Some)
+            reply::Value::Map(pairs.into_iter().map(|(name, value)| (plain(name), plain(value))).collect())
         }
-        _ => None,
+        _ => reply::Value::Other,
     }
 }
 
-fn list<T>(value: Value, read: impl Fn(Value) -> Option<T>) -> Option<Vec<T>> {
-    match value {
-        Value::Array(items) => items.into_iter().map(read).collect(),
-        _ => None,
+impl From<reply::Inspection<'_>> for Inspection {
+    fn from(seen: reply::Inspection<'_>) -> Inspection {
+        Inspection {
+            mode: shown(&seen.mode),
+            permits: seen.permits,
+            fence: seen.fence,
+            holders: seen.holders.into_iter().map(Holder::from).collect(),
+            waiters: seen.waiters,
+            delay_ms: seen.delay,
+        }
     }
 }
 
-/// Bytes for people: UTF-8 as it is, other bytes escaped.
-fn text(value: Value) -> Option<String> {
-    match value {
-        Value::BulkString(bytes) => Some(shown(&bytes)),
-        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text),
-        _ => None,
+impl From<reply::Holder<'_>> for Holder {
+    fn from(holder: reply::Holder<'_>) -> Holder {
+        Holder {
+            token: shown(&holder.token),
+            count: holder.count,
+            fence: holder.fence,
+            left_ms: holder.pttl,
+            label: shown(&holder.label),
+            ephemeral: holder.ephemeral,
+            client: holder.client,
+        }
     }
 }
 
-/// How a token or a label is shown: no two in the same way.
+impl From<reply::Waiting<'_>> for Waiting {
+    fn from(waiting: reply::Waiting<'_>) -> Waiting {
+        Waiting {
+            client: waiting.client,
+            token: shown(&waiting.token),
+            mode: shown(&waiting.mode),
+            waited_ms: waiting.waited,
+            left_ms: waiting.left,
+            label: shown(&waiting.label),
+        }
+    }
+}
+
+/// How a token or a label is shown: UTF-8 as it is, other bytes escaped, no two in the same way.
 pub(crate) fn shown(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.contains('\\') => text.to_string(),

@@ -83,7 +83,7 @@ pub(crate) fn fresh_token() -> Token {
     let mut bytes = [0; 20];
     // Not a generator of the process's own: after a fork two would draw the same, and a token used twice is two holders.
     rand::rngs::SysRng.try_fill_bytes(&mut bytes).expect("the operating system gives randomness");
-    Token::new(&Token::spell(bytes)).expect("27 bytes are a token")
+    Token::of_random(bytes)
 }
 
 fn only_key(name: &str, resource: &[u8]) -> Cmd {

@@ -1,6 +1,7 @@
 //! What an operation asks of the world outside, as data: what to announce, whom to answer, what to store and send.
 
-use dlock_protocol::{ClientId, Fence, Instant, Token, Ttl};
+pub use dlock_protocol::error::Refusal;
+use dlock_protocol::{ClientId, Fence, Instant, Token};
 use smallvec::SmallVec;
 
 use crate::lock::{Ephemeral, Hold, Holders, Holding, Lock};
@@ -53,25 +54,6 @@ pub enum Outcome {
     Cancelled,
     /// What it asked for turned out to be impossible when its turn came.
     Refused(Refusal),
-}
-
-/// Why an ACQUIRE is misuse, whatever the time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Refusal {
-    /// It is held as a semaphore of this many permits.
-    OtherPermits(u32),
-    /// A permit holder asked in another mode, or the reverse.
-    OtherMode,
-    /// The count is at its greatest.
-    CountFull,
-    /// No fence is left below 2^53.
-    FencesUsedUp,
-    /// This has become the longest lease while it waited.
-    LeaseTooLong(Ttl),
-    /// It would share what is entered this often.
-    EnteredOften(u32),
-    /// So many hold it already.
-    TooManyHolders(u32),
 }
 
 /// What of the lock has to be stored and sent.

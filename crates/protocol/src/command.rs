@@ -1,10 +1,10 @@
-//! The words of the protocol: every command parsed and written, side by side, and every error text.
+//! Every command, parsed and written side by side. Nobody else spells them.
 //!
-//! Nobody else spells them. Parsing is strict and total: whatever does not read as exactly one command is a
-//! [`Misuse`], and nothing is guessed.
+//! Parsing is strict and total: whatever does not read as exactly one command is a [`Misuse`], and nothing is guessed.
 
 use std::num::NonZeroU32;
 
+use crate::error::Misuse;
 use crate::request::Counts;
 use crate::request::MAX_COUNT;
 use crate::units::{Fence, Ttl};
@@ -15,7 +15,6 @@ mod words;
 
 pub use acquire::{Acquire, MAX_LABEL};
 pub use table::{Doc, TABLE};
-pub use words::Misuse;
 use words::{Args, number};
 
 bitflags::bitflags! {

@@ -7,11 +7,19 @@
 //! - [`bytes`]: short strings of bytes without an allocation
 //! - [`request`]: what may be asked of a lock
 //! - [`command`]: every command, parsed and written, with its documentation
+//! - [`reply`]: what every command answers, written and read
+//! - [`error`]: every error reply, and how a client tells them apart
+//! - [`event`]: what keyspace channels announce
+//! - [`options`]: the options of a server
 //! - [`steps`]: how much work was done, for tests
 #![forbid(unsafe_code)]
 
 pub mod bytes;
 pub mod command;
+pub mod error;
+pub mod event;
+pub mod options;
+pub mod reply;
 pub mod request;
 pub mod steps;
 pub mod units;

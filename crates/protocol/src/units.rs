@@ -160,22 +160,23 @@ impl Fence {
 }
 
 /// Who holds or waits: 1 to 255 bytes, compared whole, never parsed. A token proves ownership, so Debug shows only how
-/// it begins. One that [`Token::spell`] makes takes no allocation of its own.
+/// it begins. One that [`Token::of_random`] makes takes no allocation of its own.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(Inline<30>);
 
 impl Token {
     pub const MAX_LEN: usize = 255;
 
-    /// Random bytes as DLOCK.TOKEN and the Rust client spell them: URL-safe base64 without padding.
-    pub fn spell(random: [u8; 20]) -> [u8; 27] {
+    /// Random bytes as DLOCK.TOKEN and the Rust client spell them: 27 characters of URL-safe base64 without padding.
+    pub fn of_random(random: [u8; 20]) -> Token {
         const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-        std::array::from_fn(|at| {
+        let spelled: [u8; 27] = std::array::from_fn(|at| {
             let (byte, bit) = (at * 6 / 8, at * 6 % 8);
             let next = random.get(byte + 1).copied().unwrap_or(0);
             let two = u16::from_be_bytes([random[byte], next]);
             DIGITS[usize::from(two >> (10 - bit)) & 63]
-        })
+        });
+        Token(spelled[..].into())
     }
 
     /// None outside 1..=255 bytes.
@@ -242,10 +243,10 @@ mod tests {
 
     #[test]
     fn random_bytes_are_spelled_in_27_url_safe_characters() {
-        assert_eq!(&Token::spell([0; 20]), b"AAAAAAAAAAAAAAAAAAAAAAAAAAA");
-        assert_eq!(&Token::spell([0xff; 20]), b"__________________________8");
-        assert_eq!(&Token::spell(*b"the quick brown fox."), b"dGhlIHF1aWNrIGJyb3duIGZveC4");
-        assert_eq!(Token::new(&Token::spell([1; 20])).map(|token| token.heap_size()), Some(0));
+        assert_eq!(Token::of_random([0; 20]), *b"AAAAAAAAAAAAAAAAAAAAAAAAAAA".as_slice());
+        assert_eq!(Token::of_random([0xff; 20]), *b"__________________________8".as_slice());
+        assert_eq!(Token::of_random(*b"the quick brown fox."), *b"dGhlIHF1aWNrIGJyb3duIGZveC4".as_slice());
+        assert_eq!(Token::of_random([1; 20]).heap_size(), 0);
     }
 
     #[test]

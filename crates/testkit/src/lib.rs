@@ -27,6 +27,8 @@ mod options;
 mod port;
 mod preload;
 mod process;
+#[cfg(feature = "proptest")]
+pub mod property;
 pub mod queue;
 mod random;
 pub mod readme;

@@ -54,7 +54,7 @@ fn what_reads_as_no_command_is_refused_whole() {
         let unknown =
             |word: &str| format!("ERR syntax error: unknown option '{word}', DLOCK.HELP lists every form");
         let twice = |what: &str| format!("ERR syntax error: {what} may be given only once");
-        let no_value = |what: &str| format!("ERR syntax error: {what} needs a value behind it");
+        let no_value = |what: &str| format!("ERR syntax error: {what} requires a value");
         let cases = [
             ("ACQUIRE k t", ARITY.into()),
             ("ACQUIRE k t 600000 RENTRANT", unknown("RENTRANT")),

@@ -55,5 +55,5 @@ async fn is_first(service: &Service, request: &LockRequest, line: Member) -> boo
     let question = request::waiters(&request.resource, 1);
     let answer = Channel::new(node.clone()).ask(&question, None, node.limit).await;
     let me = reading::shown(request.token.as_bytes());
-    answer.found(reading::line).is_ok_and(|line| line.first().is_some_and(|first| first.token == me))
+    answer.found(reading::queue).is_ok_and(|line| line.first().is_some_and(|first| first.token == me))
 }

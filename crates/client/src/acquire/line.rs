@@ -119,7 +119,7 @@ impl Stand {
     /// [`still_waits`](Self::still_waits), and tells at which place.
     async fn tell(&self, told: &OnPosition, place: &mut Option<u64>) -> bool {
         let question = request::waiters(&self.request.resource, LOOKED_AT);
-        let Ok(line) = self.look(&question).await.found(reading::line) else {
+        let Ok(line) = self.look(&question).await.found(reading::queue) else {
             return self.still_waits().await;
         };
         let me = reading::shown(self.request.token.as_bytes());

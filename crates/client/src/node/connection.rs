@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use dlock_protocol::command::table;
+use dlock_protocol::error::Class;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, RedisError, Value};
 use tokio_util::sync::CancellationToken;
@@ -105,7 +106,7 @@ async fn identify(
         <[Value; 2]>::try_from(answers).map_err(|_| ConnectError::error("no answers to two questions"))?;
     // A user may be barred from DLOCK.TOKEN; a command that does not exist is named before that.
     if let Value::ServerError(error) = token
-        && error.details().is_some_and(|text| text.starts_with("unknown command"))
+        && Class::of(&text(&error)) == Class::NoModule
     {
         return Err(ConnectError::error("has no dlock: load the module (libdlock.so) into it"));
     }

@@ -3,10 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock_protocol::error::Class;
+use dlock_protocol::reply::{self, Reply as _};
 use redis::{ServerError, Value};
 
 use crate::error::NodeState;
 use crate::quorum::{Failure, Fence, Refusal, Vote};
+use crate::reading::plain;
 
 /// What came of a request.
 #[derive(Debug, Clone)]
@@ -31,20 +34,12 @@ impl Reply {
 
     /// To EXTEND: whether it is held.
     pub(crate) fn extended(self) -> Vote<()> {
-        self.vote(|value| match value {
-            Value::Int(0) => Some(Vote::Refused(Refusal::NotHeld)),
-            Value::Int(1) => Some(Vote::Granted(())),
-            _ => None,
-        })
+        self.vote(|value| bool::read(value).map(held_if))
     }
 
     /// To RELEASE: how many counts ended.
     pub(crate) fn released(self) -> Vote<()> {
-        self.vote(|value| match value {
-            Value::Int(0) => Some(Vote::Refused(Refusal::NotHeld)),
-            Value::Int(1..) => Some(Vote::Granted(())),
-            _ => None,
-        })
+        self.vote(|value| u64::read(value).map(|ended| held_if(ended > 0)))
     }
 
     /// To a question: what `read` makes of the answer.
@@ -58,47 +53,38 @@ impl Reply {
         }
     }
 
-    fn vote<G>(self, read: impl FnOnce(&Value) -> Option<Vote<G>>) -> Vote<G> {
+    fn vote<G>(self, read: impl FnOnce(reply::Value) -> Option<Vote<G>>) -> Vote<G> {
         match self {
             Reply::Said(Value::ServerError(error)) => refusal(&error),
             // It did something, but who knows what.
-            Reply::Said(value) => read(&value).unwrap_or(Vote::Unknown),
+            Reply::Said(value) => read(plain(value)).unwrap_or(Vote::Unknown),
             Reply::Unasked(failure) => Vote::Failed(failure),
             Reply::Silence => Vote::Unknown,
         }
     }
 }
 
-fn fence_or(value: &Value, null: Refusal) -> Option<Vote> {
-    match value {
-        Value::Nil => Some(Vote::Refused(null)),
-        Value::Int(number) => {
-            let fence = u64::try_from(*number).ok().and_then(Fence::from_outside)?;
-            Some(Vote::Granted(fence))
-        }
-        _ => None,
-    }
+fn fence_or(value: reply::Value, null: Refusal) -> Option<Vote> {
+    let fence = Option::<Fence>::read(value)?;
+    Some(fence.map_or(Vote::Refused(null), Vote::Granted))
+}
+
+fn held_if(held: bool) -> Vote<()> {
+    if held { Vote::Granted(()) } else { Vote::Refused(Refusal::NotHeld) }
 }
 
 /// An error reply: a refusal by its word, anything else is a failure. Either way nothing was done.
 fn refusal<G>(error: &ServerError) -> Vote<G> {
-    let details = error.details().unwrap_or_default();
-    let refusal = match error.code() {
-        "GRACE" => {
-            let left = details.split(' ').next().and_then(|ms| ms.parse().ok());
-            left.map(Duration::from_millis).map(Refusal::Grace)
-        }
-        "QUEUEFULL" => Some(Refusal::QueueFull),
-        "DEADLOCK" => Some(Refusal::Deadlock(without_arguments(details).into())),
-        "FENCEAHEAD" => Some(Refusal::FenceAhead),
-        _ => None,
+    let text = text(error);
+    let refusal = match Class::of(&text) {
+        Class::Grace(ms_left) => Refusal::Grace(Duration::from_millis(ms_left)),
+        Class::QueueFull => Refusal::QueueFull,
+        Class::Deadlock(cycle) => Refusal::Deadlock(cycle.into()),
+        Class::FenceAhead => Refusal::FenceAhead,
+        Class::Misuse => return Vote::Failed(Failure::Misuse(text.into())),
+        Class::NoModule | Class::Other => return Vote::Failed(Failure::Error(text.into())),
     };
-    let failure = match error.code() {
-        "ERR" if !details.starts_with("unknown command") => Failure::Misuse,
-        "WRONGTYPE" => Failure::Misuse,
-        _ => Failure::Error,
-    };
-    refusal.map_or_else(|| Vote::Failed(failure(text(error).into())), Vote::Refused)
+    Vote::Refused(refusal)
 }
 
 /// An error reply as the server wrote it, but for what it repeats of a command.
@@ -142,15 +128,6 @@ mod tests {
         NodeState::from(&Reply::Said(value).acquired())
     }
 
-    /// Servers of before say nothing but the number.
-    #[test]
-    fn the_time_of_grace_is_read_with_and_without_words_behind_it() {
-        let left = NodeState::InGrace(Duration::from_millis(58_475));
-        for reply in ["-GRACE 58475", "-GRACE 58475 ms left: this server may have forgotten holds"] {
-            assert_eq!(state(reply), left, "{reply}");
-        }
-        assert_eq!(state("-GRACE soon"), NodeState::Failed("GRACE soon".into()));
-    }
     #[test]
     fn what_an_error_repeats_of_a_command_is_left_out() {
         let repeats = "ERR unknown command 'DLOCK.ACQUIRE', with args beginning with: 'r' 's3cret' '30000' ";

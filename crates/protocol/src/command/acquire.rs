@@ -1,7 +1,8 @@
 //! ACQUIRE, the command with the many options.
 
 use super::words::{Args, number};
-use super::{Given, Misuse, decimal, words};
+use super::{Given, decimal, words};
+use crate::error::Misuse;
 use crate::request::{Count, Mode};
 use crate::units::{Ttl, Wait};
 

@@ -1,54 +1,10 @@
-//! Arguments one by one, and what is wrong with them.
+//! Arguments one by one.
 
-use std::fmt;
 use std::num::NonZeroU32;
 
+use crate::error::Misuse;
 use crate::request::MAX_COUNT;
 use crate::units::{Token, Ttl};
-
-/// Why the words of a command are no command. Displayed as the whole error reply: what is wrong, and what to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Misuse {
-    Arguments,
-    TokenLength,
-    LabelLength,
-    /// What, and its least and greatest value.
-    Range(&'static str, u64, u64),
-    Ttl(Ttl),
-    Twice(&'static str),
-    NoValue(&'static str),
-    Unknown(String),
-}
-
-impl fmt::Display for Misuse {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Misuse::Arguments => {
-                write!(f, "ERR syntax error: wrong number of arguments, DLOCK.HELP lists every form")
-            }
-            Misuse::TokenLength => {
-                write!(f, "ERR a token has 1 to {} bytes, DLOCK.TOKEN makes one", Token::MAX_LEN)
-            }
-            Misuse::LabelLength => write!(f, "ERR a label has at most {} bytes", super::MAX_LABEL),
-            Misuse::Range(what, least, greatest) => {
-                write!(f, "ERR {what} must be a whole number from {least} to {greatest}")
-            }
-            Misuse::Ttl(max) => write!(
-                f,
-                "ERR ttl must be a whole number of milliseconds from 1 to {} (dlock.max-ttl, or a shorter \
-                 dlock.restart-grace)",
-                max.millis()
-            ),
-            Misuse::Twice(what) => write!(f, "ERR syntax error: {what} may be given only once"),
-            Misuse::NoValue(what) => write!(f, "ERR syntax error: {what} needs a value behind it"),
-            Misuse::Unknown(what) => {
-                write!(f, "ERR syntax error: unknown option '{what}', DLOCK.HELP lists every form")
-            }
-        }
-    }
-}
-
-impl std::error::Error for Misuse {}
 
 /// What is left of a command's arguments.
 pub(super) struct Args<'s, 'a>(&'s [&'a [u8]]);

@@ -1,14 +1,14 @@
-//! The words of the protocol: what is written is read as the same command, and what is refused is refused in words that
-//! clients and people can rely on.
+//! Commands: what is written is read as the same command, and what is refused is refused in words that clients and
+//! people can rely on.
 
 mod refusals;
 
 use std::num::NonZeroU32;
 
-use dlock_core::{Count, Counts, Fence, Mode, Ttl, Wait};
 use dlock_protocol::command::{
     Acquire, Cancel, Confirm, Extend, Holds, Inspect, Pttl, Release, Waiters, Whom, no_arguments, only_key,
 };
+use dlock_protocol::{Count, Counts, Fence, Mode, Ttl, Wait};
 use proptest::prelude::*;
 
 /// Anything at all, also what looks like an option.

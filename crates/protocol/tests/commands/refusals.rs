@@ -1,9 +1,10 @@
 //! Every refusal in its exact words: clients match on them, people read them.
 
-use dlock_core::{Ttl, Wait};
 use dlock_protocol::command::{
-    Acquire, Cancel, Confirm, Extend, Holds, Inspect, Misuse, Pttl, Release, Waiters, no_arguments, only_key,
+    Acquire, Cancel, Confirm, Extend, Holds, Inspect, Pttl, Release, Waiters, no_arguments, only_key,
 };
+use dlock_protocol::error::Misuse;
+use dlock_protocol::{Ttl, Wait};
 
 const MAX_TTL: u64 = 86_400_000;
 const ARGUMENTS: &str = "ERR syntax error: wrong number of arguments, DLOCK.HELP lists every form";
@@ -129,7 +130,7 @@ fn tokens_and_labels() {
 #[test]
 fn options() {
     let twice = |what| format!("ERR syntax error: {what} may be given only once");
-    let value = |what| format!("ERR syntax error: {what} needs a value behind it");
+    let value = |what| format!("ERR syntax error: {what} requires a value");
     let unknown = |what| format!("ERR syntax error: unknown option '{what}', DLOCK.HELP lists every form");
     let cases = [
         ("ACQUIRE k t 5 SHARED SHARED", twice("SHARED or PERMITS")),

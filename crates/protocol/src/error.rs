@@ -1,0 +1,236 @@
+//! Every error that the module answers, and how a client tells them apart.
+//!
+//! An error is displayed as the whole reply: the word, what is the matter, what to do. [`Class::of`] reads it. The words
+//! are stable, and none is one that client libraries retry by themselves, but for [`Error::Moving`].
+
+use std::borrow::Cow;
+use std::fmt;
+
+use crate::units::{Token, Ttl};
+
+mod misuse;
+
+pub use misuse::Misuse;
+
+const GRACE: &str = "GRACE";
+const QUEUE_FULL: &str = "QUEUEFULL";
+const DEADLOCK: &str = "DEADLOCK";
+const FENCE_AHEAD: &str = "FENCEAHEAD";
+
+/// An error reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Error {
+    Misuse(Misuse),
+    Refused(Refusal),
+    /// This server may have forgotten holds, and grants nothing new for so many ms.
+    Grace(u64),
+    /// The most that may wait.
+    QueueFull {
+        on_the_server: usize,
+        on_a_key: usize,
+    },
+    /// Waiting would close this cycle of tokens that wait for each other.
+    Deadlock(Vec<Token>),
+    /// The fence of a CONFIRM lies `ms` beyond the `bound` by which it may be ahead of the server's clock.
+    FenceAhead {
+        ms: u64,
+        bound: u64,
+    },
+    /// The key holds something else.
+    WrongType,
+    /// EPHEMERAL where there is no connection.
+    NoConnection,
+    /// A replica, which ends nothing.
+    Replica,
+    /// The one error that clients of a cluster are meant to retry by themselves: that sends them to the right node.
+    Moving,
+    /// Redis blocks no client that is subscribed.
+    CannotWait,
+    /// Somebody sent `DLOCK._SET`.
+    Effect,
+    /// DLOCK.TOKEN, and why.
+    NoRandomness(String),
+}
+
+/// Why a lock cannot be granted as it was asked for, however long one waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Refusal {
+    /// It is held as a semaphore of this many permits.
+    OtherPermits(u32),
+    /// A permit holder asked in another mode, or the reverse.
+    OtherMode,
+    /// The hold count is at its greatest.
+    CountFull,
+    /// No fence is left below 2^53.
+    FencesUsedUp,
+    /// This has become the longest lease while it waited.
+    LeaseTooLong(Ttl),
+    /// It would share what is entered this often.
+    EnteredOften(u32),
+    /// So many hold it already.
+    TooManyHolders(u32),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Misuse(misuse) => misuse.fmt(f),
+            Error::Refused(refusal) => refusal.fmt(f),
+            // Clients wait for as long as the number says, which comes right behind the word.
+            Error::Grace(ms_left) => write!(
+                f,
+                "{GRACE} {ms_left} ms left: this server may have forgotten holds, so it grants no new ones until those \
+                 have expired; retry after that, or end it by CONFIG SET dlock.restart-grace 0 if you know that nobody \
+                 holds a lock"
+            ),
+            Error::QueueFull { on_the_server, on_a_key } => write!(
+                f,
+                "{QUEUE_FULL} too many clients wait: at most {on_the_server} on this server (dlock.max-waiters) and \
+                 {on_a_key} on one key (dlock.max-waiters-per-key)"
+            ),
+            Error::Deadlock(cycle) => write!(f, "{DEADLOCK} {}", shown(cycle)),
+            Error::FenceAhead { ms, bound } => write!(
+                f,
+                "{FENCE_AHEAD} the fence lies {ms} ms beyond the {bound} ms by which it may be ahead of this server's \
+                 clock: look at the clock of the server that issued it"
+            ),
+            Error::WrongType => f.write_str("WRONGTYPE Operation against a key holding the wrong kind of value"),
+            Error::NoConnection => f.write_str(
+                "ERR EPHEMERAL cannot be used in a script, which has no connection of its own to end with: send the \
+                 command itself, or in MULTI",
+            ),
+            Error::Replica => f.write_str(
+                "ERR this server is a replica, where nothing ends by itself: ask its master for BLOCK and EPHEMERAL",
+            ),
+            Error::Moving => {
+                f.write_str("TRYAGAIN the key's slot is on its way between nodes: ask again where it is now")
+            }
+            Error::CannotWait => f.write_str(
+                "ERR this server lets no client wait for a module's lock while it is subscribed to channels: \
+                 unsubscribe first, or wait on another connection",
+            ),
+            Error::Effect => f.write_str(
+                "ERR this command is how a master tells replicas and the append only file what happened; clients use \
+                 DLOCK.ACQUIRE and its kin, see DLOCK.HELP",
+            ),
+            Error::NoRandomness(why) => write!(f, "ERR the operating system gives no randomness: {why}"),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::OtherPermits(n) => write!(
+                f,
+                "ERR the semaphore is held with PERMITS {n}: ask for the same number, or wait until it is free"
+            ),
+            Refusal::OtherMode => {
+                f.write_str("ERR the token holds the lock in a mode that cannot be changed: release it first")
+            }
+            Refusal::CountFull => f.write_str("ERR the hold's count is at its greatest: release some"),
+            Refusal::FencesUsedUp => f.write_str("ERR no fence is left below 2^53 on this server"),
+            Refusal::EnteredOften(count) => write!(
+                f,
+                "ERR the token holds the lock exclusively with a count of {count}: SHARED alone shares it and needs a \
+                 count of 1, release the others first; to read inside a write section ask with REENTRANT or DEPTH"
+            ),
+            Refusal::TooManyHolders(most) => write!(
+                f,
+                "ERR {most} holders are as many as one key may have (dlock.max-holders-per-key): try again when some \
+                 have released"
+            ),
+            Refusal::LeaseTooLong(longest) => write!(
+                f,
+                "ERR the longest lease and lock-delay were lowered to {} ms while this waited (dlock.max-ttl, or a \
+                 shorter dlock.restart-grace): ask again for a shorter one",
+                longest.millis()
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<Misuse> for Error {
+    fn from(misuse: Misuse) -> Error {
+        Error::Misuse(misuse)
+    }
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Error {
+        Error::Refused(refusal)
+    }
+}
+
+/// The whole reply.
+impl From<Error> for String {
+    fn from(error: Error) -> String {
+        error.to_string()
+    }
+}
+
+impl From<Misuse> for String {
+    fn from(misuse: Misuse) -> String {
+        misuse.to_string()
+    }
+}
+
+/// As much of a token as anybody may see who may not write its key: a token is the proof of ownership. One that is cut
+/// off ends in three dots.
+pub fn shortened(token: &[u8]) -> Cow<'_, [u8]> {
+    const SHOWN: usize = 8;
+    match token.get(..SHOWN) {
+        Some(start) if token.len() > SHOWN => [start, b"..."].concat().into(),
+        _ => token.into(),
+    }
+}
+
+/// Of a long cycle its two ends.
+fn shown(cycle: &[Token]) -> String {
+    const END: usize = 4;
+    let shown = |token: &Token| shortened(token.as_bytes()).escape_ascii().to_string();
+    let mut tokens: Vec<String> = cycle.iter().map(shown).collect();
+    if let between @ 1.. = tokens.len().saturating_sub(2 * END) {
+        tokens.splice(END..END + between, [format!("({between} more)")]);
+    }
+    tokens.join(" -> ")
+}
+
+/// What an error reply means to a client. Nothing was done, whichever it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class<'a> {
+    /// The server grants nothing new for so many ms.
+    Grace(u64),
+    QueueFull,
+    /// The server's account of the cycle.
+    Deadlock(&'a str),
+    FenceAhead,
+    /// The request makes no sense to this server, now or later.
+    Misuse,
+    /// The module is not loaded.
+    NoModule,
+    /// Anything else: the server's state, or the user's rights.
+    Other,
+}
+
+impl<'a> Class<'a> {
+    /// `reply`: the error's text, word included, without the `-` of the wire.
+    pub fn of(reply: &'a str) -> Class<'a> {
+        let (word, details) = reply.split_once(' ').unwrap_or((reply, ""));
+        match word {
+            // Servers of before say nothing behind the number.
+            GRACE => {
+                let ms_left = details.split(' ').next().and_then(|ms| ms.parse().ok());
+                ms_left.map_or(Class::Other, Class::Grace)
+            }
+            QUEUE_FULL => Class::QueueFull,
+            DEADLOCK => Class::Deadlock(details),
+            FENCE_AHEAD => Class::FenceAhead,
+            "ERR" if details.starts_with("unknown command") => Class::NoModule,
+            "ERR" | "WRONGTYPE" => Class::Misuse,
+            _ => Class::Other,
+        }
+    }
+}

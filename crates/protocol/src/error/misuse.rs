@@ -1,0 +1,50 @@
+//! Errors in how a command is spelled.
+
+use std::fmt;
+
+use crate::command::MAX_LABEL;
+use crate::units::{Token, Ttl};
+
+/// Why the arguments of a command are refused before anything is looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Misuse {
+    Arguments,
+    TokenLength,
+    LabelLength,
+    /// What, and its least and greatest value.
+    Range(&'static str, u64, u64),
+    Ttl(Ttl),
+    Twice(&'static str),
+    NoValue(&'static str),
+    Unknown(String),
+}
+
+impl fmt::Display for Misuse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Misuse::Arguments => {
+                write!(f, "ERR syntax error: wrong number of arguments, DLOCK.HELP lists every form")
+            }
+            Misuse::TokenLength => {
+                write!(f, "ERR a token has 1 to {} bytes, DLOCK.TOKEN makes one", Token::MAX_LEN)
+            }
+            Misuse::LabelLength => write!(f, "ERR a label has at most {} bytes", MAX_LABEL),
+            Misuse::Range(what, least, greatest) => {
+                write!(f, "ERR {what} must be a whole number from {least} to {greatest}")
+            }
+            Misuse::Ttl(max) => write!(
+                f,
+                "ERR ttl must be a whole number of milliseconds from 1 to {} (dlock.max-ttl, or a shorter \
+                 dlock.restart-grace)",
+                max.millis()
+            ),
+            Misuse::Twice(what) => write!(f, "ERR syntax error: {what} may be given only once"),
+            Misuse::NoValue(what) => write!(f, "ERR syntax error: {what} requires a value"),
+            Misuse::Unknown(what) => {
+                write!(f, "ERR syntax error: unknown option '{what}', DLOCK.HELP lists every form")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Misuse {}

@@ -1,0 +1,169 @@
+//! What every command answers, written to a connection and read from one, side by side. Errors are in [`crate::error`].
+//!
+//! | command | answer |
+//! |---|---|
+//! | ACQUIRE, CONFIRM | `Option<Fence>` |
+//! | EXTEND | `bool` |
+//! | RELEASE, HOLDS, CANCEL, BREAK | `u64` |
+//! | PTTL | [`Left`] |
+//! | INSPECT | `Option<`[`Inspection`]`>` |
+//! | WAITERS | `Vec<`[`Waiting`]`>` |
+//! | TOKEN | [`Token`] |
+//! | HELP | [`Help`] |
+//!
+//! A reader skips fields that it does not know and accepts a map in either shape: RESP3's, or the flat array of RESP2.
+//! So a client understands older and newer servers.
+
+use std::borrow::Cow;
+
+use crate::command::TABLE;
+use crate::units::{Fence, Token};
+
+mod fields;
+mod inspection;
+
+pub use inspection::{Holder, Inspection, Waiting};
+
+/// Where a reply is written: a connection, or memory.
+pub trait Sink {
+    fn int(&mut self, number: i64);
+    fn null(&mut self);
+    fn bulk(&mut self, bytes: &[u8]);
+    /// The next `len` values are its elements.
+    fn array(&mut self, len: usize);
+    /// The next `len` pairs of values are its fields.
+    fn map(&mut self, len: usize);
+}
+
+/// A reply as it came from a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    Null,
+    Int(i64),
+    Bulk(Vec<u8>),
+    Array(Vec<Value>),
+    Map(Vec<(Value, Value)>),
+    /// Of a type that no command answers with.
+    Other,
+}
+
+/// What a command answers.
+pub trait Reply: Sized {
+    fn write(&self, to: &mut impl Sink);
+
+    /// None where the value is no such reply.
+    fn read(value: Value) -> Option<Self>;
+}
+
+/// The fence of the hold; null where there is none.
+impl Reply for Option<Fence> {
+    #[inline]
+    fn write(&self, to: &mut impl Sink) {
+        match self {
+            Some(fence) => fence.get().write(to),
+            None => to.null(),
+        }
+    }
+
+    fn read(value: Value) -> Option<Self> {
+        match value {
+            Value::Null => Some(None),
+            number => u64::read(number).and_then(Fence::from_outside).map(Some),
+        }
+    }
+}
+
+impl Reply for bool {
+    fn write(&self, to: &mut impl Sink) {
+        to.int((*self).into());
+    }
+
+    fn read(value: Value) -> Option<Self> {
+        match value {
+            Value::Int(0) => Some(false),
+            Value::Int(1) => Some(true),
+            _ => None,
+        }
+    }
+}
+
+impl Reply for u64 {
+    #[inline]
+    fn write(&self, to: &mut impl Sink) {
+        to.int(i64::try_from(*self).unwrap_or(i64::MAX));
+    }
+
+    fn read(value: Value) -> Option<Self> {
+        match value {
+            Value::Int(number) => number.try_into().ok(),
+            _ => None,
+        }
+    }
+}
+
+/// The ms left of a lease. None, on the wire -2, where there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Left(pub Option<u64>);
+
+impl Reply for Left {
+    fn write(&self, to: &mut impl Sink) {
+        match self.0 {
+            Some(ms) => ms.write(to),
+            None => to.int(-2),
+        }
+    }
+
+    fn read(value: Value) -> Option<Self> {
+        match value {
+            Value::Int(-2) => Some(Left(None)),
+            number => u64::read(number).map(|ms| Left(Some(ms))),
+        }
+    }
+}
+
+impl Reply for Token {
+    fn write(&self, to: &mut impl Sink) {
+        to.bulk(self.as_bytes());
+    }
+
+    fn read(value: Value) -> Option<Self> {
+        match value {
+            Value::Bulk(bytes) => Token::new(&bytes),
+            _ => None,
+        }
+    }
+}
+
+/// The lines of HELP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Help(pub Vec<Cow<'static, str>>);
+
+impl Help {
+    /// Every command with its form and what it does.
+    pub fn new() -> Help {
+        let first = "DLOCK.<command> [<arg> [value] ...]. Commands are:".into();
+        let of = |doc: &&crate::command::Doc| {
+            let form = format!("{} {}", doc.name, doc.form).trim_end().to_owned();
+            [form.into(), format!("    {}.", doc.summary).into()]
+        };
+        Help([first].into_iter().chain(TABLE.iter().flat_map(of)).collect())
+    }
+}
+
+impl Default for Help {
+    fn default() -> Help {
+        Help::new()
+    }
+}
+
+impl Reply for Help {
+    fn write(&self, to: &mut impl Sink) {
+        to.array(self.0.len());
+        self.0.iter().for_each(|line| to.bulk(line.as_bytes()));
+    }
+
+    fn read(value: Value) -> Option<Self> {
+        let line = |value| String::from_utf8(fields::bytes(value)?).ok().map(Cow::from);
+        fields::list(value, line).map(Help)
+    }
+}

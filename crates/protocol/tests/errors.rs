@@ -1,0 +1,106 @@
+//! Errors: how a client reads what the server writes.
+
+use dlock_protocol::error::{Class, Error, Misuse, Refusal, shortened};
+use dlock_protocol::{Token, Ttl, options};
+use proptest::prelude::*;
+
+fn token(name: &str) -> Token {
+    Token::new(name.as_bytes()).expect("it fits")
+}
+
+fn all() -> Vec<(Error, Class<'static>)> {
+    let refusals = [
+        Refusal::OtherPermits(3),
+        Refusal::OtherMode,
+        Refusal::CountFull,
+        Refusal::FencesUsedUp,
+        Refusal::LeaseTooLong(Ttl::MAX),
+        Refusal::EnteredOften(2),
+        Refusal::TooManyHolders(100),
+    ];
+    let misuses = [
+        Misuse::Arguments,
+        Misuse::TokenLength,
+        Misuse::LabelLength,
+        Misuse::Range("BLOCK ms", 0, 5),
+        Misuse::Ttl(Ttl::MAX),
+        Misuse::Twice("BLOCK"),
+        Misuse::NoValue("BLOCK"),
+        Misuse::Unknown("FAIR".into()),
+    ];
+    let misuse = [
+        Error::WrongType,
+        Error::NoConnection,
+        Error::Replica,
+        Error::CannotWait,
+        Error::Effect,
+        Error::NoRandomness("none".into()),
+    ];
+    let misuse = misuse.into_iter().chain(refusals.map(Error::from)).chain(misuses.map(Error::from));
+    let mut all: Vec<_> = misuse.map(|error| (error, Class::Misuse)).collect();
+    all.extend([
+        (Error::Grace(58_475), Class::Grace(58_475)),
+        (Error::QueueFull { on_the_server: 10, on_a_key: 5 }, Class::QueueFull),
+        (Error::Deadlock(vec![token("a"), token("b"), token("a")]), Class::Deadlock("a -> b -> a")),
+        (Error::FenceAhead { ms: 7, bound: 5 }, Class::FenceAhead),
+        (Error::Moving, Class::Other),
+    ]);
+    all
+}
+
+#[test]
+fn every_error_is_read_as_what_it_is() {
+    for (error, class) in all() {
+        assert_eq!(Class::of(&error.to_string()), class, "{error}");
+    }
+    assert_eq!(Class::of("ERR unknown command 'DLOCK.ACQUIRE', with args .."), Class::NoModule);
+    assert_eq!(Class::of("NOPERM No permissions to access a key"), Class::Other);
+    assert_eq!(Class::of(""), Class::Other);
+}
+
+/// Servers of before say nothing but the number.
+#[test]
+fn the_time_of_grace_is_read_with_and_without_words_behind_it() {
+    assert_eq!(Class::of("GRACE 58475"), Class::Grace(58_475));
+    assert_eq!(Class::of("GRACE soon"), Class::Other);
+}
+
+#[test]
+fn an_error_is_one_line_and_names_only_options_that_there_are() {
+    for (error, _) in all() {
+        let text = error.to_string();
+        assert!(!text.contains(['\r', '\n']) && text.len() < 500, "{text}");
+        for name in text.split("dlock.").skip(1) {
+            let end = name.find(|c: char| c != '-' && !c.is_ascii_lowercase()).unwrap_or(name.len());
+            assert!(options::TABLE.iter().any(|option| option.name == &name[..end]), "{text}");
+        }
+    }
+}
+
+#[test]
+fn of_a_long_cycle_the_two_ends_are_shown_and_of_each_token_no_more_than_its_start() {
+    let tokens = prop::collection::vec(prop::collection::vec(any::<u8>(), 1..=255), 1..30);
+    crate::random(tokens, 300, |cycle| {
+        let cycle: Vec<Token> = cycle.iter().map(|bytes| Token::new(bytes).expect("it fits")).collect();
+        let text = Error::Deadlock(cycle.clone()).to_string();
+        assert!(text.len() <= 512 && text.is_ascii(), "{text}");
+        assert_eq!(text.contains(&format!("({} more)", cycle.len().saturating_sub(8))), cycle.len() > 8);
+    });
+    assert_eq!(*shortened(b"12345678"), *b"12345678");
+    assert_eq!(*shortened(b"123456789"), *b"12345678...");
+}
+
+#[test]
+fn options_are_read_as_redis_conf_spells_them() {
+    assert!(options::MAX_TTL.is("max-ttl") && options::MAX_TTL.is("DLOCK.Max-TTL"));
+    assert!(!options::MAX_TTL.is("max-tt") && !options::MAX_TTL.is("dlock.dlock.max-ttl"));
+    assert_eq!(options::FENCE_MARK.read("YES"), Ok(1));
+    assert_eq!(options::FENCE_MARK.read("1"), Err("yes or no".into()));
+    assert_eq!(options::MAX_TTL.read("0"), Err("a number from 1 to 4294967295".into()));
+    for option in options::TABLE {
+        assert!(
+            matches!(option.kind, options::Kind::YesNo { .. })
+                || option.read(&option.default().to_string()).is_ok()
+        );
+    }
+}

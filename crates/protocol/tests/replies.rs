@@ -1,0 +1,151 @@
+//! Replies: what is written is read as the same reply, in the shapes of RESP2 and of RESP3.
+
+use std::borrow::Cow;
+use std::fmt::Debug;
+
+use dlock_protocol::reply::{Help, Holder, Inspection, Left, Reply, Sink, Value, Waiting};
+use dlock_protocol::{Fence, Token};
+use proptest::prelude::*;
+
+/// What is written, in the order in which it is.
+#[derive(Default)]
+struct Wire(Vec<Part>);
+
+enum Part {
+    Whole(Value),
+    Array(usize),
+    Map(usize),
+}
+
+impl Sink for Wire {
+    fn int(&mut self, number: i64) {
+        self.0.push(Part::Whole(Value::Int(number)));
+    }
+    fn null(&mut self) {
+        self.0.push(Part::Whole(Value::Null));
+    }
+    fn bulk(&mut self, bytes: &[u8]) {
+        self.0.push(Part::Whole(Value::Bulk(bytes.into())));
+    }
+    fn array(&mut self, len: usize) {
+        self.0.push(Part::Array(len));
+    }
+    fn map(&mut self, len: usize) {
+        self.0.push(Part::Map(len));
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Protocol {
+    Resp2,
+    Resp3,
+}
+
+fn value(parts: &mut impl Iterator<Item = Part>, protocol: Protocol) -> Value {
+    match parts.next().expect("as many values as were announced") {
+        Part::Whole(value) => value,
+        Part::Array(len) => Value::Array((0..len).map(|_| value(parts, protocol)).collect()),
+        Part::Map(len) if protocol == Protocol::Resp2 => {
+            Value::Array((0..2 * len).map(|_| value(parts, protocol)).collect())
+        }
+        Part::Map(len) => {
+            Value::Map((0..len).map(|_| (value(parts, protocol), value(parts, protocol))).collect())
+        }
+    }
+}
+
+fn sent(reply: &impl Reply, protocol: Protocol) -> Value {
+    let mut wire = Wire::default();
+    reply.write(&mut wire);
+    let mut parts = wire.0.into_iter();
+    let sent = value(&mut parts, protocol);
+    assert!(parts.next().is_none(), "one reply, and nothing behind it");
+    sent
+}
+
+fn round_trip<R: Reply + PartialEq + Debug>(reply: &R) {
+    for protocol in [Protocol::Resp2, Protocol::Resp3] {
+        assert_eq!(R::read(sent(reply, protocol)).as_ref(), Some(reply));
+    }
+}
+
+fn number() -> impl Strategy<Value = u64> {
+    0..=i64::MAX as u64
+}
+
+fn bytes(least: usize) -> impl Strategy<Value = Cow<'static, [u8]>> {
+    prop::collection::vec(any::<u8>(), least..=255).prop_map(Cow::Owned)
+}
+
+fn holder() -> impl Strategy<Value = Holder<'static>> {
+    let numbers = (number(), number(), number(), number(), number());
+    (bytes(1), bytes(0), any::<bool>(), numbers).prop_map(|(token, label, ephemeral, numbers)| {
+        let (count, fence, pttl, held, client) = numbers;
+        Holder { token, count, fence, pttl, held, label, ephemeral, client }
+    })
+}
+
+#[test]
+fn numbers_and_names() {
+    let fence = prop::option::of((1..=Fence::MAX).prop_map(|n| Fence::from_outside(n).expect("in range")));
+    let parts = (fence, any::<bool>(), number(), prop::option::of(number()), bytes(1));
+    crate::random(parts, 500, |(fence, yes, number, left, token)| {
+        round_trip(&fence);
+        round_trip(&yes);
+        round_trip(&number);
+        round_trip(&Left(left));
+        round_trip(&Token::new(&token).expect("it fits"));
+    });
+    round_trip(&Help::new());
+}
+
+#[test]
+fn who_holds() {
+    let numbers = (number(), number(), number(), number(), number());
+    let parts = (bytes(0), numbers, prop::collection::vec(holder(), 0..5), any::<bool>());
+    crate::random(parts, 500, |(mode, numbers, holders, seen)| {
+        let (permits, fence, holders_count, waiters, delay) = numbers;
+        let inspection = Inspection { mode, permits, fence, holders, holders_count, waiters, delay };
+        round_trip(&seen.then_some(inspection));
+    });
+}
+
+#[test]
+fn who_waits() {
+    let waiting = (number(), bytes(1), bytes(0), number(), prop::option::of(number()), bytes(0));
+    let waiting = waiting.prop_map(|(client, token, mode, waited, left, label)| Waiting {
+        client,
+        token,
+        mode,
+        waited,
+        left,
+        label,
+    });
+    crate::random(prop::collection::vec(waiting, 0..5), 500, |queue| round_trip(&queue));
+}
+
+/// Servers that are newer say more, older ones less.
+#[test]
+fn fields_that_are_unknown_or_missing_do_no_harm() {
+    let bulk = |text: &str| Value::Bulk(text.into());
+    let newer = Value::Map(vec![
+        (bulk("mode"), bulk("striped")),
+        (bulk("address"), Value::Other),
+        (bulk("fence"), Value::Int(7)),
+    ]);
+    let seen = Inspection { mode: b"striped".as_slice().into(), fence: 7, ..Inspection::default() };
+    assert_eq!(Option::<Inspection>::read(newer), Some(Some(seen)));
+}
+
+#[test]
+fn what_is_no_such_reply_is_not_read() {
+    assert_eq!(Option::<Fence>::read(Value::Int(0)), None);
+    assert_eq!(Option::<Fence>::read(Value::Int(1 << 53)), None);
+    assert_eq!(bool::read(Value::Int(2)), None);
+    assert_eq!(u64::read(Value::Int(-1)), None);
+    assert_eq!(Left::read(Value::Int(-1)), None);
+    assert_eq!(Option::<Inspection>::read(Value::Int(1)), None);
+    assert_eq!(Option::<Inspection>::read(Value::Array(vec![Value::Bulk(b"mode".to_vec())])), None);
+    assert_eq!(Vec::<Waiting>::read(Value::Null), None);
+    assert_eq!(Token::read(Value::Bulk(Vec::new())), None);
+}
