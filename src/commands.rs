@@ -3,7 +3,7 @@
 
 use dlock_core::codec::{self, Malformed, Origin, Reader};
 use dlock_core::decide::Confirmed;
-use dlock_core::{Acquired, ClientId, Fence, Name, Outcome, Request, WaiterId};
+use dlock_core::{Acquired, ClientId, Fence, Name, Outcome, WaiterId};
 use dlock_protocol::command::{self, Whom};
 use dlock_protocol::error::Error;
 use dlock_protocol::reply::{self, Reply};
@@ -30,17 +30,11 @@ pub struct Acquire;
 impl Command for Acquire {
     fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let parsed = command::Acquire::parse(args.bytes, with(|s| s.config.longest_lease()))?;
-        let bound_to = if parsed.ephemeral { Some(connection(ctx)?) } else { None };
-        let request = Request {
-            token: parsed.token,
-            ttl: parsed.ttl,
-            mode: parsed.mode,
-            count: parsed.count,
-            bound_to,
-            delay: parsed.delay,
-            label: parsed.label,
-        };
-        let acquired = open(ctx, args, parsed.key)?.operate(|turn| turn.acquire(&request));
+        let (request, client) = (parsed.request, ClientId(ctx.client_id()));
+        if request.ephemeral {
+            can_end_with_connection(ctx)?;
+        }
+        let acquired = open(ctx, args, parsed.key)?.operate(|turn| turn.acquire(&request, client));
         match acquired {
             Acquired::Held(fence) => Some(fence).write(&mut ctx),
             Acquired::Refused(refusal) => return Err(Error::Refused(refusal).into()),
@@ -50,7 +44,7 @@ impl Command for Acquire {
             }
             Acquired::Upgrading(other) => {
                 with(|s| s.stats.deadlocks += 1);
-                let token = dlock_core::Token::new(parsed.token).ok_or_else(String::new)?;
+                let token = request.token.to_owned();
                 return Err(Error::Deadlock(vec![token.clone(), other, token]).into());
             }
             Acquired::NotNow(rank) => match parsed.block {
@@ -58,7 +52,6 @@ impl Command for Acquire {
                 Some(wait) if !ctx.flags().contains(Flags::DENY_BLOCKING) => {
                     on_a_master(ctx.flags())?;
                     let name = Name::new(ctx.db(), parsed.key);
-                    let client = ClientId(ctx.client_id());
                     waiters::wait(ctx, &name, request, rank, client, wait)?;
                 }
                 _ => {
@@ -71,15 +64,14 @@ impl Command for Acquire {
     }
 }
 
-/// The connection an EPHEMERAL hold is bound to. A script runs on a client of the server's own, and no server says
-/// whose command started it.
-fn connection(ctx: Ctx<'_>) -> Result<ClientId, String> {
+/// Whether an EPHEMERAL hold can be bound to the connection of the command. A script runs on a client of the server's
+/// own, and no server says whose command started it.
+fn can_end_with_connection(ctx: Ctx<'_>) -> Done {
     let flags = ctx.flags();
     if flags.contains(Flags::LUA) {
         return Err(Error::NoConnection.into());
     }
-    on_a_master(flags)?;
-    Ok(ClientId(ctx.client_id()))
+    on_a_master(flags)
 }
 
 /// A replica ends nothing by itself, one that may be written to neither.
@@ -92,7 +84,7 @@ pub struct Release;
 impl Command for Release {
     fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let parsed = command::Release::parse(args.bytes)?;
-        let ended = open(ctx, args, parsed.key)?.operate(|turn| turn.release(parsed.token, parsed.counts));
+        let ended = open(ctx, args, parsed.key)?.operate(|turn| turn.release(parsed.token, parsed.count));
         u64::from(ended).write(&mut ctx);
         Ok(())
     }
@@ -136,7 +128,7 @@ impl Command for Cancel {
         let target = open(ctx, args, parsed.key)?;
         let cancelled = target.operate(|turn| {
             let waiters: Vec<WaiterId> = match parsed.who {
-                Whom::Token(token) => turn.waiting.of_token_on(token, turn.name).to_vec(),
+                Whom::Token(token) => turn.waiting.of_token_on(token.as_bytes(), turn.name).to_vec(),
                 Whom::Client(id) => {
                     let waiter = turn.waiting.of_client(ClientId(id)).filter(|w| w.name == *turn.name);
                     waiter.map(|w| w.id).into_iter().collect()

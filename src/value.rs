@@ -115,7 +115,7 @@ impl Value {
                 hold.fence().get(),
                 hold.ttl().millis(),
                 hold.count(),
-                hold.delay()
+                hold.delay().millis()
             );
             add(numbers.as_bytes());
         }

@@ -2,7 +2,8 @@
 
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
-    ClientId, Fence, Instant, Limits, Name, Newcomer, Outcome, Rank, Request, Token, Wait, Waiter, WaiterId,
+    ClientId, Fence, Instant, Limits, LockRequest, LockRequestRef, Name, Newcomer, Outcome, Rank, Token,
+    Wait, Waiter, WaiterId,
 };
 use dlock_protocol::error::Error;
 
@@ -52,7 +53,7 @@ impl Answer {
 pub fn wait(
     ctx: Ctx<'_>,
     name: &Name<'_>,
-    request: Request<'_>,
+    request: LockRequestRef<'_>,
     rank: Rank,
     client: ClientId,
     wait: Wait,
@@ -90,11 +91,11 @@ fn queue_full(limits: Limits) -> Error {
 }
 
 /// The cycle of tokens that waiting for this would close.
-fn cycle(ctx: Ctx<'_>, name: &Name<'_>, request: &Request<'_>, rank: Rank) -> Option<Vec<Token>> {
+fn cycle(ctx: Ctx<'_>, name: &Name<'_>, request: &LockRequestRef<'_>, rank: Rank) -> Option<Vec<Token>> {
     let (now, db) = (clock::now(), ctx.db());
     let most_holders = with(|s| s.config.max_holders);
     let mut search =
-        Search::new(Token::new(request.token)?, name, rank, request.mode, now).with_at_most(most_holders);
+        Search::new(request.token.to_owned(), name, rank, request.mode, now).with_at_most(most_holders);
     loop {
         match with(|s| search.run(&s.waiting)) {
             Found::Nothing => return None,
@@ -121,7 +122,7 @@ pub fn answer(waiter: Waiter, outcome: Outcome, now: Instant) {
     let Some(handle) = handle else { return };
     let answer = match outcome {
         Outcome::Granted(fence, _) => {
-            let Waiter { id, name, token, client, .. } = waiter;
+            let Waiter { id, name, request: LockRequest { token, .. }, client, .. } = waiter;
             with(|s| s.deliveries.sent(id, Delivery { name, token, client }));
             Answer { reply: Reply::Fence(fence), grant: Some(id) }
         }

@@ -34,7 +34,8 @@ impl Command for Holds {
     fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let parsed = command::Holds::parse(args.bytes)?;
         let now = clock::now();
-        let count = look(ctx, args, |lock| lock.at(now).hold_of(parsed.token).map_or(0, Hold::count))?;
+        let count =
+            look(ctx, args, |lock| lock.at(now).hold_of(parsed.token.as_bytes()).map_or(0, Hold::count))?;
         u64::from(count).write(&mut ctx);
         Ok(())
     }
@@ -47,7 +48,7 @@ impl Command for Pttl {
         let parsed = command::Pttl::parse(args.bytes)?;
         let now = clock::now();
         let left = look(ctx, args, |lock| match parsed.token {
-            Some(token) => lock.at(now).hold_of(token).map(|hold| hold.deadline().left(now)),
+            Some(token) => lock.at(now).hold_of(token.as_bytes()).map(|hold| hold.deadline().left(now)),
             None => lock.at(now).longest_left(),
         })?;
         Left(left).write(&mut ctx);
@@ -114,10 +115,10 @@ impl Command for Waiters {
 fn waiting(waiter: &Waiter, now: Instant, show: Shown) -> Waiting<'_> {
     Waiting {
         client: waiter.client.0,
-        token: show(waiter.token.as_bytes()),
-        mode: waiter.mode.word().as_bytes().into(),
+        token: show(waiter.request.token.as_bytes()),
+        mode: waiter.request.mode.word().as_bytes().into(),
         waited: now.millis_since(waiter.since),
         left: waiter.until.map(|until| until.left(now)),
-        label: (&*waiter.label).into(),
+        label: waiter.request.label.as_bytes().into(),
     }
 }

@@ -13,8 +13,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_protocol::command::MAX_LABEL;
-use dlock_protocol::{Mode, Token};
+use dlock_protocol::{Delay, Label, LockRequest, Mode, Token};
 
 use crate::acquire::attempt::{Attempt, Outage};
 use crate::acquire::line::OnPosition;
@@ -193,7 +192,7 @@ impl Acquire {
             return Err(attempt.taken_by_ourselves());
         };
         if let Some(share) = entry.upgrade().filter(|share| share.0.state().loss.is_none()) {
-            share.0.check_entry(attempt.mode, attempt.fenced).map_err(AcquireError::Option)?;
+            share.0.check_entry(attempt.asked.mode, attempt.fenced).map_err(AcquireError::Option)?;
             return Ok(Guard::new(share));
         }
         let share = hold(attempt, keeping).await?;
@@ -259,27 +258,24 @@ impl Acquire {
         if !single && options.ephemeral {
             return Err("an ephemeral hold needs a single server: it ends with one connection".into());
         }
-        if options.label.len() > MAX_LABEL {
-            return Err(format!("a label has at most {MAX_LABEL} bytes"));
-        }
+        let label = Label::new(options.label.as_bytes())
+            .ok_or_else(|| format!("a label has at most {} bytes", Label::MAX_LEN))?;
         if options.notice.is_some_and(|notice| notice > lease.ttl() / 2) {
             return Err("the notice is at most half of the ttl: a renewal has to have time to fail".into());
         }
-        let delay = u32::try_from(options.delay.as_millis()).map_err(|_| "a delay lasts at most 49 days")?;
+        let delay = options.delay.as_millis().try_into().ok().and_then(Delay::from_millis);
+        let delay = delay.ok_or("a delay lasts at most 49 days")?;
         let renewed_for = options.renew.then_some(options.max_hold.unwrap_or(Duration::MAX));
         let keeping = Keeping { renewed_for, notice: options.notice };
         let patience = Patience::of(options.wait);
+        let (token, ephemeral) = (options.token.clone(), options.ephemeral);
+        let asked = LockRequest { mode, ephemeral, delay, label, ..LockRequest::new(token, ttl) };
         let attempt = Attempt {
             service,
             resource: self.resource.clone(),
-            token: options.token.clone(),
-            ttl,
+            asked,
             lease,
-            mode,
             fenced: options.fenced,
-            ephemeral: options.ephemeral,
-            delay,
-            label: options.label.clone(),
             patience,
             told: options.told.clone(),
             outage: options.outage.clone(),

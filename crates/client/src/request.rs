@@ -1,45 +1,44 @@
 //! What is asked of the masters, in the words of the protocol.
 
 use dlock_protocol::command;
-use dlock_protocol::{Count, Counts, Mode, Token, Ttl};
+use dlock_protocol::{ReleaseCount, Token, Ttl};
 use rand::TryRng;
 use redis::Cmd;
+use std::ops::Deref;
 use std::time::Duration;
 
 use crate::quorum::Fence;
 
-/// What one acquisition asks for; the same for all masters.
+/// A lock request for one resource; the same for all masters.
 #[derive(Debug, Clone)]
 pub(crate) struct LockRequest {
     pub(crate) resource: Vec<u8>,
-    pub(crate) token: Token,
-    pub(crate) ttl: Ttl,
-    pub(crate) mode: Mode,
-    pub(crate) ephemeral: bool,
-    /// In ms.
-    pub(crate) delay: u32,
-    pub(crate) label: String,
+    pub(crate) asked: dlock_protocol::LockRequest,
+}
+
+/// What is asked for can be read off it.
+impl Deref for LockRequest {
+    type Target = dlock_protocol::LockRequest;
+
+    fn deref(&self) -> &Self::Target {
+        &self.asked
+    }
 }
 
 impl LockRequest {
-    /// One try, or a place in line.
+    /// One try, or a position in the queue.
     pub(crate) fn acquire(&self, block: Option<dlock_protocol::Wait>) -> Cmd {
-        let acquire = command::Acquire {
-            key: &self.resource,
-            token: self.token.as_bytes(),
-            ttl: self.ttl,
-            mode: self.mode,
-            count: Count::Keep,
-            block,
-            ephemeral: self.ephemeral,
-            delay: self.delay,
-            label: self.label.as_bytes(),
-        };
-        cmd(&acquire.to_args())
+        cmd(&command::Acquire { key: &self.resource, request: self.asked.borrowed(), block }.to_args())
+    }
+
+    /// The same with a token that nobody has used.
+    pub(crate) fn with_fresh_token(&self) -> LockRequest {
+        let asked = self.asked.with(fresh_token(), self.asked.label.clone());
+        LockRequest { resource: self.resource.clone(), asked }
     }
 
     pub(crate) fn confirm(&self, fence: Fence) -> Cmd {
-        let (key, token, ttl) = (self.resource.as_slice(), self.token.as_bytes(), self.ttl);
+        let (key, token, ttl) = (self.resource.as_slice(), self.token.borrowed(), self.ttl);
         cmd(&command::Confirm { key, token, fence, ttl }.to_args())
     }
 
@@ -54,12 +53,12 @@ impl LockRequest {
 }
 
 pub(crate) fn extend(resource: &[u8], token: &Token, ttl: Ttl) -> Cmd {
-    cmd(&command::Extend { key: resource, token: token.as_bytes(), ttl }.to_args())
+    cmd(&command::Extend { key: resource, token: token.borrowed(), ttl }.to_args())
 }
 
-/// Every count, and its places in line.
+/// Every count, and its positions in the queue.
 pub(crate) fn release(resource: &[u8], token: &Token) -> Cmd {
-    cmd(&command::Release { key: resource, token: token.as_bytes(), counts: Counts::All }.to_args())
+    cmd(&command::Release { key: resource, token: token.borrowed(), count: ReleaseCount::All }.to_args())
 }
 
 pub(crate) fn waiters(resource: &[u8], most: u32) -> Cmd {
@@ -67,7 +66,7 @@ pub(crate) fn waiters(resource: &[u8], most: u32) -> Cmd {
 }
 
 pub(crate) fn holds(resource: &[u8], token: &Token) -> Cmd {
-    cmd(&command::Holds { key: resource, token: token.as_bytes() }.to_args())
+    cmd(&command::Holds { key: resource, token: token.borrowed() }.to_args())
 }
 
 pub(crate) fn inspect(resource: &[u8]) -> Cmd {

@@ -201,7 +201,7 @@ fn write_hold(hold: &Hold, out: &mut Vec<u8>) {
     write_number(hold.granted.millis(), out);
     write_number(hold.ttl.millis(), out);
     write_number(hold.count.get().into(), out);
-    write_number(hold.delay().into(), out);
+    write_number(hold.delay().millis(), out);
     out.extend([u8::from(hold.ephemeral() != Ephemeral::No), token.len() as u8, label.len() as u8]);
     out.extend(token);
     out.extend(label);

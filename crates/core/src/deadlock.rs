@@ -165,7 +165,7 @@ impl Search {
                 }
                 self.steps += 1;
                 if self.still_waits(waiter) {
-                    self.meet(&waiter.token, waiting);
+                    self.meet(&waiter.request.token, waiting);
                 }
             }
             self.looked_at += 1;
@@ -179,7 +179,7 @@ impl Search {
         for waiter in waiting.of_token(start.as_bytes()).take(MOST_STEPS / 4) {
             self.steps += 1;
             if let Some(at) = self.names.get(&waiter.name).filter(|_| self.still_waits(waiter)) {
-                self.waits_there(*at, START, waiter.place(), waiter.mode);
+                self.waits_there(*at, START, waiter.place(), waiter.request.mode);
             }
         }
         self.most = self.steps + MOST_STEPS;
@@ -205,7 +205,7 @@ impl Search {
                     continue;
                 }
                 let at = self.resource(&waiter.name);
-                self.waits_there(at, self.followed, waiter.place(), waiter.mode);
+                self.waits_there(at, self.followed, waiter.place(), waiter.request.mode);
             }
             self.followed += 1;
         }

@@ -7,10 +7,12 @@
 
 use std::num::NonZeroU32;
 
-use dlock_protocol::{ClientId, Count, Counts, Fence, Instant, Mode, Token, Ttl};
+use dlock_protocol::{
+    ClientId, Fence, Instant, LockRequestRef, Mode, Reentry, ReleaseCount, Token, TokenRef, Ttl,
+};
 
 use crate::fences::Fences;
-use crate::lock::{Ephemeral, Fit, Hold, Holding, Lock, Request};
+use crate::lock::{Ephemeral, Fit, Hold, Holding, Lock};
 use crate::queue::{Name, Rank, WaiterId, Waiting};
 use crate::step::{End, Event, Granted, Outcome, Refusal, Step};
 
@@ -105,19 +107,21 @@ impl<'a> Turn<'a> {
         self.serve();
     }
 
-    pub fn acquire(&mut self, request: &Request<'_>) -> Acquired {
+    /// `client`: the connection that asks.
+    pub fn acquire(&mut self, request: &LockRequestRef<'_>, client: ClientId) -> Acquired {
         self.advance();
         let held_as = self.lock.mode();
-        if let (Some(mode), Some(hold)) = (held_as, self.lock.at(self.now).hold_of(request.token)) {
+        if let (Some(mode), Some(hold)) = (held_as, self.lock.at(self.now).hold_of(request.token.as_bytes()))
+        {
             let count = hold.count();
-            return self.acquire_again(mode, count, request);
+            return self.acquire_again(mode, count, request, client);
         }
         if self.in_grace() {
             return Acquired::Grace;
         }
         match self.fit(request.mode) {
             Fit::OtherPermits(n) => Acquired::Refused(Refusal::OtherPermits(n.get())),
-            Fit::Fits if self.waiting.len_of(self.name) == 0 => match self.grant(request) {
+            Fit::Fits if self.waiting.len_of(self.name) == 0 => match self.grant(request, client) {
                 Ok(fence) => Acquired::Held(fence),
                 Err(refusal) => Acquired::Refused(refusal),
             },
@@ -129,9 +133,16 @@ impl<'a> Turn<'a> {
     }
 
     /// The token holds it already.
-    fn acquire_again(&mut self, held_as: Mode, count: u32, request: &Request<'_>) -> Acquired {
+    fn acquire_again(
+        &mut self,
+        held_as: Mode,
+        count: u32,
+        request: &LockRequestRef<'_>,
+        client: ClientId,
+    ) -> Acquired {
+        let token = request.token.as_bytes();
         // To read inside a write section does not end the section: an exclusive hold that is entered once more stays one.
-        let reads_inside = held_as == Mode::Exclusive && request.count != Count::Keep;
+        let reads_inside = held_as == Mode::Exclusive && request.reentry != Reentry::Keep;
         match (held_as, request.mode) {
             (Mode::Permits(n), Mode::Permits(asked)) if n != asked => {
                 return Acquired::Refused(Refusal::OtherPermits(n.get()));
@@ -146,20 +157,20 @@ impl<'a> Turn<'a> {
                 return Acquired::Refused(Refusal::EnteredOften(count));
             }
             (Mode::Shared, Mode::Exclusive) if !self.lock.can_upgrade(self.now) => {
-                let other = self.waiting.upgrader(self.name).filter(|w| w.token != *request.token);
+                let other = self.waiting.upgrader(self.name).filter(|w| w.request.token != *token);
                 return match other {
-                    Some(waiter) => Acquired::Upgrading(waiter.token.clone()),
+                    Some(waiter) => Acquired::Upgrading(waiter.request.token.clone()),
                     None => Acquired::NotNow(Rank::Upgrade),
                 };
             }
             _ => {}
         }
         // The token is here, so whatever it holds it knows of.
-        self.change(request.token, |hold| hold.set_in_doubt(None));
-        let renewed = self.renew(request);
+        self.change(token, |hold| hold.set_in_doubt(None));
+        let renewed = self.renew(request, client);
         if renewed.is_ok() && held_as != request.mode && !reads_inside {
-            self.change_mode(request.token, request.mode);
-            self.answer_others(request.token);
+            self.change_mode(token, request.mode);
+            self.answer_others(token);
             self.serve();
         }
         match renewed {
@@ -174,22 +185,22 @@ impl<'a> Turn<'a> {
     }
 
     /// Answers the number of counts ended.
-    pub fn release(&mut self, token: &[u8], counts: Counts) -> u32 {
+    pub fn release(&mut self, token: TokenRef<'_>, count: ReleaseCount) -> u32 {
         if !self.waiting.is_empty() {
-            let waits = self.waiting.of_token_on(token, self.name);
+            let waits = self.waiting.of_token_on(token.as_bytes(), self.name);
             self.take_out(&waits, Outcome::Cancelled);
         }
         self.advance();
-        let Some(had) = self.lock.at(self.now).hold_of(token).map(Hold::count) else { return 0 };
-        let left = match counts {
-            Counts::One => had - 1,
-            Counts::All => 0,
-            Counts::Above(n) => n.min(had),
+        let Some(had) = self.lock.at(self.now).hold_of(token.as_bytes()).map(Hold::count) else { return 0 };
+        let left = match count {
+            ReleaseCount::One => had - 1,
+            ReleaseCount::All => 0,
+            ReleaseCount::Above(n) => n.min(had),
         };
         match NonZeroU32::new(left) {
-            None => self.end_one(token, End::Released),
+            None => self.end_one(token.as_bytes(), End::Released),
             Some(left) if left.get() < had => {
-                self.change(token, |hold| {
+                self.change(token.as_bytes(), |hold| {
                     hold.count = left;
                     hold.set_in_doubt(None);
                 });
@@ -202,10 +213,10 @@ impl<'a> Turn<'a> {
     }
 
     /// The lease becomes `ttl` from now, longer or shorter. False where the token holds nothing.
-    pub fn extend(&mut self, token: &[u8], ttl: Ttl) -> bool {
+    pub fn extend(&mut self, token: TokenRef<'_>, ttl: Ttl) -> bool {
         self.advance();
         let deadline = self.now + ttl;
-        let extended = self.change(token, |hold| {
+        let extended = self.change(token.as_bytes(), |hold| {
             (hold.deadline, hold.ttl) = (deadline, ttl);
             hold.set_in_doubt(None);
         });
@@ -219,9 +230,9 @@ impl<'a> Turn<'a> {
     }
 
     /// The second phase of a fenced quorum. `skew_bound`: ms a fence from outside may lie ahead of the clock.
-    pub fn confirm(&mut self, token: &[u8], fence: Fence, ttl: Ttl, skew_bound: u64) -> Confirmed {
+    pub fn confirm(&mut self, token: TokenRef<'_>, fence: Fence, ttl: Ttl, skew_bound: u64) -> Confirmed {
         self.advance();
-        let Some(has) = self.lock.at(self.now).hold_of(token).map(Hold::fence) else {
+        let Some(has) = self.lock.at(self.now).hold_of(token.as_bytes()).map(Hold::fence) else {
             return Confirmed::NotHeld;
         };
         if has > fence {
@@ -232,7 +243,7 @@ impl<'a> Turn<'a> {
             return Confirmed::Ahead((fence.get() - bound).div_ceil(1000));
         }
         let deadline = self.now + ttl;
-        self.change(token, |hold| {
+        self.change(token.as_bytes(), |hold| {
             (hold.fence, hold.deadline, hold.ttl) = (fence, deadline, ttl);
             hold.set_in_doubt(None);
         });

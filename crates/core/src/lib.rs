@@ -27,8 +27,11 @@ pub mod schedule;
 pub mod step;
 
 pub use decide::{Acquired, Confirmed, Terms, Turn};
-pub use dlock_protocol::{Bytes, ClientId, Count, Counts, Deadline, Fence, Instant, Mode, Token, Ttl, Wait};
+pub use dlock_protocol::{
+    Bytes, ClientId, Deadline, Delay, Fence, Instant, Label, LabelRef, LockRequest, LockRequestRef, Mode,
+    Reentry, ReleaseCount, Token, TokenRef, Ttl, Wait,
+};
 pub use fences::Fences;
-pub use lock::{Ephemeral, Hold, Lock, Request};
+pub use lock::{Ephemeral, Hold, Lock};
 pub use queue::{Limits, Name, Newcomer, Rank, Waiter, WaiterId, Waiting, give_back};
 pub use step::{Binding, Change, Departed, End, Event, Granted, Outcome, Refusal, Rest, Step};

@@ -1,7 +1,7 @@
 //! One resource: who holds it, until when, and what may be added to that. State and reading only; [`crate::decide`]
 //! changes it.
 
-use dlock_protocol::{ClientId, Count, Deadline, Instant, Mode, Ttl};
+use dlock_protocol::{Deadline, Instant, Mode};
 use smallvec::SmallVec;
 
 use crate::step::Departed;
@@ -17,29 +17,6 @@ pub(crate) use hold::{Doubt, Extras};
 pub use hold::{Ephemeral, Hold};
 pub(crate) use holders::Holders;
 pub use view::View;
-
-/// What an ACQUIRE asks for, apart from its patience.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request<'a> {
-    /// 1 to 255 bytes ([`Token::fits`]); anything else is refused before it comes here.
-    pub token: &'a [u8],
-    pub ttl: Ttl,
-    pub mode: Mode,
-    pub count: Count,
-    /// EPHEMERAL: the connection with which the hold ends.
-    pub bound_to: Option<ClientId>,
-    /// DELAY: ms for which nobody is granted the lock after this hold ended without a release; 0 for none.
-    pub delay: u32,
-    /// Free text for people, at most 255 bytes; empty for none.
-    pub label: &'a [u8],
-}
-
-impl Request<'_> {
-    /// Whether it asks for what few holds have.
-    pub(crate) fn has_extras(&self) -> bool {
-        self.bound_to.is_some() || self.delay > 0 || !self.label.is_empty()
-    }
-}
 
 /// One resource. What it says of holds is true only at a moment: see [`Lock::at`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

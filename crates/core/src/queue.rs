@@ -8,10 +8,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
 use std::ops::Bound;
 
-use dlock_protocol::{Bytes, ClientId, Count, Deadline, Instant, Mode, Token, Ttl};
+use dlock_protocol::{ClientId, Deadline, Instant, LockRequest, LockRequestRef, Token};
 use smallvec::SmallVec;
 
-use crate::lock::Request;
 use crate::schedule::{Schedule, Slot};
 
 /// A resource as the server names it: a key of a database.
@@ -52,13 +51,7 @@ pub struct Waiter {
     pub id: WaiterId,
     pub rank: Rank,
     pub name: Name<'static>,
-    pub token: Token,
-    pub mode: Mode,
-    pub ttl: Ttl,
-    pub count: Count,
-    pub bound_to: Option<ClientId>,
-    pub delay: u32,
-    pub label: Bytes,
+    pub request: LockRequest,
     /// The connection that waits.
     pub client: ClientId,
     pub since: Instant,
@@ -71,26 +64,13 @@ impl Waiter {
     pub(crate) fn place(&self) -> Place {
         (self.rank, self.id)
     }
-
-    /// What it asked for.
-    pub fn request(&self) -> Request<'_> {
-        Request {
-            token: self.token.as_bytes(),
-            ttl: self.ttl,
-            mode: self.mode,
-            count: self.count,
-            bound_to: self.bound_to,
-            delay: self.delay,
-            label: &self.label,
-        }
-    }
 }
 
 /// Somebody who is to join a line.
 pub struct Newcomer<'a> {
     pub name: Name<'a>,
     pub rank: Rank,
-    pub request: Request<'a>,
+    pub request: LockRequestRef<'a>,
     pub client: ClientId,
     pub since: Instant,
     pub until: Option<Deadline>,
@@ -161,7 +141,6 @@ impl Waiting {
         self.last_id += 1;
         let id = WaiterId(self.last_id);
         let Newcomer { name, rank, request, client, since, until } = newcomer;
-        let token = Token::new(request.token)?;
         let timeout = match until {
             Some(until) => self.timeouts.insert(until, id)?,
             None => Slot::NONE,
@@ -170,20 +149,14 @@ impl Waiting {
             id,
             rank,
             name: name.to_owned(),
-            token: token.clone(),
-            mode: request.mode,
-            ttl: request.ttl,
-            count: request.count,
-            bound_to: request.bound_to,
-            delay: request.delay,
-            label: request.label.into(),
+            request: request.to_owned(),
             client,
             since,
             until,
             timeout,
         };
         self.lines.entry(waiter.name.clone()).or_default().places.insert(waiter.place());
-        let waits = self.by_token.entry(token).or_default();
+        let waits = self.by_token.entry(waiter.request.token.clone()).or_default();
         let first = waits.iter().next().filter(|_| !more_than_one(waits));
         let first = first.and_then(|(name, places)| Some((name.clone(), *places.first()?)));
         waits.entry(waiter.name.clone()).or_default().insert(waiter.place());
@@ -221,7 +194,7 @@ impl Waiting {
     }
 
     fn waits_once_less(&mut self, waiter: &Waiter) {
-        let Some(waits) = self.by_token.get_mut(&waiter.token) else { return };
+        let Some(waits) = self.by_token.get_mut(&waiter.request.token) else { return };
         let several = more_than_one(waits);
         if let Some(places) = waits.get_mut(&waiter.name) {
             places.remove(&waiter.place());
@@ -236,7 +209,7 @@ impl Waiting {
                 }
             }
         } else if waits.is_empty() {
-            self.by_token.remove(&waiter.token);
+            self.by_token.remove(&waiter.request.token);
             give_back(&mut self.by_token);
         }
     }

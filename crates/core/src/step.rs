@@ -1,7 +1,7 @@
 //! What an operation asks of the world outside, as data: what to announce, whom to answer, what to store and send.
 
 pub use dlock_protocol::error::Refusal;
-use dlock_protocol::{ClientId, Fence, Instant, Token};
+use dlock_protocol::{ClientId, Fence, Instant, Token, TokenRef};
 use smallvec::SmallVec;
 
 use crate::lock::{Ephemeral, Hold, Holders, Holding, Lock};
@@ -158,7 +158,7 @@ impl Step {
     }
 
     /// The hold of this token is new or other than it was.
-    pub(crate) fn put(&mut self, lock: &Lock, token: &[u8]) {
+    pub(crate) fn put(&mut self, lock: &Lock, token: TokenRef<'_>) {
         self.part(lock, Some(token));
     }
 
@@ -168,21 +168,21 @@ impl Step {
         if let Ephemeral::Bound(client) = hold.ephemeral() {
             self.rest().bindings.push(Binding::Ends(client, hold.token.clone()));
         }
-        self.part(lock, Some(hold.token.as_bytes()));
+        self.part(lock, Some(hold.token.borrowed()));
     }
 
     /// A part of a few holds is never larger than the whole by much.
     const FEW_PARTS: usize = 64;
 
     /// Notes what changed of a lock that many may hold; of any other the whole is as short as a part.
-    fn part(&mut self, lock: &Lock, token: Option<&[u8]>) {
+    fn part(&mut self, lock: &Lock, token: Option<TokenRef<'_>>) {
         if !matches!(lock.holding, Holding::Crowd(_)) {
             self.change = Change::Whole;
         } else if self.change.is_none() {
             self.change = Change::Part(Vec::new());
         }
         if let Change::Part(part) = &mut self.change {
-            part.extend(token.and_then(Token::new));
+            part.extend(token.map(TokenRef::to_owned));
             if part.len() > Self::FEW_PARTS.max(lock.stored_len()) {
                 self.change = Change::Whole;
             }

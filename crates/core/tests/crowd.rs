@@ -5,10 +5,12 @@ mod turns;
 
 use std::collections::BTreeMap;
 
+use crate::checked;
 use dlock_core::codec::{self, Anchor, Origin, Reader};
 use dlock_core::{
-    Acquired, Binding, Change, ClientId, Confirmed, Count, Counts, Departed, Event, Fence, Fences, Instant,
-    Lock, Mode, Name, Newcomer, Outcome, Rank, Request, Rest, Step, Terms, Ttl, Turn, Waiting,
+    Acquired, Binding, Change, ClientId, Confirmed, Departed, Event, Fence, Fences, Instant, Lock,
+    LockRequest, LockRequestRef, Mode, Name, Newcomer, Outcome, Rank, ReleaseCount, Rest, Step, Terms, Ttl,
+    Turn, Waiting,
 };
 use dlock_protocol::steps;
 use proptest::prelude::*;
@@ -48,16 +50,11 @@ fn ttl(ms: u64) -> Ttl {
     Ttl::from_millis(ms).expect("a possible ttl")
 }
 
-fn shared(token: &[u8], ms: u64) -> Request<'_> {
-    Request {
-        token,
-        ttl: ttl(ms),
-        mode: Mode::Shared,
-        count: Count::Keep,
-        bound_to: None,
-        delay: 0,
-        label: b"",
-    }
+/// Whoever asks for a hold.
+const CLIENT: ClientId = ClientId(7);
+
+fn shared(token: &[u8], ms: u64) -> LockRequestRef<'_> {
+    LockRequest { mode: Mode::Shared, ..LockRequest::new(checked(token), ttl(ms)) }
 }
 
 impl World {
@@ -123,11 +120,11 @@ impl World {
         assert!(written.apply(&mut self.replica), "an effect is refused");
     }
 
-    fn acquire(&mut self, request: &Request<'_>) -> Acquired {
-        self.turn(|turn| turn.acquire(request))
+    fn acquire(&mut self, request: &LockRequestRef<'_>) -> Acquired {
+        self.turn(|turn| turn.acquire(request, CLIENT))
     }
 
-    fn wait(&mut self, request: Request<'_>, client: u64) {
+    fn wait(&mut self, request: LockRequestRef<'_>, client: u64) {
         let (name, since) = (KEY, self.instant());
         let newcomer =
             Newcomer { name, rank: Rank::Newcomer, request, client: ClientId(client), since, until: None };
@@ -226,21 +223,21 @@ fn play(moves: Vec<Do>) {
             Do::Bind(who, client) => {
                 if let Some(hold) = list.get_mut(&who) {
                     let name = token(who);
-                    let bound = Request { bound_to: Some(ClientId(client)), ..shared(&name, 1) };
+                    let bound = LockRequest { ephemeral: true, ..shared(&name, 1) };
                     assert_eq!(
-                        world.acquire(&bound),
+                        world.turn(|turn| turn.acquire(&bound, ClientId(client))),
                         Acquired::Held(Fence::from_outside(hold.fence).expect("a fence"))
                     );
                     (hold.client, hold.end) = (Some(client), hold.end.max(now + 1));
                 }
             }
             Do::Extend(who, ms) => {
-                let extended = world.turn(|turn| turn.extend(&token(who), ttl(ms)));
+                let extended = world.turn(|turn| turn.extend(checked(&token(who)), ttl(ms)));
                 assert_eq!(extended, list.get_mut(&who).map(|hold| hold.end = now + ms).is_some());
             }
             Do::Confirm(who, ms) => {
                 let fence = Fence::from_outside(now * 1000 + 5000).expect("a fence");
-                let confirmed = world.turn(|turn| turn.confirm(&token(who), fence, ttl(ms), 10_000));
+                let confirmed = world.turn(|turn| turn.confirm(checked(&token(who)), fence, ttl(ms), 10_000));
                 match list.get_mut(&who) {
                     None => assert_eq!(confirmed, Confirmed::NotHeld),
                     Some(hold) if hold.fence > fence.get() => {
@@ -253,7 +250,7 @@ fn play(moves: Vec<Do>) {
                 }
             }
             Do::Release(who) => {
-                let ended = world.turn(|turn| turn.release(&token(who), Counts::One));
+                let ended = world.turn(|turn| turn.release(checked(&token(who)), ReleaseCount::One));
                 let held = list.remove(&who).is_some();
                 assert_eq!(ended, u32::from(held));
                 over += usize::from(held);

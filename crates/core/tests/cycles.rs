@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
-    Acquired, ClientId, Count, Deadline, Fences, Instant, Lock, Mode, Name, Newcomer, Request, Step, Terms,
+    Acquired, ClientId, Deadline, Fences, Instant, Lock, LockRequest, Mode, Name, Newcomer, Step, Terms,
     Token, Ttl, Turn, Waiting,
 };
 
@@ -26,15 +26,8 @@ impl World {
     fn want(&mut self, key: &str, token: &str, mode: Mode) -> Option<Vec<Token>> {
         let name = Name::new(0, key.as_bytes()).to_owned();
         let ttl = Ttl::from_millis(1000).unwrap();
-        let request = Request {
-            token: token.as_bytes(),
-            ttl,
-            mode,
-            count: Count::Keep,
-            bound_to: None,
-            delay: 0,
-            label: b"",
-        };
+        let request = LockRequest { mode, ..LockRequest::new(crate::checked(token.as_bytes()), ttl) };
+        let client = ClientId(self.waiting.len() as u64);
         let lock = self.locks.entry(name.clone()).or_default();
         let rank = match Turn::new(
             NOW,
@@ -45,7 +38,7 @@ impl World {
             lock,
             &mut Step::default(),
         )
-        .acquire(&request)
+        .acquire(&request, client)
         {
             Acquired::NotNow(rank) => rank,
             Acquired::Held(_) => return None,
@@ -59,7 +52,6 @@ impl World {
                 Found::Nothing => break,
             }
         }
-        let client = ClientId(self.waiting.len() as u64);
         let newcomer = Newcomer { name, rank, request, client, since: NOW, until: self.until };
         self.waiting.join(newcomer).unwrap();
         None

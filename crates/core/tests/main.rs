@@ -9,5 +9,10 @@ mod regressions;
 mod scale;
 mod worlds;
 
+use dlock_core::TokenRef;
 use dlock_testkit::property::{cases, random};
 use dlock_testkit::seed;
+
+fn checked(token: &[u8]) -> TokenRef<'_> {
+    TokenRef::new(token).expect("a possible token")
+}

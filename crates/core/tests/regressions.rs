@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use dlock_core::{Count, Counts, Granted, Mode, Refusal};
+use dlock_core::{Granted, Mode, Reentry, Refusal, ReleaseCount};
 
 use crate::model::moves::Move;
 use crate::model::page::{Answer, Client, Flight, Token, Told, Wish};
@@ -13,8 +13,8 @@ const KEY: u8 = 0;
 
 /// Asks for [`KEY`] for a second, and waits for it without end if `wait`.
 fn ask(system: &mut System, client: Client, token: Token, mode: Mode, wait: bool) -> Answer {
-    let (ttl, count) = (1000, Count::Keep);
-    let wish = Wish { client, key: KEY, token, mode, ttl, count, ephemeral: false, delay: 0, label: 0 };
+    let (ttl, reentry) = (1000, Reentry::Keep);
+    let wish = Wish { client, key: KEY, token, mode, ttl, reentry, ephemeral: false, delay: 0, label: 0 };
     system.make(Move::Acquire(wish, wait.then_some(0)))
 }
 
@@ -36,7 +36,7 @@ fn a_refusal_answers_one_wait_only() {
     assert_eq!(ask(&mut system, 2, 2, permits(2), true), Answer::Waits);
     assert_eq!(ask(&mut system, 3, 3, permits(1), true), Answer::Waits);
     assert_eq!(ask(&mut system, 4, 3, permits(2), true), Answer::Waits);
-    system.make(Move::Release(KEY, 1, Counts::One));
+    system.make(Move::Release(KEY, 1, ReleaseCount::One));
     assert_eq!(
         system.outcomes,
         [
@@ -57,7 +57,7 @@ fn a_grant_that_another_connection_was_told_of_is_not_taken_back() {
         if asks_before_the_grant {
             ask(&mut system, 3, 2, Mode::Exclusive, true);
         }
-        system.make(Move::Release(KEY, 1, Counts::One));
+        system.make(Move::Release(KEY, 1, ReleaseCount::One));
         if !asks_before_the_grant {
             assert_eq!(ask(&mut system, 3, 2, Mode::Exclusive, false), Answer::Fence(START + 1));
         }
@@ -75,7 +75,7 @@ fn a_grant_that_reached_none_of_its_connections_is_taken_back() {
     ask(&mut system, 2, 2, Mode::Exclusive, true);
     ask(&mut system, 3, 2, Mode::Exclusive, true);
     ask(&mut system, 4, 4, Mode::Exclusive, true);
-    system.make(Move::Release(KEY, 1, Counts::One));
+    system.make(Move::Release(KEY, 1, ReleaseCount::One));
     system.make(Move::Undelivered(1));
     assert_eq!(holds(&system, 2), Some(Mode::Exclusive), "connection 2 may yet be told");
     system.make(Move::Undelivered(0));
@@ -89,7 +89,7 @@ fn an_upgrade_that_another_connection_was_told_of_is_not_taken_back() {
     ask(&mut system, 2, 2, Mode::Shared, false);
     ask(&mut system, 3, 2, Mode::Exclusive, true);
     ask(&mut system, 4, 2, Mode::Exclusive, true);
-    system.make(Move::Release(KEY, 1, Counts::One));
+    system.make(Move::Release(KEY, 1, ReleaseCount::One));
     let Flight { client, granted, .. } = system.flights[0];
     assert_eq!((client, granted), (3, Granted::Upgrade));
     system.make(Move::Undelivered(0));
@@ -101,8 +101,8 @@ fn an_upgrade_that_another_connection_was_told_of_is_not_taken_back() {
 fn an_upgrade_waits_for_a_lock_delay() {
     let mut system = System::new(START, 0);
     ask(&mut system, 1, 1, Mode::Shared, false);
-    let (ttl, count, mode, delay) = (10, Count::Keep, Mode::Shared, 50);
-    let dies = Wish { client: 2, key: KEY, token: 2, mode, ttl, count, ephemeral: false, delay, label: 0 };
+    let (ttl, reentry, mode, delay) = (10, Reentry::Keep, Mode::Shared, 50);
+    let dies = Wish { client: 2, key: KEY, token: 2, mode, ttl, reentry, ephemeral: false, delay, label: 0 };
     system.make(Move::Acquire(dies, None));
     system.make(Move::Advance(20_000));
     assert_eq!(ask(&mut system, 1, 1, Mode::Exclusive, true), Answer::Waits);
@@ -131,7 +131,7 @@ fn a_lost_answer_takes_nothing_back_but_what_it_brought() {
     let upgrade_by = |system: &mut System, client| {
         ask(system, 2, 2, Mode::Shared, false);
         assert_eq!(ask(system, client, 1, Mode::Exclusive, true), Answer::Waits);
-        system.make(Move::Release(KEY, 2, Counts::All));
+        system.make(Move::Release(KEY, 2, ReleaseCount::All));
         assert_eq!(system.outcomes, [(client, Told::Granted(START, Granted::Upgrade))]);
     };
     ask(&mut system, 1, 1, Mode::Shared, false);
@@ -149,9 +149,18 @@ fn a_lost_answer_takes_nothing_back_but_what_it_brought() {
 fn the_lock_delay_of_an_expired_hold_is_seen_at_once() {
     for mode in [Mode::Exclusive, Mode::Shared, permits(3)] {
         let mut system = System::new(START, 0);
-        let (ttl, count, delay) = (10, Count::Keep, 50);
-        let dies =
-            |token| Wish { client: 2, key: KEY, token, mode, ttl, count, ephemeral: false, delay, label: 0 };
+        let (ttl, reentry, delay) = (10, Reentry::Keep, 50);
+        let dies = |token| Wish {
+            client: 2,
+            key: KEY,
+            token,
+            mode,
+            ttl,
+            reentry,
+            ephemeral: false,
+            delay,
+            label: 0,
+        };
         system.make(Move::Acquire(dies(2), None));
         system.make(Move::Advance(20_000));
         let lock = &system.locks[&KEY];

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant as Stopwatch};
 
+use crate::checked;
 use dlock_core::deadlock::{Found, MOST_STEPS, Search};
 use dlock_core::{
-    ClientId, Count, Counts, Fences, Instant, Lock, Mode, Name, Newcomer, Rank, Request, Step, Terms, Token,
-    Ttl, Turn, Waiting,
+    ClientId, Fences, Instant, Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer, Rank, ReleaseCount,
+    Step, Terms, Token, Ttl, Turn, Waiting,
 };
 use dlock_protocol::steps;
 
@@ -22,9 +23,8 @@ struct World {
     lock: Lock,
 }
 
-fn request(token: &[u8], mode: Mode) -> Request<'_> {
-    let (count, bound_to, delay) = (Count::Keep, None, 0);
-    Request { token, ttl: Ttl::MAX, mode, count, bound_to, delay, label: b"" }
+fn request(token: &[u8], mode: Mode) -> LockRequestRef<'_> {
+    LockRequest { mode, ..LockRequest::new(checked(token), Ttl::MAX) }
 }
 
 fn token(n: usize) -> Vec<u8> {
@@ -43,7 +43,7 @@ impl World {
 
     fn held_exclusively() -> World {
         let mut world = World::default();
-        world.turn(|turn| turn.acquire(&request(b"first", Mode::Exclusive)));
+        world.turn(|turn| turn.acquire(&request(b"first", Mode::Exclusive), ClientId(0)));
         world
     }
 
@@ -55,7 +55,7 @@ impl World {
     }
 
     fn release_first(&mut self, answers: usize) {
-        assert_eq!(self.turn(|turn| turn.release(b"first", Counts::One)), answers);
+        assert_eq!(self.turn(|turn| turn.release(checked(b"first"), ReleaseCount::One)), answers);
     }
 }
 
@@ -159,7 +159,8 @@ impl Town {
     fn holds(&mut self, name: Name<'static>, token: &[u8], mode: Mode) {
         let lock = self.locks.entry(name.clone()).or_default();
         let (waiting, step) = (&mut self.waiting, &mut Step::default());
-        Turn::new(NOW, TERMS, &name, &mut self.fences, waiting, lock, step).acquire(&request(token, mode));
+        Turn::new(NOW, TERMS, &name, &mut self.fences, waiting, lock, step)
+            .acquire(&request(token, mode), ClientId(0));
     }
 
     fn waits(&mut self, name: Name<'static>, token: &[u8], mode: Mode) {

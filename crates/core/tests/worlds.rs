@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU32;
 
-use dlock_core::{Count, Counts, Mode};
+use dlock_core::{Mode, Reentry, ReleaseCount};
 
 use crate::model::check;
 use crate::model::moves::Move;
@@ -19,8 +19,8 @@ const START: u64 = 1_760_000_000_000_000;
 fn acquire(client: Client, token: Token, mode: Mode, block: Option<u64>) -> Move {
     // Token 1 dies badly: its holds end with its connection, and are followed by a lock-delay.
     let (ephemeral, delay) = (token == 1, u64::from(token == 1));
-    let (ttl, count) = (2, Count::Keep);
-    Move::Acquire(Wish { client, key: KEY, token, mode, ttl, count, ephemeral, delay, label: 0 }, block)
+    let (ttl, reentry) = (2, Reentry::Keep);
+    Move::Acquire(Wish { client, key: KEY, token, mode, ttl, reentry, ephemeral, delay, label: 0 }, block)
 }
 
 /// What happens in each of them besides ACQUIRE: time passes, and everybody may leave in every way.
@@ -34,7 +34,7 @@ fn always(tokens: Token) -> Vec<Move> {
         Move::Undelivered(0),
     ];
     for token in 0..tokens {
-        moves.push(Move::Release(KEY, token, Counts::One));
+        moves.push(Move::Release(KEY, token, ReleaseCount::One));
         moves.push(Move::TimeOut(token.into()));
         moves.push(Move::ClientGone(token.into()));
     }

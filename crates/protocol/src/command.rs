@@ -5,15 +5,15 @@
 use std::num::NonZeroU32;
 
 use crate::error::Misuse;
-use crate::request::Counts;
-use crate::request::MAX_COUNT;
+use crate::names::TokenRef;
+use crate::request::{MAX_COUNT, ReleaseCount};
 use crate::units::{Fence, Ttl};
 
 mod acquire;
 pub mod table;
 mod words;
 
-pub use acquire::{Acquire, MAX_LABEL};
+pub use acquire::Acquire;
 pub use table::{Doc, TABLE};
 use words::{Args, number};
 
@@ -44,36 +44,36 @@ impl Given {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Release<'a> {
     pub key: &'a [u8],
-    pub token: &'a [u8],
-    pub counts: Counts,
+    pub token: TokenRef<'a>,
+    pub count: ReleaseCount,
 }
 
 impl<'a> Release<'a> {
     pub fn parse(args: &[&'a [u8]]) -> Result<Self, Misuse> {
         let mut args = Args::new(args);
-        let (key, token, mut counts) = (args.next()?, args.token()?, Counts::One);
+        let (key, token, mut count) = (args.next()?, args.token()?, ReleaseCount::One);
         let mut given = Given::empty();
         while let Some(option) = args.option() {
             if option.is("ALL") {
                 given.once(Given::COUNT, "ALL or DEPTH")?;
-                counts = Counts::All;
+                count = ReleaseCount::All;
             } else if option.is("DEPTH") {
                 given.once(Given::COUNT, "ALL or DEPTH")?;
                 let n = number(args.value("DEPTH")?).filter(|n| *n <= u64::from(MAX_COUNT));
-                counts = Counts::Above(n.ok_or(Misuse::Range("DEPTH n", 0, MAX_COUNT.into()))? as u32);
+                count = ReleaseCount::Above(n.ok_or(Misuse::Range("DEPTH n", 0, MAX_COUNT.into()))? as u32);
             } else {
                 return Err(option.unknown());
             }
         }
-        Ok(Release { key, token, counts })
+        Ok(Release { key, token, count })
     }
 
     pub fn to_args(&self) -> Vec<Vec<u8>> {
-        let mut out = words(&[b"DLOCK.RELEASE", self.key, self.token]);
-        match self.counts {
-            Counts::One => {}
-            Counts::All => out.push(b"ALL".to_vec()),
-            Counts::Above(n) => out.extend([b"DEPTH".to_vec(), decimal(n.into())]),
+        let mut out = words(&[b"DLOCK.RELEASE", self.key, self.token.as_bytes()]);
+        match self.count {
+            ReleaseCount::One => {}
+            ReleaseCount::All => out.push(b"ALL".to_vec()),
+            ReleaseCount::Above(n) => out.extend([b"DEPTH".to_vec(), decimal(n.into())]),
         }
         out
     }
@@ -83,7 +83,7 @@ impl<'a> Release<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extend<'a> {
     pub key: &'a [u8],
-    pub token: &'a [u8],
+    pub token: TokenRef<'a>,
     pub ttl: Ttl,
 }
 
@@ -95,7 +95,7 @@ impl<'a> Extend<'a> {
     }
 
     pub fn to_args(&self) -> Vec<Vec<u8>> {
-        let mut out = words(&[b"DLOCK.EXTEND", self.key, self.token]);
+        let mut out = words(&[b"DLOCK.EXTEND", self.key, self.token.as_bytes()]);
         out.push(decimal(self.ttl.millis()));
         out
     }
@@ -105,7 +105,7 @@ impl<'a> Extend<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Confirm<'a> {
     pub key: &'a [u8],
-    pub token: &'a [u8],
+    pub token: TokenRef<'a>,
     pub fence: Fence,
     pub ttl: Ttl,
 }
@@ -121,7 +121,7 @@ impl<'a> Confirm<'a> {
     }
 
     pub fn to_args(&self) -> Vec<Vec<u8>> {
-        let mut out = words(&[b"DLOCK.CONFIRM", self.key, self.token]);
+        let mut out = words(&[b"DLOCK.CONFIRM", self.key, self.token.as_bytes()]);
         out.extend([decimal(self.fence.get()), decimal(self.ttl.millis())]);
         out
     }
@@ -131,7 +131,7 @@ impl<'a> Confirm<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holds<'a> {
     pub key: &'a [u8],
-    pub token: &'a [u8],
+    pub token: TokenRef<'a>,
 }
 
 impl<'a> Holds<'a> {
@@ -142,7 +142,7 @@ impl<'a> Holds<'a> {
     }
 
     pub fn to_args(&self) -> Vec<Vec<u8>> {
-        words(&[b"DLOCK.HOLDS", self.key, self.token])
+        words(&[b"DLOCK.HOLDS", self.key, self.token.as_bytes()])
     }
 }
 
@@ -150,7 +150,7 @@ impl<'a> Holds<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pttl<'a> {
     pub key: &'a [u8],
-    pub token: Option<&'a [u8]>,
+    pub token: Option<TokenRef<'a>>,
 }
 
 impl<'a> Pttl<'a> {
@@ -163,7 +163,7 @@ impl<'a> Pttl<'a> {
 
     pub fn to_args(&self) -> Vec<Vec<u8>> {
         let mut out = words(&[b"DLOCK.PTTL", self.key]);
-        out.extend(self.token.map(<[u8]>::to_vec));
+        out.extend(self.token.map(|token| token.as_bytes().to_vec()));
         out
     }
 }
@@ -239,7 +239,7 @@ pub struct Cancel<'a> {
 /// Whose waiters CANCEL takes out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whom<'a> {
-    Token(&'a [u8]),
+    Token(TokenRef<'a>),
     Client(u64),
 }
 
@@ -265,7 +265,7 @@ impl<'a> Cancel<'a> {
     pub fn to_args(&self) -> Vec<Vec<u8>> {
         let mut out = words(&[b"DLOCK.CANCEL", self.key]);
         match self.who {
-            Whom::Token(token) => out.push(token.to_vec()),
+            Whom::Token(token) => out.push(token.as_bytes().to_vec()),
             Whom::Client(id) => out.extend([b"CLIENT".to_vec(), decimal(id)]),
         }
         out

@@ -6,7 +6,8 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use crate::units::{Token, Ttl};
+use crate::names::Token;
+use crate::units::Ttl;
 
 mod misuse;
 

@@ -17,7 +17,8 @@
 use std::borrow::Cow;
 
 use crate::command::TABLE;
-use crate::units::{Fence, Token};
+use crate::names::Token;
+use crate::units::Fence;
 
 mod fields;
 mod inspection;

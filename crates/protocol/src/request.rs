@@ -1,6 +1,54 @@
-//! What may be asked of a lock: in which mode, and how often over.
+//! What may be asked of a lock.
 
 use std::num::NonZeroU32;
+
+use crate::names::{Label, LabelRef, Token, TokenRef};
+use crate::units::{Delay, Ttl};
+
+/// What an ACQUIRE asks for, apart from its key and how long it waits. The command carries it, the core grants it, a
+/// waiter and a client keep it: owned, or borrowed as [`LockRequestRef`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LockRequest<T = Token, L = Label> {
+    pub token: T,
+    pub ttl: Ttl,
+    pub mode: Mode,
+    pub reentry: Reentry,
+    /// The hold ends with the connection that asks, too.
+    pub ephemeral: bool,
+    pub delay: Delay,
+    pub label: L,
+}
+
+pub type LockRequestRef<'a> = LockRequest<TokenRef<'a>, LabelRef<'a>>;
+
+impl<T, L> LockRequest<T, L> {
+    /// An exclusive hold without options.
+    pub fn new(token: T, ttl: Ttl) -> Self
+    where
+        L: Default,
+    {
+        let (mode, reentry, label) = (Mode::Exclusive, Reentry::Keep, L::default());
+        LockRequest { token, ttl, mode, reentry, ephemeral: false, delay: Delay::NONE, label }
+    }
+
+    /// The same with another token and label.
+    pub fn with<U, M>(&self, token: U, label: M) -> LockRequest<U, M> {
+        let LockRequest { ttl, mode, reentry, ephemeral, delay, .. } = *self;
+        LockRequest { token, ttl, mode, reentry, ephemeral, delay, label }
+    }
+}
+
+impl LockRequest {
+    pub fn borrowed(&self) -> LockRequestRef<'_> {
+        self.with(self.token.borrowed(), self.label.borrowed())
+    }
+}
+
+impl LockRequestRef<'_> {
+    pub fn to_owned(&self) -> LockRequest {
+        self.with(self.token.to_owned(), self.label.to_owned())
+    }
+}
 
 /// How a token holds, or wants to hold, a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,9 +61,9 @@ pub enum Mode {
     Permits(NonZeroU32),
 }
 
-/// What an ACQUIRE asks of the count of a hold that its token has already.
+/// What an ACQUIRE asks of the hold count where its token holds the lock already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Count {
+pub enum Reentry {
     /// The count stays, so that a retry after a lost reply is harmless.
     Keep,
     /// REENTRANT: one more.
@@ -24,14 +72,14 @@ pub enum Count {
     AtLeast(NonZeroU32),
 }
 
-/// The greatest count and the greatest number of permits.
+/// The greatest hold count and the greatest number of permits.
 pub const MAX_COUNT: u32 = i32::MAX as u32;
 
-/// How many counts RELEASE ends.
+/// How much of the hold count RELEASE ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Counts {
+pub enum ReleaseCount {
     One,
     All,
-    /// DEPTH n: those above n.
+    /// DEPTH n: what is above n.
     Above(u32),
 }

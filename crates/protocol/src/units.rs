@@ -1,13 +1,9 @@
-//! The numbers and names that mean something, each with one way to make it.
+//! The numbers that mean something, each with one way to make it.
 //!
 //! Nothing here reads a clock or draws a random number.
 
-use std::fmt;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::ops::Add;
-
-use crate::bytes::Inline;
-use crate::steps;
 
 /// A moment of the server clock, in microseconds. The server clock is the wall clock at the server's start and moves
 /// with the boot-time clock from there on, so it never jumps.
@@ -57,7 +53,28 @@ impl Ttl {
     }
 }
 
-/// How long an ACQUIRE waits in line.
+/// Lock-delay: for how many ms nobody is granted the lock after a hold that ended without a release. At most 49 days.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Delay(u32);
+
+impl Delay {
+    pub const NONE: Delay = Delay(0);
+
+    /// None outside the range.
+    pub fn from_millis(ms: u64) -> Option<Delay> {
+        u32::try_from(ms).ok().map(Delay)
+    }
+
+    pub const fn millis(self) -> u64 {
+        self.0 as u64
+    }
+
+    pub const fn is_none(self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// How long an ACQUIRE waits in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// `BLOCK 0`.
@@ -159,71 +176,6 @@ impl Fence {
     }
 }
 
-/// Who holds or waits: 1 to 255 bytes, compared whole, never parsed. A token proves ownership, so Debug shows only how
-/// it begins. One that [`Token::of_random`] makes takes no allocation of its own.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Token(Inline<30>);
-
-impl Token {
-    pub const MAX_LEN: usize = 255;
-
-    /// Random bytes as DLOCK.TOKEN and the Rust client spell them: 27 characters of URL-safe base64 without padding.
-    pub fn of_random(random: [u8; 20]) -> Token {
-        const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-        let spelled: [u8; 27] = std::array::from_fn(|at| {
-            let (byte, bit) = (at * 6 / 8, at * 6 % 8);
-            let next = random.get(byte + 1).copied().unwrap_or(0);
-            let two = u16::from_be_bytes([random[byte], next]);
-            DIGITS[usize::from(two >> (10 - bit)) & 63]
-        });
-        Token(spelled[..].into())
-    }
-
-    /// None outside 1..=255 bytes.
-    pub fn new(bytes: &[u8]) -> Option<Token> {
-        Self::fits(bytes).then(|| Token(bytes.into()))
-    }
-
-    /// Whether these bytes can be a token.
-    pub fn fits(bytes: &[u8]) -> bool {
-        (1..=Self::MAX_LEN).contains(&bytes.len())
-    }
-
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.0
-    }
-
-    /// Bytes on the heap besides the token itself.
-    pub fn heap_size(&self) -> usize {
-        self.0.heap_size()
-    }
-}
-
-impl std::borrow::Borrow<[u8]> for Token {
-    fn borrow(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl PartialEq<[u8]> for Token {
-    fn eq(&self, other: &[u8]) -> bool {
-        steps::one();
-        self.as_bytes() == other
-    }
-}
-
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Token({})", prefix(self.as_bytes()))
-    }
-}
-
-/// How a token is shown to people: its first characters, the rest left out.
-pub fn prefix(token: &[u8]) -> String {
-    let shown = token.get(..6).unwrap_or(token).escape_ascii();
-    if token.len() > 6 { format!("{shown}..") } else { shown.to_string() }
-}
-
 /// A connection as the server numbers it; means nothing after a restart or on another server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
@@ -239,20 +191,5 @@ mod tests {
         assert!(!deadline.passed(Instant::from_micros(15_899)));
         assert!(deadline.passed(Instant::from_micros(16_000)));
         assert_eq!(deadline.left(granted), 5);
-    }
-
-    #[test]
-    fn random_bytes_are_spelled_in_27_url_safe_characters() {
-        assert_eq!(Token::of_random([0; 20]), *b"AAAAAAAAAAAAAAAAAAAAAAAAAAA".as_slice());
-        assert_eq!(Token::of_random([0xff; 20]), *b"__________________________8".as_slice());
-        assert_eq!(Token::of_random(*b"the quick brown fox."), *b"dGhlIHF1aWNrIGJyb3duIGZveC4".as_slice());
-        assert_eq!(Token::of_random([1; 20]).heap_size(), 0);
-    }
-
-    #[test]
-    fn a_token_shows_only_how_it_begins() {
-        assert_eq!(format!("{:?}", Token::new(b"secret-and-long").unwrap()), "Token(secret..)");
-        assert_eq!(format!("{:?}", Token::new(b"\x00a\n").unwrap()), "Token(\\x00a\\n)");
-        assert!(Token::new(b"").is_none() && Token::new(&[0; 256]).is_none());
     }
 }

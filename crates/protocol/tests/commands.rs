@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 use dlock_protocol::command::{
     Acquire, Cancel, Confirm, Extend, Holds, Inspect, Pttl, Release, Waiters, Whom, no_arguments, only_key,
 };
-use dlock_protocol::{Count, Counts, Fence, Mode, Ttl, Wait};
+use dlock_protocol::{Delay, Fence, LabelRef, LockRequest, Mode, Reentry, ReleaseCount, Token, Ttl, Wait};
 use proptest::prelude::*;
 
 /// Anything at all, also what looks like an option.
@@ -30,8 +30,8 @@ fn key() -> impl Strategy<Value = Vec<u8>> {
     bytes(0, 600)
 }
 
-fn token() -> impl Strategy<Value = Vec<u8>> {
-    bytes(1, 255)
+fn token() -> impl Strategy<Value = Token> {
+    bytes(1, 255).prop_map(|bytes| Token::new(&bytes).expect("it fits"))
 }
 
 fn ttl() -> impl Strategy<Value = Ttl> {
@@ -56,8 +56,8 @@ fn mode() -> impl Strategy<Value = Mode> {
     prop_oneof![Just(Mode::Exclusive), Just(Mode::Shared), number().prop_map(Mode::Permits)]
 }
 
-fn count() -> impl Strategy<Value = Count> {
-    prop_oneof![Just(Count::Keep), Just(Count::OneMore), number().prop_map(Count::AtLeast)]
+fn reentry() -> impl Strategy<Value = Reentry> {
+    prop_oneof![Just(Reentry::Keep), Just(Reentry::OneMore), number().prop_map(Reentry::AtLeast)]
 }
 
 fn block() -> impl Strategy<Value = Option<Wait>> {
@@ -67,13 +67,21 @@ fn block() -> impl Strategy<Value = Option<Wait>> {
 
 #[test]
 fn acquire() {
-    let parts = (key(), token(), ttl(), mode(), count(), block());
+    let parts = (key(), token(), ttl(), mode(), reentry(), block());
     let more = (any::<bool>(), any::<u32>(), bytes(0, 255), any::<[prop::sample::Index; 6]>());
     crate::random((parts, more), 4000, |(parts, more)| {
-        let (key, token, ttl, mode, count, block) = &parts;
+        let (key, token, ttl, mode, reentry, block) = &parts;
         let (ephemeral, delay, label, order) = &more;
-        let (mode, count, block, ephemeral, delay) = (*mode, *count, *block, *ephemeral, *delay);
-        let command = Acquire { key, token, ttl: *ttl, mode, count, block, ephemeral, delay, label };
+        let request = LockRequest {
+            mode: *mode,
+            reentry: *reentry,
+            ephemeral: *ephemeral,
+            delay: Delay::from_millis((*delay).into()).expect("in range"),
+            label: LabelRef::new(label).expect("it fits"),
+            ..LockRequest::new(token.borrowed(), *ttl)
+        };
+        assert_eq!(request.to_owned().borrowed(), request);
+        let command = Acquire { key, request, block: *block };
         let args = command.to_args();
         let args = behind(&args, "DLOCK.ACQUIRE");
         assert_eq!(Acquire::parse(&args, Ttl::MAX).as_ref(), Ok(&command));
@@ -105,10 +113,10 @@ fn options(mut args: &[&[u8]]) -> Vec<Vec<Vec<u8>>> {
 
 #[test]
 fn release() {
-    let counts =
-        prop_oneof![Just(Counts::One), Just(Counts::All), (0..=i32::MAX as u32).prop_map(Counts::Above),];
-    crate::random((key(), token(), counts), 1000, |(key, token, counts)| {
-        let command = Release { key: &key, token: &token, counts };
+    let above = (0..=i32::MAX as u32).prop_map(ReleaseCount::Above);
+    let count = prop_oneof![Just(ReleaseCount::One), Just(ReleaseCount::All), above];
+    crate::random((key(), token(), count), 1000, |(key, token, count)| {
+        let command = Release { key: &key, token: token.borrowed(), count };
         assert_eq!(Release::parse(&behind(&command.to_args(), "DLOCK.RELEASE")), Ok(command));
     });
 }
@@ -116,7 +124,7 @@ fn release() {
 #[test]
 fn extend_and_confirm() {
     crate::random((key(), token(), ttl(), fence()), 1000, |(key, token, ttl, fence)| {
-        let (key, token) = (&key[..], &token[..]);
+        let (key, token) = (&key[..], token.borrowed());
         let command = Extend { key, token, ttl };
         assert_eq!(Extend::parse(&behind(&command.to_args(), "DLOCK.EXTEND"), Ttl::MAX), Ok(command));
         let command = Confirm { key, token, fence, ttl };
@@ -128,7 +136,7 @@ fn extend_and_confirm() {
 fn the_readers() {
     let count = prop::option::of(number());
     crate::random((key(), token(), any::<bool>(), count), 1000, |(key, token, with, count)| {
-        let (key, token) = (&key[..], &token[..]);
+        let (key, token) = (&key[..], token.borrowed());
         let command = Holds { key, token };
         assert_eq!(Holds::parse(&behind(&command.to_args(), "DLOCK.HOLDS")), Ok(command));
         let command = Pttl { key, token: with.then_some(token) };
@@ -145,7 +153,7 @@ fn the_readers() {
 #[test]
 fn cancel() {
     crate::random((key(), token(), 0..=i64::MAX as u64), 1000, |(key, token, id)| {
-        for who in [Whom::Token(&token), Whom::Client(id)] {
+        for who in [Whom::Token(token.borrowed()), Whom::Client(id)] {
             let command = Cancel { key: &key, who };
             assert_eq!(Cancel::parse(&behind(&command.to_args(), "DLOCK.CANCEL")), Ok(command));
         }

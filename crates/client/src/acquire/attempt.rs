@@ -1,6 +1,6 @@
 //! An acquisition from the first question to the last: rounds, the line, backoff.
 
-use dlock_protocol::{Mode, Token, Ttl};
+use dlock_protocol::Token;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
@@ -25,16 +25,10 @@ const BRIEF_TRIES: u8 = 8;
 pub(crate) struct Attempt {
     pub(crate) service: Arc<Service>,
     pub(crate) resource: Vec<u8>,
-    /// Instead of a fresh one for each round: then there is one round.
-    pub(crate) token: Option<Token>,
-    pub(crate) ttl: Ttl,
+    /// With a token, there is one round; without, each round has a fresh one.
+    pub(crate) asked: dlock_protocol::LockRequest<Option<Token>>,
     pub(crate) lease: Lease,
-    pub(crate) mode: Mode,
     pub(crate) fenced: bool,
-    pub(crate) ephemeral: bool,
-    /// In ms.
-    pub(crate) delay: u32,
-    pub(crate) label: String,
     pub(crate) patience: Patience,
     pub(crate) told: Option<OnPosition>,
     pub(crate) outage: Option<Outage>,
@@ -50,7 +44,7 @@ impl Attempt {
     pub(crate) async fn run(self) -> Result<Acquired, AcquireError> {
         let own = self.own_connection().await?;
         // Who brings a token has one round, so that must be the one in line.
-        let straight = self.token.is_some() || self.service.contended.contains(&self.resource);
+        let straight = self.asked.token.is_some() || self.service.contended.contains(&self.resource);
         let mut line = (self.waits() && straight).then(|| self.service.line_order());
         let retry = self.service.retry;
         let mut backoff = Backoff::new(retry.pause, Duration::from_secs(10));
@@ -100,15 +94,9 @@ impl Attempt {
     }
 
     fn round(&self, line: Option<&[Member]>, own: Option<Connection>) -> Round {
-        let request = LockRequest {
-            resource: self.resource.clone(),
-            token: self.token.clone().unwrap_or_else(fresh_token),
-            ttl: self.ttl,
-            mode: self.mode,
-            ephemeral: self.ephemeral,
-            delay: self.delay,
-            label: self.label.clone(),
-        };
+        let token = self.asked.token.clone().unwrap_or_else(fresh_token);
+        let asked = self.asked.with(token, self.asked.label.clone());
+        let request = LockRequest { resource: self.resource.clone(), asked };
         let channels: Channels = self.service.channels();
         if let Some(own) = own {
             channels[0].take(own);
@@ -119,7 +107,7 @@ impl Attempt {
             Some(order) => {
                 plan.retries = retries.saturating_add(BRIEF_TRIES);
                 // Who brings a token has no other one to try with.
-                let beside = (quorum.majority() > 1 && self.token.is_none()).then_some(plan);
+                let beside = (quorum.majority() > 1 && self.asked.token.is_none()).then_some(plan);
                 let (until, told) = (self.patience.end(), self.told.clone());
                 Start::InLine(order, Queueing { until, told, beside })
             }
@@ -134,7 +122,7 @@ impl Attempt {
 
     /// An ephemeral hold lives on a connection of its own.
     async fn own_connection(&self) -> Result<Option<Connection>, AcquireError> {
-        if !self.ephemeral {
+        if !self.asked.ephemeral {
             return Ok(None);
         }
         let mut backoff = Backoff::new(self.service.retry.pause, Duration::from_secs(10));
@@ -155,7 +143,7 @@ impl Attempt {
 
     /// Whether there is no sense in another round, or no right to it.
     fn is_final(&self, failed: &Failed) -> bool {
-        self.token.is_some()
+        self.asked.token.is_some()
             || failed.loss == Loss::TooLate
             || self.patience.is_over()
             || failed.refused(|why| matches!(why, Refusal::QueueFull | Refusal::Deadlock(_)))

@@ -15,7 +15,7 @@ use crate::backoff::Backoff;
 use crate::node::Channel;
 use crate::quorum::{Member, Plan};
 use crate::reading;
-use crate::request::{self, LockRequest, fresh_token};
+use crate::request::{self, LockRequest};
 use crate::service::Service;
 
 /// The longest pause between two looks at the line.
@@ -40,7 +40,7 @@ pub(crate) async fn beside(
             continue;
         }
         looks_as_first = 0;
-        let request = LockRequest { token: fresh_token(), ..LockRequest::clone(&request) };
+        let request = request.with_fresh_token();
         let channels = service.channels();
         let round = Round::begin(&service, plan, request, channels, Start::Beside(line), Patience::Endless);
         if let Ok(acquired) = round.run().await {

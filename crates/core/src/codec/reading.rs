@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use dlock_protocol::{Deadline, Fence, Instant, MAX_COUNT, Token, Ttl};
+use dlock_protocol::{Deadline, Delay, Fence, Instant, Label, MAX_COUNT, Token, Ttl};
 use smallvec::SmallVec;
 
 use super::{Anchor, MAX_DELAY, Malformed, Origin, VERSION, WHOLE};
@@ -92,10 +92,10 @@ impl Reader {
         let granted = granted.saturating_add_signed(shift).min(self.now.millis());
         let ttl = Ttl::from_millis(cursor.u32()?.into()).ok_or(Malformed::Value("ttl"))?;
         let count = NonZeroU32::new(cursor.u32()?).filter(|n| n.get() <= MAX_COUNT);
-        let delay = cursor.u32()?;
+        let delay = Delay::from_millis(cursor.u32()?.into()).ok_or(Malformed::Value("delay"))?;
         let [ephemeral, token_len, label_len] = cursor.array()?;
         let token = Token::new(cursor.take(token_len.into())?).ok_or(Malformed::Value("token"))?;
-        let label = cursor.take(label_len.into())?.into();
+        let label = Label::new(cursor.take(label_len.into())?).ok_or(Malformed::Value("label"))?;
         let ephemeral = match ephemeral {
             0 => Ephemeral::No,
             1 => Ephemeral::Orphan,
@@ -162,7 +162,7 @@ impl Written {
 
     /// The longest lock-delay in it, running or to come, ms; 0 for none.
     pub fn longest_delay(&self, now: Instant) -> u64 {
-        let to_come = self.put.iter().map(|hold| u64::from(hold.delay())).max().unwrap_or(0);
+        let to_come = self.put.iter().map(|hold| hold.delay().millis()).max().unwrap_or(0);
         self.delay_until.map_or(0, |until| until.left(now)).max(to_come)
     }
 

@@ -90,7 +90,7 @@ impl Search {
             self.steps += 1;
             let holders = resource.holders.len();
             let over = waiter.until.is_some_and(|until| until.passed(now));
-            let served = match (resource.mode, waiter.mode) {
+            let served = match (resource.mode, waiter.request.mode) {
                 _ if over => true,
                 (Some(Mode::Permits(n)), Mode::Permits(m)) => n != m || holders < most.min(n.get() as usize),
                 (Some(Mode::Shared), Mode::Shared) => holders < most,
@@ -101,9 +101,13 @@ impl Search {
                 _ => false,
             };
             if !served {
-                let waits =
-                    |token| Waits { place: waiter.place(), token, mode: waiter.mode, answered: false };
-                if let Some(token) = self.meet(&waiter.token, waiting) {
+                let waits = |token| Waits {
+                    place: waiter.place(),
+                    token,
+                    mode: waiter.request.mode,
+                    answered: false,
+                };
+                if let Some(token) = self.meet(&waiter.request.token, waiting) {
                     self.tokens[token].waits += 1;
                     let resource = &mut self.resources[at];
                     resource.queue.insert(resource.served, waits(token));

@@ -2,10 +2,10 @@
 
 use std::num::NonZeroU32;
 
-use dlock_protocol::{Count, Fence, Instant, MAX_COUNT, Mode, Token};
+use dlock_protocol::{ClientId, Fence, Instant, LockRequestRef, MAX_COUNT, Mode, Reentry};
 
 use super::Turn;
-use crate::lock::{Ephemeral, Extras, Fit, Hold, Holding, Request};
+use crate::lock::{Ephemeral, Extras, Fit, Hold, Holding};
 use crate::queue::{Waiter, WaiterId};
 use crate::step::{Binding, Departed, End, Event, Outcome, Refusal};
 
@@ -23,27 +23,28 @@ impl Turn<'_> {
     }
 
     /// Begins a hold that fits.
-    pub(super) fn grant(&mut self, request: &Request<'_>) -> Result<Fence, Refusal> {
-        let token = Token::new(request.token).ok_or(Refusal::OtherMode)?;
+    pub(super) fn grant(&mut self, request: &LockRequestRef<'_>, client: ClientId) -> Result<Fence, Refusal> {
+        let token = request.token.to_owned();
         let fence = self.fences.issue(self.now).ok_or(Refusal::FencesUsedUp)?;
-        let count = match request.count {
-            Count::Keep | Count::OneMore => NonZeroU32::MIN,
-            Count::AtLeast(n) => n,
+        let count = match request.reentry {
+            Reentry::Keep | Reentry::OneMore => NonZeroU32::MIN,
+            Reentry::AtLeast(n) => n,
         };
-        let extras = request.has_extras().then(|| {
+        let ephemeral = if request.ephemeral { Ephemeral::Bound(client) } else { Ephemeral::No };
+        let extras = has_extras(request).then(|| {
             Box::new(Extras {
-                ephemeral: request.bound_to.map_or(Ephemeral::No, Ephemeral::Bound),
+                ephemeral,
                 delay: request.delay,
-                label: request.label.into(),
+                label: request.label.to_owned(),
                 in_doubt: None,
             })
         });
         // An old hold of the token may have expired with so many others that it has not ended yet. It ends first: it may
         // be bound to the same connection.
-        if self.lock.stored_len() > 1 && self.lock.stored_of(request.token).is_some() {
-            self.end_one(request.token, End::Expired);
+        if self.lock.stored_len() > 1 && self.lock.stored_of(token.as_bytes()).is_some() {
+            self.end_one(token.as_bytes(), End::Expired);
         }
-        if let Some(client) = request.bound_to {
+        if request.ephemeral {
             self.step.rest().bindings.push(Binding::Begins(client, token.clone()));
         }
         let (deadline, granted) = (self.now + request.ttl, Instant::from_millis(self.now.millis()));
@@ -55,35 +56,37 @@ impl Turn<'_> {
     }
 
     /// The token holds the lock and asks again: the lease becomes the longer one, the count as asked.
-    pub(super) fn renew(&mut self, request: &Request<'_>) -> Result<Fence, Refusal> {
+    pub(super) fn renew(&mut self, request: &LockRequestRef<'_>, client: ClientId) -> Result<Fence, Refusal> {
         let deadline = self.now + request.ttl;
         let step = &mut *self.step;
-        let renewed = self.lock.change(request.token, self.now, |hold| {
+        let renewed = self.lock.change(request.token.as_bytes(), self.now, |hold| {
             let before = (hold.count, hold.deadline);
-            hold.count = match request.count {
-                Count::Keep => hold.count,
-                Count::OneMore if hold.count.get() >= MAX_COUNT => return Err(Refusal::CountFull),
-                Count::OneMore => hold.count.saturating_add(1),
-                Count::AtLeast(n) => hold.count.max(n),
+            hold.count = match request.reentry {
+                Reentry::Keep => hold.count,
+                Reentry::OneMore if hold.count.get() >= MAX_COUNT => return Err(Refusal::CountFull),
+                Reentry::OneMore => hold.count.saturating_add(1),
+                Reentry::AtLeast(n) => hold.count.max(n),
             };
             let extended = deadline > hold.deadline;
             if extended {
                 (hold.deadline, hold.ttl) = (deadline, request.ttl);
             }
             let mut changed = false;
-            if request.has_extras() {
+            if has_extras(request) {
                 let mut extras = hold.extras.take().map_or(Extras::NONE, |extras| *extras);
                 let before = (extras.ephemeral, extras.delay, extras.label.clone());
-                if let Some(client) = request.bound_to {
+                if request.ephemeral {
                     if let Ephemeral::Bound(old) = extras.ephemeral {
                         step.rest().bindings.push(Binding::Ends(old, hold.token.clone()));
                     }
                     step.rest().bindings.push(Binding::Begins(client, hold.token.clone()));
                     extras.ephemeral = Ephemeral::Bound(client);
                 }
-                extras.delay = if request.delay > 0 { request.delay } else { extras.delay };
+                if !request.delay.is_none() {
+                    extras.delay = request.delay;
+                }
                 if !request.label.is_empty() {
-                    extras.label = request.label.into();
+                    extras.label = request.label.to_owned();
                 }
                 changed = (before.0, before.1, &before.2) != (extras.ephemeral, extras.delay, &extras.label);
                 hold.extras = extras.boxed();
@@ -162,7 +165,7 @@ impl Turn<'_> {
 
     /// The hold is out of the lock already.
     pub(super) fn end(&mut self, hold: &Hold, why: End) {
-        let delay = u64::from(hold.delay());
+        let delay = hold.delay().millis();
         if delay > 0 && matches!(why, End::Expired | End::Disconnected) {
             let until = match why {
                 End::Expired => hold.deadline.plus_millis(delay),
@@ -177,4 +180,9 @@ impl Turn<'_> {
         let gone = waiters.iter().filter_map(|id| self.waiting.leave(*id));
         self.step.rest().outcomes.extend(gone.map(|waiter: Waiter| (waiter, outcome)));
     }
+}
+
+/// Whether it asks for what few holds have.
+fn has_extras(request: &LockRequestRef<'_>) -> bool {
+    request.ephemeral || !request.delay.is_none() || !request.label.is_empty()
 }

@@ -24,12 +24,12 @@ impl Turn<'_> {
                 self.take_out(&[id], Outcome::TimedOut);
                 continue;
             }
-            let holds = self.lock.at(self.now).hold_of(head.token.as_bytes()).is_some();
+            let holds = self.lock.at(self.now).hold_of(head.request.token.as_bytes()).is_some();
             let held_as = self.lock.mode().filter(|_| holds);
             let verdict = match held_as {
-                Some(held_as) => self.fit_again(held_as, head.mode),
+                Some(held_as) => self.fit_again(held_as, head.request.mode),
                 None if self.in_grace() => None,
-                None => match self.fit(head.mode) {
+                None => match self.fit(head.request.mode) {
                     Fit::Fits => Some(Ok(Granted::New)),
                     Fit::OtherPermits(n) => Some(Err(Refusal::OtherPermits(n.get()))),
                     Fit::NotNow | Fit::Full => None,
@@ -38,7 +38,7 @@ impl Turn<'_> {
             let Some(verdict) = verdict else { return };
             let Some(waiter) = self.waiting.leave(id) else { return };
             let outcome = verdict.and_then(|granted| self.hand_off(&waiter, granted));
-            let token = outcome.is_ok().then(|| waiter.token.clone());
+            let token = outcome.is_ok().then(|| waiter.request.token.clone());
             self.step.rest().outcomes.push((waiter, outcome.unwrap_or_else(Outcome::Refused)));
             if let Some(token) = token {
                 self.answer_others(token.as_bytes());
@@ -47,19 +47,20 @@ impl Turn<'_> {
     }
 
     pub(super) fn hand_off(&mut self, waiter: &Waiter, granted: Granted) -> Result<Outcome, Refusal> {
-        let request = waiter.request();
-        let asked = request.ttl.millis().max(request.delay.into());
+        let request = waiter.request.borrowed();
+        let token = request.token.as_bytes();
+        let asked = request.ttl.millis().max(request.delay.millis());
         if asked > self.terms.longest_lease.millis() {
             return Err(Refusal::LeaseTooLong(self.terms.longest_lease));
         }
         let fence = match granted {
-            Granted::New => self.grant(&request)?,
-            Granted::Renewal | Granted::Upgrade => self.renew(&request)?,
+            Granted::New => self.grant(&request, waiter.client)?,
+            Granted::Renewal | Granted::Upgrade => self.renew(&request, waiter.client)?,
         };
         if granted == Granted::Upgrade {
-            self.change_mode(request.token, Mode::Exclusive);
+            self.change_mode(token, Mode::Exclusive);
         }
-        let noted = self.change(request.token, |hold| match (granted, hold.in_doubt()) {
+        let noted = self.change(token, |hold| match (granted, hold.in_doubt()) {
             // Whoever is told of a grant while it is in doubt is one more who may turn out to be gone.
             (Granted::Renewal, Some(doubt)) => doubt.told.push(waiter.id),
             (Granted::Renewal, None) => {}
@@ -88,7 +89,7 @@ impl Turn<'_> {
         for id in self.waiting.of_token_on(token, self.name) {
             let (Some(held_as), Some(waiter)) = (self.lock.mode(), self.waiting.get(id)) else { return };
             let late = waiter.until.is_some_and(|until| until.passed(self.now));
-            if self.fit_again(held_as, waiter.mode) != Some(Ok(Granted::Renewal)) || late {
+            if self.fit_again(held_as, waiter.request.mode) != Some(Ok(Granted::Renewal)) || late {
                 continue;
             }
             if let Some(waiter) = self.waiting.leave(id) {

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use dlock_protocol::{Bytes, ClientId, Deadline, Fence, Instant, Token, Ttl};
+use dlock_protocol::{ClientId, Deadline, Delay, Fence, Instant, Label, Token, Ttl};
 use smallvec::SmallVec;
 
 use crate::queue::WaiterId;
@@ -34,8 +34,8 @@ pub struct Hold {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Extras {
     pub ephemeral: Ephemeral,
-    pub delay: u32,
-    pub label: Bytes,
+    pub delay: Delay,
+    pub label: Label,
     /// What these waiters are being told of this hold and nobody else has been: it is taken back where none of them
     /// can be reached. Neither stored nor sent, as waiters are not.
     pub in_doubt: Option<Doubt>,
@@ -51,7 +51,7 @@ pub(crate) struct Doubt {
 
 impl Extras {
     pub const NONE: Extras =
-        Extras { ephemeral: Ephemeral::No, delay: 0, label: Bytes::EMPTY, in_doubt: None };
+        Extras { ephemeral: Ephemeral::No, delay: Delay::NONE, label: Label::NONE, in_doubt: None };
 
     /// Boxed only where there is anything to keep.
     pub fn boxed(self) -> Option<Box<Extras>> {
@@ -81,11 +81,11 @@ impl Hold {
     pub fn ephemeral(&self) -> Ephemeral {
         self.extras.as_ref().map_or(Ephemeral::No, |x| x.ephemeral)
     }
-    pub fn delay(&self) -> u32 {
-        self.extras.as_ref().map_or(0, |x| x.delay)
+    pub fn delay(&self) -> Delay {
+        self.extras.as_ref().map_or(Delay::NONE, |x| x.delay)
     }
     pub fn label(&self) -> &[u8] {
-        self.extras.as_ref().map_or(&[], |x| &x.label)
+        self.extras.as_ref().map_or(&[], |x| x.label.as_bytes())
     }
 
     /// How long it has lasted.
@@ -95,8 +95,8 @@ impl Hold {
 
     /// Until when nobody is granted the lock after it, if it expires.
     pub(crate) fn delay_until(&self) -> Option<Deadline> {
-        let delay = u64::from(self.delay());
-        (delay > 0).then(|| self.deadline.plus_millis(delay))
+        let delay = self.delay();
+        (!delay.is_none()).then(|| self.deadline.plus_millis(delay.millis()))
     }
 
     pub(crate) fn is_bound(&self) -> bool {

@@ -218,10 +218,11 @@ mod tests {
 
     use super::*;
     use crate::lock::{Ephemeral, Extras};
-    use dlock_protocol::units::{ClientId, Token, Ttl};
+    use dlock_protocol::{ClientId, Delay, Token, Ttl};
 
     fn hold(token: u8, due: u64, fence: u64, delay: u32) -> Hold {
         let ephemeral = if delay == 1 { Ephemeral::Bound(ClientId(7)) } else { Ephemeral::No };
+        let delay = Delay::from_millis(delay.into()).expect("a delay");
         Hold {
             token: Token::new(&[token]).expect("a token"),
             fence: Fence::from_outside(fence).expect("a fence"),

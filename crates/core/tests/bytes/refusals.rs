@@ -88,7 +88,7 @@ fn a_number_is_as_short_as_it_can_be_and_fits() {
     assert_eq!(READER.read(&[&bytes[..4], &[0x80]].concat()), Err(Malformed::Short));
 }
 
-/// Counts are believed only as far as there are bytes; nothing is set aside for them.
+/// ReleaseCount are believed only as far as there are bytes; nothing is set aside for them.
 #[test]
 fn counts_promise_nothing() {
     for counts in [(u32::MAX, 0), (0, u32::MAX), (u32::MAX, u32::MAX), (1, 1), (0, 2)] {

@@ -1,13 +1,14 @@
 //! No turn does more than its share, however many hold a lock and however many end at once. Work is counted in steps, for
 //! time says little.
 
+use crate::checked;
 use dlock_core::{
-    Acquired, Binding, ClientId, Counts, Departed, End, Event, Fence, Mode, Outcome, Rank, Refusal, Request,
-    Token,
+    Acquired, Binding, Delay, Departed, End, Event, Fence, LockRequest, Mode, Outcome, Rank, Refusal,
+    ReleaseCount, Token,
 };
 use dlock_protocol::steps;
 
-use super::{MANY, START, World, shared, token, ttl};
+use super::{CLIENT, MANY, START, World, shared, token, ttl};
 use crate::model::content::content;
 
 /// The most steps of an operation on a lock with so many holders as a short list has.
@@ -29,12 +30,12 @@ fn an_operation_takes_as_many_steps_beside_a_hundred_thousand_as_beside_a_hundre
             took(&world, "a new hold");
             world.acquire(&shared(&token(n), 1_300_000));
             took(&world, "the same hold again");
-            assert!(world.turn(|turn| turn.extend(&token(n), ttl(1_100_000))));
+            assert!(world.turn(|turn| turn.extend(checked(&token(n)), ttl(1_100_000))));
             took(&world, "a new lease");
             let fence = Fence::from_outside(START * 1000 + 9_000_000).expect("a fence");
-            world.turn(|turn| turn.confirm(&token(n), fence, ttl(1_100_000), 10_000));
+            world.turn(|turn| turn.confirm(checked(&token(n)), fence, ttl(1_100_000), 10_000));
             took(&world, "a confirmation");
-            assert_eq!(world.turn(|turn| turn.release(&token(many + n), Counts::One)), 1);
+            assert_eq!(world.turn(|turn| turn.release(checked(&token(many + n)), ReleaseCount::One)), 1);
             took(&world, "a release");
             let before = steps::taken();
             let view = world.lock.at(world.instant());
@@ -88,10 +89,10 @@ fn who_expired_with_many_can_come_back_at_once() {
 fn who_comes_back_before_the_old_hold_has_ended_is_bound_anew() {
     let mut world = World::shared(MANY, |n| if n == 0 { 100_000 } else { 500 });
     let last = token(MANY - 1);
-    let bound = |ms| Request { bound_to: Some(ClientId(7)), ..shared(&last, ms) };
+    let bound = |ms| LockRequest { ephemeral: true, ..shared(&last, ms) };
     let (begins, ends) = {
         let token = || Token::new(&last).expect("a token");
-        (Binding::Begins(ClientId(7), token()), Binding::Ends(ClientId(7), token()))
+        (Binding::Begins(CLIENT, token()), Binding::Ends(CLIENT, token()))
     };
     assert!(matches!(world.acquire(&bound(600)), Acquired::Held(_)));
     assert_eq!(world.bindings, std::slice::from_ref(&begins));
@@ -117,7 +118,7 @@ fn all_that_end_at_once_leave_at_once() {
     ];
     for end in ways {
         let mut world = World::shared(MANY.max(300), |_| 500);
-        let writer = Request { mode: Mode::Exclusive, ..shared(b"writer", 9000) };
+        let writer = LockRequest { mode: Mode::Exclusive, ..shared(b"writer", 9000) };
         world.wait(writer, 1);
         let why = end(&mut world);
         assert!(matches!(world.outcomes[..], [Outcome::Granted(..)]));
@@ -136,7 +137,7 @@ fn all_that_end_at_once_leave_at_once() {
 fn the_lock_delay_of_one_of_many_is_not_overlooked() {
     for (rest, label) in [(500, "all expire"), (100_000, "some stay")] {
         let mut world = World::shared(MANY, |n| if n < MANY - 5 { 500 } else { rest });
-        let dead = Request { delay: 3000, ..shared(b"zz", 500) };
+        let dead = LockRequest { delay: Delay::from_millis(3000).expect("in range"), ..shared(b"zz", 500) };
         assert!(matches!(world.acquire(&dead), Acquired::Held(_)));
         world.now += 500;
         assert_eq!(world.acquire(&shared(b"newcomer", 1000)), Acquired::NotNow(Rank::Newcomer), "{label}");
@@ -153,7 +154,7 @@ fn a_sharer_that_many_have_left_is_upgraded_in_place() {
     let mut world = World::shared(MANY, |n| if n == 3 { 100_000 } else { 500 });
     world.now += 500;
     let name = token(3);
-    let alone = Request { mode: Mode::Exclusive, ..shared(&name, 1000) };
+    let alone = LockRequest { mode: Mode::Exclusive, ..shared(&name, 1000) };
     assert!(matches!(world.acquire(&alone), Acquired::Held(_)));
     assert_eq!(world.lock.at(world.instant()).mode(), Some(Mode::Exclusive));
     assert_eq!(content(&world.lock), content(&world.replica));
@@ -164,7 +165,7 @@ fn a_sharer_that_many_have_left_is_upgraded_in_place() {
 fn a_full_lock_refuses_newcomers_and_keeps_waiters_waiting() {
     for mode in [Mode::Shared, Mode::Permits(std::num::NonZeroU32::new(50).expect("above 0"))] {
         let mut world = World { most_holders: 3, ..World::new() };
-        let ask = |n| Request { mode, ..shared([&b"a"[..], b"b", b"c", b"d", b"e"][n], 1000) };
+        let ask = |n| LockRequest { mode, ..shared([&b"a"[..], b"b", b"c", b"d", b"e"][n], 1000) };
         for n in 0..3 {
             assert!(matches!(world.acquire(&ask(n)), Acquired::Held(_)));
         }
@@ -175,7 +176,7 @@ fn a_full_lock_refuses_newcomers_and_keeps_waiters_waiting() {
         world.wait(ask(3), 1);
         assert_eq!(world.acquire(&ask(4)), Acquired::NotNow(Rank::Newcomer));
         assert!(world.outcomes.is_empty(), "the waiter waits on");
-        assert_eq!(world.turn(|turn| turn.release(b"a", Counts::One)), 1);
+        assert_eq!(world.turn(|turn| turn.release(checked(b"a"), ReleaseCount::One)), 1);
         assert!(matches!(world.outcomes[..], [Outcome::Granted(..)]));
         assert_eq!(world.acquire(&ask(4)), full);
     }

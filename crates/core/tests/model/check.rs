@@ -80,13 +80,15 @@ pub fn same(system: &System, page: &Page, step: &Move, answer: &Answer, expected
         same_holds(system, page, key);
         let line: Vec<_> = page.line(key).iter().map(|w| (w.wish, w.upgrades, w.until)).collect();
         let core = system.waiting.line(&name(key)).map(|w| {
-            let told = (w.client.0, token_of(w.token.as_bytes()), w.mode, w.ttl.millis());
-            let rest = (w.count, w.bound_to.is_some(), w.delay, w.label.to_vec());
+            let asked = w.request.borrowed();
+            let told = (w.client.0, token_of(asked.token.as_bytes()), asked.mode, asked.ttl.millis());
+            let rest =
+                (asked.reentry, asked.ephemeral, asked.delay.millis(), asked.label.as_bytes().to_vec());
             (told, rest, w.rank == Rank::Upgrade, w.until.map(|until| until.millis()))
         });
         let page = line.iter().map(|(w, upgrades, until)| {
             let told = (w.client, w.token, w.mode, w.ttl);
-            (told, (w.count, w.ephemeral, w.delay as u32, system::label(w.label)), *upgrades, *until)
+            (told, (w.reentry, w.ephemeral, w.delay, system::label(w.label)), *upgrades, *until)
         });
         assert!(core.eq(page), "the line of {key}");
         assert_eq!(system.waiting.len_of(&name(key)), line.len());
@@ -113,7 +115,7 @@ fn same_holds(system: &System, page: &Page, key: u8) {
             };
             let lease = (hold.deadline().millis(), hold.ttl().millis());
             let since = hold.granted().millis();
-            let rest = (u64::from(hold.delay()), hold.label().to_vec(), since);
+            let rest = (hold.delay().millis(), hold.label().to_vec(), since);
             (hold.fence().get(), lease, hold.count(), bond, rest)
         });
         let page = page.hold(key, who).map(|hold| {
@@ -187,18 +189,18 @@ fn no_lost_wake_up(system: &System, key: u8) {
     let lock = system.locks.get(&key).cloned().unwrap_or_default();
     let view = lock.at(system.instant());
     assert!(head.until.is_none_or(|until| !until.passed(system.instant())), "its time is over");
-    if system.now < system.grants_from && view.hold_of(head.token.as_bytes()).is_none() {
+    if system.now < system.grants_from && view.hold_of(head.request.token.as_bytes()).is_none() {
         return;
     }
-    let room = match (view.mode(), head.mode) {
+    let room = match (view.mode(), head.request.mode) {
         (Some(Mode::Shared), Mode::Exclusive) if system.now < system.grants_from => false,
         (None, _) => true,
         (Some(Mode::Shared), Mode::Shared) => view.holders() < MOST_HOLDERS,
         (Some(Mode::Permits(n)), Mode::Permits(m)) => {
             n != m || view.holders() < MOST_HOLDERS.min(n.get() as usize)
         }
-        (Some(Mode::Shared), Mode::Exclusive) => view.holds().all(|hold| *hold.token() == head.token),
-        _ => view.hold_of(head.token.as_bytes()).is_some(),
+        (Some(Mode::Shared), Mode::Exclusive) => view.holds().all(|hold| *hold.token() == head.request.token),
+        _ => view.hold_of(head.request.token.as_bytes()).is_some(),
     };
     assert!(!room || view.delay_left() > 0 || delayed(&lock, system), "a lost wake-up on {key}: {head:?}");
 }

@@ -14,7 +14,7 @@ pub fn content(lock: &Lock) -> Content {
         ttl: hold.ttl().millis(),
         count: hold.count(),
         ephemeral: hold.ephemeral() != Ephemeral::No,
-        delay: hold.delay().into(),
+        delay: hold.delay().millis(),
         label: hold.label().to_vec(),
     });
     let mut holds: Vec<Stored> = holds.collect();

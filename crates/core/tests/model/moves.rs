@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use dlock_core::{Count, Counts, Mode};
+use dlock_core::{Mode, Reentry, ReleaseCount};
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -13,7 +13,7 @@ use super::page::{
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Move {
     Acquire(Wish, Option<u64>),
-    Release(Key, Token, Counts),
+    Release(Key, Token, ReleaseCount),
     Extend(Key, Token, u64),
     /// With the fence, the ttl and the skew bound.
     Confirm(Key, Token, u64, u64, u64),
@@ -94,9 +94,9 @@ pub fn moves(page: &Page) -> BoxedStrategy<Move> {
     let fence = (select(fences), select(vec![-1, 0, 1, 2, 700, 5000]))
         .prop_map(|(fence, more): (u64, i64)| fence.saturating_add_signed(more).clamp(1, GREATEST_FENCE));
     let counts = prop_oneof![
-        3 => Just(Counts::One),
-        2 => Just(Counts::All),
-        1 => (0..4u32).prop_map(Counts::Above),
+        3 => Just(ReleaseCount::One),
+        2 => Just(ReleaseCount::All),
+        1 => (0..4u32).prop_map(ReleaseCount::Above),
     ];
     let restart = (any::<bool>(), select(vec![0, 1, 7, 200]), select(vec![-60_000, -3, 0, 2, 60_000]))
         .prop_map(|(same_boot, down, jump)| Move::Restart(Restart { same_boot, down, jump }));
@@ -132,13 +132,13 @@ pub fn waits() -> impl Strategy<Value = Vec<Move>> {
     let two = Mode::Permits(NonZeroU32::new(2).expect("above 0"));
     let mode = select(vec![Mode::Exclusive, Mode::Shared, two, two, two]);
     let wait = (0..CLIENTS, 0..KEYS, 0..TOKENS, mode).prop_map(|(client, key, token, mode)| {
-        let (ttl, count) = (1000, Count::Keep);
+        let (ttl, reentry) = (1000, Reentry::Keep);
         Move::Acquire(
-            Wish { client, key, token, mode, ttl, count, ephemeral: false, delay: 0, label: 0 },
+            Wish { client, key, token, mode, ttl, reentry, ephemeral: false, delay: 0, label: 0 },
             Some(0),
         )
     });
-    let release = (0..KEYS, 0..TOKENS).prop_map(|(key, token)| Move::Release(key, token, Counts::All));
+    let release = (0..KEYS, 0..TOKENS).prop_map(|(key, token)| Move::Release(key, token, ReleaseCount::All));
     prop::collection::vec(prop_oneof![12 => wait, 1 => release, 2 => Just(Move::Delivered(0))], 6..30)
 }
 
@@ -150,17 +150,17 @@ fn acquire() -> impl Strategy<Value = Move> {
         2 => Just(Mode::Permits(number(2))),
         1 => select(vec![1, 3]).prop_map(move |n| Mode::Permits(number(n))),
     ];
-    let count = prop_oneof![
-        6 => Just(Count::Keep),
-        2 => Just(Count::OneMore),
-        1 => select(vec![1, 3, GREATEST_COUNT]).prop_map(move |n| Count::AtLeast(number(n))),
+    let reentry = prop_oneof![
+        6 => Just(Reentry::Keep),
+        2 => Just(Reentry::OneMore),
+        1 => select(vec![1, 3, GREATEST_COUNT]).prop_map(move |n| Reentry::AtLeast(number(n))),
     ];
     let block = prop_oneof![2 => Just(None), 5 => select(vec![0, 1, 5, 30, 500]).prop_map(Some)];
     let who = (0..CLIENTS, prop_oneof![3 => Just(0), 2 => 1..KEYS], 0..TOKENS);
     let rest = (select(vec![1, 3, 10, 50, 50, 1000]), prop::bool::weighted(0.2));
     let extras = (select(vec![0, 0, 0, 0, 2, 30]), select(vec![0, 0, 0, 1, 2]));
-    (who, mode, count, block, rest, extras).prop_map(|(who, mode, count, block, rest, extras)| {
+    (who, mode, reentry, block, rest, extras).prop_map(|(who, mode, reentry, block, rest, extras)| {
         let ((client, key, token), (ttl, ephemeral), (delay, label)) = (who, rest, extras);
-        Move::Acquire(Wish { client, key, token, mode, ttl, count, ephemeral, delay, label }, block)
+        Move::Acquire(Wish { client, key, token, mode, ttl, reentry, ephemeral, delay, label }, block)
     })
 }

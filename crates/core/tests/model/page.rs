@@ -1,7 +1,7 @@
 //! The lock server on a page: the contract said again as naively as possible. One list of holds, one list of waiters,
 //! nothing but linear scans. It shares words with the core ([`Mode`], [`Outcome`], ...) and no decision.
 
-use dlock_core::{Count, Counts, End, Granted, Mode, Refusal};
+use dlock_core::{End, Granted, Mode, Reentry, Refusal, ReleaseCount};
 
 mod commands;
 mod line;
@@ -57,7 +57,7 @@ pub struct Wish {
     pub token: Token,
     pub mode: Mode,
     pub ttl: u64,
-    pub count: Count,
+    pub reentry: Reentry,
     pub ephemeral: bool,
     pub delay: u64,
     pub label: u8,
@@ -229,7 +229,7 @@ impl Page {
             return Err(Refusal::FencesUsedUp);
         }
         self.last_fence = fence;
-        let count = if let Count::AtLeast(n) = wish.count { n.get() } else { 1 };
+        let count = if let Reentry::AtLeast(n) = wish.reentry { n.get() } else { 1 };
         let bond = if wish.ephemeral { Bond::To(wish.client) } else { Bond::None };
         let Wish { key, token, mode, ttl, delay, label, .. } = *wish;
         let (end, since) = (self.in_ms(ttl), self.now / 1000);
@@ -255,11 +255,11 @@ impl Page {
     fn again(&mut self, wish: &Wish) -> Result<u64, Refusal> {
         let end = self.in_ms(wish.ttl);
         let hold = self.hold_mut(wish.key, wish.token).expect("it holds");
-        hold.count = match wish.count {
-            Count::Keep => hold.count,
-            Count::AtLeast(n) => hold.count.max(n.get()),
-            Count::OneMore if hold.count == GREATEST_COUNT => return Err(Refusal::CountFull),
-            Count::OneMore => hold.count + 1,
+        hold.count = match wish.reentry {
+            Reentry::Keep => hold.count,
+            Reentry::AtLeast(n) => hold.count.max(n.get()),
+            Reentry::OneMore if hold.count == GREATEST_COUNT => return Err(Refusal::CountFull),
+            Reentry::OneMore => hold.count + 1,
         };
         if wish.ephemeral {
             hold.bond = Bond::To(wish.client);

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::checked;
 use dlock_core::codec::Anchor;
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
-    Acquired, Binding, ClientId, Confirmed, Event, Fence, Fences, Granted, Instant, Limits, Lock, Mode, Name,
-    Newcomer, Outcome, Request, Rest, Step, Terms, Ttl, Turn, Wait, WaiterId, Waiting,
+    Acquired, Binding, ClientId, Confirmed, Delay, Event, Fence, Fences, Granted, Instant, LabelRef, Limits,
+    Lock, LockRequest, Mode, Name, Newcomer, Outcome, Rest, Step, Terms, Ttl, Turn, Wait, WaiterId, Waiting,
 };
 
 use super::moves::Move;
@@ -123,7 +124,7 @@ impl System {
         for (waiter, outcome) in rest.outcomes {
             assert!(self.unanswered.remove(&waiter.id), "a second outcome for {waiter:?}");
             assert_eq!(key_of(&waiter.name), key);
-            let (client, token) = (waiter.client.0, token_of(waiter.token.as_bytes()));
+            let (client, token) = (waiter.client.0, token_of(waiter.request.token.as_bytes()));
             let told = match outcome {
                 Outcome::Granted(fence, granted) => {
                     assert!(
@@ -142,7 +143,7 @@ impl System {
                         granted != Granted::Upgrade || self.now >= self.grants_from,
                         "an upgrade in grace"
                     );
-                    self.is_told(key, token, client, waiter.mode);
+                    self.is_told(key, token, client, waiter.request.mode);
                     let (number, fence) = (waiter.id.0, fence.get());
                     let flight = Flight { number, client, key, token, fence, granted };
                     self.flights.push(flight);
@@ -179,15 +180,18 @@ impl System {
         match step {
             Move::Acquire(wish, block) => return self.acquire(&wish, block),
             Move::Release(key, who, counts) => {
-                let ended = self.turn(key, |turn| turn.release(&token(who), counts));
+                let ended = self.turn(key, |turn| turn.release(checked(&token(who)), counts));
                 return Answer::Number(ended.into());
             }
             Move::Extend(key, who, ms) => {
-                return Answer::Number(self.turn(key, |turn| turn.extend(&token(who), ttl(ms))).into());
+                return Answer::Number(
+                    self.turn(key, |turn| turn.extend(checked(&token(who)), ttl(ms))).into(),
+                );
             }
             Move::Confirm(key, who, fence, ms, bound) => {
                 let fence = Fence::from_outside(fence).expect("a possible fence");
-                return match self.turn(key, |turn| turn.confirm(&token(who), fence, ttl(ms), bound)) {
+                return match self.turn(key, |turn| turn.confirm(checked(&token(who)), fence, ttl(ms), bound))
+                {
                     Confirmed::Fence(fence) => Answer::Fence(fence.get()),
                     Confirmed::NotHeld => Answer::Null,
                     Confirmed::Ahead(_) => Answer::Ahead,
@@ -243,18 +247,17 @@ impl System {
     fn acquire(&mut self, wish: &Wish, block: Option<u64>) -> Answer {
         let (who, text) = (token(wish.token), label(wish.label));
         let client = ClientId(wish.client);
-        let request = Request {
-            token: &who,
-            ttl: ttl(wish.ttl),
+        let request = LockRequest {
             mode: wish.mode,
-            count: wish.count,
-            bound_to: wish.ephemeral.then_some(client),
-            delay: wish.delay as u32,
-            label: &text,
+            reentry: wish.reentry,
+            ephemeral: wish.ephemeral,
+            delay: Delay::from_millis(wish.delay).expect("a possible delay"),
+            label: LabelRef::new(&text).expect("a possible label"),
+            ..LockRequest::new(checked(&who), ttl(wish.ttl))
         };
         let held = self.locks.get(&wish.key).is_some_and(|l| l.at(self.instant()).hold_of(&who).is_some());
         let before = self.outcomes.len();
-        let rank = match self.turn(wish.key, |turn| turn.acquire(&request)) {
+        let rank = match self.turn(wish.key, |turn| turn.acquire(&request, client)) {
             Acquired::Held(fence) => {
                 let waited =
                     self.outcomes[before..].iter().any(|(_, told)| matches!(told, Told::Granted(..)));
@@ -278,7 +281,7 @@ impl System {
         if !self.waiting.has_room(&name, Limits { on_the_server: ROOM.0, on_a_key: ROOM.1 }) {
             return Answer::QueueFull;
         }
-        let start = dlock_core::Token::new(&who).expect("a possible token");
+        let start = request.token.to_owned();
         let mut search =
             Search::new(start, &name, rank, wish.mode, self.instant()).with_at_most(MOST_HOLDERS as u32);
         loop {

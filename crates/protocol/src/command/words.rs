@@ -3,8 +3,9 @@
 use std::num::NonZeroU32;
 
 use crate::error::Misuse;
+use crate::names::TokenRef;
 use crate::request::MAX_COUNT;
-use crate::units::{Token, Ttl};
+use crate::units::Ttl;
 
 /// What is left of a command's arguments.
 pub(super) struct Args<'s, 'a>(&'s [&'a [u8]]);
@@ -22,9 +23,8 @@ impl<'s, 'a> Args<'s, 'a> {
         self.take().ok_or(Misuse::Arguments)
     }
 
-    pub fn token(&mut self) -> Result<&'a [u8], Misuse> {
-        let token = self.next()?;
-        if Token::fits(token) { Ok(token) } else { Err(Misuse::TokenLength) }
+    pub fn token(&mut self) -> Result<TokenRef<'a>, Misuse> {
+        TokenRef::new(self.next()?).ok_or(Misuse::TokenLength)
     }
 
     pub fn ttl(&mut self, max: Ttl) -> Result<Ttl, Misuse> {

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::command::MAX_LABEL;
-use crate::units::{Token, Ttl};
+use crate::names::{Label, Token};
+use crate::units::Ttl;
 
 /// Why the arguments of a command are refused before anything is looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ impl fmt::Display for Misuse {
             Misuse::TokenLength => {
                 write!(f, "ERR a token has 1 to {} bytes, DLOCK.TOKEN makes one", Token::MAX_LEN)
             }
-            Misuse::LabelLength => write!(f, "ERR a label has at most {} bytes", MAX_LABEL),
+            Misuse::LabelLength => write!(f, "ERR a label has at most {} bytes", Label::MAX_LEN),
             Misuse::Range(what, least, greatest) => {
                 write!(f, "ERR {what} must be a whole number from {least} to {greatest}")
             }

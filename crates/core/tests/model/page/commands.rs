@@ -72,7 +72,7 @@ impl Page {
             };
         };
         let downgrade =
-            wish.count == Count::Keep && (hold.mode, wish.mode) == (Mode::Exclusive, Mode::Shared);
+            wish.reentry == Reentry::Keep && (hold.mode, wish.mode) == (Mode::Exclusive, Mode::Shared);
         if downgrade && hold.count > 1 {
             self.marks.push("a downgrade of what was entered twice");
             return Ok(Answer::Refused(Refusal::EnteredOften(hold.count)));
@@ -138,14 +138,14 @@ impl Page {
         Answer::Waits
     }
 
-    pub fn release(&mut self, key: Key, token: Token, counts: Counts) -> u64 {
+    pub fn release(&mut self, key: Key, token: Token, counts: ReleaseCount) -> u64 {
         self.cancel(key, |wish| wish.token == token);
         self.turn(key, |page| {
             let Some(hold) = page.hold_mut(key, token) else { return 0 };
             let left = match counts {
-                Counts::One => hold.count - 1,
-                Counts::All => 0,
-                Counts::Above(n) => hold.count.min(n),
+                ReleaseCount::One => hold.count - 1,
+                ReleaseCount::All => 0,
+                ReleaseCount::Above(n) => hold.count.min(n),
             };
             let ended = hold.count - left;
             hold.count = left;

@@ -1,7 +1,7 @@
 //! Who waits for whom.
 
 use super::{KEYS, Page, TOKENS, Token, Waiter};
-use dlock_core::Counts;
+use dlock_core::ReleaseCount;
 
 impl Page {
     /// Whether this wait, the last in `waiters`, would close a cycle: whether its turn never comes though all others give
@@ -29,7 +29,7 @@ impl Page {
                 return page.waits_for_itself(waiter.wish.token);
             };
             for key in 0..KEYS {
-                page.release(key, leaves, Counts::All);
+                page.release(key, leaves, ReleaseCount::All);
             }
         }
         false

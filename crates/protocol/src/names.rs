@@ -1,0 +1,161 @@
+//! What clients choose: tokens and labels, each owned or borrowed, and checked either way.
+
+use std::fmt;
+
+use crate::bytes::{Bytes, Inline};
+use crate::steps;
+
+/// Who holds or waits: 1 to 255 bytes, compared whole, never parsed. A token proves ownership, so Debug shows only how
+/// it begins. One that [`Token::of_random`] makes takes no allocation of its own.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Token(Inline<30>);
+
+impl Token {
+    pub const MAX_LEN: usize = 255;
+
+    /// Random bytes as DLOCK.TOKEN and the Rust client spell them: 27 characters of URL-safe base64 without padding.
+    pub fn of_random(random: [u8; 20]) -> Token {
+        const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+        let spelled: [u8; 27] = std::array::from_fn(|at| {
+            let (byte, bit) = (at * 6 / 8, at * 6 % 8);
+            let next = random.get(byte + 1).copied().unwrap_or(0);
+            let two = u16::from_be_bytes([random[byte], next]);
+            DIGITS[usize::from(two >> (10 - bit)) & 63]
+        });
+        Token(spelled[..].into())
+    }
+
+    /// None outside 1..=255 bytes.
+    pub fn new(bytes: &[u8]) -> Option<Token> {
+        TokenRef::new(bytes).map(TokenRef::to_owned)
+    }
+
+    pub fn borrowed(&self) -> TokenRef<'_> {
+        TokenRef(&self.0)
+    }
+
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Bytes on the heap besides the token itself.
+    pub fn heap_size(&self) -> usize {
+        self.0.heap_size()
+    }
+}
+
+/// The bytes of a token, checked and borrowed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct TokenRef<'a>(&'a [u8]);
+
+impl<'a> TokenRef<'a> {
+    /// None outside 1..=255 bytes.
+    pub fn new(bytes: &'a [u8]) -> Option<TokenRef<'a>> {
+        (1..=Token::MAX_LEN).contains(&bytes.len()).then_some(TokenRef(bytes))
+    }
+
+    pub fn as_bytes(self) -> &'a [u8] {
+        self.0
+    }
+
+    pub fn to_owned(self) -> Token {
+        Token(self.0.into())
+    }
+}
+
+impl std::borrow::Borrow<[u8]> for Token {
+    fn borrow(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl PartialEq<[u8]> for Token {
+    fn eq(&self, other: &[u8]) -> bool {
+        steps::one();
+        self.as_bytes() == other
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.borrowed().fmt(f)
+    }
+}
+
+impl fmt::Debug for TokenRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let start = self.0.get(..6).unwrap_or(self.0).escape_ascii();
+        let rest = if self.0.len() > 6 { ".." } else { "" };
+        write!(f, "Token({start}{rest})")
+    }
+}
+
+/// Free text for people: what holds or waits, and for what. At most 255 bytes; empty for none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Label(Bytes);
+
+impl Label {
+    pub const MAX_LEN: usize = 255;
+    pub const NONE: Label = Label(Bytes::EMPTY);
+
+    /// None where it is too long.
+    pub fn new(bytes: &[u8]) -> Option<Label> {
+        LabelRef::new(bytes).map(LabelRef::to_owned)
+    }
+
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    pub fn borrowed(&self) -> LabelRef<'_> {
+        LabelRef(&self.0)
+    }
+
+    /// Bytes on the heap besides the label itself.
+    pub fn heap_size(&self) -> usize {
+        self.0.heap_size()
+    }
+}
+
+/// The bytes of a label, checked and borrowed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LabelRef<'a>(&'a [u8]);
+
+impl<'a> LabelRef<'a> {
+    /// None where it is too long.
+    pub fn new(bytes: &'a [u8]) -> Option<LabelRef<'a>> {
+        (bytes.len() <= Label::MAX_LEN).then_some(LabelRef(bytes))
+    }
+
+    pub fn as_bytes(self) -> &'a [u8] {
+        self.0
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn to_owned(self) -> Label {
+        Label(self.0.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_bytes_are_spelled_in_27_url_safe_characters() {
+        assert_eq!(Token::of_random([0; 20]), *b"AAAAAAAAAAAAAAAAAAAAAAAAAAA".as_slice());
+        assert_eq!(Token::of_random([0xff; 20]), *b"__________________________8".as_slice());
+        assert_eq!(Token::of_random(*b"the quick brown fox."), *b"dGhlIHF1aWNrIGJyb3duIGZveC4".as_slice());
+        assert_eq!(Token::of_random([1; 20]).heap_size(), 0);
+    }
+
+    #[test]
+    fn a_token_shows_only_how_it_begins() {
+        assert_eq!(format!("{:?}", Token::new(b"secret-and-long").unwrap()), "Token(secret..)");
+        assert_eq!(format!("{:?}", Token::new(b"\x00a\n").unwrap()), "Token(\\x00a\\n)");
+        assert!(Token::new(b"").is_none() && Token::new(&[0; 256]).is_none());
+    }
+}
