@@ -15,7 +15,7 @@ const DAY: i64 = 24 * dlock_testkit::wall_clock::HOUR;
 /// On each server on which a shim that is preloaded comes between the module and the C library. With Valkey 9 it comes only
 /// between the server and that.
 #[track_caller]
-fn each_shimmed_server(test: impl Fn(&ServerKind)) {
+fn each_shimmed_server(test: impl Fn(&ServerKind) + Sync) {
     each_server(|kind| {
         if kind.is_valkey && kind.is_at_least(9, 0) {
             eprintln!("left out on {}: no shim reaches a module there", kind.name);

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_testkit::{Conn, Server, each_server, until};
+use dlock_testkit::{Conn, Server, each_server_in_turn, until};
 
 const LIVE: usize = 1_000_000;
 const DUE: usize = 100_000;
@@ -48,7 +48,7 @@ fn shown(times: &[Duration]) -> String {
 #[test]
 #[ignore = "half a minute and 500 MB: make stall"]
 fn a_hundred_thousand_leases_that_end_together_stall_nobody_for_long() {
-    each_server(|kind| {
+    each_server_in_turn(|kind| {
         let server = Server::start(kind);
         let mut conn = server.connect();
         fill(&mut conn, DUE, LIVE, "86400000");

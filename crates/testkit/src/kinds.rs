@@ -2,10 +2,10 @@
 
 use std::any::Any;
 use std::io::Write;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::thread::{self, Scope, ScopedJoinHandle};
 use std::{env, fs, io};
 
 use crate::project;
@@ -29,13 +29,40 @@ impl ServerKind {
     }
 }
 
-/// Runs the test on each server. Fails naming each server on which it failed, and when there is none to run on.
+/// Runs the test on each server, on all at the same time: tests mostly wait. Fails naming each server on which it failed,
+/// and when there is none to run on.
 #[track_caller]
-pub fn each_server(test: impl Fn(&ServerKind)) {
+pub fn each_server(test: impl Fn(&ServerKind) + Sync) {
+    let results = thread::scope(|scope| {
+        let running: Vec<_> = kinds().iter().map(|kind| start(scope, kind, &test)).collect();
+        running.into_iter().map(ScopedJoinHandle::join).collect()
+    });
+    assert_well(results);
+}
+
+/// [`each_server`] for a test that keeps the machine busy, or measures it: one server after the other.
+#[track_caller]
+pub fn each_server_in_turn(test: impl Fn(&ServerKind) + Sync) {
+    let alone = |kind| thread::scope(|scope| start(scope, kind, &test).join());
+    assert_well(kinds().iter().map(alone).collect());
+}
+
+/// In a thread that is named after the server, as its panics are then.
+fn start<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    kind: &'scope ServerKind,
+    test: &'scope (impl Fn(&ServerKind) + Sync),
+) -> ScopedJoinHandle<'scope, ()> {
+    let named = thread::Builder::new().name(kind.name.clone());
+    named.spawn_scoped(scope, move || test(kind)).expect("a thread can be started")
+}
+
+#[track_caller]
+fn assert_well(results: Vec<thread::Result<()>>) {
     let mut failures = Vec::new();
-    for kind in kinds() {
-        // The panic itself was already printed with its place and its log; here it only gets the server's name.
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| test(kind))) {
+    for (kind, result) in kinds().iter().zip(results) {
+        // The panic itself was already printed with its place and its log.
+        if let Err(panic) = result {
             let lines: Vec<&str> = message(&*panic).lines().take(3).collect();
             failures.push(format!("on {} ({}): {}", kind.name, kind.version, lines.join("\n")));
         }

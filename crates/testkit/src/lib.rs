@@ -44,7 +44,7 @@ pub mod workers;
 pub use conn::Conn;
 pub use events::Events;
 pub use folder::Folder;
-pub use kinds::{ServerKind, each_server};
+pub use kinds::{ServerKind, each_server, each_server_in_turn};
 pub use layout::Layout;
 pub use locks::locks;
 pub use module::module_path;

@@ -1,5 +1,6 @@
 //! Random work that can be repeated.
 
+use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::variables::number;
@@ -18,7 +19,8 @@ impl Random {
     /// From a [`seed`], which it prints.
     pub fn fresh() -> Random {
         let seed = seed();
-        println!("DLOCK_SEED={seed} repeats this run");
+        let server = thread::current().name().unwrap_or_default().to_owned();
+        println!("{server}: DLOCK_SEED={seed} repeats this run");
         Random(seed | 1)
     }
 

@@ -16,7 +16,7 @@ mod store;
 
 use std::time::Duration;
 
-use dlock_testkit::{each_server, rounds};
+use dlock_testkit::{each_server_in_turn, rounds};
 use run::{Kind, Run};
 
 /// Each fault is dealt once.
@@ -37,7 +37,7 @@ fn many_rounds_of_faults_show_nothing_that_may_not_be() {
 }
 
 fn survive(rounds: usize) {
-    each_server(|kind| {
+    each_server_in_turn(|kind| {
         let mut run = Run::prepare(kind, Kind::Ours, GRACE, LEASE);
         let seen = run.during(|scene| {
             scene.faults(rounds);
@@ -64,7 +64,7 @@ fn so_do_we_without_restart_grace() {
 /// Restarts three masters under a hold until two clients hold at once. The first time should do.
 fn must_fail(locks: Kind) {
     const TRIES: usize = 20;
-    each_server(|kind| {
+    each_server_in_turn(|kind| {
         // It outlasts the restarts.
         let lease = Duration::from_secs(6);
         let mut run = Run::prepare(kind, locks, 0, lease);

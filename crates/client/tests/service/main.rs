@@ -24,7 +24,7 @@ const LONG: Duration = Duration::from_secs(600);
 /// Runs the test on each server program, in a runtime of its own. Its workers go on while the test itself looks at
 /// servers and waits.
 #[track_caller]
-fn each_kind(test: impl AsyncFn(&ServerKind)) {
+fn each_kind(test: impl AsyncFn(&ServerKind) + Sync) {
     each_server(|kind| {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         runtime.expect("a runtime").block_on(test(kind));
