@@ -1,6 +1,6 @@
 #!/bin/sh
 # The integration tests with the module under AddressSanitizer and its leak check. Each server writes its reports into
-# its own folder, and the harness fails the test whose server left one.
+# its own folder, and the testkit fails the test whose server left one.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -27,5 +27,8 @@ DLOCK_TEST_SERVERS="redis-7.0=$(redis_server)"
 export DLOCK_TEST_SERVERS
 say "integration tests"
 # Its allocator keeps what was freed for a while, so a server does not become as small as it was.
-cargo test --package dlock-module --no-fail-fast -- --skip a_few_seconds_of_everything
+found=
+cargo test --package dlock-module --no-fail-fast -- --skip a_few_seconds_of_everything || found=1
+cargo test --package dlock-client --no-fail-fast --test service --test chaos || found=1
+[ -z "$found" ] || fail "see above"
 say "no reports"

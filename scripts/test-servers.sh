@@ -1,5 +1,5 @@
 #!/bin/sh
-# The module's integration tests on every server it is meant for, and the long form of those with random faults: each of
+# The integration tests on every server the module is meant for, and the long form of those with random faults: each of
 # them DLOCK_ROUNDS times, 50 where that is not said, and DLOCK_RESTARTS=100 with the clock set back.
 set -eu
 # shellcheck source=scripts/common.sh
@@ -17,4 +17,5 @@ say "the module"
 cargo build --package dlock-module
 say "integration tests (DLOCK_ROUNDS=$DLOCK_ROUNDS)"
 cargo test --package dlock-module --package dlock
+cargo test --package dlock-client --test service --test chaos
 say "all is well"

@@ -6,13 +6,14 @@ set -eu
 
 scripts/fetch-server.sh valkey-8.0
 scripts/lint.sh
-say "the module"
-# The tests would build it too, but silently.
-cargo build --package dlock-module
-say "tests"
+say "the module and the tests"
+# In one go, so that what both depend on is built once. The bench has no tests: the lints have compiled it.
+cargo build --workspace --exclude dlock-bench --all-targets
+export DLOCK_TEST_MODULE="${CARGO_TARGET_DIR:-$top/target}/debug/libdlock.so"
 DLOCK_TEST_SERVERS="redis-7.0=$(redis_server),valkey-8.0=$top/build/servers/valkey-8.0/server"
 export DLOCK_TEST_SERVERS
-cargo test --workspace
+say "tests"
+cargo test --workspace --exclude dlock-bench
 say "the release"
-cargo test --package dlock-module --test built -- --ignored
+cargo test --workspace --exclude dlock-bench --test documented built:: -- --ignored
 say "all is well"
