@@ -42,7 +42,7 @@ fn info_counts_what_happened() {
         ] {
             conn.ok(command);
         }
-        until("the short lease is over", || server.info("dlock_expiries") == "1");
+        until("the short lease has expired", || server.info("dlock_expiries") == "1");
         let section = section(&mut conn);
         let shown: Vec<&str> = section.iter().map(|(name, _)| name.trim_start_matches("dlock_")).collect();
         let value =

@@ -166,7 +166,7 @@ fn as_many_as_the_option_says_may_hold_a_key() {
                 assert!(refused.error().contains("dlock.max-holders-per-key"), "{refused:?}");
             }
             assert!(conn.ok(&format!("DLOCK.ACQUIRE k c 600000 {mode}")).int() > 0, "it holds already");
-            // Others stood in line when it became full.
+            // Others were queued when it became full.
             conn.ok("DLOCK.BREAK k");
             conn.ok("DLOCK.ACQUIRE k alone 600000");
             let mut waiters = ["a", "b", "c", "d"]

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use dlock_testkit::queue::{granted, holders, waiter};
 use dlock_testkit::{Conn, Events, Server, Value, each_server, until};
 
-/// Ends a connection in every way there is; the hold must be handed over each time.
+/// Ends a connection in every way there is; each time there must be a handoff.
 #[test]
 fn the_hold_ends_with_its_connection() {
     each_server(|kind| {
@@ -107,7 +107,7 @@ fn other_holds_and_released_ones_do_not() {
         look.ok("DLOCK.ACQUIRE k a 60000");
         a.ok("DLOCK.ACQUIRE last a 60000 EPHEMERAL");
         drop(a);
-        until("the ephemeral one is over", || look.ok("EXISTS last") == 0);
+        until("the ephemeral hold has ended", || look.ok("EXISTS last") == 0);
         assert_eq!(
             (holders(&mut look, "plain"), holders(&mut look, "k")),
             (vec!["a".into()], vec!["a".into()])
@@ -133,7 +133,7 @@ fn asked_again_it_is_bound_to_the_newer_connection() {
         until("the old connection is noticed", || look.ok("EXISTS mark") == 0);
         assert_eq!(holders(&mut look, "k"), ["a"]);
         drop(new);
-        until("it is over", || look.ok("EXISTS k") == 0);
+        until("it has ended", || look.ok("EXISTS k") == 0);
     });
 }
 
@@ -147,7 +147,7 @@ fn a_waiter_may_be_granted_an_ephemeral_hold() {
         look.ok("DLOCK.RELEASE k a");
         granted(&mut b);
         drop(b);
-        until("it is over", || look.ok("EXISTS k") == 0);
+        until("it has ended", || look.ok("EXISTS k") == 0);
     });
 }
 
@@ -159,7 +159,7 @@ fn a_lost_connection_brings_the_delay() {
         let mut a = server.connect();
         a.ok("DLOCK.ACQUIRE k a 60000 EPHEMERAL DELAY 60000");
         drop(a);
-        until("the hold is over", || look.ok("DLOCK.HOLDS k a") == 0);
+        until("the hold has ended", || look.ok("DLOCK.HOLDS k a") == 0);
         assert_eq!(look.say("DLOCK.ACQUIRE k b 1000"), Value::Nil);
     });
 }
@@ -196,7 +196,7 @@ fn in_a_script_it_is_refused_and_in_a_transaction_it_works() {
         a.ok("EXEC");
         assert_eq!(holders(&mut look, "k"), ["a"]);
         drop(a);
-        until("it is over", || look.ok("EXISTS k") == 0);
+        until("it has ended", || look.ok("EXISTS k") == 0);
     });
 }
 
@@ -214,7 +214,7 @@ fn a_kill_inside_a_transaction_replicates_the_end_of_the_hold_and_no_kill() {
         look.ok("SET x 1");
         look.ok(&format!("CLIENT KILL ID {id}"));
         look.ok("EXEC");
-        until("it is over", || look.ok("EXISTS k") == 0);
+        until("it has ended", || look.ok("EXISTS k") == 0);
         let sent = stream.drain();
         let words: Vec<String> = sent.iter().map(|c| String::from_utf8_lossy(&c[0]).to_uppercase()).collect();
         assert!(!words.contains(&"CLIENT".into()), "{words:?}");

@@ -1,5 +1,5 @@
 //! What happens to a lock when its key is treated like any other key: deleted, overwritten, renamed, moved, flushed,
-//! evicted. The hold is over wherever the key is gone, and a lock never turns up under another name.
+//! evicted. The hold ends wherever the key is gone, and a lock never turns up under another name.
 
 mod emptied;
 mod evicted;

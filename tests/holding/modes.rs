@@ -177,7 +177,7 @@ fn a_lock_delay_follows_a_lease_that_ran_out_but_no_release() {
         c.ok("DLOCK.ACQUIRE k a 30000 DELAY 60000");
         c.ok("DLOCK.RELEASE k a");
         c.ok("DLOCK.ACQUIRE k a 30 DELAY 60000");
-        until("the lease is over", || c.ok("DLOCK.HOLDS k a") == 0);
+        until("the lease has expired", || c.ok("DLOCK.HOLDS k a") == 0);
         assert_eq!(c.say("DLOCK.ACQUIRE k b 30000"), Value::Nil);
         let shown = c.ok("DLOCK.INSPECT k");
         assert_eq!((shown.field("mode"), shown.field("holders").items().len()), (&"free".into(), 0));
@@ -199,13 +199,13 @@ fn no_delay_and_an_empty_label_leave_what_was_asked_for_before() {
         assert_eq!(c.call(&again), fence);
         assert_eq!(c.ok("DLOCK.INSPECT k").field("holders").items()[0].field("label"), &Value::from("host"));
         assert_eq!(c.ok("DLOCK.EXTEND k a 1"), 1);
-        until("the lease is over", || c.ok("DLOCK.HOLDS k a") == 0);
+        until("the lease has expired", || c.ok("DLOCK.HOLDS k a") == 0);
         assert!(c.ok("DLOCK.INSPECT k").field("delay").int() > 0);
     });
 }
 
 #[test]
-fn a_lock_delay_that_is_over_hands_over_or_frees() {
+fn a_lock_delay_that_ends_hands_off_or_frees() {
     each_server(|kind| {
         let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
         let mut c = server.connect();
@@ -232,7 +232,9 @@ fn shared_holds_and_delays_survive_a_crash() {
         c.ok("DLOCK.RELEASE k b");
         c.ok("DLOCK.ACQUIRE s a 30000 PERMITS 2");
         c.ok("DLOCK.ACQUIRE d a 20 DELAY 60000");
-        until("the lease is over", || c.ok("DLOCK.HOLDS d a") == 0 && server.info("dlock_expiries") == "1");
+        until("the lease has expired", || {
+            c.ok("DLOCK.HOLDS d a") == 0 && server.info("dlock_expiries") == "1"
+        });
         server.kill9();
         server.restart();
         let mut c = server.connect();

@@ -59,7 +59,7 @@ fn ends_with_its_connection(master: &Server) {
     let mut conn: Conn = master.connect();
     assert!(conn.ok("DLOCK.ACQUIRE fresh t 600000 EPHEMERAL").int() > 0);
     drop(conn);
-    until("it is over", || master.connect().ok("EXISTS fresh") == 0);
+    until("it has ended", || master.connect().ok("EXISTS fresh") == 0);
 }
 
 /// What was to be done as a master is the new master's business: here a grant that reached nobody, and the end of a hold

@@ -66,7 +66,7 @@ fn a_shutdown_that_waits_for_a_replica_while_leases_run_out_is_clean() {
         replica.replicate(&master);
         let fence = master.connect().ok("DLOCK.ACQUIRE long t 600000").int();
         replica.pause();
-        // Some run out before the second is over for which the server waits.
+        // Some expire within the second for which the server waits.
         take_many(&master, 100, 300, &[]);
         assert!(master.terminate().success());
         let log = master.log();

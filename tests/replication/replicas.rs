@@ -51,7 +51,7 @@ fn a_replica_ends_no_lease_by_itself_and_promoted_it_does() {
         replica.wait_in_sync(&master);
         master.pause();
         let mut conn = replica.connect();
-        until("the lease is over, to readers", || conn.ok("DLOCK.HOLDS k t") == 0);
+        until("the lease has expired, to readers", || conn.ok("DLOCK.HOLDS k t") == 0);
         // Many turns of its event loop, and a good part of its ten looks a second.
         for _ in 0..200 {
             assert_eq!(conn.ok("EXISTS k"), 1);

@@ -54,7 +54,7 @@ impl<'a> Operator<'a> {
     fn look(&mut self, key: &str) {
         let free = |look: &Look| look.holders.is_empty() && !look.queue.is_empty() && !look.held_back;
         let mut look = look_at(&mut self.conn, key, self.clock);
-        // A lease that has just ended is not seen any more, a moment before the first in line is granted the lock.
+        // A lease that has just ended is not seen any more, a moment before the head of the queue is granted the lock.
         let first = look.queue.first().cloned();
         for _ in 0..50 {
             if !free(&look) || look.queue.first() != first.as_ref() {
@@ -81,17 +81,17 @@ impl<'a> Operator<'a> {
         let keys: Vec<String> = self.plan.keys.iter().map(|(key, _)| key.clone()).collect();
         let flush = *self.random.of(&["FLUSHALL", "FLUSHDB ASYNC"]);
         self.end_by_force(flush, &keys);
-        until("grace is over", || self.server.info("dlock_grace_ms_left") == "0");
+        until("the grace period has ended", || self.server.info("dlock_grace_ms_left") == "0");
         assert_eq!(self.conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
         self.disturbed += 1;
     }
 
     fn cancel(&mut self, key: &str) {
-        let line = self.conn.ok(&format!("DLOCK.WAITERS {key}"));
-        if line.items().is_empty() {
+        let queue = self.conn.ok(&format!("DLOCK.WAITERS {key}"));
+        if queue.items().is_empty() {
             return;
         }
-        let token = self.random.of(line.items()).field("token").text();
+        let token = self.random.of(queue.items()).field("token").text();
         self.cancelled += self.conn.ok(&format!("DLOCK.CANCEL {key} {token}")).int() as usize;
     }
 

@@ -33,7 +33,7 @@ fn a_newcomer_never_overtakes_the_queue() {
         let mut a = server.connect();
         a.ok("DLOCK.ACQUIRE k a 30000 SHARED");
         let mut b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 0");
-        // A sharer would fit beside a, but b waits.
+        // A sharer would fit next to a, but b waits.
         assert_eq!(a.say("DLOCK.ACQUIRE k c 30000 SHARED"), Value::Nil);
         let mut c = waiter(&server, "DLOCK.ACQUIRE k c 30000 SHARED BLOCK 0");
         let mut d = waiter(&server, "DLOCK.ACQUIRE k d 30000 SHARED BLOCK 0");

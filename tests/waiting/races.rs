@@ -135,7 +135,7 @@ fn release_and_a_wait_that_runs_out() {
             scene.a.ok("DLOCK.CANCEL k c");
             scene.b = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 250");
             scene.c = waiter(&scene.server, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
-            // The release comes when b's time is over but nobody has looked yet.
+            // The release comes when b has timed out but nobody has noticed yet.
             let replies = scene.a.say_together(&["DEBUG SLEEP 0.3", "DLOCK.RELEASE k a"]);
             assert_eq!(replies[1], 1);
             assert_eq!(scene.b.read(), Value::Nil);
@@ -210,7 +210,7 @@ fn removal_and_release() {
     each_server(|kind| {
         let mut scene = scene(kind);
         for removal in ["FLUSHALL", "DEL k", "RENAME k l"] {
-            // The release comes too late; the line is served all the same, once.
+            // The release comes too late; the queue is served all the same, once.
             let replies = scene.a.say_together(&[removal, "DLOCK.RELEASE k a"]);
             assert_eq!(replies[1], 0, "{removal}");
             granted(&mut scene.b);
@@ -242,7 +242,7 @@ fn the_holder_and_the_next_one_die_together() {
     });
 }
 
-/// A retry on a second connection, and then the process dies: nobody has been told, so the line must go on.
+/// A retry on a second connection, and then the process dies: nobody has been told, so the grant must go on to the next.
 #[test]
 fn both_connections_of_a_token_die_as_it_is_granted() {
     each_server(|kind| {

@@ -40,9 +40,9 @@ fn scene(kind: &ServerKind, conf: &[&str], refuse: impl FnOnce(&Server, &mut Con
 impl Scene {
     /// The lease ends, and nothing comes of it: c's time ends behind the lease, and b waits on.
     fn nothing_happens(&mut self) {
-        assert_eq!(self.c.read(), Value::Nil, "its own time is over");
+        assert_eq!(self.c.read(), Value::Nil, "it has timed out");
         assert_eq!(self.c.say("ECHO x"), "x", "one reply, no more");
-        assert_eq!(self.conn.ok("DLOCK.HOLDS k a"), 0, "the lease is over");
+        assert_eq!(self.conn.ok("DLOCK.HOLDS k a"), 0, "the lease has expired");
         assert_eq!(
             (holders(&mut self.conn, "k"), tokens(&mut self.conn, "k")),
             (vec![], vec!["b".to_string()])
@@ -67,7 +67,7 @@ impl Scene {
 
 /// What docs/choosing.md recommends. Both held, until the lease of one of them was over.
 #[test]
-fn a_master_that_is_alone_grants_nothing_beside_its_promoted_replica() {
+fn a_master_that_is_alone_grants_nothing_next_to_its_promoted_replica() {
     each_server(|kind| {
         let replica = Server::options(kind).conf("dlock.restart-grace 3000").start();
         let promote = |server: &Server, conn: &mut Conn| {
@@ -79,7 +79,7 @@ fn a_master_that_is_alone_grants_nothing_beside_its_promoted_replica() {
         scene.nothing_happens();
         // The promoted one grants it when it has waited for what it may not know of.
         let mut z = replica.connect();
-        until("its grace is over", || matches!(z.say("DLOCK.ACQUIRE k z 3000"), Value::Int(_)));
+        until("its grace period has ended", || matches!(z.say("DLOCK.ACQUIRE k z 3000"), Value::Int(_)));
         assert!(scene.b.try_read(std::time::Duration::ZERO).is_none(), "b waits on");
         assert_eq!(holders(&mut scene.conn, "k"), [""; 0]);
         scene.conn.ok("CONFIG SET min-replicas-to-write 0");
@@ -117,7 +117,7 @@ fn out_of_memory_nothing_is_granted_and_release_goes_on_to_handoff() {
         // What nobody waits for ends: a server full of leases that are over would never have memory again.
         until("it ends", || scene.conn.ok("EXISTS brief") == 0);
         assert_eq!(held, "3");
-        assert_eq!(scene.c.read(), Value::Nil, "its own time is over");
+        assert_eq!(scene.c.read(), Value::Nil, "it has timed out");
         assert_eq!(
             (holders(&mut scene.conn, "k"), tokens(&mut scene.conn, "k")),
             (vec![], vec!["b".to_string()])
@@ -160,7 +160,7 @@ fn out_of_memory_the_other_holds_of_a_closed_connection_end() {
 
 /// The server evicts before it runs a command: what stands in memory between two commands refuses nothing.
 #[test]
-fn where_the_server_evicts_the_line_goes_on() {
+fn where_the_server_evicts_the_queue_goes_on() {
     each_server(|kind| {
         let server = Server::options(kind).conf("maxmemory-policy volatile-lru").start();
         let mut conn = server.connect();

@@ -1,10 +1,10 @@
-//! The key goes away under the line: the hold is over, the line is served or told, and there are never two holders.
+//! The key goes away while others wait for it: the hold ends, the queue is served or told, and there are never two holders.
 
 use dlock_testkit::queue::{granted, holders, nobody_waits, waiter};
 use dlock_testkit::{Events, Server, Value, each_server, until};
 
 #[test]
-fn swapdb_moves_the_locks_and_leaves_the_lines() {
+fn swapdb_moves_the_locks_and_leaves_the_queues() {
     each_server(|kind| {
         let server = Server::start(kind);
         let mut zero = server.connect();
@@ -36,7 +36,7 @@ fn a_database_swapped_with_itself_keeps_its_locks() {
         let (server, replica) =
             (Server::options(kind).conf("dlock.restart-grace 1000").start(), Server::start(kind));
         let mut conn = server.connect();
-        until("its grace is over", || server.info("dlock_grace_ms_left") == "0");
+        until("its grace period has ended", || server.info("dlock_grace_ms_left") == "0");
         replica.replicate(&server);
         conn.ok("DLOCK.ACQUIRE k a 400");
         conn.ok("DLOCK.ACQUIRE long a 1000");
@@ -66,19 +66,19 @@ fn an_ephemeral_hold_is_found_after_swapdb() {
         look.ok("SELECT 1");
         assert_eq!(holders(&mut look, "k"), ["a"]);
         drop(a);
-        until("it is over", || look.ok("EXISTS k") == 0);
+        until("it has ended", || look.ok("EXISTS k") == 0);
         // What is still to be done about a hold moves with it.
         let mut b = server.connect();
         b.ok("DLOCK.ACQUIRE k b 60000 EPHEMERAL");
         let kill = format!("CLIENT KILL ID {}", b.client_id());
         let answers = look.say_together(&["MULTI", &kill, "SWAPDB 0 1", "EXEC"]);
         assert_eq!(answers[3].items(), [Value::Int(1), Value::Simple("OK".into())]);
-        until("it is over", || look.ok("EXISTS k") == 0);
+        until("it has ended", || look.ok("EXISTS k") == 0);
     });
 }
 
 #[test]
-fn a_native_ttl_ends_the_hold_and_serves_the_line() {
+fn a_native_ttl_ends_the_hold_and_serves_the_queue() {
     each_server(|kind| {
         let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
         let mut a = server.connect();
@@ -92,7 +92,7 @@ fn a_native_ttl_ends_the_hold_and_serves_the_line() {
 }
 
 #[test]
-fn eviction_ends_the_hold_and_serves_the_line() {
+fn eviction_ends_the_hold_and_serves_the_queue() {
     each_server(|kind| {
         let server = Server::start(kind);
         let mut a = server.connect();

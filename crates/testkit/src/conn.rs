@@ -8,7 +8,7 @@ use crate::wait::TIMEOUT;
 use crate::wire::{Wire, encode};
 
 /// A RESP connection on which each wait is bounded by [`TIMEOUT`]. Panics when the server does not answer in time or
-/// hangs up, since a test that did not expect that is over.
+/// hangs up, since a test that did not expect that has failed.
 pub struct Conn {
     wire: Wire,
     /// Pushes that came while a reply was awaited; `read` returns them first.

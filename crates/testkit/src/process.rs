@@ -113,7 +113,7 @@ impl Process {
         if let Some(status) = self.status() {
             return Some(format!(
                 "the server ended by itself: {status}\n{}",
-                self.trouble().unwrap_or_default()
+                self.failure().unwrap_or_default()
             ));
         }
         // A leak is only reported at an orderly end, which takes the server a tenth of a second.
@@ -124,15 +124,15 @@ impl Process {
         let status = self.kill();
         // It may have been about to die of its own as the kill came.
         let orderly = status.success() || status.signal() == Some(9);
-        self.trouble().or_else(|| (!orderly).then(|| format!("the server ended by itself: {status}")))
+        self.failure().or_else(|| (!orderly).then(|| format!("the server ended by itself: {status}")))
     }
 
     /// What a server that was well does not leave behind.
-    pub fn trouble(&self) -> Option<String> {
+    pub fn failure(&self) -> Option<String> {
         self.logged("BUG REPORT START").or_else(|| self.panic_or_report())
     }
 
-    /// [`Process::trouble`] for a server that was meant to crash.
+    /// [`Process::failure`] for a server that was meant to crash.
     pub fn panic_or_report(&self) -> Option<String> {
         self.logged("panicked at").or_else(|| self.sanitizer_report())
     }

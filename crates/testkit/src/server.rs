@@ -81,7 +81,7 @@ impl Server {
     pub fn kill9(&self) {
         assert!(self.is_alive(), "the server ended before it was killed:\n{}", self.log());
         self.process().kill();
-        well(self.process().trouble());
+        well(self.process().failure());
     }
 
     /// Waits until the append only file holds all that was answered. With everysec an answer does not wait for that, and
@@ -95,7 +95,7 @@ impl Server {
     #[track_caller]
     pub fn terminate(&self) -> ExitStatus {
         let status = self.process().terminate();
-        well(self.process().trouble());
+        well(self.process().failure());
         status
     }
 
@@ -170,24 +170,24 @@ impl Server {
 
 /// Fails the test when what has just ended was not well.
 #[track_caller]
-fn well(trouble: Option<String>) {
-    if let Some(trouble) = trouble {
-        panic!("{trouble}");
+fn well(failure: Option<String>) {
+    if let Some(failure) = failure {
+        panic!("{failure}");
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let trouble = self.process().finish();
-        if !thread::panicking() && trouble.is_none() {
+        let failure = self.process().finish();
+        if !thread::panicking() && failure.is_none() {
             return;
         }
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
         let end = lines[lines.len().saturating_sub(60)..].join("\n");
         let kind = &self.kind().name;
-        let trouble = trouble.unwrap_or_else(|| "the end of the server's log".to_string());
-        let report = format!("{kind} in {}: {trouble}\n{end}\n", self.dir().display());
+        let failure = failure.unwrap_or_else(|| "the end of the server's log".to_string());
+        let report = format!("{kind} in {}: {failure}\n{end}\n", self.dir().display());
         if thread::panicking() {
             eprintln!("{report}");
         } else {

@@ -1,4 +1,4 @@
-//! The commands inside MULTI and scripts, beside WATCH and client-side caches, and on a server out of memory.
+//! The commands inside MULTI and scripts, with WATCH and client-side caches, and on a server out of memory.
 
 use std::time::Duration;
 

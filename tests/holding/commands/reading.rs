@@ -124,7 +124,7 @@ fn inspect_tells_each_mode_and_every_holder() {
 }
 
 #[test]
-fn nobody_waits_is_an_empty_line_and_nobody_to_cancel_is_0() {
+fn nobody_waits_is_an_empty_queue_and_nobody_to_cancel_is_0() {
     each_server(|kind| {
         let server = Server::start(kind);
         let mut conn = server.connect();

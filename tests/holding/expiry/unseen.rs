@@ -82,7 +82,7 @@ fn while_the_server_is_paused_an_expired_hold_is_unseen_too() {
         let mut conn = server.connect();
         let answers = conn.say_together(&["DLOCK.ACQUIRE k t 50", "CLIENT PAUSE 60000 WRITE"]);
         assert!(answers[0].int() > 0);
-        until("the lease is over", || conn.ok("DLOCK.HOLDS k t") == 0);
+        until("the lease has expired", || conn.ok("DLOCK.HOLDS k t") == 0);
         assert_eq!(conn.ok("DLOCK.PTTL k"), -2);
         assert_eq!(conn.ok("DLOCK.INSPECT k"), Value::Nil);
         assert_eq!(conn.ok("EXISTS k"), 1, "nothing is written in a pause");
@@ -104,7 +104,7 @@ fn after_a_pause_the_background_goes_on() {
         let mut conn = server.connect();
         let answers = conn.say_together(&["DLOCK.ACQUIRE k t 50", "CLIENT PAUSE 60000 WRITE"]);
         assert!(answers[0].int() > 0);
-        until("the lease is over", || conn.ok("DLOCK.HOLDS k t") == 0);
+        until("the lease has expired", || conn.ok("DLOCK.HOLDS k t") == 0);
         assert_eq!(conn.ok("EXISTS k"), 1);
         assert_eq!(conn.ok("CLIENT UNPAUSE"), "OK");
         until("the hold is ended", || conn.ok("EXISTS k") == 0);

@@ -91,7 +91,7 @@ fn an_empty_key_is_taken_deleted_and_given_a_ttl_after_a_rewrite() {
 }
 
 #[test]
-fn a_delay_without_a_holder_and_a_line_come_through_a_rewrite() {
+fn a_delay_without_a_holder_and_a_queue_come_through_a_rewrite() {
     each_server(|kind| {
         let (mut server, mut conn) = start(kind);
         conn.ok("DLOCK.ACQUIRE delayed t 1 DELAY 600000");

@@ -1,4 +1,4 @@
-//! DEL, UNLINK, a value written over the lock, a TTL put on it: the hold is over.
+//! DEL, UNLINK, a value written over the lock, a TTL put on it: the hold ends.
 
 use super::World;
 use dlock_testkit::{Server, Value, each_server, until};
@@ -142,14 +142,14 @@ fn assert_has_ttl(world: &mut World, key: &str, has: bool) {
 fn a_ttl_is_not_of_the_holds_to_come() {
     each_server(|kind| {
         let mut world = World::new(kind);
-        // Handed over.
+        // A handoff.
         world.hold("k", "t");
         let mut waiter = world.master.connect();
         waiter.send(&["DLOCK.ACQUIRE", "k", "w", "600000", "BLOCK", "0"]);
         until("it waits", || world.master.info("dlock_waiting") == "1");
         assert_eq!(world.ok("PEXPIRE k 500000"), 1);
         assert_eq!(world.ok("DLOCK.RELEASE k t"), 1);
-        until("it is handed over", || world.conn.ok("DLOCK.HOLDS k w") == 1);
+        until("it is handed off", || world.conn.ok("DLOCK.HOLDS k w") == 1);
         assert_has_ttl(&mut world, "k", false);
         // Taken under a new name.
         world.hold("old", "t");

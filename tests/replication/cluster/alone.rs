@@ -28,7 +28,7 @@ fn a_node_that_is_cut_off_grants_nothing_in_the_background() {
         });
         assert_eq!(node.info("dlock_expiries"), "0", "it was refused before the lease was over");
         let mut told = None;
-        until("the lease is over, and with it what b said", || {
+        until("the lease has ended, and with it what b said", || {
             told = told.take().or_else(|| b.try_read(Duration::from_millis(10)));
             node.info("dlock_waiting") == "0" && since.elapsed() > Duration::from_millis(6500)
         });

@@ -1,10 +1,10 @@
-//! The line of one lock, step by step.
+//! The wait queue of one lock, step by step.
 
 use super::nodes::{EVENLY, cluster, id, set_on_its_way};
 use dlock_testkit::queue::{granted, holders, nobody_waits, tokens, waiter};
 use dlock_testkit::{Value, each_server, until};
 
-/// On the source MIGRATE looks like DEL. Granted there, the waiter would hold beside the one that moved.
+/// On the source MIGRATE looks like DEL. Granted there, the waiter would hold as well as the one that moved.
 #[test]
 fn a_waiter_whose_slot_moves_is_sent_after_it() {
     each_server(|kind| {
@@ -41,7 +41,7 @@ fn a_waiter_whose_slot_moves_is_sent_after_it() {
 }
 
 #[test]
-fn in_a_cluster_the_line_is_served_as_elsewhere() {
+fn in_a_cluster_the_queue_is_served_as_elsewhere() {
     each_server(|kind| {
         let [_, node, _] = cluster(kind, EVENLY);
         let mut a = node.connect();

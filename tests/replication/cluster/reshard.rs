@@ -96,8 +96,8 @@ fn slots_that_move_under_load_take_their_holders_along_and_lose_no_waiter() {
             // Whoever waits behind them is granted the lock where it is now.
             let mut conn = sides[0].connect();
             until("those behind have followed", || {
-                let line = |key: &String| conn.ok(&format!("DLOCK.WAITERS {key}")).items().len();
-                long[..4].iter().map(line).sum::<usize>() == 4
+                let waiting = |key: &String| conn.ok(&format!("DLOCK.WAITERS {key}")).items().len();
+                long[..4].iter().map(waiting).sum::<usize>() == 4
             });
             for key in &long[..4] {
                 for token in ["t", "u"] {

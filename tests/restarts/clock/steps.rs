@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use dlock_testkit::wall_clock::{HOUR, WallClock, seconds};
 use dlock_testkit::{Conn, Server, ServerKind, each_server, until};
 
-/// Somebody who waits in line.
+/// Somebody who is queued.
 struct Waiter {
     conn: Conn,
     sent: Instant,
@@ -36,7 +36,7 @@ impl Waiter {
     fn granted_after(self, since: Instant, ms: u64) -> i64 {
         let fence = self.granted();
         let lasted = since.elapsed();
-        assert!(lasted >= Duration::from_millis(ms), "a lease of {ms} ms is over after {lasted:?}");
+        assert!(lasted >= Duration::from_millis(ms), "a lease of {ms} ms has expired after {lasted:?}");
         fence
     }
 }
@@ -77,7 +77,7 @@ fn everybody_through(kind: &ServerKind, step: impl Fn(&WallClock, &mut Conn), pl
 
     step(&clock, &mut conn);
 
-    // What is given back is handed over in that step, and in order.
+    // What is released is handed off in that step, and in order.
     assert_eq!(conn.ok("DLOCK.RELEASE handed t"), 1);
     fences.push(first.granted());
     assert_eq!(conn.ok("DLOCK.RELEASE handed u"), 1);

@@ -18,7 +18,7 @@ pub struct Rounds {
     pub leases: &'static [u64],
     /// The clients make at most so many grants in a round.
     pub grants: usize,
-    /// After a restart the clients give back what they have and what they may have, and nothing is left.
+    /// After a restart the clients release what they hold and what they may hold, and nothing is left.
     pub all_is_given_back: bool,
 }
 

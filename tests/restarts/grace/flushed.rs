@@ -56,7 +56,7 @@ fn a_flush_that_ends_no_hold_begins_none() {
 }
 
 #[test]
-fn who_stands_in_line_stays_there_and_is_served_when_grace_is_over() {
+fn who_is_queued_stays_so_and_is_served_when_grace_ends() {
     each_server(|kind| {
         for flush in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHDB", "SWAPDB 0 9"] {
             let (server, mut conn) = running(kind);
@@ -138,22 +138,22 @@ fn a_swapped_hold_goes_on_under_its_new_name() {
 }
 
 #[test]
-fn every_line_is_served_when_grace_is_over() {
+fn every_queue_is_served_when_grace_ends() {
     each_server(|kind| {
         let (server, mut conn) = running(kind);
-        let lines = 500;
-        for n in 0..lines {
+        let locks = 500;
+        for n in 0..locks {
             conn.ok(&format!("DLOCK.ACQUIRE k{n} t 600000"));
         }
-        let mut waiters: Vec<Conn> = (0..lines).map(|_| server.connect()).collect();
+        let mut waiters: Vec<Conn> = (0..locks).map(|_| server.connect()).collect();
         for (n, waiter) in waiters.iter_mut().enumerate() {
             waiter.send(&["DLOCK.ACQUIRE", &format!("k{n}"), "next", "600000", "BLOCK", "0"]);
         }
-        until("all wait", || server.info("dlock_waiting") == lines.to_string());
+        until("all wait", || server.info("dlock_waiting") == locks.to_string());
         assert_eq!(conn.ok("FLUSHALL"), "OK");
         assert_eq!(server.info("dlock_held"), "0");
         end(&server);
         waiters.iter_mut().for_each(|waiter| assert!(granted(waiter) > 0));
-        assert_eq!(server.info("dlock_held"), lines.to_string());
+        assert_eq!(server.info("dlock_held"), locks.to_string());
     });
 }

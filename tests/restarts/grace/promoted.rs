@@ -92,7 +92,7 @@ fn a_reload_keeps_what_is_held() {
     });
 }
 
-/// A replica that was promoted while its master could prove nothing anyway grants beside it all the same.
+/// A replica that was promoted while its master could prove nothing anyway grants as well as it all the same.
 #[test]
 fn a_replica_that_followed_under_weaker_options_is_not_forgotten() {
     each_server(|kind| {

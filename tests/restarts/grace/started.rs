@@ -141,7 +141,7 @@ fn leases_run_out_in_grace_as_ever() {
         server.kill9();
         server.restart();
         let mut conn = server.connect();
-        until("the lease is over", || conn.ok("EXISTS k") == 0);
+        until("the lease has expired", || conn.ok("EXISTS k") == 0);
         assert!(left(&server) > 0);
         assert_grace(&mut conn, "DLOCK.ACQUIRE k t 300");
     });
@@ -154,7 +154,7 @@ fn appended(server: &Server) -> PathBuf {
     files.find(|file| file.to_string_lossy().ends_with(".incr.aof")).expect("an incremental file")
 }
 
-/// A server with nothing to forget by, after a crash: what `crash` does beside, and the configuration.
+/// A server with nothing to forget by, after a crash: what `crash` does meanwhile, and the configuration.
 #[track_caller]
 fn after_a_crash(
     kind: &dlock_testkit::ServerKind,

@@ -97,7 +97,7 @@ fn a_server_that_dies_while_it_writes_lowers_no_fence() {
                 assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
             }
             if n % 2 == 0 {
-                // In the thread, beside grants.
+                // In the thread, while grants go on.
                 faults.kill_after(step);
                 server.expect_exit();
             } else {

@@ -32,7 +32,7 @@ fn dump_and_restore_bring_a_lock_back_as_it_was() {
             assert!((540_000..=600_000).contains(&left), "{left}");
         }
         assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("3".into(), "3".into()));
-        // In place of another lock: its hold is over, this one counts.
+        // In place of another lock: its hold has ended, this one counts.
         conn.ok("DLOCK.ACQUIRE other x 600000");
         let payload = conn.ok("DUMP plain").bytes().to_vec();
         assert_eq!(conn.call(&[&b"RESTORE"[..], b"other", b"0", &payload, b"REPLACE"]), "OK");
@@ -74,7 +74,7 @@ fn a_restored_lease_ends_when_the_first_would_have() {
         assert_eq!(restore(&mut conn, "k", &payload), "OK");
         until("it ends", || conn.ok("EXISTS k") == 0);
         assert_eq!(server.info("dlock_expiries"), "1");
-        // Brought in again it is over already, for every eye.
+        // Brought in again it has expired already, for every reader.
         conn.send_batch(&[&[&b"RESTORE"[..], b"k", b"0", &payload][..], &[b"DLOCK.HOLDS", b"k", b"t"]]);
         assert_eq!((conn.read(), conn.read()), (Value::Simple("OK".into()), 0.into()));
         until("the background ends it too", || conn.ok("EXISTS k") == 0);
@@ -105,7 +105,7 @@ fn a_lease_that_another_machine_has_written_counts_from_the_arrival() {
     });
 }
 
-/// RESTORE reads the lock before it looks at the key's own ttl, and throws it away where that is over. The gauges went
+/// RESTORE reads the lock before it looks at the key's own ttl, and throws it away where that has passed. The gauges went
 /// on counting it.
 #[test]
 fn a_restored_key_that_is_expired_already_counts_nothing() {

@@ -115,7 +115,7 @@ fn a_lease_that_ends_while_the_server_is_down_is_never_seen_again() {
         // Paused, the background does not end it: it is still in the file.
         let answers = conn.say_together(&["DLOCK.ACQUIRE k t 30", "CLIENT PAUSE 60000 WRITE"]);
         assert!(answers[0].int() > 0);
-        until("the lease is over", || conn.ok("DLOCK.HOLDS k t") == 0);
+        until("the lease has expired", || conn.ok("DLOCK.HOLDS k t") == 0);
         assert_eq!(conn.ok("EXISTS k"), 1);
         server.kill9();
         server.restart();
@@ -215,7 +215,7 @@ fn a_server_that_never_granted_starts_again() {
     });
 }
 
-/// A load reads a lock before it looks at the key's own ttl, and throws it away where that is over.
+/// A load reads a lock before it looks at the key's own ttl, and throws it away where that has passed.
 #[test]
 fn a_lock_that_its_keys_own_ttl_keeps_out_ends_nothing_of_the_next() {
     each_server(|kind| {
@@ -226,12 +226,12 @@ fn a_lock_that_its_keys_own_ttl_keeps_out_ends_nothing_of_the_next() {
         conn.ok(&format!("PEXPIREAT k {soon}"));
         conn.ok("SAVE");
         server.kill9();
-        until("the key's own ttl is over", || wall_millis() > soon);
+        until("the key's own TTL has passed", || wall_millis() > soon);
         server.restart();
         let mut conn = server.connect();
         assert_eq!(conn.ok("EXISTS k"), 0);
         let fence = conn.ok("DLOCK.ACQUIRE k u 600000").int();
-        until("the old lease is over", || server.info("dlock_held") == "1");
+        until("the old lease has expired", || server.info("dlock_held") == "1");
         assert_eq!(conn.ok("DLOCK.ACQUIRE k u 600000"), fence);
         assert_eq!(server.info("dlock_expiries"), "0");
     });

@@ -97,7 +97,7 @@ fn a_signal_while_it_waits_ends_dlock_and_its_place_in_line() {
         }
         for (name, number) in [("TERM", 15), ("INT", 2), ("USR1", 10)] {
             let run = stage.start(stage.run("", "echo ran"));
-            until("it waits in line", || {
+            until("it is queued", || {
                 stage.servers.iter().any(|server| !queue::clients(&mut server.connect(), "r").is_empty())
             });
             run.signal(name);
@@ -165,7 +165,7 @@ fn ctrl_z_does_not_stop_whoever_waits_without_a_shell() {
         let mut run = stage.command("setsid");
         run.args([stage::DLOCK, "run", "--node-timeout", "5s", "r", "--", "echo", "ran"]);
         let run = stage.start(run);
-        until("it waits in line", || queue::clients(&mut conn, "r").len() == 1);
+        until("it is queued", || queue::clients(&mut conn, "r").len() == 1);
         heard(&run, "TSTP");
         assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
         let done = run.end();
@@ -192,7 +192,7 @@ fn what_nohup_has_ignored_does_not_end_dlock_while_it_waits() {
             "ran",
         ]);
         let run = stage.start(run);
-        until("it waits in line", || queue::clients(&mut conn, "r").len() == 1);
+        until("it is queued", || queue::clients(&mut conn, "r").len() == 1);
         heard(&run, "HUP");
         assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
         let done = run.end();

@@ -191,7 +191,7 @@ fn over_a_quorum_a_fence_is_printed_if_it_was_asked_for_and_only_then() {
                 server.connect().ok("DLOCK.ACQUIRE r other 600000");
             }
             let waits = stage.start(stage.dlock(&format!("acquire --node-timeout 5s {fenced} r")));
-            until("it waits in line", || {
+            until("it is queued", || {
                 stage.servers.iter().any(|server| !queue::clients(&mut server.connect(), "r").is_empty())
             });
             for server in &stage.servers {

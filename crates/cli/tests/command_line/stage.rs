@@ -66,7 +66,7 @@ impl Stage {
         dlock
     }
 
-    /// `dlock run` of a shell script, with these options. So patient with servers that only what is down is not waited
+    /// `dlock run` of a shell script, with these options. With so long a timeout that only a server that is down is not waited
     /// for.
     pub fn run(&self, options: &str, script: &str) -> Command {
         let mut run = self.dlock(&format!("run --node-timeout 5s {options} r -- sh -c"));

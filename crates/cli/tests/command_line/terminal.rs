@@ -166,7 +166,7 @@ fn a_command_that_comes_back_after_its_lease_is_ended() {
         let stage = Stage::one(kind);
         let mut conn = stage.connect();
         let code = suspended(&stage, "2s", || {
-            until("the lease is over", || conn.ok("DLOCK.PTTL r") == -2);
+            until("the lease has expired", || conn.ok("DLOCK.PTTL r") == -2);
         });
         assert_eq!(code, "79");
     });

@@ -1,4 +1,4 @@
-//! A client that locks, writes to the store and gives back, again and again, in a thread and a runtime of its own: when it
+//! A client that locks, writes to the store and releases, again and again, in a thread and a runtime of its own: when it
 //! is paused, all of it is, renewals included.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -80,8 +80,8 @@ impl Contender<'_> {
                 thread::sleep(length);
             });
         }
-        let patience = if self.random.once_in(20) { self.ms(30) } else { Duration::from_secs(60) };
-        match tokio::time::timeout(patience, self.locks.acquire(resource)).await {
+        let timeout = if self.random.once_in(20) { self.ms(30) } else { Duration::from_secs(60) };
+        match tokio::time::timeout(timeout, self.locks.acquire(resource)).await {
             Ok(held) => held,
             Err(_) => {
                 self.stage.counts.dropped.fetch_add(1, Relaxed);
@@ -140,7 +140,7 @@ impl Contender<'_> {
         stage.staying.fetch_sub(usize::from(stays), Relaxed);
     }
 
-    /// Stands still until the validity is over and somebody newer has written.
+    /// Stands still until the validity has ended and somebody newer has written.
     fn pause(&self, resource: &str, held: &Held) {
         let (end, limit) = (held.valid_until(), now() + LONGEST_PAUSE);
         let overtaken = || now() > end && self.stage.store.is_past(resource, held.fence());

@@ -97,7 +97,7 @@ impl Held {
         }
     }
 
-    /// Its client knows that it is over.
+    /// Its client knows that it has ended.
     pub fn is_lost(&self) -> bool {
         let told = matches!(self, Held::Ours(guard) if guard.loss().is_some());
         told || now() >= self.valid_until()

@@ -122,7 +122,7 @@ impl Masters {
     /// Waits until all of them take part again.
     pub fn wait_out_grace(&self) {
         for master in &self.each {
-            until("the grace is over", || master.server.info("dlock_grace_ms_left") == "0");
+            until("the grace period has ended", || master.server.info("dlock_grace_ms_left") == "0");
         }
     }
 

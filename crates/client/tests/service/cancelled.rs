@@ -73,7 +73,7 @@ fn cancelled_ephemeral() {
 /// Over how many masters, and how.
 type InLine = (usize, fn(Acquire) -> Acquire);
 
-/// Ways to wait in line.
+/// Ways to wait.
 const WAITS: [InLine; 5] = [
     (1, |lock| lock),
     (1, |lock| lock.ephemeral()),
@@ -83,7 +83,7 @@ const WAITS: [InLine; 5] = [
 ];
 
 #[test]
-fn cancelled_on_the_way_through_the_line() {
+fn cancelled_on_the_way_through_the_queue() {
     each_kind(async |kind| {
         for (count, options) in WAITS {
             let servers = Arc::new(masters(kind, count));
@@ -96,7 +96,7 @@ fn cancelled_on_the_way_through_the_line() {
                 let other = spawn_blocking({
                     let (servers, over) = (servers.clone(), over.clone());
                     move || {
-                        until("somebody waits, or it is over", || {
+                        until("somebody waits, or it has ended", || {
                             waits_somewhere(&servers) || over.load(Ordering::Relaxed)
                         });
                         release_as_other(&servers);
@@ -109,7 +109,7 @@ fn cancelled_on_the_way_through_the_line() {
                     None => cancelled += 1,
                     Some(guard) => {
                         came_through += 1;
-                        guard.expect("it was handed over").release().await.expect("it is held");
+                        guard.expect("there was a handoff").release().await.expect("it is held");
                     }
                 }
                 other.await.expect("no panic");
@@ -124,7 +124,7 @@ fn cancelled_on_the_way_through_the_line() {
 }
 
 #[test]
-fn cancelled_in_line() {
+fn cancelled_while_queued() {
     each_kind(async |kind| {
         for (count, options) in WAITS {
             let servers = Arc::new(masters(kind, count));
@@ -132,7 +132,7 @@ fn cancelled_in_line() {
             for race in 0..16 {
                 hold_as_other(&servers);
                 let mut acquires = Box::pin(options(client.lock("r").ttl(LONG)).acquire());
-                // Each second time it is just being handed over.
+                // Each second time it is in the middle of a handoff.
                 let seen = spawn_blocking({
                     let servers = servers.clone();
                     move || {
@@ -143,7 +143,7 @@ fn cancelled_in_line() {
                     }
                 });
                 tokio::select! {
-                    acquired = &mut acquires => drop(acquired.expect("it was handed over")),
+                    acquired = &mut acquires => drop(acquired.expect("there was a handoff")),
                     seen = seen => seen.expect("no panic"),
                 }
                 drop(acquires);

@@ -4,7 +4,7 @@ use dlock_client::{AcquireError, Lost, NodeState, Report, Retry, Wait, now};
 use std::time::Duration;
 
 use super::{
-    client, each_kind, held_on, masters, patient, until_held_everywhere, until_nothing_is_left, url,
+    builder, client, each_kind, held_on, masters, until_held_everywhere, until_nothing_is_left, url,
 };
 use dlock_testkit::{Server, TIMEOUT, until};
 
@@ -46,7 +46,7 @@ fn a_majority_suffices_when_masters_are_stopped() {
     each_kind(async |kind| {
         for (count, stopped) in [(3, 1), (5, 2)] {
             let servers = masters(kind, count);
-            let client = patient(&servers).node_timeout(HASTY).build().await.expect("a client");
+            let client = builder(&servers).node_timeout(HASTY).build().await.expect("a client");
             let guard = client.lock("r").acquire().await.expect("all are up");
             guard.release().await.expect("it is held");
             client.flush().await;
@@ -65,7 +65,7 @@ fn a_majority_suffices_when_masters_are_stopped() {
 fn too_many_dead_are_no_quorum_and_the_report_says_who_and_why() {
     each_kind(async |kind| {
         let servers = masters(kind, 3);
-        let client = patient(&servers).retry(ONCE).build().await.expect("a client");
+        let client = builder(&servers).retry(ONCE).build().await.expect("a client");
         servers[1].kill9();
         servers[2].kill9();
         let why = client.lock("r").acquire().await.expect_err("no majority is up");
@@ -85,7 +85,7 @@ fn too_many_dead_are_no_quorum_and_the_report_says_who_and_why() {
 fn too_many_silent_are_no_quorum_and_the_report_says_so() {
     each_kind(async |kind| {
         let servers = masters(kind, 3);
-        let client = patient(&servers).node_timeout(HASTY).retry(ONCE).build().await.expect("a client");
+        let client = builder(&servers).node_timeout(HASTY).retry(ONCE).build().await.expect("a client");
         servers[1].pause();
         servers[2].pause();
         let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("no majority answers");
@@ -105,7 +105,7 @@ fn too_many_silent_are_no_quorum_and_the_report_says_so() {
 fn taken_by_a_majority_of_those_who_are_up_is_taken() {
     each_kind(async |kind| {
         let servers = masters(kind, 5);
-        let client = patient(&servers).retry(ONCE).build().await.expect("a client");
+        let client = builder(&servers).retry(ONCE).build().await.expect("a client");
         for server in &servers[..2] {
             assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
         }
@@ -126,7 +126,7 @@ fn taken_by_a_majority_of_those_who_are_up_is_taken() {
 fn a_master_that_comes_back_takes_part_again() {
     each_kind(async |kind| {
         let mut servers = masters(kind, 3);
-        let client = patient(&servers).retry(STUBBORN).build().await.expect("a client");
+        let client = builder(&servers).retry(STUBBORN).build().await.expect("a client");
         servers[0].kill9();
         client.lock("r").acquire().await.expect("two are up").release().await.expect("it is held");
         servers[0].restart();
@@ -141,7 +141,7 @@ fn a_master_that_comes_back_takes_part_again() {
 fn who_retries_outlives_a_restart() {
     each_kind(async |kind| {
         let mut servers = masters(kind, 1);
-        let client = patient(&servers).retry(STUBBORN).build().await.expect("a client");
+        let client = builder(&servers).retry(STUBBORN).build().await.expect("a client");
         servers[0].kill9();
         let acquired = tokio::spawn(client.lock("r").acquire());
         servers[0].restart();
@@ -154,7 +154,7 @@ fn lost_when(end: fn(&Server), back: fn(&Server), missing: fn(&NodeState) -> boo
     each_kind(async |kind| {
         for (count, gone) in [(1, 1), (3, 2), (5, 3)] {
             let servers = masters(kind, count);
-            let client = patient(&servers).node_timeout(HASTY).build().await.expect("a client");
+            let client = builder(&servers).node_timeout(HASTY).build().await.expect("a client");
             let lock = client.lock("r").ttl(Duration::from_secs(3)).notice(Duration::from_millis(1500));
             let guard = lock.acquire().await.expect("it is free");
             until_held_everywhere(&servers, "r");
@@ -220,7 +220,7 @@ fn a_member_that_is_silent_from_the_start_costs_the_time_of_one_answer() {
         for (count, silent) in [(3, 1), (5, 2)] {
             let servers = masters(kind, count);
             servers[..silent].iter().for_each(Server::pause);
-            let builder = patient(&servers).node_timeout(TIMEOUT / 3);
+            let builder = builder(&servers).node_timeout(TIMEOUT / 3);
             let all = tokio::time::timeout(TIMEOUT, async {
                 let client = builder.build().await.expect("a majority answers");
                 let guard = client.lock("r").acquire().await.expect("a majority answers");

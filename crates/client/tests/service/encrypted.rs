@@ -69,7 +69,7 @@ fn a_quorum_is_reached_by_tls() {
         let guard = client.lock("r").ttl(LONG).fenced().acquire().await.expect("it is free");
         let next = tokio::spawn(client.lock("r").acquire());
         guard.release().await.expect("it is held");
-        next.await.expect("no panic").expect("it was handed over").release().await.expect("it is held");
+        next.await.expect("no panic").expect("there was a handoff").release().await.expect("it is held");
         until_nothing_is_left(&servers, "r");
 
         // Whoever does not know them, or is not known to them, gets nowhere.

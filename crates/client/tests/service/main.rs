@@ -39,13 +39,13 @@ fn url(server: &Server) -> String {
     format!("redis://127.0.0.1:{}", server.port())
 }
 
-/// So patient that only what is down is not waited for.
-fn patient(servers: &[Server]) -> ClientBuilder {
+/// With so long a timeout that only what is down is not waited for.
+fn builder(servers: &[Server]) -> ClientBuilder {
     Client::builder().servers(servers.iter().map(url)).node_timeout(Duration::from_secs(5))
 }
 
 async fn client(servers: &[Server]) -> Client {
-    patient(servers).build().await.expect("a client")
+    builder(servers).build().await.expect("a client")
 }
 
 /// The master at which the clients wait: the first by its address.

@@ -4,7 +4,7 @@ use dlock_client::{AcquireError, Answer, BuildError, Client, NodeState, Wait};
 use std::os::unix::fs::symlink;
 use std::time::Duration;
 
-use super::{LONG, client, each_kind, held_on, masters, patient, until_nothing_is_left, url};
+use super::{LONG, builder, client, each_kind, held_on, masters, until_nothing_is_left, url};
 use dlock_testkit::Server;
 use dlock_testkit::queue;
 
@@ -13,7 +13,7 @@ fn two_addresses_of_one_server_are_refused() {
     each_kind(async |kind| {
         let servers = masters(kind, 2);
         let also = format!("redis://localhost:{}/0", servers[0].port());
-        let why = patient(&servers).server(also).build().await.expect_err("one of them votes twice");
+        let why = builder(&servers).server(also).build().await.expect_err("one of them votes twice");
         let BuildError::SameServer(one, other) = &why else { panic!("{why:?}") };
         let mut named = [&**one, &**other];
         named.sort();
@@ -151,7 +151,7 @@ fn a_unix_socket_a_database_and_a_user_with_few_rights_will_do() {
             dlock_testkit::until("the next one waits", || !queue::clients(&mut conn, "lock:r").is_empty());
             guard.extend(LONG).await.expect("it is held");
             guard.release().await.expect("it is held");
-            next.await.expect("no panic").expect("handed over").release().await.expect("it is held");
+            next.await.expect("no panic").expect("a handoff").release().await.expect("it is held");
             assert!(conn.ok("DLOCK.INSPECT lock:r").is_nil());
             let why = client.lock("other").wait(Wait::No).acquire().await.expect_err("no right to it");
             assert!(why.to_string().contains("NOPERM") && !why.to_string().contains("s3cret"), "{why}");
@@ -165,7 +165,7 @@ fn masters_may_be_reached_in_different_ways() {
         let socket = Server::options(kind).conf("unixsocket socket").start();
         let servers = masters(kind, 2);
         let path = format!("unix://{}", socket.dir().join("socket").display());
-        let mixed = patient(&servers).server(path).build().await.expect("a client");
+        let mixed = builder(&servers).server(path).build().await.expect("a client");
         let guard = mixed.lock("r").fenced().acquire().await.expect("it is free");
         let other = client(&servers).await;
         assert!(other.lock("r").try_acquire().await.expect("an answer").is_none());

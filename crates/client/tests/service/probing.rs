@@ -1,4 +1,4 @@
-//! Beside the line: what one master alone holds keeps nobody out.
+//! Probes: what one master alone holds keeps nobody out.
 
 use dlock_client::Guard;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use dlock_testkit::{Server, until, until_within};
 /// For what takes several tries.
 const LONG_WAIT: Duration = Duration::from_secs(30);
 
-/// The line's master alone has a hold that nobody gives back, as of a client whose RELEASE never arrived.
+/// The master where the clients queue alone has a hold that nobody releases, as of a client whose RELEASE never arrived.
 fn stale(servers: &[Server]) {
     assert!(head(servers).connect().ok("DLOCK.ACQUIRE r stale 600000 SHARED").int() > 0);
 }
 
-/// How many wait in line.
+/// How many are queued.
 fn waiting(servers: &[Server]) -> usize {
     queue::clients(&mut head(servers).connect(), "r").len()
 }
@@ -36,17 +36,17 @@ fn in_turn(fenced: bool) {
         for count in [3, 5] {
             let servers = masters(kind, count);
             stale(&servers);
-            let mut line: Vec<JoinHandle<_>> = Vec::new();
-            for place in 1..=3 {
+            let mut queue: Vec<JoinHandle<_>> = Vec::new();
+            for position in 1..=3 {
                 let lock = client(&servers).await.lock("r");
-                line.push(tokio::spawn(if fenced { lock.fenced() } else { lock }.acquire()));
-                until("it waits in line", || waiting(&servers) == place);
+                queue.push(tokio::spawn(if fenced { lock.fenced() } else { lock }.acquire()));
+                until("it is queued", || waiting(&servers) == position);
             }
             let mut last = None;
-            for next in line {
+            for next in queue {
                 let next = tokio::time::timeout(LONG_WAIT, next).await.expect("its turn comes");
                 let guard: Guard = next.expect("no panic").expect("a majority is free");
-                assert_eq!(holders(head(&servers), "r"), ["stale"], "there it still stands");
+                assert_eq!(holders(head(&servers), "r"), ["stale"], "there it is still held");
                 // It need not be more than a majority that has it: of a release that came late it may miss a vote.
                 assert!(held_on(&servers, "r") > 1 + count / 2);
                 assert!(guard.fence().is_some() == fenced && (guard.fence() > last || !fenced));
@@ -70,7 +70,7 @@ fn nor_anybody_who_wants_a_fence() {
     in_turn(true);
 }
 
-/// A sharer would get in beside a sharer who holds, and beside the one who wants it alone and came before.
+/// A sharer would get in with a sharer who holds, and past the one who wants it alone and came before.
 #[test]
 fn nobody_overtakes_by_it() {
     each_kind(async |kind| {
@@ -81,19 +81,19 @@ fn nobody_overtakes_by_it() {
         until("the writer waits", || waiting(&servers) == 1);
         let sharer = tokio::spawn(client(&servers).await.lock("r").shared().acquire());
         until("the sharer waits", || waiting(&servers) == 2);
-        // One question each has asked there; what comes now is asked beside the line.
+        // One question each has asked there; what comes now are probes.
         let other = servers.iter().find(|server| server.port() != head(&servers).port()).expect("a server");
-        until_within(LONG_WAIT, "the first has tried beside the line", || asked(other) >= 3 + 3);
+        until_within(LONG_WAIT, "the first has probed", || asked(other) >= 3 + 3);
         assert!(!sharer.is_finished() && !writer.is_finished());
         assert_eq!(holders(&servers[0], "r").len(), 1);
         guard.release().await.expect("it is held");
-        writer.await.expect("no panic").expect("handed over").release().await.expect("it is held");
-        sharer.await.expect("no panic").expect("handed over").release().await.expect("it is held");
+        writer.await.expect("no panic").expect("a handoff").release().await.expect("it is held");
+        sharer.await.expect("no panic").expect("a handoff").release().await.expect("it is held");
         until_nothing_is_left(&servers, "r");
     });
 }
 
-/// In the moment in which it is won beside the line, or its first votes come, the line lets it in as well; or it is dropped.
+/// As a probe wins, or its first votes come, the queue grants it as well; or it is dropped.
 #[test]
 fn whichever_is_won_first_nothing_is_left_of_the_other() {
     each_kind(async |kind| {
@@ -101,9 +101,9 @@ fn whichever_is_won_first_nothing_is_left_of_the_other() {
         for round in 0..4 {
             stale(&servers);
             let waits = tokio::spawn(client(&servers).await.lock("r").acquire());
-            until("it waits in line", || waiting(&servers) == 1);
+            until("it is queued", || waiting(&servers) == 1);
             // Either the answers that win it are on their way, or the handoff from one place to the other is.
-            until("it is won beside the line", || held_on(&servers, "r") > 1);
+            until("a probe wins", || held_on(&servers, "r") > 1);
             match round % 2 {
                 0 => assert_eq!(head(&servers).connect().say("DLOCK.RELEASE r stale"), 1),
                 _ => waits.abort(),

@@ -1,4 +1,4 @@
-//! Waiting in line.
+//! Waiting for a quorum.
 
 use dlock_client::{AcquireError, Client, Guard, NodeState, Retry, Wait};
 use std::sync::{Arc, Mutex};
@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 use super::{
-    LONG, client, each_kind, head, held_on, masters, patient, until_held_everywhere, until_nothing_is_left,
+    LONG, builder, client, each_kind, head, held_on, masters, until_held_everywhere, until_nothing_is_left,
     url,
 };
 use dlock_testkit::queue;
@@ -18,7 +18,7 @@ fn waiting(servers: &[Server], resource: &str) -> Vec<usize> {
     living.map(|server| queue::clients(&mut server.connect(), resource).len()).collect()
 }
 
-/// Acquires in a task of its own, and is in line when this returns.
+/// Acquires in a task of its own, and is queued when this returns.
 fn wait_behind(client: &Client, servers: &[Server], ahead: usize) -> JoinHandle<Result<Guard, AcquireError>> {
     let waits = tokio::spawn(client.lock("r").ttl(LONG).wait(Wait::For(LONG)).fenced().acquire());
     until("it waits", || waiting(servers, "r").iter().sum::<usize>() == ahead + 1);
@@ -26,21 +26,21 @@ fn wait_behind(client: &Client, servers: &[Server], ahead: usize) -> JoinHandle<
 }
 
 #[test]
-fn the_line_keeps_its_order_and_fences_rise_with_it() {
+fn the_queue_keeps_its_order_and_fences_rise_with_it() {
     each_kind(async |kind| {
         for count in [1, 3, 5] {
             let servers = masters(kind, count);
             let holder = client(&servers).await;
             let mut guard = holder.lock("r").ttl(LONG).fenced().acquire().await.expect("it is free");
-            let mut line = Vec::new();
+            let mut queue = Vec::new();
             for ahead in 0..4 {
-                line.push(wait_behind(&client(&servers).await, &servers, ahead));
+                queue.push(wait_behind(&client(&servers).await, &servers, ahead));
             }
-            assert_eq!(waiting(&servers, "r").iter().filter(|waiting| **waiting > 0).count(), 1, "one line");
-            for next in line {
+            assert_eq!(waiting(&servers, "r").iter().filter(|waiting| **waiting > 0).count(), 1, "one queue");
+            for next in queue {
                 let fence = guard.fence();
                 guard.release().await.expect("it is held");
-                guard = next.await.expect("no panic").expect("it was handed over");
+                guard = next.await.expect("no panic").expect("there was a handoff");
                 assert!(guard.fence() > fence);
             }
             guard.release().await.expect("it is held");
@@ -50,19 +50,19 @@ fn the_line_keeps_its_order_and_fences_rise_with_it() {
 }
 
 #[test]
-fn who_comes_new_does_not_overtake_the_line() {
+fn a_newcomer_does_not_overtake_the_queue() {
     each_kind(async |kind| {
         let servers = masters(kind, 3);
-        // In the line's master alone somebody holds it: by the other two a newcomer could win.
+        // Only the master with the queue has a holder: by the other two a newcomer could win.
         let mut conn = head(&servers).connect();
         assert!(conn.ok("DLOCK.ACQUIRE r other 600000").int() > 0);
         let first = wait_behind(&client(&servers).await, &servers, 0);
         let second = wait_behind(&client(&servers).await, &servers, 1);
         assert_eq!(conn.ok("DLOCK.RELEASE r other"), 1);
-        let guard = first.await.expect("no panic").expect("it was handed over");
+        let guard = first.await.expect("no panic").expect("there was a handoff");
         assert!(!second.is_finished());
         guard.release().await.expect("it is held");
-        second.await.expect("no panic").expect("it was handed over").release().await.expect("it is held");
+        second.await.expect("no panic").expect("there was a handoff").release().await.expect("it is held");
     });
 }
 
@@ -84,7 +84,7 @@ fn a_wait_that_is_over_is_taken_and_leaves_no_waiter() {
 }
 
 #[test]
-fn the_line_moves_on_when_its_master_dies() {
+fn the_queue_moves_on_when_its_master_dies() {
     each_kind(async |kind| {
         let servers = masters(kind, 3);
         let (ann, bob) = (client(&servers).await, client(&servers).await);
@@ -94,16 +94,16 @@ fn the_line_moves_on_when_its_master_dies() {
         head(&servers).kill9();
         until("it waits at another master", || waiting(&servers, "r").iter().sum::<usize>() == 1);
         guard.release().await.expect("it is held");
-        waits.await.expect("no panic").expect("it was handed over").release().await.expect("it is held");
+        waits.await.expect("no panic").expect("there was a handoff").release().await.expect("it is held");
         until_nothing_is_left(&servers, "r");
     });
 }
 
 #[test]
-fn the_line_moves_on_when_its_master_falls_silent() {
+fn the_queue_moves_on_when_its_master_falls_silent() {
     each_kind(async |kind| {
         let servers = masters(kind, 3);
-        let hasty = || patient(&servers).node_timeout(Duration::from_secs(1));
+        let hasty = || builder(&servers).node_timeout(Duration::from_secs(1));
         let (ann, bob) = (hasty().build().await.expect("a client"), hasty().build().await.expect("a client"));
         let guard = ann.lock("r").ttl(LONG).acquire().await.expect("it is free");
         until_held_everywhere(&servers, "r");
@@ -115,7 +115,7 @@ fn the_line_moves_on_when_its_master_falls_silent() {
             others.iter().any(|server| !queue::clients(&mut server.connect(), "r").is_empty())
         });
         guard.release().await.expect("two have answered");
-        let guard = waits.await.expect("no panic").expect("it was handed over");
+        let guard = waits.await.expect("no panic").expect("there was a handoff");
         head(&servers).resume();
         guard.release().await.expect("it is held");
         until_nothing_is_left(&servers, "r");
@@ -130,7 +130,7 @@ fn who_waits_outlives_servers_that_die_under_the_wait() {
             for wait in [Wait::Forever, Wait::For(LONG)] {
                 let mut servers = masters(kind, count);
                 let retry = Retry { times: 1, pause: Duration::from_millis(10) };
-                let client = patient(&servers).retry(retry).build().await.expect("a client");
+                let client = builder(&servers).retry(retry).build().await.expect("a client");
                 for server in &servers {
                     assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
                 }
@@ -162,7 +162,7 @@ fn a_wait_ends_in_time_also_where_masters_are_missing() {
         dead.kill9();
         for server in [in_grace, dead] {
             let retry = Retry { times: 200, pause: LONG };
-            let client = patient(std::slice::from_ref(&server)).retry(retry).build().await.expect("a client");
+            let client = builder(std::slice::from_ref(&server)).retry(retry).build().await.expect("a client");
             let lock = client.lock("r").wait(Wait::For(Duration::from_millis(100)));
             // A pause that is not cut short lasts at least 5 s.
             let ended =
@@ -188,12 +188,12 @@ fn who_waits_is_told_its_place() {
             places.lock().unwrap().iter().any(|place| place.position == 2)
         });
         guard.release().await.expect("it is held");
-        let guard = first.await.expect("no panic").expect("it was handed over");
+        let guard = first.await.expect("no panic").expect("there was a handoff");
         until("it is told that it is the first", || {
             places.lock().unwrap().iter().any(|place| place.position == 1)
         });
         guard.release().await.expect("it is held");
-        second.await.expect("no panic").expect("it was handed over").release().await.expect("it is held");
+        second.await.expect("no panic").expect("there was a handoff").release().await.expect("it is held");
         let places = places.lock().unwrap();
         let positions: Vec<u64> = places.iter().map(|place| place.position).collect();
         assert_eq!(positions, [2, 1], "each place is told once");
@@ -213,7 +213,8 @@ fn masters_in_grace_are_waited_for_only_by_those_who_wait() {
             let AcquireError::QuorumImpossible { report, .. } = &why else { panic!("{why:?}") };
             assert!(report.0.iter().any(|node| matches!(node.state, NodeState::InGrace(_))), "{why}");
             assert!(why.to_string().contains("in grace for "), "{why}");
-            let guard = client.lock("r").ttl(ttl).acquire().await.expect("grace is over some time");
+            let guard =
+                client.lock("r").ttl(ttl).acquire().await.expect("the grace period has ended some time");
             assert!(held_on(&servers, "r") > count / 2);
             guard.release().await.expect("it is held");
         }

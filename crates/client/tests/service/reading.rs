@@ -18,8 +18,8 @@ fn every_master_tells_who_holds_and_who_waits() {
         let fence = guard.fence().expect("it was asked for").get();
         until_held_everywhere(&servers, "r");
         let waits = tokio::spawn(bob.lock("r").label("bob").wait(Wait::For(LONG)).acquire());
-        let lines = || servers.iter().map(|server| queue::tokens(&mut server.connect(), "r").len());
-        until("bob waits at one master", || lines().sum::<usize>() == 1);
+        let queues = || servers.iter().map(|server| queue::tokens(&mut server.connect(), "r").len());
+        until("bob waits at one master", || queues().sum::<usize>() == 1);
 
         let seen = ann.inspect("r").await;
         assert_eq!(seen.len(), 3);
@@ -38,15 +38,16 @@ fn every_master_tells_who_holds_and_who_waits() {
         let waiting: u64 =
             seen.iter().map(|seen| seen.answer.found().unwrap().as_ref().unwrap().waiters).sum();
         assert_eq!(waiting, 1);
-        let lines = ann.waiters("r", 10).await;
-        let lines: Vec<_> = lines.iter().flat_map(|line| line.answer.found().expect("an answer")).collect();
-        let [waiter] = lines.as_slice() else { panic!("{lines:?}") };
+        let queues = ann.waiters("r", 10).await;
+        let waiting: Vec<_> =
+            queues.iter().flat_map(|queue| queue.answer.found().expect("an answer")).collect();
+        let [waiter] = waiting.as_slice() else { panic!("{waiting:?}") };
         assert_eq!((waiter.mode.as_str(), waiter.label.as_str()), ("exclusive", "bob"));
         assert!(waiter.left_ms.is_some_and(|left| left > 300_000) && waiter.client > 0);
 
         let broken = ann.break_holds("r").await;
         assert!(broken.iter().all(|broken| broken.answer.found() == Some(&1)), "{broken:?}");
-        let next = waits.await.expect("no panic").expect("it was handed over");
+        let next = waits.await.expect("no panic").expect("there was a handoff");
         next.release().await.expect("it is held");
         drop(guard);
     });

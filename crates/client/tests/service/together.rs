@@ -10,7 +10,7 @@ use dlock_testkit::queue;
 use dlock_testkit::until;
 
 #[test]
-fn sharers_hold_together_and_nobody_alone_beside_them() {
+fn sharers_hold_together_and_keep_out_the_exclusive() {
     each_kind(async |kind| {
         let servers = masters(kind, 3);
         let (ann, bob) = (client(&servers).await, client(&servers).await);
@@ -92,7 +92,7 @@ fn an_ephemeral_hold_ends_with_its_connection() {
     each_kind(async |kind| {
         let servers = masters(kind, 1);
         let client = client(&servers).await;
-        // At once, and out of the line.
+        // At once, and out of the queue.
         for waits in [false, true] {
             let mut conn = servers[0].connect();
             let acquired = if waits {

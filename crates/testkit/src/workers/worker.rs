@@ -125,7 +125,7 @@ impl<'a> Worker<'a> {
         self.receive(wire, &intents, sent)
     }
 
-    /// Gives back all that it has and all that it may have.
+    /// Releases all that it holds and all that it may hold.
     pub fn release_everything(&mut self, wire: &mut Wire) -> io::Result<()> {
         self.release([self.unknown.as_slice(), &self.mine].concat(), wire)
     }
