@@ -47,10 +47,10 @@ asan: setup ## the integration tests with the module under AddressSanitizer (nee
 fuzz: setup ## each fuzz target for SECONDS=60, and damaged files in real servers (needs nightly, fetches it)
 	@scripts/fuzz.sh $(or $(SECONDS),60)
 
-bench: setup ## how fast it is beside plain SET, scripts and Redisson (ARGS="all --quick", ARGS="contend --only dlock")
+bench: setup ## compare its speed with plain SET, scripts and Redisson (ARGS="all --quick", ARGS="contend --only dlock")
 	@scripts/bench.sh $(ARGS)
 
-bench-peers: setup ## etcd and ZooKeeper beside dlock (installs Java and ZooKeeper's library, and fetches etcd)
+bench-peers: setup ## compare dlock with etcd and ZooKeeper (installs Java and ZooKeeper, fetches etcd)
 	@scripts/bench-peers.sh $(ARGS)
 
 stall: setup ## the longest pause when 100,000 of 1,000,000 leases end together

@@ -1,8 +1,8 @@
 #!/bin/sh
-# etcd and ZooKeeper beside the lock. Arguments go to the bench: scripts/bench-peers.sh --quick
+# Compares dlock with etcd and ZooKeeper. Arguments go to the bench: scripts/bench-peers.sh --quick
 #
-# No service is installed: etcd's package would start one, so its program is only unpacked; of ZooKeeper the library is
-# installed, which holds the server too.
+# No service is installed. The package of etcd would start one, so its program is only unpacked; of ZooKeeper, only the
+# library is installed, which contains the server.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

@@ -1,7 +1,7 @@
 #!/bin/sh
-# How fast the module is beside what one has without it, on servers of the bench's own. Arguments go to the bench:
-# scripts/bench.sh pairs --quick. Without any, everything is measured. Redis 7.0 first, and what is of interest on every
-# server also on those that `make test-servers` has fetched.
+# Measures how fast the module is, on servers that the bench starts. Arguments go to the bench: scripts/bench.sh pairs
+# --quick. Without arguments, everything is measured: on Redis 7.0, and what is worth comparing between servers also on
+# those that `make test-servers` has fetched.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

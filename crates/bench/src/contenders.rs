@@ -1,24 +1,24 @@
-//! The ways to take and free a lock that are compared, as the commands that go over the wire.
+//! The compared ways to acquire and release a lock, as the commands on the wire.
 
 use std::io::Result;
 use std::ops::Range;
 
 use crate::resp::{Command, Conn, Expect, KEY, Value};
 
-/// One way, ready for a server: scripts are loaded there.
-pub struct Contender {
+/// The commands of one way, ready for a server: its scripts are loaded there.
+pub struct Pair {
     pub acquire: Command,
     pub release: Command,
     pub acquired: Expect,
     pub released: Expect,
 }
 
-/// How many commands of a [`Contender::pairs`] are in one write.
+/// How many commands [`Pair::run_on`] sends in one write.
 pub const BATCH: u64 = 32;
 
-impl Contender {
-    /// Takes and frees the locks of these numbers, by one connection, a batch at a time.
-    pub fn pairs(&self, conn: &mut Conn, numbers: Range<u64>) -> Result<()> {
+impl Pair {
+    /// Acquires and releases the locks of these numbers on one connection, a batch at a time.
+    pub fn run_on(&self, conn: &mut Conn, numbers: Range<u64>) -> Result<()> {
         let mut batch = Vec::new();
         for first in numbers.clone().step_by(BATCH as usize) {
             let numbers = first..numbers.end.min(first + BATCH);
@@ -35,21 +35,21 @@ impl Contender {
     }
 }
 
-/// A way to take and free a lock.
+/// A way to acquire and release a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Dlock,
-    /// Frees the lock whoever holds it: fast, and wrong.
+    /// Releases the lock whoever holds it: fast, and wrong.
     SetDel,
     /// The lock of most client libraries.
     SetScript,
-    /// What Redisson sends: a hash with a count for each owner, and a message at the end.
+    /// What Redisson sends: a hash with a count for each owner, and a message on release.
     Redisson,
-    /// A script pair that hands out fences.
+    /// A pair of scripts that issues fences.
     Fenced,
     /// The server's own compare-and-delete.
     SetDelIfEq,
-    /// No lock at all: what the wire and the event loop cost.
+    /// No lock at all: the cost of the wire and the event loop.
     Ping,
 }
 
@@ -60,7 +60,7 @@ pub const ALL: [Way; 7] =
 pub const TOKEN: &str = "kJ3xTq9Zb2VdR7wLm0sNfYhUaE4";
 pub const TTL: &str = "30000";
 
-/// Where Redisson's unlock says that the lock is free.
+/// The channel on which Redisson's unlock announces that the lock is free.
 pub fn channel() -> String {
     format!("redisson_lock__channel:{{{KEY}}}")
 }
@@ -117,8 +117,8 @@ impl Way {
         self == Way::Dlock
     }
 
-    /// What the owner with this token sends. None where the server lacks a command for it.
-    pub fn prepare(self, conn: &mut Conn, token: &str) -> Result<Option<Contender>> {
+    /// The commands of the owner with this token; None where the server lacks one of them.
+    pub fn prepare(self, conn: &mut Conn, token: &str) -> Result<Option<Pair>> {
         let set = Command::new(&["SET", KEY, token, "NX", "PX", TTL]);
         let (ok, one) = (Expect::Line("+OK"), Expect::Line(":1"));
         let mut script = |source, args: &[&str]| -> Result<Command> {
@@ -156,6 +156,6 @@ impl Way {
                 (ping.clone(), Expect::Line("+PONG"), ping, Expect::Line("+PONG"))
             }
         };
-        Ok(Some(Contender { acquire, release, acquired, released }))
+        Ok(Some(Pair { acquire, release, acquired, released }))
     }
 }

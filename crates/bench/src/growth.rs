@@ -1,5 +1,5 @@
-//! What very many holds cost: a pair beside them, the memory of each, and the time to load them from an RDB file; all
-//! beside strings with a time to live.
+//! What millions of holds cost: a pair while they are live, the memory of each, and the time to load them
+//! from an RDB file, all compared with strings with a TTL.
 
 use std::io::Result;
 use std::time::Instant;
@@ -13,16 +13,16 @@ use crate::table::{Ratios, Table, median, si};
 
 const SIZES: [u64; 5] = [1_000, 10_000, 100_000, 1_000_000, 10_000_000];
 
-/// How many are loaded from a file.
+/// How many holds are loaded from a file.
 const LOADED: u64 = 1_000_000;
 
-/// In one round.
+/// Per round.
 const PAIRS: u64 = 20_000;
 
-/// What was measured of one way beside so many holds.
+/// One contender's figures at one number of holds.
 #[derive(Default)]
-struct Beside {
-    /// Microseconds of the server's processor time, a figure a round.
+struct Figures {
+    /// Microseconds of the server's processor time, one figure per round.
     cpu_a_pair: Vec<f64>,
     bytes_a_hold: f64,
 }
@@ -33,33 +33,33 @@ pub fn run(run: &Run) -> Result<Vec<Report>> {
 }
 
 fn growth(run: &Run) -> Result<Report> {
-    let title = "What a pair costs beside so many holds, and what a hold takes";
+    let title = "Cost of a pair and memory of a hold, by number of holds";
     let sizes = run.scale(&SIZES[..4], &SIZES);
     let rounds = run.scale(5, 15);
-    // The least size is measured beside each of the others: a machine changes from minute to minute.
-    let mut least = [lane(run, Way::Dlock, sizes[0])?.0, lane(run, Way::Set, sizes[0])?.0];
+    // The least size is measured again with each of the others: a machine's speed changes every minute.
+    let mut least = [start(run, Way::Dlock, sizes[0])?.0, start(run, Way::Set, sizes[0])?.0];
     let mut rows = Vec::new();
     for &size in sizes {
         run.progress(&format!("{title}: {} holds", si(size as f64)));
-        let (mut dlock, bytes) = lane(run, Way::Dlock, size)?;
-        let mut ours = Beside { bytes_a_hold: bytes, ..Beside::default() };
-        let (mut set, bytes) = lane(run, Way::Set, size)?;
-        let mut theirs = Beside { bytes_a_hold: bytes, ..Beside::default() };
-        let mut base = [Vec::new(), Vec::new()];
+        let (mut dlock, bytes) = start(run, Way::Dlock, size)?;
+        let mut ours = Figures { bytes_a_hold: bytes, ..Figures::default() };
+        let (mut set, bytes) = start(run, Way::Set, size)?;
+        let mut theirs = Figures { bytes_a_hold: bytes, ..Figures::default() };
+        let mut baseline = [Vec::new(), Vec::new()];
         for round in 0..rounds {
             let first = size + round * PAIRS;
-            base[0].push(cpu_of_pairs(&mut least[0], first)?);
+            baseline[0].push(cpu_of_pairs(&mut least[0], first)?);
             ours.cpu_a_pair.push(cpu_of_pairs(&mut dlock, first)?);
-            base[1].push(cpu_of_pairs(&mut least[1], first)?);
+            baseline[1].push(cpu_of_pairs(&mut least[1], first)?);
             theirs.cpu_a_pair.push(cpu_of_pairs(&mut set, first)?);
         }
-        rows.push((size, ours, theirs, base));
+        rows.push((size, ours, theirs, baseline));
     }
     Ok(growth_report(title, &rows))
 }
 
-/// A server with so many holds, and the bytes that each takes.
-fn lane(run: &Run, way: Way, holds: u64) -> Result<(Many, f64)> {
+/// A server with this many holds, and the bytes that each takes.
+fn start(run: &Run, way: Way, holds: u64) -> Result<(Many, f64)> {
     let mut many = Many::start(run, way, 0)?;
     let before = used_memory(&mut many.conn)?;
     many.take_lasting(0..holds)?;
@@ -83,7 +83,7 @@ fn cpu_of_pairs(many: &mut Many, first: u64) -> Result<f64> {
 }
 
 /// Ratios are of rounds.
-fn growth_report(title: &str, rows: &[(u64, Beside, Beside, [Vec<f64>; 2])]) -> Report {
+fn growth_report(title: &str, rows: &[(u64, Figures, Figures, [Vec<f64>; 2])]) -> Report {
     let head = [
         "holds",
         "dlock us/pair",
@@ -98,9 +98,9 @@ fn growth_report(title: &str, rows: &[(u64, Beside, Beside, [Vec<f64>; 2])]) -> 
     ];
     let mut table = Table::new(title, &head);
     let mut lines = Vec::new();
-    for (size, ours, theirs, base) in rows {
+    for (size, ours, theirs, baseline) in rows {
         let (grown, set_grown) =
-            (Ratios::of(&ours.cpu_a_pair, &base[0]), Ratios::of(&theirs.cpu_a_pair, &base[1]));
+            (Ratios::of(&ours.cpu_a_pair, &baseline[0]), Ratios::of(&theirs.cpu_a_pair, &baseline[1]));
         let (cpu, set_cpu) = (median(&ours.cpu_a_pair), median(&theirs.cpu_a_pair));
         let memory = ours.bytes_a_hold / theirs.bytes_a_hold;
         table.row(vec![
@@ -121,7 +121,7 @@ fn growth_report(title: &str, rows: &[(u64, Beside, Beside, [Vec<f64>; 2])]) -> 
         }));
     }
     let notes = vec![
-        "us/pair: the server's processor time, depth 32. Bytes: used_memory, tokens of 20 bytes, keys of 17."
+        "us/pair: the server's processor time, depth 32. Bytes: used_memory, with tokens of 27 bytes and keys of 17."
             .to_owned(),
     ];
     Report { table, notes, json: json!({ "title": title, "sizes": lines }) }
@@ -132,20 +132,20 @@ fn loading(run: &Run) -> Result<Report> {
     let holds = run.scale(LOADED / 10, LOADED);
     let title = format!("Loading an RDB file of {} holds", si(holds as f64));
     let rounds = run.scale(3, 7);
-    let mut lanes = [lane(run, Way::Set, holds)?.0, lane(run, Way::Dlock, holds)?.0];
+    let mut contenders = [start(run, Way::Set, holds)?.0, start(run, Way::Dlock, holds)?.0];
     let mut times = [Vec::new(), Vec::new()];
-    for lane in &mut lanes {
-        lane.conn.call(&["SAVE"])?;
+    for contender in &mut contenders {
+        contender.conn.call(&["SAVE"])?;
     }
     for round in 0..rounds {
         run.progress(&format!("{title}: round {} of {rounds}", round + 1));
-        for (lane, times) in lanes.iter_mut().zip(&mut times) {
-            times.push(load(lane).map_err(|why| lane.explain(&why))?);
+        for (contender, times) in contenders.iter_mut().zip(&mut times) {
+            times.push(load(contender).map_err(|why| contender.explain(&why))?);
         }
     }
     let mut table = Table::new(&title, &["", "ms", "x strings", "(min..max)"]);
     let mut lines = Vec::new();
-    for (name, of) in ["strings with a time to live", "dlock"].iter().zip(&times) {
+    for (name, of) in ["strings with a TTL", "dlock"].iter().zip(&times) {
         let ratio = Ratios::of(of, &times[0]);
         table.row(vec![(*name).into(), format!("{:.0}", median(of)), ratio.middle(), ratio.spread()]);
         lines.push(json!({ "contender": name, "ms": median(of), "ratio": ratio.json() }));
@@ -153,7 +153,7 @@ fn loading(run: &Run) -> Result<Report> {
     Ok(Report { table, notes: Vec::new(), json: json!({ "title": title, "contenders": lines }) })
 }
 
-/// Empties the server, and loads its file. Milliseconds.
+/// Empties the server and loads its file; returns milliseconds.
 fn load(many: &mut Many) -> Result<f64> {
     many.conn.call(&["FLUSHALL", "SYNC"])?;
     let start = Instant::now();

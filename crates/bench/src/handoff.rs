@@ -1,5 +1,5 @@
-//! How long after a release the one who waits has the lock, beside other ways to tell a connection something: one
-//! waiter, one thread that sends for the one and receives for the other, nothing else going on.
+//! How soon after a release the waiter has the lock, compared with other ways to wake a connection: one
+//! waiter, one thread that sends for the one side and receives for the other, no other load.
 
 use std::io::Result;
 use std::time::{Duration, Instant};
@@ -11,37 +11,37 @@ use crate::run::{Report, Run};
 use crate::server::Server;
 use crate::table::{Ratios, Table, median, percentile};
 
-/// A way to hand something over.
+/// A way to hand something off.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// RELEASE sent, until the waiting ACQUIRE is answered.
+    /// From RELEASE to the reply of the waiting ACQUIRE.
     Dlock,
-    /// PUBLISH sent, until a subscriber has the message: as fast as the server tells anybody anything.
+    /// From PUBLISH to the subscriber's message: the fastest way to wake a connection.
     Publish,
-    /// LPUSH sent, until the waiting BLPOP is answered.
+    /// From LPUSH to the reply of the waiting BLPOP.
     Pop,
-    /// DEL and PUBLISH sent, until the subscriber's SET NX PX is answered: the lock of libraries that do not poll.
+    /// From DEL and PUBLISH to the reply of the subscriber's SET NX PX: the lock of libraries that do not
+    /// poll.
     Retry,
 }
 
 const ALL: [Way; 4] = [Way::Publish, Way::Dlock, Way::Pop, Way::Retry];
 
-/// Those that the others are compared with.
-const BASES: [Way; 2] = [Way::Publish, Way::Retry];
+const BASELINES: [Way; 2] = [Way::Publish, Way::Retry];
 
 impl Way {
     fn name(self) -> &'static str {
         match self {
             Way::Dlock => "dlock RELEASE to grant",
             Way::Publish => "PUBLISH to message",
-            Way::Pop => "LPUSH to BLPOP's answer",
+            Way::Pop => "LPUSH to BLPOP's reply",
             Way::Retry => "DEL + PUBLISH to retried SET NX PX",
         }
     }
 }
 
-/// One way on its server.
-struct Lane {
+/// One contender on its server.
+struct Contender {
     way: Way,
     server: Server,
     giver: End,
@@ -50,10 +50,10 @@ struct Lane {
     ping: Vec<u8>,
 }
 
-/// One of the two that the lock goes back and forth between.
+/// One of the two ends between which the lock goes back and forth.
 struct End {
     conn: Conn,
-    /// What it sends to get the lock, and to give it away.
+    /// What it sends to acquire the lock, and to pass it on.
     take: Vec<u8>,
     give: Vec<u8>,
 }
@@ -62,8 +62,8 @@ const LOCK: &str = "lock";
 const CHANNEL: &str = "freed";
 const TTL: &str = "600000";
 
-impl Lane {
-    fn start(run: &Run, way: Way) -> Result<Lane> {
+impl Contender {
+    fn start(run: &Run, way: Way) -> Result<Contender> {
         let server = run.program.start(way == Way::Dlock, &[])?;
         let mut listener = server.connect()?;
         listener.call(&["SUBSCRIBE", CHANNEL])?;
@@ -86,16 +86,16 @@ impl Lane {
             giver.conn.send(&giver.take)?;
             giver.conn.skip(1)?;
         }
-        Ok(Lane { way, server, giver, taker, listener, ping: bytes(&["PING"]) })
+        Ok(Contender { way, server, giver, taker, listener, ping: bytes(&["PING"]) })
     }
 
-    /// One handoff: from the first byte sent until the taker has it.
+    /// One handoff: from the first byte sent until the taker has the lock.
     fn once(&mut self) -> Result<Duration> {
-        let Lane { way, giver, taker, listener, ping, .. } = self;
+        let Contender { way, giver, taker, listener, ping, .. } = self;
         if matches!(way, Way::Dlock | Way::Pop) {
             taker.conn.send(&taker.take)?;
         }
-        // Its answer comes behind what the taker has sent: the taker waits now.
+        // The reply shows that the server has read what the taker sent: the taker waits now.
         giver.conn.send(ping)?;
         giver.conn.skip(1)?;
 
@@ -115,7 +115,7 @@ impl Lane {
 
         let replies = if *way == Way::Retry { 2 } else { 1 };
         for _ in 0..replies {
-            // Each of them changed, pushed or told one.
+            // Each reply says that one key, element or subscriber was affected.
             Expect::Line(":1").check(giver.conn.line()?)?;
         }
         std::mem::swap(giver, taker);
@@ -129,7 +129,7 @@ impl Lane {
     }
 }
 
-/// Lines of a message to a subscriber, and of BLPOP's answer.
+/// Lines of a message to a subscriber, and of BLPOP's reply.
 const MESSAGE: usize = 7;
 const POPPED: usize = 5;
 
@@ -137,36 +137,36 @@ fn bytes(args: &[&str]) -> Vec<u8> {
     Command::new(args).on_key(0)
 }
 
-/// Servers are started anew several times: how one lies in memory is luck.
+/// Servers are restarted several times: where one lands in memory is luck.
 const STARTS: usize = 3;
 const BLOCK: usize = 200;
 
-/// Measures all ways in turns.
+/// Measures all contenders in turns.
 pub fn run(run: &Run) -> Result<Vec<Report>> {
     let title = "Handoff to one idle waiter";
     let rounds = run.scale(4, 20);
-    let wanted = ALL.into_iter().filter(|way| BASES.contains(way) || run.wants(way.name()));
+    let wanted = ALL.into_iter().filter(|way| BASELINES.contains(way) || run.wants(way.name()));
     let mut samples: Vec<(Way, Vec<Vec<f64>>)> = wanted.map(|way| (way, Vec::new())).collect();
     for start in 0..STARTS {
-        let mut lanes: Vec<Lane> =
-            samples.iter().map(|(way, _)| Lane::start(run, *way)).collect::<Result<_>>()?;
-        for lane in &mut lanes {
-            lane.block(BLOCK)?;
+        let mut contenders: Vec<Contender> =
+            samples.iter().map(|(way, _)| Contender::start(run, *way)).collect::<Result<_>>()?;
+        for contender in &mut contenders {
+            contender.block(BLOCK)?;
         }
         for round in 0..rounds {
             let nth = start * rounds + round;
             run.progress(&format!("{title}: round {} of {}", nth + 1, STARTS * rounds));
-            for turn in 0..lanes.len() {
-                // Nobody is always behind the same neighbour.
-                let at = (turn + nth) % lanes.len();
-                samples[at].1.push(lanes[at].block(BLOCK)?);
+            for turn in 0..contenders.len() {
+                // No contender always follows the same one.
+                let at = (turn + nth) % contenders.len();
+                samples[at].1.push(contenders[at].block(BLOCK)?);
             }
         }
     }
     Ok(vec![run.done(report(title, &samples))])
 }
 
-/// Ratios are of rounds: the median of a block against that of the base's block in the same round.
+/// Ratios are of rounds: the median of a block against that of the baseline's block in the same round.
 fn report(title: &str, samples: &[(Way, Vec<Vec<f64>>)]) -> Report {
     let medians = |of: Way| -> Vec<f64> {
         let blocks = samples.iter().find(|(way, _)| *way == of);
@@ -178,7 +178,7 @@ fn report(title: &str, samples: &[(Way, Vec<Vec<f64>>)]) -> Report {
     let mut lines = Vec::new();
     for (way, blocks) in samples {
         let all: Vec<f64> = blocks.iter().flatten().copied().collect();
-        let [publish, retry] = BASES.map(|base| Ratios::of(&medians(*way), &medians(base)));
+        let [publish, retry] = BASELINES.map(|baseline| Ratios::of(&medians(*way), &medians(baseline)));
         let (p50, p99) = (median(&all), percentile(&all, 0.99));
         table.row(vec![
             way.name().into(),

@@ -1,5 +1,6 @@
-//! How many instructions the server executes for a pair, as callgrind counts them: what noise does not touch, so that a
-//! change of a few in a hundred shows. Compared with the figures that are kept in `crates/bench/instructions.json`.
+//! How many instructions the server executes per pair, as callgrind counts them. Noise does not touch that
+//! figure, so a change of a few percent shows. It is compared with those recorded in
+//! `crates/bench/instructions.json`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +15,7 @@ use crate::resp::strange;
 use crate::run::{Report, Run};
 use crate::table::Table;
 
-/// What is counted, and with what kept.
+/// What is counted, and with which options of the server.
 const COUNTED: [(&str, Way, &[&str]); 5] = [
     ("dlock", Way::Dlock, &[]),
     ("SET NX PX + DEL", Way::SetDel, &[]),
@@ -24,31 +25,29 @@ const COUNTED: [(&str, Way, &[&str]); 5] = [
 ];
 const AOF: &[&str] = &["--appendonly", "yes", "--appendfsync", "no"];
 
-/// A server is counted twice, once with so many pairs and once with so many more: the difference is theirs alone.
+/// A server is counted twice, with few pairs and with more: the difference is theirs alone.
 const FEW: u64 = 50 * BATCH;
 const MORE: u64 = 500 * BATCH;
 
-/// By how much a figure may be greater than the kept one. The server's housekeeping falls into the count by chance.
+/// How far a figure may exceed the recorded one. The server's housekeeping falls into the count by chance.
 const TOLERANCE: f64 = 1.02;
 
-/// The figures of a server's version, by contender.
-type Kept = BTreeMap<String, BTreeMap<String, u64>>;
+/// Recorded figures: server version, contender, instructions.
+type Recorded = BTreeMap<String, BTreeMap<String, u64>>;
 
-fn kept_in() -> PathBuf {
+fn record_file() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("instructions.json")
 }
 
-/// Counts, and compares with the kept figures; with `keep` it replaces them.
+/// Counts, and compares with the recorded figures; `keep` replaces them.
 pub fn run(run: &Run, keep: bool) -> Result<Vec<Report>> {
-    let title = "Instructions a pair, depth 32";
+    let title = "Instructions per pair, depth 32";
     if Command::new("valgrind").arg("--version").stdout(Stdio::null()).status().is_err() {
-        run.say(&format!(
-            "{title}: not measured, for valgrind is not installed (apt-get install valgrind)\n"
-        ));
+        run.say(&format!("{title}: not measured: valgrind is not installed (apt-get install valgrind)\n"));
         return Ok(Vec::new());
     }
-    let mut kept = read_kept()?;
-    let known = kept.entry(run.program.version()?).or_default();
+    let mut recorded = read_recorded()?;
+    let known = recorded.entry(run.program.version()?).or_default();
     let mut counted = Vec::new();
     for (name, way, options) in COUNTED.into_iter().filter(|(name, ..)| run.wants(name)) {
         run.progress(&format!("{title}: {name}"));
@@ -59,17 +58,17 @@ pub fn run(run: &Run, keep: bool) -> Result<Vec<Report>> {
     let report = report(title, &counted, known);
     if keep {
         known.extend(counted.iter().map(|(name, figure)| ((*name).to_owned(), *figure)));
-        fs::write(kept_in(), format!("{:#}\n", json!(kept)))?;
+        fs::write(record_file(), format!("{:#}\n", json!(recorded)))?;
     }
     Ok(vec![run.done(report)])
 }
 
-fn read_kept() -> Result<Kept> {
-    let text = fs::read_to_string(kept_in())?;
-    serde_json::from_str(&text).map_err(|why| Error::other(format!("{}: {why}", kept_in().display())))
+fn read_recorded() -> Result<Recorded> {
+    let text = fs::read_to_string(record_file())?;
+    serde_json::from_str(&text).map_err(|why| Error::other(format!("{}: {why}", record_file().display())))
 }
 
-/// The instructions of a whole server that made so many pairs.
+/// The instructions of a whole server that has run this many pairs.
 fn count(run: &Run, way: Way, options: &[&str], pairs: u64) -> Result<u64> {
     let file = std::env::temp_dir().join(format!("dlock-bench-{}.callgrind", std::process::id()));
     let out = format!("--callgrind-out-file={}", file.display());
@@ -78,9 +77,9 @@ fn count(run: &Run, way: Way, options: &[&str], pairs: u64) -> Result<u64> {
     all.extend(options);
     let server = run.program.start_under(&tool, way.needs_module(), &all)?;
     let mut conn = server.connect()?;
-    let contender =
-        way.prepare(&mut conn, TOKEN)?.ok_or_else(|| strange("a contender is not on this server"))?;
-    contender.pairs(&mut conn, 0..pairs).map_err(|why| server.explain(way.name(), &why))?;
+    let pair =
+        way.prepare(&mut conn, TOKEN)?.ok_or_else(|| strange("this server lacks a contender's command"))?;
+    pair.run_on(&mut conn, 0..pairs).map_err(|why| server.explain(way.name(), &why))?;
     server.shut_down()?;
     let written = fs::read_to_string(&file)?;
     fs::remove_file(&file)?;
@@ -93,21 +92,23 @@ fn count(run: &Run, way: Way, options: &[&str], pairs: u64) -> Result<u64> {
 }
 
 fn report(title: &str, counted: &[(&str, u64)], known: &BTreeMap<String, u64>) -> Report {
-    let mut table = Table::new(title, &["", "instructions", "kept", "ratio"]);
+    let mut table = Table::new(title, &["", "instructions", "recorded", "ratio"]);
     let (mut lines, mut notes) = (Vec::new(), Vec::new());
     for (name, figure) in counted {
-        let kept = known.get(*name).copied();
-        let ratio = kept.map(|kept| *figure as f64 / kept as f64);
+        let recorded = known.get(*name).copied();
+        let ratio = recorded.map(|recorded| *figure as f64 / recorded as f64);
         table.row(vec![
             (*name).into(),
             figure.to_string(),
-            kept.map_or("none".into(), |kept| kept.to_string()),
+            recorded.map_or("none".into(), |recorded| recorded.to_string()),
             ratio.map_or(String::new(), |ratio| format!("{ratio:.3}")),
         ]);
         if ratio > Some(TOLERANCE) {
-            notes.push(format!("SLOWER THAN KEPT: {name}. Find out why, or keep the new figure by --keep."));
+            notes.push(format!(
+                "SLOWER THAN RECORDED: {name}. Find out why, or record the new figure with --keep."
+            ));
         }
-        lines.push(json!({ "contender": name, "instructions": figure, "kept": kept }));
+        lines.push(json!({ "contender": name, "instructions": figure, "recorded": recorded }));
     }
     Report { table, notes, json: json!({ "title": title, "contenders": lines }) }
 }

@@ -1,5 +1,5 @@
-//! How late the next in line has the lock when its holder's lease ends, while very many other holds are live, beside
-//! how late a ping is answered after as long a pause.
+//! How late the head of the queue gets the lock after the holder's lease ends, while very many other holds
+//! are live, compared with how late a ping is answered after a pause of the same length.
 
 use std::io::Result;
 use std::thread::sleep;
@@ -16,7 +16,7 @@ use crate::table::{Table, median, percentile, time};
 
 const LOCK: &str = "lock";
 
-/// How long leases last, and pauses.
+/// How long leases and pauses last.
 const PAUSE_MS: std::ops::RangeInclusive<u64> = 5..=25;
 
 const BLOCK: usize = 50;
@@ -25,7 +25,7 @@ const BLOCK: usize = 50;
 pub fn run(run: &Run) -> Result<Vec<Report>> {
     let title = format!("Handoff when a lease ends, {HOLDS} other holds live");
     let rounds = run.scale(4, 20);
-    run.progress(&format!("{title}: they are taken"));
+    run.progress(&format!("{title}: acquiring them"));
     let mut many = Many::start(run, Way::Dlock, HOLDS)?;
     let mut next = many.server.connect()?;
     let empty = run.program.start(false, &[])?;
@@ -52,12 +52,12 @@ fn ping_after_a_pause(server: &Server, conn: &mut Conn) -> Result<Took> {
     ping(server, conn)
 }
 
-/// From the end of a lease, as its holder knows it, until the next has the lock.
+/// From the end of a lease, as its holder knows it, to the next grant.
 fn lateness(many: &mut Many, next: &mut Conn) -> Result<Took> {
     let Many { server, conn: holder, .. } = many;
     let ttl = pause();
     let before = server.kept_waiting();
-    // The lease begins at the server, a little later: lateness is never shown too small.
+    // The server's lease begins a little later, so lateness is never shown too small.
     let due = Instant::now() + ttl;
     holder.call(&["DLOCK.ACQUIRE", LOCK, "holder", &ttl.as_millis().to_string()])?;
     let began_late = server.kept_waiting() - before;
@@ -69,7 +69,7 @@ fn lateness(many: &mut Many, next: &mut Conn) -> Result<Took> {
     late.own = (late.own - began_late.as_secs_f64() * 1e6).max(0.0);
     match next.call(&["DLOCK.RELEASE", LOCK, "next"])? {
         Value::Int(1) if Instant::now() >= due => Ok(late),
-        Value::Int(1) => Err(strange("a grant before the lease was over")),
+        Value::Int(1) => Err(strange("a grant before the lease ended")),
         other => Err(strange(&format!("{other:?}"))),
     }
 }

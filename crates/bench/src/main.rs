@@ -1,10 +1,12 @@
-//! How fast the module is beside what one has without it. It starts its own servers; contenders take turns, and only
-//! ratios of neighbouring turns count, for a machine changes from minute to minute.
+//! How fast the module is, compared with the locks that a server offers without it. The bench starts servers
+//! of its own. Contenders take turns, and only ratios of neighbouring turns count: a machine's speed changes
+//! every minute.
 //!
-//! It knows nothing of the module but its commands, and checks no behaviour beyond "every acquire was granted, every
-//! release ended one".
+//! It knows nothing of the module but its commands, and checks only that every acquire was granted and every
+//! release ended a hold.
 #![allow(clippy::disallowed_methods, reason = "time is what a bench measures")]
 
+mod clients;
 mod contend;
 mod contenders;
 mod growth;
@@ -12,7 +14,6 @@ mod handoff;
 mod instructions;
 mod lateness;
 mod limits;
-mod line;
 mod many;
 mod pairs;
 #[cfg(feature = "peers")]
@@ -20,10 +21,10 @@ mod peers;
 mod ping;
 mod plots;
 mod processors;
+mod queue;
 mod quorum;
 mod redlocks;
 mod resp;
-mod rivals;
 mod run;
 mod server;
 mod stall;
@@ -41,17 +42,17 @@ use run::{Form, Report, Run};
 use server::Program;
 
 #[derive(Parser)]
-#[command(about = "How fast the module is beside what one has without it")]
+#[command(about = "Measures the module against the locks a server offers without it")]
 struct Options {
     #[command(subcommand)]
     what: What,
-    /// The server program; given again: others to measure pairs and instructions on
+    /// Server program; repeat it to measure pairs and instructions on others too
     #[arg(long, global = true, default_value = "/usr/bin/redis-server")]
     server: Vec<PathBuf>,
-    /// The module; by default the one built beside this program
+    /// The module [default: libdlock.so in this program's directory]
     #[arg(long, global = true)]
     module: Option<PathBuf>,
-    /// Only contenders with one of these words in their names, NAME,NAME; those that ratios refer to always run
+    /// Only contenders whose names contain one of these words, NAME,NAME; baselines always run
     #[arg(long, global = true, value_delimiter = ',')]
     only: Vec<String>,
     /// Fewer and shorter rounds
@@ -63,39 +64,40 @@ struct Options {
     /// Print Markdown
     #[arg(long, global = true)]
     markdown: bool,
-    /// Draw pictures into this folder
+    /// Draw plots into this folder
     #[arg(long, global = true)]
     plots: Option<PathBuf>,
 }
 
 #[derive(Clone, Subcommand)]
 enum What {
-    /// Acquire + release pairs a second
+    /// Acquire + release pairs per second
     Pairs {
-        /// Only variants with one of these words in their names. A load: deep (pipeline depth 32, 50 connections),
-        /// long (32, 1), wide (1, 50), lone (1, 1); and what is kept: plain, aof, always, replica. deep-plain is one
+        /// Only variants whose names contain one of these words. A name is a load and what is kept, as in
+        /// deep-plain. Loads: deep (pipeline depth 32, 50 connections), long (32, 1), wide (1, 50), lone (1,
+        /// 1). Kept: plain (nothing), aof, always, replica
         #[arg(long, value_delimiter = ',')]
         variant: Vec<String>,
     },
-    /// How long after a release the one who waits has the lock
+    /// How soon after a release the waiter has the lock
     Handoff,
-    /// Eight and 64 clients that fight for one lock
+    /// 8 and 64 clients contending for one lock
     Contend,
-    /// What a long line of waiters costs
-    Line,
-    /// How long the server answers nobody while 100,000 of a million holds end, and how late a handoff is then
+    /// What a long wait queue costs
+    Queue,
+    /// How long the server stalls while 100,000 of a million holds expire, and how late a handoff is then
     Stall,
-    /// What a lock over several masters costs, beside one master's and beside Redlock libraries
+    /// What a lock over several masters costs, compared with one master and with Redlock libraries
     Quorum,
-    /// What very many holds cost: time, memory, loading
+    /// What millions of holds cost: time, memory, loading
     Growth,
-    /// Instructions a pair, counted by callgrind and compared with the kept figures
+    /// Instructions per pair, counted by callgrind and compared with the recorded figures
     Instructions {
-        /// Keep these figures
+        /// Record these figures
         #[arg(long)]
         keep: bool,
     },
-    /// etcd and ZooKeeper beside the lock (`make bench-peers`; not in `all`)
+    /// dlock compared with etcd and ZooKeeper (`make bench-peers`; not in `all`)
     #[cfg(feature = "peers")]
     Peers(peers::Programs),
     /// Everything
@@ -103,13 +105,13 @@ enum What {
 }
 
 impl What {
-    /// The measurements behind it, with what they are called.
+    /// The measurements of this subcommand, by name.
     fn measurements(self) -> Vec<(&'static str, Measurement)> {
         match self {
             What::Pairs { variant } => vec![("pairs", Box::new(move |run| pairs::run(run, &variant)))],
             What::Handoff => vec![("handoff", Box::new(handoff::run))],
             What::Contend => vec![("contend", Box::new(contend::run))],
-            What::Line => vec![("line", Box::new(line::run))],
+            What::Queue => vec![("queue", Box::new(queue::run))],
             What::Stall => vec![("stall", Box::new(stall::run)), ("lateness", Box::new(lateness::run))],
             What::Quorum => vec![("quorum", Box::new(quorum::run))],
             What::Growth => vec![("growth", Box::new(growth::run))],
@@ -123,7 +125,7 @@ impl What {
                     What::Pairs { variant: Vec::new() },
                     What::Handoff,
                     What::Contend,
-                    What::Line,
+                    What::Queue,
                     What::Stall,
                     What::Quorum,
                     What::Growth,
@@ -135,10 +137,10 @@ impl What {
     }
 }
 
-/// What was measured, by the name of its measurement.
+/// One measurement; it returns its reports.
 type Measurement = Box<dyn Fn(&Run) -> Result<Vec<Report>>>;
 
-/// The measurements that are of interest on every server; the others are made on the first one.
+/// The measurements made on every server; the others run on the first one only.
 const ON_EACH: [&str; 2] = ["pairs", "instructions"];
 
 fn main() -> ExitCode {

@@ -1,4 +1,4 @@
-//! A server with very many holds.
+//! A server with a great many holds.
 
 use std::io::{Error, Result};
 use std::ops::Range;
@@ -13,17 +13,17 @@ use crate::server::Server;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     Dlock,
-    /// Strings that the server lets expire by itself.
+    /// Strings that the server expires.
     Set,
 }
 
-/// All that are live.
+/// How many are live.
 pub const HOLDS: u64 = 1_000_000;
 
-/// Until nobody measures any more.
+/// Longer than any measurement.
 const LONG: Duration = Duration::from_secs(40_000);
 
-/// In one write; all of its holds last equally long.
+/// How many go into one write, all with the same lease.
 const BATCH: u64 = 250;
 
 /// A server with its holds.
@@ -50,7 +50,7 @@ impl Way {
 }
 
 impl Many {
-    /// With so many holds that last.
+    /// With this many holds that outlast the measurement.
     pub fn start(run: &Run, way: Way, holds: u64) -> Result<Many> {
         let server = run.program.start(way == Way::Dlock, &["--enable-debug-command", "yes"])?;
         let mut many = Many { conn: server.connect()?, server, way };
@@ -58,18 +58,18 @@ impl Many {
         Ok(many)
     }
 
-    /// Takes these until nobody measures any more.
+    /// Acquires these for longer than any measurement.
     pub fn take_lasting(&mut self, which: Range<u64>) -> Result<()> {
         self.take(which, Instant::now() + LONG).map_err(|why| self.explain(&why))
     }
 
-    /// Takes these, all until the same moment.
+    /// Acquires these; all expire at the same moment.
     pub fn take(&mut self, which: Range<u64>, due: Instant) -> Result<()> {
         let mut batch = Vec::new();
         for first in which.clone().step_by(BATCH as usize) {
             let left = due.saturating_duration_since(Instant::now()).as_millis();
             if left == 0 {
-                return Err(Error::other("taking the locks takes longer than they last"));
+                return Err(Error::other("acquiring the locks takes longer than their lease"));
             }
             let ttl = left.to_string();
             let (command, expected) = match self.way {
@@ -87,22 +87,22 @@ impl Many {
         Ok(())
     }
 
-    /// Takes and frees the locks of these numbers, beside those that last.
+    /// Acquires and releases the locks of these numbers; the others stay.
     pub fn pairs(&mut self, numbers: Range<u64>) -> Result<()> {
-        let contender = self.way.as_contender().prepare(&mut self.conn, TOKEN)?;
-        let contender = contender.ok_or_else(|| strange("a contender is not on this server"))?;
-        contender.pairs(&mut self.conn, numbers)
+        let pair = self.way.as_contender().prepare(&mut self.conn, TOKEN)?;
+        let pair = pair.ok_or_else(|| strange("this server lacks a contender's command"))?;
+        pair.run_on(&mut self.conn, numbers)
     }
 
-    /// How many there are besides so many, over or not.
-    pub fn besides(&mut self, holds: u64) -> Result<u64> {
+    /// How many more there are than this, expired or not.
+    pub fn more_than(&mut self, holds: u64) -> Result<u64> {
         match self.conn.call(&["DBSIZE"])? {
             Value::Int(all) => Ok((all as u64).saturating_sub(holds)),
             other => Err(strange(&format!("{other:?}"))),
         }
     }
 
-    /// Ends these, those that are over and still there.
+    /// Deletes these where they are still there.
     pub fn remove(&mut self, which: Range<u64>) -> Result<()> {
         let command = Command::new(&["DEL", KEY]);
         for first in which.clone().step_by(BATCH as usize) {

@@ -1,4 +1,4 @@
-//! Acquire + release pairs a second, each on a key of its own that nobody else wants: what the lock costs the server.
+//! Acquire + release pairs per second, each on a key of its own, uncontended: what the lock costs the server.
 //! One thread drives all connections, so that the bench takes one core and the server the other.
 
 use std::io::Result;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::contenders::{ALL, Contender, TOKEN, Way};
+use crate::contenders::{ALL, Pair, TOKEN, Way};
 use crate::resp::Conn;
 use crate::run::{Report, Run, has_one_of};
 use crate::server::Server;
@@ -18,7 +18,7 @@ struct Load {
     short: &'static str,
     name: &'static str,
     connections: usize,
-    /// Commands a connection sends before it waits for replies.
+    /// Commands that a connection sends before it waits for replies.
     depth: usize,
 }
 
@@ -29,7 +29,7 @@ const LOADS: [Load; 4] = [
     Load { short: "lone", name: "depth 1, 1 connection", connections: 1, depth: 1 },
 ];
 
-/// What the server has to do besides.
+/// What the server does with each change besides making it.
 struct Keeping {
     /// For `--variant`.
     short: &'static str,
@@ -52,7 +52,7 @@ const KEEPINGS: [Keeping; 4] = [
         options: &["--appendonly", "yes", "--appendfsync", "always"],
         replica: false,
     },
-    // Without the delay before a full synchronisation, which is for many replicas at once.
+    // Without the delay before a full synchronization, which serves many replicas at once.
     Keeping {
         short: "replica",
         name: "one replica",
@@ -62,25 +62,25 @@ const KEEPINGS: [Keeping; 4] = [
 ];
 
 /// One contender on its server.
-struct Lane {
+struct Contender {
     way: Way,
-    contender: Contender,
+    pair: Pair,
     server: Server,
     connections: Vec<Conn>,
     _replica: Option<Server>,
 }
 
-/// What one block of a contender came to.
+/// The result of one block.
 #[derive(Clone, Copy, Default)]
 struct Sample {
     pairs_a_second: f64,
-    /// Microseconds of processor time the server took for a pair.
+    /// Microseconds of the server's processor time per pair.
     cpu_a_pair: f64,
-    /// How much of the time the server was at work.
+    /// The share of the time in which the server was busy.
     busy: f64,
 }
 
-/// Measures all contenders under every load and keeping, or those whose short names hold one of the words.
+/// Measures all contenders in every variant, or in those whose names contain one of the words.
 pub fn run(run: &Run, variants: &[String]) -> Result<Vec<Report>> {
     let mut reports = Vec::new();
     for keeping in &KEEPINGS {
@@ -93,7 +93,7 @@ pub fn run(run: &Run, variants: &[String]) -> Result<Vec<Report>> {
     Ok(reports)
 }
 
-/// Servers are started anew several times: how one lies in memory is luck.
+/// Servers are restarted several times: where one lands in memory is luck.
 const STARTS: usize = 3;
 
 fn compare(run: &Run, keeping: &Keeping, load: &Load) -> Result<Report> {
@@ -105,26 +105,29 @@ fn compare(run: &Run, keeping: &Keeping, load: &Load) -> Result<Report> {
     let mut missing = Vec::new();
     let mut number = 0;
     for start in 0..STARTS {
-        let mut lanes = Vec::new();
+        let mut contenders = Vec::new();
         for &way in &wanted {
-            match lane(run, way, keeping, load)? {
-                Some(lane) => lanes.push(lane),
+            match Contender::start(run, way, keeping, load)? {
+                Some(contender) => contenders.push(contender),
                 None if start == 0 => missing.push(format!("Not on this server: {}", way.name())),
                 None => {}
             }
         }
-        for lane in &mut lanes {
-            measure(lane, load.depth, &mut number, Duration::from_millis(50))?;
+        for contender in &mut contenders {
+            measure(contender, load.depth, &mut number, Duration::from_millis(50))?;
         }
         for round in 0..rounds / STARTS {
             let nth = start * (rounds / STARTS) + round;
             run.progress(&format!("{title}: round {} of {rounds}", nth + 1));
-            for turn in 0..lanes.len() {
-                // Nobody is always behind the same neighbour.
-                let at = (turn + nth) % lanes.len();
-                let lane = &mut lanes[at];
-                let sample = measure(lane, load.depth, &mut number, Duration::from_millis(block))?;
-                samples.iter_mut().filter(|(way, _)| *way == lane.way).for_each(|(_, all)| all.push(sample));
+            for turn in 0..contenders.len() {
+                // No contender always follows the same one.
+                let at = (turn + nth) % contenders.len();
+                let contender = &mut contenders[at];
+                let sample = measure(contender, load.depth, &mut number, Duration::from_millis(block))?;
+                samples
+                    .iter_mut()
+                    .filter(|(way, _)| *way == contender.way)
+                    .for_each(|(_, all)| all.push(sample));
             }
         }
     }
@@ -132,55 +135,58 @@ fn compare(run: &Run, keeping: &Keeping, load: &Load) -> Result<Report> {
     Ok(report(title, &samples, missing))
 }
 
-fn lane(run: &Run, way: Way, keeping: &Keeping, load: &Load) -> Result<Option<Lane>> {
-    let server = run.program.start(way.needs_module(), keeping.options)?;
-    let Some(contender) = way.prepare(&mut server.connect()?, TOKEN)? else { return Ok(None) };
-    let replica = if keeping.replica {
-        let replica = run.program.start(way.needs_module(), &[])?;
-        replica.follow(&server).map_err(|why| replica.explain(way.name(), &why))?;
-        Some(replica)
-    } else {
-        None
-    };
-    let connections = (0..load.connections).map(|_| server.connect()).collect::<Result<_>>()?;
-    Ok(Some(Lane { way, contender, server, connections, _replica: replica }))
+impl Contender {
+    /// None where the server lacks a command of this way.
+    fn start(run: &Run, way: Way, keeping: &Keeping, load: &Load) -> Result<Option<Contender>> {
+        let server = run.program.start(way.needs_module(), keeping.options)?;
+        let Some(pair) = way.prepare(&mut server.connect()?, TOKEN)? else { return Ok(None) };
+        let replica = if keeping.replica {
+            let replica = run.program.start(way.needs_module(), &[])?;
+            replica.follow(&server).map_err(|why| replica.explain(way.name(), &why))?;
+            Some(replica)
+        } else {
+            None
+        };
+        let connections = (0..load.connections).map(|_| server.connect()).collect::<Result<_>>()?;
+        Ok(Some(Contender { way, pair, server, connections, _replica: replica }))
+    }
 }
 
-fn measure(lane: &mut Lane, depth: usize, number: &mut u64, time: Duration) -> Result<Sample> {
-    drive(lane, depth, number, time).map_err(|why| lane.server.explain(lane.way.name(), &why))
+fn measure(contender: &mut Contender, depth: usize, number: &mut u64, time: Duration) -> Result<Sample> {
+    drive(contender, depth, number, time).map_err(|why| contender.server.explain(contender.way.name(), &why))
 }
 
-/// Drives one contender for a while.
-fn drive(lane: &mut Lane, depth: usize, number: &mut u64, time: Duration) -> Result<Sample> {
-    let Lane { contender, server, connections, .. } = lane;
+/// Drives one contender for this long.
+fn drive(contender: &mut Contender, depth: usize, number: &mut u64, time: Duration) -> Result<Sample> {
+    let Contender { pair, server, connections, .. } = contender;
     let mut batch = Vec::new();
     let mut pairs = 0;
     let cpu = server.cpu();
     let start = Instant::now();
-    // What each connection waits for: the replies for this first key and those behind it, to acquire or to release.
+    // What each connection waits for: the first key of a batch of replies, and whether they are to ACQUIRE.
     let mut waits: Vec<Option<(u64, bool)>> = Vec::new();
     for conn in connections.iter_mut() {
         waits.push(Some((*number, true)));
-        send(conn, &contender.acquire, *number, depth, &mut batch)?;
+        send(conn, &pair.acquire, *number, depth, &mut batch)?;
         *number += depth as u64;
     }
     while waits.iter().any(Option::is_some) {
         let over = start.elapsed() >= time;
         for (conn, waits) in connections.iter_mut().zip(&mut waits) {
             let Some((first, acquiring)) = *waits else { continue };
-            let expected = if acquiring { contender.acquired } else { contender.released };
+            let expected = if acquiring { pair.acquired } else { pair.released };
             for _ in 0..depth {
                 expected.check(conn.line()?)?;
             }
             *waits = if acquiring {
-                send(conn, &contender.release, first, depth, &mut batch)?;
+                send(conn, &pair.release, first, depth, &mut batch)?;
                 Some((first, false))
             } else {
                 pairs += depth;
                 if over {
                     None
                 } else {
-                    send(conn, &contender.acquire, *number, depth, &mut batch)?;
+                    send(conn, &pair.acquire, *number, depth, &mut batch)?;
                     *number += depth as u64;
                     Some((*number - depth as u64, true))
                 }

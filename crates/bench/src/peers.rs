@@ -1,5 +1,5 @@
-//! What those have who run another cluster for their locks: etcd and ZooKeeper, one node of each, beside one server with
-//! the lock. They write every change to the disk before they answer, so the lock is measured that way too.
+//! dlock on one server compared with etcd and ZooKeeper, one node of each. Those write every change to the
+//! disk before they answer, so dlock is measured that way too.
 
 mod etcd;
 mod process;
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde_json::json;
 
-use crate::contend::{self, Fighter, Sample, fight};
-use crate::rivals::{Rival, Way};
+use crate::clients::{Client, Way};
+use crate::contend::{self, LockClient, Sample};
 use crate::run::{Report, Run};
 use crate::server::Server;
 use crate::table::{Ratios, Table, percentile, si, time};
@@ -29,7 +29,7 @@ pub struct Programs {
     zookeeper: Option<PathBuf>,
 }
 
-/// Who takes part.
+/// A system under measurement.
 enum Peer {
     Dlock { name: &'static str, server: Server },
     Etcd(etcd::Etcd),
@@ -37,7 +37,7 @@ enum Peer {
 }
 
 const CLIENTS: [usize; 2] = [8, 64];
-const BASE: &str = "dlock, nothing kept";
+const BASELINE: &str = "dlock, nothing kept";
 
 impl Peer {
     fn name(&self) -> &'static str {
@@ -48,9 +48,9 @@ impl Peer {
         }
     }
 
-    fn client(&self, number: usize) -> Result<Box<dyn Fighter>> {
+    fn client(&self, number: usize) -> Result<Box<dyn LockClient>> {
         Ok(match self {
-            Peer::Dlock { server, .. } => Box::new(Rival::new(Way::Dlock, server, number)?),
+            Peer::Dlock { server, .. } => Box::new(Client::new(Way::Dlock, server, number)?),
             Peer::Etcd(etcd) => Box::new(etcd.client()?),
             Peer::Zookeeper(zookeeper) => Box::new(zookeeper.client()?),
         })
@@ -65,7 +65,7 @@ impl Peer {
     }
 }
 
-impl Fighter for Box<dyn Fighter> {
+impl LockClient for Box<dyn LockClient> {
     fn acquire(&mut self) -> Result<()> {
         (**self).acquire()
     }
@@ -79,47 +79,47 @@ impl Fighter for Box<dyn Fighter> {
 pub fn run(run: &Run, programs: &Programs) -> Result<Vec<Report>> {
     let always = ["--appendonly", "yes", "--appendfsync", "always"];
     let mut peers = vec![
-        Peer::Dlock { name: BASE, server: run.program.start(true, &[])? },
+        Peer::Dlock { name: BASELINE, server: run.program.start(true, &[])? },
         Peer::Dlock { name: "dlock, appendfsync always", server: run.program.start(true, &always)? },
     ];
     let mut notes = Vec::new();
     match &programs.etcd {
         Some(program) => peers.push(Peer::Etcd(etcd::Etcd::start(program)?)),
-        None => notes.push("Not measured: etcd, for --etcd names no program".to_owned()),
+        None => notes.push("Not measured: etcd, as --etcd names no program".to_owned()),
     }
     match &programs.zookeeper {
         Some(program) => peers.push(Peer::Zookeeper(zookeeper::Zookeeper::start(program)?)),
-        None => notes.push("Not measured: ZooKeeper, for --zookeeper names no program".to_owned()),
+        None => notes.push("Not measured: ZooKeeper, as --zookeeper names no program".to_owned()),
     }
-    let mut reports = vec![run.done(alone(run, &peers, notes)?)];
+    let mut reports = vec![run.done(uncontended(run, &peers, notes)?)];
     for clients in CLIENTS {
         reports.push(run.done(compare(run, &peers, clients)?));
     }
     Ok(reports)
 }
 
-fn alone(run: &Run, peers: &[Peer], notes: Vec<String>) -> Result<Report> {
-    let title = "Acquire + release beside other systems, nobody else wants it";
+fn uncontended(run: &Run, peers: &[Peer], notes: Vec<String>) -> Result<Report> {
+    let title = "Acquire + release compared with other systems, uncontended";
     let (rounds, times) = run.scale((3, 100), (9, 200));
     let mut clients = peers.iter().map(|peer| peer.client(0)).collect::<Result<Vec<_>>>()?;
     let mut taken = vec![Vec::new(); peers.len()];
     for round in 0..rounds {
         run.progress(&format!("{title}: round {} of {rounds}", round + 1));
         for turn in 0..peers.len() {
-            // Nobody is always behind the same neighbour.
+            // No contender always follows the same one.
             let at = (turn + round) % peers.len();
             taken[at].push(pairs(&mut clients[at], times)?);
         }
     }
     let p50s = |rounds: &[Vec<f64>]| rounds.iter().map(|round| percentile(round, 0.5)).collect::<Vec<_>>();
-    let base = p50s(&taken[0]);
+    let baseline = p50s(&taken[0]);
     let mut table = Table::new(title, &["", "p50", "p99", "x dlock", "(min..max)", "pairs/s"]);
     let mut lines = Vec::new();
     for (peer, rounds) in peers.iter().zip(&taken) {
         let all: Vec<f64> = rounds.iter().flatten().copied().collect();
         let [p50, p99] = [0.5, 0.99].map(|share| percentile(&all, share));
         let (ratio, speed) =
-            (Ratios::of(&p50s(rounds), &base), 1e6 * all.len() as f64 / all.iter().sum::<f64>());
+            (Ratios::of(&p50s(rounds), &baseline), 1e6 * all.len() as f64 / all.iter().sum::<f64>());
         table.row(vec![peer.name().into(), time(p50), time(p99), ratio.middle(), ratio.spread(), si(speed)]);
         lines.push(json!({
             "contender": peer.name(), "p50_us": p50, "p99_us": p99, "ratio": ratio.json(), "pairs_per_second": speed,
@@ -128,8 +128,8 @@ fn alone(run: &Run, peers: &[Peer], notes: Vec<String>) -> Result<Report> {
     Ok(Report { table, notes, json: json!({ "title": title, "contenders": lines }) })
 }
 
-/// Microseconds of each of so many acquisitions with their releases.
-fn pairs(client: &mut dyn Fighter, times: usize) -> Result<Vec<f64>> {
+/// Microseconds of each acquire + release pair.
+fn pairs(client: &mut dyn LockClient, times: usize) -> Result<Vec<f64>> {
     let pair = |_| {
         let start = Instant::now();
         client.acquire()?;
@@ -140,18 +140,19 @@ fn pairs(client: &mut dyn Fighter, times: usize) -> Result<Vec<f64>> {
 }
 
 fn compare(run: &Run, peers: &[Peer], clients: usize) -> Result<Report> {
-    let title = format!("{clients} clients fight for one lock, beside other systems");
+    let title = format!("{clients} clients contending for one lock, compared with other systems");
     let (rounds, seconds) = run.scale((2, 2), (4, 4));
-    let enter = |peer: &Peer| (0..clients).map(|number| peer.client(number)).collect::<Result<Vec<_>>>();
-    let mut fighters = peers.iter().map(enter).collect::<Result<Vec<_>>>()?;
+    let connect = |peer: &Peer| (0..clients).map(|number| peer.client(number)).collect::<Result<Vec<_>>>();
+    let mut contending = peers.iter().map(connect).collect::<Result<Vec<_>>>()?;
     let mut samples: Vec<(&str, Vec<Sample>)> = peers.iter().map(|peer| (peer.name(), Vec::new())).collect();
     for round in 0..rounds {
         run.progress(&format!("{title}: round {} of {rounds}", round + 1));
         for turn in 0..peers.len() {
             let at = (turn + round) % peers.len();
-            let sample = fight(&mut fighters[at], || peers[at].cpu(), Duration::from_secs(seconds))?;
+            let sample =
+                contend::contend(&mut contending[at], || peers[at].cpu(), Duration::from_secs(seconds))?;
             samples[at].1.push(sample);
         }
     }
-    Ok(contend::report(title, &samples, BASE, "x dlock"))
+    Ok(contend::report(title, &samples, BASELINE, "x dlock"))
 }

@@ -1,4 +1,4 @@
-//! A client that pings: what it has to wait for is what any client has to wait for.
+//! A client that pings: what delays it delays every client.
 
 use std::io::Result;
 use std::thread::sleep;
@@ -9,19 +9,19 @@ use crate::server::{Server, kept_us_waiting};
 
 const EVERY: Duration = Duration::from_millis(1);
 
-/// What a column of its own means.
+/// Explains the columns "own".
 pub const OWN: &str =
-    "Own: without the time in which other processes had the processor that server or client needed.";
+    "Own: without the time in which other processes had the processor that the server or the client needed.";
 
-/// Microseconds something took.
+/// How many microseconds something took.
 #[derive(Clone, Copy)]
 pub struct Took {
     pub all: f64,
-    /// Without the time in which other processes had the processor that server or client needed.
+    /// Without the time in which other processes had the processor that the server or the client needed.
     pub own: f64,
 }
 
-/// How long server and client were kept waiting for a processor before something.
+/// How long the server and the client have waited for a processor, before something is measured.
 pub struct Delays<'a> {
     server: &'a Server,
     before: Duration,
@@ -32,7 +32,7 @@ impl Delays<'_> {
         Delays { server, before: server.kept_waiting() + kept_us_waiting() }
     }
 
-    /// What has begun at `start` ends now.
+    /// What began at `start` ends now.
     pub fn end(self, start: Instant) -> Took {
         let all = start.elapsed();
         let delayed = self.server.kept_waiting() + kept_us_waiting() - self.before;
@@ -41,7 +41,7 @@ impl Delays<'_> {
     }
 }
 
-/// Pings of so long a time, one a millisecond, or as soon as the one before is answered.
+/// Pings for this long, one per millisecond, or as soon as the one before is answered.
 pub fn ping_for(server: &Server, conn: &mut Conn, time: Duration) -> Result<Vec<Took>> {
     let start = Instant::now();
     let mut took = Vec::new();

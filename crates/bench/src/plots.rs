@@ -1,4 +1,4 @@
-//! Pictures of what was measured, drawn from the JSON of the reports: so they can be drawn again without measuring.
+//! Plots of the results, drawn from the JSON of the reports: they can be drawn again without measuring.
 
 use std::io::{Error, Result};
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::table::si;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Whatever the plotting library calls an error.
+/// With whatever error the plotting library returns.
 type Drawn = std::result::Result<(), Box<dyn std::error::Error>>;
 
 const WIDTH: u32 = 900;
@@ -22,7 +22,7 @@ const OURS: RGBColor = RGBColor(0x1f, 0x77, 0xb4);
 const THEIRS: RGBColor = RGBColor(0x9a, 0x9a, 0x9a);
 const TEXT: (&str, u32) = ("sans-serif", 14);
 
-/// Draws what there is a picture for, one file a report, named after its title.
+/// Draws the reports that have a plot, each into one file named after its title.
 pub fn draw(server: &str, reports: &[Value], folder: &Path) -> Result<Vec<String>> {
     std::fs::create_dir_all(folder)?;
     let mut files = Vec::new();
@@ -73,7 +73,7 @@ fn colour(name: &str) -> RGBColor {
     if name.starts_with("dlock") { OURS } else { THEIRS }
 }
 
-/// A row a contender: its name at the left, and what `draw` puts at its height.
+/// A row per contender: its name on the left, and what `draw` puts at its height.
 fn rows<'a, X>(
     area: &Area<'a>,
     title: &str,
@@ -93,7 +93,7 @@ where
         .x_label_area_size(45)
         .y_label_area_size(330)
         .build_cartesian_2d(x, contenders.len() as f64..0.0)?;
-    // With more labels a logarithmic scale has nine of them in each decade, one over the other.
+    // With more labels, a logarithmic scale gets nine in each decade, and they overlap.
     let mut mesh = chart.configure_mesh();
     mesh.disable_y_mesh().y_labels(0).x_labels(6).max_light_lines(1);
     mesh.x_desc(below).label_style(TEXT).draw()?;
@@ -117,11 +117,11 @@ fn height_of(contenders: &[Value]) -> u32 {
     110 + 42 * contenders.len() as u32
 }
 
-/// Bars of medians with the spread of the rounds.
+/// Bars of medians, with the spread of the rounds.
 fn ratios(path: &Path, title: &str, contenders: &[Value]) -> Drawn {
     let area = SVGBackend::new(path, (WIDTH, height_of(contenders))).into_drawing_area();
     let most = contenders.iter().map(|one| number(&one["ratio"]["max"])).fold(1.0, f64::max);
-    let below = "pairs a second beside SET NX PX + DEL in the same round: median, least and greatest";
+    let below = "pairs per second, ratio to SET NX PX + DEL in the same round: median, least and greatest";
     rows(&area, title, contenders, (below, 0.0..most * 1.05), |chart, contender, y| {
         let of = |field: &str| number(&contender["ratio"][field]);
         let bar = [(0.0, y - 0.3), (of("median"), y + 0.3)];
@@ -131,7 +131,7 @@ fn ratios(path: &Path, title: &str, contenders: &[Value]) -> Drawn {
     })
 }
 
-/// Times on a logarithmic scale: p50, p99 and, where it is known, the longest. `of` gives them in us.
+/// Times on a logarithmic scale: p50, p99 and, where known, the longest. `of` returns them in us.
 fn times(
     path: &Path,
     title: &str,
@@ -158,7 +158,7 @@ fn times(
     })
 }
 
-/// How the cost of a pair grows with what the server holds.
+/// How the cost of a pair grows with the number of holds.
 fn growth(path: &Path, title: &str, sizes: &[Value]) -> Drawn {
     let area = SVGBackend::new(path, (WIDTH, 380)).into_drawing_area();
     area.fill(&WHITE)?;
@@ -179,7 +179,7 @@ fn growth(path: &Path, title: &str, sizes: &[Value]) -> Drawn {
         .x_desc("holds (logarithmic)")
         .x_label_formatter(&|holds| si(*holds))
         .max_light_lines(1)
-        .y_desc("server us a pair")
+        .y_desc("server us per pair")
         .label_style(TEXT)
         .draw()?;
     for (name, field) in lines {

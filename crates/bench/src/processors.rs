@@ -5,9 +5,9 @@ use std::io::Result;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// A place for what this thread starts from now on, and for itself.
+/// Where this thread runs, and what it starts from now on.
 #[derive(Clone, Copy)]
-pub enum Place {
+pub enum Side {
     First,
     Others,
 }
@@ -22,10 +22,10 @@ impl Processors {
     }
 
     /// Moves this thread. Where there is only one processor, nothing moves.
-    pub fn go(&self, place: Place) -> Result<()> {
-        match (place, self.0.as_slice()) {
-            (Place::First, [first, _, ..]) => set(&[*first]),
-            (Place::Others, [_, others @ ..]) if !others.is_empty() => set(others),
+    pub fn go(&self, side: Side) -> Result<()> {
+        match (side, self.0.as_slice()) {
+            (Side::First, [first, _, ..]) => set(&[*first]),
+            (Side::Others, [_, others @ ..]) if !others.is_empty() => set(others),
             _ => Ok(()),
         }
     }

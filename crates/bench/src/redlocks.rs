@@ -1,4 +1,4 @@
-//! Clients of a lock over several masters: ours, and those of Redlock libraries, each as its own README uses it.
+//! Clients of a lock over several masters: ours and those of Redlock libraries, each as its README uses it.
 
 use std::io::{Error, Result};
 use std::sync::Arc;
@@ -12,11 +12,12 @@ use tokio::task::spawn_blocking;
 /// A lock over several masters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// So many masters; with a fence over all of them or without.
+    /// With a fence over all masters or without.
     Dlock { masters: usize, fenced: bool },
-    /// The crate rslock, whose retries come after 200 ms.
+    /// The crate rslock, which retries after 200 ms.
     Rslock,
-    /// The crate redlock: one master after the other, each time on a new connection. Its retries come after up to 200 ms.
+    /// The crate redlock: one master after the other, each time on a new connection. It retries after up to
+    /// 200 ms.
     Redlock,
 }
 
@@ -29,7 +30,7 @@ pub enum Holder {
     Redlock { manager: Arc<RedLock>, lock: Option<Held> },
 }
 
-/// What the crate redlock has locked, and its value there.
+/// A resource that the crate redlock has locked, and the value it set.
 pub struct Held {
     resource: Vec<u8>,
     value: Vec<u8>,
@@ -70,7 +71,7 @@ impl Way {
 }
 
 impl Holder {
-    /// Comes back with the lock.
+    /// Returns once it holds the lock.
     pub async fn acquire(&mut self, resource: &str) -> Result<()> {
         match self {
             Holder::Dlock { client, fenced, guard } => {
@@ -79,7 +80,7 @@ impl Holder {
                 *guard = Some(lock.acquire().await.map_err(failed)?);
             }
             Holder::Rslock { manager, lock } => {
-                // It gives up after a few tries; a client that wants the lock goes on.
+                // It gives up after a few tries; a client that wants the lock keeps trying.
                 *lock = loop {
                     if let Ok(lock) = manager.lock(resource.as_bytes(), TTL).await {
                         break Some(lock);

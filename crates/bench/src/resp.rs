@@ -1,16 +1,16 @@
-//! The wire: commands as bytes, replies as lines or values. Nothing is encoded twice: a command is made once and only
-//! its key changes from one use to the next.
+//! The wire: commands as bytes, replies as lines or values. A command is encoded once; only its key changes
+//! from one use to the next.
 
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Stands in a command's arguments for the key that each use fills in.
+/// A placeholder in a command's arguments for the key that each use fills in.
 pub const KEY: &str = "lock:............";
 const DIGITS: usize = 12;
 const BEFORE_DIGITS: usize = KEY.len() - DIGITS;
 
-/// A command with places for the key.
+/// A command with holes for the key.
 #[derive(Clone)]
 pub struct Command {
     bytes: Vec<u8>,
@@ -64,10 +64,10 @@ pub enum Value {
     Array(Vec<Value>),
 }
 
-/// No measurement waits so long for one reply.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than any measurement waits for one reply.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A connection with what was received and not yet used.
+/// A connection, with what it has received and not yet used.
 pub struct Conn {
     stream: TcpStream,
     received: Vec<u8>,
@@ -78,8 +78,8 @@ impl Conn {
     pub fn open(port: u16) -> Result<Conn> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
         Ok(Conn { stream, received: Vec::new(), used: 0 })
     }
 
@@ -101,11 +101,11 @@ impl Conn {
         }
     }
 
-    /// Passes over a reply of so many lines whose content does not matter, such as a message.
+    /// Skips a reply of this many lines whose content does not matter, such as a message.
     pub fn skip(&mut self, lines: usize) -> Result<()> {
         for _ in 0..lines {
             if let [b'-', ..] = self.line()? {
-                return Err(strange("an error where lines are passed over"));
+                return Err(strange("an error where lines are skipped"));
             }
         }
         Ok(())
@@ -118,7 +118,7 @@ impl Conn {
         }
         self.stream.set_read_timeout(Some(time.max(Duration::from_millis(1))))?;
         let seen = self.stream.peek(&mut [0]);
-        self.stream.set_read_timeout(Some(PATIENCE))?;
+        self.stream.set_read_timeout(Some(TIMEOUT))?;
         match seen {
             Ok(_) => Ok(true),
             Err(why) if matches!(why.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Ok(false),
@@ -179,7 +179,7 @@ pub fn strange(reply: &str) -> Error {
     Error::new(ErrorKind::InvalidData, format!("strange reply: {reply}"))
 }
 
-/// What a reply of one line has to be.
+/// What a reply of one line must be.
 #[derive(Clone, Copy)]
 pub enum Expect {
     /// This line.

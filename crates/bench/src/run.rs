@@ -1,4 +1,4 @@
-//! What every measurement needs, and what it gives back.
+//! What every measurement needs, and what it returns.
 
 use std::io::{IsTerminal, Write, stderr};
 
@@ -12,7 +12,7 @@ pub struct Run {
     pub program: Program,
     pub quick: bool,
     pub form: Form,
-    /// Words of which a contender's name has to have one; none: all.
+    /// A contender's name must contain one of these words; none: all contenders.
     pub only: Vec<String>,
 }
 
@@ -29,12 +29,12 @@ impl Run {
         has_one_of(contender, &self.only)
     }
 
-    /// The first for quick runs, the second for others.
+    /// The first for quick runs, the second for full ones.
     pub fn scale<T>(&self, quick: T, full: T) -> T {
         if self.quick { quick } else { full }
     }
 
-    /// Says what goes on, where JSON is expected beside it.
+    /// Says what goes on, on stderr where stdout is for JSON.
     pub fn say(&self, text: &str) {
         match self.form {
             Form::Json => eprintln!("{text}"),
@@ -42,7 +42,7 @@ impl Run {
         }
     }
 
-    /// Says on a terminal how far it is.
+    /// Shows progress on a terminal.
     pub fn progress(&self, text: &str) {
         if stderr().is_terminal() {
             let _ = write!(stderr(), "\r\x1b[K{text}");
@@ -67,12 +67,12 @@ impl Run {
 /// What was measured.
 pub struct Report {
     pub table: Table,
-    /// What has to be known besides, as what could not be measured, and why.
+    /// What else a reader must know: what could not be measured, and why.
     pub notes: Vec<String>,
     pub json: Value,
 }
 
-/// Whether one of the words is in the name; without words every name will do.
+/// Whether the name contains one of the words; without words, every name does.
 pub fn has_one_of(name: &str, words: &[String]) -> bool {
     let name = name.to_lowercase();
     words.is_empty() || words.iter().any(|word| name.contains(&word.to_lowercase()))

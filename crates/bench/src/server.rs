@@ -1,4 +1,4 @@
-//! Servers of the bench's own: each a process on a free port with a folder that goes when it ends.
+//! The bench's own servers: each a process on a free port, with a folder that is removed when it ends.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -34,7 +34,7 @@ impl Program {
         self.start_under(&[], with_module, options)
     }
 
-    /// As [`Program::start`], run by a tool that watches it: its name and its arguments.
+    /// As [`Program::start`], under a tool that watches it: its name and arguments.
     pub fn start_under(&self, tool: &[&str], with_module: bool, options: &[&str]) -> Result<Server> {
         let port = free_port()?;
         let folder = std::env::temp_dir().join(format!("dlock-bench-{}-{port}", std::process::id()));
@@ -65,7 +65,7 @@ impl Program {
     }
 }
 
-/// The server ends even when the bench is killed, where the system has the tool for that.
+/// The server ends even if the bench is killed, where the system has setpriv.
 pub fn dies_with_us(tool: &[&str], server: &Path) -> Command {
     let setpriv: &[&str] = if Path::new("/usr/bin/setpriv").exists() {
         &["/usr/bin/setpriv", "--pdeathsig", "KILL", "--"]
@@ -78,7 +78,7 @@ pub fn dies_with_us(tool: &[&str], server: &Path) -> Command {
     command
 }
 
-/// Below the range from which the kernel gives ports to outgoing connections.
+/// Below the range of the kernel's ephemeral ports.
 pub fn free_port() -> Result<u16> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let start = (std::process::id() % 8_000) as u16;
@@ -112,7 +112,7 @@ impl Server {
         fs::read_to_string(self.folder.join("log")).unwrap_or_default()
     }
 
-    /// Adds to an error whose it is, and how the server's log ends.
+    /// Adds the contender's name and the end of the server's log to an error.
     pub fn explain(&self, who: &str, why: &Error) -> Error {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
@@ -120,7 +120,7 @@ impl Server {
         Error::other(format!("{who}: {why}; its server's log ends:\n{last}"))
     }
 
-    /// Stops it in its tracks, or lets it go on: to its clients it is there and says nothing.
+    /// Stops or continues it; while stopped, it accepts connections and stays silent.
     pub fn freeze(&self, frozen: bool) -> Result<()> {
         let signal = if frozen { Signal::SIGSTOP } else { Signal::SIGCONT };
         Ok(kill(Pid::from_raw(self.process.id() as i32), signal)?)
@@ -152,18 +152,18 @@ impl Server {
         Err(Error::other("the replica does not catch up"))
     }
 
-    /// The processor time its main thread has used: waiting for a busy machine is not in it.
+    /// The processor time that its main thread has used, without waits for a busy machine.
     pub fn cpu(&self) -> Option<Duration> {
         schedstat(&self.process.id().to_string(), 0)
     }
 
-    /// How long its main thread was ready to run and another process had the processor.
+    /// How long its main thread was ready to run while another process had the processor.
     pub fn kept_waiting(&self) -> Duration {
         schedstat(&self.process.id().to_string(), 1).unwrap_or_default()
     }
 }
 
-/// As [`Server::kept_waiting`], for the thread that asks.
+/// As [`Server::kept_waiting`], for the calling thread.
 pub fn kept_us_waiting() -> Duration {
     schedstat("thread-self", 1).unwrap_or_default()
 }

@@ -1,5 +1,5 @@
-//! How long the server answers nobody while very many holds end at the same moment: the longest that a client which
-//! pings has to wait, beside the same client on the same server while nothing ends, and on an empty one.
+//! How long the server stalls while very many holds expire at the same moment: the longest wait of a client
+//! that pings, compared with the same client on the same server while nothing expires, and on an empty one.
 
 use std::io::Result;
 use std::thread::sleep;
@@ -14,57 +14,57 @@ use crate::table::{Table, median, percentile, si, time};
 
 const ALL: [Way; 2] = [Way::Dlock, Way::Set];
 
-/// Those that end together.
+/// How many expire together.
 const DUE: u64 = 100_000;
 
-/// They are taken before that moment, with time to spare.
+/// How long before that moment they are acquired, with time to spare.
 const AHEAD: Duration = Duration::from_secs(3);
 
-/// How long is pinged, from a little before that moment.
+/// How long the client pings, starting a little before that moment.
 const WINDOW: Duration = Duration::from_secs(2);
 const BEFORE: Duration = Duration::from_millis(200);
 
-/// What the column of that name means.
-const LEFT: &str = "Left: over, and still there after the pings. The server's own expiry samples keys, and stops while few of \
-    the sampled ones are over.";
+/// Explains the column of that name.
+const LEFT: &str = "Left: expired, and still there after the pings. The server's own expiry samples keys, and stops once few of \
+    the sampled ones are expired.";
 
-/// Pings of one kind, a list a round.
+/// Pings of one kind, a list per round.
 struct Row {
     name: String,
     rounds: Vec<Vec<Took>>,
 }
 
-/// A server with its holds, and what was measured there.
-struct Lane {
+/// One contender's server with its holds, and what was measured there.
+struct Contender {
     many: Many,
     calm: Row,
     ending: Row,
-    /// Microseconds of processor time the server took to end a hold, a figure a round.
+    /// Microseconds of processor time the server took to end a hold, one figure per round.
     cpu: Vec<f64>,
-    /// How many that were over were still there after the pings, a figure a round.
+    /// How many expired holds were still there after the pings, one figure per round.
     left: Vec<f64>,
 }
 
-/// Measures all in turns.
+/// Measures all contenders in turns.
 pub fn run(run: &Run) -> Result<Vec<Report>> {
-    let title = format!("A ping each millisecond while {DUE} of {HOLDS} holds end together");
+    let title = format!("A ping every millisecond while {DUE} of {HOLDS} holds expire together");
     let rounds = run.scale(3, 8);
     let empty = run.program.start(false, &[])?;
     let mut on_empty = empty.connect()?;
-    let mut noise = Row::new("an empty server: what the machine does".into());
-    let mut lanes = Vec::new();
+    let mut noise = Row::new("an empty server: the machine's noise".into());
+    let mut contenders = Vec::new();
     for way in ALL.into_iter().filter(|way| run.wants(way.name())) {
-        run.progress(&format!("{title}: {} takes the others", way.name()));
-        lanes.push(Lane::start(run, way)?);
+        run.progress(&format!("{title}: {} acquires the others", way.name()));
+        contenders.push(Contender::start(run, way)?);
     }
     for nth in 0..rounds {
         run.progress(&format!("{title}: round {} of {rounds}", nth + 1));
-        for lane in &mut lanes {
+        for contender in &mut contenders {
             noise.rounds.push(ping_for(&empty, &mut on_empty, WINDOW)?);
-            lane.round().map_err(|why| lane.many.explain(&why))?;
+            contender.round().map_err(|why| contender.many.explain(&why))?;
         }
     }
-    Ok(vec![run.done(report(title, &noise, &lanes))])
+    Ok(vec![run.done(report(title, &noise, &contenders))])
 }
 
 impl Row {
@@ -73,12 +73,12 @@ impl Row {
     }
 }
 
-impl Lane {
-    fn start(run: &Run, way: Way) -> Result<Lane> {
-        Ok(Lane {
+impl Contender {
+    fn start(run: &Run, way: Way) -> Result<Contender> {
+        Ok(Contender {
             many: Many::start(run, way, HOLDS - DUE)?,
-            calm: Row::new(format!("{}, while nothing ends", way.name())),
-            ending: Row::new(format!("{}, while they end", way.name())),
+            calm: Row::new(format!("{}, while nothing expires", way.name())),
+            ending: Row::new(format!("{}, while they expire", way.name())),
             cpu: Vec::new(),
             left: Vec::new(),
         })
@@ -90,7 +90,7 @@ impl Lane {
         self.many.take(HOLDS - DUE..HOLDS, due)?;
         sleep((due - BEFORE).saturating_duration_since(Instant::now()));
         let ending = self.ping()?;
-        let left = self.many.besides(HOLDS - DUE)?;
+        let left = self.many.more_than(HOLDS - DUE)?;
         if left > 0 {
             self.many.remove(HOLDS - DUE..HOLDS)?;
         }
@@ -101,7 +101,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Microseconds of each ping, and of the server's processor time meanwhile.
+    /// Microseconds of each ping, and of the server's processor time in all.
     fn ping(&mut self) -> Result<(Vec<Took>, f64)> {
         let Many { server, conn, .. } = &mut self.many;
         let cpu = server.cpu();
@@ -111,13 +111,15 @@ impl Lane {
     }
 }
 
-/// The longest ping of each round counts: of all rounds together it would be the machine's.
-fn report(title: String, noise: &Row, lanes: &[Lane]) -> Report {
-    let head = ["", "p50", "p99", "longest a round", "(min..max)", "of its own", "(min..max)", "left"];
+/// The longest ping of each round counts; the longest of all rounds would be the machine's noise.
+fn report(title: String, noise: &Row, contenders: &[Contender]) -> Report {
+    let head = ["", "p50", "p99", "longest per round", "(min..max)", "of its own", "(min..max)", "left"];
     let mut table = Table::new(&title, &head);
     let mut lines = Vec::new();
-    let rows = lanes.iter().flat_map(|lane| [(&lane.calm, None), (&lane.ending, Some(lane))]);
-    for (row, lane) in [(noise, None)].into_iter().chain(rows) {
+    let rows = contenders
+        .iter()
+        .flat_map(|contender| [(&contender.calm, None), (&contender.ending, Some(contender))]);
+    for (row, contender) in [(noise, None)].into_iter().chain(rows) {
         let all: Vec<f64> = row.rounds.iter().flatten().map(|ping| ping.all).collect();
         let longest = |field: fn(&Took) -> f64| -> [f64; 3] {
             let of_round = |round: &Vec<Took>| round.iter().map(field).fold(f64::NAN, f64::max);
@@ -125,9 +127,9 @@ fn report(title: String, noise: &Row, lanes: &[Lane]) -> Report {
             [median(&each), percentile(&each, 0.0), percentile(&each, 1.0)]
         };
         let (taken, own) = (longest(|ping| ping.all), longest(|ping| ping.own));
-        let left = lane.map(|lane| median(&lane.left));
-        // Without those that are left: it would be a division of next to nothing by next to nothing.
-        let cpu = lane.filter(|_| left < Some(DUE as f64 / 2.0)).map(|lane| median(&lane.cpu));
+        let left = contender.map(|contender| median(&contender.left));
+        // Not where most are left: that would divide next to nothing by next to nothing.
+        let cpu = contender.filter(|_| left < Some(DUE as f64 / 2.0)).map(|contender| median(&contender.cpu));
         let spread = |[_, least, most]: [f64; 3]| format!("{}..{}", time(least), time(most));
         table.row(vec![
             row.name.clone(),

@@ -1,5 +1,5 @@
-//! A line of so many waiters on one key, each a connection of its own, and what can happen to one of them. The line is
-//! as long before each of these as after it.
+//! A wait queue on one key, each waiter a connection of its own, and the operations on it. Each operation
+//! leaves the queue as long as it was.
 
 use std::collections::VecDeque;
 use std::io::Result;
@@ -13,13 +13,13 @@ use crate::server::Server;
 const LOCK: &str = "lock";
 const TTL: &str = "86400000";
 
-/// So long after a reply the server has come to rest, its timers for what happened just now included.
+/// After this time without a request the server is idle, its timers for the last one included.
 const REST: Duration = Duration::from_millis(2);
 
-/// Between groups of waiters that give up.
+/// Between groups of waiters that time out.
 const BETWEEN_GROUPS: Duration = Duration::from_millis(2);
 
-/// One connection: the holder, or somewhere in line.
+/// One connection: the holder, or a waiter.
 struct Waiter {
     conn: Conn,
     client: String,
@@ -42,9 +42,9 @@ impl Waiter {
 #[derive(Clone, Copy, Default)]
 pub struct Spent {
     pub operations: usize,
-    /// Microseconds of processor time; NaN where the machine does not tell.
+    /// Microseconds of processor time; NaN where the system does not tell.
     pub cpu: f64,
-    /// Microseconds that went by, in which the server also did what it always does.
+    /// Microseconds of elapsed time, in which the server also did its background work.
     pub wall: f64,
 }
 
@@ -55,24 +55,24 @@ impl Spent {
         self.wall += more.wall;
     }
 
-    /// Without what is spent while nothing happens.
+    /// Less what an idle server spends.
     pub fn less(self, idle: Spent) -> Spent {
         Spent { cpu: self.cpu - idle.cpu / idle.wall * self.wall, wall: 0.0, ..self }
     }
 }
 
-/// The line, on its server.
-pub struct Line {
+/// The wait queue, on its server.
+pub struct Queue {
     pub server: Server,
     control: Conn,
     waiters: Vec<Waiter>,
     holder: usize,
-    /// Indices of waiters, first first.
+    /// Indices of waiters, in queue order.
     order: VecDeque<usize>,
 }
 
-impl Line {
-    pub fn start(run: &Run, length: usize) -> Result<Line> {
+impl Queue {
+    pub fn start(run: &Run, length: usize) -> Result<Queue> {
         let clients = (length + 100).to_string();
         let server = run.program.start(true, &["--maxclients", &clients])?;
         let mut control = server.connect()?;
@@ -80,14 +80,14 @@ impl Line {
             control.call(&["CONFIG", "SET", limit, "1000000"])?;
         }
         let waiters = (0..=length).map(|number| Waiter::new(&server, number)).collect::<Result<_>>()?;
-        let mut line = Line { server, control, waiters, holder: 0, order: (1..=length).collect() };
-        let holder = &mut line.waiters[line.holder];
+        let mut queue = Queue { server, control, waiters, holder: 0, order: (1..=length).collect() };
+        let holder = &mut queue.waiters[queue.holder];
         holder.conn.call(&["DLOCK.ACQUIRE", LOCK, &holder.token, TTL])?;
-        line.join(length, |_| Duration::ZERO)?;
-        Ok(line)
+        queue.join(length, |_| Duration::ZERO)?;
+        Ok(queue)
     }
 
-    /// How many wait, as the server says it.
+    /// How many wait, by the server's count.
     pub fn length(&mut self) -> Result<i64> {
         let Value::Array(fields) = self.control.call(&["DLOCK.INSPECT", LOCK])? else { return Ok(0) };
         let at = fields.iter().position(|field| *field == Value::Text("waiters".into()));
@@ -105,33 +105,33 @@ impl Line {
         })
     }
 
-    /// The holder releases, and the next in line has the lock; the old holders join the line again. Answers what both
-    /// took.
+    /// Each holder releases, and the head of the queue gets the lock; then the old holders join the queue
+    /// again. Returns the cost of both.
     pub fn release(&mut self, times: usize) -> Result<[Spent; 2]> {
-        let released = self.spent(times, |line| {
+        let released = self.spent(times, |queue| {
             for _ in 0..times {
-                line.control.send(&command(&["DLOCK.RELEASE", LOCK, &line.waiters[line.holder].token]))?;
-                let next = line.order.pop_front().ok_or_else(|| strange("nobody is in line"))?;
-                Expect::Number.check(line.waiters[next].conn.line()?)?;
-                Expect::Line(":1").check(line.control.line()?)?;
-                line.order.push_back(line.holder);
-                line.holder = next;
+                queue.control.send(&command(&["DLOCK.RELEASE", LOCK, &queue.waiters[queue.holder].token]))?;
+                let next = queue.order.pop_front().ok_or_else(|| strange("the queue is empty"))?;
+                Expect::Number.check(queue.waiters[next].conn.line()?)?;
+                Expect::Line(":1").check(queue.control.line()?)?;
+                queue.order.push_back(queue.holder);
+                queue.holder = next;
             }
             Ok(())
         })?;
-        let joined = self.spent(times, |line| line.join(times, |_| Duration::ZERO))?;
+        let joined = self.spent(times, |queue| queue.join(times, |_| Duration::ZERO))?;
         Ok([released, joined])
     }
 
-    /// Waiters anywhere in line are cancelled.
+    /// Cancels waiters anywhere in the queue.
     pub fn cancel(&mut self, times: usize) -> Result<Spent> {
         let picked = self.pick(times);
-        let spent = self.spent(times, |line| {
+        let spent = self.spent(times, |queue| {
             for at in &picked {
-                let waiter = &mut line.waiters[*at];
-                line.control.send(&command(&["DLOCK.CANCEL", LOCK, "CLIENT", &waiter.client]))?;
+                let waiter = &mut queue.waiters[*at];
+                queue.control.send(&command(&["DLOCK.CANCEL", LOCK, "CLIENT", &waiter.client]))?;
                 Expect::Line("$-1").check(waiter.conn.line()?)?;
-                Expect::Line(":1").check(line.control.line()?)?;
+                Expect::Line(":1").check(queue.control.line()?)?;
             }
             Ok(())
         })?;
@@ -139,15 +139,15 @@ impl Line {
         Ok(spent)
     }
 
-    /// The connections of waiters anywhere in line are closed.
+    /// Closes the connections of waiters anywhere in the queue.
     pub fn disconnect(&mut self, times: usize) -> Result<Spent> {
         let picked = self.pick(times);
-        // Connected before, for that is not what is measured.
+        // Connected in advance: that is not what is measured.
         let fresh: Vec<Waiter> =
             picked.iter().map(|at| Waiter::new(&self.server, *at)).collect::<Result<_>>()?;
-        let spent = self.spent(times, |line| {
+        let spent = self.spent(times, |queue| {
             for (at, waiter) in picked.iter().zip(fresh) {
-                drop(std::mem::replace(&mut line.waiters[*at], waiter));
+                drop(std::mem::replace(&mut queue.waiters[*at], waiter));
                 sleep(REST);
             }
             Ok(())
@@ -156,13 +156,13 @@ impl Line {
         Ok(spent)
     }
 
-    /// Waiters anywhere in line have waited long enough, some at the same moment, a group after the other. Everybody
-    /// joins anew for that: else only the end of the line could be waiting for a short time.
+    /// Waiters anywhere in the queue time out, one group after the other, each group at one moment. All
+    /// waiters rejoin first: otherwise only the tail of the queue could have short wait timeouts.
     pub fn time_out(&mut self, at_once: usize, groups: usize) -> Result<Spent> {
         let length = self.order.len();
         self.clear()?;
         let picked: Vec<usize> = (0..at_once * groups).map(|nth| nth * length / (at_once * groups)).collect();
-        // Long enough that all are in line before.
+        // Long enough for all to join before it.
         let due = Instant::now() + Duration::from_millis(70) + Duration::from_micros(200) * length as u32;
         self.join(length, |at| match picked.binary_search(&at) {
             Ok(nth) => {
@@ -172,14 +172,14 @@ impl Line {
             Err(_) => Duration::ZERO,
         })?;
         if Instant::now() > due {
-            return Err(strange("the line takes longer to join than its first waiter waits"));
+            return Err(strange("joining the queue takes longer than its first wait timeout"));
         }
-        // Connections that were all used a moment ago give the server more to do than others.
+        // Recently used connections cost the server more than others.
         let idle = self.idle((due - Instant::now()).saturating_sub(REST * 4))?;
         let gone: Vec<usize> = picked.iter().map(|at| self.order[*at]).collect();
-        let spent = self.spent(gone.len(), |line| {
+        let spent = self.spent(gone.len(), |queue| {
             for at in &gone {
-                Expect::Line("$-1").check(line.waiters[*at].conn.line()?)?;
+                Expect::Line("$-1").check(queue.waiters[*at].conn.line()?)?;
             }
             Ok(())
         })?;
@@ -188,7 +188,7 @@ impl Line {
         Ok(spent.less(idle))
     }
 
-    /// Everybody leaves the line, whose order the bench keeps.
+    /// All waiters leave the queue; the bench keeps their order.
     fn clear(&mut self) -> Result<()> {
         let clients = self.order.iter().map(|at| &self.waiters[*at].client);
         let cancels: Vec<u8> =
@@ -201,7 +201,7 @@ impl Line {
         Ok(())
     }
 
-    /// Some of the line, at random, that are about to leave it and will join at its end.
+    /// Random waiters that are about to leave the queue and to rejoin at its tail.
     fn pick(&mut self, times: usize) -> Vec<usize> {
         let picked = rand::seq::index::sample(&mut rand::rng(), self.order.len(), times);
         let picked: Vec<usize> = picked.iter().map(|at| self.order[at]).collect();
@@ -214,8 +214,8 @@ impl Line {
         self.order.extend(waiters);
     }
 
-    /// The last so many join the line, each for so long; zero is for ever. The server reads them in the order in which
-    /// they were sent.
+    /// The last waiters of the order join the queue, each with its wait timeout; zero: none. The server reads
+    /// them in the order in which they were sent.
     fn join(&mut self, last: usize, wait: impl Fn(usize) -> Duration) -> Result<()> {
         for nth in self.order.len() - last..self.order.len() {
             let waiter = &mut self.waiters[self.order[nth]];
@@ -226,7 +226,7 @@ impl Line {
         Ok(())
     }
 
-    fn spent(&mut self, operations: usize, what: impl FnOnce(&mut Line) -> Result<()>) -> Result<Spent> {
+    fn spent(&mut self, operations: usize, what: impl FnOnce(&mut Queue) -> Result<()>) -> Result<Spent> {
         sleep(REST);
         let cpu = self.server.cpu();
         let start = Instant::now();

@@ -1,4 +1,4 @@
-//! etcd by its JSON gateway: a session's lease, and Lock and Unlock as etcdctl asks for them.
+//! etcd through its JSON gateway: a session's lease, and Lock and Unlock as etcdctl calls them.
 
 use std::io::{Error, Result};
 use std::path::Path;
@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 use ureq::Agent;
 
 use super::process::Process;
-use crate::contend::Fighter;
+use crate::contend::LockClient;
 use crate::server::free_port;
 
 pub struct Etcd(Process);
 
-/// "lock", as the gateway wants bytes.
+/// "lock" in base64, the gateway's form of bytes.
 const NAME: &str = "bG9jaw==";
 
 impl Etcd {
@@ -58,7 +58,7 @@ impl Client {
     fn new(port: u16) -> Result<Client> {
         let mut client =
             Client { agent: Agent::new_with_defaults(), port, lease: Value::Null, held: Value::Null };
-        // Longer than the bench, so that nothing has to keep it alive.
+        // Longer than the bench runs, so that nothing has to keep it alive.
         client.lease = client.call("lease/grant", json!({ "TTL": 3600 }), "ID")?;
         Ok(client)
     }
@@ -75,7 +75,7 @@ impl Client {
     }
 }
 
-impl Fighter for Client {
+impl LockClient for Client {
     fn acquire(&mut self) -> Result<()> {
         self.held = self.call("lock/lock", json!({ "name": NAME, "lease": self.lease }), "key")?;
         Ok(())

@@ -1,4 +1,4 @@
-//! A peer's server: a process with a folder that goes when it ends.
+//! A peer's server: a process, with a folder that is removed when it ends.
 
 use std::fs;
 use std::io::{Error, Result};
@@ -16,7 +16,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// `arguments` are told the folder and the port, and may write into the folder.
+    /// `arguments` gets the folder and the port, and may write into the folder.
     pub fn start(
         program: &Path,
         arguments: impl FnOnce(&Path, u16) -> Result<Vec<String>>,
@@ -55,7 +55,7 @@ impl Process {
     /// The processor time all its threads have used, in the kernel's ticks of 10 ms.
     pub fn cpu(&self) -> Option<Duration> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).ok()?;
-        // Counted from behind the name, which may hold anything.
+        // Fields count from after the name, which may contain anything.
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         let ticks = |nth: usize| fields.get(nth)?.parse::<u64>().ok();
         Some(Duration::from_millis(10 * (ticks(11)? + ticks(12)?)))

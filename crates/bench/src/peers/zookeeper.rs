@@ -1,4 +1,4 @@
-//! ZooKeeper by the recipe for locks: an ephemeral node in a row, and a watch on the one before.
+//! ZooKeeper by its lock recipe: an ephemeral sequential node, and a watch on the one before.
 
 use std::fs;
 use std::io::{Error, Result};
@@ -9,7 +9,7 @@ use tokio::runtime::{Builder, Runtime};
 use zookeeper_client::{Acls, CreateMode, LockPrefix};
 
 use super::process::Process;
-use crate::contend::Fighter;
+use crate::contend::LockClient;
 
 pub struct Zookeeper(Process);
 
@@ -56,7 +56,8 @@ impl Client {
     fn new(port: u16) -> Result<Client> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let mut connector = zookeeper_client::Client::connector();
-        // Its client keeps the session alive only while it is in use, and others have their turns in between.
+        // The client keeps its session alive only while in use, and the other contenders take their turns in
+        // between.
         connector = connector.with_session_timeout(Duration::from_secs(40));
         let client =
             runtime.block_on(connector.connect(&format!("127.0.0.1:{port}"))).map_err(Error::other)?;
@@ -64,7 +65,7 @@ impl Client {
     }
 }
 
-impl Fighter for Client {
+impl LockClient for Client {
     fn acquire(&mut self) -> Result<()> {
         self.held = self
             .runtime

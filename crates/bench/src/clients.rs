@@ -1,10 +1,10 @@
-//! Clients that want a lock which somebody else has: each way of waiting as client libraries do it.
+//! Clients that wait for a held lock, each in the way that a kind of client library does it.
 
 use std::io::Result;
 use std::thread::sleep;
 use std::time::Duration;
 
-use crate::contend::Fighter;
+use crate::contend::LockClient;
 use crate::contenders::{self, TTL, channel};
 use crate::resp::{Command, Conn, Expect, KEY, Value, strange};
 use crate::server::Server;
@@ -12,11 +12,11 @@ use crate::server::Server;
 /// A way to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// In the server's line.
+    /// In the server's wait queue.
     Dlock,
-    /// Tries again after 50 to 250 ms, as redsync does unless told otherwise.
+    /// Retries after 50 to 250 ms, redsync's default.
     Poll,
-    /// Subscribes and tries again at each message, as Redisson does.
+    /// Subscribes and retries at each message, as Redisson does.
     Subscribe,
 }
 
@@ -35,10 +35,10 @@ impl Way {
 }
 
 /// One client.
-pub struct Rival {
+pub struct Client {
     way: Way,
     conn: Conn,
-    /// Only for messages.
+    /// For messages only.
     listener: Conn,
     acquire: Vec<u8>,
     release: Vec<u8>,
@@ -47,8 +47,8 @@ pub struct Rival {
     acquired: Expect,
 }
 
-impl Rival {
-    pub fn new(way: Way, server: &Server, number: usize) -> Result<Rival> {
+impl Client {
+    pub fn new(way: Way, server: &Server, number: usize) -> Result<Client> {
         let (mut conn, listener) = (server.connect()?, server.connect()?);
         let token = format!("5f0a7c19d2e84b36{number:04}");
         let like = match way {
@@ -56,12 +56,13 @@ impl Rival {
             Way::Poll => contenders::Way::SetScript,
             Way::Subscribe => contenders::Way::Redisson,
         };
-        let mut contender =
-            like.prepare(&mut conn, &token)?.ok_or_else(|| strange("a contender is not on this server"))?;
+        let mut contender = like
+            .prepare(&mut conn, &token)?
+            .ok_or_else(|| strange("this server lacks a contender's command"))?;
         if way == Way::Dlock {
             contender.acquire = Command::new(&["DLOCK.ACQUIRE", KEY, &token, TTL, "BLOCK", "0"]);
         }
-        Ok(Rival {
+        Ok(Client {
             way,
             conn,
             listener,
@@ -73,8 +74,8 @@ impl Rival {
         })
     }
 
-    /// As Redisson's `lock()`: it subscribes only when the first try was in vain, tries once more, and then at each
-    /// message, or when the holder's lease is over.
+    /// As Redisson's `lock()`: it subscribes only after the first try has failed, then tries again at once,
+    /// at each message, and when the holder's lease expires.
     fn acquire_by_messages(&mut self) -> Result<()> {
         if self.acquire_or_left()?.is_none() {
             return Ok(());
@@ -92,7 +93,7 @@ impl Rival {
         Ok(())
     }
 
-    /// One try. In vain, it answers how long the holder's lease lasts, where the server says it.
+    /// One try. If it fails, returns the rest of the holder's lease, zero where the server does not tell.
     fn acquire_or_left(&mut self) -> Result<Option<Duration>> {
         self.conn.send(&self.acquire)?;
         let line = self.conn.line()?;
@@ -110,7 +111,7 @@ impl Rival {
     }
 }
 
-impl Fighter for Rival {
+impl LockClient for Client {
     fn acquire(&mut self) -> Result<()> {
         match self.way {
             Way::Dlock => {

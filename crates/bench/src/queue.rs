@@ -1,4 +1,4 @@
-//! What a long line of waiters costs: the same operations with few and with many in line, by the processor time of the
+//! What a long wait queue costs: the same operations with few and with many waiters, in processor time of the
 //! server, less what it spends on as many connections while nothing happens.
 
 use std::io::Result;
@@ -10,77 +10,79 @@ use crate::limits;
 use crate::resp::strange;
 use crate::run::{Report, Run};
 use crate::table::{Ratios, Table, median, percentile};
-use crate::waiters::{Line, Spent};
+use crate::waiters::{Queue, Spent};
 
 const SHORT: usize = 10;
 const LONG: usize = 10_000;
 
-/// Files that the bench and a server need besides one for each waiter.
+/// Files that the bench and a server need in addition to one for each waiter.
 const SPARE: usize = 200;
 
 /// What is measured, in the order of [`round`]'s figures.
 const OPERATIONS: [&str; 5] = [
-    "RELEASE until the next has the lock",
-    "ACQUIRE that joins the line",
-    "CANCEL of any one",
-    "any one has waited long enough",
-    "any one disconnects",
+    "RELEASE, up to the next grant",
+    "ACQUIRE that joins the queue",
+    "CANCEL of any waiter",
+    "wait timeout of any waiter",
+    "disconnect of any waiter",
 ];
 
-/// In a batch, of which the short line has to have as many.
+/// Operations per batch; the short queue needs as many waiters.
 const BATCH: usize = 8;
 
-/// Microseconds of an operation, a round each.
+/// Microseconds of each operation, by round.
 type Rounds = Vec<[f64; OPERATIONS.len()]>;
 
-/// Measures both lines in turns.
+/// Measures both queues in turns.
 pub fn run(run: &Run) -> Result<Vec<Report>> {
     let allowed = limits::open_files()? as usize;
     let long = LONG.min(allowed.saturating_sub(SPARE)).max(SHORT);
-    let title = format!("The cost of a line: {SHORT} and {long} waiters on one key");
+    let title = format!("Cost of the wait queue: {SHORT} and {long} waiters on one key");
     let rounds = run.scale(3, 10);
-    run.progress(&format!("{title}: they join"));
-    let mut lines = [Line::start(run, SHORT)?, Line::start(run, long)?];
+    run.progress(&format!("{title}: joining"));
+    let mut queues = [Queue::start(run, SHORT)?, Queue::start(run, long)?];
     let mut samples = [Rounds::new(), Rounds::new()];
     for nth in 0..rounds {
         run.progress(&format!("{title}: round {} of {rounds}", nth + 1));
-        for (line, samples) in lines.iter_mut().zip(&mut samples) {
+        for (queue, samples) in queues.iter_mut().zip(&mut samples) {
             let batches = run.scale(20, 40);
-            let figures = round(line, batches).map_err(|why| line.server.explain("the line", &why))?;
+            let figures = round(queue, batches).map_err(|why| queue.server.explain("the queue", &why))?;
             samples.push(figures);
         }
     }
     let mut notes = Vec::new();
     if long < LONG {
-        notes.push(format!("Not {LONG} waiters: this machine allows {allowed} open files (ulimit -Hn)"));
+        notes.push(format!(
+            "Fewer than {LONG} waiters: this machine allows {allowed} open files (ulimit -Hn)"
+        ));
     }
     Ok(vec![run.done(report(title, long, &samples, notes))])
 }
 
-fn round(line: &mut Line, batches: usize) -> Result<[f64; OPERATIONS.len()]> {
-    let before = line.length()?;
-    let idle = line.idle(Duration::from_millis(500))?;
+fn round(queue: &mut Queue, batches: usize) -> Result<[f64; OPERATIONS.len()]> {
+    let before = queue.length()?;
+    let idle = queue.idle(Duration::from_millis(500))?;
     let mut all = [Spent::default(); OPERATIONS.len()];
     for _ in 0..batches {
-        let [released, joined] = line.release(BATCH)?;
+        let [released, joined] = queue.release(BATCH)?;
         all[0].add(released);
         all[1].add(joined);
-        all[2].add(line.cancel(BATCH)?);
-        all[4].add(line.disconnect(BATCH)?);
+        all[2].add(queue.cancel(BATCH)?);
+        all[4].add(queue.disconnect(BATCH)?);
     }
-    // A long line takes long to join anew, but more of it can have waited long enough.
+    // A long queue takes long to rejoin, but more of its waiters can time out.
     let groups = if before as usize >= BATCH * batches { batches } else { 1 };
     for _ in 0..batches / groups {
-        all[3].add(line.time_out(BATCH, groups)?);
+        all[3].add(queue.time_out(BATCH, groups)?);
     }
-    let after = line.length()?;
+    let after = queue.length()?;
     if after != before {
         return Err(strange(&format!("{after} wait where {before} should")));
     }
     Ok(all.map(|spent| spent.less(idle).cpu / spent.operations as f64))
 }
 
-/// Ratios are of rounds: the long line against the short one.
+/// Ratios are of rounds: the long queue against the short one.
 fn report(title: String, long: usize, samples: &[Rounds; 2], notes: Vec<String>) -> Report {
     let head =
         ["server us", &format!("{SHORT} waiters"), "(min..max)", &format!("{long} waiters"), "(min..max)"];
