@@ -1,6 +1,6 @@
 # The ways into the project. Each target only names a script; what it does and why stands there.
 .DEFAULT_GOAL := help
-.PHONY: help setup run run-quorum test test-servers soak chaos lint fmt miri asan fuzz bench bench-peers stall model clean
+.PHONY: help setup run run-quorum test test-servers soak chaos lint msrv deny fmt miri asan fuzz bench bench-peers stall model clean
 
 # How long fuzz (60) and soak (3600) run.
 SECONDS ?=
@@ -32,8 +32,14 @@ soak: setup ## a mixed load for SECONDS=3600 on each server, all that its client
 chaos: setup ## a quorum under ROUNDS=200 of faults on each server, all that its clients see checked (SEED deals the same ones)
 	@$(if $(SEED),DLOCK_SEED=$(SEED)) scripts/chaos.sh $(or $(ROUNDS),200)
 
-lint: setup ## format and lints only
+lint: setup ## format, lints and documentation only
 	@scripts/lint.sh
+
+msrv: setup ## build with the oldest supported Rust (fetches it)
+	@scripts/msrv.sh
+
+deny: ## licences, sources and advisories of the dependencies (installs cargo-deny)
+	@scripts/deny.sh
 
 fmt: ## format the code
 	@cargo fmt --all

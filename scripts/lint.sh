@@ -8,3 +8,13 @@ say "format"
 cargo fmt --all --check
 say "lints"
 cargo clippy --workspace --all-targets -- -D warnings
+say "comments within 110 columns"
+scripts/columns.sh
+say "documentation"
+RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet
+if cargo deny --version >/dev/null 2>&1; then
+    say "licences and sources"
+    cargo deny --offline --all-features check licenses bans sources
+else
+    say "licences and sources: not checked here, make deny installs cargo-deny"
+fi
