@@ -1,11 +1,11 @@
-//! What is asked for: one resource or several, and how.
+//! Acquiring a lock: the options, and their checks.
 
 pub(crate) mod all;
 mod attempt;
-mod beside;
 pub(crate) mod contended;
-pub(crate) mod line;
-pub(crate) mod patience;
+pub(crate) mod deadline;
+mod probe;
+pub(crate) mod queue;
 pub(crate) mod round;
 pub(crate) mod session;
 
@@ -15,42 +15,43 @@ use std::time::Duration;
 
 use dlock_protocol::{Delay, Label, LockRequest, Mode, Token};
 
-use crate::acquire::attempt::{Attempt, Outage};
-use crate::acquire::line::OnPosition;
-use crate::acquire::patience::Patience;
+use crate::acquire::attempt::{Attempt, OnOutage};
+use crate::acquire::deadline::Deadline;
+use crate::acquire::queue::OnPosition;
 use crate::client::Client;
 use crate::error::{AcquireError, Report};
 use crate::guard::hold::Hold;
-use crate::guard::renewal::{Keeping, keep};
+use crate::guard::renewal::{Renewal, renew};
 use crate::guard::{Guard, Share};
 use crate::inspect::Position;
 
-/// For how long somebody else's hold is waited for, and masters that are missing: down, silent, loading, in grace.
+/// How long to wait while somebody else holds the lock, or while masters are missing: down, silent, loading,
+/// in grace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// Not at all: one round, with the few tries that [`Retry`](crate::Retry) gives masters that are missing.
+    /// Not at all: one round, with the few retries of [`Retry`](crate::Retry) for masters that are missing.
     No,
-    /// At most so long, plus what one master may take for one answer.
+    /// At most this long, plus the time limit of one answer.
     For(Duration),
-    /// Until it is granted, or the future is dropped. Only where no majority has answered since it was asked for, the tries
-    /// of [`Retry`](crate::Retry) are all: those addresses may be wrong.
+    /// Until the lock is granted or the future is dropped. As long as no majority has ever answered, only the
+    /// retries of [`Retry`](crate::Retry) are made: the addresses may be wrong.
     Forever,
 }
 
-/// A lock to be acquired: see [`Client::lock`](crate::Client::lock). The options come in any order.
-#[must_use = "nothing is asked for before acquire()"]
+/// Acquires a lock: see [`Client::lock`](crate::Client::lock). Set the options in any order, then call
+/// [`acquire`](Self::acquire).
+#[must_use = "nothing is acquired before acquire()"]
 pub struct Acquire {
     client: Client,
     resource: Vec<u8>,
     options: Options,
 }
 
-/// How it is asked for.
 #[derive(Clone)]
 struct Options {
     ttl: Duration,
     wait: Wait,
-    mode: Asked,
+    mode: UncheckedMode,
     fenced: bool,
     reentrant: bool,
     ephemeral: bool,
@@ -60,147 +61,152 @@ struct Options {
     max_hold: Option<Duration>,
     notice: Option<Duration>,
     token: Option<Token>,
-    told: Option<OnPosition>,
-    outage: Option<Outage>,
+    on_position: Option<OnPosition>,
+    on_outage: Option<OnOutage>,
 }
 
-/// The mode before its number is checked.
 #[derive(Clone, Copy)]
-enum Asked {
+enum UncheckedMode {
     Exclusive,
     Shared,
     Permits(u32),
 }
 
 impl Acquire {
-    /// The lease, 1 ms to the servers' `dlock.max-ttl` (a day unless they say otherwise); default 30 s. A holder that dies
-    /// loses the lock after it; a holder that lives renews it at every third of it.
+    /// Sets the lease, from 1 ms to the servers' `dlock.max-ttl` (a day by default). Default: 30 s, which
+    /// outlasts the pauses of real machines and is short enough to wait for.
     ///
-    /// 30 s is longer than the backoff that real machines make, and short enough to wait for.
+    /// If the holder dies, the lock is free after the lease; as long as it lives, it renews the lease after
+    /// each third.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options.ttl = ttl;
         self
     }
 
-    /// For how long somebody else's hold is waited for; default [`Wait::Forever`], as a mutex.
+    /// Sets how long to wait while somebody else holds the lock. Default: [`Wait::Forever`], like a mutex.
     ///
-    /// Who waits stands in line at one master, in the order of asking. Masters in grace, and those that are down or silent,
-    /// are waited for as well: see [`Wait`].
+    /// Clients wait in the queue of one master, first come, first served. The wait also covers masters in
+    /// grace, and those that are down or silent: see [`Wait`].
     pub fn wait(mut self, wait: Wait) -> Self {
         self.options.wait = wait;
         self
     }
 
-    /// Any number of sharers, no exclusive holder beside them.
+    /// Shares the lock with other shared holders, but with no exclusive one.
     pub fn shared(mut self) -> Self {
-        self.options.mode = Asked::Shared;
+        self.options.mode = UncheckedMode::Shared;
         self
     }
 
-    /// At most `n` holders, 1 to 2147483647. On a single server only: permits cannot be counted by majorities.
+    /// Allows at most `n` holders, 1 to 2147483647. Requires a single server: majorities cannot count
+    /// permits.
     pub fn permits(mut self, n: u32) -> Self {
-        self.options.mode = Asked::Permits(n);
+        self.options.mode = UncheckedMode::Permits(n);
         self
     }
 
-    /// With a fence that is greater than that of every earlier hold of the resource, over the whole quorum: one round
-    /// trip more. On a single server every hold has one.
+    /// Requests a fencing token that is greater than that of every earlier hold of the resource over the
+    /// whole quorum, which takes one more round trip. On a single server every hold has one.
     pub fn fenced(mut self) -> Self {
         self.options.fenced = true;
         self
     }
 
-    /// Enter again where this client (or a clone of it) holds the resource by a re-entrant acquisition already: the guard
-    /// is of the same hold, and the hold ends with its last guard. Counted in the client, so it costs no request; the
-    /// servers know of one hold. Who is the owner? The client: [`Client::session`](crate::Client::session) makes another.
+    /// Enters again if this client (or a clone of it) already holds the resource reentrantly: the new guard
+    /// shares the hold, which ends with its last guard. The client counts the entries, so entering again
+    /// sends no request. The owner is the client; [`Client::session`](crate::Client::session) creates
+    /// another.
     pub fn reentrant(mut self) -> Self {
         self.options.reentrant = true;
         self
     }
 
-    /// The hold also ends when its connection closes. On a single server only. A connection of its own carries it.
+    /// Ends the hold also when its connection closes. It gets a connection of its own. Requires a single
+    /// server.
     pub fn ephemeral(mut self) -> Self {
         self.options.ephemeral = true;
         self
     }
 
-    /// If the hold ends by its lease or a lost connection, nobody is granted the lock for so long, so that what the dead
-    /// holder still had in flight can land.
+    /// If the hold ends by its lease or a closed connection, nobody is granted the lock for this long, so
+    /// that writes that a dead holder still had in flight can land.
     pub fn delay(mut self, delay: Duration) -> Self {
         self.options.delay = delay;
         self
     }
 
-    /// Free text for people (host, job), at most 255 bytes, shown by [`inspect`](crate::Client::inspect).
+    /// Sets a text for people (host, job), at most 255 bytes, which [`inspect`](crate::Client::inspect)
+    /// shows.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.options.label = label.into();
         self
     }
 
-    /// Whether the lease is renewed by itself at every third of the ttl; default true. A third leaves two more tries
-    /// before the hold is lost.
+    /// Whether to renew the lease in the background after each third of the ttl; default: true. A third
+    /// leaves room for two more tries before the hold is lost.
     pub fn renew(mut self, renew: bool) -> Self {
         self.options.renew = renew;
         self
     }
 
-    /// Renews no longer than until so long after the acquisition; default: no limit. A holder that hangs for ever would
-    /// otherwise hold for ever.
+    /// Stops renewing this long after the acquisition; default: never. Without it, a holder that hangs holds
+    /// for ever.
     pub fn max_hold(mut self, longest: Duration) -> Self {
         self.options.max_hold = Some(longest);
         self
     }
 
-    /// How long before its validity ends the hold is declared lost; default a tenth of the ttl. It is the time that is left
-    /// to the holder to stop. At most half of the ttl.
+    /// How long before its validity ends the hold is declared lost: the time that the holder has to stop. At
+    /// most half of the ttl; default: a tenth.
     pub fn notice(mut self, notice: Duration) -> Self {
         self.options.notice = Some(notice);
         self
     }
 
-    /// Acquire for this token instead of a fresh one. It must never have been used for this resource before: a release of
-    /// its former life that is still under way would end the new one. There is one round for it, and in a quorum no
-    /// second place in line after a lost one.
+    /// Acquires with this token instead of a fresh one. It must never have been used for this resource: a
+    /// release from its earlier use could still arrive and end the new hold. The attempt then has a single
+    /// round; in a quorum, it does not queue a second time.
     pub fn token(mut self, token: Token) -> Self {
         self.options.token = Some(token);
         self
     }
 
-    /// Called with the place in line when it is known, and when it changes; about twice a second.
-    pub fn on_position(mut self, told: impl Fn(Position) + Send + Sync + 'static) -> Self {
-        self.options.told = Some(Arc::new(told));
+    /// Calls back with the position in the wait queue when it is known and when it changes, about twice a
+    /// second.
+    pub fn on_position(mut self, callback: impl Fn(Position) + Send + Sync + 'static) -> Self {
+        self.options.on_position = Some(Arc::new(callback));
         self
     }
 
-    /// Called once, with what each master said, when so many of them are missing that nobody could get it for as long as
-    /// [`Retry`](crate::Retry) tries, and it is tried on, for [`Wait`] allows it.
-    pub fn on_outage(mut self, told: impl Fn(&Report) + Send + Sync + 'static) -> Self {
-        self.options.outage = Some(Arc::new(told));
+    /// Calls back once, with the report of each master, if so many are missing that nobody can acquire the
+    /// lock, the retries of [`Retry`](crate::Retry) are used up, and [`Wait`] allows to keep retrying.
+    pub fn on_outage(mut self, callback: impl Fn(&Report) + Send + Sync + 'static) -> Self {
+        self.options.on_outage = Some(Arc::new(callback));
         self
     }
 
-    /// Acquires it.
+    /// Acquires the lock.
     ///
-    /// Dropping the future is safe at any moment: what was granted meanwhile is released, and no waiter stays in line, on
-    /// every master that can be reached.
+    /// Cancel safe: if the future is dropped, whatever was granted is released and no waiter stays in a
+    /// queue, on every master that can be reached.
     pub async fn acquire(self) -> Result<Guard, AcquireError> {
-        let (attempt, keeping) = self.checked().map_err(AcquireError::Option)?;
+        let (attempt, renewal) = self.checked().map_err(AcquireError::Option)?;
         if !self.options.reentrant {
-            return Ok(Guard::new(hold(attempt, keeping).await?));
+            return Ok(Guard::new(hold(attempt, renewal).await?));
         }
-        let Some(mut entry) = self.client.session.entry(&self.resource, attempt.patience).await else {
+        let Some(mut entry) = self.client.session.entry(&self.resource, attempt.deadline).await else {
             return Err(attempt.taken_by_ourselves());
         };
         if let Some(share) = entry.upgrade().filter(|share| share.0.state().loss.is_none()) {
             share.0.check_entry(attempt.asked.mode, attempt.fenced).map_err(AcquireError::Option)?;
             return Ok(Guard::new(share));
         }
-        let share = hold(attempt, keeping).await?;
+        let share = hold(attempt, renewal).await?;
         *entry = Arc::downgrade(&share);
         Ok(Guard::new(share))
     }
 
-    /// [`acquire`](Self::acquire) without waiting: None if somebody else has it.
+    /// [`acquire`](Self::acquire) without waiting: `None` if somebody else holds the lock.
     pub async fn try_acquire(self) -> Result<Option<Guard>, AcquireError> {
         match self.wait(Wait::No).acquire().await {
             Ok(guard) => Ok(Some(guard)),
@@ -213,7 +219,7 @@ impl Acquire {
         let options = Options {
             ttl: Duration::from_secs(30),
             wait: Wait::Forever,
-            mode: Asked::Exclusive,
+            mode: UncheckedMode::Exclusive,
             fenced: false,
             reentrant: false,
             ephemeral: false,
@@ -223,51 +229,48 @@ impl Acquire {
             max_hold: None,
             notice: None,
             token: None,
-            told: None,
-            outage: None,
+            on_position: None,
+            on_outage: None,
         };
         Acquire { client, resource, options }
     }
 
-    /// The same for another resource.
+    /// The same options for another resource.
     pub(crate) fn of(&self, resource: Vec<u8>) -> Acquire {
         Acquire { client: self.client.clone(), resource, options: self.options.clone() }
     }
 
-    pub(crate) fn wait_limit(&self) -> Wait {
-        self.options.wait
-    }
-
-    /// Everything in its range; or what is not.
-    fn checked(&self) -> Result<(Attempt, Keeping), String> {
+    /// Checks every option; the error says which is out of range.
+    fn checked(&self) -> Result<(Attempt, Renewal), String> {
         let options = &self.options;
         let service = self.client.service.clone();
         let (lease, ttl) = service.lease_for(options.ttl)?;
         let mode = match options.mode {
-            Asked::Exclusive => Mode::Exclusive,
-            Asked::Shared => Mode::Shared,
-            Asked::Permits(n) => {
+            UncheckedMode::Exclusive => Mode::Exclusive,
+            UncheckedMode::Shared => Mode::Shared,
+            UncheckedMode::Permits(n) => {
                 let n = NonZeroU32::new(n).filter(|n| n.get() <= i32::MAX as u32);
-                Mode::Permits(n.ok_or("there are 1 to 2147483647 permits")?)
+                Mode::Permits(n.ok_or("permits must be 1 to 2147483647")?)
             }
         };
         let single = service.nodes.len() == 1;
         if !single && matches!(mode, Mode::Permits(_)) {
-            return Err("permits need a single server: majorities cannot count them".into());
+            return Err("permits require a single server: majorities cannot count them".into());
         }
         if !single && options.ephemeral {
-            return Err("an ephemeral hold needs a single server: it ends with one connection".into());
+            return Err("an ephemeral hold requires a single server: it ends with one connection".into());
         }
         let label = Label::new(options.label.as_bytes())
-            .ok_or_else(|| format!("a label has at most {} bytes", Label::MAX_LEN))?;
+            .ok_or_else(|| format!("a label must have at most {} bytes", Label::MAX_LEN))?;
         if options.notice.is_some_and(|notice| notice > lease.ttl() / 2) {
-            return Err("the notice is at most half of the ttl: a renewal has to have time to fail".into());
+            return Err("the notice must be at most half of the ttl: renewals need time to be retried".into());
         }
         let delay = options.delay.as_millis().try_into().ok().and_then(Delay::from_millis);
-        let delay = delay.ok_or("a delay lasts at most 49 days")?;
-        let renewed_for = options.renew.then_some(options.max_hold.unwrap_or(Duration::MAX));
-        let keeping = Keeping { renewed_for, notice: options.notice };
-        let patience = Patience::of(options.wait);
+        let delay = delay.ok_or("a delay must be at most 49 days")?;
+        let renewal = Renewal {
+            limit: options.renew.then_some(options.max_hold.unwrap_or(Duration::MAX)),
+            notice: options.notice,
+        };
         let (token, ephemeral) = (options.token.clone(), options.ephemeral);
         let asked = LockRequest { mode, ephemeral, delay, label, ..LockRequest::new(token, ttl) };
         let attempt = Attempt {
@@ -276,19 +279,18 @@ impl Acquire {
             asked,
             lease,
             fenced: options.fenced,
-            patience,
-            told: options.told.clone(),
-            outage: options.outage.clone(),
+            deadline: Deadline::of(options.wait),
+            on_position: options.on_position.clone(),
+            on_outage: options.on_outage.clone(),
         };
-        Ok((attempt, keeping))
+        Ok((attempt, renewal))
     }
 }
 
-/// Acquires, and sees to it that the hold is kept.
-async fn hold(attempt: Attempt, keeping: Keeping) -> Result<Arc<Share>, AcquireError> {
+/// Acquires the lock and starts the renewal.
+async fn hold(attempt: Attempt, renewal: Renewal) -> Result<Arc<Share>, AcquireError> {
     let (service, lease) = (attempt.service.clone(), attempt.lease);
-    let acquired = attempt.run().await?;
-    let hold = Hold::new(service.clone(), lease, acquired);
-    service.attend(keep(hold.clone(), keeping));
+    let hold = Hold::new(service.clone(), lease, attempt.run().await?);
+    service.spawn(renew(hold.clone(), renewal));
     Ok(Arc::new(Share(hold)))
 }

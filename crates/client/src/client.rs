@@ -1,6 +1,7 @@
-//! The client: what can be asked of the lock service.
+//! The client: the operations of the lock service.
 
 use futures_util::StreamExt;
+use futures_util::future::join_all;
 use redis::{Cmd, Value};
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use dlock_protocol::Token;
 
 use crate::acquire::all::AcquireAll;
-use crate::acquire::patience::Patience;
+use crate::acquire::deadline::Deadline;
 use crate::acquire::session::Session;
 use crate::acquire::{Acquire, Wait};
 use crate::backoff::Backoff;
@@ -25,10 +26,10 @@ use crate::reading;
 use crate::request;
 use crate::service::Service;
 
-/// The longest pause between two looks at whether a resource is free.
-const LOOK: Duration = Duration::from_millis(500);
+/// The longest pause between two checks whether a resource is free.
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// A lock service: one server, or a quorum of independent ones. Cloned, it is the same client.
+/// A lock service: one server, or a quorum of independent ones. Clones are the same client.
 #[derive(Clone)]
 pub struct Client {
     pub(crate) service: Arc<Service>,
@@ -36,7 +37,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client is built by naming its servers.
+    /// Builds a client: add its servers first.
     pub fn builder() -> ClientBuilder {
         ClientBuilder::default()
     }
@@ -45,13 +46,13 @@ impl Client {
         Ok(Client { service: Service::connect(builder).await?, session: Arc::default() })
     }
 
-    /// The lock of `resource`, to be acquired: `client.lock("invoice:42").acquire().await`.
+    /// The lock of `resource`: `client.lock("invoice:42").acquire().await`.
     pub fn lock(&self, resource: impl AsRef<[u8]>) -> Acquire {
         Acquire::new(self.clone(), resource.as_ref().to_vec())
     }
 
-    /// The locks of several resources, all or none of them. They are acquired one after the other in their sorted order, so
-    /// that two who want some of the same never wait for each other.
+    /// The locks of several resources, all or none. They are acquired one after the other in sorted order, so
+    /// that clients with overlapping sets never deadlock.
     pub fn lock_all<I>(&self, resources: I) -> AcquireAll
     where
         I: IntoIterator<Item: AsRef<[u8]>>,
@@ -63,26 +64,28 @@ impl Client {
         AcquireAll { resources, each: self.lock("") }
     }
 
-    /// The same servers over the same connections, for another owner of re-entrant locks: see
+    /// The same servers and connections for another owner of reentrant locks: see
     /// [`Acquire::reentrant`](crate::Acquire::reentrant).
     pub fn session(&self) -> Client {
         Client { service: self.service.clone(), session: Arc::default() }
     }
 
-    /// How many servers there are.
+    /// The number of servers.
     pub fn members(&self) -> usize {
         self.service.nodes.len()
     }
 
-    /// Ends the hold of `token`, whoever acquired it, with all its counts, and takes it out of the line.
+    /// Ends the hold of `token`, whatever its hold count and whoever acquired it, and removes the token from
+    /// the wait queue.
     pub async fn release(&self, resource: impl AsRef<[u8]>, token: &Token) -> Result<(), ReleaseError> {
         let channels = self.service.channels();
-        // Who acquired it is not known here, so everybody is asked.
+        // It is not known where it was acquired, so every master is asked.
         channels.iter().for_each(|channel| channel.assume_held());
         Releases::new(&self.service, &channels, request::release(resource.as_ref(), token)).majority().await
     }
 
-    /// Sets the lease of `token`'s hold to `ttl` from now, longer or shorter. Answers until when it is valid.
+    /// Sets the lease of the hold of `token` to `ttl` from now, longer or shorter. Returns until when it is
+    /// valid.
     pub async fn extend(
         &self,
         resource: impl AsRef<[u8]>,
@@ -90,48 +93,49 @@ impl Client {
         ttl: Duration,
     ) -> Result<Instant, ExtendError> {
         let (lease, counted) = self.service.lease_for(ttl).map_err(ExtendError::Option)?;
-        // Until when it is valid its holder knows: here it is enough that the masters hold it.
+        // Only the holder knows until when it is valid now: here it is enough that the masters hold it.
         let held_until = Instant::since_boot(Duration::MAX);
         let begun = Extension::new(self.service.quorum, lease, held_until, now());
         let command = request::extend(resource.as_ref(), token, counted);
         let channels = self.service.channels();
-        let (extended, mut rest) =
+        let (extended, mut pending) =
             extend(&self.service, &channels, command, lease, Duration::MAX, begun).await;
-        // Whoever extends again must not be overtaken by this.
-        while rest.next().await.is_some() {}
+        // The next extension must not be overtaken by this one.
+        while pending.next().await.is_some() {}
         extended
     }
 
-    /// The resource as each master sees it; `None` in an answer: nobody holds it or waits for it there.
+    /// The resource as each master sees it; the answer is `None` if nobody holds it or waits for it there.
     pub async fn inspect(&self, resource: impl AsRef<[u8]>) -> Vec<Inspected<Option<Inspection>>> {
         self.ask_all(request::inspect(resource.as_ref()), reading::inspection).await
     }
 
-    /// Who waits in line for the resource at each master, first first, at most `most` of them.
+    /// The waiters in the queue of each master, the head first, at most `most` of them.
     pub async fn waiters(&self, resource: impl AsRef<[u8]>, most: u32) -> Vec<Inspected<Vec<Waiting>>> {
         self.ask_all(request::waiters(resource.as_ref(), most), reading::queue).await
     }
 
-    /// For operators: ends every hold of the resource on every master that can be reached, whatever its token. Answers how
-    /// many each of them ended.
+    /// For operators: ends every hold of the resource on every master that can be reached, whatever the
+    /// token. Returns how many holds each master ended.
     pub async fn break_holds(&self, resource: impl AsRef<[u8]>) -> Vec<Inspected<u64>> {
         self.ask_all(request::break_holds(resource.as_ref()), reading::number).await
     }
 
-    /// The members that were reached and cannot take part, with what they lack: the module, a permission, another server
-    /// than one that is a member already. A majority goes on without them. Known once they have been asked for something.
+    /// The members that were reached but cannot take part, and why: no module, no permission, the same server
+    /// as another member. A majority goes on without them. They are known once a request was sent to them.
     pub fn unusable(&self) -> Report {
         self.service.unusable()
     }
 
-    /// Returns true when the resource is free: a majority says that nobody holds it, nobody waits and no delay runs; false
-    /// if it is not when the wait is over. It may be taken again when this returns; nothing is reserved. Looks again after
-    /// random backoff of up to half a second. Masters that are missing are waited for as [`Wait`] says.
+    /// Waits until the resource is free, and returns true: a majority says that nobody holds it, nobody waits
+    /// for it and no delay runs. Returns false if the wait times out. Nothing is reserved: the lock may be
+    /// taken again when this returns. Checks after random pauses of up to half a second, and waits for
+    /// missing masters as [`Wait`] says.
     pub async fn wait_until_free(&self, resource: impl AsRef<[u8]>, wait: Wait) -> Result<bool, NoQuorum> {
         let majority = self.service.quorum.majority();
-        let patience = Patience::of(wait);
-        let mut backoff = Backoff::new(LOOK, LOOK);
-        let (mut in_vain, mut quorum_seen) = (0, false);
+        let deadline = Deadline::of(wait);
+        let mut backoff = Backoff::new(LONGEST_PAUSE, LONGEST_PAUSE);
+        let (mut outages, mut quorum_seen) = (0, false);
         loop {
             let seen = self.inspect(resource.as_ref()).await;
             let answered = seen.iter().filter(|seen| seen.answer.found().is_some()).count();
@@ -140,12 +144,12 @@ impl Client {
                 return Ok(true);
             }
             quorum_seen |= answered >= majority;
-            in_vain = if answered < majority { in_vain + 1 } else { 0 };
-            let given_up = in_vain > self.service.retry.times && !quorum_seen && patience.end().is_none();
-            if patience.is_over() && answered >= majority {
+            outages = if answered < majority { outages + 1 } else { 0 };
+            let given_up = outages > self.service.retry.times && !quorum_seen && deadline.instant().is_none();
+            if deadline.has_passed() && answered >= majority {
                 return Ok(false);
             }
-            if patience.is_over() || given_up {
+            if deadline.has_passed() || given_up {
                 let states = seen.into_iter().map(|seen| match seen.answer {
                     Answer::Found(_) => NodeState::Agreed,
                     Answer::Unanswered(why) => why,
@@ -153,24 +157,27 @@ impl Client {
                 return Err(NoQuorum(self.service.report_of(states)));
             }
             let pause = backoff.next();
-            tokio::time::sleep(patience.allows(pause).unwrap_or_default()).await;
+            tokio::time::sleep(deadline.limit(pause).unwrap_or_default()).await;
         }
     }
 
-    /// Returns when all that goes on in the background is done: releases of dropped guards, clean-up after what was
-    /// not won. A process that ends without it may leave holds behind, which their leases end.
+    /// Waits for the background work to finish: the releases of dropped guards, the clean-up of failed
+    /// acquisitions. A process that exits without it may leave holds behind, which then last until their
+    /// leases end.
     pub async fn flush(&self) {
         self.service.flush().await;
     }
 
     async fn ask_all<T>(&self, question: Cmd, read: impl Fn(Value) -> Option<T>) -> Vec<Inspected<T>> {
-        let replies = self.service.ask_all(question).await;
-        let answers = replies.into_iter().map(|reply| match reply.found(&read) {
-            Ok(answer) => Answer::Found(answer),
-            Err(state) => Answer::Unanswered(state),
+        let (question, read) = (&question, &read);
+        let asked = self.service.channels().into_iter().map(|channel| async move {
+            let answer = match channel.ask(question, None, channel.node.limit).await.found(read) {
+                Ok(answer) => Answer::Found(answer),
+                Err(state) => Answer::Unanswered(state),
+            };
+            Inspected { server: channel.node.name.clone(), answer }
         });
-        let servers = self.service.nodes.iter().map(|node| node.name.clone());
-        servers.zip(answers).map(|(server, answer)| Inspected { server, answer }).collect()
+        join_all(asked).await
     }
 }
 

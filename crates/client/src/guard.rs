@@ -1,4 +1,4 @@
-//! A hold, as long as its guard lives.
+//! The guard of a hold.
 
 pub(crate) mod extend;
 pub(crate) mod hold;
@@ -18,48 +18,50 @@ use crate::error::{ExtendError, Lost, ReleaseError};
 use crate::guard::hold::Hold;
 use crate::lease::Instant;
 
-/// A hold.
+/// Guards a hold: it is renewed in the background, and released when the last guard of it is dropped.
 #[must_use = "a dropped guard releases its lock"]
 pub struct Guard {
     share: Arc<Share>,
 }
 
-/// What the guards of one hold have in common: with the last of them it is given back.
+/// Shared by the guards of one hold; the last of them releases it.
 pub(crate) struct Share(pub(crate) Arc<Hold>);
 
 impl Drop for Share {
     fn drop(&mut self) {
-        // Dropped, its releases go on in the background.
+        // The releases go on in the background.
         drop(self.0.give_back());
     }
 }
 
-/// A hold that goes on without its guard: see [`Guard::forget`].
+/// A hold without a guard: see [`Guard::forget`].
+#[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept {
-    /// What is held.
+pub struct ForgottenHold {
+    /// The locked resource.
     pub resource: Vec<u8>,
-    /// By whom.
+    /// Its token.
     pub token: Token,
     /// Its fence, if it has one.
     pub fence: Option<Fence>,
-    /// Until when.
+    /// Until when it is valid, on the clock of [`crate::now`].
     pub valid_until: Instant,
 }
 
 impl Guard {
-    /// The number of the hold: greater than that of every earlier hold of the resource. Write it beside what the lock
-    /// protects, and refuse lower ones. None in a quorum unless it was asked for: [`fenced`](crate::Acquire::fenced).
+    /// The fencing token of the hold (its fence): greater than that of every earlier hold of the resource.
+    /// Store it with whatever the lock protects, and reject lower ones. `None` in a quorum unless requested
+    /// by [`fenced`](crate::Acquire::fenced).
     pub fn fence(&self) -> Option<Fence> {
         self.hold().fence
     }
 
-    /// What is held.
+    /// The locked resource.
     pub fn resource(&self) -> &[u8] {
         &self.hold().request.resource
     }
 
-    /// Whose hold it is on the servers.
+    /// The token that owns the hold on the servers.
     pub fn token(&self) -> &Token {
         &self.hold().request.token
     }
@@ -69,7 +71,7 @@ impl Guard {
         self.hold().state().valid_until
     }
 
-    /// What is left until then; zero once it is lost.
+    /// The time left until then; zero once the hold is lost.
     pub fn remaining(&self) -> Duration {
         let state = self.hold().state();
         match state.loss {
@@ -78,31 +80,34 @@ impl Guard {
         }
     }
 
-    /// Returns when the hold is lost, with the reason; always before its validity ends.
+    /// Waits until the hold is lost and returns the reason, always before its validity ends.
     pub async fn lost(&self) -> Lost {
         self.hold().lost.cancelled().await;
         self.loss().unwrap_or(Lost::Ended)
     }
 
-    /// Why the hold was lost; None while it is not.
+    /// Why the hold was lost; `None` while it is held.
     pub fn loss(&self) -> Option<Lost> {
         self.hold().state().loss
     }
 
-    /// Cancelled when the hold is lost, for work that takes such a token.
+    /// A token that is cancelled when the hold is lost.
     pub fn cancellation(&self) -> CancellationToken {
-        // A child: whoever cancels it has not lost the hold.
+        // A child token: cancelling it must not look like a lost hold.
         self.hold().lost.child_token()
     }
 
-    /// Sets the lease to `ttl` from now, longer or shorter; renewals go on with it. Answers until when the hold is valid.
+    /// Sets the lease to `ttl` from now, longer or shorter, also for the renewals to come. Returns until when
+    /// the hold is valid.
     pub async fn extend(&self, ttl: Duration) -> Result<Instant, ExtendError> {
         let extended = self.hold().extend(ttl, Duration::MAX).await;
         self.hold().changed.notify_one();
         extended
     }
 
-    /// Ends the hold. Returns when a majority has confirmed it; the others are told in the background.
+    /// Releases the lock. Returns once a majority has confirmed it; the others are told in the background.
+    ///
+    /// If other guards share the hold ([`reentrant`](crate::Acquire::reentrant)), this only drops the guard.
     pub async fn release(self) -> Result<(), ReleaseError> {
         match Arc::into_inner(self.share) {
             Some(share) => share.0.release().await,
@@ -110,10 +115,13 @@ impl Guard {
         }
     }
 
-    /// Lets the hold go on without this guard, until its lease ends: nobody renews or releases it but by
-    /// [`Client::extend`](crate::Client::extend) and [`Client::release`](crate::Client::release). None where that is impossible: other
-    /// guards share the hold, or its connection carries it (ephemeral); it is released then.
-    pub fn forget(self) -> Option<Kept> {
+    /// Drops the guard without releasing the lock. The hold lasts until its lease ends, unless
+    /// [`Client::extend`](crate::Client::extend) renews or [`Client::release`](crate::Client::release) ends
+    /// it.
+    ///
+    /// Returns `None` if the hold cannot outlive its guard: an ephemeral hold is released, and one that other
+    /// guards share stays with them.
+    pub fn forget(self) -> Option<ForgottenHold> {
         let share = Arc::into_inner(self.share)?;
         let hold = &share.0;
         if hold.request.ephemeral {
@@ -121,7 +129,7 @@ impl Guard {
         }
         hold.leave();
         let (resource, token) = (hold.request.resource.clone(), hold.request.token.clone());
-        Some(Kept { resource, token, fence: hold.fence, valid_until: hold.state().valid_until })
+        Some(ForgottenHold { resource, token, fence: hold.fence, valid_until: hold.state().valid_until })
     }
 
     pub(crate) fn new(share: Arc<Share>) -> Guard {
@@ -143,23 +151,23 @@ impl fmt::Debug for Guard {
     }
 }
 
-/// Several holds that are one: see [`Client::lock_all`](crate::Client::lock_all).
+/// Guards several holds: see [`Client::lock_all`](crate::Client::lock_all).
 #[derive(Debug)]
 #[must_use = "dropped guards release their locks"]
 pub struct Guards(pub(crate) Vec<Guard>);
 
 impl Guards {
-    /// The holds, in the sorted order of their resources.
+    /// The guards, sorted by resource.
     pub fn iter(&self) -> impl Iterator<Item = &Guard> {
         self.0.iter()
     }
 
-    /// What is left until the first of them ends.
+    /// The time left until the first of them ends.
     pub fn remaining(&self) -> Duration {
         self.iter().map(Guard::remaining).min().unwrap_or(Duration::ZERO)
     }
 
-    /// Returns when the first of them is lost.
+    /// Waits until the first of them is lost.
     pub async fn lost(&self) -> Lost {
         if self.0.is_empty() {
             return std::future::pending().await;
@@ -167,7 +175,7 @@ impl Guards {
         select_all(self.iter().map(|guard| Box::pin(guard.lost()))).await.0
     }
 
-    /// Ends all of them; the first error, if any.
+    /// Releases all of them; returns the first error, if any.
     pub async fn release(self) -> Result<(), ReleaseError> {
         join_all(self.0.into_iter().map(Guard::release)).await.into_iter().collect()
     }

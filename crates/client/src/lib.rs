@@ -32,6 +32,6 @@ pub use dlock_protocol::{Fence, Token};
 pub use error::{
     AcquireError, BuildError, ExtendError, Lost, NoQuorum, NodeReport, NodeState, ReleaseError, Report,
 };
-pub use guard::{Guard, Guards, Kept};
+pub use guard::{ForgottenHold, Guard, Guards};
 pub use inspect::{Answer, Holder, Inspected, Inspection, Position, Waiting};
 pub use options::{ClientBuilder, Retry};

@@ -1,4 +1,5 @@
-//! One master: how it is reached, and asked. What its answers come to together is not decided here.
+//! One master: its connections and its requests. What the answers of all masters add up to is decided
+//! elsewhere.
 
 mod address;
 mod channel;
@@ -26,38 +27,39 @@ use crate::error::NodeState;
 use crate::lease::Instant;
 use crate::quorum::{Failure, Member, Vote};
 
-/// The first pause after a connection that failed; they grow up to [`LONGEST_PAUSE`].
+/// The first pause after a failed connection; pauses grow up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// So late, at most, does a client find out that a master is back.
+/// How late, at most, a client notices that a master is back.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// So many connections are kept for the next who wants one alone.
-const MOST_IDLE: usize = 8;
-/// A connection takes some round trips and, with TLS, some arithmetic.
-const CONNECTING: u32 = 4;
+/// How many idle connections are kept for the next exclusive use.
+const MAX_IDLE: usize = 8;
+/// The time limit of a connection in multiples of that of an answer: it takes several round trips, and TLS
+/// computes.
+const CONNECT_FACTOR: u32 = 4;
 
 /// One master.
 pub(crate) struct Node {
     pub(crate) name: Arc<str>,
     pub(crate) member: Member,
     redis: redis::Client,
-    /// How long it may take for one answer.
+    /// The time limit of one answer.
     pub(crate) limit: Duration,
     member_list: Arc<MemberList>,
     link: Mutex<Link>,
-    /// Connections that somebody had alone, with nothing under way on them.
+    /// Formerly exclusive connections, with nothing under way on them.
     idle: Mutex<Vec<Connection>>,
     runtime: Handle,
 }
 
-/// The connection that all share who do not block it.
+/// The connection that is shared by all requests that do not block.
 #[derive(Debug)]
 enum Link {
-    /// There is none, and nothing is against opening one.
+    /// Not opened yet.
     None,
-    /// Since when.
+    /// Being opened, since then.
     Opening(Opening, Instant),
     Up(Connection),
-    /// It failed, and is not tried again before `until`.
+    /// It failed, and is not retried before `until`.
     Down {
         why: ConnectError,
         until: Instant,
@@ -71,7 +73,7 @@ type Opening = Shared<BoxFuture<'static, Result<Connection, ConnectError>>>;
 #[derive(Debug, Clone)]
 pub(crate) enum ConnectError {
     Failure(Failure),
-    /// The address leads to the server that is this member already.
+    /// The address leads to the server of this other member.
     SameAs(Arc<str>),
 }
 
@@ -90,7 +92,7 @@ impl From<ConnectError> for Failure {
         match connect_error {
             ConnectError::Failure(failure) => failure,
             ConnectError::SameAs(other) => {
-                Failure::Error(format!("the same server as {other}, which would vote twice").into())
+                Failure::Error(format!("the same server as {other}: it would vote twice").into())
             }
         }
     }
@@ -118,14 +120,14 @@ impl Node {
         Arc::new(Node { name, member, redis, limit, member_list, link, idle, runtime })
     }
 
-    /// The shared connection. Opened where there is none; at once an error while the last failure is fresh.
+    /// The shared connection, opened if necessary. Fails at once while the last failure is recent.
     pub(crate) async fn connection(self: &Arc<Self>) -> Result<Connection, ConnectError> {
         let opening = {
             let mut link = self.link();
             let backoff = match &*link {
                 Link::Up(connection) if connection.is_good() => return Ok(connection.clone()),
                 Link::Down { why, until, .. } if now() < *until => return Err(why.clone()),
-                // Whoever has been waited for so long is silent, and is not waited for by each one anew.
+                // After this long the master is silent, and not every caller waits for it again.
                 Link::Opening(_, since) if now() >= *since + self.limit => return Err(self.not_yet()),
                 Link::Down { backoff, .. } => *backoff,
                 Link::None | Link::Up(_) | Link::Opening(..) => fresh_backoff(),
@@ -138,12 +140,12 @@ impl Node {
         opening.await
     }
 
-    /// Whether there is a connection, or one can be had in the time of an answer.
+    /// [`connection`](Self::connection), within the time limit of an answer.
     pub(crate) async fn reach(self: &Arc<Self>) -> Result<Connection, ConnectError> {
         timeout(self.limit, self.connection()).await.unwrap_or_else(|_| Err(self.not_yet()))
     }
 
-    /// What is wrong with it, as far as is known at present.
+    /// Why there is no connection, if that is known.
     pub(crate) fn connect_error(&self) -> Option<NodeState> {
         match &*self.link() {
             Link::Down { why, .. } => Some(NodeState::from(&Vote::<()>::Failed(Failure::from(why.clone())))),
@@ -152,24 +154,24 @@ impl Node {
     }
 
     pub(crate) fn not_yet(&self) -> ConnectError {
-        ConnectError::down(format!("no connection within {:?} yet", self.limit))
+        ConnectError::down(format!("no connection within {:?}", self.limit))
     }
 
-    /// A connection for one caller alone, who may block it.
+    /// A connection for exclusive use, which may be blocked.
     pub(crate) async fn own_connection(self: &Arc<Self>) -> Result<Connection, ConnectError> {
         if let Some(idle) = self.idle_one() {
             return Ok(idle);
         }
         let node = self.clone();
-        // On the client's own runtime, where the connection's driver has to live.
+        // On the client's runtime, where the driver of the connection has to live.
         let opened = self.runtime.spawn(async move { node.open().await }).await;
         opened.unwrap_or_else(|_| Err(gone()))
     }
 
-    /// Takes back a connection that was one caller's own. Nothing may be under way on it.
+    /// Takes back a connection after its exclusive use. Nothing may be under way on it.
     pub(crate) fn give_back(&self, connection: Connection) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.len() < MOST_IDLE {
+        if idle.len() < MAX_IDLE {
             idle.push(connection);
         }
     }
@@ -180,17 +182,17 @@ impl Node {
         idle.pop()
     }
 
-    /// How long a connection to it may take.
+    /// The time limit of a connection.
     pub(crate) fn connection_limit(&self) -> Duration {
-        self.limit.saturating_mul(CONNECTING)
+        self.limit.saturating_mul(CONNECT_FACTOR)
     }
 
-    /// The task goes on when whoever asked for it has lost patience: the next one finds the connection open.
+    /// The task goes on when its caller gives up: the next caller finds the connection open.
     fn begin_opening(self: &Arc<Self>, link: &mut Link, mut backoff: Backoff) -> Opening {
         let node = self.clone();
         let task = self.runtime.spawn(async move {
             let opened = node.open().await.and_then(|connection| {
-                node.member_list.seat(node.member, &connection)?;
+                node.member_list.register(node.member, &connection)?;
                 Ok(connection)
             });
             *node.link() = match &opened {
@@ -223,5 +225,5 @@ fn fresh_backoff() -> Backoff {
 }
 
 fn gone() -> ConnectError {
-    ConnectError::down("the runtime that the client was built on has shut down")
+    ConnectError::down("the runtime of the client has shut down")
 }

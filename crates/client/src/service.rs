@@ -1,7 +1,6 @@
-//! What all clones of a client share: the masters, and the work in the background.
+//! What all clones of a client share: the masters, and the background work.
 
 use dlock_protocol::Ttl;
-use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use smallvec::SmallVec;
@@ -15,7 +14,7 @@ use crate::acquire::contended::Contended;
 use crate::clock::{now, sleep_until};
 use crate::error::{BuildError, NodeReport, NodeState, Report};
 use crate::lease::Lease;
-use crate::node::{Address, Channel, ConnectError, MemberList, Node, Reply};
+use crate::node::{Address, Channel, ConnectError, MemberList, Node};
 use crate::options::{ClientBuilder, Retry};
 use crate::quorum::{Member, Quorum, Refusal, Vote};
 
@@ -28,10 +27,10 @@ pub(crate) struct Service {
     pub(crate) contended: Contended,
     drift: Option<Duration>,
     runtime: Handle,
-    work: TaskTracker,
+    cleanup: TaskTracker,
 }
 
-/// The ways of one hold, by member.
+/// The channels of one hold, by member.
 pub(crate) type Channels = SmallVec<[Arc<Channel>; 5]>;
 
 impl Service {
@@ -40,31 +39,32 @@ impl Service {
             .servers
             .iter()
             .enumerate()
-            .map(|(place, server)| Address::parse(place + 1, server, &options))
+            .map(|(index, server)| Address::parse(index + 1, server, &options))
             .collect::<Result<_, _>>()?;
         let members = u8::try_from(addresses.len()).map_err(|_| BuildError::TooManyServers)?;
         let quorum = Quorum::new(members).ok_or(BuildError::NoServers)?;
         let limit = options.node_timeout;
         if limit < Duration::from_millis(1) || limit > Duration::from_secs(86_400) {
-            let why = format!("the time limit of a node must be 1 ms to a day, not {limit:?}");
+            let why = format!("the node timeout must be 1 ms to a day, not {limit:?}");
             return Err(BuildError::Option(why));
         }
         let member_list = MemberList::new(addresses.iter().map(|address| address.name.clone()));
         let nodes = quorum.members().zip(addresses);
         let nodes: Vec<Arc<Node>> =
             nodes.map(|(member, address)| Node::new(member, address, limit, member_list.clone())).collect();
-        let work = TaskTracker::new();
-        // Closed is not shut: it only lets `flush` see the end.
-        work.close();
+        let cleanup = TaskTracker::new();
+        // Closed, it still accepts tasks; this only lets `flush` return.
+        cleanup.close();
         let (retry, drift, runtime) = (options.retry, options.drift, Handle::current());
         let contended = Contended::default();
-        let service = Service { nodes, quorum, retry, contended, drift, runtime, work };
+        let service = Service { nodes, quorum, retry, contended, drift, runtime, cleanup };
         service.first_connections().await?;
         Ok(Arc::new(service))
     }
 
-    /// A master that is down may come, and a majority goes on without one that is there and cannot take part. Once there is
-    /// a majority, the others are waited for no longer than for an answer: they may join later.
+    /// Opens the first connections. A master that is down may come back, and a majority goes on without one
+    /// that cannot take part. Once there is a majority, the others have as long as for one answer: they may
+    /// join later.
     async fn first_connections(&self) -> Result<(), BuildError> {
         let overdue = now() + self.nodes[0].limit;
         let opening = self.nodes.iter().map(|node| async move { (node, node.connection().await) });
@@ -92,7 +92,7 @@ impl Service {
         }
     }
 
-    /// The members that are there and cannot take part.
+    /// The members that were reached but cannot take part.
     pub(crate) fn unusable(&self) -> Report {
         let defects = self.nodes.iter().filter_map(|node| {
             let state = node.connect_error().filter(|state| matches!(state, NodeState::Failed(_)))?;
@@ -105,15 +105,15 @@ impl Service {
         &self.nodes[usize::from(member.0)]
     }
 
-    /// In which order masters are waited at: the same for all clients that name the same addresses, so that they meet in
-    /// one line.
-    pub(crate) fn line_order(&self) -> Vec<Member> {
+    /// The order in which clients try the queues of the masters: the same for all clients with the same
+    /// addresses, so that they meet in one queue.
+    pub(crate) fn queue_order(&self) -> Vec<Member> {
         let mut order: Vec<Member> = self.quorum.members().collect();
         order.sort_by_key(|member| &self.node(*member).name);
         order
     }
 
-    /// How long until so many masters are out of grace that a majority can vote, if that is what is missing.
+    /// How long until a majority can vote, if only masters in grace are missing.
     pub(crate) fn grace(&self, votes: &[Option<Vote>]) -> Option<Duration> {
         let able = votes.iter().filter(|vote| {
             matches!(vote, None | Some(Vote::Granted(_)))
@@ -135,50 +135,41 @@ impl Service {
         self.nodes.iter().map(|node| Arc::new(Channel::new(node.clone()))).collect()
     }
 
-    /// The lease of `ttl`, in whole ms as the servers count it; or what is wrong with it.
+    /// The lease of `ttl`, in whole ms as the servers count it; or why there is none.
     pub(crate) fn lease_for(&self, ttl: Duration) -> Result<(Lease, Ttl), String> {
         let Some(counted) = u64::try_from(ttl.as_millis()).ok().and_then(Ttl::from_millis) else {
-            return Err(format!("a lease lasts 1 ms to 49 days, not {ttl:?}"));
+            return Err(format!("a ttl must be 1 ms to 49 days, not {ttl:?}"));
         };
         let ttl = Duration::from_millis(counted.millis());
         let lease = match self.drift {
             Some(drift) => Lease::with_drift(ttl, drift),
             None => Lease::new(ttl),
         };
-        let lease = lease.ok_or_else(|| {
-            format!("nothing is left of a lease of {ttl:?} after the drift: ask for a longer one")
-        });
+        let lease = lease
+            .ok_or_else(|| format!("nothing is left of a ttl of {ttl:?} after the drift: use a longer one"));
         lease.map(|lease| (lease, counted))
     }
 
-    /// Begins at once (what it sends first is on its way when this returns) and goes on in the background.
+    /// Begins a clean-up at once (its first request is on its way when this returns); it goes on in the
+    /// background.
     pub(crate) fn begin(&self, work: impl Future<Output = ()> + Send + 'static) {
         let _runtime = self.runtime.enter();
         let mut work = Box::pin(work);
         if work.as_mut().now_or_never().is_none() {
-            self.work.spawn_on(work, &self.runtime);
+            self.cleanup.spawn_on(work, &self.runtime);
         }
     }
 
-    /// A task that lives as long as what it serves, and is not waited for.
-    pub(crate) fn attend(&self, task: impl Future<Output = ()> + Send + 'static) {
+    /// Spawns a task that `flush` does not wait for.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(task);
     }
 
     pub(crate) async fn flush(&self) {
-        self.work.wait().await;
+        self.cleanup.wait().await;
     }
 
-    /// Asks all masters one question.
-    pub(crate) async fn ask_all(&self, question: redis::Cmd) -> Vec<Reply> {
-        let asked = self.nodes.iter().map(|node| {
-            let (channel, question) = (Channel::new(node.clone()), &question);
-            async move { channel.ask(question, None, channel.node.limit).await }
-        });
-        join_all(asked).await
-    }
-
-    /// What each master said; None: nothing was heard of it.
+    /// The report of these votes; `None`: no answer was heard.
     pub(crate) fn report<'a, G: 'a>(
         &self,
         channels: &Channels,

@@ -1,11 +1,12 @@
-//! The protocol of a quorum under a model checker: the code of `dlock_client::quorum` itself, driven through every
-//! order of events in small worlds of 3 masters. Messages are lost, late, out of order and doubled; masters crash; holds end.
+//! Model-checks the protocol of a quorum: the code of `dlock_client::quorum` itself, driven through every
+//! order of events in small worlds of 3 masters. Messages are lost, delayed, reordered and duplicated;
+//! masters crash; holds end.
 //!
-//! What is not here: liveness, more than 3 masters, clocks that run at different rates, shared holds.
+//! Not covered: liveness, more than 3 masters, clocks that run at different rates, shared holds.
 //!
-//! Each rule that can be broken is broken once, and the checker must find the violation: else it proves nothing. Worlds
-//! that take longer than a few seconds are ignored; `cargo test --test model -- --ignored` runs them.
-#![allow(clippy::disallowed_methods, reason = "says how long each world took")]
+//! Each rule is broken once, and the checker must find the violation; otherwise it would prove nothing.
+//! Worlds that take longer than a few seconds are ignored; `cargo test --test model -- --ignored` runs them.
+#![allow(clippy::disallowed_methods, reason = "prints how long each world took")]
 
 mod model {
     pub mod client;
@@ -25,26 +26,27 @@ use model::world::{Broken, Script, Time, World};
 const ONCE: Script = Script {
     acquisitions: 1,
     waits: false,
-    beside: false,
+    probes: false,
     extensions: 0,
     retries: 0,
     timeouts: false,
     releases: false,
 };
 const WAITS: Script = Script { waits: true, ..ONCE };
-/// Moves on in the line when a master is silent.
+/// Moves on to the next queue when a master is silent.
 const WAITS_NOT_LONG: Script = Script { timeouts: true, ..WAITS };
-/// Tries beside the line. Its own place in that line is a client by itself, for it has a token of its own.
-const BESIDE: Script = Script { beside: true, ..ONCE };
+/// Probes. The waiter that it probes for is a client of its own in the model, for it has a token of its own.
+const PROBES: Script = Script { probes: true, ..ONCE };
 const EXTENDS: Script = Script { extensions: 1, ..ONCE };
 const RETRIES: Script = Script { retries: 1, timeouts: true, ..ONCE };
 const RELEASES: Script = Script { releases: true, ..ONCE };
 const RELEASES_TWICE: Script = Script { acquisitions: 2, ..RELEASES };
 
-/// What some masters have numbered before, for other resources, so that fewer steps lead to equal numbers.
+/// Numbers that some masters have already used for other resources, so that fewer steps lead to equal
+/// numbers.
 const HEAD_START: [u8; 3] = [0, 0, 1];
 
-/// Fences alone, without a clock.
+/// Fences only, without a clock.
 fn fences(clients: &[Script], lapses: u8) -> World {
     World {
         clients: clients.to_vec(),
@@ -62,23 +64,23 @@ fn fences(clients: &[Script], lapses: u8) -> World {
     }
 }
 
-/// Fences on a clock.
+/// Fences, with a clock.
 fn timed_fences(clients: &[Script], ttl: u8) -> World {
     World { time: Time::Ticks { ttl }, ..fences(clients, 0) }
 }
 
-/// Redlock alone, on a clock.
+/// Plain Redlock, with a clock.
 fn plain(clients: &[Script], ttl: u8) -> World {
     World { fenced: false, numbers: false, ..timed_fences(clients, ttl) }
 }
 
-/// Masters are killed, and grant nothing for `grace` ticks.
+/// Masters crash, and then grant nothing for `grace` ticks.
 fn crashing(crashes: u8, grace: u8) -> World {
     World { crashes, grace, ..plain(&[ONCE; 2], 2) }
 }
 
-/// Every client and master goes by its own name: the same outcome in ten times the states, for to take those as one
-/// that differ by names alone must lose nothing.
+/// Without symmetry reduction: ten times the states must have the same outcome, or the reduction loses
+/// something.
 fn by_name(world: World) -> World {
     World { by_name: true, client_orders: vec![(0..world.clients.len()).collect()], ..world }
 }
@@ -100,12 +102,12 @@ worlds! {
     fenced_with_a_duplicate: |name| holds(name, World { duplicates: 1, ..fences(&[ONCE; 2], 1) });
     fenced_with_refusals_for_being_ahead: |name| holds(name, World { fence_ahead: 2, ..fences(&[ONCE; 2], 1) });
     fenced_and_timed: |name| holds(name, timed_fences(&[ONCE; 2], 1));
-    fenced_in_line: |name| holds(name, timed_fences(&[WAITS; 2], 1));
+    fenced_queued: |name| holds(name, timed_fences(&[WAITS; 2], 1));
     timed: |name| holds(name, plain(&[ONCE; 2], 2));
     released: |name| holds(name, plain(&[RELEASES, ONCE], 2));
-    in_line: |name| holds(name, plain(&[WAITS; 2], 1));
-    beside_the_line: |name| holds(name, plain(&[BESIDE, ONCE], 2));
-    fenced_beside_the_line: |name| holds(name, timed_fences(&[BESIDE, ONCE], 1));
+    queued: |name| holds(name, plain(&[WAITS; 2], 1));
+    probe: |name| holds(name, plain(&[PROBES, ONCE], 2));
+    fenced_probe: |name| holds(name, timed_fences(&[PROBES, ONCE], 1));
     crash_with_grace: |name| holds(name, crashing(1, 2));
     timed_with_a_duplicate: |name| holds(name, World { duplicates: 1, ..plain(&[ONCE; 2], 2) });
     retried: |name| holds(name, plain(&[RETRIES, ONCE], 1));
@@ -116,13 +118,13 @@ worlds! {
         holds_so_far(name, World { duplicates: 1, fence_ahead: 2, ..fences(&[ONCE; 2], 2) });
     #[ignore] fenced_three_clients: |name| holds_so_far(name, fences(&[ONCE; 3], 1));
     #[ignore] fenced_and_timed_longer: |name| holds_so_far(name, timed_fences(&[ONCE; 2], 2));
-    #[ignore] fenced_in_line_both: |name| holds_so_far(name, timed_fences(&[WAITS; 2], 2));
-    #[ignore] in_line_moving_on: |name| holds_so_far(name, timed_fences(&[WAITS_NOT_LONG, ONCE], 1));
-    #[ignore] beside_a_line: |name| holds_so_far(name, plain(&[WAITS, BESIDE, ONCE], 1));
-    #[ignore] fenced_beside_a_line: |name| holds_so_far(name, timed_fences(&[WAITS, BESIDE, ONCE], 1));
+    #[ignore] fenced_queued_both: |name| holds_so_far(name, timed_fences(&[WAITS; 2], 2));
+    #[ignore] queued_moving_on: |name| holds_so_far(name, timed_fences(&[WAITS_NOT_LONG, ONCE], 1));
+    #[ignore] probe_of_a_waiter: |name| holds_so_far(name, plain(&[WAITS, PROBES, ONCE], 1));
+    #[ignore] fenced_probe_of_a_waiter: |name| holds_so_far(name, timed_fences(&[WAITS, PROBES, ONCE], 1));
     #[ignore] timed_three_clients: |name| holds_so_far(name, plain(&[ONCE; 3], 2));
     #[ignore] timed_with_two_duplicates: |name| holds_so_far(name, World { duplicates: 2, ..plain(&[ONCE; 2], 2) });
-    #[ignore] in_line_one_of_two: |name| holds_so_far(name, timed_fences(&[WAITS, ONCE], 1));
+    #[ignore] queued_one_of_two: |name| holds_so_far(name, timed_fences(&[WAITS, ONCE], 1));
     #[ignore] released_twice: |name| holds_so_far(name, plain(&[RELEASES_TWICE, ONCE], 1));
     #[ignore] released_both: |name| holds_so_far(name, plain(&[RELEASES_TWICE, RELEASES], 2));
     #[ignore] three_crashes_with_grace: |name| holds_so_far(name, crashing(3, 2));
@@ -132,13 +134,13 @@ worlds! {
         holds_so_far(name, World { crashes: 1, grace: 1, ..timed_fences(&[ONCE; 2], 1) });
     #[ignore] fenced_crash_with_longer_grace: |name|
         holds_so_far(name, World { crashes: 1, grace: 2, ..timed_fences(&[ONCE; 2], 2) });
-    #[ignore] crash_with_grace_under_a_line: |name|
+    #[ignore] crash_with_grace_under_a_queue: |name|
         holds_so_far(name, World { crashes: 1, grace: 2, ..plain(&[WAITS; 2], 2) });
     #[ignore] retried_longer: |name| holds_so_far(name, plain(&[RETRIES, ONCE], 2));
     #[ignore] extended_both: |name| holds_so_far(name, plain(&[EXTENDS; 2], 2));
 
-    refuted_no_second_phase: |name|
-        violates(name, UNIQUE, broken(Broken::NoSecondPhase, fences(&[ONCE; 2], 2)));
+    refuted_no_confirm_phase: |name|
+        violates(name, UNIQUE, broken(Broken::NoConfirmPhase, fences(&[ONCE; 2], 2)));
     refuted_raise_without_hold: |name|
         violates(name, UNIQUE, broken(Broken::RaiseWithoutHold, fences(&[ONCE; 2], 2)));
     refuted_uncounted_answers: |name| {

@@ -3,7 +3,7 @@ mod quorum {
     pub mod acquiring;
     pub mod confirming;
     pub mod extending;
-    pub mod in_line;
+    pub mod queueing;
     pub mod random;
     pub mod words;
 }

@@ -6,24 +6,25 @@ use crate::error::AcquireError;
 use crate::guard::Guards;
 use crate::reading::shown;
 
-/// Several locks to be acquired, all or none: see [`Client::lock_all`](crate::Client::lock_all).
-#[must_use = "nothing is asked for before acquire()"]
+/// Acquires several locks, all or none: see [`Client::lock_all`](crate::Client::lock_all).
+#[must_use = "nothing is acquired before acquire()"]
 pub struct AcquireAll {
-    /// Sorted, each once.
+    /// Sorted, without duplicates.
     pub(crate) resources: Vec<Vec<u8>>,
     pub(crate) each: Acquire,
 }
 
 impl AcquireAll {
-    /// Sets the options that hold for each of them: `.each(|lock| lock.ttl(..).shared())`. The wait is for all together.
+    /// Sets the options of each lock: `.each(|lock| lock.ttl(..).shared())`. The wait is for all of them
+    /// together.
     pub fn each(mut self, options: impl FnOnce(Acquire) -> Acquire) -> Self {
         self.each = options(self.each);
         self
     }
 
-    /// Acquires all, or releases what it got.
+    /// Acquires all locks, or releases those that it got.
     pub async fn acquire(self) -> Result<Guards, AcquireError> {
-        let end = match self.each.wait_limit() {
+        let end = match self.each.options.wait {
             Wait::For(limit) => Some(now() + limit),
             Wait::No | Wait::Forever => None,
         };
@@ -33,14 +34,15 @@ impl AcquireAll {
             if let Some(end) = end {
                 next = next.wait(Wait::For(end.saturating_since(now())));
             }
-            let got = tokio::select! {
-                got = next.acquire() => got,
+            let acquired = tokio::select! {
+                acquired = next.acquire() => acquired,
                 lost = guards.first_lost() => Err(lost),
             };
-            match got {
+            match acquired {
                 Ok(guard) => guards.0.push(guard),
                 Err(why) => {
-                    // What goes wrong here goes on in the background, and ends with the leases.
+                    // A release that fails goes on in the background, and the lease ends the hold at the
+                    // latest.
                     let _ = guards.release().await;
                     return Err(why);
                 }

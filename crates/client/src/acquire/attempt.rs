@@ -1,131 +1,104 @@
-//! An acquisition from the first question to the last: rounds, the line, backoff.
+//! An attempt to acquire a lock, from the first request to the last: rounds, the wait queue, backoff.
 
 use dlock_protocol::Token;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-use crate::acquire::line::{OnPosition, Queueing};
-use crate::acquire::patience::Patience;
-use crate::acquire::round::{Acquired, Failed, Round, Start};
+use crate::acquire::deadline::Deadline;
+use crate::acquire::queue::{OnPosition, Queueing};
+use crate::acquire::round::{Failed, NewHold, Round, Start};
 use crate::backoff::Backoff;
 use crate::error::{AcquireError, NodeState, Report};
 use crate::lease::Lease;
 use crate::node::Connection;
-use crate::quorum::{Failure, Loss, Member, Plan, Refusal, Vote};
+use crate::quorum::{Failure, FailureReason, Member, Plan, Refusal, Vote};
 use crate::reading::shown;
 use crate::request::{LockRequest, fresh_token};
-use crate::service::{Channels, Service};
+use crate::service::Service;
 
-/// Whoever the line has let through finds some votes given away, for a moment, to those who are about to give up, or a
-/// release still on its way: so many tries more, after backoff that begin with a brief one.
+/// A granted waiter may find that some votes are briefly held by clients about to give up, or that a release
+/// is still on its way: it gets this many more tries, with a backoff that begins with a brief pause.
 const BRIEF_TRIES: u8 = 8;
 
-/// What is wanted.
-pub(crate) struct Attempt {
-    pub(crate) service: Arc<Service>,
-    pub(crate) resource: Vec<u8>,
-    /// With a token, there is one round; without, each round has a fresh one.
-    pub(crate) asked: dlock_protocol::LockRequest<Option<Token>>,
-    pub(crate) lease: Lease,
-    pub(crate) fenced: bool,
-    pub(crate) patience: Patience,
-    pub(crate) told: Option<OnPosition>,
-    pub(crate) outage: Option<Outage>,
-}
-
-/// Is called when too few masters can vote and that goes on to be waited for.
-pub(crate) type Outage = Arc<dyn Fn(&Report) + Send + Sync>;
+/// The longest pause between two rounds.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// The longest pause between two rounds while masters are missing.
 const LONGEST_OUTAGE_PAUSE: Duration = Duration::from_secs(2);
 
+/// What to acquire, with every option checked.
+pub(crate) struct Attempt {
+    pub(crate) service: Arc<Service>,
+    pub(crate) resource: Vec<u8>,
+    /// Each round has a token of its own, unless the caller gave one: then there is one round.
+    pub(crate) asked: dlock_protocol::LockRequest<Option<Token>>,
+    pub(crate) lease: Lease,
+    pub(crate) fenced: bool,
+    pub(crate) deadline: Deadline,
+    pub(crate) on_position: Option<OnPosition>,
+    pub(crate) on_outage: Option<OnOutage>,
+}
+
+/// Called when too few masters can vote and the attempt keeps waiting for them.
+pub(crate) type OnOutage = Arc<dyn Fn(&Report) + Send + Sync>;
+
 impl Attempt {
-    pub(crate) async fn run(self) -> Result<Acquired, AcquireError> {
+    pub(crate) async fn run(self) -> Result<NewHold, AcquireError> {
         let own = self.own_connection().await?;
-        // Who brings a token has one round, so that must be the one in line.
-        let straight = self.asked.token.is_some() || self.service.contended.contains(&self.resource);
-        let mut line = (self.waits() && straight).then(|| self.service.line_order());
-        let retry = self.service.retry;
-        let mut backoff = Backoff::new(retry.pause, Duration::from_secs(10));
-        let mut outage = Backoff::new(retry.pause, LONGEST_OUTAGE_PAUSE);
-        let (mut failed_lines, mut told) = (0, false);
-        // A quorum that was never there may never come: its addresses may be wrong.
-        let mut seen = self.service.contended.contains(&self.resource);
+        let mut course = Course::of(&self);
         loop {
-            let failed = match self.round(line.as_deref(), own.clone()).run().await {
-                Ok(acquired) => return Ok(acquired),
+            let failed = match self.round(course.queue.as_deref(), own.clone()).run().await {
+                Ok(hold) => return Ok(hold),
                 Err(failed) => failed,
             };
             if self.is_final(&failed) {
                 return Err(self.error(failed));
             }
-            let was_in_line = line.take().is_some();
-            let grace = self.service.grace(&failed.votes);
-            seen |= failed.loss != Loss::Impossible || grace.is_some();
-            let pause = match (failed.loss, grace) {
-                (Loss::Taken, _) if !was_in_line => {
-                    self.service.contended.note(&self.resource);
-                    line = Some(failed.line(self.service.line_order()));
-                    continue;
-                }
-                (Loss::Impossible, Some(left)) => left + backoff.next(),
-                (Loss::Impossible, None) if was_in_line && failed_lines < retry.times => {
-                    failed_lines += 1;
-                    outage.next()
-                }
-                (Loss::Impossible, None) => {
-                    if !seen && self.patience.end().is_none() {
-                        return Err(self.error(failed));
-                    }
-                    if !std::mem::replace(&mut told, true) {
-                        self.outage.iter().for_each(|outage| outage(&failed.report));
-                    }
-                    outage.next()
-                }
-                // Not at once, or who lost to others would only get in their way again.
-                (Loss::Taken | Loss::TooLate, _) => backoff.next(),
-            };
-            match self.patience.allows(pause) {
-                Some(pause) => sleep(pause).await,
-                None => return Err(self.error(failed)),
+            match course.after(&failed, &self) {
+                Next::Round => {}
+                Next::RoundAfter(pause) => match self.deadline.limit(pause) {
+                    Some(pause) => sleep(pause).await,
+                    None => return Err(self.error(failed)),
+                },
+                Next::Fail => return Err(self.error(failed)),
             }
         }
     }
 
-    fn round(&self, line: Option<&[Member]>, own: Option<Connection>) -> Round {
+    fn round(&self, queue: Option<&[Member]>, own: Option<Connection>) -> Round {
         let token = self.asked.token.clone().unwrap_or_else(fresh_token);
         let asked = self.asked.with(token, self.asked.label.clone());
         let request = LockRequest { resource: self.resource.clone(), asked };
-        let channels: Channels = self.service.channels();
+        let channels = self.service.channels();
         if let Some(own) = own {
-            channels[0].take(own);
+            channels[0].pin(own);
         }
         let (quorum, retries) = (self.service.quorum, self.service.retry.times);
         let mut plan = Plan { quorum, lease: self.lease, fenced: self.fenced, retries };
-        let start = match line {
+        let start = match queue {
             Some(order) => {
                 plan.retries = retries.saturating_add(BRIEF_TRIES);
-                // Who brings a token has no other one to try with.
-                let beside = (quorum.majority() > 1 && self.asked.token.is_none()).then_some(plan);
-                let (until, told) = (self.patience.end(), self.told.clone());
-                Start::InLine(order, Queueing { until, told, beside })
+                // A probe needs a token of its own.
+                let probe = (quorum.majority() > 1 && self.asked.token.is_none()).then_some(plan);
+                let (until, on_position) = (self.deadline.instant(), self.on_position.clone());
+                Start::Queued(order, Queueing { until, on_position, probe })
             }
-            None => Start::AtOnce(self.service.line_order().first().copied().filter(|_| self.waits())),
+            None => Start::AtOnce(self.service.queue_order().first().copied().filter(|_| self.waits())),
         };
-        Round::begin(&self.service, plan, request, channels, start, self.patience)
+        Round::begin(&self.service, plan, request, channels, start, self.deadline)
     }
 
     fn waits(&self) -> bool {
-        !matches!(self.patience, Patience::None)
+        !matches!(self.deadline, Deadline::NoWait)
     }
 
-    /// An ephemeral hold lives on a connection of its own.
+    /// The connection that an ephemeral hold lives on.
     async fn own_connection(&self) -> Result<Option<Connection>, AcquireError> {
         if !self.asked.ephemeral {
             return Ok(None);
         }
-        let mut backoff = Backoff::new(self.service.retry.pause, Duration::from_secs(10));
+        let mut backoff = Backoff::new(self.service.retry.pause, LONGEST_PAUSE);
         let mut left = self.service.retry.times;
         loop {
             match self.service.nodes[0].own_connection().await {
@@ -133,7 +106,7 @@ impl Attempt {
                 Err(_) if left > 0 => left -= 1,
                 Err(connect_error) => {
                     let state = NodeState::from(&Vote::<()>::Failed(Failure::from(connect_error)));
-                    let (resource, report) = (shown(&self.resource), self.service.report_of([state]));
+                    let (resource, report) = (self.resource(), self.service.report_of([state]));
                     return Err(AcquireError::QuorumImpossible { resource, report });
                 }
             }
@@ -141,11 +114,11 @@ impl Attempt {
         }
     }
 
-    /// Whether there is no sense in another round, or no right to it.
+    /// Whether another round makes no sense, or is not allowed.
     fn is_final(&self, failed: &Failed) -> bool {
         self.asked.token.is_some()
-            || failed.loss == Loss::TooLate
-            || self.patience.is_over()
+            || failed.reason == FailureReason::TooLate
+            || self.deadline.has_passed()
             || failed.refused(|why| matches!(why, Refusal::QueueFull | Refusal::Deadlock(_)))
             || self.service.quorum.is_misuse(failed.votes.iter().flatten())
     }
@@ -153,21 +126,107 @@ impl Attempt {
     /// Another task of the same owner is acquiring it.
     pub(crate) fn taken_by_ourselves(&self) -> AcquireError {
         let unasked = self.service.nodes.iter().map(|_| NodeState::Unasked);
-        AcquireError::Taken { resource: shown(&self.resource), report: self.service.report_of(unasked) }
+        AcquireError::Taken { resource: self.resource(), report: self.service.report_of(unasked) }
     }
 
     fn error(&self, failed: Failed) -> AcquireError {
-        let resource = shown(&self.resource);
+        let resource = self.resource();
         let deadlock = failed.refused(|why| matches!(why, Refusal::Deadlock(_)));
         let misuse = self.service.quorum.is_misuse(failed.votes.iter().flatten());
-        let report: Report = failed.report;
-        match failed.loss {
+        let report = failed.report;
+        match failed.reason {
             _ if misuse => AcquireError::Misuse { resource, report },
             _ if deadlock => AcquireError::Deadlock { resource, report },
-            Loss::Taken => AcquireError::Taken { resource, report },
-            Loss::Impossible => AcquireError::QuorumImpossible { resource, report },
-            Loss::TooLate => AcquireError::TooLate { resource, report },
+            FailureReason::Taken => AcquireError::Taken { resource, report },
+            FailureReason::Impossible => AcquireError::QuorumImpossible { resource, report },
+            FailureReason::TooLate => AcquireError::TooLate { resource, report },
         }
+    }
+
+    fn resource(&self) -> String {
+        shown(&self.resource)
+    }
+}
+
+/// How an attempt has gone so far, which decides what follows a failed round.
+struct Course {
+    /// The masters at whose queues the next round waits; `None`: it asks all at once.
+    queue: Option<Vec<Member>>,
+    failed_queues: u8,
+    majority: Majority,
+    backoff: Backoff,
+    outage_backoff: Backoff,
+}
+
+/// What is known of the majority of the masters.
+enum Majority {
+    /// It has never answered, and may never do so: the addresses may be wrong.
+    NeverSeen,
+    Seen,
+    /// It was missing, and `on_outage` has been called.
+    OutageReported,
+}
+
+enum Next {
+    Round,
+    RoundAfter(Duration),
+    Fail,
+}
+
+impl Course {
+    fn of(attempt: &Attempt) -> Course {
+        let service = &attempt.service;
+        let contended = service.contended.contains(&attempt.resource);
+        // With a given token there is one round, so that one has to wait in the queue.
+        let queued = attempt.waits() && (attempt.asked.token.is_some() || contended);
+        Course {
+            queue: queued.then(|| service.queue_order()),
+            failed_queues: 0,
+            majority: if contended { Majority::Seen } else { Majority::NeverSeen },
+            backoff: Backoff::new(service.retry.pause, LONGEST_PAUSE),
+            outage_backoff: Backoff::new(service.retry.pause, LONGEST_OUTAGE_PAUSE),
+        }
+    }
+
+    fn after(&mut self, failed: &Failed, attempt: &Attempt) -> Next {
+        let service = &attempt.service;
+        let was_queued = self.queue.take().is_some();
+        let grace = service.grace(&failed.votes);
+        let answered = failed.reason != FailureReason::Impossible || grace.is_some();
+        if answered && matches!(self.majority, Majority::NeverSeen) {
+            self.majority = Majority::Seen;
+        }
+        match (failed.reason, grace) {
+            (FailureReason::Taken, _) if !was_queued => {
+                service.contended.note(&attempt.resource);
+                self.queue = Some(failed.reachable(service.queue_order()));
+                Next::Round
+            }
+            // Not at once, or those who lost to each other would collide again.
+            (FailureReason::Taken | FailureReason::TooLate, _) => Next::RoundAfter(self.backoff.next()),
+            (FailureReason::Impossible, Some(left)) => Next::RoundAfter(left + self.backoff.next()),
+            (FailureReason::Impossible, None) => {
+                if was_queued && self.failed_queues < service.retry.times {
+                    self.failed_queues += 1;
+                } else if !self.report_outage(failed, attempt) {
+                    return Next::Fail;
+                }
+                Next::RoundAfter(self.outage_backoff.next())
+            }
+        }
+    }
+
+    /// Reports the outage once. Returns false if there is no use in waiting for its end.
+    fn report_outage(&mut self, failed: &Failed, attempt: &Attempt) -> bool {
+        match self.majority {
+            Majority::NeverSeen if attempt.deadline.instant().is_none() => return false,
+            Majority::NeverSeen | Majority::Seen => {
+                attempt.on_outage.iter().for_each(|on_outage| on_outage(&failed.report));
+                self.majority = Majority::OutageReported;
+            }
+            Majority::OutageReported => {}
+        }
+        true
     }
 }
 
@@ -176,14 +235,14 @@ impl Failed {
         self.votes.iter().flatten().any(|vote| matches!(vote, Vote::Refused(why) if which(why)))
     }
 
-    /// Those of `order` at which waiting makes sense.
-    fn line(&self, order: Vec<Member>) -> Vec<Member> {
-        let reachable = |member: &Member| {
+    /// The masters of `order` at which waiting makes sense.
+    fn reachable(&self, order: Vec<Member>) -> Vec<Member> {
+        let is_reachable = |member: &Member| {
             !matches!(
                 self.votes[usize::from(member.0)],
                 Some(Vote::Failed(_) | Vote::Unknown | Vote::Refused(Refusal::Grace(_)))
             )
         };
-        order.into_iter().filter(reachable).collect()
+        order.into_iter().filter(is_reachable).collect()
     }
 }

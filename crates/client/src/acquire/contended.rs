@@ -1,4 +1,4 @@
-//! Which resources are in demand.
+//! Which resources are contended.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,18 +7,19 @@ use std::time::Duration;
 use crate::clock::now;
 use crate::lease::Instant;
 
-/// For so long a resource counts as contended that was found taken.
+/// How long a resource that was found taken counts as contended.
 const MEMORY: Duration = Duration::from_secs(1);
 
-/// Resources that were found taken a short while ago. Who wants one of them and would wait goes in line at once: to ask all
-/// masters first would take votes away, for a moment, from whoever the line has just let through.
+/// Resources that were found taken a short while ago. An attempt that may wait for one of them queues at
+/// once: asking all masters first would briefly take votes from the waiter that has just been granted the
+/// lock.
 #[derive(Debug, Default)]
 pub(crate) struct Contended(Mutex<HashMap<Vec<u8>, Instant>>);
 
 impl Contended {
     pub(crate) fn note(&self, resource: &[u8]) {
         let mut found = self.found();
-        // Each time that the room is used up, what has been forgotten makes room.
+        // Before the map grows, it drops what has expired.
         if found.len() == found.capacity() {
             found.retain(|_, until| now() < *until);
         }

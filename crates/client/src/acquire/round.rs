@@ -1,4 +1,4 @@
-//! One acquisition with one token: carries the messages of [`Acquisition`].
+//! One round with one token: carries the messages of [`Acquisition`].
 
 use futures_util::StreamExt;
 use futures_util::future::{BoxFuture, OptionFuture};
@@ -9,27 +9,28 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Sleep, sleep};
 
-use crate::acquire::beside::beside;
-use crate::acquire::line::{Queueing, Stand};
-use crate::acquire::patience::Patience;
+use crate::acquire::deadline::Deadline;
+use crate::acquire::probe::probe;
+use crate::acquire::queue::{Queueing, Waiter};
 use crate::backoff::Backoff;
 use crate::clock::now;
 use crate::error::{NodeState, Report};
 use crate::guard::release::Releases;
 use crate::node::Reply;
 use crate::quorum::{
-    Acquisition, Loss, Member, Outgoing, Plan, Progress, Refusal, Request, Sends, Verdict, Vote, Won,
+    Acquired, Acquisition, FailureReason, Member, Outgoing, Plan, Progress, Refusal, Request, Sends, Verdict,
+    Vote,
 };
 use crate::request::LockRequest;
 use crate::service::{Channels, Service};
 
-/// The longest pause between two tries of a round, however often it is tried.
+/// The longest pause between two tries of a round.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// The first pause of whoever the line has let through: the others are about to let it in.
+/// The first pause of a granted waiter: the others are about to grant as well.
 const BRIEF_PAUSE: Duration = Duration::from_millis(1);
 
-/// A round under way. However it ends but by a win, also when it is dropped, it takes back what it asked for.
+/// A round under way. Unless it succeeds, it takes back what it asked for, also when it is dropped.
 pub(crate) struct Round {
     service: Arc<Service>,
     request: Arc<LockRequest>,
@@ -37,51 +38,56 @@ pub(crate) struct Round {
     machine: Acquisition,
     calls: Calls,
     queueing: Option<Queueing>,
-    /// Where it waits in line.
-    stand: Option<Arc<Stand>>,
-    /// What is tried meanwhile.
-    beside: Option<BoxFuture<'static, Acquired>>,
-    first: Option<First>,
+    waiter: Option<Arc<Waiter>>,
+    probe: Option<BoxFuture<'static, NewHold>>,
+    hear_first: Option<HearFirst>,
     backoff: Backoff,
-    patience: Patience,
+    deadline: Deadline,
     pause: Option<Pin<Box<Sleep>>>,
-    over: bool,
+    succeeded: bool,
 }
 
-/// Requests under way. One that has not left yet when this is dropped never does.
-pub(crate) type Calls = FuturesUnordered<BoxFuture<'static, Heard>>;
+/// Requests under way. Dropping this cancels those that have not left yet.
+pub(crate) type Calls = FuturesUnordered<BoxFuture<'static, Answered>>;
 
-/// The answer to a request.
-pub(crate) struct Heard {
+/// A request and its answer.
+pub(crate) struct Answered {
     from: Member,
     what: Request,
     vote: Vote,
 }
 
-/// The master at which others would wait in line is heard first: by the other masters' answers alone, who has only just
-/// asked could overtake the whole line.
-struct First {
+/// The master at which others would queue is heard first: with a majority of the other masters a newcomer
+/// could overtake the whole queue.
+struct HearFirst {
     member: Member,
-    kept_back: SmallVec<[Heard; 5]>,
+    kept_back: SmallVec<[Answered; 5]>,
 }
 
 /// How a round begins.
 pub(crate) enum Start<'a> {
-    /// All are asked at once; this one's answer is heard first, if there is one.
+    /// Asks all at once; hears this one first, if there is one.
     AtOnce(Option<Member>),
-    /// In line at the first of these that is reachable.
-    InLine(&'a [Member], Queueing),
-    /// All are asked at once but for this one, in whose line somebody waits for the same.
-    Beside(Member),
+    /// Waits in the queue of the first of these that is reachable.
+    Queued(&'a [Member], Queueing),
+    /// Asks all at once but this one, where the same client is queued.
+    Probe(Member),
 }
 
-/// What is left of a round that was won: what the hold needs.
-pub(crate) struct Acquired {
-    pub(crate) won: Won,
+/// A round that succeeded: what the hold needs of it.
+pub(crate) struct NewHold {
+    pub(crate) acquired: Acquired,
     pub(crate) request: Arc<LockRequest>,
     pub(crate) channels: Channels,
-    /// To those whose answer was not waited for.
+    /// To the masters whose answer was not needed.
     pub(crate) calls: Calls,
+}
+
+/// A round that failed.
+pub(crate) struct Failed {
+    pub(crate) reason: FailureReason,
+    pub(crate) votes: Vec<Option<Vote>>,
+    pub(crate) report: Report,
 }
 
 impl Round {
@@ -91,21 +97,21 @@ impl Round {
         request: LockRequest,
         channels: Channels,
         start: Start<'_>,
-        patience: Patience,
+        deadline: Deadline,
     ) -> Round {
-        let (mut first, mut queueing) = (None, None);
+        let (mut hear_first, mut queueing) = (None, None);
         let mut pause = service.retry.pause;
         let (machine, sends) = match start {
             Start::AtOnce(member) => {
-                first = member.map(|member| First { member, kept_back: SmallVec::new() });
+                hear_first = member.map(|member| HearFirst { member, kept_back: SmallVec::new() });
                 Acquisition::at_once(plan, now())
             }
-            Start::InLine(order, line) => {
-                queueing = Some(line);
+            Start::Queued(order, how) => {
+                queueing = Some(how);
                 pause = pause.min(BRIEF_PAUSE);
-                Acquisition::in_line(plan, order, now())
+                Acquisition::queued(plan, order, now())
             }
-            Start::Beside(line) => Acquisition::beside_line(plan, line, now()),
+            Start::Probe(queue) => Acquisition::probe(plan, queue, now()),
         };
         let mut round = Round {
             service: service.clone(),
@@ -114,82 +120,82 @@ impl Round {
             machine,
             calls: Calls::new(),
             queueing,
-            stand: None,
-            beside: None,
-            first,
+            waiter: None,
+            probe: None,
+            hear_first,
             backoff: Backoff::new(pause, LONGEST_PAUSE),
-            patience,
+            deadline,
             pause: None,
-            over: false,
+            succeeded: false,
         };
         round.send(sends);
         round
     }
 
-    /// Carries messages until it is won or lost.
-    pub(crate) async fn run(mut self) -> Result<Acquired, Failed> {
+    /// Carries messages until it has succeeded or failed.
+    pub(crate) async fn run(mut self) -> Result<NewHold, Failed> {
         loop {
             let paused = self.pause.is_some();
-            let heard = tokio::select! {
-                Some(heard) = self.calls.next() => heard,
+            let answered = tokio::select! {
+                Some(answered) = self.calls.next() => answered,
                 Some(()) = OptionFuture::from(self.pause.as_mut()), if paused => {
                     self.pause = None;
                     let sends = self.machine.ask_again();
                     self.send(sends);
                     continue;
                 }
-                Some(acquired) = OptionFuture::from(self.beside.as_mut()) => return Ok(acquired),
-                else => return Err(self.lost(Loss::Impossible)),
+                Some(hold) = OptionFuture::from(self.probe.as_mut()) => return Ok(hold),
+                else => return Err(self.failed(FailureReason::Impossible)),
             };
-            if heard.what == Request::Wait {
-                // What it tried is taken back before the others are asked, so that it is not in its own way.
-                self.beside = None;
+            if answered.what == Request::Wait {
+                // Takes back what it asked for before the others are asked, so as not to be in its own way.
+                self.probe = None;
             }
-            if self.is_refused_at_the_line(&heard) {
-                self.machine.answered(heard.from, heard.what, heard.vote, now());
-                return Err(self.lost(Loss::Taken));
+            if self.is_refused_at_the_queue(&answered) {
+                self.machine.answered(answered.from, answered.what, answered.vote, now());
+                return Err(self.failed(FailureReason::Taken));
             }
-            for heard in self.in_turn(heard) {
-                let progress = self.machine.answered(heard.from, heard.what, heard.vote, now());
+            for answered in self.in_turn(answered) {
+                let progress = self.machine.answered(answered.from, answered.what, answered.vote, now());
                 if let Some(end) = self.follow(progress) {
                     return match end {
-                        Ok(won) => Ok(self.won(won)),
-                        Err(loss) => Err(self.lost(loss)),
+                        Ok(acquired) => Ok(self.succeed(acquired)),
+                        Err(reason) => Err(self.failed(reason)),
                     };
                 }
             }
         }
     }
 
-    fn is_refused_at_the_line(&self, heard: &Heard) -> bool {
-        let first = self.first.as_ref().is_some_and(|first| first.member == heard.from);
-        first && matches!(heard.vote, Vote::Refused(ref why) if !matches!(why, Refusal::Grace(_)))
+    fn is_refused_at_the_queue(&self, answered: &Answered) -> bool {
+        let first = self.hear_first.as_ref().is_some_and(|first| first.member == answered.from);
+        first && matches!(answered.vote, Vote::Refused(ref why) if !matches!(why, Refusal::Grace(_)))
     }
 
-    /// What may be taken now: nothing before the first one's answer.
-    fn in_turn(&mut self, heard: Heard) -> SmallVec<[Heard; 5]> {
-        match self.first.take() {
-            Some(mut first) if first.member != heard.from => {
-                first.kept_back.push(heard);
-                self.first = Some(first);
+    /// The answers that may be processed now: none before that of the master to hear first.
+    fn in_turn(&mut self, answered: Answered) -> SmallVec<[Answered; 5]> {
+        match self.hear_first.take() {
+            Some(mut first) if first.member != answered.from => {
+                first.kept_back.push(answered);
+                self.hear_first = Some(first);
                 SmallVec::new()
             }
-            Some(first) => [heard].into_iter().chain(first.kept_back).collect(),
-            None => [heard].into_iter().collect(),
+            Some(first) => [answered].into_iter().chain(first.kept_back).collect(),
+            None => [answered].into_iter().collect(),
         }
     }
 
-    fn follow(&mut self, progress: Progress) -> Option<Result<Won, Loss>> {
+    fn follow(&mut self, progress: Progress) -> Option<Result<Acquired, FailureReason>> {
         match progress.verdict {
             Verdict::Open => self.send(progress.sends),
-            Verdict::TryAgain if self.pause.is_none() => match self.patience.allows(self.backoff.next()) {
+            Verdict::TryAgain if self.pause.is_none() => match self.deadline.limit(self.backoff.next()) {
                 Some(pause) => self.pause = Some(Box::pin(sleep(pause))),
                 None => return Some(Err(self.machine.why_not())),
             },
             Verdict::TryAgain => {}
-            Verdict::Won(won) => return Some(Ok(won)),
-            // Its sends are what dropping this does, and more: nothing may leave any more.
-            Verdict::Lost(loss) => return Some(Err(loss)),
+            Verdict::Acquired(acquired) => return Some(Ok(acquired)),
+            // Dropping the round does what its sends ask for, and more: nothing may leave any longer.
+            Verdict::Failed(reason) => return Some(Err(reason)),
         }
         None
     }
@@ -197,8 +203,8 @@ impl Round {
     fn send(&mut self, sends: Sends) {
         for Outgoing { to, what } in sends {
             match what {
-                Request::Leave => self.leave(),
-                Request::Wait => self.queue_up(to),
+                Request::Leave => self.leave_queue(),
+                Request::Wait => self.join_queue(to),
                 _ => self.ask(to, what),
             }
         }
@@ -208,7 +214,7 @@ impl Round {
         let (command, sets) = match what {
             Request::Acquire => (self.request.acquire(None), None),
             Request::Confirm { fence, .. } => (self.request.confirm(fence), Some(self.request.ttl())),
-            // Not by this way: see `send`, `drop` and `Extension`.
+            // Not sent here: see `send`, `drop` and `Extension`.
             Request::Wait | Request::Leave | Request::Extend | Request::Release => return,
         };
         let channel = self.channels[usize::from(to.0)].clone();
@@ -217,65 +223,58 @@ impl Round {
             let reply = channel.ask(&command, sets, limit).await;
             let vote = if sets.is_none() { Reply::acquired(reply) } else { Reply::confirmed(reply) };
             channel.note(&vote);
-            Heard { from: to, what, vote }
+            Answered { from: to, what, vote }
         }));
     }
 
-    fn queue_up(&mut self, to: Member) {
+    fn join_queue(&mut self, to: Member) {
         let Some(queueing) = self.queueing.clone() else { return };
-        self.beside = queueing.beside.map(|plan| {
-            Box::pin(beside(self.service.clone(), plan, self.request.clone(), to))
-                as BoxFuture<'static, Acquired>
+        let (service, request) = (&self.service, &self.request);
+        self.probe = queueing.probe.map(|plan| {
+            Box::pin(probe(service.clone(), plan, request.clone(), to)) as BoxFuture<'static, NewHold>
         });
-        let stand = Arc::new(Stand::new(self.channels[usize::from(to.0)].clone(), self.request.clone()));
-        self.stand = Some(stand.clone());
+        let waiter = Arc::new(Waiter::new(self.channels[usize::from(to.0)].clone(), request.clone()));
+        self.waiter = Some(waiter.clone());
         self.calls.push(Box::pin(async move {
-            let vote = stand.wait(queueing).await;
-            Heard { from: to, what: Request::Wait, vote }
+            let vote = waiter.wait(queueing).await;
+            Answered { from: to, what: Request::Wait, vote }
         }));
     }
 
-    /// Its connection closes with the stand.
-    fn leave(&mut self) {
-        if let Some(stand) = self.stand.take() {
-            stand.give_up();
+    /// The connection closes with the waiter.
+    fn leave_queue(&mut self) {
+        if let Some(waiter) = self.waiter.take() {
+            waiter.give_up();
         }
     }
 
-    fn won(mut self, won: Won) -> Acquired {
-        self.over = true;
-        let calls = std::mem::take(&mut self.calls);
-        Acquired { won, request: self.request.clone(), channels: std::mem::take(&mut self.channels), calls }
+    fn succeed(mut self, acquired: Acquired) -> NewHold {
+        self.succeeded = true;
+        let (calls, channels) = (std::mem::take(&mut self.calls), std::mem::take(&mut self.channels));
+        NewHold { acquired, request: self.request.clone(), channels, calls }
     }
 
-    fn lost(self, loss: Loss) -> Failed {
+    fn failed(self, reason: FailureReason) -> Failed {
         let votes: Vec<Option<Vote>> = self.machine.votes().map(|vote| vote.cloned()).collect();
         let mut report = self.service.report(&self.channels, self.machine.votes());
         for ahead in self.machine.ahead() {
             report.0[usize::from(ahead.0)].state = NodeState::ClockAhead;
         }
-        Failed { loss, votes, report }
+        Failed { reason, votes, report }
     }
 }
 
 impl Drop for Round {
-    /// Takes everything back that was asked for, also where no answer came.
+    /// Takes back all that was asked for, also where no answer came.
     fn drop(&mut self) {
-        if self.over {
+        if self.succeeded {
             return;
         }
         self.machine.give_up();
         self.calls.clear();
-        if let Some(stand) = self.stand.take() {
-            self.service.begin(stand.abandon());
+        if let Some(waiter) = self.waiter.take() {
+            self.service.begin(waiter.abandon());
         }
         drop(Releases::new(&self.service, &self.channels, self.request.release()));
     }
-}
-
-/// Why a round was lost.
-pub(crate) struct Failed {
-    pub(crate) loss: Loss,
-    pub(crate) votes: Vec<Option<Vote>>,
-    pub(crate) report: Report,
 }

@@ -1,4 +1,4 @@
-//! EXTEND everywhere: carries the messages of [`Extension`].
+//! EXTEND on all masters: carries the messages of [`Extension`].
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -14,10 +14,10 @@ use crate::node::Channel;
 use crate::quorum::{Extended, Extension, Member, Outgoing, Sends, Vote};
 use crate::service::{Channels, Service};
 
-/// Calls whose answers decide nothing any more. One that has not left yet when this is dropped never does.
-pub(crate) type Rest = FuturesUnordered<BoxFuture<'static, ()>>;
+/// Calls whose answers no longer decide anything. Dropping this cancels those that have not left yet.
+pub(crate) type PendingCalls = FuturesUnordered<BoxFuture<'static, ()>>;
 
-/// Asks for the lease until it is decided, no answer being waited for longer than `limit`.
+/// Asks for the lease until it is decided; waits for each answer at most `limit`.
 pub(crate) async fn extend(
     service: &Arc<Service>,
     channels: &Channels,
@@ -25,7 +25,7 @@ pub(crate) async fn extend(
     lease: Lease,
     limit: Duration,
     (mut extension, sends): (Extension, Sends),
-) -> (Result<Instant, ExtendError>, Rest) {
+) -> (Result<Instant, ExtendError>, PendingCalls) {
     let command = Arc::new(command);
     let asked = sends.iter().map(|Outgoing { to, .. }| {
         let channel = channels[usize::from(to.0)].clone();
@@ -41,9 +41,9 @@ pub(crate) async fn extend(
     let report = || service.report(channels, extension.votes());
     let extended = match extended {
         Extended::Until(valid_until) => Ok(valid_until),
-        Extended::Over => Err(ExtendError::Lost(report())),
+        Extended::Lost => Err(ExtendError::Lost(report())),
         _ if service.quorum.is_misuse(extension.votes().flatten()) => Err(ExtendError::Misuse(report())),
-        Extended::Kept | Extended::Open => Err(ExtendError::Unconfirmed(report())),
+        Extended::Unconfirmed | Extended::Open => Err(ExtendError::Unconfirmed(report())),
     };
     (extended, calls.into_iter().map(|call| call.map(drop).boxed()).collect())
 }

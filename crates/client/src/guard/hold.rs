@@ -1,4 +1,4 @@
-//! What is held, behind all guards of it: until when, whether it is lost, how it is extended and ended.
+//! The hold behind its guards: its validity, and how it is extended, lost and released.
 
 use dlock_protocol::Mode;
 use futures_util::{FutureExt, StreamExt};
@@ -9,10 +9,10 @@ use std::time::Duration;
 use tokio::sync::{Mutex as Turn, Notify};
 use tokio_util::sync::CancellationToken;
 
-use crate::acquire::round::Acquired;
+use crate::acquire::round::NewHold;
 use crate::clock::now;
 use crate::error::{ExtendError, Lost, NodeState, ReleaseError, Report};
-use crate::guard::extend::{Rest, extend};
+use crate::guard::extend::{PendingCalls, extend};
 use crate::guard::release::Releases;
 use crate::lease::{Instant, Lease};
 use crate::quorum::{Extension, Fence};
@@ -27,36 +27,36 @@ pub(crate) struct Hold {
     pub(crate) fence: Option<Fence>,
     channels: Channels,
     state: Mutex<State>,
-    /// One extension at a time: answers to two would contradict each other.
+    /// One extension at a time: the answers to two could contradict each other.
     turn: Turn<()>,
-    /// OnPosition when the state changes otherwise than by the renewal.
+    /// Notified when the state changes other than by the renewal.
     pub(crate) changed: Notify,
     pub(crate) lost: CancellationToken,
-    /// Cancelled when it has been given back, or left to itself.
+    /// Cancelled when it has been given back, or left to its lease.
     pub(crate) ended: CancellationToken,
     given_back: AtomicBool,
-    /// What is under way to masters whose answer was not waited for.
-    rest: Mutex<Rest>,
-    rest_grew: Notify,
+    /// Requests to masters whose answer was not needed.
+    pending: Mutex<PendingCalls>,
+    pending_added: Notify,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct State {
-    /// The lease that renewals ask for.
+    /// The lease for renewals.
     pub(crate) lease: Lease,
     pub(crate) valid_until: Instant,
     pub(crate) loss: Option<Lost>,
 }
 
 impl Hold {
-    pub(crate) fn new(service: Arc<Service>, lease: Lease, acquired: Acquired) -> Arc<Hold> {
-        let Acquired { won, request, channels, calls } = acquired;
-        let rest = calls.into_iter().map(|call| call.map(drop).boxed()).collect();
-        let state = State { lease, valid_until: won.valid_until, loss: None };
+    pub(crate) fn new(service: Arc<Service>, lease: Lease, new: NewHold) -> Arc<Hold> {
+        let NewHold { acquired, request, channels, calls } = new;
+        let pending = calls.into_iter().map(|call| call.map(drop).boxed()).collect();
+        let state = State { lease, valid_until: acquired.valid_until, loss: None };
         Arc::new(Hold {
             service,
             request,
-            fence: won.fence,
+            fence: acquired.fence,
             channels,
             state: Mutex::new(state),
             turn: Turn::new(()),
@@ -64,8 +64,8 @@ impl Hold {
             lost: CancellationToken::new(),
             ended: CancellationToken::new(),
             given_back: AtomicBool::new(false),
-            rest: Mutex::new(rest),
-            rest_grew: Notify::new(),
+            pending: Mutex::new(pending),
+            pending_added: Notify::new(),
         })
     }
 
@@ -73,33 +73,31 @@ impl Hold {
         self.lock().clone()
     }
 
-    /// The connection that an ephemeral hold lives on has closed. Never returns for any other hold.
+    /// Waits until the connection of an ephemeral hold closes. Never returns for any other hold.
     pub(crate) async fn disconnected(&self) {
         match self.channels[0].connection().filter(|_| self.request.ephemeral) {
-            Some(connection) => connection.end().cancelled().await,
+            Some(connection) => connection.closed().cancelled().await,
             None => std::future::pending().await,
         }
     }
 
-    /// Hears those whose answer was not waited for, and never returns.
-    pub(crate) async fn hear_the_rest(&self) {
+    /// Processes the pending calls, and never returns.
+    pub(crate) async fn drive_pending(&self) {
         loop {
-            // Under the lock at each step, so that nothing leaves any more once it has been cleared.
-            while poll_fn(|cx| self.rest().poll_next_unpin(cx)).await.is_some() {}
-            self.rest_grew.notified().await;
+            // Each step holds the lock, so that nothing leaves after the calls have been cleared.
+            while poll_fn(|cx| self.pending().poll_next_unpin(cx)).await.is_some() {}
+            self.pending_added.notified().await;
         }
     }
 
-    /// Declares it lost; the first reason stays.
+    /// Declares it lost; the first reason counts.
     pub(crate) fn lose(&self, why: Lost) {
         self.lock().loss.get_or_insert(why);
         self.lost.cancel();
     }
 
-    /// Asks every master for a lease of `ttl` from now. Where that is shorter than what was left, the validity is shorter
-    /// as soon as it is asked for: masters that do not answer may have done it.
-    ///
-    /// No answer is waited for longer than `limit`.
+    /// Asks every master for a lease of `ttl` from now, and waits for each answer at most `limit`. A shorter
+    /// lease shortens the validity as soon as it is asked for: silent masters may have set it.
     pub(crate) async fn extend(&self, ttl: Duration, limit: Duration) -> Result<Instant, ExtendError> {
         let (lease, counted) = self.service.lease_for(ttl).map_err(ExtendError::Option)?;
         let _turn = self.turn.lock().await;
@@ -115,48 +113,48 @@ impl Hold {
             }
             begun
         };
-        // What has not left yet never does: behind this it would set the lease back.
-        self.rest().clear();
+        // Cancels earlier requests that have not left yet: after this one they would shorten the lease.
+        self.pending().clear();
         let command = request::extend(&self.request.resource, &self.request.token, counted);
-        let (extended, rest) = extend(&self.service, &self.channels, command, lease, limit, begun).await;
-        *self.rest() = rest;
-        self.rest_grew.notify_one();
+        let (extended, pending) = extend(&self.service, &self.channels, command, lease, limit, begun).await;
+        *self.pending() = pending;
+        self.pending_added.notify_one();
         let valid_until = extended?;
         let mut state = self.lock();
         if state.loss.is_some() {
-            // Its holder has been told, and may have stopped.
+            // The holder has been told, and may have stopped.
             return Err(ExtendError::Lost(self.unheard()));
         }
         (state.lease, state.valid_until) = (lease, valid_until);
         Ok(valid_until)
     }
 
-    /// A report in which nobody says anything.
+    /// A report without answers.
     pub(crate) fn unheard(&self) -> Report {
         self.service.report_of(self.channels.iter().map(|_| NodeState::Unasked))
     }
 
-    /// Whether one more may enter; or why not.
+    /// Whether the hold may be entered again; or why not.
     pub(crate) fn check_entry(&self, mode: Mode, fenced: bool) -> Result<(), String> {
-        // Who is alone is alone for sharers too.
+        // An exclusive hold covers a shared one.
         let covered =
             mode == self.request.mode || (mode, self.request.mode) == (Mode::Shared, Mode::Exclusive);
         if !covered {
-            return Err("it is held in another mode already, which re-entry cannot change".into());
+            return Err("the lock is held in another mode: entering it again cannot change that".into());
         }
         if fenced && self.fence.is_none() {
-            return Err("it is held without a fence already, which re-entry cannot change".into());
+            return Err("the lock is held without a fence: entering it again cannot change that".into());
         }
         Ok(())
     }
 
-    /// Ends it; None if that was done before. Dropped, the releases go on in the background.
+    /// Ends it; `None` if it has ended already. If dropped, the releases go on in the background.
     pub(crate) fn give_back(&self) -> Option<Releases> {
         if self.given_back.swap(true, Ordering::AcqRel) {
             return None;
         }
         self.ended.cancel();
-        self.rest().clear();
+        self.pending().clear();
         Some(Releases::new(&self.service, &self.channels, self.request.release()))
     }
 
@@ -167,14 +165,14 @@ impl Hold {
         }
     }
 
-    /// Leaves it to its lease.
+    /// Ends its upkeep without releasing it: its lease goes on.
     pub(crate) fn leave(&self) {
         self.given_back.store(true, Ordering::Release);
         self.ended.cancel();
     }
 
-    fn rest(&self) -> MutexGuard<'_, Rest> {
-        self.rest.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> MutexGuard<'_, PendingCalls> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

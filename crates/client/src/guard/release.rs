@@ -1,4 +1,4 @@
-//! RELEASE everywhere.
+//! RELEASE on all masters.
 
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
@@ -11,17 +11,18 @@ use crate::error::ReleaseError;
 use crate::quorum::{Member, Refusal, Vote};
 use crate::service::{Channels, Service};
 
-/// The releases of one hold under way. When it is dropped they go on in the background.
+/// The releases of one hold. If dropped, they go on in the background.
 pub(crate) struct Releases {
     service: Arc<Service>,
     channels: Channels,
     calls: FuturesUnordered<BoxFuture<'static, (Member, Vote<()>)>>,
-    /// What each master said; None where it was not asked, since it was never asked to hold anything.
+    /// The answer of each master; `None` for one that was never asked to hold anything, and so is not asked
+    /// now.
     votes: Vec<Option<Vote<()>>>,
 }
 
 impl Releases {
-    /// To every master that may hold something, or come to hold it.
+    /// Sends RELEASE to every master that may hold something, or come to hold it.
     pub(crate) fn new(service: &Arc<Service>, channels: &Channels, command: Cmd) -> Releases {
         let command = Arc::new(command);
         let calls = FuturesUnordered::new();
@@ -37,10 +38,11 @@ impl Releases {
         Releases { service: service.clone(), channels: channels.clone(), calls, votes }
     }
 
-    /// Returns when a majority has confirmed it, or cannot any more, or does not within the time of one answer.
+    /// Waits until a majority has confirmed the release or no longer can, at most for the time limit of one
+    /// answer.
     pub(crate) async fn majority(mut self) -> Result<(), ReleaseError> {
         let limit = self.service.nodes[0].limit;
-        // A release is tried for longer than this waits: what is not done goes on behind it.
+        // The releases are retried for longer than this waits; they go on in the background.
         let decided = timeout(limit, async {
             while self.is_open() {
                 let Some((member, vote)) = self.calls.next().await else { return };
@@ -52,7 +54,7 @@ impl Releases {
         if self.count(is_yes) >= majority {
             return Ok(());
         }
-        // Who has said nothing until it was decided was not silent.
+        // A master whose answer was still open at the decision was not silent.
         let heard = |vote: &&Vote<()>| decided.is_err() || **vote != Vote::Unknown;
         let report =
             self.service.report(&self.channels, self.votes.iter().map(|vote| vote.as_ref().filter(heard)));
@@ -85,7 +87,7 @@ fn is_yes(vote: &Option<Vote<()>>) -> bool {
     matches!(vote, Some(Vote::Granted(())))
 }
 
-/// A master that was never asked to hold anything held nothing.
+/// A master that was never asked to hold anything holds nothing.
 fn is_no(vote: &Option<Vote<()>>) -> bool {
     matches!(vote, None | Some(Vote::Refused(Refusal::NotHeld)))
 }

@@ -1,4 +1,4 @@
-//! Watches over a hold as long as it lives: renews its lease, and tells when it is lost.
+//! The renewal task of a hold: renews its lease, and tells when it is lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,51 +9,51 @@ use crate::error::{ExtendError, Lost, Report};
 use crate::guard::hold::Hold;
 use crate::lease::Instant;
 
-/// How a hold is kept.
+/// How to renew a hold.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Keeping {
-    /// For how long the lease is renewed; None: not at all.
-    pub(crate) renewed_for: Option<Duration>,
-    /// How long before its validity ends the hold is lost; None: a tenth of the ttl.
+pub(crate) struct Renewal {
+    /// For how long the lease is renewed; `None`: not at all.
+    pub(crate) limit: Option<Duration>,
+    /// How long before its validity ends the hold is lost; `None`: a tenth of the ttl.
     pub(crate) notice: Option<Duration>,
 }
 
-impl Keeping {
+impl Renewal {
     fn lost_at(&self, valid_until: Instant, ttl: Duration) -> Instant {
         valid_until.saturating_sub(self.notice.map_or(ttl / 10, |notice| notice.min(ttl / 2)))
     }
 }
 
-/// Keeps `hold` until it ends or is lost.
-pub(crate) async fn keep(hold: Arc<Hold>, keeping: Keeping) {
+/// Renews `hold` until it ends or is lost.
+pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal) {
     tokio::select! {
         () = hold.ended.cancelled() => {}
-        () = hold.hear_the_rest() => {}
+        () = hold.drive_pending() => {}
         () = hold.disconnected() => hold.lose(Lost::Disconnected),
-        why = renew(&hold, keeping) => hold.lose(why),
+        why = renew_lease(&hold, renewal) => hold.lose(why),
     }
 }
 
-/// Renews the lease at each third of it. Returns when the hold is lost.
-async fn renew(hold: &Hold, keeping: Keeping) -> Lost {
-    let renewed_until = keeping.renewed_for.map(|longest| now() + longest);
-    let mut tries = Tries::default();
+/// Renews the lease after each third of it. Returns when the hold is lost.
+async fn renew_lease(hold: &Hold, renewal: Renewal) -> Lost {
+    let renewed_until = renewal.limit.map(|longest| now() + longest);
+    let mut failures = Failures::default();
     loop {
         let state = hold.state();
         let ttl = state.lease.ttl();
-        let lost_at = keeping.lost_at(state.valid_until, ttl);
-        let due = tries.again.unwrap_or_else(|| state.valid_until.saturating_sub(ttl / 3 * 2));
+        let lost_at = renewal.lost_at(state.valid_until, ttl);
+        let due = failures.retry_at.unwrap_or_else(|| state.valid_until.saturating_sub(ttl / 3 * 2));
         let due = renewed_until.filter(|end| due < *end).map(|_| due);
         tokio::select! {
             biased;
-            () = hold.changed.notified() => tries = Tries::default(),
-            () = sleep_until(lost_at) => return match tries.connect_error {
+            () = hold.changed.notified() => failures = Failures::default(),
+            () = sleep_until(lost_at) => return match failures.last {
                 Some(report) => Lost::NotRenewed(report),
                 None if due.is_some_and(|due| due < lost_at) => Lost::NotRenewed(hold.unheard()),
                 None => Lost::Ended,
             },
             () = sleep_until(due.unwrap_or(lost_at)), if due.is_some() => {
-                // Half of what is left: there may have to be another try.
+                // Half of the time left: another try may be necessary.
                 let limit = lost_at.saturating_since(now()) / 2;
                 let renewed = tokio::select! {
                     biased;
@@ -61,13 +61,13 @@ async fn renew(hold: &Hold, keeping: Keeping) -> Lost {
                     () = sleep_until(lost_at) => continue,
                 };
                 match renewed {
-                    Ok(_) => tries = Tries::default(),
+                    Ok(_) => failures = Failures::default(),
                     Err(ExtendError::Lost(report)) if now() < lost_at => return Lost::TakenAway(report),
                     Err(ExtendError::Lost(report)) => return Lost::NotRenewed(report),
                     Err(ExtendError::Unconfirmed(report) | ExtendError::Misuse(report)) => {
-                        tries.failed(report, ttl);
+                        failures.note(report, ttl);
                     }
-                    // The ttl was good for the acquisition, or for the extension that set it.
+                    // The ttl was valid for the acquisition, or for the extension that set it.
                     Err(ExtendError::Option(_)) => return Lost::Ended,
                 }
             }
@@ -75,18 +75,18 @@ async fn renew(hold: &Hold, keeping: Keeping) -> Lost {
     }
 }
 
-/// The renewals that have failed since the last that did not.
+/// The failed renewals since the last that succeeded.
 #[derive(Default)]
-struct Tries {
-    connect_error: Option<Report>,
+struct Failures {
+    last: Option<Report>,
     backoff: Option<Backoff>,
-    again: Option<Instant>,
+    retry_at: Option<Instant>,
 }
 
-impl Tries {
-    fn failed(&mut self, report: Report, ttl: Duration) {
-        self.connect_error = Some(report);
+impl Failures {
+    fn note(&mut self, report: Report, ttl: Duration) {
+        self.last = Some(report);
         let backoff = self.backoff.get_or_insert_with(|| Backoff::new(ttl / 30, ttl / 10));
-        self.again = Some(now() + backoff.next());
+        self.retry_at = Some(now() + backoff.next());
     }
 }

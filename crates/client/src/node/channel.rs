@@ -1,4 +1,4 @@
-//! The way of one hold to one master.
+//! The connection of one hold to one master.
 
 use redis::{Cmd, Value};
 use smallvec::SmallVec;
@@ -10,61 +10,61 @@ use super::{ConnectError, Connection, Node, Reply, fresh_backoff};
 use crate::error::NodeState;
 use crate::quorum::{Refusal, Vote};
 
-/// All requests of a hold to a master go over one connection as long as it lasts, so that none overtakes another: a
-/// RELEASE that did would leave the hold behind.
+/// All requests of a hold to a master use one connection as long as it lasts, so that none overtakes another:
+/// a RELEASE that overtook an ACQUIRE would leave the hold behind.
 #[derive(Debug)]
 pub(crate) struct Channel {
     pub(crate) node: Arc<Node>,
-    way: Mutex<Way>,
+    state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
-struct Way {
+struct State {
     connection: Option<Connection>,
-    /// It is not to be replaced: the hold ends with it.
-    only: bool,
-    /// What was sent over it and has no answer yet.
-    open: SmallVec<[Sent; 2]>,
+    /// The connection must not be replaced: the hold ends with it.
+    pinned: bool,
+    /// Sent on this connection and not answered yet.
+    in_flight: SmallVec<[InFlight; 2]>,
     sent: u32,
-    /// An earlier connection ended or fell silent before an answer: the master may still get to what it carried.
-    adrift: bool,
-    /// The shortest lease that the master may set when it does.
-    may_yet_set: Option<Duration>,
+    /// A request on an earlier connection has no answer: the master may still carry it out.
+    orphaned: bool,
+    /// The shortest lease that an orphaned request may still set.
+    orphaned_ttl: Option<Duration>,
     /// Whether the master held something for the token when it last answered.
     held: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Sent {
+struct InFlight {
     number: u32,
     sets: Option<Duration>,
 }
 
 impl Channel {
     pub(crate) fn new(node: Arc<Node>) -> Channel {
-        Channel { node, way: Mutex::default() }
+        Channel { node, state: Mutex::default() }
     }
 
-    /// Goes over this connection and no other one.
-    pub(crate) fn take(&self, connection: Connection) {
-        let mut way = self.way();
-        (way.connection, way.only) = (Some(connection), true);
+    /// Uses this connection and no other.
+    pub(crate) fn pin(&self, connection: Connection) {
+        let mut state = self.state();
+        (state.connection, state.pinned) = (Some(connection), true);
     }
 
     pub(crate) fn connection(&self) -> Option<Connection> {
-        self.way().connection.clone()
+        self.state().connection.clone()
     }
 
-    /// Sends a request, which would set a lease of `sets`, and waits for the answer: `limit` at most for both.
+    /// Sends a request, which would set a lease of `sets`, and waits for the answer; both within `limit`.
     pub(crate) async fn ask(&self, command: &Cmd, sets: Option<Duration>, limit: Duration) -> Reply {
-        let mut over = None;
+        let mut used = None;
         let asked = timeout(limit, async {
             let connection = self.current().await?;
-            over = Some(connection.clone());
+            used = Some(connection.clone());
             Ok::<_, ConnectError>(self.ask_over(&connection, command, sets).await)
         });
         let asked = asked.await;
-        match (asked, over) {
+        match (asked, used) {
             (Ok(Ok(Some(answer))), _) => Reply::Said(answer),
             (Ok(Ok(None)), _) => Reply::Silence,
             (Ok(Err(connect_error)), _) => Reply::Unasked(connect_error.into()),
@@ -76,15 +76,16 @@ impl Channel {
         }
     }
 
-    /// Sends the RELEASE behind what it takes back, and over another connection if that one hangs: for as long as a
-    /// connection may take.
+    /// Sends the RELEASE after the requests that it takes back, and on another connection if that one hangs.
+    /// Gives up after the time that a connection may take.
     pub(crate) async fn release(&self, command: &Cmd) -> Reply {
-        let adrift = self.way().adrift;
+        let orphaned = self.state().orphaned;
         let first = self.release_once(command).await;
-        if !adrift {
+        if !orphaned {
             return first;
         }
-        // What came by another way may have been read in the same turn, behind this RELEASE. A next one is behind it.
+        // The server may have read an orphaned request in the same cycle, after this RELEASE. A second one
+        // comes after it.
         let second = self.release_once(command).await;
         if matches!(first, Reply::Said(Value::Int(1..))) { first } else { second }
     }
@@ -96,7 +97,7 @@ impl Channel {
         {
             return Reply::Said(answer);
         }
-        self.way().only = false;
+        self.state().pinned = false;
         let again = timeout(self.node.connection_limit(), async {
             let mut backoff = fresh_backoff();
             loop {
@@ -109,39 +110,40 @@ impl Channel {
         again.await.unwrap_or(Reply::Silence)
     }
 
-    /// Whether the master may hold something for the token, or come to hold it by what is under way.
+    /// Whether the master may hold something for the token, or come to hold it by a request that is under
+    /// way.
     pub(crate) fn may_hold(&self) -> bool {
-        let way = self.way();
-        way.held || way.adrift || !way.open.is_empty()
+        let state = self.state();
+        state.held || state.orphaned || !state.in_flight.is_empty()
     }
 
-    /// Takes note of what an answer said about the hold.
+    /// Records what an answer says about the hold.
     pub(crate) fn note<G>(&self, vote: &Vote<G>) {
         match vote {
-            Vote::Granted(_) => self.way().held = true,
-            Vote::Refused(Refusal::Taken | Refusal::NotHeld) => self.way().held = false,
-            // Says nothing about the hold: it may be there and only not to be confirmed.
+            Vote::Granted(_) => self.state().held = true,
+            Vote::Refused(Refusal::Taken | Refusal::NotHeld) => self.state().held = false,
+            // Says nothing about the hold, which may exist even if it cannot be confirmed.
             Vote::Refused(_) | Vote::Failed(_) | Vote::Unknown => {}
         }
     }
 
-    /// Takes note that the token may hold something there, from some other time.
+    /// Records that the token may hold something there from earlier.
     pub(crate) fn assume_held(&self) {
-        self.way().held = true;
+        self.state().held = true;
     }
 
-    /// Takes note that something was asked by another way, whose answer nobody waits for any more.
-    pub(crate) fn lost_sight(&self) {
-        self.way().adrift = true;
+    /// Records that a request on another connection was given up before its answer.
+    pub(crate) fn note_orphan(&self) {
+        self.state().orphaned = true;
     }
 
-    /// Whether a lease of `ttl` that the master has confirmed is certain to last so long: not where an older request
-    /// that would set a shorter one may yet reach it by another connection.
+    /// Whether a lease of `ttl` that the master has confirmed is certain to last that long: not if an
+    /// orphaned request may still set a shorter one.
     pub(crate) fn is_certain(&self, ttl: Duration) -> bool {
-        self.way().may_yet_set.is_none_or(|shorter| ttl <= shorter)
+        self.state().orphaned_ttl.is_none_or(|shorter| ttl <= shorter)
     }
 
-    /// How it is that no answer came.
+    /// The state of a master that did not answer.
     pub(crate) fn silence(&self) -> NodeState {
         match self.connection() {
             Some(connection) if !connection.is_open() => {
@@ -152,30 +154,30 @@ impl Channel {
         }
     }
 
-    /// How it is that nothing was heard of it.
+    /// The state of a master whose answer was not waited for.
     pub(crate) fn unheard(&self) -> NodeState {
-        let otherwise = if self.way().sent > 0 { NodeState::Unheard } else { NodeState::Unasked };
+        let otherwise = if self.state().sent > 0 { NodeState::Unheard } else { NodeState::Unasked };
         self.node.connect_error().unwrap_or(otherwise)
     }
 
     async fn current(&self) -> Result<Connection, ConnectError> {
         {
-            let way = self.way();
-            match &way.connection {
-                Some(connection) if connection.is_good() || (way.only && connection.is_open()) => {
+            let state = self.state();
+            match &state.connection {
+                Some(connection) if connection.is_good() || (state.pinned && connection.is_open()) => {
                     return Ok(connection.clone());
                 }
-                Some(_) if way.only => return Err(ConnectError::down("its connection closed")),
+                Some(_) if state.pinned => return Err(ConnectError::down("its connection closed")),
                 _ => {}
             }
         }
         let new = self.node.connection().await?;
-        let mut way = self.way();
-        if way.connection.as_ref().is_none_or(|old| !old.is(&new)) {
-            let drifting = std::mem::take(&mut way.open);
-            way.adrift |= !drifting.is_empty();
-            way.may_yet_set = drifting.iter().filter_map(|sent| sent.sets).chain(way.may_yet_set).min();
-            way.connection = Some(new.clone());
+        let mut state = self.state();
+        if state.connection.as_ref().is_none_or(|old| !old.is(&new)) {
+            let orphans = std::mem::take(&mut state.in_flight);
+            state.orphaned |= !orphans.is_empty();
+            state.orphaned_ttl = orphans.iter().filter_map(|sent| sent.sets).chain(state.orphaned_ttl).min();
+            state.connection = Some(new.clone());
         }
         Ok(new)
     }
@@ -187,19 +189,19 @@ impl Channel {
         sets: Option<Duration>,
     ) -> Option<Value> {
         let number = {
-            let mut way = self.way();
-            way.sent += 1;
-            let number = way.sent;
-            way.open.push(Sent { number, sets });
+            let mut state = self.state();
+            state.sent += 1;
+            let number = state.sent;
+            state.in_flight.push(InFlight { number, sets });
             number
         };
         let answer = connection.ask(command).await?;
-        // What was sent before it over the same connection was carried out before it.
-        self.way().open.retain(|sent| sent.number > number);
+        // Whatever was sent before it on the same connection was carried out before it.
+        self.state().in_flight.retain(|sent| sent.number > number);
         Some(answer)
     }
 
-    fn way(&self) -> MutexGuard<'_, Way> {
-        self.way.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! One connection: who is at its other end, whether it lives.
+//! One connection: which server it leads to, and whether it is alive.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use tokio_util::sync::CancellationToken;
 use super::ConnectError;
 use super::reply::{text, without_arguments};
 
-/// So many answers in a row that did not come in time make a connection suspect: a new one may reach the master where
-/// this one hangs.
-const SILENCES: u32 = 2;
+/// After this many late answers in a row a connection is suspect: a new one may reach the master where this
+/// one hangs.
+const MAX_SILENCES: u32 = 2;
 
-/// A connection; cloned, it is the same one. It closes with its last clone.
+/// A connection. Clones are the same connection, which closes with the last of them.
 #[derive(Clone)]
 pub(crate) struct Connection {
     redis: MultiplexedConnection,
@@ -25,7 +25,7 @@ pub(crate) struct Connection {
 }
 
 struct Life {
-    /// Who is at the other end; an error tells why that is not known.
+    /// The server's run id, or why it is not known.
     server: Result<Arc<str>, Arc<str>>,
     closed: CancellationToken,
     silences: AtomicU32,
@@ -34,12 +34,12 @@ struct Life {
 impl Connection {
     pub(super) async fn open(redis: &redis::Client) -> Result<Connection, ConnectError> {
         let closed = CancellationToken::new();
-        // Goes with whoever would have taken the server's news: when the connection ends, however it ends.
+        // Dropped with the receiver of push messages, however the connection ends.
         let end = closed.clone().drop_guard();
         let config = redis::AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
-            .set_push_sender(move |_news| {
+            .set_push_sender(move |_message| {
                 let _ = &end;
                 Ok::<(), redis::aio::SendError>(())
             });
@@ -51,7 +51,7 @@ impl Connection {
         Ok(Connection { redis, life: Arc::new(Life { server, closed, silences: AtomicU32::new(0) }) })
     }
 
-    /// Who is at the other end: the server's run id, or why it does not tell.
+    /// The server's run id, or why it is not known.
     pub(super) fn server(&self) -> Result<&Arc<str>, &Arc<str>> {
         self.life.server.as_ref()
     }
@@ -60,24 +60,24 @@ impl Connection {
         !self.life.closed.is_cancelled()
     }
 
-    /// Open, and not silent of late.
+    /// Open, and not silent lately.
     pub(crate) fn is_good(&self) -> bool {
-        self.is_open() && self.life.silences.load(Ordering::Relaxed) < SILENCES
+        self.is_open() && self.life.silences.load(Ordering::Relaxed) < MAX_SILENCES
     }
 
-    /// Cancelled when it is closed.
-    pub(crate) fn end(&self) -> &CancellationToken {
+    /// Cancelled when the connection closes.
+    pub(crate) fn closed(&self) -> &CancellationToken {
         &self.life.closed
     }
 
-    /// Sends a command behind those that were sent before. None where the connection broke before the answer.
+    /// Sends a command after those that were sent before. `None` if the connection breaks before the answer.
     pub(crate) async fn ask(&self, command: &Cmd) -> Option<Value> {
         let answer = self.redis.clone().send_packed_command(command).await.ok()?;
         self.life.silences.store(0, Ordering::Relaxed);
         Some(answer)
     }
 
-    /// Takes note that an answer did not come in time.
+    /// Records that an answer did not come in time.
     pub(crate) fn was_silent(&self) {
         self.life.silences.fetch_add(1, Ordering::Relaxed);
     }
@@ -93,7 +93,7 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// Asks who the server is, and whether it has the module.
+/// Asks for the server's run id, and whether it has the module.
 async fn identify(
     redis: &mut MultiplexedConnection,
     password: Option<&str>,
@@ -103,27 +103,26 @@ async fn identify(
     let answers = redis.send_packed_commands(&questions, 0, 2).await;
     let answers = answers.map_err(|why| connect_error(why, password))?;
     let [info, token] =
-        <[Value; 2]>::try_from(answers).map_err(|_| ConnectError::error("no answers to two questions"))?;
-    // A user may be barred from DLOCK.TOKEN; a command that does not exist is named before that.
+        <[Value; 2]>::try_from(answers).map_err(|_| ConnectError::error("unexpected number of answers"))?;
+    // A user may lack the permission for DLOCK.TOKEN, but the server reports an unknown command first.
     if let Value::ServerError(error) = token
         && Class::of(&text(&error)) == Class::NoModule
     {
-        return Err(ConnectError::error("has no dlock: load the module (libdlock.so) into it"));
+        return Err(ConnectError::error("does not have dlock: load the module (libdlock.so)"));
     }
     let info = match info {
         Value::ServerError(error) => return Ok(Err(text(&error).into())),
         info => redis::from_redis_value::<String>(info).unwrap_or_default(),
     };
     let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
-    Ok(run_id.map(|id| id.trim().into()).ok_or_else(|| "INFO names no run_id".into()))
+    Ok(run_id.map(|id| id.trim().into()).ok_or_else(|| "INFO has no run_id".into()))
 }
 
-/// What a connection that was not opened says about the master. Whoever is at its other end was sent the
-/// password, and may send it back.
+/// Why a connection could not be opened. The other end was sent the password, and may send it back.
 fn connect_error(error: RedisError, password: Option<&str>) -> ConnectError {
     let mut text = without_arguments(&error.to_string());
     if password.is_some_and(|password| !password.is_empty() && text.contains(password)) {
-        text = "an error that repeats the password".to_string();
+        text = "an error that repeats the password (not shown)".to_string();
     }
     match error.kind() {
         ErrorKind::Io => ConnectError::down(text),
@@ -132,4 +131,4 @@ fn connect_error(error: RedisError, password: Option<&str>) -> ConnectError {
     }
 }
 
-const NAME_THE_USER: &str = "name the user in the address: redis://user:password@host";
+const NAME_THE_USER: &str = "put the user into the address: redis://user:password@host";

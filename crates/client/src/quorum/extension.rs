@@ -1,11 +1,10 @@
 //! A new lease for a hold.
 
-use super::Member;
-use super::{Quorum, Refusal, Request, Sends, Vote, to_all};
+use super::{Member, Quorum, Refusal, Request, Sends, Vote, to_all};
 use crate::lease::{Instant, Lease};
 use smallvec::SmallVec;
 
-/// An extension under way. Each has its own answers: one that answers an earlier extension must not be given to a later.
+/// An extension under way. An answer to an earlier extension must not be handed to a later one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Extension {
     quorum: Quorum,
@@ -17,32 +16,33 @@ pub struct Extension {
 /// How an extension stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extended {
-    /// Answers are outstanding that can still decide it.
+    /// Outstanding answers can still decide it.
     Open,
-    /// A majority has the new lease: validity ends here now.
+    /// A majority has the new lease: the hold is valid until then.
     Until(Instant),
-    /// No majority said yes, and none said no: the hold goes on to its end, and may be extended again until then.
-    Kept,
-    /// The hold is over: its validity has ended, or so many masters do not hold it that no majority can.
-    Over,
+    /// No majority said yes, and none said no: the hold keeps its end, and may be extended again until then.
+    Unconfirmed,
+    /// The hold is lost: its validity has ended, or so many masters do not hold it that no majority can.
+    Lost,
 }
 
 impl Extension {
-    /// Asks all masters for `lease`, for a hold that is valid until `held_until`. `now` is read before anything is sent.
+    /// Asks all masters for `lease`, for a hold that is valid until `held_until`. Read `now` before sending
+    /// anything.
     pub fn new(quorum: Quorum, lease: Lease, held_until: Instant, now: Instant) -> (Self, Sends) {
         let extended_until = lease.valid_until(now);
         let votes = quorum.members().map(|_| None).collect();
-        // EXTEND also shortens, and a master that does not answer may have done so.
+        // EXTEND can also shorten the lease, and a silent master may have done so.
         let held_until = held_until.min(extended_until);
         (Self { quorum, held_until, extended_until, votes }, to_all(quorum, Request::Extend))
     }
 
-    /// What validity may be counted on while answers are outstanding: never more than before.
+    /// Until when the hold is valid while answers are outstanding: never later than before.
     pub fn held_until(&self) -> Instant {
         self.held_until
     }
 
-    /// Takes the answer of `member`, seen at `now`.
+    /// Takes the answer of `member`, received at `now`.
     pub fn answered(&mut self, member: Member, vote: Vote<()>, now: Instant) -> Extended {
         if let Some(known) = self.votes.get_mut(usize::from(member.0))
             && *known != Some(Vote::Granted(()))
@@ -54,19 +54,19 @@ impl Extension {
         let not_held = self.count(|vote| *vote == Some(Vote::Refused(Refusal::NotHeld)));
         let outstanding = self.count(Option::is_none);
         if now >= self.held_until || !self.quorum.possible_without(not_held) {
-            // Past its end the hold stays lost, even if every master still had it: its holder was told.
-            Extended::Over
+            // Past its end the hold stays lost, even if every master still has it: its holder has been told.
+            Extended::Lost
         } else if yes >= majority {
             self.held_until = self.extended_until;
             Extended::Until(self.extended_until)
         } else if yes + outstanding >= majority || !self.quorum.possible_without(not_held + outstanding) {
             Extended::Open
         } else {
-            Extended::Kept
+            Extended::Unconfirmed
         }
     }
 
-    /// What each master said; None where no answer came yet.
+    /// The answer of each master; `None` where none has come yet.
     pub fn votes(&self) -> impl Iterator<Item = Option<&Vote<()>>> {
         self.votes.iter().map(Option::as_ref)
     }

@@ -1,4 +1,4 @@
-//! A client: carries messages to and from the machines of `quorum`, which are the code under test.
+//! A client: carries messages to and from the machines of `quorum`, the code under test.
 
 use super::master::{Answer, Ask, Message, Token, number};
 use super::world::{Broken, MASTERS, Script, State, World};
@@ -20,13 +20,13 @@ pub struct Client {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
     Idle,
-    /// Only under [`Broken::ValidFromReceipt`]: in line by itself, with no acquisition begun.
+    /// Only under [`Broken::ValidFromReceipt`]: waits in a queue before the acquisition begins.
     Queueing,
     Acquiring {
         machine: Box<Acquisition>,
-        /// What was last asked of each master and may still be taken for lost.
+        /// The last request to each master that may still time out.
         asked: [Option<Ask>; MASTERS],
-        /// Whether the machine wants to be told when to ask again.
+        /// Whether the machine waits for `ask_again`.
         paused: bool,
     },
     Holding {
@@ -54,7 +54,7 @@ impl Client {
         matches!(self.phase, Phase::Holding { .. })
     }
 
-    /// Lets `by` go by. A hold whose validity ends is over, with nothing sent.
+    /// Advances time by `by`. A hold whose validity ends is dropped without sending anything.
     pub fn age(&mut self, script: Script, by: Duration) {
         match &mut self.phase {
             Phase::Acquiring { machine, .. } => machine.age(by),
@@ -93,8 +93,8 @@ impl State {
     pub fn begin(&mut self, world: &World, client: usize) {
         self.clients[client].greatest_before = self.history.greatest();
         let (machine, sends) = match world.clients[client].waits {
-            false if world.clients[client].beside => {
-                Acquisition::beside_line(world.plan(client), Member(0), world.now())
+            false if world.clients[client].probes => {
+                Acquisition::probe(world.plan(client), Member(0), world.now())
             }
             false => Acquisition::at_once(world.plan(client), world.now()),
             true if world.is(Broken::ValidFromReceipt) => {
@@ -103,7 +103,7 @@ impl State {
             }
             true => {
                 let order: Vec<Member> = world.quorum().members().collect();
-                Acquisition::in_line(world.plan(client), &order, world.now())
+                Acquisition::queued(world.plan(client), &order, world.now())
             }
         };
         self.clients[client].phase =
@@ -111,7 +111,7 @@ impl State {
         self.send(world, client, sends);
     }
 
-    /// Sends, and remembers what is open.
+    /// Sends, and remembers what may time out.
     fn send(&mut self, world: &World, client: usize, sends: impl IntoIterator<Item = Outgoing> + Clone) {
         if let Phase::Acquiring { asked, .. } = &mut self.clients[client].phase
             && world.clients[client].timeouts
@@ -146,7 +146,7 @@ impl State {
         }
     }
 
-    /// An answer arrives, or (under `timeouts`) is taken for lost.
+    /// An answer arrives, or (under `timeouts`) is given up.
     pub fn hear(&mut self, world: &World, master: usize, message: Message, vote: Vote) {
         let client = usize::from(message.token.client);
         let member = Member(master as u8);
@@ -175,19 +175,19 @@ impl State {
         self.send(world, client, progress.sends);
         match progress.verdict {
             Verdict::Open | Verdict::TryAgain => {}
-            Verdict::Lost(_) => self.clients[client].next_round(world.clients[client]),
-            Verdict::Won(won) => {
-                let fence = if world.is(Broken::NoSecondPhase) { greatest } else { won.fence };
+            Verdict::Failed(_) => self.clients[client].next_round(world.clients[client]),
+            Verdict::Acquired(acquired) => {
+                let fence = if world.is(Broken::NoConfirmPhase) { greatest } else { acquired.fence };
                 if let Some(fence) = fence {
                     let before = self.clients[client].greatest_before;
                     self.history.completed(fence.get() as u8, before);
                 }
-                self.hold(world, client, won.valid_until);
+                self.hold(world, client, acquired.valid_until);
             }
         }
     }
 
-    /// Without a clock a hold has no end to look at: the adversary ends it at the masters, and the client goes on.
+    /// Without a clock a hold has no expiry: the adversary ends it at the masters, and the client goes on.
     fn hold(&mut self, world: &World, client: usize, valid_until: Instant) {
         let left = valid_until.saturating_since(world.now());
         self.clients[client].phase = Phase::Holding { left, extension: None, extensions: 0, extended: false };
@@ -248,17 +248,17 @@ impl State {
         };
         match running.answered(member, vote, world.now()) {
             Extended::Open => {}
-            Extended::Kept => *extension = None,
+            Extended::Unconfirmed => *extension = None,
             Extended::Until(later) => {
                 *left = later.saturating_since(world.now());
                 *extension = None;
                 *extended = true;
             }
-            Extended::Over => self.clients[client].next_round(world.clients[client]),
+            Extended::Lost => self.clients[client].next_round(world.clients[client]),
         }
     }
 
-    /// The refuted way to wait: the acquisition begins when the line has granted already.
+    /// The refuted way to wait: the acquisition begins only after the queue has granted.
     fn stop_queueing(&mut self, world: &World, client: usize, vote: Vote) {
         let (mut machine, sends) = Acquisition::at_once(world.plan(client), world.now());
         let progress = machine.answered(Member(0), Request::Acquire, vote, world.now());

@@ -1,11 +1,11 @@
-//! A master as the protocol sees it: one resource, its hold, its line, its number, and what is on the wire to and from it.
-//! What the contract's ACQUIRE, CONFIRM, EXTEND and RELEASE promise, in as few words as they allow.
+//! A master as the protocol sees it: one resource, its hold, its wait queue, its number, and the messages to
+//! and from it. The contract of ACQUIRE, CONFIRM, EXTEND and RELEASE, in as little code as possible.
 
 use super::world::{Broken, Time, World};
 use dlock_client::quorum::{Fence, Request};
 use smallvec::SmallVec;
 
-/// Client and acquisition. The place of 20 random bytes.
+/// Client and acquisition, standing for 20 random bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token {
     pub client: u8,
@@ -19,8 +19,8 @@ pub struct Master {
     pub last: u8,
     /// Ticks without new grants.
     pub grace: u8,
-    pub line: SmallVec<[Token; 2]>,
-    /// Sorted, each message once, delivered in any order; a lost one is one that stays.
+    pub queue: SmallVec<[Token; 2]>,
+    /// Sorted, each message once, delivered in any order; a lost message is one that stays.
     pub wire: SmallVec<[Message; 8]>,
 }
 
@@ -42,7 +42,8 @@ pub struct Message {
     pub answer: Option<Answer>,
 }
 
-/// [`Request`] in few bytes, and with the number of the extension, whose answers must not be taken for another's.
+/// [`Request`] in few bytes, and with the number of the extension, whose answers must not be taken for
+/// another's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Ask {
     Acquire,
@@ -65,12 +66,12 @@ pub enum Answer {
 
 impl Master {
     pub fn new(last: u8) -> Self {
-        Self { hold: None, last, grace: 0, line: SmallVec::new(), wire: SmallVec::new() }
+        Self { hold: None, last, grace: 0, queue: SmallVec::new(), wire: SmallVec::new() }
     }
 
     pub fn post(&mut self, message: Message) {
-        if let Err(place) = self.wire.binary_search(&message) {
-            self.wire.insert(place, message);
+        if let Err(index) = self.wire.binary_search(&message) {
+            self.wire.insert(index, message);
         }
     }
 
@@ -95,9 +96,9 @@ impl Master {
                 Some(Answer::Fence(hold.fence))
             }
             Some(_) if what == Ask::Acquire => Some(Answer::Taken),
-            Some(_) if self.line.contains(&token) => None,
+            Some(_) if self.queue.contains(&token) => None,
             Some(_) => {
-                self.line.push(token);
+                self.queue.push(token);
                 None
             }
             None if self.grace > 0 => Some(Answer::Grace),
@@ -148,15 +149,15 @@ impl Master {
     }
 
     fn leave(&mut self, token: Token) -> Option<Answer> {
-        self.line.retain(|waiter| *waiter != token);
+        self.queue.retain(|waiter| *waiter != token);
         None
     }
 
-    /// The hold is over, whatever the cause, and the next in line has it in the same step.
+    /// Ends the hold, whatever the cause, and hands it to the head of the queue in the same step.
     pub fn end_hold(&mut self, world: &World) {
         self.hold = None;
-        if self.grace == 0 && !self.line.is_empty() {
-            let token = self.line.remove(0);
+        if self.grace == 0 && !self.queue.is_empty() {
+            let token = self.queue.remove(0);
             let answer = Some(self.grant(world, token));
             let (round, what) = (token.round, Ask::Wait);
             self.post(Message { token, round, what, answer });
@@ -176,18 +177,18 @@ impl Master {
     /// Killed and started again at once: the holds are forgotten. The number survives, by its mark on disk.
     pub fn crash(&mut self, world: &World) {
         self.hold = None;
-        self.line.clear();
+        self.queue.clear();
         self.grace = world.grace;
         if world.is(Broken::NumberForgotten) {
             self.last = 0;
         }
     }
 
-    /// Forgets what can have no effect any more: answers that nobody reads, and requests for a token that neither
-    /// holds nor waits here and never will again.
+    /// Forgets what can have no effect any more: answers that nobody reads, and requests for a token that
+    /// neither holds nor waits here and never will again.
     pub fn sweep(&mut self, is_current: impl Fn(&Message) -> bool) {
         let mut asks: SmallVec<[Token; 4]> =
-            self.hold.iter().map(|hold| hold.token).chain(self.line.iter().copied()).collect();
+            self.hold.iter().map(|hold| hold.token).chain(self.queue.iter().copied()).collect();
         let acquires =
             |message: &&Message| message.answer.is_none() && matches!(message.what, Ask::Acquire | Ask::Wait);
         asks.extend(self.wire.iter().filter(acquires).map(|message| message.token));

@@ -29,7 +29,7 @@ impl State {
         };
         for master in &mut self.masters {
             master.hold.iter_mut().for_each(|hold| name(&mut hold.token.client));
-            master.line.iter_mut().for_each(|waiter| name(&mut waiter.client));
+            master.queue.iter_mut().for_each(|waiter| name(&mut waiter.client));
             master.wire.iter_mut().for_each(|message| name(&mut message.token.client));
             master.wire.sort_unstable();
         }
@@ -37,9 +37,9 @@ impl State {
     }
 
     fn sort_masters(&mut self, from: usize) {
-        let mut order: [usize; MASTERS] = std::array::from_fn(|place| place);
+        let mut order: [usize; MASTERS] = std::array::from_fn(|index| index);
         order[from..].sort_by(|&one, &other| {
-            let clients = self.clients.iter().map(|client| client.compare_seats(one, other));
+            let clients = self.clients.iter().map(|client| client.compare_members(one, other));
             clients.fold(self.masters[one].cmp(&self.masters[other]), |so_far, next| so_far.then(next))
         });
         if order.is_sorted() {
@@ -51,14 +51,14 @@ impl State {
 }
 
 impl Client {
-    fn compare_seats(&self, one: usize, other: usize) -> Ordering {
+    fn compare_members(&self, one: usize, other: usize) -> Ordering {
         match &self.phase {
             Phase::Acquiring { machine, asked, .. } => {
-                let seats = machine.seat(one).cmp(&machine.seat(other));
-                seats.then(asked[one].cmp(&asked[other]))
+                let members = machine.member_state(one).cmp(&machine.member_state(other));
+                members.then(asked[one].cmp(&asked[other]))
             }
             Phase::Holding { extension: Some(extension), .. } => {
-                extension.seat(one).cmp(&extension.seat(other))
+                extension.member_state(one).cmp(&extension.member_state(other))
             }
             _ => Ordering::Equal,
         }
@@ -81,9 +81,9 @@ pub fn client_orders(scripts: &[Script]) -> Vec<Vec<usize>> {
     let mut orders = vec![vec![]];
     for client in 0..scripts.len() {
         let longer = orders.iter().flat_map(|order: &Vec<usize>| {
-            (0..=order.len()).rev().map(|place| {
+            (0..=order.len()).rev().map(|index| {
                 let mut order = order.clone();
-                order.insert(place, client);
+                order.insert(index, client);
                 order
             })
         });

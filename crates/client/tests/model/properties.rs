@@ -44,8 +44,8 @@ fn something_happens(world: &World) -> Vec<Property<World>> {
         state.clients.iter().any(|client| client.has_vote(&Vote::Refused(Refusal::Taken)))
     })];
     if world.clients.iter().any(|script| script.waits) {
-        properties.push(Property::sometimes("a client waits in line", |_, state: &State| {
-            state.masters.iter().any(|master| !master.line.is_empty())
+        properties.push(Property::sometimes("a client waits in a queue", |_, state: &State| {
+            state.masters.iter().any(|master| !master.queue.is_empty())
         }));
     }
     if world.clients.iter().any(|script| script.extensions > 0) {

@@ -13,7 +13,8 @@ pub fn holds(name: &str, world: World) {
     assert!(is_finished(&found), "{name}: more steps than DLOCK_MODEL_STEPS");
 }
 
-/// As [`holds`], in a world that may be too large for the machine: nothing is violated as far as it was searched.
+/// As [`holds`], in a world that may be too large for the machine: nothing is violated as far as it was
+/// searched.
 pub fn holds_so_far(name: &str, world: World) {
     let begin = Instant::now();
     let found = checker(world).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
@@ -53,8 +54,8 @@ fn show(name: &str, property: &'static str, found: &impl Checker<World>) {
     }
 }
 
-/// Memory is what runs out first (a state costs about 500 bytes, and five steps lead to a new one), so the limit is a
-/// number of steps.
+/// Memory is what runs out first (a state costs about 500 bytes, and five steps lead to a new one), so the
+/// limit is a number of steps.
 fn checker(world: World) -> CheckerBuilder<World> {
     world.checker().target_state_count(limit())
 }

@@ -23,7 +23,7 @@ pub enum Step {
         master: usize,
         message: Message,
     },
-    /// The client takes the answer for lost.
+    /// The client stops waiting for the answer.
     TimeOut {
         client: usize,
         master: usize,

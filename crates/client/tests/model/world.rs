@@ -1,4 +1,4 @@
-//! The worlds: who takes part, what may go wrong, and how often; and the state that the checker walks through.
+//! The worlds: who takes part, what may go wrong and how often; and the state that the checker explores.
 
 use super::client::Client;
 use super::master::Master;
@@ -14,25 +14,25 @@ pub const TICK: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone)]
 pub struct World {
     pub clients: Vec<Script>,
-    /// The names by which the clients may go, see [`super::names::client_orders`].
+    /// The orders in which the clients may be named: see [`super::names::client_orders`].
     pub client_orders: Vec<Vec<usize>>,
-    /// Whether states that differ by names alone are different.
+    /// Whether states that differ only in names are kept apart.
     pub by_name: bool,
-    /// The greatest number used at each master before, for other resources.
+    /// The greatest number that each master has used before, for other resources.
     pub numbers_before: [u8; MASTERS],
     pub time: Time,
     pub fenced: bool,
-    /// Whether masters number their grants; a plain quorum does not look.
+    /// Whether masters number their grants; a plain quorum ignores the numbers.
     pub numbers: bool,
     /// How many messages may be delivered twice.
     pub duplicates: u8,
-    /// How many masters may be killed and started empty, at any time, also all at once.
+    /// How many times a master may crash and restart empty, at any time, also all at once.
     pub crashes: u8,
-    /// Ticks without grants after that.
+    /// Ticks without grants after a crash.
     pub grace: u8,
     /// How often a CONFIRM may be refused as too far ahead, with or without reason.
     pub fence_ahead: u8,
-    /// A rule that is left out, to see that the checker would tell.
+    /// A rule that is left out, to see that the checker finds the violation.
     pub broken: Option<Broken>,
 }
 
@@ -40,47 +40,48 @@ pub struct World {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Script {
     pub acquisitions: u8,
-    /// Whether it waits in line, at the masters in their order.
+    /// Whether it waits in a queue, at the masters in their order.
     pub waits: bool,
-    /// Whether it waits in line at the first master, under another name, and asks the others meanwhile.
-    pub beside: bool,
+    /// Whether it probes: it waits in the queue of the first master as another client, and asks the others
+    /// meanwhile.
+    pub probes: bool,
     pub extensions: u8,
     pub retries: u8,
-    /// Whether it may take an answer for lost that is still under way.
+    /// Whether it may stop waiting for an answer that is still under way.
     pub timeouts: bool,
-    /// Whether it may give up, and end its hold before the time.
+    /// Whether it may give up, and release its hold early.
     pub releases: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Time {
-    /// No clock at all: messages take as long as they like, and so many holds may end at any moment, whatever the
-    /// cause. What holds here holds for any clocks.
+    /// No clock: messages take any time, and this many holds may end at any moment, for any reason. What is
+    /// proved here is true for any clocks.
     None { lapses: u8 },
-    /// Time runs without end, and every hold ends exactly `ttl` ticks after its last grant.
+    /// Time goes on for ever, and every hold ends exactly `ttl` ticks after its last grant.
     Ticks { ttl: u8 },
 }
 
 /// The rules, each left out once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Broken {
-    /// The greatest of the majority's numbers is the fence, without raising the holds to it.
-    NoSecondPhase,
+    /// The greatest of the majority's numbers is the fence, but no hold is raised to it.
+    NoConfirmPhase,
     /// A master raises its number for a token that holds nothing there.
     RaiseWithoutHold,
-    /// A master takes a CONFIRM that is lower than the hold's fence.
+    /// A master accepts a CONFIRM that is lower than the hold's fence.
     FenceUnchecked,
     /// As above, and the client counts a CONFIRM of a master whose grant it has not seen.
     UncountedAnswers,
-    /// The next acquisition goes under the token of the last.
+    /// The next acquisition uses the token of the last.
     TokenUsedAgain,
-    /// A retry counts its validity from itself.
+    /// Validity counts from the retry.
     ValidFromRetry,
-    /// A grant that was waited for counts from its receipt.
+    /// After a wait, validity counts from the receipt of the grant.
     ValidFromReceipt,
-    /// An extension counts with one answer.
+    /// One answer is enough for an extension.
     ExtendedByOne,
-    /// A master that was killed begins to count anew.
+    /// After a crash a master starts numbering from scratch.
     NumberForgotten,
 }
 
@@ -95,14 +96,14 @@ pub struct State {
     pub history: History,
 }
 
-/// What the checker remembers and nobody in the world knows.
+/// What only the checker knows.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct History {
     /// The fences of the acquisitions completed so far.
     pub fences: SmallVec<[u8; 8]>,
     /// Two of them were equal.
     pub same_fence: bool,
-    /// One was not greater than another that was complete before it was begun.
+    /// One was not greater than another that was complete before it began.
     pub below_one_before_its_begin: bool,
     /// One was not greater than another that was complete before it was complete.
     pub below_one_before_its_end: bool,
@@ -113,14 +114,14 @@ impl World {
         self.broken == Some(broken)
     }
 
-    /// The present, which never moves: a tick makes everything else older instead. A hold is thus described by how
-    /// old it is, and time may go on for ever in finitely many states. So far from the beginning that what is
-    /// older than a lease is as good as from the beginning.
+    /// The present never moves: a tick makes everything else older instead. A hold is described by its age,
+    /// so time can go on for ever in finitely many states. The present is one lease after the origin:
+    /// whatever is older than a lease might as well be from the origin.
     pub fn now(&self) -> Instant {
         self.after(Duration::ZERO)
     }
 
-    /// The instant that lies `left` behind the present.
+    /// The instant `left` after the present.
     pub fn after(&self, left: Duration) -> Instant {
         Instant::since_boot(TICK * u32::from(self.ttl()) + left)
     }
@@ -138,7 +139,7 @@ impl World {
     }
 
     pub fn plan(&self, client: usize) -> Plan {
-        let fenced = self.fenced && !self.is(Broken::NoSecondPhase);
+        let fenced = self.fenced && !self.is(Broken::NoConfirmPhase);
         Plan { quorum: self.quorum(), lease: self.lease(), fenced, retries: self.clients[client].retries }
     }
 
@@ -154,10 +155,10 @@ impl World {
         }
     }
 
-    /// The masters from here on differ in nothing but their number: behind those that somebody may wait at, for a line
-    /// has an order; none where one is believed for all.
+    /// The masters from this index on are interchangeable: those after the one that somebody may wait at, as
+    /// a queue has an order; none where one master is believed for all.
     pub fn first_alike(&self) -> usize {
-        let waits = |script: &Script| script.waits || script.beside;
+        let waits = |script: &Script| script.waits || script.probes;
         let moves_on = |script: &Script| script.waits && (script.timeouts || self.grace > 0);
         if self.by_name || self.is(Broken::ExtendedByOne) || self.clients.iter().any(moves_on) {
             MASTERS
@@ -182,8 +183,8 @@ impl History {
         self.same_fence |= self.fences.contains(&fence);
         self.below_one_before_its_begin |= fence <= greatest_before;
         self.below_one_before_its_end |= self.fences.iter().any(|&before| fence <= before);
-        let place = self.fences.partition_point(|&before| before < fence);
-        self.fences.insert(place, fence);
+        let index = self.fences.partition_point(|&before| before < fence);
+        self.fences.insert(index, fence);
     }
 
     pub fn greatest(&self) -> u8 {

@@ -15,7 +15,7 @@ fn all_are_asked_at_once_and_a_majority_wins_from_before_the_first_send() {
     let two = vote(&mut machine, 1_500, &[(4, granted(7)), (1, granted(9))]);
     assert_eq!(two.verdict, Verdict::Open);
     let three = vote(&mut machine, 1_600, &[(0, granted(8))]);
-    assert_eq!(three.verdict, won(None, 1_000 + TRUSTED), "a plain quorum has no fence");
+    assert_eq!(three.verdict, acquired(None, 1_000 + TRUSTED), "a plain quorum has no fence");
     assert!(three.sends.is_empty());
 }
 
@@ -26,9 +26,9 @@ fn the_last_answer_must_come_before_the_end_of_validity() {
         vote(&mut machine, 1_001, &[(0, granted(1))]);
         vote(&mut machine, now, &[(2, granted(1))])
     };
-    assert_eq!(last_at(1_000 + TRUSTED - 1).verdict, won(None, 1_000 + TRUSTED));
+    assert_eq!(last_at(1_000 + TRUSTED - 1).verdict, acquired(None, 1_000 + TRUSTED));
     let late = last_at(1_000 + TRUSTED);
-    assert_eq!(late.verdict, Verdict::Lost(Loss::TooLate));
+    assert_eq!(late.verdict, Verdict::Failed(FailureReason::TooLate));
     assert_eq!(sent(&late.sends, Request::Release), [0, 1, 2]);
 }
 
@@ -38,7 +38,7 @@ fn it_is_lost_with_the_first_answer_that_makes_a_majority_impossible() {
     let two = vote(&mut machine, 1, &[(0, granted(1)), (1, taken()), (2, taken())]);
     assert_eq!(two.verdict, Verdict::Open);
     let three = vote(&mut machine, 4, &[(3, taken())]);
-    assert_eq!(three.verdict, Verdict::Lost(Loss::Taken));
+    assert_eq!(three.verdict, Verdict::Failed(FailureReason::Taken));
     assert_eq!(sent(&three.sends, Request::Release), [0, 1, 2, 3, 4], "also where no answer came");
     assert_eq!(vote(&mut machine, 5, &[(4, granted(1))]).sends.len(), 0, "once");
     let votes: Vec<_> = machine.votes().map(Option::<&Vote>::cloned).collect();
@@ -47,15 +47,22 @@ fn it_is_lost_with_the_first_answer_that_makes_a_majority_impossible() {
 
 #[test]
 fn too_many_masters_down_is_not_taken() {
-    let lost = |votes: &[(u8, Vote)]| {
+    let failed = |votes: &[(u8, Vote)]| {
         let (mut machine, _) = Acquisition::at_once(plan(3, false), at(0));
         vote(&mut machine, 1, votes).verdict
     };
     let grace = Vote::Refused(Refusal::Grace(TTL));
-    assert_eq!(lost(&[(0, down()), (1, Vote::Unknown)]), Verdict::Lost(Loss::Impossible));
-    assert_eq!(lost(&[(0, granted(1)), (1, grace.clone()), (2, grace)]), Verdict::Lost(Loss::Impossible));
-    assert_eq!(lost(&[(0, down()), (1, taken())]), Verdict::Lost(Loss::Taken));
-    assert_eq!(lost(&[(0, taken()), (1, taken())]), Verdict::Lost(Loss::Taken), "2 may yet be up");
+    assert_eq!(failed(&[(0, down()), (1, Vote::Unknown)]), Verdict::Failed(FailureReason::Impossible));
+    assert_eq!(
+        failed(&[(0, granted(1)), (1, grace.clone()), (2, grace)]),
+        Verdict::Failed(FailureReason::Impossible)
+    );
+    assert_eq!(failed(&[(0, down()), (1, taken())]), Verdict::Failed(FailureReason::Taken));
+    assert_eq!(
+        failed(&[(0, taken()), (1, taken())]),
+        Verdict::Failed(FailureReason::Taken),
+        "2 may yet be up"
+    );
 }
 
 #[test]
@@ -63,20 +70,20 @@ fn silence_is_not_no() {
     let (mut machine, _) = Acquisition::at_once(plan(5, false), at(0));
     vote(&mut machine, 1, &[(0, granted(1)), (1, Vote::Unknown), (2, down())]);
     let late = vote(&mut machine, 9, &[(1, granted(1)), (3, granted(1))]);
-    assert_eq!(late.verdict, won(None, TRUSTED));
+    assert_eq!(late.verdict, acquired(None, TRUSTED));
 }
 
 #[test]
 fn nothing_takes_a_grant_back() {
     let (mut machine, _) = Acquisition::at_once(plan(3, false), at(0));
     vote(&mut machine, 1, &[(0, granted(1)), (0, taken()), (0, Vote::Unknown), (0, granted(1))]);
-    assert_eq!(vote(&mut machine, 9, &[(1, granted(1))]).verdict, won(None, TRUSTED));
+    assert_eq!(vote(&mut machine, 9, &[(1, granted(1))]).verdict, acquired(None, TRUSTED));
 }
 
 #[test]
-fn one_server_gives_its_own_fence_without_a_second_phase() {
+fn one_server_gives_its_own_fence_without_a_confirm_phase() {
     let (mut machine, _) = Acquisition::at_once(plan(1, true), at(0));
-    assert_eq!(vote(&mut machine, 1, &[(0, granted(5))]).verdict, won(Some(5), TRUSTED));
+    assert_eq!(vote(&mut machine, 1, &[(0, granted(5))]).verdict, acquired(Some(5), TRUSTED));
 }
 
 #[test]
@@ -87,14 +94,14 @@ fn a_retry_asks_the_silent_and_keeps_the_first_send() {
     assert_eq!(sent(&machine.ask_again(), Request::Acquire), [1, 2], "0 has somebody else's hold");
     assert!(machine.ask_again().is_empty());
     let again = vote(&mut machine, 5_000, &[(1, granted(1)), (2, granted(1))]);
-    assert_eq!(again.verdict, won(None, TRUSTED));
+    assert_eq!(again.verdict, acquired(None, TRUSTED));
 }
 
 #[test]
 fn no_retry_where_too_many_hold_it() {
     let (mut machine, _) = Acquisition::at_once(Plan { retries: 1, ..plan(3, false) }, at(0));
-    let lost = vote(&mut machine, 1, &[(0, taken()), (1, taken())]);
-    assert_eq!(lost.verdict, Verdict::Lost(Loss::Taken));
+    let failed = vote(&mut machine, 1, &[(0, taken()), (1, taken())]);
+    assert_eq!(failed.verdict, Verdict::Failed(FailureReason::Taken));
 }
 
 #[test]

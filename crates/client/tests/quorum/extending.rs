@@ -28,7 +28,7 @@ fn silence_keeps_the_old_validity() {
     let mut machine = extending();
     machine.answered(Member(0), YES, at(2_000));
     machine.answered(Member(1), Vote::Unknown, at(2_000));
-    assert_eq!(machine.answered(Member(2), Vote::Unknown, at(2_000)), Extended::Kept);
+    assert_eq!(machine.answered(Member(2), Vote::Unknown, at(2_000)), Extended::Unconfirmed);
     assert_eq!(machine.held_until(), at(5_000));
     assert_eq!(machine.answered(Member(1), YES, at(2_500)), Extended::Until(at(1_000 + TRUSTED)), "late");
 }
@@ -37,14 +37,14 @@ fn silence_keeps_the_old_validity() {
 fn a_majority_that_has_no_hold_ends_it() {
     let mut machine = extending();
     assert_eq!(machine.answered(Member(0), NOT_HELD, at(2_000)), Extended::Open);
-    assert_eq!(machine.answered(Member(1), NOT_HELD, at(2_000)), Extended::Over);
+    assert_eq!(machine.answered(Member(1), NOT_HELD, at(2_000)), Extended::Lost);
 }
 
 #[test]
 fn past_its_end_a_hold_is_not_extended() {
     let mut machine = extending();
     machine.answered(Member(0), YES, at(4_999));
-    assert_eq!(machine.answered(Member(1), YES, at(5_000)), Extended::Over);
+    assert_eq!(machine.answered(Member(1), YES, at(5_000)), Extended::Lost);
 }
 
 #[test]
@@ -63,5 +63,5 @@ fn a_hold_that_a_majority_does_not_have_is_over_whoever_is_silent() {
     let mut machine = extending();
     machine.answered(Member(0), Vote::Unknown, at(2_000));
     assert_eq!(machine.answered(Member(1), NOT_HELD, at(2_000)), Extended::Open, "the third decides");
-    assert_eq!(machine.answered(Member(2), NOT_HELD, at(2_000)), Extended::Over);
+    assert_eq!(machine.answered(Member(2), NOT_HELD, at(2_000)), Extended::Lost);
 }

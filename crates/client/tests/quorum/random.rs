@@ -5,7 +5,8 @@ use dlock_client::quorum::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// An answer to one of the requests that were sent: which of them, what, and how many ms later than the one before.
+/// An answer to one of the requests that were sent: which of them, what, and how many ms later than the one
+/// before.
 #[derive(Debug, Clone)]
 struct Event {
     which: usize,
@@ -32,8 +33,8 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 struct Story {
     sends: Vec<(Outgoing, u64)>,
     answers: Vec<(Outgoing, Vote)>,
-    won: Option<(Won, u64)>,
-    lost: bool,
+    acquired: Option<(Acquired, u64)>,
+    failed: bool,
 }
 
 fn play(mut machine: Acquisition, sends: Sends, events: &[Event], often: usize) -> Story {
@@ -52,8 +53,10 @@ fn play(mut machine: Acquisition, sends: Sends, events: &[Event], often: usize) 
             story.answers.push((send, event.vote.clone()));
             story.sends.extend(progress.sends.into_iter().map(|send| (send, now)));
             match progress.verdict {
-                Verdict::Won(won) => assert!(story.won.replace((won, now)).is_none(), "won twice"),
-                Verdict::Lost(_) => assert!(!std::mem::replace(&mut story.lost, true), "lost twice"),
+                Verdict::Acquired(acquired) => {
+                    assert!(story.acquired.replace((acquired, now)).is_none(), "acquired twice")
+                }
+                Verdict::Failed(_) => assert!(!std::mem::replace(&mut story.failed, true), "failed twice"),
                 Verdict::TryAgain => {
                     let again = machine.ask_again();
                     story.sends.extend(again.into_iter().map(|send| (send, now)));
@@ -78,19 +81,19 @@ impl Story {
     }
 
     fn check(&self, plan: Plan, waited: bool) {
-        assert!(self.won.is_none() || !self.lost);
+        assert!(self.acquired.is_none() || !self.failed);
         let releases = self.sends.iter().filter(|(send, _)| send.what == Request::Release).count();
-        assert_eq!(releases, if self.lost { plan.quorum.members().count() } else { 0 });
-        let Some((won, when)) = self.won else { return };
-        assert!(at(when) < won.valid_until);
+        assert_eq!(releases, if self.failed { plan.quorum.members().count() } else { 0 });
+        let Some((acquired, when)) = self.acquired else { return };
+        assert!(at(when) < acquired.valid_until);
         let majority = plan.quorum.majority();
         let acquires = |what| matches!(what, Request::Acquire | Request::Wait);
         let grants = self.said(acquires, |vote| matches!(vote, Vote::Granted(_)));
         assert!(grants.len() >= majority);
         let first_send = at(self.sends[0].1);
-        let second_phase = waited || (plan.fenced && majority > 1);
-        if !second_phase {
-            assert_eq!(won.valid_until, plan.lease.valid_until(first_send));
+        let confirm_phase = waited || (plan.fenced && majority > 1);
+        if !confirm_phase {
+            assert_eq!(acquired.valid_until, plan.lease.valid_until(first_send));
             return;
         }
         // The last phase, and that a majority answered it, having granted.
@@ -98,11 +101,11 @@ impl Story {
             Request::Confirm { phase, fence } => Some((phase, fence)),
             _ => None,
         });
-        let (number, fence) = phase.max().expect("no win without a second phase");
+        let (number, fence) = phase.max().expect("acquired without a confirm phase");
         let what = Request::Confirm { fence, phase: number };
-        assert_eq!(won.fence, Some(fence).filter(|_| plan.fenced || majority == 1));
+        assert_eq!(acquired.fence, Some(fence).filter(|_| plan.fenced || majority == 1));
         let begun = self.sends.iter().find(|(send, _)| send.what == what).unwrap().1;
-        assert_eq!(won.valid_until, plan.lease.valid_until(at(begun)));
+        assert_eq!(acquired.valid_until, plan.lease.valid_until(at(begun)));
         let yes = self.said(|asked| asked == what, |vote| *vote == Vote::Granted(fence));
         assert!(yes.keys().filter(|member| grants.contains_key(member)).count() >= majority);
     }
@@ -112,13 +115,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn only_a_majority_wins_and_only_from_a_send(
+    fn only_a_majority_acquires_and_only_from_a_send(
         members in 1..6_u8, fenced: bool, waits: bool, retries in 0..3_u8, events in events(),
     ) {
         let plan = Plan { retries, ..plan(members, fenced) };
         let order: Vec<Member> = plan.quorum.members().collect();
         let begin = || match waits {
-            true => Acquisition::in_line(plan, &order, at(0)),
+            true => Acquisition::queued(plan, &order, at(0)),
             false => Acquisition::at_once(plan, at(0)),
         };
         let (machine, sends) = begin();
@@ -134,7 +137,7 @@ proptest! {
         let plan = Plan { retries, ..plan(members, fenced) };
         let order: Vec<Member> = plan.quorum.members().collect();
         let (mut machine, sends) = match waits {
-            true => Acquisition::in_line(plan, &order, at(0)),
+            true => Acquisition::queued(plan, &order, at(0)),
             false => Acquisition::at_once(plan, at(0)),
         };
         let mut open = sends.to_vec();
@@ -167,7 +170,7 @@ proptest! {
         let outcome = |often| {
             let (machine, sends) = Acquisition::at_once(plan, at(0));
             let story = play(machine, sends, &events, often);
-            (story.won, story.lost, story.sends)
+            (story.acquired, story.failed, story.sends)
         };
         prop_assert_eq!(outcome(1), outcome(3));
     }
@@ -175,19 +178,19 @@ proptest! {
 
 /// The random runs reach what they are about.
 #[test]
-fn random_runs_win_and_lose() {
+fn random_runs_acquire_and_fail() {
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
     let mut runner = TestRunner::deterministic();
-    let (mut confirmed, mut lost, mut again) = (0, 0, 0);
+    let (mut confirmed, mut failed, mut again) = (0, 0, 0);
     for _ in 0..2_000 {
         let events = events().new_tree(&mut runner).unwrap().current();
         let (machine, sends) = Acquisition::at_once(plan(3, true), at(0));
         let story = play(machine, sends, &events, 1);
-        confirmed += usize::from(story.won.is_some());
-        lost += usize::from(story.lost);
+        confirmed += usize::from(story.acquired.is_some());
+        failed += usize::from(story.failed);
         let second = |(send, _): &(Outgoing, u64)| matches!(send.what, Request::Confirm { phase: 1.., .. });
         again += usize::from(story.sends.iter().any(second));
     }
-    assert!(confirmed > 50 && lost > 50 && again > 50, "{confirmed} {lost} {again}");
+    assert!(confirmed > 50 && failed > 50 && again > 50, "{confirmed} {failed} {again}");
 }

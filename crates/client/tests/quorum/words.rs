@@ -55,6 +55,6 @@ pub fn hear(machine: &mut Acquisition, now: u64, what: Request, votes: &[(u8, Vo
     last.unwrap()
 }
 
-pub fn won(number: Option<u64>, valid_until: u64) -> Verdict {
-    Verdict::Won(Won { fence: number.map(fence), valid_until: at(valid_until) })
+pub fn acquired(number: Option<u64>, valid_until: u64) -> Verdict {
+    Verdict::Acquired(Acquired { fence: number.map(fence), valid_until: at(valid_until) })
 }

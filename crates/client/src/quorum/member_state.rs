@@ -4,18 +4,18 @@ use super::{Failure, Fence, Refusal, Vote};
 
 /// What is known of one master.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Seat {
-    /// What it said to ACQUIRE; None while an answer may come.
+pub(super) struct MemberState {
+    /// Its answer to ACQUIRE; `None` while it is outstanding.
     pub(super) vote: Option<Vote>,
     pub(super) confirm: Confirm,
-    /// Its numbers are too far ahead of the others' clocks: its grant does not count any more.
+    /// Its fences are too far ahead of the others' clocks: its grant no longer counts.
     pub(super) ahead: bool,
 }
 
-/// Where a master stands in the second phase under way.
+/// Where a master stands in the current confirm phase.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Confirm {
-    /// Its grant is not counted in this phase, so no answer of it is.
+    /// Its grant does not count in this phase, so its answer does not either.
     #[default]
     Uncounted,
     Asked,
@@ -23,8 +23,8 @@ pub(super) enum Confirm {
     No(Vote),
 }
 
-impl Seat {
-    /// The fence of the master's grant, if it counts.
+impl MemberState {
+    /// The fence of its grant, if the grant counts.
     pub(super) fn fence(&self) -> Option<Fence> {
         match self.vote {
             Some(Vote::Granted(fence)) if !self.ahead => Some(fence),
@@ -32,7 +32,8 @@ impl Seat {
         }
     }
 
-    /// Answers to one ACQUIRE and its repetitions come in any order: a grant outweighs the rest, a later grant an earlier one.
+    /// Answers to an ACQUIRE and its retries come in any order: a grant outweighs the rest, a later grant an
+    /// earlier.
     pub(super) fn record(&mut self, vote: Vote) {
         match (&self.vote, &vote) {
             (Some(Vote::Granted(known)), Vote::Granted(new)) if new > known => self.vote = Some(vote),
@@ -41,7 +42,7 @@ impl Seat {
         }
     }
 
-    /// Takes the answer to CONFIRM with the fence of the phase under way.
+    /// Takes the answer to the CONFIRM of the current phase.
     pub(super) fn confirmed(&mut self, vote: Vote, asked: Fence) {
         if matches!(self.confirm, Confirm::Uncounted | Confirm::Yes) {
             return;
@@ -51,7 +52,7 @@ impl Seat {
                 self.confirm = Confirm::Yes;
                 return;
             }
-            // The hold there goes by another number than its grant said, or is no more.
+            // The hold there has another fence than its grant said, or is gone.
             Vote::Granted(fence) if fence > asked => self.vote = Some(vote.clone()),
             Vote::Refused(Refusal::NotHeld) => self.vote = Some(vote.clone()),
             _ => {}
@@ -59,8 +60,8 @@ impl Seat {
         self.confirm = Confirm::No(vote);
     }
 
-    /// Somebody else's hold is not waited out with a part of the quorum in hand: two who did that would wait for
-    /// each other. Only the one that the line let through may, for the others are about to let it in.
+    /// Nobody waits for somebody else's hold while holding a part of the quorum: two clients that did would
+    /// wait for each other. Only a granted waiter may, for its predecessor is about to release the others.
     pub(super) fn may_be_asked_again(&self, waited: bool) -> bool {
         match &self.vote {
             None | Some(Vote::Granted(_)) => false,
@@ -71,7 +72,7 @@ impl Seat {
         }
     }
 
-    pub(super) fn last_word(&self) -> Option<&Vote> {
+    pub(super) fn last_answer(&self) -> Option<&Vote> {
         match &self.confirm {
             Confirm::No(vote) => Some(vote),
             Confirm::Uncounted | Confirm::Asked | Confirm::Yes => self.vote.as_ref(),
@@ -79,6 +80,6 @@ impl Seat {
     }
 
     pub(super) fn is_unavailable(&self) -> bool {
-        self.ahead || self.last_word().is_some_and(Vote::is_unavailable)
+        self.ahead || self.last_answer().is_some_and(Vote::is_unavailable)
     }
 }

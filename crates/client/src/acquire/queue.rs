@@ -1,4 +1,4 @@
-//! A wait in line at one master, on a connection of its own.
+//! A waiter in the queue of one master, on a connection of its own.
 
 use futures_util::future::OptionFuture;
 use redis::Cmd;
@@ -16,40 +16,40 @@ use crate::quorum::{Failure, Plan, Vote};
 use crate::reading;
 use crate::request::{self, LockRequest};
 
-/// So often is the master looked at during a wait: it may have fallen silent, and the place in line changes.
-const LOOK: Duration = Duration::from_millis(500);
-/// So many looks in vain, and the master counts as silent.
-const MISSES: u32 = 2;
-/// How much of a line is looked at for one's place.
-const LOOKED_AT: u32 = 1000;
+/// How often a waiter checks on the master: it may have fallen silent, and the position changes.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// After this many failed checks in a row the master counts as silent.
+const MAX_FAILED_CHECKS: u32 = 2;
+/// How many waiters to read in search of one's position.
+const MAX_WAITERS_READ: u32 = 1000;
 
-/// How long to wait, and who is told about the place in line.
+/// How to wait in the queue.
 #[derive(Clone)]
 pub(crate) struct Queueing {
-    /// None: for ever.
+    /// `None`: for ever.
     pub(crate) until: Option<Instant>,
-    pub(crate) told: Option<OnPosition>,
-    /// How the next in line tries beside it; None: not at all.
-    pub(crate) beside: Option<Plan>,
+    pub(crate) on_position: Option<OnPosition>,
+    /// How the head of the queue probes; `None`: it does not.
+    pub(crate) probe: Option<Plan>,
 }
 
-/// Is called with the place in line.
+/// Called with the position in the queue.
 pub(crate) type OnPosition = Arc<dyn Fn(Position) + Send + Sync>;
 
-/// A place in the line of one master.
-pub(crate) struct Stand {
+/// A waiter in the queue of one master.
+pub(crate) struct Waiter {
     channel: Arc<Channel>,
     request: Arc<LockRequest>,
     own: OnceLock<Connection>,
     answered: AtomicBool,
 }
 
-impl Stand {
-    pub(crate) fn new(channel: Arc<Channel>, request: Arc<LockRequest>) -> Stand {
-        Stand { channel, request, own: OnceLock::new(), answered: AtomicBool::new(false) }
+impl Waiter {
+    pub(crate) fn new(channel: Arc<Channel>, request: Arc<LockRequest>) -> Waiter {
+        Waiter { channel, request, own: OnceLock::new(), answered: AtomicBool::new(false) }
     }
 
-    /// Waits until it is granted, or the wait is over, or the master does not answer any more.
+    /// Waits until the lock is granted, the wait times out, or the master stops answering.
     pub(crate) async fn wait(&self, queueing: Queueing) -> Vote {
         let overdue = queueing.until.map(|until| sleep_until(until + self.channel.node.limit));
         let connected = tokio::select! {
@@ -64,7 +64,7 @@ impl Stand {
         let connection = self.own.get_or_init(|| connection);
         let answer = tokio::select! {
             answer = connection.ask(&command) => answer,
-            () = self.look_on(&queueing) => None,
+            () = self.watch(&queueing) => None,
         };
         if answer.is_some() {
             self.answered.store(true, Ordering::Relaxed);
@@ -75,9 +75,9 @@ impl Stand {
         vote
     }
 
-    /// An ephemeral hold lives on the connection that waited for it; any other leaves that when it has been granted.
+    /// An ephemeral hold lives on the connection that waited for it; any other leaves it once granted.
     async fn connect(&self) -> Result<Connection, Failure> {
-        // Whoever does not answer others is not waited at.
+        // No use in waiting at a master that does not answer others.
         self.channel.node.reach().await?;
         match self.channel.connection().filter(|_| self.request.ephemeral) {
             Some(connection) => Ok(connection),
@@ -92,85 +92,86 @@ impl Stand {
     }
 
     /// Returns when the master has been silent for too long, or its answer is overdue.
-    async fn look_on(&self, queueing: &Queueing) {
+    async fn watch(&self, queueing: &Queueing) {
         let limit = self.channel.node.limit;
-        let mut misses = 0;
-        let mut place = None;
-        while misses < MISSES && queueing.until.is_none_or(|until| now().saturating_since(until) < limit) {
-            sleep(LOOK).await;
-            let waits = match &queueing.told {
-                Some(told) => self.tell(told, &mut place).await,
+        let mut failed_checks = 0;
+        let mut position = None;
+        let is_due = || queueing.until.is_none_or(|until| now().saturating_since(until) < limit);
+        while failed_checks < MAX_FAILED_CHECKS && is_due() {
+            sleep(CHECK_INTERVAL).await;
+            let waits = match &queueing.on_position {
+                Some(on_position) => self.report_position(on_position, &mut position).await,
                 None => self.still_waits().await,
             };
-            misses = if waits { 0 } else { misses + 1 };
+            failed_checks = if waits { 0 } else { failed_checks + 1 };
         }
     }
 
-    /// Whether the master answers, and has not granted it: that answer may have been lost with the connection.
+    /// Whether the master answers and has not granted: a grant may have been lost with the connection.
     async fn still_waits(&self) -> bool {
         let question = request::holds(&self.request.resource, &self.request.token);
-        match self.look(&question).await.found(reading::number) {
-            Ok(counts) => counts == 0,
-            // An error is an answer too: its user may have no right to look.
+        match self.read(&question).await.found(reading::number) {
+            Ok(hold_count) => hold_count == 0,
+            // An error is an answer too: the user may lack the permission.
             Err(state) => !matches!(state, NodeState::Slow | NodeState::Down(_)),
         }
     }
 
-    /// [`still_waits`](Self::still_waits), and tells at which place.
-    async fn tell(&self, told: &OnPosition, place: &mut Option<u64>) -> bool {
-        let question = request::waiters(&self.request.resource, LOOKED_AT);
-        let Ok(line) = self.look(&question).await.found(reading::queue) else {
+    /// [`still_waits`](Self::still_waits), and reports the position if it has changed.
+    async fn report_position(&self, on_position: &OnPosition, last: &mut Option<u64>) -> bool {
+        let question = request::waiters(&self.request.resource, MAX_WAITERS_READ);
+        let Ok(queue) = self.read(&question).await.found(reading::queue) else {
             return self.still_waits().await;
         };
         let me = reading::shown(self.request.token.as_bytes());
-        let Some(index) = line.iter().position(|waiting| waiting.token == me) else {
+        let Some(index) = queue.iter().position(|waiting| waiting.token == me) else {
             return self.still_waits().await;
         };
         let position = index as u64 + 1;
-        if place.replace(position) != Some(position) {
-            let waited = Duration::from_millis(line[index].waited_ms);
-            told(Position { server: self.channel.node.name.clone(), position, waited });
+        if last.replace(position) != Some(position) {
+            let waited = Duration::from_millis(queue[index].waited_ms);
+            on_position(Position { server: self.channel.node.name.clone(), position, waited });
         }
         true
     }
 
-    async fn look(&self, question: &Cmd) -> Reply {
+    async fn read(&self, question: &Cmd) -> Reply {
         Channel::new(self.channel.node.clone()).ask(question, None, self.channel.node.limit).await
     }
 
-    /// Leaves the line of a master that does not answer: the connection closes with this.
+    /// Leaves the queue of a master that does not answer: the connection closes when this is dropped.
     pub(crate) fn give_up(&self) {
         if self.own.get().is_some() && !self.answered.load(Ordering::Relaxed) {
-            self.channel.lost_sight();
+            self.channel.note_orphan();
         }
     }
 
-    /// Leaves the line for good: the token is not used any more.
+    /// Leaves the queue for good: the token is not used again.
     ///
-    /// To close the connection would do for a waiter. But whoever is granted it while that is under way would hold it
-    /// until the lease ends, so a RELEASE goes behind the ACQUIRE. It is carried out when the wait is over, which a RELEASE by
-    /// another way brings about, once the ACQUIRE has arrived before it.
+    /// Closing the connection would remove a waiter. But a grant made meanwhile would last until the lease
+    /// ends, so a RELEASE follows the ACQUIRE on the same connection. It runs once the wait has ended, which
+    /// a RELEASE on another connection brings about as soon as the ACQUIRE has arrived.
     pub(crate) async fn abandon(self: Arc<Self>) {
         let Some(own) = self.own.get().filter(|_| !self.answered.load(Ordering::Relaxed)) else { return };
         let release = self.request.release();
         let shared = Channel::new(self.channel.node.clone());
-        let out_of_line = async {
+        let leave_queue = async {
             loop {
                 shared.ask(&release, None, shared.node.limit).await;
                 sleep(Duration::from_millis(5)).await;
             }
         };
-        let behind = async {
+        let release_after_acquire = async {
             tokio::select! {
                 answer = own.ask(&release) => answer.iter().for_each(|_| self.give_back(own)),
-                () = out_of_line => {}
+                () = leave_queue => {}
             }
         };
-        let _ = timeout(self.channel.node.connection_limit(), behind).await;
+        let _ = timeout(self.channel.node.connection_limit(), release_after_acquire).await;
     }
 }
 
-/// BLOCK's argument for a wait `until` then: at least 1 ms, since 0 is for ever.
+/// The argument of BLOCK for a wait `until` then: at least 1 ms, since 0 means for ever.
 fn block(until: Option<Instant>) -> dlock_protocol::Wait {
     let Some(until) = until else { return dlock_protocol::Wait::Forever };
     let ms = until.saturating_since(now()).as_millis().clamp(1, dlock_protocol::Wait::MAX_MILLIS.into());
