@@ -52,7 +52,7 @@ pub async fn flush(client: &Client, servers: &Servers) {
 
 /// Tells which members are there and of no use, since nobody would look for what is wrong with them.
 pub fn tell_unusable(client: &Client) {
-    for NodeReport { server, state } in client.unusable().0 {
+    for NodeReport { server, state, .. } in client.unusable().0 {
         complain(format_args!("{server} cannot take part, and the others go on without it: {state}"));
     }
 }

@@ -1,8 +1,8 @@
-//! Random backoff that grow, so that those who got in each other's way do not do so again.
+//! Random, growing pauses, so that clients that collided do not collide again.
 
 use std::time::Duration;
 
-/// Each pause is drawn from half of a bound to all of it, and the bound doubles up to a longest one.
+/// Each pause is drawn from half of a bound to all of it; the bound doubles up to a longest one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Backoff {
     bound: Duration,
@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_grow_up_to_the_longest_and_differ() {
+    fn pauses_grow_up_to_the_longest_and_differ() {
         let ms = Duration::from_millis;
         let mut backoff = Backoff::new(ms(100), ms(300));
         let drawn: Vec<Duration> = (0..50).map(|_| backoff.next()).collect();

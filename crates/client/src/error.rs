@@ -1,36 +1,36 @@
-//! What can go wrong, and what each master had to do with it.
+//! Errors, and the part of each master in them.
 
 use serde::Serialize;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What one master had to say, or why it said nothing.
+/// The answer of one master, or why there is none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum NodeState {
-    /// It granted, confirmed, extended or released what was asked.
+    /// It granted, confirmed, extended or released as requested.
     Agreed,
-    /// Somebody else holds it there, or the wait there was over.
+    /// Somebody else holds it there, or the wait timed out there.
     Taken,
-    /// It may have forgotten holds, and grants nothing for so long (in JSON: seconds and nanoseconds).
+    /// It may have forgotten holds, and grants nothing for this long (in JSON: seconds and nanoseconds).
     InGrace(Duration),
-    /// Too many clients wait there.
+    /// Its wait queue is full.
     QueueFull,
-    /// Waiting there would close a cycle of tokens that wait for each other; the server's account of it.
+    /// Waiting there would be a deadlock; the server describes the cycle.
     Deadlock(Arc<str>),
-    /// Its clock, or another master's, is so far off that their fences do not fit together.
+    /// Its clock, or that of another master, is so far off that their fences do not fit together.
     ClockAhead,
-    /// The token holds nothing there (any more).
+    /// The token holds nothing there (any longer).
     NotHeld,
     /// It could not be reached.
     Down(Arc<str>),
-    /// It was reached, but did not answer in time: what was asked of it may have been carried out.
+    /// It was reached, but did not answer in time: the request may have been carried out.
     Slow,
-    /// It answered with an error: no module, no permission, no memory, the same server as another member.
+    /// It answered with an error: no module, no permission, out of memory, the same server as another member.
     Failed(Arc<str>),
-    /// It was asked, and its answer was not waited for: the others had decided.
+    /// It was asked, but the others decided before it answered.
     Unheard,
     /// It was not asked.
     Unasked,
@@ -46,131 +46,133 @@ impl fmt::Display for NodeState {
             }
             NodeState::QueueFull => f.write_str("its queue is full"),
             NodeState::Deadlock(cycle) => write!(f, "deadlock: {cycle}"),
-            NodeState::ClockAhead => f.write_str("its clock does not fit the others'"),
+            NodeState::ClockAhead => f.write_str("its clock differs from the others"),
             NodeState::NotHeld => f.write_str("not held"),
             NodeState::Down(why) => write!(f, "down: {why}"),
             NodeState::Slow => f.write_str("no answer in time"),
             NodeState::Failed(why) => f.write_str(why),
-            NodeState::Unheard => f.write_str("asked, but not waited for"),
+            NodeState::Unheard => f.write_str("asked, answer not needed"),
             NodeState::Unasked => f.write_str("not asked"),
         }
     }
 }
 
-/// One master and what it had to say.
+/// One master and its answer.
+#[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NodeReport {
-    /// Where the master is: its address without user and password.
+    /// The address of the master, without user and password.
     pub server: Arc<str>,
-    /// What it said.
+    /// Its answer.
     pub state: NodeState,
 }
 
-/// What every master had to say, in the order of the builder's servers.
+/// The answers of all masters, in the order of the builder's servers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Report(pub Vec<NodeReport>);
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (place, node) in self.0.iter().enumerate() {
-            let comma = if place == 0 { "" } else { ", " };
+        for (index, node) in self.0.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
             write!(f, "{comma}{} {}", node.server, node.state)?;
         }
         Ok(())
     }
 }
 
-/// Why there is no client.
+/// Why the client could not be built.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// No server was named.
-    #[error("no server was named")]
+    /// No server was given.
+    #[error("no server was given")]
     NoServers,
-    /// More than 255 servers were named.
+    /// More than 255 servers were given.
     #[error("a quorum has at most 255 members")]
     TooManyServers,
-    /// An address is none that this client can connect to. Nothing of it is repeated: it may hold a password.
+    /// An address is invalid. Nothing of it is repeated, as it may contain a password.
     #[error("address {position}: {why}")]
     Address {
-        /// Which one, counted from 1 in the order in which they were given.
+        /// Its position in the order of the builder's servers, counted from 1.
         position: usize,
-        /// What is wrong with it.
+        /// Why it is invalid.
         why: String,
     },
-    /// Two addresses lead to one server, which would vote twice.
-    #[error("{0} and {1} are the same server, which would vote twice")]
+    /// Two addresses lead to the same server, which would vote twice.
+    #[error("{0} and {1} are the same server: it would vote twice")]
     SameServer(Arc<str>, Arc<str>),
-    /// So many servers were reached and cannot take part (no module, no permission) that there is no majority without
-    /// them. Reported are they alone.
+    /// So many servers cannot take part (no module, no permission) that there is no majority without them.
+    /// The report has only those.
     #[error("cannot take part: {0}")]
     Unusable(Report),
-    /// An option is out of its range.
+    /// An option is out of range.
     #[error("{0}")]
     Option(String),
 }
 
-/// Why a lock was not obtained. Nothing is held, and what some masters granted is on its way back.
+/// Why a lock was not acquired. Nothing is held; what some masters granted is being released.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// Somebody else has it: enough masters could vote, and too many refused until the wait was over.
+    /// Somebody else holds it: enough masters could vote, and too many refused until the wait timed out.
     #[error("{resource} is taken ({report})")]
     Taken {
-        /// What was asked for.
+        /// The requested resource.
         resource: String,
-        /// What each master said in the last round.
+        /// The answers in the last round.
         report: Report,
     },
-    /// Waiting would close a cycle of tokens that wait for each other.
+    /// Waiting would be a deadlock: tokens would wait for each other in a cycle.
     #[error("waiting for {resource} would be a deadlock ({report})")]
     Deadlock {
-        /// What was asked for.
+        /// The requested resource.
         resource: String,
-        /// What each master said; [`NodeState::Deadlock`] tells the cycle.
+        /// The answers; [`NodeState::Deadlock`] describes the cycle.
         report: Report,
     },
-    /// Too many masters are down, silent, in grace or off the clock: nobody can get it at present.
+    /// Too many masters are down, silent, in grace or have a wrong clock: currently nobody can acquire it.
     #[error("no quorum for {resource} ({report})")]
     QuorumImpossible {
-        /// What was asked for.
+        /// The requested resource.
         resource: String,
-        /// What each master said in the last round.
+        /// The answers in the last round.
         report: Report,
     },
-    /// A majority granted, but so late that nothing of the lease was left: the ttl is too short for this network.
-    #[error("{resource} was granted too late to be of use ({report})")]
+    /// A majority granted, but too late: nothing of the lease was left. The ttl is too short for this
+    /// network.
+    #[error("{resource} was granted too late: nothing of the lease was left ({report})")]
     TooLate {
-        /// What was asked for.
+        /// The requested resource.
         resource: String,
-        /// What each master said in the last round.
+        /// The answers in the last round.
         report: Report,
     },
-    /// What was asked for makes no sense to the servers: a ttl or a delay above their `dlock.max-ttl`, a key that holds
-    /// something else.
-    #[error("{resource} cannot be asked for like that ({report})")]
+    /// The servers reject the request: a ttl or a delay above their `dlock.max-ttl`, or a key of another
+    /// type.
+    #[error("invalid request for {resource} ({report})")]
     Misuse {
-        /// What was asked for.
+        /// The requested resource.
         resource: String,
-        /// What each master said.
+        /// The answers.
         report: Report,
     },
-    /// Of several locks, one was lost while the others were waited for.
-    #[error("{resource} was lost while the other locks were waited for: {why}")]
+    /// Of several locks, one was lost while waiting for the others.
+    #[error("{resource} was lost while waiting for the other locks: {why}")]
     LostMeanwhile {
-        /// Which one.
+        /// The lost one.
         resource: String,
         /// Why.
         why: Lost,
     },
-    /// An option is out of its range, or does not go with the number of servers.
+    /// An option is out of range, or does not fit the number of servers.
     #[error("{0}")]
     Option(String),
 }
 
 impl AcquireError {
-    /// What each master said in the last round; None where none was asked.
+    /// The answers in the last round; `None` if no master was asked.
     pub fn report(&self) -> Option<&Report> {
         match self {
             AcquireError::Taken { report, .. }
@@ -183,39 +185,38 @@ impl AcquireError {
     }
 }
 
-/// Why a lease was not set anew.
+/// Why a lease was not extended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExtendError {
-    /// The hold is over: its validity ended, or too many masters do not hold it any more.
-    #[error("the hold is over ({0})")]
+    /// The hold is lost: its validity ended, or too many masters no longer hold it.
+    #[error("the hold is lost ({0})")]
     Lost(Report),
-    /// What was asked for makes no sense to the servers: a ttl above their `dlock.max-ttl`. The hold goes on to the end
-    /// it had.
-    #[error("the lease cannot be asked for like that ({0})")]
+    /// The servers reject the request: a ttl above their `dlock.max-ttl`. The hold keeps its lease.
+    #[error("invalid request ({0})")]
     Misuse(Report),
-    /// Too few masters answered: the hold goes on to the end it had, and extending may be tried again.
-    #[error("the lease was not set anew ({0})")]
+    /// Too few masters answered. The hold keeps its lease, and extending can be retried.
+    #[error("the lease was not extended ({0})")]
     Unconfirmed(Report),
-    /// An option is out of its range.
+    /// An option is out of range.
     #[error("{0}")]
     Option(String),
 }
 
-/// Why a release is not certain.
+/// Why a release is not confirmed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReleaseError {
-    /// So many masters did not hold it any more that the hold was over before it was released.
-    #[error("was not held any more ({0})")]
+    /// So many masters no longer held it that the hold had ended before the release.
+    #[error("was no longer held ({0})")]
     NotHeld(Report),
-    /// Too few masters answered in time. The others are told as soon as they can be reached, for as long as the
-    /// client's clean-up lasts; the lease ends what they still hold.
+    /// Too few masters answered in time. The client keeps trying for as long as its clean-up lasts; after
+    /// that, the lease ends the hold.
     #[error("the release was not confirmed ({0})")]
     Unconfirmed(Report),
 }
 
-/// Why a question had no answer from a majority.
+/// A majority did not answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("too few servers answered ({0})")]
 pub struct NoQuorum(pub Report);
@@ -224,16 +225,16 @@ pub struct NoQuorum(pub Report);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Lost {
-    /// Its time is about to be over: it was not to be renewed, or had been held for its longest time.
-    #[error("its time is over")]
+    /// Its lease is about to end and is not renewed: renewal is off, or its longest time is up.
+    #[error("its lease expired")]
     Ended,
     /// It was not renewed in time.
     #[error("it was not renewed in time ({0})")]
     NotRenewed(Report),
-    /// So many masters do not hold it any more that no majority can: broken by an operator, deleted, forgotten.
+    /// So many masters no longer hold it that no majority can: broken by an operator, deleted, forgotten.
     #[error("it was taken away ({0})")]
     TakenAway(Report),
-    /// The connection that an ephemeral hold lives on has closed.
+    /// The connection of an ephemeral hold closed.
     #[error("its connection closed")]
     Disconnected,
 }

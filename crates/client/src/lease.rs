@@ -1,11 +1,11 @@
-//! How long a hold may be trusted. No clock is read here: every instant is an argument.
+//! How long a hold is valid. Reads no clock: every instant is an argument.
 
 use std::ops::Add;
 use std::time::Duration;
 
-/// A point on the machine's boot-time clock (`CLOCK_BOOTTIME`), which never steps and runs on while the machine is
-/// suspended. `std::time::Instant` stands still in a suspend on Linux, and a laptop that wakes up would believe that
-/// it still holds what ran out an hour ago.
+/// A point on the machine's boot-time clock (`CLOCK_BOOTTIME`), which never jumps and keeps running while the
+/// machine is suspended. `std::time::Instant` stops during a suspend on Linux: a laptop that wakes up would
+/// believe that it still holds a lock that expired an hour ago.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(Duration);
 
@@ -18,12 +18,12 @@ impl Add<Duration> for Instant {
 }
 
 impl Instant {
-    /// The instant `uptime` after the boot, suspends included.
+    /// The instant `uptime` after the boot, including suspends.
     pub const fn since_boot(uptime: Duration) -> Self {
         Self(uptime)
     }
 
-    /// How long it is from `earlier` until here; zero if `earlier` is not earlier.
+    /// The time since `earlier`; zero if `earlier` is later.
     pub fn saturating_since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
@@ -33,7 +33,7 @@ impl Instant {
     }
 }
 
-/// The lease asked of the servers, and how much of it the client may trust.
+/// The lease asked of the servers, and how much of it the client trusts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lease {
     ttl: Duration,
@@ -41,13 +41,14 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// A lease of `ttl` with the drift that the Redlock algorithm advises: a hundredth of the ttl, for clocks that
-    /// run at rates up to 1 % apart, and 2 ms for their resolution. None when nothing of the lease would be left.
+    /// A lease of `ttl` with the drift of the Redlock algorithm: a hundredth of the ttl, for clocks whose
+    /// rates differ by up to 1 %, and 2 ms for their resolution. `None` if nothing of the lease would be
+    /// left.
     pub fn new(ttl: Duration) -> Option<Self> {
         Self::with_drift(ttl, ttl / 100 + Duration::from_millis(2))
     }
 
-    /// A lease of `ttl`, trusted for `drift` less than that. None when nothing of it would be left.
+    /// A lease of `ttl`, trusted for `drift` less than that. `None` if nothing of it would be left.
     pub fn with_drift(ttl: Duration, drift: Duration) -> Option<Self> {
         (ttl > drift).then_some(Self { ttl, drift })
     }
@@ -57,10 +58,10 @@ impl Lease {
         self.ttl
     }
 
-    /// The end of the validity of a hold whose first request left at `sent` or later; valid is what is before it.
+    /// When the validity of a hold ends whose first request left at `sent` or later.
     ///
-    /// A server counts the whole ttl from the request's arrival, so from `sent` the client's end comes first, by as
-    /// much as the request took and by the drift. Nothing else than the instant before the first send is sound: a
+    /// A server counts the whole ttl from the arrival of the request, so the client's end comes first: by the
+    /// time that the request took, and by the drift. Only the instant before the first send is sound, as a
     /// reply can be late by any time (`tests/model.rs` has the counterexamples).
     pub fn valid_until(self, sent: Instant) -> Instant {
         sent + (self.ttl - self.drift)

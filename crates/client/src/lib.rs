@@ -1,11 +1,62 @@
-//! The client of dlock: one lock service made of one server, or of a majority of independent ones (a Redlock
-//! quorum) with fences that rise over all of them.
+//! The async client of dlock: a lock service made of one server, or of a majority of independent ones (a
+//! Redlock quorum) with fencing tokens that rise over all of them.
 //!
-//! What it does not do: it is no general Redis client, it never decides what a server may grant (`dlock-core` does),
-//! and it cannot stop a holder that runs on past its validity: only a store that checks fences can.
+//! ```no_run
+//! use dlock_client::{Client, Wait};
+//! use std::time::Duration;
 //!
-//! The protocol is in [`quorum`], without sockets, clock or randomness, so that the async client and the model
-//! checker (`tests/model.rs`) drive the very same code.
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let client = Client::builder()
+//!     .servers(["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"])
+//!     .build()
+//!     .await?;
+//! let guard = client
+//!     .lock("invoice:42")
+//!     .ttl(Duration::from_secs(30)) // renewed in the background after each third
+//!     .wait(Wait::For(Duration::from_secs(10)))
+//!     .fenced()
+//!     .acquire()
+//!     .await?;
+//! tokio::select! {
+//!     () = bill(42, guard.fence()) => {}
+//!     // Comes before the lease ends, in time to stop.
+//!     why = guard.lost() => return Err(why.into()),
+//! }
+//! guard.release().await?; // a dropped guard is released in the background
+//! # Ok(())
+//! # }
+//! # async fn bill(_invoice: u32, _fence: Option<dlock_client::Fence>) {}
+//! ```
+//!
+//! A server that is down is not an error until the lock needs it, so building a client and giving up at once
+//! needs no server at all:
+//!
+//! ```
+//! use dlock_client::{AcquireError, Client, Retry};
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+//! let client = Client::builder()
+//!     .server("redis://127.0.0.1:1")
+//!     .retry(Retry { times: 0, ..Retry::default() })
+//!     .build()
+//!     .await
+//!     .expect("the address is valid");
+//! match client.lock("invoice:42").try_acquire().await {
+//!     Ok(Some(guard)) => println!("held, with the fence {:?}", guard.fence()),
+//!     Ok(None) => println!("somebody else holds it"),
+//!     // "No quorum" is not "taken": the report says why, server by server.
+//!     Err(AcquireError::QuorumImpossible { report, .. }) => assert!(report.to_string().contains("down")),
+//!     Err(why) => panic!("{why}"),
+//! }
+//! # });
+//! ```
+//!
+//! What it does not do: it is not a general Redis client, it does not decide what a server may grant
+//! (`dlock-core` does), and it cannot stop a holder that runs on past its validity: only a store that checks
+//! fences can.
+//!
+//! The protocol is in the module `quorum`, without sockets, clock or randomness, so that the client and the
+//! model checker (`tests/model.rs`) drive the same code.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
@@ -16,9 +67,11 @@ mod clock;
 mod error;
 mod guard;
 mod inspect;
+#[doc(hidden)]
 pub mod lease;
 mod node;
 mod options;
+#[doc(hidden)]
 pub mod quorum;
 mod reading;
 mod request;
@@ -34,4 +87,5 @@ pub use error::{
 };
 pub use guard::{ForgottenHold, Guard, Guards};
 pub use inspect::{Answer, Holder, Inspected, Inspection, Position, Waiting};
+pub use lease::Instant;
 pub use options::{ClientBuilder, Retry};

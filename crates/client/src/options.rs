@@ -1,4 +1,4 @@
-//! How a client is built.
+//! The options of a client.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,20 +6,21 @@ use std::time::Duration;
 use crate::client::Client;
 use crate::error::BuildError;
 
-/// How often, and after which backoff, a round is tried again that failed for lack of masters.
+/// How often, and with which backoff, to retry a round that failed because masters are missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
-    /// How often masters that are down or silent are asked again before
-    /// [`QuorumImpossible`](crate::AcquireError::QuorumImpossible), where [`Wait`](crate::Wait) does not allow more. 0: never.
+    /// How often to ask masters again that are down or silent, before failing with
+    /// [`QuorumImpossible`](crate::AcquireError::QuorumImpossible), unless [`Wait`](crate::Wait) allows more.
+    /// 0: never.
     pub times: u8,
-    /// The longest of the first backoff. Each pause is drawn anew, from half of it to all of it, and the bound doubles
-    /// from pause to pause.
+    /// The bound of the first pause. Each pause is random, from half of the bound to all of it, and the bound
+    /// doubles with each pause.
     pub pause: Duration,
 }
 
 impl Default for Retry {
-    /// 4 times, 100 ms: up to 1.5 s in all, which a server that is restarted with little data needs to be back.
-    /// Random, as the Redlock algorithm asks, so that clients that got in each other's way do not do so again.
+    /// 4 times, 100 ms: up to 1.5 s in all, enough to restart a server with little data. The pauses are
+    /// random, as the Redlock algorithm requires, so that clients that collided do not collide again.
     fn default() -> Self {
         Retry { times: 4, pause: Duration::from_millis(100) }
     }
@@ -50,7 +51,7 @@ impl Default for ClientBuilder {
     }
 }
 
-/// Without the addresses, which may hold passwords, and the key.
+/// Without the addresses, which may contain passwords, and the key.
 impl fmt::Debug for ClientBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ClientBuilder { node_timeout, drift, retry, .. } = self;
@@ -61,19 +62,19 @@ impl fmt::Debug for ClientBuilder {
 }
 
 impl ClientBuilder {
-    /// One more server. Given once: that server is the lock service. Given several times: independent masters of which a
-    /// majority decides; take 3 or 5.
+    /// Adds a server. A single server is the lock service by itself; of several, a majority decides: use 3 or
+    /// 5 independent masters.
     ///
-    /// `redis://user:password@host:port/db`, `rediss://…` for TLS,
-    /// `unix:///path/to/socket?db=1&user=…&pass=…`; /, ?, # and @ in a user name or a password are written
-    /// %2F, %3F, %23 and %40. No error shows more of it than where it leads. All clients of a lock must name
-    /// the same masters and the same database.
+    /// `redis://user:password@host:port/db`, `rediss://…` for TLS, or
+    /// `unix:///path/to/socket?db=1&user=…&pass=…`. In a user name or a password, write /, ?, # and @ as %2F,
+    /// %3F, %23 and %40. Errors show the location, but never the user or the password. All clients of a lock
+    /// must name the same masters and the same database.
     pub fn server(mut self, url: impl Into<String>) -> Self {
         self.servers.push(url.into());
         self
     }
 
-    /// Several more servers: see [`server`](Self::server).
+    /// Adds several servers: see [`server`](Self::server).
     pub fn servers<I>(mut self, urls: I) -> Self
     where
         I: IntoIterator<Item: Into<String>>,
@@ -82,49 +83,54 @@ impl ClientBuilder {
         self
     }
 
-    /// How long one master may take for one answer, 1 ms to a day; default 250 ms. A connection to it is given four times as long.
+    /// Sets the time limit for one answer of one master, 1 ms to a day; default: 250 ms. A connection may
+    /// take four times as long.
     ///
-    /// It is what a silent master can cost: a round that still needs its vote waits so long for it. 250 ms is ten times
-    /// the way between the data centres of a continent, and longer than a fork or a slow command holds a healthy
-    /// server up. A request is never waited for longer than its ttl.
+    /// This is the cost of a silent master: a round that needs its vote waits this long for it. 250 ms is ten
+    /// times the round trip within a continent, and longer than a fork or a slow command blocks a healthy
+    /// server. No request is waited for longer than its ttl.
     pub fn node_timeout(mut self, limit: Duration) -> Self {
         self.node_timeout = limit;
         self
     }
 
-    /// By how much less than the ttl a hold is trusted; default: a hundredth of the ttl and 2 ms, as the Redlock
-    /// algorithm advises, which is room for clocks whose rates differ by 1 % (quartz differs by 0.01 %).
+    /// Sets how much of the ttl is not trusted, because clocks run at different rates. Default: a hundredth
+    /// of the ttl plus 2 ms, as in the Redlock algorithm; that allows for rates that differ by 1 % (quartz
+    /// clocks differ by 0.01 %).
     pub fn drift(mut self, drift: Duration) -> Self {
         self.drift = Some(drift);
         self
     }
 
-    /// How rounds are tried again that failed for lack of masters: see [`Retry`]. How long somebody else's hold is
-    /// waited for is not said here but by [`Acquire::wait`](crate::Acquire::wait).
+    /// Sets how to retry rounds that failed because masters are missing: see [`Retry`]. How long to wait for
+    /// somebody else's hold is set by [`Acquire::wait`](crate::Acquire::wait).
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = retry;
         self
     }
 
-    /// For `rediss://`: trust servers whose certificates are signed by this one (PEM), instead of those that the system trusts.
+    /// For `rediss://`: trusts servers whose certificates this one has signed (PEM), instead of the system's
+    /// list.
     pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.root_certificate = Some(pem.into());
         self
     }
 
-    /// For `rediss://`: the certificate and the key (both PEM) by which the servers know this client.
+    /// For `rediss://`: sets the client certificate and its key (both PEM).
     pub fn client_certificate(mut self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.client_certificate = Some((certificate.into(), key.into()));
         self
     }
 
-    /// The client. Connects to all servers at once, and waits until a majority is there, but for all of them at least as long
-    /// as one answer may take, and for none longer than a connection may take.
+    /// Builds the client. Connects to all servers in parallel and waits for a majority; it gives the others
+    /// at least the time of one answer, and none more than the time of a connection.
     ///
-    /// A server that cannot be reached is no error: it is tried again whenever it is needed. Nor is one that is reached and
+    /// A server that cannot be reached is not an error: it is retried whenever it is needed. Nor is one that
     /// cannot take part (no module, no permission), as long as there is a majority without it: see
-    /// [`Client::unusable`]. Two addresses of one server are an error. Must be called in a tokio runtime, which is
-    /// the one that the client's background work (renewals, clean-up) runs on.
+    /// [`Client::unusable`]. Two addresses of the same server are an error.
+    ///
+    /// Must be called in a tokio runtime, on which the background work of the client (renewals, clean-up)
+    /// then runs.
     pub async fn build(self) -> Result<Client, BuildError> {
         Client::connect(self).await
     }

@@ -1,4 +1,4 @@
-//! Addresses as people write them.
+//! The addresses of masters.
 
 use redis::io::tcp::socket2::TcpKeepalive;
 use std::sync::Arc;
@@ -7,27 +7,27 @@ use std::time::Duration;
 use crate::error::BuildError;
 use crate::options::ClientBuilder;
 
-/// After so long without a word the kernel asks whether the other end is there.
+/// TCP keepalive: after this long without traffic the kernel probes the other end.
 const SILENCE: Duration = Duration::from_secs(15);
 
 const FORM: &str = "not of the form redis://host:port, rediss://host:port or unix:///path";
 
-const STRANGE: &str = "something behind the host, or behind the path of a socket, does not belong there; in a \
-                       user name, a password or a path write / as %2F, ? as %3F, # as %23, @ as %40, = as %3D";
+const UNEXPECTED: &str = "unexpected text after the host, or after the path of a socket; in a user name, a \
+                          password or a path, write / as %2F, ? as %3F, # as %23, @ as %40, = as %3D";
 
-const NO_HOST: &str = "what stands in the place of the host is no name of one: user and password stand before an @, and \
-                       only one server is named";
+const NO_HOST: &str =
+    "not a valid host name: user and password end with an @, and an address names one server";
 
-/// Where a master is.
+/// The address of a master.
 pub(crate) struct Address {
-    /// For people: where it is, put together anew. Of the address as it was given nothing else is ever shown,
-    /// for what is none, or not quite, can hold a password anywhere.
+    /// Where the master is, for people, built from the parsed address. Nothing else of the given address is
+    /// ever shown: if it is malformed, a password may be anywhere in it.
     pub(crate) name: Arc<str>,
     pub(crate) redis: redis::Client,
 }
 
 impl Address {
-    /// The address that stands at this position of the list, which begins with 1.
+    /// Parses the address at this position of the list, counted from 1.
     pub(crate) fn parse(position: usize, text: &str, options: &ClientBuilder) -> Result<Address, BuildError> {
         let wrong = |why: &str| BuildError::Address { position, why: why.into() };
         let url = redis::parse_redis_url(text).ok_or_else(|| wrong(FORM))?;
@@ -35,27 +35,27 @@ impl Address {
             "redis" | "rediss" | "valkey" | "valkeys" => &["protocol"],
             _ => &["db", "user", "pass", "protocol"],
         };
-        // Shown as the host, it could be a password whose @ was written as %40, or a list of addresses.
+        // This could be a password whose @ was written as %40, or a list of addresses.
         if url.host_str().is_some_and(|host| !is_host(host)) {
             return Err(wrong(NO_HOST));
         }
-        // `&pass=` behind a path that no ? has ended.
-        let is_strange = url.path().contains(['@', '='])
+        // Such as `&pass=` after a path that is not ended by a ?.
+        let is_unexpected = url.path().contains(['@', '='])
             || url.query_pairs().any(|(name, _)| !known.contains(&&*name))
             || url.fragment().is_some_and(|fragment| fragment != "insecure");
-        if is_strange {
-            return Err(wrong(STRANGE));
+        if is_unexpected {
+            return Err(wrong(UNEXPECTED));
         }
         let info = redis::IntoConnectionInfo::into_connection_info(url);
-        // A detail would be a piece of the address.
+        // The detail would repeat a part of the address.
         let info = info.map_err(|why| match why.detail() {
             None => wrong(why.to_string().split(" - ").next().unwrap_or(FORM)),
-            Some(_) => wrong(STRANGE),
+            Some(_) => wrong(UNEXPECTED),
         })?;
-        // RESP3 tells when the connection closes, and INSPECT's answer as a map.
+        // RESP3 has a map for INSPECT's answer, and its push channel ends with the connection.
         let settings = info.redis_settings().clone().set_protocol(redis::ProtocolVersion::RESP3);
         let settings = settings.set_lib_name("dlock-client", env!("CARGO_PKG_VERSION"));
-        // A wait can be long and silent: only so is it noticed that nobody is at the other end any more.
+        // A wait can be long and silent: without keepalive nobody would notice that the other end is gone.
         let keepalive = TcpKeepalive::new().with_time(SILENCE).with_interval(SILENCE / 3);
         let tcp = info.tcp_settings().clone().set_nodelay(true).set_keepalive(keepalive);
         let info = info.set_redis_settings(settings).set_tcp_settings(tcp);
@@ -65,15 +65,15 @@ impl Address {
     }
 }
 
-/// Of the characters of names, IPv4 and IPv6 addresses.
+/// Whether it has only the characters of host names, IPv4 and IPv6 addresses.
 fn is_host(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.:[]".contains(&byte))
 }
 
-/// Where it is, the same for all spellings.
+/// Where the master is, the same for all spellings of the address.
 fn name(info: &redis::ConnectionInfo) -> String {
     let host = |host: &str| if host.contains(':') { format!("[{host}]") } else { host.to_string() };
-    let (place, separator) = match info.addr() {
+    let (location, separator) = match info.addr() {
         redis::ConnectionAddr::Tcp(name, port) => (format!("redis://{}:{port}", host(name)), "/"),
         redis::ConnectionAddr::TcpTls { host: name, port, .. } => {
             (format!("rediss://{}:{port}", host(name)), "/")
@@ -82,8 +82,8 @@ fn name(info: &redis::ConnectionInfo) -> String {
         _ => ("a server".to_string(), "/"),
     };
     match info.redis_settings().db() {
-        0 => place,
-        db => format!("{place}{separator}{db}"),
+        0 => location,
+        db => format!("{location}{separator}{db}"),
     }
 }
 
@@ -92,7 +92,7 @@ fn connector(info: redis::ConnectionInfo, options: &ClientBuilder) -> redis::Red
     if !matches!(info.addr(), redis::ConnectionAddr::TcpTls { .. }) {
         return redis::Client::open(info);
     }
-    // Rustls wants one for the process; where the program has chosen, its choice stands.
+    // Rustls requires a provider for the process; if the program has chosen one, it stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client_tls = options.client_certificate.clone();
     let client_tls =
@@ -139,10 +139,9 @@ mod tests {
         }
     }
 
-    /// What may be a user's name, a password or the first line of some file is not repeated, however it is
-    /// spelled.
+    /// It may be a user name, a password or the first line of any file, so nothing of it is repeated.
     #[test]
-    fn what_is_no_address_is_refused_without_repeating_any_of_it() {
+    fn an_invalid_address_is_refused_without_repeating_any_of_it() {
         for text in [
             "",
             "secret",
@@ -180,11 +179,11 @@ mod tests {
             "redis://host;redis:7000,secret:7000",
             "root:*:19000:0:99999:7:::secret",
         ] {
-            let Err(why) = parse(text) else { panic!("{text} is taken") };
+            let Err(why) = parse(text) else { panic!("{text} is accepted") };
             assert!(matches!(why, BuildError::Address { position: 2, .. }), "{text}: {why:?}");
-            for told in [why.to_string(), format!("{why:?}")] {
+            for shown in [why.to_string(), format!("{why:?}")] {
                 for word in ["secret", "s%", "zoe", "123", "root"] {
-                    assert!(!told.contains(word), "{text}: {told}");
+                    assert!(!shown.contains(word), "{text}: {shown}");
                 }
             }
         }
