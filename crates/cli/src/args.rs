@@ -1,4 +1,4 @@
-//! What can be said on the command line. The doc comments are what `--help` and the manual show.
+//! The command line. `--help` and the manual show these doc comments.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,9 +12,9 @@ use crate::{texts, wrong_call};
 
 /// Locks from one lock server, or from a majority of several.
 ///
-/// The servers are Redis or Valkey servers with the dlock module. One of them is a lock service; several
-/// independent ones (3 or 5) are one too, which goes on as long as a majority of them is up. All who want to
-/// exclude each other must name the same servers.
+/// The servers are Redis or Valkey servers with the dlock module. A single one is a lock service; so are
+/// several independent ones (3 or 5), as long as a majority of them is up. All clients that are to exclude
+/// each other must name the same servers.
 #[derive(Debug, Parser)]
 #[command(name = "dlock", version, arg_required_else_help = true)]
 #[command(after_help = texts::AFTER_HELP, after_long_help = texts::AFTER_LONG_HELP)]
@@ -28,19 +28,19 @@ pub enum Command {
     /// Hold a lock while a command runs
     #[command(long_about = texts::RUN, after_long_help = texts::RUN_EXAMPLES)]
     Run(Run),
-    /// Take a lock and keep it; print its token and fence
+    /// Acquire a lock and keep it; print its token and fence
     #[command(long_about = texts::ACQUIRE, after_long_help = texts::ACQUIRE_EXAMPLES)]
     Acquire(Acquire),
-    /// Give back a lock that `acquire` took
+    /// Release a lock acquired with `acquire`
     #[command(after_long_help = texts::RELEASE_EXAMPLES)]
     Release(Release),
-    /// Set the lease of a hold anew
+    /// Extend the lease of a hold
     #[command(after_long_help = texts::EXTEND_EXAMPLES)]
     Extend(Extend),
     /// Show who holds a lock and who waits for it, on every server
     #[command(long_about = texts::INSPECT, after_long_help = texts::INSPECT_EXAMPLES)]
     Inspect(Inspect),
-    /// Wait until a lock is free, without taking it
+    /// Wait until a lock is free, without acquiring it
     #[command(after_long_help = texts::WAIT_EXAMPLES)]
     Wait(WaitFree),
     /// For operators: end every hold of a lock
@@ -61,8 +61,9 @@ pub enum Command {
     },
 }
 
-/// The command line. Behind `--` stands the command, but a first word there that begins with - is the resource, which no
-/// command is called and no option could be told from: `dlock run -- -x ./report.sh`.
+/// Parses the command line. The command follows `--`, but if the first word there begins with - and the
+/// resource is missing, it is the resource: `dlock run -- -x ./report.sh`. Elsewhere it would look like an
+/// option.
 pub fn parse(mut words: Vec<OsString>) -> Result<Dlock, clap::Error> {
     let parsed = Dlock::try_parse_from(&words);
     let Some(end) = words.iter().position(|word| word == "--") else { return parsed };
@@ -73,7 +74,7 @@ pub fn parse(mut words: Vec<OsString>) -> Result<Dlock, clap::Error> {
     words.insert(end, "resource".into());
     match Dlock::try_parse_from(&words) {
         Ok(Dlock { command: Command::Run(mut run) }) => {
-            run.wanted.resource = resource;
+            run.lock.resource = resource;
             Ok(Dlock { command: Command::Run(run) })
         }
         _ => parsed,
@@ -82,30 +83,30 @@ pub fn parse(mut words: Vec<OsString>) -> Result<Dlock, clap::Error> {
 
 #[derive(Debug, Args)]
 pub struct Servers {
-    /// A server; give it once for each member of a quorum
+    /// A server; repeat the option for each member of a quorum
     ///
-    /// redis://host:port/db, rediss://host:port/db for TLS, unix:///path/to/socket. Without this option: the
-    /// file of --servers-file, else the comma-separated list in DLOCK_SERVERS, else the file that
-    /// DLOCK_SERVERS_FILE names. A password in an argument can be read by everybody on this machine: put
+    /// redis://host:port/db, rediss://host:port/db for TLS, unix:///path/to/socket. Without this option, the
+    /// servers come from --servers-file, else from the comma-separated list in DLOCK_SERVERS, else from the
+    /// file named by DLOCK_SERVERS_FILE. Everybody on this machine can read a password in an argument: put
     /// redis://user:password@host:port into the environment or the file instead.
     #[arg(long = "server", short = 's', value_name = "URL", help_heading = HEADING)]
     pub servers: Vec<String>,
 
-    /// A file with one server's URL on each line
+    /// A file with the URL of one server per line
     ///
-    /// Empty lines and lines that begin with # are left out. It has at most 64 KiB.
+    /// Empty lines and lines that begin with # are ignored. The limit is 64 KiB.
     #[arg(long, value_name = "FILE", conflicts_with = "servers", help_heading = HEADING)]
     pub servers_file: Option<PathBuf>,
 
-    /// How long one server may take for one answer
+    /// Time limit for each answer of a server
     #[arg(long, value_name = "TIME", default_value = "250ms", value_parser = duration, help_heading = HEADING)]
     pub node_timeout: Duration,
 
-    /// For rediss://: trust the servers whose certificates this one has signed (PEM)
+    /// For rediss://: trust servers whose certificates this one has signed (PEM)
     #[arg(long, value_name = "FILE", env = "DLOCK_CACERT", hide_env_values = true, help_heading = HEADING)]
     pub cacert: Option<PathBuf>,
 
-    /// For rediss://: the certificate that the servers shall know us by (PEM)
+    /// For rediss://: the client certificate (PEM)
     #[arg(long, value_name = "FILE", env = "DLOCK_CERT", hide_env_values = true, requires = "key")]
     #[arg(help_heading = HEADING)]
     pub cert: Option<PathBuf>,
@@ -118,49 +119,47 @@ pub struct Servers {
 
 const HEADING: &str = "Servers";
 
-/// What is wanted of a lock.
 #[derive(Debug, Args)]
-pub struct Wanted {
-    /// What to lock: any text that all agree on, such as invoice:42
+pub struct LockArgs {
+    /// What to lock: any text that all clients agree on, such as invoice:42
     pub resource: OsString,
 
-    /// The lease: how long the lock stays taken should its holder vanish
+    /// The lease: how long the lock stays held if its holder vanishes
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub ttl: Duration,
 
-    /// Wait at most so long for the lock; without this option, as long as it takes
+    /// Wait at most this long for the lock [default: for ever]
     ///
-    /// Servers that are down, silent or not ready yet are waited for as well, and it is said once that they are. Only if too few
-    /// of them have answered since the start, and without this option, dlock gives up after about a second.
+    /// The wait includes servers that are down, silent or not ready yet; dlock reports them once. Without
+    /// this option, dlock gives up after about a second if a majority of the servers has never answered.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub wait: Option<Duration>,
 
-    /// Do not wait: end with code 75 if somebody else holds the lock
+    /// Do not wait: exit with code 75 if somebody else holds the lock
     ///
-    /// Over several servers also if others ask in the same moment and the votes are split: then nobody gets
-    /// it. Say --wait 2s where somebody must.
+    /// With several servers, also if several clients ask at the same moment and split the votes: then nobody
+    /// gets the lock. Use --wait 2s if somebody must.
     #[arg(long, conflicts_with = "wait")]
     pub no_wait: bool,
 
-    /// Hold it together with others who share it
+    /// Share the lock with others that use --shared
     #[arg(long)]
     pub shared: bool,
 
-    /// With several servers, get a fence too (one round trip more)
+    /// With several servers, get a fencing token (one more round trip)
     ///
-    /// A fence is a number that is greater for each later hold of the resource. Write it beside what the lock
-    /// protects, and refuse lower ones. One server gives a fence to every hold; over several, only this
-    /// option does.
+    /// The fencing token, or fence, is a number that is greater for each later hold of the resource. Store it
+    /// with whatever the lock protects, and reject lower ones. With a single server every hold has one.
     #[arg(long)]
     pub fenced: bool,
 
-    /// Free text for `inspect`, at most 255 bytes; by default, this host and what is run
+    /// Text for `inspect`, at most 255 bytes [default: this host and the command]
     #[arg(long, value_name = "TEXT")]
     pub label: Option<String>,
 
-    /// Should the holder vanish, keep everybody out for so long after its lease
+    /// If the holder vanishes, grant the lock to nobody for this long after its lease
     ///
-    /// What it still had under way can land in that time. After an ordinary release there is no delay.
+    /// Writes that it still had in flight can land in that time. A normal release causes no delay.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub delay: Option<Duration>,
 }
@@ -168,12 +167,12 @@ pub struct Wanted {
 #[derive(Debug, Args)]
 pub struct Run {
     #[command(flatten)]
-    pub wanted: Wanted,
+    pub lock: LockArgs,
 
-    /// When the lock is lost, how long the command has between SIGTERM and SIGKILL
+    /// If the lock is lost, time between SIGTERM and SIGKILL [default: a sixth of the ttl, at most 10s]
     ///
-    /// By default a sixth of the ttl, 10 s at most. SIGTERM comes so long, and a twentieth of the ttl (1 s at
-    /// most) in reserve, before the lease ends; together they fit into half of the ttl.
+    /// SIGTERM is sent this long before the lease ends, plus a reserve of a twentieth of the ttl (at most 1
+    /// s). Together they must fit into half of the ttl.
     #[arg(long, short = 'k', value_name = "TIME", value_parser = duration)]
     pub kill_after: Option<Duration>,
 
@@ -188,7 +187,7 @@ pub struct Run {
 #[derive(Debug, Args)]
 pub struct Acquire {
     #[command(flatten)]
-    pub wanted: Wanted,
+    pub lock: LockArgs,
 
     /// Print JSON: resource, token, fence, valid_ms
     #[arg(long)]
@@ -198,10 +197,9 @@ pub struct Acquire {
     pub servers: Servers,
 }
 
-/// Whose hold.
 #[derive(Debug, Args)]
 pub struct Held {
-    /// What is locked
+    /// The locked resource
     pub resource: OsString,
 
     /// The token that `acquire` printed
@@ -223,7 +221,7 @@ pub struct Extend {
     #[command(flatten)]
     pub held: Held,
 
-    /// The lease, from now on
+    /// The new lease, from now
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub ttl: Duration,
 
@@ -233,7 +231,7 @@ pub struct Extend {
 
 #[derive(Debug, Args)]
 pub struct Inspect {
-    /// The lock to look at
+    /// The lock to inspect
     pub resource: OsString,
 
     /// Print JSON
@@ -246,10 +244,10 @@ pub struct Inspect {
 
 #[derive(Debug, Args)]
 pub struct WaitFree {
-    /// What to wait for
+    /// The lock to wait for
     pub resource: OsString,
 
-    /// Wait at most so long; then end with code 75, or 69 if too few servers answer
+    /// Wait at most this long; then exit with code 75, or 69 if too few servers answer
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub timeout: Option<Duration>,
 
@@ -262,7 +260,7 @@ pub struct Break {
     /// The lock to break
     pub resource: OsString,
 
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long, short = 'y')]
     pub yes: bool,
 
@@ -281,7 +279,7 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn the_definitions_fit_together() {
+    fn the_definitions_are_consistent() {
         Dlock::command().debug_assert();
     }
 
@@ -297,8 +295,8 @@ mod tests {
     fn a_command_keeps_its_own_options() {
         let parsed = run(&["r", "--ttl", "2m", "--", "ls", "--ttl", "x", "--", "-y"]).unwrap();
         assert_eq!(parsed.command, ["ls", "--ttl", "x", "--", "-y"]);
-        assert_eq!((parsed.wanted.ttl, parsed.wanted.wait), (Duration::from_secs(120), None));
-        assert!(run(&["r", "ls"]).is_err(), "the command stands behind --");
+        assert_eq!((parsed.lock.ttl, parsed.lock.wait), (Duration::from_secs(120), None));
+        assert!(run(&["r", "ls"]).is_err(), "the command follows --");
         assert!(run(&["r", "--"]).is_err(), "there is no command");
     }
 
@@ -306,10 +304,7 @@ mod tests {
     fn a_resource_may_begin_with_a_hyphen() {
         for words in [&["--", "-x", "ls", "-l"][..], &["--no-wait", "--", "-x", "ls", "-l"]] {
             let parsed = run(words).unwrap();
-            assert_eq!(
-                (parsed.wanted.resource, parsed.command),
-                ("-x".into(), vec!["ls".into(), "-l".into()])
-            );
+            assert_eq!((parsed.lock.resource, parsed.command), ("-x".into(), vec!["ls".into(), "-l".into()]));
         }
         assert!(run(&["--", "-x"]).is_err(), "there is no command");
         assert!(run(&["--", "ls", "-l"]).is_err(), "there is no resource");
@@ -327,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_is_refused() {
+    fn contradictions_are_rejected() {
         assert!(run(&["r", "--wait", "1s", "--no-wait", "--", "ls"]).is_err());
         assert!(run(&["r", "--server", "a", "--servers-file", "b", "--", "ls"]).is_err());
         assert!(run(&["r", "--cert", "a", "--", "ls"]).is_err());

@@ -10,14 +10,14 @@ use crate::args::Break;
 use crate::exit::{Error, Failure, complain};
 use crate::hold::print;
 use crate::inspect::View;
-use crate::obtain::Stopped;
+use crate::lock::Abort;
 use crate::shown::plain;
 
-pub async fn break_holds(options: Break) -> Result<u8, Stopped> {
-    let client = options.servers.client().await?;
-    let resource = &options.resource;
-    if !options.yes && !confirmed(&client, resource).await? {
-        return Err(Error::new(Failure::NotObtained, "nothing was broken").into());
+pub async fn break_holds(args: Break) -> Result<u8, Abort> {
+    let client = args.servers.client().await?;
+    let resource = &args.resource;
+    if !args.yes && !confirmed(&client, resource).await? {
+        return Err(Error::new(Failure::NotAcquired, "nothing was broken").into());
     }
     let broken = client.break_holds(resource.as_bytes()).await;
     for Inspected { server, answer } in &broken {
@@ -29,16 +29,18 @@ pub async fn break_holds(options: Break) -> Result<u8, Stopped> {
     }
     let silent = broken.iter().filter(|seen| seen.answer.found().is_none()).count();
     if silent > 0 {
-        let story = "not every server has done it; break again when those can be reached that were not";
-        return Err(Error::new(Failure::NoQuorum, story).into());
+        let message = "the lock was not broken on every server; try again when the others can be reached";
+        return Err(Error::new(Failure::NoQuorum, message).into());
     }
     Ok(0)
 }
 
-/// Shows what is about to be broken, and asks.
+/// Shows the lock and asks for confirmation.
 async fn confirmed(client: &Client, resource: &OsStr) -> Result<bool, Error> {
     if !stdin().is_terminal() {
-        return Err(Error::usage("there is no terminal to ask on; say --yes to break the lock without"));
+        return Err(Error::usage(
+            "cannot ask for confirmation without a terminal; use --yes to break the lock",
+        ));
     }
     let question = format!(
         "{}\n\nEnd every hold of {}? [y/N] ",

@@ -1,9 +1,9 @@
-//! Everything that the program has started, in whatever process group or session it is now.
+//! Every process that the program has started, in whatever process group or session.
 //!
-//! A process group would be easier to signal, but it is neither what one wants to reach nor free of charge. What a
-//! shell script starts by `timeout` or `setsid` has left the group, and an own group for the program takes it out of
-//! the pipeline and off the keys of the terminal. So the program stays in our group, and we are the reaper of
-//! everything below us (`PR_SET_CHILD_SUBREAPER`): what loses its parent becomes our child, and nothing gets away.
+//! A process group would be easier to signal, but does not cover everything and has a cost: processes that a
+//! script starts with `timeout` or `setsid` leave the group, and a group of its own takes the program out of
+//! its pipeline and off the keys of the terminal. So the program stays in our group, and dlock is the reaper
+//! of everything below it (`PR_SET_CHILD_SUBREAPER`): orphans become its children, and nothing escapes.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -12,21 +12,21 @@ use std::io;
 use nix::sys::prctl;
 use nix::unistd::Pid;
 
-/// Where descendants are looked for.
+/// The descendants of this process.
 pub struct Descendants {
-    /// Those that were there before the program: whoever became dlock by `exec` has left them to us.
+    /// Those from before the program: a process that became dlock by `exec` may have had children.
     inherited: HashSet<Pid>,
 }
 
 impl Descendants {
-    /// From here on nothing that is started can leave. To be called before the program is.
+    /// From now on no descendant can escape. Call it before the program is started.
     pub fn keep() -> io::Result<Descendants> {
         prctl::set_child_subreaper(true)?;
         let nobody = Descendants { inherited: HashSet::new() };
         Ok(Descendants { inherited: nobody.alive()?.into_iter().collect() })
     }
 
-    /// Who is alive now. What they start meanwhile is seen the next time.
+    /// The live ones. Those started meanwhile are seen the next time.
     pub fn alive(&self) -> io::Result<Vec<Pid>> {
         let mut children: HashMap<Pid, Vec<Process>> = HashMap::new();
         for process in processes()? {
@@ -48,14 +48,14 @@ impl Descendants {
         Ok(found)
     }
 
-    /// The children of ours that are dead and not yet waited for.
+    /// Our children that are dead and not yet reaped.
     pub fn dead_children(&self) -> io::Result<Vec<Pid>> {
         let dead = processes()?.filter(|process| process.parent == Pid::this() && !process.alive);
         Ok(dead.map(|process| process.pid).collect())
     }
 }
 
-/// Every process of the machine.
+/// All processes of the machine.
 fn processes() -> io::Result<impl Iterator<Item = Process>> {
     let entries = fs::read_dir("/proc")?.flatten();
     Ok(entries.filter_map(|entry| Process::of(entry.file_name().to_str()?)))
@@ -69,7 +69,7 @@ struct Process {
 }
 
 impl Process {
-    /// None for what is no process, or none any more.
+    /// `None` if it is not a process, or no longer one.
     fn of(name: &str) -> Option<Process> {
         let pid = Pid::from_raw(name.parse().ok()?);
         let stat = fs::read(format!("/proc/{name}/stat")).ok()?;
@@ -78,7 +78,7 @@ impl Process {
     }
 }
 
-/// `pid (name) state ppid …`: the name may hold anything, the last parenthesis ends it.
+/// `pid (name) state ppid …`: the name may contain anything, the last parenthesis ends it.
 fn parse(stat: &[u8]) -> Option<(Pid, bool)> {
     let end = stat.iter().rposition(|byte| *byte == b')')?;
     let rest = std::str::from_utf8(&stat[end + 1..]).ok()?;
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_can_look_like_anything() {
+    fn a_name_may_contain_anything() {
         assert_eq!(parse(b"7 (sleep) S 5 7 7 0"), Some((Pid::from_raw(5), true)));
         assert_eq!(parse(b"7 (a) Z 9 (b) S 5 7 7 0"), Some((Pid::from_raw(5), true)));
         assert_eq!(parse(b"7 (\xff\n) Z 5 7 7 0"), Some((Pid::from_raw(5), false)));

@@ -1,8 +1,8 @@
-//! How the command ends, when it does not end as the program it runs.
+//! Exit codes and error messages, unless dlock exits like the program it runs.
 //!
-//! 64, 69, 71 and 75 mean what sysexits.h says. 79 is the first number above that list; `timeout` has 124 and 125,
-//! shells have 126, 127 and 128 + n. A program that is run may still end with any of these: the message on standard
-//! error tells who spoke.
+//! 64, 69, 71 and 75 are from sysexits.h. 79 is the first number above that list; `timeout` uses 124 and 125,
+//! shells use 126, 127 and 128 + n. A program that is run may exit with any of these too: the message on
+//! standard error tells them apart.
 
 use std::fmt;
 use std::io::{Write, stderr};
@@ -12,26 +12,26 @@ use dlock_client::{AcquireError, BuildError, ExtendError, NoQuorum, ReleaseError
 
 use crate::shown::plain;
 
-/// Why the command did not do what it was asked to.
+/// The kinds of errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
     Usage,
     NoQuorum,
     System,
-    NotObtained,
+    NotAcquired,
     Lost,
 }
 
 impl Failure {
     pub const ALL: [Failure; 5] =
-        [Failure::Usage, Failure::NoQuorum, Failure::System, Failure::NotObtained, Failure::Lost];
+        [Failure::Usage, Failure::NoQuorum, Failure::System, Failure::NotAcquired, Failure::Lost];
 
     pub fn code(self) -> u8 {
         match self {
             Failure::Usage => 64,
             Failure::NoQuorum => 69,
             Failure::System => 71,
-            Failure::NotObtained => 75,
+            Failure::NotAcquired => 75,
             Failure::Lost => 79,
         }
     }
@@ -39,51 +39,50 @@ impl Failure {
     /// For the manual.
     pub fn meaning(self) -> &'static str {
         match self {
-            Failure::Usage => "the command was called wrongly: arguments, addresses, options",
+            Failure::Usage => "usage error: invalid arguments, addresses or options",
             Failure::NoQuorum => "too few servers answered, or they cannot take part",
-            Failure::System => "the system refused something: a file, a process",
-            Failure::NotObtained => "somebody else holds the lock, until the wait was over",
-            Failure::Lost => "the lock was lost: the program was ended, or there was no hold any more",
+            Failure::System => "system error: a file, a process",
+            Failure::NotAcquired => "somebody else held the lock until the wait timed out",
+            Failure::Lost => "the lock was lost: the command was ended, or there was no hold",
         }
     }
 }
 
-/// A failure and its story.
+/// A failure and its message.
 #[derive(Debug)]
 pub struct Error {
     pub failure: Failure,
-    story: String,
+    message: String,
 }
 
 impl Error {
-    pub fn new(failure: Failure, story: impl fmt::Display) -> Error {
-        Error { failure, story: story.to_string() }
+    pub fn new(failure: Failure, message: impl fmt::Display) -> Error {
+        Error { failure, message: message.to_string() }
     }
 
-    pub fn usage(story: impl fmt::Display) -> Error {
-        Error::new(Failure::Usage, story)
+    pub fn usage(message: impl fmt::Display) -> Error {
+        Error::new(Failure::Usage, message)
     }
 
     pub fn system(what: impl fmt::Display, why: impl fmt::Display) -> Error {
         Error::new(Failure::System, format!("{what}: {why}"))
     }
 
-    /// Tells the story and answers the exit code.
+    /// Prints the message and returns the exit code.
     pub fn report(&self) -> ExitCode {
         complain(self);
         self.failure.code().into()
     }
 }
 
-/// To standard error, on one line. It may be gone, which must not keep us from our work, as a panic of
-/// eprintln would.
-pub fn complain(story: impl fmt::Display) {
-    let _ = writeln!(stderr(), "dlock: {}", plain(story));
+/// Prints to standard error, on one line. Standard error may be closed, on which eprintln would panic.
+pub fn complain(message: impl fmt::Display) {
+    let _ = writeln!(stderr(), "dlock: {}", plain(message));
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.story)
+        f.write_str(&self.message)
     }
 }
 
@@ -100,9 +99,11 @@ impl From<BuildError> for Error {
 impl From<AcquireError> for Error {
     fn from(why: AcquireError) -> Error {
         let (failure, advice) = match why {
-            AcquireError::Taken { .. } => (Failure::NotObtained, "; `dlock inspect` shows by whom"),
-            AcquireError::Deadlock { .. } => (Failure::NotObtained, "; release what you hold, and try again"),
-            AcquireError::TooLate { .. } => (Failure::NoQuorum, "; ask for a longer --ttl"),
+            AcquireError::Taken { .. } => (Failure::NotAcquired, "; `dlock inspect` shows who holds it"),
+            AcquireError::Deadlock { .. } => {
+                (Failure::NotAcquired, "; release the locks you hold and try again")
+            }
+            AcquireError::TooLate { .. } => (Failure::NoQuorum, "; use a longer --ttl"),
             AcquireError::Option(_) | AcquireError::Misuse { .. } => (Failure::Usage, ""),
             _ => (Failure::NoQuorum, ""),
         };

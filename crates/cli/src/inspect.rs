@@ -1,4 +1,4 @@
-//! `dlock inspect`: what every server says of a lock, and what they say together.
+//! `dlock inspect`: the answers of all servers about a lock, and its state over all of them.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -14,27 +14,28 @@ use serde_json::{Value, json};
 use crate::args::Inspect;
 use crate::exit::Failure;
 use crate::hold::print;
-use crate::obtain::Stopped;
+use crate::lock::Abort;
 use crate::shown::{self, plain};
 
-pub async fn inspect(options: Inspect) -> Result<u8, Stopped> {
-    let client = options.servers.client().await?;
-    let seen = View::of(&client, &options.resource).await;
-    print(&if options.json { shown::json(&seen.json()) } else { seen.text() })?;
+pub async fn inspect(args: Inspect) -> Result<u8, Abort> {
+    let client = args.servers.client().await?;
+    let seen = View::of(&client, &args.resource).await;
+    print(&if args.json { shown::json(&seen.json()) } else { seen.text() })?;
     Ok(seen.state().code())
 }
 
-/// What the servers say together.
+/// The state of a lock over all servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// Nobody holds it.
     Free,
-    /// Nobody holds it, and for a while nobody is granted it.
+    /// Nobody holds it, and a delay keeps it from being granted.
     Delayed,
     /// A majority has the same holder.
     Held,
-    /// No holder has a majority, and nobody can be sure to get one: somebody is just trying, or did not clean up.
+    /// No holder has a majority, and it is not free on one either: somebody is just trying, or did not clean
+    /// up.
     Undecided,
     /// Too few servers answered.
     NoQuorum,
@@ -69,10 +70,10 @@ impl State {
     fn text(self) -> &'static str {
         match self {
             State::Free => "is free",
-            State::Delayed => "is held by nobody, and kept free for a while: its last holder vanished",
+            State::Delayed => "is held by nobody, but delayed: its last holder vanished",
             State::Held => "is held",
-            State::Undecided => "is held by nobody on a majority, and not free on a majority either",
-            State::NoQuorum => "may be held or free: too few servers answered",
+            State::Undecided => "is neither held nor free on a majority of the servers",
+            State::NoQuorum => "is in an unknown state: too few servers answered",
         }
     }
 
@@ -81,18 +82,18 @@ impl State {
     }
 }
 
-/// What all servers say of a resource.
+/// A lock as all servers see it.
 pub struct View {
     resource: String,
     masters: Vec<Inspected<Option<Inspection>>>,
-    lines: Vec<Inspected<Vec<Waiting>>>,
+    queues: Vec<Inspected<Vec<Waiting>>>,
 }
 
 impl View {
     pub async fn of(client: &Client, resource: &OsStr) -> View {
-        let lines = client.waiters(resource.as_bytes(), 1000);
-        let (masters, lines) = tokio::join!(client.inspect(resource.as_bytes()), lines);
-        View { resource: resource.to_string_lossy().into_owned(), masters, lines }
+        let queues = client.waiters(resource.as_bytes(), 1000);
+        let (masters, queues) = tokio::join!(client.inspect(resource.as_bytes()), queues);
+        View { resource: resource.to_string_lossy().into_owned(), masters, queues }
     }
 
     pub fn state(&self) -> State {
@@ -100,10 +101,10 @@ impl View {
     }
 
     fn json(&self) -> Value {
-        let masters = self.masters.iter().zip(&self.lines).map(|(seen, line)| {
+        let masters = self.masters.iter().zip(&self.queues).map(|(seen, queue)| {
             let mut master = json!(seen);
-            if let Some(line) = line.answer.found() {
-                master["line"] = json!(line);
+            if let Some(queue) = queue.answer.found() {
+                master["line"] = json!(queue);
             }
             master
         });
@@ -113,8 +114,8 @@ impl View {
     pub fn text(&self) -> String {
         let mut text =
             format!("{} {}\n\n{}", plain(&self.resource), self.state().text(), self.holders().trim_fmt());
-        if let Some(line) = self.line() {
-            text += &format!("\n\nIn line:\n\n{}", line.trim_fmt());
+        if let Some(waiters) = self.waiters() {
+            text += &format!("\n\nWaiting:\n\n{}", waiters.trim_fmt());
         }
         text
     }
@@ -153,14 +154,14 @@ impl View {
         table
     }
 
-    /// None where nobody waits.
-    fn line(&self) -> Option<Table> {
-        let mut table = table(&["SERVER", "PLACE", "WHO", "ASKS FOR", "WAITED", "LABEL"]);
-        for Inspected { server, answer } in &self.lines {
-            for (place, waiting) in answer.found().into_iter().flatten().enumerate() {
+    /// `None` if nobody waits.
+    fn waiters(&self) -> Option<Table> {
+        let mut table = table(&["SERVER", "POSITION", "TOKEN", "MODE", "WAITED", "LABEL"]);
+        for Inspected { server, answer } in &self.queues {
+            for (index, waiting) in answer.found().into_iter().flatten().enumerate() {
                 table.add_row([
                     plain(server),
-                    (place + 1).to_string(),
+                    (index + 1).to_string(),
                     short(&waiting.token),
                     plain(&waiting.mode),
                     time(waiting.waited_ms),
@@ -178,7 +179,7 @@ fn table(head: &[&str]) -> Table {
     table
 }
 
-/// A token for people: who knows it all owns the hold.
+/// A token for people, shortened: whoever knows all of it owns the hold.
 fn short(token: &str) -> String {
     match token.char_indices().nth(8) {
         Some((end, _)) => format!("{}…", plain(&token[..end])),
@@ -186,7 +187,7 @@ fn short(token: &str) -> String {
     }
 }
 
-/// Seconds where there are some, else milliseconds.
+/// In whole seconds, or in milliseconds below one second.
 fn time(ms: u64) -> String {
     let time = Duration::from_millis(ms);
     let shown = if ms < 1000 { time } else { Duration::from_secs(time.as_secs()) };

@@ -1,5 +1,5 @@
-//! The command `dlock`: locks for shells, cron and people. What a lock is and who holds it is `dlock-client`'s affair;
-//! here are words, processes and signals.
+//! The command `dlock`: locks for shells, cron and people. The locks themselves are in `dlock-client`; this
+//! crate handles arguments, processes and signals.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -8,7 +8,7 @@ mod descendants;
 mod exit;
 mod hold;
 mod inspect;
-mod obtain;
+mod lock;
 mod pages;
 mod program;
 mod run;
@@ -23,7 +23,7 @@ use std::process::ExitCode;
 
 use args::Command;
 use exit::{Error, Failure};
-use obtain::Stopped;
+use lock::Abort;
 
 fn main() -> ExitCode {
     if let Some(code) = program::become_program() {
@@ -32,23 +32,23 @@ fn main() -> ExitCode {
     let dlock = match args::parse(std::env::args_os().collect()) {
         Ok(dlock) => dlock,
         Err(answer) => {
-            let answer = wrong_call::discreet(answer);
+            let answer = wrong_call::redact(answer);
             let _ = answer.print();
-            // Help and version are answers too.
+            // Help and version are not errors.
             return if answer.use_stderr() { Failure::Usage.code().into() } else { ExitCode::SUCCESS };
         }
     };
-    match carry_out(dlock.command) {
+    match execute(dlock.command) {
         Ok(code) => code.into(),
-        Err(Stopped::Error(why)) => why.report(),
-        Err(Stopped::Signal(signal)) => {
+        Err(Abort::Error(why)) => why.report(),
+        Err(Abort::Signal(signal)) => {
             signals::die_by(signal);
             (128 + signal as u8).into()
         }
     }
 }
 
-fn carry_out(command: Command) -> Result<u8, Stopped> {
+fn execute(command: Command) -> Result<u8, Abort> {
     match command {
         Command::Completions { shell } => return Ok(pages::completions(shell)?),
         Command::Man { page } => return Ok(pages::man(page.as_deref())?),
@@ -58,22 +58,22 @@ fn carry_out(command: Command) -> Result<u8, Stopped> {
         }
         _ => {}
     }
-    // One thread, which lasts: with the thread that has started it, a program that is run would be ended.
+    // A single thread that lasts: the kernel ends a program that is run with the thread that started it.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|why| Error::system("the runtime", why))?;
     let done = runtime.block_on(async {
         match command {
-            Command::Run(options) => run::run(options).await,
-            Command::Acquire(options) => hold::acquire(options).await,
-            Command::Release(options) => hold::release(options).await,
-            Command::Extend(options) => hold::extend(options).await,
-            Command::Wait(options) => hold::wait(options).await,
-            Command::Inspect(options) => inspect::inspect(options).await,
-            Command::Break(options) => break_holds::break_holds(options).await,
-            Command::Completions { .. } | Command::Man { .. } => unreachable!("carried out above"),
+            Command::Run(args) => run::run(args).await,
+            Command::Acquire(args) => hold::acquire(args).await,
+            Command::Release(args) => hold::release(args).await,
+            Command::Extend(args) => hold::extend(args).await,
+            Command::Wait(args) => hold::wait(args).await,
+            Command::Inspect(args) => inspect::inspect(args).await,
+            Command::Break(args) => break_holds::break_holds(args).await,
+            Command::Completions { .. } | Command::Man { .. } => unreachable!("executed above"),
         }
     });
-    // A name that is still being looked up must not hold us up.
+    // A pending name lookup must not delay the exit.
     runtime.shutdown_background();
     done
 }

@@ -1,4 +1,4 @@
-//! `dlock completions` and `dlock man`: made from the definitions of the arguments, so that they cannot differ.
+//! `dlock completions` and `dlock man`, generated from the definitions of the arguments.
 
 use std::io;
 
@@ -43,8 +43,8 @@ fn show(text: &[u8]) -> Result<u8, Error> {
     Ok(0)
 }
 
-/// As clap_mangen renders it, but for what it does not know of (the exit codes, the environment) or does not keep: the
-/// `--` of the synopsis, the lines of the examples.
+/// A page as clap_mangen renders it, except for what it does not know (exit codes, environment) or does not
+/// preserve (the `--` of the synopsis, the lines of the examples).
 fn page(mut command: Command) -> io::Result<Vec<u8>> {
     let usage = command.render_usage().to_string();
     let examples = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
@@ -68,7 +68,7 @@ fn page(mut command: Command) -> io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// A section whose lines stay as they are.
+/// A section with its line breaks preserved.
 fn lines(page: &mut Vec<u8>, heading: &str, text: &str) {
     let mut roff = Roff::new();
     roff.control("SH", [heading]).control("nf", []);
@@ -81,11 +81,11 @@ fn lines(page: &mut Vec<u8>, heading: &str, text: &str) {
 fn exit_status(page: &mut Vec<u8>) {
     let codes = Failure::ALL.map(|failure| (failure.code().to_string(), failure.meaning()));
     let of_run = [
-        ("126, 127".to_owned(), "run: the command cannot be run, or is not found"),
-        ("128 + n".to_owned(), "run: signal n has ended the command"),
-        ("any other".to_owned(), "run: the command's own"),
+        ("126, 127".to_owned(), "run: the command cannot be executed, or is not found"),
+        ("128 + n".to_owned(), "run: the command was killed by signal n"),
+        ("any other".to_owned(), "run: the exit code of the command"),
     ];
-    let done = [("0".to_owned(), "done")];
+    let done = [("0".to_owned(), "success")];
     let mut roff = Roff::new();
     roff.control("SH", ["EXIT STATUS"]);
     for (code, meaning) in done.into_iter().chain(codes).chain(of_run) {
@@ -96,9 +96,9 @@ fn exit_status(page: &mut Vec<u8>) {
 
 fn environment(page: &mut Vec<u8>) {
     let variables = [
-        ("DLOCK_SERVERS", "the servers' URLs with commas between, where no argument names them"),
-        ("DLOCK_SERVERS_FILE", "a file with a URL on each line, where nothing else names the servers"),
-        ("DLOCK_CACERT, DLOCK_CERT, DLOCK_KEY", "as the options of these names"),
+        ("DLOCK_SERVERS", "the URLs of the servers, separated by commas, unless an argument names them"),
+        ("DLOCK_SERVERS_FILE", "a file with one URL per line, if nothing else names the servers"),
+        ("DLOCK_CACERT, DLOCK_CERT, DLOCK_KEY", "like the options of these names"),
         ("DLOCK_TOKEN", "the token, for release and extend"),
     ];
     let mut roff = Roff::new();

@@ -1,4 +1,4 @@
-//! The program that runs under the lock: started, signalled, looked after.
+//! The program that runs under the lock: its start, its signals, its end.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -14,10 +14,10 @@ use crate::descendants::Descendants;
 use crate::exit::{Error, complain};
 use crate::signals::{self, STOPS};
 
-/// What this program is called while it is on its way to become another one: see [`become_program`].
+/// The name of this process while it turns into the program: see [`become_program`].
 const ON_THE_WAY: &str = "dlock-starting";
 
-/// A program under way.
+/// A running program.
 pub struct Program {
     child: Child,
     descendants: Descendants,
@@ -25,9 +25,9 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts it. Whether there is such a program is found out by [`become_program`]: then it ends with 126 or 127.
+    /// Starts it. If the program cannot be executed, [`become_program`] exits with 126 or 127.
     ///
-    /// The thread that calls this must live as long as the program: when it ends, the kernel ends the program.
+    /// The calling thread must live as long as the program: when it ends, the kernel kills the program.
     pub fn start(words: &[OsString], environment: &[(&str, Option<OsString>)]) -> io::Result<Program> {
         let descendants = Descendants::keep()?;
         let mut command = Command::new("/proc/self/exe");
@@ -41,18 +41,18 @@ impl Program {
         Ok(Program { child: command.spawn()?, descendants, ended: None })
     }
 
-    /// How it ended; None while it runs.
+    /// How it ended; `None` while it runs.
     pub fn ended(&self) -> Option<ExitStatus> {
         self.ended
     }
 
-    /// Takes note of children that ended or stopped. Answers whether the program was stopped as terminals do it.
+    /// Reaps children that have ended. Returns whether a stop signal of a terminal has stopped the program.
     pub fn look(&mut self) -> io::Result<bool> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait()?;
         }
-        // What the program has left behind is ours to reap. One by one: a wait for any child could take away what
-        // try_wait is to answer.
+        // Orphans of the program are ours to reap. One by one: waiting for any child could take away the
+        // status that try_wait is to return.
         for orphan in self.descendants.dead_children()? {
             if orphan != self.pid() {
                 let _ = waitpid(orphan, Some(WaitPidFlag::WNOHANG));
@@ -67,18 +67,18 @@ impl Program {
 
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
-        // A pid that was waited for may be somebody else's by now.
+        // A pid that has been reaped may belong to another process by now.
         if self.ended.is_none() {
             let _ = kill(self.pid(), signal);
         }
     }
 
-    /// Whether it is still in our process group, the one that the keys of a terminal reach.
+    /// Whether it is still in our process group, which the keys of the terminal reach.
     pub fn shares_our_group(&self) -> bool {
         getpgid(Some(self.pid())) == Ok(getpgrp())
     }
 
-    /// Everything that it has started and that is alive, itself included.
+    /// Every live process that it has started, including itself.
     pub fn alive(&self) -> io::Result<Vec<Pid>> {
         self.descendants.alive()
     }
@@ -86,7 +86,7 @@ impl Program {
     /// Sends a signal to all of them.
     pub fn signal_all(&self, signal: Signal) -> io::Result<()> {
         for pid in self.alive()? {
-            // Gone meanwhile, or another user's: whoever must know looks who is alive afterwards.
+            // It may be gone, or belong to another user: the caller checks which are alive afterwards.
             let _ = kill(pid, signal);
         }
         Ok(())
@@ -97,7 +97,7 @@ impl Program {
     }
 }
 
-/// Whoever lets go of the program early, by an error or a panic, leaves nothing of it behind.
+/// If the program is dropped early, by an error or a panic, nothing of it stays behind.
 impl Drop for Program {
     fn drop(&mut self) {
         if self.ended.is_none() {
@@ -107,10 +107,10 @@ impl Drop for Program {
     }
 }
 
-/// Becomes the program, if this process was started for it by [`Program::start`]; None if it was not.
+/// Executes the program, if [`Program::start`] started this process for it; `None` otherwise.
 ///
-/// What must happen between fork and exec happens here, in a process that is in order, instead of in the
-/// half-process that a fork leaves, which only `unsafe` code may enter.
+/// What must happen between fork and exec happens here, in a normal process. Between fork and exec itself
+/// only `unsafe` code could do it.
 pub fn become_program() -> Option<ExitCode> {
     let mut words = std::env::args_os();
     if words.next().as_deref() != Some(OsStr::new(ON_THE_WAY)) {
@@ -118,19 +118,19 @@ pub fn become_program() -> Option<ExitCode> {
     }
     let parent = words.next()?;
     let program = words.next()?;
-    // Should dlock be killed, so is the program: nobody else would end it when the lease is over. It stays set over
-    // the exec, but not over the exec of a set-user-ID program, and not for what the program starts.
+    // If dlock is killed, so is the program: nobody else would end it when the lease ends. This survives the
+    // exec, unless the program is set-user-ID, and is not inherited by its children.
     let tied = prctl::set_pdeathsig(Signal::SIGKILL).is_ok() && signals::unblock().is_ok();
     if !tied || parent != *getppid().to_string() {
-        return Some(Error::system("the command was not started", "dlock is gone").report());
+        return Some(Error::system("the command was not started", "dlock has ended").report());
     }
     let why = Command::new(&program).args(words).exec();
     complain(format_args!("{}: {why}", program.display()));
-    // As shells, env and nohup have it.
+    // Like shells, env and nohup.
     Some(if why.kind() == io::ErrorKind::NotFound { 127 } else { 126 }.into())
 }
 
-/// The exit code as a shell gives it: 128 + n for a program that was ended by signal n.
+/// The exit code as in a shell: 128 + n for a program that was killed by signal n.
 pub fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| code.try_into().ok()).unwrap_or(u8::MAX)

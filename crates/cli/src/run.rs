@@ -1,4 +1,4 @@
-//! `dlock run`: a lock is held while a command runs.
+//! `dlock run`: holds a lock while a command runs.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -9,34 +9,21 @@ use nix::sys::signal::Signal;
 
 use crate::args::Run;
 use crate::exit::{Error, Failure, complain};
-use crate::obtain::{Countdown, PositionLine, Stopped, flush, label, tell_unusable, unless_signalled};
+use crate::lock::{Abort, with_lock};
 use crate::program::{Program, exit_code};
 use crate::signals::Signals;
 use crate::supervise::{Margin, Outcome, Supervision};
 
-pub async fn run(options: Run) -> Result<u8, Stopped> {
-    let wanted = &options.wanted;
-    let margin = Margin::new(wanted.ttl, options.kill_after)?;
-    let clock = Countdown::begin();
-    let mut signals = Signals::listen().map_err(|why| Error::system("signals", why))?;
-    let client = unless_signalled(&mut signals, options.servers.client()).await?;
-    tell_unusable(&client);
-
-    let mut place = PositionLine::new(&wanted.resource);
-    let lock = wanted.lock(&client, &clock, label(&name(&options.command[0]))).notice(margin.notice());
-    let obtained = unless_signalled(&mut signals, place.watch(lock).acquire()).await;
-    drop(place);
-    let done = match obtained {
-        Ok(guard) => hold(guard, &options, &mut signals, margin).await,
-        Err(obstacle) => Err(obstacle),
-    };
-    flush(&client, &options.servers).await;
-    done
+pub async fn run(args: Run) -> Result<u8, Abort> {
+    let margin = Margin::new(args.lock.ttl, args.kill_after)?;
+    let work = async |guard, signals: &mut _| hold(guard, &args, signals, margin).await;
+    let name = name(&args.command[0]);
+    with_lock(&args.lock, &args.servers, &name, |lock| lock.notice(margin.notice()), work).await
 }
 
 /// Runs the command under the lock and releases it.
-async fn hold(guard: Guard, options: &Run, signals: &mut Signals, margin: Margin) -> Result<u8, Stopped> {
-    let program = Program::start(&options.command, &environment(&guard))
+async fn hold(guard: Guard, args: &Run, signals: &mut Signals, margin: Margin) -> Result<u8, Abort> {
+    let program = Program::start(&args.command, &environment(&guard))
         .map_err(|why| Error::system("the command was not started", why))?;
     let supervision = Supervision { guard: &guard, program, signals, margin };
     let outcome = supervision.watch().await.map_err(|why| Error::system("supervision", why))?;
@@ -46,36 +33,33 @@ async fn hold(guard: Guard, options: &Run, signals: &mut Signals, margin: Margin
     };
     match guard.release().await {
         Ok(()) => {}
-        // Nobody had noticed, but the command was not alone for all of its time.
+        // Nobody noticed, but the command may have run without the lock.
         Err(why @ ReleaseError::NotHeld(_)) => {
-            return Err(Error::new(
-                Failure::Lost,
-                format_args!("the lock was lost before the command ended: it {why}"),
-            )
-            .into());
+            let message = format!("the lock was lost before the command ended: it {why}");
+            return Err(Error::new(Failure::Lost, message).into());
         }
         // The command is done, and the lease ends the hold.
         Err(why) => complain(why),
     }
     match status.signal() {
-        // Ctrl-C: a shell around us stops its script only if it sees that we died of it.
-        Some(signal) if signal == Signal::SIGINT as i32 => Err(Stopped::Signal(Signal::SIGINT)),
+        // Ctrl-C: a shell stops its script only if it sees that dlock died of the signal.
+        Some(signal) if signal == Signal::SIGINT as i32 => Err(Abort::Signal(Signal::SIGINT)),
         _ => Ok(exit_code(status)),
     }
 }
 
-/// What the command is told about its hold.
+/// Describes the hold to the command.
 fn environment(guard: &Guard) -> [(&'static str, Option<OsString>); 3] {
     let text = |bytes: &[u8]| OsStr::from_bytes(bytes).to_owned();
     [
         ("DLOCK_RESOURCE", Some(text(guard.resource()))),
         ("DLOCK_TOKEN", Some(text(guard.token().as_bytes()))),
-        // Without one, not that of a run around this one.
+        // If there is none, that of an outer dlock must not show through.
         ("DLOCK_FENCE", guard.fence().map(|fence| fence.get().to_string().into())),
     ]
 }
 
-/// The command's name without its folder.
+/// The command's name without its directory.
 fn name(command: &OsStr) -> String {
     let name = std::path::Path::new(command).file_name().unwrap_or(command);
     name.display().to_string()

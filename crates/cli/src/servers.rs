@@ -1,5 +1,5 @@
-//! Which servers, and a client for them. No error repeats anything of an address, or of the file that it
-//! comes from: it may hold a password, and the file may be any file.
+//! The servers, and a client for them. No error repeats anything of an address, or of the file that it comes
+//! from: it may contain a password, and the file may be any file.
 
 use std::env;
 use std::fs::File;
@@ -11,17 +11,17 @@ use dlock_client::{BuildError, Client};
 use crate::args::Servers;
 use crate::exit::Error;
 
-/// A quorum has 255 members at most, and their addresses are short.
+/// A quorum has at most 255 members, and their addresses are short.
 const LARGEST_LIST: u64 = 64 << 10;
 
-/// The certificates that a system trusts have a fourth of that together.
+/// All certificates that a system trusts take a fourth of that.
 const LARGEST_PEM: u64 = 1 << 20;
 
 /// An address and where it was found, for people.
 type Named = (String, String);
 
 impl Servers {
-    /// The client. Must be called in the runtime that its work goes on in.
+    /// Builds the client. Must be called in the runtime that its background work uses.
     pub async fn client(&self) -> Result<Client, Error> {
         let (addresses, places): (Vec<String>, Vec<String>) = self.named().await?.into_iter().unzip();
         let mut builder = Client::builder().servers(addresses).node_timeout(self.node_timeout);
@@ -40,7 +40,7 @@ impl Servers {
         })
     }
 
-    /// What the arguments name, else the environment.
+    /// The servers of the arguments, else of the environment.
     async fn named(&self) -> Result<Vec<Named>, Error> {
         let list = env::var_os("DLOCK_SERVERS").filter(|list| !list.to_string_lossy().trim().is_empty());
         let named: Vec<Named> = if !self.servers.is_empty() {
@@ -60,7 +60,7 @@ impl Servers {
         };
         if named.is_empty() {
             return Err(Error::usage(
-                "no server is named; name it by --server redis://HOST:PORT, or all of them in DLOCK_SERVERS",
+                "no server is given: use --server redis://HOST:PORT, or list the servers in DLOCK_SERVERS",
             ));
         }
         Ok(named)
@@ -70,7 +70,7 @@ impl Servers {
 async fn listed(file: &Path) -> Result<Vec<Named>, Error> {
     let text = read(file, LARGEST_LIST).await?;
     let text = String::from_utf8(text).map_err(|why| Error::usage(format_args!("{}: {why}", shown(file))))?;
-    // Some editors begin a file with a mark.
+    // Some editors write a byte order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let lines = text.lines().map(str::trim).zip(1..);
     let lines = lines.filter(|(line, _)| !line.is_empty() && !line.starts_with('#'));
@@ -80,12 +80,12 @@ async fn listed(file: &Path) -> Result<Vec<Named>, Error> {
     });
     let named: Vec<Named> = named.collect();
     if named.is_empty() {
-        return Err(Error::usage(format_args!("{} names no server", shown(file))));
+        return Err(Error::usage(format_args!("{} has no server", shown(file))));
     }
     Ok(named)
 }
 
-/// What is in a file, in a thread of its own: a pipe may say nothing for ever, and signals are waited for
+/// Reads a file, in a thread of its own: a pipe may be silent for ever, and dlock waits for signals
 /// meanwhile.
 async fn read(file: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let path: PathBuf = file.into();
@@ -94,7 +94,7 @@ async fn read(file: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     done.map_err(|why| Error::usage(format_args!("{}: {why}", shown(file))))
 }
 
-/// A file's name, unless an address, or a key itself, may have been given in its place.
+/// The name of a file, unless it may be an address or a key, given by mistake.
 fn shown(file: &Path) -> String {
     let name = file.to_string_lossy();
     let is_name = !name.contains(['@', '=']) && !name.contains("://") && !name.contains("-----");

@@ -1,8 +1,8 @@
-//! What comes from outside (servers, arguments, files) as it may be printed to a person. Nothing is escaped
-//! anywhere else, and nothing is printed to a person without: a name, a label or an error that moves the
-//! cursor could write over what is true, and one that speaks to the terminal could do worse.
+//! Escapes text from outside (servers, arguments, files) before it is printed for people. Nothing else
+//! escapes, and nothing is printed for people without it: a name, a label or an error that moves the cursor
+//! could overwrite the truth, and one that sends control sequences to the terminal could do worse.
 //!
-//! What programs read, such as the token that `acquire` prints, is not for people and stays as it is.
+//! Output for programs, such as the token that `acquire` prints, stays as it is.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub fn plain(text: impl fmt::Display) -> String {
     text.chars().map(escaped).collect()
 }
 
-/// JSON, of which only strings can hold such a character: the same value, and fit for a terminal.
+/// JSON with the same value, safe for a terminal. Only strings can contain such characters.
 pub fn json(value: &serde_json::Value) -> String {
     let escaped = |char: char| {
         if is_hidden(char) { format!("\\u{:04x}", char as u32) } else { String::from(char) }
@@ -26,8 +26,8 @@ pub fn json(value: &serde_json::Value) -> String {
     value.to_string().chars().map(escaped).collect()
 }
 
-/// Not a mark on the screen but what a terminal does: controls (C0, DEL, C1), line ends that are none in
-/// ASCII, and what turns the direction of writing over. None of them lies beyond four hex digits.
+/// Whether a terminal acts on it instead of showing it: controls (C0, DEL, C1), line separators, and changes
+/// of the writing direction. All of them have at most four hex digits.
 fn is_hidden(char: char) -> bool {
     let marks = matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}');
     let turns = marks || matches!(char, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
@@ -38,7 +38,7 @@ fn is_hidden(char: char) -> bool {
 mod tests {
     use super::*;
 
-    /// What speaks to a terminal, and how it is shown.
+    /// What a terminal would act on, and how it is shown.
     const HOSTILE: [(&str, &str); 7] = [
         ("\x1b[2Jé", "\\u{1b}[2Jé"),
         ("a\r\nb\tc", "a\\r\\nb\\tc"),
@@ -50,7 +50,7 @@ mod tests {
     ];
 
     #[test]
-    fn nothing_that_is_shown_moves_a_cursor_or_turns_a_line_over() {
+    fn nothing_shown_moves_the_cursor_or_changes_the_writing_direction() {
         for (text, shown) in HOSTILE {
             assert_eq!(plain(text), shown);
         }

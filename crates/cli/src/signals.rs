@@ -1,7 +1,7 @@
-//! Signals, read one after the other instead of handled.
+//! Signals are read one after the other instead of handled.
 //!
-//! They are blocked and come through a signalfd. That tells who sent them, which a handler of the usual kind does not,
-//! and leaves ignored ones ignored, for the program that is run too: `nohup dlock run` is what it says.
+//! They are blocked and come through a signalfd. It tells who sent them, which an ordinary handler does not,
+//! and ignored signals stay ignored, also for the program that is run: `nohup dlock run` works as expected.
 
 use std::fs;
 use std::io;
@@ -13,46 +13,47 @@ use nix::sys::signalfd::{SfdFlags, SignalFd, siginfo};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// Signals that are for the program, and end whoever does not expect them.
+/// Signals for the program, which end a process by default.
 const FOR_THE_PROGRAM: [Signal; 6] =
     [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGUSR1, Signal::SIGUSR2];
 
-/// How a terminal stops whoever has no turn: Ctrl-Z, reading in the background, writing there.
+/// The stop signals of a terminal: Ctrl-Z, reading or writing in the background.
 pub const STOPS: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
 
-/// What was heard.
+/// A signal that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Heard {
     /// A child ended or stopped.
     Child,
-    /// Anything else.
+    /// Any other signal.
     Signal(Signal, From),
 }
 
 impl Heard {
     fn of(info: &siginfo) -> Option<Heard> {
         let signal = Signal::try_from(info.ssi_signo as i32).ok()?;
-        // Above zero the kernel speaks (sigaction(2)); what a process sends is zero or less.
+        // Above zero it is from the kernel (sigaction(2)); from a process it is zero or less.
         let from = if info.ssi_code > 0 { From::Terminal } else { From::Process };
         Some(if signal == Signal::SIGCHLD { Heard::Child } else { Heard::Signal(signal, from) })
     }
 }
 
-/// Who sent a signal.
+/// The sender of a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum From {
-    /// The kernel, for a terminal: a key, a hang-up. The whole process group has been sent it.
+    /// The kernel, for a terminal: a key, a hang-up. The whole process group gets it.
     Terminal,
     /// A process.
     Process,
 }
 
-/// Blocks what will be listened to, for this thread and those that it starts. To be called before there are others.
+/// Blocks the signals to listen to, for this thread and those that it starts. Call it before there are
+/// others.
 pub fn block() -> io::Result<()> {
     Ok(ours().thread_block()?)
 }
 
-/// Takes back [`block`].
+/// Reverts [`block`].
 pub fn unblock() -> io::Result<()> {
     Ok(ours().thread_unblock()?)
 }
@@ -63,7 +64,7 @@ fn ours() -> SigSet {
 
 /// Ends this process by a signal, as if it had never been blocked. Returns only if the signal is ignored.
 pub fn die_by(signal: Signal) {
-    // Whatever fails here, the caller has an exit code to end with.
+    // If this fails, the caller still has an exit code.
     let _ = unblock();
     let _ = raise(signal);
 }
@@ -73,58 +74,58 @@ pub fn stop() {
     let _ = raise(Signal::SIGSTOP);
 }
 
-/// Stops this process by a signal that was heard, as if it had not been blocked: the kernel lets it pass where no shell is there
-/// to continue whoever stops.
+/// Stops this process by a signal that was read, as if it had not been blocked: the kernel ignores it if
+/// there is no shell that could continue the process.
 fn stop_by(signal: Signal) -> io::Result<()> {
     let only = SigSet::from(signal);
-    // In this order: raised first, it is for this thread alone.
+    // In this order: raised first, it is only for this thread.
     raise(signal)?;
     only.thread_unblock()?;
     Ok(only.thread_block()?)
 }
 
-/// The listener to what [`block`] has blocked.
+/// Reads the signals that [`block`] has blocked.
 pub struct Signals {
-    heard: UnboundedReceiver<io::Result<Heard>>,
-    /// Who started dlock wants these to be without effect.
+    receiver: UnboundedReceiver<io::Result<Heard>>,
+    /// Ignored when dlock was started, so they must have no effect.
     ignored: Vec<Signal>,
 }
 
 impl Signals {
-    /// After [`block`], in a runtime.
+    /// Call it after [`block`], in a runtime.
     pub fn listen() -> io::Result<Signals> {
         let ignored = ignored()?;
-        // Of whoever ignores this one the kernel keeps no dead children, and says nothing when they end. A handler is the one
-        // way out of it that is not `unsafe`; it is never called, and the program starts without it.
+        // If SIGCHLD is ignored, the kernel neither keeps dead children nor reports their end. A handler is
+        // the only way out that is not `unsafe`; it is never called, and the program starts without it.
         let _ = signal(SignalKind::child())?;
         let source = SignalFd::with_flags(&ours(), SfdFlags::SFD_CLOEXEC)?;
-        let (tell, heard) = unbounded_channel();
-        // A thread that reads: to register the descriptor with the runtime would be `unsafe`.
+        let (sender, receiver) = unbounded_channel();
+        // A thread reads, as registering the descriptor with the runtime would be `unsafe`.
         thread::Builder::new().name("signals".into()).spawn(move || {
             loop {
-                let news = match source.read_signal() {
+                let heard = match source.read_signal() {
                     Ok(info) => info.as_ref().and_then(Heard::of).map(Ok),
                     Err(Errno::EINTR) => None,
                     Err(why) => Some(Err(why.into())),
                 };
-                let last = matches!(news, Some(Err(_)));
-                if news.is_some_and(|news| tell.send(news).is_err()) || last {
+                let last = matches!(heard, Some(Err(_)));
+                if heard.is_some_and(|heard| sender.send(heard).is_err()) || last {
                     return;
                 }
             }
         })?;
-        Ok(Signals { heard, ignored })
+        Ok(Signals { receiver, ignored })
     }
 
-    /// The next one. Dropped, the future loses none.
+    /// The next signal. Cancel safe.
     pub async fn next(&mut self) -> io::Result<Heard> {
-        match self.heard.recv().await {
+        match self.receiver.recv().await {
             Some(heard) => heard,
-            None => Err(io::Error::other("signals are not listened to any more")),
+            None => Err(io::Error::other("the thread that reads signals has ended")),
         }
     }
 
-    /// Waits for a signal that asks to end, and stops where one asks for that.
+    /// Waits for a signal that ends dlock; a stop signal stops it meanwhile.
     pub async fn end(&mut self) -> io::Result<Signal> {
         loop {
             match self.next().await? {
@@ -137,7 +138,7 @@ impl Signals {
     }
 }
 
-/// What was ignored when dlock was started: blocked, it would be heard all the same.
+/// The signals that were ignored when dlock was started: once blocked, they are read all the same.
 fn ignored() -> io::Result<Vec<Signal>> {
     let status = fs::read_to_string("/proc/self/status")?;
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,12 +1,11 @@
-//! A program runs while a lock is held, and no longer.
+//! Supervises a program that runs while a lock is held, and no longer.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use dlock_client::lease::Instant;
-use dlock_client::{Guard, now};
+use dlock_client::{Guard, Instant, now};
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getsid};
 
@@ -14,24 +13,25 @@ use crate::exit::{Error, complain};
 use crate::program::Program;
 use crate::signals::{From, Heard, STOPS, Signals, stop};
 
-/// How often is looked whether a program that should end has ended, and all that it has started.
-const LOOK: Duration = Duration::from_millis(20);
+/// How often to check whether a program that should end has ended, with all that it has started.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// For how long SIGKILL is waited for: a process that hangs in the kernel, or is another user's, does not die of it.
-const KILL_PATIENCE: Duration = Duration::from_secs(1);
+/// How long to wait for SIGKILL: it does not end a process that hangs in the kernel or belongs to another
+/// user.
+const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How much time there is to end a program whose lock is lost.
+/// The time to end a program whose lock is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Margin {
     /// From SIGTERM to SIGKILL.
     pub kill_after: Duration,
-    /// From SIGKILL to the end of the lease: for the kernel, for a machine that is busy, for us.
+    /// From SIGKILL to the end of the lease: for the kernel, a busy machine, and dlock itself.
     pub reserve: Duration,
 }
 
 impl Margin {
-    /// By default a sixth of the ttl, 10 s at most: a ttl of 30 s leaves 5 s to end in order and 1 s in reserve, and two
-    /// renewals can fail before.
+    /// By default a sixth of the ttl, at most 10 s: a ttl of 30 s leaves 5 s for a clean end and 1 s in
+    /// reserve, and two renewals can fail before that.
     pub fn new(ttl: Duration, kill_after: Option<Duration>) -> Result<Margin, Error> {
         let margin = Margin {
             kill_after: kill_after.unwrap_or((ttl / 6).min(Duration::from_secs(10))),
@@ -39,8 +39,8 @@ impl Margin {
         };
         if margin.notice() > ttl / 2 {
             return Err(Error::usage(format_args!(
-                "--kill-after {} does not fit into half of the ttl: the command is ended before the lease is; \
-                 ask for a --ttl of {} or more",
+                "--kill-after {} does not fit into half of the ttl, as the command must end before the lease; \
+                 use a --ttl of {} or more",
                 humantime::format_duration(margin.kill_after),
                 humantime::format_duration(
                     margin.kill_after.saturating_add(Duration::from_secs(1)).saturating_mul(2)
@@ -50,21 +50,21 @@ impl Margin {
         Ok(margin)
     }
 
-    /// How long before the end of the lease the program must begin to end.
+    /// How long before the end of the lease SIGTERM must be sent.
     pub fn notice(&self) -> Duration {
         self.kill_after.saturating_add(self.reserve)
     }
 }
 
-/// How it went.
+/// The outcome of a supervision.
 pub enum Outcome {
-    /// The program ended by itself, and the lock is held.
+    /// The program ended by itself, and the lock is still held.
     Ended(ExitStatus),
-    /// The lock was lost, which was told, and the program was ended.
+    /// The lock was lost, which has been reported, and the program was ended.
     Lost,
 }
 
-/// A program, its lock, and who speaks to it.
+/// A program, its lock, and the signals for it.
 pub struct Supervision<'a> {
     pub guard: &'a Guard,
     pub program: Program,
@@ -73,21 +73,21 @@ pub struct Supervision<'a> {
 }
 
 impl Supervision<'_> {
-    /// Returns when the program has ended, one way or the other.
+    /// Returns when the program has ended.
     pub async fn watch(mut self) -> io::Result<Outcome> {
         loop {
             tokio::select! {
-                // After a stop or a suspend the loss is told first.
+                // After a stop or a suspend the loss comes first.
                 biased;
                 why = self.guard.lost() => {
-                    complain(format_args!("the lock is lost: {why}; the command is being ended"));
+                    complain(format_args!("the lock is lost: {why}; ending the command"));
                     self.end().await?;
                     return Ok(Outcome::Lost);
                 }
-                heard = self.signals.next() => self.pass_on(heard?)?,
+                heard = self.signals.next() => self.forward(heard?)?,
             }
             if let Some(status) = self.program.ended() {
-                // A shell that is killed leaves behind what it had started, and that would run on without the lock. A
+                // A shell that is killed leaves its children behind, which would go on without the lock. A
                 // program that ends by itself may have started something that is meant to stay.
                 if status.signal().is_some() {
                     self.end().await?;
@@ -103,8 +103,8 @@ impl Supervision<'_> {
         }
     }
 
-    /// A signal that is sent to dlock is meant for the program.
-    fn pass_on(&mut self, heard: Heard) -> io::Result<()> {
+    /// Signals to dlock are meant for the program.
+    fn forward(&mut self, heard: Heard) -> io::Result<()> {
         match heard {
             Heard::Child => {
                 if self.program.look()? && self.program.shares_our_group() {
@@ -117,16 +117,17 @@ impl Supervision<'_> {
         Ok(())
     }
 
-    /// Whether what the terminal has sent us has reached the program too, which must not get it twice.
+    /// Whether a signal from the terminal has reached the program too, which must not get it twice.
     fn needs_no_help(&self, signal: Signal) -> bool {
-        // A terminal that hangs up tells the leader of its session alone.
+        // A terminal that hangs up signals only the leader of its session.
         let told_alone = signal == Signal::SIGHUP && getsid(None) == Ok(Pid::this());
-        // A stop that has reached us alone is not for the program, which has a group of its own.
+        // A stop that has reached only dlock is not for the program, which is in another group.
         STOPS.contains(&signal) || (self.program.shares_our_group() && !told_alone)
     }
 
-    /// Ctrl-Z has stopped the program, and the shell waits for us to stop as well. Nobody renews the lease meanwhile, so
-    /// everything stops that was started under it, and what comes back after its end is killed.
+    /// Ctrl-Z has stopped the program, and the shell waits for dlock to stop as well. Meanwhile the lease is
+    /// not renewed, so everything that was started under it stops, and is killed if it continues after the
+    /// end of the lease.
     fn stop_together(&self) -> io::Result<()> {
         self.program.signal_all(Signal::SIGSTOP)?;
         stop();
@@ -136,12 +137,12 @@ impl Supervision<'_> {
         Ok(())
     }
 
-    /// Ends the program and everything it has started: SIGTERM, and SIGKILL when its time is over.
+    /// Ends the program and everything it has started: SIGTERM, then SIGKILL when the time is up.
     async fn end(&mut self) -> io::Result<()> {
         let began = now();
         self.program.signal_all(Signal::SIGTERM)?;
         if !self.must_kill(began) {
-            // One that is stopped could not end in order.
+            // A stopped process could not end cleanly.
             self.program.signal_all(Signal::SIGCONT)?;
         }
         let mut killed_at = None;
@@ -153,14 +154,14 @@ impl Supervision<'_> {
             }
             if self.must_kill(began) {
                 let killed_at = *killed_at.get_or_insert_with(|| {
-                    complain(format_args!("the command did not end by SIGTERM in time, and is killed"));
+                    complain(format_args!("the command did not end after SIGTERM in time, and is killed"));
                     now()
                 });
                 self.program.signal_all(Signal::SIGKILL)?;
-                if self.left().is_zero() && now().saturating_since(killed_at) > KILL_PATIENCE {
+                if self.left().is_zero() && now().saturating_since(killed_at) > KILL_TIMEOUT {
                     let pids: Vec<String> = alive.iter().map(Pid::to_string).collect();
                     complain(format_args!(
-                        "could not kill process {}, which goes on without the lock",
+                        "could not kill process {}, which continues without the lock",
                         pids.join(", ")
                     ));
                     return Ok(());
@@ -168,7 +169,7 @@ impl Supervision<'_> {
             }
             tokio::select! {
                 heard = self.signals.next() => { heard?; }
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(CHECK_INTERVAL) => {}
             }
         }
     }
@@ -177,7 +178,7 @@ impl Supervision<'_> {
         now().saturating_since(began) >= self.margin.kill_after || self.left() <= self.margin.reserve
     }
 
-    /// What is left of the lease, lost or not.
+    /// The time left of the lease, lost or not.
     fn left(&self) -> Duration {
         self.guard.valid_until().saturating_since(now())
     }
@@ -188,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_margin_longer_than_half_of_the_lease_is_refused_however_long() {
+    fn a_margin_longer_than_half_of_the_lease_is_rejected() {
         let ttl = Duration::from_secs(30);
         assert!(Margin::new(ttl, Some(Duration::from_secs(14))).is_ok());
         for kill_after in [Duration::from_millis(14_001), Duration::from_secs(u64::MAX), Duration::MAX] {

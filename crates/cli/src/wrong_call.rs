@@ -1,22 +1,22 @@
-//! What is said of a wrong call. clap repeats the word that it does not understand; here only one that cannot
-//! be a secret is repeated. Addresses hold passwords, tokens are the right to a hold, and both can stand in
-//! the wrong place.
+//! Usage errors without secrets. clap repeats the word that it does not understand; here only words that
+//! cannot be a secret are repeated. Addresses contain passwords, a token grants access to a hold, and both
+//! may end up in the wrong argument.
 
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 
-/// In place of a word that is not repeated.
+/// Replaces a word that is not repeated.
 const UNSHOWN: &str = "(not shown)";
 
-/// The word, if it looks as options, subcommands, times and shells do: addresses and tokens are longer, or
-/// hold other characters.
+/// The word, if it looks like an option, subcommand, time or shell: addresses and tokens are longer, or have
+/// other characters.
 pub fn shown(word: &str) -> &str {
     let is_plain = word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
     if is_plain && word.len() <= 20 { word } else { UNSHOWN }
 }
 
-/// The error without the words of the call that had better not be repeated.
-pub fn discreet(mut error: Error) -> Error {
-    // Elsewhere this is the form of an argument, `--ttl <TIME>`, which clap knows by itself.
+/// The error without words that may be secret.
+pub fn redact(mut error: Error) -> Error {
+    // In other errors this is the form of an argument, `--ttl <TIME>`, from clap itself.
     let unknown = (error.kind() == ErrorKind::UnknownArgument).then_some(ContextKind::InvalidArg);
     for word in [ContextKind::InvalidSubcommand, ContextKind::InvalidValue].into_iter().chain(unknown) {
         if matches!(error.get(word), Some(ContextValue::String(text)) if shown(text) != text) {
@@ -28,10 +28,10 @@ pub fn discreet(mut error: Error) -> Error {
     error
 }
 
-/// What is wrong with a time.
+/// Why a time is invalid.
 pub fn time(why: humantime::DurationError) -> String {
     let why = match why {
-        // Its own text repeats the unit.
+        // Its own message repeats the unit.
         humantime::DurationError::UnknownUnit { .. } => "unknown time unit".to_string(),
         why => why.to_string(),
     };

@@ -98,7 +98,7 @@ fn ctrl_c_ends_the_script_around_dlock_too() {
 }
 
 #[test]
-fn who_waits_sees_the_place_in_line_and_a_pipe_sees_nothing() {
+fn a_waiter_sees_its_position_and_a_pipe_sees_nothing() {
     each_server(|kind| {
         let stage = Stage::one(kind);
         let mut conn = stage.connect();
@@ -106,14 +106,14 @@ fn who_waits_sees_the_place_in_line_and_a_pipe_sees_nothing() {
         let piped = stage.start(stage.run("", "echo ran"));
         until("it waits", || queue::clients(&mut conn, "r").len() == 1);
         let terminal = Terminal::with(&stage, "\"$DLOCK\" run r -- echo ran");
-        until("the place is shown", || terminal.shows().contains("place 2 at redis://127.0.0.1"));
+        until("the position is shown", || terminal.shows().contains("position 2 at redis://127.0.0.1"));
         until("time goes by", || terminal.shows().contains(" 2 s"));
         assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
         let done = piped.end();
         assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
         let done = terminal.end();
         assert_eq!(done.code, Some(0));
-        assert!(done.stdout.starts_with("\r\x1b[Kwaiting for r: place 2"), "{:?}", done.stdout);
+        assert!(done.stdout.starts_with("\r\x1b[Kwaiting for r: position 2"), "{:?}", done.stdout);
         assert!(done.stdout.ends_with("\r\x1b[Kran\r\n"), "{:?}", done.stdout);
     });
 }
@@ -188,14 +188,14 @@ fn break_asks_before_it_breaks() {
 }
 
 #[test]
-fn the_place_in_line_does_not_speak_to_the_terminal() {
+fn the_position_does_not_speak_to_the_terminal() {
     each_server(|kind| {
         let stage = Stage::one(kind);
         let mut conn = stage.connect();
         stage.write("name", "r\x1b]0;title\x07\x1b[2J");
         conn.call(&["DLOCK.ACQUIRE", &stage.file("name"), "other", "600000"]).int();
         let mut terminal = Terminal::with(&stage, "exec \"$DLOCK\" run \"$(cat name)\" -- true");
-        until("the place is shown", || terminal.shows().contains("place 1 at redis://127.0.0.1"));
+        until("the position is shown", || terminal.shows().contains("position 1 at redis://127.0.0.1"));
         assert!(
             terminal.shows().contains("waiting for r\\u{1b}]0;title\\u{7}\\u{1b}[2J"),
             "{}",

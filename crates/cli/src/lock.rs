@@ -1,0 +1,184 @@
+//! Acquiring a lock, and what may interrupt it.
+
+use std::ffi::OsStr;
+use std::io::{IsTerminal, Write, stderr};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use dlock_client::{Acquire, Client, Guard, Instant, NodeReport, Position, Wait, now};
+use nix::sys::signal::Signal;
+use terminal_size::terminal_size_of;
+use tokio::task::JoinHandle;
+
+use crate::args::{LockArgs, Servers};
+use crate::exit::{Error, complain};
+use crate::shown::plain;
+use crate::signals::Signals;
+
+/// Why a subcommand ended without its result.
+pub enum Abort {
+    Error(Error),
+    Signal(Signal),
+}
+
+impl<E: Into<Error>> From<E> for Abort {
+    fn from(why: E) -> Abort {
+        Abort::Error(why.into())
+    }
+}
+
+/// Acquires the lock and does `work` with it. `what` is what the label says by default.
+pub async fn with_lock<T>(
+    args: &LockArgs,
+    servers: &Servers,
+    what: &str,
+    options: impl FnOnce(Acquire) -> Acquire,
+    work: impl AsyncFnOnce(Guard, &mut Signals) -> Result<T, Abort>,
+) -> Result<T, Abort> {
+    let clock = Countdown::begin();
+    let mut signals = Signals::listen().map_err(|why| Error::system("signals", why))?;
+    let client = unless_signalled(&mut signals, servers.client()).await?;
+    // Otherwise nobody would notice, as the others go on without them.
+    for NodeReport { server, state, .. } in client.unusable().0 {
+        complain(format_args!("{server} cannot take part, continuing without it: {state}"));
+    }
+    let mut position = PositionDisplay::new(&args.resource);
+    let lock = position.watch(options(args.lock(&client, &clock, what)));
+    let acquired = unless_signalled(&mut signals, lock.acquire()).await;
+    drop(position);
+    let done = match acquired {
+        Ok(guard) => work(guard, &mut signals).await,
+        Err(abort) => Err(abort),
+    };
+    flush(&client, servers).await;
+    done
+}
+
+/// Does `work` unless a signal asks to end first; the work is dropped then.
+async fn unless_signalled<T, E: Into<Error>>(
+    signals: &mut Signals,
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T, Abort> {
+    tokio::select! {
+        done = work => Ok(done?),
+        signal = signals.end() => Err(match signal {
+            Ok(signal) => Abort::Signal(signal),
+            Err(why) => Error::system("signals", why).into(),
+        }),
+    }
+}
+
+/// Waits for the background work: releases and clean-up. A silent server must not delay the exit for longer
+/// than one answer: its lease ends the hold.
+pub async fn flush(client: &Client, servers: &Servers) {
+    let limit = servers.node_timeout.min(Duration::from_secs(1));
+    let _ = tokio::time::timeout(limit, client.flush()).await;
+}
+
+/// Counts down a wait from the start, so that it includes the time of the first connections.
+pub struct Countdown(Instant);
+
+impl Countdown {
+    pub fn begin() -> Countdown {
+        Countdown(now())
+    }
+
+    /// What is left of `limit`.
+    pub fn left_of(&self, limit: Duration) -> Wait {
+        if limit.is_zero() { Wait::No } else { Wait::For((self.0 + limit).saturating_since(now())) }
+    }
+}
+
+impl LockArgs {
+    fn lock(&self, client: &Client, clock: &Countdown, what: &str) -> Acquire {
+        let wait = match self.wait {
+            _ if self.no_wait => Wait::No,
+            Some(limit) => clock.left_of(limit),
+            None => Wait::Forever,
+        };
+        let mut lock = client.lock(self.resource.as_bytes()).ttl(self.ttl).wait(wait);
+        let resource = self.resource.display().to_string();
+        lock = lock.on_outage(move |report| {
+            complain(format_args!("too few servers for {resource} at present ({report}); retrying"));
+        });
+        if self.shared {
+            lock = lock.shared();
+        }
+        if self.fenced {
+            lock = lock.fenced();
+        }
+        if let Some(delay) = self.delay {
+            lock = lock.delay(delay);
+        }
+        lock.label(self.label.clone().unwrap_or_else(|| label(what)))
+    }
+}
+
+/// A label that tells people where to look.
+fn label(what: &str) -> String {
+    let host = nix::unistd::gethostname().unwrap_or_default();
+    let mut label = format!("{}: {what} ({})", host.to_string_lossy(), std::process::id());
+    while label.len() > 255 {
+        label.pop();
+    }
+    label
+}
+
+/// The position in the wait queue on one line of the terminal, redrawn in place and cleared at the end.
+/// Without a terminal, nothing is shown.
+struct PositionDisplay {
+    resource: String,
+    is_shown: bool,
+    last: Arc<Mutex<Option<(Position, Instant)>>>,
+    /// Redraws it every second.
+    clock: Option<JoinHandle<()>>,
+}
+
+impl PositionDisplay {
+    fn new(resource: &OsStr) -> PositionDisplay {
+        let resource = resource.display().to_string();
+        PositionDisplay { resource, is_shown: stderr().is_terminal(), last: Arc::default(), clock: None }
+    }
+
+    fn watch(&mut self, lock: Acquire) -> Acquire {
+        if !self.is_shown {
+            return lock;
+        }
+        let (resource, last) = (self.resource.clone(), self.last.clone());
+        self.clock = Some(tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                draw(&resource, &last);
+            }
+        }));
+        let (resource, last) = (self.resource.clone(), self.last.clone());
+        lock.on_position(move |position| {
+            *last.lock().unwrap_or_else(PoisonError::into_inner) = Some((position, now()));
+            draw(&resource, &last);
+        })
+    }
+}
+
+/// Draws nothing as long as no position is known.
+fn draw(resource: &str, last: &Mutex<Option<(Position, Instant)>>) {
+    if let Some((Position { server, position, waited, .. }, at)) =
+        &*last.lock().unwrap_or_else(PoisonError::into_inner)
+    {
+        let waited = (*waited + now().saturating_since(*at)).as_secs();
+        let line = plain(format_args!("waiting for {resource}: position {position} at {server}, {waited} s"));
+        // A longer one would wrap, and could not be cleared.
+        let width = terminal_size_of(stderr()).map_or(80, |(width, _)| usize::from(width.0));
+        let line: String = line.chars().take(width.saturating_sub(1)).collect();
+        let _ = write!(stderr(), "\r\x1b[K{line}");
+    }
+}
+
+impl Drop for PositionDisplay {
+    fn drop(&mut self) {
+        self.clock.iter().for_each(JoinHandle::abort);
+        if self.last.lock().unwrap_or_else(PoisonError::into_inner).take().is_some() {
+            let _ = write!(stderr(), "\r\x1b[K");
+        }
+    }
+}
