@@ -16,6 +16,7 @@ use crate::lock::{Ephemeral, Fit, Hold, Holding, Lock};
 use crate::queue::{Name, Rank, WaiterId, Waiting};
 use crate::step::{End, Event, Granted, Outcome, Refusal, Step};
 
+mod cancel;
 mod holds;
 mod serving;
 

@@ -1,0 +1,224 @@
+//! Which bytes of a lock are let in, by where they come from.
+//!
+//! What this server or its master wrote is taken as it is: to refuse one's own file would trade all holds for a number.
+//! RESTORE may bring what anybody has written, so it is held to what a command could have asked for.
+
+use std::fmt;
+
+use dlock_protocol::Instant;
+
+use crate::bounds::Bounds;
+use crate::codec::{Anchor, Malformed, Origin, Reader, Written, split_effect};
+
+/// Where the bytes of a whole lock come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A file of this server, or its master.
+    Trusted(Origin),
+    /// Whoever may call RESTORE on a master.
+    Anybody,
+}
+
+impl Source {
+    /// `loading`: a load runs, and reads from there.
+    pub fn of(loading: Option<Origin>, is_master: bool) -> Source {
+        match loading {
+            Some(origin) => Source::Trusted(origin),
+            // The master tells of a RESTORE that it has let in.
+            None if !is_master => Source::Trusted(Origin::Live),
+            None => Source::Anybody,
+        }
+    }
+
+    /// RESTORE is how keys migrate: the clocks of two machines need not agree.
+    fn origin(self) -> Origin {
+        match self {
+            Source::Trusted(origin) => origin,
+            Source::Anybody => Origin::Live,
+        }
+    }
+}
+
+/// Why bytes are refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    Malformed(Malformed),
+    /// They are a change of a lock.
+    NotWhole,
+    TtlTooLong,
+    DelayTooLong,
+    FenceAhead,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Refused::Malformed(why) => return why.fmt(f),
+            Refused::NotWhole => "the bytes are a change of a lock, not a lock",
+            Refused::TtlTooLong => "its ttl is longer than dlock.max-ttl, or dlock.restart-grace",
+            Refused::DelayTooLong => "its lock-delay is longer than dlock.max-ttl, or dlock.restart-grace",
+            Refused::FenceAhead => "its fence is further ahead of this server's clock than the skew bound",
+        })
+    }
+}
+
+/// The reader's clock, by which the deadlines in bytes are moved.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    pub now: Instant,
+    pub anchor: Anchor,
+}
+
+impl Clock {
+    fn reader(self, origin: Origin) -> Reader {
+        Reader { now: self.now, anchor: self.anchor, origin }
+    }
+
+    /// Lets a whole lock in, or says why not.
+    pub fn admit(self, bytes: &[u8], source: Source, bounds: Bounds) -> Result<Written, Refused> {
+        let written = self.reader(source.origin()).read(bytes).map_err(Refused::Malformed)?;
+        if !written.is_whole() {
+            return Err(Refused::NotWhole);
+        }
+        let longest = bounds.longest_lease().millis();
+        match source {
+            Source::Trusted(_) => Ok(written),
+            Source::Anybody if written.longest_ttl() > longest => Err(Refused::TtlTooLong),
+            Source::Anybody if written.longest_delay(self.now) > longest => Err(Refused::DelayTooLong),
+            Source::Anybody if written.greatest_fence() > bounds.skew().greatest_fence(self.now) => {
+                Err(Refused::FenceAhead)
+            }
+            Source::Anybody => Ok(written),
+        }
+    }
+
+    /// Reads an effect.
+    pub fn effect(self, bytes: &[u8], origin: Origin) -> Result<Effect, BadEffect> {
+        let (last, change) = split_effect(bytes).map_err(BadEffect::Malformed)?;
+        match self.reader(origin).read(change) {
+            Ok(written) => Ok(Effect { last, written }),
+            Err(why @ Malformed::Version(_)) => Err(BadEffect::Newer { last, why }),
+            Err(why) => Err(BadEffect::Malformed(why)),
+        }
+    }
+}
+
+/// What a master, or the append only file, tells of one lock.
+#[derive(Debug)]
+pub struct Effect {
+    /// The greatest fence that its writer had issued or accepted.
+    pub last: u64,
+    pub written: Written,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BadEffect {
+    /// A newer module wrote it. What it granted is lost here; that fences rise to `last` is not.
+    Newer {
+        last: u64,
+        why: Malformed,
+    },
+    Malformed(Malformed),
+}
+
+impl fmt::Display for BadEffect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (BadEffect::Newer { why, .. } | BadEffect::Malformed(why)) = self;
+        why.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dlock_protocol::{Count, Mode, Ttl};
+
+    use super::*;
+    use crate::codec::{write, write_effect};
+    use crate::{Change, Fences, Lock, Name, Request, Step, Terms, Turn, Waiting};
+
+    const NOW: Instant = Instant::from_micros(1_760_000_000_000_000);
+    const ANCHOR: Anchor = Anchor { boot: 7, offset: 0 };
+    const CLOCK: Clock = Clock { now: NOW, anchor: ANCHOR };
+
+    fn ttl(ms: u64) -> Ttl {
+        Ttl::from_millis(ms).unwrap()
+    }
+
+    /// A lock that is held with these, and the fence `last + 1` where that is ahead of the clock.
+    fn held(ms: u64, delay: u32, last: u64) -> Lock {
+        let (mut lock, mut fences, mut waiting) = (Lock::default(), Fences::default(), Waiting::default());
+        fences.raise(last);
+        let terms = Terms { grants_from: Instant::from_micros(0), longest_lease: Ttl::MAX, most_holders: 9 };
+        let (name, mut step) = (Name::new(0, b"k"), Step::default());
+        let (mode, count, bound_to, label) = (Mode::Exclusive, Count::Keep, None, b"" as &[u8]);
+        let request = Request { token: b"t", ttl: ttl(ms), mode, count, bound_to, delay, label };
+        Turn::new(NOW, terms, &name, &mut fences, &mut waiting, &mut lock, &mut step).acquire(&request);
+        lock
+    }
+
+    fn bytes(lock: &Lock, change: &Change) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        write(lock, change, NOW, ANCHOR, &mut bytes);
+        bytes
+    }
+
+    fn bounds(max_ttl: u64) -> Bounds {
+        Bounds { max_ttl: ttl(max_ttl), grace: None }
+    }
+
+    #[test]
+    fn only_restore_on_a_master_may_bring_what_anybody_wrote() {
+        assert_eq!(Source::of(None, true), Source::Anybody);
+        assert_eq!(Source::of(None, false), Source::Trusted(Origin::Live));
+        for is_master in [true, false] {
+            for origin in [Origin::Live, Origin::Stored] {
+                assert_eq!(Source::of(Some(origin), is_master), Source::Trusted(origin));
+            }
+        }
+    }
+
+    #[test]
+    fn what_anybody_wrote_is_held_to_the_bounds_and_what_is_trusted_is_not() {
+        let far = NOW.micros() + 10_000_000;
+        for (lock, refused) in [
+            (held(5_000, 0, 0), None),
+            (held(5_000, 5_000, far - 1), None),
+            (held(5_001, 0, 0), Some(Refused::TtlTooLong)),
+            (held(5_000, 5_001, 0), Some(Refused::DelayTooLong)),
+            (held(5_000, 0, far), Some(Refused::FenceAhead)),
+        ] {
+            let bytes = bytes(&lock, &Change::Whole);
+            assert_eq!(CLOCK.admit(&bytes, Source::Anybody, bounds(5_000)).err(), refused);
+            for origin in [Origin::Live, Origin::Stored] {
+                let mut read = Lock::default();
+                let written = CLOCK.admit(&bytes, Source::Trusted(origin), bounds(5_000)).unwrap();
+                assert!(written.apply(&mut read));
+                assert_eq!(read.at(NOW).fence(), lock.at(NOW).fence());
+            }
+        }
+    }
+
+    #[test]
+    fn a_change_is_no_lock_and_damage_is_told_as_what_it_is() {
+        let lock = held(1_000, 0, 0);
+        for source in [Source::Anybody, Source::Trusted(Origin::Stored)] {
+            let part = bytes(&lock, &Change::Part(Vec::new()));
+            assert_eq!(CLOCK.admit(&part, source, bounds(9)).err(), Some(Refused::NotWhole));
+            let short = Refused::Malformed(Malformed::Short);
+            assert_eq!(CLOCK.admit(b"", source, bounds(9)).err(), Some(short));
+        }
+    }
+
+    #[test]
+    fn an_effect_of_a_newer_module_still_tells_how_far_fences_have_risen() {
+        let mut bytes = Vec::new();
+        write_effect(&held(1_000, 0, 0), &Change::Whole, 77, NOW, ANCHOR, &mut bytes);
+        assert_eq!(CLOCK.effect(&bytes, Origin::Live).unwrap().last, 77);
+        let version = &mut bytes[8];
+        *version += 1;
+        let why = Malformed::Version(*version);
+        assert_eq!(CLOCK.effect(&bytes, Origin::Live).err(), Some(BadEffect::Newer { last: 77, why }));
+        let short = BadEffect::Malformed(Malformed::Short);
+        assert_eq!(CLOCK.effect(&bytes[..7], Origin::Stored).err(), Some(short));
+    }
+}

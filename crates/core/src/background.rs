@@ -1,0 +1,235 @@
+//! Whatever has to be done without anybody asking: what was noted for the background job, which locks are due when, what
+//! ends with which connection, and grants on their way.
+//!
+//! All of it can be lost: it is rebuilt when locks are loaded, or let go.
+
+use std::collections::HashMap;
+
+use dlock_protocol::{ClientId, Deadline, Instant, Token};
+
+use crate::deliveries::{Deliveries, Delivery};
+use crate::grace::Grace;
+use crate::lock::Lock;
+use crate::queue::{Name, WaiterId, Waiting, give_back};
+use crate::schedule::Slot;
+use crate::scheduled::Scheduled;
+use crate::step::{Binding, Rest};
+use crate::tasks::{Bindings, Pending, Task, rename_all, split_off_other_resources};
+
+#[derive(Default)]
+pub struct Background {
+    pending: Pending,
+    /// The locks of each database by when they are due.
+    dbs: Vec<Scheduled>,
+    /// What ends with a connection.
+    bindings: HashMap<ClientId, Bindings>,
+    pub deliveries: Deliveries,
+    /// Whose turn it is: see [`Background::next_task`].
+    turn: usize,
+}
+
+impl Background {
+    /// About how many bytes it takes that a hold is bound to a connection, which mostly binds this one alone: an entry
+    /// in a table that is half full at times, a leaf of a tree with room for eleven, and the name once more.
+    pub const fn binding_size(key: usize) -> usize {
+        2 * size_of::<(ClientId, Bindings)>() + 11 * size_of::<(Name<'static>, Token)>() + key
+    }
+
+    fn db(&mut self, db: i32) -> &mut Scheduled {
+        let at = usize::try_from(db).unwrap_or(0);
+        if at >= self.dbs.len() {
+            self.dbs.resize_with(at + 1, Scheduled::default);
+        }
+        &mut self.dbs[at]
+    }
+
+    /// How many locks are held.
+    pub fn held(&self) -> usize {
+        self.dbs.iter().map(Scheduled::held).sum()
+    }
+
+    /// How many hold them.
+    pub fn holders(&self) -> usize {
+        self.dbs.iter().map(Scheduled::holders).sum()
+    }
+
+    pub fn note(&mut self, task: Task) {
+        self.pending.push_back(task);
+    }
+
+    /// Puts a lock into the schedule, moves it there or takes it out, by what it holds. `true` where it is due before
+    /// this millisecond.
+    pub fn schedule(&mut self, slot: &mut Slot, lock: &Lock, db: i32, key: &[u8], before: u64) -> bool {
+        let scheduled = self.db(db);
+        let Some(due) = lock.next_due() else {
+            scheduled.remove(std::mem::replace(slot, Slot::NONE));
+            return false;
+        };
+        *slot = scheduled.put(*slot, due, key, lock.stored_len());
+        due.millis() < before
+    }
+
+    pub fn unschedule(&mut self, slot: Slot, db: i32) {
+        if slot != Slot::NONE {
+            self.db(db).remove(slot);
+        }
+    }
+
+    /// As [`Background::unschedule`], unless the slot has become that of another key meanwhile.
+    pub fn unschedule_if_of(&mut self, slot: Slot, name: &Name<'_>) {
+        self.db(name.db).remove_if_of(slot, &name.key);
+    }
+
+    /// Keeps the books of the connections that holds are bound to.
+    pub fn account(&mut self, name: &Name<'_>, rest: &mut Rest) {
+        for binding in &rest.bindings {
+            match binding {
+                Binding::Begins(client, token) => {
+                    let holds = self.bindings.entry(*client).or_default();
+                    holds.insert((name.to_owned(), token.clone()));
+                }
+                Binding::Ends(client, token) => self.unbind(*client, name, token),
+            }
+        }
+        for departed in rest.departed.drain(..) {
+            self.note(Task::Departed(name.to_owned(), Box::new(departed)));
+        }
+    }
+
+    pub fn unbind(&mut self, client: ClientId, name: &Name<'_>, token: &Token) {
+        if let Some(holds) = self.bindings.get_mut(&client) {
+            holds.remove(&(name.to_owned(), token.clone()));
+            if holds.is_empty() {
+                self.bindings.remove(&client);
+                give_back(&mut self.bindings);
+            }
+        }
+    }
+
+    /// A connection has closed. Whether any hold was bound to it.
+    pub fn client_gone(&mut self, client: ClientId) -> bool {
+        let Some(holds) = self.bindings.remove(&client) else { return false };
+        self.note(Task::Disconnected(client, holds));
+        true
+    }
+
+    /// The answer to a waiter comes back. Whether a grant did.
+    pub fn came_back(&mut self, waiter: WaiterId) -> bool {
+        let Some(Delivery { name, token, .. }) = self.deliveries.came_back(waiter) else { return false };
+        self.note(Task::Undelivered(name, token, waiter));
+        true
+    }
+
+    /// The wait queues of these resources may have to be served.
+    pub fn serve(&mut self, waiting: &Waiting, of: impl Fn(&Name<'static>) -> bool) {
+        waiting.names().filter(|name| of(name)).cloned().map(Task::Serve).for_each(|task| self.note(task));
+    }
+
+    /// The next thing to do at `now`, if any. What was noted, waits that have timed out and leases that have expired take
+    /// turns, so that however many there are of one, the others come as well.
+    pub fn next_task(&mut self, waiting: &Waiting, grace: &mut Grace, now: Instant) -> Option<Task> {
+        const KINDS: [fn(&mut Background, &Waiting, Instant) -> Option<Task>; 3] = [
+            |background, _, now| background.pending.next(now.millis()),
+            |_, waiting, now| {
+                let waiter = waiting.get(waiting.timed_out(now)?)?;
+                Some(Task::TimedOut(waiter.name.clone(), waiter.id))
+            },
+            |background, _, now| background.next_lease(now),
+        ];
+        if grace.is_over(now) {
+            return Some(Task::GraceOver);
+        }
+        KINDS.iter().find_map(|_| {
+            self.turn = (self.turn + 1) % KINDS.len();
+            KINDS[self.turn](self, waiting, now)
+        })
+    }
+
+    fn next_lease(&mut self, now: Instant) -> Option<Task> {
+        // The earliest of all databases: many that are due in one may not hold up another's.
+        let firsts = self.dbs.iter().enumerate().filter_map(|(db, shelf)| Some((db, shelf.first()?)));
+        let (db, (_, slot)) =
+            firsts.min_by_key(|(_, (due, _))| *due).filter(|(_, (due, _))| due.passed(now))?;
+        let key = self.dbs[db].key(slot)?;
+        Some(Task::Due(Name::new(db as i32, key).to_owned(), slot))
+    }
+
+    /// The millisecond at which there will be something to do; None for never.
+    pub fn next_due(&self, waiting: &Waiting, grace: &Grace) -> Option<u64> {
+        let locks = self.dbs.iter().filter_map(|db| db.first()).map(|(due, _)| due);
+        let first = locks.chain(waiting.next_timeout()).min().map(|due| due.millis());
+        first.into_iter().chain(self.pending.due()).chain(grace.due()).min()
+    }
+
+    /// A task that cannot be carried out yet is the next one again. What is found by its time is found again.
+    pub fn put_back(&mut self, task: Task) {
+        if !matches!(task, Task::TimedOut(..) | Task::Due(..)) {
+            self.pending.put_back(task);
+        }
+    }
+
+    /// Looks at this again at `at`, which is no earlier than for what was put off before.
+    pub fn put_off(&mut self, task: Task, at: Deadline) {
+        match task {
+            // What is due stands where it is found by its time.
+            Task::Due(name, slot) => self.db(name.db).put_off(slot, at),
+            // The other resources of the connection need not wait.
+            Task::Disconnected(client, mut holds) => {
+                let elsewhere = split_off_other_resources(&mut holds);
+                self.pending.put_off(Task::Disconnected(client, holds), at.millis());
+                if !elsewhere.is_empty() {
+                    self.note(Task::Disconnected(client, elsewhere));
+                }
+            }
+            task => self.pending.put_off(task, at.millis()),
+        }
+    }
+
+    /// This server is a master no more: what it had to do as one is its new master's business. Answers which holds were
+    /// bound to a connection, those of a resource together.
+    pub fn demoted(&mut self) -> Vec<(Name<'static>, Token)> {
+        self.deliveries = Deliveries::default();
+        let closed = std::mem::take(&mut self.pending).into_tasks().filter_map(|task| match task {
+            Task::Disconnected(_, holds) => Some(holds),
+            _ => None,
+        });
+        let open = std::mem::take(&mut self.bindings).into_values();
+        let mut bound: Vec<_> = closed.chain(open).flatten().collect();
+        bound.sort_unstable();
+        bound
+    }
+
+    /// A database is emptied, or all are. Answers what was scheduled there: to free many takes a while.
+    pub fn flushed(&mut self, db: Option<i32>) -> Vec<Scheduled> {
+        self.bindings.retain(|_, holds| {
+            holds.retain(|(name, _)| db.is_some_and(|db| name.db != db));
+            !holds.is_empty()
+        });
+        give_back(&mut self.bindings);
+        match db {
+            Some(db) => vec![std::mem::take(self.db(db))],
+            None => std::mem::take(&mut self.dbs),
+        }
+    }
+
+    /// Two databases change places. The queues stay with the number of their database, as the connections in them do;
+    /// the locks move. Answers how many were held there.
+    pub fn swapped(&mut self, first: i32, second: i32) -> usize {
+        let one = std::mem::take(self.db(first));
+        let held = one.held() + self.db(second).held();
+        let other = std::mem::replace(self.db(second), one);
+        *self.db(first) = other;
+        let swap = |name: &mut Name<'static>| match name.db {
+            db if db == first => name.db = second,
+            db if db == second => name.db = first,
+            _ => {}
+        };
+        self.bindings.values_mut().for_each(|holds| rename_all(holds, swap));
+        self.pending.iter_mut().for_each(|task| task.rename_holds(swap));
+        self.deliveries.names().for_each(swap);
+        held
+    }
+}
+
+#[cfg(test)]
+mod tests;

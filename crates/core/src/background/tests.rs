@@ -1,0 +1,143 @@
+use dlock_protocol::{Count, Mode, Ttl};
+
+use super::*;
+use crate::{Fences, Newcomer, Rank, Request, Step, Terms, Turn};
+
+const NOW: Instant = Instant::from_millis(1_000_000);
+
+fn name(db: i32, key: &str) -> Name<'static> {
+    Name::new(db, key.as_bytes()).to_owned()
+}
+
+fn request(bound_to: Option<ClientId>) -> Request<'static> {
+    let (mode, count, ttl) = (Mode::Exclusive, Count::Keep, Ttl::from_millis(10).unwrap());
+    Request { token: b"t", ttl, mode, count, bound_to, delay: 0, label: b"" }
+}
+
+/// Has this lock held for 10 ms, by a connection where one is named.
+fn hold(background: &mut Background, name: &Name<'static>, client: Option<ClientId>) -> Slot {
+    let (mut lock, mut fences, mut waiting) = (Lock::default(), Fences::default(), Waiting::default());
+    let terms = Terms { grants_from: Instant::from_micros(0), longest_lease: Ttl::MAX, most_holders: 9 };
+    let mut step = Step::default();
+    Turn::new(NOW, terms, name, &mut fences, &mut waiting, &mut lock, &mut step).acquire(&request(client));
+    step.rest.iter_mut().for_each(|rest| background.account(name, rest));
+    let mut slot = Slot::NONE;
+    background.schedule(&mut slot, &lock, name.db, &name.key, 0);
+    slot
+}
+
+fn join(waiting: &mut Waiting, name: Name<'static>, until: Option<Deadline>) -> WaiterId {
+    let (rank, client) = (Rank::Newcomer, ClientId(9));
+    waiting.join(Newcomer { name, rank, request: request(None), client, since: NOW, until }).unwrap()
+}
+
+fn next(background: &mut Background, waiting: &Waiting, now: Instant) -> Option<Task> {
+    background.next_task(waiting, &mut Grace::at_start(None, NOW), now)
+}
+
+#[test]
+fn however_many_tasks_there_are_of_one_kind_the_others_come_as_well() {
+    let (mut background, mut waiting) = (Background::default(), Waiting::default());
+    hold(&mut background, &name(1, "late"), None);
+    hold(&mut background, &name(0, "due"), None);
+    join(&mut waiting, name(0, "q"), Some(NOW.after_millis(1)));
+    for key in ["a", "b", "c", "d"] {
+        background.note(Task::Serve(name(0, key)));
+    }
+    let later = Instant::from_millis(NOW.millis() + 10);
+    let kinds: Vec<String> = (0..6)
+        .map(|_| format!("{:?}", next(&mut background, &waiting, later).unwrap()))
+        .map(|task| task.split('(').next().unwrap_or_default().to_owned())
+        .collect();
+    assert_eq!(kinds, ["TimedOut", "Due", "Serve", "TimedOut", "Due", "Serve"]);
+}
+
+#[test]
+fn nothing_is_due_before_its_time() {
+    let (mut background, waiting) = (Background::default(), Waiting::default());
+    let mut grace = Grace::at_start(None, NOW);
+    assert_eq!(background.next_due(&waiting, &grace), None);
+    hold(&mut background, &name(3, "k"), None);
+    assert_eq!(background.next_due(&waiting, &grace), Some(NOW.millis() + 10));
+    assert!(next(&mut background, &waiting, NOW).is_none());
+    grace.begin(Ttl::from_millis(5).unwrap(), NOW);
+    assert_eq!(background.next_due(&waiting, &grace), Some(NOW.millis() + 5));
+    let over = Instant::from_millis(NOW.millis() + 5);
+    let task = background.next_task(&waiting, &mut grace, over);
+    assert!(matches!(task, Some(Task::GraceOver)));
+    background.note(Task::Serve(name(0, "k")));
+    assert_eq!(background.next_due(&waiting, &grace), Some(0));
+}
+
+#[test]
+fn what_is_bound_to_a_connection_ends_with_it_once() {
+    let mut background = Background::default();
+    let client = ClientId(7);
+    hold(&mut background, &name(0, "a"), Some(client));
+    hold(&mut background, &name(0, "b"), Some(client));
+    background.unbind(client, &name(0, "b"), &Token::new(b"t").unwrap());
+    assert!(!background.client_gone(ClientId(8)));
+    assert!(background.client_gone(client) && !background.client_gone(client));
+    let bound = background.demoted();
+    assert_eq!(bound, [(name(0, "a"), Token::new(b"t").unwrap())]);
+    assert!(next(&mut background, &Waiting::default(), NOW).is_none());
+}
+
+#[test]
+fn a_flush_forgets_its_database_alone() {
+    let (mut background, client) = (Background::default(), ClientId(7));
+    for db in [0, 2] {
+        hold(&mut background, &name(db, "k"), Some(client));
+    }
+    let emptied = background.flushed(Some(2));
+    assert_eq!((emptied.iter().map(Scheduled::held).sum::<usize>(), background.held()), (1, 1));
+    assert_eq!(background.demoted(), [(name(0, "k"), Token::new(b"t").unwrap())]);
+    background.flushed(None);
+    assert_eq!((background.held(), background.holders()), (0, 0));
+}
+
+#[test]
+fn locks_move_with_their_database_and_queues_stay() {
+    let (mut background, mut waiting) = (Background::default(), Waiting::default());
+    let slot = hold(&mut background, &name(1, "k"), Some(ClientId(7)));
+    join(&mut waiting, name(1, "k"), None);
+    assert_eq!(background.swapped(1, 4), 1);
+    background.serve(&waiting, |name| name.db == 1);
+    let later = Instant::from_millis(NOW.millis() + 10);
+    let tasks = [(); 2].map(|()| next(&mut background, &waiting, later));
+    assert!(matches!(&tasks[0], Some(Task::Due(due, at)) if *due == name(4, "k") && *at == slot));
+    assert!(matches!(&tasks[1], Some(Task::Serve(served)) if *served == name(1, "k")));
+    assert_eq!(background.demoted(), [(name(4, "k"), Token::new(b"t").unwrap())]);
+    assert_eq!(background.swapped(8, 9), 0);
+}
+
+#[test]
+fn what_is_put_off_holds_up_nothing_else() {
+    let (mut background, waiting) = (Background::default(), Waiting::default());
+    let client = ClientId(7);
+    for key in ["a", "b"] {
+        hold(&mut background, &name(0, key), Some(client));
+    }
+    assert!(background.client_gone(client));
+    let task = next(&mut background, &waiting, NOW).unwrap();
+    background.put_off(task, NOW.after_millis(4));
+    let Some(Task::Disconnected(_, holds)) = next(&mut background, &waiting, NOW) else { panic!() };
+    assert_eq!(holds.len(), 1);
+    assert_eq!(holds.first().unwrap().0, name(0, "b"));
+    assert!(next(&mut background, &waiting, NOW).is_none());
+    let later = Instant::from_millis(NOW.millis() + 4);
+    let again = next(&mut background, &waiting, later).unwrap();
+    assert_eq!(again.name(), Some(&name(0, "a")));
+    background.put_back(again);
+    assert_eq!(next(&mut background, &waiting, later).unwrap().name(), Some(&name(0, "a")));
+}
+
+#[test]
+fn a_grant_that_comes_back_is_taken_back_once() {
+    let mut background = Background::default();
+    let (waiter, token) = (WaiterId(3), Token::new(b"t").unwrap());
+    background.deliveries.sent(waiter, Delivery { name: name(0, "k"), token, client: ClientId(7) });
+    assert!(background.came_back(waiter) && !background.came_back(waiter));
+    let task = next(&mut background, &Waiting::default(), NOW);
+    assert!(matches!(task, Some(Task::Undelivered(_, _, id)) if id == waiter));
+}

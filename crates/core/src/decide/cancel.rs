@@ -1,0 +1,82 @@
+//! Whom CANCEL dismisses.
+
+use dlock_protocol::ClientId;
+use dlock_protocol::command::Whom;
+use smallvec::{SmallVec, smallvec};
+
+use super::Turn;
+use crate::queue::WaiterId;
+use crate::step::Outcome;
+
+impl Turn<'_> {
+    /// Takes those out of this queue who wait with this token, or on this connection. Answers how many.
+    pub fn cancel(&mut self, whom: Whom<'_>) -> usize {
+        let waiters: SmallVec<[WaiterId; 2]> = match whom {
+            Whom::Token(token) => self.waiting.of_token_on(token, self.name),
+            Whom::Client(id) => match self.waiting.of_client(ClientId(id)) {
+                Some(waiter) if waiter.name == *self.name => smallvec![waiter.id],
+                _ => SmallVec::new(),
+            },
+        };
+        self.dismiss(&waiters, Outcome::Cancelled);
+        waiters.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dlock_protocol::{Count, Instant, Mode, Ttl};
+
+    use super::*;
+    use crate::{Fences, Limits, Lock, Name, Newcomer, Rank, Request, Step, Terms, Waiting};
+
+    const NOW: Instant = Instant::from_millis(1_000_000);
+
+    fn join(waiting: &mut Waiting, key: &[u8], token: &[u8], client: u64) {
+        let request = Request {
+            token,
+            ttl: Ttl::MAX,
+            mode: Mode::Exclusive,
+            count: Count::Keep,
+            bound_to: None,
+            delay: 0,
+            label: b"",
+        };
+        let (name, client) = (Name::new(0, key), ClientId(client));
+        let newcomer = Newcomer { name, rank: Rank::Newcomer, request, client, since: NOW, until: None };
+        waiting.join(newcomer).unwrap();
+    }
+
+    /// Cancels on the key `k`; answers the number, and the clients that were told of it.
+    fn cancel(waiting: &mut Waiting, whom: Whom<'_>) -> (usize, Vec<u64>) {
+        let (mut lock, mut fences, mut step) = (Lock::default(), Fences::default(), Step::default());
+        // In grace, so that nobody is granted the free lock meanwhile.
+        let grants_from = Instant::from_micros(u64::MAX);
+        let terms = Terms { grants_from, longest_lease: Ttl::MAX, most_holders: 9 };
+        let name = Name::new(0, b"k");
+        let mut turn = Turn::new(NOW, terms, &name, &mut fences, waiting, &mut lock, &mut step);
+        let cancelled = turn.cancel(whom);
+        let outcomes = step.rest.map(|rest| rest.outcomes).unwrap_or_default();
+        assert!(outcomes.iter().all(|(_, outcome)| *outcome == Outcome::Cancelled));
+        (cancelled, outcomes.iter().map(|(waiter, _)| waiter.client.0).collect())
+    }
+
+    #[test]
+    fn those_are_dismissed_who_wait_here_and_nobody_else() {
+        let mut waiting = Waiting::default();
+        for (key, token, client) in
+            [(b"k", b"one", 1), (b"k", b"one", 2), (b"k", b"two", 3), (b"x", b"one", 4), (b"x", b"two", 5)]
+        {
+            join(&mut waiting, key, token, client);
+        }
+        assert_eq!(cancel(&mut waiting, Whom::Client(4)), (0, vec![]));
+        assert_eq!(cancel(&mut waiting, Whom::Client(99)), (0, vec![]));
+        assert_eq!(cancel(&mut waiting, Whom::Token(b"three")), (0, vec![]));
+        assert_eq!(cancel(&mut waiting, Whom::Token(b"one")), (2, vec![1, 2]));
+        assert_eq!(cancel(&mut waiting, Whom::Token(b"one")), (0, vec![]));
+        assert_eq!(cancel(&mut waiting, Whom::Client(3)), (1, vec![3]));
+        assert_eq!(waiting.len(), 2);
+        assert_eq!(waiting.len_of(&Name::new(0, b"x")), 2);
+        assert!(waiting.has_room(&Name::new(0, b"k"), Limits { on_the_server: 3, on_a_key: 1 }));
+    }
+}

@@ -1,0 +1,127 @@
+//! The locks of one database by when they are due, and how many hold them.
+//!
+//! It knows names, not values: a value tells it where it stands, and takes itself out when its key goes. What went
+//! without a word (a RESTORE that was refused after all, a key that was expired while it was loaded) is found when it is
+//! due.
+
+use dlock_protocol::{Bytes, Deadline};
+
+use crate::schedule::{Schedule, Slot};
+
+#[derive(Default)]
+pub struct Scheduled {
+    schedule: Schedule<Entry>,
+    holders: usize,
+}
+
+struct Entry {
+    /// Short names are kept without an allocation of their own.
+    key: Bytes,
+    holders: u32,
+}
+
+impl Scheduled {
+    /// Bytes a lock takes here.
+    pub const ENTRY_SIZE: usize = Schedule::<Entry>::ENTRY_SIZE;
+
+    /// How many locks there are.
+    pub fn held(&self) -> usize {
+        self.schedule.len()
+    }
+
+    /// How many hold them.
+    pub fn holders(&self) -> usize {
+        self.holders
+    }
+
+    /// What is due first.
+    pub fn first(&self) -> Option<(Deadline, Slot)> {
+        self.schedule.first()
+    }
+
+    pub fn key(&self, slot: Slot) -> Option<&[u8]> {
+        self.schedule.get(slot).map(|entry| &*entry.key)
+    }
+
+    /// Puts a lock in, at [`Slot::NONE`], or has another look at it at another moment. Answers its slot.
+    pub fn put(&mut self, slot: Slot, due: Deadline, key: &[u8], holders: usize) -> Slot {
+        let count = u32::try_from(holders).unwrap_or(u32::MAX);
+        let before = match self.schedule.get_mut(slot) {
+            Some(entry) => std::mem::replace(&mut entry.holders, count),
+            None => {
+                let entry = Entry { key: key.into(), holders: count };
+                let slot = self.schedule.insert(due, entry);
+                self.holders += if slot.is_some() { count as usize } else { 0 };
+                return slot.unwrap_or(Slot::NONE);
+            }
+        };
+        self.holders = self.holders + count as usize - before as usize;
+        self.schedule.reschedule(slot, due);
+        slot
+    }
+
+    /// Has what is due first come up later than it should. Anything else is not due, and stays where it is: it would
+    /// come up again and again.
+    pub fn put_off(&mut self, slot: Slot, until: Deadline) {
+        if self.first().is_some_and(|(due, first)| first == slot && due < until) {
+            self.schedule.reschedule(slot, until);
+        }
+    }
+
+    /// Takes a lock out, if it is in.
+    pub fn remove(&mut self, slot: Slot) {
+        if let Some(entry) = self.schedule.remove(slot) {
+            self.holders -= entry.holders as usize;
+        }
+    }
+
+    /// As [`Scheduled::remove`], unless the slot has become that of another key meanwhile.
+    pub fn remove_if_of(&mut self, slot: Slot, key: &[u8]) {
+        if self.key(slot) == Some(key) {
+            self.remove(slot);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Deadline {
+        Deadline::at_millis(ms)
+    }
+
+    #[test]
+    fn a_lock_is_found_by_when_it_is_due_and_its_holders_are_counted() {
+        let mut scheduled = Scheduled::default();
+        let late = scheduled.put(Slot::NONE, at(20), b"late", 3);
+        let soon = scheduled.put(Slot::NONE, at(10), b"soon", 1);
+        assert_eq!((scheduled.held(), scheduled.holders()), (2, 4));
+        assert_eq!(scheduled.first(), Some((at(10), soon)));
+        assert_eq!(scheduled.put(late, at(5), b"late", 1), late);
+        assert_eq!((scheduled.first(), scheduled.holders()), (Some((at(5), late)), 2));
+        scheduled.remove(late);
+        scheduled.remove(late);
+        assert_eq!((scheduled.held(), scheduled.holders()), (1, 1));
+    }
+
+    #[test]
+    fn only_what_is_due_first_can_be_put_off() {
+        let mut scheduled = Scheduled::default();
+        let soon = scheduled.put(Slot::NONE, at(10), b"soon", 1);
+        let late = scheduled.put(Slot::NONE, at(20), b"late", 1);
+        scheduled.put_off(late, at(30));
+        scheduled.put_off(soon, at(25));
+        assert_eq!(scheduled.first(), Some((at(20), late)));
+    }
+
+    #[test]
+    fn a_slot_that_became_another_keys_is_left_alone() {
+        let mut scheduled = Scheduled::default();
+        let slot = scheduled.put(Slot::NONE, at(10), b"new", 1);
+        scheduled.remove_if_of(slot, b"old");
+        assert_eq!(scheduled.key(slot), Some(&b"new"[..]));
+        scheduled.remove_if_of(slot, b"new");
+        assert_eq!(scheduled.held(), 0);
+    }
+}

@@ -1,0 +1,254 @@
+//! What the background job has to look at, besides what is found by its time.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+use dlock_protocol::{ClientId, Token};
+
+use crate::deliveries::Delivery;
+use crate::queue::{Name, WaiterId, give_back};
+use crate::schedule::Slot;
+use crate::step::Departed;
+
+/// What ends with a connection, in the order of the resources.
+pub type Bindings = BTreeSet<(Name<'static>, Token)>;
+
+/// Something for the background job.
+#[derive(Debug)]
+pub enum Task {
+    /// The wait queue of this resource may have to be served.
+    Serve(Name<'static>),
+    /// This resource was held when its key was taken away.
+    Vanished(Name<'static>),
+    /// A connection closed to which these holds are bound.
+    Disconnected(ClientId, Bindings),
+    /// A grant reached nobody.
+    Undelivered(Name<'static>, Token, WaiterId),
+    /// So did this one, unless more connections have been evicted than these.
+    Unread {
+        delivery: Delivery,
+        waiter: WaiterId,
+        evicted: Option<i64>,
+    },
+    /// This waiter has waited as long as it wanted to.
+    TimedOut(Name<'static>, WaiterId),
+    /// A crowd has left a lock: its holds are still in the books.
+    Departed(Name<'static>, Box<Departed>),
+    /// A lease or a lock-delay may have expired.
+    Due(Name<'static>, Slot),
+    GraceOver,
+}
+
+impl Task {
+    /// The resource, if it is about one; of several the first.
+    pub fn name(&self) -> Option<&Name<'static>> {
+        match self {
+            Task::Serve(name)
+            | Task::Vanished(name)
+            | Task::Undelivered(name, ..)
+            | Task::TimedOut(name, _)
+            | Task::Due(name, _) => Some(name),
+            Task::Disconnected(_, holds) => holds.first().map(|(name, _)| name),
+            Task::Unread { delivery, .. } => Some(&delivery.name),
+            // Books are kept whatever the server says to writes.
+            Task::Departed(..) | Task::GraceOver => None,
+        }
+    }
+
+    /// Renames the resources of holds: they move with their database, where a wait queue stays.
+    pub fn rename_holds(&mut self, rename: impl Fn(&mut Name<'static>)) {
+        match self {
+            Task::Undelivered(name, ..) | Task::Departed(name, _) | Task::Due(name, _) => rename(name),
+            Task::Unread { delivery, .. } => rename(&mut delivery.name),
+            Task::Disconnected(_, holds) => rename_all(holds, rename),
+            Task::Serve(_) | Task::Vanished(_) | Task::TimedOut(..) | Task::GraceOver => {}
+        }
+    }
+}
+
+pub fn rename_all(holds: &mut Bindings, rename: impl Fn(&mut Name<'static>)) {
+    let renamed = std::mem::take(holds).into_iter().map(|(mut name, token)| {
+        rename(&mut name);
+        (name, token)
+    });
+    *holds = renamed.collect();
+}
+
+/// Leaves the holds on the first resource and answers the others. The crowd on one resource is not looked at one by one:
+/// while the server has no memory this is done again and again.
+pub fn split_off_other_resources(holds: &mut Bindings) -> Bindings {
+    let next = holds.first().and_then(|(first, _)| {
+        // No name and no token is smaller that comes behind those of the first.
+        let key = [&*first.key, b"\0"].concat().into();
+        Some((Name { db: first.db, key }, Token::new(b"\0")?))
+    });
+    next.map_or_else(Bindings::new, |next| holds.split_off(&next))
+}
+
+/// The tasks, first come first served. To look at a resource once is enough, however often that was asked for.
+#[derive(Debug, Default)]
+pub struct Pending {
+    tasks: VecDeque<Task>,
+    /// What has to be looked at again, each from its millisecond on, the first first.
+    later: VecDeque<(u64, Task)>,
+    /// The resources that are to be served, now or later, and whether their keys were taken away.
+    to_serve: HashMap<Name<'static>, bool>,
+}
+
+impl Pending {
+    pub fn push_back(&mut self, task: Task) {
+        if self.is_new(&task) {
+            self.tasks.push_back(task);
+        }
+    }
+
+    /// What cannot be carried out yet is the next one again.
+    pub fn put_back(&mut self, task: Task) {
+        if self.is_new(&task) {
+            self.tasks.push_front(task);
+        }
+    }
+
+    /// Looks at it again at `millis`, which is no earlier than for what was put off before.
+    pub fn put_off(&mut self, task: Task, millis: u64) {
+        if self.is_new(&task) {
+            self.later.push_back((millis, task));
+        }
+    }
+
+    fn is_new(&mut self, task: &Task) -> bool {
+        let (name, vanished) = match task {
+            Task::Serve(name) => (name, false),
+            Task::Vanished(name) => (name, true),
+            _ => return true,
+        };
+        match self.to_serve.get_mut(name) {
+            Some(before) => {
+                *before |= vanished;
+                false
+            }
+            None => self.to_serve.insert(name.clone(), vanished).is_none(),
+        }
+    }
+
+    /// The next one, of those that may be looked at by now.
+    pub fn next(&mut self, now_millis: u64) -> Option<Task> {
+        let task = match self.later.front() {
+            Some((at, _)) if *at <= now_millis => self.later.pop_front().map(|(_, task)| task),
+            _ => self.tasks.pop_front(),
+        }?;
+        shrink(&mut self.tasks);
+        shrink(&mut self.later);
+        let (Task::Serve(name) | Task::Vanished(name)) = task else { return Some(task) };
+        let vanished = self.to_serve.remove(&name).unwrap_or(false);
+        give_back(&mut self.to_serve);
+        Some(if vanished { Task::Vanished(name) } else { Task::Serve(name) })
+    }
+
+    /// The millisecond at which there will be one; None for never.
+    pub fn due(&self) -> Option<u64> {
+        if self.tasks.is_empty() { self.later.front().map(|(at, _)| *at) } else { Some(0) }
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Task> {
+        self.tasks.iter_mut().chain(self.later.iter_mut().map(|(_, task)| task))
+    }
+
+    pub fn into_tasks(self) -> impl Iterator<Item = Task> {
+        self.tasks.into_iter().chain(self.later.into_iter().map(|(_, task)| task))
+    }
+}
+
+/// Gives the memory of a crowd back.
+fn shrink<T>(tasks: &mut VecDeque<T>) {
+    if tasks.capacity() > 1_000 && tasks.len() < tasks.capacity() / 8 {
+        tasks.shrink_to(tasks.len() * 2);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(key: &str) -> Name<'static> {
+        Name::new(0, key.as_bytes()).to_owned()
+    }
+
+    fn serve(key: &str) -> Task {
+        Task::Serve(name(key))
+    }
+
+    fn shown(task: Option<Task>) -> String {
+        match task {
+            None => "none".into(),
+            Some(task) => {
+                let key = task.name().map_or_else(Default::default, |name| name.key.clone());
+                let kind = format!("{task:?}");
+                let kind = kind.split('(').next().unwrap_or_default();
+                format!("{kind} {}", String::from_utf8_lossy(&key))
+            }
+        }
+    }
+
+    fn bindings(of: &[(&str, &str)]) -> Bindings {
+        of.iter().map(|(key, token)| (name(key), Token::new(token.as_bytes()).unwrap())).collect()
+    }
+
+    #[test]
+    fn a_resource_is_looked_at_once_however_often_that_was_asked_for() {
+        let mut pending = Pending::default();
+        for key in ["a", "b", "a"] {
+            pending.push_back(serve(key));
+        }
+        pending.push_back(Task::Vanished(name("a")));
+        assert_eq!(shown(pending.next(0)), "Vanished a");
+        assert_eq!(shown(pending.next(0)), "Serve b");
+        assert_eq!(shown(pending.next(0)), "none");
+        pending.push_back(serve("a"));
+        assert_eq!(shown(pending.next(0)), "Serve a", "asked for anew");
+    }
+
+    #[test]
+    fn what_cannot_be_done_yet_is_the_next_one_again() {
+        let mut pending = Pending::default();
+        pending.push_back(serve("a"));
+        pending.push_back(serve("b"));
+        let task = pending.next(0).unwrap();
+        pending.put_back(task);
+        assert_eq!(shown(pending.next(0)), "Serve a");
+    }
+
+    #[test]
+    fn what_was_put_off_comes_when_it_is_due_and_first_then() {
+        let mut pending = Pending::default();
+        pending.put_off(serve("late"), 50);
+        assert_eq!(pending.due(), Some(50));
+        assert_eq!(shown(pending.next(49)), "none");
+        pending.push_back(serve("now"));
+        pending.push_back(Task::Vanished(name("late")));
+        assert_eq!(pending.due(), Some(0));
+        assert_eq!(shown(pending.next(50)), "Vanished late");
+        assert_eq!(shown(pending.next(50)), "Serve now");
+        assert_eq!(pending.due(), None);
+    }
+
+    #[test]
+    fn the_holds_on_the_first_resource_are_split_from_the_others() {
+        let mut holds = bindings(&[("a", "1"), ("a", "2"), ("a\0", "1"), ("b", "1")]);
+        let others = split_off_other_resources(&mut holds);
+        assert_eq!(holds, bindings(&[("a", "1"), ("a", "2")]));
+        assert_eq!(others, bindings(&[("a\0", "1"), ("b", "1")]));
+        assert_eq!(split_off_other_resources(&mut holds), Bindings::new());
+        assert_eq!(split_off_other_resources(&mut Bindings::new()), Bindings::new());
+    }
+
+    #[test]
+    fn holds_move_with_their_database_and_queues_stay() {
+        let moved = |name: &mut Name<'static>| name.db = 5;
+        let mut task = Task::Disconnected(ClientId(1), bindings(&[("a", "1")]));
+        task.rename_holds(moved);
+        assert_eq!(task.name().unwrap().db, 5);
+        let mut task = serve("a");
+        task.rename_holds(moved);
+        assert_eq!(task.name().unwrap().db, 0);
+    }
+}
