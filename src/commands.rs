@@ -1,10 +1,11 @@
 //! One short function a command: parse, open the key, let the core decide, reply. What happens in between is in
 //! [`crate::effects`].
 
-use dlock_core::codec::{self, Malformed, Origin, Reader};
+use dlock_core::admission::{BadEffect, Clock};
+use dlock_core::codec::Origin;
 use dlock_core::decide::Confirmed;
-use dlock_core::{Acquired, ClientId, Fence, Name, Outcome, WaiterId};
-use dlock_protocol::command::{self, Whom};
+use dlock_core::{Acquired, ClientId, Fence, Name};
+use dlock_protocol::command;
 use dlock_protocol::error::Error;
 use dlock_protocol::reply::{self, Reply};
 use rand::TryRng;
@@ -12,8 +13,8 @@ use rand::TryRng;
 use crate::effects::{self, Target};
 use crate::ffi::setup::{Args, Command};
 use crate::ffi::{Ctx, Flags};
-use crate::state::with;
-use crate::{clock, grace, mark, waiters};
+use crate::module::Module;
+use crate::{clock, mark, waiters};
 
 mod looking;
 
@@ -21,29 +22,31 @@ pub use looking::{Holds, Inspect, Pttl, Waiters};
 
 type Done = Result<(), String>;
 
-fn open<'a>(ctx: Ctx<'a>, args: &Args<'a>, key: &'a [u8]) -> Result<Target<'a>, String> {
-    Target::open(ctx, args.key, key)
+fn open<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>, key: &'a [u8]) -> Result<Target<'a>, String> {
+    Target::open(m, ctx, args.key, key)
 }
 
 pub struct Acquire;
 
 impl Command for Acquire {
-    fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Acquire::parse(args.bytes, with(|s| s.config.longest_lease()))?;
+    type Module = Module;
+
+    fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+        let parsed = command::Acquire::parse(args.bytes, m.with(|s| s.config.bounds.longest_lease()))?;
         let (request, client) = (parsed.request, ClientId(ctx.client_id()));
         if request.ephemeral {
             can_end_with_connection(ctx)?;
         }
-        let acquired = open(ctx, args, parsed.key)?.operate(|turn| turn.acquire(&request, client));
+        let acquired = open(m, ctx, args, parsed.key)?.operate(|turn| turn.acquire(&request, client));
         match acquired {
             Acquired::Held(fence) => Some(fence).write(&mut ctx),
             Acquired::Refused(refusal) => return Err(Error::Refused(refusal).into()),
             Acquired::Grace => {
-                with(|s| s.stats.grace_refusals += 1);
-                return Err(Error::Grace(with(|s| s.grace.left(clock::now()))).into());
+                m.with(|s| s.stats.grace_refusals += 1);
+                return Err(Error::Grace(m.with(|s| s.grace_left(clock::now()))).into());
             }
             Acquired::Upgrading(other) => {
-                with(|s| s.stats.deadlocks += 1);
+                m.with(|s| s.stats.deadlocks += 1);
                 let token = request.token.to_owned();
                 return Err(Error::Deadlock(vec![token.clone(), other, token]).into());
             }
@@ -52,10 +55,10 @@ impl Command for Acquire {
                 Some(wait) if !ctx.flags().contains(Flags::DENY_BLOCKING) => {
                     on_a_master(ctx.flags())?;
                     let name = Name::new(ctx.db(), parsed.key);
-                    waiters::wait(ctx, &name, request, rank, client, wait)?;
+                    waiters::wait(m, ctx, &name, request, rank, client, wait)?;
                 }
                 _ => {
-                    with(|s| s.stats.denials += 1);
+                    m.with(|s| s.stats.denials += 1);
                     None::<Fence>.write(&mut ctx);
                 }
             },
@@ -82,9 +85,11 @@ fn on_a_master(flags: Flags) -> Done {
 pub struct Release;
 
 impl Command for Release {
-    fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    type Module = Module;
+
+    fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let parsed = command::Release::parse(args.bytes)?;
-        let ended = open(ctx, args, parsed.key)?.operate(|turn| turn.release(parsed.token, parsed.count));
+        let ended = open(m, ctx, args, parsed.key)?.operate(|turn| turn.release(parsed.token, parsed.count));
         u64::from(ended).write(&mut ctx);
         Ok(())
     }
@@ -93,9 +98,11 @@ impl Command for Release {
 pub struct Extend;
 
 impl Command for Extend {
-    fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Extend::parse(args.bytes, with(|s| s.config.longest_lease()))?;
-        let extended = open(ctx, args, parsed.key)?.operate(|turn| turn.extend(parsed.token, parsed.ttl));
+    type Module = Module;
+
+    fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+        let parsed = command::Extend::parse(args.bytes, m.with(|s| s.config.bounds.longest_lease()))?;
+        let extended = open(m, ctx, args, parsed.key)?.operate(|turn| turn.extend(parsed.token, parsed.ttl));
         extended.write(&mut ctx);
         Ok(())
     }
@@ -104,17 +111,20 @@ impl Command for Extend {
 pub struct Confirm;
 
 impl Command for Confirm {
-    fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let (longest, bound) = with(|s| (s.config.longest_lease(), s.config.skew_bound()));
+    type Module = Module;
+
+    fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+        let bounds = m.with(|s| s.config.bounds);
+        let (longest, skew) = (bounds.longest_lease(), bounds.skew());
         let parsed = command::Confirm::parse(args.bytes, longest)?;
-        let target = open(ctx, args, parsed.key)?;
-        match target.operate(|turn| turn.confirm(parsed.token, parsed.fence, parsed.ttl, bound)) {
+        let target = open(m, ctx, args, parsed.key)?;
+        match target.operate(|turn| turn.confirm(parsed.token, parsed.fence, parsed.ttl, skew)) {
             Confirmed::Fence(fence) => {
-                mark::raised(ctx);
+                mark::raised(m, ctx);
                 Some(fence).write(&mut ctx);
             }
             Confirmed::NotHeld => None::<Fence>.write(&mut ctx),
-            Confirmed::Ahead(ms) => return Err(Error::FenceAhead { ms, bound }.into()),
+            Confirmed::Ahead(ms) => return Err(Error::FenceAhead { ms, bound: skew.millis() }.into()),
         }
         Ok(())
     }
@@ -123,20 +133,12 @@ impl Command for Confirm {
 pub struct Cancel;
 
 impl Command for Cancel {
-    fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    type Module = Module;
+
+    fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let parsed = command::Cancel::parse(args.bytes)?;
-        let target = open(ctx, args, parsed.key)?;
-        let cancelled = target.operate(|turn| {
-            let waiters: Vec<WaiterId> = match parsed.who {
-                Whom::Token(token) => turn.waiting.of_token_on(token.as_bytes(), turn.name).to_vec(),
-                Whom::Client(id) => {
-                    let waiter = turn.waiting.of_client(ClientId(id)).filter(|w| w.name == *turn.name);
-                    waiter.map(|w| w.id).into_iter().collect()
-                }
-            };
-            turn.dismiss(&waiters, Outcome::Cancelled);
-            waiters.len()
-        });
+        let target = open(m, ctx, args, parsed.key)?;
+        let cancelled = target.operate(|turn| turn.cancel(parsed.who));
         (cancelled as u64).write(&mut ctx);
         Ok(())
     }
@@ -145,9 +147,11 @@ impl Command for Cancel {
 pub struct Break;
 
 impl Command for Break {
-    fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    type Module = Module;
+
+    fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let key = command::only_key(args.bytes)?;
-        let broken = open(ctx, args, key)?.operate(|turn| turn.break_all());
+        let broken = open(m, ctx, args, key)?.operate(|turn| turn.break_all());
         (broken as u64).write(&mut ctx);
         Ok(())
     }
@@ -156,7 +160,9 @@ impl Command for Break {
 pub struct Token;
 
 impl Command for Token {
-    fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    type Module = Module;
+
+    fn run<'a>(_: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         command::no_arguments(args.bytes)?;
         let mut random = [0; 20];
         let drawn = rand::rngs::SysRng.try_fill_bytes(&mut random);
@@ -169,7 +175,9 @@ impl Command for Token {
 pub struct Help;
 
 impl Command for Help {
-    fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    type Module = Module;
+
+    fn run<'a>(_: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         command::no_arguments(args.bytes)?;
         reply::Help::new().write(&mut ctx);
         Ok(())
@@ -180,7 +188,9 @@ impl Command for Help {
 pub struct May;
 
 impl Command for May {
-    fn run<'a>(ctx: Ctx<'a>, _: &Args<'a>) -> Done {
+    type Module = Module;
+
+    fn run<'a>(_: &'a Module, ctx: Ctx<'a>, _: &Args<'a>) -> Done {
         ctx.reply_null();
         Ok(())
     }
@@ -190,30 +200,28 @@ impl Command for May {
 pub struct Effect;
 
 impl Command for Effect {
-    fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    type Module = Module;
+
+    fn run<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         if !ctx.flags().intersects(Flags::REPLICATED | Flags::LOADING) {
             return Err(Error::Effect.into());
         }
-        Effect::take_in(ctx, args).inspect_err(|_| grace::effect_skipped())
+        Effect::take_in(m, ctx, args).inspect_err(|_| m.with(|s| s.effect_skipped()))
     }
 }
 
 impl Effect {
-    fn take_in<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    fn take_in<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let &[key, change] = args.bytes else { return Err(Error::Effect.into()) };
         let origin = if ctx.flags().contains(Flags::REPLICATED) { Origin::Live } else { Origin::Stored };
-        let reader = Reader { now: clock::now(), anchor: clock::anchor(), origin };
-        let error = |why: Malformed| format!("ERR {why}");
-        let (last, change) = codec::split_effect(change).map_err(error)?;
-        let written = reader.read(change).inspect_err(|why| {
-            // A newer module wrote it. What it granted is lost here; that fences rise is not.
-            if matches!(why, Malformed::Version(_)) {
-                with(|s| s.fences.raise(last));
+        let reader = Clock { now: clock::now(), anchor: clock::anchor() };
+        let effect = reader.effect(change, origin).map_err(|why| {
+            if let BadEffect::Newer { last, .. } = why {
+                m.with(|s| s.fences.raise(last));
             }
-        });
-        let written = written.map_err(error)?;
-        effects::take_in(open(ctx, args, key)?, written, last)?;
-        ctx.replicate_verbatim();
+            format!("ERR {why}")
+        })?;
+        effects::take_in(open(m, ctx, args, key)?, effect)?;
         ctx.reply_simple(c"OK");
         Ok(())
     }

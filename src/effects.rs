@@ -3,21 +3,23 @@
 
 use std::ffi::CStr;
 
-use dlock_core::{Binding, Change, End, Event, Instant, Lock, Name, Step, Terms, Turn, codec};
+use dlock_core::admission::Effect;
+use dlock_core::{Change, End, Event, Instant, Lock, Name, Step, Token, Turn, codec};
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
 use dlock_protocol::event;
 
-use crate::ffi::{Ctx, Key, WrongType, rm};
-use crate::state::{State, Task, with};
-use crate::value::Value;
-use crate::{clock, deadlines, waiters};
+use crate::ffi::{Announced, Ctx, KeyName, WrongType, c_text};
+use crate::module::Module;
+use crate::value::{Key, Value};
+use crate::{clock, timer, waiters};
 
 /// One resource, open for an operation.
 pub struct Target<'a> {
+    m: &'a Module,
     ctx: Ctx<'a>,
-    raw: *mut rm::RedisModuleString,
-    pub name: Name<'a>,
+    raw: KeyName<'a>,
+    name: Name<'a>,
     key: Key<'a>,
     /// Stands for the value while there is no key.
     fresh: Option<Box<Value>>,
@@ -28,19 +30,20 @@ pub struct Target<'a> {
 impl<'a> Target<'a> {
     /// `raw` and `key` are the same name, as the server has it and as bytes.
     #[inline]
-    pub fn open(ctx: Ctx<'a>, raw: *mut rm::RedisModuleString, key: &'a [u8]) -> Result<Self, String> {
+    pub fn open(m: &'a Module, ctx: Ctx<'a>, raw: KeyName<'a>, key: &'a [u8]) -> Result<Self, String> {
         let name = Name::new(ctx.db(), key);
         let key = Key::open_for_write(ctx, raw).map_err(|WrongType| Error::WrongType)?;
-        Ok(Target { ctx, raw, name, key, fresh: None, in_background: false })
+        Ok(Target { m, ctx, raw, name, key, fresh: None, in_background: false })
     }
 
     /// As [`Target::open`], where no client's command runs.
     pub fn open_in_background(
+        m: &'a Module,
         ctx: Ctx<'a>,
-        raw: *mut rm::RedisModuleString,
+        raw: KeyName<'a>,
         key: &'a [u8],
     ) -> Result<Self, String> {
-        let target = Target::open(ctx, raw, key)?;
+        let target = Target::open(m, ctx, raw, key)?;
         Ok(Target { in_background: true, ..target })
     }
 
@@ -51,17 +54,13 @@ impl<'a> Target<'a> {
 
     /// Lets the core decide at this moment, and carries out what it asks for.
     #[inline]
-    pub fn operate<R>(mut self, decide: impl FnOnce(&mut Turn<'_>) -> R) -> R {
+    pub fn operate<R>(mut self, decide: impl FnOnce(&mut Turn<'_>) -> R + Send) -> R {
         let now = clock::now();
-        let Target { name, key, fresh, .. } = &mut self;
-        let lock = lock_of(key, fresh);
+        let Target { m, name, key, fresh, .. } = &mut self;
+        let lock = lock_of(m, key, fresh);
         let mut step = Step::default();
-        let answer = with(|s| {
-            let terms = Terms {
-                grants_from: s.grace.grants_from(),
-                longest_lease: s.config.longest_lease(),
-                most_holders: s.config.max_holders,
-            };
+        let answer = m.with(|s| {
+            let terms = s.terms();
             let mut turn = Turn::new(now, terms, name, &mut s.fences, &mut s.waiting, lock, &mut step);
             let answer = decide(&mut turn);
             turn.finish();
@@ -73,7 +72,7 @@ impl<'a> Target<'a> {
     }
 
     fn carry_out(&mut self, step: &mut Step, now: Instant) {
-        let (mut deleted, mut rearm) = (false, false);
+        let mut stored = Stored::Same;
         // A time to live that somebody gave the key was for the leases of then.
         if step.change.is_none() {
             if step.renewed && self.key.persist() {
@@ -83,7 +82,7 @@ impl<'a> Target<'a> {
         } else {
             let effect = self.effect(&step.change, now);
             let existed = self.key.value().is_some();
-            (deleted, rearm) = self.store();
+            stored = self.store();
             let outlives = existed && (step.renewed || step.events.contains(&Event::Acquired));
             let persisted = outlives && self.key.persist();
             let followed = effect.is_some();
@@ -94,27 +93,29 @@ impl<'a> Target<'a> {
             self.ctx.signal_modified(self.raw);
         }
         self.key.close();
-        let (ctx, raw) = (self.ctx, self.raw);
-        if !step.events.is_empty() || deleted {
-            announce(ctx, raw, &step.events, deleted);
+        if !step.events.is_empty() || stored == Stored::Deleted {
+            announce(self.m, self.ctx, self.raw, &step.events, stored);
         }
         let all_ended = step.events.iter().any(|event| matches!(event, Event::AllEnded(_)));
-        if rearm || all_ended {
-            deadlines::rearm();
+        if stored == Stored::DueSooner || all_ended {
+            timer::rearm(self.m);
         }
         if let Some(rest) = step.rest.take() {
-            rest.outcomes.into_iter().for_each(|(waiter, outcome)| waiters::answer(waiter, outcome, now));
+            rest.outcomes
+                .into_iter()
+                .for_each(|(waiter, outcome)| waiters::answer(self.m, waiter, outcome, now));
         }
     }
 
     /// The bytes of a change. None where nobody can follow, which spares a third of a command.
     fn effect(&mut self, change: &Change, now: Instant) -> Option<Vec<u8>> {
         let in_background = self.in_background;
-        let (mut bytes, last) = with(|s| {
-            (s.followed || in_background).then(|| (std::mem::take(&mut s.buffer), s.fences.last()))
+        let (mut bytes, last) = self.m.with(|s| {
+            (s.followers.may_follow() || in_background)
+                .then(|| (std::mem::take(&mut s.buffer), s.fences.last()))
         })?;
-        let Target { key, fresh, .. } = self;
-        let lock = lock_of(key, fresh);
+        let Target { m, key, fresh, .. } = self;
+        let lock = lock_of(m, key, fresh);
         bytes.clear();
         codec::write_effect(lock, change, last, now, clock::anchor(), &mut bytes);
         Some(bytes)
@@ -126,51 +127,62 @@ impl<'a> Target<'a> {
                 self.ctx.replicate(SET, self.raw, &bytes);
                 // Those of a crowd are not kept.
                 if bytes.capacity() <= MOST_KEPT {
-                    with(|s| s.buffer = bytes);
+                    self.m.with(|s| s.buffer = bytes);
                 }
             }
             None => self.ctx.replicate_verbatim(),
         }
     }
 
-    /// Makes, updates or deletes the key. Answers whether it was deleted, and whether the timer is too late now.
-    fn store(&mut self) -> (bool, bool) {
-        let Target { name, key, fresh, .. } = self;
-        match key.value() {
+    /// Makes, updates or deletes the key.
+    fn store(&mut self) -> Stored {
+        let Target { m, name, key, fresh, .. } = self;
+        let due_sooner = match key.value() {
             Some(value) if value.lock.is_gone() => {
                 let spare = key.delete();
-                with(|s| s.spare = spare);
-                (true, false)
+                m.with(|s| s.spare = spare);
+                return Stored::Deleted;
             }
-            Some(value) => (false, with(|s| value.schedule(s, name.db, &name.key))),
-            None => match fresh.take().filter(|value| !value.lock.is_gone()) {
-                Some(mut value) => {
-                    let rearm = with(|s| value.schedule(s, name.db, &name.key));
-                    key.set(value);
-                    (false, rearm)
-                }
-                None => (false, false),
-            },
-        }
+            Some(value) => m.with(|s| s.schedule(value, name.db, &name.key)),
+            None => {
+                let Some(mut value) = fresh.take().filter(|value| !value.lock.is_gone()) else {
+                    return Stored::Same;
+                };
+                let due_sooner = m.with(|s| s.schedule(&mut value, name.db, &name.key));
+                key.set(value);
+                due_sooner
+            }
+        };
+        if due_sooner { Stored::DueSooner } else { Stored::Same }
     }
+}
+
+/// What has become of a key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stored {
+    /// It is there as before, or not.
+    Same,
+    /// The timer is too late now.
+    DueSooner,
+    Deleted,
 }
 
 /// So many bytes of an effect are kept for the next one.
 const MOST_KEPT: usize = 64 * 1024;
 
-const SET: &CStr = c"DLOCK._SET";
-const _: () = assert!(table::SET.name.len() == SET.to_bytes().len());
+/// The effect command.
+pub const SET: &CStr = c_text!(table::SET.name);
 
 /// The lock of an open key. A new one is made where it will be stored, so that it is never moved.
-fn lock_of<'k>(key: &'k mut Key<'_>, fresh: &'k mut Option<Box<Value>>) -> &'k mut Lock {
+fn lock_of<'k>(m: &Module, key: &'k mut Key<'_>, fresh: &'k mut Option<Box<Value>>) -> &'k mut Lock {
     match key.value() {
         Some(value) => &mut value.lock,
-        None => &mut fresh.get_or_insert_with(new_value).lock,
+        None => &mut fresh.get_or_insert_with(|| new_value(m)).lock,
     }
 }
 
-fn new_value() -> Box<Value> {
-    match with(|s| s.spare.take()) {
+fn new_value(m: &Module) -> Box<Value> {
+    match m.with(|s| s.spare.take()) {
         Some(mut spare) => {
             *spare = Value::default();
             spare
@@ -179,24 +191,25 @@ fn new_value() -> Box<Value> {
     }
 }
 
-/// Whether anybody may hear of what happens to locks.
-pub fn is_heard(ctx: Ctx<'_>) -> bool {
-    with(|s| s.alone) != Some(true) || ctx.announces().0
-}
-
 /// Tells listeners, where there may be any: see [`crate::followers`].
-fn announce(ctx: Ctx<'_>, key: *mut rm::RedisModuleString, events: &[Event], deleted: bool) {
-    let alone = with(|s| s.alone) == Some(true);
-    let (module_events, generic_events) = ctx.announces();
-    if module_events || !alone {
+fn announce(m: &Module, ctx: Ctx<'_>, key: KeyName<'_>, events: &[Event], stored: Stored) {
+    let modules = m.with(|s| s.followers.modules_may_listen());
+    let announced = ctx.announced();
+    if modules || announced.contains(Announced::MODULE) {
         events.iter().for_each(|event| ctx.notify(event_name(*event), key));
     }
-    if deleted && (generic_events || !alone) {
+    if stored == Stored::Deleted && (modules || announced.contains(Announced::GENERIC)) {
         ctx.notify_generic(c"del", key);
     }
 }
 
-pub fn event_name(event: Event) -> &'static CStr {
+/// Tells that nobody holds a resource any more whose key holds something else by now.
+pub fn announce_freed(ctx: Ctx<'_>, name: &Name<'_>) {
+    ctx.notify(event_name(Event::Freed), ctx.string(&name.key).name());
+}
+
+/// The words of the contract.
+fn event_name(event: Event) -> &'static CStr {
     match event {
         Event::Acquired => event::ACQUIRE,
         Event::Extended => event::EXTEND,
@@ -211,34 +224,32 @@ pub fn event_name(event: Event) -> &'static CStr {
     }
 }
 
-impl State {
-    /// Counts what happened, and keeps the books of the connections that holds are bound to.
-    fn account(&mut self, name: &Name<'_>, step: &mut Step) {
-        self.stats.count(&step.events);
-        let Some(rest) = &mut step.rest else { return };
-        for binding in &rest.bindings {
-            match binding {
-                Binding::Begins(client, token) => self.bind(*client, name, token.clone()),
-                Binding::Ends(client, token) => self.unbind(*client, name, token),
-            }
-        }
-        for departed in rest.departed.drain(..) {
-            self.pending.push_back(Task::Departed(name.to_owned(), Box::new(departed)));
-        }
-    }
-}
-
 /// Takes in an effect: on a replica from its master, or from the append only file.
-pub fn take_in(mut target: Target<'_>, written: codec::Written, last: u64) -> Result<(), String> {
+pub fn take_in(mut target: Target<'_>, effect: Effect) -> Result<(), String> {
+    let Effect { last, written } = effect;
     let fence = written.greatest_fence();
-    let Target { key, fresh, .. } = &mut target;
-    let lock = lock_of(key, fresh);
+    let Target { m, ctx, raw, key, fresh, .. } = &mut target;
+    let (m, ctx, raw) = (*m, *ctx, *raw);
+    let lock = lock_of(m, key, fresh);
     if !written.apply(lock) {
         return Err("ERR the effect does not fit the lock it is meant for".into());
     }
-    with(|s| s.fences.raise(fence.max(last)));
+    m.with(|s| s.fences.raise(fence.max(last)));
     // No timer: a replica ends nothing by itself, and a loading server not yet.
     target.store();
-    target.ctx.signal_modified(target.raw);
+    ctx.signal_modified(raw);
+    ctx.replicate_verbatim();
     Ok(())
+}
+
+/// The connections that these holds of one resource are bound to are not known any more. Nobody is told: that a hold is
+/// bound to one is stored, to which is not.
+pub fn orphan(ctx: Ctx<'_>, name: &Name<'_>, tokens: impl Iterator<Item = Token>) {
+    ctx.select_db(name.db);
+    let raw = ctx.string(&name.key);
+    if let Ok(mut key) = Key::open_for_read(ctx, raw.name())
+        && let Some(value) = key.value()
+    {
+        tokens.for_each(|token| value.lock.orphan(token.as_bytes()));
+    }
 }

@@ -13,28 +13,23 @@
 //! Announcing goes to other modules first, whatever `notify-keyspace-events` says. Where no other module is loaded that
 //! option alone tells whether anybody can hear.
 
-use crate::ffi::{Ctx, Flags};
-use crate::state::with;
-
-/// Somebody may follow from now on.
-pub fn may_begin() {
-    with(|s| s.followed = true);
-}
-
-/// Another module was loaded, or taken out: who listens has to be asked again.
-pub fn modules_changed() {
-    with(|s| s.alone = None);
-}
+use crate::ffi::{Announced, Ctx, Flags};
+use crate::module::Module;
 
 /// Asks the server, where it is not known that nobody does.
-pub fn look(ctx: Ctx<'_>) {
-    if with(|s| s.alone).is_none() {
-        let alone = ctx.count_modules() == Some(1);
-        with(|s| s.alone = Some(alone));
+pub fn look(m: &Module, ctx: Ctx<'_>) {
+    if !m.with(|s| s.followers.modules_are_known()) {
+        let modules = ctx.count_modules();
+        m.with(|s| s.followers.count_modules(modules));
     }
-    if with(|s| s.followed) && !could_read(ctx) {
-        with(|s| s.followed = false);
+    if m.with(|s| s.followers.may_follow()) && !could_read(ctx) {
+        m.with(|s| s.followers.none_follow());
     }
+}
+
+/// Whether anybody may hear of what happens to locks.
+pub fn is_heard(m: &Module) -> bool {
+    m.with(|s| s.followers.modules_may_listen()) || m.ctx().announced().contains(Announced::MODULE)
 }
 
 fn could_read(ctx: Ctx<'_>) -> bool {

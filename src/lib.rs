@@ -5,31 +5,36 @@
 //!
 //! This file is what the server reads first: the tables of commands, options, types and events, and nothing else.
 
+#![deny(unsafe_code)]
+
 mod clock;
 mod commands;
 mod config;
 mod deadlines;
-mod deliveries;
+mod disk;
 mod effects;
 mod events;
+mod evictions;
 mod ffi;
-mod files;
 mod followers;
 mod grace;
 mod info;
 mod mark;
-mod pending;
-mod scheduled;
-mod state;
+mod module;
+mod proof;
+mod stats;
+mod stored;
 mod table;
+mod timer;
+mod upcalls;
 mod value;
 mod waiters;
 mod words;
 
-use ffi::{Ctx, LogLevel, docs, notices, setup, types, verdict};
+use ffi::{Announced, Ctx, LogLevel, docs, notices, setup, types, verdict};
+use module::Module;
 
-/// 0.1.0 as MODULE LIST shows it: two digits each.
-const VERSION: i32 = 100;
+ffi::load::on_load!(Module, load);
 
 /// Called once, before the server loads its data.
 fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
@@ -40,13 +45,13 @@ fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
     setup::log_panics();
     setup::set_options(ctx);
     clock::start();
-    state::start(config::Config::default());
+    let module = upcalls::start(ctx);
     let defaults = config::defaults(arguments)?;
     must(
-        setup::register_settings(ctx, &config::SETTINGS, &defaults),
+        setup::register_settings::<Module>(ctx, &config::SETTINGS, &defaults),
         "an option, or its value in redis.conf",
     )?;
-    must(types::register(ctx), "the key type")?;
+    must(types::register::<Module>(ctx), "the key type")?;
     let own_category = setup::add_category(ctx, "dlock");
     let asking = (!verdict::has_dry_runs(ctx)).then_some(&table::MAY);
     for command in table::COMMANDS.iter().chain(asking) {
@@ -56,13 +61,13 @@ fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
         setup::categorize(ctx, command.registration.name, categories);
     }
     // It reads when the mark was written last, so it comes before that is written anew.
-    grace::at_start(ctx);
-    mark::start(ctx);
-    notices::set_job(deadlines::on_timer);
-    must(notices::subscribe(ctx, events::on_notice), "an event")?;
-    must(notices::subscribe_to_evictions(ctx, grace::evicted), "to tell of evictions")?;
-    must(setup::register_info(ctx, info::write), "the INFO section")?;
-    if !ctx.announces_module_events() {
+    grace::at_start(module, ctx);
+    evictions::look(module, ctx);
+    mark::start(module, ctx);
+    must(notices::subscribe::<Module>(ctx), "an event")?;
+    must(notices::subscribe_to_evictions::<Module>(ctx), "to tell of evictions")?;
+    must(setup::register_info::<Module>(ctx), "the INFO section")?;
+    if !ctx.announced().contains(Announced::MODULE | Announced::KEYSPACE) {
         let hint = "nobody will hear of a released lock: notify-keyspace-events has to hold K and d (module \
                     events), for example \"Kd\"";
         ctx.log(LogLevel::Warning, hint);

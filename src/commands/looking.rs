@@ -10,8 +10,9 @@ use dlock_protocol::reply::{Holder, Inspection, Left, Reply, Waiting};
 use super::Done;
 use crate::clock;
 use crate::ffi::setup::{Args, Command};
-use crate::ffi::{Ctx, Key, WrongType};
-use crate::state::with;
+use crate::ffi::{Ctx, WrongType};
+use crate::module::Module;
+use crate::value::Key;
 
 /// Reads a lock as it is now, without changing anything; works on replicas.
 fn look<R>(ctx: Ctx<'_>, args: &Args<'_>, read: impl FnOnce(&Lock) -> R) -> Result<R, String> {
@@ -31,7 +32,9 @@ fn shown_to(ctx: Ctx<'_>, args: &Args<'_>) -> Shown {
 pub struct Holds;
 
 impl Command for Holds {
-    fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    type Module = Module;
+
+    fn run<'a>(_: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let parsed = command::Holds::parse(args.bytes)?;
         let now = clock::now();
         let count =
@@ -44,7 +47,9 @@ impl Command for Holds {
 pub struct Pttl;
 
 impl Command for Pttl {
-    fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    type Module = Module;
+
+    fn run<'a>(_: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let parsed = command::Pttl::parse(args.bytes)?;
         let now = clock::now();
         let left = look(ctx, args, |lock| match parsed.token {
@@ -59,11 +64,13 @@ impl Command for Pttl {
 pub struct Inspect;
 
 impl Command for Inspect {
-    fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    type Module = Module;
+
+    fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let parsed = command::Inspect::parse(args.bytes)?;
         let most = parsed.count.map_or(command::Inspect::SHOWN, |n| n.get() as usize);
         let name = Name::new(ctx.db(), parsed.key);
-        let waiters = with(|s| s.waiting.len_of(&name)) as u64;
+        let waiters = m.with(|s| s.waiting.len_of(&name)) as u64;
         let (now, show) = (clock::now(), shown_to(ctx, args));
         look(ctx, args, |lock| {
             let view = lock.at(now);
@@ -98,14 +105,16 @@ fn holder(hold: &Hold, now: Instant, show: Shown) -> Holder<'_> {
 pub struct Waiters;
 
 impl Command for Waiters {
-    fn run<'a>(mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    type Module = Module;
+
+    fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let parsed = command::Waiters::parse(args.bytes)?;
         look(ctx, args, |_| ())?;
         let (name, now) = (Name::new(ctx.db(), parsed.key), clock::now());
         let show = shown_to(ctx, args);
         let most = parsed.count.map_or(usize::MAX, |n| n.get() as usize);
         // A copy, for to reply is to call the server.
-        let queue: Vec<Waiter> = with(|s| s.waiting.line(&name).take(most).cloned().collect());
+        let queue: Vec<Waiter> = m.with(|s| s.waiting.line(&name).take(most).cloned().collect());
         let waiting = |waiter| waiting(waiter, now, show);
         queue.iter().map(waiting).collect::<Vec<_>>().write(&mut ctx);
         Ok(())

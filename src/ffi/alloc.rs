@@ -2,7 +2,7 @@
 
 use std::alloc::{GlobalAlloc, Layout};
 
-use super::rm;
+use super::raw::rm;
 
 struct ServerAlloc;
 

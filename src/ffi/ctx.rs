@@ -3,7 +3,8 @@
 use std::ffi::{CStr, c_int};
 use std::marker::PhantomData;
 
-use super::{api, bytes_of, c_string, rm};
+use super::name::{KeyName, OwnedString};
+use super::raw::{api, c_string, rm};
 
 /// The context the server hands to every entry; valid while that entry runs.
 #[derive(Clone, Copy)]
@@ -22,6 +23,19 @@ bitflags::bitflags! {
         const LUA = rm::REDISMODULE_CTX_FLAGS_LUA as i32;
         const MULTI = rm::REDISMODULE_CTX_FLAGS_MULTI as i32;
         const DENY_BLOCKING = rm::REDISMODULE_CTX_FLAGS_DENY_BLOCKING as i32;
+    }
+}
+
+bitflags::bitflags! {
+    /// What `notify-keyspace-events` says, as far as the module cares.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Announced: i32 {
+        /// Module events.
+        const MODULE = rm::REDISMODULE_NOTIFY_MODULE;
+        /// What happens to any key.
+        const GENERIC = rm::REDISMODULE_NOTIFY_GENERIC;
+        /// On the channel of their key.
+        const KEYSPACE = rm::REDISMODULE_NOTIFY_KEYSPACE;
     }
 }
 
@@ -76,6 +90,18 @@ impl<'a> Ctx<'a> {
         Flags::from_bits_truncate(unsafe { api!(RedisModule_GetContextFlags(self.0)) })
     }
 
+    /// The state of the server, whatever called the module.
+    pub fn server_flags(self) -> Flags {
+        // SAFETY: a null context asks for the state of the server alone.
+        Flags::from_bits_truncate(unsafe { api!(RedisModule_GetContextFlags(std::ptr::null_mut())) })
+    }
+
+    /// A context that outlives this call of the server, for what comes when there is none.
+    pub fn detached(self) -> Ctx<'static> {
+        // SAFETY: made by the server for the module, and never freed.
+        unsafe { Ctx::new(api!(RedisModule_GetDetachedThreadSafeContext(self.0))) }
+    }
+
     pub fn db(self) -> i32 {
         unsafe { api!(RedisModule_GetSelectedDb(self.0)) }
     }
@@ -91,15 +117,15 @@ impl<'a> Ctx<'a> {
     }
 
     /// Sends `command key change` to replicas and the append only file. Goes out after the command that runs.
-    pub fn replicate(self, command: &CStr, key: *mut rm::RedisModuleString, change: &[u8]) {
+    pub fn replicate(self, command: &CStr, key: KeyName<'_>, change: &[u8]) {
         let format = c"sb".as_ptr();
         let (start, len) = (change.as_ptr(), change.len());
-        unsafe { api!(RedisModule_Replicate(self.0, command.as_ptr(), format, key, start, len)) };
+        unsafe { api!(RedisModule_Replicate(self.0, command.as_ptr(), format, key.0, start, len)) };
     }
 
     /// Sends `PERSIST key`, as [`Ctx::replicate`] sends a change.
-    pub fn replicate_persist(self, key: *mut rm::RedisModuleString) {
-        unsafe { api!(RedisModule_Replicate(self.0, c"PERSIST".as_ptr(), c"s".as_ptr(), key)) };
+    pub fn replicate_persist(self, key: KeyName<'_>) {
+        unsafe { api!(RedisModule_Replicate(self.0, c"PERSIST".as_ptr(), c"s".as_ptr(), key.0)) };
     }
 
     /// Sends the command that runs as it came.
@@ -108,28 +134,26 @@ impl<'a> Ctx<'a> {
     }
 
     /// Announces a module event on the keyspace channels.
-    pub fn notify(self, event: &CStr, key: *mut rm::RedisModuleString) {
+    pub fn notify(self, event: &CStr, key: KeyName<'_>) {
         self.notify_as(rm::REDISMODULE_NOTIFY_MODULE, event, key);
     }
 
     /// Announces what happens to any key.
-    pub fn notify_generic(self, event: &CStr, key: *mut rm::RedisModuleString) {
+    pub fn notify_generic(self, event: &CStr, key: KeyName<'_>) {
         self.notify_as(rm::REDISMODULE_NOTIFY_GENERIC, event, key);
     }
 
-    fn notify_as(self, class: c_int, event: &CStr, key: *mut rm::RedisModuleString) {
-        unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.0, class, event.as_ptr(), key)) };
+    fn notify_as(self, class: c_int, event: &CStr, key: KeyName<'_>) {
+        unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.0, class, event.as_ptr(), key.0)) };
     }
 
     /// Tells WATCH and client-side caches that the key is other than it was.
-    pub fn signal_modified(self, key: *mut rm::RedisModuleString) {
-        unsafe { api!(RedisModule_SignalModifiedKey(self.0, key)) };
+    pub fn signal_modified(self, key: KeyName<'_>) {
+        unsafe { api!(RedisModule_SignalModifiedKey(self.0, key.0)) };
     }
 
     pub fn string(self, bytes: &[u8]) -> OwnedString {
-        // Without a context: it is freed by its owner, not by the server's automatic memory.
-        let ctx = std::ptr::null_mut();
-        OwnedString(unsafe { api!(RedisModule_CreateString(ctx, bytes.as_ptr().cast(), bytes.len())) })
+        OwnedString::new(bytes)
     }
 
     pub fn log(self, level: LogLevel, text: &str) {
@@ -241,36 +265,8 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// What the server announces: module events, and what happens to any key.
-    pub fn announces(self) -> (bool, bool) {
-        let on = unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) };
-        (on & rm::REDISMODULE_NOTIFY_MODULE != 0, on & rm::REDISMODULE_NOTIFY_GENERIC != 0)
-    }
-
-    /// Whether module events reach the channel of their key.
-    pub fn announces_module_events(self) -> bool {
-        let needed = rm::REDISMODULE_NOTIFY_MODULE | rm::REDISMODULE_NOTIFY_KEYSPACE;
-        unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) & needed == needed }
-    }
-}
-
-/// A server string made by the module.
-pub struct OwnedString(*mut rm::RedisModuleString);
-
-impl OwnedString {
-    pub fn raw(&self) -> *mut rm::RedisModuleString {
-        self.0
-    }
-
-    pub fn bytes(&self) -> &[u8] {
-        // SAFETY: valid until dropped.
-        unsafe { bytes_of(self.0) }
-    }
-}
-
-impl Drop for OwnedString {
-    fn drop(&mut self) {
-        // SAFETY: made by `Ctx::string` without a context, freed once.
-        unsafe { api!(RedisModule_FreeString(std::ptr::null_mut(), self.0)) };
+    /// What the server announces.
+    pub fn announced(self) -> Announced {
+        Announced::from_bits_truncate(unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) })
     }
 }

@@ -2,7 +2,8 @@
 
 use std::ffi::c_int;
 
-use super::{Ctx, api, c_string, forever, rm};
+use super::ctx::Ctx;
+use super::raw::{api, c_string, forever, rm};
 
 /// One argument, or a group of them.
 pub enum Arg {

@@ -2,34 +2,36 @@
 
 use std::marker::PhantomData;
 
-use super::types::{self, Stored};
-use super::{Ctx, api, rm};
+use super::ctx::Ctx;
+use super::name::KeyName;
+use super::raw::{api, rm};
+use super::types;
 
 /// The key holds a value of another type.
 pub struct WrongType;
 
-/// An open key; closed when dropped.
-pub struct Key<'a> {
+/// An open key; closed when dropped. `V` is the type that was registered with the server, the only one there is.
+pub struct Key<'a, V> {
     key: *mut rm::RedisModuleKey,
     /// What it holds, or null: asked for when it is opened, kept true by `set` and `delete`.
-    value: *mut Stored,
+    value: *mut V,
     of: PhantomData<Ctx<'a>>,
 }
 
-impl<'a> Key<'a> {
-    pub fn open_for_write(ctx: Ctx<'a>, name: *mut rm::RedisModuleString) -> Result<Self, WrongType> {
+impl<'a, V: Send> Key<'a, V> {
+    pub fn open_for_write(ctx: Ctx<'a>, name: KeyName<'_>) -> Result<Self, WrongType> {
         Self::open(ctx, name, rm::REDISMODULE_READ | rm::REDISMODULE_WRITE)
     }
 
-    pub fn open_for_read(ctx: Ctx<'a>, name: *mut rm::RedisModuleString) -> Result<Self, WrongType> {
+    pub fn open_for_read(ctx: Ctx<'a>, name: KeyName<'_>) -> Result<Self, WrongType> {
         Self::open(ctx, name, rm::REDISMODULE_READ)
     }
 
-    fn open(ctx: Ctx<'a>, name: *mut rm::RedisModuleString, mode: u32) -> Result<Self, WrongType> {
+    fn open(ctx: Ctx<'a>, name: KeyName<'_>, mode: u32) -> Result<Self, WrongType> {
         // SAFETY: the context and the name are valid for this call. A null key is what the server answers for a key
         // that is opened for reading and does not exist.
         unsafe {
-            let raw = api!(RedisModule_OpenKey(ctx.0, name, mode as i32));
+            let raw = api!(RedisModule_OpenKey(ctx.0, name.0, mode as i32));
             let mut key = Key { key: raw, value: std::ptr::null_mut(), of: PhantomData };
             if raw.is_null() || api!(RedisModule_KeyType(raw)) == rm::REDISMODULE_KEYTYPE_EMPTY as i32 {
                 return Ok(key);
@@ -42,14 +44,14 @@ impl<'a> Key<'a> {
         }
     }
 
-    pub fn value(&mut self) -> Option<&mut Stored> {
-        // SAFETY: null, or the `Box<Stored>` that the server owns. It lives until `set` or `delete`, which need
+    pub fn value(&mut self) -> Option<&mut V> {
+        // SAFETY: null, or the `Box<V>` that the server owns. It lives until `set` or `delete`, which need
         // `&mut self`; nothing else of the module runs meanwhile.
         unsafe { self.value.as_mut() }
     }
 
     /// Puts a value where there is none. False where the server refuses, which it does only for a closed key.
-    pub fn set(&mut self, value: Box<Stored>) -> bool {
+    pub fn set(&mut self, value: Box<V>) -> bool {
         let value = Box::into_raw(value);
         // SAFETY: the key is open for writing; the server takes the box over, and gives it back by refusing.
         unsafe {
@@ -73,6 +75,17 @@ impl<'a> Key<'a> {
         }
     }
 
+    /// Deletes the key; the server calls the type's `unlink` on the way. Gives back what it held.
+    pub fn delete(&mut self) -> Option<Box<V>> {
+        let value = std::mem::replace(&mut self.value, std::ptr::null_mut());
+        // SAFETY: the key is open for writing.
+        types::keep_deleted(value, || unsafe {
+            api!(RedisModule_DeleteKey(self.key));
+        })
+    }
+}
+
+impl<V> Key<'_, V> {
     /// Closes it early; from now on it holds nothing.
     pub fn close(&mut self) {
         self.value = std::ptr::null_mut();
@@ -82,18 +95,9 @@ impl<'a> Key<'a> {
             unsafe { api!(RedisModule_CloseKey(key)) };
         }
     }
-
-    /// Deletes the key; the server calls the type's `unlink` on the way. Gives back what it held.
-    pub fn delete(&mut self) -> Option<Box<Stored>> {
-        let value = std::mem::replace(&mut self.value, std::ptr::null_mut());
-        // SAFETY: the key is open for writing.
-        types::keep_deleted(value, || unsafe {
-            api!(RedisModule_DeleteKey(self.key));
-        })
-    }
 }
 
-impl Drop for Key<'_> {
+impl<V> Drop for Key<'_, V> {
     fn drop(&mut self) {
         self.close();
     }

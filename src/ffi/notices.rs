@@ -2,61 +2,16 @@
 //! runs in the background job.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
 
-use super::{Ctx, api, bytes_of, guard, rm};
-
-/// Something happened to the server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Notice {
-    BecameMaster,
-    BecameReplica,
-    /// A database is being emptied; None for all of them.
-    Flushing(Option<i32>),
-    Swapped(i32, i32),
-    /// Loading began, of a file or, `live`, from the master over the replication link.
-    Loading {
-        live: bool,
-    },
-    LoadingEnded,
-    LoadingFailed,
-    /// A replica follows from now on.
-    ReplicaCame,
-    /// A connection has closed.
-    ClientGone(u64),
-    /// Many times a second, by a clock that does not jump.
-    Tick,
-    /// A turn of the event loop begins: what was to be written in the last one is written. Told from
-    /// [`watch_turns`] on.
-    NextTurn,
-    /// A child process was forked.
-    Forked,
-    /// CONFIG SET.
-    Configured,
-    /// A module was loaded or unloaded.
-    ModulesChanged,
-}
-
-/// Who takes the notices.
-pub type Listener = fn(Ctx<'_>, Notice);
-
-/// A context that outlives the calls of the server, for arming the timer from where there is none.
-static BACKGROUND: AtomicPtr<rm::RedisModuleCtx> = AtomicPtr::new(std::ptr::null_mut());
-
-pub fn background() -> Ctx<'static> {
-    // SAFETY: made by `subscribe` in OnLoad and never freed.
-    unsafe { Ctx::new(BACKGROUND.load(Ordering::Relaxed)) }
-}
-
-static LISTENER: std::sync::OnceLock<Listener> = std::sync::OnceLock::new();
+use super::ctx::Ctx;
+use super::raw::{api, bytes_of, rm};
+use super::upcalls::{Notice, Upcalls, enter};
 
 /// False where the server refuses one of the subscriptions.
-pub fn subscribe(ctx: Ctx<'_>, listener: Listener) -> bool {
-    let _ = LISTENER.set(listener);
-    // SAFETY: called in OnLoad.
-    BACKGROUND.store(unsafe { api!(RedisModule_GetDetachedThreadSafeContext(ctx.0)) }, Ordering::Relaxed);
+pub fn subscribe<M: Upcalls>(ctx: Ctx<'_>) -> bool {
     let events = [
         rm::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
         rm::REDISMODULE_EVENT_REPLICA_CHANGE,
@@ -73,37 +28,29 @@ pub fn subscribe(ctx: Ctx<'_>, listener: Listener) -> bool {
         // Data version 1 is known to every server.
         let event = rm::RedisModuleEvent { id, dataver: 1 };
         // SAFETY: called in OnLoad.
-        unsafe { api!(RedisModule_SubscribeToServerEvent(ctx.0, event, Some(on_event))) == 0 }
+        unsafe { api!(RedisModule_SubscribeToServerEvent(ctx.0, event, Some(on_event::<M>))) == 0 }
     })
 }
 
-/// Who hears of a key that was evicted: its database and its name.
-pub type OnEviction = fn(Ctx<'_>, i32, &[u8]);
-
-static ON_EVICTION: std::sync::OnceLock<OnEviction> = std::sync::OnceLock::new();
-
 /// False where the server refuses it. To hear of evictions alone costs another write about 10 of its 3,000 to 4,500
 /// instructions.
-pub fn subscribe_to_evictions(ctx: Ctx<'_>, listener: OnEviction) -> bool {
-    let _ = ON_EVICTION.set(listener);
+pub fn subscribe_to_evictions<M: Upcalls>(ctx: Ctx<'_>) -> bool {
     let class = rm::REDISMODULE_NOTIFY_EVICTED as c_int;
     // SAFETY: called in OnLoad.
-    unsafe { api!(RedisModule_SubscribeToKeyspaceEvents(ctx.0, class, Some(on_eviction))) == 0 }
+    unsafe { api!(RedisModule_SubscribeToKeyspaceEvents(ctx.0, class, Some(on_eviction::<M>))) == 0 }
 }
 
-unsafe extern "C" fn on_eviction(
+unsafe extern "C" fn on_eviction<M: Upcalls>(
     ctx: *mut rm::RedisModuleCtx,
     _class: c_int,
     _event: *const c_char,
     key: *mut rm::RedisModuleString,
 ) -> c_int {
     let errno = Errno::last_raw();
-    guard((), || {
-        if let Some(listener) = ON_EVICTION.get() {
-            // SAFETY: the context and the name are valid for this call.
-            let (ctx, key) = unsafe { (Ctx::new(ctx), bytes_of(key)) };
-            listener(ctx, ctx.db(), key);
-        }
+    enter((), |module: &M| {
+        // SAFETY: the context and the name are valid for this call.
+        let (ctx, key) = unsafe { (Ctx::new(ctx), bytes_of(key)) };
+        module.evicted(ctx, ctx.db(), key);
     });
     Errno::set_raw(errno);
     rm::REDISMODULE_OK as c_int
@@ -113,35 +60,32 @@ unsafe extern "C" fn on_eviction(
 ///
 /// To end it is allowed in a notice, though the server walks over its listeners then: this one is the last of ours, and
 /// the server has only the next one in mind.
-pub fn watch_turns(on: bool) {
+pub fn watch_turns<M: Upcalls>(ctx: Ctx<'_>, on: bool) {
     static WATCHED: AtomicBool = AtomicBool::new(false);
     if WATCHED.load(Ordering::Relaxed) == on {
         return;
     }
     WATCHED.store(on, Ordering::Relaxed);
     let event = rm::RedisModuleEvent { id: rm::REDISMODULE_EVENT_EVENTLOOP, dataver: 1 };
-    let callback: rm::RedisModuleEventCallback = if on { Some(on_event) } else { None };
-    // SAFETY: the context outlives the calls of the server.
-    unsafe { api!(RedisModule_SubscribeToServerEvent(background().0, event, callback)) };
+    let callback: rm::RedisModuleEventCallback = if on { Some(on_event::<M>) } else { None };
+    // SAFETY: the context is valid.
+    unsafe { api!(RedisModule_SubscribeToServerEvent(ctx.0, event, callback)) };
 }
 
-unsafe extern "C" fn on_event(
+unsafe extern "C" fn on_event<M: Upcalls>(
     ctx: *mut rm::RedisModuleCtx,
     event: rm::RedisModuleEvent,
     sub: u64,
     data: *mut c_void,
 ) {
     let errno = Errno::last_raw();
-    guard((), || {
+    enter((), |module: &M| {
         // SAFETY: `data` is what the server documents for this event.
-        let notice = unsafe { notice(event.id, sub, data) };
-        if let (Some(notice), Some(listener)) = (notice, LISTENER.get()) {
+        if let Some(notice) = unsafe { notice(event.id, sub, data) } {
             // SAFETY: the context is valid for this call.
-            listener(unsafe { Ctx::new(ctx) }, notice);
+            module.notice(unsafe { Ctx::new(ctx) }, notice);
         }
     });
-    // The server looks at it behind some events: Redis 7.0 takes a snapshot that it cannot read for none, and starts
-    // empty, where it finds ENOENT behind the end of the load.
     Errno::set_raw(errno);
 }
 
@@ -191,18 +135,11 @@ unsafe fn notice(id: u64, sub: u64, data: *mut c_void) -> Option<Notice> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Timer(u64);
 
-/// What the timer runs.
-static JOB: std::sync::OnceLock<fn(Ctx<'_>)> = std::sync::OnceLock::new();
-
-pub fn set_job(job: fn(Ctx<'_>)) {
-    let _ = JOB.set(job);
-}
-
-/// Runs the job in `ms`, once.
-pub fn arm(ctx: Ctx<'_>, ms: u64) -> Timer {
+/// Fires in `ms`, once.
+pub fn arm<M: Upcalls>(ctx: Ctx<'_>, ms: u64) -> Timer {
     // SAFETY: the context is valid; the callback needs no data.
     unsafe {
-        let id = api!(RedisModule_CreateTimer(ctx.0, ms as i64, Some(on_timer), std::ptr::null_mut()));
+        let id = api!(RedisModule_CreateTimer(ctx.0, ms as i64, Some(on_timer::<M>), std::ptr::null_mut()));
         // Redis 7.0 works out how long to sleep before it runs what ends blocked clients; a timer armed there would
         // wait for up to 1/hz. A one-shot that does nothing wakes the loop at once.
         if ms == 0
@@ -220,9 +157,9 @@ pub fn disarm(ctx: Ctx<'_>, timer: Timer) {
     unsafe { api!(RedisModule_StopTimer(ctx.0, timer.0, std::ptr::null_mut())) };
 }
 
-unsafe extern "C" fn on_timer(ctx: *mut rm::RedisModuleCtx, _: *mut c_void) {
+unsafe extern "C" fn on_timer<M: Upcalls>(ctx: *mut rm::RedisModuleCtx, _: *mut c_void) {
     // SAFETY: the context is valid for this call.
-    guard((), || JOB.get().map_or((), |job| job(unsafe { Ctx::new(ctx) })));
+    enter((), |module: &M| module.on_timer(unsafe { Ctx::new(ctx) }));
 }
 
 unsafe extern "C" fn wake_up(_: *mut c_void) {}

@@ -1,6 +1,7 @@
 //! What the user of a connection may do at this moment: rights can be withdrawn while somebody waits.
 
-use super::{Ctx, api, rm};
+use super::ctx::Ctx;
+use super::raw::{api, bytes_of, rm};
 
 /// The command of a client that waited, as it was sent.
 #[derive(Clone, Copy)]
@@ -18,7 +19,7 @@ impl Waited {
             let name = api!(RedisModule_GetCurrentUserName(ctx.0));
             let user = api!(RedisModule_GetModuleUserFromUserName(name));
             let denied = if user.is_null() {
-                Some(no_command(name))
+                Some(self.no_command(name))
             } else {
                 let allowed = api!(RedisModule_ACLCheckCommandPermissions(user, self.argv, self.argc));
                 let denied = (allowed != rm::REDISMODULE_OK as i32).then(|| self.denied(ctx, name, user));
@@ -47,7 +48,7 @@ impl Waited {
             let [command, key] = [*self.argv, *self.argv.add(1)];
             let has_key = api!(RedisModule_ACLCheckKeyPermissions(user, key, READS_AND_WRITES as i32));
             let (object, reason, text) = if has_key == rm::REDISMODULE_OK as i32 {
-                (command, rm::RedisModuleACLLogEntryReason_REDISMODULE_ACL_LOG_CMD, no_command(name))
+                (command, rm::RedisModuleACLLogEntryReason_REDISMODULE_ACL_LOG_CMD, self.no_command(name))
             } else {
                 let text = "NOPERM No permissions to access a key".to_owned();
                 (key, rm::RedisModuleACLLogEntryReason_REDISMODULE_ACL_LOG_KEY, text)
@@ -56,12 +57,16 @@ impl Waited {
             text
         }
     }
-}
 
-/// # Safety
-/// The name is valid.
-unsafe fn no_command(name: *mut rm::RedisModuleString) -> String {
-    // SAFETY: by contract.
-    let name = String::from_utf8_lossy(unsafe { super::bytes_of(name) });
-    format!("NOPERM User {name} has no permissions to run the 'dlock.acquire' command")
+    /// # Safety
+    /// The arguments and the name are valid.
+    unsafe fn no_command(self, name: *mut rm::RedisModuleString) -> String {
+        // SAFETY: by contract; the first argument is the command.
+        let (name, command) = unsafe { (bytes_of(name), bytes_of(*self.argv)) };
+        let command = String::from_utf8_lossy(command).to_lowercase();
+        format!(
+            "NOPERM User {} has no permissions to run the '{command}' command",
+            String::from_utf8_lossy(name)
+        )
+    }
 }

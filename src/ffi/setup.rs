@@ -1,21 +1,28 @@
 //! What a module tells the server when it is loaded: commands, options, the INFO section.
 
-use std::ffi::{CStr, c_char, c_int, c_longlong, c_void};
+use std::ffi::{c_char, c_int, c_longlong, c_void};
 
-use super::{Ctx, LogLevel, api, broken, bytes_of, c_string, forever, guard, rm};
 use dlock_protocol::options::{Kind, Spec};
+
+use super::ctx::Ctx;
+use super::name::KeyName;
+use super::raw::{api, broken, bytes_of, c_string, forever, guard, rm};
+use super::section::Section;
+use super::upcalls::{Upcalls, enter};
 
 /// One command.
 pub trait Command {
+    type Module: Upcalls;
+
     /// Answers the client; an `Err` is sent as the error reply it is.
-    fn run<'a>(ctx: Ctx<'a>, args: &Args<'a>) -> Result<(), String>;
+    fn run<'a>(module: &'a Self::Module, ctx: Ctx<'a>, args: &Args<'a>) -> Result<(), String>;
 }
 
 /// The arguments of a command, its name not counted.
 pub struct Args<'a> {
     pub bytes: &'a [&'a [u8]],
-    /// The first argument as the server has it, if there is any.
-    pub key: *mut rm::RedisModuleString,
+    /// The first argument as the server has it. The server calls no command that takes a key without one.
+    pub key: KeyName<'a>,
 }
 
 /// The function the server calls for a command.
@@ -36,9 +43,7 @@ unsafe extern "C" fn run<C: Command>(
     // SAFETY: the context and the arguments are valid for this call; no argument is changed while it runs.
     let ctx = unsafe { Ctx::new(ctx) };
     let done = guard(None, || {
-        if broken() {
-            return None;
-        }
+        let module = C::Module::get().filter(|_| !broken())?;
         let argv = unsafe { std::slice::from_raw_parts(argv, argc as usize) };
         let rest = argv.get(1..).unwrap_or_default();
         let key = rest.first().copied().unwrap_or(std::ptr::null_mut());
@@ -51,7 +56,7 @@ unsafe extern "C" fn run<C: Command>(
             }
         };
         bytes.iter_mut().zip(rest).for_each(|(bytes, arg)| *bytes = unsafe { bytes_of(*arg) });
-        Some(C::run(ctx, &Args { bytes, key }))
+        Some(C::run(module, ctx, &Args { bytes, key: unsafe { KeyName::new(key) } }))
     });
     match done {
         Some(Ok(())) => {}
@@ -59,31 +64,6 @@ unsafe extern "C" fn run<C: Command>(
         None => guard((), || ctx.reply_error(INTERNAL)),
     }
     rm::REDISMODULE_OK as c_int
-}
-
-/// Called by the server once, before it loads its data.
-///
-/// # Safety
-/// Only the server calls it, with a context and arguments that are valid while it runs.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn RedisModule_OnLoad(
-    ctx: *mut rm::RedisModuleCtx,
-    argv: *mut *mut rm::RedisModuleString,
-    argc: c_int,
-) -> c_int {
-    let (api, failed) = (rm::REDISMODULE_APIVER_1 as c_int, rm::REDISMODULE_ERR as c_int);
-    // SAFETY: by contract. False where the server speaks no module API this module knows.
-    let (ctx, arguments) = unsafe {
-        if rm::Export_RedisModule_Init(ctx, c"dlock".as_ptr(), crate::VERSION, api) == failed {
-            return failed;
-        }
-        (Ctx::new(ctx), load_arguments(argv, argc))
-    };
-    let loaded = guard(Err("internal error".into()), || crate::load(ctx, &arguments));
-    let Err(why) = loaded else { return rm::REDISMODULE_OK as c_int };
-    ctx.log(LogLevel::Warning, &format!("it does not load: {why}"));
-    crate::state::end();
-    failed
 }
 
 /// What the module cannot do without and this server lacks; None on Redis 7.0 and later, and on every Valkey.
@@ -129,22 +109,28 @@ pub fn log_panics() {
     }));
 }
 
-/// An option, and how it is read and set.
-pub struct Setting {
+/// One of the options `O`. Whatever its kind, the server reads and sets it as a number.
+pub struct Setting<O> {
     pub spec: Spec,
-    pub get: fn() -> i64,
-    pub set: fn(i64),
+    pub get: fn(&O) -> i64,
+    /// None refuses the number.
+    pub set: fn(&mut O, i64) -> Option<()>,
 }
 
 /// Registers the options with these defaults, which may have been given as arguments of the module. False where the
 /// server refuses one, or a value in redis.conf is refused.
-pub fn register_settings(ctx: Ctx<'_>, settings: &'static [Setting], defaults: &[i64]) -> bool {
-    let registered = settings.iter().zip(defaults).all(|(setting, default)| register(ctx, setting, *default));
+pub fn register_settings<M: Upcalls>(
+    ctx: Ctx<'_>,
+    settings: &'static [Setting<M::Options>],
+    defaults: &[i64],
+) -> bool {
+    let registered =
+        settings.iter().zip(defaults).all(|(setting, default)| register::<M>(ctx, setting, *default));
     // SAFETY: called in OnLoad, behind the registrations.
     registered && unsafe { api!(RedisModule_LoadConfigs(ctx.0)) } == rm::REDISMODULE_OK as c_int
 }
 
-fn register(ctx: Ctx<'_>, setting: &'static Setting, default: i64) -> bool {
+fn register<M: Upcalls>(ctx: Ctx<'_>, setting: &'static Setting<M::Options>, default: i64) -> bool {
     let (name, flags) = (c_string(setting.spec.name), rm::REDISMODULE_CONFIG_DEFAULT);
     let data = std::ptr::from_ref(setting).cast_mut().cast();
     // SAFETY: called in OnLoad; the entry lives for ever, as it is static.
@@ -157,8 +143,8 @@ fn register(ctx: Ctx<'_>, setting: &'static Setting, default: i64) -> bool {
                 flags,
                 least,
                 greatest,
-                Some(get_number),
-                Some(set_number),
+                Some(get_number::<M>),
+                Some(set_number::<M>),
                 None,
                 data,
             )),
@@ -167,8 +153,8 @@ fn register(ctx: Ctx<'_>, setting: &'static Setting, default: i64) -> bool {
                 name.as_ptr(),
                 default as c_int,
                 flags,
-                Some(get_yes_no),
-                Some(set_yes_no),
+                Some(get_yes_no::<M>),
+                Some(set_yes_no::<M>),
                 None,
                 data,
             )),
@@ -177,82 +163,64 @@ fn register(ctx: Ctx<'_>, setting: &'static Setting, default: i64) -> bool {
     answer == rm::REDISMODULE_OK as c_int
 }
 
-unsafe extern "C" fn get_number(_: *const c_char, setting: *mut c_void) -> c_longlong {
-    // SAFETY: (here and below) `setting` is the pointer registered above.
-    guard(0, || (unsafe { &*setting.cast::<Setting>() }.get)())
+/// # Safety
+/// `setting` is the pointer that was registered.
+unsafe fn get<M: Upcalls>(setting: *mut c_void) -> i64 {
+    // SAFETY: by contract.
+    let setting = unsafe { &*setting.cast::<Setting<M::Options>>() };
+    enter(0, |module: &M| module.options(|options| (setting.get)(options)))
 }
 
-unsafe extern "C" fn set_number(
+/// # Safety
+/// `setting` is the pointer that was registered.
+unsafe fn set<M: Upcalls>(setting: *mut c_void, value: i64) -> c_int {
+    // SAFETY: by contract.
+    let setting = unsafe { &*setting.cast::<Setting<M::Options>>() };
+    let set = enter(None, |module: &M| module.options(|options| (setting.set)(options, value)));
+    set.map_or(rm::REDISMODULE_ERR, |()| rm::REDISMODULE_OK) as c_int
+}
+
+unsafe extern "C" fn get_number<M: Upcalls>(_: *const c_char, setting: *mut c_void) -> c_longlong {
+    // SAFETY: (here and below) as it was registered.
+    unsafe { get::<M>(setting) }
+}
+
+unsafe extern "C" fn set_number<M: Upcalls>(
     _: *const c_char,
     value: c_longlong,
     setting: *mut c_void,
     _: *mut *mut rm::RedisModuleString,
 ) -> c_int {
-    guard((), || (unsafe { &*setting.cast::<Setting>() }.set)(value));
-    rm::REDISMODULE_OK as c_int
+    unsafe { set::<M>(setting, value) }
 }
 
-unsafe extern "C" fn get_yes_no(_: *const c_char, setting: *mut c_void) -> c_int {
-    guard(0, || (unsafe { &*setting.cast::<Setting>() }.get)() as c_int)
+unsafe extern "C" fn get_yes_no<M: Upcalls>(_: *const c_char, setting: *mut c_void) -> c_int {
+    unsafe { get::<M>(setting) as c_int }
 }
 
-unsafe extern "C" fn set_yes_no(
+unsafe extern "C" fn set_yes_no<M: Upcalls>(
     _: *const c_char,
     value: c_int,
     setting: *mut c_void,
     _: *mut *mut rm::RedisModuleString,
 ) -> c_int {
-    guard((), || (unsafe { &*setting.cast::<Setting>() }.set)(value.into()));
-    rm::REDISMODULE_OK as c_int
+    unsafe { set::<M>(setting, value.into()) }
 }
 
-/// The arguments given where the module was loaded.
-///
-/// # Safety
-/// `argv` and `argc` are the ones `RedisModule_OnLoad` got.
-unsafe fn load_arguments<'a>(argv: *mut *mut rm::RedisModuleString, argc: c_int) -> Vec<&'a [u8]> {
-    if argc <= 0 {
-        return Vec::new();
-    }
-    // SAFETY: by contract.
-    unsafe { std::slice::from_raw_parts(argv, argc as usize).iter().map(|arg| bytes_of(*arg)).collect() }
-}
-
-/// Writes the fields of the INFO section.
-pub struct Section(*mut rm::RedisModuleInfoCtx);
-
-impl Section {
-    pub fn number(&self, field: &CStr, value: u64) {
-        // SAFETY: valid while the INFO callback runs.
-        unsafe { api!(RedisModule_InfoAddFieldULongLong(self.0, field.as_ptr(), value)) };
-    }
-
-    pub fn text(&self, field: &CStr, value: &str) {
-        let value = c_string(value);
-        // SAFETY: as above; the server copies the text.
-        unsafe { api!(RedisModule_InfoAddFieldCString(self.0, field.as_ptr(), value.as_ptr())) };
-    }
-}
-
-static INFO: std::sync::OnceLock<fn(&Section)> = std::sync::OnceLock::new();
-
-pub fn register_info(ctx: Ctx<'_>, write: fn(&Section)) -> bool {
-    let _ = INFO.set(write);
+pub fn register_info<M: Upcalls>(ctx: Ctx<'_>) -> bool {
     // SAFETY: called in OnLoad.
-    unsafe { api!(RedisModule_RegisterInfoFunc(ctx.0, Some(on_info))) == rm::REDISMODULE_OK as c_int }
+    unsafe { api!(RedisModule_RegisterInfoFunc(ctx.0, Some(on_info::<M>))) == rm::REDISMODULE_OK as c_int }
 }
 
-unsafe extern "C" fn on_info(ctx: *mut rm::RedisModuleInfoCtx, for_crash_report: c_int) {
-    guard((), || {
-        // A crash report comes from wherever the server was; the state may be borrowed.
-        if for_crash_report != 0 {
-            return;
-        }
+unsafe extern "C" fn on_info<M: Upcalls>(ctx: *mut rm::RedisModuleInfoCtx, for_crash_report: c_int) {
+    // A crash report comes from wherever the server was; the state may be borrowed.
+    if for_crash_report != 0 {
+        return;
+    }
+    enter((), |module: &M| {
         // SAFETY: the INFO context is valid for this call; a null name is the module's own section.
-        if unsafe { api!(RedisModule_InfoAddSection(ctx, std::ptr::null())) } == rm::REDISMODULE_OK as c_int
-            && let Some(write) = INFO.get()
-        {
-            write(&Section(ctx));
+        if unsafe { api!(RedisModule_InfoAddSection(ctx, std::ptr::null())) } == rm::REDISMODULE_OK as c_int {
+            module.info(&Section(ctx));
         }
     });
 }

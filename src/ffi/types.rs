@@ -1,15 +1,11 @@
-//! The key type's callbacks: bytes in, bytes out. What they mean is decided in [`crate::value`].
+//! The key type's callbacks: bytes in, bytes out. What they mean is for the [`Upcalls`] to say.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-pub use crate::value::Value as Stored;
-use crate::{clock, value};
-
-use super::{Ctx, Flags, api, bytes_of, c_string, guard, rm};
-
-/// Nine characters, as the server wants it; what TYPE answers.
-pub const NAME: &str = "dlock-key";
+use super::ctx::Ctx;
+use super::raw::{api, bytes_of, c_string, guard, rm};
+use super::upcalls::{Upcalls, enter};
 
 /// The version of the RDB format as the server counts it. The layout's own version is inside the bytes.
 const ENCODING: c_int = 1;
@@ -21,41 +17,34 @@ pub(super) fn registered() -> *mut rm::RedisModuleType {
 }
 
 /// False where the server refuses the type.
-pub fn register(ctx: Ctx<'_>) -> bool {
+pub fn register<M: Upcalls>(ctx: Ctx<'_>) -> bool {
     let mut methods = rm::RedisModuleTypeMethods {
         // Older servers read only the part of the table they know.
         version: 5,
-        rdb_load: Some(rdb_load),
-        rdb_save: Some(rdb_save),
-        aof_rewrite: Some(aof_rewrite),
+        rdb_load: Some(rdb_load::<M>),
+        rdb_save: Some(rdb_save::<M>),
+        aof_rewrite: Some(aof_rewrite::<M>),
         mem_usage: None,
-        digest: Some(digest),
-        free: Some(free),
-        aux_load: Some(aux_load),
-        aux_save: Some(aux_save),
+        digest: Some(digest::<M>),
+        free: Some(free::<M>),
+        aux_load: Some(aux_load::<M>),
+        aux_save: Some(aux_save::<M>),
         aux_save_triggers: rm::REDISMODULE_AUX_BEFORE_RDB as c_int,
         free_effort: None,
         unlink: None,
         // COPY is refused: a hold has one place.
         copy: None,
         defrag: None,
-        mem_usage2: Some(mem_usage),
+        mem_usage2: Some(mem_usage::<M>),
         free_effort2: None,
-        unlink2: Some(unlink),
+        unlink2: Some(unlink::<M>),
         copy2: None,
-        aux_save2: Some(aux_save_if_any),
+        aux_save2: Some(aux_save_if_any::<M>),
     };
-    let name = c_string(NAME);
     // SAFETY: called in OnLoad; the server copies the table.
-    let made = unsafe { api!(RedisModule_CreateDataType(ctx.0, name.as_ptr(), ENCODING, &mut methods)) };
+    let made = unsafe { api!(RedisModule_CreateDataType(ctx.0, M::TYPE.as_ptr(), ENCODING, &mut methods)) };
     REGISTERED.store(made, Ordering::Relaxed);
     !made.is_null()
-}
-
-/// What a value needs to know of the server when it comes in.
-pub fn flags_now() -> Flags {
-    // SAFETY: a null context asks for the state of the server alone.
-    Flags::from_bits_truncate(unsafe { api!(RedisModule_GetContextFlags(std::ptr::null_mut())) })
 }
 
 fn refuse(io: *mut rm::RedisModuleIO, why: &str) {
@@ -85,8 +74,8 @@ unsafe fn load_bytes<R>(io: *mut rm::RedisModuleIO, read: impl FnOnce(&[u8]) -> 
     }
 }
 
-unsafe extern "C" fn rdb_load(io: *mut rm::RedisModuleIO, encoding: c_int) -> *mut c_void {
-    guard(std::ptr::null_mut(), || {
+unsafe extern "C" fn rdb_load<M: Upcalls>(io: *mut rm::RedisModuleIO, encoding: c_int) -> *mut c_void {
+    enter(std::ptr::null_mut(), |module: &M| {
         if encoding > ENCODING {
             refuse(io, "a newer module wrote it, load that one");
             return std::ptr::null_mut();
@@ -95,7 +84,7 @@ unsafe extern "C" fn rdb_load(io: *mut rm::RedisModuleIO, encoding: c_int) -> *m
         let loaded = unsafe {
             let key = bytes_of(api!(RedisModule_GetKeyNameFromIO(io)));
             let db = api!(RedisModule_GetDbIdFromIO(io));
-            load_bytes(io, |bytes| Stored::load(bytes, db, key))
+            load_bytes(io, |bytes| module.load(bytes, db, key))
         };
         match loaded.unwrap_or_else(|| Err("the stream ends in it".into())) {
             Ok(value) => Box::into_raw(value).cast(),
@@ -109,50 +98,48 @@ unsafe extern "C" fn rdb_load(io: *mut rm::RedisModuleIO, encoding: c_int) -> *m
 
 /// # Safety
 /// `value` is a live value of the type.
-unsafe fn stored<'a>(value: *const c_void) -> &'a Stored {
+unsafe fn stored<'a, M: Upcalls>(value: *const c_void) -> &'a M::Value {
     // SAFETY: by contract.
-    unsafe { &*value.cast::<Stored>() }
+    unsafe { &*value.cast::<M::Value>() }
 }
 
-unsafe extern "C" fn rdb_save(io: *mut rm::RedisModuleIO, value: *mut c_void) {
-    guard((), || {
+unsafe extern "C" fn rdb_save<M: Upcalls>(io: *mut rm::RedisModuleIO, value: *mut c_void) {
+    enter((), |module: &M| {
         // SAFETY: the server hands in a live value of the type.
-        let bytes = unsafe { stored(value) }.save();
+        let bytes = module.save(unsafe { stored::<M>(value) });
         unsafe { api!(RedisModule_SaveStringBuffer(io, bytes.as_ptr().cast(), bytes.len())) };
     });
 }
 
-unsafe extern "C" fn aof_rewrite(
+unsafe extern "C" fn aof_rewrite<M: Upcalls>(
     io: *mut rm::RedisModuleIO,
     key: *mut rm::RedisModuleString,
     value: *mut c_void,
 ) {
-    guard((), || {
+    enter((), |module: &M| {
         // SAFETY: as for rdb_save.
-        let effect = unsafe { stored(value) }.effect();
-        let (command, format) = (c_string(dlock_protocol::command::table::SET.name), c"sb".as_ptr());
-        unsafe {
-            api!(RedisModule_EmitAOF(io, command.as_ptr(), format, key, effect.as_ptr(), effect.len()))
-        };
+        let effect = module.effect(unsafe { stored::<M>(value) });
+        let (command, format) = (M::EFFECT.as_ptr(), c"sb".as_ptr());
+        unsafe { api!(RedisModule_EmitAOF(io, command, format, key, effect.as_ptr(), effect.len())) };
     });
 }
 
-unsafe extern "C" fn mem_usage(
+unsafe extern "C" fn mem_usage<M: Upcalls>(
     ctx: *mut rm::RedisModuleKeyOptCtx,
     value: *const c_void,
     _samples: usize,
 ) -> usize {
     // SAFETY: as for rdb_save; the key's name lives as long as the call.
-    guard(0, || unsafe {
+    enter(0, |module: &M| unsafe {
         let key = bytes_of(api!(RedisModule_GetKeyNameFromOptCtx(ctx)));
-        stored(value).memory(key.len())
+        module.memory(stored::<M>(value), key.len())
     })
 }
 
-unsafe extern "C" fn digest(digest: *mut rm::RedisModuleDigest, value: *mut c_void) {
-    guard((), || {
+unsafe extern "C" fn digest<M: Upcalls>(digest: *mut rm::RedisModuleDigest, value: *mut c_void) {
+    enter((), |module: &M| {
         // SAFETY: as for rdb_save; the server copies what it digests.
-        unsafe { stored(value) }.digest(clock::anchor(), |part| unsafe {
+        module.digest(unsafe { stored::<M>(value) }, &mut |part| unsafe {
             api!(RedisModule_DigestAddStringBuffer(digest, part.as_ptr().cast::<c_char>(), part.len()));
         });
         unsafe { api!(RedisModule_DigestEndSequence(digest)) };
@@ -160,12 +147,12 @@ unsafe extern "C" fn digest(digest: *mut rm::RedisModuleDigest, value: *mut c_vo
 }
 
 /// The value of the key that the module itself deletes at this moment; the main thread writes it.
-static DELETED: AtomicPtr<Stored> = AtomicPtr::new(std::ptr::null_mut());
+static DELETED: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Runs `delete`, which makes the server delete the key of this value, and gets the value back: the next lock is made in
-/// it. An allocation less for each hold, about 2 % of an acquire and release.
-pub(super) fn keep_deleted(value: *mut Stored, delete: impl FnOnce()) -> Option<Box<Stored>> {
-    DELETED.store(value, Ordering::Relaxed);
+/// Runs `delete`, which makes the server delete the key of this value, and gets the value back: the next one is made in
+/// it. An allocation less for each, about 2 % of an acquire and release.
+pub(super) fn keep_deleted<V>(value: *mut V, delete: impl FnOnce()) -> Option<Box<V>> {
+    DELETED.store(value.cast(), Ordering::Relaxed);
     delete();
     let freed = DELETED.swap(std::ptr::null_mut(), Ordering::Relaxed).is_null();
     // SAFETY: the server gave the box back to `free`, which left it alone.
@@ -173,48 +160,51 @@ pub(super) fn keep_deleted(value: *mut Stored, delete: impl FnOnce()) -> Option<
 }
 
 /// May run on a background thread (FLUSHALL ASYNC): touches nothing but the value.
-unsafe extern "C" fn free(value: *mut c_void) {
-    let value = value.cast::<Stored>();
+unsafe extern "C" fn free<M: Upcalls>(value: *mut c_void) {
     if DELETED.load(Ordering::Relaxed) == value {
         return DELETED.store(std::ptr::null_mut(), Ordering::Relaxed);
     }
     // SAFETY: the server gives back the box that `rdb_load` or `Key::set` gave it, once.
-    guard((), || drop(unsafe { Box::from_raw(value) }));
+    guard((), || drop(unsafe { Box::from_raw(value.cast::<M::Value>()) }));
 }
 
 /// The key leaves the keyspace, whatever the cause but a flush: DEL, RENAME away, an overwrite, eviction, our own delete.
-unsafe extern "C" fn unlink(ctx: *mut rm::RedisModuleKeyOptCtx, value: *const c_void) {
-    guard((), || {
+unsafe extern "C" fn unlink<M: Upcalls>(ctx: *mut rm::RedisModuleKeyOptCtx, value: *const c_void) {
+    enter((), |module: &M| {
         // SAFETY: the value is live (RENAME and MOVE keep it under another name) and nobody else refers to it now: this
         // is called on the main thread, and `Key` lends no value out across `delete`.
         unsafe {
-            let value = &mut *value.cast_mut().cast::<Stored>();
+            let value = &mut *value.cast_mut().cast::<M::Value>();
             let key = bytes_of(api!(RedisModule_GetKeyNameFromOptCtx(ctx)));
-            value.unlinked(api!(RedisModule_GetDbIdFromOptCtx(ctx)), key);
+            module.unlinked(value, api!(RedisModule_GetDbIdFromOptCtx(ctx)), key);
         }
     });
 }
 
 /// Redis 7.0: what is announced has to be written.
-unsafe extern "C" fn aux_save(io: *mut rm::RedisModuleIO, _when: c_int) {
+unsafe extern "C" fn aux_save<M: Upcalls>(io: *mut rm::RedisModuleIO, _when: c_int) {
     // SAFETY: `io` is ours for this call.
-    guard((), || unsafe { api!(RedisModule_SaveUnsigned(io, value::last_fence())) });
+    enter((), |module: &M| unsafe { api!(RedisModule_SaveUnsigned(io, module.stored_number())) });
 }
 
 /// From 7.2 on nothing need be written, and then an RDB without locks loads without the module.
-unsafe extern "C" fn aux_save_if_any(io: *mut rm::RedisModuleIO, when: c_int) {
-    if guard(0, value::last_fence) > 0 {
+unsafe extern "C" fn aux_save_if_any<M: Upcalls>(io: *mut rm::RedisModuleIO, when: c_int) {
+    if enter(0, |module: &M| module.stored_number()) > 0 {
         // SAFETY: as above.
-        unsafe { aux_save(io, when) };
+        unsafe { aux_save::<M>(io, when) };
     }
 }
 
-unsafe extern "C" fn aux_load(io: *mut rm::RedisModuleIO, _encoding: c_int, _when: c_int) -> c_int {
-    guard(rm::REDISMODULE_ERR as c_int, || {
+unsafe extern "C" fn aux_load<M: Upcalls>(
+    io: *mut rm::RedisModuleIO,
+    _encoding: c_int,
+    _when: c_int,
+) -> c_int {
+    enter(rm::REDISMODULE_ERR as c_int, |module: &M| {
         // SAFETY: `io` is ours for this call.
-        let (last, failed) =
+        let (number, failed) =
             unsafe { (api!(RedisModule_LoadUnsigned(io)), api!(RedisModule_IsIOError(io)) != 0) };
-        if failed || !value::raise_fence(last) {
+        if failed || !module.load_number(number) {
             refuse(io, "the fence counter is damaged");
             return rm::REDISMODULE_ERR as c_int;
         }

@@ -2,12 +2,14 @@
 
 use nix::errno::Errno;
 
-use super::{Ctx, api, rm};
+use super::ctx::Ctx;
+use super::name::KeyName;
+use super::raw::{api, rm};
 
 impl Ctx<'_> {
     /// Whether the user may write this key. Where there is no user the server itself asks, or another module, and it
     /// may.
-    pub fn user_may_write(self, key: *mut rm::RedisModuleString) -> bool {
+    pub fn user_may_write(self, key: KeyName<'_>) -> bool {
         if !self.has_user() {
             return true;
         }
@@ -21,7 +23,7 @@ impl Ctx<'_> {
             if user.is_null() {
                 return false;
             }
-            let allowed = api!(RedisModule_ACLCheckKeyPermissions(user, key, writes as i32));
+            let allowed = api!(RedisModule_ACLCheckKeyPermissions(user, key.0, writes as i32));
             api!(RedisModule_FreeModuleUser(user));
             allowed == rm::REDISMODULE_OK as i32
         }

@@ -1,14 +1,17 @@
-//! What the server would say to a client's ACQUIRE right now: asked of the server, before the background writes.
+//! What the server would say to a client's command right now: asked of the server, before the background writes.
 //!
 //! It makes its own checks, which are therefore not made again here: `min-replicas-to-write`, a disk error that stops
 //! writes, memory, the state of the cluster, the slot. From 7.2 on a call can be a dry run of the real command. Redis
-//! 7.0 has none; there a command of the same flags is run that does nothing, `DLOCK._MAY`.
+//! 7.0 has none; there a command of the same flags is run that does nothing.
 
+use std::ffi::CStr;
 use std::sync::OnceLock;
 
 use nix::errno::Errno;
 
-use super::{Ctx, OwnedString, api, notices, rm};
+use super::ctx::Ctx;
+use super::name::KeyName;
+use super::raw::{api, rm};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -21,13 +24,22 @@ pub enum Verdict {
     Elsewhere,
 }
 
+/// The command that is rehearsed.
+pub struct Rehearsal {
+    pub command: &'static CStr,
+    /// What is behind its key.
+    pub arguments: [&'static CStr; 2],
+    /// A command of the same flags that takes a key and does nothing, for servers without dry runs.
+    pub stand_in: &'static CStr,
+}
+
 /// Whether the server can check a call without making it.
 pub fn has_dry_runs(ctx: Ctx<'_>) -> bool {
     static DRY_RUNS: OnceLock<bool> = OnceLock::new();
     // SAFETY: the context is valid; the reply is freed at once.
     *DRY_RUNS.get_or_init(|| unsafe {
         // There is no such command, which is an answer; to a format that the server does not know there is none.
-        let reply = api!(RedisModule_Call(ctx.0, c"DLOCK._NONE".as_ptr(), c"D".as_ptr()));
+        let reply = api!(RedisModule_Call(ctx.0, c"dlock._none".as_ptr(), c"D".as_ptr()));
         if !reply.is_null() {
             api!(RedisModule_FreeCallReply(reply));
         }
@@ -36,26 +48,24 @@ pub fn has_dry_runs(ctx: Ctx<'_>) -> bool {
 }
 
 impl Ctx<'_> {
-    /// On an ACQUIRE of this key of this database.
-    pub fn verdict(self, db: i32, key: &OwnedString) -> Verdict {
-        // In a detached context the server goes by the memory as it is now.
-        let detached = notices::background();
+    /// On this command with this key of this database. In a detached context the server goes by the memory as it is now.
+    pub fn verdict(self, detached: Ctx<'_>, of: &Rehearsal, db: i32, key: KeyName<'_>) -> Verdict {
         detached.select_db(db);
-        match detached.dry_run(key, true) {
+        match detached.dry_run(of, key, true) {
             Err(Errno::ENOSPC) => {}
             answer => return verdict(answer),
         }
         // Before a client's command it would evict; in any other context it knows whether that helped the last one.
         let evicts = self.option("maxmemory-policy").is_some_and(|policy| policy != "noeviction");
         self.select_db(db);
-        match self.dry_run(key, evicts) {
+        match self.dry_run(of, key, evicts) {
             Ok(()) if evicts => Verdict::Allowed,
             Ok(()) | Err(Errno::ENOSPC) => Verdict::NoMemory,
             answer => verdict(answer),
         }
     }
 
-    fn dry_run(self, key: &OwnedString, by_memory: bool) -> Result<(), Errno> {
+    fn dry_run(self, of: &Rehearsal, key: KeyName<'_>, by_memory: bool) -> Result<(), Errno> {
         let dry = has_dry_runs(self);
         Errno::clear();
         // S: with the checks made for writes of scripts, M: of memory, D: dry.
@@ -63,18 +73,12 @@ impl Ctx<'_> {
         unsafe {
             let reply = if dry {
                 let format = if by_memory { c"SMDscc" } else { c"SDscc" };
-                let (token, ttl) = (c"?".as_ptr(), c"1".as_ptr());
-                api!(RedisModule_Call(
-                    self.0,
-                    c"DLOCK.ACQUIRE".as_ptr(),
-                    format.as_ptr(),
-                    key.raw(),
-                    token,
-                    ttl
-                ))
+                let [first, second] = of.arguments.map(CStr::as_ptr);
+                let (command, format) = (of.command.as_ptr(), format.as_ptr());
+                api!(RedisModule_Call(self.0, command, format, key.0, first, second))
             } else {
                 let format = if by_memory { c"SMs" } else { c"Ss" };
-                api!(RedisModule_Call(self.0, c"DLOCK._MAY".as_ptr(), format.as_ptr(), key.raw()))
+                api!(RedisModule_Call(self.0, of.stand_in.as_ptr(), format.as_ptr(), key.0))
             };
             let why = Errno::last();
             // A dry run answers why not, or nothing (Valkey 9: nothing of any type); another only what came of it.

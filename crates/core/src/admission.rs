@@ -130,11 +130,11 @@ impl fmt::Display for BadEffect {
 
 #[cfg(test)]
 mod tests {
-    use dlock_protocol::{Count, Mode, Ttl};
+    use dlock_protocol::{ClientId, Delay, LockRequestRef, TokenRef, Ttl};
 
     use super::*;
     use crate::codec::{write, write_effect};
-    use crate::{Change, Fences, Lock, Name, Request, Step, Terms, Turn, Waiting};
+    use crate::{Change, Fences, Lock, Name, Step, Terms, Turn, Waiting};
 
     const NOW: Instant = Instant::from_micros(1_760_000_000_000_000);
     const ANCHOR: Anchor = Anchor { boot: 7, offset: 0 };
@@ -150,9 +150,11 @@ mod tests {
         fences.raise(last);
         let terms = Terms { grants_from: Instant::from_micros(0), longest_lease: Ttl::MAX, most_holders: 9 };
         let (name, mut step) = (Name::new(0, b"k"), Step::default());
-        let (mode, count, bound_to, label) = (Mode::Exclusive, Count::Keep, None, b"" as &[u8]);
-        let request = Request { token: b"t", ttl: ttl(ms), mode, count, bound_to, delay, label };
-        Turn::new(NOW, terms, &name, &mut fences, &mut waiting, &mut lock, &mut step).acquire(&request);
+        let delay = Delay::from_millis(delay.into()).unwrap();
+        let token = TokenRef::new(b"t").unwrap();
+        let request = LockRequestRef { delay, ..LockRequestRef::new(token, ttl(ms)) };
+        let mut turn = Turn::new(NOW, terms, &name, &mut fences, &mut waiting, &mut lock, &mut step);
+        turn.acquire(&request, ClientId(1));
         lock
     }
 

@@ -11,6 +11,7 @@ use dlock_protocol::{
     ClientId, Fence, Instant, LockRequestRef, Mode, Reentry, ReleaseCount, Token, TokenRef, Ttl,
 };
 
+use crate::bounds::Skew;
 use crate::fences::Fences;
 use crate::lock::{Ephemeral, Fit, Hold, Holding, Lock};
 use crate::queue::{Name, Rank, WaiterId, Waiting};
@@ -230,8 +231,8 @@ impl<'a> Turn<'a> {
         true
     }
 
-    /// The second phase of a fenced quorum. `skew_bound`: ms a fence from outside may lie ahead of the clock.
-    pub fn confirm(&mut self, token: TokenRef<'_>, fence: Fence, ttl: Ttl, skew_bound: u64) -> Confirmed {
+    /// The second phase of a fenced quorum.
+    pub fn confirm(&mut self, token: TokenRef<'_>, fence: Fence, ttl: Ttl, skew: Skew) -> Confirmed {
         self.advance();
         let Some(has) = self.lock.at(self.now).hold_of(token.as_bytes()).map(Hold::fence) else {
             return Confirmed::NotHeld;
@@ -239,7 +240,7 @@ impl<'a> Turn<'a> {
         if has > fence {
             return Confirmed::Fence(has);
         }
-        let bound = self.now.micros().saturating_add(skew_bound.saturating_mul(1000));
+        let bound = skew.greatest_fence(self.now);
         if fence > has && fence.get() > bound {
             return Confirmed::Ahead((fence.get() - bound).div_ceil(1000));
         }

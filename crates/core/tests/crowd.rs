@@ -9,8 +9,8 @@ use crate::checked;
 use dlock_core::codec::{self, Anchor, Origin, Reader};
 use dlock_core::{
     Acquired, Binding, Change, ClientId, Confirmed, Departed, Event, Fence, Fences, Instant, Lock,
-    LockRequest, LockRequestRef, Mode, Name, Newcomer, Outcome, Rank, ReleaseCount, Rest, Step, Terms, Ttl,
-    Turn, Waiting,
+    LockRequest, LockRequestRef, Mode, Name, Newcomer, Outcome, Rank, ReleaseCount, Rest, Skew, Step, Terms,
+    Ttl, Turn, Waiting,
 };
 use dlock_protocol::steps;
 use proptest::prelude::*;
@@ -237,7 +237,8 @@ fn play(moves: Vec<Do>) {
             }
             Do::Confirm(who, ms) => {
                 let fence = Fence::from_outside(now * 1000 + 5000).expect("a fence");
-                let confirmed = world.turn(|turn| turn.confirm(checked(&token(who)), fence, ttl(ms), 10_000));
+                let confirmed = world
+                    .turn(|turn| turn.confirm(checked(&token(who)), fence, ttl(ms), Skew::WITHOUT_GRACE));
                 match list.get_mut(&who) {
                     None => assert_eq!(confirmed, Confirmed::NotHeld),
                     Some(hold) if hold.fence > fence.get() => {

@@ -1,7 +1,7 @@
-use dlock_protocol::{Count, Mode, Ttl};
+use dlock_protocol::{LockRequestRef, TokenRef, Ttl};
 
 use super::*;
-use crate::{Fences, Newcomer, Rank, Request, Step, Terms, Turn};
+use crate::{Fences, Newcomer, Rank, Step, Terms, Turn};
 
 const NOW: Instant = Instant::from_millis(1_000_000);
 
@@ -9,9 +9,9 @@ fn name(db: i32, key: &str) -> Name<'static> {
     Name::new(db, key.as_bytes()).to_owned()
 }
 
-fn request(bound_to: Option<ClientId>) -> Request<'static> {
-    let (mode, count, ttl) = (Mode::Exclusive, Count::Keep, Ttl::from_millis(10).unwrap());
-    Request { token: b"t", ttl, mode, count, bound_to, delay: 0, label: b"" }
+fn request(ephemeral: bool) -> LockRequestRef<'static> {
+    let (token, ttl) = (TokenRef::new(b"t").unwrap(), Ttl::from_millis(10).unwrap());
+    LockRequestRef { ephemeral, ..LockRequestRef::new(token, ttl) }
 }
 
 /// Has this lock held for 10 ms, by a connection where one is named.
@@ -19,7 +19,8 @@ fn hold(background: &mut Background, name: &Name<'static>, client: Option<Client
     let (mut lock, mut fences, mut waiting) = (Lock::default(), Fences::default(), Waiting::default());
     let terms = Terms { grants_from: Instant::from_micros(0), longest_lease: Ttl::MAX, most_holders: 9 };
     let mut step = Step::default();
-    Turn::new(NOW, terms, name, &mut fences, &mut waiting, &mut lock, &mut step).acquire(&request(client));
+    let mut turn = Turn::new(NOW, terms, name, &mut fences, &mut waiting, &mut lock, &mut step);
+    turn.acquire(&request(client.is_some()), client.unwrap_or(ClientId(1)));
     step.rest.iter_mut().for_each(|rest| background.account(name, rest));
     let mut slot = Slot::NONE;
     background.schedule(&mut slot, &lock, name.db, &name.key, 0);
@@ -28,7 +29,7 @@ fn hold(background: &mut Background, name: &Name<'static>, client: Option<Client
 
 fn join(waiting: &mut Waiting, name: Name<'static>, until: Option<Deadline>) -> WaiterId {
     let (rank, client) = (Rank::Newcomer, ClientId(9));
-    waiting.join(Newcomer { name, rank, request: request(None), client, since: NOW, until }).unwrap()
+    waiting.join(Newcomer { name, rank, request: request(false), client, since: NOW, until }).unwrap()
 }
 
 fn next(background: &mut Background, waiting: &Waiting, now: Instant) -> Option<Task> {

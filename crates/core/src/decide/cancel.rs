@@ -12,7 +12,7 @@ impl Turn<'_> {
     /// Takes those out of this queue who wait with this token, or on this connection. Answers how many.
     pub fn cancel(&mut self, whom: Whom<'_>) -> usize {
         let waiters: SmallVec<[WaiterId; 2]> = match whom {
-            Whom::Token(token) => self.waiting.of_token_on(token, self.name),
+            Whom::Token(token) => self.waiting.of_token_on(token.as_bytes(), self.name),
             Whom::Client(id) => match self.waiting.of_client(ClientId(id)) {
                 Some(waiter) if waiter.name == *self.name => smallvec![waiter.id],
                 _ => SmallVec::new(),
@@ -25,26 +25,22 @@ impl Turn<'_> {
 
 #[cfg(test)]
 mod tests {
-    use dlock_protocol::{Count, Instant, Mode, Ttl};
+    use dlock_protocol::{Instant, LockRequestRef, TokenRef, Ttl};
 
     use super::*;
-    use crate::{Fences, Limits, Lock, Name, Newcomer, Rank, Request, Step, Terms, Waiting};
+    use crate::{Fences, Limits, Lock, Name, Newcomer, Rank, Step, Terms, Waiting};
 
     const NOW: Instant = Instant::from_millis(1_000_000);
 
     fn join(waiting: &mut Waiting, key: &[u8], token: &[u8], client: u64) {
-        let request = Request {
-            token,
-            ttl: Ttl::MAX,
-            mode: Mode::Exclusive,
-            count: Count::Keep,
-            bound_to: None,
-            delay: 0,
-            label: b"",
-        };
+        let request = LockRequestRef::new(TokenRef::new(token).unwrap(), Ttl::MAX);
         let (name, client) = (Name::new(0, key), ClientId(client));
         let newcomer = Newcomer { name, rank: Rank::Newcomer, request, client, since: NOW, until: None };
         waiting.join(newcomer).unwrap();
+    }
+
+    fn token(bytes: &[u8]) -> Whom<'_> {
+        Whom::Token(TokenRef::new(bytes).unwrap())
     }
 
     /// Cancels on the key `k`; answers the number, and the clients that were told of it.
@@ -71,9 +67,9 @@ mod tests {
         }
         assert_eq!(cancel(&mut waiting, Whom::Client(4)), (0, vec![]));
         assert_eq!(cancel(&mut waiting, Whom::Client(99)), (0, vec![]));
-        assert_eq!(cancel(&mut waiting, Whom::Token(b"three")), (0, vec![]));
-        assert_eq!(cancel(&mut waiting, Whom::Token(b"one")), (2, vec![1, 2]));
-        assert_eq!(cancel(&mut waiting, Whom::Token(b"one")), (0, vec![]));
+        assert_eq!(cancel(&mut waiting, token(b"three")), (0, vec![]));
+        assert_eq!(cancel(&mut waiting, token(b"one")), (2, vec![1, 2]));
+        assert_eq!(cancel(&mut waiting, token(b"one")), (0, vec![]));
         assert_eq!(cancel(&mut waiting, Whom::Client(3)), (1, vec![3]));
         assert_eq!(waiting.len(), 2);
         assert_eq!(waiting.len_of(&Name::new(0, b"x")), 2);

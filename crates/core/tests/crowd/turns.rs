@@ -4,7 +4,7 @@
 use crate::checked;
 use dlock_core::{
     Acquired, Binding, Delay, Departed, End, Event, Fence, LockRequest, Mode, Outcome, Rank, Refusal,
-    ReleaseCount, Token,
+    ReleaseCount, Skew, Token,
 };
 use dlock_protocol::steps;
 
@@ -33,7 +33,7 @@ fn an_operation_takes_as_many_steps_beside_a_hundred_thousand_as_beside_a_hundre
             assert!(world.turn(|turn| turn.extend(checked(&token(n)), ttl(1_100_000))));
             took(&world, "a new lease");
             let fence = Fence::from_outside(START * 1000 + 9_000_000).expect("a fence");
-            world.turn(|turn| turn.confirm(checked(&token(n)), fence, ttl(1_100_000), 10_000));
+            world.turn(|turn| turn.confirm(checked(&token(n)), fence, ttl(1_100_000), Skew::WITHOUT_GRACE));
             took(&world, "a confirmation");
             assert_eq!(world.turn(|turn| turn.release(checked(&token(many + n)), ReleaseCount::One)), 1);
             took(&world, "a release");

@@ -7,7 +7,8 @@ use dlock_core::codec::Anchor;
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
     Acquired, Binding, ClientId, Confirmed, Delay, Event, Fence, Fences, Granted, Instant, LabelRef, Limits,
-    Lock, LockRequest, Mode, Name, Newcomer, Outcome, Rest, Step, Terms, Ttl, Turn, Wait, WaiterId, Waiting,
+    Lock, LockRequest, Mode, Name, Newcomer, Outcome, Rest, Skew, Step, Terms, Ttl, Turn, Wait, WaiterId,
+    Waiting,
 };
 
 use super::moves::Move;
@@ -190,8 +191,8 @@ impl System {
             }
             Move::Confirm(key, who, fence, ms, bound) => {
                 let fence = Fence::from_outside(fence).expect("a possible fence");
-                return match self.turn(key, |turn| turn.confirm(checked(&token(who)), fence, ttl(ms), bound))
-                {
+                let skew = Skew::from_millis(bound as u32);
+                return match self.turn(key, |turn| turn.confirm(checked(&token(who)), fence, ttl(ms), skew)) {
                     Confirmed::Fence(fence) => Answer::Fence(fence.get()),
                     Confirmed::NotHeld => Answer::Null,
                     Confirmed::Ahead(_) => Answer::Ahead,

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use dlock_core::proof::FileId;
 
+use super::files;
 use crate::ffi::Ctx;
-use crate::files;
 
 /// Where it is.
 #[derive(Clone, PartialEq, Eq)]

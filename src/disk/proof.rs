@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use dlock_core::proof::{self, Proof};
 
 use super::aof::Aof;
-use crate::files::{self, Unfinished};
+use super::files::{self, Unfinished};
 
 /// Whether the file proves that all was kept in this append only file, or why not. `mark` is the fence mark
 /// as the run before has left it.

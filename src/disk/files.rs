@@ -10,6 +10,16 @@ use dlock_core::proof::FileId;
 use nix::libc::{ELOOP, O_NOFOLLOW, O_NONBLOCK};
 use rand::TryRng;
 
+use crate::ffi::Ctx;
+
+/// Where a file of this server is: in its folder, by its port, for several may share a folder.
+pub fn of_this_server(ctx: Ctx<'_>, ending: &str) -> PathBuf {
+    let port = |option| ctx.option(option).filter(|port| port != "0");
+    let port = port("port").or_else(|| port("tls-port")).unwrap_or_else(|| "0".into());
+    // By its whole path, for threads: the server changes its working folder when it is told another one.
+    std::env::current_dir().unwrap_or_default().join(format!("dlock-{port}.{ending}"))
+}
+
 /// The first bytes of a file, no more than one beyond `most`; None where there is none.
 pub fn read(path: &Path, most: usize) -> Result<Option<Vec<u8>>, String> {
     // To open a pipe is to wait for who writes it, but for this flag.

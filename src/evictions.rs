@@ -1,0 +1,42 @@
+//! A server that may evict any key evicts locks too: what that means is decided in the core ([`Evictions`]).
+//!
+//! [`Evictions`]: dlock_core::grace::Evictions
+
+use dlock_core::Name;
+
+use crate::ffi::{Ctx, LogLevel};
+use crate::module::Module;
+use crate::{clock, grace, proof};
+
+/// At the start and at each CONFIG SET: tells the operator when it begins to be so.
+pub fn look(m: &Module, ctx: Ctx<'_>) {
+    let policy = ctx.option("maxmemory-policy").unwrap_or_default();
+    let limited = ctx.option("maxmemory").is_some_and(|bytes| bytes != "0");
+    if m.with(|s| s.evictions.configured(&policy, limited)) {
+        let text = format!(
+            "maxmemory-policy {policy} evicts locks that are held, as any key, when memory is short, and others are \
+             granted them then: use noeviction, or volatile-*"
+        );
+        ctx.log(LogLevel::Warning, &text);
+    }
+}
+
+/// A key was evicted, of whatever type.
+pub fn evicted(m: &Module, ctx: Ctx<'_>, db: i32, key: &[u8]) {
+    let now = clock::now();
+    if !m.with(|s| s.evictions.evicted(&Name::new(db, key))) {
+        return;
+    }
+    let runs = m.with(|s| {
+        s.stats.evictions += 1;
+        let length = s.config.bounds.grace.filter(|_| s.grace.runs());
+        length.iter().for_each(|length| s.grace.begin(*length, now));
+        s.grace.runs()
+    });
+    if runs {
+        // Of many at once one line in the log is enough.
+        proof::knows_not_all(m, ctx);
+    } else {
+        grace::forgot(m, ctx, "a lock that was held was evicted");
+    }
+}

@@ -1,0 +1,150 @@
+//! The one value of this process that everything is handed: what the module knows besides what the keys hold. All of it
+//! is rebuilt at load, or let go.
+
+use std::cell::RefCell;
+
+use dlock_core::background::Background;
+use dlock_core::codec::Origin;
+use dlock_core::grace::{Evictions, Grace};
+use dlock_core::tasks::Task;
+use dlock_core::{Fences, Instant, Name, Step, Terms, Waiting};
+
+use crate::config::Config;
+use crate::ffi::{Ctx, notices::Timer};
+use crate::stats::Stats;
+use crate::value::Value;
+
+mod connections;
+mod followers;
+mod mark;
+mod proof;
+
+pub use connections::Connections;
+pub use followers::Followers;
+pub use mark::{Job, Mark, Outcome};
+pub use proof::{AofOptions, Made, Making, Proof, Withdrawn};
+
+pub struct Module {
+    /// A context that outlives the calls of the server.
+    ctx: Ctx<'static>,
+    state: RefCell<State>,
+}
+
+impl Module {
+    pub fn new(ctx: Ctx<'_>, now: Instant) -> Module {
+        Module { ctx: ctx.detached(), state: RefCell::new(State::new(now)) }
+    }
+
+    /// For what comes when there is no other context.
+    pub fn ctx(&self) -> Ctx<'static> {
+        self.ctx
+    }
+
+    /// The state, for a moment. Nothing in here can call the server, which may come back into the module and would find
+    /// it taken: whatever leads there (a context, an open key, the module itself) is not `Send`, and so cannot be named
+    /// in the closure.
+    #[inline]
+    pub fn with<R>(&self, run: impl FnOnce(&mut State) -> R + Send) -> R {
+        run(&mut self.state.borrow_mut())
+    }
+}
+
+pub struct State {
+    pub config: Config,
+    pub fences: Fences,
+    pub mark: Mark,
+    pub grace: Grace,
+    pub proof: Proof,
+    pub evictions: Evictions,
+    pub waiting: Waiting,
+    /// The connections of those who wait.
+    pub connections: Connections,
+    pub background: Background,
+    /// The armed timer, and the millisecond it is for.
+    pub timer: Option<(Timer, u64)>,
+    /// Where bytes that come in now come from; None outside of loading.
+    pub loading: Option<Origin>,
+    pub followers: Followers,
+    pub stats: Stats,
+    /// For the bytes of effects, so that they are not allocated anew each time.
+    pub buffer: Vec<u8>,
+    /// What the key held that was deleted last, for the next one: as `buffer`.
+    pub spare: Option<Box<Value>>,
+}
+
+impl State {
+    /// With the options as they are without a configuration.
+    fn new(now: Instant) -> State {
+        State {
+            config: Config::default(),
+            fences: Fences::default(),
+            mark: Mark::default(),
+            grace: Grace::at_start(None, now),
+            proof: Proof::new(),
+            evictions: Evictions::default(),
+            waiting: Waiting::default(),
+            connections: Connections::default(),
+            background: Background::default(),
+            timer: None,
+            loading: None,
+            followers: Followers::default(),
+            stats: Stats::default(),
+            buffer: Vec::new(),
+            spare: None,
+        }
+    }
+
+    /// On which terms this server grants now.
+    pub fn terms(&self) -> Terms {
+        Terms {
+            // No grant would be covered by a proof that should be gone; nobody knows until when.
+            grants_from: if self.proof.is_stuck() { NEVER } else { self.grace.grants_from() },
+            longest_lease: self.config.bounds.longest_lease(),
+            most_holders: self.config.max_holders,
+        }
+    }
+
+    /// The ms until new grants are made, rounded up.
+    pub fn grace_left(&self, now: Instant) -> u64 {
+        let ends = self.grace.grants_from();
+        let ends = if self.proof.is_stuck() { ends.max(self.proof.tried_again()) } else { ends };
+        ends.micros().saturating_sub(now.micros()).div_ceil(1000)
+    }
+
+    /// Counts what happened, and keeps the books of the connections that holds are bound to.
+    pub fn account(&mut self, name: &Name<'_>, step: &mut Step) {
+        self.stats.count(&step.events);
+        if let Some(rest) = &mut step.rest {
+            self.background.account(name, rest);
+        }
+    }
+
+    /// Puts a lock into the schedule by what it holds. `true` where it is due before the armed timer.
+    pub fn schedule(&mut self, value: &mut Value, db: i32, key: &[u8]) -> bool {
+        let armed = self.timer.map_or(u64::MAX, |(_, for_ms)| for_ms);
+        let Value { lock, slot } = value;
+        self.background.schedule(slot, lock, db, key, armed)
+    }
+
+    pub fn next_task(&mut self, now: Instant) -> Option<Task> {
+        self.background.next_task(&self.waiting, &mut self.grace, now)
+    }
+
+    /// The millisecond at which there will be something to do in the background; None for never.
+    pub fn next_due(&self) -> Option<u64> {
+        self.background.next_due(&self.waiting, &self.grace)
+    }
+
+    /// The wait queues of these resources may have to be served.
+    pub fn serve(&mut self, of: impl Fn(&Name<'static>) -> bool) {
+        self.background.serve(&self.waiting, of);
+    }
+
+    pub fn effect_skipped(&mut self) {
+        self.stats.effects_skipped += 1;
+        self.grace.effect_skipped();
+    }
+}
+
+/// The end of time.
+const NEVER: Instant = Instant::from_micros(u64::MAX);
