@@ -8,6 +8,7 @@ say "format"
 cargo fmt --all --check
 say "lints"
 cargo clippy --workspace --all-targets -- -D warnings
+"$(dirname "$0")/onlys.sh"
 say "comments within 110 columns"
 scripts/columns.sh
 say "documentation"

@@ -1,0 +1,29 @@
+#!/bin/sh
+# The "onlys" of ARCHITECTURE.md that no compiler holds: what may stand in one place stands nowhere else.
+set -eu
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+
+wrong=0
+
+# only WHAT WHERE PATTERN IN..: prints each line of code, not of comment, in IN that matches PATTERN outside WHERE.
+only() {
+    what=$1 where=$2 pattern=$3
+    shift 3
+    if grep -rnE --include='*.rs' "$pattern" "$@" | grep -vE "^($where)|^[^:]*:[0-9]*: *//"; then
+        echo "$what: only in $where" >&2
+        wrong=1
+    fi
+}
+
+say "onlys"
+only "unsafe code" "src/ffi/" '\bunsafe\b' src crates/*/src
+only "the module API" "src/ffi/" '\bredis_module\b|\brm::' src
+only "writing, replicating, announcing" "src/effects.rs|src/ffi/" \
+    '\.(replicate\w*|notify|notify_generic|signal_modified)\(|open_for_write' src
+only "reading clocks" "src/clock.rs" 'SystemTime\b|Instant::now|clock_gettime|\.elapsed\(' src crates/core/src
+only "spelling commands" "crates/protocol/" '"DLOCK\.[A-Z_]+"' \
+    src crates/core/src crates/client/src crates/cli/src
+only "asking for the module" "src/upcalls.rs" '\bMODULE\b\.|\bMainThread\b|Module::get\(' src/*.rs src/commands src/module src/disk
+python3 scripts/imports.py || wrong=1
+exit "$wrong"
