@@ -71,20 +71,15 @@ pub fn wait(
         return Err(Error::Deadlock(cycle).into());
     }
     let since = clock::now();
-    let handle = ffi::block::<Module>(ctx).ok_or(Error::CannotWait)?;
     let newcomer = Newcomer { name: name.clone(), rank, request, client, since, until: wait.until(since) };
-    let joined = m.with(|s| {
-        let id = s.waiting.join(newcomer)?;
-        s.connections.block(id, handle);
-        Some(())
-    });
-    match joined {
-        Some(()) => timer::rearm(m),
-        None => {
-            let reply = Reply::Error(queue_full(limits).into());
-            unblock(m, handle, Some(Answer::new(reply)));
-        }
-    }
+    let joined = m.with(|s| s.waiting.join(newcomer));
+    let waiter = joined.ok_or_else(|| queue_full(limits))?;
+    let Some(handle) = ffi::block::<Module>(ctx) else {
+        m.with(|s| s.waiting.leave(waiter));
+        return Err(Error::CannotWait.into());
+    };
+    m.with(|s| s.connections.block(waiter, handle));
+    timer::rearm(m);
     Ok(())
 }
 

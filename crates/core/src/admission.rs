@@ -130,7 +130,7 @@ impl fmt::Display for BadEffect {
 
 #[cfg(test)]
 mod tests {
-    use dlock_protocol::{ClientId, Delay, LockRequestRef, TokenRef, Ttl};
+    use dlock_protocol::{ClientId, Delay, LockRequestRef, Mode, TokenRef, Ttl};
 
     use super::*;
     use crate::codec::{write, write_effect};
@@ -146,13 +146,17 @@ mod tests {
 
     /// A lock that is held with these, and the fence `last + 1` where that is ahead of the clock.
     fn held(ms: u64, delay: u32, last: u64) -> Lock {
+        held_in(Mode::Exclusive, ms, delay, last)
+    }
+
+    fn held_in(mode: Mode, ms: u64, delay: u32, last: u64) -> Lock {
         let (mut lock, mut fences, mut waiting) = (Lock::default(), Fences::default(), Waiting::default());
         fences.raise(last);
         let terms = Terms { grants_from: Instant::from_micros(0), longest_lease: Ttl::MAX, most_holders: 9 };
         let (name, mut step) = (Name::new(0, b"k"), Step::default());
         let delay = Delay::from_millis(delay.into()).unwrap();
         let token = TokenRef::new(b"t").unwrap();
-        let request = LockRequestRef { delay, ..LockRequestRef::new(token, ttl(ms)) };
+        let request = LockRequestRef { mode, delay, ..LockRequestRef::new(token, ttl(ms)) };
         let mut turn = Turn::new(NOW, terms, &name, &mut fences, &mut waiting, &mut lock, &mut step);
         turn.acquire(&request, ClientId(1));
         lock
@@ -202,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_change_is_no_lock_and_damage_is_told_as_what_it_is() {
-        let lock = held(1_000, 0, 0);
+        let lock = held_in(Mode::Shared, 1_000, 0, 0);
         for source in [Source::Anybody, Source::Trusted(Origin::Stored)] {
             let part = bytes(&lock, &Change::Part(Vec::new()));
             assert_eq!(CLOCK.admit(&part, source, bounds(9)).err(), Some(Refused::NotWhole));
