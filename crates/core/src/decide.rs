@@ -3,7 +3,7 @@
 //! Every one first lets the present in (leases that are over end, the line is served), then does its own work, then
 //! serves the line again. So no answer depends on whether the background has looked at the lock yet.
 //!
-//! Here are the operations; how a line is served is in [`serving`], how holds begin, change and end in [`holds`].
+//! Here are the operations; how a line is served is in `serving`, how holds begin, change and end in `holds`.
 
 use std::num::NonZeroU32;
 
