@@ -1,4 +1,4 @@
-# Read by the other scripts: the project's folder, how to talk, where servers are. Changes nothing by itself.
+# Sourced by the other scripts: the project's folder, messages, where servers are. Does nothing by itself.
 # shellcheck shell=sh
 
 top=$(cd "$(dirname "$0")/.." && pwd)
@@ -11,8 +11,8 @@ fail() {
     exit 1
 }
 
-# REDIS_SERVER where it is set, else the distribution's Redis. Without its service package only the tools are there, and
-# setup links the server out of them (see setup.sh).
+# REDIS_SERVER if set, else the distribution's Redis. Without the service package only the tools are installed, and setup
+# links the server to one of them (see setup.sh).
 redis_server() {
     if [ -n "${REDIS_SERVER:-}" ]; then
         echo "$REDIS_SERVER"
@@ -42,7 +42,7 @@ install_packages() {
         }
 }
 
-# Tools that only exist for nightly: nightly_with COMPONENT...
+# Nightly Rust with these components: nightly_with COMPONENT...
 nightly_with() {
     if ! cargo +nightly --version >/dev/null 2>&1; then
         say "fetching the nightly toolchain"

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Unpacks a server that this Debian does not offer into build/servers/NAME: fetch-server.sh NAME
+# Unpacks a server that this Debian release does not have into build/servers/NAME: fetch-server.sh NAME
 #
-# Nothing is installed. The packages come from the machine's own Debian mirror, from the suite that has the server, with
-# everything they depend on, the C library included; build/servers/NAME/server starts the server through that library's
-# own loader. So a newer Debian's servers run here, and a module that is built here is tested inside them.
+# Nothing is installed. The packages come from the machine's Debian mirror, from the suite that has the server, with all
+# their dependencies, including the C library; build/servers/NAME/server starts the server through that library's loader.
+# So servers of a newer Debian run here, and a module built here is tested in them.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -14,7 +14,7 @@ if [ -x "$home/server" ]; then
     exit 0
 fi
 
-# Suites move on. What counts is the folder's name, and the version that is said below is the one that was found.
+# Suites move on. What counts is the folder's name; the version found is printed below.
 case $name in
     valkey-8.0) suites="bookworm bookworm-backports" package=valkey-tools program=valkey-check-rdb ;;
     redis-8) suites=trixie package=redis-tools program=redis-check-rdb ;;
@@ -22,20 +22,20 @@ case $name in
     *) fail "no such server: $name" ;;
 esac
 
-command -v apt-get >/dev/null || fail "$name comes from Debian's packages, and there is no apt-get here"
+command -v apt-get >/dev/null || fail "$name comes from Debian's packages, but there is no apt-get"
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-[ -e $keyring ] || fail "$keyring is missing, Debian's signatures could not be checked: install debian-archive-keyring"
+[ -e $keyring ] || fail "$keyring is missing, so Debian's signatures cannot be checked: install debian-archive-keyring"
 
-# Whatever the sources are written in, apt knows where this machine gets Debian's main packages from.
+# However the sources are configured, apt knows where this machine gets Debian's main packages.
 # shellcheck disable=SC1091
 codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
 # shellcheck disable=SC2016 # apt puts in the values, not the shell
 mirror=$(apt-get indextargets --format '$(RELEASE) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
     awk -v release="$codename" '$1 == release && $2 == "main" { print $3; exit }')
-[ -n "$mirror" ] || fail "apt is not told where to get Debian's main packages from (release: $codename)"
+[ -n "$mirror" ] || fail "apt has no source for Debian's main packages (release: $codename)"
 
-# An apt of its own: own sources, own lists, and a machine on which nothing is installed, so that it picks every
-# dependency. It checks signatures as always.
+# A separate apt: its own sources and lists, and nothing installed, so that it fetches every dependency. It checks
+# signatures as usual.
 work=$top/build/fetch/$name
 rm -rf "$work"
 mkdir -p "$work/lists/partial" "$work/archives/partial" "$work/tree"
@@ -55,7 +55,7 @@ own_apt() {
 
 say "fetching $name from Debian's ${suites##* }"
 own_apt update || fail "$name: the package lists of '$suites' could not be fetched from $mirror"
-# The newest suite first: a backport is not taken unless it is asked for.
+# The newest suite: backports are only used on request.
 own_apt install --yes --download-only -t "${suites##* }" "$package" >"$work/log" 2>&1 ||
     {
         cat "$work/log" >&2
@@ -65,8 +65,8 @@ for file in "$work"/archives/*.deb; do
     dpkg -x "$file" "$work/tree"
 done
 
-# One program that acts by the name it is called by; called like this it is the server.
-[ -e "$work/tree/usr/bin/$program" ] || fail "$name: $package holds no $program"
+# One program that acts by its name; with this one it is the server.
+[ -e "$work/tree/usr/bin/$program" ] || fail "$name: $package does not contain $program"
 ln -s "$program" "$work/tree/usr/bin/server"
 loader=$(cd "$work" && find tree -name 'ld-linux*.so.*' ! -type l -print -quit)
 [ -n "$loader" ] || fail "$name: no C library among the packages"
@@ -83,7 +83,7 @@ SCRIPT
 chmod +x "$work/server"
 version=$("$work/server" --version) || fail "$name: the server does not run here"
 
-# All of it or nothing: an interrupted run leaves no half a server behind.
+# All or nothing: an interrupted run leaves no partial server.
 rm -rf "$home"
 mkdir -p "$home"
 mv "$work/tree" "$home/tree"

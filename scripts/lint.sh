@@ -12,7 +12,11 @@ cargo clippy --workspace --all-targets -- -D warnings
 say "comments within 110 columns"
 scripts/columns.sh
 say "documentation"
-RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet
+# In two steps: the module's library and the command are both called dlock.
+for packages in "--workspace --exclude dlock" "--package dlock"; do
+    # shellcheck disable=SC2086 # the words are meant to be split
+    RUSTDOCFLAGS="-D warnings" cargo doc $packages --no-deps --document-private-items --quiet
+done
 if cargo deny --version >/dev/null 2>&1; then
     say "licences and sources"
     cargo deny --offline --all-features check licenses bans sources

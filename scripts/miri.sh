@@ -1,6 +1,6 @@
 #!/bin/sh
-# The core's tests under Miri, which sees undefined behaviour in the core and in the crates under it. Miri is a hundred
-# times slower, so random tests run few cases, and those with long inputs should shorten them where cfg!(miri).
+# The core's tests under Miri, which detects undefined behaviour in the core and in its dependencies. Miri is a hundred
+# times slower, so random tests run few cases, and those with long inputs shorten them if cfg!(miri).
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -11,4 +11,4 @@ export PROPTEST_CASES
 # Isolation off lets the tests see PROPTEST_CASES and read their fixtures.
 MIRIFLAGS="${MIRIFLAGS:-} -Zmiri-disable-isolation" timeout "${MIRI_LIMIT:-600}" \
     cargo +nightly miri test --package dlock-core --target-dir build/miri ||
-    fail "Miri found something, or took longer than ${MIRI_LIMIT:-600} s"
+    fail "Miri found a problem, or took longer than ${MIRI_LIMIT:-600} s"

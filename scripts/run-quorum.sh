@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the module and the command, and starts five independent servers in the foreground, on five free ports from 6401
-# on: a quorum to try things with.
+# Builds the module and the command, and runs five independent servers in the foreground, on five free ports from 6401: a
+# quorum to try.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -17,7 +17,7 @@ stop() {
 trap stop EXIT
 trap 'exit 130' INT TERM HUP QUIT
 
-# A port on which nobody answers is free.
+# A port that nobody answers on is free.
 answers() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 
 port=6401
@@ -25,13 +25,13 @@ for _ in 1 2 3 4 5; do
     while answers "$port"; do port=$((port + 1)); done
     dir=$top/build/run/$port
     mkdir -p "$dir"
-    # Nothing is kept, and no grace after a start: what was locked in the last try should not be locked in this one.
+    # Nothing is kept, and no grace period, so that no lock of the last run is still held.
     "$(redis_server)" --port "$port" --bind 127.0.0.1 --dir "$dir" --logfile log --save '' --appendonly no \
         --notify-keyspace-events KEgd --loadmodule "$top/target/release/libdlock.so" &
     servers+=($!)
     urls+=("redis://127.0.0.1:$port")
     until answers "$port"; do
-        kill -0 "${servers[-1]}" 2>/dev/null || fail "the server on port $port does not start: see $dir/log"
+        kill -0 "${servers[-1]}" 2>/dev/null || fail "the server on port $port did not start: see $dir/log"
         sleep 0.05
     done
 done
@@ -39,13 +39,13 @@ done
 all=$(IFS=,; echo "${urls[*]}")
 cat <<END
 
-Five lock servers run, process ids ${servers[*]}. In another terminal:
+Five lock servers are running, process ids ${servers[*]}. In another terminal:
 
   export PATH="$top/target/release:\$PATH" DLOCK_SERVERS=$all
   dlock run --fenced nightly -- sh -c 'echo "fence \$DLOCK_FENCE"; sleep 20'
   dlock inspect nightly
 
-Kill two of them (kill ${servers[0]} ${servers[1]}): locks go on. A third one, and they do not. Ctrl-C ends all.
+Kill two of them (kill ${servers[0]} ${servers[1]}): locks still work. Kill a third, and they do not. Ctrl-C stops all.
 
 END
 wait

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the module and runs a server with it in the foreground, on the first free port from PORT on (6379). With CONF,
-# the server is set up by that file, for example redis.conf.example, and keeps what it is told to keep.
+# Builds the module and runs a server with it in the foreground, on the first free port from PORT (6379). With CONF, the
+# server uses that configuration, for example redis.conf.example.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -8,36 +8,35 @@ set -eu
 cargo build --release
 
 port=${PORT:-6379}
-# A port on which nobody answers is free.
+# A port that nobody answers on is free.
 while (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do
     port=$((port + 1))
 done
 dir=$top/build/run/$port
 mkdir -p "$dir"
 
-# Nothing is kept: what was locked in the last try should not be locked in this one. KEgd: the module's events, and
-# the generic DEL with them, by key and by event.
+# Nothing is kept, so that no lock of the last run is still held. KEgd: the module's events and DEL, by key and by event.
 options=(--bind 127.0.0.1 --save '' --appendonly no --notify-keyspace-events KEgd
     --loadmodule "$top/target/release/libdlock.so")
 if [ -n "${CONF:-}" ]; then
-    # The server works in a folder of its own, where the module's relative path leads nowhere.
+    # The server runs in a folder of its own, where the module's relative path is wrong.
     sed "s|^loadmodule ./|loadmodule $top/|" "$CONF" >"$dir/redis.conf"
     options=()
 fi
 
-# The words to try it come last, below the server's own: wait for it beside it, and give up when it is gone.
+# Print the command to try below the server's own output: wait for the server in the background, until it ends.
 (
     until redis-cli -p "$port" PING >/dev/null 2>&1; do
         kill -0 $$ 2>/dev/null || exit 0
         sleep 0.05
     done
-    printf '\nA lock server runs on port %s. In another terminal:\n\n' "$port"
-    # Not a key of the README's first session, which begins with one that is free.
+    printf '\nA lock server is running on port %s. In another terminal:\n\n' "$port"
+    # Not a key of the README's first session, which needs a free one.
     # shellcheck disable=SC2016 # for the reader's shell
     printf '  redis-cli -p %s DLOCK.ACQUIRE hello $(redis-cli -p %s DLOCK.TOKEN) 30000\n' "$port" "$port"
     if redis-cli -p "$port" INFO dlock | grep -q '^dlock_grace_ms_left:[1-9]'; then
-        printf '\nIt has to assume that it has forgotten holds, and answers GRACE until they have expired. You know that\n'
-        printf 'nobody holds a lock here? Then end that at once:\n\n'
+        printf '\nIt may have forgotten holds, and answers GRACE until they have expired. If you know that nobody holds\n'
+        printf 'a lock here, end that at once:\n\n'
         printf '  redis-cli -p %s CONFIG SET dlock.restart-grace 0\n' "$port"
     fi
     printf '\nCtrl-C ends it.\n\n'

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Installs what the build and the tests need and the machine lacks. Says nothing when nothing is missing.
+# Installs whatever is missing for the build and the tests. Silent if nothing is.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 
 has_libclang() {
     [ -n "${LIBCLANG_PATH:-}" ] && return 0
-    # Not libclang-cpp.so, which other tools bring along and which is of no use here.
+    # Not libclang-cpp.so, which other tools install and which does not help here.
     for folder in /usr/lib/llvm-*/lib /usr/lib/*-linux-gnu; do
         for library in "$folder"/libclang.so* "$folder"/libclang-[0-9]*.so*; do
             [ -e "$library" ] && return 0
@@ -15,8 +15,8 @@ has_libclang() {
     return 1
 }
 
-# The server is a part of redis-tools: one program that looks at its name. The package redis-server adds the service,
-# which would be started now and at each boot, on the port that people want to try dlock on. So it is not installed.
+# The server is part of redis-tools, one program that acts by its name. The package redis-server adds a service, which
+# would start now and at each boot, on the port where people want to try dlock. So it is not installed.
 missing=
 command -v cc >/dev/null && [ -e /usr/include/stdio.h ] || missing="$missing gcc libc6-dev"
 has_libclang || missing="$missing libclang-dev"
