@@ -11,7 +11,7 @@ SEED ?=
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## install what is missing: redis-server, a C compiler, libclang
+setup: ## install what is missing: redis-server, a C compiler, libclang, Python
 	@scripts/setup.sh
 
 run: setup ## build, and start a server with the module; Ctrl-C stops it (CONF=redis.conf.example, PORT=6379)

@@ -21,6 +21,8 @@ missing=
 command -v cc >/dev/null && [ -e /usr/include/stdio.h ] || missing="$missing gcc libc6-dev"
 has_libclang || missing="$missing libclang-dev"
 command -v redis-cli >/dev/null && [ -x /usr/bin/redis-check-rdb ] || missing="$missing redis-tools"
+# For scripts/imports.py.
+command -v python3 >/dev/null || missing="$missing python3-minimal"
 
 # shellcheck disable=SC2086 # the list is meant to be split
 [ -z "$missing" ] || install_packages $missing
