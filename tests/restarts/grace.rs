@@ -67,7 +67,7 @@ fn logged(server: &Server) -> (usize, usize, String) {
     let log = server.log();
     let begun: Vec<&str> =
         log.lines().filter_map(|l| l.split_once("restart-grace begins: ")).map(|l| l.1).collect();
-    let over = log.lines().filter(|line| line.contains("restart-the grace period has ended: ")).count();
+    let over = log.lines().filter(|line| line.contains("restart-grace is over: ")).count();
     (begun.len(), over, begun.last().unwrap_or(&"").to_string())
 }
 
