@@ -2,7 +2,9 @@
 
 use super::words::*;
 use dlock_client::quorum::*;
+use dlock_testkit::seed;
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 use std::collections::BTreeMap;
 
 /// An answer to one of the requests that were sent: which of them, what, and how many ms later than the one
@@ -111,8 +113,15 @@ impl Story {
     }
 }
 
+fn config() -> ProptestConfig {
+    let seed = seed();
+    println!("DLOCK_SEED={seed} repeats this run");
+    let rng_seed = RngSeed::Fixed(seed);
+    ProptestConfig { cases: 4_000, rng_seed, failure_persistence: None, ..ProptestConfig::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4_000, ..ProptestConfig::default() })]
+    #![proptest_config(config())]
 
     #[test]
     fn only_a_majority_acquires_and_only_from_a_send(
