@@ -14,6 +14,10 @@ mod tails;
 
 use dlock_testkit::{Options, Server, ServerKind};
 
+/// The longest lease in ms where holds may be lost, and the grace: longer than a restart on a busy machine takes, or a hold
+/// that was lost has ended before anybody can look for it.
+const LONGEST: u64 = 1_000;
+
 /// Loses nothing that was acknowledged.
 fn always(kind: &ServerKind) -> Options {
     let options = Server::options(kind).conf("appendonly yes").conf("appendfsync always");
@@ -23,7 +27,7 @@ fn always(kind: &ServerKind) -> Options {
 
 /// May lose holds, and waits after a start until they are over.
 fn with_grace(kind: &ServerKind) -> Options {
-    Server::options(kind).conf("dlock.restart-grace 250")
+    Server::options(kind).conf(&format!("dlock.restart-grace {LONGEST}"))
 }
 
 /// How many crashes, or damaged files.

@@ -4,7 +4,7 @@ use std::fs;
 
 use super::disk::Disk;
 use super::rounds::Rounds;
-use super::{always, with_grace};
+use super::{LONGEST, always, with_grace};
 use dlock_testkit::{Conn, Server, Value, each_server, locks, until};
 
 #[test]
@@ -85,7 +85,7 @@ fn with_appendfsync_everysec_and_grace_nobody_is_granted_what_a_full_disk_did_no
         let (kind, disk) = Disk::of(kind);
         let rounds = Rounds {
             name: "disk full, appendfsync everysec",
-            leases: &[60, 250, 250],
+            leases: &[60, 250, LONGEST],
             grants: 100,
             all_is_given_back: false,
         };

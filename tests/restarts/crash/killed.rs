@@ -1,7 +1,7 @@
 //! kill -9 at random moments under load.
 
 use super::rounds::{Rounds, Tally};
-use super::{always, with_grace};
+use super::{LONGEST, always, with_grace};
 use dlock_testkit::{Options, Random, Server, each_server, until};
 
 #[test]
@@ -28,7 +28,7 @@ fn run_with_grace(
     mut fault: impl FnMut(&Server, &mut Random),
 ) -> Tally {
     // As long as grace, at most.
-    let rounds = Rounds { name, leases: &[60, 250, 250], grants: 300, all_is_given_back: false };
+    let rounds = Rounds { name, leases: &[60, 250, LONGEST], grants: 300, all_is_given_back: false };
     let tally = rounds.run(options.start(), |server, random| {
         fault(server, random);
         server.kill9();

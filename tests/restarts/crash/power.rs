@@ -2,7 +2,7 @@
 
 use super::disk::Disk;
 use super::rounds::Rounds;
-use super::{always, with_grace};
+use super::{LONGEST, always, with_grace};
 use dlock_testkit::each_server;
 
 #[test]
@@ -31,7 +31,7 @@ fn with_weaker_settings_nobody_is_granted_what_a_power_cut_took() {
             ("power cut, appendfsync no", "appendfsync no"),
         ] {
             let (kind, disk) = Disk::of(kind);
-            let rounds = Rounds { name, leases: &[60, 250, 250], grants: 300, all_is_given_back: false };
+            let rounds = Rounds { name, leases: &[60, 250, LONGEST], grants: 300, all_is_given_back: false };
             let mut bytes = 0;
             let tally =
                 rounds.run(with_grace(&kind).conf("appendonly yes").conf(fsync).start(), |server, _| {
