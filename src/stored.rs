@@ -2,7 +2,6 @@
 
 use dlock_core::admission::{Clock, Source};
 use dlock_core::codec;
-use dlock_core::schedule::Slot;
 use dlock_core::tasks::Task;
 use dlock_core::{Change, Ephemeral, Fence, Name};
 
@@ -34,9 +33,9 @@ pub fn load(m: &Module, bytes: &[u8], db: i32, key: &[u8]) -> Result<Box<Value>,
     m.with(|s| {
         s.fences.raise(fence);
         s.schedule(&mut value, db, key);
-        if source == Source::Anybody {
-            // The server may yet drop it, as it does with a TTL that has passed: looked at once, in any case.
-            s.background.note(Task::Due(Name::new(db, key).to_owned(), value.slot));
+        // The server may yet drop it, as it does with a TTL that has passed: looked at once, in any case.
+        if let Some(slot) = value.slot.filter(|_| source == Source::Anybody) {
+            s.background.note(Task::Due(Name::new(db, key).to_owned(), slot));
         }
     });
     if loading.is_none() {
@@ -66,8 +65,9 @@ pub fn effect(m: &Module, value: &Value) -> Vec<u8> {
 /// Its key is taken out of the keyspace. Where the value itself lives on under another name (RENAME, MOVE) it is no lock
 /// any more: the hold was of the resource, and the resource is a name.
 pub fn unlinked(m: &Module, value: &mut Value, db: i32, key: &[u8]) {
-    let slot = std::mem::replace(&mut value.slot, Slot::NONE);
-    m.with(|s| s.background.unschedule(slot, db));
+    if let Some(slot) = value.slot.take() {
+        m.with(|s| s.background.unschedule(slot, db));
+    }
     // Deleted by ourselves, all is said already.
     if value.lock.is_gone() {
         return;

@@ -11,22 +11,17 @@ use crate::ffi;
 /// A key that is open.
 pub type Key<'a> = ffi::Key<'a, Value>;
 
+#[derive(Default)]
 pub struct Value {
     pub lock: Lock,
-    /// None for what is not at home in the keyspace (renamed away, not yet stored).
-    pub slot: Slot,
-}
-
-impl Default for Value {
-    fn default() -> Self {
-        Value { lock: Lock::default(), slot: Slot::NONE }
-    }
+    /// Where the lock is scheduled; nowhere while it is not at home in the keyspace (renamed away, not yet stored).
+    pub slot: Option<Slot>,
 }
 
 impl Value {
     /// Bytes it takes, its place in a row of the schedule and what binds its holds to connections included.
     pub fn memory(&self, key: usize) -> usize {
-        let scheduled = if self.slot == Slot::NONE { 0 } else { Scheduled::ENTRY_SIZE };
+        let scheduled = self.slot.map_or(0, |_| Scheduled::ENTRY_SIZE);
         let bindings = self.lock.bound() * Background::binding_size(key);
         size_of::<Value>() - size_of::<Lock>() + self.lock.size() + scheduled + bindings
     }

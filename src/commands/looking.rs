@@ -114,7 +114,7 @@ impl Command for Waiters {
         let show = shown_to(ctx, args);
         let most = parsed.count.map_or(usize::MAX, |n| n.get() as usize);
         // A copy, for to reply is to call the server.
-        let queue: Vec<Waiter> = m.with(|s| s.waiting.line(&name).take(most).cloned().collect());
+        let queue: Vec<Waiter> = m.with(|s| s.waiting.queue(&name).take(most).cloned().collect());
         let waiting = |waiter| waiting(waiter, now, show);
         queue.iter().map(waiting).collect::<Vec<_>>().write(&mut ctx);
         Ok(())

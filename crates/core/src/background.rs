@@ -59,10 +59,19 @@ impl Background {
 
     /// Puts a lock into the schedule, moves it there or takes it out, by what it holds. `true` where it is due before
     /// this millisecond.
-    pub fn schedule(&mut self, slot: &mut Slot, lock: &Lock, db: i32, key: &[u8], before: u64) -> bool {
+    pub fn schedule(
+        &mut self,
+        slot: &mut Option<Slot>,
+        lock: &Lock,
+        db: i32,
+        key: &[u8],
+        before: u64,
+    ) -> bool {
         let scheduled = self.db(db);
         let Some(due) = lock.next_due() else {
-            scheduled.remove(std::mem::replace(slot, Slot::NONE));
+            if let Some(slot) = slot.take() {
+                scheduled.remove(slot);
+            }
             return false;
         };
         *slot = scheduled.put(*slot, due, key, lock.stored_len());
@@ -70,9 +79,7 @@ impl Background {
     }
 
     pub fn unschedule(&mut self, slot: Slot, db: i32) {
-        if slot != Slot::NONE {
-            self.db(db).remove(slot);
-        }
+        self.db(db).remove(slot);
     }
 
     /// As [`Background::unschedule`], unless the slot has become that of another key meanwhile.

@@ -17,7 +17,7 @@ use std::collections::{BTreeSet, HashMap};
 use dlock_protocol::{Instant, Mode, Token};
 
 use crate::lock::Lock;
-use crate::queue::{Name, Place, Rank, Waiter, WaiterId, Waiting};
+use crate::queue::{Name, Position, Rank, Waiter, WaiterId, Waiting};
 
 mod cycle;
 mod play;
@@ -82,14 +82,14 @@ struct Resource {
     holders: BTreeSet<usize>,
     /// Where known tokens stand in its queue; in order once all have been collected.
     queue: Vec<Waits>,
-    /// How many of them have been served, and which place in the queue, known or not.
+    /// How many of them have been served, and which position in the queue, known or not.
     served: usize,
-    passed: Option<Place>,
+    passed: Option<Position>,
 }
 
 /// A known token in a queue.
 struct Waits {
-    place: Place,
+    position: Position,
     token: usize,
     mode: Mode,
     answered: bool,
@@ -172,14 +172,15 @@ impl Search {
             self.follow(waiting);
         }
         let start = self.tokens[START].token.clone();
-        if self.tokens.len() == 1 && waiting.places(&start, &self.resources[WANTED].name).next().is_none() {
+        if self.tokens.len() == 1 && waiting.positions(&start, &self.resources[WANTED].name).next().is_none()
+        {
             return Found::Nothing;
         }
         // What else the newcomer waits for has to be served in its turn, but is no reason to look there.
         for waiter in waiting.of_token(start.as_bytes()).take(MOST_STEPS / 4) {
             self.steps += 1;
             if let Some(at) = self.names.get(&waiter.name).filter(|_| self.still_waits(waiter)) {
-                self.waits_there(*at, START, waiter.place(), waiter.request.mode);
+                self.waits_there(*at, START, waiter.position(), waiter.request.mode);
             }
         }
         self.most = self.steps + MOST_STEPS;
@@ -205,13 +206,13 @@ impl Search {
                     continue;
                 }
                 let at = self.resource(&waiter.name);
-                self.waits_there(at, self.followed, waiter.place(), waiter.request.mode);
+                self.waits_there(at, self.followed, waiter.position(), waiter.request.mode);
             }
             self.followed += 1;
         }
     }
 
-    /// One whose time is over is never granted, whether or not it has been told so.
+    /// A waiter that has timed out is never granted, whether or not it has been told so.
     fn still_waits(&self, waiter: &Waiter) -> bool {
         waiter.until.is_none_or(|until| !until.passed(self.now))
     }
@@ -253,7 +254,7 @@ impl Search {
         self.resources.len() - 1
     }
 
-    fn waits_there(&mut self, at: usize, token: usize, place: Place, mode: Mode) {
-        self.resources[at].queue.push(Waits { place, token, mode, answered: false });
+    fn waits_there(&mut self, at: usize, token: usize, position: Position, mode: Mode) {
+        self.resources[at].queue.push(Waits { position, token, mode, answered: false });
     }
 }

@@ -1,9 +1,9 @@
-//! The operations: what each does to one lock and its line, and what it asks of the world ([`Step`]).
+//! The operations: what each does to one lock and its queue, and what it asks of the world ([`Step`]).
 //!
-//! Every one first lets the present in (leases that are over end, the line is served), then does its own work, then
-//! serves the line again. So no answer depends on whether the background has looked at the lock yet.
+//! Every one first advances the lock to now (expired holds end, the queue is served), then does its own work, then
+//! serves the queue again. So no answer depends on whether the background has looked at the lock yet.
 //!
-//! Here are the operations; how a line is served is in `serving`, how holds begin, change and end in `holds`.
+//! Here are the operations; how a queue is served is in `serving`, how holds begin, change and end in `holds`.
 
 use std::num::NonZeroU32;
 
@@ -26,7 +26,7 @@ mod serving;
 pub enum Acquired {
     /// The token holds it: since now, or since before.
     Held(Fence),
-    /// Not now. With BLOCK it waits in line, at this rank.
+    /// Not now. With BLOCK it waits in the queue, at this rank.
     NotNow(Rank),
     /// Another sharer, this one, waits to be the exclusive holder already: both would wait for ever.
     Upgrading(Token),
@@ -93,8 +93,8 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Lets the present in: what is over ends, who is next is granted. Of many that have expired not all end in this
-    /// turn; none of them is seen any more, and the lock is due at once again.
+    /// Advances the lock to now: expired holds end, the head of the queue is granted. Of many expired holds not all end
+    /// in this turn; none of them is seen any more, and the lock is due again at once.
     pub fn advance(&mut self) {
         // By far the most frequent, and done without a list.
         if let Holding::Exclusive(hold) = &self.lock.holding
@@ -286,19 +286,19 @@ impl<'a> Turn<'a> {
         self.serve();
     }
 
-    /// The key of the lock was taken away while it was held: the line is served, or nobody holds it any more.
+    /// The key of the lock was taken away while it was held: the queue is served, or nobody holds it any more.
     pub fn vanished(&mut self) {
         self.was_gone = false;
         self.advance();
     }
 
-    /// Takes waiters out of this line, with the answer they get.
+    /// Takes waiters out of this queue, with the answer they get.
     pub fn dismiss(&mut self, waiters: &[WaiterId], outcome: Outcome) {
         self.take_out(waiters, outcome);
         self.advance();
     }
 
-    /// The answer to a waiter reached nobody: what it was granted is taken back, and goes to the next in line. But what
+    /// The answer to a waiter reached nobody: what it was granted is taken back, and goes to the next waiter. But what
     /// another connection of the token has been told of meanwhile stays: that one relies on it.
     pub fn undelivered(&mut self, token: &[u8], waiter: WaiterId) {
         self.advance();

@@ -1,7 +1,7 @@
-//! Who waits: one line a resource, first come first served, and the ways to find somebody in it.
+//! Who waits: a queue for each resource, first come first served, and the ways to find a waiter in it.
 //!
-//! It keeps the order and decides no grant: that is [`crate::decide`], which serves a line from its head. Nothing here
-//! is stored or sent; the lines live as long as the connections that wait in them.
+//! It keeps the order and decides no grant: that is [`crate::decide`], which serves a queue from its head. Nothing here
+//! is stored or sent; the queues live as long as the connections that wait in them.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -34,16 +34,16 @@ impl<'a> Name<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WaiterId(pub u64);
 
-/// Where in the line somebody joins.
+/// Where in the queue a waiter joins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rank {
-    /// A sharer that wants to be the exclusive holder: everybody behind it waits for it anyway.
+    /// A sharer that asks to be the exclusive holder: everybody behind it waits for it anyway.
     Upgrade,
     Newcomer,
 }
 
-/// A place in a line: those of a rank stand in the order in which they came.
-pub(crate) type Place = (Rank, WaiterId);
+/// A position in a queue: waiters of a rank stand in the order in which they came.
+pub(crate) type Position = (Rank, WaiterId);
 
 /// A blocked ACQUIRE.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,16 +57,16 @@ pub struct Waiter {
     pub since: Instant,
     /// None waits for ever.
     pub until: Option<Deadline>,
-    timeout: Slot,
+    timeout: Option<Slot>,
 }
 
 impl Waiter {
-    pub(crate) fn place(&self) -> Place {
+    pub(crate) fn position(&self) -> Position {
         (self.rank, self.id)
     }
 }
 
-/// Somebody who is to join a line.
+/// A waiter that is to join a queue.
 pub struct Newcomer<'a> {
     pub name: Name<'a>,
     pub rank: Rank,
@@ -87,7 +87,7 @@ pub struct Limits {
 #[derive(Clone, Default)]
 pub struct Waiting {
     waiters: HashMap<WaiterId, Waiter>,
-    lines: HashMap<Name<'static>, Line>,
+    queues: HashMap<Name<'static>, Queue>,
     by_token: HashMap<Token, Waits>,
     by_client: HashMap<ClientId, WaiterId>,
     timeouts: Schedule<WaiterId>,
@@ -96,17 +96,17 @@ pub struct Waiting {
 
 /// The queue of a resource.
 #[derive(Clone, Default)]
-struct Line {
-    places: BTreeSet<Place>,
+struct Queue {
+    positions: BTreeSet<Position>,
     /// Those of tokens that wait more than once: only they can be stuck here for a reason of their own.
-    also_elsewhere: BTreeSet<Place>,
+    also_elsewhere: BTreeSet<Position>,
 }
 
-/// Where a token stands.
-type Waits = BTreeMap<Name<'static>, BTreeSet<Place>>;
+/// The positions of a token.
+type Waits = BTreeMap<Name<'static>, BTreeSet<Position>>;
 
 fn more_than_one(waits: &Waits) -> bool {
-    waits.len() > 1 || waits.values().any(|places| places.len() > 1)
+    waits.len() > 1 || waits.values().any(|positions| positions.len() > 1)
 }
 
 /// Gives the memory of a crowd back once most of it has left.
@@ -129,21 +129,21 @@ impl Waiting {
 
     /// How many wait for one resource.
     pub fn len_of(&self, name: &Name<'_>) -> usize {
-        if self.is_empty() { 0 } else { self.lines.get(name).map_or(0, |line| line.places.len()) }
+        if self.is_empty() { 0 } else { self.queues.get(name).map_or(0, |queue| queue.positions.len()) }
     }
 
     pub fn has_room(&self, name: &Name<'_>, limits: Limits) -> bool {
         self.len() < limits.on_the_server && self.len_of(name) < limits.on_a_key
     }
 
-    /// Joins the line. The caller has looked whether there is room and whether waiting would close a cycle.
+    /// Joins the queue. The caller has looked whether there is room and whether waiting would close a cycle.
     pub fn join(&mut self, newcomer: Newcomer<'_>) -> Option<WaiterId> {
         self.last_id += 1;
         let id = WaiterId(self.last_id);
         let Newcomer { name, rank, request, client, since, until } = newcomer;
         let timeout = match until {
-            Some(until) => self.timeouts.insert(until, id)?,
-            None => Slot::NONE,
+            Some(until) => Some(self.timeouts.insert(until, id)?),
+            None => None,
         };
         let waiter = Waiter {
             id,
@@ -155,14 +155,14 @@ impl Waiting {
             until,
             timeout,
         };
-        self.lines.entry(waiter.name.clone()).or_default().places.insert(waiter.place());
+        self.queues.entry(waiter.name.clone()).or_default().positions.insert(waiter.position());
         let waits = self.by_token.entry(waiter.request.token.clone()).or_default();
         let first = waits.iter().next().filter(|_| !more_than_one(waits));
-        let first = first.and_then(|(name, places)| Some((name.clone(), *places.first()?)));
-        waits.entry(waiter.name.clone()).or_default().insert(waiter.place());
+        let first = first.and_then(|(name, positions)| Some((name.clone(), *positions.first()?)));
+        waits.entry(waiter.name.clone()).or_default().insert(waiter.position());
         if more_than_one(waits) {
-            for (name, place) in first.into_iter().chain([(waiter.name.clone(), waiter.place())]) {
-                self.lines.entry(name).or_default().also_elsewhere.insert(place);
+            for (name, position) in first.into_iter().chain([(waiter.name.clone(), waiter.position())]) {
+                self.queues.entry(name).or_default().also_elsewhere.insert(position);
             }
         }
         self.by_client.insert(client, id);
@@ -170,23 +170,23 @@ impl Waiting {
         Some(id)
     }
 
-    /// Takes somebody out of the line, wherever in it.
+    /// Takes a waiter out of its queue, wherever it stands.
     pub fn leave(&mut self, id: WaiterId) -> Option<Waiter> {
         let waiter = self.waiters.remove(&id)?;
-        if let Some(line) = self.lines.get_mut(&waiter.name) {
-            line.places.remove(&waiter.place());
-            line.also_elsewhere.remove(&waiter.place());
-            if line.places.is_empty() {
-                self.lines.remove(&waiter.name);
-                give_back(&mut self.lines);
+        if let Some(queue) = self.queues.get_mut(&waiter.name) {
+            queue.positions.remove(&waiter.position());
+            queue.also_elsewhere.remove(&waiter.position());
+            if queue.positions.is_empty() {
+                self.queues.remove(&waiter.name);
+                give_back(&mut self.queues);
             }
         }
         self.waits_once_less(&waiter);
         if self.by_client.get(&waiter.client) == Some(&id) {
             self.by_client.remove(&waiter.client);
         }
-        if waiter.timeout != Slot::NONE {
-            self.timeouts.remove(waiter.timeout);
+        if let Some(timeout) = waiter.timeout {
+            self.timeouts.remove(timeout);
         }
         give_back(&mut self.waiters);
         give_back(&mut self.by_client);
@@ -196,16 +196,16 @@ impl Waiting {
     fn waits_once_less(&mut self, waiter: &Waiter) {
         let Some(waits) = self.by_token.get_mut(&waiter.request.token) else { return };
         let several = more_than_one(waits);
-        if let Some(places) = waits.get_mut(&waiter.name) {
-            places.remove(&waiter.place());
-            if places.is_empty() {
+        if let Some(positions) = waits.get_mut(&waiter.name) {
+            positions.remove(&waiter.position());
+            if positions.is_empty() {
                 waits.remove(&waiter.name);
             }
         }
         if several && !more_than_one(waits) {
-            for (name, places) in waits {
-                if let (Some(line), Some(last)) = (self.lines.get_mut(name), places.first()) {
-                    line.also_elsewhere.remove(last);
+            for (name, positions) in waits {
+                if let (Some(queue), Some(last)) = (self.queues.get_mut(name), positions.first()) {
+                    queue.also_elsewhere.remove(last);
                 }
             }
         } else if waits.is_empty() {
@@ -218,26 +218,26 @@ impl Waiting {
         self.waiters.get(&id)
     }
 
-    /// Who is next.
+    /// The head of the queue.
     pub fn head(&self, name: &Name<'_>) -> Option<&Waiter> {
         if self.is_empty() {
             return None;
         }
-        self.lines.get(name)?.places.first().and_then(|(_, id)| self.waiters.get(id))
+        self.queues.get(name)?.positions.first().and_then(|(_, id)| self.waiters.get(id))
     }
 
-    /// Everybody in the line, first first.
-    pub fn line<'a>(&'a self, name: &Name<'a>) -> impl Iterator<Item = &'a Waiter> + use<'a> {
-        self.lines
+    /// Everybody in the queue, its head first.
+    pub fn queue<'a>(&'a self, name: &Name<'a>) -> impl Iterator<Item = &'a Waiter> + use<'a> {
+        self.queues
             .get(name)
             .into_iter()
-            .flat_map(|line| &line.places)
+            .flat_map(|queue| &queue.positions)
             .filter_map(|(_, id)| self.waiters.get(id))
     }
 
     /// Every resource somebody waits for.
     pub fn names(&self) -> impl Iterator<Item = &Name<'static>> {
-        self.lines.keys()
+        self.queues.keys()
     }
 
     /// Everything this token waits for, here and on other resources.
@@ -251,8 +251,8 @@ impl Waiting {
         if self.is_empty() {
             return SmallVec::new();
         }
-        let places = self.by_token.get(token).and_then(|waits| waits.get(name));
-        let mut ids: SmallVec<_> = places.into_iter().flatten().map(|(_, id)| *id).collect();
+        let positions = self.by_token.get(token).and_then(|waits| waits.get(name));
+        let mut ids: SmallVec<_> = positions.into_iter().flatten().map(|(_, id)| *id).collect();
         ids.sort_unstable();
         ids
     }
@@ -266,14 +266,14 @@ impl Waiting {
         self.head(name).filter(|waiter| waiter.rank == Rank::Upgrade)
     }
 
-    /// Where the token stands in a queue.
-    pub(crate) fn places<'a>(
+    /// The positions of a token in a queue.
+    pub(crate) fn positions<'a>(
         &'a self,
         token: &Token,
         name: &Name<'a>,
-    ) -> impl Iterator<Item = Place> + use<'a> {
-        let places = self.by_token.get(token).and_then(|waits| waits.get(name));
-        places.into_iter().flatten().copied()
+    ) -> impl Iterator<Item = Position> + use<'a> {
+        let positions = self.by_token.get(token).and_then(|waits| waits.get(name));
+        positions.into_iter().flatten().copied()
     }
 
     /// Those in a queue whose tokens wait elsewhere too, or twice here.
@@ -281,22 +281,22 @@ impl Waiting {
         &'a self,
         name: &Name<'a>,
     ) -> impl Iterator<Item = &'a Waiter> + use<'a> {
-        let places = self.lines.get(name).into_iter().flat_map(|line| &line.also_elsewhere);
-        places.filter_map(|(_, id)| self.waiters.get(id))
+        let positions = self.queues.get(name).into_iter().flat_map(|queue| &queue.also_elsewhere);
+        positions.filter_map(|(_, id)| self.waiters.get(id))
     }
 
-    /// Who stands behind this place; the head where it is None.
-    pub(crate) fn next_in_line(&self, name: &Name<'_>, place: Option<Place>) -> Option<&Waiter> {
-        let behind = (place.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
-        self.lines.get(name)?.places.range(behind).next().and_then(|(_, id)| self.waiters.get(id))
+    /// The waiter behind this position; the head where it is None.
+    pub(crate) fn next_in_queue(&self, name: &Name<'_>, position: Option<Position>) -> Option<&Waiter> {
+        let behind = (position.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        self.queues.get(name)?.positions.range(behind).next().and_then(|(_, id)| self.waiters.get(id))
     }
 
-    /// When the first wait is over.
+    /// When the first wait times out.
     pub fn next_timeout(&self) -> Option<Deadline> {
         self.timeouts.first().map(|(due, _)| due)
     }
 
-    /// Somebody whose time is over.
+    /// A waiter that has timed out.
     pub fn timed_out(&self, now: Instant) -> Option<WaiterId> {
         let (due, slot) = self.timeouts.first()?;
         if due.passed(now) { self.timeouts.get(slot).copied() } else { None }

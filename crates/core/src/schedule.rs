@@ -7,6 +7,8 @@
 //! An entry can be moved or taken out by its slot, so nothing stale is ever left in it. Memory grows and shrinks by
 //! whole chunks and is never copied over as a whole: no insertion stalls on a reallocation, however many there are.
 
+use std::num::NonZeroU32;
+
 use dlock_protocol::Deadline;
 
 use heap::Heap;
@@ -16,13 +18,19 @@ mod chunks;
 mod heap;
 mod slab;
 
-/// Where an entry lives, until it is removed.
+/// Where an entry lives, until it is removed. Its index is stored inverted, so that `Option<Slot>` takes no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Slot(u32);
+pub struct Slot(NonZeroU32);
 
 impl Slot {
-    /// Stands for "not scheduled" in places where four bytes matter.
-    pub const NONE: Slot = Slot(END);
+    /// None for [`END`], which is no index.
+    fn at(index: u32) -> Option<Slot> {
+        NonZeroU32::new(!index).map(Slot)
+    }
+
+    fn index(self) -> u32 {
+        !self.0.get()
+    }
 }
 
 /// Entries by when they are due.
@@ -73,43 +81,44 @@ impl<T> Schedule<T> {
     /// What is due first. Entries due at the same moment come in no particular order.
     pub fn first(&self) -> Option<(Deadline, Slot)> {
         let rows = self.rows.iter().flatten().map(|row| row.first);
-        rows.chain(self.heap.first()).min_by_key(|node| node.due).map(|node| (node.due, Slot(node.slot)))
+        let first = rows.chain(self.heap.first()).min_by_key(|node| node.due)?;
+        Some((first.due, Slot::at(first.slot)?))
     }
 
     /// None once four billion entries are in use.
     pub fn insert(&mut self, due: Deadline, item: T) -> Option<Slot> {
         let slot = self.entries.insert(due, item)?;
         self.line_up(slot, due);
-        Some(Slot(slot))
+        Slot::at(slot)
     }
 
     pub fn get(&self, slot: Slot) -> Option<&T> {
-        self.entries.get(slot.0)?.item.as_ref()
+        self.entries.get(slot.index())?.item.as_ref()
     }
 
     pub fn get_mut(&mut self, slot: Slot) -> Option<&mut T> {
-        self.entries.get_mut(slot.0)?.item.as_mut()
+        self.entries.get_mut(slot.index())?.item.as_mut()
     }
 
     /// Makes the entry due at another moment. Nothing happens where the slot is not in use.
     pub fn reschedule(&mut self, slot: Slot, due: Deadline) {
         let used = |entry: &&mut Entry<T>| entry.item.is_some() && entry.due != due;
-        let Some(entry) = self.entries.get_mut(slot.0).filter(used) else { return };
+        let Some(entry) = self.entries.get_mut(slot.index()).filter(used) else { return };
         entry.due = due;
         let place = entry.place;
-        self.leave(slot.0, place);
-        self.line_up(slot.0, due);
+        self.leave(slot.index(), place);
+        self.line_up(slot.index(), due);
     }
 
     pub fn remove(&mut self, slot: Slot) -> Option<T> {
-        let entry = self.entries.get(slot.0).filter(|entry| entry.item.is_some())?;
-        self.leave(slot.0, entry.place);
-        self.entries.remove(slot.0)
+        let entry = self.entries.get(slot.index()).filter(|entry| entry.item.is_some())?;
+        self.leave(slot.index(), entry.place);
+        self.entries.remove(slot.index())
     }
 
     /// Every entry, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (Slot, &T)> {
-        self.entries.iter().map(|(slot, item)| (Slot(slot), item))
+        self.entries.iter().filter_map(|(index, item)| Some((Slot::at(index)?, item)))
     }
 
     /// Bytes an entry takes here, without what its item has on the heap. Those that fit into no row take 16 more.

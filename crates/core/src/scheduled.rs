@@ -43,21 +43,22 @@ impl Scheduled {
         self.schedule.get(slot).map(|entry| &*entry.key)
     }
 
-    /// Puts a lock in, at [`Slot::NONE`], or has another look at it at another moment. Answers its slot.
-    pub fn put(&mut self, slot: Slot, due: Deadline, key: &[u8], holders: usize) -> Slot {
+    /// Puts a lock in, where it has no slot yet, or has another look at it at another moment. Answers its slot.
+    pub fn put(&mut self, slot: Option<Slot>, due: Deadline, key: &[u8], holders: usize) -> Option<Slot> {
         let count = u32::try_from(holders).unwrap_or(u32::MAX);
-        let before = match self.schedule.get_mut(slot) {
-            Some(entry) => std::mem::replace(&mut entry.holders, count),
+        let scheduled = slot.and_then(|slot| Some((slot, self.schedule.get_mut(slot)?)));
+        let (slot, before) = match scheduled {
+            Some((slot, entry)) => (slot, std::mem::replace(&mut entry.holders, count)),
             None => {
                 let entry = Entry { key: key.into(), holders: count };
                 let slot = self.schedule.insert(due, entry);
                 self.holders += if slot.is_some() { count as usize } else { 0 };
-                return slot.unwrap_or(Slot::NONE);
+                return slot;
             }
         };
         self.holders = self.holders + count as usize - before as usize;
         self.schedule.reschedule(slot, due);
-        slot
+        Some(slot)
     }
 
     /// Has what is due first come up later than it should. Anything else is not due, and stays where it is: it would
@@ -94,11 +95,11 @@ mod tests {
     #[test]
     fn a_lock_is_found_by_when_it_is_due_and_its_holders_are_counted() {
         let mut scheduled = Scheduled::default();
-        let late = scheduled.put(Slot::NONE, at(20), b"late", 3);
-        let soon = scheduled.put(Slot::NONE, at(10), b"soon", 1);
+        let late = scheduled.put(None, at(20), b"late", 3).unwrap();
+        let soon = scheduled.put(None, at(10), b"soon", 1).unwrap();
         assert_eq!((scheduled.held(), scheduled.holders()), (2, 4));
         assert_eq!(scheduled.first(), Some((at(10), soon)));
-        assert_eq!(scheduled.put(late, at(5), b"late", 1), late);
+        assert_eq!(scheduled.put(Some(late), at(5), b"late", 1), Some(late));
         assert_eq!((scheduled.first(), scheduled.holders()), (Some((at(5), late)), 2));
         scheduled.remove(late);
         scheduled.remove(late);
@@ -108,8 +109,8 @@ mod tests {
     #[test]
     fn only_what_is_due_first_can_be_put_off() {
         let mut scheduled = Scheduled::default();
-        let soon = scheduled.put(Slot::NONE, at(10), b"soon", 1);
-        let late = scheduled.put(Slot::NONE, at(20), b"late", 1);
+        let soon = scheduled.put(None, at(10), b"soon", 1).unwrap();
+        let late = scheduled.put(None, at(20), b"late", 1).unwrap();
         scheduled.put_off(late, at(30));
         scheduled.put_off(soon, at(25));
         assert_eq!(scheduled.first(), Some((at(20), late)));
@@ -118,7 +119,7 @@ mod tests {
     #[test]
     fn a_slot_that_became_another_keys_is_left_alone() {
         let mut scheduled = Scheduled::default();
-        let slot = scheduled.put(Slot::NONE, at(10), b"new", 1);
+        let slot = scheduled.put(None, at(10), b"new", 1).unwrap();
         scheduled.remove_if_of(slot, b"old");
         assert_eq!(scheduled.key(slot), Some(&b"new"[..]));
         scheduled.remove_if_of(slot, b"new");

@@ -48,9 +48,9 @@ pub enum Granted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Granted(Fence, Granted),
-    /// Its time is over.
+    /// Its wait timed out.
     TimedOut,
-    /// RELEASE or CANCEL took it out of the line.
+    /// RELEASE or CANCEL took it out of the queue.
     Cancelled,
     /// What it asked for turned out to be impossible when its turn came.
     Refused(Refusal),

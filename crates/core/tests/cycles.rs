@@ -22,7 +22,7 @@ const NOW: Instant = Instant::from_micros(1_000_000);
 const TERMS: Terms = Terms { grants_from: NOW, longest_lease: Ttl::MAX, most_holders: u32::MAX };
 
 impl World {
-    /// Acquires or joins the line; the cycle where that would close one.
+    /// Acquires or joins the queue; the cycle where that would close one.
     fn want(&mut self, key: &str, token: &str, mode: Mode) -> Option<Vec<Token>> {
         let name = Name::new(0, key.as_bytes()).to_owned();
         let ttl = Ttl::from_millis(1000).unwrap();

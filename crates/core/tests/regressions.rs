@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use dlock_core::{Granted, Mode, Reentry, Refusal, ReleaseCount};
 
 use crate::model::moves::Move;
-use crate::model::page::{Answer, Client, Flight, Token, Told, Wish};
+use crate::model::page::{Answer, Client, Flight, Request, Token, Told};
 use crate::model::system::System;
 
 const START: u64 = 1_760_000_000_000_000;
@@ -14,8 +14,8 @@ const KEY: u8 = 0;
 /// Asks for [`KEY`] for a second, and waits for it without end if `wait`.
 fn ask(system: &mut System, client: Client, token: Token, mode: Mode, wait: bool) -> Answer {
     let (ttl, reentry) = (1000, Reentry::Keep);
-    let wish = Wish { client, key: KEY, token, mode, ttl, reentry, ephemeral: false, delay: 0, label: 0 };
-    system.make(Move::Acquire(wish, wait.then_some(0)))
+    let asked = Request { client, key: KEY, token, mode, ttl, reentry, ephemeral: false, delay: 0, label: 0 };
+    system.make(Move::Acquire(asked, wait.then_some(0)))
 }
 
 fn permits(n: u32) -> Mode {
@@ -67,7 +67,7 @@ fn a_grant_that_another_connection_was_told_of_is_not_taken_back() {
     }
 }
 
-/// Nobody had been told, and the next in line waited for the whole lease.
+/// Nobody had been told, and the next waiter waited for the whole lease.
 #[test]
 fn a_grant_that_reached_none_of_its_connections_is_taken_back() {
     let mut system = System::new(START, 0);
@@ -102,7 +102,8 @@ fn an_upgrade_waits_for_a_lock_delay() {
     let mut system = System::new(START, 0);
     ask(&mut system, 1, 1, Mode::Shared, false);
     let (ttl, reentry, mode, delay) = (10, Reentry::Keep, Mode::Shared, 50);
-    let dies = Wish { client: 2, key: KEY, token: 2, mode, ttl, reentry, ephemeral: false, delay, label: 0 };
+    let dies =
+        Request { client: 2, key: KEY, token: 2, mode, ttl, reentry, ephemeral: false, delay, label: 0 };
     system.make(Move::Acquire(dies, None));
     system.make(Move::Advance(20_000));
     assert_eq!(ask(&mut system, 1, 1, Mode::Exclusive, true), Answer::Waits);
@@ -150,7 +151,7 @@ fn the_lock_delay_of_an_expired_hold_is_seen_at_once() {
     for mode in [Mode::Exclusive, Mode::Shared, permits(3)] {
         let mut system = System::new(START, 0);
         let (ttl, reentry, delay) = (10, Reentry::Keep, 50);
-        let dies = |token| Wish {
+        let dies = |token| Request {
             client: 2,
             key: KEY,
             token,

@@ -15,7 +15,7 @@ const NOW: Instant = Instant::from_micros(1_760_000_000_000_000);
 const TERMS: Terms = Terms { grants_from: NOW, longest_lease: Ttl::MAX, most_holders: u32::MAX };
 const KEY: Name<'static> = Name { db: 0, key: std::borrow::Cow::Borrowed(b"key") };
 
-/// One lock with its line.
+/// One lock with its queue.
 #[derive(Default)]
 struct World {
     fences: Fences,
@@ -117,7 +117,7 @@ fn many_waits_of_one_token() {
     takes_no_second(100_000, prepare, |world, n| world.release_first(n));
 }
 
-/// For each of them the line was walked from its head.
+/// For each of them the queue was walked from its head.
 #[test]
 fn a_search_behind_tokens_that_wait_elsewhere_too() {
     let prepare = |n| {

@@ -10,7 +10,7 @@ use dlock_core::{Mode, Reentry, ReleaseCount};
 
 use crate::model::check;
 use crate::model::moves::Move;
-use crate::model::page::{Client, Page, Token, Wish};
+use crate::model::page::{Client, Page, Request, Token};
 use crate::model::system::System;
 
 const KEY: u8 = 0;
@@ -20,7 +20,7 @@ fn acquire(client: Client, token: Token, mode: Mode, block: Option<u64>) -> Move
     // Token 1 dies badly: its holds end with its connection, and are followed by a lock-delay.
     let (ephemeral, delay) = (token == 1, u64::from(token == 1));
     let (ttl, reentry) = (2, Reentry::Keep);
-    Move::Acquire(Wish { client, key: KEY, token, mode, ttl, reentry, ephemeral, delay, label: 0 }, block)
+    Move::Acquire(Request { client, key: KEY, token, mode, ttl, reentry, ephemeral, delay, label: 0 }, block)
 }
 
 /// What happens in each of them besides ACQUIRE: time passes, and everybody may leave in every way.

@@ -20,7 +20,7 @@ impl Search {
                 }
             }
         }
-        // Of each resource the holders are looked at once, and each place in its queue.
+        // Of each resource the holders are looked at once, and each position in its queue.
         let mut seen = vec![None; self.resources.len()];
         let mut met_by: Vec<Option<usize>> = vec![None; self.tokens.len()];
         let mut to_follow = VecDeque::from([START]);

@@ -3,7 +3,7 @@
 use dlock_protocol::Mode;
 
 use super::{PLAYING, START, Search, WANTED, Waits};
-use crate::queue::{Place, Waiting};
+use crate::queue::{Position, Waiting};
 
 /// What becomes of a waiter at the head of its queue.
 enum Turn {
@@ -22,7 +22,7 @@ impl Search {
                 // Not looked at: whoever waits there will be served.
                 resource.queue.clear();
             }
-            resource.queue.sort_unstable_by_key(|waits| waits.place);
+            resource.queue.sort_unstable_by_key(|waits| waits.position);
             for waits in &resource.queue {
                 self.tokens[waits.token].waits += 1;
             }
@@ -30,7 +30,7 @@ impl Search {
         let leaves = |token: &usize| *token != START && self.tokens[*token].waits == 0;
         let mut leaving: Vec<usize> = (0..self.tokens.len()).filter(leaves).collect();
         let mut to_serve: Vec<usize> = (0..self.resources.len()).collect();
-        // Each hold ends once and each place is passed once, so this is a matter of adding up; but the waiters that are
+        // Each hold ends once and each position is passed once, so this is a matter of adding up; but the waiters that are
         // not known, whom nobody has counted.
         while self.left() > 0 {
             while let Some(token) = leaving.pop() {
@@ -52,23 +52,23 @@ impl Search {
     fn serve(&mut self, at: usize, waiting: &Waiting, leaving: &mut Vec<usize>) -> bool {
         while let Some(next) = self.resources[at].queue.get(self.resources[at].served) {
             self.steps += PLAYING;
-            let (place, token, mode, answered) = (next.place, next.token, next.mode, next.answered);
-            if !self.pass(at, place, mode, waiting) {
+            let (position, token, mode, answered) = (next.position, next.token, next.mode, next.answered);
+            if !self.pass(at, position, mode, waiting) {
                 return false;
             }
             if !answered {
                 match self.turn(at, token, mode) {
                     Turn::NotYet => return false,
-                    Turn::Answered => self.answer(at, place, leaving),
+                    Turn::Answered => self.answer(at, position, leaving),
                     Turn::Granted(mode) => {
                         self.grant(at, token, mode);
-                        self.answer(at, place, leaving);
+                        self.answer(at, position, leaving);
                         self.answer_others(at, token, waiting, leaving);
                     }
                 }
             }
             let resource = &mut self.resources[at];
-            (resource.served, resource.passed) = (resource.served + 1, Some(place));
+            (resource.served, resource.passed) = (resource.served + 1, Some(position));
             if at == WANTED && self.newcomer_is_answered() {
                 return true;
             }
@@ -76,16 +76,16 @@ impl Search {
         false
     }
 
-    /// Lets those pass who are not known and stand before this place. Where nobody holds the resource they are all
+    /// Lets those pass who are not known and stand before this position. Where nobody holds the resource they are all
     /// served, one after the other, and only a waiter for a permit has to know by whom. One who is not served is known
     /// from now on, and no more.
-    fn pass(&mut self, at: usize, place: Place, mode: Mode, waiting: &Waiting) -> bool {
+    fn pass(&mut self, at: usize, position: Position, mode: Mode, waiting: &Waiting) -> bool {
         let (most, now) = (self.most_holders, self.now);
         let resource = &mut self.resources[at];
         while (!resource.holders.is_empty() || matches!(mode, Mode::Permits(_)))
             && self.steps < self.most
-            && let Some(waiter) = waiting.next_in_line(&resource.name, resource.passed)
-            && waiter.place() < place
+            && let Some(waiter) = waiting.next_in_queue(&resource.name, resource.passed)
+            && waiter.position() < position
         {
             self.steps += 1;
             let holders = resource.holders.len();
@@ -102,7 +102,7 @@ impl Search {
             };
             if !served {
                 let waits = |token| Waits {
-                    place: waiter.place(),
+                    position: waiter.position(),
                     token,
                     mode: waiter.request.mode,
                     answered: false,
@@ -114,7 +114,7 @@ impl Search {
                 }
                 return false;
             }
-            resource.passed = Some(waiter.place());
+            resource.passed = Some(waiter.position());
         }
         true
     }
@@ -153,13 +153,14 @@ impl Search {
     /// A grant to a token answers each of its waits there that asks for no more.
     fn answer_others(&mut self, at: usize, token: usize, waiting: &Waiting, leaving: &mut Vec<usize>) {
         let resource = &self.resources[at];
-        let here = waiting.places(&self.tokens[token].token, &resource.name);
+        let here = waiting.positions(&self.tokens[token].token, &resource.name);
         let own = resource.queue.iter().rev().find(|waits| at == WANTED && waits.token == START);
-        let places: Vec<Place> = here.chain(own.filter(|_| token == START).map(|own| own.place)).collect();
-        for place in places {
+        let positions: Vec<Position> =
+            here.chain(own.filter(|_| token == START).map(|own| own.position)).collect();
+        for position in positions {
             self.steps += 1;
             let resource = &self.resources[at];
-            let Ok(index) = resource.queue.binary_search_by_key(&place, |waits| waits.place) else {
+            let Ok(index) = resource.queue.binary_search_by_key(&position, |waits| waits.position) else {
                 continue;
             };
             let waits = &resource.queue[index];
@@ -168,14 +169,14 @@ impl Search {
                 (held_as, asked) => held_as == Some(asked),
             };
             if asks_no_more && !waits.answered {
-                self.answer(at, place, leaving);
+                self.answer(at, position, leaving);
             }
         }
     }
 
-    fn answer(&mut self, at: usize, place: Place, leaving: &mut Vec<usize>) {
+    fn answer(&mut self, at: usize, position: Position, leaving: &mut Vec<usize>) {
         let queue = &mut self.resources[at].queue;
-        let Ok(index) = queue.binary_search_by_key(&place, |waits| waits.place) else { return };
+        let Ok(index) = queue.binary_search_by_key(&position, |waits| waits.position) else { return };
         queue[index].answered = true;
         let token = queue[index].token;
         self.tokens[token].waits -= 1;
@@ -185,7 +186,7 @@ impl Search {
     }
 
     fn newcomer_is_answered(&self) -> bool {
-        let newcomer = |waits: &&Waits| waits.token == START && waits.place.1.0 == u64::MAX;
+        let newcomer = |waits: &&Waits| waits.token == START && waits.position.1.0 == u64::MAX;
         self.resources[WANTED].queue.iter().rev().find(newcomer).is_some_and(|waits| waits.answered)
     }
 }

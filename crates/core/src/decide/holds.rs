@@ -116,7 +116,7 @@ impl Turn<'_> {
         self.step.whole();
     }
 
-    /// Ends what is over of a lock that many hold, or that waits for a lock-delay.
+    /// Ends the expired holds of a lock that many hold, or a lock-delay that has passed.
     pub(super) fn expire(&mut self) {
         let now = self.now;
         if let Holding::Crowd(crowd) = &mut self.lock.holding

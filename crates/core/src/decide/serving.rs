@@ -1,4 +1,4 @@
-//! How a line is served: grants from its head for as long as the head fits, each waiter answered once.
+//! How a queue is served: grants from its head for as long as the head fits, each waiter answered once.
 
 use dlock_protocol::Mode;
 use smallvec::smallvec;
@@ -9,15 +9,15 @@ use crate::queue::Waiter;
 use crate::step::{Granted, Outcome, Refusal};
 
 impl Turn<'_> {
-    /// Grants to the line from its head for as long as the head fits.
+    /// Grants to the queue from its head for as long as the head fits.
     #[inline]
     pub(super) fn serve(&mut self) {
         if !self.waiting.is_empty() {
-            self.serve_line();
+            self.serve_queue();
         }
     }
 
-    pub(super) fn serve_line(&mut self) {
+    pub(super) fn serve_queue(&mut self) {
         while let Some(head) = self.waiting.head(self.name) {
             let id = head.id;
             if head.until.is_some_and(|until| until.passed(self.now)) {

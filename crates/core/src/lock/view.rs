@@ -4,7 +4,7 @@ use dlock_protocol::{Fence, Instant};
 
 use super::{Hold, Lock, Mode};
 
-/// A lock at a moment: expired holds and a lock-delay that is over are not seen.
+/// A lock at a moment: expired holds and a lock-delay that has passed are not seen.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     lock: &'a Lock,

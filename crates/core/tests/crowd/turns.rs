@@ -172,7 +172,7 @@ fn a_full_lock_refuses_newcomers_and_keeps_waiters_waiting() {
         let full = Acquired::Refused(Refusal::TooManyHolders(3));
         assert_eq!(world.acquire(&ask(3)), full);
         assert!(matches!(world.acquire(&ask(2)), Acquired::Held(_)), "it holds already");
-        // Somebody stood in line before it was full.
+        // Somebody stood in the queue before it was full.
         world.wait(ask(3), 1);
         assert_eq!(world.acquire(&ask(4)), Acquired::NotNow(Rank::Newcomer));
         assert!(world.outcomes.is_empty(), "the waiter waits on");

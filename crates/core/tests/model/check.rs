@@ -34,10 +34,10 @@ pub const SOMETIMES: &[&str] = &[
     "a holder asks again in grace",
     "a holder asks in a mode it cannot have",
     "a holder's connection closes",
-    "a key vanishes under its line",
+    "a key vanishes under its queue",
     "a lease ends",
     "a lock that as many hold as may",
-    "a newcomer does not overtake the line",
+    "a newcomer does not overtake the queue",
     "a part of a lock is replicated",
     "a read inside a write section",
     "a release",
@@ -78,20 +78,20 @@ pub fn same(system: &System, page: &Page, step: &Move, answer: &Answer, expected
     assert_eq!(system.fences.last(), page.last_fence);
     for key in 0..KEYS {
         same_holds(system, page, key);
-        let line: Vec<_> = page.line(key).iter().map(|w| (w.wish, w.upgrades, w.until)).collect();
-        let core = system.waiting.line(&name(key)).map(|w| {
+        let queue: Vec<_> = page.queue(key).iter().map(|w| (w.asked, w.upgrades, w.until)).collect();
+        let core = system.waiting.queue(&name(key)).map(|w| {
             let asked = w.request.borrowed();
             let told = (w.client.0, token_of(asked.token.as_bytes()), asked.mode, asked.ttl.millis());
             let rest =
                 (asked.reentry, asked.ephemeral, asked.delay.millis(), asked.label.as_bytes().to_vec());
             (told, rest, w.rank == Rank::Upgrade, w.until.map(|until| until.millis()))
         });
-        let page = line.iter().map(|(w, upgrades, until)| {
+        let page = queue.iter().map(|(w, upgrades, until)| {
             let told = (w.client, w.token, w.mode, w.ttl);
             (told, (w.reentry, w.ephemeral, w.delay, system::label(w.label)), *upgrades, *until)
         });
-        assert!(core.eq(page), "the line of {key}");
-        assert_eq!(system.waiting.len_of(&name(key)), line.len());
+        assert!(core.eq(page), "the queue of {key}");
+        assert_eq!(system.waiting.len_of(&name(key)), queue.len());
     }
     // Each in the cycle waits for the next one.
     for pair in system.cycle.windows(2) {
@@ -140,8 +140,9 @@ fn same_holds(system: &System, page: &Page, key: u8) {
 
 /// What nobody has to be asked about.
 pub fn invariants(system: &System, step: &Move) {
-    let ids: BTreeSet<_> =
-        (0..KEYS).flat_map(|key| system.waiting.line(&name(key)).map(|w| w.id).collect::<Vec<_>>()).collect();
+    let ids: BTreeSet<_> = (0..KEYS)
+        .flat_map(|key| system.waiting.queue(&name(key)).map(|w| w.id).collect::<Vec<_>>())
+        .collect();
     assert_eq!(ids, system.unanswered, "who waits has no outcome yet, and who has none waits");
     assert_eq!(system.waiting.len(), ids.len());
     let by_time = ids.iter().filter_map(|id| system.waiting.get(*id)?.until).min();
@@ -183,7 +184,7 @@ fn sub_ms(system: &System, hold: &dlock_core::Hold) -> bool {
     hold.deadline().millis() * 1000 > system.now
 }
 
-/// Whoever is first in line has a reason to wait.
+/// The head of a queue has a reason to wait.
 fn no_lost_wake_up(system: &System, key: u8) {
     let Some(head) = system.waiting.head(&name(key)) else { return };
     let lock = system.locks.get(&key).cloned().unwrap_or_default();
@@ -212,7 +213,7 @@ fn delayed(lock: &dlock_core::Lock, system: &System) -> bool {
 
 fn looked_at(step: &Move) -> Option<u8> {
     match step {
-        Move::Acquire(wish, _) => Some(wish.key),
+        Move::Acquire(asked, _) => Some(asked.key),
         Move::Release(key, ..) | Move::Extend(key, ..) | Move::Confirm(key, ..) | Move::Break(key) => {
             Some(*key)
         }

@@ -7,12 +7,12 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::page::{
-    Answer, CLIENTS, Client, GREATEST_COUNT, GREATEST_FENCE, KEYS, Key, Page, Restart, TOKENS, Token, Wish,
+    Answer, CLIENTS, Client, GREATEST_COUNT, GREATEST_FENCE, KEYS, Key, Page, Request, Restart, TOKENS, Token,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Move {
-    Acquire(Wish, Option<u64>),
+    Acquire(Request, Option<u64>),
     Release(Key, Token, ReleaseCount),
     Extend(Key, Token, u64),
     /// With the fence, the ttl and the skew bound.
@@ -39,9 +39,9 @@ impl Page {
     /// A client that waits says nothing until it is answered.
     pub fn can(&self, step: &Move) -> bool {
         match step {
-            Move::Acquire(wish, _) => {
-                let busy = |client: Client| client == wish.client;
-                !self.waiters.iter().any(|waiter| busy(waiter.wish.client))
+            Move::Acquire(asked, _) => {
+                let busy = |client: Client| client == asked.client;
+                !self.waiters.iter().any(|waiter| busy(waiter.asked.client))
                     && !self.flights.iter().any(|flight| busy(flight.client))
             }
             Move::Delivered(nth) | Move::Undelivered(nth) => *nth < self.flights.len(),
@@ -55,7 +55,7 @@ impl Page {
         self.marks.clear();
         self.edges.clear();
         match *step {
-            Move::Acquire(wish, block) => return self.acquire(wish, block),
+            Move::Acquire(asked, block) => return self.acquire(asked, block),
             Move::Release(key, token, counts) => return Answer::Number(self.release(key, token, counts)),
             Move::Extend(key, token, ttl) => return Answer::Number(self.extend(key, token, ttl)),
             Move::Confirm(key, token, fence, ttl, bound) => {
@@ -63,10 +63,10 @@ impl Page {
             }
             Move::Break(key) => return Answer::Number(self.break_all(key)),
             Move::CancelToken(key, token) => {
-                return Answer::Number(self.cancel_command(key, |wish| wish.token == token));
+                return Answer::Number(self.cancel_command(key, |asked| asked.token == token));
             }
             Move::CancelClient(key, client) => {
-                return Answer::Number(self.cancel_command(key, |wish| wish.client == client));
+                return Answer::Number(self.cancel_command(key, |asked| asked.client == client));
             }
             Move::ClientGone(client) => self.client_gone(client),
             Move::Delete(key) => self.delete(key),
@@ -134,7 +134,7 @@ pub fn waits() -> impl Strategy<Value = Vec<Move>> {
     let wait = (0..CLIENTS, 0..KEYS, 0..TOKENS, mode).prop_map(|(client, key, token, mode)| {
         let (ttl, reentry) = (1000, Reentry::Keep);
         Move::Acquire(
-            Wish { client, key, token, mode, ttl, reentry, ephemeral: false, delay: 0, label: 0 },
+            Request { client, key, token, mode, ttl, reentry, ephemeral: false, delay: 0, label: 0 },
             Some(0),
         )
     });
@@ -161,6 +161,6 @@ fn acquire() -> impl Strategy<Value = Move> {
     let extras = (select(vec![0, 0, 0, 0, 2, 30]), select(vec![0, 0, 0, 1, 2]));
     (who, mode, reentry, block, rest, extras).prop_map(|(who, mode, reentry, block, rest, extras)| {
         let ((client, key, token), (ttl, ephemeral), (delay, label)) = (who, rest, extras);
-        Move::Acquire(Wish { client, key, token, mode, ttl, reentry, ephemeral, delay, label }, block)
+        Move::Acquire(Request { client, key, token, mode, ttl, reentry, ephemeral, delay, label }, block)
     })
 }

@@ -4,7 +4,7 @@
 use dlock_core::{End, Granted, Mode, Reentry, Refusal, ReleaseCount};
 
 mod commands;
-mod line;
+mod queue;
 mod stuck;
 
 pub use commands::Restart;
@@ -51,7 +51,7 @@ pub struct Hold {
 
 /// What an ACQUIRE asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Wish {
+pub struct Request {
     pub client: Client,
     pub key: Key,
     pub token: Token,
@@ -66,7 +66,7 @@ pub struct Wish {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Waiter {
     pub number: u64,
-    pub wish: Wish,
+    pub asked: Request,
     /// A sharer that waits for its upgrade stands before all others.
     pub upgrades: bool,
     /// The ms at which its own time is over.
@@ -172,9 +172,9 @@ impl Page {
         self.now < self.grants_from
     }
 
-    /// The line of a key, first first.
-    pub fn line(&self, key: Key) -> Vec<Waiter> {
-        let of_key = self.waiters.iter().filter(|waiter| waiter.wish.key == key);
+    /// The queue of a key, its head first.
+    pub fn queue(&self, key: Key) -> Vec<Waiter> {
+        let of_key = self.waiters.iter().filter(|waiter| waiter.asked.key == key);
         let (mut first, rest): (Vec<_>, Vec<_>) = of_key.cloned().partition(|waiter| waiter.upgrades);
         first.extend(rest);
         first
@@ -222,16 +222,16 @@ impl Page {
         gone.len()
     }
 
-    fn begin(&mut self, wish: &Wish) -> Result<u64, Refusal> {
+    fn begin(&mut self, asked: &Request) -> Result<u64, Refusal> {
         let fence = self.now.max(self.last_fence + 1);
         if fence > GREATEST_FENCE {
             self.marks.push("no fence is left");
             return Err(Refusal::FencesUsedUp);
         }
         self.last_fence = fence;
-        let count = if let Reentry::AtLeast(n) = wish.reentry { n.get() } else { 1 };
-        let bond = if wish.ephemeral { Bond::To(wish.client) } else { Bond::None };
-        let Wish { key, token, mode, ttl, delay, label, .. } = *wish;
+        let count = if let Reentry::AtLeast(n) = asked.reentry { n.get() } else { 1 };
+        let bond = if asked.ephemeral { Bond::To(asked.client) } else { Bond::None };
+        let Request { key, token, mode, ttl, delay, label, .. } = *asked;
         let (end, since) = (self.in_ms(ttl), self.now / 1000);
         self.holds.push(Hold {
             key,
@@ -252,28 +252,28 @@ impl Page {
     }
 
     /// The token holds the key and asks again.
-    fn again(&mut self, wish: &Wish) -> Result<u64, Refusal> {
-        let end = self.in_ms(wish.ttl);
-        let hold = self.hold_mut(wish.key, wish.token).expect("it holds");
-        hold.count = match wish.reentry {
+    fn again(&mut self, asked: &Request) -> Result<u64, Refusal> {
+        let end = self.in_ms(asked.ttl);
+        let hold = self.hold_mut(asked.key, asked.token).expect("it holds");
+        hold.count = match asked.reentry {
             Reentry::Keep => hold.count,
             Reentry::AtLeast(n) => hold.count.max(n.get()),
             Reentry::OneMore if hold.count == GREATEST_COUNT => return Err(Refusal::CountFull),
             Reentry::OneMore => hold.count + 1,
         };
-        if wish.ephemeral {
-            hold.bond = Bond::To(wish.client);
+        if asked.ephemeral {
+            hold.bond = Bond::To(asked.client);
         }
-        if wish.delay > 0 {
-            hold.delay = wish.delay;
+        if asked.delay > 0 {
+            hold.delay = asked.delay;
         }
-        if wish.label > 0 {
-            hold.label = wish.label;
+        if asked.label > 0 {
+            hold.label = asked.label;
         }
         let fence = hold.fence;
         if end > hold.end {
-            (hold.end, hold.ttl) = (end, wish.ttl);
-            self.heard.push((wish.key, Heard::Extended));
+            (hold.end, hold.ttl) = (end, asked.ttl);
+            self.heard.push((asked.key, Heard::Extended));
         }
         Ok(fence)
     }

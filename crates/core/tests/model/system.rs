@@ -12,7 +12,7 @@ use dlock_core::{
 };
 
 use super::moves::Move;
-use super::page::{Answer, Client, Flight, Heard, KEYS, Key, MOST_HOLDERS, ROOM, Token, Told, Wish};
+use super::page::{Answer, Client, Flight, Heard, KEYS, Key, MOST_HOLDERS, ROOM, Request, Token, Told};
 
 #[derive(Clone, Default)]
 pub struct System {
@@ -134,7 +134,7 @@ impl System {
                     );
                     if granted != Granted::Renewal {
                         let before = (waiter.rank, waiter.id);
-                        let overtaken = self.waiting.line(&waiter.name).any(|w| (w.rank, w.id) < before);
+                        let overtaken = self.waiting.queue(&waiter.name).any(|w| (w.rank, w.id) < before);
                         assert!(!overtaken, "first come first served: {waiter:?}");
                     }
                     if granted == Granted::New {
@@ -179,7 +179,7 @@ impl System {
         self.cycle.clear();
         self.saw.clear();
         match step {
-            Move::Acquire(wish, block) => return self.acquire(&wish, block),
+            Move::Acquire(asked, block) => return self.acquire(&asked, block),
             Move::Release(key, who, counts) => {
                 let ended = self.turn(key, |turn| turn.release(checked(&token(who)), counts));
                 return Answer::Number(ended.into());
@@ -245,32 +245,32 @@ impl System {
         Answer::Nothing
     }
 
-    fn acquire(&mut self, wish: &Wish, block: Option<u64>) -> Answer {
-        let (who, text) = (token(wish.token), label(wish.label));
-        let client = ClientId(wish.client);
+    fn acquire(&mut self, asked: &Request, block: Option<u64>) -> Answer {
+        let (who, text) = (token(asked.token), label(asked.label));
+        let client = ClientId(asked.client);
         let request = LockRequest {
-            mode: wish.mode,
-            reentry: wish.reentry,
-            ephemeral: wish.ephemeral,
-            delay: Delay::from_millis(wish.delay).expect("a possible delay"),
+            mode: asked.mode,
+            reentry: asked.reentry,
+            ephemeral: asked.ephemeral,
+            delay: Delay::from_millis(asked.delay).expect("a possible delay"),
             label: LabelRef::new(&text).expect("a possible label"),
-            ..LockRequest::new(checked(&who), ttl(wish.ttl))
+            ..LockRequest::new(checked(&who), ttl(asked.ttl))
         };
-        let held = self.locks.get(&wish.key).is_some_and(|l| l.at(self.instant()).hold_of(&who).is_some());
+        let held = self.locks.get(&asked.key).is_some_and(|l| l.at(self.instant()).hold_of(&who).is_some());
         let before = self.outcomes.len();
-        let rank = match self.turn(wish.key, |turn| turn.acquire(&request, client)) {
+        let rank = match self.turn(asked.key, |turn| turn.acquire(&request, client)) {
             Acquired::Held(fence) => {
                 let waited =
                     self.outcomes[before..].iter().any(|(_, told)| matches!(told, Told::Granted(..)));
                 if !held && !waited {
-                    assert_eq!(self.waiting.len_of(&name(wish.key)), 0, "a newcomer overtakes the line");
-                    self.began(wish.key, wish.token, fence);
+                    assert_eq!(self.waiting.len_of(&name(asked.key)), 0, "a newcomer overtakes the queue");
+                    self.began(asked.key, asked.token, fence);
                 }
-                self.is_told(wish.key, wish.token, wish.client, wish.mode);
+                self.is_told(asked.key, asked.token, asked.client, asked.mode);
                 return Answer::Fence(fence.get());
             }
             Acquired::Upgrading(other) => {
-                self.cycle = vec![wish.token, token_of(other.as_bytes()), wish.token];
+                self.cycle = vec![asked.token, token_of(other.as_bytes()), asked.token];
                 return Answer::Deadlock;
             }
             Acquired::Refused(refusal) => return Answer::Refused(refusal),
@@ -278,13 +278,13 @@ impl System {
             Acquired::NotNow(rank) => rank,
         };
         let Some(ms) = block else { return Answer::Null };
-        let name = name(wish.key);
+        let name = name(asked.key);
         if !self.waiting.has_room(&name, Limits { on_the_server: ROOM.0, on_a_key: ROOM.1 }) {
             return Answer::QueueFull;
         }
         let start = request.token.to_owned();
         let mut search =
-            Search::new(start, &name, rank, wish.mode, self.instant()).with_at_most(MOST_HOLDERS as u32);
+            Search::new(start, &name, rank, asked.mode, self.instant()).with_at_most(MOST_HOLDERS as u32);
         loop {
             match search.run(&self.waiting) {
                 Found::Nothing => break,

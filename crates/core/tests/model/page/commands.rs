@@ -1,6 +1,6 @@
 //! The commands, and what happens to a server besides them.
 
-use super::line::May;
+use super::queue::May;
 use super::*;
 
 /// A start of the server, or of another one on the same data.
@@ -13,9 +13,9 @@ pub struct Restart {
 }
 
 impl Page {
-    pub fn acquire(&mut self, wish: Wish, block: Option<u64>) -> Answer {
+    pub fn acquire(&mut self, asked: Request, block: Option<u64>) -> Answer {
         let before = self.told.len();
-        let answer = self.turn(wish.key, |page| page.try_acquire(&wish));
+        let answer = self.turn(asked.key, |page| page.try_acquire(&asked));
         if self.told[before..].iter().any(|(_, told)| matches!(told, Told::Granted(..))) {
             self.marks.push("an acquire lets others in");
         }
@@ -27,40 +27,40 @@ impl Page {
             }
             (Err(upgrades), Some(ms)) => {
                 let until = (ms > 0).then(|| self.in_ms(ms));
-                self.wait(Waiter { number: self.last_waiter + 1, wish, upgrades, until })
+                self.wait(Waiter { number: self.last_waiter + 1, asked, upgrades, until })
             }
         }
     }
 
     /// Err: not now; whether it would wait as a sharer for its upgrade.
-    fn try_acquire(&mut self, wish: &Wish) -> Result<Answer, bool> {
+    fn try_acquire(&mut self, asked: &Request) -> Result<Answer, bool> {
         if self.in_grace() {
-            match self.hold(wish.key, wish.token).map(|hold| (hold.mode, wish.mode)) {
+            match self.hold(asked.key, asked.token).map(|hold| (hold.mode, asked.mode)) {
                 None => self.marks.push("grace"),
                 Some((Mode::Shared, Mode::Exclusive)) => self.marks.push("an upgrade in grace"),
-                Some(_) => return self.try_acquire_more(wish),
+                Some(_) => return self.try_acquire_more(asked),
             }
             return Ok(Answer::Grace);
         }
-        self.try_acquire_more(wish)
+        self.try_acquire_more(asked)
     }
 
-    fn try_acquire_more(&mut self, wish: &Wish) -> Result<Answer, bool> {
-        let Some(hold) = self.hold(wish.key, wish.token).cloned() else {
-            return match self.may(wish) {
+    fn try_acquire_more(&mut self, asked: &Request) -> Result<Answer, bool> {
+        let Some(hold) = self.hold(asked.key, asked.token).cloned() else {
+            return match self.may(asked) {
                 May::Never(refusal) => {
                     self.marks.push("permits of another number");
                     Ok(Answer::Refused(refusal))
                 }
-                May::Now(_) if self.line(wish.key).is_empty() => {
+                May::Now(_) if self.queue(asked.key).is_empty() => {
                     self.marks.push("a grant");
-                    Ok(self.begin(wish).map_or_else(Answer::Refused, Answer::Fence))
+                    Ok(self.begin(asked).map_or_else(Answer::Refused, Answer::Fence))
                 }
                 May::Now(_) => {
-                    self.marks.push("a newcomer does not overtake the line");
+                    self.marks.push("a newcomer does not overtake the queue");
                     Err(false)
                 }
-                May::Full if self.line(wish.key).is_empty() => {
+                May::Full if self.queue(asked.key).is_empty() => {
                     self.marks.push("a lock that as many hold as may");
                     Ok(Answer::Refused(Refusal::TooManyHolders(MOST_HOLDERS as u32)))
                 }
@@ -72,22 +72,22 @@ impl Page {
             };
         };
         let downgrade =
-            wish.reentry == Reentry::Keep && (hold.mode, wish.mode) == (Mode::Exclusive, Mode::Shared);
+            asked.reentry == Reentry::Keep && (hold.mode, asked.mode) == (Mode::Exclusive, Mode::Shared);
         if downgrade && hold.count > 1 {
             self.marks.push("a downgrade of what was entered twice");
             return Ok(Answer::Refused(Refusal::EnteredOften(hold.count)));
         }
-        match self.may(wish) {
+        match self.may(asked) {
             May::Never(refusal) => {
                 self.marks.push("a holder asks in a mode it cannot have");
                 return Ok(Answer::Refused(refusal));
             }
             May::Later | May::Full => {
-                if self.holds_of(wish.key).count() == 1 {
+                if self.holds_of(asked.key).count() == 1 {
                     self.marks.push("a delay keeps an upgrade waiting");
                 }
-                let line = self.line(wish.key);
-                if line.first().is_some_and(|first| first.upgrades && first.wish.token != wish.token) {
+                let queue = self.queue(asked.key);
+                if queue.first().is_some_and(|first| first.upgrades && first.asked.token != asked.token) {
                     self.marks.push("two sharers want to be alone");
                     return Ok(Answer::Deadlock);
                 }
@@ -95,24 +95,24 @@ impl Page {
             }
             May::Now(_) => {}
         }
-        self.hold_mut(wish.key, wish.token).expect("it holds").on_the_way = None;
-        let Ok(fence) = self.again(wish) else {
+        self.hold_mut(asked.key, asked.token).expect("it holds").on_the_way = None;
+        let Ok(fence) = self.again(asked) else {
             self.marks.push("a count is full");
             return Ok(Answer::Refused(Refusal::CountFull));
         };
-        if hold.mode == Mode::Exclusive && wish.mode == Mode::Shared && !downgrade {
+        if hold.mode == Mode::Exclusive && asked.mode == Mode::Shared && !downgrade {
             self.marks.push("a read inside a write section");
-        } else if hold.mode != wish.mode {
-            let upgrade = wish.mode == Mode::Exclusive;
+        } else if hold.mode != asked.mode {
+            let upgrade = asked.mode == Mode::Exclusive;
             if !upgrade {
-                self.heard.push((wish.key, Heard::Downgraded));
+                self.heard.push((asked.key, Heard::Downgraded));
             }
             self.marks.push(if upgrade { "an upgrade in place" } else { "a downgrade" });
-            let waiting = self.line(wish.key).len();
-            self.hold_mut(wish.key, wish.token).expect("it holds").mode = wish.mode;
-            self.answer_others(wish.key, wish.token);
-            self.serve(wish.key);
-            if !upgrade && self.line(wish.key).len() < waiting {
+            let waiting = self.queue(asked.key).len();
+            self.hold_mut(asked.key, asked.token).expect("it holds").mode = asked.mode;
+            self.answer_others(asked.key, asked.token);
+            self.serve(asked.key);
+            if !upgrade && self.queue(asked.key).len() < waiting {
                 self.marks.push("a downgrade lets sharers in");
             }
         }
@@ -121,7 +121,7 @@ impl Page {
     }
 
     fn wait(&mut self, waiter: Waiter) -> Answer {
-        if self.waiters.len() >= ROOM.0 || self.line(waiter.wish.key).len() >= ROOM.1 {
+        if self.waiters.len() >= ROOM.0 || self.queue(waiter.asked.key).len() >= ROOM.1 {
             self.marks.push("the queue is full");
             return Answer::QueueFull;
         }
@@ -139,7 +139,7 @@ impl Page {
     }
 
     pub fn release(&mut self, key: Key, token: Token, counts: ReleaseCount) -> u64 {
-        self.cancel(key, |wish| wish.token == token);
+        self.cancel(key, |asked| asked.token == token);
         self.turn(key, |page| {
             let Some(hold) = page.hold_mut(key, token) else { return 0 };
             let left = match counts {
@@ -201,8 +201,8 @@ impl Page {
     }
 
     /// CANCEL, by token or by client.
-    pub fn cancel(&mut self, key: Key, whom: impl Fn(&Wish) -> bool) -> u64 {
-        let here = self.waiters.iter().filter(|waiter| waiter.wish.key == key && whom(&waiter.wish));
+    pub fn cancel(&mut self, key: Key, whom: impl Fn(&Request) -> bool) -> u64 {
+        let here = self.waiters.iter().filter(|waiter| waiter.asked.key == key && whom(&waiter.asked));
         let gone: Vec<Waiter> = here.cloned().collect();
         for waiter in &gone {
             self.marks.push("a cancel");
@@ -212,7 +212,7 @@ impl Page {
     }
 
     /// CANCEL as a command: others may be next now.
-    pub fn cancel_command(&mut self, key: Key, whom: impl Fn(&Wish) -> bool) -> u64 {
+    pub fn cancel_command(&mut self, key: Key, whom: impl Fn(&Request) -> bool) -> u64 {
         let gone = self.cancel(key, whom);
         self.turn(key, |_| ());
         gone
@@ -226,20 +226,20 @@ impl Page {
     /// The background ends a wait that is over.
     pub fn time_out(&mut self, client: Client) {
         let late = |waiter: &&Waiter| {
-            waiter.wish.client == client && waiter.until.is_some_and(|until| self.is_over(until))
+            waiter.asked.client == client && waiter.until.is_some_and(|until| self.is_over(until))
         };
         if let Some(waiter) = self.waiters.iter().find(late).cloned() {
             self.marks.push("a wait is over");
             self.leave(&waiter, Told::TimedOut);
-            self.turn(waiter.wish.key, |_| ());
+            self.turn(waiter.asked.key, |_| ());
         }
     }
 
     pub fn client_gone(&mut self, client: Client) {
-        if let Some(waiter) = self.waiters.iter().find(|waiter| waiter.wish.client == client).cloned() {
+        if let Some(waiter) = self.waiters.iter().find(|waiter| waiter.asked.client == client).cloned() {
             self.marks.push("a waiter's connection closes");
             self.leave(&waiter, Told::Cancelled);
-            self.turn(waiter.wish.key, |_| ());
+            self.turn(waiter.asked.key, |_| ());
         }
         let bound = self.holds.iter().filter(|hold| hold.bond == Bond::To(client));
         let mut bound: Vec<_> = bound.cloned().collect();
@@ -250,10 +250,10 @@ impl Page {
         }
     }
 
-    /// The key is removed by somebody: the hold is over, the line is served. The server tells of that, not the lock.
+    /// The key is removed by somebody: the hold ends, the queue is served. The server tells of that, not the lock.
     pub fn delete(&mut self, key: Key) {
-        if self.holds_of(key).next().is_some() && !self.line(key).is_empty() {
-            self.marks.push("a key vanishes under its line");
+        if self.holds_of(key).next().is_some() && !self.queue(key).is_empty() {
+            self.marks.push("a key vanishes under its queue");
         }
         let existed = self.exists(key);
         self.holds.retain(|hold| hold.key != key);
@@ -304,7 +304,7 @@ impl Page {
         self.grants_from = self.grants_from.max(self.in_ms(ms) * 1000);
     }
 
-    /// Lines do not outlive a demotion.
+    /// Queues do not outlive a demotion.
     pub fn demote(&mut self) {
         if !self.waiters.is_empty() {
             self.marks.push("a demotion with waiters");

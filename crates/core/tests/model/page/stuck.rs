@@ -23,10 +23,10 @@ impl Page {
         page.delays.clear();
         (0..KEYS).for_each(|key| page.serve(key));
         while page.waits(waiter) {
-            let waits = |token: &Token| page.waiters.iter().any(|other| other.wish.token == *token);
+            let waits = |token: &Token| page.waiters.iter().any(|other| other.asked.token == *token);
             let holds = |token: &Token| page.holds.iter().any(|hold| hold.token == *token);
             let Some(leaves) = (0..TOKENS).find(|token| holds(token) && !waits(token)) else {
-                return page.waits_for_itself(waiter.wish.token);
+                return page.waits_for_itself(waiter.asked.token);
             };
             for key in 0..KEYS {
                 page.release(key, leaves, ReleaseCount::All);
@@ -59,10 +59,10 @@ impl Page {
 
     /// Whether `token` waits for `other` at some key.
     pub fn waits_for(&self, token: Token, other: Token) -> bool {
-        self.waiters.iter().filter(|waiter| waiter.wish.token == token).any(|waiter| {
-            let line = self.line(waiter.wish.key);
-            let mut ahead = line.iter().take_while(|ahead| ahead.number != waiter.number);
-            self.hold(waiter.wish.key, other).is_some() || ahead.any(|ahead| ahead.wish.token == other)
+        self.waiters.iter().filter(|waiter| waiter.asked.token == token).any(|waiter| {
+            let queue = self.queue(waiter.asked.key);
+            let mut ahead = queue.iter().take_while(|ahead| ahead.number != waiter.number);
+            self.hold(waiter.asked.key, other).is_some() || ahead.any(|ahead| ahead.asked.token == other)
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Whether a wish can be granted.
+/// Whether a request can be granted.
 pub(super) enum May {
     Now(Granted),
     Later,
@@ -12,16 +12,16 @@ pub(super) enum May {
 }
 
 impl Page {
-    /// The next in line, for as long as the next can be granted.
+    /// Grants to the head of the queue, for as long as it can be granted.
     pub(super) fn serve(&mut self, key: Key) {
-        while let Some(waiter) = self.line(key).first().cloned() {
+        while let Some(waiter) = self.queue(key).first().cloned() {
             if waiter.until.is_some_and(|until| self.is_over(until)) {
                 self.marks.push("a wait is over when its turn comes");
                 self.leave(&waiter, Told::TimedOut);
                 continue;
             }
-            let wish = waiter.wish;
-            match self.may(&wish) {
+            let asked = waiter.asked;
+            match self.may(&asked) {
                 May::Full => {
                     self.marks.push("a waiter for a full lock waits on");
                     return;
@@ -45,10 +45,10 @@ impl Page {
     }
 
     pub(super) fn hand_off(&mut self, waiter: &Waiter, granted: Granted) {
-        let wish = waiter.wish;
+        let asked = waiter.asked;
         let fence = match granted {
-            Granted::New => self.begin(&wish),
-            Granted::Upgrade | Granted::Renewal => self.again(&wish),
+            Granted::New => self.begin(&asked),
+            Granted::Upgrade | Granted::Renewal => self.again(&asked),
         };
         let fence = match fence {
             Err(refusal) => return self.leave(waiter, Told::Refused(refusal)),
@@ -60,7 +60,7 @@ impl Page {
             // Does not happen, and is not in the list of what does: the grant itself has answered that wait.
             Granted::Renewal => "a wait for what its token holds",
         });
-        let hold = self.hold_mut(wish.key, wish.token).expect("it has just been granted");
+        let hold = self.hold_mut(asked.key, asked.token).expect("it has just been granted");
         if granted == Granted::Upgrade {
             hold.mode = Mode::Exclusive;
         }
@@ -68,17 +68,17 @@ impl Page {
             hold.on_the_way = Some((granted, vec![waiter.number]));
         }
         self.leave(waiter, Told::Granted(fence, granted));
-        self.answer_others(wish.key, wish.token);
+        self.answer_others(asked.key, asked.token);
     }
 
     /// A grant to a token answers each of its waits on that key that asks for no more.
     pub(super) fn answer_others(&mut self, key: Key, token: Token) {
         for waiter in self.waiters.clone() {
-            if (waiter.wish.key, waiter.wish.token) != (key, token) {
+            if (waiter.asked.key, waiter.asked.token) != (key, token) {
                 continue;
             }
             let late = waiter.until.is_some_and(|until| self.is_over(until));
-            if !late && matches!(self.may(&waiter.wish), May::Now(Granted::Renewal)) {
+            if !late && matches!(self.may(&waiter.asked), May::Now(Granted::Renewal)) {
                 self.handoff_again(&waiter);
             }
         }
@@ -86,9 +86,9 @@ impl Page {
 
     pub(super) fn handoff_again(&mut self, waiter: &Waiter) {
         self.marks.push("one grant answers two waits of a token");
-        let told = match self.again(&waiter.wish) {
+        let told = match self.again(&waiter.asked) {
             Ok(fence) => {
-                let hold = self.hold_mut(waiter.wish.key, waiter.wish.token).expect("it holds");
+                let hold = self.hold_mut(waiter.asked.key, waiter.asked.token).expect("it holds");
                 if let Some((_, waiters)) = &mut hold.on_the_way {
                     waiters.push(waiter.number);
                 }
@@ -100,26 +100,26 @@ impl Page {
     }
 
     pub(super) fn leave(&mut self, waiter: &Waiter, told: Told) {
-        let wish = waiter.wish;
-        self.waiters.retain(|other| other.wish.client != wish.client);
-        self.told.push((wish.client, told));
+        let asked = waiter.asked;
+        self.waiters.retain(|other| other.asked.client != asked.client);
+        self.told.push((asked.client, told));
         if let Told::Granted(fence, granted) = told {
             self.flights.push(Flight {
                 number: waiter.number,
-                client: wish.client,
-                key: wish.key,
-                token: wish.token,
+                client: asked.client,
+                key: asked.key,
+                token: asked.token,
                 fence,
                 granted,
             });
         }
     }
 
-    pub(super) fn may(&self, wish: &Wish) -> May {
+    pub(super) fn may(&self, asked: &Request) -> May {
         let others: Vec<Mode> =
-            self.holds_of(wish.key).filter(|hold| hold.token != wish.token).map(|hold| hold.mode).collect();
-        let delayed = self.delayed(wish.key);
-        match (self.hold(wish.key, wish.token).map(|hold| hold.mode), wish.mode) {
+            self.holds_of(asked.key).filter(|hold| hold.token != asked.token).map(|hold| hold.mode).collect();
+        let delayed = self.delayed(asked.key);
+        match (self.hold(asked.key, asked.token).map(|hold| hold.mode), asked.mode) {
             (Some(Mode::Permits(n)), Mode::Permits(asked)) if n != asked => {
                 May::Never(Refusal::OtherPermits(n.get()))
             }
