@@ -11,11 +11,32 @@
 //! - [`proof`]: when a server may say that it has forgotten nothing, and the bytes that say it
 //! - [`lock`]: one resource, what is stored of it
 //! - [`queue`]: everybody who waits, in which order, until when
-//! - [`decide`]: the operations, over one lock and its line
+//! - [`decide`]: the operations, over one lock and its queue
 //! - [`deadlock`]: would this wait close a cycle?
 //! - [`schedule`], [`scheduled`]: what is due next, among millions
 //! - [`background`], [`tasks`], [`deliveries`]: what has to be done without anybody asking
 //! - [`codec`]: the bytes of a lock at rest and on the replication link
+//!
+//! ```
+//! use dlock_core::{
+//!     Acquired, ClientId, Fences, Instant, Lock, LockRequest, Name, Rank, Step, Terms, Token, Ttl, Turn, Waiting,
+//! };
+//!
+//! let (name, now) = (Name::new(0, b"invoice:42"), Instant::from_millis(1_000));
+//! let terms = Terms { grants_from: now, longest_lease: Ttl::MAX, most_holders: 100 };
+//! let (mut fences, mut waiting, mut lock) = (Fences::default(), Waiting::default(), Lock::default());
+//! let mut acquire = |token: &[u8], client, now| {
+//!     let (token, ttl) = (Token::new(token).unwrap(), Ttl::from_millis(30_000).unwrap());
+//!     let mut step = Step::default();
+//!     let mut turn = Turn::new(now, terms, &name, &mut fences, &mut waiting, &mut lock, &mut step);
+//!     turn.acquire(&LockRequest::new(token, ttl).borrowed(), ClientId(client))
+//! };
+//!
+//! assert!(matches!(acquire(b"a", 1, now), Acquired::Held(_)));
+//! assert_eq!(acquire(b"b", 2, now), Acquired::NotNow(Rank::Newcomer));
+//! // Nobody has looked at it meanwhile; the expired hold is not seen all the same.
+//! assert!(matches!(acquire(b"b", 2, Instant::from_millis(31_000)), Acquired::Held(_)));
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod admission;

@@ -1,5 +1,5 @@
-//! The words that the module, its clients and its tests share: every command, written and read side by side, the numbers
-//! that mean something, and the texts of errors.
+//! What the module, its clients and its tests say to each other: every command and its reply, each written and read side
+//! by side, the error words, the events and the options.
 //!
 //! It decides nothing about locks (`dlock-core` does) and knows no connection: bytes in, values out, and back.
 //!
@@ -13,6 +13,24 @@
 //! - [`event`]: what keyspace channels announce
 //! - [`options`]: the options of a server
 //! - [`steps`]: how much work was done, for tests
+//!
+//! ```
+//! use dlock_protocol::command::Acquire;
+//! use dlock_protocol::error::{Class, Error};
+//! use dlock_protocol::{Delay, LockRequest, Token, Ttl};
+//!
+//! // A client asks.
+//! let token = Token::new(b"a fresh token").unwrap();
+//! let delay = Delay::from_millis(500).unwrap();
+//! let request = LockRequest { delay, ..LockRequest::new(token, Ttl::from_millis(30_000).unwrap()) };
+//! let args = Acquire { key: b"invoice:42", request: request.borrowed(), block: None }.to_args();
+//! assert_eq!(args.join(&b' '), b"DLOCK.ACQUIRE invoice:42 a fresh token 30000 DELAY 500");
+//!
+//! // The module reads it, and may refuse.
+//! let args: Vec<&[u8]> = args[1..].iter().map(Vec::as_slice).collect();
+//! assert_eq!(Acquire::parse(&args, Ttl::MAX).unwrap().request, request.borrowed());
+//! assert_eq!(Class::of(&Error::Grace(1500).to_string()), Class::Grace(1500));
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod bytes;
