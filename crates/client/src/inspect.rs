@@ -1,4 +1,4 @@
-//! What a master tells about a resource.
+//! What a master says about a resource.
 
 use serde::Serialize;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::error::NodeState;
 
-/// What one master tells.
+/// What one master says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Inspected<T> {
     /// Where the master is: its address without user and password.
@@ -47,9 +47,9 @@ pub struct Inspection {
     pub fence: u64,
     /// Who holds it, a thousand of them at most.
     pub holders: Vec<Holder>,
-    /// How many wait in line there.
+    /// How many wait in the queue there.
     pub waiters: u64,
-    /// For how long nobody is granted it although nobody holds it, in ms.
+    /// The lock-delay that is left, in ms: nobody is granted it although nobody holds it.
     pub delay_ms: u64,
 }
 
@@ -58,7 +58,7 @@ pub struct Inspection {
 pub struct Holder {
     /// The token, as text; bytes that are none are escaped.
     pub token: String,
-    /// How often it entered.
+    /// The hold count.
     pub count: u64,
     /// The fence of its hold.
     pub fence: u64,
@@ -72,7 +72,7 @@ pub struct Holder {
     pub client: u64,
 }
 
-/// Who waits in line for a resource on one master.
+/// Who waits for a resource on one master.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Waiting {
     /// The number of its connection on that master.
@@ -81,21 +81,21 @@ pub struct Waiting {
     pub token: String,
     /// What it asks for: `exclusive`, `shared`, `permits`.
     pub mode: String,
-    /// For how long it has waited, in ms.
+    /// How long it has waited, in ms.
     pub waited_ms: u64,
-    /// For how long it goes on waiting, in ms; None: for ever.
+    /// When its wait times out, in ms from now; None: never.
     pub left_ms: Option<u64>,
     /// The free text given with it.
     pub label: String,
 }
 
-/// A place in a line.
+/// A position in a wait queue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Position {
-    /// The master whose line it is.
+    /// The master whose queue it is.
     pub server: Arc<str>,
-    /// 1 for who is next.
+    /// 1 at the head.
     pub position: u64,
-    /// For how long it has been waited there.
+    /// How long the wait has lasted there.
     pub waited: Duration,
 }
