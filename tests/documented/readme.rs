@@ -64,7 +64,7 @@ struct MakeRun {
 
 impl MakeRun {
     fn start(kind: &ServerKind, variables: &[(&str, &str)]) -> MakeRun {
-        let (folder, port) = (Folder::new(), Port::claim());
+        let (folder, port) = (Folder::fresh(), Port::claim());
         let (bin, scripts) = (folder.path().join("bin"), folder.path().join("scripts"));
         for folder in [&bin, &scripts, &folder.path().join("target/release")] {
             fs::create_dir_all(folder).expect("a folder");
@@ -274,7 +274,7 @@ fn the_python_redlock_is_the_one_that_is_tested() {
 #[test]
 fn the_example_configuration_starts_a_server() {
     each_server(|kind| {
-        let folder = Folder::new();
+        let folder = Folder::fresh();
         let built = folder.path().join("target/release");
         fs::create_dir_all(&built).expect("a folder");
         symlink(module_path(), built.join("libdlock.so")).expect("a link to the module");

@@ -82,7 +82,7 @@ fn events_go_to_the_channels_of_their_database() {
         let mut conn = server.connect();
         conn.ok("SELECT 11");
         conn.ok("DLOCK.ACQUIRE k t 20");
-        let told: Vec<(String, String)> = (0..4).map(|_| events.next()).collect();
+        let told: Vec<(String, String)> = (0..4).map(|_| events.read()).collect();
         let wanted = ["dlock.acquire", "dlock.expired", "dlock.free", "del"];
         assert_eq!(told, wanted.map(|event| ("__keyspace@11__:k".to_string(), event.to_string())));
     });
@@ -116,11 +116,11 @@ fn a_listener_can_take_the_lock_as_soon_as_it_hears_of_it() {
         for _ in 0..20 {
             assert!(holder.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
             holder.send(&["DLOCK.RELEASE", "k", "t"]);
-            assert_eq!(events.next(), ("__keyevent@0__:dlock.free".into(), "k".into()));
+            assert_eq!(events.read(), ("__keyevent@0__:dlock.free".into(), "k".into()));
             assert!(other.ok("DLOCK.ACQUIRE k u 600000").int() > 0);
             assert_eq!(holder.read(), 1);
             assert_eq!(other.ok("DLOCK.RELEASE k u"), 1);
-            assert_eq!(events.next().1, "k");
+            assert_eq!(events.read().1, "k");
         }
     });
 }

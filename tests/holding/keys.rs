@@ -54,7 +54,7 @@ impl World {
 
     #[track_caller]
     fn next_event(&mut self) -> String {
-        let (channel, event) = self.events.next();
+        let (channel, event) = self.events.read();
         format!("{} {event}", channel.split(':').nth(1).unwrap_or_default())
     }
 

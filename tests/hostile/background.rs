@@ -30,7 +30,7 @@ fn leases_end_while_the_holds_of_a_connection_do() {
         assert!(answers[0].int() > 0 && answers[1] == 1, "{answers:?}");
         let (mut disconnects, mut before) = (0, None);
         while disconnects < MANY || before.is_none() {
-            match events.next().0.rsplit(':').next() {
+            match events.read().0.rsplit(':').next() {
                 Some("dlock.disconnect") => disconnects += 1,
                 Some("dlock.expired") => before = Some(disconnects),
                 _ => {}

@@ -67,7 +67,7 @@ fn a_stream_that_begins_under_load_has_effects_only() {
         let master = quiet_server(kind);
         let sent = under_load(&master, || {
             let mut stream = Stream::of(&master);
-            (0..500).map(|_| stream.next()).collect::<Vec<_>>()
+            (0..500).map(|_| stream.read()).collect::<Vec<_>>()
         });
         for command in &sent {
             let word = String::from_utf8_lossy(&command[0]).to_uppercase();

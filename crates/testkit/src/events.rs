@@ -30,7 +30,7 @@ impl Events {
 
     /// The next event: its channel and its message.
     #[track_caller]
-    pub fn next(&mut self) -> (String, String) {
+    pub fn read(&mut self) -> (String, String) {
         let message = self.subscriber.read();
         let [_, _, channel, text] = message.items() else { panic!("expected an event, got {message:?}") };
         (channel.text(), text.text())

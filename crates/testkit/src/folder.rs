@@ -8,7 +8,7 @@ use std::{env, fs, process, thread};
 pub struct Folder(PathBuf);
 
 impl Folder {
-    pub fn new() -> Folder {
+    pub fn fresh() -> Folder {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("dlock-test-{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let path = env::temp_dir().join(name);

@@ -71,7 +71,7 @@ impl Options {
     }
 
     fn launch(self) -> Result<Server, (String, Folder)> {
-        let folder = Folder::new();
+        let folder = Folder::fresh();
         loop {
             let port = Port::claim();
             self.write(folder.path(), port.number());

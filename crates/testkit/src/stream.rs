@@ -38,7 +38,7 @@ impl Stream {
 
     /// The next command, SELECT, MULTI and EXEC included. PING and GETACK are the link's own and are not shown.
     #[track_caller]
-    pub fn next(&mut self) -> Vec<Vec<u8>> {
+    pub fn read(&mut self) -> Vec<Vec<u8>> {
         loop {
             if let Some(command) = self.step() {
                 self.acknowledge();

@@ -18,7 +18,7 @@ pub struct WallClock(Folder);
 impl WallClock {
     /// The same server with a clock that can be set.
     pub fn of(kind: &ServerKind) -> (ServerKind, WallClock) {
-        let clock = WallClock(Folder::new());
+        let clock = WallClock(Folder::fresh());
         clock.set_off_by(0);
         let file = clock.0.path().join("clock");
         (preloaded(kind, "crates/testkit/src/wall_clock.c", &[("WALL_CLOCK", &file)]), clock)

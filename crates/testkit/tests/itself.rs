@@ -248,8 +248,8 @@ fn the_stream_is_what_a_replica_gets() {
             conn.ok("SETEX a 100 v");
             conn.ok("SELECT 1");
             conn.ok("INCRBYFLOAT f 1.5");
-            assert_eq!(line(&stream.next()), "SELECT 0");
-            assert!(line(&stream.next()).starts_with("SET a v PXAT "));
+            assert_eq!(line(&stream.read()), "SELECT 0");
+            assert!(line(&stream.read()).starts_with("SET a v PXAT "));
             let rest: Vec<String> = stream.drain().iter().map(|command| line(command)).collect();
             assert_eq!(rest, ["SELECT 1", "SET f 1.5 KEEPTTL"]);
             conn.ok("GET f");
@@ -270,7 +270,7 @@ fn events_are_seen_and_their_absence_too() {
         let mut events = Events::subscribe(&server, "__keyevent@0__:*");
         let mut conn = server.connect();
         conn.ok("SET a 1");
-        assert_eq!(events.next(), ("__keyevent@0__:set".to_string(), "a".to_string()));
+        assert_eq!(events.read(), ("__keyevent@0__:set".to_string(), "a".to_string()));
         events.none();
         conn.ok("GET a");
         events.none();

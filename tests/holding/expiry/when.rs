@@ -34,7 +34,7 @@ fn the_background_ends_it_with_nobody_looking() {
         let mut conn = server.connect();
         let answer = conn.ok("DLOCK.ACQUIRE k t 30");
         assert!(answer.int() > 0);
-        let told: Vec<(String, String)> = (0..8).map(|_| events.next()).collect();
+        let told: Vec<(String, String)> = (0..8).map(|_| events.read()).collect();
         let wanted = ["dlock.acquire", "dlock.expired", "dlock.free", "del"].into_iter().flat_map(|event| {
             [
                 ("__keyspace@0__:k".to_string(), event.to_string()),
@@ -157,7 +157,7 @@ fn leases_end_in_the_order_of_their_deadlines() {
             "DEBUG SLEEP 0.6",
         ]);
         assert_eq!(answers.iter().filter(|answer| matches!(answer, Value::Int(_))).count(), 5);
-        let told: Vec<String> = (0..5).map(|_| events.next().1).collect();
+        let told: Vec<String> = (0..5).map(|_| events.read().1).collect();
         assert_eq!(told, ["a", "b", "c", "d", "e"]);
     });
 }

@@ -16,7 +16,7 @@ fn an_evicted_lock_is_over() {
             world.ok(&format!("CONFIG SET maxmemory-policy {policy}"));
             world.ok("CONFIG SET maxmemory 1");
             until("everything is evicted", || world.conn.ok("DBSIZE") == 0);
-            let told: HashSet<(String, String)> = (0..6).map(|_| world.events.next()).collect();
+            let told: HashSet<(String, String)> = (0..6).map(|_| world.events.read()).collect();
             for key in ["a", "b", "c"] {
                 for event in ["evicted", "dlock.free"] {
                     let event = (format!("__keyspace@0__:{key}"), event.to_string());

@@ -13,7 +13,7 @@ pub struct Disk(Folder);
 impl Disk {
     /// The same server on a disk with any amount of room.
     pub fn of(kind: &ServerKind) -> (ServerKind, Disk) {
-        let disk = Disk(Folder::new());
+        let disk = Disk(Folder::fresh());
         fs::write(disk.0.path().join("synced"), "").expect("a file");
         disk.leave_room_for(-1);
         (preloaded(kind, "tests/restarts/crash/disk.c", &[("DISK", disk.0.path())]), disk)

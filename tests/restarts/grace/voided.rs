@@ -234,7 +234,7 @@ fn another_append_only_file() {
 #[test]
 fn another_folder_or_port_while_it_runs() {
     each_server(|kind| {
-        let folder = Folder::new();
+        let folder = Folder::fresh();
         let options = ALWAYS.iter().fold(with_grace(kind), |options, line| options.conf(line));
         let mut server = options.conf("enable-protected-configs yes").start();
         end(&server);

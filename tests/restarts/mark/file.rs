@@ -176,7 +176,7 @@ fn a_mark_far_ahead_of_the_clock_is_believed() {
 #[test]
 fn servers_that_share_a_folder_have_each_their_own() {
     each_server(|kind| {
-        let folder = Folder::new();
+        let folder = Folder::fresh();
         let dir = format!("dir {}", folder.path().display());
         let servers: Vec<Server> = (0..3).map(|_| Server::options(kind).conf(&dir).start()).collect();
         for server in &servers {
@@ -206,7 +206,7 @@ fn two_servers_that_write_one_file_are_told_and_stay_above_each_other() {
 #[test]
 fn it_follows_the_folder() {
     each_server(|kind| {
-        let (folder, options) = (Folder::new(), Server::options(kind).conf("enable-protected-configs yes"));
+        let (folder, options) = (Folder::fresh(), Server::options(kind).conf("enable-protected-configs yes"));
         let server = options.start();
         let mut conn = server.connect();
         let file = folder.path().join(format!("dlock-{}.fence", server.port()));

@@ -21,7 +21,7 @@ struct Faults(Folder);
 
 impl Faults {
     fn of(kind: &ServerKind) -> (ServerKind, Faults) {
-        let faults = Faults(Folder::new());
+        let faults = Faults(Folder::fresh());
         faults.none();
         (preloaded(kind, "tests/restarts/mark/steps.c", &[("STEPS", faults.0.path())]), faults)
     }

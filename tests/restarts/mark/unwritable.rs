@@ -13,7 +13,7 @@ struct Mount(Folder);
 impl Mount {
     /// None where this machine does not let us mount.
     fn new(options: &str) -> Option<Mount> {
-        let folder = Folder::new();
+        let folder = Folder::fresh();
         let mounted = mount(&["-t", "tmpfs", "-o", options, "dlock"], folder.path());
         if !mounted {
             eprintln!("!! skipped: nothing can be mounted here (as root it can)");
@@ -86,7 +86,7 @@ fn a_disk_without_room() {
 #[test]
 fn a_folder_that_is_removed() {
     each_server(|kind| {
-        let folder = Folder::new();
+        let folder = Folder::fresh();
         let dir = folder.path().join("below");
         fs::create_dir(&dir).expect("a folder");
         let server = Server::options(kind).conf(&format!("dir {}", dir.display())).start();

@@ -155,7 +155,7 @@ fn servers_and_passwords_come_from_a_file_or_the_environment() {
     each_server(|kind| {
         let stage = Stage::one(kind);
         let port = stage.servers[0].port();
-        let folder = Folder::new();
+        let folder = Folder::fresh();
         assert_eq!(stage.connect().ok("ACL SETUSER worker on >se,cret ~* +@all"), "OK");
         assert_eq!(stage.connect().ok("ACL SETUSER default off"), "OK");
         let url = |password: &str| format!("redis://worker:{password}@127.0.0.1:{port}");

@@ -21,7 +21,7 @@ pub struct Stage {
 
 impl Stage {
     pub fn with(kind: &ServerKind, servers: usize) -> Stage {
-        Stage { servers: (0..servers).map(|_| Server::start(kind)).collect(), folder: Folder::new() }
+        Stage { servers: (0..servers).map(|_| Server::start(kind)).collect(), folder: Folder::fresh() }
     }
 
     pub fn one(kind: &ServerKind) -> Stage {

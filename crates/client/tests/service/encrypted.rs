@@ -53,7 +53,7 @@ fn start(kind: &ServerKind, authority: &Authority, folder: &Folder, port: &Port)
 #[test]
 fn a_quorum_is_reached_by_tls() {
     each_kind(async |kind| {
-        let (authority, folder) = (Authority::new(), Folder::new());
+        let (authority, folder) = (Authority::new(), Folder::fresh());
         let ports: Vec<Port> = (0..3).map(|_| Port::claim()).collect();
         let servers: Vec<Server> = ports.iter().map(|port| start(kind, &authority, &folder, port)).collect();
         let builder = || {
