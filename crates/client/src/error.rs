@@ -226,7 +226,7 @@ pub struct NoQuorum(pub Report);
 #[non_exhaustive]
 pub enum Lost {
     /// Its lease is about to end and is not renewed: renewal is off, or its longest time is up.
-    #[error("its lease expired")]
+    #[error("its lease ends and is not renewed")]
     Ended,
     /// It was not renewed in time.
     #[error("it was not renewed in time ({0})")]

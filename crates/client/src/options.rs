@@ -87,8 +87,8 @@ impl ClientBuilder {
     /// take four times as long.
     ///
     /// This is the cost of a silent master: a round that needs its vote waits this long for it. 250 ms is ten
-    /// times the round trip within a continent, and longer than a fork or a slow command blocks a healthy
-    /// server. No request is waited for longer than its ttl.
+    /// times the latency between the data centres of a continent, and longer than a fork or a slow command
+    /// blocks a healthy server. No request is waited for longer than its ttl.
     pub fn node_timeout(mut self, limit: Duration) -> Self {
         self.node_timeout = limit;
         self

@@ -130,7 +130,7 @@ pub enum Request {
     /// answered. Not a RELEASE: if the same master granted later, a RELEASE still under way would end that
     /// very hold.
     Leave,
-    /// CONFIRM: raise the hold's fence to `fence` and set its lease anew.
+    /// CONFIRM: raise the fence of the hold to `fence`, and renew its lease.
     Confirm {
         /// The greatest fence that a counted member granted.
         fence: Fence,

@@ -45,7 +45,7 @@ fn check(entries: &[Entry], member: Member, connection: &Connection) -> Result<(
     }
     let server = connection.server().map_err(|why| {
         ConnectError::error(format!(
-            "cannot tell which server it is, and whether it votes twice: allow its user to run INFO ({why})"
+            "cannot tell which server it is, and whether it votes twice: let its user run INFO ({why})"
         ))
     })?;
     for (index, entry) in entries.iter().enumerate() {

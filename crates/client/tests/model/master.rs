@@ -184,7 +184,7 @@ impl Master {
         }
     }
 
-    /// Forgets what can have no effect any more: answers that nobody reads, and requests for a token that
+    /// Forgets what can have no effect any longer: answers that nobody reads, and requests for a token that
     /// neither holds nor waits here and never will again.
     pub fn sweep(&mut self, is_current: impl Fn(&Message) -> bool) {
         let mut asks: SmallVec<[Token; 4]> =

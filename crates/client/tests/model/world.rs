@@ -169,7 +169,7 @@ impl World {
 }
 
 impl State {
-    /// Forgets messages that can have no effect any more.
+    /// Forgets messages that can have no effect any longer.
     pub fn sweep(&mut self) {
         let busy: SmallVec<[Option<u8>; 3]> = self.clients.iter().map(Client::busy_with).collect();
         for master in &mut self.masters {
