@@ -88,10 +88,7 @@ impl fmt::Display for Error {
 
 impl From<BuildError> for Error {
     fn from(why: BuildError) -> Error {
-        let failure = match why {
-            BuildError::Unusable(_) => Failure::NoQuorum,
-            _ => Failure::Usage,
-        };
+        let failure = if matches!(why, BuildError::Unusable(_)) { Failure::NoQuorum } else { Failure::Usage };
         Error::new(failure, why)
     }
 }
@@ -124,10 +121,7 @@ impl From<ExtendError> for Error {
 
 impl From<ReleaseError> for Error {
     fn from(why: ReleaseError) -> Error {
-        let failure = match why {
-            ReleaseError::NotHeld(_) => Failure::Lost,
-            _ => Failure::NoQuorum,
-        };
+        let failure = if matches!(why, ReleaseError::NotHeld(_)) { Failure::Lost } else { Failure::NoQuorum };
         Error::new(failure, why)
     }
 }

@@ -23,7 +23,7 @@ type Named = (String, String);
 impl Servers {
     /// Builds the client. Must be called in the runtime that its background work uses.
     pub async fn client(&self) -> Result<Client, Error> {
-        let (addresses, places): (Vec<String>, Vec<String>) = self.named().await?.into_iter().unzip();
+        let (addresses, origins): (Vec<String>, Vec<String>) = self.named().await?.into_iter().unzip();
         let mut builder = Client::builder().servers(addresses).node_timeout(self.node_timeout);
         if let Some(file) = &self.cacert {
             builder = builder.root_certificate(read(file, LARGEST_PEM).await?);
@@ -33,8 +33,8 @@ impl Servers {
             builder = builder.client_certificate(certificate, key);
         }
         builder.build().await.map_err(|why| match why {
-            BuildError::Address { position, why } if position <= places.len() => {
-                Error::usage(format_args!("{}: {why}", places[position - 1]))
+            BuildError::Address { position, why } if position <= origins.len() => {
+                Error::usage(format_args!("{}: {why}", origins[position - 1]))
             }
             why => why.into(),
         })
@@ -44,15 +44,15 @@ impl Servers {
     async fn named(&self) -> Result<Vec<Named>, Error> {
         let list = env::var_os("DLOCK_SERVERS").filter(|list| !list.to_string_lossy().trim().is_empty());
         let named: Vec<Named> = if !self.servers.is_empty() {
-            let place = |at| format!("the address of --server number {}", at + 1);
-            self.servers.iter().enumerate().map(|(at, url)| (url.clone(), place(at))).collect()
+            let origin = |at| format!("the address of --server number {}", at + 1);
+            self.servers.iter().enumerate().map(|(at, url)| (url.clone(), origin(at))).collect()
         } else if let Some(file) = &self.servers_file {
             listed(file).await?
         } else if let Some(list) = list {
             let list = list.into_string().map_err(|_| Error::usage("DLOCK_SERVERS is not UTF-8"))?;
-            let place = |at| format!("address {} in DLOCK_SERVERS", at + 1);
+            let origin = |at| format!("address {} in DLOCK_SERVERS", at + 1);
             let urls = list.split(',').map(str::trim).filter(|url| !url.is_empty()).enumerate();
-            urls.map(|(at, url)| (url.to_owned(), place(at))).collect()
+            urls.map(|(at, url)| (url.to_owned(), origin(at))).collect()
         } else if let Some(file) = env::var_os("DLOCK_SERVERS_FILE") {
             listed(Path::new(&file)).await?
         } else {
@@ -75,12 +75,12 @@ async fn listed(file: &Path) -> Result<Vec<Named>, Error> {
     let lines = text.lines().map(str::trim).zip(1..);
     let lines = lines.filter(|(line, _)| !line.is_empty() && !line.starts_with('#'));
     let named = lines.map(|(line, at): (&str, usize)| {
-        let place = format!("line {at} of {}", shown(file));
-        (line.to_owned(), place)
+        let origin = format!("line {at} of {}", shown(file));
+        (line.to_owned(), origin)
     });
     let named: Vec<Named> = named.collect();
     if named.is_empty() {
-        return Err(Error::usage(format_args!("{} has no server", shown(file))));
+        return Err(Error::usage(format_args!("{} names no server", shown(file))));
     }
     Ok(named)
 }
