@@ -7,8 +7,6 @@
 //! An entry can be moved or taken out by its slot, so nothing stale is ever left in it. Memory grows and shrinks by
 //! whole chunks and is never copied over as a whole: no insertion stalls on a reallocation, however many there are.
 
-use std::num::NonZeroU32;
-
 use dlock_protocol::Deadline;
 
 use heap::Heap;
@@ -18,20 +16,7 @@ mod chunks;
 mod heap;
 mod slab;
 
-/// Where an entry lives, until it is removed. Its index is stored inverted, so that `Option<Slot>` takes no more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Slot(NonZeroU32);
-
-impl Slot {
-    /// None for [`END`], which is no index.
-    fn at(index: u32) -> Option<Slot> {
-        NonZeroU32::new(!index).map(Slot)
-    }
-
-    fn index(self) -> u32 {
-        !self.0.get()
-    }
-}
+pub use slab::Slot;
 
 /// Entries by when they are due.
 #[derive(Clone)]

@@ -1,9 +1,26 @@
 //! Where entries live: a slab of chunks, each of which is given back as soon as nothing in it is used.
 
+use std::num::NonZeroU32;
+
 use dlock_protocol::Deadline;
 
 use super::END;
 use super::chunks::{CHUNK, CHUNK_BITS};
+
+/// Where an entry lives, until it is removed. One more than its index, so that `Option<Slot>` takes no more room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(NonZeroU32);
+
+impl Slot {
+    /// None for [`END`], which is no index.
+    pub(super) fn at(index: u32) -> Option<Slot> {
+        NonZeroU32::new(index.wrapping_add(1)).map(Slot)
+    }
+
+    pub(super) fn index(self) -> u32 {
+        self.0.get() - 1
+    }
+}
 
 #[derive(Clone)]
 pub(super) struct Slab<T> {
