@@ -1,7 +1,7 @@
 //! The one reader of clocks.
 //!
-//! The server clock is the wall clock at the module's start and moves with the boot-time clock from there on: it goes
-//! on while the machine is suspended, and steps of the wall clock do not touch it.
+//! The server clock is the wall clock at the module's start and moves with the boot-time clock from there on:
+//! it goes on while the machine is suspended, and steps of the wall clock do not touch it.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -39,17 +39,17 @@ fn boot_micros() -> u64 {
     time.tv_sec() as u64 * 1_000_000 + time.tv_nsec() as u64 / 1000
 }
 
-/// Names what the boot-time clock counts from: this start of this machine, as this process sees it. Where the kernel does
-/// not tell, a number that hardly matches another.
+/// Names what the boot-time clock counts from: this start of this machine, as this process sees it. Where the
+/// kernel does not tell, a number that hardly matches another.
 fn boot() -> u64 {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
     let boot = id.zip(time_namespace()).and_then(|(id, offset)| Anchor::boot(&id, offset));
     boot.unwrap_or_else(|| u64::from(std::process::id()) << 32 | wall_micros() & 0xffff_ffff)
 }
 
-/// By how many ns the boot-time clock is off in the time namespace of this process: a restart in another one has the
-/// same boot id and another clock. Two namespaces with one offset have one clock, whatever their numbers, which are given
-/// again. None where it cannot be told.
+/// By how many ns the boot-time clock is off in the time namespace of this process: a restart in another one
+/// has the same boot id and another clock. Two namespaces with one offset have one clock, whatever their
+/// numbers, which are given again. None where it cannot be told.
 fn time_namespace() -> Option<i128> {
     let namespace = |of| fs::read_link(format!("/proc/self/ns/{of}")).ok();
     let own = namespace("time");

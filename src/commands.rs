@@ -1,5 +1,5 @@
-//! One short function a command: parse, open the key, let the core decide, reply. What happens in between is in
-//! [`crate::effects`].
+//! One short function a command: parse, open the key, let the core decide, reply. What happens in between is
+//! in [`crate::effects`].
 
 use dlock_core::admission::{BadEffect, Clock};
 use dlock_core::codec::Origin;
@@ -67,8 +67,8 @@ impl Command for Acquire {
     }
 }
 
-/// Whether an EPHEMERAL hold can be bound to the connection of the command. A script runs on a client of the server's
-/// own, and no server says whose command started it.
+/// Whether an EPHEMERAL hold can be bound to the connection of the command. A script runs on a client of the
+/// server's own, and no server says whose command started it.
 fn can_end_with_connection(ctx: Ctx<'_>) -> Done {
     let flags = ctx.flags();
     if flags.contains(Flags::LUA) {

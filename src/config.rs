@@ -76,8 +76,8 @@ pub static SETTINGS: [Setting<Config>; 6] = [
     },
 ];
 
-/// Defaults from `loadmodule libdlock.so name value ..`, the name with or without `dlock.`; redis.conf overrides them.
-/// The error says what is wrong.
+/// Defaults from `loadmodule libdlock.so name value ..`, the name with or without `dlock.`; redis.conf
+/// overrides them. The error says what is wrong.
 pub fn defaults(arguments: &[&[u8]]) -> Result<[i64; SETTINGS.len()], String> {
     let mut values = SETTINGS.each_ref().map(|setting| setting.spec.default());
     for pair in arguments.chunks(2) {

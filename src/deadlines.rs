@@ -1,5 +1,5 @@
-//! The background job: the only one besides the commands that has anything written. The timer runs it, or a tick of the
-//! event loop that finds the timer late.
+//! The background job: the only one besides the commands that has anything written. The timer runs it, or a
+//! tick of the event loop that finds the timer late.
 
 use dlock_core::deliveries::Delivery;
 use dlock_core::tasks::{Bindings, Task};
@@ -64,8 +64,8 @@ fn run(m: &Module, ctx: Ctx<'_>) {
     }
 }
 
-/// The server as the background finds it in one run: what it says to writes does not change in a millisecond, but for
-/// the slots of a cluster.
+/// The server as the background finds it in one run: what it says to writes does not change in a millisecond,
+/// but for the slots of a cluster.
 struct Server<'a> {
     m: &'a Module,
     ctx: Ctx<'a>,
@@ -108,7 +108,8 @@ fn wait(m: &Module, start: u64) {
     timer::arm_in(m, next.min(PAUSED_MILLIS), now.millis());
 }
 
-/// Without memory nobody is granted anything, so the wait queue waits on, and with it what is to happen to its lock.
+/// Without memory nobody is granted anything, so the wait queue waits on, and with it what is to happen to
+/// its lock.
 fn put_off(m: &Module, task: Task, now: Instant) {
     match task {
         Task::TimedOut(_, id) => waiters::time_out(m, id, now),
@@ -164,8 +165,8 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
     }
 }
 
-/// Ends some of the holds of a connection that has closed, all on one resource; the others come behind what else there
-/// is to do.
+/// Ends some of the holds of a connection that has closed, all on one resource; the others come behind what
+/// else there is to do.
 fn disconnect(m: &Module, ctx: Ctx<'_>, client: ClientId, mut holds: Bindings) {
     let Some((name, first)) = holds.pop_first() else { return };
     let mut tokens = vec![first];
@@ -182,8 +183,8 @@ fn disconnect(m: &Module, ctx: Ctx<'_>, client: ClientId, mut holds: Bindings) {
     on(m, ctx, &name, |target| target.operate(|turn| turn.disconnect(tokens, client)));
 }
 
-/// Counts the next of a crowd that has left a lock, and unbinds them from their connections, but for those whose token
-/// has come back with the same connection meanwhile.
+/// Counts the next of a crowd that has left a lock, and unbinds them from their connections, but for those
+/// whose token has come back with the same connection meanwhile.
 fn close_the_books(m: &Module, ctx: Ctx<'_>, name: Name<'static>, mut departed: Box<Departed>) {
     let ended: Vec<_> = departed.next_slice().collect();
     ctx.select_db(name.db);
@@ -208,7 +209,8 @@ fn close_the_books(m: &Module, ctx: Ctx<'_>, name: Name<'static>, mut departed: 
     });
 }
 
-/// Opens a resource in the background. False where the key holds a value of another type, of which its queue is told.
+/// Opens a resource in the background. False where the key holds a value of another type, of which its queue
+/// is told.
 fn on(m: &Module, ctx: Ctx<'_>, name: &Name<'static>, operate: impl FnOnce(Target<'_>)) -> bool {
     ctx.select_db(name.db);
     let key = ctx.string(&name.key);

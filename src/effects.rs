@@ -1,5 +1,5 @@
-//! The one place that changes Redis. What a core operation asks for is carried out in this order: store, replicate,
-//! notify, wake. The key is closed before anybody is told, for a listener may change it.
+//! The one place that changes Redis. What a core operation asks for is carried out in this order: store,
+//! replicate, notify, wake. The key is closed before anybody is told, for a listener may change it.
 
 use std::ffi::CStr;
 
@@ -242,8 +242,8 @@ pub fn take_in(mut target: Target<'_>, effect: Effect) -> Result<(), String> {
     Ok(())
 }
 
-/// The connections that these holds of one resource are bound to are not known any more. Nobody is told: that a hold is
-/// bound to one is stored, to which is not.
+/// The connections that these holds of one resource are bound to are not known any more. Nobody is told: that
+/// a hold is bound to one is stored, to which is not.
 pub fn orphan(ctx: Ctx<'_>, name: &Name<'_>, tokens: impl Iterator<Item = Token>) {
     ctx.select_db(name.db);
     let raw = ctx.string(&name.key);

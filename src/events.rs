@@ -1,5 +1,6 @@
-//! What happens to the server around the locks. Everything here takes note; what has to be written is written by the
-//! background job, for inside these events a write may reach nobody, or the wrong replica, or end the server.
+//! What happens to the server around the locks. Everything here takes note; what has to be written is written
+//! by the background job, for inside these events a write may reach nobody, or the wrong replica, or end the
+//! server.
 
 use dlock_core::ClientId;
 use dlock_core::codec::Origin;
@@ -79,8 +80,8 @@ fn may_be_followed(m: &Module) {
     m.with(|s| s.followers.may_begin());
 }
 
-/// A replica ends no hold with its connection, and will know of none when it is a master again: meanwhile the hold was
-/// another's to keep.
+/// A replica ends no hold with its connection, and will know of none when it is a master again: meanwhile the
+/// hold was another's to keep.
 fn unbind(m: &Module, ctx: Ctx<'_>) {
     let bound = m.with(|s| s.background.demoted());
     for holds in bound.chunk_by(|(one, _), (other, _)| one == other) {

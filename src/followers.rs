@@ -1,17 +1,18 @@
 //! Does anybody follow what is replicated, or listen to what is announced?
 //!
-//! Building an effect costs about as much as the rest of a command, so it is left out while nobody can ever read it.
-//! That is proven by the server, not assumed: the append only file is off, there is no replica and no replication
-//! backlog from which one could catch up, and it is no cluster, where slots are streamed to other nodes. Whoever begins
-//! to follow is first given a snapshot by a forked child, or by a rewrite of the file that forks one, and reads on from
-//! there; the fork is announced before the next command runs. So from each fork on, and from each change of the
-//! configuration, effects are sent until the server has been asked again.
+//! Building an effect costs about as much as the rest of a command, so it is left out while nobody can ever
+//! read it. That is proven by the server, not assumed: the append only file is off, there is no replica and
+//! no replication backlog from which one could catch up, and it is no cluster, where slots are streamed to
+//! other nodes. Whoever begins to follow is first given a snapshot by a forked child, or by a rewrite of the
+//! file that forks one, and reads on from there; the fork is announced before the next command runs. So from
+//! each fork on, and from each change of the configuration, effects are sent until the server has been asked
+//! again.
 //!
-//! While nobody follows, the command itself is handed to the server as if to be replicated. It goes nowhere, and counts
-//! as a change for the RDB's save points.
+//! While nobody follows, the command itself is handed to the server as if to be replicated. It goes nowhere,
+//! and counts as a change for the RDB's save points.
 //!
-//! Announcing goes to other modules first, whatever `notify-keyspace-events` says. Where no other module is loaded that
-//! option alone tells whether anybody can hear.
+//! Announcing goes to other modules first, whatever `notify-keyspace-events` says. Where no other module is
+//! loaded that option alone tells whether anybody can hear.
 
 use crate::ffi::{Announced, Ctx, Flags};
 use crate::module::Module;

@@ -1,5 +1,5 @@
-//! Restart-grace: what the server's events mean for it. When it begins, why, and when it is over is decided in the core
-//! ([`dlock_core::grace`]); when it is over, the background job serves the queues.
+//! Restart-grace: what the server's events mean for it. When it begins, why, and when it is over is decided
+//! in the core ([`dlock_core::grace`]); when it is over, the background job serves the queues.
 
 use dlock_core::grace::{Judgement, Loaded};
 

@@ -1,9 +1,10 @@
 //! dlock: a Redis or Valkey server as a lock server.
 //!
-//! The module is the only code that knows Redis. What a lock is and who gets it next is decided in `dlock-core`; here
-//! its words come in, its effects go out. See ARCHITECTURE.md.
+//! The module is the only code that knows Redis. What a lock is and who gets it next is decided in
+//! `dlock-core`; here its words come in, its effects go out. See ARCHITECTURE.md.
 //!
-//! This file is what the server reads first: the tables of commands, options, types and events, and nothing else.
+//! This file is what the server reads first: the tables of commands, options, types and events, and nothing
+//! else.
 
 #![deny(unsafe_code)]
 

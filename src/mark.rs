@@ -1,8 +1,8 @@
 //! The fence mark: a number on the disk that no fence goes beyond.
 //!
-//! Which number and when is decided in the core ([`dlock_core::marking`]); here it gets onto the disk. A thread writes
-//! it, seconds before it is needed, and the event loop looks at each tick whether it is done: nobody ever waits for the
-//! disk, but a server that serves nobody yet.
+//! Which number and when is decided in the core ([`dlock_core::marking`]); here it gets onto the disk. A
+//! thread writes it, seconds before it is needed, and the event loop looks at each tick whether it is done:
+//! nobody ever waits for the disk, but a server that serves nobody yet.
 
 use std::sync::mpsc::channel;
 use std::thread;
@@ -15,9 +15,9 @@ use crate::disk::{self, files};
 use crate::ffi::{Ctx, Flags, LogLevel};
 use crate::module::{Job, Module, Outcome};
 
-/// The module is loaded, and nobody is served yet: goes on above what was reserved before, and reserves more. Where a
-/// proof stands that is done when the files are loaded: until then nothing is granted, and a start that cannot load them
-/// is no sign of life.
+/// The module is loaded, and nobody is served yet: goes on above what was reserved before, and reserves more.
+/// Where a proof stands that is done when the files are loaded: until then nothing is granted, and a start
+/// that cannot load them is no sign of life.
 pub fn start(m: &Module, ctx: Ctx<'_>) {
     let file = files::of_this_server(ctx, "fence");
     if m.with(|s| s.mark.start(file, s.proof.stands())) {

@@ -1,5 +1,5 @@
-//! The one value of this process that everything is handed: what the module knows besides what the keys hold. All of it
-//! is rebuilt at load, or let go.
+//! The one value of this process that everything is handed: what the module knows besides what the keys hold.
+//! All of it is rebuilt at load, or let go.
 
 use std::cell::RefCell;
 
@@ -40,9 +40,9 @@ impl Module {
         self.ctx
     }
 
-    /// The state, for a moment. Nothing in here can call the server, which may come back into the module and would find
-    /// it taken: whatever leads there (a context, an open key, the module itself) is not `Send`, and so cannot be named
-    /// in the closure.
+    /// The state, for a moment. Nothing in here can call the server, which may come back into the module and
+    /// would find it taken: whatever leads there (a context, an open key, the module itself) is not `Send`,
+    /// and so cannot be named in the closure.
     #[inline]
     pub fn with<R>(&self, run: impl FnOnce(&mut State) -> R + Send) -> R {
         run(&mut self.state.borrow_mut())

@@ -1,8 +1,8 @@
 //! The proof that nothing was forgotten, as this server keeps it: what it is true of is decided in the core
 //! ([`dlock_core::proof`]); here the facts are gathered, and it gets onto the disk and off it.
 //!
-//! It is established in the background, whenever that is: without it the next start has a grace period, no more. It is
-//! withdrawn in the event that voids it, and while that fails nothing new is granted.
+//! It is established in the background, whenever that is: without it the next start has a grace period, no
+//! more. It is withdrawn in the event that voids it, and while that fails nothing new is granted.
 
 use std::path::PathBuf;
 use std::sync::mpsc::channel;
@@ -69,7 +69,8 @@ pub fn replica_came(m: &Module, ctx: Ctx<'_>) {
     withdraw(m, ctx);
 }
 
-/// A child was forked, maybe to send a replica all there is. It can be promoted before it has said that it has that.
+/// A child was forked, maybe to send a replica all there is. It can be promoted before it has said that it
+/// has that.
 pub fn forked(m: &Module, ctx: Ctx<'_>) {
     if has_replicas(ctx) {
         replica_came(m, ctx);

@@ -14,8 +14,8 @@ fn reader() -> Clock {
     Clock { now: clock::now(), anchor: clock::anchor() }
 }
 
-/// Reads a lock that comes in under this name: from a file, over the replication link, or by RESTORE. The error says
-/// why it is refused.
+/// Reads a lock that comes in under this name: from a file, over the replication link, or by RESTORE. The
+/// error says why it is refused.
 pub fn load(m: &Module, bytes: &[u8], db: i32, key: &[u8]) -> Result<Box<Value>, String> {
     let is_master = m.ctx().server_flags().contains(Flags::MASTER);
     let (loading, bounds) = m.with(|s| (s.loading, s.config.bounds));
@@ -62,8 +62,8 @@ pub fn effect(m: &Module, value: &Value) -> Vec<u8> {
     bytes
 }
 
-/// Its key is taken out of the keyspace. Where the value itself lives on under another name (RENAME, MOVE) it is no lock
-/// any more: the hold was of the resource, and the resource is a name.
+/// Its key is taken out of the keyspace. Where the value itself lives on under another name (RENAME, MOVE) it
+/// is no lock any more: the hold was of the resource, and the resource is a name.
 pub fn unlinked(m: &Module, value: &mut Value, db: i32, key: &[u8]) {
     if let Some(slot) = value.slot.take() {
         m.with(|s| s.background.unschedule(slot, db));
@@ -74,7 +74,8 @@ pub fn unlinked(m: &Module, value: &mut Value, db: i32, key: &[u8]) {
     }
     let mut lock = std::mem::take(&mut value.lock);
     let name = Name::new(db, key);
-    // A replica has no queue to serve and tells nobody; its promotion must not find what its master did long ago.
+    // A replica has no queue to serve and tells nobody; its promotion must not find what its master did long
+    // ago.
     let master = m.ctx().server_flags().contains(Flags::MASTER);
     let heard = followers::is_heard(m);
     m.with(|s| {

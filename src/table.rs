@@ -22,8 +22,8 @@ const COUNT: Arg = Arg::OneOf("count", &[Arg::Word("REENTRANT"), Arg::WordNumber
 const COUNTS: Arg = Arg::OneOf("counts", &[Arg::Word("ALL"), Arg::WordNumber("DEPTH", "depth")]);
 const WHOM: Arg = Arg::OneOf("whom", &[TOKEN, Arg::WordNumber("CLIENT", "client-id")]);
 
-// A token proves who holds, so commands that carry one stay out of SLOWLOG. The server can only leave the whole command
-// out for nothing; redacting one argument costs a copy of all of them at each call.
+// A token proves who holds, so commands that carry one stay out of SLOWLOG. The server can only leave the
+// whole command out for nothing; redacting one argument costs a copy of all of them at each call.
 const WRITES: &str = "write fast no-slowlog";
 const READS: &str = "readonly fast no-slowlog";
 
@@ -159,8 +159,8 @@ pub static COMMANDS: [Row; 13] = [
     ),
 ];
 
-/// Only where the server has no dry runs: see [`crate::ffi::verdict`]. Its flags are those of ACQUIRE, as far as the
-/// server's checks go.
+/// Only where the server has no dry runs: see [`crate::ffi::verdict`]. Its flags are those of ACQUIRE, as far
+/// as the server's checks go.
 pub static MAY: Row = row(
     &words::MAY,
     "write deny-oom no-slowlog no-monitor",

@@ -1,5 +1,5 @@
-//! One timer over all deadlines. It runs by the wall clock, so it is a hint: the background job that it starts looks at
-//! the server clock.
+//! One timer over all deadlines. It runs by the wall clock, so it is a hint: the background job that it
+//! starts looks at the server clock.
 
 use crate::clock;
 use crate::ffi::notices;

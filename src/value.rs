@@ -1,4 +1,5 @@
-//! What a key holds: a lock, and where it stands in the schedule. How it is read and written is in [`crate::stored`].
+//! What a key holds: a lock, and where it stands in the schedule. How it is read and written is in
+//! [`crate::stored`].
 
 use dlock_core::background::Background;
 use dlock_core::codec::Anchor;
@@ -14,7 +15,8 @@ pub type Key<'a> = ffi::Key<'a, Value>;
 #[derive(Default)]
 pub struct Value {
     pub lock: Lock,
-    /// Where the lock is scheduled; nowhere while it is not at home in the keyspace (renamed away, not yet stored).
+    /// Where the lock is scheduled; nowhere while it is not at home in the keyspace (renamed away, not yet
+    /// stored).
     pub slot: Option<Slot>,
 }
 
@@ -26,7 +28,8 @@ impl Value {
         size_of::<Value>() - size_of::<Lock>() + self.lock.size() + scheduled + bindings
     }
 
-    /// Feeds what has to be equal on a replica. Deadlines by the boot-time clock, which two servers of a machine share.
+    /// Feeds what has to be equal on a replica. Deadlines by the boot-time clock, which two servers of a
+    /// machine share.
     pub fn digest(&self, anchor: Anchor, add: &mut dyn FnMut(&[u8])) {
         let delay = self.lock.delay_until().map(|until| until.millis() as i64 - anchor.offset);
         add(format!("{:?} {delay:?}", self.lock.mode()).as_bytes());

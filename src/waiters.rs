@@ -51,7 +51,8 @@ impl Answer {
     }
 }
 
-/// The client of the running command joins the queue; its reply comes later. The error is the reply where it may not.
+/// The client of the running command joins the queue; its reply comes later. The error is the reply where it
+/// may not.
 pub fn wait(
     m: &Module,
     ctx: Ctx<'_>,
@@ -148,8 +149,8 @@ pub fn came_back(m: &Module, answer: Answer) {
     }
 }
 
-/// A connection is gone. If it was told of a grant in this turn of the event loop, then nobody has read it, but where
-/// the server closed it only after all was written. Whether anything was noted.
+/// A connection is gone. If it was told of a grant in this turn of the event loop, then nobody has read it,
+/// but where the server closed it only after all was written. Whether anything was noted.
 pub fn unread(m: &Module, ctx: Ctx<'_>, client: ClientId) -> bool {
     let Some((waiter, delivery)) = m.with(|s| s.background.deliveries.gone(client)) else { return false };
     if ctx.closes_after_reply(client.0) {
@@ -198,7 +199,8 @@ pub fn gone(m: &Module, handle: Handle) {
     }
 }
 
-/// No lock can be granted there any more: everybody in the queue is told why, but for those who have timed out.
+/// No lock can be granted there any more: everybody in the queue is told why, but for those who have timed
+/// out.
 pub fn fail_all(m: &Module, name: &Name<'_>, why: &str) {
     let now = clock::now();
     while let Some(waiter) = m.with(|s| {

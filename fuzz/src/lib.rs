@@ -1,5 +1,5 @@
-//! What is done with the bytes that a fuzzer finds. The core's tests include this file and replay the corpus without a
-//! fuzzer, so it uses nothing but the core. Each function answers whether the bytes meant anything.
+//! What is done with the bytes that a fuzzer finds. The core's tests include this file and replay the corpus
+//! without a fuzzer, so it uses nothing but the core. Each function answers whether the bytes meant anything.
 
 use dlock_core::codec::{self, Anchor, Origin, Reader};
 use dlock_core::{Change, Hold, Instant, Lock, Mode, Ttl};
@@ -7,8 +7,8 @@ use dlock_protocol::command::{
     Acquire, Cancel, Confirm, Extend, Holds, Inspect, Pttl, Release, Waiters, no_arguments, only_key,
 };
 
-/// The first byte chooses the command; then one argument after the other, its length before it. What is accepted is
-/// written and read as the same command again.
+/// The first byte chooses the command; then one argument after the other, its length before it. What is
+/// accepted is written and read as the same command again.
 pub fn arguments(data: &[u8]) -> bool {
     let Some((command, mut rest)) = data.split_first() else { return false };
     let mut args: Vec<&[u8]> = Vec::new();
@@ -68,8 +68,8 @@ pub fn stored(data: &[u8]) -> bool {
     true
 }
 
-/// The first byte chooses the reader's clock; then one effect after the other, two bytes of length before each. They all
-/// go to one lock.
+/// The first byte chooses the reader's clock; then one effect after the other, two bytes of length before
+/// each. They all go to one lock.
 pub fn effects(data: &[u8]) -> bool {
     let Some((clock, mut rest)) = data.split_first() else { return false };
     let reader = reader(*clock);

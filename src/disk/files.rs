@@ -1,4 +1,5 @@
-//! Small files in the server's folder: read whole, written whole, and never through a link that somebody planted there.
+//! Small files in the server's folder: read whole, written whole, and never through a link that somebody
+//! planted there.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};

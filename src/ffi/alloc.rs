@@ -12,14 +12,14 @@ static ALLOC: ServerAlloc = ServerAlloc;
 /// jemalloc and every libc give at least this alignment.
 const MIN_ALIGN: usize = 16;
 
-/// A size that is a multiple of the alignment is aligned to it by jemalloc's size classes; nothing in the module asks
-/// for more than [`MIN_ALIGN`] on other allocators.
+/// A size that is a multiple of the alignment is aligned to it by jemalloc's size classes; nothing in the
+/// module asks for more than [`MIN_ALIGN`] on other allocators.
 fn padded(layout: Layout) -> usize {
     if layout.align() <= MIN_ALIGN { layout.size() } else { layout.pad_to_align().size() }
 }
 
-// SAFETY: forwards to the server's malloc, calloc, realloc and free, which keep the contract of GlobalAlloc. Before the
-// API is there nothing is allocated; a null answer is Rust's own sign for "no memory".
+// SAFETY: forwards to the server's malloc, calloc, realloc and free, which keep the contract of GlobalAlloc.
+// Before the API is there nothing is allocated; a null answer is Rust's own sign for "no memory".
 unsafe impl GlobalAlloc for ServerAlloc {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match unsafe { rm::RedisModule_Alloc } {

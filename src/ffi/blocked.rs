@@ -1,5 +1,6 @@
-//! Clients that wait: blocked, answered, or gone. Who waits for what, and for how long, is none of its business: the
-//! server's own time limits race with a grant (a lost reply up to 7.0, a crash in 7.2), so none is ever given to it.
+//! Clients that wait: blocked, answered, or gone. Who waits for what, and for how long, is none of its
+//! business: the server's own time limits race with a grant (a lost reply up to 7.0, a crash in 7.2), so none
+//! is ever given to it.
 
 use std::ffi::{c_int, c_void};
 
@@ -8,12 +9,12 @@ use super::raw::{api, rm};
 use super::rights::Waited;
 use super::upcalls::{Handle, Upcalls, enter};
 
-/// Blocks the client whose command runs; not allowed where [`super::Flags::DENY_BLOCKING`] is set. None where the server
-/// refuses, as Valkey does from 8.1 on for a client that is subscribed to something.
+/// Blocks the client whose command runs; not allowed where [`super::Flags::DENY_BLOCKING`] is set. None where
+/// the server refuses, as Valkey does from 8.1 on for a client that is subscribed to something.
 pub fn block<M: Upcalls>(ctx: Ctx<'_>) -> Option<Handle> {
-    // Where the server handles CLIENT UNBLOCK beside a grant correctly (Redis 7.4, Valkey 8: told by a function they
-    // have in common) it may be used; before, it answers 0, and DLOCK.CANCEL does it.
-    // SAFETY: the context is that of a client's command; the callbacks are those below.
+    // Where the server handles CLIENT UNBLOCK beside a grant correctly (Redis 7.4, Valkey 8: told by a
+    // function they have in common) it may be used; before, it answers 0, and DLOCK.CANCEL does it. SAFETY:
+    // the context is that of a client's command; the callbacks are those below.
     unsafe {
         let on_timeout: rm::RedisModuleCmdFunc = match rm::RedisModule_ClusterKeySlot {
             Some(_) => Some(on_unblocked::<M>),
@@ -33,7 +34,8 @@ pub fn block<M: Upcalls>(ctx: Ctx<'_>) -> Option<Handle> {
 /// [`Upcalls::came_back`]. Without one the client is gone, or answered already.
 pub fn unblock<M: Upcalls>(_: Ctx<'_>, handle: Handle, answer: Option<Box<M::Answer>>) {
     let answer = answer.map_or(std::ptr::null_mut(), Box::into_raw);
-    // SAFETY: the handle came from `block` and is used for this once; the server gives the box back to `on_free`.
+    // SAFETY: the handle came from `block` and is used for this once; the server gives the box back to
+    // `on_free`.
     unsafe { api!(RedisModule_UnblockClient(handle.0, answer.cast())) };
 }
 

@@ -53,8 +53,8 @@ impl<'a> Ctx<'a> {
     }
 
     pub fn reply_int(self, n: i64) {
-        // SAFETY: (here and in every method below) the context is valid by construction, and pointers into arguments
-        // outlive the call; the server copies what it keeps.
+        // SAFETY: (here and in every method below) the context is valid by construction, and pointers into
+        // arguments outlive the call; the server copies what it keeps.
         unsafe { api!(RedisModule_ReplyWithLongLong(self.0, n)) };
     }
 
@@ -165,9 +165,9 @@ impl<'a> Ctx<'a> {
         unsafe { api!(RedisModule_Log(self.0, level.as_ptr(), c"%s".as_ptr(), text.as_ptr())) };
     }
 
-    /// Whether the server accepts that the module writes by itself now: it asserts where a write is replicated while
-    /// it is paused (CLIENT PAUSE, FAILOVER, a shutdown that waits for replicas), and replicas and loading servers
-    /// must not write at all.
+    /// Whether the server accepts that the module writes by itself now: it asserts where a write is
+    /// replicated while it is paused (CLIENT PAUSE, FAILOVER, a shutdown that waits for replicas), and
+    /// replicas and loading servers must not write at all.
     pub fn may_write(self) -> bool {
         let flags = self.flags();
         flags.contains(Flags::MASTER)

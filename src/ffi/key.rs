@@ -10,7 +10,8 @@ use super::types;
 /// The key holds a value of another type.
 pub struct WrongType;
 
-/// An open key; closed when dropped. `V` is the type that was registered with the server, the only one there is.
+/// An open key; closed when dropped. `V` is the type that was registered with the server, the only one there
+/// is.
 pub struct Key<'a, V> {
     key: *mut rm::RedisModuleKey,
     /// What it holds, or null: asked for when it is opened, kept true by `set` and `delete`.
@@ -28,8 +29,8 @@ impl<'a, V: Send> Key<'a, V> {
     }
 
     fn open(ctx: Ctx<'a>, name: KeyName<'_>, mode: u32) -> Result<Self, WrongType> {
-        // SAFETY: the context and the name are valid for this call. A null key is what the server answers for a key
-        // that is opened for reading and does not exist.
+        // SAFETY: the context and the name are valid for this call. A null key is what the server answers for
+        // a key that is opened for reading and does not exist.
         unsafe {
             let raw = api!(RedisModule_OpenKey(ctx.0, name.0, mode as i32));
             let mut key = Key { key: raw, value: std::ptr::null_mut(), of: PhantomData };

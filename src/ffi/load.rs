@@ -6,7 +6,8 @@ use super::ctx::{Ctx, LogLevel};
 use super::raw::{bytes_of, guard, rm};
 use super::upcalls::Upcalls;
 
-/// Makes this function what the server calls once, before it loads its data; the error says why it does not load.
+/// Makes this function what the server calls once, before it loads its data; the error says why it does not
+/// load.
 macro_rules! on_load {
     ($module:ty, $load:path) => {
         /// # Safety

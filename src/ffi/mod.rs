@@ -1,8 +1,8 @@
 //! The module API, made safe: the only `unsafe` of the project.
 //!
-//! It knows no locks: whoever uses it implements [`Upcalls`], and what the server calls is generic over that. Every way
-//! into the module goes through `raw::guard`, so that no panic reaches the server. Whatever leads to the server (a
-//! context, an open key, a name) is not `Send`, so a closure that has to be cannot call it.
+//! It knows no locks: whoever uses it implements [`Upcalls`], and what the server calls is generic over that.
+//! Every way into the module goes through `raw::guard`, so that no panic reaches the server. Whatever leads
+//! to the server (a context, an open key, a name) is not `Send`, so a closure that has to be cannot call it.
 #![allow(unsafe_code, reason = "the one room for it")]
 
 mod alloc;

@@ -1,5 +1,5 @@
-//! What the server tells the module by itself: its events, and the one timer. All of it only takes note; what writes
-//! runs in the background job.
+//! What the server tells the module by itself: its events, and the one timer. All of it only takes note; what
+//! writes runs in the background job.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,8 +32,8 @@ pub fn subscribe<M: Upcalls>(ctx: Ctx<'_>) -> bool {
     })
 }
 
-/// False where the server refuses it. To hear of evictions alone costs another write about 10 of its 3,000 to 4,500
-/// instructions.
+/// False where the server refuses it. To hear of evictions alone costs another write about 10 of its 3,000 to
+/// 4,500 instructions.
 pub fn subscribe_to_evictions<M: Upcalls>(ctx: Ctx<'_>) -> bool {
     let class = rm::REDISMODULE_NOTIFY_EVICTED as c_int;
     // SAFETY: called in OnLoad.
@@ -56,10 +56,11 @@ unsafe extern "C" fn on_eviction<M: Upcalls>(
     rm::REDISMODULE_OK as c_int
 }
 
-/// Tells of the turns of the event loop from now on, or no longer: it costs something in each, and mostly nobody waits.
+/// Tells of the turns of the event loop from now on, or no longer: it costs something in each, and mostly
+/// nobody waits.
 ///
-/// To end it is allowed in a notice, though the server walks over its listeners then: this one is the last of ours, and
-/// the server has only the next one in mind.
+/// To end it is allowed in a notice, though the server walks over its listeners then: this one is the last of
+/// ours, and the server has only the next one in mind.
 pub fn watch_turns<M: Upcalls>(ctx: Ctx<'_>, on: bool) {
     static WATCHED: AtomicBool = AtomicBool::new(false);
     if WATCHED.load(Ordering::Relaxed) == on {
@@ -140,8 +141,8 @@ pub fn arm<M: Upcalls>(ctx: Ctx<'_>, ms: u64) -> Timer {
     // SAFETY: the context is valid; the callback needs no data.
     unsafe {
         let id = api!(RedisModule_CreateTimer(ctx.0, ms as i64, Some(on_timer::<M>), std::ptr::null_mut()));
-        // Redis 7.0 works out how long to sleep before it runs what ends blocked clients; a timer armed there would
-        // wait for up to 1/hz. A one-shot that does nothing wakes the loop at once.
+        // Redis 7.0 works out how long to sleep before it runs what ends blocked clients; a timer armed there
+        // would wait for up to 1/hz. A one-shot that does nothing wakes the loop at once.
         if ms == 0
             && let Some(add) = rm::RedisModule_EventLoopAddOneShot
         {

@@ -1,4 +1,5 @@
-//! What every file of this room stands on: the declarations of the module API, and the way in that no panic leaves.
+//! What every file of this room stands on: the declarations of the module API, and the way in that no panic
+//! leaves.
 
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,7 +21,8 @@ pub(super) use api;
 /// Set by a panic. The state may be half changed from then on, so commands are refused.
 static BROKEN: AtomicBool = AtomicBool::new(false);
 
-/// Runs one entry of the module. A panic ends here: it is logged by the hook, answered by `fallback`, remembered.
+/// Runs one entry of the module. A panic ends here: it is logged by the hook, answered by `fallback`,
+/// remembered.
 pub(super) fn guard<T>(fallback: T, entry: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(entry)).unwrap_or_else(|_| {
         BROKEN.store(true, Ordering::Relaxed);

@@ -13,8 +13,8 @@ pub struct Waited {
 impl Waited {
     /// Why the client's user may not run it now; None where it may. `ctx` is the client's.
     pub fn refused(self, ctx: Ctx<'_>) -> Option<String> {
-        // SAFETY: the context is that of a client that is still there, the arguments are its own; what the server
-        // makes for us is freed before we return.
+        // SAFETY: the context is that of a client that is still there, the arguments are its own; what the
+        // server makes for us is freed before we return.
         unsafe {
             let name = api!(RedisModule_GetCurrentUserName(ctx.0));
             let user = api!(RedisModule_GetModuleUserFromUserName(name));

@@ -117,8 +117,8 @@ pub struct Setting<O> {
     pub set: fn(&mut O, i64) -> Option<()>,
 }
 
-/// Registers the options with these defaults, which may have been given as arguments of the module. False where the
-/// server refuses one, or a value in redis.conf is refused.
+/// Registers the options with these defaults, which may have been given as arguments of the module. False
+/// where the server refuses one, or a value in redis.conf is refused.
 pub fn register_settings<M: Upcalls>(
     ctx: Ctx<'_>,
     settings: &'static [Setting<M::Options>],
@@ -247,7 +247,8 @@ pub fn register_command(ctx: Ctx<'_>, command: &Registration) -> bool {
     }
 }
 
-/// Puts a command into ACL categories, on servers that can (Redis 7.2, with a category of its own 7.4; Valkey).
+/// Puts a command into ACL categories, on servers that can (Redis 7.2, with a category of its own 7.4;
+/// Valkey).
 pub fn categorize(ctx: Ctx<'_>, name: &str, categories: &str) {
     let (name, categories) = (c_string(name), c_string(categories));
     // SAFETY: called in OnLoad.

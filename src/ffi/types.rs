@@ -149,8 +149,8 @@ unsafe extern "C" fn digest<M: Upcalls>(digest: *mut rm::RedisModuleDigest, valu
 /// The value of the key that the module itself deletes at this moment; the main thread writes it.
 static DELETED: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Runs `delete`, which makes the server delete the key of this value, and gets the value back: the next one is made in
-/// it. An allocation less for each, about 2 % of an acquire and release.
+/// Runs `delete`, which makes the server delete the key of this value, and gets the value back: the next one
+/// is made in it. An allocation less for each, about 2 % of an acquire and release.
 pub(super) fn keep_deleted<V>(value: *mut V, delete: impl FnOnce()) -> Option<Box<V>> {
     DELETED.store(value.cast(), Ordering::Relaxed);
     delete();
@@ -168,11 +168,12 @@ unsafe extern "C" fn free<M: Upcalls>(value: *mut c_void) {
     guard((), || drop(unsafe { Box::from_raw(value.cast::<M::Value>()) }));
 }
 
-/// The key leaves the keyspace, whatever the cause but a flush: DEL, RENAME away, an overwrite, eviction, our own delete.
+/// The key leaves the keyspace, whatever the cause but a flush: DEL, RENAME away, an overwrite, eviction, our
+/// own delete.
 unsafe extern "C" fn unlink<M: Upcalls>(ctx: *mut rm::RedisModuleKeyOptCtx, value: *const c_void) {
     enter((), |module: &M| {
-        // SAFETY: the value is live (RENAME and MOVE keep it under another name) and nobody else refers to it now: this
-        // is called on the main thread, and `Key` lends no value out across `delete`.
+        // SAFETY: the value is live (RENAME and MOVE keep it under another name) and nobody else refers to it
+        // now: this is called on the main thread, and `Key` lends no value out across `delete`.
         unsafe {
             let value = &mut *value.cast_mut().cast::<M::Value>();
             let key = bytes_of(api!(RedisModule_GetKeyNameFromOptCtx(ctx)));

@@ -8,11 +8,11 @@ use super::raw::{guard, rm};
 use super::rights::Waited;
 use super::section::Section;
 
-/// What a module is to the server. Many of the server's callbacks carry no data of the module's, so each asks for the
-/// one value of the process and hands it on as an argument.
+/// What a module is to the server. Many of the server's callbacks carry no data of the module's, so each asks
+/// for the one value of the process and hands it on as an argument.
 ///
-/// The server calls from its main thread, one call at a time, but some of the functions that the module calls come back
-/// in here before they return.
+/// The server calls from its main thread, one call at a time, but some of the functions that the module calls
+/// come back in here before they return.
 pub trait Upcalls: Sized + 'static {
     /// What a key holds. Freed by whatever thread the server likes.
     type Value: Send;
@@ -111,9 +111,10 @@ pub(super) fn enter<M: Upcalls, R>(fallback: R, call: impl FnOnce(&'static M) ->
 /// Something only the server's main thread touches. It lives as long as the process.
 pub struct MainThread<T: 'static>(Cell<Option<&'static T>>);
 
-// SAFETY: every entry of the module that reaches a `MainThread` is called by the server's main thread while it holds
-// the server's global lock. The one entry that other threads call (the key type's `free`) reaches none. A thread of the
-// module's own gets no reference from here: what has cells in it is not `Sync`, so none can be sent there.
+// SAFETY: every entry of the module that reaches a `MainThread` is called by the server's main thread while
+// it holds the server's global lock. The one entry that other threads call (the key type's `free`) reaches
+// none. A thread of the module's own gets no reference from here: what has cells in it is not `Sync`, so none
+// can be sent there.
 unsafe impl<T> Sync for MainThread<T> {}
 
 impl<T> MainThread<T> {

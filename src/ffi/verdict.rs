@@ -1,8 +1,9 @@
-//! What the server would say to a client's command right now: asked of the server, before the background writes.
+//! What the server would say to a client's command right now: asked of the server, before the background
+//! writes.
 //!
-//! It makes its own checks, which are therefore not made again here: `min-replicas-to-write`, a disk error that stops
-//! writes, memory, the state of the cluster, the slot. From 7.2 on a call can be a dry run of the real command. Redis
-//! 7.0 has none; there a command of the same flags is run that does nothing.
+//! It makes its own checks, which are therefore not made again here: `min-replicas-to-write`, a disk error
+//! that stops writes, memory, the state of the cluster, the slot. From 7.2 on a call can be a dry run of the
+//! real command. Redis 7.0 has none; there a command of the same flags is run that does nothing.
 
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -38,7 +39,8 @@ pub fn has_dry_runs(ctx: Ctx<'_>) -> bool {
     static DRY_RUNS: OnceLock<bool> = OnceLock::new();
     // SAFETY: the context is valid; the reply is freed at once.
     *DRY_RUNS.get_or_init(|| unsafe {
-        // There is no such command, which is an answer; to a format that the server does not know there is none.
+        // There is no such command, which is an answer; to a format that the server does not know there is
+        // none.
         let reply = api!(RedisModule_Call(ctx.0, c"dlock._none".as_ptr(), c"D".as_ptr()));
         if !reply.is_null() {
             api!(RedisModule_FreeCallReply(reply));
@@ -48,14 +50,16 @@ pub fn has_dry_runs(ctx: Ctx<'_>) -> bool {
 }
 
 impl Ctx<'_> {
-    /// On this command with this key of this database. In a detached context the server goes by the memory as it is now.
+    /// On this command with this key of this database. In a detached context the server goes by the memory as
+    /// it is now.
     pub fn verdict(self, detached: Ctx<'_>, of: &Rehearsal, db: i32, key: KeyName<'_>) -> Verdict {
         detached.select_db(db);
         match detached.dry_run(of, key, true) {
             Err(Errno::ENOSPC) => {}
             answer => return verdict(answer),
         }
-        // Before a client's command it would evict; in any other context it knows whether that helped the last one.
+        // Before a client's command it would evict; in any other context it knows whether that helped the
+        // last one.
         let evicts = self.option("maxmemory-policy").is_some_and(|policy| policy != "noeviction");
         self.select_db(db);
         match self.dry_run(of, key, evicts) {
@@ -81,7 +85,8 @@ impl Ctx<'_> {
                 api!(RedisModule_Call(self.0, of.stand_in.as_ptr(), format.as_ptr(), key.0))
             };
             let why = Errno::last();
-            // A dry run answers why not, or nothing (Valkey 9: nothing of any type); another only what came of it.
+            // A dry run answers why not, or nothing (Valkey 9: nothing of any type); another only what came
+            // of it.
             let refused = if dry {
                 !reply.is_null()
                     && api!(RedisModule_CallReplyType(reply)) == rm::REDISMODULE_REPLY_ERROR as i32

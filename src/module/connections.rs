@@ -1,4 +1,5 @@
-//! The connections of those who wait: who is told when a waiter is answered, and who leaves when a connection closes.
+//! The connections of those who wait: who is told when a waiter is answered, and who leaves when a connection
+//! closes.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,5 @@
-//! The proof that nothing was forgotten, as this server knows it: whether it is on the disk, and what speaks for one.
+//! The proof that nothing was forgotten, as this server knows it: whether it is on the disk, and what speaks
+//! for one.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -230,7 +231,8 @@ impl Proof {
         self.pause_until = Instant::from_micros(now.micros() + PAUSE);
     }
 
-    /// It has to go: where it is, if it may be there. What a thread makes meanwhile is of before, and goes with it.
+    /// It has to go: where it is, if it may be there. What a thread makes meanwhile is of before, and goes
+    /// with it.
     pub fn withdraw(&mut self) -> Option<PathBuf> {
         self.making = None;
         (!self.is_absent()).then(|| self.file.clone())

@@ -78,7 +78,8 @@ fn categories_hold_the_commands_where_the_server_has_them() {
         let server = Server::start(kind);
         let mut admin = server.connect();
         if !has_categories(kind) {
-            // There a module's command is in no category: rules have to name the commands. "-@write" takes none away.
+            // There a module's command is in no category: rules have to name the commands. "-@write" takes
+            // none away.
             assert!(admin.say("ACL CAT dlock").error().contains("Unknown category"));
             assert_eq!(may(&mut user(&server, "~* +@all -@write -@dangerous")).len(), 12);
             assert!(may(&mut user(&server, "~* +@write +@read +@fast")).is_empty());

@@ -2,7 +2,8 @@
 
 use dlock_testkit::{Conn, Server, Value, each_server};
 
-/// Name, arity, flags, what the docs say of its arguments. `_SET` is for replicas alone and has docs all the same.
+/// Name, arity, flags, what the docs say of its arguments. `_SET` is for replicas alone and has docs all the
+/// same.
 const COMMANDS: [(&str, i64, &str, &str); 13] = [
     (
         "DLOCK.ACQUIRE",

@@ -1,4 +1,5 @@
-//! What the server tells of the module: docs, key specs, ACL, options, INFO; and what it keeps to itself: tokens.
+//! What the server tells of the module: docs, key specs, ACL, options, INFO; and what it keeps to itself:
+//! tokens.
 
 mod acl;
 mod built;

@@ -270,7 +270,8 @@ fn the_python_redlock_is_the_one_that_is_tested() {
     assert!(include_str!("../redlock.py").contains(&shown.join("\n")), "README and tests/redlock.py differ");
 }
 
-/// Started as the README says, from a folder that looks like the project after a build; only the port is another.
+/// Started as the README says, from a folder that looks like the project after a build; only the port is
+/// another.
 #[test]
 fn the_example_configuration_starts_a_server() {
     each_server(|kind| {

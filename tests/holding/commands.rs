@@ -17,7 +17,8 @@ fn granted(answer: Value) -> i64 {
     fence
 }
 
-/// Leases are minutes apart from each other in these tests, so that which one a hold has can be told without timing.
+/// Leases are minutes apart from each other in these tests, so that which one a hold has can be told without
+/// timing.
 #[track_caller]
 fn assert_lease(conn: &mut Conn, key: &str, token: &str, ttl: i64) {
     let left = conn.ok(&format!("DLOCK.PTTL {key} {token}")).int();

@@ -1,5 +1,5 @@
-//! Locks that thousands hold: nothing that ends them all at once does so at the cost of others, and the books are right
-//! afterwards.
+//! Locks that thousands hold: nothing that ends them all at once does so at the cost of others, and the books
+//! are right afterwards.
 
 use dlock_testkit::queue;
 use dlock_testkit::queue::{granted, waiter};
@@ -84,8 +84,8 @@ fn a_connection_that_many_holds_end_with() {
     });
 }
 
-/// Broken, and held again by the same token and connection: what is still to be done for the old hold leaves the new one
-/// bound.
+/// Broken, and held again by the same token and connection: what is still to be done for the old hold leaves
+/// the new one bound.
 #[test]
 fn who_comes_back_after_a_break_is_still_bound_to_its_connection() {
     each_server(|kind| {
@@ -131,7 +131,8 @@ fn many_that_expire_together_are_not_seen_and_end_in_turns() {
     });
 }
 
-/// Bindings of a crowd whose key is taken away are taken apart in the background; the next hold has one of its own.
+/// Bindings of a crowd whose key is taken away are taken apart in the background; the next hold has one of
+/// its own.
 #[test]
 fn a_crowd_whose_key_is_taken_away_leaves_nothing_behind() {
     each_server(|kind| {

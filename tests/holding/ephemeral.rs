@@ -181,7 +181,8 @@ fn after_a_restart_it_lives_until_its_lease_ends() {
     });
 }
 
-/// A script runs on a client of the server's own, so there is nothing to bind the hold to; a transaction does not.
+/// A script runs on a client of the server's own, so there is nothing to bind the hold to; a transaction does
+/// not.
 #[test]
 fn in_a_script_it_is_refused_and_in_a_transaction_it_works() {
     each_server(|kind| {

@@ -1,5 +1,5 @@
-//! What happens to a lock when its key is treated like any other key: deleted, overwritten, renamed, moved, flushed,
-//! evicted. The hold ends wherever the key is gone, and a lock never turns up under another name.
+//! What happens to a lock when its key is treated like any other key: deleted, overwritten, renamed, moved,
+//! flushed, evicted. The hold ends wherever the key is gone, and a lock never turns up under another name.
 
 mod emptied;
 mod evicted;
@@ -58,8 +58,8 @@ impl World {
         format!("{} {event}", channel.split(':').nth(1).unwrap_or_default())
     }
 
-    /// Master, replica and what the append only file holds agree on these locks, in this database, and on how many
-    /// locks and holders there are in all.
+    /// Master, replica and what the append only file holds agree on these locks, in this database, and on how
+    /// many locks and holders there are in all.
     #[track_caller]
     fn agrees(&mut self, db: i32, locks: &[(&str, Option<&str>)], held: u64) {
         self.replica.wait_in_sync(&self.master);

@@ -1,9 +1,10 @@
-//! The background belongs to everybody: what one connection leaves behind keeps nobody else waiting, and its memory is
-//! given back.
+//! The background belongs to everybody: what one connection leaves behind keeps nobody else waiting, and its
+//! memory is given back.
 
 use dlock_testkit::{Events, Server, Value, each_server, until};
 
-/// All the holds of a closed connection were ended before the next lease was looked at, for 9 s where they were 30,000.
+/// All the holds of a closed connection were ended before the next lease was looked at, for 9 s where they
+/// were 30,000.
 #[test]
 fn leases_end_while_the_holds_of_a_connection_do() {
     const MANY: usize = 2_000;
@@ -66,8 +67,8 @@ fn deletions_leave_nothing() {
     });
 }
 
-/// Where one grant answered two EPHEMERAL waits of a token, the hold was noted for both connections and taken out for
-/// one: 212 bytes each time.
+/// Where one grant answered two EPHEMERAL waits of a token, the hold was noted for both connections and taken
+/// out for one: 212 bytes each time.
 #[test]
 fn one_hold_is_bound_to_one_connection() {
     each_server(|kind| {

@@ -1,8 +1,9 @@
-//! Whole files that nobody's server wrote: a server that is given one starts and is sound, or says why not and ends.
+//! Whole files that nobody's server wrote: a server that is given one starts and is sound, or says why not
+//! and ends.
 //!
-//! How such a file is taken apart is the server's own affair; the module sees the values and effects in it, and those are
-//! fuzzed in process (`fuzz/`, `stored` and `effects`), a million times as fast. Here is what only a real load shows:
-//! the two together. `DLOCK_SECONDS` is the long form (`make fuzz`).
+//! How such a file is taken apart is the server's own affair; the module sees the values and effects in it,
+//! and those are fuzzed in process (`fuzz/`, `stored` and `effects`), a million times as fast. Here is what
+//! only a real load shows: the two together. `DLOCK_SECONDS` is the long form (`make fuzz`).
 
 #![allow(clippy::disallowed_methods, reason = "the long form goes by the time")]
 
@@ -87,9 +88,9 @@ impl Limit {
     }
 }
 
-/// Servers crash by themselves on some files: Redis 7.0 on a SET without arguments in an append only file, all of them by
-/// assertion on a key that comes twice in a snapshot. Ours are those that have to do with the module. Memory that it would
-/// have spoilt for others is what AddressSanitizer looks for.
+/// Servers crash by themselves on some files: Redis 7.0 on a SET without arguments in an append only file,
+/// all of them by assertion on a key that comes twice in a snapshot. Ours are those that have to do with the
+/// module. Memory that it would have spoilt for others is what AddressSanitizer looks for.
 fn is_our_crash(log: &str) -> bool {
     let trace = log
         .split("STACK TRACE")
@@ -98,8 +99,8 @@ fn is_our_crash(log: &str) -> bool {
     trace || ["panicked at", "internal error at"].iter().any(|bad| log.contains(bad))
 }
 
-/// What a server says of an RDB file it refuses, before it goes through the file with valkey-check-rdb. That has no end
-/// where the value of a module has none (Valkey 8.0.1, which needs no module for it).
+/// What a server says of an RDB file it refuses, before it goes through the file with valkey-check-rdb. That
+/// has no end where the value of a module has none (Valkey 8.0.1, which needs no module for it).
 const OWN_CHECK: &str = "Internal error in RDB reading";
 
 /// Loads one damaged copy after the other.
@@ -134,7 +135,8 @@ fn load_damaged(options: Options, finish: impl Fn(&Server)) {
             }
             Err(log) => {
                 refused += 1;
-                // One that does not start says so and ends, if its own look at the damage does: see OWN_CHECK.
+                // One that does not start says so and ends, if its own look at the damage does: see
+                // OWN_CHECK.
                 let ended = began.elapsed() < Duration::from_secs(50) || log.contains(OWN_CHECK);
                 assert!(ended, "it hangs:\n{log}");
                 assert!(!is_our_crash(&log), "{log}");

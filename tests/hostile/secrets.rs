@@ -19,8 +19,8 @@ fn waits(server: &Server, command: &str, so_many: usize) -> Conn {
     conn
 }
 
-/// DEADLOCK named the tokens of its cycle whole, on whichever keys they held: with one of them, somebody who may lock
-/// `a:*` and nothing else released the lock of another.
+/// DEADLOCK named the tokens of its cycle whole, on whichever keys they held: with one of them, somebody who
+/// may lock `a:*` and nothing else released the lock of another.
 #[test]
 fn a_deadlock_gives_no_token_away() {
     each_server(|kind| {

@@ -21,8 +21,8 @@ fn assert_refused(conn: &mut Conn, command: &str) {
     }
 }
 
-/// A call of each command in COMMAND INFO's answer, and of its subcommands in its place where it has any, with as many
-/// arguments as it needs, for those are counted before the user is looked at.
+/// A call of each command in COMMAND INFO's answer, and of its subcommands in its place where it has any,
+/// with as many arguments as it needs, for those are counted before the user is looked at.
 fn calls(info: &Value) -> Vec<String> {
     let mut calls = Vec::new();
     for command in info.items() {

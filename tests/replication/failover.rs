@@ -15,7 +15,8 @@ fn until_more_grants(granted: &AtomicUsize) {
     until("the clients have gone on", || granted.load(Ordering::Relaxed) > before + 30);
 }
 
-/// Clients work, the two change their places by `switch`, which loses nothing, and the clients go on with the new master.
+/// Clients work, the two change their places by `switch`, which loses nothing, and the clients go on with the
+/// new master.
 fn there_and_back(kind: &ServerKind, switch: impl Fn(&Server, &Server)) {
     let mut random = Random::fresh();
     let servers = [Server::start(kind), Server::start(kind)];
@@ -121,8 +122,8 @@ fn after_the_death_of_a_master_its_replica_grants_nothing_that_was_lost() {
     });
 }
 
-/// The recipe of docs/choosing.md: the old master, cut off from its promoted replica, refuses every write. What waits in
-/// its queue may not be granted there what the new master grants to others.
+/// The recipe of docs/choosing.md: the old master, cut off from its promoted replica, refuses every write.
+/// What waits in its queue may not be granted there what the new master grants to others.
 #[test]
 fn an_old_master_left_alone_grants_nothing_to_its_waiters() {
     each_server(|kind| {

@@ -1,5 +1,5 @@
-//! While nobody follows what is replicated no effects are built. Whoever begins to follow must not miss one, nor ever
-//! see the command itself.
+//! While nobody follows what is replicated no effects are built. Whoever begins to follow must not miss one,
+//! nor ever see the command itself.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -12,7 +12,8 @@ fn quiet_server(kind: &ServerKind) -> Server {
     server
 }
 
-/// Runs `act` while connections acquire, extend and release as fast as they can; every key is left held at the end.
+/// Runs `act` while connections acquire, extend and release as fast as they can; every key is left held at
+/// the end.
 fn under_load<R>(server: &Server, act: impl FnOnce() -> R) -> R {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {

@@ -1,4 +1,5 @@
-//! Pauses, failovers and shutdowns while leases run out: a write of the background in one of them would end the server.
+//! Pauses, failovers and shutdowns while leases run out: a write of the background in one of them would end
+//! the server.
 
 use dlock_testkit::{Server, each_server, locks, until};
 
@@ -35,7 +36,8 @@ fn leases_that_run_out_in_a_failover_end_on_the_new_master() {
     each_server(|kind| {
         let (master, replica) = (Server::options(kind).conf("appendonly yes").start(), Server::start(kind));
         replica.replicate(&master);
-        // The failover waits for a replica that has stopped: all leases run out while the master is paused for it.
+        // The failover waits for a replica that has stopped: all leases run out while the master is paused
+        // for it.
         replica.pause();
         take_many(&master, 100, 50, &["FAILOVER"]);
         let mut conn = master.connect();

@@ -1,4 +1,5 @@
-//! What goes over the replication link, and what replicas make of it. `DLOCK_ROUNDS=50` is the long form of the failovers and resyncs.
+//! What goes over the replication link, and what replicas make of it. `DLOCK_ROUNDS=50` is the long form of
+//! the failovers and resyncs.
 
 #![allow(clippy::disallowed_methods, reason = "how long a test waits")]
 

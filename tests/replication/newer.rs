@@ -1,4 +1,5 @@
-//! A master whose module is newer than the replica's: what the replica cannot read it counts, and knows as forgotten.
+//! A master whose module is newer than the replica's: what the replica cannot read it counts, and knows as
+//! forgotten.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -7,7 +8,8 @@ use std::thread;
 
 use dlock_testkit::{Server, ServerKind, each_server, encode, parse, until};
 
-/// Something that answers as a master does, has nothing, and sends what it is told to. It ends with the test's process.
+/// Something that answers as a master does, has nothing, and sends what it is told to. It ends with the
+/// test's process.
 struct Master {
     port: u16,
     /// Where the stream goes on, for each replica that has come.
@@ -57,7 +59,8 @@ fn of_version_99(kind: &ServerKind) -> Vec<u8> {
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k t 600000");
     let mut payload = conn.ok("DUMP k").bytes().to_vec();
-    // Type and module, 10 bytes; the mark of a string and its length; the version of the layout. A sum at the end.
+    // Type and module, 10 bytes; the mark of a string and its length; the version of the layout. A sum at the
+    // end.
     let (version, sum) = (if payload[11] < 64 { 12 } else { 13 }, payload.len() - 8);
     assert_eq!(payload[sum..], checksum(&payload[..sum]).to_le_bytes());
     payload[version] = 99;

@@ -131,8 +131,8 @@ fn a_replicas_own_append_only_file_holds_its_masters_locks() {
     });
 }
 
-/// A replica noted each lock that its master's clients deleted for its background, which never ran there: the notes
-/// grew without end, and a promotion told listeners of all of them.
+/// A replica noted each lock that its master's clients deleted for its background, which never ran there: the
+/// notes grew without end, and a promotion told listeners of all of them.
 #[test]
 fn a_promoted_replica_does_not_tell_what_its_master_did_long_ago() {
     each_server(|kind| {

@@ -6,7 +6,8 @@ use crate::load::{Load, assert_equal};
 use crate::rounds;
 use dlock_testkit::{Random, Server, ServerKind, each_server, until};
 
-/// Clients that wait and hang up, with holds that end with their connection, while the link is cut again and again.
+/// Clients that wait and hang up, with holds that end with their connection, while the link is cut again and
+/// again.
 fn cut_again_and_again(kind: &ServerKind, conf: &str, cut: impl Fn(&Server), counter: &str) {
     let (master, replica) = (Server::options(kind).conf(conf).start(), Server::start(kind));
     replica.replicate(&master);

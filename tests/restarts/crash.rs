@@ -1,5 +1,5 @@
-//! Servers that are killed, lose power, find their files damaged or their disk full: what they remember, and that
-//! nobody is granted what somebody else still relies on.
+//! Servers that are killed, lose power, find their files damaged or their disk full: what they remember, and
+//! that nobody is granted what somebody else still relies on.
 //!
 //! `DLOCK_ROUNDS=200` is the long form of the random ones.
 
@@ -14,8 +14,8 @@ mod tails;
 
 use dlock_testkit::{Options, Server, ServerKind};
 
-/// The longest lease in ms where holds may be lost, and the grace: longer than a restart on a busy machine takes, or a hold
-/// that was lost has ended before anybody can look for it.
+/// The longest lease in ms where holds may be lost, and the grace: longer than a restart on a busy machine
+/// takes, or a hold that was lost has ended before anybody can look for it.
 const LONGEST: u64 = 1_000;
 
 /// Loses nothing that was acknowledged.

@@ -1,4 +1,5 @@
-//! Restart-grace: a server that may have forgotten holds grants nothing new until the longest of them has expired.
+//! Restart-grace: a server that may have forgotten holds grants nothing new until the longest of them has
+//! expired.
 
 mod flushed;
 mod leases;

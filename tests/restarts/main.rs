@@ -1,5 +1,5 @@
-//! What outlasts the end of a server, a crash, a lost file and a changed clock: holds, fences, and that nobody is granted
-//! what somebody else still relies on.
+//! What outlasts the end of a server, a crash, a lost file and a changed clock: holds, fences, and that
+//! nobody is granted what somebody else still relies on.
 
 mod clock;
 mod crash;

@@ -12,8 +12,8 @@ use dlock_testkit::{Server, ServerKind, each_server, until};
 
 const DAY: i64 = 24 * dlock_testkit::wall_clock::HOUR;
 
-/// On each server on which a shim that is preloaded comes between the module and the C library. With Valkey 9 it comes only
-/// between the server and that.
+/// On each server on which a shim that is preloaded comes between the module and the C library. With Valkey 9
+/// it comes only between the server and that.
 #[track_caller]
 fn each_shimmed_server(test: impl Fn(&ServerKind) + Sync) {
     each_server(|kind| {

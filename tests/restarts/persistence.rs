@@ -84,7 +84,8 @@ impl Dumped {
     fn of(conn: &mut Conn, key: &str) -> Dumped {
         let answer = conn.ok(&format!("DUMP {key}"));
         let bytes = answer.bytes();
-        // type, 0x81 and 8 bytes of module name; then the mark of a string, its length; behind it the end mark.
+        // type, 0x81 and 8 bytes of module name; then the mark of a string, its length; behind it the end
+        // mark.
         let (head, rest) = bytes.split_at(10);
         assert_eq!((head[0], head[1], rest[0]), (7, 0x81, 5), "{}", bytes.escape_ascii());
         let (length, start) = match rest[1] {

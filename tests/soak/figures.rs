@@ -142,7 +142,8 @@ impl Size {
         })
     }
 
-    /// Within 5 % of what it was, with no more files open; the pages it has, which are never quite full, within 25 %.
+    /// Within 5 % of what it was, with no more files open; the pages it has, which are never quite full,
+    /// within 25 %.
     pub fn small_again(server: &Server, before: &Size) -> Size {
         let mut last = None;
         let wait = || {

@@ -1,8 +1,9 @@
-//! A long time under a mixed load: clients that lock, wait, hang up; an operator who looks, breaks, configures, pauses.
-//! Everything they see is checked. `make soak SECONDS=3600` on every server in turn; `make test` has a few seconds.
+//! A long time under a mixed load: clients that lock, wait, hang up; an operator who looks, breaks,
+//! configures, pauses. Everything they see is checked. `make soak SECONDS=3600` on every server in turn;
+//! `make test` has a few seconds.
 //!
-//! The time is cut into episodes. At the end of each all is given back, the history is checked, and the server has to be
-//! as empty and as small as after the first one.
+//! The time is cut into episodes. At the end of each all is given back, the history is checked, and the
+//! server has to be as empty and as small as after the first one.
 
 #![allow(clippy::disallowed_methods, reason = "it goes on for a given time")]
 

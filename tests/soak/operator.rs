@@ -54,7 +54,8 @@ impl<'a> Operator<'a> {
     fn look(&mut self, key: &str) {
         let free = |look: &Look| look.holders.is_empty() && !look.queue.is_empty() && !look.held_back;
         let mut look = look_at(&mut self.conn, key, self.clock);
-        // A lease that has just ended is not seen any more, a moment before the head of the queue is granted the lock.
+        // A lease that has just ended is not seen any more, a moment before the head of the queue is granted
+        // the lock.
         let first = look.queue.first().cloned();
         for _ in 0..50 {
             if !free(&look) || look.queue.first() != first.as_ref() {

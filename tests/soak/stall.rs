@@ -1,4 +1,5 @@
-//! How long others wait while a hundred thousand of a million leases end together. `make stall` shows the figures.
+//! How long others wait while a hundred thousand of a million leases end together. `make stall` shows the
+//! figures.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

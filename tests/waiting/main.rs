@@ -1,5 +1,5 @@
-//! Waiting: in which order, for how long, and how it ends. Each grant is delivered or rolls on; each waiter gets one
-//! outcome.
+//! Waiting: in which order, for how long, and how it ends. Each grant is delivered or rolls on; each waiter
+//! gets one outcome.
 
 mod order;
 mod races;

@@ -1,4 +1,5 @@
-//! The wait queue: first come first served, a handoff in the step that frees the lock, one outcome for each waiter.
+//! The wait queue: first come first served, a handoff in the step that frees the lock, one outcome for each
+//! waiter.
 
 use dlock_testkit::queue::{granted, holders, nobody_waits, tokens, waiter};
 use dlock_testkit::{Events, Server, Stream, Value, each_server, until};

@@ -1,5 +1,6 @@
-//! A grant and something else in one turn of the event loop: the commands of each case are sent in one write. These are
-//! the ways in which servers lose replies, or end, when a module leaves time limits and grants to them.
+//! A grant and something else in one turn of the event loop: the commands of each case are sent in one write.
+//! These are the ways in which servers lose replies, or end, when a module leaves time limits and grants to
+//! them.
 
 use dlock_testkit::queue;
 use dlock_testkit::queue::{granted, holders, nobody_waits, waiter};
@@ -242,7 +243,8 @@ fn the_holder_and_the_next_one_die_together() {
     });
 }
 
-/// A retry on a second connection, and then the process dies: nobody has been told, so the grant must go on to the next.
+/// A retry on a second connection, and then the process dies: nobody has been told, so the grant must go on
+/// to the next.
 #[test]
 fn both_connections_of_a_token_die_as_it_is_granted() {
     each_server(|kind| {

@@ -1,5 +1,5 @@
-//! The background grants nothing, ends nothing and announces nothing where the server would refuse a client's write.
-//! Who waits then waits on, for as long as it said.
+//! The background grants nothing, ends nothing and announces nothing where the server would refuse a client's
+//! write. Who waits then waits on, for as long as it said.
 
 use std::fs;
 

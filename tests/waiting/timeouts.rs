@@ -155,7 +155,8 @@ fn a_cycle_is_refused_and_named() {
     });
 }
 
-/// Valkey 8.1 and later let no subscribed client wait for a module, and say so by a null pointer. It crashed the server.
+/// Valkey 8.1 and later let no subscribed client wait for a module, and say so by a null pointer. It crashed
+/// the server.
 #[test]
 fn a_subscribed_client_waits_or_is_refused_as_its_server_does() {
     each_server(|kind| {

@@ -1,5 +1,5 @@
-//! A grant is delivered or rolls on: whatever becomes of the connection, the database, or the user it was made to, in the
-//! same turn of the event loop. And one that was written never rolls on.
+//! A grant is delivered or rolls on: whatever becomes of the connection, the database, or the user it was
+//! made to, in the same turn of the event loop. And one that was written never rolls on.
 
 use std::mem;
 use std::process::{Command, Stdio};
@@ -168,7 +168,8 @@ fn goes_on_holding(server: &Server, token: &str) {
 fn a_grant_that_was_written_stays_although_the_client_is_evicted() {
     each_server(|kind| {
         let mut scene = scene(kind, |_| ());
-        // In the turn in which b is granted the lock the room for clients goes. It takes the most of it, by half a command.
+        // In the turn in which b is granted the lock the room for clients goes. It takes the most of it, by
+        // half a command.
         scene.a.ok("CLIENT NO-EVICT on");
         scene.a.ok("CONFIG SET maxmemory-clients 1gb");
         scene.b.send_raw(format!("*2\r\n$4\r\nECHO\r\n$900000\r\n{}", "x".repeat(500_000)).as_bytes());

@@ -1,4 +1,5 @@
-//! The key goes away while others wait for it: the hold ends, the queue is served or told, and there are never two holders.
+//! The key goes away while others wait for it: the hold ends, the queue is served or told, and there are
+//! never two holders.
 
 use dlock_testkit::queue::{granted, holders, nobody_waits, waiter};
 use dlock_testkit::{Events, Server, Value, each_server, until};
@@ -99,8 +100,8 @@ fn eviction_ends_the_hold_and_serves_the_queue() {
         let first = a.ok("DLOCK.ACQUIRE k a 60000").int();
         let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
         a.ok("CONFIG SET maxmemory-policy allkeys-random");
-        // Any command that may use memory makes the server evict first. In one write, so that the new hold is not
-        // evicted too.
+        // Any command that may use memory makes the server evict first. In one write, so that the new hold is
+        // not evicted too.
         let set = |to| ["CONFIG", "SET", "maxmemory", to];
         a.send_batch(&[&set("1")[..], &["SET", "x", "1"], &set("0")]);
         for _ in 0..3 {

@@ -1,5 +1,5 @@
-//! What the command says and how it ends where no server is asked. What it does with servers is tested with real ones,
-//! in the workspace's tests/command_line.
+//! What the command says and how it ends where no server is asked. What it does with servers is tested with
+//! real ones, in the workspace's tests/command_line.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};

@@ -80,7 +80,8 @@ pub(crate) fn break_holds(resource: &[u8]) -> Cmd {
 /// A token that nobody has used, as DLOCK.TOKEN makes them.
 pub(crate) fn fresh_token() -> Token {
     let mut bytes = [0; 20];
-    // Not a generator of the process's own: after a fork two would draw the same, and a token used twice is two holders.
+    // Not a generator of the process's own: after a fork two would draw the same, and a token used twice is
+    // two holders.
     rand::rngs::SysRng.try_fill_bytes(&mut bytes).expect("the operating system gives randomness");
     Token::of_random(bytes)
 }

@@ -1,7 +1,8 @@
 //! Which bytes of a lock are let in, by where they come from.
 //!
-//! What this server or its master wrote is taken as it is: to refuse one's own file would trade all holds for a number.
-//! RESTORE may bring what anybody has written, so it is held to what a command could have asked for.
+//! What this server or its master wrote is taken as it is: to refuse one's own file would trade all holds for
+//! a number. RESTORE may bring what anybody has written, so it is held to what a command could have asked
+//! for.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! Whatever has to be done without anybody asking: what was noted for the background job, which locks are due when, what
-//! ends with which connection, and grants on their way.
+//! Whatever has to be done without anybody asking: what was noted for the background job, which locks are due
+//! when, what ends with which connection, and grants on their way.
 //!
 //! All of it can be lost: it is rebuilt when locks are loaded, or let go.
 
@@ -29,8 +29,9 @@ pub struct Background {
 }
 
 impl Background {
-    /// About how many bytes it takes that a hold is bound to a connection, which mostly binds this one alone: an entry
-    /// in a table that is half full at times, a leaf of a tree with room for eleven, and the name once more.
+    /// About how many bytes it takes that a hold is bound to a connection, which mostly binds this one alone:
+    /// an entry in a table that is half full at times, a leaf of a tree with room for eleven, and the name
+    /// once more.
     pub const fn binding_size(key: usize) -> usize {
         2 * size_of::<(ClientId, Bindings)>() + 11 * size_of::<(Name<'static>, Token)>() + key
     }
@@ -57,8 +58,8 @@ impl Background {
         self.pending.push_back(task);
     }
 
-    /// Puts a lock into the schedule, moves it there or takes it out, by what it holds. `true` where it is due before
-    /// this millisecond.
+    /// Puts a lock into the schedule, moves it there or takes it out, by what it holds. `true` where it is
+    /// due before this millisecond.
     pub fn schedule(
         &mut self,
         slot: &mut Option<Slot>,
@@ -132,8 +133,8 @@ impl Background {
         waiting.names().filter(|name| of(name)).cloned().map(Task::Serve).for_each(|task| self.note(task));
     }
 
-    /// The next thing to do at `now`, if any. What was noted, waits that have timed out and leases that have expired take
-    /// turns, so that however many there are of one, the others come as well.
+    /// The next thing to do at `now`, if any. What was noted, waits that have timed out and leases that have
+    /// expired take turns, so that however many there are of one, the others come as well.
     pub fn next_task(&mut self, waiting: &Waiting, grace: &mut Grace, now: Instant) -> Option<Task> {
         type Next = fn(&mut Background, &Waiting, Instant) -> Option<Task>;
         const KINDS: [Next; 3] = [
@@ -193,8 +194,8 @@ impl Background {
         }
     }
 
-    /// This server is a master no more: what it had to do as one is its new master's business. Answers which holds were
-    /// bound to a connection, those of a resource together.
+    /// This server is a master no more: what it had to do as one is its new master's business. Answers which
+    /// holds were bound to a connection, those of a resource together.
     pub fn demoted(&mut self) -> Vec<(Name<'static>, Token)> {
         self.deliveries = Deliveries::default();
         let closed = std::mem::take(&mut self.pending).into_tasks().filter_map(|task| match task {
@@ -220,8 +221,8 @@ impl Background {
         }
     }
 
-    /// Two databases change places. The queues stay with the number of their database, as the connections in them do;
-    /// the locks move. Answers how many were held there.
+    /// Two databases change places. The queues stay with the number of their database, as the connections in
+    /// them do; the locks move. Answers how many were held there.
     pub fn swapped(&mut self, first: i32, second: i32) -> usize {
         let one = std::mem::take(self.db(first));
         let held = one.held() + self.db(second).held();

@@ -1,4 +1,5 @@
-//! How far a server goes along with numbers from outside: leases, delays and fences that it did not choose itself.
+//! How far a server goes along with numbers from outside: leases, delays and fences that it did not choose
+//! itself.
 
 use dlock_protocol::{Instant, Ttl};
 
@@ -16,8 +17,8 @@ impl Bounds {
         self.grace.map_or(self.max_ttl, |grace| grace.min(self.max_ttl))
     }
 
-    /// Less than the grace period, so that a number that was raised so far and forgotten has been passed by the clock
-    /// when the next one is issued.
+    /// Less than the grace period, so that a number that was raised so far and forgotten has been passed by
+    /// the clock when the next one is issued.
     pub fn skew(self) -> Skew {
         self.grace.map_or(Skew::WITHOUT_GRACE, |grace| Skew(grace.millis() / 2))
     }

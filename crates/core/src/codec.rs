@@ -1,7 +1,7 @@
 //! The bytes of a lock, at rest (RDB, DUMP) and on the way (the effect that is replicated and logged).
 //!
-//! One layout for both, little-endian, version 3. Version 2 lacked `granted`; version 1 did too, and how wide its numbers
-//! were stands on the right:
+//! One layout for both, little-endian, version 3. Version 2 lacked `granted`; version 1 did too, and how wide
+//! its numbers were stands on the right:
 //!
 //! ```text
 //! u8      version, 3
@@ -21,16 +21,18 @@
 //!         u8 ephemeral (0 or 1), u8 token length, u8 label length, token, label
 //! ```
 //!
-//! A number is an unsigned LEB128, as short as it can be: seven bits a byte, the least first, the top bit set in all but
-//! the last. A hold with a token of 27 bytes takes 83 bytes. Of most locks nothing is left to compress then, and a server
-//! loads a million without unpacking, in 4 to 9 % less time.
+//! A number is an unsigned LEB128, as short as it can be: seven bits a byte, the least first, the top bit set
+//! in all but the last. A hold with a token of 27 bytes takes 83 bytes. Of most locks nothing is left to
+//! compress then, and a server loads a million without unpacking, in 4 to 9 % less time.
 //!
-//! An effect is a u64, the greatest fence that its writer has issued or accepted, and then the change. (An argument of
-//! its own would cost the server 1,200 instructions more for each effect, of 14,000 for an ACQUIRE that is logged.)
+//! An effect is a u64, the greatest fence that its writer has issued or accepted, and then the change. (An
+//! argument of its own would cost the server 1,200 instructions more for each effect, of 14,000 for an
+//! ACQUIRE that is logged.)
 //!
-//! Deadlines are absolute in the writer's clock, whose anchor stands beside them; [`Reader`] moves them to its own.
-//! Whatever does not read as exactly this is refused whole; one lock has one form, but for the order of its holds. A change of the layout takes a new version, and this module
-//! goes on reading the old one: the fixtures in `tests/fixtures` are frozen.
+//! Deadlines are absolute in the writer's clock, whose anchor stands beside them; [`Reader`] moves them to
+//! its own. Whatever does not read as exactly this is refused whole; one lock has one form, but for the order
+//! of its holds. A change of the layout takes a new version, and this module goes on reading the old one: the
+//! fixtures in `tests/fixtures` are frozen.
 
 use std::collections::HashSet;
 
@@ -54,9 +56,10 @@ pub struct Anchor {
 }
 
 impl Anchor {
-    /// What a boot is called whose id the kernel tells as this text, in a time namespace whose boot-time clock is off by
-    /// `offset` ns. None where the text is no id. It is stored, so it stays what it is whatever it is compiled with: the
-    /// first 8 bytes of the id, moved by the offset so that each offset has a name of its own.
+    /// What a boot is called whose id the kernel tells as this text, in a time namespace whose boot-time
+    /// clock is off by `offset` ns. None where the text is no id. It is stored, so it stays what it is
+    /// whatever it is compiled with: the first 8 bytes of the id, moved by the offset so that each offset has
+    /// a name of its own.
     pub fn boot(id: &str, offset: i128) -> Option<u64> {
         let digits: String = id.trim().chars().filter(|c| *c != '-').collect();
         let first = digits.get(..16).filter(|_| digits.len() == 32)?;
@@ -120,8 +123,9 @@ pub fn write_effect(
     write(lock, change, now, anchor, out);
 }
 
-/// Writes the effect that makes a key which holds nothing: what RENAME and MOVE leave. What is free makes no key, so it
-/// is told as a lock-delay that ended long ago. Whoever loads that ends it when all is loaded, and the key goes.
+/// Writes the effect that makes a key which holds nothing: what RENAME and MOVE leave. What is free makes no
+/// key, so it is told as a lock-delay that ended long ago. Whoever loads that ends it when all is loaded, and
+/// the key goes.
 pub fn write_effect_of_nothing(last: u64, now: Instant, anchor: Anchor, out: &mut Vec<u8>) {
     let over = Lock { holding: Holding::Free(Some(Deadline::at_millis(1))) };
     write_effect(&over, &Change::Whole, last, now, anchor, out);

@@ -1,16 +1,17 @@
 //! Would this wait close a cycle of tokens that wait for each other?
 //!
-//! Run before somebody joins a wait queue; it costs nothing while nobody waits. Who holds another resource is not known
-//! here: the search asks for it by name and is told.
+//! Run before somebody joins a wait queue; it costs nothing while nobody waits. Who holds another resource is
+//! not known here: the search asks for it by name and is told.
 //!
-//! First it collects the tokens that could keep the newcomer waiting, with what they hold and wait for. Then it plays
-//! the releases through (`play`): whoever has all it waits for gives everything back, the queues are served as
-//! [`crate::decide`] serves them, and so on; the newcomer alone gives nothing back. Where its turn never comes, whoever
-//! is left waits for somebody else who is left, and the way from the newcomer back to itself is the answer (`cycle`).
+//! First it collects the tokens that could keep the newcomer waiting, with what they hold and wait for. Then
+//! it plays the releases through (`play`): whoever has all it waits for gives everything back, the queues are
+//! served as [`crate::decide`] serves them, and so on; the newcomer alone gives nothing back. Where its turn
+//! never comes, whoever is left waits for somebody else who is left, and the way from the newcomer back to
+//! itself is the answer (`cycle`).
 //!
-//! It runs inside a command, so its work is bounded, and nothing is looked at twice. What lies beyond the bound is taken
-//! for somebody who will leave: no cycle is reported that is not there, and one that is missed is ended by leases and
-//! wait timeouts.
+//! It runs inside a command, so its work is bounded, and nothing is looked at twice. What lies beyond the
+//! bound is taken for somebody who will leave: no cycle is reported that is not there, and one that is missed
+//! is ended by leases and wait timeouts.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -32,12 +33,12 @@ pub enum Found {
     Ask(Name<'static>),
 }
 
-/// A step is to look at a holder or a waiter: a tenth of a microsecond or two. So many are made to collect who is in the way,
-/// and as many again, at the most, to play the releases through.
+/// A step is to look at a holder or a waiter: a tenth of a microsecond or two. So many are made to collect
+/// who is in the way, and as many again, at the most, to play the releases through.
 pub const MOST_STEPS: usize = 2_048;
 
-/// What takes longer, in steps: to note a token or a resource that was not known yet; to ask who holds a resource, for
-/// which the server opens a key; to end a hold or a wait in the play.
+/// What takes longer, in steps: to note a token or a resource that was not known yet; to ask who holds a
+/// resource, for which the server opens a key; to end a hold or a wait in the play.
 const NOTING: usize = 4;
 const ASKING: usize = 8;
 const PLAYING: usize = 2;

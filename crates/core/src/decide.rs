@@ -1,9 +1,10 @@
 //! The operations: what each does to one lock and its queue, and what it asks of the world ([`Step`]).
 //!
-//! Every one first advances the lock to now (expired holds end, the queue is served), then does its own work, then
-//! serves the queue again. So no answer depends on whether the background has looked at the lock yet.
+//! Every one first advances the lock to now (expired holds end, the queue is served), then does its own work,
+//! then serves the queue again. So no answer depends on whether the background has looked at the lock yet.
 //!
-//! Here are the operations; how a queue is served is in `serving`, how holds begin, change and end in `holds`.
+//! Here are the operations; how a queue is served is in `serving`, how holds begin, change and end in
+//! `holds`.
 
 use std::num::NonZeroU32;
 
@@ -50,10 +51,11 @@ pub enum Confirmed {
 pub struct Terms {
     /// Nothing new is granted before this moment. What a token holds already it goes on holding.
     pub grants_from: Instant,
-    /// No lease and no lock-delay is longer. What is asked for has been looked at; who has waited since asked when it
-    /// may have been another, and is refused.
+    /// No lease and no lock-delay is longer. What is asked for has been looked at; who has waited since asked
+    /// when it may have been another, and is refused.
     pub longest_lease: Ttl,
-    /// So many may share it, or hold permits. Who comes when it is full is refused; who waits already waits on.
+    /// So many may share it, or hold permits. Who comes when it is full is refused; who waits already waits
+    /// on.
     pub most_holders: u32,
 }
 
@@ -93,8 +95,8 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Advances the lock to now: expired holds end, the head of the queue is granted. Of many expired holds not all end
-    /// in this turn; none of them is seen any more, and the lock is due again at once.
+    /// Advances the lock to now: expired holds end, the head of the queue is granted. Of many expired holds
+    /// not all end in this turn; none of them is seen any more, and the lock is due again at once.
     pub fn advance(&mut self) {
         // By far the most frequent, and done without a list.
         if let Holding::Exclusive(hold) = &self.lock.holding
@@ -143,7 +145,8 @@ impl<'a> Turn<'a> {
         client: ClientId,
     ) -> Acquired {
         let token = request.token.as_bytes();
-        // To read inside a write section does not end the section: an exclusive hold that is entered once more stays one.
+        // To read inside a write section does not end the section: an exclusive hold that is entered once
+        // more stays one.
         let reads_inside = held_as == Mode::Exclusive && request.reentry != Reentry::Keep;
         match (held_as, request.mode) {
             (Mode::Permits(n), Mode::Permits(asked)) if n != asked => {
@@ -273,8 +276,8 @@ impl<'a> Turn<'a> {
         holds
     }
 
-    /// A connection has closed: of the holds of these tokens those end that are bound to it. The caller names no more of
-    /// them than one turn may end.
+    /// A connection has closed: of the holds of these tokens those end that are bound to it. The caller names
+    /// no more of them than one turn may end.
     pub fn disconnect<'t>(&mut self, tokens: impl IntoIterator<Item = &'t [u8]>, client: ClientId) {
         self.advance();
         let bound = Ephemeral::Bound(client);
@@ -286,7 +289,8 @@ impl<'a> Turn<'a> {
         self.serve();
     }
 
-    /// The key of the lock was taken away while it was held: the queue is served, or nobody holds it any more.
+    /// The key of the lock was taken away while it was held: the queue is served, or nobody holds it any
+    /// more.
     pub fn vanished(&mut self) {
         self.was_gone = false;
         self.advance();
@@ -298,8 +302,8 @@ impl<'a> Turn<'a> {
         self.advance();
     }
 
-    /// The answer to a waiter reached nobody: what it was granted is taken back, and goes to the next waiter. But what
-    /// another connection of the token has been told of meanwhile stays: that one relies on it.
+    /// The answer to a waiter reached nobody: what it was granted is taken back, and goes to the next waiter.
+    /// But what another connection of the token has been told of meanwhile stays: that one relies on it.
     pub fn undelivered(&mut self, token: &[u8], waiter: WaiterId) {
         self.advance();
         let taken_back = self.change(token, |hold| {

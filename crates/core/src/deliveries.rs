@@ -1,9 +1,9 @@
-//! Grants whose answers are on their way to those who waited, and those handed to a connection in this turn of the event
-//! loop.
+//! Grants whose answers are on their way to those who waited, and those handed to a connection in this turn
+//! of the event loop.
 //!
-//! A turn ends with writing to the sockets. So a connection that is gone before the next one begins has not been told,
-//! whatever was said to it: the server throws away what it has for one that it had condemned already (a deleted user, an
-//! output buffer that is too long, a peer that has hung up).
+//! A turn ends with writing to the sockets. So a connection that is gone before the next one begins has not
+//! been told, whatever was said to it: the server throws away what it has for one that it had condemned
+//! already (a deleted user, an output buffer that is too long, a peer that has hung up).
 
 use std::collections::HashMap;
 

@@ -1,27 +1,31 @@
 //! The numbers of grants: the one producer of fences, and how many of them are reserved ahead.
 //!
-//! A hybrid logical clock (Kulkarni et al. 2014) of one node: `max(last + 1, clock in microseconds)`. It follows the
-//! clock, so that losing `last` costs nothing while the clock is right, and goes on from `last`, so that a clock set
-//! back costs nothing while `last` is known. What keeps it from falling when both happen at once is the **mark**: a
-//! number on the disk that no fence goes beyond, and that a restart goes on above, as timestamp oracles do.
+//! A hybrid logical clock (Kulkarni et al. 2014) of one node: `max(last + 1, clock in microseconds)`. It
+//! follows the clock, so that losing `last` costs nothing while the clock is right, and goes on from `last`,
+//! so that a clock set back costs nothing while `last` is known. What keeps it from falling when both happen
+//! at once is the **mark**: a number on the disk that no fence goes beyond, and that a restart goes on above,
+//! as timestamp oracles do.
 //!
-//! Nothing here writes that number. This tells when a further one is wanted; the shell tells when it is on the disk.
+//! Nothing here writes that number. This tells when a further one is wanted; the shell tells when it is on
+//! the disk.
 
 use dlock_protocol::{Fence, Instant};
 
-/// A new mark lies so far ahead of the clock, in microseconds. After a crash fences run ahead of the clock by as much,
-/// so it stays below the 10 s that other servers of a quorum accept.
+/// A new mark lies so far ahead of the clock, in microseconds. After a crash fences run ahead of the clock by
+/// as much, so it stays below the 10 s that other servers of a quorum accept.
 const AHEAD: u64 = 7_000_000;
 
-/// The clock is followed up to so far below the mark; the numbers from there on are for grants that come while the disk
-/// takes its time. A million: more grants than a server makes in a second.
+/// The clock is followed up to so far below the mark; the numbers from there on are for grants that come
+/// while the disk takes its time. A million: more grants than a server makes in a second.
 const ROOM: u64 = 1_000_000;
 
-/// A further mark is wanted when the clock will be followed for no longer than this: so one is written each 5 s.
+/// A further mark is wanted when the clock will be followed for no longer than this: so one is written each 5
+/// s.
 const LEAST: u64 = 1_000_000;
 
-/// A new mark lies so far beyond the last fence, where that is ahead of the clock. Each start takes so many numbers,
-/// used or not: less than a quarter of a second, so that one that starts again and again is not led away by it.
+/// A new mark lies so far beyond the last fence, where that is ahead of the clock. Each start takes so many
+/// numbers, used or not: less than a quarter of a second, so that one that starts again and again is not led
+/// away by it.
 const SPARE: u64 = 250_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +50,8 @@ impl Fences {
         self.last
     }
 
-    /// The number of the next grant. None when the number space is used up (the year 2255), which refuses the grant.
+    /// The number of the next grant. None when the number space is used up (the year 2255), which refuses the
+    /// grant.
     #[inline]
     pub fn issue(&mut self, now: Instant) -> Option<Fence> {
         let mut number = (self.last + 1).max(now.micros());
@@ -58,8 +63,8 @@ impl Fences {
         Some(fence)
     }
 
-    /// The clock is not followed up to the mark and beyond: a grant that would wait for the disk, or go without its
-    /// cover, takes the next number instead. Only where none is left it goes beyond.
+    /// The clock is not followed up to the mark and beyond: a grant that would wait for the disk, or go
+    /// without its cover, takes the next number instead. Only where none is left it goes beyond.
     #[cold]
     fn close_to_the_mark(&mut self, number: u64) -> u64 {
         let next = (self.last + 1).max(self.follow);
@@ -88,8 +93,8 @@ impl Fences {
         self.follow = mark.map_or(u64::MAX, |mark| mark.saturating_sub(ROOM));
     }
 
-    /// How many fences were issued without the cover of the mark that was kept: a number from outside lay beyond it, or
-    /// the disk took so long that even the spare ones were used up.
+    /// How many fences were issued without the cover of the mark that was kept: a number from outside lay
+    /// beyond it, or the disk took so long that even the spare ones were used up.
     pub const fn beyond(&self) -> u64 {
         self.beyond
     }
@@ -151,7 +156,8 @@ mod tests {
     fn a_mark_that_is_written_in_time_is_never_seen() {
         let mut fences = marked(NOW);
         let mut written = 0;
-        // An hour; looked at ten times a second, and it takes most of one until what is wanted is on the disk.
+        // An hour; looked at ten times a second, and it takes most of one until what is wanted is on the
+        // disk.
         let mut now = NOW;
         while now < NOW + 3_600_000_000 {
             if fences.wants_mark(at(now)) {

@@ -1,8 +1,8 @@
-//! Restart-grace: after holds may have been forgotten nothing new is granted for as long as the longest of them may
-//! still last. What is held as far as the server knows goes on.
+//! Restart-grace: after holds may have been forgotten nothing new is granted for as long as the longest of
+//! them may still last. What is held as far as the server knows goes on.
 //!
-//! Here stands when that begins, why, and when it is over. That something was forgotten only the server's events tell:
-//! the shell calls in with each of them.
+//! Here stands when that begins, why, and when it is over. That something was forgotten only the server's
+//! events tell: the shell calls in with each of them.
 
 use std::fmt;
 
@@ -166,7 +166,8 @@ impl Grace {
         load.loss(loaded).map_or(Judgement::Complete, Judgement::MayHaveForgotten)
     }
 
-    /// Whether that was the load of the start. What could not be loaded may be repaired, and so cut off, before the next.
+    /// Whether that was the load of the start. What could not be loaded may be repaired, and so cut off,
+    /// before the next.
     pub fn loading_failed(&mut self) -> bool {
         let at_start = self.is_loading();
         if at_start {
@@ -175,7 +176,8 @@ impl Grace {
         at_start
     }
 
-    /// The server can answer. Whether there was nothing to load: if no load has been seen by now, there was none.
+    /// The server can answer. Whether there was nothing to load: if no load has been seen by now, there was
+    /// none.
     pub fn serves(&mut self) -> bool {
         let nothing = self.start == Start::Begun;
         if nothing {
@@ -184,8 +186,8 @@ impl Grace {
         nothing
     }
 
-    /// The load of the start runs. What goes in its course went as long ago as the file is old: what the proof says is of
-    /// its end.
+    /// The load of the start runs. What goes in its course went as long ago as the file is old: what the
+    /// proof says is of its end.
     pub fn is_loading(&self) -> bool {
         matches!(self.start, Start::Loading(_))
     }
@@ -204,8 +206,8 @@ impl Grace {
 }
 
 impl Load {
-    /// None only where the run before had proven that every grant is in the append only file, and all of that has been
-    /// loaded.
+    /// None only where the run before had proven that every grant is in the append only file, and all of that
+    /// has been loaded.
     fn loss(self, loaded: &Loaded) -> Option<Loss> {
         if !loaded.has_file {
             return Some(Loss::NoFile);

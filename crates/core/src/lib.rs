@@ -1,8 +1,8 @@
 //! The lock itself: who holds a resource, who waits for it, and who is next.
 //!
-//! This crate decides and does nothing else. It knows no server, no clock, no randomness, no I/O and no threads:
-//! time comes in as an argument, and what must happen outside comes out as a [`Step`]. The words in which it is asked
-//! are those of `dlock-protocol`.
+//! This crate decides and does nothing else. It knows no server, no clock, no randomness, no I/O and no
+//! threads: time comes in as an argument, and what must happen outside comes out as a [`Step`]. The words in
+//! which it is asked are those of `dlock-protocol`.
 //!
 //! - [`bounds`], [`admission`]: how far numbers and bytes from outside are gone along with
 //! - [`fences`]: the numbers of grants, and how many are reserved ahead
@@ -19,7 +19,8 @@
 //!
 //! ```
 //! use dlock_core::{
-//!     Acquired, ClientId, Fences, Instant, Lock, LockRequest, Name, Rank, Step, Terms, Token, Ttl, Turn, Waiting,
+//!     Acquired, ClientId, Fences, Instant, Lock, LockRequest, Name, Rank, Step, Terms, Token, Ttl, Turn,
+//!     Waiting,
 //! };
 //!
 //! let (name, now) = (Name::new(0, b"invoice:42"), Instant::from_millis(1_000));

@@ -1,5 +1,5 @@
-//! One resource: who holds it, until when, and what may be added to that. State and reading only; [`crate::decide`]
-//! changes it.
+//! One resource: who holds it, until when, and what may be added to that. State and reading only;
+//! [`crate::decide`] changes it.
 
 use dlock_protocol::{Deadline, Instant, Mode};
 use smallvec::SmallVec;
@@ -24,8 +24,8 @@ pub struct Lock {
     pub(crate) holding: Holding,
 }
 
-/// Who holds. There is no held lock without a holder. A lock-delay that runs stands where it takes no room of the many
-/// locks that have none; nobody is granted a lock alone while it runs.
+/// Who holds. There is no held lock without a holder. A lock-delay that runs stands where it takes no room of
+/// the many locks that have none; nobody is granted a lock alone while it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Holding {
     Free(Option<Deadline>),
@@ -40,7 +40,8 @@ impl Default for Holding {
 }
 
 impl Lock {
-    /// The lock as it is at `now`: the only way to read its holders, so that nobody ever sees an expired hold.
+    /// The lock as it is at `now`: the only way to read its holders, so that nobody ever sees an expired
+    /// hold.
     pub fn at(&self, now: Instant) -> View<'_> {
         View::new(self, now)
     }
@@ -168,8 +169,8 @@ impl Lock {
         }
     }
 
-    /// For a token that holds nothing here, with everything expired already swept away, or as much as a turn may take:
-    /// then there is room enough. `most` may hold it at a time.
+    /// For a token that holds nothing here, with everything expired already swept away, or as much as a turn
+    /// may take: then there is room enough. `most` may hold it at a time.
     pub(crate) fn fit(&self, mode: Mode, most: usize, now: Instant) -> Fit {
         match &self.holding {
             Holding::Free(None) => Fit::Fits,
@@ -178,8 +179,8 @@ impl Lock {
         }
     }
 
-    /// Whether the sharer that holds it can be the exclusive holder: it is alone, and so it is with what a dead sharer
-    /// still had in flight.
+    /// Whether the sharer that holds it can be the exclusive holder: it is alone, and so it is with what a
+    /// dead sharer still had in flight.
     pub(crate) fn can_upgrade(&self, now: Instant) -> bool {
         let crowd = self.split().1;
         crowd.is_some_and(|crowd| crowd.delay_until.is_none() && crowd.holders.at_most_one_lives(now))

@@ -1,9 +1,9 @@
-//! When the fence mark is written: the number on the disk that no fence goes beyond, so that a start which has lost
-//! everything else, clock included, goes on above the fences of before.
+//! When the fence mark is written: the number on the disk that no fence goes beyond, so that a start which
+//! has lost everything else, clock included, goes on above the fences of before.
 //!
-//! One is written each 5 s for as long as the server runs, whether or not anything is granted: the first fence after a
-//! break would otherwise wait for the disk, fall behind the clock, or lack the cover. Which number it is stands in
-//! [`Fences`], its bytes in [`crate::mark`]; the shell has a thread write it.
+//! One is written each 5 s for as long as the server runs, whether or not anything is granted: the first
+//! fence after a break would otherwise wait for the disk, fall behind the clock, or lack the cover. Which
+//! number it is stands in [`Fences`], its bytes in [`crate::mark`]; the shell has a thread write it.
 
 use dlock_protocol::Instant;
 
@@ -24,7 +24,8 @@ const WORTH_TELLING: u64 = 10_000_000;
 #[derive(Debug)]
 pub struct Marking {
     status: Status,
-    /// What this server wrote there last. None: not written yet, since the start or since the file is another.
+    /// What this server wrote there last. None: not written yet, since the start or since the file is
+    /// another.
     written: Option<u64>,
     /// Since when a thread has been writing.
     writing: Option<Instant>,
@@ -160,8 +161,8 @@ impl Marking {
         self.status == Status::Ok && self.writing.is_some_and(late)
     }
 
-    /// Whether a further mark is to be written now. Also where it is far enough ahead of the clock: when it was written
-    /// last is a sign of life.
+    /// Whether a further mark is to be written now. Also where it is far enough ahead of the clock: when it
+    /// was written last is a sign of life.
     pub fn is_due(&self, fences: &Fences, now: Instant) -> bool {
         let old = now.micros() >= self.begun.micros() + EACH;
         let due = old || self.written.is_none() || fences.wants_mark(now);
@@ -197,7 +198,8 @@ impl Marking {
                 news.extend(self.news_of(found, now));
             }
             Err(why) => {
-                // It may be that the file is written and only its folder is not: what stands there is looked at again.
+                // It may be that the file is written and only its folder is not: what stands there is looked
+                // at again.
                 (self.status, self.written) = (Status::Failing, None);
                 self.pause_until = Instant::from_micros(now.micros() + PAUSE);
                 fences.set_mark(None);

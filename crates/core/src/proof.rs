@@ -1,14 +1,15 @@
 //! The proof that a server has forgotten no hold: when it may stand, and its bytes at rest, one line of text.
 //!
-//! A start without a grace period needs more than today's options: they can have been others when the server last
-//! ran. So a server that keeps every grant in its append only file says so on the disk, and takes it back there before
-//! the first grant of which it would not be true. What it says is: every hold that I have granted, and that may still
-//! last, is in this append only file, and nobody else can have granted any in my place.
+//! A start without a grace period needs more than today's options: they can have been others when the server
+//! last ran. So a server that keeps every grant in its append only file says so on the disk, and takes it
+//! back there before the first grant of which it would not be true. What it says is: every hold that I have
+//! granted, and that may still last, is in this append only file, and nobody else can have granted any in my
+//! place.
 //!
 //! ```text
 //!   dlock-proof 1 5242881 1795179170661712000 5242890 1795179160000000000 appendonly.aof d34bb57e204032ca
 //!   |           | |       |                   |       |                   |              |
-//!   |           | |       |                   |       |                   |   FNV-1a of all before the last blank
+//!   |           | |       |                   |       |                   |   FNV-1a of all before it
 //!   |           | |       |                   |       |                   its `appendfilename`, escaped
 //!   |           | |       |                   the folder of the append only file: inode, made at (ns)
 //!   |           | this file itself: inode, made at (ns since 1970)
@@ -16,8 +17,8 @@
 //!   name
 //! ```
 //!
-//! A copy has another inode or was made at another time, and so proves nothing, and a proof says nothing of an append
-//! only file in another folder. What cannot be told is a whole disk that is put back as it was.
+//! A copy has another inode or was made at another time, and so proves nothing, and a proof says nothing of
+//! an append only file in another folder. What cannot be told is a whole disk that is put back as it was.
 
 use std::fmt;
 
@@ -35,22 +36,23 @@ pub struct FileId {
     pub made: u64,
 }
 
-/// From when a proof is made to when it stands, at most, ns. It is not touched any more then: one that was has been
-/// written over in its place, by a backup that was put back.
+/// From when a proof is made to when it stands, at most, ns. It is not touched any more then: one that was
+/// has been written over in its place, by a backup that was put back.
 const MADE_WITHIN: u64 = 10_000_000_000;
 
 /// A server that runs writes its fence mark each 5 s; a slow disk may take as long again. In ns.
 const ALIVE_WITHIN: u64 = 10_000_000_000;
 
 impl FileId {
-    /// Whether this file, when it was `changed` last (ns since 1970, which no program can set), was still being made.
+    /// Whether this file, when it was `changed` last (ns since 1970, which no program can set), was still
+    /// being made.
     pub fn is_untouched(self, changed: u64) -> bool {
         changed.abs_diff(self.made) <= MADE_WITHIN
     }
 }
 
-/// Whether an append only file that was `changed` last then can have been written by a server whose last sign of life is
-/// of then, and not by who repaired or replaced it afterwards. ns since 1970.
+/// Whether an append only file that was `changed` last then can have been written by a server whose last sign
+/// of life is of then, and not by who repaired or replaced it afterwards. ns since 1970.
 pub fn is_of_that_life(changed: u64, sign_of_life: u64) -> bool {
     changed <= sign_of_life.saturating_add(ALIVE_WITHIN)
 }
@@ -150,8 +152,8 @@ pub struct Facts {
     pub has_mark: bool,
     /// A replica has followed it in this run: that one may have been promoted and grant in its place.
     pub had_replicas: bool,
-    /// Whatever may have been forgotten is over: a grace period has ended, or a proof stood at the start and all was
-    /// loaded; and nothing has been forgotten since.
+    /// Whatever may have been forgotten is over: a grace period has ended, or a proof stood at the start and
+    /// all was loaded; and nothing has been forgotten since.
     pub knows_all: bool,
     /// `appendonly yes`, and it is on.
     pub has_file: bool,
@@ -159,7 +161,8 @@ pub struct Facts {
     pub syncs_each_grant: bool,
     /// It works in the folder it was started in, where the next start will look.
     pub at_home: bool,
-    /// The file holds what was granted before it was switched on, and all that was written is on its way to the disk.
+    /// The file holds what was granted before it was switched on, and all that was written is on its way to
+    /// the disk.
     pub is_written: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Who waits: a queue for each resource, first come first served, and the ways to find a waiter in it.
 //!
-//! It keeps the order and decides no grant: that is [`crate::decide`], which serves a queue from its head. Nothing here
-//! is stored or sent; the queues live as long as the connections that wait in them.
+//! It keeps the order and decides no grant: that is [`crate::decide`], which serves a queue from its head.
+//! Nothing here is stored or sent; the queues live as long as the connections that wait in them.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -1,11 +1,14 @@
-//! What is due next, among millions: rows in order of time, and a heap for what fits into none of them, over a slab.
+//! What is due next, among millions: rows in order of time, and a heap for what fits into none of them, over
+//! a slab.
 //!
-//! Leases of one length end in the order in which they begin, so a new entry nearly always belongs at the end of a row;
-//! and it may leave from wherever it stands, as most do long before they are due. Both touch nothing but the neighbours,
-//! however many there are. With a heap alone an acquire and release cost 2 % more beside 1,600 other holds.
+//! Leases of one length end in the order in which they begin, so a new entry nearly always belongs at the end
+//! of a row; and it may leave from wherever it stands, as most do long before they are due. Both touch
+//! nothing but the neighbours, however many there are. With a heap alone an acquire and release cost 2 % more
+//! beside 1,600 other holds.
 //!
-//! An entry can be moved or taken out by its slot, so nothing stale is ever left in it. Memory grows and shrinks by
-//! whole chunks and is never copied over as a whole: no insertion stalls on a reallocation, however many there are.
+//! An entry can be moved or taken out by its slot, so nothing stale is ever left in it. Memory grows and
+//! shrinks by whole chunks and is never copied over as a whole: no insertion stalls on a reallocation,
+//! however many there are.
 
 use dlock_protocol::Deadline;
 
@@ -30,8 +33,9 @@ pub struct Schedule<T> {
 const END: u32 = u32::MAX;
 const IN_HEAP: u32 = END - 1;
 
-/// The two ends of a list in which nothing is due before what stands before it. With when they are due, for every row
-/// is asked each time: looking it up in their entries took 16 ns more where leases are of any length.
+/// The two ends of a list in which nothing is due before what stands before it. With when they are due, for
+/// every row is asked each time: looking it up in their entries took 16 ns more where leases are of any
+/// length.
 #[derive(Clone, Copy)]
 struct Row {
     first: Node,
@@ -45,7 +49,8 @@ struct Node {
     slot: u32,
 }
 
-/// One for each length of lease that is in use at a time. A single lease that is much longer may close one for a while.
+/// One for each length of lease that is in use at a time. A single lease that is much longer may close one
+/// for a while.
 const ROWS: usize = 8;
 
 impl<T> Default for Schedule<T> {
@@ -106,10 +111,12 @@ impl<T> Schedule<T> {
         self.entries.iter().filter_map(|(index, item)| Some((Slot::at(index)?, item)))
     }
 
-    /// Bytes an entry takes here, without what its item has on the heap. Those that fit into no row take 16 more.
+    /// Bytes an entry takes here, without what its item has on the heap. Those that fit into no row take 16
+    /// more.
     pub const ENTRY_SIZE: usize = size_of::<Entry<T>>();
 
-    /// Puts an entry that stands nowhere at the end of the first row that it fits behind, or else into the heap.
+    /// Puts an entry that stands nowhere at the end of the first row that it fits behind, or else into the
+    /// heap.
     fn line_up(&mut self, slot: u32, due: Deadline) {
         let last = Node { due, slot };
         let fits = |row: &Option<Row>| row.is_none_or(|row| row.last.due <= due);
@@ -131,7 +138,8 @@ impl<T> Schedule<T> {
         }
     }
 
-    /// Moves an entry that has a row for itself into the heap: it is due long after others, and closes the row to them.
+    /// Moves an entry that has a row for itself into the heap: it is due long after others, and closes the
+    /// row to them.
     fn clear_a_row(&mut self) -> Option<usize> {
         let alone = |row: &Option<Row>| row.is_some_and(|row| row.first.slot == row.last.slot);
         let row = self.rows.iter().position(alone)?;

@@ -1,8 +1,8 @@
 //! The locks of one database by when they are due, and how many hold them.
 //!
-//! It knows names, not values: a value tells it where it stands, and takes itself out when its key goes. What went
-//! without a word (a RESTORE that was refused after all, a key that was expired while it was loaded) is found when it is
-//! due.
+//! It knows names, not values: a value tells it where it stands, and takes itself out when its key goes. What
+//! went without a word (a RESTORE that was refused after all, a key that was expired while it was loaded) is
+//! found when it is due.
 
 use dlock_protocol::{Bytes, Deadline};
 
@@ -43,7 +43,8 @@ impl Scheduled {
         self.schedule.get(slot).map(|entry| &*entry.key)
     }
 
-    /// Puts a lock in, where it has no slot yet, or has another look at it at another moment. Answers its slot.
+    /// Puts a lock in, where it has no slot yet, or has another look at it at another moment. Answers its
+    /// slot.
     pub fn put(&mut self, slot: Option<Slot>, due: Deadline, key: &[u8], holders: usize) -> Option<Slot> {
         let count = u32::try_from(holders).unwrap_or(u32::MAX);
         let scheduled = slot.and_then(|slot| Some((slot, self.schedule.get_mut(slot)?)));
@@ -61,8 +62,8 @@ impl Scheduled {
         Some(slot)
     }
 
-    /// Has what is due first come up later than it should. Anything else is not due, and stays where it is: it would
-    /// come up again and again.
+    /// Has what is due first come up later than it should. Anything else is not due, and stays where it is:
+    /// it would come up again and again.
     pub fn put_off(&mut self, slot: Slot, until: Deadline) {
         if self.first().is_some_and(|(due, first)| first == slot && due < until) {
             self.schedule.reschedule(slot, until);

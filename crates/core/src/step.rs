@@ -1,4 +1,5 @@
-//! What an operation asks of the world outside, as data: what to announce, whom to answer, what to store and send.
+//! What an operation asks of the world outside, as data: what to announce, whom to answer, what to store and
+//! send.
 
 pub use dlock_protocol::error::Refusal;
 use dlock_protocol::{ClientId, Fence, Instant, Token, TokenRef};
@@ -78,7 +79,8 @@ impl Change {
 pub struct Step {
     pub change: Change,
     pub events: SmallVec<[Event; 4]>,
-    /// A holder was told anew how long it holds: nothing that was put on the key before may end the hold sooner.
+    /// A holder was told anew how long it holds: nothing that was put on the key before may end the hold
+    /// sooner.
     pub renewed: bool,
     /// What few operations ask for, out of the way of the many.
     pub rest: Option<Box<Rest>>,
@@ -101,8 +103,8 @@ pub enum Binding {
     Ends(ClientId, Token),
 }
 
-/// Holds of a crowd that have all ended in one step. They are out of the lock; to count them, to unbind them and to free
-/// their memory is left to many short turns.
+/// Holds of a crowd that have all ended in one step. They are out of the lock; to count them, to unbind them
+/// and to free their memory is left to many short turns.
 #[derive(Debug)]
 pub struct Departed {
     /// None where the key was taken away.
@@ -112,7 +114,8 @@ pub struct Departed {
 }
 
 impl Departed {
-    /// So many holds of one lock end in a turn, or are looked after in one. Where more end and all go, they depart.
+    /// So many holds of one lock end in a turn, or are looked after in one. Where more end and all go, they
+    /// depart.
     pub const SLICE: usize = 256;
 
     pub(crate) fn new(why: Option<End>, at: Instant, holds: Holders) -> Departed {

@@ -73,8 +73,8 @@ pub fn rename_all(holds: &mut Bindings, rename: impl Fn(&mut Name<'static>)) {
     *holds = renamed.collect();
 }
 
-/// Leaves the holds on the first resource and answers the others. The crowd on one resource is not looked at one by one:
-/// while the server has no memory this is done again and again.
+/// Leaves the holds on the first resource and answers the others. The crowd on one resource is not looked at
+/// one by one: while the server has no memory this is done again and again.
 pub fn split_off_other_resources(holds: &mut Bindings) -> Bindings {
     let next = holds.first().and_then(|(first, _)| {
         // No name and no token is smaller that comes behind those of the first.
@@ -84,7 +84,8 @@ pub fn split_off_other_resources(holds: &mut Bindings) -> Bindings {
     next.map_or_else(Bindings::new, |next| holds.split_off(&next))
 }
 
-/// The tasks, first come first served. To look at a resource once is enough, however often that was asked for.
+/// The tasks, first come first served. To look at a resource once is enough, however often that was asked
+/// for.
 #[derive(Debug, Default)]
 pub struct Pending {
     tasks: VecDeque<Task>,

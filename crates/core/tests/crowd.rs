@@ -1,5 +1,5 @@
-//! Locks that hundreds hold: what they answer is what a plain list answers, a replica that lives on the effects holds the
-//! same, and nobody sees an expired hold.
+//! Locks that hundreds hold: what they answer is what a plain list answers, a replica that lives on the
+//! effects holds the same, and nobody sees an expired hold.
 
 mod turns;
 

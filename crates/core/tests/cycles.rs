@@ -229,7 +229,8 @@ fn permits_are_waited_for_where_they_are_used_up() {
     }
 }
 
-/// A token that waits twice for the same key, the second time for more: somebody who stands in between waits for it.
+/// A token that waits twice for the same key, the second time for more: somebody who stands in between waits
+/// for it.
 #[test]
 fn who_stands_between_two_waits_of_the_start_closes_a_cycle() {
     let mut world = World::default();

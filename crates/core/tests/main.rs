@@ -1,4 +1,5 @@
-//! The core against its contract. One binary, so that it links once: `cargo test -p dlock-core model::` runs one part.
+//! The core against its contract. One binary, so that it links once: `cargo test -p dlock-core model::` runs
+//! one part.
 
 mod bytes;
 mod corpus;

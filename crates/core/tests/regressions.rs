@@ -27,8 +27,8 @@ fn holds(system: &System, token: Token) -> Option<Mode> {
     view.hold_of(&crate::model::system::token(token)).and(view.mode())
 }
 
-/// The other wait was looked at as if its token had just been granted the lock, found to ask for the mode in which
-/// others held it, and refused with "other mode" for not being a holder.
+/// The other wait was looked at as if its token had just been granted the lock, found to ask for the mode in
+/// which others held it, and refused with "other mode" for not being a holder.
 #[test]
 fn a_refusal_answers_one_wait_only() {
     let mut system = System::new(START, 0);
@@ -124,8 +124,8 @@ fn no_skew_bound_is_too_great() {
     assert_eq!(confirmed, Answer::Fence(START + 7));
 }
 
-/// The answer to a first upgrade was lost after a second one had been made: it was the second that was taken back. They
-/// are of one token, one fence and one kind.
+/// The answer to a first upgrade was lost after a second one had been made: it was the second that was taken
+/// back. They are of one token, one fence and one kind.
 #[test]
 fn a_lost_answer_takes_nothing_back_but_what_it_brought() {
     let mut system = System::new(START, 0);
@@ -144,8 +144,8 @@ fn a_lost_answer_takes_nothing_back_but_what_it_brought() {
     assert_eq!(holds(&system, 1), Some(Mode::Exclusive), "connection 4 relies on it");
 }
 
-/// INSPECT answered null between the end of a lease and the moment in which the background looked: no hold, and no
-/// lock-delay yet.
+/// INSPECT answered null between the end of a lease and the moment in which the background looked: no hold,
+/// and no lock-delay yet.
 #[test]
 fn the_lock_delay_of_an_expired_hold_is_seen_at_once() {
     for mode in [Mode::Exclusive, Mode::Shared, permits(3)] {

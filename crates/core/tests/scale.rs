@@ -59,8 +59,8 @@ impl World {
     }
 }
 
-/// So many take a tenth of a second or two, on a machine that has other work too; each bug below took seconds for them.
-/// The best of some runs: other work only adds to them.
+/// So many take a tenth of a second or two, on a machine that has other work too; each bug below took seconds
+/// for them. The best of some runs: other work only adds to them.
 fn takes_no_second(for_so_many: usize, prepare: impl Fn(usize) -> World, work: impl Fn(&mut World, usize)) {
     let n = if cfg!(miri) { 8 } else { for_so_many };
     let run = |_| {
@@ -93,7 +93,8 @@ fn sharers_that_are_let_in_together() {
     }
 }
 
-/// Where many are let in, the holders are no longer looked up one by one: the last of them are holders as well.
+/// Where many are let in, the holders are no longer looked up one by one: the last of them are holders as
+/// well.
 #[test]
 fn who_was_let_in_with_many_is_known_as_a_holder() {
     let n = if cfg!(miri) { 34 } else { 100 };
@@ -214,8 +215,8 @@ fn longer_by_a_chain(mut town: Town, keys: usize, sharers: usize) -> Town {
     town
 }
 
-/// A token that waits for many keys, a chain of keys that are shared by many: each was searched to its end, again and
-/// again, for seconds.
+/// A token that waits for many keys, a chain of keys that are shared by many: each was searched to its end,
+/// again and again, for seconds.
 #[test]
 fn the_work_of_a_search_is_bounded() {
     let scale = if cfg!(miri) { 100 } else { 1 };

@@ -1,6 +1,6 @@
-//! Small worlds, looked at whole: three tokens, one resource, a handful of moves, in every order. Where random runs go
-//! far, these leave nothing out nearby. Where time is left out of account they are finite, some hundred thousand states;
-//! the largest is cut at a depth, which `DLOCK_DEPTH` moves.
+//! Small worlds, looked at whole: three tokens, one resource, a handful of moves, in every order. Where
+//! random runs go far, these leave nothing out nearby. Where time is left out of account they are finite,
+//! some hundred thousand states; the largest is cut at a depth, which `DLOCK_DEPTH` moves.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -6,8 +6,9 @@ use std::ops::Deref;
 
 use crate::steps;
 
-/// Bytes that never change. Up to `INLINE` of them lie in the value itself, which takes two more, rounded up to eights,
-/// in any case: a quarter less than a vector that does the same and can grow, and there are two of them for each hold.
+/// Bytes that never change. Up to `INLINE` of them lie in the value itself, which takes two more, rounded up
+/// to eights, in any case: a quarter less than a vector that does the same and can grow, and there are two of
+/// them for each hold.
 #[derive(Clone)]
 pub struct Inline<const INLINE: usize>(Inner<INLINE>);
 

@@ -1,6 +1,7 @@
 //! Every command, parsed and written side by side. Nobody else spells them.
 //!
-//! Parsing is strict and total: whatever does not read as exactly one command is a [`Misuse`], and nothing is guessed.
+//! Parsing is strict and total: whatever does not read as exactly one command is a [`Misuse`], and nothing is
+//! guessed.
 
 use std::num::NonZeroU32;
 

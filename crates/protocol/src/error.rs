@@ -1,7 +1,8 @@
 //! Every error that the module answers, and how a client tells them apart.
 //!
-//! An error is displayed as the whole reply: the word, what is the matter, what to do. [`Class::of`] reads it. The words
-//! are stable, and none is one that client libraries retry by themselves, but for [`Error::Moving`].
+//! An error is displayed as the whole reply: the word, what is the matter, what to do. [`Class::of`] reads
+//! it. The words are stable, and none is one that client libraries retry by themselves, but for
+//! [`Error::Moving`].
 
 use std::borrow::Cow;
 use std::fmt;
@@ -43,7 +44,8 @@ pub enum Error {
     NoConnection,
     /// A replica, which ends nothing.
     Replica,
-    /// The one error that clients of a cluster are meant to retry by themselves: that sends them to the right node.
+    /// The one error that clients of a cluster are meant to retry by themselves: that sends them to the right
+    /// node.
     Moving,
     /// Redis blocks no client that is subscribed.
     CannotWait,
@@ -178,8 +180,8 @@ impl From<Misuse> for String {
     }
 }
 
-/// As much of a token as anybody may see who may not write its key: a token is the proof of ownership. One that is cut
-/// off ends in three dots.
+/// As much of a token as anybody may see who may not write its key: a token is the proof of ownership. One
+/// that is cut off ends in three dots.
 pub fn shortened(token: &[u8]) -> Cow<'_, [u8]> {
     const SHOWN: usize = 8;
     match token.get(..SHOWN) {

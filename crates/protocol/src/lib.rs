@@ -1,7 +1,8 @@
-//! What the module, its clients and its tests say to each other: every command and its reply, each written and read side
-//! by side, the error words, the events and the options.
+//! What the module, its clients and its tests say to each other: every command and its reply, each written
+//! and read side by side, the error words, the events and the options.
 //!
-//! It decides nothing about locks (`dlock-core` does) and knows no connection: bytes in, values out, and back.
+//! It decides nothing about locks (`dlock-core` does) and knows no connection: bytes in, values out, and
+//! back.
 //!
 //! - [`units`]: the numbers that mean something, each with its checked constructors
 //! - [`names`]: tokens and labels

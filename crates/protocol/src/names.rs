@@ -5,15 +5,16 @@ use std::fmt;
 use crate::bytes::{Bytes, Inline};
 use crate::steps;
 
-/// Who holds or waits: 1 to 255 bytes, compared whole, never parsed. A token proves ownership, so Debug shows only how
-/// it begins. One that [`Token::of_random`] makes takes no allocation of its own.
+/// Who holds or waits: 1 to 255 bytes, compared whole, never parsed. A token proves ownership, so Debug shows
+/// only how it begins. One that [`Token::of_random`] makes takes no allocation of its own.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(Inline<30>);
 
 impl Token {
     pub const MAX_LEN: usize = 255;
 
-    /// Random bytes as DLOCK.TOKEN and the Rust client spell them: 27 characters of URL-safe base64 without padding.
+    /// Random bytes as DLOCK.TOKEN and the Rust client spell them: 27 characters of URL-safe base64 without
+    /// padding.
     pub fn of_random(random: [u8; 20]) -> Token {
         const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
         let spelled: [u8; 27] = std::array::from_fn(|at| {

@@ -1,4 +1,5 @@
-//! What every command answers, written to a connection and read from one, side by side. Errors are in [`crate::error`].
+//! What every command answers, written to a connection and read from one, side by side. Errors are in
+//! [`crate::error`].
 //!
 //! | command | answer |
 //! |---|---|
@@ -11,8 +12,8 @@
 //! | TOKEN | [`Token`] |
 //! | HELP | [`Help`] |
 //!
-//! A reader skips fields that it does not know and accepts a map in either shape: RESP3's, or the flat array of RESP2.
-//! So a client understands older and newer servers.
+//! A reader skips fields that it does not know and accepts a map in either shape: RESP3's, or the flat array
+//! of RESP2. So a client understands older and newer servers.
 
 use std::borrow::Cow;
 

@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 use crate::names::{Label, LabelRef, Token, TokenRef};
 use crate::units::{Delay, Ttl};
 
-/// What an ACQUIRE asks for, apart from its key and how long it waits. The command carries it, the core grants it, a
-/// waiter and a client keep it: owned, or borrowed as [`LockRequestRef`].
+/// What an ACQUIRE asks for, apart from its key and how long it waits. The command carries it, the core
+/// grants it, a waiter and a client keep it: owned, or borrowed as [`LockRequestRef`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockRequest<T = Token, L = Label> {
     pub token: T,

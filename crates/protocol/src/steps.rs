@@ -1,5 +1,5 @@
-//! How much work is done, counted for the tests of scale, in debug builds only: comparisons of tokens, and holds that
-//! are looked at one after the other. Time says little on a machine that has other work too.
+//! How much work is done, counted for the tests of scale, in debug builds only: comparisons of tokens, and
+//! holds that are looked at one after the other. Time says little on a machine that has other work too.
 
 #[cfg(debug_assertions)]
 thread_local! {

@@ -5,8 +5,8 @@
 use std::num::{NonZeroU32, NonZeroU64};
 use std::ops::Add;
 
-/// A moment of the server clock, in microseconds. The server clock is the wall clock at the server's start and moves
-/// with the boot-time clock from there on, so it never jumps.
+/// A moment of the server clock, in microseconds. The server clock is the wall clock at the server's start
+/// and moves with the boot-time clock from there on, so it never jumps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(u64);
 
@@ -53,7 +53,8 @@ impl Ttl {
     }
 }
 
-/// Lock-delay: for how many ms nobody is granted the lock after a hold that ended without a release. At most 49 days.
+/// Lock-delay: for how many ms nobody is granted the lock after a hold that ended without a release. At most
+/// 49 days.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Delay(u32);
 
@@ -157,8 +158,9 @@ impl Deadline {
     }
 }
 
-/// The number of a hold: greater than that of every grant before it on this server, and below 2^53 so that every
-/// client language holds it. Resources outside refuse writes that carry a lower one than they have seen.
+/// The number of a hold: greater than that of every grant before it on this server, and below 2^53 so that
+/// every client language holds it. Resources outside refuse writes that carry a lower one than they have
+/// seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(NonZeroU64);
 

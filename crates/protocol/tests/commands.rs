@@ -1,5 +1,5 @@
-//! Commands: what is written is read as the same command, and what is refused is refused in words that clients and
-//! people can rely on.
+//! Commands: what is written is read as the same command, and what is refused is refused in words that
+//! clients and people can rely on.
 
 mod refusals;
 

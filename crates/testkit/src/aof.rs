@@ -6,8 +6,9 @@ use std::path::Path;
 use crate::value::Value;
 use crate::wire::{parse, parse_line};
 
-/// All commands of the AOF in `dir`, SELECT included, in the order in which a restart replays them. A base that is an
-/// RDB holds no commands and is left out. A command cut off at the end, as after a kill, is left out as well.
+/// All commands of the AOF in `dir`, SELECT included, in the order in which a restart replays them. A base
+/// that is an RDB holds no commands and is left out. A command cut off at the end, as after a kill, is left
+/// out as well.
 pub fn commands(dir: &Path) -> Vec<Vec<Vec<u8>>> {
     let folder = dir.join("appendonlydir");
     let manifest = folder.join("appendonly.aof.manifest");

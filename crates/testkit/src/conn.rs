@@ -7,8 +7,8 @@ use crate::value::Value;
 use crate::wait::TIMEOUT;
 use crate::wire::{Wire, encode};
 
-/// A RESP connection on which each wait is bounded by [`TIMEOUT`]. Panics when the server does not answer in time or
-/// hangs up, since a test that did not expect that has failed.
+/// A RESP connection on which each wait is bounded by [`TIMEOUT`]. Panics when the server does not answer in
+/// time or hangs up, since a test that did not expect that has failed.
 pub struct Conn {
     wire: Wire,
     /// Pushes that came while a reply was awaited; `read` returns them first.
@@ -89,7 +89,8 @@ impl Conn {
         }
     }
 
-    /// The next reply or push, or None when none is complete within `limit`. A later read goes on where this stopped.
+    /// The next reply or push, or None when none is complete within `limit`. A later read goes on where this
+    /// stopped.
     #[must_use = "the answer, maybe an error, would go unnoticed"]
     #[track_caller]
     pub fn try_read(&mut self, limit: Duration) -> Option<Value> {

@@ -14,8 +14,8 @@ pub struct Events {
 }
 
 impl Events {
-    /// Subscribes to `pattern`, such as `__keyevent@0__:*`. A server that notifies of nothing is told to notify of
-    /// everything; one that was configured is left as it is.
+    /// Subscribes to `pattern`, such as `__keyevent@0__:*`. A server that notifies of nothing is told to
+    /// notify of everything; one that was configured is left as it is.
     #[track_caller]
     pub fn subscribe(server: &Server, pattern: &str) -> Events {
         let mut publisher = server.connect();
@@ -36,7 +36,8 @@ impl Events {
         (channel.text(), text.text())
     }
 
-    /// All events that the server has sent up to now: a message of our own, published last, tells where they end.
+    /// All events that the server has sent up to now: a message of our own, published last, tells where they
+    /// end.
     #[track_caller]
     pub fn so_far(&mut self) -> Vec<(String, String)> {
         self.marks += 1;

@@ -1,7 +1,8 @@
 //! What clients saw of locks, and whether it can have been so. No server, no clock: a history is data.
 //!
-//! Every moment is one that a client knows for certain. It asked *before* the server heard it, and was answered *after*
-//! the server had decided: so what a history rules out was really wrong, however slow the machine was.
+//! Every moment is one that a client knows for certain. It asked *before* the server heard it, and was
+//! answered *after* the server had decided: so what a history rules out was really wrong, however slow the
+//! machine was.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -34,7 +35,8 @@ pub struct Grant {
     pub fence: i64,
     /// After the answer came.
     pub at: At,
-    /// The client relied on it until then: its lease, counted from before it was sent, or before it sent RELEASE.
+    /// The client relied on it until then: its lease, counted from before it was sent, or before it sent
+    /// RELEASE.
     pub until: At,
 }
 
@@ -192,8 +194,8 @@ impl History {
         wrong
     }
 
-    /// Those who were seen in the queue were granted in that order, and before everybody who asked later; and nobody
-    /// waited for a free lock.
+    /// Those who were seen in the queue were granted in that order, and before everybody who asked later; and
+    /// nobody waited for a free lock.
     pub fn queue(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         let by_token = self.by_token();

@@ -29,8 +29,8 @@ impl ServerKind {
     }
 }
 
-/// Runs the test on each server, on all at the same time: tests mostly wait. Fails naming each server on which it failed,
-/// and when there is none to run on.
+/// Runs the test on each server, on all at the same time: tests mostly wait. Fails naming each server on
+/// which it failed, and when there is none to run on.
 #[track_caller]
 pub fn each_server(test: impl Fn(&ServerKind) + Sync) {
     let results = thread::scope(|scope| {
@@ -70,8 +70,8 @@ fn assert_well(results: Vec<thread::Result<()>>) {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// The matrix: `DLOCK_TEST_SERVERS="name=/path,name=/wrapper argument"`, or else the distribution's Redis and what is
-/// unpacked in build/servers.
+/// The matrix: `DLOCK_TEST_SERVERS="name=/path,name=/wrapper argument"`, or else the distribution's Redis and
+/// what is unpacked in build/servers.
 fn kinds() -> &'static [ServerKind] {
     static KINDS: OnceLock<Vec<ServerKind>> = OnceLock::new();
     KINDS.get_or_init(|| {

@@ -1,9 +1,9 @@
 //! The library of test servers: starts real ones with the module in them and talks to them byte by byte.
 //!
-//! A test asks [`each_server`] for the servers to run on, starts a [`Server`], and calls it by a [`Conn`]. Nothing here
-//! sleeps to let something happen: [`until`] waits for a condition and names it when it does not come. A server that
-//! dies by itself fails the test that owns it. No async, no client library: races are made by deciding which bytes
-//! share one write.
+//! A test asks [`each_server`] for the servers to run on, starts a [`Server`], and calls it by a [`Conn`].
+//! Nothing here sleeps to let something happen: [`until`] waits for a condition and names it when it does not
+//! come. A server that dies by itself fails the test that owns it. No async, no client library: races are
+//! made by deciding which bytes share one write.
 //!
 //! [`workers`] are clients that lock at random, and [`history`] checks what they saw.
 //!

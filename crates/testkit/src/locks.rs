@@ -4,9 +4,9 @@ use crate::conn::Conn;
 use crate::server::Server;
 use crate::value::Value;
 
-/// Each lock of the server in each of its databases, as it shows it itself, one a line: two servers that hold the same
-/// locks give the same lines, and so does one server before and after something that may not change them. Empty keys of
-/// the type are left out.
+/// Each lock of the server in each of its databases, as it shows it itself, one a line: two servers that hold
+/// the same locks give the same lines, and so does one server before and after something that may not change
+/// them. Empty keys of the type are left out.
 #[track_caller]
 pub fn locks(server: &Server) -> Vec<String> {
     let mut conn = server.connect();

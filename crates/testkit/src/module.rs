@@ -7,7 +7,8 @@ use std::sync::OnceLock;
 
 use crate::project;
 
-/// The absolute path of the libdlock.so to load: `DLOCK_TEST_MODULE`, or else the one of this build, made up to date.
+/// The absolute path of the libdlock.so to load: `DLOCK_TEST_MODULE`, or else the one of this build, made up
+/// to date.
 pub fn module_path() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {
@@ -21,8 +22,9 @@ pub fn module_path() -> &'static Path {
     })
 }
 
-/// Builds the module with the profile of this test binary. Cargo does not do so by itself: a cdylib cannot be linked
-/// into a test, so to cargo no test depends on it, and tests would run against whatever file was left there.
+/// Builds the module with the profile of this test binary. Cargo does not do so by itself: a cdylib cannot be
+/// linked into a test, so to cargo no test depends on it, and tests would run against whatever file was left
+/// there.
 fn build() -> PathBuf {
     let profile = profile_folder();
     let above = profile.parent().expect("target/ above the profile's folder");
@@ -50,7 +52,8 @@ fn build() -> PathBuf {
     profile.join("libdlock.so")
 }
 
-/// Where the test binary was built: target/[triple/]profile/ of target/[triple/]profile/deps/test-0123456789abcdef.
+/// Where the test binary was built: target/[triple/]profile/ of
+/// target/[triple/]profile/deps/test-0123456789abcdef.
 pub(crate) fn profile_folder() -> PathBuf {
     let test = env::current_exe().expect("the test binary's own path");
     test.ancestors().nth(2).expect("a test binary lies in target/profile/deps").to_path_buf()

@@ -4,15 +4,15 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::process;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// The kernel gives outgoing connections ports from 32768 upward, and a cluster's bus listens 10000 above the port:
-/// from this range neither can be taken while a server is down between two starts.
+/// The kernel gives outgoing connections ports from 32768 upward, and a cluster's bus listens 10000 above the
+/// port: from this range neither can be taken while a server is down between two starts.
 const FIRST: u16 = 10_000;
 const COUNT: u16 = 10_000;
 
 /// A port of 127.0.0.1 that is ours until this is dropped, whether or not a server listens there.
 ///
-/// The claim is a socket bound to the same port of 127.0.0.2. Other tests, in this process or another, try to bind it
-/// too before they take the port, and the kernel drops it with the process.
+/// The claim is a socket bound to the same port of 127.0.0.2. Other tests, in this process or another, try to
+/// bind it too before they take the port, and the kernel drops it with the process.
 pub struct Port {
     number: u16,
     _claim: TcpListener,

@@ -10,8 +10,8 @@ use crate::kinds::ServerKind;
 use crate::module::profile_folder;
 use crate::project;
 
-/// The same server with a C file preloaded that stands in for some functions of its C library, besides those it has
-/// already: `source` is its path below the project, `variables` is what it asks the environment for.
+/// The same server with a C file preloaded that stands in for some functions of its C library, besides those
+/// it has already: `source` is its path below the project, `variables` is what it asks the environment for.
 pub fn preloaded(kind: &ServerKind, source: &str, variables: &[(&str, &Path)]) -> ServerKind {
     let shim = compiled(source).display().to_string();
     let mut kind = kind.clone();

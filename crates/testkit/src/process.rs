@@ -40,7 +40,8 @@ impl Process {
             command.spawn().unwrap_or_else(|error| panic!("{:?} does not start: {error}", kind.command));
         let mut process = Process { child, dir: dir.to_path_buf(), log_from, ended: false };
 
-        // Its own log tells that it is this server that listens; whoever else answered on the port would not do.
+        // Its own log tells that it is this server that listens; whoever else answered on the port would not
+        // do.
         let started = poll(START_TIMEOUT, || {
             let words = if *sentinel { "Sentinel ID is" } else { "Ready to accept connections" };
             let ready = process.log().contains(words);
@@ -105,7 +106,8 @@ impl Process {
         until("the server goes on", || self.state() != 'T');
     }
 
-    /// Ends it for good at the end of a test, whatever its state, and tells what was wrong with it, if anything.
+    /// Ends it for good at the end of a test, whatever its state, and tells what was wrong with it, if
+    /// anything.
     pub fn finish(&mut self) -> Option<String> {
         if self.ended {
             return self.sanitizer_report();

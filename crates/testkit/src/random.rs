@@ -8,8 +8,8 @@ use crate::variables::number;
 /// xorshift64*, from Vigna's paper: enough to shuffle commands, and the same from the same seed.
 pub struct Random(u64);
 
-/// What a random test begins with: `DLOCK_SEED`, or else a different number in each run. The test prints it, so that a
-/// failure tells how to repeat it.
+/// What a random test begins with: `DLOCK_SEED`, or else a different number in each run. The test prints it,
+/// so that a failure tells how to repeat it.
 pub fn seed() -> u64 {
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64);
     number("DLOCK_SEED").unwrap_or_else(now)

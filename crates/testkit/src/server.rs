@@ -13,8 +13,9 @@ use crate::port::Port;
 use crate::process::Process;
 use crate::wait::until;
 
-/// A running server on a port and in a folder of its own. When it is dropped it is killed, and when it was not well
-/// the test fails: it ended by itself, its log holds a crash report or a Rust panic, a sanitizer wrote a report.
+/// A running server on a port and in a folder of its own. When it is dropped it is killed, and when it was
+/// not well the test fails: it ended by itself, its log holds a crash report or a Rust panic, a sanitizer
+/// wrote a report.
 pub struct Server {
     // Ends before the folder goes and the port is free for others.
     process: Mutex<Process>,
@@ -84,8 +85,8 @@ impl Server {
         well(self.process().failure());
     }
 
-    /// Waits until the append only file holds all that was answered. With everysec an answer does not wait for that, and
-    /// a kill can lose it.
+    /// Waits until the append only file holds all that was answered. With everysec an answer does not wait
+    /// for that, and a kill can lose it.
     #[track_caller]
     pub fn wait_written(&self) {
         until("the append only file is written", || self.info("aof_buffer_length") == "0");
@@ -115,7 +116,8 @@ impl Server {
         }
     }
 
-    /// [`Server::restart`] with other options: `server.restart_with(|options| options.conf("appendonly yes"))`.
+    /// [`Server::restart`] with other options: `server.restart_with(|options| options.conf("appendonly
+    /// yes"))`.
     #[track_caller]
     pub fn restart_with(&mut self, change: impl FnOnce(Options) -> Options) {
         self.options = change(self.options.clone());

@@ -12,7 +12,8 @@ use crate::wire::{Wire, encode, parse, parse_line};
 /// A real replica does so each second.
 const ACKNOWLEDGE_EACH: Duration = Duration::from_millis(10);
 
-/// A fake replica. It skips the snapshot, answers the master's questions and yields everything else as it comes.
+/// A fake replica. It skips the snapshot, answers the master's questions and yields everything else as it
+/// comes.
 pub struct Stream {
     wire: Wire,
     master: Conn,
@@ -36,7 +37,8 @@ impl Stream {
         stream
     }
 
-    /// The next command, SELECT, MULTI and EXEC included. PING and GETACK are the link's own and are not shown.
+    /// The next command, SELECT, MULTI and EXEC included. PING and GETACK are the link's own and are not
+    /// shown.
     #[track_caller]
     pub fn read(&mut self) -> Vec<Vec<u8>> {
         loop {
@@ -131,8 +133,9 @@ impl Stream {
                 Ok(false) if Instant::now() > deadline => {
                     panic!("waited {TIMEOUT:?} for {what} from the master")
                 }
-                // After a snapshot without a file the master sends nothing until it is told that it was read, and
-                // hears that only once it has collected the process that made it. So say it again and again.
+                // After a snapshot without a file the master sends nothing until it is told that it was read,
+                // and hears that only once it has collected the process that made it. So say it again and
+                // again.
                 Ok(false) => self.acknowledge(),
                 Err(error) => panic!("the master hung up before {what}: {error}"),
             }

@@ -29,8 +29,8 @@ impl WallClock {
         self.write(seconds * 1_000_000, 0);
     }
 
-    /// It stands at what this server takes for the time. Valkey 9.1 asks for it each millisecond and adds what the
-    /// processor counts in between.
+    /// It stands at what this server takes for the time. Valkey 9.1 asks for it each millisecond and adds
+    /// what the processor counts in between.
     pub fn freeze(&self, conn: &mut Conn) {
         let stands_at = micros(conn);
         self.write(0, stands_at);

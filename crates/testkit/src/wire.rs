@@ -91,7 +91,8 @@ pub fn parse_line(bytes: &[u8]) -> Option<(&[u8], usize)> {
     Some((&bytes[..end], end + 2))
 }
 
-/// The value at the start of `bytes` and its length, or None while it is incomplete. Panics on what is not RESP.
+/// The value at the start of `bytes` and its length, or None while it is incomplete. Panics on what is not
+/// RESP.
 pub fn parse(bytes: &[u8]) -> Option<(Value, usize)> {
     let (head, mut used) = parse_line(bytes)?;
     let kind = *head.first().unwrap_or_else(|| panic!("an empty line is no reply"));

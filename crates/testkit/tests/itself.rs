@@ -1,5 +1,5 @@
-//! The testkit is tested like anything else: each helper once where it must succeed and, where it guards against a
-//! test that passes for nothing, once where it must fail. Plain servers, no module.
+//! The testkit is tested like anything else: each helper once where it must succeed and, where it guards
+//! against a test that passes for nothing, once where it must fail. Plain servers, no module.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;

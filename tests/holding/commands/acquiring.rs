@@ -244,7 +244,8 @@ fn a_ttl_is_1_to_max_ttl() {
         assert_eq!(conn.ok("EXISTS free"), 0);
         assert_lease(&mut conn, "k", "t", 86_400_000);
 
-        // The shortest lease is granted; whether it has expired already when the answer comes is not the question.
+        // The shortest lease is granted; whether it has expired already when the answer comes is not the
+        // question.
         granted(conn.ok("DLOCK.ACQUIRE short t 1"));
 
         assert_eq!(conn.ok("CONFIG SET dlock.max-ttl 300000"), "OK");

@@ -1,4 +1,5 @@
-//! RENAME, MOVE, COPY, SWAPDB: a hold is of a name, so it does not travel. Only SWAPDB takes whole databases along.
+//! RENAME, MOVE, COPY, SWAPDB: a hold is of a name, so it does not travel. Only SWAPDB takes whole databases
+//! along.
 
 use super::World;
 use dlock_testkit::{Value, each_server, until};

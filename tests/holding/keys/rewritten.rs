@@ -1,5 +1,5 @@
-//! An append only file that is rewritten as commands (`aof-use-rdb-preamble no`) makes the same keyspace, empty keys
-//! included: what comes after it in the file may name them.
+//! An append only file that is rewritten as commands (`aof-use-rdb-preamble no`) makes the same keyspace,
+//! empty keys included: what comes after it in the file may name them.
 
 use dlock_testkit::readme::README;
 use dlock_testkit::{Conn, Server, ServerKind, each_server, until};

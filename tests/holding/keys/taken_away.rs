@@ -165,7 +165,8 @@ fn a_ttl_is_not_of_the_holds_to_come() {
     });
 }
 
-/// Whoever is told anew how long it holds relies on that. EXTEND answered 1, and a second later the hold was gone.
+/// Whoever is told anew how long it holds relies on that. EXTEND answered 1, and a second later the hold was
+/// gone.
 #[test]
 fn a_ttl_is_not_of_leases_that_are_set_anew() {
     each_server(|kind| {

@@ -6,7 +6,8 @@ use super::nodes::{EVENLY, cluster_with};
 use dlock_testkit::queue::{granted, waiter};
 use dlock_testkit::{Conn, Events, Value, each_server, until};
 
-/// The others may have promoted its replica, which grants the same lock: so nothing ends here, and nothing is granted.
+/// The others may have promoted its replica, which grants the same lock: so nothing ends here, and nothing is
+/// granted.
 #[test]
 fn a_node_that_is_cut_off_grants_nothing_in_the_background() {
     each_server(|kind| {

@@ -55,8 +55,8 @@ fn in_a_cluster_the_queue_is_served_as_elsewhere() {
     });
 }
 
-/// The node that imports a slot refuses to grant in the background, and forgot the lease with the waiter: it ended only
-/// when somebody asked for the lock again, and its key stayed for as long.
+/// The node that imports a slot refuses to grant in the background, and forgot the lease with the waiter: it
+/// ended only when somebody asked for the lock again, and its key stayed for as long.
 #[test]
 fn a_lease_that_ends_while_its_slot_is_on_its_way_ends_all_the_same() {
     each_server(|kind| {

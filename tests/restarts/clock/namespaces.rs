@@ -7,7 +7,8 @@ use dlock_testkit::{Server, ServerKind, each_server, until};
 /// Two weeks, in seconds.
 const AHEAD: &str = "1209600";
 
-/// The same server in a time namespace of its own, whose boot-time clock is ahead. None where none can be made.
+/// The same server in a time namespace of its own, whose boot-time clock is ahead. None where none can be
+/// made.
 fn ahead(kind: &ServerKind) -> Option<ServerKind> {
     let unshare = ["/usr/bin/unshare", "--time", "--boottime", AHEAD];
     let made = Command::new(unshare[0]).args(&unshare[1..]).arg("true").output();

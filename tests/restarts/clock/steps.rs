@@ -47,8 +47,8 @@ fn assert_left(conn: &mut Conn, least: i64, most: i64) {
     assert!((least..=most).contains(&left), "{left} ms left");
 }
 
-/// `step` is taken with everybody in place. What becomes of a plain lock of 10 minutes, and of one of 300 ms after it
-/// should be over, says `plain`.
+/// `step` is taken with everybody in place. What becomes of a plain lock of 10 minutes, and of one of 300 ms
+/// after it should be over, says `plain`.
 fn everybody_through(kind: &ServerKind, step: impl Fn(&WallClock, &mut Conn), plain: impl Fn(&mut Conn)) {
     let (kind, clock) = WallClock::of(kind);
     let server = Server::start(&kind);

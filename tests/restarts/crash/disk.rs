@@ -27,8 +27,8 @@ impl Disk {
         std::io::Write::write_all(&mut file.expect("a file"), &bytes.to_ne_bytes()).expect("8 bytes");
     }
 
-    /// What a power cut does to the files in `dir` of a server that is dead: each keeps what was synced of it. Names
-    /// survive. Answers how many bytes were lost.
+    /// What a power cut does to the files in `dir` of a server that is dead: each keeps what was synced of
+    /// it. Names survive. Answers how many bytes were lost.
     pub fn lose_power(&self, dir: &Path) -> u64 {
         let synced = fs::read_to_string(self.0.path().join("synced")).expect("the shim's log");
         // Of each file, by inode and birth, the last size.

@@ -61,7 +61,8 @@ fn with_appendfsync_everysec_commands_are_refused_and_nothing_is_granted_until_t
             assert!(conn.say(command).error().starts_with("MISCONF"), "{command}");
         }
         assert_eq!(conn.ok("DLOCK.HOLDS kept t"), 1, "it is still there");
-        // Nobody could tell after a crash who has it then: the next one waits on, beyond the lease of the first.
+        // Nobody could tell after a crash who has it then: the next one waits on, beyond the lease of the
+        // first.
         until("the lease has expired", || conn.ok("DLOCK.HOLDS short t") == 0);
         until_refused(&mut conn, "DLOCK.BREAK kept");
         assert_eq!((server.info("dlock_expiries"), server.info("dlock_waiting")), ("0".into(), "1".into()));

@@ -47,7 +47,8 @@ fn with_appendfsync_everysec_nobody_is_granted_what_may_have_been_lost() {
     });
 }
 
-/// In every second round the file that kept everything keeps nothing for a while, and redis.conf does not know of it.
+/// In every second round the file that kept everything keeps nothing for a while, and redis.conf does not
+/// know of it.
 #[test]
 fn with_the_file_switched_off_by_an_operator_nobody_is_granted_what_was_lost() {
     each_server(|kind| {

@@ -48,8 +48,8 @@ impl Rounds {
             if self.all_is_given_back {
                 give_back(&server, &mut workers);
                 let mut conn = server.connect();
-                // A client counts a short lease from before it asked, the server from its grant: that one may go on for
-                // a moment. What came back with a long one stays.
+                // A client counts a short lease from before it asked, the server from its grant: that one may
+                // go on for a moment. What came back with a long one stays.
                 until("nothing is left that nobody has", || {
                     look(&mut conn, &plan, clock).iter().all(|look| look.holders.is_empty())
                 });

@@ -1,5 +1,5 @@
-//! Files that end too early or hold other bytes than were written: what is whole is loaded, or the server says what is
-//! wrong and does not start.
+//! Files that end too early or hold other bytes than were written: what is whole is loaded, or the server
+//! says what is wrong and does not start.
 
 use std::fs;
 use std::path::PathBuf;
@@ -139,8 +139,8 @@ fn a_damaged_file_is_refused_or_loaded_and_never_ends_in_a_crash() {
     });
 }
 
-/// A server goes on where a command of the file answers an error: a hold that was granted by that command was forgotten
-/// by a server that said that it had loaded all.
+/// A server goes on where a command of the file answers an error: a hold that was granted by that command was
+/// forgotten by a server that said that it had loaded all.
 #[test]
 fn an_effect_that_cannot_be_read_begins_grace() {
     each_server(|kind| {

@@ -90,7 +90,8 @@ fn a_lease_that_another_machine_has_written_counts_from_the_arrival() {
         replica.replicate(&master);
         conn.ok("DLOCK.ACQUIRE k t 600000");
         let dumped = Dumped::of(&mut conn, "k");
-        // Of another boot, whose clock is five minutes behind: the boot, the time of writing, the deadline of the one hold.
+        // Of another boot, whose clock is five minutes behind: the boot, the time of writing, the deadline of
+        // the one hold.
         let mut lock = Layout::of(&dumped.lock);
         lock.boot ^= 1;
         lock.at -= 300_000;
@@ -105,8 +106,8 @@ fn a_lease_that_another_machine_has_written_counts_from_the_arrival() {
     });
 }
 
-/// RESTORE reads the lock before it looks at the key's own ttl, and throws it away where that has passed. The gauges went
-/// on counting it.
+/// RESTORE reads the lock before it looks at the key's own ttl, and throws it away where that has passed. The
+/// gauges went on counting it.
 #[test]
 fn a_restored_key_that_is_expired_already_counts_nothing() {
     each_server(|kind| {
@@ -143,7 +144,8 @@ fn every_truncation_is_refused() {
         let dumped = Dumped::of(&mut conn, "k");
         let whole = Dumped::body(&dumped.lock);
         assert_eq!(restore(&mut conn, "whole", &dumped.with(&whole)), "OK", "the parts fit together");
-        // The stream ends early (without the foot, which would be read as its end), then the lock in a whole stream.
+        // The stream ends early (without the foot, which would be read as its end), then the lock in a whole
+        // stream.
         let streams = (0..whole.len() - dumped.foot.len()).map(|end| whole[..end].to_vec());
         let locks = (0..dumped.lock.len()).map(|end| Dumped::body(&dumped.lock[..end]));
         let longer = [dumped.lock.clone(), vec![0]].concat();

@@ -189,7 +189,8 @@ fn no_fence_is_lower_with_everything_released() {
             go_through(&mut server, how);
             let next = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
             if how == "no preamble" {
-                // A rewrite without a preamble writes keys and nothing else: the clock has to do, or the fence mark.
+                // A rewrite without a preamble writes keys and nothing else: the clock has to do, or the
+                // fence mark.
                 assert!(next > held, "{how}: {next} after {held}");
             } else {
                 assert_eq!(next, raised + 1, "{how}");
@@ -198,8 +199,8 @@ fn no_fence_is_lower_with_everything_released() {
     });
 }
 
-/// Redis 7.0 marks the place of the module's own data in every RDB, and an empty one was refused: with an append only
-/// file, whose first base is written before any lock, no such server started again.
+/// Redis 7.0 marks the place of the module's own data in every RDB, and an empty one was refused: with an
+/// append only file, whose first base is written before any lock, no such server started again.
 #[test]
 fn a_server_that_never_granted_starts_again() {
     each_server(|kind| {

@@ -126,7 +126,8 @@ fn the_command_is_told_of_its_hold() {
         stage.write("go", "");
         assert_eq!(run.end().code, Some(0));
 
-        // A quorum has no fence that was not asked for, and that of a run around this one is not passed off as its own.
+        // A quorum has no fence that was not asked for, and that of a run around this one is not passed off
+        // as its own.
         let inner = format!("$DLOCK run --node-timeout 5s inner -- sh -c '{tell}'");
         let done = stage.end(stage.run("--fenced", &inner));
         assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));

@@ -72,7 +72,8 @@ fn what_a_command_that_ends_by_itself_leaves_behind_goes_on() {
     });
 }
 
-/// What loses its parent becomes a child of dlock, which must fetch it when it dies: a command may run for years.
+/// What loses its parent becomes a child of dlock, which must fetch it when it dies: a command may run for
+/// years.
 #[test]
 fn orphans_are_not_left_as_corpses() {
     each_server(|kind| {
@@ -131,7 +132,8 @@ fn a_command_that_is_stopped_keeps_its_lock() {
     });
 }
 
-/// As some supervisors start what they run. The kernel keeps no dead children for whoever ignores this signal.
+/// As some supervisors start what they run. The kernel keeps no dead children for whoever ignores this
+/// signal.
 #[test]
 fn the_end_of_the_command_is_seen_also_where_sigchld_was_ignored() {
     each_server(|kind| {

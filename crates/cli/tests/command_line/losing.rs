@@ -74,8 +74,8 @@ fn a_stopped_command_that_ignores_sigterm_is_killed() {
     });
 }
 
-/// The masters hear nothing of renewals any more, as behind a cut network, but can still be asked what they think: the
-/// lease goes on there when the command is seen dead.
+/// The masters hear nothing of renewals any more, as behind a cut network, but can still be asked what they
+/// think: the lease goes on there when the command is seen dead.
 fn cut_off(kind: &ServerKind, servers: usize, options: &str, script: &str) {
     let stage = Stage::with(kind, servers);
     let run = stage.start(stage.run(options, script));

@@ -1,7 +1,7 @@
 //! The command `dlock` as its users run it: real servers, real processes, real terminals.
 //!
-//! The programs that are run under locks are shell scripts. What they have to say they write into files of the test's
-//! folder; a test waits until it stands there.
+//! The programs that are run under locks are shell scripts. What they have to say they write into files of
+//! the test's folder; a test waits until it stands there.
 
 mod ending;
 mod exclusion;

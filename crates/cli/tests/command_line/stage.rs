@@ -39,8 +39,8 @@ impl Stage {
         urls.join(",")
     }
 
-    /// Any program, in the folder, told of the servers and of nothing else. No signal is ignored, as Ctrl-C is in tests
-    /// that run in the background.
+    /// Any program, in the folder, told of the servers and of nothing else. No signal is ignored, as Ctrl-C
+    /// is in tests that run in the background.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("env");
         command.arg("--default-signal").arg(program);
@@ -66,8 +66,8 @@ impl Stage {
         dlock
     }
 
-    /// `dlock run` of a shell script, with these options. With so long a timeout that only a server that is down is not waited
-    /// for.
+    /// `dlock run` of a shell script, with these options. With so long a timeout that only a server that is
+    /// down is not waited for.
     pub fn run(&self, options: &str, script: &str) -> Command {
         let mut run = self.dlock(&format!("run --node-timeout 5s {options} r -- sh -c"));
         run.arg(script);
@@ -100,7 +100,8 @@ impl Stage {
         self.lines(name)[0].parse().expect("a process id")
     }
 
-    /// Starts it. What it prints goes into files, so that a process which it leaves behind holds no pipe of ours.
+    /// Starts it. What it prints goes into files, so that a process which it leaves behind holds no pipe of
+    /// ours.
     pub fn start(&self, mut command: Command) -> Running {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);

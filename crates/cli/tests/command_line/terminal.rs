@@ -1,4 +1,5 @@
-//! On a terminal, which script(1) provides: what is typed goes through a pipe into it, what it shows into a file.
+//! On a terminal, which script(1) provides: what is typed goes through a pipe into it, what it shows into a
+//! file.
 
 use std::io::Write;
 use std::process::{ChildStdin, Stdio};
@@ -37,7 +38,8 @@ impl Terminal {
         self.running.stdout()
     }
 
-    /// Waits for its end. The keys are kept until then: script(1) may let go of what was typed when they are gone.
+    /// Waits for its end. The keys are kept until then: script(1) may let go of what was typed when they are
+    /// gone.
     #[track_caller]
     fn end(self) -> Done {
         let _keys = self.keys;
@@ -55,7 +57,8 @@ const COUNTS: &str = "trap 'echo INT >> heard' INT; trap 'echo USR1 >> heard' US
 /// Types Ctrl-C to a command that runs behind these words, and counts how often that comes through.
 fn interrupted_once(stage: &Stage, before: &str) {
     stage.write("script", COUNTS);
-    // It takes the shell's place: one that hears Ctrl-C while it waits may end by it, whatever dlock ends with.
+    // It takes the shell's place: one that hears Ctrl-C while it waits may end by it, whatever dlock ends
+    // with.
     let run = format!("exec \"$DLOCK\" run --node-timeout 5s r -- {before} sh script");
     let mut terminal = Terminal::with(stage, &run);
     stage.process("ready");

@@ -1,5 +1,5 @@
-//! A client that locks, writes to the store and releases, again and again, in a thread and a runtime of its own: when it
-//! is paused, all of it is, renewals included.
+//! A client that locks, writes to the store and releases, again and again, in a thread and a runtime of its
+//! own: when it is paused, all of it is, renewals included.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;

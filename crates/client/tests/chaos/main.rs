@@ -1,6 +1,7 @@
-//! A quorum under fire: clients lock five masters and write to a store that checks fences, while masters are killed,
-//! stopped, slow, lossy, restarted empty, and their clocks are set, and while clients are paused past their leases.
-//! `make chaos` does it for ROUNDS rounds of faults on every server in turn; `make test` has a few.
+//! A quorum under fire: clients lock five masters and write to a store that checks fences, while masters are
+//! killed, stopped, slow, lossy, restarted empty, and their clocks are set, and while clients are paused past
+//! their leases. `make chaos` does it for ROUNDS rounds of faults on every server in turn; `make test` has a
+//! few.
 //!
 //! The same with the Redlock of `SET NX PX`, and with ours without restart-grace, has to fail: the test can.
 

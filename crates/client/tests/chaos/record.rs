@@ -1,7 +1,8 @@
-//! What the clients of a run relied on and what they wrote, and whether it may have been so. No server, no clock.
+//! What the clients of a run relied on and what they wrote, and whether it may have been so. No server, no
+//! clock.
 //!
-//! A hold is relied on from when its client had it in hand until its validity ended, by the client's own account, or until the
-//! client let go of it. All of that is on one clock of one machine.
+//! A hold is relied on from when its client had it in hand until its validity ended, by the client's own
+//! account, or until the client let go of it. All of that is on one clock of one machine.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -45,7 +46,8 @@ impl Record {
         wrong
     }
 
-    /// A write that was accepted although a later holder had written, or by a hold that nobody had with that fence.
+    /// A write that was accepted although a later holder had written, or by a hold that nobody had with that
+    /// fence.
     fn stale(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         let places: HashMap<(&str, i64), usize> = (self.in_order().into_values())
@@ -67,8 +69,8 @@ impl Record {
         wrong
     }
 
-    /// The holds of each resource in the order of their acquisition. Who had one in hand only after its end had it by the
-    /// end at the latest.
+    /// The holds of each resource in the order of their acquisition. Who had one in hand only after its end
+    /// had it by the end at the latest.
     fn in_order(&self) -> BTreeMap<&str, Vec<&Hold>> {
         let mut by_resource: BTreeMap<&str, Vec<&Hold>> = BTreeMap::new();
         for hold in self.holds.iter().filter(|hold| hold.grant.is_some()) {

@@ -122,7 +122,8 @@ fn contend(
 }
 
 impl Scene<'_> {
-    /// Deals out faults, each kind as often as the others. While a majority is up, every client has to get something.
+    /// Deals out faults, each kind as often as the others. While a majority is up, every client has to get
+    /// something.
     pub fn faults(&mut self, rounds: usize) {
         let mut deck = Vec::new();
         for _ in 0..rounds {
@@ -163,8 +164,8 @@ impl Scene<'_> {
         self.masters.wait_out_grace();
     }
 
-    /// Kills masters while somebody holds something and holds on to it, and starts them again, empty. Returns when the next
-    /// one has got something.
+    /// Kills masters while somebody holds something and holds on to it, and starts them again, empty. Returns
+    /// when the next one has got something.
     pub fn restart_under_a_hold(&mut self, count: usize) {
         self.stage.stay.store(true, Relaxed);
         let held = || self.stage.staying.load(Relaxed) > 0;

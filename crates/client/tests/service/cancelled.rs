@@ -43,7 +43,8 @@ async fn cancel_everywhere(kind: &ServerKind, count: usize, options: fn(Acquire)
             Some(guard) => guard.expect("nobody else wants it").release().await.expect("it is held"),
         }
         until_nothing_is_left(&servers, "r");
-        // How often it is polled is up to the runtime: a few more tries make sure that the last points are met too.
+        // How often it is polled is up to the runtime: a few more tries make sure that the last points are
+        // met too.
         if left > 40 && left > 2 * cancelled {
             break;
         }

@@ -21,8 +21,8 @@ use dlock_testkit::{Server, ServerKind, Value, each_server, until};
 /// Longer than any test.
 const LONG: Duration = Duration::from_secs(600);
 
-/// Runs the test on each server program, in a runtime of its own. Its workers go on while the test itself looks at
-/// servers and waits.
+/// Runs the test on each server program, in a runtime of its own. Its workers go on while the test itself
+/// looks at servers and waits.
 #[track_caller]
 fn each_kind(test: impl AsyncFn(&ServerKind) + Sync) {
     each_server(|kind| {

@@ -13,7 +13,8 @@ use dlock_testkit::{Server, until, until_within};
 /// For what takes several tries.
 const LONG_WAIT: Duration = Duration::from_secs(30);
 
-/// The master where the clients queue alone has a hold that nobody releases, as of a client whose RELEASE never arrived.
+/// The master where the clients queue alone has a hold that nobody releases, as of a client whose RELEASE
+/// never arrived.
 fn stale(servers: &[Server]) {
     assert!(head(servers).connect().ok("DLOCK.ACQUIRE r stale 600000 SHARED").int() > 0);
 }
@@ -47,7 +48,8 @@ fn in_turn(fenced: bool) {
                 let next = tokio::time::timeout(LONG_WAIT, next).await.expect("its turn comes");
                 let guard: Guard = next.expect("no panic").expect("a majority is free");
                 assert_eq!(holders(head(&servers), "r"), ["stale"], "there it is still held");
-                // It need not be more than a majority that has it: of a release that came late it may miss a vote.
+                // It need not be more than a majority that has it: of a release that came late it may miss a
+                // vote.
                 assert!(held_on(&servers, "r") > 1 + count / 2);
                 assert!(guard.fence().is_some() == fenced && (guard.fence() > last || !fenced));
                 last = guard.fence();

@@ -1,4 +1,5 @@
-//! Redlock as a client writes it, with a stock client library and nothing but ACQUIRE and RELEASE, over five servers.
+//! Redlock as a client writes it, with a stock client library and nothing but ACQUIRE and RELEASE, over five
+//! servers.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use dlock_testkit::{Server, ServerKind, Value, each_server, project};
 
-/// A lock over N independent servers: <https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/>.
+/// A lock over N independent servers:
+/// <https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/>.
 struct Redlock {
     servers: Vec<redis::Client>,
     /// For each server: one that is down must not eat up the lease.

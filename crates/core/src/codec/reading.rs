@@ -19,8 +19,8 @@ pub struct Written {
     put: SmallVec<[Hold; 1]>,
 }
 
-/// Takes an effect apart: the greatest fence that its writer had issued or accepted, and the bytes of the change. The
-/// first is good also where the second has a version that is not known yet.
+/// Takes an effect apart: the greatest fence that its writer had issued or accepted, and the bytes of the
+/// change. The first is good also where the second has a version that is not known yet.
 pub fn split_effect(bytes: &[u8]) -> Result<(u64, &[u8]), Malformed> {
     let (last, change) = bytes.split_first_chunk().ok_or(Malformed::Short)?;
     let last = u64::from_le_bytes(*last);
@@ -59,7 +59,8 @@ impl Reader {
             // No module ever wrote that; to hold a lock alone is to have waited for its delay.
             _ if mode == 1 => None,
             until => {
-                // Both were rounded to whole ms, away from each other: one more than was asked for may be left.
+                // Both were rounded to whole ms, away from each other: one more than was asked for may be
+                // left.
                 let left = until.saturating_sub(at);
                 if left > MAX_DELAY + 1 {
                     return Err(Malformed::Value("delay"));
@@ -87,7 +88,8 @@ impl Reader {
     fn hold(&self, cursor: &mut Cursor<'_>, shift: i64) -> Result<Hold, Malformed> {
         let fence = Fence::from_outside(cursor.u64()?).ok_or(Malformed::Value("fence"))?;
         let deadline = cursor.u64()?;
-        // Before version 3 the fence has to tell: unless it was raised, it began as the microsecond of the grant.
+        // Before version 3 the fence has to tell: unless it was raised, it began as the microsecond of the
+        // grant.
         let granted = if cursor.version < 3 { fence.get() / 1000 } else { cursor.u64()? };
         let granted = granted.saturating_add_signed(shift).min(self.now.millis());
         let ttl = Ttl::from_millis(cursor.u32()?.into()).ok_or(Malformed::Value("ttl"))?;
@@ -171,8 +173,8 @@ impl Written {
         self.whole
     }
 
-    /// Carries it out. Idempotent: everything in it is a final value. False where it would leave more holders than
-    /// its mode allows, which only bytes that no master wrote can do; the lock is left as it was.
+    /// Carries it out. Idempotent: everything in it is a final value. False where it would leave more holders
+    /// than its mode allows, which only bytes that no master wrote can do; the lock is left as it was.
     pub fn apply(self, lock: &mut Lock) -> bool {
         if !self.whole {
             return self.apply_part(lock);

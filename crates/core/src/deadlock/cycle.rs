@@ -7,8 +7,8 @@ use dlock_protocol::Token;
 use super::{START, Search};
 
 impl Search {
-    /// The shortest way from the newcomer over those it waits for back to itself. None where there is none: then others
-    /// wait for each other, and would without the newcomer.
+    /// The shortest way from the newcomer over those it waits for back to itself. None where there is none:
+    /// then others wait for each other, and would without the newcomer.
     pub(super) fn cycle(&self) -> Option<Vec<Token>> {
         let mut waits = vec![Vec::new(); self.tokens.len()];
         let mut first_of_start = vec![usize::MAX; self.resources.len()];

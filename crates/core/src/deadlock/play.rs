@@ -1,4 +1,5 @@
-//! The releases played through: whose turn comes, if everybody gives back what it holds once it has all it waits for.
+//! The releases played through: whose turn comes, if everybody gives back what it holds once it has all it
+//! waits for.
 
 use dlock_protocol::Mode;
 
@@ -15,7 +16,8 @@ enum Turn {
 }
 
 impl Search {
-    /// Whether the newcomer's turn comes, though it gives nothing back before. As well where that takes too long to say.
+    /// Whether the newcomer's turn comes, though it gives nothing back before. As well where that takes too
+    /// long to say.
     pub(super) fn turn_comes(&mut self, waiting: &Waiting) -> bool {
         for resource in &mut self.resources {
             if !resource.learned {
@@ -30,8 +32,8 @@ impl Search {
         let leaves = |token: &usize| *token != START && self.tokens[*token].waits == 0;
         let mut leaving: Vec<usize> = (0..self.tokens.len()).filter(leaves).collect();
         let mut to_serve: Vec<usize> = (0..self.resources.len()).collect();
-        // Each hold ends once and each position is passed once, so this is a matter of adding up; but the waiters that are
-        // not known, whom nobody has counted.
+        // Each hold ends once and each position is passed once, so this is a matter of adding up; but the
+        // waiters that are not known, whom nobody has counted.
         while self.left() > 0 {
             while let Some(token) = leaving.pop() {
                 for at in std::mem::take(&mut self.tokens[token].holds) {
@@ -76,9 +78,9 @@ impl Search {
         false
     }
 
-    /// Lets those pass who are not known and stand before this position. Where nobody holds the resource they are all
-    /// served, one after the other, and only a waiter for a permit has to know by whom. One who is not served is known
-    /// from now on, and no more.
+    /// Lets those pass who are not known and stand before this position. Where nobody holds the resource they
+    /// are all served, one after the other, and only a waiter for a permit has to know by whom. One who is
+    /// not served is known from now on, and no more.
     fn pass(&mut self, at: usize, position: Position, mode: Mode, waiting: &Waiting) -> bool {
         let (most, now) = (self.most_holders, self.now);
         let resource = &mut self.resources[at];

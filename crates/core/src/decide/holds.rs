@@ -39,8 +39,8 @@ impl Turn<'_> {
                 in_doubt: None,
             })
         });
-        // An old hold of the token may have expired with so many others that it has not ended yet. It ends first: it may
-        // be bound to the same connection.
+        // An old hold of the token may have expired with so many others that it has not ended yet. It ends
+        // first: it may be bound to the same connection.
         if self.lock.stored_len() > 1 && self.lock.stored_of(token.as_bytes()).is_some() {
             self.end_one(token.as_bytes(), End::Expired);
         }

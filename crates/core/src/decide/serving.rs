@@ -83,8 +83,8 @@ impl Turn<'_> {
         }
     }
 
-    /// The token has just been granted the lock: every other ACQUIRE of it that waits here and asks for no more is
-    /// answered too.
+    /// The token has just been granted the lock: every other ACQUIRE of it that waits here and asks for no
+    /// more is answered too.
     pub(super) fn answer_others(&mut self, token: &[u8]) {
         for id in self.waiting.of_token_on(token, self.name) {
             let (Some(held_as), Some(waiter)) = (self.lock.mode(), self.waiting.get(id)) else { return };

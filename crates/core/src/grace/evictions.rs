@@ -11,7 +11,8 @@ pub struct Evictions {
 }
 
 impl Evictions {
-    /// What `maxmemory-policy` and `maxmemory` say now. Whether locks may be evicted since then, and could not before.
+    /// What `maxmemory-policy` and `maxmemory` say now. Whether locks may be evicted since then, and could
+    /// not before.
     pub fn configured(&mut self, policy: &str, limited: bool) -> bool {
         let before = std::mem::replace(&mut self.of_locks, limited && policy.starts_with("allkeys-"));
         self.of_locks && !before

@@ -36,8 +36,8 @@ pub(crate) struct Extras {
     pub ephemeral: Ephemeral,
     pub delay: Delay,
     pub label: Label,
-    /// What these waiters are being told of this hold and nobody else has been: it is taken back where none of them
-    /// can be reached. Neither stored nor sent, as waiters are not.
+    /// What these waiters are being told of this hold and nobody else has been: it is taken back where none
+    /// of them can be reached. Neither stored nor sent, as waiters are not.
     pub in_doubt: Option<Doubt>,
 }
 

@@ -1,6 +1,7 @@
-//! Holds side by side: a plain list while they are few. Past that they lie in rows, in the order of their deadlines, and
-//! an index finds them by token: nothing that is asked of a hundred thousand takes long, and no step is a reallocation
-//! of them all. (A hash table would be, each time it doubles; one ordered tree could not tell how many have expired.)
+//! Holds side by side: a plain list while they are few. Past that they lie in rows, in the order of their
+//! deadlines, and an index finds them by token: nothing that is asked of a hundred thousand takes long, and
+//! no step is a reallocation of them all. (A hash table would be, each time it doubles; one ordered tree
+//! could not tell how many have expired.)
 
 use dlock_protocol::{Deadline, Fence, Instant, steps};
 use smallvec::SmallVec;
@@ -142,8 +143,8 @@ impl Holders {
         removed
     }
 
-    /// Takes out those that have expired, so many at the most: the first to expire first, but in a short list, of which
-    /// all go.
+    /// Takes out those that have expired, so many at the most: the first to expire first, but in a short
+    /// list, of which all go.
     pub fn take_expired(&mut self, now: Instant, most: usize) -> SmallVec<[Hold; 1]> {
         let taken = match &mut self.0 {
             Kept::Few(holds) => holds.extract_if(.., |hold| hold.deadline.passed(now)).collect(),

@@ -1,5 +1,5 @@
-//! Many holds: rows of them in the order of their deadlines, beside an index by token. A row knows its greatest fence
-//! and longest lock-delay, so that what is asked of all is asked of rows.
+//! Many holds: rows of them in the order of their deadlines, beside an index by token. A row knows its
+//! greatest fence and longest lock-delay, so that what is asked of all is asked of rows.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -40,7 +40,8 @@ impl<'a> View<'a> {
         self.longest_left().and(self.lock.mode())
     }
 
-    /// Milliseconds of lock-delay left; 0 for none. Also of one that an expired hold brings which has not ended yet.
+    /// Milliseconds of lock-delay left; 0 for none. Also of one that an expired hold brings which has not
+    /// ended yet.
     pub fn delay_left(self) -> u64 {
         let of_expired = match self.lock.split() {
             (Some(hold), _) if hold.deadline.passed(self.now) => hold.delay_until(),

@@ -7,7 +7,8 @@ use dlock_protocol::Deadline;
 use super::END;
 use super::chunks::{CHUNK, CHUNK_BITS};
 
-/// Where an entry lives, until it is removed. One more than its index, so that `Option<Slot>` takes no more room.
+/// Where an entry lives, until it is removed. One more than its index, so that `Option<Slot>` takes no more
+/// room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(NonZeroU32);
 
@@ -131,8 +132,8 @@ impl<T> Slab<T> {
         chunk.used -= 1;
         self.len -= 1;
         let (was_full, is_empty) = (chunk.used == CHUNK - 1, chunk.used == 0);
-        // An empty chunk is kept while it is the one that is filled next, or going to and fro over a border would
-        // allocate each time.
+        // An empty chunk is kept while it is the one that is filled next, or going to and fro over a border
+        // would allocate each time.
         let filled_next = self.open.last().map(|last| *last as usize);
         if was_full {
             filled_next.into_iter().for_each(|before| self.chunks[before].give_back());

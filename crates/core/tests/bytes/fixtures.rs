@@ -1,4 +1,5 @@
-//! Frozen bytes, one file a kind. They may never be changed: servers have them on their disks. A new layout adds files.
+//! Frozen bytes, one file a kind. They may never be changed: servers have them on their disks. A new layout
+//! adds files.
 
 use dlock_core::codec::Reader;
 use dlock_core::{Change, Lock, Mode, Token};

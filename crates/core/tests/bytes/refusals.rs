@@ -134,7 +134,8 @@ fn what_does_not_fit_into_the_lock_changes_nothing() {
     assert_eq!(lock.at(NOW).holds().count(), 2);
 }
 
-/// A lock-delay of the greatest length, begun within a millisecond, was written with a millisecond more than was read.
+/// A lock-delay of the greatest length, begun within a millisecond, was written with a millisecond more than
+/// was read.
 #[test]
 fn the_longest_delay_can_be_read_again() {
     let reader = dlock_core::codec::Reader { now: dlock_core::Instant::from_micros(AT * 1000 + 1), ..READER };

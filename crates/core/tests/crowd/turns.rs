@@ -1,5 +1,5 @@
-//! No turn does more than its share, however many hold a lock and however many end at once. Work is counted in steps, for
-//! time says little.
+//! No turn does more than its share, however many hold a lock and however many end at once. Work is counted
+//! in steps, for time says little.
 
 use crate::checked;
 use dlock_core::{
@@ -14,7 +14,8 @@ use crate::model::content::content;
 /// The most steps of an operation on a lock with so many holders as a short list has.
 const FEW_STEPS: u64 = 400;
 
-/// Each was looked up in a list of all; an answer of the longest lease, the fence or their number looked at each.
+/// Each was looked up in a list of all; an answer of the longest lease, the fence or their number looked at
+/// each.
 #[test]
 fn an_operation_takes_as_many_steps_beside_a_hundred_thousand_as_beside_a_hundred() {
     for many in if cfg!(miri) { vec![40] } else { vec![10, 100, 1_000, 100_000] } {
@@ -51,7 +52,8 @@ fn an_operation_takes_as_many_steps_beside_a_hundred_thousand_as_beside_a_hundre
     }
 }
 
-/// Half of them end in one instant, the others stay: no turn ends more than a slice, and none of the ended is seen.
+/// Half of them end in one instant, the others stay: no turn ends more than a slice, and none of the ended is
+/// seen.
 #[test]
 fn of_many_that_expire_together_a_turn_ends_a_slice() {
     let many = if cfg!(miri) { 600 } else { 20_000 };
@@ -84,7 +86,8 @@ fn who_expired_with_many_can_come_back_at_once() {
     assert_eq!((world.ended, world.lock.stored_len()), (MANY - 1, 2));
 }
 
-/// The old hold ends in the step of the new one, and both may be bound to the same connection: it stays bound.
+/// The old hold ends in the step of the new one, and both may be bound to the same connection: it stays
+/// bound.
 #[test]
 fn who_comes_back_before_the_old_hold_has_ended_is_bound_anew() {
     let mut world = World::shared(MANY, |n| if n == 0 { 100_000 } else { 500 });
@@ -101,7 +104,8 @@ fn who_comes_back_before_the_old_hold_has_ended_is_bound_anew() {
     assert_eq!(world.bindings, [ends, begins]);
 }
 
-/// Where all end at once they leave the lock at once: the next gets it in that step, and one event tells of them all.
+/// Where all end at once they leave the lock at once: the next gets it in that step, and one event tells of
+/// them all.
 #[test]
 fn all_that_end_at_once_leave_at_once() {
     type Ends = fn(&mut World) -> End;

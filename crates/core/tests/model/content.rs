@@ -44,8 +44,8 @@ pub struct Stored {
 }
 
 impl Content {
-    /// The same lock by a clock that is `us` microseconds ahead. Both round up to whole ms, each by its own clock, and
-    /// moving from one to the other rounds up again.
+    /// The same lock by a clock that is `us` microseconds ahead. Both round up to whole ms, each by its own
+    /// clock, and moving from one to the other rounds up again.
     pub fn is_about(&self, other: &Content, us: u64) -> bool {
         let near = |here: u64, there: u64| {
             (here == 0) == (there == 0)

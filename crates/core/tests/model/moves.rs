@@ -127,7 +127,8 @@ pub fn moves(page: &Page) -> BoxedStrategy<Move> {
     }
 }
 
-/// Everybody waits for ever, for two things at once if it comes to that: nothing but cycles and what looks like them.
+/// Everybody waits for ever, for two things at once if it comes to that: nothing but cycles and what looks
+/// like them.
 pub fn waits() -> impl Strategy<Value = Vec<Move>> {
     let two = Mode::Permits(NonZeroU32::new(2).expect("above 0"));
     let mode = select(vec![Mode::Exclusive, Mode::Shared, two, two, two]);

@@ -1,5 +1,6 @@
-//! The lock server on a page: the contract said again as naively as possible. One list of holds, one list of waiters,
-//! nothing but linear scans. It shares words with the core ([`Mode`], [`Outcome`], ...) and no decision.
+//! The lock server on a page: the contract said again as naively as possible. One list of holds, one list of
+//! waiters, nothing but linear scans. It shares words with the core ([`Mode`], [`Outcome`], ...) and no
+//! decision.
 
 use dlock_core::{End, Granted, Mode, Reentry, Refusal, ReleaseCount};
 
@@ -45,7 +46,8 @@ pub struct Hold {
     pub bond: Bond,
     pub delay: u64,
     pub label: u8,
-    /// Granted so to these waiters, whose answers are not known to be lost, and nobody else has been told of it.
+    /// Granted so to these waiters, whose answers are not known to be lost, and nobody else has been told of
+    /// it.
     pub on_the_way: Option<(Granted, Vec<u64>)>,
 }
 

@@ -40,7 +40,8 @@ impl System {
         }
     }
 
-    /// Everything is written, and read again by another server with another clock; the replicas are filled anew.
+    /// Everything is written, and read again by another server with another clock; the replicas are filled
+    /// anew.
     pub(super) fn restart(&mut self, Restart { same_boot, down, jump }: Restart) {
         self.demote();
         self.told.clear();

@@ -309,7 +309,8 @@ impl System {
             let (key, id) = (key_of(&waiter.name), waiter.id);
             self.turn(key, |turn| turn.dismiss(&[id], Outcome::Cancelled));
         }
-        // The books may know of holds that are over; looking at those would do no harm, but earlier than the page does.
+        // The books may know of holds that are over; looking at those would do no harm, but earlier than the
+        // page does.
         let bonds: Vec<_> = self.bonds.iter().filter(|(of, ..)| *of == client).copied().collect();
         for (_, key, who) in bonds {
             self.bonds.remove(&(client, key, who));

@@ -72,8 +72,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Works until `done`, with the server that `port` tells each time that it needs another one, and counts its grants
-    /// in `granted`.
+    /// Works until `done`, with the server that `port` tells each time that it needs another one, and counts
+    /// its grants in `granted`.
     pub fn work(&mut self, port: impl Fn() -> u16, granted: &AtomicUsize, done: impl Fn() -> bool) {
         while !done() {
             let Ok(mut wire) = Wire::connect(port()) else {
@@ -136,8 +136,8 @@ impl<'a> Worker<'a> {
         self.receive(wire, &intents, sent)
     }
 
-    /// Something to do with what is in none of `others`: what comes of two commands of one write would be unclear if
-    /// only the first one's answer arrived.
+    /// Something to do with what is in none of `others`: what comes of two commands of one write would be
+    /// unclear if only the first one's answer arrived.
     fn choose(&mut self, others: &[Intent]) -> Intent {
         let now = self.clock.now();
         self.mine.retain(|hold| self.holds[*hold].grant.is_some_and(|grant| grant.until > now));
@@ -231,8 +231,8 @@ impl<'a> Worker<'a> {
         if let Value::Error(line) = answer {
             let word = line.split(' ').next().unwrap_or_default();
             *self.errors.entry(word.to_string()).or_default() += 1;
-            // Refused, it did nothing. One that waited when the server changed its role may have been granted before;
-            // what was to be released is still to be.
+            // Refused, it did nothing. One that waited when the server changed its role may have been granted
+            // before; what was to be released is still to be.
             if matches!(intent, Intent::Acquire(..)) && word != "UNBLOCKED" {
                 self.unknown.retain(|other| *other != intent.hold());
             }

@@ -250,7 +250,8 @@ impl Page {
         }
     }
 
-    /// The key is removed by somebody: the hold ends, the queue is served. The server tells of that, not the lock.
+    /// The key is removed by somebody: the hold ends, the queue is served. The server tells of that, not the
+    /// lock.
     pub fn delete(&mut self, key: Key) {
         if self.holds_of(key).next().is_some() && !self.queue(key).is_empty() {
             self.marks.push("a key vanishes under its queue");
@@ -264,7 +265,8 @@ impl Page {
         }
     }
 
-    /// The grant reached nobody, and goes to the next, unless the token has been told of it by another connection.
+    /// The grant reached nobody, and goes to the next, unless the token has been told of it by another
+    /// connection.
     pub fn undelivered(&mut self, flight: &Flight) {
         let Flight { key, token, number, granted, .. } = *flight;
         self.turn(key, |page| {

@@ -4,8 +4,8 @@ use super::{KEYS, Page, TOKENS, Token, Waiter};
 use dlock_core::ReleaseCount;
 
 impl Page {
-    /// Whether this wait, the last in `waiters`, would close a cycle: whether its turn never comes though all others give
-    /// back what they hold once they wait for nothing. Played through, command by command.
+    /// Whether this wait, the last in `waiters`, would close a cycle: whether its turn never comes though all
+    /// others give back what they hold once they wait for nothing. Played through, command by command.
     pub(super) fn closes_a_cycle(&self, waiter: &Waiter) -> bool {
         let mut page = self.clone();
         // Time ends the waits, the lock-delays and the grace; it is not what a cycle is made of.
@@ -35,8 +35,8 @@ impl Page {
         false
     }
 
-    /// By way of others. If it does not, those wait for each other without it, as they can when a wait that would have
-    /// answered another one of its token has timed out.
+    /// By way of others. If it does not, those wait for each other without it, as they can when a wait that
+    /// would have answered another one of its token has timed out.
     fn waits_for_itself(&self, start: Token) -> bool {
         let (mut to_follow, mut met) = (vec![start], vec![]);
         while let Some(token) = to_follow.pop() {
