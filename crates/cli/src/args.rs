@@ -203,7 +203,8 @@ pub struct Held {
     pub resource: OsString,
 
     /// The token that `acquire` printed
-    #[arg(env = "DLOCK_TOKEN", hide_env_values = true)]
+    // One in 64 begins with a hyphen.
+    #[arg(env = "DLOCK_TOKEN", hide_env_values = true, allow_hyphen_values = true)]
     pub token: OsString,
 }
 

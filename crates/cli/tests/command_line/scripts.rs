@@ -38,6 +38,20 @@ fn a_hold_is_acquired_extended_and_released() {
     });
 }
 
+/// One token in 64 begins with a hyphen; it was taken for an option.
+#[test]
+fn a_token_that_begins_with_a_hyphen_is_a_token() {
+    each_server(|kind| {
+        let stage = Stage::with(kind, 3);
+        for server in &stage.servers {
+            assert!(server.connect().ok("DLOCK.ACQUIRE r -Ab_c 60000").int() > 0);
+        }
+        step(&stage, "extend r -Ab_c --ttl 20m", 0);
+        step(&stage, "release r -Ab_c", 0);
+        assert_eq!(stage.held_on("r"), 0);
+    });
+}
+
 #[test]
 fn an_acquisition_as_json() {
     each_server(|kind| {
