@@ -25,21 +25,21 @@ fn written(kind: &ServerKind, conf: &str) -> Written {
     let length = || fs::metadata(&file).expect("the file").len() as usize;
     let mut states = vec![(0, held(&server))];
     for command in [
-        "DLOCK.ACQUIRE a t 600000",
-        "DLOCK.ACQUIRE b t 600000 SHARED LABEL host",
+        "DLOCK.ACQUIRE a t 36000000",
+        "DLOCK.ACQUIRE b t 36000000 SHARED LABEL host",
         "DLOCK.ACQUIRE b u 700000 SHARED",
         "DLOCK.RELEASE a t",
         "SELECT 3",
-        "DLOCK.ACQUIRE c t 600000 PERMITS 3 DEPTH 2",
-        "DLOCK.ACQUIRE c u 600000 PERMITS 3",
+        "DLOCK.ACQUIRE c t 36000000 PERMITS 3 DEPTH 2",
+        "DLOCK.ACQUIRE c u 36000000 PERMITS 3",
         "SELECT 0",
-        "DLOCK.ACQUIRE a u 600000 DELAY 100",
+        "DLOCK.ACQUIRE a u 36000000 DELAY 100",
         "DLOCK.EXTEND b t 800000",
         "DLOCK.RELEASE b u",
         "SELECT 3",
         "DLOCK.BREAK c",
         "SELECT 0",
-        "DLOCK.ACQUIRE d t 600000",
+        "DLOCK.ACQUIRE d t 36000000",
         "DLOCK.RELEASE a u",
     ] {
         assert!(!conn.ok(command).is_nil(), "{command}");
@@ -144,10 +144,10 @@ fn a_damaged_file_is_refused_or_loaded_and_never_ends_in_a_crash() {
 #[test]
 fn an_effect_that_cannot_be_read_begins_grace() {
     each_server(|kind| {
-        let mut server = always(kind).conf("dlock.restart-grace 600000").start();
+        let mut server = always(kind).conf("dlock.restart-grace 36000000").start();
         let mut conn = server.connect();
         assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
-        assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
+        assert!(conn.ok("DLOCK.ACQUIRE k t 36000000").int() > 0);
         server.kill9();
         let folder = fs::read_dir(server.dir().join("appendonlydir")).expect("the folder");
         let mut files = folder.map(|file| file.expect("a file").path());
@@ -174,8 +174,8 @@ fn a_damaged_snapshot_is_refused() {
         let mut server = Server::start(kind);
         let mut conn = server.connect();
         for n in 0..20 {
-            conn.ok(&format!("DLOCK.ACQUIRE k{n} t 600000 SHARED LABEL host{n}"));
-            conn.ok(&format!("DLOCK.ACQUIRE k{n} u 600000 SHARED"));
+            conn.ok(&format!("DLOCK.ACQUIRE k{n} t 36000000 SHARED LABEL host{n}"));
+            conn.ok(&format!("DLOCK.ACQUIRE k{n} u 36000000 SHARED"));
         }
         conn.ok("SAVE");
         let (file, before) = (server.dir().join("dump.rdb"), held(&server));

@@ -151,7 +151,7 @@ fn a_lock_is_inspected_by_people() {
             );
         }
         assert_eq!(lines[5][1], "down:");
-        assert_eq!(lines[7], ["In", "line:"]);
+        assert_eq!(lines[7], ["Waiting:"]);
         assert_eq!(lines[10][1..4], ["1", "next", "exclusive"]);
         assert!(!shown.contains("0123456789"), "who knows the token owns the hold");
     });
