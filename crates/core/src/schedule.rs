@@ -321,11 +321,9 @@ mod tests {
         let mut slots = fill(&mut schedule, 50_000);
         let stays = *slots.iter().nth(20_000).unwrap();
         for round in 0..3 {
-            slots
-                .iter()
-                .rev()
-                .filter(|slot| **slot != stays)
-                .for_each(|slot| assert!(schedule.remove(*slot).is_some()));
+            for slot in slots.iter().rev().filter(|slot| **slot != stays) {
+                assert!(schedule.remove(*slot).is_some());
+            }
             assert_eq!((schedule.len(), schedule.get(stays)), (1, Some(&20_000)), "{round}");
             assert!(schedule.entries.allocated() <= 2 * chunks::CHUNK, "{}", schedule.entries.allocated());
             slots = fill(&mut schedule, 5_000);

@@ -6,9 +6,10 @@ use dlock_core::{End, Granted, Mode, Reentry, Refusal, ReleaseCount};
 
 mod commands;
 mod queue;
+mod restart;
 mod stuck;
 
-pub use commands::Restart;
+pub use restart::Restart;
 
 pub type Key = u8;
 pub type Token = u8;

@@ -11,6 +11,8 @@ use dlock_core::{
     Waiting,
 };
 
+mod connections;
+
 use super::moves::Move;
 use super::page::{Answer, Client, Flight, Heard, KEYS, Key, MOST_HOLDERS, ROOM, Request, Token, Told};
 
@@ -302,68 +304,6 @@ impl System {
         let id = self.waiting.join(Newcomer { name, rank, request, client, since, until });
         assert!(self.unanswered.insert(id.expect("it can join")));
         Answer::Waits
-    }
-
-    fn client_gone(&mut self, client: Client) {
-        if let Some(waiter) = self.waiting.of_client(ClientId(client)) {
-            let (key, id) = (key_of(&waiter.name), waiter.id);
-            self.turn(key, |turn| turn.dismiss(&[id], Outcome::Cancelled));
-        }
-        // The books may know of holds that are over; looking at those would do no harm, but earlier than the
-        // page does.
-        let bonds: Vec<_> = self.bonds.iter().filter(|(of, ..)| *of == client).copied().collect();
-        for (_, key, who) in bonds {
-            self.bonds.remove(&(client, key, who));
-            if self.bound_holds().contains(&(client, key, who)) {
-                self.turn(key, |turn| turn.disconnect([&token(who)[..]], ClientId(client)));
-            }
-        }
-    }
-
-    /// Every hold that ends with a connection, by what is stored.
-    pub fn bound_holds(&self) -> BTreeSet<(Client, Key, Token)> {
-        let holds = self.locks.iter().flat_map(|(key, lock)| lock.stored().map(|hold| (*key, hold)));
-        let bound = holds.filter_map(|(key, hold)| match hold.ephemeral() {
-            dlock_core::Ephemeral::Bound(client) => Some((client.0, key, token_of(hold.token().as_bytes()))),
-            _ => None,
-        });
-        bound.collect()
-    }
-
-    fn undelivered(&mut self, nth: usize) {
-        let Flight { number, client, key, token: who, .. } = self.flights.remove(nth);
-        self.turn(key, |turn| turn.advance());
-        let held = |system: &System| {
-            let view = system.locks.get(&key)?.at(system.instant());
-            view.hold_of(&token(who)).map(|hold| (hold.fence(), view.mode()))
-        };
-        let before = held(self);
-        let [relied_on, on_being_alone] = [&mut self.told, &mut self.told_alone].map(|told| {
-            let clients = told.entry((key, who)).or_default();
-            clients.remove(&client);
-            !clients.is_empty()
-        });
-        self.turn(key, |turn| turn.undelivered(&token(who), WaiterId(number)));
-        let (fence, mode) = (before.map(|hold| hold.0), before.and_then(|hold| hold.1));
-        if relied_on {
-            assert_eq!(
-                held(self).map(|hold| hold.0),
-                fence,
-                "a hold is taken from a client that was told of it"
-            );
-        }
-        if on_being_alone && mode == Some(Mode::Exclusive) {
-            assert_eq!(held(self), before, "a client that was told that it is alone is not");
-        }
-    }
-
-    pub(super) fn demote(&mut self) {
-        let all: Vec<WaiterId> = self.unanswered.iter().copied().collect();
-        for id in all {
-            self.waiting.leave(id).expect("it waits");
-        }
-        self.unanswered.clear();
-        self.flights.clear();
     }
 }
 

@@ -3,15 +3,6 @@
 use super::queue::May;
 use super::*;
 
-/// A start of the server, or of another one on the same data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Restart {
-    pub same_boot: bool,
-    /// How long nobody served, and by how much the wall clock was set meanwhile, in ms.
-    pub down: u64,
-    pub jump: i64,
-}
-
 impl Page {
     pub fn acquire(&mut self, asked: Request, block: Option<u64>) -> Answer {
         let before = self.told.len();
@@ -313,31 +304,5 @@ impl Page {
         }
         self.waiters.clear();
         self.flights.clear();
-    }
-
-    pub fn restart(&mut self, restart: Restart) {
-        let Restart { same_boot, down, jump } = restart;
-        self.demote();
-        self.last_waiter = 0;
-        self.grants_from = 0;
-        let before = self.now / 1000;
-        self.now = (self.now + down * 1000).saturating_add_signed(jump * 1000);
-        let now = self.in_ms(0);
-        // On the same boot the clocks can be compared exactly, else the wall clocks have to do.
-        let moved = |ms: u64| if same_boot { ms.saturating_add_signed(jump) } else { ms };
-        if jump < 0 {
-            self.marks.push("a clock set back");
-        }
-        for hold in &mut self.holds {
-            hold.end = moved(hold.end).min(now + hold.ttl);
-            hold.since = moved(hold.since).min(self.now / 1000);
-            hold.on_the_way = None;
-            if hold.bond != Bond::None {
-                hold.bond = Bond::Orphan;
-            }
-        }
-        for (_, until) in &mut self.delays {
-            *until = moved(*until).min(now + until.saturating_sub(before));
-        }
     }
 }
