@@ -4,7 +4,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// How long anything may take before a test gives up. Generous: it is only reached when something is broken.
-pub const TIMEOUT: Duration = Duration::from_secs(10);
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Waits until `condition` holds; panics with `what` when it does not within [`TIMEOUT`].
 #[track_caller]
