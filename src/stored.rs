@@ -17,8 +17,9 @@ fn reader() -> Clock {
 /// Reads a lock that comes in under this name: from a file, over the replication link, or by RESTORE. The
 /// error says why it is refused.
 pub fn load(m: &Module, bytes: &[u8], db: i32, key: &[u8]) -> Result<Box<Value>, String> {
-    let is_master = m.ctx().server_flags().contains(Flags::MASTER);
     let (loading, bounds) = m.with(|s| (s.loading, s.config.bounds));
+    // While keys are loaded, by the million, the server is not asked for each.
+    let is_master = loading.is_none() && m.ctx().server_flags().contains(Flags::MASTER);
     let source = Source::of(loading, is_master);
     let written = reader().admit(bytes, source, bounds).map_err(|why| {
         if source != Source::Anybody {

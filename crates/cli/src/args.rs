@@ -203,8 +203,7 @@ pub struct Held {
     pub resource: OsString,
 
     /// The token that `acquire` printed
-    // One in 64 begins with a hyphen.
-    #[arg(env = "DLOCK_TOKEN", hide_env_values = true, allow_hyphen_values = true)]
+    #[arg(env = "DLOCK_TOKEN", hide_env_values = true)]
     pub token: OsString,
 }
 

@@ -14,8 +14,12 @@ impl Token {
     pub const MAX_LEN: usize = 255;
 
     /// Random bytes as DLOCK.TOKEN and the Rust client spell them: 27 characters of URL-safe base64 without
-    /// padding.
-    pub fn of_random(random: [u8; 20]) -> Token {
+    /// padding. The first is never a hyphen, which a command line would take for an option.
+    pub fn of_random(mut random: [u8; 20]) -> Token {
+        const HYPHEN: u8 = 62;
+        if random[0] >> 2 == HYPHEN {
+            random[0] ^= 0x80;
+        }
         const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
         let spelled: [u8; 27] = std::array::from_fn(|at| {
             let (byte, bit) = (at * 6 / 8, at * 6 % 8);
@@ -151,6 +155,15 @@ mod tests {
         assert_eq!(Token::of_random([0xff; 20]), *b"__________________________8".as_slice());
         assert_eq!(Token::of_random(*b"the quick brown fox."), *b"dGhlIHF1aWNrIGJyb3duIGZveC4".as_slice());
         assert_eq!(Token::of_random([1; 20]).heap_size(), 0);
+    }
+
+    #[test]
+    fn no_token_of_ours_is_taken_for_an_option() {
+        for first in 0..=u8::MAX {
+            let mut random = [7; 20];
+            random[0] = first;
+            assert_ne!(Token::of_random(random).as_bytes()[0], b'-', "{first}");
+        }
     }
 
     #[test]
