@@ -21,7 +21,6 @@ use crate::command::TABLE;
 use crate::names::Token;
 use crate::units::Fence;
 
-mod fields;
 mod inspection;
 
 pub use inspection::{Holder, Inspection, Waiting};
@@ -103,6 +102,17 @@ impl Reply for u64 {
     }
 }
 
+/// The ms left of a wait. None, on the wire -1, for ever.
+impl Reply for Option<u64> {
+    fn write(&self, to: &mut impl Sink) {
+        to.int(self.map_or(-1, |ms| i64::try_from(ms).unwrap_or(i64::MAX)));
+    }
+
+    fn read(value: Value) -> Option<Self> {
+        Some(u64::read(value))
+    }
+}
+
 /// The ms left of a lease. None, on the wire -2, where there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left(pub Option<u64>);
@@ -123,14 +133,39 @@ impl Reply for Left {
     }
 }
 
+impl Reply for Cow<'_, [u8]> {
+    fn write(&self, to: &mut impl Sink) {
+        to.bulk(self);
+    }
+
+    fn read(value: Value) -> Option<Self> {
+        match value {
+            Value::Bulk(bytes) => Some(Cow::Owned(bytes)),
+            _ => None,
+        }
+    }
+}
+
 impl Reply for Token {
     fn write(&self, to: &mut impl Sink) {
         to.bulk(self.as_bytes());
     }
 
     fn read(value: Value) -> Option<Self> {
+        Token::new(&Cow::read(value)?)
+    }
+}
+
+/// A list, the queue above all: its head first.
+impl<T: Reply> Reply for Vec<T> {
+    fn write(&self, to: &mut impl Sink) {
+        to.array(self.len());
+        self.iter().for_each(|item| item.write(to));
+    }
+
+    fn read(value: Value) -> Option<Self> {
         match value {
-            Value::Bulk(bytes) => Token::new(&bytes),
+            Value::Array(items) => items.into_iter().map(T::read).collect(),
             _ => None,
         }
     }
@@ -165,7 +200,7 @@ impl Reply for Help {
     }
 
     fn read(value: Value) -> Option<Self> {
-        let line = |value| String::from_utf8(fields::bytes(value)?).ok().map(Cow::from);
-        fields::list(value, line).map(Help)
+        let line = |bytes: Cow<'_, [u8]>| String::from_utf8(bytes.into_owned()).ok().map(Cow::from);
+        Vec::read(value)?.into_iter().map(line).collect::<Option<_>>().map(Help)
     }
 }
