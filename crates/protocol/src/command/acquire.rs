@@ -1,6 +1,6 @@
 //! ACQUIRE, the command with the many options.
 
-use super::words::{Args, number};
+use super::words::{Args, within};
 use super::{Given, decimal, words};
 use crate::error::Misuse;
 use crate::names::LabelRef;
@@ -43,8 +43,7 @@ impl<'a> Acquire<'a> {
                 }
                 _ if option.is("BLOCK") => {
                     given.once(Given::BLOCK, "BLOCK")?;
-                    let ms = number(args.value("BLOCK")?).and_then(Wait::from_millis);
-                    block = Some(ms.ok_or(Misuse::Range("BLOCK ms", 0, Wait::MAX_MILLIS))?);
+                    block = Wait::from_millis(within(args.value("BLOCK")?, "BLOCK ms", 0, Wait::MAX_MILLIS)?);
                 }
                 _ if option.is("EPHEMERAL") => {
                     given.once(Given::EPHEMERAL, "EPHEMERAL")?;
@@ -52,9 +51,8 @@ impl<'a> Acquire<'a> {
                 }
                 _ if option.is("DELAY") => {
                     given.once(Given::DELAY, "DELAY")?;
-                    let ms = number(args.value("DELAY")?).filter(|ms| *ms <= max_ttl.millis());
-                    let delay = ms.and_then(Delay::from_millis);
-                    request.delay = delay.ok_or(Misuse::Range("DELAY ms", 0, max_ttl.millis()))?;
+                    let ms = within(args.value("DELAY")?, "DELAY ms", 0, max_ttl.millis())?;
+                    request.delay = Delay::from_millis(ms).unwrap_or_default();
                 }
                 _ if option.is("LABEL") => {
                     given.once(Given::LABEL, "LABEL")?;

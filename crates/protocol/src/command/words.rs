@@ -2,10 +2,11 @@
 
 use std::num::NonZeroU32;
 
+use super::{Given, Whom};
 use crate::error::Misuse;
 use crate::names::TokenRef;
-use crate::request::MAX_COUNT;
-use crate::units::Ttl;
+use crate::request::{MAX_COUNT, ReleaseCount};
+use crate::units::{Fence, Ttl};
 
 /// What is left of a command's arguments.
 pub(super) struct Args<'s, 'a>(&'s [&'a [u8]]);
@@ -41,8 +42,54 @@ impl<'s, 'a> Args<'s, 'a> {
     }
 
     pub fn count(&mut self, option: &'static str) -> Result<NonZeroU32, Misuse> {
-        let n = number(self.value(option)?).filter(|n| *n <= u64::from(MAX_COUNT));
-        n.and_then(|n| NonZeroU32::new(n as u32)).ok_or(Misuse::Range(option, 1, MAX_COUNT.into()))
+        let n = within(self.value(option)?, option, 1, MAX_COUNT.into())?;
+        Ok(NonZeroU32::new(n as u32).unwrap_or(NonZeroU32::MIN))
+    }
+
+    pub fn fence(&mut self) -> Result<Fence, Misuse> {
+        number(self.next()?).and_then(Fence::from_outside).ok_or(Misuse::Range("fence", 1, Fence::MAX))
+    }
+
+    /// `[ALL | DEPTH n]`
+    pub fn release_count(&mut self) -> Result<ReleaseCount, Misuse> {
+        let (mut count, mut given) = (ReleaseCount::One, Given::empty());
+        while let Some(option) = self.option() {
+            if !option.is("ALL") && !option.is("DEPTH") {
+                return Err(option.unknown());
+            }
+            given.once(Given::COUNT, "ALL or DEPTH")?;
+            count = ReleaseCount::All;
+            if option.is("DEPTH") {
+                let n = within(self.value("DEPTH")?, "DEPTH n", 0, MAX_COUNT.into())?;
+                count = ReleaseCount::Above(n as u32);
+            }
+        }
+        Ok(count)
+    }
+
+    /// `[COUNT n]`
+    pub fn most(&mut self) -> Result<Option<NonZeroU32>, Misuse> {
+        let (mut count, mut given) = (None, Given::empty());
+        while let Some(option) = self.option() {
+            if !option.is("COUNT") {
+                return Err(option.unknown());
+            }
+            given.once(Given::COUNT, "COUNT")?;
+            count = Some(self.count("COUNT")?);
+        }
+        Ok(count)
+    }
+
+    /// `token | CLIENT id`
+    pub fn whom(&mut self) -> Result<Whom<'a>, Misuse> {
+        match self.0 {
+            [] | [_] => self.token().map(Whom::Token),
+            [option, ..] if !Word(option).is("CLIENT") => Err(Word(option).unknown()),
+            [_, id, ..] => {
+                self.0 = &self.0[2..];
+                within(id, "CLIENT id", 0, i64::MAX as u64).map(Whom::Client)
+            }
+        }
     }
 
     /// Nothing may be left.
@@ -70,6 +117,12 @@ impl Word<'_> {
         let harmless = self.0.len() <= 16 && self.0.iter().all(u8::is_ascii_alphabetic);
         Misuse::Unknown(if harmless { String::from_utf8_lossy(self.0).into_owned() } else { "..".into() })
     }
+}
+
+/// A number of this range.
+pub(super) fn within(bytes: &[u8], what: &'static str, least: u64, greatest: u64) -> Result<u64, Misuse> {
+    let number = number(bytes).filter(|n| (least..=greatest).contains(n));
+    number.ok_or(Misuse::Range(what, least, greatest))
 }
 
 /// A whole number in decimal digits as a program writes it: no sign, no blank, no leading zero, no overflow.
