@@ -1,7 +1,7 @@
 //! Restart-grace: what the server's events mean for it. When it begins, why, and when it is over is decided
 //! in the core ([`dlock_core::grace`]); when it is over, the background job serves the queues.
 
-use dlock_core::grace::{Judgement, Loaded};
+use dlock_core::grace::{Grace, Loaded};
 
 use crate::ffi::{Ctx, Flags, LogLevel};
 use crate::module::Module;
@@ -10,7 +10,7 @@ use crate::{clock, proof};
 /// The module is loaded. Whatever will turn out to be remembered, nothing is known of it yet.
 pub fn at_start(m: &Module, ctx: Ctx<'_>) {
     let now = clock::now();
-    m.with(|s| s.grace = dlock_core::grace::Grace::at_start(s.config.bounds.grace, now));
+    m.with(|s| s.grace = Grace::at_start(s.config.bounds.grace, now));
     proof::start(m, ctx);
 }
 
@@ -19,25 +19,18 @@ pub fn loading_begins(m: &Module) {
 }
 
 pub fn loading_ended(m: &Module, ctx: Ctx<'_>) {
-    let is_master = ctx.flags().contains(Flags::MASTER);
     let judgement = m.with(|s| {
-        let options = s.proof.options();
-        let loaded = Loaded {
-            is_master,
-            has_file: options.has_file,
-            syncs_each_grant: options.syncs_each_grant,
-            size: s.proof.size_of_file(),
-            proof: s.proof.found(),
-        };
-        s.grace.loading_ended(&loaded)
+        let (facts, size, proof) = (s.proof.facts, s.proof.size_of_file(), s.proof.found.clone());
+        let (has_file, syncs_each_grant) = (facts.has_file, facts.syncs_each_grant);
+        s.grace.loading_ended(&Loaded { has_file, syncs_each_grant, size, proof })
     });
     match judgement {
-        Judgement::LaterLoad => {}
-        Judgement::Replica => demoted(m),
-        Judgement::MayHaveForgotten(loss) => begin(m, ctx, &format!("the server started and {loss}")),
-        Judgement::Complete => {
+        None => {}
+        Some(_) if !ctx.flags().contains(Flags::MASTER) => demoted(m),
+        Some(Err(loss)) => begin(m, ctx, &format!("the server started and {loss}")),
+        Some(Ok(())) => {
             m.with(|s| s.grace.stop());
-            m.with(|s| s.proof.knows_all());
+            m.with(|s| s.proof.facts.knows_all = true);
             if m.with(|s| s.config.bounds.grace).is_some() {
                 let text = "no dlock.restart-grace at this start: all that was granted was loaded";
                 ctx.log(LogLevel::Notice, text);
@@ -98,7 +91,7 @@ pub fn begin(m: &Module, ctx: Ctx<'_>, why: &str) {
 /// Grants are made again, to those in the queues first.
 pub fn over(m: &Module, ctx: Ctx<'_>, why: &str) {
     m.with(|s| s.grace.stop());
-    m.with(|s| s.proof.knows_all());
+    m.with(|s| s.proof.facts.knows_all = true);
     ctx.log(LogLevel::Notice, &format!("dlock.restart-grace is over: {why}; locks are granted again"));
     m.with(|s| s.serve(|_| true));
 }

@@ -4,23 +4,25 @@
 //! thread writes it, seconds before it is needed, and the event loop looks at each tick whether it is done:
 //! nobody ever waits for the disk, but a server that serves nobody yet.
 
-use std::sync::mpsc::channel;
+use std::path::PathBuf;
+use std::sync::mpsc::{TryRecvError, channel};
 use std::thread;
 
 use dlock_core::Instant;
-use dlock_core::marking::News;
+use dlock_core::marking::{News, Order};
 
 use crate::clock;
 use crate::disk::{self, files};
 use crate::ffi::{Ctx, Flags, LogLevel};
-use crate::module::{Job, Module, Outcome};
+use crate::module::{Mark, Module, Outcome};
 
 /// The module is loaded, and nobody is served yet: goes on above what was reserved before, and reserves more.
 /// Where a proof stands that is done when the files are loaded: until then nothing is granted, and a start
 /// that cannot load them is no sign of life.
 pub fn start(m: &Module, ctx: Ctx<'_>) {
     let file = files::of_this_server(ctx, "fence");
-    if m.with(|s| s.mark.start(file, s.proof.stands())) {
+    m.with(|s| s.mark = Mark { file, put_off: s.proof.stands(), ..Mark::default() });
+    if !m.with(|s| s.mark.put_off) {
         write_now(m, ctx);
     }
 }
@@ -28,17 +30,23 @@ pub fn start(m: &Module, ctx: Ctx<'_>) {
 /// The files are loaded. That may have taken longer than the mark reaches, or brought fences beyond it.
 pub fn loaded(m: &Module, ctx: Ctx<'_>) {
     let now = clock::now();
-    let wanted = m.with(|s| !s.mark.is_writing() && s.fences.wants_mark(now));
+    let wanted = m.with(|s| s.mark.thread.is_none() && s.fences.wants_mark(now));
     // A replica grants nothing, and may be serving readers.
     if wanted && ctx.flags().contains(Flags::MASTER) {
         write_now(m, ctx);
     }
 }
 
-/// CONFIG SET: of the switch, or of what names the file.
+/// CONFIG SET: of the switch, or of what names the file. A thread that still writes another one is left to
+/// itself.
 pub fn configured(m: &Module, ctx: Ctx<'_>) {
     let file = files::of_this_server(ctx, "fence");
-    m.with(|s| s.mark.move_to(file));
+    m.with(|s| {
+        if s.mark.file != file {
+            (s.mark.file, s.mark.thread) = (file, None);
+            s.mark.marking.moved();
+        }
+    });
     keep(m, ctx);
 }
 
@@ -52,44 +60,61 @@ pub fn raised(m: &Module, ctx: Ctx<'_>) {
 /// Looks how far the thread is, and whether a further mark is wanted.
 pub fn keep(m: &Module, ctx: Ctx<'_>) {
     let now = clock::now();
-    if let Some(outcome) = m.with(|s| s.mark.outcome(now)) {
+    if let Some(outcome) = m.with(|s| outcome(&mut s.mark, now)) {
         finish(m, ctx, outcome, now);
     }
     // There was nothing to load.
-    if m.with(|s| s.mark.was_put_off()) {
+    if m.with(|s| s.mark.put_off) {
         return write_now(m, ctx);
     }
     if !m.with(|s| s.config.fence_mark) {
-        return m.with(|s| s.mark.off(&mut s.fences));
+        return m.with(|s| s.mark.marking.off(&mut s.fences));
     }
-    if let Some(job) = m.with(|s| s.mark.is_due(&s.fences, now).then(|| s.mark.begin(&s.fences, now))) {
-        write_in_the_background(m, ctx, job, now);
+    if m.with(|s| s.mark.thread.is_none() && s.mark.marking.is_due(&s.fences, now)) {
+        write_in_the_background(m, ctx, now);
     }
 }
 
-fn write_in_the_background(m: &Module, ctx: Ctx<'_>, job: Job, now: Instant) {
-    let (send, done) = channel();
+/// What has come of the thread, if that is known by now.
+fn outcome(mark: &mut Mark, now: Instant) -> Option<Outcome> {
+    let outcome = match mark.thread.as_ref()?.try_recv() {
+        Ok(outcome) => outcome,
+        Err(TryRecvError::Disconnected) => Err("the thread that writes it has ended".into()),
+        // It may answer yet.
+        Err(TryRecvError::Empty) => {
+            return mark.marking.is_late(now).then(|| Err("the disk does not answer".into()));
+        }
+    };
+    mark.thread = None;
+    Some(outcome)
+}
+
+fn begin(m: &Module, now: Instant) -> (Order, PathBuf) {
+    m.with(|s| (s.mark.marking.begin(&s.fences, now), s.mark.file.clone()))
+}
+
+fn write_in_the_background(m: &Module, ctx: Ctx<'_>, now: Instant) {
+    let ((order, file), (send, done)) = (begin(m, now), channel());
     let thread = thread::Builder::new().name("dlock-mark".into());
-    match thread.spawn(move || send.send(disk::mark::carry_out(job.order, &job.file))) {
-        Ok(_) => m.with(|s| s.mark.wait_for(done, now)),
+    match thread.spawn(move || send.send(disk::mark::carry_out(order, &file))) {
+        Ok(_) => m.with(|s| s.mark.thread = Some(done)),
         Err(why) => finish(m, ctx, Err(format!("no thread can be started: {why}")), now),
     }
 }
 
 fn write_now(m: &Module, ctx: Ctx<'_>) {
-    let now = clock::now();
-    let job = m.with(|s| {
-        s.mark.was_put_off();
-        s.config.fence_mark.then(|| s.mark.begin(&s.fences, now))
-    });
-    if let Some(job) = job {
-        finish(m, ctx, disk::mark::carry_out(job.order, &job.file), now);
+    m.with(|s| s.mark.put_off = false);
+    if m.with(|s| s.config.fence_mark) {
+        let now = clock::now();
+        let (order, file) = begin(m, now);
+        finish(m, ctx, disk::mark::carry_out(order, &file), now);
     }
 }
 
 /// Takes note of what has come of a write, and tells the operator what is new.
 fn finish(m: &Module, ctx: Ctx<'_>, outcome: Outcome, now: Instant) {
-    let (news, file) = m.with(|s| (s.mark.finish(outcome, &mut s.fences, now), s.mark.file()));
+    let news = m.with(|s| s.mark.marking.finish(outcome, &mut s.fences, now));
+    let file = m.with(|s| s.mark.file.display().to_string());
     for news in news {
         let level = if news == News::Again { LogLevel::Notice } else { LogLevel::Warning };
         let text = match news {

@@ -21,8 +21,8 @@ mod proof;
 
 pub use connections::Connections;
 pub use followers::Followers;
-pub use mark::{Job, Mark, Outcome};
-pub use proof::{AofOptions, Made, Making, Proof, Withdrawn};
+pub use mark::{Mark, Outcome};
+pub use proof::{Made, Proof, Standing};
 
 pub struct Module {
     /// A context that outlives the calls of the server.
@@ -107,7 +107,7 @@ impl State {
     /// The ms until new grants are made, rounded up.
     pub fn grace_left(&self, now: Instant) -> u64 {
         let ends = self.grace.grants_from();
-        let ends = if self.proof.is_stuck() { ends.max(self.proof.tried_again()) } else { ends };
+        let ends = if self.proof.is_stuck() { ends.max(self.proof.pause_until) } else { ends };
         ends.micros().saturating_sub(now.micros()).div_ceil(1000)
     }
 

@@ -18,9 +18,9 @@ pub fn carry_out(order: Order, file: &Path) -> Result<Done, String> {
             Err(newer) => return Err(newer.to_string()),
         },
     };
-    let mark = order.mark(found);
-    write(file, mark).map_err(|why| why.to_string())?;
-    Ok(Done { mark, found })
+    let done = order.done(found);
+    write(file, done.mark).map_err(|why| why.to_string())?;
+    Ok(done)
 }
 
 /// All of it or nothing, and on the disk when it is done, whatever happens meanwhile.

@@ -2,9 +2,9 @@
 
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use dlock_core::proof::{self, Proof};
+use dlock_core::proof::{self, FileId, Proof};
 
 use super::aof::Aof;
 use super::files::{self, Unfinished};
@@ -14,13 +14,11 @@ use super::files::{self, Unfinished};
 pub fn look(file: &Path, aof: &Aof, mark: &Path) -> Result<(), String> {
     let text = |why: io::Error| why.to_string();
     let bytes = files::read(file, proof::MAX_LEN)?.ok_or("there is none")?;
-    let proof = Proof::read(&bytes).map_err(|why| why.to_string())?;
     let found = fs::metadata(file).map_err(text)?;
-    if proof.own != files::id(&found).map_err(text)? || !is_fresh(&found) {
+    let proof = proof(files::id(&found).map_err(text)?, aof).map_err(text)?;
+    proof.is_in(&bytes)?;
+    if !is_fresh(&found) {
         return Err("it is a copy, or was changed".into());
-    }
-    if proof.folder != aof.id().map_err(text)? || proof.name != aof.name {
-        return Err("it is of another append only file".into());
     }
     let alive = files::changed(&fs::metadata(mark).map_err(|why| format!("{}: {why}", mark.display()))?);
     if !proof::is_of_that_life(aof.changed().map_err(text)?, alive) {
@@ -33,6 +31,10 @@ fn is_fresh(found: &fs::Metadata) -> bool {
     files::id(found).is_ok_and(|id| id.is_untouched(files::changed(found)))
 }
 
+fn proof(own: FileId, aof: &Aof) -> io::Result<Proof> {
+    Ok(Proof { own, folder: aof.id()?, name: aof.name.clone() })
+}
+
 /// Whether there is anything that the next start could take for a proof.
 pub fn may_be_there(file: &Path) -> bool {
     fs::symlink_metadata(file).map_or_else(|why| why.kind() != ErrorKind::NotFound, |found| found.is_file())
@@ -42,7 +44,7 @@ pub fn may_be_there(file: &Path) -> bool {
 pub fn make(file: &Path, aof: &Aof) -> io::Result<Unfinished> {
     aof.sync()?;
     let mut unfinished = Unfinished::beside(file)?;
-    let proof = Proof { own: unfinished.id()?, folder: aof.id()?, name: aof.name.clone() };
+    let proof = proof(unfinished.id()?, aof)?;
     unfinished.write(&proof.write())?;
     Ok(unfinished)
 }
@@ -55,7 +57,7 @@ pub fn establish(unfinished: Unfinished, file: &Path) -> io::Result<()> {
 }
 
 /// There is none any more, whatever happens next.
-pub fn withdraw(file: &PathBuf) -> io::Result<()> {
+pub fn withdraw(file: &Path) -> io::Result<()> {
     match fs::remove_file(file) {
         // As it was left by the try before, maybe.
         Err(why) if why.kind() == ErrorKind::NotFound => {}

@@ -4,8 +4,6 @@
 //! Here stands when that begins, why, and when it is over. That something was forgotten only the server's
 //! events tell: the shell calls in with each of them.
 
-use std::fmt;
-
 use dlock_protocol::{Instant, Ttl};
 
 mod evictions;
@@ -15,44 +13,30 @@ pub use evictions::Evictions;
 /// What runs, and how far the server has come since its start.
 #[derive(Clone, Debug)]
 pub struct Grace {
-    period: Period,
+    /// [`NEVER`] where there is none.
+    ends: Instant,
+    /// Somebody was told that it begins. Not so at the start, until it is known what was forgotten.
+    announced: bool,
     start: Start,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Period {
-    None,
-    /// At the start, until it is known what was forgotten: nobody has been told of it.
-    Unannounced {
-        ends: Instant,
-    },
-    Runs {
-        ends: Instant,
-    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {
     /// Whatever there is to load is not loaded yet.
     Begun,
-    Loading(Load),
+    Loading {
+        /// Bytes of the append only files before.
+        size: Option<u64>,
+        /// An effect could not be taken in. The server goes on with the next.
+        skipped: bool,
+    },
     /// Clients are served.
     Done,
-}
-
-/// What is known of the files that are loaded at the start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Load {
-    /// Bytes of the append only files before.
-    size: Option<u64>,
-    /// An effect could not be taken in. The server goes on with the next.
-    skipped: bool,
 }
 
 /// What the files have shown once they are loaded.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    pub is_master: bool,
     /// `appendonly yes`.
     pub has_file: bool,
     /// `appendfsync always` and `no-appendfsync-on-rewrite no`.
@@ -61,43 +45,6 @@ pub struct Loaded {
     pub size: Option<u64>,
     /// Whether the run before left a proof that it kept every grant in them, or why that is none.
     pub proof: Result<(), String>,
-}
-
-/// What a load that has ended means for grants.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Judgement {
-    /// It was not the one of the start.
-    LaterLoad,
-    /// A replica grants nothing; its promotion begins a grace period.
-    Replica,
-    /// All that was granted was loaded.
-    Complete,
-    MayHaveForgotten(Loss),
-}
-
-/// Why a start may have forgotten holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Loss {
-    NoFile,
-    /// The server cuts off what it cannot read at the end.
-    CutOff,
-    Skipped,
-    NotSynced,
-    NoProof(String),
-}
-
-impl fmt::Display for Loss {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Loss::NoFile => "keeps no append only file",
-            Loss::CutOff => "the end of the append only file was missing",
-            Loss::Skipped => "a part of the append only file could not be read",
-            Loss::NotSynced => "does not keep every grant on the disk (appendfsync always)",
-            Loss::NoProof(why) => {
-                return write!(f, "nothing proves that all that was granted was loaded (its proof: {why})");
-            }
-        })
-    }
 }
 
 /// The beginning of time, for a grace period that is none.
@@ -110,31 +57,28 @@ fn after(now: Instant, length: Ttl) -> Instant {
 impl Grace {
     /// The module is loaded. Whatever will turn out to be remembered, nothing is known of it yet.
     pub fn at_start(length: Option<Ttl>, now: Instant) -> Grace {
-        let period = length.map_or(Period::None, |length| Period::Unannounced { ends: after(now, length) });
-        Grace { period, start: Start::Begun }
+        let ends = length.map_or(NEVER, |length| after(now, length));
+        Grace { ends, announced: false, start: Start::Begun }
     }
 
     /// The moment from which new grants are made.
     pub fn grants_from(&self) -> Instant {
-        match self.period {
-            Period::None => NEVER,
-            Period::Unannounced { ends } | Period::Runs { ends } => ends,
-        }
+        self.ends
     }
 
     /// It has begun, and nobody has been told that it is over.
     pub fn runs(&self) -> bool {
-        matches!(self.period, Period::Runs { .. })
+        self.announced
     }
 
     /// The millisecond at which it has to be ended.
     pub fn due(&self) -> Option<u64> {
-        self.runs().then(|| self.grants_from().micros().div_ceil(1000))
+        self.announced.then(|| self.ends.micros().div_ceil(1000))
     }
 
     /// True once, when it is over.
     pub fn is_over(&mut self, now: Instant) -> bool {
-        let over = self.runs() && now >= self.grants_from();
+        let over = self.announced && now >= self.ends;
         if over {
             self.stop();
         }
@@ -142,28 +86,44 @@ impl Grace {
     }
 
     pub fn stop(&mut self) {
-        self.period = Period::None;
+        (self.ends, self.announced) = (NEVER, false);
     }
 
     /// Holds may have been forgotten on a master. It never ends sooner than one that runs.
     pub fn begin(&mut self, length: Ttl, now: Instant) {
-        self.period = Period::Runs { ends: self.grants_from().max(after(now, length)) };
+        (self.ends, self.announced) = (self.ends.max(after(now, length)), true);
     }
 
     /// `size`: bytes of the append only files.
     pub fn loading_begins(&mut self, size: Option<u64>) {
         if self.start == Start::Begun {
-            self.start = Start::Loading(Load { size, skipped: false });
+            self.start = Start::Loading { size, skipped: false };
         }
     }
 
-    pub fn loading_ended(&mut self, loaded: &Loaded) -> Judgement {
-        let Start::Loading(load) = self.start else { return Judgement::LaterLoad };
+    /// None where it was not the load of the start. Else whether all that was granted was loaded, or why holds
+    /// may have been forgotten.
+    pub fn loading_ended(&mut self, loaded: &Loaded) -> Option<Result<(), String>> {
+        let Start::Loading { size, skipped } = self.start else { return None };
         self.start = Start::Done;
-        if !loaded.is_master {
-            return Judgement::Replica;
-        }
-        load.loss(loaded).map_or(Judgement::Complete, Judgement::MayHaveForgotten)
+        let loss = if !loaded.has_file {
+            "keeps no append only file"
+        } else if size.is_none() || size != loaded.size {
+            // The server cuts off what it cannot read at the end.
+            "the end of the append only file was missing"
+        } else if skipped {
+            "a part of the append only file could not be read"
+        } else if let Err(why) = &loaded.proof {
+            if loaded.syncs_each_grant {
+                return Some(Err(format!(
+                    "nothing proves that all that was granted was loaded (its proof: {why})"
+                )));
+            }
+            "does not keep every grant on the disk (appendfsync always)"
+        } else {
+            return Some(Ok(()));
+        };
+        Some(Err(loss.into()))
     }
 
     /// Whether that was the load of the start. What could not be loaded may be repaired, and so cut off,
@@ -189,7 +149,7 @@ impl Grace {
     /// The load of the start runs. What goes in its course went as long ago as the file is old: what the
     /// proof says is of its end.
     pub fn is_loading(&self) -> bool {
-        matches!(self.start, Start::Loading(_))
+        matches!(self.start, Start::Loading { .. })
     }
 
     /// All that there was is loaded.
@@ -199,29 +159,8 @@ impl Grace {
 
     /// An effect could not be taken in. Where it stands in the append only file, what it tells is forgotten.
     pub fn effect_skipped(&mut self) {
-        if let Start::Loading(load) = &mut self.start {
-            load.skipped = true;
-        }
-    }
-}
-
-impl Load {
-    /// None only where the run before had proven that every grant is in the append only file, and all of that
-    /// has been loaded.
-    fn loss(self, loaded: &Loaded) -> Option<Loss> {
-        if !loaded.has_file {
-            return Some(Loss::NoFile);
-        }
-        if self.size.is_none() || self.size != loaded.size {
-            return Some(Loss::CutOff);
-        }
-        if self.skipped {
-            return Some(Loss::Skipped);
-        }
-        match &loaded.proof {
-            Ok(()) => None,
-            Err(_) if !loaded.syncs_each_grant => Some(Loss::NotSynced),
-            Err(why) => Some(Loss::NoProof(why.clone())),
+        if let Start::Loading { skipped, .. } = &mut self.start {
+            *skipped = true;
         }
     }
 }
@@ -241,7 +180,7 @@ mod tests {
     }
 
     fn complete() -> Loaded {
-        Loaded { is_master: true, has_file: true, syncs_each_grant: true, size: Some(9), proof: Ok(()) }
+        Loaded { has_file: true, syncs_each_grant: true, size: Some(9), proof: Ok(()) }
     }
 
     fn loading(size: Option<u64>) -> Grace {
@@ -255,7 +194,7 @@ mod tests {
         let mut grace = loading(Some(9));
         assert_eq!((grace.grants_from(), grace.runs(), grace.due()), (later(5_000), false, None));
         assert!(!grace.is_over(later(9_000)), "nobody was told of it");
-        assert_eq!(grace.loading_ended(&complete()), Judgement::Complete);
+        assert_eq!(grace.loading_ended(&complete()), Some(Ok(())));
         grace.stop();
         assert_eq!(grace.grants_from(), NEVER);
         assert_eq!(Grace::at_start(None, NOW).grants_from(), NEVER);
@@ -263,36 +202,33 @@ mod tests {
 
     #[test]
     fn a_load_is_complete_only_where_nothing_speaks_against_it() {
-        for (before, loaded, loss) in [
-            (Some(9), Loaded { has_file: false, ..complete() }, Loss::NoFile),
-            (Some(9), Loaded { size: Some(8), ..complete() }, Loss::CutOff),
-            (Some(9), Loaded { size: None, ..complete() }, Loss::CutOff),
-            (None, Loaded { size: None, ..complete() }, Loss::CutOff),
-            (Some(9), Loaded { proof: Err("x".into()), ..complete() }, Loss::NoProof("x".into())),
-            (
-                Some(9),
-                Loaded { proof: Err("x".into()), syncs_each_grant: false, ..complete() },
-                Loss::NotSynced,
-            ),
+        let unproven = Loaded { proof: Err("x".into()), ..complete() };
+        for (before, skips, loaded, loss) in [
+            (Some(9), false, Loaded { has_file: false, ..complete() }, "keeps no"),
+            (Some(9), false, Loaded { size: Some(8), ..complete() }, "missing"),
+            (Some(9), false, Loaded { size: None, ..complete() }, "missing"),
+            (None, false, Loaded { size: None, ..complete() }, "missing"),
+            (Some(9), true, complete(), "could not be read"),
+            (Some(9), false, unproven.clone(), "(its proof: x)"),
+            (Some(9), false, Loaded { syncs_each_grant: false, ..unproven }, "does not keep"),
         ] {
-            let judgement = loading(before).loading_ended(&loaded);
-            assert_eq!(judgement, Judgement::MayHaveForgotten(loss), "{loaded:?}");
+            let mut grace = loading(before);
+            if skips {
+                grace.effect_skipped();
+            }
+            let judged = grace.loading_ended(&loaded).unwrap().unwrap_err();
+            assert!(judged.contains(loss), "{loaded:?}: {judged}");
         }
-        let mut skipped = loading(Some(9));
-        skipped.effect_skipped();
-        assert_eq!(skipped.loading_ended(&complete()), Judgement::MayHaveForgotten(Loss::Skipped));
-        let replica = Loaded { is_master: false, ..complete() };
-        assert_eq!(loading(Some(9)).loading_ended(&replica), Judgement::Replica);
     }
 
     #[test]
     fn only_the_first_load_is_the_one_of_the_start() {
         let mut grace = loading(Some(9));
         assert!(grace.is_loading() && !grace.is_up());
-        assert_eq!(grace.loading_ended(&complete()), Judgement::Complete);
+        assert_eq!(grace.loading_ended(&complete()), Some(Ok(())));
         grace.loading_begins(Some(1));
         grace.effect_skipped();
-        assert_eq!(grace.loading_ended(&complete()), Judgement::LaterLoad);
+        assert_eq!(grace.loading_ended(&complete()), None);
         assert!(!grace.loading_failed() && !grace.serves() && grace.is_up());
     }
 

@@ -27,8 +27,6 @@ pub struct Marking {
     /// What this server wrote there last. None: not written yet, since the start or since the file is
     /// another.
     written: Option<u64>,
-    /// Since when a thread has been writing.
-    writing: Option<Instant>,
     /// When the last write began.
     begun: Instant,
     /// Not tried again before.
@@ -87,9 +85,9 @@ impl Order {
         }
     }
 
-    /// The mark to write. Whatever was found may have been issued, by whomever: it is above that.
-    pub fn mark(self, found: Found) -> u64 {
-        Fences::mark_for(self.now, self.last.max(found.number()))
+    /// What to write. Whatever was found may have been issued, by whomever: it is above that.
+    pub fn done(self, found: Found) -> Done {
+        Done { mark: Fences::mark_for(self.now, self.last.max(found.number())), found }
     }
 }
 
@@ -122,31 +120,21 @@ pub enum News {
     Failing(String),
 }
 
-impl Marking {
-    pub fn new() -> Marking {
+impl Default for Marking {
+    fn default() -> Marking {
         let never = Instant::from_micros(0);
-        Marking {
-            status: Status::Off,
-            written: None,
-            writing: None,
-            begun: never,
-            pause_until: never,
-            shared: false,
-        }
+        Marking { status: Status::Off, written: None, begun: never, pause_until: never, shared: false }
     }
+}
 
+impl Marking {
     pub fn status(&self) -> Status {
         self.status
     }
 
-    /// A thread writes, or is to be thought to.
-    pub fn is_writing(&self) -> bool {
-        self.writing.is_some()
-    }
-
-    /// The file is another from now on. A thread that still writes the other one is left to itself.
+    /// The file is another from now on.
     pub fn moved(&mut self) {
-        (self.written, self.writing) = (None, None);
+        self.written = None;
     }
 
     /// It was switched off.
@@ -155,34 +143,22 @@ impl Marking {
         fences.set_mark(None);
     }
 
-    /// Whether the thread keeps silent for too long, and that is not known yet.
+    /// Whether the write that runs has taken for too long, and that is not known yet.
     pub fn is_late(&self, now: Instant) -> bool {
-        let late = |since: Instant| now.micros() > since.micros() + PATIENCE;
-        self.status == Status::Ok && self.writing.is_some_and(late)
+        self.status == Status::Ok && now.micros() > self.begun.micros() + PATIENCE
     }
 
     /// Whether a further mark is to be written now. Also where it is far enough ahead of the clock: when it
     /// was written last is a sign of life.
     pub fn is_due(&self, fences: &Fences, now: Instant) -> bool {
         let old = now.micros() >= self.begun.micros() + EACH;
-        let due = old || self.written.is_none() || fences.wants_mark(now);
-        due && !self.is_writing() && now >= self.pause_until
+        now >= self.pause_until && (old || self.written.is_none() || fences.wants_mark(now))
     }
 
-    /// A write begins, in the background or not.
+    /// A write begins.
     pub fn begin(&mut self, fences: &Fences, now: Instant) -> Order {
         self.begun = now;
         Order { now, last: fences.last(), written: self.written }
-    }
-
-    /// A thread has taken the order.
-    pub fn handed_over(&mut self, now: Instant) {
-        self.writing = Some(now);
-    }
-
-    /// The thread has answered, or will not any more.
-    pub fn thread_ended(&mut self) {
-        self.writing = None;
     }
 
     /// Takes note of what has come of a write.
@@ -225,12 +201,6 @@ impl Marking {
     }
 }
 
-impl Default for Marking {
-    fn default() -> Marking {
-        Marking::new()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -245,12 +215,12 @@ mod tests {
     fn write(marking: &mut Marking, fences: &mut Fences, there: Option<u64>, now: Instant) -> Vec<News> {
         let order = marking.begin(fences, now);
         let found = there.map_or(Found::Nothing, |there| order.found(there));
-        marking.finish(Ok(Done { mark: order.mark(found), found }), fences, now)
+        marking.finish(Ok(order.done(found)), fences, now)
     }
 
     #[test]
     fn it_is_written_at_once_and_then_each_5_s_also_by_an_idle_server() {
-        let (mut marking, mut fences) = (Marking::new(), Fences::default());
+        let (mut marking, mut fences) = (Marking::default(), Fences::default());
         assert!(marking.is_due(&fences, NOW));
         assert_eq!(write(&mut marking, &mut fences, None, NOW), []);
         assert_eq!((marking.status(), fences.mark()), (Status::Ok, Some(NOW.micros() + 7_000_000)));
@@ -260,23 +230,20 @@ mod tests {
     }
 
     #[test]
-    fn one_thread_writes_at_a_time_and_one_that_keeps_silent_is_told_of_once() {
-        let (mut marking, mut fences) = (Marking::new(), Fences::default());
+    fn a_disk_that_keeps_silent_is_told_of_once() {
+        let (mut marking, mut fences) = (Marking::default(), Fences::default());
         write(&mut marking, &mut fences, None, NOW);
         marking.begin(&fences, later(5));
-        marking.handed_over(later(5));
-        assert!(!marking.is_due(&fences, later(14)) && !marking.is_late(later(15)));
-        assert!(marking.is_late(later(16)));
+        assert!(!marking.is_late(later(15)) && marking.is_late(later(16)));
         let silent = marking.finish(Err("silent".into()), &mut fences, later(16));
         assert_eq!(silent, [News::Failing("silent".into())]);
-        assert!(!marking.is_late(later(17)) && !marking.is_due(&fences, later(30)));
-        marking.thread_ended();
+        assert!(!marking.is_late(later(17)));
         assert_eq!(write(&mut marking, &mut fences, None, later(31)), [News::Again]);
     }
 
     #[test]
     fn what_fails_is_told_once_tried_again_after_5_s_and_covers_nothing() {
-        let (mut marking, mut fences) = (Marking::new(), Fences::default());
+        let (mut marking, mut fences) = (Marking::default(), Fences::default());
         write(&mut marking, &mut fences, None, NOW);
         let why = || Err("full".to_owned());
         assert_eq!(marking.finish(why(), &mut fences, NOW), [News::Failing("full".into())]);
@@ -289,7 +256,7 @@ mod tests {
 
     #[test]
     fn fences_go_on_above_whatever_stood_there() {
-        let (mut marking, mut fences) = (Marking::new(), Fences::default());
+        let (mut marking, mut fences) = (Marking::default(), Fences::default());
         let ahead = NOW.micros() + 60_000_000;
         assert_eq!(write(&mut marking, &mut fences, Some(ahead), NOW), [News::Ahead(60)]);
         assert_eq!((fences.last(), fences.mark()), (ahead, Some(ahead + 250_000)));
@@ -302,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_damaged_one_is_told_and_written_anew() {
-        let (mut marking, mut fences) = (Marking::new(), Fences::default());
+        let (mut marking, mut fences) = (Marking::default(), Fences::default());
         let done = Done { mark: 9, found: Found::Damaged };
         assert_eq!(marking.finish(Ok(done), &mut fences, NOW), [News::Damaged]);
         assert_eq!(fences.mark(), Some(9));
@@ -310,11 +277,10 @@ mod tests {
 
     #[test]
     fn another_file_or_none_is_begun_anew() {
-        let (mut marking, mut fences) = (Marking::new(), Fences::default());
+        let (mut marking, mut fences) = (Marking::default(), Fences::default());
         write(&mut marking, &mut fences, None, NOW);
-        marking.handed_over(NOW);
         marking.moved();
-        assert!(!marking.is_writing() && marking.is_due(&fences, NOW));
+        assert!(marking.is_due(&fences, NOW));
         marking.off(&mut fences);
         assert_eq!((marking.status(), fences.mark()), (Status::Off, None));
     }

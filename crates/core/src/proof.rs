@@ -20,11 +20,6 @@
 //! A copy has another inode or was made at another time, and so proves nothing, and a proof says nothing of
 //! an append only file in another folder. What cannot be told is a whole disk that is put back as it was.
 
-use std::fmt;
-
-const NAME: &str = "dlock-proof";
-const VERSION: &str = "1";
-
 /// No proof is longer, of this version or another.
 pub const MAX_LEN: usize = 1024;
 
@@ -68,49 +63,36 @@ pub struct Proof {
     pub name: String,
 }
 
-/// Why a file holds no proof.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoProof {
-    /// It is of a version that this module does not know.
-    Newer,
-    Damaged,
-}
-
-impl fmt::Display for NoProof {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            NoProof::Newer => "a newer module wrote it",
-            NoProof::Damaged => "it is damaged",
-        })
-    }
-}
-
 impl Proof {
     pub fn write(&self) -> String {
         let Proof { own, folder, name } = self;
         let numbers = format!("{} {} {} {}", own.inode, own.made, folder.inode, folder.made);
-        let text = format!("{NAME} {VERSION} {numbers} {}", escaped(name));
+        let text = format!("dlock-proof 1 {numbers} {}", escaped(name));
         format!("{text} {:016x}\n", fnv(text.as_bytes()))
     }
 
-    pub fn read(bytes: &[u8]) -> Result<Proof, NoProof> {
-        let text = std::str::from_utf8(bytes).ok().filter(|text| text.len() <= MAX_LEN);
-        let line = text.and_then(|text| text.strip_suffix('\n')).ok_or(NoProof::Damaged)?;
-        let mut words = line.split(' ');
-        if words.next() != Some(NAME) {
-            return Err(NoProof::Damaged);
+    /// Whether these bytes are this proof and no other, or why not: it has one form, so nobody has to read it.
+    pub fn is_in(&self, bytes: &[u8]) -> Result<(), &'static str> {
+        const COPY: &str = "it is a copy, or was changed";
+        const ANOTHER: &str = "it is of another append only file";
+        const WHY: [&str; 8] = [
+            "it is damaged",
+            "a newer module wrote it",
+            COPY,
+            COPY,
+            ANOTHER,
+            ANOTHER,
+            ANOTHER,
+            "it is damaged",
+        ];
+        let expected = self.write();
+        if bytes == expected.as_bytes() {
+            return Ok(());
         }
-        if words.next() != Some(VERSION) {
-            return Err(NoProof::Newer);
-        }
-        let mut number = || words.next()?.parse::<u64>().ok();
-        let mut id = || Some(FileId { inode: number()?, made: number()? });
-        let proof = id().zip(id()).and_then(|(own, folder)| {
-            let name = unescaped(words.next()?)?;
-            Some(Proof { own, folder, name })
-        });
-        // One proof has one form: whatever else the words say is no proof.
-        proof.filter(|proof| proof.write() == text.unwrap_or_default()).ok_or(NoProof::Damaged)
+        let mut words =
+            expected.as_bytes().split(|byte| *byte == b' ').zip(bytes.split(|byte| *byte == b' '));
+        let other = words.position(|(expected, found)| expected != found);
+        Err(other.and_then(|word| WHY.get(word)).unwrap_or(&WHY[0]))
     }
 }
 
@@ -120,22 +102,6 @@ fn escaped(name: &str) -> String {
     name.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02x}") }).collect()
 }
 
-fn unescaped(word: &str) -> Option<String> {
-    let mut bytes = Vec::new();
-    let mut rest = word.as_bytes();
-    while let Some((&byte, after)) = rest.split_first() {
-        rest = after;
-        if byte == b'%' {
-            let (digits, after) = rest.split_at_checked(2)?;
-            bytes.push(u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?);
-            rest = after;
-        } else {
-            bytes.push(byte);
-        }
-    }
-    String::from_utf8(bytes).ok()
-}
-
 fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -143,7 +109,7 @@ fn fnv(bytes: &[u8]) -> u64 {
 }
 
 /// What is known of a server at a moment, as far as a proof depends on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// `dlock.restart-grace` is not 0: without it nothing was ever waited for.
     pub has_grace: bool,
@@ -161,75 +127,23 @@ pub struct Facts {
     pub syncs_each_grant: bool,
     /// It works in the folder it was started in, where the next start will look.
     pub at_home: bool,
-    /// The file holds what was granted before it was switched on, and all that was written is on its way to
-    /// the disk.
-    pub is_written: bool,
-}
-
-/// Why no proof may stand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lack {
-    NoGrace,
-    Replica,
-    NoMark,
-    Replicas,
-    NoFile,
-    NotSynced,
-    Moved,
-    Unknown,
-    /// Only for a moment: it voids no proof that stands.
-    NotWritten,
-}
-
-impl fmt::Display for Lack {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Lack::NoGrace => "dlock.restart-grace is off",
-            Lack::Replica => "this server is a replica",
-            Lack::NoMark => "dlock.fence-mark is off",
-            Lack::Replicas => "a replica has followed this server and could be promoted",
-            Lack::NoFile => "there is no append only file",
-            Lack::NotSynced => "appendfsync is not always, or no-appendfsync-on-rewrite is not no",
-            Lack::Moved => "dir has changed since the start",
-            Lack::Unknown => "no grace period has ended since holds may have been forgotten",
-            Lack::NotWritten => "the append only file is being rewritten",
-        })
-    }
-}
-
-/// What is to be done about the proof.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    Keep,
-    Establish,
-    /// At once, and before anything else is granted.
-    Withdraw,
 }
 
 impl Facts {
-    pub fn lack(self) -> Option<Lack> {
+    /// Why no proof may stand.
+    pub fn lack(self) -> Option<&'static str> {
         [
-            (self.has_grace, Lack::NoGrace),
-            (self.is_master, Lack::Replica),
-            (self.has_mark, Lack::NoMark),
-            (!self.had_replicas, Lack::Replicas),
-            (self.has_file, Lack::NoFile),
-            (self.syncs_each_grant, Lack::NotSynced),
-            (self.at_home, Lack::Moved),
-            (self.knows_all, Lack::Unknown),
-            (self.is_written, Lack::NotWritten),
+            (self.has_grace, "dlock.restart-grace is off"),
+            (self.is_master, "this server is a replica"),
+            (self.has_mark, "dlock.fence-mark is off"),
+            (!self.had_replicas, "a replica has followed this server and could be promoted"),
+            (self.has_file, "there is no append only file"),
+            (self.syncs_each_grant, "appendfsync is not always, or no-appendfsync-on-rewrite is not no"),
+            (self.at_home, "dir has changed since the start"),
+            (self.knows_all, "no grace period has ended since holds may have been forgotten"),
         ]
         .into_iter()
         .find_map(|(holds, lack)| (!holds).then_some(lack))
-    }
-
-    /// `stands`: a proof is on the disk, or may be.
-    pub fn judge(self, stands: bool) -> Verdict {
-        match (stands, self.lack()) {
-            (false, None) => Verdict::Establish,
-            (true, Some(lack)) if lack != Lack::NotWritten => Verdict::Withdraw,
-            _ => Verdict::Keep,
-        }
     }
 }
 
@@ -249,10 +163,9 @@ mod tests {
     #[test]
     fn the_bytes_of_a_proof_stay_what_they_are() {
         assert_eq!(proof().write(), BYTES);
-        assert_eq!(Proof::read(BYTES.as_bytes()), Ok(proof()));
         for name in ["", "a b", "%", "50%41", "Säge\n", &"x".repeat(250)] {
             let proof = Proof { name: name.into(), ..proof() };
-            assert_eq!(Proof::read(proof.write().as_bytes()), Ok(proof.clone()), "{proof:?}");
+            assert_eq!(proof.is_in(proof.write().as_bytes()), Ok(()), "{proof:?}");
             assert!(proof.write().len() <= MAX_LEN);
         }
     }
@@ -263,15 +176,24 @@ mod tests {
             for bit in 0..8 {
                 let mut wrong = BYTES.as_bytes().to_vec();
                 wrong[at] ^= 1 << bit;
-                assert!(Proof::read(&wrong).is_err(), "{}", wrong.escape_ascii());
+                assert!(proof().is_in(&wrong).is_err(), "{}", wrong.escape_ascii());
             }
-            assert!(Proof::read(&BYTES.as_bytes()[..at]).is_err());
+            assert!(proof().is_in(&BYTES.as_bytes()[..at]).is_err());
         }
-        let longer = [BYTES.as_bytes(), b"\n"].concat();
-        for wrong in [&b""[..], b"\n", b"\xff\n", b"dlock-proof 1\n", &longer, &[b'x'; 2000]] {
-            assert_eq!(Proof::read(wrong), Err(NoProof::Damaged), "{}", wrong.escape_ascii());
+        assert!(proof().is_in(&[BYTES.as_bytes(), b"\n"].concat()).is_err());
+    }
+
+    #[test]
+    fn why_it_is_another_is_told() {
+        for (from, to, why) in [
+            ("proof 1", "proof 2", "a newer module wrote it"),
+            ("5242881", "5242882", "it is a copy, or was changed"),
+            ("5242890", "5242891", "it is of another append only file"),
+            ("only.aof", "only.bof", "it is of another append only file"),
+            (BYTES, "", "it is damaged"),
+        ] {
+            assert_eq!(proof().is_in(BYTES.replace(from, to).as_bytes()), Err(why), "{to}");
         }
-        assert_eq!(Proof::read(b"dlock-proof 2 anything\n"), Err(NoProof::Newer));
     }
 
     #[test]
@@ -295,38 +217,22 @@ mod tests {
         has_file: true,
         syncs_each_grant: true,
         at_home: true,
-        is_written: true,
     };
 
     #[test]
-    fn it_is_established_only_where_all_holds_and_withdrawn_where_anything_else_fails() {
-        assert_eq!((ALL.judge(false), ALL.judge(true)), (Verdict::Establish, Verdict::Keep));
+    fn whatever_is_missing_speaks_against_it_and_only_that() {
+        assert_eq!(ALL.lack(), None);
         for (facts, lack) in [
-            (Facts { has_grace: false, ..ALL }, Lack::NoGrace),
-            (Facts { is_master: false, ..ALL }, Lack::Replica),
-            (Facts { has_mark: false, ..ALL }, Lack::NoMark),
-            (Facts { had_replicas: true, ..ALL }, Lack::Replicas),
-            (Facts { has_file: false, ..ALL }, Lack::NoFile),
-            (Facts { syncs_each_grant: false, ..ALL }, Lack::NotSynced),
-            (Facts { at_home: false, ..ALL }, Lack::Moved),
-            (Facts { knows_all: false, ..ALL }, Lack::Unknown),
+            (Facts { has_grace: false, ..ALL }, "restart-grace"),
+            (Facts { is_master: false, ..ALL }, "is a replica"),
+            (Facts { has_mark: false, ..ALL }, "fence-mark"),
+            (Facts { had_replicas: true, ..ALL }, "has followed"),
+            (Facts { has_file: false, ..ALL }, "no append only file"),
+            (Facts { syncs_each_grant: false, ..ALL }, "appendfsync"),
+            (Facts { at_home: false, ..ALL }, "dir"),
+            (Facts { knows_all: false, ..ALL }, "no grace period has ended"),
         ] {
-            assert_eq!(facts.lack(), Some(lack));
-            assert_eq!(
-                (facts.judge(false), facts.judge(true)),
-                (Verdict::Keep, Verdict::Withdraw),
-                "{lack:?}"
-            );
-            // A rewrite hides nothing else.
-            let rewriting = Facts { is_written: false, ..facts };
-            assert_eq!(rewriting.judge(true), Verdict::Withdraw, "{lack:?}");
+            assert!(facts.lack().is_some_and(|text| text.contains(lack)), "{lack}");
         }
-    }
-
-    #[test]
-    fn a_rewrite_puts_it_off_and_voids_nothing() {
-        let rewriting = Facts { is_written: false, ..ALL };
-        assert_eq!(rewriting.lack(), Some(Lack::NotWritten));
-        assert_eq!((rewriting.judge(false), rewriting.judge(true)), (Verdict::Keep, Verdict::Keep));
     }
 }
