@@ -1,7 +1,7 @@
 //! One short function a command: parse, open the key, let the core decide, reply. What happens in between is
 //! in [`crate::effects`].
 
-use dlock_core::admission::{BadEffect, Clock};
+use dlock_core::admission::Clock;
 use dlock_core::codec::Origin;
 use dlock_core::decide::Confirmed;
 use dlock_core::{Acquired, ClientId, Fence, Name};
@@ -215,11 +215,9 @@ impl Effect {
         let &[key, change] = args.bytes else { return Err(Error::Effect.into()) };
         let origin = if ctx.flags().contains(Flags::REPLICATED) { Origin::Live } else { Origin::Stored };
         let reader = Clock { now: clock::now(), anchor: clock::anchor() };
-        let effect = reader.effect(change, origin).map_err(|why| {
-            if let BadEffect::Newer { last, .. } = why {
-                m.with(|s| s.fences.raise(last));
-            }
-            format!("ERR {why}")
+        let effect = reader.effect(change, origin).map_err(|bad| {
+            m.with(|s| s.fences.raise(bad.last.unwrap_or(0)));
+            format!("ERR {}", bad.why)
         })?;
         effects::take_in(open(m, ctx, args, key)?, effect)?;
         ctx.reply_simple(c"OK");

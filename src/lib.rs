@@ -24,7 +24,6 @@ mod mark;
 mod module;
 mod proof;
 mod stats;
-mod stored;
 mod table;
 mod timer;
 mod upcalls;

@@ -2,12 +2,17 @@
 
 use std::ffi::CStr;
 
+use dlock_core::admission::{Clock, Source};
+use dlock_core::codec;
+use dlock_core::tasks::Task;
+use dlock_core::{Change, Ephemeral, Fence, Name};
+
 use crate::config::Config;
-use crate::ffi::{Ctx, Handle, MainThread, Notice, Section, Upcalls, Waited};
+use crate::ffi::{Ctx, Flags, Handle, MainThread, Notice, Section, Upcalls, Waited};
 use crate::module::Module;
 use crate::value::Value;
 use crate::waiters::{self, Answer};
-use crate::{clock, deadlines, effects, events, evictions, info, stored};
+use crate::{clock, deadlines, effects, events, evictions, followers, info, timer};
 
 /// Only [`Upcalls::get`] asks it: everything else is handed the module.
 static MODULE: MainThread<Module> = MainThread::empty();
@@ -66,15 +71,50 @@ impl Upcalls for Module {
     }
 
     fn load(&self, bytes: &[u8], db: i32, key: &[u8]) -> Result<Box<Value>, String> {
-        stored::load(self, bytes, db, key)
+        let (loading, bounds) = self.with(|s| (s.loading, s.config.bounds));
+        // While keys are loaded, by the million, the server is not asked for each.
+        let is_master = loading.is_none() && self.ctx().server_flags().contains(Flags::MASTER);
+        let source = Source::of(loading, is_master);
+        let clock = Clock { now: clock::now(), anchor: clock::anchor() };
+        let written = clock.admit(bytes, source, bounds).inspect_err(|_| {
+            if source != Source::Anybody {
+                // A master, or the append only file, tells of a RESTORE that was good there.
+                self.with(|s| s.effect_skipped());
+            }
+        })?;
+        let fence = written.greatest_fence();
+        let mut value = Box::<Value>::default();
+        written.apply(&mut value.lock);
+        self.with(|s| {
+            s.fences.raise(fence);
+            s.schedule(&mut value, db, key);
+            // The server may yet drop it, as it does with a TTL that has passed: looked at once, in any case.
+            if let Some(slot) = value.slot.filter(|_| source == Source::Anybody) {
+                s.background.note(Task::Due(Name::new(db, key).to_owned(), slot));
+            }
+        });
+        if loading.is_none() {
+            timer::rearm(self);
+        }
+        Ok(value)
     }
 
     fn save(&self, value: &Value) -> Vec<u8> {
-        stored::save(value)
+        let mut bytes = Vec::new();
+        codec::write(&value.lock, &Change::Whole, clock::now(), clock::anchor(), &mut bytes);
+        bytes
     }
 
+    /// It makes the key above all, also of a lock that is gone: later commands in the file may name that.
     fn effect(&self, value: &Value) -> Vec<u8> {
-        stored::effect(self, value)
+        let mut bytes = Vec::new();
+        let (last, now, anchor) = (self.stored_number(), clock::now(), clock::anchor());
+        if value.lock.is_gone() {
+            codec::write_effect_of_nothing(last, now, anchor, &mut bytes);
+        } else {
+            codec::write_effect(&value.lock, &Change::Whole, last, now, anchor, &mut bytes);
+        }
+        bytes
     }
 
     fn digest(&self, value: &Value, add: &mut dyn FnMut(&[u8])) {
@@ -85,15 +125,49 @@ impl Upcalls for Module {
         value.memory(key)
     }
 
+    /// Where the value itself lives on under another name (RENAME, MOVE) it is no lock any more: the hold was
+    /// of the resource, and the resource is a name.
     fn unlinked(&self, value: &mut Value, db: i32, key: &[u8]) {
-        stored::unlinked(self, value, db, key);
+        if let Some(slot) = value.slot.take() {
+            self.with(|s| s.background.unschedule(slot, db));
+        }
+        // Deleted by ourselves, all is said already.
+        if value.lock.is_gone() {
+            return;
+        }
+        let mut lock = std::mem::take(&mut value.lock);
+        let name = Name::new(db, key);
+        // A replica has no queue to serve and tells nobody; its promotion must not find what its master did
+        // long ago.
+        let master = self.ctx().server_flags().contains(Flags::MASTER);
+        let heard = followers::is_heard(self);
+        self.with(|s| {
+            match lock.take_vanished(clock::now()) {
+                // Its job does not run.
+                Some(crowd) if !master => drop(std::thread::spawn(move || drop(crowd))),
+                Some(crowd) => s.background.note(Task::Departed(name.to_owned(), Box::new(crowd))),
+                None => {}
+            }
+            for hold in lock.stored() {
+                if let Ephemeral::Bound(client) = hold.ephemeral() {
+                    s.background.unbind(client, &name, hold.token());
+                }
+            }
+            s.evictions.taken_away(&name);
+            if master && s.loading.is_none() && (heard || s.waiting.len_of(&name) > 0) {
+                s.background.note(Task::Vanished(name.to_owned()));
+            }
+        });
+        timer::rearm(self);
     }
 
+    /// The greatest fence this server has issued or accepted.
     fn stored_number(&self) -> u64 {
-        stored::last_fence(self)
+        self.with(|s| s.fences.last())
     }
 
     fn load_number(&self, number: u64) -> bool {
-        stored::raise_fence(self, number)
+        self.with(|s| s.fences.raise(number));
+        number <= Fence::MAX
     }
 }

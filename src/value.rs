@@ -1,5 +1,5 @@
 //! What a key holds: a lock, and where it stands in the schedule. How it is read and written is in
-//! [`crate::stored`].
+//! [`crate::upcalls`].
 
 use dlock_core::background::Background;
 use dlock_core::codec::Anchor;

@@ -4,8 +4,6 @@
 //! a number. RESTORE may bring what anybody has written, so it is held to what a command could have asked
 //! for.
 
-use std::fmt;
-
 use dlock_protocol::Instant;
 
 use crate::bounds::Bounds;
@@ -40,29 +38,6 @@ impl Source {
     }
 }
 
-/// Why bytes are refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
-    Malformed(Malformed),
-    /// They are a change of a lock.
-    NotWhole,
-    TtlTooLong,
-    DelayTooLong,
-    FenceAhead,
-}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Refused::Malformed(why) => return why.fmt(f),
-            Refused::NotWhole => "the bytes are a change of a lock, not a lock",
-            Refused::TtlTooLong => "its ttl is longer than dlock.max-ttl, or dlock.restart-grace",
-            Refused::DelayTooLong => "its lock-delay is longer than dlock.max-ttl, or dlock.restart-grace",
-            Refused::FenceAhead => "its fence is further ahead of this server's clock than the skew bound",
-        })
-    }
-}
-
 /// The reader's clock, by which the deadlines in bytes are moved.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
@@ -76,31 +51,33 @@ impl Clock {
     }
 
     /// Lets a whole lock in, or says why not.
-    pub fn admit(self, bytes: &[u8], source: Source, bounds: Bounds) -> Result<Written, Refused> {
-        let written = self.reader(source.origin()).read(bytes).map_err(Refused::Malformed)?;
-        if !written.is_whole() {
-            return Err(Refused::NotWhole);
-        }
-        let longest = bounds.longest_lease().millis();
-        match source {
-            Source::Trusted(_) => Ok(written),
-            Source::Anybody if written.longest_ttl() > longest => Err(Refused::TtlTooLong),
-            Source::Anybody if written.longest_delay(self.now) > longest => Err(Refused::DelayTooLong),
-            Source::Anybody if written.greatest_fence() > bounds.skew().greatest_fence(self.now) => {
-                Err(Refused::FenceAhead)
-            }
-            Source::Anybody => Ok(written),
-        }
+    pub fn admit(self, bytes: &[u8], source: Source, bounds: Bounds) -> Result<Written, String> {
+        let written = self.reader(source.origin()).read(bytes).map_err(|why| why.to_string())?;
+        let (longest, fence) = (bounds.longest_lease().millis(), bounds.skew().greatest_fence(self.now));
+        let refused = if !written.is_whole() {
+            "the bytes are a change of a lock, not a lock"
+        } else if source != Source::Anybody {
+            return Ok(written);
+        } else if written.longest_ttl() > longest {
+            "its ttl is longer than dlock.max-ttl, or dlock.restart-grace"
+        } else if written.longest_delay(self.now) > longest {
+            "its lock-delay is longer than dlock.max-ttl, or dlock.restart-grace"
+        } else if written.greatest_fence() > fence {
+            "its fence is further ahead of this server's clock than the skew bound"
+        } else {
+            return Ok(written);
+        };
+        Err(refused.into())
     }
 
     /// Reads an effect.
     pub fn effect(self, bytes: &[u8], origin: Origin) -> Result<Effect, BadEffect> {
-        let (last, change) = split_effect(bytes).map_err(BadEffect::Malformed)?;
-        match self.reader(origin).read(change) {
-            Ok(written) => Ok(Effect { last, written }),
-            Err(why @ Malformed::Version(_)) => Err(BadEffect::Newer { last, why }),
-            Err(why) => Err(BadEffect::Malformed(why)),
-        }
+        let (last, change) = split_effect(bytes).map_err(|why| BadEffect { last: None, why })?;
+        let written = self.reader(origin).read(change).map_err(|why| {
+            let is_newer = matches!(why, Malformed::Version(_));
+            BadEffect { last: is_newer.then_some(last), why }
+        })?;
+        Ok(Effect { last, written })
     }
 }
 
@@ -113,20 +90,11 @@ pub struct Effect {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BadEffect {
-    /// A newer module wrote it. What it granted is lost here; that fences rise to `last` is not.
-    Newer {
-        last: u64,
-        why: Malformed,
-    },
-    Malformed(Malformed),
-}
-
-impl fmt::Display for BadEffect {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (BadEffect::Newer { why, .. } | BadEffect::Malformed(why)) = self;
-        why.fmt(f)
-    }
+pub struct BadEffect {
+    /// As in [`Effect`], where a newer module wrote it: what that granted is lost here, how far fences have risen
+    /// is not.
+    pub last: Option<u64>,
+    pub why: Malformed,
 }
 
 #[cfg(test)]
@@ -190,12 +158,13 @@ mod tests {
         for (lock, refused) in [
             (held(5_000, 0, 0), None),
             (held(5_000, 5_000, far - 1), None),
-            (held(5_001, 0, 0), Some(Refused::TtlTooLong)),
-            (held(5_000, 5_001, 0), Some(Refused::DelayTooLong)),
-            (held(5_000, 0, far), Some(Refused::FenceAhead)),
+            (held(5_001, 0, 0), Some("its ttl")),
+            (held(5_000, 5_001, 0), Some("its lock-delay")),
+            (held(5_000, 0, far), Some("its fence")),
         ] {
             let bytes = bytes(&lock, &Change::Whole);
-            assert_eq!(CLOCK.admit(&bytes, Source::Anybody, bounds(5_000)).err(), refused);
+            let why = CLOCK.admit(&bytes, Source::Anybody, bounds(5_000)).err();
+            assert_eq!(why.as_deref().and_then(|why| why.split(" is ").next()), refused);
             for origin in [Origin::Live, Origin::Stored] {
                 let mut read = Lock::default();
                 let written = CLOCK.admit(&bytes, Source::Trusted(origin), bounds(5_000)).unwrap();
@@ -210,9 +179,9 @@ mod tests {
         let lock = held_in(Mode::Shared, 1_000, 0, 0);
         for source in [Source::Anybody, Source::Trusted(Origin::Stored)] {
             let part = bytes(&lock, &Change::Part(Vec::new()));
-            assert_eq!(CLOCK.admit(&part, source, bounds(9)).err(), Some(Refused::NotWhole));
-            let short = Refused::Malformed(Malformed::Short);
-            assert_eq!(CLOCK.admit(b"", source, bounds(9)).err(), Some(short));
+            assert!(CLOCK.admit(&part, source, bounds(9)).unwrap_err().contains("not a lock"));
+            let short = Malformed::Short.to_string();
+            assert_eq!(CLOCK.admit(b"", source, bounds(9)), Err(short));
         }
     }
 
@@ -223,9 +192,9 @@ mod tests {
         assert_eq!(CLOCK.effect(&bytes, Origin::Live).unwrap().last, 77);
         let version = &mut bytes[8];
         *version += 1;
-        let why = Malformed::Version(*version);
-        assert_eq!(CLOCK.effect(&bytes, Origin::Live).err(), Some(BadEffect::Newer { last: 77, why }));
-        let short = BadEffect::Malformed(Malformed::Short);
+        let newer = BadEffect { last: Some(77), why: Malformed::Version(*version) };
+        assert_eq!(CLOCK.effect(&bytes, Origin::Live).err(), Some(newer));
+        let short = BadEffect { last: None, why: Malformed::Short };
         assert_eq!(CLOCK.effect(&bytes[..7], Origin::Stored).err(), Some(short));
     }
 }
