@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The imports of src/ by file: arrows point one way.
 
-A circle of files is allowed where it is a parent with its children, and no more than three files. ffi/ imports nothing
+A cycle of files is allowed where it is a parent with its children, and no more than three files. ffi/ imports nothing
 but itself. With --list, prints for each file what it imports.
 """
 import re
@@ -65,7 +65,7 @@ def imports(module):
     return {resolve(module, p) for p in found + inline} - {module}
 
 
-def circles(graph):
+def cycles(graph):
     """The strongly connected components (Tarjan) of more than one file."""
     index, low, stack, found = {}, {}, [], []
 
@@ -78,14 +78,14 @@ def circles(graph):
             if to in stack:
                 low[node] = min(low[node], low[to])
         if low[node] == index[node]:
-            circle = stack[stack.index(node) :]
+            cycle = stack[stack.index(node) :]
             del stack[stack.index(node) :]
-            found.append(circle)
+            found.append(cycle)
 
     for node in graph:
         if node not in index:
             visit(node)
-    return [sorted(circle) for circle in found if len(circle) > 1]
+    return [sorted(cycle) for cycle in found if len(cycle) > 1]
 
 
 def main():
@@ -94,11 +94,11 @@ def main():
         for module, to in graph.items():
             print(f"{shown(module)}: {' '.join(sorted(map(shown, to)))}")
     wrong = False
-    for circle in circles(graph):
-        family = all(module[: len(circle[0])] == circle[0] for module in circle)
-        allowed = family and len(circle) <= MOST
+    for cycle in cycles(graph):
+        family = all(module[: len(cycle[0])] == cycle[0] for module in cycle)
+        allowed = family and len(cycle) <= MOST
         wrong |= not allowed
-        print(f"{'circle' if allowed else 'FORBIDDEN circle'} of {len(circle)}: {' '.join(map(shown, circle))}")
+        print(f"{'allowed: cycle' if allowed else 'FORBIDDEN: cycle'} of {len(cycle)}: {' '.join(map(shown, cycle))}")
     for module, to in graph.items():
         out = [shown(other) for other in to if other[:1] != ("ffi",)]
         # What an option is, a name with a range, it shares with the protocol.

@@ -1,6 +1,10 @@
 //! INFO, the log and SLOWLOG: what an operator reads.
 
+use std::collections::BTreeSet;
+
 use dlock_testkit::{Conn, Server, Value, each_server, until};
+
+const INFO: &str = include_str!("../../docs/info.md");
 
 /// The numbers of the section as pairs.
 fn section(conn: &mut Conn) -> Vec<(String, u64)> {
@@ -77,6 +81,20 @@ fn info_counts_what_happened() {
         assert!(value("fence_mark") > value("fence"));
         // The same when the whole of INFO is asked for.
         assert_eq!(server.info("dlock_grants"), "6");
+    });
+}
+
+#[test]
+fn every_field_of_info_stands_in_its_document() {
+    each_server(|kind| {
+        let text = Server::start(kind).connect().ok("INFO dlock").text();
+        let fields = text.lines().filter_map(|line| line.split_once(':'));
+        let fields: BTreeSet<&str> = fields.map(|(name, _)| name).collect();
+        let rows = INFO.lines().filter(|line| line.starts_with("| `dlock_"));
+        let names = rows.filter_map(|row| row.split('|').nth(1));
+        let documented: BTreeSet<&str> = names.flat_map(|names| names.split(['`', ' '])).collect();
+        let documented: BTreeSet<&str> = documented.into_iter().filter(|name| !name.is_empty()).collect();
+        assert_eq!(fields, documented);
     });
 }
 

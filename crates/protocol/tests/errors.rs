@@ -1,14 +1,15 @@
 //! Errors: how a client reads what the server writes.
 
 use dlock_protocol::error::{Class, Error, Misuse, Refusal, shortened};
-use dlock_protocol::{Token, Ttl, options};
+use dlock_protocol::{Token, Ttl, event, options};
 use proptest::prelude::*;
 
 fn token(name: &str) -> Token {
     Token::new(name.as_bytes()).expect("it fits")
 }
 
-fn all() -> Vec<(Error, Class<'static>)> {
+/// One of each. What is new is asked for by [`class`], which does not compile without it.
+fn all() -> Vec<Error> {
     let refusals = [
         Refusal::OtherPermits(3),
         Refusal::OtherMode,
@@ -28,30 +29,62 @@ fn all() -> Vec<(Error, Class<'static>)> {
         Misuse::NoValue("BLOCK"),
         Misuse::Unknown("FAIR".into()),
     ];
-    let misuse = [
+    let others = [
+        Error::Grace(58_475),
+        Error::QueueFull { on_the_server: 10, on_a_key: 5 },
+        Error::Deadlock(vec![token("a"), token("b"), token("a")]),
+        Error::FenceAhead { ms: 7, bound: 5 },
         Error::WrongType,
         Error::NoConnection,
         Error::Replica,
+        Error::Moving,
         Error::CannotWait,
         Error::Effect,
         Error::NoRandomness("none".into()),
     ];
-    let misuse = misuse.into_iter().chain(refusals.map(Error::from)).chain(misuses.map(Error::from));
-    let mut all: Vec<_> = misuse.map(|error| (error, Class::Misuse)).collect();
-    all.extend([
-        (Error::Grace(58_475), Class::Grace(58_475)),
-        (Error::QueueFull { on_the_server: 10, on_a_key: 5 }, Class::QueueFull),
-        (Error::Deadlock(vec![token("a"), token("b"), token("a")]), Class::Deadlock("a -> b -> a")),
-        (Error::FenceAhead { ms: 7, bound: 5 }, Class::FenceAhead),
-        (Error::Moving, Class::Other),
-    ]);
-    all
+    others.into_iter().chain(refusals.map(Error::from)).chain(misuses.map(Error::from)).collect()
+}
+
+/// As what a client reads it.
+fn class(error: &Error) -> Class<'static> {
+    match error {
+        Error::Grace(_) => Class::Grace(58_475),
+        Error::QueueFull { .. } => Class::QueueFull,
+        Error::Deadlock(_) => Class::Deadlock("a -> b -> a"),
+        Error::FenceAhead { .. } => Class::FenceAhead,
+        Error::Moving => Class::Other,
+        Error::Misuse(_)
+        | Error::Refused(_)
+        | Error::WrongType
+        | Error::NoConnection
+        | Error::Replica
+        | Error::CannotWait
+        | Error::Effect
+        | Error::NoRandomness(_) => Class::Misuse,
+    }
+}
+
+/// The README is where people look for what they see.
+#[test]
+fn every_error_word_and_every_event_stands_in_the_readme() {
+    let readme = include_str!("../../../README.md");
+    for error in all() {
+        let text = error.to_string();
+        let word = text.split(' ').next().unwrap_or_default();
+        let row = readme.lines().find(|line| line.starts_with("| `") && line[3..].starts_with(word));
+        assert!(row.is_some(), "the README's table of error words lacks {word}");
+    }
+    for event in event::TABLE {
+        let event = event.to_str().expect("ASCII");
+        let row = readme.lines().find(|line| line.starts_with("| `") && line.contains(&format!("`{event}`")));
+        assert!(row.is_some(), "the README's table of events lacks {event}");
+    }
 }
 
 #[test]
 fn every_error_is_read_as_what_it_is() {
-    for (error, class) in all() {
-        assert_eq!(Class::of(&error.to_string()), class, "{error}");
+    for error in all() {
+        assert_eq!(Class::of(&error.to_string()), class(&error), "{error}");
     }
     assert_eq!(Class::of("ERR unknown command 'DLOCK.ACQUIRE', with args .."), Class::NoModule);
     assert_eq!(Class::of("NOPERM No permissions to access a key"), Class::Other);
@@ -67,7 +100,7 @@ fn the_time_of_grace_is_read_with_and_without_words_behind_it() {
 
 #[test]
 fn an_error_is_one_line_and_names_only_options_that_there_are() {
-    for (error, _) in all() {
+    for error in all() {
         let text = error.to_string();
         assert!(!text.contains(['\r', '\n']) && text.len() < 500, "{text}");
         for name in text.split("dlock.").skip(1) {
