@@ -1,12 +1,12 @@
 //! An expired hold is never seen, whether or not the background has ended it yet.
 
-use dlock_testkit::{Server, Value, each_server, until};
+use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
 /// Commands in one write run in one turn of the event loop: the timer has no chance between them.
 const LATE: [&str; 2] = ["DLOCK.ACQUIRE k t 20 DEPTH 2 LABEL host", "DEBUG SLEEP 0.05"];
 
 #[test]
-fn no_command_sees_a_hold_whose_lease_is_over() {
+fn no_command_sees_an_expired_hold() {
     each_server(|kind| {
         let server = Server::start(kind);
         let mut conn = server.connect();
@@ -75,14 +75,20 @@ fn of_several_holders_only_the_expired_are_unseen() {
     });
 }
 
+/// A server that was paused before the lease of its only hold expired.
+fn paused(kind: &ServerKind) -> (Server, Conn) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    let answers = conn.say_together(&["DLOCK.ACQUIRE k t 50", "CLIENT PAUSE 60000 WRITE"]);
+    assert!(answers[0].int() > 0);
+    until("the lease has expired", || conn.ok("DLOCK.HOLDS k t") == 0);
+    (server, conn)
+}
+
 #[test]
 fn while_the_server_is_paused_an_expired_hold_is_unseen_too() {
     each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let answers = conn.say_together(&["DLOCK.ACQUIRE k t 50", "CLIENT PAUSE 60000 WRITE"]);
-        assert!(answers[0].int() > 0);
-        until("the lease has expired", || conn.ok("DLOCK.HOLDS k t") == 0);
+        let (server, mut conn) = paused(kind);
         assert_eq!(conn.ok("DLOCK.PTTL k"), -2);
         assert_eq!(conn.ok("DLOCK.INSPECT k"), Value::Nil);
         assert_eq!(conn.ok("EXISTS k"), 1, "nothing is written in a pause");
@@ -100,11 +106,7 @@ fn while_the_server_is_paused_an_expired_hold_is_unseen_too() {
 #[test]
 fn after_a_pause_the_background_goes_on() {
     each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let answers = conn.say_together(&["DLOCK.ACQUIRE k t 50", "CLIENT PAUSE 60000 WRITE"]);
-        assert!(answers[0].int() > 0);
-        until("the lease has expired", || conn.ok("DLOCK.HOLDS k t") == 0);
+        let (server, mut conn) = paused(kind);
         assert_eq!(conn.ok("EXISTS k"), 1);
         assert_eq!(conn.ok("CLIENT UNPAUSE"), "OK");
         until("the hold is ended", || conn.ok("EXISTS k") == 0);

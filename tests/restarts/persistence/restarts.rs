@@ -5,12 +5,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::{all, state, take_all_kinds};
 use dlock_testkit::{Options, Server, ServerKind, Value, each_server, until};
 
-/// With an append only file that loses nothing.
 /// Without a fence mark, which would hide what the server's own files tell of fences.
 fn unmarked(kind: &ServerKind) -> Options {
     Server::options(kind).conf("dlock.fence-mark no")
 }
 
+/// With an append only file that loses nothing.
 fn always(kind: &ServerKind) -> Options {
     unmarked(kind).conf("appendonly yes").conf("appendfsync always")
 }
@@ -156,16 +156,23 @@ fn go_through(server: &mut Server, how: &str) {
     server.restart();
 }
 
+/// A server that will stop and come back like this, with the fence of its only hold. That is ahead of the
+/// clock, which alone would issue a lower one for the next seconds.
+#[track_caller]
+fn with_raised_fence(kind: &ServerKind, how: &str) -> (Server, i64) {
+    let server = if how == "save" { unmarked(kind).start() } else { always(kind).start() };
+    let mut conn = server.connect();
+    let raised = conn.ok("DLOCK.ACQUIRE k t 600000").int() + 9_000_000;
+    assert_eq!(conn.ok(&format!("DLOCK.CONFIRM k t {raised} 600000")), raised);
+    (server, raised)
+}
+
 #[test]
 fn no_fence_is_lower_after_any_return() {
     each_server(|kind| {
         for how in RETURNS {
-            let mut server = if how == "save" { unmarked(kind).start() } else { always(kind).start() };
+            let (mut server, raised) = with_raised_fence(kind, how);
             let mut conn = server.connect();
-            let held = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-            // Ahead of the clock, so that the clock alone would issue a lower one for the next seconds.
-            let raised = held + 9_000_000;
-            assert_eq!(conn.ok(&format!("DLOCK.CONFIRM k t {raised} 600000")), raised);
             let last = conn.ok("DLOCK.ACQUIRE other t 600000").int();
             assert_eq!(last, raised + 1);
             conn.ok("DLOCK.RELEASE other t");
@@ -180,18 +187,14 @@ fn no_fence_is_lower_after_any_return() {
 fn no_fence_is_lower_with_everything_released() {
     each_server(|kind| {
         for how in RETURNS {
-            let mut server = if how == "save" { unmarked(kind).start() } else { always(kind).start() };
-            let mut conn = server.connect();
-            let held = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-            let raised = held + 9_000_000;
-            conn.ok(&format!("DLOCK.CONFIRM k t {raised} 600000"));
-            assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
+            let (mut server, raised) = with_raised_fence(kind, how);
+            assert_eq!(server.connect().ok("DLOCK.RELEASE k t"), 1);
             go_through(&mut server, how);
             let next = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
             if how == "no preamble" {
                 // A rewrite without a preamble writes keys and nothing else: the clock has to do, or the
                 // fence mark.
-                assert!(next > held, "{how}: {next} after {held}");
+                assert!(next > raised - 9_000_000, "{how}: {next}");
             } else {
                 assert_eq!(next, raised + 1, "{how}");
             }
