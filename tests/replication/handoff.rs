@@ -21,7 +21,7 @@ fn leases_that_run_out_in_a_pause_end_after_it_on_both_sides() {
         replica.replicate(&master);
         take_many(&master, 100, 50, &["CLIENT PAUSE 600000 WRITE"]);
         let mut conn = master.connect();
-        until("all leases are over", || (0..100).all(|n| conn.ok(&format!("DLOCK.HOLDS k{n} t")) == 0));
+        until("all leases have expired", || (0..100).all(|n| conn.ok(&format!("DLOCK.HOLDS k{n} t")) == 0));
         assert_eq!((conn.ok("DBSIZE"), master.info("dlock_expiries")), (100.into(), "0".into()));
         conn.ok("CLIENT UNPAUSE");
         until("they end", || conn.ok("DBSIZE") == 0);
@@ -41,7 +41,7 @@ fn leases_that_run_out_in_a_failover_end_on_the_new_master() {
         replica.pause();
         take_many(&master, 100, 50, &["FAILOVER"]);
         let mut conn = master.connect();
-        until("all leases are over", || (0..100).all(|n| conn.ok(&format!("DLOCK.HOLDS k{n} t")) == 0));
+        until("all leases have expired", || (0..100).all(|n| conn.ok(&format!("DLOCK.HOLDS k{n} t")) == 0));
         assert_eq!(master.info("master_failover_state"), "waiting-for-sync");
         assert_eq!((conn.ok("DBSIZE"), master.info("dlock_expiries")), (100.into(), "0".into()));
         replica.resume();

@@ -70,7 +70,7 @@ impl Load {
         let mut conn = master.connect();
         // Longer than the short leases, and begun after them.
         until("a new lock is granted", || !matches!(conn.say("DLOCK.ACQUIRE mark t 301"), Value::Error(_)));
-        until("the short leases are over", || conn.ok("EXISTS mark") == 0);
+        until("the short leases have expired", || conn.ok("EXISTS mark") == 0);
     }
 
     /// Nothing happened that cannot have been.

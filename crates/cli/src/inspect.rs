@@ -104,7 +104,7 @@ impl View {
         let masters = self.masters.iter().zip(&self.queues).map(|(seen, queue)| {
             let mut master = json!(seen);
             if let Some(queue) = queue.answer.found() {
-                master["line"] = json!(queue);
+                master["queue"] = json!(queue);
             }
             master
         });

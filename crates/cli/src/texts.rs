@@ -89,7 +89,7 @@ With --json, prints an object:
     no_quorum  too few servers answered
   masters   an object for each server, with its address as `server` and either
     found       its answer: mode, permits, fence, holders, waiters, delay_ms; null for a free lock
-    line        the wait queue: client, token, mode, waited_ms, left_ms, label
+    queue       the wait queue: client, token, mode, waited_ms, left_ms, label
   or
     unanswered  why there is no answer";
 

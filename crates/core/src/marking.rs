@@ -10,10 +10,10 @@ use dlock_protocol::Instant;
 use crate::fences::Fences;
 
 /// After so long, in microseconds, a disk that does not answer counts as one that cannot be written.
-const PATIENCE: u64 = 10_000_000;
+const DISK_TIMEOUT: u64 = 10_000_000;
 
-/// What could not be written is tried again after so long.
-const PAUSE: u64 = 5_000_000;
+/// What could not be written is retried after so long.
+const BACKOFF: u64 = 5_000_000;
 
 /// It is written each so long.
 const EACH: u64 = 5_000_000;
@@ -29,8 +29,8 @@ pub struct Marking {
     written: Option<u64>,
     /// When the last write began.
     begun: Instant,
-    /// Not tried again before.
-    pause_until: Instant,
+    /// Not retried before.
+    retry_at: Instant,
     /// Somebody else's mark was found, and the operator knows.
     shared: bool,
 }
@@ -123,7 +123,7 @@ pub enum News {
 impl Default for Marking {
     fn default() -> Marking {
         let never = Instant::from_micros(0);
-        Marking { status: Status::Off, written: None, begun: never, pause_until: never, shared: false }
+        Marking { status: Status::Off, written: None, begun: never, retry_at: never, shared: false }
     }
 }
 
@@ -152,7 +152,7 @@ impl Marking {
     /// was written last is a sign of life.
     pub fn is_due(&self, fences: &Fences, now: Instant) -> bool {
         let old = now.micros() >= self.begun.micros() + EACH;
-        now >= self.pause_until && (old || self.written.is_none() || fences.wants_mark(now))
+        now >= self.retry_at && (old || self.written.is_none() || fences.wants_mark(now))
     }
 
     /// A write begins.
@@ -177,7 +177,7 @@ impl Marking {
                 // It may be that the file is written and only its folder is not: what stands there is looked
                 // at again.
                 (self.status, self.written) = (Status::Failing, None);
-                self.pause_until = Instant::from_micros(now.micros() + PAUSE);
+                self.retry_at = Instant::from_micros(now.micros() + BACKOFF);
                 fences.set_mark(None);
                 news.extend((!was_failing).then_some(News::Failing(why)));
             }

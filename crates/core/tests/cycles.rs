@@ -137,9 +137,9 @@ fn who_is_met_twice_is_as_stuck_as_the_first_time() {
     assert!(cycle == tokens("t b t") || cycle == tokens("t a b t"), "{cycle:?}");
 }
 
-/// The first version saw this cycle only where `t` had joined the two lines in the other order.
+/// The first version saw this cycle only where `t` had joined the two queues in the other order.
 #[test]
-fn who_stands_behind_the_start_in_another_line_waits_for_it() {
+fn who_is_behind_the_start_in_another_queue_waits_for_it() {
     let mut world = World::default();
     for (key, token) in [("k", "h"), ("y", "w"), ("k", "t"), ("k", "w")] {
         assert_eq!(world.want(key, token, Mode::Exclusive), None);

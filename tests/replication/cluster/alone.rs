@@ -27,7 +27,7 @@ fn a_node_that_is_cut_off_grants_nothing_in_the_background() {
             Value::Error(line) => line.starts_with("CLUSTERDOWN"),
             _ => false,
         });
-        assert_eq!(node.info("dlock_expiries"), "0", "it was refused before the lease was over");
+        assert_eq!(node.info("dlock_expiries"), "0", "it was refused before the lease expired");
         let mut told = None;
         until("the lease has ended, and with it what b said", || {
             told = told.take().or_else(|| b.try_read(Duration::from_millis(10)));

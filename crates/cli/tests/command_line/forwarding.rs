@@ -90,7 +90,7 @@ fn orphans_are_not_left_as_corpses() {
 }
 
 #[test]
-fn a_signal_while_it_waits_ends_dlock_and_its_place_in_line() {
+fn a_signal_while_it_waits_ends_dlock_and_its_wait() {
     each_server(|kind| {
         let stage = Stage::with(kind, 3);
         for server in &stage.servers {

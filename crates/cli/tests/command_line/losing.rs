@@ -1,4 +1,4 @@
-//! A lock that is lost ends the command, and everything it has started, before the lease is over.
+//! A lock that is lost ends the command, and everything it has started, before the lease expires.
 
 use super::*;
 use crate::stage::{is_alive, is_stopped, signal};

@@ -116,7 +116,7 @@ fn a_lock_is_inspected_by_programs() {
         assert_eq!(first["found"]["holders"][0]["token"], "somebody");
         assert_eq!(first["found"]["holders"][0]["label"], "by-hand");
         assert_eq!(
-            (&first["line"][0]["token"], &first["line"][0]["mode"]),
+            (&first["queue"][0]["token"], &first["queue"][0]["mode"]),
             (&"next".into(), &"shared".into())
         );
         assert_eq!(last["found"], serde_json::Value::Null);

@@ -38,7 +38,7 @@ pub struct Hold {
     pub token: Token,
     pub mode: Mode,
     pub fence: u64,
-    /// The ms of the server clock at which the lease is over.
+    /// The ms of the server clock at which the lease expires.
     pub end: u64,
     /// The ms in which it was granted.
     pub since: u64,
