@@ -139,10 +139,11 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
             on(m, ctx, &name, |target| target.operate(|turn| turn.undelivered(token.as_bytes(), waiter)));
         }
         Task::Unread { delivery, waiter, evicted } => {
-            if waiters::evicted_clients(ctx) == evicted {
-                let Delivery { name, token, .. } = delivery;
-                on(m, ctx, &name, |target| target.operate(|turn| turn.undelivered(token.as_bytes(), waiter)));
+            if waiters::evicted_clients(ctx) != evicted {
+                return m.with(|s| s.waiting.deliveries.delivered(waiter, &delivery));
             }
+            let Delivery { name, token, .. } = delivery;
+            on(m, ctx, &name, |target| target.operate(|turn| turn.undelivered(token.as_bytes(), waiter)));
         }
         Task::TimedOut(name, waiter) => {
             let late = Outcome::TimedOut;

@@ -4,6 +4,7 @@
 
 use dlock_core::ClientId;
 use dlock_core::codec::Origin;
+use dlock_core::deliveries::Deliveries;
 use dlock_core::scheduled::Scheduled;
 
 use crate::ffi::{Ctx, Notice, notices};
@@ -13,7 +14,7 @@ use crate::{deadlines, effects, evictions, followers, grace, mark, proof, timer,
 pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
     match notice {
         Notice::Tick => {
-            if m.with(|s| s.waiting.is_empty() && s.background.deliveries.is_empty()) {
+            if m.with(|s| s.waiting.is_empty() && s.waiting.deliveries.is_empty()) {
                 notices::watch_turns::<Module>(m.ctx(), false);
             }
             followers::look(m, ctx);
@@ -65,7 +66,7 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
             grace::loading_ended(m, ctx);
             mark::loaded(m, ctx);
         }
-        Notice::NextTurn => return m.with(|s| s.background.deliveries.next_turn()),
+        Notice::NextTurn => return m.with(|s| s.waiting.deliveries.next_turn()),
         Notice::ClientGone(id) => {
             let unread = waiters::unread(m, ctx, ClientId(id));
             if !m.with(|s| s.background.client_gone(ClientId(id))) && !unread {
@@ -83,7 +84,10 @@ fn may_be_followed(m: &Module) {
 /// A replica ends no hold with its connection, and will know of none when it is a master again: meanwhile the
 /// hold was another's to keep.
 fn unbind(m: &Module, ctx: Ctx<'_>) {
-    let bound = m.with(|s| s.background.demoted());
+    let bound = m.with(|s| {
+        s.waiting.deliveries = Deliveries::default();
+        s.background.demoted()
+    });
     for holds in bound.chunk_by(|(one, _), (other, _)| one == other) {
         effects::orphan(ctx, &holds[0].0, holds.iter().map(|(_, token)| token.clone()));
     }
@@ -93,7 +97,10 @@ fn unbind(m: &Module, ctx: Ctx<'_>) {
 const FREE_ON_THE_SPOT: usize = 1_000;
 
 fn flushing(m: &Module, ctx: Ctx<'_>, db: Option<i32>) {
-    let emptied = m.with(|s| s.background.flushed(db));
+    let emptied = m.with(|s| {
+        s.waiting.deliveries.flushed(db);
+        s.background.flushed(db)
+    });
     let held: usize = emptied.iter().map(Scheduled::held).sum();
     if held > 0 {
         grace::forgot(m, ctx, "locks were flushed");
@@ -108,7 +115,7 @@ fn swapped(m: &Module, ctx: Ctx<'_>, first: i32, second: i32) {
     if first == second {
         return;
     }
-    if m.with(|s| s.background.swapped(first, second)) > 0 {
+    if m.with(|s| s.background.swapped(&mut s.waiting, first, second)) > 0 {
         grace::forgot(m, ctx, "databases with locks were swapped");
     }
     m.with(|s| s.serve(|name| name.db == first || name.db == second));

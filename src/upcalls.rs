@@ -153,6 +153,7 @@ impl Upcalls for Module {
                     s.background.unbind(client, &name, hold.token());
                 }
             }
+            s.waiting.deliveries.forget(&name);
             s.evictions.taken_away(&name);
             if master && s.loading.is_none() && (heard || s.waiting.len_of(&name) > 0) {
                 s.background.note(Task::Vanished(name.to_owned()));

@@ -4,8 +4,8 @@ use dlock_core::deadlock::{Found, Search};
 use dlock_core::deliveries::Delivery;
 use dlock_core::tasks::Task;
 use dlock_core::{
-    ClientId, Fence, Instant, Limits, LockRequest, LockRequestRef, Name, Newcomer, Outcome, Rank, Token,
-    Wait, Waiter, WaiterId,
+    ClientId, Fence, Instant, Limits, LockRequestRef, Name, Newcomer, Outcome, Rank, Token, Wait, Waiter,
+    WaiterId,
 };
 use dlock_protocol::error::Error;
 
@@ -41,7 +41,7 @@ impl Answer {
                 }
                 if let Some(waiter) = self.grant.take() {
                     notices::watch_turns::<Module>(m.ctx(), true);
-                    m.with(|s| s.background.deliveries.handed_over(waiter));
+                    m.with(|s| s.waiting.deliveries.handed_over(waiter));
                 }
                 ctx.reply_int(fence.get() as i64);
             }
@@ -125,11 +125,7 @@ pub fn answer(m: &Module, waiter: Waiter, outcome: Outcome, now: Instant) {
     });
     let Some(handle) = handle else { return };
     let answer = match outcome {
-        Outcome::Granted(fence, _) => {
-            let Waiter { id, name, request: LockRequest { token, .. }, client, .. } = waiter;
-            m.with(|s| s.background.deliveries.sent(id, Delivery { name, token, client }));
-            Answer { reply: Reply::Fence(fence), grant: Some(id) }
-        }
+        Outcome::Granted(fence, _) => Answer { reply: Reply::Fence(fence), grant: Some(waiter.id) },
         Outcome::TimedOut | Outcome::Cancelled => Answer::new(Reply::Null),
         Outcome::Refused(refusal) => Answer::new(Reply::Error(Error::Refused(refusal).into())),
     };
@@ -142,9 +138,13 @@ fn unblock(m: &Module, handle: Handle, answer: Option<Answer>) {
 
 /// An answer has done its work, or found nobody to work on.
 pub fn came_back(m: &Module, answer: Answer) {
-    if let Some(waiter) = answer.grant
-        && m.with(|s| s.background.came_back(waiter))
-    {
+    let Some(waiter) = answer.grant else { return };
+    let undelivered = m.with(|s| {
+        let Delivery { name, token, .. } = s.waiting.deliveries.came_back(waiter)?;
+        s.background.note(Task::Undelivered(name, token, waiter));
+        Some(())
+    });
+    if undelivered.is_some() {
         timer::rearm(m);
     }
 }
@@ -152,8 +152,9 @@ pub fn came_back(m: &Module, answer: Answer) {
 /// A connection is gone. If it was told of a grant in this turn of the event loop, then nobody has read it,
 /// but where the server closed it only after all was written. Whether anything was noted.
 pub fn unread(m: &Module, ctx: Ctx<'_>, client: ClientId) -> bool {
-    let Some((waiter, delivery)) = m.with(|s| s.background.deliveries.gone(client)) else { return false };
+    let Some((waiter, delivery)) = m.with(|s| s.waiting.deliveries.gone(client)) else { return false };
     if ctx.closes_after_reply(client.0) {
+        m.with(|s| s.waiting.deliveries.delivered(waiter, &delivery));
         return false;
     }
     // One that is evicted for its memory is so after all is written, too. The count goes up behind its end.

@@ -1,5 +1,5 @@
 //! Whatever has to be done without anybody asking: what was noted for the background job, which locks are due
-//! when, what ends with which connection, and grants on their way.
+//! when, and what ends with which connection.
 //!
 //! All of it can be lost: it is rebuilt when locks are loaded, or let go.
 
@@ -7,10 +7,9 @@ use std::collections::HashMap;
 
 use dlock_protocol::{ClientId, Deadline, Instant, Token};
 
-use crate::deliveries::{Deliveries, Delivery};
 use crate::grace::Grace;
 use crate::lock::Lock;
-use crate::queue::{Name, WaiterId, Waiting, give_back};
+use crate::queue::{Name, Waiting, give_back};
 use crate::schedule::Slot;
 use crate::scheduled::Scheduled;
 use crate::step::{Binding, Rest};
@@ -23,7 +22,6 @@ pub struct Background {
     dbs: Vec<Scheduled>,
     /// What ends with a connection.
     bindings: HashMap<ClientId, Bindings>,
-    pub deliveries: Deliveries,
     /// Whose turn it is: see [`Background::next_task`].
     turn: usize,
 }
@@ -121,13 +119,6 @@ impl Background {
         true
     }
 
-    /// The answer to a waiter comes back. Whether a grant did.
-    pub fn came_back(&mut self, waiter: WaiterId) -> bool {
-        let Some(Delivery { name, token, .. }) = self.deliveries.came_back(waiter) else { return false };
-        self.note(Task::Undelivered(name, token, waiter));
-        true
-    }
-
     /// The wait queues of these resources may have to be served.
     pub fn serve(&mut self, waiting: &Waiting, of: impl Fn(&Name<'static>) -> bool) {
         waiting.names().filter(|name| of(name)).cloned().map(Task::Serve).for_each(|task| self.note(task));
@@ -197,7 +188,6 @@ impl Background {
     /// This server is a master no more: what it had to do as one is its new master's business. Answers which
     /// holds were bound to a connection, those of a resource together.
     pub fn demoted(&mut self) -> Vec<(Name<'static>, Token)> {
-        self.deliveries = Deliveries::default();
         let closed = std::mem::take(&mut self.pending).into_tasks().filter_map(|task| match task {
             Task::Disconnected(_, holds) => Some(holds),
             _ => None,
@@ -223,7 +213,7 @@ impl Background {
 
     /// Two databases change places. The queues stay with the number of their database, as the connections in
     /// them do; the locks move. Answers how many were held there.
-    pub fn swapped(&mut self, first: i32, second: i32) -> usize {
+    pub fn swapped(&mut self, waiting: &mut Waiting, first: i32, second: i32) -> usize {
         let one = std::mem::take(self.db(first));
         let held = one.held() + self.db(second).held();
         let other = std::mem::replace(self.db(second), one);
@@ -235,7 +225,7 @@ impl Background {
         };
         self.bindings.values_mut().for_each(|holds| rename_all(holds, swap));
         self.pending.iter_mut().for_each(|task| task.rename_holds(swap));
-        self.deliveries.names().for_each(swap);
+        waiting.deliveries.rename(swap);
         held
     }
 }

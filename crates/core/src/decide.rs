@@ -171,7 +171,7 @@ impl<'a> Turn<'a> {
             _ => {}
         }
         // The token is here, so whatever it holds it knows of.
-        self.change(token, |hold| hold.set_in_doubt(None));
+        self.heard_of(token);
         let renewed = self.renew(request, client);
         if renewed.is_ok() && held_as != request.mode && !reads_inside {
             self.change_mode(token, request.mode);
@@ -205,10 +205,8 @@ impl<'a> Turn<'a> {
         match NonZeroU32::new(left) {
             None => self.end_one(token.as_bytes(), End::Released),
             Some(left) if left.get() < had => {
-                self.change(token.as_bytes(), |hold| {
-                    hold.count = left;
-                    hold.set_in_doubt(None);
-                });
+                self.heard_of(token.as_bytes());
+                self.change(token.as_bytes(), |hold| hold.count = left);
                 self.step.put(self.lock, token);
             }
             Some(_) => {}
@@ -221,13 +219,11 @@ impl<'a> Turn<'a> {
     pub fn extend(&mut self, token: TokenRef<'_>, ttl: Ttl) -> bool {
         self.advance();
         let deadline = self.now + ttl;
-        let extended = self.change(token.as_bytes(), |hold| {
-            (hold.deadline, hold.ttl) = (deadline, ttl);
-            hold.set_in_doubt(None);
-        });
+        let extended = self.change(token.as_bytes(), |hold| (hold.deadline, hold.ttl) = (deadline, ttl));
         if extended.is_none() {
             return false;
         }
+        self.heard_of(token.as_bytes());
         self.step.put(self.lock, token);
         self.step.events.push(Event::Extended);
         self.step.renewed = true;
@@ -250,8 +246,8 @@ impl<'a> Turn<'a> {
         let deadline = self.now + ttl;
         self.change(token.as_bytes(), |hold| {
             (hold.fence, hold.deadline, hold.ttl) = (fence, deadline, ttl);
-            hold.set_in_doubt(None);
         });
+        self.heard_of(token.as_bytes());
         self.fences.raise(fence.get());
         self.step.put(self.lock, token);
         self.step.events.push(Event::Extended);
@@ -306,14 +302,8 @@ impl<'a> Turn<'a> {
     /// But what another connection of the token has been told of meanwhile stays: that one relies on it.
     pub fn undelivered(&mut self, token: &[u8], waiter: WaiterId) {
         self.advance();
-        let taken_back = self.change(token, |hold| {
-            let doubt = hold.in_doubt()?;
-            doubt.told.retain(|told| *told != waiter);
-            let granted = doubt.told.is_empty().then_some(doubt.granted)?;
-            hold.set_in_doubt(None);
-            Some(granted)
-        });
-        match taken_back.flatten() {
+        let fence = self.lock.at(self.now).hold_of(token).map(Hold::fence);
+        match fence.and_then(|fence| self.waiting.deliveries.lost(self.name, token, fence, waiter)) {
             Some(Granted::New) => self.end_one(token, End::Released),
             Some(Granted::Upgrade) => self.change_mode(token, Mode::Shared),
             Some(Granted::Renewal) => {}

@@ -1,20 +1,33 @@
-//! Grants whose answers are on their way to those who waited, and those handed to a connection in this turn
-//! of the event loop.
+//! Grants that nobody is known to know of, to be taken back where nobody can be told; and the answers that
+//! tell of them, on their way to those who waited or handed to a connection in this turn of the event loop.
 //!
 //! A turn ends with writing to the sockets. So a connection that is gone before the next one begins has not
 //! been told, whatever was said to it: the server throws away what it has for one that it had condemned
 //! already (a deleted user, an output buffer that is too long, a peer that has hung up).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use dlock_protocol::{ClientId, Token};
+use dlock_protocol::{ClientId, Fence, Token};
+use smallvec::{SmallVec, smallvec};
 
-use crate::queue::{Name, WaiterId};
+use crate::queue::{Name, WaiterId, give_back};
+use crate::step::Granted;
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Deliveries {
+    in_doubt: HashMap<Name<'static>, BTreeMap<Token, Doubt>>,
     on_their_way: HashMap<WaiterId, Delivery>,
     this_turn: HashMap<ClientId, (WaiterId, Delivery)>,
+}
+
+/// A grant that may yet turn out to have reached nobody.
+#[derive(Clone, Debug)]
+struct Doubt {
+    /// The hold's: it may be another one by the time somebody asks.
+    fence: Fence,
+    granted: Granted,
+    /// Whose answers are on their way.
+    told: SmallVec<[WaiterId; 1]>,
 }
 
 /// A grant to a waiter.
@@ -29,8 +42,75 @@ pub struct Delivery {
 const CROWD: usize = 1_000;
 
 impl Deliveries {
-    pub fn sent(&mut self, waiter: WaiterId, delivery: Delivery) {
+    /// This waiter is to be told of a grant. Whoever is told while another grant to its token is in doubt is
+    /// one more who may turn out to be gone.
+    pub(crate) fn sent(&mut self, waiter: WaiterId, delivery: Delivery, fence: Fence, granted: Granted) {
+        match granted {
+            Granted::New | Granted::Upgrade => {
+                let doubt = Doubt { fence, granted, told: smallvec![waiter] };
+                let grants = self.in_doubt.entry(delivery.name.clone()).or_default();
+                grants.insert(delivery.token.clone(), doubt);
+            }
+            Granted::Renewal => {
+                let grants = self.in_doubt.get_mut(&delivery.name);
+                if let Some(doubt) = grants.and_then(|grants| grants.get_mut(&delivery.token)) {
+                    doubt.told.push(waiter);
+                }
+            }
+        }
         self.on_their_way.insert(waiter, delivery);
+    }
+
+    /// The token has been heard of, or holds no more: whatever it was granted is in doubt no longer.
+    #[inline]
+    pub(crate) fn heard_of(&mut self, name: &Name<'_>, token: &[u8]) {
+        if !self.in_doubt.is_empty() {
+            self.settle(name, token);
+        }
+    }
+
+    fn settle(&mut self, name: &Name<'_>, token: &[u8]) {
+        if !self.in_doubt.get(name).is_some_and(|grants| grants.contains_key(token)) {
+            return;
+        }
+        let name = name.to_owned();
+        if let Some(grants) = self.in_doubt.get_mut(&name) {
+            grants.remove(token);
+            if grants.is_empty() {
+                self.forget(&name);
+            }
+        }
+    }
+
+    /// Nobody holds this any more, or somebody else does.
+    pub fn forget(&mut self, name: &Name<'_>) {
+        if self.in_doubt.contains_key(name) {
+            self.in_doubt.remove(&name.to_owned());
+            give_back(&mut self.in_doubt);
+        }
+    }
+
+    /// A database is emptied, or all are.
+    pub fn flushed(&mut self, db: Option<i32>) {
+        self.in_doubt.retain(|name, _| db.is_some_and(|db| name.db != db));
+    }
+
+    /// The answer to this waiter has reached nobody. What the grant did, if nobody else is being told of it.
+    pub(crate) fn lost(
+        &mut self,
+        name: &Name<'_>,
+        token: &[u8],
+        fence: Fence,
+        waiter: WaiterId,
+    ) -> Option<Granted> {
+        let doubt = self.in_doubt.get_mut(&name.to_owned())?.get_mut(token)?;
+        if doubt.fence != fence {
+            return None;
+        }
+        doubt.told.retain(|told| *told != waiter);
+        let granted = doubt.told.is_empty().then_some(doubt.granted)?;
+        self.settle(name, token);
+        Some(granted)
     }
 
     /// Its connection has taken the answer, to be written before the turn ends.
@@ -50,25 +130,38 @@ impl Deliveries {
         if self.this_turn.is_empty() { None } else { self.this_turn.remove(&client) }
     }
 
+    /// The answer has been written.
+    pub fn delivered(&mut self, waiter: WaiterId, Delivery { name, token, .. }: &Delivery) {
+        let doubt = self.in_doubt.get(name).and_then(|grants| grants.get(token));
+        if doubt.is_some_and(|doubt| doubt.told.contains(&waiter)) {
+            self.settle(name, token.as_bytes());
+        }
+    }
+
     /// What was handed over has been written.
     pub fn next_turn(&mut self) {
-        self.this_turn.clear();
-        if self.this_turn.capacity() > CROWD {
-            self.this_turn = HashMap::new();
+        for (waiter, delivery) in std::mem::take(&mut self.this_turn).into_values() {
+            self.delivered(waiter, &delivery);
         }
         if self.on_their_way.is_empty() && self.on_their_way.capacity() > CROWD {
             self.on_their_way = HashMap::new();
         }
     }
 
+    /// Whether no answer is under way.
     pub fn is_empty(&self) -> bool {
         self.on_their_way.is_empty() && self.this_turn.is_empty()
     }
 
-    /// The resources: a hold moves with its database.
-    pub fn names(&mut self) -> impl Iterator<Item = &mut Name<'static>> {
+    /// Renames the resources: a hold moves with its database.
+    pub fn rename(&mut self, rename: impl Fn(&mut Name<'static>)) {
         let handed_over = self.this_turn.values_mut().map(|(_, delivery)| delivery);
-        self.on_their_way.values_mut().chain(handed_over).map(|delivery| &mut delivery.name)
+        self.on_their_way.values_mut().chain(handed_over).for_each(|delivery| rename(&mut delivery.name));
+        let renamed = std::mem::take(&mut self.in_doubt).into_iter().map(|(mut name, grants)| {
+            rename(&mut name);
+            (name, grants)
+        });
+        self.in_doubt = renamed.collect();
     }
 }
 
@@ -77,54 +170,92 @@ mod tests {
     use super::*;
 
     const WAITER: WaiterId = WaiterId(3);
+    const FENCE: u64 = 7;
+
+    fn fence() -> Fence {
+        Fence::from_outside(FENCE).unwrap()
+    }
 
     fn delivery(client: u64) -> Delivery {
         let name = Name::new(0, b"k").to_owned();
         Delivery { name, token: Token::new(b"t").unwrap(), client: ClientId(client) }
     }
 
+    fn sent(to: &[(WaiterId, u64, Granted)]) -> Deliveries {
+        let mut deliveries = Deliveries::default();
+        for (waiter, client, granted) in to {
+            deliveries.sent(*waiter, delivery(*client), fence(), *granted);
+        }
+        deliveries
+    }
+
+    fn lost(deliveries: &mut Deliveries, waiter: WaiterId) -> Option<Granted> {
+        deliveries.lost(&Name::new(0, b"k"), b"t", fence(), waiter)
+    }
+
     #[test]
     fn a_grant_that_nobody_takes_comes_back_once() {
-        let mut deliveries = Deliveries::default();
-        deliveries.sent(WAITER, delivery(1));
+        let mut deliveries = sent(&[(WAITER, 1, Granted::New)]);
         assert!(!deliveries.is_empty());
         assert_eq!(deliveries.gone(ClientId(1)), None, "no connection has it yet");
         assert_eq!(deliveries.came_back(WAITER), Some(delivery(1)));
         assert_eq!(deliveries.came_back(WAITER), None);
         assert!(deliveries.is_empty());
+        assert_eq!(
+            (lost(&mut deliveries, WAITER), lost(&mut deliveries, WAITER)),
+            (Some(Granted::New), None)
+        );
+        assert!(deliveries.in_doubt.is_empty());
     }
 
     #[test]
     fn a_connection_that_goes_before_the_turn_ends_has_not_been_told() {
-        let mut deliveries = Deliveries::default();
-        deliveries.sent(WAITER, delivery(1));
+        let mut deliveries = sent(&[(WAITER, 1, Granted::New)]);
         deliveries.handed_over(WAITER);
         assert_eq!(deliveries.came_back(WAITER), None, "it is the connection's");
         assert_eq!(deliveries.gone(ClientId(2)), None);
         assert_eq!(deliveries.gone(ClientId(1)), Some((WAITER, delivery(1))));
         assert_eq!(deliveries.gone(ClientId(1)), None);
+        deliveries.next_turn();
+        assert_eq!(lost(&mut deliveries, WAITER), Some(Granted::New));
     }
 
     #[test]
     fn what_was_handed_over_is_written_when_the_next_turn_begins() {
-        let mut deliveries = Deliveries::default();
-        deliveries.sent(WAITER, delivery(1));
-        deliveries.sent(WaiterId(4), delivery(2));
+        let mut deliveries = sent(&[(WAITER, 1, Granted::New), (WaiterId(4), 2, Granted::Renewal)]);
         deliveries.handed_over(WAITER);
         deliveries.next_turn();
         assert_eq!(deliveries.gone(ClientId(1)), None);
         assert!(!deliveries.is_empty(), "the other is still on its way");
         assert_eq!(deliveries.came_back(WaiterId(4)), Some(delivery(2)));
+        assert_eq!(lost(&mut deliveries, WaiterId(4)), None, "the first has been told");
+    }
+
+    #[test]
+    fn a_grant_is_lost_with_the_last_who_was_to_be_told() {
+        let mut deliveries = sent(&[(WAITER, 1, Granted::Upgrade), (WaiterId(4), 2, Granted::Renewal)]);
+        assert_eq!(lost(&mut deliveries, WAITER), None);
+        assert_eq!(lost(&mut deliveries, WaiterId(4)), Some(Granted::Upgrade));
+    }
+
+    #[test]
+    fn an_owner_that_was_heard_of_and_another_hold_are_in_no_doubt() {
+        let mut deliveries = sent(&[(WAITER, 1, Granted::New)]);
+        let later = Fence::from_outside(FENCE + 1).unwrap();
+        assert_eq!(deliveries.lost(&Name::new(0, b"k"), b"t", later, WAITER), None);
+        deliveries.heard_of(&Name::new(0, b"k"), b"t");
+        assert_eq!(lost(&mut deliveries, WAITER), None);
     }
 
     #[test]
     fn every_name_is_found_wherever_its_grant_is() {
-        let mut deliveries = Deliveries::default();
-        deliveries.sent(WAITER, delivery(1));
-        deliveries.sent(WaiterId(4), delivery(2));
+        let mut deliveries = sent(&[(WAITER, 1, Granted::New), (WaiterId(4), 2, Granted::Renewal)]);
         deliveries.handed_over(WAITER);
-        deliveries.names().for_each(|name| name.db = 7);
+        deliveries.rename(|name| name.db = 7);
         assert_eq!(deliveries.came_back(WaiterId(4)).unwrap().name.db, 7);
         assert_eq!(deliveries.gone(ClientId(1)).unwrap().1.name.db, 7);
+        assert!(deliveries.in_doubt.contains_key(&Name::new(7, b"k")));
+        deliveries.flushed(Some(7));
+        assert!(deliveries.in_doubt.is_empty());
     }
 }

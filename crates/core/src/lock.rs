@@ -13,7 +13,7 @@ mod rows;
 mod view;
 
 pub(crate) use crowd::{Crowd, Fit};
-pub(crate) use hold::{Doubt, Extras};
+pub(crate) use hold::Extras;
 pub use hold::{Ephemeral, Hold};
 pub(crate) use holders::Holders;
 pub use view::View;

@@ -11,6 +11,7 @@ use std::ops::Bound;
 use dlock_protocol::{ClientId, Deadline, Instant, LockRequest, LockRequestRef, Token};
 use smallvec::SmallVec;
 
+use crate::deliveries::Deliveries;
 use crate::schedule::{Schedule, Slot};
 
 /// A resource as the server names it: a key of a database.
@@ -92,6 +93,8 @@ pub struct Waiting {
     by_client: HashMap<ClientId, WaiterId>,
     timeouts: Schedule<WaiterId>,
     last_id: u64,
+    /// What those who waited were granted and may not know of.
+    pub deliveries: Deliveries,
 }
 
 /// The queue of a resource.

@@ -1,7 +1,7 @@
 use dlock_protocol::{LockRequestRef, TokenRef, Ttl};
 
 use super::*;
-use crate::{Fences, Newcomer, Rank, Step, Terms, Turn};
+use crate::{Fences, Newcomer, Rank, Step, Terms, Turn, WaiterId};
 
 const NOW: Instant = Instant::from_millis(1_000_000);
 
@@ -102,14 +102,14 @@ fn locks_move_with_their_database_and_queues_stay() {
     let (mut background, mut waiting) = (Background::default(), Waiting::default());
     let slot = hold(&mut background, &name(1, "k"), Some(ClientId(7)));
     join(&mut waiting, name(1, "k"), None);
-    assert_eq!(background.swapped(1, 4), 1);
+    assert_eq!(background.swapped(&mut waiting, 1, 4), 1);
     background.serve(&waiting, |name| name.db == 1);
     let later = Instant::from_millis(NOW.millis() + 10);
     let tasks = [(); 2].map(|()| next(&mut background, &waiting, later));
     assert!(matches!(&tasks[0], Some(Task::Due(due, at)) if *due == name(4, "k") && *at == slot));
     assert!(matches!(&tasks[1], Some(Task::Serve(served)) if *served == name(1, "k")));
     assert_eq!(background.demoted(), [(name(4, "k"), Token::new(b"t").unwrap())]);
-    assert_eq!(background.swapped(8, 9), 0);
+    assert_eq!(background.swapped(&mut waiting, 8, 9), 0);
 }
 
 #[test]
@@ -131,14 +131,4 @@ fn what_is_put_off_holds_up_nothing_else() {
     assert_eq!(again.name(), Some(&name(0, "a")));
     background.put_back(again);
     assert_eq!(next(&mut background, &waiting, later).unwrap().name(), Some(&name(0, "a")));
-}
-
-#[test]
-fn a_grant_that_comes_back_is_taken_back_once() {
-    let mut background = Background::default();
-    let (waiter, token) = (WaiterId(3), Token::new(b"t").unwrap());
-    background.deliveries.sent(waiter, Delivery { name: name(0, "k"), token, client: ClientId(7) });
-    assert!(background.came_back(waiter) && !background.came_back(waiter));
-    let task = next(&mut background, &Waiting::default(), NOW);
-    assert!(matches!(task, Some(Task::Undelivered(_, _, id)) if id == waiter));
 }

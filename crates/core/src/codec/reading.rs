@@ -111,7 +111,7 @@ impl Reader {
             granted: Instant::from_millis(granted),
             ttl,
             count: count.ok_or(Malformed::Value("count"))?,
-            extras: Extras { ephemeral, delay, label, in_doubt: None }.boxed(),
+            extras: Extras { ephemeral, delay, label }.boxed(),
         })
     }
 

@@ -22,6 +22,12 @@ impl Turn<'_> {
         self.lock.change(token, self.now, change)
     }
 
+    /// The owner knows what it holds, or holds no more.
+    #[inline]
+    pub(super) fn heard_of(&mut self, token: &[u8]) {
+        self.waiting.deliveries.heard_of(self.name, token);
+    }
+
     /// Begins a hold that fits.
     pub(super) fn grant(&mut self, request: &LockRequestRef<'_>, client: ClientId) -> Result<Fence, Refusal> {
         let token = request.token.to_owned();
@@ -31,14 +37,8 @@ impl Turn<'_> {
             Reentry::AtLeast(n) => n,
         };
         let ephemeral = if request.ephemeral { Ephemeral::Bound(client) } else { Ephemeral::No };
-        let extras = has_extras(request).then(|| {
-            Box::new(Extras {
-                ephemeral,
-                delay: request.delay,
-                label: request.label.to_owned(),
-                in_doubt: None,
-            })
-        });
+        let extras = has_extras(request)
+            .then(|| Box::new(Extras { ephemeral, delay: request.delay, label: request.label.to_owned() }));
         // An old hold of the token may have expired with so many others that it has not ended yet. It ends
         // first: it may be bound to the same connection.
         if self.lock.stored_len() > 1 && self.lock.stored_of(token.as_bytes()).is_some() {
@@ -151,6 +151,7 @@ impl Turn<'_> {
     /// Takes all of them out together.
     fn depart(&mut self, why: End) {
         if let Some(holds) = self.lock.take_crowd() {
+            self.waiting.deliveries.forget(self.name);
             self.step.events.push(Event::AllEnded(why));
             self.step.rest().departed.push(Departed::new(Some(why), self.now, holds));
             self.step.changed(self.lock);
@@ -173,6 +174,7 @@ impl Turn<'_> {
             };
             self.lock.set_delay_until(self.lock.delay_until().max(Some(until)));
         }
+        self.heard_of(hold.token.as_bytes());
         self.step.ended(self.lock, hold, why, self.now);
     }
 

@@ -1,10 +1,10 @@
 //! How a queue is served: grants from its head for as long as the head fits, each waiter answered once.
 
 use dlock_protocol::Mode;
-use smallvec::smallvec;
 
 use super::Turn;
-use crate::lock::{Doubt, Fit};
+use crate::deliveries::Delivery;
+use crate::lock::Fit;
 use crate::queue::Waiter;
 use crate::step::{Granted, Outcome, Refusal};
 
@@ -60,13 +60,13 @@ impl Turn<'_> {
         if granted == Granted::Upgrade {
             self.change_mode(token, Mode::Exclusive);
         }
-        let noted = self.change(token, |hold| match (granted, hold.in_doubt()) {
-            // Whoever is told of a grant while it is in doubt is one more who may turn out to be gone.
-            (Granted::Renewal, Some(doubt)) => doubt.told.push(waiter.id),
-            (Granted::Renewal, None) => {}
-            _ => hold.set_in_doubt(Some(Doubt { granted, told: smallvec![waiter.id] })),
-        });
-        noted.map(|()| Outcome::Granted(fence, granted)).ok_or(Refusal::OtherMode)
+        let delivery = Delivery {
+            name: waiter.name.clone(),
+            token: waiter.request.token.clone(),
+            client: waiter.client,
+        };
+        self.waiting.deliveries.sent(waiter.id, delivery, fence, granted);
+        Ok(Outcome::Granted(fence, granted))
     }
 
     /// Whether a waiter whose token holds the lock already gets what it waits for. None: it goes on waiting.

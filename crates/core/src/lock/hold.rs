@@ -3,10 +3,6 @@
 use std::num::NonZeroU32;
 
 use dlock_protocol::{ClientId, Deadline, Delay, Fence, Instant, Label, Token, Ttl};
-use smallvec::SmallVec;
-
-use crate::queue::WaiterId;
-use crate::step::Granted;
 
 /// Whether a hold ends with a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,22 +32,10 @@ pub(crate) struct Extras {
     pub ephemeral: Ephemeral,
     pub delay: Delay,
     pub label: Label,
-    /// What these waiters are being told of this hold and nobody else has been: it is taken back where none
-    /// of them can be reached. Neither stored nor sent, as waiters are not.
-    pub in_doubt: Option<Doubt>,
-}
-
-/// A grant that may yet turn out to have reached nobody.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Doubt {
-    pub granted: Granted,
-    /// Whose answers are on their way, or have arrived.
-    pub told: SmallVec<[WaiterId; 1]>,
 }
 
 impl Extras {
-    pub const NONE: Extras =
-        Extras { ephemeral: Ephemeral::No, delay: Delay::NONE, label: Label::NONE, in_doubt: None };
+    pub const NONE: Extras = Extras { ephemeral: Ephemeral::No, delay: Delay::NONE, label: Label::NONE };
 
     /// Boxed only where there is anything to keep.
     pub fn boxed(self) -> Option<Box<Extras>> {
@@ -101,17 +85,6 @@ impl Hold {
 
     pub(crate) fn is_bound(&self) -> bool {
         matches!(self.ephemeral(), Ephemeral::Bound(_))
-    }
-
-    pub(crate) fn in_doubt(&mut self) -> Option<&mut Doubt> {
-        self.extras.as_mut().and_then(|x| x.in_doubt.as_mut())
-    }
-
-    pub(crate) fn set_in_doubt(&mut self, doubt: Option<Doubt>) {
-        if doubt.is_some() || self.in_doubt().is_some() {
-            let extras = self.extras.take().map_or(Extras::NONE, |x| *x);
-            self.extras = Extras { in_doubt: doubt, ..extras }.boxed();
-        }
     }
 
     pub(super) fn heap_size(&self) -> usize {

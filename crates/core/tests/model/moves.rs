@@ -72,7 +72,10 @@ impl Page {
             Move::Delete(key) => self.delete(key),
             Move::TimeOut(client) => self.time_out(client),
             Move::LookAt(key) => self.look_at(key),
-            Move::Delivered(nth) => drop(self.flights.remove(nth)),
+            Move::Delivered(nth) => {
+                let flight = self.flights.remove(nth);
+                self.delivered(&flight);
+            }
             Move::Undelivered(nth) => {
                 let flight = self.flights.remove(nth);
                 self.undelivered(&flight);

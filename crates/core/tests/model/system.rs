@@ -220,6 +220,7 @@ impl System {
                 // As the server does when the key goes.
                 let bound = self.bound_holds();
                 self.bonds.retain(|bond| bond.1 != key || !bound.contains(bond));
+                self.waiting.deliveries.forget(&name(key));
                 match self.locks.remove(&key) {
                     Some(_) => self.turn(key, |turn| turn.vanished()),
                     None => self.turn(key, |turn| turn.advance()),
@@ -234,7 +235,10 @@ impl System {
                 }
             }
             Move::LookAt(key) => self.turn(key, |turn| turn.advance()),
-            Move::Delivered(nth) => drop(self.flights.remove(nth)),
+            Move::Delivered(nth) => {
+                self.waiting.deliveries.handed_over(WaiterId(self.flights.remove(nth).number));
+                self.waiting.deliveries.next_turn();
+            }
             Move::Undelivered(nth) => self.undelivered(nth),
             Move::Advance(us) => self.now += us,
             Move::Grace(ms) => {

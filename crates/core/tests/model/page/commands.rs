@@ -256,6 +256,16 @@ impl Page {
         }
     }
 
+    /// The waiter has been told, so its token relies on the grant.
+    pub fn delivered(&mut self, flight: &Flight) {
+        let hold = self.hold_mut(flight.key, flight.token);
+        if let Some(hold) = hold
+            && hold.on_the_way.as_ref().is_some_and(|(_, waiters)| waiters.contains(&flight.number))
+        {
+            hold.on_the_way = None;
+        }
+    }
+
     /// The grant reached nobody, and goes to the next, unless the token has been told of it by another
     /// connection.
     pub fn undelivered(&mut self, flight: &Flight) {

@@ -1,5 +1,7 @@
 //! Connections that end, with what was bound to them and what was on its way.
 
+use dlock_core::deliveries::Deliveries;
+
 use super::*;
 
 impl System {
@@ -42,6 +44,7 @@ impl System {
             clients.remove(&client);
             !clients.is_empty()
         });
+        assert!(self.waiting.deliveries.came_back(WaiterId(number)).is_some());
         self.turn(key, |turn| turn.undelivered(&token(who), WaiterId(number)));
         let (fence, mode) = (before.map(|hold| hold.0), before.and_then(|hold| hold.1));
         if relied_on {
@@ -61,6 +64,7 @@ impl System {
         for id in all {
             self.waiting.leave(id).expect("it waits");
         }
+        self.waiting.deliveries = Deliveries::default();
         self.unanswered.clear();
         self.flights.clear();
     }
