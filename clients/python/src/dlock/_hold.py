@@ -1,0 +1,233 @@
+"""How long a hold is valid, when it is renewed, when it is lost. Does no I/O and starts no thread: whoever
+drives a `Task` asks it when to wake it, and carries out the steps that it then wants."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import random
+import threading
+import time
+from collections.abc import Generator
+from typing import Any, Callable, Protocol
+
+from redis.exceptions import RedisError, ResponseError
+
+from . import _protocol
+
+# A clock that runs on while the machine is suspended, where there is one: a laptop that wakes up must not
+# believe that it still holds a lock that expired an hour ago.
+_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+
+# Held for one assignment: the first reason counts, and is told once.
+_LOSING = threading.Lock()
+
+logger = logging.getLogger("dlock")
+
+Steps = Generator[Any, Any, Any]
+
+
+def now() -> float:
+    return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
+
+
+def trusted(ttl: float) -> float:
+    """How much of a lease counts, in seconds: less a hundredth, for clocks whose rates differ, and 2 ms for
+    their resolution."""
+    return ttl - ttl / 100 - 0.002
+
+
+class Task(Protocol):
+    """Something to do in the background, over the hold's client."""
+
+    def finished(self) -> bool: ...
+
+    def wake_at(self) -> float: ...
+
+    def wake(self) -> Steps | None: ...
+
+
+class Hold:
+    """One token's tenure, as its owner may believe in it."""
+
+    def __init__(
+        self,
+        key: bytes,
+        token: bytes,
+        lease: int,
+        fence: int,
+        valid_until: float,
+        owner: object,
+        renewed: bool,
+        on_lost: Callable[[str], object] | None,
+    ) -> None:
+        self.key = key
+        self.token = token
+        self.lease = lease
+        self.fence = fence
+        self.valid_until = valid_until
+        self.owner = owner
+        self.renewed = renewed
+        self.on_lost = on_lost
+        self.pid = os.getpid()
+        self.depth = 1
+        self.over = False
+        self.loss: str | None = None
+        # A RELEASE was sent and not answered: it may have ended the hold.
+        self.release_sent = False
+        self.wakers: list[Callable[[], object]] = []
+        self._retry_at: float | None = None
+        self._failure = ""
+        # The shortest lease of an EXTEND without an answer: the server may still carry it out.
+        self._orphan = math.inf
+        # Renewals and the owner's extensions take turns; see `extending`.
+        self._renewing = False
+        self._extending = False
+
+    def is_lost(self) -> bool:
+        """Looks at the clock first: past its validity a hold is lost, whether or not anything has noticed."""
+        if self.loss is None and not self.over and now() >= self.valid_until:
+            self.lose("its lease ended" + (f": {self._failure}" if self._failure else ""))
+        return self.loss is not None
+
+    def lose(self, why: str) -> None:
+        with _LOSING:
+            if self.loss is not None or self.over:
+                return
+            self.loss = why
+        self._wake_all()
+        if self.on_lost is not None:
+            try:
+                self.on_lost(why)
+            except Exception:
+                logger.exception("on_lost failed")
+
+    def end(self) -> None:
+        """It is released, or not this object's business any longer."""
+        self.over = True
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        for wake in self.wakers:
+            wake()
+
+    # The background.
+
+    def _lost_at(self) -> float:
+        """A renewed hold is declared lost a tenth of its lease early: the time that its owner has to stop."""
+        return self.valid_until - (self.lease / 10_000 if self.renewed else 0)
+
+    def finished(self) -> bool:
+        return self.over or self.loss is not None
+
+    def wake_at(self) -> float:
+        if not self.renewed or self._renewing or self._extending:
+            return self._lost_at()
+        if self._retry_at is not None:
+            return min(self._retry_at, self._lost_at())
+        # After a third of the lease: it leaves room for more tries.
+        return min(self.valid_until - self.lease / 1000 * 2 / 3, self._lost_at())
+
+    def wake(self) -> Steps | None:
+        if now() >= self._lost_at():
+            self.lose("not renewed in time" + (f": {self._failure}" if self._failure else ""))
+            return None
+        if self._renewing or self._extending:
+            return None
+        self._renewing = True
+        return self._renewal()
+
+    def _renewal(self) -> Steps:
+        try:
+            # The other order in `extending`: one of the two sees the other.
+            if not self._extending and not self.over:
+                yield from self.extend(self.lease)
+            self._retry_at = None
+        except RedisError as why:
+            self._failure = f"{type(why).__name__}: {why}"
+            self._retry_at = now() + random.uniform(0.5, 1) * self.lease / 10_000
+        finally:
+            self._renewing = False
+
+    def extending(self, lease: int) -> Steps:
+        """An extension by the owner, after a renewal that is under way: two EXTENDs could arrive in either
+        order. Answers whether the token holds the lock."""
+        self._extending = True
+        try:
+            while self._renewing:
+                yield Sleep(0.005)
+            return (yield from self.extend(lease))
+        finally:
+            self._extending = False
+
+    def extend(self, lease: int) -> Steps:
+        sent = now()
+        # A shorter lease counts as soon as it is asked for: the answer may be lost.
+        self.valid_until = min(self.valid_until, sent + trusted(lease / 1000))
+        try:
+            held = yield from or_wrong_type(_protocol.extend(self.key, self.token, lease), 0)
+        except ResponseError:
+            raise
+        except BaseException:
+            self._orphan = min(self._orphan, lease)
+            raise
+        if self.loss is not None:
+            return False  # its owner has been told, and may have stopped
+        if not held:
+            self.lose("taken away")
+            return False
+        self.valid_until = sent + trusted(min(lease, self._orphan) / 1000)
+        return True
+
+
+class OwedRelease:
+    """A RELEASE that has no answer yet: sent until it has one, or until all that it could end has ended."""
+
+    def __init__(self, key: bytes, token: bytes, lasts: float) -> None:
+        self._command = _protocol.release(key, token)
+        self._until = now() + lasts
+        self._next = now()
+        self._pause = 0.05
+        self._answers = 0
+        self.over = False
+        self.done = threading.Event()
+
+    def finished(self) -> bool:
+        return self.over
+
+    def wake_at(self) -> float:
+        return self._next
+
+    def wake(self) -> Steps | None:
+        self._next = math.inf
+        return self._send()
+
+    def _send(self) -> Steps:
+        try:
+            yield self._command
+            self._answers += 1
+        except RedisError:
+            self._pause = min(self._pause * 2, 2.0)
+        # Twice: the server may have read the ACQUIRE after this RELEASE, from a connection that broke.
+        self.over = self._answers > 1 or now() > self._until
+        self._next = now() + self._pause
+        if self._answers:
+            self.done.set()
+
+
+class Sleep:
+    """A step: do nothing for some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+
+def or_wrong_type(command: _protocol.Args, otherwise: int) -> Steps:
+    """The answer, or this where the key holds something else than a lock."""
+    try:
+        return (yield command)
+    except ResponseError as answer:
+        if str(answer).startswith("WRONGTYPE"):
+            return otherwise
+        raise

@@ -1,0 +1,87 @@
+"""The commands, what they answer, and the errors. Sends nothing."""
+
+from __future__ import annotations
+
+import base64
+import os
+from typing import Union
+
+from redis.exceptions import LockError, ResponseError
+
+Args = tuple[Union[str, bytes, int], ...]
+Key = Union[str, bytes, memoryview]
+
+
+class DeadlockError(LockError):
+    """Waiting would close a cycle of tokens that wait for each other. Release what you hold, then retry."""
+
+
+class GraceError(LockError):
+    """The server may have forgotten holds, and grants nothing new yet. Retry in ``left`` seconds."""
+
+    left: float = 0.0
+
+
+class QueueFullError(LockError):
+    """Too many clients wait already. Retry later."""
+
+
+class LateError(LockError):
+    """The lock was granted, but each answer took longer than its lease: the timeout is too short."""
+
+
+def error(kind: type[LockError], text: str, name: Key) -> LockError:
+    """A lock error that names its lock; redis-py 5.0 has no argument for it."""
+    made = kind(text)
+    made.lock_name = name  # type: ignore[assignment]
+    return made
+
+
+def refusal(answer: ResponseError, name: Key) -> LockError | None:
+    """What an error word of ACQUIRE means; None for one that is not about locks."""
+    text = str(answer)
+    word, _, rest = text.partition(" ")
+    if word == "GRACE":
+        grace = error(GraceError, text, name)
+        assert isinstance(grace, GraceError)
+        ms = rest.split(" ", 1)[0]
+        grace.left = int(ms) / 1000 if ms.isdigit() else 1.0
+        return grace
+    kinds: dict[str, type[LockError]] = {"DEADLOCK": DeadlockError, "QUEUEFULL": QueueFullError}
+    return error(kinds[word], text, name) if word in kinds else None
+
+
+def fresh_token() -> bytes:
+    """A token that nobody has used. From the operating system: after a fork, two processes never draw the
+    same. 27 characters, as DLOCK.TOKEN makes them."""
+    return base64.urlsafe_b64encode(os.urandom(20))[:27]
+
+
+def acquire(key: bytes, token: bytes, ttl: int, terms: Args) -> Args:
+    return ("DLOCK.ACQUIRE", key, token, ttl, *terms)
+
+
+def queued(keep: int, channel: str, message: str, *, notify: bool) -> Args:
+    """ACQUIRE's terms for a position in the wait queue, kept for ``keep`` ms."""
+    return ("QUEUE", keep, "NOTIFY", channel, message) if notify else ("QUEUE", keep)
+
+
+def extend(key: bytes, token: bytes, ttl: int) -> Args:
+    return ("DLOCK.EXTEND", key, token, ttl)
+
+
+def confirm(key: bytes, token: bytes, fence: int, ttl: int) -> Args:
+    return ("DLOCK.CONFIRM", key, token, fence, ttl)
+
+
+def release(key: bytes, token: bytes) -> Args:
+    """Ends every count, and removes the token from the queue."""
+    return ("DLOCK.RELEASE", key, token, "ALL")
+
+
+def holds(key: bytes, token: bytes) -> Args:
+    return ("DLOCK.HOLDS", key, token)
+
+
+def pttl(key: bytes, *token: bytes) -> Args:
+    return ("DLOCK.PTTL", key, *token)

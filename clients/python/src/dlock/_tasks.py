@@ -1,0 +1,206 @@
+"""Carries out steps in an event loop. What `_threads.py` does with threads: renewals, releases that are owed
+and messages of each client, on connections of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any, Callable
+
+import redis.asyncio as aioredis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from ._core import Listen, Owe, Pause, Watch
+from ._hold import Sleep, Steps, Task, logger, now
+from ._threads import LIMIT, PATIENCE, TICK, limits
+from ._waits import Desk, Wait
+
+
+async def run(steps: Steps, client: Any) -> Any:
+    """Carries out `steps` over `client`, in this task."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                if type(step) is tuple:
+                    outcome = await client.execute_command(*step)
+                else:
+                    outcome = await _perform(step, client)
+            except BaseException as why:
+                step = steps.throw(why)
+            else:
+                step = steps.send(outcome)
+    except StopIteration as end:
+        return end.value
+
+
+async def _perform(step: Any, client: Any) -> Any:
+    if isinstance(step, Pause):
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(step.wait.event.wait(), step.seconds)
+    elif isinstance(step, Sleep):
+        await asyncio.sleep(step.seconds)
+    elif isinstance(step, Listen):
+        return await background(client).listen()
+    elif isinstance(step, Watch):
+        background(client).watch(step.hold)
+    elif isinstance(step, Owe):
+        await asyncio.wait({background(client).watch(step.owed)}, timeout=PATIENCE)
+
+
+class Background:
+    """What goes on for one client in one event loop."""
+
+    def __init__(self, client: Any, forget: Callable[[], object]) -> None:
+        # Keeps the client, whose id is the name of this, as long as this is known.
+        self.client = client
+        self.loop = asyncio.get_running_loop()
+        self._forget = forget
+        self._own: Any = None
+        self._desk: Desk | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        # What is watched, and when it is looked at next.
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = self.loop.create_task(work)
+        # The loop itself keeps only weak references.
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a background task failed", exc_info=task.exception())
+        self._rest()
+
+    def _rest(self) -> None:
+        """Nothing may be left to do."""
+        if self._timers or self._tasks:
+            return
+        own, self._own = self._own, None
+        if own is None or own is self.client:
+            self._forget()
+        elif not self.loop.is_closed():
+            self.start(own.connection_pool.disconnect())
+
+    # Renewals and releases.
+
+    def watch(self, task: Task) -> asyncio.Future[Any]:
+        """Wakes the task when it wants to be woken. The future is done after its first steps."""
+        first: asyncio.Future[Any] = self.loop.create_future()
+        self._arm(task, first)
+        return first
+
+    def _arm(self, task: Task, first: asyncio.Future[Any]) -> None:
+        armed = self._timers.pop(id(task), None)
+        if armed is not None:
+            armed.cancel()
+        if task.finished():
+            self._rest()
+        else:
+            pause = min(max(task.wake_at() - now(), 0), TICK)
+            self._timers[id(task)] = self.loop.call_later(pause, self._look, task, first)
+
+    def _look(self, task: Task, first: asyncio.Future[Any]) -> None:
+        if not task.finished() and task.wake_at() <= now():
+            steps = task.wake()
+            if steps is not None:
+                self.start(self._carry_out(steps, task, first))
+        # The clock goes on meanwhile: a hold can be lost while its renewal hangs.
+        self._arm(task, first)
+
+    async def _carry_out(self, steps: Steps, task: Task, first: asyncio.Future[Any]) -> None:
+        if self._own is None:
+            self._own = own_client(self.client)
+        await run(steps, self._own)
+        if not first.done():
+            first.set_result(None)
+        self._arm(task, first)
+
+    # Messages.
+
+    async def listen(self) -> Wait:
+        if self._desk is None:
+            self._desk = Desk(asyncio.Event)
+            self.start(self._listen(self._desk))
+        wait = self._desk.open()
+        # What is published before the subscription would be lost. Without one, waits go by the clock alone.
+        if not self._desk.ready:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(wait.event.wait(), LIMIT)
+        return wait
+
+    async def _listen(self, desk: Desk) -> None:
+        try:
+            while not desk.is_idle():
+                try:
+                    await self._subscription(desk)
+                except (RedisError, OSError, ReferenceError, RuntimeError, ValueError) as why:
+                    logger.debug("not listening: %s", why)
+                    desk.disconnected()
+                    await asyncio.sleep(LIMIT / 2)
+        finally:
+            self._desk = None
+            desk.disconnected()
+
+    async def _subscription(self, desk: Desk) -> None:
+        client = own_client(self.client, subscribes=True)
+        pubsub = client.pubsub()
+        try:
+            await pubsub.subscribe(desk.channel)
+            while not desk.is_idle():
+                desk.heard(await pubsub.get_message(timeout=LIMIT))
+                what = desk.silent()
+                if what == "ping":
+                    await pubsub.ping()
+                elif what == "reconnect":
+                    break
+        finally:
+            desk.disconnected()
+            await _close(pubsub)
+            await client.connection_pool.disconnect()
+
+
+_backgrounds: dict[tuple[int, int], Background] = {}
+
+
+def background(client: Any) -> Background:
+    """The background of this client in this event loop. Clients that share a pool share it."""
+    loop = asyncio.get_running_loop()
+    name = id(getattr(client, "connection_pool", client)), id(loop)
+    found = _backgrounds.get(name)
+    if found is None or found.loop is not loop:
+        for known, old in list(_backgrounds.items()):
+            if old.loop.is_closed():
+                del _backgrounds[known]
+        found = _backgrounds[name] = Background(client, lambda: _backgrounds.pop(name, None))
+    return found
+
+
+def own_client(client: Any, *, subscribes: bool = False) -> Any:
+    """A client to the same server, with a pool of its own. Sentinel's connections ask their pool for the
+    master, and go on asking it."""
+    pool = getattr(client, "connection_pool", None)
+    if pool is None and not subscribes:
+        return client
+    if pool is None:
+        # Messages reach every node of a cluster. Not every version of redis-py has subscriptions in clusters.
+        node = client.get_random_node()
+        kind, options = node.connection_class, node.connection_kwargs
+    else:
+        kind, options = pool.connection_class, pool.connection_kwargs
+    own = aioredis.ConnectionPool(
+        connection_class=kind, **{**options, **limits(options), "retry": Retry(NoBackoff(), 0)}
+    )
+    return aioredis.Redis(connection_pool=own)
+
+
+async def _close(pubsub: Any) -> None:
+    with contextlib.suppress(Exception):
+        # aclose() from redis-py 5.0.1 on.
+        await getattr(pubsub, "aclose", pubsub.close)()

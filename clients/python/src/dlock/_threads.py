@@ -1,0 +1,250 @@
+"""Carries out steps with threads. Besides the caller's, and only while there is something to do: one thread a
+process that watches the clock, and for each client one that renews and releases and one that listens. They
+have connections of their own, with short time limits, so that neither a hung server nor a full pool delays
+them for long; all end with the process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from ._core import Listen, Owe, Pause, Watch
+from ._hold import Sleep, Steps, Task, logger, now
+from ._waits import IDLE, Desk, Wait
+
+# How long the background waits for one answer, and how long the caller waits for a release that is owed.
+LIMIT = 1.0
+PATIENCE = 0.5
+# The longest sleep before the clock is read again: timers stop while the machine is suspended.
+TICK = 1.0
+
+
+def run(steps: Steps, client: Any) -> Any:
+    """Carries out `steps` over `client`, in this thread."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                # A command, which has nothing between it and the client: this is the path of every
+                # acquisition.
+                outcome = client.execute_command(*step) if type(step) is tuple else _perform(step, client)
+            except BaseException as why:
+                step = steps.throw(why)
+            else:
+                step = steps.send(outcome)
+    except StopIteration as end:
+        return end.value
+
+
+def _perform(step: Any, client: Any) -> Any:
+    if isinstance(step, Pause):
+        return step.wait.event.wait(step.seconds)
+    if isinstance(step, Sleep):
+        return time.sleep(step.seconds)
+    if isinstance(step, Listen):
+        return _clock.background(client).listen()
+    if isinstance(step, Watch):
+        return _clock.watch(step.hold, client)
+    assert isinstance(step, Owe)
+    _clock.watch(step.owed, client)
+    return step.owed.done.wait(PATIENCE)
+
+
+class Background:
+    """What goes on for one client."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.tasks: dict[int, Task] = {}
+        self._lock = threading.Lock()
+        self._jobs: queue.SimpleQueue[Steps] = queue.SimpleQueue()
+        self._worker: threading.Thread | None = None
+        self._own: Any = None
+        self._desk: Desk | None = None
+
+    def is_idle(self) -> bool:
+        return not self.tasks and self._worker is None and self._desk is None
+
+    # Renewals and releases.
+
+    def submit(self, steps: Steps) -> None:
+        with self._lock:
+            self._jobs.put(steps)
+            if self._worker is None:
+                self._worker = _start(self._work, "dlock-renewal")
+
+    def _work(self) -> None:
+        while True:
+            try:
+                steps = self._jobs.get(timeout=IDLE)
+            except queue.Empty:
+                with self._lock:
+                    if not self._jobs.empty():
+                        continue
+                    self._worker = None
+                    break
+            try:
+                if self._own is None:
+                    self._own = own_client(self.client)
+                run(steps, self._own)
+            except Exception:
+                logger.exception("a renewal or a release failed")
+            _clock.look()
+        if self._own not in (None, self.client):
+            self._own.connection_pool.disconnect()
+        _clock.look()
+
+    # Messages.
+
+    def listen(self) -> Wait:
+        with self._lock:
+            if self._desk is None:
+                self._desk = Desk(threading.Event)
+                wait = self._desk.open()
+                _start(self._listen, "dlock-messages", self._desk)
+            else:
+                wait = self._desk.open()
+        # What is published before the subscription would be lost. Without one, waits go by the clock alone.
+        end = now() + LIMIT
+        while not self._desk.ready and now() < end and wait.event.wait(end - now()):
+            wait.event.clear()
+        return wait
+
+    def _listen(self, desk: Desk) -> None:
+        while not self._is_done(desk):
+            pubsub = None
+            try:
+                client = own_client(self.client)
+                pubsub = client.pubsub()
+                pubsub.subscribe(desk.channel)
+                while not self._is_done(desk):
+                    desk.heard(pubsub.get_message(timeout=LIMIT))
+                    what = desk.silent()
+                    if what == "ping":
+                        pubsub.ping()
+                    elif what == "reconnect":
+                        break
+            except (RedisError, OSError, ReferenceError, RuntimeError, ValueError) as why:
+                logger.debug("not listening: %s", why)
+                time.sleep(LIMIT / 2)
+            finally:
+                desk.disconnected()
+                if pubsub is not None:
+                    with contextlib.suppress(Exception):
+                        pubsub.close()
+        _clock.look()
+
+    def _is_done(self, desk: Desk) -> bool:
+        with self._lock:
+            if desk.is_idle() and self._desk is desk:
+                self._desk = None
+            return self._desk is not desk
+
+
+class Clock:
+    """Wakes every task of the process when it wants to be woken. Does no I/O, so that nothing delays it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._backgrounds: dict[int, Background] = {}
+        self._next = float("inf")
+        self._thread: threading.Thread | None = None
+
+    def background(self, client: Any) -> Background:
+        # Clients that share a pool share the background.
+        anchor = getattr(client, "connection_pool", client)
+        with self._changed:
+            found = self._backgrounds.get(id(anchor))
+            if found is None:
+                found = self._backgrounds[id(anchor)] = Background(client)
+            return found
+
+    def watch(self, task: Task, client: Any) -> None:
+        anchor = getattr(client, "connection_pool", client)
+        with self._changed:
+            found = self._backgrounds.get(id(anchor))
+            if found is None:
+                found = self._backgrounds[id(anchor)] = Background(client)
+            found.tasks[id(task)] = task
+            if task.wake_at() < self._next:
+                self._next = 0
+                self._changed.notify()
+            if self._thread is None:
+                self._thread = _start(self._run, "dlock-clock")
+
+    def look(self) -> None:
+        """Something has changed."""
+        with self._changed:
+            self._next = 0
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            due = []
+            with self._changed:
+                self._next = float("inf")
+                for anchor, background in list(self._backgrounds.items()):
+                    for number, task in list(background.tasks.items()):
+                        if task.finished():
+                            del background.tasks[number]
+                        elif task.wake_at() <= now():
+                            due.append((task, background))
+                        else:
+                            self._next = min(self._next, task.wake_at(), now() + TICK)
+                    if background.is_idle():
+                        del self._backgrounds[anchor]
+                if not due:
+                    self._changed.wait(None if self._next == float("inf") else max(self._next - now(), 0))
+                    continue
+            for task, background in due:
+                steps = task.wake()
+                if steps is not None:
+                    background.submit(steps)
+
+
+def own_client(client: Any) -> Any:
+    """A client to the same server, with a pool of its own. Sentinel's connections ask their pool for the
+    master, and go on asking it."""
+    pool = getattr(client, "connection_pool", None)
+    if pool is None:
+        # A cluster: messages reach every node.
+        return client
+    options = pool.connection_kwargs
+    own = redis.ConnectionPool(
+        connection_class=pool.connection_class,
+        **{**options, **limits(options), "retry": Retry(NoBackoff(), 0)},
+    )
+    return redis.Redis(connection_pool=own)
+
+
+def limits(options: Mapping[str, Any]) -> dict[str, float]:
+    """The time limits of the background: the client's own, but short."""
+    names = "socket_timeout", "socket_connect_timeout"
+    return {name: min(options.get(name) or LIMIT, LIMIT) for name in names}
+
+
+def _start(target: Any, name: str, *args: Any) -> threading.Thread:
+    thread = threading.Thread(target=target, name=name, args=args, daemon=True)
+    thread.start()
+    return thread
+
+
+def _forked() -> None:
+    """The threads stayed with the parent, and so did what they were doing."""
+    global _clock
+    _clock = Clock()
+
+
+_clock = Clock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

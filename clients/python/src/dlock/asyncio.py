@@ -1,0 +1,118 @@
+"""`Lock` over `redis.asyncio.Redis`, `redis.asyncio.RedisCluster` or a Sentinel's client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import TracebackType
+from typing import Literal, Union
+
+from redis.asyncio.lock import Lock as RedisLock
+from redis.exceptions import LockError
+
+from ._core import Core
+from ._hold import Hold, logger, now
+from ._protocol import error
+from ._tasks import run
+from .lock import LocalState
+
+Number = Union[int, float]
+
+
+class Lost:
+    """Set when the hold is lost. As `asyncio.Event`, read only."""
+
+    def __init__(self, hold: Hold | None) -> None:
+        self._hold = hold
+
+    def is_set(self) -> bool:
+        return self._hold is not None and self._hold.is_lost()
+
+    async def wait(self) -> bool:
+        """Waits until the hold is lost or released, and returns whether it is lost."""
+        hold = self._hold
+        if hold is None:
+            return False
+        event = asyncio.Event()
+        hold.wakers.append(event.set)
+        try:
+            while not hold.is_lost() and not hold.over:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(event.wait(), min(max(hold.valid_until - now(), 0), 1.0))
+        finally:
+            hold.wakers.remove(event.set)
+        return self.is_set()
+
+
+class Lock(Core, RedisLock):
+    """A lock of the server, in place of `redis.asyncio.lock.Lock`: the same arguments, methods, attributes
+    and errors. What it has beyond them is that of `dlock.Lock`; the owner of a reentrant hold is the task."""
+
+    _local_state = LocalState
+
+    def register_scripts(self) -> None:
+        """There are none."""
+
+    async def __aenter__(self) -> Lock:
+        if await self.acquire():
+            return self
+        raise error(LockError, "Unable to acquire lock within the time specified", self.name)
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self.release()
+        except LockError:
+            if self.raise_on_release_error:
+                raise
+            logger.warning("Lock was unlocked or no longer owned when exiting context manager.")
+
+    async def acquire(
+        self,
+        blocking: bool | None = None,
+        blocking_timeout: Number | None = None,
+        token: str | bytes | None = None,
+    ) -> bool:
+        """Acquires the lock, and returns whether it did: see `dlock.Lock.acquire`. A cancelled call leaves
+        neither a hold nor a position in the queue behind."""
+        steps = self._acquiring(
+            self.sleep,
+            self.blocking if blocking is None else blocking,
+            self.blocking_timeout if blocking_timeout is None else blocking_timeout,
+            token,
+        )
+        return bool(await run(steps, self.redis))
+
+    async def release(self) -> None:
+        """Releases the lock. `LockNotOwnedError` if it was lost before."""
+        await run(self._releasing(), self.redis)
+
+    async def extend(self, additional_time: Number, replace_ttl: bool = False) -> Literal[True]:
+        """Adds seconds to the lease, or sets it to them with ``replace_ttl``."""
+        await run(self._extending(additional_time, replace_ttl), self.redis)
+        return True
+
+    async def reacquire(self) -> Literal[True]:
+        """Sets the lease to the timeout again."""
+        await run(self._reacquiring(), self.redis)
+        return True
+
+    async def locked(self) -> bool:
+        """Whether anybody holds the lock."""
+        return bool(await run(self._asking_locked(), self.redis))
+
+    async def owned(self) -> bool:
+        """Whether this object holds the lock."""
+        return bool(await run(self._asking_owned(), self.redis))
+
+    @property
+    def lost(self) -> Lost:
+        """Set when the hold is lost: it was not renewed in time, or somebody took it away."""
+        return Lost(self._hold())
+
+    def _owner(self) -> object:
+        return asyncio.current_task()

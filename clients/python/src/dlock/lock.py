@@ -1,0 +1,135 @@
+"""`Lock` over `redis.Redis`, `redis.RedisCluster` or a Sentinel's client."""
+
+from __future__ import annotations
+
+import math
+import threading
+from types import TracebackType
+from typing import Literal, Union
+
+from redis.exceptions import LockError
+from redis.lock import Lock as RedisLock
+
+from ._core import Core
+from ._hold import Hold, logger, now
+from ._protocol import error
+from ._threads import run
+
+Number = Union[int, float]
+
+
+class LocalState(threading.local):
+    """``local`` of a lock whose threads each see what they have acquired themselves."""
+
+    token: bytes | str | None = None
+    hold: Hold | None = None
+
+
+class Lost:
+    """Set when the hold is lost. As `threading.Event`, read only."""
+
+    def __init__(self, hold: Hold | None) -> None:
+        self._hold = hold
+
+    def is_set(self) -> bool:
+        return self._hold is not None and self._hold.is_lost()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until the hold is lost or released, and returns whether it is lost."""
+        end = math.inf if timeout is None else now() + timeout
+        hold = self._hold
+        if hold is None:
+            return False
+        event = threading.Event()
+        hold.wakers.append(event.set)
+        try:
+            while not hold.is_lost() and not hold.over and now() < end:
+                event.wait(max(min(hold.valid_until - now(), end - now(), 1.0), 0))
+        finally:
+            hold.wakers.remove(event.set)
+        return self.is_set()
+
+
+class Lock(Core, RedisLock):
+    """A lock of the server, in place of `redis.lock.Lock`: the same arguments, methods, attributes and
+    errors.
+
+    Beyond them: ``shared`` and ``permits`` choose the mode; ``reentrant`` lets its holder enter again;
+    ``auto_renew`` renews the lease in the background (always without a timeout); ``on_lost`` is called, with
+    the reason, when the hold is lost: it must not block. See also `fence` and `lost`.
+    """
+
+    _local_state = LocalState
+
+    def register_scripts(self) -> None:
+        """There are none."""
+
+    def __enter__(self) -> Lock:
+        if self.acquire():
+            return self
+        raise error(LockError, "Unable to acquire lock within the time specified", self.name)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.release()
+        except LockError:
+            if self.raise_on_release_error:
+                raise
+            logger.warning("Lock was unlocked or no longer owned when exiting context manager.")
+
+    def acquire(
+        self,
+        sleep: Number | None = None,
+        blocking: bool | None = None,
+        blocking_timeout: Number | None = None,
+        token: str | bytes | None = None,
+    ) -> bool:
+        """Acquires the lock, and returns whether it did. Waits in the queue, first come, first served, at
+        most for ``blocking_timeout`` seconds; not at all if ``blocking`` is False.
+
+        ``sleep`` is how often to ask where the server cannot tell: the key is held by a lock of another kind,
+        or messages do not arrive. ``token`` is the owner's name, unique unless you know better: whoever asks
+        with the token that holds the lock has it.
+        """
+        steps = self._acquiring(
+            self.sleep if sleep is None else sleep,
+            self.blocking if blocking is None else blocking,
+            self.blocking_timeout if blocking_timeout is None else blocking_timeout,
+            token,
+        )
+        return bool(run(steps, self.redis))
+
+    def release(self) -> None:
+        """Releases the lock. `LockNotOwnedError` if it was lost before."""
+        run(self._releasing(), self.redis)
+
+    def extend(self, additional_time: Number, replace_ttl: bool = False) -> Literal[True]:
+        """Adds seconds to the lease, or sets it to them with ``replace_ttl``."""
+        run(self._extending(additional_time, replace_ttl), self.redis)
+        return True
+
+    def reacquire(self) -> Literal[True]:
+        """Sets the lease to the timeout again."""
+        run(self._reacquiring(), self.redis)
+        return True
+
+    def locked(self) -> bool:
+        """Whether anybody holds the lock."""
+        return bool(run(self._asking_locked(), self.redis))
+
+    def owned(self) -> bool:
+        """Whether this lock is held by this object (and thread)."""
+        return bool(run(self._asking_owned(), self.redis))
+
+    @property
+    def lost(self) -> Lost:
+        """Set when the hold is lost: it was not renewed in time, or somebody took it away."""
+        return Lost(self._hold())
+
+    def _owner(self) -> object:
+        return threading.get_ident()

@@ -1,0 +1,202 @@
+"""Real servers, and locks of both kinds behind one face."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+
+import pytest
+import redis
+import redis.asyncio
+
+import dlock
+import dlock.asyncio
+
+SERVERS = dict(entry.split("=", 1) for entry in os.environ.get("DLOCK_TEST_SERVERS", "").split(",") if entry)
+MODULE = os.environ.get("DLOCK_TEST_MODULE", "")
+LIMIT = 30
+
+
+def until(what, condition, limit=LIMIT):
+    """Waits for a condition, and names it when it does not come."""
+    end = time.monotonic() + limit
+    while True:
+        result = condition()
+        if result:
+            return result
+        assert time.monotonic() < end, f"not in {limit} s: {what}"
+        time.sleep(0.005)
+
+
+class Server:
+    """A server with the module, on a free port, in a folder of its own."""
+
+    def __init__(self, program, *options):
+        self.program = program
+        self.options = options
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.folder = tempfile.mkdtemp(prefix="dlock-python-")
+        self.start()
+
+    def start(self):
+        arguments = ["--port", str(self.port), "--save", "", "--dir", self.folder, "--loadmodule", MODULE]
+        log = open(pathlib.Path(self.folder) / "log", "ab")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [self.program, "--bind", "127.0.0.1", *arguments, *self.options], stdout=log, stderr=log
+        )
+        self.url = f"redis://127.0.0.1:{self.port}"
+        until("the server answers", self.answers)
+
+    def answers(self):
+        assert self.process.poll() is None, (pathlib.Path(self.folder) / "log").read_text()
+        try:
+            with redis.Redis.from_url(self.url) as client:
+                return client.ping()
+        except redis.RedisError:
+            return False
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self):
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session", params=sorted(SERVERS) or ["none"])
+def shared_server(request):
+    if not SERVERS or not MODULE:
+        pytest.fail("set DLOCK_TEST_SERVERS and DLOCK_TEST_MODULE, or run make test-clients")
+    server = Server(SERVERS[request.param])
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(shared_server):
+    """A server without keys."""
+    with redis.Redis.from_url(shared_server.url) as client:
+        client.flushall()
+        client.config_resetstat()
+    return shared_server
+
+
+@pytest.fixture
+def own_server(request, shared_server):
+    """A server that the test may kill."""
+    server = Server(shared_server.program)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def r(server):
+    with redis.Redis.from_url(server.url) as client:
+        yield client
+
+
+class Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self):
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+
+    def run(self, work):
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(LIMIT)
+
+    def close(self):
+        async def cancel():
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        self.run(cancel())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+class Blocking:
+    """An asyncio lock, called as the other kind."""
+
+    def __init__(self, lock, loop):
+        self.lock = lock
+        self.loop = loop
+
+    def __getattr__(self, name):
+        found = getattr(self.lock, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+        return lambda *args, **options: self.loop.run(found(*args, **options))
+
+    def __enter__(self):
+        self.loop.run(self.lock.__aenter__())
+        return self
+
+    def __exit__(self, *error):
+        return self.loop.run(self.lock.__aexit__(*error))
+
+
+class Locks:
+    """Makes locks of one kind."""
+
+    def __init__(self, kind):
+        self.kind = kind
+        self.loop = Loop() if kind == "asyncio" else None
+        self.clients = []
+
+    def client(self, url, **options):
+        if self.loop is None:
+            client = redis.Redis.from_url(url, **options)
+        else:
+            client = redis.asyncio.Redis.from_url(url, **options)
+        self.clients.append(client)
+        return client
+
+    def lock(self, client, name, **options):
+        if self.loop is None:
+            return dlock.Lock(client, name, **options)
+
+        # The loop has a thread of its own, and the tests look from theirs.
+        options["thread_local"] = False
+
+        async def make():
+            return dlock.asyncio.Lock(client, name, **options)
+
+        return Blocking(self.loop.run(make()), self.loop)
+
+    def close(self):
+        for client in self.clients:
+            if self.loop is None:
+                client.close()
+            else:
+                self.loop.run(client.connection_pool.disconnect())
+        if self.loop is not None:
+            self.loop.close()
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def locks(request):
+    made = Locks(request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def get_lock(locks, server):
+    client = locks.client(server.url)
+    return lambda name="foo", **options: locks.lock(client, name, **options)

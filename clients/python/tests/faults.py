@@ -1,0 +1,91 @@
+"""A proxy between a client and a server that does what networks do."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+
+
+class Proxy:
+    """Passes bytes on until told otherwise; every switch can be set at any time, for all connections."""
+
+    def __init__(self, port):
+        self.target = port
+        self.delay = 0.0  # seconds by which replies are late
+        self.silent = False  # nothing passes; connections stay open
+        self.refuse = False  # new connections are closed at once
+        self.cut_replies = 0  # so many replies are lost, each with its connection
+        self.half_close = False  # a lost reply closes one direction only
+        self.match = b""  # a reply is lost only if its request has this in it
+        self.lost = 0
+        self.accepted = 0
+        self._pairs = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def drop(self):
+        """Closes every connection."""
+        for pair in list(self._pairs):
+            for end in pair:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        self._listener.close()
+        self.drop()
+
+    def _accept(self):
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self.accepted += 1
+            if self.refuse:
+                client.close()
+                continue
+            threading.Thread(target=self._pass, args=(client,), daemon=True).start()
+
+    def _pass(self, client):
+        try:
+            server = socket.create_connection(("127.0.0.1", self.target))
+        except OSError:
+            client.close()
+            return
+        pair = (client, server)
+        self._pairs.add(pair)
+        matched = False
+        try:
+            while True:
+                ready, _, _ = select.select(pair, [], [], 0.02)
+                if self.silent:
+                    time.sleep(0.01)
+                    continue
+                for end in ready:
+                    data = end.recv(65536)
+                    if not data:
+                        return
+                    if end is client:
+                        matched = self.match in data
+                        server.sendall(data)
+                        continue
+                    if self.cut_replies and matched:
+                        self.cut_replies -= 1
+                        self.lost += 1
+                        if not self.half_close:
+                            return
+                        client.shutdown(socket.SHUT_WR)
+                        continue
+                    if self.delay:
+                        time.sleep(self.delay)
+                    client.sendall(data)
+        except OSError:
+            pass
+        finally:
+            self._pairs.discard(pair)
+            client.close()
+            server.close()

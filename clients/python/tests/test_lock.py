@@ -1,0 +1,404 @@
+"""What the lock does beyond redis-py's: fences, modes, renewal, loss, and answers that never come."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+import pytest
+import redis
+import redis.asyncio
+from conftest import until
+from faults import Proxy
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError, LockError, LockNotOwnedError, TimeoutError
+from redis.retry import Retry
+
+import dlock
+import dlock.asyncio
+
+
+@pytest.fixture
+def proxy(server):
+    proxy = Proxy(server.port)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def through(locks, proxy):
+    """Locks through the proxy, whose client does not retry by itself."""
+
+    def make(**options):
+        retry = redis.asyncio.retry.Retry if locks.kind == "asyncio" else Retry
+        timeout = options.pop("socket_timeout", 5)
+        client = locks.client(proxy.url, socket_timeout=timeout, retry=retry(NoBackoff(), 0))
+        return locks.lock(client, "foo", **options)
+
+    return make
+
+
+def exists(r):
+    return r.exists("foo") == 1
+
+
+def waiters(r):
+    return len(r.execute_command("DLOCK.WAITERS", "foo"))
+
+
+def test_fences_rise(get_lock):
+    lock, fences = get_lock(timeout=10), []
+    assert lock.fence is None
+    for _ in range(5):
+        with lock:
+            fences.append(lock.fence)
+    assert fences == sorted(set(fences))
+    assert lock.fence is None
+
+
+def test_shared_holds_exclude_an_exclusive_one(get_lock):
+    first, second, writer = get_lock(shared=True), get_lock(shared=True), get_lock()
+    assert first.acquire(blocking=False)
+    assert second.acquire(blocking=False)
+    assert not writer.acquire(blocking=False)
+    with pytest.raises(LockError, match="Already acquired"):
+        first.acquire(blocking=False)
+    first.release()
+    second.release()
+    assert writer.acquire(blocking=False)
+    writer.release()
+
+
+def test_permits(get_lock):
+    held = [get_lock(permits=2) for _ in range(3)]
+    assert [lock.acquire(blocking=False) for lock in held] == [True, True, False]
+    held[0].release()
+    assert held[2].acquire(blocking=False)
+    with pytest.raises(ValueError, match="shared or has permits"):
+        get_lock(permits=2, shared=True)
+    for lock in held[1:]:
+        lock.release()
+
+
+def test_a_reentrant_hold_ends_with_its_last_release(r, server):
+    lock = dlock.Lock(r, "foo", timeout=10, reentrant=True)
+    with lock:
+        fence = lock.fence
+        with lock:
+            assert lock.fence == fence
+        assert lock.owned()
+        # Another thread is another owner.
+        others = []
+        thread = threading.Thread(target=lambda: others.append(lock.acquire(blocking=False)))
+        thread.start()
+        thread.join()
+        assert others == [False]
+    assert not exists(r)
+
+
+def test_a_reentrant_hold_belongs_to_a_task(server):
+    async def main():
+        async with redis.asyncio.Redis.from_url(server.url) as client:
+            lock = dlock.asyncio.Lock(client, "foo", timeout=10, reentrant=True)
+            async with lock:
+                async with lock:
+                    pass
+                assert await lock.owned()
+                assert not await asyncio.create_task(lock.acquire(blocking=False))
+            assert not await lock.locked()
+
+    asyncio.run(main())
+
+
+def test_a_lost_hold_is_not_entered_again(r, server):
+    lock = dlock.Lock(r, "foo", timeout=0.1, reentrant=True)
+    lock.acquire()
+    lock.acquire()
+    until("it expires", lambda: not exists(r))
+    for doing in (lock.acquire, lock.release, lock.release):
+        with pytest.raises(LockNotOwnedError):
+            doing()
+    assert lock.acquire(blocking=False)
+    lock.release()
+
+
+def test_it_is_renewed_past_its_lease(r, get_lock):
+    lock = get_lock(timeout=0.6, auto_renew=True)
+    lock.acquire()
+    stop = time.monotonic() + 2
+    while time.monotonic() < stop:
+        assert lock.owned()
+        time.sleep(0.02)
+    lock.release()
+    assert not exists(r)
+
+
+def test_without_renewal_it_ends_with_its_lease(r, get_lock):
+    lost = []
+    lock = get_lock(timeout=0.3, on_lost=lost.append)
+    lock.acquire()
+    until("on_lost is called", lambda: lost)
+    assert lost == ["its lease ended"] or lost == ["not renewed in time"]
+    assert not lock.owned()
+    until("the server ends it", lambda: not exists(r))
+    with pytest.raises(LockNotOwnedError):
+        lock.release()
+
+
+def test_a_broken_hold_is_lost_at_the_next_renewal(r, get_lock):
+    lost = []
+    lock = get_lock(timeout=1, auto_renew=True, on_lost=lost.append)
+    lock.acquire()
+    assert not lock.lost.is_set()
+    r.execute_command("DLOCK.BREAK", "foo")
+    until("on_lost is called", lambda: lost)
+    assert lost == ["taken away"]
+    assert lock.lost.is_set()
+    assert not lock.owned()
+    with pytest.raises(LockNotOwnedError):
+        lock.extend(1)
+
+
+def test_a_silent_server_loses_the_hold_before_its_lease_ends(r, through, proxy):
+    seen = []
+    lock = through(timeout=2, auto_renew=True, on_lost=lambda why: seen.append((why, exists(r))))
+    lock.acquire()
+    proxy.silent = True
+    until("on_lost is called", lambda: seen)
+    assert seen[0][0].startswith("not renewed in time")
+    assert seen[0][1], "it was told after the lease"
+    proxy.silent = False
+
+
+def test_a_renewal_whose_reply_is_lost_is_repeated(r, through, proxy):
+    lock = through(timeout=1.5, auto_renew=True)
+    lock.acquire()
+    proxy.match, proxy.cut_replies = b"EXTEND", 2
+    until("two replies are lost", lambda: proxy.lost == 2)
+    until("it is renewed", lambda: r.execute_command("DLOCK.PTTL", "foo") > 1300)
+    assert not lock.lost.is_set()
+    lock.release()
+
+
+def test_an_event_loop_that_was_blocked_past_the_lease_sees_the_loss_first(server):
+    async def main():
+        async with redis.asyncio.Redis.from_url(server.url) as client:
+            lock = dlock.asyncio.Lock(client, "foo", timeout=0.2, auto_renew=True)
+            await lock.acquire()
+            time.sleep(0.3)
+            assert lock.lost.is_set()
+            assert not await lock.owned()
+            assert await lock.lost.wait()
+
+    asyncio.run(main())
+
+
+def test_lost_waits(r, server):
+    lock = dlock.Lock(r, "foo", timeout=0.3)
+    assert lock.lost.wait(0) is False
+    lock.acquire()
+    lost = lock.lost
+    assert lost.wait(0) is False
+    assert lost.wait(10) is True
+    until("the server ends it", lambda: not exists(r))
+    with pytest.raises(LockNotOwnedError):
+        lock.release()
+    lock.acquire()
+    lost, seen = lock.lost, []
+    thread = threading.Thread(target=lambda: seen.append(lost.wait()))
+    thread.start()
+    lock.release()
+    thread.join(10)
+    assert seen == [False]
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_lost_answer_of_acquire_leaves_nothing_behind(r, through, proxy, half):
+    proxy.match, proxy.cut_replies, proxy.half_close = b"ACQUIRE", 1, half
+    lock = through(timeout=60)
+    with pytest.raises((ConnectionError, TimeoutError)):
+        lock.acquire()
+    assert proxy.lost == 1
+    until("it is released", lambda: not exists(r))
+    assert lock.local.token is None
+
+
+def test_a_late_answer_of_acquire_leaves_nothing_behind(r, through, proxy):
+    lock = through(timeout=60, socket_timeout=0.2)
+    assert lock.locked() is False
+    proxy.delay = 0.5
+    with pytest.raises(TimeoutError):
+        lock.acquire()
+    proxy.delay = 0
+    until("it is released", lambda: not exists(r))
+
+
+def test_a_lost_answer_is_asked_for_again_where_the_client_retries(r, locks, proxy):
+    retry = redis.asyncio.retry.Retry if locks.kind == "asyncio" else Retry
+    lock = locks.lock(locks.client(proxy.url, retry=retry(NoBackoff(), 3)), "foo", timeout=60)
+    proxy.match, proxy.cut_replies = b"ACQUIRE", 2
+    assert lock.acquire()
+    assert proxy.lost == 2
+    assert r.execute_command("DLOCK.HOLDS", "foo", lock.local.token) == 1
+    lock.release()
+    assert not exists(r)
+
+
+def test_a_grant_that_took_longer_than_its_lease_is_no_grant(r, through, proxy):
+    lock = through(timeout=0.1)
+    proxy.delay = 0.15
+    with pytest.raises(dlock.LateError):
+        lock.acquire()
+    until("nothing is held", lambda: not exists(r))
+
+
+def test_validity_counts_from_before_the_send(through, proxy):
+    lock = through(timeout=0.5)
+    proxy.delay = 0.4
+    assert lock.acquire()
+    # The server's lease has more than 0.4 s left when the answer arrives; nobody knows how much.
+    proxy.delay = 0
+    time.sleep(0.15)
+    assert lock.lost.is_set()
+
+
+def test_a_release_is_owed_until_it_is_confirmed(r, through, proxy):
+    lock = through(timeout=60)
+    lock.acquire()
+    proxy.refuse = True
+    proxy.drop()
+    with pytest.raises(ConnectionError):
+        lock.release()
+    assert exists(r)
+    proxy.refuse = False
+    until("it is released", lambda: not exists(r))
+    # What was released in the background may be released once more.
+    lock.release()
+    assert lock.local.token is None
+
+
+def test_a_cancelled_acquire_leaves_nothing_behind(r, server, proxy):
+    async def main():
+        async with redis.asyncio.Redis.from_url(proxy.url) as client:
+            await client.ping()
+            lock = dlock.asyncio.Lock(client, "foo", timeout=60)
+            proxy.delay = 0.2
+            task = asyncio.create_task(lock.acquire())
+            while not exists(r):
+                await asyncio.sleep(0.005)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            while exists(r):
+                await asyncio.sleep(0.005)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_cancelled_release_is_owed(r, server, proxy):
+    async def main():
+        async with redis.asyncio.Redis.from_url(proxy.url) as client:
+            lock = dlock.asyncio.Lock(client, "foo")
+            await lock.acquire()
+            proxy.silent = True
+            task = asyncio.create_task(lock.release())
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            proxy.silent = False
+            while exists(r):
+                await asyncio.sleep(0.005)
+            await lock.release()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_the_lock_stays_held_in_the_process_that_acquired_it(r, server):
+    lock = dlock.Lock(r, "foo", timeout=0.5, auto_renew=True)
+    lock.acquire()
+
+    def child(answers):
+        with pytest.raises(LockNotOwnedError, match="another process"):
+            lock.release()
+        own = dlock.Lock(redis.Redis.from_url(server.url), "bar", timeout=0.3, auto_renew=True)
+        held = own.acquire()
+        time.sleep(0.6)
+        answers.put((lock.owned(), held, own.owned()))
+        own.release()
+
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    process = context.Process(target=child, args=(answers,))
+    process.start()
+    assert answers.get(timeout=20) == (False, True, True)
+    process.join()
+    assert lock.owned()
+    lock.release()
+
+
+def test_a_lock_without_timeout_ends_with_its_process(r, server):
+    def child():
+        dlock.Lock(redis.Redis.from_url(server.url), "foo", timeout=1, auto_renew=True).acquire()
+        time.sleep(100)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    until("it is held", lambda: exists(r))
+    with pytest.raises(AssertionError):
+        until("it is free", lambda: not exists(r), limit=1.5)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    until("it is free", lambda: not exists(r))
+
+
+def test_threads_see_what_they_have_acquired_themselves(r, server):
+    lock = dlock.Lock(r, "foo", timeout=10)
+    lock.acquire()
+    seen = []
+
+    def other():
+        seen.append((lock.owned(), lock.local.token, lock.fence))
+        with pytest.raises(LockError):
+            lock.release()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert seen == [(False, None, None)]
+    assert lock.owned()
+    lock.release()
+
+
+def test_grace_is_an_error_without_waiting(r, get_lock):
+    r.config_set("dlock.restart-grace", 3000)
+    get_lock("forgotten", timeout=1).acquire()
+    r.flushall()
+    try:
+        with pytest.raises(dlock.GraceError) as caught:
+            get_lock(timeout=1).acquire(blocking=False)
+        assert 0 < caught.value.left <= 3
+    finally:
+        r.config_set("dlock.restart-grace", 0)
+
+
+def test_grace_is_waited_for(r, get_lock):
+    r.config_set("dlock.restart-grace", 300)
+    get_lock("forgotten", timeout=0.2).acquire()
+    r.flushall()
+    try:
+        lock = get_lock(timeout=0.2)
+        assert lock.acquire(blocking_timeout=20)
+    finally:
+        r.config_set("dlock.restart-grace", 0)
+
+
+def test_a_foreign_lock_is_waited_for(r, get_lock):
+    r.set("foo", "somebody", px=200)
+    lock = get_lock(timeout=10, sleep=0.02)
+    assert lock.acquire(blocking_timeout=20)
+    lock.release()
