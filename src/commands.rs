@@ -16,8 +16,10 @@ use crate::ffi::{Ctx, Flags};
 use crate::module::Module;
 use crate::{clock, mark, waiters};
 
+mod listing;
 mod looking;
 
+pub use listing::List;
 pub use looking::{Holds, Inspect, Pttl, Waiters};
 
 type Done = Result<(), String>;

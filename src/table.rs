@@ -45,7 +45,7 @@ const fn row(
     }
 }
 
-pub static COMMANDS: [Row; 13] = [
+pub static COMMANDS: [Row; 14] = [
     row(
         &words::ACQUIRE,
         "write deny-oom blocking no-slowlog",
@@ -128,6 +128,21 @@ pub static COMMANDS: [Row; 13] = [
         KeyUse::Change,
         -3,
         &[KEY, WHOM],
+    ),
+    // It has no key to check, as SCAN: it shows the keys that its user may read.
+    row(
+        &words::LIST,
+        "readonly",
+        "keyspace read dlock",
+        entry::<commands::List>(),
+        KeyUse::None,
+        -2,
+        &[
+            Arg::Number("cursor"),
+            Arg::Optional(&Arg::WordText("MATCH", "pattern")),
+            Arg::Optional(&Arg::WordNumber("COUNT", "count")),
+            Arg::Optional(&Arg::Word("WAITED")),
+        ],
     ),
     row(
         &words::BREAK,

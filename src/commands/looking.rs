@@ -26,7 +26,7 @@ type Shown = fn(&[u8]) -> Cow<'_, [u8]>;
 
 /// How tokens are shown: whole to those who may write the key, and to nobody else.
 fn shown_to(ctx: Ctx<'_>, args: &Args<'_>) -> Shown {
-    if ctx.user_may_write(args.key) { |token| token.into() } else { shortened }
+    if ctx.user().may_write(args.key) { |token| token.into() } else { shortened }
 }
 
 pub struct Holds;

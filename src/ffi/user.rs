@@ -1,32 +1,72 @@
 //! What the user may do in whose name a command runs.
 
+use std::marker::PhantomData;
+
 use nix::errno::Errno;
 
 use super::ctx::Ctx;
 use super::name::KeyName;
 use super::raw::{api, rm};
 
-impl Ctx<'_> {
-    /// Whether the user may write this key. Where there is no user the server itself asks, or another module,
-    /// and it may.
-    pub fn user_may_write(self, key: KeyName<'_>) -> bool {
-        if !self.has_user() {
-            return true;
+/// The user of a command, as it is while that runs.
+pub struct User<'a>(Rights, PhantomData<Ctx<'a>>);
+
+enum Rights {
+    /// There is no user: the server itself asks, or another module.
+    All,
+    /// It has been deleted.
+    None,
+    Of(*mut rm::RedisModuleUser),
+}
+
+impl User<'_> {
+    pub fn may_read(&self, key: KeyName<'_>) -> bool {
+        self.may(key, rm::REDISMODULE_CMD_KEY_ACCESS)
+    }
+
+    /// To change what is there tells of it: it reads too.
+    pub fn may_write(&self, key: KeyName<'_>) -> bool {
+        self.may(key, rm::REDISMODULE_CMD_KEY_ACCESS | rm::REDISMODULE_CMD_KEY_UPDATE)
+    }
+
+    fn may(&self, key: KeyName<'_>, what: u32) -> bool {
+        match self.0 {
+            Rights::All => true,
+            Rights::None => false,
+            // SAFETY: the user and the key are valid.
+            Rights::Of(user) => unsafe {
+                api!(RedisModule_ACLCheckKeyPermissions(user, key.0, what as i32))
+                    == rm::REDISMODULE_OK as i32
+            },
         }
-        let writes = rm::REDISMODULE_CMD_KEY_ACCESS | rm::REDISMODULE_CMD_KEY_UPDATE;
-        // SAFETY: the context and the key are valid, its client has a user; what the server makes is given
-        // back. A user that has been deleted is not found.
-        unsafe {
-            let name = api!(RedisModule_GetCurrentUserName(self.0));
-            let user = api!(RedisModule_GetModuleUserFromUserName(name));
-            api!(RedisModule_FreeString(self.0, name));
-            if user.is_null() {
-                return false;
-            }
-            let allowed = api!(RedisModule_ACLCheckKeyPermissions(user, key.0, writes as i32));
-            api!(RedisModule_FreeModuleUser(user));
-            allowed == rm::REDISMODULE_OK as i32
+    }
+}
+
+impl Drop for User<'_> {
+    fn drop(&mut self) {
+        if let Rights::Of(user) = self.0 {
+            // SAFETY: made by the server for us, given back once.
+            unsafe { api!(RedisModule_FreeModuleUser(user)) };
         }
+    }
+}
+
+impl<'a> Ctx<'a> {
+    pub fn user(self) -> User<'a> {
+        let rights = if self.has_user() {
+            // SAFETY: the context is valid, its client has a user; the name is given back. A user that has
+            // been deleted is not found.
+            let user = unsafe {
+                let name = api!(RedisModule_GetCurrentUserName(self.0));
+                let user = api!(RedisModule_GetModuleUserFromUserName(name));
+                api!(RedisModule_FreeString(self.0, name));
+                user
+            };
+            if user.is_null() { Rights::None } else { Rights::Of(user) }
+        } else {
+            Rights::All
+        };
+        User(rights, PhantomData)
     }
 
     /// Whether the client of this context has a user: one that another module made has none, and to ask for

@@ -6,4 +6,5 @@ mod ephemeral;
 mod events;
 mod expiry;
 mod keys;
+mod listing;
 mod modes;

@@ -77,6 +77,12 @@ impl Background {
         due.millis() < before
     }
 
+    /// The slots of the locks of a database, from this one on: see [`Scheduled::slots`].
+    pub fn slots(&self, db: i32, from: u32) -> impl Iterator<Item = (u32, Option<&[u8]>)> {
+        let scheduled = usize::try_from(db).ok().and_then(|db| self.dbs.get(db));
+        scheduled.into_iter().flat_map(move |scheduled| scheduled.slots(from))
+    }
+
     pub fn unschedule(&mut self, slot: Slot, db: i32) {
         self.db(db).remove(slot);
     }

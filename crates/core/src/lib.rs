@@ -15,6 +15,7 @@
 //! - [`deadlock`]: would this wait close a cycle?
 //! - [`schedule`], [`scheduled`]: what is due next, among millions
 //! - [`background`], [`tasks`], [`deliveries`]: what has to be done without anybody asking
+//! - [`listing`], [`glob`]: a walk over all locks
 //! - [`codec`]: the bytes of a lock at rest and on the replication link
 //!
 //! ```
@@ -48,7 +49,9 @@ pub mod deadlock;
 pub mod decide;
 pub mod deliveries;
 pub mod fences;
+pub mod glob;
 pub mod grace;
+pub mod listing;
 pub mod lock;
 pub mod mark;
 pub mod marking;

@@ -145,7 +145,7 @@ impl Marking {
 
     /// Whether the write that runs has taken for too long, and that is not known yet.
     pub fn is_late(&self, now: Instant) -> bool {
-        self.status == Status::Ok && now.micros() > self.begun.micros() + PATIENCE
+        self.status == Status::Ok && now.micros() > self.begun.micros() + DISK_TIMEOUT
     }
 
     /// Whether a further mark is to be written now. Also where it is far enough ahead of the clock: when it

@@ -89,6 +89,8 @@ pub struct Limits {
 pub struct Waiting {
     waiters: HashMap<WaiterId, Waiter>,
     queues: HashMap<Name<'static>, Queue>,
+    /// The queues by the waiter with whom each began: an order that does not change.
+    begun: BTreeMap<WaiterId, Name<'static>>,
     by_token: HashMap<Token, Waits>,
     by_client: HashMap<ClientId, WaiterId>,
     timeouts: Schedule<WaiterId>,
@@ -100,6 +102,7 @@ pub struct Waiting {
 /// The queue of a resource.
 #[derive(Clone, Default)]
 struct Queue {
+    began: Option<WaiterId>,
     positions: BTreeSet<Position>,
     /// Those of tokens that wait more than once: only they can be stuck here for a reason of their own.
     also_elsewhere: BTreeSet<Position>,
@@ -158,7 +161,12 @@ impl Waiting {
             until,
             timeout,
         };
-        self.queues.entry(waiter.name.clone()).or_default().positions.insert(waiter.position());
+        let queue = self.queues.entry(waiter.name.clone()).or_default();
+        queue.positions.insert(waiter.position());
+        if queue.began.is_none() {
+            queue.began = Some(id);
+            self.begun.insert(id, waiter.name.clone());
+        }
         let waits = self.by_token.entry(waiter.request.token.clone()).or_default();
         let first = waits.iter().next().filter(|_| !more_than_one(waits));
         let first = first.and_then(|(name, positions)| Some((name.clone(), *positions.first()?)));
@@ -180,6 +188,7 @@ impl Waiting {
             queue.positions.remove(&waiter.position());
             queue.also_elsewhere.remove(&waiter.position());
             if queue.positions.is_empty() {
+                queue.began.iter().for_each(|first| drop(self.begun.remove(first)));
                 self.queues.remove(&waiter.name);
                 give_back(&mut self.queues);
             }
@@ -241,6 +250,11 @@ impl Waiting {
     /// Every resource somebody waits for.
     pub fn names(&self) -> impl Iterator<Item = &Name<'static>> {
         self.queues.keys()
+    }
+
+    /// The resources somebody waits for whose queues began behind this one, in that order.
+    pub fn queues_behind(&self, began: WaiterId) -> impl Iterator<Item = (WaiterId, &Name<'static>)> {
+        self.begun.range((Bound::Excluded(began), Bound::Unbounded)).map(|(id, name)| (*id, name))
     }
 
     /// Everything this token waits for, here and on other resources.

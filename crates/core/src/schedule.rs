@@ -106,9 +106,9 @@ impl<T> Schedule<T> {
         self.entries.remove(slot.index())
     }
 
-    /// Every entry, in no particular order.
-    pub fn iter(&self) -> impl Iterator<Item = (Slot, &T)> {
-        self.entries.iter().filter_map(|(index, item)| Some((Slot::at(index)?, item)))
+    /// The slots from this one on, each with what is in it; of a stretch of empty ones perhaps only the first.
+    pub fn slots(&self, from: u32) -> impl Iterator<Item = (u32, Option<&T>)> {
+        self.entries.slots(from)
     }
 
     /// Bytes an entry takes here, without what its item has on the heap. Those that fit into no row take 16
@@ -276,7 +276,8 @@ mod tests {
                 }
                 prop_assert!(schedule.in_rows() <= model.len());
             }
-            prop_assert_eq!(schedule.iter().count(), model.len());
+            let used = schedule.slots(0).filter_map(|(slot, item)| Some((Slot::at(slot)?, *item?)));
+            prop_assert!(used.eq(model.iter().map(|(slot, (_, item))| (*slot, *item))), "slots are missing");
             while let Some((_, slot)) = schedule.first() {
                 prop_assert!(schedule.remove(slot).is_some_and(|item| Some(item) == model.remove(&slot).map(|(_, item)| item)));
             }

@@ -43,6 +43,12 @@ impl Scheduled {
         self.schedule.get(slot).map(|entry| &*entry.key)
     }
 
+    /// The slots from this one on, each with the key of its lock; of a stretch of empty ones perhaps only the
+    /// first. A lock stays in its slot for as long as it is there.
+    pub fn slots(&self, from: u32) -> impl Iterator<Item = (u32, Option<&[u8]>)> {
+        self.schedule.slots(from).map(|(slot, entry)| (slot, entry.map(|entry| &*entry.key)))
+    }
+
     /// Puts a lock in, where it has no slot yet, or has another look at it at another moment. Answers its
     /// slot.
     pub fn put(&mut self, slot: Option<Slot>, due: Deadline, key: &[u8], holders: usize) -> Option<Slot> {

@@ -11,10 +11,12 @@ use crate::request::ReleaseCount;
 use crate::units::{Fence, Ttl};
 
 mod acquire;
+mod listing;
 pub mod table;
 mod words;
 
 pub use acquire::Acquire;
+pub use listing::List;
 pub use table::{Doc, TABLE};
 use words::Args;
 

@@ -9,6 +9,7 @@
 //! | PTTL | [`Left`] |
 //! | INSPECT | `Option<`[`Inspection`]`>` |
 //! | WAITERS | `Vec<`[`Waiting`]`>` |
+//! | LIST | [`Listing`] |
 //! | TOKEN | [`Token`] |
 //! | HELP | [`Help`] |
 //!
@@ -21,9 +22,43 @@ use crate::command::TABLE;
 use crate::names::Token;
 use crate::units::Fence;
 
+/// A map with these fields: how they are called on the wire, and what they are.
+macro_rules! map {
+    ($(#[$doc:meta])* $name:ident { $($(#[$about:meta])* $wire:literal $field:ident: $kind:ty,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        pub struct $name<'a> {
+            $($(#[$about])* pub $field: $kind,)*
+        }
+
+        impl Reply for $name<'_> {
+            fn write(&self, to: &mut impl Sink) {
+                to.map([$(stringify!($field)),*].len());
+                $(
+                    to.bulk($wire);
+                    self.$field.write(to);
+                )*
+            }
+
+            fn read(value: Value) -> Option<Self> {
+                let mut seen = Self::default();
+                for (name, value) in super::fields(value)? {
+                    match &name[..] {
+                        $($wire => seen.$field = Reply::read(value)?,)*
+                        _ => {}
+                    }
+                }
+                Some(seen)
+            }
+        }
+    };
+}
+
 mod inspection;
+mod listing;
 
 pub use inspection::{Holder, Inspection, Waiting};
+pub use listing::{Listed, Listing};
 
 /// Where a reply is written: a connection, or memory.
 pub trait Sink {
@@ -114,7 +149,7 @@ impl Reply for Option<u64> {
 }
 
 /// The ms left of a lease. None, on the wire -2, where there is none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Left(pub Option<u64>);
 
 impl Reply for Left {
@@ -202,5 +237,21 @@ impl Reply for Help {
     fn read(value: Value) -> Option<Self> {
         let line = |bytes: Cow<'_, [u8]>| String::from_utf8(bytes.into_owned()).ok().map(Cow::from);
         Vec::read(value)?.into_iter().map(line).collect::<Option<_>>().map(Help)
+    }
+}
+
+/// The fields of a map in either shape.
+fn fields(value: Value) -> Option<Vec<(Vec<u8>, Value)>> {
+    let named = |(name, value)| match name {
+        Value::Bulk(name) => Some((name, value)),
+        _ => None,
+    };
+    match value {
+        Value::Map(pairs) => pairs.into_iter().map(named).collect(),
+        Value::Array(flat) if flat.len().is_multiple_of(2) => {
+            let mut flat = flat.into_iter();
+            std::iter::from_fn(|| Some((flat.next()?, flat.next()?))).map(named).collect()
+        }
+        _ => None,
     }
 }

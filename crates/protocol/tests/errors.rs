@@ -23,6 +23,7 @@ fn all() -> Vec<Error> {
         Misuse::Arguments,
         Misuse::TokenLength,
         Misuse::LabelLength,
+        Misuse::PatternLength,
         Misuse::Range("BLOCK ms", 0, 5),
         Misuse::Ttl(Ttl::MAX),
         Misuse::Twice("BLOCK"),

@@ -74,6 +74,14 @@ impl Holders {
         }
     }
 
+    /// When the first of those was granted that have not expired.
+    pub fn granted(&self, now: Instant) -> Option<Instant> {
+        match &self.0 {
+            Kept::Few(_) => self.live(now).map(|hold| hold.granted).min(),
+            Kept::Many(rows) => rows.granted(now),
+        }
+    }
+
     pub fn first_deadline(&self) -> Option<Deadline> {
         match &self.0 {
             Kept::Few(_) => self.iter().map(|hold| hold.deadline).min(),

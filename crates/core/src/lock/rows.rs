@@ -1,5 +1,5 @@
 //! Many holds: rows of them in the order of their deadlines, beside an index by token. A row knows its
-//! greatest fence and longest lock-delay, so that what is asked of all is asked of rows.
+//! greatest fence, first grant and longest lock-delay, so that what is asked of all is asked of rows.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -23,6 +23,7 @@ pub(super) struct Rows {
 struct Row {
     holds: Vec<Hold>,
     fence: Option<Fence>,
+    granted: Option<Instant>,
     delay_until: Option<Deadline>,
 }
 
@@ -31,24 +32,30 @@ const ROW: usize = if cfg!(test) { 4 } else { 64 };
 
 impl Row {
     fn new(holds: Vec<Hold>) -> Row {
-        let mut row = Row { holds, fence: None, delay_until: None };
+        let mut row = Row { holds, fence: None, granted: None, delay_until: None };
         row.sum_up();
         row
     }
 
     fn sum_up(&mut self) {
         self.fence = self.holds.iter().map(|hold| hold.fence).max();
+        self.granted = self.holds.iter().map(|hold| hold.granted).min();
         self.delay_until = self.holds.iter().filter_map(Hold::delay_until).max();
     }
 
-    fn joined(&mut self, fence: Fence, delay_until: Option<Deadline>) {
-        self.fence = self.fence.max(Some(fence));
-        self.delay_until = self.delay_until.max(delay_until);
+    fn joined(&mut self, hold: &Hold) {
+        self.fence = self.fence.max(Some(hold.fence));
+        self.granted = Some(self.granted.map_or(hold.granted, |first| first.min(hold.granted)));
+        self.delay_until = self.delay_until.max(hold.delay_until());
     }
 
     /// One has left: what it was not the greatest of has not changed.
-    fn left(&mut self, fence: Fence, delay_until: Option<Deadline>) {
-        if self.fence == Some(fence) || (delay_until.is_some() && self.delay_until == delay_until) {
+    fn left(&mut self, hold: &Hold) {
+        let delay_until = hold.delay_until();
+        if self.fence == Some(hold.fence)
+            || self.granted == Some(hold.granted)
+            || (delay_until.is_some() && self.delay_until == delay_until)
+        {
             self.sum_up();
         }
     }
@@ -117,6 +124,14 @@ impl Rows {
         partly.holds[partly.expired(now)..].iter().map(|hold| hold.fence).chain(rest).max()
     }
 
+    /// When the first of those was granted that have not expired.
+    pub fn granted(&self, now: Instant) -> Option<Instant> {
+        let first = self.first_live(now);
+        let partly = self.rows.get(first)?;
+        let rest = self.rows.range(first + 1..).filter_map(|row| row.granted);
+        partly.holds[partly.expired(now)..].iter().map(|hold| hold.granted).chain(rest).min()
+    }
+
     pub fn delay_of_expired(&self, now: Instant) -> Option<Deadline> {
         let first = self.first_live(now);
         let whole = self.rows.range(..first).filter_map(|row| row.delay_until);
@@ -174,7 +189,7 @@ impl Rows {
             Some(_) => {}
         }
         let row = &mut self.rows[row];
-        row.joined(hold.fence, hold.delay_until());
+        row.joined(&hold);
         row.holds.insert(at, hold);
     }
 
@@ -183,7 +198,7 @@ impl Rows {
         let (row, at) = self.place(due, token);
         let in_row = self.rows.get_mut(row)?;
         let hold = in_row.holds.remove(at);
-        in_row.left(hold.fence, hold.delay_until());
+        in_row.left(&hold);
         self.close_up(row);
         self.forget(&hold);
         Some(hold)

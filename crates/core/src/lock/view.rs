@@ -59,6 +59,15 @@ impl<'a> View<'a> {
         }
     }
 
+    /// Milliseconds since the first grant among the holders'.
+    pub fn longest_held(self) -> Option<u64> {
+        let first = match self.lock.split() {
+            (_, Some(crowd)) => crowd.holders.granted(self.now),
+            _ => self.holds().next().map(|hold| hold.granted),
+        };
+        first.map(|first| self.now.millis_since(first))
+    }
+
     /// Milliseconds left of the longest lease.
     pub fn longest_left(self) -> Option<u64> {
         let last = match self.lock.split() {

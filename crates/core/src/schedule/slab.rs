@@ -144,13 +144,15 @@ impl<T> Slab<T> {
         Some(item)
     }
 
-    /// Every item with its slot, in no particular order.
-    pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        self.chunks.iter().enumerate().flat_map(|(at, chunk)| {
-            let entries = chunk.entries.iter().enumerate();
-            entries.filter_map(move |(within, entry)| {
-                Some(((at << CHUNK_BITS | within) as u32, entry.item.as_ref()?))
-            })
+    /// The slots from this one on, each with its item; of a chunk without entries only the first.
+    pub fn slots(&self, from: u32) -> impl Iterator<Item = (u32, Option<&T>)> {
+        let (first, skipped) = split(from);
+        self.chunks.iter().enumerate().skip(first).flat_map(move |(at, chunk)| {
+            let start = at << CHUNK_BITS;
+            let empty = chunk.entries.is_empty().then_some((start as u32, None));
+            let entries = chunk.entries.iter().enumerate().skip(if at == first { skipped } else { 0 });
+            let entries = entries.map(move |(within, entry)| ((start | within) as u32, entry.item.as_ref()));
+            empty.into_iter().chain(entries)
         })
     }
 

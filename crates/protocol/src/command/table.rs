@@ -63,6 +63,12 @@ pub const CANCEL: Doc = Doc {
     summary: "Removes waiters from the queue, whose ACQUIRE returns null; returns how many",
     complexity: "O(log W) with W waiters",
 };
+pub const LIST: Doc = Doc {
+    name: "DLOCK.LIST",
+    form: "cursor [MATCH pattern] [COUNT n] [WAITED]",
+    summary: "Walks over the locks of the database, as SCAN over keys; returns the next cursor and locks",
+    complexity: "O(1) for each call, O(N) for a walk over N locks, whatever other keys there are",
+};
 pub const BREAK: Doc = Doc {
     name: "DLOCK.BREAK",
     form: "key",
@@ -94,6 +100,7 @@ pub const MAY: Doc = Doc {
 };
 
 /// What people use, in the order of the manual.
-pub const TABLE: [&Doc; 12] = [
-    &ACQUIRE, &RELEASE, &EXTEND, &CONFIRM, &HOLDS, &PTTL, &INSPECT, &WAITERS, &CANCEL, &BREAK, &TOKEN, &HELP,
+pub const TABLE: [&Doc; 13] = [
+    &ACQUIRE, &RELEASE, &EXTEND, &CONFIRM, &HOLDS, &PTTL, &INSPECT, &WAITERS, &CANCEL, &LIST, &BREAK, &TOKEN,
+    &HELP,
 ];

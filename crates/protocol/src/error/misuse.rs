@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::command::List;
 use crate::names::{Label, Token};
 use crate::units::Ttl;
 
@@ -11,6 +12,7 @@ pub enum Misuse {
     Arguments,
     TokenLength,
     LabelLength,
+    PatternLength,
     /// What, and its least and greatest value.
     Range(&'static str, u64, u64),
     Ttl(Ttl),
@@ -29,6 +31,9 @@ impl fmt::Display for Misuse {
                 write!(f, "ERR a token has 1 to {} bytes, DLOCK.TOKEN makes one", Token::MAX_LEN)
             }
             Misuse::LabelLength => write!(f, "ERR a label has at most {} bytes", Label::MAX_LEN),
+            Misuse::PatternLength => {
+                write!(f, "ERR a MATCH pattern has at most {} bytes", List::MAX_PATTERN)
+            }
             Misuse::Range(what, least, greatest) => {
                 write!(f, "ERR {what} must be a whole number from {least} to {greatest}")
             }

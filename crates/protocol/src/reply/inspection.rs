@@ -5,38 +5,6 @@ use std::borrow::Cow;
 use super::{Reply, Sink, Value};
 use crate::request::Mode;
 
-/// A map with these fields: how they are called on the wire, and what they are.
-macro_rules! map {
-    ($(#[$doc:meta])* $name:ident { $($(#[$about:meta])* $wire:literal $field:ident: $kind:ty,)* }) => {
-        $(#[$doc])*
-        #[derive(Clone, Debug, Default, PartialEq, Eq)]
-        pub struct $name<'a> {
-            $($(#[$about])* pub $field: $kind,)*
-        }
-
-        impl Reply for $name<'_> {
-            fn write(&self, to: &mut impl Sink) {
-                to.map([$(stringify!($field)),*].len());
-                $(
-                    to.bulk($wire);
-                    self.$field.write(to);
-                )*
-            }
-
-            fn read(value: Value) -> Option<Self> {
-                let mut seen = Self::default();
-                for (name, value) in fields(value)? {
-                    match &name[..] {
-                        $($wire => seen.$field = Reply::read(value)?,)*
-                        _ => {}
-                    }
-                }
-                Some(seen)
-            }
-        }
-    };
-}
-
 map! {
     /// A resource as a server sees it.
     Inspection {
@@ -121,21 +89,5 @@ impl Reply for Option<Inspection<'_>> {
 
     fn read(value: Value) -> Option<Self> {
         if value == Value::Null { Some(None) } else { Inspection::read(value).map(Some) }
-    }
-}
-
-/// The fields of a map in either shape.
-fn fields(value: Value) -> Option<Vec<(Vec<u8>, Value)>> {
-    let named = |(name, value)| match name {
-        Value::Bulk(name) => Some((name, value)),
-        _ => None,
-    };
-    match value {
-        Value::Map(pairs) => pairs.into_iter().map(named).collect(),
-        Value::Array(flat) if flat.len().is_multiple_of(2) => {
-            let mut flat = flat.into_iter();
-            std::iter::from_fn(|| Some((flat.next()?, flat.next()?))).map(named).collect()
-        }
-        _ => None,
     }
 }

@@ -1,0 +1,250 @@
+//! A walk over the locks of a database, a few at a time: the resources that somebody waits for, in the order
+//! in which their wait queues began, then the locks that are scheduled, by their slots. Both keep their
+//! position for as long as they are there, so whatever is there during the whole walk comes.
+
+use dlock_protocol::Bytes;
+use dlock_protocol::command::List;
+
+use crate::background::Background;
+use crate::glob;
+use crate::queue::{WaiterId, Waiting};
+
+/// Where a walk goes on. Its number is the cursor that a client is given; 0 is both the beginning and the
+/// end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Behind the queue that began with this waiter.
+    Waited(WaiterId),
+    /// At this slot of the schedule.
+    Scheduled(u32),
+}
+
+impl Place {
+    /// Of any number, for a client may send any.
+    pub fn of(cursor: u64) -> Place {
+        match cursor & 1 {
+            0 => Place::Waited(WaiterId(cursor >> 1)),
+            _ => Place::Scheduled(u32::try_from(cursor >> 1).unwrap_or(u32::MAX)),
+        }
+    }
+
+    pub fn cursor(self) -> u64 {
+        match self {
+            Place::Waited(id) => id.0 << 1,
+            Place::Scheduled(slot) => u64::from(slot) << 1 | 1,
+        }
+    }
+}
+
+/// What a part of a walk came past.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    pub waited: Vec<Bytes>,
+    pub scheduled: Vec<Bytes>,
+    /// None at the end.
+    pub next: Option<Place>,
+}
+
+/// To look at one lock is so many steps; to come past an empty slot, or a queue of another database, is one.
+const LOOK: usize = 16;
+/// So much of a match is one.
+const MATCHED: usize = 64;
+
+/// The next part of a walk over the locks of `db`. The cursor of `list` is where it goes on.
+pub fn part(list: &List<'_>, db: i32, waiting: &Waiting, background: &Background) -> Part {
+    let looked_at = list.count.map_or(List::LOOKED_AT, |n| n.get().min(List::MOST_LOOKED_AT));
+    let mut left = Some(looked_at as usize * LOOK);
+    // Whether the key is one of the walk. Steps are counted before: the last look may take more than are left.
+    let mut look = |key: &[u8]| {
+        let wanted = list.pattern.is_none_or(|pattern| glob::matches(pattern, key));
+        let matched = list.pattern.map_or(0, |pattern| pattern.len() * key.len() / MATCHED);
+        (wanted, LOOK + key.len() / MATCHED + matched)
+    };
+    let mut part = Part::default();
+    let mut from = 0;
+    match Place::of(list.cursor) {
+        Place::Waited(behind) => {
+            for (id, name) in waiting.queues_behind(behind) {
+                let (wanted, steps) = if name.db == db { look(&name.key) } else { (false, 1) };
+                part.waited.extend(wanted.then(|| (&*name.key).into()));
+                left = left.and_then(|left| left.checked_sub(steps));
+                if left.is_none() {
+                    part.next = Some(Place::Waited(id));
+                    return part;
+                }
+            }
+        }
+        Place::Scheduled(slot) => from = slot,
+    }
+    if list.waited {
+        return part;
+    }
+    for (slot, key) in background.slots(db, from) {
+        if left.is_none() {
+            part.next = Some(Place::Scheduled(slot));
+            return part;
+        }
+        let (wanted, steps) = key.map_or((false, 1), &mut look);
+        part.scheduled.extend(key.filter(|_| wanted).map(Bytes::from));
+        left = left.and_then(|left| left.checked_sub(steps));
+    }
+    part
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::num::NonZeroU32;
+
+    use dlock_protocol::{ClientId, Deadline, Fence, Instant, LockRequest, Mode, Token, Ttl};
+
+    use super::*;
+    use crate::lock::{Hold, Lock};
+    use crate::queue::{Name, Newcomer, Rank};
+    use crate::schedule::Slot;
+
+    const NOW: Instant = Instant::from_millis(1_000);
+
+    #[derive(Default)]
+    struct World {
+        waiting: Waiting,
+        background: Background,
+    }
+
+    impl World {
+        fn hold(&mut self, db: i32, key: &str) -> Slot {
+            let mut lock = Lock::default();
+            let (token, ttl) = (Token::new(b"t").unwrap(), Ttl::MAX);
+            let (fence, count) = (Fence::from_outside(1).unwrap(), NonZeroU32::MIN);
+            let deadline: Deadline = NOW + ttl;
+            lock.add(
+                Hold { token, fence, deadline, granted: NOW, ttl, count, extras: None },
+                Mode::Exclusive,
+            );
+            let mut slot = None;
+            self.background.schedule(&mut slot, &lock, db, key.as_bytes(), 0);
+            slot.unwrap()
+        }
+
+        fn wait(&mut self, db: i32, key: &str) -> WaiterId {
+            let request = LockRequest::new(Token::new(key.as_bytes()).unwrap(), Ttl::MAX);
+            let (name, client) = (Name::new(db, key.as_bytes()), ClientId(1));
+            let (request, rank) = (request.borrowed(), Rank::Newcomer);
+            let newcomer = Newcomer { name, rank, request, client, since: NOW, until: None };
+            self.waiting.join(newcomer).unwrap()
+        }
+
+        /// The whole walk with this count, in parts; between them, something happens.
+        fn walk(
+            &mut self,
+            list: List<'_>,
+            mut meanwhile: impl FnMut(&mut World),
+        ) -> (Vec<String>, Vec<String>) {
+            let (mut list, mut all) = (list, Part::default());
+            let texts =
+                |keys: Vec<Bytes>| keys.iter().map(|k| String::from_utf8(k.to_vec()).unwrap()).collect();
+            loop {
+                let part = part(&list, 0, &self.waiting, &self.background);
+                all.waited.extend(part.waited);
+                all.scheduled.extend(part.scheduled);
+                let Some(next) = part.next else { return (texts(all.waited), texts(all.scheduled)) };
+                list.cursor = next.cursor();
+                assert_eq!(Place::of(list.cursor), next);
+                assert_ne!(list.cursor, 0, "that would be the end");
+                meanwhile(self);
+            }
+        }
+    }
+
+    fn list(count: u32) -> List<'static> {
+        List { cursor: 0, pattern: None, count: NonZeroU32::new(count), waited: false }
+    }
+
+    #[test]
+    fn every_lock_and_every_queue_of_the_database_comes_once() {
+        let mut world = World::default();
+        let held: Vec<String> = (0..2500).map(|n| format!("lock:{n}")).collect();
+        let slots: Vec<Slot> = held.iter().map(|key| world.hold(0, key)).collect();
+        world.hold(3, "elsewhere");
+        for key in ["lock:7", "a", "b"] {
+            world.wait(0, key);
+            world.wait(0, key);
+        }
+        world.wait(3, "c");
+        // Gaps, and a chunk that is given back.
+        for (at, slot) in slots.iter().enumerate().filter(|(at, _)| at % 3 > 0 || (1024..2048).contains(at)) {
+            let _ = at;
+            world.background.unschedule(*slot, 0);
+        }
+        let left: Vec<&String> = held
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| at % 3 == 0 && !(1024..2048).contains(at))
+            .map(|x| x.1)
+            .collect();
+        for count in [1, 7, 1000, 100_000] {
+            let (waited, scheduled) = world.walk(list(count), |_| {});
+            assert_eq!(waited, ["lock:7", "a", "b"], "{count}");
+            assert_eq!(scheduled.iter().collect::<Vec<_>>(), left, "{count}");
+        }
+        let waited = world.walk(List { waited: true, ..list(1) }, |_| {});
+        assert_eq!(waited, (vec!["lock:7".into(), "a".into(), "b".into()], vec![]));
+        let (waited, scheduled) = world.walk(List { pattern: Some(b"*:[67]*5"), ..list(10) }, |_| {});
+        assert!(waited.is_empty() && scheduled.len() > 5, "{scheduled:?}");
+        assert!(scheduled.iter().all(|key| key.ends_with('5')), "{scheduled:?}");
+    }
+
+    #[test]
+    fn what_is_there_during_the_whole_walk_comes_whatever_comes_and_goes() {
+        let mut world = World::default();
+        let mut slots: Vec<Slot> = (0..3000).map(|n| world.hold(0, &format!("{n}"))).collect();
+        let mut waiters: Vec<WaiterId> = (0..500).map(|n| world.wait(0, &format!("{n}w"))).collect();
+        let (mut random, mut came) = (1_u64, 0);
+        let (waited, scheduled) = world.walk(list(13), |world| {
+            for _ in 0..5 {
+                random =
+                    random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let at = (random >> 33) as usize;
+                came += 1;
+                // Those of even numbers stay.
+                match random >> 62 {
+                    0 => world.background.unschedule(slots[at % slots.len() | 1], 0),
+                    1 => drop(world.waiting.leave(waiters[at % waiters.len() | 1])),
+                    2 => slots.extend([world.hold(0, "new"), world.hold(0, "new")]),
+                    _ => waiters
+                        .extend([world.wait(0, &format!("{came}n")), world.wait(0, &format!("{came}m"))]),
+                }
+            }
+        });
+        let (waited, scheduled): (BTreeSet<_>, BTreeSet<_>) =
+            (waited.into_iter().collect(), scheduled.into_iter().collect());
+        assert!((0..500).step_by(2).all(|n| waited.contains(&format!("{n}w"))));
+        assert!((0..3000).step_by(2).all(|n| scheduled.contains(&format!("{n}"))));
+    }
+
+    #[test]
+    fn a_call_is_bounded_whatever_lies_between_two_locks() {
+        let mut world = World::default();
+        let slots: Vec<Slot> = (0..50_000).map(|n| world.hold(0, &format!("{n}"))).collect();
+        // One in each chunk: none of them is given back.
+        for (_, slot) in slots.iter().enumerate().filter(|(at, _)| at % 1024 > 0) {
+            world.background.unschedule(*slot, 0);
+        }
+        let first = part(&list(10), 0, &world.waiting, &world.background);
+        assert_eq!(first.scheduled.len(), 1);
+        assert_eq!(first.next, Some(Place::Scheduled(10 * LOOK as u32 - LOOK as u32 + 2)));
+        assert_eq!(world.walk(list(10), |_| {}).1.len(), 49);
+    }
+
+    #[test]
+    fn no_cursor_is_too_strange() {
+        let mut world = World::default();
+        world.hold(0, "k");
+        world.wait(0, "k");
+        for cursor in [1, 2, 3, 4, 1 << 40, u64::MAX - 1, u64::MAX] {
+            part(&List { cursor, ..list(5) }, 7, &world.waiting, &world.background);
+            let part = part(&List { cursor, ..list(5) }, 0, &world.waiting, &world.background);
+            assert_eq!(part.next, None, "{cursor}");
+        }
+    }
+}

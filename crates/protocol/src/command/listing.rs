@@ -1,0 +1,59 @@
+//! LIST, which walks over all locks.
+
+use std::num::NonZeroU32;
+
+use super::words::{Args, number};
+use super::{decimal, most, words};
+use crate::error::Misuse;
+
+/// `DLOCK.LIST cursor [MATCH pattern] [COUNT n] [WAITED]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct List<'a> {
+    /// 0 begins.
+    pub cursor: u64,
+    /// As KEYS understands it. None: every key.
+    pub pattern: Option<&'a [u8]>,
+    /// About so many locks are looked at; None: [`List::LOOKED_AT`].
+    pub count: Option<NonZeroU32>,
+    /// Only those that somebody waits for.
+    pub waited: bool,
+}
+
+impl<'a> List<'a> {
+    pub const LOOKED_AT: u32 = 100;
+    /// However many it asks for.
+    pub const MOST_LOOKED_AT: u32 = 1000;
+    /// Bytes of a pattern: the work of a match grows with them.
+    pub const MAX_PATTERN: usize = 1024;
+
+    pub fn parse(args: &[&'a [u8]]) -> Result<Self, Misuse> {
+        let mut args = Args::new(args);
+        let cursor = number(args.next()?).ok_or(Misuse::Range("cursor", 0, u64::MAX))?;
+        let mut list = List { cursor, pattern: None, count: None, waited: false };
+        while let Some(option) = args.option() {
+            match () {
+                _ if option.is("MATCH") && list.pattern.is_none() => {
+                    let pattern = args.value("MATCH")?;
+                    let fits = pattern.len() <= Self::MAX_PATTERN;
+                    list.pattern = Some(fits.then_some(pattern).ok_or(Misuse::PatternLength)?);
+                }
+                _ if option.is("COUNT") && list.count.is_none() => list.count = Some(args.count("COUNT")?),
+                _ if option.is("WAITED") && !list.waited => list.waited = true,
+                _ if option.is("MATCH") => return Err(Misuse::Twice("MATCH")),
+                _ if option.is("COUNT") => return Err(Misuse::Twice("COUNT")),
+                _ if option.is("WAITED") => return Err(Misuse::Twice("WAITED")),
+                _ => return Err(option.unknown()),
+            }
+        }
+        Ok(list)
+    }
+
+    pub fn to_args(&self) -> Vec<Vec<u8>> {
+        let mut out = words(&[b"DLOCK.LIST"]);
+        out.push(decimal(self.cursor));
+        out.extend(self.pattern.iter().flat_map(|pattern| [b"MATCH".to_vec(), pattern.to_vec()]));
+        out.extend(most(self.count));
+        out.extend(self.waited.then(|| b"WAITED".to_vec()));
+        out
+    }
+}

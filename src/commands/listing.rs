@@ -1,0 +1,59 @@
+//! LIST: every lock of the database, a few at a time.
+
+use dlock_core::listing::{self, Place};
+use dlock_core::lock::View;
+use dlock_core::{Mode, Name};
+use dlock_protocol::command;
+use dlock_protocol::reply::{Inspection, Left, Listed, Listing, Reply};
+
+use super::Done;
+use crate::clock;
+use crate::ffi::Ctx;
+use crate::ffi::setup::{Args, Command};
+use crate::module::Module;
+use crate::value::Key;
+
+pub struct List;
+
+impl Command for List {
+    type Module = Module;
+
+    fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+        let parsed = command::List::parse(args.bytes)?;
+        let (db, now, user) = (ctx.db(), clock::now(), ctx.user());
+        let part = m.with(|s| listing::part(&parsed, db, &s.waiting, &s.background));
+        let mut locks = Vec::new();
+        let keys = part.waited.iter().map(|key| (key, parsed.waited));
+        for (key, whole) in keys.chain(part.scheduled.iter().map(|key| (key, true))) {
+            let raw = ctx.string(key);
+            // It tells of a key what INSPECT does.
+            if !user.may_read(raw.name()) {
+                continue;
+            }
+            let mut open = Key::open_for_read(ctx, raw.name()).ok();
+            let value = open.as_mut().and_then(|open| open.value());
+            // Of those that are waited for, what is scheduled comes behind them, if anything does.
+            if whole || value.as_ref().is_none_or(|value| value.slot.is_none()) {
+                let waiters = m.with(|s| s.waiting.len_of(&Name::new(db, key))) as u64;
+                locks.extend(listed(key, value.map(|value| value.lock.at(now)), waiters));
+            }
+        }
+        Listing { cursor: part.next.map_or(0, Place::cursor), locks }.write(&mut ctx);
+        Ok(())
+    }
+}
+
+/// None where it is nothing any more.
+fn listed<'k>(key: &'k [u8], lock: Option<View<'_>>, waiters: u64) -> Option<Listed<'k>> {
+    let mode = lock.and_then(View::mode).map_or(Inspection::FREE, Mode::word);
+    let holders = lock.map_or(0, |lock| lock.holders() as u64);
+    let delay = lock.map_or(0, View::delay_left);
+    (holders > 0 || waiters > 0 || delay > 0).then(|| Listed {
+        key: key.into(),
+        mode: mode.as_bytes().into(),
+        holders,
+        waiters,
+        pttl: Left(lock.and_then(View::longest_left)),
+        held: lock.and_then(View::longest_held).unwrap_or(0),
+    })
+}
