@@ -22,7 +22,7 @@ pub struct List<'a> {
 impl<'a> List<'a> {
     pub const LOOKED_AT: u32 = 100;
     /// However many it asks for.
-    pub const MOST_LOOKED_AT: u32 = 1000;
+    pub const MOST_LOOKED_AT: u32 = 250;
     /// Bytes of a pattern: the work of a match grows with them.
     pub const MAX_PATTERN: usize = 1024;
 
