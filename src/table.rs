@@ -15,7 +15,7 @@ pub struct Row {
 
 const KEY: Arg = Arg::Key("key");
 const TOKEN: Arg = Arg::Text("token");
-const TTL: Arg = Arg::Number("ttl");
+const TTL: Arg = Arg::OneOf("lease", &[Arg::Number("ttl"), Arg::Word("MAX")]);
 
 const MODE: Arg = Arg::OneOf("mode", &[Arg::Word("SHARED"), Arg::WordNumber("PERMITS", "permits")]);
 const COUNT: Arg = Arg::OneOf("count", &[Arg::Word("REENTRANT"), Arg::WordNumber("DEPTH", "depth")]);

@@ -9,12 +9,12 @@ const COMMANDS: [(&str, i64, &str, &str); 14] = [
         "DLOCK.ACQUIRE",
         -4,
         "write denyoom blocking skip_slowlog",
-        "key token ttl [SHARED | PERMITS permits] [REENTRANT | DEPTH depth] [BLOCK milliseconds] [EPHEMERAL] \
+        "key token <ttl | MAX> [SHARED | PERMITS permits] [REENTRANT | DEPTH depth] [BLOCK milliseconds] [EPHEMERAL] \
          [DELAY milliseconds] [LABEL text]",
     ),
     ("DLOCK.RELEASE", -3, "write fast skip_slowlog", "key token [ALL | DEPTH depth]"),
-    ("DLOCK.EXTEND", 4, "write fast skip_slowlog", "key token ttl"),
-    ("DLOCK.CONFIRM", 5, "write fast skip_slowlog", "key token fence ttl"),
+    ("DLOCK.EXTEND", 4, "write fast skip_slowlog", "key token <ttl | MAX>"),
+    ("DLOCK.CONFIRM", 5, "write fast skip_slowlog", "key token fence <ttl | MAX>"),
     ("DLOCK.HOLDS", 3, "readonly fast skip_slowlog", "key token"),
     ("DLOCK.PTTL", -2, "readonly fast skip_slowlog", "key [token]"),
     ("DLOCK.INSPECT", -2, "readonly", "key [COUNT count]"),

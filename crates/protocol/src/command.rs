@@ -90,7 +90,7 @@ command! {
 }
 
 command! {
-    /// `DLOCK.EXTEND key token ttl`
+    /// `DLOCK.EXTEND key token <ttl | MAX>`
     Extend = EXTEND |args, max_ttl: Ttl| {
         token: TokenRef<'a> = args.token()? => words(&[token.as_bytes()]),
         ttl: Ttl = args.ttl(max_ttl)? => [decimal(ttl.millis())],
@@ -98,7 +98,7 @@ command! {
 }
 
 command! {
-    /// `DLOCK.CONFIRM key token fence ttl`
+    /// `DLOCK.CONFIRM key token fence <ttl | MAX>`
     Confirm = CONFIRM |args, max_ttl: Ttl| {
         token: TokenRef<'a> = args.token()? => words(&[token.as_bytes()]),
         fence: Fence = args.fence()? => [decimal(fence.get())],

@@ -132,6 +132,24 @@ fn extend_and_confirm() {
     });
 }
 
+/// In any case, and where a ttl stands alone.
+#[test]
+fn max_is_the_longest_lease_there_is_now() {
+    let word = prop::sample::select(vec!["MAX", "max", "Max", "mAx"]);
+    crate::random((key(), token(), ttl(), fence(), word), 1000, |(key, token, longest, fence, word)| {
+        let (key, token, word, number) =
+            (&key[..], token.borrowed(), word.as_bytes(), fence.get().to_string());
+        let request = LockRequest::new(token, longest);
+        let acquire = Acquire { key, request, block: None };
+        assert_eq!(Acquire::parse(&[key, token.as_bytes(), word], longest), Ok(acquire));
+        let extend = Extend { key, token, ttl: longest };
+        assert_eq!(Extend::parse(&[key, token.as_bytes(), word], longest), Ok(extend));
+        let confirm = Confirm { key, token, fence, ttl: longest };
+        let args = [key, token.as_bytes(), number.as_bytes(), word];
+        assert_eq!(Confirm::parse(&args, longest), Ok(confirm));
+    });
+}
+
 #[test]
 fn the_readers() {
     let count = prop::option::of(number());

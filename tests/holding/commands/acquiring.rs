@@ -81,6 +81,26 @@ fn asking_again_keeps_the_longer_lease() {
 }
 
 #[test]
+fn max_is_the_longest_lease_that_the_server_gives_now() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        let fence = granted(conn.ok("DLOCK.ACQUIRE k t MAX"));
+        assert_lease(&mut conn, "k", "t", 86_400_000);
+        conn.ok("CONFIG SET dlock.max-ttl 7200000");
+        assert_eq!(conn.ok("DLOCK.EXTEND k t max"), 1);
+        assert_lease(&mut conn, "k", "t", 7_200_000);
+        conn.ok("CONFIG SET dlock.max-ttl 3600000");
+        assert_eq!(conn.ok(&format!("DLOCK.CONFIRM k t {fence} Max")), fence);
+        assert_lease(&mut conn, "k", "t", 3_600_000);
+        for no_ttl in ["MAXIMUM", "MA", "MAX1", "-MAX"] {
+            let refused = conn.say(&format!("DLOCK.EXTEND k t {no_ttl}"));
+            assert!(refused.error().starts_with("ERR ttl must be"), "{no_ttl}");
+        }
+    });
+}
+
+#[test]
 fn reentrant_counts_up_by_one_and_depth_up_to_n() {
     each_server(|kind| {
         let server = Server::start(kind);

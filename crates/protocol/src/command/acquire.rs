@@ -7,8 +7,8 @@ use crate::names::LabelRef;
 use crate::request::{LockRequestRef, Mode, Reentry};
 use crate::units::{Delay, Ttl, Wait};
 
-/// `DLOCK.ACQUIRE key token ttl [SHARED | PERMITS n] [REENTRANT | DEPTH n] [BLOCK ms] [EPHEMERAL] [DELAY ms]
-/// [LABEL text]`
+/// `DLOCK.ACQUIRE key token <ttl | MAX> [SHARED | PERMITS n] [REENTRANT | DEPTH n] [BLOCK ms] [EPHEMERAL]
+/// [DELAY ms] [LABEL text]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acquire<'a> {
     pub key: &'a [u8],

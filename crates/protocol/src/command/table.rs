@@ -11,7 +11,7 @@ pub struct Doc {
 
 pub const ACQUIRE: Doc = Doc {
     name: "DLOCK.ACQUIRE",
-    form: "key token ttl [SHARED | PERMITS n] [REENTRANT | DEPTH n] [BLOCK ms] [EPHEMERAL] [DELAY ms] [LABEL text]",
+    form: "key token <ttl | MAX> [SHARED | PERMITS n] [REENTRANT | DEPTH n] [BLOCK ms] [EPHEMERAL] [DELAY ms] [LABEL text]",
     summary: "Acquires the lock for a token for ttl ms; returns the hold's fence, or null",
     complexity: "O(1); O(log H) with H holders of a shared or counted lock",
 };
@@ -23,13 +23,13 @@ pub const RELEASE: Doc = Doc {
 };
 pub const EXTEND: Doc = Doc {
     name: "DLOCK.EXTEND",
-    form: "key token ttl",
+    form: "key token <ttl | MAX>",
     summary: "Sets the lease to ttl ms from now; returns 1, or 0 if the token holds nothing",
     complexity: "O(1); O(log H) with H holders",
 };
 pub const CONFIRM: Doc = Doc {
     name: "DLOCK.CONFIRM",
-    form: "key token fence ttl",
+    form: "key token fence <ttl | MAX>",
     summary: "Raises the hold's fence and sets its lease, the confirm phase of a fenced quorum; returns the fence",
     complexity: "O(1); O(log H) with H holders",
 };

@@ -28,8 +28,12 @@ impl<'s, 'a> Args<'s, 'a> {
         TokenRef::new(self.next()?).ok_or(Misuse::TokenLength)
     }
 
+    /// MAX is the longest one.
     pub fn ttl(&mut self, max: Ttl) -> Result<Ttl, Misuse> {
-        number(self.next()?).and_then(Ttl::from_millis).filter(|ttl| *ttl <= max).ok_or(Misuse::Ttl(max))
+        match self.next()? {
+            word if Word(word).is("MAX") => Ok(max),
+            ms => number(ms).and_then(Ttl::from_millis).filter(|ttl| *ttl <= max).ok_or(Misuse::Ttl(max)),
+        }
     }
 
     pub fn option(&mut self) -> Option<Word<'a>> {
