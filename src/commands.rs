@@ -1,8 +1,7 @@
 //! One short function a command: parse, open the key, let the core decide, reply. What happens in between is
 //! in [`crate::effects`].
 
-use dlock_core::admission::Clock;
-use dlock_core::codec::Origin;
+use dlock_core::codec::{Origin, Reader};
 use dlock_core::decide::Confirmed;
 use dlock_core::{Acquired, ClientId, Fence, Name};
 use dlock_protocol::command;
@@ -216,8 +215,8 @@ impl Effect {
     fn take_in<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let &[key, change] = args.bytes else { return Err(Error::Effect.into()) };
         let origin = if ctx.flags().contains(Flags::REPLICATED) { Origin::Live } else { Origin::Stored };
-        let reader = Clock { now: clock::now(), anchor: clock::anchor() };
-        let effect = reader.effect(change, origin).map_err(|bad| {
+        let reader = Reader { now: clock::now(), anchor: clock::anchor(), origin };
+        let effect = reader.effect(change).map_err(|bad| {
             m.with(|s| s.fences.raise(bad.last.unwrap_or(0)));
             format!("ERR {}", bad.why)
         })?;

@@ -46,7 +46,7 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
             evictions::look(m, ctx);
             mark::configured(m, ctx);
         }
-        Notice::ModulesChanged => return m.with(|s| s.followers.modules_changed()),
+        Notice::ModulesChanged => return m.with(|s| s.followers.alone = None),
         Notice::Flushing(db) => flushing(m, ctx, db),
         Notice::Swapped(first, second) => swapped(m, ctx, first, second),
         Notice::Loading { live } => {
@@ -78,7 +78,7 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
 }
 
 fn may_be_followed(m: &Module) {
-    m.with(|s| s.followers.may_begin());
+    m.with(|s| s.followers.may_follow = true);
 }
 
 /// A replica ends no hold with its connection, and will know of none when it is a master again: meanwhile the

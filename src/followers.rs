@@ -19,12 +19,13 @@ use crate::module::Module;
 
 /// Asks the server, where it is not known that nobody does.
 pub fn look(m: &Module, ctx: Ctx<'_>) {
-    if !m.with(|s| s.followers.modules_are_known()) {
-        let modules = ctx.count_modules();
-        m.with(|s| s.followers.count_modules(modules));
+    if m.with(|s| s.followers.alone.is_none()) {
+        // This one is counted too.
+        let alone = ctx.count_modules() == Some(1);
+        m.with(|s| s.followers.alone = Some(alone));
     }
-    if m.with(|s| s.followers.may_follow()) && !could_read(ctx) {
-        m.with(|s| s.followers.none_follow());
+    if m.with(|s| s.followers.may_follow) && !could_read(ctx) {
+        m.with(|s| s.followers.may_follow = false);
     }
 }
 

@@ -31,8 +31,8 @@ pub struct Module {
 }
 
 impl Module {
-    pub fn new(ctx: Ctx<'_>, now: Instant) -> Module {
-        Module { ctx: ctx.detached(), state: RefCell::new(State::new(now)) }
+    pub fn new(ctx: Ctx<'_>) -> Module {
+        Module { ctx: ctx.detached(), state: RefCell::default() }
     }
 
     /// For what comes when there is no other context.
@@ -49,6 +49,7 @@ impl Module {
     }
 }
 
+#[derive(Default)]
 pub struct State {
     pub config: Config,
     pub fences: Fences,
@@ -73,27 +74,6 @@ pub struct State {
 }
 
 impl State {
-    /// With the options as they are without a configuration.
-    fn new(now: Instant) -> State {
-        State {
-            config: Config::default(),
-            fences: Fences::default(),
-            mark: Mark::default(),
-            grace: Grace::at_start(None, now),
-            proof: Proof::new(),
-            evictions: Evictions::default(),
-            waiting: Waiting::default(),
-            connections: Connections::default(),
-            background: Background::default(),
-            timer: None,
-            loading: None,
-            followers: Followers::default(),
-            stats: Stats::default(),
-            buffer: Vec::new(),
-            spare: None,
-        }
-    }
-
     /// On which terms this server grants now.
     pub fn terms(&self) -> Terms {
         Terms {

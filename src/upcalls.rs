@@ -2,8 +2,8 @@
 
 use std::ffi::CStr;
 
-use dlock_core::admission::{Clock, Source};
-use dlock_core::codec;
+use dlock_core::admission;
+use dlock_core::codec::{self, Reader};
 use dlock_core::tasks::Task;
 use dlock_core::{Change, Ephemeral, Fence, Name};
 
@@ -19,7 +19,7 @@ static MODULE: MainThread<Module> = MainThread::empty();
 
 /// Makes the one of this process. Nothing that the server calls finds it before.
 pub fn start(ctx: Ctx<'_>) -> &'static Module {
-    MODULE.set(Module::new(ctx, clock::now()))
+    MODULE.set(Module::new(ctx))
 }
 
 impl Upcalls for Module {
@@ -74,10 +74,10 @@ impl Upcalls for Module {
         let (loading, bounds) = self.with(|s| (s.loading, s.config.bounds));
         // While keys are loaded, by the million, the server is not asked for each.
         let is_master = loading.is_none() && self.ctx().server_flags().contains(Flags::MASTER);
-        let source = Source::of(loading, is_master);
-        let clock = Clock { now: clock::now(), anchor: clock::anchor() };
-        let written = clock.admit(bytes, source, bounds).inspect_err(|_| {
-            if source != Source::Anybody {
+        let (origin, bounds) = admission::source(loading, is_master, bounds);
+        let reader = Reader { now: clock::now(), anchor: clock::anchor(), origin };
+        let written = reader.admit(bytes, bounds).inspect_err(|_| {
+            if bounds.is_none() {
                 // A master, or the append only file, tells of a RESTORE that was good there.
                 self.with(|s| s.effect_skipped());
             }
@@ -89,7 +89,7 @@ impl Upcalls for Module {
             s.fences.raise(fence);
             s.schedule(&mut value, db, key);
             // The server may yet drop it, as it does with a TTL that has passed: looked at once, in any case.
-            if let Some(slot) = value.slot.filter(|_| source == Source::Anybody) {
+            if let Some(slot) = value.slot.filter(|_| bounds.is_some()) {
                 s.background.note(Task::Due(Name::new(db, key).to_owned(), slot));
             }
         });

@@ -143,8 +143,8 @@ fn register<M: Upcalls>(ctx: Ctx<'_>, setting: &'static Setting<M::Options>, def
                 flags,
                 least,
                 greatest,
-                Some(get_number::<M>),
-                Some(set_number::<M>),
+                Some(get::<M, c_longlong>),
+                Some(set::<M, c_longlong>),
                 None,
                 data,
             )),
@@ -153,8 +153,8 @@ fn register<M: Upcalls>(ctx: Ctx<'_>, setting: &'static Setting<M::Options>, def
                 name.as_ptr(),
                 default as c_int,
                 flags,
-                Some(get_yes_no::<M>),
-                Some(set_yes_no::<M>),
+                Some(get::<M, c_int>),
+                Some(set::<M, c_int>),
                 None,
                 data,
             )),
@@ -163,48 +163,23 @@ fn register<M: Upcalls>(ctx: Ctx<'_>, setting: &'static Setting<M::Options>, def
     answer == rm::REDISMODULE_OK as c_int
 }
 
-/// # Safety
-/// `setting` is the pointer that was registered.
-unsafe fn get<M: Upcalls>(setting: *mut c_void) -> i64 {
-    // SAFETY: by contract.
+/// For numbers, which are `c_longlong` to the server, and for yes and no, which are `c_int`.
+unsafe extern "C" fn get<M: Upcalls, N: TryFrom<i64> + Default>(_: *const c_char, setting: *mut c_void) -> N {
+    // SAFETY: (here and below) as it was registered.
     let setting = unsafe { &*setting.cast::<Setting<M::Options>>() };
-    enter(0, |module: &M| module.options(|options| (setting.get)(options)))
+    let number = enter(0, |module: &M| module.options(|options| (setting.get)(options)));
+    N::try_from(number).unwrap_or_default()
 }
 
-/// # Safety
-/// `setting` is the pointer that was registered.
-unsafe fn set<M: Upcalls>(setting: *mut c_void, value: i64) -> c_int {
-    // SAFETY: by contract.
-    let setting = unsafe { &*setting.cast::<Setting<M::Options>>() };
+unsafe extern "C" fn set<M: Upcalls, N: Into<i64>>(
+    _: *const c_char,
+    value: N,
+    setting: *mut c_void,
+    _: *mut *mut rm::RedisModuleString,
+) -> c_int {
+    let (setting, value) = (unsafe { &*setting.cast::<Setting<M::Options>>() }, value.into());
     let set = enter(None, |module: &M| module.options(|options| (setting.set)(options, value)));
     set.map_or(rm::REDISMODULE_ERR, |()| rm::REDISMODULE_OK) as c_int
-}
-
-unsafe extern "C" fn get_number<M: Upcalls>(_: *const c_char, setting: *mut c_void) -> c_longlong {
-    // SAFETY: (here and below) as it was registered.
-    unsafe { get::<M>(setting) }
-}
-
-unsafe extern "C" fn set_number<M: Upcalls>(
-    _: *const c_char,
-    value: c_longlong,
-    setting: *mut c_void,
-    _: *mut *mut rm::RedisModuleString,
-) -> c_int {
-    unsafe { set::<M>(setting, value) }
-}
-
-unsafe extern "C" fn get_yes_no<M: Upcalls>(_: *const c_char, setting: *mut c_void) -> c_int {
-    unsafe { get::<M>(setting) as c_int }
-}
-
-unsafe extern "C" fn set_yes_no<M: Upcalls>(
-    _: *const c_char,
-    value: c_int,
-    setting: *mut c_void,
-    _: *mut *mut rm::RedisModuleString,
-) -> c_int {
-    unsafe { set::<M>(setting, value.into()) }
 }
 
 pub fn register_info<M: Upcalls>(ctx: Ctx<'_>) -> bool {

@@ -37,8 +37,8 @@ pub enum Standing {
     Stuck,
 }
 
-impl Proof {
-    pub fn new() -> Proof {
+impl Default for Proof {
+    fn default() -> Proof {
         Proof {
             file: PathBuf::new(),
             status: Standing::None,
@@ -50,7 +50,9 @@ impl Proof {
             lacks: String::new(),
         }
     }
+}
 
+impl Proof {
     pub fn size_of_file(&self) -> Option<u64> {
         self.aof.as_ref()?.size()
     }

@@ -4,60 +4,25 @@
 //! a number. RESTORE may bring what anybody has written, so it is held to what a command could have asked
 //! for.
 
-use dlock_protocol::Instant;
-
 use crate::bounds::Bounds;
-use crate::codec::{Anchor, Malformed, Origin, Reader, Written, split_effect};
+use crate::codec::{Malformed, Origin, Reader, Written, split_effect};
 
-/// Where the bytes of a whole lock come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// A file of this server, or its master.
-    Trusted(Origin),
-    /// Whoever may call RESTORE on a master.
-    Anybody,
+/// Where the bytes of a whole lock come from, and what they are held to where anybody may have written them:
+/// whoever may call RESTORE on a master. `loading`: a load runs, and reads from there.
+pub fn source(loading: Option<Origin>, is_master: bool, bounds: Bounds) -> (Origin, Option<Bounds>) {
+    // RESTORE is how keys migrate: the clocks of two machines need not agree. A replica's master tells of one
+    // that it has let in.
+    (loading.unwrap_or(Origin::Live), (loading.is_none() && is_master).then_some(bounds))
 }
 
-impl Source {
-    /// `loading`: a load runs, and reads from there.
-    pub fn of(loading: Option<Origin>, is_master: bool) -> Source {
-        match loading {
-            Some(origin) => Source::Trusted(origin),
-            // The master tells of a RESTORE that it has let in.
-            None if !is_master => Source::Trusted(Origin::Live),
-            None => Source::Anybody,
-        }
-    }
-
-    /// RESTORE is how keys migrate: the clocks of two machines need not agree.
-    fn origin(self) -> Origin {
-        match self {
-            Source::Trusted(origin) => origin,
-            Source::Anybody => Origin::Live,
-        }
-    }
-}
-
-/// The reader's clock, by which the deadlines in bytes are moved.
-#[derive(Clone, Copy, Debug)]
-pub struct Clock {
-    pub now: Instant,
-    pub anchor: Anchor,
-}
-
-impl Clock {
-    fn reader(self, origin: Origin) -> Reader {
-        Reader { now: self.now, anchor: self.anchor, origin }
-    }
-
+impl Reader {
     /// Lets a whole lock in, or says why not.
-    pub fn admit(self, bytes: &[u8], source: Source, bounds: Bounds) -> Result<Written, String> {
-        let written = self.reader(source.origin()).read(bytes).map_err(|why| why.to_string())?;
-        let (longest, fence) = (bounds.longest_lease().millis(), bounds.skew().greatest_fence(self.now));
+    pub fn admit(self, bytes: &[u8], bounds: Option<Bounds>) -> Result<Written, String> {
+        let written = self.read(bytes).map_err(|why| why.to_string())?;
+        let longest = bounds.map_or(u64::MAX, |bounds| bounds.longest_lease().millis());
+        let fence = bounds.map_or(u64::MAX, |bounds| bounds.skew().greatest_fence(self.now));
         let refused = if !written.is_whole() {
             "the bytes are a change of a lock, not a lock"
-        } else if source != Source::Anybody {
-            return Ok(written);
         } else if written.longest_ttl() > longest {
             "its ttl is longer than dlock.max-ttl, or dlock.restart-grace"
         } else if written.longest_delay(self.now) > longest {
@@ -71,9 +36,9 @@ impl Clock {
     }
 
     /// Reads an effect.
-    pub fn effect(self, bytes: &[u8], origin: Origin) -> Result<Effect, BadEffect> {
+    pub fn effect(self, bytes: &[u8]) -> Result<Effect, BadEffect> {
         let (last, change) = split_effect(bytes).map_err(|why| BadEffect { last: None, why })?;
-        let written = self.reader(origin).read(change).map_err(|why| {
+        let written = self.read(change).map_err(|why| {
             let is_newer = matches!(why, Malformed::Version(_));
             BadEffect { last: is_newer.then_some(last), why }
         })?;
@@ -99,15 +64,15 @@ pub struct BadEffect {
 
 #[cfg(test)]
 mod tests {
-    use dlock_protocol::{ClientId, Delay, LockRequestRef, Mode, TokenRef, Ttl};
+    use dlock_protocol::{ClientId, Delay, Instant, LockRequestRef, Mode, TokenRef, Ttl};
 
     use super::*;
-    use crate::codec::{write, write_effect};
+    use crate::codec::{Anchor, write, write_effect};
     use crate::{Change, Fences, Lock, Name, Step, Terms, Turn, Waiting};
 
     const NOW: Instant = Instant::from_micros(1_760_000_000_000_000);
     const ANCHOR: Anchor = Anchor { boot: 7, offset: 0 };
-    const CLOCK: Clock = Clock { now: NOW, anchor: ANCHOR };
+    const READER: Reader = Reader { now: NOW, anchor: ANCHOR, origin: Origin::Live };
 
     fn ttl(ms: u64) -> Ttl {
         Ttl::from_millis(ms).unwrap()
@@ -143,12 +108,11 @@ mod tests {
 
     #[test]
     fn only_restore_on_a_master_may_bring_what_anybody_wrote() {
-        assert_eq!(Source::of(None, true), Source::Anybody);
-        assert_eq!(Source::of(None, false), Source::Trusted(Origin::Live));
-        for is_master in [true, false] {
-            for origin in [Origin::Live, Origin::Stored] {
-                assert_eq!(Source::of(Some(origin), is_master), Source::Trusted(origin));
-            }
+        let bounds = bounds(5_000);
+        assert_eq!(source(None, true, bounds), (Origin::Live, Some(bounds)));
+        assert_eq!(source(None, false, bounds), (Origin::Live, None));
+        for (origin, is_master) in [(Origin::Live, false), (Origin::Stored, true), (Origin::Stored, false)] {
+            assert_eq!(source(Some(origin), is_master, bounds), (origin, None));
         }
     }
 
@@ -163,25 +127,22 @@ mod tests {
             (held(5_000, 0, far), Some("its fence")),
         ] {
             let bytes = bytes(&lock, &Change::Whole);
-            let why = CLOCK.admit(&bytes, Source::Anybody, bounds(5_000)).err();
+            let why = READER.admit(&bytes, Some(bounds(5_000))).err();
             assert_eq!(why.as_deref().and_then(|why| why.split(" is ").next()), refused);
-            for origin in [Origin::Live, Origin::Stored] {
-                let mut read = Lock::default();
-                let written = CLOCK.admit(&bytes, Source::Trusted(origin), bounds(5_000)).unwrap();
-                assert!(written.apply(&mut read));
-                assert_eq!(read.at(NOW).fence(), lock.at(NOW).fence());
-            }
+            let mut read = Lock::default();
+            assert!(READER.admit(&bytes, None).unwrap().apply(&mut read));
+            assert_eq!(read.at(NOW).fence(), lock.at(NOW).fence());
         }
     }
 
     #[test]
     fn a_change_is_no_lock_and_damage_is_told_as_what_it_is() {
         let lock = held_in(Mode::Shared, 1_000, 0, 0);
-        for source in [Source::Anybody, Source::Trusted(Origin::Stored)] {
+        for bounds in [Some(bounds(9)), None] {
             let part = bytes(&lock, &Change::Part(Vec::new()));
-            assert!(CLOCK.admit(&part, source, bounds(9)).unwrap_err().contains("not a lock"));
+            assert!(READER.admit(&part, bounds).unwrap_err().contains("not a lock"));
             let short = Malformed::Short.to_string();
-            assert_eq!(CLOCK.admit(b"", source, bounds(9)), Err(short));
+            assert_eq!(READER.admit(b"", bounds), Err(short));
         }
     }
 
@@ -189,12 +150,12 @@ mod tests {
     fn an_effect_of_a_newer_module_still_tells_how_far_fences_have_risen() {
         let mut bytes = Vec::new();
         write_effect(&held(1_000, 0, 0), &Change::Whole, 77, NOW, ANCHOR, &mut bytes);
-        assert_eq!(CLOCK.effect(&bytes, Origin::Live).unwrap().last, 77);
+        assert_eq!(READER.effect(&bytes).unwrap().last, 77);
         let version = &mut bytes[8];
         *version += 1;
         let newer = BadEffect { last: Some(77), why: Malformed::Version(*version) };
-        assert_eq!(CLOCK.effect(&bytes, Origin::Live).err(), Some(newer));
+        assert_eq!(READER.effect(&bytes).err(), Some(newer));
         let short = BadEffect { last: None, why: Malformed::Short };
-        assert_eq!(CLOCK.effect(&bytes[..7], Origin::Stored).err(), Some(short));
+        assert_eq!(READER.effect(&bytes[..7]).err(), Some(short));
     }
 }

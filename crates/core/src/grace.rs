@@ -54,6 +54,12 @@ fn after(now: Instant, length: Ttl) -> Instant {
     Instant::from_micros(now.micros().saturating_add(length.millis() * 1000))
 }
 
+impl Default for Grace {
+    fn default() -> Grace {
+        Grace::at_start(None, NEVER)
+    }
+}
+
 impl Grace {
     /// The module is loaded. Whatever will turn out to be remembered, nothing is known of it yet.
     pub fn at_start(length: Option<Ttl>, now: Instant) -> Grace {
