@@ -205,68 +205,64 @@ impl<'a> Ctx<'a> {
     /// Whether the server closes this connection only when all it had to say to it is written, as after QUIT.
     pub fn closes_after_reply(self, client: u64) -> bool {
         let (list, id, client) = (c"LIST".as_ptr(), c"ID".as_ptr(), client as i64);
-        // SAFETY: the context is valid; the reply is freed at once.
-        unsafe {
-            let reply = api!(RedisModule_Call(self.0, c"CLIENT".as_ptr(), c"ccl".as_ptr(), list, id, client));
-            if reply.is_null() {
-                return false;
-            }
-            let mut len = 0;
-            let start = api!(RedisModule_CallReplyStringPtr(reply, &mut len));
-            let line: &[u8] =
-                if start.is_null() { &[] } else { std::slice::from_raw_parts(start.cast(), len) };
-            let flags = line.split(|byte| *byte == b' ').find_map(|field| field.strip_prefix(b"flags="));
-            let closes = flags.is_some_and(|flags| flags.contains(&b'c'));
-            api!(RedisModule_FreeCallReply(reply));
-            closes
-        }
+        // SAFETY: (here and below) the context is valid, the arguments are as the format says.
+        let reply = unsafe {
+            Reply::of(api!(RedisModule_Call(self.0, c"CLIENT".as_ptr(), c"ccl".as_ptr(), list, id, client)))
+        };
+        let line = reply.as_ref().and_then(|reply| reply.bytes(None)).unwrap_or_default();
+        let flags = line.split(|byte| *byte == b' ').find_map(|field| field.strip_prefix(b"flags="));
+        flags.is_some_and(|flags| flags.contains(&b'c'))
     }
 
     /// An option of the server; None where it has no such.
     pub fn option(self, name: &str) -> Option<String> {
-        let name = c_string(name);
-        // SAFETY: the context is valid; the reply is freed at once, its elements with it.
-        unsafe {
-            let reply = api!(RedisModule_Call(
-                self.0,
-                c"CONFIG".as_ptr(),
-                c"cc".as_ptr(),
-                c"GET".as_ptr(),
-                name.as_ptr()
-            ));
-            if reply.is_null() {
-                return None;
-            }
-            let value = api!(RedisModule_CallReplyArrayElement(reply, 1));
-            let mut len = 0;
-            let start = if value.is_null() {
-                std::ptr::null()
-            } else {
-                api!(RedisModule_CallReplyStringPtr(value, &mut len))
-            };
-            let text =
-                (!start.is_null()).then(|| std::slice::from_raw_parts(start.cast::<u8>(), len).to_vec());
-            api!(RedisModule_FreeCallReply(reply));
-            String::from_utf8(text?).ok()
-        }
+        let (get, name) = (c"GET".as_ptr(), c_string(name));
+        let reply = unsafe {
+            Reply::of(api!(RedisModule_Call(self.0, c"CONFIG".as_ptr(), c"cc".as_ptr(), get, name.as_ptr())))?
+        };
+        String::from_utf8(reply.bytes(Some(1))?.to_vec()).ok()
     }
 
     /// How many modules are loaded, this one included.
     pub fn count_modules(self) -> Option<usize> {
-        // SAFETY: the context is valid; the reply is freed at once.
+        let list = c"LIST".as_ptr();
         unsafe {
-            let reply = api!(RedisModule_Call(self.0, c"MODULE".as_ptr(), c"c".as_ptr(), c"LIST".as_ptr()));
-            if reply.is_null() {
-                return None;
-            }
-            let count = api!(RedisModule_CallReplyLength(reply));
-            api!(RedisModule_FreeCallReply(reply));
-            Some(count)
+            let reply = Reply::of(api!(RedisModule_Call(self.0, c"MODULE".as_ptr(), c"c".as_ptr(), list)))?;
+            Some(api!(RedisModule_CallReplyLength(reply.0)))
         }
     }
 
     /// What the server announces.
     pub fn announced(self) -> Announced {
         Announced::from_bits_truncate(unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) })
+    }
+}
+
+/// What a command of the server answered the module; freed when it is dropped.
+pub(super) struct Reply(pub(super) *mut rm::RedisModuleCallReply);
+
+impl Reply {
+    /// # Safety
+    /// It came from a call that has just been made; null where the server refused it.
+    pub(super) unsafe fn of(reply: *mut rm::RedisModuleCallReply) -> Option<Reply> {
+        (!reply.is_null()).then(|| Reply(reply))
+    }
+
+    /// Its bytes, or those of an element of it; None where that is no text.
+    fn bytes(&self, element: Option<usize>) -> Option<&[u8]> {
+        let mut len = 0;
+        // SAFETY: an element lives as long as the whole; the server answers null where there is none, or no text.
+        unsafe {
+            let of = element.map_or(self.0, |at| api!(RedisModule_CallReplyArrayElement(self.0, at)));
+            let start = (!of.is_null()).then(|| api!(RedisModule_CallReplyStringPtr(of, &mut len)))?;
+            (!start.is_null()).then(|| std::slice::from_raw_parts(start.cast(), len))
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        // SAFETY: it is freed once.
+        unsafe { api!(RedisModule_FreeCallReply(self.0)) };
     }
 }

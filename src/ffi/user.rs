@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use nix::errno::Errno;
 
-use super::ctx::Ctx;
+use super::ctx::{Ctx, Reply};
 use super::name::KeyName;
 use super::raw::{api, rm};
 
@@ -73,13 +73,11 @@ impl<'a> Ctx<'a> {
     /// its name ends the server. A call in the user's name says so before it looks at anything else, so no
     /// command is needed.
     fn has_user(self) -> bool {
-        // SAFETY: the context is valid; no command has this name, so there is no reply to be freed.
+        // SAFETY: the context is valid; no command has this name, so there is hardly a reply.
         unsafe {
             let reply = api!(RedisModule_Call(self.0, c"dlock._nobody".as_ptr(), c"C".as_ptr()));
             let error = Errno::last();
-            if !reply.is_null() {
-                api!(RedisModule_FreeCallReply(reply));
-            }
+            drop(Reply::of(reply));
             error != Errno::ENOTSUP
         }
     }

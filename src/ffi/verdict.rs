@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use nix::errno::Errno;
 
-use super::ctx::Ctx;
+use super::ctx::{Ctx, Reply};
 use super::name::KeyName;
 use super::raw::{api, rm};
 
@@ -41,11 +41,7 @@ pub fn has_dry_runs(ctx: Ctx<'_>) -> bool {
     *DRY_RUNS.get_or_init(|| unsafe {
         // There is no such command, which is an answer; to a format that the server does not know there is
         // none.
-        let reply = api!(RedisModule_Call(ctx.0, c"dlock._none".as_ptr(), c"D".as_ptr()));
-        if !reply.is_null() {
-            api!(RedisModule_FreeCallReply(reply));
-        }
-        !reply.is_null()
+        Reply::of(api!(RedisModule_Call(ctx.0, c"dlock._none".as_ptr(), c"D".as_ptr()))).is_some()
     })
 }
 
@@ -87,15 +83,12 @@ impl Ctx<'_> {
             let why = Errno::last();
             // A dry run answers why not, or nothing (Valkey 9: nothing of any type); another only what came
             // of it.
-            let refused = if dry {
-                !reply.is_null()
-                    && api!(RedisModule_CallReplyType(reply)) == rm::REDISMODULE_REPLY_ERROR as i32
-            } else {
-                reply.is_null()
+            let refused = match Reply::of(reply) {
+                Some(reply) => {
+                    dry && api!(RedisModule_CallReplyType(reply.0)) == rm::REDISMODULE_REPLY_ERROR as i32
+                }
+                None => !dry,
             };
-            if !reply.is_null() {
-                api!(RedisModule_FreeCallReply(reply));
-            }
             if refused { Err(why) } else { Ok(()) }
         }
     }
