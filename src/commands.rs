@@ -3,6 +3,7 @@
 
 use dlock_core::codec::{Origin, Reader};
 use dlock_core::decide::Confirmed;
+use dlock_core::log::What;
 use dlock_core::{Acquired, ClientId, Fence, Name};
 use dlock_protocol::command;
 use dlock_protocol::error::Error;
@@ -13,12 +14,12 @@ use crate::effects::{self, Target};
 use crate::ffi::setup::{Args, Command};
 use crate::ffi::{Ctx, Flags};
 use crate::module::Module;
-use crate::{clock, mark, waiters};
+use crate::{clock, log, mark, waiters};
 
 mod listing;
 mod looking;
 
-pub use listing::List;
+pub use listing::{List, Log};
 pub use looking::{Holds, Inspect, Pttl, Waiters};
 
 type Done = Result<(), String>;
@@ -48,6 +49,7 @@ impl Command for Acquire {
             }
             Acquired::Upgrading(other) => {
                 m.with(|s| s.stats.deadlocks += 1);
+                log::refused(m, ctx, What::Deadlock, &Name::new(ctx.db(), parsed.key), &request);
                 let token = request.token.to_owned();
                 return Err(Error::Deadlock(vec![token.clone(), other, token]).into());
             }

@@ -13,6 +13,10 @@ pub struct Config {
     pub max_holders: u32,
     /// Whether a fence mark is kept on the disk.
     pub fence_mark: bool,
+    /// Entries of DLOCK.LOG.
+    pub log_max_len: usize,
+    /// The ms from which a hold or a wait is noted there as long; None: never.
+    pub log_slower_than: Option<u32>,
 }
 
 impl Default for Config {
@@ -27,6 +31,8 @@ impl Default for Config {
             limits: Limits { on_the_server, on_a_key },
             max_holders: default(options::MAX_HOLDERS_PER_KEY) as u32,
             fence_mark: default(options::FENCE_MARK) != 0,
+            log_max_len: default(options::LOG_MAX_LEN) as usize,
+            log_slower_than: u32::try_from(default(options::LOG_SLOWER_THAN)).ok(),
         }
     }
 }
@@ -37,7 +43,7 @@ fn ttl(ms: i64) -> Option<Ttl> {
 }
 
 /// Every option. The server keeps to the range of each.
-pub static SETTINGS: [Setting<Config>; 6] = [
+pub static SETTINGS: [Setting<Config>; 8] = [
     Setting {
         spec: options::MAX_TTL,
         get: |config| config.bounds.max_ttl.millis() as i64,
@@ -73,6 +79,19 @@ pub static SETTINGS: [Setting<Config>; 6] = [
         spec: options::MAX_HOLDERS_PER_KEY,
         get: |config| config.max_holders.into(),
         set: |config, n| u32::try_from(n).ok().map(|n| config.max_holders = n),
+    },
+    Setting {
+        spec: options::LOG_MAX_LEN,
+        get: |config| config.log_max_len as i64,
+        set: |config, n| usize::try_from(n).ok().map(|n| config.log_max_len = n),
+    },
+    Setting {
+        spec: options::LOG_SLOWER_THAN,
+        get: |config| config.log_slower_than.map_or(-1, i64::from),
+        set: |config, ms| {
+            config.log_slower_than = u32::try_from(ms).ok();
+            Some(())
+        },
     },
 ];
 

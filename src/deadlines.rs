@@ -3,7 +3,7 @@
 
 use dlock_core::deliveries::Delivery;
 use dlock_core::tasks::{Bindings, Task};
-use dlock_core::{ClientId, Departed, Ephemeral, Instant, Name, Outcome, Token};
+use dlock_core::{ClientId, Departed, Ephemeral, Instant, Name, Outcome, Token, WaiterId};
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
 
@@ -12,7 +12,7 @@ use crate::ffi::verdict::{Rehearsal, Verdict};
 use crate::ffi::{Ctx, Flags, c_text};
 use crate::module::Module;
 use crate::value::Key;
-use crate::{clock, grace, timer, waiters};
+use crate::{clock, grace, log, timer, waiters};
 
 /// What the server is asked about before the background writes.
 static ACQUIRE: Rehearsal = Rehearsal {
@@ -136,14 +136,14 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
         }
         Task::Disconnected(client, holds) => disconnect(m, ctx, client, holds),
         Task::Undelivered(name, token, waiter) => {
-            on(m, ctx, &name, |target| target.operate(|turn| turn.undelivered(token.as_bytes(), waiter)));
+            undelivered(m, ctx, &name, &token, waiter);
         }
         Task::Unread { delivery, waiter, evicted } => {
             if waiters::evicted_clients(ctx) != evicted {
                 return m.with(|s| s.waiting.deliveries.delivered(waiter, &delivery));
             }
             let Delivery { name, token, .. } = delivery;
-            on(m, ctx, &name, |target| target.operate(|turn| turn.undelivered(token.as_bytes(), waiter)));
+            undelivered(m, ctx, &name, &token, waiter);
         }
         Task::TimedOut(name, waiter) => {
             let late = Outcome::TimedOut;
@@ -164,6 +164,11 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
             }
         }
     }
+}
+
+fn undelivered(m: &Module, ctx: Ctx<'_>, name: &Name<'static>, token: &Token, waiter: WaiterId) {
+    log::undelivered(m, ctx, name, token);
+    on(m, ctx, name, |target| target.operate(|turn| turn.undelivered(token.as_bytes(), waiter)));
 }
 
 /// Ends some of the holds of a connection that has closed, all on one resource; the others come behind what

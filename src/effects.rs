@@ -12,7 +12,7 @@ use dlock_protocol::event;
 use crate::ffi::{Announced, Ctx, KeyName, WrongType, c_text};
 use crate::module::Module;
 use crate::value::{Key, Value};
-use crate::{clock, timer, waiters};
+use crate::{clock, log, timer, waiters};
 
 /// One resource, open for an operation.
 pub struct Target<'a> {
@@ -61,12 +61,14 @@ impl<'a> Target<'a> {
         let mut step = Step::default();
         let answer = m.with(|s| {
             let terms = s.terms();
+            step.long_hold = s.config.log_slower_than;
             let mut turn = Turn::new(now, terms, name, &mut s.fences, &mut s.waiting, lock, &mut step);
             let answer = decide(&mut turn);
             turn.finish();
             s.account(name, &mut step);
             answer
         });
+        log::ended(self.m, self.ctx, &self.name, &mut step, now);
         self.carry_out(&mut step, now);
         answer
     }

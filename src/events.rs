@@ -9,7 +9,7 @@ use dlock_core::scheduled::Scheduled;
 
 use crate::ffi::{Ctx, Notice, notices};
 use crate::module::Module;
-use crate::{deadlines, effects, evictions, followers, grace, mark, proof, timer, waiters};
+use crate::{deadlines, effects, evictions, followers, grace, log, mark, proof, timer, waiters};
 
 pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
     match notice {
@@ -103,6 +103,7 @@ fn flushing(m: &Module, ctx: Ctx<'_>, db: Option<i32>) {
     });
     let held: usize = emptied.iter().map(Scheduled::held).sum();
     if held > 0 {
+        log::flushed(m, db, &emptied);
         grace::forgot(m, ctx, "locks were flushed");
     }
     if held > FREE_ON_THE_SPOT {

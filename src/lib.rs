@@ -20,6 +20,7 @@ mod ffi;
 mod followers;
 mod grace;
 mod info;
+mod log;
 mod mark;
 mod module;
 mod proof;

@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use dlock_core::background::Background;
 use dlock_core::codec::Origin;
 use dlock_core::grace::{Evictions, Grace};
+use dlock_core::log::Log;
 use dlock_core::tasks::Task;
 use dlock_core::{Fences, Instant, Name, Step, Terms, Waiting};
 
@@ -67,6 +68,8 @@ pub struct State {
     pub loading: Option<Origin>,
     pub followers: Followers,
     pub stats: Stats,
+    /// What went wrong lately.
+    pub log: Log,
     /// For the bytes of effects, so that they are not allocated anew each time.
     pub buffer: Vec<u8>,
     /// What the key held that was deleted last, for the next one: as `buffer`.

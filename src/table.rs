@@ -45,7 +45,7 @@ const fn row(
     }
 }
 
-pub static COMMANDS: [Row; 14] = [
+pub static COMMANDS: [Row; 15] = [
     row(
         &words::ACQUIRE,
         "write deny-oom blocking no-slowlog",
@@ -142,6 +142,19 @@ pub static COMMANDS: [Row; 14] = [
             Arg::Optional(&Arg::WordText("MATCH", "pattern")),
             Arg::Optional(&Arg::WordNumber("COUNT", "count")),
             Arg::Optional(&Arg::Word("WAITED")),
+        ],
+    ),
+    row(
+        &words::LOG,
+        "readonly admin allow-loading allow-stale",
+        "admin dangerous dlock",
+        entry::<commands::Log>(),
+        KeyUse::None,
+        -1,
+        &[
+            Arg::Optional(&Arg::WordNumber("COUNT", "count")),
+            Arg::Optional(&Arg::WordText("KEY", "key")),
+            Arg::Optional(&Arg::Word("RESET")),
         ],
     ),
     row(

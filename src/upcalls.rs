@@ -12,7 +12,7 @@ use crate::ffi::{Ctx, Flags, Handle, MainThread, Notice, Section, Upcalls, Waite
 use crate::module::Module;
 use crate::value::Value;
 use crate::waiters::{self, Answer};
-use crate::{clock, deadlines, effects, events, evictions, followers, info, timer};
+use crate::{clock, deadlines, effects, events, evictions, followers, info, log, timer};
 
 /// Only [`Upcalls::get`] asks it: everything else is handed the module.
 static MODULE: MainThread<Module> = MainThread::empty();
@@ -141,6 +141,9 @@ impl Upcalls for Module {
         // long ago.
         let master = self.ctx().server_flags().contains(Flags::MASTER);
         let heard = followers::is_heard(self);
+        if master {
+            log::vanished(self, &name, &lock, clock::now());
+        }
         self.with(|s| {
             match lock.take_vanished(clock::now()) {
                 // Its job does not run.

@@ -2,6 +2,7 @@
 
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::deliveries::Delivery;
+use dlock_core::log::What;
 use dlock_core::tasks::Task;
 use dlock_core::{
     ClientId, Fence, Instant, Limits, LockRequestRef, Name, Newcomer, Outcome, Rank, Token, Wait, Waiter,
@@ -12,7 +13,7 @@ use dlock_protocol::error::Error;
 use crate::ffi::{self, Ctx, Handle, Waited, notices};
 use crate::module::Module;
 use crate::value::Key;
-use crate::{clock, timer};
+use crate::{clock, log, timer};
 
 /// What a waiter is told.
 pub struct Answer {
@@ -65,10 +66,12 @@ pub fn wait(
     let (limits, room) = m.with(|s| (s.config.limits, s.waiting.has_room(name, s.config.limits)));
     if !room {
         m.with(|s| s.stats.queue_refusals += 1);
+        log::refused(m, ctx, What::QueueFull, name, &request);
         return Err(queue_full(limits).into());
     }
     if let Some(cycle) = cycle(m, ctx, name, &request, rank) {
         m.with(|s| s.stats.deadlocks += 1);
+        log::refused(m, ctx, What::Deadlock, name, &request);
         return Err(Error::Deadlock(cycle).into());
     }
     let since = clock::now();
@@ -119,6 +122,7 @@ fn cycle(
 
 /// Sends a waiter that has left the queue its one answer.
 pub fn answer(m: &Module, waiter: Waiter, outcome: Outcome, now: Instant) {
+    log::waited(m, &waiter, &outcome, now);
     let handle = m.with(|s| {
         s.stats.answered(&outcome, now.millis_since(waiter.since));
         s.connections.unblock(waiter.id)

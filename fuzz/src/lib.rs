@@ -4,7 +4,8 @@
 use dlock_core::codec::{self, Anchor, Origin, Reader};
 use dlock_core::{Change, Hold, Instant, Lock, Mode, Ttl};
 use dlock_protocol::command::{
-    Acquire, Cancel, Confirm, Extend, Holds, Inspect, List, Pttl, Release, Waiters, no_arguments, only_key,
+    Acquire, Cancel, Confirm, Extend, Holds, Inspect, List, Log, Pttl, Release, Waiters, no_arguments,
+    only_key,
 };
 
 /// The first byte chooses the command; then one argument after the other, its length before it. What is
@@ -42,7 +43,7 @@ pub fn arguments(data: &[u8]) -> bool {
         6 => round_trip!(Waiters),
         7 => round_trip!(Cancel),
         8 => only_key(&args).map(drop).or_else(|_| round_trip!(Inspect)),
-        _ => no_arguments(&args).or_else(|_| round_trip!(List)),
+        _ => no_arguments(&args).or_else(|_| round_trip!(List)).or_else(|_| round_trip!(Log)),
     };
     if let Err(misuse) = &parsed {
         let text = misuse.to_string();

@@ -1,10 +1,11 @@
-//! LIST: every lock of the database, a few at a time.
+//! For operators: LIST, every lock of the database, a few at a time; LOG, what went wrong lately.
 
 use dlock_core::listing::{self, Place};
 use dlock_core::lock::View;
-use dlock_core::{Mode, Name};
+use dlock_core::log::Entry;
+use dlock_core::{Fence, Mode, Name};
 use dlock_protocol::command;
-use dlock_protocol::reply::{Inspection, Left, Listed, Listing, Reply};
+use dlock_protocol::reply::{Inspection, Lasted, Left, Listed, Listing, Logged, Reply};
 
 use super::Done;
 use crate::clock;
@@ -56,4 +57,48 @@ fn listed<'k>(key: &'k [u8], lock: Option<View<'_>>, waiters: u64) -> Option<Lis
         pttl: Left(lock.and_then(View::longest_left)),
         held: lock.and_then(View::longest_held).unwrap_or(0),
     })
+}
+
+pub struct Log;
+
+impl Command for Log {
+    type Module = Module;
+
+    fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+        let (count, key) = match command::Log::parse(args.bytes)? {
+            command::Log::Read { count, key } => (count, key),
+            command::Log::Reset => {
+                m.with(|s| s.log.keep(0));
+                ctx.reply_simple(c"OK");
+                return Ok(());
+            }
+        };
+        let most = count.map_or(usize::MAX, |n| n.get() as usize);
+        // A copy, for to reply is to call the server.
+        let entries: Vec<Entry> = m.with(|s| {
+            s.log.keep(s.config.log_max_len);
+            let wanted = |entry: &&Entry| key.is_none_or(|key| entry.note.is_about(key));
+            s.log.entries().filter(wanted).take(most).cloned().collect()
+        });
+        entries.iter().map(logged).collect::<Vec<_>>().write(&mut ctx);
+        Ok(())
+    }
+}
+
+fn logged(entry: &Entry) -> Logged<'_> {
+    let note = &entry.note;
+    let lasted = if note.what.is_of_a_wait() { Lasted::Waited } else { Lasted::Held };
+    Logged {
+        id: entry.id,
+        time: entry.at.millis(),
+        what: note.what.word().as_bytes().into(),
+        db: note.db as u64,
+        key: (&*note.key).into(),
+        token: (&*note.token).into(),
+        label: (&*note.label).into(),
+        client: note.client.map_or(0, |client| client.0),
+        address: (&*note.address).into(),
+        fence: note.fence.map_or(0, Fence::get),
+        lasted: lasted(note.lasted),
+    }
 }

@@ -202,6 +202,18 @@ impl<'a> Ctx<'a> {
         }
     }
 
+    /// Where a connection comes from; None where there is no such.
+    pub fn address(self, client: u64) -> Option<String> {
+        // SAFETY: zero bytes are valid for a plain C structure; the server fills it in, as its version says.
+        unsafe {
+            let mut info = std::mem::zeroed::<rm::RedisModuleClientInfoV1>();
+            info.version = 1;
+            let found = api!(RedisModule_GetClientInfoById((&raw mut info).cast(), client));
+            let address = CStr::from_ptr(info.addr.as_ptr()).to_string_lossy();
+            (found == rm::REDISMODULE_OK as c_int).then(|| format!("{address}:{}", info.port))
+        }
+    }
+
     /// Whether the server closes this connection only when all it had to say to it is written, as after QUIT.
     pub fn closes_after_reply(self, client: u64) -> bool {
         let (list, id, client) = (c"LIST".as_ptr(), c"ID".as_ptr(), client as i64);

@@ -4,7 +4,7 @@ use dlock_testkit::{Conn, Server, Value, each_server};
 
 /// Name, arity, flags, what the docs say of its arguments. `_SET` is for replicas alone and has docs all the
 /// same.
-const COMMANDS: [(&str, i64, &str, &str); 14] = [
+const COMMANDS: [(&str, i64, &str, &str); 15] = [
     (
         "DLOCK.ACQUIRE",
         -4,
@@ -20,6 +20,7 @@ const COMMANDS: [(&str, i64, &str, &str); 14] = [
     ("DLOCK.INSPECT", -2, "readonly", "key [COUNT count]"),
     ("DLOCK.WAITERS", -2, "readonly", "key [COUNT count]"),
     ("DLOCK.LIST", -2, "readonly", "cursor [MATCH pattern] [COUNT count] [WAITED]"),
+    ("DLOCK.LOG", -1, "readonly admin loading stale", "[COUNT count] [KEY key] [RESET]"),
     ("DLOCK.CANCEL", -3, "write fast skip_slowlog", "key <token | CLIENT client-id>"),
     ("DLOCK.BREAK", 2, "write", "key"),
     ("DLOCK.TOKEN", 1, "fast", ""),
@@ -152,7 +153,7 @@ fn the_key_is_known_to_the_server_with_what_is_done_to_it() {
             let flags: Vec<String> = told.items()[0].items()[1].items().iter().map(Value::text).collect();
             assert_eq!(flags, access, "{command}");
         }
-        for keyless in ["DLOCK.LIST 0", "DLOCK.TOKEN", "DLOCK.HELP"] {
+        for keyless in ["DLOCK.LIST 0", "DLOCK.LOG KEY k", "DLOCK.TOKEN", "DLOCK.HELP"] {
             // The words of the refusal are the server's, and differ.
             assert!(conn.say(&format!("COMMAND GETKEYS {keyless}")).error().starts_with("ERR"));
         }

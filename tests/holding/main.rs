@@ -7,4 +7,5 @@ mod events;
 mod expiry;
 mod keys;
 mod listing;
+mod log;
 mod modes;

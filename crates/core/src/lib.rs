@@ -16,6 +16,7 @@
 //! - [`schedule`], [`scheduled`]: what is due next, among millions
 //! - [`background`], [`tasks`], [`deliveries`]: what has to be done without anybody asking
 //! - [`listing`], [`glob`]: a walk over all locks
+//! - [`log`]: what went wrong lately
 //! - [`codec`]: the bytes of a lock at rest and on the replication link
 //!
 //! ```
@@ -53,6 +54,7 @@ pub mod glob;
 pub mod grace;
 pub mod listing;
 pub mod lock;
+pub mod log;
 pub mod mark;
 pub mod marking;
 pub mod proof;

@@ -82,6 +82,8 @@ pub struct Step {
     /// A holder was told anew how long it holds: nothing that was put on the key before may end the hold
     /// sooner.
     pub renewed: bool,
+    /// Holds that were released after so many ms are lost too, as far as [`Rest::lost`] goes.
+    pub long_hold: Option<u32>,
     /// What few operations ask for, out of the way of the many.
     pub rest: Option<Box<Rest>>,
 }
@@ -90,6 +92,8 @@ pub struct Step {
 #[derive(Debug, Default)]
 pub struct Rest {
     pub outcomes: Vec<(Waiter, Outcome)>,
+    /// Holds that ended other than they should, each with its end.
+    pub lost: Vec<(End, Hold)>,
     /// In the order in which it happened: a hold may be bound to one connection after the other in one step.
     pub bindings: Vec<Binding>,
     /// Of these the caller has to keep the books: see [`Departed`].
@@ -167,7 +171,11 @@ impl Step {
 
     /// A hold ended and is out of the lock.
     pub(crate) fn ended(&mut self, lock: &Lock, hold: &Hold, why: End, now: Instant) {
-        self.events.push(Event::Ended(why, held(hold, now)));
+        let held = held(hold, now);
+        self.events.push(Event::Ended(why, held));
+        if why != End::Released || self.long_hold.is_some_and(|long| held >= long) {
+            self.rest().lost.push((why, hold.clone()));
+        }
         if let Ephemeral::Bound(client) = hold.ephemeral() {
             self.rest().bindings.push(Binding::Ends(client, hold.token.clone()));
         }

@@ -16,7 +16,7 @@ pub mod table;
 mod words;
 
 pub use acquire::Acquire;
-pub use listing::List;
+pub use listing::{List, Log};
 pub use table::{Doc, TABLE};
 use words::Args;
 

@@ -10,6 +10,7 @@
 //! | INSPECT | `Option<`[`Inspection`]`>` |
 //! | WAITERS | `Vec<`[`Waiting`]`>` |
 //! | LIST | [`Listing`] |
+//! | LOG | `Vec<`[`Logged`]`>`, or OK |
 //! | TOKEN | [`Token`] |
 //! | HELP | [`Help`] |
 //!
@@ -56,9 +57,11 @@ macro_rules! map {
 
 mod inspection;
 mod listing;
+mod logged;
 
 pub use inspection::{Holder, Inspection, Waiting};
 pub use listing::{Listed, Listing};
+pub use logged::{Lasted, Logged};
 
 /// Where a reply is written: a connection, or memory.
 pub trait Sink {

@@ -6,7 +6,8 @@ mod refusals;
 use std::num::NonZeroU32;
 
 use dlock_protocol::command::{
-    Acquire, Cancel, Confirm, Extend, Holds, Inspect, Pttl, Release, Waiters, Whom, no_arguments, only_key,
+    Acquire, Cancel, Confirm, Extend, Holds, Inspect, List, Log, Pttl, Release, Waiters, Whom, no_arguments,
+    only_key,
 };
 use dlock_protocol::{Delay, Fence, LabelRef, LockRequest, Mode, Reentry, ReleaseCount, Token, Ttl, Wait};
 use proptest::prelude::*;
@@ -165,6 +166,20 @@ fn the_readers() {
         assert_eq!(Inspect::parse(&behind(&command.to_args(), "DLOCK.INSPECT")), Ok(command));
         assert_eq!(only_key(&[key]), Ok(key));
         assert_eq!(no_arguments(&[]), Ok(()));
+    });
+}
+
+#[test]
+fn for_operators() {
+    let (pattern, key) = (prop::option::of(bytes(0, 40)), prop::option::of(key()));
+    crate::random((any::<u64>(), pattern, key, prop::option::of(1..9u32), any::<bool>()), 1000, |parts| {
+        let (cursor, pattern, key, count, waited) = parts;
+        let count = count.and_then(NonZeroU32::new);
+        let command = List { cursor, pattern: pattern.as_deref(), count, waited };
+        assert_eq!(List::parse(&behind(&command.to_args(), "DLOCK.LIST")), Ok(command));
+        for command in [Log::Read { count, key: key.as_deref() }, Log::Reset] {
+            assert_eq!(Log::parse(&behind(&command.to_args(), "DLOCK.LOG")), Ok(command));
+        }
     });
 }
 

@@ -3,7 +3,9 @@
 use std::borrow::Cow;
 use std::fmt::Debug;
 
-use dlock_protocol::reply::{Help, Holder, Inspection, Left, Reply, Sink, Value, Waiting};
+use dlock_protocol::reply::{
+    Help, Holder, Inspection, Lasted, Left, Listed, Listing, Logged, Reply, Sink, Value, Waiting,
+};
 use dlock_protocol::{Fence, Token};
 use proptest::prelude::*;
 
@@ -122,6 +124,34 @@ fn who_waits() {
         label,
     });
     crate::random(prop::collection::vec(waiting, 0..5), 500, |queue| round_trip(&queue));
+}
+
+#[test]
+fn what_is_listed() {
+    let lock = (bytes(0), bytes(1), number(), number(), prop::option::of(number()), number());
+    let lock = lock.prop_map(|(key, mode, holders, waiters, pttl, held)| Listed {
+        key,
+        mode,
+        holders,
+        waiters,
+        pttl: Left(pttl),
+        held,
+    });
+    let parts = (any::<u64>(), prop::collection::vec(lock, 0..5));
+    crate::random(parts, 500, |(cursor, locks)| round_trip(&Listing { cursor, locks }));
+}
+
+#[test]
+fn what_is_logged() {
+    let texts = (bytes(1), bytes(0), bytes(0), bytes(0), bytes(0));
+    let numbers = (number(), number(), number(), number(), number(), number());
+    let logged = (texts, numbers, any::<bool>()).prop_map(|(texts, numbers, held)| {
+        let (what, key, token, label, address) = texts;
+        let (id, time, db, client, fence, ms) = numbers;
+        let lasted = if held { Lasted::Held(ms) } else { Lasted::Waited(ms) };
+        Logged { id, time, what, db, key, token, label, client, address, fence, lasted }
+    });
+    crate::random(prop::collection::vec(logged, 0..5), 500, |log| round_trip(&log));
 }
 
 /// Servers that are newer say more, older ones less.

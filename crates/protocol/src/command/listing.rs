@@ -1,4 +1,4 @@
-//! LIST, which walks over all locks.
+//! LIST, which walks over all locks, and LOG.
 
 use std::num::NonZeroU32;
 
@@ -55,5 +55,47 @@ impl<'a> List<'a> {
         out.extend(most(self.count));
         out.extend(self.waited.then(|| b"WAITED".to_vec()));
         out
+    }
+}
+
+/// `DLOCK.LOG [COUNT n] [KEY key]` or `DLOCK.LOG RESET`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Log<'a> {
+    /// The newest n, None: all; about one key, None: about any.
+    Read {
+        count: Option<NonZeroU32>,
+        key: Option<&'a [u8]>,
+    },
+    Reset,
+}
+
+impl<'a> Log<'a> {
+    pub fn parse(args: &[&'a [u8]]) -> Result<Self, Misuse> {
+        let mut args = Args::new(args);
+        let (mut count, mut key, mut first) = (None, None, true);
+        while let Some(option) = args.option() {
+            match () {
+                _ if option.is("RESET") && first => return args.end(Log::Reset),
+                _ if option.is("COUNT") && count.is_none() => count = Some(args.count("COUNT")?),
+                _ if option.is("KEY") && key.is_none() => key = Some(args.value("KEY")?),
+                _ if option.is("COUNT") => return Err(Misuse::Twice("COUNT")),
+                _ if option.is("KEY") => return Err(Misuse::Twice("KEY")),
+                _ => return Err(option.unknown()),
+            }
+            first = false;
+        }
+        Ok(Log::Read { count, key })
+    }
+
+    pub fn to_args(&self) -> Vec<Vec<u8>> {
+        match *self {
+            Log::Read { count, key } => {
+                let mut out = words(&[b"DLOCK.LOG"]);
+                out.extend(most(count));
+                out.extend(key.iter().flat_map(|key| [b"KEY".to_vec(), key.to_vec()]));
+                out
+            }
+            Log::Reset => words(&[b"DLOCK.LOG", b"RESET"]),
+        }
     }
 }

@@ -49,6 +49,9 @@ docs! {
     LIST: "DLOCK.LIST" "cursor [MATCH pattern] [COUNT n] [WAITED]",
         "Walks over the locks of the database, as SCAN over keys; returns the next cursor and locks",
         "O(1) for each call, O(N) for a walk over N locks, whatever other keys there are";
+    LOG: "DLOCK.LOG" "[COUNT n] [KEY key] | RESET",
+        "Returns what went wrong lately, newest first: leases that expired, long holds and waits, deadlocks; or forgets it",
+        "O(N) with N entries, at most dlock.log-max-len";
     BREAK: "DLOCK.BREAK" "key",
         "Ends every hold of the key, whatever its token, for operators; returns how many",
         "O(1); what many holders leave behind is cleared up in the background";
@@ -69,7 +72,7 @@ docs! {
 }
 
 /// What people use, in the order of the manual.
-pub const TABLE: [&Doc; 13] = [
-    &ACQUIRE, &RELEASE, &EXTEND, &CONFIRM, &HOLDS, &PTTL, &INSPECT, &WAITERS, &CANCEL, &LIST, &BREAK, &TOKEN,
-    &HELP,
+pub const TABLE: [&Doc; 14] = [
+    &ACQUIRE, &RELEASE, &EXTEND, &CONFIRM, &HOLDS, &PTTL, &INSPECT, &WAITERS, &CANCEL, &LIST, &LOG, &BREAK,
+    &TOKEN, &HELP,
 ];

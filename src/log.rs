@@ -1,0 +1,80 @@
+//! DLOCK.LOG: what of all that happens is noted, with the address of its client as long as that is there.
+
+use dlock_core::log::{Note, What};
+use dlock_core::scheduled::Scheduled;
+use dlock_core::{ClientId, Event, Instant, Lock, LockRequestRef, Name, Outcome, Step, Token, Waiter};
+
+use crate::clock;
+use crate::ffi::Ctx;
+use crate::module::Module;
+
+fn note(m: &Module, ctx: Ctx<'_>, mut note: Note, now: Instant) {
+    if let Some(ClientId(id)) = note.client {
+        note.address = ctx.address(id).unwrap_or_default().as_bytes().into();
+    }
+    m.with(|s| s.log.note(note, now, s.config.log_max_len));
+}
+
+/// The holds that an operation has ended.
+pub fn ended(m: &Module, ctx: Ctx<'_>, name: &Name<'_>, step: &mut Step, now: Instant) {
+    let Some(rest) = &mut step.rest else { return };
+    for (why, hold) in rest.lost.drain(..) {
+        note(m, ctx, Note::of_hold(why.into(), name, &hold, now), now);
+    }
+    for event in &step.events {
+        if let Event::AllEnded(why) = event {
+            note(m, ctx, Note::new((*why).into(), name), now);
+        }
+    }
+}
+
+/// A held lock whose key was taken away: of a crowd only that.
+pub fn vanished(m: &Module, name: &Name<'_>, lock: &Lock, now: Instant) {
+    const FEW: usize = 8;
+    let lock = lock.at(now);
+    match lock.holders() {
+        0 => {}
+        1..=FEW => {
+            lock.holds().for_each(|hold| {
+                note(m, m.ctx(), Note::of_hold(What::Vanished, name, hold, now), now);
+            });
+        }
+        _ => note(m, m.ctx(), Note::new(What::Vanished, name), now),
+    }
+}
+
+/// The locks of a database, or of all: as many as are kept.
+pub fn flushed(m: &Module, db: Option<i32>, emptied: &[Scheduled]) {
+    let now = clock::now();
+    m.with(|s| {
+        let most = s.config.log_max_len;
+        let keys = emptied.iter().enumerate().flat_map(|(at, scheduled)| {
+            let db = db.unwrap_or(at as i32);
+            scheduled.slots(0).filter_map(move |(_, key)| Some(Name::new(db, key?)))
+        });
+        keys.take(most).for_each(|name| s.log.note(Note::new(What::Vanished, &name), now, most));
+    });
+}
+
+/// A waiter has its answer.
+pub fn waited(m: &Module, waiter: &Waiter, outcome: &Outcome, now: Instant) {
+    let waited = now.millis_since(waiter.since);
+    if m.with(|s| s.config.log_slower_than).is_some_and(|long| waited >= long.into()) {
+        let fence = match outcome {
+            Outcome::Granted(fence, _) => Some(*fence),
+            Outcome::TimedOut | Outcome::Cancelled | Outcome::Refused(_) => None,
+        };
+        note(m, m.ctx(), Note::of_wait(What::LongWait, waiter, fence, now), now);
+    }
+}
+
+/// The client of the running command may not wait.
+pub fn refused(m: &Module, ctx: Ctx<'_>, what: What, name: &Name<'_>, request: &LockRequestRef<'_>) {
+    let refused = Note::new(what, name).of(request.token.as_bytes(), request.label.as_bytes());
+    note(m, ctx, Note { client: Some(ClientId(ctx.client_id())), ..refused }, clock::now());
+}
+
+/// A grant has reached nobody.
+pub fn undelivered(m: &Module, ctx: Ctx<'_>, name: &Name<'_>, token: &Token) {
+    note(m, ctx, Note::new(What::Undelivered, name).of(token.as_bytes(), b""), clock::now());
+}
