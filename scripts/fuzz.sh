@@ -16,7 +16,9 @@ fi
 for file in "$@"; do
     target=$(basename "$file" .rs)
     say "$target, $limit s"
-    cargo +nightly fuzz run "$target" -- -max_total_time="$limit"
+    # What it finds on the way goes to the first folder: fuzz/corpus is what we keep, and what the tests replay.
+    mkdir -p "build/corpus/$target"
+    cargo +nightly fuzz run "$target" "build/corpus/$target" "fuzz/corpus/$target" -- -max_total_time="$limit"
 done
 say "append only files and snapshots, $limit s"
 DLOCK_TEST_SERVERS="redis-7.0=$(redis_server)" DLOCK_SECONDS=$limit \
