@@ -1,6 +1,6 @@
 # Every command of the project. A target runs a script, which says what it does and why.
 .DEFAULT_GOAL := help
-.PHONY: help setup run run-quorum test test-servers soak chaos lint msrv deny fmt miri asan fuzz bench bench-peers stall model clean
+.PHONY: help setup run run-quorum test test-clients test-servers soak chaos lint msrv deny fmt miri asan fuzz bench bench-peers stall model clean
 
 # How long fuzz (60) and soak (3600) run.
 SECONDS ?=
@@ -22,6 +22,9 @@ run-quorum: setup ## build, and start five servers, a quorum to try; Ctrl-C stop
 
 test: setup ## what CI runs: format, lints, tests on Redis 7.0 and Valkey 8.0
 	@scripts/test.sh
+
+test-clients: setup ## types, lints and tests of the Python client, on Redis 7.0 and Valkey 8.0
+	@scripts/test-clients.sh
 
 test-servers: setup ## longer integration tests on Redis 7.0 and 8, Valkey 8.0 and 9 (DLOCK_ROUNDS=50)
 	@scripts/test-servers.sh

@@ -163,7 +163,11 @@ class Locks:
         if self.loop is None:
             client = redis.Redis.from_url(url, **options)
         else:
-            client = redis.asyncio.Redis.from_url(url, **options)
+
+            async def make():
+                return redis.asyncio.Redis.from_url(url, **options)
+
+            client = self.loop.run(make())
         self.clients.append(client)
         return client
 

@@ -41,6 +41,8 @@ def trusted(ttl: float) -> float:
 class Task(Protocol):
     """Something to do in the background, over the hold's client."""
 
+    forget: Callable[[], object] | None
+
     def finished(self) -> bool: ...
 
     def wake_at(self) -> float: ...
@@ -77,6 +79,8 @@ class Hold:
         # A RELEASE was sent and not answered: it may have ended the hold.
         self.release_sent = False
         self.wakers: list[Callable[[], object]] = []
+        # Set by whoever watches it.
+        self.forget: Callable[[], object] | None = None
         self._retry_at: float | None = None
         self._failure = ""
         # The shortest lease of an EXTEND without an answer: the server may still carry it out.
@@ -106,6 +110,8 @@ class Hold:
     def end(self) -> None:
         """It is released, or not this object's business any longer."""
         self.over = True
+        if self.forget is not None:
+            self.forget()
         self._wake_all()
 
     def _wake_all(self) -> None:
@@ -191,6 +197,7 @@ class OwedRelease:
         self._pause = 0.05
         self._answers = 0
         self.over = False
+        self.forget: Callable[[], object] | None = None
         self.done = threading.Event()
 
     def finished(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Coroutine
 from typing import Any, Callable
 
@@ -94,6 +95,8 @@ class Background:
         """Wakes the task when it wants to be woken. The future is done after its first steps."""
         first: asyncio.Future[Any] = self.loop.create_future()
         self._arm(task, first)
+        # What is released is armed no more.
+        task.forget = functools.partial(self._arm, task, first)
         return first
 
     def _arm(self, task: Task, first: asyncio.Future[Any]) -> None:

@@ -6,6 +6,7 @@ them for long; all end with the process."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue
 import threading
@@ -66,6 +67,7 @@ class Background:
     def __init__(self, client: Any) -> None:
         self.client = client
         self.tasks: dict[int, Task] = {}
+        self.used = True
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[Steps] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
@@ -155,32 +157,34 @@ class Clock:
     """Wakes every task of the process when it wants to be woken. Does no I/O, so that nothing delays it."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.Lock())
         self._backgrounds: dict[int, Background] = {}
         self._next = float("inf")
         self._thread: threading.Thread | None = None
 
     def background(self, client: Any) -> Background:
-        # Clients that share a pool share the background.
-        anchor = getattr(client, "connection_pool", client)
         with self._changed:
-            found = self._backgrounds.get(id(anchor))
-            if found is None:
-                found = self._backgrounds[id(anchor)] = Background(client)
-            return found
+            return self._background(client)
 
     def watch(self, task: Task, client: Any) -> None:
-        anchor = getattr(client, "connection_pool", client)
         with self._changed:
-            found = self._backgrounds.get(id(anchor))
-            if found is None:
-                found = self._backgrounds[id(anchor)] = Background(client)
-            found.tasks[id(task)] = task
+            tasks = self._background(client).tasks
+            tasks[id(task)] = task
+            task.forget = functools.partial(tasks.pop, id(task), None)
             if task.wake_at() < self._next:
                 self._next = 0
                 self._changed.notify()
-            if self._thread is None:
-                self._thread = _start(self._run, "dlock-clock")
+
+    def _background(self, client: Any) -> Background:
+        # Clients that share a pool share the background.
+        anchor = getattr(client, "connection_pool", client)
+        found = self._backgrounds.get(id(anchor))
+        if found is None:
+            found = self._backgrounds[id(anchor)] = Background(client)
+        found.used = True
+        if self._thread is None:
+            self._thread = _start(self._run, "dlock-clock")
+        return found
 
     def look(self) -> None:
         """Something has changed."""
@@ -196,13 +200,16 @@ class Clock:
                 for anchor, background in list(self._backgrounds.items()):
                     for number, task in list(background.tasks.items()):
                         if task.finished():
-                            del background.tasks[number]
+                            background.tasks.pop(number, None)
                         elif task.wake_at() <= now():
                             due.append((task, background))
                         else:
-                            self._next = min(self._next, task.wake_at(), now() + TICK)
-                    if background.is_idle():
+                            self._next = min(self._next, task.wake_at())
+                    # Stays for a while, so that a lock in a loop does not wake this thread at each turn.
+                    self._next = min(self._next, now() + TICK)
+                    if background.is_idle() and not background.used:
                         del self._backgrounds[anchor]
+                    background.used = False
                 if not due:
                     self._changed.wait(None if self._next == float("inf") else max(self._next - now(), 0))
                     continue

@@ -1,0 +1,248 @@
+"""Waiting in the queue: order, one connection for messages, and what breaks on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+
+import pytest
+import redis
+import redis.asyncio
+from conftest import until
+from faults import Proxy
+from redis.exceptions import ConnectionError
+
+import dlock
+import dlock.asyncio
+from dlock import _waits
+
+
+def waiters(r, name="foo"):
+    return len(r.execute_command("DLOCK.WAITERS", name))
+
+
+def listeners(r):
+    """Connections that have subscribed to something."""
+    return sum(int(client["sub"]) for client in r.client_list())
+
+
+class Waiter(threading.Thread):
+    """Acquires in a thread of its own."""
+
+    def __init__(self, lock, **options):
+        super().__init__(daemon=True)
+        self.lock = lock
+        self.options = options
+        self.outcome = None
+        self.start()
+
+    def run(self):
+        try:
+            self.outcome = self.lock.acquire(**self.options)
+        except Exception as why:
+            self.outcome = why
+
+
+@pytest.fixture
+def proxy(server):
+    proxy = Proxy(server.port)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def holder(r):
+    """Holds "foo", without a client of the kind under test."""
+    r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+    return lambda: r.execute_command("DLOCK.RELEASE", "foo", "holder")
+
+
+def test_first_come_first_served(r, get_lock, holder):
+    order, threads = [], []
+
+    def worker(number):
+        lock = get_lock(timeout=10, thread_local=False)
+        assert lock.acquire()
+        order.append(number)
+        lock.release()
+
+    for number in range(8):
+        thread = threading.Thread(target=worker, args=(number,))
+        thread.start()
+        threads.append(thread)
+        until("it waits", lambda number=number: waiters(r) == number + 1)
+    holder()
+    for thread in threads:
+        thread.join(20)
+    assert order == list(range(8))
+    assert r.exists("foo") == 0
+
+
+def test_all_waits_share_one_listening_connection(r, locks, server, holder):
+    client = locks.client(server.url)
+    found = [
+        Waiter(locks.lock(client, "foo", timeout=10, thread_local=False), blocking_timeout=30)
+        for _ in range(20)
+    ]
+    until("all wait", lambda: waiters(r) == 20)
+    assert listeners(r) == 1
+    r.delete("foo")
+    until("the first has it", lambda: any(waiter.outcome for waiter in found))
+    for _ in found:
+        (waiter,) = until("one has it", lambda: [w for w in found if w.outcome is True])
+        waiter.outcome = "done"
+        waiter.lock.release()
+
+
+def test_a_wait_that_times_out_leaves_the_queue(r, get_lock, holder):
+    lock = get_lock(timeout=10, blocking_timeout=0.3)
+    assert lock.acquire() is False
+    assert waiters(r) == 0
+    assert lock.acquire(blocking_timeout=0) is False
+    assert lock.local.token is None
+
+
+def test_a_cancelled_waiter_is_told_no(r, get_lock, holder):
+    lock = get_lock(timeout=10)
+    waiter = Waiter(lock)
+    until("it waits", lambda: waiters(r) == 1)
+    token = r.execute_command("DLOCK.WAITERS", "foo")[0]
+    token = token["token"] if isinstance(token, dict) else token[3]
+    token = token.get(b"token") if isinstance(token, dict) else token
+    assert r.execute_command("DLOCK.CANCEL", "foo", token) == 1
+    waiter.join(20)
+    assert waiter.outcome is False
+    assert waiters(r) == 0
+
+
+@pytest.mark.parametrize("socket_timeout", [0.1, 1])
+def test_a_wait_is_longer_than_the_read_limit(r, locks, server, holder, socket_timeout):
+    waiter = Waiter(locks.lock(locks.client(server.url, socket_timeout=socket_timeout), "foo", timeout=10))
+    until("it waits", lambda: waiters(r) == 1)
+    time.sleep(2 * socket_timeout)
+    assert waiters(r) == 1
+    holder()
+    waiter.join(20)
+    assert waiter.outcome is True
+
+
+def test_a_wait_survives_broken_connections(r, locks, proxy, holder):
+    client = locks.client(proxy.url, socket_timeout=2)
+    first = Waiter(locks.lock(client, "foo", timeout=30, thread_local=False))
+    until("it waits", lambda: waiters(r) == 1)
+    second = Waiter(locks.lock(client, "foo", timeout=30, thread_local=False))
+    until("both wait", lambda: waiters(r) == 2)
+    for _ in range(3):
+        accepted = proxy.accepted
+        proxy.drop()
+        until("they connect anew", lambda accepted=accepted: proxy.accepted > accepted)
+        assert waiters(r) == 2
+    proxy.refuse = True
+    proxy.drop()
+    time.sleep(0.5)
+    proxy.refuse = False
+    holder()
+    first.join(20)
+    assert (first.outcome, second.outcome) == (True, None)
+    first.lock.release()
+    second.join(20)
+    assert second.outcome is True
+
+
+def test_lost_messages_cost_time_and_nothing_else(r, locks, server, holder, monkeypatch):
+    monkeypatch.setattr("dlock._core.ASK", 0.2)
+    waiter = Waiter(locks.lock(locks.client(server.url), "foo", timeout=30))
+    until("it waits", lambda: waiters(r) == 1)
+    monkeypatch.setattr(_waits.Desk, "heard", lambda *_: None)
+    holder()
+    waiter.join(20)
+    assert waiter.outcome is True
+
+
+def test_a_server_that_restarts_is_waited_for(own_server, locks):
+    with redis.Redis.from_url(own_server.url) as r:
+        r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+        waiter = Waiter(locks.lock(locks.client(own_server.url), "foo", timeout=30))
+        until("it waits", lambda: waiters(r) == 1)
+    own_server.kill()
+    own_server.start()
+    waiter.join(20)
+    assert waiter.outcome is True
+
+
+def test_a_server_that_stays_away_is_an_error(own_server, locks, monkeypatch):
+    monkeypatch.setattr("dlock._core.KEEP", 1.0)
+    with redis.Redis.from_url(own_server.url) as r:
+        r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+        waiter = Waiter(locks.lock(locks.client(own_server.url), "foo", timeout=30))
+        until("it waits", lambda: waiters(r) == 1)
+    own_server.kill()
+    waiter.join(30)
+    assert isinstance(waiter.outcome, ConnectionError)
+
+
+def test_without_the_right_to_the_channel_it_waits_by_the_clock(r, locks, server, holder):
+    r.execute_command("ACL", "SETUSER", "plain", "on", ">secret", "~*", "resetchannels", "+@all")
+    url = server.url.replace("//", "//plain:secret@")
+    waiter = Waiter(locks.lock(locks.client(url), "foo", timeout=30, sleep=0.05))
+    until("it waits", lambda: waiters(r) == 1)
+    holder()
+    waiter.join(20)
+    assert waiter.outcome is True
+
+
+def test_a_deadlock_is_an_error(r, get_lock):
+    def pair(first, second, token):
+        one, two = get_lock(first, timeout=30), get_lock(second, timeout=30)
+        assert one.acquire(token=token)
+        return one, two
+
+    a1, b1 = pair("a", "b", "one")
+    b2, a2 = pair("b", "a", "two")
+    waiter = Waiter(b1, token="one")
+    until("it waits", lambda: waiters(r, "b") == 1)
+    with pytest.raises(dlock.DeadlockError):
+        a2.acquire(token="two")
+    assert waiters(r, "a") == 0
+    b2.release()
+    waiter.join(20)
+    assert waiter.outcome is True
+    a1.release()
+    assert r.exists("a") == 0
+
+
+def test_a_dead_waiter_costs_the_others_no_more_than_its_position(r, get_lock, holder):
+    # As a process that died in the queue.
+    assert r.execute_command("DLOCK.ACQUIRE", "foo", "dead", 60_000, "QUEUE", 1000) is None
+    waiter = Waiter(get_lock(timeout=30))
+    until("it waits", lambda: waiters(r) == 2)
+    holder()
+    waiter.join(20)
+    assert waiter.outcome is True
+
+
+def test_a_cancelled_wait_leaves_the_queue(r, server, holder):
+    async def main():
+        async with redis.asyncio.Redis.from_url(server.url) as client:
+            lock = dlock.asyncio.Lock(client, "foo", timeout=60)
+            task = asyncio.create_task(lock.acquire())
+            while not waiters(r):
+                await asyncio.sleep(0.005)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            assert waiters(r) == 0
+            assert task.cancelled()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_the_threads_end_when_there_is_nothing_to_do(r, locks, server, holder, monkeypatch):
+    monkeypatch.setattr(_waits, "IDLE", 0.1)
+    waiter = Waiter(locks.lock(locks.client(server.url), "foo", timeout=30))
+    until("it waits", lambda: waiters(r) == 1)
+    holder()
+    waiter.join(20)
+    until("nobody listens", lambda: listeners(r) == 0)

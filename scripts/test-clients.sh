@@ -1,0 +1,26 @@
+#!/bin/sh
+# The clients in other languages: types, lints and tests, on Redis 7.0 and Valkey 8.0. PYTHON chooses the interpreter
+# (python3), REDIS_PY what pip installs (redis, the newest). What it installs is in build/python.
+set -eu
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+
+scripts/fetch-server.sh valkey-8.0
+if [ -z "${DLOCK_TEST_MODULE:-}" ]; then
+    cargo build -p dlock-module
+    DLOCK_TEST_MODULE="${CARGO_TARGET_DIR:-$top/target}/debug/libdlock.so"
+fi
+: "${DLOCK_TEST_SERVERS:=redis-7.0=$(redis_server),valkey-8.0=$top/build/servers/valkey-8.0/server}"
+export DLOCK_TEST_MODULE DLOCK_TEST_SERVERS
+
+say "the Python client"
+tools=build/python
+"${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
+[ -x "$tools/bin/python" ] || "${PYTHON:-python3}" -m venv "$tools"
+"$tools/bin/python" -m pip install -q --disable-pip-version-check "${REDIS_PY:-redis}" -e 'clients/python[test]'
+cd clients/python
+"../../$tools/bin/ruff" check --quiet .
+"../../$tools/bin/ruff" format --check --quiet .
+# The types are those of the newest redis-py.
+[ -n "${REDIS_PY:-}" ] || "../../$tools/bin/mypy"
+"../../$tools/bin/python" -m pytest -q "$@"
