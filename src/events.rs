@@ -9,7 +9,7 @@ use dlock_core::scheduled::Scheduled;
 
 use crate::ffi::{Ctx, Notice, notices};
 use crate::module::Module;
-use crate::{deadlines, effects, evictions, followers, grace, log, mark, proof, timer, waiters};
+use crate::{deadlines, effects, followers, grace, log, mark, proof, timer, waiters, warnings};
 
 pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
     match notice {
@@ -43,8 +43,8 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
         Notice::Configured => {
             may_be_followed(m);
             grace::configured(m, ctx);
-            evictions::look(m, ctx);
             mark::configured(m, ctx);
+            warnings::configured(m, ctx);
         }
         Notice::ModulesChanged => return m.with(|s| s.followers.alone = None),
         Notice::Flushing(db) => flushing(m, ctx, db),

@@ -4,22 +4,9 @@
 
 use dlock_core::Name;
 
-use crate::ffi::{Ctx, LogLevel};
+use crate::ffi::Ctx;
 use crate::module::Module;
 use crate::{clock, grace, proof};
-
-/// At the start and at each CONFIG SET: tells the operator when it begins to be so.
-pub fn look(m: &Module, ctx: Ctx<'_>) {
-    let policy = ctx.option("maxmemory-policy").unwrap_or_default();
-    let limited = ctx.option("maxmemory").is_some_and(|bytes| bytes != "0");
-    if m.with(|s| s.evictions.configured(&policy, limited)) {
-        let text = format!(
-            "maxmemory-policy {policy} evicts locks that are held, as any key, when memory is short, and others are \
-             granted them then: use noeviction, or volatile-*"
-        );
-        ctx.log(LogLevel::Warning, &text);
-    }
-}
 
 /// A key was evicted, of whatever type.
 pub fn evicted(m: &Module, ctx: Ctx<'_>, db: i32, key: &[u8]) {

@@ -5,9 +5,10 @@ use std::ffi::CStr;
 use crate::clock;
 use crate::ffi::Section;
 use crate::module::Module;
+use crate::warnings;
 
 pub fn write(m: &Module, section: &Section) {
-    let now = clock::now();
+    let (now, warnings) = (clock::now(), warnings::look(m));
     let fields: Vec<(&CStr, u64)> = m.with(|s| {
         let stats = &s.stats;
         vec![
@@ -18,6 +19,7 @@ pub fn write(m: &Module, section: &Section) {
             (c"fence_mark", s.fences.mark().unwrap_or(0)),
             (c"fences_beyond_mark", s.fences.beyond()),
             (c"grace_ms_left", s.grace_left(now)),
+            (c"warnings", warnings.count()),
             (c"followed", s.followers.may_follow().into()),
             (c"grants", stats.grants),
             (c"handoffs", stats.handoffs),
@@ -45,6 +47,7 @@ pub fn write(m: &Module, section: &Section) {
     for (field, value) in fields {
         section.number(field, value);
     }
+    section.text(c"warning_words", &warnings.words());
     section.text(c"fence_mark_status", m.with(|s| s.mark.status().word()));
     section.text(c"restart_proof", m.with(|s| s.proof.word()));
     section.text(c"restart_proof_lacks", &m.with(|s| s.proof.lacks().to_owned()));

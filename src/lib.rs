@@ -30,9 +30,10 @@ mod timer;
 mod upcalls;
 mod value;
 mod waiters;
+mod warnings;
 mod words;
 
-use ffi::{Announced, Ctx, LogLevel, docs, notices, setup, types, verdict};
+use ffi::{Ctx, docs, notices, setup, types, verdict};
 use module::Module;
 
 ffi::load::on_load!(Module, load);
@@ -63,15 +64,10 @@ fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
     }
     // It reads when the mark was written last, so it comes before that is written anew.
     grace::at_start(module, ctx);
-    evictions::look(module, ctx);
     mark::start(module, ctx);
     must(notices::subscribe::<Module>(ctx), "an event")?;
     must(notices::subscribe_to_evictions::<Module>(ctx), "to tell of evictions")?;
     must(setup::register_info::<Module>(ctx), "the INFO section")?;
-    if !ctx.announced().contains(Announced::MODULE | Announced::KEYSPACE) {
-        let hint = "nobody will hear of a released lock: notify-keyspace-events has to hold K and d (module \
-                    events), for example \"Kd\"";
-        ctx.log(LogLevel::Warning, hint);
-    }
+    warnings::configured(module, ctx);
     Ok(())
 }

@@ -19,11 +19,13 @@ mod connections;
 mod followers;
 mod mark;
 mod proof;
+mod warnings;
 
 pub use connections::Connections;
 pub use followers::Followers;
 pub use mark::{Mark, Outcome};
 pub use proof::{Made, Proof, Standing};
+pub use warnings::Warnings;
 
 pub struct Module {
     /// A context that outlives the calls of the server.
@@ -58,6 +60,8 @@ pub struct State {
     pub grace: Grace,
     pub proof: Proof,
     pub evictions: Evictions,
+    /// What has been warned of.
+    pub warnings: Warnings,
     pub waiting: Waiting,
     /// The connections of those who wait.
     pub connections: Connections,

@@ -70,7 +70,7 @@ fn key_patterns_tell_reading_from_changing() {
         let mut writer = user(&server, "%W~lock:* +@all");
         assert_eq!(
             may(&mut writer),
-            ["LIST", "TOKEN", "HELP"],
+            ["LIST", "LOG", "TOKEN", "HELP"],
             "a change tells of what was there: it reads too"
         );
         let mut both = user(&server, "~lock:* +@all");

@@ -7,3 +7,4 @@ mod docs;
 mod observed;
 mod options;
 mod readme;
+mod warnings;

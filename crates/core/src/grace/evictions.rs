@@ -11,11 +11,14 @@ pub struct Evictions {
 }
 
 impl Evictions {
-    /// What `maxmemory-policy` and `maxmemory` say now. Whether locks may be evicted since then, and could
-    /// not before.
-    pub fn configured(&mut self, policy: &str, limited: bool) -> bool {
-        let before = std::mem::replace(&mut self.of_locks, limited && policy.starts_with("allkeys-"));
-        self.of_locks && !before
+    /// What `maxmemory-policy` says now.
+    pub fn configured(&mut self, policy: &str) {
+        self.of_locks = policy.starts_with("allkeys-");
+    }
+
+    /// Whether locks are evicted when memory is short.
+    pub fn take_locks(&self) -> bool {
+        self.of_locks
     }
 
     /// The key of a held lock goes. If that is an eviction, the server says so next.
@@ -50,20 +53,5 @@ mod tests {
         evictions.taken_away(&lock);
         evictions.tick();
         assert!(!evictions.evicted(&lock));
-    }
-
-    #[test]
-    fn the_operator_is_warned_once_when_locks_may_be_evicted() {
-        let mut evictions = Evictions::default();
-        for (policy, limited, warns) in [
-            ("allkeys-lru", false, false),
-            ("volatile-lru", true, false),
-            ("allkeys-lru", true, true),
-            ("allkeys-lfu", true, false),
-            ("noeviction", true, false),
-            ("allkeys-random", true, true),
-        ] {
-            assert_eq!(evictions.configured(policy, limited), warns, "{policy}");
-        }
     }
 }
