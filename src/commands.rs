@@ -4,7 +4,7 @@
 use dlock_core::codec::{Origin, Reader};
 use dlock_core::decide::Confirmed;
 use dlock_core::log::What;
-use dlock_core::{Acquired, ClientId, Fence, Name};
+use dlock_core::{Acquired, ClientId, Fence, Lock, Name};
 use dlock_protocol::command;
 use dlock_protocol::error::Error;
 use dlock_protocol::reply::{self, Reply};
@@ -12,13 +12,16 @@ use rand::TryRng;
 
 use crate::effects::{self, Target};
 use crate::ffi::setup::{Args, Command};
-use crate::ffi::{Ctx, Flags};
+use crate::ffi::{Ctx, Flags, WrongType};
 use crate::module::Module;
+use crate::value::Key;
 use crate::{clock, log, mark, waiters};
 
+mod guarded;
 mod listing;
 mod looking;
 
+pub use guarded::{Fenced, Guard};
 pub use listing::{List, Log};
 pub use looking::{Holds, Inspect, Pttl, Waiters};
 
@@ -26,6 +29,14 @@ type Done = Result<(), String>;
 
 fn open<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>, key: &'a [u8]) -> Result<Target<'a>, String> {
     Target::open(m, ctx, args.key, key)
+}
+
+/// Reads a lock as it is now, without changing anything; works on replicas.
+fn look<R>(ctx: Ctx<'_>, args: &Args<'_>, read: impl FnOnce(&Lock) -> R) -> Result<R, String> {
+    let mut key = Key::open_for_read(ctx, args.key).map_err(|WrongType| Error::WrongType)?;
+    let free = Lock::default();
+    let lock = key.value().map_or(&free, |value| &value.lock);
+    Ok(read(lock))
 }
 
 pub struct Acquire;
@@ -37,7 +48,7 @@ impl Command for Acquire {
         let parsed = command::Acquire::parse(args.bytes, m.with(|s| s.config.bounds.longest_lease()))?;
         let (request, client) = (parsed.request, ClientId(ctx.client_id()));
         if request.ephemeral {
-            can_end_with_connection(ctx)?;
+            can_end_with_connection(m, ctx)?;
         }
         let acquired = open(m, ctx, args, parsed.key)?.operate(|turn| turn.acquire(&request, client));
         match acquired {
@@ -70,11 +81,11 @@ impl Command for Acquire {
     }
 }
 
-/// Whether an EPHEMERAL hold can be bound to the connection of the command. A script runs on a client of the
-/// server's own, and no server says whose command started it.
-fn can_end_with_connection(ctx: Ctx<'_>) -> Done {
+/// Whether an EPHEMERAL hold can be bound to the connection of the command. A script and a guard run it on a
+/// client of the server's own, and no server says whose command started it.
+fn can_end_with_connection(m: &Module, ctx: Ctx<'_>) -> Done {
     let flags = ctx.flags();
-    if flags.contains(Flags::LUA) {
+    if flags.contains(Flags::LUA) || m.with(|s| s.guarding) {
         return Err(Error::NoConnection.into());
     }
     on_a_master(flags)

@@ -74,6 +74,8 @@ pub struct State {
     pub stats: Stats,
     /// What went wrong lately.
     pub log: Log,
+    /// A guarded command runs.
+    pub guarding: bool,
     /// For the bytes of effects, so that they are not allocated anew each time.
     pub buffer: Vec<u8>,
     /// What the key held that was deleted last, for the next one: as `buffer`.

@@ -4,6 +4,7 @@ use dlock_protocol::command::table as words;
 
 use crate::commands;
 use crate::ffi::docs::{Arg, Description, KeyUse};
+use crate::ffi::inner::{Carrier, carrier};
 use crate::ffi::setup::{Registration, entry};
 
 pub struct Row {
@@ -26,6 +27,8 @@ const WHOM: Arg = Arg::OneOf("whom", &[TOKEN, Arg::WordNumber("CLIENT", "client-
 // whole command out for nothing; redacting one argument costs a copy of all of them at each call.
 const WRITES: &str = "write fast no-slowlog";
 const READS: &str = "readonly fast no-slowlog";
+// Their keys are also those of the command behind them.
+const GUARDS: &str = "write no-slowlog getkeys-api";
 
 const fn row(
     doc: &words::Doc,
@@ -45,7 +48,7 @@ const fn row(
     }
 }
 
-pub static COMMANDS: [Row; 15] = [
+pub static COMMANDS: [Row; 17] = [
     row(
         &words::ACQUIRE,
         "write deny-oom blocking no-slowlog",
@@ -91,6 +94,24 @@ pub static COMMANDS: [Row; 15] = [
         KeyUse::Change,
         5,
         &[KEY, TOKEN, Arg::Number("fence"), TTL],
+    ),
+    row(
+        &words::GUARD,
+        GUARDS,
+        "write dlock",
+        carrier::<commands::Guard>(),
+        commands::Guard::KEY,
+        -4,
+        &[KEY, TOKEN, Arg::Text("command"), Arg::Several("arg")],
+    ),
+    row(
+        &words::FENCED,
+        GUARDS,
+        "write dlock",
+        carrier::<commands::Fenced>(),
+        commands::Fenced::KEY,
+        -4,
+        &[Arg::Key("gate"), Arg::Number("fence"), Arg::Text("command"), Arg::Several("arg")],
     ),
     row(&words::HOLDS, READS, "read fast dlock", entry::<commands::Holds>(), KeyUse::Read, 3, &[KEY, TOKEN]),
     row(

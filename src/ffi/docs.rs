@@ -18,6 +18,8 @@ pub enum Arg {
     OneOf(&'static str, &'static [Arg]),
     /// May be left out.
     Optional(&'static Arg),
+    /// Any number of these, or none.
+    Several(&'static str),
 }
 
 /// What a command does to its key.
@@ -27,6 +29,21 @@ pub enum KeyUse {
     Read,
     /// Makes it, changes it, may delete it.
     Change,
+    /// As `Read`, and a command that it carries has keys, too: see [`super::inner`].
+    ReadAndMore,
+    ChangeAndMore,
+}
+
+impl KeyUse {
+    pub(super) fn flags(self) -> u32 {
+        match self {
+            KeyUse::None => 0,
+            KeyUse::Read | KeyUse::ReadAndMore => rm::REDISMODULE_CMD_KEY_RO | rm::REDISMODULE_CMD_KEY_ACCESS,
+            KeyUse::Change | KeyUse::ChangeAndMore => {
+                rm::REDISMODULE_CMD_KEY_RW | rm::REDISMODULE_CMD_KEY_ACCESS | rm::REDISMODULE_CMD_KEY_UPDATE
+            }
+        }
+    }
 }
 
 pub struct Description {
@@ -68,17 +85,17 @@ pub fn describe(ctx: Ctx<'_>, description: &Description) -> bool {
 
 /// The first argument is the key; a list that ends with zeros.
 fn key_specs(key: KeyUse) -> *mut rm::RedisModuleCommandKeySpec {
-    let flags = match key {
-        KeyUse::None => return std::ptr::null_mut(),
-        KeyUse::Read => rm::REDISMODULE_CMD_KEY_RO | rm::REDISMODULE_CMD_KEY_ACCESS,
-        KeyUse::Change => {
-            rm::REDISMODULE_CMD_KEY_RW | rm::REDISMODULE_CMD_KEY_ACCESS | rm::REDISMODULE_CMD_KEY_UPDATE
-        }
-    };
+    if key == KeyUse::None {
+        return std::ptr::null_mut();
+    }
     // SAFETY: plain C structures, for which zero bytes are valid and mean "none".
     let (mut spec, end) =
         unsafe { (std::mem::zeroed::<rm::RedisModuleCommandKeySpec>(), std::mem::zeroed()) };
-    spec.flags = flags.into();
+    spec.flags = key.flags().into();
+    if matches!(key, KeyUse::ReadAndMore | KeyUse::ChangeAndMore) {
+        // Else the server goes by this table alone, and does not ask for the keys.
+        spec.flags |= u64::from(rm::REDISMODULE_CMD_KEY_VARIABLE_FLAGS);
+    }
     spec.begin_search_type = rm::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
     spec.bs.index.pos = 1;
     spec.find_keys_type = rm::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
@@ -109,7 +126,7 @@ fn arg(arg: &Arg) -> rm::RedisModuleCommandArg {
     };
     let (name, kind, word, sub): (&str, _, &str, &[Arg]) = match arg {
         Arg::Key(name) => (name, KEY, "", &[]),
-        Arg::Text(name) => (name, STRING, "", &[]),
+        Arg::Text(name) | Arg::Several(name) => (name, STRING, "", &[]),
         Arg::Number(name) => (name, INTEGER, "", &[]),
         Arg::Word(word) => (word, PURE_TOKEN, word, &[]),
         Arg::WordText(word, name) => (name, STRING, word, &[]),
@@ -123,6 +140,9 @@ fn arg(arg: &Arg) -> rm::RedisModuleCommandArg {
     };
     // SAFETY: as above.
     let mut made = unsafe { std::mem::zeroed::<rm::RedisModuleCommandArg>() };
+    if matches!(arg, Arg::Several(_)) {
+        made.flags = (rm::REDISMODULE_CMD_ARG_OPTIONAL | rm::REDISMODULE_CMD_ARG_MULTIPLE) as c_int;
+    }
     made.name = forever(&name.to_lowercase());
     made.type_ = kind;
     made.key_spec_index = if kind == KEY { 0 } else { -1 };

@@ -9,6 +9,7 @@ mod alloc;
 mod blocked;
 mod ctx;
 pub mod docs;
+pub mod inner;
 mod key;
 pub mod load;
 mod name;

@@ -23,6 +23,8 @@ pub struct Args<'a> {
     pub bytes: &'a [&'a [u8]],
     /// The first argument as the server has it. The server calls no command that takes a key without one.
     pub key: KeyName<'a>,
+    /// All of them as the server has them, the command's name first.
+    pub(super) argv: &'a [*mut rm::RedisModuleString],
 }
 
 /// The function the server calls for a command.
@@ -33,7 +35,7 @@ pub const fn entry<C: Command>() -> Entry {
     run::<C>
 }
 
-unsafe extern "C" fn run<C: Command>(
+pub(super) unsafe extern "C" fn run<C: Command>(
     ctx: *mut rm::RedisModuleCtx,
     argv: *mut *mut rm::RedisModuleString,
     argc: c_int,
@@ -56,7 +58,7 @@ unsafe extern "C" fn run<C: Command>(
             }
         };
         bytes.iter_mut().zip(rest).for_each(|(bytes, arg)| *bytes = unsafe { bytes_of(*arg) });
-        Some(C::run(module, ctx, &Args { bytes, key: unsafe { KeyName::new(key) } }))
+        Some(C::run(module, ctx, &Args { bytes, key: unsafe { KeyName::new(key) }, argv }))
     });
     match done {
         Some(Ok(())) => {}

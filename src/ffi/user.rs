@@ -6,7 +6,7 @@ use nix::errno::Errno;
 
 use super::ctx::{Ctx, Reply};
 use super::name::KeyName;
-use super::raw::{api, rm};
+use super::raw::{api, bytes_of, rm};
 
 /// The user of a command, as it is while that runs.
 pub struct User<'a>(Rights, PhantomData<Ctx<'a>>);
@@ -67,6 +67,26 @@ impl<'a> Ctx<'a> {
             Rights::All
         };
         User(rights, PhantomData)
+    }
+
+    /// Whether the user may run every command on every key and channel.
+    pub fn user_has_all_rights(self) -> bool {
+        let Some(rules_of) = (unsafe { rm::RedisModule_GetModuleUserACLString }) else { return false };
+        // SAFETY: as above.
+        self.has_user()
+            && unsafe {
+                let name = api!(RedisModule_GetCurrentUserName(self.0));
+                let user = api!(RedisModule_GetModuleUserFromUserName(name));
+                api!(RedisModule_FreeString(self.0, name));
+                if user.is_null() {
+                    return false;
+                }
+                let rules = rules_of(user);
+                let all = bytes_of(rules).ends_with(b" ~* &* +@all");
+                api!(RedisModule_FreeString(self.0, rules));
+                api!(RedisModule_FreeModuleUser(user));
+                all
+            }
     }
 
     /// Whether the client of this context has a user: one that another module made has none, and to ask for

@@ -4,7 +4,7 @@ use dlock_testkit::{Conn, Server, Value, each_server};
 
 /// Name, arity, flags, what the docs say of its arguments. `_SET` is for replicas alone and has docs all the
 /// same.
-const COMMANDS: [(&str, i64, &str, &str); 15] = [
+const COMMANDS: [(&str, i64, &str, &str); 17] = [
     (
         "DLOCK.ACQUIRE",
         -4,
@@ -15,6 +15,8 @@ const COMMANDS: [(&str, i64, &str, &str); 15] = [
     ("DLOCK.RELEASE", -3, "write fast skip_slowlog", "key token [ALL | DEPTH depth]"),
     ("DLOCK.EXTEND", 4, "write fast skip_slowlog", "key token <ttl | MAX>"),
     ("DLOCK.CONFIRM", 5, "write fast skip_slowlog", "key token fence <ttl | MAX>"),
+    ("DLOCK.GUARD", -4, "write skip_slowlog movablekeys", "key token command [arg ...]"),
+    ("DLOCK.FENCED", -4, "write skip_slowlog movablekeys", "gate fence command [arg ...]"),
     ("DLOCK.HOLDS", 3, "readonly fast skip_slowlog", "key token"),
     ("DLOCK.PTTL", -2, "readonly fast skip_slowlog", "key [token]"),
     ("DLOCK.INSPECT", -2, "readonly", "key [COUNT count]"),
@@ -55,8 +57,10 @@ fn form(arguments: &[Value]) -> Vec<String> {
             }
             _ => argument.field("name").text(),
         };
-        let optional = has("flags") && argument.field("flags").items().iter().any(|flag| *flag == "optional");
-        match (optional, kind.as_str()) {
+        let flagged =
+            |name: &str| has("flags") && argument.field("flags").items().iter().any(|flag| *flag == name);
+        let words = if flagged("multiple") { format!("{words} ...") } else { words };
+        match (flagged("optional"), kind.as_str()) {
             (true, _) => format!("[{words}]"),
             (false, "oneof") => format!("<{words}>"),
             _ => words,
@@ -157,6 +161,36 @@ fn the_key_is_known_to_the_server_with_what_is_done_to_it() {
             // The words of the refusal are the server's, and differ.
             assert!(conn.say(&format!("COMMAND GETKEYS {keyless}")).error().starts_with("ERR"));
         }
+    });
+}
+
+#[test]
+fn a_guard_has_the_keys_of_its_command_too() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        for (command, key, keys) in [
+            ("GUARD k t GET a", "RO access", &["k", "a"][..]),
+            ("guard k t mset a 1 b 2", "RO access", &["k", "a", "b"]),
+            ("GUARD k t EVAL return 2 a b x", "RO access", &["k", "a", "b"]),
+            ("GUARD k t XREAD STREAMS s 0", "RO access", &["k", "s"]),
+            ("GUARD k t ZUNION 9 a", "RO access", &["k"]),
+            ("GUARD k t PING", "RO access", &["k"]),
+            ("GUARD k t NOSUCH a", "RO access", &["k"]),
+            ("FENCED g 5 GET a", "RW access update", &["g", "a"]),
+            // What is nested does not run, so nobody follows it.
+            ("GUARD k t DLOCK.GUARD l t GET a", "RO access", &["k", "l"]),
+            ("FENCED g 5 DLOCK.FENCED h 6 DLOCK.GUARD k t GET a", "RW access update", &["g", "h"]),
+        ] {
+            let named = conn.ok(&format!("COMMAND GETKEYS DLOCK.{command}"));
+            assert_eq!(named.items().iter().map(Value::text).collect::<Vec<_>>(), keys, "{command}");
+            let told = conn.ok(&format!("COMMAND GETKEYSANDFLAGS DLOCK.{command}"));
+            let flags: Vec<_> = told.items()[0].items()[1].items().iter().map(Value::text).collect();
+            assert_eq!(flags.join(" "), key, "{command}");
+        }
+        let chain = ["DLOCK.GUARD", "k", "t"].repeat(100_000);
+        let asked = [&["COMMAND", "GETKEYS"][..], &chain, &["PING"]].concat();
+        assert_eq!(conn.call(&asked), ["k", "k"]);
     });
 }
 

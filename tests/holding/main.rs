@@ -5,6 +5,7 @@ mod crowds;
 mod ephemeral;
 mod events;
 mod expiry;
+mod guarded;
 mod keys;
 mod listing;
 mod log;

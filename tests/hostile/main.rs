@@ -4,6 +4,7 @@
 mod background;
 mod damage;
 mod files;
+mod guarded;
 mod memory;
 mod secrets;
 mod tokens;

@@ -4,6 +4,7 @@
 
 mod alone;
 mod client;
+mod guarded;
 mod nodes;
 mod one_lock;
 mod reshard;

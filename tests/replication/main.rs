@@ -7,6 +7,7 @@ mod cluster;
 mod ephemeral;
 mod failover;
 mod followers;
+mod guarded;
 mod handoff;
 mod load;
 mod newer;

@@ -11,11 +11,13 @@ use crate::request::ReleaseCount;
 use crate::units::{Fence, Ttl};
 
 mod acquire;
+mod guarded;
 mod listing;
 pub mod table;
 mod words;
 
 pub use acquire::Acquire;
+pub use guarded::{Fenced, Guard};
 pub use listing::{List, Log};
 pub use table::{Doc, TABLE};
 use words::Args;

@@ -18,6 +18,8 @@ const GRACE: &str = "GRACE";
 const QUEUE_FULL: &str = "QUEUEFULL";
 const DEADLOCK: &str = "DEADLOCK";
 const FENCE_AHEAD: &str = "FENCEAHEAD";
+const NOT_HELD: &str = "NOTHELD";
+const STALE_FENCE: &str = "STALEFENCE";
 
 /// An error reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +40,18 @@ pub enum Error {
         ms: u64,
         bound: u64,
     },
+    /// GUARD: the token holds nothing there.
+    NotHeld,
+    /// FENCED: the gate has seen this fence, which is greater.
+    StaleFence(u64),
+    /// What FENCED was given as a gate holds no number.
+    NoGate,
+    /// A guard within a guard.
+    Nested,
+    /// A guard is for data.
+    NotGuarded,
+    /// This server would not check what the command does by itself against the user's rights.
+    AllRights,
     /// The key holds something else.
     WrongType,
     /// EPHEMERAL where there is no connection.
@@ -97,10 +111,36 @@ impl fmt::Display for Error {
                 "{FENCE_AHEAD} the fence lies {ms} ms beyond the {bound} ms by which it may be ahead of this server's \
                  clock: look at the clock of the server that issued it"
             ),
+            Error::NotHeld => write!(
+                f,
+                "{NOT_HELD} the token does not hold the lock, so the command was not run: acquire the lock again and \
+                 begin anew"
+            ),
+            // Clients read the number, which comes right behind the word.
+            Error::StaleFence(greatest) => write!(
+                f,
+                "{STALE_FENCE} {greatest} is the greatest fence that the gate has seen, so the command was not run: \
+                 somebody has acquired the lock since, acquire it again and begin anew"
+            ),
+            Error::NoGate => f.write_str(
+                "ERR the gate holds no number, so the command was not run: a gate is a string key that DLOCK.FENCED makes \
+                 itself, use another key",
+            ),
+            Error::Nested => f.write_str(
+                "ERR no guard within a guard: run the command by one DLOCK.GUARD or DLOCK.FENCED, and scripts without any",
+            ),
+            Error::NotGuarded => f.write_str(
+                "ERR this command cannot be guarded: a guard is for commands on data, as a script may run them, and for \
+                 scripts outside of scripts; send it by itself",
+            ),
+            Error::AllRights => f.write_str(
+                "ERR this server does not check what a guarded script or SORT does against the user's rights, so it takes a \
+                 user with all rights (~* &* +@all): send it by itself, or use Redis 7.2 or later, or Valkey",
+            ),
             Error::WrongType => f.write_str("WRONGTYPE Operation against a key holding the wrong kind of value"),
             Error::NoConnection => f.write_str(
-                "ERR EPHEMERAL cannot be used in a script, which has no connection of its own to end with: send the \
-                 command itself, or in MULTI",
+                "ERR EPHEMERAL cannot be used in a script or a guard, which has no connection of its own to end with: \
+                 send the command itself, or in MULTI",
             ),
             Error::Replica => f.write_str(
                 "ERR this server is a replica, where nothing ends by itself: ask its master for BLOCK and EPHEMERAL",
@@ -210,6 +250,10 @@ pub enum Class<'a> {
     /// The server's account of the cycle.
     Deadlock(&'a str),
     FenceAhead,
+    /// GUARD: the token holds nothing there.
+    NotHeld,
+    /// FENCED: the greatest fence that the gate has seen.
+    StaleFence(u64),
     /// The request makes no sense to this server, now or later.
     Misuse,
     /// The module is not loaded.
@@ -224,10 +268,9 @@ impl<'a> Class<'a> {
         let (word, details) = reply.split_once(' ').unwrap_or((reply, ""));
         match word {
             // Servers of before say nothing behind the number.
-            GRACE => {
-                let ms_left = details.split(' ').next().and_then(|ms| ms.parse().ok());
-                ms_left.map_or(Class::Other, Class::Grace)
-            }
+            GRACE => first_number(details).map_or(Class::Other, Class::Grace),
+            STALE_FENCE => first_number(details).map_or(Class::Other, Class::StaleFence),
+            NOT_HELD => Class::NotHeld,
             QUEUE_FULL => Class::QueueFull,
             DEADLOCK => Class::Deadlock(details),
             FENCE_AHEAD => Class::FenceAhead,
@@ -236,4 +279,8 @@ impl<'a> Class<'a> {
             _ => Class::Other,
         }
     }
+}
+
+fn first_number(details: &str) -> Option<u64> {
+    details.split(' ').next()?.parse().ok()
 }

@@ -36,8 +36,14 @@ fn all() -> Vec<Error> {
         Error::Deadlock(vec![token("a"), token("b"), token("a")]),
         Error::FenceAhead { ms: 7, bound: 5 },
         Error::WrongType,
+        Error::NoGate,
+        Error::Nested,
+        Error::NotGuarded,
+        Error::AllRights,
         Error::NoConnection,
         Error::Replica,
+        Error::NotHeld,
+        Error::StaleFence(7),
         Error::Moving,
         Error::CannotWait,
         Error::Effect,
@@ -53,10 +59,16 @@ fn class(error: &Error) -> Class<'static> {
         Error::QueueFull { .. } => Class::QueueFull,
         Error::Deadlock(_) => Class::Deadlock("a -> b -> a"),
         Error::FenceAhead { .. } => Class::FenceAhead,
+        Error::NotHeld => Class::NotHeld,
+        Error::StaleFence(_) => Class::StaleFence(7),
         Error::Moving => Class::Other,
         Error::Misuse(_)
         | Error::Refused(_)
         | Error::WrongType
+        | Error::NoGate
+        | Error::Nested
+        | Error::NotGuarded
+        | Error::AllRights
         | Error::NoConnection
         | Error::Replica
         | Error::CannotWait

@@ -82,7 +82,9 @@ fn refusal<G>(error: &ServerError) -> Vote<G> {
         Class::Deadlock(cycle) => Refusal::Deadlock(cycle.into()),
         Class::FenceAhead => Refusal::FenceAhead,
         Class::Misuse => return Vote::Failed(Failure::Misuse(text.into())),
-        Class::NoModule | Class::Other => return Vote::Failed(Failure::Error(text.into())),
+        Class::NoModule | Class::NotHeld | Class::StaleFence(_) | Class::Other => {
+            return Vote::Failed(Failure::Error(text.into()));
+        }
     };
     Vote::Refused(refusal)
 }

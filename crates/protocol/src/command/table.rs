@@ -46,6 +46,12 @@ docs! {
     CANCEL: "DLOCK.CANCEL" "key token | key CLIENT id",
         "Removes waiters from the queue, whose ACQUIRE returns null; returns how many",
         "O(log W) with W waiters";
+    GUARD: "DLOCK.GUARD" "key token command [arg ...]",
+        "Runs a command only if the token holds the key at this moment; returns its reply, or the error NOTHELD",
+        "O(1); O(log H) with H holders; and that of the command";
+    FENCED: "DLOCK.FENCED" "gate fence command [arg ...]",
+        "Raises the gate to a fence and runs a command; the error STALEFENCE if the gate has seen a greater one",
+        "O(1), and that of the command";
     LIST: "DLOCK.LIST" "cursor [MATCH pattern] [COUNT n] [WAITED]",
         "Walks over the locks of the database, as SCAN over keys; returns the next cursor and locks",
         "O(1) for each call, O(N) for a walk over N locks, whatever other keys there are";
@@ -72,7 +78,7 @@ docs! {
 }
 
 /// What people use, in the order of the manual.
-pub const TABLE: [&Doc; 14] = [
-    &ACQUIRE, &RELEASE, &EXTEND, &CONFIRM, &HOLDS, &PTTL, &INSPECT, &WAITERS, &CANCEL, &LIST, &LOG, &BREAK,
-    &TOKEN, &HELP,
+pub const TABLE: [&Doc; 16] = [
+    &ACQUIRE, &RELEASE, &EXTEND, &CONFIRM, &GUARD, &FENCED, &HOLDS, &PTTL, &INSPECT, &WAITERS, &CANCEL,
+    &LIST, &LOG, &BREAK, &TOKEN, &HELP,
 ];

@@ -36,6 +36,11 @@ impl<'s, 'a> Args<'s, 'a> {
         }
     }
 
+    /// A command of its own: what is left, and that is something.
+    pub fn command(self) -> Result<&'s [&'a [u8]], Misuse> {
+        if self.0.is_empty() { Err(Misuse::Arguments) } else { Ok(self.0) }
+    }
+
     pub fn option(&mut self) -> Option<Word<'a>> {
         self.take().map(Word)
     }

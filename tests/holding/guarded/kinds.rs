@@ -1,0 +1,159 @@
+//! Which commands can be guarded: data, scripts and our own; not what is about a connection or the server.
+
+use super::word;
+use dlock_testkit::{Server, Value, each_server};
+
+#[test]
+fn commands_about_the_connection_or_the_server_are_refused() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        conn.ok("DLOCK.ACQUIRE k t MAX");
+        for command in [
+            "SELECT 1",
+            "MULTI",
+            "EXEC",
+            "DISCARD",
+            "WATCH x",
+            "UNWATCH",
+            "AUTH x",
+            "HELLO 3",
+            "RESET",
+            "QUIT",
+            "SUBSCRIBE c",
+            "PSUBSCRIBE c",
+            "SSUBSCRIBE c",
+            "UNSUBSCRIBE",
+            "MONITOR",
+            "SYNC",
+            "PSYNC ? -1",
+            "SHUTDOWN NOSAVE",
+            "DEBUG SEGFAULT",
+            "CONFIG SET maxmemory 1",
+            "CLIENT KILL TYPE normal",
+            "CLIENT PAUSE 1000",
+            "CLIENT REPLY OFF",
+            "SCRIPT FLUSH",
+            "FUNCTION FLUSH",
+            "REPLICAOF NO ONE",
+            "SAVE",
+            "ACL SETUSER x on",
+            "MODULE UNLOAD dlock",
+            "FAILOVER ABORT",
+        ] {
+            for guard in ["GUARD k t", "FENCED g 1"] {
+                let refused = conn.say(&format!("DLOCK.{guard} {command}"));
+                assert!(
+                    refused.error().starts_with("ERR this command cannot be guarded"),
+                    "{command}: {refused:?}"
+                );
+            }
+            assert_eq!(conn.ok("PING"), "PONG");
+        }
+        assert!(
+            conn.call(&["DLOCK.GUARD", "k", "t", "SET\0", "x", "1"]).error().contains("cannot be guarded")
+        );
+        assert_eq!(conn.ok("EXISTS x"), 0);
+        let connected = conn.ok("CLIENT LIST").text();
+        assert!(connected.contains("db=0") && !connected.contains("flags=x"), "{connected}");
+    });
+}
+
+#[test]
+fn what_blocks_tries_once() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        conn.ok("DLOCK.ACQUIRE k t MAX");
+        conn.ok("DLOCK.ACQUIRE taken other MAX");
+        for command in [
+            "BLPOP none 0",
+            "BRPOP none 0",
+            "BLMOVE none n LEFT LEFT 0",
+            "BRPOPLPUSH none n 0",
+            "BLMPOP 0 1 none LEFT",
+            "BZPOPMIN none 0",
+            "BZPOPMAX none 0",
+            "BZMPOP 0 1 none MIN",
+            "XREAD BLOCK 0 STREAMS none 0",
+            "DLOCK.ACQUIRE taken t 1000 BLOCK 0",
+        ] {
+            assert_eq!(conn.ok(&format!("DLOCK.GUARD k t {command}")), Value::Nil, "{command}");
+        }
+        conn.ok("RPUSH list a");
+        assert_eq!(conn.ok("DLOCK.GUARD k t BLPOP list 0"), ["list", "a"]);
+        assert_eq!(server.info("blocked_clients"), "0");
+    });
+}
+
+#[test]
+fn scripts_and_functions_run() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        conn.ok("DLOCK.ACQUIRE k t MAX");
+        let script = "return redis.call('INCRBY', KEYS[1], ARGV[1])";
+        let sha = conn.call(&["SCRIPT", "LOAD", script]).text();
+        let library =
+            format!("#!lua name=l\nredis.register_function('add', function(KEYS, ARGV) {script} end)");
+        assert_eq!(conn.call(&["FUNCTION", "LOAD", &library]), "l");
+        for (at, call) in [["EVAL", script], ["EVALSHA", &sha], ["FCALL", "add"]].into_iter().enumerate() {
+            for guard in [["DLOCK.GUARD", "k", "t"], ["DLOCK.FENCED", "g", "5"]] {
+                let command = [&guard[..], &call, &["1", "x", "2"]].concat();
+                conn.call(&command).int();
+            }
+            assert_eq!(conn.ok("GET x"), (4 * (at + 1)).to_string().as_str());
+        }
+        // One in another ends the server, where nobody looks.
+        let inside = "return redis.call('DLOCK.GUARD', 'k', 't', 'EVAL', 'return 1', '0')";
+        assert!(conn.call(&["EVAL", inside, "0"]).error().contains("cannot be guarded"));
+        assert_eq!(conn.ok("PING"), "PONG");
+    });
+}
+
+#[test]
+fn no_guard_runs_within_a_guard() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        conn.ok("DLOCK.ACQUIRE k t MAX");
+        let guards = [vec!["DLOCK.GUARD", "k", "t"], vec!["DLOCK.FENCED", "g", "5"]];
+        for outer in &guards {
+            for inner in &guards {
+                let nested = conn.call(&[&outer[..], inner, &["SET", "x", "1"]].concat());
+                assert!(nested.error().starts_with("ERR no guard within a guard"), "{nested:?}");
+                let script = format!("return redis.call('{}','SET','x','1')", inner.join("','"));
+                let nested = conn.call(&[&outer[..], &["EVAL", &script, "0"]].concat());
+                assert!(nested.error().contains("ERR no guard within a guard"), "{nested:?}");
+            }
+        }
+        assert_eq!(conn.ok("EXISTS x"), 0);
+        let chain = ["DLOCK.GUARD", "k", "t"].repeat(100_000);
+        assert!(conn.call(&[&chain[..], &["PING"]].concat()).error().contains("no guard within a guard"));
+        assert_eq!(conn.ok("DLOCK.GUARD k t SET x 1"), "OK", "and one after the other does");
+    });
+}
+
+#[test]
+fn our_own_commands_run_on_the_same_lock_too() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+        let ephemeral = conn.say("DLOCK.GUARD k t DLOCK.ACQUIRE e t 600000 EPHEMERAL");
+        assert!(ephemeral.error().starts_with("ERR EPHEMERAL"), "{ephemeral:?}");
+        assert_eq!(conn.ok("DLOCK.GUARD k t DLOCK.ACQUIRE k t 600000"), fence);
+        assert_eq!(conn.ok("DLOCK.GUARD k t DLOCK.EXTEND k t MAX"), 1);
+        assert_eq!(conn.ok("DLOCK.GUARD k t DLOCK.INSPECT k").field("fence"), &fence);
+        assert!(conn.ok("DLOCK.GUARD k t DLOCK.ACQUIRE l t 600000").int() > fence);
+        assert_eq!(conn.ok("DLOCK.GUARD k t DLOCK.RELEASE k t"), 1);
+        assert_eq!(word(&conn.say("DLOCK.GUARD k t PING")), "NOTHELD");
+        for end in ["DEL l", "DLOCK.BREAK l", "RENAME l m", "FLUSHALL", "SET l x", "MOVE l 3", "SWAPDB 0 3"] {
+            conn.ok("FLUSHALL");
+            conn.ok("DLOCK.ACQUIRE l t 600000");
+            conn.ok(&format!("DLOCK.GUARD l t {end}"));
+            assert!(word(&conn.say("DLOCK.GUARD l t PING")).len() > 3, "{end}");
+            assert_eq!(conn.ok("DBSIZE").int() < 2, true, "{end}");
+        }
+    });
+}
