@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::contend::LockClient;
 use crate::contenders::{self, TTL, channel};
-use crate::resp::{Command, Conn, Expect, KEY, Value, strange};
+use crate::resp::{Command, Conn, Expect, KEY, strange};
 use crate::server::Server;
 
 /// A way to wait.
@@ -88,8 +88,7 @@ impl Client {
             }
         }
         self.listener.send(&self.unsubscribe)?;
-        let end = Value::Text("unsubscribe".into());
-        while !matches!(self.listener.value()?, Value::Array(parts) if parts.first() == Some(&end)) {}
+        while self.listener.value()?.items().first().is_none_or(|kind| *kind != "unsubscribe") {}
         Ok(())
     }
 

@@ -3,7 +3,9 @@
 use std::io::Result;
 use std::ops::Range;
 
-use crate::resp::{Command, Conn, Expect, KEY, Value};
+use dlock_testkit::Value;
+
+use crate::resp::{Command, Conn, Expect, KEY};
 
 /// The commands of one way, ready for a server: its scripts are loaded there.
 pub struct Pair {
@@ -122,9 +124,7 @@ impl Way {
         let set = Command::new(&["SET", KEY, token, "NX", "PX", TTL]);
         let (ok, one) = (Expect::Line("+OK"), Expect::Line(":1"));
         let mut script = |source, args: &[&str]| -> Result<Command> {
-            let Value::Text(sha) = conn.call(&["SCRIPT", "LOAD", source])? else {
-                return Err(crate::resp::strange("to SCRIPT LOAD"));
-            };
+            let sha = conn.call(&["SCRIPT", "LOAD", source])?.text();
             let mut all = vec!["EVALSHA", &sha];
             all.extend(args);
             Ok(Command::new(&all))
@@ -146,7 +146,7 @@ impl Way {
                 (lock, Expect::Number, script(COMPARE_AND_DELETE, &["1", KEY, token])?, one)
             }
             Way::SetDelIfEq => {
-                if conn.call(&["COMMAND", "INFO", "DELIFEQ"])? == Value::Array(vec![Value::Nil]) {
+                if conn.call(&["COMMAND", "INFO", "DELIFEQ"])? == [Value::Nil] {
                     return Ok(None);
                 }
                 (set, ok, Command::new(&["DELIFEQ", KEY, token]), one)

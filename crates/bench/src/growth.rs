@@ -7,8 +7,9 @@ use std::time::Instant;
 use serde_json::json;
 
 use crate::many::{Many, Way};
-use crate::resp::{Conn, Value, strange};
+use crate::resp::strange;
 use crate::run::{Report, Run};
+use crate::server::Server;
 use crate::table::{Ratios, Table, median, si};
 
 const SIZES: [u64; 5] = [1_000, 10_000, 100_000, 1_000_000, 10_000_000];
@@ -61,16 +62,15 @@ fn growth(run: &Run) -> Result<Report> {
 /// A server with this many holds, and the bytes that each takes.
 fn start(run: &Run, way: Way, holds: u64) -> Result<(Many, f64)> {
     let mut many = Many::start(run, way, 0)?;
-    let before = used_memory(&mut many.conn)?;
+    let before = used_memory(&many.server)?;
     many.take_lasting(0..holds)?;
-    let bytes = (used_memory(&mut many.conn)? - before) / holds as f64;
+    let bytes = (used_memory(&many.server)? - before) / holds as f64;
     Ok((many, bytes))
 }
 
-fn used_memory(conn: &mut Conn) -> Result<f64> {
-    let Value::Text(info) = conn.call(&["INFO", "memory"])? else { return Err(strange("to INFO")) };
-    let field = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
-    field.and_then(|number| number.trim().parse().ok()).ok_or_else(|| strange(&info))
+fn used_memory(server: &Server) -> Result<f64> {
+    let used = server.info("used_memory");
+    used.parse().map_err(|_| strange(&used))
 }
 
 /// Microseconds of the server's processor time.

@@ -8,6 +8,7 @@ use std::io::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use dlock_testkit::encode;
 use serde_json::json;
 
 use crate::contenders::{BATCH, TOKEN, Way};
@@ -23,7 +24,7 @@ const COUNTED: [(&str, Way, &[&str]); 5] = [
     ("dlock, append only file", Way::Dlock, AOF),
     ("SET NX PX + DEL, append only file", Way::SetDel, AOF),
 ];
-const AOF: &[&str] = &["--appendonly", "yes", "--appendfsync", "no"];
+const AOF: &[&str] = &["appendonly yes", "appendfsync no"];
 
 /// A server is counted twice, with few pairs and with more: the difference is theirs alone.
 const FEW: u64 = 50 * BATCH;
@@ -47,7 +48,7 @@ pub fn run(run: &Run, keep: bool) -> Result<Vec<Report>> {
         return Ok(Vec::new());
     }
     let mut recorded = read_recorded()?;
-    let known = recorded.entry(run.program.version()?).or_default();
+    let known = recorded.entry(run.program.version()).or_default();
     let mut counted = Vec::new();
     for (name, way, options) in COUNTED.into_iter().filter(|(name, ..)| run.wants(name)) {
         run.progress(&format!("{title}: {name}"));
@@ -73,14 +74,16 @@ fn count(run: &Run, way: Way, options: &[&str], pairs: u64) -> Result<u64> {
     let file = std::env::temp_dir().join(format!("dlock-bench-{}.callgrind", std::process::id()));
     let out = format!("--callgrind-out-file={}", file.display());
     let tool = ["valgrind", "--quiet", "--trace-children=yes", "--tool=callgrind", &out];
-    let mut all = vec!["--hz", "1"];
+    let mut all = vec!["hz 1"];
     all.extend(options);
     let server = run.program.start_under(&tool, way.needs_module(), &all)?;
     let mut conn = server.connect()?;
     let pair =
         way.prepare(&mut conn, TOKEN)?.ok_or_else(|| strange("this server lacks a contender's command"))?;
     pair.run_on(&mut conn, 0..pairs).map_err(|why| server.explain(way.name(), &why))?;
-    server.shut_down()?;
+    // In order, so that the tool says what it saw.
+    conn.send(&encode(&["SHUTDOWN", "NOSAVE"]))?;
+    server.expect_exit();
     let written = fs::read_to_string(&file)?;
     fs::remove_file(&file)?;
     let total = written

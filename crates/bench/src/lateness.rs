@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::many::{HOLDS, Many, Way};
 use crate::ping::{Delays, OWN, Took, ping};
-use crate::resp::{Command, Conn, Expect, Value, strange};
+use crate::resp::{Command, Conn, Expect, strange};
 use crate::run::{Report, Run};
 use crate::server::Server;
 use crate::table::{Table, median, percentile, time};
@@ -67,11 +67,14 @@ fn lateness(many: &mut Many, next: &mut Conn) -> Result<Took> {
     Expect::Number.check(next.line()?)?;
     let mut late = delays.end(due);
     late.own = (late.own - began_late.as_secs_f64() * 1e6).max(0.0);
-    match next.call(&["DLOCK.RELEASE", LOCK, "next"])? {
-        Value::Int(1) if Instant::now() >= due => Ok(late),
-        Value::Int(1) => Err(strange("a grant before the lease ended")),
-        other => Err(strange(&format!("{other:?}"))),
+    let released = next.call(&["DLOCK.RELEASE", LOCK, "next"])?;
+    if released != 1 {
+        return Err(strange(&format!("{released:?}")));
     }
+    if Instant::now() < due {
+        return Err(strange("a grant before the lease ended"));
+    }
+    Ok(late)
 }
 
 fn report(title: String, late: &[Took], noise: &[Took]) -> Report {

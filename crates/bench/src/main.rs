@@ -167,11 +167,11 @@ fn measure(options: Options) -> Result<()> {
     let measurements = options.what.measurements();
     let mut results = Vec::new();
     for (nth, server) in options.server.into_iter().enumerate() {
-        let program = Program { server, module: module.clone() };
+        let program = Program::new(&server, &module)?;
         let run = Run { program, quick: options.quick, form, only: options.only.clone() };
         let mine: Vec<_> =
             measurements.iter().filter(|(name, _)| nth == 0 || ON_EACH.contains(name)).collect();
-        let version = run.program.version()?;
+        let version = run.program.version();
         let names: Vec<_> = mine.iter().map(|(name, _)| *name).collect();
         run.say(&format!("{} on {version}{}:\n", names.join(", "), if run.quick { ", quick" } else { "" }));
         let mut reports = Vec::new();

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::contenders::{self, TOKEN};
-use crate::resp::{Command, Conn, Expect, KEY, Value, strange};
+use crate::resp::{Command, Conn, Expect, KEY, strange};
 use crate::run::Run;
 use crate::server::Server;
 
@@ -52,7 +52,7 @@ impl Way {
 impl Many {
     /// With this many holds that outlast the measurement.
     pub fn start(run: &Run, way: Way, holds: u64) -> Result<Many> {
-        let server = run.program.start(way == Way::Dlock, &["--enable-debug-command", "yes"])?;
+        let server = run.program.start(way == Way::Dlock, &[])?;
         let mut many = Many { conn: server.connect()?, server, way };
         many.take_lasting(0..holds)?;
         Ok(many)
@@ -96,10 +96,8 @@ impl Many {
 
     /// How many more there are than this, expired or not.
     pub fn more_than(&mut self, holds: u64) -> Result<u64> {
-        match self.conn.call(&["DBSIZE"])? {
-            Value::Int(all) => Ok((all as u64).saturating_sub(holds)),
-            other => Err(strange(&format!("{other:?}"))),
-        }
+        let all = self.conn.call(&["DBSIZE"])?.int();
+        Ok((all as u64).saturating_sub(holds))
     }
 
     /// Deletes these where they are still there.

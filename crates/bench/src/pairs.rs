@@ -43,22 +43,16 @@ const KEEPINGS: [Keeping; 4] = [
     Keeping {
         short: "aof",
         name: "append only file, fsync every second",
-        options: &["--appendonly", "yes", "--appendfsync", "everysec"],
+        options: &["appendonly yes", "appendfsync everysec"],
         replica: false,
     },
     Keeping {
         short: "always",
         name: "append only file, fsync always",
-        options: &["--appendonly", "yes", "--appendfsync", "always"],
+        options: &["appendonly yes", "appendfsync always"],
         replica: false,
     },
-    // Without the delay before a full synchronization, which serves many replicas at once.
-    Keeping {
-        short: "replica",
-        name: "one replica",
-        options: &["--repl-diskless-sync-delay", "0"],
-        replica: true,
-    },
+    Keeping { short: "replica", name: "one replica", options: &[], replica: true },
 ];
 
 /// One contender on its server.
@@ -142,7 +136,7 @@ impl Contender {
         let Some(pair) = way.prepare(&mut server.connect()?, TOKEN)? else { return Ok(None) };
         let replica = if keeping.replica {
             let replica = run.program.start(way.needs_module(), &[])?;
-            replica.follow(&server).map_err(|why| replica.explain(way.name(), &why))?;
+            replica.replicate(&server);
             Some(replica)
         } else {
             None

@@ -77,7 +77,7 @@ impl LockClient for Box<dyn LockClient> {
 
 /// Measures all tables, in turns on the same servers.
 pub fn run(run: &Run, programs: &Programs) -> Result<Vec<Report>> {
-    let always = ["--appendonly", "yes", "--appendfsync", "always"];
+    let always = ["appendonly yes", "appendfsync always"];
     let mut peers = vec![
         Peer::Dlock { name: BASELINE, server: run.program.start(true, &[])? },
         Peer::Dlock { name: "dlock, appendfsync always", server: run.program.start(true, &always)? },

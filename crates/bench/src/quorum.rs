@@ -43,7 +43,7 @@ pub fn run(run: &Run) -> Result<Vec<Report>> {
 }
 
 fn measure(run: &Run, servers: &[Server]) -> Result<Vec<Report>> {
-    let ports: Vec<u16> = servers.iter().map(|server| server.port).collect();
+    let ports: Vec<u16> = servers.iter().map(|server| server.port()).collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         Ok(vec![
@@ -110,9 +110,9 @@ async fn one_stopped(run: &Run, servers: &[Server], ports: &[u16]) -> Result<Rep
         run.progress(&format!("{title}: {}", way.name()));
         let mut holder = way.client(ports).await?;
         pairs(&mut holder, "stopped", times).await?;
-        servers[2].freeze(true)?;
+        servers[2].pause();
         let taken = pairs(&mut holder, "stopped", times).await;
-        servers[2].freeze(false)?;
+        servers[2].resume();
         let taken = taken?;
         let (p50, longest) = (percentile(&taken, 0.5), percentile(&taken, 1.0));
         let share = longest / (NODE_TIMEOUT.as_secs_f64() * 1e6);

@@ -6,7 +6,7 @@ use std::io::Result;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::resp::{Command, Conn, Expect, Value, strange};
+use crate::resp::{Command, Conn, Expect, strange};
 use crate::run::Run;
 use crate::server::Server;
 
@@ -29,12 +29,8 @@ struct Waiter {
 impl Waiter {
     fn new(server: &Server, number: usize) -> Result<Waiter> {
         let mut conn = server.connect()?;
-        match conn.call(&["CLIENT", "ID"])? {
-            Value::Int(client) => {
-                Ok(Waiter { conn, client: client.to_string(), token: format!("5f0a7c19d2e8{number:08}") })
-            }
-            other => Err(strange(&format!("{other:?}"))),
-        }
+        let client = conn.call(&["CLIENT", "ID"])?.int().to_string();
+        Ok(Waiter { conn, client, token: format!("5f0a7c19d2e8{number:08}") })
     }
 }
 
@@ -73,8 +69,7 @@ pub struct Queue {
 
 impl Queue {
     pub fn start(run: &Run, length: usize) -> Result<Queue> {
-        let clients = (length + 100).to_string();
-        let server = run.program.start(true, &["--maxclients", &clients])?;
+        let server = run.program.start(true, &[&format!("maxclients {}", length + 100)])?;
         let mut control = server.connect()?;
         for limit in ["dlock.max-waiters", "dlock.max-waiters-per-key"] {
             control.call(&["CONFIG", "SET", limit, "1000000"])?;
@@ -89,12 +84,8 @@ impl Queue {
 
     /// How many wait, by the server's count.
     pub fn length(&mut self) -> Result<i64> {
-        let Value::Array(fields) = self.control.call(&["DLOCK.INSPECT", LOCK])? else { return Ok(0) };
-        let at = fields.iter().position(|field| *field == Value::Text("waiters".into()));
-        match at.and_then(|at| fields.get(at + 1)) {
-            Some(Value::Int(length)) => Ok(*length),
-            _ => Err(strange("INSPECT names no waiters")),
-        }
+        let shown = self.control.call(&["DLOCK.INSPECT", LOCK])?;
+        Ok(if shown.is_nil() { 0 } else { shown.field("waiters").int() })
     }
 
     /// What the server spends while nothing happens.

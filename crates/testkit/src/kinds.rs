@@ -23,6 +23,22 @@ pub struct ServerKind {
 }
 
 impl ServerKind {
+    /// Asks the program who it is: what a name in a list says proves nothing.
+    pub fn identify(name: &str, command: Vec<String>) -> ServerKind {
+        let program = command.first().unwrap_or_else(|| panic!("no path for the server {name}"));
+        assert!(
+            Path::new(program).is_absolute(),
+            "the path of the server {name} must be absolute: {program}"
+        );
+        let output = Command::new(program).args(&command[1..]).arg("--version").output();
+        let output = output.unwrap_or_else(|error| panic!("{program} does not run: {error}"));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let version = text.split_whitespace().find_map(|word| word.strip_prefix("v="));
+        let version =
+            version.unwrap_or_else(|| panic!("{program} --version says no version: {output:?}")).to_string();
+        ServerKind { name: name.to_string(), command, version, is_valkey: text.starts_with("Valkey") }
+    }
+
     pub fn is_at_least(&self, major: u32, minor: u32) -> bool {
         let mut parts = self.version.split('.').map(|part| part.parse().unwrap_or(0));
         (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) >= (major, minor)
@@ -95,7 +111,7 @@ fn listed(list: &str) -> Vec<ServerKind> {
             let (name, command) = entry
                 .split_once('=')
                 .unwrap_or_else(|| panic!("DLOCK_TEST_SERVERS wants name=/path, not {entry:?}"));
-            identify(name.trim(), command.split_whitespace().map(str::to_string).collect())
+            ServerKind::identify(name.trim(), command.split_whitespace().map(str::to_string).collect())
         })
         .collect()
 }
@@ -103,7 +119,7 @@ fn listed(list: &str) -> Vec<ServerKind> {
 fn installed() -> Vec<ServerKind> {
     let mut found = Vec::new();
     if Path::new("/usr/bin/redis-server").exists() {
-        found.push(identify("redis-server", vec!["/usr/bin/redis-server".to_string()]));
+        found.push(ServerKind::identify("redis-server", vec!["/usr/bin/redis-server".to_string()]));
     }
     let folder = project().join("build/servers");
     let mut unpacked: Vec<PathBuf> = fs::read_dir(folder)
@@ -116,22 +132,9 @@ fn installed() -> Vec<ServerKind> {
     for server in unpacked {
         let folder = server.parent().and_then(Path::file_name).expect("build/servers/NAME/server");
         let name = folder.to_string_lossy().into_owned();
-        found.push(identify(&name, vec![server.to_string_lossy().into_owned()]));
+        found.push(ServerKind::identify(&name, vec![server.to_string_lossy().into_owned()]));
     }
     found
-}
-
-/// Asks the program who it is: what a name in a list says proves nothing.
-fn identify(name: &str, command: Vec<String>) -> ServerKind {
-    let program = command.first().unwrap_or_else(|| panic!("no path for the server {name}"));
-    assert!(Path::new(program).is_absolute(), "the path of the server {name} must be absolute: {program}");
-    let output = Command::new(program).args(&command[1..]).arg("--version").output();
-    let output = output.unwrap_or_else(|error| panic!("{program} does not run: {error}"));
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let version = text.split_whitespace().find_map(|word| word.strip_prefix("v="));
-    let version =
-        version.unwrap_or_else(|| panic!("{program} --version says no version: {output:?}")).to_string();
-    ServerKind { name: name.to_string(), command, version, is_valkey: text.starts_with("Valkey") }
 }
 
 fn message(panic: &(dyn Any + Send)) -> &str {

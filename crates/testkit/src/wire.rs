@@ -12,6 +12,8 @@ pub struct Wire {
     stream: TcpStream,
     received: Vec<u8>,
     used: usize,
+    /// How long the socket lets a read wait.
+    limit: Duration,
 }
 
 impl Wire {
@@ -19,7 +21,8 @@ impl Wire {
         let stream = TcpStream::connect_timeout(&SocketAddr::from(([127, 0, 0, 1], port)), TIMEOUT)?;
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(TIMEOUT))?;
-        Ok(Wire { stream, received: Vec::new(), used: 0 })
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        Ok(Wire { stream, received: Vec::new(), used: 0, limit: TIMEOUT })
     }
 
     /// Everything in one write.
@@ -35,18 +38,24 @@ impl Wire {
     /// Marks the next `count` bytes as used.
     pub fn advance(&mut self, count: usize) {
         self.used += count;
-        if self.used == self.received.len() {
-            self.received.clear();
-            self.used = 0;
-        }
     }
 
     /// Waits for more bytes until `deadline`: false when none came. An end of the stream is an error.
     pub fn receive(&mut self, deadline: Instant) -> io::Result<bool> {
+        self.receive_within(deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// [`Wire::receive`] that costs one system call as long as the limit stays the same: what a bench wants.
+    pub fn receive_within(&mut self, limit: Duration) -> io::Result<bool> {
         // Zero would mean "no limit" to the socket.
-        let limit = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        self.stream.set_read_timeout(Some(limit))?;
-        let mut chunk = [0; 64 * 1024];
+        let limit = limit.max(Duration::from_millis(1));
+        if limit != self.limit {
+            self.stream.set_read_timeout(Some(limit))?;
+            self.limit = limit;
+        }
+        self.received.drain(..self.used);
+        self.used = 0;
+        let mut chunk = [0; 16 * 1024];
         match self.stream.read(&mut chunk) {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
             Ok(count) => {
@@ -56,6 +65,23 @@ impl Wire {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Ok(false),
             Err(error) if error.kind() == ErrorKind::Interrupted => Ok(true),
             Err(error) => Err(error),
+        }
+    }
+
+    /// The next line, without its end, or None when nothing more comes within `limit`.
+    #[inline]
+    pub fn line(&mut self, limit: Duration) -> io::Result<Option<&[u8]>> {
+        let mut searched = 0;
+        loop {
+            if let Some(at) = self.rest()[searched..].iter().position(|byte| *byte == b'\n') {
+                let (start, end) = (self.used, self.used + searched + at);
+                self.advance(searched + at + 1);
+                return Ok(Some(&self.received[start..end.saturating_sub(1).max(start)]));
+            }
+            searched = self.rest().len();
+            if !self.receive_within(limit)? {
+                return Ok(None);
+            }
         }
     }
 

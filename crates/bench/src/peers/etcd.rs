@@ -9,7 +9,6 @@ use ureq::Agent;
 
 use super::process::Process;
 use crate::contend::LockClient;
-use crate::server::free_port;
 
 pub struct Etcd(Process);
 
@@ -19,8 +18,8 @@ const NAME: &str = "bG9jaw==";
 impl Etcd {
     pub fn start(program: &Path) -> Result<Etcd> {
         let mut process = Process::start(program, |folder, port| {
-            let (clients, peers) =
-                (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{}", free_port()?));
+            // The testkit leaves the port 10,000 above to a cluster's bus.
+            let [clients, peers] = [port, port + 10_000].map(|port| format!("http://127.0.0.1:{port}"));
             let options = [
                 ("--data-dir", folder.join("data").display().to_string()),
                 ("--listen-client-urls", clients.clone()),
@@ -33,13 +32,13 @@ impl Etcd {
             ];
             Ok(options.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect())
         })?;
-        let port = process.port;
+        let port = process.port();
         process.wait_until(|| Client::new(port).map(drop))?;
         Ok(Etcd(process))
     }
 
     pub fn client(&self) -> Result<Client> {
-        Client::new(self.0.port)
+        Client::new(self.0.port())
     }
 
     pub fn cpu(&self) -> Option<Duration> {

@@ -2,17 +2,19 @@
 
 use std::fs;
 use std::io::{Error, Result};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::server::{dies_with_us, free_port};
+use dlock_testkit::{Folder, Port};
+
+use crate::server::dies_with_us;
 
 pub struct Process {
     child: Child,
-    folder: PathBuf,
-    pub port: u16,
+    folder: Folder,
+    port: Port,
 }
 
 impl Process {
@@ -21,12 +23,12 @@ impl Process {
         program: &Path,
         arguments: impl FnOnce(&Path, u16) -> Result<Vec<String>>,
     ) -> Result<Process> {
-        let port = free_port()?;
-        let folder = std::env::temp_dir().join(format!("dlock-bench-{}-{port}", std::process::id()));
-        fs::create_dir_all(&folder)?;
-        let log = fs::File::create(folder.join("log"))?;
-        let child = dies_with_us(&[], program)
-            .args(arguments(&folder, port)?)
+        let (port, folder) = (Port::claim(), Folder::fresh());
+        let log = fs::File::create(folder.path().join("log"))?;
+        let words = dies_with_us(&[], &program.display().to_string());
+        let child = Command::new(&words[0])
+            .args(&words[1..])
+            .args(arguments(folder.path(), port.number())?)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -45,11 +47,15 @@ impl Process {
             };
             let ended = self.child.try_wait()?;
             if ended.is_some() || start.elapsed() > Duration::from_secs(60) {
-                let log = fs::read_to_string(self.folder.join("log")).unwrap_or_default();
+                let log = fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
                 return Err(Error::other(format!("the server does not answer: {why}; its log:\n{log}")));
             }
             sleep(Duration::from_millis(100));
         }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port.number()
     }
 
     /// The processor time all its threads have used, in the kernel's ticks of 10 ms.
@@ -66,6 +72,5 @@ impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        let _ = fs::remove_dir_all(&self.folder);
     }
 }

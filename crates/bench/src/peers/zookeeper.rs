@@ -27,7 +27,7 @@ impl Zookeeper {
             fs::write(&file, lines)?;
             Ok(vec![file.display().to_string()])
         })?;
-        let port = process.port;
+        let port = process.port();
         let first = process.wait_until(|| Client::new(port))?;
         let made = first.runtime.block_on(async {
             let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
@@ -38,7 +38,7 @@ impl Zookeeper {
     }
 
     pub fn client(&self) -> Result<Client> {
-        Client::new(self.0.port)
+        Client::new(self.0.port())
     }
 
     pub fn cpu(&self) -> Option<Duration> {
