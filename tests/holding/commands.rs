@@ -7,7 +7,7 @@ mod misuse;
 mod reading;
 mod releasing;
 
-use dlock_testkit::{Conn, Value};
+use dlock_testkit::{Conn, Server, ServerKind, Value};
 
 /// The fence of a grant.
 #[track_caller]
@@ -15,6 +15,15 @@ fn granted(answer: Value) -> i64 {
     let fence = answer.int();
     assert!(fence > 0 && fence < 1 << 53, "no fence: {fence}");
     fence
+}
+
+/// A server, a connection to it, and the fence of its only hold: `t` has `k` for ten minutes.
+#[track_caller]
+fn holding(kind: &ServerKind, options: &str) -> (Server, Conn, i64) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    let fence = granted(conn.ok(&format!("DLOCK.ACQUIRE k t 600000 {options}")));
+    (server, conn, fence)
 }
 
 /// Leases are minutes apart from each other in these tests, so that which one a hold has can be told without

@@ -1,14 +1,12 @@
 //! DLOCK.CONFIRM: the second phase of a fenced quorum.
 
-use super::{assert_lease, granted, state};
+use super::{assert_lease, granted, holding, state};
 use dlock_testkit::{Server, Value, each_server, until};
 
 #[test]
 fn the_holds_own_fence_is_a_yes_and_sets_the_lease() {
     each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let fence = granted(conn.ok("DLOCK.ACQUIRE k t 600000 DEPTH 2 LABEL host"));
+        let (_server, mut conn, fence) = holding(kind, "DEPTH 2 LABEL host");
         let before = state(&mut conn, "k");
         for ttl in [3_600_000, 300_000, 300_000] {
             assert_eq!(conn.ok(&format!("DLOCK.CONFIRM k t {fence} {ttl}")), fence);
@@ -21,9 +19,7 @@ fn the_holds_own_fence_is_a_yes_and_sets_the_lease() {
 #[test]
 fn a_higher_fence_raises_the_hold_and_the_servers_counter() {
     each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let first = granted(conn.ok("DLOCK.ACQUIRE k t 600000"));
+        let (server, mut conn, first) = holding(kind, "");
         // Ahead of the clock by less than the skew bound of 10 s.
         let raised = first + 5_000_000;
         let confirm = format!("DLOCK.CONFIRM k t {raised} 3600000");
@@ -69,9 +65,7 @@ fn a_raised_fence_leaves_the_hold_its_age() {
 #[test]
 fn a_lower_fence_changes_nothing_and_answers_the_greater() {
     each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let fence = granted(conn.ok("DLOCK.ACQUIRE k t 600000"));
+        let (_server, mut conn, fence) = holding(kind, "");
         for lower in [1, fence - 1] {
             assert_eq!(conn.ok(&format!("DLOCK.CONFIRM k t {lower} 3600000")), fence);
         }
@@ -83,9 +77,7 @@ fn a_lower_fence_changes_nothing_and_answers_the_greater() {
 #[test]
 fn who_does_not_hold_gets_null_and_raises_nothing() {
     each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let fence = granted(conn.ok("DLOCK.ACQUIRE k t 600000"));
+        let (server, mut conn, fence) = holding(kind, "");
         let higher = fence + 5_000_000;
         for command in ["DLOCK.CONFIRM k other", "DLOCK.CONFIRM free t"] {
             assert_eq!(conn.ok(&format!("{command} {higher} 3600000")), Value::Nil);
@@ -101,9 +93,7 @@ fn who_does_not_hold_gets_null_and_raises_nothing() {
 #[test]
 fn a_fence_too_far_ahead_of_the_clock_is_refused_and_burns_nothing() {
     each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let fence = granted(conn.ok("DLOCK.ACQUIRE k t 600000"));
+        let (server, mut conn, fence) = holding(kind, "");
         // A minute, and the end of the number space.
         for ahead in [fence + 60_000_000, (1 << 53) - 1] {
             let refused = conn.say(&format!("DLOCK.CONFIRM k t {ahead} 3600000"));
@@ -121,9 +111,7 @@ fn a_fence_too_far_ahead_of_the_clock_is_refused_and_burns_nothing() {
 #[test]
 fn a_fence_is_a_whole_number_below_2_to_53() {
     each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        granted(conn.ok("DLOCK.ACQUIRE k t 600000"));
+        let (_server, mut conn, _) = holding(kind, "");
         for fence in ["0", "-1", "9007199254740992", "18446744073709551617", "1.5", "01", "x"] {
             let refused = conn.say(&format!("DLOCK.CONFIRM k t {fence} 600000"));
             assert_eq!(refused.error(), "ERR fence must be a whole number from 1 to 9007199254740991");

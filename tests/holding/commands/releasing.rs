@@ -1,14 +1,12 @@
 //! DLOCK.RELEASE, DLOCK.EXTEND and DLOCK.BREAK.
 
-use super::{assert_lease, granted, state};
+use super::{assert_lease, granted, holding, state};
 use dlock_testkit::{Server, Value, each_server};
 
 #[test]
 fn a_release_frees_the_lock_and_sent_again_answers_0() {
     each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        granted(conn.ok("DLOCK.ACQUIRE k t 600000"));
+        let (_server, mut conn, _) = holding(kind, "");
         assert_eq!(conn.ok("TYPE k"), "dlock-key");
         assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
         // A free resource leaves nothing behind.
@@ -23,9 +21,7 @@ fn a_release_frees_the_lock_and_sent_again_answers_0() {
 #[test]
 fn a_stranger_releases_and_extends_nothing() {
     each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        granted(conn.ok("DLOCK.ACQUIRE k t 600000 DEPTH 3"));
+        let (_server, mut conn, _) = holding(kind, "DEPTH 3");
         let before = state(&mut conn, "k");
         for command in [
             "DLOCK.RELEASE k other",
@@ -43,9 +39,7 @@ fn a_stranger_releases_and_extends_nothing() {
 #[test]
 fn each_release_ends_one_count_and_the_last_ends_the_hold() {
     each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        granted(conn.ok("DLOCK.ACQUIRE k t 600000 DEPTH 3"));
+        let (_server, mut conn, _) = holding(kind, "DEPTH 3");
         for left in [2, 1] {
             assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
             assert_eq!(conn.ok("DLOCK.HOLDS k t"), left);
@@ -60,9 +54,7 @@ fn each_release_ends_one_count_and_the_last_ends_the_hold() {
 #[test]
 fn release_all_ends_every_count_and_depth_those_above_n() {
     each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        granted(conn.ok("DLOCK.ACQUIRE k t 600000 DEPTH 7"));
+        let (_server, mut conn, _) = holding(kind, "DEPTH 7");
         // What it ends, and what is left; a safe form to send again.
         for (option, ended, left) in
             [("DEPTH 5", 2, 5), ("DEPTH 5", 0, 5), ("DEPTH 9", 0, 5), ("depth 4", 1, 4), ("aLL", 4, 0)]
@@ -79,9 +71,7 @@ fn release_all_ends_every_count_and_depth_those_above_n() {
 #[test]
 fn a_release_touches_neither_lease_nor_fence_of_what_is_left() {
     each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let fence = granted(conn.ok("DLOCK.ACQUIRE k t 600000 DEPTH 3 LABEL host"));
+        let (_server, mut conn, fence) = holding(kind, "DEPTH 3 LABEL host");
         assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
         assert_eq!(state(&mut conn, "k"), format!(r#""exclusive" "t" x2 #{fence} "host""#));
         assert_lease(&mut conn, "k", "t", 600_000);
@@ -91,9 +81,7 @@ fn a_release_touches_neither_lease_nor_fence_of_what_is_left() {
 #[test]
 fn extend_sets_the_lease_longer_or_shorter_and_nothing_else() {
     each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let fence = granted(conn.ok("DLOCK.ACQUIRE k t 600000 DEPTH 2 LABEL host"));
+        let (_server, mut conn, fence) = holding(kind, "DEPTH 2 LABEL host");
         let before = state(&mut conn, "k");
         for ttl in [3_600_000, 300_000, 300_000] {
             assert_eq!(conn.ok(&format!("DLOCK.EXTEND k t {ttl}")), 1);
