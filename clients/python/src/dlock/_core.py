@@ -4,7 +4,9 @@ tasks."""
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Mapping
 from typing import Any, Callable, Union
 
 from redis.exceptions import (
@@ -51,10 +53,19 @@ class Watch:
 
 
 class Owe:
-    """A step: release in the background, until it is confirmed."""
+    """A step: release in the background, until it is confirmed; wait a moment for `enough` answers."""
 
-    def __init__(self, owed: OwedRelease) -> None:
+    def __init__(self, owed: Mapping[int, OwedRelease], enough: Callable[[], bool]) -> None:
+        # By member of a quorum; a single server has no number.
         self.owed = owed
+        self.enough = enough
+
+
+SINGLE = -1
+
+
+def owe(owed: OwedRelease) -> Owe:
+    return Owe({SINGLE: owed}, lambda: owed.ended is not None)
 
 
 class Core:
@@ -155,8 +166,7 @@ class Core:
                 raise error(
                     LockError, "Already acquired here: use another Lock, or reentrant=True", self.name
                 )
-        chosen = _protocol.fresh_token() if token is None else self._encode(token)
-        attempt = Attempt(self._key, self.name, chosen, self._lease(), self._terms)
+        attempt = self._attempt(None if token is None else self._encode(token))
         # blocking_timeout=0 is one try, as ever.
         end = None if limit is None else now() + limit
         try:
@@ -166,23 +176,52 @@ class Core:
         except BaseException:
             # The server may have granted what it did not answer.
             if attempt.asked:
-                yield Owe(attempt.owed())
+                yield attempt.owe()
             raise
         finally:
-            if attempt.wait is not None:
-                attempt.wait.close()
+            attempt.close()
         if not granted:
             return False
         hold = Hold(
-            self._key, chosen, attempt.lease, attempt.fence, attempt.valid_until, self._owner(),
-            self.auto_renew, self.on_lost,
-        )  # fmt: skip
+            attempt.token,
+            attempt.lease,
+            attempt.fence,
+            attempt.valid_until,
+            self._owner(),
+            self.auto_renew,
+            self.on_lost,
+            functools.partial(self._ask_extend, attempt.token),
+        )
         if inside is not None:
             inside.end()
-        self.local.hold, self.local.token = hold, chosen
+        self.local.hold, self.local.token = hold, attempt.token
         if self.auto_renew or self.on_lost is not None:
             yield Watch(hold)
         return True
+
+    # What is asked of a single server; `_quorum.py` asks a majority.
+
+    def _attempt(self, token: bytes | None) -> Any:
+        return Attempt(self._key, self.name, token, self._lease(), self._terms)
+
+    def _ask_extend(self, token: bytes, ttl: int) -> Steps:
+        return (yield from or_wrong_type(_protocol.extend(self._key, token, ttl), 0))
+
+    def _ask_holds(self, token: bytes) -> Steps:
+        return (yield from or_wrong_type(_protocol.holds(self._key, token), 0))
+
+    def _ask_pttl(self, *token: bytes) -> Steps:
+        # A key of another type is a lock of `SET NX PX`, held by a stranger.
+        return (yield from or_wrong_type(_protocol.pttl(self._key, *token), -2 if token else 0))
+
+    def _ask_release(self, token: bytes, lasts: float) -> Steps:
+        try:
+            return (yield from or_wrong_type(_protocol.release(self._key, token), 0))
+        except (GeneratorExit, ResponseError):
+            raise
+        except BaseException:
+            yield owe(OwedRelease(self._key, token, lasts))
+            raise
 
     # For the holder.
 
@@ -198,15 +237,7 @@ class Core:
         if hold is not None:
             hold.end()
             hold.release_sent = True
-        try:
-            ended = yield from or_wrong_type(_protocol.release(self._key, token), 0)
-        except GeneratorExit:
-            raise
-        except ResponseError:
-            raise
-        except BaseException:
-            yield Owe(OwedRelease(self._key, token, (self._lease() if hold is None else hold.lease) / 1000))
-            raise
+        ended = yield from self._ask_release(token, (self._lease() if hold is None else hold.lease) / 1000)
         self.local.token = self.local.hold = None
         if not ended and not sent_before:
             raise self._not_owned("release", (hold and hold.loss) or "it expired, or was taken away")
@@ -220,7 +251,7 @@ class Core:
         if not replace:
             left = -2
             if hold is None or not hold.is_lost():
-                left = yield from or_wrong_type(_protocol.pttl(self._key, token), -2)
+                left = yield from self._ask_pttl(token)
             if left < 0:
                 raise self._not_owned("extend", (hold and hold.loss) or "it expired, or was taken away")
             ttl += left
@@ -235,7 +266,7 @@ class Core:
     def _leasing(self, doing: str, token: bytes, ttl: int) -> Steps:
         hold = self._hold()
         if hold is None:
-            held = yield from or_wrong_type(_protocol.extend(self._key, token, ttl), 0)
+            held = yield from self._ask_extend(token, ttl)
         else:
             # The clock first: a lost hold is not revived.
             held = not hold.is_lost() and (yield from hold.extending(ttl))
@@ -244,34 +275,40 @@ class Core:
         return True
 
     def _asking_locked(self) -> Steps:
-        # A key of another type is a lock of `SET NX PX`, held by a stranger.
-        return (yield from or_wrong_type(_protocol.pttl(self._key), 0)) != -2
+        return (yield from self._ask_pttl()) != -2
 
     def _asking_owned(self) -> Steps:
         token, hold = self.local.token, self._hold()
         if token is None or (hold is not None and (hold.pid != os.getpid() or hold.is_lost())):
             return False
-        held = yield from or_wrong_type(_protocol.holds(self._key, self._encode(token)), 0)
+        held = yield from self._ask_holds(self._encode(token))
         return held > 0 and (hold is None or not hold.is_lost())
 
 
 class Attempt:
     """One acquisition, with one token."""
 
-    def __init__(self, key: bytes, name: Key, token: bytes, lease: int, terms: Args) -> None:
+    def __init__(self, key: bytes, name: Key, token: bytes | None, lease: int, terms: Args) -> None:
         self.name = name
+        self.token = _protocol.fresh_token() if token is None else token
         self.lease = lease
         self.fence = 0
         self.valid_until = 0.0
         self.asked = False
         self.wait: Wait | None = None
         self._key = key
-        self._token = token
+        # A token that is used again must not be released late.
+        self._releases = 2 if token is None else 1
         self._terms = terms
         self._notify = True
 
-    def owed(self) -> OwedRelease:
-        return OwedRelease(self._key, self._token, max(self.lease / 1000, KEEP) + KEEP)
+    def owe(self) -> Owe:
+        lasts = max(self.lease / 1000, KEEP) + KEEP
+        return owe(OwedRelease(self._key, self.token, lasts, times=self._releases))
+
+    def close(self) -> None:
+        if self.wait is not None:
+            self.wait.close()
 
     def run(self, sleep: float, blocking: bool, end: float | None) -> Steps:
         """Whether it was granted. After a no, nothing is left on the server."""
@@ -290,7 +327,7 @@ class Attempt:
             sent = now() if sent is None else sent
             self.asked = True
             try:
-                fence = yield _protocol.acquire(self._key, self._token, self.lease, terms)
+                fence = yield _protocol.acquire(self._key, self.token, self.lease, terms)
             except NO_ANSWER:
                 # A waiter outlasts what its position outlasts.
                 if self.wait is None or now() - answered_at > KEEP:
@@ -336,9 +373,9 @@ class Attempt:
                 break
         if self.wait is not None:
             try:
-                yield _protocol.release(self._key, self._token)
+                yield _protocol.release(self._key, self.token)
             except NO_ANSWER:
-                yield Owe(self.owed())
+                yield self.owe()
         return False
 
     def _refused(self, answer: ResponseError, sleep: float, blocking: bool, end: float | None) -> float:

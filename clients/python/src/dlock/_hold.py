@@ -55,7 +55,6 @@ class Hold:
 
     def __init__(
         self,
-        key: bytes,
         token: bytes,
         lease: int,
         fence: int,
@@ -63,8 +62,8 @@ class Hold:
         owner: object,
         renewed: bool,
         on_lost: Callable[[str], object] | None,
+        ask: Callable[[int], Steps],
     ) -> None:
-        self.key = key
         self.token = token
         self.lease = lease
         self.fence = fence
@@ -72,6 +71,8 @@ class Hold:
         self.owner = owner
         self.renewed = renewed
         self.on_lost = on_lost
+        # The steps that set the lease, and say whether the token holds the lock.
+        self._ask = ask
         self.pid = os.getpid()
         self.depth = 1
         self.over = False
@@ -172,14 +173,14 @@ class Hold:
         # A shorter lease counts as soon as it is asked for: the answer may be lost.
         self.valid_until = min(self.valid_until, sent + trusted(lease / 1000))
         try:
-            held = yield from or_wrong_type(_protocol.extend(self.key, self.token, lease), 0)
+            held = yield from self._ask(lease)
         except ResponseError:
             raise
         except BaseException:
             self._orphan = min(self._orphan, lease)
             raise
-        if self.loss is not None:
-            return False  # its owner has been told, and may have stopped
+        if self.is_lost():
+            return False  # its owner has been told, or could know, and may have stopped
         if not held:
             self.lose("taken away")
             return False
@@ -190,18 +191,22 @@ class Hold:
 class OwedRelease:
     """A RELEASE that has no answer yet: sent until it has one, or until all that it could end has ended."""
 
-    def __init__(self, key: bytes, token: bytes, lasts: float) -> None:
+    def __init__(self, key: bytes, token: bytes, lasts: float, *, times: int = 2) -> None:
+        self.token = token
+        # How many holds it ended, once there is an answer.
+        self.ended: int | None = None
+        self.forget: Callable[[], object] | None = None
+        self.answered: Callable[[], object] | None = None
         self._command = _protocol.release(key, token)
+        # Twice by default: the server may have read an ACQUIRE without an answer after the first RELEASE,
+        # from another connection.
+        self._times = times
         self._until = now() + lasts
         self._next = now()
         self._pause = 0.05
-        self._answers = 0
-        self.over = False
-        self.forget: Callable[[], object] | None = None
-        self.done = threading.Event()
 
     def finished(self) -> bool:
-        return self.over
+        return self._times == 0 or now() > self._until
 
     def wake_at(self) -> float:
         return self._next
@@ -212,15 +217,13 @@ class OwedRelease:
 
     def _send(self) -> Steps:
         try:
-            yield self._command
-            self._answers += 1
+            self.ended = (self.ended or 0) + (yield from or_wrong_type(self._command, 0))
+            self._times -= 1
+            if self.answered is not None:
+                self.answered()
         except RedisError:
             self._pause = min(self._pause * 2, 2.0)
-        # Twice: the server may have read the ACQUIRE after this RELEASE, from a connection that broke.
-        self.over = self._answers > 1 or now() > self._until
         self._next = now() + self._pause
-        if self._answers:
-            self.done.set()
 
 
 class Sleep:

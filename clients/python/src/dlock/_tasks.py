@@ -14,7 +14,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from ._core import Listen, Owe, Pause, Watch
+from ._core import SINGLE, Listen, Owe, Pause, Watch
 from ._hold import Sleep, Steps, Task, logger, now
 from ._threads import LIMIT, PATIENCE, TICK, limits
 from ._waits import Desk, Wait
@@ -49,7 +49,18 @@ async def _perform(step: Any, client: Any) -> Any:
     elif isinstance(step, Watch):
         background(client).watch(step.hold)
     elif isinstance(step, Owe):
-        await asyncio.wait({background(client).watch(step.owed)}, timeout=PATIENCE)
+        answered = asyncio.Event()
+        for member, owed in step.owed.items():
+            owed.answered = answered.set
+            background(client if member == SINGLE else client.members[member]).watch(owed)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(_until(answered, step.enough), PATIENCE)
+
+
+async def _until(event: asyncio.Event, enough: Callable[[], bool]) -> None:
+    while not enough():
+        await event.wait()
+        event.clear()
 
 
 class Background:
@@ -91,15 +102,13 @@ class Background:
 
     # Renewals and releases.
 
-    def watch(self, task: Task) -> asyncio.Future[Any]:
-        """Wakes the task when it wants to be woken. The future is done after its first steps."""
-        first: asyncio.Future[Any] = self.loop.create_future()
-        self._arm(task, first)
+    def watch(self, task: Task) -> None:
+        """Wakes the task when it wants to be woken."""
+        self._arm(task)
         # What is released is armed no more.
-        task.forget = functools.partial(self._arm, task, first)
-        return first
+        task.forget = functools.partial(self._arm, task)
 
-    def _arm(self, task: Task, first: asyncio.Future[Any]) -> None:
+    def _arm(self, task: Task) -> None:
         armed = self._timers.pop(id(task), None)
         if armed is not None:
             armed.cancel()
@@ -107,23 +116,21 @@ class Background:
             self._rest()
         else:
             pause = min(max(task.wake_at() - now(), 0), TICK)
-            self._timers[id(task)] = self.loop.call_later(pause, self._look, task, first)
+            self._timers[id(task)] = self.loop.call_later(pause, self._look, task)
 
-    def _look(self, task: Task, first: asyncio.Future[Any]) -> None:
+    def _look(self, task: Task) -> None:
         if not task.finished() and task.wake_at() <= now():
             steps = task.wake()
             if steps is not None:
-                self.start(self._carry_out(steps, task, first))
+                self.start(self._carry_out(steps, task))
         # The clock goes on meanwhile: a hold can be lost while its renewal hangs.
-        self._arm(task, first)
+        self._arm(task)
 
-    async def _carry_out(self, steps: Steps, task: Task, first: asyncio.Future[Any]) -> None:
+    async def _carry_out(self, steps: Steps, task: Task) -> None:
         if self._own is None:
             self._own = own_client(self.client)
         await run(steps, self._own)
-        if not first.done():
-            first.set_result(None)
-        self._arm(task, first)
+        self._arm(task)
 
     # Messages.
 

@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from ._core import Listen, Owe, Pause, Watch
+from ._core import SINGLE, Listen, Owe, Pause, Watch
 from ._hold import Sleep, Steps, Task, logger, now
 from ._waits import IDLE, Desk, Wait
 
@@ -57,8 +57,14 @@ def _perform(step: Any, client: Any) -> Any:
     if isinstance(step, Watch):
         return _clock.watch(step.hold, client)
     assert isinstance(step, Owe)
-    _clock.watch(step.owed, client)
-    return step.owed.done.wait(PATIENCE)
+    answered = threading.Event()
+    for member, owed in step.owed.items():
+        owed.answered = answered.set
+        _clock.watch(owed, client if member == SINGLE else client.members[member])
+    end = now() + PATIENCE
+    while not step.enough() and answered.wait(max(end - now(), 0)):
+        answered.clear()
+    return None
 
 
 class Background:
