@@ -171,15 +171,17 @@ class Locks:
         self.clients.append(client)
         return client
 
-    def lock(self, client, name, **options):
+    def lock(self, client, name, *, redlock=False, **options):
+        module = dlock if self.loop is None else dlock.asyncio
+        lock_class = module.Redlock if redlock else module.Lock
         if self.loop is None:
-            return dlock.Lock(client, name, **options)
+            return lock_class(client, name, **options)
 
         # The loop has a thread of its own, and the tests look from theirs.
         options["thread_local"] = False
 
         async def make():
-            return dlock.asyncio.Lock(client, name, **options)
+            return lock_class(client, name, **options)
 
         return Blocking(self.loop.run(make()), self.loop)
 

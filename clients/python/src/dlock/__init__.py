@@ -3,7 +3,8 @@
 from redis.exceptions import LockError, LockNotOwnedError
 
 from ._protocol import DeadlockError, GraceError, LateError, QueueFullError
-from .lock import Lock, Lost
+from ._quorum import NoQuorumError, Quorum
+from .lock import Lock, Lost, Redlock
 
 __all__ = [
     "DeadlockError",
@@ -13,6 +14,9 @@ __all__ = [
     "LockError",
     "LockNotOwnedError",
     "Lost",
+    "NoQuorumError",
     "QueueFullError",
+    "Quorum",
+    "Redlock",
 ]
 __version__ = "0.1.0"

@@ -57,7 +57,7 @@ class Hold:
         self,
         token: bytes,
         lease: int,
-        fence: int,
+        fence: int | None,
         valid_until: float,
         owner: object,
         renewed: bool,

@@ -16,7 +16,8 @@ from redis.exceptions import RedisError
 
 from ._core import SINGLE, Listen, Owe, Pause, Watch
 from ._hold import Sleep, Steps, Task, logger, now
-from ._threads import LIMIT, PATIENCE, TICK, limits
+from ._quorum import Answers, Ask, To
+from ._threads import ASK_LIMIT, LIMIT, PATIENCE, TICK, limits, reporting
 from ._waits import Desk, Wait
 
 
@@ -48,6 +49,13 @@ async def _perform(step: Any, client: Any) -> Any:
         return await background(client).listen()
     elif isinstance(step, Watch):
         background(client).watch(step.hold)
+    elif isinstance(step, Ask):
+        return await _ask(step, client)
+    elif isinstance(step, To):
+        member = client.members[step.member]
+        if type(step.step) is tuple:
+            return await member.execute_command(*step.step)
+        return await _perform(step.step, member)
     elif isinstance(step, Owe):
         answered = asyncio.Event()
         for member, owed in step.owed.items():
@@ -55,6 +63,22 @@ async def _perform(step: Any, client: Any) -> Any:
             background(client if member == SINGLE else client.members[member]).watch(owed)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(_until(answered, step.enough), PATIENCE)
+
+
+async def _ask(step: Ask, client: Any) -> Answers:
+    answers: Answers = {}
+    answered = asyncio.Event()
+
+    def report(member: int, answer: Any) -> None:
+        answers[member] = answer
+        answered.set()
+
+    for member, command in step.commands.items():
+        background(client.members[member]).submit(reporting(command, functools.partial(report, member)))
+    with contextlib.suppress(asyncio.TimeoutError):
+        decided = _until(answered, lambda: len(answers) == len(step.commands) or step.enough(dict(answers)))
+        await asyncio.wait_for(decided, ASK_LIMIT)
+    return dict(answers)
 
 
 async def _until(event: asyncio.Event, enough: Callable[[], bool]) -> None:
@@ -72,6 +96,7 @@ class Background:
         self.loop = asyncio.get_running_loop()
         self._forget = forget
         self._own: Any = None
+        self._turn = asyncio.Lock()
         self._desk: Desk | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         # What is watched, and when it is looked at next.
@@ -122,15 +147,21 @@ class Background:
         if not task.finished() and task.wake_at() <= now():
             steps = task.wake()
             if steps is not None:
-                self.start(self._carry_out(steps, task))
+                self.submit(steps, task)
         # The clock goes on meanwhile: a hold can be lost while its renewal hangs.
         self._arm(task)
 
-    async def _carry_out(self, steps: Steps, task: Task) -> None:
-        if self._own is None:
-            self._own = own_client(self.client)
-        await run(steps, self._own)
-        self._arm(task)
+    def submit(self, steps: Steps, task: Task | None = None) -> None:
+        self.start(self._carry_out(steps, task))
+
+    async def _carry_out(self, steps: Steps, task: Task | None) -> None:
+        # One after the other, so that a RELEASE follows the ACQUIRE that it takes back.
+        async with self._turn:
+            if self._own is None:
+                self._own = own_client(self.client)
+            await run(steps, self._own)
+        if task is not None:
+            self._arm(task)
 
     # Messages.
 

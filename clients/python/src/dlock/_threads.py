@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Callable
 
 import redis
 from redis.backoff import NoBackoff
@@ -21,11 +21,14 @@ from redis.retry import Retry
 
 from ._core import SINGLE, Listen, Owe, Pause, Watch
 from ._hold import Sleep, Steps, Task, logger, now
+from ._quorum import Answers, Ask, To
 from ._waits import IDLE, Desk, Wait
 
 # How long the background waits for one answer, and how long the caller waits for a release that is owed.
 LIMIT = 1.0
 PATIENCE = 0.5
+# How long a quorum waits for an answer: for a connection, and for the reply.
+ASK_LIMIT = 2 * LIMIT
 # The longest sleep before the clock is read again: timers stop while the machine is suspended.
 TICK = 1.0
 
@@ -56,6 +59,11 @@ def _perform(step: Any, client: Any) -> Any:
         return _clock.background(client).listen()
     if isinstance(step, Watch):
         return _clock.watch(step.hold, client)
+    if isinstance(step, Ask):
+        return _ask(step, client)
+    if isinstance(step, To):
+        member = client.members[step.member]
+        return member.execute_command(*step.step) if type(step.step) is tuple else _perform(step.step, member)
     assert isinstance(step, Owe)
     answered = threading.Event()
     for member, owed in step.owed.items():
@@ -67,8 +75,37 @@ def _perform(step: Any, client: Any) -> Any:
     return None
 
 
+def _ask(step: Ask, client: Any) -> Answers:
+    inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+    for member, command in step.commands.items():
+        background = _clock.background(client.members[member])
+        background.submit(reporting(command, functools.partial(_put, inbox, member)))
+    answers: Answers = {}
+    end = now() + ASK_LIMIT
+    while len(answers) < len(step.commands) and not step.enough(answers):
+        try:
+            member, answer = inbox.get(timeout=max(end - now(), 0))
+        except queue.Empty:
+            break
+        answers[member] = answer
+    return answers
+
+
+def _put(inbox: queue.SimpleQueue[tuple[int, Any]], member: int, answer: Any) -> None:
+    inbox.put((member, answer))
+
+
+def reporting(command: Any, report: Callable[[Any], object]) -> Steps:
+    try:
+        answer = yield command
+    except Exception as why:
+        answer = why
+    report(answer)
+
+
 class Background:
-    """What goes on for one client."""
+    """What goes on for one client. Its commands go out one after the other, so that a RELEASE follows the
+    ACQUIRE that it takes back."""
 
     def __init__(self, client: Any) -> None:
         self.client = client

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from types import TracebackType
-from typing import Literal, Union
+from typing import Any, Literal, TypeVar, Union
 
 from redis.asyncio.lock import Lock as RedisLock
 from redis.exceptions import LockError
 
 from ._core import Core
 from ._hold import Hold, logger, now
-from ._protocol import error
+from ._protocol import Key, error
+from ._quorum import Quorate, Quorum
 from ._tasks import run
 from .lock import LocalState
 
 Number = Union[int, float]
+T = TypeVar("T", bound="Awaitable")
 
 
 class Lost:
@@ -44,16 +46,15 @@ class Lost:
         return self.is_set()
 
 
-class Lock(Core, RedisLock):
-    """A lock of the server, in place of `redis.asyncio.lock.Lock`: the same arguments, methods, attributes
-    and errors. What it has beyond them is that of `dlock.Lock`; the owner of a reentrant hold is the task."""
+class Awaitable(Core):
+    """The methods, as callers see them."""
 
     _local_state = LocalState
 
     def register_scripts(self) -> None:
         """There are none."""
 
-    async def __aenter__(self) -> Lock:
+    async def __aenter__(self: T) -> T:
         if await self.acquire():
             return self
         raise error(LockError, "Unable to acquire lock within the time specified", self.name)
@@ -116,3 +117,19 @@ class Lock(Core, RedisLock):
 
     def _owner(self) -> object:
         return asyncio.current_task()
+
+
+class Lock(Awaitable, RedisLock):
+    """A lock of the server, in place of `redis.asyncio.lock.Lock`: the same arguments, methods, attributes
+    and errors. What it has beyond them is that of `dlock.Lock`; the owner of a reentrant hold is the task."""
+
+
+class Redlock(Quorate, Awaitable):
+    """A lock over a quorum of independent masters: `Lock`, decided by a majority. ``fenced`` asks, with one
+    more round trip, for a fence that rises over the whole quorum."""
+
+    def __init__(
+        self, quorum: Quorum, name: Key, *arguments: Any, fenced: bool = False, **options: Any
+    ) -> None:
+        super().__init__(quorum, name, *arguments, **options)
+        self.fenced = fenced

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import threading
 from types import TracebackType
-from typing import Literal, Union
+from typing import Any, Literal, TypeVar, Union
 
 from redis.exceptions import LockError
 from redis.lock import Lock as RedisLock
 
 from ._core import Core
 from ._hold import Hold, logger, now
-from ._protocol import error
+from ._protocol import Key, error
+from ._quorum import Quorate, Quorum
 from ._threads import run
 
 Number = Union[int, float]
+T = TypeVar("T", bound="Blocking")
 
 
 class LocalState(threading.local):
@@ -50,21 +52,15 @@ class Lost:
         return self.is_set()
 
 
-class Lock(Core, RedisLock):
-    """A lock of the server, in place of `redis.lock.Lock`: the same arguments, methods, attributes and
-    errors.
-
-    Beyond them: ``shared`` and ``permits`` choose the mode; ``reentrant`` lets its holder enter again;
-    ``auto_renew`` renews the lease in the background (always without a timeout); ``on_lost`` is called, with
-    the reason, when the hold is lost: it must not block. See also `fence` and `lost`.
-    """
+class Blocking(Core):
+    """The methods, as callers see them."""
 
     _local_state = LocalState
 
     def register_scripts(self) -> None:
         """There are none."""
 
-    def __enter__(self) -> Lock:
+    def __enter__(self: T) -> T:
         if self.acquire():
             return self
         raise error(LockError, "Unable to acquire lock within the time specified", self.name)
@@ -133,3 +129,24 @@ class Lock(Core, RedisLock):
 
     def _owner(self) -> object:
         return threading.get_ident()
+
+
+class Lock(Blocking, RedisLock):
+    """A lock of the server, in place of `redis.lock.Lock`: the same arguments, methods, attributes and
+    errors.
+
+    Beyond them: ``shared`` and ``permits`` choose the mode; ``reentrant`` lets its holder enter again;
+    ``auto_renew`` renews the lease in the background (always without a timeout); ``on_lost`` is called, with
+    the reason, when the hold is lost: it must not block. See also `fence` and `lost`.
+    """
+
+
+class Redlock(Quorate, Blocking):
+    """A lock over a quorum of independent masters: `Lock`, decided by a majority. ``fenced`` asks, with one
+    more round trip, for a fence that rises over the whole quorum."""
+
+    def __init__(
+        self, quorum: Quorum, name: Key, *arguments: Any, fenced: bool = False, **options: Any
+    ) -> None:
+        super().__init__(quorum, name, *arguments, **options)
+        self.fenced = fenced

@@ -1,0 +1,379 @@
+"""A lock over several independent masters: a majority of them decides. The rules are those of the Rust
+client, which a model checker has searched (`crates/client/src/quorum`). As `_core.py`, it yields steps and
+does no I/O.
+
+Not here: entering the queue of one master does not probe the others, so a hold that only that master still
+has delays those who wait until its lease ends."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping
+from typing import Any, Callable
+
+from redis.exceptions import LockError, RedisError, ResponseError
+
+from . import _protocol
+from ._core import LATE, NO_ANSWER, Attempt, Core, Owe
+from ._hold import OwedRelease, Sleep, Steps, now, trusted
+from ._protocol import Args, Key, error
+from ._waits import KEEP
+
+# How often those whose votes were split try again before they say "taken".
+SPLITS = 8
+# How often one that has waited asks the others again: their holds may be about to be given back.
+BRIEF_TRIES = 8
+
+# How often members that have not answered are asked who they are.
+TELL_APART = 10.0
+
+Answers = dict[int, Any]
+
+
+class NoQuorumError(LockError):
+    """Too few masters answered, or could grant. It is unknown whether somebody else holds the lock."""
+
+
+class Quorum:
+    """Independent masters, one client each: three or five. Everybody must name the same ones."""
+
+    def __init__(self, members: list[Any]) -> None:
+        if not members:
+            raise ValueError("a quorum needs at least one member")
+        self.members = list(members)
+        self.majority = len(members) // 2 + 1
+        # Who each member was when it was last asked.
+        self.run_ids: dict[int, str] = {}
+        # When to ask those that have not answered.
+        self.tell_apart_at = 0.0
+        # The order in which everybody tries their queues.
+        self.order = sorted(range(len(members)), key=lambda member: _address(self.members[member]))
+
+    def get_encoder(self) -> Any:
+        first = self.members[0]
+        return first.get_encoder() if hasattr(first, "get_encoder") else first.connection_pool.get_encoder()
+
+
+class To:
+    """A step: a step for one member."""
+
+    def __init__(self, member: int, step: Any) -> None:
+        self.member = member
+        self.step = step
+
+
+class Ask:
+    """A step: ask members in parallel, until there are `enough` answers. Answers what came: replies,
+    errors."""
+
+    def __init__(self, commands: Mapping[int, Args], enough: Callable[[Answers], bool]) -> None:
+        self.commands = commands
+        self.enough = enough
+
+
+class Quorate(Core):
+    """A `Core` whose questions go to a majority."""
+
+    redis: Quorum
+    fenced: bool = False
+
+    def _attempt(self, token: bytes | None) -> Any:
+        if self.permits is not None:
+            raise ValueError("permits need a single server: majorities cannot count them")
+        return QuorumAttempt(self.redis, self._key, self.name, token, self._lease(), self._terms, self.fenced)
+
+    def _ask_extend(self, token: bytes, ttl: int) -> Steps:
+        command = _protocol.extend(self._key, token, ttl)
+        return int((yield from self._decided(command, lambda answer: answer == 1)))
+
+    def _ask_holds(self, token: bytes) -> Steps:
+        command = _protocol.holds(self._key, token)
+        return int((yield from self._decided(command, lambda answer: answer > 0)))
+
+    def _ask_pttl(self, *token: bytes) -> Steps:
+        """The lease left on a majority, ms."""
+        lefts: list[int] = []
+        command = _protocol.pttl(self._key, *token)
+        held = yield from self._decided(command, lambda answer: answer >= 0, lefts)
+        return sorted(lefts, reverse=True)[self.redis.majority - 1] if held else -2
+
+    def _ask_release(self, token: bytes, lasts: float) -> Steps:
+        owed = {m: OwedRelease(self._key, token, lasts, times=1) for m in range(len(self.redis.members))}
+        yield Owe(owed, lambda: self._released(owed) is not None)
+        released = self._released(owed)
+        if released is None:
+            raise error(NoQuorumError, "Not confirmed yet: the release goes on in the background", self.name)
+        return released
+
+    def _released(self, owed: Mapping[int, OwedRelease]) -> int | None:
+        return self._majority([None if each.ended is None else each.ended > 0 for each in owed.values()])
+
+    def _majority(self, votes: list[bool | None]) -> int | None:
+        """1 or 0 once it is certain; None stands for no vote."""
+        if votes.count(True) >= self.redis.majority:
+            return 1
+        return 0 if len(self.redis.members) - votes.count(False) < self.redis.majority else None
+
+    def _decided(self, command: Args, yes: Callable[[Any], bool], found: list[int] | None = None) -> Steps:
+        """Whether a majority says yes."""
+
+        def votes(answers: Answers) -> list[bool | None]:
+            return [_vote(answers.get(member), yes) for member in range(len(self.redis.members))]
+
+        commands = dict.fromkeys(range(len(self.redis.members)), command)
+        answers = yield Ask(commands, lambda answers: self._majority(votes(answers)) is not None)
+        decided = self._majority(votes(answers))
+        if decided is None:
+            raise error(NoQuorumError, "Too few masters answered: " + _report(self.redis, answers), self.name)
+        if found is not None:
+            found += [answer for answer in answers.values() if _vote(answer, yes)]
+        return decided
+
+
+class QuorumAttempt:
+    """One acquisition. Each round has a token of its own, unless the caller gave one."""
+
+    def __init__(
+        self,
+        quorum: Quorum,
+        key: bytes,
+        name: Key,
+        token: bytes | None,
+        lease: int,
+        terms: Args,
+        fenced: bool,
+    ) -> None:
+        self.asked = False
+        self.lease = lease
+        self.fence: int | None = None
+        self.valid_until = 0.0
+        self.token = token or b""
+        self._given = token is not None
+        self._quorum = quorum
+        self._key = key
+        self._name = name
+        self._terms = terms
+        self._fenced = fenced
+        self._queued: Attempt | None = None
+        self._answers: Answers = {}
+
+    def owe(self) -> Owe:
+        lasts = max(self.lease / 1000, KEEP) + KEEP
+        times = 1 if self._given else 2
+        owed = {
+            member: OwedRelease(self._key, self.token, lasts, times=times)
+            for member in range(len(self._quorum.members))
+        }
+        # A round begins after those that answered have let go.
+        reached = [member for member, answer in self._answers.items() if not isinstance(answer, NO_ANSWER)]
+        return Owe(owed, lambda: all(owed[member].ended is not None for member in reached))
+
+    def close(self) -> None:
+        if self._queued is not None:
+            self._queued.close()
+
+    def run(self, sleep: float, blocking: bool, end: float | None) -> Steps:
+        pause = 0.05
+        for tries in itertools.count():
+            yield from self._tell_apart()
+            began = now()
+            self._begin()
+            granted = yield from self._at_once(blocking)
+            if granted:
+                return True
+            took = now() - began
+            votes = self._grants()
+            taken = self._refusals() > len(self._quorum.members) - self._quorum.majority
+            yield self.owe()
+            if not taken:
+                # Those who were away may be back.
+                self._quorum.tell_apart_at = 0.0
+            # Votes can be split between those who asked at the same moment: one of them must win.
+            if taken and votes and tries < SPLITS and not self._given:
+                yield Sleep(random.uniform(0, 2 * took * (tries + 1)))
+                continue
+            if taken and blocking and (end is None or now() < end) and not self._given:
+                if (yield from self._in_line(sleep, end)):
+                    return True
+                yield self.owe()
+            elif not taken and (not blocking or self._given):
+                raise error(NoQuorumError, "No majority can grant: " + self._report(), self._name)
+            if not blocking or self._given or (end is not None and now() >= end):
+                return False
+            wait = random.uniform(0.5, 1) * pause
+            pause = min(pause * 2, 2.0)
+            yield Sleep(wait if end is None else max(min(wait, end - now()), 0))
+        return False
+
+    def _begin(self) -> None:
+        if not self._given:
+            self.token = _protocol.fresh_token()
+        self._answers = {}
+        self.asked = True
+
+    def _at_once(self, blocking: bool) -> Steps:
+        since = now()
+        yield from self._ask(self._quorum.run_ids)
+        # One whose queue says no is not overtaken with the votes of the others.
+        if blocking and self._answers.get(self._quorum.order[0], 0) is None:
+            return False
+        return (yield from self._won(since))
+
+    def _in_line(self, sleep: float, end: float | None) -> Steps:
+        """Waits in the queue of one master, and asks the others once it grants."""
+        answered = [m for m in self._answers if not isinstance(self._answers[m], Exception)]
+        reachable = [m for m in self._quorum.order if m in answered]
+        if not reachable:
+            return False
+        self._begin()
+        first = reachable[0]
+        self._queued = Attempt(self._key, self._name, self.token, self.lease, self._terms)
+        try:
+            granted = yield from _directed(first, self._queued.run(sleep, True, end))
+        except NO_ANSWER as why:
+            self._answers[first] = why
+            return False
+        finally:
+            self._queued.close()
+        if not granted:
+            return False
+        self._answers[first] = self._queued.fence
+        # Counts from the claim: when the grant began is unknown, but the claim has set the lease anew.
+        since = self._queued.valid_until - trusted(self.lease / 1000)
+        for tries in range(BRIEF_TRIES):
+            yield from self._ask([m for m in self._quorum.run_ids if not self._granted(m)])
+            if (yield from self._won(since)):
+                return True
+            yield Sleep(random.uniform(0.5, 1) * 0.001 * 2**tries)
+        return False
+
+    def _ask(self, members: Any) -> Steps:
+        command = _protocol.acquire(self._key, self.token, self.lease, self._terms)
+        before = dict(self._answers)
+        asked = dict.fromkeys(members, command)
+
+        def enough(answers: Answers) -> bool:
+            self._answers = {**before, **answers}
+            missing = len(asked) - len(answers)
+            grants = self._grants()
+            return grants >= self._quorum.majority or grants + missing < self._quorum.majority
+
+        for member in asked:
+            before.pop(member, None)
+        answers = yield Ask(asked, enough)
+        self._answers = {**before, **answers}
+
+    def _won(self, since: float) -> Steps:
+        if self._grants() < self._quorum.majority:
+            return False
+        if self._fenced:
+            confirmed = yield from self._confirm()
+            if confirmed is None:
+                return False
+            since = confirmed
+        elif self._quorum.majority == 1:
+            self.fence = self._answers[0]
+        self.valid_until = since + trusted(self.lease / 1000)
+        return now() < self.valid_until
+
+    def _confirm(self) -> Steps:
+        """Brings a majority of those whose grant counts to one fence. Answers from when validity counts."""
+        for _ in range(LATE + len(self._quorum.members)):
+            counted = {m: self._answers[m] for m in self._answers if self._granted(m)}
+            if len(counted) < self._quorum.majority:
+                return None
+            fence = max(counted.values())
+            since = now()
+            command = _protocol.confirm(self._key, self.token, fence, self.lease)
+
+            def yes(answers: Answers, fence: int = fence) -> int:
+                return sum(answer == fence for answer in answers.values())
+
+            def enough(answers: Answers, asked: int = len(counted), yes: Any = yes) -> bool:
+                hoped_for = yes(answers) + asked - len(answers)
+                return bool(yes(answers) >= self._quorum.majority or hoped_for < self._quorum.majority)
+
+            answers = yield Ask(dict.fromkeys(counted, command), enough)
+            if yes(answers) >= self._quorum.majority:
+                self.fence = fence
+                return since
+            ahead = any(_word(answer) == "FENCEAHEAD" for answer in answers.values())
+            for member, answer in answers.items():
+                # A greater one is the next to try. What is not held any longer does not count.
+                if isinstance(answer, int) or answer is None:
+                    self._answers[member] = answer
+            if ahead:
+                # The fence came from a clock that is ahead: go on without the masters that granted it.
+                for member in counted:
+                    if self._granted(member) and self._answers[member] >= fence:
+                        self._answers[member] = ResponseError("FENCEAHEAD its clock is ahead of the others'")
+        return None
+
+    def _tell_apart(self) -> Steps:
+        """Finds the members that may vote. Two addresses of one server would vote twice, so one that has not
+        said who it is has no vote."""
+        known = self._quorum.run_ids
+        unknown = [member for member in range(len(self._quorum.members)) if member not in known]
+        if not unknown or now() < self._quorum.tell_apart_at:
+            return
+        self._quorum.tell_apart_at = now() + TELL_APART
+        answers = yield Ask(dict.fromkeys(unknown, ("INFO", "server")), lambda _: False)
+        for member, answer in answers.items():
+            if isinstance(answer, NO_ANSWER):
+                continue
+            # Without the right to ask, nobody can tell.
+            run_id = answer["run_id"] if isinstance(answer, dict) else f"unknown {member}"
+            if run_id in known.values():
+                raise ValueError(f"two members are the same server: {_address(self._quorum.members[member])}")
+            known[member] = run_id
+
+    def _granted(self, member: int) -> bool:
+        return isinstance(self._answers.get(member), int)
+
+    def _grants(self) -> int:
+        return sum(self._granted(member) for member in self._answers)
+
+    def _refusals(self) -> int:
+        return sum(answer is None or _word(answer) == "WRONGTYPE" for answer in self._answers.values())
+
+    def _report(self) -> str:
+        return _report(self._quorum, self._answers)
+
+
+def _directed(member: int, steps: Steps) -> Steps:
+    """The same steps, for one member."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                outcome = yield To(member, step)
+            except BaseException as why:
+                step = steps.throw(why)
+            else:
+                step = steps.send(outcome)
+    except StopIteration as end:
+        return end.value
+
+
+def _vote(answer: Any, yes: Callable[[Any], bool]) -> bool | None:
+    if isinstance(answer, Exception) or answer is None:
+        return False if _word(answer) == "WRONGTYPE" else None
+    return yes(answer)
+
+
+def _word(answer: Any) -> str:
+    return str(answer).split(" ", 1)[0] if isinstance(answer, RedisError) else ""
+
+
+def _address(client: Any) -> str:
+    options = client.connection_pool.connection_kwargs
+    return str(options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}")
+
+
+def _report(quorum: Quorum, answers: Answers) -> str:
+    def said(member: int) -> str:
+        answer = answers.get(member, "no answer yet")
+        return "granted" if isinstance(answer, int) else "taken" if answer is None else str(answer)
+
+    return "; ".join(f"{_address(each)}: {said(member)}" for member, each in enumerate(quorum.members))

@@ -1,0 +1,223 @@
+"""A quorum of three masters."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import redis
+import redis.asyncio
+from conftest import SERVERS, Server, until
+from faults import Proxy
+from redis.backoff import NoBackoff
+from redis.exceptions import LockNotOwnedError
+from redis.retry import Retry
+
+import dlock
+import dlock.asyncio
+
+
+@pytest.fixture(scope="module", params=sorted(SERVERS))
+def masters(request):
+    servers = [Server(SERVERS[request.param]) for _ in range(3)]
+    yield servers
+    for server in servers:
+        server.stop()
+
+
+class Members:
+    """The masters behind their proxies."""
+
+    def __init__(self, masters, locks):
+        self.direct = [redis.Redis.from_url(master.url) for master in masters]
+        for client in self.direct:
+            client.flushall()
+        self.proxies = [Proxy(master.port) for master in masters]
+        self.locks = locks
+        self.quorum = self.make_quorum([proxy.url for proxy in self.proxies])
+
+    def make_quorum(self, urls):
+        retry = redis.asyncio.retry.Retry if self.locks.kind == "asyncio" else Retry
+        return dlock.Quorum(
+            [self.locks.client(url, socket_timeout=5, retry=retry(NoBackoff(), 0)) for url in urls]
+        )
+
+    def lock(self, name="foo", quorum=None, **options):
+        return self.locks.lock(quorum or self.quorum, name, redlock=True, **options)
+
+    def held(self):
+        return [client.execute_command("DLOCK.PTTL", "foo") != -2 for client in self.direct]
+
+    def close(self):
+        for proxy in self.proxies:
+            proxy.close()
+        for client in self.direct:
+            client.close()
+
+
+@pytest.fixture
+def members(masters, locks):
+    made = Members(masters, locks)
+    yield made
+    made.close()
+
+
+def test_a_majority_decides(members):
+    lock, other = members.lock(timeout=10), members.lock(timeout=10)
+    with lock:
+        until("all hold it", lambda: members.held() == [True] * 3)
+        assert lock.owned()
+        assert other.locked()
+        assert not other.acquire(blocking=False)
+        assert not other.owned()
+        assert lock.fence is None
+    until("nothing is held", lambda: not any(members.held()))
+    assert other.acquire(blocking=False)
+    other.release()
+    with pytest.raises(dlock.LockError):
+        other.release()
+
+
+def test_one_master_may_be_down(members):
+    members.proxies[0].refuse = True
+    members.proxies[0].drop()
+    fences = []
+    for _ in range(3):
+        with members.lock(timeout=10, fenced=True) as lock:
+            assert members.held() == [False, True, True]
+            fences.append(lock.fence)
+            assert lock.extend(10)
+    assert fences == sorted(set(fences))
+
+
+def test_without_a_majority_nothing_is_granted(members):
+    for proxy in members.proxies[:2]:
+        proxy.refuse = True
+    with pytest.raises(dlock.NoQuorumError):
+        members.lock(timeout=10).acquire(blocking=False)
+    until("nothing is held", lambda: not any(members.held()))
+    lock = members.lock(timeout=10)
+    assert lock.acquire(blocking_timeout=0.2) is False
+
+
+def test_a_fence_rises_over_the_quorum(members):
+    fences = []
+    for down in [0, 1, 2, 0, 1, 2]:
+        members.proxies[down].refuse = True
+        members.proxies[down].drop()
+        lock = members.lock(timeout=10, fenced=True)
+        with lock:
+            fences.append(lock.fence)
+        members.proxies[down].refuse = False
+    assert fences == sorted(set(fences))
+
+
+def test_it_is_renewed_on_a_majority(members):
+    lock = members.lock(timeout=2, auto_renew=True)
+    lock.acquire()
+    members.proxies[1].silent = True
+    for _ in range(2):
+        until("the lease goes down", lambda: members.direct[0].execute_command("DLOCK.PTTL", "foo") < 1500)
+        until("it is renewed", lambda: members.direct[0].execute_command("DLOCK.PTTL", "foo") > 1500)
+    assert not lock.lost.is_set()
+    members.proxies[1].silent = False
+    lock.release()
+
+
+def test_without_a_majority_it_is_lost_before_the_lease_ends(members):
+    seen = []
+    lock = members.lock(timeout=2, auto_renew=True, on_lost=lambda why: seen.append((why, members.held())))
+    lock.acquire()
+    for proxy in members.proxies[:2]:
+        proxy.refuse = True
+        proxy.drop()
+    until("on_lost is called", lambda: seen)
+    assert seen[0][0].startswith("not renewed in time")
+    assert seen[0][1][:2] == [True, True]
+    assert not lock.owned()
+
+
+def test_a_hold_that_a_majority_has_ended_is_lost(members):
+    lock = members.lock(timeout=10)
+    lock.acquire()
+    for client in members.direct[1:]:
+        client.execute_command("DLOCK.BREAK", "foo")
+    assert not lock.owned()
+    with pytest.raises(LockNotOwnedError):
+        lock.extend(10)
+    with pytest.raises(LockNotOwnedError):
+        lock.release()
+
+
+def test_lost_answers_leave_nothing_behind(members):
+    for proxy in members.proxies:
+        proxy.match, proxy.cut_replies = b"ACQUIRE", 1
+    with pytest.raises(dlock.NoQuorumError):
+        members.lock(timeout=60).acquire(blocking=False)
+    assert sum(proxy.lost for proxy in members.proxies) >= 2
+    until("nothing is held", lambda: not any(members.held()))
+
+
+def test_a_release_is_owed_to_a_master_that_is_away(members):
+    lock = members.lock(timeout=60)
+    lock.acquire()
+    until("all hold it", lambda: members.held() == [True] * 3)
+    members.proxies[2].refuse = True
+    members.proxies[2].drop()
+    lock.release()
+    assert members.held()[2]
+    members.proxies[2].refuse = False
+    until("it is released there too", lambda: not any(members.held()))
+
+
+def test_two_addresses_of_one_server_are_refused(members):
+    first = members.proxies[0].url
+    quorum = members.make_quorum([first, first.replace("127.0.0.1", "localhost"), members.proxies[1].url])
+    with pytest.raises(ValueError, match="the same server"):
+        members.lock(quorum=quorum, timeout=10).acquire(blocking=False)
+
+
+def test_permits_are_refused(members):
+    with pytest.raises(ValueError, match="single server"):
+        members.lock(permits=2, timeout=10).acquire(blocking=False)
+
+
+def test_one_of_those_who_ask_at_once_wins(members):
+    for _ in range(5):
+        outcomes, barrier = [], threading.Barrier(4)
+
+        def ask(outcomes=outcomes, barrier=barrier):
+            lock = members.lock(timeout=30, thread_local=False)
+            barrier.wait()
+            outcomes.append((lock.acquire(blocking=False), lock))
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert [won for won, _ in outcomes].count(True) == 1
+        next(lock for won, lock in outcomes if won).release()
+
+
+def test_waiting_clients_never_overlap(members):
+    inside, counts = [], []
+
+    def work():
+        lock = members.lock(timeout=30, fenced=True, thread_local=False)
+        for _ in range(5):
+            assert lock.acquire()
+            inside.append(lock.fence)
+            assert len(inside) == 1
+            time.sleep(0.001)
+            counts.append(inside.pop())
+            lock.release()
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(counts) == 30
+    assert counts == sorted(set(counts))
