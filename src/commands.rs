@@ -4,7 +4,7 @@
 use dlock_core::codec::{Origin, Reader};
 use dlock_core::decide::Confirmed;
 use dlock_core::log::What;
-use dlock_core::{Acquired, ClientId, Fence, Lock, Name};
+use dlock_core::{Acquired, ClientId, Fence, Lock, Name, Rank};
 use dlock_protocol::command;
 use dlock_protocol::error::Error;
 use dlock_protocol::reply::{self, Reply};
@@ -15,7 +15,7 @@ use crate::ffi::setup::{Args, Command};
 use crate::ffi::{Ctx, Flags, WrongType};
 use crate::module::Module;
 use crate::value::Key;
-use crate::{clock, log, mark, waiters};
+use crate::{clock, deadlines, log, mark, waiters};
 
 mod guarded;
 mod listing;
@@ -50,7 +50,14 @@ impl Command for Acquire {
         if request.ephemeral {
             can_end_with_connection(m, ctx)?;
         }
-        let acquired = open(m, ctx, args, parsed.key)?.operate(|turn| turn.acquire(&request, client));
+        let target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
+        let is_strangers = target.is_strangers();
+        let mut acquired = target.operate(|turn| turn.acquire(&request, client));
+        if is_strangers && m.with(|s| s.grace_left(clock::now())) == 0 {
+            acquired = Acquired::NotNow(Rank::Newcomer);
+            // Also where this one does not wait: nothing has to be done then.
+            deadlines::look_again(m, &Name::new(ctx.db(), parsed.key));
+        }
         match acquired {
             Acquired::Held(fence) => Some(fence).write(&mut ctx),
             Acquired::Refused(refusal) => return Err(Error::Refused(refusal).into()),
@@ -103,7 +110,8 @@ impl Command for Release {
 
     fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let parsed = command::Release::parse(args.bytes)?;
-        let ended = open(m, ctx, args, parsed.key)?.operate(|turn| turn.release(parsed.token, parsed.count));
+        let target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
+        let ended = target.operate(|turn| turn.release(parsed.token, parsed.count));
         u64::from(ended).write(&mut ctx);
         Ok(())
     }
@@ -151,7 +159,7 @@ impl Command for Cancel {
 
     fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let parsed = command::Cancel::parse(args.bytes)?;
-        let target = open(m, ctx, args, parsed.key)?;
+        let target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
         let cancelled = target.operate(|turn| turn.cancel(parsed.who));
         (cancelled as u64).write(&mut ctx);
         Ok(())

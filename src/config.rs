@@ -13,6 +13,8 @@ pub struct Config {
     pub max_holders: u32,
     /// Whether a fence mark is kept on the disk.
     pub fence_mark: bool,
+    /// Whether a string counts as held by a stranger.
+    pub honour_strings: bool,
     /// Entries of DLOCK.LOG.
     pub log_max_len: usize,
     /// The ms from which a hold or a wait is noted there as long; None: never.
@@ -31,6 +33,7 @@ impl Default for Config {
             limits: Limits { on_the_server, on_a_key },
             max_holders: default(options::MAX_HOLDERS_PER_KEY) as u32,
             fence_mark: default(options::FENCE_MARK) != 0,
+            honour_strings: default(options::HONOUR_STRINGS) != 0,
             log_max_len: default(options::LOG_MAX_LEN) as usize,
             log_slower_than: u32::try_from(default(options::LOG_SLOWER_THAN)).ok(),
         }
@@ -43,7 +46,7 @@ fn ttl(ms: i64) -> Option<Ttl> {
 }
 
 /// Every option. The server keeps to the range of each.
-pub static SETTINGS: [Setting<Config>; 8] = [
+pub static SETTINGS: [Setting<Config>; 9] = [
     Setting {
         spec: options::MAX_TTL,
         get: |config| config.bounds.max_ttl.millis() as i64,
@@ -79,6 +82,14 @@ pub static SETTINGS: [Setting<Config>; 8] = [
         spec: options::MAX_HOLDERS_PER_KEY,
         get: |config| config.max_holders.into(),
         set: |config, n| u32::try_from(n).ok().map(|n| config.max_holders = n),
+    },
+    Setting {
+        spec: options::HONOUR_STRINGS,
+        get: |config| config.honour_strings.into(),
+        set: |config, yes| {
+            config.honour_strings = yes != 0;
+            Some(())
+        },
     },
     Setting {
         spec: options::LOG_MAX_LEN,

@@ -24,7 +24,7 @@ static ACQUIRE: Rehearsal = Rehearsal {
 /// The job works for so long at a stretch, then lets the event loop go round.
 const STRETCH_MICROS: u64 = 1_000;
 
-/// While the server refuses writes, it is asked again after so long.
+/// While the server refuses writes, or a string is in the way, that is looked at again after so long.
 const PAUSED_MILLIS: u64 = 25;
 
 /// The timer has fired.
@@ -215,13 +215,26 @@ fn close_the_books(m: &Module, ctx: Ctx<'_>, name: Name<'static>, mut departed: 
     });
 }
 
+/// A string that somebody waits for is looked at again and again: no server tells of every way in which it
+/// can go, and to be told of most would cost each write of any client.
+pub fn look_again(m: &Module, name: &Name<'_>) {
+    let (task, at) = (Task::Serve(name.to_owned()), clock::now().after_millis(PAUSED_MILLIS));
+    m.with(|s| s.background.put_off(task, at));
+}
+
 /// Opens a resource in the background. False where the key holds a value of another type, of which its queue
 /// is told.
 fn on(m: &Module, ctx: Ctx<'_>, name: &Name<'static>, operate: impl FnOnce(Target<'_>)) -> bool {
     ctx.select_db(name.db);
     let key = ctx.string(&name.key);
     match Target::open_in_background(m, ctx, key.name(), key.bytes()) {
-        Ok(target) => operate(target),
+        Ok(target) => {
+            let is_strangers = target.is_strangers();
+            operate(target);
+            if is_strangers && m.with(|s| s.waiting.len_of(name) > 0) {
+                look_again(m, name);
+            }
+        }
         Err(why) => {
             waiters::fail_all(m, name, &why);
             return false;

@@ -23,6 +23,9 @@ pub struct Target<'a> {
     key: Key<'a>,
     /// Stands for the value while there is no key.
     fresh: Option<Box<Value>>,
+    /// A string, which counts as held by somebody who knows nothing of dlock: until it is gone nobody is
+    /// granted anything, and there is nothing to store.
+    is_strangers: bool,
     /// No client's command runs.
     in_background: bool,
 }
@@ -33,17 +36,38 @@ impl<'a> Target<'a> {
     pub fn open(m: &'a Module, ctx: Ctx<'a>, raw: KeyName<'a>, key: &'a [u8]) -> Result<Self, String> {
         let name = Name::new(ctx.db(), key);
         let key = Key::open_for_write(ctx, raw).map_err(|WrongType| Error::WrongType)?;
-        Ok(Target { m, ctx, raw, name, key, fresh: None, in_background: false })
+        Ok(Target { m, ctx, raw, name, key, fresh: None, is_strangers: false, in_background: false })
     }
 
-    /// As [`Target::open`], where no client's command runs.
+    /// As [`Target::open`], for operations of the wait queue too: of a string where strings are honoured.
+    #[inline]
+    pub fn open_to_wait(
+        m: &'a Module,
+        ctx: Ctx<'a>,
+        raw: KeyName<'a>,
+        key: &'a [u8],
+    ) -> Result<Self, String> {
+        Target::open(m, ctx, raw, key).or_else(|wrong_type| {
+            if !is_strangers(m, ctx, raw) {
+                return Err(wrong_type);
+            }
+            let (name, key) = (Name::new(ctx.db(), key), Key::none());
+            Ok(Target { m, ctx, raw, name, key, fresh: None, is_strangers: true, in_background: false })
+        })
+    }
+
+    pub fn is_strangers(&self) -> bool {
+        self.is_strangers
+    }
+
+    /// As [`Target::open_to_wait`], where no client's command runs.
     pub fn open_in_background(
         m: &'a Module,
         ctx: Ctx<'a>,
         raw: KeyName<'a>,
         key: &'a [u8],
     ) -> Result<Self, String> {
-        let target = Target::open(m, ctx, raw, key)?;
+        let target = Target::open_to_wait(m, ctx, raw, key)?;
         Ok(Target { in_background: true, ..target })
     }
 
@@ -56,11 +80,12 @@ impl<'a> Target<'a> {
     #[inline]
     pub fn operate<R>(mut self, decide: impl FnOnce(&mut Turn<'_>) -> R + Send) -> R {
         let now = clock::now();
+        let is_strangers = self.is_strangers;
         let Target { m, name, key, fresh, .. } = &mut self;
         let lock = lock_of(m, key, fresh);
         let mut step = Step::default();
         let answer = m.with(|s| {
-            let terms = s.terms();
+            let terms = if is_strangers { s.terms().with_no_grants() } else { s.terms() };
             step.long_hold = s.config.log_slower_than;
             let mut turn = Turn::new(now, terms, name, &mut s.fences, &mut s.waiting, lock, &mut step);
             let answer = decide(&mut turn);
@@ -157,6 +182,11 @@ impl<'a> Target<'a> {
         };
         if due_sooner { Stored::DueSooner } else { Stored::Same }
     }
+}
+
+/// Whether a key is a string that counts as held.
+pub fn is_strangers(m: &Module, ctx: Ctx<'_>, key: KeyName<'_>) -> bool {
+    m.with(|s| s.config.honour_strings) && Key::is_string(ctx, key)
 }
 
 /// What has become of a key.

@@ -8,11 +8,11 @@ use dlock_protocol::command;
 use dlock_protocol::reply::{Inspection, Lasted, Left, Listed, Listing, Logged, Reply};
 
 use super::Done;
-use crate::clock;
 use crate::ffi::Ctx;
 use crate::ffi::setup::{Args, Command};
 use crate::module::Module;
 use crate::value::Key;
+use crate::{clock, effects};
 
 pub struct List;
 
@@ -36,7 +36,13 @@ impl Command for List {
             // Of those that are waited for, what is scheduled comes behind them, if anything does.
             if whole || value.as_ref().is_none_or(|value| value.slot.is_none()) {
                 let waiters = m.with(|s| s.waiting.len_of(&Name::new(db, key))) as u64;
-                locks.extend(listed(key, value.map(|value| value.lock.at(now)), waiters));
+                let mut lock = listed(key, value.map(|value| value.lock.at(now)), waiters);
+                if let Some(lock) = lock.as_mut().filter(|lock| lock.holders == 0)
+                    && effects::is_strangers(m, ctx, raw.name())
+                {
+                    lock.mode = Inspection::STRING.as_bytes().into();
+                }
+                locks.extend(lock);
             }
         }
         Listing { cursor: part.next.map_or(0, Place::cursor), locks }.write(&mut ctx);

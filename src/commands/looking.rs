@@ -8,10 +8,10 @@ use dlock_protocol::error::shortened;
 use dlock_protocol::reply::{Holder, Inspection, Left, Reply, Waiting};
 
 use super::{Done, look};
-use crate::clock;
 use crate::ffi::Ctx;
 use crate::ffi::setup::{Args, Command};
 use crate::module::Module;
+use crate::{clock, effects};
 
 type Shown = fn(&[u8]) -> Cow<'_, [u8]>;
 
@@ -65,6 +65,11 @@ impl Command for Inspect {
         let name = Name::new(ctx.db(), parsed.key);
         let waiters = m.with(|s| s.waiting.len_of(&name)) as u64;
         let (now, show) = (clock::now(), shown_to(m, ctx, args));
+        if effects::is_strangers(m, ctx, args.key) {
+            let mode = Inspection::STRING.as_bytes().into();
+            Some(Inspection { mode, waiters, ..Inspection::default() }).write(&mut ctx);
+            return Ok(());
+        }
         look(ctx, args, |lock| {
             let view = lock.at(now);
             let (holders_count, delay) = (view.holders() as u64, view.delay_left());
@@ -102,7 +107,9 @@ impl Command for Waiters {
 
     fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let parsed = command::Waiters::parse(args.bytes)?;
-        look(ctx, args, |_| ())?;
+        if !effects::is_strangers(m, ctx, args.key) {
+            look(ctx, args, |_| ())?;
+        }
         let (name, now) = (Name::new(ctx.db(), parsed.key), clock::now());
         let show = shown_to(m, ctx, args);
         let most = parsed.count.map_or(usize::MAX, |n| n.get() as usize);

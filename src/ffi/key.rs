@@ -28,6 +28,11 @@ impl<'a, V: Send> Key<'a, V> {
         Self::open(ctx, name, rm::REDISMODULE_READ)
     }
 
+    /// One that holds nothing, whatever is in the keyspace.
+    pub fn none() -> Self {
+        Key { key: std::ptr::null_mut(), value: std::ptr::null_mut(), of: PhantomData }
+    }
+
     fn open(ctx: Ctx<'a>, name: KeyName<'_>, mode: u32) -> Result<Self, WrongType> {
         // SAFETY: the context and the name are valid for this call. A null key is what the server answers for
         // a key that is opened for reading and does not exist.
@@ -42,6 +47,16 @@ impl<'a, V: Send> Key<'a, V> {
             }
             key.value = api!(RedisModule_ModuleTypeGetValue(raw)).cast();
             Ok(key)
+        }
+    }
+
+    /// Whether it holds a string.
+    pub fn is_string(ctx: Ctx<'a>, name: KeyName<'_>) -> bool {
+        // SAFETY: the context and the name are valid for this call; a null key has no type.
+        unsafe {
+            let raw = api!(RedisModule_OpenKey(ctx.0, name.0, rm::REDISMODULE_READ as i32));
+            let key = Key::<V> { key: raw, value: std::ptr::null_mut(), of: PhantomData };
+            api!(RedisModule_KeyType(key.key)) == rm::REDISMODULE_KEYTYPE_STRING as i32
         }
     }
 

@@ -5,6 +5,7 @@ mod order;
 mod races;
 mod refused;
 mod scene;
+mod strings;
 mod timeouts;
 mod undelivered;
 mod vanishing;

@@ -59,6 +59,13 @@ pub struct Terms {
     pub most_holders: u32,
 }
 
+impl Terms {
+    /// While somebody else has what is asked for.
+    pub fn with_no_grants(self) -> Terms {
+        Terms { grants_from: Instant::from_micros(u64::MAX), ..self }
+    }
+}
+
 /// One operation at one moment on one resource.
 pub struct Turn<'a> {
     pub now: Instant,

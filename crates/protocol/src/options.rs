@@ -35,19 +35,22 @@ pub const MAX_WAITERS_PER_KEY: Spec = number("max-waiters-per-key", 1_000, 0, 1_
 /// How many may share a key, or hold permits of it.
 pub const MAX_HOLDERS_PER_KEY: Spec = number("max-holders-per-key", 100_000, 1, 1_000_000);
 
+/// Whether a string counts as held by somebody who locks by `SET key token NX PX`.
+pub const HONOUR_STRINGS: Spec = Spec { name: "honour-strings", kind: Kind::YesNo { default: false } };
 /// Entries of DLOCK.LOG.
 pub const LOG_MAX_LEN: Spec = number("log-max-len", 128, 0, 10_000);
 /// The ms from which a hold or a wait is long; -1: none is.
 pub const LOG_SLOWER_THAN: Spec = number("log-slower-than", 10_000, -1, u32::MAX as i64);
 
 /// All of them, in the order of the manual.
-pub const TABLE: [Spec; 8] = [
+pub const TABLE: [Spec; 9] = [
     MAX_TTL,
     RESTART_GRACE,
     FENCE_MARK,
     MAX_WAITERS,
     MAX_WAITERS_PER_KEY,
     MAX_HOLDERS_PER_KEY,
+    HONOUR_STRINGS,
     LOG_MAX_LEN,
     LOG_SLOWER_THAN,
 ];

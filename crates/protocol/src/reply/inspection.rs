@@ -8,7 +8,7 @@ use crate::request::Mode;
 map! {
     /// A resource as a server sees it.
     Inspection {
-        /// As [`Mode::word`] says it, or [`Inspection::FREE`].
+        /// As [`Mode::word`] says it, or [`Inspection::FREE`] or [`Inspection::STRING`].
         b"mode" mode: Cow<'a, [u8]>,
         /// How many permits there are; 0 in any other mode.
         b"permits" permits: u64,
@@ -58,6 +58,8 @@ map! {
 impl Inspection<'_> {
     /// The mode of a resource that nobody holds.
     pub const FREE: &'static str = "free";
+    /// Where a string counts as held by somebody who knows nothing of dlock.
+    pub const STRING: &'static str = "string";
 }
 
 impl Mode {
