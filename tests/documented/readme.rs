@@ -234,6 +234,8 @@ fn a_lock_of_set_nx_and_one_of_dlock_exclude_each_other_on_one_key() {
         let mut conn = server.connect();
         assert_eq!(conn.ok("SET lock theirs NX PX 600000"), "OK");
         assert!(conn.say("DLOCK.ACQUIRE lock ours 30000").error().starts_with("WRONGTYPE "));
+        assert_eq!(conn.ok("CONFIG SET dlock.honour-strings yes"), "OK");
+        assert!(conn.ok("DLOCK.ACQUIRE lock ours 30000").is_nil());
         assert_eq!(conn.ok("DEL lock"), 1);
         assert!(conn.ok("DLOCK.ACQUIRE lock ours 30000").int() > 0);
         assert!(conn.ok("SET lock theirs NX PX 600000").is_nil());
