@@ -4,15 +4,16 @@
 use dlock_core::codec::{Origin, Reader};
 use dlock_core::decide::Confirmed;
 use dlock_core::log::What;
-use dlock_core::{Acquired, ClientId, Fence, Lock, Name, Rank};
-use dlock_protocol::command;
-use dlock_protocol::error::Error;
+use dlock_core::{Acquired, Bytes, ClientId, Fence, Lock, Name, Queued, Rank};
+use dlock_protocol::NotifyRef;
+use dlock_protocol::command::{self, Queue};
+use dlock_protocol::error::{Error, Misuse};
 use dlock_protocol::reply::{self, Reply};
 use rand::TryRng;
 
 use crate::effects::{self, Target};
 use crate::ffi::setup::{Args, Command};
-use crate::ffi::{Ctx, Flags, WrongType};
+use crate::ffi::{Ctx, Flags, WrongType, user};
 use crate::module::Module;
 use crate::value::Key;
 use crate::{clock, deadlines, log, mark, waiters};
@@ -50,14 +51,29 @@ impl Command for Acquire {
         if request.ephemeral {
             can_end_with_connection(m, ctx)?;
         }
+        let queued = parsed.queue.map(|queue| queued(m, ctx, parsed.key, client, queue)).transpose()?;
         let target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
         let is_strangers = target.is_strangers();
-        let mut acquired = target.operate(|turn| turn.acquire(&request, client));
+        let mut acquired = target.operate(|turn| match (&queued, parsed.queue) {
+            (Some(queued), Some(queue)) => turn.queue(&request, queued.clone(), turn.now + queue.ms),
+            _ => turn.acquire(&request, client),
+        });
         if is_strangers && m.with(|s| s.grace_left(clock::now())) == 0 {
-            acquired = Acquired::NotNow(Rank::Newcomer);
+            if !matches!(acquired, Acquired::Queued(_)) {
+                acquired = Acquired::NotNow(Rank::Newcomer);
+            }
             // Also where this one does not wait: nothing has to be done then.
             deadlines::look_again(m, &Name::new(ctx.db(), parsed.key));
         }
+        // Where nothing may block (MULTI, scripts) BLOCK is one try.
+        let block = parsed.block.filter(|_| !ctx.flags().contains(Flags::DENY_BLOCKING));
+        let name = Name::new(ctx.db(), parsed.key);
+        let acquired = match (acquired, queued, parsed.queue) {
+            (Acquired::NotNow(rank), Some(queued), Some(queue)) => {
+                Acquired::Queued(waiters::queue(m, ctx, &name, request, rank, queued, queue.ms)?)
+            }
+            (acquired, ..) => acquired,
+        };
         match acquired {
             Acquired::Held(fence) => Some(fence).write(&mut ctx),
             Acquired::Refused(refusal) => return Err(Error::Refused(refusal).into()),
@@ -71,14 +87,16 @@ impl Command for Acquire {
                 let token = request.token.to_owned();
                 return Err(Error::Deadlock(vec![token.clone(), other, token]).into());
             }
-            Acquired::NotNow(rank) => match parsed.block {
-                // Where nothing may block (MULTI, scripts) it is one try.
-                Some(wait) if !ctx.flags().contains(Flags::DENY_BLOCKING) => {
+            Acquired::Queued(position) => match block {
+                Some(wait) => waiters::wait_beside(m, ctx, position, request, client, wait)?,
+                None => None::<Fence>.write(&mut ctx),
+            },
+            Acquired::NotNow(rank) => match block {
+                Some(wait) => {
                     on_a_master(ctx.flags())?;
-                    let name = Name::new(ctx.db(), parsed.key);
                     waiters::wait(m, ctx, &name, request, rank, client, wait)?;
                 }
-                _ => {
+                None => {
                     m.with(|s| s.stats.denials += 1);
                     None::<Fence>.write(&mut ctx);
                 }
@@ -86,6 +104,37 @@ impl Command for Acquire {
         }
         Ok(())
     }
+}
+
+/// Looks at what QUEUE needs besides room in the queue.
+fn queued(
+    m: &Module,
+    ctx: Ctx<'_>,
+    key: &[u8],
+    client: ClientId,
+    queue: Queue<'_>,
+) -> Result<Queued, String> {
+    on_a_master(ctx.flags())?;
+    let longest = m.with(|s| s.config.bounds.max_ttl);
+    if queue.ms > longest {
+        return Err(Misuse::Range("QUEUE ms", 1, longest.millis()).into());
+    }
+    if m.with(|s| s.guarding) && !ctx.calls_run_as_user() {
+        return Err(Error::NoConnection.into());
+    }
+    let user = ctx.user_name();
+    let channel = queue.notify.map(NotifyRef::channel);
+    if let (Some(user), Some(channel)) = (&user, channel)
+        && !user::may_publish(user, channel)
+    {
+        ctx.log_denied_channel(user, channel);
+        return Err(Error::NoChannel.into());
+    }
+    let sharded = channel.is_some_and(|channel| {
+        ctx.flags().contains(Flags::CLUSTER) && ctx.slot_of(channel) == ctx.slot_of(key)
+    });
+    let user = user.map(|name| Bytes::from(&name[..]));
+    Ok(Queued::new(client, user, queue.notify.map(NotifyRef::to_owned), sharded))
 }
 
 /// Whether an EPHEMERAL hold can be bound to the connection of the command. A script and a guard run it on a

@@ -26,11 +26,13 @@ impl Default for Config {
         let default = |spec: Spec| spec.default() as u64;
         let max_ttl = Ttl::from_millis(default(options::MAX_TTL)).unwrap_or(Ttl::MAX);
         let grace = Ttl::from_millis(default(options::RESTART_GRACE));
-        let (on_the_server, on_a_key) =
-            (default(options::MAX_WAITERS) as usize, default(options::MAX_WAITERS_PER_KEY) as usize);
         Config {
             bounds: Bounds { max_ttl, grace },
-            limits: Limits { on_the_server, on_a_key },
+            limits: Limits {
+                on_the_server: default(options::MAX_WAITERS) as usize,
+                on_a_key: default(options::MAX_WAITERS_PER_KEY) as usize,
+                queued: default(options::MAX_QUEUED) as usize,
+            },
             max_holders: default(options::MAX_HOLDERS_PER_KEY) as u32,
             fence_mark: default(options::FENCE_MARK) != 0,
             honour_strings: default(options::HONOUR_STRINGS) != 0,
@@ -46,7 +48,7 @@ fn ttl(ms: i64) -> Option<Ttl> {
 }
 
 /// Every option. The server keeps to the range of each.
-pub static SETTINGS: [Setting<Config>; 9] = [
+pub static SETTINGS: [Setting<Config>; 10] = [
     Setting {
         spec: options::MAX_TTL,
         get: |config| config.bounds.max_ttl.millis() as i64,
@@ -77,6 +79,11 @@ pub static SETTINGS: [Setting<Config>; 9] = [
         spec: options::MAX_WAITERS_PER_KEY,
         get: |config| config.limits.on_a_key as i64,
         set: |config, n| usize::try_from(n).ok().map(|n| config.limits.on_a_key = n),
+    },
+    Setting {
+        spec: options::MAX_QUEUED,
+        get: |config| config.limits.queued as i64,
+        set: |config, n| usize::try_from(n).ok().map(|n| config.limits.queued = n),
     },
     Setting {
         spec: options::MAX_HOLDERS_PER_KEY,

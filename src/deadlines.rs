@@ -3,14 +3,15 @@
 
 use dlock_core::deliveries::Delivery;
 use dlock_core::tasks::{Bindings, Task};
-use dlock_core::{ClientId, Departed, Ephemeral, Instant, Name, Outcome, Token, WaiterId};
+use dlock_core::{ClientId, Departed, Ephemeral, Instant, Name, Outcome, Owner, Token, WaiterId};
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
+use dlock_protocol::notify::Ended;
 
 use crate::effects::{self, Target};
 use crate::ffi::verdict::{Rehearsal, Verdict};
 use crate::ffi::{Ctx, Flags, c_text};
-use crate::module::Module;
+use crate::module::{Module, State};
 use crate::value::Key;
 use crate::{clock, grace, log, timer, waiters};
 
@@ -41,12 +42,12 @@ pub fn on_tick(m: &Module, ctx: Ctx<'_>) {
 }
 
 fn run(m: &Module, ctx: Ctx<'_>) {
+    let start = clock::now().micros();
     if !ctx.flags().contains(Flags::MASTER) {
         // A replica ends nothing by itself; its promotion arms the timer.
-        return;
+        return refuse_queued(m, start);
     }
     let mut server = Server::new(m, ctx);
-    let start = clock::now().micros();
     loop {
         let now = clock::now();
         if now.micros() > start + STRETCH_MICROS {
@@ -99,12 +100,12 @@ fn somebody_waits(m: &Module, task: &Task) -> bool {
 fn wait(m: &Module, start: u64) {
     let mut now = clock::now();
     while now.micros() <= start + STRETCH_MICROS
-        && let Some(id) = m.with(|s| s.waiting.timed_out(now))
+        && let Some((id, outcome)) = m.with(|s| s.waiting.next_over(now).map(|(w, outcome)| (w.id, outcome)))
     {
-        waiters::time_out(m, id, now);
+        is_over(m, id, outcome, now);
         now = clock::now();
     }
-    let next = m.with(|s| s.waiting.next_timeout()).map_or(u64::MAX, |until| until.left(now));
+    let next = m.with(|s| s.waiting.next_due()).map_or(u64::MAX, |until| until.left(now));
     timer::arm_in(m, next.min(PAUSED_MILLIS), now.millis());
 }
 
@@ -112,7 +113,7 @@ fn wait(m: &Module, start: u64) {
 /// its lock.
 fn put_off(m: &Module, task: Task, now: Instant) {
     match task {
-        Task::TimedOut(_, id) => waiters::time_out(m, id, now),
+        Task::Over(_, id, outcome) => is_over(m, id, outcome, now),
         task => m.with(|s| s.background.put_off(task, now.after_millis(PAUSED_MILLIS))),
     }
 }
@@ -120,7 +121,7 @@ fn put_off(m: &Module, task: Task, now: Instant) {
 /// `elsewhere`: another node serves the key, and its queue is told to go there.
 fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
     if let Some(name) = task.name().filter(|_| elsewhere) {
-        waiters::fail_all(m, name, &String::from(Error::Moving));
+        fail_all(m, name, &String::from(Error::Moving));
     }
     match task {
         Task::Serve(name) => {
@@ -145,9 +146,8 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
             let Delivery { name, token, .. } = delivery;
             undelivered(m, ctx, &name, &token, waiter);
         }
-        Task::TimedOut(name, waiter) => {
-            let late = Outcome::TimedOut;
-            on(m, ctx, &name, |target| target.operate(|turn| turn.dismiss(&[waiter], late)));
+        Task::Over(name, waiter, outcome) => {
+            on(m, ctx, &name, |target| target.operate(|turn| turn.dismiss(&[waiter], outcome)));
         }
         Task::Departed(name, departed) => close_the_books(m, ctx, name, departed),
         Task::GraceOver => grace::over(m, ctx, "its time has passed"),
@@ -169,6 +169,57 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
 fn undelivered(m: &Module, ctx: Ctx<'_>, name: &Name<'static>, token: &Token, waiter: WaiterId) {
     log::undelivered(m, ctx, name, token);
     on(m, ctx, name, |target| target.operate(|turn| turn.undelivered(token.as_bytes(), waiter)));
+}
+
+/// A wait is over while its lock may not be touched.
+fn is_over(m: &Module, id: WaiterId, outcome: Outcome, now: Instant) {
+    let over = m.with(|s| {
+        let over = s.waiting.leave_all(id);
+        // Whoever leaves may have stood in the way of those behind.
+        if let Some(waiter) = over.first()
+            && s.waiting.head(&waiter.name).is_some_and(|head| (head.rank, head.id) > (waiter.rank, id))
+        {
+            s.background.note(Task::Serve(waiter.name.clone()));
+        }
+        over
+    });
+    over.into_iter().for_each(|waiter| effects::answer(m, waiter, outcome, now));
+}
+
+/// No lock can be granted there any more: everybody in the queue is told why, but for those whose wait is
+/// over.
+fn fail_all(m: &Module, name: &Name<'_>, why: &str) {
+    let now = clock::now();
+    loop {
+        let head = |s: &mut State| {
+            let head = s.waiting.head(name)?;
+            Some((s.waiting.is_over(head, now), head.id))
+        };
+        let Some((over, id)) = m.with(head) else { return };
+        for waiter in m.with(|s| s.waiting.leave_all(id)) {
+            match (over, &waiter.owner) {
+                (Some(outcome), _) => effects::answer(m, waiter, outcome, now),
+                (None, Owner::Token(queued)) => effects::publish(m, queued, Ended::Refused),
+                (None, _) => waiters::refuse(m, waiter.id, why),
+            }
+        }
+    }
+}
+
+/// On a server that has become a replica nothing is granted. The server itself ends the waits of connections.
+fn refuse_queued(m: &Module, start: u64) {
+    while let Some(id) = m.with(|s| s.waiting.any_queued().map(|waiter| waiter.id)) {
+        let now = clock::now();
+        if now.micros() > start + STRETCH_MICROS {
+            return timer::arm_in(m, 0, now.millis());
+        }
+        for waiter in m.with(|s| s.waiting.leave_all(id)) {
+            match &waiter.owner {
+                Owner::Token(queued) => effects::publish(m, queued, Ended::Refused),
+                _ => waiters::answer(m, waiter, Outcome::Cancelled, now),
+            }
+        }
+    }
 }
 
 /// Ends some of the holds of a connection that has closed, all on one resource; the others come behind what
@@ -236,7 +287,7 @@ fn on(m: &Module, ctx: Ctx<'_>, name: &Name<'static>, operate: impl FnOnce(Targe
             }
         }
         Err(why) => {
-            waiters::fail_all(m, name, &why);
+            fail_all(m, name, &why);
             return false;
         }
     }

@@ -4,12 +4,16 @@
 use std::ffi::CStr;
 
 use dlock_core::admission::Effect;
-use dlock_core::{Change, End, Event, Instant, Lock, Name, Step, Token, Turn, codec};
+use dlock_core::tasks::Task;
+use dlock_core::{
+    Change, End, Event, Instant, Lock, Name, Notify, Outcome, Owner, Queued, Step, Token, Turn, Waiter, codec,
+};
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
 use dlock_protocol::event;
+use dlock_protocol::notify::Ended;
 
-use crate::ffi::{Announced, Ctx, KeyName, WrongType, c_text};
+use crate::ffi::{Announced, Ctx, KeyName, WrongType, c_text, user};
 use crate::module::Module;
 use crate::value::{Key, Value};
 use crate::{clock, log, timer, waiters};
@@ -128,9 +132,8 @@ impl<'a> Target<'a> {
             timer::rearm(self.m);
         }
         if let Some(rest) = step.rest.take() {
-            rest.outcomes
-                .into_iter()
-                .for_each(|(waiter, outcome)| waiters::answer(self.m, waiter, outcome, now));
+            let answers = rest.outcomes.into_iter();
+            answers.for_each(|(waiter, outcome)| answer(self.m, waiter, outcome, now));
         }
     }
 
@@ -254,6 +257,45 @@ fn event_name(event: Event) -> &'static CStr {
         },
         Event::Freed => event::FREE,
     }
+}
+
+/// Tells whoever waited what has become of it: a connection by its reply, a token whose own the position was
+/// by the notification it asked for.
+pub fn answer(m: &Module, waiter: Waiter, outcome: Outcome, now: Instant) {
+    let Owner::Token(queued) = &waiter.owner else { return waiters::answer(m, waiter, outcome, now) };
+    log::waited(m, &waiter, &outcome, now);
+    m.with(|s| s.stats.answered(&outcome, now.millis_since(waiter.since)));
+    let ended = match outcome {
+        // Nobody delivers it, so the rights are looked at here that it takes to be told of it.
+        Outcome::Granted(..) if !may_be_told(&waiter, queued) => {
+            let Waiter { id, name, request, .. } = waiter.clone();
+            m.with(|s| s.background.note(Task::Undelivered(name, request.token, id)));
+            timer::rearm(m);
+            Ended::Refused
+        }
+        Outcome::Granted(..) => Ended::Granted,
+        Outcome::TimedOut => Ended::TimedOut,
+        Outcome::Cancelled => Ended::Cancelled,
+        Outcome::Refused(_) => Ended::Refused,
+        Outcome::Left => return,
+    };
+    publish(m, queued, ended);
+}
+
+/// Publishes the end of a queued wait, where that was asked for.
+pub fn publish(m: &Module, queued: &Queued, ended: Ended) {
+    if let Some(notify) = &queued.notify {
+        m.ctx().publish(notify.channel(), &notify.published(ended), queued.sharded);
+    }
+}
+
+/// Whether the user in whose name it waited may still do what its ACQUIRE did.
+fn may_be_told(waiter: &Waiter, queued: &Queued) -> bool {
+    let command = [table::ACQUIRE.name.as_bytes(), &waiter.name.key, waiter.request.token.as_bytes(), b"1"];
+    let channel = queued.notify.as_ref().map(Notify::channel);
+    queued.user.as_ref().is_none_or(|name| {
+        user::may_run(name, &command) && channel.is_none_or(|channel| user::may_publish(name, channel))
+    })
 }
 
 /// Takes in an effect: on a replica from its master, or from the append only file.

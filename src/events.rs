@@ -9,12 +9,12 @@ use dlock_core::scheduled::Scheduled;
 
 use crate::ffi::{Ctx, Notice, notices};
 use crate::module::Module;
-use crate::{deadlines, effects, followers, grace, log, mark, proof, timer, waiters, warnings};
+use crate::{clock, deadlines, effects, followers, grace, log, mark, proof, timer, waiters, warnings};
 
 pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
     match notice {
         Notice::Tick => {
-            if m.with(|s| s.waiting.is_empty() && s.waiting.deliveries.is_empty()) {
+            if m.with(|s| s.waiting.clients() == 0 && s.waiting.deliveries.is_empty()) {
                 notices::watch_turns::<Module>(m.ctx(), false);
             }
             followers::look(m, ctx);
@@ -34,6 +34,9 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
         Notice::BecameReplica => {
             grace::demoted(m);
             unbind(m, ctx);
+            if m.with(|s| s.waiting.queued() > 0) {
+                timer::arm_in(m, 0, clock::now().millis());
+            }
             return may_be_followed(m);
         }
         Notice::Forked => {
@@ -69,7 +72,11 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
         Notice::NextTurn => return m.with(|s| s.waiting.deliveries.next_turn()),
         Notice::ClientGone(id) => {
             let unread = waiters::unread(m, ctx, ClientId(id));
-            if !m.with(|s| s.background.client_gone(ClientId(id))) && !unread {
+            let bound = m.with(|s| {
+                let positions = s.waiting.client_gone(ClientId(id));
+                s.background.client_gone(ClientId(id)) || positions
+            });
+            if !bound && !unread {
                 return;
             }
         }

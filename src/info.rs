@@ -14,7 +14,8 @@ pub fn write(m: &Module, section: &Section) {
         vec![
             (c"held", s.background.held() as u64),
             (c"holders", s.background.holders() as u64),
-            (c"waiting", s.waiting.len() as u64),
+            (c"waiting", s.waiting.clients() as u64),
+            (c"queued", s.waiting.queued() as u64),
             (c"fence", s.fences.last()),
             (c"fence_mark", s.fences.mark().unwrap_or(0)),
             (c"fences_beyond_mark", s.fences.beyond()),

@@ -62,7 +62,7 @@ pub fn waited(m: &Module, waiter: &Waiter, outcome: &Outcome, now: Instant) {
     if m.with(|s| s.config.log_slower_than).is_some_and(|long| waited >= long.into()) {
         let fence = match outcome {
             Outcome::Granted(fence, _) => Some(*fence),
-            Outcome::TimedOut | Outcome::Cancelled | Outcome::Refused(_) => None,
+            Outcome::TimedOut | Outcome::Cancelled | Outcome::Left | Outcome::Refused(_) => None,
         };
         note(m, m.ctx(), Note::of_wait(What::LongWait, waiter, fence, now), now);
     }

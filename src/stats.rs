@@ -85,7 +85,7 @@ impl Stats {
                 self.waited.saturating_record(waited_ms);
             }
             Outcome::TimedOut => self.timeouts += 1,
-            Outcome::Cancelled => self.cancels += 1,
+            Outcome::Cancelled | Outcome::Left => self.cancels += 1,
             Outcome::Refused(_) => {}
         }
     }

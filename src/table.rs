@@ -20,6 +20,9 @@ const TTL: Arg = Arg::OneOf("lease", &[Arg::Number("ttl"), Arg::Word("MAX")]);
 
 const MODE: Arg = Arg::OneOf("mode", &[Arg::Word("SHARED"), Arg::WordNumber("PERMITS", "permits")]);
 const COUNT: Arg = Arg::OneOf("count", &[Arg::Word("REENTRANT"), Arg::WordNumber("DEPTH", "depth")]);
+const QUEUE: Arg =
+    Arg::Block("queue", &[Arg::WordNumber("QUEUE", "kept-milliseconds"), Arg::Optional(&NOTIFY)]);
+const NOTIFY: Arg = Arg::Block("notify", &[Arg::WordText("NOTIFY", "channel"), Arg::Text("message")]);
 const COUNTS: Arg = Arg::OneOf("counts", &[Arg::Word("ALL"), Arg::WordNumber("DEPTH", "depth")]);
 const WHOM: Arg = Arg::OneOf("whom", &[TOKEN, Arg::WordNumber("CLIENT", "client-id")]);
 
@@ -63,6 +66,7 @@ pub static COMMANDS: [Row; 17] = [
             Arg::Optional(&MODE),
             Arg::Optional(&COUNT),
             Arg::Optional(&Arg::WordNumber("BLOCK", "milliseconds")),
+            Arg::Optional(&QUEUE),
             Arg::Optional(&Arg::Word("EPHEMERAL")),
             Arg::Optional(&Arg::WordNumber("DELAY", "milliseconds")),
             Arg::Optional(&Arg::WordText("LABEL", "text")),

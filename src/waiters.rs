@@ -5,8 +5,8 @@ use dlock_core::deliveries::Delivery;
 use dlock_core::log::What;
 use dlock_core::tasks::Task;
 use dlock_core::{
-    ClientId, Fence, Instant, Limits, LockRequestRef, Name, Newcomer, Outcome, Rank, Token, Wait, Waiter,
-    WaiterId,
+    ClientId, Fence, Instant, Limits, LockRequestRef, Name, Newcomer, Outcome, Owner, Queued, Rank, Token,
+    Ttl, Wait, Waiter, WaiterId,
 };
 use dlock_protocol::error::Error;
 
@@ -63,21 +63,69 @@ pub fn wait(
     client: ClientId,
     wait: Wait,
 ) -> Result<(), String> {
-    let (limits, room) = m.with(|s| (s.config.limits, s.waiting.has_room(name, s.config.limits)));
-    if !room {
+    let since = clock::now();
+    let (name, owner, until) = (name.clone(), Owner::Client(client), wait.until(since));
+    let waiter = join(m, ctx, Newcomer { name, rank, request, owner, since, until })?;
+    block(m, ctx, waiter)
+}
+
+/// The token of the running command gets a position of its own in the queue.
+pub fn queue(
+    m: &Module,
+    ctx: Ctx<'_>,
+    name: &Name<'_>,
+    request: LockRequestRef<'_>,
+    rank: Rank,
+    queued: Queued,
+    ms: Ttl,
+) -> Result<WaiterId, String> {
+    let since = clock::now();
+    let (name, owner, until) = (name.clone(), Owner::Token(queued.into()), Some(since + ms));
+    let waiter = join(m, ctx, Newcomer { name, rank, request, owner, since, until })?;
+    timer::rearm(m);
+    Ok(waiter)
+}
+
+/// The client of the running command waits beside the position of its token, no longer than that lasts.
+pub fn wait_beside(
+    m: &Module,
+    ctx: Ctx<'_>,
+    position: WaiterId,
+    request: LockRequestRef<'_>,
+    client: ClientId,
+    wait: Wait,
+) -> Result<(), String> {
+    let since = clock::now();
+    let limits = m.with(|s| s.config.limits);
+    let waiter = m.with(|s| {
+        let Waiter { name, rank, until, .. } = s.waiting.get(position)?;
+        let until = wait.until(since).into_iter().chain(*until).min();
+        let (name, rank, owner) = (name.clone(), *rank, Owner::Beside(client, position));
+        if !s.waiting.has_room(&name, &owner, limits) {
+            s.stats.queue_refusals += 1;
+            return None;
+        }
+        s.waiting.join(Newcomer { name, rank, request, owner, since, until })
+    });
+    block(m, ctx, waiter.ok_or_else(|| queue_full(limits))?)
+}
+
+fn join(m: &Module, ctx: Ctx<'_>, newcomer: Newcomer<'_>) -> Result<WaiterId, String> {
+    let limits = m.with(|s| s.config.limits);
+    if !m.with(|s| s.waiting.has_room(&newcomer.name, &newcomer.owner, limits)) {
         m.with(|s| s.stats.queue_refusals += 1);
-        log::refused(m, ctx, What::QueueFull, name, &request);
+        log::refused(m, ctx, What::QueueFull, &newcomer.name, &newcomer.request);
         return Err(queue_full(limits).into());
     }
-    if let Some(cycle) = cycle(m, ctx, name, &request, rank) {
+    if let Some(cycle) = cycle(m, ctx, &newcomer.name, &newcomer.request, newcomer.rank) {
         m.with(|s| s.stats.deadlocks += 1);
-        log::refused(m, ctx, What::Deadlock, name, &request);
+        log::refused(m, ctx, What::Deadlock, &newcomer.name, &newcomer.request);
         return Err(Error::Deadlock(cycle).into());
     }
-    let since = clock::now();
-    let newcomer = Newcomer { name: name.clone(), rank, request, client, since, until: wait.until(since) };
-    let joined = m.with(|s| s.waiting.join(newcomer));
-    let waiter = joined.ok_or_else(|| queue_full(limits))?;
+    m.with(|s| s.waiting.join(newcomer)).ok_or_else(|| queue_full(limits).into())
+}
+
+fn block(m: &Module, ctx: Ctx<'_>, waiter: WaiterId) -> Result<(), String> {
     let Some(handle) = ffi::block::<Module>(ctx) else {
         m.with(|s| s.waiting.leave(waiter));
         return Err(Error::CannotWait.into());
@@ -88,7 +136,8 @@ pub fn wait(
 }
 
 fn queue_full(limits: Limits) -> Error {
-    Error::QueueFull { on_the_server: limits.on_the_server, on_a_key: limits.on_a_key }
+    let Limits { on_the_server, on_a_key, queued } = limits;
+    Error::QueueFull { on_the_server, on_a_key, queued }
 }
 
 /// The cycle of tokens that waiting for this would close.
@@ -122,18 +171,31 @@ fn cycle(
 
 /// Sends a waiter that has left the queue its one answer.
 pub fn answer(m: &Module, waiter: Waiter, outcome: Outcome, now: Instant) {
-    log::waited(m, &waiter, &outcome, now);
+    // Of those beside a position the wait is counted with that.
+    let counts = matches!(waiter.owner, Owner::Client(_));
+    if counts {
+        log::waited(m, &waiter, &outcome, now);
+    }
     let handle = m.with(|s| {
-        s.stats.answered(&outcome, now.millis_since(waiter.since));
+        if counts {
+            s.stats.answered(&outcome, now.millis_since(waiter.since));
+        }
         s.connections.unblock(waiter.id)
     });
     let Some(handle) = handle else { return };
     let answer = match outcome {
         Outcome::Granted(fence, _) => Answer { reply: Reply::Fence(fence), grant: Some(waiter.id) },
-        Outcome::TimedOut | Outcome::Cancelled => Answer::new(Reply::Null),
+        Outcome::TimedOut | Outcome::Cancelled | Outcome::Left => Answer::new(Reply::Null),
         Outcome::Refused(refusal) => Answer::new(Reply::Error(Error::Refused(refusal).into())),
     };
     unblock(m, handle, Some(answer));
+}
+
+/// Tells a connection, which has left its queue, why it cannot be granted there.
+pub fn refuse(m: &Module, waiter: WaiterId, why: &str) {
+    if let Some(handle) = m.with(|s| s.connections.unblock(waiter)) {
+        unblock(m, handle, Some(Answer::new(Reply::Error(why.to_owned()))));
+    }
 }
 
 fn unblock(m: &Module, handle: Handle, answer: Option<Answer>) {
@@ -172,21 +234,6 @@ pub fn evicted_clients(ctx: Ctx<'_>) -> Option<i64> {
     ctx.info_number("stats", "evicted_clients")
 }
 
-/// A waiter times out while its lock may not be touched.
-pub fn time_out(m: &Module, id: WaiterId, now: Instant) {
-    let waiter = m.with(|s| {
-        let waiter = s.waiting.leave(id)?;
-        // Whoever leaves may have stood in the way of those behind.
-        if s.waiting.head(&waiter.name).is_some_and(|head| (head.rank, head.id) > (waiter.rank, id)) {
-            s.background.note(Task::Serve(waiter.name.clone()));
-        }
-        Some(waiter)
-    });
-    if let Some(waiter) = waiter {
-        answer(m, waiter, Outcome::TimedOut, now);
-    }
-}
-
 /// The client of a waiter is gone, or was answered by the server: it leaves the queue.
 pub fn gone(m: &Module, handle: Handle) {
     let left = m.with(|s| {
@@ -201,22 +248,5 @@ pub fn gone(m: &Module, handle: Handle) {
     if left.is_some() {
         unblock(m, handle, None);
         timer::rearm(m);
-    }
-}
-
-/// No lock can be granted there any more: everybody in the queue is told why, but for those who have timed
-/// out.
-pub fn fail_all(m: &Module, name: &Name<'_>, why: &str) {
-    let now = clock::now();
-    while let Some(waiter) = m.with(|s| {
-        let id = s.waiting.head(name)?.id;
-        s.waiting.leave(id)
-    }) {
-        if waiter.until.is_some_and(|until| until.passed(now)) {
-            answer(m, waiter, Outcome::TimedOut, now);
-        } else if let Some(handle) = m.with(|s| s.connections.unblock(waiter.id)) {
-            let reply = Reply::Error(why.to_owned());
-            unblock(m, handle, Some(Answer::new(reply)));
-        }
     }
 }

@@ -123,7 +123,7 @@ impl Command for Waiters {
 
 fn waiting(waiter: &Waiter, now: Instant, show: Shown) -> Waiting<'_> {
     Waiting {
-        client: waiter.client.0,
+        client: waiter.client().map(|ClientId(id)| id),
         token: show(waiter.request.token.as_bytes()),
         mode: waiter.request.mode.word().as_bytes().into(),
         waited: now.millis_since(waiter.since),

@@ -147,6 +147,36 @@ impl<'a> Ctx<'a> {
         unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.0, class, event.as_ptr(), key.0)) };
     }
 
+    /// Publishes a message: `sharded` on the channel's own shard of a cluster.
+    pub fn publish(self, channel: &[u8], message: &[u8], sharded: bool) {
+        let (channel, message) = (self.string(channel), self.string(message));
+        let (channel, message) = (channel.name().0, message.name().0);
+        unsafe {
+            if sharded {
+                api!(RedisModule_PublishMessageShard(self.0, channel, message));
+            } else {
+                api!(RedisModule_PublishMessage(self.0, channel, message));
+            }
+        }
+    }
+
+    /// The slot of a cluster that a key or channel belongs to.
+    pub fn slot_of(self, name: &[u8]) -> Option<i64> {
+        let (format, start) = (c"cb".as_ptr(), name.as_ptr());
+        // SAFETY: the context is valid; the reply is freed at once.
+        unsafe {
+            let command = c"KEYSLOT".as_ptr();
+            let reply =
+                api!(RedisModule_Call(self.0, c"CLUSTER".as_ptr(), format, command, start, name.len()));
+            if reply.is_null() {
+                return None;
+            }
+            let slot = api!(RedisModule_CallReplyInteger(reply));
+            api!(RedisModule_FreeCallReply(reply));
+            Some(slot)
+        }
+    }
+
     /// Tells WATCH and client-side caches that the key is other than it was.
     pub fn signal_modified(self, key: KeyName<'_>) {
         unsafe { api!(RedisModule_SignalModifiedKey(self.0, key.0)) };

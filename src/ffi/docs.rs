@@ -16,6 +16,8 @@ pub enum Arg {
     WordText(&'static str, &'static str),
     WordNumber(&'static str, &'static str),
     OneOf(&'static str, &'static [Arg]),
+    /// All of these, in this order.
+    Block(&'static str, &'static [Arg]),
     /// May be left out.
     Optional(&'static Arg),
     /// Any number of these, or none.
@@ -118,6 +120,7 @@ fn args(list: &[Arg]) -> *mut rm::RedisModuleCommandArg {
 
 fn arg(arg: &Arg) -> rm::RedisModuleCommandArg {
     use rm::{
+        RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_BLOCK as BLOCK,
         RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER as INTEGER,
         RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY as KEY,
         RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF as ONEOF,
@@ -132,6 +135,7 @@ fn arg(arg: &Arg) -> rm::RedisModuleCommandArg {
         Arg::WordText(word, name) => (name, STRING, word, &[]),
         Arg::WordNumber(word, name) => (name, INTEGER, word, &[]),
         Arg::OneOf(name, choices) => (name, ONEOF, "", choices),
+        Arg::Block(name, parts) => (name, BLOCK, "", parts),
         Arg::Optional(inner) => {
             let mut made = self::arg(inner);
             made.flags |= rm::REDISMODULE_CMD_ARG_OPTIONAL as c_int;

@@ -20,7 +20,7 @@ mod section;
 pub mod setup;
 pub mod types;
 mod upcalls;
-mod user;
+pub mod user;
 pub mod verdict;
 
 pub use blocked::{block, unblock};

@@ -1,11 +1,11 @@
-//! What the user may do in whose name a command runs.
+//! What users may do: the one in whose name a command runs, and those who are known by name.
 
 use std::marker::PhantomData;
 
 use nix::errno::Errno;
 
 use super::ctx::{Ctx, Reply};
-use super::name::KeyName;
+use super::name::{KeyName, OwnedString};
 use super::raw::{api, bytes_of, rm};
 
 /// The user of a command, as it is while that runs.
@@ -20,6 +20,14 @@ enum Rights {
 }
 
 impl User<'_> {
+    /// A user by its name.
+    fn named(name: &[u8]) -> Self {
+        let name = OwnedString::new(name);
+        // SAFETY: the name is valid. A user that has been deleted is not found.
+        let user = unsafe { api!(RedisModule_GetModuleUserFromUserName(name.name().0)) };
+        User(if user.is_null() { Rights::None } else { Rights::Of(user) }, PhantomData)
+    }
+
     pub fn may_read(&self, key: KeyName<'_>) -> bool {
         self.may(key, rm::REDISMODULE_CMD_KEY_ACCESS)
     }
@@ -30,14 +38,15 @@ impl User<'_> {
     }
 
     fn may(&self, key: KeyName<'_>, what: u32) -> bool {
+        // SAFETY: the user and the key are valid.
+        self.is_allowed(|user| unsafe { api!(RedisModule_ACLCheckKeyPermissions(user, key.0, what as i32)) })
+    }
+
+    fn is_allowed(&self, check: impl FnOnce(*mut rm::RedisModuleUser) -> i32) -> bool {
         match self.0 {
             Rights::All => true,
             Rights::None => false,
-            // SAFETY: the user and the key are valid.
-            Rights::Of(user) => unsafe {
-                api!(RedisModule_ACLCheckKeyPermissions(user, key.0, what as i32))
-                    == rm::REDISMODULE_OK as i32
-            },
+            Rights::Of(user) => check(user) == rm::REDISMODULE_OK as i32,
         }
     }
 }
@@ -51,42 +60,65 @@ impl Drop for User<'_> {
     }
 }
 
+/// Whether a user may publish on this channel.
+pub fn may_publish(user: &[u8], channel: &[u8]) -> bool {
+    let (channel, publish) = (OwnedString::new(channel), rm::REDISMODULE_CMD_CHANNEL_PUBLISH as i32);
+    // SAFETY: the user and the channel are valid.
+    User::named(user).is_allowed(|user| unsafe {
+        api!(RedisModule_ACLCheckChannelPermissions(user, channel.name().0, publish))
+    })
+}
+
+/// Whether a user may run this command.
+pub fn may_run(user: &[u8], command: &[&[u8]]) -> bool {
+    let words: Vec<OwnedString> = command.iter().map(|word| OwnedString::new(word)).collect();
+    let mut argv: Vec<_> = words.iter().map(|word| word.name().0).collect();
+    // SAFETY: the user and the arguments are valid.
+    User::named(user).is_allowed(|user| unsafe {
+        api!(RedisModule_ACLCheckCommandPermissions(user, argv.as_mut_ptr(), argv.len() as i32))
+    })
+}
+
 impl<'a> Ctx<'a> {
     pub fn user(self) -> User<'a> {
-        let rights = if self.has_user() {
-            // SAFETY: the context is valid, its client has a user; the name is given back. A user that has
-            // been deleted is not found.
-            let user = unsafe {
-                let name = api!(RedisModule_GetCurrentUserName(self.0));
-                let user = api!(RedisModule_GetModuleUserFromUserName(name));
-                api!(RedisModule_FreeString(self.0, name));
-                user
-            };
-            if user.is_null() { Rights::None } else { Rights::Of(user) }
-        } else {
-            Rights::All
-        };
-        User(rights, PhantomData)
+        self.user_name().map_or(User(Rights::All, PhantomData), |name| User::named(&name))
+    }
+
+    /// In whose name the command runs. None for the server itself, or another module.
+    pub fn user_name(self) -> Option<Vec<u8>> {
+        // SAFETY: the context is valid, its client has a user; what the server makes is given back.
+        self.has_user().then(|| unsafe {
+            let name = api!(RedisModule_GetCurrentUserName(self.0));
+            let bytes = bytes_of(name).to_vec();
+            api!(RedisModule_FreeString(self.0, name));
+            bytes
+        })
     }
 
     /// Whether the user may run every command on every key and channel.
     pub fn user_has_all_rights(self) -> bool {
         let Some(rules_of) = (unsafe { rm::RedisModule_GetModuleUserACLString }) else { return false };
-        // SAFETY: as above.
         self.has_user()
-            && unsafe {
-                let name = api!(RedisModule_GetCurrentUserName(self.0));
-                let user = api!(RedisModule_GetModuleUserFromUserName(name));
-                api!(RedisModule_FreeString(self.0, name));
-                if user.is_null() {
-                    return false;
-                }
-                let rules = rules_of(user);
-                let all = bytes_of(rules).ends_with(b" ~* &* +@all");
-                api!(RedisModule_FreeString(self.0, rules));
-                api!(RedisModule_FreeModuleUser(user));
-                all
-            }
+            && self.user().is_allowed(|user| {
+                // SAFETY: the user is valid; what the server makes is given back.
+                let all = unsafe {
+                    let rules = rules_of(user);
+                    let all = bytes_of(rules).ends_with(b" ~* &* +@all");
+                    api!(RedisModule_FreeString(self.0, rules));
+                    all
+                };
+                (if all { rm::REDISMODULE_OK } else { rm::REDISMODULE_ERR }) as i32
+            })
+    }
+
+    /// Notes a denial where the operator finds those of the server.
+    pub fn log_denied_channel(self, user: &[u8], channel: &[u8]) {
+        let (user, channel) = (User::named(user), OwnedString::new(channel));
+        let reason = rm::RedisModuleACLLogEntryReason_REDISMODULE_ACL_LOG_CHANNEL;
+        if let Rights::Of(user) = user.0 {
+            // SAFETY: the context is that of a client's command, the user and the channel are valid.
+            unsafe { api!(RedisModule_ACLAddLogEntry(self.0, user, channel.name().0, reason)) };
+        }
     }
 
     /// Whether the client of this context has a user: one that another module made has none, and to ask for

@@ -75,7 +75,7 @@ pub struct Holder {
 /// Who waits for a resource on one master.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Waiting {
-    /// The number of its connection on that master.
+    /// The number of its connection on that master; 0 where it waits without one.
     pub client: u64,
     /// The token, as text; bytes that are none are escaped.
     pub token: String,

@@ -65,7 +65,7 @@ impl From<reply::Holder<'_>> for Holder {
 impl From<reply::Waiting<'_>> for Waiting {
     fn from(waiting: reply::Waiting<'_>) -> Waiting {
         Waiting {
-            client: waiting.client,
+            client: waiting.client.unwrap_or_default(),
             token: shown(&waiting.token),
             mode: shown(&waiting.mode),
             waited_ms: waiting.waited,

@@ -28,7 +28,8 @@ impl Deref for LockRequest {
 impl LockRequest {
     /// One try, or a position in the queue.
     pub(crate) fn acquire(&self, block: Option<dlock_protocol::Wait>) -> Cmd {
-        cmd(&command::Acquire { key: &self.resource, request: self.asked.borrowed(), block }.to_args())
+        cmd(&command::Acquire { key: &self.resource, request: self.asked.borrowed(), block, queue: None }
+            .to_args())
     }
 
     /// The same with a token that nobody has used.

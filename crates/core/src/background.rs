@@ -137,8 +137,8 @@ impl Background {
         const KINDS: [Next; 3] = [
             |background, _, now| background.pending.next(now.millis()),
             |_, waiting, now| {
-                let waiter = waiting.get(waiting.timed_out(now)?)?;
-                Some(Task::TimedOut(waiter.name.clone(), waiter.id))
+                let (waiter, outcome) = waiting.next_over(now)?;
+                Some(Task::Over(waiter.name.clone(), waiter.id, outcome))
             },
             |background, _, now| background.next_lease(now),
         ];
@@ -163,13 +163,13 @@ impl Background {
     /// The millisecond at which there will be something to do; None for never.
     pub fn next_due(&self, waiting: &Waiting, grace: &Grace) -> Option<u64> {
         let locks = self.dbs.iter().filter_map(|db| db.first()).map(|(due, _)| due);
-        let first = locks.chain(waiting.next_timeout()).min().map(|due| due.millis());
+        let first = locks.chain(waiting.next_due()).min().map(|due| due.millis());
         first.into_iter().chain(self.pending.due()).chain(grace.due()).min()
     }
 
     /// A task that cannot be carried out yet is the next one again. What is found by its time is found again.
     pub fn put_back(&mut self, task: Task) {
-        if !matches!(task, Task::TimedOut(..) | Task::Due(..)) {
+        if !matches!(task, Task::Over(..) | Task::Due(..)) {
             self.pending.put_back(task);
         }
     }

@@ -3,7 +3,8 @@
 //! Every one first advances the lock to now (expired holds end, the queue is served), then does its own work,
 //! then serves the queue again. So no answer depends on whether the background has looked at the lock yet.
 //!
-//! Here are the operations; how a queue is served is in `serving`, how holds begin, change and end in
+//! Here are the operations; positions that belong to tokens, and grants that reach nobody, are in `queueing`,
+//! how a queue is served in `serving`, how holds begin, change and end in
 //! `holds`.
 
 use std::num::NonZeroU32;
@@ -16,10 +17,11 @@ use crate::bounds::Skew;
 use crate::fences::Fences;
 use crate::lock::{Ephemeral, Fit, Hold, Holding, Lock};
 use crate::queue::{Name, Rank, WaiterId, Waiting};
-use crate::step::{End, Event, Granted, Outcome, Refusal, Step};
+use crate::step::{End, Event, Outcome, Refusal, Step};
 
 mod cancel;
 mod holds;
+mod queueing;
 mod serving;
 
 /// What one try to take the lock came to.
@@ -27,8 +29,10 @@ mod serving;
 pub enum Acquired {
     /// The token holds it: since now, or since before.
     Held(Fence),
-    /// Not now. With BLOCK it waits in the queue, at this rank.
+    /// Not now. With BLOCK or QUEUE it waits in the queue, at this rank.
     NotNow(Rank),
+    /// Not now. Its token has a position in the queue, which it keeps.
+    Queued(WaiterId),
     /// Another sharer, this one, waits to be the exclusive holder already: both would wait for ever.
     Upgrading(Token),
     /// The server may have forgotten holds and grants nothing new yet.
@@ -178,8 +182,12 @@ impl<'a> Turn<'a> {
             _ => {}
         }
         // The token is here, so whatever it holds it knows of.
-        self.heard_of(token);
-        let renewed = self.renew(request, client);
+        // The answer to a queued waiter's question counts no second time.
+        let mut request = *request;
+        if self.heard_of(request.token) && request.reentry == Reentry::OneMore {
+            request.reentry = Reentry::Keep;
+        }
+        let renewed = self.renew(&request, client);
         if renewed.is_ok() && held_as != request.mode && !reads_inside {
             self.change_mode(token, request.mode);
             self.answer_others(token);
@@ -200,7 +208,7 @@ impl<'a> Turn<'a> {
     pub fn release(&mut self, token: TokenRef<'_>, count: ReleaseCount) -> u32 {
         if !self.waiting.is_empty() {
             let waits = self.waiting.of_token_on(token.as_bytes(), self.name);
-            self.take_out(&waits, Outcome::Cancelled);
+            self.take_out(&waits, Outcome::Left);
         }
         self.advance();
         let Some(had) = self.lock.at(self.now).hold_of(token.as_bytes()).map(Hold::count) else { return 0 };
@@ -212,7 +220,7 @@ impl<'a> Turn<'a> {
         match NonZeroU32::new(left) {
             None => self.end_one(token.as_bytes(), End::Released),
             Some(left) if left.get() < had => {
-                self.heard_of(token.as_bytes());
+                self.heard_of(token);
                 self.change(token.as_bytes(), |hold| hold.count = left);
                 self.step.put(self.lock, token);
             }
@@ -230,7 +238,7 @@ impl<'a> Turn<'a> {
         if extended.is_none() {
             return false;
         }
-        self.heard_of(token.as_bytes());
+        self.heard_of(token);
         self.step.put(self.lock, token);
         self.step.events.push(Event::Extended);
         self.step.renewed = true;
@@ -254,7 +262,7 @@ impl<'a> Turn<'a> {
         self.change(token.as_bytes(), |hold| {
             (hold.fence, hold.deadline, hold.ttl) = (fence, deadline, ttl);
         });
-        self.heard_of(token.as_bytes());
+        self.heard_of(token);
         self.fences.raise(fence.get());
         self.step.put(self.lock, token);
         self.step.events.push(Event::Extended);
@@ -303,19 +311,5 @@ impl<'a> Turn<'a> {
     pub fn dismiss(&mut self, waiters: &[WaiterId], outcome: Outcome) {
         self.take_out(waiters, outcome);
         self.advance();
-    }
-
-    /// The answer to a waiter reached nobody: what it was granted is taken back, and goes to the next waiter.
-    /// But what another connection of the token has been told of meanwhile stays: that one relies on it.
-    pub fn undelivered(&mut self, token: &[u8], waiter: WaiterId) {
-        self.advance();
-        let fence = self.lock.at(self.now).hold_of(token).map(Hold::fence);
-        match fence.and_then(|fence| self.waiting.deliveries.lost(self.name, token, fence, waiter)) {
-            Some(Granted::New) => self.end_one(token, End::Released),
-            Some(Granted::Upgrade) => self.change_mode(token, Mode::Shared),
-            Some(Granted::Renewal) => {}
-            None => return,
-        }
-        self.serve();
     }
 }

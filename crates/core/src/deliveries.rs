@@ -7,8 +7,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use dlock_protocol::{ClientId, Fence, Token};
-use smallvec::{SmallVec, smallvec};
+use dlock_protocol::{ClientId, Deadline, Delay, Fence, Token};
+use smallvec::SmallVec;
 
 use crate::queue::{Name, WaiterId, give_back};
 use crate::step::Granted;
@@ -28,6 +28,26 @@ struct Doubt {
     granted: Granted,
     /// Whose answers are on their way.
     told: SmallVec<[WaiterId; 1]>,
+    unclaimed: Option<Unclaimed>,
+}
+
+/// What a queued waiter was granted and has not asked for again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unclaimed {
+    pub id: WaiterId,
+    /// Until when the position would have lasted.
+    pub until: Deadline,
+    /// The lock-delay that the hold has once it is claimed.
+    pub delay: Delay,
+}
+
+/// What comes of an answer that reached nobody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lost {
+    /// Nobody knows of this: it is to be taken back.
+    Grant(Granted),
+    /// The token may still claim it.
+    Unclaimed(Deadline),
 }
 
 /// A grant to a waiter.
@@ -42,44 +62,53 @@ pub struct Delivery {
 const CROWD: usize = 1_000;
 
 impl Deliveries {
-    /// This waiter is to be told of a grant. Whoever is told while another grant to its token is in doubt is
-    /// one more who may turn out to be gone.
-    pub(crate) fn sent(&mut self, waiter: WaiterId, delivery: Delivery, fence: Fence, granted: Granted) {
-        match granted {
-            Granted::New | Granted::Upgrade => {
-                let doubt = Doubt { fence, granted, told: smallvec![waiter] };
-                let grants = self.in_doubt.entry(delivery.name.clone()).or_default();
-                grants.insert(delivery.token.clone(), doubt);
-            }
-            Granted::Renewal => {
-                let grants = self.in_doubt.get_mut(&delivery.name);
-                if let Some(doubt) = grants.and_then(|grants| grants.get_mut(&delivery.token)) {
-                    doubt.told.push(waiter);
-                }
-            }
+    /// A waiter is to be told of a grant, or to claim it. Whoever is while another grant to its token is in
+    /// doubt is one more who may turn out to be gone.
+    pub(crate) fn granted(
+        &mut self,
+        name: &Name<'static>,
+        token: &Token,
+        fence: Fence,
+        granted: Granted,
+        waiter: WaiterId,
+        unclaimed: Option<Unclaimed>,
+    ) {
+        if granted != Granted::Renewal {
+            let grants = self.in_doubt.entry(name.clone()).or_default();
+            grants.insert(token.clone(), Doubt { fence, granted, told: SmallVec::new(), unclaimed: None });
         }
+        let Some(doubt) = self.in_doubt.get_mut(name).and_then(|grants| grants.get_mut(token)) else {
+            return;
+        };
+        match unclaimed {
+            Some(_) => doubt.unclaimed = unclaimed,
+            None => doubt.told.push(waiter),
+        }
+    }
+
+    /// The answer to a waiter is on its way.
+    pub(crate) fn sent(&mut self, waiter: WaiterId, delivery: Delivery) {
         self.on_their_way.insert(waiter, delivery);
     }
 
-    /// The token has been heard of, or holds no more: whatever it was granted is in doubt no longer.
+    /// The token has been heard of, or holds no more: whatever it was granted is in doubt no longer. What it
+    /// had not claimed yet.
     #[inline]
-    pub(crate) fn heard_of(&mut self, name: &Name<'_>, token: &[u8]) {
-        if !self.in_doubt.is_empty() {
-            self.settle(name, token);
-        }
+    pub(crate) fn heard_of(&mut self, name: &Name<'_>, token: &[u8]) -> Option<Unclaimed> {
+        if self.in_doubt.is_empty() { None } else { self.settle(name, token) }
     }
 
-    fn settle(&mut self, name: &Name<'_>, token: &[u8]) {
-        if !self.in_doubt.get(name).is_some_and(|grants| grants.contains_key(token)) {
-            return;
+    fn settle(&mut self, name: &Name<'_>, token: &[u8]) -> Option<Unclaimed> {
+        if !self.in_doubt.get(name)?.contains_key(token) {
+            return None;
         }
         let name = name.to_owned();
-        if let Some(grants) = self.in_doubt.get_mut(&name) {
-            grants.remove(token);
-            if grants.is_empty() {
-                self.forget(&name);
-            }
+        let grants = self.in_doubt.get_mut(&name)?;
+        let doubt = grants.remove(token)?;
+        if grants.is_empty() {
+            self.forget(&name);
         }
+        doubt.unclaimed
     }
 
     /// Nobody holds this any more, or somebody else does.
@@ -95,22 +124,34 @@ impl Deliveries {
         self.in_doubt.retain(|name, _| db.is_some_and(|db| name.db != db));
     }
 
-    /// The answer to this waiter has reached nobody. What the grant did, if nobody else is being told of it.
+    /// The answer to this waiter has reached nobody: what comes of that, unless somebody else is being told.
+    /// `delay`: of the hold, until it is claimed.
     pub(crate) fn lost(
         &mut self,
         name: &Name<'_>,
         token: &[u8],
         fence: Fence,
         waiter: WaiterId,
-    ) -> Option<Granted> {
+        delay: Delay,
+    ) -> Option<Lost> {
         let doubt = self.in_doubt.get_mut(&name.to_owned())?.get_mut(token)?;
         if doubt.fence != fence {
             return None;
         }
         doubt.told.retain(|told| *told != waiter);
-        let granted = doubt.told.is_empty().then_some(doubt.granted)?;
+        doubt.unclaimed = doubt.unclaimed.filter(|unclaimed| unclaimed.id != waiter);
+        if !doubt.told.is_empty() {
+            return None;
+        }
+        if let Some(unclaimed) = &mut doubt.unclaimed
+            && doubt.granted == Granted::New
+        {
+            unclaimed.delay = unclaimed.delay.max(delay);
+            return Some(Lost::Unclaimed(unclaimed.until));
+        }
+        let granted = doubt.unclaimed.is_none().then_some(doubt.granted)?;
         self.settle(name, token);
-        Some(granted)
+        Some(Lost::Grant(granted))
     }
 
     /// Its connection has taken the answer, to be written before the turn ends.
@@ -184,13 +225,18 @@ mod tests {
     fn sent(to: &[(WaiterId, u64, Granted)]) -> Deliveries {
         let mut deliveries = Deliveries::default();
         for (waiter, client, granted) in to {
-            deliveries.sent(*waiter, delivery(*client), fence(), *granted);
+            let Delivery { name, token, .. } = delivery(*client);
+            deliveries.granted(&name, &token, fence(), *granted, *waiter, None);
+            deliveries.sent(*waiter, delivery(*client));
         }
         deliveries
     }
 
     fn lost(deliveries: &mut Deliveries, waiter: WaiterId) -> Option<Granted> {
-        deliveries.lost(&Name::new(0, b"k"), b"t", fence(), waiter)
+        match deliveries.lost(&Name::new(0, b"k"), b"t", fence(), waiter, Delay::NONE)? {
+            Lost::Grant(granted) => Some(granted),
+            Lost::Unclaimed(_) => panic!("nothing was queued"),
+        }
     }
 
     #[test]
@@ -242,7 +288,7 @@ mod tests {
     fn an_owner_that_was_heard_of_and_another_hold_are_in_no_doubt() {
         let mut deliveries = sent(&[(WAITER, 1, Granted::New)]);
         let later = Fence::from_outside(FENCE + 1).unwrap();
-        assert_eq!(deliveries.lost(&Name::new(0, b"k"), b"t", later, WAITER), None);
+        assert_eq!(deliveries.lost(&Name::new(0, b"k"), b"t", later, WAITER, Delay::NONE), None);
         deliveries.heard_of(&Name::new(0, b"k"), b"t");
         assert_eq!(lost(&mut deliveries, WAITER), None);
     }

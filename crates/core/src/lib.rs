@@ -68,9 +68,9 @@ pub use bounds::{Bounds, Skew};
 pub use decide::{Acquired, Confirmed, Terms, Turn};
 pub use dlock_protocol::{
     Bytes, ClientId, Deadline, Delay, Fence, Instant, Label, LabelRef, LockRequest, LockRequestRef, Mode,
-    Reentry, ReleaseCount, Token, TokenRef, Ttl, Wait,
+    Notify, NotifyRef, Reentry, ReleaseCount, Token, TokenRef, Ttl, Wait,
 };
 pub use fences::Fences;
 pub use lock::{Ephemeral, Hold, Lock};
-pub use queue::{Limits, Name, Newcomer, Rank, Waiter, WaiterId, Waiting, give_back};
+pub use queue::{Limits, Name, Newcomer, Owner, Queued, Rank, Waiter, WaiterId, Waiting, give_back};
 pub use step::{Binding, Change, Departed, End, Event, Granted, Outcome, Refusal, Rest, Step};

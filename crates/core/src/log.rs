@@ -106,7 +106,7 @@ impl Note {
     pub fn of_wait(what: What, waiter: &Waiter, fence: Option<Fence>, now: Instant) -> Note {
         let request = &waiter.request;
         let note = Note::new(what, &waiter.name).of(request.token.as_bytes(), request.label.as_bytes());
-        Note { client: Some(waiter.client), fence, lasted: now.millis_since(waiter.since), ..note }
+        Note { client: waiter.client(), fence, lasted: now.millis_since(waiter.since), ..note }
     }
 
     /// Whether it is about this key, in whatever database.

@@ -1,99 +1,42 @@
 //! Who waits: a queue for each resource, first come first served, and the ways to find a waiter in it.
 //!
 //! It keeps the order and decides no grant: that is [`crate::decide`], which serves a queue from its head.
-//! Nothing here is stored or sent; the queues live as long as the connections that wait in them.
+//! Nothing here is stored or sent: the queues live in memory alone.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
-use std::ops::Bound;
+use std::ops;
 
-use dlock_protocol::{ClientId, Deadline, Instant, LockRequest, LockRequestRef, Token};
+use dlock_protocol::{ClientId, Deadline, Instant, Token};
 use smallvec::SmallVec;
 
 use crate::deliveries::Deliveries;
-use crate::schedule::{Schedule, Slot};
+use crate::schedule::Schedule;
 
-/// A resource as the server names it: a key of a database.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Name<'a> {
-    pub db: i32,
-    pub key: Cow<'a, [u8]>,
-}
+mod bound;
+mod queued;
+mod waiter;
 
-impl<'a> Name<'a> {
-    pub fn new(db: i32, key: &'a [u8]) -> Name<'a> {
-        Name { db, key: Cow::Borrowed(key) }
-    }
-
-    pub fn to_owned(&self) -> Name<'static> {
-        Name { db: self.db, key: Cow::Owned(self.key.to_vec()) }
-    }
-}
-
-/// A waiter, for as long as the server runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WaiterId(pub u64);
-
-/// Where in the queue a waiter joins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Rank {
-    /// A sharer that asks to be the exclusive holder: everybody behind it waits for it anyway.
-    Upgrade,
-    Newcomer,
-}
-
-/// A position in a queue: waiters of a rank stand in the order in which they came.
-pub(crate) type Position = (Rank, WaiterId);
-
-/// A blocked ACQUIRE.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiter {
-    pub id: WaiterId,
-    pub rank: Rank,
-    pub name: Name<'static>,
-    pub request: LockRequest,
-    /// The connection that waits.
-    pub client: ClientId,
-    pub since: Instant,
-    /// None waits for ever.
-    pub until: Option<Deadline>,
-    timeout: Option<Slot>,
-}
-
-impl Waiter {
-    pub(crate) fn position(&self) -> Position {
-        (self.rank, self.id)
-    }
-}
-
-/// A waiter that is to join a queue.
-pub struct Newcomer<'a> {
-    pub name: Name<'a>,
-    pub rank: Rank,
-    pub request: LockRequestRef<'a>,
-    pub client: ClientId,
-    pub since: Instant,
-    pub until: Option<Deadline>,
-}
-
-/// The most that may wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    pub on_the_server: usize,
-    pub on_a_key: usize,
-}
+use bound::Bound;
+pub(crate) use waiter::Position;
+pub use waiter::{Limits, Name, Newcomer, Owner, Queued, Rank, Waiter, WaiterId};
 
 /// Everybody who waits on this server.
 #[derive(Clone, Default)]
 pub struct Waiting {
-    waiters: HashMap<WaiterId, Waiter>,
+    /// Boxed, so that a table of many is not copied over as a whole when it grows.
+    waiters: HashMap<WaiterId, Box<Waiter>>,
     queues: HashMap<Name<'static>, Queue>,
     /// The queues by the waiter with whom each began: an order that does not change.
     begun: BTreeMap<WaiterId, Name<'static>>,
-    by_token: HashMap<Token, Waits>,
+    /// The positions of each token.
+    by_token: BTreeSet<(Token, Name<'static>, Position)>,
     by_client: HashMap<ClientId, WaiterId>,
     timeouts: Schedule<WaiterId>,
+    /// The positions that belong to their tokens, and those of them that end with a connection.
+    queued: BTreeSet<WaiterId>,
+    bound: Bound,
     last_id: u64,
     /// What those who waited were granted and may not know of.
     pub deliveries: Deliveries,
@@ -108,12 +51,9 @@ struct Queue {
     also_elsewhere: BTreeSet<Position>,
 }
 
-/// The positions of a token.
-type Waits = BTreeMap<Name<'static>, BTreeSet<Position>>;
-
-fn more_than_one(waits: &Waits) -> bool {
-    waits.len() > 1 || waits.values().any(|positions| positions.len() > 1)
-}
+/// Less than every name and position.
+const FIRST_NAME: Name<'static> = Name { db: i32::MIN, key: Cow::Borrowed(&[]) };
+const FIRST: Position = (Rank::Upgrade, WaiterId(0));
 
 /// Gives the memory of a crowd back once most of it has left.
 pub fn give_back<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
@@ -124,7 +64,7 @@ pub fn give_back<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
 }
 
 impl Waiting {
-    /// How many wait.
+    /// How many wait, connections and positions.
     pub fn len(&self) -> usize {
         self.waiters.len()
     }
@@ -133,57 +73,120 @@ impl Waiting {
         self.waiters.is_empty()
     }
 
-    /// How many wait for one resource.
+    /// How many connections wait.
+    pub fn clients(&self) -> usize {
+        self.by_client.len()
+    }
+
+    /// How many positions belong to their tokens.
+    pub fn queued(&self) -> usize {
+        self.queued.len()
+    }
+
+    /// How many positions the queue of a resource has.
     pub fn len_of(&self, name: &Name<'_>) -> usize {
         if self.is_empty() { 0 } else { self.queues.get(name).map_or(0, |queue| queue.positions.len()) }
     }
 
-    pub fn has_room(&self, name: &Name<'_>, limits: Limits) -> bool {
-        self.len() < limits.on_the_server && self.len_of(name) < limits.on_a_key
+    /// Whether there is room for one more of this owner.
+    pub fn has_room(&self, name: &Name<'_>, owner: &Owner, limits: Limits) -> bool {
+        let on_the_key = || self.len_of(name) < limits.on_a_key;
+        match owner {
+            Owner::Client(_) => self.clients() < limits.on_the_server && on_the_key(),
+            Owner::Token(_) => self.queued.len() < limits.queued && on_the_key(),
+            Owner::Beside(..) => self.clients() < limits.on_the_server,
+        }
     }
 
     /// Joins the queue. The caller has looked whether there is room and whether waiting would close a cycle.
     pub fn join(&mut self, newcomer: Newcomer<'_>) -> Option<WaiterId> {
         self.last_id += 1;
         let id = WaiterId(self.last_id);
-        let Newcomer { name, rank, request, client, since, until } = newcomer;
+        let Newcomer { name, rank, request, owner, since, until } = newcomer;
         let timeout = match until {
             Some(until) => Some(self.timeouts.insert(until, id)?),
             None => None,
         };
-        let waiter = Waiter {
-            id,
-            rank,
-            name: name.to_owned(),
-            request: request.to_owned(),
-            client,
-            since,
-            until,
-            timeout,
-        };
-        let queue = self.queues.entry(waiter.name.clone()).or_default();
-        queue.positions.insert(waiter.position());
-        if queue.began.is_none() {
-            queue.began = Some(id);
-            self.begun.insert(id, waiter.name.clone());
-        }
-        let waits = self.by_token.entry(waiter.request.token.clone()).or_default();
-        let first = waits.iter().next().filter(|_| !more_than_one(waits));
-        let first = first.and_then(|(name, positions)| Some((name.clone(), *positions.first()?)));
-        waits.entry(waiter.name.clone()).or_default().insert(waiter.position());
-        if more_than_one(waits) {
-            for (name, position) in first.into_iter().chain([(waiter.name.clone(), waiter.position())]) {
-                self.queues.entry(name).or_default().also_elsewhere.insert(position);
+        let (name, request) = (name.to_owned(), request.to_owned());
+        let waiter = Box::new(Waiter { id, rank, name, request, owner, since, until, timeout });
+        if let Owner::Beside(_, position) = waiter.owner {
+            let position = self.waiters.get_mut(&position).map(|position| &mut position.owner);
+            if let Some(Owner::Token(queued)) = position {
+                queued.beside.push(id);
             }
+        } else {
+            self.line_up(&waiter);
         }
-        self.by_client.insert(client, id);
+        if let Some(client) = waiter.client() {
+            self.by_client.insert(client, id);
+        }
+        self.bound.begin(id, waiter.bound_to());
         self.waiters.insert(id, waiter);
         Some(id)
     }
 
-    /// Takes a waiter out of its queue, wherever it stands.
+    fn line_up(&mut self, waiter: &Waiter) {
+        if let Owner::Token(_) = waiter.owner {
+            self.queued.insert(waiter.id);
+        }
+        let queue = self.queues.entry(waiter.name.clone()).or_default();
+        queue.positions.insert(waiter.position());
+        if queue.began.is_none() {
+            queue.began = Some(waiter.id);
+            self.begun.insert(waiter.id, waiter.name.clone());
+        }
+        let token = &waiter.request.token;
+        self.by_token.insert((token.clone(), waiter.name.clone(), waiter.position()));
+        // The second makes the first one of those who wait elsewhere too.
+        let waits: SmallVec<[_; 3]> = self
+            .waits_of(token.clone())
+            .take(3)
+            .map(|(_, name, position)| (name.clone(), *position))
+            .collect();
+        let more = match waits.len() {
+            0 | 1 => SmallVec::new(),
+            2 => waits,
+            _ => SmallVec::from_iter([(waiter.name.clone(), waiter.position())]),
+        };
+        for (name, position) in more {
+            self.queues.entry(name).or_default().also_elsewhere.insert(position);
+        }
+    }
+
+    /// Takes a waiter out of its queue, and with it those who wait beside it, behind it.
+    pub fn leave_all(&mut self, id: WaiterId) -> SmallVec<[Waiter; 1]> {
+        let waiter = self.leave(id);
+        let beside = waiter.as_ref().map_or(&[][..], Waiter::beside).to_vec();
+        waiter.into_iter().chain(beside.into_iter().filter_map(|id| self.leave(id))).collect()
+    }
+
+    /// Takes a waiter out of its queue, wherever it stands. Those who wait beside it are left to the caller.
     pub fn leave(&mut self, id: WaiterId) -> Option<Waiter> {
-        let waiter = self.waiters.remove(&id)?;
+        let waiter = *self.waiters.remove(&id)?;
+        if let Owner::Beside(_, position) = waiter.owner {
+            let position = self.waiters.get_mut(&position).map(|position| &mut position.owner);
+            if let Some(Owner::Token(queued)) = position {
+                queued.beside.retain(|beside| *beside != id);
+            }
+        } else {
+            self.step_out(&waiter);
+        }
+        if let Some(client) = waiter.client()
+            && self.by_client.get(&client) == Some(&id)
+        {
+            self.by_client.remove(&client);
+            give_back(&mut self.by_client);
+        }
+        self.bound.end(id, waiter.bound_to());
+        if let Some(timeout) = waiter.timeout {
+            self.timeouts.remove(timeout);
+        }
+        give_back(&mut self.waiters);
+        Some(waiter)
+    }
+
+    fn step_out(&mut self, waiter: &Waiter) {
+        self.queued.remove(&waiter.id);
         if let Some(queue) = self.queues.get_mut(&waiter.name) {
             queue.positions.remove(&waiter.position());
             queue.also_elsewhere.remove(&waiter.position());
@@ -193,41 +196,23 @@ impl Waiting {
                 give_back(&mut self.queues);
             }
         }
-        self.waits_once_less(&waiter);
-        if self.by_client.get(&waiter.client) == Some(&id) {
-            self.by_client.remove(&waiter.client);
+        let token = &waiter.request.token;
+        self.by_token.remove(&(token.clone(), waiter.name.clone(), waiter.position()));
+        let mut left = self.waits_of(token.clone());
+        if let (Some((_, name, last)), None) = (left.next(), left.next()) {
+            let (name, last) = (name.clone(), *last);
+            drop(left);
+            self.queues.get_mut(&name).map(|queue| queue.also_elsewhere.remove(&last));
         }
-        if let Some(timeout) = waiter.timeout {
-            self.timeouts.remove(timeout);
-        }
-        give_back(&mut self.waiters);
-        give_back(&mut self.by_client);
-        Some(waiter)
     }
 
-    fn waits_once_less(&mut self, waiter: &Waiter) {
-        let Some(waits) = self.by_token.get_mut(&waiter.request.token) else { return };
-        let several = more_than_one(waits);
-        if let Some(positions) = waits.get_mut(&waiter.name) {
-            positions.remove(&waiter.position());
-            if positions.is_empty() {
-                waits.remove(&waiter.name);
-            }
-        }
-        if several && !more_than_one(waits) {
-            for (name, positions) in waits {
-                if let (Some(queue), Some(last)) = (self.queues.get_mut(name), positions.first()) {
-                    queue.also_elsewhere.remove(last);
-                }
-            }
-        } else if waits.is_empty() {
-            self.by_token.remove(&waiter.request.token);
-            give_back(&mut self.by_token);
-        }
+    fn waits_of(&self, token: Token) -> impl Iterator<Item = &(Token, Name<'static>, Position)> + use<'_> {
+        let from = self.by_token.range((token.clone(), FIRST_NAME, FIRST)..);
+        from.take_while(move |(of, ..)| *of == token)
     }
 
     pub fn get(&self, id: WaiterId) -> Option<&Waiter> {
-        self.waiters.get(&id)
+        self.waiters.get(&id).map(|waiter| &**waiter)
     }
 
     /// The head of the queue.
@@ -235,7 +220,7 @@ impl Waiting {
         if self.is_empty() {
             return None;
         }
-        self.queues.get(name)?.positions.first().and_then(|(_, id)| self.waiters.get(id))
+        self.queues.get(name)?.positions.first().and_then(|(_, id)| self.get(*id))
     }
 
     /// Everybody in the queue, its head first.
@@ -244,7 +229,7 @@ impl Waiting {
             .get(name)
             .into_iter()
             .flat_map(|queue| &queue.positions)
-            .filter_map(|(_, id)| self.waiters.get(id))
+            .filter_map(|(_, id)| self.get(*id))
     }
 
     /// Every resource somebody waits for.
@@ -254,28 +239,25 @@ impl Waiting {
 
     /// The resources somebody waits for whose queues began behind this one, in that order.
     pub fn queues_behind(&self, began: WaiterId) -> impl Iterator<Item = (WaiterId, &Name<'static>)> {
-        self.begun.range((Bound::Excluded(began), Bound::Unbounded)).map(|(id, name)| (*id, name))
+        self.begun.range((ops::Bound::Excluded(began), ops::Bound::Unbounded)).map(|(id, name)| (*id, name))
     }
 
     /// Everything this token waits for, here and on other resources.
     pub fn of_token(&self, token: &[u8]) -> impl Iterator<Item = &Waiter> {
-        let waits = self.by_token.get(token).into_iter().flat_map(BTreeMap::values).flatten();
-        waits.filter_map(|(_, id)| self.waiters.get(id))
+        let waits = Token::new(token).into_iter().flat_map(|token| self.waits_of(token));
+        waits.filter_map(|(_, _, (_, id))| self.get(*id))
     }
 
     /// The waiters of a token on one resource, in the order in which they came.
     pub fn of_token_on(&self, token: &[u8], name: &Name<'_>) -> SmallVec<[WaiterId; 2]> {
-        if self.is_empty() {
-            return SmallVec::new();
-        }
-        let positions = self.by_token.get(token).and_then(|waits| waits.get(name));
-        let mut ids: SmallVec<_> = positions.into_iter().flatten().map(|(_, id)| *id).collect();
+        let Some(token) = Token::new(token).filter(|_| !self.is_empty()) else { return SmallVec::new() };
+        let mut ids: SmallVec<_> = self.positions(&token, name).map(|(_, id)| id).collect();
         ids.sort_unstable();
         ids
     }
 
     pub fn of_client(&self, client: ClientId) -> Option<&Waiter> {
-        self.waiters.get(self.by_client.get(&client)?)
+        self.get(*self.by_client.get(&client)?)
     }
 
     /// Whether a sharer waits to be the exclusive holder.
@@ -289,8 +271,10 @@ impl Waiting {
         token: &Token,
         name: &Name<'a>,
     ) -> impl Iterator<Item = Position> + use<'a> {
-        let positions = self.by_token.get(token).and_then(|waits| waits.get(name));
-        positions.into_iter().flatten().copied()
+        let (token, name) = (token.clone(), name.clone());
+        let by_token: &'a BTreeSet<(Token, Name<'a>, Position)> = &self.by_token;
+        let from = by_token.range((token.clone(), name.clone(), FIRST)..);
+        from.take_while(move |(of, at, _)| *of == token && *at == name).map(|(_, _, position)| *position)
     }
 
     /// Those in a queue whose tokens wait elsewhere too, or twice here.
@@ -299,13 +283,13 @@ impl Waiting {
         name: &Name<'a>,
     ) -> impl Iterator<Item = &'a Waiter> + use<'a> {
         let positions = self.queues.get(name).into_iter().flat_map(|queue| &queue.also_elsewhere);
-        positions.filter_map(|(_, id)| self.waiters.get(id))
+        positions.filter_map(|(_, id)| self.get(*id))
     }
 
     /// The waiter behind this position; the head where it is None.
     pub(crate) fn next_in_queue(&self, name: &Name<'_>, position: Option<Position>) -> Option<&Waiter> {
-        let behind = (position.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
-        self.queues.get(name)?.positions.range(behind).next().and_then(|(_, id)| self.waiters.get(id))
+        let behind = (position.map_or(ops::Bound::Unbounded, ops::Bound::Excluded), ops::Bound::Unbounded);
+        self.queues.get(name)?.positions.range(behind).next().and_then(|(_, id)| self.get(*id))
     }
 
     /// When the first wait times out.

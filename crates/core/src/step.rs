@@ -51,8 +51,10 @@ pub enum Outcome {
     Granted(Fence, Granted),
     /// Its wait timed out.
     TimedOut,
-    /// RELEASE or CANCEL took it out of the queue.
+    /// CANCEL took it out of the queue, or the end of the connection that its position was bound to.
     Cancelled,
+    /// Its own token took it out: by RELEASE, or to wait in another mode.
+    Left,
     /// What it asked for turned out to be impossible when its turn came.
     Refused(Refusal),
 }

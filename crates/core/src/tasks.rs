@@ -7,7 +7,7 @@ use dlock_protocol::{ClientId, Token};
 use crate::deliveries::Delivery;
 use crate::queue::{Name, WaiterId, give_back};
 use crate::schedule::Slot;
-use crate::step::Departed;
+use crate::step::{Departed, Outcome};
 
 /// What ends with a connection, in the order of the resources.
 pub type Bindings = BTreeSet<(Name<'static>, Token)>;
@@ -29,8 +29,8 @@ pub enum Task {
         waiter: WaiterId,
         evicted: Option<i64>,
     },
-    /// This waiter has waited as long as it wanted to.
-    TimedOut(Name<'static>, WaiterId),
+    /// A wait is over: its time, or the connection that its position was bound to.
+    Over(Name<'static>, WaiterId, Outcome),
     /// A crowd has left a lock: its holds are still in the books.
     Departed(Name<'static>, Box<Departed>),
     /// A lease or a lock-delay may have expired.
@@ -45,7 +45,7 @@ impl Task {
             Task::Serve(name)
             | Task::Vanished(name)
             | Task::Undelivered(name, ..)
-            | Task::TimedOut(name, _)
+            | Task::Over(name, ..)
             | Task::Due(name, _) => Some(name),
             Task::Disconnected(_, holds) => holds.first().map(|(name, _)| name),
             Task::Unread { delivery, .. } => Some(&delivery.name),
@@ -60,7 +60,7 @@ impl Task {
             Task::Undelivered(name, ..) | Task::Departed(name, _) | Task::Due(name, _) => rename(name),
             Task::Unread { delivery, .. } => rename(&mut delivery.name),
             Task::Disconnected(_, holds) => rename_all(holds, rename),
-            Task::Serve(_) | Task::Vanished(_) | Task::TimedOut(..) | Task::GraceOver => {}
+            Task::Serve(_) | Task::Vanished(_) | Task::Over(..) | Task::GraceOver => {}
         }
     }
 }

@@ -9,8 +9,8 @@ use crate::checked;
 use dlock_core::codec::{self, Anchor, Origin, Reader};
 use dlock_core::{
     Acquired, Binding, Change, ClientId, Confirmed, Departed, Event, Fence, Fences, Instant, Lock,
-    LockRequest, LockRequestRef, Mode, Name, Newcomer, Outcome, Rank, ReleaseCount, Rest, Skew, Step, Terms,
-    Ttl, Turn, Waiting,
+    LockRequest, LockRequestRef, Mode, Name, Newcomer, Outcome, Owner, Rank, ReleaseCount, Rest, Skew, Step,
+    Terms, Ttl, Turn, Waiting,
 };
 use dlock_protocol::steps;
 use proptest::prelude::*;
@@ -126,8 +126,14 @@ impl World {
 
     fn wait(&mut self, request: LockRequestRef<'_>, client: u64) {
         let (name, since) = (KEY, self.instant());
-        let newcomer =
-            Newcomer { name, rank: Rank::Newcomer, request, client: ClientId(client), since, until: None };
+        let newcomer = Newcomer {
+            name,
+            rank: Rank::Newcomer,
+            request,
+            owner: Owner::Client(ClientId(client)),
+            since,
+            until: None,
+        };
         self.waiting.join(newcomer).expect("it can join");
     }
 

@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
-    Acquired, ClientId, Deadline, Fences, Instant, Lock, LockRequest, Mode, Name, Newcomer, Step, Terms,
-    Token, Ttl, Turn, Waiting,
+    Acquired, ClientId, Deadline, Fences, Instant, Lock, LockRequest, Mode, Name, Newcomer, Owner, Step,
+    Terms, Token, Ttl, Turn, Waiting,
 };
 
 #[derive(Default)]
@@ -52,7 +52,8 @@ impl World {
                 Found::Nothing => break,
             }
         }
-        let newcomer = Newcomer { name, rank, request, client, since: NOW, until: self.until };
+        let newcomer =
+            Newcomer { name, rank, request, owner: Owner::Client(client), since: NOW, until: self.until };
         self.waiting.join(newcomer).unwrap();
         None
     }

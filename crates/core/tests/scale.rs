@@ -6,8 +6,8 @@ use std::time::{Duration, Instant as Stopwatch};
 use crate::checked;
 use dlock_core::deadlock::{Found, MOST_STEPS, Search};
 use dlock_core::{
-    ClientId, Fences, Instant, Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer, Rank, ReleaseCount,
-    Step, Terms, Token, Ttl, Turn, Waiting,
+    ClientId, Fences, Instant, Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer, Owner, Rank,
+    ReleaseCount, Step, Terms, Token, Ttl, Turn, Waiting,
 };
 use dlock_protocol::steps;
 
@@ -50,7 +50,8 @@ impl World {
     fn wait(&mut self, name: Name<'_>, token: &[u8], mode: Mode) {
         let client = ClientId(self.waiting.len() as u64);
         let request = request(token, mode);
-        let newcomer = Newcomer { name, rank: Rank::Newcomer, request, client, since: NOW, until: None };
+        let owner = Owner::Client(client);
+        let newcomer = Newcomer { name, rank: Rank::Newcomer, request, owner, since: NOW, until: None };
         self.waiting.join(newcomer).expect("it can join");
     }
 
@@ -167,7 +168,8 @@ impl Town {
     fn waits(&mut self, name: Name<'static>, token: &[u8], mode: Mode) {
         let client = ClientId(self.waiting.len() as u64);
         let request = request(token, mode);
-        let newcomer = Newcomer { name, rank: Rank::Newcomer, request, client, since: NOW, until: None };
+        let owner = Owner::Client(client);
+        let newcomer = Newcomer { name, rank: Rank::Newcomer, request, owner, since: NOW, until: None };
         self.waiting.join(newcomer).expect("it can join");
     }
 

@@ -10,7 +10,7 @@ use dlock_core::{Mode, Reentry, ReleaseCount};
 
 use crate::model::check;
 use crate::model::moves::Move;
-use crate::model::page::{Client, Page, Request, Token};
+use crate::model::page::{Client, Page, Request, Token, Whose};
 use crate::model::system::System;
 
 const KEY: u8 = 0;
@@ -59,8 +59,12 @@ fn essence(page: &Page) -> u64 {
     let on_the_way: Vec<u64> = page.flights.iter().map(|flight| flight.number).collect();
     for hold in &mut page.holds {
         // Which answers are on their way, and whether any has arrived.
-        for number in hold.on_the_way.iter_mut().flat_map(|(_, waiters)| waiters) {
-            *number = on_the_way.iter().position(|other| other == number).map_or(u64::MAX, |at| at as u64);
+        if let Some(doubt) = &mut hold.on_the_way {
+            for number in &mut doubt.told {
+                *number =
+                    on_the_way.iter().position(|other| other == number).map_or(u64::MAX, |at| at as u64);
+            }
+            doubt.unclaimed = doubt.unclaimed.map(|(_, until, delay)| (0, from_now(until), delay));
         }
         // How long it has been held decides nothing.
         (hold.fence, hold.end, hold.since) = (rank(hold.fence), from_now(hold.end), 0);
@@ -68,8 +72,12 @@ fn essence(page: &Page) -> u64 {
     for flight in &mut page.flights {
         (flight.fence, flight.number) = (rank(flight.fence), 0);
     }
+    let numbers: Vec<u64> = page.waiters.iter().map(|waiter| waiter.number).collect();
     for waiter in &mut page.waiters {
         (waiter.until, waiter.number) = (waiter.until.map(from_now), 0);
+        if let Whose::Beside(of) = &mut waiter.whose {
+            *of = numbers.iter().position(|number| number == of).expect("it waits") as u64;
+        }
     }
     for (_, until) in &mut page.delays {
         *until = from_now(*until);
@@ -154,6 +162,26 @@ fn two_tokens_and_a_server_that_may_have_forgotten_a_third() {
     }
     moves.push(Move::Grace(2));
     explore("grace", &moves, ALL);
+}
+
+/// Some wait by a connection, others have a position of their own, or both.
+#[test]
+fn three_tokens_in_a_mixed_queue() {
+    let mut moves = always(3);
+    let queue = |client: Client, token, block| match acquire(client, token, Mode::Exclusive, None) {
+        Move::Acquire(asked, _) => Move::Queue(asked, 3, block),
+        other => other,
+    };
+    for token in 0..3 {
+        moves.push(Move::TimeOutToken(KEY, token));
+        moves.push(Move::Forbidden(KEY, token));
+    }
+    moves.push(acquire(0, 0, Mode::Exclusive, Some(3)));
+    moves.push(acquire(0, 0, Mode::Exclusive, None));
+    moves.push(queue(1, 1, None));
+    moves.push(queue(2, 2, None));
+    moves.push(queue(2, 2, Some(1)));
+    explore("a mixed queue", &moves, 8);
 }
 
 #[test]

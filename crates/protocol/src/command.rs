@@ -16,7 +16,7 @@ mod listing;
 pub mod table;
 mod words;
 
-pub use acquire::Acquire;
+pub use acquire::{Acquire, Queue};
 pub use guarded::{Fenced, Guard};
 pub use listing::{List, Log};
 pub use table::{Doc, TABLE};
@@ -32,6 +32,8 @@ bitflags::bitflags! {
         const EPHEMERAL = 8;
         const DELAY = 16;
         const LABEL = 32;
+        const QUEUE = 64;
+        const NOTIFY = 128;
     }
 }
 

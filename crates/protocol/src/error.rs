@@ -32,6 +32,7 @@ pub enum Error {
     QueueFull {
         on_the_server: usize,
         on_a_key: usize,
+        queued: usize,
     },
     /// Waiting would close this cycle of tokens that wait for each other.
     Deadlock(Vec<Token>),
@@ -56,6 +57,8 @@ pub enum Error {
     WrongType,
     /// EPHEMERAL where there is no connection.
     NoConnection,
+    /// The user may not publish where NOTIFY would.
+    NoChannel,
     /// A replica, which ends nothing.
     Replica,
     /// The one error that clients of a cluster are meant to retry by themselves: that sends them to the right
@@ -100,10 +103,10 @@ impl fmt::Display for Error {
                  have expired; retry after that, or end it by CONFIG SET dlock.restart-grace 0 if you know that nobody \
                  holds a lock"
             ),
-            Error::QueueFull { on_the_server, on_a_key } => write!(
+            Error::QueueFull { on_the_server, on_a_key, queued } => write!(
                 f,
-                "{QUEUE_FULL} too many clients wait: at most {on_the_server} on this server (dlock.max-waiters) and \
-                 {on_a_key} on one key (dlock.max-waiters-per-key)"
+                "{QUEUE_FULL} too many clients wait: at most {on_the_server} on this server (dlock.max-waiters), \
+                 {queued} by QUEUE (dlock.max-queued) and {on_a_key} on one key (dlock.max-waiters-per-key)"
             ),
             Error::Deadlock(cycle) => write!(f, "{DEADLOCK} {}", shown(cycle)),
             Error::FenceAhead { ms, bound } => write!(
@@ -142,8 +145,9 @@ impl fmt::Display for Error {
                 "ERR EPHEMERAL cannot be used in a script or a guard, which has no connection of its own to end with: \
                  send the command itself, or in MULTI",
             ),
+            Error::NoChannel => f.write_str("NOPERM No permissions to access a channel"),
             Error::Replica => f.write_str(
-                "ERR this server is a replica, where nothing ends by itself: ask its master for BLOCK and EPHEMERAL",
+                "ERR this server is a replica, where nothing ends by itself: ask its master for BLOCK, QUEUE and EPHEMERAL",
             ),
             Error::Moving => {
                 f.write_str("TRYAGAIN the key's slot is on its way between nodes: ask again where it is now")

@@ -8,6 +8,7 @@
 //! - [`names`]: tokens and labels
 //! - [`bytes`]: short strings of bytes without an allocation
 //! - [`request`]: what may be asked of a lock, in one [`LockRequest`]
+//! - [`notify`]: how the end of a queued wait is published
 //! - [`command`]: every command, parsed and written, with its documentation
 //! - [`reply`]: what every command answers, written and read
 //! - [`error`]: every error reply, and how a client tells them apart
@@ -24,7 +25,7 @@
 //! let token = Token::new(b"a fresh token").unwrap();
 //! let delay = Delay::from_millis(500).unwrap();
 //! let request = LockRequest { delay, ..LockRequest::new(token, Ttl::from_millis(30_000).unwrap()) };
-//! let args = Acquire { key: b"invoice:42", request: request.borrowed(), block: None }.to_args();
+//! let args = Acquire { key: b"invoice:42", request: request.borrowed(), block: None, queue: None }.to_args();
 //! assert_eq!(args.join(&b' '), b"DLOCK.ACQUIRE invoice:42 a fresh token 30000 DELAY 500");
 //!
 //! // The module reads it, and may refuse.
@@ -39,6 +40,7 @@ pub mod command;
 pub mod error;
 pub mod event;
 pub mod names;
+pub mod notify;
 pub mod options;
 pub mod reply;
 pub mod request;
@@ -47,5 +49,6 @@ pub mod units;
 
 pub use bytes::Bytes;
 pub use names::{Label, LabelRef, Token, TokenRef};
+pub use notify::{Notify, NotifyRef};
 pub use request::{LockRequest, LockRequestRef, MAX_COUNT, Mode, Reentry, ReleaseCount};
 pub use units::{ClientId, Deadline, Delay, Fence, Instant, Ttl, Wait};

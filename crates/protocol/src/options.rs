@@ -32,6 +32,8 @@ pub const FENCE_MARK: Spec = Spec { name: "fence-mark", kind: Kind::YesNo { defa
 pub const MAX_WAITERS: Spec = number("max-waiters", 10_000, 0, 1_000_000);
 /// How many may wait for one key. A tenth of those on the server: they do not shut out everybody else's.
 pub const MAX_WAITERS_PER_KEY: Spec = number("max-waiters-per-key", 1_000, 0, 1_000_000);
+/// How many may have a position of their own in a queue, without a connection.
+pub const MAX_QUEUED: Spec = number("max-queued", 100_000, 0, 1_000_000);
 /// How many may share a key, or hold permits of it.
 pub const MAX_HOLDERS_PER_KEY: Spec = number("max-holders-per-key", 100_000, 1, 1_000_000);
 
@@ -43,12 +45,13 @@ pub const LOG_MAX_LEN: Spec = number("log-max-len", 128, 0, 10_000);
 pub const LOG_SLOWER_THAN: Spec = number("log-slower-than", 10_000, -1, u32::MAX as i64);
 
 /// All of them, in the order of the manual.
-pub const TABLE: [Spec; 9] = [
+pub const TABLE: [Spec; 10] = [
     MAX_TTL,
     RESTART_GRACE,
     FENCE_MARK,
     MAX_WAITERS,
     MAX_WAITERS_PER_KEY,
+    MAX_QUEUED,
     MAX_HOLDERS_PER_KEY,
     HONOUR_STRINGS,
     LOG_MAX_LEN,

@@ -6,10 +6,12 @@ mod refusals;
 use std::num::NonZeroU32;
 
 use dlock_protocol::command::{
-    Acquire, Cancel, Confirm, Extend, Holds, Inspect, List, Log, Pttl, Release, Waiters, Whom, no_arguments,
-    only_key,
+    Acquire, Cancel, Confirm, Extend, Holds, Inspect, List, Log, Pttl, Queue, Release, Waiters, Whom,
+    no_arguments, only_key,
 };
-use dlock_protocol::{Delay, Fence, LabelRef, LockRequest, Mode, Reentry, ReleaseCount, Token, Ttl, Wait};
+use dlock_protocol::{
+    Delay, Fence, LabelRef, LockRequest, Mode, NotifyRef, Reentry, ReleaseCount, Token, Ttl, Wait,
+};
 use proptest::prelude::*;
 
 /// Anything at all, also what looks like an option.
@@ -66,12 +68,18 @@ fn block() -> impl Strategy<Value = Option<Wait>> {
     prop::option::of(ms.prop_map(|ms| Wait::from_millis(ms).expect("in range")))
 }
 
+type Published = (Vec<u8>, Vec<u8>);
+
+fn queue() -> impl Strategy<Value = Option<(Ttl, Option<Published>)>> {
+    prop::option::of((ttl(), prop::option::of((bytes(1, 255), bytes(1, 255)))))
+}
+
 #[test]
 fn acquire() {
-    let parts = (key(), token(), ttl(), mode(), reentry(), block());
-    let more = (any::<bool>(), any::<u32>(), bytes(0, 255), any::<[prop::sample::Index; 6]>());
+    let parts = (key(), token(), ttl(), mode(), reentry(), (block(), queue()));
+    let more = (any::<bool>(), any::<u32>(), bytes(0, 255), any::<[prop::sample::Index; 7]>());
     crate::random((parts, more), 4000, |(parts, more)| {
-        let (key, token, ttl, mode, reentry, block) = &parts;
+        let (key, token, ttl, mode, reentry, (block, queue)) = &parts;
         let (ephemeral, delay, label, order) = &more;
         let request = LockRequest {
             mode: *mode,
@@ -82,7 +90,13 @@ fn acquire() {
             ..LockRequest::new(token.borrowed(), *ttl)
         };
         assert_eq!(request.to_owned().borrowed(), request);
-        let command = Acquire { key, request, block: *block };
+        let queue = queue.as_ref().map(|(ms, notify)| Queue {
+            ms: *ms,
+            notify: notify
+                .as_ref()
+                .map(|(channel, message)| NotifyRef::new(channel, message).expect("it fits")),
+        });
+        let command = Acquire { key, request, block: *block, queue };
         let args = command.to_args();
         let args = behind(&args, "DLOCK.ACQUIRE");
         assert_eq!(Acquire::parse(&args, Ttl::MAX).as_ref(), Ok(&command));
@@ -103,7 +117,11 @@ fn acquire() {
 fn options(mut args: &[&[u8]]) -> Vec<Vec<Vec<u8>>> {
     let mut options = Vec::new();
     while let [option, rest @ ..] = args {
-        let value = usize::from(!matches!(*option, b"SHARED" | b"REENTRANT" | b"EPHEMERAL"));
+        let value = match *option {
+            b"SHARED" | b"REENTRANT" | b"EPHEMERAL" => 0,
+            b"NOTIFY" => 2,
+            _ => 1,
+        };
         let mut group = vec![option.to_ascii_lowercase()];
         group.extend(rest[..value].iter().map(|arg| arg.to_vec()));
         options.push(group);
@@ -141,7 +159,7 @@ fn max_is_the_longest_lease_there_is_now() {
         let (key, token, word, number) =
             (&key[..], token.borrowed(), word.as_bytes(), fence.get().to_string());
         let request = LockRequest::new(token, longest);
-        let acquire = Acquire { key, request, block: None };
+        let acquire = Acquire { key, request, block: None, queue: None };
         assert_eq!(Acquire::parse(&[key, token.as_bytes(), word], longest), Ok(acquire));
         let extend = Extend { key, token, ttl: longest };
         assert_eq!(Extend::parse(&[key, token.as_bytes(), word], longest), Ok(extend));

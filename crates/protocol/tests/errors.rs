@@ -32,7 +32,7 @@ fn all() -> Vec<Error> {
     ];
     let others = [
         Error::Grace(58_475),
-        Error::QueueFull { on_the_server: 10, on_a_key: 5 },
+        Error::QueueFull { on_the_server: 10, on_a_key: 5, queued: 7 },
         Error::Deadlock(vec![token("a"), token("b"), token("a")]),
         Error::FenceAhead { ms: 7, bound: 5 },
         Error::WrongType,
@@ -46,6 +46,7 @@ fn all() -> Vec<Error> {
         Error::StaleFence(7),
         Error::Moving,
         Error::CannotWait,
+        Error::NoChannel,
         Error::Effect,
         Error::NoRandomness("none".into()),
     ];
@@ -61,7 +62,7 @@ fn class(error: &Error) -> Class<'static> {
         Error::FenceAhead { .. } => Class::FenceAhead,
         Error::NotHeld => Class::NotHeld,
         Error::StaleFence(_) => Class::StaleFence(7),
-        Error::Moving => Class::Other,
+        Error::Moving | Error::NoChannel => Class::Other,
         Error::Misuse(_)
         | Error::Refused(_)
         | Error::WrongType

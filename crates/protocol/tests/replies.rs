@@ -114,7 +114,8 @@ fn who_holds() {
 
 #[test]
 fn who_waits() {
-    let waiting = (number(), bytes(1), bytes(0), number(), prop::option::of(number()), bytes(0));
+    let waiting =
+        (prop::option::of(number()), bytes(1), bytes(0), number(), prop::option::of(number()), bytes(0));
     let waiting = waiting.prop_map(|(client, token, mode, waited, left, label)| Waiting {
         client,
         token,

@@ -1,7 +1,7 @@
 use dlock_protocol::{LockRequestRef, TokenRef, Ttl};
 
 use super::*;
-use crate::{Fences, Newcomer, Rank, Step, Terms, Turn, WaiterId};
+use crate::{Fences, Newcomer, Owner, Rank, Step, Terms, Turn, WaiterId};
 
 const NOW: Instant = Instant::from_millis(1_000_000);
 
@@ -28,8 +28,8 @@ fn hold(background: &mut Background, name: &Name<'static>, client: Option<Client
 }
 
 fn join(waiting: &mut Waiting, name: Name<'static>, until: Option<Deadline>) -> WaiterId {
-    let (rank, client) = (Rank::Newcomer, ClientId(9));
-    waiting.join(Newcomer { name, rank, request: request(false), client, since: NOW, until }).unwrap()
+    let (rank, owner) = (Rank::Newcomer, Owner::Client(ClientId(9)));
+    waiting.join(Newcomer { name, rank, request: request(false), owner, since: NOW, until }).unwrap()
 }
 
 fn next(background: &mut Background, waiting: &Waiting, now: Instant) -> Option<Task> {
@@ -50,7 +50,7 @@ fn however_many_tasks_there_are_of_one_kind_the_others_come_as_well() {
         .map(|_| format!("{:?}", next(&mut background, &waiting, later).unwrap()))
         .map(|task| task.split('(').next().unwrap_or_default().to_owned())
         .collect();
-    assert_eq!(kinds, ["TimedOut", "Due", "Serve", "TimedOut", "Due", "Serve"]);
+    assert_eq!(kinds, ["Over", "Due", "Serve", "Over", "Due", "Serve"]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use dlock_protocol::command::Whom;
 use smallvec::{SmallVec, smallvec};
 
 use super::Turn;
-use crate::queue::WaiterId;
+use crate::queue::{Owner, Waiter, WaiterId};
 use crate::step::Outcome;
 
 impl Turn<'_> {
@@ -14,6 +14,10 @@ impl Turn<'_> {
         let waiters: SmallVec<[WaiterId; 2]> = match whom {
             Whom::Token(token) => self.waiting.of_token_on(token.as_bytes(), self.name),
             Whom::Client(id) => match self.waiting.of_client(ClientId(id)) {
+                // Who waits beside a position is out of the queue with it.
+                Some(Waiter { name, owner: Owner::Beside(_, position), .. }) if *name == *self.name => {
+                    smallvec![*position]
+                }
                 Some(waiter) if waiter.name == *self.name => smallvec![waiter.id],
                 _ => SmallVec::new(),
             },
@@ -35,7 +39,8 @@ mod tests {
     fn join(waiting: &mut Waiting, key: &[u8], token: &[u8], client: u64) {
         let request = LockRequestRef::new(TokenRef::new(token).unwrap(), Ttl::MAX);
         let (name, client) = (Name::new(0, key), ClientId(client));
-        let newcomer = Newcomer { name, rank: Rank::Newcomer, request, client, since: NOW, until: None };
+        let owner = Owner::Client(client);
+        let newcomer = Newcomer { name, rank: Rank::Newcomer, request, owner, since: NOW, until: None };
         waiting.join(newcomer).unwrap();
     }
 
@@ -54,7 +59,7 @@ mod tests {
         let cancelled = turn.cancel(whom);
         let outcomes = step.rest.map(|rest| rest.outcomes).unwrap_or_default();
         assert!(outcomes.iter().all(|(_, outcome)| *outcome == Outcome::Cancelled));
-        (cancelled, outcomes.iter().map(|(waiter, _)| waiter.client.0).collect())
+        (cancelled, outcomes.iter().map(|(waiter, _)| waiter.client().unwrap().0).collect())
     }
 
     #[test]
@@ -73,6 +78,7 @@ mod tests {
         assert_eq!(cancel(&mut waiting, Whom::Client(3)), (1, vec![3]));
         assert_eq!(waiting.len(), 2);
         assert_eq!(waiting.len_of(&Name::new(0, b"x")), 2);
-        assert!(waiting.has_room(&Name::new(0, b"k"), Limits { on_the_server: 3, on_a_key: 1 }));
+        let limits = Limits { on_the_server: 9, on_a_key: 1, queued: 0 };
+        assert!(waiting.has_room(&Name::new(0, b"k"), &Owner::Client(ClientId(9)), limits));
     }
 }

@@ -2,11 +2,11 @@
 
 use std::num::NonZeroU32;
 
-use dlock_protocol::{ClientId, Fence, Instant, LockRequestRef, MAX_COUNT, Mode, Reentry};
+use dlock_protocol::{ClientId, Fence, Instant, LockRequestRef, MAX_COUNT, Mode, Reentry, TokenRef};
 
 use super::Turn;
 use crate::lock::{Ephemeral, Extras, Fit, Hold, Holding};
-use crate::queue::{Waiter, WaiterId};
+use crate::queue::WaiterId;
 use crate::step::{Binding, Departed, End, Event, Outcome, Refusal};
 
 const SLICE: usize = Departed::SLICE;
@@ -22,10 +22,18 @@ impl Turn<'_> {
         self.lock.change(token, self.now, change)
     }
 
-    /// The owner knows what it holds, or holds no more.
+    /// The owner knows what it holds. Whether it had been granted to a queued waiter, who claims it now: it
+    /// will be followed by the lock-delay that was asked for.
     #[inline]
-    pub(super) fn heard_of(&mut self, token: &[u8]) {
-        self.waiting.deliveries.heard_of(self.name, token);
+    pub(super) fn heard_of(&mut self, token: TokenRef<'_>) -> bool {
+        let Some(unclaimed) = self.waiting.deliveries.heard_of(self.name, token.as_bytes()) else {
+            return false;
+        };
+        if !unclaimed.delay.is_none() {
+            self.change(token.as_bytes(), |hold| hold.set_delay(unclaimed.delay));
+            self.step.put(self.lock, token);
+        }
+        true
     }
 
     /// Begins a hold that fits.
@@ -174,13 +182,15 @@ impl Turn<'_> {
             };
             self.lock.set_delay_until(self.lock.delay_until().max(Some(until)));
         }
-        self.heard_of(hold.token.as_bytes());
+        self.waiting.deliveries.heard_of(self.name, hold.token.as_bytes());
         self.step.ended(self.lock, hold, why, self.now);
     }
 
     pub(super) fn take_out(&mut self, waiters: &[WaiterId], outcome: Outcome) {
-        let gone = waiters.iter().filter_map(|id| self.waiting.leave(*id));
-        self.step.rest().outcomes.extend(gone.map(|waiter: Waiter| (waiter, outcome)));
+        for id in waiters {
+            let gone = self.waiting.leave_all(*id);
+            self.step.rest().outcomes.extend(gone.into_iter().map(|waiter| (waiter, outcome)));
+        }
     }
 }
 

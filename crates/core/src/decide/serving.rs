@@ -1,12 +1,12 @@
 //! How a queue is served: grants from its head for as long as the head fits, each waiter answered once.
 
-use dlock_protocol::Mode;
+use dlock_protocol::{Deadline, Delay, Fence, Instant, Mode, Ttl};
 
 use super::Turn;
-use crate::deliveries::Delivery;
+use crate::deliveries::{Delivery, Unclaimed};
 use crate::lock::Fit;
-use crate::queue::Waiter;
-use crate::step::{Granted, Outcome, Refusal};
+use crate::queue::{Owner, Waiter, WaiterId};
+use crate::step::{Departed, Granted, Outcome, Refusal};
 
 impl Turn<'_> {
     /// Grants to the queue from its head for as long as the head fits.
@@ -18,10 +18,16 @@ impl Turn<'_> {
     }
 
     pub(super) fn serve_queue(&mut self) {
+        let mut over = 0;
         while let Some(head) = self.waiting.head(self.name) {
             let id = head.id;
-            if head.until.is_some_and(|until| until.passed(self.now)) {
-                self.take_out(&[id], Outcome::TimedOut);
+            if let Some(outcome) = self.waiting.is_over(head, self.now) {
+                // Of many that are over at once a turn answers some. The others are found by their time.
+                over += 1;
+                if over > Departed::SLICE {
+                    return;
+                }
+                self.take_out(&[id], outcome);
                 continue;
             }
             let holds = self.lock.at(self.now).hold_of(head.request.token.as_bytes()).is_some();
@@ -36,37 +42,71 @@ impl Turn<'_> {
                 },
             };
             let Some(verdict) = verdict else { return };
-            let Some(waiter) = self.waiting.leave(id) else { return };
-            let outcome = verdict.and_then(|granted| self.hand_off(&waiter, granted));
-            let token = outcome.is_ok().then(|| waiter.request.token.clone());
-            self.step.rest().outcomes.push((waiter, outcome.unwrap_or_else(Outcome::Refused)));
-            if let Some(token) = token {
+            let token = head.request.token.clone();
+            if self.answer(id, verdict) {
                 self.answer_others(token.as_bytes());
             }
         }
     }
 
-    pub(super) fn hand_off(&mut self, waiter: &Waiter, granted: Granted) -> Result<Outcome, Refusal> {
-        let request = waiter.request.borrowed();
+    /// Answers a waiter and those who wait beside it. Whether it was granted.
+    fn answer(&mut self, id: WaiterId, verdict: Result<Granted, Refusal>) -> bool {
+        let answered = self.waiting.leave_all(id);
+        let [waiter, beside @ ..] = &answered[..] else { return false };
+        let now = self.now;
+        let late = |waiter: &Waiter| waiter.until.is_some_and(|until| until.passed(now));
+        let told = beside.iter().any(|waiter| !late(waiter));
+        let outcome = verdict.and_then(|granted| self.hand_off(waiter, granted, told));
+        let outcome = outcome.unwrap_or_else(Outcome::Refused);
+        if let Outcome::Granted(fence, _) = outcome {
+            let told = beside.iter().filter(|waiter| !late(waiter));
+            told.for_each(|waiter| self.note(waiter, fence, Granted::Renewal, Delay::NONE));
+        }
+        self.step.rest().outcomes.extend(answered.into_iter().map(|waiter| {
+            let outcome = if late(&waiter) { Outcome::TimedOut } else { outcome };
+            (waiter, outcome)
+        }));
+        matches!(outcome, Outcome::Granted(..))
+    }
+
+    /// `told`: whether a connection waits for it. If not, whoever waits may be dead, and may cost the others
+    /// no more than the position would have: neither a longer lease nor a lock-delay, until it is claimed.
+    fn hand_off(&mut self, waiter: &Waiter, granted: Granted, told: bool) -> Result<Outcome, Refusal> {
+        let mut request = waiter.request.borrowed();
         let token = request.token.as_bytes();
         let asked = request.ttl.millis().max(request.delay.millis());
         if asked > self.terms.longest_lease.millis() {
             return Err(Refusal::LeaseTooLong(self.terms.longest_lease));
         }
+        let mut delay = Delay::NONE;
+        if let (Owner::Token(_), Some(until), Granted::New, false) =
+            (&waiter.owner, waiter.until, granted, told)
+        {
+            request.ttl = request.ttl.min(left(until, self.now));
+            delay = std::mem::replace(&mut request.delay, Delay::NONE);
+        }
         let fence = match granted {
-            Granted::New => self.grant(&request, waiter.client)?,
-            Granted::Renewal | Granted::Upgrade => self.renew(&request, waiter.client)?,
+            Granted::New => self.grant(&request, waiter.asked_by())?,
+            Granted::Renewal | Granted::Upgrade => self.renew(&request, waiter.asked_by())?,
         };
         if granted == Granted::Upgrade {
             self.change_mode(token, Mode::Exclusive);
         }
-        let delivery = Delivery {
-            name: waiter.name.clone(),
-            token: waiter.request.token.clone(),
-            client: waiter.client,
-        };
-        self.waiting.deliveries.sent(waiter.id, delivery, fence, granted);
+        self.note(waiter, fence, granted, delay);
         Ok(Outcome::Granted(fence, granted))
+    }
+
+    /// Notes who is yet to be told of a grant, or to claim it, and by which `delay` it is followed then.
+    fn note(&mut self, waiter: &Waiter, fence: Fence, granted: Granted, delay: Delay) {
+        let (id, until) = (waiter.id, waiter.until);
+        let unclaimed = until.filter(|_| matches!(waiter.owner, Owner::Token(_)));
+        let unclaimed = unclaimed.map(|until| Unclaimed { id, until, delay });
+        let (token, deliveries) = (&waiter.request.token, &mut self.waiting.deliveries);
+        deliveries.granted(&waiter.name, token, fence, granted, id, unclaimed);
+        if let Some(client) = waiter.client() {
+            let (name, token) = (waiter.name.clone(), token.clone());
+            deliveries.sent(id, Delivery { name, token, client });
+        }
     }
 
     /// Whether a waiter whose token holds the lock already gets what it waits for. None: it goes on waiting.
@@ -88,14 +128,16 @@ impl Turn<'_> {
     pub(super) fn answer_others(&mut self, token: &[u8]) {
         for id in self.waiting.of_token_on(token, self.name) {
             let (Some(held_as), Some(waiter)) = (self.lock.mode(), self.waiting.get(id)) else { return };
-            let late = waiter.until.is_some_and(|until| until.passed(self.now));
-            if self.fit_again(held_as, waiter.request.mode) != Some(Ok(Granted::Renewal)) || late {
+            let over = self.waiting.is_over(waiter, self.now).is_some();
+            if self.fit_again(held_as, waiter.request.mode) != Some(Ok(Granted::Renewal)) || over {
                 continue;
             }
-            if let Some(waiter) = self.waiting.leave(id) {
-                let outcome = self.hand_off(&waiter, Granted::Renewal);
-                self.step.rest().outcomes.push((waiter, outcome.unwrap_or_else(Outcome::Refused)));
-            }
+            self.answer(id, Ok(Granted::Renewal));
         }
     }
+}
+
+/// The lease that lasts until then.
+pub(super) fn left(until: Deadline, now: Instant) -> Ttl {
+    Ttl::from_millis(until.left(now).max(1)).unwrap_or(Ttl::MAX)
 }

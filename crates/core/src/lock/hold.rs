@@ -87,6 +87,11 @@ impl Hold {
         matches!(self.ephemeral(), Ephemeral::Bound(_))
     }
 
+    pub(crate) fn set_delay(&mut self, delay: Delay) {
+        let extras = self.extras.take().map_or(Extras::NONE, |extras| *extras);
+        self.extras = Extras { delay, ..extras }.boxed();
+    }
+
     pub(super) fn heap_size(&self) -> usize {
         let extras = |x: &Extras| size_of::<Extras>() + x.label.heap_size();
         self.token.heap_size() + self.extras.as_deref().map_or(0, extras)

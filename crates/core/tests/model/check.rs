@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use dlock_core::{Ephemeral, Mode, Rank};
+use dlock_core::{Ephemeral, Mode, Owner, Rank};
 
 use super::content::content;
 use super::moves::Move;
@@ -13,6 +13,16 @@ use super::system::{self, System, name, token, token_of};
 /// Each of these happens in every full run, or the run proves nothing about it.
 pub const SOMETIMES: &[&str] = &[
     "a break",
+    "a connection waits beside a position",
+    "a grant that its user may not have",
+    "a handoff to a queued waiter",
+    "a position ends with its connection",
+    "a position is given up for another mode",
+    "a position is kept",
+    "a queued wait is over",
+    "a queued waiter claims its grant",
+    "an undelivered grant may be claimed",
+    "nobody claims a grant",
     "a cancel",
     "a clock set back",
     "a confirm",
@@ -81,7 +91,11 @@ pub fn same(system: &System, page: &Page, step: &Move, answer: &Answer, expected
         let queue: Vec<_> = page.queue(key).iter().map(|w| (w.asked, w.upgrades, w.until)).collect();
         let core = system.waiting.queue(&name(key)).map(|w| {
             let asked = w.request.borrowed();
-            let told = (w.client.0, token_of(asked.token.as_bytes()), asked.mode, asked.ttl.millis());
+            let client = match &w.owner {
+                Owner::Client(client) | Owner::Beside(client, _) => client.0,
+                Owner::Token(queued) => queued.client.0,
+            };
+            let told = (client, token_of(asked.token.as_bytes()), asked.mode, asked.ttl.millis());
             let rest =
                 (asked.reentry, asked.ephemeral, asked.delay.millis(), asked.label.as_bytes().to_vec());
             (told, rest, w.rank == Rank::Upgrade, w.until.map(|until| until.millis()))
@@ -141,7 +155,8 @@ fn same_holds(system: &System, page: &Page, key: u8) {
 /// What nobody has to be asked about.
 pub fn invariants(system: &System, step: &Move) {
     let ids: BTreeSet<_> = (0..KEYS)
-        .flat_map(|key| system.waiting.queue(&name(key)).map(|w| w.id).collect::<Vec<_>>())
+        .flat_map(|key| system.waiting.queue(&name(key)).cloned().collect::<Vec<_>>())
+        .flat_map(|w| [w.id].into_iter().chain(w.beside().to_vec()))
         .collect();
     assert_eq!(ids, system.unanswered, "who waits has no outcome yet, and who has none waits");
     assert_eq!(system.waiting.len(), ids.len());
@@ -213,7 +228,7 @@ fn delayed(lock: &dlock_core::Lock, system: &System) -> bool {
 
 fn looked_at(step: &Move) -> Option<u8> {
     match step {
-        Move::Acquire(asked, _) => Some(asked.key),
+        Move::Acquire(asked, _) | Move::Queue(asked, ..) => Some(asked.key),
         Move::Release(key, ..) | Move::Extend(key, ..) | Move::Confirm(key, ..) | Move::Break(key) => {
             Some(*key)
         }

@@ -7,12 +7,15 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::page::{
-    Answer, CLIENTS, Client, GREATEST_COUNT, GREATEST_FENCE, KEYS, Key, Page, Request, Restart, TOKENS, Token,
+    Answer, CLIENTS, Client, GREATEST_COUNT, GREATEST_FENCE, KEYS, Key, Page, Request, Restart, TOKENS,
+    Token, Waiter, Whose,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Move {
     Acquire(Request, Option<u64>),
+    /// With QUEUE, for so many ms.
+    Queue(Request, u64, Option<u64>),
     Release(Key, Token, ReleaseCount),
     Extend(Key, Token, u64),
     /// With the fence, the ttl and the skew bound.
@@ -24,6 +27,9 @@ pub enum Move {
     Delete(Key),
     /// The background ends a client's wait if it is over; and looks at a key.
     TimeOut(Client),
+    TimeOutToken(Key, Token),
+    /// The user may no longer have what the token was granted while it was queued.
+    Forbidden(Key, Token),
     LookAt(Key),
     /// The nth grant that is on its way to a waiter arrives, or does not.
     Delivered(usize),
@@ -39,10 +45,10 @@ impl Page {
     /// A client that waits says nothing until it is answered.
     pub fn can(&self, step: &Move) -> bool {
         match step {
-            Move::Acquire(asked, _) => {
+            Move::Acquire(asked, _) | Move::Queue(asked, ..) => {
                 let busy = |client: Client| client == asked.client;
-                !self.waiters.iter().any(|waiter| busy(waiter.asked.client))
-                    && !self.flights.iter().any(|flight| busy(flight.client))
+                let blocked = |waiter: &Waiter| waiter.whose != Whose::Token && busy(waiter.asked.client);
+                !self.waiters.iter().any(blocked) && !self.flights.iter().any(|flight| busy(flight.client))
             }
             Move::Delivered(nth) | Move::Undelivered(nth) => *nth < self.flights.len(),
             _ => true,
@@ -56,6 +62,7 @@ impl Page {
         self.edges.clear();
         match *step {
             Move::Acquire(asked, block) => return self.acquire(asked, block),
+            Move::Queue(asked, ms, block) => return self.queue_up(asked, ms, block),
             Move::Release(key, token, counts) => return Answer::Number(self.release(key, token, counts)),
             Move::Extend(key, token, ttl) => return Answer::Number(self.extend(key, token, ttl)),
             Move::Confirm(key, token, fence, ttl, bound) => {
@@ -63,14 +70,16 @@ impl Page {
             }
             Move::Break(key) => return Answer::Number(self.break_all(key)),
             Move::CancelToken(key, token) => {
-                return Answer::Number(self.cancel_command(key, |asked| asked.token == token));
+                return Answer::Number(self.cancel_token(key, token));
             }
             Move::CancelClient(key, client) => {
-                return Answer::Number(self.cancel_command(key, |asked| asked.client == client));
+                return Answer::Number(self.cancel_client(key, client));
             }
             Move::ClientGone(client) => self.client_gone(client),
             Move::Delete(key) => self.delete(key),
             Move::TimeOut(client) => self.time_out(client),
+            Move::TimeOutToken(key, token) => self.time_out_token(key, token),
+            Move::Forbidden(key, token) => self.forbidden(key, token),
             Move::LookAt(key) => self.look_at(key),
             Move::Delivered(nth) => {
                 let flight = self.flights.remove(nth);
@@ -104,7 +113,10 @@ pub fn moves(page: &Page) -> BoxedStrategy<Move> {
     let restart = (any::<bool>(), select(vec![0, 1, 7, 200]), select(vec![-60_000, -3, 0, 2, 60_000]))
         .prop_map(|(same_boot, down, jump)| Move::Restart(Restart { same_boot, down, jump }));
     let any = prop_oneof![
-        24 => acquire(),
+        18 => acquire(),
+        10 => queue(),
+        2 => (key(), token()).prop_map(|(k, t)| Move::TimeOutToken(k, t)),
+        1 => (key(), token()).prop_map(|(k, t)| Move::Forbidden(k, t)),
         9 => (key(), token(), counts).prop_map(|(k, t, n)| Move::Release(k, t, n)),
         2 => (key(), token(), ttl()).prop_map(|(k, t, ms)| Move::Extend(k, t, ms)),
         3 => (key(), token(), fence, ttl(), select(vec![0, 10_000]))
@@ -144,6 +156,13 @@ pub fn waits() -> impl Strategy<Value = Vec<Move>> {
     });
     let release = (0..KEYS, 0..TOKENS).prop_map(|(key, token)| Move::Release(key, token, ReleaseCount::All));
     prop::collection::vec(prop_oneof![12 => wait, 1 => release, 2 => Just(Move::Delivered(0))], 6..30)
+}
+
+fn queue() -> impl Strategy<Value = Move> {
+    (acquire(), select(vec![1, 5, 30, 500, 500])).prop_map(|(step, ms)| match step {
+        Move::Acquire(asked, block) => Move::Queue(asked, ms, block.filter(|block| *block < 100)),
+        other => other,
+    })
 }
 
 fn acquire() -> impl Strategy<Value = Move> {

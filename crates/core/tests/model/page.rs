@@ -6,6 +6,7 @@ use dlock_core::{End, Granted, Mode, Reentry, Refusal, ReleaseCount};
 
 mod commands;
 mod queue;
+mod queueing;
 mod restart;
 mod stuck;
 
@@ -47,9 +48,18 @@ pub struct Hold {
     pub bond: Bond,
     pub delay: u64,
     pub label: u8,
-    /// Granted so to these waiters, whose answers are not known to be lost, and nobody else has been told of
-    /// it.
-    pub on_the_way: Option<(Granted, Vec<u64>)>,
+    /// Nobody is known to know of it.
+    pub on_the_way: Option<Doubt>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Doubt {
+    pub granted: Granted,
+    /// To these waiters, whose answers are not known to be lost.
+    pub told: Vec<u64>,
+    /// To this queued waiter, which has not asked again; until when it could have waited, and the delay that
+    /// the hold has once it is claimed.
+    pub unclaimed: Option<(u64, u64, u64)>,
 }
 
 /// What an ACQUIRE asks for.
@@ -74,6 +84,16 @@ pub struct Waiter {
     pub upgrades: bool,
     /// The ms at which its own time is over.
     pub until: Option<u64>,
+    pub whose: Whose,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Whose {
+    Client,
+    /// QUEUE.
+    Token,
+    /// A connection's that waits beside this queued waiter.
+    Beside(u64),
 }
 
 /// How a waiter's ACQUIRE is answered.
@@ -82,7 +102,13 @@ pub enum Told {
     Granted(u64, Granted),
     TimedOut,
     Cancelled,
+    Left,
     Refused(Refusal),
+}
+
+/// Who is told of the end of a queued wait.
+pub fn owner(token: Token) -> Client {
+    100 + Client::from(token)
 }
 
 /// How a command is answered at once.
@@ -92,6 +118,7 @@ pub enum Answer {
     Fence(u64),
     Null,
     Waits,
+    Queued,
     Deadlock,
     QueueFull,
     Grace,
@@ -135,6 +162,8 @@ pub struct Page {
     /// Nobody is granted the key before this ms.
     pub delays: Vec<(Key, u64)>,
     pub flights: Vec<Flight>,
+    /// The connection that is closing.
+    pub closed: Option<Client>,
     /// What the last operation came to.
     pub heard: Vec<(Key, Heard)>,
     pub told: Vec<(Client, Told)>,
@@ -177,7 +206,8 @@ impl Page {
 
     /// The queue of a key, its head first.
     pub fn queue(&self, key: Key) -> Vec<Waiter> {
-        let of_key = self.waiters.iter().filter(|waiter| waiter.asked.key == key);
+        let here = |waiter: &&Waiter| waiter.asked.key == key && !matches!(waiter.whose, Whose::Beside(_));
+        let of_key = self.waiters.iter().filter(here);
         let (mut first, rest): (Vec<_>, Vec<_>) = of_key.cloned().partition(|waiter| waiter.upgrades);
         first.extend(rest);
         first
@@ -211,6 +241,10 @@ impl Page {
         self.holds = kept;
         for hold in &gone {
             self.heard.push((hold.key, Heard::Ended(why)));
+            if why == End::Expired && hold.on_the_way.as_ref().is_some_and(|doubt| doubt.unclaimed.is_some())
+            {
+                self.marks.push("nobody claims a grant");
+            }
             let from = if why == End::Expired { hold.end } else { self.in_ms(0) };
             if hold.delay > 0 && matches!(why, End::Expired | End::Disconnected) {
                 self.delays.push((hold.key, from + hold.delay));

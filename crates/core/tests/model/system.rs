@@ -7,14 +7,18 @@ use dlock_core::codec::Anchor;
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
     Acquired, Binding, ClientId, Confirmed, Delay, Event, Fence, Fences, Granted, Instant, LabelRef, Limits,
-    Lock, LockRequest, Mode, Name, Newcomer, Outcome, Rest, Skew, Step, Terms, Ttl, Turn, Wait, WaiterId,
-    Waiting,
+    Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer, Outcome, Owner, Queued, Rest, Skew, Step, Terms,
+    Ttl, Turn, Wait, WaiterId, Waiting,
 };
+use dlock_protocol::command::Whom;
 
+mod acquiring;
 mod connections;
 
 use super::moves::Move;
-use super::page::{Answer, Client, Flight, Heard, KEYS, Key, MOST_HOLDERS, ROOM, Request, Token, Told};
+use super::page::{
+    Answer, Client, Flight, Heard, KEYS, Key, MOST_HOLDERS, ROOM, Request, Token, Told, owner,
+};
 
 #[derive(Clone, Default)]
 pub struct System {
@@ -29,6 +33,8 @@ pub struct System {
     pub near: BTreeMap<Key, Lock>,
     pub far: BTreeMap<Key, Lock>,
     pub flights: Vec<Flight>,
+    /// The last queued waiter that each token was granted.
+    pub(super) unclaimed: BTreeMap<(Key, Token), WaiterId>,
     /// Who waits for an answer.
     pub unanswered: BTreeSet<WaiterId>,
     /// Which clients rely on a hold.
@@ -127,33 +133,39 @@ impl System {
         for (waiter, outcome) in rest.outcomes {
             assert!(self.unanswered.remove(&waiter.id), "a second outcome for {waiter:?}");
             assert_eq!(key_of(&waiter.name), key);
-            let (client, token) = (waiter.client.0, token_of(waiter.request.token.as_bytes()));
+            let token = token_of(waiter.request.token.as_bytes());
+            let client = waiter.client().map_or(owner(token), |client| client.0);
+            let beside = matches!(waiter.owner, Owner::Beside(..));
             let told = match outcome {
                 Outcome::Granted(fence, granted) => {
                     assert!(
                         waiter.until.is_none_or(|until| !until.passed(self.instant())),
                         "granted too late"
                     );
-                    if granted != Granted::Renewal {
+                    if granted != Granted::Renewal && !beside {
                         let before = (waiter.rank, waiter.id);
                         let overtaken = self.waiting.queue(&waiter.name).any(|w| (w.rank, w.id) < before);
                         assert!(!overtaken, "first come first served: {waiter:?}");
                     }
-                    if granted == Granted::New {
+                    if granted == Granted::New && !beside {
                         self.began(key, token, fence);
                     }
                     assert!(
                         granted != Granted::Upgrade || self.now >= self.grants_from,
                         "an upgrade in grace"
                     );
-                    self.is_told(key, token, client, waiter.request.mode);
                     let (number, fence) = (waiter.id.0, fence.get());
-                    let flight = Flight { number, client, key, token, fence, granted };
-                    self.flights.push(flight);
+                    if waiter.client().is_some() {
+                        self.is_told(key, token, client, waiter.request.mode);
+                        self.flights.push(Flight { number, client, key, token, fence, granted });
+                    } else {
+                        self.unclaimed.insert((key, token), waiter.id);
+                    }
                     Told::Granted(fence, granted)
                 }
                 Outcome::TimedOut => Told::TimedOut,
                 Outcome::Cancelled => Told::Cancelled,
+                Outcome::Left => Told::Left,
                 Outcome::Refused(refusal) => Told::Refused(refusal),
             };
             self.outcomes.push((client, told));
@@ -181,7 +193,8 @@ impl System {
         self.cycle.clear();
         self.saw.clear();
         match step {
-            Move::Acquire(asked, block) => return self.acquire(&asked, block),
+            Move::Acquire(asked, block) => return self.acquire(&asked, block, None),
+            Move::Queue(asked, ms, block) => return self.acquire(&asked, block, Some(ms)),
             Move::Release(key, who, counts) => {
                 let ended = self.turn(key, |turn| turn.release(checked(&token(who)), counts));
                 return Answer::Number(ended.into());
@@ -202,15 +215,11 @@ impl System {
             }
             Move::Break(key) => return Answer::Number(self.turn(key, |turn| turn.break_all()) as u64),
             Move::CancelToken(key, who) => {
-                let ids = self.waiting.of_token_on(&token(who), &name(key));
-                self.turn(key, |turn| turn.dismiss(&ids, Outcome::Cancelled));
-                return Answer::Number(ids.len() as u64);
+                let who = token(who);
+                return Answer::Number(self.turn(key, |turn| turn.cancel(Whom::Token(checked(&who)))) as u64);
             }
             Move::CancelClient(key, client) => {
-                let waiter = self.waiting.of_client(ClientId(client)).filter(|w| w.name == name(key));
-                let ids: Vec<WaiterId> = waiter.map(|w| w.id).into_iter().collect();
-                self.turn(key, |turn| turn.dismiss(&ids, Outcome::Cancelled));
-                return Answer::Number(ids.len() as u64);
+                return Answer::Number(self.turn(key, |turn| turn.cancel(Whom::Client(client))) as u64);
             }
             Move::ClientGone(client) => self.client_gone(client),
             Move::Delete(key) => {
@@ -234,6 +243,18 @@ impl System {
                     self.turn(key, |turn| turn.dismiss(&[id], Outcome::TimedOut));
                 }
             }
+            Move::TimeOutToken(key, who) => {
+                let now = self.instant();
+                let position = self.waiting.position_of(&token(who), &name(key));
+                let over = position.filter(|w| w.until.is_some_and(|until| until.passed(now)));
+                if let Some(id) = over.map(|w| w.id) {
+                    self.turn(key, |turn| turn.dismiss(&[id], Outcome::TimedOut));
+                }
+            }
+            Move::Forbidden(key, who) => {
+                let id = self.unclaimed.get(&(key, who)).copied().unwrap_or(WaiterId(0));
+                self.turn(key, |turn| turn.undelivered(&token(who), id));
+            }
             Move::LookAt(key) => self.turn(key, |turn| turn.advance()),
             Move::Delivered(nth) => {
                 self.waiting.deliveries.handed_over(WaiterId(self.flights.remove(nth).number));
@@ -249,65 +270,6 @@ impl System {
             Move::Restart(restart) => self.restart(restart),
         }
         Answer::Nothing
-    }
-
-    fn acquire(&mut self, asked: &Request, block: Option<u64>) -> Answer {
-        let (who, text) = (token(asked.token), label(asked.label));
-        let client = ClientId(asked.client);
-        let request = LockRequest {
-            mode: asked.mode,
-            reentry: asked.reentry,
-            ephemeral: asked.ephemeral,
-            delay: Delay::from_millis(asked.delay).expect("a possible delay"),
-            label: LabelRef::new(&text).expect("a possible label"),
-            ..LockRequest::new(checked(&who), ttl(asked.ttl))
-        };
-        let held = self.locks.get(&asked.key).is_some_and(|l| l.at(self.instant()).hold_of(&who).is_some());
-        let before = self.outcomes.len();
-        let rank = match self.turn(asked.key, |turn| turn.acquire(&request, client)) {
-            Acquired::Held(fence) => {
-                let waited =
-                    self.outcomes[before..].iter().any(|(_, told)| matches!(told, Told::Granted(..)));
-                if !held && !waited {
-                    assert_eq!(self.waiting.len_of(&name(asked.key)), 0, "a newcomer overtakes the queue");
-                    self.began(asked.key, asked.token, fence);
-                }
-                self.is_told(asked.key, asked.token, asked.client, asked.mode);
-                return Answer::Fence(fence.get());
-            }
-            Acquired::Upgrading(other) => {
-                self.cycle = vec![asked.token, token_of(other.as_bytes()), asked.token];
-                return Answer::Deadlock;
-            }
-            Acquired::Refused(refusal) => return Answer::Refused(refusal),
-            Acquired::Grace => return Answer::Grace,
-            Acquired::NotNow(rank) => rank,
-        };
-        let Some(ms) = block else { return Answer::Null };
-        let name = name(asked.key);
-        if !self.waiting.has_room(&name, Limits { on_the_server: ROOM.0, on_a_key: ROOM.1 }) {
-            return Answer::QueueFull;
-        }
-        let start = request.token.to_owned();
-        let mut search =
-            Search::new(start, &name, rank, asked.mode, self.instant()).with_at_most(MOST_HOLDERS as u32);
-        loop {
-            match search.run(&self.waiting) {
-                Found::Nothing => break,
-                Found::Ask(name) => {
-                    let lock = self.locks.get(&key_of(&name));
-                    search.learn(&name, lock, &self.waiting);
-                }
-                Found::Cycle(cycle) => {
-                    self.cycle = cycle.iter().map(|token| token_of(token.as_bytes())).collect();
-                    return Answer::Deadlock;
-                }
-            }
-        }
-        let (since, until) = (self.instant(), Wait::from_millis(ms).expect("a wait").until(self.instant()));
-        let id = self.waiting.join(Newcomer { name, rank, request, client, since, until });
-        assert!(self.unanswered.insert(id.expect("it can join")));
-        Answer::Waits
     }
 }
 

@@ -4,17 +4,27 @@ use super::words::{Args, within};
 use super::{Given, decimal, words};
 use crate::error::Misuse;
 use crate::names::LabelRef;
+use crate::notify::NotifyRef;
 use crate::request::{LockRequestRef, Mode, Reentry};
 use crate::units::{Delay, Ttl, Wait};
 
-/// `DLOCK.ACQUIRE key token <ttl | MAX> [SHARED | PERMITS n] [REENTRANT | DEPTH n] [BLOCK ms] [EPHEMERAL]
-/// [DELAY ms] [LABEL text]`
+/// `DLOCK.ACQUIRE key token <ttl | MAX> [SHARED | PERMITS n] [REENTRANT | DEPTH n] [BLOCK ms]
+/// [QUEUE ms [NOTIFY channel message]] [EPHEMERAL] [DELAY ms] [LABEL text]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acquire<'a> {
     pub key: &'a [u8],
     pub request: LockRequestRef<'a>,
-    /// None tries once.
+    /// How long the connection waits; None: not at all.
     pub block: Option<Wait>,
+    /// For how long the token keeps a position in the queue; None: it has none of its own.
+    pub queue: Option<Queue<'a>>,
+}
+
+/// `QUEUE ms [NOTIFY channel message]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queue<'a> {
+    pub ms: Ttl,
+    pub notify: Option<NotifyRef<'a>>,
 }
 
 impl<'a> Acquire<'a> {
@@ -22,6 +32,7 @@ impl<'a> Acquire<'a> {
         let mut args = Args::new(args);
         let (key, token, ttl) = (args.next()?, args.token()?, args.ttl(max_ttl)?);
         let (mut request, mut block) = (LockRequestRef::new(token, ttl), None);
+        let (mut queue, mut notify) = (None, None);
         let mut given = Given::empty();
         while let Some(option) = args.option() {
             match () {
@@ -45,6 +56,16 @@ impl<'a> Acquire<'a> {
                     given.once(Given::BLOCK, "BLOCK")?;
                     block = Wait::from_millis(within(args.value("BLOCK")?, "BLOCK ms", 0, Wait::MAX_MILLIS)?);
                 }
+                _ if option.is("QUEUE") => {
+                    given.once(Given::QUEUE, "QUEUE")?;
+                    let ms = within(args.value("QUEUE")?, "QUEUE ms", 1, Ttl::MAX.millis())?;
+                    queue = Ttl::from_millis(ms);
+                }
+                _ if option.is("NOTIFY") => {
+                    given.once(Given::NOTIFY, "NOTIFY")?;
+                    let (channel, message) = (args.value("NOTIFY")?, args.value("NOTIFY")?);
+                    notify = Some(NotifyRef::new(channel, message).ok_or(Misuse::NotifyLength)?);
+                }
                 _ if option.is("EPHEMERAL") => {
                     given.once(Given::EPHEMERAL, "EPHEMERAL")?;
                     request.ephemeral = true;
@@ -61,11 +82,15 @@ impl<'a> Acquire<'a> {
                 _ => return Err(option.unknown()),
             }
         }
-        Ok(Acquire { key, request, block })
+        let queue = match (queue, notify) {
+            (None, Some(_)) => return Err(Misuse::NotifyAlone),
+            (queue, notify) => queue.map(|ms| Queue { ms, notify }),
+        };
+        Ok(Acquire { key, request, block, queue })
     }
 
     pub fn to_args(&self) -> Vec<Vec<u8>> {
-        let Acquire { key, request, block } = self;
+        let Acquire { key, request, block, queue } = self;
         let mut out = words(&[b"DLOCK.ACQUIRE", key, request.token.as_bytes()]);
         out.push(decimal(request.ttl.millis()));
         match request.mode {
@@ -80,6 +105,12 @@ impl<'a> Acquire<'a> {
         }
         if let Some(wait) = block {
             out.extend([b"BLOCK".to_vec(), decimal(wait.millis())]);
+        }
+        if let Some(Queue { ms, notify }) = queue {
+            out.extend([b"QUEUE".to_vec(), decimal(ms.millis())]);
+            if let Some(notify) = notify {
+                out.extend(words(&[b"NOTIFY", notify.channel(), notify.message()]));
+            }
         }
         if request.ephemeral {
             out.push(b"EPHEMERAL".to_vec());

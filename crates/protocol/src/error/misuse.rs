@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::command::List;
 use crate::names::{Label, Token};
+use crate::notify::Notify;
 use crate::units::Ttl;
 
 /// Why the arguments of a command are refused before anything is looked at.
@@ -13,6 +14,9 @@ pub enum Misuse {
     TokenLength,
     LabelLength,
     PatternLength,
+    NotifyLength,
+    /// NOTIFY without QUEUE.
+    NotifyAlone,
     /// What, and its least and greatest value.
     Range(&'static str, u64, u64),
     Ttl(Ttl),
@@ -34,6 +38,10 @@ impl fmt::Display for Misuse {
             Misuse::PatternLength => {
                 write!(f, "ERR a MATCH pattern has at most {} bytes", List::MAX_PATTERN)
             }
+            Misuse::NotifyLength => {
+                write!(f, "ERR NOTIFY takes a channel and a message of 1 to {} bytes each", Notify::MAX_LEN)
+            }
+            Misuse::NotifyAlone => f.write_str("ERR syntax error: NOTIFY requires QUEUE ms"),
             Misuse::Range(what, least, greatest) => {
                 write!(f, "ERR {what} must be a whole number from {least} to {greatest}")
             }

@@ -43,7 +43,8 @@ map! {
 map! {
     /// Who waits for it.
     Waiting {
-        b"client" client: u64,
+        /// The connection that waits; None, on the wire -1, for a position of its token's own.
+        b"client" client: Option<u64>,
         b"token" token: Cow<'a, [u8]>,
         /// As [`Mode::word`] says it.
         b"mode" mode: Cow<'a, [u8]>,

@@ -10,6 +10,8 @@ const MAX_TTL: u64 = 86_400_000;
 const ARGUMENTS: &str = "ERR syntax error: wrong number of arguments, DLOCK.HELP lists every form";
 const TOKEN: &str = "ERR a token has 1 to 255 bytes, DLOCK.TOKEN makes one";
 const LABEL: &str = "ERR a label has at most 255 bytes";
+const NOTIFY: &str = "ERR NOTIFY takes a channel and a message of 1 to 255 bytes each";
+const ALONE: &str = "ERR syntax error: NOTIFY requires QUEUE ms";
 const TTL: &str = "ERR ttl must be a whole number of milliseconds from 1 to 86400000 (dlock.max-ttl, or a shorter dlock.restart-grace)";
 const FENCE: &str = "ERR fence must be a whole number from 1 to 9007199254740991";
 const CLIENT: &str = "ERR CLIENT id must be a whole number from 0 to 9223372036854775807";
@@ -125,6 +127,15 @@ fn tokens_and_labels() {
     refused(&args, LABEL);
     args[5].pop();
     assert_eq!(parse(&args), Ok(()));
+    for at in [7, 8] {
+        let mut args = words("ACQUIRE k t 5 QUEUE 5 NOTIFY c m");
+        for wrong in [vec![], vec![b'x'; 256]] {
+            args[at] = wrong;
+            refused(&args, NOTIFY);
+        }
+        args[at] = vec![b'x'; 255];
+        assert_eq!(parse(&args), Ok(()));
+    }
 }
 
 #[test]
@@ -141,6 +152,8 @@ fn options() {
         ("ACQUIRE k t 5 REENTRANT DEPTH 2", twice("REENTRANT or DEPTH")),
         ("ACQUIRE k t 5 DEPTH 2 DEPTH 2", twice("REENTRANT or DEPTH")),
         ("ACQUIRE k t 5 BLOCK 0 BLOCK 0", twice("BLOCK")),
+        ("ACQUIRE k t 5 QUEUE 5 queue 5", twice("QUEUE")),
+        ("ACQUIRE k t 5 QUEUE 5 NOTIFY c m NOTIFY c m", twice("NOTIFY")),
         ("ACQUIRE k t 5 EPHEMERAL Ephemeral", twice("EPHEMERAL")),
         ("ACQUIRE k t 5 DELAY 0 DELAY 0", twice("DELAY")),
         ("ACQUIRE k t 5 LABEL a LABEL a", twice("LABEL")),
@@ -151,6 +164,11 @@ fn options() {
         ("ACQUIRE k t 5 PERMITS", value("PERMITS")),
         ("ACQUIRE k t 5 DEPTH", value("DEPTH")),
         ("ACQUIRE k t 5 BLOCK", value("BLOCK")),
+        ("ACQUIRE k t 5 QUEUE", value("QUEUE")),
+        ("ACQUIRE k t 5 QUEUE 5 NOTIFY", value("NOTIFY")),
+        ("ACQUIRE k t 5 QUEUE 5 NOTIFY c", value("NOTIFY")),
+        ("ACQUIRE k t 5 NOTIFY c m", ALONE.to_owned()),
+        ("ACQUIRE k t 5 NOTIFY c m BLOCK 5", ALONE.to_owned()),
         ("ACQUIRE k t 5 DELAY", value("DELAY")),
         ("ACQUIRE k t 5 LABEL", value("LABEL")),
         ("RELEASE k t DEPTH", value("DEPTH")),
@@ -187,6 +205,7 @@ fn numbers() {
         ("RELEASE k t DEPTH N", range("DEPTH n", 0, count), 0, count),
         ("WAITERS k COUNT N", range("COUNT", 1, count), 1, count),
         ("ACQUIRE k t 5 BLOCK N", range("BLOCK ms", 0, Wait::MAX_MILLIS), 0, Wait::MAX_MILLIS),
+        ("ACQUIRE k t 5 QUEUE N", range("QUEUE ms", 1, u32::MAX.into()), 1, u32::MAX.into()),
         ("ACQUIRE k t 5 DELAY N", range("DELAY ms", 0, MAX_TTL), 0, MAX_TTL),
         ("CANCEL k CLIENT N", CLIENT.to_owned(), 0, i64::MAX as u64),
     ];

@@ -18,13 +18,19 @@ impl Page {
             }
             (Err(upgrades), Some(ms)) => {
                 let until = (ms > 0).then(|| self.in_ms(ms));
-                self.wait(Waiter { number: self.last_waiter + 1, asked, upgrades, until })
+                self.wait(Waiter {
+                    number: self.last_waiter + 1,
+                    asked,
+                    upgrades,
+                    until,
+                    whose: Whose::Client,
+                })
             }
         }
     }
 
     /// Err: not now; whether it would wait as a sharer for its upgrade.
-    fn try_acquire(&mut self, asked: &Request) -> Result<Answer, bool> {
+    pub(super) fn try_acquire(&mut self, asked: &Request) -> Result<Answer, bool> {
         if self.in_grace() {
             match self.hold(asked.key, asked.token).map(|hold| (hold.mode, asked.mode)) {
                 None => self.marks.push("grace"),
@@ -86,8 +92,14 @@ impl Page {
             }
             May::Now(_) => {}
         }
-        self.hold_mut(asked.key, asked.token).expect("it holds").on_the_way = None;
-        let Ok(fence) = self.again(asked) else {
+        let mut counted = *asked;
+        if self.heard_of(asked.key, asked.token) {
+            self.marks.push("a queued waiter claims its grant");
+            if asked.reentry == Reentry::OneMore {
+                counted.reentry = Reentry::Keep;
+            }
+        }
+        let Ok(fence) = self.again(&counted) else {
             self.marks.push("a count is full");
             return Ok(Answer::Refused(Refusal::CountFull));
         };
@@ -111,8 +123,22 @@ impl Page {
         Ok(Answer::Fence(fence))
     }
 
-    fn wait(&mut self, waiter: Waiter) -> Answer {
-        if self.waiters.len() >= ROOM.0 || self.queue(waiter.asked.key).len() >= ROOM.1 {
+    /// The owner knows what it holds. Whether it was granted to a queued waiter that had not asked again.
+    fn heard_of(&mut self, key: Key, token: Token) -> bool {
+        let Some(hold) = self.hold_mut(key, token) else { return false };
+        let unclaimed = hold.on_the_way.take().and_then(|doubt| doubt.unclaimed);
+        if let Some((_, _, delay)) = unclaimed
+            && delay > 0
+        {
+            hold.delay = delay;
+        }
+        unclaimed.is_some()
+    }
+
+    pub(super) fn wait(&mut self, waiter: Waiter) -> Answer {
+        let alike = |other: &&Waiter| (other.whose == Whose::Token) == (waiter.whose == Whose::Token);
+        let as_many = self.waiters.iter().filter(alike).count();
+        if as_many >= ROOM.0 || self.queue(waiter.asked.key).len() >= ROOM.1 {
             self.marks.push("the queue is full");
             return Answer::QueueFull;
         }
@@ -130,7 +156,7 @@ impl Page {
     }
 
     pub fn release(&mut self, key: Key, token: Token, counts: ReleaseCount) -> u64 {
-        self.cancel(key, |asked| asked.token == token);
+        self.cancel(key, |waiter| waiter.asked.token == token, Told::Left);
         self.turn(key, |page| {
             let Some(hold) = page.hold_mut(key, token) else { return 0 };
             let left = match counts {
@@ -141,7 +167,7 @@ impl Page {
             let ended = hold.count - left;
             hold.count = left;
             if ended > 0 {
-                hold.on_the_way = None;
+                page.heard_of(key, token);
             }
             if left == 0 {
                 page.end(End::Released, |hold| hold.key == key && hold.token == token);
@@ -156,7 +182,8 @@ impl Page {
         self.turn(key, |page| {
             let end = page.in_ms(ttl);
             let Some(hold) = page.hold_mut(key, token) else { return 0 };
-            (hold.end, hold.ttl, hold.on_the_way) = (end, ttl, None);
+            (hold.end, hold.ttl) = (end, ttl);
+            page.heard_of(key, token);
             page.heard.push((key, Heard::Extended));
             page.marks.push("an extension");
             1
@@ -176,7 +203,8 @@ impl Page {
                 page.marks.push("a fence too far ahead");
                 return Answer::Ahead;
             }
-            (hold.fence, hold.end, hold.ttl, hold.on_the_way) = (fence, end, ttl, None);
+            (hold.fence, hold.end, hold.ttl) = (fence, end, ttl);
+            page.heard_of(key, token);
             page.last_fence = page.last_fence.max(fence);
             page.heard.push((key, Heard::Extended));
             page.marks.push("a confirm");
@@ -191,22 +219,40 @@ impl Page {
         })
     }
 
-    /// CANCEL, by token or by client.
-    pub fn cancel(&mut self, key: Key, whom: impl Fn(&Request) -> bool) -> u64 {
-        let here = self.waiters.iter().filter(|waiter| waiter.asked.key == key && whom(&waiter.asked));
-        let gone: Vec<Waiter> = here.cloned().collect();
+    /// Takes waiters out of the queue, and who waits beside them.
+    fn cancel(&mut self, key: Key, whom: impl Fn(&Waiter) -> bool, told: Told) -> u64 {
+        let gone: Vec<Waiter> = self.queue(key).into_iter().filter(|waiter| whom(waiter)).collect();
+        let mut gone = gone;
+        gone.sort_by_key(|waiter| waiter.number);
         for waiter in &gone {
             self.marks.push("a cancel");
-            self.leave(waiter, Told::Cancelled);
+            self.leave_all(waiter, told);
         }
         gone.len() as u64
     }
 
-    /// CANCEL as a command: others may be next now.
-    pub fn cancel_command(&mut self, key: Key, whom: impl Fn(&Request) -> bool) -> u64 {
-        let gone = self.cancel(key, whom);
+    /// CANCEL, by token: others may be next now.
+    pub fn cancel_token(&mut self, key: Key, token: Token) -> u64 {
+        let gone = self.cancel(key, |waiter| waiter.asked.token == token, Told::Cancelled);
         self.turn(key, |_| ());
         gone
+    }
+
+    /// CANCEL, by client: also of the position that it waits beside.
+    pub fn cancel_client(&mut self, key: Key, client: Client) -> u64 {
+        let waits = self.blocked(client).map(|waiter| match waiter.whose {
+            Whose::Beside(position) => position,
+            _ => waiter.number,
+        });
+        let gone = self.cancel(key, |waiter| Some(waiter.number) == waits, Told::Cancelled);
+        self.turn(key, |_| ());
+        gone
+    }
+
+    /// What a client waits for.
+    fn blocked(&self, client: Client) -> Option<Waiter> {
+        let its = |waiter: &&Waiter| waiter.asked.client == client && waiter.whose != Whose::Token;
+        self.waiters.iter().find(its).cloned()
     }
 
     /// The background looks at a key.
@@ -214,22 +260,40 @@ impl Page {
         self.turn(key, |_| ());
     }
 
-    /// The background ends a wait that is over.
+    /// The background ends a wait that is over: of a client, or a token's own.
     pub fn time_out(&mut self, client: Client) {
-        let late = |waiter: &&Waiter| {
-            waiter.asked.client == client && waiter.until.is_some_and(|until| self.is_over(until))
-        };
-        if let Some(waiter) = self.waiters.iter().find(late).cloned() {
+        let waiter =
+            self.blocked(client).filter(|waiter| waiter.until.is_some_and(|until| self.is_over(until)));
+        if let Some(waiter) = waiter {
             self.marks.push("a wait is over");
-            self.leave(&waiter, Told::TimedOut);
+            self.leave_all(&waiter, Told::TimedOut);
             self.turn(waiter.asked.key, |_| ());
         }
     }
 
+    pub fn time_out_token(&mut self, key: Key, token: Token) {
+        let over = |waiter: &&Waiter| {
+            (waiter.asked.key, waiter.asked.token, waiter.whose) == (key, token, Whose::Token)
+                && waiter.until.is_some_and(|until| self.is_over(until))
+        };
+        if let Some(waiter) = self.waiters.iter().find(over).cloned() {
+            self.marks.push("a queued wait is over");
+            self.leave_all(&waiter, Told::TimedOut);
+            self.turn(key, |_| ());
+        }
+    }
+
     pub fn client_gone(&mut self, client: Client) {
-        if let Some(waiter) = self.waiters.iter().find(|waiter| waiter.asked.client == client).cloned() {
+        self.closed = Some(client);
+        while let Some(waiter) = self.waiters.iter().find(|waiter| self.is_lost(waiter)).cloned() {
+            self.marks.push("a position ends with its connection");
+            self.leave_all(&waiter, Told::Cancelled);
+            self.turn(waiter.asked.key, |_| ());
+        }
+        self.closed = None;
+        if let Some(waiter) = self.blocked(client) {
             self.marks.push("a waiter's connection closes");
-            self.leave(&waiter, Told::Cancelled);
+            self.leave_all(&waiter, Told::Cancelled);
             self.turn(waiter.asked.key, |_| ());
         }
         let bound = self.holds.iter().filter(|hold| hold.bond == Bond::To(client));
@@ -256,52 +320,6 @@ impl Page {
         }
     }
 
-    /// The waiter has been told, so its token relies on the grant.
-    pub fn delivered(&mut self, flight: &Flight) {
-        let hold = self.hold_mut(flight.key, flight.token);
-        if let Some(hold) = hold
-            && hold.on_the_way.as_ref().is_some_and(|(_, waiters)| waiters.contains(&flight.number))
-        {
-            hold.on_the_way = None;
-        }
-    }
-
-    /// The grant reached nobody, and goes to the next, unless the token has been told of it by another
-    /// connection.
-    pub fn undelivered(&mut self, flight: &Flight) {
-        let Flight { key, token, number, granted, .. } = *flight;
-        self.turn(key, |page| {
-            let Some(hold) = page.hold_mut(key, token) else { return };
-            let Some((granted, waiters)) = &mut hold.on_the_way else { return };
-            let granted = *granted;
-            if !waiters.contains(&number) {
-                page.marks.push("an undelivered grant that others rely on");
-                return;
-            }
-            waiters.retain(|other| *other != number);
-            if !waiters.is_empty() {
-                page.marks.push("one of two answers is lost");
-                return;
-            }
-            hold.on_the_way = None;
-            match granted {
-                Granted::New => {
-                    page.end(End::Released, |hold| hold.key == key && hold.token == token);
-                    page.marks.push("an undelivered grant");
-                }
-                Granted::Upgrade => {
-                    hold.mode = Mode::Shared;
-                    page.heard.push((key, Heard::Downgraded));
-                    page.marks.push("an undelivered upgrade");
-                }
-                Granted::Renewal => unreachable!("it brings nothing that is noted"),
-            }
-        });
-        if granted == Granted::Renewal {
-            self.marks.push("an undelivered renewal");
-        }
-    }
-
     /// The server has forgotten something.
     pub fn begin_grace(&mut self, ms: u64) {
         self.grants_from = self.grants_from.max(self.in_ms(ms) * 1000);
@@ -314,5 +332,6 @@ impl Page {
         }
         self.waiters.clear();
         self.flights.clear();
+        self.holds.iter_mut().for_each(|hold| hold.on_the_way = None);
     }
 }

@@ -15,9 +15,13 @@ impl Page {
     /// Grants to the head of the queue, for as long as it can be granted.
     pub(super) fn serve(&mut self, key: Key) {
         while let Some(waiter) = self.queue(key).first().cloned() {
+            if self.is_lost(&waiter) {
+                self.leave_all(&waiter, Told::Cancelled);
+                continue;
+            }
             if waiter.until.is_some_and(|until| self.is_over(until)) {
                 self.marks.push("a wait is over when its turn comes");
-                self.leave(&waiter, Told::TimedOut);
+                self.leave_all(&waiter, Told::TimedOut);
                 continue;
             }
             let asked = waiter.asked;
@@ -37,71 +41,104 @@ impl Page {
                 }
                 May::Never(refusal) => {
                     self.marks.push("a waiter is refused when its turn comes");
-                    self.leave(&waiter, Told::Refused(refusal));
+                    self.leave_all(&waiter, Told::Refused(refusal));
                 }
                 May::Now(granted) => self.hand_off(&waiter, granted),
             }
         }
     }
 
+    /// Whether its position ends with a connection that is closing.
+    pub(super) fn is_lost(&self, waiter: &Waiter) -> bool {
+        waiter.whose == Whose::Token && waiter.asked.ephemeral && self.closed == Some(waiter.asked.client)
+    }
+
+    fn beside(&self, waiter: &Waiter) -> Vec<Waiter> {
+        let beside = |other: &&Waiter| other.whose == Whose::Beside(waiter.number);
+        self.waiters.iter().filter(beside).cloned().collect()
+    }
+
     pub(super) fn hand_off(&mut self, waiter: &Waiter, granted: Granted) {
-        let asked = waiter.asked;
+        let mut asked = waiter.asked;
+        let mut kept_back = 0;
+        let mut beside = self.beside(waiter);
+        beside.retain(|other| !other.until.is_some_and(|until| self.is_over(until)));
+        let alone = waiter.whose == Whose::Token && beside.is_empty();
+        if let (true, Granted::New, Some(until)) = (alone, granted, waiter.until) {
+            // Whoever waits may be dead: it costs the others no more than its position would have.
+            asked.ttl = asked.ttl.min(((until * 1000 - self.now) / 1000).max(1));
+            kept_back = std::mem::take(&mut asked.delay);
+        }
         let fence = match granted {
             Granted::New => self.begin(&asked),
             Granted::Upgrade | Granted::Renewal => self.again(&asked),
         };
         let fence = match fence {
-            Err(refusal) => return self.leave(waiter, Told::Refused(refusal)),
+            Err(refusal) => return self.leave_all(waiter, Told::Refused(refusal)),
             Ok(fence) => fence,
         };
         self.marks.push(match granted {
+            Granted::New if alone => "a handoff to a queued waiter",
             Granted::New => "a handoff",
             Granted::Upgrade => "an upgrade that waited",
-            // Does not happen, and is not in the list of what does: the grant itself has answered that wait.
-            Granted::Renewal => "a wait for what its token holds",
+            Granted::Renewal => "one grant answers two waits of a token",
         });
+        let number = waiter.number;
+        let unclaimed = waiter.until.filter(|_| waiter.whose == Whose::Token);
+        let unclaimed = unclaimed.map(|until| (number, until, kept_back));
         let hold = self.hold_mut(asked.key, asked.token).expect("it has just been granted");
         if granted == Granted::Upgrade {
             hold.mode = Mode::Exclusive;
         }
         if granted != Granted::Renewal {
-            hold.on_the_way = Some((granted, vec![waiter.number]));
+            hold.on_the_way = Some(Doubt { granted, told: vec![], unclaimed: None });
         }
-        self.leave(waiter, Told::Granted(fence, granted));
-        self.answer_others(asked.key, asked.token);
+        if let Some(doubt) = &mut hold.on_the_way {
+            if waiter.whose == Whose::Token {
+                doubt.unclaimed = unclaimed;
+            } else {
+                doubt.told.push(number);
+            }
+            doubt.told.extend(beside.iter().map(|other| other.number));
+        }
+        self.leave_all(waiter, Told::Granted(fence, granted));
+        if granted != Granted::Renewal {
+            self.answer_others(asked.key, asked.token);
+        }
     }
 
     /// A grant to a token answers each of its waits on that key that asks for no more.
     pub(super) fn answer_others(&mut self, key: Key, token: Token) {
         for waiter in self.waiters.clone() {
-            if (waiter.asked.key, waiter.asked.token) != (key, token) {
+            if (waiter.asked.key, waiter.asked.token) != (key, token)
+                || matches!(waiter.whose, Whose::Beside(_))
+            {
                 continue;
             }
-            let late = waiter.until.is_some_and(|until| self.is_over(until));
+            let late = waiter.until.is_some_and(|until| self.is_over(until)) || self.is_lost(&waiter);
             if !late && matches!(self.may(&waiter.asked), May::Now(Granted::Renewal)) {
-                self.handoff_again(&waiter);
+                self.hand_off(&waiter, Granted::Renewal);
             }
         }
     }
 
-    pub(super) fn handoff_again(&mut self, waiter: &Waiter) {
-        self.marks.push("one grant answers two waits of a token");
-        let told = match self.again(&waiter.asked) {
-            Ok(fence) => {
-                let hold = self.hold_mut(waiter.asked.key, waiter.asked.token).expect("it holds");
-                if let Some((_, waiters)) = &mut hold.on_the_way {
-                    waiters.push(waiter.number);
-                }
-                Told::Granted(fence, Granted::Renewal)
-            }
-            Err(refusal) => Told::Refused(refusal),
-        };
+    /// It is told, and then who waits beside it.
+    pub(super) fn leave_all(&mut self, waiter: &Waiter, told: Told) {
+        let beside = self.beside(waiter);
         self.leave(waiter, told);
+        for other in &beside {
+            let late = matches!(told, Told::Granted(..) | Told::Refused(_))
+                && other.until.is_some_and(|until| self.is_over(until));
+            self.leave(other, if late { Told::TimedOut } else { told });
+        }
     }
 
-    pub(super) fn leave(&mut self, waiter: &Waiter, told: Told) {
+    fn leave(&mut self, waiter: &Waiter, told: Told) {
         let asked = waiter.asked;
-        self.waiters.retain(|other| other.asked.client != asked.client);
+        self.waiters.retain(|other| other.number != waiter.number);
+        if waiter.whose == Whose::Token {
+            return self.told.push((owner(asked.token), told));
+        }
         self.told.push((asked.client, told));
         if let Told::Granted(fence, granted) = told {
             self.flights.push(Flight {

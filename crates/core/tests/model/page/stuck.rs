@@ -1,6 +1,6 @@
 //! Who waits for whom.
 
-use super::{KEYS, Page, TOKENS, Token, Waiter};
+use super::{KEYS, Page, TOKENS, Token, Waiter, Whose};
 use dlock_core::ReleaseCount;
 
 impl Page {
@@ -12,8 +12,9 @@ impl Page {
         (page.grants_from, page.last_fence) = (0, 0);
         let is_over = |page: &Page, end: u64| page.is_over(end);
         // One whose time is over already is never granted.
-        let waits: Vec<_> =
-            page.waiters.iter().filter(|w| !w.until.is_some_and(|u| is_over(&page, u))).cloned().collect();
+        let over = |w: &&Waiter| w.until.is_some_and(|u| is_over(&page, u));
+        let in_queue = page.waiters.iter().filter(|w| !over(w) && !matches!(w.whose, Whose::Beside(_)));
+        let waits: Vec<_> = in_queue.cloned().collect();
         page.waiters = waits;
         page.waiters.iter_mut().for_each(|waiter| waiter.until = None);
         let held: Vec<_> = page.holds.iter().filter(|hold| !is_over(&page, hold.end)).cloned().collect();

@@ -6,6 +6,11 @@ use super::*;
 
 impl System {
     pub(super) fn client_gone(&mut self, client: Client) {
+        self.waiting.client_gone(ClientId(client));
+        while let Some((waiter, Outcome::Cancelled)) = self.waiting.next_over(self.instant()) {
+            let (key, id) = (key_of(&waiter.name), waiter.id);
+            self.turn(key, |turn| turn.dismiss(&[id], Outcome::Cancelled));
+        }
         if let Some(waiter) = self.waiting.of_client(ClientId(client)) {
             let (key, id) = (key_of(&waiter.name), waiter.id);
             self.turn(key, |turn| turn.dismiss(&[id], Outcome::Cancelled));

@@ -1,0 +1,95 @@
+//! ACQUIRE as the server carries it out: a try, and what comes of "not now".
+
+use super::*;
+
+impl System {
+    pub(super) fn acquire(&mut self, asked: &Request, block: Option<u64>, queue: Option<u64>) -> Answer {
+        let (who, text) = (token(asked.token), label(asked.label));
+        let client = ClientId(asked.client);
+        let request = LockRequest {
+            mode: asked.mode,
+            reentry: asked.reentry,
+            ephemeral: asked.ephemeral,
+            delay: Delay::from_millis(asked.delay).expect("a possible delay"),
+            label: LabelRef::new(&text).expect("a possible label"),
+            ..LockRequest::new(checked(&who), ttl(asked.ttl))
+        };
+        let held = self.locks.get(&asked.key).is_some_and(|l| l.at(self.instant()).hold_of(&who).is_some());
+        let before = self.outcomes.len();
+        let queued = || Queued::new(client, None, None, false);
+        let until = queue.map(|ms| self.instant() + ttl(ms));
+        let acquired = self.turn(asked.key, |turn| match until {
+            Some(until) => turn.queue(&request, queued(), until),
+            None => turn.acquire(&request, client),
+        });
+        let rank = match acquired {
+            Acquired::Held(fence) => {
+                let waited =
+                    self.outcomes[before..].iter().any(|(_, told)| matches!(told, Told::Granted(..)));
+                if !held && !waited {
+                    assert_eq!(self.waiting.len_of(&name(asked.key)), 0, "a newcomer overtakes the queue");
+                    self.began(asked.key, asked.token, fence);
+                }
+                self.is_told(asked.key, asked.token, asked.client, asked.mode);
+                return Answer::Fence(fence.get());
+            }
+            Acquired::Upgrading(other) => {
+                self.cycle = vec![asked.token, token_of(other.as_bytes()), asked.token];
+                return Answer::Deadlock;
+            }
+            Acquired::Refused(refusal) => return Answer::Refused(refusal),
+            Acquired::Grace => return Answer::Grace,
+            Acquired::NotNow(rank) => rank,
+            Acquired::Queued(position) => return self.beside(position, &request, client, block),
+        };
+        if block.is_none() && queue.is_none() {
+            return Answer::Null;
+        }
+        let name = name(asked.key);
+        let owner = if queue.is_some() { Owner::Token(queued().into()) } else { Owner::Client(client) };
+        let limits = Limits { on_the_server: ROOM.0, on_a_key: ROOM.1, queued: ROOM.0 };
+        if !self.waiting.has_room(&name, &owner, limits) {
+            return Answer::QueueFull;
+        }
+        let start = request.token.to_owned();
+        let mut search =
+            Search::new(start, &name, rank, asked.mode, self.instant()).with_at_most(MOST_HOLDERS as u32);
+        loop {
+            match search.run(&self.waiting) {
+                Found::Nothing => break,
+                Found::Ask(name) => {
+                    let lock = self.locks.get(&key_of(&name));
+                    search.learn(&name, lock, &self.waiting);
+                }
+                Found::Cycle(cycle) => {
+                    self.cycle = cycle.iter().map(|token| token_of(token.as_bytes())).collect();
+                    return Answer::Deadlock;
+                }
+            }
+        }
+        let since = self.instant();
+        let wait = block.and_then(Wait::from_millis);
+        let until = until.or_else(|| wait?.until(since));
+        let id =
+            self.waiting.join(Newcomer { name, rank, request, owner, since, until }).expect("it can join");
+        assert!(self.unanswered.insert(id));
+        if queue.is_some() { self.beside(id, &request, client, block) } else { Answer::Waits }
+    }
+
+    fn beside(
+        &mut self,
+        position: WaiterId,
+        request: &LockRequestRef<'_>,
+        client: ClientId,
+        block: Option<u64>,
+    ) -> Answer {
+        let Some(wait) = block.and_then(Wait::from_millis) else { return Answer::Queued };
+        let since = self.instant();
+        let of = self.waiting.get(position).expect("it waits").clone();
+        let until = wait.until(since).into_iter().chain(of.until).min();
+        let (name, rank, owner) = (of.name, of.rank, Owner::Beside(client, position));
+        let newcomer = Newcomer { name, rank, request: *request, owner, since, until };
+        assert!(self.unanswered.insert(self.waiting.join(newcomer).expect("it can join")));
+        Answer::Waits
+    }
+}
