@@ -2,6 +2,7 @@
 //! gets one outcome.
 
 mod order;
+mod queued;
 mod races;
 mod refused;
 mod scene;
