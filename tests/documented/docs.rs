@@ -9,8 +9,8 @@ const COMMANDS: [(&str, i64, &str, &str); 17] = [
         "DLOCK.ACQUIRE",
         -4,
         "write denyoom blocking skip_slowlog",
-        "key token <ttl | MAX> [SHARED | PERMITS permits] [REENTRANT | DEPTH depth] [BLOCK milliseconds] [EPHEMERAL] \
-         [DELAY milliseconds] [LABEL text]",
+        "key token <ttl | MAX> [SHARED | PERMITS permits] [REENTRANT | DEPTH depth] [BLOCK milliseconds] \
+         [QUEUE kept-milliseconds [NOTIFY channel message]] [EPHEMERAL] [DELAY milliseconds] [LABEL text]",
     ),
     ("DLOCK.RELEASE", -3, "write fast skip_slowlog", "key token [ALL | DEPTH depth]"),
     ("DLOCK.EXTEND", 4, "write fast skip_slowlog", "key token <ttl | MAX>"),
@@ -51,6 +51,7 @@ fn form(arguments: &[Value]) -> Vec<String> {
         let kind = argument.field("type").text();
         let words = match kind.as_str() {
             "oneof" => form(argument.field("arguments").items()).join(" | "),
+            "block" => form(argument.field("arguments").items()).join(" "),
             "pure-token" => argument.field("token").text(),
             _ if has("token") => {
                 format!("{} {}", argument.field("token").text(), argument.field("name").text())

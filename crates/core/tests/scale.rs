@@ -6,9 +6,10 @@ use std::time::{Duration, Instant as Stopwatch};
 use crate::checked;
 use dlock_core::deadlock::{Found, MOST_STEPS, Search};
 use dlock_core::{
-    ClientId, Fences, Instant, Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer, Owner, Rank,
-    ReleaseCount, Step, Terms, Token, Ttl, Turn, Waiting,
+    Acquired, ClientId, Departed, Fences, Instant, Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer,
+    Owner, Queued, Rank, ReleaseCount, Step, Terms, Token, Ttl, Turn, Waiting,
 };
+use dlock_protocol::command::Whom;
 use dlock_protocol::steps;
 
 const NOW: Instant = Instant::from_micros(1_760_000_000_000_000);
@@ -270,4 +271,65 @@ fn a_cycle_among_many_is_found() {
     let [newcomer, fan, last] =
         [&b"newcomer"[..], b"fan", &token(n)].map(|token| Token::new(token).expect("a token"));
     assert_eq!(cycle, [newcomer.clone(), fan, last, newcomer]);
+}
+
+/// A process that cannot reach its server for a while leaves as many positions behind as it has waits: they
+/// end in slices (a turn serves the queue twice), and the next waiter is granted the lock when they have.
+#[test]
+fn of_many_positions_that_are_over_a_turn_answers_some() {
+    let many = if cfg!(miri) { 600 } else { 5_000 };
+    let mut world = World::held_exclusively();
+    let queue = |world: &mut World, token: &[u8], until| {
+        let owner = Owner::Token(Queued::new(ClientId(1), None, None, false).into());
+        let request = request(token, Mode::Exclusive);
+        let newcomer =
+            Newcomer { name: KEY, rank: Rank::Newcomer, request, owner, since: NOW, until: Some(until) };
+        world.waiting.join(newcomer).expect("it can join");
+    };
+    (0..many).for_each(|n| queue(&mut world, &token(n), NOW.after_millis(0)));
+    queue(&mut world, b"alive", NOW.after_millis(1000));
+    let mut answers = world.turn(|turn| turn.release(checked(b"first"), ReleaseCount::One));
+    assert!(answers <= 2 * Departed::SLICE, "{answers}");
+    while world.waiting.next_over(NOW).is_some() {
+        let more = world.turn(|turn| turn.advance());
+        assert!(more <= 2 * Departed::SLICE + 1, "{more}");
+        answers += more;
+    }
+    assert_eq!((answers, world.waiting.len()), (many + 1, 0));
+    assert!(world.lock.at(NOW).hold_of(b"alive").is_some());
+}
+
+/// What is done about a position among many.
+#[test]
+fn a_position_takes_as_many_steps_among_a_hundred_thousand() {
+    for many in if cfg!(miri) { vec![40] } else { vec![10, 100_000] } {
+        let mut world = World::held_exclusively();
+        let until = NOW.after_millis(1000);
+        let queued = || Queued::new(ClientId(1), None, None, false);
+        for n in 0..many {
+            let (owner, token) = (Owner::Token(queued().into()), token(n));
+            let request = request(&token, Mode::Exclusive);
+            let newcomer =
+                Newcomer { name: KEY, rank: Rank::Newcomer, request, owner, since: NOW, until: Some(until) };
+            world.waiting.join(newcomer).expect("it can join");
+        }
+        let mut took = |what: &str, work: &mut dyn FnMut(&mut Turn<'_>)| {
+            let before = steps::taken();
+            world.turn(work);
+            let steps = steps::taken() - before;
+            println!("{what} among {many}: {steps} steps");
+            assert!(steps < 400, "{what} among {many}: {steps} steps");
+        };
+        let (middle, first) = (token(many / 2), token(0));
+        took("to keep it", &mut |turn| {
+            let kept = turn.queue(&request(&middle, Mode::Exclusive), queued(), until);
+            assert!(matches!(kept, Acquired::Queued(_)));
+        });
+        took("a handoff", &mut |turn| assert_eq!(turn.release(checked(b"first"), ReleaseCount::One), 1));
+        took("a claim", &mut |turn| {
+            let claimed = turn.queue(&request(&first, Mode::Exclusive), queued(), until);
+            assert!(matches!(claimed, Acquired::Held(_)));
+        });
+        took("a cancel", &mut |turn| assert_eq!(turn.cancel(Whom::Token(checked(&middle))), 1));
+    }
 }

@@ -12,8 +12,10 @@ impl Turn<'_> {
     /// it has it keeps, unless it asks for another mode.
     pub fn queue(&mut self, request: &LockRequestRef<'_>, queued: Queued, until: Deadline) -> Acquired {
         let token = request.token.as_bytes();
-        if let Some(position) = self.waiting.position_of(token, self.name) {
-            let (id, other) = (position.id, position.request.mode != request.mode);
+        let position = self.waiting.position_of(token, self.name);
+        let id = position.map(|position| position.id);
+        if let (Some(position), Some(id)) = (position, id) {
+            let other = position.request.mode != request.mode;
             let over = self.waiting.is_over(position, self.now);
             if let Some(outcome) = over.or(other.then_some(Outcome::Left)) {
                 self.take_out(&[id], outcome);
@@ -21,7 +23,7 @@ impl Turn<'_> {
         }
         let acquired = self.acquire(request, queued.client);
         if let Acquired::NotNow(_) | Acquired::Grace = acquired
-            && let Some(id) = self.waiting.position_of(token, self.name).map(|position| position.id)
+            && let Some(id) = id.filter(|id| self.waiting.get(*id).is_some())
         {
             self.waiting.keep(id, request, queued, until);
             return Acquired::Queued(id);
