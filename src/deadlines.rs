@@ -3,7 +3,7 @@
 
 use dlock_core::deliveries::Delivery;
 use dlock_core::tasks::{Bindings, Task};
-use dlock_core::{ClientId, Departed, Ephemeral, Instant, Name, Outcome, Owner, Token, WaiterId};
+use dlock_core::{ClientId, Deadline, Departed, Ephemeral, Instant, Name, Outcome, Owner, Token, WaiterId};
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
 use dlock_protocol::notify::Ended;
@@ -114,7 +114,7 @@ fn wait(m: &Module, start: u64) {
 fn put_off(m: &Module, task: Task, now: Instant) {
     match task {
         Task::Over(_, id, outcome) => is_over(m, id, outcome, now),
-        task => m.with(|s| s.background.put_off(task, now.after_millis(PAUSED_MILLIS))),
+        task => m.with(|s| s.background.put_off(task, next_look(now))),
     }
 }
 
@@ -266,10 +266,15 @@ fn close_the_books(m: &Module, ctx: Ctx<'_>, name: Name<'static>, mut departed: 
     });
 }
 
+/// What is put off is looked at together: the server is asked once for all.
+fn next_look(now: Instant) -> Deadline {
+    Deadline::at_millis((now.millis() / PAUSED_MILLIS + 1) * PAUSED_MILLIS)
+}
+
 /// A string that somebody waits for is looked at again and again: no server tells of every way in which it
 /// can go, and to be told of most would cost each write of any client.
 pub fn look_again(m: &Module, name: &Name<'_>) {
-    let (task, at) = (Task::Serve(name.to_owned()), clock::now().after_millis(PAUSED_MILLIS));
+    let (task, at) = (Task::Serve(name.to_owned()), next_look(clock::now()));
     m.with(|s| s.background.put_off(task, at));
 }
 
