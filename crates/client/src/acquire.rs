@@ -4,7 +4,6 @@ pub(crate) mod all;
 mod attempt;
 pub(crate) mod contended;
 pub(crate) mod deadline;
-mod probe;
 pub(crate) mod queue;
 pub(crate) mod round;
 pub(crate) mod session;
@@ -290,7 +289,7 @@ impl Acquire {
 /// Acquires the lock and starts the renewal.
 async fn hold(attempt: Attempt, renewal: Renewal) -> Result<Arc<Share>, AcquireError> {
     let (service, lease) = (attempt.service.clone(), attempt.lease);
-    let hold = Hold::new(service.clone(), lease, attempt.run().await?);
+    let hold = Hold::new(service.clone(), lease, renewal.limit.is_some(), attempt.run().await?);
     service.spawn(renew(hold.clone(), renewal));
     Ok(Arc::new(Share(hold)))
 }

@@ -29,6 +29,12 @@ use crate::service::Service;
 /// The longest pause between two checks whether a resource is free.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
+/// How long a release is owed when nobody here knows the lease.
+const UNKNOWN_LEASE: Duration = Duration::from_secs(60);
+
+/// How many holders an inspection shows.
+const MAX_HOLDERS: u32 = 1000;
+
 /// A lock service: one server, or a quorum of independent ones. Clones are the same client.
 #[derive(Clone)]
 pub struct Client {
@@ -81,7 +87,8 @@ impl Client {
         let channels = self.service.channels();
         // It is not known where it was acquired, so every master is asked.
         channels.iter().for_each(|channel| channel.assume_held());
-        Releases::new(&self.service, &channels, request::release(resource.as_ref(), token)).majority().await
+        let command = request::release(resource.as_ref(), token);
+        Releases::new(&self.service, &channels, command, UNKNOWN_LEASE).majority().await
     }
 
     /// Sets the lease of the hold of `token` to `ttl` from now, longer or shorter. Returns until when it is
@@ -107,7 +114,7 @@ impl Client {
 
     /// The resource as each master sees it; the answer is `None` if nobody holds it or waits for it there.
     pub async fn inspect(&self, resource: impl AsRef<[u8]>) -> Vec<Inspected<Option<Inspection>>> {
-        self.ask_all(request::inspect(resource.as_ref()), reading::inspection).await
+        self.ask_all(request::inspect(resource.as_ref(), MAX_HOLDERS), reading::inspection).await
     }
 
     /// The waiters in the queue of each master, the head first, at most `most` of them.
@@ -162,10 +169,16 @@ impl Client {
     }
 
     /// Waits for the background work to finish: the releases of dropped guards, the clean-up of failed
-    /// acquisitions. A process that exits without it may leave holds behind, which then last until their
-    /// leases end.
+    /// acquisitions. It does not wait for masters that stay away: they are told when they come back, for as
+    /// long as the lease lasts and the runtime of the client runs. A process that exits without it may leave
+    /// holds behind, which then last until their leases end.
     pub async fn flush(&self) {
         self.service.flush().await;
+    }
+
+    /// [`flush`](Self::flush) at the end of a program, before its runtime is dropped.
+    pub async fn close(self) {
+        self.flush().await;
     }
 
     async fn ask_all<T>(&self, question: Cmd, read: impl Fn(Value) -> Option<T>) -> Vec<Inspected<T>> {

@@ -82,8 +82,7 @@ impl Guard {
 
     /// Waits until the hold is lost and returns the reason, always before its validity ends.
     pub async fn lost(&self) -> Lost {
-        self.hold().lost.cancelled().await;
-        self.loss().unwrap_or(Lost::Ended)
+        self.hold().lost().await
     }
 
     /// Why the hold was lost; `None` while it is held.
@@ -93,7 +92,8 @@ impl Guard {
 
     /// A token that is cancelled when the hold is lost.
     pub fn cancellation(&self) -> CancellationToken {
-        // A child token: cancelling it must not look like a lost hold.
+        // Looks at the clock. A child token: cancelling it must not look like a lost hold.
+        let _ = self.hold().state();
         self.hold().lost.child_token()
     }
 

@@ -46,6 +46,8 @@ pub(crate) struct Node {
     pub(crate) limit: Duration,
     member_list: Arc<MemberList>,
     link: Mutex<Link>,
+    /// Of the server that it last was.
+    run_id: Mutex<Option<Arc<str>>>,
     /// Formerly exclusive connections, with nothing under way on them.
     idle: Mutex<Vec<Connection>>,
     runtime: Handle,
@@ -56,8 +58,12 @@ pub(crate) struct Node {
 enum Link {
     /// Not opened yet.
     None,
-    /// Being opened, since then.
-    Opening(Opening, Instant),
+    /// Being opened, since then, after `last` ended.
+    Opening {
+        opening: Opening,
+        since: Instant,
+        last: Last,
+    },
     Up(Connection),
     /// It failed, and is not retried before `until`.
     Down {
@@ -65,6 +71,13 @@ enum Link {
         until: Instant,
         backoff: Backoff,
     },
+}
+
+/// What became of the connection before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Last {
+    None,
+    Failed,
 }
 
 type Opening = Shared<BoxFuture<'static, Result<Connection, ConnectError>>>;
@@ -116,8 +129,8 @@ impl Node {
         member_list: Arc<MemberList>,
     ) -> Arc<Node> {
         let (name, redis, link) = (address.name, address.redis, Mutex::new(Link::None));
-        let (idle, runtime) = (Mutex::default(), Handle::current());
-        Arc::new(Node { name, member, redis, limit, member_list, link, idle, runtime })
+        let (run_id, idle, runtime) = (Mutex::default(), Mutex::default(), Handle::current());
+        Arc::new(Node { name, member, redis, limit, member_list, link, run_id, idle, runtime })
     }
 
     /// The shared connection, opened if necessary. Fails at once while the last failure is recent.
@@ -128,12 +141,12 @@ impl Node {
                 Link::Up(connection) if connection.is_good() => return Ok(connection.clone()),
                 Link::Down { why, until, .. } if now() < *until => return Err(why.clone()),
                 // After this long the master is silent, and not every caller waits for it again.
-                Link::Opening(_, since) if now() >= *since + self.limit => return Err(self.not_yet()),
+                Link::Opening { since, .. } if now() >= *since + self.limit => return Err(self.not_yet()),
                 Link::Down { backoff, .. } => *backoff,
-                Link::None | Link::Up(_) | Link::Opening(..) => fresh_backoff(),
+                Link::None | Link::Up(_) | Link::Opening { .. } => fresh_backoff(),
             };
             match &*link {
-                Link::Opening(opening, _) => opening.clone(),
+                Link::Opening { opening, .. } => opening.clone(),
                 _ => self.begin_opening(&mut link, backoff),
             }
         };
@@ -145,11 +158,26 @@ impl Node {
         timeout(self.limit, self.connection()).await.unwrap_or_else(|_| Err(self.not_yet()))
     }
 
+    /// Which server it is, or was when it was last reached.
+    pub(crate) fn run_id(&self) -> Option<Arc<str>> {
+        self.run_id.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether it did not answer when it was last asked: it is no place to queue.
+    pub(crate) fn is_missing(&self) -> bool {
+        match &*self.link() {
+            Link::Up(connection) => !connection.answers(),
+            Link::Opening { since, last, .. } => *last == Last::Failed || now() >= *since + self.limit,
+            Link::Down { .. } => true,
+            Link::None => false,
+        }
+    }
+
     /// Why there is no connection, if that is known.
     pub(crate) fn connect_error(&self) -> Option<NodeState> {
         match &*self.link() {
             Link::Down { why, .. } => Some(NodeState::from(&Vote::<()>::Failed(Failure::from(why.clone())))),
-            Link::None | Link::Opening(..) | Link::Up(_) => None,
+            Link::None | Link::Opening { .. } | Link::Up(_) => None,
         }
     }
 
@@ -166,6 +194,11 @@ impl Node {
         // On the client's runtime, where the driver of the connection has to live.
         let opened = self.runtime.spawn(async move { node.open().await }).await;
         opened.unwrap_or_else(|_| Err(gone()))
+    }
+
+    /// Spawns a task on the client's runtime.
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(task);
     }
 
     /// Takes back a connection after its exclusive use. Nothing may be under way on it.
@@ -193,6 +226,8 @@ impl Node {
         let task = self.runtime.spawn(async move {
             let opened = node.open().await.and_then(|connection| {
                 node.member_list.register(node.member, &connection)?;
+                let run_id = connection.server().ok().cloned();
+                *node.run_id.lock().unwrap_or_else(PoisonError::into_inner) = run_id;
                 Ok(connection)
             });
             *node.link() = match &opened {
@@ -202,7 +237,8 @@ impl Node {
             opened
         });
         let opening = task.map(|opened| opened.unwrap_or_else(|_| Err(gone()))).boxed().shared();
-        *link = Link::Opening(opening.clone(), now());
+        let last = if matches!(link, Link::None) { Last::None } else { Last::Failed };
+        *link = Link::Opening { opening: opening.clone(), since: now(), last };
         opening
     }
 

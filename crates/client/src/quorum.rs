@@ -14,6 +14,7 @@ mod checking;
 mod confirm;
 mod extension;
 mod member_state;
+mod turn;
 
 pub use acquisition::{Acquired, Acquisition, FailureReason, Plan, Progress, Verdict};
 pub use extension::{Extended, Extension};
@@ -47,6 +48,26 @@ impl Quorum {
     /// The size of a majority: any two majorities have a master in common.
     pub fn majority(self) -> usize {
         usize::from(self.members) / 2 + 1
+    }
+
+    /// Whether one holder has a majority; `holders` by master, `None` where they are not known.
+    pub fn has_holder<T: PartialEq>(self, holders: &[Option<Vec<T>>]) -> bool {
+        let has = |holder: &T| holders.iter().flatten().filter(|there| there.contains(holder)).count();
+        holders.iter().flatten().flatten().any(|holder| has(holder) >= self.majority())
+    }
+
+    /// Whether some of the holders at `queue` hold a majority, or may do so: if not, nobody releases what they
+    /// have there, and its queue does not move.
+    pub fn may_move<T: PartialEq>(self, queue: Member, holders: &[Option<Vec<T>>]) -> bool {
+        let may_have = |holder: &T| {
+            holders.iter().filter(|there| there.as_ref().is_none_or(|there| there.contains(holder))).count()
+        };
+        match holders.get(usize::from(queue.0)) {
+            Some(Some(there)) if !there.is_empty() => {
+                there.iter().any(|holder| may_have(holder) >= self.majority())
+            }
+            _ => true,
+        }
     }
 
     /// Whether a majority is possible when `unavailable` masters do not vote.
@@ -130,6 +151,8 @@ pub enum Request {
     /// answered. Not a RELEASE: if the same master granted later, a RELEASE still under way would end that
     /// very hold.
     Leave,
+    /// WAITERS: does anybody wait? Answered by [`Refusal::Taken`] if so, by [`Refusal::NotHeld`] if not.
+    Look,
     /// CONFIRM: raise the fence of the hold to `fence`, and renew its lease.
     Confirm {
         /// The greatest fence that a counted member granted.

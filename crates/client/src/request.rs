@@ -32,12 +32,6 @@ impl LockRequest {
             .to_args())
     }
 
-    /// The same with a token that nobody has used.
-    pub(crate) fn with_fresh_token(&self) -> LockRequest {
-        let asked = self.asked.with(fresh_token(), self.asked.label.clone());
-        LockRequest { resource: self.resource.clone(), asked }
-    }
-
     pub(crate) fn confirm(&self, fence: Fence) -> Cmd {
         let (key, token, ttl) = (self.resource.as_slice(), self.token.borrowed(), self.ttl);
         cmd(&command::Confirm { key, token, fence, ttl }.to_args())
@@ -70,8 +64,10 @@ pub(crate) fn holds(resource: &[u8], token: &Token) -> Cmd {
     cmd(&command::Holds { key: resource, token: token.borrowed() }.to_args())
 }
 
-pub(crate) fn inspect(resource: &[u8]) -> Cmd {
-    only_key(command::table::INSPECT.name, resource)
+pub(crate) fn inspect(resource: &[u8], most: u32) -> Cmd {
+    let mut cmd = only_key(command::table::INSPECT.name, resource);
+    cmd.arg("COUNT").arg(most);
+    cmd
 }
 
 pub(crate) fn break_holds(resource: &[u8]) -> Cmd {

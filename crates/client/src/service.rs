@@ -1,6 +1,7 @@
 //! What all clones of a client share: the masters, and the background work.
 
 use dlock_protocol::Ttl;
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use smallvec::SmallVec;
@@ -8,6 +9,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
+use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
 use crate::acquire::contended::Contended;
@@ -17,6 +19,7 @@ use crate::lease::Lease;
 use crate::node::{Address, Channel, ConnectError, MemberList, Node};
 use crate::options::{ClientBuilder, Retry};
 use crate::quorum::{Member, Quorum, Refusal, Vote};
+use crate::{reading, request};
 
 /// The lock service as a client knows it.
 #[derive(Debug)]
@@ -27,8 +30,13 @@ pub(crate) struct Service {
     pub(crate) contended: Contended,
     drift: Option<Duration>,
     runtime: Handle,
+    /// Closed when the runtime shuts down: a task there has the other end.
+    runs: mpsc::Sender<()>,
     cleanup: TaskTracker,
 }
+
+/// Of a resource with more holders it is not asked who they are.
+const MAX_HOLDERS_READ: u32 = 100;
 
 /// The channels of one hold, by member.
 pub(crate) type Channels = SmallVec<[Arc<Channel>; 5]>;
@@ -57,7 +65,9 @@ impl Service {
         cleanup.close();
         let (retry, drift, runtime) = (options.retry, options.drift, Handle::current());
         let contended = Contended::default();
-        let service = Service { nodes, quorum, retry, contended, drift, runtime, cleanup };
+        let (runs, mut end) = mpsc::channel(1);
+        runtime.spawn(async move { end.recv().await });
+        let service = Service { nodes, quorum, retry, contended, drift, runtime, runs, cleanup };
         service.first_connections().await?;
         Ok(Arc::new(service))
     }
@@ -105,12 +115,30 @@ impl Service {
         &self.nodes[usize::from(member.0)]
     }
 
-    /// The order in which clients try the queues of the masters: the same for all clients with the same
-    /// addresses, so that they meet in one queue.
-    pub(crate) fn queue_order(&self) -> Vec<Member> {
+    /// The order in which clients try the queues of the masters: the same for all clients, however they spell
+    /// the addresses, so that they meet in one queue. A master that is known to be missing comes last.
+    pub(crate) fn queue_order(&self, resource: &[u8]) -> Vec<Member> {
         let mut order: Vec<Member> = self.quorum.members().collect();
-        order.sort_by_key(|member| &self.node(*member).name);
-        order
+        order.sort_by_cached_key(|member| {
+            let node = self.node(*member);
+            let run_id = node.run_id();
+            (node.is_missing(), run_id.is_none(), run_id, node.name.clone())
+        });
+        let queue = self.contended.queue(resource).filter(|member| !self.node(*member).is_missing());
+        let first = order.iter().position(|member| Some(*member) == queue).unwrap_or(0);
+        order.split_off(first)
+    }
+
+    /// The tokens that hold the resource, by master; `None` where that is not known.
+    pub(crate) async fn holders(&self, resource: &[u8]) -> Vec<Option<Vec<String>>> {
+        let question = &request::inspect(resource, MAX_HOLDERS_READ);
+        let asked = self.nodes.iter().map(|node| async move {
+            let answer = Channel::new(node.clone()).ask(question, None, node.limit).await;
+            let holders = answer.found(reading::inspection).ok()?.unwrap_or_default().holders;
+            let all = holders.len() < MAX_HOLDERS_READ as usize;
+            all.then(|| holders.into_iter().map(|holder| holder.token).collect())
+        });
+        join_all(asked).await
     }
 
     /// How long until a majority can vote, if only masters in grace are missing.
@@ -153,6 +181,11 @@ impl Service {
     /// Begins a clean-up at once (its first request is on its way when this returns); it goes on in the
     /// background.
     pub(crate) fn begin(&self, work: impl Future<Output = ()> + Send + 'static) {
+        // Timers of a runtime that has shut down panic, and this may be called while unwinding. Nothing can be
+        // sent any longer: the leases end what is left.
+        if self.runs.is_closed() {
+            return;
+        }
         let _runtime = self.runtime.enter();
         let mut work = Box::pin(work);
         if work.as_mut().now_or_never().is_none() {

@@ -2,7 +2,8 @@
 //! order of events in small worlds of 3 masters. Messages are lost, delayed, reordered and duplicated;
 //! masters crash; holds end.
 //!
-//! Not covered: liveness, more than 3 masters, clocks that run at different rates, shared holds.
+//! Of progress, it covers that somebody wins in order, and that nobody overtakes a waiter. Not covered: other
+//! liveness, more than 3 masters, clocks that run at different rates, shared holds.
 //!
 //! Each rule is broken once, and the checker must find the violation; otherwise it would prove nothing.
 //! Worlds that take longer than a few seconds are ignored; `cargo test --test model -- --ignored` runs them.
@@ -19,14 +20,15 @@ mod model {
 }
 
 use model::names::client_orders;
-use model::properties::{EXCLUSION, ORDER, UNIQUE};
-use model::run::{holds, holds_so_far, violates, violates_deep};
+use model::properties::{EXCLUSION, NO_OVERTAKING, ORDER, SOMEBODY, UNIQUE};
+use model::run::{holds, holds_always, holds_so_far, violates, violates_deep};
 use model::world::{Broken, Script, Time, World};
 
 const ONCE: Script = Script {
     acquisitions: 1,
     waits: false,
-    probes: false,
+    looks: false,
+    in_order: false,
     extensions: 0,
     retries: 0,
     timeouts: false,
@@ -35,8 +37,9 @@ const ONCE: Script = Script {
 const WAITS: Script = Script { waits: true, ..ONCE };
 /// Moves on to the next queue when a master is silent.
 const WAITS_NOT_LONG: Script = Script { timeouts: true, ..WAITS };
-/// Probes. The waiter that it probes for is a client of its own in the model, for it has a token of its own.
-const PROBES: Script = Script { probes: true, ..ONCE };
+/// Passes what the first master alone holds, but nobody who waits there.
+const LOOKS: Script = Script { looks: true, ..ONCE };
+const IN_ORDER: Script = Script { in_order: true, ..ONCE };
 const EXTENDS: Script = Script { extensions: 1, ..ONCE };
 const RETRIES: Script = Script { retries: 1, timeouts: true, ..ONCE };
 const RELEASES: Script = Script { releases: true, ..ONCE };
@@ -106,8 +109,11 @@ worlds! {
     timed: |name| holds(name, plain(&[ONCE; 2], 2));
     released: |name| holds(name, plain(&[RELEASES, ONCE], 2));
     queued: |name| holds(name, plain(&[WAITS; 2], 1));
-    probe: |name| holds(name, plain(&[PROBES, ONCE], 2));
-    fenced_probe: |name| holds(name, timed_fences(&[PROBES, ONCE], 1));
+    looking: |name| holds(name, plain(&[LOOKS, ONCE], 2));
+    fenced_looking: |name| holds(name, timed_fences(&[LOOKS, ONCE], 1));
+    in_order: |name| holds(name, plain(&[IN_ORDER; 2], 2));
+    fenced_in_order: |name| holds(name, timed_fences(&[IN_ORDER, ONCE], 1));
+    somebody_wins_in_order: |name| holds_always(name, fences(&[IN_ORDER; 3], 0));
     crash_with_grace: |name| holds(name, crashing(1, 2));
     timed_with_a_duplicate: |name| holds(name, World { duplicates: 1, ..plain(&[ONCE; 2], 2) });
     retried: |name| holds(name, plain(&[RETRIES, ONCE], 1));
@@ -120,8 +126,10 @@ worlds! {
     #[ignore] fenced_and_timed_longer: |name| holds_so_far(name, timed_fences(&[ONCE; 2], 2));
     #[ignore] fenced_queued_both: |name| holds_so_far(name, timed_fences(&[WAITS; 2], 2));
     #[ignore] queued_moving_on: |name| holds_so_far(name, timed_fences(&[WAITS_NOT_LONG, ONCE], 1));
-    #[ignore] probe_of_a_waiter: |name| holds_so_far(name, plain(&[WAITS, PROBES, ONCE], 1));
-    #[ignore] fenced_probe_of_a_waiter: |name| holds_so_far(name, timed_fences(&[WAITS, PROBES, ONCE], 1));
+    #[ignore] looking_past_a_waiter: |name| holds_so_far(name, plain(&[WAITS, LOOKS, ONCE], 1));
+    #[ignore] fenced_looking_past_a_waiter: |name| holds_so_far(name, timed_fences(&[WAITS, LOOKS, ONCE], 1));
+    #[ignore] in_order_and_retried: |name|
+        holds_so_far(name, plain(&[Script { retries: 1, ..IN_ORDER }, ONCE], 2));
     #[ignore] timed_three_clients: |name| holds_so_far(name, plain(&[ONCE; 3], 2));
     #[ignore] timed_with_two_duplicates: |name| holds_so_far(name, World { duplicates: 2, ..plain(&[ONCE; 2], 2) });
     #[ignore] queued_one_of_two: |name| holds_so_far(name, timed_fences(&[WAITS, ONCE], 1));
@@ -165,6 +173,9 @@ worlds! {
     refuted_token_used_again: |name| {
         violates(name, EXCLUSION, broken(Broken::TokenUsedAgain, plain(&[RELEASES_TWICE, ONCE], 1)));
     };
+    refuted_no_look: |name|
+        violates(name, NO_OVERTAKING, broken(Broken::NoLook, plain(&[WAITS, LOOKS, ONCE], 1)));
+    refuted_all_at_once: |name| violates(name, SOMEBODY, fences(&[ONCE; 3], 0));
     refuted_valid_from_receipt: |name|
         violates(name, EXCLUSION, broken(Broken::ValidFromReceipt, plain(&[WAITS, ONCE], 2)));
 }

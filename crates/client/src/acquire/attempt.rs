@@ -18,8 +18,11 @@ use crate::request::{LockRequest, fresh_token};
 use crate::service::Service;
 
 /// A granted waiter may find that some votes are briefly held by clients about to give up, or that a release
-/// is still on its way: it gets this many more tries, with a backoff that begins with a brief pause.
+/// is still on its way: it gets this many more tries, with a backoff of brief pauses.
 const BRIEF_TRIES: u8 = 8;
+
+/// So often one that does not wait tries again while nobody has the lock.
+const MAX_SPLIT_VOTES: u8 = 20;
 
 /// The longest pause between two rounds.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -48,10 +51,17 @@ impl Attempt {
         let own = self.own_connection().await?;
         let mut course = Course::of(&self);
         loop {
-            let failed = match self.round(course.queue.as_deref(), own.clone()).run().await {
-                Ok(hold) => return Ok(hold),
+            let failed = match self.round(&course, own.clone()).run().await {
+                Ok(hold) => {
+                    self.service.contended.note_queue(&self.resource, hold.next_queue);
+                    return Ok(hold);
+                }
                 Err(failed) => failed,
             };
+            if let Some(pause) = course.split(&failed, &self).await {
+                sleep(pause).await;
+                continue;
+            }
             if self.is_final(&failed) {
                 return Err(self.error(failed));
             }
@@ -66,7 +76,7 @@ impl Attempt {
         }
     }
 
-    fn round(&self, queue: Option<&[Member]>, own: Option<Connection>) -> Round {
+    fn round(&self, course: &Course, own: Option<Connection>) -> Round {
         let token = self.asked.token.clone().unwrap_or_else(fresh_token);
         let asked = self.asked.with(token, self.asked.label.clone());
         let request = LockRequest { resource: self.resource.clone(), asked };
@@ -76,17 +86,20 @@ impl Attempt {
         }
         let (quorum, retries) = (self.service.quorum, self.service.retry.times);
         let mut plan = Plan { quorum, lease: self.lease, fenced: self.fenced, retries };
-        let start = match queue {
-            Some(order) => {
-                plan.retries = retries.saturating_add(BRIEF_TRIES);
-                // A probe needs a token of its own.
-                let probe = (quorum.majority() > 1 && self.asked.token.is_none()).then_some(plan);
+        if !matches!(course.turn, Turn::None) {
+            plan.retries = retries.saturating_add(BRIEF_TRIES);
+        }
+        let start = match course.turn {
+            Turn::None => Start::AtOnce,
+            Turn::InOrder => Start::InOrder,
+            Turn::Queue => {
+                // With a given token there is no second round.
+                let may_move_on = quorum.majority() > 1 && self.asked.token.is_none();
                 let (until, on_position) = (self.deadline.instant(), self.on_position.clone());
-                Start::Queued(order, Queueing { until, on_position, probe })
+                Start::Queued(Queueing { until, on_position, may_move_on })
             }
-            None => Start::AtOnce(self.service.queue_order().first().copied().filter(|_| self.waits())),
         };
-        Round::begin(&self.service, plan, request, channels, start, self.deadline)
+        Round::begin(&self.service, plan, request, channels, &course.order, start, self.deadline)
     }
 
     fn waits(&self) -> bool {
@@ -150,12 +163,23 @@ impl Attempt {
 
 /// How an attempt has gone so far, which decides what follows a failed round.
 struct Course {
-    /// The masters at whose queues the next round waits; `None`: it asks all at once.
-    queue: Option<Vec<Member>>,
+    turn: Turn,
+    /// The masters at whose queues it waits, or whose queues it respects.
+    order: Vec<Member>,
+    split_votes: u8,
     failed_queues: u8,
     majority: Majority,
     backoff: Backoff,
     outage_backoff: Backoff,
+}
+
+/// How the next round gets its turn.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// Not at all: it asks all masters at once.
+    None,
+    InOrder,
+    Queue,
 }
 
 /// What is known of the majority of the masters.
@@ -179,8 +203,12 @@ impl Course {
         let contended = service.contended.contains(&attempt.resource);
         // With a given token there is one round, so that one has to wait in the queue.
         let queued = attempt.waits() && (attempt.asked.token.is_some() || contended);
+        // Who does not wait, overtakes nobody for long.
+        let has_order = attempt.waits() || queued;
         Course {
-            queue: queued.then(|| service.queue_order()),
+            turn: if queued { Turn::Queue } else { Turn::None },
+            order: if has_order { service.queue_order(&attempt.resource) } else { Vec::new() },
+            split_votes: 0,
             failed_queues: 0,
             majority: if contended { Majority::Seen } else { Majority::NeverSeen },
             backoff: Backoff::new(service.retry.pause, LONGEST_PAUSE),
@@ -188,9 +216,30 @@ impl Course {
         }
     }
 
+    /// The pause before the next try of one that does not wait, if nobody has the lock: those who tried at the
+    /// same time each got a part of the votes. From now on they are asked for in order, so that one wins.
+    async fn split(&mut self, failed: &Failed, attempt: &Attempt) -> Option<Duration> {
+        let service = &attempt.service;
+        let may_be_split = failed.reason == FailureReason::Taken
+            && !attempt.waits()
+            && service.quorum.majority() > 1
+            && attempt.asked.token.is_none()
+            && self.split_votes < MAX_SPLIT_VOTES;
+        if !may_be_split || service.quorum.has_holder(&service.holders(&attempt.resource).await) {
+            return None;
+        }
+        self.split_votes += 1;
+        (self.turn, self.order) = (Turn::InOrder, service.queue_order(&attempt.resource));
+        Some(rand::random_range(Duration::ZERO..=failed.length))
+    }
+
     fn after(&mut self, failed: &Failed, attempt: &Attempt) -> Next {
         let service = &attempt.service;
-        let was_queued = self.queue.take().is_some();
+        let was_queued = std::mem::replace(&mut self.turn, Turn::None) == Turn::Queue;
+        if was_queued {
+            service.contended.note_queue(&attempt.resource, failed.next_queue);
+        }
+        self.order = service.queue_order(&attempt.resource);
         let grace = service.grace(&failed.votes);
         let answered = failed.reason != FailureReason::Impossible || grace.is_some();
         if answered && matches!(self.majority, Majority::NeverSeen) {
@@ -199,7 +248,15 @@ impl Course {
         match (failed.reason, grace) {
             (FailureReason::Taken, _) if !was_queued => {
                 service.contended.note(&attempt.resource);
-                self.queue = Some(failed.reachable(service.queue_order()));
+                self.turn = Turn::Queue;
+                let is_reachable = |member: &Member| failed.is_reachable(*member);
+                if self.order.iter().any(is_reachable) {
+                    self.order.retain(is_reachable);
+                }
+                Next::Round
+            }
+            (FailureReason::Taken, _) if failed.next_queue.is_some() => {
+                self.turn = Turn::Queue;
                 Next::Round
             }
             // Not at once, or those who lost to each other would collide again.
@@ -235,14 +292,11 @@ impl Failed {
         self.votes.iter().flatten().any(|vote| matches!(vote, Vote::Refused(why) if which(why)))
     }
 
-    /// The masters of `order` at which waiting makes sense.
-    fn reachable(&self, order: Vec<Member>) -> Vec<Member> {
-        let is_reachable = |member: &Member| {
-            !matches!(
-                self.votes[usize::from(member.0)],
-                Some(Vote::Failed(_) | Vote::Unknown | Vote::Refused(Refusal::Grace(_)))
-            )
-        };
-        order.into_iter().filter(is_reachable).collect()
+    /// Whether waiting at this master makes sense.
+    fn is_reachable(&self, member: Member) -> bool {
+        !matches!(
+            self.votes[usize::from(member.0)],
+            Some(Vote::Failed(_) | Vote::Unknown | Vote::Refused(Refusal::Grace(_)))
+        )
     }
 }

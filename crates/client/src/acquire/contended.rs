@@ -6,31 +6,61 @@ use std::time::Duration;
 
 use crate::clock::now;
 use crate::lease::Instant;
+use crate::quorum::Member;
 
 /// How long a resource that was found taken counts as contended.
 const MEMORY: Duration = Duration::from_secs(1);
+/// How long clients queue at a later master before they look whether the first will do again.
+const QUEUE_MEMORY: Duration = Duration::from_secs(2);
 
 /// Resources that were found taken a short while ago. An attempt that may wait for one of them queues at
 /// once: asking all masters first would briefly take votes from the waiter that has just been granted the
 /// lock.
 #[derive(Debug, Default)]
-pub(crate) struct Contended(Mutex<HashMap<Vec<u8>, Instant>>);
+pub(crate) struct Contended(Mutex<HashMap<Vec<u8>, Found>>);
+
+#[derive(Debug)]
+struct Found {
+    contended_until: Instant,
+    /// Where to queue, and until when.
+    queue: Option<(Member, Instant)>,
+}
 
 impl Contended {
     pub(crate) fn note(&self, resource: &[u8]) {
-        let mut found = self.found();
-        // Before the map grows, it drops what has expired.
-        if found.len() == found.capacity() {
-            found.retain(|_, until| now() < *until);
+        self.change(resource, |found| found.contended_until = now() + MEMORY);
+    }
+
+    /// Records where others queue: see [`Acquisition::next_queue`](crate::quorum::Acquisition::next_queue).
+    pub(crate) fn note_queue(&self, resource: &[u8], queue: Option<Member>) {
+        if let Some(queue) = queue {
+            self.change(resource, |found| found.queue = Some((queue, now() + QUEUE_MEMORY)));
         }
-        found.insert(resource.to_vec(), now() + MEMORY);
     }
 
     pub(crate) fn contains(&self, resource: &[u8]) -> bool {
-        self.found().get(resource).is_some_and(|until| now() < *until)
+        self.all().get(resource).is_some_and(|found| now() < found.contended_until)
     }
 
-    fn found(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Instant>> {
+    pub(crate) fn queue(&self, resource: &[u8]) -> Option<Member> {
+        let (queue, until) = self.all().get(resource)?.queue?;
+        (now() < until).then_some(queue)
+    }
+
+    fn change(&self, resource: &[u8], change: impl FnOnce(&mut Found)) {
+        let mut all = self.all();
+        // Before the map grows, it drops what has expired.
+        if all.len() == all.capacity() {
+            let is_past = |until: Instant| until <= now();
+            all.retain(|_, found| {
+                !is_past(found.contended_until) || found.queue.is_some_and(|(_, until)| !is_past(until))
+            });
+        }
+        let new = || Found { contended_until: now(), queue: None };
+        change(all.entry(resource.to_vec()).or_insert_with(new));
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Found>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

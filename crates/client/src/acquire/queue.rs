@@ -7,19 +7,21 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
+use crate::backoff::Backoff;
 use crate::clock::{now, sleep_until};
 use crate::error::NodeState;
 use crate::inspect::Position;
 use crate::lease::Instant;
 use crate::node::{Channel, Connection, Reply};
-use crate::quorum::{Failure, Plan, Vote};
+use crate::quorum::{Failure, Refusal, Vote};
 use crate::reading;
 use crate::request::{self, LockRequest};
+use crate::service::Service;
 
-/// How often a waiter checks on the master: it may have fallen silent, and the position changes.
+/// How often, at least, a waiter checks on the master: it may have fallen silent, and the position changes.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
-/// After this many failed checks in a row the master counts as silent.
-const MAX_FAILED_CHECKS: u32 = 2;
+/// After so many checks that find a hold, the grant was lost with the connection.
+const MAX_GRANTED: u32 = 2;
 /// How many waiters to read in search of one's position.
 const MAX_WAITERS_READ: u32 = 1000;
 
@@ -29,8 +31,8 @@ pub(crate) struct Queueing {
     /// `None`: for ever.
     pub(crate) until: Option<Instant>,
     pub(crate) on_position: Option<OnPosition>,
-    /// How the head of the queue probes; `None`: it does not.
-    pub(crate) probe: Option<Plan>,
+    /// Whether to leave a queue that does not move.
+    pub(crate) may_move_on: bool,
 }
 
 /// Called with the position in the queue.
@@ -38,18 +40,28 @@ pub(crate) type OnPosition = Arc<dyn Fn(Position) + Send + Sync>;
 
 /// A waiter in the queue of one master.
 pub(crate) struct Waiter {
+    service: Arc<Service>,
     channel: Arc<Channel>,
     request: Arc<LockRequest>,
     own: OnceLock<Connection>,
     answered: AtomicBool,
 }
 
+/// What a check finds.
+enum Seen {
+    Waiting,
+    /// It was granted, and the answer should be on its way.
+    Holding,
+    Silence,
+}
+
 impl Waiter {
-    pub(crate) fn new(channel: Arc<Channel>, request: Arc<LockRequest>) -> Waiter {
-        Waiter { channel, request, own: OnceLock::new(), answered: AtomicBool::new(false) }
+    pub(crate) fn new(service: Arc<Service>, channel: Arc<Channel>, request: Arc<LockRequest>) -> Waiter {
+        Waiter { service, channel, request, own: OnceLock::new(), answered: AtomicBool::new(false) }
     }
 
-    /// Waits until the lock is granted, the wait times out, or the master stops answering.
+    /// Waits until the lock is granted, the wait times out, the master stops answering, or its queue does not
+    /// move.
     pub(crate) async fn wait(&self, queueing: Queueing) -> Vote {
         let overdue = queueing.until.map(|until| sleep_until(until + self.channel.node.limit));
         let connected = tokio::select! {
@@ -65,6 +77,7 @@ impl Waiter {
         let answer = tokio::select! {
             answer = connection.ask(&command) => answer,
             () = self.watch(&queueing) => None,
+            () = self.until_stuck(), if queueing.may_move_on => return Vote::Refused(Refusal::Taken),
         };
         if answer.is_some() {
             self.answered.store(true, Ordering::Relaxed);
@@ -94,31 +107,55 @@ impl Waiter {
     /// Returns when the master has been silent for too long, or its answer is overdue.
     async fn watch(&self, queueing: &Queueing) {
         let limit = self.channel.node.limit;
-        let mut failed_checks = 0;
+        let mut granted = 0;
         let mut position = None;
         let is_due = || queueing.until.is_none_or(|until| now().saturating_since(until) < limit);
-        while failed_checks < MAX_FAILED_CHECKS && is_due() {
-            sleep(CHECK_INTERVAL).await;
-            let waits = match &queueing.on_position {
+        while granted < MAX_GRANTED && is_due() {
+            sleep(CHECK_INTERVAL.min(limit)).await;
+            let seen = match &queueing.on_position {
                 Some(on_position) => self.report_position(on_position, &mut position).await,
                 None => self.still_waits().await,
             };
-            failed_checks = if waits { 0 } else { failed_checks + 1 };
+            match seen {
+                Seen::Waiting => granted = 0,
+                Seen::Holding => granted += 1,
+                Seen::Silence => return,
+            }
         }
     }
 
-    /// Whether the master answers and has not granted: a grant may have been lost with the connection.
-    async fn still_waits(&self) -> bool {
+    /// Returns when those who hold the lock there hold it nowhere else. Found twice in a row: a hold begins and
+    /// ends at one master after the other.
+    async fn until_stuck(&self) {
+        let limit = self.channel.node.limit;
+        let mut backoff = Backoff::new(limit / 8, CHECK_INTERVAL * 2);
+        let mut before: Option<Vec<String>> = None;
+        loop {
+            sleep(backoff.next()).await;
+            let mut holders = self.service.holders(&self.request.resource).await;
+            let queue = self.channel.node.member;
+            let stuck = !self.service.quorum.may_move(queue, &holders);
+            let there = holders[usize::from(queue.0)].take().filter(|_| stuck);
+            if there.is_some() && there == before {
+                return;
+            }
+            before = there;
+        }
+    }
+
+    async fn still_waits(&self) -> Seen {
         let question = request::holds(&self.request.resource, &self.request.token);
         match self.read(&question).await.found(reading::number) {
-            Ok(hold_count) => hold_count == 0,
+            Ok(0) => Seen::Waiting,
+            Ok(_) => Seen::Holding,
+            Err(NodeState::Slow | NodeState::Down(_)) => Seen::Silence,
             // An error is an answer too: the user may lack the permission.
-            Err(state) => !matches!(state, NodeState::Slow | NodeState::Down(_)),
+            Err(_) => Seen::Waiting,
         }
     }
 
     /// [`still_waits`](Self::still_waits), and reports the position if it has changed.
-    async fn report_position(&self, on_position: &OnPosition, last: &mut Option<u64>) -> bool {
+    async fn report_position(&self, on_position: &OnPosition, last: &mut Option<u64>) -> Seen {
         let question = request::waiters(&self.request.resource, MAX_WAITERS_READ);
         let Ok(queue) = self.read(&question).await.found(reading::queue) else {
             return self.still_waits().await;
@@ -132,7 +169,7 @@ impl Waiter {
             let waited = Duration::from_millis(queue[index].waited_ms);
             on_position(Position { server: self.channel.node.name.clone(), position, waited });
         }
-        true
+        Seen::Waiting
     }
 
     async fn read(&self, question: &Cmd) -> Reply {

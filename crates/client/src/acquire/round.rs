@@ -3,32 +3,30 @@
 use futures_util::StreamExt;
 use futures_util::future::{BoxFuture, OptionFuture};
 use futures_util::stream::FuturesUnordered;
-use smallvec::SmallVec;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Sleep, sleep};
 
 use crate::acquire::deadline::Deadline;
-use crate::acquire::probe::probe;
 use crate::acquire::queue::{Queueing, Waiter};
 use crate::backoff::Backoff;
 use crate::clock::now;
 use crate::error::{NodeState, Report};
 use crate::guard::release::Releases;
-use crate::node::Reply;
+use crate::lease::Instant;
 use crate::quorum::{
-    Acquired, Acquisition, FailureReason, Member, Outgoing, Plan, Progress, Refusal, Request, Sends, Verdict,
-    Vote,
+    Acquired, Acquisition, FailureReason, Member, Outgoing, Plan, Progress, Request, Sends, Verdict, Vote,
 };
-use crate::request::LockRequest;
+use crate::request::{self, LockRequest};
 use crate::service::{Channels, Service};
 
 /// The longest pause between two tries of a round.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// The first pause of a granted waiter: the others are about to grant as well.
+/// The first and the longest pause of a granted waiter: the others are about to grant as well.
 const BRIEF_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_BRIEF_PAUSE: Duration = Duration::from_millis(32);
 
 /// A round under way. Unless it succeeds, it takes back what it asked for, also when it is dropped.
 pub(crate) struct Round {
@@ -39,10 +37,9 @@ pub(crate) struct Round {
     calls: Calls,
     queueing: Option<Queueing>,
     waiter: Option<Arc<Waiter>>,
-    probe: Option<BoxFuture<'static, NewHold>>,
-    hear_first: Option<HearFirst>,
     backoff: Backoff,
     deadline: Deadline,
+    begun: Instant,
     pause: Option<Pin<Box<Sleep>>>,
     succeeded: bool,
 }
@@ -57,21 +54,11 @@ pub(crate) struct Answered {
     vote: Vote,
 }
 
-/// The master at which others would queue is heard first: with a majority of the other masters a newcomer
-/// could overtake the whole queue.
-struct HearFirst {
-    member: Member,
-    kept_back: SmallVec<[Answered; 5]>,
-}
-
-/// How a round begins.
-pub(crate) enum Start<'a> {
-    /// Asks all at once; hears this one first, if there is one.
-    AtOnce(Option<Member>),
-    /// Waits in the queue of the first of these that is reachable.
-    Queued(&'a [Member], Queueing),
-    /// Asks all at once but this one, where the same client is queued.
-    Probe(Member),
+/// How a round begins: see [`Acquisition`].
+pub(crate) enum Start {
+    AtOnce,
+    InOrder,
+    Queued(Queueing),
 }
 
 /// A round that succeeded: what the hold needs of it.
@@ -81,6 +68,7 @@ pub(crate) struct NewHold {
     pub(crate) channels: Channels,
     /// To the masters whose answer was not needed.
     pub(crate) calls: Calls,
+    pub(crate) next_queue: Option<Member>,
 }
 
 /// A round that failed.
@@ -88,6 +76,9 @@ pub(crate) struct Failed {
     pub(crate) reason: FailureReason,
     pub(crate) votes: Vec<Option<Vote>>,
     pub(crate) report: Report,
+    pub(crate) next_queue: Option<Member>,
+    /// From the first send to the end.
+    pub(crate) length: Duration,
 }
 
 impl Round {
@@ -96,22 +87,24 @@ impl Round {
         plan: Plan,
         request: LockRequest,
         channels: Channels,
-        start: Start<'_>,
+        order: &[Member],
+        start: Start,
         deadline: Deadline,
     ) -> Round {
-        let (mut hear_first, mut queueing) = (None, None);
-        let mut pause = service.retry.pause;
+        let (mut queueing, begun) = (None, now());
+        let backoff = match start {
+            Start::AtOnce => Backoff::new(service.retry.pause, LONGEST_PAUSE),
+            Start::InOrder | Start::Queued(_) => {
+                Backoff::new(service.retry.pause.min(BRIEF_PAUSE), LONGEST_BRIEF_PAUSE)
+            }
+        };
         let (machine, sends) = match start {
-            Start::AtOnce(member) => {
-                hear_first = member.map(|member| HearFirst { member, kept_back: SmallVec::new() });
-                Acquisition::at_once(plan, now())
-            }
-            Start::Queued(order, how) => {
+            Start::AtOnce => Acquisition::at_once(plan, order, begun),
+            Start::InOrder => Acquisition::in_order(plan, order, begun),
+            Start::Queued(how) => {
                 queueing = Some(how);
-                pause = pause.min(BRIEF_PAUSE);
-                Acquisition::queued(plan, order, now())
+                Acquisition::queued(plan, order, begun)
             }
-            Start::Probe(queue) => Acquisition::probe(plan, queue, now()),
         };
         let mut round = Round {
             service: service.clone(),
@@ -121,9 +114,8 @@ impl Round {
             calls: Calls::new(),
             queueing,
             waiter: None,
-            probe: None,
-            hear_first,
-            backoff: Backoff::new(pause, LONGEST_PAUSE),
+            begun,
+            backoff,
             deadline,
             pause: None,
             succeeded: false,
@@ -144,44 +136,15 @@ impl Round {
                     self.send(sends);
                     continue;
                 }
-                Some(hold) = OptionFuture::from(self.probe.as_mut()) => return Ok(hold),
                 else => return Err(self.failed(FailureReason::Impossible)),
             };
-            if answered.what == Request::Wait {
-                // Takes back what it asked for before the others are asked, so as not to be in its own way.
-                self.probe = None;
+            let progress = self.machine.answered(answered.from, answered.what, answered.vote, now());
+            if let Some(end) = self.follow(progress) {
+                return match end {
+                    Ok(acquired) => Ok(self.succeed(acquired)),
+                    Err(reason) => Err(self.failed(reason)),
+                };
             }
-            if self.is_refused_at_the_queue(&answered) {
-                self.machine.answered(answered.from, answered.what, answered.vote, now());
-                return Err(self.failed(FailureReason::Taken));
-            }
-            for answered in self.in_turn(answered) {
-                let progress = self.machine.answered(answered.from, answered.what, answered.vote, now());
-                if let Some(end) = self.follow(progress) {
-                    return match end {
-                        Ok(acquired) => Ok(self.succeed(acquired)),
-                        Err(reason) => Err(self.failed(reason)),
-                    };
-                }
-            }
-        }
-    }
-
-    fn is_refused_at_the_queue(&self, answered: &Answered) -> bool {
-        let first = self.hear_first.as_ref().is_some_and(|first| first.member == answered.from);
-        first && matches!(answered.vote, Vote::Refused(ref why) if !matches!(why, Refusal::Grace(_)))
-    }
-
-    /// The answers that may be processed now: none before that of the master to hear first.
-    fn in_turn(&mut self, answered: Answered) -> SmallVec<[Answered; 5]> {
-        match self.hear_first.take() {
-            Some(mut first) if first.member != answered.from => {
-                first.kept_back.push(answered);
-                self.hear_first = Some(first);
-                SmallVec::new()
-            }
-            Some(first) => [answered].into_iter().chain(first.kept_back).collect(),
-            None => [answered].into_iter().collect(),
         }
     }
 
@@ -213,6 +176,7 @@ impl Round {
     fn ask(&mut self, to: Member, what: Request) {
         let (command, sets) = match what {
             Request::Acquire => (self.request.acquire(None), None),
+            Request::Look => (request::waiters(&self.request.resource, 1), None),
             Request::Confirm { fence, .. } => (self.request.confirm(fence), Some(self.request.ttl())),
             // Not sent here: see `send`, `drop` and `Extension`.
             Request::Wait | Request::Leave | Request::Extend | Request::Release => return,
@@ -221,19 +185,21 @@ impl Round {
         let limit = channel.node.limit.min(self.request.ttl());
         self.calls.push(Box::pin(async move {
             let reply = channel.ask(&command, sets, limit).await;
-            let vote = if sets.is_none() { Reply::acquired(reply) } else { Reply::confirmed(reply) };
+            let vote = match what {
+                Request::Look => return Answered { from: to, what, vote: reply.nobody_waits() },
+                Request::Confirm { .. } => reply.confirmed(),
+                _ => reply.acquired(),
+            };
             channel.note(&vote);
             Answered { from: to, what, vote }
         }));
     }
 
     fn join_queue(&mut self, to: Member) {
-        let Some(queueing) = self.queueing.clone() else { return };
-        let (service, request) = (&self.service, &self.request);
-        self.probe = queueing.probe.map(|plan| {
-            Box::pin(probe(service.clone(), plan, request.clone(), to)) as BoxFuture<'static, NewHold>
-        });
-        let waiter = Arc::new(Waiter::new(self.channels[usize::from(to.0)].clone(), request.clone()));
+        let Some(mut queueing) = self.queueing.clone() else { return };
+        queueing.may_move_on &= self.machine.has_next_queue();
+        let channel = self.channels[usize::from(to.0)].clone();
+        let waiter = Arc::new(Waiter::new(self.service.clone(), channel, self.request.clone()));
         self.waiter = Some(waiter.clone());
         self.calls.push(Box::pin(async move {
             let vote = waiter.wait(queueing).await;
@@ -251,7 +217,8 @@ impl Round {
     fn succeed(mut self, acquired: Acquired) -> NewHold {
         self.succeeded = true;
         let (calls, channels) = (std::mem::take(&mut self.calls), std::mem::take(&mut self.channels));
-        NewHold { acquired, request: self.request.clone(), channels, calls }
+        let next_queue = self.machine.next_queue();
+        NewHold { acquired, request: self.request.clone(), channels, calls, next_queue }
     }
 
     fn failed(self, reason: FailureReason) -> Failed {
@@ -260,7 +227,8 @@ impl Round {
         for ahead in self.machine.ahead() {
             report.0[usize::from(ahead.0)].state = NodeState::ClockAhead;
         }
-        Failed { reason, votes, report }
+        let next_queue = self.machine.next_queue();
+        Failed { reason, votes, report, next_queue, length: now().saturating_since(self.begun) }
     }
 }
 
@@ -275,6 +243,7 @@ impl Drop for Round {
         if let Some(waiter) = self.waiter.take() {
             self.service.begin(waiter.abandon());
         }
-        drop(Releases::new(&self.service, &self.channels, self.request.release()));
+        let lease = self.request.ttl();
+        drop(Releases::new(&self.service, &self.channels, self.request.release(), lease));
     }
 }

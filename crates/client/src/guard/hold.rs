@@ -10,7 +10,7 @@ use tokio::sync::{Mutex as Turn, Notify};
 use tokio_util::sync::CancellationToken;
 
 use crate::acquire::round::NewHold;
-use crate::clock::now;
+use crate::clock::{now, sleep_until};
 use crate::error::{ExtendError, Lost, NodeState, ReleaseError, Report};
 use crate::guard::extend::{PendingCalls, extend};
 use crate::guard::release::Releases;
@@ -25,6 +25,7 @@ pub(crate) struct Hold {
     service: Arc<Service>,
     pub(crate) request: Arc<LockRequest>,
     pub(crate) fence: Option<Fence>,
+    renews: bool,
     channels: Channels,
     state: Mutex<State>,
     /// One extension at a time: the answers to two could contradict each other.
@@ -49,14 +50,15 @@ pub(crate) struct State {
 }
 
 impl Hold {
-    pub(crate) fn new(service: Arc<Service>, lease: Lease, new: NewHold) -> Arc<Hold> {
-        let NewHold { acquired, request, channels, calls } = new;
+    pub(crate) fn new(service: Arc<Service>, lease: Lease, renews: bool, new: NewHold) -> Arc<Hold> {
+        let NewHold { acquired, request, channels, calls, next_queue: _ } = new;
         let pending = calls.into_iter().map(|call| call.map(drop).boxed()).collect();
         let state = State { lease, valid_until: acquired.valid_until, loss: None };
         Arc::new(Hold {
             service,
             request,
             fence: acquired.fence,
+            renews,
             channels,
             state: Mutex::new(state),
             turn: Turn::new(()),
@@ -69,8 +71,29 @@ impl Hold {
         })
     }
 
+    /// Looks at the clock first: past its validity the hold is lost, even if the renewal, whose runtime may be
+    /// blocked or gone, has not noticed.
     pub(crate) fn state(&self) -> State {
+        let state = self.lock().clone();
+        if state.loss.is_some() || now() < state.valid_until {
+            return state;
+        }
+        self.lose(if self.renews { Lost::NotRenewed(self.unheard()) } else { Lost::Ended });
         self.lock().clone()
+    }
+
+    /// Waits until it is lost, on the runtime of the caller.
+    pub(crate) async fn lost(&self) -> Lost {
+        loop {
+            let state = self.state();
+            if let Some(why) = state.loss {
+                return why;
+            }
+            tokio::select! {
+                () = self.lost.cancelled() => {}
+                () = sleep_until(state.valid_until) => {}
+            }
+        }
     }
 
     /// Waits until the connection of an ephemeral hold closes. Never returns for any other hold.
@@ -101,7 +124,7 @@ impl Hold {
     pub(crate) async fn extend(&self, ttl: Duration, limit: Duration) -> Result<Instant, ExtendError> {
         let (lease, counted) = self.service.lease_for(ttl).map_err(ExtendError::Option)?;
         let _turn = self.turn.lock().await;
-        if self.lost.is_cancelled() {
+        if self.state().loss.is_some() {
             return Err(ExtendError::Lost(self.unheard()));
         }
         let begun = {
@@ -155,7 +178,8 @@ impl Hold {
         }
         self.ended.cancel();
         self.pending().clear();
-        Some(Releases::new(&self.service, &self.channels, self.request.release()))
+        let lease = self.lock().lease.ttl();
+        Some(Releases::new(&self.service, &self.channels, self.request.release(), lease))
     }
 
     pub(crate) async fn release(&self) -> Result<(), ReleaseError> {

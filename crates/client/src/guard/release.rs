@@ -5,9 +5,12 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use redis::Cmd;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::time::timeout;
 
+use crate::clock::now;
 use crate::error::ReleaseError;
+use crate::node::Reply;
 use crate::quorum::{Member, Refusal, Vote};
 use crate::service::{Channels, Service};
 
@@ -22,8 +25,15 @@ pub(crate) struct Releases {
 }
 
 impl Releases {
-    /// Sends RELEASE to every master that may hold something, or come to hold it.
-    pub(crate) fn new(service: &Arc<Service>, channels: &Channels, command: Cmd) -> Releases {
+    /// Sends RELEASE to every master that may hold something, or come to hold it, at most for `lease`. It is
+    /// owed that long: what one master alone still held would be in everybody's way.
+    pub(crate) fn new(
+        service: &Arc<Service>,
+        channels: &Channels,
+        command: Cmd,
+        lease: Duration,
+    ) -> Releases {
+        let until = now() + lease;
         let command = Arc::new(command);
         let calls = FuturesUnordered::new();
         let mut votes = Vec::with_capacity(channels.len());
@@ -31,7 +41,13 @@ impl Releases {
             votes.push(channel.may_hold().then_some(Vote::Unknown));
             if channel.may_hold() {
                 let (channel, command) = (channel.clone(), command.clone());
-                let call = async move { (member, channel.release(&command).await.released()) };
+                let call = async move {
+                    let reply = channel.release(&command).await;
+                    if !matches!(reply, Reply::Said(_)) {
+                        channel.owe_release(command, until);
+                    }
+                    (member, reply.released())
+                };
                 calls.push(Box::pin(call) as BoxFuture<'static, _>);
             }
         }

@@ -7,7 +7,9 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 use super::{ConnectError, Connection, Node, Reply, fresh_backoff};
+use crate::clock::now;
 use crate::error::NodeState;
+use crate::lease::Instant;
 use crate::quorum::{Refusal, Vote};
 
 /// All requests of a hold to a master use one connection as long as it lasts, so that none overtakes another:
@@ -108,6 +110,20 @@ impl Channel {
             }
         });
         again.await.unwrap_or(Reply::Silence)
+    }
+
+    /// Sends a RELEASE that was not confirmed again and again, until it is or the lease has ended.
+    pub(crate) fn owe_release(&self, command: Arc<Cmd>, until: Instant) {
+        let node = self.node.clone();
+        self.node.spawn(async move {
+            let mut backoff = fresh_backoff();
+            while now() < until {
+                sleep(backoff.next()).await;
+                if let Reply::Said(_) = Channel::new(node.clone()).ask(&command, None, node.limit).await {
+                    return;
+                }
+            }
+        });
     }
 
     /// Whether the master may hold something for the token, or come to hold it by a request that is under

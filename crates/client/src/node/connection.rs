@@ -65,6 +65,11 @@ impl Connection {
         self.is_open() && self.life.silences.load(Ordering::Relaxed) < MAX_SILENCES
     }
 
+    /// Open, and the last answer came in time.
+    pub(crate) fn answers(&self) -> bool {
+        self.is_open() && self.life.silences.load(Ordering::Relaxed) == 0
+    }
+
     /// Cancelled when the connection closes.
     pub(crate) fn closed(&self) -> &CancellationToken {
         &self.life.closed

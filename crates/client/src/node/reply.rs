@@ -9,7 +9,7 @@ use redis::{ServerError, Value};
 
 use crate::error::NodeState;
 use crate::quorum::{Failure, Fence, Refusal, Vote};
-use crate::reading::plain;
+use crate::reading::{self, plain};
 
 /// What came of a request.
 #[derive(Debug, Clone)]
@@ -40,6 +40,14 @@ impl Reply {
     /// To RELEASE: how many counts ended.
     pub(crate) fn released(self) -> Vote<()> {
         self.vote(|value| u64::read(value).map(|ended| held_if(ended > 0)))
+    }
+
+    /// To WAITERS. Without the permission to look, somebody may wait.
+    pub(crate) fn nobody_waits(self) -> Vote {
+        match self.found(reading::queue) {
+            Ok(queue) if queue.is_empty() => Vote::Refused(Refusal::NotHeld),
+            _ => Vote::Refused(Refusal::Taken),
+        }
     }
 
     /// To a question: what `read` makes of the answer.

@@ -7,7 +7,8 @@
 //! These rules are the ones that survived the model checker; `tests/model.rs` keeps those that it refuted.
 
 use super::member_state::MemberState;
-use super::{Fence, Member, Outgoing, Quorum, Refusal, Request, Sends, Vote, to_all};
+use super::turn::Begin;
+use super::{Fence, Member, Outgoing, Quorum, Request, Sends, Vote, to_all};
 use crate::lease::{Instant, Lease};
 use smallvec::SmallVec;
 
@@ -32,15 +33,23 @@ pub struct Acquisition {
     pub(super) stage: Stage,
     /// Validity counts from here: before the first send, or before the send of the confirm phase.
     pub(super) since: Instant,
-    pub(super) waited: bool,
+    pub(super) begin: Begin,
+    /// Where clients queue, in the order in which they try.
+    pub(super) order: SmallVec<[Member; 5]>,
+    /// Whose queue decides the turn: an index of `order`.
+    pub(super) queue: u8,
+    /// How often the masters were asked again.
+    pub(super) asked_again: u8,
     pub(super) members: SmallVec<[MemberState; 5]>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Stage {
-    /// Waiting in the queue of the first of these masters, which are left to try.
-    Queued(SmallVec<[Member; 5]>),
+    /// The master whose queue decides has not answered.
+    First,
     Asking,
+    /// A majority granted and that master did not: does anybody wait there?
+    Looking,
     /// In the confirm phase: the fence and number of [`Request::Confirm`].
     Confirming(Fence, u8),
     Ended,
@@ -90,9 +99,16 @@ pub enum FailureReason {
 }
 
 impl Acquisition {
-    /// Asks all masters at once. Read `now` before sending anything.
-    pub fn at_once(plan: Plan, now: Instant) -> (Self, Sends) {
-        (Self::new(plan, Stage::Asking, now), to_all(plan.quorum, Request::Acquire))
+    /// Asks all masters at once. The first of `order`, where others queue, is heard before a majority counts,
+    /// and if it refuses, nobody may wait there. Read `now` before sending anything.
+    pub fn at_once(plan: Plan, order: &[Member], now: Instant) -> (Self, Sends) {
+        (Self::new(plan, Begin::AtOnce, order, now), to_all(plan.quorum, Request::Acquire))
+    }
+
+    /// Asks the first reachable master of `order`, and the others once that one has granted: of several
+    /// clients, only one at a time gets so far.
+    pub fn in_order(plan: Plan, order: &[Member], now: Instant) -> (Self, Sends) {
+        Self::first_of(plan, Begin::InOrder, order, now)
     }
 
     /// Waits in the queue of the first reachable master of `order`, and asks the others once that one has
@@ -101,26 +117,21 @@ impl Acquisition {
     ///
     /// It is unknown when a grant after a wait began, so it is always confirmed, which renews the lease.
     pub fn queued(plan: Plan, order: &[Member], now: Instant) -> (Self, Sends) {
-        let Some(&first) = order.first() else { return Self::at_once(plan, now) };
-        let mut new = Self::new(plan, Stage::Queued(SmallVec::from_slice(order)), now);
-        new.waited = true;
-        (new, SmallVec::from_slice(&[Outgoing { to: first, what: Request::Wait }]))
+        Self::first_of(plan, Begin::Queued, order, now)
     }
 
-    /// Asks all masters at once but `queue`, where the same client waits under another token: the answer of
-    /// that one is known.
-    pub fn probe(plan: Plan, queue: Member, now: Instant) -> (Self, Sends) {
-        let (mut new, mut sends) = Self::at_once(plan, now);
-        if let Some(state) = new.members.get_mut(usize::from(queue.0)) {
-            state.vote = Some(Vote::Refused(Refusal::Taken));
-        }
-        sends.retain(|send| send.to != queue);
-        (new, sends)
+    fn first_of(plan: Plan, begin: Begin, order: &[Member], now: Instant) -> (Self, Sends) {
+        let Some(&to) = order.first() else { return Self::at_once(plan, order, now) };
+        let mut new = Self::new(plan, begin, order, now);
+        new.stage = Stage::First;
+        let what = new.first_request();
+        (new, SmallVec::from_slice(&[Outgoing { to, what }]))
     }
 
-    fn new(plan: Plan, stage: Stage, since: Instant) -> Self {
+    fn new(plan: Plan, begin: Begin, order: &[Member], since: Instant) -> Self {
         let members = plan.quorum.members().map(|_| MemberState::default()).collect();
-        Self { plan, stage, since, waited: false, members }
+        let order = SmallVec::from_slice(order);
+        Self { plan, stage: Stage::Asking, since, begin, order, queue: 0, asked_again: 0, members }
     }
 
     /// Takes the answer of `member` to `what`, one of the requests that were sent, received at `now`.
@@ -131,14 +142,16 @@ impl Acquisition {
             Request::Confirm { fence, phase } if self.stage == Stage::Confirming(fence, phase) => {
                 state.confirmed(vote, fence);
             }
+            Request::Look if self.stage == Stage::Looking => return self.looked(&vote, now),
             // An answer to an earlier phase says nothing about the lease that this phase renews.
-            Request::Confirm { .. } | Request::Extend | Request::Leave | Request::Release => {}
+            Request::Confirm { .. } | Request::Look | Request::Extend | Request::Leave | Request::Release => {
+            }
         }
-        match &self.stage {
-            Stage::Queued(order) if order.first() == Some(&member) => self.queue_answered(member, now),
-            Stage::Queued(_) | Stage::Ended => self.open(Sends::new()),
+        match self.stage {
+            Stage::First if self.queue() == Some(member) => self.first_answered(member, now),
+            Stage::First | Stage::Looking | Stage::Ended => self.open(Sends::new()),
             Stage::Asking => self.count_grants(now),
-            &Stage::Confirming(fence, phase) => self.count_confirmed(fence, phase, member, now),
+            Stage::Confirming(fence, phase) => self.count_confirmed(fence, phase, member, now),
         }
     }
 
@@ -149,9 +162,11 @@ impl Acquisition {
             return Sends::new();
         }
         self.plan.retries -= 1;
+        self.asked_again = self.asked_again.saturating_add(1);
         let mut sends = Sends::new();
+        let has_turn = self.has_turn();
         for (state, to) in self.members.iter_mut().zip(self.plan.quorum.members()) {
-            if state.may_be_asked_again(self.waited) {
+            if state.may_be_asked_again(has_turn) {
                 state.vote = None;
                 sends.push(Outgoing { to, what: Request::Acquire });
             }
@@ -194,23 +209,7 @@ impl Acquisition {
         Progress { sends, verdict: Verdict::Open }
     }
 
-    fn queue_answered(&mut self, member: Member, now: Instant) -> Progress {
-        let leave = match &self.members[usize::from(member.0)].vote {
-            None => return self.open(Sends::new()),
-            Some(Vote::Granted(_)) => return self.ask_the_others(now),
-            Some(Vote::Refused(Refusal::Grace(_)) | Vote::Failed(_)) => None,
-            Some(Vote::Unknown) => Some(Outgoing { to: member, what: Request::Leave }),
-            Some(Vote::Refused(_)) => return self.fail(FailureReason::Taken),
-        };
-        let Stage::Queued(order) = &mut self.stage else { return self.open(Sends::new()) };
-        order.remove(0);
-        match order.first() {
-            None => self.fail(FailureReason::Impossible),
-            Some(&to) => self.open(leave.into_iter().chain([Outgoing { to, what: Request::Wait }]).collect()),
-        }
-    }
-
-    fn ask_the_others(&mut self, now: Instant) -> Progress {
+    pub(super) fn ask_the_others(&mut self, now: Instant) -> Progress {
         self.stage = Stage::Asking;
         let mut sends = Sends::new();
         for (state, to) in self.members.iter_mut().zip(self.plan.quorum.members()) {
@@ -224,10 +223,17 @@ impl Acquisition {
         Progress { sends, ..progress }
     }
 
-    fn count_grants(&mut self, now: Instant) -> Progress {
+    pub(super) fn count_grants(&mut self, now: Instant) -> Progress {
         let majority = self.plan.quorum.majority();
         let granted = self.count(|state| state.fence().is_some());
+        if self.begin == Begin::AtOnce && self.queue_vote().is_some_and(Option::is_none) {
+            // The master of the queue is heard first.
+            return self.open(Sends::new());
+        }
         if granted >= majority {
+            if let Some(progress) = self.respect_the_queue() {
+                return progress;
+            }
             let fence = self.members.iter().filter_map(MemberState::fence).max();
             return match fence {
                 Some(fence) if self.needs_confirm() => self.confirm(fence, 0, now),
@@ -238,8 +244,8 @@ impl Acquisition {
         if hoped_for >= majority {
             return self.open(Sends::new());
         }
-        let again = self.count(|state| state.may_be_asked_again(self.waited));
-        if self.plan.retries > 0 && hoped_for + again >= majority {
+        let again = self.count(|state| state.may_be_asked_again(self.has_turn()));
+        if self.plan.retries > 0 && hoped_for + again >= majority && !self.is_out_of_turn() {
             return Progress { sends: Sends::new(), verdict: Verdict::TryAgain };
         }
         self.fail(self.why_not())
@@ -248,7 +254,7 @@ impl Acquisition {
     /// On a single server the fence of the grant is enough, but a grant after a wait has to be confirmed
     /// there too.
     fn needs_confirm(&self) -> bool {
-        self.waited || (self.plan.fenced && self.plan.quorum.majority() > 1)
+        self.waited() || (self.plan.fenced && self.plan.quorum.majority() > 1)
     }
 
     pub(super) fn succeed(&mut self, fence: Option<Fence>, now: Instant) -> Progress {

@@ -7,8 +7,10 @@
 
 mod contender;
 mod forgotten;
+mod links;
 mod locks;
 mod masters;
+mod progress;
 mod proxy;
 mod record;
 mod rejected;

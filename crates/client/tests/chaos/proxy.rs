@@ -1,7 +1,8 @@
-//! A network that is slow and that loses connections: what lies between the clients and one master.
+//! A network that is slow and that loses things: what lies between the clients, or one of them, and one
+//! master.
 
 use std::io;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -9,6 +10,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
 
 use dlock_testkit::Random;
 
@@ -18,12 +21,26 @@ pub struct Proxy {
     weather: Arc<Weather>,
 }
 
+/// What a proxy swallows, while its connections stay open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    Nothing,
+    Requests,
+    Answers,
+    Both,
+    /// Connections close instead.
+    Closed,
+}
+
 struct Weather {
     master: u16,
     /// Each piece takes up to so many ms; 0: no time.
     delay: AtomicU64,
+    /// And this many µs besides, always.
+    latency: AtomicU64,
     /// Once in so many pieces one is lost, and its connection with it; 0: never.
     loses: AtomicUsize,
+    cut: AtomicU8,
     random: Mutex<Random>,
     delayed: AtomicUsize,
     lost: AtomicUsize,
@@ -32,11 +49,17 @@ struct Weather {
 impl Proxy {
     pub fn to(master: u16, runtime: &Handle, random: Random) -> Proxy {
         let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", 0))).expect("a free port");
+        Proxy::at(listener, master, runtime, random)
+    }
+
+    pub fn at(listener: TcpListener, master: u16, runtime: &Handle, random: Random) -> Proxy {
         let port = listener.local_addr().expect("its own address").port();
         let weather = Arc::new(Weather {
             master,
             delay: AtomicU64::new(0),
+            latency: AtomicU64::new(0),
             loses: AtomicUsize::new(0),
+            cut: AtomicU8::new(Cut::Nothing as u8),
             random: Mutex::new(random),
             delayed: AtomicUsize::new(0),
             lost: AtomicUsize::new(0),
@@ -53,8 +76,16 @@ impl Proxy {
         self.weather.delay.store(most.as_millis() as u64, Ordering::Relaxed);
     }
 
+    pub fn set_latency(&self, one_way: Duration) {
+        self.weather.latency.store(one_way.as_micros() as u64, Ordering::Relaxed);
+    }
+
     pub fn set_loses(&self, once_in: usize) {
         self.weather.loses.store(once_in, Ordering::Relaxed);
+    }
+
+    pub fn set_cut(&self, cut: Cut) {
+        self.weather.cut.store(cut as u8, Ordering::Relaxed);
     }
 
     /// How many pieces were late.
@@ -73,18 +104,25 @@ impl Weather {
     fn next(&self) -> Option<Duration> {
         let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
         let loses = self.loses.load(Ordering::Relaxed);
-        if loses > 0 && random.once_in(loses) {
+        if self.is_cut(Cut::Closed) || (loses > 0 && random.once_in(loses)) {
             self.lost.fetch_add(1, Ordering::Relaxed);
             return None;
         }
         let most = self.delay.load(Ordering::Relaxed) as usize;
-        Some(Duration::from_millis(random.below(most + 1) as u64))
+        let random = Duration::from_millis(random.below(most + 1) as u64);
+        Some(random + Duration::from_micros(self.latency.load(Ordering::Relaxed)))
+    }
+
+    fn is_cut(&self, cut: Cut) -> bool {
+        self.cut.load(Ordering::Relaxed) == cut as u8
     }
 }
 
 async fn accept(listener: TcpListener, weather: Arc<Weather>) {
     loop {
-        if let Ok((client, _)) = listener.accept().await {
+        if let Ok((client, _)) = listener.accept().await
+            && !weather.is_cut(Cut::Closed)
+        {
             tokio::spawn(carry(client, weather.clone()));
         }
     }
@@ -98,20 +136,44 @@ async fn carry(client: TcpStream, weather: Arc<Weather>) -> io::Result<()> {
     let (from_client, to_client) = client.into_split();
     let (from_master, to_master) = master.into_split();
     tokio::select! {
-        done = pour(from_client, to_master, &weather) => done,
-        done = pour(from_master, to_client, &weather) => done,
+        done = pour(from_client, to_master, &weather, Cut::Requests) => done,
+        done = pour(from_master, to_client, &weather, Cut::Answers) => done,
     }
 }
 
-async fn pour(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, weather: &Weather) -> io::Result<()> {
-    let mut piece = [0; 4096];
-    loop {
-        let length = from.read(&mut piece).await?;
-        let Some(delay) = weather.next().filter(|_| length > 0) else { return Ok(()) };
-        if !delay.is_zero() {
-            weather.delayed.fetch_add(1, Ordering::Relaxed);
-            tokio::time::sleep(delay).await;
+/// Pieces are under way side by side, and keep their order.
+async fn pour(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    weather: &Weather,
+    this: Cut,
+) -> io::Result<()> {
+    let (sender, mut under_way) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
+    let read = async {
+        let (mut piece, mut last) = ([0; 4096], Instant::now());
+        loop {
+            let length = from.read(&mut piece).await?;
+            let Some(delay) = weather.next().filter(|_| length > 0) else { return Ok(()) };
+            if weather.is_cut(this) || weather.is_cut(Cut::Both) {
+                weather.lost.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            if !delay.is_zero() {
+                weather.delayed.fetch_add(1, Ordering::Relaxed);
+            }
+            last = last.max(Instant::now() + delay);
+            let _ = sender.send((last, piece[..length].to_vec()));
         }
-        to.write_all(&piece[..length]).await?;
+    };
+    let write = async {
+        while let Some((due, piece)) = under_way.recv().await {
+            sleep_until(due).await;
+            to.write_all(&piece).await?;
+        }
+        Ok(())
+    };
+    tokio::select! {
+        done = read => done,
+        done = write => done,
     }
 }

@@ -7,6 +7,7 @@ use dlock_client::quorum::{
     Acquisition, Extended, Extension, Fence, Member, Outgoing, Progress, Quorum, Refusal, Request, Verdict,
     Vote,
 };
+use smallvec::SmallVec;
 use std::time::Duration;
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -14,6 +15,8 @@ pub struct Client {
     pub round: u8,
     /// The greatest fence that was complete when its acquisition began.
     greatest_before: u8,
+    /// Who waited at the first master when its acquisition began.
+    pub ahead: SmallVec<[Token; 2]>,
     pub phase: Phase,
 }
 
@@ -42,7 +45,7 @@ pub enum Phase {
 
 impl Client {
     pub fn new() -> Self {
-        Self { round: 0, greatest_before: 0, phase: Phase::Idle }
+        Self { round: 0, greatest_before: 0, ahead: SmallVec::new(), phase: Phase::Idle }
     }
 
     /// The acquisition whose answers are still read.
@@ -80,6 +83,7 @@ impl Client {
     fn next_round(&mut self, script: Script) {
         self.round += 1;
         self.greatest_before = 0;
+        self.ahead.clear();
         self.phase = if self.round < script.acquisitions { Phase::Idle } else { Phase::Done };
     }
 }
@@ -93,10 +97,15 @@ impl State {
     pub fn begin(&mut self, world: &World, client: usize) {
         self.clients[client].greatest_before = self.history.greatest();
         let (machine, sends) = match world.clients[client].waits {
-            false if world.clients[client].probes => {
-                Acquisition::probe(world.plan(client), Member(0), world.now())
+            false if world.clients[client].looks => {
+                self.clients[client].ahead = self.masters[0].queue.clone();
+                Acquisition::at_once(world.plan(client), &[Member(0)], world.now())
             }
-            false => Acquisition::at_once(world.plan(client), world.now()),
+            false if world.clients[client].in_order => {
+                let order: Vec<Member> = world.quorum().members().collect();
+                Acquisition::in_order(world.plan(client), &order, world.now())
+            }
+            false => Acquisition::at_once(world.plan(client), &[], world.now()),
             true if world.is(Broken::ValidFromReceipt) => {
                 self.clients[client].phase = Phase::Queueing;
                 return self.post(world, client, 0, [Outgoing { to: Member(0), what: Request::Wait }]);
@@ -147,7 +156,10 @@ impl State {
     }
 
     /// An answer arrives, or (under `timeouts`) is given up.
-    pub fn hear(&mut self, world: &World, master: usize, message: Message, vote: Vote) {
+    pub fn hear(&mut self, world: &World, master: usize, message: Message, mut vote: Vote) {
+        if message.what == Ask::Look && world.is(Broken::NoLook) {
+            vote = Vote::Refused(Refusal::NotHeld);
+        }
         let client = usize::from(message.token.client);
         let member = Member(master as u8);
         match &mut self.clients[client].phase {
@@ -177,6 +189,9 @@ impl State {
             Verdict::Open | Verdict::TryAgain => {}
             Verdict::Failed(_) => self.clients[client].next_round(world.clients[client]),
             Verdict::Acquired(acquired) => {
+                let waits = |token: &Token| self.masters[0].queue.contains(token);
+                self.history.overtaken |= self.clients[client].ahead.iter().any(waits);
+                self.clients[client].ahead.clear();
                 let fence = if world.is(Broken::NoConfirmPhase) { greatest } else { acquired.fence };
                 if let Some(fence) = fence {
                     let before = self.clients[client].greatest_before;
@@ -201,7 +216,7 @@ impl State {
         *paused = false;
         let sends = machine.ask_again();
         if world.is(Broken::ValidFromRetry) {
-            **machine = Acquisition::at_once(world.plan(client), world.now()).0;
+            **machine = Acquisition::at_once(world.plan(client), &[], world.now()).0;
         }
         self.send(world, client, sends);
     }
@@ -260,7 +275,7 @@ impl State {
 
     /// The refuted way to wait: the acquisition begins only after the queue has granted.
     fn stop_queueing(&mut self, world: &World, client: usize, vote: Vote) {
-        let (mut machine, sends) = Acquisition::at_once(world.plan(client), world.now());
+        let (mut machine, sends) = Acquisition::at_once(world.plan(client), &[], world.now());
         let progress = machine.answered(Member(0), Request::Acquire, vote, world.now());
         self.clients[client].phase =
             Phase::Acquiring { machine: Box::new(machine), asked: [None; MASTERS], paused: false };

@@ -48,6 +48,7 @@ pub struct Message {
 pub enum Ask {
     Acquire,
     Wait,
+    Look,
     Leave,
     Confirm { fence: u8, phase: u8 },
     Extend(u8),
@@ -82,6 +83,7 @@ impl Master {
             Ask::Confirm { fence, .. } => Some(self.confirm(world, token, fence)),
             Ask::Extend(_) => Some(self.extend(world, token)),
             Ask::Release => self.release(world, token),
+            Ask::Look => Some(if self.queue.is_empty() { Answer::NotHeld } else { Answer::Taken }),
             Ask::Leave => self.leave(token),
         };
         if answer.is_some() {
@@ -213,6 +215,7 @@ impl From<Ask> for Request {
         match ask {
             Ask::Acquire => Request::Acquire,
             Ask::Wait => Request::Wait,
+            Ask::Look => Request::Look,
             Ask::Leave => Request::Leave,
             Ask::Confirm { fence, phase } => Request::Confirm { fence: number(fence), phase },
             Ask::Extend(_) => Request::Extend,
@@ -226,6 +229,7 @@ impl Ask {
         match request {
             Request::Acquire => Ask::Acquire,
             Request::Wait => Ask::Wait,
+            Request::Look => Ask::Look,
             Request::Leave => Ask::Leave,
             Request::Confirm { fence, phase } => Ask::Confirm { fence: fence.get() as u8, phase },
             Request::Extend => Ask::Extend(extension),

@@ -34,6 +34,10 @@ impl State {
             master.wire.sort_unstable();
         }
         self.clients = order.iter().map(|&from| self.clients[from].clone()).collect();
+        self.clients
+            .iter_mut()
+            .flat_map(|client| &mut client.ahead)
+            .for_each(|token| name(&mut token.client));
     }
 
     fn sort_masters(&mut self, from: usize) {

@@ -2,7 +2,7 @@
 
 use super::client::{Client, Phase};
 use super::master::{Answer, Message};
-use super::world::{State, World};
+use super::world::{State, Time, World};
 use dlock_client::quorum::{Refusal, Vote};
 use stateright::Property;
 
@@ -10,6 +10,9 @@ pub const EXCLUSION: &str = "no two clients hold with validity left";
 pub const UNIQUE: &str = "no two acquisitions have one fence";
 pub const ORDER: &str = "a fence is above all that were complete before its acquisition began";
 pub const STRICT_ORDER: &str = "a fence is above all that were complete before";
+
+pub const NO_OVERTAKING: &str = "nobody acquires past one who waited before it began and still does";
+pub const SOMEBODY: &str = "when everybody is done, somebody has acquired";
 
 pub fn of(world: &World) -> Vec<Property<World>> {
     let mut properties = vec![Property::<World>::sometimes("every client is done", |_, state: &State| {
@@ -34,6 +37,14 @@ pub fn of(world: &World) -> Vec<Property<World>> {
     if world.fenced && world.has_clock() {
         properties
             .push(Property::always(STRICT_ORDER, |_, state: &State| !state.history.below_one_before_its_end));
+    }
+    if world.clients.iter().any(|script| script.looks) {
+        properties.push(Property::always(NO_OVERTAKING, |_, state: &State| !state.history.overtaken));
+    }
+    if world.time == (Time::None { lapses: 0 }) {
+        properties.push(Property::always(SOMEBODY, |_, state: &State| {
+            !state.history.fences.is_empty() || state.clients.iter().any(|client| client.phase != Phase::Done)
+        }));
     }
     properties.extend(something_happens(world));
     properties

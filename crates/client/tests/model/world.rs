@@ -42,9 +42,10 @@ pub struct Script {
     pub acquisitions: u8,
     /// Whether it waits in a queue, at the masters in their order.
     pub waits: bool,
-    /// Whether it probes: it waits in the queue of the first master as another client, and asks the others
-    /// meanwhile.
-    pub probes: bool,
+    /// Whether it asks all at once, but overtakes nobody who waits at the first master.
+    pub looks: bool,
+    /// Whether it asks the first master before the others.
+    pub in_order: bool,
     pub extensions: u8,
     pub retries: u8,
     /// Whether it may stop waiting for an answer that is still under way.
@@ -79,6 +80,8 @@ pub enum Broken {
     ValidFromRetry,
     /// After a wait, validity counts from the receipt of the grant.
     ValidFromReceipt,
+    /// A newcomer does not look whether somebody waits.
+    NoLook,
     /// One answer is enough for an extension.
     ExtendedByOne,
     /// After a crash a master starts numbering from scratch.
@@ -103,6 +106,8 @@ pub struct History {
     pub fences: SmallVec<[u8; 8]>,
     /// Two of them were equal.
     pub same_fence: bool,
+    /// A newcomer acquired while somebody who waited before it still did.
+    pub overtaken: bool,
     /// One was not greater than another that was complete before it began.
     pub below_one_before_its_begin: bool,
     /// One was not greater than another that was complete before it was complete.
@@ -158,8 +163,9 @@ impl World {
     /// The masters from this index on are interchangeable: those after the one that somebody may wait at, as
     /// a queue has an order; none where one master is believed for all.
     pub fn first_alike(&self) -> usize {
-        let waits = |script: &Script| script.waits || script.probes;
-        let moves_on = |script: &Script| script.waits && (script.timeouts || self.grace > 0);
+        let waits = |script: &Script| script.waits || script.looks || script.in_order;
+        let moves_on =
+            |script: &Script| (script.waits || script.in_order) && (script.timeouts || self.grace > 0);
         if self.by_name || self.is(Broken::ExtendedByOne) || self.clients.iter().any(moves_on) {
             MASTERS
         } else {

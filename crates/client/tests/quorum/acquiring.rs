@@ -10,7 +10,7 @@ fn a_majority_is_more_than_half() {
 
 #[test]
 fn all_are_asked_at_once_and_a_majority_wins_from_before_the_first_send() {
-    let (mut machine, sends) = Acquisition::at_once(plan(5, false), at(1_000));
+    let (mut machine, sends) = Acquisition::at_once(plan(5, false), &[], at(1_000));
     assert_eq!(sent(&sends, Request::Acquire), [0, 1, 2, 3, 4]);
     let two = vote(&mut machine, 1_500, &[(4, granted(7)), (1, granted(9))]);
     assert_eq!(two.verdict, Verdict::Open);
@@ -22,7 +22,7 @@ fn all_are_asked_at_once_and_a_majority_wins_from_before_the_first_send() {
 #[test]
 fn the_last_answer_must_come_before_the_end_of_validity() {
     let last_at = |now| {
-        let (mut machine, _) = Acquisition::at_once(plan(3, false), at(1_000));
+        let (mut machine, _) = Acquisition::at_once(plan(3, false), &[], at(1_000));
         vote(&mut machine, 1_001, &[(0, granted(1))]);
         vote(&mut machine, now, &[(2, granted(1))])
     };
@@ -34,7 +34,7 @@ fn the_last_answer_must_come_before_the_end_of_validity() {
 
 #[test]
 fn it_is_lost_with_the_first_answer_that_makes_a_majority_impossible() {
-    let (mut machine, _) = Acquisition::at_once(plan(5, false), at(0));
+    let (mut machine, _) = Acquisition::at_once(plan(5, false), &[], at(0));
     let two = vote(&mut machine, 1, &[(0, granted(1)), (1, taken()), (2, taken())]);
     assert_eq!(two.verdict, Verdict::Open);
     let three = vote(&mut machine, 4, &[(3, taken())]);
@@ -48,7 +48,7 @@ fn it_is_lost_with_the_first_answer_that_makes_a_majority_impossible() {
 #[test]
 fn too_many_masters_down_is_not_taken() {
     let failed = |votes: &[(u8, Vote)]| {
-        let (mut machine, _) = Acquisition::at_once(plan(3, false), at(0));
+        let (mut machine, _) = Acquisition::at_once(plan(3, false), &[], at(0));
         vote(&mut machine, 1, votes).verdict
     };
     let grace = Vote::Refused(Refusal::Grace(TTL));
@@ -67,7 +67,7 @@ fn too_many_masters_down_is_not_taken() {
 
 #[test]
 fn silence_is_not_no() {
-    let (mut machine, _) = Acquisition::at_once(plan(5, false), at(0));
+    let (mut machine, _) = Acquisition::at_once(plan(5, false), &[], at(0));
     vote(&mut machine, 1, &[(0, granted(1)), (1, Vote::Unknown), (2, down())]);
     let late = vote(&mut machine, 9, &[(1, granted(1)), (3, granted(1))]);
     assert_eq!(late.verdict, acquired(None, TRUSTED));
@@ -75,20 +75,20 @@ fn silence_is_not_no() {
 
 #[test]
 fn nothing_takes_a_grant_back() {
-    let (mut machine, _) = Acquisition::at_once(plan(3, false), at(0));
+    let (mut machine, _) = Acquisition::at_once(plan(3, false), &[], at(0));
     vote(&mut machine, 1, &[(0, granted(1)), (0, taken()), (0, Vote::Unknown), (0, granted(1))]);
     assert_eq!(vote(&mut machine, 9, &[(1, granted(1))]).verdict, acquired(None, TRUSTED));
 }
 
 #[test]
 fn one_server_gives_its_own_fence_without_a_confirm_phase() {
-    let (mut machine, _) = Acquisition::at_once(plan(1, true), at(0));
+    let (mut machine, _) = Acquisition::at_once(plan(1, true), &[], at(0));
     assert_eq!(vote(&mut machine, 1, &[(0, granted(5))]).verdict, acquired(Some(5), TRUSTED));
 }
 
 #[test]
 fn a_retry_asks_the_silent_and_keeps_the_first_send() {
-    let (mut machine, _) = Acquisition::at_once(Plan { retries: 1, ..plan(3, false) }, at(0));
+    let (mut machine, _) = Acquisition::at_once(Plan { retries: 1, ..plan(3, false) }, &[], at(0));
     let none = vote(&mut machine, 1, &[(0, taken()), (1, Vote::Unknown), (2, down())]);
     assert_eq!(none.verdict, Verdict::TryAgain);
     assert_eq!(sent(&machine.ask_again(), Request::Acquire), [1, 2], "0 has somebody else's hold");
@@ -99,14 +99,14 @@ fn a_retry_asks_the_silent_and_keeps_the_first_send() {
 
 #[test]
 fn no_retry_where_too_many_hold_it() {
-    let (mut machine, _) = Acquisition::at_once(Plan { retries: 1, ..plan(3, false) }, at(0));
+    let (mut machine, _) = Acquisition::at_once(Plan { retries: 1, ..plan(3, false) }, &[], at(0));
     let failed = vote(&mut machine, 1, &[(0, taken()), (1, taken())]);
     assert_eq!(failed.verdict, Verdict::Failed(FailureReason::Taken));
 }
 
 #[test]
 fn giving_up_cleans_up_everywhere_once() {
-    let (mut machine, _) = Acquisition::at_once(plan(3, true), at(0));
+    let (mut machine, _) = Acquisition::at_once(plan(3, true), &[], at(0));
     vote(&mut machine, 1, &[(0, granted(1)), (1, granted(1))]);
     assert_eq!(sent(&machine.give_up(), Request::Release), [0, 1, 2]);
     assert!(machine.give_up().is_empty());

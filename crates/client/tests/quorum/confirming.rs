@@ -3,7 +3,7 @@ use dlock_client::quorum::*;
 
 /// Three masters, of which 0 and 1 have granted 5 and 8: the confirm phase for 8 began at 102.
 fn confirming() -> Acquisition {
-    let (mut machine, _) = Acquisition::at_once(plan(3, true), at(0));
+    let (mut machine, _) = Acquisition::at_once(plan(3, true), &[], at(0));
     let begun = vote(&mut machine, 101, &[(0, granted(5)), (1, granted(8))]);
     assert_eq!(begun.verdict, Verdict::Open);
     assert_eq!(sent(&begun.sends, confirm(8, 0)), [0, 1], "the greatest, to those that granted");
@@ -135,7 +135,7 @@ fn masters_that_fall_silent_in_the_confirm_phase_make_it_impossible() {
 /// Found by a random run: the phase began with two of four, and said so only with the next answer.
 #[test]
 fn a_phase_is_not_begun_with_fewer_than_a_majority() {
-    let (mut machine, _) = Acquisition::at_once(plan(4, true), at(0));
+    let (mut machine, _) = Acquisition::at_once(plan(4, true), &[], at(0));
     vote(&mut machine, 1, &[(0, granted(1)), (1, granted(1)), (2, granted(1)), (3, taken())]);
     vote(&mut machine, 9, &[(0, granted(5))]);
     let again = hear(&mut machine, 10, confirm(1, 0), &[(1, granted(2))]);

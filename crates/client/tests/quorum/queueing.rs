@@ -80,26 +80,85 @@ fn a_granted_waiter_asks_again_where_the_last_holder_is_still_leaving() {
     assert_eq!(sent(&confirm_phase.sends, confirm(5, 0)), [0, 2]);
 }
 
+/// What the master of the queue alone still has keeps nobody out, where nobody waits.
 #[test]
-fn a_probe_acquires_with_a_majority_of_the_others() {
-    let (mut machine, sends) = Acquisition::probe(plan(3, false), Member(2), at(100));
-    assert_eq!(sent(&sends, Request::Acquire), [0, 1]);
-    assert_eq!(sends.len(), 2);
-    let two = vote(&mut machine, 110, &[(0, granted(4)), (1, granted(5))]);
-    assert_eq!(
-        two.verdict,
-        acquired(None, 100 + TRUSTED),
-        "it did not wait, so its grants count from the sending"
-    );
-
-    let (mut machine, _) = Acquisition::probe(plan(3, false), Member(2), at(100));
-    let failed = vote(&mut machine, 110, &[(0, granted(4)), (1, taken())]);
-    assert_eq!(failed.verdict, Verdict::Failed(FailureReason::Taken));
+fn a_newcomer_passes_a_hold_that_one_master_has_alone_but_no_waiter() {
+    for somebody_waits in [false, true] {
+        let (mut machine, sends) = Acquisition::at_once(plan(3, false), &ORDER, at(100));
+        assert_eq!(sent(&sends, Request::Acquire), [0, 1, 2]);
+        let two = vote(&mut machine, 110, &[(0, granted(4)), (1, granted(5))]);
+        assert_eq!(two.verdict, Verdict::Open, "the master of the queue is heard first");
+        let refused = vote(&mut machine, 120, &[(2, taken())]);
+        assert_eq!(sent(&refused.sends, Request::Look), [2]);
+        let said = if somebody_waits { taken() } else { Vote::Refused(Refusal::NotHeld) };
+        let looked = hear(&mut machine, 130, Request::Look, &[(2, said)]);
+        if somebody_waits {
+            assert_eq!(looked.verdict, Verdict::Failed(FailureReason::Taken));
+            assert_eq!(sent(&looked.sends, Request::Release), [0, 1, 2]);
+        } else {
+            assert_eq!(looked.verdict, acquired(None, 100 + TRUSTED), "validity counts from the first send");
+            assert_eq!(machine.next_queue(), Some(Member(0)));
+        }
+    }
 }
 
 #[test]
-fn the_fence_of_a_probe_is_confirmed_by_those_who_granted() {
-    let (mut machine, _) = Acquisition::probe(plan(5, true), Member(0), at(0));
-    let confirm_phase = vote(&mut machine, 10, &[(1, granted(4)), (2, granted(9)), (3, granted(5))]);
-    assert_eq!(sent(&confirm_phase.sends, confirm(9, 0)), [1, 2, 3]);
+fn a_silent_master_of_the_queue_is_passed() {
+    let (mut machine, _) = Acquisition::at_once(plan(3, false), &ORDER, at(0));
+    vote(&mut machine, 1, &[(0, granted(4)), (1, granted(5))]);
+    assert_eq!(vote(&mut machine, 2, &[(2, Vote::Unknown)]).verdict, acquired(None, TRUSTED));
+}
+
+#[test]
+fn of_those_who_ask_in_order_only_one_gets_to_the_others() {
+    let (mut machine, sends) = Acquisition::in_order(plan(3, false), &ORDER, at(0));
+    assert_eq!(sent(&sends, Request::Acquire), [2]);
+    assert_eq!(vote(&mut machine, 1, &[(2, taken())]).verdict, Verdict::Failed(FailureReason::Taken));
+
+    let (mut machine, _) = Acquisition::in_order(plan(3, false), &ORDER, at(0));
+    let next = vote(&mut machine, 1, &[(2, down())]);
+    assert_eq!(sent(&next.sends, Request::Acquire), [0]);
+    assert_eq!(sent(&vote(&mut machine, 2, &[(0, granted(5))]).sends, Request::Acquire), [1, 2]);
+    assert_eq!(vote(&mut machine, 3, &[(1, granted(6))]).verdict, acquired(None, TRUSTED), "it did not wait");
+}
+
+/// Others came in by a later queue: it goes to them, for they cannot come.
+#[test]
+fn who_is_refused_in_its_turn_goes_to_the_queue_of_those_who_refuse() {
+    let waits = Plan { retries: 12, ..plan(3, false) };
+    let (mut machine, _) = Acquisition::queued(waits, &ORDER, at(0));
+    hear(&mut machine, 1, Request::Wait, &[(2, granted(5))]);
+    let mut last = vote(&mut machine, 2, &[(0, taken()), (1, taken())]);
+    let mut tries = 0;
+    while last.verdict == Verdict::TryAgain {
+        tries += 1;
+        machine.ask_again();
+        last = vote(&mut machine, 2, &[(0, taken()), (1, taken())]);
+    }
+    assert_eq!((last.verdict, tries), (Verdict::Failed(FailureReason::Taken), 5));
+    assert_eq!(machine.next_queue(), Some(Member(0)));
+    // The last of the order has nowhere to go, and stays as long as an earlier one refuses.
+    let (mut machine, _) = Acquisition::queued(waits, &ORDER[2..], at(0));
+    hear(&mut machine, 1, Request::Wait, &[(1, granted(5))]);
+    let last = vote(&mut machine, 2, &[(0, granted(5)), (2, taken())]);
+    assert_eq!(machine.next_queue(), Some(Member(1)));
+    assert_eq!(last.verdict, Verdict::Open, "it is confirmed");
+}
+
+#[test]
+fn a_queue_moves_unless_its_holder_has_no_majority() {
+    let quorum = plan(3, false).quorum;
+    let seen = |holders: [Option<&'static str>; 3]| holders.map(|there| there.map(|holder| vec![holder]));
+    for (holders, moves) in [
+        ([Some("a"), Some("a"), Some("b")], true),
+        ([Some("a"), Some("b"), Some("b")], false),
+        ([Some("a"), Some("b"), None], true),
+        ([None, Some("b"), Some("b")], true),
+    ] {
+        assert_eq!(quorum.may_move(Member(0), &seen(holders)), moves, "{holders:?}");
+    }
+    assert!(!quorum.may_move(Member(0), &[Some(vec!["a"]), Some(vec![]), Some(vec![])]));
+    assert!(quorum.may_move(Member(0), &[Some(vec![]), Some(vec!["b"]), Some(vec!["b"])]));
+    assert!(quorum.has_holder(&seen([Some("a"), None, Some("a")])));
+    assert!(!quorum.has_holder(&seen([Some("a"), Some("b"), Some("c")])));
 }

@@ -131,7 +131,7 @@ proptest! {
         let order: Vec<Member> = plan.quorum.members().collect();
         let begin = || match waits {
             true => Acquisition::queued(plan, &order, at(0)),
-            false => Acquisition::at_once(plan, at(0)),
+            false => Acquisition::at_once(plan, &[], at(0)),
         };
         let (machine, sends) = begin();
         let story = play(machine, sends, &events, 1);
@@ -147,7 +147,7 @@ proptest! {
         let order: Vec<Member> = plan.quorum.members().collect();
         let (mut machine, sends) = match waits {
             true => Acquisition::queued(plan, &order, at(0)),
-            false => Acquisition::at_once(plan, at(0)),
+            false => Acquisition::at_once(plan, &[], at(0)),
         };
         let mut open = sends.to_vec();
         let mut events = events.into_iter();
@@ -177,7 +177,7 @@ proptest! {
     fn an_answer_heard_again_changes_nothing(members in 1..6_u8, fenced: bool, events in events()) {
         let plan = plan(members, fenced);
         let outcome = |often| {
-            let (machine, sends) = Acquisition::at_once(plan, at(0));
+            let (machine, sends) = Acquisition::at_once(plan, &[], at(0));
             let story = play(machine, sends, &events, often);
             (story.acquired, story.failed, story.sends)
         };
@@ -194,7 +194,7 @@ fn random_runs_acquire_and_fail() {
     let (mut confirmed, mut failed, mut again) = (0, 0, 0);
     for _ in 0..2_000 {
         let events = events().new_tree(&mut runner).unwrap().current();
-        let (machine, sends) = Acquisition::at_once(plan(3, true), at(0));
+        let (machine, sends) = Acquisition::at_once(plan(3, true), &[], at(0));
         let story = play(machine, sends, &events, 1);
         confirmed += usize::from(story.acquired.is_some());
         failed += usize::from(story.failed);

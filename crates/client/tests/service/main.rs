@@ -3,13 +3,14 @@
 mod cancelled;
 mod down;
 mod encrypted;
+mod ended;
 mod holding;
 mod members;
-mod probing;
 mod queueing;
 mod reading;
 mod readme;
 mod redlock;
+mod stale;
 mod together;
 
 use dlock_client::{Client, ClientBuilder};
@@ -48,9 +49,10 @@ async fn client(servers: &[Server]) -> Client {
     builder(servers).build().await.expect("a client")
 }
 
-/// The master at which the clients wait: the first by its address.
+/// The master at which the clients wait: the first by its run id.
 fn head(servers: &[Server]) -> &Server {
-    servers.iter().min_by_key(|server| url(server)).expect("a server")
+    let run_id = |server: &&Server| server.is_alive().then(|| server.info("run_id"));
+    servers.iter().filter(|server| server.is_alive()).min_by_key(run_id).expect("a server")
 }
 
 /// The tokens that hold the resource on a server.

@@ -1,0 +1,118 @@
+//! Whose turn it is: what the queues of the masters decide about an acquisition, and which of them it goes to.
+
+use super::acquisition::{Acquisition, FailureReason, Progress, Stage};
+use super::{Member, Outgoing, Refusal, Request, Sends, Vote};
+use crate::lease::Instant;
+use smallvec::SmallVec;
+
+/// So often a granted waiter asks those again that refuse: what its predecessor releases may be on the way.
+const BRIEF_TRIES: u8 = 5;
+
+/// How an acquisition begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Begin {
+    /// All masters are asked at once, and nobody who waits is overtaken.
+    AtOnce,
+    /// So they were, and there is nobody to overtake.
+    NobodyWaits,
+    /// The first master that can be reached is asked before the others.
+    InOrder,
+    /// So it is, and its queue is waited in.
+    Queued,
+}
+
+impl Acquisition {
+    /// Where to queue next, if not at the first master as ever. One whose turn came, and who is refused by a
+    /// later master, meets others who queue there, as the earlier ones are out of their reach; it goes to
+    /// them, for they cannot come. The queue of a master that refuses, while others grant or nobody has a
+    /// majority, does not move: the next one does.
+    pub fn next_queue(&self) -> Option<Member> {
+        let refused =
+            |member: &Member| self.members[usize::from(member.0)].vote == Some(Vote::Refused(Refusal::Taken));
+        let (tried, later) = self.order.split_at_checked(usize::from(self.queue) + 1)?;
+        let queue = tried.last()?;
+        if refused(queue) {
+            return later.first().copied();
+        }
+        let is_earlier = |member: &Member| !tried.contains(member) && !later.contains(member);
+        let stays = || self.plan.quorum.members().filter(is_earlier).any(|member| refused(&member));
+        later.iter().find(|member| refused(member)).or_else(|| stays().then_some(queue)).copied()
+    }
+
+    /// Whether there is another queue to go to.
+    pub fn has_next_queue(&self) -> bool {
+        usize::from(self.queue) + 1 < self.order.len()
+    }
+
+    pub(super) fn queue(&self) -> Option<Member> {
+        self.order.get(usize::from(self.queue)).copied()
+    }
+
+    pub(super) fn queue_vote(&self) -> Option<&Option<Vote>> {
+        self.queue().map(|queue| &self.members[usize::from(queue.0)].vote)
+    }
+
+    pub(super) fn waited(&self) -> bool {
+        self.begin == Begin::Queued
+    }
+
+    /// Whether it may hold a part of the quorum while it is refused the rest.
+    pub(super) fn has_turn(&self) -> bool {
+        matches!(self.begin, Begin::InOrder | Begin::Queued)
+    }
+
+    pub(super) fn first_request(&self) -> Request {
+        if self.waited() { Request::Wait } else { Request::Acquire }
+    }
+
+    pub(super) fn first_answered(&mut self, member: Member, now: Instant) -> Progress {
+        let leave = match &self.members[usize::from(member.0)].vote {
+            None => return self.open(Sends::new()),
+            Some(Vote::Granted(_)) => return self.ask_the_others(now),
+            Some(Vote::Refused(Refusal::Grace(_)) | Vote::Failed(_)) => None,
+            Some(Vote::Unknown) => self.waited().then_some(Outgoing { to: member, what: Request::Leave }),
+            Some(Vote::Refused(_)) => return self.fail(FailureReason::Taken),
+        };
+        self.queue += 1;
+        let what = self.first_request();
+        match self.queue() {
+            None => self.fail(FailureReason::Impossible),
+            Some(to) => self.open(leave.into_iter().chain([Outgoing { to, what }]).collect()),
+        }
+    }
+
+    pub(super) fn looked(&mut self, vote: &Vote, now: Instant) -> Progress {
+        if *vote != Vote::Refused(Refusal::NotHeld) {
+            return self.fail(FailureReason::Taken);
+        }
+        self.stage = Stage::Asking;
+        self.begin = Begin::NobodyWaits;
+        self.count_grants(now)
+    }
+
+    /// By a majority of the others a newcomer could overtake the whole queue. Where nobody waits, what its
+    /// master alone still holds keeps nobody out.
+    pub(super) fn respect_the_queue(&mut self) -> Option<Progress> {
+        let to = self.queue().filter(|_| self.begin == Begin::AtOnce)?;
+        match self.queue_vote()? {
+            Some(Vote::Refused(why)) if !matches!(why, Refusal::Grace(_)) => {
+                self.stage = Stage::Looking;
+                Some(self.open(SmallVec::from_slice(&[Outgoing { to, what: Request::Look }])))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether it should give back what it has instead of asking again: its turn has come in another queue
+    /// than that of those who have the rest, or it has not come.
+    pub(super) fn is_out_of_turn(&self) -> bool {
+        match self.begin {
+            Begin::AtOnce => self.queue_vote() == Some(&Some(Vote::Refused(Refusal::Taken))),
+            Begin::NobodyWaits | Begin::InOrder => false,
+            Begin::Queued => {
+                let goes_on = || self.next_queue().is_some_and(|next| Some(next) != self.queue());
+                self.asked_again >= BRIEF_TRIES && goes_on()
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Masters, and clients that each have a network of their own: what one of them suffers, the others do not.
+
+use std::time::Duration;
+
+use dlock_client::{Client, now};
+use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::task::JoinSet;
+
+use crate::proxy::{Cut, Proxy};
+use dlock_testkit::{Random, Server, ServerKind};
+
+/// The time limit of one answer, the client's default.
+pub const NODE_TIMEOUT: Duration = Duration::from_millis(250);
+
+/// How long each holds what it got.
+const HOLD: Duration = Duration::from_millis(20);
+
+pub struct Links {
+    /// In the order in which clients try their queues.
+    pub masters: Vec<Server>,
+    /// Of each client to each master.
+    pub links: Vec<Vec<Proxy>>,
+    _network: Runtime,
+}
+
+impl Links {
+    pub fn start(kind: &ServerKind, masters: usize, clients: usize) -> Links {
+        Links::with_order(kind, masters, clients, |_| false)
+    }
+
+    /// Addresses that sort the other way round for some of the clients.
+    pub fn with_order(
+        kind: &ServerKind,
+        masters: usize,
+        clients: usize,
+        reversed: impl Fn(usize) -> bool,
+    ) -> Links {
+        let network = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+        let mut masters: Vec<Server> = (0..masters).map(|_| Server::start(kind)).collect();
+        masters.sort_by_cached_key(|master| master.info("run_id"));
+        let mut random = Random::fresh();
+        let links = (0..clients)
+            .map(|number| links(&masters, reversed(number), network.handle(), &mut random))
+            .collect();
+        Links { masters, links, _network: network }
+    }
+
+    pub async fn client(&self, number: usize) -> Client {
+        // The addresses are in no order, and the spelling differs from client to client.
+        let mut urls: Vec<String> = self.links[number].iter().map(Proxy::url).collect();
+        urls.rotate_left(number % self.masters.len());
+        Client::builder().servers(urls).node_timeout(NODE_TIMEOUT).build().await.expect("a client")
+    }
+
+    pub async fn clients(&self) -> Vec<Client> {
+        let mut clients = Vec::new();
+        for number in 0..self.links.len() {
+            clients.push(self.client(number).await);
+        }
+        clients
+    }
+
+    /// Of one client, to the master where all of them queue.
+    pub fn cut_from_the_head(&self, client: usize, cut: Cut) {
+        self.links[client][0].set_cut(cut);
+    }
+}
+
+/// The ports rise with the masters, or fall: clients that went by the addresses would differ.
+fn links(masters: &[Server], reversed: bool, network: &Handle, random: &mut Random) -> Vec<Proxy> {
+    let mut bound: Vec<TcpListener> = (masters.iter())
+        .map(|_| network.block_on(TcpListener::bind(("127.0.0.1", 0))).expect("a free port"))
+        .collect();
+    bound.sort_by_key(|listener| listener.local_addr().expect("its own address").port());
+    if reversed {
+        bound.reverse();
+    }
+    let each = masters.iter().zip(bound);
+    each.map(|(master, listener)| Proxy::at(listener, master.port(), network, random.branch())).collect()
+}
+
+/// All clients acquire and release for so long; how often each did.
+pub async fn compete(clients: &[Client], length: Duration) -> Vec<usize> {
+    let end = now() + length;
+    let mut working = JoinSet::new();
+    for (number, client) in clients.iter().cloned().enumerate() {
+        working.spawn(async move {
+            let mut count = 0;
+            while now() < end {
+                let acquired =
+                    tokio::time::timeout(end.saturating_since(now()), client.lock("r").fenced().acquire());
+                if let Ok(Ok(guard)) = acquired.await {
+                    count += 1;
+                    tokio::time::sleep(HOLD).await;
+                    let _ = guard.release().await;
+                }
+            }
+            (number, count)
+        });
+    }
+    let mut counts = vec![0; clients.len()];
+    while let Some(done) = working.join_next().await {
+        let (number, count) = done.expect("no panic");
+        counts[number] = count;
+    }
+    counts
+}
+
+/// Jain's index: 1 where all have the same, 1/n where one has all.
+pub fn jain(counts: &[usize]) -> f64 {
+    let sum: f64 = counts.iter().map(|count| *count as f64).sum();
+    let squares: f64 = counts.iter().map(|count| (*count as f64).powi(2)).sum();
+    if squares == 0.0 { 0.0 } else { sum * sum / (counts.len() as f64 * squares) }
+}

@@ -1,0 +1,198 @@
+//! That somebody wins and nobody starves: what faults of one client, and of the master where clients queue,
+//! cost the others. `make chaos` runs the long forms; they print what they measured.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_client::{Wait, now};
+use tokio::runtime::Builder;
+use tokio::sync::Barrier;
+
+use crate::links::{Links, compete, jain};
+use crate::proxy::Cut;
+use dlock_testkit::{Server, ServerKind, each_server_in_turn, queue, rounds, until};
+
+const CLIENTS: usize = 6;
+
+fn block_on(test: impl Future<Output = ()>) {
+    Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime").block_on(test);
+}
+
+/// How often nobody won, when so many tried at the same moment, each next to a master of its own.
+fn rounds_without_winner(
+    kind: &ServerKind,
+    clients: usize,
+    masters: usize,
+    one_way: u64,
+    rounds: usize,
+) -> usize {
+    let links = Links::start(kind, masters, clients);
+    for (number, of_client) in links.links.iter().enumerate() {
+        for (master, link) in of_client.iter().enumerate() {
+            link.set_latency(Duration::from_millis(if master == number { 0 } else { one_way }));
+        }
+    }
+    let mut nobody = 0;
+    block_on(async {
+        let clients = links.clients().await;
+        let mut longest = Duration::ZERO;
+        for round in 0..rounds {
+            let begin = Arc::new(Barrier::new(clients.len()));
+            let tries = clients.iter().map(|client| {
+                let (begin, lock) = (begin.clone(), client.lock(format!("r{round}")));
+                tokio::spawn(async move {
+                    begin.wait().await;
+                    let begun = now();
+                    let acquired = lock.try_acquire().await.expect("everything is up");
+                    (acquired, now().saturating_since(begun))
+                })
+            });
+            let mut won = Vec::new();
+            for one in tries.collect::<Vec<_>>() {
+                let (acquired, length) = one.await.expect("no panic");
+                longest = longest.max(length);
+                won.extend(acquired);
+            }
+            assert!(won.len() <= 1, "two have it");
+            nobody += usize::from(won.is_empty());
+            for guard in won {
+                guard.release().await.expect("it is held");
+            }
+        }
+        println!(
+            "{}: {} of {masters}, {one_way} ms one way: nobody won {nobody} of {rounds}, longest {longest:?}",
+            kind.name,
+            clients.len()
+        );
+    });
+    nobody
+}
+
+fn somebody_wins(rounds: usize) {
+    each_server_in_turn(|kind| {
+        let settings = [(3, 3, 0), (3, 3, 1), (3, 3, 5), (5, 5, 5)];
+        let nobody = settings.map(|(clients, masters, one_way)| {
+            rounds_without_winner(kind, clients, masters, one_way, rounds)
+        });
+        assert_eq!(nobody, [0; 4], "rounds that nobody won");
+    });
+}
+
+#[test]
+fn of_those_who_try_at_once_one_wins() {
+    somebody_wins(10);
+}
+
+#[test]
+#[ignore = "for ROUNDS rounds: make chaos"]
+fn of_those_who_try_at_once_one_wins_in_each_of_many_rounds() {
+    somebody_wins(rounds(1_000));
+}
+
+/// What all get in this time, and each, with `fault` in place.
+fn shares(kind: &ServerKind, name: &str, length: Duration, fault: impl FnOnce(&Links)) -> Vec<usize> {
+    shares_over(Links::start(kind, 3, CLIENTS), kind, name, length, fault)
+}
+
+fn shares_over(
+    links: Links,
+    kind: &ServerKind,
+    name: &str,
+    length: Duration,
+    fault: impl FnOnce(&Links),
+) -> Vec<usize> {
+    let mut counts = Vec::new();
+    block_on(async {
+        let clients = links.clients().await;
+        fault(&links);
+        counts = compete(&clients, length).await;
+        let (sum, jain) = (counts.iter().sum::<usize>(), jain(&counts));
+        println!("{}: {name}: {counts:?}, {sum} in {length:?}, Jain {jain:.2}", kind.name);
+    });
+    links.masters.iter().for_each(Server::resume);
+    counts
+}
+
+fn nobody_starves(length: Duration) {
+    each_server_in_turn(|kind| {
+        let healthy = shares(kind, "healthy", length, |_| ());
+        let mut wrong = Vec::new();
+        let mut judge = |name: &str, counts: &[usize]| {
+            let fair = counts.iter().sum::<usize>() as f64 / CLIENTS as f64;
+            let least = counts.iter().min().copied().unwrap_or(0) as f64;
+            if least < fair / 2.0 || jain(counts) < 0.9 {
+                wrong.push(format!("{name}: {counts:?}"));
+            }
+        };
+        for cut in [Cut::Closed, Cut::Both, Cut::Requests, Cut::Answers] {
+            let name = format!("one client's {cut:?} cut");
+            judge(&name, &shares(kind, &name, length, |links| links.cut_from_the_head(0, cut)));
+        }
+        let name = "one client's addresses sort otherwise";
+        let reversed = Links::with_order(kind, 3, CLIENTS, |client| client == 0);
+        judge(name, &shares_over(reversed, kind, name, length, |_| ()));
+        let stopped = shares(kind, "the queue's master stopped", length, |links| links.masters[0].pause());
+        let (stopped, healthy) = (stopped.iter().sum::<usize>(), healthy.iter().sum::<usize>());
+        if stopped < healthy / 2 {
+            wrong.push(format!("the queue's master stopped: {stopped} instead of {healthy}"));
+        }
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    });
+}
+
+#[test]
+#[ignore = "for 10 s each: make chaos"]
+fn one_clients_fault_is_no_advantage_to_anybody() {
+    nobody_starves(Duration::from_secs(10));
+}
+
+/// What the master of the queue alone still has costs those who come a round trip.
+#[test]
+#[ignore = "for 10 s: make chaos"]
+fn what_one_master_alone_holds_slows_nobody_down() {
+    each_server_in_turn(|kind| {
+        let stale = |links: &Links| {
+            assert!(links.masters[0].connect().ok("DLOCK.ACQUIRE r stale 600000").int() > 0);
+        };
+        let length = Duration::from_secs(10);
+        let links = Links::start(kind, 3, 1);
+        block_on(async {
+            let client = links.client(0).await;
+            stale(&links);
+            let begun = now();
+            for _ in 0..5 {
+                let guard = client.lock("r").wait(Wait::For(length)).acquire().await.expect("it is free");
+                guard.release().await.expect("it is held");
+            }
+            println!(
+                "{}: five acquisitions past a stale hold: {:?}",
+                kind.name,
+                now().saturating_since(begun)
+            );
+        });
+        let healthy: usize = shares(kind, "healthy", length, |_| ()).iter().sum();
+        let counts = shares(kind, "a stale hold at the queue's master", length, stale);
+        assert!(counts.iter().sum::<usize>() >= healthy / 2 && jain(&counts) >= 0.9, "{counts:?}");
+    });
+}
+
+/// A RELEASE that was lost is sent again when the master is back, long before the lease ends.
+#[test]
+fn a_release_is_owed_until_it_is_confirmed() {
+    each_server_in_turn(|kind| {
+        let links = Links::start(kind, 3, 1);
+        block_on(async {
+            let client = links.client(0).await;
+            let lock = client.lock("r").ttl(Duration::from_secs(600));
+            let guard = lock.acquire().await.expect("it is free");
+            let held = || !queue::holders(&mut links.masters[0].connect(), "r").is_empty();
+            until("it is held there", held);
+            links.cut_from_the_head(0, Cut::Requests);
+            guard.release().await.expect("two have answered");
+            client.flush().await;
+            assert!(held(), "the RELEASE was lost");
+            links.cut_from_the_head(0, Cut::Nothing);
+            until("it is released there", || !held());
+        });
+    });
+}

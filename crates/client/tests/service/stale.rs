@@ -1,0 +1,97 @@
+//! What one master alone holds keeps nobody out.
+
+use std::time::Duration;
+use tokio::task::JoinHandle;
+
+use super::{LONG, client, each_kind, head, holders, masters, until_nothing_is_left};
+use dlock_testkit::{Server, Value, queue, until};
+
+/// For what takes several tries.
+const LONG_WAIT: Duration = Duration::from_secs(30);
+
+/// The master where the clients queue alone has a hold that nobody releases, as of a client whose RELEASE
+/// never arrived.
+fn stale(servers: &[Server]) {
+    assert!(head(servers).connect().ok("DLOCK.ACQUIRE r stale 600000").int() > 0);
+}
+
+/// How many are queued at the master where the clients queue.
+fn waiting(servers: &[Server]) -> usize {
+    queue::clients(&mut head(servers).connect(), "r").len()
+}
+
+#[test]
+fn who_comes_after_it_acquires_by_the_others() {
+    each_kind(async |kind| {
+        for (count, fenced) in [(3, false), (5, true)] {
+            let servers = masters(kind, count);
+            stale(&servers);
+            let client = client(&servers).await;
+            let mut last = None;
+            for _ in 0..3 {
+                let lock = client.lock("r").ttl(LONG);
+                let acquired = (if fenced { lock.fenced() } else { lock }).acquire();
+                let guard = tokio::time::timeout(LONG_WAIT, acquired).await.expect("at once");
+                let guard = guard.expect("a majority is free");
+                assert_eq!(holders(head(&servers), "r"), ["stale"], "there it is still held");
+                assert!(guard.fence().is_some() == fenced && (guard.fence() > last || !fenced));
+                last = guard.fence();
+                guard.release().await.expect("it is held");
+            }
+            assert_eq!(head(&servers).connect().say("DLOCK.RELEASE r stale"), 1);
+            until_nothing_is_left(&servers, "r");
+        }
+    });
+}
+
+/// Those who were queued when the hold was left behind go to the next queue, and each gets it.
+#[test]
+fn who_waits_behind_it_goes_to_the_next_queue() {
+    each_kind(async |kind| {
+        for count in [3, 5] {
+            let servers = masters(kind, count);
+            for server in &servers {
+                assert!(server.connect().ok("DLOCK.ACQUIRE r stale 600000").int() > 0);
+            }
+            let mut queue: Vec<JoinHandle<()>> = Vec::new();
+            for position in 1..=3 {
+                let lock = client(&servers).await.lock("r").fenced();
+                queue.push(tokio::spawn(async move {
+                    let guard = lock.acquire().await.expect("a majority is free");
+                    guard.release().await.expect("it is held");
+                }));
+                until("it is queued", || waiting(&servers) == position);
+            }
+            for other in servers.iter().filter(|server| server.port() != head(&servers).port()) {
+                assert_eq!(other.connect().ok("DLOCK.RELEASE r stale"), 1);
+            }
+            for next in queue {
+                tokio::time::timeout(LONG_WAIT, next).await.expect("its turn comes").expect("no panic");
+                assert_eq!(holders(head(&servers), "r"), ["stale"], "there it is still held");
+            }
+            until("nobody waits there", || waiting(&servers) == 0);
+            assert_eq!(head(&servers).connect().say("DLOCK.RELEASE r stale"), 1);
+            until_nothing_is_left(&servers, "r");
+        }
+    });
+}
+
+#[test]
+fn nobody_who_waits_there_is_overtaken_by_it() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 3);
+        stale(&servers);
+        let mut stranger = queue::waiter(head(&servers), "DLOCK.ACQUIRE r stranger 600000 BLOCK 0");
+        let tried = client(&servers)
+            .await
+            .lock("r")
+            .ttl(LONG)
+            .wait(dlock_client::Wait::For(Duration::from_millis(1)));
+        tried.acquire().await.expect_err("the stranger came before");
+        assert_eq!(head(&servers).connect().ok("DLOCK.RELEASE r stale"), 1);
+        assert!(queue::granted(&mut stranger) > 0);
+        assert_eq!(head(&servers).connect().ok("DLOCK.RELEASE r stranger"), 1);
+        until_nothing_is_left(&servers, "r");
+        assert_eq!(head(&servers).connect().ok("DLOCK.INSPECT r"), Value::Nil);
+    });
+}
