@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import pathlib
+import random
 import shutil
 import socket
 import subprocess
@@ -36,15 +38,22 @@ def until(what, condition, limit=LIMIT):
         time.sleep(0.005)
 
 
+def free_port():
+    """Below 50000: a node of a cluster takes the port 10000 above its own, too."""
+    while True:
+        port = random.randrange(20_000, 50_000)
+        with contextlib.suppress(OSError), socket.socket() as free:
+            free.bind(("127.0.0.1", port))
+            return port
+
+
 class Server:
     """A server with the module, on a free port, in a folder of its own."""
 
     def __init__(self, program, *options):
         self.program = program
         self.options = options
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.folder = tempfile.mkdtemp(prefix="dlock-python-")
         self.start()
 

@@ -141,6 +141,7 @@ def test_without_a_majority_it_is_lost_before_the_lease_ends(members):
 def test_a_hold_that_a_majority_has_ended_is_lost(members):
     lock = members.lock(timeout=10)
     lock.acquire()
+    until("all hold it", lambda: members.held() == [True] * 3)
     for client in members.direct[1:]:
         client.execute_command("DLOCK.BREAK", "foo")
     assert not lock.owned()

@@ -214,7 +214,7 @@ class QuorumAttempt:
 
     def _at_once(self, blocking: bool) -> Steps:
         since = now()
-        yield from self._ask(self._quorum.run_ids)
+        yield from self._ask(list(self._quorum.run_ids))
         # One whose queue says no is not overtaken with the votes of the others.
         if blocking and self._answers.get(self._quorum.order[0], 0) is None:
             return False
@@ -242,7 +242,7 @@ class QuorumAttempt:
         # Counts from the claim: when the grant began is unknown, but the claim has set the lease anew.
         since = self._queued.valid_until - trusted(self.lease / 1000)
         for tries in range(BRIEF_TRIES):
-            yield from self._ask([m for m in self._quorum.run_ids if not self._granted(m)])
+            yield from self._ask([m for m in list(self._quorum.run_ids) if not self._granted(m)])
             if (yield from self._won(since)):
                 return True
             yield Sleep(random.uniform(0.5, 1) * 0.001 * 2**tries)
@@ -315,7 +315,8 @@ class QuorumAttempt:
         said who it is has no vote."""
         known = self._quorum.run_ids
         unknown = [member for member in range(len(self._quorum.members)) if member not in known]
-        if not unknown or now() < self._quorum.tell_apart_at:
+        enough = len(known) >= self._quorum.majority
+        if not unknown or (enough and now() < self._quorum.tell_apart_at):
             return
         self._quorum.tell_apart_at = now() + TELL_APART
         answers = yield Ask(dict.fromkeys(unknown, ("INFO", "server")), lambda _: False)
@@ -324,9 +325,11 @@ class QuorumAttempt:
                 continue
             # Without the right to ask, nobody can tell.
             run_id = answer["run_id"] if isinstance(answer, dict) else f"unknown {member}"
-            if run_id in known.values():
-                raise ValueError(f"two members are the same server: {_address(self._quorum.members[member])}")
             known[member] = run_id
+            # Others can be finding out at the same time.
+            if any(known[other] == run_id for other in list(known) if other != member):
+                known.pop(member, None)
+                raise ValueError(f"two members are the same server: {_address(self._quorum.members[member])}")
 
     def _granted(self, member: int) -> bool:
         return isinstance(self._answers.get(member), int)

@@ -1,0 +1,173 @@
+"""The clients that redis-py has besides the plain one: Sentinel, cluster, Unix sockets, pools that block."""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+import subprocess
+
+import pytest
+import redis
+import redis.asyncio
+import redis.asyncio.sentinel
+import redis.sentinel
+from conftest import LIMIT, Server, free_port, until
+
+import dlock
+import dlock.asyncio
+
+
+def both(client, name, **options):
+    """Holds and hands over between two locks of a client."""
+    first, second = dlock.Lock(client, name, **options), dlock.Lock(client, name, **options)
+    with first:
+        assert first.owned()
+        assert not second.acquire(blocking=False)
+        assert second.acquire(blocking_timeout=0.2) is False
+    assert second.acquire(blocking_timeout=LIMIT)
+    second.release()
+
+
+async def both_async(client, name, **options):
+    first, second = (dlock.asyncio.Lock(client, name, **options) for _ in range(2))
+    async with first:
+        assert await first.owned()
+        waiting = asyncio.create_task(second.acquire(blocking_timeout=LIMIT))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+    assert await waiting
+    await second.release()
+
+
+@pytest.fixture(scope="module")
+def cluster(shared_server):
+    """Three masters that share the slots."""
+    nodes = [
+        Server(shared_server.program, "--cluster-enabled", "yes", "--cluster-node-timeout", "5000")
+        for _ in range(3)
+    ]
+    clients = [redis.Redis.from_url(node.url) for node in nodes]
+    for number, client in enumerate(clients):
+        first = 16384 * number // 3
+        last = 16384 * (number + 1) // 3 - 1
+        client.execute_command("CLUSTER ADDSLOTSRANGE", first, last)
+        client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
+        client.execute_command("CLUSTER MEET", "127.0.0.1", nodes[0].port)
+
+    def is_whole(client):
+        info = client.execute_command("CLUSTER INFO")
+        return info["cluster_state"] == "ok" and info["cluster_known_nodes"] == "3"
+
+    for client in clients:
+        until("the cluster is whole", lambda client=client: is_whole(client))
+        client.close()
+    yield nodes
+    for node in nodes:
+        node.stop()
+
+
+def test_a_cluster(cluster):
+    client = redis.RedisCluster.from_url(cluster[0].url)
+    for name in ["a", "b", "c", "{tag}:d"]:
+        both(client, name, timeout=10)
+        both(client, name)
+    client.close()
+
+
+def test_a_cluster_from_asyncio(cluster):
+    async def main():
+        client = redis.asyncio.RedisCluster.from_url(cluster[0].url)
+        for name in ["a", "b", "c", "{tag}:d"]:
+            await both_async(client, name, timeout=10)
+        await getattr(client, "aclose", client.close)()
+
+    asyncio.run(asyncio.wait_for(main(), 2 * LIMIT))
+
+
+@pytest.fixture
+def sentinel(shared_server, tmp_path):
+    """A master, its replica and the sentinel that watches them."""
+    master = Server(shared_server.program)
+    replica = Server(shared_server.program, "--replicaof", "127.0.0.1", str(master.port))
+    config = tmp_path / "sentinel.conf"
+    config.write_text(
+        f"sentinel monitor main 127.0.0.1 {master.port} 1\n"
+        "sentinel down-after-milliseconds main 300\nsentinel failover-timeout main 3000\n"
+    )
+    port = free_port()
+    log = open(pathlib.Path(tmp_path) / "log", "ab")  # noqa: SIM115
+    process = subprocess.Popen(
+        [shared_server.program, str(config), "--sentinel", "--port", str(port)], stdout=log, stderr=log
+    )
+    with redis.Redis(port=master.port) as client:
+        until("the replica is there", lambda: client.info("replication").get("connected_slaves") == 1)
+
+    def knows_replica():
+        try:
+            with redis.Redis(port=port) as client:
+                return len(client.sentinel_slaves("main")) == 1
+        except redis.RedisError:
+            return False
+
+    until("the sentinel knows them", knows_replica)
+    yield port, master
+    process.kill()
+    process.wait()
+    master.stop()
+    replica.stop()
+
+
+def test_sentinel_through_a_failover(sentinel):
+    port, master = sentinel
+    client = redis.sentinel.Sentinel([("127.0.0.1", port)]).master_for("main", socket_timeout=1)
+    both(client, "foo", timeout=10)
+    lock = dlock.Lock(client, "foo", timeout=3, auto_renew=True)
+    lock.acquire()
+    master.kill()
+
+    def owned():
+        try:
+            return lock.owned()
+        except redis.RedisError:
+            return None
+
+    # The replica has the hold, if the failover was in time; either way the answer is certain.
+    until("the replica has taken over", lambda: owned() is not None)
+    other = dlock.Lock(client, "bar", timeout=10)
+
+    def acquired():
+        try:
+            return other.acquire(blocking_timeout=1)
+        except redis.RedisError:
+            return False
+
+    until("locks are granted", acquired)
+    other.release()
+
+
+def test_a_pool_with_one_connection_is_enough(server):
+    pool = redis.BlockingConnectionPool.from_url(server.url, max_connections=1, timeout=5)
+    client = redis.Redis(connection_pool=pool)
+    both(client, "foo", timeout=10)
+    both(client, "foo")
+
+
+def test_a_pool_with_one_connection_is_enough_for_asyncio(server):
+    async def main():
+        pool = redis.asyncio.BlockingConnectionPool.from_url(server.url, max_connections=1, timeout=5)
+        await both_async(redis.asyncio.Redis(connection_pool=pool), "foo", timeout=10)
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT))
+
+
+def test_names_and_tokens_of_any_bytes(r):
+    lock = dlock.Lock(r, b"\xff\x00\r\n", timeout=10)
+    assert lock.acquire(token=b"\x00\xfe")
+    assert lock.owned()
+    lock.release()
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_both_protocols(server, protocol):
+    with redis.Redis.from_url(server.url, protocol=protocol, decode_responses=True) as client:
+        both(client, "foo", timeout=10)
