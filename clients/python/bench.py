@@ -21,6 +21,8 @@ KINDS = {"redis-py": redis.lock.Lock, "dlock": dlock.Lock}
 # A contending client holds the lock for so long, and does something else for so long.
 HOLD, ELSEWHERE = 0.001, 0.005
 PROCESSES = 8
+# The first seconds do not count: everybody connects at the same moment.
+WARM = 2
 
 
 def pairs(url: str, rounds: int, each: int) -> None:
@@ -49,11 +51,12 @@ def work(url: str, kind: str, threads: int, start: float, end: float, results: A
         waits = []
         lock = KINDS[kind](client, "bench:contended", timeout=30)
         time.sleep(max(start - time.time(), 0))
-        while time.time() < end:
+        while (at := time.time()) < end:
             began = time.perf_counter()
             lock.acquire()
             # A wait that outlasts the run counts too, or polling would hide those who starve.
-            waits.append(time.perf_counter() - began)
+            if at > start + WARM:
+                waits.append(time.perf_counter() - began)
             time.sleep(HOLD)
             lock.release()
             time.sleep(ELSEWHERE)
@@ -71,7 +74,7 @@ def contend(url: str, clients: int, seconds: float) -> None:
     for kind in KINDS:
         results: Any = multiprocessing.Queue()
         start = time.time() + 1
-        arguments = (url, kind, clients // PROCESSES, start, start + seconds, results)
+        arguments = (url, kind, clients // PROCESSES, start, start + WARM + seconds, results)
         processes = [multiprocessing.Process(target=work, args=arguments) for _ in range(PROCESSES)]
         for process in processes:
             process.start()

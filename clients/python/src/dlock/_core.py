@@ -285,6 +285,17 @@ class Core:
         return held > 0 and (hold is None or not hold.is_lost())
 
 
+# Keys that were found taken, and until when that is remembered. Whoever asks for one of them again enters the
+# queue with the first request.
+_contended: dict[bytes, float] = {}
+
+
+def _note_contended(key: bytes, at: float) -> None:
+    if len(_contended) >= 1000:
+        _contended.clear()
+    _contended[key] = at + 1.0
+
+
 class Attempt:
     """One acquisition, with one token."""
 
@@ -315,6 +326,8 @@ class Attempt:
         sent: float | None = None
         answered_at = now()
         late = 0
+        if blocking and _contended.get(self._key, 0) > answered_at:
+            self.wait = yield Listen()
         while True:
             pause = sleep
             terms = self._terms
@@ -356,7 +369,9 @@ class Attempt:
                     sent = None
                     continue
                 sent = None
-                if blocking and self.wait is None and (end is None or now() < end):
+                if blocking:
+                    _note_contended(self._key, answered_at)
+                if blocking and self.wait is None and (end is None or answered_at < end):
                     self.wait = yield Listen()
                     continue
                 if self.wait is not None and self._notify and self.wait.listening:
