@@ -18,6 +18,9 @@ import time
 import pytest
 import redis
 import redis.asyncio
+from faults import Proxy
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 import dlock
 import dlock.asyncio
@@ -39,11 +42,13 @@ def until(what, condition, limit=LIMIT):
 
 
 def free_port():
-    """Below 50000: a node of a cluster takes the port 10000 above its own, too."""
+    """A node of a cluster takes the port 10000 above its own, too. Both are below those of outgoing
+    connections."""
     while True:
-        port = random.randrange(20_000, 50_000)
-        with contextlib.suppress(OSError), socket.socket() as free:
-            free.bind(("127.0.0.1", port))
+        port = random.randrange(10_000, 22_000)
+        with contextlib.suppress(OSError), socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 10_000))
             return port
 
 
@@ -215,3 +220,23 @@ def locks(request):
 def get_lock(locks, server):
     client = locks.client(server.url)
     return lambda name="foo", **options: locks.lock(client, name, **options)
+
+
+@pytest.fixture
+def proxy(server):
+    proxy = Proxy(server.port)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def through(locks, proxy):
+    """Locks through the proxy, whose client does not retry by itself."""
+
+    def make(**options):
+        retry = redis.asyncio.retry.Retry if locks.kind == "asyncio" else Retry
+        timeout = options.pop("socket_timeout", 5)
+        client = locks.client(proxy.url, socket_timeout=timeout, retry=retry(NoBackoff(), 0))
+        return locks.lock(client, "foo", **options)
+
+    return make

@@ -11,7 +11,6 @@ import pytest
 import redis
 import redis.asyncio
 from conftest import until
-from faults import Proxy
 from redis.exceptions import ConnectionError
 
 import dlock
@@ -43,13 +42,6 @@ class Waiter(threading.Thread):
             self.outcome = self.lock.acquire(**self.options)
         except Exception as why:
             self.outcome = why
-
-
-@pytest.fixture
-def proxy(server):
-    proxy = Proxy(server.port)
-    yield proxy
-    proxy.close()
 
 
 @pytest.fixture
@@ -153,7 +145,7 @@ def test_a_wait_survives_broken_connections(r, locks, proxy, holder):
 
 
 def test_lost_messages_cost_time_and_nothing_else(r, locks, server, holder, monkeypatch):
-    monkeypatch.setattr("dlock._core.ASK", 0.2)
+    monkeypatch.setattr("dlock._attempt.ASK", 0.2)
     waiter = Waiter(locks.lock(locks.client(server.url), "foo", timeout=30))
     until("it waits", lambda: waiters(r) == 1)
     monkeypatch.setattr(_waits.Desk, "heard", lambda *_: None)
@@ -174,7 +166,7 @@ def test_a_server_that_restarts_is_waited_for(own_server, locks):
 
 
 def test_a_server_that_stays_away_is_an_error(own_server, locks, monkeypatch):
-    monkeypatch.setattr("dlock._core.KEEP", 1.0)
+    monkeypatch.setattr("dlock._attempt.KEEP", 1.0)
     with redis.Redis.from_url(own_server.url) as r:
         r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
         waiter = Waiter(locks.lock(locks.client(own_server.url), "foo", timeout=30))

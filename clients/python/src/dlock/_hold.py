@@ -241,3 +241,13 @@ def or_wrong_type(command: _protocol.Args, otherwise: int) -> Steps:
         if str(answer).startswith("WRONGTYPE"):
             return otherwise
         raise
+
+
+def _forked() -> None:
+    # Another thread of the parent may have held it.
+    global _LOSING
+    _LOSING = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -15,7 +15,7 @@ from typing import Any, Callable
 from redis.exceptions import LockError, RedisError, ResponseError
 
 from . import _protocol
-from ._core import LATE, NO_ANSWER, Attempt, Core, Owe
+from ._attempt import LATE, NO_ANSWER, Attempt, Owe
 from ._hold import OwedRelease, Sleep, Steps, now, trusted
 from ._protocol import Args, Key, error
 from ._waits import KEEP
@@ -70,65 +70,6 @@ class Ask:
     def __init__(self, commands: Mapping[int, Args], enough: Callable[[Answers], bool]) -> None:
         self.commands = commands
         self.enough = enough
-
-
-class Quorate(Core):
-    """A `Core` whose questions go to a majority."""
-
-    redis: Quorum
-    fenced: bool = False
-
-    def _attempt(self, token: bytes | None) -> Any:
-        if self.permits is not None:
-            raise ValueError("permits need a single server: majorities cannot count them")
-        return QuorumAttempt(self.redis, self._key, self.name, token, self._lease(), self._terms, self.fenced)
-
-    def _ask_extend(self, token: bytes, ttl: int) -> Steps:
-        command = _protocol.extend(self._key, token, ttl)
-        return int((yield from self._decided(command, lambda answer: answer == 1)))
-
-    def _ask_holds(self, token: bytes) -> Steps:
-        command = _protocol.holds(self._key, token)
-        return int((yield from self._decided(command, lambda answer: answer > 0)))
-
-    def _ask_pttl(self, *token: bytes) -> Steps:
-        """The lease left on a majority, ms."""
-        lefts: list[int] = []
-        command = _protocol.pttl(self._key, *token)
-        held = yield from self._decided(command, lambda answer: answer >= 0, lefts)
-        return sorted(lefts, reverse=True)[self.redis.majority - 1] if held else -2
-
-    def _ask_release(self, token: bytes, lasts: float) -> Steps:
-        owed = {m: OwedRelease(self._key, token, lasts, times=1) for m in range(len(self.redis.members))}
-        yield Owe(owed, lambda: self._released(owed) is not None)
-        released = self._released(owed)
-        if released is None:
-            raise error(NoQuorumError, "Not confirmed yet: the release goes on in the background", self.name)
-        return released
-
-    def _released(self, owed: Mapping[int, OwedRelease]) -> int | None:
-        return self._majority([None if each.ended is None else each.ended > 0 for each in owed.values()])
-
-    def _majority(self, votes: list[bool | None]) -> int | None:
-        """1 or 0 once it is certain; None stands for no vote."""
-        if votes.count(True) >= self.redis.majority:
-            return 1
-        return 0 if len(self.redis.members) - votes.count(False) < self.redis.majority else None
-
-    def _decided(self, command: Args, yes: Callable[[Any], bool], found: list[int] | None = None) -> Steps:
-        """Whether a majority says yes."""
-
-        def votes(answers: Answers) -> list[bool | None]:
-            return [_vote(answers.get(member), yes) for member in range(len(self.redis.members))]
-
-        commands = dict.fromkeys(range(len(self.redis.members)), command)
-        answers = yield Ask(commands, lambda answers: self._majority(votes(answers)) is not None)
-        decided = self._majority(votes(answers))
-        if decided is None:
-            raise error(NoQuorumError, "Too few masters answered: " + _report(self.redis, answers), self.name)
-        if found is not None:
-            found += [answer for answer in answers.values() if _vote(answer, yes)]
-        return decided
 
 
 class QuorumAttempt:
@@ -298,7 +239,7 @@ class QuorumAttempt:
             if yes(answers) >= self._quorum.majority:
                 self.fence = fence
                 return since
-            ahead = any(_word(answer) == "FENCEAHEAD" for answer in answers.values())
+            ahead = any(word(answer) == "FENCEAHEAD" for answer in answers.values())
             for member, answer in answers.items():
                 # A greater one is the next to try. What is not held any longer does not count.
                 if isinstance(answer, int) or answer is None:
@@ -338,10 +279,10 @@ class QuorumAttempt:
         return sum(self._granted(member) for member in self._answers)
 
     def _refusals(self) -> int:
-        return sum(answer is None or _word(answer) == "WRONGTYPE" for answer in self._answers.values())
+        return sum(answer is None or word(answer) == "WRONGTYPE" for answer in self._answers.values())
 
     def _report(self) -> str:
-        return _report(self._quorum, self._answers)
+        return report(self._quorum, self._answers)
 
 
 def _directed(member: int, steps: Steps) -> Steps:
@@ -359,13 +300,7 @@ def _directed(member: int, steps: Steps) -> Steps:
         return end.value
 
 
-def _vote(answer: Any, yes: Callable[[Any], bool]) -> bool | None:
-    if isinstance(answer, Exception) or answer is None:
-        return False if _word(answer) == "WRONGTYPE" else None
-    return yes(answer)
-
-
-def _word(answer: Any) -> str:
+def word(answer: Any) -> str:
     return str(answer).split(" ", 1)[0] if isinstance(answer, RedisError) else ""
 
 
@@ -374,7 +309,7 @@ def _address(client: Any) -> str:
     return str(options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}")
 
 
-def _report(quorum: Quorum, answers: Answers) -> str:
+def report(quorum: Quorum, answers: Answers) -> str:
     def said(member: int) -> str:
         answer = answers.get(member, "no answer yet")
         return "granted" if isinstance(answer, int) else "taken" if answer is None else str(answer)

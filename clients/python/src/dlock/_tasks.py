@@ -14,7 +14,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from ._core import SINGLE, Listen, Owe, Pause, Watch
+from ._attempt import SINGLE, Listen, Owe, Pause, Watch
 from ._hold import Sleep, Steps, Task, logger, now
 from ._quorum import Answers, Ask, To
 from ._threads import ASK_LIMIT, LIMIT, PATIENCE, TICK, limits, reporting

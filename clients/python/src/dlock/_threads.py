@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from ._core import SINGLE, Listen, Owe, Pause, Watch
+from ._attempt import SINGLE, Listen, Owe, Pause, Watch
 from ._hold import Sleep, Steps, Task, logger, now
 from ._quorum import Answers, Ask, To
 from ._waits import IDLE, Desk, Wait

@@ -13,7 +13,8 @@ from redis.exceptions import LockError
 from ._core import Core
 from ._hold import Hold, logger, now
 from ._protocol import Key, error
-from ._quorum import Quorate, Quorum
+from ._quorate import Quorate
+from ._quorum import Quorum
 from ._tasks import run
 from .lock import LocalState
 

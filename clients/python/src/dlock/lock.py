@@ -13,7 +13,8 @@ from redis.lock import Lock as RedisLock
 from ._core import Core
 from ._hold import Hold, logger, now
 from ._protocol import Key, error
-from ._quorum import Quorate, Quorum
+from ._quorate import Quorate
+from ._quorum import Quorum
 from ._threads import run
 
 Number = Union[int, float]

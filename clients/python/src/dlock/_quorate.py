@@ -1,0 +1,78 @@
+"""What a lock over a quorum asks a majority, once it is held. How it is acquired is in `_quorum.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Callable
+
+from . import _protocol
+from ._attempt import Owe
+from ._core import Core
+from ._hold import OwedRelease, Steps
+from ._protocol import Args, error
+from ._quorum import Answers, Ask, NoQuorumError, Quorum, QuorumAttempt, report, word
+
+
+class Quorate(Core):
+    """A `Core` whose questions go to a majority."""
+
+    redis: Quorum
+    fenced: bool = False
+
+    def _attempt(self, token: bytes | None) -> Any:
+        if self.permits is not None:
+            raise ValueError("permits need a single server: majorities cannot count them")
+        return QuorumAttempt(self.redis, self._key, self.name, token, self._lease(), self._terms, self.fenced)
+
+    def _ask_extend(self, token: bytes, ttl: int) -> Steps:
+        command = _protocol.extend(self._key, token, ttl)
+        return int((yield from self._decided(command, lambda answer: answer == 1)))
+
+    def _ask_holds(self, token: bytes) -> Steps:
+        command = _protocol.holds(self._key, token)
+        return int((yield from self._decided(command, lambda answer: answer > 0)))
+
+    def _ask_pttl(self, *token: bytes) -> Steps:
+        """The lease left on a majority, ms."""
+        lefts: list[int] = []
+        command = _protocol.pttl(self._key, *token)
+        held = yield from self._decided(command, lambda answer: answer >= 0, lefts)
+        return sorted(lefts, reverse=True)[self.redis.majority - 1] if held else -2
+
+    def _ask_release(self, token: bytes, lasts: float) -> Steps:
+        owed = {m: OwedRelease(self._key, token, lasts, times=1) for m in range(len(self.redis.members))}
+        yield Owe(owed, lambda: self._released(owed) is not None)
+        released = self._released(owed)
+        if released is None:
+            raise error(NoQuorumError, "Not confirmed yet: the release goes on in the background", self.name)
+        return released
+
+    def _released(self, owed: Mapping[int, OwedRelease]) -> int | None:
+        return self._majority([None if each.ended is None else each.ended > 0 for each in owed.values()])
+
+    def _majority(self, votes: list[bool | None]) -> int | None:
+        """1 or 0 once it is certain; None stands for no vote."""
+        if votes.count(True) >= self.redis.majority:
+            return 1
+        return 0 if len(self.redis.members) - votes.count(False) < self.redis.majority else None
+
+    def _decided(self, command: Args, yes: Callable[[Any], bool], found: list[int] | None = None) -> Steps:
+        """Whether a majority says yes."""
+
+        def votes(answers: Answers) -> list[bool | None]:
+            return [_vote(answers.get(member), yes) for member in range(len(self.redis.members))]
+
+        commands = dict.fromkeys(range(len(self.redis.members)), command)
+        answers = yield Ask(commands, lambda answers: self._majority(votes(answers)) is not None)
+        decided = self._majority(votes(answers))
+        if decided is None:
+            raise error(NoQuorumError, "Too few masters answered: " + report(self.redis, answers), self.name)
+        if found is not None:
+            found += [answer for answer in answers.values() if _vote(answer, yes)]
+        return decided
+
+
+def _vote(answer: Any, yes: Callable[[Any], bool]) -> bool | None:
+    if isinstance(answer, Exception) or answer is None:
+        return False if word(answer) == "WRONGTYPE" else None
+    return yes(answer)

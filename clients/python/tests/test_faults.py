@@ -1,0 +1,124 @@
+"""Answers that never come, or come late: nothing is left behind, and nothing is believed too long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+import redis
+import redis.asyncio
+from conftest import until
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError, TimeoutError
+from redis.retry import Retry
+
+import dlock
+import dlock.asyncio
+
+
+def exists(r):
+    return r.exists("foo") == 1
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_lost_answer_of_acquire_leaves_nothing_behind(r, through, proxy, half):
+    proxy.match, proxy.cut_replies, proxy.half_close = b"ACQUIRE", 1, half
+    lock = through(timeout=60)
+    with pytest.raises((ConnectionError, TimeoutError)):
+        lock.acquire()
+    assert proxy.lost == 1
+    until("it is released", lambda: not exists(r))
+    assert lock.local.token is None
+
+
+def test_a_late_answer_of_acquire_leaves_nothing_behind(r, through, proxy):
+    lock = through(timeout=60, socket_timeout=0.2)
+    assert lock.locked() is False
+    proxy.delay = 0.5
+    with pytest.raises(TimeoutError):
+        lock.acquire()
+    proxy.delay = 0
+    until("it is released", lambda: not exists(r))
+
+
+def test_a_lost_answer_is_asked_for_again_where_the_client_retries(r, locks, proxy):
+    retry = redis.asyncio.retry.Retry if locks.kind == "asyncio" else Retry
+    client = locks.client(proxy.url, retry=retry(NoBackoff(), 3), retry_on_error=[ConnectionError])
+    lock = locks.lock(client, "foo", timeout=60)
+    proxy.match, proxy.cut_replies = b"ACQUIRE", 2
+    assert lock.acquire()
+    assert proxy.lost == 2
+    assert r.execute_command("DLOCK.HOLDS", "foo", lock.local.token) == 1
+    lock.release()
+    assert not exists(r)
+
+
+def test_a_grant_that_took_longer_than_its_lease_is_no_grant(r, through, proxy):
+    lock = through(timeout=0.1)
+    proxy.delay = 0.15
+    with pytest.raises(dlock.LateError):
+        lock.acquire()
+    until("nothing is held", lambda: not exists(r))
+
+
+def test_validity_counts_from_before_the_send(through, proxy):
+    lock = through(timeout=0.5)
+    proxy.delay = 0.4
+    assert lock.acquire()
+    # The server's lease has more than 0.4 s left when the answer arrives; nobody knows how much.
+    proxy.delay = 0
+    time.sleep(0.15)
+    assert lock.lost.is_set()
+
+
+def test_a_release_is_owed_until_it_is_confirmed(r, through, proxy):
+    lock = through(timeout=60)
+    lock.acquire()
+    proxy.refuse = True
+    proxy.drop()
+    with pytest.raises(ConnectionError):
+        lock.release()
+    assert exists(r)
+    proxy.refuse = False
+    until("it is released", lambda: not exists(r))
+    # What was released in the background may be released once more.
+    lock.release()
+    assert lock.local.token is None
+
+
+def test_a_cancelled_acquire_leaves_nothing_behind(r, server, proxy):
+    async def main():
+        async with redis.asyncio.Redis.from_url(proxy.url) as client:
+            await client.ping()
+            lock = dlock.asyncio.Lock(client, "foo", timeout=60)
+            proxy.delay = 0.2
+            task = asyncio.create_task(lock.acquire())
+            while not exists(r):
+                await asyncio.sleep(0.005)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            while exists(r):
+                await asyncio.sleep(0.005)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_cancelled_release_is_owed(r, server, proxy):
+    async def main():
+        async with redis.asyncio.Redis.from_url(proxy.url) as client:
+            lock = dlock.asyncio.Lock(client, "foo")
+            await lock.acquire()
+            proxy.silent = True
+            task = asyncio.create_task(lock.release())
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            proxy.silent = False
+            while exists(r):
+                await asyncio.sleep(0.005)
+            await lock.release()
+
+    asyncio.run(asyncio.wait_for(main(), 20))

@@ -1,0 +1,28 @@
+"""The examples of the README run as pasted."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import redis.asyncio
+
+README = pathlib.Path(__file__).parent.parent / "README.md"
+
+
+def test_the_examples_run(server):
+    examples = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
+    assert len(examples) == 5
+    # The second one is a program of its own; the others go on from the first.
+    programs = [examples[1], "\n".join(examples[:1] + examples[2:])]
+    for program in programs:
+        program = program.replace("port=6379", f"port={server.port}")
+        if not hasattr(redis.asyncio.Redis, "aclose"):
+            # redis-py 5.0.0
+            program = program.replace("client.aclose()", "client.close()")
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert "held, with the fence 17" in done.stdout
+    assert "held by a majority, with the fence 17" in done.stdout
