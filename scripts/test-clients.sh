@@ -1,6 +1,6 @@
 #!/bin/sh
 # The clients in other languages: types, lints and tests, on Redis 7.0 and Valkey 8.0. PYTHON chooses the interpreter
-# (python3), REDIS_PY what pip installs (redis, the newest). What it installs is in build/python.
+# (python3), REDIS_PY what pip installs (redis, the newest). What it installs is in target/python.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -14,13 +14,13 @@ fi
 export DLOCK_TEST_MODULE DLOCK_TEST_SERVERS
 
 say "the Python client"
-tools=build/python
+tools=$top/target/python
 "${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
 [ -x "$tools/bin/python" ] || "${PYTHON:-python3}" -m venv "$tools"
 "$tools/bin/python" -m pip install -q --disable-pip-version-check "${REDIS_PY:-redis}" -e 'clients/python[test]'
 cd clients/python
-"../../$tools/bin/ruff" check --quiet .
-"../../$tools/bin/ruff" format --check --quiet .
+"$tools/bin/ruff" check --quiet .
+"$tools/bin/ruff" format --check --quiet .
 # The types are those of the newest redis-py.
-[ -n "${REDIS_PY:-}" ] || "../../$tools/bin/mypy"
-"../../$tools/bin/python" -m pytest -q "$@"
+[ -n "${REDIS_PY:-}" ] || "$tools/bin/mypy"
+"$tools/bin/python" -m pytest -q "$@"

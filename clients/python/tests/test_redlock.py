@@ -129,6 +129,7 @@ def test_without_a_majority_it_is_lost_before_the_lease_ends(members):
     seen = []
     lock = members.lock(timeout=2, auto_renew=True, on_lost=lambda why: seen.append((why, members.held())))
     lock.acquire()
+    until("all hold it", lambda: members.held() == [True] * 3)
     for proxy in members.proxies[:2]:
         proxy.refuse = True
         proxy.drop()
