@@ -144,6 +144,15 @@ def test_a_wait_survives_broken_connections(r, locks, proxy, holder):
     assert second.outcome is True
 
 
+def test_a_message_wakes_the_waiter(r, locks, server, holder, monkeypatch):
+    monkeypatch.setattr("dlock._attempt.ASK", 1000)
+    waiter = Waiter(locks.lock(locks.client(server.url), "foo", timeout=30, sleep=1000))
+    until("it waits", lambda: waiters(r) == 1)
+    holder()
+    waiter.join(20)
+    assert waiter.outcome is True
+
+
 def test_lost_messages_cost_time_and_nothing_else(r, locks, server, holder, monkeypatch):
     monkeypatch.setattr("dlock._attempt.ASK", 0.2)
     waiter = Waiter(locks.lock(locks.client(server.url), "foo", timeout=30))

@@ -111,7 +111,10 @@ class Background:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
+        if task.cancelled():
+            # The loop is ending: a task that began now would be left over.
+            return
+        if task.exception() is not None:
             logger.error("a background task failed", exc_info=task.exception())
         self._rest()
 
