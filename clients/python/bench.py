@@ -18,8 +18,10 @@ import redis.lock
 import dlock
 
 KINDS = {"redis-py": redis.lock.Lock, "dlock": dlock.Lock}
-# A contending client holds the lock for so long, and does something else for so long.
-HOLD, ELSEWHERE = 0.001, 0.005
+# A contending client holds the lock for so long, and does something else for so long: too short for all to
+# find it free, and long enough for most.
+HOLD = 0.001
+ELSEWHERE = 0.005, 0.2
 PROCESSES = 8
 # The first seconds do not count: everybody connects at the same moment.
 WARM = 2
@@ -44,7 +46,7 @@ def pairs(url: str, rounds: int, each: int) -> None:
         print(f"acquire + release, timeout={timeout}: {shown}; ratio {ratio:.2f}")
 
 
-def work(url: str, kind: str, threads: int, start: float, end: float, results: Any) -> None:
+def work(url: str, kind: str, threads: int, elsewhere: float, start: float, end: float, results: Any) -> None:
     client = redis.Redis.from_url(url)
 
     def one() -> None:
@@ -59,7 +61,7 @@ def work(url: str, kind: str, threads: int, start: float, end: float, results: A
                 waits.append(time.perf_counter() - began)
             time.sleep(HOLD)
             lock.release()
-            time.sleep(ELSEWHERE)
+            time.sleep(elsewhere)
         results.put(waits)
 
     running = [threading.Thread(target=one) for _ in range(threads)]
@@ -69,12 +71,13 @@ def work(url: str, kind: str, threads: int, start: float, end: float, results: A
         thread.join()
 
 
-def contend(url: str, clients: int, seconds: float) -> None:
+def contend(url: str, clients: int, elsewhere: float, seconds: float) -> None:
+    print(f"{clients} clients, each elsewhere for {elsewhere * 1000:.0f} ms")
     tails = {}
     for kind in KINDS:
         results: Any = multiprocessing.Queue()
         start = time.time() + 1
-        arguments = (url, kind, clients // PROCESSES, start, start + WARM + seconds, results)
+        arguments = (url, kind, clients // PROCESSES, elsewhere, start, start + WARM + seconds, results)
         processes = [multiprocessing.Process(target=work, args=arguments) for _ in range(PROCESSES)]
         for process in processes:
             process.start()
@@ -86,11 +89,11 @@ def contend(url: str, clients: int, seconds: float) -> None:
         jain = sum(counts) ** 2 / (len(counts) * sum(count * count for count in counts))
         tails[kind] = waits[int(len(waits) * 0.99)]
         print(
-            f"{clients} clients, {kind}: {sum(counts) / seconds:.0f} grants/s, wait p50 "
+            f"  {kind}: {sum(counts) / seconds:.0f} grants/s, wait p50 "
             f"{statistics.median(waits) * 1e3:.1f} ms, p99 {tails[kind] * 1e3:.1f} ms, "
             f"max {waits[-1]:.2f} s, Jain {jain:.3f}"
         )
-    print(f"{clients} clients: p99 of dlock is {tails['dlock'] / tails['redis-py']:.3f} of polling's")
+    print(f"  p99 of dlock is {tails['dlock'] / tails['redis-py']:.3f} of polling's")
 
 
 if __name__ == "__main__":
@@ -102,5 +105,6 @@ if __name__ == "__main__":
     if options.only != "contend":
         pairs(options.url, rounds=60, each=100)
     if options.only != "pairs":
-        for clients in (8, 64):
-            contend(options.url, clients, options.seconds)
+        for elsewhere in ELSEWHERE:
+            for clients in (8, 64):
+                contend(options.url, clients, elsewhere, options.seconds)
