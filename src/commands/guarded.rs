@@ -6,7 +6,7 @@
 use dlock_protocol::command;
 use dlock_protocol::error::Error;
 
-use super::{Done, look};
+use super::opening::{Done, look};
 use crate::clock;
 use crate::ffi::docs::KeyUse;
 use crate::ffi::inner::{Carrier, Checks, Refused};
