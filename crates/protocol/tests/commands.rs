@@ -82,12 +82,13 @@ fn acquire() {
         let (key, token, ttl, mode, reentry, (block, queue)) = &parts;
         let (ephemeral, delay, label, order) = &more;
         let request = LockRequest {
+            token: token.borrowed(),
+            ttl: *ttl,
             mode: *mode,
             reentry: *reentry,
             ephemeral: *ephemeral,
             delay: Delay::from_millis((*delay).into()).expect("in range"),
             label: LabelRef::new(label).expect("it fits"),
-            ..LockRequest::new(token.borrowed(), *ttl)
         };
         assert_eq!(request.to_owned().borrowed(), request);
         let queue = queue.as_ref().map(|(ms, notify)| Queue {

@@ -196,5 +196,7 @@ impl Turn<'_> {
 
 /// Whether it asks for what few holds have.
 fn has_extras(request: &LockRequestRef<'_>) -> bool {
-    request.ephemeral || !request.delay.is_none() || !request.label.is_empty()
+    // Whole, so that a new option is not forgotten: here, and where it is kept above.
+    let LockRequestRef { token: _, ttl: _, mode: _, reentry: _, ephemeral, delay, label } = request;
+    *ephemeral || !delay.is_none() || !label.is_empty()
 }

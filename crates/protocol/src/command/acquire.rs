@@ -90,15 +90,17 @@ impl<'a> Acquire<'a> {
     }
 
     pub fn to_args(&self) -> Vec<Vec<u8>> {
+        // Whole, so that a new option is not forgotten.
         let Acquire { key, request, block, queue } = self;
-        let mut out = words(&[b"DLOCK.ACQUIRE", key, request.token.as_bytes()]);
-        out.push(decimal(request.ttl.millis()));
-        match request.mode {
+        let LockRequestRef { token, ttl, mode, reentry, ephemeral, delay, label } = request;
+        let mut out = words(&[b"DLOCK.ACQUIRE", key, token.as_bytes()]);
+        out.push(decimal(ttl.millis()));
+        match mode {
             Mode::Exclusive => {}
             Mode::Shared => out.push(b"SHARED".to_vec()),
             Mode::Permits(n) => out.extend([b"PERMITS".to_vec(), decimal(n.get().into())]),
         }
-        match request.reentry {
+        match reentry {
             Reentry::Keep => {}
             Reentry::OneMore => out.push(b"REENTRANT".to_vec()),
             Reentry::AtLeast(n) => out.extend([b"DEPTH".to_vec(), decimal(n.get().into())]),
@@ -112,14 +114,14 @@ impl<'a> Acquire<'a> {
                 out.extend(words(&[b"NOTIFY", notify.channel(), notify.message()]));
             }
         }
-        if request.ephemeral {
+        if *ephemeral {
             out.push(b"EPHEMERAL".to_vec());
         }
-        if !request.delay.is_none() {
-            out.extend([b"DELAY".to_vec(), decimal(request.delay.millis())]);
+        if !delay.is_none() {
+            out.extend([b"DELAY".to_vec(), decimal(delay.millis())]);
         }
-        if !request.label.is_empty() {
-            out.extend([b"LABEL".to_vec(), request.label.as_bytes().to_vec()]);
+        if !label.is_empty() {
+            out.extend([b"LABEL".to_vec(), label.as_bytes().to_vec()]);
         }
         out
     }
