@@ -221,6 +221,6 @@ fn help_names_every_command_a_client_may_send() {
         loaded.sort();
         helped.sort();
         assert_eq!(helped, loaded);
-        assert_eq!(helped.len(), 14);
+        assert_eq!(helped.len(), 16);
     });
 }
