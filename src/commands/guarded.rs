@@ -54,8 +54,8 @@ impl Command for Fenced {
             ctx.set_number(args.key, parsed.fence.get(), true)?;
         }
         let done = run(m, ctx, args, checks);
-        // Whatever the command did to the gate, what the gate has seen it has seen. Only a gate that has just been
-        // moved to another node of a cluster cannot be set any more, and was raised before it left.
+        // Whatever the command did to the gate, what the gate has seen it has seen. Only a gate that has just
+        // been moved to another node of a cluster cannot be set any more, and was raised before it left.
         if !matches!(raises(), Ok(false) | Err(Error::StaleFence(_))) {
             let _ = ctx.set_number(args.key, parsed.fence.get(), false);
         }

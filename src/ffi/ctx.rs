@@ -293,7 +293,8 @@ impl Reply {
     /// Its bytes, or those of an element of it; None where that is no text.
     fn bytes(&self, element: Option<usize>) -> Option<&[u8]> {
         let mut len = 0;
-        // SAFETY: an element lives as long as the whole; the server answers null where there is none, or no text.
+        // SAFETY: an element lives as long as the whole; the server answers null where there is none, or no
+        // text.
         unsafe {
             let of = element.map_or(self.0, |at| api!(RedisModule_CallReplyArrayElement(self.0, at)));
             let start = (!of.is_null()).then(|| api!(RedisModule_CallReplyStringPtr(of, &mut len)))?;

@@ -42,7 +42,8 @@ unsafe extern "C" fn tell_keys_or_run<C: Carrier>(
 }
 
 thread_local! {
-    /// A carrier in a carrier has one key: so a chain of them is never followed, which could be of any length.
+    /// A carrier in a carrier has one key: so a chain of them is never followed, which could be of any
+    /// length.
     static TELLING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -109,8 +110,8 @@ impl Ctx<'_> {
         let [name, rest @ ..] = args.argv.get(AT..).unwrap_or_default() else {
             return Err(Refused::NotInScripts);
         };
-        // SAFETY: the context and the arguments are valid; a server string ends in a NUL. One that holds another
-        // is no command's name. The reply is freed when it was sent.
+        // SAFETY: the context and the arguments are valid; a server string ends in a NUL. One that holds
+        // another is no command's name. The reply is freed when it was sent.
         unsafe {
             let name = bytes_of(*name);
             if name.contains(&0) {
@@ -167,8 +168,8 @@ impl Ctx<'_> {
         }
     }
 
-    /// Whether a call in the user's name also runs in it: what a script or SORT does by itself is checked against
-    /// the user's rights. Redis learned that together with dry runs.
+    /// Whether a call in the user's name also runs in it: what a script or SORT does by itself is checked
+    /// against the user's rights. Redis learned that together with dry runs.
     pub fn calls_run_as_user(self) -> bool {
         has_dry_runs(self)
     }

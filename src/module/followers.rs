@@ -2,8 +2,8 @@
 
 pub struct Followers {
     pub may_follow: bool,
-    /// Whether this is the only module, so that no other listens; None while that is not known: since the start,
-    /// or since another was loaded or taken out.
+    /// Whether this is the only module, so that no other listens; None while that is not known: since the
+    /// start, or since another was loaded or taken out.
     pub alone: Option<bool>,
 }
 

@@ -14,7 +14,8 @@ pub struct Proof {
     pub status: Standing,
     /// What the start has found, or why it is no proof.
     pub found: Result<(), String>,
-    /// As they were last; the role, the options of dlock and a grace period that runs are looked at each time.
+    /// As they were last; the role, the options of dlock and a grace period that runs are looked at each
+    /// time.
     pub facts: Facts,
     /// The append only file of the start.
     pub aof: Option<Aof>,

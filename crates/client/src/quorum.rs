@@ -56,8 +56,8 @@ impl Quorum {
         holders.iter().flatten().flatten().any(|holder| has(holder) >= self.majority())
     }
 
-    /// Whether some of the holders at `queue` hold a majority, or may do so: if not, nobody releases what they
-    /// have there, and its queue does not move.
+    /// Whether some of the holders at `queue` hold a majority, or may do so: if not, nobody releases what
+    /// they have there, and its queue does not move.
     pub fn may_move<T: PartialEq>(self, queue: Member, holders: &[Option<Vec<T>>]) -> bool {
         let may_have = |holder: &T| {
             holders.iter().filter(|there| there.as_ref().is_none_or(|there| there.contains(holder))).count()

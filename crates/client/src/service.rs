@@ -181,8 +181,8 @@ impl Service {
     /// Begins a clean-up at once (its first request is on its way when this returns); it goes on in the
     /// background.
     pub(crate) fn begin(&self, work: impl Future<Output = ()> + Send + 'static) {
-        // Timers of a runtime that has shut down panic, and this may be called while unwinding. Nothing can be
-        // sent any longer: the leases end what is left.
+        // Timers of a runtime that has shut down panic, and this may be called while unwinding. Nothing can
+        // be sent any longer: the leases end what is left.
         if self.runs.is_closed() {
             return;
         }

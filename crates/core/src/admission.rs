@@ -56,8 +56,8 @@ pub struct Effect {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadEffect {
-    /// As in [`Effect`], where a newer module wrote it: what that granted is lost here, how far fences have risen
-    /// is not.
+    /// As in [`Effect`], where a newer module wrote it: what that granted is lost here, how far fences have
+    /// risen is not.
     pub last: Option<u64>,
     pub why: Malformed,
 }

@@ -107,8 +107,8 @@ impl Grace {
         }
     }
 
-    /// None where it was not the load of the start. Else whether all that was granted was loaded, or why holds
-    /// may have been forgotten.
+    /// None where it was not the load of the start. Else whether all that was granted was loaded, or why
+    /// holds may have been forgotten.
     pub fn loading_ended(&mut self, loaded: &Loaded) -> Option<Result<(), String>> {
         let Start::Loading { size, skipped } = self.start else { return None };
         self.start = Start::Done;

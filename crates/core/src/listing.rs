@@ -54,7 +54,8 @@ const MATCHED: usize = 64;
 pub fn part(list: &List<'_>, db: i32, waiting: &Waiting, background: &Background) -> Part {
     let looked_at = list.count.map_or(List::LOOKED_AT, |n| n.get().min(List::MOST_LOOKED_AT));
     let mut left = Some(looked_at as usize * LOOK);
-    // Whether the key is one of the walk. Steps are counted before: the last look may take more than are left.
+    // Whether the key is one of the walk. Steps are counted before: the last look may take more than are
+    // left.
     let mut look = |key: &[u8]| {
         let wanted = list.pattern.is_none_or(|pattern| glob::matches(pattern, key));
         let matched = list.pattern.map_or(0, |pattern| pattern.len() * key.len() / MATCHED);

@@ -71,7 +71,8 @@ impl Proof {
         format!("{text} {:016x}\n", fnv(text.as_bytes()))
     }
 
-    /// Whether these bytes are this proof and no other, or why not: it has one form, so nobody has to read it.
+    /// Whether these bytes are this proof and no other, or why not: it has one form, so nobody has to read
+    /// it.
     pub fn is_in(&self, bytes: &[u8]) -> Result<(), &'static str> {
         const COPY: &str = "it is a copy, or was changed";
         const ANOTHER: &str = "it is of another append only file";

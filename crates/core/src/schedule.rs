@@ -106,7 +106,8 @@ impl<T> Schedule<T> {
         self.entries.remove(slot.index())
     }
 
-    /// The slots from this one on, each with what is in it; of a stretch of empty ones perhaps only the first.
+    /// The slots from this one on, each with what is in it; of a stretch of empty ones perhaps only the
+    /// first.
     pub fn slots(&self, from: u32) -> impl Iterator<Item = (u32, Option<&T>)> {
         self.entries.slots(from)
     }

@@ -25,12 +25,13 @@
 //! let token = Token::new(b"a fresh token").unwrap();
 //! let delay = Delay::from_millis(500).unwrap();
 //! let request = LockRequest { delay, ..LockRequest::new(token, Ttl::from_millis(30_000).unwrap()) };
-//! let args = Acquire { key: b"invoice:42", request: request.borrowed(), block: None, queue: None }.to_args();
+//! let (key, request) = (b"invoice:42".as_slice(), request.borrowed());
+//! let args = Acquire { key, request, block: None, queue: None }.to_args();
 //! assert_eq!(args.join(&b' '), b"DLOCK.ACQUIRE invoice:42 a fresh token 30000 DELAY 500");
 //!
 //! // The module reads it, and may refuse.
 //! let args: Vec<&[u8]> = args[1..].iter().map(Vec::as_slice).collect();
-//! assert_eq!(Acquire::parse(&args, Ttl::MAX).unwrap().request, request.borrowed());
+//! assert_eq!(Acquire::parse(&args, Ttl::MAX).unwrap().request, request);
 //! assert_eq!(Class::of(&Error::Grace(1500).to_string()), Class::Grace(1500));
 //! ```
 #![forbid(unsafe_code)]

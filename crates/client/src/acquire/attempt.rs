@@ -216,8 +216,8 @@ impl Course {
         }
     }
 
-    /// The pause before the next try of one that does not wait, if nobody has the lock: those who tried at the
-    /// same time each got a part of the votes. From now on they are asked for in order, so that one wins.
+    /// The pause before the next try of one that does not wait, if nobody has the lock: those who tried at
+    /// the same time each got a part of the votes. From now on they are asked for in order, so that one wins.
     async fn split(&mut self, failed: &Failed, attempt: &Attempt) -> Option<Duration> {
         let service = &attempt.service;
         let may_be_split = failed.reason == FailureReason::Taken

@@ -124,8 +124,8 @@ impl Waiter {
         }
     }
 
-    /// Returns when those who hold the lock there hold it nowhere else. Found twice in a row: a hold begins and
-    /// ends at one master after the other.
+    /// Returns when those who hold the lock there hold it nowhere else. Found twice in a row: a hold begins
+    /// and ends at one master after the other.
     async fn until_stuck(&self) {
         let limit = self.channel.node.limit;
         let mut backoff = Backoff::new(limit / 8, CHECK_INTERVAL * 2);

@@ -71,8 +71,8 @@ impl Hold {
         })
     }
 
-    /// Looks at the clock first: past its validity the hold is lost, even if the renewal, whose runtime may be
-    /// blocked or gone, has not noticed.
+    /// Looks at the clock first: past its validity the hold is lost, even if the renewal, whose runtime may
+    /// be blocked or gone, has not noticed.
     pub(crate) fn state(&self) -> State {
         let state = self.lock().clone();
         if state.loss.is_some() || now() < state.valid_until {

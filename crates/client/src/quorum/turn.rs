@@ -1,4 +1,5 @@
-//! Whose turn it is: what the queues of the masters decide about an acquisition, and which of them it goes to.
+//! Whose turn it is: what the queues of the masters decide about an acquisition, and which of them it goes
+//! to.
 
 use super::acquisition::{Acquisition, FailureReason, Progress, Stage};
 use super::{Member, Outgoing, Refusal, Request, Sends, Vote};

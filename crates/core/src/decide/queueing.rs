@@ -8,8 +8,8 @@ use crate::queue::{Queued, WaiterId};
 use crate::step::{End, Granted, Outcome};
 
 impl Turn<'_> {
-    /// As [`Turn::acquire`], by a token that is to have a position of its own in the queue until then. The one
-    /// it has it keeps, unless it asks for another mode.
+    /// As [`Turn::acquire`], by a token that is to have a position of its own in the queue until then. The
+    /// one it has it keeps, unless it asks for another mode.
     pub fn queue(&mut self, request: &LockRequestRef<'_>, queued: Queued, until: Deadline) -> Acquired {
         let token = request.token.as_bytes();
         let position = self.waiting.position_of(token, self.name);
