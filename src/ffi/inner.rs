@@ -120,7 +120,8 @@ impl Ctx<'_> {
             let (name, arguments) = (name.as_ptr().cast(), rest.as_ptr());
             let call = api!(RedisModule_Call(self.0, name, format.as_ptr(), arguments, rest.len()));
             let reply = Answer(call);
-            match reply.error() {
+            let error = if reply.is_empty() { Some(self.left_behind()) } else { reply.error() };
+            match error {
                 Some(text) => Err(Refused::of(text)),
                 None if api!(RedisModule_ReplyWithCallReply(self.0, reply.0)) == 0 => Ok(()),
                 None => {
@@ -128,6 +129,15 @@ impl Ctx<'_> {
                 }
             }
         }
+    }
+
+    /// The error of a call that came back with nothing. Valkey 9 leaves what GETDEL and GETSET say of a key that
+    /// holds no string with the client that it makes calls on. The next call on it gets that for its own
+    /// reply, whoever makes it: so it is fetched at once.
+    fn left_behind(self) -> String {
+        // SAFETY: the context is valid; the reply is freed at once.
+        let next = unsafe { Answer(api!(RedisModule_Call(self.0, c"PING".as_ptr(), c"".as_ptr()))) };
+        next.error().unwrap_or_else(|| "ERR the server does not say what came of the command".into())
     }
 
     /// `SET key number`, replicated too.
@@ -179,6 +189,13 @@ impl Ctx<'_> {
 struct Answer(*mut rm::RedisModuleCallReply);
 
 impl Answer {
+    /// Whether the command ran and has said nothing at all.
+    fn is_empty(&self) -> bool {
+        // SAFETY: the reply is valid.
+        !self.0.is_null()
+            && unsafe { api!(RedisModule_CallReplyType(self.0)) == rm::REDISMODULE_REPLY_UNKNOWN as c_int }
+    }
+
     /// The error, with its word.
     fn error(&self) -> Option<String> {
         if self.0.is_null() {

@@ -33,6 +33,10 @@ fn no_command_of_the_server_ends_it_behind_a_guard() {
                     continue;
                 }
                 conn.ok("DLOCK.ACQUIRE guard t MAX");
+                // The same for each command, whatever the one before it has done.
+                for make in ["DEL k 1", "RPUSH k 1", "SET 1 1"] {
+                    conn.ok(make);
+                }
                 for guard in [["DLOCK.GUARD", "guard", "t"], ["DLOCK.FENCED", "gate", "1"]] {
                     let words: Vec<&str> = guard.into_iter().chain(call.iter().map(String::as_str)).collect();
                     let _ = conn.call(&words);
@@ -42,6 +46,31 @@ fn no_command_of_the_server_ends_it_behind_a_guard() {
             }
         }
         assert_eq!(conn.ok("PING"), "PONG");
+    });
+}
+
+/// One reply for each command, and its own: on Valkey 9 that of GETDEL for a key of another type was the reply
+/// of the next command behind a guard.
+#[test]
+fn each_command_gets_its_own_reply() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        conn.ok("RPUSH list 1");
+        conn.ok("DLOCK.ACQUIRE k t MAX");
+        for guard in ["GUARD k t", "FENCED gate 5"] {
+            for command in ["GETDEL list", "GETSET list 1", "EVAL return(redis.call('GETDEL','list')) 0"] {
+                for (next, answer) in [("SET x 1", "OK"), ("ECHO next", "next")] {
+                    conn.ok("MULTI");
+                    conn.ok(&format!("DLOCK.{guard} {command}"));
+                    conn.ok(&format!("DLOCK.{guard} {next}"));
+                    let replies = conn.ok("EXEC");
+                    let [refused, answered] = replies.items() else { panic!("{replies:?}") };
+                    assert!(refused.error().contains("WRONGTYPE"), "{command}: {refused:?}");
+                    assert_eq!(answered, answer, "{command}, {next}");
+                }
+            }
+        }
     });
 }
 
