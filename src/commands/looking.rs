@@ -77,7 +77,7 @@ impl Command for Inspect {
                 mode: view.mode().map_or(Inspection::FREE, Mode::word).as_bytes().into(),
                 permits: view.mode().map_or(0, Mode::permits).into(),
                 fence: view.fence().map_or(0, |fence| fence.get()),
-                holders: view.holds().take(most).map(|hold| holder(hold, now, show)).collect(),
+                holders: view.holds().take(most).map(|hold| holder(ctx, hold, now, show)).collect(),
                 holders_count,
                 waiters,
                 delay,
@@ -87,7 +87,9 @@ impl Command for Inspect {
     }
 }
 
-fn holder(hold: &Hold, now: Instant, show: Shown) -> Holder<'_> {
+fn holder<'h>(ctx: Ctx<'_>, hold: &'h Hold, now: Instant, show: Shown) -> Holder<'h> {
+    let connected = hold.client().and_then(|ClientId(id)| ctx.address(id).map(|address| (id, address)));
+    let (client, addr) = connected.unwrap_or_default();
     Holder {
         token: show(hold.token().as_bytes()),
         count: hold.count().into(),
@@ -96,7 +98,8 @@ fn holder(hold: &Hold, now: Instant, show: Shown) -> Holder<'_> {
         held: hold.held_millis(now),
         label: hold.label().into(),
         ephemeral: hold.ephemeral() != Ephemeral::No,
-        client: if let Ephemeral::Bound(ClientId(id)) = hold.ephemeral() { id } else { 0 },
+        client,
+        addr: addr.into_bytes().into(),
     }
 }
 

@@ -116,6 +116,19 @@ impl<'a> Ctx<'a> {
         unsafe { api!(RedisModule_GetClientId(self.0)) }
     }
 
+    /// From where a connection comes, as CLIENT LIST shows it; None where there is no such connection any more.
+    pub fn address(self, client: u64) -> Option<String> {
+        // SAFETY: a plain C structure, for which zero bytes are valid; the server ends the text with a NUL.
+        let (found, ip, port) = unsafe {
+            let mut info = std::mem::zeroed::<rm::RedisModuleClientInfo>();
+            info.version = rm::REDISMODULE_CLIENTINFO_VERSION.into();
+            let found = api!(RedisModule_GetClientInfoById((&raw mut info).cast(), client));
+            (found, CStr::from_ptr(info.addr.as_ptr()).to_string_lossy().into_owned(), info.port)
+        };
+        let address = if ip.contains(':') { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") };
+        (found == rm::REDISMODULE_OK as c_int).then_some(address)
+    }
+
     /// Sends `command key change` to replicas and the append only file. Goes out after the command that runs.
     pub fn replicate(self, command: &CStr, key: KeyName<'_>, change: &[u8]) {
         let format = c"sb".as_ptr();
@@ -229,18 +242,6 @@ impl<'a> Ctx<'a> {
             let text = (!word.is_null()).then(|| CStr::from_ptr(word).to_string_lossy().into_owned());
             api!(RedisModule_FreeServerInfo(self.0, data));
             text
-        }
-    }
-
-    /// Where a connection comes from; None where there is no such.
-    pub fn address(self, client: u64) -> Option<String> {
-        // SAFETY: zero bytes are valid for a plain C structure; the server fills it in, as its version says.
-        unsafe {
-            let mut info = std::mem::zeroed::<rm::RedisModuleClientInfoV1>();
-            info.version = 1;
-            let found = api!(RedisModule_GetClientInfoById((&raw mut info).cast(), client));
-            let address = CStr::from_ptr(info.addr.as_ptr()).to_string_lossy();
-            (found == rm::REDISMODULE_OK as c_int).then(|| format!("{address}:{}", info.port))
         }
     }
 

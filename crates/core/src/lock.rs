@@ -13,7 +13,7 @@ mod rows;
 mod view;
 
 pub(crate) use crowd::{Crowd, Fit};
-pub(crate) use hold::Extras;
+pub(crate) use hold::{Extras, GrantedTo};
 pub use hold::{Ephemeral, Hold};
 pub(crate) use holders::Holders;
 pub use view::View;
@@ -257,6 +257,6 @@ mod tests {
     /// By far the most are held by one, and lie in a key's value with four bytes more.
     #[test]
     fn a_lock_is_as_large_as_a_hold() {
-        assert_eq!((size_of::<Hold>(), size_of::<Lock>()), (72, 72));
+        assert_eq!((size_of::<Hold>(), size_of::<Lock>()), (80, 80));
     }
 }

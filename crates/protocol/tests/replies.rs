@@ -81,10 +81,12 @@ fn bytes(least: usize) -> impl Strategy<Value = Cow<'static, [u8]>> {
 
 fn holder() -> impl Strategy<Value = Holder<'static>> {
     let numbers = (number(), number(), number(), number(), number());
-    (bytes(1), bytes(0), any::<bool>(), numbers).prop_map(|(token, label, ephemeral, numbers)| {
-        let (count, fence, pttl, held, client) = numbers;
-        Holder { token, count, fence, pttl, held, label, ephemeral, client }
-    })
+    (bytes(1), bytes(0), bytes(0), any::<bool>(), numbers).prop_map(
+        |(token, label, addr, ephemeral, numbers)| {
+            let (count, fence, pttl, held, client) = numbers;
+            Holder { token, count, fence, pttl, held, label, ephemeral, client, addr }
+        },
+    )
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn pttl_answers_the_tokens_lease_or_the_longest() {
 }
 
 /// Bulk strings throughout, so that a client in either protocol decodes them alike.
-fn expected(fence: i64, [pttl, held]: [i64; 2], client: i64) -> Vec<(&'static str, Value)> {
+fn expected(fence: i64, [pttl, held]: [i64; 2], client: i64, addr: &str) -> Vec<(&'static str, Value)> {
     let hold = [
         ("token", Value::from("t")),
         ("count", 2.into()),
@@ -50,6 +50,7 @@ fn expected(fence: i64, [pttl, held]: [i64; 2], client: i64) -> Vec<(&'static st
         ("label", "host 1".into()),
         ("ephemeral", 1.into()),
         ("client", client.into()),
+        ("addr", addr.into()),
     ];
     vec![
         ("mode", "exclusive".into()),
@@ -86,6 +87,9 @@ fn inspect_is_a_map_in_resp3_and_the_same_as_an_array_in_resp2() {
             [&b"DLOCK.ACQUIRE"[..], b"k", b"t", b"600000", b"DEPTH", b"2", b"EPHEMERAL", b"LABEL", b"host 1"];
         let fence = granted(conn.call(&ask));
         let client = conn.client_id();
+        let info = conn.ok(&format!("CLIENT LIST ID {client}")).text();
+        let addr =
+            info.split(' ').find_map(|field| field.strip_prefix("addr=")).expect("an address").to_owned();
         for protocol in [2, 3] {
             if protocol == 3 {
                 conn.hello3();
@@ -94,9 +98,37 @@ fn inspect_is_a_map_in_resp3_and_the_same_as_an_array_in_resp2() {
             let [left, held] =
                 ["pttl", "held"].map(|name| lock.field("holders").items()[0].field(name).int());
             assert!((540_000..=600_000).contains(&left) && (0..60_000).contains(&held), "{left} {held}");
-            let wanted = map(expected(fence, [left, held], client));
+            let wanted = map(expected(fence, [left, held], client, &addr));
             assert_eq!(lock, if protocol == 3 { wanted } else { flat(wanted) });
         }
+    });
+}
+
+/// Known while that connection lives.
+#[test]
+fn inspect_tells_to_which_connection_a_hold_was_granted() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let (mut conn, mut look, mut holder) = (server.connect(), server.connect(), server.connect());
+        granted(holder.ok("DLOCK.ACQUIRE k t 600000"));
+        let mut seen = || {
+            let lock = conn.ok("DLOCK.INSPECT k");
+            let hold = &lock.field("holders").items()[0];
+            (hold.field("client").int(), hold.field("addr").text())
+        };
+        let (client, addr) = seen();
+        assert_eq!(client, holder.client_id());
+        assert!(addr.starts_with("127.0.0.1:"), "{addr}");
+        // A waiter's hold is the waiter's, whoever has released the lock.
+        let mut waiter = server.connect();
+        let waiting = waiter.client_id();
+        waiter.send(&["DLOCK.ACQUIRE", "k", "w", "600000", "BLOCK", "0"]);
+        dlock_testkit::until("it waits", || !look.ok("DLOCK.WAITERS k").items().is_empty());
+        holder.ok("DLOCK.RELEASE k t");
+        granted(waiter.read());
+        assert_eq!(seen().0, waiting);
+        drop(waiter);
+        dlock_testkit::until("the connection is gone", || seen() == (0, String::new()));
     });
 }
 

@@ -6,7 +6,7 @@ use dlock_protocol::{Deadline, Delay, Fence, Instant, Label, MAX_COUNT, Token, T
 use smallvec::SmallVec;
 
 use super::{Anchor, MAX_DELAY, Malformed, Origin, VERSION, WHOLE};
-use crate::lock::{Crowd, Ephemeral, Extras, Hold, Holders, Holding, Lock};
+use crate::lock::{Crowd, Ephemeral, Extras, GrantedTo, Hold, Holders, Holding, Lock};
 
 /// A change as it was written, moved to the reader's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,6 +111,7 @@ impl Reader {
             granted: Instant::from_millis(granted),
             ttl,
             count: count.ok_or(Malformed::Value("count"))?,
+            client: GrantedTo::default(),
             extras: Extras { ephemeral, delay, label }.boxed(),
         })
     }

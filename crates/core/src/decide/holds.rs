@@ -1,11 +1,11 @@
 //! How holds begin, change and end.
 
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroU64};
 
 use dlock_protocol::{ClientId, Fence, Instant, LockRequestRef, MAX_COUNT, Mode, Reentry, TokenRef};
 
 use super::Turn;
-use crate::lock::{Ephemeral, Extras, Fit, Hold, Holding};
+use crate::lock::{Ephemeral, Extras, Fit, GrantedTo, Hold, Holding};
 use crate::queue::WaiterId;
 use crate::step::{Binding, Departed, End, Event, Outcome, Refusal};
 
@@ -56,7 +56,8 @@ impl Turn<'_> {
             self.step.rest().bindings.push(Binding::Begins(client, token.clone()));
         }
         let (deadline, granted) = (self.now + request.ttl, Instant::from_millis(self.now.millis()));
-        let hold = Hold { token, fence, deadline, granted, ttl: request.ttl, count, extras };
+        let asker = GrantedTo(NonZeroU64::new(client.0));
+        let hold = Hold { token, fence, deadline, granted, ttl: request.ttl, count, client: asker, extras };
         self.lock.add(hold, request.mode);
         self.step.put(self.lock, request.token);
         self.step.events.push(Event::Acquired);

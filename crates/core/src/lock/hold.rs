@@ -1,6 +1,6 @@
 //! One token's tenure of a resource, as it is stored.
 
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroU64};
 
 use dlock_protocol::{ClientId, Deadline, Delay, Fence, Instant, Label, Token, Ttl};
 
@@ -23,9 +23,23 @@ pub struct Hold {
     pub(crate) granted: Instant,
     pub(crate) ttl: Ttl,
     pub(crate) count: NonZeroU32,
+    pub(crate) client: GrantedTo,
     /// What few holds have, out of the way of the many.
     pub(crate) extras: Option<Box<Extras>>,
 }
+
+/// The connection that a hold was granted to, where it is known, for people to see. Neither stored nor sent,
+/// so a hold that was read is the same without it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct GrantedTo(pub Option<NonZeroU64>);
+
+impl PartialEq for GrantedTo {
+    fn eq(&self, _: &GrantedTo) -> bool {
+        true
+    }
+}
+
+impl Eq for GrantedTo {}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Extras {
@@ -64,6 +78,13 @@ impl Hold {
     }
     pub fn ephemeral(&self) -> Ephemeral {
         self.extras.as_ref().map_or(Ephemeral::No, |x| x.ephemeral)
+    }
+    /// The connection that it is bound to, or else was granted to; it may be closed by now.
+    pub fn client(&self) -> Option<ClientId> {
+        match self.ephemeral() {
+            Ephemeral::Bound(client) => Some(client),
+            Ephemeral::No | Ephemeral::Orphan => self.client.0.map(|id| ClientId(id.get())),
+        }
     }
     pub fn delay(&self) -> Delay {
         self.extras.as_ref().map_or(Delay::NONE, |x| x.delay)

@@ -226,7 +226,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::lock::{Ephemeral, Extras};
+    use crate::lock::{Ephemeral, Extras, GrantedTo};
     use dlock_protocol::{ClientId, Delay, Token, Ttl};
 
     fn hold(token: u8, due: u64, fence: u64, delay: u32) -> Hold {
@@ -239,6 +239,7 @@ mod tests {
             granted: Instant::from_millis(0),
             ttl: Ttl::MAX,
             count: NonZeroU32::MIN,
+            client: GrantedTo::default(),
             extras: Extras { ephemeral, delay, ..Extras::NONE }.boxed(),
         }
     }

@@ -35,8 +35,10 @@ map! {
         b"held" held: u64,
         b"label" label: Cow<'a, [u8]>,
         b"ephemeral" ephemeral: bool,
-        /// The connection it is bound to; 0 where none is known, as after a restart.
+        /// The connection it is bound to, or was granted to; 0 where none is known, as after a restart.
         b"client" client: u64,
+        /// From where that connection comes; empty where none is known.
+        b"addr" addr: Cow<'a, [u8]>,
     }
 }
 
