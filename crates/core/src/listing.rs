@@ -100,7 +100,7 @@ mod tests {
     use dlock_protocol::{ClientId, Deadline, Fence, Instant, LockRequest, Mode, Token, Ttl};
 
     use super::*;
-    use crate::lock::{Hold, Lock};
+    use crate::lock::{GrantedTo, Hold, Lock};
     use crate::queue::{Name, Newcomer, Owner, Rank};
     use crate::schedule::Slot;
 
@@ -119,7 +119,16 @@ mod tests {
             let (fence, count) = (Fence::from_outside(1).unwrap(), NonZeroU32::MIN);
             let deadline: Deadline = NOW + ttl;
             lock.add(
-                Hold { token, fence, deadline, granted: NOW, ttl, count, extras: None },
+                Hold {
+                    token,
+                    fence,
+                    deadline,
+                    granted: NOW,
+                    ttl,
+                    count,
+                    client: GrantedTo::default(),
+                    extras: None,
+                },
                 Mode::Exclusive,
             );
             let mut slot = None;

@@ -13,8 +13,8 @@ mod rows;
 mod view;
 
 pub(crate) use crowd::{Crowd, Fit};
-pub(crate) use hold::{Extras, GrantedTo};
 pub use hold::{Ephemeral, Hold};
+pub(crate) use hold::{Extras, GrantedTo};
 pub(crate) use holders::Holders;
 pub use view::View;
 

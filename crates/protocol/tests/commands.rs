@@ -6,8 +6,8 @@ mod refusals;
 use std::num::NonZeroU32;
 
 use dlock_protocol::command::{
-    Acquire, Cancel, Confirm, Extend, Holds, Inspect, List, Log, Pttl, Queue, Release, Waiters, Whom,
-    no_arguments, only_key,
+    Acquire, Cancel, Confirm, Extend, Fenced, Guard, Holds, Inspect, List, Log, Pttl, Queue, Release,
+    Waiters, Whom, no_arguments, only_key,
 };
 use dlock_protocol::{
     Delay, Fence, LabelRef, LockRequest, Mode, NotifyRef, Reentry, ReleaseCount, Token, Ttl, Wait,
@@ -149,6 +149,21 @@ fn extend_and_confirm() {
         assert_eq!(Extend::parse(&behind(&command.to_args(), "DLOCK.EXTEND"), Ttl::MAX), Ok(command));
         let command = Confirm { key, token, fence, ttl };
         assert_eq!(Confirm::parse(&behind(&command.to_args(), "DLOCK.CONFIRM"), Ttl::MAX), Ok(command));
+    });
+}
+
+/// With any command behind them, which is passed on as it is.
+#[test]
+fn guard_and_fenced() {
+    let inner = prop::collection::vec(bytes(0, 300), 1..8);
+    crate::random((key(), token(), fence(), inner), 1000, |(key, token, fence, inner)| {
+        let inner: Vec<&[u8]> = inner.iter().map(Vec::as_slice).collect();
+        let guard = Guard { key: &key, token: token.borrowed(), command: &inner };
+        assert_eq!(Guard::parse(&behind(&guard.to_args(), "DLOCK.GUARD")), Ok(guard));
+        let fenced = Fenced { gate: &key, fence, command: &inner };
+        assert_eq!(Fenced::parse(&behind(&fenced.to_args(), "DLOCK.FENCED")), Ok(fenced));
+        // Without a command there is nothing to run.
+        assert!(Guard::parse(&[&key, token.as_bytes()]).is_err());
     });
 }
 
