@@ -1,7 +1,7 @@
 //! Bytes from a server, and RESP out of bytes. Knows no command.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::value::Value;
@@ -96,6 +96,15 @@ impl Wire {
                 return Ok(None);
             }
         }
+    }
+}
+
+impl Drop for Wire {
+    /// The peer learns of it now. To close the socket alone says nothing while a process that another thread
+    /// starts at this moment still has a copy of it.
+    fn drop(&mut self) {
+        // Where the peer has closed it before there is nothing to say.
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
