@@ -121,7 +121,11 @@ fn put_off(m: &Module, task: Task, now: Instant) {
 /// `elsewhere`: another node serves the key, and its queue is told to go there.
 fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
     if let Some(name) = task.name().filter(|_| elsewhere) {
-        fail_all(m, name, &String::from(Error::Moving));
+        fail_some(m, name, &String::from(Error::Moving));
+        // Who is left is told first: what touches the lock would serve its queue.
+        if m.with(|s| s.waiting.len_of(name) > 0) {
+            return m.with(|s| s.background.put_back(task));
+        }
     }
     match task {
         Task::Serve(name) => {
@@ -186,11 +190,11 @@ fn is_over(m: &Module, id: WaiterId, outcome: Outcome, now: Instant) {
     over.into_iter().for_each(|waiter| effects::answer(m, waiter, outcome, now));
 }
 
-/// No lock can be granted there any more: everybody in the queue is told why, but for those whose wait is
-/// over.
-fn fail_all(m: &Module, name: &Name<'_>, why: &str) {
+/// No lock can be granted there any more: the first in the queue are told why, but for those whose wait is
+/// over. The others are left to the next turn of the job.
+fn fail_some(m: &Module, name: &Name<'_>, why: &str) {
     let now = clock::now();
-    loop {
+    for _ in 0..Departed::SLICE {
         let head = |s: &mut State| {
             let head = s.waiting.head(name)?;
             Some((s.waiting.is_over(head, now), head.id))
@@ -279,7 +283,7 @@ pub fn look_again(m: &Module, name: &Name<'_>) {
 }
 
 /// Opens a resource in the background. False where the key holds a value of another type, of which its queue
-/// is told.
+/// is told, bit by bit.
 fn on(m: &Module, ctx: Ctx<'_>, name: &Name<'static>, operate: impl FnOnce(Target<'_>)) -> bool {
     ctx.select_db(name.db);
     let key = ctx.string(&name.key);
@@ -292,7 +296,12 @@ fn on(m: &Module, ctx: Ctx<'_>, name: &Name<'static>, operate: impl FnOnce(Targe
             }
         }
         Err(why) => {
-            fail_all(m, name, &why);
+            fail_some(m, name, &why);
+            m.with(|s| {
+                if s.waiting.len_of(name) > 0 {
+                    s.background.note(Task::Serve(name.clone()));
+                }
+            });
             return false;
         }
     }

@@ -128,3 +128,34 @@ fn a_key_of_another_type_ends_the_waiting() {
         assert_eq!(a.say("GET k"), "x");
     });
 }
+
+/// A key that is taken by a value of another type has its whole queue told, and the server has time for
+/// others meanwhile.
+#[test]
+fn a_long_queue_is_refused_bit_by_bit() {
+    const MANY: usize = 20_000;
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut a = server.connect();
+        a.ok(&format!("CONFIG SET dlock.max-waiters-per-key {MANY}"));
+        let in_between = |_| {
+            a.ok("DEL k");
+            a.ok("DLOCK.ACQUIRE k a 600000");
+            let queue: Vec<String> =
+                (0..MANY).map(|n| format!("DLOCK.ACQUIRE k t{n} 600000 QUEUE 600000")).collect();
+            let answers = a.say_together(&queue.iter().map(String::as_str).collect::<Vec<_>>());
+            assert!(answers.iter().all(|answer| *answer == Value::Nil));
+            assert_eq!(server.info("dlock_queued"), MANY.to_string());
+            a.send(&["SET", "k", "data"]);
+            let mut seen = Vec::new();
+            until("all are refused", || {
+                seen.push(server.info("dlock_queued").parse::<usize>().expect("a number"));
+                seen.ends_with(&[0])
+            });
+            assert_eq!(a.read(), "OK");
+            seen.iter().any(|queued| (1..MANY).contains(queued))
+        };
+        // Now and then this is too slow to see it.
+        assert!((0..10).any(in_between), "they were refused all at once");
+    });
+}
