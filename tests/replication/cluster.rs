@@ -7,4 +7,5 @@ mod client;
 mod guarded;
 mod nodes;
 mod one_lock;
+mod queued;
 mod reshard;

@@ -11,6 +11,7 @@ mod guarded;
 mod handoff;
 mod load;
 mod newer;
+mod queued;
 mod replicas;
 mod resync;
 mod same;

@@ -282,6 +282,12 @@ fn the_queue_is_served_when_the_key_goes_and_stays_when_databases_are_swapped() 
         a.ok("DEL k");
         assert_eq!(heard(&mut hears), "b granted");
         queue(&mut a, "c", "");
+        a.ok("FLUSHALL");
+        assert_eq!(heard(&mut hears), "c granted");
+        assert!(a.ok("DLOCK.ACQUIRE k c 600000").int() > 0);
+        a.ok("DLOCK.RELEASE k c");
+        a.ok("DLOCK.ACQUIRE k b 600000");
+        queue(&mut a, "c", "");
         a.ok("SWAPDB 0 1");
         assert_eq!(heard(&mut hears), "c granted");
         assert_eq!(holders(&mut a, "k"), ["c"]);

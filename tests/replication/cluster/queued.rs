@@ -1,0 +1,71 @@
+//! Positions that belong to their tokens, in a cluster: where their notifications go, and what becomes of them
+//! when the slot moves or the node fails.
+
+use super::nodes::{EVENLY, cluster, set_on_its_way};
+use dlock_testkit::queue::holders;
+use dlock_testkit::{Conn, Server, Value, each_server};
+
+/// Hears a channel: of its shard by SSUBSCRIBE, or of the cluster by SUBSCRIBE.
+fn hears(server: &Server, subscribe: &str, channel: &str) -> Conn {
+    let mut conn = server.connect();
+    conn.send(&[subscribe, channel]);
+    conn.read();
+    conn
+}
+
+/// The next message: how it came, and what it says.
+#[track_caller]
+fn heard(conn: &mut Conn) -> (String, String) {
+    let message = conn.read();
+    (message.items()[0].text(), message.items()[2].text())
+}
+
+#[test]
+fn a_notification_goes_to_the_shard_of_its_key_or_else_to_the_whole_cluster() {
+    each_server(|kind| {
+        let [one, node, _] = cluster(kind, EVENLY);
+        let mut a = node.connect();
+        // The channel lies in the slot of the key; beside it somebody listens to a plain channel of that name.
+        let (mut sharded, mut plain) = (hears(&node, "SSUBSCRIBE", "{k}c"), hears(&one, "SUBSCRIBE", "{k}c"));
+        a.ok("DLOCK.ACQUIRE k a 600000");
+        assert_eq!(a.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000 NOTIFY {k}c b"), Value::Nil);
+        a.ok("DLOCK.RELEASE k a");
+        assert_eq!(heard(&mut sharded), ("smessage".into(), "b granted".into()));
+        // Another slot, though of the same node: plain, and every node passes it on.
+        let other = "elsewhere";
+        assert_ne!(a.ok("CLUSTER KEYSLOT k"), a.ok(&format!("CLUSTER KEYSLOT {other}")));
+        let mut far = hears(&one, "SUBSCRIBE", other);
+        assert_eq!(a.ok(&format!("DLOCK.ACQUIRE k c 600000 QUEUE 600000 NOTIFY {other} c")), Value::Nil);
+        assert_eq!(a.ok("DLOCK.RELEASE k b"), 1);
+        assert_eq!(heard(&mut far), ("message".into(), "c granted".into()));
+        // What was sharded is no plain message too.
+        assert_eq!(one.connect().ok("PUBLISH {k}c end"), 1);
+        assert_eq!(heard(&mut plain), ("message".into(), "end".into()));
+    });
+}
+
+/// Granted on the source, the token would hold it beside the one that has moved.
+#[test]
+fn positions_are_refused_when_their_slot_moves() {
+    each_server(|kind| {
+        let [_, source, target] = cluster(kind, EVENLY);
+        let (mut from, mut to) = (source.connect(), target.connect());
+        from.ok("DLOCK.ACQUIRE k a 600000");
+        let mut sharded = hears(&source, "SSUBSCRIBE", "{k}c");
+        let mut plain = hears(&source, "SUBSCRIBE", "plain");
+        for (token, channel) in [("b", "{k}c"), ("c", "plain")] {
+            let ask = format!("DLOCK.ACQUIRE k {token} 600000 QUEUE 600000 NOTIFY {channel} {token}");
+            assert_eq!(from.ok(&ask), Value::Nil);
+        }
+        set_on_its_way(&mut from, &mut to, "k");
+        from.ok(&format!("MIGRATE 127.0.0.1 {} k 0 5000", target.port()));
+        assert_eq!(heard(&mut sharded), ("smessage".into(), "b refused".into()));
+        assert_eq!(heard(&mut plain), ("message".into(), "c refused".into()));
+        assert_eq!((source.info("dlock_queued"), source.info("dlock_held")), ("0".into(), "0".into()));
+        // There the token joins anew.
+        to.ok("ASKING");
+        assert_eq!(to.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000"), Value::Nil);
+        to.ok("ASKING");
+        assert_eq!(holders(&mut to, "k"), ["a"]);
+    });
+}
