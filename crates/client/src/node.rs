@@ -142,6 +142,10 @@ impl Node {
                 Link::Down { why, until, .. } if now() < *until => return Err(why.clone()),
                 // After this long the master is silent, and not every caller waits for it again.
                 Link::Opening { since, .. } if now() >= *since + self.limit => return Err(self.not_yet()),
+                // Nor does anybody wait for one that did not answer before: a majority goes on without it.
+                Link::Opening { last: Last::Failed, .. } if !self.member_list.is_single() => {
+                    return Err(self.not_yet());
+                }
                 Link::Down { backoff, .. } => *backoff,
                 Link::None | Link::Up(_) | Link::Opening { .. } => fresh_backoff(),
             };
@@ -237,7 +241,12 @@ impl Node {
             opened
         });
         let opening = task.map(|opened| opened.unwrap_or_else(|_| Err(gone()))).boxed().shared();
-        let last = if matches!(link, Link::None) { Last::None } else { Last::Failed };
+        let failed = match &*link {
+            Link::None => false,
+            Link::Up(connection) => connection.is_open(),
+            Link::Opening { .. } | Link::Down { .. } => true,
+        };
+        let last = if failed { Last::Failed } else { Last::None };
         *link = Link::Opening { opening: opening.clone(), since: now(), last };
         opening
     }

@@ -21,6 +21,10 @@ impl MemberList {
         Arc::new(MemberList(Mutex::new(entries)))
     }
 
+    pub(super) fn is_single(&self) -> bool {
+        self.entries().len() == 1
+    }
+
     /// Rejects a connection of `member` to a server that is another member.
     pub(super) fn check(&self, member: Member, connection: &Connection) -> Result<(), ConnectError> {
         check(&self.entries(), member, connection)

@@ -71,7 +71,8 @@ fn too_many_dead_are_no_quorum_and_the_report_says_who_and_why() {
         let why = client.lock("r").acquire().await.expect_err("no majority is up");
         let AcquireError::QuorumImpossible { resource, report } = &why else { panic!("{why:?}") };
         assert_eq!(resource, "r");
-        assert_eq!(*state(report, &servers[0]), NodeState::Agreed);
+        // Two dead decide it: the answer of the third is not waited for.
+        assert!(matches!(state(report, &servers[0]), NodeState::Agreed | NodeState::Unheard), "{report}");
         for dead in &servers[1..] {
             assert!(matches!(state(report, dead), NodeState::Down(_)), "{report}");
             assert!(why.to_string().contains(&format!("{} down: ", url(dead))), "{why}");
