@@ -116,7 +116,8 @@ impl<'a> Ctx<'a> {
         unsafe { api!(RedisModule_GetClientId(self.0)) }
     }
 
-    /// From where a connection comes, as CLIENT LIST shows it; None where there is no such connection any more.
+    /// From where a connection comes, as CLIENT LIST shows it; None where there is no such connection any
+    /// more.
     pub fn address(self, client: u64) -> Option<String> {
         // SAFETY: a plain C structure, for which zero bytes are valid; the server ends the text with a NUL.
         let (found, ip, port) = unsafe {

@@ -131,8 +131,8 @@ impl Ctx<'_> {
         }
     }
 
-    /// The error of a call that came back with nothing. Valkey 9 leaves what GETDEL and GETSET say of a key that
-    /// holds no string with the client that it makes calls on. The next call on it gets that for its own
+    /// The error of a call that came back with nothing. Valkey 9 leaves what GETDEL and GETSET say of a key
+    /// that holds no string with the client that it makes calls on. The next call on it gets that for its own
     /// reply, whoever makes it: so it is fetched at once.
     fn left_behind(self) -> String {
         // SAFETY: the context is valid; the reply is freed at once.

@@ -49,8 +49,8 @@ fn no_command_of_the_server_ends_it_behind_a_guard() {
     });
 }
 
-/// One reply for each command, and its own: on Valkey 9 that of GETDEL for a key of another type was the reply
-/// of the next command behind a guard.
+/// One reply for each command, and its own: on Valkey 9 that of GETDEL for a key of another type was the
+/// reply of the next command behind a guard.
 #[test]
 fn each_command_gets_its_own_reply() {
     each_server(|kind| {

@@ -170,13 +170,13 @@ impl Client {
 
     /// Waits for the background work to finish: the releases of dropped guards, the clean-up of failed
     /// acquisitions. It does not wait for masters that stay away: they are told when they come back, for as
-    /// long as the lease lasts and the runtime of the client runs. A process that exits without it may leave
-    /// holds behind, which then last until their leases end.
+    /// long as the lease lasts. A process that exits without it may leave holds behind, which then last until
+    /// their leases end.
     pub async fn flush(&self) {
         self.service.flush().await;
     }
 
-    /// [`flush`](Self::flush) at the end of a program, before its runtime is dropped.
+    /// [`flush`](Self::flush) at the end of a program.
     pub async fn close(self) {
         self.flush().await;
     }

@@ -110,6 +110,9 @@ pub enum BuildError {
     /// An option is out of range.
     #[error("{0}")]
     Option(String),
+    /// The thread of the client could not be started: raise the limit of threads or of memory.
+    #[error("cannot start the client's thread: {0}")]
+    Thread(String),
 }
 
 /// Why a lock was not acquired. Nothing is held; what some masters granted is being released.

@@ -23,6 +23,7 @@
 //!     why = guard.lost() => return Err(why.into()),
 //! }
 //! guard.release().await?; // a dropped guard is released in the background
+//! client.close().await; // before the process exits: waits for that background
 //! # Ok(())
 //! # }
 //! # async fn bill(_invoice: u32, _fence: Option<dlock_client::Fence>) {}
@@ -61,6 +62,7 @@
 #![warn(missing_docs)]
 
 mod acquire;
+mod background;
 mod backoff;
 mod client;
 mod clock;

@@ -18,9 +18,9 @@ use futures_util::future::{BoxFuture, Shared};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::runtime::Handle;
 use tokio::time::timeout;
 
+use crate::background::Background;
 use crate::backoff::Backoff;
 use crate::clock::now;
 use crate::error::NodeState;
@@ -50,7 +50,7 @@ pub(crate) struct Node {
     run_id: Mutex<Option<Arc<str>>>,
     /// Formerly exclusive connections, with nothing under way on them.
     idle: Mutex<Vec<Connection>>,
-    runtime: Handle,
+    background: Arc<Background>,
 }
 
 /// The connection that is shared by all requests that do not block.
@@ -127,10 +127,11 @@ impl Node {
         address: Address,
         limit: Duration,
         member_list: Arc<MemberList>,
+        background: Arc<Background>,
     ) -> Arc<Node> {
         let (name, redis, link) = (address.name, address.redis, Mutex::new(Link::None));
-        let (run_id, idle, runtime) = (Mutex::default(), Mutex::default(), Handle::current());
-        Arc::new(Node { name, member, redis, limit, member_list, link, run_id, idle, runtime })
+        let (run_id, idle) = (Mutex::default(), Mutex::default());
+        Arc::new(Node { name, member, redis, limit, member_list, link, run_id, idle, background })
     }
 
     /// The shared connection, opened if necessary. Fails at once while the last failure is recent.
@@ -195,14 +196,14 @@ impl Node {
             return Ok(idle);
         }
         let node = self.clone();
-        // On the client's runtime, where the driver of the connection has to live.
-        let opened = self.runtime.spawn(async move { node.open().await }).await;
+        // On the client's thread, where the driver of the connection has to live.
+        let opened = self.background.runtime.spawn(async move { node.open().await }).await;
         opened.unwrap_or_else(|_| Err(gone()))
     }
 
-    /// Spawns a task on the client's runtime.
+    /// Spawns a task on the client's thread.
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.runtime.spawn(task);
+        self.background.runtime.spawn(task);
     }
 
     /// Takes back a connection after its exclusive use. Nothing may be under way on it.
@@ -227,7 +228,7 @@ impl Node {
     /// The task goes on when its caller gives up: the next caller finds the connection open.
     fn begin_opening(self: &Arc<Self>, link: &mut Link, mut backoff: Backoff) -> Opening {
         let node = self.clone();
-        let task = self.runtime.spawn(async move {
+        let task = self.background.runtime.spawn(async move {
             let opened = node.open().await.and_then(|connection| {
                 node.member_list.register(node.member, &connection)?;
                 let run_id = connection.server().ok().cloned();
@@ -270,5 +271,5 @@ fn fresh_backoff() -> Backoff {
 }
 
 fn gone() -> ConnectError {
-    ConnectError::down("the runtime of the client has shut down")
+    ConnectError::down("the thread of the client has ended")
 }

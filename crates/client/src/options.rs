@@ -129,8 +129,9 @@ impl ClientBuilder {
     /// cannot take part (no module, no permission), as long as there is a majority without it: see
     /// [`Client::unusable`]. Two addresses of the same server are an error.
     ///
-    /// Must be called in a tokio runtime, on which the background work of the client (renewals, clean-up)
-    /// then runs.
+    /// Starts a thread, where the connections and the background work of the client (renewals, releases)
+    /// live. It goes on while your runtime is blocked or gone, and ends with the last clone of the client and
+    /// the last guard. The futures of the client need a tokio runtime with timers all the same.
     pub async fn build(self) -> Result<Client, BuildError> {
         Client::connect(self).await
     }

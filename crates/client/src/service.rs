@@ -8,11 +8,10 @@ use smallvec::SmallVec;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::runtime::Handle;
-use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
 use crate::acquire::contended::Contended;
+use crate::background::Background;
 use crate::clock::{now, sleep_until};
 use crate::error::{BuildError, NodeReport, NodeState, Report};
 use crate::lease::Lease;
@@ -29,9 +28,7 @@ pub(crate) struct Service {
     pub(crate) retry: Retry,
     pub(crate) contended: Contended,
     drift: Option<Duration>,
-    runtime: Handle,
-    /// Closed when the runtime shuts down: a task there has the other end.
-    runs: mpsc::Sender<()>,
+    pub(crate) background: Arc<Background>,
     cleanup: TaskTracker,
 }
 
@@ -57,17 +54,19 @@ impl Service {
             return Err(BuildError::Option(why));
         }
         let member_list = MemberList::new(addresses.iter().map(|address| address.name.clone()));
+        let background = Background::start().map_err(|why| BuildError::Thread(why.to_string()))?;
         let nodes = quorum.members().zip(addresses);
-        let nodes: Vec<Arc<Node>> =
-            nodes.map(|(member, address)| Node::new(member, address, limit, member_list.clone())).collect();
+        let nodes = nodes.map(|(member, address)| {
+            let (member_list, background) = (member_list.clone(), background.clone());
+            Node::new(member, address, limit, member_list, background)
+        });
+        let nodes = nodes.collect();
         let cleanup = TaskTracker::new();
         // Closed, it still accepts tasks; this only lets `flush` return.
         cleanup.close();
-        let (retry, drift, runtime) = (options.retry, options.drift, Handle::current());
+        let (retry, drift) = (options.retry, options.drift);
         let contended = Contended::default();
-        let (runs, mut end) = mpsc::channel(1);
-        runtime.spawn(async move { end.recv().await });
-        let service = Service { nodes, quorum, retry, contended, drift, runtime, runs, cleanup };
+        let service = Service { nodes, quorum, retry, contended, drift, background, cleanup };
         service.first_connections().await?;
         Ok(Arc::new(service))
     }
@@ -181,21 +180,16 @@ impl Service {
     /// Begins a clean-up at once (its first request is on its way when this returns); it goes on in the
     /// background.
     pub(crate) fn begin(&self, work: impl Future<Output = ()> + Send + 'static) {
-        // Timers of a runtime that has shut down panic, and this may be called while unwinding. Nothing can
-        // be sent any longer: the leases end what is left.
-        if self.runs.is_closed() {
-            return;
-        }
-        let _runtime = self.runtime.enter();
+        let _runtime = self.background.runtime.enter();
         let mut work = Box::pin(work);
         if work.as_mut().now_or_never().is_none() {
-            self.cleanup.spawn_on(work, &self.runtime);
+            self.cleanup.spawn_on(work, &self.background.runtime);
         }
     }
 
     /// Spawns a task that `flush` does not wait for.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.runtime.spawn(task);
+        self.background.runtime.spawn(task);
     }
 
     pub(crate) async fn flush(&self) {

@@ -1,5 +1,5 @@
-//! Positions that belong to their tokens, in a cluster: where their notifications go, and what becomes of them
-//! when the slot moves or the node fails.
+//! Positions that belong to their tokens, in a cluster: where their notifications go, and what becomes of
+//! them when the slot moves or the node fails.
 
 use super::nodes::{EVENLY, cluster, set_on_its_way};
 use dlock_testkit::queue::holders;
@@ -25,7 +25,8 @@ fn a_notification_goes_to_the_shard_of_its_key_or_else_to_the_whole_cluster() {
     each_server(|kind| {
         let [one, node, _] = cluster(kind, EVENLY);
         let mut a = node.connect();
-        // The channel lies in the slot of the key; beside it somebody listens to a plain channel of that name.
+        // The channel lies in the slot of the key; beside it somebody listens to a plain channel of that
+        // name.
         let (mut sharded, mut plain) = (hears(&node, "SSUBSCRIBE", "{k}c"), hears(&one, "SUBSCRIBE", "{k}c"));
         a.ok("DLOCK.ACQUIRE k a 600000");
         assert_eq!(a.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000 NOTIFY {k}c b"), Value::Nil);

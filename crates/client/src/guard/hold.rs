@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Mutex as Turn, Notify};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::acquire::round::NewHold;
-use crate::clock::{now, sleep_until};
+use crate::clock::now;
 use crate::error::{ExtendError, Lost, NodeState, ReleaseError, Report};
 use crate::guard::extend::{PendingCalls, extend};
 use crate::guard::release::Releases;
@@ -71,8 +72,8 @@ impl Hold {
         })
     }
 
-    /// Looks at the clock first: past its validity the hold is lost, even if the renewal, whose runtime may
-    /// be blocked or gone, has not noticed.
+    /// Looks at the clock first: past its validity the hold is lost, even if the renewal has not noticed, as
+    /// in a process that was stopped.
     pub(crate) fn state(&self) -> State {
         let state = self.lock().clone();
         if state.loss.is_some() || now() < state.valid_until {
@@ -82,17 +83,13 @@ impl Hold {
         self.lock().clone()
     }
 
-    /// Waits until it is lost, on the runtime of the caller.
+    /// Waits until it is lost.
     pub(crate) async fn lost(&self) -> Lost {
         loop {
-            let state = self.state();
-            if let Some(why) = state.loss {
+            if let Some(why) = self.state().loss {
                 return why;
             }
-            tokio::select! {
-                () = self.lost.cancelled() => {}
-                () = sleep_until(state.valid_until) => {}
-            }
+            self.lost.cancelled().await;
         }
     }
 
@@ -150,6 +147,15 @@ impl Hold {
         }
         (state.lease, state.valid_until) = (lease, valid_until);
         Ok(valid_until)
+    }
+
+    /// Sleeps until `then`, or until the clock has jumped: look at it again.
+    pub(crate) async fn sleep_until(&self, then: Instant) {
+        let jumped = self.service.background.clock_jumped.notified();
+        tokio::select! {
+            () = sleep(then.saturating_since(now())) => {}
+            () = jumped => {}
+        }
     }
 
     /// A report without answers.

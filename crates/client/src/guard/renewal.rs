@@ -46,31 +46,36 @@ async fn renew_lease(hold: &Hold, renewal: Renewal) -> Lost {
         let due = renewed_until.filter(|end| due < *end).map(|_| due);
         tokio::select! {
             biased;
-            () = hold.changed.notified() => failures = Failures::default(),
-            () = sleep_until(lost_at) => return match failures.last {
+            () = hold.changed.notified() => {
+                failures = Failures::default();
+                continue;
+            }
+            () = hold.sleep_until(due.unwrap_or(lost_at).min(lost_at)) => {}
+        }
+        if now() >= lost_at {
+            return match failures.last {
                 Some(report) => Lost::NotRenewed(report),
                 None if due.is_some_and(|due| due < lost_at) => Lost::NotRenewed(hold.unheard()),
                 None => Lost::Ended,
-            },
-            () = sleep_until(due.unwrap_or(lost_at)), if due.is_some() => {
-                // Half of the time left: another try may be necessary.
-                let limit = lost_at.saturating_since(now()) / 2;
-                let renewed = tokio::select! {
-                    biased;
-                    renewed = hold.extend(ttl, limit) => renewed,
-                    () = sleep_until(lost_at) => continue,
-                };
-                match renewed {
-                    Ok(_) => failures = Failures::default(),
-                    Err(ExtendError::Lost(report)) if now() < lost_at => return Lost::TakenAway(report),
-                    Err(ExtendError::Lost(report)) => return Lost::NotRenewed(report),
-                    Err(ExtendError::Unconfirmed(report) | ExtendError::Misuse(report)) => {
-                        failures.note(report, ttl);
-                    }
-                    // The ttl was valid for the acquisition, or for the extension that set it.
-                    Err(ExtendError::Option(_)) => return Lost::Ended,
-                }
-            }
+            };
+        }
+        if due.is_none_or(|due| now() < due) {
+            continue;
+        }
+        // Half of the time left: another try may be necessary.
+        let limit = lost_at.saturating_since(now()) / 2;
+        let renewed = tokio::select! {
+            biased;
+            renewed = hold.extend(ttl, limit) => renewed,
+            () = sleep_until(lost_at) => continue,
+        };
+        match renewed {
+            Ok(_) => failures = Failures::default(),
+            Err(ExtendError::Lost(report)) if now() < lost_at => return Lost::TakenAway(report),
+            Err(ExtendError::Lost(report)) => return Lost::NotRenewed(report),
+            Err(ExtendError::Unconfirmed(report) | ExtendError::Misuse(report)) => failures.note(report, ttl),
+            // The ttl was valid for the acquisition, or for the extension that set it.
+            Err(ExtendError::Option(_)) => return Lost::Ended,
         }
     }
 }
