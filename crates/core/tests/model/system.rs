@@ -252,6 +252,7 @@ impl System {
                 }
             }
             Move::Forbidden(key, who) => {
+                self.turn(key, |turn| turn.advance());
                 let id = self.unclaimed.get(&(key, who)).copied().unwrap_or(WaiterId(0));
                 self.turn(key, |turn| turn.undelivered(&token(who), id));
             }

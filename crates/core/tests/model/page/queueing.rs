@@ -69,8 +69,9 @@ impl Page {
 
     /// The user of a queued waiter may not have what it was granted.
     pub fn forbidden(&mut self, key: Key, token: Token) {
+        self.look_at(key);
         let doubt = self.hold(key, token).and_then(|hold| hold.on_the_way.as_ref());
-        let Some((number, ..)) = doubt.and_then(|doubt| doubt.unclaimed) else { return self.look_at(key) };
+        let Some((number, ..)) = doubt.and_then(|doubt| doubt.unclaimed) else { return };
         self.marks.push("a grant that its user may not have");
         self.lost(key, token, number);
     }
