@@ -13,9 +13,10 @@
 //! bound is taken for somebody who will leave: no cycle is reported that is not there, and one that is missed
 //! is ended by leases and wait timeouts.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroU32;
 
-use dlock_protocol::{Instant, Mode, Token};
+use dlock_protocol::{Instant, Mode, Reentry, Token};
 
 use crate::lock::Lock;
 use crate::queue::{Name, Position, Rank, Waiter, WaiterId, Waiting};
@@ -79,8 +80,8 @@ struct Resource {
     learned: bool,
     /// How it is held, or was last.
     mode: Option<Mode>,
-    /// Those that are known. All others will leave.
-    holders: BTreeSet<usize>,
+    /// Those that are known, with their hold counts. All others will leave.
+    holders: BTreeMap<usize, NonZeroU32>,
     /// Where known tokens stand in its queue; in order once all have been collected.
     queue: Vec<Waits>,
     /// How many of them have been served, and which position in the queue, known or not.
@@ -93,7 +94,15 @@ struct Waits {
     position: Position,
     token: usize,
     mode: Mode,
+    reentry: Reentry,
     answered: bool,
+}
+
+impl Waits {
+    fn new(token: usize, waiter: &Waiter) -> Waits {
+        let (mode, reentry) = (waiter.request.mode, waiter.request.reentry);
+        Waits { position: waiter.position(), token, mode, reentry, answered: false }
+    }
 }
 
 impl Search {
@@ -114,7 +123,10 @@ impl Search {
         search.ids.insert(start.clone(), START);
         search.tokens.push(Known { token: start, holds: Vec::new(), waits: 0 });
         search.resource(name);
-        search.waits_there(WANTED, START, (rank, WaiterId(u64::MAX)), mode);
+        // The search ends with its answer: what it counts then does not matter.
+        let (position, reentry) = ((rank, WaiterId(u64::MAX)), Reentry::Keep);
+        let wanted = Waits { position, token: START, mode, reentry, answered: false };
+        search.resources[WANTED].queue.push(wanted);
         search
     }
 
@@ -142,7 +154,7 @@ impl Search {
             }
             self.steps += 1;
             if let Some(token) = self.meet(hold.token(), waiting) {
-                self.resources[at].holders.insert(token);
+                self.resources[at].holders.insert(token, hold.count);
                 self.tokens[token].holds.push(at);
             }
         }
@@ -181,7 +193,7 @@ impl Search {
         for waiter in waiting.of_token(start.as_bytes()).take(MOST_STEPS / 4) {
             self.steps += 1;
             if let Some(at) = self.names.get(&waiter.name).filter(|_| self.still_waits(waiter)) {
-                self.waits_there(*at, START, waiter.position(), waiter.request.mode);
+                self.resources[*at].queue.push(Waits::new(START, waiter));
             }
         }
         self.most = self.steps + MOST_STEPS;
@@ -207,7 +219,7 @@ impl Search {
                     continue;
                 }
                 let at = self.resource(&waiter.name);
-                self.waits_there(at, self.followed, waiter.position(), waiter.request.mode);
+                self.resources[at].queue.push(Waits::new(self.followed, waiter));
             }
             self.followed += 1;
         }
@@ -247,15 +259,11 @@ impl Search {
             name,
             learned: false,
             mode: None,
-            holders: BTreeSet::new(),
+            holders: BTreeMap::new(),
             queue: Vec::new(),
             served: 0,
             passed: None,
         });
         self.resources.len() - 1
-    }
-
-    fn waits_there(&mut self, at: usize, token: usize, position: Position, mode: Mode) {
-        self.resources[at].queue.push(Waits { position, token, mode, answered: false });
     }
 }

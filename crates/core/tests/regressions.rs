@@ -168,3 +168,41 @@ fn the_lock_delay_of_an_expired_hold_is_seen_at_once() {
         assert_eq!(lock.at(system.instant()).delay_left(), 40, "{mode:?}");
     }
 }
+
+/// The greatest count is held by sharing, and upgraded with `reentry`: refused where that counts once more.
+fn upgrade_at_the_greatest_count(reentry: Reentry) -> impl FnMut(u8, Token, Mode) -> Answer {
+    let (mut system, mut client) = (System::new(START, 0), 0);
+    let mut wait = move |key, token, mode, reentry| {
+        client += 1;
+        let (ttl, delay) = (1000, 0);
+        let asked = Request { client, key, token, mode, ttl, reentry, ephemeral: false, delay, label: 0 };
+        system.make(Move::Acquire(asked, Some(0)))
+    };
+    let most = Reentry::AtLeast(NonZeroU32::new(i32::MAX as u32).unwrap());
+    wait(KEY, 1, Mode::Exclusive, Reentry::Keep);
+    assert_eq!(wait(KEY, 0, Mode::Shared, most), Answer::Waits);
+    assert_eq!(wait(KEY, 0, Mode::Exclusive, reentry), Answer::Waits);
+    move |key, token, mode| wait(key, token, mode, Reentry::Keep)
+}
+
+/// The search for deadlocks took every upgrade for granted. Token 0 goes on sharing where it is refused, while
+/// token 3 waits for it, and it for token 3.
+#[test]
+fn a_refused_upgrade_keeps_writers_waiting() {
+    for (reentry, again) in [(Reentry::OneMore, Answer::Deadlock), (Reentry::Keep, Answer::Waits)] {
+        let mut wait = upgrade_at_the_greatest_count(reentry);
+        assert_eq!(wait(KEY, 3, Mode::Exclusive), Answer::Waits);
+        assert_eq!(wait(KEY, 0, Mode::Exclusive), again, "{reentry:?}");
+    }
+}
+
+/// And token 2, for which token 0 waits elsewhere, was told of a deadlock, though the two would share.
+#[test]
+fn a_refused_upgrade_keeps_no_sharer_waiting() {
+    for (reentry, shares) in [(Reentry::OneMore, Answer::Waits), (Reentry::Keep, Answer::Deadlock)] {
+        let mut wait = upgrade_at_the_greatest_count(reentry);
+        wait(KEY + 1, 2, Mode::Exclusive);
+        assert_eq!(wait(KEY + 1, 0, Mode::Exclusive), Answer::Waits);
+        assert_eq!(wait(KEY, 2, Mode::Shared), shares, "{reentry:?}");
+    }
+}

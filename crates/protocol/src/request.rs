@@ -72,6 +72,20 @@ pub enum Reentry {
     AtLeast(NonZeroU32),
 }
 
+impl Reentry {
+    /// The hold count after a hold of this count, if there is one, is asked for again. None where it can rise
+    /// no further.
+    #[inline]
+    pub fn count(self, before: Option<NonZeroU32>) -> Option<NonZeroU32> {
+        match (self, before) {
+            (Reentry::Keep | Reentry::OneMore, None) => Some(NonZeroU32::MIN),
+            (Reentry::Keep, Some(count)) => Some(count),
+            (Reentry::OneMore, Some(count)) => count.checked_add(1).filter(|count| count.get() <= MAX_COUNT),
+            (Reentry::AtLeast(n), before) => before.max(Some(n)),
+        }
+    }
+}
+
 /// The greatest hold count and the greatest number of permits.
 pub const MAX_COUNT: u32 = i32::MAX as u32;
 

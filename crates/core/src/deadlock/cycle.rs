@@ -27,10 +27,10 @@ impl Search {
         while let Some(token) = to_follow.pop_front() {
             for &(at, index) in &waits[token] {
                 let resource = &self.resources[at];
-                if token != START && (resource.holders.contains(&START) || first_of_start[at] < index) {
+                if token != START && (resource.holders.contains_key(&START) || first_of_start[at] < index) {
                     return Some(self.way(token, &met_by));
                 }
-                let holders = resource.holders.iter().filter(|_| seen[at].is_none()).copied();
+                let holders = resource.holders.keys().filter(|_| seen[at].is_none()).copied();
                 let from = seen[at].unwrap_or(0).min(index);
                 let ahead = resource.queue[from..index].iter().filter(|ahead| !ahead.answered);
                 for other in holders.chain(ahead.map(|ahead| ahead.token)) {

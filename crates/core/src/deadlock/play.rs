@@ -1,17 +1,17 @@
 //! The releases played through: whose turn comes, if everybody gives back what it holds once it has all it
 //! waits for.
 
-use dlock_protocol::Mode;
+use dlock_protocol::{Mode, Reentry};
 
 use super::{PLAYING, START, Search, WANTED, Waits};
 use crate::queue::{Position, Waiting};
 
 /// What becomes of a waiter at the head of its queue.
 enum Turn {
-    /// It is granted, alone or beside the others.
+    /// It holds from now on, or holds already, in this mode.
     Granted(Mode),
-    /// It holds already, or is refused: it waits no longer, and holds what it held.
-    Answered,
+    /// It waits no longer, and holds what it held.
+    Refused,
     NotYet,
 }
 
@@ -54,16 +54,18 @@ impl Search {
     fn serve(&mut self, at: usize, waiting: &Waiting, leaving: &mut Vec<usize>) -> bool {
         while let Some(next) = self.resources[at].queue.get(self.resources[at].served) {
             self.steps += PLAYING;
-            let (position, token, mode, answered) = (next.position, next.token, next.mode, next.answered);
+            let (position, token, mode) = (next.position, next.token, next.mode);
+            let (reentry, answered) = (next.reentry, next.answered);
             if !self.pass(at, position, mode, waiting) {
                 return false;
             }
             if !answered {
-                match self.turn(at, token, mode) {
+                match self.turn(at, token, mode, reentry) {
                     Turn::NotYet => return false,
-                    Turn::Answered => self.answer(at, position, leaving),
+                    Turn::Refused => self.answer(at, position, leaving),
                     Turn::Granted(mode) => {
-                        self.grant(at, token, mode);
+                        self.resources[at].mode = Some(mode);
+                        self.enter(at, token, reentry);
                         self.answer(at, position, leaving);
                         self.answer_others(at, token, waiting, leaving);
                     }
@@ -103,16 +105,10 @@ impl Search {
                 _ => false,
             };
             if !served {
-                let waits = |token| Waits {
-                    position: waiter.position(),
-                    token,
-                    mode: waiter.request.mode,
-                    answered: false,
-                };
                 if let Some(token) = self.meet(&waiter.request.token, waiting) {
                     self.tokens[token].waits += 1;
                     let resource = &mut self.resources[at];
-                    resource.queue.insert(resource.served, waits(token));
+                    resource.queue.insert(resource.served, Waits::new(token, waiter));
                 }
                 return false;
             }
@@ -121,20 +117,23 @@ impl Search {
         true
     }
 
-    fn turn(&self, at: usize, token: usize, asked: Mode) -> Turn {
+    fn turn(&self, at: usize, token: usize, asked: Mode, reentry: Reentry) -> Turn {
         let resource = &self.resources[at];
         let holders = resource.holders.len();
         let room = holders < self.most_holders;
-        if resource.holders.contains(&token) {
-            return match (resource.mode, asked) {
-                (Some(Mode::Shared), Mode::Exclusive) if holders == 1 => Turn::Granted(Mode::Exclusive),
-                (Some(Mode::Shared), Mode::Exclusive) => Turn::NotYet,
-                _ => Turn::Answered,
+        if let (Some(count), Some(held_as)) = (resource.holders.get(&token), resource.mode) {
+            return match (held_as, asked) {
+                (Mode::Shared, Mode::Exclusive) if holders > 1 => Turn::NotYet,
+                // What cannot be counted once more is refused: a sharer stays one.
+                _ if reentry.count(Some(*count)).is_none() => Turn::Refused,
+                (Mode::Shared, Mode::Exclusive) => Turn::Granted(asked),
+                _ if asks_no_more(held_as, asked) => Turn::Granted(held_as),
+                _ => Turn::Refused,
             };
         }
         match (resource.mode, asked) {
             // Whoever had a permit last still has it when the next one is looked at.
-            (Some(Mode::Permits(n)), Mode::Permits(asked)) if n != asked => Turn::Answered,
+            (Some(Mode::Permits(n)), Mode::Permits(asked)) if n != asked => Turn::Refused,
             (Some(Mode::Permits(n)), Mode::Permits(_)) if holders < n.get() as usize && room => {
                 Turn::Granted(asked)
             }
@@ -144,10 +143,11 @@ impl Search {
         }
     }
 
-    fn grant(&mut self, at: usize, token: usize, mode: Mode) {
-        let resource = &mut self.resources[at];
-        resource.mode = Some(mode);
-        if resource.holders.insert(token) {
+    /// Counts once more what the token holds there, if it can.
+    fn enter(&mut self, at: usize, token: usize, reentry: Reentry) {
+        let holders = &mut self.resources[at].holders;
+        let Some(count) = reentry.count(holders.get(&token).copied()) else { return };
+        if holders.insert(token, count).is_none() {
             self.tokens[token].holds.push(at);
         }
     }
@@ -166,11 +166,8 @@ impl Search {
                 continue;
             };
             let waits = &resource.queue[index];
-            let asks_no_more = match (resource.mode, waits.mode) {
-                (Some(Mode::Exclusive), Mode::Shared) => true,
-                (held_as, asked) => held_as == Some(asked),
-            };
-            if asks_no_more && !waits.answered {
+            if !waits.answered && resource.mode.is_some_and(|held_as| asks_no_more(held_as, waits.mode)) {
+                self.enter(at, token, waits.reentry);
                 self.answer(at, position, leaving);
             }
         }
@@ -191,4 +188,9 @@ impl Search {
         let newcomer = |waits: &&Waits| waits.token == START && waits.position.1.0 == u64::MAX;
         self.resources[WANTED].queue.iter().rev().find(newcomer).is_some_and(|waits| waits.answered)
     }
+}
+
+/// Whether who holds in one mode has what it asks for in another.
+fn asks_no_more(held_as: Mode, asked: Mode) -> bool {
+    held_as == asked || (held_as, asked) == (Mode::Exclusive, Mode::Shared)
 }

@@ -1,8 +1,8 @@
 //! How holds begin, change and end.
 
-use std::num::{NonZeroU32, NonZeroU64};
+use std::num::NonZeroU64;
 
-use dlock_protocol::{ClientId, Fence, Instant, LockRequestRef, MAX_COUNT, Mode, Reentry, TokenRef};
+use dlock_protocol::{ClientId, Fence, Instant, LockRequestRef, Mode, TokenRef};
 
 use super::Turn;
 use crate::lock::{Ephemeral, Extras, Fit, GrantedTo, Hold, Holding};
@@ -40,10 +40,7 @@ impl Turn<'_> {
     pub(super) fn grant(&mut self, request: &LockRequestRef<'_>, client: ClientId) -> Result<Fence, Refusal> {
         let token = request.token.to_owned();
         let fence = self.fences.issue(self.now).ok_or(Refusal::FencesUsedUp)?;
-        let count = match request.reentry {
-            Reentry::Keep | Reentry::OneMore => NonZeroU32::MIN,
-            Reentry::AtLeast(n) => n,
-        };
+        let count = request.reentry.count(None).ok_or(Refusal::CountFull)?;
         let ephemeral = if request.ephemeral { Ephemeral::Bound(client) } else { Ephemeral::No };
         let extras = has_extras(request)
             .then(|| Box::new(Extras { ephemeral, delay: request.delay, label: request.label.to_owned() }));
@@ -70,12 +67,7 @@ impl Turn<'_> {
         let step = &mut *self.step;
         let renewed = self.lock.change(request.token.as_bytes(), self.now, |hold| {
             let before = (hold.count, hold.deadline);
-            hold.count = match request.reentry {
-                Reentry::Keep => hold.count,
-                Reentry::OneMore if hold.count.get() >= MAX_COUNT => return Err(Refusal::CountFull),
-                Reentry::OneMore => hold.count.saturating_add(1),
-                Reentry::AtLeast(n) => hold.count.max(n),
-            };
+            hold.count = request.reentry.count(Some(hold.count)).ok_or(Refusal::CountFull)?;
             let extended = deadline > hold.deadline;
             if extended {
                 (hold.deadline, hold.ttl) = (deadline, request.ttl);

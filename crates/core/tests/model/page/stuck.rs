@@ -19,8 +19,6 @@ impl Page {
         page.waiters.iter_mut().for_each(|waiter| waiter.until = None);
         let held: Vec<_> = page.holds.iter().filter(|hold| !is_over(&page, hold.end)).cloned().collect();
         page.holds = held;
-        // That a count of two billion can rise no further is more than the search looks at.
-        page.holds.iter_mut().for_each(|hold| hold.count = 1);
         page.delays.clear();
         (0..KEYS).for_each(|key| page.serve(key));
         while page.waits(waiter) {
