@@ -15,6 +15,8 @@ pub struct Figures {
     episodes: usize,
     asked: usize,
     grants: usize,
+    /// Of positions without a connection.
+    found_granted: usize,
     releases: usize,
     hung_up: usize,
     errors: BTreeMap<String, usize>,
@@ -40,6 +42,7 @@ impl Figures {
             episodes: 1,
             asked: sum(&|worker| worker.holds.len()),
             grants: sum(&|worker| worker.granted),
+            found_granted: sum(&|worker| worker.found_granted),
             releases: sum(&|worker| worker.released),
             hung_up: sum(&|worker| worker.hung_up),
             errors,
@@ -61,6 +64,7 @@ impl Figures {
         self.episodes += other.episodes;
         self.asked += other.asked;
         self.grants += other.grants;
+        self.found_granted += other.found_granted;
         self.releases += other.releases;
         self.hung_up += other.hung_up;
         self.looks += other.looks;
@@ -76,8 +80,12 @@ impl Figures {
 
     /// A test that passes because nothing happened is none.
     pub fn assert_everything_happened(&self) {
-        let Figures { grants, releases, hung_up, waiting, .. } = self;
-        assert!([grants, releases, hung_up, waiting].iter().all(|count| **count > 0), "{}", self.text());
+        let Figures { grants, found_granted, releases, hung_up, waiting, .. } = self;
+        assert!(
+            [grants, found_granted, releases, hung_up, waiting].iter().all(|count| **count > 0),
+            "{}",
+            self.text()
+        );
     }
 
     /// One line on a terminal, written again and again; elsewhere a line each ten minutes.
@@ -105,10 +113,11 @@ impl Figures {
     }
 
     fn text(&self) -> String {
-        let Figures { episodes, asked, grants, releases, hung_up, errors, .. } = self;
+        let Figures { episodes, asked, grants, found_granted, releases, hung_up, errors, .. } = self;
         let Figures { looks, waiting, longest_queue, breaks, cancelled, disturbed, .. } = self;
         format!(
-            "{episodes} episodes, {asked} acquisitions, {grants} grants, {releases} releases, {hung_up} hang-ups, \
+            "{episodes} episodes, {asked} acquisitions, {grants} grants ({found_granted} without a \
+             connection), {releases} releases, {hung_up} hang-ups, \
              {looks} looks that saw {waiting} waiting, at most {longest_queue} at once, {breaks} breaks, {cancelled} \
              cancelled, {disturbed} disturbances, refusals {errors:?}"
         )

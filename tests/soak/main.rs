@@ -25,7 +25,16 @@ fn plan() -> Plan {
     Plan {
         options: vec!["", "", "EPHEMERAL", "DELAY 30", "DEPTH 2", "REENTRANT LABEL soak"],
         batch: 6,
-        waits: vec!["", "", "BLOCK 0", "BLOCK 20", "BLOCK 1000"],
+        waits: vec![
+            "",
+            "",
+            "BLOCK 0",
+            "BLOCK 20",
+            "BLOCK 1000",
+            "QUEUE 100 NOTIFY channel x",
+            "QUEUE 5000",
+            "BLOCK 20 QUEUE 5000",
+        ],
         timeout: Duration::from_secs(120),
         rest: 25,
         hangs_up: 100,
@@ -84,7 +93,7 @@ fn run(server: &Server, clock: Clock, random: &mut Random, time: Duration) -> Fi
     }
     // A request whose client hung up may have been carried out after all.
     until("no lock is held and nobody waits", || {
-        ["dlock_held", "dlock_holders", "dlock_waiting", "blocked_clients"]
+        ["dlock_held", "dlock_holders", "dlock_waiting", "dlock_queued", "blocked_clients"]
             .iter()
             .all(|field| server.info(field) == "0")
     });

@@ -21,8 +21,11 @@ pub struct Worker<'a> {
     mine: Vec<usize>,
     /// Granted after a wait that was longer than the lease, so that it may be over: to be made sure of.
     unsure: Vec<usize>,
-    /// Acquisitions and releases of which it does not know whether they were carried out.
+    /// Acquisitions and releases of which it does not know whether they were carried out, and positions of
+    /// which it does not know whether they have been granted.
     unknown: Vec<usize>,
+    /// Those positions.
+    queued: Vec<usize>,
     /// Holds that end with its connection.
     bound: Vec<usize>,
     /// Counted by their error word.
@@ -30,6 +33,8 @@ pub struct Worker<'a> {
     /// Holds it relied on and was told that it has not.
     pub denied: Vec<String>,
     pub granted: usize,
+    /// Of those, positions that were granted while nobody waited beside them.
+    pub found_granted: usize,
     /// Holds that it ended.
     pub released: usize,
     /// Connections that it ended before it was answered.
@@ -39,6 +44,8 @@ pub struct Worker<'a> {
 /// What a command is for.
 enum Intent {
     Acquire(usize, u64, Vec<&'static str>),
+    /// Whether a position has been granted. ACQUIRE would join anew where that was and has expired.
+    Ask(usize),
     Extend(usize, u64),
     Release(usize),
 }
@@ -46,7 +53,7 @@ enum Intent {
 impl Intent {
     fn hold(&self) -> usize {
         match self {
-            Intent::Acquire(at, ..) | Intent::Extend(at, _) | Intent::Release(at) => *at,
+            Intent::Acquire(at, ..) | Intent::Ask(at) | Intent::Extend(at, _) | Intent::Release(at) => *at,
         }
     }
 }
@@ -63,10 +70,12 @@ impl<'a> Worker<'a> {
             mine: Vec::new(),
             unsure: Vec::new(),
             unknown: Vec::new(),
+            queued: Vec::new(),
             bound: Vec::new(),
             errors: BTreeMap::new(),
             denied: Vec::new(),
             granted: 0,
+            found_granted: 0,
             released: 0,
             hung_up: 0,
         }
@@ -147,6 +156,11 @@ impl<'a> Worker<'a> {
         if let Some(at) = self.unsure.pop() {
             return Intent::Extend(at, lease);
         }
+        let queued: Vec<usize> = self.queued.iter().copied().filter(|at| !taken(*at)).collect();
+        if !queued.is_empty() && self.random.once_in(2) {
+            let at = *self.random.of(&queued);
+            return if self.random.once_in(6) { Intent::Release(at) } else { Intent::Ask(at) };
+        }
         match self.random.below(10) {
             0..3 if !mine.is_empty() => Intent::Release(*self.random.of(&mine)),
             3..5 if !mine.is_empty() => Intent::Extend(*self.random.of(&mine), lease),
@@ -171,6 +185,8 @@ impl<'a> Worker<'a> {
                 };
                 format!("DLOCK.ACQUIRE {key} {token} {lease} {mode} {}", options.join(" "))
             }
+            // Nothing is confirmed: every fence is greater.
+            Intent::Ask(_) => format!("DLOCK.CONFIRM {key} {token} 1 1"),
             Intent::Extend(_, lease) => format!("DLOCK.EXTEND {key} {token} {lease}"),
             Intent::Release(_) => format!("DLOCK.RELEASE {key} {token} ALL"),
         };
@@ -214,10 +230,12 @@ impl<'a> Worker<'a> {
                 hold.asked = now;
                 return self.unknown.push(intent.hold());
             }
+            Intent::Ask(_) => return,
             Intent::Extend(_, lease) => now + lease * 1000,
             Intent::Release(at) => {
                 self.mine.retain(|other| other != at);
                 self.unknown.retain(|other| other != at);
+                self.queued.retain(|other| other != at);
                 self.unknown.push(*at);
                 now
             }
@@ -242,6 +260,12 @@ impl<'a> Worker<'a> {
         let hold = &mut self.holds[at];
         match intent {
             Intent::Acquire(_, lease, options) => {
+                if options.contains(&"EPHEMERAL") {
+                    self.bound.push(at);
+                }
+                if answer.is_nil() && options.iter().any(|option| option.contains("QUEUE")) {
+                    return self.queued.push(at);
+                }
                 self.unknown.retain(|other| *other != at);
                 let Value::Int(fence) = answer else {
                     hold.gone = Some(now);
@@ -255,9 +279,16 @@ impl<'a> Worker<'a> {
                     self.unsure.push(at)
                 };
                 self.granted += 1;
-                if options.contains(&"EPHEMERAL") {
-                    self.bound.push(at);
-                }
+            }
+            Intent::Ask(_) => {
+                let Value::Int(fence) = answer else { return };
+                // It relies on it from when it has claimed it on.
+                hold.grant = Some(Grant { fence: *fence, at: now, until: sent });
+                self.queued.retain(|other| *other != at);
+                self.unknown.retain(|other| *other != at);
+                self.unsure.push(at);
+                self.granted += 1;
+                self.found_granted += 1;
             }
             Intent::Extend(_, lease) => {
                 let Some(grant) = &mut hold.grant else { return };
