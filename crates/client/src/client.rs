@@ -125,7 +125,10 @@ impl Client {
     /// For operators: ends every hold of the resource on every master that can be reached, whatever the
     /// token. Returns how many holds each master ended.
     pub async fn break_holds(&self, resource: impl AsRef<[u8]>) -> Vec<Inspected<u64>> {
-        self.ask_all(request::break_holds(resource.as_ref()), reading::number).await
+        let broken = self.ask_all(request::break_holds(resource.as_ref()), reading::number).await;
+        // The servers do not push what this client did itself.
+        self.service.watched.notify(resource.as_ref());
+        broken
     }
 
     /// The members that were reached but cannot take part, and why: no module, no permission, the same server

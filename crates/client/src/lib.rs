@@ -78,6 +78,7 @@ pub mod quorum;
 mod reading;
 mod request;
 mod service;
+mod watch;
 
 pub use acquire::all::AcquireAll;
 pub use acquire::{Acquire, Wait};

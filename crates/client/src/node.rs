@@ -26,6 +26,7 @@ use crate::clock::now;
 use crate::error::NodeState;
 use crate::lease::Instant;
 use crate::quorum::{Failure, Member, Vote};
+use crate::watch::Watched;
 
 /// The first pause after a failed connection; pauses grow up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -51,6 +52,7 @@ pub(crate) struct Node {
     /// Formerly exclusive connections, with nothing under way on them.
     idle: Mutex<Vec<Connection>>,
     background: Arc<Background>,
+    watched: Arc<Watched>,
 }
 
 /// The connection that is shared by all requests that do not block.
@@ -128,10 +130,11 @@ impl Node {
         limit: Duration,
         member_list: Arc<MemberList>,
         background: Arc<Background>,
+        watched: Arc<Watched>,
     ) -> Arc<Node> {
         let (name, redis, link) = (address.name, address.redis, Mutex::new(Link::None));
         let (run_id, idle) = (Mutex::default(), Mutex::default());
-        Arc::new(Node { name, member, redis, limit, member_list, link, run_id, idle, background })
+        Arc::new(Node { name, member, redis, limit, member_list, link, run_id, idle, background, watched })
     }
 
     /// The shared connection, opened if necessary. Fails at once while the last failure is recent.
@@ -254,7 +257,7 @@ impl Node {
 
     async fn open(&self) -> Result<Connection, ConnectError> {
         let limit = self.connection_limit();
-        let opened = timeout(limit, Connection::open(&self.redis)).await;
+        let opened = timeout(limit, Connection::open(&self.redis, self.watched.clone())).await;
         let connection =
             opened.unwrap_or_else(|_| Err(ConnectError::down(format!("no connection within {limit:?}"))))?;
         self.member_list.check(self.member, &connection)?;

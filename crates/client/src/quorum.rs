@@ -70,6 +70,11 @@ impl Quorum {
         }
     }
 
+    /// Whether a hold is lost that so many masters do not hold.
+    pub fn is_lost(self, not_held: usize) -> bool {
+        !self.possible_without(not_held)
+    }
+
     /// Whether a majority is possible when `unavailable` masters do not vote.
     fn possible_without(self, unavailable: usize) -> bool {
         usize::from(self.members).saturating_sub(unavailable) >= self.majority()

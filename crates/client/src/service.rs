@@ -18,6 +18,7 @@ use crate::lease::Lease;
 use crate::node::{Address, Channel, ConnectError, MemberList, Node};
 use crate::options::{ClientBuilder, Retry};
 use crate::quorum::{Member, Quorum, Refusal, Vote};
+use crate::watch::Watched;
 use crate::{reading, request};
 
 /// The lock service as a client knows it.
@@ -29,6 +30,7 @@ pub(crate) struct Service {
     pub(crate) contended: Contended,
     drift: Option<Duration>,
     pub(crate) background: Arc<Background>,
+    pub(crate) watched: Arc<Watched>,
     cleanup: TaskTracker,
 }
 
@@ -55,10 +57,11 @@ impl Service {
         }
         let member_list = MemberList::new(addresses.iter().map(|address| address.name.clone()));
         let background = Background::start().map_err(|why| BuildError::Thread(why.to_string()))?;
+        let watched = Arc::<Watched>::default();
         let nodes = quorum.members().zip(addresses);
         let nodes = nodes.map(|(member, address)| {
             let (member_list, background) = (member_list.clone(), background.clone());
-            Node::new(member, address, limit, member_list, background)
+            Node::new(member, address, limit, member_list, background, watched.clone())
         });
         let nodes = nodes.collect();
         let cleanup = TaskTracker::new();
@@ -66,7 +69,7 @@ impl Service {
         cleanup.close();
         let (retry, drift) = (options.retry, options.drift);
         let contended = Contended::default();
-        let service = Service { nodes, quorum, retry, contended, drift, background, cleanup };
+        let service = Service { nodes, quorum, retry, contended, drift, background, watched, cleanup };
         service.first_connections().await?;
         Ok(Arc::new(service))
     }

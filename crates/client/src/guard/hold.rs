@@ -1,6 +1,7 @@
 //! The hold behind its guards: its validity, and how it is extended, lost and released.
 
 use dlock_protocol::Mode;
+use futures_util::future::join_all;
 use futures_util::{FutureExt, StreamExt};
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,8 +18,12 @@ use crate::guard::extend::{PendingCalls, extend};
 use crate::guard::release::Releases;
 use crate::lease::{Instant, Lease};
 use crate::quorum::{Extension, Fence};
+use crate::reading;
 use crate::request::{self, LockRequest};
 use crate::service::{Channels, Service};
+
+/// How long after a push a hold is checked: several may come together.
+const CHECK_PAUSE: Duration = Duration::from_millis(25);
 
 /// A hold.
 #[derive(Debug)]
@@ -33,6 +38,8 @@ pub(crate) struct Hold {
     turn: Turn<()>,
     /// Notified when the state changes other than by the renewal.
     pub(crate) changed: Notify,
+    /// Notified when somebody else may have changed it on a master.
+    watched: Arc<Notify>,
     pub(crate) lost: CancellationToken,
     /// Cancelled when it has been given back, or left to its lease.
     pub(crate) ended: CancellationToken,
@@ -55,6 +62,7 @@ impl Hold {
         let NewHold { acquired, request, channels, calls, next_queue: _ } = new;
         let pending = calls.into_iter().map(|call| call.map(drop).boxed()).collect();
         let state = State { lease, valid_until: acquired.valid_until, loss: None };
+        let watched = service.watched.add(&request.resource);
         Arc::new(Hold {
             service,
             request,
@@ -64,6 +72,7 @@ impl Hold {
             state: Mutex::new(state),
             turn: Turn::new(()),
             changed: Notify::new(),
+            watched,
             lost: CancellationToken::new(),
             ended: CancellationToken::new(),
             given_back: AtomicBool::new(false),
@@ -90,6 +99,34 @@ impl Hold {
                 return why;
             }
             self.lost.cancelled().await;
+        }
+    }
+
+    /// Waits until so many masters say that they do not hold it that no majority can. Never returns for a shared
+    /// hold: each of many sharers would ask whenever another one renews.
+    pub(crate) async fn gone(&self) -> Report {
+        if self.request.mode != Mode::Exclusive {
+            return std::future::pending().await;
+        }
+        let question = &request::holds(&self.request.resource, &self.request.token);
+        loop {
+            // Holds that are as short as this ask nothing.
+            sleep(CHECK_PAUSE).await;
+            let asked = self.channels.iter().map(|channel| async move {
+                // Asked, the master tracks the key for this connection.
+                let answer = channel.ask(question, None, channel.node.limit).await;
+                match answer.found(reading::number) {
+                    Ok(0) => NodeState::NotHeld,
+                    Ok(_) => NodeState::Agreed,
+                    Err(state) => state,
+                }
+            });
+            let states = join_all(asked).await;
+            let not_held = states.iter().filter(|state| **state == NodeState::NotHeld).count();
+            if self.service.quorum.is_lost(not_held) {
+                return self.service.report_of(states);
+            }
+            self.watched.notified().await;
         }
     }
 
@@ -146,6 +183,8 @@ impl Hold {
             return Err(ExtendError::Lost(self.unheard()));
         }
         (state.lease, state.valid_until) = (lease, valid_until);
+        // Each write ends the tracking of the key.
+        self.watched.notify_one();
         Ok(valid_until)
     }
 
@@ -207,5 +246,11 @@ impl Hold {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.service.watched.remove(&self.request.resource, &self.watched);
     }
 }

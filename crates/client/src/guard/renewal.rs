@@ -30,6 +30,7 @@ pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal) {
         () = hold.ended.cancelled() => {}
         () = hold.drive_pending() => {}
         () = hold.disconnected() => hold.lose(Lost::Disconnected),
+        report = hold.gone() => hold.lose(Lost::TakenAway(report)),
         why = renew_lease(&hold, renewal) => hold.lose(why),
     }
 }

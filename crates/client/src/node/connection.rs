@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::ConnectError;
 use super::reply::{text, without_arguments};
+use crate::watch::Watched;
 
 /// After this many late answers in a row a connection is suspect: a new one may reach the master where this
 /// one hangs.
@@ -32,15 +33,19 @@ struct Life {
 }
 
 impl Connection {
-    pub(super) async fn open(redis: &redis::Client) -> Result<Connection, ConnectError> {
+    pub(super) async fn open(
+        redis: &redis::Client,
+        watched: Arc<Watched>,
+    ) -> Result<Connection, ConnectError> {
         let closed = CancellationToken::new();
         // Dropped with the receiver of push messages, however the connection ends.
         let end = closed.clone().drop_guard();
         let config = redis::AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
-            .set_push_sender(move |_message| {
+            .set_push_sender(move |push: redis::PushInfo| {
                 let _ = &end;
+                watched.pushed(&push);
                 Ok::<(), redis::aio::SendError>(())
             });
         let opened = redis.get_multiplexed_async_connection_with_config(&config).await;
@@ -98,17 +103,19 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// Asks for the server's run id, and whether it has the module.
+/// Asks for the server's run id, whether it has the module, and to be told of changes by others.
 async fn identify(
     redis: &mut MultiplexedConnection,
     password: Option<&str>,
 ) -> Result<Result<Arc<str>, Arc<str>>, ConnectError> {
     let mut questions = redis::pipe();
     questions.cmd("INFO").arg("server").cmd(table::TOKEN.name);
-    let answers = redis.send_packed_commands(&questions, 0, 2).await;
+    // A user may lack the permission: then the renewals notice a hold that is gone.
+    questions.cmd("CLIENT").arg("TRACKING").arg("ON").arg("NOLOOP");
+    let answers = redis.send_packed_commands(&questions, 0, 3).await;
     let answers = answers.map_err(|why| connect_error(why, password))?;
-    let [info, token] =
-        <[Value; 2]>::try_from(answers).map_err(|_| ConnectError::error("unexpected number of answers"))?;
+    let [info, token, _tracking] =
+        <[Value; 3]>::try_from(answers).map_err(|_| ConnectError::error("unexpected number of answers"))?;
     // A user may lack the permission for DLOCK.TOKEN, but the server reports an unknown command first.
     if let Value::ServerError(error) = token
         && Class::of(&text(&error)) == Class::NoModule

@@ -214,6 +214,45 @@ fn a_hold_that_is_broken_is_lost() {
     });
 }
 
+/// The lease lasts ten minutes: it is the servers' pushes that tell.
+#[test]
+fn a_hold_that_is_taken_away_is_noticed_at_once_whether_it_is_renewed_or_not() {
+    each_kind(async |kind| {
+        for renews in [true, false] {
+            for (count, taken) in [(1, 1), (3, 2)] {
+                let servers = masters(kind, count);
+                let client = client(&servers).await;
+                let ways = ["DLOCK.BREAK r", "DEL r", "FLUSHALL", "PEXPIRE r 1", "RENAME r other"];
+                for way in ways {
+                    let ttl = Duration::from_secs(600);
+                    let guard = client.lock("r").ttl(ttl).renew(renews).acquire().await.expect("it is free");
+                    until_held_everywhere(&servers, "r");
+                    // Each extension ends the tracking, and it begins anew.
+                    guard.extend(ttl).await.expect("it is held");
+                    for server in &servers[..taken] {
+                        server.connect().ok(way);
+                    }
+                    let why = guard.lost().await;
+                    assert!(matches!(why, Lost::TakenAway(_)), "{way}: {why:?}");
+                    servers.iter().for_each(|server| assert_eq!(server.connect().ok("FLUSHALL"), "OK"));
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn what_the_same_client_breaks_is_noticed_too() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 3);
+        let client = client(&servers).await;
+        let guard = client.lock("r").ttl(Duration::from_secs(600)).acquire().await.expect("it is free");
+        until_held_everywhere(&servers, "r");
+        client.break_holds("r").await;
+        assert!(matches!(guard.lost().await, Lost::TakenAway(_)));
+    });
+}
+
 /// A connection may take four times as long as an answer, which nobody waits for who has a majority.
 #[test]
 fn a_member_that_is_silent_from_the_start_costs_the_time_of_one_answer() {

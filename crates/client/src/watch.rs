@@ -1,0 +1,52 @@
+//! What the servers push about resources that this client holds: each connection tracks the keys that were read
+//! over it, and tells when somebody else has changed one (CLIENT TRACKING).
+
+use redis::{PushInfo, PushKind, Value};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
+
+/// The resources that are held, each with what to notify when it may have changed.
+#[derive(Debug, Default)]
+pub(crate) struct Watched(Mutex<HashMap<Vec<u8>, Arc<Notify>>>);
+
+impl Watched {
+    /// A new hold takes the place of an earlier one, which has ended.
+    pub(crate) fn add(&self, resource: &[u8]) -> Arc<Notify> {
+        let changed = Arc::new(Notify::new());
+        self.all().insert(resource.to_vec(), changed.clone());
+        changed
+    }
+
+    pub(crate) fn remove(&self, resource: &[u8], changed: &Arc<Notify>) {
+        let mut all = self.all();
+        if all.get(resource).is_some_and(|current| Arc::ptr_eq(current, changed)) {
+            all.remove(resource);
+        }
+    }
+
+    pub(crate) fn notify(&self, resource: &[u8]) {
+        self.all().get(resource).iter().for_each(|changed| changed.notify_one());
+    }
+
+    pub(crate) fn pushed(&self, push: &PushInfo) {
+        if push.kind != PushKind::Invalidate {
+            return;
+        }
+        match push.data.as_slice() {
+            [Value::Array(keys)] => {
+                for key in keys {
+                    if let Value::BulkString(key) = key {
+                        self.notify(key);
+                    }
+                }
+            }
+            // Null: all keys, by a flush.
+            _ => self.all().values().for_each(|changed| changed.notify_one()),
+        }
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Arc<Notify>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
