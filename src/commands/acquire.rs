@@ -94,7 +94,7 @@ fn queued(
         return Err(Misuse::Range("QUEUE ms", 1, longest.millis()).into());
     }
     if m.with(|s| s.guarding) && !ctx.calls_run_as_user() {
-        return Err(Error::NoConnection.into());
+        return Err(Error::NotGuarded.into());
     }
     let user = ctx.user_name();
     let channel = queue.notify.map(NotifyRef::channel);

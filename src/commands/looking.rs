@@ -115,7 +115,7 @@ impl Command for Waiters {
         }
         let (name, now) = (Name::new(ctx.db(), parsed.key), clock::now());
         let show = shown_to(m, ctx, args);
-        let most = parsed.count.map_or(usize::MAX, |n| n.get() as usize);
+        let most = parsed.count.map_or(command::Inspect::SHOWN, |n| n.get() as usize);
         // A copy, for to reply is to call the server.
         let queue: Vec<Waiter> = m.with(|s| s.waiting.queue(&name).take(most).cloned().collect());
         let waiting = |waiter| waiting(waiter, now, show);

@@ -128,7 +128,7 @@ command! {
 command! {
     /// `DLOCK.WAITERS key [COUNT n]`
     Waiters = WAITERS |args| {
-        /// None for all of them.
+        /// The most waiters that are shown; None: [`Inspect::SHOWN`].
         count: Option<NonZeroU32> = args.most()? => most(count),
     }
 }

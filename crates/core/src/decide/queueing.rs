@@ -5,7 +5,7 @@ use dlock_protocol::{Deadline, Delay, LockRequestRef, Mode};
 use super::{Acquired, Turn, serving};
 use crate::deliveries::Lost;
 use crate::queue::{Queued, WaiterId};
-use crate::step::{End, Granted, Outcome};
+use crate::step::{End, Granted, Outcome, Refusal};
 
 impl Turn<'_> {
     /// As [`Turn::acquire`], by a token that is to have a position of its own in the queue until then. The
@@ -22,9 +22,12 @@ impl Turn<'_> {
             }
         }
         let acquired = self.acquire(request, queued.client);
-        if let Acquired::NotNow(_) | Acquired::Grace = acquired
-            && let Some(id) = id.filter(|id| self.waiting.get(*id).is_some())
-        {
+        // Another number of permits is an error for those who come, and for a waiter when its turn comes.
+        let not_yet = matches!(
+            acquired,
+            Acquired::NotNow(_) | Acquired::Grace | Acquired::Refused(Refusal::OtherPermits(_))
+        );
+        if not_yet && let Some(id) = id.filter(|id| self.waiting.get(*id).is_some()) {
             self.waiting.keep(id, request, queued, until);
             return Acquired::Queued(id);
         }

@@ -41,7 +41,7 @@ docs! {
         "Returns the holders (n of them, or 1000) and how many wait, as a map; null if there are none",
         "O(log H + n) with H holders, n of them shown";
     WAITERS: "DLOCK.WAITERS" "key [COUNT n]",
-        "Returns the wait queue, head first",
+        "Returns the wait queue, head first (n waiters, or 1000)",
         "O(n) with n waiters shown";
     CANCEL: "DLOCK.CANCEL" "key token | key CLIENT id",
         "Removes waiters from the queue, whose ACQUIRE returns null; returns how many",

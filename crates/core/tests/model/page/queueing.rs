@@ -14,7 +14,11 @@ impl Page {
             }
         }
         let upgrades = match self.turn(asked.key, |page| page.try_acquire(&asked)) {
-            Ok(Answer::Grace) if self.position(&asked).is_some() => false,
+            Ok(Answer::Grace | Answer::Refused(Refusal::OtherPermits(_)))
+                if self.position(&asked).is_some() =>
+            {
+                false
+            }
             Ok(answer) => return answer,
             Err(upgrades) => upgrades,
         };
