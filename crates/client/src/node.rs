@@ -60,11 +60,11 @@ pub(crate) struct Node {
 enum Link {
     /// Not opened yet.
     None,
-    /// Being opened, since then, after `last` ended.
+    /// Being opened, since then; `failed` says why the connection before failed, if it did.
     Opening {
         opening: Opening,
         since: Instant,
-        last: Last,
+        failed: Option<ConnectError>,
     },
     Up(Connection),
     /// It failed, and is not retried before `until`.
@@ -73,13 +73,6 @@ enum Link {
         until: Instant,
         backoff: Backoff,
     },
-}
-
-/// What became of the connection before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Last {
-    None,
-    Failed,
 }
 
 type Opening = Shared<BoxFuture<'static, Result<Connection, ConnectError>>>;
@@ -147,8 +140,8 @@ impl Node {
                 // After this long the master is silent, and not every caller waits for it again.
                 Link::Opening { since, .. } if now() >= *since + self.limit => return Err(self.not_yet()),
                 // Nor does anybody wait for one that did not answer before: a majority goes on without it.
-                Link::Opening { last: Last::Failed, .. } if !self.member_list.is_single() => {
-                    return Err(self.not_yet());
+                Link::Opening { failed: Some(why), .. } if !self.member_list.is_single() => {
+                    return Err(why.clone());
                 }
                 Link::Down { backoff, .. } => *backoff,
                 Link::None | Link::Up(_) | Link::Opening { .. } => fresh_backoff(),
@@ -175,7 +168,7 @@ impl Node {
     pub(crate) fn is_missing(&self) -> bool {
         match &*self.link() {
             Link::Up(connection) => !connection.answers(),
-            Link::Opening { since, last, .. } => *last == Last::Failed || now() >= *since + self.limit,
+            Link::Opening { since, failed, .. } => failed.is_some() || now() >= *since + self.limit,
             Link::Down { .. } => true,
             Link::None => false,
         }
@@ -184,8 +177,10 @@ impl Node {
     /// Why there is no connection, if that is known.
     pub(crate) fn connect_error(&self) -> Option<NodeState> {
         match &*self.link() {
-            Link::Down { why, .. } => Some(NodeState::from(&Vote::<()>::Failed(Failure::from(why.clone())))),
-            Link::None | Link::Opening { .. } | Link::Up(_) => None,
+            Link::Down { why, .. } | Link::Opening { failed: Some(why), .. } => {
+                Some(NodeState::from(&Vote::<()>::Failed(Failure::from(why.clone()))))
+            }
+            Link::None | Link::Opening { failed: None, .. } | Link::Up(_) => None,
         }
     }
 
@@ -246,12 +241,11 @@ impl Node {
         });
         let opening = task.map(|opened| opened.unwrap_or_else(|_| Err(gone()))).boxed().shared();
         let failed = match &*link {
-            Link::None => false,
-            Link::Up(connection) => connection.is_open(),
-            Link::Opening { .. } | Link::Down { .. } => true,
+            Link::Down { why, .. } => Some(why.clone()),
+            Link::Up(connection) => connection.is_open().then(|| self.not_yet()),
+            Link::None | Link::Opening { .. } => None,
         };
-        let last = if failed { Last::Failed } else { Last::None };
-        *link = Link::Opening { opening: opening.clone(), since: now(), last };
+        *link = Link::Opening { opening: opening.clone(), since: now(), failed };
         opening
     }
 
