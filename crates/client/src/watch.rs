@@ -1,5 +1,5 @@
-//! What the servers push about resources that this client holds: each connection tracks the keys that were read
-//! over it, and tells when somebody else has changed one (CLIENT TRACKING).
+//! What the servers push about resources that this client holds: each connection tracks the keys that were
+//! read over it, and tells when somebody else has changed one (CLIENT TRACKING).
 
 use redis::{PushInfo, PushKind, Value};
 use std::collections::HashMap;

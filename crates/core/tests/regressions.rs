@@ -185,8 +185,8 @@ fn upgrade_at_the_greatest_count(reentry: Reentry) -> impl FnMut(u8, Token, Mode
     move |key, token, mode| wait(key, token, mode, Reentry::Keep)
 }
 
-/// The search for deadlocks took every upgrade for granted. Token 0 goes on sharing where it is refused, while
-/// token 3 waits for it, and it for token 3.
+/// The search for deadlocks took every upgrade for granted. Token 0 goes on sharing where it is refused,
+/// while token 3 waits for it, and it for token 3.
 #[test]
 fn a_refused_upgrade_keeps_writers_waiting() {
     for (reentry, again) in [(Reentry::OneMore, Answer::Deadlock), (Reentry::Keep, Answer::Waits)] {

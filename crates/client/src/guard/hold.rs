@@ -102,8 +102,8 @@ impl Hold {
         }
     }
 
-    /// Waits until so many masters say that they do not hold it that no majority can. Never returns for a shared
-    /// hold: each of many sharers would ask whenever another one renews.
+    /// Waits until so many masters say that they do not hold it that no majority can. Never returns for a
+    /// shared hold: each of many sharers would ask whenever another one renews.
     pub(crate) async fn gone(&self) -> Report {
         if self.request.mode != Mode::Exclusive {
             return std::future::pending().await;
