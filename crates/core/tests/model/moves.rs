@@ -147,8 +147,11 @@ pub fn moves(page: &Page) -> BoxedStrategy<Move> {
 pub fn waits() -> impl Strategy<Value = Vec<Move>> {
     let two = Mode::Permits(NonZeroU32::new(2).expect("above 0"));
     let mode = select(vec![Mode::Exclusive, Mode::Shared, two, two, two]);
-    let wait = (0..CLIENTS, 0..KEYS, 0..TOKENS, mode).prop_map(|(client, key, token, mode)| {
-        let (ttl, reentry) = (1000, Reentry::Keep);
+    let most = Reentry::AtLeast(NonZeroU32::new(GREATEST_COUNT).expect("above 0"));
+    let reentry = select(vec![Reentry::Keep, Reentry::Keep, Reentry::OneMore, most]);
+    let who = (0..CLIENTS, 0..KEYS, 0..TOKENS);
+    let wait = (who, mode, reentry).prop_map(|((client, key, token), mode, reentry)| {
+        let ttl = 1000;
         Move::Acquire(
             Request { client, key, token, mode, ttl, reentry, ephemeral: false, delay: 0, label: 0 },
             Some(0),
