@@ -106,8 +106,7 @@ impl<T> Schedule<T> {
         self.entries.remove(slot.index())
     }
 
-    /// The slots from this one on, each with what is in it; of a stretch of empty ones perhaps only the
-    /// first.
+    /// The slots from this one on, each with what is in it; of empty ones in a row perhaps only the first.
     pub fn slots(&self, from: u32) -> impl Iterator<Item = (u32, Option<&T>)> {
         self.entries.slots(from)
     }
