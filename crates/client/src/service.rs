@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 
 use crate::acquire::contended::Contended;
@@ -188,6 +189,14 @@ impl Service {
         if work.as_mut().now_or_never().is_none() {
             self.cleanup.spawn_on(work, &self.background.runtime);
         }
+    }
+
+    /// Spawns a task that comes to its end, whoever waits for it.
+    pub(crate) fn finish<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> JoinHandle<T> {
+        self.cleanup.spawn_on(task, &self.background.runtime)
     }
 
     /// Spawns a task that `flush` does not wait for.

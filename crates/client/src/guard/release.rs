@@ -1,8 +1,8 @@
 //! RELEASE on all masters.
 
-use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use redis::Cmd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,14 +41,15 @@ impl Releases {
             votes.push(channel.may_hold().then_some(Vote::Unknown));
             if channel.may_hold() {
                 let (channel, command) = (channel.clone(), command.clone());
-                let call = async move {
+                // Not polled here: its timers must not be those of the user's runtime, which may end first.
+                let call = service.finish(async move {
                     let reply = channel.release(&command).await;
                     if !matches!(reply, Reply::Said(_)) {
                         channel.owe_release(command, until);
                     }
                     (member, reply.released())
-                };
-                calls.push(Box::pin(call) as BoxFuture<'static, _>);
+                });
+                calls.push(call.map(move |told| told.unwrap_or((member, Vote::Unknown))).boxed());
             }
         }
         Releases { service: service.clone(), channels: channels.clone(), calls, votes }
@@ -87,15 +88,6 @@ impl Releases {
 
     fn count(&self, which: impl Fn(&Option<Vote<()>>) -> bool) -> usize {
         self.votes.iter().filter(|vote| which(vote)).count()
-    }
-}
-
-impl Drop for Releases {
-    fn drop(&mut self) {
-        let mut calls = std::mem::take(&mut self.calls);
-        if !calls.is_empty() {
-            self.service.begin(async move { while calls.next().await.is_some() {} });
-        }
     }
 }
 
