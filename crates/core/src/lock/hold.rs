@@ -83,7 +83,8 @@ impl Hold {
     pub fn client(&self) -> Option<ClientId> {
         match self.ephemeral() {
             Ephemeral::Bound(client) => Some(client),
-            Ephemeral::No | Ephemeral::Orphan => self.client.0.map(|id| ClientId(id.get())),
+            Ephemeral::No => self.client.0.map(|id| ClientId(id.get())),
+            Ephemeral::Orphan => None,
         }
     }
     pub fn delay(&self) -> Delay {
