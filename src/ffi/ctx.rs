@@ -180,14 +180,9 @@ impl<'a> Ctx<'a> {
         // SAFETY: the context is valid; the reply is freed at once.
         unsafe {
             let command = c"KEYSLOT".as_ptr();
-            let reply =
-                api!(RedisModule_Call(self.0, c"CLUSTER".as_ptr(), format, command, start, name.len()));
-            if reply.is_null() {
-                return None;
-            }
-            let slot = api!(RedisModule_CallReplyInteger(reply));
-            api!(RedisModule_FreeCallReply(reply));
-            Some(slot)
+            let cluster = c"CLUSTER".as_ptr();
+            let reply = Reply::of(api!(RedisModule_Call(self.0, cluster, format, command, start, name.len())));
+            Some(api!(RedisModule_CallReplyInteger(reply?.0)))
         }
     }
 
@@ -290,6 +285,22 @@ impl Reply {
     /// It came from a call that has just been made; null where the server refused it.
     pub(super) unsafe fn of(reply: *mut rm::RedisModuleCallReply) -> Option<Reply> {
         (!reply.is_null()).then(|| Reply(reply))
+    }
+
+    /// Whether the command ran and has said nothing at all.
+    pub(super) fn is_empty(&self) -> bool {
+        self.is_of_type(rm::REDISMODULE_REPLY_UNKNOWN as c_int)
+    }
+
+    /// The error, with its word.
+    pub(super) fn error(&self) -> Option<String> {
+        self.is_of_type(rm::REDISMODULE_REPLY_ERROR as c_int)
+            .then(|| String::from_utf8_lossy(self.bytes(None).unwrap_or_default()).into_owned())
+    }
+
+    fn is_of_type(&self, kind: c_int) -> bool {
+        // SAFETY: the reply is valid.
+        unsafe { api!(RedisModule_CallReplyType(self.0)) == kind }
     }
 
     /// Its bytes, or those of an element of it; None where that is no text.

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_int};
 
 use nix::errno::Errno;
 
-use super::ctx::Ctx;
+use super::ctx::{Ctx, Reply};
 use super::docs::KeyUse;
 use super::key::WrongType;
 use super::name::KeyName;
@@ -119,7 +119,7 @@ impl Ctx<'_> {
             }
             let (name, arguments) = (name.as_ptr().cast(), rest.as_ptr());
             let call = api!(RedisModule_Call(self.0, name, format.as_ptr(), arguments, rest.len()));
-            let reply = Answer(call);
+            let reply = Reply::of(call).ok_or_else(|| Refused::Error(refused()))?;
             let error = if reply.is_empty() { Some(self.left_behind()) } else { reply.error() };
             match error {
                 Some(text) => Err(Refused::of(text)),
@@ -136,8 +136,9 @@ impl Ctx<'_> {
     /// reply, whoever makes it: so it is fetched at once.
     fn left_behind(self) -> String {
         // SAFETY: the context is valid; the reply is freed at once.
-        let next = unsafe { Answer(api!(RedisModule_Call(self.0, c"PING".as_ptr(), c"".as_ptr()))) };
-        next.error().unwrap_or_else(|| "ERR the server does not say what came of the command".into())
+        let next = unsafe { Reply::of(api!(RedisModule_Call(self.0, c"PING".as_ptr(), c"".as_ptr()))) };
+        next.and_then(|reply| reply.error())
+            .unwrap_or_else(|| "ERR the server does not say what came of the command".into())
     }
 
     /// `SET key number`, replicated too.
@@ -146,9 +147,9 @@ impl Ctx<'_> {
         // SAFETY: the context and the key are valid; the reply is freed at once.
         let reply = unsafe {
             let number = number as std::ffi::c_longlong;
-            Answer(api!(RedisModule_Call(self.0, c"SET".as_ptr(), format.as_ptr(), key.0, number)))
+            Reply::of(api!(RedisModule_Call(self.0, c"SET".as_ptr(), format.as_ptr(), key.0, number)))
         };
-        reply.error().map_or(Ok(()), Err)
+        reply.ok_or_else(refused)?.error().map_or(Ok(()), Err)
     }
 
     /// Reads a key that holds a plain string; None where there is no key.
@@ -185,42 +186,9 @@ impl Ctx<'_> {
     }
 }
 
-/// What a call came to; null where the server did not know how to.
-struct Answer(*mut rm::RedisModuleCallReply);
-
-impl Answer {
-    /// Whether the command ran and has said nothing at all.
-    fn is_empty(&self) -> bool {
-        // SAFETY: the reply is valid.
-        !self.0.is_null()
-            && unsafe { api!(RedisModule_CallReplyType(self.0)) == rm::REDISMODULE_REPLY_UNKNOWN as c_int }
-    }
-
-    /// The error, with its word.
-    fn error(&self) -> Option<String> {
-        if self.0.is_null() {
-            return Some(format!("ERR the server refuses the call: {}", Errno::last().desc()));
-        }
-        let mut len = 0;
-        // SAFETY: the reply is valid, and its text is copied.
-        unsafe {
-            if api!(RedisModule_CallReplyType(self.0)) != rm::REDISMODULE_REPLY_ERROR as c_int {
-                return None;
-            }
-            let start = api!(RedisModule_CallReplyStringPtr(self.0, &mut len)).cast::<u8>();
-            let text = if start.is_null() { &[] } else { std::slice::from_raw_parts(start, len) };
-            Some(String::from_utf8_lossy(text).into_owned())
-        }
-    }
-}
-
-impl Drop for Answer {
-    fn drop(&mut self) {
-        if !self.0.is_null() {
-            // SAFETY: ours, and freed once.
-            unsafe { api!(RedisModule_FreeCallReply(self.0)) };
-        }
-    }
+/// What is said of a call without a reply.
+fn refused() -> String {
+    format!("ERR the server refuses the call: {}", Errno::last().desc())
 }
 
 impl Refused {

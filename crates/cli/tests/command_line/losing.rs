@@ -148,8 +148,8 @@ fn a_minority_that_is_killed_or_stopped_is_not_even_noticed() {
     });
 }
 
-/// The command was done before it could be ended, and yet it was not alone all the time. The release tells, if
-/// the server's push has not done so before.
+/// The command was done before it could be ended, and yet it was not alone all the time. The release tells,
+/// if the server's push has not done so before.
 #[test]
 fn a_loss_that_shows_at_the_release_is_told() {
     each_server(|kind| {
