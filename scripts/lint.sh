@@ -6,11 +6,11 @@ set -eu
 
 say "format"
 cargo fmt --all --check
-say "lints"
-cargo clippy --workspace --all-targets -- -D warnings
-"$(dirname "$0")/onlys.sh"
 say "comments within 110 columns"
 scripts/columns.sh
+"$(dirname "$0")/onlys.sh"
+say "lints"
+cargo clippy --workspace --all-targets -- -D warnings
 say "documentation"
 # In two steps: the module's library and the command are both called dlock.
 for packages in "--workspace --exclude dlock" "--package dlock"; do

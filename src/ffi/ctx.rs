@@ -181,7 +181,8 @@ impl<'a> Ctx<'a> {
         unsafe {
             let command = c"KEYSLOT".as_ptr();
             let cluster = c"CLUSTER".as_ptr();
-            let reply = Reply::of(api!(RedisModule_Call(self.0, cluster, format, command, start, name.len())));
+            let reply =
+                Reply::of(api!(RedisModule_Call(self.0, cluster, format, command, start, name.len())));
             Some(api!(RedisModule_CallReplyInteger(reply?.0)))
         }
     }
