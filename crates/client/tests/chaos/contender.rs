@@ -1,5 +1,5 @@
 //! A client that locks, writes to the store and releases, again and again, in a thread and a runtime of its
-//! own: when it is paused, all of it is, renewals included.
+//! own, which is paused now and then.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
@@ -62,8 +62,9 @@ impl Contender<'_> {
         while !self.stage.over.load(Relaxed) {
             let resource = *self.random.of(&RESOURCES);
             let asked = at(now());
-            match self.acquire(resource).await {
-                Some(held) => self.hold(resource, asked, held).await,
+            let pauses = self.random.once_in(25);
+            match self.acquire(resource, pauses).await {
+                Some(held) => self.hold(resource, asked, held, pauses).await,
                 None => _ = self.stage.counts.not_won.fetch_add(1, Relaxed),
             }
         }
@@ -71,7 +72,8 @@ impl Contender<'_> {
         self.holds
     }
 
-    async fn acquire(&mut self, resource: &str) -> Option<Held> {
+    /// The holds of one that will pause are not renewed: the thread that renews them would not be paused.
+    async fn acquire(&mut self, resource: &str, pauses: bool) -> Option<Held> {
         if self.random.once_in(40) {
             let (before, length) = (self.ms(20), self.ms(1_500));
             self.stage.counts.stalled.fetch_add(1, Relaxed);
@@ -81,7 +83,7 @@ impl Contender<'_> {
             });
         }
         let timeout = if self.random.once_in(20) { self.ms(30) } else { Duration::from_secs(60) };
-        match tokio::time::timeout(timeout, self.locks.acquire(resource)).await {
+        match tokio::time::timeout(timeout, self.locks.acquire(resource, !pauses)).await {
             Ok(held) => held,
             Err(_) => {
                 self.stage.counts.dropped.fetch_add(1, Relaxed);
@@ -91,7 +93,7 @@ impl Contender<'_> {
     }
 
     /// Writes under the hold, in time or too late, and gives it back.
-    async fn hold(&mut self, resource: &str, asked: At, held: Held) {
+    async fn hold(&mut self, resource: &str, asked: At, held: Held, pauses: bool) {
         let since = at(now());
         let stage = self.stage;
         let fence = held.fence();
@@ -102,7 +104,7 @@ impl Contender<'_> {
             }
         };
         stage.acquired[self.number].fetch_add(1, Relaxed);
-        if self.random.once_in(25) {
+        if pauses {
             stage.counts.paused.fetch_add(1, Relaxed);
             self.pause(resource, &held);
             write();

@@ -33,11 +33,11 @@ impl Locks {
     }
 
     /// None: it is taken, or there is no quorum.
-    pub async fn acquire(&self, resource: &str) -> Option<Held> {
+    pub async fn acquire(&self, resource: &str, renew: bool) -> Option<Held> {
         match self {
             Locks::Ours { client, ttl } => {
-                let lock = client.lock(resource).fenced().ttl(*ttl).wait(Wait::For(Duration::from_secs(3)));
-                match lock.acquire().await {
+                let lock = client.lock(resource).fenced().ttl(*ttl).renew(renew);
+                match lock.wait(Wait::For(Duration::from_secs(3))).acquire().await {
                     Ok(guard) => Some(Held::Ours(guard)),
                     Err(why @ (AcquireError::Option(_) | AcquireError::Deadlock { .. })) => panic!("{why}"),
                     Err(_) => None,
