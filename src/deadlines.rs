@@ -171,8 +171,10 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
 }
 
 fn undelivered(m: &Module, ctx: Ctx<'_>, name: &Name<'static>, token: &Token, waiter: WaiterId) {
-    log::undelivered(m, ctx, name, token);
-    on(m, ctx, name, |target| target.operate(|turn| turn.undelivered(token.as_bytes(), waiter)));
+    on(m, ctx, name, |mut target| {
+        log::undelivered(m, ctx, name, token, target.value().map(|value| &value.lock));
+        target.operate(|turn| turn.undelivered(token.as_bytes(), waiter));
+    });
 }
 
 /// A wait is over while its lock may not be touched.

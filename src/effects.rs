@@ -282,9 +282,9 @@ pub fn answer(m: &Module, waiter: Waiter, outcome: Outcome, now: Instant) {
     publish(m, queued, ended);
 }
 
-/// Publishes the end of a queued wait, where that was asked for.
+/// Publishes the end of a queued wait, where that was asked for by a user who may still publish there.
 pub fn publish(m: &Module, queued: &Queued, ended: Ended) {
-    if let Some(notify) = &queued.notify {
+    if let Some(notify) = queued.notify.as_ref().filter(|_| may_publish(queued)) {
         m.ctx().publish(notify.channel(), &notify.published(ended), queued.sharded);
     }
 }
@@ -292,10 +292,12 @@ pub fn publish(m: &Module, queued: &Queued, ended: Ended) {
 /// Whether the user in whose name it waited may still do what its ACQUIRE did.
 fn may_be_told(waiter: &Waiter, queued: &Queued) -> bool {
     let command = [table::ACQUIRE.name.as_bytes(), &waiter.name.key, waiter.request.token.as_bytes(), b"1"];
+    queued.user.as_ref().is_none_or(|name| user::may_run(name, &command)) && may_publish(queued)
+}
+
+fn may_publish(queued: &Queued) -> bool {
     let channel = queued.notify.as_ref().map(Notify::channel);
-    queued.user.as_ref().is_none_or(|name| {
-        user::may_run(name, &command) && channel.is_none_or(|channel| user::may_publish(name, channel))
-    })
+    queued.user.as_ref().zip(channel).is_none_or(|(name, channel)| user::may_publish(name, channel))
 }
 
 /// Takes in an effect: on a replica from its master, or from the append only file.

@@ -74,7 +74,12 @@ pub fn refused(m: &Module, ctx: Ctx<'_>, what: What, name: &Name<'_>, request: &
     note(m, ctx, Note { client: Some(ClientId(ctx.client_id())), ..refused }, clock::now());
 }
 
-/// A grant has reached nobody.
-pub fn undelivered(m: &Module, ctx: Ctx<'_>, name: &Name<'_>, token: &Token) {
-    note(m, ctx, Note::new(What::Undelivered, name).of(token.as_bytes(), b""), clock::now());
+/// A grant has reached nobody. `lock`: where it may be still.
+pub fn undelivered(m: &Module, ctx: Ctx<'_>, name: &Name<'_>, token: &Token, lock: Option<&Lock>) {
+    let now = clock::now();
+    let undelivered = match lock.and_then(|lock| lock.at(now).hold_of(token.as_bytes())) {
+        Some(hold) => Note::of_hold(What::Undelivered, name, hold, now),
+        None => Note::new(What::Undelivered, name).of(token.as_bytes(), b""),
+    };
+    note(m, ctx, undelivered, now);
 }

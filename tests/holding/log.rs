@@ -95,6 +95,19 @@ fn an_entry_says_whose_it_was_and_how_long() {
             assert_eq!(entry.field(field), &Value::Int(value), "{entry:?}");
         }
         assert!(entry.field("address").text().starts_with("127.0.0.1:"), "{entry:?}");
+        // Who was granted it, be it bound to that connection or not, and for as long as that is there.
+        conn.ok("DLOCK.ACQUIRE k t 600000");
+        conn.ok("DEL k");
+        let (vanished, granted) = (newest(&mut conn, "k"), [id.into(), entry.field("address").clone()]);
+        assert_eq!(["client", "address"].map(|field| vanished.field(field).clone()), granted, "{vanished:?}");
+        let mut gone = server.connect();
+        gone.ok("SELECT 3");
+        let (id, _) = (gone.client_id(), gone.ok("DLOCK.ACQUIRE k t 600000"));
+        drop(gone);
+        until("it is gone", || conn.ok(&format!("CLIENT LIST ID {id}")).text().is_empty());
+        conn.ok("DLOCK.BREAK k");
+        let broken = newest(&mut conn, "k");
+        assert_eq!((broken.field("client").int(), broken.field("address").text()), (id, String::new()));
         assert!(entry.field("held").int() >= 3 && entry.field("time").int() > 1_700_000_000_000, "{entry:?}");
     });
 }

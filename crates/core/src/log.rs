@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use dlock_protocol::error::shortened;
 use dlock_protocol::{Bytes, ClientId, Fence, Instant};
 
-use crate::lock::{Ephemeral, Hold};
+use crate::lock::Hold;
 use crate::queue::{Name, Waiter};
 use crate::step::End;
 
@@ -95,12 +95,8 @@ impl Note {
     }
 
     pub fn of_hold(what: What, name: &Name<'_>, hold: &Hold, now: Instant) -> Note {
-        let client = match hold.ephemeral() {
-            Ephemeral::Bound(client) => Some(client),
-            Ephemeral::No | Ephemeral::Orphan => None,
-        };
         let note = Note::new(what, name).of(hold.token().as_bytes(), hold.label());
-        Note { client, fence: Some(hold.fence()), lasted: hold.held_millis(now), ..note }
+        Note { client: hold.client(), fence: Some(hold.fence()), lasted: hold.held_millis(now), ..note }
     }
 
     pub fn of_wait(what: What, waiter: &Waiter, fence: Option<Fence>, now: Instant) -> Note {
