@@ -9,6 +9,7 @@ pub(crate) mod round;
 pub(crate) mod session;
 
 use std::num::NonZeroU32;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,9 +38,9 @@ pub enum Wait {
     Forever,
 }
 
-/// Acquires a lock: see [`Client::lock`](crate::Client::lock). Set the options in any order, then call
-/// [`acquire`](Self::acquire).
-#[must_use = "nothing is acquired before acquire()"]
+/// Acquires a lock: see [`Client::lock`](crate::Client::lock). Set the options in any order, then await it, or call
+/// [`acquire`](Self::acquire) or [`try_acquire`](Self::try_acquire).
+#[must_use = "nothing is acquired before it is awaited"]
 pub struct Acquire {
     client: Client,
     resource: Vec<u8>,
@@ -207,11 +208,7 @@ impl Acquire {
 
     /// [`acquire`](Self::acquire) without waiting: `None` if somebody else holds the lock.
     pub async fn try_acquire(self) -> Result<Option<Guard>, AcquireError> {
-        match self.wait(Wait::No).acquire().await {
-            Ok(guard) => Ok(Some(guard)),
-            Err(AcquireError::Taken { .. }) => Ok(None),
-            Err(why) => Err(why),
-        }
+        untaken(self.wait(Wait::No).acquire().await)
     }
 
     pub(crate) fn new(client: Client, resource: Vec<u8>) -> Acquire {
@@ -283,6 +280,24 @@ impl Acquire {
             on_outage: options.on_outage.clone(),
         };
         Ok((attempt, renewal))
+    }
+}
+
+impl IntoFuture for Acquire {
+    type Output = Result<Guard, AcquireError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    /// [`acquire`](Acquire::acquire).
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.acquire())
+    }
+}
+
+/// `None` if somebody else holds it.
+fn untaken<T>(acquired: Result<T, AcquireError>) -> Result<Option<T>, AcquireError> {
+    match acquired {
+        Err(AcquireError::Taken { .. }) => Ok(None),
+        acquired => acquired.map(Some),
     }
 }
 

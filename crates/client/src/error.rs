@@ -161,8 +161,8 @@ pub enum AcquireError {
         /// The answers.
         report: Report,
     },
-    /// Of several locks, one was lost while waiting for the others.
-    #[error("{resource} was lost while waiting for the other locks: {why}")]
+    /// A hold was lost while waiting: for the other ones of several locks, or for its upgrade.
+    #[error("{resource} was lost while waiting: {why}")]
     LostMeanwhile {
         /// The lost one.
         resource: String,

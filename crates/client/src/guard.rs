@@ -1,22 +1,27 @@
 //! The guard of a hold.
 
+mod cancellation;
 pub(crate) mod extend;
+mod guards;
 pub(crate) mod hold;
+mod mode;
 pub(crate) mod release;
 pub(crate) mod renewal;
 
-use futures_util::future::{join_all, select_all};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_protocol::{Fence, Token};
-use tokio_util::sync::CancellationToken;
 
+use crate::acquire::Wait;
 use crate::clock::now;
-use crate::error::{ExtendError, Lost, ReleaseError};
+use crate::error::{AcquireError, ExtendError, Lost, ReleaseError};
 use crate::guard::hold::Hold;
 use crate::lease::Instant;
+
+pub use cancellation::Cancellation;
+pub use guards::Guards;
 
 /// Guards a hold: it is renewed in the background, and released when the last guard of it is dropped.
 #[must_use = "a dropped guard releases its lock"]
@@ -90,11 +95,9 @@ impl Guard {
         self.hold().state().loss
     }
 
-    /// A token that is cancelled when the hold is lost.
-    pub fn cancellation(&self) -> CancellationToken {
-        // Looks at the clock. A child token: cancelling it must not look like a lost hold.
-        let _ = self.hold().state();
-        self.hold().lost.child_token()
+    /// Tells when the hold is lost, to tasks that do not have the guard.
+    pub fn cancellation(&self) -> Cancellation {
+        Cancellation::of([self])
     }
 
     /// Sets the lease to `ttl` from now, longer or shorter, also for the renewals to come. Returns until when
@@ -103,6 +106,29 @@ impl Guard {
         let extended = self.hold().extend(ttl, Duration::MAX).await;
         self.hold().changed.notify_one();
         extended
+    }
+
+    /// Turns an exclusive hold into a shared one, which lets waiting sharers in; a shared one stays as it is. The
+    /// fence and the validity stay. Requires that no other guard shares the hold
+    /// ([`reentrant`](crate::Acquire::reentrant)).
+    ///
+    /// The hold counts as shared from the call on, whatever comes of it: on [`ExtendError::Unconfirmed`], or if
+    /// the future was dropped, masters may still keep sharers out, and you can call it again.
+    pub async fn downgrade(&mut self) -> Result<(), ExtendError> {
+        self.only_guard().map_err(ExtendError::Option)?;
+        self.hold().downgrade().await
+    }
+
+    /// Turns a shared hold into an exclusive one once it is the only one; an exclusive one stays as it is. The fence
+    /// and the validity stay. It waits ahead of all others in the queue, and the shared hold is kept meanwhile;
+    /// if another sharer waits like that already, this is a [`AcquireError::Deadlock`]. On an error, or if the
+    /// future is dropped, the hold stays shared.
+    ///
+    /// Requires a single server, and that no other guard shares the hold. Over a quorum, release the shared hold
+    /// and acquire again. Waiting requires a hold that is not [`ephemeral`](crate::Acquire::ephemeral).
+    pub async fn upgrade(&mut self, wait: Wait) -> Result<(), AcquireError> {
+        self.only_guard().map_err(AcquireError::Option)?;
+        self.hold().upgrade(wait).await
     }
 
     /// Releases the lock. Returns once a majority has confirmed it; the others are told in the background.
@@ -139,6 +165,15 @@ impl Guard {
     fn hold(&self) -> &Arc<Hold> {
         &self.share.0
     }
+
+    fn only_guard(&self) -> Result<(), String> {
+        match Arc::strong_count(&self.share) {
+            1 => Ok(()),
+            guards => {
+                Err(format!("{guards} guards share the hold: drop the others before changing its mode"))
+            }
+        }
+    }
 }
 
 impl fmt::Debug for Guard {
@@ -148,35 +183,5 @@ impl fmt::Debug for Guard {
         let mut shown = f.debug_struct("Guard");
         shown.field("resource", &resource).field("token", self.token()).field("fence", &fence);
         shown.field("remaining", &remaining).finish()
-    }
-}
-
-/// Guards several holds: see [`Client::lock_all`](crate::Client::lock_all).
-#[derive(Debug)]
-#[must_use = "dropped guards release their locks"]
-pub struct Guards(pub(crate) Vec<Guard>);
-
-impl Guards {
-    /// The guards, sorted by resource.
-    pub fn iter(&self) -> impl Iterator<Item = &Guard> {
-        self.0.iter()
-    }
-
-    /// The time left until the first of them ends.
-    pub fn remaining(&self) -> Duration {
-        self.iter().map(Guard::remaining).min().unwrap_or(Duration::ZERO)
-    }
-
-    /// Waits until the first of them is lost.
-    pub async fn lost(&self) -> Lost {
-        if self.0.is_empty() {
-            return std::future::pending().await;
-        }
-        select_all(self.iter().map(|guard| Box::pin(guard.lost()))).await.0
-    }
-
-    /// Releases all of them; returns the first error, if any.
-    pub async fn release(self) -> Result<(), ReleaseError> {
-        join_all(self.0.into_iter().map(Guard::release)).await.into_iter().collect()
     }
 }

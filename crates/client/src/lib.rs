@@ -88,7 +88,7 @@ pub use dlock_protocol::{Fence, Token};
 pub use error::{
     AcquireError, BuildError, ExtendError, Lost, NoQuorum, NodeReport, NodeState, ReleaseError, Report,
 };
-pub use guard::{ForgottenHold, Guard, Guards};
+pub use guard::{Cancellation, ForgottenHold, Guard, Guards};
 pub use inspect::{Answer, Holder, Inspected, Inspection, Position, Waiting};
 pub use lease::Instant;
 pub use options::{ClientBuilder, Retry};

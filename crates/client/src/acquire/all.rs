@@ -1,13 +1,15 @@
 //! Several locks, all or none.
 
-use crate::acquire::{Acquire, Wait};
+use std::pin::Pin;
+
+use crate::acquire::{Acquire, Wait, untaken};
 use crate::clock::now;
 use crate::error::AcquireError;
 use crate::guard::Guards;
 use crate::reading::shown;
 
 /// Acquires several locks, all or none: see [`Client::lock_all`](crate::Client::lock_all).
-#[must_use = "nothing is acquired before acquire()"]
+#[must_use = "nothing is acquired before it is awaited"]
 pub struct AcquireAll {
     /// Sorted, without duplicates.
     pub(crate) resources: Vec<Vec<u8>>,
@@ -36,7 +38,9 @@ impl AcquireAll {
             }
             let acquired = tokio::select! {
                 acquired = next.acquire() => acquired,
-                lost = guards.first_lost() => Err(lost),
+                (lost, why) = guards.first_lost() => {
+                    Err(AcquireError::LostMeanwhile { resource: shown(lost.resource()), why })
+                }
             };
             match acquired {
                 Ok(guard) => guards.0.push(guard),
@@ -50,13 +54,18 @@ impl AcquireAll {
         }
         Ok(guards)
     }
+    /// [`acquire`](Self::acquire) without waiting: `None` if somebody else holds one of the locks.
+    pub async fn try_acquire(self) -> Result<Option<Guards>, AcquireError> {
+        untaken(self.each(|lock| lock.wait(Wait::No)).acquire().await)
+    }
 }
 
-impl Guards {
-    async fn first_lost(&self) -> AcquireError {
-        let why = self.lost().await;
-        let lost = self.iter().find(|guard| guard.loss().is_some());
-        let resource = lost.map_or_else(String::new, |guard| shown(guard.resource()));
-        AcquireError::LostMeanwhile { resource, why }
+impl IntoFuture for AcquireAll {
+    type Output = Result<Guards, AcquireError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    /// [`acquire`](AcquireAll::acquire).
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.acquire())
     }
 }

@@ -1,7 +1,7 @@
 //! The hold behind its guards: its validity, and how it is extended, lost and released.
 
 use dlock_protocol::Mode;
-use futures_util::future::join_all;
+use futures_util::future::{join_all, select_all};
 use futures_util::{FutureExt, StreamExt};
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,11 +28,11 @@ const CHECK_PAUSE: Duration = Duration::from_millis(25);
 /// A hold.
 #[derive(Debug)]
 pub(crate) struct Hold {
-    service: Arc<Service>,
+    pub(super) service: Arc<Service>,
     pub(crate) request: Arc<LockRequest>,
     pub(crate) fence: Option<Fence>,
     renews: bool,
-    channels: Channels,
+    pub(super) channels: Channels,
     state: Mutex<State>,
     /// One extension at a time: the answers to two could contradict each other.
     turn: Turn<()>,
@@ -51,6 +51,7 @@ pub(crate) struct Hold {
 
 #[derive(Debug, Clone)]
 pub(crate) struct State {
+    pub(crate) mode: Mode,
     /// The lease for renewals.
     pub(crate) lease: Lease,
     pub(crate) valid_until: Instant,
@@ -61,7 +62,7 @@ impl Hold {
     pub(crate) fn new(service: Arc<Service>, lease: Lease, renews: bool, new: NewHold) -> Arc<Hold> {
         let NewHold { acquired, request, channels, calls, next_queue: _ } = new;
         let pending = calls.into_iter().map(|call| call.map(drop).boxed()).collect();
-        let state = State { lease, valid_until: acquired.valid_until, loss: None };
+        let state = State { mode: request.mode, lease, valid_until: acquired.valid_until, loss: None };
         let watched = service.watched.add(&request.resource);
         Arc::new(Hold {
             service,
@@ -102,29 +103,28 @@ impl Hold {
         }
     }
 
-    /// Waits until so many masters say that they do not hold it that no majority can. Never returns for a
-    /// shared hold: each of many sharers would ask whenever another one renews.
+    /// Waits until so many masters say that they do not hold it that no majority can. Does not look while it is
+    /// shared: each of many sharers would ask whenever another one renews.
     pub(crate) async fn gone(&self) -> Report {
-        if self.request.mode != Mode::Exclusive {
-            return std::future::pending().await;
-        }
         let question = &request::holds(&self.request.resource, &self.request.token);
         loop {
             // Holds that are as short as this ask nothing.
             sleep(CHECK_PAUSE).await;
-            let asked = self.channels.iter().map(|channel| async move {
-                // Asked, the master tracks the key for this connection.
-                let answer = channel.ask(question, None, channel.node.limit).await;
-                match answer.found(reading::number) {
-                    Ok(0) => NodeState::NotHeld,
-                    Ok(_) => NodeState::Agreed,
-                    Err(state) => state,
+            if self.lock().mode == Mode::Exclusive {
+                let asked = self.channels.iter().map(|channel| async move {
+                    // Asked, the master tracks the key for this connection.
+                    let answer = channel.ask(question, None, channel.node.limit).await;
+                    match answer.found(reading::number) {
+                        Ok(0) => NodeState::NotHeld,
+                        Ok(_) => NodeState::Agreed,
+                        Err(state) => state,
+                    }
+                });
+                let states = join_all(asked).await;
+                let not_held = states.iter().filter(|state| **state == NodeState::NotHeld).count();
+                if self.service.quorum.is_lost(not_held) {
+                    return self.service.report_of(states);
                 }
-            });
-            let states = join_all(asked).await;
-            let not_held = states.iter().filter(|state| **state == NodeState::NotHeld).count();
-            if self.service.quorum.is_lost(not_held) {
-                return self.service.report_of(states);
             }
             self.watched.notified().await;
         }
@@ -188,6 +188,11 @@ impl Hold {
         Ok(valid_until)
     }
 
+    pub(super) fn set_mode(&self, mode: Mode) {
+        self.lock().mode = mode;
+        self.watched.notify_one();
+    }
+
     /// Sleeps until `then`, or until the clock has jumped: look at it again.
     pub(crate) async fn sleep_until(&self, then: Instant) {
         let jumped = self.service.background.clock_jumped.notified();
@@ -204,10 +209,9 @@ impl Hold {
 
     /// Whether the hold may be entered again; or why not.
     pub(crate) fn check_entry(&self, mode: Mode, fenced: bool) -> Result<(), String> {
+        let held_as = self.lock().mode;
         // An exclusive hold covers a shared one.
-        let covered =
-            mode == self.request.mode || (mode, self.request.mode) == (Mode::Shared, Mode::Exclusive);
-        if !covered {
+        if mode != held_as && (mode, held_as) != (Mode::Shared, Mode::Exclusive) {
             return Err("the lock is held in another mode: entering it again cannot change that".into());
         }
         if fenced && self.fence.is_none() {
@@ -253,4 +257,14 @@ impl Drop for Hold {
     fn drop(&mut self) {
         self.service.watched.remove(&self.request.resource, &self.watched);
     }
+}
+
+/// Waits until the first of the holds is lost: its index, and why. Never returns for none.
+pub(crate) async fn first_lost(holds: impl Iterator<Item = &Arc<Hold>>) -> (usize, Lost) {
+    let losses: Vec<_> = holds.map(|hold| Box::pin(hold.lost())).collect();
+    if losses.is_empty() {
+        return std::future::pending().await;
+    }
+    let (why, index, _) = select_all(losses).await;
+    (index, why)
 }

@@ -6,6 +6,7 @@ mod encrypted;
 mod ended;
 mod holding;
 mod members;
+mod modes;
 mod queueing;
 mod reading;
 mod readme;

@@ -1,6 +1,6 @@
 //! Holds that are shared, entered again, bound to a connection, or taken several at a time.
 
-use dlock_client::{AcquireError, Guard, Lost, ReleaseError, Wait};
+use dlock_client::{AcquireError, ExtendError, Guard, Lost, ReleaseError, Wait};
 use std::time::Duration;
 
 use super::{
@@ -133,6 +133,10 @@ fn several_locks_are_acquired_all_or_none() {
             let held: Vec<&[u8]> = guards.iter().map(Guard::resource).collect();
             assert_eq!(held, [b"a", b"b", b"c"]);
             assert!(guards.remaining() > LONG / 2);
+            assert_eq!((guards.len(), guards.is_empty(), guards.loss()), (3, false, None));
+            let end = guards.extend(2 * LONG).await.expect("they are held");
+            assert!(guards.remaining() > LONG && guards.iter().all(|guard| guard.valid_until() >= end));
+            assert!(bob.lock_all(["0", "b"]).try_acquire().await.expect("an answer").is_none());
 
             let wait = Wait::For(Duration::from_millis(30));
             let none = bob.lock_all(["0", "b"]).each(|lock| lock.wait(wait)).acquire().await;
@@ -142,10 +146,34 @@ fn several_locks_are_acquired_all_or_none() {
             assert_eq!(held_on(&servers, "0"), 0, "what it got was given back");
 
             guards.release().await.expect("they are held");
-            let guards = bob.lock_all(["0", "b"]).each(|lock| lock.shared()).acquire().await;
-            drop(guards.expect("all are free"));
+            let guards = bob.lock_all(["0", "b"]).each(|lock| lock.shared()).await.expect("all are free");
+            let cancellation = guards.cancellation();
+            assert!(!cancellation.is_cancelled());
+            let (first, second) = guards.into_iter().fold((None, None), |(_, last), one| (last, Some(one)));
+            first.expect("two").release().await.expect("it is held");
+            drop(second);
             ["0", "a", "b", "c"].iter().for_each(|resource| until_nothing_is_left(&servers, resource));
         }
+    });
+}
+
+#[test]
+fn the_first_of_several_that_is_lost_is_told() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 3);
+        let client = client(&servers).await;
+        let guards = client.lock_all(["a", "b"]).each(|lock| lock.ttl(LONG)).await.expect("all are free");
+        let cancellation = guards.cancellation();
+        let told = tokio::spawn({
+            let cancellation = cancellation.clone();
+            async move { cancellation.cancelled().await }
+        });
+        client.break_holds("b").await;
+        assert!(matches!(guards.lost().await, Lost::TakenAway(_)));
+        assert!(matches!(told.await.expect("no panic"), Lost::TakenAway(_)));
+        assert!(cancellation.is_cancelled() && matches!(guards.loss(), Some(Lost::TakenAway(_))));
+        assert!(matches!(guards.extend(LONG).await, Err(ExtendError::Lost(_))));
+        assert_eq!(guards.remaining(), Duration::ZERO);
     });
 }
 

@@ -1,0 +1,156 @@
+//! A guard's mode changes: downgrade and upgrade.
+
+use dlock_client::{AcquireError, ExtendError, Lost, Wait};
+use std::time::Duration;
+use tokio::task::spawn_blocking;
+
+use super::{LONG, client, each_kind, holders, masters, until_held_everywhere, until_nothing_is_left};
+use dlock_testkit::{queue, until};
+
+#[test]
+fn a_downgrade_lets_sharers_in_and_keeps_fence_and_validity() {
+    each_kind(async |kind| {
+        for count in [1, 3] {
+            let servers = masters(kind, count);
+            let (ann, bob) = (client(&servers).await, client(&servers).await);
+            let mut guard = ann.lock("r").ttl(LONG).fenced().await.expect("it is free");
+            until_held_everywhere(&servers, "r");
+            let (fence, end) = (guard.fence(), guard.valid_until());
+            let shares = tokio::spawn(bob.lock("r").ttl(LONG).shared().acquire());
+            until("bob waits", || servers.iter().any(|s| !queue::clients(&mut s.connect(), "r").is_empty()));
+            guard.downgrade().await.expect("it is held");
+            let second = shares.await.expect("no panic").expect("it is shared");
+            assert_eq!((guard.fence(), guard.valid_until()), (fence, end));
+            guard.downgrade().await.expect("it is shared already");
+            assert!(bob.lock("r").try_acquire().await.expect("an answer").is_none());
+            second.release().await.expect("it is held");
+            guard.release().await.expect("it is held");
+            until_nothing_is_left(&servers, "r");
+        }
+    });
+}
+
+#[test]
+fn a_hold_that_ended_is_neither_downgraded_nor_upgraded() {
+    each_kind(async |kind| {
+        for (count, upgrades) in [(1, false), (3, false), (1, true)] {
+            let servers = masters(kind, count);
+            let client = client(&servers).await;
+            let mut guard = client.lock("r").ttl(LONG).shared().await.expect("it is free");
+            until_held_everywhere(&servers, "r");
+            servers.iter().for_each(|server| assert_eq!(server.connect().ok("DLOCK.BREAK r"), 1));
+            for server in servers.iter().skip(usize::from(count == 1)) {
+                assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
+            }
+            if upgrades {
+                let lost = guard.upgrade(Wait::No).await;
+                assert!(matches!(lost, Err(AcquireError::LostMeanwhile { .. })), "{lost:?}");
+            } else {
+                let lost = guard.downgrade().await;
+                assert!(matches!(lost, Err(ExtendError::Lost(_))), "{lost:?}");
+            }
+            assert!(matches!(guard.loss(), Some(Lost::TakenAway(_))));
+            drop(guard);
+            client.flush().await;
+            if count == 1 {
+                until_nothing_is_left(&servers, "r");
+            }
+        }
+    });
+}
+
+#[test]
+fn an_upgrade_waits_ahead_of_others_until_it_is_alone() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 1);
+        let (ann, bob) = (client(&servers).await, client(&servers).await);
+        let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("it is free");
+        let fence = guard.fence();
+        guard.upgrade(Wait::No).await.expect("it is alone");
+        assert!(bob.lock("r").shared().try_acquire().await.expect("an answer").is_none());
+        guard.downgrade().await.expect("it is held");
+
+        let mut second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
+        let taken = guard.upgrade(Wait::For(Duration::from_millis(20))).await;
+        assert!(matches!(taken, Err(AcquireError::Taken { .. })), "{taken:?}");
+        let mut conn = servers[0].connect();
+        let upgrades = tokio::spawn(async move {
+            guard.upgrade(Wait::Forever).await.expect("it comes to be alone");
+            guard
+        });
+        until("it waits", || !queue::clients(&mut conn, "r").is_empty());
+        let deadlock = second.upgrade(Wait::Forever).await;
+        assert!(matches!(deadlock, Err(AcquireError::Deadlock { .. })), "{deadlock:?}");
+        let next = tokio::spawn(bob.lock("r").acquire());
+        until("another one waits", || queue::clients(&mut conn, "r").len() == 2);
+        second.release().await.expect("it is held");
+        let guard = upgrades.await.expect("no panic");
+        assert_eq!((guard.fence(), queue::clients(&mut conn, "r").len()), (fence, 1));
+        guard.release().await.expect("it is held");
+        drop(next.await.expect("no panic").expect("it is free"));
+        until_nothing_is_left(&servers, "r");
+    });
+}
+
+#[test]
+fn an_upgrade_that_is_dropped_leaves_a_shared_hold() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 1);
+        let (ann, bob) = (client(&servers).await, client(&servers).await);
+        let mut conn = servers[0].connect();
+        for race in 0..8 {
+            let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("it is free");
+            let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
+            let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
+            let mut look = servers[0].connect();
+            let waits =
+                spawn_blocking(move || until("it waits", || !queue::clients(&mut look, "r").is_empty()));
+            tokio::select! {
+                _ = &mut upgrade => panic!("it is not alone"),
+                seen = waits => seen.expect("no panic"),
+            }
+            // Each second time it is granted while it is dropped.
+            if race % 2 == 0 {
+                drop(upgrade);
+                second.release().await.expect("it is held");
+            } else {
+                assert_eq!(conn.ok(&format!("DLOCK.RELEASE r {}", text(second.token()))), 1);
+                drop(upgrade);
+                let _ = second.release().await;
+            }
+            let shared = bob.lock("r").shared().wait(Wait::For(LONG)).await.expect("it is shared again");
+            assert_eq!(holders(&servers[0], "r").len(), 2);
+            assert_eq!(guard.loss(), None);
+            shared.release().await.expect("it is held");
+            guard.release().await.expect("it is held");
+            until_nothing_is_left(&servers, "r");
+        }
+    });
+}
+
+#[test]
+fn modes_change_only_where_that_means_something() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 3);
+        let (one, three) = (client(&servers[..1]).await, client(&servers).await);
+        let mut guard = three.lock("quorum").shared().await.expect("it is free");
+        assert!(matches!(guard.upgrade(Wait::No).await, Err(AcquireError::Option(_))));
+        let mut guard = one.lock("bound").shared().ephemeral().await.expect("it is free");
+        assert!(matches!(guard.upgrade(Wait::Forever).await, Err(AcquireError::Option(_))));
+        guard.upgrade(Wait::No).await.expect("it is alone");
+        let mut guard = one.lock("permits").permits(2).await.expect("it is free");
+        assert!(matches!(guard.downgrade().await, Err(ExtendError::Misuse(_))));
+        assert!(matches!(guard.upgrade(Wait::No).await, Err(AcquireError::Misuse { .. })));
+        let mut first = one.lock("again").reentrant().await.expect("it is free");
+        let second = one.lock("again").reentrant().await.expect("it is entered");
+        assert!(matches!(first.downgrade().await, Err(ExtendError::Option(_))));
+        drop(second);
+        first.downgrade().await.expect("it is the only one");
+        let again = one.lock("again").reentrant().await;
+        assert!(matches!(again, Err(AcquireError::Option(_))), "it is shared: {again:?}");
+    });
+}
+
+fn text(token: &dlock_client::Token) -> &str {
+    std::str::from_utf8(token.as_bytes()).expect("text")
+}
