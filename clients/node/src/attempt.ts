@@ -1,0 +1,152 @@
+// One acquisition from a single server: a try, the queue, the claim.
+
+import { now, trusted } from "./clock.js";
+import { GraceError, LateError, LockError, NoAnswerError, refusal, word } from "./errors.js";
+import { type Args, acquire, freshToken, type Key, queued, release } from "./protocol.js";
+import { OwedRelease } from "./renewal.js";
+import { Listen, Owe, Pause, Sleep, type Steps } from "./steps.js";
+import { times, type Wait } from "./waits.js";
+
+/** The lock is asked for this often if each answer takes longer than the lease. */
+export const LATE = 3;
+
+/** What is asked for. */
+export interface Request {
+  readonly key: Key;
+  readonly name: string;
+  /** ms */
+  readonly lease: number;
+  /** The mode, as ACQUIRE's options. */
+  readonly terms: Args;
+  /** How often to ask where the queue cannot help, ms: a lock of another kind, no messages. */
+  readonly retryDelay: number;
+}
+
+export interface Granted {
+  readonly token: string;
+  readonly fence: number | null;
+  readonly validUntil: number;
+}
+
+/** Acquires, at most until `end`; not waiting at all if `waits` is false. */
+export interface Acquisition {
+  /** Whether something may have to be taken back. */
+  readonly asked: boolean;
+  run(waits: boolean, end: number): Steps<Granted | null>;
+  owe(): Owe;
+  close(): void;
+}
+
+// Keys that were found taken, and until when that is remembered. Whoever asks for one of them again enters the queue
+// with the first request.
+const contended = new Map<string, number>();
+
+function noteContended(name: string, at: number): void {
+  if (contended.size >= 1000) contended.clear();
+  contended.set(name, at + 1000);
+}
+
+/** One acquisition, with one token. */
+export class Attempt implements Acquisition {
+  asked = false;
+  #wait: Wait | undefined;
+  #notify = true;
+
+  constructor(
+    private readonly request: Request,
+    private readonly token = freshToken(),
+  ) {}
+
+  owe(): Owe {
+    const { key, lease } = this.request;
+    const owed = new OwedRelease(key, this.token, Math.max(lease, times.keep) + times.keep);
+    return new Owe([owed], () => owed.ended !== undefined);
+  }
+
+  close(): void {
+    this.#wait?.close();
+  }
+
+  /** After a null, nothing is left on the server. */
+  *run(waits: boolean, end: number): Steps<Granted | null> {
+    const { key, name, lease, retryDelay } = this.request;
+    let sent: number | undefined;
+    let answeredAt = now();
+    let late = 0;
+    if (waits && (contended.get(name) ?? 0) > answeredAt) yield* this.#listen();
+    while (true) {
+      let pause = retryDelay;
+      // A request sent again keeps the first send as its start: the server may count from that one.
+      sent ??= now();
+      this.asked = true;
+      try {
+        const fence: number | null = yield acquire(key, this.token, lease, this.#terms());
+        answeredAt = now();
+        const validUntil = sent + trusted(lease);
+        sent = undefined;
+        if (fence !== null) {
+          if (answeredAt < validUntil) return { token: this.token, fence, validUntil };
+          late += 1;
+          if (late === LATE) throw new LateError(`${name}: the ttl is too short for this server`, name);
+          continue;
+        }
+        if (waits) {
+          noteContended(name, answeredAt);
+          if (this.#wait === undefined && answeredAt < end) {
+            yield* this.#listen();
+            continue;
+          }
+        }
+        if (this.#notify && this.#wait?.desk.ready) pause = times.ask;
+      } catch (why) {
+        if (why instanceof NoAnswerError) {
+          // A waiter outlasts what its position outlasts.
+          if (this.#wait === undefined || now() - answeredAt > times.keep) throw why;
+        } else if (word(why) === "NOPERM" && this.#wait !== undefined && this.#notify) {
+          // No right to the channel: waits by the clock alone.
+          this.#notify = false;
+          continue;
+        } else {
+          pause = this.#refused(why, waits, end);
+          sent = undefined;
+        }
+      }
+      pause = Math.min(pause, end - now());
+      if (!waits || pause <= 0) break;
+      yield this.#wait === undefined ? new Sleep(pause) : new Pause(this.#wait, pause);
+      if (this.#wait?.cancelled) break;
+    }
+    if (this.#wait !== undefined) {
+      try {
+        yield release(key, this.token);
+      } catch (why) {
+        if (!(why instanceof NoAnswerError)) throw why;
+        yield this.owe();
+      }
+    }
+    return null;
+  }
+
+  *#listen(): Steps<void> {
+    const wait: Wait = yield new Listen();
+    this.#wait = wait;
+    // What is published before the subscription would be lost. Without one, waits go by the clock alone.
+    if (!wait.desk.ready) yield new Pause(wait, times.connect);
+  }
+
+  #terms(): Args {
+    const { terms } = this.request;
+    if (this.#wait === undefined) return terms;
+    this.#wait.bell.clear();
+    return [...terms, ...queued(times.keep, this.#wait.desk.channel, this.#wait.number, this.#notify)];
+  }
+
+  /** After how long to ask again; or throws. */
+  #refused(answer: unknown, waits: boolean, end: number): number {
+    // Somebody holds it by `SET NX PX`, and does not know of the queue.
+    if (word(answer) === "WRONGTYPE") return this.request.retryDelay;
+    const refused = answer instanceof LockError ? undefined : refusal(answer, this.request.name);
+    if (refused instanceof GraceError && waits && now() + refused.left < end) return refused.left;
+    throw refused ?? answer;
+  }
+}

@@ -1,0 +1,17 @@
+/** Locks of a Redis or Valkey server with the dlock module, over ioredis or node-redis. */
+
+export {
+  DeadlockError,
+  GraceError,
+  LateError,
+  LockError,
+  NoAnswerError,
+  NoQuorumError,
+  NotHeldError,
+  QueueFullError,
+  ResourceLockedError,
+} from "./errors.js";
+export type { Client, IoredisClient, NodeRedisClient } from "./links.js";
+export { type AcquireOptions, Hold, Lock, type LockOptions } from "./lock.js";
+export type { Key } from "./protocol.js";
+export { Quorum } from "./service.js";

@@ -1,0 +1,121 @@
+// What ioredis and node-redis have in common. Neither is imported: whoever passes a client has it.
+
+import type { Args } from "./protocol.js";
+import type { Desk } from "./waits.js";
+
+// biome-ignore-start lint/suspicious/noExplicitAny: of each client, only what is used here is described
+type Listener = (...args: any[]) => void;
+
+/** `Redis` or `Cluster` of ioredis, 5 or later. */
+export interface IoredisClient {
+  readonly status: string;
+  readonly options: any;
+  call(command: string, ...args: (string | Buffer | number)[]): Promise<unknown>;
+  connect(): Promise<void>;
+  duplicate(): any;
+  quit(): Promise<unknown>;
+  on(event: string, listener: Listener): unknown;
+  once(event: string, listener: Listener): unknown;
+}
+
+/** A client of node-redis, 4 or later. */
+export interface NodeRedisClient {
+  readonly isOpen: boolean;
+  readonly isReady: boolean;
+  readonly options?: any;
+  sendCommand(args: any): Promise<unknown>;
+  duplicate(): any;
+  quit(): Promise<unknown>;
+  on(event: string, listener: Listener): unknown;
+  once(event: string, listener: Listener): unknown;
+}
+// biome-ignore-end lint/suspicious/noExplicitAny: as above
+
+export type Client = IoredisClient | NodeRedisClient;
+
+export interface Subscription {
+  ping(): Promise<unknown>;
+  close(): void;
+}
+
+export interface Link {
+  /** host:port, or a path. */
+  readonly address: string;
+  /** What the client puts before each key. */
+  readonly prefix: string;
+  /** Whether a command would go out now; also true where it would fail at once. */
+  isReady(): boolean;
+  onceReady(listener: () => void): void;
+  onEnded(listener: () => void): void;
+  call(args: Args): Promise<unknown>;
+  /** A connection of its own that listens for the desk. */
+  subscribe(desk: Desk): Subscription;
+}
+
+export function linkTo(client: Client): Link {
+  if ("call" in client) return ioredis(client);
+  if ("isReady" in client) return nodeRedis(client);
+  throw new TypeError("not a client of ioredis or node-redis (for a cluster, use Cluster of ioredis)");
+}
+
+const ignore = () => {};
+
+function ioredis(client: IoredisClient): Link {
+  const { path, host, port, keyPrefix } = client.options;
+  return {
+    address: path ?? `${host ?? "localhost"}:${port ?? 6379}`,
+    prefix: keyPrefix ?? "",
+    isReady: () => client.status === "ready" || client.status === "end",
+    onceReady(listener) {
+      client.once("ready", listener);
+      if (client.status === "wait") client.connect().catch(ignore);
+    },
+    onEnded: (listener) => client.on("end", listener),
+    call: (args) => client.call(args[0] as string, ...args.slice(1)),
+    subscribe(desk) {
+      const own = client.duplicate();
+      own.on("error", ignore);
+      own.on("close", () => desk.disconnected());
+      own.on("message", (_: string, message: string) => desk.heard(message));
+      own.on("ready", () =>
+        own.subscribe(desk.channel).then(
+          () => desk.subscribed(),
+          () => desk.disconnected(),
+        ),
+      );
+      if (own.status === "wait") own.connect().catch(ignore);
+      return { ping: () => own.ping(), close: () => own.disconnect() };
+    },
+  };
+}
+
+function nodeRedis(client: NodeRedisClient): Link {
+  const { path, host, port } = client.options?.socket ?? {};
+  return {
+    address: path ?? `${host ?? "localhost"}:${port ?? 6379}`,
+    prefix: "",
+    isReady: () => client.isReady || !client.isOpen,
+    onceReady: (listener) => client.once("ready", listener),
+    onEnded: (listener) => client.on("end", listener),
+    call: (args) => client.sendCommand(args),
+    subscribe(desk) {
+      const own = client.duplicate();
+      let subscribed = false;
+      own.on("error", ignore);
+      own.on("reconnecting", () => desk.disconnected());
+      // It has subscribed anew by then.
+      own.on("ready", () => subscribed && desk.subscribed());
+      own
+        .connect()
+        .then(() => own.subscribe(desk.channel, (message: string) => desk.heard(message)))
+        .then(() => {
+          subscribed = true;
+          desk.subscribed();
+        })
+        .catch(() => desk.disconnected());
+      // `destroy` from node-redis 5 on. A client that is closed already throws.
+      const close = async () => (own.destroy ? own.destroy() : own.disconnect());
+      return { ping: () => own.ping(), close: () => void close().catch(ignore) };
+    },
+  };
+}

@@ -1,0 +1,183 @@
+// How long a hold is valid, when it is renewed, when it is lost; releases that are owed. Does no I/O and starts no
+// timer: whoever watches a `Task` asks it when to wake it, and carries out the steps that it then wants.
+
+import { now, trusted } from "./clock.js";
+import { NotHeldError, word } from "./errors.js";
+import { type Args, type Key, release } from "./protocol.js";
+import { Sleep, type Steps, type Task } from "./steps.js";
+
+/** One hold, as its owner may believe in it. */
+export class Renewal implements Task {
+  forget: (() => void) | undefined;
+  /** Released. */
+  over = false;
+  loss: NotHeldError | undefined;
+  onLost: (() => void) | undefined;
+  #retryAt: number | undefined;
+  #failure = "";
+  // The shortest lease of an EXTEND without an answer: the server may still carry it out.
+  #orphan = Number.POSITIVE_INFINITY;
+  // Renewals and the owner's extensions take turns; see `extending`.
+  #renewing = false;
+  #extending = false;
+
+  constructor(
+    private readonly name: string,
+    /** ms */
+    public lease: number,
+    public validUntil: number,
+    private readonly renewed: boolean,
+    /** The steps that set the lease, and say whether the token holds the lock. */
+    private readonly ask: (lease: number) => Steps<boolean>,
+  ) {}
+
+  /** Looks at the clock first: past its validity a hold is lost, whether or not anything has noticed. */
+  isLost(): boolean {
+    if (this.loss === undefined && !this.over && now() >= this.validUntil) {
+      this.lose(`its lease ended${this.#failure}`);
+    }
+    return this.loss !== undefined;
+  }
+
+  lose(why: string): void {
+    if (this.loss !== undefined || this.over) return;
+    this.loss = new NotHeldError(`the lock ${this.name} is lost: ${why}`, this.name);
+    this.forget?.();
+    this.onLost?.();
+  }
+
+  end(): void {
+    this.over = true;
+    this.forget?.();
+  }
+
+  finished(): boolean {
+    return this.over || this.loss !== undefined;
+  }
+
+  /** A renewed hold is declared lost a tenth of its lease early: the time that its owner has to stop. */
+  #lostAt(): number {
+    return this.validUntil - (this.renewed ? this.lease / 10 : 0);
+  }
+
+  wakeAt(): number {
+    if (!this.renewed || this.#renewing || this.#extending) return this.#lostAt();
+    // After a third of the lease: it leaves room for more tries.
+    return Math.min(this.#retryAt ?? this.validUntil - (this.lease * 2) / 3, this.#lostAt());
+  }
+
+  wake(): Steps<void> | undefined {
+    if (now() >= this.#lostAt()) {
+      this.lose(this.renewed ? `not renewed in time${this.#failure}` : "its lease ended");
+      return undefined;
+    }
+    if (this.#renewing || this.#extending) return undefined;
+    this.#renewing = true;
+    return this.#renew();
+  }
+
+  *#renew(): Steps<void> {
+    try {
+      yield* this.extend(this.lease);
+      this.#retryAt = undefined;
+    } catch (why) {
+      this.#failure = `: ${(why as Error).message}`;
+      this.#retryAt = now() + ((0.5 + Math.random() / 2) * this.lease) / 10;
+    } finally {
+      this.#renewing = false;
+    }
+  }
+
+  /** An extension by the owner, after a renewal that is under way. Answers whether the token holds the lock. */
+  *extending(lease: number): Steps<boolean> {
+    this.#extending = true;
+    try {
+      while (this.#renewing) yield new Sleep(5);
+      const held = yield* this.extend(lease);
+      this.lease = lease;
+      return held;
+    } finally {
+      this.#extending = false;
+      this.forget?.();
+    }
+  }
+
+  *extend(lease: number): Steps<boolean> {
+    if (this.isLost()) return false;
+    const sent = now();
+    // A shorter lease counts as soon as it is asked for: the answer may be lost.
+    this.validUntil = Math.min(this.validUntil, sent + trusted(lease));
+    let held: boolean;
+    try {
+      held = yield* this.ask(lease);
+    } catch (why) {
+      if (!word(why)) this.#orphan = Math.min(this.#orphan, lease);
+      throw why;
+    }
+    // Its owner has been told, or could know, and may have stopped.
+    if (this.isLost()) return false;
+    if (!held) {
+      this.lose("it was taken away");
+      return false;
+    }
+    this.validUntil = sent + trusted(Math.min(lease, this.#orphan));
+    return true;
+  }
+}
+
+/** A RELEASE that has no answer yet: sent until it has one, or until all that it could end has ended. */
+export class OwedRelease implements Task {
+  forget: (() => void) | undefined;
+  answered: (() => void) | undefined;
+  /** How many holds it ended, once there is an answer. */
+  ended: number | undefined;
+  readonly #command: Args;
+  readonly #until: number;
+  #next = now();
+  #pause = 50;
+
+  constructor(
+    key: Key,
+    token: string,
+    lasts: number,
+    // The server may have read an ACQUIRE without an answer after the first RELEASE, from another connection.
+    private times = 2,
+  ) {
+    this.#command = release(key, token);
+    this.#until = now() + lasts;
+  }
+
+  finished(): boolean {
+    return this.times === 0 || now() > this.#until;
+  }
+
+  wakeAt(): number {
+    return this.#next;
+  }
+
+  wake(): Steps<void> {
+    this.#next = Number.POSITIVE_INFINITY;
+    return this.#send();
+  }
+
+  *#send(): Steps<void> {
+    try {
+      this.ended = (this.ended ?? 0) + (yield* orWrongType(this.#command, 0));
+      this.times -= 1;
+      this.answered?.();
+    } catch {
+      this.#pause = Math.min(this.#pause * 2, 2000);
+    }
+    this.#next = now() + this.#pause;
+  }
+}
+
+/** The answer, or this where the key holds something else than a lock. */
+export function* orWrongType(command: Args, otherwise: number): Steps<number> {
+  try {
+    return yield command;
+  } catch (answer) {
+    if (word(answer) === "WRONGTYPE") return otherwise;
+    throw answer;
+  }
+}

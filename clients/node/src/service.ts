@@ -1,0 +1,132 @@
+// Whom a lock asks: a single server, or a majority of several.
+
+import { type Acquisition, Attempt, type Request } from "./attempt.js";
+import { Channel } from "./channel.js";
+import { LockError, NoQuorumError, word } from "./errors.js";
+import type { Client } from "./links.js";
+import { type Args, extend, holds, type Key, pttl, release } from "./protocol.js";
+import { Members, QuorumAttempt } from "./quorum.js";
+import { OwedRelease, orWrongType } from "./renewal.js";
+import type { Where } from "./run.js";
+import { type Answers, Ask, Owe, type Steps } from "./steps.js";
+
+export interface Service extends Where {
+  attempt(request: Request, fenced: boolean): Acquisition;
+  /** Whether the token holds the lock, whose lease is `ttl` then. */
+  extend(key: Key, token: string, ttl: number): Steps<boolean>;
+  holds(key: Key, token: string): Steps<boolean>;
+  locked(key: Key): Steps<boolean>;
+  /** Whether it ended a hold. What has no answer goes on in the background for as long as a hold can last. */
+  release(key: Key, token: string, lasts: number): Steps<boolean>;
+}
+
+export class Single implements Service {
+  readonly channels: readonly Channel[];
+
+  constructor(client: Client) {
+    this.channels = [Channel.of(client)];
+  }
+
+  attempt(request: Request): Acquisition {
+    return new Attempt(request);
+  }
+
+  *extend(key: Key, token: string, ttl: number): Steps<boolean> {
+    return (yield* orWrongType(extend(key, token, ttl), 0)) > 0;
+  }
+
+  *holds(key: Key, token: string): Steps<boolean> {
+    return (yield* orWrongType(holds(key, token), 0)) > 0;
+  }
+
+  *locked(key: Key): Steps<boolean> {
+    // A key of another type is a lock of `SET NX PX`, held by a stranger.
+    return (yield* orWrongType(pttl(key), 0)) !== -2;
+  }
+
+  *release(key: Key, token: string, lasts: number): Steps<boolean> {
+    try {
+      return (yield* orWrongType(release(key, token), 0)) > 0;
+    } catch (why) {
+      if (!word(why)) {
+        const owed = new OwedRelease(key, token, lasts);
+        yield new Owe([owed], () => owed.ended !== undefined);
+      }
+      throw why;
+    }
+  }
+}
+
+/** Independent masters, one client each: three or five. Everybody must name the same ones. */
+export class Quorum implements Service {
+  readonly channels: readonly Channel[];
+  readonly #members: Members;
+
+  constructor(clients: Iterable<Client>) {
+    this.channels = [...clients].map((client) => Channel.of(client));
+    if (this.channels.length === 0) throw new TypeError("a quorum needs at least one member");
+    this.#members = new Members(this.channels.map((channel) => channel.link.address));
+  }
+
+  attempt(request: Request, fenced: boolean): Acquisition {
+    if (request.terms.includes("PERMITS")) {
+      throw new TypeError("permits need a single server: majorities cannot count them");
+    }
+    return new QuorumAttempt(this.#members, request, fenced);
+  }
+
+  extend(key: Key, token: string, ttl: number): Steps<boolean> {
+    return this.#decided(extend(key, token, ttl), (answer) => answer === 1);
+  }
+
+  holds(key: Key, token: string): Steps<boolean> {
+    return this.#decided(holds(key, token), (answer) => answer > 0);
+  }
+
+  locked(key: Key): Steps<boolean> {
+    return this.#decided(pttl(key), (answer) => answer !== -2);
+  }
+
+  *release(key: Key, token: string, lasts: number): Steps<boolean> {
+    const owed = this.channels.map(() => new OwedRelease(key, token, lasts, 1));
+    const released = () =>
+      this.#majority(owed.map(({ ended }) => (ended === undefined ? undefined : ended > 0)));
+    yield new Owe(owed, () => released() !== undefined);
+    const answer = released();
+    if (answer === undefined) {
+      throw new NoQuorumError("The release is not confirmed yet: it goes on in the background");
+    }
+    return answer;
+  }
+
+  /** What the votes come to once that is certain. */
+  #majority(votes: readonly (boolean | undefined)[]): boolean | undefined {
+    const { majority } = this.#members;
+    if (votes.filter((vote) => vote === true).length >= majority) return true;
+    return votes.length - votes.filter((vote) => vote === false).length < majority ? false : undefined;
+  }
+
+  *#decided(command: Args, yes: (answer: number) => boolean): Steps<boolean> {
+    const all = this.#members.all();
+    const vote = (answer: unknown) => {
+      if (typeof answer === "number") return yes(answer);
+      return word(answer) === "WRONGTYPE" ? false : undefined;
+    };
+    const decide = (answers: Answers) => this.#majority(all.map((member) => vote(answers.get(member))));
+    const answers: Answers = yield new Ask(all, command, (found) => decide(found) !== undefined);
+    const decided = decide(answers);
+    if (decided === undefined) {
+      throw new NoQuorumError(`Too few masters answered: ${this.#members.report(answers)}`);
+    }
+    return decided;
+  }
+}
+
+/** The key, as the client would send it. */
+export function prefixed(service: Service, key: Key): Key {
+  const prefixes = new Set(service.channels.map((channel) => channel.link.prefix));
+  if (prefixes.size > 1)
+    throw new LockError("the members' clients have different key prefixes: give them one");
+  const [prefix = ""] = prefixes;
+  return typeof key === "string" ? prefix + key : Buffer.concat([Buffer.from(prefix), key]);
+}

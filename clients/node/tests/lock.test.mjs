@@ -1,0 +1,208 @@
+// What a lock does: fences, modes, renewal, loss.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { GraceError, Lock, NotHeldError, ResourceLockedError } from "dlock";
+import { onEach, until } from "./support.mjs";
+
+const lease = async (server) => server.ask("DLOCK.PTTL", "foo");
+
+/** Keeps the event loop busy. */
+function block(ms) {
+  for (const end = performance.now() + ms; performance.now() < end; );
+}
+
+onEach((bench) => {
+  const lock = async (options) => new Lock(await bench.client(), "foo", options);
+
+  test("a lock excludes others until it is released", async () => {
+    const { server } = bench;
+    const [one, other] = [await lock(), await lock()];
+    const hold = await one.acquire();
+    assert(await server.exists());
+    assert.equal(await other.tryAcquire(), null);
+    await assert.rejects(other.acquire({ timeout: 20 }), ResourceLockedError);
+    assert(await other.locked());
+    assert(await hold.held());
+    await hold.release();
+    await hold.release();
+    assert(!(await hold.held()));
+    assert(!(await other.locked()));
+    assert.equal(await server.waiters(), 0);
+    await (await other.tryAcquire()).release();
+  });
+
+  test("fences rise", async () => {
+    const one = await lock();
+    const fences = [];
+    for (let round = 0; round < 5; round++) await one.using((hold) => fences.push(hold.fence));
+    assert(fences.every((fence, at) => Number.isSafeInteger(fence) && fence > (fences[at - 1] ?? 0)));
+    assert(!(await one.locked()));
+  });
+
+  test("sharers exclude an exclusive holder", async () => {
+    const [shared, writer] = [await lock({ shared: true }), await lock()];
+    const holds = [await shared.tryAcquire(), await shared.tryAcquire()];
+    assert.equal(await writer.tryAcquire(), null);
+    for (const hold of holds) await hold.release();
+    await (await writer.tryAcquire()).release();
+  });
+
+  test("permits", async () => {
+    const two = await lock({ permits: 2 });
+    const holds = [await two.tryAcquire(), await two.tryAcquire(), await two.tryAcquire()];
+    assert.deepEqual(holds.map(Boolean), [true, true, false]);
+    await holds[0].release();
+    assert(await two.tryAcquire());
+    await assert.rejects(lock({ permits: 2, shared: true }), TypeError);
+    await assert.rejects(lock({ ttl: 0.5 }), RangeError);
+  });
+
+  test("a routine's error comes through, and the lock is released", async () => {
+    const one = await lock();
+    await assert.rejects(
+      one.using(() => {
+        throw new Error("mine");
+      }),
+      /mine/,
+    );
+    assert(!(await one.locked()));
+    assert.equal(await one.using(() => 7), 7);
+  });
+
+  test("asyncDispose releases, also after a release", async () => {
+    const hold = await (await lock()).acquire();
+    await hold[Symbol.asyncDispose]();
+    assert(!(await bench.server.exists()));
+    await hold[Symbol.asyncDispose]();
+  });
+
+  test("it is renewed past its lease", async () => {
+    const { server } = bench;
+    const hold = await (await lock({ ttl: 1500 })).acquire();
+    for (let round = 0; round < 3; round++) {
+      await until("the lease goes down", async () => (await lease(server)) < 1200);
+      await until("it is renewed", async () => (await lease(server)) > 1200);
+    }
+    assert(!hold.signal.aborted);
+    await hold.release();
+    assert(!(await server.exists()));
+  });
+
+  test("without renewal it ends with its lease", async () => {
+    const hold = await (await lock({ ttl: 200, renew: false })).acquire();
+    const { signal } = hold;
+    assert(hold.validFor > 0);
+    await until("the signal is aborted", () => signal.aborted);
+    assert(signal.reason instanceof NotHeldError);
+    assert.equal(hold.validFor, 0);
+    assert(!(await hold.held()));
+    await until("the server ends it", async () => !(await bench.server.exists()));
+    await assert.rejects(hold.extend(), NotHeldError);
+    await assert.rejects(hold.release(), NotHeldError);
+  });
+
+  test("the abort event comes without anybody asking", async () => {
+    const hold = await (await lock({ ttl: 200, renew: false })).acquire();
+    await new Promise((resolve) => hold.signal.addEventListener("abort", resolve));
+    assert.throws(() => hold.signal.throwIfAborted(), NotHeldError);
+  });
+
+  test("extend sets the lease", async () => {
+    const hold = await (await lock({ ttl: 1000 })).acquire();
+    await hold.extend(60_000);
+    assert((await lease(bench.server)) > 50_000);
+    assert(hold.validFor > 50_000);
+    await hold.extend(500);
+    assert(hold.validFor < 500);
+    await until("it is renewed", async () => (await lease(bench.server)) < 400);
+    await until("it is renewed", async () => (await lease(bench.server)) > 400);
+    await hold.release();
+  });
+
+  test("a broken hold is lost at the next renewal", async () => {
+    const hold = await (await lock({ ttl: 1000 })).acquire();
+    const { signal } = hold;
+    await bench.server.ask("DLOCK.BREAK", "foo");
+    await until("the signal is aborted", () => signal.aborted);
+    assert.match(signal.reason.message, /taken away/);
+    await assert.rejects(hold.extend(), NotHeldError);
+    await assert.rejects(hold.release(), NotHeldError);
+  });
+
+  test("a hold that somebody else has now is not held", async () => {
+    const hold = await (await lock()).acquire();
+    await bench.server.ask("DLOCK.BREAK", "foo");
+    await bench.server.ask("DLOCK.ACQUIRE", "foo", "other", 60_000);
+    assert(!(await hold.held()));
+    await assert.rejects(hold.release(), NotHeldError);
+    assert(await bench.server.exists());
+  });
+
+  test("an event loop that was blocked past the lease sees the loss first", async () => {
+    const client = await bench.client();
+    const hold = await new Lock(client, "foo", { ttl: 200 }).acquire();
+    const { signal } = hold;
+    let aborted = false;
+    signal.addEventListener("abort", () => {
+      aborted = true;
+    });
+    const answer = client.get("bar").then(() => aborted);
+    block(300);
+    assert(await answer, "the loss comes before any other answer");
+    await assert.rejects(hold.extend(), NotHeldError);
+    assert(!(await hold.held()));
+  });
+
+  test("a signal asks the clock", async () => {
+    const [one, other] = [await (await lock({ ttl: 200 })).acquire(), new AbortController()];
+    const { signal } = one;
+    assert(!signal.aborted);
+    block(300);
+    assert(signal.aborted);
+    assert(!other.signal.aborted);
+  });
+
+  test("an answer that arrived while the event loop was blocked counts", async () => {
+    const one = await lock({ ttl: 60_000 });
+    const acquired = one.tryAcquire();
+    await until("it is granted", () => bench.server.exists());
+    block(5500);
+    await (await acquired).release();
+  });
+
+  test("grace is an error without waiting, and is waited for", async () => {
+    const { server } = bench;
+    await server.ask("CONFIG", "SET", "dlock.restart-grace", "400");
+    try {
+      const short = await lock({ ttl: 300 });
+      await (await new Lock(await bench.client(), "forgotten", { ttl: 300 }).acquire()).held();
+      await server.ask("FLUSHALL");
+      const found = await short.tryAcquire().catch((why) => why);
+      assert(found instanceof GraceError);
+      assert(found.left > 0 && found.left <= 400);
+      await (await short.acquire({ timeout: 20_000 })).release();
+    } finally {
+      await server.ask("CONFIG", "SET", "dlock.restart-grace", "0");
+    }
+  });
+
+  test("a foreign lock is waited for", async () => {
+    await bench.server.ask("SET", "foo", "somebody", "PX", 200);
+    const one = await lock({ retryDelay: 20 });
+    assert.equal(await one.tryAcquire(), null);
+    assert(await one.locked());
+    await (await one.acquire({ timeout: 20_000 })).release();
+  });
+
+  test("keys may be bytes", async () => {
+    const key = Buffer.from([0xff, 0, 0x80]);
+    const hold = await new Lock(await bench.client(), key).acquire();
+    assert.equal(await bench.server.ask("EXISTS", key), 1);
+    await hold.release();
+  });
+
+  test("other errors of the server come through", async () => {
+    await assert.rejects((await lock({ ttl: 2 ** 52 })).tryAcquire(), /max-ttl|ttl/);
+  });
+});
