@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup run run-quorum test test-clients test-servers soak chaos lint msrv deny fmt miri asan fuzz bench bench-peers stall model clean
 
-# How long fuzz (60) and soak (3600) run.
+# How long fuzz (60), soak (3600) and each fleet of test-clients (10) run.
 SECONDS ?=
 # How many rounds of faults chaos runs (200), and from which seed (a new one each time).
 ROUNDS ?=
@@ -24,7 +24,7 @@ test: setup ## what CI runs: format, lints, tests on Redis 7.0 and Valkey 8.0
 	@scripts/test.sh
 
 test-clients: setup ## types, lints and tests of the Python client, on Redis 7.0 and Valkey 8.0
-	@scripts/test-clients.sh
+	@$(if $(SECONDS),DLOCK_SECONDS=$(SECONDS)) scripts/test-clients.sh
 
 test-servers: setup ## longer integration tests on Redis 7.0 and 8, Valkey 8.0 and 9 (DLOCK_ROUNDS=50)
 	@scripts/test-servers.sh

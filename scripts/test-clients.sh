@@ -1,6 +1,7 @@
 #!/bin/sh
 # The clients in other languages: types, lints and tests, on Redis 7.0 and Valkey 8.0. PYTHON chooses the interpreter
-# (python3), REDIS_PY what pip installs (redis, the newest). What it installs is in target/python.
+# (python3), REDIS_PY what pip installs (redis, the newest). What it installs is in target/python and target/node.
+# DLOCK_SECONDS: how long each fleet of old and new clients runs (10).
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -18,9 +19,15 @@ tools=$top/target/python
 "${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
 [ -x "$tools/bin/python" ] || "${PYTHON:-python3}" -m venv "$tools"
 "$tools/bin/python" -m pip install -q --disable-pip-version-check "${REDIS_PY:-redis}" -e 'clients/python[test]'
+
+say "other libraries' locks, for the fleet of old and new clients"
+command -v npm >/dev/null || install_packages nodejs npm
+npm install --silent --no-audit --no-fund --prefix target/node redlock@5.0.0-beta.2 ioredis@5
+export NODE_PATH="$top/target/node/node_modules"
+
 cd clients/python
-"$tools/bin/ruff" check --quiet .
-"$tools/bin/ruff" format --check --quiet .
+"$tools/bin/ruff" check --quiet . ../fleet
+"$tools/bin/ruff" format --check --quiet . ../fleet
 # The types are those of the newest redis-py.
 [ -n "${REDIS_PY:-}" ] || "$tools/bin/mypy"
 "$tools/bin/python" -m pytest -q "$@"

@@ -155,7 +155,14 @@ fn make_run_starts_the_example_too_and_says_what_ends_its_grace() {
 fn links_and_pictures_of_the_documents_lead_to_files() {
     let top = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut followed = 0;
-    for document in ["README.md", "ARCHITECTURE.md", "docs/choosing.md", "docs/info.md", "docs/speed.md"] {
+    for document in [
+        "README.md",
+        "ARCHITECTURE.md",
+        "docs/choosing.md",
+        "docs/info.md",
+        "docs/moving.md",
+        "docs/speed.md",
+    ] {
         let document = top.join(document);
         let text = fs::read_to_string(&document).expect("a document");
         let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());

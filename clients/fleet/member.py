@@ -1,0 +1,125 @@
+"""One process of a fleet: holds one key again and again until its input ends, and says what it does.
+
+python member.py KIND PORT KEY LEASE, with the lease in ms. Each line of its output says what, and when:
+`waits`, `holds` (and until when at most), `leaves` (before the request), `left`. All processes of a machine
+share that clock.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import sys
+import threading
+import time
+
+import dlock
+import redis
+import redis.lock
+
+RELEASE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end"
+
+stopping = threading.Event()
+
+
+def say(what: str, *moments: float) -> None:
+    print(what, *moments, flush=True)
+
+
+class Library:
+    """redis.lock.Lock, or dlock.Lock in its place."""
+
+    def __init__(self, client: redis.Redis, key: str, lease: int, lock_class: type) -> None:
+        self.lock = client.lock(key, timeout=lease / 1000, sleep=0.02, lock_class=lock_class)
+
+    def acquire(self) -> float:
+        self.lock.acquire()
+        # Nobody tells when the lease of a lock began that was waited for.
+        sent = time.monotonic()
+        self.lock.reacquire()
+        return sent
+
+    def release(self) -> None:
+        self.lock.release()
+
+
+class Plain:
+    """SET NX PX, and a script that compares and deletes."""
+
+    def __init__(self, client: redis.Redis, key: str, lease: int) -> None:
+        self.client, self.key, self.lease = client, key, lease
+
+    def acquire(self) -> float:
+        self.token = secrets.token_hex(16)
+        while True:
+            sent = time.monotonic()
+            if self.client.set(self.key, self.token, nx=True, px=self.lease):
+                return sent
+            time.sleep(random.uniform(0.01, 0.03))
+
+    def release(self) -> None:
+        self.client.eval(RELEASE, 1, self.key, self.token)
+
+
+class Commands:
+    """DLOCK.ACQUIRE with BLOCK, as a client without a library."""
+
+    def __init__(self, client: redis.Redis, key: str, lease: int) -> None:
+        self.client, self.key, self.lease = client, key, lease
+
+    def acquire(self) -> float:
+        self.token = secrets.token_hex(16)
+        self.client.execute_command("DLOCK.ACQUIRE", self.key, self.token, self.lease, "BLOCK", 0)
+        sent = time.monotonic()
+        if not self.client.execute_command("DLOCK.EXTEND", self.key, self.token, self.lease):
+            raise redis.lock.LockNotOwnedError("it expired on the way")
+        return sent
+
+    def release(self) -> None:
+        self.client.execute_command("DLOCK.RELEASE", self.key, self.token)
+
+
+def late(why: Exception) -> bool:
+    """The lease ended before. The scripts of the old kinds then find a lock of dlock: WRONGTYPE."""
+    return isinstance(why, redis.lock.LockNotOwnedError) or "WRONGTYPE" in str(why)
+
+
+def work(locker: Library | Plain | Commands, lease: float) -> None:
+    while not stopping.is_set():
+        say("waits", time.monotonic())
+        try:
+            sent = locker.acquire()
+        except redis.lock.LockNotOwnedError:
+            continue
+        # As every client of dlock counts: a hundredth for the clocks' rates, 2 ms for their resolution.
+        until = sent + lease - lease / 100 - 0.002
+        say("holds", time.monotonic(), until)
+        odds = random.random()
+        if odds < 0.1:
+            time.sleep(max(until + 0.05 - time.monotonic(), 0))
+        else:
+            time.sleep(0.08 if odds < 0.2 else random.uniform(0.001, 0.005))
+        say("leaves", time.monotonic())
+        try:
+            locker.release()
+        except redis.RedisError as why:
+            if not late(why):
+                raise
+        say("left", time.monotonic())
+        time.sleep(random.uniform(0.02, 0.1))
+
+
+def main() -> None:
+    kind, port, key, lease = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    threading.Thread(target=lambda: (sys.stdin.read(), stopping.set()), daemon=True).start()
+    client = redis.Redis(port=port, socket_timeout=None)
+    lockers = {
+        "redis-py": lambda: Library(client, key, lease, redis.lock.Lock),
+        "set-nx": lambda: Plain(client, key, lease),
+        "dlock": lambda: Library(client, key, lease, dlock.Lock),
+        "commands": lambda: Commands(client, key, lease),
+    }
+    work(lockers[kind](), lease / 1000)
+
+
+main()

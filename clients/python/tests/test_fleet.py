@@ -1,0 +1,213 @@
+"""Old and new clients on one key, each in a process of its own that may be killed: never two holders, nobody
+waits in vain. What the processes do is in clients/fleet."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import os
+import pathlib
+import random
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+import pytest
+import redis
+from conftest import LIMIT, Server, until
+
+FLEET = pathlib.Path(__file__).parents[2] / "fleet"
+SECONDS = float(os.environ.get("DLOCK_SECONDS", "10"))
+KEY = "fleet"
+LEASE = 500
+OLD = ["redis-py", "redis-py", "redlock", "redlock", "set-nx"]
+NEW = ["dlock", "dlock", "ioredis", "ioredis", "commands"]
+
+
+@dataclass
+class Hold:
+    kind: str
+    waited_from: float
+    entered: float
+    until: float
+    # Before the request to release it; None: it was killed.
+    left: float | None = None
+
+    def end(self):
+        """Whoever is killed, or comes too late, holds it until its lease ends."""
+        return self.until if self.left is None else min(self.left, self.until)
+
+
+class Member:
+    """A process of the fleet, and what it said."""
+
+    def __init__(self, kind, port):
+        self.kind = kind
+        self.holds = []
+        self.waits_from = None
+        self.inside = threading.Event()
+        self.killed_at = None
+        node = kind in ("redlock", "ioredis")
+        program = ["node", FLEET / "member.js"] if node else [sys.executable, FLEET / "member.py"]
+        self.process = subprocess.Popen(
+            [*program, kind, str(port), KEY, str(LEASE)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self):
+        for line in self.process.stdout:
+            what, *moments = line.split()
+            at, *rest = map(float, moments)
+            if what == "waits":
+                self.waits_from = at
+            elif what == "holds":
+                self.holds.append(Hold(self.kind, self.waits_from, at, rest[0]))
+                self.waits_from = None
+                self.inside.set()
+            elif what == "leaves":
+                self.inside.clear()
+                self.holds[-1].left = at
+
+    def kill(self):
+        self.process.kill()
+        self.killed_at = time.monotonic()
+        self.process.wait()
+        self.reader.join()
+
+    def stop(self):
+        """Ends it as a deployment does: it gets what it waits for, and then stops."""
+        self.process.stdin.close()
+        assert self.process.wait(LIMIT) == 0, f"{self.kind} failed"
+        self.reader.join()
+        assert self.waits_from is None, f"{self.kind} waited in vain"
+
+
+class Fleet:
+    def __init__(self, port, kinds):
+        self.port = port
+        self.members = [Member(kind, port) for kind in kinds]
+        self.gone = []
+
+    def run(self, seconds):
+        """For so long, with kills: of a holder half of the time."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(random.uniform(0.1, 0.8), left))
+            member = random.choice(self.members)
+            if random.random() < 0.5:
+                member = until("somebody holds it", self.holder)
+            member.kill()
+            self.replace(self.members.index(member), member.kind)
+
+    def holder(self):
+        return next((member for member in self.members if member.inside.is_set()), None)
+
+    def replace(self, place, kind):
+        if self.members[place].killed_at is None:
+            self.members[place].stop()
+        self.gone.append(self.members[place])
+        self.members[place] = Member(kind, self.port)
+
+    def stop(self):
+        """All holds in their order, and when waiters were killed."""
+        for member in self.members:
+            member.stop()
+        everybody = self.gone + self.members
+        holds = sorted((hold for member in everybody for hold in member.holds), key=lambda hold: hold.entered)
+        return holds, [member.killed_at for member in everybody if member.waits_from is not None]
+
+    def close(self):
+        for member in self.members:
+            member.kill()
+
+
+def overlaps(holds):
+    return [(a, b) for a, b in zip(holds, holds[1:]) if b.entered < a.end()]
+
+
+def served_after_strings(holds, dead):
+    """For how long waiters of dlock still waited when the string that they waited for was gone. Without those
+    behind a position whose process had been killed: that is granted the lock first."""
+    return [
+        b.entered - a.end()
+        for a, b in zip(holds, holds[1:])
+        if a.kind in OLD and b.kind in NEW and b.waited_from < a.end()
+        if not any(a.entered - 1 < killed_at < b.entered for killed_at in dead)
+    ]
+
+
+def check(holds, dead, capsys, what):
+    assert overlaps(holds) == []
+    kinds = {kind: sum(hold.kind == kind for hold in holds) for kind in sorted({*OLD, *NEW})}
+    # Sometimes: all have held it, a holder was killed, another came too late.
+    assert all(kinds.values()), kinds
+    killed = sum(hold.left is None for hold in holds)
+    late = sum(hold.left is not None and hold.left > hold.until for hold in holds)
+    assert killed
+    assert late
+    served = sorted(served_after_strings(holds, dead))
+    assert served
+    with capsys.disabled():
+        soon = bisect.bisect(served, 0.05) / len(served)
+        print(
+            f"\n{what}: {kinds}; killed {killed}, late {late}; waits after a string's end: "
+            f"p50 {statistics.median(served) * 1000:.0f} ms, max {served[-1] * 1000:.0f} ms, "
+            f"{soon:.0%} of {len(served)} within 50 ms"
+        )
+
+
+@pytest.fixture
+def mixed(shared_server):
+    server = Server(shared_server.program, "--dlock.honour-strings", "yes")
+    yield server
+    server.stop()
+
+
+@contextlib.contextmanager
+def fleet(server, kinds):
+    made = Fleet(server.port, kinds)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.timeout(SECONDS + 120)
+def test_a_mixed_fleet_never_has_two_holders(mixed, capsys):
+    with fleet(mixed, OLD + NEW) as members:
+        members.run(SECONDS)
+        holds, dead = members.stop()
+    check(holds, dead, capsys, "mixed")
+
+
+@pytest.mark.timeout(SECONDS + 120)
+def test_a_fleet_moves_to_dlock_and_back(mixed, capsys):
+    step = SECONDS / (2 * len(OLD) + 2)
+    with fleet(mixed, OLD) as members, redis.Redis.from_url(mixed.url) as r:
+        for kinds in NEW, OLD:
+            r.config_set("dlock.honour-strings", "yes")
+            for place, kind in enumerate(kinds):
+                members.run(step)
+                members.replace(place, kind)
+            if kinds is NEW:
+                until("the last string is gone", lambda: r.type(KEY) != b"string")
+                r.config_set("dlock.honour-strings", "no")
+            members.run(step)
+        holds, dead = members.stop()
+    check(holds, dead, capsys, "moved and back")
+
+
+def test_the_check_finds_two_holders():
+    def hold(entered, until, left):
+        return Hold("dlock", 0, entered, until, left)
+
+    assert overlaps([hold(1, 9, 2), hold(2, 9, 3), hold(4, 5, 8), hold(5, 9, None)]) == []
+    assert len(overlaps([hold(1, 9, 3), hold(2, 9, 4)])) == 1
+    assert len(overlaps([hold(1, 9, None), hold(8, 9, 9)])) == 1
