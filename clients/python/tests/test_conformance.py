@@ -1,0 +1,156 @@
+"""The contract as data: plays conformance/*.json, in RESP2 and RESP3, over a bare socket. What a file means
+stands in conformance/README.md."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import socket
+import time
+
+import pytest
+import redis
+from conftest import LIMIT, until
+
+FOLDER = pathlib.Path(__file__).parents[3] / "conformance"
+STEP = {"on", "send", "answer", "until", "mark", "after", "close", "why"}
+
+
+class Error(str):
+    """An error reply."""
+
+
+class Connection:
+    def __init__(self, port, protocol):
+        self.socket = socket.create_connection(("127.0.0.1", port), LIMIT)
+        self.file = self.socket.makefile("rb")
+        if protocol == 3:
+            self.send(["HELLO", "3"])
+            assert isinstance(self.read(), dict)
+
+    def send(self, arguments):
+        parts = [b"*%d\r\n" % len(arguments)]
+        for argument in (text.encode() for text in arguments):
+            parts.append(b"$%d\r\n%s\r\n" % (len(argument), argument))
+        self.socket.sendall(b"".join(parts))
+
+    def read(self):
+        line = self.file.readline()
+        kind, rest = line[:1], line[1:-2].decode()
+        if kind == b"-":
+            return Error(rest)
+        if kind == b"+":
+            return rest
+        if kind == b"_" or (kind in b"$*" and rest == "-1"):
+            return None
+        if kind == b":":
+            return int(rest)
+        if kind == b"$":
+            return self.file.read(int(rest) + 2)[:-2].decode()
+        if kind in b"*>~":
+            return [self.read() for _ in range(int(rest))]
+        assert kind == b"%", line
+        return {self.read(): self.read() for _ in range(int(rest))}
+
+    def close(self):
+        self.file.close()
+        self.socket.close()
+
+
+class Playing:
+    def __init__(self, port, protocol):
+        self.port, self.protocol = port, protocol
+        self.connections, self.names, self.marks = {}, {}, {}
+        self.greatest_fence = 0
+
+    def step(self, step):
+        assert step.keys() <= STEP, step
+        on = step.get("on", "a")
+        if on not in self.connections:
+            self.connections[on] = Connection(self.port, self.protocol)
+        connection = self.connections[on]
+        if "mark" in step:
+            self.marks[step["mark"]] = time.monotonic()
+        if "send" in step:
+            words = step["send"].split(" ") if isinstance(step["send"], str) else step["send"]
+            command = [self.filled(word) for word in words]
+            connection.send(command)
+        if "answer" in step:
+            found = connection.read()
+            assert self.fits(step["answer"], found), f"{step}: found {found!r}"
+        if "until" in step:
+
+            def came():
+                if self.fits(step["until"], connection.read()):
+                    return True
+                return connection.send(command)
+
+            until(step, came)
+        for mark, least in step.get("after", {}).items():
+            assert time.monotonic() - self.marks[mark] >= least / 1000, f"{step}: too early"
+        if step.get("close"):
+            self.connections.pop(on).close()
+
+    def filled(self, text):
+        for name, value in self.names.items():
+            text = text.replace("{" + name + "}", str(value))
+        return text
+
+    def fits(self, wanted, found):
+        if isinstance(wanted, dict):
+            return all(self.fits_word(word, rest, found) for word, rest in wanted.items())
+        if isinstance(wanted, list):
+            same = isinstance(found, list) and len(wanted) == len(found)
+            return same and all(self.fits(*pair) for pair in zip(wanted, found))
+        if isinstance(wanted, str):
+            return not isinstance(found, Error) and found == self.filled(wanted)
+        return type(wanted) is type(found) and wanted == found
+
+    def fits_word(self, word, wanted, found):
+        if word == "any":
+            return True
+        if word == "error":
+            return isinstance(found, Error) and found.split(" ")[0] == wanted
+        if word in ("least", "most"):
+            return type(found) is int and (found >= wanted if word == "least" else found <= wanted)
+        if word == "length":
+            return isinstance(found, str) and len(found) == wanted
+        if word == "save":
+            self.names[wanted] = found
+            return type(found) in (int, str)
+        if word == "fence":
+            if wanted in self.names:
+                return found == self.names[wanted]
+            fresh = type(found) is int and found > self.greatest_fence
+            self.greatest_fence = self.names[wanted] = found
+            return fresh
+        assert word == "map", f"{word} is no pattern"
+        if self.protocol == 2 and isinstance(found, list):
+            found = dict(zip(found[::2], found[1::2]))
+        elif self.protocol == 2 or not isinstance(found, dict):
+            return False
+        return all(self.fits(rest, found[name]) for name, rest in wanted.items())
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_conformance(server, path, protocol):
+    scenario = json.loads(path.read_text())
+    if protocol not in scenario.get("protocols", [2, 3]):
+        pytest.skip("only for the other protocol")
+    options = scenario.get("options", {})
+    with redis.Redis.from_url(server.url, decode_responses=True) as r:
+        before = {name: r.config_get(name)[name] for name in options}
+        for name, value in options.items():
+            r.config_set(name, value)
+        playing = Playing(server.port, protocol)
+        try:
+            for step in scenario["steps"]:
+                playing.step(step)
+        finally:
+            for connection in playing.connections.values():
+                connection.close()
+            # Whoever is still queued is granted what is flushed.
+            until("nothing is left", lambda: r.flushall() and not r.execute_command("DLOCK.LIST", 0)[1])
+            for name, value in before.items():
+                r.config_set(name, value)

@@ -1,0 +1,182 @@
+//! The contract as data: plays `conformance/*.json` against real servers, in RESP2 and in RESP3. What a file
+//! means stands in `conformance/README.md`; `clients/python/tests/test_conformance.py` plays the same ones.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+use std::{fs, mem};
+
+use dlock_testkit::{Conn, Server, Value, each_server, project, until};
+use serde_json::{Value as Json, json};
+
+#[test]
+fn every_server_keeps_the_contract() {
+    let mut files: Vec<_> = fs::read_dir(project().join("conformance"))
+        .expect("the folder of the contract")
+        .map(|entry| entry.expect("a file").path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
+        .collect();
+    files.sort();
+    assert!(files.len() >= 30, "{} files", files.len());
+    each_server(|kind| {
+        let server = Server::start(kind);
+        for file in &files {
+            let text = fs::read_to_string(file).expect("a file of the contract");
+            let scenario: Json =
+                serde_json::from_str(&text).unwrap_or_else(|why| panic!("{}: {why}", file.display()));
+            let only = scenario["protocols"].as_array();
+            for protocol in [2, 3].into_iter().filter(|p| only.is_none_or(|only| only.contains(&json!(p)))) {
+                play(&server, &scenario, protocol, &format!("{} in RESP{protocol}", file.display()));
+            }
+        }
+    });
+}
+
+fn play(server: &Server, scenario: &Json, protocol: u8, title: &str) {
+    let mut control = server.connect();
+    let mut set = Vec::new();
+    for (option, value) in scenario["options"].as_object().into_iter().flatten() {
+        let before = control.ok(&format!("CONFIG GET {option}")).field(option).text();
+        control.ok(&format!("CONFIG SET {option} {}", value.as_str().expect("an option's text")));
+        set.push((option, before));
+    }
+    let mut playing = Playing::new(server, protocol);
+    for (at, step) in scenario["steps"].as_array().expect("steps").iter().enumerate() {
+        playing.step(step, &format!("{title}, step {}: {step}", at + 1));
+    }
+    drop(playing);
+    until("nothing is left", || {
+        // Whoever is still queued is granted what is flushed.
+        control.ok("FLUSHALL");
+        control.ok("DLOCK.LIST 0").items()[1].items().is_empty()
+    });
+    for (option, before) in set {
+        // A value may be empty.
+        assert_eq!(control.call(&["CONFIG", "SET", option, &before]), "OK");
+    }
+}
+
+/// A scenario on its way.
+struct Playing<'a> {
+    server: &'a Server,
+    protocol: u8,
+    connections: HashMap<String, Conn>,
+    /// What the steps have named, as text.
+    names: HashMap<String, String>,
+    /// Just before the requests that are so named.
+    marks: HashMap<String, Instant>,
+    greatest_fence: i64,
+}
+
+impl<'a> Playing<'a> {
+    fn new(server: &'a Server, protocol: u8) -> Playing<'a> {
+        let (connections, names, marks) = Default::default();
+        Playing { server, protocol, connections, names, marks, greatest_fence: 0 }
+    }
+
+    #[allow(clippy::disallowed_methods, reason = "a client measures by its own clock")]
+    fn step(&mut self, step: &Json, title: &str) {
+        let known = ["on", "send", "answer", "until", "mark", "after", "close", "why"];
+        let words = step.as_object().expect("a step is an object");
+        assert!(words.keys().all(|word| known.contains(&word.as_str())), "{title}: a step that nobody knows");
+        let on = step["on"].as_str().unwrap_or("a").to_string();
+        if let Some(mark) = step["mark"].as_str() {
+            self.marks.insert(mark.into(), Instant::now());
+        }
+        let command = words.get("send").map(|command| self.command(command));
+        if let Some(command) = &command {
+            self.connection(&on).send(command);
+        }
+        if let Some(wanted) = words.get("answer") {
+            let found = self.connection(&on).read();
+            assert!(self.fits(wanted, &found), "{title}: found {found:?}");
+        }
+        if let Some(wanted) = words.get("until") {
+            until(title, || {
+                let found = self.connection(&on).read();
+                self.fits(wanted, &found) || {
+                    self.connection(&on).send(command.as_ref().expect("a command to repeat"));
+                    false
+                }
+            });
+        }
+        for (mark, least) in step["after"].as_object().into_iter().flatten() {
+            let least = Duration::from_millis(least.as_u64().expect("ms"));
+            assert!(self.marks[mark].elapsed() >= least, "{title}: too early");
+        }
+        if step["close"] == true {
+            self.connections.remove(&on);
+        }
+    }
+
+    fn connection(&mut self, name: &str) -> &mut Conn {
+        self.connections.entry(name.into()).or_insert_with(|| {
+            let mut conn = self.server.connect();
+            if self.protocol == 3 {
+                conn.hello3();
+            }
+            conn
+        })
+    }
+
+    fn command(&self, command: &Json) -> Vec<String> {
+        match command {
+            Json::String(text) => text.split(' ').map(|word| self.filled(word)).collect(),
+            words => {
+                let words = words.as_array().expect("a text or an array of arguments").iter();
+                words.map(|word| self.filled(word.as_str().expect("text"))).collect()
+            }
+        }
+    }
+
+    /// With what the names in braces stand for.
+    fn filled(&self, text: &str) -> String {
+        let put =
+            |text: String, (name, value): (&String, &String)| text.replace(&format!("{{{name}}}"), value);
+        self.names.iter().fold(text.to_string(), put)
+    }
+
+    fn fits(&mut self, wanted: &Json, found: &Value) -> bool {
+        match wanted {
+            Json::Null => found.is_nil(),
+            Json::Bool(_) => panic!("no reply is true or false"),
+            Json::Number(wanted) => *found == wanted.as_i64().expect("a whole number"),
+            Json::String(wanted) => *found == self.filled(wanted),
+            Json::Array(wanted) => match found {
+                Value::Array(items) | Value::Push(items) if items.len() == wanted.len() => {
+                    wanted.iter().zip(items).all(|(wanted, item)| self.fits(wanted, item))
+                }
+                _ => false,
+            },
+            Json::Object(words) => words.iter().all(|(word, wanted)| self.fits_word(word, wanted, found)),
+        }
+    }
+
+    fn fits_word(&mut self, word: &str, wanted: &Json, found: &Value) -> bool {
+        let number = || wanted.as_i64().expect("a whole number");
+        match (word, found) {
+            ("any", _) => true,
+            ("error", Value::Error(line)) => line.split(' ').next() == wanted.as_str(),
+            ("least", Value::Int(n)) => *n >= number(),
+            ("most", Value::Int(n)) => *n <= number(),
+            ("length", Value::Bulk(bytes)) => bytes.len() as i64 == number(),
+            ("save", Value::Int(n)) => self.save(wanted, n.to_string()),
+            ("save", Value::Bulk(_)) => self.save(wanted, found.text()),
+            ("fence", Value::Int(n)) => match self.names.get(wanted.as_str().expect("a name")) {
+                Some(known) => *known == n.to_string(),
+                None => mem::replace(&mut self.greatest_fence, *n) < *n && self.save(wanted, n.to_string()),
+            },
+            ("map", Value::Array(_) | Value::Map(_)) => {
+                let named = wanted.as_object().expect("fields by their names");
+                matches!(found, Value::Map(_)) == (self.protocol == 3)
+                    && named.iter().all(|(name, wanted)| self.fits(wanted, found.field(name)))
+            }
+            ("error" | "least" | "most" | "length" | "save" | "fence" | "map", _) => false,
+            _ => panic!("{word} is no pattern"),
+        }
+    }
+
+    fn save(&mut self, name: &Json, value: String) -> bool {
+        self.names.insert(name.as_str().expect("a name").into(), value);
+        true
+    }
+}
