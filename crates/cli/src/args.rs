@@ -1,5 +1,7 @@
 //! The command line. `--help` and the manual show these doc comments.
 
+mod operators;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,6 +9,8 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
+
+pub use operators::{List, Log, Status};
 
 use crate::{texts, wrong_call};
 
@@ -40,6 +44,15 @@ pub enum Command {
     /// Show who holds a lock and who waits for it, on every server
     #[command(long_about = texts::INSPECT, after_long_help = texts::INSPECT_EXAMPLES)]
     Inspect(Inspect),
+    /// Show all locks: who holds them, since when, how many wait
+    #[command(long_about = texts::LIST, after_long_help = texts::LIST_EXAMPLES)]
+    List(List),
+    /// Show what went wrong lately: holds that expired, long waits, deadlocks
+    #[command(long_about = texts::LOG, after_long_help = texts::LOG_EXAMPLES)]
+    Log(Log),
+    /// Show how each server is; for health checks
+    #[command(long_about = texts::STATUS, after_long_help = texts::STATUS_EXAMPLES)]
+    Status(Status),
     /// Wait until a lock is free, without acquiring it
     #[command(after_long_help = texts::WAIT_EXAMPLES)]
     Wait(WaitFree),

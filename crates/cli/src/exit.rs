@@ -1,6 +1,6 @@
 //! Exit codes and error messages, unless dlock exits like the program it runs.
 //!
-//! 64, 69, 71 and 75 are from sysexits.h. 79 is the first number above that list; `timeout` uses 124 and 125,
+//! 1 is what diff and grep say of a result that is none to be glad of. 64, 69, 71 and 75 are from sysexits.h. 79 is the first number above that list; `timeout` uses 124 and 125,
 //! shells use 126, 127 and 128 + n. A program that is run may exit with any of these too: the message on
 //! standard error tells them apart.
 
@@ -20,11 +20,18 @@ pub enum Failure {
     System,
     NotAcquired,
     Lost,
+    Attention,
 }
 
 impl Failure {
-    pub const ALL: [Failure; 5] =
-        [Failure::Usage, Failure::NoQuorum, Failure::System, Failure::NotAcquired, Failure::Lost];
+    pub const ALL: [Failure; 6] = [
+        Failure::Attention,
+        Failure::Usage,
+        Failure::NoQuorum,
+        Failure::System,
+        Failure::NotAcquired,
+        Failure::Lost,
+    ];
 
     pub fn code(self) -> u8 {
         match self {
@@ -33,6 +40,7 @@ impl Failure {
             Failure::System => 71,
             Failure::NotAcquired => 75,
             Failure::Lost => 79,
+            Failure::Attention => 1,
         }
     }
 
@@ -44,6 +52,7 @@ impl Failure {
             Failure::System => "system error: a file, a process",
             Failure::NotAcquired => "somebody else held the lock until the wait timed out",
             Failure::Lost => "the lock was lost: the command was ended, or there was no hold",
+            Failure::Attention => "status: it works, but something needs attention",
         }
     }
 }

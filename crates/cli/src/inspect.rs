@@ -3,10 +3,8 @@
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::time::Duration;
 
 use comfy_table::Table;
-use comfy_table::presets::NOTHING;
 use dlock_client::{Answer, Client, Inspected, Inspection, Waiting};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -16,6 +14,7 @@ use crate::exit::Failure;
 use crate::hold::print;
 use crate::lock::Abort;
 use crate::shown::{self, plain};
+use crate::table::{short, table, time};
 
 pub async fn inspect(args: Inspect) -> Result<u8, Abort> {
     let client = args.servers.client().await?;
@@ -42,7 +41,7 @@ pub enum State {
 }
 
 impl State {
-    fn of(masters: &[Inspected<Option<Inspection>>]) -> State {
+    pub fn of(masters: &[Inspected<Option<Inspection>>]) -> State {
         let majority = masters.len() / 2 + 1;
         let answers: Vec<&Option<Inspection>> =
             masters.iter().filter_map(|seen| seen.answer.found()).collect();
@@ -64,6 +63,16 @@ impl State {
             State::Delayed
         } else {
             State::Undecided
+        }
+    }
+
+    pub fn word(self) -> &'static str {
+        match self {
+            State::Free => "free",
+            State::Delayed => "delayed",
+            State::Held => "held",
+            State::Undecided => "undecided",
+            State::NoQuorum => "no quorum",
         }
     }
 
@@ -173,27 +182,6 @@ impl View {
     }
 }
 
-fn table(head: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(NOTHING).set_header(head);
-    table
-}
-
-/// A token for people, shortened: whoever knows all of it owns the hold.
-fn short(token: &str) -> String {
-    match token.char_indices().nth(8) {
-        Some((end, _)) => format!("{}…", plain(&token[..end])),
-        None => plain(token),
-    }
-}
-
-/// In whole seconds, or in milliseconds below one second.
-fn time(ms: u64) -> String {
-    let time = Duration::from_millis(ms);
-    let shown = if ms < 1000 { time } else { Duration::from_secs(time.as_secs()) };
-    humantime::format_duration(shown).to_string()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -239,12 +227,5 @@ mod tests {
         ] {
             assert_eq!(State::of(&masters), state, "{masters:?}");
         }
-    }
-
-    #[test]
-    fn times_and_tokens_are_short() {
-        assert_eq!((time(999), time(61_900)), ("999ms".into(), "1m 1s".into()));
-        assert_eq!(short("a\nb"), "a\\nb");
-        assert_eq!((short("abc"), short("ééééééééé")), ("abc".into(), "éééééééé…".into()));
     }
 }

@@ -8,14 +8,18 @@ mod descendants;
 mod exit;
 mod hold;
 mod inspect;
+mod list;
 mod lock;
+mod log;
 mod pages;
 mod program;
 mod run;
 mod servers;
 mod shown;
 mod signals;
+mod status;
 mod supervise;
+mod table;
 mod texts;
 mod wrong_call;
 
@@ -69,6 +73,9 @@ fn execute(command: Command) -> Result<u8, Abort> {
             Command::Extend(args) => hold::extend(args).await,
             Command::Wait(args) => hold::wait(args).await,
             Command::Inspect(args) => inspect::inspect(args).await,
+            Command::List(args) => list::list(args).await,
+            Command::Log(args) => log::log(args).await,
+            Command::Status(args) => status::status(args).await,
             Command::Break(args) => break_holds::break_holds(args).await,
             Command::Completions { .. } | Command::Man { .. } => unreachable!("executed above"),
         }

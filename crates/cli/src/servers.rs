@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use dlock_client::{BuildError, Client};
+use dlock_client::{BuildError, Client, ClientBuilder};
 
 use crate::args::Servers;
 use crate::exit::Error;
@@ -23,6 +23,18 @@ type Named = (String, String);
 impl Servers {
     /// Builds the client. Must be called in the runtime that its background work uses.
     pub async fn client(&self) -> Result<Client, Error> {
+        let (builder, origins) = self.builder().await?;
+        builder.build().await.map_err(|why| wrong(why, &origins))
+    }
+
+    /// A client that looks at the servers, whatever their state.
+    pub async fn observer(&self) -> Result<Client, Error> {
+        let (builder, origins) = self.builder().await?;
+        builder.observe().await.map_err(|why| wrong(why, &origins))
+    }
+
+    /// And where each address was found.
+    async fn builder(&self) -> Result<(ClientBuilder, Vec<String>), Error> {
         let (addresses, origins): (Vec<String>, Vec<String>) = self.named().await?.into_iter().unzip();
         let mut builder = Client::builder().servers(addresses).node_timeout(self.node_timeout);
         if let Some(file) = &self.cacert {
@@ -32,12 +44,7 @@ impl Servers {
             let (certificate, key) = (read(certificate, LARGEST_PEM).await?, read(key, LARGEST_PEM).await?);
             builder = builder.client_certificate(certificate, key);
         }
-        builder.build().await.map_err(|why| match why {
-            BuildError::Address { position, why } if position <= origins.len() => {
-                Error::usage(format_args!("{}: {why}", origins[position - 1]))
-            }
-            why => why.into(),
-        })
+        Ok((builder, origins))
     }
 
     /// The servers of the arguments, else of the environment.
@@ -64,6 +71,15 @@ impl Servers {
             ));
         }
         Ok(named)
+    }
+}
+
+fn wrong(why: BuildError, origins: &[String]) -> Error {
+    match why {
+        BuildError::Address { position, why } if position <= origins.len() => {
+            Error::usage(format_args!("{}: {why}", origins[position - 1]))
+        }
+        why => why.into(),
     }
 }
 

@@ -128,3 +128,55 @@ pub const MAN_EXAMPLES: &str = "\
 Examples:
   dlock man | man -l -
   dlock man run > ~/.local/share/man/man1/dlock-run.1";
+
+pub const LIST: &str = "\
+Show all locks of the servers: who holds them, since when, how many wait.
+
+A row for each resource that is held, waited for or in a delay: the label of its holder (or the beginning of \
+its token), the address it was acquired from, how long it has been held, what is left of its lease, and how \
+many wait. With several servers, a lock is held if a majority of them has the same holder. \
+The exit code is 69 if too few servers answered, otherwise 0.
+
+With --json, prints an object:
+  locks       an object for each resource: resource, state (see `inspect`), mode, holders, waiters, held_ms, \
+left_ms, servers (how many know it), and its holder: label, address, fence, token
+  unanswered  the servers that did not answer, each as `server` and `why`";
+
+pub const LIST_EXAMPLES: &str = "\
+Examples:
+  dlock list
+  dlock list 'invoice:*'
+  dlock list --json | jq -r '.locks[] | select(.waiters > 0) | .resource'";
+
+pub const LOG: &str = "\
+Show what went wrong lately on the servers, newest first (DLOCK.LOG).
+
+Holds that expired, were broken, or vanished with their key; holds and waits that took long \
+(dlock.log-slower-than); deadlocks, full queues, closed connections. The servers keep the last entries \
+(dlock.log-max-len) in memory. The user requires the right to dlock.log. The exit code is 69 if no server \
+answered, otherwise 0.
+
+With --json, prints an object per line: server, id, time_ms (since 1970), what, db, resource, token (its \
+first bytes), label, client, address, fence, held_ms or waited_ms.";
+
+pub const LOG_EXAMPLES: &str = "\
+Examples:
+  dlock log -n 10
+  dlock log nightly-report
+  dlock log --follow --json | jq -r 'select(.what == \"expired\") | .resource'";
+
+pub const STATUS: &str = "\
+Show how each server is; for health checks.
+
+A row for each server: its version, its role, what is left of its grace period, its fence mark, its warnings \
+(dlock_warning_words), and how many locks are held and how many waiters there are. The exit code is 0 if all \
+is well; 1 if locks can be acquired, but a server is down, is no master, is in its grace period, cannot write \
+its fence mark or has warnings (`dlock doctor` says what to change); 69 if too few servers can grant locks.
+
+With --json, prints an object: status (ok, attention, no_quorum) and servers, an object for each server \
+with its address as `server` and either its values or `unanswered`.";
+
+pub const STATUS_EXAMPLES: &str = "\
+Examples:
+  dlock status
+  dlock status --json | jq -r '.servers[] | select(.role != \"master\") | .server'";

@@ -4,8 +4,20 @@
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
-const SUBCOMMANDS: [&str; 9] =
-    ["run", "acquire", "release", "extend", "inspect", "wait", "break", "completions", "man"];
+const SUBCOMMANDS: [&str; 12] = [
+    "run",
+    "acquire",
+    "release",
+    "extend",
+    "inspect",
+    "list",
+    "log",
+    "status",
+    "wait",
+    "break",
+    "completions",
+    "man",
+];
 
 fn dlock(words: &[&str]) -> Output {
     let mut dlock = Command::new(env!("CARGO_BIN_EXE_dlock"));

@@ -3,6 +3,7 @@
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use redis::{Cmd, Value};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use crate::clock::now;
 use crate::error::{BuildError, ExtendError, NoQuorum, NodeState, ReleaseError, Report};
 use crate::guard::extend::extend;
 use crate::guard::release::Releases;
-use crate::inspect::{Answer, Inspected, Inspection, Waiting};
+use crate::inspect::{Answer, Inspected, Inspection, Listed, Logged, Waiting};
 use crate::lease::Instant;
 use crate::options::ClientBuilder;
 use crate::quorum::Extension;
@@ -50,6 +51,12 @@ impl Client {
 
     pub(crate) async fn connect(builder: ClientBuilder) -> Result<Client, BuildError> {
         Ok(Client { service: Service::connect(builder).await?, session: Arc::default() })
+    }
+
+    pub(crate) async fn observe(builder: ClientBuilder) -> Result<Client, BuildError> {
+        let service = Arc::new(Service::new(builder)?);
+        join_all(service.nodes.iter().map(|node| node.connection())).await;
+        Ok(Client { service, session: Arc::default() })
     }
 
     /// The lock of `resource`: `client.lock("invoice:42").acquire().await`.
@@ -120,6 +127,42 @@ impl Client {
     /// The waiters in the queue of each master, the head first, at most `most` of them.
     pub async fn waiters(&self, resource: impl AsRef<[u8]>, most: u32) -> Vec<Inspected<Vec<Waiting>>> {
         self.ask_all(request::waiters(resource.as_ref(), most), reading::queue).await
+    }
+
+    /// For operators: the locks of each master, only those that match the pattern (as of KEYS), if one is
+    /// given. A walk of several requests: what is there during all of it is found, once.
+    pub async fn list(&self, pattern: Option<&[u8]>) -> Vec<Inspected<Vec<Listed>>> {
+        let walks = self.service.channels().into_iter().map(|channel| async move {
+            let (mut cursor, mut found) = (0, HashMap::new());
+            let answer = loop {
+                let question = request::list(cursor, pattern);
+                match channel.ask(&question, None, channel.node.limit).await.found(reading::listing) {
+                    Ok((next, locks)) => {
+                        found.extend(locks.into_iter().map(|lock| (lock.resource.clone(), lock)));
+                        cursor = next;
+                    }
+                    Err(state) => break Answer::Unanswered(state),
+                }
+                if cursor == 0 {
+                    break Answer::Found(found.into_values().collect());
+                }
+            };
+            Inspected { server: channel.node.name.clone(), answer }
+        });
+        join_all(walks).await
+    }
+
+    /// For operators: what went wrong lately on each master, newest first, at most `most` entries; with this
+    /// resource, if one is given.
+    pub async fn log(&self, most: u32, resource: Option<&[u8]>) -> Vec<Inspected<Vec<Logged>>> {
+        self.ask_all(request::log(most, resource), reading::log).await
+    }
+
+    /// For operators: sends a command to every master and returns the texts of its answer, in their order and
+    /// without their nesting. For commands that read (INFO, CONFIG GET, TIME): one without an answer may have
+    /// been carried out.
+    pub async fn ask(&self, command: &[impl AsRef<[u8]>]) -> Vec<Inspected<Vec<String>>> {
+        self.ask_all(request::words(command), reading::texts).await
     }
 
     /// For operators: ends every hold of the resource on every master that can be reached, whatever the

@@ -70,6 +70,59 @@ pub struct Holder {
     pub ephemeral: bool,
     /// The number of its connection on that master; 0 where it is not known.
     pub client: u64,
+    /// Where that connection comes from; empty where it is not known.
+    pub address: String,
+    /// The ms since its grant.
+    pub held_ms: u64,
+}
+
+/// A lock of a master: see [`Client::list`](crate::Client::list).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Listed {
+    /// The resource. Not as text: it may be asked about.
+    #[serde(skip)]
+    pub resource: Vec<u8>,
+    /// As in [`Inspection::mode`].
+    pub mode: String,
+    /// How many hold it.
+    pub holders: u64,
+    /// How many wait for it.
+    pub waiters: u64,
+    /// What is left of its longest lease, in ms; None while nobody holds it.
+    pub left_ms: Option<u64>,
+    /// The ms since the first grant among its holders'.
+    pub held_ms: u64,
+}
+
+/// Something that went wrong on a master: see [`Client::log`](crate::Client::log).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Logged {
+    /// Its number, which rises until the master starts anew.
+    pub id: u64,
+    /// When, in ms since 1970 by the clock of the master.
+    pub time_ms: u64,
+    /// What: `expired`, `broken`, `deadlock`.. as DLOCK.LOG names it.
+    pub what: String,
+    /// The database.
+    pub db: u64,
+    /// The resource, as text; bytes that are none are escaped.
+    pub resource: String,
+    /// The first bytes of the token, as text.
+    pub token: String,
+    /// The free text given with it.
+    pub label: String,
+    /// The number of its connection on that master; 0 where it is not known.
+    pub client: u64,
+    /// Where that connection comes from; empty where it is not known.
+    pub address: String,
+    /// The fence of the hold; 0 where there is none.
+    pub fence: u64,
+    /// The ms of the hold; None for a wait.
+    pub held_ms: Option<u64>,
+    /// The ms of the wait; None for a hold.
+    pub waited_ms: Option<u64>,
 }
 
 /// Who waits for a resource on one master.

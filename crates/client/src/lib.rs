@@ -89,6 +89,6 @@ pub use error::{
     AcquireError, BuildError, ExtendError, Lost, NoQuorum, NodeReport, NodeState, ReleaseError, Report,
 };
 pub use guard::{Cancellation, ForgottenHold, Guard, Guards};
-pub use inspect::{Answer, Holder, Inspected, Inspection, Position, Waiting};
+pub use inspect::{Answer, Holder, Inspected, Inspection, Listed, Logged, Position, Waiting};
 pub use lease::Instant;
 pub use options::{ClientBuilder, Retry};

@@ -135,4 +135,10 @@ impl ClientBuilder {
     pub async fn build(self) -> Result<Client, BuildError> {
         Client::connect(self).await
     }
+
+    /// [`build`](Self::build) for a client that looks at servers, whatever their state: one that cannot take
+    /// part, or is the same as another, is no error, but answers each question with why.
+    pub async fn observe(self) -> Result<Client, BuildError> {
+        Client::observe(self).await
+    }
 }

@@ -3,7 +3,7 @@
 use dlock_protocol::reply::{self, Reply};
 use redis::Value;
 
-use crate::inspect::{Holder, Inspection, Waiting};
+use crate::inspect::{Holder, Inspection, Listed, Logged, Waiting};
 
 /// DLOCK.INSPECT: None inside is null, nobody holds or waits.
 pub(crate) fn inspection(value: Value) -> Option<Option<Inspection>> {
@@ -13,6 +13,38 @@ pub(crate) fn inspection(value: Value) -> Option<Option<Inspection>> {
 /// DLOCK.WAITERS.
 pub(crate) fn queue(value: Value) -> Option<Vec<Waiting>> {
     Reply::read(plain(value)).map(|queue: Vec<reply::Waiting>| queue.into_iter().map(Waiting::from).collect())
+}
+
+/// DLOCK.LIST: where to go on, and locks.
+pub(crate) fn listing(value: Value) -> Option<(u64, Vec<Listed>)> {
+    let seen: reply::Listing = Reply::read(plain(value))?;
+    Some((seen.cursor, seen.locks.into_iter().map(Listed::from).collect()))
+}
+
+/// DLOCK.LOG.
+pub(crate) fn log(value: Value) -> Option<Vec<Logged>> {
+    Reply::read(plain(value)).map(|log: Vec<reply::Logged>| log.into_iter().map(Logged::from).collect())
+}
+
+/// Any answer, as the texts in it, in their order.
+pub(crate) fn texts(value: Value) -> Option<Vec<String>> {
+    fn push(value: Value, texts: &mut Vec<String>) {
+        match value {
+            Value::Int(number) => texts.push(number.to_string()),
+            Value::BulkString(bytes) => texts.push(String::from_utf8_lossy(&bytes).into_owned()),
+            Value::SimpleString(text) | Value::VerbatimString { text, .. } => texts.push(text),
+            Value::Okay => texts.push("OK".into()),
+            Value::Array(items) | Value::Set(items) => items.into_iter().for_each(|item| push(item, texts)),
+            Value::Map(pairs) => pairs.into_iter().for_each(|(name, value)| {
+                push(name, texts);
+                push(value, texts);
+            }),
+            _ => {}
+        }
+    }
+    let mut texts = Vec::new();
+    push(value, &mut texts);
+    Some(texts)
 }
 
 /// DLOCK.BREAK, and the like.
@@ -58,6 +90,8 @@ impl From<reply::Holder<'_>> for Holder {
             label: shown(&holder.label),
             ephemeral: holder.ephemeral,
             client: holder.client,
+            address: shown(&holder.addr),
+            held_ms: holder.held,
         }
     }
 }
@@ -71,6 +105,42 @@ impl From<reply::Waiting<'_>> for Waiting {
             waited_ms: waiting.waited,
             left_ms: waiting.left,
             label: shown(&waiting.label),
+        }
+    }
+}
+
+impl From<reply::Listed<'_>> for Listed {
+    fn from(lock: reply::Listed<'_>) -> Listed {
+        Listed {
+            resource: lock.key.into_owned(),
+            mode: shown(&lock.mode),
+            holders: lock.holders,
+            waiters: lock.waiters,
+            left_ms: lock.pttl.0,
+            held_ms: lock.held,
+        }
+    }
+}
+
+impl From<reply::Logged<'_>> for Logged {
+    fn from(entry: reply::Logged<'_>) -> Logged {
+        let (held_ms, waited_ms) = match entry.lasted {
+            reply::Lasted::Held(ms) => (Some(ms), None),
+            reply::Lasted::Waited(ms) => (None, Some(ms)),
+        };
+        Logged {
+            id: entry.id,
+            time_ms: entry.time,
+            what: shown(&entry.what),
+            db: entry.db,
+            resource: shown(&entry.key),
+            token: shown(&entry.token),
+            label: shown(&entry.label),
+            client: entry.client,
+            address: shown(&entry.address),
+            fence: entry.fence,
+            held_ms,
+            waited_ms,
         }
     }
 }

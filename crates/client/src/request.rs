@@ -70,6 +70,24 @@ pub(crate) fn inspect(resource: &[u8], most: u32) -> Cmd {
     cmd
 }
 
+pub(crate) fn list(cursor: u64, pattern: Option<&[u8]>) -> Cmd {
+    let count = std::num::NonZeroU32::new(command::List::MOST_LOOKED_AT);
+    cmd(&command::List { cursor, pattern, count, waited: false }.to_args())
+}
+
+pub(crate) fn log(most: u32, key: Option<&[u8]>) -> Cmd {
+    cmd(&command::Log::Read { count: std::num::NonZeroU32::new(most), key }.to_args())
+}
+
+/// Any command, by its words.
+pub(crate) fn words(words: &[impl AsRef<[u8]>]) -> Cmd {
+    let mut cmd = Cmd::new();
+    for word in words {
+        cmd.arg(word.as_ref());
+    }
+    cmd
+}
+
 pub(crate) fn break_holds(resource: &[u8]) -> Cmd {
     only_key(command::table::BREAK.name, resource)
 }

@@ -43,6 +43,13 @@ pub(crate) type Channels = SmallVec<[Arc<Channel>; 5]>;
 
 impl Service {
     pub(crate) async fn connect(options: ClientBuilder) -> Result<Arc<Service>, BuildError> {
+        let service = Service::new(options)?;
+        service.first_connections().await?;
+        Ok(Arc::new(service))
+    }
+
+    /// Without connections.
+    pub(crate) fn new(options: ClientBuilder) -> Result<Service, BuildError> {
         let addresses: Vec<Address> = options
             .servers
             .iter()
@@ -70,9 +77,7 @@ impl Service {
         cleanup.close();
         let (retry, drift) = (options.retry, options.drift);
         let contended = Contended::default();
-        let service = Service { nodes, quorum, retry, contended, drift, background, watched, cleanup };
-        service.first_connections().await?;
-        Ok(Arc::new(service))
+        Ok(Service { nodes, quorum, retry, contended, drift, background, watched, cleanup })
     }
 
     /// Opens the first connections. A master that is down may come back, and a majority goes on without one

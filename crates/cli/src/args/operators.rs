@@ -1,0 +1,52 @@
+//! The subcommands that look at servers.
+
+use std::ffi::OsString;
+
+use clap::Args;
+
+use super::Servers;
+
+#[derive(Debug, Args)]
+pub struct List {
+    /// Only resources that match this pattern: `invoice:*`, as of KEYS
+    pub pattern: Option<OsString>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+
+    #[command(flatten)]
+    pub servers: Servers,
+}
+
+#[derive(Debug, Args)]
+pub struct Log {
+    /// Only what concerns this resource
+    pub resource: Option<OsString>,
+
+    /// At most so many entries of each server
+    #[arg(long, short = 'n', value_name = "N", default_value = "50")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub count: u32,
+
+    /// Print the oldest entry first, and go on with new ones as they come
+    #[arg(long, short = 'f')]
+    pub follow: bool,
+
+    /// Print JSON: an object per line
+    #[arg(long)]
+    pub json: bool,
+
+    #[command(flatten)]
+    pub servers: Servers,
+}
+
+#[derive(Debug, Args)]
+pub struct Status {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+
+    #[command(flatten)]
+    pub servers: Servers,
+}

@@ -1,0 +1,135 @@
+//! `dlock list`: the locks of all servers, a row for each resource.
+
+use std::collections::BTreeMap;
+use std::os::unix::ffi::OsStrExt;
+
+use dlock_client::{Answer, Client, Holder, Inspected, Inspection};
+use futures_util::{StreamExt, stream};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::args::List;
+use crate::exit::{Failure, complain};
+use crate::hold::print;
+use crate::inspect::State;
+use crate::lock::Abort;
+use crate::shown::{self, plain};
+use crate::table::{short, table, time};
+
+/// How many inspections are under way at a time.
+const AT_A_TIME: usize = 32;
+
+pub async fn list(args: List) -> Result<u8, Abort> {
+    let client = args.servers.observer().await?;
+    let pattern = args.pattern.as_ref().map(|pattern| pattern.as_bytes());
+    let (mut locks, silent) = find(&client, pattern).await;
+    locks = stream::iter(locks).map(|lock| lock.with_holder(&client)).buffered(AT_A_TIME).collect().await;
+    if args.json {
+        print(&shown::json(&json!({ "locks": locks, "unanswered": silent })))?;
+    } else {
+        silent.iter().for_each(|silent| complain(format_args!("{}: {}", silent.server, silent.why)));
+        let mut rows = table(&["RESOURCE", "MODE", "HOLDER", "FROM", "HELD", "LEASE LEFT", "WAITING"]);
+        rows.add_rows(locks.iter().map(Lock::row));
+        print(&if locks.is_empty() { "no locks".into() } else { rows.trim_fmt() })?;
+    }
+    let answered = client.members() - silent.len();
+    Ok(if answered > client.members() / 2 { 0 } else { Failure::NoQuorum.code() })
+}
+
+/// A lock, over all servers that know it.
+#[derive(Debug, Default, Serialize)]
+pub struct Lock {
+    #[serde(skip)]
+    name: Vec<u8>,
+    pub resource: String,
+    /// Unknown before its holder was asked for.
+    state: Option<State>,
+    mode: String,
+    holders: u64,
+    pub waiters: u64,
+    pub held_ms: u64,
+    left_ms: Option<u64>,
+    servers: usize,
+    holder: Option<Holder>,
+}
+
+/// A server without an answer.
+#[derive(Debug, Serialize)]
+pub struct Silent {
+    server: String,
+    why: String,
+}
+
+/// The locks that match, by name, and the servers that did not answer.
+pub async fn find(client: &Client, pattern: Option<&[u8]>) -> (Vec<Lock>, Vec<Silent>) {
+    let (mut locks, mut silent) = (BTreeMap::<Vec<u8>, Lock>::new(), Vec::new());
+    for Inspected { server, answer } in client.list(pattern).await {
+        let listed = match answer {
+            Answer::Found(listed) => listed,
+            Answer::Unanswered(why) => {
+                silent.push(Silent { server: server.to_string(), why: why.to_string() });
+                continue;
+            }
+        };
+        for seen in listed {
+            let lock = locks.entry(seen.resource).or_default();
+            if lock.mode.is_empty() || seen.holders > 0 {
+                lock.mode = seen.mode;
+            }
+            lock.servers += 1;
+            lock.holders = lock.holders.max(seen.holders);
+            // Everybody waits in the queue of one server.
+            lock.waiters += seen.waiters;
+            lock.held_ms = lock.held_ms.max(seen.held_ms);
+            lock.left_ms = lock.left_ms.max(seen.left_ms);
+        }
+    }
+    let named = |(name, lock): (Vec<u8>, Lock)| {
+        let resource = String::from_utf8_lossy(&name).into_owned();
+        Lock { name, resource, ..lock }
+    };
+    (locks.into_iter().map(named).collect(), silent)
+}
+
+impl Lock {
+    /// Asks who holds it. The holder that most servers have comes first.
+    pub async fn with_holder(mut self, client: &Client) -> Lock {
+        let masters = client.inspect(&self.name).await;
+        self.state = Some(State::of(&masters));
+        self.holder = holder(&masters);
+        self
+    }
+
+    pub fn row(&self) -> [String; 7] {
+        let mode = match self.state {
+            Some(State::Held) | None if self.holders > 1 => format!("{} ({})", self.mode, self.holders),
+            Some(State::Held) | None => self.mode.clone(),
+            Some(state) => state.word().to_owned(),
+        };
+        let holder = self.holder.as_ref();
+        let from = holder.map_or("", |holder| &holder.address);
+        [
+            plain(&self.resource),
+            plain(mode),
+            holder.map(who).unwrap_or_default(),
+            plain(from.rsplit_once(':').map_or(from, |(host, _)| host)),
+            time(self.held_ms),
+            self.left_ms.map(time).unwrap_or_default(),
+            self.waiters.to_string(),
+        ]
+    }
+}
+
+/// The holder that most servers have; its token is shortened, as it is for all eyes here.
+pub fn holder(masters: &[Inspected<Option<Inspection>>]) -> Option<Holder> {
+    let locks = masters.iter().filter_map(|seen| seen.answer.found()?.as_ref());
+    let all: Vec<&Holder> = locks.flat_map(|lock| &lock.holders).collect();
+    let votes = |holder: &Holder| all.iter().filter(|other| other.token == holder.token).count();
+    let first = all.iter().rev().max_by_key(|holder| votes(holder))?;
+    Some(Holder { token: short(&first.token), ..(*first).clone() })
+}
+
+/// How people call a holder.
+pub fn who(holder: &Holder) -> String {
+    if holder.label.is_empty() { short(&holder.token) } else { plain(&holder.label) }
+}

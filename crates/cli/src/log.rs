@@ -1,0 +1,114 @@
+//! `dlock log`: what went wrong lately, over all servers.
+
+use std::collections::HashMap;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use dlock_client::{Answer, Inspected, Logged};
+use serde_json::json;
+
+use crate::args::Log;
+use crate::exit::{Error, Failure, complain};
+use crate::hold::print;
+use crate::lock::Abort;
+use crate::shown::{self, plain};
+use crate::table::{table, time};
+
+/// How often --follow asks.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// How many entries --follow asks for, so that it misses none between two questions.
+const MANY: u32 = 10_000;
+
+type Entry = (Arc<str>, Logged);
+
+pub async fn log(args: Log) -> Result<u8, Abort> {
+    let client = args.servers.observer().await?;
+    let resource = args.resource.as_ref().map(|resource| resource.as_bytes());
+    let mut seen = Seen::default();
+    let mut entries = seen.new_of(client.log(args.count, resource).await);
+    if !args.follow {
+        entries.reverse();
+        show(&entries, args.json)?;
+        let all_silent = seen.silent.len() == client.members();
+        return Ok(if all_silent { Failure::NoQuorum.code() } else { 0 });
+    }
+    loop {
+        show(&entries, args.json)?;
+        tokio::time::sleep(PAUSE).await;
+        entries = seen.new_of(client.log(MANY, resource).await);
+    }
+}
+
+/// What was shown before.
+#[derive(Default)]
+struct Seen {
+    /// The last entry of each server. A server that starts anew counts from the beginning, but later.
+    last: HashMap<Arc<str>, (u64, u64)>,
+    /// Why a server does not answer.
+    silent: HashMap<Arc<str>, String>,
+}
+
+impl Seen {
+    /// The new entries of all servers, oldest first. Servers that stop answering are reported once.
+    fn new_of(&mut self, answers: Vec<Inspected<Vec<Logged>>>) -> Vec<Entry> {
+        let mut new = Vec::new();
+        for Inspected { server, answer } in answers {
+            match answer {
+                Answer::Found(entries) => {
+                    self.silent.remove(&server);
+                    let last = self.last.entry(server.clone()).or_default();
+                    let before = *last;
+                    for entry in entries.into_iter().rev().filter(|entry| at(entry) > before) {
+                        *last = at(&entry).max(*last);
+                        new.push((server.clone(), entry));
+                    }
+                }
+                Answer::Unanswered(why) => {
+                    let why = why.to_string();
+                    if self.silent.get(&server) != Some(&why) {
+                        complain(format_args!("{server}: {why}"));
+                        self.silent.insert(server, why);
+                    }
+                }
+            }
+        }
+        new.sort_by_key(|(_, entry)| at(entry));
+        new
+    }
+}
+
+fn at(entry: &Logged) -> (u64, u64) {
+    (entry.time_ms, entry.id)
+}
+
+fn show(entries: &[Entry], json: bool) -> Result<(), Error> {
+    if entries.is_empty() {
+        return Ok(());
+    }
+    if json {
+        for (server, entry) in entries {
+            let mut object = json!(entry);
+            object["server"] = json!(server);
+            print(&shown::json(&object))?;
+        }
+        return Ok(());
+    }
+    let mut rows = table(&["TIME", "SERVER", "WHAT", "RESOURCE", "LABEL", "FROM", "FENCE", "TOOK"]);
+    for (server, entry) in entries {
+        let took = entry.held_ms.or(entry.waited_ms).map(time).unwrap_or_default();
+        let fence = if entry.fence == 0 { String::new() } else { entry.fence.to_string() };
+        let [server, what] = [plain(server), plain(&entry.what)];
+        let [resource, label, from] = [&entry.resource, &entry.label, &entry.address].map(plain);
+        rows.add_row([date(entry.time_ms), server, what, resource, label, from, fence, took]);
+    }
+    print(&rows.trim_fmt())
+}
+
+/// In UTC, as in the servers' own logs of most machines.
+fn date(ms: u64) -> String {
+    // Later than year 9999 no date is written, and no clock is right.
+    let time = UNIX_EPOCH + Duration::from_millis(ms.min(253_402_300_799_999));
+    humantime::format_rfc3339_seconds(time).to_string()
+}

@@ -1,0 +1,163 @@
+//! `dlock status`: how each server is.
+
+use std::collections::HashMap;
+
+use dlock_client::{Answer, Client, Inspected};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::args::Status;
+use crate::exit::Failure;
+use crate::hold::print;
+use crate::lock::Abort;
+use crate::shown::{self, plain};
+use crate::table::{table, time};
+
+pub async fn status(args: Status) -> Result<u8, Abort> {
+    let client = args.servers.observer().await?;
+    let servers = ask(&client).await;
+    let state = State::of(&servers);
+    if args.json {
+        print(&shown::json(
+            &json!({ "status": state, "servers": servers.iter().map(json).collect::<Vec<_>>() }),
+        ))?;
+    } else {
+        print(&text(&servers))?;
+    }
+    Ok(state.code())
+}
+
+/// How all servers are together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum State {
+    Ok,
+    Attention,
+    NoQuorum,
+}
+
+impl State {
+    fn of(servers: &[Inspected<Info>]) -> State {
+        let of = |good: fn(&Info) -> bool| {
+            servers.iter().filter(|seen| seen.answer.found().is_some_and(good)).count()
+        };
+        match () {
+            _ if of(Info::is_well) == servers.len() => State::Ok,
+            _ if of(Info::can_grant) > servers.len() / 2 => State::Attention,
+            _ => State::NoQuorum,
+        }
+    }
+
+    fn code(self) -> u8 {
+        match self {
+            State::Ok => 0,
+            State::Attention => Failure::Attention.code(),
+            State::NoQuorum => Failure::NoQuorum.code(),
+        }
+    }
+}
+
+/// What INFO says.
+#[derive(Debug, Default)]
+pub struct Info(HashMap<String, String>);
+
+/// What is read of it.
+const SECTIONS: [&str; 5] = ["INFO", "server", "replication", "persistence", "dlock"];
+
+pub async fn ask(client: &Client) -> Vec<Inspected<Info>> {
+    let read = |seen: Inspected<Vec<String>>| {
+        let answer = match seen.answer {
+            Answer::Found(texts) => Answer::Found(Info::of(&texts.concat())),
+            Answer::Unanswered(why) => Answer::Unanswered(why),
+        };
+        Inspected { server: seen.server, answer }
+    };
+    client.ask(&SECTIONS).await.into_iter().map(read).collect()
+}
+
+impl Info {
+    fn of(text: &str) -> Info {
+        let fields = text.lines().filter_map(|line| line.split_once(':'));
+        Info(fields.map(|(name, value)| (name.to_owned(), value.trim_end().to_owned())).collect())
+    }
+
+    /// Empty where the server does not tell.
+    pub fn text(&self, field: &str) -> &str {
+        self.0.get(field).map_or("", String::as_str)
+    }
+
+    /// 0 where the server does not tell.
+    pub fn number(&self, field: &str) -> u64 {
+        self.text(field).parse().unwrap_or(0)
+    }
+
+    /// Such as `redis 7.0.15`.
+    pub fn version(&self) -> String {
+        match self.text("valkey_version") {
+            "" => format!("redis {}", self.text("redis_version")),
+            version => format!("valkey {version}"),
+        }
+    }
+
+    pub fn is_master(&self) -> bool {
+        self.text("role") == "master"
+    }
+
+    fn can_grant(&self) -> bool {
+        self.is_master() && self.number("dlock_grace_ms_left") == 0
+    }
+
+    fn is_well(&self) -> bool {
+        let mark = self.text("dlock_fence_mark_status");
+        self.can_grant() && self.number("dlock_warnings") == 0 && mark != "failing"
+    }
+
+    fn waiters(&self) -> u64 {
+        self.number("dlock_waiting") + self.number("dlock_queued")
+    }
+}
+
+fn json(seen: &Inspected<Info>) -> Value {
+    let info = match &seen.answer {
+        Answer::Found(info) => info,
+        Answer::Unanswered(why) => return json!({ "server": seen.server, "unanswered": why }),
+    };
+    json!({
+        "server": seen.server,
+        "version": info.version(),
+        "role": info.text("role"),
+        "uptime_s": info.number("uptime_in_seconds"),
+        "grace_ms_left": info.number("dlock_grace_ms_left"),
+        "fence_mark": info.text("dlock_fence_mark_status"),
+        "restart_proof": info.text("dlock_restart_proof"),
+        "warnings": info.text("dlock_warning_words").split_whitespace().collect::<Vec<_>>(),
+        "held": info.number("dlock_held"),
+        "holders": info.number("dlock_holders"),
+        "waiters": info.waiters(),
+    })
+}
+
+fn text(servers: &[Inspected<Info>]) -> String {
+    let mut rows = table(&["SERVER", "VERSION", "ROLE", "GRACE", "MARK", "HELD", "WAITING", "WARNINGS"]);
+    for Inspected { server, answer } in servers {
+        let info = match answer {
+            Answer::Found(info) => info,
+            Answer::Unanswered(why) => {
+                rows.add_row([plain(server), plain(why)]);
+                continue;
+            }
+        };
+        let grace = info.number("dlock_grace_ms_left");
+        rows.add_row([
+            plain(server),
+            plain(info.version()),
+            plain(info.text("role")),
+            if grace == 0 { "none".into() } else { time(grace) },
+            plain(info.text("dlock_fence_mark_status")),
+            info.number("dlock_held").to_string(),
+            info.waiters().to_string(),
+            plain(info.text("dlock_warning_words")),
+        ]);
+    }
+    rows.trim_fmt()
+}

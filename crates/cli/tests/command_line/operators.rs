@@ -1,0 +1,157 @@
+//! What operators look at: list, log, status.
+
+use super::*;
+use serde_json::Value;
+
+fn ended(stage: &Stage, words: &str, code: i32) -> Done {
+    let done = stage.end(stage.dlock(&format!("{words} --node-timeout 5s")));
+    assert_eq!(done.code, Some(code), "{words}: {}{}", done.stdout, done.stderr);
+    done
+}
+
+fn json(stage: &Stage, words: &str, code: i32) -> Value {
+    let done = ended(stage, &format!("{words} --json"), code);
+    serde_json::from_str(&done.stdout).unwrap_or_else(|why| panic!("{words}: {why}: {}", done.stdout))
+}
+
+/// The rows of a table as words, without its head.
+fn rows(text: &str) -> Vec<Vec<&str>> {
+    text.lines().skip(1).map(|line| line.split_whitespace().collect()).collect()
+}
+
+#[test]
+fn all_locks_of_all_servers_are_listed() {
+    each_server(|kind| {
+        let stage = Stage::with(kind, 3);
+        assert_eq!(ended(&stage, "list", 0).stdout, "no locks\n");
+        // Their address is known as long as they live.
+        let mut holders = [0, 1].map(|server: usize| stage.servers[server].connect());
+        for conn in &mut holders {
+            conn.ok("DLOCK.ACQUIRE invoice:1 0123456789abcdef 600000 LABEL by-hand");
+            conn.ok("SET no-lock x");
+        }
+        stage.servers[0].connect().ok("DLOCK.ACQUIRE invoice:2 only-here 600000");
+        for token in ["a", "b"] {
+            stage.servers.iter().for_each(|server| {
+                server.connect().ok(&format!("DLOCK.ACQUIRE report {token} 600000 SHARED"));
+            });
+        }
+        let _waiter = queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE invoice:1 next 600000 BLOCK 0");
+
+        let shown = ended(&stage, "list", 0).stdout;
+        let rows = rows(&shown);
+        assert_eq!(rows.len(), 3, "{shown}");
+        assert_eq!(&rows[0][..4], ["invoice:1", "exclusive", "by-hand", "127.0.0.1"], "{shown}");
+        assert_eq!(rows[0].last(), Some(&"1"), "{shown}");
+        assert_eq!(&rows[1][..3], ["invoice:2", "free", "only-her…"], "on a majority: {shown}");
+        assert_eq!(&rows[2][..4], ["report", "shared", "(2)", "a"], "{shown}");
+        assert!(!shown.contains("0123456789"), "who knows the token owns the hold: {shown}");
+
+        let found = json(&stage, "list invoice:*", 0);
+        let locks = found["locks"].as_array().expect("locks");
+        assert_eq!(locks.len(), 2, "{found}");
+        let first = &locks[0];
+        assert_eq!((&first["resource"], &first["state"]), (&"invoice:1".into(), &"held".into()));
+        assert_eq!((&first["servers"], &first["waiters"]), (&2.into(), &1.into()));
+        assert_eq!(first["holder"]["label"], "by-hand");
+        assert!((500_000..=600_000).contains(&first["left_ms"].as_u64().expect("ms")), "{first}");
+
+        // A majority tells of all that is held.
+        stage.servers[2].kill9();
+        assert!(ended(&stage, "list", 0).stderr.contains("down: "));
+        stage.servers[1].kill9();
+        let found = json(&stage, "list", 69);
+        assert_eq!(found["unanswered"].as_array().map(Vec::len), Some(2), "{found}");
+        assert_eq!(found["locks"].as_array().map(Vec::len), Some(3), "{found}");
+    });
+}
+
+/// More than one answer of a server holds.
+#[test]
+fn a_thousand_locks_are_listed_once_each() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let mut conn = stage.connect();
+        (0..1000).for_each(|lock| {
+            conn.ok(&format!("DLOCK.ACQUIRE lock:{lock:04} t 600000"));
+        });
+        let shown = ended(&stage, "list", 0).stdout;
+        let names: Vec<String> = rows(&shown).iter().map(|row| row[0].to_owned()).collect();
+        let all: Vec<String> = (0..1000).map(|lock| format!("lock:{lock:04}")).collect();
+        assert_eq!(names, all);
+    });
+}
+
+#[test]
+fn the_logs_of_all_servers_are_shown_in_one_order() {
+    each_server(|kind| {
+        let stage = Stage::with(kind, 2);
+        assert_eq!(ended(&stage, "log", 0).stdout, "");
+        let broken = |server: usize, resource: &str| {
+            let mut conn = stage.servers[server].connect();
+            conn.ok(&format!("DLOCK.ACQUIRE {resource} t 600000 LABEL by-hand"));
+            conn.ok(&format!("DLOCK.BREAK {resource}"));
+            // The next one is later.
+            let then = conn.ok("TIME").items()[0].text();
+            until("time goes by", || conn.ok("TIME").items()[0].text() != then);
+        };
+        (0..4).for_each(|at| broken(at % 2, &format!("r{at}")));
+        let shown = ended(&stage, "log", 0).stdout;
+        let resources: Vec<&str> = rows(&shown).iter().map(|row| row[3]).collect();
+        assert_eq!(resources, ["r3", "r2", "r1", "r0"], "{shown}");
+        assert_eq!((rows(&shown)[0][2], rows(&shown)[0][4]), ("broken", "by-hand"), "{shown}");
+        assert_eq!(rows(&ended(&stage, "log -n 1", 0).stdout).len(), 2, "one of each server");
+
+        let entry: Value = serde_json::from_str(&ended(&stage, "log r2 --json", 0).stdout).expect("one line");
+        assert_eq!((&entry["resource"], &entry["what"]), (&"r2".into(), &"broken".into()));
+        assert_eq!(entry["server"], format!("redis://127.0.0.1:{}", stage.servers[0].port()));
+
+        let follows = stage.start(stage.dlock("log --follow --json --node-timeout 5s"));
+        until("the old ones are shown", || follows.stdout().lines().count() == 4);
+        broken(1, "new");
+        until("the new one is shown", || follows.stdout().lines().count() == 5);
+        let said = follows.stdout();
+        let last: Value = serde_json::from_str(said.lines().last().expect("a line")).expect("JSON");
+        assert_eq!(last["resource"], "new");
+        follows.signal("INT");
+        assert_eq!(follows.end().signal, Some(2));
+        stage.servers.iter().for_each(|server| server.kill9());
+        ended(&stage, "log", 69);
+    });
+}
+
+#[test]
+fn the_status_is_an_exit_code() {
+    each_server(|kind| {
+        let stage = Stage::with(kind, 3);
+        for server in &stage.servers {
+            server.connect().ok("CONFIG SET notify-keyspace-events Kd");
+        }
+        stage.connect().ok("DLOCK.ACQUIRE r t 600000");
+        let well = json(&stage, "status", 0);
+        assert_eq!(well["status"], "ok");
+        let first = &well["servers"][0];
+        assert_eq!((&first["role"], &first["held"]), (&"master".into(), &1.into()), "{first}");
+        let name = if kind.is_valkey { "valkey" } else { "redis" };
+        assert!(first["version"].as_str().expect("a version").starts_with(name), "{first}");
+
+        stage.connect().ok("CONFIG SET notify-keyspace-events Ed");
+        let warned = json(&stage, "status", 1);
+        assert_eq!(warned["status"], "attention");
+        assert_eq!(warned["servers"][0]["warnings"][0], "notify-keyspace-events");
+        assert!(ended(&stage, "status", 1).stdout.contains("notify-keyspace-events"));
+        stage.connect().ok("CONFIG SET notify-keyspace-events Kd");
+        ended(&stage, "status", 0);
+
+        // In grace it grants nothing new, as one that is down.
+        stage.connect().ok("CONFIG SET dlock.restart-grace 600000 dlock.max-ttl 600000");
+        stage.connect().ok("FLUSHALL");
+        let grace = json(&stage, "status", 1);
+        assert!(grace["servers"][0]["grace_ms_left"].as_u64() > Some(1000), "{grace}");
+        stage.servers[1].kill9();
+        let none = json(&stage, "status", 69);
+        assert_eq!(none["status"], "no_quorum");
+        assert!(none["servers"][1]["unanswered"]["down"].is_string(), "{none}");
+        assert!(ended(&stage, "status", 69).stdout.contains("down: "));
+    });
+}
