@@ -10,7 +10,7 @@ use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-pub use operators::{List, Log, Status};
+pub use operators::{Doctor, List, Log, Status};
 
 use crate::{texts, wrong_call};
 
@@ -53,6 +53,9 @@ pub enum Command {
     /// Show how each server is; for health checks
     #[command(long_about = texts::STATUS, after_long_help = texts::STATUS_EXAMPLES)]
     Status(Status),
+    /// Check the servers, and say what to change
+    #[command(long_about = texts::DOCTOR, after_long_help = texts::DOCTOR_EXAMPLES)]
+    Doctor(Doctor),
     /// Wait until a lock is free, without acquiring it
     #[command(after_long_help = texts::WAIT_EXAMPLES)]
     Wait(WaitFree),

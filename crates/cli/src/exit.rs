@@ -52,7 +52,7 @@ impl Failure {
             Failure::System => "system error: a file, a process",
             Failure::NotAcquired => "somebody else held the lock until the wait timed out",
             Failure::Lost => "the lock was lost: the command was ended, or there was no hold",
-            Failure::Attention => "status: it works, but something needs attention",
+            Failure::Attention => "status, doctor: it works, but something needs attention",
         }
     }
 }

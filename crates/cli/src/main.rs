@@ -5,6 +5,7 @@
 mod args;
 mod break_holds;
 mod descendants;
+mod doctor;
 mod exit;
 mod hold;
 mod inspect;
@@ -76,6 +77,7 @@ fn execute(command: Command) -> Result<u8, Abort> {
             Command::List(args) => list::list(args).await,
             Command::Log(args) => log::log(args).await,
             Command::Status(args) => status::status(args).await,
+            Command::Doctor(args) => doctor::doctor(args).await,
             Command::Break(args) => break_holds::break_holds(args).await,
             Command::Completions { .. } | Command::Man { .. } => unreachable!("executed above"),
         }

@@ -103,6 +103,11 @@ impl Info {
         self.text("role") == "master"
     }
 
+    /// The options that it warns of.
+    pub fn warnings(&self) -> impl Iterator<Item = &str> {
+        self.text("dlock_warning_words").split(',').filter(|word| !word.is_empty())
+    }
+
     fn can_grant(&self) -> bool {
         self.is_master() && self.number("dlock_grace_ms_left") == 0
     }
@@ -130,7 +135,7 @@ fn json(seen: &Inspected<Info>) -> Value {
         "grace_ms_left": info.number("dlock_grace_ms_left"),
         "fence_mark": info.text("dlock_fence_mark_status"),
         "restart_proof": info.text("dlock_restart_proof"),
-        "warnings": info.text("dlock_warning_words").split_whitespace().collect::<Vec<_>>(),
+        "warnings": info.warnings().collect::<Vec<_>>(),
         "held": info.number("dlock_held"),
         "holders": info.number("dlock_holders"),
         "waiters": info.waiters(),

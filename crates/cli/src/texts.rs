@@ -180,3 +180,19 @@ pub const STATUS_EXAMPLES: &str = "\
 Examples:
   dlock status
   dlock status --json | jq -r '.servers[] | select(.role != \"master\") | .server'";
+
+pub const DOCTOR: &str = "\
+Check the servers, and say what to change.
+
+Checks each server's role, grace period, warnings, eviction, keyspace events, fence mark, persistence \
+against its grace period, longest lease, and whether this user may lock the resource; and of a quorum, \
+whether the clocks agree and every member is another server. Changes nothing. Each finding comes with what \
+to change, as a command for redis-cli where there is one.
+
+The exit code is 0 if there is nothing to change, 1 if there is, and 69 if too few servers answered. With \
+--json, prints an object: findings, an object each with server (null: all of them), what and fix.";
+
+pub const DOCTOR_EXAMPLES: &str = "\
+Examples:
+  dlock doctor
+  dlock doctor invoice:42 --ttl 10m";

@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
-const SUBCOMMANDS: [&str; 12] = [
+const SUBCOMMANDS: [&str; 13] = [
     "run",
     "acquire",
     "release",
@@ -13,6 +13,7 @@ const SUBCOMMANDS: [&str; 12] = [
     "list",
     "log",
     "status",
+    "doctor",
     "wait",
     "break",
     "completions",

@@ -50,3 +50,21 @@ pub struct Status {
     #[command(flatten)]
     pub servers: Servers,
 }
+
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// A resource that this user is to lock: its rights are checked
+    #[arg(default_value = "dlock:doctor")]
+    pub resource: OsString,
+
+    /// The longest lease that is wanted
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = super::duration)]
+    pub ttl: std::time::Duration,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+
+    #[command(flatten)]
+    pub servers: Servers,
+}

@@ -135,8 +135,8 @@ fn the_exit_codes_are_those_of_the_manual() {
         let meaning = meaning.lines().next().expect("a meaning");
         let (code, meaning) = (code.replace("\\fB", "").replace("\\fR", ""), meaning.replace("\\*(Aq", "'"));
         let row = match meaning.split_once(": ") {
-            Some((of, meaning)) if of == "run" || of == "status" => {
-                format!("| {code} | `{of}` | {meaning} |")
+            Some((of @ ("run" | "status, doctor"), meaning)) => {
+                format!("| {code} | `{}` | {meaning} |", of.replace(", ", "`, `"))
             }
             _ => format!("| {code} | all | {meaning} |"),
         };

@@ -1,0 +1,260 @@
+//! `dlock doctor`: what to change on the servers, in words to paste. It reads, and tries nothing that could
+//! take effect.
+
+use std::collections::HashMap;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use dlock_client::{Answer, Client, Inspected, NodeState, now};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::args::Doctor;
+use crate::exit::Failure;
+use crate::hold::print;
+use crate::lock::Abort;
+use crate::shown::{self, plain};
+use crate::status::{self, Info};
+
+/// Clocks that are synchronised differ by less.
+const MOST_SKEW: Duration = Duration::from_secs(1);
+
+const OPTIONS: [&str; 8] = [
+    "CONFIG",
+    "GET",
+    "maxmemory-policy",
+    "notify-keyspace-events",
+    "dlock.max-ttl",
+    "dlock.restart-grace",
+    "appendonly",
+    "appendfsync",
+];
+
+/// Something to change.
+#[derive(Debug, Serialize)]
+struct Finding {
+    /// `None`: it concerns all of them together.
+    server: Option<String>,
+    what: String,
+    fix: String,
+}
+
+pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
+    let client = args.servers.observer().await?;
+    let infos = status::ask(&client).await;
+    let (wanted, mut findings) = (args.ttl.as_millis(), Vec::new());
+    together(&infos, &mut findings);
+    clocks(&client, &mut findings).await;
+    let options = client.ask(&OPTIONS).await;
+    for (seen, options) in infos.iter().zip(options) {
+        let mut add = |what: String, fix: String| {
+            findings.push(Finding { server: Some(seen.server.to_string()), what, fix });
+        };
+        match &seen.answer {
+            Answer::Unanswered(why) => add(why.to_string(), remedy(why).to_owned()),
+            Answer::Found(info) => {
+                of_server(info, wanted, &mut add);
+                of_options(info, options.answer, wanted, &mut add);
+            }
+        }
+    }
+    rights(&client, args.resource.as_bytes(), &mut findings).await;
+    print(&if args.json {
+        shown::json(&json!({ "findings": findings }))
+    } else {
+        text(&findings, infos.len())
+    })?;
+    let answered = infos.iter().filter(|seen| seen.answer.found().is_some()).count();
+    Ok(match findings.is_empty() {
+        _ if answered <= infos.len() / 2 => Failure::NoQuorum.code(),
+        true => 0,
+        false => Failure::Attention.code(),
+    })
+}
+
+fn text(findings: &[Finding], servers: usize) -> String {
+    let line = |finding: &Finding| {
+        let server = finding.server.as_deref().unwrap_or("all servers");
+        format!("{}: {}\n    {}\n", plain(server), plain(&finding.what), plain(&finding.fix))
+    };
+    let mut text: String = findings.iter().map(line).collect();
+    if findings.is_empty() {
+        text = format!("nothing to change ({servers} server{})", if servers == 1 { "" } else { "s" });
+    } else if text.contains("    CONFIG SET ") {
+        text += "\nCONFIG SET lasts until the restart: CONFIG REWRITE, or a line in redis.conf, keeps it.";
+    }
+    text.trim_end().to_owned()
+}
+
+fn remedy(why: &NodeState) -> &'static str {
+    match why {
+        NodeState::Failed(why) if why.contains("load the module") => {
+            "MODULE LOAD /path/to/libdlock.so, and a line `loadmodule /path/to/libdlock.so` in redis.conf"
+        }
+        NodeState::Failed(why) if why.contains("the same server as") => "name each server once",
+        NodeState::Failed(_) => "correct its address, its user's password, or that user's rights (+info)",
+        _ => "start it, correct its address, or allow it more time with --node-timeout",
+    }
+}
+
+/// What concerns all servers.
+fn together(infos: &[Inspected<Info>], findings: &mut Vec<Finding>) {
+    let members = infos.len();
+    if members.is_multiple_of(2) {
+        let fix = format!("name {} or {} servers", members - 1, members + 1);
+        let what = format!(
+            "{members} servers tolerate the loss of {}, as {} do: a majority of them is {}",
+            members / 2 - 1,
+            members - 1,
+            members / 2 + 1
+        );
+        findings.push(Finding { server: None, what, fix });
+    }
+}
+
+async fn clocks(client: &Client, findings: &mut Vec<Finding>) {
+    let begun = now();
+    let clocks: Vec<(String, i128)> = client.ask(&["TIME"]).await.into_iter().filter_map(clock).collect();
+    // An answer can be that old.
+    let most = (MOST_SKEW + now().saturating_since(begun)).as_micros() as i128;
+    let mut sorted: Vec<i128> = clocks.iter().map(|(_, time)| *time).collect();
+    sorted.sort();
+    for (server, time) in &clocks {
+        let ahead = time - sorted[sorted.len() / 2];
+        if ahead.abs() > most {
+            let by = Duration::from_secs(ahead.unsigned_abs() as u64 / 1_000_000);
+            let direction = if ahead > 0 { "ahead of" } else { "behind" };
+            let what = format!("its clock is {} {direction} the others'", humantime::format_duration(by));
+            let fix = "synchronise the clocks (chrony, systemd-timesyncd): fences follow them".into();
+            findings.push(Finding { server: Some(server.clone()), what, fix });
+        }
+    }
+}
+
+/// The server's time in µs.
+fn clock(seen: Inspected<Vec<String>>) -> Option<(String, i128)> {
+    let parts = seen.answer.found()?;
+    let (seconds, micros) = (parts.first()?.parse::<u64>().ok()?, parts.get(1)?.parse::<u64>().ok()?);
+    Some((seen.server.to_string(), i128::from(seconds) * 1_000_000 + i128::from(micros)))
+}
+
+fn of_server(info: &Info, wanted: u128, add: &mut impl FnMut(String, String)) {
+    if !info.is_master() {
+        let master = format!("{}:{}", info.text("master_host"), info.text("master_port"));
+        add("it is a replica, and grants no locks".into(), format!("name its master, {master}"));
+    }
+    let grace = info.number("dlock_grace_ms_left");
+    if grace > 0 {
+        add(
+            format!("it grants nothing new for {grace} ms more, as it may have forgotten holds"),
+            "wait; or, if you know that nobody holds a lock: CONFIG SET dlock.restart-grace 0".into(),
+        );
+    }
+    if info.text("dlock_fence_mark_status") == "failing" {
+        add(
+            "it cannot write its fence mark: fences fall if all data is lost and the clock is set back"
+                .into(),
+            "make its folder (CONFIG GET dir) writable; its log says what fails".into(),
+        );
+    }
+    for word in info.warnings() {
+        let (what, fix) = match word {
+            "maxmemory-policy" => (
+                "maxmemory-policy evicts locks that are held when memory is short".into(),
+                "CONFIG SET maxmemory-policy noeviction",
+            ),
+            "notify-keyspace-events" => (
+                "notify-keyspace-events lacks K or d: nobody hears of a lock that was released".into(),
+                "CONFIG SET notify-keyspace-events Kd (and the letters that it has now)",
+            ),
+            "restart-grace" => (
+                "dlock.restart-grace is shorter than dlock.max-ttl: leases in between are refused".into(),
+                &*format!("CONFIG SET dlock.max-ttl {wanted} dlock.restart-grace {wanted}"),
+            ),
+            // A mark that cannot be written has been reported.
+            "fence-mark" if info.text("dlock_fence_mark_status") == "failing" => continue,
+            "fence-mark" => (
+                "dlock.fence-mark is no: fences fall if all data is lost and the clock is set back".into(),
+                "CONFIG SET dlock.fence-mark yes",
+            ),
+            other => (format!("it warns of {other}"), "see its log"),
+        };
+        add(what, fix.into());
+    }
+}
+
+fn of_options(info: &Info, options: Answer<Vec<String>>, wanted: u128, add: &mut impl FnMut(String, String)) {
+    let options: HashMap<String, String> = match options {
+        Answer::Found(texts) => {
+            texts.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect()
+        }
+        Answer::Unanswered(why) => {
+            let fix = "run this as an operator, whose user has +config|get".into();
+            return add(format!("its options cannot be read: {why}"), fix);
+        }
+    };
+    let text = |name: &str| options.get(name).map_or("", String::as_str);
+    let ms = |name: &str| text(name).parse::<u128>().unwrap_or(0);
+    let (grace, max_ttl) = (ms("dlock.restart-grace"), ms("dlock.max-ttl"));
+    let longest = if grace == 0 { max_ttl } else { grace.min(max_ttl) };
+    if longest < wanted {
+        let name = if grace == 0 { "" } else { &format!(" dlock.restart-grace {wanted}") };
+        add(
+            format!("its longest lease is {longest} ms, shorter than the {wanted} ms wanted (--ttl)"),
+            format!("CONFIG SET dlock.max-ttl {wanted}{name}"),
+        );
+    }
+    let durable = text("appendonly") == "yes" && text("appendfsync") == "always";
+    if grace == 0 && !durable {
+        let lost = if text("appendonly") == "yes" { "its last holds" } else { "its holds" };
+        add(
+            format!("a crash forgets {lost}, and it grants their locks again at once"),
+            format!(
+                "CONFIG SET dlock.max-ttl {wanted} dlock.restart-grace {wanted} (a pause after a restart), or \
+                 CONFIG SET appendonly yes appendfsync always"
+            ),
+        );
+    } else if durable && info.text("dlock_restart_proof") == "failing" {
+        let lacks = info.text("dlock_restart_proof_lacks");
+        add(format!("it cannot prove that it forgets nothing: {lacks}"), "see its log".into());
+    }
+}
+
+/// What the user may do, found out by commands that are refused in any case: what is wrong in them is looked
+/// at after the rights.
+async fn rights(client: &Client, resource: &[u8], findings: &mut Vec<Finding>) {
+    let users = client.ask(&["ACL", "WHOAMI"]).await;
+    let mut tries: Vec<(&str, Vec<&[u8]>)> = vec![
+        ("dlock.acquire", vec![resource, b"t", b"0"]),
+        ("dlock.extend", vec![resource, b"t", b"0"]),
+        ("dlock.release", vec![resource, b"t", b"?"]),
+    ];
+    if client.members() > 1 {
+        tries.push(("dlock.confirm", vec![resource, b"t", b"0", b"0"]));
+    }
+    let mut lacks = vec![(String::new(), false); users.len()];
+    for (name, arguments) in tries {
+        let command: Vec<&[u8]> = [name.as_bytes()].into_iter().chain(arguments).collect();
+        for (seen, (commands, key)) in client.ask(&command).await.iter().zip(&mut lacks) {
+            match &seen.answer {
+                Answer::Unanswered(NodeState::Failed(why)) if why.starts_with("NOPERM") => {
+                    if why.contains("key") { *key = true } else { *commands += &format!(" +{name}") }
+                }
+                _ => {}
+            }
+        }
+    }
+    for (user, (commands, key)) in users.iter().zip(lacks) {
+        if commands.is_empty() && !key {
+            continue;
+        }
+        let name = user.answer.found().and_then(|texts| texts.first()).map_or("USER", String::as_str);
+        let resource = String::from_utf8_lossy(resource);
+        let pattern = if key { format!(" ~{resource}") } else { String::new() };
+        findings.push(Finding {
+            server: Some(user.server.to_string()),
+            what: format!("the user {name} may not lock {resource}"),
+            fix: format!("ACL SETUSER {name}{commands}{pattern}"),
+        });
+    }
+}
