@@ -54,7 +54,7 @@ fn run(m: &Module, ctx: Ctx<'_>) {
             return timer::arm_in(m, 0, now.millis());
         }
         let Some(task) = m.with(|s| s.next_task(now)) else { return timer::rearm(m) };
-        match task.name().map_or(Verdict::Allowed, |name| server.verdict(name)) {
+        match task.name().map_or(Verdict::Allowed, |name| server.verdict(&name)) {
             Verdict::Refused => {
                 m.with(|s| s.background.put_back(task));
                 return wait(m, start);
@@ -93,7 +93,7 @@ impl<'a> Server<'a> {
 }
 
 fn somebody_waits(m: &Module, task: &Task) -> bool {
-    m.with(|s| task.name().is_some_and(|name| s.waiting.len_of(name) > 0))
+    m.with(|s| task.name().is_some_and(|name| s.waiting.len_of(&name) > 0))
 }
 
 /// Nothing may be written now. A wait ends in its time all the same.
@@ -121,9 +121,9 @@ fn put_off(m: &Module, task: Task, now: Instant) {
 /// `elsewhere`: another node serves the key, and its queue is told to go there.
 fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
     if let Some(name) = task.name().filter(|_| elsewhere) {
-        fail_some(m, name, &String::from(Error::Moving));
+        fail_some(m, &name, &String::from(Error::Moving));
         // Who is left is told first: what touches the lock would serve its queue.
-        if m.with(|s| s.waiting.len_of(name) > 0) {
+        if m.with(|s| s.waiting.len_of(&name) > 0) {
             return m.with(|s| s.background.put_back(task));
         }
     }
@@ -131,6 +131,7 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
         Task::Serve(name) => {
             on(m, ctx, &name, |target| target.operate(|turn| turn.advance()));
         }
+        Task::ServeBehind(began, db) => m.with(|s| s.background.serve(&s.waiting, db, began)),
         // It did not vanish, it has moved.
         Task::Vanished(_) if elsewhere => {}
         Task::Vanished(name) => {
@@ -139,7 +140,7 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
                 effects::announce_freed(ctx, &name);
             }
         }
-        Task::Disconnected(client, holds) => disconnect(m, ctx, client, holds),
+        Task::Disconnected(client, db, holds) => disconnect(m, ctx, client, db, holds),
         Task::Undelivered(name, token, waiter) => {
             undelivered(m, ctx, &name, &token, waiter);
         }
@@ -230,18 +231,19 @@ fn refuse_queued(m: &Module, start: u64) {
 
 /// Ends some of the holds of a connection that has closed, all on one resource; the others come behind what
 /// else there is to do.
-fn disconnect(m: &Module, ctx: Ctx<'_>, client: ClientId, mut holds: Bindings) {
-    let Some((name, first)) = holds.pop_first() else { return };
+fn disconnect(m: &Module, ctx: Ctx<'_>, client: ClientId, db: i32, mut holds: Bindings) {
+    let Some((key, first)) = holds.pop_first() else { return };
     let mut tokens = vec![first];
     while tokens.len() < Departed::SLICE
-        && holds.first().is_some_and(|(other, _)| *other == name)
+        && holds.first().is_some_and(|(other, _)| *other == key)
         && let Some((_, token)) = holds.pop_first()
     {
         tokens.push(token);
     }
     if !holds.is_empty() {
-        m.with(|s| s.background.note(Task::Disconnected(client, holds)));
+        m.with(|s| s.background.note(Task::Disconnected(client, db, holds)));
     }
+    let name = Name::new(db, &key).to_owned();
     let tokens = tokens.iter().map(Token::as_bytes);
     on(m, ctx, &name, |target| target.operate(|turn| turn.disconnect(tokens, client)));
 }

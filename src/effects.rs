@@ -128,7 +128,8 @@ impl<'a> Target<'a> {
             announce(self.m, self.ctx, self.raw, &step.events, stored);
         }
         let all_ended = step.events.iter().any(|event| matches!(event, Event::AllEnded(_)));
-        if stored == Stored::DueSooner || all_ended {
+        let unserved = step.rest.as_ref().is_some_and(|rest| rest.unserved);
+        if stored == Stored::DueSooner || all_ended || unserved {
             timer::rearm(self.m);
         }
         if let Some(rest) = step.rest.take() {

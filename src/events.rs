@@ -100,23 +100,21 @@ fn unbind(m: &Module, ctx: Ctx<'_>) {
     }
 }
 
-/// So many scheduled locks are let go on the spot; more on a thread of their own.
+/// What is known of so many locks and holds is let go on the spot; of more on a thread of its own.
 const FREE_ON_THE_SPOT: usize = 1_000;
 
 fn flushing(m: &Module, ctx: Ctx<'_>, db: Option<i32>) {
-    let emptied = m.with(|s| {
-        s.waiting.deliveries.flushed(db);
-        s.background.flushed(db)
-    });
-    let held: usize = emptied.iter().map(Scheduled::held).sum();
+    let (doubts, emptied) = m.with(|s| (s.waiting.deliveries.flushed(db), s.background.flushed(db)));
+    let [held, holders] = [Scheduled::held, Scheduled::holders]
+        .map(|count| emptied.iter().map(|db| count(&db.scheduled)).sum::<usize>());
     if held > 0 {
         log::flushed(m, db, &emptied);
         grace::forgot(m, ctx, "locks were flushed");
     }
-    if held > FREE_ON_THE_SPOT {
-        std::thread::spawn(move || drop(emptied));
+    if held + holders > FREE_ON_THE_SPOT {
+        std::thread::spawn(move || drop((doubts, emptied)));
     }
-    m.with(|s| s.serve(|name| db.is_none_or(|db| name.db == db)));
+    m.with(|s| s.serve(db));
 }
 
 fn swapped(m: &Module, ctx: Ctx<'_>, first: i32, second: i32) {
@@ -126,5 +124,5 @@ fn swapped(m: &Module, ctx: Ctx<'_>, first: i32, second: i32) {
     if m.with(|s| s.background.swapped(&mut s.waiting, first, second)) > 0 {
         grace::forgot(m, ctx, "databases with locks were swapped");
     }
-    m.with(|s| s.serve(|name| name.db == first || name.db == second));
+    m.with(|s| [first, second].into_iter().for_each(|db| s.serve(Some(db))));
 }

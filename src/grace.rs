@@ -93,5 +93,5 @@ pub fn over(m: &Module, ctx: Ctx<'_>, why: &str) {
     m.with(|s| s.grace.stop());
     m.with(|s| s.proof.facts.knows_all = true);
     ctx.log(LogLevel::Notice, &format!("dlock.restart-grace is over: {why}; locks are granted again"));
-    m.with(|s| s.serve(|_| true));
+    m.with(|s| s.serve(None));
 }

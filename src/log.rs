@@ -1,7 +1,7 @@
 //! DLOCK.LOG: what of all that happens is noted, with the address of its client as long as that is there.
 
+use dlock_core::background::Db;
 use dlock_core::log::{Note, What};
-use dlock_core::scheduled::Scheduled;
 use dlock_core::{ClientId, Event, Instant, Lock, LockRequestRef, Name, Outcome, Step, Token, Waiter};
 
 use crate::clock;
@@ -44,13 +44,13 @@ pub fn vanished(m: &Module, name: &Name<'_>, lock: &Lock, now: Instant) {
 }
 
 /// The locks of a database, or of all: as many as are kept.
-pub fn flushed(m: &Module, db: Option<i32>, emptied: &[Scheduled]) {
+pub fn flushed(m: &Module, db: Option<i32>, emptied: &[Db]) {
     let now = clock::now();
     m.with(|s| {
         let most = s.config.log_max_len;
-        let keys = emptied.iter().enumerate().flat_map(|(at, scheduled)| {
+        let keys = emptied.iter().enumerate().flat_map(|(at, emptied)| {
             let db = db.unwrap_or(at as i32);
-            scheduled.slots(0).filter_map(move |(_, key)| Some(Name::new(db, key?)))
+            emptied.scheduled.slots(0).filter_map(move |(_, key)| Some(Name::new(db, key?)))
         });
         keys.take(most).for_each(|name| s.log.note(Note::new(What::Vanished, &name), now, most));
     });

@@ -8,7 +8,7 @@ use dlock_core::codec::Origin;
 use dlock_core::grace::{Evictions, Grace};
 use dlock_core::log::Log;
 use dlock_core::tasks::Task;
-use dlock_core::{Fences, Instant, Name, Step, Terms, Waiting};
+use dlock_core::{Departed, Fences, Instant, Name, Step, Terms, WaiterId, Waiting};
 
 use crate::config::Config;
 use crate::ffi::{Ctx, notices::Timer};
@@ -90,6 +90,7 @@ impl State {
             grants_from: if self.proof.is_stuck() { NEVER } else { self.grace.grants_from() },
             longest_lease: self.config.bounds.longest_lease(),
             most_holders: self.config.max_holders,
+            most_served: Departed::SLICE,
         }
     }
 
@@ -124,9 +125,9 @@ impl State {
         self.background.next_due(&self.waiting, &self.grace)
     }
 
-    /// The wait queues of these resources may have to be served.
-    pub fn serve(&mut self, of: impl Fn(&Name<'static>) -> bool) {
-        self.background.serve(&self.waiting, of);
+    /// The wait queues of a database, or of all, may have to be served.
+    pub fn serve(&mut self, db: Option<i32>) {
+        self.background.note(Task::ServeBehind(WaiterId(0), db));
     }
 
     pub fn effect_skipped(&mut self) {

@@ -210,7 +210,7 @@ fn withdraw(m: &Module, ctx: Ctx<'_>) {
     m.with(|s| s.proof.status = Standing::None);
     if before == Standing::Stuck {
         ctx.log(LogLevel::Notice, &format!("{name} is removed; locks are granted again"));
-        m.with(|s| s.serve(|_| true));
+        m.with(|s| s.serve(None));
         timer::rearm(m);
     }
 }

@@ -145,7 +145,8 @@ impl Upcalls for Module {
             log::vanished(self, &name, &lock, clock::now());
         }
         self.with(|s| {
-            match lock.take_vanished(clock::now()) {
+            let doubts = s.waiting.deliveries.forget(&name);
+            match lock.take_vanished(clock::now(), doubts) {
                 // Its job does not run.
                 Some(crowd) if !master => drop(std::thread::spawn(move || drop(crowd))),
                 Some(crowd) => s.background.note(Task::Departed(name.to_owned(), Box::new(crowd))),
@@ -156,7 +157,6 @@ impl Upcalls for Module {
                     s.background.unbind(client, &name, hold.token());
                 }
             }
-            s.waiting.deliveries.forget(&name);
             s.evictions.taken_away(&name);
             if master && s.loading.is_none() && (heard || s.waiting.len_of(&name) > 0) {
                 s.background.note(Task::Vanished(name.to_owned()));

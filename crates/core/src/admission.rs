@@ -86,7 +86,12 @@ mod tests {
     fn held_in(mode: Mode, ms: u64, delay: u32, last: u64) -> Lock {
         let (mut lock, mut fences, mut waiting) = (Lock::default(), Fences::default(), Waiting::default());
         fences.raise(last);
-        let terms = Terms { grants_from: Instant::from_micros(0), longest_lease: Ttl::MAX, most_holders: 9 };
+        let terms = Terms {
+            grants_from: Instant::from_micros(0),
+            longest_lease: Ttl::MAX,
+            most_holders: 9,
+            most_served: 9,
+        };
         let (name, mut step) = (Name::new(0, b"k"), Step::default());
         let delay = Delay::from_millis(delay.into()).unwrap();
         let token = TokenRef::new(b"t").unwrap();

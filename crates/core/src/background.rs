@@ -9,21 +9,27 @@ use dlock_protocol::{ClientId, Deadline, Instant, Token};
 
 use crate::grace::Grace;
 use crate::lock::Lock;
-use crate::queue::{Name, Waiting, give_back};
+use crate::queue::{Name, WaiterId, Waiting, give_back};
 use crate::schedule::Slot;
 use crate::scheduled::Scheduled;
-use crate::step::{Binding, Rest};
-use crate::tasks::{Bindings, Pending, Task, rename_all, split_off_other_resources};
+use crate::step::{Binding, Departed, Rest};
+use crate::tasks::{Bindings, Pending, Task, split_off_other_resources};
 
 #[derive(Default)]
 pub struct Background {
     pending: Pending,
-    /// The locks of each database by when they are due.
-    dbs: Vec<Scheduled>,
-    /// What ends with a connection.
-    bindings: HashMap<ClientId, Bindings>,
+    dbs: Vec<Db>,
     /// Whose turn it is: see [`Background::next_task`].
     turn: usize,
+}
+
+/// What is known of a database.
+#[derive(Default)]
+pub struct Db {
+    /// The locks by when they are due.
+    pub scheduled: Scheduled,
+    /// What ends with a connection.
+    bindings: HashMap<ClientId, Bindings>,
 }
 
 impl Background {
@@ -31,25 +37,25 @@ impl Background {
     /// an entry in a table that is half full at times, a leaf of a tree with room for eleven, and the name
     /// once more.
     pub const fn binding_size(key: usize) -> usize {
-        2 * size_of::<(ClientId, Bindings)>() + 11 * size_of::<(Name<'static>, Token)>() + key
+        2 * size_of::<(ClientId, Bindings)>() + 11 * size_of::<(Box<[u8]>, Token)>() + key
     }
 
-    fn db(&mut self, db: i32) -> &mut Scheduled {
+    fn db(&mut self, db: i32) -> &mut Db {
         let at = usize::try_from(db).unwrap_or(0);
         if at >= self.dbs.len() {
-            self.dbs.resize_with(at + 1, Scheduled::default);
+            self.dbs.resize_with(at + 1, Db::default);
         }
         &mut self.dbs[at]
     }
 
     /// How many locks are held.
     pub fn held(&self) -> usize {
-        self.dbs.iter().map(Scheduled::held).sum()
+        self.dbs.iter().map(|db| db.scheduled.held()).sum()
     }
 
     /// How many hold them.
     pub fn holders(&self) -> usize {
-        self.dbs.iter().map(Scheduled::holders).sum()
+        self.dbs.iter().map(|db| db.scheduled.holders()).sum()
     }
 
     pub fn note(&mut self, task: Task) {
@@ -66,7 +72,7 @@ impl Background {
         key: &[u8],
         before: u64,
     ) -> bool {
-        let scheduled = self.db(db);
+        let scheduled = &mut self.db(db).scheduled;
         let Some(due) = lock.next_due() else {
             if let Some(slot) = slot.take() {
                 scheduled.remove(slot);
@@ -79,17 +85,17 @@ impl Background {
 
     /// The slots of the locks of a database, from this one on: see [`Scheduled::slots`].
     pub fn slots(&self, db: i32, from: u32) -> impl Iterator<Item = (u32, Option<&[u8]>)> {
-        let scheduled = usize::try_from(db).ok().and_then(|db| self.dbs.get(db));
-        scheduled.into_iter().flat_map(move |scheduled| scheduled.slots(from))
+        let db = usize::try_from(db).ok().and_then(|db| self.dbs.get(db));
+        db.into_iter().flat_map(move |db| db.scheduled.slots(from))
     }
 
     pub fn unschedule(&mut self, slot: Slot, db: i32) {
-        self.db(db).remove(slot);
+        self.db(db).scheduled.remove(slot);
     }
 
     /// As [`Background::unschedule`], unless the slot has become that of another key meanwhile.
     pub fn unschedule_if_of(&mut self, slot: Slot, name: &Name<'_>) {
-        self.db(name.db).remove_if_of(slot, &name.key);
+        self.db(name.db).scheduled.remove_if_of(slot, &name.key);
     }
 
     /// Keeps the books of the connections that holds are bound to.
@@ -97,8 +103,8 @@ impl Background {
         for binding in &rest.bindings {
             match binding {
                 Binding::Begins(client, token) => {
-                    let holds = self.bindings.entry(*client).or_default();
-                    holds.insert((name.to_owned(), token.clone()));
+                    let holds = self.db(name.db).bindings.entry(*client).or_default();
+                    holds.insert(((*name.key).into(), token.clone()));
                 }
                 Binding::Ends(client, token) => self.unbind(*client, name, token),
             }
@@ -106,28 +112,45 @@ impl Background {
         for departed in rest.departed.drain(..) {
             self.note(Task::Departed(name.to_owned(), Box::new(departed)));
         }
+        if rest.unserved {
+            self.note(Task::Serve(name.to_owned()));
+        }
     }
 
     pub fn unbind(&mut self, client: ClientId, name: &Name<'_>, token: &Token) {
-        if let Some(holds) = self.bindings.get_mut(&client) {
-            holds.remove(&(name.to_owned(), token.clone()));
+        let bindings = &mut self.db(name.db).bindings;
+        if let Some(holds) = bindings.get_mut(&client) {
+            holds.remove(&((*name.key).into(), token.clone()));
             if holds.is_empty() {
-                self.bindings.remove(&client);
-                give_back(&mut self.bindings);
+                bindings.remove(&client);
+                give_back(bindings);
             }
         }
     }
 
     /// A connection has closed. Whether any hold was bound to it.
     pub fn client_gone(&mut self, client: ClientId) -> bool {
-        let Some(holds) = self.bindings.remove(&client) else { return false };
-        self.note(Task::Disconnected(client, holds));
-        true
+        let mut bound = false;
+        for (at, db) in self.dbs.iter_mut().enumerate() {
+            if let Some(holds) = db.bindings.remove(&client) {
+                self.pending.push_back(Task::Disconnected(client, at as i32, holds));
+                bound = true;
+            }
+        }
+        bound
     }
 
-    /// The wait queues of these resources may have to be served.
-    pub fn serve(&mut self, waiting: &Waiting, of: impl Fn(&Name<'static>) -> bool) {
-        waiting.names().filter(|name| of(name)).cloned().map(Task::Serve).for_each(|task| self.note(task));
+    /// The wait queues of a database, or of all, may have to be served: of those that began behind this
+    /// waiter, some after the other.
+    pub fn serve(&mut self, waiting: &Waiting, of: Option<i32>, behind: WaiterId) {
+        let mut next = None;
+        for (began, name) in waiting.queues_behind(behind).take(Departed::SLICE) {
+            next = Some(began);
+            if of.is_none_or(|db| name.db == db) {
+                self.note(Task::Serve(name.clone()));
+            }
+        }
+        next.into_iter().for_each(|began| self.note(Task::ServeBehind(began, of)));
     }
 
     /// The next thing to do at `now`, if any. What was noted, waits that have timed out and leases that have
@@ -153,16 +176,16 @@ impl Background {
 
     fn next_lease(&mut self, now: Instant) -> Option<Task> {
         // The earliest of all databases: many that are due in one may not hold up another's.
-        let firsts = self.dbs.iter().enumerate().filter_map(|(db, shelf)| Some((db, shelf.first()?)));
+        let firsts = self.dbs.iter().enumerate().filter_map(|(at, db)| Some((at, db.scheduled.first()?)));
         let (db, (_, slot)) =
             firsts.min_by_key(|(_, (due, _))| *due).filter(|(_, (due, _))| due.passed(now))?;
-        let key = self.dbs[db].key(slot)?;
+        let key = self.dbs[db].scheduled.key(slot)?;
         Some(Task::Due(Name::new(db as i32, key).to_owned(), slot))
     }
 
     /// The millisecond at which there will be something to do; None for never.
     pub fn next_due(&self, waiting: &Waiting, grace: &Grace) -> Option<u64> {
-        let locks = self.dbs.iter().filter_map(|db| db.first()).map(|(due, _)| due);
+        let locks = self.dbs.iter().filter_map(|db| db.scheduled.first()).map(|(due, _)| due);
         let first = locks.chain(waiting.next_due()).min().map(|due| due.millis());
         first.into_iter().chain(self.pending.due()).chain(grace.due()).min()
     }
@@ -178,13 +201,13 @@ impl Background {
     pub fn put_off(&mut self, task: Task, at: Deadline) {
         match task {
             // What is due stands where it is found by its time.
-            Task::Due(name, slot) => self.db(name.db).put_off(slot, at),
+            Task::Due(name, slot) => self.db(name.db).scheduled.put_off(slot, at),
             // The other resources of the connection need not wait.
-            Task::Disconnected(client, mut holds) => {
+            Task::Disconnected(client, db, mut holds) => {
                 let elsewhere = split_off_other_resources(&mut holds);
-                self.pending.put_off(Task::Disconnected(client, holds), at.millis());
+                self.pending.put_off(Task::Disconnected(client, db, holds), at.millis());
                 if !elsewhere.is_empty() {
-                    self.note(Task::Disconnected(client, elsewhere));
+                    self.note(Task::Disconnected(client, db, elsewhere));
                 }
             }
             task => self.pending.put_off(task, at.millis()),
@@ -195,22 +218,22 @@ impl Background {
     /// holds were bound to a connection, those of a resource together.
     pub fn demoted(&mut self) -> Vec<(Name<'static>, Token)> {
         let closed = std::mem::take(&mut self.pending).into_tasks().filter_map(|task| match task {
-            Task::Disconnected(_, holds) => Some(holds),
+            Task::Disconnected(_, db, holds) => Some((db, holds)),
             _ => None,
         });
-        let open = std::mem::take(&mut self.bindings).into_values();
-        let mut bound: Vec<_> = closed.chain(open).flatten().collect();
+        let open = self.dbs.iter_mut().enumerate().flat_map(|(at, db)| {
+            std::mem::take(&mut db.bindings).into_values().map(move |holds| (at as i32, holds))
+        });
+        let holds = closed.chain(open).flat_map(|(db, holds)| {
+            holds.into_iter().map(move |(key, token)| (Name::new(db, &key).to_owned(), token))
+        });
+        let mut bound: Vec<_> = holds.collect();
         bound.sort_unstable();
         bound
     }
 
-    /// A database is emptied, or all are. Answers what was scheduled there: to free many takes a while.
-    pub fn flushed(&mut self, db: Option<i32>) -> Vec<Scheduled> {
-        self.bindings.retain(|_, holds| {
-            holds.retain(|(name, _)| db.is_some_and(|db| name.db != db));
-            !holds.is_empty()
-        });
-        give_back(&mut self.bindings);
+    /// A database is emptied, or all are. Answers what was known of them: to free that takes a while.
+    pub fn flushed(&mut self, db: Option<i32>) -> Vec<Db> {
         match db {
             Some(db) => vec![std::mem::take(self.db(db))],
             None => std::mem::take(&mut self.dbs),
@@ -221,17 +244,11 @@ impl Background {
     /// them do; the locks move. Answers how many were held there.
     pub fn swapped(&mut self, waiting: &mut Waiting, first: i32, second: i32) -> usize {
         let one = std::mem::take(self.db(first));
-        let held = one.held() + self.db(second).held();
+        let held = one.scheduled.held() + self.db(second).scheduled.held();
         let other = std::mem::replace(self.db(second), one);
         *self.db(first) = other;
-        let swap = |name: &mut Name<'static>| match name.db {
-            db if db == first => name.db = second,
-            db if db == second => name.db = first,
-            _ => {}
-        };
-        self.bindings.values_mut().for_each(|holds| rename_all(holds, swap));
-        self.pending.iter_mut().for_each(|task| task.rename_holds(swap));
-        waiting.deliveries.rename(swap);
+        self.pending.iter_mut().for_each(|task| task.swap_holds(first, second));
+        waiting.deliveries.swapped(first, second);
         held
     }
 }

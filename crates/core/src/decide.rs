@@ -61,6 +61,11 @@ pub struct Terms {
     /// So many may share it, or hold permits. Who comes when it is full is refused; who waits already waits
     /// on.
     pub most_holders: u32,
+    /// So many from the head of the queue are answered in a turn. Where more could be, [`Rest::unserved`]
+    /// asks for another one; meanwhile they stand where they stood, and nobody overtakes them.
+    ///
+    /// [`Rest::unserved`]: crate::step::Rest::unserved
+    pub most_served: usize,
 }
 
 impl Terms {
@@ -81,6 +86,7 @@ pub struct Turn<'a> {
     /// What the world has to do, written down in the caller's place: it is too large to be moved about.
     step: &'a mut Step,
     was_gone: bool,
+    served: usize,
 }
 
 impl<'a> Turn<'a> {
@@ -95,7 +101,7 @@ impl<'a> Turn<'a> {
         step: &'a mut Step,
     ) -> Self {
         let was_gone = lock.is_gone();
-        Turn { now, terms, name, fences, waiting, lock, step, was_gone }
+        Turn { now, terms, name, fences, waiting, lock, step, was_gone, served: 0 }
     }
 
     /// Ends the turn; its step can be carried out.

@@ -10,19 +10,23 @@ use std::collections::{BTreeMap, HashMap};
 use dlock_protocol::{ClientId, Deadline, Delay, Fence, Token};
 use smallvec::SmallVec;
 
-use crate::queue::{Name, WaiterId, give_back};
+use crate::queue::{Name, WaiterId, give_back, swap};
 use crate::step::Granted;
 
 #[derive(Clone, Debug, Default)]
 pub struct Deliveries {
-    in_doubt: HashMap<Name<'static>, BTreeMap<Token, Doubt>>,
+    /// By database and key; none is empty.
+    in_doubt: HashMap<i32, HashMap<Box<[u8]>, Doubts>>,
     on_their_way: HashMap<WaiterId, Delivery>,
     this_turn: HashMap<ClientId, (WaiterId, Delivery)>,
 }
 
+/// What is in doubt of one resource.
+pub type Doubts = BTreeMap<Token, Doubt>;
+
 /// A grant that may yet turn out to have reached nobody.
 #[derive(Clone, Debug)]
-struct Doubt {
+pub struct Doubt {
     /// The hold's: it may be another one by the time somebody asks.
     fence: Fence,
     granted: Granted,
@@ -74,12 +78,10 @@ impl Deliveries {
         unclaimed: Option<Unclaimed>,
     ) {
         if granted != Granted::Renewal {
-            let grants = self.in_doubt.entry(name.clone()).or_default();
+            let grants = self.in_doubt.entry(name.db).or_default().entry((*name.key).into()).or_default();
             grants.insert(token.clone(), Doubt { fence, granted, told: SmallVec::new(), unclaimed: None });
         }
-        let Some(doubt) = self.in_doubt.get_mut(name).and_then(|grants| grants.get_mut(token)) else {
-            return;
-        };
+        let Some(doubt) = self.of(name).and_then(|grants| grants.get_mut(token)) else { return };
         match unclaimed {
             Some(_) => doubt.unclaimed = unclaimed,
             None => doubt.told.push(waiter),
@@ -99,29 +101,35 @@ impl Deliveries {
     }
 
     fn settle(&mut self, name: &Name<'_>, token: &[u8]) -> Option<Unclaimed> {
-        if !self.in_doubt.get(name)?.contains_key(token) {
-            return None;
-        }
-        let name = name.to_owned();
-        let grants = self.in_doubt.get_mut(&name)?;
+        let grants = self.of(name)?;
         let doubt = grants.remove(token)?;
         if grants.is_empty() {
-            self.forget(&name);
+            self.forget(name);
         }
         doubt.unclaimed
     }
 
-    /// Nobody holds this any more, or somebody else does.
-    pub fn forget(&mut self, name: &Name<'_>) {
-        if self.in_doubt.contains_key(name) {
-            self.in_doubt.remove(&name.to_owned());
-            give_back(&mut self.in_doubt);
-        }
+    fn of(&mut self, name: &Name<'_>) -> Option<&mut Doubts> {
+        self.in_doubt.get_mut(&name.db)?.get_mut(&*name.key)
     }
 
-    /// A database is emptied, or all are.
-    pub fn flushed(&mut self, db: Option<i32>) {
-        self.in_doubt.retain(|name, _| db.is_some_and(|db| name.db != db));
+    /// Nobody holds this any more, or somebody else does. Answers what is in doubt no longer: it may be much.
+    pub fn forget(&mut self, name: &Name<'_>) -> Doubts {
+        let Some(grants) = self.in_doubt.get_mut(&name.db) else { return Doubts::new() };
+        let forgotten = grants.remove(&*name.key).unwrap_or_default();
+        give_back(grants);
+        if grants.is_empty() {
+            self.in_doubt.remove(&name.db);
+        }
+        forgotten
+    }
+
+    /// A database is emptied, or all are. Answers what is in doubt no longer, as [`Deliveries::forget`].
+    pub fn flushed(&mut self, db: Option<i32>) -> impl Send + use<> {
+        match db {
+            Some(db) => self.in_doubt.remove_entry(&db).into_iter().collect(),
+            None => std::mem::take(&mut self.in_doubt),
+        }
     }
 
     /// The answer to this waiter has reached nobody: what comes of that, unless somebody else is being told.
@@ -134,7 +142,7 @@ impl Deliveries {
         waiter: WaiterId,
         delay: Delay,
     ) -> Option<Lost> {
-        let doubt = self.in_doubt.get_mut(&name.to_owned())?.get_mut(token)?;
+        let doubt = self.of(name)?.get_mut(token)?;
         if doubt.fence != fence {
             return None;
         }
@@ -173,7 +181,7 @@ impl Deliveries {
 
     /// The answer has been written.
     pub fn delivered(&mut self, waiter: WaiterId, Delivery { name, token, .. }: &Delivery) {
-        let doubt = self.in_doubt.get(name).and_then(|grants| grants.get(token));
+        let doubt = self.of(name).and_then(|grants| grants.get(token));
         if doubt.is_some_and(|doubt| doubt.told.contains(&waiter)) {
             self.settle(name, token.as_bytes());
         }
@@ -194,15 +202,16 @@ impl Deliveries {
         self.on_their_way.is_empty() && self.this_turn.is_empty()
     }
 
-    /// Renames the resources: a hold moves with its database.
-    pub fn rename(&mut self, rename: impl Fn(&mut Name<'static>)) {
+    /// Two databases change places, and the holds in them.
+    pub fn swapped(&mut self, first: i32, second: i32) {
         let handed_over = self.this_turn.values_mut().map(|(_, delivery)| delivery);
-        self.on_their_way.values_mut().chain(handed_over).for_each(|delivery| rename(&mut delivery.name));
-        let renamed = std::mem::take(&mut self.in_doubt).into_iter().map(|(mut name, grants)| {
-            rename(&mut name);
-            (name, grants)
-        });
-        self.in_doubt = renamed.collect();
+        for Delivery { name, .. } in self.on_their_way.values_mut().chain(handed_over) {
+            swap(&mut name.db, first, second);
+        }
+        let one = self.in_doubt.remove(&first);
+        let other = self.in_doubt.remove(&second);
+        self.in_doubt.extend(one.map(|grants| (second, grants)));
+        self.in_doubt.extend(other.map(|grants| (first, grants)));
     }
 }
 
@@ -297,11 +306,11 @@ mod tests {
     fn every_name_is_found_wherever_its_grant_is() {
         let mut deliveries = sent(&[(WAITER, 1, Granted::New), (WaiterId(4), 2, Granted::Renewal)]);
         deliveries.handed_over(WAITER);
-        deliveries.rename(|name| name.db = 7);
+        deliveries.swapped(0, 7);
         assert_eq!(deliveries.came_back(WaiterId(4)).unwrap().name.db, 7);
         assert_eq!(deliveries.gone(ClientId(1)).unwrap().1.name.db, 7);
-        assert!(deliveries.in_doubt.contains_key(&Name::new(7, b"k")));
-        deliveries.flushed(Some(7));
+        assert!(deliveries.of(&Name::new(7, b"k")).is_some() && deliveries.of(&Name::new(0, b"k")).is_none());
+        drop(deliveries.flushed(Some(7)));
         assert!(deliveries.in_doubt.is_empty());
     }
 }

@@ -26,7 +26,7 @@
 //! };
 //!
 //! let (name, now) = (Name::new(0, b"invoice:42"), Instant::from_millis(1_000));
-//! let terms = Terms { grants_from: now, longest_lease: Ttl::MAX, most_holders: 100 };
+//! let terms = Terms { grants_from: now, longest_lease: Ttl::MAX, most_holders: 100, most_served: 10 };
 //! let (mut fences, mut waiting, mut lock) = (Fences::default(), Waiting::default(), Lock::default());
 //! let mut acquire = |token: &[u8], client, now| {
 //!     let (token, ttl) = (Token::new(token).unwrap(), Ttl::from_millis(30_000).unwrap());

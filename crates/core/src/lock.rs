@@ -4,6 +4,7 @@
 use dlock_protocol::{Deadline, Instant, Mode};
 use smallvec::SmallVec;
 
+use crate::deliveries::Doubts;
 use crate::step::Departed;
 
 mod crowd;
@@ -232,11 +233,11 @@ impl Lock {
     }
 
     /// Takes out a crowd that is too large to be let go in one turn, as its key is taken away.
-    pub fn take_vanished(&mut self, now: Instant) -> Option<Departed> {
+    pub fn take_vanished(&mut self, now: Instant, doubts: Doubts) -> Option<Departed> {
         if self.stored_len() <= Departed::SLICE {
             return None;
         }
-        self.take_crowd().map(|holds| Departed::new(None, now, holds))
+        self.take_crowd().map(|holds| Departed::new(None, now, holds, doubts))
     }
 
     /// Takes all sharers or holders of permits out.

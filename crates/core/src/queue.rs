@@ -19,8 +19,8 @@ mod queued;
 mod waiter;
 
 use bound::Bound;
-pub(crate) use waiter::Position;
 pub use waiter::{Limits, Name, Newcomer, Owner, Queued, Rank, Waiter, WaiterId};
+pub(crate) use waiter::{Position, swap};
 
 /// Everybody who waits on this server.
 #[derive(Clone, Default)]
@@ -94,7 +94,10 @@ impl Waiting {
         match owner {
             Owner::Client(_) => self.clients() < limits.on_the_server && on_the_key(),
             Owner::Token(_) => self.queued.len() < limits.queued && on_the_key(),
-            Owner::Beside(..) => self.clients() < limits.on_the_server,
+            Owner::Beside(_, position) => {
+                let beside = self.get(*position).map_or(0, |waiter| waiter.beside().len());
+                self.clients() < limits.on_the_server && beside < limits.on_a_key
+            }
         }
     }
 
@@ -230,11 +233,6 @@ impl Waiting {
             .into_iter()
             .flat_map(|queue| &queue.positions)
             .filter_map(|(_, id)| self.get(*id))
-    }
-
-    /// Every resource somebody waits for.
-    pub fn names(&self) -> impl Iterator<Item = &Name<'static>> {
-        self.queues.keys()
     }
 
     /// The resources somebody waits for whose queues began behind this one, in that order.

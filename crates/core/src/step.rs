@@ -5,6 +5,7 @@ pub use dlock_protocol::error::Refusal;
 use dlock_protocol::{ClientId, Fence, Instant, Token, TokenRef};
 use smallvec::SmallVec;
 
+use crate::deliveries::Doubts;
 use crate::lock::{Ephemeral, Hold, Holders, Holding, Lock};
 use crate::queue::Waiter;
 
@@ -100,6 +101,8 @@ pub struct Rest {
     pub bindings: Vec<Binding>,
     /// Of these the caller has to keep the books: see [`Departed`].
     pub departed: Vec<Departed>,
+    /// More of the queue could be answered: another turn has to.
+    pub unserved: bool,
 }
 
 /// The hold of this token ends with this connection from now on, or does so no longer.
@@ -117,6 +120,8 @@ pub struct Departed {
     why: Option<End>,
     at: Instant,
     holds: Holders,
+    /// Which of them nobody was known to know of.
+    doubts: Doubts,
 }
 
 impl Departed {
@@ -124,8 +129,8 @@ impl Departed {
     /// depart.
     pub const SLICE: usize = 256;
 
-    pub(crate) fn new(why: Option<End>, at: Instant, holds: Holders) -> Departed {
-        Departed { why, at, holds }
+    pub(crate) fn new(why: Option<End>, at: Instant, holds: Holders, doubts: Doubts) -> Departed {
+        Departed { why, at, holds, doubts }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -135,8 +140,9 @@ impl Departed {
     /// The next slice of them: why each ended and after how many ms, as [`Event::Ended`] tells; its token,
     /// and the connection it was bound to.
     pub fn next_slice(&mut self) -> impl Iterator<Item = (Option<(End, u32)>, Token, Option<ClientId>)> {
-        let (why, at) = (self.why, self.at);
+        let (why, at, doubts) = (self.why, self.at, &mut self.doubts);
         self.holds.take_some(Self::SLICE).into_iter().map(move |hold| {
+            doubts.remove(&hold.token);
             let expired = hold.deadline.passed(at);
             let ended = why.map(|why| if expired { End::Expired } else { why });
             let client = match hold.ephemeral() {

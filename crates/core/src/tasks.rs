@@ -5,22 +5,24 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use dlock_protocol::{ClientId, Token};
 
 use crate::deliveries::Delivery;
-use crate::queue::{Name, WaiterId, give_back};
+use crate::queue::{Name, WaiterId, give_back, swap};
 use crate::schedule::Slot;
 use crate::step::{Departed, Outcome};
 
-/// What ends with a connection, in the order of the resources.
-pub type Bindings = BTreeSet<(Name<'static>, Token)>;
+/// What ends with a connection in one database, in the order of the keys.
+pub type Bindings = BTreeSet<(Box<[u8]>, Token)>;
 
 /// Something for the background job.
 #[derive(Debug)]
 pub enum Task {
     /// The wait queue of this resource may have to be served.
     Serve(Name<'static>),
+    /// So may those of a database, or of all, that began behind this waiter.
+    ServeBehind(WaiterId, Option<i32>),
     /// This resource was held when its key was taken away.
     Vanished(Name<'static>),
-    /// A connection closed to which these holds are bound.
-    Disconnected(ClientId, Bindings),
+    /// A connection closed to which these holds of a database are bound.
+    Disconnected(ClientId, i32, Bindings),
     /// A grant reached nobody.
     Undelivered(Name<'static>, Token, WaiterId),
     /// So did this one, unless more connections have been evicted than these.
@@ -40,46 +42,43 @@ pub enum Task {
 
 impl Task {
     /// The resource, if it is about one; of several the first.
-    pub fn name(&self) -> Option<&Name<'static>> {
-        match self {
+    pub fn name(&self) -> Option<Name<'_>> {
+        let (db, key) = match self {
             Task::Serve(name)
             | Task::Vanished(name)
             | Task::Undelivered(name, ..)
+            | Task::Unread { delivery: Delivery { name, .. }, .. }
             | Task::Over(name, ..)
-            | Task::Due(name, _) => Some(name),
-            Task::Disconnected(_, holds) => holds.first().map(|(name, _)| name),
-            Task::Unread { delivery, .. } => Some(&delivery.name),
+            | Task::Due(name, _) => (name.db, &*name.key),
+            Task::Disconnected(_, db, holds) => (*db, &*holds.first()?.0),
             // Books are kept whatever the server says to writes.
-            Task::Departed(..) | Task::GraceOver => None,
-        }
+            Task::ServeBehind(..) | Task::Departed(..) | Task::GraceOver => return None,
+        };
+        Some(Name::new(db, key))
     }
 
-    /// Renames the resources of holds: they move with their database, where a wait queue stays.
-    pub fn rename_holds(&mut self, rename: impl Fn(&mut Name<'static>)) {
-        match self {
-            Task::Undelivered(name, ..) | Task::Departed(name, _) | Task::Due(name, _) => rename(name),
-            Task::Unread { delivery, .. } => rename(&mut delivery.name),
-            Task::Disconnected(_, holds) => rename_all(holds, rename),
-            Task::Serve(_) | Task::Vanished(_) | Task::Over(..) | Task::GraceOver => {}
-        }
+    /// Two databases change places: holds move with theirs, where a wait queue stays.
+    pub fn swap_holds(&mut self, first: i32, second: i32) {
+        let db = match self {
+            Task::Undelivered(name, ..)
+            | Task::Unread { delivery: Delivery { name, .. }, .. }
+            | Task::Departed(name, _)
+            | Task::Due(name, _) => &mut name.db,
+            Task::Disconnected(_, db, _) => db,
+            Task::Serve(_) | Task::ServeBehind(..) | Task::Vanished(_) | Task::Over(..) | Task::GraceOver => {
+                return;
+            }
+        };
+        swap(db, first, second);
     }
-}
-
-pub fn rename_all(holds: &mut Bindings, rename: impl Fn(&mut Name<'static>)) {
-    let renamed = std::mem::take(holds).into_iter().map(|(mut name, token)| {
-        rename(&mut name);
-        (name, token)
-    });
-    *holds = renamed.collect();
 }
 
 /// Leaves the holds on the first resource and answers the others. The crowd on one resource is not looked at
 /// one by one: while the server has no memory this is done again and again.
 pub fn split_off_other_resources(holds: &mut Bindings) -> Bindings {
     let next = holds.first().and_then(|(first, _)| {
-        // No name and no token is smaller that comes behind those of the first.
-        let key = [&*first.key, b"\0"].concat().into();
-        Some((Name { db: first.db, key }, Token::new(b"\0")?))
+        // No key and no token is smaller that comes behind those of the first.
+        Some(([&**first, b"\0"].concat().into(), Token::new(b"\0")?))
     });
     next.map_or_else(Bindings::new, |next| holds.split_off(&next))
 }
@@ -182,7 +181,7 @@ mod tests {
         match task {
             None => "none".into(),
             Some(task) => {
-                let key = task.name().map_or_else(Default::default, |name| name.key.clone());
+                let key = task.name().map_or_else(Default::default, |name| name.key.into_owned());
                 let kind = format!("{task:?}");
                 let kind = kind.split('(').next().unwrap_or_default();
                 format!("{kind} {}", String::from_utf8_lossy(&key))
@@ -191,7 +190,7 @@ mod tests {
     }
 
     fn bindings(of: &[(&str, &str)]) -> Bindings {
-        of.iter().map(|(key, token)| (name(key), Token::new(token.as_bytes()).unwrap())).collect()
+        of.iter().map(|(key, token)| (key.as_bytes().into(), Token::new(token.as_bytes()).unwrap())).collect()
     }
 
     #[test]
@@ -244,12 +243,12 @@ mod tests {
 
     #[test]
     fn holds_move_with_their_database_and_queues_stay() {
-        let moved = |name: &mut Name<'static>| name.db = 5;
-        let mut task = Task::Disconnected(ClientId(1), bindings(&[("a", "1")]));
-        task.rename_holds(moved);
-        assert_eq!(task.name().unwrap().db, 5);
-        let mut task = serve("a");
-        task.rename_holds(moved);
-        assert_eq!(task.name().unwrap().db, 0);
+        let held = || Task::Disconnected(ClientId(1), 0, bindings(&[("a", "1")]));
+        for (mut task, db) in [(held(), 5), (serve("a"), 0)] {
+            task.swap_holds(0, 5);
+            assert_eq!(task.name().unwrap().db, db);
+            task.swap_holds(0, 5);
+            assert_eq!(task.name().unwrap().db, 0);
+        }
     }
 }

@@ -91,7 +91,8 @@ impl World {
 
     fn turn<T>(&mut self, work: impl FnOnce(&mut Turn<'_>) -> T) -> T {
         let (now, before) = (self.instant(), steps::taken());
-        let terms = Terms { grants_from: now, longest_lease: Ttl::MAX, most_holders: self.most_holders };
+        let (most_holders, most_served) = (self.most_holders, Departed::SLICE);
+        let terms = Terms { grants_from: now, longest_lease: Ttl::MAX, most_holders, most_served };
         let mut step = Step::default();
         let mut turn =
             Turn::new(now, terms, &KEY, &mut self.fences, &mut self.waiting, &mut self.lock, &mut step);

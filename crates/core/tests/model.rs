@@ -37,9 +37,10 @@ impl ReferenceStateMachine for Reference {
     fn init_state() -> BoxedStrategy<Reference> {
         let now = (0..3000u64).prop_map(|us| 1_760_000_000_000_000 + us);
         let last = prop_oneof![40 => Just(0), 1 => Just(GREATEST_FENCE - 3)];
-        (now, last)
-            .prop_map(|(now, last_fence)| Reference {
-                page: Page { now, last_fence, ..Page::default() },
+        let most = prop_oneof![1 => 1..3usize, 1 => Just(usize::MAX)];
+        (now, last, most)
+            .prop_map(|(now, last_fence, most_served)| Reference {
+                page: Page { now, last_fence, most_served, ..Page::default() },
                 answer: Answer::Nothing,
             })
             .boxed()
@@ -69,7 +70,8 @@ impl StateMachineTest for Core {
     type Reference = Reference;
 
     fn init_test(state: &Reference) -> System {
-        System::new(state.page.now, state.page.last_fence)
+        let Page { now, last_fence, most_served, .. } = state.page;
+        System { most_served, ..System::new(now, last_fence) }
     }
 
     fn apply(mut system: System, reference: &Reference, step: Move) -> System {
@@ -120,7 +122,8 @@ fn the_core_does_what_the_page_says() {
 fn cycles_are_seen_and_nothing_else_is_taken_for_one() {
     let found = Mutex::new((0, 0));
     crate::random(moves::waits(), CASES, |steps| {
-        let (mut page, mut system) = (Page { now: 1, ..Page::default() }, System::new(1, 0));
+        let mut page = Page { now: 1, most_served: usize::MAX, ..Page::default() };
+        let mut system = System::new(1, 0);
         for step in steps {
             if !page.can(&step) {
                 continue;

@@ -17,7 +17,12 @@ fn request(ephemeral: bool) -> LockRequestRef<'static> {
 /// Has this lock held for 10 ms, by a connection where one is named.
 fn hold(background: &mut Background, name: &Name<'static>, client: Option<ClientId>) -> Slot {
     let (mut lock, mut fences, mut waiting) = (Lock::default(), Fences::default(), Waiting::default());
-    let terms = Terms { grants_from: Instant::from_micros(0), longest_lease: Ttl::MAX, most_holders: 9 };
+    let terms = Terms {
+        grants_from: Instant::from_micros(0),
+        longest_lease: Ttl::MAX,
+        most_holders: 9,
+        most_served: 9,
+    };
     let mut step = Step::default();
     let mut turn = Turn::new(NOW, terms, name, &mut fences, &mut waiting, &mut lock, &mut step);
     turn.acquire(&request(client.is_some()), client.unwrap_or(ClientId(1)));
@@ -91,7 +96,8 @@ fn a_flush_forgets_its_database_alone() {
         hold(&mut background, &name(db, "k"), Some(client));
     }
     let emptied = background.flushed(Some(2));
-    assert_eq!((emptied.iter().map(Scheduled::held).sum::<usize>(), background.held()), (1, 1));
+    let emptied: usize = emptied.iter().map(|db| db.scheduled.held()).sum();
+    assert_eq!((emptied, background.held()), (1, 1));
     assert_eq!(background.demoted(), [(name(0, "k"), Token::new(b"t").unwrap())]);
     background.flushed(None);
     assert_eq!((background.held(), background.holders()), (0, 0));
@@ -103,7 +109,7 @@ fn locks_move_with_their_database_and_queues_stay() {
     let slot = hold(&mut background, &name(1, "k"), Some(ClientId(7)));
     join(&mut waiting, name(1, "k"), None);
     assert_eq!(background.swapped(&mut waiting, 1, 4), 1);
-    background.serve(&waiting, |name| name.db == 1);
+    background.serve(&waiting, Some(1), WaiterId(0));
     let later = Instant::from_millis(NOW.millis() + 10);
     let tasks = [(); 2].map(|()| next(&mut background, &waiting, later));
     assert!(matches!(&tasks[0], Some(Task::Due(due, at)) if *due == name(4, "k") && *at == slot));
@@ -122,13 +128,39 @@ fn what_is_put_off_holds_up_nothing_else() {
     assert!(background.client_gone(client));
     let task = next(&mut background, &waiting, NOW).unwrap();
     background.put_off(task, NOW.after_millis(4));
-    let Some(Task::Disconnected(_, holds)) = next(&mut background, &waiting, NOW) else { panic!() };
+    let Some(Task::Disconnected(_, 0, holds)) = next(&mut background, &waiting, NOW) else { panic!() };
     assert_eq!(holds.len(), 1);
-    assert_eq!(holds.first().unwrap().0, name(0, "b"));
+    assert_eq!(&*holds.first().unwrap().0, b"b");
     assert!(next(&mut background, &waiting, NOW).is_none());
     let later = Instant::from_millis(NOW.millis() + 4);
     let again = next(&mut background, &waiting, later).unwrap();
-    assert_eq!(again.name(), Some(&name(0, "a")));
+    assert_eq!(again.name(), Some(name(0, "a")));
     background.put_back(again);
-    assert_eq!(next(&mut background, &waiting, later).unwrap().name(), Some(&name(0, "a")));
+    assert_eq!(next(&mut background, &waiting, later).unwrap().name(), Some(name(0, "a")));
+}
+
+/// However many queues there are, no task walks over all of them, and each comes once.
+#[test]
+fn the_queues_of_a_database_are_served_some_after_the_other() {
+    let (mut background, mut waiting) = (Background::default(), Waiting::default());
+    let many = 2 * Departed::SLICE + 3;
+    for n in 0..many {
+        join(&mut waiting, name(0, &n.to_string()), None);
+        join(&mut waiting, name(1, &n.to_string()), None);
+    }
+    background.serve(&waiting, Some(1), WaiterId(0));
+    let mut served = Vec::new();
+    while let Some(task) = next(&mut background, &waiting, NOW) {
+        match task {
+            Task::Serve(name) => served.push(name),
+            Task::ServeBehind(began, of) => background.serve(&waiting, of, began),
+            other => panic!("{other:?}"),
+        }
+    }
+    let expected: Vec<_> = (0..many).map(|n| name(1, &n.to_string())).collect();
+    assert_eq!(served, expected);
+    background.serve(&waiting, None, WaiterId(0));
+    let first: Vec<_> = (0..Departed::SLICE).map_while(|_| next(&mut background, &waiting, NOW)).collect();
+    assert!(first.iter().all(|task| matches!(task, Task::Serve(_))));
+    assert!(matches!(next(&mut background, &waiting, NOW), Some(Task::ServeBehind(..))));
 }

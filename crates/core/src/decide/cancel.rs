@@ -53,7 +53,7 @@ mod tests {
         let (mut lock, mut fences, mut step) = (Lock::default(), Fences::default(), Step::default());
         // In grace, so that nobody is granted the free lock meanwhile.
         let grants_from = Instant::from_micros(u64::MAX);
-        let terms = Terms { grants_from, longest_lease: Ttl::MAX, most_holders: 9 };
+        let terms = Terms { grants_from, longest_lease: Ttl::MAX, most_holders: 9, most_served: 9 };
         let name = Name::new(0, b"k");
         let mut turn = Turn::new(NOW, terms, &name, &mut fences, waiting, &mut lock, &mut step);
         let cancelled = turn.cancel(whom);

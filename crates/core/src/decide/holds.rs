@@ -152,9 +152,9 @@ impl Turn<'_> {
     /// Takes all of them out together.
     fn depart(&mut self, why: End) {
         if let Some(holds) = self.lock.take_crowd() {
-            self.waiting.deliveries.forget(self.name);
+            let doubts = self.waiting.deliveries.forget(self.name);
             self.step.events.push(Event::AllEnded(why));
-            self.step.rest().departed.push(Departed::new(Some(why), self.now, holds));
+            self.step.rest().departed.push(Departed::new(Some(why), self.now, holds, doubts));
             self.step.changed(self.lock);
         }
     }

@@ -6,7 +6,7 @@ use super::Turn;
 use crate::deliveries::{Delivery, Unclaimed};
 use crate::lock::Fit;
 use crate::queue::{Owner, Waiter, WaiterId};
-use crate::step::{Departed, Granted, Outcome, Refusal};
+use crate::step::{Granted, Outcome, Refusal};
 
 impl Turn<'_> {
     /// Grants to the queue from its head for as long as the head fits.
@@ -18,13 +18,10 @@ impl Turn<'_> {
     }
 
     pub(super) fn serve_queue(&mut self) {
-        let mut over = 0;
         while let Some(head) = self.waiting.head(self.name) {
             let id = head.id;
             if let Some(outcome) = self.waiting.is_over(head, self.now) {
-                // Of many that are over at once a turn answers some. The others are found by their time.
-                over += 1;
-                if over > Departed::SLICE {
+                if !self.may_serve_another() {
                     return;
                 }
                 self.take_out(&[id], outcome);
@@ -43,10 +40,23 @@ impl Turn<'_> {
             };
             let Some(verdict) = verdict else { return };
             let token = head.request.token.clone();
+            if !self.may_serve_another() {
+                return;
+            }
             if self.answer(id, verdict) {
                 self.answer_others(token.as_bytes());
             }
         }
+    }
+
+    /// Whether this turn may answer one more of the queue; the next one has to, if not.
+    fn may_serve_another(&mut self) -> bool {
+        if self.served == self.terms.most_served {
+            self.step.rest().unserved = true;
+            return false;
+        }
+        self.served += 1;
+        true
     }
 
     /// Answers a waiter and those who wait beside it. Whether it was granted.

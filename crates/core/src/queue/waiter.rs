@@ -24,6 +24,15 @@ impl<'a> Name<'a> {
     }
 }
 
+/// Where something of a database is once two of them have changed places.
+pub(crate) fn swap(db: &mut i32, first: i32, second: i32) {
+    *db = match *db {
+        db if db == first => second,
+        db if db == second => first,
+        db => db,
+    };
+}
+
 /// A waiter, for as long as the server runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WaiterId(pub u64);

@@ -76,6 +76,7 @@ pub const SOMETIMES: &[&str] = &[
     "permits of another number",
     "the queue is full",
     "two sharers want to be alone",
+    "who could be served waits for the next turn",
 ];
 
 /// The core and the page agree.
@@ -201,7 +202,9 @@ fn sub_ms(system: &System, hold: &dlock_core::Hold) -> bool {
 
 /// The head of a queue has a reason to wait.
 fn no_lost_wake_up(system: &System, key: u8) {
-    let Some(head) = system.waiting.head(&name(key)) else { return };
+    let Some(head) = system.waiting.head(&name(key)).filter(|_| !system.unserved.contains(&key)) else {
+        return;
+    };
     let lock = system.locks.get(&key).cloned().unwrap_or_default();
     let view = lock.at(system.instant());
     assert!(head.until.is_none_or(|until| !until.passed(system.instant())), "its time is over");

@@ -157,6 +157,9 @@ pub struct Page {
     pub grants_from: u64,
     pub last_fence: u64,
     pub last_waiter: u64,
+    /// So many from the head of a queue are answered in a turn, and how many this one may still answer.
+    pub most_served: usize,
+    pub may_serve: usize,
     pub holds: Vec<Hold>,
     pub waiters: Vec<Waiter>,
     /// Nobody is granted the key before this ms.
@@ -219,6 +222,7 @@ impl Page {
 
     /// One operation on one key: lets the present in, does its work, tells who hears of it.
     fn turn<T>(&mut self, key: Key, work: impl FnOnce(&mut Page) -> T) -> T {
+        self.may_serve = self.most_served;
         let existed = self.exists(key);
         self.advance(key);
         let answer = work(self);

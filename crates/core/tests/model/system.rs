@@ -48,6 +48,9 @@ pub struct System {
     pub outcomes: Vec<(Client, Told)>,
     pub cycle: Vec<Token>,
     pub saw: Vec<&'static str>,
+    /// So many of a queue are answered in a turn, and of these keys the next one has to answer more.
+    pub most_served: usize,
+    pub unserved: BTreeSet<Key>,
 }
 
 pub fn name(key: Key) -> Name<'static> {
@@ -75,7 +78,7 @@ pub fn label(label: u8) -> Vec<u8> {
 
 impl System {
     pub fn new(now: u64, last_fence: u64) -> System {
-        let mut system = System { now, boot: 1, ..System::default() };
+        let mut system = System { now, boot: 1, most_served: usize::MAX, ..System::default() };
         system.fences.raise(last_fence);
         system
     }
@@ -99,6 +102,7 @@ impl System {
             grants_from: Instant::from_micros(self.grants_from),
             longest_lease: Ttl::MAX,
             most_holders,
+            most_served: self.most_served,
         };
         let mut turn =
             Turn::new(now, terms, &name, &mut self.fences, &mut self.waiting, &mut lock, &mut step);
@@ -117,6 +121,8 @@ impl System {
 
     fn carry_out(&mut self, key: Key, step: Step) {
         let rest = step.rest.map_or_else(Rest::default, |rest| *rest);
+        self.unserved.remove(&key);
+        self.unserved.extend(rest.unserved.then_some(key));
         for binding in rest.bindings {
             match binding {
                 Binding::Begins(client, token) => {

@@ -15,17 +15,26 @@ impl Page {
     /// Grants to the head of the queue, for as long as it can be granted.
     pub(super) fn serve(&mut self, key: Key) {
         while let Some(waiter) = self.queue(key).first().cloned() {
+            let asked = waiter.asked;
+            let is_over = waiter.until.is_some_and(|until| self.is_over(until));
+            let may = self.may(&asked);
+            if self.is_lost(&waiter) || is_over || matches!(may, May::Never(_) | May::Now(_)) {
+                if self.may_serve == 0 {
+                    self.marks.push("who could be served waits for the next turn");
+                    return;
+                }
+                self.may_serve -= 1;
+            }
             if self.is_lost(&waiter) {
                 self.leave_all(&waiter, Told::Cancelled);
                 continue;
             }
-            if waiter.until.is_some_and(|until| self.is_over(until)) {
+            if is_over {
                 self.marks.push("a wait is over when its turn comes");
                 self.leave_all(&waiter, Told::TimedOut);
                 continue;
             }
-            let asked = waiter.asked;
-            match self.may(&asked) {
+            match may {
                 May::Full => {
                     self.marks.push("a waiter for a full lock waits on");
                     return;

@@ -65,6 +65,7 @@ impl Page {
 
     /// The answer reached nobody.
     pub fn undelivered(&mut self, flight: &Flight) {
+        self.look_at(flight.key);
         self.lost(flight.key, flight.token, flight.number);
         if flight.granted == Granted::Renewal {
             self.marks.push("an undelivered renewal");
@@ -75,7 +76,7 @@ impl Page {
     pub fn forbidden(&mut self, key: Key, token: Token) {
         self.look_at(key);
         let doubt = self.hold(key, token).and_then(|hold| hold.on_the_way.as_ref());
-        let Some((number, ..)) = doubt.and_then(|doubt| doubt.unclaimed) else { return };
+        let Some((number, ..)) = doubt.and_then(|doubt| doubt.unclaimed) else { return self.look_at(key) };
         self.marks.push("a grant that its user may not have");
         self.lost(key, token, number);
     }

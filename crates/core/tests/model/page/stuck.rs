@@ -10,6 +10,8 @@ impl Page {
         let mut page = self.clone();
         // Time ends the waits, the lock-delays and the grace; it is not what a cycle is made of.
         (page.grants_from, page.last_fence) = (0, 0);
+        // In however many turns.
+        (page.most_served, page.may_serve) = (usize::MAX, usize::MAX);
         let is_over = |page: &Page, end: u64| page.is_over(end);
         // One whose time is over already is never granted.
         let over = |w: &&Waiter| w.until.is_some_and(|u| is_over(&page, u));

@@ -71,6 +71,7 @@ impl System {
         }
         self.waiting.deliveries = Deliveries::default();
         self.unanswered.clear();
+        self.unserved.clear();
         self.flights.clear();
     }
 }
