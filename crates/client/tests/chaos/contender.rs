@@ -1,5 +1,5 @@
 //! A client that locks, writes to the store and releases, again and again, in a thread and a runtime of its
-//! own, which is paused now and then.
+//! own. Who is paused does not renew.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
@@ -19,7 +19,6 @@ const RESOURCES: [&str; 3] = ["ledger", "stock", "till"];
 const LONGEST_PAUSE: Duration = Duration::from_secs(6);
 
 /// What the clients of a run share, and what the run tells them.
-#[derive(Default)]
 pub struct Stage {
     pub store: Store,
     pub over: AtomicBool,
@@ -57,13 +56,25 @@ pub struct Contender<'a> {
     pub holds: Vec<Hold>,
 }
 
+impl Stage {
+    pub fn new(store: Store) -> Stage {
+        Stage {
+            store,
+            over: AtomicBool::default(),
+            stay: AtomicBool::default(),
+            staying: AtomicUsize::default(),
+            acquired: Default::default(),
+            counts: Counts::default(),
+        }
+    }
+}
+
 impl Contender<'_> {
     pub async fn work(mut self) -> Vec<Hold> {
         while !self.stage.over.load(Relaxed) {
             let resource = *self.random.of(&RESOURCES);
-            let asked = at(now());
-            let pauses = self.random.once_in(25);
-            match self.acquire(resource, pauses).await {
+            let (asked, pauses) = (at(now()), self.random.once_in(25));
+            match self.acquire(resource, !pauses).await {
                 Some(held) => self.hold(resource, asked, held, pauses).await,
                 None => _ = self.stage.counts.not_won.fetch_add(1, Relaxed),
             }
@@ -72,8 +83,7 @@ impl Contender<'_> {
         self.holds
     }
 
-    /// The holds of one that will pause are not renewed: the thread that renews them would not be paused.
-    async fn acquire(&mut self, resource: &str, pauses: bool) -> Option<Held> {
+    async fn acquire(&mut self, resource: &str, renew: bool) -> Option<Held> {
         if self.random.once_in(40) {
             let (before, length) = (self.ms(20), self.ms(1_500));
             self.stage.counts.stalled.fetch_add(1, Relaxed);
@@ -83,7 +93,7 @@ impl Contender<'_> {
             });
         }
         let timeout = if self.random.once_in(20) { self.ms(30) } else { Duration::from_secs(60) };
-        match tokio::time::timeout(timeout, self.locks.acquire(resource, !pauses)).await {
+        match tokio::time::timeout(timeout, self.locks.acquire(resource, renew)).await {
             Ok(held) => held,
             Err(_) => {
                 self.stage.counts.dropped.fetch_add(1, Relaxed);

@@ -32,12 +32,13 @@ impl Locks {
         Locks::Plain { masters: masters.collect(), ttl }
     }
 
-    /// None: it is taken, or there is no quorum.
+    /// None: it is taken, or there is no quorum. Who is going to stand still does not renew: the client's own
+    /// thread would go on.
     pub async fn acquire(&self, resource: &str, renew: bool) -> Option<Held> {
         match self {
             Locks::Ours { client, ttl } => {
-                let lock = client.lock(resource).fenced().ttl(*ttl).renew(renew);
-                match lock.wait(Wait::For(Duration::from_secs(3))).acquire().await {
+                let lock = client.lock(resource).fenced().ttl(*ttl).wait(Wait::For(Duration::from_secs(3)));
+                match lock.renew(renew).acquire().await {
                     Ok(guard) => Some(Held::Ours(guard)),
                     Err(why @ (AcquireError::Option(_) | AcquireError::Deadlock { .. })) => panic!("{why}"),
                     Err(_) => None,
@@ -82,11 +83,11 @@ impl Locks {
 }
 
 impl Held {
-    /// A plain lock has none.
+    /// A plain lock has none: one for all.
     pub fn fence(&self) -> i64 {
         match self {
             Held::Ours(guard) => guard.fence().expect("it was asked for").get() as i64,
-            Held::Plain { .. } => 0,
+            Held::Plain { .. } => 1,
         }
     }
 

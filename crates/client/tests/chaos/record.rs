@@ -16,6 +16,8 @@ pub struct Write {
     /// The name of the hold under which it was made.
     pub hold: String,
     pub accepted: bool,
+    /// `DLOCK.FENCED` accepted it too.
+    pub passed: bool,
 }
 
 #[derive(Default)]
@@ -27,7 +29,7 @@ pub struct Record {
 impl Record {
     /// Everything that may not have been.
     pub fn wrong(&self) -> Vec<String> {
-        [self.two_at_once(), self.out_of_order(), self.stale()].concat()
+        [self.two_at_once(), self.out_of_order(), self.stale(), self.gate()].concat()
     }
 
     /// Two valid holds of one resource.
@@ -67,6 +69,12 @@ impl Record {
             *latest = place.max(*latest);
         }
         wrong
+    }
+
+    /// A write that was accepted by the store and refused by the gate, or the reverse.
+    fn gate(&self) -> Vec<String> {
+        let differ = self.writes.iter().filter(|write| write.accepted != write.passed);
+        differ.map(|write| format!("the gate differs from the store: {write:?}")).collect()
     }
 
     /// The holds of each resource in the order of their acquisition. Who had one in hand only after its end

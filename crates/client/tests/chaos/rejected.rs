@@ -9,7 +9,7 @@ fn hold(name: &str, at: At, until: At, fence: i64) -> Hold {
 }
 
 fn write(hold: &str, fence: i64, accepted: bool) -> Write {
-    Write { resource: "r".into(), fence, hold: hold.into(), accepted }
+    Write { resource: "r".into(), fence, hold: hold.into(), accepted, passed: accepted }
 }
 
 #[track_caller]
@@ -61,4 +61,13 @@ fn a_stale_write_that_is_accepted_is_rejected() {
 fn a_write_of_a_hold_that_nobody_had_is_rejected() {
     rejected(&[], &[write("a", 1, true)], "nobody");
     rejected(&[hold("a", 10, 20, 1)], &[write("a", 2, true)], "nobody");
+}
+
+#[test]
+fn a_gate_that_differs_from_the_store_is_rejected() {
+    let holds = [hold("a", 10, 20, 1), hold("b", 30, 40, 2)];
+    for accepted in [true, false] {
+        let last = Write { passed: !accepted, ..write("b", 2, accepted) };
+        rejected(&holds, &[write("a", 1, true), last], "gate");
+    }
 }

@@ -1,7 +1,7 @@
 //! A run: clients at work, faults dealt out meanwhile, and what was seen of it.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
@@ -13,8 +13,10 @@ use crate::contender::{CONTENDERS, Contender, Counts, Stage, at};
 use crate::locks::Locks;
 use crate::masters::{Fault, Masters};
 use crate::record::Record;
+use crate::store::Store;
 use dlock_testkit::history::{At, Hold};
-use dlock_testkit::{Random, ServerKind, until_within};
+use dlock_testkit::workers::SetAtTheEnd;
+use dlock_testkit::{Random, Server, ServerKind, until_within};
 
 /// Reached only when something is broken: a client may be paused for seconds, with others behind it.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -28,6 +30,8 @@ pub enum Kind {
 
 pub struct Run {
     masters: Masters,
+    /// What the clients write is there too, behind gates.
+    store: Server,
     _network: Runtime,
     random: Random,
     locks: Kind,
@@ -57,12 +61,13 @@ impl Run {
         let mut random = Random::fresh();
         let network = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
         let masters = Masters::start(kind, grace, network.handle(), &mut random);
-        Run { masters, _network: network, random, locks, lease }
+        let store = Server::start(kind);
+        Run { masters, store, _network: network, random, locks, lease }
     }
 
     /// Clients work for as long as `act` takes.
     pub fn during(&mut self, act: impl FnOnce(&mut Scene<'_>)) -> Seen {
-        let stage = Stage::default();
+        let stage = Stage::new(Store::new(&self.store));
         let urls = self.masters.urls();
         let (locks, lease) = (self.locks, self.lease);
         let randoms: Vec<Random> = (0..CONTENDERS).map(|_| self.random.branch()).collect();
@@ -92,14 +97,6 @@ impl Run {
         let record = Record { holds, writes: store.into_log() };
         let (faults, weather) = (self.masters.faults.clone(), self.masters.weather());
         Seen { record, counts, faults, forgotten, weather }
-    }
-}
-
-struct SetAtTheEnd<'a>(&'a AtomicBool);
-
-impl Drop for SetAtTheEnd<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
     }
 }
 

@@ -1,34 +1,57 @@
-//! What the locks protect: a store that checks fences.
+//! What the locks protect: a store that checks fences, and beside it a server that does so by `DLOCK.FENCED`.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::record::Write;
+use dlock_testkit::{Conn, Server, Value};
 
 /// Takes appends in the order in which they come, and refuses those with a lower fence than it has seen.
-#[derive(Default)]
 pub struct Store(Mutex<Inner>);
 
-#[derive(Default)]
 struct Inner {
-    greatest: HashMap<String, i64>,
+    of: HashMap<String, Appended>,
     log: Vec<Write>,
+    /// Where the same appends are made, in the same order.
+    gated: Conn,
+}
+
+/// To one resource.
+#[derive(Default)]
+struct Appended {
+    greatest: i64,
+    /// How many passed the gate.
+    passed: i64,
 }
 
 impl Store {
+    /// `gated`: a server that is spared all faults.
+    pub fn new(gated: &Server) -> Store {
+        let mut gated = gated.connect();
+        gated.ok("FLUSHALL");
+        Store(Mutex::new(Inner { of: HashMap::new(), log: Vec::new(), gated }))
+    }
+
     /// Whether it was accepted.
     pub fn append(&self, resource: &str, fence: i64, hold: &str) -> bool {
-        let mut inner = self.lock();
-        let greatest = inner.greatest.entry(resource.to_string()).or_default();
-        let accepted = fence >= *greatest;
-        *greatest = fence.max(*greatest);
-        inner.log.push(Write { resource: resource.to_string(), fence, hold: hold.to_string(), accepted });
+        let Inner { of, log, gated } = &mut *self.lock();
+        let of = of.entry(resource.to_string()).or_default();
+        let accepted = fence >= of.greatest;
+        of.greatest = fence.max(of.greatest);
+        let append = format!("DLOCK.FENCED gate:{resource} {fence} RPUSH log:{resource} {hold}");
+        let answer = gated.say(&append);
+        let passed = !matches!(&answer, Value::Error(why) if why.starts_with("STALEFENCE "));
+        if passed {
+            of.passed += 1;
+            assert_eq!(answer, of.passed, "nothing but what passed is in the list");
+        }
+        log.push(Write { resource: resource.to_string(), fence, hold: hold.to_string(), accepted, passed });
         accepted
     }
 
     /// Somebody with a greater fence has written.
     pub fn is_past(&self, resource: &str, fence: i64) -> bool {
-        self.lock().greatest.get(resource).is_some_and(|greatest| *greatest > fence)
+        self.lock().of.get(resource).is_some_and(|of| of.greatest > fence)
     }
 
     pub fn into_log(self) -> Vec<Write> {
