@@ -7,6 +7,7 @@
 
 mod contender;
 mod forgotten;
+mod guarded;
 mod links;
 mod locks;
 mod masters;

@@ -68,6 +68,10 @@ impl Proxy {
         Proxy { port, weather }
     }
 
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }

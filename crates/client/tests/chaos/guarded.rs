@@ -1,0 +1,208 @@
+//! Guarded writes under fire: holders of one server are paused past their leases, their requests arrive late,
+//! the server is stopped. No write of a hold that has ended may land, by the server's own order of events.
+//!
+//! The same with plain writes has to fail: the test can.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::thread;
+use std::time::Duration;
+
+use dlock_client::now;
+use tokio::runtime::Builder;
+
+use crate::FEW;
+use crate::proxy::Proxy;
+use dlock_testkit::workers::SetAtTheEnd;
+use dlock_testkit::{Conn, Events, Random, Server, ServerKind, each_server_in_turn, rounds, until_within};
+
+const CONTENDERS: usize = 6;
+const RESOURCES: [&str; 2] = ["ledger", "stock"];
+const LEASE: Duration = Duration::from_millis(100);
+/// Requests, answers and clients are late by so much at most.
+const LATE: Duration = Duration::from_millis(80);
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How a holder writes.
+#[derive(Clone, Copy)]
+enum Writes {
+    Guarded,
+    Plain,
+}
+
+/// What the contenders of a run share.
+struct Arena {
+    writes: Writes,
+    over: AtomicBool,
+    landed: AtomicUsize,
+    refused: AtomicUsize,
+    /// Writes that landed although they were sent after the lease.
+    late: Mutex<Vec<String>>,
+}
+
+#[test]
+fn a_paused_holders_guarded_writes_never_land() {
+    each_server_in_turn(|kind| survive(kind, FEW));
+}
+
+#[test]
+#[ignore = "for ROUNDS rounds: make chaos"]
+fn a_paused_holders_guarded_writes_never_land_in_many_rounds() {
+    each_server_in_turn(|kind| survive(kind, rounds(100)));
+}
+
+#[test]
+fn a_paused_holders_plain_writes_land() {
+    each_server_in_turn(|kind| {
+        let (late, events, _) = run(kind, Writes::Plain, FEW);
+        assert!(!late.is_empty() && !wrong(&events).is_empty(), "nobody noticed: {late:?}");
+    });
+}
+
+fn survive(kind: &ServerKind, rounds: usize) {
+    let (late, events, [landed, refused]) = run(kind, Writes::Guarded, rounds);
+    println!("{}: {rounds} rounds, {landed} guarded writes landed, {refused} were refused", kind.name);
+    let wrong = [late, wrong(&events)].concat();
+    assert!(wrong.is_empty(), "{} violations: {:#?}", wrong.len(), &wrong[..wrong.len().min(20)]);
+}
+
+/// The writes that were late, all events of the server in order, and how many writes landed and were refused.
+fn run(kind: &ServerKind, writes: Writes, rounds: usize) -> (Vec<String>, Vec<(String, String)>, [usize; 2]) {
+    let mut random = Random::fresh();
+    let network = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let server = Server::start(kind);
+    let proxy = Proxy::to(server.port(), network.handle(), random.branch());
+    let mut subscriber = Events::subscribe(&server, "__keyspace@0__:*");
+    let mut events = Vec::new();
+    let arena = Arena {
+        writes,
+        over: AtomicBool::new(false),
+        landed: AtomicUsize::new(0),
+        refused: AtomicUsize::new(0),
+        late: Mutex::new(Vec::new()),
+    };
+    thread::scope(|scope| {
+        let _end = SetAtTheEnd(&arena.over);
+        for number in 0..CONTENDERS {
+            let (arena, conn, random) = (&arena, Conn::open(proxy.port()), random.branch());
+            scope.spawn(move || arena.contend(number, conn, random));
+        }
+        for round in 0..rounds {
+            proxy.set_delay(if round % 2 == 0 { LATE } else { Duration::ZERO });
+            if random.once_in(2) {
+                server.pause();
+                thread::sleep(LEASE);
+                server.resume();
+            }
+            let late = || arena.late.lock().expect("no panic").len();
+            let seen = || [arena.landed.load(Relaxed), arena.refused.load(Relaxed) + late()];
+            let before = seen();
+            until_within(TIMEOUT, "writes land, and others are refused or late", || {
+                let now = seen();
+                now[0] > before[0] + 10 && now[1] > before[1] + 2
+            });
+            events.extend(subscriber.so_far());
+        }
+    });
+    events.extend(subscriber.so_far());
+    let Arena { landed, refused, late, .. } = arena;
+    (late.into_inner().expect("no panic"), events, [landed.into_inner(), refused.into_inner()])
+}
+
+impl Arena {
+    fn contend(&self, number: usize, mut conn: Conn, mut random: Random) {
+        for turn in 0.. {
+            if self.over.load(Relaxed) {
+                return;
+            }
+            let (resource, token) = (*random.of(&RESOURCES), format!("{number}-{turn}"));
+            let ttl = LEASE.as_millis();
+            if conn.ok(&format!("DLOCK.ACQUIRE {resource} {token} {ttl} BLOCK 1000")).is_nil() {
+                continue;
+            }
+            // The lease began before the answer came; the server counts in ms.
+            let end = now() + LEASE + Duration::from_millis(1);
+            for _ in 0..=random.below(4) {
+                let late = now() > end;
+                if !self.write(&mut conn, resource, &token) {
+                    break;
+                }
+                if late {
+                    self.late.lock().expect("no panic").push(format!("{token} on {resource}"));
+                }
+                if random.once_in(3) {
+                    thread::sleep(LEASE * random.below(150) as u32 / 100);
+                }
+            }
+            conn.ok(&format!("DLOCK.RELEASE {resource} {token}"));
+        }
+    }
+
+    /// Whether it landed.
+    fn write(&self, conn: &mut Conn, resource: &str, token: &str) -> bool {
+        let write = format!("SET {resource}:{token} x");
+        let answer = match self.writes {
+            Writes::Guarded => conn.say(&format!("DLOCK.GUARD {resource} {token} {write}")),
+            Writes::Plain => conn.say(&write),
+        };
+        let landed = answer == "OK";
+        assert!(landed || answer.error().starts_with("NOTHELD "), "{answer:?}");
+        let count = if landed { &self.landed } else { &self.refused };
+        count.fetch_add(1, Relaxed);
+        landed
+    }
+}
+
+/// Who holds a resource, as far as its events tell: they do not name the token, but a write's key does.
+#[derive(Default)]
+struct Resource<'a> {
+    held: bool,
+    /// Who has written during this hold.
+    writer: Option<&'a str>,
+    /// Who has written during earlier ones.
+    ended: HashSet<&'a str>,
+}
+
+/// Writes that landed while nobody held their resource, or somebody else did.
+fn wrong(events: &[(String, String)]) -> Vec<String> {
+    let mut resources: HashMap<&str, Resource> = HashMap::new();
+    let mut wrong = Vec::new();
+    for (channel, event) in events {
+        let key = channel.trim_start_matches("__keyspace@0__:");
+        let (resource, token) = key.split_once(':').unwrap_or((key, ""));
+        let of = resources.entry(resource).or_default();
+        match event.as_str() {
+            "dlock.acquire" => (of.held, of.writer) = (true, None),
+            "dlock.release" | "dlock.expired" => {
+                of.held = false;
+                of.ended.extend(of.writer.take());
+            }
+            "set" => {
+                let writer = *of.writer.get_or_insert(token);
+                if !of.held || writer != token || of.ended.contains(token) {
+                    wrong.push(format!("{token} on {resource}, held: {}, by {writer}", of.held));
+                }
+            }
+            _ => {}
+        }
+    }
+    wrong
+}
+
+#[test]
+fn a_write_under_another_hold_or_under_none_is_rejected() {
+    let history = |steps: &[&str]| {
+        let events = steps.iter().map(|step| match step.strip_prefix("set ") {
+            Some(token) => (format!("__keyspace@0__:r:{token}"), "set".to_owned()),
+            None => ("__keyspace@0__:r".to_owned(), (*step).to_owned()),
+        });
+        wrong(&events.collect::<Vec<_>>()).len()
+    };
+    let (begins, ends) = ("dlock.acquire", "dlock.expired");
+    assert_eq!(history(&[begins, "set a", "set a", ends, begins, "set b", "dlock.release"]), 0);
+    assert_eq!(history(&["set a"]), 1);
+    assert_eq!(history(&[begins, "set a", ends, "set a"]), 1);
+    assert_eq!(history(&[begins, "set a", ends, begins, "set a"]), 1);
+    assert_eq!(history(&[begins, "set a", ends, begins, "set b", "set a"]), 1);
+}
