@@ -1,5 +1,6 @@
 //! Acquiring a lock: the options, and their checks.
 
+pub(crate) mod adopt;
 pub(crate) mod all;
 mod attempt;
 pub(crate) mod contended;
@@ -18,12 +19,15 @@ use dlock_protocol::{Delay, Label, LockRequest, Mode, Token};
 use crate::acquire::attempt::{Attempt, OnOutage};
 use crate::acquire::deadline::Deadline;
 use crate::acquire::queue::OnPosition;
+use crate::acquire::round::NewHold;
 use crate::client::Client;
 use crate::error::{AcquireError, Report};
 use crate::guard::hold::Hold;
 use crate::guard::renewal::{Renewal, renew};
 use crate::guard::{Guard, Share};
 use crate::inspect::Position;
+use crate::lease::Lease;
+use crate::service::Service;
 
 /// How long to wait while somebody else holds the lock, or while masters are missing: down, silent, loading,
 /// in grace.
@@ -38,8 +42,8 @@ pub enum Wait {
     Forever,
 }
 
-/// Acquires a lock: see [`Client::lock`](crate::Client::lock). Set the options in any order, then await it, or call
-/// [`acquire`](Self::acquire) or [`try_acquire`](Self::try_acquire).
+/// Acquires a lock: see [`Client::lock`](crate::Client::lock). Set the options in any order, then await it,
+/// or call [`acquire`](Self::acquire) or [`try_acquire`](Self::try_acquire).
 #[must_use = "nothing is acquired before it is awaited"]
 pub struct Acquire {
     client: Client,
@@ -192,7 +196,7 @@ impl Acquire {
     pub async fn acquire(self) -> Result<Guard, AcquireError> {
         let (attempt, renewal) = self.checked().map_err(AcquireError::Option)?;
         if !self.options.reentrant {
-            return Ok(Guard::new(hold(attempt, renewal).await?));
+            return Ok(Guard::new(attempt.hold(renewal).await?));
         }
         let Some(mut entry) = self.client.session.entry(&self.resource, attempt.deadline).await else {
             return Err(attempt.taken_by_ourselves());
@@ -201,7 +205,7 @@ impl Acquire {
             share.0.check_entry(attempt.asked.mode, attempt.fenced).map_err(AcquireError::Option)?;
             return Ok(Guard::new(share));
         }
-        let share = hold(attempt, renewal).await?;
+        let share = attempt.hold(renewal).await?;
         *entry = Arc::downgrade(&share);
         Ok(Guard::new(share))
     }
@@ -301,10 +305,16 @@ fn untaken<T>(acquired: Result<T, AcquireError>) -> Result<Option<T>, AcquireErr
     }
 }
 
-/// Acquires the lock and starts the renewal.
-async fn hold(attempt: Attempt, renewal: Renewal) -> Result<Arc<Share>, AcquireError> {
-    let (service, lease) = (attempt.service.clone(), attempt.lease);
-    let hold = Hold::new(service.clone(), lease, renewal.limit.is_some(), attempt.run().await?);
+impl Attempt {
+    async fn hold(self, renewal: Renewal) -> Result<Arc<Share>, AcquireError> {
+        let (service, lease) = (self.service.clone(), self.lease);
+        Ok(hold(&service, lease, renewal, self.run().await?))
+    }
+}
+
+/// Starts the renewal of a new hold.
+fn hold(service: &Arc<Service>, lease: Lease, renewal: Renewal, new: NewHold) -> Arc<Share> {
+    let hold = Hold::new(service.clone(), lease, renewal.limit.is_some(), new);
     service.spawn(renew(hold.clone(), renewal));
-    Ok(Arc::new(Share(hold)))
+    Arc::new(Share(hold))
 }

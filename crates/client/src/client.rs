@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use dlock_protocol::Token;
 
+use crate::acquire::adopt::adopt;
 use crate::acquire::all::AcquireAll;
 use crate::acquire::deadline::Deadline;
 use crate::acquire::session::Session;
@@ -17,6 +18,7 @@ use crate::acquire::{Acquire, Wait};
 use crate::backoff::Backoff;
 use crate::clock::now;
 use crate::error::{BuildError, ExtendError, NoQuorum, NodeState, ReleaseError, Report};
+use crate::guard::Guard;
 use crate::guard::extend::extend;
 use crate::guard::release::Releases;
 use crate::inspect::{Answer, Inspected, Inspection, Listed, Logged, Waiting};
@@ -117,6 +119,21 @@ impl Client {
         // The next extension must not be overtaken by this one.
         while pending.next().await.is_some() {}
         extended
+    }
+
+    /// Takes over the hold of `token`, which another process, [`forget`](crate::Guard::forget) or `dlock
+    /// acquire` left: sets its lease to `ttl` from now on a majority, renews it from then on, and releases it
+    /// with the guard. The hold has a fence afterwards, in a quorum too.
+    ///
+    /// [`ExtendError::Lost`] if a majority does not hold it. An error leaves the hold to its owner, and to
+    /// its lease.
+    pub async fn adopt(
+        &self,
+        resource: impl AsRef<[u8]>,
+        token: &Token,
+        ttl: Duration,
+    ) -> Result<Guard, ExtendError> {
+        adopt(&self.service, resource.as_ref(), token, ttl).await
     }
 
     /// The resource as each master sees it; the answer is `None` if nobody holds it or waits for it there.

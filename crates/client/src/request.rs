@@ -37,6 +37,11 @@ impl LockRequest {
         cmd(&command::Confirm { key, token, fence, ttl }.to_args())
     }
 
+    /// Asks for the fence of the hold: CONFIRM of a lower one changes nothing.
+    pub(crate) fn fence(&self) -> Cmd {
+        self.confirm(Fence::MIN)
+    }
+
     /// The lease that is asked for.
     pub(crate) fn ttl(&self) -> Duration {
         Duration::from_millis(self.ttl.millis())

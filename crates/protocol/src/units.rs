@@ -168,6 +168,9 @@ impl Fence {
     /// 2^53 - 1; as microseconds of Unix time that is the year 2255.
     pub const MAX: u64 = (1 << 53) - 1;
 
+    /// Less than any that is granted.
+    pub const MIN: Fence = Fence(NonZeroU64::MIN);
+
     /// A fence that came from outside (an argument, stored bytes). None outside 1..=[`Fence::MAX`].
     pub fn from_outside(number: u64) -> Option<Fence> {
         NonZeroU64::new(number).filter(|n| n.get() <= Self::MAX).map(Fence)

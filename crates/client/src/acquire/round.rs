@@ -28,7 +28,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const BRIEF_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_BRIEF_PAUSE: Duration = Duration::from_millis(32);
 
-/// A round under way. Unless it succeeds, it takes back what it asked for, also when it is dropped.
+/// A round under way. Unless it succeeds, it takes back what it asked for, also when it is dropped. Only what
+/// it adopts stays.
 pub(crate) struct Round {
     service: Arc<Service>,
     request: Arc<LockRequest>,
@@ -41,7 +42,8 @@ pub(crate) struct Round {
     deadline: Deadline,
     begun: Instant,
     pause: Option<Pin<Box<Sleep>>>,
-    succeeded: bool,
+    /// Asks for a hold that exists, instead of a new one.
+    adopts: bool,
 }
 
 /// Requests under way. Dropping this cancels those that have not left yet.
@@ -59,6 +61,7 @@ pub(crate) enum Start {
     AtOnce,
     InOrder,
     Queued(Queueing),
+    Adopting,
 }
 
 /// A round that succeeded: what the hold needs of it.
@@ -92,8 +95,9 @@ impl Round {
         deadline: Deadline,
     ) -> Round {
         let (mut queueing, begun) = (None, now());
+        let adopts = matches!(start, Start::Adopting);
         let backoff = match start {
-            Start::AtOnce => Backoff::new(service.retry.pause, LONGEST_PAUSE),
+            Start::AtOnce | Start::Adopting => Backoff::new(service.retry.pause, LONGEST_PAUSE),
             Start::InOrder | Start::Queued(_) => {
                 Backoff::new(service.retry.pause.min(BRIEF_PAUSE), LONGEST_BRIEF_PAUSE)
             }
@@ -101,6 +105,7 @@ impl Round {
         let (machine, sends) = match start {
             Start::AtOnce => Acquisition::at_once(plan, order, begun),
             Start::InOrder => Acquisition::in_order(plan, order, begun),
+            Start::Adopting => Acquisition::adopting(plan, begun),
             Start::Queued(how) => {
                 queueing = Some(how);
                 Acquisition::queued(plan, order, begun)
@@ -118,7 +123,7 @@ impl Round {
             backoff,
             deadline,
             pause: None,
-            succeeded: false,
+            adopts,
         };
         round.send(sends);
         round
@@ -175,6 +180,7 @@ impl Round {
 
     fn ask(&mut self, to: Member, what: Request) {
         let (command, sets) = match what {
+            Request::Acquire if self.adopts => (self.request.fence(), None),
             Request::Acquire => (self.request.acquire(None), None),
             Request::Look => (request::waiters(&self.request.resource, 1), None),
             Request::Confirm { fence, .. } => (self.request.confirm(fence), Some(self.request.ttl())),
@@ -183,11 +189,13 @@ impl Round {
         };
         let channel = self.channels[usize::from(to.0)].clone();
         let limit = channel.node.limit.min(self.request.ttl());
+        let adopts = self.adopts;
         self.calls.push(Box::pin(async move {
             let reply = channel.ask(&command, sets, limit).await;
             let vote = match what {
                 Request::Look => return Answered { from: to, what, vote: reply.nobody_waits() },
                 Request::Confirm { .. } => reply.confirmed(),
+                Request::Acquire if adopts => reply.confirmed(),
                 _ => reply.acquired(),
             };
             channel.note(&vote);
@@ -215,7 +223,6 @@ impl Round {
     }
 
     fn succeed(mut self, acquired: Acquired) -> NewHold {
-        self.succeeded = true;
         let (calls, channels) = (std::mem::take(&mut self.calls), std::mem::take(&mut self.channels));
         let next_queue = self.machine.next_queue();
         NewHold { acquired, request: self.request.clone(), channels, calls, next_queue }
@@ -235,7 +242,8 @@ impl Round {
 impl Drop for Round {
     /// Takes back all that was asked for, also where no answer came.
     fn drop(&mut self) {
-        if self.succeeded {
+        // One that succeeded has handed its channels on.
+        if self.adopts || self.channels.is_empty() {
             return;
         }
         self.machine.give_up();

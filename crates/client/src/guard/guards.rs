@@ -49,8 +49,8 @@ impl Guards {
         Cancellation::of(self.iter())
     }
 
-    /// Sets the lease of each to `ttl` from now, as [`Guard::extend`]. Returns until when all are valid, or the
-    /// first error: then some of them may have the new lease.
+    /// Sets the lease of each to `ttl` from now, as [`Guard::extend`]. Returns until when all are valid, or
+    /// the first error: then some of them may have the new lease.
     pub async fn extend(&self, ttl: Duration) -> Result<Instant, ExtendError> {
         let extended = join_all(self.iter().map(|guard| guard.extend(ttl))).await;
         let first = Instant::since_boot(Duration::MAX);

@@ -103,8 +103,8 @@ impl Hold {
         }
     }
 
-    /// Waits until so many masters say that they do not hold it that no majority can. Does not look while it is
-    /// shared: each of many sharers would ask whenever another one renews.
+    /// Waits until so many masters say that they do not hold it that no majority can. Does not look while it
+    /// is shared: each of many sharers would ask whenever another one renews.
     pub(crate) async fn gone(&self) -> Report {
         let question = &request::holds(&self.request.resource, &self.request.token);
         loop {

@@ -16,8 +16,8 @@ use crate::reading::shown;
 use crate::request::LockRequest;
 
 impl Hold {
-    /// Asks every master for it as a shared one. Their leases do not get shorter by that, so nothing depends on the
-    /// answers but what they tell: a hold that was exclusive is shared from the first send on.
+    /// Asks every master for it as a shared one. Their leases do not get shorter by that, so nothing depends
+    /// on the answers but what they tell: a hold that was exclusive is shared from the first send on.
     pub(crate) async fn downgrade(&self) -> Result<(), ExtendError> {
         if self.state().loss.is_some() {
             return Err(ExtendError::Lost(self.unheard()));
@@ -95,7 +95,8 @@ impl Hold {
         }
     }
 
-    /// On a connection of its own, so that the renewals do not wait as well. They notice a server that is silent.
+    /// On a connection of its own, so that the renewals do not wait as well. They notice a server that is
+    /// silent.
     async fn wait_exclusively(&self, channel: &Channel, command: &Cmd, deadline: Deadline) -> Vote {
         let connection = match channel.node.own_connection().await {
             Ok(connection) => connection,

@@ -120,6 +120,15 @@ impl Acquisition {
         Self::first_of(plan, Begin::Queued, order, now)
     }
 
+    /// Takes over a hold of this token that was acquired elsewhere. The driver asks for its fence where it
+    /// would acquire, and a master that does not have it answers
+    /// [`Refusal::NotHeld`](super::Refusal::NotHeld). As such an answer says nothing about the lease, the
+    /// hold is confirmed. The sends that clean up are not meant then: until it succeeds, the hold is not its
+    /// own.
+    pub fn adopting(plan: Plan, now: Instant) -> (Self, Sends) {
+        (Self::new(plan, Begin::Adopting, &[], now), to_all(plan.quorum, Request::Acquire))
+    }
+
     fn first_of(plan: Plan, begin: Begin, order: &[Member], now: Instant) -> (Self, Sends) {
         let Some(&to) = order.first() else { return Self::at_once(plan, order, now) };
         let mut new = Self::new(plan, begin, order, now);
@@ -254,7 +263,9 @@ impl Acquisition {
     /// On a single server the fence of the grant is enough, but a grant after a wait has to be confirmed
     /// there too.
     fn needs_confirm(&self) -> bool {
-        self.waited() || (self.plan.fenced && self.plan.quorum.majority() > 1)
+        self.waited()
+            || self.begin == Begin::Adopting
+            || (self.plan.fenced && self.plan.quorum.majority() > 1)
     }
 
     pub(super) fn succeed(&mut self, fence: Option<Fence>, now: Instant) -> Progress {

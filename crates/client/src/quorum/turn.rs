@@ -20,6 +20,8 @@ pub(super) enum Begin {
     InOrder,
     /// So it is, and its queue is waited in.
     Queued,
+    /// All masters are asked for a hold that exists.
+    Adopting,
 }
 
 impl Acquisition {
@@ -109,7 +111,7 @@ impl Acquisition {
     pub(super) fn is_out_of_turn(&self) -> bool {
         match self.begin {
             Begin::AtOnce => self.queue_vote() == Some(&Some(Vote::Refused(Refusal::Taken))),
-            Begin::NobodyWaits | Begin::InOrder => false,
+            Begin::NobodyWaits | Begin::InOrder | Begin::Adopting => false,
             Begin::Queued => {
                 let goes_on = || self.next_queue().is_some_and(|next| Some(next) != self.queue());
                 self.asked_again >= BRIEF_TRIES && goes_on()

@@ -1,5 +1,6 @@
 //! The client over real servers: one, and a quorum of independent ones.
 
+mod adopting;
 mod cancelled;
 mod down;
 mod encrypted;

@@ -1,0 +1,42 @@
+use super::words::*;
+use dlock_client::quorum::*;
+
+fn not_held() -> Vote {
+    Vote::Refused(Refusal::NotHeld)
+}
+
+#[test]
+fn an_adopted_hold_is_confirmed_also_on_a_single_server() {
+    let (mut machine, sends) = Acquisition::adopting(plan(1, true), at(0));
+    assert_eq!(sent(&sends, Request::Acquire), [0]);
+    let found = vote(&mut machine, 100, &[(0, granted(5))]);
+    assert_eq!((found.verdict, sent(&found.sends, confirm(5, 0))), (Verdict::Open, vec![0]));
+    let confirmed = hear(&mut machine, 200, confirm(5, 0), &[(0, granted(5))]);
+    assert_eq!(
+        confirmed.verdict,
+        acquired(Some(5), 100 + TRUSTED),
+        "from before the send of the confirm phase"
+    );
+}
+
+#[test]
+fn a_hold_is_adopted_where_a_majority_has_it() {
+    let (mut machine, _) = Acquisition::adopting(plan(3, true), at(0));
+    let found = vote(&mut machine, 100, &[(0, not_held()), (1, granted(5)), (2, granted(8))]);
+    assert_eq!(sent(&found.sends, confirm(8, 0)), [1, 2]);
+    let confirmed = hear(&mut machine, 200, confirm(8, 0), &[(1, granted(8)), (2, granted(8))]);
+    assert_eq!(confirmed.verdict, acquired(Some(8), 102 + TRUSTED));
+}
+
+#[test]
+fn a_hold_that_a_majority_does_not_have_is_not_adopted() {
+    let (mut machine, _) = Acquisition::adopting(plan(3, true), at(0));
+    let last = vote(&mut machine, 100, &[(0, granted(5)), (1, not_held()), (2, not_held())]);
+    assert!(matches!(last.verdict, Verdict::Failed(FailureReason::Taken)), "{last:?}");
+    let (mut machine, _) = Acquisition::adopting(plan(3, true), at(0));
+    vote(&mut machine, 100, &[(0, granted(5)), (1, granted(5))]);
+    let gone = hear(&mut machine, 200, confirm(5, 0), &[(0, not_held())]);
+    assert_eq!(gone.verdict, Verdict::Open, "the third may have it");
+    let last = vote(&mut machine, 300, &[(2, not_held())]);
+    assert!(matches!(last.verdict, Verdict::Failed(_)), "{last:?}");
+}
