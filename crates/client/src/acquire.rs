@@ -45,8 +45,8 @@ pub enum Wait {
 /// Acquires a lock: see [`Client::lock`](crate::Client::lock). Set the options in any order, then await it,
 /// or call [`acquire`](Self::acquire) or [`try_acquire`](Self::try_acquire).
 #[must_use = "nothing is acquired before it is awaited"]
-pub struct Acquire {
-    client: Client,
+pub struct Acquire<C = Client> {
+    client: C,
     resource: Vec<u8>,
     options: Options,
 }
@@ -76,7 +76,7 @@ enum UncheckedMode {
     Permits(u32),
 }
 
-impl Acquire {
+impl<C> Acquire<C> {
     /// Sets the lease, from 1 ms to the servers' `dlock.max-ttl` (a day by default). Default: 30 s, which
     /// outlasts the pauses of real machines and is short enough to wait for.
     ///
@@ -189,6 +189,17 @@ impl Acquire {
         self
     }
 
+    pub(crate) fn client(&self) -> &C {
+        &self.client
+    }
+
+    /// The same lock and options by another client.
+    pub(crate) fn on<D>(self, client: D) -> Acquire<D> {
+        Acquire { client, resource: self.resource, options: self.options }
+    }
+}
+
+impl Acquire {
     /// Acquires the lock.
     ///
     /// Cancel safe: if the future is dropped, whatever was granted is released and no waiter stays in a

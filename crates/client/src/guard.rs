@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_protocol::{Fence, Token};
+use tokio::runtime::Handle;
 
 use crate::acquire::Wait;
 use crate::clock::now;
@@ -108,24 +109,24 @@ impl Guard {
         extended
     }
 
-    /// Turns an exclusive hold into a shared one, which lets waiting sharers in; a shared one stays as it is. The
-    /// fence and the validity stay. Requires that no other guard shares the hold
+    /// Turns an exclusive hold into a shared one, which lets waiting sharers in; a shared one stays as it is.
+    /// The fence and the validity stay. Requires that no other guard shares the hold
     /// ([`reentrant`](crate::Acquire::reentrant)).
     ///
-    /// The hold counts as shared from the call on, whatever comes of it: on [`ExtendError::Unconfirmed`], or if
-    /// the future was dropped, masters may still keep sharers out, and you can call it again.
+    /// The hold counts as shared from the call on, whatever comes of it: on [`ExtendError::Unconfirmed`], or
+    /// if the future was dropped, masters may still keep sharers out, and you can call it again.
     pub async fn downgrade(&mut self) -> Result<(), ExtendError> {
         self.only_guard().map_err(ExtendError::Option)?;
         self.hold().downgrade().await
     }
 
-    /// Turns a shared hold into an exclusive one once it is the only one; an exclusive one stays as it is. The fence
-    /// and the validity stay. It waits ahead of all others in the queue, and the shared hold is kept meanwhile;
-    /// if another sharer waits like that already, this is a [`AcquireError::Deadlock`]. On an error, or if the
-    /// future is dropped, the hold stays shared.
+    /// Turns a shared hold into an exclusive one once it is the only one; an exclusive one stays as it is.
+    /// The fence and the validity stay. It waits ahead of all others in the queue, and the shared hold is
+    /// kept meanwhile; if another sharer waits like that already, this is a [`AcquireError::Deadlock`]. On an
+    /// error, or if the future is dropped, the hold stays shared.
     ///
-    /// Requires a single server, and that no other guard shares the hold. Over a quorum, release the shared hold
-    /// and acquire again. Waiting requires a hold that is not [`ephemeral`](crate::Acquire::ephemeral).
+    /// Requires a single server, and that no other guard shares the hold. Over a quorum, release the shared
+    /// hold and acquire again. Waiting requires a hold that is not [`ephemeral`](crate::Acquire::ephemeral).
     pub async fn upgrade(&mut self, wait: Wait) -> Result<(), AcquireError> {
         self.only_guard().map_err(AcquireError::Option)?;
         self.hold().upgrade(wait).await
@@ -156,6 +157,19 @@ impl Guard {
         hold.leave();
         let (resource, token) = (hold.request.resource.clone(), hold.request.token.clone());
         Some(ForgottenHold { resource, token, fence: hold.fence, valid_until: hold.state().valid_until })
+    }
+
+    /// [`release`](Self::release) before it is dropped.
+    pub(crate) async fn release_if_last(&self) -> Result<(), ReleaseError> {
+        match Arc::strong_count(&self.share) {
+            1 => self.hold().release().await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Of the client's thread.
+    pub(crate) fn runtime(&self) -> Handle {
+        self.hold().service.background.runtime.clone()
     }
 
     pub(crate) fn new(share: Arc<Share>) -> Guard {

@@ -64,6 +64,7 @@
 mod acquire;
 mod background;
 mod backoff;
+pub mod blocking;
 mod client;
 mod clock;
 mod error;

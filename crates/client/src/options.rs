@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::blocking;
 use crate::client::Client;
 use crate::error::BuildError;
 
@@ -140,5 +141,14 @@ impl ClientBuilder {
     /// part, or is the same as another, is no error, but answers each question with why.
     pub async fn observe(self) -> Result<Client, BuildError> {
         Client::observe(self).await
+    }
+
+    /// [`build`](Self::build) for programs without a runtime: see [`blocking`].
+    ///
+    /// # Panics
+    ///
+    /// In an async context.
+    pub fn build_blocking(self) -> Result<blocking::Client, BuildError> {
+        blocking::Client::connect(self)
     }
 }

@@ -3,6 +3,7 @@
 use std::pin::Pin;
 
 use crate::acquire::{Acquire, Wait, untaken};
+use crate::client::Client;
 use crate::clock::now;
 use crate::error::AcquireError;
 use crate::guard::Guards;
@@ -10,20 +11,22 @@ use crate::reading::shown;
 
 /// Acquires several locks, all or none: see [`Client::lock_all`](crate::Client::lock_all).
 #[must_use = "nothing is acquired before it is awaited"]
-pub struct AcquireAll {
+pub struct AcquireAll<C = Client> {
     /// Sorted, without duplicates.
     pub(crate) resources: Vec<Vec<u8>>,
-    pub(crate) each: Acquire,
+    pub(crate) each: Acquire<C>,
 }
 
-impl AcquireAll {
+impl<C> AcquireAll<C> {
     /// Sets the options of each lock: `.each(|lock| lock.ttl(..).shared())`. The wait is for all of them
     /// together.
-    pub fn each(mut self, options: impl FnOnce(Acquire) -> Acquire) -> Self {
+    pub fn each(mut self, options: impl FnOnce(Acquire<C>) -> Acquire<C>) -> Self {
         self.each = options(self.each);
         self
     }
+}
 
+impl AcquireAll {
     /// Acquires all locks, or releases those that it got.
     pub async fn acquire(self) -> Result<Guards, AcquireError> {
         let end = match self.each.options.wait {

@@ -1,6 +1,7 @@
 //! The client over real servers: one, and a quorum of independent ones.
 
 mod adopting;
+mod blocking;
 mod cancelled;
 mod down;
 mod encrypted;

@@ -1,0 +1,180 @@
+//! The client for programs without a runtime. Each operation blocks its thread until it is done, and what has
+//! to go on meanwhile, as the renewals, runs on the client's own thread.
+//!
+//! ```no_run
+//! use dlock_client::{Client, Wait};
+//! use std::time::Duration;
+//!
+//! # fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let client = Client::builder().server("redis://10.0.0.1").build_blocking()?;
+//! let guard = client.lock("invoice:42").wait(Wait::For(Duration::from_secs(10))).acquire()?;
+//! // ... while guard.loss() is None
+//! guard.release()?; // so does dropping it, without telling what came of it
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Nothing here may be called in an async context, such as a task: use the async [`Client`](crate::Client)
+//! there. It would block the runtime, so it panics.
+
+use std::fmt;
+use std::ops::Deref;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+
+use crate::acquire::all::AcquireAll;
+use crate::acquire::{Acquire, Wait};
+use crate::error::{AcquireError, BuildError, ExtendError, Lost, ReleaseError};
+use crate::lease::Instant;
+use crate::options::ClientBuilder;
+use dlock_protocol::Token;
+
+/// A lock service for threads: see [`ClientBuilder::build_blocking`]. Clones are the same client.
+#[derive(Debug, Clone)]
+pub struct Client(crate::Client);
+
+impl Client {
+    pub(crate) fn connect(builder: ClientBuilder) -> Result<Client, BuildError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let runtime = runtime.map_err(|why| BuildError::Thread(why.to_string()))?;
+        runtime.block_on(builder.build()).map(Client)
+    }
+
+    /// The lock of `resource`: `client.lock("invoice:42").acquire()`.
+    pub fn lock(&self, resource: impl AsRef<[u8]>) -> Acquire<Client> {
+        self.0.lock(resource).on(self.clone())
+    }
+
+    /// The locks of several resources, all or none: see [`Client::lock_all`](crate::Client::lock_all).
+    pub fn lock_all<I>(&self, resources: I) -> AcquireAll<Client>
+    where
+        I: IntoIterator<Item: AsRef<[u8]>>,
+    {
+        let AcquireAll { resources, each } = self.0.lock_all(resources);
+        AcquireAll { resources, each: each.on(self.clone()) }
+    }
+
+    /// Takes over a hold: see [`Client::adopt`](crate::Client::adopt).
+    pub fn adopt(
+        &self,
+        resource: impl AsRef<[u8]>,
+        token: &Token,
+        ttl: Duration,
+    ) -> Result<Guard, ExtendError> {
+        self.block_on(self.0.adopt(resource, token, ttl)).map(Guard)
+    }
+
+    /// The async client, for the operations that are only there:
+    /// `client.block_on(client.client().inspect("invoice:42"))`.
+    pub fn client(&self) -> &crate::Client {
+        &self.0
+    }
+
+    /// Blocks until an operation of the async client is done.
+    ///
+    /// # Panics
+    ///
+    /// In an async context.
+    pub fn block_on<F: Future>(&self, operation: F) -> F::Output {
+        self.0.service.background.runtime.block_on(operation)
+    }
+
+    /// Waits for the background work to finish: see [`Client::flush`](crate::Client::flush).
+    pub fn close(self) {
+        self.block_on(self.0.flush());
+    }
+}
+
+impl Acquire<Client> {
+    /// Acquires the lock.
+    pub fn acquire(self) -> Result<Guard, AcquireError> {
+        let client = self.client().clone();
+        client.block_on(self.on(client.0.clone()).acquire()).map(Guard)
+    }
+
+    /// [`acquire`](Self::acquire) without waiting: `None` if somebody else holds the lock.
+    pub fn try_acquire(self) -> Result<Option<Guard>, AcquireError> {
+        let client = self.client().clone();
+        Ok(client.block_on(self.on(client.0.clone()).try_acquire())?.map(Guard))
+    }
+}
+
+impl AcquireAll<Client> {
+    /// Acquires all locks, or releases those that it got.
+    pub fn acquire(self) -> Result<Vec<Guard>, AcquireError> {
+        let client = self.each.client().clone();
+        let all = AcquireAll { resources: self.resources, each: self.each.on(client.0.clone()) };
+        Ok(client.block_on(all.acquire())?.into_iter().map(Guard).collect())
+    }
+
+    /// [`acquire`](Self::acquire) without waiting: `None` if somebody else holds one of the locks.
+    pub fn try_acquire(self) -> Result<Option<Vec<Guard>>, AcquireError> {
+        let client = self.each.client().clone();
+        let all = AcquireAll { resources: self.resources, each: self.each.on(client.0.clone()) };
+        let guards = client.block_on(all.try_acquire())?;
+        Ok(guards.map(|guards| guards.into_iter().map(Guard).collect()))
+    }
+}
+
+/// Guards a hold as the async [`Guard`](crate::Guard) does, which answers all that does not wait. Dropped, it
+/// releases the lock, and waits for that at most as long as for one answer.
+#[must_use = "a dropped guard releases its lock"]
+pub struct Guard(crate::Guard);
+
+impl Guard {
+    /// Waits until the hold is lost and returns the reason: see [`Guard::lost`](crate::Guard::lost). To be
+    /// told instead, see [`Acquire::on_lost`].
+    pub fn lost(&self) -> Lost {
+        self.block_on(self.0.lost())
+    }
+
+    /// Sets the lease to `ttl` from now: see [`Guard::extend`](crate::Guard::extend).
+    pub fn extend(&self, ttl: Duration) -> Result<Instant, ExtendError> {
+        self.block_on(self.0.extend(ttl))
+    }
+
+    /// Turns an exclusive hold into a shared one: see [`Guard::downgrade`](crate::Guard::downgrade).
+    pub fn downgrade(&mut self) -> Result<(), ExtendError> {
+        let runtime = self.0.runtime();
+        runtime.block_on(self.0.downgrade())
+    }
+
+    /// Turns a shared hold into an exclusive one: see [`Guard::upgrade`](crate::Guard::upgrade).
+    pub fn upgrade(&mut self, wait: Wait) -> Result<(), AcquireError> {
+        let runtime = self.0.runtime();
+        runtime.block_on(self.0.upgrade(wait))
+    }
+
+    /// Releases the lock: see [`Guard::release`](crate::Guard::release).
+    pub fn release(self) -> Result<(), ReleaseError> {
+        self.block_on(self.0.release_if_last())
+    }
+
+    fn block_on<F: Future>(&self, operation: F) -> F::Output {
+        self.0.runtime().block_on(operation)
+    }
+}
+
+impl Deref for Guard {
+    type Target = crate::Guard;
+
+    fn deref(&self) -> &crate::Guard {
+        &self.0
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // In an async context, the async guard releases it in the background.
+        if Handle::try_current().is_err() {
+            let _ = self.block_on(self.0.release_if_last());
+        }
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

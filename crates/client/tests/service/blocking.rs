@@ -1,0 +1,86 @@
+//! The client without a runtime of the user's.
+
+use dlock_client::{Client, Lost, Wait, now};
+use std::time::Duration;
+
+use super::{LONG, held_on, masters, until_held_everywhere, until_nothing_is_left, url};
+use dlock_testkit::{Server, each_server, queue, until};
+
+fn client(servers: &[Server]) -> dlock_client::blocking::Client {
+    Client::builder().servers(servers.iter().map(url)).build_blocking().expect("a client")
+}
+
+#[test]
+fn a_hold_is_acquired_renewed_and_released_without_a_runtime() {
+    each_server(|kind| {
+        for count in [1, 3] {
+            let servers = masters(kind, count);
+            let (ann, bob) = (client(&servers), client(&servers));
+            let ttl = Duration::from_millis(900);
+            let guard = ann.lock("r").ttl(ttl).fenced().acquire().expect("it is free");
+            assert!(guard.fence().is_some());
+            let end = guard.valid_until() + ttl;
+            until("its lease would be over", || now() > end);
+            assert_eq!(guard.loss(), None);
+            assert!(bob.lock("r").try_acquire().expect("an answer").is_none());
+            let waits = std::thread::spawn(move || bob.lock("r").wait(Wait::For(LONG)).acquire());
+            until("it waits", || servers.iter().any(|s| !queue::clients(&mut s.connect(), "r").is_empty()));
+            guard.release().expect("it is held");
+            let guard = waits.join().expect("no panic").expect("it is released");
+            until_held_everywhere(&servers, "r");
+            drop(guard);
+            assert!(held_on(&servers, "r") <= count / 2, "a majority has been told");
+            until_nothing_is_left(&servers, "r");
+            ann.close();
+        }
+    });
+}
+
+#[test]
+fn a_guard_changes_its_lease_and_mode_and_tells_its_loss() {
+    each_server(|kind| {
+        let servers = masters(kind, 1);
+        let client = client(&servers);
+        let mut guard = client.lock("r").acquire().expect("it is free");
+        guard.extend(LONG).expect("it is held");
+        assert!(guard.remaining() > LONG / 2);
+        guard.downgrade().expect("it is held");
+        drop(client.lock("r").shared().try_acquire().expect("an answer").expect("it is shared"));
+        guard.upgrade(Wait::For(LONG)).expect("it is alone");
+        let inspected = client.block_on(client.client().inspect("r"));
+        assert_eq!(inspected.len(), 1);
+        assert_eq!(servers[0].connect().ok("DLOCK.BREAK r"), 1);
+        assert!(matches!(guard.lost(), Lost::TakenAway(_)));
+    });
+}
+
+#[test]
+fn several_are_acquired_and_a_hold_is_adopted_without_a_runtime() {
+    each_server(|kind| {
+        let servers = masters(kind, 3);
+        let client = client(&servers);
+        let guards = client.lock_all(["b", "a"]).each(|lock| lock.ttl(LONG)).acquire().expect("both");
+        assert_eq!(guards.iter().map(|guard| guard.resource()).collect::<Vec<_>>(), [b"a", b"b"]);
+        assert!(client.lock_all(["b", "c"]).try_acquire().expect("an answer").is_none());
+        drop(guards);
+        until_nothing_is_left(&servers, "a");
+        drop(client.lock_all(["b", "c"]).try_acquire().expect("an answer").expect("both"));
+
+        let lock = client.client().lock("r").ttl(LONG);
+        let kept = client.block_on(lock.acquire()).expect("it is free").forget().expect("it lasts");
+        until_held_everywhere(&servers, "r");
+        client.adopt("r", &kept.token, LONG).expect("it is held").release().expect("it is held");
+        until_nothing_is_left(&servers, "r");
+    });
+}
+
+#[test]
+fn a_guard_that_a_task_drops_is_released_in_the_background() {
+    each_server(|kind| {
+        let servers = masters(kind, 1);
+        let guard = client(&servers).lock("r").ttl(LONG).acquire().expect("it is free");
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        runtime.block_on(async { drop(guard) });
+        until_nothing_is_left(&servers, "r");
+    });
+}
