@@ -40,6 +40,14 @@ export async function run<T>(
   limit = ANSWER,
 ): Promise<T> {
   signal?.throwIfAborted();
+  try {
+    return await drive(steps, where, limit, signal);
+  } catch (why) {
+    throw why instanceof Aborted ? why.reason : why;
+  }
+}
+
+async function drive<T>(steps: Steps<T>, where: Where, limit: number, signal?: AbortSignal): Promise<T> {
   let live = signal;
   let turn = steps.next();
   while (!turn.done) {
@@ -48,11 +56,7 @@ export async function run<T>(
       outcome = await perform(turn.value, where, limit, live);
     } catch (why) {
       if (why instanceof Aborted) live = undefined;
-      try {
-        turn = steps.throw(why);
-      } catch (end) {
-        throw end instanceof Aborted ? end.reason : end;
-      }
+      turn = steps.throw(why);
       continue;
     }
     turn = steps.next(outcome);

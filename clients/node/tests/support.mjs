@@ -98,7 +98,7 @@ export class Server {
 }
 
 /** Passes bytes on until told otherwise; every switch can be set at any time, for all connections. */
-export class Proxy {
+export class FaultProxy {
   silent = false; // nothing passes; connections stay open
   refuse = false; // new connections are closed at once
   delay = 0; // ms by which replies are late
@@ -109,7 +109,7 @@ export class Proxy {
   #pairs = new Set();
 
   static async to(port) {
-    const proxy = new Proxy();
+    const proxy = new FaultProxy();
     proxy.target = port;
     proxy.listener = net.createServer((client) => proxy.#accept(client)).listen(0, "127.0.0.1");
     await once(proxy.listener, "listening");
@@ -200,7 +200,7 @@ class Bench {
   }
 
   async proxy(port = this.server.port) {
-    const proxy = await Proxy.to(port);
+    const proxy = await FaultProxy.to(port);
     this.#ends.push(() => proxy.close());
     return proxy;
   }

@@ -1,0 +1,131 @@
+// Answers that never come, or come late: nothing is left behind, and nothing is believed too long.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { LateError, Lock, NoAnswerError, NotHeldError } from "dlock";
+import { onEach, until } from "./support.mjs";
+
+onEach((bench) => {
+  let proxy;
+  const through = async (options) => {
+    proxy = await bench.proxy();
+    return new Lock(await bench.client(proxy.url), "foo", options);
+  };
+  const nothingIsHeld = () => until("nothing is held", async () => !(await bench.server.exists()));
+  const lease = () => bench.server.ask("DLOCK.PTTL", "foo");
+
+  test("a lost answer of acquire leaves nothing behind", async () => {
+    const one = await through({ ttl: 60_000 });
+    await one.locked();
+    Object.assign(proxy, { match: "ACQUIRE", cutReplies: 1 });
+    // ioredis asks again by itself.
+    const outcome = await one.tryAcquire().catch((why) => why);
+    assert.equal(proxy.lost, 1);
+    if (bench.kind === "ioredis") await outcome.release();
+    else assert(outcome instanceof NoAnswerError, outcome);
+    await nothingIsHeld();
+  });
+
+  test("an aborted acquire leaves nothing behind", async () => {
+    const one = await through({ ttl: 60_000 });
+    await one.locked();
+    proxy.delay = 300;
+    const controller = new AbortController();
+    const acquired = assert.rejects(one.tryAcquire({ signal: controller.signal }), { name: "AbortError" });
+    await until("it is granted", () => bench.server.exists());
+    controller.abort();
+    await acquired;
+    proxy.delay = 0;
+    await nothingIsHeld();
+  });
+
+  test("a grant that took longer than its lease is no grant", async () => {
+    const one = await through({ ttl: 100 });
+    await one.locked();
+    proxy.delay = 150;
+    await assert.rejects(one.tryAcquire(), LateError);
+    await nothingIsHeld();
+  });
+
+  test("validity counts from before the send", async () => {
+    const one = await through({ ttl: 1000, renew: false });
+    await one.locked();
+    proxy.delay = 600;
+    const hold = await one.tryAcquire();
+    assert(hold.validFor < 400 && hold.validFor > 0);
+  });
+
+  test("a silent server loses the hold before its lease ends", async () => {
+    const { signal } = await (await through({ ttl: 2000 })).acquire();
+    let held;
+    const lost = new Promise((resolve) =>
+      signal.addEventListener("abort", () => {
+        held = bench.server.exists();
+        resolve();
+      }),
+    );
+    proxy.silent = true;
+    await lost;
+    assert.match(signal.reason.message, /not renewed in time: .*no answer within 1000 ms/);
+    assert(await held, "it was told after the lease");
+    proxy.silent = false;
+  });
+
+  test("a renewal whose reply is lost is repeated", async () => {
+    const hold = await (await through({ ttl: 2000 })).acquire();
+    Object.assign(proxy, { match: "EXTEND", cutReplies: 2 });
+    await until("two replies are lost", () => proxy.lost === 2);
+    await until("it is renewed", async () => (await lease()) > 1800);
+    assert(!hold.signal.aborted);
+    await hold.release();
+  });
+
+  test("a release is owed until it is confirmed", async () => {
+    const hold = await (await through({ ttl: 60_000 })).acquire();
+    proxy.refuse = true;
+    proxy.drop();
+    await assert.rejects(hold.release(), NoAnswerError);
+    assert(await bench.server.exists());
+    proxy.refuse = false;
+    await nothingIsHeld();
+    // What was released in the background may be released once more.
+    await hold.release();
+  });
+
+  test("what could not be sent in time is not sent later", async () => {
+    const one = await through({ ttl: 60_000 });
+    await one.locked();
+    proxy.refuse = true;
+    proxy.drop();
+    await assert.rejects(one.tryAcquire(), NoAnswerError);
+    const before = /cmdstat_dlock.acquire:calls=(\d+)/.exec(
+      await bench.server.ask("INFO", "commandstats"),
+    )?.[1];
+    proxy.refuse = false;
+    await until("it is connected", () =>
+      one.locked().then(
+        () => true,
+        () => false,
+      ),
+    );
+    const after = /cmdstat_dlock.acquire:calls=(\d+)/.exec(
+      await bench.server.ask("INFO", "commandstats"),
+    )?.[1];
+    assert.equal(after, before);
+  });
+
+  test("an extension without an answer does not lengthen what is believed", async () => {
+    const hold = await (await through({ ttl: 1000, renew: false })).acquire();
+    proxy.silent = true;
+    const extended = assert.rejects(
+      hold.extend(60_000),
+      (why) => why instanceof NoAnswerError || why instanceof NotHeldError,
+    );
+    await until("it is lost", () => hold.signal.aborted);
+    proxy.silent = false;
+    await extended;
+    await assert.rejects(hold.extend(), NotHeldError);
+    await hold.release().catch(() => {});
+    await nothingIsHeld();
+  });
+});

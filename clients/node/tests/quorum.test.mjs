@@ -1,0 +1,191 @@
+// A quorum of three masters.
+
+import assert from "node:assert/strict";
+import { after, beforeEach, test } from "node:test";
+import { Lock, NoQuorumError, NotHeldError, Quorum } from "dlock";
+import { onEach, pause, Server, until } from "./support.mjs";
+
+onEach((bench) => {
+  const masters = [];
+  let proxies;
+  let quorum;
+  const lock = (options) => new Lock(quorum, "foo", options);
+  const held = () => Promise.all(masters.map((master) => master.exists()));
+  const allHold = () => until("all hold it", async () => (await held()).every(Boolean));
+  const nothingIsHeld = () => until("nothing is held", async () => !(await held()).some(Boolean));
+  const makeQuorum = async (urls) => new Quorum(await Promise.all(urls.map((url) => bench.client(url))));
+
+  beforeEach(async () => {
+    while (masters.length < 3) masters.push(await Server.start(bench.program));
+    for (const master of masters) await master.ask("FLUSHALL");
+    proxies = await Promise.all(masters.map((master) => bench.proxy(master.port)));
+    quorum = await makeQuorum(proxies.map((proxy) => proxy.url));
+  });
+  after(() => Promise.all(masters.map((master) => master.stop())));
+
+  function cut(proxy) {
+    proxy.refuse = true;
+    proxy.drop();
+  }
+
+  test("a majority decides", async () => {
+    const [one, other] = [lock(), lock()];
+    const hold = await one.acquire();
+    await allHold();
+    assert(await hold.held());
+    assert(await other.locked());
+    assert.equal(await other.tryAcquire(), null);
+    assert.equal(hold.fence, null);
+    await hold.release();
+    await nothingIsHeld();
+    await (await other.tryAcquire()).release();
+  });
+
+  test("one master may be down", async () => {
+    cut(proxies[0]);
+    const fences = [];
+    for (let round = 0; round < 3; round++) {
+      await lock({ fenced: true }).using(async (hold) => {
+        fences.push(hold.fence);
+        assert.deepEqual(await held(), [false, true, true]);
+        await hold.extend(10_000);
+      });
+    }
+    assert.deepEqual(
+      fences,
+      [...new Set(fences)].sort((a, b) => a - b),
+    );
+  });
+
+  test("without a majority nothing is granted", async () => {
+    for (const proxy of proxies.slice(1)) cut(proxy);
+    await assert.rejects(lock().tryAcquire(), NoQuorumError);
+    await nothingIsHeld();
+    await assert.rejects(lock().acquire({ timeout: 100 }), { name: "ResourceLockedError" });
+  });
+
+  test("a fence rises over the quorum", async () => {
+    const fences = [];
+    for (const down of [0, 1, 2, 0, 1, 2]) {
+      cut(proxies[down]);
+      await lock({ fenced: true }).using((hold) => fences.push(hold.fence));
+      proxies[down].refuse = false;
+    }
+    assert(
+      fences.every((fence, at) => at === 0 || fence > fences[at - 1]),
+      `${fences}`,
+    );
+  });
+
+  test("it is renewed on a majority", async () => {
+    const hold = await lock({ ttl: 2000 }).acquire();
+    proxies[1].silent = true;
+    const lease = () => masters[0].ask("DLOCK.PTTL", "foo");
+    for (let round = 0; round < 2; round++) {
+      await until("the lease goes down", async () => (await lease()) < 1500);
+      await until("it is renewed", async () => (await lease()) > 1500);
+    }
+    assert(!hold.signal.aborted);
+    proxies[1].silent = false;
+    await hold.release();
+  });
+
+  test("without a majority it is lost before the lease ends", async () => {
+    const { signal } = await lock({ ttl: 2000 }).acquire();
+    await allHold();
+    let seen;
+    signal.addEventListener("abort", () => {
+      seen = held();
+    });
+    for (const proxy of proxies.slice(0, 2)) cut(proxy);
+    await until("it is lost", () => seen);
+    assert.match(signal.reason.message, /not renewed in time/);
+    assert.deepEqual((await seen).slice(0, 2), [true, true]);
+  });
+
+  test("a hold that a majority has ended is lost", async () => {
+    const hold = await lock().acquire();
+    await allHold();
+    for (const master of masters.slice(1)) await master.ask("DLOCK.BREAK", "foo");
+    assert(!(await hold.held()));
+    await assert.rejects(hold.extend(), NotHeldError);
+    await assert.rejects(hold.release(), NotHeldError);
+  });
+
+  test("lost answers leave nothing behind", async () => {
+    await (await lock().acquire()).release();
+    await nothingIsHeld();
+    for (const proxy of proxies) Object.assign(proxy, { match: "ACQUIRE", cutReplies: 1 });
+    const outcome = await lock()
+      .tryAcquire()
+      .catch((why) => why);
+    assert(proxies.reduce((sum, proxy) => sum + proxy.lost, 0) >= 2);
+    if (bench.kind === "ioredis") await outcome.release();
+    else assert(outcome instanceof NoQuorumError, outcome);
+    await nothingIsHeld();
+  });
+
+  test("a release is owed to a master that is away", async () => {
+    const hold = await lock({ ttl: 60_000 }).acquire();
+    await allHold();
+    cut(proxies[2]);
+    await hold.release();
+    assert.equal((await held())[2], true);
+    proxies[2].refuse = false;
+    await nothingIsHeld();
+  });
+
+  test("two addresses of one server are refused", async () => {
+    const [first, second] = proxies.map((proxy) => proxy.url);
+    const twice = await makeQuorum([first, first.replace("127.0.0.1", "localhost"), second]);
+    await assert.rejects(new Lock(twice, "foo").tryAcquire(), /the same server/);
+  });
+
+  test("permits are refused", async () => {
+    await assert.rejects(lock({ permits: 2 }).tryAcquire(), /single server/);
+  });
+
+  test("one of those who ask at once wins", async () => {
+    for (let round = 0; round < 5; round++) {
+      const holds = await Promise.all([1, 2, 3, 4].map(() => lock().tryAcquire()));
+      const won = holds.filter(Boolean);
+      assert.equal(won.length, 1);
+      await won[0].release();
+      await nothingIsHeld();
+    }
+  });
+
+  test("waiting clients never overlap", async () => {
+    const inside = [];
+    const fences = [];
+    const work = async (at) => {
+      const own = at % 2 ? quorum : await makeQuorum(proxies.map((proxy) => proxy.url));
+      for (let round = 0; round < 5; round++) {
+        await new Lock(own, "foo", { fenced: true }).using(async (hold) => {
+          inside.push(hold.fence);
+          assert.equal(inside.length, 1);
+          await pause(1);
+          fences.push(inside.pop());
+        });
+      }
+    };
+    await Promise.all(Array.from({ length: 6 }, (_, at) => work(at)));
+    assert.equal(fences.length, 30);
+    assert(fences.every((fence, at) => at === 0 || fence > fences[at - 1]));
+  });
+
+  test("an aborted wait leaves nothing behind", async () => {
+    const hold = await lock().acquire();
+    await allHold();
+    const controller = new AbortController();
+    const waits = assert.rejects(lock().acquire({ signal: controller.signal }), { name: "AbortError" });
+    const waiters = async () =>
+      (await Promise.all(masters.map((master) => master.waiters()))).reduce((a, b) => a + b);
+    await until("it waits", async () => (await waiters()) === 1);
+    controller.abort();
+    await waits;
+    await until("nobody waits", async () => (await waiters()) === 0);
+    await hold.release();
+    await nothingIsHeld();
+  });
+});

@@ -1,0 +1,221 @@
+// Waiting in the queue: order, one connection for messages, giving up, and what breaks on the way.
+
+import assert from "node:assert/strict";
+import { afterEach, test } from "node:test";
+import { DeadlockError, Lock, NoAnswerError, ResourceLockedError } from "dlock";
+import { times } from "../dist/waits.js";
+import { onEach, pause, until } from "./support.mjs";
+
+const usual = { ...times };
+afterEach(() => Object.assign(times, usual));
+
+onEach((bench) => {
+  const hold = () => bench.server.ask("DLOCK.ACQUIRE", "foo", "holder", 60_000);
+  const letGo = () => bench.server.ask("DLOCK.RELEASE", "foo", "holder");
+  const lock = async (options) => new Lock(await bench.client(), "foo", options);
+  const waiters = (n, key) => until(`${n} wait`, async () => (await bench.server.waiters(key)) === n);
+
+  /** Connections of the client of this name: all, and those that listen. */
+  async function connections(name) {
+    const lines = (await bench.server.ask("CLIENT", "LIST")).split("\n");
+    const own = lines.filter((line) => line.includes(` name=${name} `));
+    return [own.length, own.filter((line) => !line.includes(" sub=0 ")).length];
+  }
+
+  test("first come, first served", async () => {
+    await hold();
+    const one = await lock();
+    const order = [];
+    const done = [];
+    for (let number = 0; number < 8; number++) {
+      done.push(one.using(() => order.push(number)));
+      await waiters(number + 1);
+    }
+    await letGo();
+    await Promise.all(done);
+    assert.deepEqual(order, [...done.keys()]);
+    assert(!(await bench.server.exists()));
+  });
+
+  test("however many wait, there are two connections", async () => {
+    await hold();
+    const client = await bench.client(undefined, "counted");
+    const done = Array.from({ length: 50 }, (_, at) => new Lock(client, `foo${at % 2}`).using(() => {}));
+    const first = new Lock(client, "foo").using(() => {});
+    await until("it waits", () => bench.server.waiters());
+    assert.deepEqual(await connections("counted"), [2, 1]);
+    await letGo();
+    await Promise.all([first, ...done]);
+  });
+
+  test("the listener ends when nobody waits, and with its client", async () => {
+    times.idle = 50;
+    await hold();
+    const client = await bench.client(undefined, "ends");
+    const waits = new Lock(client, "foo").acquire();
+    await waiters(1);
+    assert.deepEqual(await connections("ends"), [2, 1]);
+    await letGo();
+    await (await waits).release();
+    await until("nobody listens", async () => (await connections("ends"))[0] === 1);
+    times.idle = usual.idle;
+    await hold();
+    const again = new Lock(client, "foo").acquire();
+    await waiters(1);
+    await letGo();
+    await (await again).release();
+    await client.quit();
+    await until("nobody listens", async () => (await connections("ends"))[0] === 0);
+  });
+
+  test("a wait that times out leaves the queue", async () => {
+    await hold();
+    const one = await lock();
+    await assert.rejects(one.acquire({ timeout: 100 }), ResourceLockedError);
+    assert.equal(await bench.server.waiters(), 0);
+    await assert.rejects(one.acquire({ timeout: 0 }), ResourceLockedError);
+  });
+
+  test("an aborted wait leaves the queue", async () => {
+    await hold();
+    const one = await lock();
+    const controller = new AbortController();
+    const reason = new Error("enough");
+    const waits = assert.rejects(one.acquire({ signal: controller.signal }), reason);
+    await waiters(1);
+    controller.abort(reason);
+    await waits;
+    await waiters(0);
+    await assert.rejects(one.tryAcquire({ signal: controller.signal }), reason);
+    await assert.rejects(one.acquire({ signal: AbortSignal.timeout(50) }), { name: "TimeoutError" });
+    await waiters(0);
+  });
+
+  test("a wait that an operator ends is an error", async () => {
+    await hold();
+    const waits = assert.rejects((await lock()).acquire(), ResourceLockedError);
+    await waiters(1);
+    const [shown] = await bench.server.ask("DLOCK.WAITERS", "foo");
+    await bench.server.ask("DLOCK.CANCEL", "foo", shown[shown.indexOf("token") + 1]);
+    await waits;
+    assert.equal(await bench.server.waiters(), 0);
+  });
+
+  test("a message wakes the waiter", async () => {
+    times.ask = 1_000_000;
+    await hold();
+    const waits = (await lock({ retryDelay: 1_000_000 })).acquire();
+    await waiters(1);
+    await letGo();
+    await (await waits).release();
+  });
+
+  test("lost messages cost time and nothing else", async () => {
+    times.ask = 100;
+    await hold();
+    const client = await bench.client(undefined, "deaf");
+    const waits = new Lock(client, "foo").acquire();
+    await waiters(1);
+    const lines = (await bench.server.ask("CLIENT", "LIST")).split("\n");
+    const listener = lines.find((line) => line.includes(" name=deaf ") && !line.includes(" sub=0 "));
+    times.connect = 0;
+    await bench.server.ask("CLIENT", "KILL", "ID", /id=(\d+)/.exec(listener)[1]);
+    await letGo();
+    await (await waits).release();
+  });
+
+  test("a listener that hears nothing connects anew", async () => {
+    times.silence = 100;
+    await hold();
+    const proxy = await bench.proxy();
+    const waits = new Lock(await bench.client(proxy.url), "foo").acquire();
+    await waiters(1);
+    const { accepted } = proxy;
+    proxy.silent = true;
+    await until("it connects anew", () => proxy.accepted > accepted);
+    proxy.silent = false;
+    await letGo();
+    await (await waits).release();
+  });
+
+  test("a wait survives broken connections", async () => {
+    await hold();
+    const proxy = await bench.proxy();
+    const one = new Lock(await bench.client(proxy.url), "foo");
+    const order = [];
+    const first = one.using(() => order.push("first"));
+    await waiters(1);
+    const second = one.using(() => order.push("second"));
+    await waiters(2);
+    for (let round = 0; round < 3; round++) {
+      const { accepted } = proxy;
+      proxy.drop();
+      await until("they connect anew", () => proxy.accepted > accepted);
+      assert.equal(await bench.server.waiters(), 2);
+    }
+    proxy.refuse = true;
+    proxy.drop();
+    await pause(300);
+    proxy.refuse = false;
+    await letGo();
+    await Promise.all([first, second]);
+    assert.deepEqual(order, ["first", "second"]);
+  });
+
+  test("a server that restarts is waited for", async () => {
+    const server = await bench.ownServer();
+    await server.ask("DLOCK.ACQUIRE", "foo", "holder", 60_000);
+    const waits = new Lock(await bench.client(server.url), "foo").acquire();
+    await until("it waits", () => server.waiters());
+    await server.kill();
+    await server.start();
+    await (await waits).release();
+  });
+
+  test("a server that stays away is an error", async () => {
+    times.keep = 1000;
+    const server = await bench.ownServer();
+    await server.ask("DLOCK.ACQUIRE", "foo", "holder", 60_000);
+    const waits = assert.rejects(new Lock(await bench.client(server.url), "foo").acquire(), NoAnswerError);
+    await until("it waits", () => server.waiters());
+    await server.kill();
+    await waits;
+  });
+
+  test("without the right to the channel it waits by the clock", async () => {
+    times.ask = 1_000_000;
+    await bench.server.ask("ACL", "SETUSER", "plain", "on", ">secret", "~*", "resetchannels", "+@all");
+    await hold();
+    const client = await bench.client(bench.server.url.replace("//", "//plain:secret@"));
+    const waits = new Lock(client, "foo", { retryDelay: 50 }).acquire();
+    await waiters(1);
+    await letGo();
+    await (await waits).release();
+  });
+
+  test("a full queue is an error", async () => {
+    await bench.server.ask("CONFIG", "SET", "dlock.max-waiters-per-key", "1");
+    try {
+      await hold();
+      const [one, other] = [await lock(), await lock()];
+      const waits = one.acquire();
+      await waiters(1);
+      await assert.rejects(other.acquire(), { name: "QueueFullError" });
+      await letGo();
+      await (await waits).release();
+    } finally {
+      await bench.server.ask("CONFIG", "RESET", "dlock.max-waiters-per-key").catch(() => {});
+      await bench.server.ask("CONFIG", "SET", "dlock.max-waiters-per-key", "1000");
+    }
+  });
+
+  test("an error word is its error", async () => {
+    // A deadlock needs one token for two locks, which this client never has: the server's answer is enough.
+    const client = await bench.client();
+    const name = bench.kind === "ioredis" ? "call" : "sendCommand";
+    const real = client[name].bind(client);
+    const answer = new Error("DEADLOCK a -> b -> a");
+    client[name] = (...args) => (args.flat()[0] === "DLOCK.ACQUIRE" ? Promise.reject(answer) : real(...args));
+    await assert.rejects(new Lock(client, "foo").acquire(), DeadlockError);
+  });
+});
