@@ -1,0 +1,15 @@
+// The default export, for `import`; both ways give the same classes.
+
+import redlock from "./redlock.js";
+
+export {
+  ExecutionError,
+  type ExecutionResult,
+  type ExecutionStats,
+  Lock,
+  Redlock,
+  type RedlockAbortSignal,
+  ResourceLockedError,
+  type Settings,
+} from "./redlock.js";
+export default redlock.default;

@@ -1,0 +1,167 @@
+// What node-redlock promises, asked of node-redlock and of what takes its place.
+
+import assert from "node:assert/strict";
+import { createRequire } from "node:module";
+import { after, beforeEach, describe, test } from "node:test";
+import Ours, * as ours from "dlock/redlock";
+import * as theirs from "redlock";
+import { onEach, Server, until } from "./support.mjs";
+
+const require = createRequire(import.meta.url);
+const Theirs = theirs.default;
+const kinds = [
+  ["node-redlock", Theirs, theirs],
+  ["dlock/redlock", Ours, ours],
+];
+
+onEach(
+  (bench) => {
+    const masters = [];
+    after(() => Promise.all(masters.map((master) => master.stop())));
+    beforeEach(async () => {
+      while (masters.length < 2) masters.push(await Server.start(bench.program));
+      for (const master of masters) await master.ask("FLUSHALL");
+    });
+    const clients = async (members) => {
+      const servers = [bench.server, ...masters].slice(0, members);
+      return Promise.all(servers.map((server) => bench.client(server.url)));
+    };
+
+    for (const [name, Redlock, { ExecutionError, ResourceLockedError }] of kinds) {
+      for (const members of [1, 3]) {
+        describe(`${name}, ${members} members`, () => {
+          const make = async (settings) => new Redlock(await clients(members), settings);
+
+          test("acquire, extend, release", async () => {
+            const redlock = await make();
+            const first = await redlock.acquire(["foo"], 1000);
+            await until("it is held", () => bench.server.exists());
+            assert(first.expiration > Date.now() && first.expiration <= Date.now() + 1000);
+            const second = await first.extend(60_000);
+            assert.equal(first.expiration, 0);
+            assert(second.expiration > Date.now() + 50_000);
+            assert.deepEqual(second.resources, ["foo"]);
+            const { attempts } = await second.release();
+            assert.equal((await attempts[0]).votesFor.size, members);
+            assert.equal(second.expiration, 0);
+            await until("it is free", async () => !(await bench.server.exists()));
+          });
+
+          test("a locked resource is an ExecutionError, and every vote a ResourceLockedError", async () => {
+            const redlock = await make({ retryCount: 0 });
+            const seen = [];
+            redlock.on("error", (error) => seen.push(error));
+            const lock = await redlock.acquire(["foo"], 60_000);
+            const failure = await redlock.acquire(["foo"], 60_000).catch((why) => why);
+            assert(failure instanceof ExecutionError);
+            const votes = await failure.attempts[0];
+            assert.deepEqual(
+              [votes.membershipSize, votes.quorumSize],
+              [members, Math.ceil((members + 1) / 2)],
+            );
+            assert([...votes.votesAgainst.values()].every((why) => why instanceof ResourceLockedError));
+            assert(seen.length > 0 && seen.every((why) => why instanceof ResourceLockedError));
+            await redlock.release(lock);
+          });
+
+          test("several resources are locked together, or none of them", async () => {
+            const redlock = await make({ retryCount: 0 });
+            const lock = await redlock.acquire(["b"], 60_000);
+            await assert.rejects(redlock.acquire(["a", "b"], 60_000), ExecutionError);
+            await until("none is", async () => !(await bench.server.exists("a")));
+            await lock.release();
+            const both = await redlock.acquire(["b", "a"], 60_000);
+            assert.deepEqual(both.resources, ["b", "a"]);
+            for (const key of both.resources) await until("it is held", () => bench.server.exists(key));
+            await both.release();
+          });
+
+          test("it is waited for", async () => {
+            const redlock = await make({ retryDelay: 50, retryJitter: 10, retryCount: 100 });
+            const lock = await redlock.acquire(["foo"], 60_000);
+            const waits = redlock.acquire(["foo"], 60_000);
+            await assert.rejects(redlock.acquire(["foo"], 60_000, { retryCount: 1 }), ExecutionError);
+            await lock.release();
+            await (await waits).release();
+          });
+
+          test("using renews, and releases", async () => {
+            const redlock = await make();
+            const settings = { automaticExtensionThreshold: 300 };
+            const result = await redlock.using(["foo"], 800, settings, async (signal) => {
+              const end = Date.now() + 1500;
+              await until("its lease would be over", () => Date.now() > end);
+              assert(!signal.aborted);
+              assert(await bench.server.exists());
+              return 7;
+            });
+            assert.equal(result, 7);
+            await until("it is free", async () => !(await bench.server.exists()));
+            await assert.rejects(
+              redlock.using(["foo"], 100, async () => {}),
+              /automaticExtensionThreshold/,
+            );
+          });
+
+          test("using tells of the loss", async () => {
+            const redlock = await make({ retryCount: 0 });
+            let lost;
+            const used = redlock.using(["foo"], 1000, async (signal) => {
+              await Promise.all([bench.server, ...masters].map((server) => server.ask("DEL", "foo")));
+              await until("it is lost", () => signal.aborted);
+              lost = signal.error;
+            });
+            await assert.rejects(used, ExecutionError);
+            assert(lost instanceof Error);
+          });
+
+          test("what has expired is neither extended nor released", async () => {
+            const redlock = await make({ retryCount: 0 });
+            const lock = await redlock.acquire(["foo"], 50);
+            await until("it expires", () => Date.now() > lock.expiration);
+            await until("it expires", async () => !(await bench.server.exists()));
+            await assert.rejects(lock.extend(1000), ExecutionError);
+            await assert.rejects(lock.release(), ExecutionError);
+          });
+
+          test("quit ends the clients", async () => {
+            const redlock = await make();
+            await redlock.quit();
+            const states = () => [...redlock.clients].map((client) => client.status);
+            await until("they end", () => states().every((status) => status === "end"));
+          });
+        });
+      }
+    }
+
+    test("both exclude each other", async () => {
+      const settings = { retryDelay: 20, retryJitter: 1, retryCount: 0 };
+      const [theirs, ours] = [new Theirs(await clients(1), settings), new Ours(await clients(1), settings)];
+      for (const [one, other] of [
+        [theirs, ours],
+        [ours, theirs],
+      ]) {
+        const lock = await one.acquire(["foo"], 60_000);
+        await assert.rejects(other.acquire(["foo"], 60_000));
+        const waits = other.acquire(["foo"], 60_000, { retryCount: 500 });
+        await lock.release();
+        await (await waits).release();
+      }
+    });
+
+    test("its locks have fences", async () => {
+      const redlock = new Ours(await clients(1));
+      const lock = await redlock.acquire(["a", "b"], 1000);
+      assert(lock.fences.every(Number.isSafeInteger));
+      await lock.release();
+    });
+  },
+  ["ioredis"],
+);
+
+test("import and require give the same classes", async () => {
+  assert.equal(require("dlock/redlock").default, Ours);
+  assert.equal(require("dlock/redlock").ExecutionError, ours.ExecutionError);
+  assert.equal(require("dlock").Lock, (await import("dlock")).Lock);
+  assert.equal(require("dlock").ResourceLockedError, ours.ResourceLockedError);
+});
