@@ -18,7 +18,7 @@ say "the Python client"
 tools=$top/target/python
 "${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
 [ -x "$tools/bin/python" ] || "${PYTHON:-python3}" -m venv "$tools"
-"$tools/bin/python" -m pip install -q --disable-pip-version-check "${REDIS_PY:-redis}" -e 'clients/python[test]'
+"$tools/bin/python" -m pip install -q --disable-pip-version-check "${REDIS_PY:-redis}" -e 'clients/python[test,recipes]'
 
 say "other libraries' locks, for the fleet of old and new clients"
 command -v npm >/dev/null || install_packages nodejs npm

@@ -1,0 +1,55 @@
+"""Celery: a task that must not run twice, although brokers deliver and callers send messages twice.
+
+    @app.task(base=Once, bind=True, acks_late=True)
+    def charge(self, invoice):
+        write(invoice, fence=self.request.fence)
+
+The lock keeps two workers from running it for the same arguments at a time. It is renewed while the task
+runs, and free at most 30 s after its worker died; then the message, delivered again, is carried out. The mark
+says that it has been done. It is set by a guarded write: a worker that was stopped for longer than its lease
+does not set it for the next one.
+
+If the worker dies between the work and the mark, the work is done again. So write with the fence, and refuse
+lower ones, or make the work and the mark one transaction of your database.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import Any
+
+import celery
+import redis
+
+import dlock
+
+client = redis.Redis.from_url(os.environ.get("LOCKS", "redis://127.0.0.1:6379"))
+REMEMBERED = 7 * 24 * 3600
+
+
+class Once(celery.Task):
+    abstract = True
+    max_retries = None
+    default_retry_delay = 10
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        call = json.dumps([self.name, arguments, options], sort_keys=True, default=str)
+        name = f"task:{{{hashlib.sha256(call.encode()).hexdigest()}}}"
+        done = name + ":done"
+        lock = dlock.Lock(client, name)
+        if not lock.acquire(blocking=False):
+            # Not dropped: the one that runs may still fail.
+            raise self.retry()
+        try:
+            if client.exists(done):
+                return None
+            self.request.fence = lock.fence
+            result = self.run(*arguments, **options)
+            # NOTHELD if the lock was lost meanwhile: then another worker has begun, and sets the mark.
+            guard = ("DLOCK.GUARD", name, lock.local.token)
+            client.execute_command(*guard, "SET", done, 1, "EX", REMEMBERED, keys=[name, done])
+            return result
+        finally:
+            lock.release()

@@ -1,0 +1,42 @@
+"""Leader election: of all processes that run this, one leads until it stops, dies, or loses its lock. The
+others wait in the queue, and the first of them is next.
+
+python leader.py redis://127.0.0.1:6379 service
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import redis
+from redis.exceptions import LockError, RedisError
+
+import dlock
+
+
+def lead(lock: dlock.Lock) -> None:
+    print(f"{os.getpid()} leads, term {lock.fence}", flush=True)
+    while not lock.lost.wait(0.5):
+        pass  # A piece of the leader's work. What it writes bears the term; whoever reads refuses lower ones.
+
+
+def main(url: str, name: str) -> None:
+    # Leaves the queue, or hands the lock to the next one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    client = redis.Redis.from_url(url)
+    while True:
+        # At most 10 s after a leader died, the next one leads. A second before that, `lost` is set.
+        lock = dlock.Lock(client, f"leader:{name}", timeout=10, auto_renew=True)
+        try:
+            with lock:
+                lead(lock)
+        except (LockError, RedisError) as why:
+            print(f"{os.getpid()} leads no more: {why}", flush=True)
+            time.sleep(1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

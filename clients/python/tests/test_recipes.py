@@ -1,0 +1,154 @@
+"""The recipes run as they are."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import subprocess
+import sys
+import threading
+
+import pytest
+from conftest import until
+
+import dlock
+
+RECIPES = pathlib.Path(__file__).parents[1] / "recipes"
+
+
+@pytest.fixture
+def recipe(server, monkeypatch):
+    """Imports one, for this server."""
+    monkeypatch.setenv("LOCKS", server.url)
+
+    def load(name):
+        spec = importlib.util.spec_from_file_location(name, RECIPES / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def test_django(recipe, server, r):
+    pytest.importorskip("django_redis")
+    from django.conf import settings
+    from django.core.cache import caches
+
+    recipe("django_locks")
+    options = {"REDIS_CLIENT_CLASS": "django_locks.Redis"}
+    cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url, "OPTIONS": options}
+    if not settings.configured:
+        settings.configure()
+    settings.CACHES = {"default": cache}
+    caches.settings = caches.configure_settings(None)
+    cache = caches.create_connection("default")
+    with cache.lock("report", timeout=60) as lock:
+        assert isinstance(lock, dlock.Lock)
+        assert r.execute_command("DLOCK.HOLDS", ":1:report", lock.local.token) == 1
+        assert not cache.lock("report", timeout=60, blocking=False).acquire()
+    cache.set("value", 1)
+    assert cache.get("value") == 1
+
+
+@pytest.fixture
+def once(recipe):
+    celery = pytest.importorskip("celery")
+    module = recipe("celery_once")
+    app = celery.Celery("shop", broker="memory://", backend="cache+memory://")
+    app.conf.update(worker_hijack_root_logger=False, broker_transport_options={"polling_interval": 0.02})
+    yield app, module
+    module.client.close()
+
+
+def test_celery(once, r):
+    from celery.contrib.testing.worker import start_worker
+
+    app, module = once
+    began, go_on, fences = threading.Event(), threading.Event(), []
+
+    @app.task(base=module.Once, bind=True, shared=False, acks_late=True, default_retry_delay=0.2)
+    def charge(self, invoice):
+        fences.append(self.request.fence)
+        began.set()
+        go_on.wait(20)
+        return f"charged {invoice}"
+
+    with start_worker(app, pool="threads", concurrency=2, perform_ping_check=False):
+        first = charge.delay("42")
+        assert began.wait(20)
+        second = charge.delay("42")
+        until("the second one is put off", lambda: second.state == "RETRY")
+        go_on.set()
+        assert first.get(timeout=20) == "charged 42"
+        assert second.get(timeout=20) is None
+        assert charge.delay("42").get(timeout=20) is None
+        assert charge.delay("43").get(timeout=20) == "charged 43"
+    assert len(fences) == 2
+    assert fences[0] < fences[1]
+    assert r.dbsize() == 2, "marks, and no locks"
+
+
+def test_celery_that_lost_its_lock_leaves_no_mark(once, r):
+    app, module = once
+
+    @app.task(base=module.Once, bind=True, shared=False)
+    def charge(self):
+        r.execute_command("DLOCK.BREAK", r.keys("task:*")[0])
+
+    with pytest.raises(Exception, match=r"NOTHELD|no longer owned"):
+        charge()
+    assert r.dbsize() == 0
+
+
+def test_fastapi(recipe, r):
+    pytest.importorskip("httpx")
+    testclient = pytest.importorskip("fastapi.testclient")
+    module = recipe("fastapi_locks")
+    with testclient.TestClient(module.app) as web:
+        found = [web.post("/items/7").json() for _ in range(2)]
+        assert found[0]["fence"] < found[1]["fence"]
+        r.execute_command("DLOCK.ACQUIRE", "item:7", "somebody", 60_000)
+        assert web.post("/items/8").status_code == 200
+        assert web.post("/items/7").status_code == 423
+        assert r.execute_command("DLOCK.WAITERS", "item:7") == []
+
+
+@pytest.fixture
+def leader(server):
+    processes = []
+
+    def start():
+        command = [sys.executable, RECIPES / "leader.py", server.url, "service"]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_leader(leader, r):
+    def leads(process):
+        assert process.stdout.readline().startswith(f"{process.pid} leads, term 17")
+
+    def waiters():
+        return len(r.execute_command("DLOCK.WAITERS", "leader:service"))
+
+    first = leader()
+    leads(first)
+    second = leader()
+    until("the second one waits", lambda: waiters() == 1)
+    r.execute_command("DLOCK.BREAK", "leader:service")
+    leads(second)
+    assert "leads no more" in first.stdout.readline()
+    until("the first one waits", lambda: waiters() == 1)
+    third = leader()
+    until("the third one waits", lambda: waiters() == 2)
+    third.terminate()
+    assert third.wait(20) == 0
+    assert waiters() == 1
+    second.terminate()
+    leads(first)
