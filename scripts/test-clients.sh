@@ -25,6 +25,15 @@ command -v npm >/dev/null || install_packages nodejs npm
 npm install --silent --no-audit --no-fund --prefix target/node redlock@5.0.0-beta.2 ioredis@5
 export NODE_PATH="$top/target/node/node_modules"
 
+say "other languages, for docs/with-your-client.md"
+missing=
+[ -d /usr/share/gocode/src/github.com/gomodule/redigo ] && command -v go >/dev/null ||
+    missing="$missing golang-go golang-github-gomodule-redigo-dev"
+php -m 2>/dev/null | grep -q '^redis$' || missing="$missing php-cli php-redis"
+ruby -e 'require "redis"' 2>/dev/null || missing="$missing ruby ruby-redis"
+# shellcheck disable=SC2086 # the list is meant to be split
+[ -z "$missing" ] || install_packages $missing
+
 cd clients/python
 "$tools/bin/ruff" check --quiet . ../fleet
 "$tools/bin/ruff" format --check --quiet . ../fleet

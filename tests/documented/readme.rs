@@ -162,6 +162,7 @@ fn links_and_pictures_of_the_documents_lead_to_files() {
         "docs/info.md",
         "docs/moving.md",
         "docs/speed.md",
+        "docs/with-your-client.md",
         "docs/writing-a-client.md",
     ] {
         let document = top.join(document);

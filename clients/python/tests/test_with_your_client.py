@@ -1,0 +1,34 @@
+"""The programs of docs/with-your-client.md run as they are."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+
+import pytest
+from conftest import LIMIT, until
+
+DOCUMENT = pathlib.Path(__file__).parents[3] / "docs/with-your-client.md"
+# Debian's packages of Go libraries are for GOPATH.
+GO = {"GOPATH": "/usr/share/gocode", "GO111MODULE": "off"}
+RUN = {"go": ["go", "run"], "php": ["php"], "ruby": ["ruby"]}
+
+
+@pytest.mark.parametrize("language", RUN)
+def test_a_program_waits_for_the_lock_and_releases_it(server, r, tmp_path, language):
+    text = re.search(f"```{language}\n(.*?)```", DOCUMENT.read_text(), re.S)[1]
+    program = tmp_path / f"main.{language}"
+    program.write_text(text.replace("6379", str(server.port)))
+    r.execute_command("DLOCK.ACQUIRE", "invoice:42", "holder", 60_000)
+    command = [*RUN[language], program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | GO) as running:
+        try:
+            until("it waits", lambda: r.execute_command("DLOCK.WAITERS", "invoice:42"))
+            assert r.execute_command("DLOCK.RELEASE", "invoice:42", "holder") == 1
+            assert re.match(r"held, with the fence 17\d{14}\b", running.stdout.readline())
+            assert running.wait(LIMIT) == 0
+        finally:
+            running.kill()
+    assert r.exists("invoice:42") == 0
