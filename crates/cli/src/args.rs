@@ -6,11 +6,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-pub use operators::{Doctor, List, Log, Status};
+pub use operators::{Break, Doctor, Inspect, List, Log, Status};
 
 use crate::{texts, wrong_call};
 
@@ -90,7 +91,7 @@ pub fn parse(mut words: Vec<OsString>) -> Result<Dlock, clap::Error> {
     words.insert(end, "resource".into());
     match Dlock::try_parse_from(&words) {
         Ok(Dlock { command: Command::Run(mut run) }) => {
-            run.lock.resource = resource;
+            run.resources = vec![resource];
             Ok(Dlock { command: Command::Run(run) })
         }
         _ => parsed,
@@ -115,7 +116,8 @@ pub struct Servers {
     pub servers_file: Option<PathBuf>,
 
     /// Time limit for each answer of a server
-    #[arg(long, value_name = "TIME", default_value = "250ms", value_parser = duration, help_heading = HEADING)]
+    #[arg(long, value_name = "TIME", default_value = "250ms", value_parser = duration)]
+    #[arg(env = "DLOCK_NODE_TIMEOUT", hide_env_values = true, help_heading = HEADING)]
     pub node_timeout: Duration,
 
     /// For rediss://: trust servers whose certificates this one has signed (PEM)
@@ -137,11 +139,9 @@ const HEADING: &str = "Servers";
 
 #[derive(Debug, Args)]
 pub struct LockArgs {
-    /// What to lock: any text that all clients agree on, such as invoice:42
-    pub resource: OsString,
-
     /// The lease: how long the lock stays held if its holder vanishes
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    #[arg(env = "DLOCK_TTL", hide_env_values = true)]
     pub ttl: Duration,
 
     /// Wait at most this long for the lock [default: for ever]
@@ -151,16 +151,31 @@ pub struct LockArgs {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub wait: Option<Duration>,
 
-    /// Do not wait: exit with code 75 if somebody else holds the lock
+    /// Do not wait: exit with code 75 (or --conflict-code) if somebody else holds the lock
     ///
     /// With several servers, also if several clients ask at the same moment and split the votes: then nobody
     /// gets the lock. Use --wait 2s if somebody must.
     #[arg(long, conflicts_with = "wait")]
     pub no_wait: bool,
 
+    /// The exit code if somebody else holds the lock until the wait times out [default: 75]
+    #[arg(long, short = 'E', value_name = "CODE")]
+    pub conflict_code: Option<u8>,
+
+    /// Print no message in that case: the exit code tells
+    #[arg(long, short = 'q')]
+    pub quiet: bool,
+
     /// Share the lock with others that use --shared
     #[arg(long)]
     pub shared: bool,
+
+    /// Allow N holders at a time (a semaphore); all must name the same N
+    ///
+    /// Requires a single server: majorities cannot count permits.
+    #[arg(long, value_name = "N", conflicts_with = "shared")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
+    pub permits: Option<u32>,
 
     /// With several servers, get a fencing token (one more round trip)
     ///
@@ -169,8 +184,8 @@ pub struct LockArgs {
     #[arg(long)]
     pub fenced: bool,
 
-    /// Text for `inspect`, at most 255 bytes [default: this host and the command]
-    #[arg(long, value_name = "TEXT")]
+    /// Text for people, at most 255 bytes [default: the command and this host]
+    #[arg(long, value_name = "TEXT", env = "DLOCK_LABEL", hide_env_values = true)]
     pub label: Option<String>,
 
     /// If the holder vanishes, grant the lock to nobody for this long after its lease
@@ -182,8 +197,22 @@ pub struct LockArgs {
 
 #[derive(Debug, Args)]
 pub struct Run {
+    /// What to lock: any text that all clients agree on, such as invoice:42
+    ///
+    /// Several resources are acquired all or none, in sorted order, so that runs with overlapping sets do not
+    /// deadlock. What the run around this one holds (DLOCK_RESOURCE, DLOCK_TOKEN) is entered again, for as
+    /// long as that run holds it.
+    #[arg(value_name = "RESOURCE", required = true, value_parser = resource())]
+    pub resources: Vec<OsString>,
+
     #[command(flatten)]
     pub lock: LockArgs,
+
+    /// End the command, as if the lock were lost, about this long after the lock was acquired
+    ///
+    /// The lease is renewed no longer. Without this option, a command that hangs holds the lock for ever.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub max_hold: Option<Duration>,
 
     /// If the lock is lost, time between SIGTERM and SIGKILL [default: a sixth of the ttl, at most 10s]
     ///
@@ -202,6 +231,10 @@ pub struct Run {
 
 #[derive(Debug, Args)]
 pub struct Acquire {
+    /// What to lock: any text that all clients agree on, such as invoice:42
+    #[arg(value_parser = resource())]
+    pub resource: OsString,
+
     #[command(flatten)]
     pub lock: LockArgs,
 
@@ -216,6 +249,7 @@ pub struct Acquire {
 #[derive(Debug, Args)]
 pub struct Held {
     /// The locked resource
+    #[arg(value_parser = resource())]
     pub resource: OsString,
 
     /// The token that `acquire` printed
@@ -246,21 +280,9 @@ pub struct Extend {
 }
 
 #[derive(Debug, Args)]
-pub struct Inspect {
-    /// The lock to inspect
-    pub resource: OsString,
-
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-
-    #[command(flatten)]
-    pub servers: Servers,
-}
-
-#[derive(Debug, Args)]
 pub struct WaitFree {
     /// The lock to wait for
+    #[arg(value_parser = resource())]
     pub resource: OsString,
 
     /// Wait at most this long; then exit with code 75, or 69 if too few servers answer
@@ -271,17 +293,12 @@ pub struct WaitFree {
     pub servers: Servers,
 }
 
-#[derive(Debug, Args)]
-pub struct Break {
-    /// The lock to break
-    pub resource: OsString,
-
-    /// Do not ask for confirmation
-    #[arg(long, short = 'y')]
-    pub yes: bool,
-
-    #[command(flatten)]
-    pub servers: Servers,
+/// Not empty: that is a variable of the script that was not set.
+fn resource() -> impl TypedValueParser<Value = OsString> {
+    OsStringValueParser::new().try_map(|name| match name.is_empty() {
+        true => Err("the name of a resource must not be empty"),
+        false => Ok(name),
+    })
 }
 
 /// 30s, 500ms, 2m, 1h30m.
@@ -290,57 +307,4 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    #[test]
-    fn the_definitions_are_consistent() {
-        Dlock::command().debug_assert();
-    }
-
-    fn run(words: &[&str]) -> Result<Run, clap::Error> {
-        let words = ["dlock", "run"].iter().chain(words);
-        parse(words.map(OsString::from).collect()).map(|dlock| match dlock.command {
-            Command::Run(run) => run,
-            other => panic!("{other:?} is not run"),
-        })
-    }
-
-    #[test]
-    fn a_command_keeps_its_own_options() {
-        let parsed = run(&["r", "--ttl", "2m", "--", "ls", "--ttl", "x", "--", "-y"]).unwrap();
-        assert_eq!(parsed.command, ["ls", "--ttl", "x", "--", "-y"]);
-        assert_eq!((parsed.lock.ttl, parsed.lock.wait), (Duration::from_secs(120), None));
-        assert!(run(&["r", "ls"]).is_err(), "the command follows --");
-        assert!(run(&["r", "--"]).is_err(), "there is no command");
-    }
-
-    #[test]
-    fn a_resource_may_begin_with_a_hyphen() {
-        for words in [&["--", "-x", "ls", "-l"][..], &["--no-wait", "--", "-x", "ls", "-l"]] {
-            let parsed = run(words).unwrap();
-            assert_eq!((parsed.lock.resource, parsed.command), ("-x".into(), vec!["ls".into(), "-l".into()]));
-        }
-        assert!(run(&["--", "-x"]).is_err(), "there is no command");
-        assert!(run(&["--", "ls", "-l"]).is_err(), "there is no resource");
-        assert_eq!(run(&["r", "--", "-x"]).unwrap().command, ["-x"]);
-    }
-
-    #[test]
-    fn times_have_units() {
-        for (text, ms) in [("500ms", 500), ("30s", 30_000), ("2m", 120_000), ("1h30m", 5_400_000), ("0", 0)] {
-            assert_eq!(duration(text), Ok(Duration::from_millis(ms)), "{text}");
-        }
-        for text in ["", "30", "-1s", "1x", "s", "99999999999999999999s"] {
-            assert!(duration(text).unwrap_err().contains("30s"), "{text}");
-        }
-    }
-
-    #[test]
-    fn contradictions_are_rejected() {
-        assert!(run(&["r", "--wait", "1s", "--no-wait", "--", "ls"]).is_err());
-        assert!(run(&["r", "--server", "a", "--servers-file", "b", "--", "ls"]).is_err());
-        assert!(run(&["r", "--cert", "a", "--", "ls"]).is_err());
-    }
-}
+mod tests;

@@ -61,12 +61,14 @@ impl Failure {
 #[derive(Debug)]
 pub struct Error {
     pub failure: Failure,
+    code: u8,
+    /// Empty: nothing is printed.
     message: String,
 }
 
 impl Error {
     pub fn new(failure: Failure, message: impl fmt::Display) -> Error {
-        Error { failure, message: message.to_string() }
+        Error { failure, code: failure.code(), message: message.to_string() }
     }
 
     pub fn usage(message: impl fmt::Display) -> Error {
@@ -77,10 +79,21 @@ impl Error {
         Error::new(Failure::System, format!("{what}: {why}"))
     }
 
+    /// The same with another exit code.
+    pub fn with_code(self, code: u8) -> Error {
+        Error { code, ..self }
+    }
+
+    pub fn without_message(self) -> Error {
+        Error { message: String::new(), ..self }
+    }
+
     /// Prints the message and returns the exit code.
     pub fn report(&self) -> ExitCode {
-        complain(self);
-        self.failure.code().into()
+        if !self.message.is_empty() {
+            complain(self);
+        }
+        self.code.into()
     }
 }
 
@@ -105,7 +118,7 @@ impl From<BuildError> for Error {
 impl From<AcquireError> for Error {
     fn from(why: AcquireError) -> Error {
         let (failure, advice) = match why {
-            AcquireError::Taken { .. } => (Failure::NotAcquired, "; `dlock inspect` shows who holds it"),
+            AcquireError::Taken { .. } => (Failure::NotAcquired, ""),
             AcquireError::Deadlock { .. } => {
                 (Failure::NotAcquired, "; release the locks you hold and try again")
             }

@@ -2,28 +2,53 @@
 
 use std::ffi::OsStr;
 use std::io::{Write, stdout};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 
-use dlock_client::{Guard, Token, Wait, now};
+use dlock_client::{Acquire, Client, Guard, Token, Wait, now};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::stat::{SFlag, fstat, stat};
 use serde_json::json;
 
-use crate::args::{Acquire, Extend, Release, WaitFree};
+use crate::args::{self, Extend, Release, WaitFree};
 use crate::exit::{Error, Failure};
-use crate::lock::{Abort, Countdown, flush, with_lock};
+use crate::lock::{Abort, Countdown, Wanted, flush, with_lock};
 use crate::shown;
 
-pub async fn acquire(args: Acquire) -> Result<u8, Abort> {
-    let keep = async |guard, _: &mut _| keep(guard, &args);
-    with_lock(&args.lock, &args.servers, "dlock acquire", |lock| lock.renew(false), keep).await
+pub async fn acquire(args: args::Acquire) -> Result<u8, Abort> {
+    if is_closed(stdout()) {
+        let message = "standard output is closed: nobody would know the token, and the lock was not acquired";
+        return Err(Error::new(Failure::System, message).into());
+    }
+    let resources = std::slice::from_ref(&args.resource);
+    let wanted = Wanted { resources, args: &args.lock, servers: &args.servers, what: "dlock acquire" };
+    let acquire = async |client: &Client, lock: Acquire| match lock.renew(false).acquire().await {
+        Ok(guard) => Ok(guard),
+        Err(why) => Err(args.lock.refusal(client, resources, why).await),
+    };
+    with_lock(wanted, acquire, async |guard, _: &mut _| keep(guard, &args)).await
+}
+
+/// Whether it was closed when dlock started: then the runtime has opened /dev/null in its place, for reading
+/// too. A redirection to /dev/null is for writing only.
+fn is_closed(output: impl AsFd) -> bool {
+    let flags = fcntl(&output, FcntlArg::F_GETFL).map(OFlag::from_bits_retain);
+    let for_both = flags.is_ok_and(|flags| flags & OFlag::O_ACCMODE == OFlag::O_RDWR);
+    let null = stat("/dev/null").map(|null| null.st_rdev);
+    for_both
+        && fstat(output).is_ok_and(|file| {
+            SFlag::from_bits_truncate(file.st_mode) & SFlag::S_IFMT == SFlag::S_IFCHR
+                && Ok(file.st_rdev) == null
+        })
 }
 
 /// Prints the hold and keeps it. If it cannot be printed it is released, as nobody would know its token.
-fn keep(guard: Guard, args: &Acquire) -> Result<u8, Abort> {
+fn keep(guard: Guard, args: &args::Acquire) -> Result<u8, Abort> {
     let token = String::from_utf8_lossy(guard.token().as_bytes()).into_owned();
     let fence = guard.fence().map(|fence| fence.get());
     let line = if args.json {
         let valid_ms = guard.valid_until().saturating_since(now()).as_millis() as u64;
-        let resource = args.lock.resource.to_string_lossy();
+        let resource = args.resource.to_string_lossy();
         shown::json(&json!({ "resource": resource, "token": token, "fence": fence, "valid_ms": valid_ms }))
     } else {
         fence.map_or(token.clone(), |fence| format!("{token} {fence}"))

@@ -1,20 +1,21 @@
 //! Acquiring a lock, and what may interrupt it.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, Write, stderr};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dlock_client::{Acquire, Client, Guard, Instant, NodeReport, Position, Wait, now};
+use dlock_client::{Acquire, AcquireError, Client, Instant, NodeReport, Position, Wait, now};
 use nix::sys::signal::Signal;
 use terminal_size::terminal_size_of;
 use tokio::task::JoinHandle;
 
 use crate::args::{LockArgs, Servers};
-use crate::exit::{Error, complain};
+use crate::exit::{Error, Failure, complain};
 use crate::shown::plain;
 use crate::signals::Signals;
+use crate::{list, table};
 
 /// Why a subcommand ended without its result.
 pub enum Abort {
@@ -28,14 +29,22 @@ impl<E: Into<Error>> From<E> for Abort {
     }
 }
 
-/// Acquires the lock and does `work` with it. `what` is what the label says by default.
-pub async fn with_lock<T>(
-    args: &LockArgs,
-    servers: &Servers,
-    what: &str,
-    options: impl FnOnce(Acquire) -> Acquire,
-    work: impl AsyncFnOnce(Guard, &mut Signals) -> Result<T, Abort>,
+/// What to acquire, how, and from which servers.
+pub struct Wanted<'a> {
+    pub resources: &'a [OsString],
+    pub args: &'a LockArgs,
+    pub servers: &'a Servers,
+    /// What the label says by default.
+    pub what: &'a str,
+}
+
+/// Acquires what is wanted and does `work` with it.
+pub async fn with_lock<G, T>(
+    wanted: Wanted<'_>,
+    acquire: impl AsyncFnOnce(&Client, Acquire) -> Result<G, Error>,
+    work: impl AsyncFnOnce(G, &mut Signals) -> Result<T, Abort>,
 ) -> Result<T, Abort> {
+    let Wanted { resources, args, servers, what } = wanted;
     let clock = Countdown::begin();
     let mut signals = Signals::listen().map_err(|why| Error::system("signals", why))?;
     let client = unless_signalled(&mut signals, servers.client()).await?;
@@ -43,12 +52,14 @@ pub async fn with_lock<T>(
     for NodeReport { server, state, .. } in client.unusable().0 {
         complain(format_args!("{server} cannot take part, continuing without it: {state}"));
     }
-    let mut position = PositionDisplay::new(&args.resource);
-    let lock = position.watch(options(args.lock(&client, &clock, what)));
-    let acquired = unless_signalled(&mut signals, lock.acquire()).await;
+    let names: Vec<String> = resources.iter().map(|name| name.display().to_string()).collect();
+    let names = names.join(", ");
+    let mut position = PositionDisplay::new(&names);
+    let lock = position.watch(args.lock(&client, &resources[0], names, &clock, what));
+    let acquired = unless_signalled(&mut signals, acquire(&client, lock)).await;
     drop(position);
     let done = match acquired {
-        Ok(guard) => work(guard, &mut signals).await,
+        Ok(held) => work(held, &mut signals).await,
         Err(abort) => Err(abort),
     };
     flush(&client, servers).await;
@@ -91,17 +102,27 @@ impl Countdown {
 }
 
 impl LockArgs {
-    fn lock(&self, client: &Client, clock: &Countdown, what: &str) -> Acquire {
+    /// Of these resources, which are called `names`, the first.
+    fn lock(
+        &self,
+        client: &Client,
+        resource: &OsStr,
+        names: String,
+        clock: &Countdown,
+        what: &str,
+    ) -> Acquire {
         let wait = match self.wait {
             _ if self.no_wait => Wait::No,
             Some(limit) => clock.left_of(limit),
             None => Wait::Forever,
         };
-        let mut lock = client.lock(self.resource.as_bytes()).ttl(self.ttl).wait(wait);
-        let resource = self.resource.display().to_string();
+        let mut lock = client.lock(resource.as_bytes()).ttl(self.ttl).wait(wait);
         lock = lock.on_outage(move |report| {
-            complain(format_args!("too few servers for {resource} at present ({report}); retrying"));
+            complain(format_args!("too few servers for {names} at present ({report}); retrying"));
         });
+        if let Some(permits) = self.permits {
+            lock = lock.permits(permits);
+        }
         if self.shared {
             lock = lock.shared();
         }
@@ -113,12 +134,39 @@ impl LockArgs {
         }
         lock.label(self.label.clone().unwrap_or_else(|| label(what)))
     }
+
+    /// Why none of these resources was acquired, and who holds the one that is taken.
+    pub async fn refusal(&self, client: &Client, resources: &[OsString], why: AcquireError) -> Error {
+        let holder = match &why {
+            AcquireError::Taken { resource, .. } => holder(client, resources, resource).await,
+            _ => None,
+        };
+        let mut error = Error::from(why);
+        if let Some(holder) = holder {
+            error = Error::new(error.failure, holder);
+        }
+        if error.failure == Failure::NotAcquired {
+            error = self.conflict_code.into_iter().fold(error, Error::with_code);
+        }
+        if error.failure == Failure::NotAcquired && self.quiet { error.without_message() } else { error }
+    }
+}
+
+/// Who holds it, and for how long: "r is taken by nightly@host7 for 3m 12s (fence 1795179170661711)". `None`
+/// if that cannot be told (any longer).
+async fn holder(client: &Client, resources: &[OsString], taken: &str) -> Option<String> {
+    let named = resources.iter().find(|resource| resource.display().to_string() == taken);
+    let resource = named.or_else(|| resources.first().filter(|_| resources.len() == 1))?;
+    let masters = client.inspect(resource.as_bytes()).await;
+    let holder = list::holder(&masters)?;
+    let (who, held) = (list::who(&holder), table::time(holder.held_ms));
+    Some(format!("{taken} is taken by {who} for {held} (fence {})", holder.fence))
 }
 
 /// A label that tells people where to look.
 fn label(what: &str) -> String {
     let host = nix::unistd::gethostname().unwrap_or_default();
-    let mut label = format!("{}: {what} ({})", host.to_string_lossy(), std::process::id());
+    let mut label = format!("{what}@{} ({})", host.to_string_lossy(), std::process::id());
     while label.len() > 255 {
         label.pop();
     }
@@ -136,9 +184,13 @@ struct PositionDisplay {
 }
 
 impl PositionDisplay {
-    fn new(resource: &OsStr) -> PositionDisplay {
-        let resource = resource.display().to_string();
-        PositionDisplay { resource, is_shown: stderr().is_terminal(), last: Arc::default(), clock: None }
+    fn new(names: &str) -> PositionDisplay {
+        PositionDisplay {
+            resource: names.to_owned(),
+            is_shown: stderr().is_terminal(),
+            last: Arc::default(),
+            clock: None,
+        }
     }
 
     fn watch(&mut self, lock: Acquire) -> Acquire {

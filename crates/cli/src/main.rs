@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod around;
 mod break_holds;
 mod descendants;
 mod doctor;

@@ -99,7 +99,11 @@ fn environment(page: &mut Vec<u8>) {
         ("DLOCK_SERVERS", "the URLs of the servers, separated by commas, unless an argument names them"),
         ("DLOCK_SERVERS_FILE", "a file with one URL per line, if nothing else names the servers"),
         ("DLOCK_CACERT, DLOCK_CERT, DLOCK_KEY", "like the options of these names"),
-        ("DLOCK_TOKEN", "the token, for release and extend"),
+        ("DLOCK_TTL, DLOCK_LABEL, DLOCK_NODE_TIMEOUT", "like the options of these names"),
+        (
+            "DLOCK_TOKEN",
+            "the token, for release and extend; in a run inside of a run, with DLOCK_RESOURCE and DLOCK_FENCE, what the run around it holds",
+        ),
     ];
     let mut roff = Roff::new();
     roff.control("SH", ["ENVIRONMENT"]);

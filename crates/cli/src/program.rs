@@ -124,10 +124,14 @@ pub fn become_program() -> Option<ExitCode> {
     if !tied || parent != *getppid().to_string() {
         return Some(Error::system("the command was not started", "dlock has ended").report());
     }
-    let why = Command::new(&program).args(words).exec();
+    Some(execute(&program, words).into())
+}
+
+/// Replaces this process by the program, or returns an exit code as shells, env and nohup do.
+pub fn execute(program: &OsStr, words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> u8 {
+    let why = Command::new(program).args(words).exec();
     complain(format_args!("{}: {why}", program.display()));
-    // Like shells, env and nohup.
-    Some(if why.kind() == io::ErrorKind::NotFound { 127 } else { 126 }.into())
+    if why.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
 }
 
 /// The exit code as in a shell: 128 + n for a program that was killed by signal n.

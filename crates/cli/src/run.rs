@@ -1,37 +1,66 @@
-//! `dlock run`: holds a lock while a command runs.
+//! `dlock run`: holds locks while a command runs.
 
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::ExitStatusExt;
 
-use dlock_client::{Guard, ReleaseError};
+use dlock_client::{Acquire, Client, Guards, ReleaseError};
 use nix::sys::signal::Signal;
 
 use crate::args::Run;
+use crate::around::{Around, Entry};
 use crate::exit::{Error, Failure, complain};
-use crate::lock::{Abort, with_lock};
-use crate::program::{Program, exit_code};
-use crate::signals::Signals;
+use crate::lock::{Abort, Wanted, with_lock};
+use crate::program::{Program, execute, exit_code};
+use crate::signals::{self, Signals};
 use crate::supervise::{Margin, Outcome, Supervision};
+
+/// What the command runs under.
+struct Held {
+    /// What the run around this one holds, and renews.
+    entered: Vec<Entry>,
+    /// `None`: nothing else.
+    guards: Option<Guards>,
+}
 
 pub async fn run(args: Run) -> Result<u8, Abort> {
     let margin = Margin::new(args.lock.ttl, args.kill_after)?;
-    let work = async |guard, signals: &mut _| hold(guard, &args, signals, margin).await;
     let name = name(&args.command[0]);
-    with_lock(&args.lock, &args.servers, &name, |lock| lock.notice(margin.notice()), work).await
+    let wanted = Wanted { resources: &args.resources, args: &args.lock, servers: &args.servers, what: &name };
+    let acquire = async |client: &Client, lock| acquire(&args, margin, client, lock).await;
+    with_lock(wanted, acquire, async |held, signals| hold(held, &args, signals, margin).await).await
 }
 
-/// Runs the command under the lock and releases it.
-async fn hold(guard: Guard, args: &Run, signals: &mut Signals, margin: Margin) -> Result<u8, Abort> {
-    let program = Program::start(&args.command, &environment(&guard))
+async fn acquire(args: &Run, margin: Margin, client: &Client, lock: Acquire) -> Result<Held, Error> {
+    let entered = Around::from_environment().enter(client, &args.resources, &args.lock).await?;
+    let rest = args.resources.iter().filter(|name| entered.iter().all(|entry| entry.resource != **name));
+    let rest: Vec<&[u8]> = rest.map(|name| name.as_bytes()).collect();
+    if rest.is_empty() {
+        return Ok(Held { entered, guards: None });
+    }
+    let lock = args.max_hold.into_iter().fold(lock.notice(margin.notice()), Acquire::max_hold);
+    match client.lock_all(rest).each(|_| lock).acquire().await {
+        Ok(guards) => Ok(Held { entered, guards: Some(guards) }),
+        Err(why) => Err(args.lock.refusal(client, &args.resources, why).await),
+    }
+}
+
+/// Runs the command under the locks and releases them.
+async fn hold(held: Held, args: &Run, signals: &mut Signals, margin: Margin) -> Result<u8, Abort> {
+    let Some(guards) = held.guards else {
+        // The run around this one does all there is to do.
+        signals::unblock().map_err(|why| Error::system("signals", why))?;
+        return Ok(execute(&args.command[0], &args.command[1..]));
+    };
+    let program = Program::start(&args.command, &environment(&held.entered, &guards))
         .map_err(|why| Error::system("the command was not started", why))?;
-    let supervision = Supervision { guard: &guard, program, signals, margin };
+    let supervision = Supervision { guards: &guards, program, signals, margin };
     let outcome = supervision.watch().await.map_err(|why| Error::system("supervision", why))?;
     let status = match outcome {
         Outcome::Ended(status) => status,
         Outcome::Lost => return Ok(Failure::Lost.code()),
     };
-    match guard.release().await {
+    match guards.release().await {
         Ok(()) => {}
         // Nobody noticed, but the command may have run without the lock.
         Err(why @ ReleaseError::NotHeld(_)) => {
@@ -48,14 +77,23 @@ async fn hold(guard: Guard, args: &Run, signals: &mut Signals, margin: Margin) -
     }
 }
 
-/// Describes the hold to the command.
-fn environment(guard: &Guard) -> [(&'static str, Option<OsString>); 3] {
-    let text = |bytes: &[u8]| OsStr::from_bytes(bytes).to_owned();
+/// Describes the holds to the command: a line for each.
+fn environment(entered: &[Entry], guards: &Guards) -> [(&'static str, Option<OsString>); 3] {
+    let ours = guards.iter().map(|guard| Entry {
+        resource: OsStr::from_bytes(guard.resource()).to_owned(),
+        token: OsStr::from_bytes(guard.token().as_bytes()).to_owned(),
+        fence: guard.fence().map(|fence| fence.get().to_string().into()),
+    });
+    let all: Vec<Entry> = entered.iter().cloned().chain(ours).collect();
+    let lines = |text: fn(&Entry) -> Option<&OsStr>| {
+        let lines: Option<Vec<&[u8]>> = all.iter().map(|entry| text(entry).map(OsStr::as_bytes)).collect();
+        lines.map(|lines| OsString::from_vec(lines.join(&b'\n')))
+    };
     [
-        ("DLOCK_RESOURCE", Some(text(guard.resource()))),
-        ("DLOCK_TOKEN", Some(text(guard.token().as_bytes()))),
+        ("DLOCK_RESOURCE", lines(|entry| Some(&entry.resource))),
+        ("DLOCK_TOKEN", lines(|entry| Some(&entry.token))),
         // If there is none, that of an outer dlock must not show through.
-        ("DLOCK_FENCE", guard.fence().map(|fence| fence.get().to_string().into())),
+        ("DLOCK_FENCE", lines(|entry| entry.fence.as_deref())),
     ]
 }
 

@@ -5,7 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use dlock_client::{Guard, Instant, now};
+use dlock_client::{Guard, Guards, Instant, now};
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getsid};
 
@@ -64,9 +64,9 @@ pub enum Outcome {
     Lost,
 }
 
-/// A program, its lock, and the signals for it.
+/// A program, its locks, and the signals for it.
 pub struct Supervision<'a> {
-    pub guard: &'a Guard,
+    pub guards: &'a Guards,
     pub program: Program,
     pub signals: &'a mut Signals,
     pub margin: Margin,
@@ -79,7 +79,7 @@ impl Supervision<'_> {
             tokio::select! {
                 // After a stop or a suspend the loss comes first.
                 biased;
-                why = self.guard.lost() => {
+                why = self.guards.lost() => {
                     complain(format_args!("the lock is lost: {why}; ending the command"));
                     self.end().await?;
                     return Ok(Outcome::Lost);
@@ -92,7 +92,7 @@ impl Supervision<'_> {
                 if status.signal().is_some() {
                     self.end().await?;
                 }
-                return Ok(match self.guard.loss() {
+                return Ok(match self.guards.iter().find_map(Guard::loss) {
                     None => Outcome::Ended(status),
                     Some(why) => {
                         complain(format_args!("the lock was lost while the command ended: {why}"));
@@ -178,9 +178,10 @@ impl Supervision<'_> {
         now().saturating_since(began) >= self.margin.kill_after || self.left() <= self.margin.reserve
     }
 
-    /// The time left of the lease, lost or not.
+    /// The time left of the lease, lost or not; of several the first to end.
     fn left(&self) -> Duration {
-        self.guard.valid_until().saturating_since(now())
+        let ends = self.guards.iter().map(Guard::valid_until).min();
+        ends.map_or(Duration::ZERO, |end| end.saturating_since(now()))
     }
 }
 

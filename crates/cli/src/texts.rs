@@ -31,10 +31,14 @@ to the whole group (kill -TERM -- -PGID) reaches it twice: directly, and through
 is stopped by Ctrl-Z, the lease is not renewed: if it ends meanwhile, the command is killed as soon as it \
 continues.
 
-The environment of the command has:
+The environment of the command has, with several resources a line for each, sorted by resource:
   DLOCK_RESOURCE  the locked resource
   DLOCK_TOKEN     the token of the hold
-  DLOCK_FENCE     its fence, if it has one (a single server, or --fenced)";
+  DLOCK_FENCE     its fence, if it has one (a single server, or --fenced)
+
+A run inside of a run enters again what the run directly around it holds, as these variables say and the \
+servers confirm. If that is all that it asks for, it becomes the command: lease, signals and a lost lock are \
+with the run around it.";
 
 pub const RUN_EXAMPLES: &str = "\
 Examples:
@@ -44,6 +48,12 @@ Examples:
 
   A migration that every instance runs at its start, one after the other:
     dlock run migrate --wait 5m -- ./manage.py migrate
+
+  Two resources, all or none; exit code 1 and no message if somebody has one of them:
+    dlock run account:1 account:2 --no-wait -E 1 --quiet -- ./transfer
+
+  At most three downloads at a time, none for longer than an hour (with a single server):
+    dlock run downloads --permits 3 --max-hold 1h -- ./download
 
   Several commands:
     dlock run backup -- sh -c 'pg_dump shop | gzip > shop.gz'

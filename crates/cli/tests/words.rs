@@ -46,7 +46,10 @@ fn fails(words: &[&str], code: i32, says: &str) {
 fn a_wrong_call_ends_with_64_and_says_what_to_do() {
     fails(&[], 64, "Usage: dlock <COMMAND>");
     fails(&["rum"], 64, "similar subcommand exists: 'run'");
-    fails(&["run", "r", "ls"], 64, "<RESOURCE> -- <COMMAND>...");
+    fails(&["run", "r", "ls"], 64, "<RESOURCE>... -- <COMMAND>...");
+    for words in [&["run", "", "--", "ls"][..], &["acquire", ""], &["release", "", "t"], &["inspect", ""]] {
+        fails(words, 64, "must not be empty");
+    }
     fails(&["run", "r", "--ttl", "30", "--", "ls"], 64, "times are written 30s, 500ms, 2m");
     fails(&["run", "r", "--", "ls"], 64, "DLOCK_SERVERS");
     fails(&["run", "r", "--ttl", "6s", "-k", "4s", "--", "ls"], 64, "a --ttl of 10s or more");
@@ -205,7 +208,7 @@ fn a_word_that_is_not_understood_is_repeated_only_if_it_can_be_no_secret() {
         &["acquire", "r", "--ttl", &address],
         &["acquire", "r", "--ttl", &time],
         &["acquire", "r", &value],
-        &["run", "r", &address, "--", "ls"],
+        &["run", "r", "-E", &address, "--", "ls"],
         &["completions", &address],
         &["man", &address],
     ] {
@@ -219,9 +222,9 @@ fn a_word_that_is_not_understood_is_repeated_only_if_it_can_be_no_secret() {
 
 #[test]
 fn help_and_manual_show_nothing_of_the_environment() {
-    let names =
-        ["DLOCK_SERVERS", "DLOCK_SERVERS_FILE", "DLOCK_TOKEN", "DLOCK_CACERT", "DLOCK_CERT", "DLOCK_KEY"];
-    let environment = names.map(|name| (name, SECRET));
+    let names = "SERVERS SERVERS_FILE TOKEN CACERT CERT KEY TTL LABEL NODE_TIMEOUT";
+    let names: Vec<String> = names.split(' ').map(|name| format!("DLOCK_{name}")).collect();
+    let environment: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), SECRET)).collect();
     for subcommand in SUBCOMMANDS {
         for words in [[subcommand, "--help"], ["man", subcommand], ["completions", "bash"]] {
             let (said, code) = said(&words, &environment);

@@ -1,10 +1,24 @@
-//! The subcommands that look at servers.
+//! The subcommands of operators.
 
 use std::ffi::OsString;
 
 use clap::Args;
 
 use super::Servers;
+
+#[derive(Debug, Args)]
+pub struct Inspect {
+    /// The lock to inspect
+    #[arg(value_parser = super::resource())]
+    pub resource: OsString,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+
+    #[command(flatten)]
+    pub servers: Servers,
+}
 
 #[derive(Debug, Args)]
 pub struct List {
@@ -22,6 +36,7 @@ pub struct List {
 #[derive(Debug, Args)]
 pub struct Log {
     /// Only what concerns this resource
+    #[arg(value_parser = super::resource())]
     pub resource: Option<OsString>,
 
     /// At most so many entries of each server
@@ -54,7 +69,7 @@ pub struct Status {
 #[derive(Debug, Args)]
 pub struct Doctor {
     /// A resource that this user is to lock: its rights are checked
-    #[arg(default_value = "dlock:doctor")]
+    #[arg(default_value = "dlock:doctor", value_parser = super::resource())]
     pub resource: OsString,
 
     /// The longest lease that is wanted
@@ -64,6 +79,20 @@ pub struct Doctor {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+
+    #[command(flatten)]
+    pub servers: Servers,
+}
+
+#[derive(Debug, Args)]
+pub struct Break {
+    /// The lock to break
+    #[arg(value_parser = super::resource())]
+    pub resource: OsString,
+
+    /// Do not ask for confirmation
+    #[arg(long, short = 'y')]
+    pub yes: bool,
 
     #[command(flatten)]
     pub servers: Servers,

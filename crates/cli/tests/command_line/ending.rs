@@ -145,7 +145,7 @@ fn without_a_label_people_learn_the_host_and_the_command() {
         let lock = stage.connect().ok("DLOCK.INSPECT r");
         let label = lock.field("holders").items()[0].field("label").text();
         let host = stage.end(stage.command("hostname")).stdout;
-        assert_eq!(label, format!("{}: sh ({dlock})", host.trim()));
+        assert_eq!(label, format!("sh@{} ({dlock})", host.trim()));
         stage.write("go", "");
         assert_eq!(run.end().code, Some(0));
     });

@@ -160,7 +160,7 @@ fn a_loss_that_shows_at_the_release_is_told() {
         stage.write("go", "");
         let done = run.end();
         assert_eq!(done.code, Some(79));
-        let told = ["lost before the command ended", "the lock is lost"];
+        let told = ["lost before the command ended", "lost while the command ended", "the lock is lost"];
         assert!(told.iter().any(|words| done.stderr.contains(words)), "{}", done.stderr);
     });
 }

@@ -10,7 +10,9 @@ mod losing;
 mod operators;
 mod outside;
 mod readme;
+mod runs;
 mod scripts;
+
 mod stage;
 mod terminal;
 

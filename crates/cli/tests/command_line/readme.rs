@@ -19,8 +19,14 @@ fn shell(stage: &Stage, script: &str) -> Command {
 fn alike(line: &str) -> String {
     let number = |word: &str| word.len() == 16 && word.bytes().all(|byte| byte.is_ascii_digit());
     let token = |word: &str| word.strip_suffix('…').is_some_and(|word| word.len() == 8);
+    // Each unit of a time is a word.
+    let time = |word: &str| {
+        let unit = word.trim_start_matches(|char: char| char.is_ascii_digit());
+        unit != word && ["ms", "s", "m"].contains(&unit)
+    };
     let words = line.split_whitespace().map(|word| match word {
-        word if number(word) => "FENCE",
+        word if number(word.trim_end_matches(')').trim_start_matches('(')) => "FENCE",
+        word if time(word) => "TIME",
         word if token(word) => "TOKEN",
         word => word,
     });

@@ -137,6 +137,12 @@ fn connect_error(error: RedisError, password: Option<&str>) -> ConnectError {
         text = "an error that repeats the password (not shown)".to_string();
     }
     match error.kind() {
+        // In the words of rustls, as all that is left of its error is its text.
+        ErrorKind::Io
+            if ["certificate", "fatal alert", "corrupt message"].iter().any(|word| text.contains(word)) =>
+        {
+            ConnectError::down(format!("the TLS handshake failed: {text}"))
+        }
         ErrorKind::Io => ConnectError::down(text),
         _ if error.code() == Some("NOAUTH") => ConnectError::error(format!("{text}; {NAME_THE_USER}")),
         _ => ConnectError::error(text),

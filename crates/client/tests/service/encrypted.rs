@@ -80,7 +80,8 @@ fn a_quorum_is_reached_by_tls() {
                 Err(BuildError::Unusable { .. }) => {}
                 Err(why) => panic!("{why}"),
                 Ok(client) => {
-                    client.lock("r").wait(Wait::No).acquire().await.expect_err("it has no connection");
+                    let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("no connection");
+                    assert!(why.to_string().contains("the TLS handshake failed: "), "{why}");
                 }
             }
         }
