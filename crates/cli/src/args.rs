@@ -11,7 +11,7 @@ use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-pub use operators::{Break, Doctor, Inspect, List, Log, Status};
+pub use operators::{Break, Doctor, Exporter, Inspect, List, Log, Metrics, Status};
 
 use crate::{texts, wrong_call};
 
@@ -57,6 +57,12 @@ pub enum Command {
     /// Check the servers, and say what to change
     #[command(long_about = texts::DOCTOR, after_long_help = texts::DOCTOR_EXAMPLES)]
     Doctor(Doctor),
+    /// Print the metrics of the servers, for Prometheus
+    #[command(long_about = texts::METRICS, after_long_help = texts::METRICS_EXAMPLES)]
+    Metrics(Metrics),
+    /// Serve the metrics of the servers over HTTP, for Prometheus
+    #[command(long_about = texts::EXPORTER, after_long_help = texts::EXPORTER_EXAMPLES)]
+    Exporter(Exporter),
     /// Wait until a lock is free, without acquiring it
     #[command(after_long_help = texts::WAIT_EXAMPLES)]
     Wait(WaitFree),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 
-use dlock_client::{Answer, Client, Holder, Inspected, Inspection};
+use dlock_client::{Answer, Client, Holder, Inspected, Inspection, Listed};
 use futures_util::{StreamExt, stream};
 use serde::Serialize;
 use serde_json::json;
@@ -62,8 +62,17 @@ pub struct Silent {
 
 /// The locks that match, by name, and the servers that did not answer.
 pub async fn find(client: &Client, pattern: Option<&[u8]>) -> (Vec<Lock>, Vec<Silent>) {
+    merged(client.list(pattern).await)
+}
+
+/// Those that somebody waits for.
+pub async fn find_waited(client: &Client) -> Vec<Lock> {
+    merged(client.list_waited().await).0
+}
+
+fn merged(answers: Vec<Inspected<Vec<Listed>>>) -> (Vec<Lock>, Vec<Silent>) {
     let (mut locks, mut silent) = (BTreeMap::<Vec<u8>, Lock>::new(), Vec::new());
-    for Inspected { server, answer } in client.list(pattern).await {
+    for Inspected { server, answer } in answers {
         let listed = match answer {
             Answer::Found(listed) => listed,
             Answer::Unanswered(why) => {

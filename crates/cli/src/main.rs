@@ -8,11 +8,13 @@ mod break_holds;
 mod descendants;
 mod doctor;
 mod exit;
+mod exporter;
 mod hold;
 mod inspect;
 mod list;
 mod lock;
 mod log;
+mod metrics;
 mod pages;
 mod program;
 mod run;
@@ -79,6 +81,8 @@ fn execute(command: Command) -> Result<u8, Abort> {
             Command::Log(args) => log::log(args).await,
             Command::Status(args) => status::status(args).await,
             Command::Doctor(args) => doctor::doctor(args).await,
+            Command::Metrics(args) => metrics::metrics(args).await,
+            Command::Exporter(args) => exporter::exporter(args).await,
             Command::Break(args) => break_holds::break_holds(args).await,
             Command::Completions { .. } | Command::Man { .. } => unreachable!("executed above"),
         }

@@ -30,14 +30,14 @@ pub async fn status(args: Status) -> Result<u8, Abort> {
 /// How all servers are together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum State {
+pub enum State {
     Ok,
     Attention,
     NoQuorum,
 }
 
 impl State {
-    fn of(servers: &[Inspected<Info>]) -> State {
+    pub fn of(servers: &[Inspected<Info>]) -> State {
         let of = |good: fn(&Info) -> bool| {
             servers.iter().filter(|seen| seen.answer.found().is_some_and(good)).count()
         };

@@ -206,3 +206,32 @@ pub const DOCTOR_EXAMPLES: &str = "\
 Examples:
   dlock doctor
   dlock doctor invoice:42 --ttl 10m";
+
+pub const METRICS: &str = "\
+Print the metrics of the servers once, in the text format of Prometheus.
+
+They are the fields of INFO dlock by server (counters end with _total, times are in seconds), dlock_up, \
+dlock_quorum (1 if a majority of the servers can grant locks), dlock_server_info, dlock_warning, and how many \
+wait for the resources that most wait for. The exit code is 69 if no majority can grant locks, otherwise 0.";
+
+pub const EXPORTER: &str = "\
+Serve the metrics of the servers over HTTP, for Prometheus.
+
+One process serves any number of servers. Each GET of /metrics asks the servers anew; a server that does not \
+answer has a dlock_up of 0. `dlock metrics` describes the metrics. Without encryption and without a password: \
+listen on a network that you trust.";
+
+pub const EXPORTER_EXAMPLES: &str = "\
+Examples:
+  dlock exporter --listen 0.0.0.0:9736 -s redis://10.0.0.1 -s redis://10.0.0.2
+  curl http://127.0.0.1:9736/metrics
+
+  In prometheus.yml:
+    scrape_configs:
+      - job_name: dlock
+        static_configs: [{targets: ['10.0.0.9:9736']}]";
+
+pub const METRICS_EXAMPLES: &str = "\
+Examples:
+  dlock metrics
+  dlock metrics --resources 0 > /var/lib/prometheus/node-exporter/dlock.prom";

@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
-const SUBCOMMANDS: [&str; 13] = [
+const SUBCOMMANDS: [&str; 15] = [
     "run",
     "acquire",
     "release",
@@ -14,6 +14,8 @@ const SUBCOMMANDS: [&str; 13] = [
     "log",
     "status",
     "doctor",
+    "metrics",
+    "exporter",
     "wait",
     "break",
     "completions",

@@ -149,11 +149,20 @@ impl Client {
     /// For operators: the locks of each master, only those that match the pattern (as of KEYS), if one is
     /// given. A walk of several requests: what is there during all of it is found, once.
     pub async fn list(&self, pattern: Option<&[u8]>) -> Vec<Inspected<Vec<Listed>>> {
+        self.walk(|cursor| request::list(cursor, pattern, false)).await
+    }
+
+    /// For operators: the locks of each master that somebody waits for, as [`list`](Self::list) finds them.
+    pub async fn list_waited(&self) -> Vec<Inspected<Vec<Listed>>> {
+        self.walk(|cursor| request::list(cursor, None, true)).await
+    }
+
+    async fn walk(&self, question: impl Fn(u64) -> Cmd) -> Vec<Inspected<Vec<Listed>>> {
+        let question = &question;
         let walks = self.service.channels().into_iter().map(|channel| async move {
             let (mut cursor, mut found) = (0, HashMap::new());
             let answer = loop {
-                let question = request::list(cursor, pattern);
-                match channel.ask(&question, None, channel.node.limit).await.found(reading::listing) {
+                match channel.ask(&question(cursor), None, channel.node.limit).await.found(reading::listing) {
                     Ok((next, locks)) => {
                         found.extend(locks.into_iter().map(|lock| (lock.resource.clone(), lock)));
                         cursor = next;

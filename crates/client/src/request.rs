@@ -75,9 +75,9 @@ pub(crate) fn inspect(resource: &[u8], most: u32) -> Cmd {
     cmd
 }
 
-pub(crate) fn list(cursor: u64, pattern: Option<&[u8]>) -> Cmd {
+pub(crate) fn list(cursor: u64, pattern: Option<&[u8]>, waited: bool) -> Cmd {
     let count = std::num::NonZeroU32::new(command::List::MOST_LOOKED_AT);
-    cmd(&command::List { cursor, pattern, count, waited: false }.to_args())
+    cmd(&command::List { cursor, pattern, count, waited }.to_args())
 }
 
 pub(crate) fn log(most: u32, key: Option<&[u8]>) -> Cmd {

@@ -97,3 +97,29 @@ pub struct Break {
     #[command(flatten)]
     pub servers: Servers,
 }
+
+#[derive(Debug, Args)]
+pub struct Metrics {
+    /// How many resources to show, of those that somebody waits for; 0: none
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = most_resources)]
+    pub resources: usize,
+
+    #[command(flatten)]
+    pub servers: Servers,
+}
+
+#[derive(Debug, Args)]
+pub struct Exporter {
+    /// The address to listen on
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9736")]
+    pub listen: String,
+
+    #[command(flatten)]
+    pub metrics: Metrics,
+}
+
+/// Each is a time series of its own.
+fn most_resources(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| *number <= 1000);
+    number.ok_or_else(|| "a number from 0 to 1000".into())
+}

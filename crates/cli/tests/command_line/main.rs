@@ -7,6 +7,7 @@ mod ending;
 mod exclusion;
 mod forwarding;
 mod losing;
+mod metrics;
 mod operators;
 mod outside;
 mod readme;

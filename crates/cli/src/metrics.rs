@@ -1,0 +1,139 @@
+//! `dlock metrics`: what the servers' INFO says, in the text format of Prometheus.
+//!
+//! Names, kinds and help come from the table of docs/info.md, which tests hold to what servers answer.
+
+use std::fmt::Write;
+
+use dlock_client::{Client, Inspected};
+
+use crate::args::Metrics;
+use crate::exit::Failure;
+use crate::hold::print;
+use crate::list;
+use crate::lock::Abort;
+use crate::shown::plain;
+use crate::status::{self, Info, State};
+
+const INFO: &str = include_str!("../../../docs/info.md");
+
+pub async fn metrics(args: Metrics) -> Result<u8, Abort> {
+    let client = args.servers.observer().await?;
+    let text = collect(&client, args.resources).await;
+    print(text.trim_end())?;
+    Ok(if text.contains("\ndlock_quorum 1\n") { 0 } else { Failure::NoQuorum.code() })
+}
+
+/// All metrics, of the `hottest` resources too: those that most wait for.
+pub async fn collect(client: &Client, hottest: usize) -> String {
+    let servers = status::ask(client).await;
+    let mut text = Text(String::new());
+    let bit = |yes: bool| f64::from(u8::from(yes));
+
+    text.family("dlock_quorum", "gauge", "1 if a majority of the servers can grant locks");
+    text.sample("dlock_quorum", &[], bit(State::of(&servers) != State::NoQuorum));
+    text.family("dlock_up", "gauge", "1 if the server answers");
+    for seen in &servers {
+        text.sample("dlock_up", &[("server", &seen.server)], bit(seen.answer.found().is_some()));
+    }
+    let up: Vec<(&str, &Info)> = servers.iter().filter_map(answered).collect();
+    text.family("dlock_server_info", "gauge", "The version of the server and its role");
+    for (server, info) in &up {
+        let labels = [("server", *server), ("version", &info.version()), ("role", info.text("role"))];
+        text.sample("dlock_server_info", &labels, 1.0);
+    }
+    text.family("dlock_warning", "gauge", "Options that endanger locks");
+    for (server, info) in &up {
+        for option in info.warnings() {
+            text.sample("dlock_warning", &[("server", server), ("option", option)], 1.0);
+        }
+    }
+    for (field, kind, what) in documented() {
+        text.field(&up, field, kind, what);
+    }
+    if hottest > 0 {
+        text.hottest(client, hottest).await;
+    }
+    text.0
+}
+
+fn answered(seen: &Inspected<Info>) -> Option<(&str, &Info)> {
+    Some((&*seen.server, seen.answer.found()?))
+}
+
+/// The fields of INFO: name, kind, what it is.
+fn documented() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+    let rows = INFO.lines().filter_map(|line| line.strip_prefix("| `dlock_"));
+    let cells = rows.filter_map(|row| {
+        let mut cells = row.split(" | ");
+        Some((cells.next()?, cells.next()?, cells.next()?.trim_end_matches(" |")))
+    });
+    // Some rows have several fields.
+    cells.flat_map(|(names, kind, what)| {
+        let names = names.split("` `dlock_").map(|name| name.trim_end_matches('`'));
+        names.map(move |name| (name, kind, what))
+    })
+}
+
+/// The text format, a family after the other.
+struct Text(String);
+
+impl Text {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        let help = help.replace('`', "");
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
+        let labels: Vec<String> =
+            labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+        let _ = writeln!(self.0, "{name}{labels} {value}");
+    }
+
+    /// A field of INFO, of every server: counters end with _total, and times are in seconds, as is the custom
+    /// of Prometheus.
+    fn field(&mut self, up: &[(&str, &Info)], field: &str, kind: &str, what: &str) {
+        let (in_ms, info_name) = (field.contains("_ms"), format!("dlock_{field}"));
+        let name = info_name.replace("_ms", "_seconds");
+        match kind {
+            "counter" | "gauge" => {
+                let name = if kind == "counter" { format!("{name}_total") } else { name };
+                let what = what.strip_prefix("ms ").map_or(what.to_owned(), |what| format!("seconds {what}"));
+                self.family(&name, kind, &what);
+                for (server, info) in up {
+                    let value = info.number(&info_name) as f64 / if in_ms { 1000.0 } else { 1.0 };
+                    self.sample(&name, &[("server", server)], value);
+                }
+            }
+            "word" => {
+                self.family(&name, "gauge", what);
+                for (server, info) in up {
+                    self.sample(&name, &[("server", server), ("word", info.text(&info_name))], 1.0);
+                }
+            }
+            // Texts are for people.
+            _ => {}
+        }
+    }
+
+    /// Resources are many, and each is a time series of its own: so only those that most wait for.
+    async fn hottest(&mut self, client: &Client, most: usize) {
+        let mut locks = list::find_waited(client).await;
+        locks.sort_by_key(|lock| std::cmp::Reverse((lock.waiters, lock.held_ms)));
+        locks.truncate(most);
+        self.family("dlock_resource_waiters", "gauge", "Waiters of the resources that most wait for");
+        for lock in &locks {
+            self.sample("dlock_resource_waiters", &[("resource", &lock.resource)], lock.waiters as f64);
+        }
+        self.family("dlock_resource_held_seconds", "gauge", "How long their holders have held them");
+        for lock in &locks {
+            let held = lock.held_ms as f64 / 1000.0;
+            self.sample("dlock_resource_held_seconds", &[("resource", &lock.resource)], held);
+        }
+    }
+}
+
+/// A label's value, which may also end on a terminal.
+fn escaped(value: &str) -> String {
+    plain(value).replace('\\', "\\\\").replace('"', "\\\"")
+}

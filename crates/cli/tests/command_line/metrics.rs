@@ -1,0 +1,170 @@
+//! The metrics: the text format of Prometheus, read by a parser that is strict.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use super::*;
+
+/// Samples by name and labels: `name{label="value"}`, the value unescaped.
+type Samples = BTreeMap<String, f64>;
+
+/// Prometheus' text format, version 0.0.4.
+#[track_caller]
+fn parse(text: &str) -> Samples {
+    assert!(text.ends_with('\n'), "the last line ends too");
+    let (mut samples, mut families, mut family) = (Samples::new(), HashSet::new(), String::new());
+    let is_name = |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            let (name, help) = help.split_once(' ').expect("a name and a help");
+            assert!(families.insert(name.to_owned()) && !help.contains(['\\', '`']), "{line}");
+            let kind = lines.next().and_then(|line| line.strip_prefix("# TYPE ")).expect("its type");
+            let kind = kind.strip_prefix(name).expect("of the same family");
+            assert_eq!(kind == " counter", name.ends_with("_total"), "{line}");
+            assert!([" counter", " gauge"].contains(&kind), "{line}");
+            family = name.to_owned();
+            continue;
+        }
+        let (sample, value) = line.rsplit_once(' ').expect("a sample and its value");
+        let (name, labels) = sample.split_once('{').map_or((sample, ""), |(name, labels)| {
+            (name, labels.strip_suffix('}').expect("the end of the labels"))
+        });
+        assert_eq!(name, family, "a sample stands in its family");
+        let mut rest = labels;
+        while let Some((label, value)) = rest.split_once("=\"") {
+            assert!(is_name(label), "{line}");
+            let mut end = 0;
+            while !value[end..].starts_with('"') {
+                end += if value[end..].starts_with('\\') {
+                    2
+                } else {
+                    value[end..].chars().next().expect("an end").len_utf8()
+                };
+            }
+            rest = value[end + 1..].trim_start_matches(',');
+        }
+        assert_eq!(rest, "", "{line}");
+        let value: f64 = value.parse().expect("a number");
+        assert_eq!(samples.insert(sample.replace("\\\"", "\"").replace("\\\\", "\\"), value), None, "{line}");
+    }
+    samples
+}
+
+fn metrics(stage: &Stage, options: &str, code: i32) -> Samples {
+    let done = stage.end(stage.dlock(&format!("metrics --node-timeout 5s {options}")));
+    assert_eq!((done.code, done.stderr.as_str()), (Some(code), ""));
+    parse(&done.stdout)
+}
+
+#[test]
+fn metrics_say_what_info_says() {
+    each_server(|kind| {
+        let stage = Stage::with(kind, 3);
+        let mut conn = stage.connect();
+        let server = format!("server=\"redis://127.0.0.1:{}\"", stage.servers[0].port());
+        let hostile = "a\"b\\c\x1b[2J";
+        for key in [hostile, "waited:1", "waited:2", "not-waited"] {
+            conn.call(&["DLOCK.ACQUIRE", key, "t", "600000"]).int();
+        }
+        let _waiters = [
+            queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE waited:1 a 600000 BLOCK 0"),
+            queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE waited:1 b 600000 BLOCK 0"),
+            queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE waited:2 c 600000 BLOCK 0"),
+        ];
+        let seen = metrics(&stage, "", 0);
+        assert_eq!(seen["dlock_quorum"], 1.0);
+        assert_eq!(seen[&format!("dlock_up{{{server}}}")], 1.0);
+        assert_eq!(seen[&format!("dlock_held{{{server}}}")], 4.0);
+        assert_eq!(seen[&format!("dlock_grants_total{{{server}}}")], 4.0);
+        assert_eq!(seen[&format!("dlock_waiting{{{server}}}")], 3.0);
+        assert_eq!(seen[&format!("dlock_warning{{{server},option=\"notify-keyspace-events\"}}")], 1.0);
+        assert_eq!(seen["dlock_resource_waiters{resource=\"waited:1\"}"], 2.0);
+        assert_eq!(seen.keys().filter(|name| name.starts_with("dlock_resource_waiters")).count(), 2);
+        assert!(seen["dlock_resource_held_seconds{resource=\"waited:2\"}"] > 0.0);
+        // Each number of INFO, under its name.
+        let info = conn.ok("INFO dlock").text();
+        let numbers = info.lines().filter_map(|line| line.split_once(':'));
+        let numbers: Vec<&str> =
+            numbers.filter(|(_, value)| value.parse::<u64>().is_ok()).map(|(name, _)| name).collect();
+        assert!(numbers.len() > 25, "{numbers:?}");
+        for name in numbers {
+            let name = name.replace("_ms", "_seconds");
+            let names = [format!("{name}{{{server}}}"), format!("{name}_total{{{server}}}")];
+            assert_eq!(names.iter().filter(|name| seen.contains_key(*name)).count(), 1, "{name}");
+        }
+
+        // Bounded in number; and a name means no harm.
+        let hottest = metrics(&stage, "--resources 1", 0);
+        assert_eq!(hottest.keys().filter(|name| name.starts_with("dlock_resource_")).count(), 2);
+        assert!(metrics(&stage, "--resources 0", 0).keys().all(|name| !name.starts_with("dlock_resource_")));
+        let mut waiter = stage.connect();
+        waiter.send(&["DLOCK.ACQUIRE", hostile, "d", "600000", "BLOCK", "0"]);
+        until("it waits", || conn.call(&["DLOCK.WAITERS", hostile]).items().len() == 1);
+        let seen = metrics(&stage, "", 0);
+        assert_eq!(seen["dlock_resource_waiters{resource=\"a\"b\\c\\u{1b}[2J\"}"], 1.0);
+
+        stage.servers[0].kill9();
+        let seen = metrics(&stage, "", 0);
+        assert_eq!(seen[&format!("dlock_up{{{server}}}")], 0.0);
+        assert!(!seen.contains_key(&format!("dlock_held{{{server}}}")));
+        stage.servers[1].kill9();
+        assert_eq!(metrics(&stage, "", 69)["dlock_quorum"], 0.0);
+    });
+}
+
+/// The answer to one request: its first line and its body.
+fn get(port: u16, request: &str) -> (String, String) {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
+    stream.write_all(format!("{request} HTTP/1.0\r\n\r\n").as_bytes()).expect("a request");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    (head.lines().next().expect("a line").to_owned(), body.to_owned())
+}
+
+#[test]
+fn the_exporter_asks_the_servers_at_each_scrape() {
+    each_server(|kind| {
+        let mut stage = Stage::one(kind);
+        let exporter = stage.start(stage.dlock("exporter --listen 127.0.0.1:0 --node-timeout 5s"));
+        until("it listens", || exporter.stdout().ends_with("/metrics\n"));
+        let said = exporter.stdout();
+        let port: u16 = said
+            .trim_end_matches("/metrics\n")
+            .rsplit(':')
+            .next()
+            .expect("a port")
+            .parse()
+            .expect("a number");
+        // Whoever says nothing, or reads nothing, is in nobody's way.
+        let _silent = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
+        let mut deaf = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
+        deaf.write_all(&b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n".repeat(10)).expect("requests");
+
+        let scrape = || {
+            let (status, body) = get(port, "GET /metrics");
+            assert!(status.ends_with(" 200 OK"), "{status}");
+            parse(&body)
+        };
+        let up = format!("dlock_up{{server=\"redis://127.0.0.1:{}\"}}", stage.servers[0].port());
+        assert_eq!(scrape()[&up], 1.0);
+        stage.connect().ok("DLOCK.ACQUIRE r t 600000");
+        assert_eq!(
+            scrape().iter().find(|(name, _)| name.starts_with("dlock_held{")).map(|(_, value)| *value),
+            Some(1.0)
+        );
+        for (request, status) in [("GET /", "200"), ("GET /secret", "404"), ("POST /metrics", "405")] {
+            assert!(get(port, request).0.contains(status), "{request}");
+        }
+        stage.servers[0].terminate();
+        assert_eq!(scrape()[&up], 0.0);
+        stage.servers[0].restart();
+        until("it is back", || scrape()[&up] == 1.0);
+        exporter.signal("TERM");
+        assert_eq!(exporter.end().signal, Some(15));
+        let done = stage.end(stage.dlock("exporter --listen 203.0.113.1:1"));
+        assert_eq!(done.code, Some(71), "{}", done.stderr);
+    });
+}
