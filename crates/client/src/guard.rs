@@ -126,7 +126,7 @@ impl Guard {
     /// error, or if the future is dropped, the hold stays shared.
     ///
     /// Requires a single server, and that no other guard shares the hold. Over a quorum, release the shared
-    /// hold and acquire again. Waiting requires a hold that is not [`ephemeral`](crate::Acquire::ephemeral).
+    /// hold and acquire again.
     pub async fn upgrade(&mut self, wait: Wait) -> Result<(), AcquireError> {
         self.only_guard().map_err(AcquireError::Option)?;
         self.hold().upgrade(wait).await

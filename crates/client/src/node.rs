@@ -6,12 +6,14 @@ mod channel;
 mod connection;
 mod member_list;
 mod reply;
+mod waits;
 
 pub(crate) use address::Address;
 pub(crate) use channel::Channel;
 pub(crate) use connection::Connection;
 pub(crate) use member_list::MemberList;
 pub(crate) use reply::Reply;
+pub(crate) use waits::Waits;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
@@ -32,8 +34,6 @@ use crate::watch::Watched;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// How late, at most, a client notices that a master is back.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// How many idle connections are kept for the next exclusive use.
-const MAX_IDLE: usize = 8;
 /// The time limit of a connection in multiples of that of an answer: it takes several round trips, and TLS
 /// computes.
 const CONNECT_FACTOR: u32 = 4;
@@ -49,13 +49,12 @@ pub(crate) struct Node {
     link: Mutex<Link>,
     /// Of the server that it last was.
     run_id: Mutex<Option<Arc<str>>>,
-    /// Formerly exclusive connections, with nothing under way on them.
-    idle: Mutex<Vec<Connection>>,
     background: Arc<Background>,
     watched: Arc<Watched>,
+    pub(crate) waits: Arc<Waits>,
 }
 
-/// The connection that is shared by all requests that do not block.
+/// The connection that all share, but for ephemeral holds.
 #[derive(Debug)]
 enum Link {
     /// Not opened yet.
@@ -126,8 +125,8 @@ impl Node {
         watched: Arc<Watched>,
     ) -> Arc<Node> {
         let (name, redis, link) = (address.name, address.redis, Mutex::new(Link::None));
-        let (run_id, idle) = (Mutex::default(), Mutex::default());
-        Arc::new(Node { name, member, redis, limit, member_list, link, run_id, idle, background, watched })
+        let (run_id, waits) = (Mutex::default(), Waits::new());
+        Arc::new(Node { name, member, redis, limit, member_list, link, run_id, background, watched, waits })
     }
 
     /// The shared connection, opened if necessary. Fails at once while the last failure is recent.
@@ -154,11 +153,6 @@ impl Node {
         opening.await
     }
 
-    /// [`connection`](Self::connection), within the time limit of an answer.
-    pub(crate) async fn reach(self: &Arc<Self>) -> Result<Connection, ConnectError> {
-        timeout(self.limit, self.connection()).await.unwrap_or_else(|_| Err(self.not_yet()))
-    }
-
     /// Which server it is, or was when it was last reached.
     pub(crate) fn run_id(&self) -> Option<Arc<str>> {
         self.run_id.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -172,6 +166,16 @@ impl Node {
             Link::Down { .. } => true,
             Link::None => false,
         }
+    }
+
+    /// Whether it is connected and does not answer.
+    pub(crate) fn is_silent(&self) -> bool {
+        matches!(&*self.link(), Link::Up(connection) if connection.is_open() && !connection.answers())
+    }
+
+    /// Whether it can tell the waits what has become of them.
+    pub(crate) fn listens(&self) -> bool {
+        matches!(&*self.link(), Link::Up(connection) if connection.is_open() && connection.listens())
     }
 
     /// Why there is no connection, if that is known.
@@ -188,34 +192,17 @@ impl Node {
         ConnectError::down(format!("no connection within {:?}", self.limit))
     }
 
-    /// A connection for exclusive use, which may be blocked.
+    /// A connection of its own for an ephemeral hold.
     pub(crate) async fn own_connection(self: &Arc<Self>) -> Result<Connection, ConnectError> {
-        if let Some(idle) = self.idle_one() {
-            return Ok(idle);
-        }
         let node = self.clone();
         // On the client's thread, where the driver of the connection has to live.
-        let opened = self.background.runtime.spawn(async move { node.open().await }).await;
+        let opened = self.background.runtime.spawn(async move { node.open(None).await }).await;
         opened.unwrap_or_else(|_| Err(gone()))
     }
 
     /// Spawns a task on the client's thread.
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.background.runtime.spawn(task);
-    }
-
-    /// Takes back a connection after its exclusive use. Nothing may be under way on it.
-    pub(crate) fn give_back(&self, connection: Connection) {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.len() < MAX_IDLE {
-            idle.push(connection);
-        }
-    }
-
-    fn idle_one(&self) -> Option<Connection> {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.retain(Connection::is_open);
-        idle.pop()
     }
 
     /// The time limit of a connection.
@@ -227,7 +214,7 @@ impl Node {
     fn begin_opening(self: &Arc<Self>, link: &mut Link, mut backoff: Backoff) -> Opening {
         let node = self.clone();
         let task = self.background.runtime.spawn(async move {
-            let opened = node.open().await.and_then(|connection| {
+            let opened = node.open(Some(node.waits.clone())).await.and_then(|connection| {
                 node.member_list.register(node.member, &connection)?;
                 let run_id = connection.server().ok().cloned();
                 *node.run_id.lock().unwrap_or_else(PoisonError::into_inner) = run_id;
@@ -249,9 +236,9 @@ impl Node {
         opening
     }
 
-    async fn open(&self) -> Result<Connection, ConnectError> {
+    async fn open(&self, waits: Option<Arc<Waits>>) -> Result<Connection, ConnectError> {
         let limit = self.connection_limit();
-        let opened = timeout(limit, Connection::open(&self.redis, self.watched.clone())).await;
+        let opened = timeout(limit, Connection::open(&self.redis, self.watched.clone(), waits)).await;
         let connection =
             opened.unwrap_or_else(|_| Err(ConnectError::down(format!("no connection within {limit:?}"))))?;
         self.member_list.check(self.member, &connection)?;

@@ -129,6 +129,16 @@ pub enum Failure {
 }
 
 impl<G> Vote<G> {
+    /// The same with another grant.
+    pub fn map<T>(self, grant: impl FnOnce(G) -> T) -> Vote<T> {
+        match self {
+            Vote::Granted(granted) => Vote::Granted(grant(granted)),
+            Vote::Refused(why) => Vote::Refused(why),
+            Vote::Failed(why) => Vote::Failed(why),
+            Vote::Unknown => Vote::Unknown,
+        }
+    }
+
     /// Whether the request is invalid there.
     fn is_misuse(&self) -> bool {
         matches!(self, Vote::Failed(Failure::Misuse(_)))
@@ -148,13 +158,12 @@ impl<G> Vote<G> {
 /// driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Request {
-    /// ACQUIRE without BLOCK.
+    /// ACQUIRE: one try.
     Acquire,
-    /// ACQUIRE with BLOCK: wait in the queue.
+    /// ACQUIRE with QUEUE: wait in the queue. Answered by [`Acquisition::waited`].
     Wait,
-    /// Close the connection of an unanswered [`Request::Wait`], so that no waiter stays behind. Never
-    /// answered. Not a RELEASE: if the same master granted later, a RELEASE still under way would end that
-    /// very hold.
+    /// CANCEL of an unanswered [`Request::Wait`], so that no waiter stays behind. Never answered. Not a
+    /// RELEASE: if the same master granted later, a RELEASE still under way would end that very hold.
     Leave,
     /// WAITERS: does anybody wait? Answered by [`Refusal::Taken`] if so, by [`Refusal::NotHeld`] if not.
     Look,

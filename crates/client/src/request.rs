@@ -1,7 +1,7 @@
 //! What is asked of the masters, in the words of the protocol.
 
-use dlock_protocol::command;
-use dlock_protocol::{ReleaseCount, Token, Ttl};
+use dlock_protocol::command::{self, Queue};
+use dlock_protocol::{NotifyRef, ReleaseCount, Token, Ttl};
 use rand::TryRng;
 use redis::Cmd;
 use std::ops::Deref;
@@ -26,10 +26,20 @@ impl Deref for LockRequest {
 }
 
 impl LockRequest {
-    /// One try, or a position in the queue.
-    pub(crate) fn acquire(&self, block: Option<dlock_protocol::Wait>) -> Cmd {
-        cmd(&command::Acquire { key: &self.resource, request: self.asked.borrowed(), block, queue: None }
-            .to_args())
+    /// One try.
+    pub(crate) fn acquire(&self) -> Cmd {
+        self.acquire_or(None)
+    }
+
+    /// A try, or a position in the queue that is kept for so long.
+    pub(crate) fn queue(&self, kept: Duration, notify: Option<NotifyRef<'_>>) -> Cmd {
+        let ms = u64::try_from(kept.as_millis()).ok().and_then(Ttl::from_millis);
+        self.acquire_or(ms.map(|ms| Queue { ms, notify }))
+    }
+
+    fn acquire_or(&self, queue: Option<Queue<'_>>) -> Cmd {
+        let (key, request) = (self.resource.as_slice(), self.asked.borrowed());
+        cmd(&command::Acquire { key, request, block: None, queue }.to_args())
     }
 
     pub(crate) fn confirm(&self, fence: Fence) -> Cmd {
@@ -49,6 +59,12 @@ impl LockRequest {
 
     pub(crate) fn release(&self) -> Cmd {
         release(&self.resource, &self.token)
+    }
+
+    /// Gives up its positions in the queue, and no hold.
+    pub(crate) fn cancel(&self) -> Cmd {
+        let (key, who) = (self.resource.as_slice(), command::Whom::Token(self.token.borrowed()));
+        cmd(&command::Cancel { key, who }.to_args())
     }
 }
 

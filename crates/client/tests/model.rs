@@ -105,7 +105,7 @@ worlds! {
     fenced_with_a_duplicate: |name| holds(name, World { duplicates: 1, ..fences(&[ONCE; 2], 1) });
     fenced_with_refusals_for_being_ahead: |name| holds(name, World { fence_ahead: 2, ..fences(&[ONCE; 2], 1) });
     fenced_and_timed: |name| holds(name, timed_fences(&[ONCE; 2], 1));
-    fenced_queued: |name| holds(name, timed_fences(&[WAITS; 2], 1));
+    fenced_queued: |name| holds(name, fences(&[WAITS; 2], 2));
     timed: |name| holds(name, plain(&[ONCE; 2], 2));
     released: |name| holds(name, plain(&[RELEASES, ONCE], 2));
     queued: |name| holds(name, plain(&[WAITS; 2], 1));
@@ -115,6 +115,7 @@ worlds! {
     fenced_in_order: |name| holds(name, timed_fences(&[IN_ORDER, ONCE], 1));
     somebody_wins_in_order: |name| holds_always(name, fences(&[IN_ORDER; 3], 0));
     crash_with_grace: |name| holds(name, crashing(1, 2));
+    queued_with_a_duplicate: |name| holds(name, World { duplicates: 1, ..plain(&[WAITS; 2], 1) });
     timed_with_a_duplicate: |name| holds(name, World { duplicates: 1, ..plain(&[ONCE; 2], 2) });
     retried: |name| holds(name, plain(&[RETRIES, ONCE], 1));
     extended: |name| holds(name, plain(&[EXTENDS, ONCE], 2));
@@ -125,6 +126,8 @@ worlds! {
     #[ignore] fenced_three_clients: |name| holds_so_far(name, fences(&[ONCE; 3], 1));
     #[ignore] fenced_and_timed_longer: |name| holds_so_far(name, timed_fences(&[ONCE; 2], 2));
     #[ignore] fenced_queued_both: |name| holds_so_far(name, timed_fences(&[WAITS; 2], 2));
+    #[ignore] fenced_queued_and_timed: |name| holds_so_far(name, timed_fences(&[WAITS; 2], 1));
+    #[ignore] queued_longer: |name| holds_so_far(name, plain(&[WAITS; 2], 2));
     #[ignore] queued_moving_on: |name| holds_so_far(name, timed_fences(&[WAITS_NOT_LONG, ONCE], 1));
     #[ignore] looking_past_a_waiter: |name| holds_so_far(name, plain(&[WAITS, LOOKS, ONCE], 1));
     #[ignore] fenced_looking_past_a_waiter: |name| holds_so_far(name, timed_fences(&[WAITS, LOOKS, ONCE], 1));

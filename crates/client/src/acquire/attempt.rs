@@ -48,9 +48,12 @@ pub(crate) type OnOutage = Arc<dyn Fn(&Report) + Send + Sync>;
 
 impl Attempt {
     pub(crate) async fn run(self) -> Result<NewHold, AcquireError> {
-        let own = self.own_connection().await?;
+        let mut own = None;
         let mut course = Course::of(&self);
         loop {
+            if !own.as_ref().is_some_and(Connection::is_open) {
+                own = self.own_connection().await?;
+            }
             let failed = match self.round(&course, own.clone()).run().await {
                 Ok(hold) => {
                     self.service.contended.note_queue(&self.resource, hold.next_queue);

@@ -38,18 +38,6 @@ impl Deadline {
         }
     }
 
-    /// The argument of BLOCK, at least 1 ms, since 0 means for ever. `None`: no wait.
-    pub(crate) fn block(self) -> Option<dlock_protocol::Wait> {
-        let end = match self {
-            Deadline::NoWait => return None,
-            Deadline::Never => return Some(dlock_protocol::Wait::Forever),
-            Deadline::At(end) => end,
-        };
-        let left = end.saturating_since(now()).as_millis();
-        let ms = left.clamp(1, dlock_protocol::Wait::MAX_MILLIS.into());
-        Some(dlock_protocol::Wait::Millis(ms as u64))
-    }
-
     /// The pause before another try, cut short so that the last try comes at the deadline. `None` once the
     /// deadline has passed; without a wait, the number of tries is the limit.
     pub(crate) fn limit(self, pause: Duration) -> Option<Duration> {

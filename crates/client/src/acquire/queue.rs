@@ -1,27 +1,33 @@
-//! A waiter in the queue of one master, on a connection of its own.
+//! A wait in the queue of one master. The position belongs to the token, so that all waits share one
+//! connection, and outlast it. The master publishes when the turn has come; as a message can be lost, a wait
+//! also asks again, which keeps its position.
 
 use futures_util::future::OptionFuture;
-use redis::Cmd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
+use tokio_util::task::AbortOnDropHandle;
+
+use dlock_protocol::notify::Ended;
 
 use crate::backoff::Backoff;
-use crate::clock::{now, sleep_until};
-use crate::error::NodeState;
+use crate::clock::now;
 use crate::inspect::Position;
 use crate::lease::Instant;
-use crate::node::{Channel, Connection, Reply};
+use crate::node::Channel;
 use crate::quorum::{Failure, Refusal, Vote};
 use crate::reading;
 use crate::request::{self, LockRequest};
 use crate::service::Service;
 
-/// How often, at least, a waiter checks on the master: it may have fallen silent, and the position changes.
+/// For how long a master keeps a position that is not asked for. A dead waiter is in nobody's way for longer,
+/// and a server or a process that hangs for seconds does not lose its position.
+const KEPT: Duration = Duration::from_secs(10);
+/// How often, at least, the waits at a member of a quorum find out together whether it has fallen silent; how
+/// often the position is read.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
-/// After so many checks that find a hold, the grant was lost with the connection.
-const MAX_GRANTED: u32 = 2;
+/// The first pause of those whom the master tells nothing, or who cannot reach it.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// How many waiters to read in search of one's position.
 const MAX_WAITERS_READ: u32 = 1000;
 
@@ -39,89 +45,93 @@ pub(crate) struct Queueing {
 pub(crate) type OnPosition = Arc<dyn Fn(Position) + Send + Sync>;
 
 /// A waiter in the queue of one master.
+#[derive(Clone)]
 pub(crate) struct Waiter {
-    service: Arc<Service>,
-    channel: Arc<Channel>,
-    request: Arc<LockRequest>,
-    own: OnceLock<Connection>,
-    answered: AtomicBool,
-}
-
-/// What a check finds.
-enum Seen {
-    Waiting,
-    /// It was granted, and the answer should be on its way.
-    Holding,
-    Silence,
+    pub(crate) service: Arc<Service>,
+    pub(crate) channel: Arc<Channel>,
+    pub(crate) request: Arc<LockRequest>,
 }
 
 impl Waiter {
-    pub(crate) fn new(service: Arc<Service>, channel: Arc<Channel>, request: Arc<LockRequest>) -> Waiter {
-        Waiter { service, channel, request, own: OnceLock::new(), answered: AtomicBool::new(false) }
-    }
-
-    /// Waits until the lock is granted, the wait times out, the master stops answering, or its queue does not
-    /// move.
-    pub(crate) async fn wait(&self, queueing: Queueing) -> Vote {
-        let overdue = queueing.until.map(|until| sleep_until(until + self.channel.node.limit));
-        let connected = tokio::select! {
-            connected = self.connect() => connected,
-            Some(()) = OptionFuture::from(overdue) => Err(self.channel.node.not_yet().into()),
-        };
-        let connection = match connected {
-            Ok(connection) => connection,
-            Err(failure) => return Vote::Failed(failure),
-        };
-        let command = self.request.acquire(Some(block(queueing.until)));
-        let connection = self.own.get_or_init(|| connection);
-        let answer = tokio::select! {
-            answer = connection.ask(&command) => answer,
-            () = self.watch(&queueing) => None,
-            () = self.until_stuck(), if queueing.may_move_on => return Vote::Refused(Refusal::Taken),
-        };
-        if answer.is_some() {
-            self.answered.store(true, Ordering::Relaxed);
-            self.give_back(connection);
-        }
-        let vote = answer.map_or(Reply::Silence, Reply::Said).acquired();
-        self.channel.note(&vote);
-        vote
-    }
-
-    /// An ephemeral hold lives on the connection that waited for it; any other leaves it once granted.
-    async fn connect(&self) -> Result<Connection, Failure> {
-        // No use in waiting at a master that does not answer others.
-        self.channel.node.reach().await?;
-        match self.channel.connection().filter(|_| self.request.ephemeral) {
-            Some(connection) => Ok(connection),
-            None => self.channel.node.own_connection().await.map_err(Failure::from),
+    /// Waits until the turn has come, the wait times out, the master stops answering, or its queue does not
+    /// move. Only a RELEASE gives the position up.
+    pub(crate) async fn wait(self, queueing: Queueing) -> Vote<()> {
+        self.channel.assume_held();
+        let waiter = self.clone();
+        // On the client's thread: nearer to the connection, and not kept from asking by the user's tasks.
+        let asking = self.service.background.runtime.spawn(async move { waiter.ask(queueing.until).await });
+        let positions = queueing.on_position.map(|on_position| self.report_positions(on_position));
+        tokio::select! {
+            ended = AbortOnDropHandle::new(asking) => ended.unwrap_or(Vote::Unknown),
+            Some(()) = OptionFuture::from(positions) => Vote::Unknown,
+            () = self.until_stuck(), if queueing.may_move_on => Vote::Refused(Refusal::Taken),
         }
     }
 
-    fn give_back(&self, own: &Connection) {
-        if !self.request.ephemeral {
-            self.channel.node.give_back(own.clone());
-        }
-    }
-
-    /// Returns when the master has been silent for too long, or its answer is overdue.
-    async fn watch(&self, queueing: &Queueing) {
-        let limit = self.channel.node.limit;
-        let mut granted = 0;
-        let mut position = None;
-        let is_due = || queueing.until.is_none_or(|until| now().saturating_since(until) < limit);
-        while granted < MAX_GRANTED && is_due() {
-            sleep(CHECK_INTERVAL.min(limit)).await;
-            let seen = match &queueing.on_position {
-                Some(on_position) => self.report_position(on_position, &mut position).await,
-                None => self.still_waits().await,
+    /// Asks for the lock, and again whenever it may have been granted, or the position would be lost.
+    async fn ask(&self, until: Option<Instant>) -> Vote<()> {
+        let node = &self.channel.node;
+        let wait = node.waits.begin();
+        let mut backoff = Backoff::new(FIRST_PAUSE, CHECK_INTERVAL);
+        let (mut kept, mut answered) = (KEPT, None);
+        loop {
+            let listens = node.listens();
+            let command = self.request.queue(kept, wait.notify().filter(|_| listens));
+            let vote = self.channel.ask(&command, None, node.limit).await.acquired().map(|_| ());
+            let pause = match &vote {
+                Vote::Refused(Refusal::Taken) => {
+                    answered = Some(now());
+                    if listens { self.pause(kept) } else { backoff.next() }
+                }
+                // Not longer than the server's `dlock.max-ttl`, which the lease is not either.
+                Vote::Failed(Failure::Misuse(_)) if kept > self.request.ttl() => {
+                    kept = self.request.ttl();
+                    continue;
+                }
+                vote if self.outlasts(vote, answered) => backoff.next(),
+                Vote::Unknown => {
+                    node.waits.wake_all();
+                    return vote;
+                }
+                _ => return vote,
             };
-            match seen {
-                Seen::Waiting => granted = 0,
-                Seen::Holding => granted += 1,
-                Seen::Silence => return,
+            let pause = until.map_or(pause, |until| pause.min(until.saturating_since(now())));
+            if pause.is_zero() {
+                return vote;
+            }
+            match wait.next(pause).await {
+                Some(Ended::Granted) => return Vote::Granted(()),
+                Some(Ended::Cancelled) => return Vote::Refused(Refusal::Taken),
+                Some(Ended::TimedOut | Ended::Refused) | None => {}
+            }
+            if !self.is_alone() && node.is_silent() {
+                return Vote::Unknown;
             }
         }
+    }
+
+    /// Whether a master that did not answer is asked again: it may still keep the position. In a quorum others
+    /// go on without it.
+    fn outlasts(&self, vote: &Vote<()>, answered: Option<Instant>) -> bool {
+        let may_be_kept = answered.is_some_and(|answered| now() < answered + KEPT);
+        may_be_kept
+            && match vote {
+                Vote::Unknown => self.is_alone() || !self.channel.node.is_silent(),
+                Vote::Failed(Failure::Down(_)) => self.is_alone() && !self.request.ephemeral,
+                _ => false,
+            }
+    }
+
+    fn is_alone(&self) -> bool {
+        self.service.quorum.majority() == 1
+    }
+
+    /// How long to wait for a message. So many waits share the check whether a member has fallen silent.
+    fn pause(&self, kept: Duration) -> Duration {
+        let node = &self.channel.node;
+        let check = if self.is_alone() { kept } else { node.limit.min(CHECK_INTERVAL) };
+        let longest = check.saturating_mul(node.waits.count()).min(kept / 3);
+        rand::random_range(longest / 2..=longest)
     }
 
     /// Returns when those who hold the lock there hold it nowhere else. Found twice in a row: a hold begins
@@ -143,74 +153,22 @@ impl Waiter {
         }
     }
 
-    async fn still_waits(&self) -> Seen {
-        let question = request::holds(&self.request.resource, &self.request.token);
-        match self.read(&question).await.found(reading::number) {
-            Ok(0) => Seen::Waiting,
-            Ok(_) => Seen::Holding,
-            Err(NodeState::Slow | NodeState::Down(_)) => Seen::Silence,
-            // An error is an answer too: the user may lack the permission.
-            Err(_) => Seen::Waiting,
-        }
-    }
-
-    /// [`still_waits`](Self::still_waits), and reports the position if it has changed.
-    async fn report_position(&self, on_position: &OnPosition, last: &mut Option<u64>) -> Seen {
+    /// Reports the position whenever it has changed.
+    async fn report_positions(&self, on_position: OnPosition) {
+        let node = &self.channel.node;
         let question = request::waiters(&self.request.resource, MAX_WAITERS_READ);
-        let Ok(queue) = self.read(&question).await.found(reading::queue) else {
-            return self.still_waits().await;
-        };
         let me = reading::shown(self.request.token.as_bytes());
-        let Some(index) = queue.iter().position(|waiting| waiting.token == me) else {
-            return self.still_waits().await;
-        };
-        let position = index as u64 + 1;
-        if last.replace(position) != Some(position) {
-            let waited = Duration::from_millis(queue[index].waited_ms);
-            on_position(Position { server: self.channel.node.name.clone(), position, waited });
-        }
-        Seen::Waiting
-    }
-
-    async fn read(&self, question: &Cmd) -> Reply {
-        Channel::new(self.channel.node.clone()).ask(question, None, self.channel.node.limit).await
-    }
-
-    /// Leaves the queue of a master that does not answer: the connection closes when this is dropped.
-    pub(crate) fn give_up(&self) {
-        if self.own.get().is_some() && !self.answered.load(Ordering::Relaxed) {
-            self.channel.note_orphan();
+        let mut last = None;
+        loop {
+            sleep(CHECK_INTERVAL.min(node.limit)).await;
+            let answer = Channel::new(node.clone()).ask(&question, None, node.limit).await;
+            let Ok(queue) = answer.found(reading::queue) else { continue };
+            let Some(index) = queue.iter().position(|waiting| waiting.token == me) else { continue };
+            let position = index as u64 + 1;
+            if last.replace(position) != Some(position) {
+                let waited = Duration::from_millis(queue[index].waited_ms);
+                on_position(Position { server: node.name.clone(), position, waited });
+            }
         }
     }
-
-    /// Leaves the queue for good: the token is not used again.
-    ///
-    /// Closing the connection would remove a waiter. But a grant made meanwhile would last until the lease
-    /// ends, so a RELEASE follows the ACQUIRE on the same connection. It runs once the wait has ended, which
-    /// a RELEASE on another connection brings about as soon as the ACQUIRE has arrived.
-    pub(crate) async fn abandon(self: Arc<Self>) {
-        let Some(own) = self.own.get().filter(|_| !self.answered.load(Ordering::Relaxed)) else { return };
-        let release = self.request.release();
-        let shared = Channel::new(self.channel.node.clone());
-        let leave_queue = async {
-            loop {
-                shared.ask(&release, None, shared.node.limit).await;
-                sleep(Duration::from_millis(5)).await;
-            }
-        };
-        let release_after_acquire = async {
-            tokio::select! {
-                answer = own.ask(&release) => answer.iter().for_each(|_| self.give_back(own)),
-                () = leave_queue => {}
-            }
-        };
-        let _ = timeout(self.channel.node.connection_limit(), release_after_acquire).await;
-    }
-}
-
-/// The argument of BLOCK for a wait `until` then: at least 1 ms, since 0 means for ever.
-fn block(until: Option<Instant>) -> dlock_protocol::Wait {
-    let Some(until) = until else { return dlock_protocol::Wait::Forever };
-    let ms = until.saturating_since(now()).as_millis().clamp(1, dlock_protocol::Wait::MAX_MILLIS.into());
-    dlock_protocol::Wait::Millis(ms as u64)
 }

@@ -37,7 +37,6 @@ pub(crate) struct Round {
     machine: Acquisition,
     calls: Calls,
     queueing: Option<Queueing>,
-    waiter: Option<Arc<Waiter>>,
     backoff: Backoff,
     deadline: Deadline,
     begun: Instant,
@@ -49,11 +48,10 @@ pub(crate) struct Round {
 /// Requests under way. Dropping this cancels those that have not left yet.
 pub(crate) type Calls = FuturesUnordered<BoxFuture<'static, Answered>>;
 
-/// A request and its answer.
-pub(crate) struct Answered {
-    from: Member,
-    what: Request,
-    vote: Vote,
+/// A request and its answer, or the end of a wait.
+pub(crate) enum Answered {
+    Vote(Member, Request, Vote),
+    Waited(Member, Vote<()>),
 }
 
 /// How a round begins: see [`Acquisition`].
@@ -118,7 +116,6 @@ impl Round {
             machine,
             calls: Calls::new(),
             queueing,
-            waiter: None,
             begun,
             backoff,
             deadline,
@@ -143,7 +140,10 @@ impl Round {
                 }
                 else => return Err(self.failed(FailureReason::Impossible)),
             };
-            let progress = self.machine.answered(answered.from, answered.what, answered.vote, now());
+            let progress = match answered {
+                Answered::Vote(from, what, vote) => self.machine.answered(from, what, vote, now()),
+                Answered::Waited(from, ended) => self.machine.waited(from, ended, now()),
+            };
             if let Some(end) = self.follow(progress) {
                 return match end {
                     Ok(acquired) => Ok(self.succeed(acquired)),
@@ -171,7 +171,7 @@ impl Round {
     fn send(&mut self, sends: Sends) {
         for Outgoing { to, what } in sends {
             match what {
-                Request::Leave => self.leave_queue(),
+                Request::Leave => self.leave_queue(to),
                 Request::Wait => self.join_queue(to),
                 _ => self.ask(to, what),
             }
@@ -181,7 +181,7 @@ impl Round {
     fn ask(&mut self, to: Member, what: Request) {
         let (command, sets) = match what {
             Request::Acquire if self.adopts => (self.request.fence(), None),
-            Request::Acquire => (self.request.acquire(None), None),
+            Request::Acquire => (self.request.acquire(), None),
             Request::Look => (request::waiters(&self.request.resource, 1), None),
             Request::Confirm { fence, .. } => (self.request.confirm(fence), Some(self.request.ttl())),
             // Not sent here: see `send`, `drop` and `Extension`.
@@ -193,13 +193,13 @@ impl Round {
         self.calls.push(Box::pin(async move {
             let reply = channel.ask(&command, sets, limit).await;
             let vote = match what {
-                Request::Look => return Answered { from: to, what, vote: reply.nobody_waits() },
+                Request::Look => return Answered::Vote(to, what, reply.nobody_waits()),
                 Request::Confirm { .. } => reply.confirmed(),
                 Request::Acquire if adopts => reply.confirmed(),
                 _ => reply.acquired(),
             };
             channel.note(&vote);
-            Answered { from: to, what, vote }
+            Answered::Vote(to, what, vote)
         }));
     }
 
@@ -207,19 +207,17 @@ impl Round {
         let Some(mut queueing) = self.queueing.clone() else { return };
         queueing.may_move_on &= self.machine.has_next_queue();
         let channel = self.channels[usize::from(to.0)].clone();
-        let waiter = Arc::new(Waiter::new(self.service.clone(), channel, self.request.clone()));
-        self.waiter = Some(waiter.clone());
-        self.calls.push(Box::pin(async move {
-            let vote = waiter.wait(queueing).await;
-            Answered { from: to, what: Request::Wait, vote }
-        }));
+        let waiter = Waiter { service: self.service.clone(), channel, request: self.request.clone() };
+        self.calls.push(Box::pin(async move { Answered::Waited(to, waiter.wait(queueing).await) }));
     }
 
-    /// The connection closes with the waiter.
-    fn leave_queue(&mut self) {
-        if let Some(waiter) = self.waiter.take() {
-            waiter.give_up();
-        }
+    fn leave_queue(&self, of: Member) {
+        let channel = self.channels[usize::from(of.0)].clone();
+        channel.note_orphan();
+        let cancel = self.request.cancel();
+        self.service.spawn(async move {
+            channel.ask(&cancel, None, channel.node.limit).await;
+        });
     }
 
     fn succeed(mut self, acquired: Acquired) -> NewHold {
@@ -248,9 +246,6 @@ impl Drop for Round {
         }
         self.machine.give_up();
         self.calls.clear();
-        if let Some(waiter) = self.waiter.take() {
-            self.service.begin(waiter.abandon());
-        }
         let lease = self.request.ttl();
         drop(Releases::new(&self.service, &self.channels, self.request.release(), lease));
     }

@@ -1,16 +1,16 @@
 //! A hold changes its mode: an exclusive one becomes shared, a shared one exclusive.
 
 use dlock_protocol::Mode;
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use redis::Cmd;
 use std::sync::Arc;
 
 use crate::acquire::Wait;
 use crate::acquire::deadline::Deadline;
-use crate::clock::sleep_until;
+use crate::acquire::queue::{Queueing, Waiter};
 use crate::error::{AcquireError, ExtendError, Lost, NodeState};
 use crate::guard::hold::Hold;
-use crate::node::{Channel, Reply};
+use crate::node::Channel;
 use crate::quorum::{Fence, Refusal, Vote};
 use crate::reading::shown;
 use crate::request::LockRequest;
@@ -23,7 +23,7 @@ impl Hold {
             return Err(ExtendError::Lost(self.unheard()));
         }
         self.set_mode(Mode::Shared);
-        let command = &self.asking_for(Mode::Shared).acquire(None);
+        let command = &self.asking_for(Mode::Shared).acquire();
         let asked = self.channels.iter().map(|channel| async move { self.ask(channel, command).await });
         let votes = join_all(asked).await;
         let report = self.service.report_of(votes.iter().map(NodeState::from));
@@ -48,24 +48,12 @@ impl Hold {
             let why = "an upgrade requires a single server: release the shared hold and acquire again";
             return Err(AcquireError::Option(why.into()));
         }
-        if self.request.ephemeral && wait != Wait::No {
-            // Its connection would be blocked, and could not renew it.
-            return Err(AcquireError::Option("an ephemeral hold cannot wait for its upgrade".into()));
-        }
         let undo = Undo(Some(self));
-        let command = self.asking_for(Mode::Exclusive).acquire(deadline.block());
-        let asked = async {
-            match deadline {
-                Deadline::NoWait => self.ask(channel, &command).await,
-                Deadline::At(_) | Deadline::Never => self.wait_exclusively(channel, &command, deadline).await,
-            }
-        };
         let vote = tokio::select! {
-            vote = asked => vote,
+            vote = self.exclusively(channel, deadline) => vote,
             why = self.lost() => return Err(self.lost_meanwhile(why)),
         };
-        // A server that is silent may do it yet.
-        if !matches!(vote, Vote::Unknown) {
+        if matches!(vote, Vote::Granted(_) | Vote::Refused(Refusal::NotHeld)) {
             undo.disarm();
         }
         let resource = shown(&self.request.resource);
@@ -95,26 +83,20 @@ impl Hold {
         }
     }
 
-    /// On a connection of its own, so that the renewals do not wait as well. They notice a server that is
-    /// silent.
-    async fn wait_exclusively(&self, channel: &Channel, command: &Cmd, deadline: Deadline) -> Vote {
-        let connection = match channel.node.own_connection().await {
-            Ok(connection) => connection,
-            Err(why) => return Vote::Failed(why.into()),
-        };
-        let overdue = async {
-            match deadline.instant() {
-                Some(end) => sleep_until(end + channel.node.limit).await,
-                None => std::future::pending().await,
+    async fn exclusively(&self, channel: &Arc<Channel>, deadline: Deadline) -> Vote {
+        let request = Arc::new(self.asking_for(Mode::Exclusive));
+        let command = request.acquire();
+        if !matches!(deadline, Deadline::NoWait) {
+            let waiter = Waiter { service: self.service.clone(), channel: channel.clone(), request };
+            let queueing = Queueing { until: deadline.instant(), on_position: None, may_move_on: false };
+            match waiter.wait(queueing).await {
+                Vote::Granted(()) => {}
+                Vote::Refused(why) => return Vote::Refused(why),
+                Vote::Failed(why) => return Vote::Failed(why),
+                Vote::Unknown => return Vote::Unknown,
             }
-        };
-        let answer = tokio::select! {
-            answer = connection.ask(command) => answer,
-            () = overdue => None,
-        };
-        let Some(answer) = answer else { return Vote::Unknown };
-        channel.node.give_back(connection);
-        self.judged(Reply::Said(answer).acquired())
+        }
+        self.ask(channel, &command).await
     }
 
     async fn ask(&self, channel: &Channel, command: &Cmd) -> Vote {
@@ -143,7 +125,7 @@ impl Hold {
     }
 }
 
-/// Asks for a shared hold again when an upgrade ended without an answer.
+/// Leaves the queue and asks for a shared hold again, unless the upgrade came to a clear end.
 struct Undo<'a>(Option<&'a Arc<Hold>>);
 
 impl Undo<'_> {
@@ -157,12 +139,14 @@ impl Drop for Undo<'_> {
         let Some(hold) = self.0.cloned() else { return };
         let service = hold.service.clone();
         service.begin(async move {
-            let command = hold.asking_for(Mode::Shared).acquire(None);
+            let channel = &hold.channels[0];
+            let (cancel, shared) = (hold.request.cancel(), hold.asking_for(Mode::Shared).acquire());
             tokio::select! {
                 biased;
                 // Nothing leaves after the release.
                 () = hold.ended.cancelled() => {}
-                _ = hold.ask(&hold.channels[0], &command) => {}
+                // Both at once: what is asked next has to come after them.
+                _ = join(channel.ask(&cancel, None, channel.node.limit), hold.ask(channel, &shared)) => {}
             }
         });
     }

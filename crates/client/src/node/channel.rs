@@ -62,7 +62,7 @@ impl Channel {
         let mut used = None;
         let asked = timeout(limit, async {
             let connection = self.current().await?;
-            used = Some(connection.clone());
+            used = Some((connection.clone(), connection.answered()));
             Ok::<_, ConnectError>(self.ask_over(&connection, command, sets).await)
         });
         let asked = asked.await;
@@ -70,8 +70,8 @@ impl Channel {
             (Ok(Ok(Some(answer))), _) => Reply::Said(answer),
             (Ok(Ok(None)), _) => Reply::Silence,
             (Ok(Err(connect_error)), _) => Reply::Unasked(connect_error.into()),
-            (Err(_), Some(connection)) => {
-                connection.was_silent();
+            (Err(_), Some((connection, answered))) => {
+                connection.was_silent(answered);
                 Reply::Silence
             }
             (Err(_), None) => Reply::Unasked(self.node.not_yet().into()),
@@ -148,7 +148,7 @@ impl Channel {
         self.state().held = true;
     }
 
-    /// Records that a request on another connection was given up before its answer.
+    /// Records that a request was given up before its answer.
     pub(crate) fn note_orphan(&self) {
         self.state().orphaned = true;
     }

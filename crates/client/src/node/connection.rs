@@ -11,6 +11,7 @@ use redis::{Cmd, ErrorKind, RedisError, Value};
 use tokio_util::sync::CancellationToken;
 
 use super::ConnectError;
+use super::Waits;
 use super::reply::{text, without_arguments};
 use crate::watch::Watched;
 
@@ -28,7 +29,11 @@ pub(crate) struct Connection {
 struct Life {
     /// The server's run id, or why it is not known.
     server: Result<Arc<str>, Arc<str>>,
+    /// Whether it is subscribed to what becomes of the waits.
+    listens: bool,
     closed: CancellationToken,
+    /// How many answers have come.
+    answers: AtomicU32,
     silences: AtomicU32,
 }
 
@@ -36,24 +41,28 @@ impl Connection {
     pub(super) async fn open(
         redis: &redis::Client,
         watched: Arc<Watched>,
+        waits: Option<Arc<Waits>>,
     ) -> Result<Connection, ConnectError> {
         let closed = CancellationToken::new();
         // Dropped with the receiver of push messages, however the connection ends.
         let end = closed.clone().drop_guard();
+        let channel = waits.as_ref().map(|waits| waits.channel().to_vec());
         let config = redis::AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_push_sender(move |push: redis::PushInfo| {
                 let _ = &end;
                 watched.pushed(&push);
+                waits.iter().for_each(|waits| waits.pushed(&push));
                 Ok::<(), redis::aio::SendError>(())
             });
         let opened = redis.get_multiplexed_async_connection_with_config(&config).await;
         drop(config);
         let password = redis.get_connection_info().redis_settings().password();
         let mut redis = opened.map_err(|why| connect_error(why, password))?;
-        let server = identify(&mut redis, password).await?;
-        Ok(Connection { redis, life: Arc::new(Life { server, closed, silences: AtomicU32::new(0) }) })
+        let (server, listens) = identify(&mut redis, password, channel).await?;
+        let (answers, silences) = (AtomicU32::new(0), AtomicU32::new(0));
+        Ok(Connection { redis, life: Arc::new(Life { server, listens, closed, answers, silences }) })
     }
 
     /// The server's run id, or why it is not known.
@@ -75,6 +84,11 @@ impl Connection {
         self.is_open() && self.life.silences.load(Ordering::Relaxed) == 0
     }
 
+    /// Whether the server tells what becomes of waits.
+    pub(super) fn listens(&self) -> bool {
+        self.life.listens
+    }
+
     /// Cancelled when the connection closes.
     pub(crate) fn closed(&self) -> &CancellationToken {
         &self.life.closed
@@ -83,13 +97,22 @@ impl Connection {
     /// Sends a command after those that were sent before. `None` if the connection breaks before the answer.
     pub(crate) async fn ask(&self, command: &Cmd) -> Option<Value> {
         let answer = self.redis.clone().send_packed_command(command).await.ok()?;
+        self.life.answers.fetch_add(1, Ordering::Relaxed);
         self.life.silences.store(0, Ordering::Relaxed);
         Some(answer)
     }
 
-    /// Records that an answer did not come in time.
-    pub(crate) fn was_silent(&self) {
-        self.life.silences.fetch_add(1, Ordering::Relaxed);
+    /// How many answers have come.
+    pub(super) fn answered(&self) -> u32 {
+        self.life.answers.load(Ordering::Relaxed)
+    }
+
+    /// Records that an answer did not come in time, to a request that was sent after so many. If others came
+    /// meanwhile the server is busy, and not silent.
+    pub(super) fn was_silent(&self, after: u32) {
+        if self.answered() == after {
+            self.life.silences.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn is(&self, other: &Connection) -> bool {
@@ -103,19 +126,27 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// Asks for the server's run id, whether it has the module, and to be told of changes by others.
+/// Asks for the server's run id, whether it has the module, and to be told of changes by others, and on the
+/// channel of the waits. Answers who the server is, and whether it tells of the waits.
 async fn identify(
     redis: &mut MultiplexedConnection,
     password: Option<&str>,
-) -> Result<Result<Arc<str>, Arc<str>>, ConnectError> {
+    channel: Option<Vec<u8>>,
+) -> Result<(Result<Arc<str>, Arc<str>>, bool), ConnectError> {
     let mut questions = redis::pipe();
     questions.cmd("INFO").arg("server").cmd(table::TOKEN.name);
     // A user may lack the permission: then the renewals notice a hold that is gone.
     questions.cmd("CLIENT").arg("TRACKING").arg("ON").arg("NOLOOP");
-    let answers = redis.send_packed_commands(&questions, 0, 3).await;
-    let answers = answers.map_err(|why| connect_error(why, password))?;
-    let [info, token, _tracking] =
-        <[Value; 3]>::try_from(answers).map_err(|_| ConnectError::error("unexpected number of answers"))?;
+    if let Some(channel) = channel {
+        // Nor this one: then the waits ask more often.
+        questions.cmd("SUBSCRIBE").arg(channel);
+    }
+    let answers = redis.send_packed_commands(&questions, 0, questions.len()).await;
+    let mut answers = answers.map_err(|why| connect_error(why, password))?.into_iter();
+    let (Some(info), Some(token), _tracking) = (answers.next(), answers.next(), answers.next()) else {
+        return Err(ConnectError::error("unexpected number of answers"));
+    };
+    let listens = matches!(answers.next(), Some(Value::Push { .. }));
     // A user may lack the permission for DLOCK.TOKEN, but the server reports an unknown command first.
     if let Value::ServerError(error) = token
         && Class::of(&text(&error)) == Class::NoModule
@@ -123,11 +154,11 @@ async fn identify(
         return Err(ConnectError::error("does not have dlock: load the module (libdlock.so)"));
     }
     let info = match info {
-        Value::ServerError(error) => return Ok(Err(text(&error).into())),
+        Value::ServerError(error) => return Ok((Err(text(&error).into()), listens)),
         info => redis::from_redis_value::<String>(info).unwrap_or_default(),
     };
     let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
-    Ok(run_id.map(|id| id.trim().into()).ok_or_else(|| "INFO has no run_id".into()))
+    Ok((run_id.map(|id| id.trim().into()).ok_or_else(|| "INFO has no run_id".into()), listens))
 }
 
 /// Why a connection could not be opened. The other end was sent the password, and may send it back.

@@ -31,7 +31,8 @@ pub struct Plan {
 pub struct Acquisition {
     pub(super) plan: Plan,
     pub(super) stage: Stage,
-    /// Validity counts from here: before the first send, or before the send of the confirm phase.
+    /// Validity counts from here: before the first send, before those that claim what was waited for, or
+    /// before the send of the confirm phase.
     pub(super) since: Instant,
     pub(super) begin: Begin,
     /// Where clients queue, in the order in which they try.
@@ -111,11 +112,12 @@ impl Acquisition {
         Self::first_of(plan, Begin::InOrder, order, now)
     }
 
-    /// Waits in the queue of the first reachable master of `order`, and asks the others once that one has
+    /// Waits in the queue of the first reachable master of `order`, and asks all masters once that one has
     /// granted. `order` must be the same for all clients, so that they meet in one queue; a master that it
     /// omits is only asked.
     ///
-    /// It is unknown when a grant after a wait began, so it is always confirmed, which renews the lease.
+    /// It is unknown when a grant after a wait began, and its lease can be short. So it is no vote: asked
+    /// again together with the others, that master renews the lease, and validity counts from there.
     pub fn queued(plan: Plan, order: &[Member], now: Instant) -> (Self, Sends) {
         Self::first_of(plan, Begin::Queued, order, now)
     }
@@ -147,14 +149,14 @@ impl Acquisition {
     pub fn answered(&mut self, member: Member, what: Request, vote: Vote, now: Instant) -> Progress {
         let Some(state) = self.members.get_mut(usize::from(member.0)) else { return self.open(Sends::new()) };
         match what {
-            Request::Acquire | Request::Wait => state.record(vote),
+            Request::Acquire => state.record(vote),
             Request::Confirm { fence, phase } if self.stage == Stage::Confirming(fence, phase) => {
                 state.confirmed(vote, fence);
             }
             Request::Look if self.stage == Stage::Looking => return self.looked(&vote, now),
             // An answer to an earlier phase says nothing about the lease that this phase renews.
-            Request::Confirm { .. } | Request::Look | Request::Extend | Request::Leave | Request::Release => {
-            }
+            Request::Confirm { .. } | Request::Look | Request::Extend | Request::Release => {}
+            Request::Wait | Request::Leave => {}
         }
         match self.stage {
             Stage::First if self.queue() == Some(member) => self.first_answered(member, now),
@@ -260,12 +262,9 @@ impl Acquisition {
         self.fail(self.why_not())
     }
 
-    /// On a single server the fence of the grant is enough, but a grant after a wait has to be confirmed
-    /// there too.
+    /// On a single server the fence of the grant is enough.
     fn needs_confirm(&self) -> bool {
-        self.waited()
-            || self.begin == Begin::Adopting
-            || (self.plan.fenced && self.plan.quorum.majority() > 1)
+        self.begin == Begin::Adopting || (self.plan.fenced && self.plan.quorum.majority() > 1)
     }
 
     pub(super) fn succeed(&mut self, fence: Option<Fence>, now: Instant) -> Progress {

@@ -55,17 +55,31 @@ impl Acquisition {
         self.queue().map(|queue| &self.members[usize::from(queue.0)].vote)
     }
 
-    pub(super) fn waited(&self) -> bool {
-        self.begin == Begin::Queued
-    }
-
     /// Whether it may hold a part of the quorum while it is refused the rest.
     pub(super) fn has_turn(&self) -> bool {
         matches!(self.begin, Begin::InOrder | Begin::Queued)
     }
 
     pub(super) fn first_request(&self) -> Request {
-        if self.waited() { Request::Wait } else { Request::Acquire }
+        if self.begin == Begin::Queued { Request::Wait } else { Request::Acquire }
+    }
+
+    /// Takes the end of [`Request::Wait`] at `member`: granted, its turn has come.
+    pub fn waited(&mut self, member: Member, ended: Vote<()>, now: Instant) -> Progress {
+        if self.stage != Stage::First || self.begin != Begin::Queued || self.queue() != Some(member) {
+            return self.open(Sends::new());
+        }
+        let vote = match ended {
+            Vote::Granted(()) => {
+                self.since = now;
+                return self.ask_the_others(now);
+            }
+            Vote::Refused(why) => Vote::Refused(why),
+            Vote::Failed(why) => Vote::Failed(why),
+            Vote::Unknown => Vote::Unknown,
+        };
+        self.members[usize::from(member.0)].record(vote);
+        self.first_answered(member, now)
     }
 
     pub(super) fn first_answered(&mut self, member: Member, now: Instant) -> Progress {
@@ -73,7 +87,9 @@ impl Acquisition {
             None => return self.open(Sends::new()),
             Some(Vote::Granted(_)) => return self.ask_the_others(now),
             Some(Vote::Refused(Refusal::Grace(_)) | Vote::Failed(_)) => None,
-            Some(Vote::Unknown) => self.waited().then_some(Outgoing { to: member, what: Request::Leave }),
+            Some(Vote::Unknown) => {
+                (self.begin == Begin::Queued).then_some(Outgoing { to: member, what: Request::Leave })
+            }
             Some(Vote::Refused(_)) => return self.fail(FailureReason::Taken),
         };
         self.queue += 1;

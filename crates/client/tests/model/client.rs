@@ -172,7 +172,10 @@ impl State {
                 if confirmed && world.is(Broken::UncountedAnswers) {
                     machine.answered(member, Request::Acquire, Vote::Granted(number(1)), world.now());
                 }
-                let progress = machine.answered(member, message.what.into(), vote, world.now());
+                let progress = match message.what {
+                    Ask::Wait => machine.waited(member, vote.map(|_| ()), world.now()),
+                    what => machine.answered(member, what.into(), vote, world.now()),
+                };
                 self.follow(world, client, progress);
             }
             Phase::Holding { .. } => self.extension_heard(world, member, message, vote),
@@ -255,13 +258,7 @@ impl State {
             return;
         };
         let member = if world.is(Broken::ExtendedByOne) { Member(0) } else { member };
-        let vote = match vote {
-            Vote::Granted(_) => Vote::Granted(()),
-            Vote::Refused(refusal) => Vote::Refused(refusal),
-            Vote::Failed(failure) => Vote::Failed(failure),
-            Vote::Unknown => Vote::Unknown,
-        };
-        match running.answered(member, vote, world.now()) {
+        match running.answered(member, vote.map(|_| ()), world.now()) {
             Extended::Open => {}
             Extended::Unconfirmed => *extension = None,
             Extended::Until(later) => {
@@ -273,7 +270,7 @@ impl State {
         }
     }
 
-    /// The refuted way to wait: the acquisition begins only after the queue has granted.
+    /// The refuted way to wait: what the queue has granted is a vote.
     fn stop_queueing(&mut self, world: &World, client: usize, vote: Vote) {
         let (mut machine, sends) = Acquisition::at_once(world.plan(client), &[], world.now());
         let progress = machine.answered(Member(0), Request::Acquire, vote, world.now());

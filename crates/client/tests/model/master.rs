@@ -155,12 +155,14 @@ impl Master {
         None
     }
 
-    /// Ends the hold, whatever the cause, and hands it to the head of the queue in the same step.
+    /// Ends the hold, whatever the cause, and hands it to the head of the queue in the same step. As long as
+    /// that has not claimed it, the lease is as short as it can be.
     pub fn end_hold(&mut self, world: &World) {
         self.hold = None;
         if self.grace == 0 && !self.queue.is_empty() {
             let token = self.queue.remove(0);
             let answer = Some(self.grant(world, token));
+            self.hold.iter_mut().for_each(|hold| hold.left = 1);
             let (round, what) = (token.round, Ask::Wait);
             self.post(Message { token, round, what, answer });
         }

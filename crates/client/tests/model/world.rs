@@ -78,7 +78,7 @@ pub enum Broken {
     TokenUsedAgain,
     /// Validity counts from the retry.
     ValidFromRetry,
-    /// After a wait, validity counts from the receipt of the grant.
+    /// A grant after a wait is a vote, and validity counts from its receipt: nobody claims it.
     ValidFromReceipt,
     /// A newcomer does not look whether somebody waits.
     NoLook,

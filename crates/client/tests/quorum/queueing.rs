@@ -12,40 +12,41 @@ fn queued() -> Acquisition {
 }
 
 #[test]
-fn what_was_waited_for_is_always_confirmed() {
+fn what_was_waited_for_is_claimed_and_counts_from_there() {
     let mut machine = queued();
-    let granted_there = hear(&mut machine, 60_000, Request::Wait, &[(2, granted(5))]);
-    assert_eq!(sent(&granted_there.sends, Request::Acquire), [0, 1]);
-    let confirm_phase = vote(&mut machine, 60_010, &[(1, granted(4))]);
-    assert_eq!(sent(&confirm_phase.sends, confirm(5, 0)), [1, 2], "also where no fence is asked for");
-    let two = hear(&mut machine, 60_020, confirm(5, 0), &[(1, granted(5)), (2, granted(5))]);
-    assert_eq!(two.verdict, acquired(None, 60_010 + TRUSTED));
+    let turn = waited(&mut machine, 60_000, 2, Vote::Granted(()));
+    assert_eq!(sent(&turn.sends, Request::Acquire), [0, 1, 2], "there too");
+    assert_eq!(waited(&mut machine, 60_005, 2, Vote::Granted(())).sends.len(), 0, "told twice");
+    let two = vote(&mut machine, 60_010, &[(1, granted(4)), (2, granted(5))]);
+    assert_eq!(two.verdict, acquired(None, 60_000 + TRUSTED));
 
     let (mut machine, _) = Acquisition::queued(plan(3, true), &ORDER, at(0));
-    hear(&mut machine, 60_000, Request::Wait, &[(2, granted(5))]);
-    vote(&mut machine, 60_010, &[(1, granted(4))]);
+    waited(&mut machine, 60_000, 2, Vote::Granted(()));
+    let confirm_phase = vote(&mut machine, 60_010, &[(1, granted(4)), (2, granted(5))]);
+    assert_eq!(sent(&confirm_phase.sends, confirm(5, 0)), [1, 2]);
     let two = hear(&mut machine, 60_020, confirm(5, 0), &[(1, granted(5)), (2, granted(5))]);
-    assert_eq!(two.verdict, acquired(Some(5), 60_010 + TRUSTED), "it was asked for");
+    assert_eq!(two.verdict, acquired(Some(5), 60_011 + TRUSTED));
 }
 
 #[test]
-fn a_single_server_confirms_it_too() {
+fn a_single_server_is_asked_again_too() {
     let (mut machine, _) = Acquisition::queued(plan(1, false), &[Member(0)], at(0));
-    let granted_there = hear(&mut machine, 60_000, Request::Wait, &[(0, granted(5))]);
-    assert_eq!(granted_there.verdict, Verdict::Open);
-    assert_eq!(sent(&granted_there.sends, confirm(5, 0)), [0]);
-    let one = hear(&mut machine, 60_001, confirm(5, 0), &[(0, granted(5))]);
+    let turn = waited(&mut machine, 60_000, 0, Vote::Granted(()));
+    assert_eq!(turn.verdict, Verdict::Open, "it may be over");
+    assert_eq!(sent(&turn.sends, Request::Acquire), [0]);
+    let one = vote(&mut machine, 60_001, &[(0, granted(5))]);
     assert_eq!(one.verdict, acquired(Some(5), 60_000 + TRUSTED));
 }
 
 #[test]
 fn the_queue_is_at_the_first_master_that_can_be_reached() {
     let mut machine = queued();
-    let next = hear(&mut machine, 1, Request::Wait, &[(2, down())]);
+    let refused = Failure::Down("connection refused".into());
+    let next = waited(&mut machine, 1, 2, Vote::Failed(refused.clone()));
     assert_eq!(next.sends.to_vec(), [Outgoing { to: Member(0), what: Request::Wait }]);
-    let next = hear(&mut machine, 2, Request::Wait, &[(0, Vote::Refused(Refusal::Grace(TTL)))]);
+    let next = waited(&mut machine, 2, 0, Vote::Refused(Refusal::Grace(TTL)));
     assert_eq!(next.sends.to_vec(), [Outgoing { to: Member(1), what: Request::Wait }]);
-    let failed = hear(&mut machine, 3, Request::Wait, &[(1, down())]);
+    let failed = waited(&mut machine, 3, 1, Vote::Failed(refused));
     assert_eq!(failed.verdict, Verdict::Failed(FailureReason::Impossible));
     assert_eq!(sent(&failed.sends, Request::Release), [0, 1, 2]);
 }
@@ -53,18 +54,18 @@ fn the_queue_is_at_the_first_master_that_can_be_reached() {
 #[test]
 fn a_silent_queue_is_left_before_the_next_is_joined_and_its_master_is_asked_later() {
     let mut machine = queued();
-    let next = hear(&mut machine, 1, Request::Wait, &[(2, Vote::Unknown)]);
+    let next = waited(&mut machine, 1, 2, Vote::Unknown);
     let leave = Outgoing { to: Member(2), what: Request::Leave };
     assert_eq!(next.sends.to_vec(), [leave, Outgoing { to: Member(0), what: Request::Wait }]);
-    let granted_there = hear(&mut machine, 2, Request::Wait, &[(0, granted(5))]);
-    assert_eq!(sent(&granted_there.sends, Request::Acquire), [1, 2]);
+    let turn = waited(&mut machine, 2, 0, Vote::Granted(()));
+    assert_eq!(sent(&turn.sends, Request::Acquire), [0, 1, 2]);
 }
 
 #[test]
 fn who_waits_in_vain_or_for_itself_asks_nobody_else() {
     for refusal in [Refusal::Taken, Refusal::QueueFull, Refusal::Deadlock("a -> b -> a".into())] {
         let mut machine = queued();
-        let failed = hear(&mut machine, 1, Request::Wait, &[(2, Vote::Refused(refusal))]);
+        let failed = waited(&mut machine, 1, 2, Vote::Refused(refusal));
         assert_eq!(failed.verdict, Verdict::Failed(FailureReason::Taken));
     }
 }
@@ -72,12 +73,12 @@ fn who_waits_in_vain_or_for_itself_asks_nobody_else() {
 #[test]
 fn a_granted_waiter_asks_again_where_the_last_holder_is_still_leaving() {
     let mut machine = queued();
-    hear(&mut machine, 1, Request::Wait, &[(2, granted(5))]);
-    let not_yet = vote(&mut machine, 2, &[(0, taken()), (1, taken())]);
+    waited(&mut machine, 1, 2, Vote::Granted(()));
+    let not_yet = vote(&mut machine, 2, &[(2, granted(5)), (0, taken()), (1, taken())]);
     assert_eq!(not_yet.verdict, Verdict::TryAgain);
     assert_eq!(sent(&machine.ask_again(), Request::Acquire), [0, 1]);
-    let confirm_phase = vote(&mut machine, 9, &[(0, granted(4))]);
-    assert_eq!(sent(&confirm_phase.sends, confirm(5, 0)), [0, 2]);
+    let two = vote(&mut machine, 9, &[(0, granted(4))]);
+    assert_eq!(two.verdict, acquired(None, 1 + TRUSTED), "from the first request");
 }
 
 /// What the master of the queue alone still has keeps nobody out, where nobody waits.
@@ -127,8 +128,8 @@ fn of_those_who_ask_in_order_only_one_gets_to_the_others() {
 fn who_is_refused_in_its_turn_goes_to_the_queue_of_those_who_refuse() {
     let waits = Plan { retries: 12, ..plan(3, false) };
     let (mut machine, _) = Acquisition::queued(waits, &ORDER, at(0));
-    hear(&mut machine, 1, Request::Wait, &[(2, granted(5))]);
-    let mut last = vote(&mut machine, 2, &[(0, taken()), (1, taken())]);
+    waited(&mut machine, 1, 2, Vote::Granted(()));
+    let mut last = vote(&mut machine, 2, &[(2, granted(5)), (0, taken()), (1, taken())]);
     let mut tries = 0;
     while last.verdict == Verdict::TryAgain {
         tries += 1;
@@ -139,10 +140,10 @@ fn who_is_refused_in_its_turn_goes_to_the_queue_of_those_who_refuse() {
     assert_eq!(machine.next_queue(), Some(Member(0)));
     // The last of the order has nowhere to go, and stays as long as an earlier one refuses.
     let (mut machine, _) = Acquisition::queued(waits, &ORDER[2..], at(0));
-    hear(&mut machine, 1, Request::Wait, &[(1, granted(5))]);
-    let last = vote(&mut machine, 2, &[(0, granted(5)), (2, taken())]);
+    waited(&mut machine, 1, 1, Vote::Granted(()));
+    let last = vote(&mut machine, 2, &[(2, taken()), (1, granted(5)), (0, granted(5))]);
     assert_eq!(machine.next_queue(), Some(Member(1)));
-    assert_eq!(last.verdict, Verdict::Open, "it is confirmed");
+    assert_eq!(last.verdict, acquired(None, 1 + TRUSTED));
 }
 
 #[test]

@@ -51,7 +51,7 @@ fn play(mut machine: Acquisition, sends: Sends, events: &[Event], often: usize) 
             continue;
         }
         for _ in 0..often {
-            let progress = machine.answered(send.to, send.what, event.vote.clone(), at(now));
+            let progress = answer(&mut machine, send, event.vote.clone(), now);
             story.answers.push((send, event.vote.clone()));
             story.sends.extend(progress.sends.into_iter().map(|send| (send, now)));
             match progress.verdict {
@@ -70,6 +70,13 @@ fn play(mut machine: Acquisition, sends: Sends, events: &[Event], often: usize) 
     story
 }
 
+fn answer(machine: &mut Acquisition, send: Outgoing, vote: Vote, now: u64) -> Progress {
+    match send.what {
+        Request::Wait => machine.waited(send.to, vote.map(|_| ()), at(now)),
+        what => machine.answered(send.to, what, vote, at(now)),
+    }
+}
+
 impl Story {
     /// Who said exactly this to exactly that.
     fn said(&self, what: impl Fn(Request) -> bool, vote: impl Fn(&Vote) -> bool) -> BTreeMap<Member, usize> {
@@ -82,20 +89,19 @@ impl Story {
         who
     }
 
-    fn check(&self, plan: Plan, waited: bool) {
+    fn check(&self, plan: Plan) {
         assert!(self.acquired.is_none() || !self.failed);
         let releases = self.sends.iter().filter(|(send, _)| send.what == Request::Release).count();
         assert_eq!(releases, if self.failed { plan.quorum.members().count() } else { 0 });
         let Some((acquired, when)) = self.acquired else { return };
         assert!(at(when) < acquired.valid_until);
         let majority = plan.quorum.majority();
-        let acquires = |what| matches!(what, Request::Acquire | Request::Wait);
+        let acquires = |what| what == Request::Acquire;
         let grants = self.said(acquires, |vote| matches!(vote, Vote::Granted(_)));
-        assert!(grants.len() >= majority);
-        let first_send = at(self.sends[0].1);
-        let confirm_phase = waited || (plan.fenced && majority > 1);
-        if !confirm_phase {
-            assert_eq!(acquired.valid_until, plan.lease.valid_until(first_send));
+        assert!(grants.len() >= majority, "what was only waited for is no vote");
+        if !plan.fenced || majority == 1 {
+            let first = self.sends.iter().find(|(send, _)| acquires(send.what)).unwrap().1;
+            assert_eq!(acquired.valid_until, plan.lease.valid_until(at(first)));
             return;
         }
         // The last phase, and that a majority answered it, having granted.
@@ -105,7 +111,7 @@ impl Story {
         });
         let (number, fence) = phase.max().expect("acquired without a confirm phase");
         let what = Request::Confirm { fence, phase: number };
-        assert_eq!(acquired.fence, Some(fence).filter(|_| plan.fenced || majority == 1));
+        assert_eq!(acquired.fence, Some(fence));
         let begun = self.sends.iter().find(|(send, _)| send.what == what).unwrap().1;
         assert_eq!(acquired.valid_until, plan.lease.valid_until(at(begun)));
         let yes = self.said(|asked| asked == what, |vote| *vote == Vote::Granted(fence));
@@ -135,7 +141,7 @@ proptest! {
         };
         let (machine, sends) = begin();
         let story = play(machine, sends, &events, 1);
-        story.check(plan, waits);
+        story.check(plan);
     }
 
     /// Whatever was said, once nothing is outstanding there is a verdict: no acquisition hangs.
@@ -160,7 +166,7 @@ proptest! {
                 continue;
             }
             if send.what != Request::Leave {
-                let progress = machine.answered(send.to, send.what, event.vote, at(1));
+                let progress = answer(&mut machine, send, event.vote, 1);
                 open.extend(progress.sends);
                 match progress.verdict {
                     Verdict::Open => {}

@@ -55,6 +55,11 @@ pub fn hear(machine: &mut Acquisition, now: u64, what: Request, votes: &[(u8, Vo
     last.unwrap()
 }
 
+/// How it stood after the end of a wait.
+pub fn waited(machine: &mut Acquisition, now: u64, at_member: u8, ended: Vote<()>) -> Progress {
+    machine.waited(Member(at_member), ended, at(now))
+}
+
 pub fn acquired(number: Option<u64>, valid_until: u64) -> Verdict {
     Verdict::Acquired(Acquired { fence: number.map(fence), valid_until: at(valid_until) })
 }
