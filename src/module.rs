@@ -117,7 +117,7 @@ impl State {
     }
 
     pub fn next_task(&mut self, now: Instant) -> Option<Task> {
-        self.background.next_task(&self.waiting, &mut self.grace, now)
+        self.background.next_task(&mut self.waiting, &mut self.grace, now)
     }
 
     /// The millisecond at which there will be something to do in the background; None for never.

@@ -80,7 +80,7 @@ pub fn queue(
     ms: Ttl,
 ) -> Result<WaiterId, String> {
     let since = clock::now();
-    let (name, owner, until) = (name.clone(), Owner::Token(queued.into()), Some(since + ms));
+    let (name, owner, until) = (name.clone(), Owner::Token(queued), Some(since + ms));
     let waiter = join(m, ctx, Newcomer { name, rank, request, owner, since, until })?;
     timer::rearm(m);
     Ok(waiter)

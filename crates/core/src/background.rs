@@ -155,8 +155,8 @@ impl Background {
 
     /// The next thing to do at `now`, if any. What was noted, waits that have timed out and leases that have
     /// expired take turns, so that however many there are of one, the others come as well.
-    pub fn next_task(&mut self, waiting: &Waiting, grace: &mut Grace, now: Instant) -> Option<Task> {
-        type Next = fn(&mut Background, &Waiting, Instant) -> Option<Task>;
+    pub fn next_task(&mut self, waiting: &mut Waiting, grace: &mut Grace, now: Instant) -> Option<Task> {
+        type Next = fn(&mut Background, &mut Waiting, Instant) -> Option<Task>;
         const KINDS: [Next; 3] = [
             |background, _, now| background.pending.next(now.millis()),
             |_, waiting, now| {

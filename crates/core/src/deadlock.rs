@@ -185,7 +185,8 @@ impl Search {
             self.follow(waiting);
         }
         let start = self.tokens[START].token.clone();
-        if self.tokens.len() == 1 && waiting.positions(&start, &self.resources[WANTED].name).next().is_none()
+        if self.tokens.len() == 1
+            && waiting.positions(start.as_bytes(), &self.resources[WANTED].name).next().is_none()
         {
             return Found::Nothing;
         }

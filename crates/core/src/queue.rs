@@ -3,7 +3,7 @@
 //! It keeps the order and decides no grant: that is [`crate::decide`], which serves a queue from its head.
 //! Nothing here is stored or sent: the queues live in memory alone.
 
-use std::borrow::Cow;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
 use std::ops;
@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 
 use crate::deliveries::Deliveries;
 use crate::schedule::Schedule;
+use crate::step::Departed;
 
 mod bound;
 mod queued;
@@ -30,16 +31,23 @@ pub struct Waiting {
     queues: HashMap<Name<'static>, Queue>,
     /// The queues by the waiter with whom each began: an order that does not change.
     begun: BTreeMap<WaiterId, Name<'static>>,
-    /// The positions of each token.
-    by_token: BTreeSet<(Token, Name<'static>, Position)>,
+    by_token: HashMap<Token, Waits>,
     by_client: HashMap<ClientId, WaiterId>,
+    /// Each by when it has to be looked at: a wait that was made longer is put off then.
     timeouts: Schedule<WaiterId>,
-    /// The positions that belong to their tokens, and those of them that end with a connection.
-    queued: BTreeSet<WaiterId>,
+    /// How many positions belong to their tokens, and those of them that end with a connection.
+    queued: usize,
     bound: Bound,
     last_id: u64,
     /// What those who waited were granted and may not know of.
     pub deliveries: Deliveries,
+}
+
+/// The positions of a token. Nearly every one waits once: it is found at once, however many wait.
+#[derive(Clone)]
+enum Waits {
+    Once(Position),
+    Often(BTreeSet<(Name<'static>, Position)>),
 }
 
 /// The queue of a resource.
@@ -51,8 +59,7 @@ struct Queue {
     also_elsewhere: BTreeSet<Position>,
 }
 
-/// Less than every name and position.
-const FIRST_NAME: Name<'static> = Name { db: i32::MIN, key: Cow::Borrowed(&[]) };
+/// Less than every position.
 const FIRST: Position = (Rank::Upgrade, WaiterId(0));
 
 /// Gives the memory of a crowd back once most of it has left.
@@ -80,7 +87,7 @@ impl Waiting {
 
     /// How many positions belong to their tokens.
     pub fn queued(&self) -> usize {
-        self.queued.len()
+        self.queued
     }
 
     /// How many positions the queue of a resource has.
@@ -93,7 +100,7 @@ impl Waiting {
         let on_the_key = || self.len_of(name) < limits.on_a_key;
         match owner {
             Owner::Client(_) => self.clients() < limits.on_the_server && on_the_key(),
-            Owner::Token(_) => self.queued.len() < limits.queued && on_the_key(),
+            Owner::Token(_) => self.queued < limits.queued && on_the_key(),
             Owner::Beside(_, position) => {
                 let beside = self.get(*position).map_or(0, |waiter| waiter.beside().len());
                 self.clients() < limits.on_the_server && beside < limits.on_a_key
@@ -130,7 +137,7 @@ impl Waiting {
 
     fn line_up(&mut self, waiter: &Waiter) {
         if let Owner::Token(_) = waiter.owner {
-            self.queued.insert(waiter.id);
+            self.queued += 1;
         }
         let queue = self.queues.entry(waiter.name.clone()).or_default();
         queue.positions.insert(waiter.position());
@@ -138,21 +145,24 @@ impl Waiting {
             queue.began = Some(waiter.id);
             self.begun.insert(waiter.id, waiter.name.clone());
         }
-        let token = &waiter.request.token;
-        self.by_token.insert((token.clone(), waiter.name.clone(), waiter.position()));
-        // The second makes the first one of those who wait elsewhere too.
-        let waits: SmallVec<[_; 3]> = self
-            .waits_of(token.clone())
-            .take(3)
-            .map(|(_, name, position)| (name.clone(), *position))
-            .collect();
-        let more = match waits.len() {
-            0 | 1 => SmallVec::new(),
-            2 => waits,
-            _ => SmallVec::from_iter([(waiter.name.clone(), waiter.position())]),
+        let new = (waiter.name.clone(), waiter.position());
+        let mut waits = match self.by_token.entry(waiter.request.token.clone()) {
+            Entry::Vacant(entry) => {
+                entry.insert(Waits::Once(new.1));
+                return;
+            }
+            Entry::Occupied(waits) => waits,
         };
-        for (name, position) in more {
-            self.queues.entry(name).or_default().also_elsewhere.insert(position);
+        // The second makes the first one of those who wait elsewhere too.
+        if let Waits::Once(first) = *waits.get()
+            && let Some(other) = self.waiters.get(&first.1)
+        {
+            self.queues.entry(other.name.clone()).or_default().also_elsewhere.insert(first);
+            waits.insert(Waits::Often([(other.name.clone(), first)].into()));
+        }
+        if let Waits::Often(positions) = waits.get_mut() {
+            self.queues.entry(new.0.clone()).or_default().also_elsewhere.insert(new.1);
+            positions.insert(new);
         }
     }
 
@@ -189,7 +199,7 @@ impl Waiting {
     }
 
     fn step_out(&mut self, waiter: &Waiter) {
-        self.queued.remove(&waiter.id);
+        self.queued -= usize::from(matches!(waiter.owner, Owner::Token(_)));
         if let Some(queue) = self.queues.get_mut(&waiter.name) {
             queue.positions.remove(&waiter.position());
             queue.also_elsewhere.remove(&waiter.position());
@@ -199,19 +209,17 @@ impl Waiting {
                 give_back(&mut self.queues);
             }
         }
-        let token = &waiter.request.token;
-        self.by_token.remove(&(token.clone(), waiter.name.clone(), waiter.position()));
-        let mut left = self.waits_of(token.clone());
-        if let (Some((_, name, last)), None) = (left.next(), left.next()) {
-            let (name, last) = (name.clone(), *last);
-            drop(left);
-            self.queues.get_mut(&name).map(|queue| queue.also_elsewhere.remove(&last));
+        let Some(waits) = self.by_token.get_mut(&waiter.request.token) else { return };
+        let Waits::Often(positions) = waits else {
+            self.by_token.remove(&waiter.request.token);
+            return give_back(&mut self.by_token);
+        };
+        positions.remove(&(waiter.name.clone(), waiter.position()));
+        if let (Some((name, last)), true) = (positions.first(), positions.len() == 1) {
+            let last = *last;
+            self.queues.get_mut(name).map(|queue| queue.also_elsewhere.remove(&last));
+            *waits = Waits::Once(last);
         }
-    }
-
-    fn waits_of(&self, token: Token) -> impl Iterator<Item = &(Token, Name<'static>, Position)> + use<'_> {
-        let from = self.by_token.range((token.clone(), FIRST_NAME, FIRST)..);
-        from.take_while(move |(of, ..)| *of == token)
     }
 
     pub fn get(&self, id: WaiterId) -> Option<&Waiter> {
@@ -242,14 +250,18 @@ impl Waiting {
 
     /// Everything this token waits for, here and on other resources.
     pub fn of_token(&self, token: &[u8]) -> impl Iterator<Item = &Waiter> {
-        let waits = Token::new(token).into_iter().flat_map(|token| self.waits_of(token));
-        waits.filter_map(|(_, _, (_, id))| self.get(*id))
+        let (once, often) = match self.by_token.get(token) {
+            Some(Waits::Once(position)) => (Some(position), None),
+            Some(Waits::Often(positions)) => (None, Some(positions)),
+            None => (None, None),
+        };
+        let often = often.into_iter().flatten().map(|(_, position)| position);
+        once.into_iter().chain(often).filter_map(|(_, id)| self.get(*id))
     }
 
     /// The waiters of a token on one resource, in the order in which they came.
     pub fn of_token_on(&self, token: &[u8], name: &Name<'_>) -> SmallVec<[WaiterId; 2]> {
-        let Some(token) = Token::new(token).filter(|_| !self.is_empty()) else { return SmallVec::new() };
-        let mut ids: SmallVec<_> = self.positions(&token, name).map(|(_, id)| id).collect();
+        let mut ids: SmallVec<_> = self.positions(token, name).map(|(_, id)| id).collect();
         ids.sort_unstable();
         ids
     }
@@ -266,13 +278,22 @@ impl Waiting {
     /// The positions of a token in a queue.
     pub(crate) fn positions<'a>(
         &'a self,
-        token: &Token,
-        name: &Name<'a>,
+        token: &[u8],
+        name: &Name<'_>,
     ) -> impl Iterator<Item = Position> + use<'a> {
-        let (token, name) = (token.clone(), name.clone());
-        let by_token: &'a BTreeSet<(Token, Name<'a>, Position)> = &self.by_token;
-        let from = by_token.range((token.clone(), name.clone(), FIRST)..);
-        from.take_while(move |(of, at, _)| *of == token && *at == name).map(|(_, _, position)| *position)
+        let waits = if self.is_empty() { None } else { self.by_token.get(token) };
+        let (once, often) = match waits {
+            Some(Waits::Once(at)) => {
+                (Some(*at).filter(|(_, id)| self.get(*id).is_some_and(|w| w.name == *name)), None)
+            }
+            Some(Waits::Often(positions)) => {
+                let name = name.to_owned();
+                let from = positions.range((name.clone(), FIRST)..);
+                (None, Some(from.take_while(move |(at, _)| *at == name).map(|(_, position)| *position)))
+            }
+            None => (None, None),
+        };
+        once.into_iter().chain(often.into_iter().flatten())
     }
 
     /// Those in a queue whose tokens wait elsewhere too, or twice here.
@@ -290,14 +311,21 @@ impl Waiting {
         self.queues.get(name)?.positions.range(behind).next().and_then(|(_, id)| self.get(*id))
     }
 
-    /// When the first wait times out.
+    /// When a wait has to be looked at that may have timed out.
     pub fn next_timeout(&self) -> Option<Deadline> {
         self.timeouts.first().map(|(due, _)| due)
     }
 
-    /// A waiter that has timed out.
-    pub fn timed_out(&self, now: Instant) -> Option<WaiterId> {
-        let (due, slot) = self.timeouts.first()?;
-        if due.passed(now) { self.timeouts.get(slot).copied() } else { None }
+    /// A waiter that has timed out. Of many that were made longer meanwhile a call puts off some.
+    pub fn timed_out(&mut self, now: Instant) -> Option<WaiterId> {
+        for _ in 0..Departed::SLICE {
+            let (_, slot) = self.timeouts.first().filter(|(due, _)| due.passed(now))?;
+            let id = *self.timeouts.get(slot)?;
+            match self.waiters.get(&id)?.until {
+                Some(until) if !until.passed(now) => self.timeouts.reschedule(slot, until),
+                _ => return Some(id),
+            }
+        }
+        None
     }
 }

@@ -317,7 +317,7 @@ fn of_many_positions_that_are_over_a_turn_answers_some() {
     let many = if cfg!(miri) { 600 } else { 5_000 };
     let mut world = World::held_exclusively();
     let queue = |world: &mut World, token: &[u8], until| {
-        let owner = Owner::Token(Queued::new(ClientId(1), None, None, false).into());
+        let owner = Owner::Token(Queued::new(ClientId(1), None, None, false));
         let request = request(token, Mode::Exclusive);
         let newcomer =
             Newcomer { name: KEY, rank: Rank::Newcomer, request, owner, since: NOW, until: Some(until) };
@@ -344,7 +344,7 @@ fn a_position_takes_as_many_steps_among_a_hundred_thousand() {
         let until = NOW.after_millis(1000);
         let queued = || Queued::new(ClientId(1), None, None, false);
         for n in 0..many {
-            let (owner, token) = (Owner::Token(queued().into()), token(n));
+            let (owner, token) = (Owner::Token(queued()), token(n));
             let request = request(&token, Mode::Exclusive);
             let newcomer =
                 Newcomer { name: KEY, rank: Rank::Newcomer, request, owner, since: NOW, until: Some(until) };

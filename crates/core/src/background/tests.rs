@@ -37,7 +37,7 @@ fn join(waiting: &mut Waiting, name: Name<'static>, until: Option<Deadline>) -> 
     waiting.join(Newcomer { name, rank, request: request(false), owner, since: NOW, until }).unwrap()
 }
 
-fn next(background: &mut Background, waiting: &Waiting, now: Instant) -> Option<Task> {
+fn next(background: &mut Background, waiting: &mut Waiting, now: Instant) -> Option<Task> {
     background.next_task(waiting, &mut Grace::at_start(None, NOW), now)
 }
 
@@ -52,7 +52,7 @@ fn however_many_tasks_there_are_of_one_kind_the_others_come_as_well() {
     }
     let later = Instant::from_millis(NOW.millis() + 10);
     let kinds: Vec<String> = (0..6)
-        .map(|_| format!("{:?}", next(&mut background, &waiting, later).unwrap()))
+        .map(|_| format!("{:?}", next(&mut background, &mut waiting, later).unwrap()))
         .map(|task| task.split('(').next().unwrap_or_default().to_owned())
         .collect();
     assert_eq!(kinds, ["Over", "Due", "Serve", "Over", "Due", "Serve"]);
@@ -60,16 +60,16 @@ fn however_many_tasks_there_are_of_one_kind_the_others_come_as_well() {
 
 #[test]
 fn nothing_is_due_before_its_time() {
-    let (mut background, waiting) = (Background::default(), Waiting::default());
+    let (mut background, mut waiting) = (Background::default(), Waiting::default());
     let mut grace = Grace::at_start(None, NOW);
     assert_eq!(background.next_due(&waiting, &grace), None);
     hold(&mut background, &name(3, "k"), None);
     assert_eq!(background.next_due(&waiting, &grace), Some(NOW.millis() + 10));
-    assert!(next(&mut background, &waiting, NOW).is_none());
+    assert!(next(&mut background, &mut waiting, NOW).is_none());
     grace.begin(Ttl::from_millis(5).unwrap(), NOW);
     assert_eq!(background.next_due(&waiting, &grace), Some(NOW.millis() + 5));
     let over = Instant::from_millis(NOW.millis() + 5);
-    let task = background.next_task(&waiting, &mut grace, over);
+    let task = background.next_task(&mut waiting, &mut grace, over);
     assert!(matches!(task, Some(Task::GraceOver)));
     background.note(Task::Serve(name(0, "k")));
     assert_eq!(background.next_due(&waiting, &grace), Some(0));
@@ -86,7 +86,7 @@ fn what_is_bound_to_a_connection_ends_with_it_once() {
     assert!(background.client_gone(client) && !background.client_gone(client));
     let bound = background.demoted();
     assert_eq!(bound, [(name(0, "a"), Token::new(b"t").unwrap())]);
-    assert!(next(&mut background, &Waiting::default(), NOW).is_none());
+    assert!(next(&mut background, &mut Waiting::default(), NOW).is_none());
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn locks_move_with_their_database_and_queues_stay() {
     assert_eq!(background.swapped(&mut waiting, 1, 4), 1);
     background.serve(&waiting, Some(1), WaiterId(0));
     let later = Instant::from_millis(NOW.millis() + 10);
-    let tasks = [(); 2].map(|()| next(&mut background, &waiting, later));
+    let tasks = [(); 2].map(|()| next(&mut background, &mut waiting, later));
     assert!(matches!(&tasks[0], Some(Task::Due(due, at)) if *due == name(4, "k") && *at == slot));
     assert!(matches!(&tasks[1], Some(Task::Serve(served)) if *served == name(1, "k")));
     assert_eq!(background.demoted(), [(name(4, "k"), Token::new(b"t").unwrap())]);
@@ -120,23 +120,23 @@ fn locks_move_with_their_database_and_queues_stay() {
 
 #[test]
 fn what_is_put_off_holds_up_nothing_else() {
-    let (mut background, waiting) = (Background::default(), Waiting::default());
+    let (mut background, mut waiting) = (Background::default(), Waiting::default());
     let client = ClientId(7);
     for key in ["a", "b"] {
         hold(&mut background, &name(0, key), Some(client));
     }
     assert!(background.client_gone(client));
-    let task = next(&mut background, &waiting, NOW).unwrap();
+    let task = next(&mut background, &mut waiting, NOW).unwrap();
     background.put_off(task, NOW.after_millis(4));
-    let Some(Task::Disconnected(_, 0, holds)) = next(&mut background, &waiting, NOW) else { panic!() };
+    let Some(Task::Disconnected(_, 0, holds)) = next(&mut background, &mut waiting, NOW) else { panic!() };
     assert_eq!(holds.len(), 1);
     assert_eq!(&*holds.first().unwrap().0, b"b");
-    assert!(next(&mut background, &waiting, NOW).is_none());
+    assert!(next(&mut background, &mut waiting, NOW).is_none());
     let later = Instant::from_millis(NOW.millis() + 4);
-    let again = next(&mut background, &waiting, later).unwrap();
+    let again = next(&mut background, &mut waiting, later).unwrap();
     assert_eq!(again.name(), Some(name(0, "a")));
     background.put_back(again);
-    assert_eq!(next(&mut background, &waiting, later).unwrap().name(), Some(name(0, "a")));
+    assert_eq!(next(&mut background, &mut waiting, later).unwrap().name(), Some(name(0, "a")));
 }
 
 /// However many queues there are, no task walks over all of them, and each comes once.
@@ -150,7 +150,7 @@ fn the_queues_of_a_database_are_served_some_after_the_other() {
     }
     background.serve(&waiting, Some(1), WaiterId(0));
     let mut served = Vec::new();
-    while let Some(task) = next(&mut background, &waiting, NOW) {
+    while let Some(task) = next(&mut background, &mut waiting, NOW) {
         match task {
             Task::Serve(name) => served.push(name),
             Task::ServeBehind(began, of) => background.serve(&waiting, of, began),
@@ -160,7 +160,8 @@ fn the_queues_of_a_database_are_served_some_after_the_other() {
     let expected: Vec<_> = (0..many).map(|n| name(1, &n.to_string())).collect();
     assert_eq!(served, expected);
     background.serve(&waiting, None, WaiterId(0));
-    let first: Vec<_> = (0..Departed::SLICE).map_while(|_| next(&mut background, &waiting, NOW)).collect();
+    let first: Vec<_> =
+        (0..Departed::SLICE).map_while(|_| next(&mut background, &mut waiting, NOW)).collect();
     assert!(first.iter().all(|task| matches!(task, Task::Serve(_))));
-    assert!(matches!(next(&mut background, &waiting, NOW), Some(Task::ServeBehind(..))));
+    assert!(matches!(next(&mut background, &mut waiting, NOW), Some(Task::ServeBehind(..))));
 }

@@ -155,7 +155,7 @@ impl Search {
     /// A grant to a token answers each of its waits there that asks for no more.
     fn answer_others(&mut self, at: usize, token: usize, waiting: &Waiting, leaving: &mut Vec<usize>) {
         let resource = &self.resources[at];
-        let here = waiting.positions(&self.tokens[token].token, &resource.name);
+        let here = waiting.positions(self.tokens[token].token.as_bytes(), &resource.name);
         let own = resource.queue.iter().rev().find(|waits| at == WANTED && waits.token == START);
         let positions: Vec<Position> =
             here.chain(own.filter(|_| token == START).map(|own| own.position)).collect();

@@ -22,12 +22,13 @@ impl Waiting {
     ) {
         let Some(waiter) = self.waiters.get_mut(&id) else { return };
         let before = waiter.bound_to();
+        let earlier = waiter.until.is_some_and(|was| until < was);
         (waiter.request, waiter.until) = (request.to_owned(), Some(until));
         if let Owner::Token(kept) = &mut waiter.owner {
             let beside = std::mem::take(&mut kept.beside);
-            **kept = Queued { beside, ..queued };
+            *kept = Queued { beside, ..queued };
         }
-        if let Some(slot) = waiter.timeout {
+        if let Some(slot) = waiter.timeout.filter(|_| earlier) {
             self.timeouts.reschedule(slot, until);
         }
         let after = waiter.bound_to();
@@ -51,8 +52,9 @@ impl Waiting {
     }
 
     /// A wait that is over, and why.
-    pub fn next_over(&self, now: Instant) -> Option<(&Waiter, Outcome)> {
-        let waiter = self.get(self.bound.first_over().or_else(|| self.timed_out(now))?)?;
+    pub fn next_over(&mut self, now: Instant) -> Option<(&Waiter, Outcome)> {
+        let id = self.bound.first_over().or_else(|| self.timed_out(now))?;
+        let waiter = self.get(id)?;
         Some((waiter, self.is_over(waiter, now)?))
     }
 
@@ -61,8 +63,39 @@ impl Waiting {
         self.bound.first_over().map(|_| Deadline::at_millis(0)).or_else(|| self.next_timeout())
     }
 
-    /// Any position that belongs to its token.
+    /// A position that belongs to its token, of those that stand first.
     pub fn any_queued(&self) -> Option<&Waiter> {
-        self.get(*self.queued.first()?)
+        let heads = self.begun.values().filter_map(|name| self.head(name));
+        heads.into_iter().find(|waiter| matches!(waiter.owner, Owner::Token(_)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dlock_protocol::{TokenRef, Ttl};
+
+    use super::*;
+    use crate::queue::{Newcomer, Rank};
+
+    /// A wait that is made longer stays where it is scheduled; one that is made shorter does not.
+    #[test]
+    fn a_position_that_is_kept_is_over_at_its_last_deadline() {
+        let at = Instant::from_millis;
+        let request = LockRequestRef::new(TokenRef::new(b"t").unwrap(), Ttl::MAX);
+        let queued = || Queued::new(ClientId(1), None, None, false);
+        let mut waiting = Waiting::default();
+        let (name, owner, until) =
+            (Name::new(0, b"k"), Owner::Token(queued()), Some(at(0).after_millis(100)));
+        let newcomer = Newcomer { name, rank: Rank::Newcomer, request, owner, since: at(0), until };
+        let id = waiting.join(newcomer).unwrap();
+        waiting.keep(id, &request, queued(), at(0).after_millis(500));
+        assert_eq!(waiting.next_due(), Some(at(0).after_millis(100)), "it is looked at");
+        assert_eq!(waiting.next_over(at(499)), None);
+        assert_eq!(waiting.next_due(), Some(at(0).after_millis(500)), "and put off");
+        waiting.keep(id, &request, queued(), at(0).after_millis(50));
+        assert_eq!(waiting.next_due(), Some(at(0).after_millis(50)));
+        assert_eq!(waiting.next_over(at(49)), None);
+        let over = waiting.next_over(at(50)).map(|(waiter, outcome)| (waiter.id, outcome));
+        assert_eq!(over, Some((id, Outcome::TimedOut)));
     }
 }

@@ -68,7 +68,7 @@ pub enum Owner {
     /// A connection's whose ACQUIRE is blocked: its position goes with it.
     Client(ClientId),
     /// The token's own, which needs no connection.
-    Token(Box<Queued>),
+    Token(Queued),
     /// A connection's that waits beside the position of its token, and has none itself.
     Beside(ClientId, WaiterId),
 }

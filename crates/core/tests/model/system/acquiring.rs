@@ -46,7 +46,7 @@ impl System {
             return Answer::Null;
         }
         let name = name(asked.key);
-        let owner = if queue.is_some() { Owner::Token(queued().into()) } else { Owner::Client(client) };
+        let owner = if queue.is_some() { Owner::Token(queued()) } else { Owner::Client(client) };
         let limits = Limits { on_the_server: ROOM.0, on_a_key: ROOM.1, queued: ROOM.0 };
         if !self.waiting.has_room(&name, &owner, limits) {
             return Answer::QueueFull;
