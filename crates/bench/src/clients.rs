@@ -20,8 +20,6 @@ pub enum Way {
     Subscribe,
 }
 
-pub const ALL: [Way; 3] = [Way::Subscribe, Way::Dlock, Way::Poll];
-
 const JITTER_MS: std::ops::RangeInclusive<u64> = 50..=250;
 
 impl Way {

@@ -9,19 +9,35 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::clients::{ALL, Client, Way};
+use crate::clients::{Client, Way};
+use crate::queued::Process;
 use crate::run::{Report, Run};
 use crate::server::Server;
 use crate::table::{Ratios, Table, jain, median, percentile, si, time};
 
-const BASELINE: Way = Way::Subscribe;
+const BASELINE: Kind = Kind::Each(Way::Subscribe);
+const ALL: [Kind; 4] = [BASELINE, Kind::Each(Way::Dlock), Kind::Queued, Kind::Each(Way::Poll)];
 const CLIENTS: [usize; 2] = [8, 64];
 
-/// One way on its server.
+/// How clients wait.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Each in a thread, with connections of its own.
+    Each(Way),
+    /// By QUEUE: all in one thread, over one connection.
+    Queued,
+}
+
+enum Clients {
+    Each(Vec<Client>),
+    Queued(Process),
+}
+
+/// One kind on its server.
 struct Contender {
-    way: Way,
+    kind: Kind,
     server: Server,
-    clients: Vec<Client>,
+    clients: Clients,
 }
 
 /// The result of one block.
@@ -52,35 +68,49 @@ pub fn run(run: &Run) -> Result<Vec<Report>> {
 fn compare(run: &Run, clients: usize) -> Result<Report> {
     let title = format!("{clients} clients contending for one lock");
     let (rounds, seconds) = run.scale((3, 1), (5, 3));
-    let wanted = ALL.into_iter().filter(|way| *way == BASELINE || run.wants(way.name()));
+    let wanted = ALL.into_iter().filter(|kind| *kind == BASELINE || run.wants(kind.name()));
     let mut contenders: Vec<Contender> =
-        wanted.map(|way| Contender::start(run, way, clients)).collect::<Result<_>>()?;
+        wanted.map(|kind| Contender::start(run, kind, clients)).collect::<Result<_>>()?;
     let mut samples: Vec<(&str, Vec<Sample>)> =
-        contenders.iter().map(|contender| (contender.way.name(), Vec::new())).collect();
+        contenders.iter().map(|contender| (contender.kind.name(), Vec::new())).collect();
     for contender in &mut contenders {
         contender.block(Duration::from_millis(100))?;
     }
-    for round in 0..rounds {
-        run.progress(&format!("{title}: round {} of {rounds}", round + 1));
-        for turn in 0..contenders.len() {
-            // No contender always follows the same one.
-            let at = (turn + round) % contenders.len();
-            samples[at].1.push(contenders[at].block(Duration::from_secs(seconds))?);
-        }
+    for at in run.turns(&title, rounds, contenders.len()) {
+        samples[at].1.push(contenders[at].block(Duration::from_secs(seconds))?);
     }
     Ok(report(title, &samples, BASELINE.name(), "x Redisson"))
 }
 
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Each(way) => way.name(),
+            Kind::Queued => "dlock QUEUE, one connection for all",
+        }
+    }
+}
+
 impl Contender {
-    fn start(run: &Run, way: Way, clients: usize) -> Result<Contender> {
-        let server = run.program.start(way == Way::Dlock, &[])?;
-        let clients = (0..clients).map(|number| Client::new(way, &server, number)).collect::<Result<_>>()?;
-        Ok(Contender { way, server, clients })
+    fn start(run: &Run, kind: Kind, clients: usize) -> Result<Contender> {
+        let server = run.program.start(matches!(kind, Kind::Each(Way::Dlock) | Kind::Queued), &[])?;
+        let clients = match kind {
+            Kind::Each(way) => {
+                let each = (0..clients).map(|number| Client::new(way, &server, number));
+                Clients::Each(each.collect::<Result<_>>()?)
+            }
+            Kind::Queued => Clients::Queued(Process::start(&server, clients, 1)?),
+        };
+        Ok(Contender { kind, server, clients })
     }
 
     fn block(&mut self, time: Duration) -> Result<Sample> {
-        contend(&mut self.clients, || self.server.cpu(), time)
-            .map_err(|why| self.server.explain(self.way.name(), &why))
+        let cpu = || self.server.cpu();
+        let sample = match &mut self.clients {
+            Clients::Each(clients) => contend(clients, cpu, time),
+            Clients::Queued(process) => contend_queued(process, cpu, time),
+        };
+        sample.map_err(|why| self.server.explain(self.kind.name(), &why))
     }
 }
 
@@ -119,21 +149,53 @@ pub fn contend<F: LockClient>(
         };
         threads.into_iter().map(join).collect::<Result<_>>()
     })?;
-    let cpu = cpu().zip(before).map_or(f64::NAN, |(after, before)| (after - before).as_secs_f64());
+    Ok(sample(&shares, time, cpu().zip(before)))
+}
+
+fn contend_queued(
+    process: &mut Process,
+    cpu: impl Fn() -> Option<Duration>,
+    time: Duration,
+) -> Result<Sample> {
+    let (before, start) = (cpu(), Instant::now());
+    let grants = process.work(|_| start.elapsed() < time)?;
+    let cpu = cpu().zip(before);
+    let (mut shares, mut last) = (Vec::new(), usize::MAX);
+    shares.resize_with(process.tasks(), Share::default);
+    for grant in grants {
+        shares[grant.task].add(grant.waited, grant.at - start < time, last != grant.task);
+        last = grant.task;
+    }
+    Ok(sample(&shares, time, cpu))
+}
+
+/// `cpu`: the processor time that the server had used after the block, and before it.
+fn sample(shares: &[Share], time: Duration, cpu: Option<(Duration, Duration)>) -> Sample {
+    let cpu = cpu.map_or(f64::NAN, |(after, before)| (after - before).as_secs_f64());
     let grants: Vec<f64> = shares.iter().map(|share| share.grants as f64).collect();
     let all = grants.iter().sum::<f64>();
     let waited: Vec<f64> = shares.iter().flat_map(|share| &share.waited).copied().collect();
-    Ok(Sample {
+    Sample {
         grants_a_second: all / time.as_secs_f64(),
         fairness: jain(&grants),
         changes: shares.iter().map(|share| share.changes as f64).sum::<f64>() / all,
         cpu_a_grant: cpu * 1e6 / waited.len() as f64,
         waited,
-    })
+    }
+}
+
+impl Share {
+    /// The last grant comes after the end: its wait counts, the grant does not.
+    fn add(&mut self, waited: Duration, in_time: bool, changed: bool) {
+        self.waited.push(waited.as_secs_f64() * 1e6);
+        if in_time {
+            self.grants += 1;
+            self.changes += usize::from(changed);
+        }
+    }
 }
 
 impl Arena {
-    /// The last grant comes after the end: its wait counts, the grant does not.
     fn contend(&self, number: usize, client: &mut impl LockClient) -> Result<Share> {
         let mut share = Share::default();
         self.start.wait();
@@ -144,11 +206,7 @@ impl Arena {
             let granted = Instant::now();
             let last = self.last.swap(number, Ordering::Relaxed);
             client.release()?;
-            share.waited.push((granted - asked).as_secs_f64() * 1e6);
-            if granted - start < self.time {
-                share.grants += 1;
-                share.changes += usize::from(last != number);
-            }
+            share.add(granted - asked, granted - start < self.time, last != number);
         }
         Ok(share)
     }

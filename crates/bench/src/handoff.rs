@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
+use crate::queued::KEPT;
 use crate::resp::{Command, Conn, Expect};
 use crate::run::{Report, Run};
 use crate::server::Server;
@@ -16,6 +17,8 @@ use crate::table::{Ratios, Table, median, percentile};
 enum Way {
     /// From RELEASE to the reply of the waiting ACQUIRE.
     Dlock,
+    /// From RELEASE to the reply of the ACQUIRE that claims what a message announced.
+    Queued,
     /// From PUBLISH to the subscriber's message: the fastest way to wake a connection.
     Publish,
     /// From LPUSH to the reply of the waiting BLPOP.
@@ -25,14 +28,15 @@ enum Way {
     Retry,
 }
 
-const ALL: [Way; 4] = [Way::Publish, Way::Dlock, Way::Pop, Way::Retry];
+const ALL: [Way; 5] = [Way::Publish, Way::Dlock, Way::Queued, Way::Pop, Way::Retry];
 
-const BASELINES: [Way; 2] = [Way::Publish, Way::Retry];
+const BASELINES: [Way; 3] = [Way::Publish, Way::Dlock, Way::Retry];
 
 impl Way {
     fn name(self) -> &'static str {
         match self {
-            Way::Dlock => "dlock RELEASE to grant",
+            Way::Dlock => "dlock RELEASE to the grant of BLOCK",
+            Way::Queued => "dlock RELEASE to the claim of QUEUE",
             Way::Publish => "PUBLISH to message",
             Way::Pop => "LPUSH to BLPOP's reply",
             Way::Retry => "DEL + PUBLISH to retried SET NX PX",
@@ -64,14 +68,17 @@ const TTL: &str = "600000";
 
 impl Contender {
     fn start(run: &Run, way: Way) -> Result<Contender> {
-        let server = run.program.start(way == Way::Dlock, &[])?;
+        let server = run.program.start(matches!(way, Way::Dlock | Way::Queued), &[])?;
         let mut listener = server.connect()?;
         listener.call(&["SUBSCRIBE", CHANNEL])?;
         let end = |token: &str| -> Result<End> {
+            let acquire = ["DLOCK.ACQUIRE", LOCK, token, TTL];
+            let block = [&acquire[..], &["BLOCK", "0"]].concat();
+            let queue = [&acquire[..], &["QUEUE", KEPT, "NOTIFY", CHANNEL, LOCK]].concat();
+            let release: &[&[&str]] = &[&["DLOCK.RELEASE", LOCK, token]];
             let (take, give): (&[&str], &[&[&str]]) = match way {
-                Way::Dlock => {
-                    (&["DLOCK.ACQUIRE", LOCK, token, TTL, "BLOCK", "0"], &[&["DLOCK.RELEASE", LOCK, token]])
-                }
+                Way::Dlock => (&block, release),
+                Way::Queued => (&queue, release),
                 Way::Publish => (&["PING"], &[&["PUBLISH", CHANNEL, "1"]]),
                 Way::Pop => (&["BLPOP", LOCK, "0"], &[&["LPUSH", LOCK, "1"]]),
                 Way::Retry => {
@@ -82,7 +89,7 @@ impl Contender {
             Ok(End { conn: server.connect()?, take: bytes(take), give })
         };
         let (mut giver, taker) = (end("5f0a7c19d2e84b36a1c0")?, end("a1c05f0a7c19d2e84b36")?);
-        if matches!(way, Way::Dlock | Way::Retry) {
+        if matches!(way, Way::Dlock | Way::Queued | Way::Retry) {
             giver.conn.send(&giver.take)?;
             giver.conn.skip(1)?;
         }
@@ -92,8 +99,11 @@ impl Contender {
     /// One handoff: from the first byte sent until the taker has the lock.
     fn once(&mut self) -> Result<Duration> {
         let Contender { way, giver, taker, listener, ping, .. } = self;
-        if matches!(way, Way::Dlock | Way::Pop) {
+        if matches!(way, Way::Dlock | Way::Queued | Way::Pop) {
             taker.conn.send(&taker.take)?;
+        }
+        if *way == Way::Queued {
+            Expect::Line("$-1").check(taker.conn.line()?)?;
         }
         // The reply shows that the server has read what the taker sent: the taker waits now.
         giver.conn.send(ping)?;
@@ -103,6 +113,11 @@ impl Contender {
         giver.conn.send(&giver.give)?;
         match way {
             Way::Dlock => Expect::Number.check(taker.conn.line()?)?,
+            Way::Queued => {
+                listener.skip(MESSAGE)?;
+                taker.conn.send(&taker.take)?;
+                Expect::Number.check(taker.conn.line()?)?;
+            }
             Way::Publish => listener.skip(MESSAGE)?,
             Way::Pop => taker.conn.skip(POPPED)?,
             Way::Retry => {
@@ -153,14 +168,9 @@ pub fn run(run: &Run) -> Result<Vec<Report>> {
         for contender in &mut contenders {
             contender.block(BLOCK)?;
         }
-        for round in 0..rounds {
-            let nth = start * rounds + round;
-            run.progress(&format!("{title}: round {} of {}", nth + 1, STARTS * rounds));
-            for turn in 0..contenders.len() {
-                // No contender always follows the same one.
-                let at = (turn + nth) % contenders.len();
-                samples[at].1.push(contenders[at].block(BLOCK)?);
-            }
+        let title = format!("{title}, start {} of {STARTS}", start + 1);
+        for at in run.turns(&title, rounds, contenders.len()) {
+            samples[at].1.push(contenders[at].block(BLOCK)?);
         }
     }
     Ok(vec![run.done(report(title, &samples))])
@@ -172,13 +182,24 @@ fn report(title: &str, samples: &[(Way, Vec<Vec<f64>>)]) -> Report {
         let blocks = samples.iter().find(|(way, _)| *way == of);
         blocks.map(|(_, blocks)| blocks.iter().map(|block| median(block)).collect()).unwrap_or_default()
     };
-    let head =
-        ["", "p50 us", "p99 us", "x PUBLISH", "(min..max)", "x publish + retry", "(min..max)", "samples"];
+    let head = [
+        "",
+        "p50 us",
+        "p99 us",
+        "x PUBLISH",
+        "(min..max)",
+        "x BLOCK",
+        "(min..max)",
+        "x publish + retry",
+        "(min..max)",
+        "samples",
+    ];
     let mut table = Table::new(title, &head);
     let mut lines = Vec::new();
     for (way, blocks) in samples {
         let all: Vec<f64> = blocks.iter().flatten().copied().collect();
-        let [publish, retry] = BASELINES.map(|baseline| Ratios::of(&medians(*way), &medians(baseline)));
+        let [publish, block, retry] =
+            BASELINES.map(|baseline| Ratios::of(&medians(*way), &medians(baseline)));
         let (p50, p99) = (median(&all), percentile(&all, 0.99));
         table.row(vec![
             way.name().into(),
@@ -186,13 +207,15 @@ fn report(title: &str, samples: &[(Way, Vec<Vec<f64>>)]) -> Report {
             format!("{p99:.1}"),
             publish.middle(),
             publish.spread(),
+            block.middle(),
+            block.spread(),
             retry.middle(),
             retry.spread(),
             all.len().to_string(),
         ]);
         lines.push(json!({
             "contender": way.name(), "p50_us": p50, "p99_us": p99, "ratio_to_publish": publish.json(),
-            "ratio_to_publish_and_retry": retry.json(), "samples": all.len(),
+            "ratio_to_block": block.json(), "ratio_to_publish_and_retry": retry.json(), "samples": all.len(),
         }));
     }
     Report { table, notes: Vec::new(), json: json!({ "title": title, "contenders": lines }) }

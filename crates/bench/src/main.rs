@@ -20,8 +20,10 @@ mod pairs;
 mod peers;
 mod ping;
 mod plots;
+mod positions;
 mod processors;
 mod queue;
+mod queued;
 mod quorum;
 mod redlocks;
 mod resp;
@@ -30,6 +32,7 @@ mod server;
 mod stall;
 mod table;
 mod waiters;
+mod waits;
 
 use std::io::{Error, Result};
 use std::path::PathBuf;
@@ -83,6 +86,8 @@ enum What {
     Handoff,
     /// 8 and 64 clients contending for one lock
     Contend,
+    /// Ten thousand waits of one process over one connection (QUEUE)
+    Waits,
     /// What a long wait queue costs
     Queue,
     /// How long the server stalls while 100,000 of a million holds expire, and how late a handoff is then
@@ -111,6 +116,7 @@ impl What {
             What::Pairs { variant } => vec![("pairs", Box::new(move |run| pairs::run(run, &variant)))],
             What::Handoff => vec![("handoff", Box::new(handoff::run))],
             What::Contend => vec![("contend", Box::new(contend::run))],
+            What::Waits => vec![("waits", Box::new(waits::run))],
             What::Queue => vec![("queue", Box::new(queue::run))],
             What::Stall => vec![("stall", Box::new(stall::run)), ("lateness", Box::new(lateness::run))],
             What::Quorum => vec![("quorum", Box::new(quorum::run))],
@@ -125,6 +131,7 @@ impl What {
                     What::Pairs { variant: Vec::new() },
                     What::Handoff,
                     What::Contend,
+                    What::Waits,
                     What::Queue,
                     What::Stall,
                     What::Quorum,

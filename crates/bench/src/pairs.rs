@@ -110,19 +110,11 @@ fn compare(run: &Run, keeping: &Keeping, load: &Load) -> Result<Report> {
         for contender in &mut contenders {
             measure(contender, load.depth, &mut number, Duration::from_millis(50))?;
         }
-        for round in 0..rounds / STARTS {
-            let nth = start * (rounds / STARTS) + round;
-            run.progress(&format!("{title}: round {} of {rounds}", nth + 1));
-            for turn in 0..contenders.len() {
-                // No contender always follows the same one.
-                let at = (turn + nth) % contenders.len();
-                let contender = &mut contenders[at];
-                let sample = measure(contender, load.depth, &mut number, Duration::from_millis(block))?;
-                samples
-                    .iter_mut()
-                    .filter(|(way, _)| *way == contender.way)
-                    .for_each(|(_, all)| all.push(sample));
-            }
+        let title = format!("{title}, start {} of {STARTS}", start + 1);
+        for at in run.turns(&title, rounds / STARTS, contenders.len()) {
+            let contender = &mut contenders[at];
+            let sample = measure(contender, load.depth, &mut number, Duration::from_millis(block))?;
+            samples.iter_mut().filter(|(way, _)| *way == contender.way).for_each(|(_, all)| all.push(sample));
         }
     }
     samples.retain(|(_, all)| !all.is_empty());

@@ -103,13 +103,8 @@ fn uncontended(run: &Run, peers: &[Peer], notes: Vec<String>) -> Result<Report> 
     let (rounds, times) = run.scale((3, 100), (9, 200));
     let mut clients = peers.iter().map(|peer| peer.client(0)).collect::<Result<Vec<_>>>()?;
     let mut taken = vec![Vec::new(); peers.len()];
-    for round in 0..rounds {
-        run.progress(&format!("{title}: round {} of {rounds}", round + 1));
-        for turn in 0..peers.len() {
-            // No contender always follows the same one.
-            let at = (turn + round) % peers.len();
-            taken[at].push(pairs(&mut clients[at], times)?);
-        }
+    for at in run.turns(title, rounds, peers.len()) {
+        taken[at].push(pairs(&mut clients[at], times)?);
     }
     let p50s = |rounds: &[Vec<f64>]| rounds.iter().map(|round| percentile(round, 0.5)).collect::<Vec<_>>();
     let baseline = p50s(&taken[0]);
@@ -145,14 +140,9 @@ fn compare(run: &Run, peers: &[Peer], clients: usize) -> Result<Report> {
     let connect = |peer: &Peer| (0..clients).map(|number| peer.client(number)).collect::<Result<Vec<_>>>();
     let mut contending = peers.iter().map(connect).collect::<Result<Vec<_>>>()?;
     let mut samples: Vec<(&str, Vec<Sample>)> = peers.iter().map(|peer| (peer.name(), Vec::new())).collect();
-    for round in 0..rounds {
-        run.progress(&format!("{title}: round {} of {rounds}", round + 1));
-        for turn in 0..peers.len() {
-            let at = (turn + round) % peers.len();
-            let sample =
-                contend::contend(&mut contending[at], || peers[at].cpu(), Duration::from_secs(seconds))?;
-            samples[at].1.push(sample);
-        }
+    for at in run.turns(&title, rounds, peers.len()) {
+        let time = Duration::from_secs(seconds);
+        samples[at].1.push(contend::contend(&mut contending[at], || peers[at].cpu(), time)?);
     }
     Ok(contend::report(title, &samples, BASELINE, "x dlock"))
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::limits;
+use crate::positions;
 use crate::resp::strange;
 use crate::run::{Report, Run};
 use crate::table::{Ratios, Table, median, percentile};
@@ -30,10 +31,7 @@ const OPERATIONS: [&str; 5] = [
 /// Operations per batch; the short queue needs as many waiters.
 const BATCH: usize = 8;
 
-/// Microseconds of each operation, by round.
-type Rounds = Vec<[f64; OPERATIONS.len()]>;
-
-/// Measures both queues in turns.
+/// Measures both queues in turns, and then two of positions without a connection.
 pub fn run(run: &Run) -> Result<Vec<Report>> {
     let allowed = limits::open_files()? as usize;
     let long = LONG.min(allowed.saturating_sub(SPARE)).max(SHORT);
@@ -41,7 +39,7 @@ pub fn run(run: &Run) -> Result<Vec<Report>> {
     let rounds = run.scale(3, 10);
     run.progress(&format!("{title}: joining"));
     let mut queues = [Queue::start(run, SHORT)?, Queue::start(run, long)?];
-    let mut samples = [Rounds::new(), Rounds::new()];
+    let mut samples = [Vec::new(), Vec::new()];
     for nth in 0..rounds {
         run.progress(&format!("{title}: round {} of {rounds}", nth + 1));
         for (queue, samples) in queues.iter_mut().zip(&mut samples) {
@@ -56,7 +54,8 @@ pub fn run(run: &Run) -> Result<Vec<Report>> {
             "Fewer than {LONG} waiters: this machine allows {allowed} open files (ulimit -Hn)"
         ));
     }
-    Ok(vec![run.done(report(title, long, &samples, notes))])
+    let blocked = run.done(report(title, [SHORT, long], &OPERATIONS, &samples, notes));
+    Ok(vec![blocked, positions::run(run)?])
 }
 
 fn round(queue: &mut Queue, batches: usize) -> Result<[f64; OPERATIONS.len()]> {
@@ -82,14 +81,20 @@ fn round(queue: &mut Queue, batches: usize) -> Result<[f64; OPERATIONS.len()]> {
     Ok(all.map(|spent| spent.less(idle).cpu / spent.operations as f64))
 }
 
-/// Ratios are of rounds: the long queue against the short one.
-fn report(title: String, long: usize, samples: &[Rounds; 2], notes: Vec<String>) -> Report {
-    let head =
-        ["server us", &format!("{SHORT} waiters"), "(min..max)", &format!("{long} waiters"), "(min..max)"];
-    let head: Vec<&str> = head.into_iter().chain(["ratio", "(min..max)"]).collect();
+/// `samples`: microseconds of each operation, by round. Ratios are of rounds: the long queue against the short
+/// one.
+pub fn report<const N: usize>(
+    title: String,
+    [short, long]: [usize; 2],
+    operations: &[&str; N],
+    samples: &[Vec<[f64; N]>; 2],
+    notes: Vec<String>,
+) -> Report {
+    let (few, many) = (format!("{short} waiters"), format!("{long} waiters"));
+    let head = ["server us", &few, "(min..max)", &many, "(min..max)", "ratio", "(min..max)"];
     let mut table = Table::new(&title, &head);
     let mut lines = Vec::new();
-    for (at, operation) in OPERATIONS.iter().enumerate() {
+    for (at, operation) in operations.iter().enumerate() {
         let [few, many] =
             samples.each_ref().map(|rounds| -> Vec<f64> { rounds.iter().map(|r| r[at]).collect() });
         let ratio = Ratios::of(&many, &few);
@@ -108,6 +113,6 @@ fn report(title: String, long: usize, samples: &[Rounds; 2], notes: Vec<String>)
             "ratio": ratio.json(),
         }));
     }
-    let json = json!({ "title": title, "few": SHORT, "many": long, "operations": lines, "notes": notes });
+    let json = json!({ "title": title, "few": short, "many": long, "operations": lines, "notes": notes });
     Report { table, notes, json }
 }

@@ -75,14 +75,9 @@ async fn uncontended(run: &Run, ports: &[u16]) -> Result<Report> {
         pairs(&mut holder, &way.name(), times / 10).await?;
         contenders.push((way, holder, Vec::new()));
     }
-    for round in 0..rounds {
-        run.progress(&format!("{title}: round {} of {rounds}", round + 1));
-        for turn in 0..contenders.len() {
-            // No contender always follows the same one.
-            let at = (turn + round) % contenders.len();
-            let (way, holder, taken) = &mut contenders[at];
-            taken.push(pairs(holder, &way.name(), times).await?);
-        }
+    for at in run.turns(title, rounds, contenders.len()) {
+        let (way, holder, taken) = &mut contenders[at];
+        taken.push(pairs(holder, &way.name(), times).await?);
     }
     let p50s = |rounds: &[Vec<f64>]| rounds.iter().map(|round| percentile(round, 0.5)).collect::<Vec<_>>();
     let baseline = p50s(&contenders[0].2);
@@ -146,15 +141,13 @@ async fn contended(run: &Run, ports: &[u16]) -> Result<Report> {
         let holders = try_join_all((0..CLIENTS).map(|_| way.client(ports))).await?;
         contenders.push((way, holders, Vec::<(f64, f64)>::new(), Vec::new()));
     }
-    for round in 0..rounds {
-        run.progress(&format!("{title}: round {} of {rounds}", round + 1));
-        for (_, holders, blocks, waited) in &mut contenders {
-            let time = Duration::from_secs(seconds);
-            let shares = try_join_all(holders.iter_mut().map(|holder| contend(holder, time))).await?;
-            let grants: Vec<f64> = shares.iter().map(|(grants, _)| *grants as f64).collect();
-            blocks.push((grants.iter().sum::<f64>() / time.as_secs_f64(), jain(&grants)));
-            waited.extend(shares.into_iter().flat_map(|(_, waited)| waited));
-        }
+    for at in run.turns(&title, rounds, contenders.len()) {
+        let (_, holders, blocks, waited) = &mut contenders[at];
+        let time = Duration::from_secs(seconds);
+        let shares = try_join_all(holders.iter_mut().map(|holder| contend(holder, time))).await?;
+        let grants: Vec<f64> = shares.iter().map(|(grants, _)| *grants as f64).collect();
+        blocks.push((grants.iter().sum::<f64>() / time.as_secs_f64(), jain(&grants)));
+        waited.extend(shares.into_iter().flat_map(|(_, waited)| waited));
     }
     let mut table = Table::new(&title, &["", "grants/s", "wait p50", "p99", "max", "Jain", "(min)"]);
     let mut lines = Vec::new();

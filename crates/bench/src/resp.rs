@@ -82,7 +82,12 @@ impl Conn {
 
     /// Whether something comes within this time.
     pub fn comes_within(&mut self, time: Duration) -> Result<bool> {
-        Ok(!self.0.rest().is_empty() || self.0.receive_within(time)?)
+        Ok(self.has_received() || self.0.receive_within(time)?)
+    }
+
+    /// Whether something is here that was not read yet.
+    pub fn has_received(&self) -> bool {
+        !self.0.rest().is_empty()
     }
 
     pub fn value(&mut self) -> Result<Value> {

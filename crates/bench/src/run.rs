@@ -49,6 +49,17 @@ impl Run {
         }
     }
 
+    /// Whose turn it is in so many rounds, as indices: each once a round, and nobody always after the same one.
+    pub fn turns(&self, title: &str, rounds: usize, contenders: usize) -> impl Iterator<Item = usize> {
+        (0..rounds * contenders).map(move |nth| {
+            let (round, turn) = (nth / contenders, nth % contenders);
+            if turn == 0 {
+                self.progress(&format!("{title}: round {} of {rounds}", round + 1));
+            }
+            (turn + round) % contenders
+        })
+    }
+
     /// Prints a table as soon as it is known: a later measurement may fail.
     pub fn done(&self, report: Report) -> Report {
         self.progress("");

@@ -14,7 +14,7 @@ const LOCK: &str = "lock";
 const TTL: &str = "86400000";
 
 /// After this time without a request the server is idle, its timers for the last one included.
-const REST: Duration = Duration::from_millis(2);
+pub const REST: Duration = Duration::from_millis(2);
 
 /// Between groups of waiters that time out.
 const BETWEEN_GROUPS: Duration = Duration::from_millis(2);
@@ -54,6 +54,25 @@ impl Spent {
     /// Less what an idle server spends.
     pub fn less(self, idle: Spent) -> Spent {
         Spent { cpu: self.cpu - idle.cpu / idle.wall * self.wall, wall: 0.0, ..self }
+    }
+}
+
+/// What the server spends from one moment to another.
+pub struct Meter {
+    cpu: Option<Duration>,
+    start: Instant,
+}
+
+impl Meter {
+    pub fn start(server: &Server) -> Meter {
+        Meter { cpu: server.cpu(), start: Instant::now() }
+    }
+
+    pub fn end(self, server: &Server, operations: usize) -> Spent {
+        let wall = self.start.elapsed().as_secs_f64() * 1e6;
+        let cpu =
+            server.cpu().zip(self.cpu).map_or(f64::NAN, |(after, before)| (after - before).as_secs_f64());
+        Spent { operations, cpu: cpu * 1e6, wall }
     }
 }
 
@@ -219,14 +238,10 @@ impl Queue {
 
     fn spent(&mut self, operations: usize, what: impl FnOnce(&mut Queue) -> Result<()>) -> Result<Spent> {
         sleep(REST);
-        let cpu = self.server.cpu();
-        let start = Instant::now();
+        let meter = Meter::start(&self.server);
         what(self)?;
         sleep(REST);
-        let wall = start.elapsed().as_secs_f64() * 1e6;
-        let cpu =
-            self.server.cpu().zip(cpu).map_or(f64::NAN, |(after, before)| (after - before).as_secs_f64());
-        Ok(Spent { operations, cpu: cpu * 1e6, wall })
+        Ok(meter.end(&self.server, operations))
     }
 }
 
