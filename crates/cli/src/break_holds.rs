@@ -20,7 +20,7 @@ pub async fn break_holds(args: Break) -> Result<u8, Abort> {
         return Err(Error::new(Failure::NotAcquired, "nothing was broken").into());
     }
     let broken = client.break_holds(resource.as_bytes()).await;
-    for Inspected { server, answer } in &broken {
+    for Inspected { server, answer, .. } in &broken {
         match answer {
             Answer::Found(1) => print(&plain(format_args!("{server}: ended 1 hold")))?,
             Answer::Found(holds) => print(&plain(format_args!("{server}: ended {holds} holds")))?,

@@ -131,9 +131,9 @@ impl View {
 
     fn holders(&self) -> Table {
         let mut table = table(&["SERVER", "MODE", "HOLDER", "FENCE", "LEASE LEFT", "LABEL"]);
-        for Inspected { server, answer } in &self.masters {
+        for Inspected { server, answer, .. } in &self.masters {
             let server = plain(server);
-            let free = Inspection { mode: "free".into(), ..Inspection::default() };
+            let free = inspection("free");
             let lock = match answer {
                 Answer::Found(lock) => lock.as_ref().unwrap_or(&free),
                 Answer::Unanswered(why) => {
@@ -166,7 +166,7 @@ impl View {
     /// `None` if nobody waits.
     fn waiters(&self) -> Option<Table> {
         let mut table = table(&["SERVER", "POSITION", "TOKEN", "MODE", "WAITED", "LABEL"]);
-        for Inspected { server, answer } in &self.queues {
+        for Inspected { server, answer, .. } in &self.queues {
             for (index, waiting) in answer.found().into_iter().flatten().enumerate() {
                 table.add_row([
                     plain(server),
@@ -182,23 +182,35 @@ impl View {
     }
 }
 
+fn inspection(mode: &str) -> Inspection {
+    let mut inspection = Inspection::default();
+    inspection.mode = mode.into();
+    inspection
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use dlock_client::{Holder, NodeState};
 
     fn says(answer: Answer<Option<Inspection>>) -> Inspected<Option<Inspection>> {
-        Inspected { server: "s".into(), answer }
+        Inspected::new("s", answer)
     }
 
     fn held(tokens: &[&str]) -> Inspected<Option<Inspection>> {
-        let holders =
-            tokens.iter().map(|token| Holder { token: (*token).into(), ..Holder::default() }).collect();
-        says(Answer::Found(Some(Inspection { mode: "shared".into(), holders, ..Inspection::default() })))
+        let mut shared = inspection("shared");
+        for token in tokens {
+            let mut holder = Holder::default();
+            holder.token = (*token).into();
+            shared.holders.push(holder);
+        }
+        says(Answer::Found(Some(shared)))
     }
 
     fn delayed() -> Inspected<Option<Inspection>> {
-        says(Answer::Found(Some(Inspection { mode: "free".into(), delay_ms: 5, ..Inspection::default() })))
+        let mut delayed = inspection("free");
+        delayed.delay_ms = 5;
+        says(Answer::Found(Some(delayed)))
     }
 
     fn free() -> Inspected<Option<Inspection>> {

@@ -134,8 +134,9 @@ pub fn holder(masters: &[Inspected<Option<Inspection>>]) -> Option<Holder> {
     let locks = masters.iter().filter_map(|seen| seen.answer.found()?.as_ref());
     let all: Vec<&Holder> = locks.flat_map(|lock| &lock.holders).collect();
     let votes = |holder: &Holder| all.iter().filter(|other| other.token == holder.token).count();
-    let first = all.iter().rev().max_by_key(|holder| votes(holder))?;
-    Some(Holder { token: short(&first.token), ..(*first).clone() })
+    let mut first = Holder::clone(all.iter().rev().max_by_key(|holder| votes(holder))?);
+    first.token = short(&first.token);
+    Some(first)
 }
 
 /// How people call a holder.

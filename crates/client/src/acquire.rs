@@ -5,9 +5,12 @@ pub(crate) mod all;
 mod attempt;
 pub(crate) mod contended;
 pub(crate) mod deadline;
+mod hold;
 pub(crate) mod queue;
 pub(crate) mod round;
 pub(crate) mod session;
+
+pub use deadline::Wait;
 
 use std::num::NonZeroU32;
 use std::pin::Pin;
@@ -19,28 +22,11 @@ use dlock_protocol::{Delay, Label, LockRequest, Mode, Token};
 use crate::acquire::attempt::{Attempt, OnOutage};
 use crate::acquire::deadline::Deadline;
 use crate::acquire::queue::OnPosition;
-use crate::acquire::round::NewHold;
 use crate::client::Client;
-use crate::error::{AcquireError, Report};
-use crate::guard::hold::Hold;
-use crate::guard::renewal::{Renewal, renew};
-use crate::guard::{Guard, Share};
+use crate::error::{AcquireError, Lost, Report};
+use crate::guard::Guard;
+use crate::guard::renewal::{OnLost, Renewal};
 use crate::inspect::Position;
-use crate::lease::Lease;
-use crate::service::Service;
-
-/// How long to wait while somebody else holds the lock, or while masters are missing: down, silent, loading,
-/// in grace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wait {
-    /// Not at all: one round, with the few retries of [`Retry`](crate::Retry) for masters that are missing.
-    No,
-    /// At most this long, plus the time limit of one answer.
-    For(Duration),
-    /// Until the lock is granted or the future is dropped. As long as no majority has ever answered, only the
-    /// retries of [`Retry`](crate::Retry) are made: the addresses may be wrong.
-    Forever,
-}
 
 /// Acquires a lock: see [`Client::lock`](crate::Client::lock). Set the options in any order, then await it,
 /// or call [`acquire`](Self::acquire) or [`try_acquire`](Self::try_acquire).
@@ -65,6 +51,7 @@ struct Options {
     max_hold: Option<Duration>,
     notice: Option<Duration>,
     token: Option<Token>,
+    on_lost: Option<OnLost>,
     on_position: Option<OnPosition>,
     on_outage: Option<OnOutage>,
 }
@@ -175,6 +162,13 @@ impl<C> Acquire<C> {
         self
     }
 
+    /// Calls back when the hold is lost, on the client's thread: the renewals of other holds wait for its
+    /// return, so it must not block. To wait for it, see [`Guard::lost`](crate::Guard::lost).
+    pub fn on_lost(mut self, callback: impl Fn(&Lost) + Send + Sync + 'static) -> Self {
+        self.options.on_lost = Some(Arc::new(callback));
+        self
+    }
+
     /// Calls back with the position in the wait queue when it is known and when it changes, about twice a
     /// second.
     pub fn on_position(mut self, callback: impl Fn(Position) + Send + Sync + 'static) -> Self {
@@ -240,6 +234,7 @@ impl Acquire {
             max_hold: None,
             notice: None,
             token: None,
+            on_lost: None,
             on_position: None,
             on_outage: None,
         };
@@ -281,6 +276,7 @@ impl Acquire {
         let renewal = Renewal {
             limit: options.renew.then_some(options.max_hold.unwrap_or(Duration::MAX)),
             notice: options.notice,
+            on_lost: options.on_lost.clone(),
         };
         let (token, ephemeral) = (options.token.clone(), options.ephemeral);
         let asked = LockRequest { mode, ephemeral, delay, label, ..LockRequest::new(token, ttl) };
@@ -314,18 +310,4 @@ fn untaken<T>(acquired: Result<T, AcquireError>) -> Result<Option<T>, AcquireErr
         Err(AcquireError::Taken { .. }) => Ok(None),
         acquired => acquired.map(Some),
     }
-}
-
-impl Attempt {
-    async fn hold(self, renewal: Renewal) -> Result<Arc<Share>, AcquireError> {
-        let (service, lease) = (self.service.clone(), self.lease);
-        Ok(hold(&service, lease, renewal, self.run().await?))
-    }
-}
-
-/// Starts the renewal of a new hold.
-fn hold(service: &Arc<Service>, lease: Lease, renewal: Renewal, new: NewHold) -> Arc<Share> {
-    let hold = Hold::new(service.clone(), lease, renewal.limit.is_some(), new);
-    service.spawn(renew(hold.clone(), renewal));
-    Arc::new(Share(hold))
 }

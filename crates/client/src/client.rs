@@ -260,7 +260,7 @@ impl Client {
                 Ok(answer) => Answer::Found(answer),
                 Err(state) => Answer::Unanswered(state),
             };
-            Inspected { server: channel.node.name.clone(), answer }
+            Inspected::new(channel.node.name.clone(), answer)
         });
         join_all(asked).await
     }

@@ -68,6 +68,7 @@ pub struct NodeReport {
 }
 
 /// The answers of all masters, in the order of the builder's servers.
+#[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Report(pub Vec<NodeReport>);
@@ -222,6 +223,7 @@ pub enum ReleaseError {
 /// A majority did not answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("too few servers answered ({0})")]
+#[non_exhaustive]
 pub struct NoQuorum(pub Report);
 
 /// Why a hold was lost.

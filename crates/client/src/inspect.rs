@@ -16,6 +16,13 @@ pub struct Inspected<T> {
     pub answer: Answer<T>,
 }
 
+impl<T> Inspected<T> {
+    /// What the master at this address says.
+    pub fn new(server: impl Into<Arc<str>>, answer: Answer<T>) -> Self {
+        Inspected { server: server.into(), answer }
+    }
+}
+
 /// An answer, or why there is none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -37,6 +44,7 @@ impl<T> Answer<T> {
 }
 
 /// A resource as one master sees it.
+#[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Inspection {
     /// `exclusive`, `shared`, `permits`, or `free` while nobody holds it.
@@ -54,6 +62,7 @@ pub struct Inspection {
 }
 
 /// Who holds a resource on one master.
+#[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Holder {
     /// The token, as text; bytes that are none are escaped.
@@ -126,6 +135,7 @@ pub struct Logged {
 }
 
 /// Who waits for a resource on one master.
+#[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Waiting {
     /// The number of its connection on that master; 0 where it waits without one.
@@ -143,6 +153,7 @@ pub struct Waiting {
 }
 
 /// A position in a wait queue.
+#[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Position {
     /// The master whose queue it is.

@@ -15,7 +15,6 @@
 //!     .ttl(Duration::from_secs(30)) // renewed in the background after each third
 //!     .wait(Wait::For(Duration::from_secs(10)))
 //!     .fenced()
-//!     .acquire()
 //!     .await?;
 //! tokio::select! {
 //!     () = bill(42, guard.fence()) => {}
@@ -34,11 +33,12 @@
 //!
 //! ```
 //! use dlock_client::{AcquireError, Client, Retry};
+//! use std::time::Duration;
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
 //! let client = Client::builder()
 //!     .server("redis://127.0.0.1:1")
-//!     .retry(Retry { times: 0, ..Retry::default() })
+//!     .retry(Retry::new(0, Duration::ZERO))
 //!     .build()
 //!     .await
 //!     .expect("the address is valid");
@@ -52,12 +52,16 @@
 //! # });
 //! ```
 //!
+//! Without a runtime, use [`blocking`].
+//!
+//! Renewals and losses are events of `tracing`, in a span `hold` with the resource and the fence.
+//!
 //! What it does not do: it is not a general Redis client, it does not decide what a server may grant
 //! (`dlock-core` does), and it cannot stop a holder that runs on past its validity: only a store that checks
 //! fences can.
 //!
-//! The protocol is in the module `quorum`, without sockets, clock or randomness, so that the client and the
-//! model checker (`tests/model.rs`) drive the same code.
+//! The protocol is in a module without sockets, clock or randomness, so that the client and the model checker
+//! (`tests/model.rs`) drive the same code.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
@@ -70,10 +74,18 @@ mod clock;
 mod error;
 mod guard;
 mod inspect;
+#[cfg(not(feature = "internals"))]
+#[allow(dead_code)]
+mod lease;
+#[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod lease;
 mod node;
 mod options;
+#[cfg(not(feature = "internals"))]
+#[allow(dead_code, unused_imports)]
+mod quorum;
+#[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod quorum;
 mod reading;

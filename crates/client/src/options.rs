@@ -8,6 +8,7 @@ use crate::client::Client;
 use crate::error::BuildError;
 
 /// How often, and with which backoff, to retry a round that failed because masters are missing.
+#[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
     /// How often to ask masters again that are down or silent, before failing with
@@ -19,11 +20,18 @@ pub struct Retry {
     pub pause: Duration,
 }
 
+impl Retry {
+    /// So many times, with pauses from this bound on. `Retry::new(0, Duration::ZERO)` never retries.
+    pub const fn new(times: u8, pause: Duration) -> Self {
+        Retry { times, pause }
+    }
+}
+
 impl Default for Retry {
     /// 4 times, 100 ms: up to 1.5 s in all, enough to restart a server with little data. The pauses are
     /// random, as the Redlock algorithm requires, so that clients that collided do not collide again.
     fn default() -> Self {
-        Retry { times: 4, pause: Duration::from_millis(100) }
+        Retry::new(4, Duration::from_millis(100))
     }
 }
 
@@ -69,7 +77,10 @@ impl ClientBuilder {
     /// `redis://user:password@host:port/db`, `rediss://…` for TLS, or
     /// `unix:///path/to/socket?db=1&user=…&pass=…`. In a user name or a password, write /, ?, # and @ as %2F,
     /// %3F, %23 and %40. Errors show the location, but never the user or the password. All clients of a lock
-    /// must name the same masters and the same database.
+    /// must name the same masters and the same database. Nothing detects clients that name others: the
+    /// masters know nothing of each other, and a list that clients left there for comparison would need
+    /// rights on a key that is not the lock's, and would be wrong after each restart and each change of the
+    /// members.
     pub fn server(mut self, url: impl Into<String>) -> Self {
         self.servers.push(url.into());
         self

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::deadline::Deadline;
-use crate::acquire::hold;
+use crate::acquire::hold::hold;
 use crate::acquire::round::{Round, Start};
 use crate::error::ExtendError;
 use crate::guard::Guard;
@@ -32,7 +32,7 @@ pub(crate) async fn adopt(
     let round = Round::begin(service, plan, request, channels, &[], Start::Adopting, Deadline::NoWait);
     match round.run().await {
         Ok(new) => {
-            let renewal = Renewal { limit: Some(Duration::MAX), notice: None };
+            let renewal = Renewal { limit: Some(Duration::MAX), notice: None, on_lost: None };
             Ok(Guard::new(hold(service, lease, renewal, new)))
         }
         Err(failed) => {

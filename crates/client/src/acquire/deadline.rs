@@ -2,9 +2,21 @@
 
 use std::time::Duration;
 
-use crate::acquire::Wait;
 use crate::clock::now;
 use crate::lease::Instant;
+
+/// How long to wait while somebody else holds the lock, or while masters are missing: down, silent, loading,
+/// in grace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// Not at all: one round, with the few retries of [`Retry`](crate::Retry) for masters that are missing.
+    No,
+    /// At most this long, plus the time limit of one answer.
+    For(Duration),
+    /// Until the lock is granted or the future is dropped. As long as no majority has ever answered, only the
+    /// retries of [`Retry`](crate::Retry) are made: the addresses may be wrong.
+    Forever,
+}
 
 /// A [`Wait`] under way.
 #[derive(Debug, Clone, Copy)]

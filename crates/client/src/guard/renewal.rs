@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tracing::{debug, warn};
+
 use crate::backoff::Backoff;
 use crate::clock::{now, sleep_until};
 use crate::error::{ExtendError, Lost, Report};
@@ -10,13 +12,16 @@ use crate::guard::hold::Hold;
 use crate::lease::Instant;
 
 /// How to renew a hold.
-#[derive(Debug, Clone, Copy)]
 pub(crate) struct Renewal {
     /// For how long the lease is renewed; `None`: not at all.
     pub(crate) limit: Option<Duration>,
     /// How long before its validity ends the hold is lost; `None`: a tenth of the ttl.
     pub(crate) notice: Option<Duration>,
+    pub(crate) on_lost: Option<OnLost>,
 }
+
+/// Called when a hold is lost.
+pub(crate) type OnLost = Arc<dyn Fn(&Lost) + Send + Sync>;
 
 impl Renewal {
     fn lost_at(&self, valid_until: Instant, ttl: Duration) -> Instant {
@@ -26,17 +31,23 @@ impl Renewal {
 
 /// Renews `hold` until it ends or is lost.
 pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal) {
-    tokio::select! {
-        () = hold.ended.cancelled() => {}
-        () = hold.drive_pending() => {}
-        () = hold.disconnected() => hold.lose(Lost::Disconnected),
-        report = hold.gone() => hold.lose(Lost::TakenAway(report)),
-        why = renew_lease(&hold, renewal) => hold.lose(why),
+    let why = tokio::select! {
+        () = hold.ended.cancelled() => return,
+        () = hold.drive_pending() => return,
+        () = hold.disconnected() => Lost::Disconnected,
+        report = hold.gone() => Lost::TakenAway(report),
+        why = renew_lease(&hold, &renewal) => why,
+    };
+    hold.lose(why);
+    // The first reason counts.
+    if let Some(why) = hold.state().loss {
+        warn!(%why, "lost");
+        renewal.on_lost.iter().for_each(|on_lost| on_lost(&why));
     }
 }
 
 /// Renews the lease after each third of it. Returns when the hold is lost.
-async fn renew_lease(hold: &Hold, renewal: Renewal) -> Lost {
+async fn renew_lease(hold: &Hold, renewal: &Renewal) -> Lost {
     let renewed_until = renewal.limit.map(|longest| now() + longest);
     let mut failures = Failures::default();
     loop {
@@ -71,10 +82,16 @@ async fn renew_lease(hold: &Hold, renewal: Renewal) -> Lost {
             () = sleep_until(lost_at) => continue,
         };
         match renewed {
-            Ok(_) => failures = Failures::default(),
+            Ok(_) => {
+                debug!(?ttl, "renewed");
+                failures = Failures::default();
+            }
             Err(ExtendError::Lost(report)) if now() < lost_at => return Lost::TakenAway(report),
             Err(ExtendError::Lost(report)) => return Lost::NotRenewed(report),
-            Err(ExtendError::Unconfirmed(report) | ExtendError::Misuse(report)) => failures.note(report, ttl),
+            Err(ExtendError::Unconfirmed(report) | ExtendError::Misuse(report)) => {
+                warn!(%report, "not renewed");
+                failures.note(report, ttl);
+            }
             // The ttl was valid for the acquisition, or for the extension that set it.
             Err(ExtendError::Option(_)) => return Lost::Ended,
         }

@@ -22,7 +22,7 @@ pub enum Held {
 
 impl Locks {
     pub async fn ours(urls: &[String], ttl: Duration) -> Locks {
-        let retry = Retry { times: 3, pause: Duration::from_millis(50) };
+        let retry = Retry::new(3, Duration::from_millis(50));
         let client = Client::builder().servers(urls).retry(retry).build().await;
         Locks::Ours { client: client.expect("a client"), ttl }
     }

@@ -56,7 +56,7 @@ fn what_is_not_held_is_not_adopted_and_what_cannot_be_asked_is_left_alone() {
         for count in [1, 3] {
             let mut servers = masters(kind, count);
             let client = super::builder(&servers)
-                .retry(Retry { times: 0, ..Default::default() })
+                .retry(Retry::new(0, Duration::ZERO))
                 .build()
                 .await
                 .expect("a client");

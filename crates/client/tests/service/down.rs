@@ -10,9 +10,9 @@ use dlock_testkit::{Server, TIMEOUT, until};
 
 /// Does not wait long for what does not come, and yet long enough for what does on a busy machine.
 const HASTY: Duration = Duration::from_secs(1);
-const ONCE: Retry = Retry { times: 0, pause: Duration::ZERO };
+const ONCE: Retry = Retry::new(0, Duration::ZERO);
 /// Does not give up.
-const STUBBORN: Retry = Retry { times: 255, pause: Duration::from_millis(50) };
+const STUBBORN: Retry = Retry::new(255, Duration::from_millis(50));
 
 fn state<'a>(report: &'a Report, server: &Server) -> &'a NodeState {
     let node = report.0.iter().find(|node| *node.server == url(server));

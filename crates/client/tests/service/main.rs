@@ -17,6 +17,7 @@ mod readme;
 mod redlock;
 mod stale;
 mod together;
+mod told;
 
 use dlock_client::{Client, ClientBuilder};
 use std::time::Duration;

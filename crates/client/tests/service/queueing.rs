@@ -113,7 +113,7 @@ fn who_waits_outlives_servers_that_die_under_the_wait() {
         for count in [1, 3] {
             for wait in [Wait::Forever, Wait::For(LONG)] {
                 let mut servers = masters(kind, count);
-                let retry = Retry { times: 1, pause: Duration::from_millis(10) };
+                let retry = Retry::new(1, Duration::from_millis(10));
                 let client = builder(&servers).retry(retry).build().await.expect("a client");
                 for server in &servers {
                     assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
@@ -145,7 +145,7 @@ fn a_wait_ends_in_time_also_where_masters_are_missing() {
         let dead = Server::start(kind);
         dead.kill9();
         for server in [in_grace, dead] {
-            let retry = Retry { times: 200, pause: LONG };
+            let retry = Retry::new(200, LONG);
             let client = builder(std::slice::from_ref(&server)).retry(retry).build().await.expect("a client");
             let lock = client.lock("r").wait(Wait::For(Duration::from_millis(100)));
             // A pause that is not cut short lasts at least 5 s.

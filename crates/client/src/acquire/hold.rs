@@ -1,0 +1,31 @@
+//! From a grant to a hold that is renewed.
+
+use dlock_protocol::Fence;
+use std::sync::Arc;
+use tracing::{Instrument, info_span};
+
+use crate::acquire::attempt::Attempt;
+use crate::acquire::round::NewHold;
+use crate::error::AcquireError;
+use crate::guard::Share;
+use crate::guard::hold::Hold;
+use crate::guard::renewal::{Renewal, renew};
+use crate::lease::Lease;
+use crate::reading::shown;
+use crate::service::Service;
+
+impl Attempt {
+    pub(super) async fn hold(self, renewal: Renewal) -> Result<Arc<Share>, AcquireError> {
+        let (service, lease) = (self.service.clone(), self.lease);
+        Ok(hold(&service, lease, renewal, self.run().await?))
+    }
+}
+
+/// Starts the renewal of a new hold.
+pub(super) fn hold(service: &Arc<Service>, lease: Lease, renewal: Renewal, new: NewHold) -> Arc<Share> {
+    let hold = Hold::new(service.clone(), lease, renewal.limit.is_some(), new);
+    let span =
+        info_span!("hold", resource = shown(&hold.request.resource), fence = hold.fence.map(Fence::get));
+    service.spawn(renew(hold.clone(), renewal).instrument(span));
+    Arc::new(Share(hold))
+}

@@ -1,0 +1,135 @@
+//! What a client tells of its holds unasked: the hook and the events of `tracing`.
+
+use dlock_client::Lost;
+use std::collections::HashMap;
+use std::fmt::{Debug, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+use super::{LONG, client, each_kind, masters};
+use dlock_testkit::until;
+
+#[test]
+fn a_loss_is_told_once_to_the_hook() {
+    each_kind(async |kind| {
+        for count in [1, 3] {
+            let servers = masters(kind, count);
+            let client = client(&servers).await;
+            let told = Arc::new(Mutex::new(Vec::new()));
+            let hook = told.clone();
+            let lock = client
+                .lock("r")
+                .ttl(LONG)
+                .on_lost(move |why| hook.lock().expect("no panic").push(why.clone()));
+            let guard = lock.await.expect("it is free");
+            client.break_holds("r").await;
+            until("the hook is called", || !told.lock().expect("no panic").is_empty());
+            let [Lost::TakenAway(_)] = told.lock().expect("no panic")[..] else { panic!("{told:?}") };
+            assert!(matches!(guard.loss(), Some(Lost::TakenAway(_))));
+        }
+    });
+}
+
+#[test]
+fn a_hold_that_is_released_is_not_told_as_lost() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 1);
+        let client = client(&servers).await;
+        let lock = client.lock("r").ttl(Duration::from_millis(300)).on_lost(|why| panic!("{why}"));
+        let guard = lock.await.expect("it is free");
+        let end = guard.valid_until();
+        guard.release().await.expect("it is held");
+        until("its lease would be over", || dlock_client::now() > end);
+        client.lock("r").await.expect("the client goes on").release().await.expect("it is held");
+    });
+}
+
+#[test]
+fn renewals_and_losses_are_events_in_the_span_of_their_hold() {
+    // Of the whole process: the renewals run on the threads of the clients.
+    let recorded = Recorded::default();
+    tracing::subscriber::set_global_default(recorded.clone()).expect("nobody else records");
+    each_kind(async |kind| {
+        let servers = masters(kind, 3);
+        let client = client(&servers).await;
+        let resource = format!("traced on {}", kind.name);
+        let guard =
+            client.lock(&resource).ttl(Duration::from_millis(600)).fenced().await.expect("it is free");
+        let of_hold =
+            |what: &str| recorded.has(&[&resource, &guard.fence().expect("one").get().to_string(), what]);
+        until("a renewal is told", || of_hold("renewed"));
+        assert!(!of_hold("lost"));
+        client.break_holds(&resource).await;
+        until("the loss is told", || of_hold("lost"));
+        assert!(
+            !recorded.has(&[std::str::from_utf8(guard.token().as_bytes()).expect("text")]),
+            "tokens are secret"
+        );
+    });
+}
+
+/// Each event as text, with the fields of the span that it is in.
+#[derive(Clone, Default)]
+struct Recorded {
+    events: Arc<Mutex<Vec<String>>>,
+    spans: Arc<Mutex<HashMap<u64, String>>>,
+    last: Arc<AtomicU64>,
+}
+
+thread_local! {
+    static ENTERED: std::cell::RefCell<Vec<u64>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+impl Recorded {
+    fn has(&self, parts: &[&str]) -> bool {
+        let events = self.events.lock().expect("no panic");
+        events.iter().any(|event| parts.iter().all(|part| event.contains(part)))
+    }
+}
+
+struct Text(String);
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        write!(self.0, " {}={value:?}", field.name()).expect("a string");
+    }
+}
+
+impl Subscriber for Recorded {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("dlock_client")
+    }
+
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut text = Text(span.metadata().name().to_string());
+        span.record(&mut text);
+        self.spans.lock().expect("no panic").insert(id, text.0);
+        Id::from_u64(id)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut text = Text(String::new());
+        for span in ENTERED.with_borrow(|entered| entered.clone()) {
+            text.0 += &self.spans.lock().expect("no panic")[&span];
+        }
+        event.record(&mut text);
+        self.events.lock().expect("no panic").push(text.0);
+    }
+
+    fn enter(&self, span: &Id) {
+        ENTERED.with_borrow_mut(|entered| entered.push(span.into_u64()));
+    }
+
+    fn exit(&self, _: &Id) {
+        ENTERED.with_borrow_mut(|entered| entered.pop());
+    }
+}
