@@ -5,6 +5,7 @@ pub(crate) mod all;
 mod attempt;
 pub(crate) mod contended;
 pub(crate) mod deadline;
+pub(crate) mod durable;
 mod hold;
 pub(crate) mod queue;
 pub(crate) mod round;
@@ -21,6 +22,7 @@ use dlock_protocol::{Delay, Label, LockRequest, Mode, Token};
 
 use crate::acquire::attempt::{Attempt, OnOutage};
 use crate::acquire::deadline::Deadline;
+use crate::acquire::durable::Durable;
 use crate::acquire::queue::OnPosition;
 use crate::client::Client;
 use crate::error::{AcquireError, Lost, Report};
@@ -46,6 +48,7 @@ struct Options {
     reentrant: bool,
     ephemeral: bool,
     delay: Duration,
+    durable: Option<Durable>,
     label: String,
     renew: bool,
     max_hold: Option<Duration>,
@@ -123,6 +126,17 @@ impl<C> Acquire<C> {
     /// that writes that a dead holder still had in flight can land.
     pub fn delay(mut self, delay: Duration) -> Self {
         self.options.delay = delay;
+        self
+    }
+
+    /// Acquires only if so many replicas of a majority of the masters have the grant within `timeout`
+    /// (`WAIT`); 0 asks for the masters' own append only files (`WAITAOF`, of Redis 7.2 and Valkey).
+    /// Otherwise the lock is released again, with [`AcquireError::NotDurable`]. The user needs `+wait` or
+    /// `+waitaof`.
+    ///
+    /// A failover to one of these replicas then keeps the hold. The renewals do not wait for replicas.
+    pub fn durable(mut self, replicas: u32, timeout: Duration) -> Self {
+        self.options.durable = Some(Durable { replicas, timeout });
         self
     }
 
@@ -229,6 +243,7 @@ impl Acquire {
             reentrant: false,
             ephemeral: false,
             delay: Duration::ZERO,
+            durable: None,
             label: String::new(),
             renew: true,
             max_hold: None,
@@ -286,6 +301,7 @@ impl Acquire {
             asked,
             lease,
             fenced: options.fenced,
+            durable: options.durable,
             deadline: Deadline::of(options.wait),
             on_position: options.on_position.clone(),
             on_outage: options.on_outage.clone(),

@@ -22,6 +22,8 @@ pub enum NodeState {
     Deadlock(Arc<str>),
     /// Its clock, or that of another master, is so far off that their fences do not fit together.
     ClockAhead,
+    /// It granted, but only so many of its replicas, or of its disk, have the grant.
+    NotDurable(u64),
     /// The token holds nothing there (any longer).
     NotHeld,
     /// It could not be reached.
@@ -47,6 +49,7 @@ impl fmt::Display for NodeState {
             NodeState::QueueFull => f.write_str("its queue is full"),
             NodeState::Deadlock(cycle) => write!(f, "deadlock: {cycle}"),
             NodeState::ClockAhead => f.write_str("its clock differs from the others"),
+            NodeState::NotDurable(copies) => write!(f, "{copies} durable copies of the grant"),
             NodeState::NotHeld => f.write_str("not held"),
             NodeState::Down(why) => write!(f, "down: {why}"),
             NodeState::Slow => f.write_str("no answer in time"),
@@ -170,6 +173,14 @@ pub enum AcquireError {
         /// Why.
         why: Lost,
     },
+    /// A majority granted, but fewer are as [`durable`](crate::Acquire::durable) as requested.
+    #[error("{resource} was granted, but not durably enough ({report})")]
+    NotDurable {
+        /// The requested resource.
+        resource: String,
+        /// How durable the grant is at each master.
+        report: Report,
+    },
     /// An option is out of range, or does not fit the number of servers.
     #[error("{0}")]
     Option(String),
@@ -183,6 +194,7 @@ impl AcquireError {
             | AcquireError::Deadlock { report, .. }
             | AcquireError::QuorumImpossible { report, .. }
             | AcquireError::TooLate { report, .. }
+            | AcquireError::NotDurable { report, .. }
             | AcquireError::Misuse { report, .. } => Some(report),
             AcquireError::LostMeanwhile { .. } | AcquireError::Option(_) => None,
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use crate::acquire::deadline::Deadline;
+use crate::acquire::durable::Durable;
 use crate::acquire::queue::{OnPosition, Queueing};
 use crate::acquire::round::{Failed, NewHold, Round, Start};
 use crate::backoff::Backoff;
@@ -38,6 +39,7 @@ pub(crate) struct Attempt {
     pub(crate) asked: dlock_protocol::LockRequest<Option<Token>>,
     pub(crate) lease: Lease,
     pub(crate) fenced: bool,
+    pub(crate) durable: Option<Durable>,
     pub(crate) deadline: Deadline,
     pub(crate) on_position: Option<OnPosition>,
     pub(crate) on_outage: Option<OnOutage>,

@@ -16,8 +16,12 @@ use crate::service::Service;
 
 impl Attempt {
     pub(super) async fn hold(self, renewal: Renewal) -> Result<Arc<Share>, AcquireError> {
-        let (service, lease) = (self.service.clone(), self.lease);
-        Ok(hold(&service, lease, renewal, self.run().await?))
+        let (service, lease, durable) = (self.service.clone(), self.lease, self.durable);
+        let share = hold(&service, lease, renewal, self.run().await?);
+        match durable {
+            Some(durable) => durable.check(share).await,
+            None => Ok(share),
+        }
     }
 }
 

@@ -28,11 +28,11 @@ const CHECK_PAUSE: Duration = Duration::from_millis(25);
 /// A hold.
 #[derive(Debug)]
 pub(crate) struct Hold {
-    pub(super) service: Arc<Service>,
+    pub(crate) service: Arc<Service>,
     pub(crate) request: Arc<LockRequest>,
     pub(crate) fence: Option<Fence>,
     renews: bool,
-    pub(super) channels: Channels,
+    pub(crate) channels: Channels,
     state: Mutex<State>,
     /// One extension at a time: the answers to two could contradict each other.
     turn: Turn<()>,

@@ -153,6 +153,13 @@ impl Channel {
         self.state().orphaned = true;
     }
 
+    /// [`note_orphan`](Self::note_orphan) of one that may still set a lease of `ttl`.
+    pub(crate) fn note_orphaned_lease(&self, ttl: Duration) {
+        let mut state = self.state();
+        state.orphaned = true;
+        state.orphaned_ttl = state.orphaned_ttl.into_iter().chain([ttl]).min();
+    }
+
     /// Whether a lease of `ttl` that the master has confirmed is certain to last that long: not if an
     /// orphaned request may still set a shorter one.
     pub(crate) fn is_certain(&self, ttl: Duration) -> bool {

@@ -4,6 +4,7 @@ mod adopting;
 mod blocking;
 mod cancelled;
 mod down;
+mod durable;
 mod encrypted;
 mod ended;
 mod figures;

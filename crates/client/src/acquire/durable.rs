@@ -1,0 +1,104 @@
+//! A grant that counts only once it is on replicas, or on the disk.
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use redis::{Cmd, Value};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+
+use crate::error::{AcquireError, NodeState};
+use crate::guard::Share;
+use crate::guard::hold::Hold;
+use crate::node::{Channel, Reply};
+use crate::quorum::Vote;
+use crate::reading::{self, shown};
+use crate::request;
+
+/// How many replicas have to have a grant, and for how long to wait for them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Durable {
+    pub(crate) replicas: u32,
+    pub(crate) timeout: Duration,
+}
+
+impl Durable {
+    /// Waits until a majority has the grant that durably, or cannot; then it is released.
+    pub(crate) async fn check(self, share: Arc<Share>) -> Result<Arc<Share>, AcquireError> {
+        let hold = &share.0;
+        let (service, quorum) = (&hold.service, hold.service.quorum);
+        let asked = hold.channels.iter().enumerate();
+        let mut asked: FuturesUnordered<_> =
+            asked.map(|(index, channel)| async move { (index, self.ask(hold, channel).await) }).collect();
+        let mut states = vec![NodeState::Unheard; hold.channels.len()];
+        let count = |states: &[NodeState], state| states.iter().filter(|known| **known == state).count();
+        let mut durable = 0;
+        while durable < quorum.majority()
+            && durable + count(&states, NodeState::Unheard) >= quorum.majority()
+            && let Some((index, state)) = asked.next().await
+        {
+            states[index] = state;
+            durable = count(&states, NodeState::Agreed);
+        }
+        drop(asked);
+        let resource = shown(&hold.request.resource);
+        match hold.state().loss {
+            Some(why) => Err(AcquireError::LostMeanwhile { resource, why }),
+            None if durable >= quorum.majority() => Ok(share),
+            None => {
+                let report = service.report_of(states);
+                // What is not confirmed goes on in the background.
+                let _ = hold.release().await;
+                Err(AcquireError::NotDurable { resource, report })
+            }
+        }
+    }
+
+    /// On a connection of its own, which WAIT blocks. WAIT is about the last write of that connection, so the
+    /// grant is followed by one there: its effect comes after that of the grant.
+    async fn ask(self, hold: &Hold, channel: &Channel) -> NodeState {
+        let (node, request) = (&channel.node, &hold.request);
+        let connection = match timeout(node.limit, node.own_connection()).await {
+            Ok(Ok(connection)) => connection,
+            Ok(Err(why)) => return NodeState::from(&Vote::<()>::Failed(why.into())),
+            Err(_) => return NodeState::from(&Vote::<()>::Failed(node.not_yet().into())),
+        };
+        let extend = request::extend(&request.resource, &request.token, request.ttl);
+        let Ok(Some(extended)) = timeout(node.limit, connection.ask(&extend)).await else {
+            channel.note_orphaned_lease(request.ttl());
+            return NodeState::Slow;
+        };
+        let vote = Reply::Said(extended).extended();
+        if vote != Vote::Granted(()) {
+            return NodeState::from(&vote);
+        }
+        let Ok(Some(answer)) = timeout(self.timeout + node.limit, connection.ask(&self.command())).await
+        else {
+            return NodeState::Slow;
+        };
+        node.give_back(connection);
+        match Reply::Said(answer).found(copies) {
+            Ok(copies) if copies >= u64::from(self.replicas.max(1)) => NodeState::Agreed,
+            Ok(copies) => NodeState::NotDurable(copies),
+            Err(state) => state,
+        }
+    }
+
+    /// WAIT answers how many replicas have it; WAITAOF first, whether the own append only file has.
+    fn command(self) -> Cmd {
+        let ms = self.timeout.as_millis().clamp(1, i64::MAX as u128) as u64;
+        let mut cmd = Cmd::new();
+        match self.replicas {
+            0 => cmd.arg("WAITAOF").arg(1).arg(0).arg(ms),
+            replicas => cmd.arg("WAIT").arg(replicas).arg(ms),
+        };
+        cmd
+    }
+}
+
+fn copies(answer: Value) -> Option<u64> {
+    match answer {
+        Value::Array(counts) => reading::number(counts.into_iter().next()?),
+        count => reading::number(count),
+    }
+}
