@@ -1,7 +1,6 @@
 //! The only reader of clocks in the client.
 
 use crate::lease::Instant;
-use nix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
 /// The longest sleep before the clock is read again: the runtime's timers stop while the machine is
@@ -10,10 +9,27 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(250);
 
 /// The current time, on the clock that keeps running while the machine is suspended.
 // clippy.toml: this file is the only reader of clocks.
+#[cfg(unix)]
 #[allow(clippy::disallowed_methods)]
 pub fn now() -> Instant {
-    let uptime = clock_gettime(ClockId::CLOCK_BOOTTIME).expect("every Linux since 2.6.39 has CLOCK_BOOTTIME");
-    Instant::since_boot(uptime.into())
+    use nix::time::{ClockId, clock_gettime};
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    const CLOCK: ClockId = ClockId::CLOCK_BOOTTIME;
+    // On macOS it keeps running. Where it does not, a suspended holder learns only from the servers that its
+    // hold has expired.
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    const CLOCK: ClockId = ClockId::CLOCK_MONOTONIC;
+    Instant::since_boot(clock_gettime(CLOCK).expect("the system has this clock").into())
+}
+
+/// The current time, on the clock that keeps running while the machine is suspended.
+// QueryPerformanceCounter, which does so, from the first call on.
+#[cfg(windows)]
+#[allow(clippy::disallowed_methods)]
+pub fn now() -> Instant {
+    use std::{sync::OnceLock, time};
+    static FIRST: OnceLock<time::Instant> = OnceLock::new();
+    Instant::since_boot(FIRST.get_or_init(time::Instant::now).elapsed())
 }
 
 /// Sleeps until `then`; returns at once if that is past.

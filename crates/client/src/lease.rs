@@ -3,9 +3,9 @@
 use std::ops::Add;
 use std::time::Duration;
 
-/// A point on the machine's boot-time clock (`CLOCK_BOOTTIME`), which never jumps and keeps running while the
-/// machine is suspended. `std::time::Instant` stops during a suspend on Linux: a laptop that wakes up would
-/// believe that it still holds a lock that expired an hour ago.
+/// A point on a clock that never jumps and keeps running while the machine is suspended: on Linux the
+/// boot-time clock (`CLOCK_BOOTTIME`). `std::time::Instant` stops during a suspend on Linux: a laptop that
+/// wakes up would believe that it still holds a lock that expired an hour ago.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(Duration);
 

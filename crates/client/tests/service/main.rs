@@ -7,6 +7,7 @@ mod down;
 mod durable;
 mod encrypted;
 mod ended;
+mod examples;
 mod figures;
 mod holding;
 mod members;
