@@ -1,7 +1,9 @@
 //! The thread of a client: its connections, renewals and releases run there, on a runtime of its own. They go
 //! on while the user's runtime is blocked, and after it is gone.
 
+use std::future::poll_fn;
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -39,6 +41,19 @@ impl Background {
             });
         })?;
         Ok(Arc::new(Background { runtime: handle, clock_jumped, _end }))
+    }
+}
+
+impl Background {
+    /// Carries out `work` with timers of the client. What is left of it may go on when the user's runtime, in
+    /// which it began, is gone, and a timer of that would panic.
+    pub(crate) async fn carry_out<F: Future>(&self, work: F) -> F::Output {
+        let mut work = pin!(work);
+        poll_fn(|cx| {
+            let _entered = self.runtime.enter();
+            work.as_mut().poll(cx)
+        })
+        .await
     }
 }
 

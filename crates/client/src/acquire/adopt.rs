@@ -30,7 +30,7 @@ pub(crate) async fn adopt(
     let (quorum, retries) = (service.quorum, service.retry.times);
     let plan = Plan { quorum, lease, fenced: true, retries };
     let round = Round::begin(service, plan, request, channels, &[], Start::Adopting, Deadline::NoWait);
-    match round.run().await {
+    match service.background.carry_out(round.run()).await {
         Ok(new) => {
             let renewal = Renewal { limit: Some(Duration::MAX), notice: None, on_lost: None };
             Ok(Guard::new(hold(service, lease, renewal, new)))

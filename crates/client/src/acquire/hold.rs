@@ -17,7 +17,7 @@ use crate::service::Service;
 impl Attempt {
     pub(super) async fn hold(self, renewal: Renewal) -> Result<Arc<Share>, AcquireError> {
         let (service, lease, durable) = (self.service.clone(), self.lease, self.durable);
-        let share = hold(&service, lease, renewal, self.run().await?);
+        let share = hold(&service, lease, renewal, service.background.carry_out(self.run()).await?);
         match durable {
             Some(durable) => durable.check(share).await,
             None => Ok(share),

@@ -173,7 +173,8 @@ impl Hold {
         // Cancels earlier requests that have not left yet: after this one they would shorten the lease.
         self.pending().clear();
         let command = request::extend(&self.request.resource, &self.request.token, counted);
-        let (extended, pending) = extend(&self.service, &self.channels, command, lease, limit, begun).await;
+        let extending = extend(&self.service, &self.channels, command, lease, limit, begun);
+        let (extended, pending) = self.service.background.carry_out(extending).await;
         *self.pending() = pending;
         self.pending_added.notify_one();
         let valid_until = extended?;

@@ -85,6 +85,26 @@ fn a_guard_outlives_its_runtime_is_renewed_and_releases() {
     });
 }
 
+/// A request to the silent one goes on after the runtime in which it began.
+#[test]
+fn a_request_that_outlives_its_runtime_does_not_end_the_renewals() {
+    each_server(|kind| {
+        let servers = masters(kind, 3);
+        let runtime = runtime();
+        let client = runtime.block_on(client(&servers));
+        servers[2].pause();
+        let guard = runtime.block_on(client.lock("r").ttl(TTL).acquire()).expect("a majority is enough");
+        runtime.block_on(guard.extend(TTL)).expect("a majority is enough");
+        drop(runtime);
+        let end = guard.valid_until() + TTL;
+        until("a lease has passed since its runtime is gone", || now() > end);
+        assert_eq!(guard.loss(), None);
+        servers[2].resume();
+        drop(guard);
+        until_nothing_is_left(&servers, "r");
+    });
+}
+
 /// The thread and the connections of a client end with it.
 #[test]
 fn nothing_of_a_client_is_left_after_it() {
