@@ -23,7 +23,7 @@ run-quorum: setup ## build, and start five servers, a quorum to try; Ctrl-C stop
 test: setup ## what CI runs: format, lints, tests on Redis 7.0 and Valkey 8.0
 	@scripts/test.sh
 
-test-clients: setup ## types, lints and tests of the Python client, on Redis 7.0 and Valkey 8.0
+test-clients: setup ## types, lints and tests of the Python and the Node client, on Redis 7.0 and Valkey 8.0
 	@$(if $(SECONDS),DLOCK_SECONDS=$(SECONDS)) scripts/test-clients.sh
 
 test-servers: setup ## longer integration tests on Redis 7.0 and 8, Valkey 8.0 and 9 (DLOCK_ROUNDS=50)

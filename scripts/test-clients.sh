@@ -1,7 +1,8 @@
 #!/bin/sh
 # The clients in other languages: types, lints and tests, on Redis 7.0 and Valkey 8.0. PYTHON chooses the interpreter
-# (python3), REDIS_PY what pip installs (redis, the newest). What it installs is in target/python and target/node.
-# DLOCK_SECONDS: how long each fleet of old and new clients runs (10).
+# (python3), REDIS_PY what pip installs (redis, the newest). DLOCK_SECONDS: how long each fleet of old and new clients
+# runs (10). What it installs is in target/python, target/node and clients/node/node_modules. Arguments go to pytest:
+# then the Node client is left out.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -21,6 +22,7 @@ tools=$top/target/python
 "$tools/bin/python" -m pip install -q --disable-pip-version-check "${REDIS_PY:-redis}" -e 'clients/python[test,recipes]'
 
 say "other libraries' locks, for the fleet of old and new clients"
+# Debian's package of npm needs that of node.
 command -v npm >/dev/null || install_packages nodejs npm
 npm install --silent --no-audit --no-fund --prefix target/node redlock@5.0.0-beta.2 ioredis@5
 export NODE_PATH="$top/target/node/node_modules"
@@ -34,9 +36,21 @@ ruby -e 'require "redis"' 2>/dev/null || missing="$missing ruby ruby-redis"
 # shellcheck disable=SC2086 # the list is meant to be split
 [ -z "$missing" ] || install_packages $missing
 
-cd clients/python
-"$tools/bin/ruff" check --quiet . ../fleet
-"$tools/bin/ruff" format --check --quiet . ../fleet
-# The types are those of the newest redis-py.
-[ -n "${REDIS_PY:-}" ] || "$tools/bin/mypy"
-"$tools/bin/python" -m pytest -q "$@"
+(
+    cd clients/python
+    "$tools/bin/ruff" check --quiet . ../fleet
+    "$tools/bin/ruff" format --check --quiet . ../fleet
+    # The types are those of the newest redis-py.
+    [ -n "${REDIS_PY:-}" ] || "$tools/bin/mypy"
+    "$tools/bin/python" -m pytest -q "$@"
+)
+[ $# = 0 ] || exit 0
+
+say "the Node client"
+unset NODE_PATH
+cd clients/node
+# Not `npm ci`: the lock file names the linter's program for this platform only.
+npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error
+npm run --silent build
+npm run --silent lint
+npm test --silent

@@ -1,4 +1,5 @@
-// Builds the package. npm runs this when it installs from a folder, and then has not always installed the compiler.
+// Builds the package. npm runs this when it installs from a folder, and then has not always installed the
+// compiler.
 import { spawnSync } from "node:child_process";
 import { existsSync } from "node:fs";
 
@@ -19,5 +20,5 @@ function npm(...args) {
 }
 
 if (!existsSync(new URL("node_modules/typescript", root)))
-  npm("ci", "--ignore-scripts", "--no-audit", "--no-fund");
+  npm("install", "--no-save", "--ignore-scripts", "--no-audit", "--no-fund");
 npm("run", "build");

@@ -37,8 +37,8 @@ export interface Acquisition {
   close(): void;
 }
 
-// Keys that were found taken, and until when that is remembered. Whoever asks for one of them again enters the queue
-// with the first request.
+// Keys that were found taken, and until when that is remembered. Whoever asks for one of them again enters
+// the queue with the first request.
 const contended = new Map<string, number>();
 
 function noteContended(name: string, at: number): void {

@@ -33,7 +33,8 @@ export class Channel {
     link.onEnded(() => this.#closeDesk?.());
   }
 
-  /** The answer. What could not go out in time is not sent later: clients would keep it until they are connected. */
+  /** The answer. What could not go out in time is not sent later: clients would keep it until they are
+   * connected. */
   async send(args: Args, within: number, signal?: AbortSignal): Promise<unknown> {
     let left = within;
     try {

@@ -19,8 +19,8 @@ export interface LockOptions {
   permits?: number | undefined;
   /** For a quorum: a fence that rises over all members, for one more round trip. */
   fenced?: boolean | undefined;
-  /** How often to ask where the wait queue cannot help, in milliseconds: 100. That is where another kind of lock holds
-   * the key, or the user may not subscribe. */
+  /** How often to ask where the wait queue cannot help, in milliseconds: 100. That is where another kind of
+   * lock holds the key, or the user may not subscribe. */
   retryDelay?: number | undefined;
 }
 
@@ -31,8 +31,8 @@ export interface AcquireOptions {
   timeout?: number | undefined;
 }
 
-/** A lock of one server, or of a majority of a quorum. An object holds nothing by itself: each acquisition is a `Hold`,
- * and any number of them may wait at the same time. */
+/** A lock of one server, or of a majority of a quorum. An object holds nothing by itself: each acquisition is
+ * a `Hold`, and any number of them may wait at the same time. */
 export class Lock {
   readonly #service: Service;
   readonly #request: Request;
@@ -119,8 +119,8 @@ export class Lock {
 export class Hold implements AsyncDisposable {
   /** The key of the lock. */
   readonly key: string;
-  /** A number greater than that of every earlier hold: store it with what you write, and refuse lower ones. Null in a
-   * quorum without `fenced`. */
+  /** A number greater than that of every earlier hold: store it with what you write, and refuse lower ones.
+   * Null in a quorum without `fenced`. */
   readonly fence: number | null;
   readonly #service: Service;
   readonly #key: Key;
@@ -146,8 +146,9 @@ export class Hold implements AsyncDisposable {
     return this.#renewal.validUntil - now();
   }
 
-  /** Aborted when the hold is lost: it was not renewed in time, or somebody took it away. For a renewed hold, a tenth of
-   * the lease before the end. `aborted` looks at the clock first, whatever has kept the event loop busy. */
+  /** Aborted when the hold is lost: it was not renewed in time, or somebody took it away. For a renewed hold,
+   * a tenth of the lease before the end. `aborted` looks at the clock first, whatever has kept the event loop
+   * busy. */
   get signal(): AbortSignal {
     this.#controller ??= this.#control(new AbortController());
     return this.#controller.signal;
@@ -177,7 +178,8 @@ export class Hold implements AsyncDisposable {
     return held && !this.#renewal.isLost();
   }
 
-  /** Sets the lease to `ttl` milliseconds from now, and to that at each renewal. `NotHeldError` if the hold is lost. */
+  /** Sets the lease to `ttl` milliseconds from now, and to that at each renewal. `NotHeldError` if the hold
+   * is lost. */
   async extend(ttl: number = this.#renewal.lease): Promise<void> {
     // The clock first: a lost hold is not revived.
     const lost = this.#renewal.isLost() || this.#renewal.over;

@@ -1,8 +1,8 @@
-// A lock over several independent masters: a majority of them decides. The rules are those of the Rust client, which a
-// model checker has searched (`crates/client/src/quorum`). It yields steps and does no I/O.
+// A lock over several independent masters: a majority of them decides. The rules are those of the Rust
+// client, which a model checker has searched (`crates/client/src/quorum`). It yields steps and does no I/O.
 //
-// Not here: entering the queue of one master does not probe the others, so a hold that only that master still has
-// delays those who wait until its lease ends.
+// Not here: entering the queue of one master does not probe the others, so a hold that only that master still
+// has delays those who wait until its lease ends.
 
 import { type Acquisition, Attempt, type Granted, LATE, type Request } from "./attempt.js";
 import { now, trusted } from "./clock.js";
@@ -26,14 +26,15 @@ export class Members {
   readonly runIds = new Map<number, string>();
   /** When to ask those that have not answered. */
   tellApartAt = 0;
-  /** The order in which everybody tries their queues. */
-  readonly order: readonly number[];
 
   constructor(readonly addresses: readonly string[]) {
     this.majority = Math.floor(addresses.length / 2) + 1;
-    this.order = [...addresses.keys()].sort((one, other) =>
-      addresses[one]! < addresses[other]! ? -1 : addresses[one]! > addresses[other]! ? 1 : one - other,
-    );
+  }
+
+  /** The order in which everybody tries their queues, however the addresses are spelled. */
+  order(): readonly number[] {
+    const rank = (member: number) => this.runIds.get(member) ?? `unknown ${this.addresses[member]}`;
+    return [...this.all()].sort((one, other) => (rank(one) < rank(other) ? -1 : 1));
   }
 
   all(): readonly number[] {
@@ -123,7 +124,7 @@ export class QuorumAttempt implements Acquisition {
     const since = now();
     yield* this.#ask([...this.members.runIds.keys()]);
     // One whose queue says no is not overtaken with the votes of the others.
-    if (waits && this.#answers.get(this.members.order[0]!) === null) return null;
+    if (waits && this.#answers.get(this.members.order()[0]!) === null) return null;
     return yield* this.#won(since);
   }
 
@@ -131,7 +132,7 @@ export class QuorumAttempt implements Acquisition {
   *#inLine(end: number): Steps<Granted | null> {
     const answered = (member: number) =>
       this.#answers.has(member) && !(this.#answers.get(member) instanceof Error);
-    const first = this.members.order.find(answered);
+    const first = this.members.order().find(answered);
     if (first === undefined) return null;
     this.#begin();
     this.#queued = new Attempt(this.request, this.#token);
@@ -220,8 +221,8 @@ export class QuorumAttempt implements Acquisition {
     return null;
   }
 
-  /** Finds the members that may vote. Two addresses of one server would vote twice, so one that has not said who it is
-   * has no vote. */
+  /** Finds the members that may vote. Two addresses of one server would vote twice, so one that has not said
+   * who it is has no vote. */
   *#tellApart(): Steps<void> {
     const { runIds, majority, addresses } = this.members;
     const unknown = this.members.all().filter((member) => !runIds.has(member));

@@ -1,5 +1,5 @@
-// In place of node-redlock 5: `import Redlock from "dlock/redlock"`. The same methods, settings and errors; who waits,
-// waits in the server's queue instead of polling.
+// In place of node-redlock 5: `import Redlock from "dlock/redlock"`. The same methods, settings and errors;
+// who waits, waits in the server's queue instead of polling.
 
 import { EventEmitter } from "node:events";
 import { now } from "./clock.js";
@@ -161,7 +161,8 @@ export class Redlock extends EventEmitter {
     }
   }
 
-  /** Runs the routine while the resources are locked, and renews the lock. The signal is aborted when it is lost. */
+  /** Runs the routine while the resources are locked, and renews the lock. The signal is aborted when it is
+   * lost. */
   using<T>(
     resources: readonly string[],
     duration: number,

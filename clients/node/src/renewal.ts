@@ -1,5 +1,6 @@
-// How long a hold is valid, when it is renewed, when it is lost; releases that are owed. Does no I/O and starts no
-// timer: whoever watches a `Task` asks it when to wake it, and carries out the steps that it then wants.
+// How long a hold is valid, when it is renewed, when it is lost; releases that are owed. Does no I/O and
+// starts no timer: whoever watches a `Task` asks it when to wake it, and carries out the steps that it then
+// wants.
 
 import { now, trusted } from "./clock.js";
 import { NotHeldError, word } from "./errors.js";

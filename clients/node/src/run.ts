@@ -18,8 +18,8 @@ import {
   Watch,
 } from "./steps.js";
 
-// How long an answer may take: for the caller, in a quorum, in the background. And how long the caller waits for
-// releases that are owed. ms.
+// How long an answer may take: for the caller, in a quorum, in the background. And how long the caller waits
+// for releases that are owed. ms.
 const ANSWER = 5000;
 const VOTE = 2000;
 const LIMIT = 1000;
@@ -40,28 +40,24 @@ export async function run<T>(
   limit = ANSWER,
 ): Promise<T> {
   signal?.throwIfAborted();
+  let live = signal;
   try {
-    return await drive(steps, where, limit, signal);
+    let turn = steps.next();
+    while (!turn.done) {
+      let outcome: unknown;
+      try {
+        outcome = await perform(turn.value, where, limit, live);
+      } catch (why) {
+        if (why instanceof Aborted) live = undefined;
+        turn = steps.throw(why);
+        continue;
+      }
+      turn = steps.next(outcome);
+    }
+    return turn.value;
   } catch (why) {
     throw why instanceof Aborted ? why.reason : why;
   }
-}
-
-async function drive<T>(steps: Steps<T>, where: Where, limit: number, signal?: AbortSignal): Promise<T> {
-  let live = signal;
-  let turn = steps.next();
-  while (!turn.done) {
-    let outcome: unknown;
-    try {
-      outcome = await perform(turn.value, where, limit, live);
-    } catch (why) {
-      if (why instanceof Aborted) live = undefined;
-      turn = steps.throw(why);
-      continue;
-    }
-    turn = steps.next(outcome);
-  }
-  return turn.value;
 }
 
 function perform(step: Step, where: Where, limit: number, signal: AbortSignal | undefined): unknown {

@@ -1,20 +1,21 @@
-// Waiting in the queue. One subscription serves every wait of a client: each wait has a number, and the server
-// publishes it with what became of the wait. Messages can be lost, so a wait also asks again by its own clock. Does
-// no I/O: `channel.ts` listens.
+// Waiting in the queue. One subscription serves every wait of a client: each wait has a number, and the
+// server publishes it with what became of the wait. Messages can be lost, so a wait also asks again by its
+// own clock. Does no I/O: `channel.ts` listens.
 
 import { randomBytes } from "node:crypto";
 import { now } from "./clock.js";
 
 /** Times, in ms. Tests change them. */
 export const times = {
-  /** For how long the server keeps a position that is not asked for again. If the waiter dies, a grant to it lasts no
-   * longer than that either. */
+  /** For how long the server keeps a position that is not asked for again. If the waiter dies, a grant to it
+   * lasts no longer than that either. */
   keep: 10_000,
   /** How often a wait asks again although no message came. */
   ask: 3_333,
   /** How long a wait begins later for the subscription's sake. */
   connect: 1_000,
-  /** Without any message for this long, the listener sends a PING; if that has no answer either, it connects anew. */
+  /** Without any message for this long, the listener sends a PING; if that has no answer either, it connects
+   * anew. */
   silence: 3_000,
   /** The listener stays for this long after the last wait. */
   idle: 10_000,

@@ -76,7 +76,6 @@ impl Durable {
         else {
             return NodeState::Slow;
         };
-        node.give_back(connection);
         match Reply::Said(answer).found(copies) {
             Ok(copies) if copies >= u64::from(self.replicas.max(1)) => NodeState::Agreed,
             Ok(copies) => NodeState::NotDurable(copies),

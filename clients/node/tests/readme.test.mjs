@@ -1,0 +1,86 @@
+// The examples of the README run as pasted, and so does an installation from the folder.
+
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import path from "node:path";
+import { after, before, test } from "node:test";
+import { fileURLToPath } from "node:url";
+import ts from "typescript";
+import { onEach } from "./support.mjs";
+
+const root = fileURLToPath(new URL("..", import.meta.url));
+const examples = [...readFileSync(path.join(root, "README.md"), "utf8").matchAll(/```(js|ts)\n(.*?)```/gs)];
+
+onEach(
+  (bench) => {
+    test("the examples run", async () => {
+      assert.equal(examples.length, 4);
+      const printed = [];
+      for (const [, , code] of examples) {
+        const own = code.replaceAll("6379", String(bench.server.port));
+        const options = { target: ts.ScriptTarget.ES2022, module: ts.ModuleKind.ES2022 };
+        const { outputText } = ts.transpileModule(own, { compilerOptions: options });
+        const program = path.join(root, "tests", `example-${process.pid}.mjs`);
+        writeFileSync(program, outputText);
+        try {
+          printed.push(execFileSync(process.execPath, [program], { encoding: "utf8", timeout: 30_000 }));
+        } finally {
+          rmSync(program);
+        }
+      }
+      assert.match(printed[0], /^held, with the fence 17\d+\n$/);
+      assert.equal(printed[1].replace(/\d+/, ""), printed[0].replace(/\d+/, ""));
+      assert.match(printed[2], /^held by a majority, with the fence 17\d+\n$/);
+    });
+  },
+  ["ioredis"],
+);
+
+let folder;
+before(() => {
+  folder = mkdtempSync(path.join(tmpdir(), "dlock-node-"));
+});
+after(() => rmSync(folder, { recursive: true, force: true }));
+
+test("the examples have the right types", () => {
+  const files = examples.map(([, , code], at) => {
+    const file = path.join(root, "tests", `example-${process.pid}-${at}.mts`);
+    writeFileSync(file, code);
+    return file;
+  });
+  try {
+    const options = ["--noEmit", "--strict", "--target", "es2022", "--module", "node16", "--skipLibCheck"];
+    const lib = ["--lib", "es2022,esnext.disposable", "--types", "node"];
+    execFileSync(
+      process.execPath,
+      [path.join(root, "node_modules/typescript/bin/tsc"), ...options, ...lib, ...files],
+      {
+        encoding: "utf8",
+        cwd: root,
+      },
+    );
+  } catch (why) {
+    assert.fail(why.stdout);
+  } finally {
+    for (const file of files) rmSync(file);
+  }
+});
+
+test("it installs from a clone that has nothing installed", () => {
+  const clone = path.join(folder, "clone");
+  const left = new Set(["node_modules", "dist"]);
+  cpSync(root, clone, { recursive: true, filter: (file) => !left.has(path.basename(file)) });
+  const app = path.join(folder, "app");
+  mkdirSync(app);
+  writeFileSync(path.join(app, "package.json"), "{}");
+  const install = ["install", "--no-audit", "--no-fund", "--prefer-offline", clone];
+  execFileSync("npm", install, { cwd: app, stdio: "pipe" });
+  for (const program of [
+    "console.log(require('dlock').Lock.name)",
+    "import('dlock').then((dlock) => console.log(dlock.Lock.name))",
+  ]) {
+    assert.equal(execFileSync(process.execPath, ["-e", program], { cwd: app, encoding: "utf8" }), "Lock\n");
+  }
+});
