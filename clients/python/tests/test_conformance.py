@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import pathlib
 import socket
+import subprocess
 import time
 
 import pytest
@@ -154,3 +155,24 @@ def test_conformance(server, path, protocol):
             until("nothing is left", lambda: r.flushall() and not r.execute_command("DLOCK.LIST", 0)[1])
             for name, value in before.items():
                 r.config_set(name, value)
+
+
+def test_the_runner_for_node(server):
+    """It plays them all, and says which step fails."""
+    command = ["node", FOLDER / "play.js", str(server.port)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("kept: ") == len(list(FOLDER.glob("*.json")))
+
+
+def test_the_runner_for_node_fails_where_it_should(server, tmp_path):
+    wrong = tmp_path / "wrong.json"
+    steps = [
+        {"send": "DLOCK.ACQUIRE lock one 60000", "answer": {"fence": "f"}},
+        {"send": "PING", "answer": 1},
+    ]
+    wrong.write_text(json.dumps({"promise": "", "steps": steps}))
+    command = ["node", FOLDER / "play.js", str(server.port), wrong]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "step 2" in done.stderr and 'found "PONG"' in done.stderr

@@ -63,6 +63,8 @@ class Member:
 
     def read(self):
         for line in self.process.stdout:
+            if not line.endswith("\n"):
+                return  # killed in the middle of it
             what, *moments = line.split()
             at, *rest = map(float, moments)
             if what == "waits":
