@@ -1,10 +1,16 @@
-"""A proxy between a client and a server that does what networks do."""
+"""A proxy between a client and a server that does what networks do. Also a program, for any client:
+
+python faults.py PORT prints the proxy's port, and obeys each line of its input: a switch of `Proxy` and its
+value (`delay 0.5`, `silent 1`, `match ACQUIRE`, `half_close 1`, `cut_replies 1`), `drop`, or `lost`, which it
+answers. It ends with its input.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import select
 import socket
+import sys
 import threading
 import time
 
@@ -89,3 +95,21 @@ class Proxy:
             self._pairs.discard(pair)
             client.close()
             server.close()
+
+
+def main(port):
+    proxy = Proxy(int(port))
+    print(proxy.url.rpartition(":")[2], flush=True)
+    for line in sys.stdin:
+        name, _, value = line.strip().partition(" ")
+        if name == "drop":
+            proxy.drop()
+        elif name == "lost":
+            print(proxy.lost, flush=True)
+        else:
+            kind = type(vars(proxy)[name])
+            setattr(proxy, name, value.encode() if kind is bytes else kind(float(value)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

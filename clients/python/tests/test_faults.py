@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 
+import faults
 import pytest
 import redis
 import redis.asyncio
@@ -122,3 +125,25 @@ def test_a_cancelled_release_is_owed(r, server, proxy):
             await lock.release()
 
     asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_the_proxy_is_a_program_too(server, r):
+    command = [sys.executable, faults.__file__, str(server.port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proxy:
+
+        def tell(*lines):
+            print(*lines, sep="\n", file=proxy.stdin, flush=True)
+
+        try:
+            port = int(proxy.stdout.readline())
+            client = redis.Redis(port=port, retry=Retry(NoBackoff(), 0))
+            client.set("a", 1)
+            # Answered only when the switches before it are set.
+            tell("match SET", "cut_replies 1", "lost")
+            assert proxy.stdout.readline() == "0\n"
+            with pytest.raises(ConnectionError):
+                client.set("a", 2)
+            tell("lost")
+            assert (proxy.stdout.readline(), r.get("a"), client.get("a")) == ("1\n", b"2", b"2")
+        finally:
+            proxy.kill()
