@@ -208,6 +208,19 @@ def test_a_fleet_moves_to_dlock_and_back(mixed, capsys):
     check(holds, dead, capsys, "moved and back")
 
 
+def test_an_old_holder_that_comes_too_late_does_nothing(r):
+    """What docs/moving.md says of redis-py's lock, and of commands that would overwrite."""
+    old = r.lock(KEY, timeout=0.05)
+    for late in old.release, lambda: old.extend(1), old.reacquire, old.owned, old.locked:
+        assert old.acquire()
+        until("it has expired", lambda: not r.exists(KEY))
+        assert r.execute_command("DLOCK.ACQUIRE", KEY, "new", 60_000)
+        for call in late, lambda: r.getset(KEY, "string"), lambda: r.append(KEY, "string"):
+            with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+                call()
+        assert r.execute_command("DLOCK.RELEASE", KEY, "new") == 1
+
+
 def test_the_check_finds_two_holders():
     def hold(entered, until, left):
         return Hold("dlock", 0, entered, until, left)
