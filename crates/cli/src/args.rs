@@ -11,7 +11,7 @@ use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-pub use operators::{Break, Doctor, Exporter, Inspect, List, Log, Metrics, Status};
+pub use operators::{Break, Doctor, Exporter, Inspect, List, Log, Metrics, Status, Top};
 
 use crate::{texts, wrong_call};
 
@@ -63,6 +63,9 @@ pub enum Command {
     /// Serve the metrics of the servers over HTTP, for Prometheus
     #[command(long_about = texts::EXPORTER, after_long_help = texts::EXPORTER_EXAMPLES)]
     Exporter(Exporter),
+    /// Watch servers and locks live, and break a lock after a question
+    #[command(long_about = texts::TOP, after_long_help = texts::TOP_EXAMPLES)]
+    Top(Top),
     /// Wait until a lock is free, without acquiring it
     #[command(after_long_help = texts::WAIT_EXAMPLES)]
     Wait(WaitFree),

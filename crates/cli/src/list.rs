@@ -23,24 +23,33 @@ pub async fn list(args: List) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
     let pattern = args.pattern.as_ref().map(|pattern| pattern.as_bytes());
     let (mut locks, silent) = find(&client, pattern).await;
-    locks = stream::iter(locks).map(|lock| lock.with_holder(&client)).buffered(AT_A_TIME).collect().await;
+    locks = with_holders(&client, locks).await;
     if args.json {
         print(&shown::json(&json!({ "locks": locks, "unanswered": silent })))?;
     } else {
         silent.iter().for_each(|silent| complain(format_args!("{}: {}", silent.server, silent.why)));
-        let mut rows = table(&["RESOURCE", "MODE", "HOLDER", "FROM", "HELD", "LEASE LEFT", "WAITING"]);
-        rows.add_rows(locks.iter().map(Lock::row));
-        print(&if locks.is_empty() { "no locks".into() } else { rows.trim_fmt() })?;
+        print(&text(&locks))?;
     }
     let answered = client.members() - silent.len();
     Ok(if answered > client.members() / 2 { 0 } else { Failure::NoQuorum.code() })
+}
+
+pub fn text(locks: &[Lock]) -> String {
+    let mut rows = table(&["RESOURCE", "MODE", "HOLDER", "FROM", "HELD", "LEASE LEFT", "WAITING"]);
+    rows.add_rows(locks.iter().map(Lock::row));
+    if locks.is_empty() { "no locks".into() } else { rows.trim_fmt() }
+}
+
+/// Asks who holds them.
+pub async fn with_holders(client: &Client, locks: Vec<Lock>) -> Vec<Lock> {
+    stream::iter(locks).map(|lock| lock.with_holder(client)).buffered(AT_A_TIME).collect().await
 }
 
 /// A lock, over all servers that know it.
 #[derive(Debug, Default, Serialize)]
 pub struct Lock {
     #[serde(skip)]
-    name: Vec<u8>,
+    pub name: Vec<u8>,
     pub resource: String,
     /// Unknown before its holder was asked for.
     state: Option<State>,
@@ -48,7 +57,7 @@ pub struct Lock {
     holders: u64,
     pub waiters: u64,
     pub held_ms: u64,
-    left_ms: Option<u64>,
+    pub left_ms: Option<u64>,
     servers: usize,
     holder: Option<Holder>,
 }
@@ -56,8 +65,8 @@ pub struct Lock {
 /// A server without an answer.
 #[derive(Debug, Serialize)]
 pub struct Silent {
-    server: String,
-    why: String,
+    pub server: String,
+    pub why: String,
 }
 
 /// The locks that match, by name, and the servers that did not answer.
@@ -101,15 +110,14 @@ fn merged(answers: Vec<Inspected<Vec<Listed>>>) -> (Vec<Lock>, Vec<Silent>) {
 }
 
 impl Lock {
-    /// Asks who holds it. The holder that most servers have comes first.
-    pub async fn with_holder(mut self, client: &Client) -> Lock {
+    async fn with_holder(mut self, client: &Client) -> Lock {
         let masters = client.inspect(&self.name).await;
         self.state = Some(State::of(&masters));
         self.holder = holder(&masters);
         self
     }
 
-    pub fn row(&self) -> [String; 7] {
+    fn row(&self) -> [String; 7] {
         let mode = match self.state {
             Some(State::Held) | None if self.holders > 1 => format!("{} ({})", self.mode, self.holders),
             Some(State::Held) | None => self.mode.clone(),

@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// How many entries --follow asks for, so that it misses none between two questions.
 const MANY: u32 = 10_000;
 
-type Entry = (Arc<str>, Logged);
+pub type Entry = (Arc<str>, Logged);
 
 pub async fn log(args: Log) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
@@ -39,6 +39,18 @@ pub async fn log(args: Log) -> Result<u8, Abort> {
         tokio::time::sleep(PAUSE).await;
         entries = seen.new_of(client.log(MANY, resource).await);
     }
+}
+
+/// The newest entries of the servers that answer, newest first.
+pub fn newest(answers: Vec<Inspected<Vec<Logged>>>, most: usize) -> Vec<Entry> {
+    let of = |seen: Inspected<Vec<Logged>>| {
+        let entries = seen.answer.found().cloned().unwrap_or_default().into_iter();
+        entries.map(move |entry| (seen.server.clone(), entry))
+    };
+    let mut entries: Vec<Entry> = answers.into_iter().flat_map(of).collect();
+    entries.sort_by_key(|(_, entry)| std::cmp::Reverse(at(entry)));
+    entries.truncate(most);
+    entries
 }
 
 /// What was shown before.
@@ -95,6 +107,10 @@ fn show(entries: &[Entry], json: bool) -> Result<(), Error> {
         }
         return Ok(());
     }
+    print(&text(entries))
+}
+
+pub fn text(entries: &[Entry]) -> String {
     let mut rows = table(&["TIME", "SERVER", "WHAT", "RESOURCE", "LABEL", "FROM", "FENCE", "TOOK"]);
     for (server, entry) in entries {
         let took = entry.held_ms.or(entry.waited_ms).map(time).unwrap_or_default();
@@ -103,7 +119,7 @@ fn show(entries: &[Entry], json: bool) -> Result<(), Error> {
         let [resource, label, from] = [&entry.resource, &entry.label, &entry.address].map(plain);
         rows.add_row([date(entry.time_ms), server, what, resource, label, from, fence, took]);
     }
-    print(&rows.trim_fmt())
+    rows.trim_fmt()
 }
 
 /// In UTC, as in the servers' own logs of most machines.

@@ -25,6 +25,7 @@ mod status;
 mod supervise;
 mod table;
 mod texts;
+mod top;
 mod wrong_call;
 
 use std::process::ExitCode;
@@ -83,6 +84,7 @@ fn execute(command: Command) -> Result<u8, Abort> {
             Command::Doctor(args) => doctor::doctor(args).await,
             Command::Metrics(args) => metrics::metrics(args).await,
             Command::Exporter(args) => exporter::exporter(args).await,
+            Command::Top(args) => top::top(args).await,
             Command::Break(args) => break_holds::break_holds(args).await,
             Command::Completions { .. } | Command::Man { .. } => unreachable!("executed above"),
         }

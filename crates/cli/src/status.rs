@@ -142,7 +142,7 @@ fn json(seen: &Inspected<Info>) -> Value {
     })
 }
 
-fn text(servers: &[Inspected<Info>]) -> String {
+pub fn text(servers: &[Inspected<Info>]) -> String {
     let mut rows = table(&["SERVER", "VERSION", "ROLE", "GRACE", "MARK", "HELD", "WAITING", "WARNINGS"]);
     for Inspected { server, answer } in servers {
         let info = match answer {

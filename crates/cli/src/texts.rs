@@ -235,3 +235,20 @@ pub const METRICS_EXAMPLES: &str = "\
 Examples:
   dlock metrics
   dlock metrics --resources 0 > /var/lib/prometheus/node-exporter/dlock.prom";
+
+pub const TOP: &str = "\
+Watch servers and locks live: the locks that most wait for, how long they have been held, grants per second, \
+and what went wrong lately.
+
+Keys:
+  w h l n        sort by waiters, time held, lease left, name
+  /              filter: a part of the name, or a pattern as of `list`; an empty one ends it
+  up down, j k   select a lock
+  enter          inspect it: every server's answer, and who waits; again to return
+  b              break it: end every hold of it, after a question
+  q, Ctrl-C      quit";
+
+pub const TOP_EXAMPLES: &str = "\
+Examples:
+  dlock top
+  dlock top --interval 5s";

@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
-const SUBCOMMANDS: [&str; 15] = [
+const SUBCOMMANDS: [&str; 16] = [
     "run",
     "acquire",
     "release",
@@ -16,6 +16,7 @@ const SUBCOMMANDS: [&str; 15] = [
     "doctor",
     "metrics",
     "exporter",
+    "top",
     "wait",
     "break",
     "completions",

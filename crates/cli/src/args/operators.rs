@@ -123,3 +123,13 @@ fn most_resources(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|number| *number <= 1000);
     number.ok_or_else(|| "a number from 0 to 1000".into())
 }
+
+#[derive(Debug, Args)]
+pub struct Top {
+    /// How long to wait between two looks
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = super::duration)]
+    pub interval: std::time::Duration,
+
+    #[command(flatten)]
+    pub servers: Servers,
+}

@@ -16,6 +16,7 @@ mod scripts;
 
 mod stage;
 mod terminal;
+mod top;
 
 use dlock_testkit::queue;
 use dlock_testkit::{each_server, until};

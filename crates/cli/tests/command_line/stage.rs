@@ -157,6 +157,10 @@ impl Running {
         fs::read_to_string(&self.out).expect("what it printed")
     }
 
+    pub fn bytes(&self) -> Vec<u8> {
+        fs::read(&self.out).expect("what it printed")
+    }
+
     pub fn stderr(&self) -> String {
         fs::read_to_string(&self.err).expect("what it printed")
     }

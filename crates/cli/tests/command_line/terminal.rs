@@ -8,13 +8,13 @@ use super::*;
 use crate::stage::{is_alive, is_stopped};
 
 /// A program on a terminal.
-struct Terminal {
+pub struct Terminal {
     running: Running,
     keys: ChildStdin,
 }
 
 impl Terminal {
-    fn with(stage: &Stage, command: &str) -> Terminal {
+    pub fn with(stage: &Stage, command: &str) -> Terminal {
         let mut script = stage.command("script");
         script.args(["--quiet", "--return", "--flush", "--command", command, "/dev/null"]);
         // The same shell whoever runs the tests; home is no place to read its start files from.
@@ -30,8 +30,15 @@ impl Terminal {
     }
 
     #[track_caller]
-    fn types(&mut self, text: &str) {
+    pub fn types(&mut self, text: &str) {
         self.keys.write_all(text.as_bytes()).and_then(|()| self.keys.flush()).expect("the terminal is there");
+    }
+
+    /// What a terminal of this size shows of it.
+    pub fn screen(&self, height: u16, width: u16) -> String {
+        let mut screen = vt100::Parser::new(height, width, 0);
+        screen.process(&self.running.bytes());
+        screen.screen().contents()
     }
 
     fn shows(&self) -> String {
@@ -41,7 +48,7 @@ impl Terminal {
     /// Waits for its end. The keys are kept until then: script(1) may let go of what was typed when they are
     /// gone.
     #[track_caller]
-    fn end(self) -> Done {
+    pub fn end(self) -> Done {
         let _keys = self.keys;
         self.running.end()
     }
