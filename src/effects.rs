@@ -97,7 +97,9 @@ impl<'a> Target<'a> {
             s.account(name, &mut step);
             answer
         });
-        log::ended(self.m, self.ctx, &self.name, &mut step, now);
+        if step.rest.is_some() {
+            log::ended(self.m, self.ctx, &self.name, &mut step, now);
+        }
         self.carry_out(&mut step, now);
         answer
     }
@@ -127,12 +129,14 @@ impl<'a> Target<'a> {
         if !step.events.is_empty() || stored == Stored::Deleted {
             announce(self.m, self.ctx, self.raw, &step.events, stored);
         }
-        let all_ended = step.events.iter().any(|event| matches!(event, Event::AllEnded(_)));
-        let unserved = step.rest.as_ref().is_some_and(|rest| rest.unserved);
-        if stored == Stored::DueSooner || all_ended || unserved {
+        let rest = step.rest.take();
+        let noted = rest.as_ref().is_some_and(|rest| {
+            rest.unserved || step.events.iter().any(|event| matches!(event, Event::AllEnded(_)))
+        });
+        if stored == Stored::DueSooner || noted {
             timer::rearm(self.m);
         }
-        if let Some(rest) = step.rest.take() {
+        if let Some(rest) = rest {
             let answers = rest.outcomes.into_iter();
             answers.for_each(|(waiter, outcome)| answer(self.m, waiter, outcome, now));
         }

@@ -29,7 +29,7 @@ impl Command for Acquire {
         let target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
         let is_strangers = target.is_strangers();
         let mut acquired = target.operate(|turn| match (&queued, parsed.queue) {
-            (Some(queued), Some(queue)) => turn.queue(&request, queued.clone(), turn.now + queue.ms),
+            (Some(queued), Some(queue)) => turn.queue(&request, (**queued).clone(), turn.now + queue.ms),
             _ => turn.acquire(&request, client),
         });
         if is_strangers && m.with(|s| s.grace_left(clock::now())) == 0 {
@@ -44,7 +44,7 @@ impl Command for Acquire {
         let name = Name::new(ctx.db(), parsed.key);
         let acquired = match (acquired, queued, parsed.queue) {
             (Acquired::NotNow(rank), Some(queued), Some(queue)) => {
-                Acquired::Queued(waiters::queue(m, ctx, &name, request, rank, queued, queue.ms)?)
+                Acquired::Queued(waiters::queue(m, ctx, &name, request, rank, *queued, queue.ms)?)
             }
             (acquired, ..) => acquired,
         };
@@ -80,14 +80,14 @@ impl Command for Acquire {
     }
 }
 
-/// Looks at what QUEUE needs besides room in the queue.
+/// Looks at what QUEUE needs besides room in the queue. Boxed, for it is large and most calls are without it.
 fn queued(
     m: &Module,
     ctx: Ctx<'_>,
     key: &[u8],
     client: ClientId,
     queue: Queue<'_>,
-) -> Result<Queued, String> {
+) -> Result<Box<Queued>, String> {
     on_a_master(ctx.flags())?;
     let longest = m.with(|s| s.config.bounds.max_ttl);
     if queue.ms > longest {
@@ -108,7 +108,7 @@ fn queued(
         ctx.flags().contains(Flags::CLUSTER) && ctx.slot_of(channel) == ctx.slot_of(key)
     });
     let user = user.map(|name| Bytes::from(&name[..]));
-    Ok(Queued::new(client, user, queue.notify.map(NotifyRef::to_owned), sharded))
+    Ok(Queued::new(client, user, queue.notify.map(NotifyRef::to_owned), sharded).into())
 }
 
 /// Whether an EPHEMERAL hold can be bound to the connection of the command. A script and a guard run it on a

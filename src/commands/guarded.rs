@@ -63,29 +63,48 @@ impl Command for Fenced {
     }
 }
 
-const SCRIPTS: [&[u8]; 6] = [b"EVAL", b"EVALSHA", b"EVAL_RO", b"EVALSHA_RO", b"FCALL", b"FCALL_RO"];
-/// What Redis 7.0 keeps out of scripts for it can block, which here nothing can.
-const BLOCKING: [&[u8]; 6] = [b"BLPOP", b"BRPOP", b"BLMOVE", b"BRPOPLPUSH", b"BZPOPMIN", b"BZPOPMAX"];
-/// They read keys that they do not name.
-const SORTS: [&[u8]; 2] = [b"SORT", b"SORT_RO"];
+/// What is special about a command.
+#[derive(PartialEq)]
+enum Kind {
+    Plain,
+    Script,
+    /// Redis 7.0 keeps it out of scripts for it can block, which here nothing can.
+    Blocks,
+    /// It reads keys that it does not name.
+    Sorts,
+    /// It would change a connection of the server's own, not the one that it comes from.
+    Connection,
+}
 
-/// Which checks the server has to make of a command, or why it is not run. What changes the connection that
-/// it comes from is not run: it would change one of the server's own.
+fn kind(name: &[u8]) -> Kind {
+    let mut word = [0; 10];
+    let Some(word) = word.get_mut(..name.len()) else { return Kind::Plain };
+    word.copy_from_slice(name);
+    word.make_ascii_uppercase();
+    match &*word {
+        b"EVAL" | b"EVALSHA" | b"EVAL_RO" | b"EVALSHA_RO" | b"FCALL" | b"FCALL_RO" => Kind::Script,
+        b"BLPOP" | b"BRPOP" | b"BLMOVE" | b"BRPOPLPUSH" | b"BZPOPMIN" | b"BZPOPMAX" => Kind::Blocks,
+        b"SORT" | b"SORT_RO" => Kind::Sorts,
+        b"SELECT" => Kind::Connection,
+        _ => Kind::Plain,
+    }
+}
+
+/// Which checks the server has to make of a command, or why it is not run.
 fn checks(m: &Module, ctx: Ctx<'_>, command: &[&[u8]]) -> Result<Checks, Error> {
     if m.with(|s| s.guarding) {
         return Err(Error::Nested);
     }
-    let name = command.first().copied().unwrap_or_default();
-    let is_one_of = |names: &[&[u8]]| names.iter().any(|one| one.eq_ignore_ascii_case(name));
-    let script = is_one_of(&SCRIPTS);
+    let kind = kind(command.first().copied().unwrap_or_default());
     // To run a script inside a script ends the server.
-    if is_one_of(&[b"SELECT"]) || (script && ctx.flags().contains(Flags::LUA)) {
+    if kind == Kind::Connection || (kind == Kind::Script && ctx.flags().contains(Flags::LUA)) {
         return Err(Error::NotGuarded);
     }
-    if (script || is_one_of(&SORTS)) && !ctx.calls_run_as_user() && !ctx.user_has_all_rights() {
+    let reaches_more = matches!(kind, Kind::Script | Kind::Sorts);
+    if reaches_more && !ctx.calls_run_as_user() && !ctx.user_has_all_rights() {
         return Err(Error::AllRights);
     }
-    Ok(if script || is_one_of(&BLOCKING) { Checks::AnyCommand } else { Checks::AsInScripts })
+    Ok(if matches!(kind, Kind::Script | Kind::Blocks) { Checks::AnyCommand } else { Checks::AsInScripts })
 }
 
 fn run(m: &Module, ctx: Ctx<'_>, args: &Args<'_>, checks: Checks) -> Done {

@@ -288,20 +288,22 @@ impl Reply {
         (!reply.is_null()).then(|| Reply(reply))
     }
 
-    /// Whether the command ran and has said nothing at all.
-    pub(super) fn is_empty(&self) -> bool {
-        self.is_of_type(rm::REDISMODULE_REPLY_UNKNOWN as c_int)
+    /// As a client would get it. Empty where the command ran and has said nothing at all.
+    pub(super) fn raw(&self) -> &[u8] {
+        let mut len = 0;
+        // SAFETY: the reply is valid, and its bytes live as long.
+        unsafe {
+            let start = api!(RedisModule_CallReplyProto(self.0, &mut len));
+            if start.is_null() { &[] } else { std::slice::from_raw_parts(start.cast(), len) }
+        }
     }
 
     /// The error, with its word.
     pub(super) fn error(&self) -> Option<String> {
-        self.is_of_type(rm::REDISMODULE_REPLY_ERROR as c_int)
-            .then(|| String::from_utf8_lossy(self.bytes(None).unwrap_or_default()).into_owned())
-    }
-
-    fn is_of_type(&self, kind: c_int) -> bool {
         // SAFETY: the reply is valid.
-        unsafe { api!(RedisModule_CallReplyType(self.0)) == kind }
+        let kind = unsafe { api!(RedisModule_CallReplyType(self.0)) };
+        (kind == rm::REDISMODULE_REPLY_ERROR as c_int)
+            .then(|| String::from_utf8_lossy(self.bytes(None).unwrap_or_default()).into_owned())
     }
 
     /// Its bytes, or those of an element of it; None where that is no text.

@@ -120,7 +120,12 @@ impl Ctx<'_> {
             let (name, arguments) = (name.as_ptr().cast(), rest.as_ptr());
             let call = api!(RedisModule_Call(self.0, name, format.as_ptr(), arguments, rest.len()));
             let reply = Reply::of(call).ok_or_else(|| Refused::Error(refused()))?;
-            let error = if reply.is_empty() { Some(self.left_behind()) } else { reply.error() };
+            // To be asked for its type it would have to be read through.
+            let error = match reply.raw().first() {
+                None => Some(self.left_behind()),
+                Some(b'-') => reply.error(),
+                Some(_) => None,
+            };
             match error {
                 Some(text) => Err(Refused::of(text)),
                 None if api!(RedisModule_ReplyWithCallReply(self.0, reply.0)) == 0 => Ok(()),

@@ -40,12 +40,18 @@ impl Background {
         2 * size_of::<(ClientId, Bindings)>() + 11 * size_of::<(Box<[u8]>, Token)>() + key
     }
 
+    #[inline]
     fn db(&mut self, db: i32) -> &mut Db {
         let at = usize::try_from(db).unwrap_or(0);
         if at >= self.dbs.len() {
-            self.dbs.resize_with(at + 1, Db::default);
+            self.make_db(at);
         }
         &mut self.dbs[at]
+    }
+
+    #[cold]
+    fn make_db(&mut self, at: usize) {
+        self.dbs.resize_with(at + 1, Db::default);
     }
 
     /// How many locks are held.
