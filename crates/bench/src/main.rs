@@ -10,6 +10,7 @@ mod clients;
 mod contend;
 mod contenders;
 mod growth;
+mod guarded;
 mod handoff;
 mod instructions;
 mod lateness;
@@ -82,6 +83,8 @@ enum What {
         #[arg(long, value_delimiter = ',')]
         variant: Vec<String>,
     },
+    /// What a write by GUARD or FENCED costs, compared with the same write alone
+    Guarded,
     /// How soon after a release the waiter has the lock
     Handoff,
     /// 8 and 64 clients contending for one lock
@@ -114,6 +117,7 @@ impl What {
     fn measurements(self) -> Vec<(&'static str, Measurement)> {
         match self {
             What::Pairs { variant } => vec![("pairs", Box::new(move |run| pairs::run(run, &variant)))],
+            What::Guarded => vec![("guarded", Box::new(guarded::run))],
             What::Handoff => vec![("handoff", Box::new(handoff::run))],
             What::Contend => vec![("contend", Box::new(contend::run))],
             What::Waits => vec![("waits", Box::new(waits::run))],
@@ -129,6 +133,7 @@ impl What {
             What::All => {
                 let each = [
                     What::Pairs { variant: Vec::new() },
+                    What::Guarded,
                     What::Handoff,
                     What::Contend,
                     What::Waits,
