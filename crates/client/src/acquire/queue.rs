@@ -14,7 +14,7 @@ use crate::backoff::Backoff;
 use crate::clock::now;
 use crate::inspect::Position;
 use crate::lease::Instant;
-use crate::node::Channel;
+use crate::node::{Channel, Reply};
 use crate::quorum::{Failure, Refusal, Vote};
 use crate::reading;
 use crate::request::{self, LockRequest};
@@ -28,6 +28,8 @@ const KEPT: Duration = Duration::from_secs(10);
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The first pause of those whom the master tells nothing, or who cannot reach it.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// How long each of many waits leaves it to the others to ask all masters whether the queue moves.
+const STUCK_SPREAD: Duration = Duration::from_millis(1);
 /// How many waiters to read in search of one's position.
 const MAX_WAITERS_READ: u32 = 1000;
 
@@ -73,7 +75,7 @@ impl Waiter {
         let node = &self.channel.node;
         let wait = node.waits.begin();
         let mut backoff = Backoff::new(FIRST_PAUSE, CHECK_INTERVAL);
-        let (mut kept, mut answered) = (KEPT, None);
+        let (mut kept, begun, mut answered) = (KEPT, now(), None);
         loop {
             let listens = node.listens();
             let command = self.request.queue(kept, wait.notify().filter(|_| listens));
@@ -88,15 +90,22 @@ impl Waiter {
                     kept = self.request.ttl();
                     continue;
                 }
-                vote if self.outlasts(vote, answered) => backoff.next(),
-                Vote::Unknown => {
-                    node.waits.wake_all();
+                vote if self.outlasts(vote, begun, answered) => backoff.next(),
+                _ => {
+                    if node.is_silent() {
+                        node.waits.wake_all();
+                    }
                     return vote;
                 }
-                _ => return vote,
             };
             let pause = until.map_or(pause, |until| pause.min(until.saturating_since(now())));
             if pause.is_zero() {
+                // What the caller asks for next must not find itself in the queue.
+                if vote == Vote::Refused(Refusal::Taken)
+                    && let Reply::Said(_) = self.channel.ask(&self.request.release(), None, node.limit).await
+                {
+                    self.channel.note(&vote);
+                }
                 return vote;
             }
             match wait.next(pause).await {
@@ -112,14 +121,16 @@ impl Waiter {
 
     /// Whether a master that did not answer is asked again: it may still keep the position. In a quorum others
     /// go on without it.
-    fn outlasts(&self, vote: &Vote<()>, answered: Option<Instant>) -> bool {
-        let may_be_kept = answered.is_some_and(|answered| now() < answered + KEPT);
-        may_be_kept
-            && match vote {
-                Vote::Unknown => self.is_alone() || !self.channel.node.is_silent(),
-                Vote::Failed(Failure::Down(_)) => self.is_alone() && !self.request.ephemeral,
-                _ => false,
+    fn outlasts(&self, vote: &Vote<()>, begun: Instant, answered: Option<Instant>) -> bool {
+        let may_come_back = match vote {
+            // It is busy, or the connection broke.
+            Vote::Unknown if !self.channel.node.is_silent() => true,
+            Vote::Unknown | Vote::Failed(Failure::Down(_)) => {
+                self.is_alone() && answered.is_some() && !self.request.ephemeral
             }
+            _ => false,
+        };
+        may_come_back && now() < answered.unwrap_or(begun) + KEPT
     }
 
     fn is_alone(&self) -> bool {
@@ -141,7 +152,7 @@ impl Waiter {
         let mut backoff = Backoff::new(limit / 8, CHECK_INTERVAL * 2);
         let mut before: Option<Vec<String>> = None;
         loop {
-            sleep(backoff.next()).await;
+            sleep(backoff.next().max(STUCK_SPREAD * self.channel.node.waits.count())).await;
             let mut holders = self.service.holders(&self.request.resource).await;
             let queue = self.channel.node.member;
             let stuck = !self.service.quorum.may_move(queue, &holders);

@@ -2,8 +2,8 @@
 //! `cargo test -p dlock-client --test service figures:: -- --ignored --nocapture --test-threads 1`
 
 use dlock_client::{Client, Instant, now};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tokio::time::sleep;
 
 use super::{LONG, client, masters};
 use dlock_testkit::{Server, ServerKind, each_server_in_turn};
@@ -30,7 +30,7 @@ async fn until_waiting(servers: &[Server], waits: usize) {
     let number = |server: &Server, field| server.info(field).parse::<usize>().expect("a number");
     let waiting = |server| number(server, "dlock_queued") + number(server, "dlock_waiting");
     while servers.iter().map(waiting).sum::<usize>() < waits {
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        sleep(Duration::from_millis(1)).await;
     }
 }
 
@@ -61,12 +61,11 @@ fn from_a_release_to_the_waiter() {
     });
 }
 
-#[test]
-#[ignore = "a figure"]
-fn a_thousand_tasks_contend() {
-    measure("1,000 tasks, one lock, 10 s", async |_, client| {
-        let end = now() + Duration::from_secs(10);
-        let tasks: Vec<_> = (0..1_000)
+/// So many tasks of one process take turns for so long.
+fn contend(tasks: usize, length: Duration) {
+    measure(&format!("{tasks} tasks, one lock, {length:?}"), async |servers, client| {
+        let (begun, end) = (now(), now() + length);
+        let tasks: Vec<_> = (0..tasks)
             .map(|_| {
                 let client = client.clone();
                 tokio::spawn(async move {
@@ -80,49 +79,25 @@ fn a_thousand_tasks_contend() {
                 })
             })
             .collect();
+        sleep(length / 2).await;
+        let connections = servers[0].info("connected_clients");
         let mut counts = Vec::new();
         for task in tasks {
             counts.push(task.await.expect("no panic"));
         }
-        let rate = counts.iter().sum::<f64>() / 10.0;
-        format!("{rate:.0} acquisitions/s, Jain {:.4}", jain(&counts))
+        let rate = counts.iter().sum::<f64>() / now().saturating_since(begun).as_secs_f64();
+        format!("{rate:.0} acquisitions/s, Jain {:.4}, {connections} connections", jain(&counts))
     });
 }
 
 #[test]
 #[ignore = "a figure"]
-fn ten_thousand_waits_of_one_process() {
-    measure("10,000 waits", async |servers, client| {
-        let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
-        let turns = Arc::new(Mutex::new(Vec::new()));
-        let begun = now();
-        let waits: Vec<_> = (0..10_000)
-            .map(|_| {
-                let (lock, turns) = (client.lock("r").ttl(LONG), turns.clone());
-                tokio::spawn(async move {
-                    let guard = lock.acquire().await.expect("its turn comes");
-                    turns.lock().unwrap().push(now());
-                    guard.release().await.expect("it is held");
-                })
-            })
-            .collect();
-        until_waiting(servers, 10_000).await;
-        let (queued, connections) = (now(), servers[0].info("connected_clients"));
-        guard.release().await.expect("it is held");
-        for wait in waits {
-            wait.await.expect("no panic");
-        }
-        let served = now().saturating_since(queued);
-        let turns = turns.lock().unwrap();
-        // What each hundred in a row took: a queue that stalls shows.
-        let paces: Vec<f64> = (turns.chunks(100))
-            .map(|turns| turns[turns.len() - 1].saturating_since(turns[0]).as_secs_f64())
-            .collect();
-        format!(
-            "{} came through in {served:?}, queued in {:?}, {connections} connections, Jain of their paces {:.4}",
-            turns.len(),
-            queued.saturating_since(begun),
-            jain(&paces)
-        )
-    });
+fn a_thousand_tasks_contend() {
+    contend(1_000, Duration::from_secs(10));
+}
+
+#[test]
+#[ignore = "a figure"]
+fn ten_thousand_tasks_contend() {
+    contend(10_000, Duration::from_secs(60));
 }
