@@ -1,8 +1,8 @@
 #!/bin/sh
 # The clients in other languages: types, lints and tests, on Redis 7.0 and Valkey 8.0. PYTHON chooses the interpreter
-# (python3), REDIS_PY what pip installs (redis, the newest). DLOCK_SECONDS: how long each fleet of old and new clients
-# runs (10). What it installs is in target/python, target/node and clients/node/node_modules. Arguments go to pytest:
-# then the Node client is left out.
+# (python3), REDIS_PY what pip installs (redis, the newest), NODE_CLIENTS what npm installs ("ioredis@6 redis@4").
+# DLOCK_SECONDS: how long each fleet of old and new clients runs (10). What it installs is in target/python, target/node
+# and clients/node/node_modules. Arguments go to pytest: then the Node client is left out.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -50,7 +50,8 @@ say "the Node client"
 unset NODE_PATH
 cd clients/node
 # Not `npm ci`: the lock file names the linter's program for this platform only.
-npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error
+# shellcheck disable=SC2086 # the list is meant to be split
+npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error ${NODE_CLIENTS:-}
 npm run --silent build
 npm run --silent lint
 npm test --silent

@@ -85,9 +85,14 @@ export class Channel {
       if (desk.isIdle()) return close();
       if (asking || now() - desk.heardAt < times.silence) return;
       asking = true;
-      await bounded(subscription.ping(), TICK).then(() => {
+      try {
+        await bounded(subscription.ping(), TICK);
         desk.heardAt = now();
-      }, anew);
+      } catch (why) {
+        // A refusal is an answer, too.
+        if (word(why)) desk.heardAt = now();
+        else anew();
+      }
       asking = false;
     };
     const timer = setInterval(look, TICK);

@@ -100,19 +100,19 @@ onEach((bench) => {
     proxy.refuse = true;
     proxy.drop();
     await assert.rejects(one.tryAcquire(), NoAnswerError);
-    const before = /cmdstat_dlock.acquire:calls=(\d+)/.exec(
-      await bench.server.ask("INFO", "commandstats"),
-    )?.[1];
+    const calls = async () => {
+      const stats = await bench.server.ask("INFO", "commandstats");
+      return Number(/cmdstat_dlock\.acquire:calls=(\d+)/i.exec(stats)[1]);
+    };
+    const before = await calls();
     proxy.refuse = false;
-    await until("it is connected", () =>
+    const connected = () =>
       one.locked().then(
         () => true,
         () => false,
-      ),
-    );
-    const after = /cmdstat_dlock.acquire:calls=(\d+)/.exec(
-      await bench.server.ask("INFO", "commandstats"),
-    )?.[1];
+      );
+    await until("it is connected", connected);
+    const after = await calls();
     assert.equal(after, before);
   });
 
