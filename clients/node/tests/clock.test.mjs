@@ -1,0 +1,31 @@
+// A clock that runs on while the machine is suspended.
+
+import assert from "node:assert/strict";
+import os from "node:os";
+import { mock, test } from "node:test";
+import { now, trusted } from "../dist/clock.js";
+
+test("a wall clock that is set changes nothing, a suspended machine does", () => {
+  const [wall, uptime] = [Date.now, os.uptime];
+  let [set, slept] = [0, 0];
+  mock.method(Date, "now", () => wall() + set + slept);
+  mock.method(os, "uptime", () => uptime() + slept / 1000);
+  try {
+    const began = now();
+    set = 3_600_000;
+    assert(now() - began < 1000);
+    set = -3_600_000;
+    assert(now() - began < 1000);
+    slept = 60_000;
+    // Uptimes are rounded.
+    assert(now() - began > 59_900);
+    set = 0;
+    assert(now() - began < 70_000);
+  } finally {
+    mock.restoreAll();
+  }
+});
+
+test("less of a lease counts than there is", () => {
+  assert.equal(trusted(10_000), 9898);
+});
