@@ -1,5 +1,6 @@
 //! The command line. `--help` and the manual show these doc comments.
 
+mod keeping;
 mod operators;
 
 use std::ffi::OsString;
@@ -11,6 +12,7 @@ use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
+pub use keeping::{Elect, Hold};
 pub use operators::{Break, Doctor, Exporter, Inspect, List, Log, Metrics, Status, Top};
 
 use crate::{texts, wrong_call};
@@ -36,6 +38,12 @@ pub enum Command {
     /// Acquire a lock and keep it; print its token and fence
     #[command(long_about = texts::ACQUIRE, after_long_help = texts::ACQUIRE_EXAMPLES)]
     Acquire(Acquire),
+    /// Hold a lock for as long as a process lives, such as a script
+    #[command(long_about = texts::HOLD, after_long_help = texts::HOLD_EXAMPLES)]
+    Hold(Hold),
+    /// Elect a leader, which runs a command; or show who leads
+    #[command(long_about = texts::ELECT, after_long_help = texts::ELECT_EXAMPLES)]
+    Elect(Elect),
     /// Release a lock acquired with `acquire`
     #[command(after_long_help = texts::RELEASE_EXAMPLES)]
     Release(Release),

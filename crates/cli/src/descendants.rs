@@ -88,6 +88,16 @@ fn parse(stat: &[u8]) -> Option<(Pid, bool)> {
     Some((Pid::from_raw(parent), !matches!(state, "Z" | "X")))
 }
 
+/// When this process was started, in ticks of the kernel: no other one with its number was started then.
+/// `None` if it has ended.
+pub fn start_of(pid: Pid) -> Option<u64> {
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let (_, alive) = parse(&stat)?;
+    let rest = stat.rsplit(|byte| *byte == b')').next()?;
+    let started = std::str::from_utf8(rest).ok()?.split_ascii_whitespace().nth(19)?.parse().ok()?;
+    alive.then_some(started)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -21,12 +21,12 @@ pub async fn acquire(args: args::Acquire) -> Result<u8, Abort> {
         return Err(Error::new(Failure::System, message).into());
     }
     let resources = std::slice::from_ref(&args.resource);
-    let wanted = Wanted { resources, args: &args.lock, servers: &args.servers, what: "dlock acquire" };
+    let wanted = Wanted { resources, args: &args.lock, what: "dlock acquire" };
     let acquire = async |client: &Client, lock: Acquire| match lock.renew(false).acquire().await {
         Ok(guard) => Ok(guard),
         Err(why) => Err(args.lock.refusal(client, resources, why).await),
     };
-    with_lock(wanted, acquire, async |guard, _: &mut _| keep(guard, &args)).await
+    with_lock(&args.servers, wanted, acquire, async |guard, _: &mut _| keep(guard, &args)).await
 }
 
 /// Whether it was closed when dlock started: then the runtime has opened /dev/null in its place, for reading

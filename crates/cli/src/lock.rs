@@ -29,45 +29,66 @@ impl<E: Into<Error>> From<E> for Abort {
     }
 }
 
-/// What to acquire, how, and from which servers.
+/// What to acquire, and how.
 pub struct Wanted<'a> {
     pub resources: &'a [OsString],
     pub args: &'a LockArgs,
-    pub servers: &'a Servers,
     /// What the label says by default.
     pub what: &'a str,
 }
 
-/// Acquires what is wanted and does `work` with it.
+/// A client, and the signals that interrupt what it does.
+pub struct Session {
+    pub client: Client,
+    pub signals: Signals,
+    clock: Countdown,
+}
+
+impl Session {
+    pub async fn open(servers: &Servers) -> Result<Session, Abort> {
+        let clock = Countdown::begin();
+        let mut signals = Signals::listen().map_err(|why| Error::system("signals", why))?;
+        let client = unless_signalled(&mut signals, servers.client()).await?;
+        // Otherwise nobody would notice, as the others go on without them.
+        for NodeReport { server, state, .. } in client.unusable().0 {
+            complain(format_args!("{server} cannot take part, continuing without it: {state}"));
+        }
+        Ok(Session { client, signals, clock })
+    }
+
+    /// Acquires what is wanted and does `work` with it.
+    pub async fn with_lock<G, T>(
+        &mut self,
+        wanted: Wanted<'_>,
+        acquire: impl AsyncFnOnce(&Client, Acquire) -> Result<G, Error>,
+        work: impl AsyncFnOnce(G, &mut Signals) -> Result<T, Abort>,
+    ) -> Result<T, Abort> {
+        let Wanted { resources, args, what } = wanted;
+        let names: Vec<String> = resources.iter().map(|name| name.display().to_string()).collect();
+        let names = names.join(", ");
+        let mut position = PositionDisplay::new(&names);
+        let lock = position.watch(args.lock(&self.client, &resources[0], names, &self.clock, what));
+        let acquired = unless_signalled(&mut self.signals, acquire(&self.client, lock)).await;
+        drop(position);
+        work(acquired?, &mut self.signals).await
+    }
+}
+
+/// Opens a session, acquires what is wanted and does `work` with it.
 pub async fn with_lock<G, T>(
+    servers: &Servers,
     wanted: Wanted<'_>,
     acquire: impl AsyncFnOnce(&Client, Acquire) -> Result<G, Error>,
     work: impl AsyncFnOnce(G, &mut Signals) -> Result<T, Abort>,
 ) -> Result<T, Abort> {
-    let Wanted { resources, args, servers, what } = wanted;
-    let clock = Countdown::begin();
-    let mut signals = Signals::listen().map_err(|why| Error::system("signals", why))?;
-    let client = unless_signalled(&mut signals, servers.client()).await?;
-    // Otherwise nobody would notice, as the others go on without them.
-    for NodeReport { server, state, .. } in client.unusable().0 {
-        complain(format_args!("{server} cannot take part, continuing without it: {state}"));
-    }
-    let names: Vec<String> = resources.iter().map(|name| name.display().to_string()).collect();
-    let names = names.join(", ");
-    let mut position = PositionDisplay::new(&names);
-    let lock = position.watch(args.lock(&client, &resources[0], names, &clock, what));
-    let acquired = unless_signalled(&mut signals, acquire(&client, lock)).await;
-    drop(position);
-    let done = match acquired {
-        Ok(held) => work(held, &mut signals).await,
-        Err(abort) => Err(abort),
-    };
-    flush(&client, servers).await;
+    let mut session = Session::open(servers).await?;
+    let done = session.with_lock(wanted, acquire, work).await;
+    flush(&session.client, servers).await;
     done
 }
 
 /// Does `work` unless a signal asks to end first; the work is dropped then.
-async fn unless_signalled<T, E: Into<Error>>(
+pub async fn unless_signalled<T, E: Into<Error>>(
     signals: &mut Signals,
     work: impl Future<Output = Result<T, E>>,
 ) -> Result<T, Abort> {

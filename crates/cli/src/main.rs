@@ -7,9 +7,11 @@ mod around;
 mod break_holds;
 mod descendants;
 mod doctor;
+mod elect;
 mod exit;
 mod exporter;
 mod hold;
+mod hold_for;
 mod inspect;
 mod list;
 mod lock;
@@ -30,7 +32,7 @@ mod wrong_call;
 
 use std::process::ExitCode;
 
-use args::Command;
+use args::{Command, Elect};
 use exit::{Error, Failure};
 use lock::Abort;
 
@@ -62,7 +64,11 @@ fn execute(command: Command) -> Result<u8, Abort> {
         Command::Completions { shell } => return Ok(pages::completions(shell)?),
         Command::Man { page } => return Ok(pages::man(page.as_deref())?),
         // Before the runtime has threads.
-        Command::Run(_) | Command::Acquire(_) => {
+        Command::Hold(_) if !hold_for::is_holding() => return hold_for::start(),
+        Command::Run(_)
+        | Command::Acquire(_)
+        | Command::Hold(_)
+        | Command::Elect(Elect { observe: false, .. }) => {
             signals::block().map_err(|why| Error::system("signals", why))?;
         }
         _ => {}
@@ -74,6 +80,8 @@ fn execute(command: Command) -> Result<u8, Abort> {
         match command {
             Command::Run(args) => run::run(args).await,
             Command::Acquire(args) => hold::acquire(args).await,
+            Command::Hold(args) => hold_for::hold(args).await,
+            Command::Elect(args) => elect::elect(args).await,
             Command::Release(args) => hold::release(args).await,
             Command::Extend(args) => hold::extend(args).await,
             Command::Wait(args) => hold::wait(args).await,

@@ -16,19 +16,21 @@ use crate::signals::{self, Signals};
 use crate::supervise::{Margin, Outcome, Supervision};
 
 /// What the command runs under.
-struct Held {
+pub struct Held {
     /// What the run around this one holds, and renews.
-    entered: Vec<Entry>,
+    pub entered: Vec<Entry>,
     /// `None`: nothing else.
-    guards: Option<Guards>,
+    pub guards: Option<Guards>,
 }
 
 pub async fn run(args: Run) -> Result<u8, Abort> {
     let margin = Margin::new(args.lock.ttl, args.kill_after)?;
     let name = name(&args.command[0]);
-    let wanted = Wanted { resources: &args.resources, args: &args.lock, servers: &args.servers, what: &name };
+    let wanted = Wanted { resources: &args.resources, args: &args.lock, what: &name };
     let acquire = async |client: &Client, lock| acquire(&args, margin, client, lock).await;
-    with_lock(wanted, acquire, async |held, signals| hold(held, &args, signals, margin).await).await
+    let work = async |held, signals: &mut _| hold(held, &args.command, signals, margin).await;
+    let code = with_lock(&args.servers, wanted, acquire, work).await?;
+    Ok(code.unwrap_or(Failure::Lost.code()))
 }
 
 async fn acquire(args: &Run, margin: Margin, client: &Client, lock: Acquire) -> Result<Held, Error> {
@@ -45,20 +47,26 @@ async fn acquire(args: &Run, margin: Margin, client: &Client, lock: Acquire) -> 
     }
 }
 
-/// Runs the command under the locks and releases them.
-async fn hold(held: Held, args: &Run, signals: &mut Signals, margin: Margin) -> Result<u8, Abort> {
+/// Runs the command under the locks and releases them. Returns its exit code; `None` if the lock was lost and
+/// the command ended, which has been reported.
+pub async fn hold(
+    held: Held,
+    command: &[OsString],
+    signals: &mut Signals,
+    margin: Margin,
+) -> Result<Option<u8>, Abort> {
     let Some(guards) = held.guards else {
         // The run around this one does all there is to do.
         signals::unblock().map_err(|why| Error::system("signals", why))?;
-        return Ok(execute(&args.command[0], &args.command[1..]));
+        return Ok(Some(execute(&command[0], &command[1..])));
     };
-    let program = Program::start(&args.command, &environment(&held.entered, &guards))
+    let program = Program::start(command, &environment(&held.entered, &guards))
         .map_err(|why| Error::system("the command was not started", why))?;
     let supervision = Supervision { guards: &guards, program, signals, margin };
     let outcome = supervision.watch().await.map_err(|why| Error::system("supervision", why))?;
     let status = match outcome {
         Outcome::Ended(status) => status,
-        Outcome::Lost => return Ok(Failure::Lost.code()),
+        Outcome::Lost => return Ok(None),
     };
     match guards.release().await {
         Ok(()) => {}
@@ -73,7 +81,7 @@ async fn hold(held: Held, args: &Run, signals: &mut Signals, margin: Margin) -> 
     match status.signal() {
         // Ctrl-C: a shell stops its script only if it sees that dlock died of the signal.
         Some(signal) if signal == Signal::SIGINT as i32 => Err(Abort::Signal(Signal::SIGINT)),
-        _ => Ok(exit_code(status)),
+        _ => Ok(Some(exit_code(status))),
     }
 }
 
@@ -98,7 +106,7 @@ fn environment(entered: &[Entry], guards: &Guards) -> [(&'static str, Option<OsS
 }
 
 /// The command's name without its directory.
-fn name(command: &OsStr) -> String {
+pub fn name(command: &OsStr) -> String {
     let name = std::path::Path::new(command).file_name().unwrap_or(command);
     name.display().to_string()
 }

@@ -252,3 +252,35 @@ pub const TOP_EXAMPLES: &str = "\
 Examples:
   dlock top
   dlock top --interval 5s";
+
+pub const HOLD: &str = "\
+Hold a lock for as long as a process lives, such as the script that asks for it.
+
+Returns when the lock is held, and prints its token and, if there is one, its fence. A process in the \
+background renews the lease and releases the lock when the process ends, however it ends. If the lock is \
+lost, the process gets SIGTERM. Prefer `dlock run` wherever one command can do the work: it ends everything \
+that the command has started, before the lease ends.";
+
+pub const HOLD_EXAMPLES: &str = "\
+Examples:
+  #!/bin/sh
+  dlock hold backup --pid $$ --wait 1m > /dev/null || exit
+  pg_dump shop | gzip > shop.gz
+  rclone copy shop.gz remote:";
+
+pub const ELECT: &str = "\
+Elect a leader among all candidates, which runs a command for as long as it leads.
+
+Waits for the lock of this name, runs the command and renews the lease, as `dlock run`. If the lead is lost, \
+the command is ended before the lease ends, and dlock stands for election again, with servers missing too. \
+When the command ends by itself, so does dlock, with its exit code, and the next candidate leads.
+
+With --observe, prints a line with the leader's label, and one for each change (a lead of less than a \
+quarter of a second may be missed): the time since when, the name, the label and the fence. With --json, an object: name, known (whether enough servers answer), leader \
+(its label; null: nobody), fence, address, since.";
+
+pub const ELECT_EXAMPLES: &str = "\
+Examples:
+  dlock elect scheduler -- ./scheduler
+  dlock elect scheduler --observe
+  dlock elect scheduler --observe --json | jq -r .leader";

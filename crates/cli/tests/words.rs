@@ -4,9 +4,11 @@
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
-const SUBCOMMANDS: [&str; 16] = [
+const SUBCOMMANDS: [&str; 18] = [
     "run",
     "acquire",
+    "hold",
+    "elect",
     "release",
     "extend",
     "inspect",

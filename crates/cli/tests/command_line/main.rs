@@ -6,6 +6,7 @@
 mod ending;
 mod exclusion;
 mod forwarding;
+mod keeping;
 mod losing;
 mod metrics;
 mod operators;

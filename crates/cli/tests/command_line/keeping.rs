@@ -1,0 +1,118 @@
+//! `elect` and `hold`: locks that last, with what comes after a loss.
+
+use super::*;
+use crate::stage::{is_alive, signal};
+
+/// Writes who leads, and leads until it is told to end.
+const LEADS: &str = "echo $NAME $$ >> leads; until [ -e end-$NAME ]; do sleep 0.02; done; exit 7";
+
+fn candidate(stage: &Stage, name: &str) -> Running {
+    let mut elect = stage.dlock("elect --node-timeout 5s --ttl 10m -k 1s scheduler --label");
+    elect.arg(name).env("NAME", name).args(["--", "sh", "-c", LEADS]);
+    stage.start(elect)
+}
+
+/// Who has led so far, and the process of the last one.
+#[track_caller]
+fn leads(stage: &Stage, names: &[&str]) -> u32 {
+    let mut last = String::new();
+    until(&format!("{names:?} have led"), || {
+        let text = stage.file("leads");
+        last = text.lines().last().unwrap_or_default().to_owned();
+        text.ends_with('\n')
+            && text.lines().map(|line| line.split(' ').next().expect("a name")).eq(names.iter().copied())
+    });
+    last.split(' ').nth(1).expect("a process").parse().expect("a number")
+}
+
+#[test]
+fn a_leader_that_lost_the_lead_stands_again() {
+    each_server(|kind| {
+        let stage = Stage::with(kind, 3);
+        let observer = stage.start(stage.dlock("elect scheduler --observe --node-timeout 5s"));
+        until("nobody leads", || observer.stdout().contains("scheduler has no leader"));
+        let json = stage.start(stage.dlock("elect scheduler --observe --json --node-timeout 5s"));
+        let first = candidate(&stage, "one");
+        let process = leads(&stage, &["one"]);
+        let second = candidate(&stage, "two");
+        until("two waits", || {
+            stage.servers.iter().any(|server| !queue::tokens(&mut server.connect(), "scheduler").is_empty())
+        });
+        until("one is seen", || observer.stdout().contains("scheduler is led by one (fence "));
+
+        stage.servers.iter().for_each(|server| drop(server.connect().ok("DLOCK.BREAK scheduler")));
+        leads(&stage, &["one", "two"]);
+        until("the command of one has ended", || !is_alive(process));
+        until("one stands again", || first.stderr().contains("standing for election again"));
+        until("two is seen", || {
+            observer.stdout().contains("is led by two") && json.stdout().contains("\"leader\":\"two\"")
+        });
+        stage.write("end-two", "");
+        assert_eq!(second.end().code, Some(7), "as its command");
+        leads(&stage, &["one", "two", "one"]);
+        until("every change is seen", || observer.stdout().matches("is led by one").count() == 2);
+        stage.write("end-one", "");
+        assert_eq!(first.end().code, Some(7));
+        until("nobody leads", || observer.stdout().ends_with("scheduler has no leader\n"));
+        until("programs are told", || {
+            let said = json.stdout();
+            let last =
+                said.lines().last().and_then(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+            last.is_some_and(|last| last["leader"].is_null() && last["known"] == true)
+        });
+        stage.servers[..2].iter().for_each(|server| server.kill9());
+        until("it is not known", || observer.stdout().ends_with("too few servers answer\n"));
+    });
+}
+
+/// Holds the lock, says so, and lives until it is told to end.
+const SCRIPT: &str = "trap 'echo TERM > heard; exit 3' TERM; \
+    held=$(\"$DLOCK\" hold r --pid $$ --node-timeout 5s --ttl 2s) || exit; \
+    echo $held > held; echo $$ > ready; until [ -e go ]; do sleep 0.02; done";
+
+#[test]
+fn a_lock_is_held_for_as_long_as_its_script_lives() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let mut conn = stage.connect();
+        let script = stage.start(stage.shell(SCRIPT));
+        stage.process("ready");
+        let lock = conn.ok("DLOCK.INSPECT r").field("holders").items()[0].clone();
+        let (token, fence) = (lock.field("token").text(), lock.field("fence").int());
+        assert_eq!(stage.file("held"), format!("{token} {fence}\n"));
+        assert!(lock.field("label").text().starts_with("process "), "{lock:?}");
+        // It is renewed.
+        let mut before = conn.ok("DLOCK.PTTL r").int();
+        until("its lease grows", || {
+            let left = conn.ok("DLOCK.PTTL r").int();
+            std::mem::replace(&mut before, left) < left
+        });
+        assert_eq!(stage.end(stage.dlock("hold --no-wait --node-timeout 5s r --pid 1")).code, Some(75));
+        stage.write("go", "");
+        let done = script.end();
+        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+        until("it is released", || stage.held_on("r") == 0);
+
+        // However it ends.
+        std::fs::remove_file(stage.write("go", "")).expect("it can go");
+        std::fs::remove_file(stage.write("ready", "")).expect("it can go");
+        let script = stage.start(stage.shell(SCRIPT));
+        signal(stage.process("ready"), "KILL");
+        until("it is released", || stage.held_on("r") == 0);
+        drop(script);
+    });
+}
+
+#[test]
+fn a_script_is_ended_when_its_lock_is_lost() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let script = stage.start(stage.shell(SCRIPT));
+        stage.process("ready");
+        stage.connect().ok("DLOCK.BREAK r");
+        assert_eq!(script.end().code, Some(3));
+        assert_eq!(stage.file("heard"), "TERM\n");
+        let done = stage.end(stage.dlock("hold r --pid 999999999"));
+        assert_eq!(done.code, Some(64), "{}", done.stderr);
+    });
+}
