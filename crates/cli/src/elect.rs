@@ -73,6 +73,7 @@ async fn stand(args: &Elect) -> Result<u8, Abort> {
 }
 
 /// Prints who leads, and each change.
+#[expect(clippy::disallowed_methods, reason = "people compare the time with that of their own logs")]
 async fn observe(args: &Elect) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
     let name = plain(args.name.display());
