@@ -1,8 +1,8 @@
 //! Exit codes and error messages, unless dlock exits like the program it runs.
 //!
-//! 1 is what diff and grep say of a result that is none to be glad of. 64, 69, 71 and 75 are from sysexits.h. 79 is the first number above that list; `timeout` uses 124 and 125,
-//! shells use 126, 127 and 128 + n. A program that is run may exit with any of these too: the message on
-//! standard error tells them apart.
+//! 1 is what diff and grep end with when they have something to tell. 64, 69, 71 and 75 are from sysexits.h.
+//! 79 is the first number above that list; `timeout` uses 124 and 125, shells use 126, 127 and 128 + n. A
+//! program that is run may exit with any of these too: the message on standard error tells them apart.
 
 use std::fmt;
 use std::io::{Write, stderr};

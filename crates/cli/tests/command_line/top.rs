@@ -6,7 +6,7 @@ use crate::terminal::Terminal;
 /// The size in which it starts.
 const SIZE: (u16, u16) = (30, 120);
 
-/// After it has ended, a shell says how, and what it left of the terminal: whether it still shows what is typed.
+/// After it has ended, a shell says how, and in which state it left the terminal.
 const SHELL: &str = "stty rows 30 cols 120; tty > tty; \
     sh -c 'echo $$ > pid; exec \"$DLOCK\" top --interval 100ms --node-timeout 5s'; \
     echo code $?; stty -a | grep -ow -e '-*icanon' -e '-*echo'";
