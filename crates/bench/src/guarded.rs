@@ -27,8 +27,8 @@ return redis.error_reply('not held')";
 /// How many keys are written, again and again.
 const KEYS: u64 = 1_000;
 
-/// Microseconds per write, in each round: the server's processor time where 32 go together, and the time until
-/// the answer where each goes alone.
+/// Microseconds per write, in each round: the server's processor time where 32 go together, and the time
+/// until the answer where each goes alone.
 type Sample = [f64; 2];
 
 /// Measures all in turns, on one server.

@@ -62,8 +62,8 @@ fn ping_after_a_pause(server: &Server, conn: &mut Conn) -> Result<Took> {
     ping(server, conn)
 }
 
-/// From the end of a lease, as its holder knows it, to the next grant; where there is somebody who listens for
-/// messages, to its claim.
+/// From the end of a lease, as its holder knows it, to the next grant; where there is somebody who listens
+/// for messages, to its claim.
 fn lateness(many: &mut Many, next: &mut Conn, listener: Option<&mut Conn>) -> Result<Took> {
     let Many { server, conn: holder, .. } = many;
     let ttl = pause();

@@ -81,8 +81,8 @@ fn round(queue: &mut Queue, batches: usize) -> Result<[f64; OPERATIONS.len()]> {
     Ok(all.map(|spent| spent.less(idle).cpu / spent.operations as f64))
 }
 
-/// `samples`: microseconds of each operation, by round. Ratios are of rounds: the long queue against the short
-/// one.
+/// `samples`: microseconds of each operation, by round. Ratios are of rounds: the long queue against the
+/// short one.
 pub fn report<const N: usize>(
     title: String,
     [short, long]: [usize; 2],

@@ -49,7 +49,8 @@ impl Run {
         }
     }
 
-    /// Whose turn it is in so many rounds, as indices: each once a round, and nobody always after the same one.
+    /// Whose turn it is in so many rounds, as indices: each once a round, and nobody always after the same
+    /// one.
     pub fn turns(&self, title: &str, rounds: usize, contenders: usize) -> impl Iterator<Item = usize> {
         (0..rounds * contenders).map(move |nth| {
             let (round, turn) = (nth / contenders, nth % contenders);

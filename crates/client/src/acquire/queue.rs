@@ -119,8 +119,8 @@ impl Waiter {
         }
     }
 
-    /// Whether a master that did not answer is asked again: it may still keep the position. In a quorum others
-    /// go on without it.
+    /// Whether a master that did not answer is asked again: it may still keep the position. In a quorum
+    /// others go on without it.
     fn outlasts(&self, vote: &Vote<()>, begun: Instant, answered: Option<Instant>) -> bool {
         let may_come_back = match vote {
             // It is busy, or the connection broke.
