@@ -66,6 +66,9 @@ fn each_kind_is_noted_by_its_cause() {
         assert_eq!(both, [Value::Int(1), Value::Int(1)]);
         until("it is closed", || gone.closed());
         until("it came back", || noted(&mut conn, "k").contains(&"undelivered".to_string()));
+        let log = conn.ok("DLOCK.LOG KEY k");
+        let undelivered = log.items().iter().find(|entry| *entry.field("what") == "undelivered").unwrap();
+        assert!(undelivered.field("client").int() == id && undelivered.field("fence").int() > 0, "{log:?}");
     });
 }
 

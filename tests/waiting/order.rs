@@ -168,3 +168,21 @@ fn what_is_replicated_is_the_handoff_and_nothing_of_the_queue() {
         assert_eq!(holders(&mut replica.connect(), "k"), ["b"]);
     });
 }
+
+/// More than a turn of the event loop lets in: the others follow, ahead of whoever comes meanwhile.
+#[test]
+fn a_crowd_of_sharers_is_let_in_whole_and_not_overtaken() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut a = server.connect();
+        a.ok("DLOCK.ACQUIRE k a 600000");
+        for n in 0..600 {
+            assert_eq!(a.ok(&format!("DLOCK.ACQUIRE k t{n} 600000 SHARED QUEUE 600000")), Value::Nil);
+        }
+        let newcomer = "DLOCK.ACQUIRE k new 600000 SHARED";
+        assert_eq!(a.say_together(&["DLOCK.RELEASE k a", newcomer]), [Value::Int(1), Value::Nil]);
+        until("all are let in", || server.info("dlock_queued") == "0");
+        assert_eq!(server.info("dlock_holders"), "600");
+        assert!(a.ok(newcomer).int() > 0);
+    });
+}
