@@ -1,11 +1,11 @@
 //! Waits share the client's one connection, and their positions outlast it.
 
-use dlock_client::Wait;
+use dlock_client::{AcquireError, Token, Wait};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::{LONG, builder, client, each_kind, head, holders, masters, until_nothing_is_left};
-use dlock_testkit::{Conn, Server, queue, until};
+use dlock_testkit::{Conn, Server, TIMEOUT, queue, until};
 
 /// More than tasks would get connections of their own for.
 const MANY: usize = 1_000;
@@ -91,7 +91,8 @@ fn a_reconnect_keeps_the_position() {
             servers.iter().filter(|server| server.port() != first.port()).for_each(|server| {
                 assert_eq!(server.connect().ok("DLOCK.RELEASE r other"), 1);
             });
-            let guard = waits.await.expect("no panic").expect("it was the first");
+            let acquired = tokio::time::timeout(TIMEOUT, waits).await.expect("it is not lost");
+            let guard = acquired.expect("no panic").expect("it was the first");
             assert_eq!(tokens(first), ["stranger"]);
             guard.release().await.expect("it is held");
             queue::granted(&mut stranger);
@@ -166,7 +167,7 @@ fn positions_are_kept_where_leases_are_short() {
     });
 }
 
-/// As ever, it is no reason to stop waiting: the next try joins the queue at its tail.
+/// It is no reason to stop waiting: the next try joins the queue at its tail. With a given token there is none.
 #[test]
 fn who_is_cancelled_by_an_operator_goes_to_the_tail() {
     each_kind(async |kind| {
@@ -177,6 +178,12 @@ fn who_is_cancelled_by_an_operator_goes_to_the_tail() {
         let before = tokens(&servers[0]).remove(0);
         let _stranger = queue::waiter(&servers[0], "DLOCK.ACQUIRE r stranger 600000 BLOCK 0");
         let mut conn = servers[0].connect();
+        let given = Token::new(&b"given"[..]).expect("a token");
+        let cancelled = tokio::spawn(client(&servers).await.lock("r").token(given).acquire());
+        until("it waits", || tokens(&servers[0]).len() == 3);
+        assert_eq!(conn.ok("DLOCK.CANCEL r given"), 1);
+        let cancelled = tokio::time::timeout(TIMEOUT, cancelled).await.expect("it ends").expect("no panic");
+        assert!(matches!(cancelled, Err(AcquireError::Taken { .. })), "{cancelled:?}");
         assert_eq!(conn.ok(&format!("DLOCK.CANCEL r {before}")), 1);
         until("it waits again", || tokens(&servers[0]).len() == 2);
         assert_eq!(tokens(&servers[0])[0], "stranger");
@@ -234,6 +241,7 @@ fn a_runtime_that_ends_takes_its_waits_along() {
         runtime.block_on(waits());
         drop(runtime);
         until("nobody waits", || tokens(head(&servers)).is_empty());
+        assert_eq!(head(&servers).info("dlock_timeouts"), "0", "it has left");
         released_by_other(&servers);
         until_nothing_is_left(&servers, "r");
     });
