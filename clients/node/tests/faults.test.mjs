@@ -95,10 +95,13 @@ onEach((bench) => {
   });
 
   test("what could not be sent in time is not sent later", async () => {
-    const one = await through({ ttl: 60_000 });
+    proxy = await bench.proxy();
+    const client = await bench.client(proxy.url);
+    const one = new Lock(client, "foo", { ttl: 60_000 });
     await one.locked();
     proxy.refuse = true;
     proxy.drop();
+    await until("the client knows", () => client.status !== "ready" && !client.isReady);
     await assert.rejects(one.tryAcquire(), NoAnswerError);
     const calls = async () => {
       const stats = await bench.server.ask("INFO", "commandstats");

@@ -155,6 +155,22 @@ onEach((bench) => {
     }
   });
 
+  test("split votes are not a lock that somebody has", async () => {
+    await (await lock().acquire()).release();
+    await nothingIsHeld();
+    for (const [at, master] of masters.entries()) {
+      await master.ask("CONFIG", "RESETSTAT");
+      if (at < 2) await master.ask("DLOCK.ACQUIRE", "foo", `rival ${at}`, 60_000);
+    }
+    const acquired = lock().tryAcquire();
+    const asked = async () => /dlock\.acquire:/i.test(await masters[2].ask("INFO", "commandstats"));
+    await until("it has asked", asked);
+    await Promise.all([0, 1].map((at) => masters[at].ask("DLOCK.RELEASE", "foo", `rival ${at}`)));
+    const hold = await acquired;
+    assert(hold !== null);
+    await hold.release();
+  });
+
   test("waiting clients never overlap", async () => {
     const inside = [];
     const fences = [];
