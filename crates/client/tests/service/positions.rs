@@ -167,7 +167,8 @@ fn positions_are_kept_where_leases_are_short() {
     });
 }
 
-/// It is no reason to stop waiting: the next try joins the queue at its tail. With a given token there is none.
+/// It is no reason to stop waiting: the next try joins the queue at its tail. With a given token there is
+/// none.
 #[test]
 fn who_is_cancelled_by_an_operator_goes_to_the_tail() {
     each_kind(async |kind| {
