@@ -1,8 +1,11 @@
-//! The library as it is given away: `cargo test -p dlock-module --test documented built -- --ignored`.
+//! What is given away: the library (`cargo test -p dlock-module --test documented built -- --ignored`), and
+//! under which licence.
 
-use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::{env, fs};
+
+use dlock_testkit::readme::README;
 
 /// What `make run` and `cargo build --release` make.
 fn released() -> PathBuf {
@@ -26,5 +29,27 @@ fn it_does_not_say_where_it_was_built() {
     let folders = ["HOME", "CARGO_HOME", "RUSTUP_HOME"].map(env::var).into_iter().flatten();
     for folder in folders.chain([env!("CARGO_MANIFEST_DIR").to_string(), "/.cargo".into()]) {
         assert!(folder.len() < 3 || !says(&folder), "{folder}");
+    }
+}
+
+/// The two texts, and what every package says.
+#[test]
+fn every_package_has_the_license_of_the_project() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = |path: &str| fs::read_to_string(top.join(path)).unwrap_or_else(|why| panic!("{path}: {why}"));
+    for (file, begins) in [("LICENSE-MIT", "MIT License"), ("LICENSE-APACHE", "Apache License")] {
+        assert!(text(file).trim_start().starts_with(begins), "{file}");
+        assert!(README.contains(&format!("({file})")), "the README does not link {file}");
+    }
+    assert!(text("Cargo.toml").contains("\nlicense = \"MIT OR Apache-2.0\"\n"));
+    assert!(text("fuzz/Cargo.toml").contains("\nlicense = \"MIT OR Apache-2.0\"\n"));
+    let mut packages = vec!["Cargo.toml".to_string()];
+    for package in fs::read_dir(top.join("crates")).expect("crates/") {
+        let package = package.expect("a folder").file_name();
+        packages.push(format!("crates/{}/Cargo.toml", package.display()));
+    }
+    assert!(packages.len() >= 5, "{packages:?}");
+    for package in packages {
+        assert!(text(&package).contains("\nlicense.workspace = true\n"), "{package}");
     }
 }

@@ -252,28 +252,6 @@ fn a_lock_of_set_nx_and_one_of_dlock_exclude_each_other_on_one_key() {
     });
 }
 
-/// The two texts, and what every package says.
-#[test]
-fn every_package_has_the_license_of_the_project() {
-    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let text = |path: &str| fs::read_to_string(top.join(path)).unwrap_or_else(|why| panic!("{path}: {why}"));
-    for (file, begins) in [("LICENSE-MIT", "MIT License"), ("LICENSE-APACHE", "Apache License")] {
-        assert!(text(file).trim_start().starts_with(begins), "{file}");
-        assert!(README.contains(&format!("({file})")), "the README does not link {file}");
-    }
-    assert!(text("Cargo.toml").contains("\nlicense = \"MIT OR Apache-2.0\"\n"));
-    assert!(text("fuzz/Cargo.toml").contains("\nlicense = \"MIT OR Apache-2.0\"\n"));
-    let mut packages = vec!["Cargo.toml".to_string()];
-    for package in fs::read_dir(top.join("crates")).expect("crates/") {
-        let package = package.expect("a folder").file_name();
-        packages.push(format!("crates/{}/Cargo.toml", package.display()));
-    }
-    assert!(packages.len() >= 5, "{packages:?}");
-    for package in packages {
-        assert!(text(&package).contains("\nlicense.workspace = true\n"), "{package}");
-    }
-}
-
 #[test]
 fn the_python_redlock_is_the_one_that_is_tested() {
     let shown: Vec<&str> = blocks("python").collect();

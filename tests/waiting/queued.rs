@@ -33,34 +33,6 @@ fn queue(conn: &mut Conn, token: &str, options: &str) {
 }
 
 #[test]
-fn a_position_for_another_number_of_permits_is_kept_until_its_turn() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut a = server.connect();
-        let fence = a.ok("DLOCK.ACQUIRE k holder 600000 PERMITS 1").int();
-        assert_eq!(a.ok("DLOCK.ACQUIRE k sharer 600000 SHARED QUEUE 600000"), Value::Nil);
-        let other = "DLOCK.ACQUIRE k other 600000 PERMITS 1 QUEUE 600000";
-        assert_eq!(a.ok(other), Value::Nil);
-        a.ok("DLOCK.RELEASE k holder");
-        a.ok("DLOCK.RELEASE k sharer");
-        assert!(a.ok(other).int() > fence);
-        let two = "DLOCK.ACQUIRE k two 600000 PERMITS 2 QUEUE 600000";
-        assert!(a.say(two).error().contains("PERMITS 1"), "a newcomer");
-        // It came while nobody held permits, and comes again while somebody does.
-        a.ok("DLOCK.RELEASE k other");
-        a.ok("DLOCK.ACQUIRE k holder 600000");
-        a.ok("DLOCK.ACQUIRE k one 600000 PERMITS 1 QUEUE 600000");
-        a.ok("DLOCK.ACQUIRE k sharer 600000 SHARED QUEUE 600000");
-        assert_eq!(a.ok(two), Value::Nil);
-        a.ok("DLOCK.RELEASE k holder");
-        assert_eq!(a.ok(two), Value::Nil, "the position is kept");
-        a.ok("DLOCK.RELEASE k one");
-        a.ok("DLOCK.RELEASE k sharer");
-        assert!(a.ok(two).int() > fence);
-    });
-}
-
-#[test]
 fn one_connection_waits_for_many_in_one_queue_with_those_that_block() {
     each_server(|kind| {
         let (server, mut a, mut hears) = scene(kind);
