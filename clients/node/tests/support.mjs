@@ -23,6 +23,8 @@ setTimeout(() => {
   console.error("this file takes too long");
   process.exit(1);
 }, 600_000).unref();
+// The servers end with this process.
+process.once("SIGTERM", () => process.exit(1));
 
 export const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
