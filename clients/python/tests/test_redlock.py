@@ -180,6 +180,19 @@ def test_two_addresses_of_one_server_are_refused(members):
         members.lock(quorum=quorum, timeout=10).acquire(blocking=False)
 
 
+def test_all_queue_at_the_same_master_however_they_spell_the_addresses(members, masters):
+    urls = [master.url for master in masters]
+    assert all("127.0.0.1" in url for url in urls)
+    orders = []
+    for spelled in [urls, [urls[0].replace("127.0.0.1", "localhost"), *urls[1:]]]:
+        quorum = members.make_quorum(spelled)
+        with members.lock(quorum=quorum, timeout=10):
+            pass
+        orders.append([quorum.run_ids[member] for member in quorum.order()])
+    assert len(orders[0]) == 3
+    assert orders[0] == orders[1]
+
+
 def test_permits_are_refused(members):
     with pytest.raises(ValueError, match="single server"):
         members.lock(permits=2, timeout=10).acquire(blocking=False)

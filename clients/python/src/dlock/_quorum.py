@@ -28,6 +28,9 @@ BRIEF_TRIES = 8
 # How often members that have not answered are asked who they are.
 TELL_APART = 10.0
 
+# In place of a run id that the user may not ask for.
+UNKNOWN = "unknown "
+
 Answers = dict[int, Any]
 
 
@@ -47,8 +50,15 @@ class Quorum:
         self.run_ids: dict[int, str] = {}
         # When to ask those that have not answered.
         self.tell_apart_at = 0.0
-        # The order in which everybody tries their queues.
-        self.order = sorted(range(len(members)), key=lambda member: _address(self.members[member]))
+
+    def order(self) -> list[int]:
+        """The order in which everybody tries the members' queues, however they spell the addresses."""
+
+        def rank(member: int) -> tuple[bool, str, str]:
+            run_id = self.run_ids.get(member, UNKNOWN)
+            return run_id.startswith(UNKNOWN), run_id, _address(self.members[member])
+
+        return sorted(range(len(self.members)), key=rank)
 
     def get_encoder(self) -> Any:
         first = self.members[0]
@@ -157,14 +167,14 @@ class QuorumAttempt:
         since = now()
         yield from self._ask(list(self._quorum.run_ids))
         # One whose queue says no is not overtaken with the votes of the others.
-        if blocking and self._answers.get(self._quorum.order[0], 0) is None:
+        if blocking and self._answers.get(self._quorum.order()[0], 0) is None:
             return False
         return (yield from self._won(since))
 
     def _in_line(self, sleep: float, end: float | None) -> Steps:
         """Waits in the queue of one master, and asks the others once it grants."""
         answered = [m for m in self._answers if not isinstance(self._answers[m], Exception)]
-        reachable = [m for m in self._quorum.order if m in answered]
+        reachable = [m for m in self._quorum.order() if m in answered]
         if not reachable:
             return False
         self._begin()
@@ -265,7 +275,7 @@ class QuorumAttempt:
             if isinstance(answer, NO_ANSWER):
                 continue
             # Without the right to ask, nobody can tell.
-            run_id = answer["run_id"] if isinstance(answer, dict) else f"unknown {member}"
+            run_id = answer["run_id"] if isinstance(answer, dict) else f"{UNKNOWN}{member}"
             known[member] = run_id
             # Others can be finding out at the same time.
             if any(known[other] == run_id for other in list(known) if other != member):
