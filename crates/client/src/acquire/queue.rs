@@ -41,6 +41,9 @@ pub(crate) struct Queueing {
     pub(crate) on_position: Option<OnPosition>,
     /// Whether to leave a queue that does not move.
     pub(crate) may_move_on: bool,
+    /// Whether the token holds the lock, and waits for another mode. Then the caller gives the position up: a
+    /// RELEASE would end the hold too.
+    pub(crate) is_upgrade: bool,
 }
 
 /// Called with the position in the queue.
@@ -59,9 +62,10 @@ impl Waiter {
     /// move. Only a RELEASE gives the position up.
     pub(crate) async fn wait(self, queueing: Queueing) -> Vote<()> {
         self.channel.assume_held();
-        let waiter = self.clone();
+        let (waiter, until, is_upgrade) = (self.clone(), queueing.until, queueing.is_upgrade);
         // On the client's thread: nearer to the connection, and not kept from asking by the user's tasks.
-        let asking = self.service.background.runtime.spawn(async move { waiter.ask(queueing.until).await });
+        let asking =
+            self.service.background.runtime.spawn(async move { waiter.ask(until, is_upgrade).await });
         let positions = queueing.on_position.map(|on_position| self.report_positions(on_position));
         tokio::select! {
             ended = AbortOnDropHandle::new(asking) => ended.unwrap_or(Vote::Unknown),
@@ -71,7 +75,7 @@ impl Waiter {
     }
 
     /// Asks for the lock, and again whenever it may have been granted, or the position would be lost.
-    async fn ask(&self, until: Option<Instant>) -> Vote<()> {
+    async fn ask(&self, until: Option<Instant>, is_upgrade: bool) -> Vote<()> {
         let node = &self.channel.node;
         let wait = node.waits.begin();
         let mut backoff = Backoff::new(FIRST_PAUSE, CHECK_INTERVAL);
@@ -102,6 +106,7 @@ impl Waiter {
             if pause.is_zero() {
                 // What the caller asks for next must not find itself in the queue.
                 if vote == Vote::Refused(Refusal::Taken)
+                    && !is_upgrade
                     && let Reply::Said(_) = self.channel.ask(&self.request.release(), None, node.limit).await
                 {
                     self.channel.note(&vote);

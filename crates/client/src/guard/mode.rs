@@ -88,7 +88,8 @@ impl Hold {
         let command = request.acquire();
         if !matches!(deadline, Deadline::NoWait) {
             let waiter = Waiter { service: self.service.clone(), channel: channel.clone(), request };
-            let queueing = Queueing { until: deadline.instant(), on_position: None, may_move_on: false };
+            let until = deadline.instant();
+            let queueing = Queueing { until, on_position: None, may_move_on: false, is_upgrade: true };
             match waiter.wait(queueing).await {
                 Vote::Granted(()) => {}
                 Vote::Refused(why) => return Vote::Refused(why),
@@ -101,7 +102,10 @@ impl Hold {
 
     async fn ask(&self, channel: &Channel, command: &Cmd) -> Vote {
         let vote = channel.ask(command, None, channel.node.limit).await.acquired();
-        channel.note(&vote);
+        // A refusal says nothing about the hold in its old mode.
+        if matches!(vote, Vote::Granted(_)) {
+            channel.note(&vote);
+        }
         self.judged(vote)
     }
 

@@ -71,8 +71,10 @@ fn an_upgrade_waits_ahead_of_others_until_it_is_alone() {
         guard.downgrade().await.expect("it is held");
 
         let mut second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
-        let taken = guard.upgrade(Wait::For(Duration::from_millis(20))).await;
-        assert!(matches!(taken, Err(AcquireError::Taken { .. })), "{taken:?}");
+        for wait in [Wait::For(Duration::from_millis(20)), Wait::No] {
+            let taken = guard.upgrade(wait).await;
+            assert!(matches!(taken, Err(AcquireError::Taken { .. })), "{taken:?}");
+        }
         let mut conn = servers[0].connect();
         let upgrades = tokio::spawn(async move {
             guard.upgrade(Wait::Forever).await.expect("it comes to be alone");
@@ -89,6 +91,23 @@ fn an_upgrade_waits_ahead_of_others_until_it_is_alone() {
         guard.release().await.expect("it is held");
         drop(next.await.expect("no panic").expect("it is free"));
         until_nothing_is_left(&servers, "r");
+    });
+}
+
+#[test]
+fn a_hold_whose_upgrade_was_refused_is_released() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 1);
+        let (ann, bob) = (client(&servers).await, client(&servers).await);
+        for wait in [Wait::No, Wait::For(Duration::from_millis(20))] {
+            let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("it is free");
+            let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
+            let taken = guard.upgrade(wait).await;
+            assert!(matches!(taken, Err(AcquireError::Taken { .. })), "{taken:?}");
+            guard.release().await.expect("it is held");
+            second.release().await.expect("it is held");
+            until_nothing_is_left(&servers, "r");
+        }
     });
 }
 
