@@ -61,8 +61,9 @@ pub struct Terms {
     /// So many may share it, or hold permits. Who comes when it is full is refused; who waits already waits
     /// on.
     pub most_holders: u32,
-    /// So many from the head of the queue are answered in a turn. Where more could be, [`Rest::unserved`]
-    /// asks for another one; meanwhile they stand where they stood, and nobody overtakes them.
+    /// So many from the head of the queue are granted the lock in a turn, besides the first one. Where more
+    /// could be, [`Rest::unserved`] asks for another one; meanwhile they stand where they stood, and nobody
+    /// overtakes them. Those whose time is over do not count.
     ///
     /// [`Rest::unserved`]: crate::step::Rest::unserved
     pub most_served: usize,

@@ -21,9 +21,6 @@ impl Turn<'_> {
         while let Some(head) = self.waiting.head(self.name) {
             let id = head.id;
             if let Some(outcome) = self.waiting.is_over(head, self.now) {
-                if !self.may_serve_another() {
-                    return;
-                }
                 self.take_out(&[id], outcome);
                 continue;
             }
@@ -49,9 +46,10 @@ impl Turn<'_> {
         }
     }
 
-    /// Whether this turn may answer one more of the queue; the next one has to, if not.
+    /// Whether this turn may answer one more of the queue; the next one has to, if not. While nobody holds the
+    /// lock it has to be this one: a lock that is free where somebody waits is anybody's.
     fn may_serve_another(&mut self) -> bool {
-        if self.served == self.terms.most_served {
+        if self.served >= self.terms.most_served && self.lock.at(self.now).holders() > 0 {
             self.step.rest().unserved = true;
             return false;
         }

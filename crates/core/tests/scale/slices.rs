@@ -25,10 +25,10 @@ fn of_many_that_can_be_let_in_a_turn_lets_in_some_and_nobody_overtakes_them() {
     assert!(view.hold_of(b"newcomer").is_some() && view.hold_of(&token(many - 1)).is_some());
 }
 
-/// A process that cannot reach its server for a while leaves as many positions behind as it has waits: they
-/// end in slices, and the next waiter is granted the lock when they have.
+/// A process that cannot reach its server for a while leaves as many positions behind as it has waits. The lock
+/// is not free behind them, not even until the next turn: a newcomer would overtake who is alive.
 #[test]
-fn of_many_positions_that_are_over_a_turn_answers_some() {
+fn behind_many_positions_that_are_over_the_lock_is_not_free() {
     let many = if cfg!(miri) { 600 } else { 5_000 };
     let mut world = World::held_exclusively();
     let queue = |world: &mut World, token: &[u8], until| {
@@ -40,13 +40,24 @@ fn of_many_positions_that_are_over_a_turn_answers_some() {
     };
     (0..many).for_each(|n| queue(&mut world, &token(n), NOW.after_millis(0)));
     queue(&mut world, b"alive", NOW.after_millis(1000));
-    let mut answers = world.turn(|turn| turn.release(checked(b"first"), ReleaseCount::One));
-    assert_eq!(answers, Departed::SLICE);
-    while world.unserved {
-        let more = world.turn(|turn| turn.advance());
-        assert!(more <= Departed::SLICE, "{more}");
-        answers += more;
-    }
-    assert_eq!((answers, world.waiting.len()), (many + 1, 0));
+    let answers = world.turn(|turn| turn.release(checked(b"first"), ReleaseCount::One));
+    assert_eq!((answers, world.unserved), (many + 1, false));
     assert!(world.lock.at(NOW).hold_of(b"alive").is_some());
+}
+
+/// The turn that breaks all holds has served its slice already, to those whose holds it breaks.
+#[test]
+fn a_turn_that_has_served_its_slice_leaves_no_lock_free() {
+    let many = 3 * Departed::SLICE;
+    let mut world = World::held_exclusively();
+    (0..many).for_each(|n| world.wait(KEY, &token(n), Mode::Shared));
+    world.turn(|turn| turn.release(checked(b"first"), ReleaseCount::One));
+    let mut broken = 0;
+    world.turn(|turn| broken = turn.break_all());
+    assert_eq!((broken, world.unserved), (2 * Departed::SLICE, true));
+    assert_eq!(world.lock.at(NOW).holders(), 1);
+    while world.unserved {
+        world.turn(|turn| turn.advance());
+    }
+    assert_eq!((world.waiting.len(), world.lock.at(NOW).holders()), (0, Departed::SLICE));
 }

@@ -18,12 +18,12 @@ impl Page {
             let asked = waiter.asked;
             let is_over = waiter.until.is_some_and(|until| self.is_over(until));
             let may = self.may(&asked);
-            if self.is_lost(&waiter) || is_over || matches!(may, May::Never(_) | May::Now(_)) {
-                if self.may_serve == 0 {
+            if !self.is_lost(&waiter) && !is_over && matches!(may, May::Never(_) | May::Now(_)) {
+                if self.may_serve == 0 && self.holds_of(key).next().is_some() {
                     self.marks.push("who could be served waits for the next turn");
                     return;
                 }
-                self.may_serve -= 1;
+                self.may_serve = self.may_serve.saturating_sub(1);
             }
             if self.is_lost(&waiter) {
                 self.leave_all(&waiter, Told::Cancelled);
