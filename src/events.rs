@@ -48,6 +48,8 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
             grace::configured(m, ctx);
             mark::configured(m, ctx);
             warnings::configured(m, ctx);
+            // More may hold a lock now (dlock.max-holders-per-key).
+            m.with(|s| s.serve(None));
         }
         Notice::ModulesChanged => return m.with(|s| s.followers.alone = None),
         Notice::Flushing(db) => flushing(m, ctx, db),

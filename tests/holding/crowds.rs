@@ -182,7 +182,14 @@ fn as_many_as_the_option_says_may_hold_a_key() {
             granted(&mut waiters[3]);
             conn.ok("DLOCK.BREAK k");
         }
+        // Who waits for a full lock gets it when more may hold it.
+        conn.ok("DLOCK.ACQUIRE full alone 600000");
+        let mut waiters = ["a", "b", "c", "d"]
+            .map(|token| waiter(&server, &format!("DLOCK.ACQUIRE full {token} 600000 SHARED BLOCK 0")));
+        conn.ok("DLOCK.RELEASE full alone");
+        waiters[..3].iter_mut().for_each(|waiter| assert!(granted(waiter) > 0));
         conn.ok("CONFIG SET dlock.max-holders-per-key 4");
+        granted(&mut waiters[3]);
         crowd(&mut conn, "k", 4, "600000", "SHARED");
         assert!(conn.say("DLOCK.ACQUIRE k x 600000 SHARED").error().starts_with("ERR 4 holders"));
     });
