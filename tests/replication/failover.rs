@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::load::{Load, assert_equal};
 use crate::rounds;
+use dlock_testkit::queue::waiter;
 use dlock_testkit::workers::Plan;
 use dlock_testkit::{
     Options, Random, Server, ServerKind, TIMEOUT, Value, Wire, each_server, encode, until, until_within,
@@ -142,9 +143,12 @@ fn an_old_master_left_alone_grants_nothing_to_its_waiters() {
                 || port.load(Ordering::Relaxed),
                 |granted| {
                     until_more_grants(granted);
+                    // At least this one is in its queue then.
+                    let mut conn = master.connect();
+                    conn.ok("DLOCK.ACQUIRE own holder 900");
+                    let _waits = waiter(master, "DLOCK.ACQUIRE own waiter 900 BLOCK 0");
                     assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
                     port.store(replica.port(), Ordering::Relaxed);
-                    let mut conn = master.connect();
                     until("the old master refuses writes", || match conn.say("DLOCK.ACQUIRE other x 1") {
                         Value::Error(line) => line.starts_with("NOREPLICAS"),
                         _ => false,
