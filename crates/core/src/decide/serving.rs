@@ -46,8 +46,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Whether this turn may answer one more of the queue; the next one has to, if not. While nobody holds the
-    /// lock it has to be this one: a lock that is free where somebody waits is anybody's.
+    /// Whether this turn may answer one more of the queue; the next one has to, if not. While nobody holds
+    /// the lock it has to be this one: a lock that is free where somebody waits is anybody's.
     fn may_serve_another(&mut self) -> bool {
         if self.served >= self.terms.most_served && self.lock.at(self.now).holders() > 0 {
             self.step.rest().unserved = true;

@@ -25,8 +25,8 @@ fn of_many_that_can_be_let_in_a_turn_lets_in_some_and_nobody_overtakes_them() {
     assert!(view.hold_of(b"newcomer").is_some() && view.hold_of(&token(many - 1)).is_some());
 }
 
-/// A process that cannot reach its server for a while leaves as many positions behind as it has waits. The lock
-/// is not free behind them, not even until the next turn: a newcomer would overtake who is alive.
+/// A process that cannot reach its server for a while leaves as many positions behind as it has waits. The
+/// lock is not free behind them, not even until the next turn: a newcomer would overtake who is alive.
 #[test]
 fn behind_many_positions_that_are_over_the_lock_is_not_free() {
     let many = if cfg!(miri) { 600 } else { 5_000 };
