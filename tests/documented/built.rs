@@ -24,8 +24,9 @@ fn released() -> PathBuf {
 fn it_does_not_say_where_it_was_built() {
     let library = std::fs::read(released()).expect("the library");
     let says = |text: &str| library.windows(text.len()).any(|bytes| bytes == text.as_bytes());
-    // The places of panics, of this project and of what it depends on.
-    assert!(says("src/commands.rs") && says("/hdrhistogram-"), "it says nothing at all");
+    // The places of panics, of this project and of what it depends on: which of ours, the optimiser decides.
+    let ours = ["src/module.rs", "src/ffi/ctx.rs", "src/waiters.rs", "src/value.rs", "crates/core/src/"];
+    assert!(ours.into_iter().any(says) && says("/hdrhistogram-"), "it says nothing at all");
     let folders = ["HOME", "CARGO_HOME", "RUSTUP_HOME"].map(env::var).into_iter().flatten();
     for folder in folders.chain([env!("CARGO_MANIFEST_DIR").to_string(), "/.cargo".into()]) {
         assert!(folder.len() < 3 || !says(&folder), "{folder}");
