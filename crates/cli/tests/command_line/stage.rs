@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use dlock_testkit::queue;
-use dlock_testkit::{Conn, Folder, Server, ServerKind, until_some};
+use dlock_testkit::{Conn, Folder, Server, ServerKind, Value, until_some};
 
 /// The command under test.
 pub const DLOCK: &str = env!("CARGO_BIN_EXE_dlock");
@@ -116,6 +116,20 @@ impl Stage {
     #[track_caller]
     pub fn end(&self, command: Command) -> Done {
         self.start(command).end()
+    }
+
+    /// On how many of the servers this is the hold. A member whose grant came late is not counted by the client:
+    /// it may have no hold yet, or one with another fence.
+    #[track_caller]
+    pub fn confirmed(&self, resource: &str, token: &str, fence: &str, label: &str) -> usize {
+        let holds =
+            self.servers.iter().map(|server| server.connect().ok(&format!("DLOCK.INSPECT {resource}")));
+        let confirms = |lock: &Value| {
+            let hold = &lock.field("holders").items()[0];
+            assert_eq!((hold.field("token"), hold.field("label")), (&token.into(), &label.into()));
+            hold.field("fence").int().to_string() == fence
+        };
+        holds.filter(|lock| !lock.is_nil() && confirms(lock)).count()
     }
 
     /// On how many of the servers that live somebody holds the resource.
