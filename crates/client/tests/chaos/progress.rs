@@ -10,7 +10,7 @@ use tokio::sync::Barrier;
 
 use crate::links::{Links, compete, jain};
 use crate::proxy::Cut;
-use dlock_testkit::{Server, ServerKind, each_server_in_turn, queue, rounds, until};
+use dlock_testkit::{Server, ServerKind, TIMEOUT, each_server_in_turn, queue, rounds, until};
 
 const CLIENTS: usize = 6;
 
@@ -193,6 +193,35 @@ fn a_release_is_owed_until_it_is_confirmed() {
             assert!(held(), "the RELEASE was lost");
             links.cut_from_the_head(0, Cut::Nothing);
             until("it is released there", || !held());
+        });
+    });
+}
+
+/// A message is sent at most once. Who waits for one also asks by its own clock, over a connection that never
+/// broke.
+#[test]
+fn a_lost_message_delays_a_wait_and_does_not_end_it() {
+    each_server_in_turn(|kind| {
+        let links = Links::start(kind, 1, 1);
+        let (master, link) = (&links.masters[0], &links.links[0][0]);
+        let mut conn = master.connect();
+        assert!(conn.ok("DLOCK.ACQUIRE r other 600000").int() > 0);
+        block_on(async {
+            let lock = links.client(0).await.lock("r").ttl(Duration::from_secs(600));
+            let wait = tokio::spawn(lock.acquire());
+            until("it waits", || !queue::tokens(&mut conn, "r").is_empty());
+            let connected = master.info("total_connections_received");
+            let lost = link.lost();
+            link.set_cut(Cut::Answers);
+            assert_eq!(conn.ok("DLOCK.RELEASE r other"), 1);
+            until("the message is lost", || link.lost() > lost);
+            assert!(!wait.is_finished());
+            link.set_cut(Cut::Nothing);
+            let acquired = tokio::time::timeout(TIMEOUT, wait).await.expect("it asks again");
+            let guard = acquired.expect("no panic").expect("it was the first");
+            let ours = master.info("total_connections_received");
+            assert_eq!(ours.parse::<i64>().unwrap(), connected.parse::<i64>().unwrap() + 1, "no reconnect");
+            guard.release().await.expect("it is held");
         });
     });
 }
