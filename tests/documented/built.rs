@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-use dlock_testkit::readme::README;
+use dlock_testkit::documents;
 
 /// What `make run` and `cargo build --release` make.
 fn released() -> PathBuf {
@@ -40,7 +40,10 @@ fn every_package_has_the_license_of_the_project() {
     let text = |path: &str| fs::read_to_string(top.join(path)).unwrap_or_else(|why| panic!("{path}: {why}"));
     for (file, begins) in [("LICENSE-MIT", "MIT License"), ("LICENSE-APACHE", "Apache License")] {
         assert!(text(file).trim_start().starts_with(begins), "{file}");
-        assert!(README.contains(&format!("({file})")), "the README does not link {file}");
+        assert!(
+            documents::read("README.md").contains(&format!("({file})")),
+            "the README does not link {file}"
+        );
     }
     assert!(text("Cargo.toml").contains("\nlicense = \"MIT OR Apache-2.0\"\n"));
     assert!(text("fuzz/Cargo.toml").contains("\nlicense = \"MIT OR Apache-2.0\"\n"));

@@ -4,7 +4,9 @@
 mod acl;
 mod built;
 mod docs;
+mod links;
 mod observed;
 mod options;
-mod readme;
+mod sessions;
+mod tables;
 mod warnings;

@@ -78,20 +78,21 @@ fn class(error: &Error) -> Class<'static> {
     }
 }
 
-/// The README is where people look for what they see.
+/// docs/commands.md is where people look for what they see.
 #[test]
-fn every_error_word_and_every_event_stands_in_the_readme() {
-    let readme = include_str!("../../../README.md");
+fn every_error_word_and_every_event_stands_in_the_reference() {
+    let reference = include_str!("../../../docs/commands.md");
     for error in all() {
         let text = error.to_string();
         let word = text.split(' ').next().unwrap_or_default();
-        let row = readme.lines().find(|line| line.starts_with("| `") && line[3..].starts_with(word));
-        assert!(row.is_some(), "the README's table of error words lacks {word}");
+        let row = reference.lines().find(|line| line.starts_with("| `") && line[3..].starts_with(word));
+        assert!(row.is_some(), "the table of error words lacks {word}");
     }
     for event in event::TABLE {
         let event = event.to_str().expect("ASCII");
-        let row = readme.lines().find(|line| line.starts_with("| `") && line.contains(&format!("`{event}`")));
-        assert!(row.is_some(), "the README's table of events lacks {event}");
+        let row =
+            reference.lines().find(|line| line.starts_with("| `") && line.contains(&format!("`{event}`")));
+        assert!(row.is_some(), "the table of events lacks {event}");
     }
 }
 

@@ -16,6 +16,7 @@ use std::path::Path;
 
 pub mod aof;
 mod conn;
+pub mod documents;
 mod events;
 mod folder;
 pub mod history;
@@ -31,7 +32,6 @@ mod process;
 pub mod property;
 pub mod queue;
 mod random;
-pub mod readme;
 mod server;
 mod stream;
 mod value;

@@ -1,8 +1,7 @@
 //! An append only file that is rewritten as commands (`aof-use-rdb-preamble no`) makes the same keyspace,
 //! empty keys included: what comes after it in the file may name them.
 
-use dlock_testkit::readme::README;
-use dlock_testkit::{Conn, Server, ServerKind, each_server, until};
+use dlock_testkit::{Conn, Server, ServerKind, documents, each_server, until};
 
 fn start(kind: &ServerKind) -> (Server, Conn) {
     let options = Server::options(kind).conf("appendonly yes").conf("appendfsync always");
@@ -111,11 +110,12 @@ fn a_delay_without_a_holder_and_a_queue_come_through_a_rewrite() {
     });
 }
 
-/// As the README tells it.
+/// As docs/upgrading.md tells it.
 #[test]
 fn the_module_is_taken_out_when_no_key_of_it_is_left() {
     let list = |cursor: &str| format!("SCAN {cursor} TYPE dlock-key COUNT 1000");
-    assert!(README.contains(&format!("`{}` lists", list("0"))), "the README lists them in another way");
+    let told = documents::read("docs/upgrading.md");
+    assert!(told.contains(&format!("`{}` lists", list("0"))), "it lists them in another way");
     each_server(|kind| {
         let (mut server, mut conn) = start(kind);
         conn.ok("SET a 1");

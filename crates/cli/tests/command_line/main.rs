@@ -3,6 +3,7 @@
 //! The programs that are run under locks are shell scripts. What they have to say they write into files of
 //! the test's folder; a test waits until it stands there.
 
+mod documented;
 mod ending;
 mod exclusion;
 mod forwarding;
@@ -11,7 +12,6 @@ mod losing;
 mod metrics;
 mod operators;
 mod outside;
-mod readme;
 mod runs;
 mod scripts;
 

@@ -3,6 +3,7 @@
 mod adopting;
 mod blocking;
 mod cancelled;
+mod documented;
 mod down;
 mod durable;
 mod encrypted;
@@ -15,7 +16,6 @@ mod modes;
 mod positions;
 mod queueing;
 mod reading;
-mod readme;
 mod redlock;
 mod stale;
 mod together;

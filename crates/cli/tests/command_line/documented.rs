@@ -1,10 +1,10 @@
-//! What the README shows of the command is what happens.
+//! What the documents show of the command is what happens.
 
 use std::process::Command;
 
 use super::*;
 use crate::stage::DLOCK;
-use dlock_testkit::readme::{README, blocks};
+use dlock_testkit::documents::{self, blocks};
 
 /// A shell that finds `dlock` by its name.
 fn shell(stage: &Stage, script: &str) -> Command {
@@ -39,7 +39,7 @@ fn the_session_goes_as_shown() {
         let stage = Stage::one(kind);
         let mut script = "exec 2>&1\n".to_owned();
         let mut shown = Vec::new();
-        for line in blocks("console") {
+        for line in &blocks("docs/command-line.md", "console") {
             match line.strip_prefix("$ ") {
                 Some(command) if command.starts_with("export DLOCK_SERVERS") => {}
                 Some(command) => script += &format!("{command}\n"),
@@ -56,12 +56,16 @@ fn the_session_goes_as_shown() {
     });
 }
 
+fn line_of_the_crontab() -> String {
+    let shown = blocks("docs/command-line.md", "crontab");
+    shown.iter().find_map(|line| line.strip_prefix("0 3 * * * ")).expect("a crontab line").to_owned()
+}
+
 #[test]
 fn of_two_machines_with_the_crontab_one_writes_the_report() {
     each_server(|kind| {
         let stage = Stage::with(kind, 3);
-        let line =
-            blocks("crontab").find_map(|line| line.strip_prefix("0 3 * * * ")).expect("a crontab line");
+        let line = line_of_the_crontab();
         assert!(line.contains("sleep 60"));
         let line = line.replace("sleep 60", "until [ -e go ]; do sleep 0.02; done");
         let line = line.replace("--wait 2s", "--wait 100ms");
@@ -81,7 +85,7 @@ fn of_two_machines_with_the_crontab_one_writes_the_report() {
 fn the_line_of_the_crontab_writes_the_report_also_where_the_votes_were_split() {
     each_server(|kind| {
         let stage = Stage::with(kind, 3);
-        let line = blocks("crontab").find_map(|line| line.strip_prefix("0 3 * * * ")).expect("a line");
+        let line = line_of_the_crontab();
         // As long as the test may take.
         let line = line.replace("sleep 60", "true").replace("--wait 2s", "--wait 1m --node-timeout 5s");
         executable(&stage, "report.sh", "echo report >> reports");
@@ -108,7 +112,8 @@ fn the_line_of_the_crontab_writes_the_report_also_where_the_votes_were_split() {
 fn of_two_instances_one_migrates_first() {
     each_server(|kind| {
         let stage = Stage::one(kind);
-        let line = blocks("sh").find(|line| line.starts_with("dlock run migrate")).expect("a line");
+        let shown = blocks("README.md", "sh");
+        let line = shown.iter().find(|line| line.starts_with("dlock run migrate")).expect("a line");
         executable(&stage, "manage.py", "mkdir at-work && echo $1 >> done && rmdir at-work");
         executable(&stage, "serve", "echo served >> done");
         let instances = [0, 1].map(|_| stage.start(shell(&stage, line)));
@@ -134,6 +139,7 @@ fn the_exit_codes_are_those_of_the_manual() {
     let manual = String::from_utf8(manual).expect("text");
     let (_, rest) = manual.split_once("EXIT STATUS").expect("a section");
     let (codes, _) = rest.split_once(".SH").expect("a next section");
+    let table = documents::read("docs/command-line.md");
     let documented: Vec<&str> = codes.split(".TP\n").skip(1).collect();
     assert_eq!(documented.len(), 10);
     for entry in documented {
@@ -146,6 +152,6 @@ fn the_exit_codes_are_those_of_the_manual() {
             }
             _ => format!("| {code} | all | {meaning} |"),
         };
-        assert!(README.contains(&row), "the README lacks {row}");
+        assert!(table.contains(&row), "docs/command-line.md lacks {row}");
     }
 }

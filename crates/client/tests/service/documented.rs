@@ -1,11 +1,11 @@
-//! The README's example, as it stands there.
+//! The example of docs/clients.md, as it stands there.
 
 use dlock_client::{Client, Fence, Wait};
 use std::error::Error;
 use std::time::Duration;
 
 use super::{each_kind, masters, until_nothing_is_left, url};
-use dlock_testkit::readme::README;
+use dlock_testkit::documents;
 
 async fn bill(servers: Vec<String>) -> Result<(), Box<dyn Error>> {
     let client = Client::builder().servers(servers).build().await?;
@@ -31,10 +31,9 @@ async fn write(_invoice: u64, fence: Option<Fence>) -> Result<(), Box<dyn Error>
 }
 
 #[test]
-fn the_example_is_the_readmes_and_runs() {
-    let block =
-        README.split("```rust\n").nth(1).and_then(|rest| rest.split("\n```").next()).expect("a block");
-    let this = include_str!("readme.rs");
+fn the_example_is_the_documents_and_runs() {
+    let block = documents::blocks("docs/clients.md", "rust").join("\n");
+    let this = include_str!("documented.rs");
     for part in block.split("\n\n") {
         assert!(this.contains(part), "not in this file:\n{part}");
     }

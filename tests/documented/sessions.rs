@@ -1,15 +1,13 @@
-//! What the README shows is what happens.
+//! The sessions of the documents go as shown, and `make run` and the example start what they say.
 
-use std::collections::BTreeSet;
 use std::fs::{self, File, Permissions};
 use std::net::TcpStream;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use dlock_testkit::readme::{README, blocks};
 use dlock_testkit::{
-    Conn, Folder, Port, Server, ServerKind, Value, each_server, environment, module_path, until, until_some,
+    Conn, Folder, Port, ServerKind, Value, documents, each_server, environment, module_path, until,
+    until_some,
 };
 
 const EXAMPLE: &str = include_str!("../../redis.conf.example");
@@ -20,6 +18,8 @@ fn printed(reply: &Value) -> String {
         Value::Nil => "(nil)".into(),
         Value::Int(n) if *n > 1_000_000_000_000_000 => "(integer) a fence".into(),
         Value::Int(n) => format!("(integer) {n}"),
+        Value::Simple(text) => text.clone(),
+        Value::Error(line) => format!("(error) {line}"),
         other => format!("{other:?}"),
     }
 }
@@ -37,22 +37,28 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// What is typed into redis-cli, on a server as `make run` starts it.
+/// What is typed into redis-cli, on a server as `make run` starts it: each document in a database of its own.
 fn try_the_sessions(conn: &mut Conn) {
-    let lines: Vec<&str> = blocks("text").collect();
-    let mut shown = 0;
-    for pair in lines.windows(2) {
-        if let Some(command) = pair[0].strip_prefix("> ") {
+    let mut shown = Vec::new();
+    let sessions = documents::all().into_iter().map(|path| (documents::blocks(&path, "text"), path));
+    for (database, (lines, path)) in
+        sessions.filter(|(lines, _)| lines.iter().any(|line| line.starts_with("> "))).enumerate()
+    {
+        assert_eq!(conn.ok(&format!("SELECT {database}")), "OK");
+        for pair in lines.windows(2) {
+            let Some(command) = pair[0].strip_prefix("> ") else { continue };
             let reply = printed(&conn.call(&words(command)));
             let expected = match pair[1].strip_prefix("(integer) ").map(str::parse::<i64>) {
                 Some(Ok(n)) => printed(&Value::Int(n)),
-                _ => pair[1].to_string(),
+                _ => pair[1].clone(),
             };
-            assert_eq!(reply, expected, "{command}");
-            shown += 1;
+            assert_eq!(reply, expected, "{path}: {command}");
+            shown.push(path.clone());
         }
     }
-    assert!(shown >= 12, "{shown} commands were tried");
+    assert!(shown.len() >= 16, "{} commands were tried", shown.len());
+    shown.dedup();
+    assert_eq!(shown, ["README.md", "docs/commands.md", "docs/getting-started.md"]);
 }
 
 /// What `make run` starts after `make setup`, in a folder that looks like the project after a build.
@@ -124,7 +130,6 @@ impl Drop for MakeRun {
 
 const COMMON: &str = include_str!("../../scripts/common.sh");
 
-/// In the order in which the README's reader comes to it.
 #[test]
 fn what_make_run_says_and_the_sessions_go_as_shown() {
     each_server(|kind| {
@@ -139,7 +144,8 @@ fn what_make_run_says_and_the_sessions_go_as_shown() {
 #[test]
 fn make_run_starts_the_example_too_and_says_what_ends_its_grace() {
     each_server(|kind| {
-        assert!(README.contains("\nmake run CONF=redis.conf.example "));
+        let shown = documents::blocks("docs/getting-started.md", "sh");
+        assert!(shown.iter().any(|line| line == "make run CONF=redis.conf.example"), "{shown:?}");
         let run = MakeRun::start(kind, &[("CONF", "redis.conf.example")]);
         let refused = run.try_what_it_says("DLOCK.ACQUIRE");
         assert!(refused.starts_with("GRACE ") && refused.contains("dlock.restart-grace 0"), "{refused}");
@@ -151,115 +157,7 @@ fn make_run_starts_the_example_too_and_says_what_ends_its_grace() {
     });
 }
 
-#[test]
-fn links_and_pictures_of_the_documents_lead_to_files() {
-    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut followed = 0;
-    for document in [
-        "README.md",
-        "ARCHITECTURE.md",
-        "docs/choosing.md",
-        "docs/info.md",
-        "docs/moving.md",
-        "docs/speed.md",
-        "docs/with-your-client.md",
-        "docs/writing-a-client.md",
-    ] {
-        let document = top.join(document);
-        let text = fs::read_to_string(&document).expect("a document");
-        let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
-        for target in targets.filter(|target| !target.is_empty() && !target.contains("://")) {
-            assert!(document.with_file_name(target).exists(), "{} links to {target}", document.display());
-            followed += 1;
-        }
-    }
-    assert!(followed >= 10, "{followed} links were followed");
-}
-
-#[test]
-fn every_command_stands_in_the_table_with_its_form() {
-    each_server(|kind| {
-        let help = Server::start(kind).connect().ok("DLOCK.HELP");
-        let forms: Vec<String> =
-            help.items().iter().map(Value::text).filter(|line| line.starts_with("DLOCK.")).collect();
-        assert!(forms.len() >= 13);
-        for form in &forms[1..] {
-            let table = README.replace("\\|", "|");
-            // `key token | key CLIENT id` is written as two forms there.
-            let (name, rest) = form.split_once(' ').unwrap_or((form, ""));
-            for alternative in rest.split(" | key ").enumerate().map(|(at, rest)| match at {
-                0 => format!("`{name} {rest}").trim_end().to_string(),
-                _ => format!("`{name} key {rest}"),
-            }) {
-                assert!(table.contains(&format!("{alternative}`")), "the README lacks {alternative}");
-            }
-        }
-    });
-}
-
-#[test]
-fn every_option_stands_in_the_table_and_in_the_example_with_its_default() {
-    each_server(|kind| {
-        let options = Server::start(kind).connect().ok("CONFIG GET dlock.*");
-        let options: Vec<String> = options.items().iter().map(Value::text).collect();
-        let documented: BTreeSet<&str> = README
-            .lines()
-            .filter(|line| line.starts_with("| `dlock.") && line.matches('|').count() == 5)
-            .collect();
-        assert_eq!(documented.len(), options.len() / 2);
-        for pair in options.chunks(2) {
-            let row = format!("| `{}` | {} |", pair[0], pair[1]);
-            assert!(documented.iter().any(|line| line.starts_with(&row)), "the README lacks {row}");
-            let (line, default) = (format!("\n{} ", pair[0]), format!("default {}", pair[1]));
-            assert!(EXAMPLE.contains(&line), "the example lacks {line}");
-            assert!(EXAMPLE.contains(&default), "the example does not tell the {default} of {}", pair[0]);
-        }
-    });
-}
-
-#[test]
-fn the_acl_line_makes_a_user_who_can_do_that_and_no_more() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let line = blocks("text").find(|line| line.starts_with("ACL SETUSER")).expect("an ACL line");
-        assert_eq!(conn.call(&words(line)), "OK");
-        conn.ok("AUTH worker secret");
-        assert!(conn.ok("DLOCK.ACQUIRE lock:a t 30000").int() > 0);
-        assert_eq!(conn.say("DLOCK.RELEASE lock:a t"), 1);
-        for refused in ["DLOCK.ACQUIRE other t 30000", "DLOCK.BREAK lock:a", "SET lock:a x", "KEYS *"] {
-            assert!(conn.say(refused).error().starts_with("NOPERM"), "{refused}");
-        }
-    });
-}
-
-/// What the row of WRONGTYPE counts on.
-#[test]
-fn a_lock_of_set_nx_and_one_of_dlock_exclude_each_other_on_one_key() {
-    let row = README.lines().find(|line| line.starts_with("| `WRONGTYPE` |")).expect("a row");
-    assert!(row.contains("`SET NX PX`: retry with the same key"), "{row}");
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        assert_eq!(conn.ok("SET lock theirs NX PX 600000"), "OK");
-        assert!(conn.say("DLOCK.ACQUIRE lock ours 30000").error().starts_with("WRONGTYPE "));
-        assert_eq!(conn.ok("CONFIG SET dlock.honour-strings yes"), "OK");
-        assert!(conn.ok("DLOCK.ACQUIRE lock ours 30000").is_nil());
-        assert_eq!(conn.ok("DEL lock"), 1);
-        assert!(conn.ok("DLOCK.ACQUIRE lock ours 30000").int() > 0);
-        assert!(conn.ok("SET lock theirs NX PX 600000").is_nil());
-        assert_eq!(conn.ok("DLOCK.PTTL lock ours").int().signum(), 1);
-    });
-}
-
-#[test]
-fn the_python_redlock_is_the_one_that_is_tested() {
-    let shown: Vec<&str> = blocks("python").collect();
-    assert!(!shown.is_empty());
-    assert!(include_str!("../redlock.py").contains(&shown.join("\n")), "README and tests/redlock.py differ");
-}
-
-/// Started as the README says, from a folder that looks like the project after a build; only the port is
+/// Started as it says itself, from a folder that looks like the project after a build; only the port is
 /// another.
 #[test]
 fn the_example_configuration_starts_a_server() {

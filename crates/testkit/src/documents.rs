@@ -1,0 +1,49 @@
+//! The documents, of which examples are tried. They are read when a test runs: to change one builds nothing.
+
+use std::fs;
+use std::path::Path;
+
+use crate::project;
+
+/// A document, by its path in the project.
+#[track_caller]
+pub fn read(path: &str) -> String {
+    fs::read_to_string(project().join(path)).unwrap_or_else(|why| panic!("{path}: {why}"))
+}
+
+/// The lines of its fenced blocks of this language.
+#[track_caller]
+pub fn blocks(path: &str, language: &str) -> Vec<String> {
+    let mut inside = false;
+    let shown = |line: &&str| {
+        if let Some(fence) = line.strip_prefix("```") {
+            inside = fence == language;
+            return false;
+        }
+        inside
+    };
+    read(path).lines().filter(shown).map(str::to_owned).collect()
+}
+
+/// Every document of the project, in the order of their paths.
+pub fn all() -> Vec<String> {
+    let mut found = Vec::new();
+    add(Path::new(""), &mut found);
+    found.sort();
+    found
+}
+
+fn add(folder: &Path, found: &mut Vec<String>) {
+    for entry in fs::read_dir(project().join(folder)).expect("a folder of the project") {
+        let entry = entry.expect("an entry");
+        let (path, name) = (folder.join(entry.file_name()), entry.file_name());
+        let name = name.to_string_lossy();
+        // Not what is built or installed; `build` is a link in some clones.
+        let ours = !name.starts_with('.') && !["target", "build", "node_modules"].contains(&&*name);
+        if ours && entry.file_type().expect("a kind").is_dir() {
+            add(&path, found);
+        } else if ours && name.ends_with(".md") {
+            found.push(path.to_str().expect("UTF-8").to_owned());
+        }
+    }
+}

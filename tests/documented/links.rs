@@ -1,0 +1,116 @@
+//! Every link of the documents leads somewhere, and a reader finds every document.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Component, Path, PathBuf};
+
+use dlock_testkit::{documents, project};
+
+/// What a document says, without its blocks of code.
+fn prose(text: &str) -> String {
+    let mut code = false;
+    let kept = text.lines().filter(|line| {
+        code ^= line.trim_start().starts_with("```");
+        !code && !line.trim_start().starts_with("```")
+    });
+    kept.collect::<Vec<_>>().join("\n")
+}
+
+/// The anchors of its headings, as GitHub makes them.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+    let headings = prose(text);
+    let headings = headings.lines().filter(|line| line.trim_start_matches('#').starts_with(' '));
+    let anchor = |heading: &str| {
+        let words = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = words.chars().filter(|char| char.is_alphanumeric() || [' ', '-', '_'].contains(char));
+        let anchor: String = kept.map(|char| if char == ' ' { '-' } else { char }).collect();
+        let times = seen.entry(anchor.clone()).or_default();
+        *times += 1;
+        if *times > 1 { format!("{anchor}-{}", *times - 1) } else { anchor }
+    };
+    headings.filter(|line| line.starts_with('#')).map(anchor).collect()
+}
+
+/// Where its relative links lead, and to which anchor there.
+fn links(path: &str, text: &str) -> Vec<(PathBuf, Option<String>)> {
+    let text = prose(text);
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let relative = targets.filter(|target| !target.contains("://"));
+    let resolve = |target: &str| {
+        let (file, anchor) = target.split_once('#').map_or((target, None), |(file, to)| (file, Some(to)));
+        let file = match file {
+            "" => PathBuf::from(path),
+            file => plain(&Path::new(path).with_file_name(file)),
+        };
+        (file, anchor.map(str::to_owned))
+    };
+    relative.map(resolve).collect()
+}
+
+/// Without its `..`.
+fn plain(path: &Path) -> PathBuf {
+    path.components().fold(PathBuf::new(), |mut plain, part| {
+        match part {
+            Component::ParentDir => assert!(plain.pop(), "{} leads out of the project", path.display()),
+            part => plain.push(part),
+        }
+        plain
+    })
+}
+
+#[test]
+fn every_link_leads_to_a_file_and_to_a_heading_in_it() {
+    let mut followed = 0;
+    for path in documents::all() {
+        for (file, anchor) in links(&path, &documents::read(&path)) {
+            assert!(project().join(&file).exists(), "{path} links to {}", file.display());
+            if let Some(anchor) = anchor {
+                let there = anchors(&documents::read(file.to_str().expect("UTF-8")));
+                assert!(there.contains(&anchor), "{path} links to {}#{anchor}: {there:?}", file.display());
+            }
+            followed += 1;
+        }
+    }
+    assert!(followed >= 80, "{followed} links were followed");
+}
+
+#[test]
+fn the_index_leads_to_every_document() {
+    let index = documents::read("docs/README.md");
+    let linked: BTreeSet<PathBuf> =
+        links("docs/README.md", &index).into_iter().map(|(file, _)| file).collect();
+    let unlinked: Vec<String> = documents::all()
+        .into_iter()
+        .filter(|path| path.starts_with("docs/") && path != "docs/README.md")
+        .filter(|path| !linked.contains(Path::new(path)))
+        .collect();
+    assert!(unlinked.is_empty(), "docs/README.md does not link {unlinked:?}");
+}
+
+#[test]
+fn the_readme_has_at_most_150_lines() {
+    let lines = documents::read("README.md").lines().count();
+    assert!((50..=150).contains(&lines), "{lines} lines");
+}
+
+/// A figure that names its command can be had again.
+#[test]
+fn every_command_of_make_that_is_named_exists() {
+    let makefile = documents::read("Makefile");
+    let mut named = BTreeSet::new();
+    for path in documents::all() {
+        let text = documents::read(&path);
+        // In code only: "make sure" is no command.
+        let code = text.split("`make ").skip(1).chain(text.split("\nmake ").skip(1));
+        let code = code.filter_map(|rest| rest.split(|c: char| !is_target(c)).next());
+        for target in code {
+            assert!(makefile.contains(&format!("\n{target}:")), "{path}: make {target}");
+            named.insert(target.to_owned());
+        }
+    }
+    assert!(named.len() >= 10, "{named:?}");
+}
+
+fn is_target(char: char) -> bool {
+    char.is_ascii_lowercase() || char == '-'
+}
