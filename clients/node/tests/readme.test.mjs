@@ -1,4 +1,4 @@
-// The examples of the README run as pasted, and so does an installation from the folder.
+// The examples of the README and of the project's run as pasted, and so does an installation from the folder.
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
@@ -11,12 +11,14 @@ import ts from "typescript";
 import { onEach } from "./support.mjs";
 
 const root = fileURLToPath(new URL("..", import.meta.url));
-const examples = [...readFileSync(path.join(root, "README.md"), "utf8").matchAll(/```(js|ts)\n(.*?)```/gs)];
+const examples = ["README.md", "../../README.md"].flatMap((document) => [
+  ...readFileSync(path.join(root, document), "utf8").matchAll(/```(js|ts)\n(.*?)```/gs),
+]);
 
 onEach(
   (bench) => {
     test("the examples run", async () => {
-      assert.equal(examples.length, 4);
+      assert.equal(examples.length, 5);
       const printed = [];
       for (const [, , code] of examples) {
         const own = code.replaceAll("6379", String(bench.server.port));
@@ -32,6 +34,7 @@ onEach(
       }
       assert.match(printed[0], /^held, with the fence 17\d+\n$/);
       assert.equal(printed[1].replace(/\d+/, ""), printed[0].replace(/\d+/, ""));
+      assert.match(printed[4], /^held, with the fence 17\d+\n$/);
       assert.match(printed[2], /^held by a majority, with the fence 17\d+\n$/);
     });
   },

@@ -1,4 +1,4 @@
-"""The examples of the README run as pasted."""
+"""The examples of the README run as pasted, and so does the one in the project's."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ import redis.asyncio
 README = pathlib.Path(__file__).parent.parent / "README.md"
 
 
+def examples_of(path):
+    return re.findall(r"```python\n(.*?)```", path.read_text(), re.S)
+
+
 def test_the_examples_run(server):
-    examples = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
+    examples = examples_of(README)
     assert len(examples) == 5
     # The second one is a program of its own; the others go on from the first.
     programs = [examples[1], "\n".join(examples[:1] + examples[2:])]
@@ -26,3 +30,11 @@ def test_the_examples_run(server):
         assert done.returncode == 0, done.stderr
         assert "held, with the fence 17" in done.stdout
     assert "held by a majority, with the fence 17" in done.stdout
+
+
+def test_the_example_of_the_project_runs(server):
+    [example] = examples_of(README.parent.parent.parent / "README.md")
+    program = example.replace("port=6379", f"port={server.port}")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("held, with the fence 17"), done.stdout
