@@ -70,6 +70,7 @@ pub static COMMANDS: [Row; 17] = [
             Arg::Optional(&Arg::Word("EPHEMERAL")),
             Arg::Optional(&Arg::WordNumber("DELAY", "milliseconds")),
             Arg::Optional(&Arg::WordText("LABEL", "text")),
+            Arg::Optional(&Arg::WordText("OWNER", "id")),
         ],
     ),
     row(

@@ -140,7 +140,7 @@ fn queue_full(limits: Limits) -> Error {
     Error::QueueFull { on_the_server, on_a_key, queued }
 }
 
-/// The cycle of tokens that waiting for this would close.
+/// The cycle of tokens and owners that waiting for this would close.
 fn cycle(
     m: &Module,
     ctx: Ctx<'_>,
@@ -150,8 +150,7 @@ fn cycle(
 ) -> Option<Vec<Token>> {
     let (now, db) = (clock::now(), ctx.db());
     let most_holders = m.with(|s| s.config.max_holders);
-    let mut search =
-        Search::new(request.token.to_owned(), name, rank, request.mode, now).with_at_most(most_holders);
+    let mut search = Search::new(request, name, rank, now).with_at_most(most_holders);
     loop {
         match m.with(|s| search.run(&s.waiting)) {
             Found::Nothing => return None,

@@ -1,7 +1,7 @@
 //! ACQUIRE: granted now, queued, blocked, or refused.
 
 use dlock_core::log::What;
-use dlock_core::{Acquired, Bytes, ClientId, Fence, Name, Queued, Rank};
+use dlock_core::{Acquired, Bytes, ClientId, Fence, Name, OwnerIdRef, Queued, Rank};
 use dlock_protocol::NotifyRef;
 use dlock_protocol::command::{self, Queue};
 use dlock_protocol::error::{Error, Misuse};
@@ -58,8 +58,9 @@ impl Command for Acquire {
             Acquired::Upgrading(other) => {
                 m.with(|s| s.stats.deadlocks += 1);
                 log::refused(m, ctx, What::Deadlock, &Name::new(ctx.db(), parsed.key), &request);
-                let token = request.token.to_owned();
-                return Err(Error::Deadlock(vec![token.clone(), other, token]).into());
+                let own = request.owner.map(OwnerIdRef::to_owned);
+                let own = own.map_or_else(|| request.token.to_owned(), |owner| owner.as_token().clone());
+                return Err(Error::Deadlock(vec![own.clone(), other, own]).into());
             }
             Acquired::Queued(position) => match block {
                 Some(wait) => waiters::wait_beside(m, ctx, position, request, client, wait)?,

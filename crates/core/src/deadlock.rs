@@ -1,9 +1,10 @@
-//! Would this wait close a cycle of tokens that wait for each other?
+//! Would this wait close a cycle of parties that wait for each other? A party is a token, or an owner with all
+//! its tokens: see [`party`].
 //!
 //! Run before somebody joins a wait queue; it costs nothing while nobody waits. Who holds another resource is
 //! not known here: the search asks for it by name and is told.
 //!
-//! First it collects the tokens that could keep the newcomer waiting, with what they hold and wait for. Then
+//! First it collects the parties that could keep the newcomer waiting, with what they hold and wait for. Then
 //! it plays the releases through (`play`): whoever has all it waits for gives everything back, the queues are
 //! served as [`crate::decide`] serves them, and so on; the newcomer alone gives nothing back. Where its turn
 //! never comes, whoever is left waits for somebody else who is left, and the way from the newcomer back to
@@ -16,19 +17,22 @@
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
 
-use dlock_protocol::{Instant, Mode, Reentry, Token};
+use dlock_protocol::{Instant, LockRequestRef, Mode, Reentry, Token};
 
 use crate::lock::Lock;
 use crate::queue::{Name, Position, Rank, Waiter, WaiterId, Waiting};
 
 mod cycle;
+mod party;
 mod play;
+
+pub use party::Party;
 
 /// What the search has come to.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found {
     Nothing,
-    /// From the token that would wait, over those it would wait for, back to itself.
+    /// From the party that would wait, over those it would wait for, back to itself, each as it is shown.
     Cycle(Vec<Token>),
     /// Tell it who holds this ([`Search::learn`]), then go on.
     Ask(Name<'static>),
@@ -38,21 +42,22 @@ pub enum Found {
 /// who is in the way, and as many again, at the most, to play the releases through.
 pub const MOST_STEPS: usize = 2_048;
 
-/// What takes longer, in steps: to note a token or a resource that was not known yet; to ask who holds a
+/// What takes longer, in steps: to note a party or a resource that was not known yet; to ask who holds a
 /// resource, for which the server opens a key; to end a hold or a wait in the play.
 const NOTING: usize = 4;
 const ASKING: usize = 8;
 const PLAYING: usize = 2;
 
-/// One search, for one token that is about to wait.
+/// One search, for one party that is about to wait with this token.
 pub struct Search {
+    token: Token,
     /// The newcomer first.
-    tokens: Vec<Known>,
-    ids: HashMap<Token, usize>,
+    parties: Vec<Known>,
+    ids: HashMap<Party, usize>,
     /// The one the newcomer would wait for first.
     resources: Vec<Resource>,
     names: HashMap<Name<'static>, usize>,
-    /// How many resources have been looked at, and of how many tokens what they wait for.
+    /// How many resources have been looked at, and of how many parties what they wait for.
     looked_at: usize,
     followed: usize,
     steps: usize,
@@ -66,13 +71,15 @@ pub struct Search {
 const START: usize = 0;
 const WANTED: usize = 0;
 
-/// The newcomer, or a token that waits already and may hold what others wait for.
+/// The newcomer, or a party that waits already and may hold what others wait for.
 struct Known {
-    token: Token,
-    /// The resources it holds, of those that have been looked at.
-    holds: Vec<usize>,
-    /// How many of its waits are not answered yet.
+    party: Party,
+    /// The resources it holds, of those that have been looked at, and by which tokens.
+    holds: Vec<(usize, Token)>,
+    /// How many of its waits, and of those within it, are not answered yet.
     waits: usize,
+    /// The parties that it is within.
+    around: Vec<usize>,
 }
 
 struct Resource {
@@ -80,36 +87,45 @@ struct Resource {
     learned: bool,
     /// How it is held, or was last.
     mode: Option<Mode>,
-    /// Those that are known, with their hold counts. All others will leave.
-    holders: BTreeMap<usize, NonZeroU32>,
-    /// Where known tokens stand in its queue; in order once all have been collected.
+    /// Those that are known. All others will leave.
+    holders: BTreeMap<Token, Holder>,
+    /// Where known parties stand in its queue; in order once all have been collected.
     queue: Vec<Waits>,
     /// How many of them have been served, and which position in the queue, known or not.
     served: usize,
     passed: Option<Position>,
 }
 
-/// A known token in a queue.
+struct Holder {
+    party: usize,
+    count: NonZeroU32,
+}
+
+/// A known party in a queue.
 struct Waits {
     position: Position,
-    token: usize,
+    party: usize,
+    token: Token,
     mode: Mode,
     reentry: Reentry,
     answered: bool,
 }
 
 impl Waits {
-    fn new(token: usize, waiter: &Waiter) -> Waits {
+    fn new(party: usize, waiter: &Waiter) -> Waits {
+        let (position, token) = (waiter.position(), waiter.request.token.clone());
         let (mode, reentry) = (waiter.request.mode, waiter.request.reentry);
-        Waits { position: waiter.position(), token, mode, reentry, answered: false }
+        Waits { position, party, token, mode, reentry, answered: false }
     }
 }
 
 impl Search {
-    /// `start` is about to wait for `name`, in this mode and at the end of this rank.
-    pub fn new(start: Token, name: &Name<'_>, rank: Rank, mode: Mode, now: Instant) -> Search {
+    /// This is about to wait for `name`, at the end of this rank.
+    pub fn new(request: &LockRequestRef<'_>, name: &Name<'_>, rank: Rank, now: Instant) -> Search {
+        let (token, party) = (request.token.to_owned(), Party::of(&request.to_owned()));
         let mut search = Search {
-            tokens: Vec::new(),
+            token: token.clone(),
+            parties: Vec::new(),
             ids: HashMap::new(),
             resources: Vec::new(),
             names: HashMap::new(),
@@ -120,12 +136,11 @@ impl Search {
             most_holders: usize::MAX,
             now,
         };
-        search.ids.insert(start.clone(), START);
-        search.tokens.push(Known { token: start, holds: Vec::new(), waits: 0 });
+        search.note(party);
         search.resource(name);
         // The search ends with its answer: what it counts then does not matter.
         let (position, reentry) = ((rank, WaiterId(u64::MAX)), Reentry::Keep);
-        let wanted = Waits { position, token: START, mode, reentry, answered: false };
+        let wanted = Waits { position, party: START, token, mode: request.mode, reentry, answered: false };
         search.resources[WANTED].queue.push(wanted);
         search
     }
@@ -153,15 +168,17 @@ impl Search {
                 return;
             }
             self.steps += 1;
-            if let Some(token) = self.meet(hold.token(), waiting) {
-                self.resources[at].holders.insert(token, hold.count);
-                self.tokens[token].holds.push(at);
+            if let Some(party) = self.meet(Party::new(hold.token(), hold.owner()), waiting) {
+                let token = hold.token().clone();
+                self.resources[at].holders.insert(token.clone(), Holder { party, count: hold.count });
+                self.parties[party].holds.push((at, token));
             }
         }
     }
 
     pub fn run(&mut self, waiting: &Waiting) -> Found {
-        if waiting.is_empty() {
+        // Who has no owner cannot wait for itself.
+        if waiting.is_empty() && matches!(self.parties[START].party, Party::Token(_)) {
             return Found::Nothing;
         }
         while self.left() > 0
@@ -178,24 +195,26 @@ impl Search {
                 }
                 self.steps += 1;
                 if self.still_waits(waiter) {
-                    self.meet(&waiter.request.token, waiting);
+                    self.meet(Party::of(&waiter.request), waiting);
                 }
             }
             self.looked_at += 1;
             self.follow(waiting);
         }
-        let start = self.tokens[START].token.clone();
-        if self.tokens.len() == 1
-            && waiting.positions(start.as_bytes(), &self.resources[WANTED].name).next().is_none()
-        {
-            return Found::Nothing;
-        }
         // What else the newcomer waits for has to be served in its turn, but is no reason to look there.
-        for waiter in waiting.of_token(start.as_bytes()).take(MOST_STEPS / 4) {
+        let start = self.parties[START].party.clone();
+        for waiter in start.waits_or_around(waiting).take(MOST_STEPS / 4) {
             self.steps += 1;
             if let Some(at) = self.names.get(&waiter.name).filter(|_| self.still_waits(waiter)) {
                 self.resources[*at].queue.push(Waits::new(START, waiter));
             }
+        }
+        let wanted = &self.resources[WANTED];
+        if self.parties.len() == 1
+            && wanted.queue.len() == 1
+            && wanted.holders.keys().all(|token| *token == self.token)
+        {
+            return Found::Nothing;
         }
         self.most = self.steps + MOST_STEPS;
         if self.turn_comes(waiting) {
@@ -205,13 +224,13 @@ impl Search {
         }
     }
 
-    /// Looks at what the tokens wait for that have been met.
+    /// Looks at what the parties wait for that have been met.
     fn follow(&mut self, waiting: &Waiting) {
         while self.left() > 0
-            && let Some(known) = self.tokens.get(self.followed)
+            && let Some(known) = self.parties.get(self.followed)
         {
-            let token = known.token.clone();
-            for waiter in waiting.of_token(token.as_bytes()) {
+            let party = known.party.clone();
+            for waiter in party.waits(waiting) {
                 if self.left() == 0 {
                     return;
                 }
@@ -219,8 +238,13 @@ impl Search {
                 if !self.still_waits(waiter) {
                     continue;
                 }
-                let at = self.resource(&waiter.name);
-                self.resources[at].queue.push(Waits::new(self.followed, waiter));
+                let waits = Party::of(&waiter.request);
+                if waits == party {
+                    let at = self.resource(&waiter.name);
+                    self.resources[at].queue.push(Waits::new(self.followed, waiter));
+                } else {
+                    self.meet(waits, waiting);
+                }
             }
             self.followed += 1;
         }
@@ -235,18 +259,25 @@ impl Search {
         self.most.saturating_sub(self.steps)
     }
 
-    /// The number of a token that can keep others waiting for long: the newcomer, or one that waits.
-    fn meet(&mut self, token: &Token, waiting: &Waiting) -> Option<usize> {
-        if let Some(known) = self.ids.get(token) {
+    /// The number of a party that can keep others waiting for long: the newcomer, what that is within, or one
+    /// that waits.
+    fn meet(&mut self, party: Party, waiting: &Waiting) -> Option<usize> {
+        if self.parties[START].party.is_within(&party) {
+            return Some(START);
+        }
+        if let Some(known) = self.ids.get(&party) {
             return Some(*known);
         }
         // One step is counted with the noting, each other for a wait that has timed out.
-        let looked_at =
-            waiting.of_token(token.as_bytes()).take(self.left()).position(|waiter| self.still_waits(waiter));
+        let looked_at = party.waits(waiting).take(self.left()).position(|waiter| self.still_waits(waiter));
         self.steps += looked_at? + NOTING;
-        self.ids.insert(token.clone(), self.tokens.len());
-        self.tokens.push(Known { token: token.clone(), holds: Vec::new(), waits: 0 });
-        Some(self.tokens.len() - 1)
+        Some(self.note(party))
+    }
+
+    fn note(&mut self, party: Party) -> usize {
+        self.ids.insert(party.clone(), self.parties.len());
+        self.parties.push(Known { party, holds: Vec::new(), waits: 0, around: Vec::new() });
+        self.parties.len() - 1
     }
 
     fn resource(&mut self, name: &Name<'_>) -> usize {

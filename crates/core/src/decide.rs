@@ -14,6 +14,7 @@ use dlock_protocol::{
 };
 
 use crate::bounds::Skew;
+use crate::deadlock::Party;
 use crate::fences::Fences;
 use crate::lock::{Ephemeral, Fit, Hold, Holding, Lock};
 use crate::queue::{Name, Rank, WaiterId, Waiting};
@@ -33,7 +34,7 @@ pub enum Acquired {
     NotNow(Rank),
     /// Not now. Its token has a position in the queue, which it keeps.
     Queued(WaiterId),
-    /// Another sharer, this one, waits to be the exclusive holder already: both would wait for ever.
+    /// Another sharer, this party, waits to be the exclusive holder already: both would wait for ever.
     Upgrading(Token),
     /// The server may have forgotten holds and grants nothing new yet.
     Grace,
@@ -182,7 +183,7 @@ impl<'a> Turn<'a> {
             (Mode::Shared, Mode::Exclusive) if !self.lock.can_upgrade(self.now) => {
                 let other = self.waiting.upgrader(self.name).filter(|w| w.request.token != *token);
                 return match other {
-                    Some(waiter) => Acquired::Upgrading(waiter.request.token.clone()),
+                    Some(waiter) => Acquired::Upgrading(Party::of(&waiter.request).shown().clone()),
                     None => Acquired::NotNow(Rank::Upgrade),
                 };
             }

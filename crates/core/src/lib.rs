@@ -68,7 +68,7 @@ pub use bounds::{Bounds, Skew};
 pub use decide::{Acquired, Confirmed, Terms, Turn};
 pub use dlock_protocol::{
     Bytes, ClientId, Deadline, Delay, Fence, Instant, Label, LabelRef, LockRequest, LockRequestRef, Mode,
-    Notify, NotifyRef, Reentry, ReleaseCount, Token, TokenRef, Ttl, Wait,
+    Notify, NotifyRef, OwnerId, OwnerIdRef, Reentry, ReleaseCount, Token, TokenRef, Ttl, Wait,
 };
 pub use fences::Fences;
 pub use lock::{Ephemeral, Hold, Lock};

@@ -16,10 +16,12 @@ use crate::schedule::Schedule;
 use crate::step::Departed;
 
 mod bound;
+mod owners;
 mod queued;
 mod waiter;
 
 use bound::Bound;
+use owners::Owners;
 pub use waiter::{Limits, Name, Newcomer, Owner, Queued, Rank, Waiter, WaiterId};
 pub(crate) use waiter::{Position, swap};
 
@@ -32,6 +34,7 @@ pub struct Waiting {
     /// The queues by the waiter with whom each began: an order that does not change.
     begun: BTreeMap<WaiterId, Name<'static>>,
     by_token: HashMap<Token, Waits>,
+    by_owner: Owners,
     by_client: HashMap<ClientId, WaiterId>,
     /// Each by when it has to be looked at: a wait that was made longer is put off then.
     timeouts: Schedule<WaiterId>,
@@ -55,7 +58,7 @@ enum Waits {
 struct Queue {
     began: Option<WaiterId>,
     positions: BTreeSet<Position>,
-    /// Those of tokens that wait more than once: only they can be stuck here for a reason of their own.
+    /// Those of parties that wait more than once: only they can be stuck here for a reason of their own.
     also_elsewhere: BTreeSet<Position>,
 }
 
@@ -145,6 +148,7 @@ impl Waiting {
             queue.began = Some(waiter.id);
             self.begun.insert(waiter.id, waiter.name.clone());
         }
+        self.owner_joins(waiter);
         let new = (waiter.name.clone(), waiter.position());
         let mut waits = match self.by_token.entry(waiter.request.token.clone()) {
             Entry::Vacant(entry) => {
@@ -157,11 +161,15 @@ impl Waiting {
         if let Waits::Once(first) = *waits.get()
             && let Some(other) = self.waiters.get(&first.1)
         {
-            self.queues.entry(other.name.clone()).or_default().also_elsewhere.insert(first);
+            if other.request.owner.is_none() {
+                self.queues.entry(other.name.clone()).or_default().also_elsewhere.insert(first);
+            }
             waits.insert(Waits::Often([(other.name.clone(), first)].into()));
         }
         if let Waits::Often(positions) = waits.get_mut() {
-            self.queues.entry(new.0.clone()).or_default().also_elsewhere.insert(new.1);
+            if waiter.request.owner.is_none() {
+                self.queues.entry(new.0.clone()).or_default().also_elsewhere.insert(new.1);
+            }
             positions.insert(new);
         }
     }
@@ -209,6 +217,7 @@ impl Waiting {
                 give_back(&mut self.queues);
             }
         }
+        self.owner_leaves(waiter);
         let Some(waits) = self.by_token.get_mut(&waiter.request.token) else { return };
         let Waits::Often(positions) = waits else {
             self.by_token.remove(&waiter.request.token);
@@ -217,7 +226,9 @@ impl Waiting {
         positions.remove(&(waiter.name.clone(), waiter.position()));
         if let (Some((name, last)), true) = (positions.first(), positions.len() == 1) {
             let last = *last;
-            self.queues.get_mut(name).map(|queue| queue.also_elsewhere.remove(&last));
+            if self.waiters.get(&last.1).is_some_and(|waiter| waiter.request.owner.is_none()) {
+                self.queues.get_mut(name).map(|queue| queue.also_elsewhere.remove(&last));
+            }
             *waits = Waits::Once(last);
         }
     }
@@ -249,7 +260,7 @@ impl Waiting {
     }
 
     /// Everything this token waits for, here and on other resources.
-    pub fn of_token(&self, token: &[u8]) -> impl Iterator<Item = &Waiter> {
+    pub fn of_token<'a>(&'a self, token: &[u8]) -> impl Iterator<Item = &'a Waiter> + use<'a> {
         let (once, often) = match self.by_token.get(token) {
             Some(Waits::Once(position)) => (Some(position), None),
             Some(Waits::Often(positions)) => (None, Some(positions)),
@@ -296,7 +307,7 @@ impl Waiting {
         once.into_iter().chain(often.into_iter().flatten())
     }
 
-    /// Those in a queue whose tokens wait elsewhere too, or twice here.
+    /// Those in a queue whose parties wait elsewhere too, or twice here.
     pub(crate) fn also_elsewhere<'a>(
         &'a self,
         name: &Name<'a>,

@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
-    Acquired, ClientId, Deadline, Fences, Instant, Lock, LockRequest, Mode, Name, Newcomer, Owner, Step,
-    Terms, Token, Ttl, Turn, Waiting,
+    Acquired, ClientId, Deadline, Fences, Instant, Lock, LockRequest, Mode, Name, Newcomer, Owner,
+    OwnerIdRef, Step, Terms, Token, Ttl, Turn, Waiting,
 };
 
 #[derive(Default)]
@@ -25,9 +25,15 @@ const TERMS: Terms =
 impl World {
     /// Acquires or joins the queue; the cycle where that would close one.
     fn want(&mut self, key: &str, token: &str, mode: Mode) -> Option<Vec<Token>> {
+        self.want_for(None, key, token, mode)
+    }
+
+    /// As [`World::want`], for an owner.
+    fn want_for(&mut self, owner: Option<&str>, key: &str, token: &str, mode: Mode) -> Option<Vec<Token>> {
+        let owner = owner.map(|owner| OwnerIdRef::new(owner.as_bytes()).unwrap());
         let name = Name::new(0, key.as_bytes()).to_owned();
         let ttl = Ttl::from_millis(1000).unwrap();
-        let request = LockRequest { mode, ..LockRequest::new(crate::checked(token.as_bytes()), ttl) };
+        let request = LockRequest { mode, owner, ..LockRequest::new(crate::checked(token.as_bytes()), ttl) };
         let client = ClientId(self.waiting.len() as u64);
         let lock = self.locks.entry(name.clone()).or_default();
         let rank = match Turn::new(
@@ -45,7 +51,7 @@ impl World {
             Acquired::Held(_) => return None,
             other => panic!("{other:?}"),
         };
-        let mut search = Search::new(Token::new(token.as_bytes()).unwrap(), &name, rank, mode, NOW);
+        let mut search = Search::new(&request, &name, rank, NOW);
         loop {
             match search.run(&self.waiting) {
                 Found::Cycle(cycle) => return Some(cycle),
@@ -262,4 +268,60 @@ fn a_wait_that_has_timed_out_is_no_wait() {
         }
         assert_eq!(world.want("y", "a", Mode::Exclusive), cycle);
     }
+}
+
+impl World {
+    /// Each of these, an owner, a key and a token, may wait; the last one does not.
+    fn closes(&mut self, wants: &[(&str, &str, &str)]) -> Option<Vec<Token>> {
+        let (last, first) = wants.split_last().unwrap();
+        for (owner, key, token) in first {
+            assert_eq!(
+                self.want_for(Some(owner), key, token, Mode::Exclusive),
+                None,
+                "{owner} {key} {token}"
+            );
+        }
+        self.want_for(Some(last.0), last.1, last.2, Mode::Exclusive)
+    }
+}
+
+#[test]
+fn two_tokens_of_an_owner_are_one_party() {
+    let wants = [("o", "x", "1"), ("p", "y", "2"), ("o", "y", "3"), ("p", "x", "4")];
+    assert_eq!(World::default().closes(&wants), tokens("p o p"));
+    let mut world = World::default();
+    for (_, key, token) in &wants {
+        assert_eq!(world.want(key, token, Mode::Exclusive), None, "without owners nothing tells");
+    }
+}
+
+#[test]
+fn an_owner_that_waits_for_what_it_holds_waits_for_ever() {
+    assert_eq!(World::default().closes(&[("o", "x", "1"), ("o", "x", "2")]), tokens("o o"));
+    assert_eq!(World::default().closes(&[("o", "x", "1"), ("o/p", "x", "2")]), tokens("o/p o/p"));
+    assert_eq!(World::default().closes(&[("o", "x", "1"), ("o", "x", "1")]), None, "the same token has it");
+    let mut world = World::default();
+    let want = |world: &mut World, token| world.want_for(Some("o"), "x", token, Mode::Shared);
+    assert_eq!((want(&mut world, "1"), want(&mut world, "2")), (None, None), "they share");
+    assert_eq!(world.want("x", "writer", Mode::Exclusive), None);
+    assert_eq!(want(&mut world, "3"), tokens("o writer o"), "the writer waits for the first two");
+}
+
+/// A job runs its steps side by side. The first version took all that it had started for one owner.
+#[test]
+fn steps_of_a_job_do_not_wait_for_each_other() {
+    let mut world = World::default();
+    let wants = [("job", "j", "1"), ("job/a", "x", "2"), ("job/b", "x", "3")];
+    assert_eq!(world.closes(&wants), None, "a leaves x whatever becomes of b");
+    let wants = [("other", "o", "4"), ("other/b", "y", "5"), ("other/a", "x", "6"), ("job/c", "y", "7")];
+    assert_eq!(world.closes(&wants), None, "so does the one that has y");
+    assert_eq!(world.closes(&[("job/d", "o", "8"), ("other/c", "j", "9")]), tokens("other/c job other/c"));
+}
+
+#[test]
+fn what_waits_within_an_owner_keeps_all_around_it_waiting() {
+    let wants = [("a", "x", "1"), ("a/b", "y", "2"), ("p", "z", "3"), ("a/b/c", "z", "4"), ("p/q", "x", "5")];
+    assert_eq!(World::default().closes(&wants), tokens("p/q a p/q"));
+    let outside = [("a", "x", "1"), ("p", "z", "3"), ("ab", "z", "4"), ("p/q", "x", "5")];
+    assert_eq!(World::default().closes(&outside), None, "ab is not within a");
 }

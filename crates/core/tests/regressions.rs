@@ -14,7 +14,18 @@ const KEY: u8 = 0;
 /// Asks for [`KEY`] for a second, and waits for it without end if `wait`.
 fn ask(system: &mut System, client: Client, token: Token, mode: Mode, wait: bool) -> Answer {
     let (ttl, reentry) = (1000, Reentry::Keep);
-    let asked = Request { client, key: KEY, token, mode, ttl, reentry, ephemeral: false, delay: 0, label: 0 };
+    let asked = Request {
+        client,
+        key: KEY,
+        token,
+        mode,
+        ttl,
+        reentry,
+        ephemeral: false,
+        delay: 0,
+        label: 0,
+        owner: 0,
+    };
     system.make(Move::Acquire(asked, wait.then_some(0)))
 }
 
@@ -102,8 +113,18 @@ fn an_upgrade_waits_for_a_lock_delay() {
     let mut system = System::new(START, 0);
     ask(&mut system, 1, 1, Mode::Shared, false);
     let (ttl, reentry, mode, delay) = (10, Reentry::Keep, Mode::Shared, 50);
-    let dies =
-        Request { client: 2, key: KEY, token: 2, mode, ttl, reentry, ephemeral: false, delay, label: 0 };
+    let dies = Request {
+        client: 2,
+        key: KEY,
+        token: 2,
+        mode,
+        ttl,
+        reentry,
+        ephemeral: false,
+        delay,
+        label: 0,
+        owner: 0,
+    };
     system.make(Move::Acquire(dies, None));
     system.make(Move::Advance(20_000));
     assert_eq!(ask(&mut system, 1, 1, Mode::Exclusive, true), Answer::Waits);
@@ -161,6 +182,7 @@ fn the_lock_delay_of_an_expired_hold_is_seen_at_once() {
             ephemeral: false,
             delay,
             label: 0,
+            owner: 0,
         };
         system.make(Move::Acquire(dies(2), None));
         system.make(Move::Advance(20_000));
@@ -175,7 +197,8 @@ fn upgrade_at_the_greatest_count(reentry: Reentry) -> impl FnMut(u8, Token, Mode
     let mut wait = move |key, token, mode, reentry| {
         client += 1;
         let (ttl, delay) = (1000, 0);
-        let asked = Request { client, key, token, mode, ttl, reentry, ephemeral: false, delay, label: 0 };
+        let asked =
+            Request { client, key, token, mode, ttl, reentry, ephemeral: false, delay, label: 0, owner: 0 };
         system.make(Move::Acquire(asked, Some(0)))
     };
     let most = Reentry::AtLeast(NonZeroU32::new(i32::MAX as u32).unwrap());

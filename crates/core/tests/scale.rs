@@ -148,8 +148,7 @@ fn a_search_behind_tokens_that_wait_elsewhere_too() {
         world
     };
     takes_no_second(30_000, prepare, |world, _| {
-        let newcomer = Token::new(b"newcomer").expect("a token");
-        let mut search = Search::new(newcomer, &KEY, Rank::Newcomer, Mode::Exclusive, NOW);
+        let mut search = Search::new(&request(b"newcomer", Mode::Exclusive), &KEY, Rank::Newcomer, NOW);
         loop {
             match search.run(&world.waiting) {
                 Found::Ask(name) => {
@@ -194,8 +193,7 @@ impl Town {
     fn search(&self, name: Name<'static>, token: &[u8]) -> (Found, usize, Duration) {
         #[expect(clippy::disallowed_methods, reason = "it is the test that takes time here, not the core")]
         let watch = Stopwatch::now();
-        let start = Token::new(token).expect("a token");
-        let mut search = Search::new(start, &name, Rank::Newcomer, Mode::Exclusive, NOW);
+        let mut search = Search::new(&request(token, Mode::Exclusive), &name, Rank::Newcomer, NOW);
         loop {
             match search.run(&self.waiting) {
                 Found::Ask(name) => search.learn(&name, self.locks.get(&name), &self.waiting),

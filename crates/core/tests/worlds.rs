@@ -20,7 +20,10 @@ fn acquire(client: Client, token: Token, mode: Mode, block: Option<u64>) -> Move
     // Token 1 dies badly: its holds end with its connection, and are followed by a lock-delay.
     let (ephemeral, delay) = (token == 1, u64::from(token == 1));
     let (ttl, reentry) = (2, Reentry::Keep);
-    Move::Acquire(Request { client, key: KEY, token, mode, ttl, reentry, ephemeral, delay, label: 0 }, block)
+    Move::Acquire(
+        Request { client, key: KEY, token, mode, ttl, reentry, ephemeral, delay, label: 0, owner: 0 },
+        block,
+    )
 }
 
 /// What happens in each of them besides ACQUIRE: time passes, and everybody may leave in every way.

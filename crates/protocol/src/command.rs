@@ -25,7 +25,7 @@ use words::Args;
 bitflags::bitflags! {
     /// Which options were given already.
     #[derive(Clone, Copy)]
-    struct Given: u8 {
+    struct Given: u16 {
         const MODE = 1;
         const COUNT = 2;
         const BLOCK = 4;
@@ -34,6 +34,7 @@ bitflags::bitflags! {
         const LABEL = 32;
         const QUEUE = 64;
         const NOTIFY = 128;
+        const OWNER = 256;
     }
 }
 

@@ -6,6 +6,7 @@
 //!
 //! - [`units`]: the numbers that mean something, each with its checked constructors
 //! - [`names`]: tokens and labels
+//! - [`owner`]: whose tokens are
 //! - [`bytes`]: short strings of bytes without an allocation
 //! - [`request`]: what may be asked of a lock, in one [`LockRequest`]
 //! - [`notify`]: how the end of a queued wait is published
@@ -43,6 +44,7 @@ pub mod event;
 pub mod names;
 pub mod notify;
 pub mod options;
+pub mod owner;
 pub mod reply;
 pub mod request;
 pub mod steps;
@@ -51,5 +53,6 @@ pub mod units;
 pub use bytes::Bytes;
 pub use names::{Label, LabelRef, Token, TokenRef};
 pub use notify::{Notify, NotifyRef};
+pub use owner::{OwnerId, OwnerIdRef};
 pub use request::{LockRequest, LockRequestRef, MAX_COUNT, Mode, Reentry, ReleaseCount};
 pub use units::{ClientId, Deadline, Delay, Fence, Instant, Ttl, Wait};

@@ -3,12 +3,13 @@
 use std::num::NonZeroU32;
 
 use crate::names::{Label, LabelRef, Token, TokenRef};
+use crate::owner::{OwnerId, OwnerIdRef};
 use crate::units::{Delay, Ttl};
 
 /// What an ACQUIRE asks for, apart from its key and how long it waits. The command carries it, the core
 /// grants it, a waiter and a client keep it: owned, or borrowed as [`LockRequestRef`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LockRequest<T = Token, L = Label> {
+pub struct LockRequest<T = Token, L = Label, O = OwnerId> {
     pub token: T,
     pub ttl: Ttl,
     pub mode: Mode,
@@ -17,36 +18,38 @@ pub struct LockRequest<T = Token, L = Label> {
     pub ephemeral: bool,
     pub delay: Delay,
     pub label: L,
+    /// Whose token it is, for the search for deadlocks; None: it is its own.
+    pub owner: Option<O>,
 }
 
-pub type LockRequestRef<'a> = LockRequest<TokenRef<'a>, LabelRef<'a>>;
+pub type LockRequestRef<'a> = LockRequest<TokenRef<'a>, LabelRef<'a>, OwnerIdRef<'a>>;
 
-impl<T, L> LockRequest<T, L> {
+impl<T, L, O> LockRequest<T, L, O> {
     /// An exclusive hold without options.
     pub fn new(token: T, ttl: Ttl) -> Self
     where
         L: Default,
     {
         let (mode, reentry, label) = (Mode::Exclusive, Reentry::Keep, L::default());
-        LockRequest { token, ttl, mode, reentry, ephemeral: false, delay: Delay::NONE, label }
+        LockRequest { token, ttl, mode, reentry, ephemeral: false, delay: Delay::NONE, label, owner: None }
     }
 
-    /// The same with another token and label.
-    pub fn with<U, M>(&self, token: U, label: M) -> LockRequest<U, M> {
+    /// The same with another token, label and owner.
+    pub fn with<U, M, P>(&self, token: U, label: M, owner: Option<P>) -> LockRequest<U, M, P> {
         let LockRequest { ttl, mode, reentry, ephemeral, delay, .. } = *self;
-        LockRequest { token, ttl, mode, reentry, ephemeral, delay, label }
+        LockRequest { token, ttl, mode, reentry, ephemeral, delay, label, owner }
     }
 }
 
 impl LockRequest {
     pub fn borrowed(&self) -> LockRequestRef<'_> {
-        self.with(self.token.borrowed(), self.label.borrowed())
+        self.with(self.token.borrowed(), self.label.borrowed(), self.owner.as_ref().map(OwnerId::borrowed))
     }
 }
 
 impl LockRequestRef<'_> {
     pub fn to_owned(&self) -> LockRequest {
-        self.with(self.token.to_owned(), self.label.to_owned())
+        self.with(self.token.to_owned(), self.label.to_owned(), self.owner.map(OwnerIdRef::to_owned))
     }
 }
 

@@ -10,7 +10,7 @@ use dlock_protocol::command::{
     Waiters, Whom, no_arguments, only_key,
 };
 use dlock_protocol::{
-    Delay, Fence, LabelRef, LockRequest, Mode, NotifyRef, Reentry, ReleaseCount, Token, Ttl, Wait,
+    Delay, Fence, LabelRef, LockRequest, Mode, NotifyRef, OwnerIdRef, Reentry, ReleaseCount, Token, Ttl, Wait,
 };
 use proptest::prelude::*;
 
@@ -77,10 +77,11 @@ fn queue() -> impl Strategy<Value = Option<(Ttl, Option<Published>)>> {
 #[test]
 fn acquire() {
     let parts = (key(), token(), ttl(), mode(), reentry(), (block(), queue()));
-    let more = (any::<bool>(), any::<u32>(), bytes(0, 255), any::<[prop::sample::Index; 7]>());
+    let names = (bytes(0, 255), prop::option::of(bytes(1, 255)));
+    let more = (any::<bool>(), any::<u32>(), names, any::<[prop::sample::Index; 8]>());
     crate::random((parts, more), 4000, |(parts, more)| {
         let (key, token, ttl, mode, reentry, (block, queue)) = &parts;
-        let (ephemeral, delay, label, order) = &more;
+        let (ephemeral, delay, (label, owner), order) = &more;
         let request = LockRequest {
             token: token.borrowed(),
             ttl: *ttl,
@@ -89,6 +90,7 @@ fn acquire() {
             ephemeral: *ephemeral,
             delay: Delay::from_millis((*delay).into()).expect("in range"),
             label: LabelRef::new(label).expect("it fits"),
+            owner: owner.as_ref().map(|owner| OwnerIdRef::new(owner).expect("it fits")),
         };
         assert_eq!(request.to_owned().borrowed(), request);
         let queue = queue.as_ref().map(|(ms, notify)| Queue {

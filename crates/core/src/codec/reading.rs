@@ -112,7 +112,7 @@ impl Reader {
             ttl,
             count: count.ok_or(Malformed::Value("count"))?,
             client: GrantedTo::default(),
-            extras: Extras { ephemeral, delay, label }.boxed(),
+            extras: Extras { ephemeral, delay, label, owner: None }.boxed(),
         })
     }
 

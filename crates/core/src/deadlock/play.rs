@@ -1,10 +1,10 @@
 //! The releases played through: whose turn comes, if everybody gives back what it holds once it has all it
 //! waits for.
 
-use dlock_protocol::{Mode, Reentry};
+use dlock_protocol::{Mode, Reentry, Token};
 
-use super::{PLAYING, START, Search, WANTED, Waits};
-use crate::queue::{Position, Waiting};
+use super::{Holder, Known, PLAYING, Party, START, Search, WANTED, Waits};
+use crate::queue::{Position, WaiterId, Waiting};
 
 /// What becomes of a waiter at the head of its queue.
 enum Turn {
@@ -19,6 +19,12 @@ impl Search {
     /// Whether the newcomer's turn comes, though it gives nothing back before. As well where that takes too
     /// long to say.
     pub(super) fn turn_comes(&mut self, waiting: &Waiting) -> bool {
+        for party in START + 1..self.parties.len() {
+            self.look_around(party);
+            if self.left() == 0 {
+                return true;
+            }
+        }
         for resource in &mut self.resources {
             if !resource.learned {
                 // Not looked at: whoever waits there will be served.
@@ -26,20 +32,24 @@ impl Search {
             }
             resource.queue.sort_unstable_by_key(|waits| waits.position);
             for waits in &resource.queue {
-                self.tokens[waits.token].waits += 1;
+                count_wait(&mut self.parties, waits.party);
             }
         }
-        let leaves = |token: &usize| *token != START && self.tokens[*token].waits == 0;
-        let mut leaving: Vec<usize> = (0..self.tokens.len()).filter(leaves).collect();
+        let leaves = |party: &usize| *party != START && self.parties[*party].waits == 0;
+        let mut leaving: Vec<usize> = (0..self.parties.len()).filter(leaves).collect();
         let mut to_serve: Vec<usize> = (0..self.resources.len()).collect();
         // Each hold ends once and each position is passed once, so this is a matter of adding up; but the
         // waiters that are not known, whom nobody has counted.
         while self.left() > 0 {
-            while let Some(token) = leaving.pop() {
-                for at in std::mem::take(&mut self.tokens[token].holds) {
+            while let Some(party) = leaving.pop() {
+                for (at, token) in std::mem::take(&mut self.parties[party].holds) {
                     self.steps += PLAYING;
-                    self.resources[at].holders.remove(&token);
-                    to_serve.push(at);
+                    let holders = &mut self.resources[at].holders;
+                    // It may be another party's by now.
+                    if holders.get(&token).is_some_and(|holder| holder.party == party) {
+                        holders.remove(&token);
+                        to_serve.push(at);
+                    }
                 }
             }
             let Some(at) = to_serve.pop() else { return false };
@@ -54,20 +64,20 @@ impl Search {
     fn serve(&mut self, at: usize, waiting: &Waiting, leaving: &mut Vec<usize>) -> bool {
         while let Some(next) = self.resources[at].queue.get(self.resources[at].served) {
             self.steps += PLAYING;
-            let (position, token, mode) = (next.position, next.token, next.mode);
-            let (reentry, answered) = (next.reentry, next.answered);
+            let (position, party, token) = (next.position, next.party, next.token.clone());
+            let (mode, reentry, answered) = (next.mode, next.reentry, next.answered);
             if !self.pass(at, position, mode, waiting) {
                 return false;
             }
             if !answered {
-                match self.turn(at, token, mode, reentry) {
+                match self.turn(at, &token, mode, reentry) {
                     Turn::NotYet => return false,
                     Turn::Refused => self.answer(at, position, leaving),
                     Turn::Granted(mode) => {
                         self.resources[at].mode = Some(mode);
-                        self.enter(at, token, reentry);
+                        self.enter(at, party, &token, reentry);
                         self.answer(at, position, leaving);
-                        self.answer_others(at, token, waiting, leaving);
+                        self.answer_others(at, &token, waiting, leaving);
                     }
                 }
             }
@@ -105,10 +115,11 @@ impl Search {
                 _ => false,
             };
             if !served {
-                if let Some(token) = self.meet(&waiter.request.token, waiting) {
-                    self.tokens[token].waits += 1;
+                if let Some(party) = self.meet(Party::of(&waiter.request), waiting) {
+                    self.look_around(party);
+                    count_wait(&mut self.parties, party);
                     let resource = &mut self.resources[at];
-                    resource.queue.insert(resource.served, Waits::new(token, waiter));
+                    resource.queue.insert(resource.served, Waits::new(party, waiter));
                 }
                 return false;
             }
@@ -117,11 +128,11 @@ impl Search {
         true
     }
 
-    fn turn(&self, at: usize, token: usize, asked: Mode, reentry: Reentry) -> Turn {
+    fn turn(&self, at: usize, token: &Token, asked: Mode, reentry: Reentry) -> Turn {
         let resource = &self.resources[at];
         let holders = resource.holders.len();
         let room = holders < self.most_holders;
-        if let (Some(count), Some(held_as)) = (resource.holders.get(&token), resource.mode) {
+        if let (Some(Holder { count, .. }), Some(held_as)) = (resource.holders.get(token), resource.mode) {
             return match (held_as, asked) {
                 (Mode::Shared, Mode::Exclusive) if holders > 1 => Turn::NotYet,
                 // What cannot be counted once more is refused: a sharer stays one.
@@ -144,21 +155,27 @@ impl Search {
     }
 
     /// Counts once more what the token holds there, if it can.
-    fn enter(&mut self, at: usize, token: usize, reentry: Reentry) {
+    fn enter(&mut self, at: usize, party: usize, token: &Token, reentry: Reentry) {
         let holders = &mut self.resources[at].holders;
-        let Some(count) = reentry.count(holders.get(&token).copied()) else { return };
-        if holders.insert(token, count).is_none() {
-            self.tokens[token].holds.push(at);
+        let before = holders.get(token);
+        let Some(count) = reentry.count(before.map(|holder| holder.count)) else { return };
+        let before = before.map(|holder| holder.party);
+        // Who names no owner leaves the hold to the one it has.
+        let named = matches!(self.parties[party].party, Party::Owner(_));
+        let party = before.filter(|_| !named).unwrap_or(party);
+        holders.insert(token.clone(), Holder { party, count });
+        if before != Some(party) {
+            self.parties[party].holds.push((at, token.clone()));
         }
     }
 
     /// A grant to a token answers each of its waits there that asks for no more.
-    fn answer_others(&mut self, at: usize, token: usize, waiting: &Waiting, leaving: &mut Vec<usize>) {
+    fn answer_others(&mut self, at: usize, token: &Token, waiting: &Waiting, leaving: &mut Vec<usize>) {
         let resource = &self.resources[at];
-        let here = waiting.positions(self.tokens[token].token.as_bytes(), &resource.name);
-        let own = resource.queue.iter().rev().find(|waits| at == WANTED && waits.token == START);
+        let here = waiting.positions(token.as_bytes(), &resource.name);
+        let own = resource.queue.iter().rev().find(|waits| at == WANTED && waits.is_newcomer());
         let positions: Vec<Position> =
-            here.chain(own.filter(|_| token == START).map(|own| own.position)).collect();
+            here.chain(own.filter(|own| own.token == *token).map(|own| own.position)).collect();
         for position in positions {
             self.steps += 1;
             let resource = &self.resources[at];
@@ -167,7 +184,8 @@ impl Search {
             };
             let waits = &resource.queue[index];
             if !waits.answered && resource.mode.is_some_and(|held_as| asks_no_more(held_as, waits.mode)) {
-                self.enter(at, token, waits.reentry);
+                let (party, reentry) = (waits.party, waits.reentry);
+                self.enter(at, party, token, reentry);
                 self.answer(at, position, leaving);
             }
         }
@@ -177,17 +195,43 @@ impl Search {
         let queue = &mut self.resources[at].queue;
         let Ok(index) = queue.binary_search_by_key(&position, |waits| waits.position) else { return };
         queue[index].answered = true;
-        let token = queue[index].token;
-        self.tokens[token].waits -= 1;
-        if self.tokens[token].waits == 0 && token != START {
-            leaving.push(token);
+        let party = queue[index].party;
+        let around = std::mem::take(&mut self.parties[party].around);
+        for at in around.iter().chain([&party]) {
+            self.parties[*at].waits -= 1;
+            if self.parties[*at].waits == 0 && *at != START {
+                leaving.push(*at);
+            }
         }
+        self.parties[party].around = around;
+    }
+
+    /// Finds the known parties that this one is within. The newcomer gives nothing back anyway.
+    fn look_around(&mut self, party: usize) {
+        let around = self.parties[party].party.around().inspect(|_| self.steps += 1);
+        let around = around.filter_map(|around| self.ids.get(&around).copied());
+        self.parties[party].around = around.filter(|around| *around != START).collect();
     }
 
     fn newcomer_is_answered(&self) -> bool {
-        let newcomer = |waits: &&Waits| waits.token == START && waits.position.1.0 == u64::MAX;
-        self.resources[WANTED].queue.iter().rev().find(newcomer).is_some_and(|waits| waits.answered)
+        let mut queue = self.resources[WANTED].queue.iter().rev();
+        queue.find(|waits| waits.is_newcomer()).is_some_and(|waits| waits.answered)
     }
+}
+
+impl Waits {
+    fn is_newcomer(&self) -> bool {
+        self.position.1 == WaiterId(u64::MAX)
+    }
+}
+
+/// One more wait of a party, and of those that it is within.
+fn count_wait(parties: &mut [Known], party: usize) {
+    for at in 0..parties[party].around.len() {
+        let around = parties[party].around[at];
+        parties[around].waits += 1;
+    }
+    parties[party].waits += 1;
 }
 
 /// Whether who holds in one mode has what it asks for in another.

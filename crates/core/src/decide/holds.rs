@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU64;
 
-use dlock_protocol::{ClientId, Fence, Instant, LockRequestRef, Mode, TokenRef};
+use dlock_protocol::{ClientId, Fence, Instant, LockRequestRef, Mode, OwnerId, TokenRef};
 
 use super::Turn;
 use crate::lock::{Ephemeral, Extras, Fit, GrantedTo, Hold, Holding};
@@ -42,8 +42,10 @@ impl Turn<'_> {
         let fence = self.fences.issue(self.now).ok_or(Refusal::FencesUsedUp)?;
         let count = request.reentry.count(None).ok_or(Refusal::CountFull)?;
         let ephemeral = if request.ephemeral { Ephemeral::Bound(client) } else { Ephemeral::No };
-        let extras = has_extras(request)
-            .then(|| Box::new(Extras { ephemeral, delay: request.delay, label: request.label.to_owned() }));
+        let extras = has_extras(request).then(|| {
+            let (delay, label) = (request.delay, request.label.to_owned());
+            Box::new(Extras { ephemeral, delay, label, owner: owner_of(request) })
+        });
         // An old hold of the token may have expired with so many others that it has not ended yet. It ends
         // first: it may be bound to the same connection.
         if self.lock.stored_len() > 1 && self.lock.stored_of(token.as_bytes()).is_some() {
@@ -88,6 +90,9 @@ impl Turn<'_> {
                 }
                 if !request.label.is_empty() {
                     extras.label = request.label.to_owned();
+                }
+                if request.owner.is_some() {
+                    extras.owner = owner_of(request);
                 }
                 changed = (before.0, before.1, &before.2) != (extras.ephemeral, extras.delay, &extras.label);
                 hold.extras = extras.boxed();
@@ -190,6 +195,10 @@ impl Turn<'_> {
 /// Whether it asks for what few holds have.
 fn has_extras(request: &LockRequestRef<'_>) -> bool {
     // Whole, so that a new option is not forgotten: here, and where it is kept above.
-    let LockRequestRef { token: _, ttl: _, mode: _, reentry: _, ephemeral, delay, label } = request;
-    *ephemeral || !delay.is_none() || !label.is_empty()
+    let LockRequestRef { token: _, ttl: _, mode: _, reentry: _, ephemeral, delay, label, owner } = request;
+    *ephemeral || !delay.is_none() || !label.is_empty() || owner.is_some()
+}
+
+fn owner_of(request: &LockRequestRef<'_>) -> Option<Box<OwnerId>> {
+    request.owner.map(|owner| Box::new(owner.to_owned()))
 }

@@ -2,7 +2,7 @@
 
 use std::num::{NonZeroU32, NonZeroU64};
 
-use dlock_protocol::{ClientId, Deadline, Delay, Fence, Instant, Label, Token, Ttl};
+use dlock_protocol::{ClientId, Deadline, Delay, Fence, Instant, Label, OwnerId, Token, Ttl};
 
 /// Whether a hold ends with a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,10 +46,13 @@ pub(crate) struct Extras {
     pub ephemeral: Ephemeral,
     pub delay: Delay,
     pub label: Label,
+    /// Neither stored nor sent: it serves to see a deadlock while the owner is there to close it.
+    pub owner: Option<Box<OwnerId>>,
 }
 
 impl Extras {
-    pub const NONE: Extras = Extras { ephemeral: Ephemeral::No, delay: Delay::NONE, label: Label::NONE };
+    pub const NONE: Extras =
+        Extras { ephemeral: Ephemeral::No, delay: Delay::NONE, label: Label::NONE, owner: None };
 
     /// Boxed only where there is anything to keep.
     pub fn boxed(self) -> Option<Box<Extras>> {
@@ -93,6 +96,9 @@ impl Hold {
     pub fn label(&self) -> &[u8] {
         self.extras.as_ref().map_or(&[], |x| x.label.as_bytes())
     }
+    pub fn owner(&self) -> Option<&OwnerId> {
+        self.extras.as_ref()?.owner.as_deref()
+    }
 
     /// How long it has lasted.
     pub fn held_millis(&self, now: Instant) -> u64 {
@@ -115,7 +121,9 @@ impl Hold {
     }
 
     pub(super) fn heap_size(&self) -> usize {
-        let extras = |x: &Extras| size_of::<Extras>() + x.label.heap_size();
+        let owner = |owner: &OwnerId| size_of::<OwnerId>() + owner.heap_size();
+        let owner = |x: &Extras| x.owner.as_deref().map_or(0, owner);
+        let extras = |x: &Extras| size_of::<Extras>() + x.label.heap_size() + owner(x);
         self.token.heap_size() + self.extras.as_deref().map_or(0, extras)
     }
 }

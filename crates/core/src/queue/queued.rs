@@ -1,6 +1,6 @@
 //! Positions that belong to their tokens, and whose wait is over.
 
-use dlock_protocol::{ClientId, Deadline, Instant, LockRequestRef};
+use dlock_protocol::{ClientId, Deadline, Instant, LockRequestRef, OwnerId};
 
 use super::{Name, Owner, Queued, Waiter, WaiterId, Waiting};
 use crate::step::Outcome;
@@ -20,6 +20,10 @@ impl Waiting {
         queued: Queued,
         until: Deadline,
     ) {
+        let Some(waiter) = self.waiters.get_mut(&id) else { return };
+        if waiter.request.owner.as_ref().map(OwnerId::borrowed) != request.owner {
+            self.change_owner(id, request.owner);
+        }
         let Some(waiter) = self.waiters.get_mut(&id) else { return };
         let before = waiter.bound_to();
         let earlier = waiter.until.is_some_and(|was| until < was);

@@ -6,7 +6,7 @@ use dlock_core::{Ephemeral, Mode, Owner, Rank};
 
 use super::content::content;
 use super::moves::Move;
-use super::page::{Answer, Bond, KEYS, MOST_HOLDERS, Page, TOKENS};
+use super::page::{Answer, Bond, KEYS, MOST_HOLDERS, OWNERS, Page, TOKENS};
 use super::storage::FAR;
 use super::system::{self, System, name, token, token_of};
 
@@ -30,6 +30,8 @@ pub const SOMETIMES: &[&str] = &[
     "a count is full",
     "a count is released",
     "a deadlock",
+    "a deadlock of an owner",
+    "an owner waits for itself",
     "a delay keeps a waiter out",
     "a delay keeps an upgrade waiting",
     "a demotion with waiters",
@@ -99,11 +101,13 @@ pub fn same(system: &System, page: &Page, step: &Move, answer: &Answer, expected
             let told = (client, token_of(asked.token.as_bytes()), asked.mode, asked.ttl.millis());
             let rest =
                 (asked.reentry, asked.ephemeral, asked.delay.millis(), asked.label.as_bytes().to_vec());
+            let rest = (rest, asked.owner.map_or(&b""[..], |owner| owner.as_bytes()).to_vec());
             (told, rest, w.rank == Rank::Upgrade, w.until.map(|until| until.millis()))
         });
         let page = queue.iter().map(|(w, upgrades, until)| {
             let told = (w.client, w.token, w.mode, w.ttl);
-            (told, (w.reentry, w.ephemeral, w.delay, system::label(w.label)), *upgrades, *until)
+            let rest = (w.reentry, w.ephemeral, w.delay, system::label(w.label));
+            (told, (rest, OWNERS[usize::from(w.owner)].as_bytes().to_vec()), *upgrades, *until)
         });
         assert!(core.eq(page), "the queue of {key}");
         assert_eq!(system.waiting.len_of(&name(key)), queue.len());
@@ -131,11 +135,13 @@ fn same_holds(system: &System, page: &Page, key: u8) {
             let lease = (hold.deadline().millis(), hold.ttl().millis());
             let since = hold.granted().millis();
             let rest = (hold.delay().millis(), hold.label().to_vec(), since);
-            (hold.fence().get(), lease, hold.count(), bond, rest)
+            let owner = hold.owner().map_or(&b""[..], |owner| owner.as_bytes());
+            (hold.fence().get(), lease, hold.count(), bond, rest, owner)
         });
         let page = page.hold(key, who).map(|hold| {
             let rest = (hold.delay, system::label(hold.label), hold.since);
-            (hold.fence, (hold.end, hold.ttl), hold.count, hold.bond, rest)
+            let owner = OWNERS[usize::from(hold.owner)].as_bytes();
+            (hold.fence, (hold.end, hold.ttl), hold.count, hold.bond, rest, owner)
         });
         assert_eq!(core, page, "the hold of {who} on {key}");
     }

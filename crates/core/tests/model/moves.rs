@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::page::{
-    Answer, CLIENTS, Client, GREATEST_COUNT, GREATEST_FENCE, KEYS, Key, Page, Request, Restart, TOKENS,
-    Token, Waiter, Whose,
+    Answer, CLIENTS, Client, GREATEST_COUNT, GREATEST_FENCE, KEYS, Key, Owner, Page, Request, Restart,
+    TOKENS, Token, Waiter, Whose,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -48,7 +48,9 @@ impl Page {
             Move::Acquire(asked, _) | Move::Queue(asked, ..) => {
                 let busy = |client: Client| client == asked.client;
                 let blocked = |waiter: &Waiter| waiter.whose != Whose::Token && busy(waiter.asked.client);
-                !self.waiters.iter().any(blocked) && !self.flights.iter().any(|flight| busy(flight.client))
+                asked.owner == owner_of(asked.token, self.restarted)
+                    && !self.waiters.iter().any(blocked)
+                    && !self.flights.iter().any(|flight| busy(flight.client))
             }
             Move::Delivered(nth) | Move::Undelivered(nth) => *nth < self.flights.len(),
             _ => true,
@@ -98,6 +100,12 @@ impl Page {
     }
 }
 
+/// A token is one owner's, and one forgets to say so since a restart, as the server has. (A token of two
+/// parties that waits where it holds gets what depends on who leaves first.)
+fn owner_of(token: Token, restarted: bool) -> Owner {
+    if restarted { 0 } else { [0, 0, 1, 1, 2][usize::from(token)] }
+}
+
 pub fn moves(page: &Page) -> BoxedStrategy<Move> {
     let key = || prop_oneof![3 => Just(0), 2 => 1..KEYS];
     let token = || 0..TOKENS;
@@ -113,8 +121,8 @@ pub fn moves(page: &Page) -> BoxedStrategy<Move> {
     let restart = (any::<bool>(), select(vec![0, 1, 7, 200]), select(vec![-60_000, -3, 0, 2, 60_000]))
         .prop_map(|(same_boot, down, jump)| Move::Restart(Restart { same_boot, down, jump }));
     let any = prop_oneof![
-        18 => acquire(),
-        10 => queue(),
+        18 => acquire(page.restarted),
+        10 => queue(page.restarted),
         2 => (key(), token()).prop_map(|(k, t)| Move::TimeOutToken(k, t)),
         1 => (key(), token()).prop_map(|(k, t)| Move::Forbidden(k, t)),
         9 => (key(), token(), counts).prop_map(|(k, t, n)| Move::Release(k, t, n)),
@@ -153,22 +161,43 @@ pub fn waits() -> impl Strategy<Value = Vec<Move>> {
     let wait = (who, mode, reentry).prop_map(|((client, key, token), mode, reentry)| {
         let ttl = 1000;
         Move::Acquire(
-            Request { client, key, token, mode, ttl, reentry, ephemeral: false, delay: 0, label: 0 },
+            Request {
+                client,
+                key,
+                token,
+                mode,
+                ttl,
+                reentry,
+                ephemeral: false,
+                delay: 0,
+                label: 0,
+                owner: 0,
+            },
             Some(0),
         )
     });
     let release = (0..KEYS, 0..TOKENS).prop_map(|(key, token)| Move::Release(key, token, ReleaseCount::All));
-    prop::collection::vec(prop_oneof![12 => wait, 1 => release, 2 => Just(Move::Delivered(0))], 6..30)
+    let owners = prop::array::uniform5(select(vec![0, 0, 0, 1, 2, 3]));
+    let moves =
+        prop::collection::vec(prop_oneof![12 => wait, 1 => release, 2 => Just(Move::Delivered(0))], 6..30);
+    (owners, moves).prop_map(|(owners, mut moves)| {
+        for step in &mut moves {
+            if let Move::Acquire(asked, _) = step {
+                asked.owner = owners[usize::from(asked.token)];
+            }
+        }
+        moves
+    })
 }
 
-fn queue() -> impl Strategy<Value = Move> {
-    (acquire(), select(vec![1, 5, 30, 500, 500])).prop_map(|(step, ms)| match step {
+fn queue(restarted: bool) -> impl Strategy<Value = Move> {
+    (acquire(restarted), select(vec![1, 5, 30, 500, 500])).prop_map(|(step, ms)| match step {
         Move::Acquire(asked, block) => Move::Queue(asked, ms, block.filter(|block| *block < 100)),
         other => other,
     })
 }
 
-fn acquire() -> impl Strategy<Value = Move> {
+fn acquire(restarted: bool) -> impl Strategy<Value = Move> {
     let number = |n: u32| NonZeroU32::new(n).expect("above 0");
     let mode = prop_oneof![
         4 => Just(Mode::Exclusive),
@@ -185,8 +214,10 @@ fn acquire() -> impl Strategy<Value = Move> {
     let who = (0..CLIENTS, prop_oneof![3 => Just(0), 2 => 1..KEYS], 0..TOKENS);
     let rest = (select(vec![1, 3, 10, 50, 50, 1000]), prop::bool::weighted(0.2));
     let extras = (select(vec![0, 0, 0, 0, 2, 30]), select(vec![0, 0, 0, 1, 2]));
-    (who, mode, reentry, block, rest, extras).prop_map(|(who, mode, reentry, block, rest, extras)| {
+    (who, mode, reentry, block, rest, extras).prop_map(move |(who, mode, reentry, block, rest, extras)| {
         let ((client, key, token), (ttl, ephemeral), (delay, label)) = (who, rest, extras);
-        Move::Acquire(Request { client, key, token, mode, ttl, reentry, ephemeral, delay, label }, block)
+        let owner = owner_of(token, restarted);
+        let asked = Request { client, key, token, mode, ttl, reentry, ephemeral, delay, label, owner };
+        Move::Acquire(asked, block)
     })
 }

@@ -5,11 +5,13 @@
 use dlock_core::{End, Granted, Mode, Reentry, Refusal, ReleaseCount};
 
 mod commands;
+mod party;
 mod queue;
 mod queueing;
 mod restart;
 mod stuck;
 
+pub use party::{OWNERS, Owner, Party};
 pub use restart::Restart;
 
 pub type Key = u8;
@@ -48,6 +50,7 @@ pub struct Hold {
     pub bond: Bond,
     pub delay: u64,
     pub label: u8,
+    pub owner: Owner,
     /// Nobody is known to know of it.
     pub on_the_way: Option<Doubt>,
 }
@@ -74,6 +77,7 @@ pub struct Request {
     pub ephemeral: bool,
     pub delay: u64,
     pub label: u8,
+    pub owner: Owner,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -167,11 +171,12 @@ pub struct Page {
     pub flights: Vec<Flight>,
     /// The connection that is closing.
     pub closed: Option<Client>,
+    pub restarted: bool,
     /// What the last operation came to.
     pub heard: Vec<(Key, Heard)>,
     pub told: Vec<(Client, Told)>,
     /// Who waited for whom where the last operation would have closed a cycle.
-    pub edges: Vec<(Token, Token)>,
+    pub edges: Vec<(Party, Party)>,
     /// Interesting things that happened in it.
     pub marks: Vec<&'static str>,
 }
@@ -272,7 +277,7 @@ impl Page {
         self.last_fence = fence;
         let count = if let Reentry::AtLeast(n) = asked.reentry { n.get() } else { 1 };
         let bond = if asked.ephemeral { Bond::To(asked.client) } else { Bond::None };
-        let Request { key, token, mode, ttl, delay, label, .. } = *asked;
+        let Request { key, token, mode, ttl, delay, label, owner, .. } = *asked;
         let (end, since) = (self.in_ms(ttl), self.now / 1000);
         self.holds.push(Hold {
             key,
@@ -286,6 +291,7 @@ impl Page {
             bond,
             delay,
             label,
+            owner,
             on_the_way: None,
         });
         self.heard.push((key, Heard::Acquired));
@@ -310,6 +316,9 @@ impl Page {
         }
         if asked.label > 0 {
             hold.label = asked.label;
+        }
+        if asked.owner > 0 {
+            hold.owner = asked.owner;
         }
         let fence = hold.fence;
         if end > hold.end {

@@ -7,8 +7,8 @@ use dlock_core::codec::Anchor;
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
     Acquired, Binding, ClientId, Confirmed, Delay, Event, Fence, Fences, Granted, Instant, LabelRef, Limits,
-    Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer, Outcome, Owner, Queued, Rest, Skew, Step, Terms,
-    Ttl, Turn, Wait, WaiterId, Waiting,
+    Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer, Outcome, Owner, OwnerIdRef, Queued, Rest, Skew,
+    Step, Terms, Ttl, Turn, Wait, WaiterId, Waiting,
 };
 use dlock_protocol::command::Whom;
 
@@ -17,7 +17,7 @@ mod connections;
 
 use super::moves::Move;
 use super::page::{
-    Answer, Client, Flight, Heard, KEYS, Key, MOST_HOLDERS, ROOM, Request, Token, Told, owner,
+    Answer, Client, Flight, Heard, KEYS, Key, MOST_HOLDERS, OWNERS, Party, ROOM, Request, Token, Told, owner,
 };
 
 #[derive(Clone, Default)]
@@ -46,7 +46,7 @@ pub struct System {
     pub bonds: BTreeSet<(Client, Key, Token)>,
     pub heard: Vec<(Key, Heard)>,
     pub outcomes: Vec<(Client, Told)>,
-    pub cycle: Vec<Token>,
+    pub cycle: Vec<Party>,
     pub saw: Vec<&'static str>,
     /// So many of a queue are answered in a turn, and of these keys the next one has to answer more.
     pub most_served: usize,
@@ -70,6 +70,12 @@ pub fn token(token: Token) -> Vec<u8> {
 
 pub fn token_of(bytes: &[u8]) -> Token {
     bytes[0] - b'a'
+}
+
+/// As a cycle shows it.
+fn party_of(shown: &dlock_core::Token) -> Party {
+    let owner = OWNERS.iter().position(|owner| owner.as_bytes() == shown.as_bytes());
+    owner.map_or_else(|| token_of(shown.as_bytes()), |owner| 100 + owner as Party)
 }
 
 pub fn label(label: u8) -> Vec<u8> {

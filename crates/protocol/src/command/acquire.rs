@@ -5,11 +5,12 @@ use super::{Given, decimal, words};
 use crate::error::Misuse;
 use crate::names::LabelRef;
 use crate::notify::NotifyRef;
+use crate::owner::OwnerIdRef;
 use crate::request::{LockRequestRef, Mode, Reentry};
 use crate::units::{Delay, Ttl, Wait};
 
 /// `DLOCK.ACQUIRE key token <ttl | MAX> [SHARED | PERMITS n] [REENTRANT | DEPTH n] [BLOCK ms]
-/// [QUEUE ms [NOTIFY channel message]] [EPHEMERAL] [DELAY ms] [LABEL text]`
+/// [QUEUE ms [NOTIFY channel message]] [EPHEMERAL] [DELAY ms] [LABEL text] [OWNER id]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acquire<'a> {
     pub key: &'a [u8],
@@ -79,6 +80,11 @@ impl<'a> Acquire<'a> {
                     given.once(Given::LABEL, "LABEL")?;
                     request.label = LabelRef::new(args.value("LABEL")?).ok_or(Misuse::LabelLength)?;
                 }
+                _ if option.is("OWNER") => {
+                    given.once(Given::OWNER, "OWNER")?;
+                    let owner = OwnerIdRef::new(args.value("OWNER")?);
+                    request.owner = Some(owner.ok_or(Misuse::OwnerLength)?);
+                }
                 _ => return Err(option.unknown()),
             }
         }
@@ -92,7 +98,7 @@ impl<'a> Acquire<'a> {
     pub fn to_args(&self) -> Vec<Vec<u8>> {
         // Whole, so that a new option is not forgotten.
         let Acquire { key, request, block, queue } = self;
-        let LockRequestRef { token, ttl, mode, reentry, ephemeral, delay, label } = request;
+        let LockRequestRef { token, ttl, mode, reentry, ephemeral, delay, label, owner } = request;
         let mut out = words(&[b"DLOCK.ACQUIRE", key, token.as_bytes()]);
         out.push(decimal(ttl.millis()));
         match mode {
@@ -122,6 +128,9 @@ impl<'a> Acquire<'a> {
         }
         if !label.is_empty() {
             out.extend([b"LABEL".to_vec(), label.as_bytes().to_vec()]);
+        }
+        if let Some(owner) = owner {
+            out.extend([b"OWNER".to_vec(), owner.as_bytes().to_vec()]);
         }
         out
     }

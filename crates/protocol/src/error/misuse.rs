@@ -5,6 +5,7 @@ use std::fmt;
 use crate::command::List;
 use crate::names::{Label, Token};
 use crate::notify::Notify;
+use crate::owner::OwnerId;
 use crate::units::Ttl;
 
 /// Why the arguments of a command are refused before anything is looked at.
@@ -13,6 +14,7 @@ pub enum Misuse {
     Arguments,
     TokenLength,
     LabelLength,
+    OwnerLength,
     PatternLength,
     NotifyLength,
     /// NOTIFY without QUEUE.
@@ -35,6 +37,7 @@ impl fmt::Display for Misuse {
                 write!(f, "ERR a token has 1 to {} bytes, DLOCK.TOKEN makes one", Token::MAX_LEN)
             }
             Misuse::LabelLength => write!(f, "ERR a label has at most {} bytes", Label::MAX_LEN),
+            Misuse::OwnerLength => write!(f, "ERR an owner has 1 to {} bytes", OwnerId::MAX_LEN),
             Misuse::PatternLength => {
                 write!(f, "ERR a MATCH pattern has at most {} bytes", List::MAX_PATTERN)
             }

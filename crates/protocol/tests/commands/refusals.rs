@@ -10,6 +10,7 @@ const MAX_TTL: u64 = 86_400_000;
 const ARGUMENTS: &str = "ERR syntax error: wrong number of arguments, DLOCK.HELP lists every form";
 const TOKEN: &str = "ERR a token has 1 to 255 bytes, DLOCK.TOKEN makes one";
 const LABEL: &str = "ERR a label has at most 255 bytes";
+const OWNER: &str = "ERR an owner has 1 to 255 bytes";
 const NOTIFY: &str = "ERR NOTIFY takes a channel and a message of 1 to 255 bytes each";
 const ALONE: &str = "ERR syntax error: NOTIFY requires QUEUE ms";
 const TTL: &str = "ERR ttl must be a whole number of milliseconds from 1 to 86400000 (dlock.max-ttl, or a shorter dlock.restart-grace)";
@@ -103,7 +104,7 @@ fn too_few_and_too_many() {
 }
 
 #[test]
-fn tokens_and_labels() {
+fn tokens_labels_and_owners() {
     for line in [
         "ACQUIRE k T 5",
         "RELEASE k T",
@@ -126,6 +127,13 @@ fn tokens_and_labels() {
     args[5] = vec![b'x'; 256];
     refused(&args, LABEL);
     args[5].pop();
+    assert_eq!(parse(&args), Ok(()));
+    let mut args = words("ACQUIRE k t 5 OWNER id");
+    for wrong in [vec![], vec![b'x'; 256]] {
+        args[5] = wrong;
+        refused(&args, OWNER);
+    }
+    args[5] = vec![0; 255];
     assert_eq!(parse(&args), Ok(()));
     for at in [7, 8] {
         let mut args = words("ACQUIRE k t 5 QUEUE 5 NOTIFY c m");
@@ -157,6 +165,7 @@ fn options() {
         ("ACQUIRE k t 5 EPHEMERAL Ephemeral", twice("EPHEMERAL")),
         ("ACQUIRE k t 5 DELAY 0 DELAY 0", twice("DELAY")),
         ("ACQUIRE k t 5 LABEL a LABEL a", twice("LABEL")),
+        ("ACQUIRE k t 5 OWNER a owner a", twice("OWNER")),
         ("RELEASE k t ALL ALL", twice("ALL or DEPTH")),
         ("RELEASE k t ALL DEPTH 2", twice("ALL or DEPTH")),
         ("RELEASE k t DEPTH 2 all", twice("ALL or DEPTH")),
@@ -171,6 +180,7 @@ fn options() {
         ("ACQUIRE k t 5 NOTIFY c m BLOCK 5", ALONE.to_owned()),
         ("ACQUIRE k t 5 DELAY", value("DELAY")),
         ("ACQUIRE k t 5 LABEL", value("LABEL")),
+        ("ACQUIRE k t 5 OWNER", value("OWNER")),
         ("RELEASE k t DEPTH", value("DEPTH")),
         ("WAITERS k COUNT", value("COUNT")),
         ("ACQUIRE k t 5 FAIR", unknown("FAIR")),

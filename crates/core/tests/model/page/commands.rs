@@ -144,8 +144,15 @@ impl Page {
         }
         self.waiters.push(waiter.clone());
         if self.closes_a_cycle(&waiter) {
-            let pairs = (0..TOKENS).flat_map(|a| (0..TOKENS).map(move |b| (a, b)));
-            self.edges = pairs.filter(|(a, b)| self.waits_for(*a, *b)).collect();
+            let (all, start) = (&self.parties(), waiter.asked.party());
+            let pairs = all.iter().flat_map(|a| all.iter().map(move |b| (*a, *b)));
+            self.edges = pairs.filter(|(a, b)| self.waits_for(start, *a, *b)).collect();
+            if self.edges.contains(&(start, start)) {
+                self.marks.push("an owner waits for itself");
+            }
+            if start > 100 {
+                self.marks.push("a deadlock of an owner");
+            }
             self.waiters.pop();
             self.marks.push("a deadlock");
             return Answer::Deadlock;

@@ -16,6 +16,7 @@ impl Page {
         let Restart { same_boot, down, jump } = restart;
         self.demote();
         self.last_waiter = 0;
+        self.restarted = true;
         self.grants_from = 0;
         let before = self.now / 1000;
         self.now = (self.now + down * 1000).saturating_add_signed(jump * 1000);
@@ -29,6 +30,7 @@ impl Page {
             hold.end = moved(hold.end).min(now + hold.ttl);
             hold.since = moved(hold.since).min(self.now / 1000);
             hold.on_the_way = None;
+            hold.owner = 0;
             if hold.bond != Bond::None {
                 hold.bond = Bond::Orphan;
             }

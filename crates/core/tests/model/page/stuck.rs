@@ -1,7 +1,9 @@
 //! Who waits for whom.
 
-use super::{KEYS, Page, TOKENS, Token, Waiter, Whose};
-use dlock_core::ReleaseCount;
+use dlock_core::End;
+
+use super::party::is_within;
+use super::{KEYS, Page, Party, Waiter, Whose};
 
 impl Page {
     /// Whether this wait, the last in `waiters`, would close a cycle: whether its turn never comes though all
@@ -24,24 +26,26 @@ impl Page {
         page.delays.clear();
         (0..KEYS).for_each(|key| page.serve(key));
         while page.waits(waiter) {
-            let waits = |token: &Token| page.waiters.iter().any(|other| other.asked.token == *token);
-            let holds = |token: &Token| page.holds.iter().any(|hold| hold.token == *token);
-            let Some(leaves) = (0..TOKENS).find(|token| holds(token) && !waits(token)) else {
-                return page.waits_for_itself(waiter.asked.token);
+            let waits = |party: &Party| page.waiters.iter().any(|w| is_within(w.asked.party(), *party));
+            let mut holders = page.holds.iter().map(|hold| hold.party());
+            let Some(leaves) = holders.find(|party| !waits(party)) else {
+                return page.waits_for_itself(waiter.asked.party());
             };
             for key in 0..KEYS {
-                page.release(key, leaves, ReleaseCount::All);
+                page.turn(key, |page| {
+                    page.end(End::Released, |hold| hold.key == key && hold.party() == leaves)
+                });
             }
         }
         false
     }
 
-    /// By way of others. If it does not, those wait for each other without it, as they can when a wait that
-    /// would have answered another one of its token has timed out.
-    fn waits_for_itself(&self, start: Token) -> bool {
+    /// By way of others, or by another token. If it does not, others wait for each other without it, as they
+    /// can when a wait that would have answered another one of its token has timed out.
+    fn waits_for_itself(&self, start: Party) -> bool {
         let (mut to_follow, mut met) = (vec![start], vec![]);
-        while let Some(token) = to_follow.pop() {
-            for other in (0..TOKENS).filter(|other| *other != token && self.waits_for(token, *other)) {
+        while let Some(party) = to_follow.pop() {
+            for other in self.parties().into_iter().filter(|other| self.waits_for(start, party, *other)) {
                 if other == start {
                     return true;
                 }
@@ -58,12 +62,32 @@ impl Page {
         self.waiters.iter().any(|other| other.number == waiter.number)
     }
 
-    /// Whether `token` waits for `other` at some key.
-    pub fn waits_for(&self, token: Token, other: Token) -> bool {
-        self.waiters.iter().filter(|waiter| waiter.asked.token == token).any(|waiter| {
-            let queue = self.queue(waiter.asked.key);
+    pub fn parties(&self) -> Vec<Party> {
+        let waits = self.waiters.iter().map(|waiter| waiter.asked.party());
+        let mut all: Vec<Party> = self.holds.iter().map(|hold| hold.party()).chain(waits).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// Whether `one` waits for `other` at some key, while `start` waits: what that is within gives nothing
+    /// back meanwhile, as it does not itself.
+    pub fn waits_for(&self, start: Party, one: Party, other: Party) -> bool {
+        let seen = |party: Party| if is_within(start, party) { start } else { party };
+        let stuck = |w: &&Waiter| {
+            let party = w.asked.party();
+            seen(party) == one || (one != start && is_within(party, one))
+        };
+        self.waiters.iter().filter(stuck).any(|waiter| {
+            let asked = waiter.asked;
+            // A token is in nobody's way that is the same.
+            let blocks =
+                |party: Party, token| seen(party) == other && (other != start || token != asked.token);
+            let queue = self.queue(asked.key);
             let mut ahead = queue.iter().take_while(|ahead| ahead.number != waiter.number);
-            self.hold(waiter.asked.key, other).is_some() || ahead.any(|ahead| ahead.asked.token == other)
+            (one != other || other == start)
+                && (self.holds_of(asked.key).any(|hold| blocks(hold.party(), hold.token))
+                    || ahead.any(|ahead| blocks(ahead.asked.party(), ahead.asked.token)))
         })
     }
 }

@@ -12,6 +12,7 @@ impl System {
             ephemeral: asked.ephemeral,
             delay: Delay::from_millis(asked.delay).expect("a possible delay"),
             label: LabelRef::new(&text).expect("a possible label"),
+            owner: OwnerIdRef::new(OWNERS[usize::from(asked.owner)].as_bytes()),
             ..LockRequest::new(checked(&who), ttl(asked.ttl))
         };
         let held = self.locks.get(&asked.key).is_some_and(|l| l.at(self.instant()).hold_of(&who).is_some());
@@ -34,7 +35,7 @@ impl System {
                 return Answer::Fence(fence.get());
             }
             Acquired::Upgrading(other) => {
-                self.cycle = vec![asked.token, token_of(other.as_bytes()), asked.token];
+                self.cycle = vec![asked.party(), party_of(&other), asked.party()];
                 return Answer::Deadlock;
             }
             Acquired::Refused(refusal) => return Answer::Refused(refusal),
@@ -51,9 +52,8 @@ impl System {
         if !self.waiting.has_room(&name, &owner, limits) {
             return Answer::QueueFull;
         }
-        let start = request.token.to_owned();
-        let mut search =
-            Search::new(start, &name, rank, asked.mode, self.instant()).with_at_most(MOST_HOLDERS as u32);
+        let search = Search::new(&request, &name, rank, self.instant());
+        let mut search = search.with_at_most(MOST_HOLDERS as u32);
         loop {
             match search.run(&self.waiting) {
                 Found::Nothing => break,
@@ -62,7 +62,7 @@ impl System {
                     search.learn(&name, lock, &self.waiting);
                 }
                 Found::Cycle(cycle) => {
-                    self.cycle = cycle.iter().map(|token| token_of(token.as_bytes())).collect();
+                    self.cycle = cycle.iter().map(party_of).collect();
                     return Answer::Deadlock;
                 }
             }
