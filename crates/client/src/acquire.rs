@@ -7,6 +7,7 @@ pub(crate) mod contended;
 pub(crate) mod deadline;
 pub(crate) mod durable;
 mod hold;
+mod owner;
 pub(crate) mod queue;
 pub(crate) mod round;
 pub(crate) mod session;
@@ -50,6 +51,7 @@ struct Options {
     delay: Duration,
     durable: Option<Durable>,
     label: String,
+    owner: Option<Vec<u8>>,
     renew: bool,
     max_hold: Option<Duration>,
     notice: Option<Duration>,
@@ -245,6 +247,7 @@ impl Acquire {
             delay: Duration::ZERO,
             durable: None,
             label: String::new(),
+            owner: None,
             renew: true,
             max_hold: None,
             notice: None,
@@ -294,7 +297,8 @@ impl Acquire {
             on_lost: options.on_lost.clone(),
         };
         let (token, ephemeral) = (options.token.clone(), options.ephemeral);
-        let asked = LockRequest { mode, ephemeral, delay, label, ..LockRequest::new(token, ttl) };
+        let owner = owner::checked(options.owner.as_ref())?;
+        let asked = LockRequest { mode, ephemeral, delay, label, owner, ..LockRequest::new(token, ttl) };
         let attempt = Attempt {
             service,
             resource: self.resource.clone(),

@@ -3,7 +3,7 @@
 use dlock_protocol::Token;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::acquire::deadline::Deadline;
 use crate::acquire::durable::Durable;
@@ -67,6 +67,9 @@ impl Attempt {
                 sleep(pause).await;
                 continue;
             }
+            if course.may_be_own(&failed, &self).await {
+                continue;
+            }
             if self.is_final(&failed) {
                 return Err(self.error(failed));
             }
@@ -83,7 +86,7 @@ impl Attempt {
 
     fn round(&self, course: &Course, own: Option<Connection>) -> Round {
         let token = self.asked.token.clone().unwrap_or_else(fresh_token);
-        let asked = self.asked.with(token, self.asked.label.clone());
+        let asked = self.asked.with(token, self.asked.label.clone(), self.asked.owner.clone());
         let request = LockRequest { resource: self.resource.clone(), asked };
         let channels = self.service.channels();
         if let Some(own) = own {
@@ -172,6 +175,7 @@ struct Course {
     /// The masters at whose queues it waits, or whose queues it respects.
     order: Vec<Member>,
     split_votes: u8,
+    saw_deadlock: bool,
     failed_queues: u8,
     majority: Majority,
     backoff: Backoff,
@@ -214,6 +218,7 @@ impl Course {
             turn: if queued { Turn::Queue } else { Turn::None },
             order: if has_order { service.queue_order(&attempt.resource) } else { Vec::new() },
             split_votes: 0,
+            saw_deadlock: false,
             failed_queues: 0,
             majority: if contended { Majority::Seen } else { Majority::NeverSeen },
             backoff: Backoff::new(service.retry.pause, LONGEST_PAUSE),
@@ -236,6 +241,20 @@ impl Course {
         self.split_votes += 1;
         (self.turn, self.order) = (Turn::InOrder, service.queue_order(&attempt.resource));
         Some(rand::random_range(Duration::ZERO..=failed.length))
+    }
+
+    /// Whether a deadlock may be of this attempt's own making: what an earlier round was granted bears the name
+    /// of its owner until the release has arrived. Then the next round tells.
+    async fn may_be_own(&mut self, failed: &Failed, attempt: &Attempt) -> bool {
+        let is_first = !std::mem::replace(&mut self.saw_deadlock, true);
+        let deadlock = failed.refused(|why| matches!(why, Refusal::Deadlock(_)));
+        if !deadlock || attempt.asked.owner.is_none() || attempt.asked.token.is_some() || !is_first {
+            self.saw_deadlock = deadlock;
+            return false;
+        }
+        let limit = attempt.service.nodes[0].connection_limit();
+        let _ = timeout(limit, attempt.service.flush()).await;
+        true
     }
 
     fn after(&mut self, failed: &Failed, attempt: &Attempt) -> Next {
