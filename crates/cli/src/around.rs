@@ -2,12 +2,23 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::sync::LazyLock;
 
-use dlock_client::{Client, Inspection};
+use dlock_client::{Client, Inspection, Token};
 
 use crate::args::LockArgs;
 use crate::exit::{Error, Failure};
+
+/// Whose the locks of this process are, for the search for deadlocks: within the run around it, which waits for
+/// this one to end. Another run in there is another owner, for it may run beside this one.
+pub static OWNER: LazyLock<OsString> = LazyLock::new(|| {
+    let own = format!("{:016x}", rand::random::<u64>());
+    let around = env::var_os("DLOCK_OWNER").unwrap_or_default();
+    let within = [around.as_bytes(), b"/", own.as_bytes()].concat();
+    let is_within = !around.is_empty() && within.len() <= Token::MAX_LEN;
+    OsString::from_vec(if is_within { within } else { own.as_bytes().to_vec() })
+});
 
 /// A hold of the run around this one.
 #[derive(Debug, Clone)]

@@ -119,9 +119,10 @@ impl From<AcquireError> for Error {
     fn from(why: AcquireError) -> Error {
         let (failure, advice) = match why {
             AcquireError::Taken { .. } => (Failure::NotAcquired, ""),
-            AcquireError::Deadlock { .. } => {
-                (Failure::NotAcquired, "; release the locks you hold and try again")
-            }
+            AcquireError::Deadlock { .. } => (
+                Failure::NotAcquired,
+                "; release the locks you hold and try again. To avoid it, acquire them in one run, or in the same order everywhere",
+            ),
             AcquireError::TooLate { .. } => (Failure::NoQuorum, "; use a longer --ttl"),
             AcquireError::Option(_) | AcquireError::Misuse { .. } => (Failure::Usage, ""),
             _ => (Failure::NoQuorum, ""),

@@ -12,6 +12,7 @@ use terminal_size::terminal_size_of;
 use tokio::task::JoinHandle;
 
 use crate::args::{LockArgs, Servers};
+use crate::around::OWNER;
 use crate::exit::{Error, Failure, complain};
 use crate::shown::plain;
 use crate::signals::Signals;
@@ -137,7 +138,7 @@ impl LockArgs {
             Some(limit) => clock.left_of(limit),
             None => Wait::Forever,
         };
-        let mut lock = client.lock(resource.as_bytes()).ttl(self.ttl).wait(wait);
+        let mut lock = client.lock(resource.as_bytes()).ttl(self.ttl).wait(wait).owner(OWNER.as_bytes());
         lock = lock.on_outage(move |report| {
             complain(format_args!("too few servers for {names} at present ({report}); retrying"));
         });

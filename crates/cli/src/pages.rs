@@ -104,6 +104,10 @@ fn environment(page: &mut Vec<u8>) {
             "DLOCK_TOKEN",
             "the token, for release and extend; in a run inside of a run, with DLOCK_RESOURCE and DLOCK_FENCE, what the run around it holds",
         ),
+        (
+            "DLOCK_OWNER",
+            "in a run inside of a run, the name of the run around it, for the servers to see deadlocks",
+        ),
     ];
     let mut roff = Roff::new();
     roff.control("SH", ["ENVIRONMENT"]);

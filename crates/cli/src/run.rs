@@ -8,7 +8,7 @@ use dlock_client::{Acquire, Client, Guards, ReleaseError};
 use nix::sys::signal::Signal;
 
 use crate::args::Run;
-use crate::around::{Around, Entry};
+use crate::around::{Around, Entry, OWNER};
 use crate::exit::{Error, Failure, complain};
 use crate::lock::{Abort, Wanted, with_lock};
 use crate::program::{Program, execute, exit_code};
@@ -86,7 +86,7 @@ pub async fn hold(
 }
 
 /// Describes the holds to the command: a line for each.
-fn environment(entered: &[Entry], guards: &Guards) -> [(&'static str, Option<OsString>); 3] {
+fn environment(entered: &[Entry], guards: &Guards) -> [(&'static str, Option<OsString>); 4] {
     let ours = guards.iter().map(|guard| Entry {
         resource: OsStr::from_bytes(guard.resource()).to_owned(),
         token: OsStr::from_bytes(guard.token().as_bytes()).to_owned(),
@@ -102,6 +102,7 @@ fn environment(entered: &[Entry], guards: &Guards) -> [(&'static str, Option<OsS
         ("DLOCK_TOKEN", lines(|entry| Some(&entry.token))),
         // If there is none, that of an outer dlock must not show through.
         ("DLOCK_FENCE", lines(|entry| entry.fence.as_deref())),
+        ("DLOCK_OWNER", Some(OWNER.clone())),
     ]
 }
 

@@ -35,10 +35,14 @@ The environment of the command has, with several resources a line for each, sort
   DLOCK_RESOURCE  the locked resource
   DLOCK_TOKEN     the token of the hold
   DLOCK_FENCE     its fence, if it has one (a single server, or --fenced)
+  DLOCK_OWNER     a name for the run (one name, however many resources)
 
 A run inside of a run enters again what the run directly around it holds, as these variables say and the \
 servers confirm. If that is all that it asks for, it becomes the command: lease, signals and a lost lock are \
-with the run around it.";
+with the run around it.
+
+By DLOCK_OWNER the servers know which runs are inside of which, and see deadlocks: if a run waits for a lock \
+whose run waits, inside or itself, for one that is held around the first, the last to wait exits with code 75.";
 
 pub const RUN_EXAMPLES: &str = "\
 Examples:
