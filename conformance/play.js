@@ -9,7 +9,7 @@ const path = require("node:path");
 const { setTimeout: sleep } = require("node:timers/promises");
 
 const LIMIT = 30_000;
-const STEP = ["on", "send", "answer", "until", "mark", "after", "close", "why"];
+const STEP = ["on", "send", "answer", "until", "lose", "mark", "after", "close", "why"];
 
 class Failure extends Error {} // an error reply
 
@@ -72,6 +72,10 @@ class Connection {
     this.send(words);
     return this.read();
   }
+
+  close() {
+    this.socket.end();
+  }
 }
 
 class Playing {
@@ -88,6 +92,7 @@ class Playing {
     const words = typeof step.send === "string" ? step.send.split(" ") : step.send;
     const command = words?.map((word) => this.filled(word));
     if (command) connection.send(command);
+    if (step.lose) await connection.read();
     if ("answer" in step) this.expect(step.answer, await connection.read());
     if ("until" in step) {
       const end = performance.now() + LIMIT;
@@ -99,8 +104,8 @@ class Playing {
     for (const [mark, least] of Object.entries(step.after ?? {})) {
       if (performance.now() - this.marks[mark] < least) throw new Error("too early");
     }
-    if (step.close) {
-      connection.socket.end();
+    if (step.close || step.lose) {
+      connection.close();
       delete this.connections[on];
     }
   }
@@ -160,26 +165,27 @@ class Playing {
   }
 }
 
-async function play(port, file, protocol) {
+/** Afterwards the server is as it was. */
+async function play(playing, file) {
   const { options = {}, steps } = JSON.parse(fs.readFileSync(file, "utf8"));
-  const control = new Connection(port);
+  const control = new Connection(playing.port);
   const before = [];
   for (const [name, value] of Object.entries(options)) {
     before.push([name, (await control.call("CONFIG", "GET", name))[1]]);
     await control.call("CONFIG", "SET", name, value);
   }
-  const playing = new Playing(port, protocol);
   for (const [at, step] of steps.entries()) {
     await playing.step(step).catch((why) => {
-      throw new Error(`${file} in RESP${protocol}, step ${at + 1}: ${JSON.stringify(step)}: ${why.message}`);
+      const where = `${file} in RESP${playing.protocol}, step ${at + 1}: ${JSON.stringify(step)}`;
+      throw new Error(`${where}: ${why.message}`, { cause: why });
     });
   }
-  for (const connection of Object.values(playing.connections)) connection.socket.end();
+  for (const connection of Object.values(playing.connections)) connection.close();
   // Whoever is still queued is granted what is flushed.
   do await control.call("FLUSHALL");
   while ((await control.call("DLOCK.LIST", "0"))[1].length);
   for (const [name, value] of before) await control.call("CONFIG", "SET", name, value);
-  control.socket.end();
+  control.close();
 }
 
 async function main(port, ...files) {
@@ -189,9 +195,10 @@ async function main(port, ...files) {
   }
   for (const file of files) {
     const { protocols = [2, 3], promise } = JSON.parse(fs.readFileSync(file, "utf8"));
-    for (const protocol of protocols) await play(port, file, protocol);
+    for (const protocol of protocols) await play(new Playing(port, protocol), file);
     console.log("kept:", promise);
   }
 }
 
-main(...process.argv.slice(2));
+module.exports = { Connection, Failure, Playing, STEP, play };
+if (require.main === module) main(...process.argv.slice(2));

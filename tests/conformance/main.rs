@@ -80,7 +80,7 @@ impl<'a> Playing<'a> {
 
     #[allow(clippy::disallowed_methods, reason = "a client measures by its own clock")]
     fn step(&mut self, step: &Json, title: &str) {
-        let known = ["on", "send", "answer", "until", "mark", "after", "close", "why"];
+        let known = ["on", "send", "answer", "until", "lose", "mark", "after", "close", "why"];
         let words = step.as_object().expect("a step is an object");
         assert!(words.keys().all(|word| known.contains(&word.as_str())), "{title}: a step that nobody knows");
         let on = step["on"].as_str().unwrap_or("a").to_string();
@@ -90,6 +90,9 @@ impl<'a> Playing<'a> {
         let command = words.get("send").map(|command| self.command(command));
         if let Some(command) = &command {
             self.connection(&on).send(command);
+        }
+        if words.contains_key("lose") {
+            self.connection(&on).read();
         }
         if let Some(wanted) = words.get("answer") {
             let found = self.connection(&on).read();
@@ -108,7 +111,7 @@ impl<'a> Playing<'a> {
             let least = Duration::from_millis(least.as_u64().expect("ms"));
             assert!(self.marks[mark].elapsed() >= least, "{title}: too early");
         }
-        if step["close"] == true {
+        if step["close"] == true || words.contains_key("lose") {
             self.connections.remove(&on);
         }
     }

@@ -3,6 +3,7 @@ stands in conformance/README.md."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import socket
@@ -14,7 +15,7 @@ import redis
 from conftest import LIMIT, until
 
 FOLDER = pathlib.Path(__file__).parents[3] / "conformance"
-STEP = {"on", "send", "answer", "until", "mark", "after", "close", "why"}
+STEP = {"on", "send", "answer", "until", "lose", "mark", "after", "close", "why"}
 
 
 class Error(str):
@@ -64,11 +65,14 @@ class Playing:
         self.connections, self.names, self.marks = {}, {}, {}
         self.greatest_fence = 0
 
+    def connect(self):
+        return Connection(self.port, self.protocol)
+
     def step(self, step):
         assert step.keys() <= STEP, step
         on = step.get("on", "a")
         if on not in self.connections:
-            self.connections[on] = Connection(self.port, self.protocol)
+            self.connections[on] = self.connect()
         connection = self.connections[on]
         if "mark" in step:
             self.marks[step["mark"]] = time.monotonic()
@@ -76,6 +80,9 @@ class Playing:
             words = step["send"].split(" ") if isinstance(step["send"], str) else step["send"]
             command = [self.filled(word) for word in words]
             connection.send(command)
+        if "lose" in step:
+            connection.read()
+            self.connections.pop(on).close()
         if "answer" in step:
             found = connection.read()
             assert self.fits(step["answer"], found), f"{step}: found {found!r}"
@@ -133,28 +140,37 @@ class Playing:
         return all(self.fits(rest, found[name]) for name, rest in wanted.items())
 
 
+@contextlib.contextmanager
+def options(server, scenario):
+    """The options of a scenario, set; afterwards the server is as it was."""
+    chosen = scenario.get("options", {})
+    with redis.Redis.from_url(server.url, decode_responses=True) as r:
+        before = {name: r.config_get(name)[name] for name in chosen}
+        for name, value in chosen.items():
+            r.config_set(name, value)
+        try:
+            yield
+        finally:
+            # Whoever is still queued is granted what is flushed.
+            until("nothing is left", lambda: r.flushall() and not r.execute_command("DLOCK.LIST", 0)[1])
+            for name, value in before.items():
+                r.config_set(name, value)
+
+
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
 def test_conformance(server, path, protocol):
     scenario = json.loads(path.read_text())
     if protocol not in scenario.get("protocols", [2, 3]):
         pytest.skip("only for the other protocol")
-    options = scenario.get("options", {})
-    with redis.Redis.from_url(server.url, decode_responses=True) as r:
-        before = {name: r.config_get(name)[name] for name in options}
-        for name, value in options.items():
-            r.config_set(name, value)
-        playing = Playing(server.port, protocol)
+    playing = Playing(server.port, protocol)
+    with options(server, scenario):
         try:
             for step in scenario["steps"]:
                 playing.step(step)
         finally:
             for connection in playing.connections.values():
                 connection.close()
-            # Whoever is still queued is granted what is flushed.
-            until("nothing is left", lambda: r.flushall() and not r.execute_command("DLOCK.LIST", 0)[1])
-            for name, value in before.items():
-                r.config_set(name, value)
 
 
 def test_the_runner_for_node(server):

@@ -1,0 +1,168 @@
+"""The contract through the library: plays the files of conformance/ that are marked `library`, and those of
+conformance/library, with locks of both kinds. conformance/README.md says how."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+from conftest import LIMIT, until
+from redis.exceptions import LockError, RedisError
+from test_conformance import FOLDER, STEP, Connection, Error, Playing, options
+
+MARKED = [path for path in FOLDER.glob("*.json") if json.loads(path.read_text()).get("library")]
+FILES = sorted(MARKED) + sorted(FOLDER.glob("library/*.json"))
+CALLS = {"DLOCK.ACQUIRE", "DLOCK.RELEASE", "DLOCK.EXTEND", "DLOCK.HOLDS"}
+
+
+class Caller:
+    """In place of a connection: calls the library for an owner's commands, and sends the others as they
+    are."""
+
+    def __init__(self, playing):
+        self.playing = playing
+        self.direct = Connection(playing.port, playing.protocol)
+        self.calls = deque()
+        self.renew = False
+
+    def send(self, words):
+        if words[0] in CALLS:
+            command, key, owner, *arguments = words
+            self.calls.append(getattr(self, command[6:].lower())((key, owner), *arguments))
+        else:
+            # The owner's token is the library's business.
+            self.direct.send(words[:2] if words[0] == "DLOCK.PTTL" else words)
+            self.calls.append(None)
+
+    def read(self):
+        if self.calls[0] is None:
+            self.calls.popleft()
+            return self.direct.read()
+        future, answer = self.calls[0]
+        try:
+            outcome = future.result(LIMIT)
+        except LockError as why:
+            outcome, answer = why, lambda why: Error(why) if str(why)[:5].isupper() else 0
+        except RedisError as why:
+            outcome, answer = why, lambda why: Error(f"NOANSWER {why}")
+        self.calls.popleft()
+        return answer(outcome)
+
+    def close(self):
+        """Whatever is under way is given up."""
+        for call in self.calls:
+            if call is not None and not call[0].done():
+                call[0].cancel()
+
+    def acquire(self, owner, ttl, *terms):
+        lock = self.playing.owners.get(owner)
+        if lock is not None and lock.fence is not None and not lock.lost.is_set():
+            return done(lock.fence)
+        wanted = dict(timeout=int(ttl) / 1000, auto_renew=self.renew, blocking=False, blocking_timeout=None)
+        words = deque(terms)
+        while words:
+            word = words.popleft()
+            if word == "SHARED":
+                wanted["shared"] = True
+            elif word == "PERMITS":
+                wanted["permits"] = int(words.popleft())
+            else:
+                assert word == "BLOCK", f"the library has no {word}"
+                wanted["blocking"], wanted["blocking_timeout"] = True, int(words.popleft()) / 1000 or None
+        lock = self.playing.lock(owner, **wanted)
+        return self.playing.start(lock, "acquire"), lambda granted: lock.fence if granted else None
+
+    def release(self, owner, all_counts="ALL"):
+        return self.call(owner, lambda _: 1, "release")
+
+    def extend(self, owner, ttl):
+        return self.call(owner, int, "extend", int(ttl) / 1000, True)
+
+    def holds(self, owner):
+        return self.call(owner, int, "owned")
+
+    def call(self, owner, answer, method, *arguments):
+        lock = self.playing.owners.get(owner)
+        return done(0) if lock is None else (self.playing.start(lock, method, *arguments), answer)
+
+
+def done(answer):
+    future = Future()
+    future.set_result(answer)
+    return future, lambda answer: answer
+
+
+class Through(Playing):
+    """Plays through the library, whose client is behind a proxy."""
+
+    def __init__(self, locks, proxy, protocol):
+        super().__init__(proxy.target, protocol)
+        self.locks, self.proxy = locks, proxy
+        self.client = locks.client(proxy.url, protocol=protocol)
+        self.owners, self.told = {}, {}
+        self.threads = ThreadPoolExecutor()
+
+    def connect(self):
+        return Caller(self)
+
+    def lock(self, owner, **wanted):
+        self.told[owner[1]] = told = threading.Event()
+        lock = self.locks.lock(
+            self.client, owner[0], thread_local=False, on_lost=lambda why: told.set(), **wanted
+        )
+        self.owners[owner] = lock
+        return lock
+
+    def start(self, lock, method, *arguments):
+        if self.locks.loop is None:
+            return self.threads.submit(getattr(lock, method), *arguments)
+        call = getattr(lock.lock, method)(*arguments)
+        return asyncio.run_coroutine_threadsafe(call, self.locks.loop.loop)
+
+    def step(self, step):
+        step = dict(step)
+        on, renew, word = step.get("on", "a"), step.pop("renew", False), step.pop("lose", None)
+        caller = self.connections.setdefault(on, self.connect())
+        caller.renew = renew
+        for name, value in step.pop("fault", {}).items():
+            self.proxy.drop() if name == "drop" else setattr(self.proxy, name, value)
+        if word is not None:
+            lost, self.proxy.match, self.proxy.cut_replies = self.proxy.lost, word.encode(), 1
+        owner = step.pop("lost", None)
+        if step.keys() & STEP:
+            super().step(step)
+        if word is not None:
+            until("a reply is lost", lambda: self.proxy.lost > lost)
+            # What the library makes of it is its own business.
+            while caller.calls:
+                caller.read()
+        if owner is not None:
+            assert self.told[owner].wait(LIMIT), f"{owner} is not told"
+
+    def fits_word(self, word, wanted, found):
+        # The library draws its tokens itself.
+        if word == "map":
+            wanted = {name: value for name, value in wanted.items() if name != "token"}
+        return super().fits_word(word, wanted, found)
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_library(server, proxy, locks, path, protocol):
+    scenario = json.loads(path.read_text())
+    if locks.loop is None and any("close" in step for step in scenario["steps"]):
+        pytest.skip("a thread cannot be cancelled")
+    playing = Through(locks, proxy, protocol)
+    with options(server, scenario):
+        try:
+            for step in scenario["steps"]:
+                playing.step(step)
+        finally:
+            for caller in playing.connections.values():
+                caller.direct.close()
+    # What a failure leaves under way ends when its key is flushed.
+    playing.threads.shutdown()
