@@ -2,8 +2,8 @@
 
 from redis.exceptions import LockError, LockNotOwnedError
 
+from ._members import NoQuorumError, Quorum
 from ._protocol import DeadlockError, GraceError, LateError, QueueFullError
-from ._quorum import NoQuorumError, Quorum
 from .lock import Lock, Lost, Redlock
 
 __all__ = [

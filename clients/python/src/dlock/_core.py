@@ -4,15 +4,18 @@ tasks."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import threading
+from collections.abc import Iterator
 from typing import Any, Callable, Union
 
 from redis.exceptions import LockError, LockNotOwnedError, ResponseError
 
 from . import _protocol
 from ._attempt import Attempt, Watch, owe
-from ._hold import Hold, OwedRelease, Steps, now, or_wrong_type
+from ._hold import Hold, OwedRelease, Steps, logger, now, or_wrong_type
 from ._protocol import Args, Key, error
 
 # The lease of a lock without a timeout, ms. It is renewed until the release or the end of the process.
@@ -23,8 +26,6 @@ Number = Union[int, float]
 
 class Core:
     """What `Lock` and `asyncio.Lock` share."""
-
-    _local_state: type[Any]
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class Core:
         self.blocking_timeout = blocking_timeout
         self.thread_local = bool(thread_local)
         self.raise_on_release_error = raise_on_release_error
-        self.local: Any = self._local_state() if self.thread_local else State()
+        self.local: Any = LocalState() if self.thread_local else State()
         if shared and permits is not None:
             raise ValueError("a lock is either shared or has permits: leave one out")
         self.shared = shared
@@ -64,6 +65,9 @@ class Core:
         self._encode: Callable[[Any], bytes] = _encoder(redis).encode
         self._key = self._encode(name)
         self._terms: Args = ("SHARED",) if shared else ("PERMITS", permits) if permits is not None else ()
+
+    def register_scripts(self) -> None:
+        """There are none."""
 
     def _owner(self) -> object:
         """Who may enter a reentrant hold again."""
@@ -105,7 +109,13 @@ class Core:
 
     # Acquiring.
 
-    def _acquiring(self, sleep: float, blocking: bool, limit: float | None, token: Any) -> Steps:
+    def _acquiring(
+        self, sleep: Number | None, blocking: bool | None, limit: Number | None, token: Any
+    ) -> Steps:
+        """With the lock's own terms where there are none."""
+        sleep = self.sleep if sleep is None else sleep
+        blocking = self.blocking if blocking is None else blocking
+        limit = self.blocking_timeout if limit is None else limit
         inside = self._hold()
         if inside is not None and not inside.over and inside.pid == os.getpid():
             lost = inside.is_lost()
@@ -151,6 +161,19 @@ class Core:
         if self.auto_renew or self.on_lost is not None:
             yield Watch(hold)
         return True
+
+    def _not_acquired(self) -> LockError:
+        return error(LockError, "Unable to acquire lock within the time specified", self.name)
+
+    @contextlib.contextmanager
+    def _leaving(self) -> Iterator[None]:
+        """Around the release at the end of a ``with``."""
+        try:
+            yield
+        except LockError:
+            if self.raise_on_release_error:
+                raise
+            logger.warning("Lock was unlocked or no longer owned when exiting context manager.")
 
     # What is asked of a single server; `_quorum.py` asks a majority.
 
@@ -249,3 +272,17 @@ class State:
 
     token: bytes | str | None = None
     hold: Hold | None = None
+
+
+class LocalState(threading.local, State):
+    """``local`` of a lock whose threads each see what they have acquired themselves."""
+
+
+class Told:
+    """Whether a hold is lost."""
+
+    def __init__(self, hold: Hold | None) -> None:
+        self._hold = hold
+
+    def is_set(self) -> bool:
+        return self._hold is not None and self._hold.is_lost()

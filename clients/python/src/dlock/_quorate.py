@@ -9,15 +9,21 @@ from . import _protocol
 from ._attempt import Owe
 from ._core import Core
 from ._hold import OwedRelease, Steps
-from ._protocol import Args, error
-from ._quorum import Answers, Ask, NoQuorumError, Quorum, QuorumAttempt, report, word
+from ._members import Answers, Ask, NoQuorumError, Quorum, report, word
+from ._protocol import Args, Key, error
+from ._quorum import QuorumAttempt
 
 
 class Quorate(Core):
     """A `Core` whose questions go to a majority."""
 
     redis: Quorum
-    fenced: bool = False
+
+    def __init__(
+        self, quorum: Quorum, name: Key, *arguments: Any, fenced: bool = False, **options: Any
+    ) -> None:
+        super().__init__(quorum, name, *arguments, **options)
+        self.fenced = fenced
 
     def _attempt(self, token: bytes | None) -> Any:
         if self.permits is not None:

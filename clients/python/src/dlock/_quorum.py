@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping
-from typing import Any, Callable
+from typing import Any
 
-from redis.exceptions import LockError, RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from . import _protocol
 from ._attempt import LATE, NO_ANSWER, Attempt, Owe
 from ._hold import OwedRelease, Sleep, Steps, now, trusted
+from ._members import Answers, Ask, NoQuorumError, Quorum, To, report, word
 from ._protocol import Args, Key, error
 from ._waits import KEEP
 
@@ -24,62 +24,6 @@ from ._waits import KEEP
 SPLITS = 8
 # How often one that has waited asks the others again: their holds may be about to be given back.
 BRIEF_TRIES = 8
-
-# How often members that have not answered are asked who they are.
-TELL_APART = 10.0
-
-# In place of a run id that the user may not ask for.
-UNKNOWN = "unknown "
-
-Answers = dict[int, Any]
-
-
-class NoQuorumError(LockError):
-    """Too few masters answered, or could grant. It is unknown whether somebody else holds the lock."""
-
-
-class Quorum:
-    """Independent masters, one client each: three or five. Everybody must name the same ones."""
-
-    def __init__(self, members: list[Any]) -> None:
-        if not members:
-            raise ValueError("a quorum needs at least one member")
-        self.members = list(members)
-        self.majority = len(members) // 2 + 1
-        # Who each member was when it was last asked.
-        self.run_ids: dict[int, str] = {}
-        # When to ask those that have not answered.
-        self.tell_apart_at = 0.0
-
-    def order(self) -> list[int]:
-        """The order in which everybody tries the members' queues, however they spell the addresses."""
-
-        def rank(member: int) -> tuple[bool, str, str]:
-            run_id = self.run_ids.get(member, UNKNOWN)
-            return run_id.startswith(UNKNOWN), run_id, _address(self.members[member])
-
-        return sorted(range(len(self.members)), key=rank)
-
-    def get_encoder(self) -> Any:
-        first = self.members[0]
-        return first.get_encoder() if hasattr(first, "get_encoder") else first.connection_pool.get_encoder()
-
-
-class To:
-    """A step: a step for one member."""
-
-    def __init__(self, member: int, step: Any) -> None:
-        self.member = member
-        self.step = step
-
-
-class Ask:
-    """A step: ask members in parallel, until there are `enough` answers. Answers what came: replies,
-    errors."""
-
-    def __init__(self, commands: Mapping[int, Args], enough: Callable[[Answers], bool]) -> None:
-        self.commands = commands
-        self.enough = enough
 
 
 class QuorumAttempt:
@@ -127,7 +71,7 @@ class QuorumAttempt:
     def run(self, sleep: float, blocking: bool, end: float | None) -> Steps:
         pause = 0.05
         for tries in itertools.count():
-            yield from self._tell_apart()
+            yield from self._quorum.tell_apart()
             began = now()
             self._begin()
             granted = yield from self._at_once(blocking)
@@ -181,7 +125,7 @@ class QuorumAttempt:
         first = reachable[0]
         self._queued = Attempt(self._key, self._name, self.token, self.lease, self._terms)
         try:
-            granted = yield from _directed(first, self._queued.run(sleep, True, end))
+            granted = yield To(first, self._queued.run(sleep, True, end))
         except NO_ANSWER as why:
             self._answers[first] = why
             return False
@@ -261,27 +205,6 @@ class QuorumAttempt:
                         self._answers[member] = ResponseError("FENCEAHEAD its clock is ahead of the others'")
         return None
 
-    def _tell_apart(self) -> Steps:
-        """Finds the members that may vote. Two addresses of one server would vote twice, so one that has not
-        said who it is has no vote."""
-        known = self._quorum.run_ids
-        unknown = [member for member in range(len(self._quorum.members)) if member not in known]
-        enough = len(known) >= self._quorum.majority
-        if not unknown or (enough and now() < self._quorum.tell_apart_at):
-            return
-        self._quorum.tell_apart_at = now() + TELL_APART
-        answers = yield Ask(dict.fromkeys(unknown, ("INFO", "server")), lambda _: False)
-        for member, answer in answers.items():
-            if isinstance(answer, NO_ANSWER):
-                continue
-            # Without the right to ask, nobody can tell.
-            run_id = answer["run_id"] if isinstance(answer, dict) else f"{UNKNOWN}{member}"
-            known[member] = run_id
-            # Others can be finding out at the same time.
-            if any(known[other] == run_id for other in list(known) if other != member):
-                known.pop(member, None)
-                raise ValueError(f"two members are the same server: {_address(self._quorum.members[member])}")
-
     def _granted(self, member: int) -> bool:
         return isinstance(self._answers.get(member), int)
 
@@ -293,35 +216,3 @@ class QuorumAttempt:
 
     def _report(self) -> str:
         return report(self._quorum, self._answers)
-
-
-def _directed(member: int, steps: Steps) -> Steps:
-    """The same steps, for one member."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                outcome = yield To(member, step)
-            except BaseException as why:
-                step = steps.throw(why)
-            else:
-                step = steps.send(outcome)
-    except StopIteration as end:
-        return end.value
-
-
-def word(answer: Any) -> str:
-    return str(answer).split(" ", 1)[0] if isinstance(answer, RedisError) else ""
-
-
-def _address(client: Any) -> str:
-    options = client.connection_pool.connection_kwargs
-    return str(options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}")
-
-
-def report(quorum: Quorum, answers: Answers) -> str:
-    def said(member: int) -> str:
-        answer = answers.get(member, "no answer yet")
-        return "granted" if isinstance(answer, int) else "taken" if answer is None else str(answer)
-
-    return "; ".join(f"{_address(each)}: {said(member)}" for member, each in enumerate(quorum.members))

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from ._attempt import SINGLE, Listen, Owe, Pause, Watch
 from ._hold import Sleep, Steps, Task, logger, now
-from ._quorum import Answers, Ask, To
+from ._members import Answers, Ask, To
 from ._threads import ASK_LIMIT, LIMIT, PATIENCE, TICK, limits, reporting
 from ._waits import Desk, Wait
 
@@ -52,10 +52,7 @@ async def _perform(step: Any, client: Any) -> Any:
     elif isinstance(step, Ask):
         return await _ask(step, client)
     elif isinstance(step, To):
-        member = client.members[step.member]
-        if type(step.step) is tuple:
-            return await member.execute_command(*step.step)
-        return await _perform(step.step, member)
+        return await run(step.steps, client.members[step.member])
     elif isinstance(step, Owe):
         answered = asyncio.Event()
         for member, owed in step.owed.items():

@@ -21,7 +21,7 @@ from redis.retry import Retry
 
 from ._attempt import SINGLE, Listen, Owe, Pause, Watch
 from ._hold import Sleep, Steps, Task, logger, now
-from ._quorum import Answers, Ask, To
+from ._members import Answers, Ask, To
 from ._waits import IDLE, Desk, Wait
 
 # How long the background waits for one answer, and how long the caller waits for a release that is owed.
@@ -62,8 +62,7 @@ def _perform(step: Any, client: Any) -> Any:
     if isinstance(step, Ask):
         return _ask(step, client)
     if isinstance(step, To):
-        member = client.members[step.member]
-        return member.execute_command(*step.step) if type(step.step) is tuple else _perform(step.step, member)
+        return run(step.steps, client.members[step.member])
     assert isinstance(step, Owe)
     answered = threading.Event()
     for member, owed in step.owed.items():

@@ -5,31 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from types import TracebackType
-from typing import Any, Literal, TypeVar, Union
+from typing import Literal, TypeVar, Union
 
 from redis.asyncio.lock import Lock as RedisLock
-from redis.exceptions import LockError
 
-from ._core import Core
-from ._hold import Hold, logger, now
-from ._protocol import Key, error
+from ._core import Core, Told
+from ._hold import now
 from ._quorate import Quorate
-from ._quorum import Quorum
 from ._tasks import run
-from .lock import LocalState
 
 Number = Union[int, float]
 T = TypeVar("T", bound="Awaitable")
 
 
-class Lost:
+class Lost(Told):
     """Set when the hold is lost. As `asyncio.Event`, read only."""
-
-    def __init__(self, hold: Hold | None) -> None:
-        self._hold = hold
-
-    def is_set(self) -> bool:
-        return self._hold is not None and self._hold.is_lost()
 
     async def wait(self) -> bool:
         """Waits until the hold is lost or released, and returns whether it is lost."""
@@ -50,15 +40,10 @@ class Lost:
 class Awaitable(Core):
     """The methods, as callers see them."""
 
-    _local_state = LocalState
-
-    def register_scripts(self) -> None:
-        """There are none."""
-
     async def __aenter__(self: T) -> T:
         if await self.acquire():
             return self
-        raise error(LockError, "Unable to acquire lock within the time specified", self.name)
+        raise self._not_acquired()
 
     async def __aexit__(
         self,
@@ -66,12 +51,8 @@ class Awaitable(Core):
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        try:
+        with self._leaving():
             await self.release()
-        except LockError:
-            if self.raise_on_release_error:
-                raise
-            logger.warning("Lock was unlocked or no longer owned when exiting context manager.")
 
     async def acquire(
         self,
@@ -81,13 +62,7 @@ class Awaitable(Core):
     ) -> bool:
         """Acquires the lock, and returns whether it did: see `dlock.Lock.acquire`. A cancelled call leaves
         neither a hold nor a position in the queue behind."""
-        steps = self._acquiring(
-            self.sleep,
-            self.blocking if blocking is None else blocking,
-            self.blocking_timeout if blocking_timeout is None else blocking_timeout,
-            token,
-        )
-        return bool(await run(steps, self.redis))
+        return bool(await run(self._acquiring(None, blocking, blocking_timeout, token), self.redis))
 
     async def release(self) -> None:
         """Releases the lock. `LockNotOwnedError` if it was lost before."""
@@ -128,9 +103,3 @@ class Lock(Awaitable, RedisLock):
 class Redlock(Quorate, Awaitable):
     """A lock over a quorum of independent masters: `Lock`, decided by a majority. ``fenced`` asks, with one
     more round trip, for a fence that rises over the whole quorum."""
-
-    def __init__(
-        self, quorum: Quorum, name: Key, *arguments: Any, fenced: bool = False, **options: Any
-    ) -> None:
-        super().__init__(quorum, name, *arguments, **options)
-        self.fenced = fenced

@@ -5,37 +5,21 @@ from __future__ import annotations
 import math
 import threading
 from types import TracebackType
-from typing import Any, Literal, TypeVar, Union
+from typing import Literal, TypeVar, Union
 
-from redis.exceptions import LockError
 from redis.lock import Lock as RedisLock
 
-from ._core import Core
-from ._hold import Hold, logger, now
-from ._protocol import Key, error
+from ._core import Core, Told
+from ._hold import now
 from ._quorate import Quorate
-from ._quorum import Quorum
 from ._threads import run
 
 Number = Union[int, float]
 T = TypeVar("T", bound="Blocking")
 
 
-class LocalState(threading.local):
-    """``local`` of a lock whose threads each see what they have acquired themselves."""
-
-    token: bytes | str | None = None
-    hold: Hold | None = None
-
-
-class Lost:
+class Lost(Told):
     """Set when the hold is lost. As `threading.Event`, read only."""
-
-    def __init__(self, hold: Hold | None) -> None:
-        self._hold = hold
-
-    def is_set(self) -> bool:
-        return self._hold is not None and self._hold.is_lost()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until the hold is lost or released, and returns whether it is lost."""
@@ -56,15 +40,10 @@ class Lost:
 class Blocking(Core):
     """The methods, as callers see them."""
 
-    _local_state = LocalState
-
-    def register_scripts(self) -> None:
-        """There are none."""
-
     def __enter__(self: T) -> T:
         if self.acquire():
             return self
-        raise error(LockError, "Unable to acquire lock within the time specified", self.name)
+        raise self._not_acquired()
 
     def __exit__(
         self,
@@ -72,12 +51,8 @@ class Blocking(Core):
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        try:
+        with self._leaving():
             self.release()
-        except LockError:
-            if self.raise_on_release_error:
-                raise
-            logger.warning("Lock was unlocked or no longer owned when exiting context manager.")
 
     def acquire(
         self,
@@ -93,13 +68,7 @@ class Blocking(Core):
         or messages do not arrive. ``token`` is the owner's name, unique unless you know better: whoever asks
         with the token that holds the lock has it.
         """
-        steps = self._acquiring(
-            self.sleep if sleep is None else sleep,
-            self.blocking if blocking is None else blocking,
-            self.blocking_timeout if blocking_timeout is None else blocking_timeout,
-            token,
-        )
-        return bool(run(steps, self.redis))
+        return bool(run(self._acquiring(sleep, blocking, blocking_timeout, token), self.redis))
 
     def release(self) -> None:
         """Releases the lock. `LockNotOwnedError` if it was lost before."""
@@ -145,9 +114,3 @@ class Lock(Blocking, RedisLock):
 class Redlock(Quorate, Blocking):
     """A lock over a quorum of independent masters: `Lock`, decided by a majority. ``fenced`` asks, with one
     more round trip, for a fence that rises over the whole quorum."""
-
-    def __init__(
-        self, quorum: Quorum, name: Key, *arguments: Any, fenced: bool = False, **options: Any
-    ) -> None:
-        super().__init__(quorum, name, *arguments, **options)
-        self.fenced = fenced
