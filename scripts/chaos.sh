@@ -1,8 +1,17 @@
 #!/bin/sh
-# A quorum under faults, everything its clients see checked, on each server: chaos.sh ROUNDS
+# A quorum under faults, everything its clients see checked, on each server: chaos.sh ROUNDS. Python and Node clients lock
+# beside the Rust ones.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
+
+say "the Python and the Node client"
+python_client test
+node_client
+fleet=$top/clients/fleet/contender
+python="$top/target/python/bin/python $fleet.py"
+node="node $fleet.js"
+export DLOCK_CHAOS_CLIENTS="$python threads;$python asyncio;$node ioredis;$node node-redis"
 
 say "chaos, $1 rounds of faults a server"
 DLOCK_ROUNDS=$1 cargo test --package dlock-client --test chaos -- --ignored --nocapture

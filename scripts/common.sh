@@ -42,6 +42,25 @@ install_packages() {
         }
 }
 
+# The Python client in target/python, with its extras: python_client EXTRA. PYTHON chooses the interpreter (python3),
+# REDIS_PY what pip installs (redis, the newest).
+python_client() {
+    "${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
+    [ -x target/python/bin/python ] || "${PYTHON:-python3}" -m venv target/python
+    target/python/bin/python -m pip install -q --disable-pip-version-check "${REDIS_PY:-redis}" -e "clients/python[$1]"
+}
+
+# The Node client and what it is tested with, built. NODE_CLIENTS is what npm installs ("ioredis@6 redis@4").
+node_client() (
+    # Debian's package of npm needs that of node.
+    command -v npm >/dev/null || install_packages nodejs npm
+    cd clients/node
+    # Not `npm ci`: the lock file names the linter's program for this platform only.
+    # shellcheck disable=SC2086 # the list is meant to be split
+    npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error ${NODE_CLIENTS:-}
+    npm run --silent build
+)
+
 # Nightly Rust with these components: nightly_with COMPONENT...
 nightly_with() {
     if ! cargo +nightly --version >/dev/null 2>&1; then

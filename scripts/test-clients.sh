@@ -1,8 +1,8 @@
 #!/bin/sh
-# The clients in other languages: types, lints and tests, on Redis 7.0 and Valkey 8.0. PYTHON chooses the interpreter
-# (python3), REDIS_PY what pip installs (redis, the newest), NODE_CLIENTS what npm installs ("ioredis@6 redis@4").
-# DLOCK_SECONDS: how long each fleet of old and new clients runs (10). What it installs is in target/python, target/node
-# and clients/node/node_modules. Arguments go to pytest: then the Node client is left out.
+# The clients in other languages: types, lints and tests, on Redis 7.0 and Valkey 8.0, with the versions that PYTHON,
+# REDIS_PY and NODE_CLIENTS choose (common.sh). DLOCK_SECONDS: how long each fleet of old and new clients runs (10). What
+# it installs is in target/python, target/node and clients/node/node_modules. Arguments go to pytest: then the Node
+# client is left out.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -17,12 +17,9 @@ export DLOCK_TEST_MODULE DLOCK_TEST_SERVERS
 
 say "the Python client"
 tools=$top/target/python
-"${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
-[ -x "$tools/bin/python" ] || "${PYTHON:-python3}" -m venv "$tools"
-"$tools/bin/python" -m pip install -q --disable-pip-version-check "${REDIS_PY:-redis}" -e 'clients/python[test,recipes]'
+python_client test,recipes
 
 say "other libraries' locks, for the fleet of old and new clients"
-# Debian's package of npm needs that of node.
 command -v npm >/dev/null || install_packages nodejs npm
 npm install --silent --no-audit --no-fund --prefix target/node redlock@5.0.0-beta.2 ioredis@5
 export NODE_PATH="$top/target/node/node_modules"
@@ -48,10 +45,7 @@ ruby -e 'require "redis"' 2>/dev/null || missing="$missing ruby ruby-redis"
 
 say "the Node client"
 unset NODE_PATH
+node_client
 cd clients/node
-# Not `npm ci`: the lock file names the linter's program for this platform only.
-# shellcheck disable=SC2086 # the list is meant to be split
-npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error ${NODE_CLIENTS:-}
-npm run --silent build
 npm run --silent lint
 npm test --silent

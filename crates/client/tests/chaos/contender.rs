@@ -27,7 +27,7 @@ pub struct Stage {
     /// How many do so because they were told to.
     pub staying: AtomicUsize,
     /// How often each client has held something.
-    pub acquired: [AtomicUsize; CONTENDERS],
+    pub acquired: Vec<AtomicUsize>,
     pub counts: Counts,
 }
 
@@ -57,13 +57,13 @@ pub struct Contender<'a> {
 }
 
 impl Stage {
-    pub fn new(store: Store) -> Stage {
+    pub fn new(store: Store, clients: usize) -> Stage {
         Stage {
             store,
             over: AtomicBool::default(),
             stay: AtomicBool::default(),
             staying: AtomicUsize::default(),
-            acquired: Default::default(),
+            acquired: (0..clients).map(|_| AtomicUsize::default()).collect(),
             counts: Counts::default(),
         }
     }

@@ -11,6 +11,7 @@ mod guarded;
 mod links;
 mod locks;
 mod masters;
+mod others;
 mod progress;
 mod proxy;
 mod record;

@@ -12,6 +12,7 @@ use dlock_client::now;
 use crate::contender::{CONTENDERS, Contender, Counts, Stage, at};
 use crate::locks::Locks;
 use crate::masters::{Fault, Masters};
+use crate::others::{self, Other};
 use crate::record::Record;
 use crate::store::Store;
 use dlock_testkit::history::{At, Hold};
@@ -50,6 +51,8 @@ pub struct Scene<'a> {
 pub struct Seen {
     pub record: Record,
     counts: Counts,
+    /// How often clients of each kind have held something.
+    acquired: BTreeMap<String, usize>,
     faults: BTreeMap<String, usize>,
     /// So often masters forgot a hold that somebody relied on.
     forgotten: usize,
@@ -67,7 +70,8 @@ impl Run {
 
     /// Clients work for as long as `act` takes.
     pub fn during(&mut self, act: impl FnOnce(&mut Scene<'_>)) -> Seen {
-        let stage = Stage::new(Store::new(&self.store));
+        let programs = if matches!(self.locks, Kind::Ours) { others::programs() } else { Vec::new() };
+        let stage = Stage::new(Store::new(&self.store), CONTENDERS + programs.len());
         let urls = self.masters.urls();
         let (locks, lease) = (self.locks, self.lease);
         let randoms: Vec<Random> = (0..CONTENDERS).map(|_| self.random.branch()).collect();
@@ -80,12 +84,19 @@ impl Run {
                     scope.spawn(move || contend(number, stage, urls, locks, lease, random))
                 })
                 .collect();
+            // Dropped also where it panics, as the other end.
+            let (others, inputs): (Vec<_>, Vec<_>) = (programs.iter().enumerate())
+                .map(|(place, program)| Other::start(CONTENDERS + place, program, urls, lease))
+                .unzip();
+            let others: Vec<_> =
+                others.into_iter().map(|other| scope.spawn(move || other.follow(stage))).collect();
             let mut scene =
                 Scene { masters: &mut self.masters, stage, random: &mut self.random, restarts: Vec::new() };
             act(&mut scene);
             let restarts = scene.restarts;
-            drop(end);
-            let holds = contenders.into_iter().flat_map(|one| one.join().expect("a client that is well"));
+            drop((end, inputs));
+            let clients = contenders.into_iter().chain(others);
+            let holds = clients.flat_map(|one| one.join().expect("a client that is well"));
             (holds.collect::<Vec<Hold>>(), restarts)
         });
         let relied_on = |then: At| {
@@ -93,11 +104,21 @@ impl Run {
             grants.into_iter().any(|grant| grant.at < then && then < grant.until)
         };
         let forgotten = restarts.into_iter().filter(|then| relied_on(*then)).count();
-        let Stage { store, counts, .. } = stage;
+        let Stage { store, counts, acquired: each, .. } = stage;
+        let mut acquired = BTreeMap::new();
+        for (number, count) in each.iter().enumerate() {
+            let kind = number.checked_sub(CONTENDERS).map_or("Rust", |place| kind(&programs[place]));
+            *acquired.entry(kind.to_string()).or_default() += count.load(Relaxed);
+        }
         let record = Record { holds, writes: store.into_log() };
         let (faults, weather) = (self.masters.faults.clone(), self.masters.weather());
-        Seen { record, counts, faults, forgotten, weather }
+        Seen { record, counts, acquired, faults, forgotten, weather }
     }
+}
+
+/// The last word of a program.
+fn kind(program: &str) -> &str {
+    program.rsplit(' ').next().unwrap_or(program)
 }
 
 fn contend(
@@ -198,12 +219,13 @@ impl Scene<'_> {
 
 impl Seen {
     pub fn show(&self, server: &str, rounds: usize) {
-        let Seen { record, counts, faults, forgotten, weather } = self;
+        let Seen { record, counts, acquired, faults, forgotten, weather } = self;
         println!(
             "{server}: {rounds} rounds, {} acquisitions, {} writes",
             record.holds.len(),
             record.writes.len()
         );
+        println!("  held by clients of each kind: {acquired:?}");
         println!("  faults: {faults:?}, holds forgotten: {forgotten}");
         println!("  pieces late: {}, lost: {}", weather.0, weather.1);
         println!("  clients: {counts:?}");

@@ -1,0 +1,77 @@
+// As contender.py, for `ioredis` and `node-redis`.
+"use strict";
+const { setTimeout: sleep } = require("node:timers/promises");
+const { Lock, LockError, Quorum } = require("../node/dist/index.js");
+
+const [kind, number, lease, ...urls] = process.argv.slice(2);
+const RESOURCES = ["ledger", "stock", "till"];
+const LIMIT = 3000;
+let stopping = false;
+process.stdin.resume().on("end", () => (stopping = true));
+
+// The clock of Python's time.monotonic(), in microseconds.
+const now = () => Number(process.hrtime.bigint() / 1000n);
+const once = (odds) => Math.random() < odds;
+const say = (...words) => process.stdout.write(`${words.join(" ")}\n`);
+
+const kinds = {
+  ioredis(url) {
+    const { Redis } = require("../node/node_modules/ioredis");
+    return new Redis(url).on("error", () => {});
+  },
+  async "node-redis"(url) {
+    const client = require("../node/node_modules/redis").createClient({ url });
+    return client.on("error", () => {}).connect();
+  },
+};
+
+async function turn(quorum, name) {
+  const resource = RESOURCES[Math.floor(Math.random() * RESOURCES.length)];
+  // Whoever is going to stand still does not renew.
+  const pauses = once(0.04);
+  const lock = new Lock(quorum, resource, { ttl: Number(lease), renew: !pauses, fenced: true });
+  const controller = new AbortController();
+  const giveUp = once(0.05) ? setTimeout(() => controller.abort(), Math.random() * 30) : undefined;
+  const asked = now();
+  let hold;
+  try {
+    hold = await lock.acquire({ timeout: LIMIT, signal: controller.signal });
+  } catch (why) {
+    if (!(why instanceof LockError || why.name === "AbortError")) throw why;
+    return say("none");
+  } finally {
+    clearTimeout(giveUp);
+  }
+  const since = now();
+  const end = since + 1000 * Math.random() * (once(0.05) ? 1500 : 5);
+  // What it relies on, at most.
+  let until = since;
+  const write = () => {
+    if (!hold.signal.aborted) until = now() + Math.floor(hold.validFor * 1000);
+    say("writes", resource, hold.fence, name);
+  };
+  say("holds");
+  write();
+  if (pauses) {
+    // The event loop stands still.
+    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, hold.validFor + Math.random() * 1000);
+    write();
+  }
+  while (!hold.signal.aborted && now() < end) {
+    await sleep(Math.random() * 10);
+    write();
+  }
+  if (hold.signal.aborted) say("lost");
+  say("held", resource, hold.fence, name, asked, since, Math.min(until, now()));
+  await hold.release().catch((why) => {
+    if (!(why instanceof LockError)) throw why;
+  });
+}
+
+async function main() {
+  const quorum = new Quorum(await Promise.all(urls.map((url) => kinds[kind](url))));
+  for (let turns = 0; !stopping; turns++) await turn(quorum, `${number}:${turns}`);
+  process.exit();
+}
+
+main();

@@ -1,0 +1,132 @@
+"""A client of a quorum under faults: locks, writes and releases, again and again, until its input ends.
+
+python contender.py threads|asyncio NUMBER LEASE URL.., with the lease in ms. Who listens to what it says is
+`crates/client/tests/chaos/others.rs`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import sys
+import threading
+import time
+
+import dlock
+import dlock.asyncio
+import redis
+import redis.asyncio
+from dlock._hold import now
+
+RESOURCES = "ledger", "stock", "till"
+LIMIT = 3.0
+
+stopping = threading.Event()
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+def micros(seconds: float) -> int:
+    return int(seconds * 1e6)
+
+
+class Turn:
+    """One acquisition, and what is said of it."""
+
+    turns = 0
+
+    def __init__(self, number: str, lease: int) -> None:
+        self.name = f"{number}:{Turn.turns}"
+        Turn.turns += 1
+        self.resource = random.choice(RESOURCES)
+        # Whoever is going to stand still does not renew.
+        self.pauses = random.random() < 0.04
+        self.options = dict(timeout=lease / 1000, auto_renew=not self.pauses, fenced=True)
+        self.limit = random.uniform(0, 0.03) if random.random() < 0.05 else LIMIT
+        self.asked = time.monotonic()
+
+    def begins(self, lock: dlock.Redlock | dlock.asyncio.Redlock) -> None:
+        self.lock, self.fence = lock, lock.fence
+        self.since = time.monotonic()
+        self.stays_until = self.since + random.uniform(0, 1.5 if random.random() < 0.05 else 0.005)
+        say("holds")
+        if self.pauses:
+            time.sleep(self.left() + random.uniform(0, 1))
+        self.write()
+
+    def left(self) -> float:
+        return max(self.lock.local.hold.valid_until - now(), 0)
+
+    def write(self) -> None:
+        say("writes", self.resource, self.fence, self.name)
+
+    def goes_on(self) -> bool:
+        if self.lock.lost.is_set():
+            say("lost")
+            return False
+        return time.monotonic() < self.stays_until
+
+    def ends(self) -> None:
+        # What is past its validity was let go of by then.
+        at = time.monotonic()
+        until = min(at, at + self.lock.local.hold.valid_until - now())
+        moments = micros(self.asked), micros(self.since), micros(until)
+        say("held", self.resource, self.fence, self.name, *moments)
+
+
+def work(number: str, lease: int, urls: list[str]) -> None:
+    quorum = dlock.Quorum([redis.Redis.from_url(url) for url in urls])
+    while not stopping.is_set():
+        turn = Turn(number, lease)
+        lock = dlock.Redlock(quorum, turn.resource, blocking_timeout=turn.limit, **turn.options)
+        try:
+            acquired = lock.acquire()
+        except redis.RedisError:
+            acquired = False
+        if not acquired:
+            say("none")
+            continue
+        turn.begins(lock)
+        while turn.goes_on():
+            time.sleep(random.uniform(0, 0.01))
+            turn.write()
+        turn.ends()
+        with contextlib.suppress(redis.RedisError):
+            lock.release()
+
+
+async def work_in_tasks(number: str, lease: int, urls: list[str]) -> None:
+    quorum = dlock.Quorum([redis.asyncio.Redis.from_url(url) for url in urls])
+    while not stopping.is_set():
+        turn = Turn(number, lease)
+        lock = dlock.asyncio.Redlock(quorum, turn.resource, blocking_timeout=LIMIT, **turn.options)
+        try:
+            # Cancelled, where the limit is short.
+            acquired = await asyncio.wait_for(lock.acquire(), turn.limit + LIMIT * (turn.limit == LIMIT))
+        except (redis.RedisError, asyncio.TimeoutError):
+            acquired = False
+        if not acquired:
+            say("none")
+            continue
+        turn.begins(lock)
+        while turn.goes_on():
+            await asyncio.sleep(random.uniform(0, 0.01))
+            turn.write()
+        turn.ends()
+        with contextlib.suppress(redis.RedisError):
+            await lock.release()
+
+
+def main() -> None:
+    kind, number, lease, *urls = sys.argv[1:]
+    threading.Thread(target=lambda: (sys.stdin.read(), stopping.set()), daemon=True).start()
+    if kind == "threads":
+        work(number, int(lease), urls)
+    else:
+        asyncio.run(work_in_tasks(number, int(lease), urls))
+
+
+main()

@@ -1,0 +1,77 @@
+//! Clients in other languages, each in a process of its own, which says what it does: `clients/fleet`.
+//! `DLOCK_CHAOS_CLIENTS` names their programs, with a semicolon between them; without it there are none.
+
+use std::env;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
+
+use crate::contender::Stage;
+use dlock_testkit::history::{At, Grant, Hold, Mode};
+
+pub struct Other {
+    number: usize,
+    program: String,
+    process: Child,
+}
+
+pub fn programs() -> Vec<String> {
+    let named = env::var("DLOCK_CHAOS_CLIENTS").unwrap_or_default();
+    named.split(';').map(str::trim).filter(|program| !program.is_empty()).map(String::from).collect()
+}
+
+impl Other {
+    /// It goes on until its input is dropped.
+    pub fn start(number: usize, program: &str, urls: &[String], lease: Duration) -> (Other, ChildStdin) {
+        let mut words = program.split_whitespace();
+        let mut command = Command::new(words.next().expect("a program"));
+        command.args(words).arg(number.to_string()).arg(lease.as_millis().to_string()).args(urls);
+        let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = piped.spawn().unwrap_or_else(|why| panic!("{program}: {why}"));
+        let input = process.stdin.take().expect("it is piped");
+        (Other { number, program: program.into(), process }, input)
+    }
+
+    /// Carries out what it writes, and returns what it has held.
+    pub fn follow(mut self, stage: &Stage) -> Vec<Hold> {
+        let mut holds = Vec::new();
+        // Their clock stands still while the machine is suspended.
+        let offset = micros(ClockId::CLOCK_BOOTTIME) - micros(ClockId::CLOCK_MONOTONIC);
+        let output = BufReader::new(self.process.stdout.take().expect("it is piped"));
+        for line in output.lines() {
+            let line = line.expect("text");
+            match *line.split(' ').collect::<Vec<_>>() {
+                ["holds"] => _ = stage.acquired[self.number].fetch_add(1, Relaxed),
+                ["none"] => _ = stage.counts.not_won.fetch_add(1, Relaxed),
+                ["lost"] => _ = stage.counts.lost.fetch_add(1, Relaxed),
+                ["writes", resource, fence, name] => {
+                    if !stage.store.append(resource, number(fence) as i64, name) {
+                        stage.counts.refused.fetch_add(1, Relaxed);
+                    }
+                }
+                ["held", resource, fence, name, asked, at, until] => {
+                    let [asked, at, until] = [asked, at, until].map(|moment| number(moment) + offset);
+                    let grant = Some(Grant { fence: number(fence) as i64, at, until });
+                    let (key, token, mode) = (resource.into(), name.into(), Mode::Exclusive);
+                    holds.push(Hold { key, token, mode, asked, grant, gone: None });
+                }
+                _ => panic!("{} says {line:?}", self.program),
+            }
+        }
+        let status = self.process.wait().expect("it is a child");
+        assert!(status.success(), "{}: {status}", self.program);
+        holds
+    }
+}
+
+fn number(word: &str) -> At {
+    word.parse().unwrap_or_else(|why| panic!("{word:?}: {why}"))
+}
+
+#[allow(clippy::disallowed_methods, reason = "it compares two clocks")]
+fn micros(clock: ClockId) -> At {
+    Duration::from(clock_gettime(clock).expect("the system has this clock")).as_micros() as At
+}
