@@ -1,0 +1,112 @@
+# Sourced by scripts that try packages: a small Debian whose PID 1 is its own systemd, so that units run with the sandbox
+# that they ask for. Needs root, and no container manager: namespaces, and a group of its own in the host's cgroup 2.
+# shellcheck shell=sh
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+
+suite=bookworm
+[ "$(id -u)" = 0 ] || fail "needs root, to start a Debian of its own"
+folder=$(mktemp -d)
+machine=$folder/root
+cgroup=$(findmnt -n -o TARGET -t cgroup2 | head -n 1)/dlock-machine-$$
+
+# The mirror and the proxy that this machine uses.
+mirror=$(apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
+    awk -v suite="$suite" '$1 == suite && $2 == "main" { print $3; exit }')
+: "${mirror:=http://deb.debian.org/debian}"
+
+# A program in the machine's tree, before it is booted: it shares this machine's network.
+in_tree() {
+    chroot "$machine" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
+        DEBIAN_FRONTEND=noninteractive "$@"
+}
+
+# Unpacks the machine's tree, with these packages besides the smallest Debian with systemd: unpack_machine PACKAGE...
+# It is kept as build/machine/KEY.tar for the next time.
+unpack_machine() {
+    kept=$top/build/machine/$suite-$(echo "$*" | md5sum | cut -c 1-8).tar
+    if [ ! -e "$kept" ]; then
+        say "making a Debian ($suite) with: $*"
+        fetched=$folder/fetched
+        mkdir -p "$fetched" "${kept%/*}"
+        (cd "$fetched" && apt-get download -qq -o APT::Sandbox::User=root debootstrap && dpkg -x ./*.deb .)
+        DEBOOTSTRAP_DIR=$fetched/usr/share/debootstrap "$fetched/usr/sbin/debootstrap" --variant=minbase \
+            --include=systemd,systemd-sysv "$suite" "$machine" "$mirror" >"$folder/log" 2>&1 || { tail "$folder/log"; fail "debootstrap"; }
+        # No service starts in a tree that is not booted.
+        printf '#!/bin/sh\nexit 101\n' >"$machine/usr/sbin/policy-rc.d"
+        chmod +x "$machine/usr/sbin/policy-rc.d"
+        cp /etc/resolv.conf "$machine/etc/resolv.conf"
+        echo "deb $mirror $suite-backports main" >>"$machine/etc/apt/sources.list"
+        in_tree apt-get update -qq
+        in_tree apt-get install -y -qq --no-install-recommends "$@" >"$folder/log" 2>&1 || { tail "$folder/log"; fail "apt-get install $*"; }
+        rm "$machine/usr/sbin/policy-rc.d"
+        tar -C "$machine" -cf "$kept.new" .
+        mv "$kept.new" "$kept"
+    else
+        mkdir -p "$machine"
+        tar -C "$machine" -xf "$kept"
+    fi
+}
+
+# Starts systemd in the tree, in namespaces of its own, the network's too unless SHARED_NETWORK is set.
+boot() {
+    cat >"$folder/boot" <<'SCRIPT'
+set -eu
+cd "$1"
+mount --bind . .
+cd "$1"
+mount -t proc proc proc
+mount -t sysfs -o ro sysfs sys
+mount -t tmpfs tmpfs sys/fs/cgroup
+mount -t cgroup2 cgroup2 sys/fs/cgroup
+mount -t tmpfs -o mode=755 tmpfs run
+mount -t tmpfs -o mode=1777 tmpfs tmp
+mount -t tmpfs -o mode=755 tmpfs dev
+for device in null zero full random urandom tty; do
+    : >"dev/$device"
+    mount --bind "/dev/$device" "dev/$device"
+done
+mkdir dev/pts dev/shm .old
+mount -t tmpfs -o mode=1777 tmpfs dev/shm
+mount -t devpts -o newinstance,ptmxmode=666 devpts dev/pts
+ln -s /proc/self/fd dev/fd
+ln -s pts/ptmx dev/ptmx
+pivot_root . .old
+cd /
+umount -l /.old
+rmdir /.old
+exec env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --show-status=no
+SCRIPT
+    mkdir "$cgroup"
+    net=--net
+    [ -z "${SHARED_NETWORK:-}" ] || net=
+    # shellcheck disable=SC2016,SC2086 # for that shell; no word if empty
+    sh -c 'echo $$ >"$1/cgroup.procs"; shift; exec "$@"' sh "$cgroup" unshare --fork --pid --mount --uts --ipc --cgroup \
+        $net --kill-child sh "$folder/boot" "$machine" >"$folder/console" 2>&1 &
+    unshared=$!
+    : >"$folder/state"
+    trap shut_down EXIT
+    until init=$(pgrep -P "$unshared") && inside systemctl is-system-running >"$folder/state" 2>&1 ||
+        grep -q degraded "$folder/state"; do
+        kill -0 "$unshared" 2>/dev/null || { cat "$folder/console"; fail "the machine did not start"; }
+        sleep 0.2
+    done
+}
+
+# A program in the machine that is booted.
+inside() {
+    nsenter --target "$init" --pid --mount --uts --ipc --net --cgroup --root --wd=/ /usr/bin/env -i \
+        PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@"
+}
+
+shut_down() {
+    kill -KILL "$unshared" 2>/dev/null || :
+    wait "$unshared" 2>/dev/null || :
+    # systemd leaves the groups of its units, and its processes take a moment to end.
+    for _ in $(seq 50); do
+        find "$cgroup" -depth -type d -exec rmdir {} \; 2>/dev/null
+        [ -e "$cgroup" ] || break
+        sleep 0.1
+    done
+    rm -rf --one-file-system "$folder"
+}

@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""The software bill of materials, CycloneDX 1.5: every crate that is linked into the module or into the command, for
+this machine's platform. scripts/sbom.py VERSION, in the project's folder; SOURCE_DATE_EPOCH is its date."""
+
+import json
+import os
+import subprocess
+import sys
+from datetime import datetime, timezone
+
+OURS = {"dlock", "dlock-module"}
+
+
+def cargo_metadata():
+    host = next(
+        line.split(": ")[1]
+        for line in subprocess.check_output(["rustc", "-vV"], text=True).splitlines()
+        if line.startswith("host: ")
+    )
+    command = ["cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", host]
+    return json.loads(subprocess.check_output(command))
+
+
+def linked(nodes, roots):
+    """The ids of what `roots` depend on, but for what only builds or tests them."""
+    found, todo = {}, list(roots)
+    while todo:
+        at = todo.pop()
+        if at in found:
+            continue
+        needs = nodes[at]["deps"]
+        found[at] = [d["pkg"] for d in needs if any(kind["kind"] is None for kind in d["dep_kinds"])]
+        todo += found[at]
+    return found
+
+
+def component(package):
+    what = {
+        "type": "application" if package["name"] in OURS else "library",
+        "bom-ref": f"pkg:cargo/{package['name']}@{package['version']}",
+        "name": package["name"],
+        "version": package["version"],
+        "purl": f"pkg:cargo/{package['name']}@{package['version']}",
+    }
+    if package["license"]:
+        # Some crates still write the "or" of old.
+        what["licenses"] = [{"expression": package["license"].replace("/", " OR ")}]
+    return what
+
+
+def main():
+    data = cargo_metadata()
+    packages = {p["id"]: p for p in data["packages"]}
+    nodes = {n["id"]: n for n in data["resolve"]["nodes"]}
+    roots = [p["id"] for p in data["packages"] if p["name"] in OURS and p["source"] is None]
+    graph = linked(nodes, roots)
+    ref = {i: component(packages[i])["bom-ref"] for i in graph}
+    when = datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), timezone.utc)
+    bom = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": {
+            "timestamp": when.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "component": {"type": "application", "bom-ref": "dlock-dist", "name": "dlock-dist", "version": sys.argv[1]},
+        },
+        "components": sorted((component(packages[i]) for i in graph), key=lambda c: c["bom-ref"]),
+        "dependencies": sorted(
+            ({"ref": ref[i], "dependsOn": sorted({ref[d] for d in needs})} for i, needs in graph.items()),
+            key=lambda d: d["ref"],
+        ),
+    }
+    bom["dependencies"].append({"ref": "dlock-dist", "dependsOn": sorted(ref[i] for i in roots)})
+    json.dump(bom, sys.stdout, indent=1)
+    print()
+
+
+main()

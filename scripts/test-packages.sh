@@ -1,0 +1,130 @@
+#!/bin/sh
+# Tries the packages of `make dist` in Debians of their own, with the units of the packaged servers and their sandbox:
+# install, lock, CONFIG REWRITE, upgrade while a lock is held, free the files of locks, remove. OLD_MODULE names the
+# libdlock.so of an older build to upgrade from; else it is the same, packaged with a lower version.
+set -eu
+# shellcheck source=scripts/machine.sh
+. "$(dirname "$0")/machine.sh"
+
+dist=${CARGO_TARGET_DIR:-$top/target}/dist
+[ -e "$dist/SHA256SUMS" ] || scripts/dist.sh
+(cd "$dist" && sha256sum --quiet --check SHA256SUMS)
+module=$(echo "$dist"/dlock-module_*.deb)
+command=$(echo "$dist"/dlock_*.deb)
+
+expect() { # expect WHAT WANTED GOT
+    [ "$2" = "$3" ] || fail "$1: wanted '$2', got '$3'"
+    echo "   $1: $3"
+}
+
+# What a test asks of the server that is under test.
+ask() { inside "$family-cli" "$@"; }
+
+await() { # await WHAT COMMAND...: for at most 30 s
+    what=$1
+    shift
+    tries=0
+    until "$@" >/dev/null 2>&1; do
+        tries=$((tries + 1))
+        [ $tries -lt 150 ] || fail "$what did not come"
+        sleep 0.2
+    done
+}
+
+# A command in the machine, whose output counts only if it fails.
+quietly() {
+    inside "$@" >"$folder/log" 2>&1 || {
+        cat "$folder/log" >&2
+        fail "$*"
+    }
+    grep '^dlock' "$folder/log" || :
+}
+
+restart() {
+    inside systemctl restart "$family-server" || {
+        inside tail -n 5 "/var/log/$family/$family-server.log" >&2
+        fail "$family-server does not start"
+    }
+    await "the server" ask PING
+}
+
+modules() { ask MODULE LIST | tr '\n' ' ' | sed -n 's/.*\(dlock\) ver \([0-9]*\).*/\1 \2/p'; }
+
+try() {
+    family=$1
+    say "$family: install, with apt, beside the server that runs"
+    boot
+    await "the server" ask PING
+    find "$machine/etc" "$machine/usr" "$machine/lib/systemd" ! -type d | sort >"$folder/before"
+    mkdir "$folder/old"
+    dpkg-deb -R "$module" "$folder/old"
+    sed -i 's/^Version: .*/Version: 0.0.9/' "$folder/old/DEBIAN/control"
+    [ -z "${OLD_MODULE:-}" ] || cp "$OLD_MODULE" "$folder/old/usr/lib/redis/modules/libdlock.so"
+    dpkg-deb -b "$folder/old" "$folder/dlock-module_0.0.9.deb" >/dev/null
+    cp "$folder/dlock-module_0.0.9.deb" "$module" "$command" "$machine/root/"
+    quietly apt-get install -y -qq "/root/dlock-module_0.0.9.deb" "/root/${command##*/}"
+    expect "nothing was restarted" "" "$(modules)"
+
+    say "$family: the module runs in the unit's own sandbox"
+    restart
+    expect "loaded" "dlock 1" "$(modules | cut -c 1-7)"
+    pid=$(inside systemctl show -P MainPID "$family-server")
+    expect "seccomp, no new privileges, no capabilities" "2 1 0000000000000000" "$(inside awk \
+        '/^Seccomp:/ { s = $2 } /^NoNewPrivs/ { n = $2 } /^CapBnd/ { c = $2 } END { print s, n, c }' "/proc/$pid/status")"
+    expect "the fence mark is written" ok "$(ask INFO dlock | sed -n 's/^dlock_fence_mark_status:\([a-z]*\).*/\1/p')"
+    expect "a lock is held by a command" held "$(inside dlock run -s redis://127.0.0.1 packaged -- echo held)"
+    inside dlock status -s redis://127.0.0.1 >"$folder/status" && code=0 || code=$?
+    expect "the exit code of dlock status, for notify-keyspace-events is not set" 1 "$code"
+    for file in man/man1/dlock-run.1.gz bash-completion/completions/dlock; do
+        [ -s "$machine/usr/share/$file" ] || fail "no $file"
+    done
+
+    say "$family: the exporter's unit"
+    inside systemd-analyze verify /usr/lib/systemd/system/dlock-exporter.service
+    quietly systemctl enable --now dlock-exporter
+    # shellcheck disable=SC2016 # for that shell
+    await "the metrics" inside bash -c 'exec 3<>/dev/tcp/127.0.0.1/9736 && printf "GET /metrics HTTP/1.0\r\n\r\n" >&3 &&
+        grep -q "^dlock_up.* 1$" <&3'
+    quietly systemctl disable --now dlock-exporter
+
+    say "$family: upgrade while a lock is held"
+    fence=$(ask DLOCK.ACQUIRE upgraded holder 3600000)
+    expect "no lock of somebody else's" "" "$(ask DLOCK.ACQUIRE upgraded other 1000)"
+    expect "CONFIG REWRITE, which names the module once more" OK "$(ask CONFIG REWRITE)"
+    quietly apt-get install -y -qq "/root/${module##*/}"
+    restart
+    expect "the hold has survived, with its fence" "$fence" "$(ask DLOCK.ACQUIRE upgraded holder 3600000)"
+    expect "and is nobody else's" "" "$(ask DLOCK.ACQUIRE upgraded other 1000)"
+    expect "one release ends it" 1 "$(ask DLOCK.RELEASE upgraded holder)"
+
+    say "$family: free the files of locks, and remove everything"
+    ask SET kept value >/dev/null
+    ask CONFIG SET appendonly yes aof-use-rdb-preamble no >/dev/null
+    await "the append only file" rewritten
+    ask BGREWRITEAOF >/dev/null
+    await "the append only file" rewritten
+    ask CONFIG REWRITE >/dev/null
+    quietly apt-get purge -y -qq dlock dlock-module
+    restart
+    expect "no module" "" "$(modules)"
+    expect "the other data" value "$(ask GET kept)"
+    find "$machine/etc" "$machine/usr" "$machine/lib/systemd" ! -type d | sort >"$folder/after"
+    diff "$folder/before" "$folder/after" || fail "left behind, or taken along"
+    ! grep -E 'dlock' "$machine/etc/$family/$family.conf" || fail "left in $family.conf"
+    expect "in the server's folder" "dlock-6379.fence" "$(cd "$machine/var/lib/$family" && ls -d dlock*)"
+    shut_down
+    folder=$(mktemp -d)
+    machine=$folder/root
+}
+
+rewritten() {
+    ask INFO persistence | tr -d '\r' >"$folder/info"
+    grep -qx aof_rewrite_in_progress:0 "$folder/info" && grep -qx aof_rewrite_scheduled:0 "$folder/info" &&
+        grep -qx aof_last_bgrewrite_status:ok "$folder/info"
+}
+
+unpack_machine redis-server
+try redis
+unpack_machine valkey-server
+try valkey
+say "all is well"
