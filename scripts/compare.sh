@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# Tries dlock run beside flock, setlock and etcdctl lock, point by point, and prints what happened: the table of
+# docs/comparison.md. Nothing is installed: the packages of daemontools and etcd are only unpacked. Takes a minute.
+set -u
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+
+peers=$top/build/peers
+if [ ! -x "$peers/tools/usr/bin/etcdctl" ]; then
+    say "fetching daemontools and etcd" >&2
+    rm -rf "$peers/fetch" && mkdir -p "$peers/fetch" "$peers/tools"
+    (cd "$peers/fetch" && apt-get download -qq -o APT::Sandbox::User=root daemontools etcd-client etcd-server) ||
+        fail "Debian's packages could not be fetched"
+    for package in "$peers"/fetch/*.deb; do dpkg -x "$package" "$peers/tools"; done
+    rm -rf "$peers/fetch"
+fi
+cargo build --quiet --package dlock-module && cargo build --quiet --package dlock || exit
+
+work=$(mktemp -d)
+built=${CARGO_TARGET_DIR:-$top/target}/debug
+export PATH="$built:$peers/tools/usr/bin:$PATH" ETCDCTL_API=3 ETCDCTL_ENDPOINTS=http://127.0.0.1:23790
+export DLOCK_SERVERS=redis://127.0.0.1:23791
+cd "$work" || exit
+"$(redis_server)" --port 23791 --save '' --loadmodule "$built/libdlock.so" >redis.log 2>&1 &
+servers=$!
+etcd --data-dir etcd --listen-client-urls http://127.0.0.1:23790 --advertise-client-urls http://127.0.0.1:23790 \
+    --listen-peer-urls http://127.0.0.1:23800 --initial-advertise-peer-urls http://127.0.0.1:23800 \
+    --initial-cluster default=http://127.0.0.1:23800 >etcd.log 2>&1 &
+servers="$servers $!"
+# shellcheck disable=SC2064,SC2086 # the ids are those of now, and several
+trap "kill $servers 2>/dev/null; rm -rf '$work'" EXIT
+tries=100
+until etcdctl get x >/dev/null 2>&1 && redis-cli -p 23791 PING >/dev/null 2>&1; do
+    [ $((tries -= 1)) -gt 0 ] || fail "$(cat redis.log etcd.log)"
+    sleep 0.1
+done
+
+# How each one runs a command under a lock; with a lease of 3 s where there are leases.
+flock_() { exec flock "$@"; }
+setlock_() { exec setlock "$@"; }
+etcdctl_() { local name=$1; shift; exec etcdctl lock --ttl=3 "$name" -- "$@"; }
+dlock_() { local name=$1; shift; exec dlock run --ttl 3s "$name" -- "$@"; }
+# The same without waiting.
+now_flock() { flock -n "$@"; }
+now_setlock() { setlock -n "$@" 2>/dev/null; }
+now_etcdctl() { return 255; }
+now_dlock() { local name=$1; shift; dlock run --no-wait --quiet "$name" -- "$@"; }
+# Whether somebody else gets the lock within 5 s.
+free() { (timeout 5 bash -c "$(declare -f "$1_"); $1_ $2 true" 2>/dev/null) && echo yes || echo no; }
+lives() { kill -0 "$(cat "$1")" 2>/dev/null && echo yes || echo no; }
+# Holds lock $2 while a command runs, whose process id is in the file $2.pid; the runner's is in $runner.
+hold() {
+    ("$1_" "$2" sh -c "echo \$\$ >$2.pid; exec sleep 60") 2>/dev/null &
+    runner=$!
+    until [ -s "$2.pid" ]; do sleep 0.05; done
+}
+end() { kill "$(cat "$1.pid")" "$runner" 2>/dev/null; wait "$runner" 2>/dev/null; }
+
+printf '| %s | flock | setlock | etcdctl lock | dlock run |\n|---|---|---|---|---|\n' "tried"
+row() {
+    printf '| %s |' "$2"
+    for tool in flock setlock etcdctl dlock; do printf ' %s |' "$("$1" $tool 2>/dev/null)"; done
+    echo
+}
+
+code() { ("$1_" code sh -c 'exit 7'); echo $?; }
+taken() { hold "$1" "taken-$1"; "now_$1" "taken-$1" true; echo $?; end "taken-$1"; }
+order() {
+    hold "$1" "order-$1"
+    local waiters=()
+    for n in 1 2 3 4 5 6 7 8; do
+        ("$1_" "order-$1" sh -c "echo $n >>order-$1.log") &
+        waiters+=($!)
+        sleep 0.3
+    done
+    end "order-$1"
+    wait "${waiters[@]}"
+    tr -d '\n' <"order-$1.log"
+}
+killed() { hold "$1" "killed-$1"; kill -9 "$runner"; echo "$(free "$1" "killed-$1"), $(lives "killed-$1.pid")"; end "killed-$1"; }
+term() { hold "$1" "term-$1"; kill -TERM "$runner"; sleep 1; lives "term-$1.pid" | sed 's/yes/no/;t;s/no/yes/'; end "term-$1"; }
+broken() {
+    hold "$1" "broken-$1"
+    case $1 in
+        etcdctl) etcdctl lease revoke "$(etcdctl lease list | tail -1)" >/dev/null ;;
+        dlock) dlock break --yes "broken-$1" >/dev/null ;;
+        *) rm "broken-$1" ;;
+    esac
+    echo "$(free "$1" "broken-$1"), $(sleep 1; lives "broken-$1.pid")"
+    end "broken-$1"
+}
+left() { ("$1_" "left-$1" sh -c 'sleep 8 >/dev/null & exit 0'); free "$1" "left-$1"; }
+fence() { ("$1_" fence env) | grep -E '^(ETCD_LOCK_REV|DLOCK_FENCE)=' | cut -d= -f1; }
+
+row code "exit code of a command that ends with 7"
+row taken "exit code if the lock is taken and nobody waits (255: it cannot)"
+row order "order in which eight waiters get the lock"
+row killed "the runner is killed (SIGKILL): does the next one get the lock within 5 s, does the command run on?"
+row term "the runner gets SIGTERM: does the command end?"
+row broken "the lock is taken away: does the next one get it, does the command run on?"
+row left "the command leaves a process behind: does the next one get the lock?"
+row fence "a number that rises, for the command to write with its data"

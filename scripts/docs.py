@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Makes pages to read offline of all documents: docs.py MDBOOK FOLDER. Fails if a link in them leads nowhere.
+
+The chapters are those of docs/README.md. The documents are copied with what they link, under the same paths, so that
+their links need no rewriting.
+"""
+
+import html.parser
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import urllib.parse
+
+BOOK = """
+[book]
+title = "dlock"
+language = "en"
+[output.html]
+no-section-label = true
+smart-punctuation = false
+[output.html.fold]
+enable = false
+"""
+
+
+def links(text):
+    """Where the relative links of a document lead, without those in code."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    return [target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", prose) if "://" not in target]
+
+
+def stage(source):
+    """Copies the documents and what they link; the index becomes mdbook's summary."""
+    index = pathlib.Path("docs/README.md").read_text()
+    summary = re.sub(r"^#+ ", "# ", index, flags=re.M)
+    summary = re.sub(r"^(- \[.*?\])\((.*?)\).*", lambda at: f"{at[1]}({plain('docs', at[2])})", summary, flags=re.M)
+    chapters = [pathlib.Path("docs/README.md")] + [plain("docs", target) for target in links(index)]
+    for chapter in chapters:
+        copy(chapter, source)
+        for target in filter(None, links(chapter.read_text())):
+            copy(plain(chapter.parent, target), source)
+    (source / "SUMMARY.md").write_text(summary.replace("# Documents\n", "# dlock\n", 1) + "\n[All documents](docs/README.md)\n")
+
+
+def plain(folder, target):
+    path = (pathlib.Path(folder) / target).resolve()
+    return path.relative_to(pathlib.Path.cwd())
+
+
+def copy(path, source):
+    if path.is_dir():
+        shutil.copytree(path, source / path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.md"))
+    else:
+        (source / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, source / path)
+
+
+class Page(html.parser.HTMLParser):
+    def __init__(self, path):
+        super().__init__()
+        self.ids, self.targets = set(), []
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.ids |= {attributes[name] for name in ("id", "name") if attributes.get(name)}
+        self.targets += [attributes[name] for name in ("href", "src") if attributes.get(name)]
+
+
+def lead_to_index(folder):
+    """mdbook makes README.md an index.html, but links to it a README.html."""
+    for path in folder.rglob("*.html"):
+        path.write_text(re.sub(r'(href="[^":]*)\bREADME\.html', r"\1index.html", path.read_text()))
+
+
+def broken(folder):
+    pages = {path.resolve(): Page(path) for path in folder.rglob("*.html")}
+    checked = 0
+    for path, page in pages.items():
+        # The page for any address that does not exist has the links of the first one, from there.
+        if path.name in ("404.html", "toc.html"):
+            continue
+        for target in page.targets:
+            if re.match(r"[a-z]+:", target):
+                continue
+            file, _, anchor = urllib.parse.unquote(target).partition("#")
+            to = (path.parent / file).resolve() if file else path
+            checked += 1
+            if not to.exists() or (anchor and to in pages and anchor not in pages[to].ids):
+                yield f"{path.relative_to(folder.resolve())}: {target}"
+    print(f"{len(pages)} pages, {checked} links")
+    if checked < 100:
+        yield "hardly any link was checked"
+
+
+def main():
+    mdbook, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "src").mkdir(parents=True)
+    (folder / "book.toml").write_text(BOOK)
+    stage(folder / "src")
+    subprocess.run([mdbook, "build", folder], check=True)
+    lead_to_index(folder / "book")
+    wrong = sorted(set(broken(folder / "book")))
+    sys.exit("\n".join(["these links lead nowhere:", *wrong]) if wrong else 0)
+
+
+main()
