@@ -1,6 +1,6 @@
 # Every command of the project. A target runs a script, which says what it does and why.
 .DEFAULT_GOAL := help
-.PHONY: help setup run run-quorum test test-clients test-servers soak chaos lint msrv deny fmt miri asan fuzz bench bench-peers stall model clean
+.PHONY: help setup run run-quorum test test-clients test-servers soak chaos lint msrv deny fmt miri asan fuzz bench bench-peers stall model docs compare clean
 
 # How long fuzz (60), soak (3600) and each fleet of test-clients (10) run.
 SECONDS ?=
@@ -67,6 +67,12 @@ stall: setup ## the longest pause while 100,000 of 1,000,000 leases expire toget
 
 model: ## model-check the quorum's protocol in larger worlds (about 15 minutes)
 	@cargo test -p dlock-client --test model -- --ignored --test-threads 1
+
+docs: ## pages to read offline of all documents, with their links checked (installs mdbook)
+	@scripts/docs.sh
+
+compare: setup ## try dlock run beside flock, setlock and etcdctl lock (unpacks daemontools and etcd)
+	@scripts/compare.sh
 
 clean: ## remove everything built and fetched
 	@cargo clean
