@@ -1,6 +1,6 @@
 # Every command of the project. A target runs a script, which says what it does and why.
 .DEFAULT_GOAL := help
-.PHONY: help setup run run-quorum test test-clients test-servers soak chaos lint msrv deny fmt miri asan fuzz bench bench-peers stall model docs compare clean
+.PHONY: help setup run run-quorum test test-clients test-servers soak chaos lint msrv deny fmt miri asan fuzz bench bench-peers stall model docs compare pictures clean
 
 # How long fuzz (60), soak (3600) and each fleet of test-clients (10) run.
 SECONDS ?=
@@ -73,6 +73,9 @@ docs: ## pages to read offline of all documents, with their links checked (insta
 
 compare: setup ## try dlock run beside flock, setlock and etcdctl lock (unpacks daemontools and etcd)
 	@scripts/compare.sh
+
+pictures: setup ## record the moving pictures of docs/ anew (installs tmux)
+	@scripts/pictures.sh
 
 clean: ## remove everything built and fetched
 	@cargo clean
