@@ -111,6 +111,29 @@ fn every_command_of_make_that_is_named_exists() {
     assert!(named.len() >= 10, "{named:?}");
 }
 
+#[test]
+fn every_test_that_is_named_exists() {
+    let mut folders = vec![project().join("tests")];
+    let crates = std::fs::read_dir(project().join("crates")).expect("crates/");
+    folders.extend(crates.map(|package| package.expect("a folder").path().join("tests")));
+    let mut named = BTreeSet::new();
+    for path in documents::all() {
+        let text = documents::read(&path);
+        for name in text.split("--test ").skip(1).filter_map(|rest| rest.split([' ', '`', '\n']).next()) {
+            let is_there = |folder: &PathBuf| {
+                folder.join(name).join("main.rs").exists() || folder.join(format!("{name}.rs")).exists()
+            };
+            // NAME stands for any of them; a path is one of node's.
+            assert!(
+                name == "NAME" || name.contains('/') || folders.iter().any(is_there),
+                "{path}: --test {name}"
+            );
+            named.insert(name.to_owned());
+        }
+    }
+    assert!(named.len() >= 10, "{named:?}");
+}
+
 fn is_target(char: char) -> bool {
     char.is_ascii_lowercase() || char == '-'
 }
