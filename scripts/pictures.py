@@ -75,6 +75,8 @@ class Recording:
             f'width="{width:.0f}" role="img"><title>{html.escape(about)}</title>',
             "<style>text{font:14px ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace;white-space:pre}"
             f"g.f{{visibility:hidden;animation:f {total:.1f}s step-end infinite}}",
+            # Where nothing moves, as on paper: the last one.
+            "g.f:last-of-type{visibility:visible}",
         ]
         ends = [at for at, _ in self.frames[1:]] + [total]
         for n, ((at, _), until) in enumerate(zip(self.frames, ends)):
@@ -172,9 +174,8 @@ def top():
     terminal = Terminal("top", 110, 26)
     recording = Recording(terminal)
     terminal.type("dlock top")
-    recording.watch(1)
     terminal.enter()
-    recording.watch(8)
+    recording.watch(9)
     terminal.end()
     for loop in work:
         os.killpg(loop.pid, 15)
