@@ -37,17 +37,19 @@ pub fn write(m: &Module, section: &Section) {
             (c"waiters_gone", stats.gone),
             (c"evictions", stats.evictions),
             (c"effects_skipped", stats.effects_skipped),
-            (c"waited_ms_p50", stats.waited.value_at_quantile(0.5)),
-            (c"waited_ms_p99", stats.waited.value_at_quantile(0.99)),
+            (c"waited_ms_p50", stats.waited.quantile(0.5)),
+            (c"waited_ms_p99", stats.waited.quantile(0.99)),
             (c"waited_ms_max", stats.waited.max()),
-            (c"held_ms_p50", stats.held.value_at_quantile(0.5)),
-            (c"held_ms_p99", stats.held.value_at_quantile(0.99)),
+            (c"held_ms_p50", stats.held.quantile(0.5)),
+            (c"held_ms_p99", stats.held.quantile(0.99)),
             (c"held_ms_max", stats.held.max()),
         ]
     });
     for (field, value) in fields {
         section.number(field, value);
     }
+    section.text(c"waited_ms", &m.with(|s| s.stats.waited.cumulated()));
+    section.text(c"held_ms", &m.with(|s| s.stats.held.cumulated()));
     section.text(c"warning_words", &warnings.words());
     section.text(c"fence_mark_status", m.with(|s| s.mark.status().word()));
     section.text(c"restart_proof", m.with(|s| s.proof.word()));

@@ -1,5 +1,7 @@
 //! What happened, counted.
 
+use std::fmt::Write;
+
 use dlock_core::{End, Event, Outcome};
 use hdrhistogram::Histogram;
 
@@ -23,18 +25,13 @@ pub struct Stats {
     /// Effects that could not be taken in.
     pub effects_skipped: u64,
     /// ms from ACQUIRE to grant, of those who waited.
-    pub waited: Histogram<u64>,
+    pub waited: Times,
     /// ms from grant to end.
-    pub held: Histogram<u64>,
+    pub held: Times,
 }
 
 impl Default for Stats {
     fn default() -> Self {
-        // Two digits, up to a year: 2 x 20 KB that never grow.
-        let histogram = || {
-            let longest = 366 * 86_400_000;
-            Histogram::new_with_max(longest, 2).expect("the bounds are right")
-        };
         Stats {
             grants: 0,
             handoffs: 0,
@@ -51,8 +48,8 @@ impl Default for Stats {
             gone: 0,
             evictions: 0,
             effects_skipped: 0,
-            waited: histogram(),
-            held: histogram(),
+            waited: Times::default(),
+            held: Times::default(),
         }
     }
 }
@@ -75,18 +72,66 @@ impl Stats {
             End::Disconnected => &mut self.disconnects,
             End::Broken => &mut self.breaks,
         } += 1;
-        self.held.saturating_record(held_ms.into());
+        self.held.record(held_ms.into());
     }
 
     pub fn answered(&mut self, outcome: &Outcome, waited_ms: u64) {
         match outcome {
             Outcome::Granted(..) => {
                 self.handoffs += 1;
-                self.waited.saturating_record(waited_ms);
+                self.waited.record(waited_ms);
             }
             Outcome::TimedOut => self.timeouts += 1,
             Outcome::Cancelled | Outcome::Left => self.cancels += 1,
             Outcome::Refused(_) => {}
         }
+    }
+}
+
+/// Times in ms: their quantiles since the start, and counts by length, which can be subtracted from later ones
+/// and added to those of other servers.
+pub struct Times {
+    all: Histogram<u64>,
+    /// How many were at most as long as each of `BOUNDS`, and longer than the one before; at the end, the rest.
+    counts: [u64; BOUNDS.len() + 1],
+    sum: u64,
+}
+
+const BOUNDS: [u64; 12] = [1, 5, 10, 50, 100, 500, 1_000, 5_000, 10_000, 60_000, 300_000, 3_600_000];
+
+impl Default for Times {
+    fn default() -> Self {
+        // Two digits, up to a year: 20 KB that never grow.
+        let longest = 366 * 86_400_000;
+        let all = Histogram::new_with_max(longest, 2).expect("the bounds are right");
+        Times { all, counts: [0; BOUNDS.len() + 1], sum: 0 }
+    }
+}
+
+impl Times {
+    fn record(&mut self, ms: u64) {
+        self.all.saturating_record(ms);
+        self.counts[BOUNDS.partition_point(|bound| *bound < ms)] += 1;
+        self.sum = self.sum.saturating_add(ms);
+    }
+
+    pub fn quantile(&self, quantile: f64) -> u64 {
+        self.all.value_at_quantile(quantile)
+    }
+
+    pub fn max(&self) -> u64 {
+        self.all.max()
+    }
+
+    /// `1=0,5=2,...,inf=3,sum=812`: how many were at most so long, and the sum of all.
+    pub fn cumulated(&self) -> String {
+        let (mut text, mut so_far) = (String::new(), 0);
+        let names = BOUNDS.iter().map(u64::to_string).chain(["inf".to_owned()]);
+        for (name, count) in names.zip(self.counts) {
+            so_far += count;
+            let _ = write!(text, "{name}={so_far},");
+        }
+        let _ = write!(text, "sum={}", self.sum);
+        text
     }
 }

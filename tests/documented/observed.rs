@@ -11,7 +11,8 @@ fn section(conn: &mut Conn) -> Vec<(String, u64)> {
     let text = conn.ok("INFO dlock").text();
     let is_text = |line: &str| {
         let proof = line == "dlock_restart_proof:none" || line.starts_with("dlock_restart_proof_lacks:");
-        proof || line.starts_with("dlock_warning_words:") || line == "dlock_fence_mark_status:ok"
+        let times = ["dlock_waited_ms:", "dlock_held_ms:"].iter().any(|name| line.starts_with(name));
+        proof || times || line.starts_with("dlock_warning_words:") || line == "dlock_fence_mark_status:ok"
     };
     let mut lines = text.lines().filter(|line| !line.is_empty() && !is_text(line));
     assert_eq!(lines.next(), Some("# dlock"));
@@ -77,6 +78,10 @@ fn info_counts_what_happened() {
             assert!(value(name).is_some(), "{name} is not in {shown:?}");
         }
         assert!(value("held_ms_p50") <= value("held_ms_p99") && value("held_ms_p99") <= value("held_ms_max"));
+        // c was broken, d released, e has expired: after how many ms is not ours to say, but none took an hour.
+        let lengths = server.info("dlock_held_ms");
+        assert!(lengths.starts_with("1=") && lengths.contains(",3600000=3,inf=3,sum="), "{lengths}");
+        assert!(server.info("dlock_waited_ms").ends_with(",3600000=0,inf=0,sum=0"));
         assert!(value("fence") > Some(1_700_000_000_000_000));
         assert!(value("fence_mark") > value("fence"));
         // The same when the whole of INFO is asked for.

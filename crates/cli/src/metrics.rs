@@ -105,6 +105,13 @@ impl Text {
                     self.sample(&name, &[("server", server)], value);
                 }
             }
+            "histogram" => {
+                let what = what.strip_prefix("ms ").map_or(what.to_owned(), |what| format!("seconds {what}"));
+                self.family(&name, kind, &what);
+                for (server, info) in up {
+                    self.histogram(&name, server, info.text(&info_name));
+                }
+            }
             "word" => {
                 self.family(&name, "gauge", what);
                 for (server, info) in up {
@@ -113,6 +120,27 @@ impl Text {
             }
             // Texts are for people.
             _ => {}
+        }
+    }
+
+    /// `1=0,5=2,...,inf=3,sum=812`, in ms; nothing where the server's module is older and says nothing.
+    fn histogram(&mut self, name: &str, server: &str, counts: &str) {
+        let seconds = |ms: &str| ms.parse::<f64>().unwrap_or(0.0) / 1000.0;
+        let mut sample = |what: &str, label: Option<&str>, value: f64| {
+            let labels = label.map(|bound| ("le", bound));
+            let labels: Vec<_> = [("server", server)].into_iter().chain(labels).collect();
+            self.sample(&format!("{name}_{what}"), &labels, value);
+        };
+        for (bound, value) in counts.split(',').filter_map(|part| part.split_once('=')) {
+            let count = value.parse().unwrap_or(0.0);
+            match bound {
+                "sum" => sample("sum", None, seconds(value)),
+                "inf" => {
+                    sample("bucket", Some("+Inf"), count);
+                    sample("count", None, count);
+                }
+                ms => sample("bucket", Some(&seconds(ms).to_string()), count),
+            }
         }
     }
 

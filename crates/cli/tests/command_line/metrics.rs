@@ -13,7 +13,7 @@ type Samples = BTreeMap<String, f64>;
 #[track_caller]
 fn parse(text: &str) -> Samples {
     assert!(text.ends_with('\n'), "the last line ends too");
-    let (mut samples, mut families, mut family) = (Samples::new(), HashSet::new(), String::new());
+    let (mut samples, mut families, mut family) = (Samples::new(), HashSet::new(), Vec::new());
     let is_name = |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
     let mut lines = text.lines();
     while let Some(line) = lines.next() {
@@ -23,15 +23,16 @@ fn parse(text: &str) -> Samples {
             let kind = lines.next().and_then(|line| line.strip_prefix("# TYPE ")).expect("its type");
             let kind = kind.strip_prefix(name).expect("of the same family");
             assert_eq!(kind == " counter", name.ends_with("_total"), "{line}");
-            assert!([" counter", " gauge"].contains(&kind), "{line}");
-            family = name.to_owned();
+            assert!([" counter", " gauge", " histogram"].contains(&kind), "{line}");
+            let parts = ["", "_bucket", "_count", "_sum"].map(|part| format!("{name}{part}"));
+            family = if kind == " histogram" { parts[1..].to_vec() } else { parts[..1].to_vec() };
             continue;
         }
         let (sample, value) = line.rsplit_once(' ').expect("a sample and its value");
         let (name, labels) = sample.split_once('{').map_or((sample, ""), |(name, labels)| {
             (name, labels.strip_suffix('}').expect("the end of the labels"))
         });
-        assert_eq!(name, family, "a sample stands in its family");
+        assert!(family.iter().any(|of| of == name), "a sample stands in its family: {line}");
         let mut rest = labels;
         while let Some((label, value)) = rest.split_once("=\"") {
             assert!(is_name(label), "{line}");
@@ -94,6 +95,23 @@ fn metrics_say_what_info_says() {
             let names = [format!("{name}{{{server}}}"), format!("{name}_total{{{server}}}")];
             assert_eq!(names.iter().filter(|name| seen.contains_key(*name)).count(), 1, "{name}");
         }
+
+        // The lengths of holds, of which none has ended, and then one after a wait.
+        let held = |of: &Samples, what: &str| of[&format!("dlock_held_seconds_{what}")];
+        let bucket = |bound: &str| format!("bucket{{{server},le=\"{bound}\"}}");
+        assert_eq!(held(&seen, &bucket("+Inf")), 0.0);
+        conn.ok("DLOCK.RELEASE waited:2 t");
+        let seen = metrics(&stage, "", 0);
+        for what in [bucket("3600"), bucket("+Inf"), format!("count{{{server}}}")] {
+            assert_eq!(held(&seen, &what), 1.0, "{what}");
+            assert_eq!(seen[&format!("dlock_waited_seconds_{what}")], 1.0, "{what}");
+        }
+        let bounds = seen.keys().filter(|name| name.starts_with("dlock_held_seconds_bucket{")).count();
+        assert_eq!(bounds, 3 * 13, "of three servers");
+        let sum = conn.ok("INFO dlock").text();
+        let sum = sum.split("dlock_held_ms:").nth(1).and_then(|rest| rest.lines().next()).expect("its line");
+        let sum: f64 = sum.split("sum=").nth(1).and_then(|sum| sum.parse().ok()).expect("a sum");
+        assert_eq!(held(&seen, &format!("sum{{{server}}}")), sum / 1000.0);
 
         // Bounded in number; and a name means no harm.
         let hottest = metrics(&stage, "--resources 1", 0);
