@@ -74,3 +74,8 @@ nightly_with() {
         fi
     done
 }
+
+# The version of all that is released: that of Cargo.toml.
+version() {
+    sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml
+}

@@ -9,7 +9,7 @@ command -v dpkg-deb >/dev/null || fail "dpkg-deb is missing"
 python3 -m pip --version >/dev/null 2>&1 || fail "pip is missing: install python3-pip"
 command -v objdump >/dev/null || fail "objdump is missing: install binutils"
 : "${SOURCE_DATE_EPOCH:=$(git log -1 --format=%ct)}"
-version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+version=$(version)
 arch=$(dpkg --print-architecture)
 dist=${CARGO_TARGET_DIR:-$top/target}/dist
 work=$dist/work

@@ -17,6 +17,18 @@ use crate::{clock, deadlines, effects, events, evictions, followers, info, log, 
 /// Only [`Upcalls::get`] asks it: everything else is handed the module.
 static MODULE: MainThread<Module> = MainThread::empty();
 
+/// The version of Cargo.toml as MODULE LIST shows it, two digits each: 100 for 0.1.0.
+const fn shown_version() -> i32 {
+    const fn number(text: &str) -> i32 {
+        match i32::from_str_radix(text, 10) {
+            Ok(number) if number < 100 => number,
+            _ => panic!("not two digits"),
+        }
+    }
+    let (major, minor) = (env!("CARGO_PKG_VERSION_MAJOR"), env!("CARGO_PKG_VERSION_MINOR"));
+    (number(major) * 100 + number(minor)) * 100 + number(env!("CARGO_PKG_VERSION_PATCH"))
+}
+
 /// Makes the one of this process. Nothing that the server calls finds it before.
 pub fn start(ctx: Ctx<'_>) -> &'static Module {
     MODULE.set(Module::new(ctx))
@@ -28,8 +40,7 @@ impl Upcalls for Module {
     type Options = Config;
 
     const NAME: &'static CStr = c"dlock";
-    /// 0.1.0 as MODULE LIST shows it: two digits each.
-    const VERSION: i32 = 100;
+    const VERSION: i32 = shown_version();
     const TYPE: &'static CStr = c"dlock-key";
     const EFFECT: &'static CStr = effects::SET;
 

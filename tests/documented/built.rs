@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-use dlock_testkit::documents;
+use dlock_testkit::{Server, documents, each_server};
 
 /// What `make run` and `cargo build --release` make.
 fn released() -> PathBuf {
@@ -56,4 +56,34 @@ fn every_package_has_the_license_of_the_project() {
     for package in packages {
         assert!(text(&package).contains("\nlicense.workspace = true\n"), "{package}");
     }
+}
+
+/// Cargo.toml has the version. What cannot read it there is written by `scripts/version.sh`.
+#[test]
+fn every_part_has_the_version_of_the_project() {
+    let version = env!("CARGO_PKG_VERSION");
+    for (file, line) in [
+        ("Cargo.toml", format!("version = \"{version}\"")),
+        ("CHANGELOG.md", format!("## {version}")),
+        ("clients/python/pyproject.toml", format!("version = \"{version}\"")),
+        ("clients/python/src/dlock/__init__.py", format!("__version__ = \"{version}\"")),
+        ("clients/node/package.json", format!("\"version\": \"{version}\"")),
+        ("clients/node/package-lock.json", format!("\"version\": \"{version}\"")),
+        ("contrib/kubernetes/quorum.yaml", format!("image: dlock-valkey:{version}")),
+    ] {
+        let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file));
+        let text = text.unwrap_or_else(|why| panic!("{file}: {why}"));
+        // The first that looks like it: CHANGELOG.md has older ones below.
+        let start = &line[..line.find(version).expect("it names the version")];
+        let first = text.lines().map(str::trim).find(|found| found.starts_with(start));
+        let first = first.unwrap_or_else(|| panic!("{file} names no version"));
+        assert!(first.starts_with(&line), "{file}: {first}");
+    }
+    let numbers: Vec<i64> = version.split('.').map(|part| part.parse().expect("a number")).collect();
+    each_server(|kind| {
+        let listed = Server::start(kind).connect().ok("MODULE LIST");
+        let ours = listed.items().iter().find(|module| *module.field("name") == "dlock");
+        let shown = ours.expect("it is loaded").field("ver").int();
+        assert_eq!(shown, (numbers[0] * 100 + numbers[1]) * 100 + numbers[2]);
+    });
 }

@@ -1,0 +1,15 @@
+#!/bin/sh
+# Writes the version of Cargo.toml (workspace.package) where it cannot be read from there: scripts/version.sh
+set -eu
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+
+version=$(version)
+sed -i "s/^version = \".*\"/version = \"$version\"/" clients/python/pyproject.toml
+sed -i "s/^__version__ = \".*\"/__version__ = \"$version\"/" clients/python/src/dlock/__init__.py
+sed -i "s/^  \"version\": \".*\"/  \"version\": \"$version\"/" clients/node/package.json
+# The lock file names it for the package twice: at the top, and as the package "" of the tree.
+sed -i "1,10s/^\( *\"version\": \)\".*\"/\1\"$version\"/" clients/node/package-lock.json
+sed -i "s/image: dlock-valkey:.*/image: dlock-valkey:$version/" contrib/kubernetes/quorum.yaml
+cargo update --workspace --offline --quiet
+say "version $version; CHANGELOG.md is yours to write"
