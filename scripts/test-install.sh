@@ -1,0 +1,37 @@
+#!/bin/sh
+# docs/install.md on a bare Debian: runs each of its blocks marked `sh`, as written, in a folder with the packages of
+# `make dist`. Then a Prometheus that it has installed has seen the lock that Python took. Prints how long it took.
+set -eu
+# shellcheck source=scripts/machine.sh
+. "$(dirname "$0")/machine.sh"
+
+dist=${CARGO_TARGET_DIR:-$top/target}/dist
+[ -e "$dist/SHA256SUMS" ] || scripts/dist.sh
+SHARED_NETWORK=yes
+unpack_machine ca-certificates
+began=$(date +%s)
+boot
+cp -R "$dist" "$machine/root/packages"
+# How this machine reaches the package index.
+[ ! -e /etc/pip.conf ] || cp /etc/pip.conf "$machine/etc/pip.conf"
+if [ -n "${SSL_CERT_FILE:-}" ]; then
+    cp "$SSL_CERT_FILE" "$machine/etc/ssl/certs/ca-certificates.crt"
+fi
+{
+    echo 'set -eux'
+    echo 'cd /root/packages'
+    awk '/^```$/ { on = 0 } on; /^```sh$/ { on = 1 }' docs/install.md
+} >"$machine/root/commands"
+[ "$(wc -l <"$machine/root/commands")" -gt 15 ] || fail "docs/install.md has no commands"
+say "the commands of docs/install.md"
+inside PIP_INDEX_URL="${PIP_INDEX_URL:-https://pypi.org/simple}" sh /root/commands
+say "Prometheus has scraped the lock of Python"
+tries=0
+until inside curl --silent --get --data-urlencode 'query=dlock_grants_total >= 2' http://127.0.0.1:9090/api/v1/query |
+    grep '"value"'; do
+    tries=$((tries + 1))
+    [ $tries -lt 120 ] || fail "Prometheus has no metrics"
+    sleep 1
+done
+echo
+say "from nothing in $(($(date +%s) - began)) s"
