@@ -1,6 +1,7 @@
 # Every command of the project. A target runs a script, which says what it does and why.
 .DEFAULT_GOAL := help
-.PHONY: help setup run run-quorum test test-clients test-servers soak chaos lint msrv deny fmt miri asan fuzz bench bench-peers stall model docs compare pictures clean
+.PHONY: help setup run run-quorum build install test test-clients test-servers test-packages test-install test-contrib soak \
+	chaos lint msrv deny fmt miri asan fuzz bench bench-peers stall model docs compare pictures dist clean
 
 # How long fuzz (60), soak (3600) and each fleet of test-clients (10) run.
 SECONDS ?=
@@ -76,6 +77,24 @@ compare: setup ## try dlock run beside flock, setlock and etcdctl lock (unpacks 
 
 pictures: setup ## record the moving pictures of docs/ anew (installs tmux)
 	@scripts/pictures.sh
+
+build: setup ## build the module and the command (target/release)
+	@cargo build --release --locked -p dlock-module -p dlock
+
+install: ## build and install them: PREFIX=/usr/local; with sudo, after `make build`
+	@PREFIX=$(or $(PREFIX),/usr/local) DESTDIR=$(DESTDIR) scripts/install.sh
+
+dist: setup ## make a tarball, Debian packages, a wheel, an SBOM and checksums (target/dist)
+	@scripts/dist.sh
+
+test-packages: ## install, upgrade and remove the packages in a Debian of its own (as root; fetches Debian)
+	@scripts/test-packages.sh
+
+test-install: ## docs/install.md on a bare Debian, each command as written (as root; ports 6379, 9090, 9736)
+	@scripts/test-install.sh
+
+test-contrib: ## each alert fires in a real Prometheus; dashboard, containers and units are checked (fetches Prometheus)
+	@scripts/test-contrib.sh
 
 clean: ## remove everything built and fetched
 	@cargo clean
