@@ -88,11 +88,12 @@ impl Stats {
     }
 }
 
-/// Times in ms: their quantiles since the start, and counts by length, which can be subtracted from later ones
-/// and added to those of other servers.
+/// Times in ms: their quantiles since the start, and counts by length, which can be subtracted from later
+/// ones and added to those of other servers.
 pub struct Times {
     all: Histogram<u64>,
-    /// How many were at most as long as each of `BOUNDS`, and longer than the one before; at the end, the rest.
+    /// How many were at most as long as each of `BOUNDS`, and longer than the one before; at the end, the
+    /// rest.
     counts: [u64; BOUNDS.len() + 1],
     sum: u64,
 }

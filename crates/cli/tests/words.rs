@@ -70,7 +70,10 @@ fn a_wrong_call_ends_with_64_and_says_what_to_do() {
 #[test]
 fn help_and_version_are_answers() {
     let version = dlock(&["--version"]);
-    assert_eq!((version.status.code(), stdout(&version)), (Some(0), concat!("dlock ", env!("CARGO_PKG_VERSION"), "\n").to_string()));
+    assert_eq!(
+        (version.status.code(), stdout(&version)),
+        (Some(0), concat!("dlock ", env!("CARGO_PKG_VERSION"), "\n").to_string())
+    );
     let help = dlock(&["--help"]);
     assert_eq!(help.status.code(), Some(0));
     for subcommand in SUBCOMMANDS {

@@ -1,5 +1,5 @@
-//! What operators copy from contrib/: it names only metrics that there are. That each alert fires is tested by
-//! `make test-contrib`.
+//! What operators copy from contrib/: it names only metrics that there are. That each alert fires is tested
+//! by `make test-contrib`.
 
 use std::collections::BTreeSet;
 
