@@ -115,7 +115,7 @@ impl Client {
         let command = request::extend(resource.as_ref(), token, counted);
         let channels = self.service.channels();
         let (extended, mut pending) =
-            extend(&self.service, &channels, command, lease, Duration::MAX, begun).await;
+            extend(&self.service, &channels, command, None, lease, Duration::MAX, begun).await;
         // The next extension must not be overtaken by this one.
         while pending.next().await.is_some() {}
         extended

@@ -177,6 +177,8 @@ pub enum Request {
     },
     /// EXTEND.
     Extend,
+    /// ACQUIRE with QUEUE, of a hold that its master has forgotten. Its answer decides nothing.
+    Restore,
     /// RELEASE ALL, on the connection that carried the ACQUIRE, with its own time budget. Its answer decides
     /// nothing.
     Release,

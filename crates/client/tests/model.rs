@@ -1,6 +1,6 @@
 //! Model-checks the protocol of a quorum: the code of `dlock_client::quorum` itself, driven through every
 //! order of events in small worlds of 3 masters. Messages are lost, delayed, reordered and duplicated;
-//! masters crash; holds end.
+//! masters crash; holds end. A hold outlives all its masters, if they crash one after the other.
 //!
 //! Of progress, it covers that somebody wins in order, and that nobody overtakes a waiter. Not covered: other
 //! liveness, more than 3 masters, clocks that run at different rates, shared holds.
@@ -11,6 +11,7 @@
 
 mod model {
     pub mod client;
+    pub mod holding;
     pub mod master;
     pub mod names;
     pub mod properties;
@@ -20,8 +21,8 @@ mod model {
 }
 
 use model::names::client_orders;
-use model::properties::{EXCLUSION, NO_OVERTAKING, ORDER, SOMEBODY, UNIQUE};
-use model::run::{holds, holds_always, holds_so_far, violates, violates_deep};
+use model::properties::{BROKEN, EXCLUSION, NO_OVERTAKING, ORDER, SOMEBODY, UNIQUE};
+use model::run::{holds, holds_always, holds_so_far, holds_some, violates, violates_deep};
 use model::world::{Broken, Script, Time, World};
 
 const ONCE: Script = Script {
@@ -62,6 +63,8 @@ fn fences(clients: &[Script], lapses: u8) -> World {
         duplicates: 0,
         crashes: 0,
         grace: 0,
+        held: false,
+        breaks: 0,
         fence_ahead: 0,
         broken: None,
     }
@@ -80,6 +83,12 @@ fn plain(clients: &[Script], ttl: u8) -> World {
 /// Masters crash, and then grant nothing for `grace` ticks.
 fn crashing(crashes: u8, grace: u8) -> World {
     World { crashes, grace, ..plain(&[ONCE; 2], 2) }
+}
+
+/// The first client holds everywhere, and restores its hold where it is forgotten.
+fn restoring(extensions: u8, others: &[Script], crashes: u8) -> World {
+    let clients = [&[Script { extensions, ..ONCE }], others].concat();
+    World { held: true, crashes, grace: 2, ..plain(&clients, 2) }
 }
 
 /// Without symmetry reduction: ten times the states must have the same outcome, or the reduction loses
@@ -120,6 +129,21 @@ worlds! {
     retried: |name| holds(name, plain(&[RETRIES, ONCE], 1));
     extended: |name| holds(name, plain(&[EXTENDS, ONCE], 2));
 
+    outliving_all_masters: |name| holds_some(name, restoring(5, &[], 3));
+    restoring_after_a_break: |name| holds(name, World { breaks: 1, ..restoring(2, &[], 1) });
+
+    #[ignore] restoring_beside_another: |name| holds_so_far(name, restoring(2, &[ONCE], 1));
+    #[ignore] restoring_beside_another_after_two_crashes: |name|
+        holds_so_far(name, restoring(3, &[ONCE], 2));
+    #[ignore] restoring_with_a_duplicate: |name|
+        holds_so_far(name, World { duplicates: 1, ..restoring(2, &[ONCE], 1) });
+    #[ignore] fenced_restoring: |name|
+        holds_so_far(name, World { fenced: true, numbers: true, ..restoring(2, &[ONCE], 1) });
+    #[ignore] restoring_and_released: |name| {
+        let mut world = restoring(2, &[ONCE], 1);
+        (world.clients[0].releases, world.clients[0].acquisitions) = (true, 2);
+        holds_so_far(name, world);
+    };
     #[ignore] fenced_with_two_duplicates: |name| holds_so_far(name, World { duplicates: 2, ..fences(&[ONCE; 2], 3) });
     #[ignore] fenced_with_refusals_and_a_duplicate: |name|
         holds_so_far(name, World { duplicates: 1, fence_ahead: 2, ..fences(&[ONCE; 2], 2) });
@@ -173,6 +197,12 @@ worlds! {
     };
     refuted_extended_by_one: |name|
         violates(name, EXCLUSION, broken(Broken::ExtendedByOne, plain(&[EXTENDS, ONCE], 2)));
+    refuted_restored_without_grace: |name|
+        violates(name, EXCLUSION, World { grace: 0, ..restoring(2, &[ONCE], 2) });
+    refuted_restored_at_once: |name|
+        violates(name, BROKEN, broken(Broken::RestoredAtOnce, World { breaks: 1, ..restoring(2, &[], 0) }));
+    refuted_valid_from_restoration: |name|
+        violates_deep(name, EXCLUSION, broken(Broken::ValidFromRestoration, restoring(2, &[ONCE], 1)));
     refuted_token_used_again: |name| {
         violates(name, EXCLUSION, broken(Broken::TokenUsedAgain, plain(&[RELEASES_TWICE, ONCE], 1)));
     };

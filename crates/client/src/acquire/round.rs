@@ -69,6 +69,7 @@ pub(crate) struct NewHold {
     pub(crate) channels: Channels,
     /// To the masters whose answer was not needed.
     pub(crate) calls: Calls,
+    pub(crate) adopted: bool,
     pub(crate) next_queue: Option<Member>,
 }
 
@@ -185,7 +186,7 @@ impl Round {
             Request::Look => (request::waiters(&self.request.resource, 1), None),
             Request::Confirm { fence, .. } => (self.request.confirm(fence), Some(self.request.ttl())),
             // Not sent here: see `send`, `drop` and `Extension`.
-            Request::Wait | Request::Leave | Request::Extend | Request::Release => return,
+            Request::Wait | Request::Leave | Request::Extend | Request::Restore | Request::Release => return,
         };
         let channel = self.channels[usize::from(to.0)].clone();
         let limit = channel.node.limit.min(self.request.ttl());
@@ -223,7 +224,8 @@ impl Round {
     fn succeed(mut self, acquired: Acquired) -> NewHold {
         let (calls, channels) = (std::mem::take(&mut self.calls), std::mem::take(&mut self.channels));
         let next_queue = self.machine.next_queue();
-        NewHold { acquired, request: self.request.clone(), channels, calls, next_queue }
+        let (request, adopted) = (self.request.clone(), self.adopts);
+        NewHold { acquired, request, channels, calls, adopted, next_queue }
     }
 
     fn failed(self, reason: FailureReason) -> Failed {

@@ -1,5 +1,6 @@
-//! EXTEND on all masters: carries the messages of [`Extension`].
+//! EXTEND on all masters, and the hold anew on those that forgot it: carries the messages of [`Extension`].
 
+use dlock_protocol::{Mode, Ttl};
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
@@ -12,16 +13,38 @@ use crate::error::ExtendError;
 use crate::lease::{Instant, Lease};
 use crate::node::Channel;
 use crate::quorum::{Extended, Extension, Member, Outgoing, Sends, Vote};
+use crate::request::LockRequest;
 use crate::service::{Channels, Service};
 
 /// Calls whose answers no longer decide anything. Dropping this cancels those that have not left yet.
 pub(crate) type PendingCalls = FuturesUnordered<BoxFuture<'static, ()>>;
+
+/// A call under way, and the answer to EXTEND if it is one.
+type Call = BoxFuture<'static, Option<(Member, Vote<()>)>>;
+
+/// How to ask a master for the hold again.
+pub(crate) struct Restore {
+    pub(crate) request: Arc<LockRequest>,
+    pub(crate) mode: Mode,
+    pub(crate) ttl: Ttl,
+}
+
+impl Restore {
+    /// With a position in the queue, for others may be there already. The next extension tells what came of
+    /// it, and keeps the position.
+    fn command(&self) -> Cmd {
+        let mut request = LockRequest::clone(&self.request);
+        (request.asked.mode, request.asked.ttl) = (self.mode, self.ttl);
+        request.queue(request.ttl(), None)
+    }
+}
 
 /// Asks for the lease until it is decided; waits for each answer at most `limit`.
 pub(crate) async fn extend(
     service: &Arc<Service>,
     channels: &Channels,
     command: Cmd,
+    restore: Option<Restore>,
     lease: Lease,
     limit: Duration,
     (mut extension, sends): (Extension, Sends),
@@ -29,14 +52,16 @@ pub(crate) async fn extend(
     let command = Arc::new(command);
     let asked = sends.iter().map(|Outgoing { to, .. }| {
         let channel = channels[usize::from(to.0)].clone();
-        Box::pin(ask(*to, channel, command.clone(), lease, limit))
+        ask(*to, channel, command.clone(), lease, limit).map(Some).boxed()
     });
-    let mut calls: FuturesUnordered<_> = asked.collect();
+    let mut calls: FuturesUnordered<Call> = asked.collect();
     let mut extended = Extended::Open;
     while extended == Extended::Open
-        && let Some((member, vote)) = calls.next().await
+        && let Some(answer) = calls.next().await
     {
-        extended = extension.answered(member, vote, now());
+        if let Some((member, vote)) = answer {
+            extended = extension.answered(member, vote, now());
+        }
     }
     let report = || service.report(channels, extension.votes());
     let extended = match extended {
@@ -45,7 +70,41 @@ pub(crate) async fn extend(
         _ if service.quorum.is_misuse(extension.votes().flatten()) => Err(ExtendError::Misuse(report())),
         Extended::Unconfirmed | Extended::Open => Err(ExtendError::Unconfirmed(report())),
     };
-    (extended, calls.into_iter().map(|call| call.map(drop).boxed()).collect())
+    let rest = finish(channels.clone(), extension, calls, restore, lease.ttl());
+    (extended, [rest.boxed()].into_iter().collect())
+}
+
+/// What is left to do once it is decided.
+async fn finish(
+    channels: Channels,
+    mut extension: Extension,
+    mut calls: FuturesUnordered<Call>,
+    restore: Option<Restore>,
+    ttl: Duration,
+) {
+    loop {
+        for Outgoing { to, .. } in extension.restore(now()) {
+            let channel = &channels[usize::from(to.0)];
+            // What somebody has taken away stays so.
+            if let Some(restore) = restore.as_ref().filter(|_| channel.has_forgotten(ttl)) {
+                calls.push(ask_for_it_again(channel.clone(), restore.command()).map(|()| None).boxed());
+            }
+        }
+        match calls.next().await {
+            Some(Some((member, vote))) => _ = extension.answered(member, vote, now()),
+            Some(None) => {}
+            None => return,
+        }
+    }
+}
+
+async fn ask_for_it_again(channel: Arc<Channel>, command: Cmd) {
+    // It may be granted at any time from now on.
+    channel.note_orphan();
+    let vote = channel.ask(&command, None, channel.node.limit).await.acquired();
+    if matches!(vote, Vote::Granted(_)) {
+        channel.note(&vote);
+    }
 }
 
 async fn ask(

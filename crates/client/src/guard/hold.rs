@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::acquire::round::NewHold;
 use crate::clock::now;
 use crate::error::{ExtendError, Lost, NodeState, ReleaseError, Report};
-use crate::guard::extend::{PendingCalls, extend};
+use crate::guard::extend::{PendingCalls, Restore, extend};
 use crate::guard::release::Releases;
 use crate::lease::{Instant, Lease};
 use crate::quorum::{Extension, Fence};
@@ -32,6 +32,8 @@ pub(crate) struct Hold {
     pub(crate) request: Arc<LockRequest>,
     pub(crate) fence: Option<Fence>,
     renews: bool,
+    /// Whether masters that forget it are asked for it again.
+    restores: bool,
     pub(crate) channels: Channels,
     state: Mutex<State>,
     /// One extension at a time: the answers to two could contradict each other.
@@ -60,7 +62,7 @@ pub(crate) struct State {
 
 impl Hold {
     pub(crate) fn new(service: Arc<Service>, lease: Lease, renews: bool, new: NewHold) -> Arc<Hold> {
-        let NewHold { acquired, request, channels, calls, next_queue: _ } = new;
+        let NewHold { acquired, request, channels, calls, adopted, next_queue: _ } = new;
         let pending = calls.into_iter().map(|call| call.map(drop).boxed()).collect();
         let state = State { mode: request.mode, lease, valid_until: acquired.valid_until, loss: None };
         let watched = service.watched.add(&request.resource);
@@ -69,6 +71,8 @@ impl Hold {
             request,
             fence: acquired.fence,
             renews,
+            // Of an adopted one the mode is not known.
+            restores: !adopted && channels.len() > 1,
             channels,
             state: Mutex::new(state),
             turn: Turn::new(()),
@@ -173,7 +177,11 @@ impl Hold {
         // Cancels earlier requests that have not left yet: after this one they would shorten the lease.
         self.pending().clear();
         let command = request::extend(&self.request.resource, &self.request.token, counted);
-        let extending = extend(&self.service, &self.channels, command, lease, limit, begun);
+        let restore = self.restores.then(|| {
+            let (request, mode) = (self.request.clone(), self.lock().mode);
+            Restore { request, mode, ttl: counted }
+        });
+        let extending = extend(&self.service, &self.channels, command, restore, lease, limit, begun);
         let (extended, pending) = self.service.background.carry_out(extending).await;
         *self.pending() = pending;
         self.pending_added.notify_one();

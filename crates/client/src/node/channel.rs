@@ -34,6 +34,16 @@ struct State {
     orphaned_ttl: Option<Duration>,
     /// Whether the master held something for the token when it last answered.
     held: bool,
+    confirmed: Option<Confirmed>,
+}
+
+/// That the master held something for the token.
+#[derive(Debug)]
+struct Confirmed {
+    server: Arc<str>,
+    when: Instant,
+    /// Somebody has ended it there.
+    taken_away: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -136,11 +146,29 @@ impl Channel {
     /// Records what an answer says about the hold.
     pub(crate) fn note<G>(&self, vote: &Vote<G>) {
         match vote {
-            Vote::Granted(_) => self.state().held = true,
+            Vote::Granted(_) => {
+                let mut state = self.state();
+                let server =
+                    state.connection.as_ref().and_then(|connection| connection.server().ok().cloned());
+                state.confirmed = server.map(|server| Confirmed { server, when: now(), taken_away: false });
+                state.held = true;
+            }
             Vote::Refused(Refusal::Taken | Refusal::NotHeld) => self.state().held = false,
             // Says nothing about the hold, which may exist even if it cannot be confirmed.
             Vote::Refused(_) | Vote::Failed(_) | Vote::Unknown => {}
         }
+    }
+
+    /// Whether the master, which holds nothing for the token, has forgotten it: it never held something, is
+    /// another server since, or was not reached for as long as a lease of `ttl` lasts. Otherwise somebody has
+    /// taken it away.
+    pub(crate) fn has_forgotten(&self, ttl: Duration) -> bool {
+        let mut state = self.state();
+        let server = state.connection.as_ref().and_then(|connection| connection.server().ok().cloned());
+        let Some(confirmed) = &mut state.confirmed else { return true };
+        let is_another = server.as_ref() != Some(&confirmed.server);
+        confirmed.taken_away |= !is_another && now() < confirmed.when + ttl;
+        is_another || !confirmed.taken_away
     }
 
     /// Records that the token may hold something there from earlier.

@@ -155,8 +155,8 @@ impl Acquisition {
             }
             Request::Look if self.stage == Stage::Looking => return self.looked(&vote, now),
             // An answer to an earlier phase says nothing about the lease that this phase renews.
-            Request::Confirm { .. } | Request::Look | Request::Extend | Request::Release => {}
-            Request::Wait | Request::Leave => {}
+            Request::Confirm { .. } | Request::Look | Request::Extend | Request::Restore => {}
+            Request::Wait | Request::Leave | Request::Release => {}
         }
         match self.stage {
             Stage::First if self.queue() == Some(member) => self.first_answered(member, now),

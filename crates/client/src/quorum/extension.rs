@@ -1,6 +1,14 @@
-//! A new lease for a hold.
+//! A new lease for a hold, and the hold anew on masters that have forgotten it.
+//!
+//! A master that restarted without its data holds nothing for the token any more. If one after the other
+//! did, the hold would be lost, although a majority had it all the time. So such a master is asked for it
+//! again, by a rule that `tests/model.rs` checks: only once a majority has extended without it, and what
+//! it grants is no vote, as only EXTEND is. Each new validity still rests on a majority that held when
+//! asked, with a lease from then on. It needs what an acquisition needs too: that a master which forgets
+//! grants nothing for a lease. Counted at once, such grants would bring back a hold that an operator has
+//! ended everywhere.
 
-use super::{Member, Quorum, Refusal, Request, Sends, Vote, to_all};
+use super::{Member, Outgoing, Quorum, Refusal, Request, Sends, Vote, to_all};
 use crate::lease::{Instant, Lease};
 use smallvec::SmallVec;
 
@@ -64,6 +72,23 @@ impl Extension {
         } else {
             Extended::Unconfirmed
         }
+    }
+
+    /// Asks those that do not hold it for it again, each once, if a majority does. Call it after each answer,
+    /// also after those that come once the extension is decided.
+    pub fn restore(&mut self, now: Instant) -> Sends {
+        let yes = self.count(|vote| *vote == Some(Vote::Granted(())));
+        let mut sends = Sends::new();
+        if yes < self.quorum.majority() || now >= self.held_until {
+            return sends;
+        }
+        for (vote, to) in self.votes.iter_mut().zip(self.quorum.members()) {
+            if *vote == Some(Vote::Refused(Refusal::NotHeld)) {
+                *vote = None;
+                sends.push(Outgoing { to, what: Request::Restore });
+            }
+        }
+        sends
     }
 
     /// The answer of each master; `None` where none has come yet.

@@ -2,10 +2,8 @@
 
 use super::master::{Answer, Ask, Message, Token, number};
 use super::world::{Broken, MASTERS, Script, State, World};
-use dlock_client::lease::Instant;
 use dlock_client::quorum::{
-    Acquisition, Extended, Extension, Fence, Member, Outgoing, Progress, Quorum, Refusal, Request, Verdict,
-    Vote,
+    Acquisition, Extension, Fence, Member, Outgoing, Progress, Refusal, Request, Verdict, Vote,
 };
 use smallvec::SmallVec;
 use std::time::Duration;
@@ -39,6 +37,8 @@ pub enum Phase {
         /// How many extensions were begun, and whether one of them counted.
         extensions: u8,
         extended: bool,
+        /// How many of them were begun when an operator broke the hold.
+        broken_at: Option<u8>,
     },
     Done,
 }
@@ -48,9 +48,18 @@ impl Client {
         Self { round: 0, greatest_before: 0, ahead: SmallVec::new(), phase: Phase::Idle }
     }
 
-    /// The acquisition whose answers are still read.
-    pub fn busy_with(&self) -> Option<u8> {
-        (!matches!(self.phase, Phase::Idle | Phase::Done)).then_some(self.round)
+    /// Whether the message still matters to it: a request, or an answer that it waits for.
+    pub fn reads(&self, message: &Message) -> bool {
+        let is_read = match self.phase {
+            Phase::Idle | Phase::Done => false,
+            Phase::Holding { .. } => matches!(message.what, Ask::Extend(_) | Ask::Restore),
+            Phase::Queueing | Phase::Acquiring { .. } => true,
+        };
+        message.round == self.round && (is_read || (message.answer.is_none() && self.is_busy()))
+    }
+
+    fn is_busy(&self) -> bool {
+        !matches!(self.phase, Phase::Idle | Phase::Done)
     }
 
     pub fn holds(&self) -> bool {
@@ -80,7 +89,7 @@ impl Client {
         matches!(&self.phase, Phase::Acquiring { machine, .. } if machine.ahead().next().is_some())
     }
 
-    fn next_round(&mut self, script: Script) {
+    pub fn next_round(&mut self, script: Script) {
         self.round += 1;
         self.greatest_before = 0;
         self.ahead.clear();
@@ -133,7 +142,7 @@ impl State {
         self.post(world, client, 0, sends);
     }
 
-    fn post(
+    pub fn post(
         &mut self,
         world: &World,
         client: usize,
@@ -205,15 +214,6 @@ impl State {
         }
     }
 
-    /// Without a clock a hold has no expiry: the adversary ends it at the masters, and the client goes on.
-    fn hold(&mut self, world: &World, client: usize, valid_until: Instant) {
-        let left = valid_until.saturating_since(world.now());
-        self.clients[client].phase = Phase::Holding { left, extension: None, extensions: 0, extended: false };
-        if !world.has_clock() {
-            self.clients[client].next_round(world.clients[client]);
-        }
-    }
-
     pub fn ask_again(&mut self, world: &World, client: usize) {
         let Phase::Acquiring { machine, paused, .. } = &mut self.clients[client].phase else { return };
         *paused = false;
@@ -232,42 +232,6 @@ impl State {
         };
         self.post(world, client, 0, sends);
         self.clients[client].next_round(world.clients[client]);
-    }
-
-    pub fn extend(&mut self, world: &World, client: usize) {
-        let Phase::Holding { left, extension, extensions, .. } = &mut self.clients[client].phase else {
-            return;
-        };
-        let one = Quorum::new(1).unwrap();
-        let quorum = if world.is(Broken::ExtendedByOne) { one } else { world.quorum() };
-        let (new, _) = Extension::new(quorum, world.lease(), world.after(*left), world.now());
-        *left = new.held_until().saturating_since(world.now());
-        *extension = Some(Box::new(new));
-        *extensions += 1;
-        let serial = *extensions;
-        let sends = world.quorum().members().map(|to| Outgoing { to, what: Request::Extend });
-        self.post(world, client, serial, sends);
-    }
-
-    fn extension_heard(&mut self, world: &World, member: Member, message: Message, vote: Vote) {
-        let client = usize::from(message.token.client);
-        let Phase::Holding { left, extension, extensions, extended } = &mut self.clients[client].phase else {
-            return;
-        };
-        let (Some(running), true) = (extension.as_mut(), message.what == Ask::Extend(*extensions)) else {
-            return;
-        };
-        let member = if world.is(Broken::ExtendedByOne) { Member(0) } else { member };
-        match running.answered(member, vote.map(|_| ()), world.now()) {
-            Extended::Open => {}
-            Extended::Unconfirmed => *extension = None,
-            Extended::Until(later) => {
-                *left = later.saturating_since(world.now());
-                *extension = None;
-                *extended = true;
-            }
-            Extended::Lost => self.clients[client].next_round(world.clients[client]),
-        }
     }
 
     /// The refuted way to wait: what the queue has granted is a vote.

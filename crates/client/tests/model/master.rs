@@ -19,6 +19,8 @@ pub struct Master {
     pub last: u8,
     /// Ticks without new grants.
     pub grace: u8,
+    /// Whether it has crashed under a hold that began before; only where holds are restored.
+    pub forgot: bool,
     pub queue: SmallVec<[Token; 2]>,
     /// Sorted, each message once, delivered in any order; a lost message is one that stays.
     pub wire: SmallVec<[Message; 8]>,
@@ -52,6 +54,7 @@ pub enum Ask {
     Leave,
     Confirm { fence: u8, phase: u8 },
     Extend(u8),
+    Restore,
     Release,
 }
 
@@ -67,7 +70,7 @@ pub enum Answer {
 
 impl Master {
     pub fn new(last: u8) -> Self {
-        Self { hold: None, last, grace: 0, queue: SmallVec::new(), wire: SmallVec::new() }
+        Self { hold: None, last, grace: 0, forgot: false, queue: SmallVec::new(), wire: SmallVec::new() }
     }
 
     pub fn post(&mut self, message: Message) {
@@ -82,6 +85,7 @@ impl Master {
             Ask::Acquire | Ask::Wait => self.acquire(world, token, what),
             Ask::Confirm { fence, .. } => Some(self.confirm(world, token, fence)),
             Ask::Extend(_) => Some(self.extend(world, token)),
+            Ask::Restore => self.acquire(world, token, what).filter(|_| world.counts_restored()),
             Ask::Release => self.release(world, token),
             Ask::Look => Some(if self.queue.is_empty() { Answer::NotHeld } else { Answer::Taken }),
             Ask::Leave => self.leave(token),
@@ -183,6 +187,7 @@ impl Master {
         self.hold = None;
         self.queue.clear();
         self.grace = world.grace;
+        self.forgot = world.held;
         if world.is(Broken::NumberForgotten) {
             self.last = 0;
         }
@@ -193,8 +198,9 @@ impl Master {
     pub fn sweep(&mut self, is_current: impl Fn(&Message) -> bool) {
         let mut asks: SmallVec<[Token; 4]> =
             self.hold.iter().map(|hold| hold.token).chain(self.queue.iter().copied()).collect();
-        let acquires =
-            |message: &&Message| message.answer.is_none() && matches!(message.what, Ask::Acquire | Ask::Wait);
+        let acquires = |message: &&Message| {
+            message.answer.is_none() && matches!(message.what, Ask::Acquire | Ask::Wait | Ask::Restore)
+        };
         asks.extend(self.wire.iter().filter(acquires).map(|message| message.token));
         self.wire.retain(|message| {
             is_current(message) || (message.answer.is_none() && asks.contains(&message.token))
@@ -221,6 +227,7 @@ impl From<Ask> for Request {
             Ask::Leave => Request::Leave,
             Ask::Confirm { fence, phase } => Request::Confirm { fence: number(fence), phase },
             Ask::Extend(_) => Request::Extend,
+            Ask::Restore => Request::Restore,
             Ask::Release => Request::Release,
         }
     }
@@ -235,6 +242,7 @@ impl Ask {
             Request::Leave => Ask::Leave,
             Request::Confirm { fence, phase } => Ask::Confirm { fence: fence.get() as u8, phase },
             Request::Extend => Ask::Extend(extension),
+            Request::Restore => Ask::Restore,
             Request::Release => Ask::Release,
         }
     }

@@ -1,8 +1,8 @@
 //! What must always hold, and what must happen in some run, for a property is no proof where nothing happens.
 
 use super::client::{Client, Phase};
-use super::master::{Answer, Message};
-use super::world::{State, Time, World};
+use super::master::{Answer, Master, Message};
+use super::world::{MASTERS, State, Time, World};
 use dlock_client::quorum::{Refusal, Vote};
 use stateright::Property;
 
@@ -12,13 +12,15 @@ pub const ORDER: &str = "a fence is above all that were complete before its acqu
 pub const STRICT_ORDER: &str = "a fence is above all that were complete before";
 
 pub const NO_OVERTAKING: &str = "nobody acquires past one who waited before it began and still does";
+pub const BROKEN: &str = "a hold that was broken is not extended";
 pub const SOMEBODY: &str = "when everybody is done, somebody has acquired";
 
 pub fn of(world: &World) -> Vec<Property<World>> {
     let mut properties = vec![Property::<World>::sometimes("every client is done", |_, state: &State| {
         state.clients.iter().all(|client| client.phase == Phase::Done)
     })];
-    if world.has_clock() {
+    // Who acquires after a BREAK may do so before the old holder has noticed.
+    if world.has_clock() && world.breaks == 0 {
         properties.push(Property::always(EXCLUSION, |_, state: &State| {
             state.clients.iter().filter(|client| client.holds()).count() <= 1
         }));
@@ -38,6 +40,9 @@ pub fn of(world: &World) -> Vec<Property<World>> {
         properties
             .push(Property::always(STRICT_ORDER, |_, state: &State| !state.history.below_one_before_its_end));
     }
+    if world.breaks > 0 {
+        properties.push(Property::always(BROKEN, |_, state: &State| !state.history.revived));
+    }
     if world.clients.iter().any(|script| script.looks) {
         properties.push(Property::always(NO_OVERTAKING, |_, state: &State| !state.history.overtaken));
     }
@@ -51,9 +56,13 @@ pub fn of(world: &World) -> Vec<Property<World>> {
 }
 
 fn something_happens(world: &World) -> Vec<Property<World>> {
-    let mut properties = vec![Property::<World>::sometimes("a client is refused", |_, state: &State| {
-        state.clients.iter().any(|client| client.has_vote(&Vote::Refused(Refusal::Taken)))
-    })];
+    let mut properties = Vec::new();
+    let is_contended = world.clients.len() > 1;
+    if is_contended {
+        properties.push(Property::<World>::sometimes("a client is refused", |_, state: &State| {
+            state.clients.iter().any(|client| client.has_vote(&Vote::Refused(Refusal::Taken)))
+        }));
+    }
     if world.clients.iter().any(|script| script.waits) {
         properties.push(Property::sometimes("a client waits in a queue", |_, state: &State| {
             state.masters.iter().any(|master| !master.queue.is_empty())
@@ -72,7 +81,23 @@ fn something_happens(world: &World) -> Vec<Property<World>> {
             },
         ));
     }
-    if world.grace > 0 {
+    if world.held && usize::from(world.crashes) >= MASTERS {
+        properties.push(Property::sometimes("a hold outlives all its masters", |_, state: &State| {
+            state.masters.iter().all(|master| master.forgot) && state.clients[0].holds()
+        }));
+    }
+    if world.held && world.crashes > 0 {
+        properties.push(Property::sometimes("a master holds what it had forgotten", |_, state: &State| {
+            let has_again = |master: &Master| {
+                master.forgot && master.hold.as_ref().is_some_and(|hold| hold.token.client == 0)
+            };
+            state.masters.iter().any(has_again)
+        }));
+    }
+    if world.breaks > 0 {
+        properties.push(Property::sometimes("a hold is broken", |_, state: &State| state.breaks == 0));
+    }
+    if world.grace > 0 && is_contended {
         properties.push(Property::sometimes("a master refuses in grace", |_, state: &State| {
             on_the_wire(state, |message| message.answer == Some(Answer::Grace))
         }));

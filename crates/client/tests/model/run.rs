@@ -1,7 +1,7 @@
 //! One world, searched to the end or to its first violation.
 
 use super::world::World;
-use stateright::{Checker, CheckerBuilder, Expectation, HasDiscoveries, Model};
+use stateright::{Checker, CheckerBuilder, Expectation, HasDiscoveries, Model, Property};
 use std::time::Instant;
 
 /// The world is searched to the end: what must always hold does, and what must happen in some run does.
@@ -23,6 +23,16 @@ pub fn holds_always(name: &str, world: World) {
     always
         .filter(|property| property.expectation == Expectation::Always)
         .for_each(|property| found.assert_no_discovery(property.name));
+}
+
+/// As [`holds`], until all that must happen in some run has.
+pub fn holds_some(name: &str, world: World) {
+    let begin = Instant::now();
+    let expected = |property: &Property<World>| property.expectation == Expectation::Sometimes;
+    let all = world.properties().into_iter().filter(expected).map(|property| property.name).collect();
+    let found = checker(world).finish_when(HasDiscoveries::AllOf(all)).spawn_bfs().join();
+    report(name, &found, begin);
+    found.assert_properties();
 }
 
 /// As [`holds`], in a world that may be too large for the machine: nothing is violated as far as it was

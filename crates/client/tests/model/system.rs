@@ -46,6 +46,8 @@ pub enum Step {
     Crash {
         master: usize,
     },
+    /// An operator ends all holds.
+    Break,
     Tick,
 }
 
@@ -63,6 +65,9 @@ impl Model for World {
         }
         for client in 0..state.clients.len() {
             self.steps_at_client(state, client, steps);
+        }
+        if state.breaks > 0 {
+            steps.push(Step::Break);
         }
         if self.has_clock() {
             steps.push(Step::Tick);
@@ -105,6 +110,10 @@ impl Model for World {
             Step::Crash { master } => {
                 state.crashes -= 1;
                 state.masters[master].crash(self);
+            }
+            Step::Break => {
+                state.breaks -= 1;
+                state.break_holds(self);
             }
             Step::Tick => {
                 state.masters.iter_mut().for_each(|master| master.tick(self));

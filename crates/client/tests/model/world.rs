@@ -30,6 +30,11 @@ pub struct World {
     pub crashes: u8,
     /// Ticks without grants after a crash.
     pub grace: u8,
+    /// Whether the first client already holds on all masters, at the beginning of a lease, and asks those
+    /// that forget for its hold again.
+    pub held: bool,
+    /// How often an operator may end all holds at once.
+    pub breaks: u8,
     /// How often a CONFIRM may be refused as too far ahead, with or without reason.
     pub fence_ahead: u8,
     /// A rule that is left out, to see that the checker finds the violation.
@@ -84,6 +89,10 @@ pub enum Broken {
     NoLook,
     /// One answer is enough for an extension.
     ExtendedByOne,
+    /// A master that does not hold it is asked for it again at once, and its grant is a vote.
+    RestoredAtOnce,
+    /// As above, and validity counts from the grant.
+    ValidFromRestoration,
     /// After a crash a master starts numbering from scratch.
     NumberForgotten,
 }
@@ -95,6 +104,7 @@ pub struct State {
     pub lapses: u8,
     pub duplicates: u8,
     pub crashes: u8,
+    pub breaks: u8,
     pub fence_ahead: u8,
     pub history: History,
 }
@@ -106,6 +116,8 @@ pub struct History {
     pub fences: SmallVec<[u8; 8]>,
     /// Two of them were equal.
     pub same_fence: bool,
+    /// An extension that began after the hold was broken has counted.
+    pub revived: bool,
     /// A newcomer acquired while somebody who waited before it still did.
     pub overtaken: bool,
     /// One was not greater than another that was complete before it began.
@@ -131,6 +143,11 @@ impl World {
         Instant::since_boot(TICK * u32::from(self.ttl()) + left)
     }
 
+    /// Whether what a master grants anew is a vote.
+    pub fn counts_restored(&self) -> bool {
+        self.is(Broken::RestoredAtOnce) || self.is(Broken::ValidFromRestoration)
+    }
+
     pub fn has_clock(&self) -> bool {
         matches!(self.time, Time::Ticks { .. })
     }
@@ -149,15 +166,20 @@ impl World {
     }
 
     pub fn start(&self) -> State {
-        State {
+        let mut state = State {
             masters: self.numbers_before.map(Master::new),
             clients: self.clients.iter().map(|_| Client::new()).collect(),
             lapses: if let Time::None { lapses } = self.time { lapses } else { 0 },
             duplicates: self.duplicates,
             crashes: self.crashes,
+            breaks: self.breaks,
             fence_ahead: self.fence_ahead,
             history: History::default(),
+        };
+        if self.held {
+            state.hold_everywhere(self);
         }
+        state
     }
 
     /// The masters from this index on are interchangeable: those after the one that somebody may wait at, as
@@ -177,9 +199,9 @@ impl World {
 impl State {
     /// Forgets messages that can have no effect any longer.
     pub fn sweep(&mut self) {
-        let busy: SmallVec<[Option<u8>; 3]> = self.clients.iter().map(Client::busy_with).collect();
+        let clients = self.clients.clone();
         for master in &mut self.masters {
-            master.sweep(|message| busy[usize::from(message.token.client)] == Some(message.round));
+            master.sweep(|message| clients[usize::from(message.token.client)].reads(message));
         }
     }
 }

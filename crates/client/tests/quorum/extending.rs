@@ -65,3 +65,27 @@ fn a_hold_that_a_majority_does_not_have_is_over_whoever_is_silent() {
     assert_eq!(machine.answered(Member(1), NOT_HELD, at(2_000)), Extended::Open, "the third decides");
     assert_eq!(machine.answered(Member(2), NOT_HELD, at(2_000)), Extended::Lost);
 }
+
+#[test]
+fn a_master_that_forgot_is_asked_again_once_a_majority_holds_without_it() {
+    let mut machine = extending();
+    machine.answered(Member(0), NOT_HELD, at(2_000));
+    assert!(machine.restore(at(2_000)).is_empty(), "nobody else has answered");
+    machine.answered(Member(1), YES, at(2_000));
+    assert!(machine.restore(at(2_000)).is_empty(), "one of three is no majority");
+    machine.answered(Member(2), YES, at(2_000));
+    assert_eq!(sent(&machine.restore(at(2_000)), Request::Restore), [0]);
+    assert!(machine.restore(at(2_000)).is_empty(), "once");
+    assert_eq!(machine.held_until(), at(1_000 + TRUSTED), "what it grants is no vote");
+}
+
+#[test]
+fn a_master_is_asked_again_also_if_it_answers_last_but_not_past_the_end() {
+    let mut machine = extending();
+    machine.answered(Member(1), YES, at(2_000));
+    machine.answered(Member(2), YES, at(2_000));
+    assert!(machine.restore(at(2_000)).is_empty(), "it may still hold");
+    machine.answered(Member(0), NOT_HELD, at(3_000));
+    assert!(machine.clone().restore(at(1_000 + TRUSTED)).is_empty(), "the hold is over");
+    assert_eq!(sent(&machine.restore(at(3_000)), Request::Restore), [0]);
+}
