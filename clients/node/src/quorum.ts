@@ -16,7 +16,7 @@ import { times } from "./waits.js";
 const SPLITS = 8;
 // How often one that has waited asks the others again: their holds may be about to be given back.
 const BRIEF_TRIES = 8;
-// How often members that have not answered are asked who they are, ms.
+// How often members are asked who they are, ms: one that was restarted is another server.
 const TELL_APART = 10_000;
 
 /** The members, and what is known of them. */
@@ -24,8 +24,10 @@ export class Members {
   readonly majority: number;
   /** Who each member was when it was last asked. */
   readonly runIds = new Map<number, string>();
-  /** When to ask those that have not answered. */
+  /** When to ask again. */
   tellApartAt = 0;
+  /** One that is the same server as another. */
+  #double: number | undefined;
 
   constructor(readonly addresses: readonly string[]) {
     this.majority = Math.floor(addresses.length / 2) + 1;
@@ -39,6 +41,35 @@ export class Members {
 
   all(): readonly number[] {
     return [...this.addresses.keys()];
+  }
+
+  /** Finds the members that may vote. Two addresses of one server would vote twice, so one that has not said
+   * who it is has no vote. Those that are known are asked again without waiting for them. */
+  *tellApart(): Steps<void> {
+    const unknown = this.all().filter((member) => !this.runIds.has(member));
+    if (this.runIds.size < this.majority || now() >= this.tellApartAt) {
+      this.tellApartAt = now() + TELL_APART;
+      const enough = (answers: Answers) => unknown.every((member) => answers.has(member));
+      yield new Ask(this.all(), ["INFO", "server"], enough, (member, answer) => this.#heard(member, answer));
+    }
+    const double = this.#double;
+    this.#double = undefined;
+    if (double !== undefined) {
+      const address = this.addresses[double];
+      throw new LockError(`two members of the quorum are the same server: name ${address} once`);
+    }
+  }
+
+  #heard(member: number, answer: unknown): void {
+    if (answer instanceof NoAnswerError) return;
+    // Without the right to ask, nobody can tell.
+    const runId = /^run_id:(\w+)/m.exec(String(answer))?.[1] ?? `unknown ${member}`;
+    if ([...this.runIds].some(([other, known]) => other !== member && known === runId)) {
+      this.runIds.delete(member);
+      this.#double = member;
+    } else {
+      this.runIds.set(member, runId);
+    }
   }
 
   report(answers: Answers): string {
@@ -82,7 +113,7 @@ export class QuorumAttempt implements Acquisition {
     const { members } = this;
     let pause = 50;
     for (let tries = 0; ; tries++) {
-      yield* this.#tellApart();
+      yield* members.tellApart();
       const began = now();
       this.#begin();
       const granted = yield* this.#atOnce(waits);
@@ -219,28 +250,6 @@ export class QuorumAttempt implements Acquisition {
       }
     }
     return null;
-  }
-
-  /** Finds the members that may vote. Two addresses of one server would vote twice, so one that has not said
-   * who it is has no vote. */
-  *#tellApart(): Steps<void> {
-    const { runIds, majority, addresses } = this.members;
-    const unknown = this.members.all().filter((member) => !runIds.has(member));
-    if (unknown.length === 0 || (runIds.size >= majority && now() < this.members.tellApartAt)) return;
-    this.members.tellApartAt = now() + TELL_APART;
-    const answers: Answers = yield new Ask(unknown, ["INFO", "server"], () => false);
-    for (const [member, answer] of answers) {
-      if (answer instanceof NoAnswerError) continue;
-      // Without the right to ask, nobody can tell.
-      const runId = /^run_id:(\w+)/m.exec(String(answer))?.[1] ?? `unknown ${member}`;
-      for (const [other, known] of runIds) {
-        if (other === member || known !== runId) continue;
-        // Others can be finding out at the same time.
-        runIds.delete(member);
-        throw new LockError(`two members of the quorum are the same server: name ${addresses[member]} once`);
-      }
-      runIds.set(member, runId);
-    }
   }
 
   #granted(member: number): boolean {

@@ -83,9 +83,10 @@ async function within(work: Promise<unknown>, ms: number, signal?: AbortSignal):
 function ask(step: Ask, where: Where, signal: AbortSignal | undefined): Promise<Answers> {
   const answers: Answers = new Map();
   const asked = new Promise<Answers>((resolve) => {
-    let decided = step.members.length === 0;
+    let decided = step.members.length === 0 || step.enough(answers);
     if (decided) resolve(answers);
     const note = (member: number, answer: unknown) => {
+      step.heard(member, answer);
       if (decided) return;
       answers.set(member, answer);
       decided = step.enough(answers) || answers.size === step.members.length;

@@ -51,12 +51,14 @@ export class Owe {
 /** The answers of members, by their number: replies and errors. */
 export type Answers = Map<number, unknown>;
 
-/** Ask members in parallel, until there are `enough` answers. The outcome is what came. */
+/** Ask members in parallel, until there are `enough` answers. The outcome is what came. Whatever comes, later
+ * ones too, is told to `heard`. */
 export class Ask {
   constructor(
     readonly members: readonly number[],
     readonly command: Args,
     readonly enough: (answers: Answers) => boolean,
+    readonly heard: (member: number, answer: unknown) => void = () => {},
   ) {}
 }
 

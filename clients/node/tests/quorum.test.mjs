@@ -2,7 +2,8 @@
 
 import assert from "node:assert/strict";
 import { after, beforeEach, test } from "node:test";
-import { Lock, NoQuorumError, NotHeldError, Quorum } from "dlock";
+import { Lock, NoAnswerError, NoQuorumError, NotHeldError, Quorum } from "dlock";
+import { Members } from "../dist/quorum.js";
 import { onEach, pause, Server, until } from "./support.mjs";
 
 onEach((bench) => {
@@ -139,6 +140,23 @@ onEach((bench) => {
     const [first, second] = proxies.map((proxy) => proxy.url);
     const twice = await makeQuorum([first, first.replace("127.0.0.1", "localhost"), second]);
     await assert.rejects(new Lock(twice, "foo").tryAcquire(), /the same server/);
+  });
+
+  test("a member that was restarted has a new place in the order", () => {
+    const members = new Members(["a", "b", "c"]);
+    const ask = () => members.tellApart().next().value;
+    const first = ask();
+    assert(!first.enough(new Map()));
+    for (const member of [0, 1, 2]) first.heard(member, `# Server\r\nrun_id:${member}5\r\n`);
+    assert.deepEqual(members.order(), [0, 1, 2]);
+    assert.equal(ask(), undefined);
+    members.tellApartAt = 0;
+    const again = ask();
+    assert(again.enough(new Map()), "nobody waits for those that are known");
+    again.heard(0, new NoAnswerError("away"));
+    assert.deepEqual(members.order(), [0, 1, 2]);
+    again.heard(0, "# Server\r\nrun_id:20\r\n");
+    assert.deepEqual(members.order(), [1, 0, 2]);
   });
 
   test("permits are refused", async () => {

@@ -193,6 +193,24 @@ def test_all_queue_at_the_same_master_however_they_spell_the_addresses(members, 
     assert orders[0] == orders[1]
 
 
+def test_a_member_that_was_restarted_has_a_new_place_in_the_order(members, masters, monkeypatch):
+    monkeypatch.setattr("dlock._members.TELL_APART", 0)
+    quorum = members.quorum
+    with members.lock(timeout=10):
+        before = quorum.run_ids[0]
+    masters[0].kill()
+    masters[0].start()
+    fresh = redis.Redis.from_url(masters[0].url, decode_responses=True).info("server")["run_id"]
+    assert fresh != before
+
+    def is_known():
+        with members.lock(timeout=10):
+            return quorum.run_ids[0] == fresh
+
+    until("it is known anew", is_known)
+    assert [quorum.run_ids[member] for member in quorum.order()] == sorted(quorum.run_ids.values())
+
+
 def test_permits_are_refused(members):
     with pytest.raises(ValueError, match="single server"):
         members.lock(permits=2, timeout=10).acquire(blocking=False)

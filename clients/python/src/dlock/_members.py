@@ -11,7 +11,7 @@ from ._attempt import NO_ANSWER
 from ._hold import Steps, now
 from ._protocol import Args
 
-# How often members that have not answered are asked who they are.
+# How often members are asked who they are: one that was restarted is another server.
 TELL_APART = 10.0
 
 # In place of a run id that the user may not ask for.
@@ -34,11 +34,17 @@ class To:
 
 class Ask:
     """A step: ask members in parallel, until there are `enough` answers. Answers what came: replies,
-    errors."""
+    errors. Whatever comes, later ones too, is told to `heard`."""
 
-    def __init__(self, commands: Mapping[int, Args], enough: Callable[[Answers], bool]) -> None:
+    def __init__(
+        self,
+        commands: Mapping[int, Args],
+        enough: Callable[[Answers], bool],
+        heard: Callable[[int, Any], object] = lambda member, answer: None,
+    ) -> None:
         self.commands = commands
         self.enough = enough
+        self.heard = heard
 
 
 class Quorum:
@@ -51,8 +57,10 @@ class Quorum:
         self.majority = len(members) // 2 + 1
         # Who each member was when it was last asked.
         self.run_ids: dict[int, str] = {}
-        # When to ask those that have not answered.
+        # When to ask again.
         self.tell_apart_at = 0.0
+        # One that is the same server as another.
+        self._double: int | None = None
 
     def order(self) -> list[int]:
         """The order in which everybody tries the members' queues, however they spell the addresses."""
@@ -69,24 +77,26 @@ class Quorum:
 
     def tell_apart(self) -> Steps:
         """Finds the members that may vote. Two addresses of one server would vote twice, so one that has not
-        said who it is has no vote."""
-        known = self.run_ids
-        unknown = [member for member in range(len(self.members)) if member not in known]
-        enough = len(known) >= self.majority
-        if not unknown or (enough and now() < self.tell_apart_at):
+        said who it is has no vote. Those that are known are asked again without waiting for them."""
+        unknown = [member for member in range(len(self.members)) if member not in self.run_ids]
+        if len(self.run_ids) < self.majority or now() >= self.tell_apart_at:
+            self.tell_apart_at = now() + TELL_APART
+            commands = dict.fromkeys(range(len(self.members)), ("INFO", "server"))
+            yield Ask(commands, lambda answers: all(each in answers for each in unknown), self._heard)
+        double, self._double = self._double, None
+        if double is not None:
+            raise ValueError(f"two members are the same server: {_address(self.members[double])}")
+
+    def _heard(self, member: int, answer: Any) -> None:
+        if isinstance(answer, NO_ANSWER):
             return
-        self.tell_apart_at = now() + TELL_APART
-        answers = yield Ask(dict.fromkeys(unknown, ("INFO", "server")), lambda _: False)
-        for member, answer in answers.items():
-            if isinstance(answer, NO_ANSWER):
-                continue
-            # Without the right to ask, nobody can tell.
-            run_id = answer["run_id"] if isinstance(answer, dict) else f"{UNKNOWN}{member}"
-            known[member] = run_id
-            # Others can be finding out at the same time.
-            if any(known[other] == run_id for other in list(known) if other != member):
-                known.pop(member, None)
-                raise ValueError(f"two members are the same server: {_address(self.members[member])}")
+        # Without the right to ask, nobody can tell.
+        run_id = answer["run_id"] if isinstance(answer, dict) else f"{UNKNOWN}{member}"
+        if any(known == run_id for other, known in list(self.run_ids.items()) if other != member):
+            self.run_ids.pop(member, None)
+            self._double = member
+        else:
+            self.run_ids[member] = run_id
 
 
 def word(answer: Any) -> str:

@@ -67,6 +67,7 @@ async def _ask(step: Ask, client: Any) -> Answers:
     answered = asyncio.Event()
 
     def report(member: int, answer: Any) -> None:
+        step.heard(member, answer)
         answers[member] = answer
         answered.set()
 

@@ -78,7 +78,7 @@ def _ask(step: Ask, client: Any) -> Answers:
     inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
     for member, command in step.commands.items():
         background = _clock.background(client.members[member])
-        background.submit(reporting(command, functools.partial(_put, inbox, member)))
+        background.submit(reporting(command, functools.partial(_heard, step, inbox, member)))
     answers: Answers = {}
     end = now() + ASK_LIMIT
     while len(answers) < len(step.commands) and not step.enough(answers):
@@ -90,7 +90,8 @@ def _ask(step: Ask, client: Any) -> Answers:
     return answers
 
 
-def _put(inbox: queue.SimpleQueue[tuple[int, Any]], member: int, answer: Any) -> None:
+def _heard(step: Ask, inbox: queue.SimpleQueue[tuple[int, Any]], member: int, answer: Any) -> None:
+    step.heard(member, answer)
     inbox.put((member, answer))
 
 
