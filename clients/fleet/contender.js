@@ -19,9 +19,11 @@ const kinds = {
     const { Redis } = require("../node/node_modules/ioredis");
     return new Redis(url).on("error", () => {});
   },
-  async "node-redis"(url) {
+  "node-redis"(url) {
     const client = require("../node/node_modules/redis").createClient({ url });
-    return client.on("error", () => {}).connect();
+    // Not awaited: a master can be down from the beginning.
+    client.on("error", () => {}).connect();
+    return client;
   },
 };
 
@@ -69,7 +71,7 @@ async function turn(quorum, name) {
 }
 
 async function main() {
-  const quorum = new Quorum(await Promise.all(urls.map((url) => kinds[kind](url))));
+  const quorum = new Quorum(urls.map((url) => kinds[kind](url)));
   for (let turns = 0; !stopping; turns++) await turn(quorum, `${number}:${turns}`);
   process.exit();
 }

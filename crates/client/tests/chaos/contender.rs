@@ -26,8 +26,8 @@ pub struct Stage {
     pub stay: AtomicBool,
     /// How many do so because they were told to.
     pub staying: AtomicUsize,
-    /// How often each client has held something.
-    pub acquired: Vec<AtomicUsize>,
+    /// The kind of each client, and how often it has held something.
+    pub acquired: Vec<(String, AtomicUsize)>,
     pub counts: Counts,
 }
 
@@ -57,13 +57,15 @@ pub struct Contender<'a> {
 }
 
 impl Stage {
-    pub fn new(store: Store, clients: usize) -> Stage {
+    /// `others`: the kinds of the clients that are not of Rust.
+    pub fn new(store: Store, others: impl Iterator<Item = String>) -> Stage {
+        let kinds = (0..CONTENDERS).map(|_| "Rust".to_string()).chain(others);
         Stage {
             store,
             over: AtomicBool::default(),
             stay: AtomicBool::default(),
             staying: AtomicUsize::default(),
-            acquired: (0..clients).map(|_| AtomicUsize::default()).collect(),
+            acquired: kinds.map(|kind| (kind, AtomicUsize::default())).collect(),
             counts: Counts::default(),
         }
     }
@@ -113,7 +115,7 @@ impl Contender<'_> {
                 stage.counts.refused.fetch_add(1, Relaxed);
             }
         };
-        stage.acquired[self.number].fetch_add(1, Relaxed);
+        stage.acquired[self.number].1.fetch_add(1, Relaxed);
         if pauses {
             stage.counts.paused.fetch_add(1, Relaxed);
             self.pause(resource, &held);

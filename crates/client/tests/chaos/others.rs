@@ -23,6 +23,11 @@ pub fn programs() -> Vec<String> {
     named.split(';').map(str::trim).filter(|program| !program.is_empty()).map(String::from).collect()
 }
 
+/// The last word of a program.
+pub fn kind(program: &str) -> String {
+    program.rsplit(' ').next().unwrap_or(program).to_string()
+}
+
 impl Other {
     /// It goes on until its input is dropped.
     pub fn start(number: usize, program: &str, urls: &[String], lease: Duration) -> (Other, ChildStdin) {
@@ -44,7 +49,7 @@ impl Other {
         for line in output.lines() {
             let line = line.expect("text");
             match *line.split(' ').collect::<Vec<_>>() {
-                ["holds"] => _ = stage.acquired[self.number].fetch_add(1, Relaxed),
+                ["holds"] => _ = stage.acquired[self.number].1.fetch_add(1, Relaxed),
                 ["none"] => _ = stage.counts.not_won.fetch_add(1, Relaxed),
                 ["lost"] => _ = stage.counts.lost.fetch_add(1, Relaxed),
                 ["writes", resource, fence, name] => {

@@ -1,7 +1,7 @@
 //! A run: clients at work, faults dealt out meanwhile, and what was seen of it.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::Duration;
 
@@ -71,7 +71,7 @@ impl Run {
     /// Clients work for as long as `act` takes.
     pub fn during(&mut self, act: impl FnOnce(&mut Scene<'_>)) -> Seen {
         let programs = if matches!(self.locks, Kind::Ours) { others::programs() } else { Vec::new() };
-        let stage = Stage::new(Store::new(&self.store), CONTENDERS + programs.len());
+        let stage = Stage::new(Store::new(&self.store), programs.iter().map(|it| others::kind(it)));
         let urls = self.masters.urls();
         let (locks, lease) = (self.locks, self.lease);
         let randoms: Vec<Random> = (0..CONTENDERS).map(|_| self.random.branch()).collect();
@@ -106,19 +106,13 @@ impl Run {
         let forgotten = restarts.into_iter().filter(|then| relied_on(*then)).count();
         let Stage { store, counts, acquired: each, .. } = stage;
         let mut acquired = BTreeMap::new();
-        for (number, count) in each.iter().enumerate() {
-            let kind = number.checked_sub(CONTENDERS).map_or("Rust", |place| kind(&programs[place]));
-            *acquired.entry(kind.to_string()).or_default() += count.load(Relaxed);
+        for (kind, count) in each {
+            *acquired.entry(kind).or_default() += count.into_inner();
         }
         let record = Record { holds, writes: store.into_log() };
         let (faults, weather) = (self.masters.faults.clone(), self.masters.weather());
         Seen { record, counts, acquired, faults, forgotten, weather }
     }
-}
-
-/// The last word of a program.
-fn kind(program: &str) -> &str {
-    program.rsplit(' ').next().unwrap_or(program)
 }
 
 fn contend(
@@ -207,13 +201,15 @@ impl Scene<'_> {
 
     pub fn everybody_acquires(&self, when: &str) {
         let before = self.acquired();
-        until_within(TIMEOUT, &format!("everybody acquires something: {when}"), || {
-            self.acquired().iter().zip(&before).all(|(now, before)| now > before)
-        });
+        for (number, (kind, _)) in self.stage.acquired.iter().enumerate() {
+            until_within(TIMEOUT, &format!("client {number}, {kind}, acquires something: {when}"), || {
+                self.acquired()[number] > before[number]
+            });
+        }
     }
 
     fn acquired(&self) -> Vec<usize> {
-        self.stage.acquired.iter().map(|one: &AtomicUsize| one.load(Relaxed)).collect()
+        self.stage.acquired.iter().map(|(_, count)| count.load(Relaxed)).collect()
     }
 }
 
