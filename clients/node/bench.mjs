@@ -10,7 +10,7 @@ import Redlock from "redlock";
 // A contending client holds the lock for so long, and does something else for so long, in ms: too short for
 // all to find it free, and long enough for most.
 const HOLD = 1;
-const ELSEWHERE = [5, 200];
+const ELSEWHERE = [5, 200, 400];
 const PROCESSES = 8;
 // The first ms do not count: everybody connects at the same moment.
 const WARM = 2000;
