@@ -77,6 +77,8 @@ umount -l /.old
 rmdir /.old
 exec env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --show-status=no
 SCRIPT
+    # As every installed Debian has.
+    echo "127.0.0.1 localhost" >"$machine/etc/hosts"
     mkdir "$cgroup"
     net=--net
     [ -z "${SHARED_NETWORK:-}" ] || net=
