@@ -10,7 +10,11 @@ folder=$(mktemp -d)
 machine=$folder/root
 cgroup=$(findmnt -n -o TARGET -t cgroup2 | head -n 1)/dlock-machine-$$
 
-# The mirror and the proxy that this machine uses.
+unshared=
+trap shut_down EXIT
+
+# The mirror that this machine uses.
+# shellcheck disable=SC2016 # apt puts in the values, not the shell
 mirror=$(apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
     awk -v suite="$suite" '$1 == suite && $2 == "main" { print $3; exit }')
 : "${mirror:=http://deb.debian.org/debian}"
@@ -87,7 +91,6 @@ SCRIPT
         $net --kill-child sh "$folder/boot" "$machine" >"$folder/console" 2>&1 &
     unshared=$!
     : >"$folder/state"
-    trap shut_down EXIT
     until init=$(pgrep -P "$unshared") && inside systemctl is-system-running >"$folder/state" 2>&1 ||
         grep -q degraded "$folder/state"; do
         kill -0 "$unshared" 2>/dev/null || { cat "$folder/console"; fail "the machine did not start"; }
@@ -102,8 +105,11 @@ inside() {
 }
 
 shut_down() {
-    kill -KILL "$unshared" 2>/dev/null || :
-    wait "$unshared" 2>/dev/null || :
+    if [ -n "$unshared" ]; then
+        kill -KILL "$unshared" || :
+        wait "$unshared" 2>/dev/null || :
+        unshared=
+    fi
     # systemd leaves the groups of its units, and its processes take a moment to end.
     for _ in $(seq 50); do
         find "$cgroup" -depth -type d -exec rmdir {} \; 2>/dev/null

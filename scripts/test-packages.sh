@@ -69,6 +69,7 @@ try() {
     restart
     expect "loaded" "dlock 1" "$(modules | cut -c 1-7)"
     pid=$(inside systemctl show -P MainPID "$family-server")
+    # shellcheck disable=SC2016 # for awk
     expect "seccomp, no new privileges, no capabilities" "2 1 0000000000000000" "$(inside awk \
         '/^Seccomp:/ { s = $2 } /^NoNewPrivs/ { n = $2 } /^CapBnd/ { c = $2 } END { print s, n, c }' "/proc/$pid/status")"
     expect "the fence mark is written" ok "$(ask INFO dlock | sed -n 's/^dlock_fence_mark_status:\([a-z]*\).*/\1/p')"
