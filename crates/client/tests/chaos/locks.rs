@@ -11,7 +11,7 @@ const RELEASE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
 
 pub enum Locks {
-    Ours { client: Client, ttl: Duration },
+    Ours { client: Client, ttl: Duration, fenced: bool },
     Plain { masters: Vec<Stock>, ttl: Duration },
 }
 
@@ -21,10 +21,10 @@ pub enum Held {
 }
 
 impl Locks {
-    pub async fn ours(urls: &[String], ttl: Duration) -> Locks {
+    pub async fn ours(urls: &[String], ttl: Duration, fenced: bool) -> Locks {
         let retry = Retry::new(3, Duration::from_millis(50));
         let client = Client::builder().servers(urls).retry(retry).build().await;
-        Locks::Ours { client: client.expect("a client"), ttl }
+        Locks::Ours { client: client.expect("a client"), ttl, fenced }
     }
 
     pub fn plain(urls: &[String], ttl: Duration) -> Locks {
@@ -36,8 +36,9 @@ impl Locks {
     /// thread would go on.
     pub async fn acquire(&self, resource: &str, renew: bool) -> Option<Held> {
         match self {
-            Locks::Ours { client, ttl } => {
-                let lock = client.lock(resource).fenced().ttl(*ttl).wait(Wait::For(Duration::from_secs(3)));
+            Locks::Ours { client, ttl, fenced } => {
+                let lock = client.lock(resource).ttl(*ttl).wait(Wait::For(Duration::from_secs(3)));
+                let lock = if *fenced { lock.fenced() } else { lock };
                 match lock.renew(renew).acquire().await {
                     Ok(guard) => Some(Held::Ours(guard)),
                     Err(why @ (AcquireError::Option(_) | AcquireError::Deadlock { .. })) => panic!("{why}"),
@@ -83,10 +84,10 @@ impl Locks {
 }
 
 impl Held {
-    /// A plain lock has none: one for all.
+    /// A plain lock has none, nor one of ours that was not asked for it: one for all.
     pub fn fence(&self) -> i64 {
         match self {
-            Held::Ours(guard) => guard.fence().expect("it was asked for").get() as i64,
+            Held::Ours(guard) => guard.fence().map_or(1, |fence| fence.get() as i64),
             Held::Plain { .. } => 1,
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-use crate::proxy::Proxy;
+use crate::proxy::{Cut, Proxy};
 use dlock_testkit::wall_clock::{HOUR, WallClock, seconds};
 use dlock_testkit::{Random, Server, ServerKind, until};
 
@@ -22,6 +22,10 @@ pub enum Fault {
     Slow,
     /// Loses requests and answers, and the connections with them.
     Lossy,
+    /// Gets no requests, while its connections stay open.
+    Deaf,
+    /// Gets requests, but its answers are lost.
+    Mute,
     /// Its wall clock is set forth or back, and right again.
     ClockSet,
     /// Killed, and back without a memory and with a wrong clock; then once more with the right one.
@@ -29,11 +33,13 @@ pub enum Fault {
 }
 
 impl Fault {
-    pub const ALL: [Fault; 6] = [
+    pub const ALL: [Fault; 8] = [
         Fault::Killed,
         Fault::Stopped,
         Fault::Slow,
         Fault::Lossy,
+        Fault::Deaf,
+        Fault::Mute,
         Fault::ClockSet,
         Fault::BackWithWrongClock,
     ];
@@ -75,6 +81,8 @@ impl Masters {
             Fault::Stopped => master.server.pause(),
             Fault::Slow => master.proxy.set_delay(Duration::from_millis(60)),
             Fault::Lossy => master.proxy.set_loses(8),
+            Fault::Deaf => master.proxy.set_cut(Cut::Requests),
+            Fault::Mute => master.proxy.set_cut(Cut::Answers),
             Fault::ClockSet => {
                 let before = master.seconds();
                 let off = *random.of(&[-24, -1, 1, 24]) * HOUR;
@@ -96,6 +104,7 @@ impl Masters {
             Fault::Stopped => master.server.resume(),
             Fault::Slow => master.proxy.set_delay(Duration::ZERO),
             Fault::Lossy => master.proxy.set_loses(0),
+            Fault::Deaf | Fault::Mute => master.proxy.set_cut(Cut::Nothing),
             Fault::ClockSet => master.clock.set_off_by(0),
             Fault::BackWithWrongClock => {
                 master.server.kill9();
