@@ -129,7 +129,7 @@ worlds! {
     retried: |name| holds(name, plain(&[RETRIES, ONCE], 1));
     extended: |name| holds(name, plain(&[EXTENDS, ONCE], 2));
 
-    outliving_all_masters: |name| holds_some(name, restoring(5, &[], 3));
+    outliving_all_masters: |name| holds_some(name, World { grace: 0, ..restoring(2, &[], 3) });
     restoring_after_a_break: |name| holds(name, World { breaks: 1, ..restoring(2, &[], 1) });
 
     #[ignore] restoring_beside_another: |name| holds_so_far(name, restoring(2, &[ONCE], 1));
