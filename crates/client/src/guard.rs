@@ -126,7 +126,9 @@ impl Guard {
     /// error, or if the future is dropped, the hold stays shared.
     ///
     /// Requires a single server, and that no other guard shares the hold. Over a quorum, release the shared
-    /// hold and acquire again.
+    /// hold and acquire again: EXTEND does not tell the mode, so a master that missed the upgrade would go on
+    /// extending a hold that counts as exclusive. With that master, and one that forgot the hold, another
+    /// client could have a majority of shared votes at the same time.
     pub async fn upgrade(&mut self, wait: Wait) -> Result<(), AcquireError> {
         self.only_guard().map_err(AcquireError::Option)?;
         self.hold().upgrade(wait).await
