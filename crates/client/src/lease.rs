@@ -31,6 +31,12 @@ impl Instant {
     pub(crate) fn saturating_sub(self, by: Duration) -> Self {
         Self(self.0.saturating_sub(by))
     }
+
+    /// The last whole multiple of `step` since the boot.
+    pub(crate) fn round_down(self, step: Duration) -> Self {
+        let over = self.0.as_nanos().checked_rem(step.as_nanos()).unwrap_or(0);
+        Self(self.0.saturating_sub(u64::try_from(over).map_or(Duration::ZERO, Duration::from_nanos)))
+    }
 }
 
 /// The lease asked of the servers, and how much of it the client trusts.
@@ -77,6 +83,14 @@ mod tests {
         let lease = Lease::new(Duration::from_secs(30)).unwrap();
         let sent = Instant::since_boot(Duration::from_secs(5));
         assert_eq!(lease.valid_until(sent), Instant::since_boot(Duration::from_millis(5_000 + 30_000 - 302)));
+    }
+
+    #[test]
+    fn an_instant_is_rounded_down_to_whole_steps() {
+        let at = |ms| Instant::since_boot(Duration::from_millis(ms));
+        let rounded = [0, 233, 234, 5_000].map(|ms| at(ms).round_down(Duration::from_millis(234)));
+        assert_eq!(rounded, [at(0), at(0), at(234), at(4_914)]);
+        assert_eq!(at(7).round_down(Duration::ZERO), at(7));
     }
 
     #[test]
