@@ -28,8 +28,9 @@ const KEPT: Duration = Duration::from_secs(10);
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The first pause of those whom the master tells nothing, or who cannot reach it.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// How long each of many waits leaves it to the others to ask all masters whether the queue moves.
-const STUCK_SPREAD: Duration = Duration::from_millis(1);
+/// A queue is looked at again after so many times what the look took: where answers are late, so are those
+/// that make it move.
+const LOOK_FACTOR: u32 = 8;
 /// How many waiters to read in search of one's position.
 const MAX_WAITERS_READ: u32 = 1000;
 
@@ -67,10 +68,11 @@ impl Waiter {
         let asking =
             self.service.background.runtime.spawn(async move { waiter.ask(until, is_upgrade).await });
         let positions = queueing.on_position.map(|on_position| self.report_positions(on_position));
+        let lookout = self.channel.node.waits.lookout(&self.request.resource);
         tokio::select! {
             ended = AbortOnDropHandle::new(asking) => ended.unwrap_or(Vote::Unknown),
             Some(()) = OptionFuture::from(positions) => Vote::Unknown,
-            () = self.until_stuck(), if queueing.may_move_on => Vote::Refused(Refusal::Taken),
+            () = lookout.until(self.until_stuck()), if queueing.may_move_on => Vote::Refused(Refusal::Taken),
         }
     }
 
@@ -156,9 +158,12 @@ impl Waiter {
         let limit = self.channel.node.limit;
         let mut backoff = Backoff::new(limit / 8, CHECK_INTERVAL * 2);
         let mut before: Option<Vec<String>> = None;
+        let mut took = Duration::ZERO;
         loop {
-            sleep(backoff.next().max(STUCK_SPREAD * self.channel.node.waits.count())).await;
+            sleep(backoff.next().max(took * LOOK_FACTOR)).await;
+            let begun = now();
             let mut holders = self.service.holders(&self.request.resource).await;
+            took = now().saturating_since(begun);
             let queue = self.channel.node.member;
             let stuck = !self.service.quorum.may_move(queue, &holders);
             let there = holders[usize::from(queue.0)].take().filter(|_| stuck);

@@ -5,9 +5,9 @@ use dlock_protocol::notify::Ended;
 use redis::{PushInfo, PushKind, Value};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Mutex as Turn, Notify};
 use tokio::time::{sleep, timeout};
 
 use crate::request::fresh_token;
@@ -22,6 +22,18 @@ pub(crate) struct Waits {
     channel: Vec<u8>,
     next: AtomicU64,
     all: Mutex<HashMap<u64, Arc<Heard>>>,
+    /// By resource.
+    lookouts: Mutex<HashMap<Vec<u8>, Weak<Lookout>>>,
+}
+
+/// Of all that wait for one resource there, one at a time looks whether its queue moves. They leave it
+/// together: the heads of two queues keep each other from a majority.
+#[derive(Debug)]
+pub(crate) struct Lookout {
+    waits: Arc<Waits>,
+    resource: Vec<u8>,
+    turn: Turn<()>,
+    stuck: Notify,
 }
 
 /// What was heard of a wait.
@@ -42,7 +54,12 @@ pub(crate) struct Wait {
 impl Waits {
     pub(crate) fn new() -> Arc<Waits> {
         let channel = [b"dlock:", fresh_token().as_bytes()].concat();
-        Arc::new(Waits { channel, next: AtomicU64::new(0), all: Mutex::default() })
+        Arc::new(Waits {
+            channel,
+            next: AtomicU64::new(0),
+            all: Mutex::default(),
+            lookouts: Mutex::default(),
+        })
     }
 
     pub(crate) fn channel(&self) -> &[u8] {
@@ -53,6 +70,18 @@ impl Waits {
         let (number, heard) = (self.next.fetch_add(1, Ordering::Relaxed), Arc::<Heard>::default());
         self.all().insert(number, heard.clone());
         Wait { waits: self.clone(), number, message: number.to_string().into(), heard }
+    }
+
+    /// The lookout of a resource, which all its waits share.
+    pub(crate) fn lookout(self: &Arc<Self>, resource: &[u8]) -> Arc<Lookout> {
+        let mut all = self.lookouts();
+        if let Some(lookout) = all.get(resource).and_then(Weak::upgrade) {
+            return lookout;
+        }
+        let (waits, turn, stuck) = (self.clone(), Turn::default(), Notify::new());
+        let lookout = Arc::new(Lookout { waits, resource: resource.to_vec(), turn, stuck });
+        all.insert(resource.to_vec(), Arc::downgrade(&lookout));
+        lookout
     }
 
     pub(crate) fn count(&self) -> u32 {
@@ -82,8 +111,37 @@ impl Waits {
         self.all().values().for_each(|heard| heard.notify.notify_one());
     }
 
+    fn lookouts(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Weak<Lookout>>> {
+        self.lookouts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn all(&self) -> MutexGuard<'_, HashMap<u64, Arc<Heard>>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lookout {
+    /// Returns when `look` has, of whoever's turn it is.
+    pub(crate) async fn until(&self, look: impl Future<Output = ()>) {
+        let own = async {
+            let _turn = self.turn.lock().await;
+            look.await;
+            self.stuck.notify_waiters();
+        };
+        tokio::select! {
+            () = self.stuck.notified() => {}
+            () = own => {}
+        }
+    }
+}
+
+impl Drop for Lookout {
+    fn drop(&mut self) {
+        let mut all = self.waits.lookouts();
+        // Another one may have begun meanwhile.
+        if all.get(&self.resource).is_some_and(|lookout| lookout.strong_count() == 0) {
+            all.remove(&self.resource);
+        }
     }
 }
 

@@ -73,7 +73,8 @@ fn contend(counts: &[usize], tasks: usize, length: Duration) {
                     while now() < end {
                         let guard = client.lock("r").ttl(LONG).acquire().await.expect("its turn comes");
                         count += 1;
-                        guard.release().await.expect("it is held");
+                        // Not confirmed in time, it goes on in the background.
+                        let _ = guard.release().await;
                     }
                     f64::from(count)
                 })
@@ -99,5 +100,5 @@ fn a_thousand_tasks_contend() {
 #[test]
 #[ignore = "a figure"]
 fn ten_thousand_tasks_contend() {
-    contend(&[1], 10_000, Duration::from_secs(60));
+    contend(&[1, 3], 10_000, Duration::from_secs(30));
 }
