@@ -10,8 +10,8 @@ use dlock_client::{Client, Inspection, Token};
 use crate::args::LockArgs;
 use crate::exit::{Error, Failure};
 
-/// Whose the locks of this process are, for the search for deadlocks: within the run around it, which waits for
-/// this one to end. Another run in there is another owner, for it may run beside this one.
+/// Whose the locks of this process are, for the search for deadlocks: within the run around it, which waits
+/// for this one to end. Another run in there is another owner, for it may run beside this one.
 pub static OWNER: LazyLock<OsString> = LazyLock::new(|| {
     let own = format!("{:016x}", rand::random::<u64>());
     let around = env::var_os("DLOCK_OWNER").unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Would this wait close a cycle of parties that wait for each other? A party is a token, or an owner with all
-//! its tokens: see [`party`].
+//! Would this wait close a cycle of parties that wait for each other? A [`Party`] is a token, or an owner
+//! with all its tokens.
 //!
 //! Run before somebody joins a wait queue; it costs nothing while nobody waits. Who holds another resource is
 //! not known here: the search asks for it by name and is told.

@@ -307,15 +307,6 @@ impl Waiting {
         once.into_iter().chain(often.into_iter().flatten())
     }
 
-    /// Those in a queue whose parties wait elsewhere too, or twice here.
-    pub(crate) fn also_elsewhere<'a>(
-        &'a self,
-        name: &Name<'a>,
-    ) -> impl Iterator<Item = &'a Waiter> + use<'a> {
-        let positions = self.queues.get(name).into_iter().flat_map(|queue| &queue.also_elsewhere);
-        positions.filter_map(|(_, id)| self.get(*id))
-    }
-
     /// The waiter behind this position; the head where it is None.
     pub(crate) fn next_in_queue(&self, name: &Name<'_>, position: Option<Position>) -> Option<&Waiter> {
         let behind = (position.map_or(ops::Bound::Unbounded, ops::Bound::Excluded), ops::Bound::Unbounded);

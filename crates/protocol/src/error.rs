@@ -34,7 +34,8 @@ pub enum Error {
         on_a_key: usize,
         queued: usize,
     },
-    /// Waiting would close this cycle of tokens that wait for each other, each shown by its owner if it has one.
+    /// Waiting would close this cycle of tokens that wait for each other, each shown by its owner if it has
+    /// one.
     Deadlock(Vec<Token>),
     /// The fence of a CONFIRM lies `ms` beyond the `bound` by which it may be ahead of the server's clock.
     FenceAhead {

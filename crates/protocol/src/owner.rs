@@ -2,9 +2,9 @@
 
 use crate::names::{Token, TokenRef};
 
-/// Who acquires with one token after the other: a process, a job, a thread of it. Spelled as a token is, and no
-/// secret. An owner within another is written after it and a slash: as long as `job/step` waits, `job` releases
-/// nothing.
+/// Who acquires with one token after the other: a process, a job, a thread of it. Spelled as a token is, and
+/// no secret. An owner within another is written after it and a slash: as long as `job/step` waits, `job`
+/// releases nothing.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OwnerId(Token);
 

@@ -243,8 +243,8 @@ impl Course {
         Some(rand::random_range(Duration::ZERO..=failed.length))
     }
 
-    /// Whether a deadlock may be of this attempt's own making: what an earlier round was granted bears the name
-    /// of its owner until the release has arrived. Then the next round tells.
+    /// Whether a deadlock may be of this attempt's own making: what an earlier round was granted bears the
+    /// name of its owner until the release has arrived. Then the next round tells.
     async fn may_be_own(&mut self, failed: &Failed, attempt: &Attempt) -> bool {
         let is_first = !std::mem::replace(&mut self.saw_deadlock, true);
         let deadlock = failed.refused(|why| matches!(why, Refusal::Deadlock(_)));

@@ -61,8 +61,8 @@ impl Search {
 }
 
 impl Resource {
-    /// By which tokens the newcomer's party keeps whom waiting: those from this place in the queue on. Of more
-    /// than two the others keep nobody waiting whom these do not.
+    /// By which tokens the newcomer's party keeps others waiting, each from a place in the queue on. Of more
+    /// than two the rest keep nobody waiting whom these do not.
     fn of_start(&self) -> SmallVec<[(usize, &Token); 2]> {
         let holds =
             self.holders.iter().filter(|(_, holder)| holder.party == START).map(|(token, _)| (0, token));

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use dlock_protocol::{OwnerId, OwnerIdRef};
 
-use super::{Waiter, WaiterId, Waiting, Waits};
+use super::{Name, Waiter, WaiterId, Waiting, Waits};
 
 /// Those that have an owner, in the order of their owners: one and all within it are two ranges.
 #[derive(Clone, Default)]
@@ -36,6 +36,15 @@ impl Waiting {
     /// What those within this owner wait for.
     pub(crate) fn inside_owner<'a>(&'a self, owner: &OwnerId) -> impl Iterator<Item = &'a Waiter> + use<'a> {
         self.by_owner.inside(owner).filter_map(|id| self.get(id))
+    }
+
+    /// Those in a queue whose parties wait elsewhere too, or twice here.
+    pub(crate) fn also_elsewhere<'a>(
+        &'a self,
+        name: &Name<'a>,
+    ) -> impl Iterator<Item = &'a Waiter> + use<'a> {
+        let positions = self.queues.get(name).into_iter().flat_map(|queue| &queue.also_elsewhere);
+        positions.filter_map(|(_, id)| self.get(*id))
     }
 
     /// It makes those around it, and the first of its own, wait more than once.
@@ -103,7 +112,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::queue::{Name, Newcomer, Owner, Queued, Rank};
+    use crate::queue::{Newcomer, Owner, Queued, Rank};
 
     const KEYS: [&[u8]; 2] = [b"k", b"l"];
     const OWNERS: [&str; 6] = ["", "o", "o/p", "o/p/q", "o!", "r"];
