@@ -118,8 +118,8 @@ impl Stage {
         self.start(command).end()
     }
 
-    /// On how many of the servers this is the hold. A member whose grant came late is not counted by the client:
-    /// it may have no hold yet, or one with another fence.
+    /// On how many of the servers this is the hold. A member whose grant came late is not counted by the
+    /// client: it may have no hold yet, or one with another fence.
     #[track_caller]
     pub fn confirmed(&self, resource: &str, token: &str, fence: &str, label: &str) -> usize {
         let holds =

@@ -5,6 +5,7 @@
 use dlock_core::{End, Granted, Mode, Reentry, Refusal, ReleaseCount};
 
 mod commands;
+mod happenings;
 mod party;
 mod queue;
 mod queueing;

@@ -1,0 +1,85 @@
+//! What happens to a server besides commands.
+
+use super::*;
+
+impl Page {
+    /// The background looks at a key.
+    pub fn look_at(&mut self, key: Key) {
+        self.turn(key, |_| ());
+    }
+
+    /// The background ends a wait that is over: of a client, or a token's own.
+    pub fn time_out(&mut self, client: Client) {
+        let waiter =
+            self.blocked(client).filter(|waiter| waiter.until.is_some_and(|until| self.is_over(until)));
+        if let Some(waiter) = waiter {
+            self.marks.push("a wait is over");
+            self.leave_all(&waiter, Told::TimedOut);
+            self.turn(waiter.asked.key, |_| ());
+        }
+    }
+
+    pub fn time_out_token(&mut self, key: Key, token: Token) {
+        let over = |waiter: &&Waiter| {
+            (waiter.asked.key, waiter.asked.token, waiter.whose) == (key, token, Whose::Token)
+                && waiter.until.is_some_and(|until| self.is_over(until))
+        };
+        if let Some(waiter) = self.waiters.iter().find(over).cloned() {
+            self.marks.push("a queued wait is over");
+            self.leave_all(&waiter, Told::TimedOut);
+            self.turn(key, |_| ());
+        }
+    }
+
+    pub fn client_gone(&mut self, client: Client) {
+        self.closed = Some(client);
+        while let Some(waiter) = self.waiters.iter().find(|waiter| self.is_lost(waiter)).cloned() {
+            self.marks.push("a position ends with its connection");
+            self.leave_all(&waiter, Told::Cancelled);
+            self.turn(waiter.asked.key, |_| ());
+        }
+        self.closed = None;
+        if let Some(waiter) = self.blocked(client) {
+            self.marks.push("a waiter's connection closes");
+            self.leave_all(&waiter, Told::Cancelled);
+            self.turn(waiter.asked.key, |_| ());
+        }
+        let bound = self.holds.iter().filter(|hold| hold.bond == Bond::To(client));
+        let mut bound: Vec<_> = bound.cloned().collect();
+        bound.sort_by_key(|hold| (hold.key, hold.token));
+        for Hold { key, token, .. } in bound {
+            let own = |hold: &Hold| hold.key == key && hold.token == token && hold.bond == Bond::To(client);
+            self.turn(key, |page| page.end(End::Disconnected, own));
+        }
+    }
+
+    /// The key is removed by somebody: the hold ends, the queue is served. The server tells of that, not the
+    /// lock.
+    pub fn delete(&mut self, key: Key) {
+        if self.holds_of(key).next().is_some() && !self.queue(key).is_empty() {
+            self.marks.push("a key vanishes under its queue");
+        }
+        let existed = self.exists(key);
+        self.holds.retain(|hold| hold.key != key);
+        self.delays.retain(|(of, _)| *of != key);
+        self.turn(key, |_| ());
+        if existed && !self.exists(key) {
+            self.heard.push((key, Heard::Freed));
+        }
+    }
+
+    /// The server has forgotten something.
+    pub fn begin_grace(&mut self, ms: u64) {
+        self.grants_from = self.grants_from.max(self.in_ms(ms) * 1000);
+    }
+
+    /// Queues do not outlive a demotion.
+    pub fn demote(&mut self) {
+        if !self.waiters.is_empty() {
+            self.marks.push("a demotion with waiters");
+        }
+        self.waiters.clear();
+        self.flights.clear();
+        self.holds.iter_mut().for_each(|hold| hold.on_the_way = None);
+    }
+}
