@@ -6,6 +6,7 @@ use dlock_core::{End, Event, Outcome};
 use hdrhistogram::Histogram;
 
 /// Counts since the start.
+#[derive(Default)]
 pub struct Stats {
     pub grants: u64,
     pub handoffs: u64,
@@ -28,30 +29,6 @@ pub struct Stats {
     pub waited: Times,
     /// ms from grant to end.
     pub held: Times,
-}
-
-impl Default for Stats {
-    fn default() -> Self {
-        Stats {
-            grants: 0,
-            handoffs: 0,
-            denials: 0,
-            releases: 0,
-            expiries: 0,
-            disconnects: 0,
-            breaks: 0,
-            timeouts: 0,
-            cancels: 0,
-            deadlocks: 0,
-            queue_refusals: 0,
-            grace_refusals: 0,
-            gone: 0,
-            evictions: 0,
-            effects_skipped: 0,
-            waited: Times::default(),
-            held: Times::default(),
-        }
-    }
 }
 
 impl Stats {
