@@ -116,9 +116,11 @@ impl<'a> Ctx<'a> {
         unsafe { api!(RedisModule_GetClientId(self.0)) }
     }
 
-    /// From where a connection comes, as CLIENT LIST shows it; None where there is no such connection any
-    /// more.
+    /// From where a connection comes, as CLIENT LIST shows it; None where there is none, or none any more.
     pub fn address(self, client: u64) -> Option<String> {
+        if !self.is_connected(client) {
+            return None;
+        }
         // SAFETY: a plain C structure, for which zero bytes are valid; the server ends the text with a NUL.
         let (found, ip, port) = unsafe {
             let mut info = std::mem::zeroed::<rm::RedisModuleClientInfo>();
@@ -128,6 +130,16 @@ impl<'a> Ctx<'a> {
         };
         let address = if ip.contains(':') { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") };
         (found == rm::REDISMODULE_OK as c_int).then_some(address)
+    }
+
+    /// Whether a client is a connection. What runs in a script or a guard has a number too. Valkey 9 finds it
+    /// by that, and crashes at its address. The name of a user is looked for among connections only.
+    fn is_connected(self, client: u64) -> bool {
+        let user = unsafe { api!(RedisModule_GetClientUserNameById(self.0, client)) };
+        if !user.is_null() {
+            unsafe { api!(RedisModule_FreeString(self.0, user)) };
+        }
+        !user.is_null()
     }
 
     /// Sends `command key change` to replicas and the append only file. Goes out after the command that runs.

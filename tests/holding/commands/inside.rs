@@ -111,6 +111,31 @@ fn every_command_works_in_a_script() {
     });
 }
 
+/// Valkey 9 finds by its number whatever runs, and crashed when asked for its address.
+#[test]
+fn what_has_no_connection_of_its_own_has_no_address() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        let client = |inspected: Value| inspected.field("holders").items()[0].field("client").int();
+        granted(script(&mut conn, "DLOCK.ACQUIRE k t 600000"));
+        assert_eq!(client(script(&mut conn, "DLOCK.INSPECT k")), 0);
+        assert_eq!(client(conn.ok("DLOCK.INSPECT k")), 0);
+        granted(conn.ok("DLOCK.GUARD k t DLOCK.ACQUIRE l u 600000"));
+        assert_eq!(client(conn.ok("DLOCK.GUARD k t DLOCK.INSPECT l")), 0);
+        assert!(conn.ok("DLOCK.ACQUIRE l t 600000 QUEUE 600000").is_nil());
+        let deadlock = ["EVAL", "return redis.pcall(unpack(ARGV))", "1", "k", "DLOCK.ACQUIRE", "k", "u", "1"];
+        assert!(conn.call(&[&deadlock[..], &["QUEUE", "600000"]].concat()).error().starts_with("DEADLOCK"));
+        assert_eq!(script(&mut conn, "DLOCK.BREAK k"), 1);
+        let log = conn.ok("DLOCK.LOG");
+        let noted = |entry: &Value| (entry.field("what").text(), entry.field("address").text());
+        assert_eq!(
+            log.items().iter().map(noted).collect::<Vec<_>>(),
+            [("broken".into(), "".into()), ("deadlock".into(), "".into())]
+        );
+    });
+}
+
 #[test]
 fn a_read_only_script_reads_and_does_not_write() {
     each_server(|kind| {
