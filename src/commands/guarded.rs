@@ -72,7 +72,8 @@ enum Kind {
     Blocks,
     /// It reads keys that it does not name.
     Sorts,
-    /// It would change a connection of the server's own, not the one that it comes from.
+    /// It is about a connection: here one of the server's own, not the one that it comes from. Valkey 8.0
+    /// does not survive such a WAIT within a script.
     Connection,
 }
 
@@ -85,7 +86,7 @@ fn kind(name: &[u8]) -> Kind {
         b"EVAL" | b"EVALSHA" | b"EVAL_RO" | b"EVALSHA_RO" | b"FCALL" | b"FCALL_RO" => Kind::Script,
         b"BLPOP" | b"BRPOP" | b"BLMOVE" | b"BRPOPLPUSH" | b"BZPOPMIN" | b"BZPOPMAX" => Kind::Blocks,
         b"SORT" | b"SORT_RO" => Kind::Sorts,
-        b"SELECT" => Kind::Connection,
+        b"SELECT" | b"WAIT" | b"WAITAOF" | b"READONLY" | b"READWRITE" | b"ASKING" => Kind::Connection,
         _ => Kind::Plain,
     }
 }

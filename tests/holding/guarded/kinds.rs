@@ -11,6 +11,11 @@ fn commands_about_the_connection_or_the_server_are_refused() {
         conn.ok("DLOCK.ACQUIRE k t MAX");
         for command in [
             "SELECT 1",
+            "WAIT 0 0",
+            "WAITAOF 0 0 0",
+            "READONLY",
+            "READWRITE",
+            "ASKING",
             "MULTI",
             "EXEC",
             "DISCARD",
@@ -49,6 +54,11 @@ fn commands_about_the_connection_or_the_server_are_refused() {
                 );
             }
             assert_eq!(conn.ok("PING"), "PONG");
+        }
+        let script = ["EVAL", "return redis.pcall(unpack(ARGV))", "1", "k", "DLOCK.GUARD", "k", "t"];
+        for command in ["WAIT 0 0", "WAITAOF 0 0 0", "READONLY"] {
+            let words: Vec<&str> = script.into_iter().chain(command.split(' ')).collect();
+            assert!(conn.call(&words).error().contains("cannot be guarded"), "{command}");
         }
         assert!(
             conn.call(&["DLOCK.GUARD", "k", "t", "SET\0", "x", "1"]).error().contains("cannot be guarded")
