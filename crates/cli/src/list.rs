@@ -24,13 +24,16 @@ pub async fn list(args: List) -> Result<u8, Abort> {
     let pattern = args.pattern.as_ref().map(|pattern| pattern.as_bytes());
     let (mut locks, silent) = find(&client, pattern).await;
     locks = with_holders(&client, locks).await;
+    let answered = client.members() - silent.len();
     if args.json {
         print(&shown::json(&json!({ "locks": locks, "unanswered": silent })))?;
     } else {
         silent.iter().for_each(|silent| complain(format_args!("{}: {}", silent.server, silent.why)));
-        print(&text(&locks))?;
+        // Of those who do not answer nothing is known, not even that.
+        if answered > 0 {
+            print(&text(&locks))?;
+        }
     }
-    let answered = client.members() - silent.len();
     Ok(if answered > client.members() / 2 { 0 } else { Failure::NoQuorum.code() })
 }
 
