@@ -38,6 +38,9 @@ pub(crate) struct Service {
 /// Of a resource with more holders it is not asked who they are.
 const MAX_HOLDERS_READ: u32 = 100;
 
+/// More waits than this, of one client in one queue, take too long to leave it one by one.
+const MANY_WAITS: usize = 16;
+
 /// The channels of one hold, by member.
 pub(crate) type Channels = SmallVec<[Arc<Channel>; 5]>;
 
@@ -132,9 +135,18 @@ impl Service {
             let run_id = node.run_id();
             (node.is_missing(), run_id.is_none(), run_id, node.name.clone())
         });
-        let queue = self.contended.queue(resource).filter(|member| !self.node(*member).is_missing());
+        let queues = [self.own_queue(resource), self.contended.queue(resource)];
+        let queue = queues.into_iter().flatten().find(|member| !self.node(*member).is_missing());
         let first = order.iter().position(|member| Some(*member) == queue).unwrap_or(0);
         order.split_off(first)
+    }
+
+    /// Where many of this client wait already. The others join them, wherever else somebody was met: the
+    /// queue would take long to drain, and the heads of two queues keep each other from a majority.
+    fn own_queue(&self, resource: &[u8]) -> Option<Member> {
+        let waiting = |node: &Arc<Node>| (node.waits.count_for(resource), node.member);
+        let (count, member) = self.nodes.iter().map(waiting).max()?;
+        (count > MANY_WAITS).then_some(member)
     }
 
     /// The tokens that hold the resource, by master; `None` where that is not known.

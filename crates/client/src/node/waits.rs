@@ -84,6 +84,11 @@ impl Waits {
         lookout
     }
 
+    /// How many wait for this resource.
+    pub(crate) fn count_for(&self, resource: &[u8]) -> usize {
+        self.lookouts().get(resource).map_or(0, Weak::strong_count)
+    }
+
     pub(crate) fn count(&self) -> u32 {
         self.all().len().try_into().unwrap_or(u32::MAX)
     }

@@ -49,6 +49,38 @@ fn the_queue_keeps_its_order_and_fences_rise_with_it() {
     });
 }
 
+/// The head of a long queue that a later master refuses does not split it: the heads of two queues would
+/// keep each other from a majority.
+#[test]
+fn many_who_wait_stay_in_one_queue() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 3);
+        for server in &servers {
+            assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
+        }
+        let client = client(&servers).await;
+        let mut queue: Vec<_> = (0..40).map(|ahead| wait_behind(&client, &servers, ahead)).collect();
+        let (free, refuses): (Vec<&Server>, Vec<&Server>) = {
+            let head = head(&servers).port();
+            let later = servers.iter().find(|server| server.port() != head).expect("three").port();
+            servers.iter().partition(|server| server.port() != later)
+        };
+        for server in free {
+            assert_eq!(server.connect().ok("DLOCK.RELEASE r other"), 1);
+        }
+        let mut guard = queue.remove(0).await.expect("no panic").expect("a majority is free");
+        queue.push(wait_behind(&client, &servers, 39));
+        assert_eq!(queue::clients(&mut head(&servers).connect(), "r").len(), 40, "it has joined the others");
+        assert_eq!(refuses[0].connect().ok("DLOCK.RELEASE r other"), 1);
+        for next in queue {
+            guard.release().await.expect("it is held");
+            guard = next.await.expect("no panic").expect("there was a handoff");
+        }
+        guard.release().await.expect("it is held");
+        until_nothing_is_left(&servers, "r");
+    });
+}
+
 #[test]
 fn a_wait_that_is_over_is_taken_and_leaves_no_waiter() {
     each_kind(async |kind| {
