@@ -9,10 +9,11 @@ cargo build --quiet --package dlock-module
 cargo build --quiet --package dlock
 built=${CARGO_TARGET_DIR:-$top/target}/debug
 port=23792
-"$(redis_server)" --port $port --save '' --notify-keyspace-events Kd --dlock.log-slower-than 1500 \
+folder=$(mktemp -d)
+"$(redis_server)" --port $port --dir "$folder" --save '' --notify-keyspace-events Kd --dlock.log-slower-than 1500 \
     --loadmodule "$built/libdlock.so" >/dev/null &
 server=$!
-trap 'kill $server' EXIT
+trap 'kill $server; rm -rf "$folder"' EXIT
 until redis-cli -p $port PING >/dev/null 2>&1; do
     kill -0 $server
     sleep 0.1
