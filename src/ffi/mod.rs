@@ -7,6 +7,7 @@
 
 mod alloc;
 mod blocked;
+mod client;
 mod ctx;
 pub mod docs;
 pub mod inner;
@@ -14,6 +15,7 @@ mod key;
 pub mod load;
 mod name;
 pub mod notices;
+mod outgoing;
 mod raw;
 mod rights;
 mod section;
