@@ -13,20 +13,7 @@ const KEY: u8 = 0;
 
 /// Asks for [`KEY`] for a second, and waits for it without end if `wait`.
 fn ask(system: &mut System, client: Client, token: Token, mode: Mode, wait: bool) -> Answer {
-    let (ttl, reentry) = (1000, Reentry::Keep);
-    let asked = Request {
-        client,
-        key: KEY,
-        token,
-        mode,
-        ttl,
-        reentry,
-        ephemeral: false,
-        delay: 0,
-        label: 0,
-        owner: 0,
-    };
-    system.make(Move::Acquire(asked, wait.then_some(0)))
+    system.make(Move::Acquire(Request::new(client, KEY, token, mode), wait.then_some(0)))
 }
 
 fn permits(n: u32) -> Mode {
@@ -112,19 +99,7 @@ fn an_upgrade_that_another_connection_was_told_of_is_not_taken_back() {
 fn an_upgrade_waits_for_a_lock_delay() {
     let mut system = System::new(START, 0);
     ask(&mut system, 1, 1, Mode::Shared, false);
-    let (ttl, reentry, mode, delay) = (10, Reentry::Keep, Mode::Shared, 50);
-    let dies = Request {
-        client: 2,
-        key: KEY,
-        token: 2,
-        mode,
-        ttl,
-        reentry,
-        ephemeral: false,
-        delay,
-        label: 0,
-        owner: 0,
-    };
+    let dies = Request { ttl: 10, delay: 50, ..Request::new(2, KEY, 2, Mode::Shared) };
     system.make(Move::Acquire(dies, None));
     system.make(Move::Advance(20_000));
     assert_eq!(ask(&mut system, 1, 1, Mode::Exclusive, true), Answer::Waits);
@@ -171,19 +146,7 @@ fn a_lost_answer_takes_nothing_back_but_what_it_brought() {
 fn the_lock_delay_of_an_expired_hold_is_seen_at_once() {
     for mode in [Mode::Exclusive, Mode::Shared, permits(3)] {
         let mut system = System::new(START, 0);
-        let (ttl, reentry, delay) = (10, Reentry::Keep, 50);
-        let dies = |token| Request {
-            client: 2,
-            key: KEY,
-            token,
-            mode,
-            ttl,
-            reentry,
-            ephemeral: false,
-            delay,
-            label: 0,
-            owner: 0,
-        };
+        let dies = |token| Request { ttl: 10, delay: 50, ..Request::new(2, KEY, token, mode) };
         system.make(Move::Acquire(dies(2), None));
         system.make(Move::Advance(20_000));
         let lock = &system.locks[&KEY];
@@ -196,9 +159,7 @@ fn upgrade_at_the_greatest_count(reentry: Reentry) -> impl FnMut(u8, Token, Mode
     let (mut system, mut client) = (System::new(START, 0), 0);
     let mut wait = move |key, token, mode, reentry| {
         client += 1;
-        let (ttl, delay) = (1000, 0);
-        let asked =
-            Request { client, key, token, mode, ttl, reentry, ephemeral: false, delay, label: 0, owner: 0 };
+        let asked = Request { reentry, ..Request::new(client, key, token, mode) };
         system.make(Move::Acquire(asked, Some(0)))
     };
     let most = Reentry::AtLeast(NonZeroU32::new(i32::MAX as u32).unwrap());

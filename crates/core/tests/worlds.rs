@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU32;
 
-use dlock_core::{Mode, Reentry, ReleaseCount};
+use dlock_core::{Mode, ReleaseCount};
 
 use crate::model::check;
 use crate::model::moves::Move;
@@ -19,11 +19,7 @@ const START: u64 = 1_760_000_000_000_000;
 fn acquire(client: Client, token: Token, mode: Mode, block: Option<u64>) -> Move {
     // Token 1 dies badly: its holds end with its connection, and are followed by a lock-delay.
     let (ephemeral, delay) = (token == 1, u64::from(token == 1));
-    let (ttl, reentry) = (2, Reentry::Keep);
-    Move::Acquire(
-        Request { client, key: KEY, token, mode, ttl, reentry, ephemeral, delay, label: 0, owner: 0 },
-        block,
-    )
+    Move::Acquire(Request { ttl: 2, ephemeral, delay, ..Request::new(client, KEY, token, mode) }, block)
 }
 
 /// What happens in each of them besides ACQUIRE: time passes, and everybody may leave in every way.

@@ -159,22 +159,7 @@ pub fn waits() -> impl Strategy<Value = Vec<Move>> {
     let reentry = select(vec![Reentry::Keep, Reentry::Keep, Reentry::OneMore, most]);
     let who = (0..CLIENTS, 0..KEYS, 0..TOKENS);
     let wait = (who, mode, reentry).prop_map(|((client, key, token), mode, reentry)| {
-        let ttl = 1000;
-        Move::Acquire(
-            Request {
-                client,
-                key,
-                token,
-                mode,
-                ttl,
-                reentry,
-                ephemeral: false,
-                delay: 0,
-                label: 0,
-                owner: 0,
-            },
-            Some(0),
-        )
+        Move::Acquire(Request { reentry, ..Request::new(client, key, token, mode) }, Some(0))
     });
     let release = (0..KEYS, 0..TOKENS).prop_map(|(key, token)| Move::Release(key, token, ReleaseCount::All));
     let owners = prop::array::uniform5(select(vec![0, 0, 0, 1, 2, 3]));

@@ -9,10 +9,12 @@ mod happenings;
 mod party;
 mod queue;
 mod queueing;
+mod request;
 mod restart;
 mod stuck;
 
 pub use party::{OWNERS, Owner, Party};
+pub use request::Request;
 pub use restart::Restart;
 
 pub type Key = u8;
@@ -64,21 +66,6 @@ pub struct Doubt {
     /// To this queued waiter, which has not asked again; until when it could have waited, and the delay that
     /// the hold has once it is claimed.
     pub unclaimed: Option<(u64, u64, u64)>,
-}
-
-/// What an ACQUIRE asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Request {
-    pub client: Client,
-    pub key: Key,
-    pub token: Token,
-    pub mode: Mode,
-    pub ttl: u64,
-    pub reentry: Reentry,
-    pub ephemeral: bool,
-    pub delay: u64,
-    pub label: u8,
-    pub owner: Owner,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
