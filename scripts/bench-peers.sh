@@ -9,12 +9,8 @@ set -eu
 
 peers=$top/build/peers
 if [ ! -x "$peers/etcd" ]; then
-    say "fetching etcd"
-    rm -rf "$peers/fetch"
-    mkdir -p "$peers/fetch"
-    (cd "$peers/fetch" && apt-get download -qq -o APT::Sandbox::User=root etcd-server) || fail "etcd-server could not be fetched"
-    dpkg -x "$peers"/fetch/etcd-server_*.deb "$peers/fetch/tree"
-    mv "$peers/fetch/tree/usr/bin/etcd" "$peers/etcd"
+    unpack_packages "$peers/fetch" etcd-server
+    mv "$peers/fetch/usr/bin/etcd" "$peers/etcd"
     rm -rf "$peers/fetch"
 fi
 if [ ! -e /usr/share/java/zookeeper.jar ] || ! command -v java >/dev/null; then

@@ -61,6 +61,17 @@ node_client() (
     npm run --silent build
 )
 
+# Debian's packages, unpacked into a folder and not installed: unpack_packages FOLDER NAME...
+unpack_packages() {
+    unpacked=$1
+    shift
+    say "fetching: $*" >&2
+    rm -rf "$unpacked" && mkdir -p "$unpacked"
+    (cd "$unpacked" && apt-get download -qq -o APT::Sandbox::User=root "$@") || fail "apt-get download failed: $*"
+    for package in "$unpacked"/*.deb; do dpkg -x "$package" "$unpacked"; done
+    rm "$unpacked"/*.deb
+}
+
 # Nightly Rust with these components: nightly_with COMPONENT...
 nightly_with() {
     if ! cargo +nightly --version >/dev/null 2>&1; then

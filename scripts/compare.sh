@@ -7,12 +7,7 @@ set -u
 
 peers=$top/build/peers
 if [ ! -x "$peers/tools/usr/bin/etcdctl" ]; then
-    say "fetching daemontools and etcd" >&2
-    rm -rf "$peers/fetch" && mkdir -p "$peers/fetch" "$peers/tools"
-    (cd "$peers/fetch" && apt-get download -qq -o APT::Sandbox::User=root daemontools etcd-client etcd-server) ||
-        fail "Debian's packages could not be fetched"
-    for package in "$peers"/fetch/*.deb; do dpkg -x "$package" "$peers/tools"; done
-    rm -rf "$peers/fetch"
+    unpack_packages "$peers/tools" daemontools etcd-client etcd-server
 fi
 cargo build --quiet --package dlock-module && cargo build --quiet --package dlock || exit
 

@@ -7,7 +7,7 @@
 suite=bookworm
 [ "$(id -u)" = 0 ] || fail "needs root, to start a Debian of its own"
 folder=$(mktemp -d)
-machine=$folder/root
+machine=$folder/tree
 cgroup=$(findmnt -n -o TARGET -t cgroup2 | head -n 1)/dlock-machine-$$
 
 unshared=
@@ -32,8 +32,8 @@ unpack_machine() {
     if [ ! -e "$kept" ]; then
         say "making a Debian ($suite) with: $*"
         fetched=$folder/fetched
-        mkdir -p "$fetched" "${kept%/*}"
-        (cd "$fetched" && apt-get download -qq -o APT::Sandbox::User=root debootstrap && dpkg -x ./*.deb .)
+        mkdir -p "${kept%/*}"
+        unpack_packages "$fetched" debootstrap
         DEBOOTSTRAP_DIR=$fetched/usr/share/debootstrap "$fetched/usr/sbin/debootstrap" --variant=minbase \
             --include=systemd,systemd-sysv "$suite" "$machine" "$mirror" >"$folder/log" 2>&1 || { tail "$folder/log"; fail "debootstrap"; }
         # No service starts in a tree that is not booted.

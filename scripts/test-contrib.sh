@@ -8,14 +8,10 @@ set -eu
 
 prometheus=$top/build/prometheus
 if [ ! -x "$prometheus/promtool" ]; then
-    say "fetching Prometheus"
-    mkdir -p "$prometheus/fetch"
-    (
-        cd "$prometheus/fetch"
-        apt-get download -qq -o APT::Sandbox::User=root prometheus prometheus-redis-exporter || fail "prometheus could not be fetched"
-        for package in *.deb; do dpkg -x "$package" tree; done
-        mv tree/usr/bin/prometheus-redis-exporter tree/usr/bin/prometheus tree/usr/bin/promtool "$prometheus"
-    )
+    unpack_packages "$prometheus/fetch" prometheus prometheus-redis-exporter
+    for program in prometheus promtool prometheus-redis-exporter; do
+        mv "$prometheus/fetch/usr/bin/$program" "$prometheus"
+    done
     rm -rf "$prometheus/fetch"
 fi
 

@@ -11,7 +11,7 @@ SHARED_NETWORK=yes
 unpack_machine ca-certificates
 began=$(date +%s)
 boot
-cp -R "$dist" "$machine/root/packages"
+cp -R "$dist" "$machine/srv/packages"
 # How this machine reaches the package index.
 [ ! -e /etc/pip.conf ] || cp /etc/pip.conf "$machine/etc/pip.conf"
 if [ -n "${SSL_CERT_FILE:-}" ]; then
@@ -19,12 +19,12 @@ if [ -n "${SSL_CERT_FILE:-}" ]; then
 fi
 {
     echo 'set -eux'
-    echo 'cd /root/packages'
+    echo 'cd /srv/packages'
     awk '/^```$/ { on = 0 } on; /^```sh$/ { on = 1 }' docs/install.md
-} >"$machine/root/commands"
-[ "$(wc -l <"$machine/root/commands")" -gt 15 ] || fail "docs/install.md has no commands"
+} >"$machine/srv/commands"
+[ "$(wc -l <"$machine/srv/commands")" -gt 15 ] || fail "docs/install.md has no commands"
 say "the commands of docs/install.md"
-inside PIP_INDEX_URL="${PIP_INDEX_URL:-https://pypi.org/simple}" sh /root/commands
+inside PIP_INDEX_URL="${PIP_INDEX_URL:-https://pypi.org/simple}" sh /srv/commands
 say "Prometheus has scraped the lock of Python"
 tries=0
 until inside curl --silent --get --data-urlencode 'query=dlock_grants_total >= 2' http://127.0.0.1:9090/api/v1/query |

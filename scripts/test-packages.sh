@@ -61,8 +61,8 @@ try() {
     sed -i 's/^Version: .*/Version: 0.0.9/' "$folder/old/DEBIAN/control"
     [ -z "${OLD_MODULE:-}" ] || cp "$OLD_MODULE" "$folder/old/usr/lib/redis/modules/libdlock.so"
     dpkg-deb -b "$folder/old" "$folder/dlock-module_0.0.9.deb" >/dev/null
-    cp "$folder/dlock-module_0.0.9.deb" "$module" "$command" "$machine/root/"
-    quietly apt-get install -y -qq "/root/dlock-module_0.0.9.deb" "/root/${command##*/}"
+    cp "$folder/dlock-module_0.0.9.deb" "$module" "$command" "$machine/srv/"
+    quietly apt-get install -y -qq "/srv/dlock-module_0.0.9.deb" "/srv/${command##*/}"
     expect "nothing was restarted" "" "$(modules)"
 
     say "$family: the module runs in the unit's own sandbox"
@@ -92,7 +92,7 @@ try() {
     fence=$(ask DLOCK.ACQUIRE upgraded holder 3600000)
     expect "no lock of somebody else's" "" "$(ask DLOCK.ACQUIRE upgraded other 1000)"
     expect "CONFIG REWRITE, which names the module once more" OK "$(ask CONFIG REWRITE)"
-    quietly apt-get install -y -qq "/root/${module##*/}"
+    quietly apt-get install -y -qq "/srv/${module##*/}"
     restart
     expect "the hold has survived, with its fence" "$fence" "$(ask DLOCK.ACQUIRE upgraded holder 3600000)"
     expect "and is nobody else's" "" "$(ask DLOCK.ACQUIRE upgraded other 1000)"
@@ -115,7 +115,7 @@ try() {
     expect "in the server's folder" "dlock-6379.fence" "$(cd "$machine/var/lib/$family" && ls -d dlock*)"
     shut_down
     folder=$(mktemp -d)
-    machine=$folder/root
+    machine=$folder/tree
 }
 
 rewritten() {

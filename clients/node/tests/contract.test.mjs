@@ -14,9 +14,11 @@ const { Connection, Failure, Playing, STEP, play } = createRequire(import.meta.u
 );
 
 const json = (name) => name.endsWith(".json");
-const marked = readdirSync(folder).filter(
-  (name) => json(name) && JSON.parse(readFileSync(new URL(name, folder))).library,
-);
+const isMarked = (name) => {
+  const { library } = JSON.parse(readFileSync(new URL(name, folder)));
+  return library;
+};
+const marked = readdirSync(folder).filter((name) => json(name) && isMarked(name));
 const special = readdirSync(new URL("library", folder)).map((name) => `library/${name}`);
 const files = [...marked, ...special];
 
