@@ -15,6 +15,7 @@ mod handoff;
 mod instructions;
 mod lateness;
 mod limits;
+mod listing;
 mod many;
 mod pairs;
 #[cfg(feature = "peers")]
@@ -93,6 +94,8 @@ enum What {
     Waits,
     /// What a long wait queue costs
     Queue,
+    /// What a walk over all locks costs (LIST)
+    Listing,
     /// How long the server stalls while 100,000 of a million holds expire, and how late a handoff is then
     Stall,
     /// What a lock over several masters costs, compared with one master and with Redlock libraries
@@ -122,6 +125,7 @@ impl What {
             What::Contend => vec![("contend", Box::new(contend::run))],
             What::Waits => vec![("waits", Box::new(waits::run))],
             What::Queue => vec![("queue", Box::new(queue::run))],
+            What::Listing => vec![("listing", Box::new(listing::run))],
             What::Stall => vec![("stall", Box::new(stall::run)), ("lateness", Box::new(lateness::run))],
             What::Quorum => vec![("quorum", Box::new(quorum::run))],
             What::Growth => vec![("growth", Box::new(growth::run))],
@@ -138,6 +142,7 @@ impl What {
                     What::Contend,
                     What::Waits,
                     What::Queue,
+                    What::Listing,
                     What::Stall,
                     What::Quorum,
                     What::Growth,
