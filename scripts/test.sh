@@ -12,8 +12,14 @@ cargo build --workspace --exclude dlock-bench --all-targets
 export DLOCK_TEST_MODULE="${CARGO_TARGET_DIR:-$top/target}/debug/libdlock.so"
 DLOCK_TEST_SERVERS="redis-7.0=$(redis_server),valkey-8.0=$top/build/servers/valkey-8.0/server"
 export DLOCK_TEST_SERVERS
+# Most of them wait for servers most of the time.
+export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$(($(nproc) * 3))}"
 say "tests"
+nice cargo build --quiet --release --package dlock-module --lib & # for the last of them
+release=$!
+trap 'kill "$release" 2>/dev/null || :' EXIT
 cargo test --workspace --exclude dlock-bench
 say "the release"
+wait "$release"
 cargo test --workspace --exclude dlock-bench --test documented built:: -- --ignored
 say "all is well"

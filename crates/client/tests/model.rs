@@ -119,9 +119,9 @@ worlds! {
     released: |name| holds(name, plain(&[RELEASES, ONCE], 2));
     queued: |name| holds(name, plain(&[WAITS; 2], 1));
     looking: |name| holds(name, plain(&[LOOKS, ONCE], 2));
-    fenced_looking: |name| holds(name, timed_fences(&[LOOKS, ONCE], 1));
+    fenced_looking: |name| holds(name, fences(&[LOOKS, ONCE], 2));
     in_order: |name| holds(name, plain(&[IN_ORDER; 2], 2));
-    fenced_in_order: |name| holds(name, timed_fences(&[IN_ORDER, ONCE], 1));
+    fenced_in_order: |name| holds(name, fences(&[IN_ORDER, ONCE], 2));
     somebody_wins_in_order: |name| holds_always(name, fences(&[IN_ORDER; 3], 0));
     crash_with_grace: |name| holds(name, crashing(1, 2));
     queued_with_a_duplicate: |name| holds(name, World { duplicates: 1, ..plain(&[WAITS; 2], 1) });
@@ -148,6 +148,8 @@ worlds! {
     #[ignore] fenced_with_refusals_and_a_duplicate: |name|
         holds_so_far(name, World { duplicates: 1, fence_ahead: 2, ..fences(&[ONCE; 2], 2) });
     #[ignore] fenced_three_clients: |name| holds_so_far(name, fences(&[ONCE; 3], 1));
+    #[ignore] fenced_and_timed_looking: |name| holds(name, timed_fences(&[LOOKS, ONCE], 1));
+    #[ignore] fenced_and_timed_in_order: |name| holds(name, timed_fences(&[IN_ORDER, ONCE], 1));
     #[ignore] fenced_and_timed_longer: |name| holds_so_far(name, timed_fences(&[ONCE; 2], 2));
     #[ignore] fenced_queued_both: |name| holds_so_far(name, timed_fences(&[WAITS; 2], 2));
     #[ignore] fenced_queued_and_timed: |name| holds_so_far(name, timed_fences(&[WAITS; 2], 1));
