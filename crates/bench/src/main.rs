@@ -6,6 +6,7 @@
 //! release ended a hold.
 #![allow(clippy::disallowed_methods, reason = "time is what a bench measures")]
 
+mod append;
 mod clients;
 mod contend;
 mod contenders;
@@ -96,6 +97,8 @@ enum What {
     Queue,
     /// What a walk over all locks costs (LIST)
     Listing,
+    /// What the append only file grows by
+    Append,
     /// How long the server stalls while 100,000 of a million holds expire, and how late a handoff is then
     Stall,
     /// What a lock over several masters costs, compared with one master and with Redlock libraries
@@ -126,6 +129,7 @@ impl What {
             What::Waits => vec![("waits", Box::new(waits::run))],
             What::Queue => vec![("queue", Box::new(queue::run))],
             What::Listing => vec![("listing", Box::new(listing::run))],
+            What::Append => vec![("append", Box::new(append::run))],
             What::Stall => vec![("stall", Box::new(stall::run)), ("lateness", Box::new(lateness::run))],
             What::Quorum => vec![("quorum", Box::new(quorum::run))],
             What::Growth => vec![("growth", Box::new(growth::run))],
@@ -143,6 +147,7 @@ impl What {
                     What::Waits,
                     What::Queue,
                     What::Listing,
+                    What::Append,
                     What::Stall,
                     What::Quorum,
                     What::Growth,
