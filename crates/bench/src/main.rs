@@ -193,6 +193,9 @@ fn measure(options: Options) -> Result<()> {
         let run = Run { program, quick: options.quick, form, only: options.only.clone() };
         let mine: Vec<_> =
             measurements.iter().filter(|(name, _)| nth == 0 || ON_EACH.contains(name)).collect();
+        if mine.is_empty() {
+            continue;
+        }
         let version = run.program.version();
         let names: Vec<_> = mine.iter().map(|(name, _)| *name).collect();
         run.say(&format!("{} on {version}{}:\n", names.join(", "), if run.quick { ", quick" } else { "" }));
