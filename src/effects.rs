@@ -1,22 +1,22 @@
 //! The one place that changes Redis. What a core operation asks for is carried out in this order: store,
 //! replicate, notify, wake. The key is closed before anybody is told, for a listener may change it.
 
+mod waited;
+
 use std::ffi::CStr;
 
 use dlock_core::admission::Effect;
-use dlock_core::tasks::Task;
-use dlock_core::{
-    Change, End, Event, Instant, Lock, Name, Notify, Outcome, Owner, Queued, Step, Token, Turn, Waiter, codec,
-};
+use dlock_core::{Change, End, Event, Instant, Lock, Name, Step, Token, Turn, codec};
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
 use dlock_protocol::event;
-use dlock_protocol::notify::Ended;
 
-use crate::ffi::{Announced, Ctx, KeyName, WrongType, c_text, user};
+use crate::ffi::{Announced, Ctx, KeyName, WrongType, c_text};
 use crate::module::Module;
 use crate::value::{Key, Value};
-use crate::{clock, log, timer, waiters};
+use crate::{clock, log, timer};
+
+pub use waited::{answer, publish};
 
 /// One resource, open for an operation.
 pub struct Target<'a> {
@@ -262,47 +262,6 @@ fn event_name(event: Event) -> &'static CStr {
         },
         Event::Freed => event::FREE,
     }
-}
-
-/// Tells whoever waited what has become of it: a connection by its reply, a token whose own the position was
-/// by the notification it asked for.
-pub fn answer(m: &Module, waiter: Waiter, outcome: Outcome, now: Instant) {
-    let Owner::Token(queued) = &waiter.owner else { return waiters::answer(m, waiter, outcome, now) };
-    log::waited(m, &waiter, &outcome, now);
-    m.with(|s| s.stats.answered(&outcome, now.millis_since(waiter.since)));
-    let ended = match outcome {
-        // Nobody delivers it, so the rights are looked at here that it takes to be told of it.
-        Outcome::Granted(..) if !may_be_told(&waiter, queued) => {
-            let Waiter { id, name, request, .. } = waiter.clone();
-            m.with(|s| s.background.note(Task::Undelivered(name, request.token, id)));
-            timer::rearm(m);
-            Ended::Refused
-        }
-        Outcome::Granted(..) => Ended::Granted,
-        Outcome::TimedOut => Ended::TimedOut,
-        Outcome::Cancelled => Ended::Cancelled,
-        Outcome::Refused(_) => Ended::Refused,
-        Outcome::Left => return,
-    };
-    publish(m, queued, ended);
-}
-
-/// Publishes the end of a queued wait, where that was asked for by a user who may still publish there.
-pub fn publish(m: &Module, queued: &Queued, ended: Ended) {
-    if let Some(notify) = queued.notify.as_ref().filter(|_| may_publish(queued)) {
-        m.ctx().publish(notify.channel(), &notify.published(ended), queued.sharded);
-    }
-}
-
-/// Whether the user in whose name it waited may still do what its ACQUIRE did.
-fn may_be_told(waiter: &Waiter, queued: &Queued) -> bool {
-    let command = [table::ACQUIRE.name.as_bytes(), &waiter.name.key, waiter.request.token.as_bytes(), b"1"];
-    queued.user.as_ref().is_none_or(|name| user::may_run(name, &command)) && may_publish(queued)
-}
-
-fn may_publish(queued: &Queued) -> bool {
-    let channel = queued.notify.as_ref().map(Notify::channel);
-    queued.user.as_ref().zip(channel).is_none_or(|(name, channel)| user::may_publish(name, channel))
 }
 
 /// Takes in an effect: on a replica from its master, or from the append only file.
