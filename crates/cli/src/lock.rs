@@ -160,12 +160,17 @@ impl LockArgs {
     /// Why none of these resources was acquired, and who holds the one that is taken.
     pub async fn refusal(&self, client: &Client, resources: &[OsString], why: AcquireError) -> Error {
         let holder = match &why {
-            AcquireError::Taken { resource, .. } => holder(client, resources, resource).await,
+            AcquireError::Taken { resource, .. } | AcquireError::Deadlock { resource, .. } => {
+                holder(client, resources, resource).await
+            }
             _ => None,
         };
+        let is_deadlock = matches!(why, AcquireError::Deadlock { .. });
         let mut error = Error::from(why);
         if let Some(holder) = holder {
-            error = Error::new(error.failure, holder);
+            // Owners tell people less: they are random, and those of runs within one run begin alike.
+            let message = if is_deadlock { format!("{holder}; {error}") } else { holder };
+            error = Error::new(error.failure, message);
         }
         if error.failure == Failure::NotAcquired {
             error = self.conflict_code.into_iter().fold(error, Error::with_code);

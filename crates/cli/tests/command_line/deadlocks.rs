@@ -24,9 +24,17 @@ fn of_two_runs_that_would_wait_for_each_other_one_ends_and_the_other_runs() {
             let [ran, ended] = done;
             assert_eq!((ran.code, &*ran.stdout, &*ran.stderr), (Some(0), "inside\n", ""));
             assert_eq!((ended.code, &*ended.stdout), (Some(75), ""));
-            let says =
-                ["would be a deadlock", "release the locks you hold and try again", "in the same order"];
+            let says = [
+                " is taken by sh@",
+                "would be a deadlock",
+                "release the locks you hold and try again",
+                "in the same order",
+            ];
             assert!(says.iter().all(|words| ended.stderr.contains(words)), "{}", ended.stderr);
+            if masters == 1 {
+                let info = stage.connect().ok("INFO dlock");
+                assert!(info.text().contains("dlock_deadlocks:1\r\n"), "{}", info.text());
+            }
             assert_eq!((stage.held_on("a"), stage.held_on("b")), (0, 0));
         }
     });

@@ -175,7 +175,9 @@ struct Course {
     /// The masters at whose queues it waits, or whose queues it respects.
     order: Vec<Member>,
     split_votes: u8,
-    saw_deadlock: bool,
+    /// Whether the client may still hold what it is giving back: what was granted to its earlier rounds, or
+    /// to earlier locks of its.
+    has_leftovers: bool,
     failed_queues: u8,
     majority: Majority,
     backoff: Backoff,
@@ -218,7 +220,7 @@ impl Course {
             turn: if queued { Turn::Queue } else { Turn::None },
             order: if has_order { service.queue_order(&attempt.resource) } else { Vec::new() },
             split_votes: 0,
-            saw_deadlock: false,
+            has_leftovers: service.is_cleaning_up(),
             failed_queues: 0,
             majority: if contended { Majority::Seen } else { Majority::NeverSeen },
             backoff: Backoff::new(service.retry.pause, LONGEST_PAUSE),
@@ -243,15 +245,16 @@ impl Course {
         Some(rand::random_range(Duration::ZERO..=failed.length))
     }
 
-    /// Whether a deadlock may be of this attempt's own making: what an earlier round was granted bears the
-    /// name of its owner until the release has arrived. Then the next round tells.
+    /// Whether a deadlock may be of the client's own making: what it was granted before bears the name of its
+    /// owner until the release has arrived. Then the next round tells.
     async fn may_be_own(&mut self, failed: &Failed, attempt: &Attempt) -> bool {
-        let is_first = !std::mem::replace(&mut self.saw_deadlock, true);
         let deadlock = failed.refused(|why| matches!(why, Refusal::Deadlock(_)));
-        if !deadlock || attempt.asked.owner.is_none() || attempt.asked.token.is_some() || !is_first {
-            self.saw_deadlock = deadlock;
+        let has_owner = attempt.asked.owner.is_some() && attempt.asked.token.is_none();
+        if !deadlock || !has_owner || !self.has_leftovers {
+            self.has_leftovers |= failed.votes.iter().any(|vote| !matches!(vote, Some(Vote::Refused(_))));
             return false;
         }
+        self.has_leftovers = false;
         let limit = attempt.service.nodes[0].connection_limit();
         let _ = timeout(limit, attempt.service.flush()).await;
         true
