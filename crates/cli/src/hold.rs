@@ -1,12 +1,13 @@
 //! `dlock acquire`, `release`, `extend`, `wait`: single steps for scripts.
 
 use std::ffi::OsStr;
-use std::io::{Write, stdout};
+use std::io::{ErrorKind, Write, stdout};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 
 use dlock_client::{Acquire, Client, Guard, Token, Wait, now};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::signal::Signal;
 use nix::sys::stat::{SFlag, fstat, stat};
 use serde_json::json;
 
@@ -96,7 +97,11 @@ fn about(resource: &OsStr, why: impl Into<Error>) -> Error {
     Error::new(why.failure, format_args!("{}: {why}", resource.display()))
 }
 
-/// Prints to standard output, which may be closed.
-pub fn print(text: &str) -> Result<(), Error> {
-    writeln!(stdout(), "{text}").map_err(|why| Error::system("standard output", why))
+/// Prints to standard output. If its reader has gone away (`dlock list | head -1`) dlock ends without a word,
+/// as other programs do, which the signal for it kills.
+pub fn print(text: &str) -> Result<(), Abort> {
+    writeln!(stdout(), "{text}").map_err(|why| match why.kind() {
+        ErrorKind::BrokenPipe => Abort::Signal(Signal::SIGPIPE),
+        _ => Error::system("standard output", why).into(),
+    })
 }

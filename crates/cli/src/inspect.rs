@@ -14,7 +14,7 @@ use crate::exit::Failure;
 use crate::hold::print;
 use crate::lock::Abort;
 use crate::shown::{self, plain};
-use crate::table::{short, table, time};
+use crate::table::{cell, short, table, time};
 
 pub async fn inspect(args: Inspect) -> Result<u8, Abort> {
     let client = args.servers.client().await?;
@@ -122,7 +122,7 @@ impl View {
 
     pub fn text(&self) -> String {
         let mut text =
-            format!("{} {}\n\n{}", plain(&self.resource), self.state().text(), self.holders().trim_fmt());
+            format!("{} {}\n\n{}", cell(&self.resource), self.state().text(), self.holders().trim_fmt());
         if let Some(waiters) = self.waiters() {
             text += &format!("\n\nWaiting:\n\n{}", waiters.trim_fmt());
         }
@@ -132,7 +132,7 @@ impl View {
     fn holders(&self) -> Table {
         let mut table = table(&["SERVER", "MODE", "HOLDER", "FENCE", "LEASE LEFT", "LABEL"]);
         for Inspected { server, answer, .. } in &self.masters {
-            let server = plain(server);
+            let server = cell(server);
             let free = inspection("free");
             let lock = match answer {
                 Answer::Found(lock) => lock.as_ref().unwrap_or(&free),
@@ -142,9 +142,9 @@ impl View {
                 }
             };
             let mode = match (lock.permits, lock.delay_ms) {
-                (0, 0) => plain(&lock.mode),
+                (0, 0) => cell(&lock.mode),
                 (0, delay) => format!("delayed {}", time(delay)),
-                (permits, _) => format!("{} {permits}", plain(&lock.mode)),
+                (permits, _) => format!("{} {permits}", cell(&lock.mode)),
             };
             if lock.holders.is_empty() {
                 table.add_row([&server, &mode]);
@@ -156,7 +156,7 @@ impl View {
                     short(&holder.token),
                     holder.fence.to_string(),
                     time(holder.left_ms),
-                    plain(&holder.label),
+                    cell(&holder.label),
                 ]);
             }
         }
@@ -169,12 +169,12 @@ impl View {
         for Inspected { server, answer, .. } in &self.queues {
             for (index, waiting) in answer.found().into_iter().flatten().enumerate() {
                 table.add_row([
-                    plain(server),
+                    cell(server),
                     (index + 1).to_string(),
                     short(&waiting.token),
-                    plain(&waiting.mode),
+                    cell(&waiting.mode),
                     time(waiting.waited_ms),
-                    plain(&waiting.label),
+                    cell(&waiting.label),
                 ]);
             }
         }

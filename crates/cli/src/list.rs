@@ -13,8 +13,8 @@ use crate::exit::{Failure, complain};
 use crate::hold::print;
 use crate::inspect::State;
 use crate::lock::Abort;
-use crate::shown::{self, plain};
-use crate::table::{short, table, time};
+use crate::shown;
+use crate::table::{cell, short, table, time};
 
 /// How many inspections are under way at a time.
 const AT_A_TIME: usize = 32;
@@ -129,10 +129,10 @@ impl Lock {
         let holder = self.holder.as_ref();
         let from = holder.map_or("", |holder| &holder.address);
         [
-            plain(&self.resource),
-            plain(mode),
+            cell(&self.resource),
+            cell(mode),
             holder.map(who).unwrap_or_default(),
-            plain(from.rsplit_once(':').map_or(from, |(host, _)| host)),
+            cell(from.rsplit_once(':').map_or(from, |(host, _)| host)),
             time(self.held_ms),
             self.left_ms.map(time).unwrap_or_default(),
             self.waiters.to_string(),
@@ -152,5 +152,5 @@ pub fn holder(masters: &[Inspected<Option<Inspection>>]) -> Option<Holder> {
 
 /// How people call a holder.
 pub fn who(holder: &Holder) -> String {
-    if holder.label.is_empty() { short(&holder.token) } else { plain(&holder.label) }
+    if holder.label.is_empty() { short(&holder.token) } else { cell(&holder.label) }
 }

@@ -9,11 +9,11 @@ use dlock_client::{Answer, Inspected, Logged};
 use serde_json::json;
 
 use crate::args::Log;
-use crate::exit::{Error, Failure, complain};
+use crate::exit::{Failure, complain};
 use crate::hold::print;
 use crate::lock::Abort;
-use crate::shown::{self, plain};
-use crate::table::{table, time};
+use crate::shown;
+use crate::table::{cell, table, time};
 
 /// How often --follow asks.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -95,7 +95,7 @@ fn at(entry: &Logged) -> (u64, u64) {
     (entry.time_ms, entry.id)
 }
 
-fn show(entries: &[Entry], json: bool) -> Result<(), Error> {
+fn show(entries: &[Entry], json: bool) -> Result<(), Abort> {
     if entries.is_empty() {
         return Ok(());
     }
@@ -115,8 +115,8 @@ pub fn text(entries: &[Entry]) -> String {
     for (server, entry) in entries {
         let took = entry.held_ms.or(entry.waited_ms).map(time).unwrap_or_default();
         let fence = if entry.fence == 0 { String::new() } else { entry.fence.to_string() };
-        let [server, what] = [plain(server), plain(&entry.what)];
-        let [resource, label, from] = [&entry.resource, &entry.label, &entry.address].map(plain);
+        let [server, what] = [cell(server), cell(&entry.what)];
+        let [resource, label, from] = [&entry.resource, &entry.label, &entry.address].map(cell);
         rows.add_row([date(entry.time_ms), server, what, resource, label, from, fence, took]);
     }
     rows.trim_fmt()

@@ -61,8 +61,8 @@ fn main() -> ExitCode {
 
 fn execute(command: Command) -> Result<u8, Abort> {
     match command {
-        Command::Completions { shell } => return Ok(pages::completions(shell)?),
-        Command::Man { page } => return Ok(pages::man(page.as_deref())?),
+        Command::Completions { shell } => return pages::completions(shell),
+        Command::Man { page } => return pages::man(page.as_deref()),
         // Before the runtime has threads.
         Command::Hold(_) if !hold_for::is_holding() => return hold_for::start(),
         Command::Run(_)

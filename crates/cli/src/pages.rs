@@ -10,17 +10,18 @@ use roff::{Roff, bold, roman};
 use crate::args::Dlock;
 use crate::exit::{Error, Failure};
 use crate::hold::print;
+use crate::lock::Abort;
 use crate::texts::EXAMPLES;
 use crate::wrong_call;
 
-pub fn completions(shell: Shell) -> Result<u8, Error> {
+pub fn completions(shell: Shell) -> Result<u8, Abort> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Dlock::command(), "dlock", &mut script);
     show(&script)
 }
 
 /// The page of a subcommand, or of dlock itself.
-pub fn man(subcommand: Option<&str>) -> Result<u8, Error> {
+pub fn man(subcommand: Option<&str>) -> Result<u8, Abort> {
     let mut dlock = Dlock::command().disable_help_subcommand(true);
     dlock.build();
     let page = match subcommand {
@@ -31,14 +32,15 @@ pub fn man(subcommand: Option<&str>) -> Result<u8, Error> {
                 let name = wrong_call::shown(name);
                 return Err(Error::usage(format_args!(
                     "there is no subcommand {name}; `dlock --help` lists them"
-                )));
+                ))
+                .into());
             }
         },
     };
     show(&page.map_err(|why| Error::system("the manual", why))?)
 }
 
-fn show(text: &[u8]) -> Result<u8, Error> {
+fn show(text: &[u8]) -> Result<u8, Abort> {
     print(String::from_utf8_lossy(text).trim_end())?;
     Ok(0)
 }

@@ -11,7 +11,7 @@ use crate::exit::Failure;
 use crate::hold::print;
 use crate::lock::Abort;
 use crate::shown::{self, plain};
-use crate::table::{table, time};
+use crate::table::{cell, table, time};
 
 pub async fn status(args: Status) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
@@ -148,20 +148,20 @@ pub fn text(servers: &[Inspected<Info>]) -> String {
         let info = match answer {
             Answer::Found(info) => info,
             Answer::Unanswered(why) => {
-                rows.add_row([plain(server), plain(why)]);
+                rows.add_row([cell(server), plain(why)]);
                 continue;
             }
         };
         let grace = info.number("dlock_grace_ms_left");
         rows.add_row([
-            plain(server),
-            plain(info.version()),
-            plain(info.text("role")),
+            cell(server),
+            cell(info.version()),
+            cell(info.text("role")),
             if grace == 0 { "none".into() } else { time(grace) },
-            plain(info.text("dlock_fence_mark_status")),
+            cell(info.text("dlock_fence_mark_status")),
             info.number("dlock_held").to_string(),
             info.waiters().to_string(),
-            plain(info.text("dlock_warning_words")),
+            cell(info.text("dlock_warning_words")),
         ]);
     }
     rows.trim_fmt()

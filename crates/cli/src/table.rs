@@ -1,5 +1,6 @@
 //! Tables for people, and how times and tokens are written in them.
 
+use std::fmt;
 use std::time::Duration;
 
 use comfy_table::Table;
@@ -13,11 +14,23 @@ pub fn table(head: &[&str]) -> Table {
     table
 }
 
+/// How much of a text a cell shows. A name may have megabytes, and each row is as wide as the widest.
+const WIDEST: usize = 64;
+
+/// Text from outside in a table.
+pub fn cell(text: impl fmt::Display) -> String {
+    cut(&plain(text), WIDEST)
+}
+
 /// A token for people, shortened: whoever knows all of it owns the hold.
 pub fn short(token: &str) -> String {
-    match token.char_indices().nth(8) {
-        Some((end, _)) => format!("{}…", plain(&token[..end])),
-        None => plain(token),
+    plain(cut(token, 8))
+}
+
+fn cut(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
     }
 }
 
@@ -36,6 +49,7 @@ mod tests {
     fn times_and_tokens_are_short() {
         assert_eq!((time(999), time(61_900)), ("999ms".into(), "1m 1s".into()));
         assert_eq!(short("a\nb"), "a\\nb");
+        assert_eq!(cell("a\nb".repeat(20)), format!("{}…", "a\\nb".repeat(16)));
         assert_eq!((short("abc"), short("ééééééééé")), ("abc".into(), "éééééééé…".into()));
     }
 }

@@ -148,10 +148,10 @@ Show all locks of the servers: who holds them, since when, how many wait.
 
 A row for each resource that is held, waited for or in a delay: the label of its holder (or the beginning of \
 its token), the address it was acquired from, how long it has been held, what is left of its lease, and how \
-many wait. With several servers, a lock is held if a majority of them has the same holder. \
-The exit code is 69 if too few servers answered, otherwise 0.
+many wait. Long names are shortened. With several servers, a lock is held if a majority of them has the \
+same holder. The exit code is 69 if too few servers answered, otherwise 0.
 
-With --json, prints an object:
+With --json, prints an object, with whole names:
   locks       an object for each resource: resource, state (see `inspect`), mode, holders, waiters, held_ms, \
 left_ms, servers (how many know it), and its holder: label, address, fence, token
   unanswered  the servers that did not answer, each as `server` and `why`";
@@ -170,8 +170,8 @@ Holds that expired, were broken, or vanished with their key; holds and waits tha
 (dlock.log-max-len) in memory. The user requires the right to dlock.log. The exit code is 69 if no server \
 answered, otherwise 0.
 
-With --json, prints an object per line: server, id, time_ms (since 1970), what, db, resource, token (its \
-first bytes), label, client, address, fence, held_ms or waited_ms.";
+Long names are shortened. With --json, prints an object per line: server, id, time_ms (since 1970), what, \
+db, resource, token (its first bytes), label, client, address, fence, held_ms or waited_ms.";
 
 pub const LOG_EXAMPLES: &str = "\
 Examples:

@@ -26,6 +26,7 @@ use crate::lock::Abort;
 use crate::log::{self, Entry};
 use crate::shown::plain;
 use crate::status::{self, Info};
+use crate::table::cell;
 
 /// How many locks are shown; of more, a filter shows others.
 const MOST_LOCKS: usize = 100;
@@ -165,7 +166,7 @@ async fn broken(client: &Client, resource: &[u8]) -> String {
     let answers = client.break_holds(resource).await;
     let ended: u64 = answers.iter().filter_map(|seen| seen.answer.found()).sum();
     let silent = answers.iter().filter(|seen| seen.answer.found().is_none()).count();
-    let name = plain(String::from_utf8_lossy(resource));
+    let name = cell(String::from_utf8_lossy(resource));
     match silent {
         0 => format!("{name}: ended {ended} holds"),
         _ => format!("{name}: ended {ended} holds; {silent} servers did not answer, and may still have it"),

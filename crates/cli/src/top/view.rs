@@ -8,6 +8,7 @@ use ratatui::widgets::Paragraph;
 
 use super::{App, Mode, Seen, Sort};
 use crate::shown::plain;
+use crate::table::cell;
 use crate::{list, log, status};
 
 pub fn draw(frame: &mut Frame, app: &App) {
@@ -71,7 +72,7 @@ fn prompt(app: &App) -> String {
     match &app.mode {
         Mode::Filter => format!("filter: {filter}_"),
         Mode::Question(name) => {
-            format!("End every hold of {}? [y/N]", plain(String::from_utf8_lossy(name)))
+            format!("End every hold of {}? [y/N]", cell(String::from_utf8_lossy(name)))
         }
         Mode::Locks if !app.message.is_empty() => app.message.clone(),
         Mode::Locks => {

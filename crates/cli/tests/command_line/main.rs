@@ -23,4 +23,4 @@ mod top;
 
 use dlock_testkit::queue;
 use dlock_testkit::{each_server, until};
-use stage::{Done, Running, Stage};
+use stage::{Done, Running, Stage, unread};

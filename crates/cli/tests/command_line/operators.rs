@@ -68,6 +68,42 @@ fn all_locks_of_all_servers_are_listed() {
     });
 }
 
+#[test]
+fn a_long_name_is_shortened_in_tables_and_whole_in_json() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let mut conn = stage.connect();
+        let name = "k".repeat(65_536);
+        conn.ok(&format!("DLOCK.ACQUIRE {name} t 600000 LABEL {}", "l".repeat(255)));
+        conn.ok(&format!("DLOCK.ACQUIRE {name} t2 600000 QUEUE 600000 LABEL {}", "l".repeat(255)));
+        conn.ok(&format!("DLOCK.ACQUIRE {name}2 t 600000"));
+        conn.ok(&format!("DLOCK.BREAK {name}2"));
+        for words in ["list", "log", &format!("inspect {name}")] {
+            let shown = ended(&stage, words, 0).stdout;
+            assert!(shown.contains(&format!("{}…", &name[..64])), "{shown}");
+            let widest = shown.lines().map(|line| line.chars().count()).max();
+            assert!(widest < Some(250), "{widest:?}: {shown}");
+        }
+        assert_eq!(json(&stage, "list", 0)["locks"][0]["resource"], name);
+        // The server keeps no more of it.
+        assert!(json(&stage, "log", 0)["resource"].as_str().is_some_and(|shown| shown.len() > 100));
+    });
+}
+
+/// As of `dlock list | head -0`.
+#[test]
+fn a_reader_that_goes_away_is_no_error_to_report() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        stage.connect().ok("DLOCK.ACQUIRE r t 600000");
+        stage.connect().ok("DLOCK.BREAK r");
+        for words in ["list", "log --follow", "status --json", "inspect r", "doctor", "metrics", "man run"] {
+            let done = stage.end(stage.shell(&unread(&format!("\"$DLOCK\" {words}"))));
+            assert_eq!((done.code, &*done.stderr), (Some(141), ""), "{words}");
+        }
+    });
+}
+
 /// More than one answer of a server holds.
 #[test]
 fn a_thousand_locks_are_listed_once_each() {

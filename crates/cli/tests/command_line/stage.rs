@@ -140,6 +140,11 @@ impl Stage {
     }
 }
 
+/// A script that runs this one with a standard output which nobody reads any longer.
+pub fn unread(script: &str) -> String {
+    format!("mkfifo unread; (exec 3<unread) & exec 4>unread; wait; rm unread; {script} >&4")
+}
+
 /// A process under way. It is killed when it is dropped.
 pub struct Running {
     child: Child,
