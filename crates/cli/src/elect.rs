@@ -19,12 +19,8 @@ use crate::supervise::Margin;
 /// How often --observe asks, and how long a candidate pauses while servers are missing.
 const PAUSE: Duration = Duration::from_millis(250);
 
-pub async fn elect(args: Elect) -> Result<u8, Abort> {
-    if args.observe { observe(&args).await } else { stand(&args).await }
-}
-
 /// Runs the command while it leads; stands again when it has lost the lead.
-async fn stand(args: &Elect) -> Result<u8, Abort> {
+pub async fn stand(args: &Elect) -> Result<u8, Abort> {
     let margin = Margin::new(args.ttl, args.kill_after)?;
     let lock = LockArgs {
         ttl: args.ttl,
@@ -74,7 +70,7 @@ async fn stand(args: &Elect) -> Result<u8, Abort> {
 
 /// Prints who leads, and each change.
 #[expect(clippy::disallowed_methods, reason = "people compare the time with that of their own logs")]
-async fn observe(args: &Elect) -> Result<u8, Abort> {
+pub async fn observe(args: &Elect) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
     let name = plain(args.name.display());
     let mut last = None;

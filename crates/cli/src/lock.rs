@@ -89,10 +89,13 @@ pub async fn with_lock<G, T>(
 }
 
 /// Does `work` unless a signal asks to end first; the work is dropped then.
-pub async fn unless_signalled<T, E: Into<Error>>(
+pub async fn unless_signalled<T, E>(
     signals: &mut Signals,
     work: impl Future<Output = Result<T, E>>,
-) -> Result<T, Abort> {
+) -> Result<T, Abort>
+where
+    Abort: From<E>,
+{
     tokio::select! {
         done = work => Ok(done?),
         signal = signals.end() => Err(match signal {
@@ -100,6 +103,13 @@ pub async fn unless_signalled<T, E: Into<Error>>(
             Err(why) => Error::system("signals", why).into(),
         }),
     }
+}
+
+/// Does `work` unless a signal asks to end. The kernel does not end the first process of a container by
+/// signals that it neither reads nor handles.
+pub async fn unless_ended(work: impl Future<Output = Result<u8, Abort>>) -> Result<u8, Abort> {
+    let mut signals = Signals::listen().map_err(|why| Error::system("signals", why))?;
+    unless_signalled(&mut signals, work).await
 }
 
 /// Waits for the background work: releases and clean-up. A silent server must not delay the exit for longer

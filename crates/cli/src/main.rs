@@ -32,9 +32,9 @@ mod wrong_call;
 
 use std::process::ExitCode;
 
-use args::{Command, Elect};
+use args::Command;
 use exit::{Error, Failure};
-use lock::Abort;
+use lock::{Abort, unless_ended};
 
 fn main() -> ExitCode {
     if let Some(code) = program::become_program() {
@@ -68,7 +68,10 @@ fn execute(command: Command) -> Result<u8, Abort> {
         Command::Run(_)
         | Command::Acquire(_)
         | Command::Hold(_)
-        | Command::Elect(Elect { observe: false, .. }) => {
+        | Command::Elect(_)
+        | Command::Wait(_)
+        | Command::Log(_)
+        | Command::Exporter(_) => {
             signals::block().map_err(|why| Error::system("signals", why))?;
         }
         _ => {}
@@ -81,17 +84,18 @@ fn execute(command: Command) -> Result<u8, Abort> {
             Command::Run(args) => run::run(args).await,
             Command::Acquire(args) => hold::acquire(args).await,
             Command::Hold(args) => hold_for::hold(args).await,
-            Command::Elect(args) => elect::elect(args).await,
+            Command::Elect(args) if args.observe => unless_ended(elect::observe(&args)).await,
+            Command::Elect(args) => elect::stand(&args).await,
             Command::Release(args) => hold::release(args).await,
             Command::Extend(args) => hold::extend(args).await,
-            Command::Wait(args) => hold::wait(args).await,
+            Command::Wait(args) => unless_ended(hold::wait(args)).await,
             Command::Inspect(args) => inspect::inspect(args).await,
             Command::List(args) => list::list(args).await,
-            Command::Log(args) => log::log(args).await,
+            Command::Log(args) => unless_ended(log::log(args)).await,
             Command::Status(args) => status::status(args).await,
             Command::Doctor(args) => doctor::doctor(args).await,
             Command::Metrics(args) => metrics::metrics(args).await,
-            Command::Exporter(args) => exporter::exporter(args).await,
+            Command::Exporter(args) => unless_ended(exporter::exporter(args)).await,
             Command::Top(args) => top::top(args).await,
             Command::Break(args) => break_holds::break_holds(args).await,
             Command::Completions { .. } | Command::Man { .. } => unreachable!("executed above"),
