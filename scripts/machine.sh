@@ -19,37 +19,44 @@ mirror=$(apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(REPO_URI)' 'C
     awk -v suite="$suite" '$1 == suite && $2 == "main" { print $3; exit }')
 : "${mirror:=http://deb.debian.org/debian}"
 
-# A program in the machine's tree, before it is booted: it shares this machine's network.
+# A program in a tree that is not booted, on this machine's network: in_tree TREE COMMAND...
 in_tree() {
-    chroot "$machine" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
+    tree=$1
+    shift
+    chroot "$tree" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
         DEBIAN_FRONTEND=noninteractive "$@"
 }
 
-# Unpacks the machine's tree, with these packages besides the smallest Debian with systemd: unpack_machine PACKAGE...
-# It is kept as build/machine/KEY.tar for the next time.
-unpack_machine() {
+# Makes the smallest Debian with systemd and these packages: keep_tree PACKAGE... It is $kept, a tar file that stays for
+# the next time.
+keep_tree() {
     kept=$top/build/machine/$suite-$(echo "$*" | md5sum | cut -c 1-8).tar
-    if [ ! -e "$kept" ]; then
-        say "making a Debian ($suite) with: $*"
-        fetched=$folder/fetched
-        mkdir -p "${kept%/*}"
-        unpack_packages "$fetched" debootstrap
-        DEBOOTSTRAP_DIR=$fetched/usr/share/debootstrap "$fetched/usr/sbin/debootstrap" --variant=minbase \
-            --include=systemd,systemd-sysv "$suite" "$machine" "$mirror" >"$folder/log" 2>&1 || { tail "$folder/log"; fail "debootstrap"; }
-        # No service starts in a tree that is not booted.
-        printf '#!/bin/sh\nexit 101\n' >"$machine/usr/sbin/policy-rc.d"
-        chmod +x "$machine/usr/sbin/policy-rc.d"
-        cp /etc/resolv.conf "$machine/etc/resolv.conf"
-        echo "deb $mirror $suite-backports main" >>"$machine/etc/apt/sources.list"
-        in_tree apt-get update -qq
-        in_tree apt-get install -y -qq --no-install-recommends "$@" >"$folder/log" 2>&1 || { tail "$folder/log"; fail "apt-get install $*"; }
-        rm "$machine/usr/sbin/policy-rc.d"
-        tar -C "$machine" -cf "$kept.new" .
-        mv "$kept.new" "$kept"
-    else
-        mkdir -p "$machine"
-        tar -C "$machine" -xf "$kept"
-    fi
+    [ ! -e "$kept" ] || return 0
+    say "making a Debian ($suite) with: $*"
+    fetched=$folder/fetched
+    new=$folder/new
+    mkdir -p "${kept%/*}"
+    unpack_packages "$fetched" debootstrap
+    DEBOOTSTRAP_DIR=$fetched/usr/share/debootstrap "$fetched/usr/sbin/debootstrap" --variant=minbase \
+        --include=systemd,systemd-sysv "$suite" "$new" "$mirror" >"$folder/log" 2>&1 || { tail "$folder/log"; fail "debootstrap"; }
+    # No service starts in a tree that is not booted.
+    printf '#!/bin/sh\nexit 101\n' >"$new/usr/sbin/policy-rc.d"
+    chmod +x "$new/usr/sbin/policy-rc.d"
+    cp /etc/resolv.conf "$new/etc/resolv.conf"
+    echo "deb $mirror $suite-backports main" >>"$new/etc/apt/sources.list"
+    in_tree "$new" apt-get update -qq
+    in_tree "$new" apt-get install -y -qq --no-install-recommends "$@" >"$folder/log" 2>&1 || { tail "$folder/log"; fail "apt-get install $*"; }
+    rm "$new/usr/sbin/policy-rc.d"
+    tar -C "$new" -cf "$kept.new" .
+    mv "$kept.new" "$kept"
+    rm -rf --one-file-system "$new"
+}
+
+# Unpacks the machine's tree, with these packages: unpack_machine PACKAGE...
+unpack_machine() {
+    keep_tree "$@"
+    mkdir -p "$machine"
+    tar -C "$machine" -xf "$kept"
 }
 
 # Starts systemd in the tree, in namespaces of its own, the network's too unless SHARED_NETWORK is set.
@@ -100,7 +107,7 @@ SCRIPT
 
 # A program in the machine that is booted.
 inside() {
-    nsenter --target "$init" --pid --mount --uts --ipc --net --cgroup --root --wd=/ /usr/bin/env -i \
+    nsenter --target "$init" --pid --mount --uts --ipc --net --cgroup --root --wd /usr/bin/env -i \
         PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@"
 }
 
@@ -117,4 +124,20 @@ shut_down() {
         sleep 0.1
     done
     rm -rf --one-file-system "$folder"
+}
+
+expect() { # expect WHAT WANTED GOT
+    [ "$2" = "$3" ] || fail "$1: wanted '$2', got '$3'"
+    echo "   $1: $3"
+}
+
+await() { # await WHAT COMMAND...: for at most 30 s
+    what=$1
+    shift
+    tries=0
+    until "$@" >/dev/null 2>&1; do
+        tries=$((tries + 1))
+        [ $tries -lt 150 ] || fail "$what did not come"
+        sleep 0.2
+    done
 }

@@ -12,24 +12,8 @@ dist=${CARGO_TARGET_DIR:-$top/target}/dist
 module=$(echo "$dist"/dlock-module_*.deb)
 command=$(echo "$dist"/dlock_*.deb)
 
-expect() { # expect WHAT WANTED GOT
-    [ "$2" = "$3" ] || fail "$1: wanted '$2', got '$3'"
-    echo "   $1: $3"
-}
-
 # What a test asks of the server that is under test.
 ask() { inside "$family-cli" "$@"; }
-
-await() { # await WHAT COMMAND...: for at most 30 s
-    what=$1
-    shift
-    tries=0
-    until "$@" >/dev/null 2>&1; do
-        tries=$((tries + 1))
-        [ $tries -lt 150 ] || fail "$what did not come"
-        sleep 0.2
-    done
-}
 
 # A command in the machine, whose output counts only if it fails.
 quietly() {
@@ -88,6 +72,8 @@ try() {
         grep -q "^dlock_up.* 1$" <&3'
     quietly systemctl disable --now dlock-exporter
 
+    try_timer
+
     say "$family: upgrade while a lock is held"
     fence=$(ask DLOCK.ACQUIRE upgraded holder 3600000)
     expect "no lock of somebody else's" "" "$(ask DLOCK.ACQUIRE upgraded other 1000)"
@@ -116,6 +102,34 @@ try() {
     shut_down
     folder=$(mktemp -d)
     machine=$folder/tree
+}
+
+# The units for a job that one host of several does, but each second.
+try_timer() {
+    say "$family: the timer of the examples"
+    units="/etc/systemd/system/nightly.service /etc/systemd/system/nightly.timer"
+    cp -t "$machine/etc/systemd/system" "$machine"/usr/share/doc/dlock/examples/systemd/nightly.*
+    # shellcheck disable=SC2086 # a word each
+    inside systemd-analyze verify $units
+    # shellcheck disable=SC2016 # for that shell
+    printf '#!/bin/sh\necho "$DLOCK_RESOURCE" >>/srv/reports\n' >"$machine/usr/local/bin/nightly-report"
+    chmod +x "$machine/usr/local/bin/nightly-report"
+    mkdir "$machine/etc/systemd/system/nightly.timer.d"
+    printf '[Timer]\nOnCalendar=\nOnCalendar=*:*:*\n' >"$machine/etc/systemd/system/nightly.timer.d/often.conf"
+    quietly systemctl daemon-reload
+    quietly systemctl enable --now nightly.timer
+    await "the report" test -s "$machine/srv/reports"
+    expect "the lock is held while it sleeps" "" "$(ask DLOCK.ACQUIRE nightly other 60000)"
+    quietly systemctl disable --now nightly.timer
+    quietly systemctl stop nightly.service
+    [ "$(ask DLOCK.ACQUIRE nightly other 60000)" -gt 0 ] || fail "the stopped job holds its lock"
+    quietly systemctl start nightly.service
+    expect "on another host that is no failure" "success 75" \
+        "$(inside systemctl show -P Result -P ExecMainStatus nightly.service | xargs)"
+    expect "the report was made" "nightly" "$(cat "$machine/srv/reports")"
+    # shellcheck disable=SC2086 # a word each
+    inside rm -r $units /etc/systemd/system/nightly.timer.d /usr/local/bin/nightly-report
+    quietly systemctl daemon-reload
 }
 
 rewritten() {
