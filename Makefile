@@ -1,6 +1,6 @@
 # Every command of the project. A target runs a script, which says what it does and why.
 .DEFAULT_GOAL := help
-.PHONY: help setup run run-quorum build install test test-clients test-servers test-packages test-install test-contrib soak \
+.PHONY: help setup run run-quorum build install test test-clients test-servers test-packages test-install test-images test-contrib soak \
 	chaos lint msrv deny fmt miri asan fuzz bench bench-peers stall model docs compare pictures dist clean
 
 # How long fuzz (60), soak (3600) and each fleet of test-clients (10) run.
@@ -92,6 +92,9 @@ test-packages: ## install, upgrade and remove the packages in a Debian of its ow
 
 test-install: ## docs/install.md on a bare Debian, each command as written (as root; ports 6379, 9090, 9736)
 	@scripts/test-install.sh
+
+test-images: ## build the container images, and run them as the Kubernetes example does (as root; fetches Debian)
+	@scripts/test-images.sh
 
 test-contrib: ## each alert fires in a real Prometheus; dashboard, containers and units are checked (fetches Prometheus)
 	@scripts/test-contrib.sh
