@@ -240,3 +240,48 @@ def through(locks, proxy):
         return locks.lock(client, "foo", **options)
 
     return make
+
+
+@pytest.fixture(scope="module", params=sorted(SERVERS))
+def masters(request):
+    servers = [Server(SERVERS[request.param]) for _ in range(3)]
+    yield servers
+    for server in servers:
+        server.stop()
+
+
+class Members:
+    """The masters behind their proxies."""
+
+    def __init__(self, masters, locks):
+        self.direct = [redis.Redis.from_url(master.url) for master in masters]
+        for client in self.direct:
+            client.flushall()
+        self.proxies = [Proxy(master.port) for master in masters]
+        self.locks = locks
+        self.quorum = self.make_quorum([proxy.url for proxy in self.proxies])
+
+    def make_quorum(self, urls):
+        retry = redis.asyncio.retry.Retry if self.locks.kind == "asyncio" else Retry
+        return dlock.Quorum(
+            [self.locks.client(url, socket_timeout=5, retry=retry(NoBackoff(), 0)) for url in urls]
+        )
+
+    def lock(self, name="foo", quorum=None, **options):
+        return self.locks.lock(quorum or self.quorum, name, redlock=True, **options)
+
+    def held(self):
+        return [client.execute_command("DLOCK.PTTL", "foo") != -2 for client in self.direct]
+
+    def close(self):
+        for proxy in self.proxies:
+            proxy.close()
+        for client in self.direct:
+            client.close()
+
+
+@pytest.fixture
+def members(masters, locks):
+    made = Members(masters, locks)
+    yield made
+    made.close()

@@ -5,7 +5,6 @@ tasks."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 from collections.abc import Iterator
@@ -153,7 +152,7 @@ class Core:
             self._owner(),
             self.auto_renew,
             self.on_lost,
-            functools.partial(self._ask_extend, attempt.token),
+            self._extension(attempt),
         )
         if inside is not None:
             inside.end()
@@ -179,6 +178,9 @@ class Core:
 
     def _attempt(self, token: bytes | None) -> Any:
         return Attempt(self._key, self.name, token, self._lease(), self._terms)
+
+    def _extension(self, attempt: Any) -> Callable[[Hold, int], Steps]:
+        return lambda hold, ttl: self._ask_extend(hold.token, ttl)
 
     def _ask_extend(self, token: bytes, ttl: int) -> Steps:
         return (yield from or_wrong_type(_protocol.extend(self._key, token, ttl), 0))

@@ -62,7 +62,7 @@ class Hold:
         owner: object,
         renewed: bool,
         on_lost: Callable[[str], object] | None,
-        ask: Callable[[int], Steps],
+        ask: Callable[[Hold, int], Steps],
     ) -> None:
         self.token = token
         self.lease = lease
@@ -79,6 +79,8 @@ class Hold:
         self.loss: str | None = None
         # A RELEASE was sent and not answered: it may have ended the hold.
         self.release_sent = False
+        # How often each member is told to release it.
+        self.releases = 1
         self.wakers: list[Callable[[], object]] = []
         # Set by whoever watches it.
         self.forget: Callable[[], object] | None = None
@@ -173,7 +175,7 @@ class Hold:
         # A shorter lease counts as soon as it is asked for: the answer may be lost.
         self.valid_until = min(self.valid_until, sent + trusted(lease / 1000))
         try:
-            held = yield from self._ask(lease)
+            held = yield from self._ask(self, lease)
         except ResponseError:
             raise
         except BaseException:

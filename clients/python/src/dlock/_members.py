@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Callable
 
@@ -32,15 +33,23 @@ class To:
         self.steps = steps
 
 
+class Begin:
+    """A step: carry out these steps over one member, in the background."""
+
+    def __init__(self, member: int, steps: Steps) -> None:
+        self.member = member
+        self.steps = steps
+
+
 class Ask:
     """A step: ask members in parallel, until there are `enough` answers. Answers what came: replies,
-    errors. Whatever comes, later ones too, is told to `heard`."""
+    errors. Whatever comes, later ones too, is told to `heard`, which answers what to do there next."""
 
     def __init__(
         self,
         commands: Mapping[int, Args],
         enough: Callable[[Answers], bool],
-        heard: Callable[[int, Any], object] = lambda member, answer: None,
+        heard: Callable[[int, Any], Steps | None] = lambda member, answer: None,
     ) -> None:
         self.commands = commands
         self.enough = enough
@@ -82,12 +91,13 @@ class Quorum:
         if len(self.run_ids) < self.majority or now() >= self.tell_apart_at:
             self.tell_apart_at = now() + TELL_APART
             commands = dict.fromkeys(range(len(self.members)), ("INFO", "server"))
-            yield Ask(commands, lambda answers: all(each in answers for each in unknown), self._heard)
+            yield Ask(commands, lambda answers: all(each in answers for each in unknown), self.heard)
         double, self._double = self._double, None
         if double is not None:
             raise ValueError(f"two members are the same server: {_address(self.members[double])}")
 
-    def _heard(self, member: int, answer: Any) -> None:
+    def heard(self, member: int, answer: Any) -> None:
+        """Who a member says it is."""
         if isinstance(answer, NO_ANSWER):
             return
         # Without the right to ask, nobody can tell.
@@ -97,6 +107,27 @@ class Quorum:
             self._double = member
         else:
             self.run_ids[member] = run_id
+
+
+class Holders:
+    """The members that hold one token's hold, as far as is known."""
+
+    def __init__(self, quorum: Quorum) -> None:
+        self._quorum = quorum
+        # Who each was, and when it said so.
+        self._noted: dict[int, tuple[str | None, float]] = {}
+
+    def note(self, member: int) -> None:
+        self._noted[member] = self._quorum.run_ids.get(member), now()
+
+    def has_forgotten(self, member: int, lease: float) -> bool:
+        """Whether a member that does not hold it has forgotten it: it never did, is another server since, or
+        was not reached for a lease. Otherwise somebody has taken it away there, and it stays so."""
+        run_id, when = self._noted.get(member, (None, 0.0))
+        if run_id != self._quorum.run_ids.get(member) or now() >= when + lease:
+            return True
+        self._noted[member] = run_id, math.inf
+        return False
 
 
 def word(answer: Any) -> str:

@@ -8,7 +8,8 @@ from typing import Any, Callable
 from . import _protocol
 from ._attempt import Owe
 from ._core import Core
-from ._hold import OwedRelease, Steps
+from ._extension import Extension
+from ._hold import Hold, OwedRelease, Steps
 from ._members import Answers, Ask, NoQuorumError, Quorum, report, word
 from ._protocol import Args, Key, error
 from ._quorum import QuorumAttempt
@@ -30,6 +31,12 @@ class Quorate(Core):
             raise ValueError("permits need a single server: majorities cannot count them")
         return QuorumAttempt(self.redis, self._key, self.name, token, self._lease(), self._terms, self.fenced)
 
+    def _extension(self, attempt: Any) -> Callable[[Hold, int], Steps]:
+        # A token that was given may be released elsewhere, while this object asks for it again.
+        if attempt.given:
+            return super()._extension(attempt)
+        return Extension(self.redis, self._key, self._terms, attempt.holders, self._decided).ask
+
     def _ask_extend(self, token: bytes, ttl: int) -> Steps:
         command = _protocol.extend(self._key, token, ttl)
         return int((yield from self._decided(command, lambda answer: answer == 1)))
@@ -46,7 +53,9 @@ class Quorate(Core):
         return sorted(lefts, reverse=True)[self.redis.majority - 1] if held else -2
 
     def _ask_release(self, token: bytes, lasts: float) -> Steps:
-        owed = {m: OwedRelease(self._key, token, lasts, times=1) for m in range(len(self.redis.members))}
+        hold = self._hold()
+        times = 1 if hold is None else hold.releases
+        owed = {m: OwedRelease(self._key, token, lasts, times=times) for m in range(len(self.redis.members))}
         yield Owe(owed, lambda: self._released(owed) is not None)
         released = self._released(owed)
         if released is None:
@@ -62,14 +71,20 @@ class Quorate(Core):
             return 1
         return 0 if len(self.redis.members) - votes.count(False) < self.redis.majority else None
 
-    def _decided(self, command: Args, yes: Callable[[Any], bool], found: list[int] | None = None) -> Steps:
+    def _decided(
+        self,
+        command: Args,
+        yes: Callable[[Any], bool],
+        found: list[int] | None = None,
+        heard: Callable[[int, Any], Steps | None] = lambda member, answer: None,
+    ) -> Steps:
         """Whether a majority says yes."""
 
         def votes(answers: Answers) -> list[bool | None]:
             return [_vote(answers.get(member), yes) for member in range(len(self.redis.members))]
 
         commands = dict.fromkeys(range(len(self.redis.members)), command)
-        answers = yield Ask(commands, lambda answers: self._majority(votes(answers)) is not None)
+        answers = yield Ask(commands, lambda answers: self._majority(votes(answers)) is not None, heard)
         decided = self._majority(votes(answers))
         if decided is None:
             raise error(NoQuorumError, "Too few masters answered: " + report(self.redis, answers), self.name)

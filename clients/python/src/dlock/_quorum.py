@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 from . import _protocol
 from ._attempt import LATE, NO_ANSWER, Attempt, Owe
 from ._hold import OwedRelease, Sleep, Steps, now, trusted
-from ._members import Answers, Ask, NoQuorumError, Quorum, To, report, word
+from ._members import Answers, Ask, Holders, NoQuorumError, Quorum, To, report, word
 from ._protocol import Args, Key, error
 from ._waits import KEEP
 
@@ -44,7 +44,8 @@ class QuorumAttempt:
         self.fence: int | None = None
         self.valid_until = 0.0
         self.token = token or b""
-        self._given = token is not None
+        self.given = token is not None
+        self.holders = Holders(quorum)
         self._quorum = quorum
         self._key = key
         self._name = name
@@ -55,7 +56,7 @@ class QuorumAttempt:
 
     def owe(self) -> Owe:
         lasts = max(self.lease / 1000, KEEP) + KEEP
-        times = 1 if self._given else 2
+        times = 1 if self.given else 2
         owed = {
             member: OwedRelease(self._key, self.token, lasts, times=times)
             for member in range(len(self._quorum.members))
@@ -85,16 +86,16 @@ class QuorumAttempt:
                 # Those who were away may be back.
                 self._quorum.tell_apart_at = 0.0
             # Votes can be split between those who asked at the same moment: one of them must win.
-            if taken and votes and tries < SPLITS and not self._given:
+            if taken and votes and tries < SPLITS and not self.given:
                 yield Sleep(random.uniform(0, 2 * took * (tries + 1)))
                 continue
-            if taken and blocking and (end is None or now() < end) and not self._given:
+            if taken and blocking and (end is None or now() < end) and not self.given:
                 if (yield from self._in_line(sleep, end)):
                     return True
                 yield self.owe()
-            elif not taken and (not blocking or self._given):
+            elif not taken and (not blocking or self.given):
                 raise error(NoQuorumError, "No majority can grant: " + self._report(), self._name)
-            if not blocking or self._given or (end is not None and now() >= end):
+            if not blocking or self.given or (end is not None and now() >= end):
                 return False
             wait = random.uniform(0.5, 1) * pause
             pause = min(pause * 2, 2.0)
@@ -102,9 +103,10 @@ class QuorumAttempt:
         return False
 
     def _begin(self) -> None:
-        if not self._given:
+        if not self.given:
             self.token = _protocol.fresh_token()
         self._answers = {}
+        self.holders = Holders(self._quorum)
         self.asked = True
 
     def _at_once(self, blocking: bool) -> Steps:
@@ -134,6 +136,7 @@ class QuorumAttempt:
         if not granted:
             return False
         self._answers[first] = self._queued.fence
+        self.holders.note(first)
         # Counts from the claim: when the grant began is unknown, but the claim has set the lease anew.
         since = self._queued.valid_until - trusted(self.lease / 1000)
         for tries in range(BRIEF_TRIES):
@@ -156,7 +159,13 @@ class QuorumAttempt:
 
         for member in asked:
             before.pop(member, None)
-        answers = yield Ask(asked, enough)
+        holders = self.holders
+
+        def heard(member: int, answer: Any) -> None:
+            if isinstance(answer, int):
+                holders.note(member)
+
+        answers = yield Ask(asked, enough, heard)
         self._answers = {**before, **answers}
 
     def _won(self, since: float) -> Steps:

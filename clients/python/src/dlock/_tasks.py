@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from ._attempt import SINGLE, Listen, Owe, Pause, Watch
 from ._hold import Sleep, Steps, Task, logger, now
-from ._members import Answers, Ask, To
+from ._members import Answers, Ask, Begin, To
 from ._threads import ASK_LIMIT, LIMIT, PATIENCE, TICK, limits, reporting
 from ._waits import Desk, Wait
 
@@ -53,6 +53,8 @@ async def _perform(step: Any, client: Any) -> Any:
         return await _ask(step, client)
     elif isinstance(step, To):
         return await run(step.steps, client.members[step.member])
+    elif isinstance(step, Begin):
+        background(client.members[step.member]).submit(step.steps)
     elif isinstance(step, Owe):
         answered = asyncio.Event()
         for member, owed in step.owed.items():
@@ -66,10 +68,11 @@ async def _ask(step: Ask, client: Any) -> Answers:
     answers: Answers = {}
     answered = asyncio.Event()
 
-    def report(member: int, answer: Any) -> None:
-        step.heard(member, answer)
+    def report(member: int, answer: Any) -> Steps | None:
+        then = step.heard(member, answer)
         answers[member] = answer
         answered.set()
+        return then
 
     for member, command in step.commands.items():
         background(client.members[member]).submit(reporting(command, functools.partial(report, member)))

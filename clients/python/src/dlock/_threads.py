@@ -21,7 +21,7 @@ from redis.retry import Retry
 
 from ._attempt import SINGLE, Listen, Owe, Pause, Watch
 from ._hold import Sleep, Steps, Task, logger, now
-from ._members import Answers, Ask, To
+from ._members import Answers, Ask, Begin, To
 from ._waits import IDLE, Desk, Wait
 
 # How long the background waits for one answer, and how long the caller waits for a release that is owed.
@@ -63,6 +63,8 @@ def _perform(step: Any, client: Any) -> Any:
         return _ask(step, client)
     if isinstance(step, To):
         return run(step.steps, client.members[step.member])
+    if isinstance(step, Begin):
+        return _clock.background(client.members[step.member]).submit(step.steps)
     assert isinstance(step, Owe)
     answered = threading.Event()
     for member, owed in step.owed.items():
@@ -90,17 +92,20 @@ def _ask(step: Ask, client: Any) -> Answers:
     return answers
 
 
-def _heard(step: Ask, inbox: queue.SimpleQueue[tuple[int, Any]], member: int, answer: Any) -> None:
-    step.heard(member, answer)
+def _heard(step: Ask, inbox: queue.SimpleQueue[tuple[int, Any]], member: int, answer: Any) -> Steps | None:
+    then = step.heard(member, answer)
     inbox.put((member, answer))
+    return then
 
 
-def reporting(command: Any, report: Callable[[Any], object]) -> Steps:
+def reporting(command: Any, report: Callable[[Any], Steps | None]) -> Steps:
     try:
         answer = yield command
     except Exception as why:
         answer = why
-    report(answer)
+    then = report(answer)
+    if then is not None:
+        yield from then
 
 
 class Background:

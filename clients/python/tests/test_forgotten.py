@@ -1,0 +1,112 @@
+"""A hold of a quorum outlives masters that forget it one after the other, but nobody who ends it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from conftest import until
+
+# It is renewed after each third of it.
+LEASE = 2
+
+
+@pytest.fixture
+def acquired(members):
+    def acquire(**options):
+        lock = members.lock(timeout=LEASE, auto_renew=True, fenced=True, **options)
+        lock.acquire()
+        until("all hold it", lambda: held_on(members, lock) == [True] * 3)
+        return lock
+
+    return acquire
+
+
+def held_on(members, lock):
+    """Where its token holds it."""
+    token = lock.local.token
+    return [client.execute_command("DLOCK.HOLDS", "foo", token) > 0 for client in members.direct]
+
+
+def until_held_on(members, lock, member):
+    until("it is held there again", lambda: held_on(members, lock)[member])
+    assert not lock.lost.is_set()
+
+
+def until_valid(lock, leases):
+    """Waits until it was renewed for so many leases."""
+    end = lock.local.hold.valid_until + leases * LEASE
+    until("it is renewed", lambda: lock.local.hold.valid_until > end)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
+def test_a_rolling_restart_of_all_masters_without_persistence(members, masters, acquired, shared):
+    lock = acquired(shared=shared)
+    fences = [lock.fence]
+
+    def wait():
+        with members.lock(timeout=60, fenced=True) as other:
+            fences.append(other.fence)
+
+    # It is granted what the hold had on the restarted master whose queue it is in, and gives it back.
+    waits = threading.Thread(target=wait, daemon=True)
+    waits.start()
+    # One more than needed: the hold rests on nothing but what was granted anew.
+    for struck in [0, 1, 2, 0]:
+        masters[struck].kill()
+        masters[struck].start()
+        until_held_on(members, lock, struck)
+    until_valid(lock, 0.5)
+    assert len(fences) == 1
+    lock.release()
+    waits.join(60)
+    assert fences == sorted(set(fences)) and len(fences) == 2
+    until("nothing is left", lambda: not any(members.held()))
+
+
+def test_it_waits_behind_those_who_came_first(members, masters, acquired):
+    lock = acquired()
+    members.proxies[0].refuse = True
+    masters[0].kill()
+    masters[0].start()
+    ask = members.direct[0].execute_command
+    assert ask("DLOCK.ACQUIRE", "foo", "one", 60_000)
+    assert ask("DLOCK.ACQUIRE", "foo", "two", 60_000, "QUEUE", 60_000) is None
+    members.proxies[0].refuse = False
+    until("it waits, too", lambda: len(ask("DLOCK.WAITERS", "foo")) == 2)
+    for token in ["one", "two"]:
+        assert ask("DLOCK.RELEASE", "foo", token) == 1
+    until_held_on(members, lock, 0)
+    stats = members.direct[0].info("commandstats")
+    released = next(name for name in stats if name.lower() == "cmdstat_dlock.release")
+    lock.release()
+
+    def released_twice():
+        now = members.direct[0].info("commandstats")
+        return now[released]["calls"] == stats[released]["calls"] + 2
+
+    until("it is released twice", released_twice)
+    until("nothing is left", lambda: not any(members.held()))
+
+
+def test_masters_that_were_away_for_a_lease(members, acquired):
+    lock = acquired()
+    for member, proxy in enumerate(members.proxies):
+        proxy.refuse = True
+        proxy.drop()
+        until("its lease is over there", lambda member=member: not members.held()[member])
+        proxy.refuse = False
+        until_held_on(members, lock, member)
+    lock.release()
+    until("nothing is left", lambda: not any(members.held()))
+
+
+def test_what_is_broken_on_one_master_after_the_other_stays_broken(members, acquired):
+    lock = acquired()
+    members.direct[0].execute_command("DLOCK.BREAK", "foo")
+    # Longer than its lease would have lasted there.
+    until_valid(lock, 2)
+    assert held_on(members, lock) == [False, True, True]
+    assert not lock.lost.is_set()
+    members.direct[1].execute_command("DLOCK.BREAK", "foo")
+    until("it is lost", lambda: lock.lost.is_set())
