@@ -2,6 +2,7 @@
 
 import { now, trusted } from "./clock.js";
 import { GraceError, LateError, LockError, NoAnswerError, refusal, word } from "./errors.js";
+import type { Holders } from "./members.js";
 import { type Args, acquire, freshToken, type Key, queued, release } from "./protocol.js";
 import { OwedRelease } from "./renewal.js";
 import { Listen, Owe, Pause, Sleep, type Steps } from "./steps.js";
@@ -26,6 +27,8 @@ export interface Granted {
   readonly token: string;
   readonly fence: number | null;
   readonly validUntil: number;
+  /** In a quorum. */
+  readonly holders?: Holders;
 }
 
 /** Acquires, at most until `end`; not waiting at all if `waits` is false. */

@@ -94,7 +94,7 @@ export class Lock {
   }
 
   *#acquiring(waits: boolean, end: number): Steps<Hold | null> {
-    const { key, name, lease } = this.#request;
+    const { name, lease } = this.#request;
     const attempt = this.#service.attempt(this.#request, this.#fenced);
     let granted: Granted | null;
     try {
@@ -107,9 +107,8 @@ export class Lock {
       attempt.close();
     }
     if (granted === null) return null;
-    const { token, validUntil } = granted;
-    const ask = (ttl: number) => this.#service.extend(key, token, ttl);
-    const renewal = new Renewal(name, lease, validUntil, this.#renewed, ask);
+    const ask = this.#service.extension(this.#request, granted);
+    const renewal = new Renewal(name, lease, granted.validUntil, this.#renewed, ask);
     yield new Watch(renewal);
     return new Hold(this.#service, this.#request, granted, renewal);
   }
@@ -194,10 +193,7 @@ export class Hold implements AsyncDisposable {
     this.#releasing = true;
     this.#renewal.isLost();
     this.#renewal.end();
-    const ended = await run(
-      this.#service.release(this.#key, this.#token, this.#renewal.lease),
-      this.#service,
-    );
+    const ended = await run(this.#service.release(this.#key, this.#token, this.#renewal), this.#service);
     this.#released = true;
     if (!ended && !again) throw this.#notHeld();
   }

@@ -6,81 +6,17 @@
 
 import { type Acquisition, Attempt, type Granted, LATE, type Request } from "./attempt.js";
 import { now, trusted } from "./clock.js";
-import { LockError, NoAnswerError, NoQuorumError, word } from "./errors.js";
+import { NoAnswerError, NoQuorumError, word } from "./errors.js";
+import { Holders, type Members } from "./members.js";
 import { acquire, confirm, freshToken } from "./protocol.js";
 import { OwedRelease } from "./renewal.js";
-import { type Answers, Ask, Owe, Sleep, type Steps, To } from "./steps.js";
+import { type Answers, Ask, type Heard, Owe, Sleep, type Steps, To } from "./steps.js";
 import { times } from "./waits.js";
 
 // How often those whose votes were split try again before they say "taken".
 const SPLITS = 8;
 // How often one that has waited asks the others again: their holds may be about to be given back.
 const BRIEF_TRIES = 8;
-// How often members are asked who they are, ms: one that was restarted is another server.
-const TELL_APART = 10_000;
-
-/** The members, and what is known of them. */
-export class Members {
-  readonly majority: number;
-  /** Who each member was when it was last asked. */
-  readonly runIds = new Map<number, string>();
-  /** When to ask again. */
-  tellApartAt = 0;
-  /** One that is the same server as another. */
-  #double: number | undefined;
-
-  constructor(readonly addresses: readonly string[]) {
-    this.majority = Math.floor(addresses.length / 2) + 1;
-  }
-
-  /** The order in which everybody tries their queues, however the addresses are spelled. */
-  order(): readonly number[] {
-    const rank = (member: number) => this.runIds.get(member) ?? `unknown ${this.addresses[member]}`;
-    return [...this.all()].sort((one, other) => (rank(one) < rank(other) ? -1 : 1));
-  }
-
-  all(): readonly number[] {
-    return [...this.addresses.keys()];
-  }
-
-  /** Finds the members that may vote. Two addresses of one server would vote twice, so one that has not said
-   * who it is has no vote. Those that are known are asked again without waiting for them. */
-  *tellApart(): Steps<void> {
-    const unknown = this.all().filter((member) => !this.runIds.has(member));
-    if (this.runIds.size < this.majority || now() >= this.tellApartAt) {
-      this.tellApartAt = now() + TELL_APART;
-      const enough = (answers: Answers) => unknown.every((member) => answers.has(member));
-      yield new Ask(this.all(), ["INFO", "server"], enough, (member, answer) => this.#heard(member, answer));
-    }
-    const double = this.#double;
-    this.#double = undefined;
-    if (double !== undefined) {
-      const address = this.addresses[double];
-      throw new LockError(`two members of the quorum are the same server: name ${address} once`);
-    }
-  }
-
-  #heard(member: number, answer: unknown): void {
-    if (answer instanceof NoAnswerError) return;
-    // Without the right to ask, nobody can tell.
-    const runId = /^run_id:(\w+)/m.exec(String(answer))?.[1] ?? `unknown ${member}`;
-    if ([...this.runIds].some(([other, known]) => other !== member && known === runId)) {
-      this.runIds.delete(member);
-      this.#double = member;
-    } else {
-      this.runIds.set(member, runId);
-    }
-  }
-
-  report(answers: Answers): string {
-    const said = (answer: unknown) => {
-      if (typeof answer === "number") return "granted";
-      if (answer === null) return "taken";
-      return answer instanceof Error ? answer.message : "no answer yet";
-    };
-    return this.addresses.map((address, member) => `${address}: ${said(answers.get(member))}`).join("; ");
-  }
-}
 
 /** One acquisition. Each round has a token of its own. */
 export class QuorumAttempt implements Acquisition {
@@ -89,12 +25,15 @@ export class QuorumAttempt implements Acquisition {
   #fence: number | null = null;
   #queued: Attempt | undefined;
   #answers: Answers = new Map();
+  #holders: Holders;
 
   constructor(
     private readonly members: Members,
     private readonly request: Request,
     private readonly fenced: boolean,
-  ) {}
+  ) {
+    this.#holders = new Holders(members);
+  }
 
   owe(): Owe {
     const { key, lease } = this.request;
@@ -148,6 +87,7 @@ export class QuorumAttempt implements Acquisition {
     this.#token = freshToken();
     this.#fence = null;
     this.#answers = new Map();
+    this.#holders = new Holders(this.members);
     this.asked = true;
   }
 
@@ -179,6 +119,7 @@ export class QuorumAttempt implements Acquisition {
     }
     if (granted === null) return null;
     this.#answers.set(first, granted.fence);
+    this.#holders.note(first);
     // Counts from the claim: when the grant began is unknown, but the claim has set the lease anew.
     const since = granted.validUntil - trusted(this.request.lease);
     for (let tries = 0; tries < BRIEF_TRIES; tries++) {
@@ -200,7 +141,12 @@ export class QuorumAttempt implements Acquisition {
       const missing = asked.length - answers.size;
       return grants >= this.members.majority || grants + missing < this.members.majority;
     };
-    const answers: Answers = yield new Ask(asked, acquire(key, this.#token, lease, terms), enough);
+    const holders = this.#holders;
+    const heard: Heard = (member, answer) => {
+      if (typeof answer === "number") holders.note(member);
+      return undefined;
+    };
+    const answers: Answers = yield new Ask(asked, acquire(key, this.#token, lease, terms), enough, heard);
     this.#answers = new Map([...before, ...answers]);
   }
 
@@ -216,7 +162,8 @@ export class QuorumAttempt implements Acquisition {
       this.#fence = this.#answers.get(0) as number;
     }
     const validUntil = from + trusted(this.request.lease);
-    return now() < validUntil ? { token: this.#token, fence: this.#fence, validUntil } : null;
+    if (now() >= validUntil) return null;
+    return { token: this.#token, fence: this.#fence, validUntil, holders: this.#holders };
   }
 
   /** Brings a majority of those whose grant counts to one fence. Answers from when validity counts. */

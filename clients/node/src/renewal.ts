@@ -14,6 +14,8 @@ export class Renewal implements Task {
   over = false;
   loss: NotHeldError | undefined;
   onLost: (() => void) | undefined;
+  /** How often each member is told to release it. */
+  releases = 1;
   #retryAt: number | undefined;
   #failure = "";
   // The shortest lease of an EXTEND without an answer: the server may still carry it out.
@@ -29,7 +31,7 @@ export class Renewal implements Task {
     public validUntil: number,
     private readonly renewed: boolean,
     /** The steps that set the lease, and say whether the token holds the lock. */
-    private readonly ask: (lease: number) => Steps<boolean>,
+    private readonly ask: (hold: Renewal, lease: number) => Steps<boolean>,
   ) {}
 
   /** Looks at the clock first: past its validity a hold is lost, whether or not anything has noticed. */
@@ -110,7 +112,7 @@ export class Renewal implements Task {
     this.validUntil = Math.min(this.validUntil, sent + trusted(lease));
     let held: boolean;
     try {
-      held = yield* this.ask(lease);
+      held = yield* this.ask(this, lease);
     } catch (why) {
       if (!word(why)) this.#orphan = Math.min(this.#orphan, lease);
       throw why;

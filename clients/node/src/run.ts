@@ -7,6 +7,7 @@ import {
   Aborted,
   type Answers,
   Ask,
+  Begin,
   Listen,
   type Owe,
   Pause,
@@ -67,6 +68,7 @@ function perform(step: Step, where: Where, limit: number, signal: AbortSignal | 
   if (step instanceof Listen) return where.channels[0]!.listen();
   if (step instanceof Watch) return watch(step.task, where);
   if (step instanceof Ask) return ask(step, where, signal);
+  if (step instanceof Begin) return begin(step.steps, where.channels[step.member]!);
   if (step instanceof To) return perform(step.step, where.channels[step.member]!, limit, signal);
   return owe(step as Owe, where);
 }
@@ -86,7 +88,8 @@ function ask(step: Ask, where: Where, signal: AbortSignal | undefined): Promise<
     let decided = step.members.length === 0 || step.enough(answers);
     if (decided) resolve(answers);
     const note = (member: number, answer: unknown) => {
-      step.heard(member, answer);
+      const then = step.heard(member, answer);
+      if (then !== undefined) begin(then, where.channels[member]!);
       if (decided) return;
       answers.set(member, answer);
       decided = step.enough(answers) || answers.size === step.members.length;
@@ -100,6 +103,11 @@ function ask(step: Ask, where: Where, signal: AbortSignal | undefined): Promise<
     }
   });
   return signal === undefined ? asked : bounded(asked, Number.POSITIVE_INFINITY, signal);
+}
+
+/** Nobody waits for it. */
+function begin(steps: Steps<void>, where: Where): void {
+  run(steps, where, undefined, VOTE).catch((why) => process.emitWarning(why));
 }
 
 function owe(step: Owe, where: Where): Promise<void> {

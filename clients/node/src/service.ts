@@ -1,23 +1,25 @@
 // Whom a lock asks: a single server, or a majority of several.
 
-import { type Acquisition, Attempt, type Request } from "./attempt.js";
+import { type Acquisition, Attempt, type Granted, type Request } from "./attempt.js";
 import { Channel } from "./channel.js";
 import { LockError, NoQuorumError, word } from "./errors.js";
+import { Extension } from "./extension.js";
 import type { Client } from "./links.js";
+import { Members } from "./members.js";
 import { type Args, extend, holds, type Key, pttl, release } from "./protocol.js";
-import { Members, QuorumAttempt } from "./quorum.js";
-import { OwedRelease, orWrongType } from "./renewal.js";
+import { QuorumAttempt } from "./quorum.js";
+import { OwedRelease, orWrongType, type Renewal } from "./renewal.js";
 import type { Where } from "./run.js";
-import { type Answers, Ask, Owe, type Steps } from "./steps.js";
+import { type Answers, Ask, type Heard, Owe, type Steps } from "./steps.js";
 
 export interface Service extends Where {
   attempt(request: Request, fenced: boolean): Acquisition;
-  /** Whether the token holds the lock, whose lease is `ttl` then. */
-  extend(key: Key, token: string, ttl: number): Steps<boolean>;
+  /** How to set the lease: whether the token holds the lock. */
+  extension(request: Request, granted: Granted): (hold: Renewal, lease: number) => Steps<boolean>;
   holds(key: Key, token: string): Steps<boolean>;
   locked(key: Key): Steps<boolean>;
   /** Whether it ended a hold. What has no answer goes on in the background for as long as a hold can last. */
-  release(key: Key, token: string, lasts: number): Steps<boolean>;
+  release(key: Key, token: string, hold: Renewal): Steps<boolean>;
 }
 
 export class Single implements Service {
@@ -31,8 +33,10 @@ export class Single implements Service {
     return new Attempt(request);
   }
 
-  *extend(key: Key, token: string, ttl: number): Steps<boolean> {
-    return (yield* orWrongType(extend(key, token, ttl), 0)) > 0;
+  extension({ key }: Request, { token }: Granted) {
+    return function* (_: Renewal, lease: number): Steps<boolean> {
+      return (yield* orWrongType(extend(key, token, lease), 0)) > 0;
+    };
   }
 
   *holds(key: Key, token: string): Steps<boolean> {
@@ -44,12 +48,12 @@ export class Single implements Service {
     return (yield* orWrongType(pttl(key), 0)) !== -2;
   }
 
-  *release(key: Key, token: string, lasts: number): Steps<boolean> {
+  *release(key: Key, token: string, { lease }: Renewal): Steps<boolean> {
     try {
       return (yield* orWrongType(release(key, token), 0)) > 0;
     } catch (why) {
       if (!word(why)) {
-        const owed = new OwedRelease(key, token, lasts);
+        const owed = new OwedRelease(key, token, lease);
         yield new Owe([owed], () => owed.ended !== undefined);
       }
       throw why;
@@ -75,8 +79,10 @@ export class Quorum implements Service {
     return new QuorumAttempt(this.#members, request, fenced);
   }
 
-  extend(key: Key, token: string, ttl: number): Steps<boolean> {
-    return this.#decided(extend(key, token, ttl), (answer) => answer === 1);
+  extension(request: Request, granted: Granted) {
+    const decided = (command: Args, heard: Heard) => this.#decided(command, (answer) => answer === 1, heard);
+    const extension = new Extension(this.#members, request, granted, decided);
+    return (hold: Renewal, lease: number) => extension.ask(hold, lease);
   }
 
   holds(key: Key, token: string): Steps<boolean> {
@@ -87,8 +93,8 @@ export class Quorum implements Service {
     return this.#decided(pttl(key), (answer) => answer !== -2);
   }
 
-  *release(key: Key, token: string, lasts: number): Steps<boolean> {
-    const owed = this.channels.map(() => new OwedRelease(key, token, lasts, 1));
+  *release(key: Key, token: string, { lease, releases }: Renewal): Steps<boolean> {
+    const owed = this.channels.map(() => new OwedRelease(key, token, lease, releases));
     const released = () =>
       this.#majority(owed.map(({ ended }) => (ended === undefined ? undefined : ended > 0)));
     yield new Owe(owed, () => released() !== undefined);
@@ -106,14 +112,14 @@ export class Quorum implements Service {
     return votes.length - votes.filter((vote) => vote === false).length < majority ? false : undefined;
   }
 
-  *#decided(command: Args, yes: (answer: number) => boolean): Steps<boolean> {
+  *#decided(command: Args, yes: (answer: number) => boolean, heard?: Heard): Steps<boolean> {
     const all = this.#members.all();
     const vote = (answer: unknown) => {
       if (typeof answer === "number") return yes(answer);
       return word(answer) === "WRONGTYPE" ? false : undefined;
     };
     const decide = (answers: Answers) => this.#majority(all.map((member) => vote(answers.get(member))));
-    const answers: Answers = yield new Ask(all, command, (found) => decide(found) !== undefined);
+    const answers: Answers = yield new Ask(all, command, (found) => decide(found) !== undefined, heard);
     const decided = decide(answers);
     if (decided === undefined) {
       throw new NoQuorumError(`Too few masters answered: ${this.#members.report(answers)}`);

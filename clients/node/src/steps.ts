@@ -7,7 +7,7 @@ import type { Wait } from "./waits.js";
 export type Steps<T> = Generator<Step, T, any>;
 
 /** A command is a step as it stands: its outcome is the reply. */
-export type Step = Args | Sleep | Listen | Pause | Watch | Owe | Ask | To;
+export type Step = Args | Sleep | Listen | Pause | Watch | Owe | Ask | Begin | To;
 
 /** Do nothing for some milliseconds. */
 export class Sleep {
@@ -51,6 +51,9 @@ export class Owe {
 /** The answers of members, by their number: replies and errors. */
 export type Answers = Map<number, unknown>;
 
+/** Is told an answer, and says what to do at that member next. */
+export type Heard = (member: number, answer: unknown) => Steps<void> | undefined;
+
 /** Ask members in parallel, until there are `enough` answers. The outcome is what came. Whatever comes, later
  * ones too, is told to `heard`. */
 export class Ask {
@@ -58,7 +61,15 @@ export class Ask {
     readonly members: readonly number[],
     readonly command: Args,
     readonly enough: (answers: Answers) => boolean,
-    readonly heard: (member: number, answer: unknown) => void = () => {},
+    readonly heard: Heard = () => undefined,
+  ) {}
+}
+
+/** Carry out these steps over one member, in the background. */
+export class Begin {
+  constructor(
+    readonly member: number,
+    readonly steps: Steps<void>,
   ) {}
 }
 

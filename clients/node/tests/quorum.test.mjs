@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { after, beforeEach, test } from "node:test";
 import { Lock, NoAnswerError, NoQuorumError, NotHeldError, Quorum } from "dlock";
-import { Members } from "../dist/quorum.js";
+import { Members } from "../dist/members.js";
 import { onEach, pause, Server, until } from "./support.mjs";
 
 onEach((bench) => {
