@@ -7,11 +7,21 @@ import { Lock } from "dlock";
 import { Redis } from "ioredis";
 import Redlock from "redlock";
 
-// A contending client holds the lock for so long, and does something else for so long, in ms: too short for
-// all to find it free, and long enough for most.
-const HOLD = 1;
-const ELSEWHERE = [5, 200, 400];
+// Contending clients: how many, for how long each holds the lock, and for how long it does something else then
+// (ms). With 5 ms somebody always holds it: a fair wait is the holds of all others.
+const LOADS = [
+  [8, 1, 5],
+  [64, 1, 5],
+  [64, 5, 5],
+  [64, 20, 5],
+  [8, 1, 200],
+  [64, 1, 200],
+  [64, 1, 400],
+  [64, 5, 1000],
+];
 const PROCESSES = 8;
+// Both kinds in each, one after the other.
+const ROUNDS = 3;
 // The first ms do not count: everybody connects at the same moment.
 const WARM = 2000;
 
@@ -27,6 +37,7 @@ const kinds = {
 
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 const sorted = (numbers) => [...numbers].sort((a, b) => a - b);
+const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 const at = (numbers, part) => sorted(numbers)[Math.floor(numbers.length * part)];
 
 /** Acquire and release by a single client: the median of the rounds' ratios. */
@@ -54,7 +65,7 @@ async function pairs(url, rounds, each) {
 }
 
 /** The clients of one process: their waits, each client's for itself. Begins when it is told to. */
-async function work(url, kind, clients, elsewhere, seconds) {
+async function work(url, kind, clients, hold, elsewhere, seconds) {
   const client = new Redis(url);
   const acquire = kinds[kind](client);
   await client.ping();
@@ -63,45 +74,65 @@ async function work(url, kind, clients, elsewhere, seconds) {
   const end = start + WARM + seconds * 1000;
   const one = async () => {
     const waits = [];
+    let held = 0;
     await sleep(start - Date.now());
     for (let now = Date.now(); now < end; now = Date.now()) {
       const began = performance.now();
       const lock = await acquire("bench:contended");
+      const acquired = performance.now();
+      await sleep(hold);
       // A wait that outlasts the run counts too, or polling would hide those who starve.
-      if (now > start + WARM) waits.push(performance.now() - began);
-      await sleep(HOLD);
+      if (now > start + WARM) {
+        waits.push(acquired - began);
+        held += performance.now() - acquired;
+      }
       await lock.release();
       await sleep(elsewhere);
     }
-    return waits;
+    return { waits, held };
   };
   const found = await Promise.all(Array.from({ length: clients }, one));
   process.send(found, () => process.exit());
 }
 
-async function contend(url, clients, elsewhere, seconds) {
-  console.log(`${clients} clients, each elsewhere for ${elsewhere} ms`);
+/** What each client of one run found. */
+async function run(url, kind, clients, ...load) {
+  const args = [url, "work", kind, clients / PROCESSES, ...load].map(String);
+  const processes = Array.from({ length: PROCESSES }, () => fork(new URL(import.meta.url), args));
+  const messages = () => Promise.all(processes.map((child) => once(child, "message")));
+  await messages();
+  const start = Date.now() + 200;
+  for (const child of processes) child.send(start);
+  return (await messages()).flatMap(([found]) => found);
+}
+
+async function contend(url, [clients, hold, elsewhere], seconds) {
+  console.log(`${clients} clients, each holds for ${hold} ms and is elsewhere for ${elsewhere} ms`);
+  const runs = { "node-redlock": [], dlock: [] };
+  for (let round = 0; round < ROUNDS; round++) {
+    for (const kind of Object.keys(runs))
+      runs[kind].push(await run(url, kind, clients, hold, elsewhere, seconds));
+  }
   const tails = {};
-  for (const kind of ["node-redlock", "dlock"]) {
-    const args = [url, "work", kind, clients / PROCESSES, elsewhere, seconds].map(String);
-    const processes = Array.from({ length: PROCESSES }, () => fork(new URL(import.meta.url), args));
-    await Promise.all(processes.map((child) => once(child, "message")));
-    const start = Date.now() + 200;
-    for (const child of processes) child.send(start);
-    const found = (await Promise.all(processes.map((child) => once(child, "message")))).flatMap(
-      ([each]) => each,
-    );
-    const counts = found.map((waits) => waits.length);
-    const waits = found.flat();
-    const total = counts.reduce((a, b) => a + b);
-    const jain = total ** 2 / (counts.length * counts.reduce((sum, count) => sum + count ** 2, 0));
+  for (const [kind, found] of Object.entries(runs)) {
+    const all = found.flat();
+    const waits = all.flatMap((client) => client.waits);
+    const held = sum(all.map((client) => client.held)) / (ROUNDS * seconds * 10);
     tails[kind] = at(waits, 0.99);
-    const shown = [0.5, 0.99, 0.9999999].map((part) => at(waits, part).toFixed(1)).join(", ");
+    const shown = [0.5, 0.99, 0.9999999].map((part) => at(waits, part).toFixed(0)).join(", ");
+    const jain = Math.min(...found.map(fairness));
     console.log(
-      `  ${kind}: ${(total / seconds).toFixed(0)} grants/s, wait p50, p99, max ${shown} ms, Jain ${jain.toFixed(3)}`,
+      `  ${kind}: ${(waits.length / ROUNDS / seconds).toFixed(0)} grants/s, held ${held.toFixed(0)} % of the time, ` +
+        `wait p50, p99, max ${shown} ms, least Jain ${jain.toFixed(3)}`,
     );
   }
   console.log(`  p99 of dlock is ${(tails.dlock / tails["node-redlock"]).toFixed(3)} of polling's`);
+}
+
+/** Jain's index of the grants. */
+function fairness(found) {
+  const counts = found.map(({ waits }) => waits.length);
+  return sum(counts) ** 2 / (counts.length * sum(counts.map((count) => count ** 2)));
 }
 
 const [url, argument, ...rest] = process.argv.slice(2);
@@ -109,7 +140,5 @@ if (argument === "work") {
   await work(url, rest[0], ...rest.slice(1).map(Number));
 } else {
   await pairs(url, 60, 200);
-  for (const elsewhere of ELSEWHERE) {
-    for (const clients of [8, 64]) await contend(url, clients, elsewhere, Number(argument ?? 10));
-  }
+  for (const load of LOADS) await contend(url, load, Number(argument ?? 10));
 }

@@ -18,11 +18,12 @@ import redis.lock
 import dlock
 
 KINDS = {"redis-py": redis.lock.Lock, "dlock": dlock.Lock}
-# A contending client holds the lock for so long, and does something else for so long: too short for all to
-# find it free, and long enough for most.
-HOLD = 0.001
-ELSEWHERE = 0.005, 0.2
+# Contending clients: how many, for how long each holds the lock, and for how long it does something else then
+# (ms). With 5 ms somebody always holds it: a fair wait is the holds of all others.
+LOADS = (8, 1, 5), (64, 1, 5), (64, 5, 5), (64, 20, 5), (8, 1, 200), (64, 1, 200), (64, 1, 400), (64, 5, 1000)
 PROCESSES = 8
+# Both kinds in each, one after the other.
+ROUNDS = 3
 # The first seconds do not count: everybody connects at the same moment.
 WARM = 2
 
@@ -46,23 +47,27 @@ def pairs(url: str, rounds: int, each: int) -> None:
         print(f"acquire + release, timeout={timeout}: {shown}; ratio {ratio:.2f}")
 
 
-def work(url: str, kind: str, threads: int, elsewhere: float, start: float, end: float, results: Any) -> None:
+def work(
+    url: str, kind: str, threads: int, hold: int, elsewhere: int, start: float, end: float, results: Any
+) -> None:
     client = redis.Redis.from_url(url)
 
     def one() -> None:
-        waits = []
+        waits, held = [], 0.0
         lock = KINDS[kind](client, "bench:contended", timeout=30)
         time.sleep(max(start - time.time(), 0))
         while (at := time.time()) < end:
             began = time.perf_counter()
             lock.acquire()
+            acquired = time.perf_counter()
+            time.sleep(hold / 1000)
             # A wait that outlasts the run counts too, or polling would hide those who starve.
             if at > start + WARM:
-                waits.append(time.perf_counter() - began)
-            time.sleep(HOLD)
+                waits.append(acquired - began)
+                held += time.perf_counter() - acquired
             lock.release()
-            time.sleep(elsewhere)
-        results.put(waits)
+            time.sleep(elsewhere / 1000)
+        results.put((waits, held))
 
     running = [threading.Thread(target=one) for _ in range(threads)]
     for thread in running:
@@ -71,29 +76,46 @@ def work(url: str, kind: str, threads: int, elsewhere: float, start: float, end:
         thread.join()
 
 
-def contend(url: str, clients: int, elsewhere: float, seconds: float) -> None:
-    print(f"{clients} clients, each elsewhere for {elsewhere * 1000:.0f} ms")
+def run(
+    url: str, kind: str, clients: int, hold: int, elsewhere: int, seconds: float
+) -> list[tuple[list[float], float]]:
+    """What each client found."""
+    results: Any = multiprocessing.Queue()
+    start = time.time() + 1
+    load = hold, elsewhere, start, start + WARM + seconds, results
+    arguments = (url, kind, clients // PROCESSES, *load)
+    processes = [multiprocessing.Process(target=work, args=arguments) for _ in range(PROCESSES)]
+    for process in processes:
+        process.start()
+    found = [results.get() for _ in range(clients)]
+    for process in processes:
+        process.join()
+    return found
+
+
+def contend(url: str, clients: int, hold: int, elsewhere: int, seconds: float) -> None:
+    print(f"{clients} clients, each holds for {hold} ms and is elsewhere for {elsewhere} ms")
+    runs: dict[str, list[Any]] = {kind: [] for kind in KINDS}
+    for _ in range(ROUNDS):
+        for kind, found in runs.items():
+            found.append(run(url, kind, clients, hold, elsewhere, seconds))
     tails = {}
-    for kind in KINDS:
-        results: Any = multiprocessing.Queue()
-        start = time.time() + 1
-        arguments = (url, kind, clients // PROCESSES, elsewhere, start, start + WARM + seconds, results)
-        processes = [multiprocessing.Process(target=work, args=arguments) for _ in range(PROCESSES)]
-        for process in processes:
-            process.start()
-        found = [results.get() for _ in range(clients)]
-        for process in processes:
-            process.join()
-        counts = [len(waits) for waits in found]
-        waits = sorted(wait for each in found for wait in each)
-        jain = sum(counts) ** 2 / (len(counts) * sum(count * count for count in counts))
+    for kind, rounds in runs.items():
+        waits = sorted(wait for found in rounds for each, _ in found for wait in each)
+        held = sum(held for found in rounds for _, held in found) / (ROUNDS * seconds)
         tails[kind] = waits[int(len(waits) * 0.99)]
         print(
-            f"  {kind}: {sum(counts) / seconds:.0f} grants/s, wait p50 "
-            f"{statistics.median(waits) * 1e3:.1f} ms, p99 {tails[kind] * 1e3:.1f} ms, "
-            f"max {waits[-1]:.2f} s, Jain {jain:.3f}"
+            f"  {kind}: {len(waits) / ROUNDS / seconds:.0f} grants/s, held {held * 100:.0f} % of the time, "
+            f"wait p50, p99, max {statistics.median(waits) * 1e3:.0f}, {tails[kind] * 1e3:.0f}, "
+            f"{waits[-1] * 1e3:.0f} ms, least Jain {min(map(fairness, rounds)):.3f}"
         )
     print(f"  p99 of dlock is {tails['dlock'] / tails['redis-py']:.3f} of polling's")
+
+
+def fairness(found: list[tuple[list[float], float]]) -> float:
+    """Jain's index of the grants."""
+    counts = [len(waits) for waits, _ in found]
+    return sum(counts) ** 2 / (len(counts) * sum(count * count for count in counts))
 
 
 if __name__ == "__main__":
@@ -105,6 +127,5 @@ if __name__ == "__main__":
     if options.only != "contend":
         pairs(options.url, rounds=60, each=100)
     if options.only != "pairs":
-        for elsewhere in ELSEWHERE:
-            for clients in (8, 64):
-                contend(options.url, clients, elsewhere, options.seconds)
+        for load in LOADS:
+            contend(options.url, *load, options.seconds)
