@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import random
 import sys
 import threading
@@ -77,35 +78,22 @@ class Turn:
         say("held", self.resource, self.fence, self.name, *moments)
 
 
-def work(number: str, lease: int, urls: list[str]) -> None:
-    quorum = dlock.Quorum([redis.Redis.from_url(url) for url in urls])
-    while not stopping.is_set():
-        turn = Turn(number, lease)
-        lock = dlock.Redlock(quorum, turn.resource, blocking_timeout=turn.limit, **turn.options)
-        try:
-            acquired = lock.acquire()
-        except redis.RedisError:
-            acquired = False
-        if not acquired:
-            say("none")
-            continue
-        turn.begins(lock)
-        while turn.goes_on():
-            time.sleep(random.uniform(0, 0.01))
-            turn.write()
-        turn.ends()
-        with contextlib.suppress(redis.RedisError):
-            lock.release()
+async def outcome(found: object) -> object:
+    """Of a call that waits, or that is to be waited for."""
+    return await found if inspect.isawaitable(found) else found
 
 
-async def work_in_tasks(number: str, lease: int, urls: list[str]) -> None:
-    quorum = dlock.Quorum([redis.asyncio.Redis.from_url(url) for url in urls])
+async def work(kind: str, number: str, lease: int, urls: list[str]) -> None:
+    locks, clients = (dlock, redis) if kind == "threads" else (dlock.asyncio, redis.asyncio)
+    quorum = dlock.Quorum([clients.Redis.from_url(url) for url in urls])
     while not stopping.is_set():
         turn = Turn(number, lease)
-        lock = dlock.asyncio.Redlock(quorum, turn.resource, blocking_timeout=LIMIT, **turn.options)
+        # One that is to be awaited is cancelled instead, where the limit is short.
+        limit = turn.limit if kind == "threads" else LIMIT
+        lock = locks.Redlock(quorum, turn.resource, blocking_timeout=limit, **turn.options)
         try:
-            # Cancelled, where the limit is short.
-            acquired = await asyncio.wait_for(lock.acquire(), turn.limit + LIMIT * (turn.limit == LIMIT))
+            patience = turn.limit + LIMIT * (turn.limit == LIMIT)
+            acquired = await asyncio.wait_for(outcome(lock.acquire()), patience)
         except (redis.RedisError, asyncio.TimeoutError):
             acquired = False
         if not acquired:
@@ -117,16 +105,13 @@ async def work_in_tasks(number: str, lease: int, urls: list[str]) -> None:
             turn.write()
         turn.ends()
         with contextlib.suppress(redis.RedisError):
-            await lock.release()
+            await outcome(lock.release())
 
 
 def main() -> None:
     kind, number, lease, *urls = sys.argv[1:]
     threading.Thread(target=lambda: (sys.stdin.read(), stopping.set()), daemon=True).start()
-    if kind == "threads":
-        work(number, int(lease), urls)
-    else:
-        asyncio.run(work_in_tasks(number, int(lease), urls))
+    asyncio.run(work(kind, number, int(lease), urls))
 
 
 main()
