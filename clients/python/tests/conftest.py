@@ -133,10 +133,11 @@ class Loop:
 
     def close(self):
         async def cancel():
-            tasks = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            # One that ends may begin another: to close its connections.
+            while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
         self.run(cancel())
         self.loop.call_soon_threadsafe(self.loop.stop)

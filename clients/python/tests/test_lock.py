@@ -17,6 +17,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 import dlock
 import dlock.asyncio
+from dlock import _tasks
 
 
 def exists(r):
@@ -168,6 +169,27 @@ def test_an_event_loop_that_was_blocked_past_the_lease_sees_the_loss_first(serve
             assert await lock.lost.wait()
 
     asyncio.run(main())
+
+
+def test_a_connection_that_does_not_close_in_time_is_no_error(server, monkeypatch, caplog):
+    async def hangs(pool):
+        raise redis.TimeoutError("Timed out closing connection")
+
+    async def main():
+        client = redis.asyncio.Redis.from_url(server.url)
+        lock = dlock.asyncio.Lock(client, "foo", timeout=1, auto_renew=True)
+        await lock.acquire()
+        before = lock.local.hold.valid_until
+        while lock.local.hold.valid_until == before:
+            await asyncio.sleep(0.01)
+        monkeypatch.setattr(redis.asyncio.ConnectionPool, "disconnect", hangs)
+        background = _tasks.background(client)
+        await lock.release()
+        while background in _tasks._backgrounds.values():
+            await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    assert not caplog.records
 
 
 def test_lost_waits(r, server):

@@ -127,7 +127,7 @@ class Background:
         if own is None or own is self.client:
             self._forget()
         elif not self.loop.is_closed():
-            self.start(own.connection_pool.disconnect())
+            self.start(_disconnect(own))
 
     # Renewals and releases.
 
@@ -208,7 +208,7 @@ class Background:
         finally:
             desk.disconnected()
             await _close(pubsub)
-            await client.connection_pool.disconnect()
+            await _disconnect(client)
 
 
 _backgrounds: dict[tuple[int, int], Background] = {}
@@ -243,6 +243,12 @@ def own_client(client: Any, *, subscribes: bool = False) -> Any:
         connection_class=kind, **{**options, **limits(options), "retry": Retry(NoBackoff(), 0)}
     )
     return aioredis.Redis(connection_pool=own)
+
+
+async def _disconnect(client: Any) -> None:
+    # A server that is busy may not notice in time: redis-py raises that.
+    with contextlib.suppress(RedisError, OSError):
+        await client.connection_pool.disconnect()
 
 
 async def _close(pubsub: Any) -> None:
