@@ -138,16 +138,19 @@ impl Node {
                 Link::Down { why, until, .. } if now() < *until => return Err(why.clone()),
                 // After this long the master is silent, and not every caller waits for it again.
                 Link::Opening { since, .. } if now() >= *since + self.limit => return Err(self.not_yet()),
-                // Nor does anybody wait for one that did not answer before: a majority goes on without it.
-                Link::Opening { failed: Some(why), .. } if !self.member_list.is_single() => {
-                    return Err(why.clone());
-                }
                 Link::Down { backoff, .. } => *backoff,
                 Link::None | Link::Up(_) | Link::Opening { .. } => fresh_backoff(),
             };
-            match &*link {
+            let opening = match &*link {
                 Link::Opening { opening, .. } => opening.clone(),
                 _ => self.begin_opening(&mut link, backoff),
+            };
+            match &*link {
+                // Nobody waits for one that did not answer before, while a majority goes on without it.
+                Link::Opening { failed: Some(why), .. } if self.member_list.has_majority() => {
+                    return Err(why.clone());
+                }
+                _ => opening,
             }
         };
         opening.await

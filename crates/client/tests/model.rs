@@ -2,8 +2,9 @@
 //! order of events in small worlds of 3 masters. Messages are lost, delayed, reordered and duplicated;
 //! masters crash; holds end. A hold outlives all its masters, if they crash one after the other.
 //!
-//! Of progress, it covers that somebody wins in order, and that nobody overtakes a waiter. Not covered: other
-//! liveness, more than 3 masters, clocks that run at different rates, shared holds.
+//! Of progress, it covers that somebody wins in order, that nobody overtakes a waiter, and that nobody keeps
+//! a part from others while it waits for a missing master. Not covered: other liveness, more than 3 masters,
+//! clocks that run at different rates, shared holds.
 //!
 //! Each rule is broken once, and the checker must find the violation; otherwise it would prove nothing.
 //! Worlds that take longer than a few seconds are ignored; `cargo test --test model -- --ignored` runs them.
@@ -21,7 +22,7 @@ mod model {
 }
 
 use model::names::client_orders;
-use model::properties::{BROKEN, EXCLUSION, NO_OVERTAKING, ORDER, SOMEBODY, UNIQUE};
+use model::properties::{BROKEN, EXCLUSION, NO_OVERTAKING, NO_PART_KEPT, ORDER, SOMEBODY, UNIQUE};
 use model::run::{holds, holds_always, holds_so_far, holds_some, violates, violates_deep};
 use model::world::{Broken, Script, Time, World};
 
@@ -208,6 +209,8 @@ worlds! {
     refuted_token_used_again: |name| {
         violates(name, EXCLUSION, broken(Broken::TokenUsedAgain, plain(&[RELEASES_TWICE, ONCE], 1)));
     };
+    refuted_part_kept: |name|
+        violates(name, NO_PART_KEPT, broken(Broken::KeepsAPart, by_name(plain(&[RETRIES, ONCE], 1))));
     refuted_no_look: |name|
         violates(name, NO_OVERTAKING, broken(Broken::NoLook, plain(&[WAITS, LOOKS, ONCE], 1)));
     refuted_all_at_once: |name| violates(name, SOMEBODY, fences(&[ONCE; 3], 0));

@@ -216,9 +216,7 @@ impl Round {
         let channel = self.channels[usize::from(of.0)].clone();
         channel.note_orphan();
         let cancel = self.request.cancel();
-        self.service.spawn(async move {
-            channel.ask(&cancel, None, channel.node.limit).await;
-        });
+        self.service.spawn(async move { channel.cancel(&cancel).await });
     }
 
     fn succeed(mut self, acquired: Acquired) -> NewHold {

@@ -103,10 +103,7 @@ impl Channel {
     }
 
     async fn release_once(&self, command: &Cmd) -> Reply {
-        if let Some(connection) = self.connection().filter(Connection::is_open)
-            && let Ok(Some(answer)) =
-                timeout(self.node.limit, self.ask_over(&connection, command, None)).await
-        {
+        if let Some(answer) = self.ask_after_the_others(command).await {
             return Reply::Said(answer);
         }
         self.state().pinned = false;
@@ -120,6 +117,19 @@ impl Channel {
             }
         });
         again.await.unwrap_or(Reply::Silence)
+    }
+
+    /// Sends the CANCEL after the request that it takes back, even if that has no answer.
+    pub(crate) async fn cancel(&self, command: &Cmd) {
+        if self.ask_after_the_others(command).await.is_none() {
+            self.ask(command, None, self.node.limit).await;
+        }
+    }
+
+    /// Sends a request on the connection of those before it, if that is still open.
+    async fn ask_after_the_others(&self, command: &Cmd) -> Option<Value> {
+        let connection = self.connection().filter(Connection::is_open)?;
+        timeout(self.node.limit, self.ask_over(&connection, command, None)).await.ok().flatten()
     }
 
     /// Sends a RELEASE that was not confirmed again and again, until it is or the lease has ended.

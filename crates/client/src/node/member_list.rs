@@ -21,8 +21,11 @@ impl MemberList {
         Arc::new(MemberList(Mutex::new(entries)))
     }
 
-    pub(super) fn is_single(&self) -> bool {
-        self.entries().len() == 1
+    /// Whether a majority of the members is connected and answers.
+    pub(super) fn has_majority(&self) -> bool {
+        let entries = self.entries();
+        let answers = |entry: &&Entry| entry.connection.as_ref().is_some_and(Connection::answers);
+        entries.iter().filter(answers).count() > entries.len() / 2
     }
 
     /// Rejects a connection of `member` to a server that is another member.

@@ -123,10 +123,16 @@ impl Acquisition {
     }
 
     /// Whether it should give back what it has instead of asking again: its turn has come in another queue
-    /// than that of those who have the rest, or it has not come.
+    /// than that of those who have the rest, or it has not come. Two that each kept a part until a missing
+    /// master is back would keep everybody from a majority.
     pub(super) fn is_out_of_turn(&self) -> bool {
+        let refused = Some(Vote::Refused(Refusal::Taken));
         match self.begin {
-            Begin::AtOnce => self.queue_vote() == Some(&Some(Vote::Refused(Refusal::Taken))),
+            Begin::AtOnce => {
+                let has_a_part = self.count(|state| state.fence().is_some()) > 0;
+                let is_refused = self.count(|state| state.vote == refused) > 0;
+                self.queue_vote() == Some(&refused) || (has_a_part && is_refused)
+            }
             Begin::NobodyWaits | Begin::InOrder | Begin::Adopting => false,
             Begin::Queued => {
                 let goes_on = || self.next_queue().is_some_and(|next| Some(next) != self.queue());

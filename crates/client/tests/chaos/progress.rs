@@ -115,7 +115,6 @@ fn shares_over(
 
 fn nobody_starves(length: Duration) {
     each_server_in_turn(|kind| {
-        let healthy = shares(kind, "healthy", length, |_| ());
         let mut wrong = Vec::new();
         let mut judge = |name: &str, counts: &[usize]| {
             let fair = counts.iter().sum::<usize>() as f64 / CLIENTS as f64;
@@ -131,11 +130,6 @@ fn nobody_starves(length: Duration) {
         let name = "one client's addresses sort otherwise";
         let reversed = Links::with_order(kind, 3, CLIENTS, |client| client == 0);
         judge(name, &shares_over(reversed, kind, name, length, |_| ()));
-        let stopped = shares(kind, "the queue's master stopped", length, |links| links.masters[0].pause());
-        let (stopped, healthy) = (stopped.iter().sum::<usize>(), healthy.iter().sum::<usize>());
-        if stopped < healthy / 2 {
-            wrong.push(format!("the queue's master stopped: {stopped} instead of {healthy}"));
-        }
         assert!(wrong.is_empty(), "{wrong:#?}");
     });
 }
@@ -144,6 +138,19 @@ fn nobody_starves(length: Duration) {
 #[ignore = "for 10 s each: make chaos"]
 fn one_clients_fault_is_no_advantage_to_anybody() {
     nobody_starves(Duration::from_secs(10));
+}
+
+#[test]
+#[ignore = "for 10 s: make chaos"]
+fn a_stopped_master_of_the_queue_costs_less_than_half() {
+    each_server_in_turn(|kind| {
+        let length = Duration::from_secs(10);
+        let healthy = shares(kind, "healthy", length, |_| ()).iter().sum::<usize>();
+        let counts = shares(kind, "the queue's master stopped", length, |links| links.masters[0].pause());
+        let stopped = counts.iter().sum::<usize>();
+        println!("{}: {} % of the grants without the fault", kind.name, 100 * stopped / healthy.max(1));
+        assert!(stopped >= healthy / 2 && jain(&counts) >= 0.9, "{stopped} instead of {healthy}: {counts:?}");
+    });
 }
 
 /// What the master of the queue alone still has costs those who come a round trip.

@@ -85,6 +85,12 @@ impl Client {
         matches!(&self.phase, Phase::Acquiring { machine, .. } if machine.votes().flatten().any(|v| v == vote))
     }
 
+    /// Whether it keeps what it was granted until it asks again, although somebody else has another part.
+    pub fn keeps_a_part(&self) -> bool {
+        let Phase::Acquiring { machine, paused: true, .. } = &self.phase else { return false };
+        machine.votes().any(|vote| fence_of(vote).is_some()) && self.has_vote(&Vote::Refused(Refusal::Taken))
+    }
+
     pub fn dropped_one_ahead(&self) -> bool {
         matches!(&self.phase, Phase::Acquiring { machine, .. } if machine.ahead().next().is_some())
     }
@@ -110,7 +116,7 @@ impl State {
                 self.clients[client].ahead = self.masters[0].queue.clone();
                 Acquisition::at_once(world.plan(client), &[Member(0)], world.now())
             }
-            false if world.clients[client].in_order => {
+            false if world.clients[client].in_order || world.is(Broken::KeepsAPart) => {
                 let order: Vec<Member> = world.quorum().members().collect();
                 Acquisition::in_order(world.plan(client), &order, world.now())
             }

@@ -2,7 +2,7 @@
 
 use super::client::{Client, Phase};
 use super::master::{Answer, Master, Message};
-use super::world::{MASTERS, State, Time, World};
+use super::world::{MASTERS, Script, State, Time, World};
 use dlock_client::quorum::{Refusal, Vote};
 use stateright::Property;
 
@@ -12,6 +12,7 @@ pub const ORDER: &str = "a fence is above all that were complete before its acqu
 pub const STRICT_ORDER: &str = "a fence is above all that were complete before";
 
 pub const NO_OVERTAKING: &str = "nobody acquires past one who waited before it began and still does";
+pub const NO_PART_KEPT: &str = "who has no turn keeps no part until it asks again, if another part is taken";
 pub const BROKEN: &str = "a hold that was broken is not extended";
 pub const SOMEBODY: &str = "when everybody is done, somebody has acquired";
 
@@ -45,6 +46,12 @@ pub fn of(world: &World) -> Vec<Property<World>> {
     }
     if world.clients.iter().any(|script| script.looks) {
         properties.push(Property::always(NO_OVERTAKING, |_, state: &State| !state.history.overtaken));
+    }
+    if world.clients.iter().any(Script::retries_without_turn) {
+        properties.push(Property::always(NO_PART_KEPT, |world: &World, state: &State| {
+            let mut clients = state.clients.iter().zip(&world.clients);
+            !clients.any(|(client, script)| script.retries_without_turn() && client.keeps_a_part())
+        }));
     }
     if world.time == (Time::None { lapses: 0 }) {
         properties.push(Property::always(SOMEBODY, |_, state: &State| {

@@ -59,6 +59,12 @@ pub struct Script {
     pub releases: bool,
 }
 
+impl Script {
+    pub fn retries_without_turn(&self) -> bool {
+        self.retries > 0 && !self.waits && !self.in_order
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Time {
     /// No clock: messages take any time, and this many holds may end at any moment, for any reason. What is
@@ -87,6 +93,8 @@ pub enum Broken {
     ValidFromReceipt,
     /// A newcomer does not look whether somebody waits.
     NoLook,
+    /// One that asks all at once asks again as if its turn had come.
+    KeepsAPart,
     /// One answer is enough for an extension.
     ExtendedByOne,
     /// A master that does not hold it is asked for it again at once, and its grant is a vote.

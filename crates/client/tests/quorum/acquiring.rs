@@ -104,6 +104,18 @@ fn no_retry_where_too_many_hold_it() {
     assert_eq!(failed.verdict, Verdict::Failed(FailureReason::Taken));
 }
 
+/// The one who has the rest may do the same, and then neither wins before the missing one is back.
+#[test]
+fn who_is_refused_keeps_no_part_for_the_time_of_a_retry() {
+    let retries = Plan { retries: 4, ..plan(3, false) };
+    for missing in [down(), Vote::Unknown] {
+        let (mut machine, _) = Acquisition::at_once(retries, &[Member(0), Member(1)], at(0));
+        let failed = vote(&mut machine, 1, &[(0, granted(1)), (1, taken()), (2, missing)]);
+        assert_eq!(failed.verdict, Verdict::Failed(FailureReason::Taken));
+        assert_eq!(sent(&failed.sends, Request::Release), [0, 1, 2]);
+    }
+}
+
 #[test]
 fn giving_up_cleans_up_everywhere_once() {
     let (mut machine, _) = Acquisition::at_once(plan(3, true), &[], at(0));

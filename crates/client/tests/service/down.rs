@@ -1,6 +1,7 @@
 //! Masters that are down, silent, or back again.
 
-use dlock_client::{AcquireError, Lost, NodeState, Report, Retry, Wait, now};
+use dlock_client::{AcquireError, Answer, Lost, NodeState, Report, Retry, Wait, now};
+use std::net::TcpListener;
 use std::time::Duration;
 
 use super::{
@@ -250,6 +251,28 @@ fn what_the_same_client_breaks_is_noticed_too() {
         until_held_everywhere(&servers, "r");
         client.break_holds("r").await;
         assert!(matches!(guard.lost().await, Lost::TakenAway(_)));
+    });
+}
+
+/// Not even whoever finds out whether it is back: here something listens at its address, and says nothing.
+#[test]
+fn while_a_majority_answers_nobody_waits_for_a_member_that_was_missing() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 3);
+        let client = builder(&servers).node_timeout(TIMEOUT / 3).build().await.expect("all are up");
+        servers[0].kill9();
+        let seen = async || match client.inspect("r").await.swap_remove(0).answer {
+            Answer::Unanswered(NodeState::Down(why)) => why,
+            Answer::Unanswered(NodeState::Slow) => "it broke".into(),
+            other => panic!("{other:?}"),
+        };
+        while !seen().await.contains("refused") {}
+        let port = TcpListener::bind(("127.0.0.1", servers[0].port())).expect("it is free");
+        port.set_nonblocking(true).expect("a socket can");
+        while port.accept().is_err() {
+            let why = seen().await;
+            assert!(why.contains("refused"), "as before it was tried again: {why}");
+        }
     });
 }
 
