@@ -28,7 +28,8 @@ impl Acquisition {
     /// Where to queue next, if not at the first master as ever. One whose turn came, and who is refused by a
     /// later master, meets others who queue there, as the earlier ones are out of their reach; it goes to
     /// them, for they cannot come. The queue of a master that refuses, while others grant or nobody has a
-    /// majority, does not move: the next one does.
+    /// majority, does not move: the next one does. And whoever has waited in a later queue than the first
+    /// stays there, as the others do: each that went back alone would keep their head from a majority.
     pub fn next_queue(&self) -> Option<Member> {
         let refused =
             |member: &Member| self.members[usize::from(member.0)].vote == Some(Vote::Refused(Refusal::Taken));
@@ -38,8 +39,9 @@ impl Acquisition {
             return later.first().copied();
         }
         let is_earlier = |member: &Member| !tried.contains(member) && !later.contains(member);
-        let stays = || self.plan.quorum.members().filter(is_earlier).any(|member| refused(&member));
-        later.iter().find(|member| refused(member)).or_else(|| stays().then_some(queue)).copied()
+        let mut earlier = self.plan.quorum.members().filter(is_earlier);
+        let stays = earlier.any(|member| self.begin == Begin::Queued || refused(&member));
+        later.iter().find(|member| refused(member)).or(stays.then_some(queue)).copied()
     }
 
     /// Whether there is another queue to go to.

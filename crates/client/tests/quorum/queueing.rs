@@ -146,6 +146,18 @@ fn who_is_refused_in_its_turn_goes_to_the_queue_of_those_who_refuse() {
     assert_eq!(last.verdict, acquired(None, 1 + TRUSTED));
 }
 
+/// Here the first of the order is not named: it is missing, or the others have left its queue.
+#[test]
+fn who_waited_in_a_later_queue_than_the_first_stays_there() {
+    for (order, stays) in [(&ORDER[..], None), (&ORDER[1..], Some(Member(0)))] {
+        let (mut machine, _) = Acquisition::queued(plan(3, false), order, at(0));
+        waited(&mut machine, 1, order[0].0, Vote::Granted(()));
+        let two = vote(&mut machine, 2, &[(0, granted(5)), (1, granted(5))]);
+        assert_eq!(two.verdict, acquired(None, 1 + TRUSTED));
+        assert_eq!(machine.next_queue(), stays);
+    }
+}
+
 #[test]
 fn a_queue_moves_unless_its_holder_has_no_majority() {
     let quorum = plan(3, false).quorum;
