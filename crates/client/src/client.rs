@@ -36,7 +36,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const UNKNOWN_LEASE: Duration = Duration::from_secs(60);
 
 /// How many holders an inspection shows.
-const MAX_HOLDERS: u32 = 1000;
+pub(crate) const MAX_HOLDERS: u32 = 1000;
 
 /// A lock service: one server, or a quorum of independent ones. Clones are the same client.
 #[derive(Clone)]
@@ -123,7 +123,8 @@ impl Client {
 
     /// Takes over the hold of `token`, which another process, [`forget`](crate::Guard::forget) or `dlock
     /// acquire` left: sets its lease to `ttl` from now on a majority, renews it from then on, and releases it
-    /// with the guard. The hold has a fence afterwards, in a quorum too.
+    /// with the guard. The hold has a fence afterwards, in a quorum too. A master that forgets it gets it
+    /// back, as for any other hold, but without its label, owner and delay.
     ///
     /// [`ExtendError::Lost`] if a majority does not hold it. An error leaves the hold to its owner, and to
     /// its lease.

@@ -1,17 +1,21 @@
 //! Takes over a hold that was acquired elsewhere.
 
-use dlock_protocol::Token;
+use dlock_protocol::{Mode, Token};
+use futures_util::future::join_all;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::deadline::Deadline;
 use crate::acquire::hold::hold;
 use crate::acquire::round::{Round, Start};
+use crate::client::MAX_HOLDERS;
 use crate::error::ExtendError;
 use crate::guard::Guard;
 use crate::guard::renewal::Renewal;
+use crate::node::Channel;
 use crate::quorum::{Plan, Refusal, Vote};
-use crate::request::LockRequest;
+use crate::reading::{self, shown};
+use crate::request::{self, LockRequest};
 use crate::service::Service;
 
 /// A round in which each master is asked for the fence of the hold instead of a hold, and which takes nothing
@@ -31,7 +35,12 @@ pub(crate) async fn adopt(
     let plan = Plan { quorum, lease, fenced: true, retries };
     let round = Round::begin(service, plan, request, channels, &[], Start::Adopting, Deadline::NoWait);
     match service.background.carry_out(round.run()).await {
-        Ok(new) => {
+        Ok(mut new) => {
+            if let Some(mode) = held_as(service, &new.request).await {
+                let mut request = LockRequest::clone(&new.request);
+                request.asked.mode = mode;
+                (new.request, new.restores) = (Arc::new(request), true);
+            }
             let renewal = Renewal { limit: Some(Duration::MAX), notice: None, on_lost: None };
             Ok(Guard::new(hold(service, lease, renewal, new)))
         }
@@ -45,4 +54,23 @@ pub(crate) async fn adopt(
             })
         }
     }
+}
+
+/// The mode of the hold, if the masters tell. Shared if one of them says so: a downgrade may not have arrived
+/// everywhere. Exclusive only if a majority does.
+async fn held_as(service: &Service, request: &LockRequest) -> Option<Mode> {
+    let (question, token) =
+        (&request::inspect(&request.resource, MAX_HOLDERS), &shown(request.token.as_bytes()));
+    let asked = service.nodes.iter().map(|node| async move {
+        let answer = Channel::new(node.clone()).ask(question, None, node.limit).await;
+        let seen = answer.found(reading::inspection).ok()??;
+        seen.holders.iter().any(|holder| holder.token == *token).then_some(seen.mode)
+    });
+    let modes: Vec<String> =
+        service.background.carry_out(join_all(asked)).await.into_iter().flatten().collect();
+    let says = |mode: Mode| modes.iter().filter(|said| *said == mode.word()).count();
+    if says(Mode::Shared) > 0 {
+        return Some(Mode::Shared);
+    }
+    (says(Mode::Exclusive) >= service.quorum.majority()).then_some(Mode::Exclusive)
 }

@@ -69,7 +69,8 @@ pub(crate) struct NewHold {
     pub(crate) channels: Channels,
     /// To the masters whose answer was not needed.
     pub(crate) calls: Calls,
-    pub(crate) adopted: bool,
+    /// Whether masters that forget it are asked for it again: its mode must be known.
+    pub(crate) restores: bool,
     pub(crate) next_queue: Option<Member>,
 }
 
@@ -222,8 +223,8 @@ impl Round {
     fn succeed(mut self, acquired: Acquired) -> NewHold {
         let (calls, channels) = (std::mem::take(&mut self.calls), std::mem::take(&mut self.channels));
         let next_queue = self.machine.next_queue();
-        let (request, adopted) = (self.request.clone(), self.adopts);
-        NewHold { acquired, request, channels, calls, adopted, next_queue }
+        let (request, restores) = (self.request.clone(), !self.adopts);
+        NewHold { acquired, request, channels, calls, restores, next_queue }
     }
 
     fn failed(self, reason: FailureReason) -> Failed {

@@ -62,7 +62,7 @@ pub(crate) struct State {
 
 impl Hold {
     pub(crate) fn new(service: Arc<Service>, lease: Lease, renews: bool, new: NewHold) -> Arc<Hold> {
-        let NewHold { acquired, request, channels, calls, adopted, next_queue: _ } = new;
+        let NewHold { acquired, request, channels, calls, restores, next_queue: _ } = new;
         let pending = calls.into_iter().map(|call| call.map(drop).boxed()).collect();
         let state = State { mode: request.mode, lease, valid_until: acquired.valid_until, loss: None };
         let watched = service.watched.add(&request.resource);
@@ -71,8 +71,7 @@ impl Hold {
             request,
             fence: acquired.fence,
             renews,
-            // Of an adopted one the mode is not known.
-            restores: !adopted && channels.len() > 1,
+            restores: restores && channels.len() > 1,
             channels,
             state: Mutex::new(state),
             turn: Turn::new(()),

@@ -49,6 +49,31 @@ fn a_hold_outlives_a_rolling_restart_of_all_masters_without_persistence() {
     });
 }
 
+/// What it was is asked of the masters: whoever adopts it need not know.
+#[test]
+fn an_adopted_hold_is_restored_in_its_mode() {
+    each_kind(async |kind| {
+        for shared in [false, true] {
+            let mut servers = masters(kind, 3);
+            let (ann, bob) = (client(&servers).await, client(&servers).await);
+            let lock = ann.lock("r").ttl(LEASE);
+            let first = if shared { lock.shared().acquire() } else { lock.acquire() };
+            let first = first.await.expect("it is free").forget().expect("it lasts");
+            until_held_everywhere(&servers, "r");
+            let guard = bob.adopt("r", &first.token, LEASE).await.expect("it is held");
+            let token = holders(&servers[0], "r");
+            for server in &mut servers {
+                restart_empty(server);
+                until("it is held there again", || holders(server, "r") == token);
+            }
+            let sharer = ann.lock("r").shared().try_acquire().await.expect("all are up");
+            assert_eq!(sharer.is_some(), shared);
+            assert_eq!(guard.loss(), None);
+            guard.release().await.expect("it is held");
+        }
+    });
+}
+
 /// Those who wait in the restarted master's queue are granted what the hold had there, and give it back.
 #[test]
 fn a_hold_is_restored_past_others_who_wait() {
