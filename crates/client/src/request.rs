@@ -3,7 +3,7 @@
 use dlock_protocol::command::{self, Queue};
 use dlock_protocol::{NotifyRef, ReleaseCount, Token, Ttl};
 use rand::TryRng;
-use redis::Cmd;
+use redis::{Cmd, Pipeline};
 use std::ops::Deref;
 use std::time::Duration;
 
@@ -68,8 +68,18 @@ impl LockRequest {
     }
 }
 
-pub(crate) fn extend(resource: &[u8], token: &Token, ttl: Ttl) -> Cmd {
-    cmd(&command::Extend { key: resource, token: token.borrowed(), ttl }.to_args())
+pub(crate) fn extend(resource: &[u8], token: &Token, ttl: Ttl) -> Pipeline {
+    let mut commands = redis::pipe();
+    commands.add_command(cmd(&command::Extend { key: resource, token: token.borrowed(), ttl }.to_args()));
+    commands
+}
+
+/// And to be told when somebody else changes the hold: each write ends the tracking of the key, and a read
+/// begins it anew.
+pub(crate) fn extend_and_track(resource: &[u8], token: &Token, ttl: Ttl) -> Pipeline {
+    let mut commands = extend(resource, token, ttl);
+    commands.add_command(holds(resource, token));
+    commands
 }
 
 /// Every count, and its positions in the queue.

@@ -4,7 +4,7 @@ use dlock_protocol::{Mode, Ttl};
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
-use redis::Cmd;
+use redis::{Cmd, Pipeline};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ impl Restore {
 pub(crate) async fn extend(
     service: &Arc<Service>,
     channels: &Channels,
-    command: Cmd,
+    command: Pipeline,
     restore: Option<Restore>,
     lease: Lease,
     limit: Duration,
@@ -110,12 +110,12 @@ async fn ask_for_it_again(channel: Arc<Channel>, command: Cmd) {
 async fn ask(
     to: Member,
     channel: Arc<Channel>,
-    command: Arc<Cmd>,
+    command: Arc<Pipeline>,
     lease: Lease,
     limit: Duration,
 ) -> (Member, Vote<()>) {
     let limit = limit.min(channel.node.limit).min(lease.ttl());
-    let vote = channel.ask(&command, Some(lease.ttl()), limit).await.extended();
+    let vote = channel.ask(&*command, Some(lease.ttl()), limit).await.extended();
     channel.note(&vote);
     match vote {
         Vote::Granted(()) if !channel.is_certain(lease.ttl()) => (to, Vote::Unknown),

@@ -106,14 +106,13 @@ impl Hold {
         }
     }
 
-    /// Waits until so many masters say that they do not hold it that no majority can. Does not look while it
-    /// is shared: each of many sharers would ask whenever another one renews.
+    /// Waits until so many masters say that they do not hold it that no majority can.
     pub(crate) async fn gone(&self) -> Report {
         let question = &request::holds(&self.request.resource, &self.request.token);
         loop {
             // Holds that are as short as this ask nothing.
             sleep(CHECK_PAUSE).await;
-            if self.lock().mode == Mode::Exclusive {
+            if is_watched(self.lock().mode) {
                 let asked = self.channels.iter().map(|channel| async move {
                     // Asked, the master tracks the key for this connection.
                     let answer = channel.ask(question, None, channel.node.limit).await;
@@ -175,11 +174,10 @@ impl Hold {
         };
         // Cancels earlier requests that have not left yet: after this one they would shorten the lease.
         self.pending().clear();
-        let command = request::extend(&self.request.resource, &self.request.token, counted);
-        let restore = self.restores.then(|| {
-            let (request, mode) = (self.request.clone(), self.lock().mode);
-            Restore { request, mode, ttl: counted }
-        });
+        let mode = self.lock().mode;
+        let extending = if is_watched(mode) { request::extend_and_track } else { request::extend };
+        let command = extending(&self.request.resource, &self.request.token, counted);
+        let restore = self.restores.then(|| Restore { request: self.request.clone(), mode, ttl: counted });
         let extending = extend(&self.service, &self.channels, command, restore, lease, limit, begun);
         let (extended, pending) = self.service.background.carry_out(extending).await;
         *self.pending() = pending;
@@ -191,8 +189,6 @@ impl Hold {
             return Err(ExtendError::Lost(self.unheard()));
         }
         (state.lease, state.valid_until) = (lease, valid_until);
-        // Each write ends the tracking of the key.
-        self.watched.notify_one();
         Ok(valid_until)
     }
 
@@ -259,6 +255,11 @@ impl Hold {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Not while it is shared: each of many sharers would ask whenever another one renews.
+fn is_watched(mode: Mode) -> bool {
+    mode == Mode::Exclusive
 }
 
 impl Drop for Hold {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
+use super::connection::Command;
 use super::{ConnectError, Connection, Node, Reply, fresh_backoff};
 use crate::clock::now;
 use crate::error::NodeState;
@@ -68,7 +69,7 @@ impl Channel {
     }
 
     /// Sends a request, which would set a lease of `sets`, and waits for the answer; both within `limit`.
-    pub(crate) async fn ask(&self, command: &Cmd, sets: Option<Duration>, limit: Duration) -> Reply {
+    pub(crate) async fn ask(&self, command: &impl Command, sets: Option<Duration>, limit: Duration) -> Reply {
         let mut used = None;
         let asked = timeout(limit, async {
             let connection = self.current().await?;
@@ -139,7 +140,7 @@ impl Channel {
             let mut backoff = fresh_backoff();
             while now() < until {
                 sleep(backoff.next()).await;
-                if let Reply::Said(_) = Channel::new(node.clone()).ask(&command, None, node.limit).await {
+                if let Reply::Said(_) = Channel::new(node.clone()).ask(&*command, None, node.limit).await {
                     return;
                 }
             }
@@ -246,7 +247,7 @@ impl Channel {
     async fn ask_over(
         &self,
         connection: &Connection,
-        command: &Cmd,
+        command: &impl Command,
         sets: Option<Duration>,
     ) -> Option<Value> {
         let number = {

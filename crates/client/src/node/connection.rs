@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use dlock_protocol::command::table;
 use dlock_protocol::error::Class;
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, ErrorKind, RedisError, Value};
+use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisResult, Value};
 use tokio_util::sync::CancellationToken;
 
 use super::ConnectError;
@@ -35,6 +35,23 @@ struct Life {
     /// How many answers have come.
     answers: AtomicU32,
     silences: AtomicU32,
+}
+
+/// A command, or several that leave together; the answer to these is an array.
+pub(crate) trait Command: Sync {
+    fn send(&self, to: &mut MultiplexedConnection) -> impl Future<Output = RedisResult<Value>> + Send;
+}
+
+impl Command for Cmd {
+    fn send(&self, to: &mut MultiplexedConnection) -> impl Future<Output = RedisResult<Value>> + Send {
+        to.send_packed_command(self)
+    }
+}
+
+impl Command for Pipeline {
+    async fn send(&self, to: &mut MultiplexedConnection) -> RedisResult<Value> {
+        to.send_packed_commands(self, 0, self.len()).await.map(Value::Array)
+    }
 }
 
 impl Connection {
@@ -95,8 +112,8 @@ impl Connection {
     }
 
     /// Sends a command after those that were sent before. `None` if the connection breaks before the answer.
-    pub(crate) async fn ask(&self, command: &Cmd) -> Option<Value> {
-        let answer = self.redis.clone().send_packed_command(command).await.ok()?;
+    pub(crate) async fn ask(&self, command: &impl Command) -> Option<Value> {
+        let answer = command.send(&mut self.redis.clone()).await.ok()?;
         self.life.answers.fetch_add(1, Ordering::Relaxed);
         self.life.silences.store(0, Ordering::Relaxed);
         Some(answer)

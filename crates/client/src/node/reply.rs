@@ -32,9 +32,16 @@ impl Reply {
         self.vote(|value| fence_or(value, Refusal::NotHeld))
     }
 
-    /// To EXTEND: whether it is held.
+    /// To EXTEND, and to HOLDS if that came with it: whether it is held.
     pub(crate) fn extended(self) -> Vote<()> {
-        self.vote(|value| bool::read(value).map(held_if))
+        let extended = match self {
+            Reply::Said(Value::Array(answers)) => match answers.as_slice() {
+                [_, Value::Int(0)] => return held_if(false),
+                _ => answers.into_iter().next().map_or(Reply::Silence, Reply::Said),
+            },
+            reply => reply,
+        };
+        extended.vote(|value| bool::read(value).map(held_if))
     }
 
     /// To RELEASE: how many counts ended.

@@ -226,8 +226,15 @@ fn a_hold_that_is_taken_away_is_noticed_at_once_whether_it_is_renewed_or_not() {
                 let ways = ["DLOCK.BREAK r", "DEL r", "FLUSHALL", "PEXPIRE r 1", "RENAME r other"];
                 for way in ways {
                     let ttl = Duration::from_secs(600);
+                    servers
+                        .iter()
+                        .for_each(|server| assert_eq!(server.connect().ok("CONFIG RESETSTAT"), "OK"));
                     let guard = client.lock("r").ttl(ttl).renew(renews).acquire().await.expect("it is free");
-                    until_held_everywhere(&servers, "r");
+                    let is_tracked = |server: &Server| {
+                        let stats = server.connect().ok("INFO commandstats").text().to_lowercase();
+                        stats.contains("cmdstat_dlock.holds")
+                    };
+                    until("its masters track it", || servers.iter().all(is_tracked));
                     // Each extension ends the tracking, and it begins anew.
                     guard.extend(ttl).await.expect("it is held");
                     for server in &servers[..taken] {
