@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_client::{Wait, now};
+use dlock_client::{Client, Wait, now};
 use tokio::runtime::Builder;
 use tokio::sync::Barrier;
 
@@ -13,6 +13,9 @@ use crate::proxy::Cut;
 use dlock_testkit::{Server, ServerKind, TIMEOUT, each_server_in_turn, queue, rounds, until};
 
 const CLIENTS: usize = 6;
+
+/// More than a client lets leave a queue one by one.
+const CROWD: usize = 20;
 
 fn block_on(test: impl Future<Output = ()>) {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime").block_on(test);
@@ -138,6 +141,31 @@ fn nobody_starves(length: Duration) {
 #[ignore = "for 10 s each: make chaos"]
 fn one_clients_fault_is_no_advantage_to_anybody() {
     nobody_starves(Duration::from_secs(10));
+}
+
+/// Prints what many tasks of one client get, which wait in one queue, and two other clients, of which the
+/// first cannot reach its master.
+#[test]
+#[ignore = "for 10 s each: make chaos"]
+fn a_crowd_of_tasks_does_not_starve() {
+    each_server_in_turn(|kind| {
+        for cut in [Cut::Nothing, Cut::Closed, Cut::Both, Cut::Answers] {
+            let links = Links::start(kind, 3, 3);
+            block_on(async {
+                let clients = links.clients().await;
+                links.cut_from_the_head(1, cut);
+                let crowd = std::iter::repeat_n(clients[0].clone(), CROWD);
+                let all: Vec<Client> = clients[1..].iter().cloned().chain(crowd).collect();
+                let counts = compete(&all, Duration::from_secs(10)).await;
+                let sum: usize = counts.iter().sum();
+                let (name, jain) = (&kind.name, jain(&counts));
+                println!(
+                    "{name}: {cut:?} cut for the first of two beside a crowd: {counts:?}, {sum}, Jain {jain:.2}"
+                );
+                assert!(!counts.contains(&0), "{counts:?}");
+            });
+        }
+    });
 }
 
 #[test]
