@@ -4,6 +4,7 @@ pub(crate) mod adopt;
 pub(crate) mod all;
 mod attempt;
 pub(crate) mod contended;
+mod course;
 pub(crate) mod deadline;
 pub(crate) mod durable;
 mod hold;

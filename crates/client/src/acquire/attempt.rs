@@ -1,10 +1,11 @@
-//! An attempt to acquire a lock, from the first request to the last: rounds, the wait queue, backoff.
+//! An attempt to acquire a lock, from the first request to the last: one round after the other.
 
 use dlock_protocol::Token;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
+use crate::acquire::course::{Course, Next, Turn};
 use crate::acquire::deadline::Deadline;
 use crate::acquire::durable::Durable;
 use crate::acquire::queue::{OnPosition, Queueing};
@@ -13,7 +14,7 @@ use crate::backoff::Backoff;
 use crate::error::{AcquireError, NodeState, Report};
 use crate::lease::Lease;
 use crate::node::Connection;
-use crate::quorum::{Failure, FailureReason, Member, Plan, Refusal, Vote};
+use crate::quorum::{Failure, FailureReason, Plan, Refusal, Vote};
 use crate::reading::shown;
 use crate::request::{LockRequest, fresh_token};
 use crate::service::Service;
@@ -22,14 +23,8 @@ use crate::service::Service;
 /// is still on its way: it gets this many more tries, with a backoff of brief pauses.
 const BRIEF_TRIES: u8 = 8;
 
-/// So often one that does not wait tries again while nobody has the lock.
-const MAX_SPLIT_VOTES: u8 = 20;
-
 /// The longest pause between two rounds.
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-
-/// The longest pause between two rounds while masters are missing.
-const LONGEST_OUTAGE_PAUSE: Duration = Duration::from_secs(2);
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// What to acquire, with every option checked.
 pub(crate) struct Attempt {
@@ -110,7 +105,7 @@ impl Attempt {
         Round::begin(&self.service, plan, request, channels, &course.order, start, self.deadline)
     }
 
-    fn waits(&self) -> bool {
+    pub(super) fn waits(&self) -> bool {
         !matches!(self.deadline, Deadline::NoWait)
     }
 
@@ -169,161 +164,8 @@ impl Attempt {
     }
 }
 
-/// How an attempt has gone so far, which decides what follows a failed round.
-struct Course {
-    turn: Turn,
-    /// The masters at whose queues it waits, or whose queues it respects.
-    order: Vec<Member>,
-    split_votes: u8,
-    /// Whether the client may still hold what it is giving back: what was granted to its earlier rounds, or
-    /// to earlier locks of its.
-    has_leftovers: bool,
-    failed_queues: u8,
-    majority: Majority,
-    backoff: Backoff,
-    outage_backoff: Backoff,
-}
-
-/// How the next round gets its turn.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Turn {
-    /// Not at all: it asks all masters at once.
-    None,
-    InOrder,
-    Queue,
-}
-
-/// What is known of the majority of the masters.
-enum Majority {
-    /// It has never answered, and may never do so: the addresses may be wrong.
-    NeverSeen,
-    Seen,
-    /// It was missing, and `on_outage` has been called.
-    OutageReported,
-}
-
-enum Next {
-    Round,
-    RoundAfter(Duration),
-    Fail,
-}
-
-impl Course {
-    fn of(attempt: &Attempt) -> Course {
-        let service = &attempt.service;
-        let contended = service.contended.contains(&attempt.resource);
-        // With a given token there is one round, so that one has to wait in the queue.
-        let queued = attempt.waits() && (attempt.asked.token.is_some() || contended);
-        // Who does not wait, overtakes nobody for long.
-        let has_order = attempt.waits() || queued;
-        Course {
-            turn: if queued { Turn::Queue } else { Turn::None },
-            order: if has_order { service.queue_order(&attempt.resource) } else { Vec::new() },
-            split_votes: 0,
-            has_leftovers: service.is_cleaning_up(),
-            failed_queues: 0,
-            majority: if contended { Majority::Seen } else { Majority::NeverSeen },
-            backoff: Backoff::new(service.retry.pause, LONGEST_PAUSE),
-            outage_backoff: Backoff::new(service.retry.pause, LONGEST_OUTAGE_PAUSE),
-        }
-    }
-
-    /// The pause before the next try of one that does not wait, if nobody has the lock: those who tried at
-    /// the same time each got a part of the votes. From now on they are asked for in order, so that one wins.
-    async fn split(&mut self, failed: &Failed, attempt: &Attempt) -> Option<Duration> {
-        let service = &attempt.service;
-        let may_be_split = failed.reason == FailureReason::Taken
-            && !attempt.waits()
-            && service.quorum.majority() > 1
-            && attempt.asked.token.is_none()
-            && self.split_votes < MAX_SPLIT_VOTES;
-        if !may_be_split || service.quorum.has_holder(&service.holders(&attempt.resource).await) {
-            return None;
-        }
-        self.split_votes += 1;
-        (self.turn, self.order) = (Turn::InOrder, service.queue_order(&attempt.resource));
-        Some(rand::random_range(Duration::ZERO..=failed.length))
-    }
-
-    /// Whether a deadlock may be of the client's own making: what it was granted before bears the name of its
-    /// owner until the release has arrived. Then the next round tells.
-    async fn may_be_own(&mut self, failed: &Failed, attempt: &Attempt) -> bool {
-        let deadlock = failed.refused(|why| matches!(why, Refusal::Deadlock(_)));
-        let has_owner = attempt.asked.owner.is_some() && attempt.asked.token.is_none();
-        if !deadlock || !has_owner || !self.has_leftovers {
-            self.has_leftovers |= failed.votes.iter().any(|vote| !matches!(vote, Some(Vote::Refused(_))));
-            return false;
-        }
-        self.has_leftovers = false;
-        let limit = attempt.service.nodes[0].connection_limit();
-        let _ = timeout(limit, attempt.service.flush()).await;
-        true
-    }
-
-    fn after(&mut self, failed: &Failed, attempt: &Attempt) -> Next {
-        let service = &attempt.service;
-        let was_queued = std::mem::replace(&mut self.turn, Turn::None) == Turn::Queue;
-        if was_queued {
-            service.contended.note_queue(&attempt.resource, failed.next_queue);
-        }
-        self.order = service.queue_order(&attempt.resource);
-        let grace = service.grace(&failed.votes);
-        let answered = failed.reason != FailureReason::Impossible || grace.is_some();
-        if answered && matches!(self.majority, Majority::NeverSeen) {
-            self.majority = Majority::Seen;
-        }
-        match (failed.reason, grace) {
-            (FailureReason::Taken, _) if !was_queued => {
-                service.contended.note(&attempt.resource);
-                self.turn = Turn::Queue;
-                let is_reachable = |member: &Member| failed.is_reachable(*member);
-                if self.order.iter().any(is_reachable) {
-                    self.order.retain(is_reachable);
-                }
-                Next::Round
-            }
-            (FailureReason::Taken, _) if failed.next_queue.is_some() => {
-                self.turn = Turn::Queue;
-                Next::Round
-            }
-            // Not at once, or those who lost to each other would collide again.
-            (FailureReason::Taken | FailureReason::TooLate, _) => Next::RoundAfter(self.backoff.next()),
-            (FailureReason::Impossible, Some(left)) => Next::RoundAfter(left + self.backoff.next()),
-            (FailureReason::Impossible, None) => {
-                if was_queued && self.failed_queues < service.retry.times {
-                    self.failed_queues += 1;
-                } else if !self.report_outage(failed, attempt) {
-                    return Next::Fail;
-                }
-                Next::RoundAfter(self.outage_backoff.next())
-            }
-        }
-    }
-
-    /// Reports the outage once. Returns false if there is no use in waiting for its end.
-    fn report_outage(&mut self, failed: &Failed, attempt: &Attempt) -> bool {
-        match self.majority {
-            Majority::NeverSeen if attempt.deadline.instant().is_none() => return false,
-            Majority::NeverSeen | Majority::Seen => {
-                attempt.on_outage.iter().for_each(|on_outage| on_outage(&failed.report));
-                self.majority = Majority::OutageReported;
-            }
-            Majority::OutageReported => {}
-        }
-        true
-    }
-}
-
 impl Failed {
-    fn refused(&self, which: impl Fn(&Refusal) -> bool) -> bool {
+    pub(super) fn refused(&self, which: impl Fn(&Refusal) -> bool) -> bool {
         self.votes.iter().flatten().any(|vote| matches!(vote, Vote::Refused(why) if which(why)))
-    }
-
-    /// Whether waiting at this master makes sense.
-    fn is_reachable(&self, member: Member) -> bool {
-        !matches!(
-            self.votes[usize::from(member.0)],
-            Some(Vote::Failed(_) | Vote::Unknown | Vote::Refused(Refusal::Grace(_)))
-        )
     }
 }
