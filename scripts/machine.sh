@@ -119,8 +119,8 @@ shut_down() {
     fi
     # systemd leaves the groups of its units, and its processes take a moment to end.
     for _ in $(seq 50); do
-        find "$cgroup" -depth -type d -exec rmdir {} \; 2>/dev/null
         [ -e "$cgroup" ] || break
+        find "$cgroup" -depth -type d -exec rmdir {} \; 2>/dev/null || :
         sleep 0.1
     done
     rm -rf --one-file-system "$folder"
