@@ -137,7 +137,9 @@ class Fleet:
 
 
 def overlaps(holds):
-    return [(a, b) for a, b in zip(holds, holds[1:]) if b.entered < a.end()]
+    # Whoever was held up until after its lease has held nothing.
+    held = [hold for hold in holds if hold.entered < hold.end()]
+    return [(a, b) for a, b in zip(held, held[1:]) if b.entered < a.end()]
 
 
 def served_after_strings(holds, dead):
@@ -232,5 +234,8 @@ def test_the_check_finds_two_holders():
         return Hold("dlock", 0, entered, until, left)
 
     assert overlaps([hold(1, 9, 2), hold(2, 9, 3), hold(4, 5, 8), hold(5, 9, None)]) == []
+    held_up = hold(2, 1, 3)
+    assert overlaps([hold(1, 9, 3), held_up, hold(3, 9, 4)]) == []
+    assert len(overlaps([hold(1, 9, 4), held_up, hold(3, 9, 4)])) == 1
     assert len(overlaps([hold(1, 9, 3), hold(2, 9, 4)])) == 1
     assert len(overlaps([hold(1, 9, None), hold(8, 9, 9)])) == 1
