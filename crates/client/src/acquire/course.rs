@@ -1,5 +1,5 @@
-//! What follows a failed round of an attempt: the wait queue, backoff, an outage. Safety does not depend on it,
-//! as each round has a token of its own: what the model checker does not see here can only cost time.
+//! What follows a failed round of an attempt: the wait queue, backoff, an outage. Safety does not depend on
+//! it, as each round has a token of its own: what the model checker does not see here can only cost time.
 
 use std::time::Duration;
 use tokio::time::timeout;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_client::{Client, Wait, now};
+use dlock_client::{Client, ReleaseError, Wait, now};
 use tokio::runtime::Builder;
 use tokio::sync::Barrier;
 
@@ -59,7 +59,9 @@ fn rounds_without_winner(
             assert!(won.len() <= 1, "two have it");
             nobody += usize::from(won.is_empty());
             for guard in won {
-                guard.release().await.expect("it is held");
+                // One that a busy machine confirms too late is owed.
+                let released = guard.release().await;
+                assert!(!matches!(released, Err(ReleaseError::NotHeld(_))), "{released:?}");
             }
         }
         println!(
