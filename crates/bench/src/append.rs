@@ -1,4 +1,4 @@
-//! What the append only file grows by, compared with that of SET NX PX + DEL, and what a rewrite leaves of it.
+//! What the append only file grows by, compared with that of SET NX PX + DEL, and what a rewrite leaves.
 
 use std::io::Result;
 use std::thread::sleep;

@@ -1,5 +1,5 @@
-//! What a walk over all locks costs (LIST) where they are few among very many other keys: processor time of the
-//! server for the whole walk, and its longest call.
+//! What a walk over all locks costs (LIST) where they are few among very many other keys: the server's time
+//! for the whole walk, and for its longest call.
 
 use std::io::Result;
 
