@@ -7,8 +7,8 @@ import { Lock } from "dlock";
 import { Redis } from "ioredis";
 import Redlock from "redlock";
 
-// Contending clients: how many, for how long each holds the lock, and for how long it does something else then
-// (ms). With 5 ms somebody always holds it: a fair wait is the holds of all others.
+// Contending clients: how many, for how long each holds the lock, and for how long it does something else
+// then (ms). With 5 ms somebody always holds it: a fair wait is the holds of all others.
 const LOADS = [
   [8, 1, 5],
   [64, 1, 5],

@@ -82,8 +82,8 @@ export class Holders {
     this.#noted.set(member, [this.members.runIds.get(member), now()]);
   }
 
-  /** Whether a member that does not hold it has forgotten it: it never did, is another server since, or was not
-   * reached for a lease. Otherwise somebody has taken it away there, and it stays so. */
+  /** Whether a member that does not hold it has forgotten it: it never did, is another server since, or was
+   * not reached for a lease. Otherwise somebody has taken it away there, and it stays so. */
   hasForgotten(member: number, lease: number): boolean {
     const [runId, when] = this.#noted.get(member) ?? [undefined, 0];
     if (runId !== this.members.runIds.get(member) || now() >= when + lease) return true;
