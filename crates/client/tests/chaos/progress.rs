@@ -249,7 +249,7 @@ fn a_lost_message_delays_a_wait_and_does_not_end_it() {
             until("it waits", || !queue::tokens(&mut conn, "r").is_empty());
             let connected = master.info("total_connections_received");
             let lost = link.lost();
-            link.set_cut(Cut::Answers);
+            link.set_cut(Cut::Messages);
             assert_eq!(conn.ok("DLOCK.RELEASE r other"), 1);
             until("the message is lost", || link.lost() > lost);
             assert!(!wait.is_finished());

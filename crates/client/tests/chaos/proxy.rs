@@ -21,13 +21,18 @@ pub struct Proxy {
     weather: Arc<Weather>,
 }
 
-/// What a proxy swallows, while its connections stay open.
+/// How often a connection that has lost something looks whether it may close.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// What a proxy swallows, while its connections stay open. Those that lost something close afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     Nothing,
     Requests,
     Answers,
     Both,
+    /// Answers that nobody has asked for, so that a connection goes on without them.
+    Messages,
     /// Connections close instead.
     Closed,
 }
@@ -117,6 +122,10 @@ impl Weather {
         Some(random + Duration::from_micros(self.latency.load(Ordering::Relaxed)))
     }
 
+    fn swallows(&self, this: Cut) -> bool {
+        self.is_cut(this) || self.is_cut(Cut::Both) || (this == Cut::Answers && self.is_cut(Cut::Messages))
+    }
+
     fn is_cut(&self, cut: Cut) -> bool {
         self.cut.load(Ordering::Relaxed) == cut as u8
     }
@@ -158,9 +167,17 @@ async fn pour(
         loop {
             let length = from.read(&mut piece).await?;
             let Some(delay) = weather.next().filter(|_| length > 0) else { return Ok(()) };
-            if weather.is_cut(this) || weather.is_cut(Cut::Both) {
+            if weather.swallows(this) {
                 weather.lost.fetch_add(1, Ordering::Relaxed);
-                continue;
+                if weather.is_cut(Cut::Messages) {
+                    continue;
+                }
+                // What is lost never comes again, and no network joins what is left. Nor does it leave a
+                // client for ever without the answer it waits for.
+                while weather.swallows(this) {
+                    sleep_until(Instant::now() + LOOK).await;
+                }
+                return Ok(());
             }
             if !delay.is_zero() {
                 weather.delayed.fetch_add(1, Ordering::Relaxed);
