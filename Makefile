@@ -1,7 +1,7 @@
 # Every command of the project. A target runs a script, which says what it does and why.
 .DEFAULT_GOAL := help
-.PHONY: help setup run run-quorum build install test test-clients test-servers test-packages test-install test-images test-contrib soak \
-	chaos lint msrv deny fmt miri asan fuzz bench bench-peers stall model docs compare pictures dist clean
+.PHONY: help setup run run-quorum build install test test-clients test-servers test-packages test-install \
+	test-images test-contrib soak chaos lint msrv deny fmt miri asan fuzz bench bench-peers stall model docs compare pictures dist clean
 
 # How long fuzz (60), soak (3600) and each fleet of test-clients (10) run.
 SECONDS ?=

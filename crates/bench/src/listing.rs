@@ -57,7 +57,6 @@ fn walk(server: &Server, conn: &mut Conn) -> Result<Walk> {
     if found != LOCKS {
         return Err(strange(&format!("{found} locks")));
     }
-    // INFO names it as the module does, in small letters or not.
     let spent = server.info("cmdstat_DLOCK.LIST");
     let all = spent.split(',').find_map(|field| field.strip_prefix("usec=")?.parse().ok());
     let slow = conn.call(&["SLOWLOG", "GET", "-1"])?;

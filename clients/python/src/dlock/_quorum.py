@@ -3,7 +3,8 @@ client, which a model checker has searched (`crates/client/src/quorum`). As `_co
 does no I/O.
 
 Not here: entering the queue of one master does not probe the others, so a hold that only that master still
-has delays those who wait until its lease ends."""
+has delays those who wait until its lease ends. Nobody goes on to a later queue where others wait, and a
+master that does not answer can cost each round the time limit of a vote."""
 
 from __future__ import annotations
 
