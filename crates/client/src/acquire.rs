@@ -8,6 +8,7 @@ mod course;
 pub(crate) mod deadline;
 pub(crate) mod durable;
 mod hold;
+mod meeting;
 mod owner;
 pub(crate) mod queue;
 pub(crate) mod round;

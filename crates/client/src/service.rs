@@ -38,9 +38,6 @@ pub(crate) struct Service {
 /// Of a resource with more holders it is not asked who they are.
 const MAX_HOLDERS_READ: u32 = 100;
 
-/// More waits than this, of one client in one queue, take too long to leave it one by one.
-const MANY_WAITS: usize = 16;
-
 /// The channels of one hold, by member.
 pub(crate) type Channels = SmallVec<[Arc<Channel>; 5]>;
 
@@ -126,39 +123,17 @@ impl Service {
         &self.nodes[usize::from(member.0)]
     }
 
-    /// The order in which clients try the queues of the masters: the same for all clients, however they spell
-    /// the addresses, so that they meet in one queue. A master that is known to be missing comes last.
-    pub(crate) fn queue_order(&self, resource: &[u8]) -> Vec<Member> {
-        let mut order: Vec<Member> = self.quorum.members().collect();
-        order.sort_by_cached_key(|member| {
-            let node = self.node(*member);
-            let run_id = node.run_id();
-            (node.is_missing(), run_id.is_none(), run_id, node.name.clone())
-        });
-        let queues = [self.own_queue(resource), self.contended.queue(resource)];
-        let queue = queues.into_iter().flatten().find(|member| !self.node(*member).is_missing());
-        let first = order.iter().position(|member| Some(*member) == queue).unwrap_or(0);
-        order.split_off(first)
-    }
-
-    /// Where many of this client wait already. The others join them, wherever else somebody was met: the
-    /// queue would take long to drain, and the heads of two queues keep each other from a majority.
-    fn own_queue(&self, resource: &[u8]) -> Option<Member> {
-        let waiting = |node: &Arc<Node>| (node.waits.count_for(resource), node.member);
-        let (count, member) = self.nodes.iter().map(waiting).max()?;
-        (count > MANY_WAITS).then_some(member)
-    }
-
     /// The tokens that hold the resource, by master; `None` where that is not known.
     pub(crate) async fn holders(&self, resource: &[u8]) -> Vec<Option<Vec<String>>> {
-        let question = &request::inspect(resource, MAX_HOLDERS_READ);
-        let asked = self.nodes.iter().map(|node| async move {
-            let answer = Channel::new(node.clone()).ask(question, None, node.limit).await;
-            let holders = answer.found(reading::inspection).ok()?.unwrap_or_default().holders;
-            let all = holders.len() < MAX_HOLDERS_READ as usize;
-            all.then(|| holders.into_iter().map(|holder| holder.token).collect())
-        });
-        join_all(asked).await
+        join_all(self.quorum.members().map(|member| self.holders_at(member, resource))).await
+    }
+
+    pub(crate) async fn holders_at(&self, member: Member, resource: &[u8]) -> Option<Vec<String>> {
+        let (node, question) = (self.node(member), request::inspect(resource, MAX_HOLDERS_READ));
+        let answer = Channel::new(node.clone()).ask(&question, None, node.limit).await;
+        let holders = answer.found(reading::inspection).ok()?.unwrap_or_default().holders;
+        let all = holders.len() < MAX_HOLDERS_READ as usize;
+        all.then(|| holders.into_iter().map(|holder| holder.token).collect())
     }
 
     /// How long until a majority can vote, if only masters in grace are missing.

@@ -53,7 +53,13 @@ impl Attempt {
             }
             let failed = match self.round(&course, own.clone()).run().await {
                 Ok(hold) => {
-                    self.service.contended.note_queue(&self.resource, hold.next_queue);
+                    match hold.next_queue {
+                        Some(queue) if hold.refused_there => {
+                            self.service.look_for_others(hold.request.clone(), queue);
+                        }
+                        Some(queue) => self.service.note_queue(&self.resource, queue),
+                        None => {}
+                    }
                     return Ok(hold);
                 }
                 Err(failed) => failed,

@@ -32,10 +32,8 @@ impl Contended {
     }
 
     /// Records where others queue: see [`Acquisition::next_queue`](crate::quorum::Acquisition::next_queue).
-    pub(crate) fn note_queue(&self, resource: &[u8], queue: Option<Member>) {
-        if let Some(queue) = queue {
-            self.change(resource, |found| found.queue = Some((queue, now() + QUEUE_MEMORY)));
-        }
+    pub(crate) fn note_queue(&self, resource: &[u8], queue: Member) {
+        self.change(resource, |found| found.queue = Some((queue, now() + QUEUE_MEMORY)));
     }
 
     pub(crate) fn contains(&self, resource: &[u8]) -> bool {
@@ -45,6 +43,12 @@ impl Contended {
     pub(crate) fn queue(&self, resource: &[u8]) -> Option<Member> {
         let (queue, until) = self.all().get(resource)?.queue?;
         (now() < until).then_some(queue)
+    }
+
+    /// The same, if it is no older than that.
+    pub(crate) fn queue_of_last(&self, age: Duration, resource: &[u8]) -> Option<Member> {
+        let (queue, until) = self.all().get(resource)?.queue?;
+        (now() + QUEUE_MEMORY <= until + age).then_some(queue)
     }
 
     fn change(&self, resource: &[u8], change: impl FnOnce(&mut Found)) {

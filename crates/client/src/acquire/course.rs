@@ -109,8 +109,11 @@ impl Course {
     pub(super) fn after(&mut self, failed: &Failed, attempt: &Attempt) -> Next {
         let service = &attempt.service;
         let was_queued = std::mem::replace(&mut self.turn, Turn::None) == Turn::Queue;
-        if was_queued {
-            service.contended.note_queue(&attempt.resource, failed.next_queue);
+        // Others of this client have met somebody elsewhere while it waited.
+        let elsewhere = service.contended.queue_of_last(failed.length, &attempt.resource);
+        let moves = was_queued && elsewhere.is_some() && elsewhere != failed.queue;
+        if was_queued && !moves {
+            failed.next_queue.iter().for_each(|queue| service.note_queue(&attempt.resource, *queue));
         }
         self.order = service.queue_order(&attempt.resource);
         let grace = service.grace(&failed.votes);
@@ -128,7 +131,7 @@ impl Course {
                 }
                 Next::Round
             }
-            (FailureReason::Taken, _) if failed.next_queue.is_some() => {
+            (FailureReason::Taken, _) if moves || failed.next_queue.is_some() => {
                 self.turn = Turn::Queue;
                 Next::Round
             }

@@ -72,6 +72,8 @@ pub(crate) struct NewHold {
     /// Whether masters that forget it are asked for it again: its mode must be known.
     pub(crate) restores: bool,
     pub(crate) next_queue: Option<Member>,
+    /// Whether that master has refused it: perhaps only what its predecessor releases was still on the way.
+    pub(crate) refused_there: bool,
 }
 
 /// A round that failed.
@@ -79,6 +81,8 @@ pub(crate) struct Failed {
     pub(crate) reason: FailureReason,
     pub(crate) votes: Vec<Option<Vote>>,
     pub(crate) report: Report,
+    /// Whose queue was to decide the turn when it ended.
+    pub(crate) queue: Option<Member>,
     pub(crate) next_queue: Option<Member>,
     /// From the first send to the end.
     pub(crate) length: Duration,
@@ -223,8 +227,9 @@ impl Round {
     fn succeed(mut self, acquired: Acquired) -> NewHold {
         let (calls, channels) = (std::mem::take(&mut self.calls), std::mem::take(&mut self.channels));
         let next_queue = self.machine.next_queue();
+        let refused_there = next_queue.is_some_and(|queue| self.machine.is_refused_by(queue));
         let (request, restores) = (self.request.clone(), !self.adopts);
-        NewHold { acquired, request, channels, calls, restores, next_queue }
+        NewHold { acquired, request, channels, calls, restores, next_queue, refused_there }
     }
 
     fn failed(self, reason: FailureReason) -> Failed {
@@ -233,8 +238,8 @@ impl Round {
         for ahead in self.machine.ahead() {
             report.0[usize::from(ahead.0)].state = NodeState::ClockAhead;
         }
-        let next_queue = self.machine.next_queue();
-        Failed { reason, votes, report, next_queue, length: now().saturating_since(self.begun) }
+        let (queue, next_queue) = (self.machine.queue(), self.machine.next_queue());
+        Failed { reason, votes, report, queue, next_queue, length: now().saturating_since(self.begun) }
     }
 }
 

@@ -62,7 +62,7 @@ pub(crate) struct State {
 
 impl Hold {
     pub(crate) fn new(service: Arc<Service>, lease: Lease, renews: bool, new: NewHold) -> Arc<Hold> {
-        let NewHold { acquired, request, channels, calls, restores, next_queue: _ } = new;
+        let NewHold { acquired, request, channels, calls, restores, .. } = new;
         let pending = calls.into_iter().map(|call| call.map(drop).boxed()).collect();
         let state = State { mode: request.mode, lease, valid_until: acquired.valid_until, loss: None };
         let watched = service.watched.add(&request.resource);

@@ -33,7 +33,7 @@ pub(crate) struct Lookout {
     waits: Arc<Waits>,
     resource: Vec<u8>,
     turn: Turn<()>,
-    stuck: Notify,
+    leave: Notify,
 }
 
 /// What was heard of a wait.
@@ -78,15 +78,16 @@ impl Waits {
         if let Some(lookout) = all.get(resource).and_then(Weak::upgrade) {
             return lookout;
         }
-        let (waits, turn, stuck) = (self.clone(), Turn::default(), Notify::new());
-        let lookout = Arc::new(Lookout { waits, resource: resource.to_vec(), turn, stuck });
+        let (waits, turn, leave) = (self.clone(), Turn::default(), Notify::new());
+        let lookout = Arc::new(Lookout { waits, resource: resource.to_vec(), turn, leave });
         all.insert(resource.to_vec(), Arc::downgrade(&lookout));
         lookout
     }
 
-    /// How many wait for this resource.
-    pub(crate) fn count_for(&self, resource: &[u8]) -> usize {
-        self.lookouts().get(resource).map_or(0, Weak::strong_count)
+    /// Lets all waits for this resource leave the queue.
+    pub(crate) fn leave(&self, resource: &[u8]) {
+        let lookout = self.lookouts().get(resource).and_then(Weak::upgrade);
+        lookout.iter().for_each(|lookout| lookout.leave.notify_waiters());
     }
 
     pub(crate) fn count(&self) -> u32 {
@@ -126,15 +127,15 @@ impl Waits {
 }
 
 impl Lookout {
-    /// Returns when `look` has, of whoever's turn it is.
+    /// Returns when `look` has, of whoever's turn it is, or when the queue is to be left.
     pub(crate) async fn until(&self, look: impl Future<Output = ()>) {
         let own = async {
             let _turn = self.turn.lock().await;
             look.await;
-            self.stuck.notify_waiters();
+            self.leave.notify_waiters();
         };
         tokio::select! {
-            () = self.stuck.notified() => {}
+            () = self.leave.notified() => {}
             () = own => {}
         }
     }

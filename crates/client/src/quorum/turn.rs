@@ -31,8 +31,7 @@ impl Acquisition {
     /// majority, does not move: the next one does. And whoever has waited in a later queue than the first
     /// stays there, as the others do: each that went back alone would keep their head from a majority.
     pub fn next_queue(&self) -> Option<Member> {
-        let refused =
-            |member: &Member| self.members[usize::from(member.0)].vote == Some(Vote::Refused(Refusal::Taken));
+        let refused = |member: &Member| self.is_refused_by(*member);
         let (tried, later) = self.order.split_at_checked(usize::from(self.queue) + 1)?;
         let queue = tried.last()?;
         if refused(queue) {
@@ -49,7 +48,13 @@ impl Acquisition {
         usize::from(self.queue) + 1 < self.order.len()
     }
 
-    pub(super) fn queue(&self) -> Option<Member> {
+    /// Whether somebody else held it there at the last answer.
+    pub fn is_refused_by(&self, member: Member) -> bool {
+        self.members[usize::from(member.0)].vote == Some(Vote::Refused(Refusal::Taken))
+    }
+
+    /// The master whose queue decides the turn.
+    pub fn queue(&self) -> Option<Member> {
         self.order.get(usize::from(self.queue)).copied()
     }
 

@@ -1,6 +1,8 @@
 //! Waiting for a quorum.
 
 use dlock_client::{AcquireError, Client, Guard, NodeState, Retry, Wait};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinHandle;
@@ -49,10 +51,10 @@ fn the_queue_keeps_its_order_and_fences_rise_with_it() {
     });
 }
 
-/// The head of a long queue that a later master refuses does not split it: the heads of two queues would
-/// keep each other from a majority.
+/// One who has the lock meets others at a later master, who cannot come to the first. All who wait with it go
+/// there: the heads of two queues would keep each other from a majority.
 #[test]
-fn many_who_wait_stay_in_one_queue() {
+fn those_who_wait_go_together_to_where_others_queue() {
     each_kind(async |kind| {
         let servers = masters(kind, 3);
         for server in &servers {
@@ -60,21 +62,23 @@ fn many_who_wait_stay_in_one_queue() {
         }
         let client = client(&servers).await;
         let mut queue: Vec<_> = (0..40).map(|ahead| wait_behind(&client, &servers, ahead)).collect();
-        let (free, refuses): (Vec<&Server>, Vec<&Server>) = {
-            let head = head(&servers).port();
-            let later = servers.iter().find(|server| server.port() != head).expect("three").port();
-            servers.iter().partition(|server| server.port() != later)
-        };
-        for server in free {
-            assert_eq!(server.connect().ok("DLOCK.RELEASE r other"), 1);
+        let first = head(&servers).port();
+        let later = servers.iter().find(|server| server.port() != first).expect("three");
+        for free in servers.iter().filter(|server| server.port() != later.port()) {
+            assert_eq!(free.connect().ok("DLOCK.RELEASE r other"), 1);
         }
         let mut guard = queue.remove(0).await.expect("no panic").expect("a majority is free");
-        queue.push(wait_behind(&client, &servers, 39));
-        assert_eq!(queue::clients(&mut head(&servers).connect(), "r").len(), 40, "it has joined the others");
-        assert_eq!(refuses[0].connect().ok("DLOCK.RELEASE r other"), 1);
-        for next in queue {
+        let waiting = |server: &Server| queue::tokens(&mut server.connect(), "r").len();
+        until("all have gone there", || waiting(later) == 39 && waiting(head(&servers)) == 0);
+        let lock = client.lock("r").ttl(LONG);
+        queue.push(tokio::spawn(async move { lock.acquire().await }));
+        until("and whoever comes after them", || waiting(later) == 40);
+        assert_eq!(later.connect().ok("DLOCK.RELEASE r other"), 1);
+        // In whatever order they came there.
+        let mut queue: FuturesUnordered<_> = queue.into_iter().collect();
+        while !queue.is_empty() {
             guard.release().await.expect("it is held");
-            guard = next.await.expect("no panic").expect("there was a handoff");
+            guard = queue.next().await.expect("one of them").expect("no panic").expect("there was a handoff");
         }
         guard.release().await.expect("it is held");
         until_nothing_is_left(&servers, "r");
