@@ -31,6 +31,7 @@ mod quorum;
 mod redlocks;
 mod resp;
 mod run;
+mod search;
 mod server;
 mod stall;
 mod table;
@@ -97,6 +98,8 @@ enum What {
     Queue,
     /// What a walk over all locks costs (LIST)
     Listing,
+    /// What the search for a deadlock costs
+    Search,
     /// What the append only file grows by
     Append,
     /// How long the server stalls while 100,000 of a million holds expire, and how late a handoff is then
@@ -129,6 +132,7 @@ impl What {
             What::Waits => vec![("waits", Box::new(waits::run))],
             What::Queue => vec![("queue", Box::new(queue::run))],
             What::Listing => vec![("listing", Box::new(listing::run))],
+            What::Search => vec![("search", Box::new(search::run))],
             What::Append => vec![("append", Box::new(append::run))],
             What::Stall => vec![("stall", Box::new(stall::run)), ("lateness", Box::new(lateness::run))],
             What::Quorum => vec![("quorum", Box::new(quorum::run))],
@@ -147,6 +151,7 @@ impl What {
                     What::Waits,
                     What::Queue,
                     What::Listing,
+                    What::Search,
                     What::Append,
                     What::Stall,
                     What::Quorum,
