@@ -15,8 +15,16 @@ fn quiet_server(kind: &ServerKind) -> Server {
 /// Runs `act` while connections acquire, extend and release as fast as they can; every key is left held at
 /// the end.
 fn under_load<R>(server: &Server, act: impl FnOnce() -> R) -> R {
+    /// However `act` ends.
+    struct Stop<'a>(&'a AtomicBool);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _stop = Stop(&stop);
         for n in 0..3 {
             let (mut conn, stop) = (server.connect(), &stop);
             scope.spawn(move || {
@@ -30,9 +38,7 @@ fn under_load<R>(server: &Server, act: impl FnOnce() -> R) -> R {
                 }
             });
         }
-        let result = act();
-        stop.store(true, Ordering::Relaxed);
-        result
+        act()
     })
 }
 
@@ -86,8 +92,9 @@ fn an_append_only_file_switched_on_under_load_misses_nothing() {
             server.connect().ok("CONFIG SET appendonly yes");
             until("the file is on", || {
                 server.info("aof_enabled") == "1"
-                    && server.info("aof_rewrite_in_progress") == "0"
+                    // First it is scheduled, then in progress.
                     && server.info("aof_rewrite_scheduled") == "0"
+                    && server.info("aof_rewrite_in_progress") == "0"
             });
         });
         let before = digests(&server);
