@@ -2,30 +2,32 @@
 //! in [`crate::effects`].
 
 use dlock_core::Fence;
-use dlock_core::codec::{Origin, Reader};
+use dlock_core::codec::Plain;
 use dlock_core::decide::Confirmed;
 use dlock_protocol::command;
 use dlock_protocol::error::Error;
 use dlock_protocol::reply::{self, Reply};
 use rand::TryRng;
 
-use crate::effects::{self, Target};
+use crate::effects::Target;
+use crate::ffi::Ctx;
 use crate::ffi::setup::{Args, Command};
-use crate::ffi::{Ctx, Flags};
+use crate::mark;
 use crate::module::Module;
-use crate::{clock, mark};
 
 mod acquire;
 mod guarded;
 mod listing;
 mod looking;
 mod opening;
+mod replay;
 
 pub use acquire::Acquire;
 pub use guarded::{Fenced, Guard};
 pub use listing::{List, Log};
 pub use looking::{Holds, Inspect, Pttl, Waiters};
 use opening::{Done, open};
+pub use replay::Effect;
 
 pub struct Release;
 
@@ -33,8 +35,12 @@ impl Command for Release {
     type Module = Module;
 
     fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+        if replay::is_read(m, ctx) {
+            return replay::plain(m, ctx, args, Some(Plain::Release));
+        }
         let parsed = command::Release::parse(args.bytes)?;
-        let target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
+        let mut target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
+        target.plain = Some(Plain::Release);
         let ended = target.operate(|turn| turn.release(parsed.token, parsed.count));
         u64::from(ended).write(&mut ctx);
         Ok(())
@@ -138,35 +144,6 @@ impl Command for May {
 
     fn run<'a>(_: &'a Module, ctx: Ctx<'a>, _: &Args<'a>) -> Done {
         ctx.reply_null();
-        Ok(())
-    }
-}
-
-/// The effect that masters send.
-pub struct Effect;
-
-impl Command for Effect {
-    type Module = Module;
-
-    fn run<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        if !ctx.flags().intersects(Flags::REPLICATED | Flags::LOADING) {
-            return Err(Error::Effect.into());
-        }
-        Effect::take_in(m, ctx, args).inspect_err(|_| m.with(|s| s.effect_skipped()))
-    }
-}
-
-impl Effect {
-    fn take_in<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let &[key, change] = args.bytes else { return Err(Error::Effect.into()) };
-        let origin = if ctx.flags().contains(Flags::REPLICATED) { Origin::Live } else { Origin::Stored };
-        let reader = Reader { now: clock::now(), anchor: clock::anchor(), origin };
-        let effect = reader.effect(change).map_err(|bad| {
-            m.with(|s| s.fences.raise(bad.last.unwrap_or(0)));
-            format!("ERR {}", bad.why)
-        })?;
-        effects::take_in(open(m, ctx, args, key)?, effect)?;
-        ctx.reply_simple(c"OK");
         Ok(())
     }
 }

@@ -6,15 +6,16 @@ mod waited;
 use std::ffi::CStr;
 
 use dlock_core::admission::Effect;
-use dlock_core::{Change, End, Event, Instant, Lock, Name, Step, Token, Turn, codec};
+use dlock_core::codec::{self, Known, Plain};
+use dlock_core::{Change, End, Event, Instant, Lock, Name, Step, Token, Turn};
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
 use dlock_protocol::event;
 
 use crate::ffi::{Announced, Ctx, KeyName, WrongType, c_text};
-use crate::module::Module;
+use crate::module::{Module, Place};
 use crate::value::{Key, Value};
-use crate::{clock, log, timer};
+use crate::{clock, followers, log, timer};
 
 pub use waited::{answer, publish};
 
@@ -32,19 +33,27 @@ pub struct Target<'a> {
     is_strangers: bool,
     /// No client's command runs.
     in_background: bool,
+    /// The command that runs, where it may be logged as it came.
+    pub plain: Option<Plain<'a>>,
 }
 
 impl<'a> Target<'a> {
     /// `raw` and `key` are the same name, as the server has it and as bytes.
-    #[inline]
+    #[inline(always)]
     pub fn open(m: &'a Module, ctx: Ctx<'a>, raw: KeyName<'a>, key: &'a [u8]) -> Result<Self, String> {
         let name = Name::new(ctx.db(), key);
         let key = Key::open_for_write(ctx, raw).map_err(|WrongType| Error::WrongType)?;
-        Ok(Target { m, ctx, raw, name, key, fresh: None, is_strangers: false, in_background: false })
+        Ok(Target::new(m, ctx, raw, name, key))
+    }
+
+    #[inline(always)]
+    fn new(m: &'a Module, ctx: Ctx<'a>, raw: KeyName<'a>, name: Name<'a>, key: Key<'a>) -> Self {
+        let (is_strangers, in_background) = (false, false);
+        Target { m, ctx, raw, name, key, fresh: None, is_strangers, in_background, plain: None }
     }
 
     /// As [`Target::open`], for operations of the wait queue too: of a string where strings are honoured.
-    #[inline]
+    #[inline(always)]
     pub fn open_to_wait(
         m: &'a Module,
         ctx: Ctx<'a>,
@@ -55,8 +64,8 @@ impl<'a> Target<'a> {
             if !is_strangers(m, ctx, raw) {
                 return Err(wrong_type);
             }
-            let (name, key) = (Name::new(ctx.db(), key), Key::none());
-            Ok(Target { m, ctx, raw, name, key, fresh: None, is_strangers: true, in_background: false })
+            let target = Target::new(m, ctx, raw, Name::new(ctx.db(), key), Key::none());
+            Ok(Target { is_strangers: true, ..target })
         })
     }
 
@@ -113,13 +122,13 @@ impl<'a> Target<'a> {
                 self.ctx.signal_modified(self.raw);
             }
         } else {
-            let effect = self.effect(&step.change, now);
+            let log = self.log(&step.change, now);
             let existed = self.key.value().is_some();
             stored = self.store();
             let outlives = existed && (step.renewed || step.events.contains(&Event::Acquired));
             let persisted = outlives && self.key.persist();
-            let followed = effect.is_some();
-            self.replicate(effect);
+            let followed = !matches!(log, Log::Nobody);
+            self.replicate(log);
             if persisted && followed {
                 self.ctx.replicate_persist(self.raw);
             }
@@ -142,30 +151,42 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// The bytes of a change. None where nobody can follow, which spares a third of a command.
-    fn effect(&mut self, change: &Change, now: Instant) -> Option<Vec<u8>> {
-        let in_background = self.in_background;
-        let (mut bytes, last) = self.m.with(|s| {
-            (s.followers.may_follow() || in_background)
-                .then(|| (std::mem::take(&mut s.buffer), s.fences.last()))
-        })?;
-        let Target { m, key, fresh, .. } = self;
-        let lock = lock_of(m, key, fresh);
-        bytes.clear();
-        codec::write_effect(lock, change, last, now, clock::anchor(), &mut bytes);
-        Some(bytes)
+    /// How a change is told to replicas and the append only file.
+    #[inline]
+    fn log(&mut self, change: &Change, now: Instant) -> Log {
+        let followed = self.in_background || self.m.with(|s| s.followers.may_follow());
+        if followed { self.log_for_followers(change, now) } else { Log::Nobody }
     }
 
-    fn replicate(&self, effect: Option<Vec<u8>>) {
-        match effect {
-            Some(bytes) => {
-                self.ctx.replicate(SET, self.raw, &bytes);
-                // Those of a crowd are not kept.
-                if bytes.capacity() <= MOST_KEPT {
-                    self.m.with(|s| s.buffer = bytes);
-                }
+    #[inline(never)]
+    fn log_for_followers(&mut self, change: &Change, now: Instant) -> Log {
+        let Target { m, ctx, key, fresh, plain, .. } = self;
+        let (lock, anchor) = (lock_of(m, key, fresh), clock::anchor());
+        // What tells all by itself may stand anywhere.
+        if plain.is_some_and(|plain| plain.tells(&mut None, lock, anchor)) {
+            return Log::AsItCame;
+        }
+        let counts = followers::count_along(*ctx);
+        m.with(|s| {
+            let known = &mut s.followers.known;
+            if plain.is_some_and(|plain| counts && plain.tells(known, lock, anchor)) {
+                return Log::AsItCame;
             }
-            None => self.ctx.replicate_verbatim(),
+            let (mut bytes, last) = (std::mem::take(&mut s.buffer), s.fences.last());
+            *known = counts.then_some(Known { written_by: anchor, at: now.millis(), last });
+            bytes.clear();
+            codec::write_effect(lock, change, last, now, anchor, &mut bytes);
+            Log::Effect(bytes)
+        })
+    }
+
+    #[inline(always)]
+    fn replicate(&self, log: Log) {
+        let Log::Effect(bytes) = log else { return self.ctx.replicate_verbatim() };
+        self.ctx.replicate(SET, self.raw, &bytes);
+        // Those of a crowd are not kept.
+        if bytes.capacity() <= MOST_KEPT {
+            self.m.with(|s| s.buffer = bytes);
         }
     }
 
@@ -205,6 +226,15 @@ enum Stored {
     /// The timer is too late now.
     DueSooner,
     Deleted,
+}
+
+/// How a change is told.
+enum Log {
+    /// By these bytes.
+    Effect(Vec<u8>),
+    AsItCame,
+    /// Nobody can follow, which spares a third of a command.
+    Nobody,
 }
 
 /// So many bytes of an effect are kept for the next one.
@@ -264,21 +294,24 @@ fn event_name(event: Event) -> &'static CStr {
     }
 }
 
-/// Takes in an effect: on a replica from its master, or from the append only file.
-pub fn take_in(mut target: Target<'_>, effect: Effect) -> Result<(), String> {
+/// Takes in an effect: on a replica from its master, or from the append only file. Of that, too, a log is
+/// kept here, whose readers may know other things.
+pub fn take_in(mut target: Target<'_>, effect: Effect, place: &Place) -> Result<(), String> {
     let Effect { last, written } = effect;
     let fence = written.greatest_fence();
-    let Target { m, ctx, raw, key, fresh, .. } = &mut target;
-    let (m, ctx, raw) = (*m, *ctx, *raw);
-    let lock = lock_of(m, key, fresh);
-    if !written.apply(lock) {
+    let Target { m, key, fresh, .. } = &mut target;
+    if !written.apply(lock_of(m, key, fresh)) {
         return Err("ERR the effect does not fit the lock it is meant for".into());
     }
-    m.with(|s| s.fences.raise(fence.max(last)));
+    let is_readable = m.with(|s| {
+        s.fences.raise(fence.max(last));
+        s.followers.can_read(place)
+    });
+    let log = if is_readable { Log::AsItCame } else { target.log(&Change::Whole, clock::now()) };
     // No timer: a replica ends nothing by itself, and a loading server not yet.
     target.store();
-    ctx.signal_modified(raw);
-    ctx.replicate_verbatim();
+    target.ctx.signal_modified(target.raw);
+    target.replicate(log);
     Ok(())
 }
 

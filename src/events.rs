@@ -24,6 +24,7 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
         }
         Notice::BecameMaster => {
             may_be_followed(m);
+            m.with(|s| s.read = None);
             grace::begin(
                 m,
                 ctx,
@@ -32,6 +33,7 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
         }
         // The server itself ends the waiting of every blocked client.
         Notice::BecameReplica => {
+            m.with(|s| s.followers.may_read = true);
             grace::demoted(m);
             unbind(m, ctx);
             if m.with(|s| s.waiting.queued() > 0) {
@@ -56,18 +58,21 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
         Notice::Swapped(first, second) => swapped(m, ctx, first, second),
         Notice::Loading { live } => {
             let origin = if live { Origin::Live } else { Origin::Stored };
-            m.with(|s| s.loading = Some(origin));
+            m.with(|s| {
+                (s.loading, s.followers.may_read) = (Some(origin), true);
+                s.read_before = s.read.take().filter(|_| !live);
+            });
             return grace::loading_begins(m);
         }
         Notice::LoadingFailed => {
             may_be_followed(m);
-            m.with(|s| s.loading = None);
+            m.with(|s| (s.loading, s.read) = (None, s.read_before.take()));
             grace::loading_failed(m, ctx);
         }
         Notice::ReplicaCame => return proof::replica_came(m, ctx),
         Notice::LoadingEnded => {
             may_be_followed(m);
-            m.with(|s| s.loading = None);
+            m.with(|s| (s.loading, s.read) = (None, s.read_before.take().or(s.read)));
             grace::loading_ended(m, ctx);
             mark::loaded(m, ctx);
         }
@@ -86,8 +91,9 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
     timer::rearm(m);
 }
 
+/// Who begins to follow here knows of nothing that was logged before.
 fn may_be_followed(m: &Module) {
-    m.with(|s| s.followers.may_follow = true);
+    m.with(|s| (s.followers.may_follow, s.followers.known) = (true, None));
 }
 
 /// A replica ends no hold with its connection, and will know of none when it is a master again: meanwhile the

@@ -8,6 +8,9 @@
 //! each fork on, and from each change of the configuration, effects are sent until the server has been asked
 //! again.
 //!
+//! Whether this server itself reads a log, of its master or while it loads, is known in the same way. A node
+//! of a cluster may, for slots that it takes over.
+//!
 //! While nobody follows, the command itself is handed to the server as if to be replicated. It goes nowhere,
 //! and counts as a change for the RDB's save points.
 //!
@@ -24,6 +27,11 @@ pub fn look(m: &Module, ctx: Ctx<'_>) {
         let alone = ctx.count_modules() == Some(1);
         m.with(|s| s.followers.alone = Some(alone));
     }
+    if m.with(|s| s.followers.may_read)
+        && ctx.flags().intersection(Flags::MASTER | Flags::LOADING | Flags::CLUSTER) == Flags::MASTER
+    {
+        m.with(|s| s.followers.may_read = false);
+    }
     if m.with(|s| s.followers.may_follow) && !could_read(ctx) {
         m.with(|s| s.followers.may_follow = false);
     }
@@ -32,6 +40,13 @@ pub fn look(m: &Module, ctx: Ctx<'_>) {
 /// Whether anybody may hear of what happens to locks.
 pub fn is_heard(m: &Module) -> bool {
     m.with(|s| s.followers.modules_may_listen()) || m.ctx().announced().contains(Announced::MODULE)
+}
+
+/// Whether all readers of the log will have read what is logged now when they read what comes next, so that
+/// they can count on from it. In a cluster a log is also sent by slots. A call within a script, a transaction
+/// or another module may be logged nowhere: the other module decides, and no flag tells.
+pub fn count_along(ctx: Ctx<'_>) -> bool {
+    !ctx.flags().intersects(Flags::CLUSTER | Flags::MULTI | Flags::LUA | Flags::DENY_BLOCKING)
 }
 
 fn could_read(ctx: Ctx<'_>) -> bool {

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 
 use dlock_core::background::Background;
-use dlock_core::codec::Origin;
+use dlock_core::codec::{Known, Origin};
 use dlock_core::grace::{Evictions, Grace};
 use dlock_core::log::Log;
 use dlock_core::tasks::Task;
@@ -22,7 +22,7 @@ mod proof;
 mod warnings;
 
 pub use connections::Connections;
-pub use followers::Followers;
+pub use followers::{Followers, Place};
 pub use mark::{Mark, Outcome};
 pub use proof::{Made, Proof, Standing};
 pub use warnings::Warnings;
@@ -71,6 +71,10 @@ pub struct State {
     /// Where bytes that come in now come from; None outside of loading.
     pub loading: Option<Origin>,
     pub followers: Followers,
+    /// What is known by the log that is read here.
+    pub read: Option<Known>,
+    /// While a file is loaded, of the master's log before.
+    pub read_before: Option<Known>,
     pub stats: Stats,
     /// What went wrong lately.
     pub log: Log,

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 
 use dlock_core::admission;
-use dlock_core::codec::{self, Reader};
+use dlock_core::codec::{self, Known, Reader};
 use dlock_core::tasks::Task;
 use dlock_core::{Change, Ephemeral, Fence, Name};
 
@@ -119,7 +119,7 @@ impl Upcalls for Module {
     /// It makes the key above all, also of a lock that is gone: later commands in the file may name that.
     fn effect(&self, value: &Value) -> Vec<u8> {
         let mut bytes = Vec::new();
-        let (last, now, anchor) = (self.stored_number(), clock::now(), clock::anchor());
+        let (last, now, anchor) = (self.with(|s| s.fences.last()), clock::now(), clock::anchor());
         if value.lock.is_gone() {
             codec::write_effect_of_nothing(last, now, anchor, &mut bytes);
         } else {
@@ -176,13 +176,22 @@ impl Upcalls for Module {
         timer::rearm(self);
     }
 
-    /// The greatest fence this server has issued or accepted.
-    fn stored_number(&self) -> u64 {
-        self.with(|s| s.fences.last())
+    /// The greatest fence this server has issued or accepted; and for whoever reads a log from this snapshot
+    /// on, which is the master's, what is known there.
+    fn stored_numbers(&self) -> [u64; 5] {
+        let is_master = self.ctx().server_flags().contains(Flags::MASTER);
+        self.with(|s| {
+            let known = if is_master { s.followers.known } else { s.read };
+            let [boot, offset, at, last] = known.map_or([0; 4], Known::to_numbers);
+            [s.fences.last(), boot, offset, at, last]
+        })
     }
 
-    fn load_number(&self, number: u64) -> bool {
-        self.with(|s| s.fences.raise(number));
-        number <= Fence::MAX
+    fn load_numbers(&self, [last, known @ ..]: [u64; 5]) -> bool {
+        self.with(|s| {
+            s.fences.raise(last);
+            s.read = Known::from_numbers(known);
+        });
+        last <= Fence::MAX && known[3] <= Fence::MAX
     }
 }

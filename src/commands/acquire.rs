@@ -1,13 +1,15 @@
 //! ACQUIRE: granted now, queued, blocked, or refused.
 
+use dlock_core::codec::Plain;
 use dlock_core::log::What;
-use dlock_core::{Acquired, Bytes, ClientId, Fence, Name, OwnerIdRef, Queued, Rank};
+use dlock_core::{Acquired, Bytes, ClientId, Fence, LockRequestRef, Name, OwnerIdRef, Queued, Rank, Ttl};
 use dlock_protocol::NotifyRef;
 use dlock_protocol::command::{self, Queue};
 use dlock_protocol::error::{Error, Misuse};
 use dlock_protocol::reply::Reply;
 
 use super::opening::Done;
+use super::replay;
 use crate::effects::Target;
 use crate::ffi::setup::{Args, Command};
 use crate::ffi::{Ctx, Flags, user};
@@ -20,13 +22,18 @@ impl Command for Acquire {
     type Module = Module;
 
     fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+        if replay::is_read(m, ctx) {
+            let parsed = command::Acquire::parse(args.bytes, Ttl::MAX).ok();
+            return replay::plain(m, ctx, args, parsed.and_then(|parsed| plain(&parsed, args.bytes)));
+        }
         let parsed = command::Acquire::parse(args.bytes, m.with(|s| s.config.bounds.longest_lease()))?;
         let (request, client) = (parsed.request, ClientId(ctx.client_id()));
         if request.ephemeral {
             can_end_with_connection(m, ctx)?;
         }
         let queued = parsed.queue.map(|queue| queued(m, ctx, parsed.key, client, queue)).transpose()?;
-        let target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
+        let mut target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
+        target.plain = plain(&parsed, args.bytes);
         let is_strangers = target.is_strangers();
         let mut acquired = target.operate(|turn| match (&queued, parsed.queue) {
             (Some(queued), Some(queue)) => turn.queue(&request, (**queued).clone(), turn.now + queue.ms),
@@ -79,6 +86,12 @@ impl Command for Acquire {
         }
         Ok(())
     }
+}
+
+/// What of it may be logged as it came: all of one without options, if its ttl is the same on every server.
+fn plain<'a>(parsed: &command::Acquire<'a>, args: &[&[u8]]) -> Option<Plain<'a>> {
+    let LockRequestRef { token, ttl, .. } = parsed.request;
+    command::Acquire::is_plain(args).then_some(Plain::Acquire(token, ttl))
 }
 
 /// Looks at what QUEUE needs besides room in the queue. Boxed, for it is large and most calls are without it.

@@ -182,15 +182,24 @@ unsafe extern "C" fn unlink<M: Upcalls>(ctx: *mut rm::RedisModuleKeyOptCtx, valu
     });
 }
 
+/// In the first number that is stored beside the keys: the others follow. Modules that knew of one alone
+/// refuse that, as they should: they would not read a log as it is written now.
+const MORE_FOLLOW: u64 = 1 << 63;
+
 /// Redis 7.0: what is announced has to be written.
 unsafe extern "C" fn aux_save<M: Upcalls>(io: *mut rm::RedisModuleIO, _when: c_int) {
-    // SAFETY: `io` is ours for this call.
-    enter((), |module: &M| unsafe { api!(RedisModule_SaveUnsigned(io, module.stored_number())) });
+    enter((), |module: &M| {
+        let [first, others @ ..] = module.stored_numbers();
+        // SAFETY: `io` is ours for this call.
+        let save = |number| unsafe { api!(RedisModule_SaveUnsigned(io, number)) };
+        save(first | MORE_FOLLOW);
+        others.into_iter().for_each(save);
+    });
 }
 
 /// From 7.2 on nothing need be written, and then an RDB without locks loads without the module.
 unsafe extern "C" fn aux_save_if_any<M: Upcalls>(io: *mut rm::RedisModuleIO, when: c_int) {
-    if enter(0, |module: &M| module.stored_number()) > 0 {
+    if enter(0, |module: &M| module.stored_numbers()[0]) > 0 {
         // SAFETY: as above.
         unsafe { aux_save::<M>(io, when) };
     }
@@ -202,10 +211,15 @@ unsafe extern "C" fn aux_load<M: Upcalls>(
     _when: c_int,
 ) -> c_int {
     enter(rm::REDISMODULE_ERR as c_int, |module: &M| {
-        // SAFETY: `io` is ours for this call.
-        let (number, failed) =
-            unsafe { (api!(RedisModule_LoadUnsigned(io)), api!(RedisModule_IsIOError(io)) != 0) };
-        if failed || !module.load_number(number) {
+        // SAFETY: `io` is ours for this call. Behind an error it answers 0.
+        let load = || unsafe { api!(RedisModule_LoadUnsigned(io)) };
+        let first = load();
+        let mut numbers = [first & !MORE_FOLLOW, 0, 0, 0, 0];
+        if first & MORE_FOLLOW != 0 {
+            numbers[1..].fill_with(load);
+        }
+        let failed = unsafe { api!(RedisModule_IsIOError(io)) } != 0;
+        if failed || !module.load_numbers(numbers) {
             refuse(io, "the fence counter is damaged");
             return rm::REDISMODULE_ERR as c_int;
         }

@@ -57,10 +57,10 @@ pub trait Upcalls: Sized + 'static {
     fn memory(&self, value: &Self::Value, key: usize) -> usize;
     /// Its key is taken out of the keyspace. The value itself may live on under another name.
     fn unlinked(&self, value: &mut Self::Value, db: i32, key: &[u8]);
-    /// The number that is stored beside the keys; 0 for none.
-    fn stored_number(&self) -> u64;
-    /// False for one that cannot be.
-    fn load_number(&self, number: u64) -> bool;
+    /// The numbers that are stored beside the keys. The first is below 2^63, and 0 where there are none.
+    fn stored_numbers(&self) -> [u64; 5];
+    /// False where one cannot be.
+    fn load_numbers(&self, numbers: [u64; 5]) -> bool;
 }
 
 /// Something happened to the server.

@@ -11,6 +11,7 @@ mod guarded;
 mod handoff;
 mod load;
 mod newer;
+mod plain;
 mod queued;
 mod replicas;
 mod resync;

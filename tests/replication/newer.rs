@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
-use dlock_testkit::{Server, ServerKind, each_server, encode, parse, until};
+use dlock_testkit::{Server, ServerKind, aof, each_server, encode, parse, until};
 
 /// Something that answers as a master does, has nothing, and sends what it is told to. It ends with the
 /// test's process.
@@ -101,5 +101,42 @@ fn what_a_newer_master_tells_is_counted_and_waited_for_after_a_promotion() {
         assert_eq!(conn.ok("REPLICAOF NO ONE"), "OK");
         assert!(conn.say("DLOCK.ACQUIRE k t 1000").error().starts_with("GRACE "));
         assert_eq!(replica.info("dlock_restart_proof"), "none");
+    });
+}
+
+/// A grant that builds on an effect which was never read, or not understood, is not guessed.
+#[test]
+fn a_grant_that_builds_on_what_was_not_read_is_counted() {
+    each_server(|kind| {
+        let (master, replica) = (Master::start(), Server::start(kind));
+        let mut conn = replica.connect();
+        assert_eq!(conn.ok(&format!("REPLICAOF 127.0.0.1 {}", master.port)), "OK");
+        let mut link = master.replicas.recv().expect("the replica comes");
+        until("the link is up", || replica.info("master_link_status") == "up");
+        let mut send = |words: &[&[u8]]| link.write_all(&encode(words)).expect("the link is open");
+        send(&[b"DLOCK.ACQUIRE", b"k", b"t", b"600000"]);
+        until("it is counted", || replica.info("dlock_effects_skipped") == "1");
+        let effect = {
+            let server = Server::options(kind).conf("appendonly yes").start();
+            server.connect().ok("DLOCK.ACQUIRE k t 600000");
+            aof::commands(server.dir()).pop().expect("an effect").pop().expect("its bytes")
+        };
+        send(&[b"DLOCK._SET", b"k", &effect]);
+        send(&[b"DLOCK.ACQUIRE", b"l", b"t", b"600000"]);
+        until("it is read", || conn.ok("DBSIZE") == 2);
+        // Others than its master knows of no such options.
+        send(&[b"DLOCK.ACQUIRE", b"m", b"t", b"600000", b"SHARED"]);
+        send(&[b"DLOCK.ACQUIRE", b"m", b"t", b"MAX"]);
+        until("both are counted", || replica.info("dlock_effects_skipped") == "3");
+        // Nor is it known by now which fences were granted.
+        send(&[b"DLOCK.ACQUIRE", b"n", b"t", b"600000"]);
+        until("it is counted", || replica.info("dlock_effects_skipped") == "4");
+        send(&[b"DLOCK._SET", b"k", &effect]);
+        let newer = [&effect[..8], &[99, 1, 2, 3]].concat();
+        send(&[b"DLOCK._SET", b"m", &newer]);
+        send(&[b"DLOCK.ACQUIRE", b"n", b"t", b"600000"]);
+        until("both are counted", || replica.info("dlock_effects_skipped") == "6");
+        assert_eq!(conn.ok("DBSIZE"), 2);
+        assert_eq!((conn.ok("DLOCK.HOLDS k t"), conn.ok("DLOCK.HOLDS l t")), (1.into(), 1.into()));
     });
 }

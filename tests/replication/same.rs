@@ -64,5 +64,9 @@ fn replicas_equal_their_master_after_a_random_workload() {
         // And the append only file tells the same.
         master.connect().ok("DEBUG LOADAOF");
         assert_eq!(locks(&master), on_master);
+        let log = dlock_testkit::aof::commands(master.dir());
+        let plain = |name: &[u8]| log.iter().filter(|command| command[0] == name).count();
+        let (grants, releases) = (plain(b"DLOCK.ACQUIRE"), plain(b"DLOCK.RELEASE"));
+        assert!(grants > 0 && releases > 20, "{grants} grants and {releases} releases as they came");
     });
 }

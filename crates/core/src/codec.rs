@@ -42,8 +42,10 @@ use smallvec::SmallVec;
 use crate::lock::{Crowd, Ephemeral, Hold, Holding, Lock};
 use crate::step::Change;
 
+mod plain;
 mod reading;
 
+pub use plain::{Known, Plain};
 pub use reading::{Reader, Written, split_effect};
 
 /// What a clock's readings can be compared by.

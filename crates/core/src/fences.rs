@@ -1,10 +1,11 @@
 //! The numbers of grants: the one producer of fences, and how many of them are reserved ahead.
 //!
-//! A hybrid logical clock (Kulkarni et al. 2014) of one node: `max(last + 1, clock in microseconds)`. It
-//! follows the clock, so that losing `last` costs nothing while the clock is right, and goes on from `last`,
-//! so that a clock set back costs nothing while `last` is known. What keeps it from falling when both happen
-//! at once is the **mark**: a number on the disk that no fence goes beyond, and that a restart goes on above,
-//! as timestamp oracles do.
+//! A hybrid logical clock (Kulkarni et al. 2014) of one node: `max(last + 1, clock in microseconds)`, of a
+//! clock that moves on by whole milliseconds: within one, a grant has the number behind the last one, so that
+//! readers of a log can count along ([`crate::codec::Plain`]). It follows the clock, so that losing `last`
+//! costs nothing while the clock is right, and goes on from `last`, so that a clock set back costs nothing
+//! while `last` is known. What keeps it from falling when both happen at once is the **mark**: a number on
+//! the disk that no fence goes beyond, and that a restart goes on above, as timestamp oracles do.
 //!
 //! Nothing here writes that number. This tells when a further one is wanted; the shell tells when it is on
 //! the disk.
@@ -54,7 +55,7 @@ impl Fences {
     /// grant.
     #[inline]
     pub fn issue(&mut self, now: Instant) -> Option<Fence> {
-        let mut number = (self.last + 1).max(now.micros());
+        let mut number = (self.last + 1).max(now.millis() * 1000);
         if number > self.follow {
             number = self.close_to_the_mark(number);
         }
@@ -132,16 +133,24 @@ mod tests {
     #[test]
     fn fences_follow_the_clock_and_never_go_back() {
         let mut fences = Fences::default();
-        assert_eq!(fences.issue(at(100)).unwrap().get(), 100);
-        assert_eq!(fences.issue(at(100)).unwrap().get(), 101);
-        assert_eq!(fences.issue(at(5)).unwrap().get(), 102);
-        fences.raise(50);
-        assert_eq!(fences.issue(at(5)).unwrap().get(), 103);
+        assert_eq!(fences.issue(at(100_000)).unwrap().get(), 100_000);
+        assert_eq!(fences.issue(at(100_000)).unwrap().get(), 100_001);
+        assert_eq!(fences.issue(at(5_000)).unwrap().get(), 100_002);
+        fences.raise(50_000);
+        assert_eq!(fences.issue(at(5_000)).unwrap().get(), 100_003);
         fences.raise(Fence::MAX + 1);
-        assert_eq!(fences.last(), 103);
+        assert_eq!(fences.last(), 100_003);
         fences.raise(Fence::MAX);
         assert_eq!(fences.issue(at(5)), None);
         assert_eq!(fences.last(), Fence::MAX);
+    }
+
+    #[test]
+    fn within_a_millisecond_fences_count_on() {
+        let mut fences = Fences::default();
+        let issued =
+            [7_999, 8_000, 8_001, 8_998, 8_999, 9_000].map(|now| fences.issue(at(now)).unwrap().get());
+        assert_eq!(issued, [7_000, 8_000, 8_001, 8_002, 8_003, 9_000]);
     }
 
     #[test]
@@ -191,7 +200,7 @@ mod tests {
         assert_eq!(fences.issue(at(NOW + 7_200_000_000)).unwrap().get(), NOW + 7_200_000_001);
         assert_eq!(fences.beyond(), 2);
         fences.set_mark(Some(Fences::mark_for(at(NOW + 7_200_000_000), fences.last())));
-        assert_eq!(fences.issue(at(NOW + 7_200_000_005)).unwrap().get(), NOW + 7_200_000_005);
+        assert_eq!(fences.issue(at(NOW + 7_200_005_000)).unwrap().get(), NOW + 7_200_005_000);
         assert_eq!(fences.beyond(), 2);
     }
 

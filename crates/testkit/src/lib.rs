@@ -50,7 +50,7 @@ pub use locks::locks;
 pub use module::module_path;
 pub use options::Options;
 pub use port::Port;
-pub use preload::preloaded;
+pub use preload::{compiled, preloaded};
 pub use process::environment;
 pub use random::{Random, seed};
 pub use server::Server;

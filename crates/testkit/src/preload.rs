@@ -29,8 +29,9 @@ pub fn preloaded(kind: &ServerKind, source: &str, variables: &[(&str, &Path)]) -
     kind
 }
 
-/// Compiled once a run. A C compiler is there: the module's bindings need it too.
-fn compiled(source: &str) -> PathBuf {
+/// A C file below the project as a shared library, compiled once a run. A C compiler is there: the module's
+/// bindings need it too.
+pub fn compiled(source: &str) -> PathBuf {
     static DONE: Mutex<Option<HashMap<String, PathBuf>>> = Mutex::new(None);
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
     done.get_or_insert_default().entry(source.to_string()).or_insert_with(|| compile(source)).clone()

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::{always, attempts};
-use dlock_testkit::{Random, Server, ServerKind, each_server, locks, parse};
+use dlock_testkit::{Random, Server, ServerKind, each_server, locks, parse, preloaded};
 
 /// A server's append only file, and what the server held when the file had which length.
 struct Written {
@@ -15,8 +15,10 @@ struct Written {
     states: Vec<(usize, Vec<String>)>,
 }
 
-/// Some work of each kind, written down after each step.
+/// Some work of each kind, written down after each step. The clock stands, so that plain commands are among
+/// it that build on what is before them.
 fn written(kind: &ServerKind, conf: &str) -> Written {
+    let kind = &preloaded(kind, "tests/replication/still.c", &[]);
     let server = Server::options(kind).conf("appendonly yes").conf("appendfsync always").conf(conf).start();
     let files = fs::read_dir(server.dir().join("appendonlydir")).expect("the folder of the append only file");
     let mut files = files.map(|file| file.expect("a file").path());
@@ -40,7 +42,9 @@ fn written(kind: &ServerKind, conf: &str) -> Written {
         "DLOCK.BREAK c",
         "SELECT 0",
         "DLOCK.ACQUIRE d t 36000000",
+        "DLOCK.ACQUIRE e t 36000000",
         "DLOCK.RELEASE a u",
+        "DLOCK.ACQUIRE a t 36000000",
     ] {
         assert!(!conn.ok(command).is_nil(), "{command}");
         states.push((length(), held(&server)));

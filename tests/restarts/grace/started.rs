@@ -255,8 +255,9 @@ fn a_file_that_was_repaired_after_a_start_that_failed() {
         end(&server);
         until_proven(&server);
         let mut conn = server.connect();
-        for key in ["early", "k"] {
-            assert!(conn.ok(&format!("DLOCK.ACQUIRE {key} t 600000")).int() > 0);
+        // The label makes sure that it is written as an effect.
+        for grant in ["early t 600000", "k t 600000 LABEL host"] {
+            assert!(conn.ok(&format!("DLOCK.ACQUIRE {grant}")).int() > 0);
         }
         server.kill9();
         crash(&server);

@@ -57,7 +57,7 @@ fn effects_replayed_twice_change_nothing() {
         let fence = server.info("dlock_fence");
         server.kill9();
         let effects: Vec<Vec<Vec<u8>>> = aof::commands(server.dir());
-        assert!(effects.iter().filter(|effect| effect[0] == b"DLOCK._SET").count() > 15);
+        assert!(effects.iter().filter(|effect| effect[0].starts_with(b"DLOCK.")).count() > 15);
         append(&server, &effects);
         server.restart();
         let mut conn = server.connect();

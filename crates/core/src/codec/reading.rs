@@ -11,6 +11,8 @@ use crate::lock::{Crowd, Ephemeral, Extras, GrantedTo, Hold, Holders, Holding, L
 /// A change as it was written, moved to the reader's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
+    /// By whose clock, and at which ms of it.
+    pub(crate) clock: (Anchor, u64),
     whole: bool,
     mode: u8,
     permits: u32,
@@ -80,7 +82,8 @@ impl Reader {
         if !cursor.bytes.is_empty() {
             return Err(Malformed::Long);
         }
-        let written = Written { whole: flags == WHOLE, mode, permits, delay_until, dropped, put };
+        let clock = (written_by, at);
+        let written = Written { clock, whole: flags == WHOLE, mode, permits, delay_until, dropped, put };
         written.check()?;
         Ok(written)
     }
@@ -91,7 +94,6 @@ impl Reader {
         // Before version 3 the fence has to tell: unless it was raised, it began as the microsecond of the
         // grant.
         let granted = if cursor.version < 3 { fence.get() / 1000 } else { cursor.u64()? };
-        let granted = granted.saturating_add_signed(shift).min(self.now.millis());
         let ttl = Ttl::from_millis(cursor.u32()?.into()).ok_or(Malformed::Value("ttl"))?;
         let count = NonZeroU32::new(cursor.u32()?).filter(|n| n.get() <= MAX_COUNT);
         let delay = Delay::from_millis(cursor.u32()?.into()).ok_or(Malformed::Value("delay"))?;
@@ -103,21 +105,32 @@ impl Reader {
             1 => Ephemeral::Orphan,
             _ => return Err(Malformed::Value("ephemeral")),
         };
-        Ok(Hold {
+        let hold = Hold {
             token,
             fence,
-            // A clock that is off can shorten a lease, but never make it longer than it was granted for.
-            deadline: moved(deadline, shift).min(self.now + ttl),
+            deadline: Deadline::at_millis(deadline),
             granted: Instant::from_millis(granted),
             ttl,
             count: count.ok_or(Malformed::Value("count"))?,
             client: GrantedTo::default(),
             extras: Extras { ephemeral, delay, label, owner: None }.boxed(),
-        })
+        };
+        Ok(self.moved(hold, shift))
+    }
+
+    /// A hold by the writer's clock, moved to the reader's.
+    pub(super) fn moved(&self, hold: Hold, shift: i64) -> Hold {
+        let granted = hold.granted.millis().saturating_add_signed(shift).min(self.now.millis());
+        Hold {
+            // A clock that is off can shorten a lease, but never make it longer than it was granted for.
+            deadline: moved(hold.deadline.millis(), shift).min(self.now + hold.ttl),
+            granted: Instant::from_millis(granted),
+            ..hold
+        }
     }
 
     /// By how many ms the writer's clock has to be moved to be the reader's.
-    fn shift(&self, written_by: Anchor, at: u64) -> i64 {
+    pub(super) fn shift(&self, written_by: Anchor, at: u64) -> i64 {
         if written_by.boot == self.anchor.boot {
             self.anchor.offset.wrapping_sub(written_by.offset)
         } else if self.origin == Origin::Live {
@@ -133,6 +146,12 @@ fn moved(deadline: u64, shift: i64) -> Deadline {
 }
 
 impl Written {
+    /// A lock with this hold, or without any.
+    pub(super) fn whole(clock: (Anchor, u64), hold: Option<Hold>) -> Written {
+        let (mode, put) = (u8::from(hold.is_some()), hold.into_iter().collect());
+        Written { clock, whole: true, mode, permits: 0, delay_until: None, dropped: Vec::new(), put }
+    }
+
     /// The mode and the number of holds have to agree, and no token holds twice.
     fn check(&self) -> Result<(), Malformed> {
         let least = usize::from(self.whole && self.mode != 0);

@@ -257,7 +257,8 @@ impl Page {
     }
 
     fn begin(&mut self, asked: &Request) -> Result<u64, Refusal> {
-        let fence = self.now.max(self.last_fence + 1);
+        // The clock moves on by whole milliseconds.
+        let fence = (self.now / 1000 * 1000).max(self.last_fence + 1);
         if fence > GREATEST_FENCE {
             self.marks.push("no fence is left");
             return Err(Refusal::FencesUsedUp);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use dlock_core::codec::{self, Anchor, Origin, Reader};
+use dlock_core::codec::{self, Anchor, Known, Origin, Plain, Reader};
 use dlock_core::{Change, Instant, Lock};
 
 use super::content::content;
@@ -13,27 +13,45 @@ use super::system::System;
 pub const FAR: u64 = 86_399_123_457;
 
 impl System {
-    pub(super) fn replicate(&mut self, key: Key, lock: &Lock, change: &Change) {
+    pub(super) fn replicate(&mut self, key: Key, lock: &Lock, change: &Change, plain: Option<Plain<'_>>) {
         if change.is_none() {
             return;
         }
         if let Change::Part(_) = change {
             self.saw.push("a part of a lock is replicated");
         }
-        let mut bytes = Vec::new();
-        let greatest = self.fences.last();
-        codec::write_effect(lock, change, greatest, self.instant(), self.anchor(), &mut bytes);
-        let near = Reader { now: self.instant(), anchor: self.anchor(), origin: Origin::Live };
+        let anchor = self.anchor();
+        let near = Reader { now: self.instant(), anchor, origin: Origin::Live };
         let now = Instant::from_micros(self.now + FAR);
         let far = Reader { now, anchor: Anchor { boot: 99, offset: 0 }, origin: Origin::Live };
-        for (reader, replica) in [(near, &mut self.near), (far, &mut self.far)] {
-            let (last, change) = codec::split_effect(&bytes).expect("what was written can be read");
-            let written = reader.read(change).expect("what was written can be read");
-            assert_eq!(last, greatest);
+        let plain = plain.filter(|plain| plain.tells(&mut self.known, lock, anchor));
+        let (mut bytes, greatest) = (Vec::new(), self.fences.last());
+        match plain {
+            Some(Plain::Acquire(..)) => self.saw.push("a grant is logged as it came"),
+            Some(Plain::Release) => self.saw.push("a release is logged as it came"),
+            None => {
+                codec::write_effect(lock, change, greatest, self.instant(), anchor, &mut bytes);
+                self.known = Some(Known { written_by: anchor, at: self.now / 1000, last: greatest });
+            }
+        }
+        let [knows, far_knows] = &mut self.read;
+        for (reader, replica, knows) in [(near, &mut self.near, knows), (far, &mut self.far, far_knows)] {
+            let effect = match plain {
+                Some(plain) => reader.plain(plain, knows).expect("what it builds on has been read"),
+                None => reader.effect(&bytes).expect("what was written can be read"),
+            };
+            if plain.is_none() {
+                *knows = Some(effect.known());
+            }
+            assert_eq!(*knows, self.known, "readers know what the writer takes them to know");
+            assert!(effect.last == greatest || plain == Some(Plain::Release));
             let mut lock = replica.remove(&key).unwrap_or_default();
-            assert!(written.clone().apply(&mut lock), "an effect is refused");
+            assert!(effect.written.clone().apply(&mut lock), "an effect is refused");
             let once = lock.clone();
-            assert!(written.apply(&mut lock) && content(&lock) == content(&once), "effects are idempotent");
+            assert!(
+                effect.written.apply(&mut lock) && content(&lock) == content(&once),
+                "effects are idempotent"
+            );
             if !lock.is_gone() {
                 replica.insert(key, lock);
             }
@@ -69,7 +87,7 @@ impl System {
             assert!(written.is_whole() && written.greatest_fence() <= self.fences.last());
             let mut lock = Lock::default();
             assert!(written.apply(&mut lock));
-            self.replicate(key, &lock, &Change::Whole);
+            self.replicate(key, &lock, &Change::Whole, None);
             self.locks.insert(key, lock);
         }
     }

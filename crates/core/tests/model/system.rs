@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::checked;
-use dlock_core::codec::Anchor;
+use dlock_core::codec::{Anchor, Known, Plain};
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
     Acquired, Binding, ClientId, Confirmed, Delay, Event, Fence, Fences, Granted, Instant, LabelRef, Limits,
@@ -32,6 +32,9 @@ pub struct System {
     /// On the same machine, and on another one.
     pub near: BTreeMap<Key, Lock>,
     pub far: BTreeMap<Key, Lock>,
+    /// What the readers of the log are taken to know, and what those two do.
+    pub(super) known: Option<Known>,
+    pub(super) read: [Option<Known>; 2],
     pub flights: Vec<Flight>,
     /// The last queued waiter that each token was granted.
     pub(super) unclaimed: BTreeMap<(Key, Token), WaiterId>,
@@ -99,6 +102,11 @@ impl System {
 
     /// One operation on one key, with all that a server does about it.
     fn turn<T>(&mut self, key: Key, work: impl FnOnce(&mut Turn<'_>) -> T) -> T {
+        self.turn_of(None, key, work)
+    }
+
+    /// As [`System::turn`], for a command that may be logged as it came.
+    fn turn_of<T>(&mut self, plain: Option<Plain<'_>>, key: Key, work: impl FnOnce(&mut Turn<'_>) -> T) -> T {
         let now = self.instant();
         let name = name(key);
         let mut lock = self.locks.remove(&key).unwrap_or_default();
@@ -114,7 +122,7 @@ impl System {
             Turn::new(now, terms, &name, &mut self.fences, &mut self.waiting, &mut lock, &mut step);
         let answer = work(&mut turn);
         turn.finish();
-        self.replicate(key, &lock, &step.change);
+        self.replicate(key, &lock, &step.change, plain);
         if lock.mode() != Some(Mode::Exclusive) {
             self.told_alone.retain(|(of, _), _| *of != key);
         }
@@ -208,7 +216,8 @@ impl System {
             Move::Acquire(asked, block) => return self.acquire(&asked, block, None),
             Move::Queue(asked, ms, block) => return self.acquire(&asked, block, Some(ms)),
             Move::Release(key, who, counts) => {
-                let ended = self.turn(key, |turn| turn.release(checked(&token(who)), counts));
+                let plain = Some(Plain::Release);
+                let ended = self.turn_of(plain, key, |turn| turn.release(checked(&token(who)), counts));
                 return Answer::Number(ended.into());
             }
             Move::Extend(key, who, ms) => {

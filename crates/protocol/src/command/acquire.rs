@@ -95,6 +95,11 @@ impl<'a> Acquire<'a> {
         Ok(Acquire { key, request, block, queue })
     }
 
+    /// Whether it has no options, and a ttl that is the same wherever it is read: MAX depends on the server.
+    pub fn is_plain(args: &[&[u8]]) -> bool {
+        matches!(args, [_, _, [b'0'..=b'9', ..]])
+    }
+
     pub fn to_args(&self) -> Vec<Vec<u8>> {
         // Whole, so that a new option is not forgotten.
         let Acquire { key, request, block, queue } = self;

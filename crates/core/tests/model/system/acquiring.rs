@@ -19,7 +19,10 @@ impl System {
         let before = self.outcomes.len();
         let queued = || Queued::new(client, None, None, false);
         let until = queue.map(|ms| self.instant() + ttl(ms));
-        let acquired = self.turn(asked.key, |turn| match until {
+        let has_no_options = request == LockRequest::new(checked(&who), request.ttl);
+        let plain = (has_no_options && block.is_none() && queue.is_none())
+            .then(|| Plain::Acquire(checked(&who), request.ttl));
+        let acquired = self.turn_of(plain, asked.key, |turn| match until {
             Some(until) => turn.queue(&request, queued(), until),
             None => turn.acquire(&request, client),
         });
