@@ -55,6 +55,8 @@ pub const SOMETIMES: &[&str] = &[
     "a read inside a write section",
     "a release",
     "a release is logged as it came",
+    "a snapshot by a child",
+    "a snapshot that says what is known",
     "a wait",
     "a wait is over",
     "a wait is over when its turn comes",

@@ -38,6 +38,11 @@ pub enum Move {
     /// For so many ms nothing new is granted.
     Grace(u64),
     Demote,
+    /// The far replica begins anew: at a snapshot that a child makes, or at one that says what is known of
+    /// the log.
+    Follow {
+        child: bool,
+    },
     Restart(Restart),
 }
 
@@ -94,6 +99,7 @@ impl Page {
             Move::Advance(us) => self.now += us,
             Move::Grace(ms) => self.begin_grace(ms),
             Move::Demote => self.demote(),
+            Move::Follow { .. } => {}
             Move::Restart(restart) => self.restart(restart),
         }
         Answer::Nothing
@@ -137,6 +143,7 @@ pub fn moves(page: &Page) -> BoxedStrategy<Move> {
         3 => (0..CLIENTS).prop_map(Move::TimeOut),
         2 => key().prop_map(Move::LookAt),
         7 => select(vec![1, 400, 1000, 1000, 2000, 5000, 20_000, 200_000]).prop_map(Move::Advance),
+        1 => any::<bool>().prop_map(|child| Move::Follow { child }),
         1 => prop_oneof![2 => Just(Move::Demote), 2 => restart, 1 => select(vec![1, 5, 30]).prop_map(Move::Grace)],
     ];
     match page.flights.len() {

@@ -289,6 +289,7 @@ impl System {
                 self.grants_from = self.grants_from.max(ends);
             }
             Move::Demote => self.demote(),
+            Move::Follow { child } => self.follow(child),
             Move::Restart(restart) => self.restart(restart),
         }
         Answer::Nothing
