@@ -23,7 +23,7 @@ static ACQUIRE: Rehearsal = Rehearsal {
 };
 
 /// The job works for so long at a stretch, then lets the event loop go round.
-const STRETCH_MICROS: u64 = 1_000;
+const STRETCH_MICROS: u64 = 500;
 
 /// While the server refuses writes, or a string is in the way, that is looked at again after so long.
 const PAUSED_MILLIS: u64 = 25;

@@ -204,9 +204,9 @@ fn write_hold(hold: &Hold, out: &mut Vec<u8>) {
     let (token, label) = (hold.token.as_bytes(), hold.label());
     write_number(hold.fence.get(), out);
     write_number(hold.deadline.millis(), out);
-    write_number(hold.granted.millis(), out);
+    write_number(hold.granted().millis(), out);
     write_number(hold.ttl.millis(), out);
-    write_number(hold.count.get().into(), out);
+    write_number(hold.count().into(), out);
     write_number(hold.delay().millis(), out);
     out.extend([u8::from(hold.ephemeral() != Ephemeral::No), token.len() as u8, label.len() as u8]);
     out.extend(token);

@@ -170,7 +170,7 @@ impl Search {
             self.steps += 1;
             if let Some(party) = self.meet(Party::new(hold.token(), hold.owner()), waiting) {
                 let token = hold.token().clone();
-                self.resources[at].holders.insert(token.clone(), Holder { party, count: hold.count });
+                self.resources[at].holders.insert(token.clone(), Holder { party, count: hold.times() });
                 self.parties[party].holds.push((at, token));
             }
         }

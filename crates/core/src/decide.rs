@@ -229,7 +229,7 @@ impl<'a> Turn<'a> {
             None => self.end_one(token.as_bytes(), End::Released),
             Some(left) if left.get() < had => {
                 self.heard_of(token);
-                self.change(token.as_bytes(), |hold| hold.count = left);
+                self.change(token.as_bytes(), |hold| hold.set_count(left));
                 self.step.put(self.lock, token);
             }
             Some(_) => {}

@@ -100,7 +100,7 @@ mod tests {
     use dlock_protocol::{ClientId, Deadline, Fence, Instant, LockRequest, Mode, Token, Ttl};
 
     use super::*;
-    use crate::lock::{GrantedTo, Hold, Lock};
+    use crate::lock::{GrantedTo, Hold, Lock, Six};
     use crate::queue::{Name, Newcomer, Owner, Rank};
     use crate::schedule::Slot;
 
@@ -116,16 +116,15 @@ mod tests {
         fn hold(&mut self, db: i32, key: &str) -> Slot {
             let mut lock = Lock::default();
             let (token, ttl) = (Token::new(b"t").unwrap(), Ttl::MAX);
-            let (fence, count) = (Fence::from_outside(1).unwrap(), NonZeroU32::MIN);
+            let fence = Fence::from_outside(1).unwrap();
             let deadline: Deadline = NOW + ttl;
             lock.add(
                 Hold {
                     token,
                     fence,
                     deadline,
-                    granted: NOW,
+                    granted: Six::new(NOW.millis()),
                     ttl,
-                    count,
                     client: GrantedTo::default(),
                     extras: None,
                 },

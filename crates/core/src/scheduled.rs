@@ -4,25 +4,24 @@
 //! went without a word (a RESTORE that was refused after all, a key that was expired while it was loaded) is
 //! found when it is due.
 
+use std::collections::BTreeMap;
+
 use dlock_protocol::{Bytes, Deadline};
 
 use crate::schedule::{Schedule, Slot};
 
 #[derive(Default)]
 pub struct Scheduled {
-    schedule: Schedule<Entry>,
+    /// The names; short ones are kept without an allocation of their own.
+    schedule: Schedule<Bytes>,
     holders: usize,
-}
-
-struct Entry {
-    /// Short names are kept without an allocation of their own.
-    key: Bytes,
-    holders: u32,
+    /// How many hold each of those that are not held by exactly one: a number less for all the others.
+    crowds: BTreeMap<Slot, usize>,
 }
 
 impl Scheduled {
     /// Bytes a lock takes here.
-    pub const ENTRY_SIZE: usize = Schedule::<Entry>::ENTRY_SIZE;
+    pub const ENTRY_SIZE: usize = Schedule::<Bytes>::ENTRY_SIZE;
 
     /// How many locks there are.
     pub fn held(&self) -> usize {
@@ -40,31 +39,32 @@ impl Scheduled {
     }
 
     pub fn key(&self, slot: Slot) -> Option<&[u8]> {
-        self.schedule.get(slot).map(|entry| &*entry.key)
+        self.schedule.get(slot).map(|key| &**key)
     }
 
     /// The slots from this one on, each with the key of its lock; of a stretch of empty ones perhaps only the
     /// first. A lock stays in its slot for as long as it is there.
     pub fn slots(&self, from: u32) -> impl Iterator<Item = (u32, Option<&[u8]>)> {
-        self.schedule.slots(from).map(|(slot, entry)| (slot, entry.map(|entry| &*entry.key)))
+        self.schedule.slots(from).map(|(slot, key)| (slot, key.map(|key| &**key)))
     }
 
     /// Puts a lock in, where it has no slot yet, or has another look at it at another moment. Answers its
     /// slot.
     pub fn put(&mut self, slot: Option<Slot>, due: Deadline, key: &[u8], holders: usize) -> Option<Slot> {
-        let count = u32::try_from(holders).unwrap_or(u32::MAX);
-        let scheduled = slot.and_then(|slot| Some((slot, self.schedule.get_mut(slot)?)));
-        let (slot, before) = match scheduled {
-            Some((slot, entry)) => (slot, std::mem::replace(&mut entry.holders, count)),
-            None => {
-                let entry = Entry { key: key.into(), holders: count };
-                let slot = self.schedule.insert(due, entry);
-                self.holders += if slot.is_some() { count as usize } else { 0 };
-                return slot;
+        let scheduled = slot.filter(|slot| self.schedule.get(*slot).is_some());
+        let slot = match scheduled {
+            Some(slot) => {
+                self.schedule.reschedule(slot, due);
+                slot
             }
+            None => self.schedule.insert(due, key.into())?,
         };
-        self.holders = self.holders + count as usize - before as usize;
-        self.schedule.reschedule(slot, due);
+        let before = match holders {
+            1 => self.crowds.remove(&slot),
+            _ => self.crowds.insert(slot, holders),
+        };
+        let before = if scheduled.is_some() { before.unwrap_or(1) } else { 0 };
+        self.holders = self.holders + holders - before;
         Some(slot)
     }
 
@@ -78,8 +78,8 @@ impl Scheduled {
 
     /// Takes a lock out, if it is in.
     pub fn remove(&mut self, slot: Slot) {
-        if let Some(entry) = self.schedule.remove(slot) {
-            self.holders -= entry.holders as usize;
+        if self.schedule.remove(slot).is_some() {
+            self.holders -= self.crowds.remove(&slot).unwrap_or(1);
         }
     }
 

@@ -16,13 +16,11 @@
 //!   hands its snapshot to, and for an old master that reads its own log on.
 //! - Nobody counts on from what may be logged nowhere, as a call by another module may.
 
-use std::num::NonZeroU32;
-
 use dlock_protocol::{Fence, Instant, TokenRef, Ttl};
 
 use super::{Anchor, Reader, Written};
 use crate::admission::Effect;
-use crate::lock::{GrantedTo, Hold, Holding, Lock};
+use crate::lock::{GrantedTo, Hold, Holding, Lock, Six};
 
 /// What the readers of a log know at its end, by its last effect and the plain ACQUIREs behind that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,9 +48,8 @@ impl Known {
             fence: Fence::from_outside(self.last + 1)?,
             // Within that millisecond, so rounded up from there, as every deadline is.
             deadline: granted.after_millis(ttl.millis() + 1),
-            granted,
+            granted: Six::new(self.at),
             ttl,
-            count: NonZeroU32::MIN,
             client: GrantedTo::default(),
             extras: None,
         })

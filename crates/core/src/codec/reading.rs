@@ -6,7 +6,7 @@ use dlock_protocol::{Deadline, Delay, Fence, Instant, Label, MAX_COUNT, Token, T
 use smallvec::SmallVec;
 
 use super::{Anchor, MAX_DELAY, Malformed, Origin, VERSION, WHOLE};
-use crate::lock::{Crowd, Ephemeral, Extras, GrantedTo, Hold, Holders, Holding, Lock};
+use crate::lock::{Crowd, Ephemeral, Extras, GrantedTo, Hold, Holders, Holding, Lock, Six};
 
 /// A change as it was written, moved to the reader's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,6 +96,7 @@ impl Reader {
         let granted = if cursor.version < 3 { fence.get() / 1000 } else { cursor.u64()? };
         let ttl = Ttl::from_millis(cursor.u32()?.into()).ok_or(Malformed::Value("ttl"))?;
         let count = NonZeroU32::new(cursor.u32()?).filter(|n| n.get() <= MAX_COUNT);
+        let count = count.ok_or(Malformed::Value("count"))?;
         let delay = Delay::from_millis(cursor.u32()?.into()).ok_or(Malformed::Value("delay"))?;
         let [ephemeral, token_len, label_len] = cursor.array()?;
         let token = Token::new(cursor.take(token_len.into())?).ok_or(Malformed::Value("token"))?;
@@ -109,22 +110,21 @@ impl Reader {
             token,
             fence,
             deadline: Deadline::at_millis(deadline),
-            granted: Instant::from_millis(granted),
+            granted: Six::new(granted),
             ttl,
-            count: count.ok_or(Malformed::Value("count"))?,
             client: GrantedTo::default(),
-            extras: Extras { ephemeral, delay, label, owner: None }.boxed(),
+            extras: Extras { ephemeral, delay, label, count, owner: None }.boxed(),
         };
         Ok(self.moved(hold, shift))
     }
 
     /// A hold by the writer's clock, moved to the reader's.
     pub(super) fn moved(&self, hold: Hold, shift: i64) -> Hold {
-        let granted = hold.granted.millis().saturating_add_signed(shift).min(self.now.millis());
+        let granted = hold.granted.get().saturating_add_signed(shift).min(self.now.millis());
         Hold {
             // A clock that is off can shorten a lease, but never make it longer than it was granted for.
             deadline: moved(hold.deadline.millis(), shift).min(self.now + hold.ttl),
-            granted: Instant::from_millis(granted),
+            granted: Six::new(granted),
             ..hold
         }
     }

@@ -1,11 +1,11 @@
 //! How holds begin, change and end.
 
-use std::num::NonZeroU64;
+use std::num::NonZeroU32;
 
-use dlock_protocol::{ClientId, Fence, Instant, LockRequestRef, Mode, OwnerId, TokenRef};
+use dlock_protocol::{ClientId, Fence, LockRequestRef, Mode, OwnerId, TokenRef};
 
 use super::Turn;
-use crate::lock::{Ephemeral, Extras, Fit, GrantedTo, Hold, Holding};
+use crate::lock::{Ephemeral, Extras, Fit, GrantedTo, Hold, Holding, Six};
 use crate::queue::WaiterId;
 use crate::step::{Binding, Departed, End, Event, Outcome, Refusal};
 
@@ -42,9 +42,9 @@ impl Turn<'_> {
         let fence = self.fences.issue(self.now).ok_or(Refusal::FencesUsedUp)?;
         let count = request.reentry.count(None).ok_or(Refusal::CountFull)?;
         let ephemeral = if request.ephemeral { Ephemeral::Bound(client) } else { Ephemeral::No };
-        let extras = has_extras(request).then(|| {
+        let extras = (has_extras(request) || count > NonZeroU32::MIN).then(|| {
             let (delay, label) = (request.delay, request.label.to_owned());
-            Box::new(Extras { ephemeral, delay, label, owner: owner_of(request) })
+            Box::new(Extras { ephemeral, delay, label, count, owner: owner_of(request) })
         });
         // An old hold of the token may have expired with so many others that it has not ended yet. It ends
         // first: it may be bound to the same connection.
@@ -54,9 +54,9 @@ impl Turn<'_> {
         if request.ephemeral {
             self.step.rest().bindings.push(Binding::Begins(client, token.clone()));
         }
-        let (deadline, granted) = (self.now + request.ttl, Instant::from_millis(self.now.millis()));
-        let asker = GrantedTo(NonZeroU64::new(client.0));
-        let hold = Hold { token, fence, deadline, granted, ttl: request.ttl, count, client: asker, extras };
+        let (deadline, granted) = (self.now + request.ttl, Six::new(self.now.millis()));
+        let client = GrantedTo::of(client);
+        let hold = Hold { token, fence, deadline, granted, ttl: request.ttl, client, extras };
         self.lock.add(hold, request.mode);
         self.step.put(self.lock, request.token);
         self.step.events.push(Event::Acquired);
@@ -68,15 +68,15 @@ impl Turn<'_> {
         let deadline = self.now + request.ttl;
         let step = &mut *self.step;
         let renewed = self.lock.change(request.token.as_bytes(), self.now, |hold| {
-            let before = (hold.count, hold.deadline);
-            hold.count = request.reentry.count(Some(hold.count)).ok_or(Refusal::CountFull)?;
+            let before = (hold.times(), hold.deadline);
+            hold.set_count(request.reentry.count(Some(before.0)).ok_or(Refusal::CountFull)?);
             let extended = deadline > hold.deadline;
             if extended {
                 (hold.deadline, hold.ttl) = (deadline, request.ttl);
             }
             let mut changed = false;
             if has_extras(request) {
-                let mut extras = hold.extras.take().map_or(Extras::NONE, |extras| *extras);
+                let mut extras = hold.take_extras();
                 let before = (extras.ephemeral, extras.delay, extras.label.clone());
                 if request.ephemeral {
                     if let Ephemeral::Bound(old) = extras.ephemeral {
@@ -97,7 +97,7 @@ impl Turn<'_> {
                 changed = (before.0, before.1, &before.2) != (extras.ephemeral, extras.delay, &extras.label);
                 hold.extras = extras.boxed();
             }
-            Ok((hold.fence, extended, changed || before != (hold.count, hold.deadline)))
+            Ok((hold.fence, extended, changed || before != (hold.times(), hold.deadline)))
         });
         let (fence, extended, changed) = renewed.unwrap_or(Err(Refusal::OtherMode))?;
         self.step.renewed = true;

@@ -1,6 +1,6 @@
 //! One token's tenure of a resource, as it is stored.
 
-use std::num::{NonZeroU32, NonZeroU64};
+use std::num::NonZeroU32;
 
 use dlock_protocol::{ClientId, Deadline, Delay, Fence, Instant, Label, OwnerId, Token, Ttl};
 
@@ -19,10 +19,9 @@ pub struct Hold {
     pub(crate) token: Token,
     pub(crate) fence: Fence,
     pub(crate) deadline: Deadline,
-    /// When it began: a whole millisecond.
-    pub(crate) granted: Instant,
+    /// The millisecond in which it began.
+    pub(crate) granted: Six,
     pub(crate) ttl: Ttl,
-    pub(crate) count: NonZeroU32,
     pub(crate) client: GrantedTo,
     /// What few holds have, out of the way of the many.
     pub(crate) extras: Option<Box<Extras>>,
@@ -31,7 +30,37 @@ pub struct Hold {
 /// The connection that a hold was granted to, where it is known, for people to see. Neither stored nor sent,
 /// so a hold that was read is the same without it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct GrantedTo(pub Option<NonZeroU64>);
+pub(crate) struct GrantedTo(Six);
+
+impl GrantedTo {
+    pub fn of(client: ClientId) -> GrantedTo {
+        GrantedTo(Six::new(client.0))
+    }
+
+    /// No connection has the id 0.
+    fn client(self) -> Option<ClientId> {
+        Some(ClientId(self.0.get())).filter(|client| client.0 > 0)
+    }
+}
+
+/// A number below 2^48 in six bytes; what is greater becomes the greatest. Enough for the milliseconds of nine
+/// thousand years and for connections by the million a second, and a hold is so much smaller that a key's
+/// value fits into 80 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Six([u8; 6]);
+
+impl Six {
+    pub const fn new(number: u64) -> Six {
+        let number = if number >> 48 == 0 { number } else { u64::MAX };
+        let [a, b, c, d, e, f, _, _] = number.to_le_bytes();
+        Six([a, b, c, d, e, f])
+    }
+
+    pub const fn get(self) -> u64 {
+        let Six([a, b, c, d, e, f]) = self;
+        u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
+    }
+}
 
 impl PartialEq for GrantedTo {
     fn eq(&self, _: &GrantedTo) -> bool {
@@ -46,13 +75,20 @@ pub(crate) struct Extras {
     pub ephemeral: Ephemeral,
     pub delay: Delay,
     pub label: Label,
+    /// How often it was entered.
+    pub count: NonZeroU32,
     /// Neither stored nor sent: it serves to see a deadlock while the owner is there to close it.
     pub owner: Option<Box<OwnerId>>,
 }
 
 impl Extras {
-    pub const NONE: Extras =
-        Extras { ephemeral: Ephemeral::No, delay: Delay::NONE, label: Label::NONE, owner: None };
+    pub const NONE: Extras = Extras {
+        ephemeral: Ephemeral::No,
+        delay: Delay::NONE,
+        label: Label::NONE,
+        count: NonZeroU32::MIN,
+        owner: None,
+    };
 
     /// Boxed only where there is anything to keep.
     pub fn boxed(self) -> Option<Box<Extras>> {
@@ -71,13 +107,16 @@ impl Hold {
         self.deadline
     }
     pub fn granted(&self) -> Instant {
-        self.granted
+        Instant::from_millis(self.granted.get())
     }
     pub fn ttl(&self) -> Ttl {
         self.ttl
     }
     pub fn count(&self) -> u32 {
-        self.count.get()
+        self.times().get()
+    }
+    pub(crate) fn times(&self) -> NonZeroU32 {
+        self.extras.as_ref().map_or(NonZeroU32::MIN, |x| x.count)
     }
     pub fn ephemeral(&self) -> Ephemeral {
         self.extras.as_ref().map_or(Ephemeral::No, |x| x.ephemeral)
@@ -86,7 +125,7 @@ impl Hold {
     pub fn client(&self) -> Option<ClientId> {
         match self.ephemeral() {
             Ephemeral::Bound(client) => Some(client),
-            Ephemeral::No => self.client.0.map(|id| ClientId(id.get())),
+            Ephemeral::No => self.client.client(),
             Ephemeral::Orphan => None,
         }
     }
@@ -102,7 +141,7 @@ impl Hold {
 
     /// How long it has lasted.
     pub fn held_millis(&self, now: Instant) -> u64 {
-        now.millis_since(self.granted)
+        now.millis_since(self.granted())
     }
 
     /// Until when nobody is granted the lock after it, if it expires.
@@ -116,8 +155,17 @@ impl Hold {
     }
 
     pub(crate) fn set_delay(&mut self, delay: Delay) {
-        let extras = self.extras.take().map_or(Extras::NONE, |extras| *extras);
-        self.extras = Extras { delay, ..extras }.boxed();
+        self.extras = Extras { delay, ..self.take_extras() }.boxed();
+    }
+
+    pub(crate) fn set_count(&mut self, count: NonZeroU32) {
+        if count != self.times() {
+            self.extras = Extras { count, ..self.take_extras() }.boxed();
+        }
+    }
+
+    pub(crate) fn take_extras(&mut self) -> Extras {
+        self.extras.take().map_or(Extras::NONE, |extras| *extras)
     }
 
     pub(super) fn heap_size(&self) -> usize {

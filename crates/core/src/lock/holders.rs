@@ -77,7 +77,7 @@ impl Holders {
     /// When the first of those was granted that have not expired.
     pub fn granted(&self, now: Instant) -> Option<Instant> {
         match &self.0 {
-            Kept::Few(_) => self.live(now).map(|hold| hold.granted).min(),
+            Kept::Few(_) => self.live(now).map(Hold::granted).min(),
             Kept::Many(rows) => rows.granted(now),
         }
     }

@@ -39,13 +39,13 @@ impl Row {
 
     fn sum_up(&mut self) {
         self.fence = self.holds.iter().map(|hold| hold.fence).max();
-        self.granted = self.holds.iter().map(|hold| hold.granted).min();
+        self.granted = self.holds.iter().map(Hold::granted).min();
         self.delay_until = self.holds.iter().filter_map(Hold::delay_until).max();
     }
 
     fn joined(&mut self, hold: &Hold) {
         self.fence = self.fence.max(Some(hold.fence));
-        self.granted = Some(self.granted.map_or(hold.granted, |first| first.min(hold.granted)));
+        self.granted = Some(self.granted.map_or(hold.granted(), |first| first.min(hold.granted())));
         self.delay_until = self.delay_until.max(hold.delay_until());
     }
 
@@ -53,7 +53,7 @@ impl Row {
     fn left(&mut self, hold: &Hold) {
         let delay_until = hold.delay_until();
         if self.fence == Some(hold.fence)
-            || self.granted == Some(hold.granted)
+            || self.granted == Some(hold.granted())
             || (delay_until.is_some() && self.delay_until == delay_until)
         {
             self.sum_up();
@@ -129,7 +129,7 @@ impl Rows {
         let first = self.first_live(now);
         let partly = self.rows.get(first)?;
         let rest = self.rows.range(first + 1..).filter_map(|row| row.granted);
-        partly.holds[partly.expired(now)..].iter().map(|hold| hold.granted).chain(rest).min()
+        partly.holds[partly.expired(now)..].iter().map(Hold::granted).chain(rest).min()
     }
 
     pub fn delay_of_expired(&self, now: Instant) -> Option<Deadline> {

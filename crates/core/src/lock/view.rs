@@ -63,7 +63,7 @@ impl<'a> View<'a> {
     pub fn longest_held(self) -> Option<u64> {
         let first = match self.lock.split() {
             (_, Some(crowd)) => crowd.holders.granted(self.now),
-            _ => self.holds().next().map(|hold| hold.granted),
+            _ => self.holds().next().map(Hold::granted),
         };
         first.map(|first| self.now.millis_since(first))
     }

@@ -1,10 +1,9 @@
 use std::collections::BTreeMap;
-use std::num::NonZeroU32;
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::lock::{Ephemeral, Extras, GrantedTo};
+use crate::lock::{Ephemeral, Extras, GrantedTo, Six};
 use dlock_protocol::{ClientId, Delay, Token, Ttl};
 
 fn hold(token: u8, due: u64, fence: u64, delay: u32) -> Hold {
@@ -14,9 +13,8 @@ fn hold(token: u8, due: u64, fence: u64, delay: u32) -> Hold {
         token: Token::new(&[token]).expect("a token"),
         fence: Fence::from_outside(fence).expect("a fence"),
         deadline: Deadline::at_millis(due),
-        granted: Instant::from_millis(0),
+        granted: Six::default(),
         ttl: Ttl::MAX,
-        count: NonZeroU32::MIN,
         client: GrantedTo::default(),
         extras: Extras { ephemeral, delay, ..Extras::NONE }.boxed(),
     }
