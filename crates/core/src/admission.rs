@@ -19,15 +19,16 @@ impl Reader {
     /// Lets a whole lock in, or says why not.
     pub fn admit(self, bytes: &[u8], bounds: Option<Bounds>) -> Result<Written, String> {
         let written = self.read(bytes).map_err(|why| why.to_string())?;
-        let longest = bounds.map_or(u64::MAX, |bounds| bounds.longest_lease().millis());
-        let fence = bounds.map_or(u64::MAX, |bounds| bounds.skew().greatest_fence(self.now));
-        let refused = if !written.is_whole() {
-            "the bytes are a change of a lock, not a lock"
-        } else if written.longest_ttl() > longest {
+        if !written.is_whole() {
+            return Err("the bytes are a change of a lock, not a lock".into());
+        }
+        let Some(bounds) = bounds else { return Ok(written) };
+        let longest = bounds.longest_lease().millis();
+        let refused = if written.longest_ttl() > longest {
             "its ttl is longer than dlock.max-ttl, or dlock.restart-grace"
         } else if written.longest_delay(self.now) > longest {
             "its lock-delay is longer than dlock.max-ttl, or dlock.restart-grace"
-        } else if written.greatest_fence() > fence {
+        } else if written.greatest_fence() > bounds.skew().greatest_fence(self.now) {
             "its fence is further ahead of this server's clock than the skew bound"
         } else {
             return Ok(written);

@@ -42,6 +42,7 @@ use smallvec::SmallVec;
 use crate::lock::{Crowd, Ephemeral, Hold, Holding, Lock};
 use crate::step::Change;
 
+mod cursor;
 mod plain;
 mod reading;
 

@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use dlock_protocol::{Deadline, Delay, Fence, Instant, Label, MAX_COUNT, Token, Ttl};
 use smallvec::SmallVec;
 
+use super::cursor::Cursor;
 use super::{Anchor, MAX_DELAY, Malformed, Origin, VERSION, WHOLE};
 use crate::lock::{Crowd, Ephemeral, Extras, GrantedTo, Hold, Holders, Holding, Lock, Six};
 
@@ -253,52 +254,4 @@ impl Written {
 fn crowd(mode: u8, permits: u32, delay_until: Option<Deadline>, holders: Holders) -> Holding {
     let permits = NonZeroU32::new(permits).filter(|_| mode == 3);
     Holding::Crowd(Box::new(Crowd { permits, delay_until, holders }))
-}
-
-/// What is left to read, by the rules of a version.
-struct Cursor<'a> {
-    version: u8,
-    bytes: &'a [u8],
-}
-
-impl<'a> Cursor<'a> {
-    fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
-        let (taken, rest) = self.bytes.split_at_checked(len).ok_or(Malformed::Short)?;
-        self.bytes = rest;
-        Ok(taken)
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
-        let (taken, rest) = self.bytes.split_first_chunk().ok_or(Malformed::Short)?;
-        self.bytes = rest;
-        Ok(*taken)
-    }
-
-    fn u64(&mut self) -> Result<u64, Malformed> {
-        if self.version == 1 { Ok(u64::from_le_bytes(self.array()?)) } else { self.number() }
-    }
-
-    fn u32(&mut self) -> Result<u32, Malformed> {
-        if self.version == 1 {
-            return Ok(u32::from_le_bytes(self.array()?));
-        }
-        u32::try_from(self.number()?).map_err(|_| Malformed::Value("number"))
-    }
-
-    fn number(&mut self) -> Result<u64, Malformed> {
-        let mut number = 0;
-        for shift in (0..u64::BITS).step_by(7) {
-            let [byte] = self.array()?;
-            let bits = u64::from(byte & 0x7f);
-            let (is_last, is_lost) = (byte <= 0x7f, bits << shift >> shift != bits);
-            if is_lost || (is_last && byte == 0 && shift > 0) {
-                break;
-            }
-            number |= bits << shift;
-            if is_last {
-                return Ok(number);
-            }
-        }
-        Err(Malformed::Value("number"))
-    }
 }
