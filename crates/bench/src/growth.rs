@@ -7,9 +7,7 @@ use std::time::Instant;
 use serde_json::json;
 
 use crate::many::{Many, Way};
-use crate::resp::strange;
 use crate::run::{Report, Run};
-use crate::server::Server;
 use crate::table::{Ratios, Table, median, si};
 
 const SIZES: [u64; 5] = [1_000, 10_000, 100_000, 1_000_000, 10_000_000];
@@ -18,7 +16,7 @@ const SIZES: [u64; 5] = [1_000, 10_000, 100_000, 1_000_000, 10_000_000];
 const LOADED: u64 = 1_000_000;
 
 /// Per round.
-const PAIRS: u64 = 20_000;
+pub const PAIRS: u64 = 20_000;
 
 /// One contender's figures at one number of holds.
 #[derive(Default)]
@@ -62,19 +60,14 @@ fn growth(run: &Run) -> Result<Report> {
 /// A server with this many holds, and the bytes that each takes.
 fn start(run: &Run, way: Way, holds: u64) -> Result<(Many, f64)> {
     let mut many = Many::start(run, way, 0)?;
-    let before = used_memory(&many.server)?;
+    let [before, _] = many.server.memory()?;
     many.take_lasting(0..holds)?;
-    let bytes = (used_memory(&many.server)? - before) / holds as f64;
+    let bytes = (many.server.memory()?[0] - before) / holds as f64;
     Ok((many, bytes))
 }
 
-fn used_memory(server: &Server) -> Result<f64> {
-    let used = server.info("used_memory");
-    used.parse().map_err(|_| strange(&used))
-}
-
 /// Microseconds of the server's processor time.
-fn cpu_of_pairs(many: &mut Many, first: u64) -> Result<f64> {
+pub fn cpu_of_pairs(many: &mut Many, first: u64) -> Result<f64> {
     let before = many.server.cpu();
     many.pairs(first..first + PAIRS).map_err(|why| many.explain(&why))?;
     let taken =

@@ -10,6 +10,7 @@ mod append;
 mod clients;
 mod contend;
 mod contenders;
+mod crowd;
 mod growth;
 mod guarded;
 mod handoff;
@@ -18,6 +19,8 @@ mod lateness;
 mod limits;
 mod listing;
 mod many;
+mod memory;
+mod millions;
 mod pairs;
 #[cfg(feature = "peers")]
 mod peers;
@@ -96,6 +99,8 @@ enum What {
     Waits,
     /// What a long wait queue costs
     Queue,
+    /// What an operation costs by the number of sharers, permits or queued waiters on its key
+    Crowd,
     /// What a walk over all locks costs (LIST)
     Listing,
     /// What the search for a deadlock costs
@@ -108,6 +113,10 @@ enum What {
     Quorum,
     /// What millions of holds cost: time, memory, loading
     Growth,
+    /// What a hold takes of the server's memory, compared with a string
+    Memory,
+    /// Ten million holds (2.3 GB): to acquire them, a pair beside them, and how they expire
+    Millions,
     /// Instructions per pair, counted by callgrind and compared with the recorded figures
     Instructions {
         /// Record these figures
@@ -131,12 +140,15 @@ impl What {
             What::Contend => vec![("contend", Box::new(contend::run))],
             What::Waits => vec![("waits", Box::new(waits::run))],
             What::Queue => vec![("queue", Box::new(queue::run))],
+            What::Crowd => vec![("crowd", Box::new(crowd::run))],
             What::Listing => vec![("listing", Box::new(listing::run))],
             What::Search => vec![("search", Box::new(search::run))],
             What::Append => vec![("append", Box::new(append::run))],
             What::Stall => vec![("stall", Box::new(stall::run)), ("lateness", Box::new(lateness::run))],
             What::Quorum => vec![("quorum", Box::new(quorum::run))],
             What::Growth => vec![("growth", Box::new(growth::run))],
+            What::Memory => vec![("memory", Box::new(memory::run))],
+            What::Millions => vec![("millions", Box::new(millions::run))],
             What::Instructions { keep } => {
                 vec![("instructions", Box::new(move |run| instructions::run(run, keep)))]
             }
@@ -150,12 +162,15 @@ impl What {
                     What::Contend,
                     What::Waits,
                     What::Queue,
+                    What::Crowd,
                     What::Listing,
                     What::Search,
                     What::Append,
                     What::Stall,
                     What::Quorum,
                     What::Growth,
+                    What::Memory,
+                    What::Millions,
                     What::Instructions { keep: false },
                 ];
                 each.into_iter().flat_map(What::measurements).collect()
@@ -168,7 +183,7 @@ impl What {
 type Measurement = Box<dyn Fn(&Run) -> Result<Vec<Report>>>;
 
 /// The measurements made on every server; the others run on the first one only.
-const ON_EACH: [&str; 2] = ["pairs", "instructions"];
+const ON_EACH: [&str; 3] = ["pairs", "memory", "instructions"];
 
 fn main() -> ExitCode {
     match measure(Options::parse()) {

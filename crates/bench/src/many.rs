@@ -63,8 +63,19 @@ impl Many {
         self.take(which, Instant::now() + LONG).map_err(|why| self.explain(&why))
     }
 
+    /// As [`Many::take_lasting`], each with a token of its own of so many bytes.
+    pub fn take_with_own_tokens(&mut self, which: Range<u64>, bytes: usize) -> Result<()> {
+        // The key is filled in here too.
+        let token = format!("{KEY}{}", &TOKEN[..bytes - KEY.len()]);
+        self.take_as(&token, which, Instant::now() + LONG).map_err(|why| self.explain(&why))
+    }
+
     /// Acquires these; all expire at the same moment.
     pub fn take(&mut self, which: Range<u64>, due: Instant) -> Result<()> {
+        self.take_as(TOKEN, which, due)
+    }
+
+    fn take_as(&mut self, token: &str, which: Range<u64>, due: Instant) -> Result<()> {
         let mut batch = Vec::new();
         for first in which.clone().step_by(BATCH as usize) {
             let left = due.saturating_duration_since(Instant::now()).as_millis();
@@ -73,8 +84,8 @@ impl Many {
             }
             let ttl = left.to_string();
             let (command, expected) = match self.way {
-                Way::Dlock => (Command::new(&["DLOCK.ACQUIRE", KEY, TOKEN, &ttl]), Expect::Number),
-                Way::Set => (Command::new(&["SET", KEY, TOKEN, "NX", "PX", &ttl]), Expect::Line("+OK")),
+                Way::Dlock => (Command::new(&["DLOCK.ACQUIRE", KEY, token, &ttl]), Expect::Number),
+                Way::Set => (Command::new(&["SET", KEY, token, "NX", "PX", &ttl]), Expect::Line("+OK")),
             };
             let numbers = first..which.end.min(first + BATCH);
             batch.clear();

@@ -33,6 +33,8 @@ pub fn draw(server: &str, reports: &[Value], folder: &Path) -> Result<Vec<String
         let title = format!("{title} ({server})");
         let drawn = if report["sizes"].is_array() {
             growth(&path, &title, list(report, "sizes"))
+        } else if report["numbers"].is_array() {
+            crowd(&path, &title, list(report, "numbers"), list(report, "operations"))
         } else if report["contenders"][0]["server_us_per_pair"].is_number() {
             ratios(&path, &title, list(report, "contenders"))
         } else if report["contenders"][0]["wait_us"].is_object() {
@@ -160,34 +162,64 @@ fn times(
 
 /// How the cost of a pair grows with the number of holds.
 fn growth(path: &Path, title: &str, sizes: &[Value]) -> Drawn {
+    let lines =
+        [("dlock", "dlock_us_per_pair"), ("SET NX PX + DEL", "set_us_per_pair")].map(|(name, field)| {
+            let points = sizes.iter().map(|one| (number(&one["holds"]), number(&one[field]))).collect();
+            Line { name, colour: colour(name), points }
+        });
+    curves(path, title, ["holds (logarithmic)", "server us per pair"], 0.0..highest(&lines) * 1.15, &lines)
+}
+
+/// What operations cost by how many share a key. Where the cost grew with that number, its line would rise by
+/// a decade in each decade.
+fn crowd(path: &Path, title: &str, numbers: &[Value], operations: &[Value]) -> Drawn {
+    let lines = operations.iter().enumerate().map(|(nth, operation)| {
+        let points = numbers.iter().zip(list(operation, "server_us"));
+        let points = points.map(|(n, us)| (number(n), number(us).max(0.01))).collect();
+        let (red, green, blue) = Palette99::pick(nth).rgb();
+        Line { name: text(operation, "operation"), colour: RGBColor(red, green, blue), points }
+    });
+    let lines: Vec<_> = lines.collect();
+    let above = 10_f64.powf(highest(&lines).log10().ceil() + 1.0);
+    curves(path, title, ["n (logarithmic)", "server us (logarithmic)"], (0.1..above).log_scale(), &lines)
+}
+
+/// What a curve goes through.
+struct Line<'v> {
+    name: &'v str,
+    colour: RGBColor,
+    points: Vec<(f64, f64)>,
+}
+
+fn highest(lines: &[Line<'_>]) -> f64 {
+    lines.iter().flat_map(|line| &line.points).map(|(_, y)| *y).fold(1.0, f64::max)
+}
+
+/// Curves over a logarithmic scale of numbers.
+fn curves<Y>(path: &Path, title: &str, [below, left]: [&str; 2], y: Y, lines: &[Line<'_>]) -> Drawn
+where
+    Y: AsRangedCoord<Value = f64>,
+    Y::CoordDescType: ValueFormatter<f64>,
+{
     let area = SVGBackend::new(path, (WIDTH, 380)).into_drawing_area();
     area.fill(&WHITE)?;
-    let holds = |one: &Value| number(&one["holds"]);
-    let range = sizes.first().map_or(1.0, holds)..sizes.last().map_or(10.0, holds);
-    let lines = [("dlock", "dlock_us_per_pair"), ("SET NX PX + DEL", "set_us_per_pair")];
-    let all = sizes.iter().flat_map(|one| lines.map(|(_, field)| number(&one[field])));
-    let most = all.fold(1.0, f64::max) * 1.15;
+    let points = lines.first().map_or(&[][..], |line| &line.points);
+    let range = points.first().map_or(1.0, |first| first.0)..points.last().map_or(10.0, |last| last.0);
     let mut chart = ChartBuilder::on(&area)
         .caption(title, ("sans-serif", 17))
         .margin(10)
         .margin_right(30)
         .x_label_area_size(45)
         .y_label_area_size(60)
-        .build_cartesian_2d(range.log_scale(), 0.0..most)?;
-    chart
-        .configure_mesh()
-        .x_desc("holds (logarithmic)")
-        .x_label_formatter(&|holds| si(*holds))
-        .max_light_lines(1)
-        .y_desc("server us per pair")
-        .label_style(TEXT)
-        .draw()?;
-    for (name, field) in lines {
-        let style = colour(name).stroke_width(2);
-        let points: Vec<_> = sizes.iter().map(|one| (holds(one), number(&one[field]))).collect();
+        .build_cartesian_2d(range.log_scale(), y)?;
+    let mut mesh = chart.configure_mesh();
+    mesh.x_desc(below).x_label_formatter(&|n| si(*n)).max_light_lines(1);
+    mesh.y_desc(left).label_style(TEXT).draw()?;
+    for Line { name, colour, points } in lines {
+        let style = colour.stroke_width(2);
         chart.draw_series(points.iter().map(|point| Circle::new(*point, 4, style.filled())))?;
-        let drawn = chart.draw_series(LineSeries::new(points, style))?;
-        drawn.label(name).legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], style));
+        let drawn = chart.draw_series(LineSeries::new(points.iter().copied(), style))?;
+        drawn.label(*name).legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], style));
     }
     let mut legend = chart.configure_series_labels();
     legend.position(SeriesLabelPosition::UpperLeft).background_style(WHITE.mix(0.8)).border_style(THEIRS);

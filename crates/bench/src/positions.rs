@@ -74,21 +74,13 @@ impl Positions {
         let mut queue = Positions { server, conn, holder: 0, order, known: 1, bytes };
         queue.conn.send(&ask(0))?;
         Expect::Number.check(queue.conn.line()?)?;
-        let before = queue.memory()?;
+        let before = queue.server.memory()?;
         for _ in 0..length / SHORT {
             queue.join(SHORT)?;
         }
-        let after = queue.memory()?;
+        let after = queue.server.memory()?;
         queue.bytes = [0, 1].map(|which| (after[which] - before[which]) / length as f64);
         Ok(queue)
-    }
-
-    fn memory(&self) -> Result<[f64; 2]> {
-        let read = |field| {
-            let bytes = self.server.info(field);
-            bytes.parse().map_err(|_| strange(&bytes))
-        };
-        Ok([read("used_memory")?, read("used_memory_rss")?])
     }
 
     /// Microseconds of each operation. Leaves the queue as long as it was.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dlock_testkit::ServerKind;
 
-use crate::resp::Conn;
+use crate::resp::{Conn, strange};
 
 /// How servers are started.
 pub struct Program {
@@ -79,6 +79,15 @@ impl Server {
     /// The processor time that its main thread has used, without waits for a busy machine.
     pub fn cpu(&self) -> Option<Duration> {
         schedstat(&self.pid().to_string(), 0)
+    }
+
+    /// Bytes: `used_memory`, and the resident set.
+    pub fn memory(&self) -> Result<[f64; 2]> {
+        let read = |field| {
+            let bytes = self.info(field);
+            bytes.parse().map_err(|_| strange(&bytes))
+        };
+        Ok([read("used_memory")?, read("used_memory_rss")?])
     }
 
     /// How long its main thread was ready to run while another process had the processor.
