@@ -12,7 +12,6 @@ use dlock_testkit::Value;
 use rand::random_range;
 use serde_json::json;
 
-use crate::contenders::TTL;
 use crate::queued::KEPT;
 use crate::resp::{Command, Conn, KEY, strange};
 use crate::run::{Report, Run};
@@ -33,6 +32,9 @@ const CLOSED: usize = 4;
 
 /// How long the server is watched while nothing happens.
 const IDLE: Duration = Duration::from_millis(300);
+
+/// Leases outlast any measurement.
+const TTL: &str = "86400000";
 
 /// How many of a crowd a page shows.
 const PAGE: &str = "10";

@@ -60,29 +60,35 @@ impl Many {
 
     /// Acquires these for longer than any measurement.
     pub fn take_lasting(&mut self, which: Range<u64>) -> Result<()> {
-        self.take(which, Instant::now() + LONG).map_err(|why| self.explain(&why))
+        self.take_for(TOKEN, which, || Ok(LONG)).map_err(|why| self.explain(&why))
     }
 
     /// As [`Many::take_lasting`], each with a token of its own of so many bytes.
     pub fn take_with_own_tokens(&mut self, which: Range<u64>, bytes: usize) -> Result<()> {
         // The key is filled in here too.
         let token = format!("{KEY}{}", &TOKEN[..bytes - KEY.len()]);
-        self.take_as(&token, which, Instant::now() + LONG).map_err(|why| self.explain(&why))
+        self.take_for(&token, which, || Ok(LONG)).map_err(|why| self.explain(&why))
     }
 
     /// Acquires these; all expire at the same moment.
     pub fn take(&mut self, which: Range<u64>, due: Instant) -> Result<()> {
-        self.take_as(TOKEN, which, due)
+        self.take_for(TOKEN, which, || {
+            let left = due.saturating_duration_since(Instant::now());
+            let late = || Error::other("acquiring the locks takes longer than their lease");
+            if left.as_millis() > 0 { Ok(left) } else { Err(late()) }
+        })
     }
 
-    fn take_as(&mut self, token: &str, which: Range<u64>, due: Instant) -> Result<()> {
+    /// The lease is asked for before each write.
+    fn take_for(
+        &mut self,
+        token: &str,
+        which: Range<u64>,
+        lease: impl Fn() -> Result<Duration>,
+    ) -> Result<()> {
         let mut batch = Vec::new();
         for first in which.clone().step_by(BATCH as usize) {
-            let left = due.saturating_duration_since(Instant::now()).as_millis();
-            if left == 0 {
-                return Err(Error::other("acquiring the locks takes longer than their lease"));
-            }
-            let ttl = left.to_string();
+            let ttl = lease()?.as_millis().to_string();
             let (command, expected) = match self.way {
                 Way::Dlock => (Command::new(&["DLOCK.ACQUIRE", KEY, token, &ttl]), Expect::Number),
                 Way::Set => (Command::new(&["SET", KEY, token, "NX", "PX", &ttl]), Expect::Line("+OK")),
