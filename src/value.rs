@@ -20,6 +20,9 @@ pub struct Value {
     pub slot: Option<Slot>,
 }
 
+/// A size class of every allocator that servers have; the next one is 96.
+const _: () = assert!(size_of::<Value>() == 80);
+
 impl Value {
     /// Bytes it takes, its place in a row of the schedule and what binds its holds to connections included.
     pub fn memory(&self, key: usize) -> usize {

@@ -180,8 +180,11 @@ fn crowd(path: &Path, title: &str, numbers: &[Value], operations: &[Value]) -> D
         Line { name: text(operation, "operation"), colour: RGBColor(red, green, blue), points }
     });
     let lines: Vec<_> = lines.collect();
-    let above = 10_f64.powf(highest(&lines).log10().ceil() + 1.0);
-    curves(path, title, ["n (logarithmic)", "server us (logarithmic)"], (0.1..above).log_scale(), &lines)
+    let all = lines.iter().flat_map(|line| &line.points).map(|(_, us)| *us);
+    let below = 10_f64.powf(all.fold(1.0, f64::min).log10().floor());
+    // With room for the legend.
+    let above = 10_f64.powf(highest(&lines).log10().ceil() + 2.0);
+    curves(path, title, ["n (logarithmic)", "server us (logarithmic)"], (below..above).log_scale(), &lines)
 }
 
 /// What a curve goes through.

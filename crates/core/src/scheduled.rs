@@ -108,9 +108,15 @@ mod tests {
         assert_eq!(scheduled.first(), Some((at(10), soon)));
         assert_eq!(scheduled.put(Some(late), at(5), b"late", 1), Some(late));
         assert_eq!((scheduled.first(), scheduled.holders()), (Some((at(5), late)), 2));
+        let crowd = scheduled.put(None, at(30), b"crowd", 5).unwrap();
         scheduled.remove(late);
         scheduled.remove(late);
-        assert_eq!((scheduled.held(), scheduled.holders()), (1, 1));
+        assert_eq!((scheduled.held(), scheduled.holders()), (2, 6));
+        scheduled.put(Some(crowd), at(30), b"crowd", 7);
+        assert_eq!(scheduled.holders(), 8);
+        scheduled.remove(crowd);
+        let next = scheduled.put(None, at(40), b"next", 1);
+        assert_eq!((next, scheduled.holders()), (Some(crowd), 2), "its slot counts as one again");
     }
 
     #[test]

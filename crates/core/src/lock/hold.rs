@@ -175,3 +175,20 @@ impl Hold {
         self.token.heap_size() + self.extras.as_deref().map_or(0, extras)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn six_bytes_keep_what_fits_and_the_greatest_of_what_does_not() {
+        let most = (1 << 48) - 1;
+        for (number, kept) in [(0, 0), (1_790_000_000_123, 1_790_000_000_123), (most, most), (most + 1, most)]
+        {
+            assert_eq!(Six::new(number).get(), kept);
+        }
+        assert_eq!(Six::new(u64::MAX).get(), most);
+        assert_eq!(GrantedTo::default().client(), None);
+        assert_eq!(GrantedTo::of(ClientId(7)).client(), Some(ClientId(7)));
+    }
+}
