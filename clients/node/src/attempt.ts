@@ -1,6 +1,7 @@
 // One acquisition from a single server: a try, the queue, the claim.
 
 import { now, trusted } from "./clock.js";
+import { Contended } from "./contended.js";
 import { GraceError, LateError, LockError, NoAnswerError, refusal, word } from "./errors.js";
 import type { Holders } from "./members.js";
 import { type Args, acquire, freshToken, type Key, queued, release } from "./protocol.js";
@@ -40,34 +41,38 @@ export interface Acquisition {
   close(): void;
 }
 
-// Keys that were found taken, and until when that is remembered. Whoever asks for one of them again enters
-// the queue with the first request.
-const contended = new Map<string, number>();
-
-function noteContended(name: string, at: number): void {
-  if (contended.size >= 1000) contended.clear();
-  contended.set(name, at + 1000);
+/** A member of a quorum, in whose queue one waits. The others go on without it. */
+export interface Place {
+  isSilent(): boolean;
+  /** So often, at least, the waits there find out together whether it has fallen silent, ms. */
+  readonly check: number;
+  /** Whether its queue does not move, and another might. */
+  readonly isStuck: ((wait: Wait) => Steps<boolean>) | undefined;
 }
+
+const contended = new Contended();
 
 /** One acquisition, with one token. */
 export class Attempt implements Acquisition {
   asked = false;
-  #wait: Wait | undefined;
+  /** Where it waits, once it does. */
+  wait: Wait | undefined;
   #notify = true;
 
   constructor(
     private readonly request: Request,
     private readonly token = freshToken(),
+    private readonly place?: Place,
   ) {}
 
   owe(): Owe {
     const { key, lease } = this.request;
     const owed = new OwedRelease(key, this.token, Math.max(lease, times.keep) + times.keep);
-    return new Owe([owed], () => owed.ended !== undefined);
+    return new Owe(new Map([[0, owed]]), () => owed.ended !== undefined);
   }
 
   close(): void {
-    this.#wait?.close();
+    this.wait?.close();
   }
 
   /** After a null, nothing is left on the server. */
@@ -76,7 +81,7 @@ export class Attempt implements Acquisition {
     let sent: number | undefined;
     let answeredAt = now();
     let late = 0;
-    if (waits && (contended.get(name) ?? 0) > answeredAt) yield* this.#listen();
+    if (waits && (this.place !== undefined || contended.has(name))) yield* this.#listen();
     while (true) {
       let pause = retryDelay;
       // A request sent again keeps the first send as its start: the server may count from that one.
@@ -94,18 +99,19 @@ export class Attempt implements Acquisition {
           continue;
         }
         if (waits) {
-          noteContended(name, answeredAt);
-          if (this.#wait === undefined && answeredAt < end) {
+          contended.note(name);
+          if (this.wait === undefined && answeredAt < end) {
             yield* this.#listen();
             continue;
           }
         }
-        if (this.#notify && this.#wait?.desk.ready) pause = times.ask;
+        if (this.#notify && this.wait?.desk.ready) pause = this.#asksAgainAfter(this.wait);
       } catch (why) {
         if (why instanceof NoAnswerError) {
           // A waiter outlasts what its position outlasts.
-          if (this.#wait === undefined || now() - answeredAt > times.keep) throw why;
-        } else if (word(why) === "NOPERM" && this.#wait !== undefined && this.#notify) {
+          if (this.wait === undefined || now() - answeredAt > times.keep) throw why;
+          this.#leaveTheSilent(why);
+        } else if (word(why) === "NOPERM" && this.wait !== undefined && this.#notify) {
           // No right to the channel: waits by the clock alone.
           this.#notify = false;
           continue;
@@ -116,10 +122,14 @@ export class Attempt implements Acquisition {
       }
       pause = Math.min(pause, end - now());
       if (!waits || pause <= 0) break;
-      yield this.#wait === undefined ? new Sleep(pause) : new Pause(this.#wait, pause);
-      if (this.#wait?.cancelled) break;
+      yield this.wait === undefined ? new Sleep(pause) : new Pause(this.wait, pause);
+      if (this.wait?.cancelled) break;
+      if (this.place !== undefined && this.wait !== undefined) {
+        this.#leaveTheSilent(new NoAnswerError(`${name}: the master of the queue is silent`, name));
+        if (this.place.isStuck !== undefined && (yield* this.place.isStuck(this.wait))) break;
+      }
     }
-    if (this.#wait !== undefined) {
+    if (this.wait !== undefined) {
       try {
         yield release(key, this.token);
       } catch (why) {
@@ -130,18 +140,31 @@ export class Attempt implements Acquisition {
     return null;
   }
 
+  /** How long to wait for a message. At a member, so many waits share the check whether it is silent. */
+  #asksAgainAfter({ desk }: Wait): number {
+    if (this.place === undefined) return times.ask;
+    return (0.5 + Math.random() / 2) * Math.min(this.place.check * desk.waits.size, times.ask);
+  }
+
+  /** All waits leave a silent member at the same time. */
+  #leaveTheSilent(why: NoAnswerError): void {
+    if (!this.place?.isSilent()) return;
+    this.wait?.desk.wakeAll();
+    throw why;
+  }
+
   *#listen(): Steps<void> {
     const wait: Wait = yield new Listen();
-    this.#wait = wait;
+    this.wait = wait;
     // What is published before the subscription would be lost. Without one, waits go by the clock alone.
-    if (!wait.desk.ready) yield new Pause(wait, times.connect);
+    if (!wait.desk.ready) yield new Pause(wait, Math.min(times.connect, this.place?.check ?? times.connect));
   }
 
   #terms(): Args {
     const { terms } = this.request;
-    if (this.#wait === undefined) return terms;
-    this.#wait.bell.clear();
-    return [...terms, ...queued(times.keep, this.#wait.desk.channel, this.#wait.number, this.#notify)];
+    if (this.wait === undefined) return terms;
+    this.wait.bell.clear();
+    return [...terms, ...queued(times.keep, this.wait.desk.channel, this.wait.number, this.#notify)];
   }
 
   /** After how long to ask again; or throws. */
@@ -149,7 +172,8 @@ export class Attempt implements Acquisition {
     // Somebody holds it by `SET NX PX`, and does not know of the queue.
     if (word(answer) === "WRONGTYPE") return this.request.retryDelay;
     const refused = answer instanceof LockError ? undefined : refusal(answer, this.request.name);
-    if (refused instanceof GraceError && waits && now() + refused.left < end) return refused.left;
+    const mayWait = waits && this.place === undefined;
+    if (refused instanceof GraceError && mayWait && now() + refused.left < end) return refused.left;
     throw refused ?? answer;
   }
 }

@@ -15,6 +15,11 @@ const channels = new WeakMap<Client, Channel>();
 
 export class Channel {
   readonly channels: readonly Channel[] = [this];
+  /** Whether an answer is overdue, or could not be asked for, and none has come since. */
+  silent = false;
+  /** How many connections there have been: over each it may be another server. */
+  connections = 0;
+  #answers = 0;
   #ready: Promise<void> | undefined;
   #desk: Desk | undefined;
   #closeDesk: (() => void) | undefined;
@@ -30,26 +35,47 @@ export class Channel {
   }
 
   private constructor(readonly link: Link) {
+    link.onReady(() => {
+      this.connections += 1;
+    });
     link.onEnded(() => this.#closeDesk?.());
+  }
+
+  get address(): string {
+    return this.link.address;
   }
 
   /** The answer. What could not go out in time is not sent later: clients would keep it until they are
    * connected. */
   async send(args: Args, within: number, signal?: AbortSignal): Promise<unknown> {
     let left = within;
+    const before = this.#answers;
     try {
       if (!this.link.isReady()) {
         const end = now() + within;
         await bounded(this.#whenReady(), within, signal);
         left = end - now();
       }
-      return await bounded(this.link.call(args), left, signal);
+      return await bounded(this.#heard(this.link.call(args)), left, signal);
     } catch (why) {
       if (why instanceof Aborted || word(why)) throw why;
-      const { address } = this.link;
+      // If others came meanwhile it is busy, and not silent.
+      if (this.#answers === before) this.silent = true;
+      const { address } = this;
       if (why instanceof TimeLimit) throw new NoAnswerError(`${address}: no answer within ${within} ms`);
       throw new NoAnswerError(`${address}: ${(why as Error).message}`, undefined, why);
     }
+  }
+
+  /** Notes the answer, also one that comes too late. */
+  #heard(reply: Promise<unknown>): Promise<unknown> {
+    const note = () => {
+      this.#answers += 1;
+      this.silent = false;
+    };
+    // A refusal is an answer, too.
+    reply.then(note, (why) => word(why) && note());
+    return reply;
   }
 
   #whenReady(): Promise<void> {

@@ -49,6 +49,7 @@ export class Extension {
       // it, and keeps the position.
       // Without an answer, the server may carry it out after the first RELEASE.
       hold.releases = 2;
+      holders!.asked.add(member);
       const granted: number | null = yield acquire(key, token, lease, [...terms, "QUEUE", String(lease)]);
       if (granted !== null) holders!.note(member);
     } catch (why) {

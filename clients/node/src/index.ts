@@ -14,4 +14,4 @@ export {
 export type { Client, IoredisClient, NodeRedisClient } from "./links.js";
 export { type AcquireOptions, Hold, Lock, type LockOptions } from "./lock.js";
 export type { Key } from "./protocol.js";
-export { Quorum } from "./service.js";
+export { Quorum, type QuorumOptions } from "./service.js";

@@ -46,6 +46,8 @@ export interface Link {
   /** Whether a command would go out now; also true where it would fail at once. */
   isReady(): boolean;
   onceReady(listener: () => void): void;
+  /** At each new connection. */
+  onReady(listener: () => void): void;
   onEnded(listener: () => void): void;
   call(args: Args): Promise<unknown>;
   /** A connection of its own that listens for the desk. */
@@ -70,6 +72,7 @@ function ioredis(client: IoredisClient): Link {
       client.once("ready", listener);
       if (client.status === "wait") client.connect().catch(ignore);
     },
+    onReady: (listener) => client.on("ready", listener),
     onEnded: (listener) => client.on("end", listener),
     call: (args) => client.call(args[0] as string, ...args.slice(1)),
     subscribe(desk) {
@@ -96,6 +99,7 @@ function nodeRedis(client: NodeRedisClient): Link {
     prefix: "",
     isReady: () => client.isReady || !client.isOpen,
     onceReady: (listener) => client.once("ready", listener),
+    onReady: (listener) => client.on("ready", listener),
     onEnded: (listener) => client.on("end", listener),
     call: (args) => client.sendCommand(args),
     subscribe(desk) {

@@ -123,7 +123,7 @@ export class Hold implements AsyncDisposable {
   readonly fence: number | null;
   readonly #service: Service;
   readonly #key: Key;
-  readonly #token: string;
+  readonly #granted: Granted;
   readonly #renewal: Renewal;
   #controller: AbortController | undefined;
   #releasing = false;
@@ -135,7 +135,7 @@ export class Hold implements AsyncDisposable {
     this.fence = granted.fence;
     this.#service = service;
     this.#key = request.key;
-    this.#token = granted.token;
+    this.#granted = granted;
     this.#renewal = renewal;
   }
 
@@ -173,7 +173,7 @@ export class Hold implements AsyncDisposable {
   /** Asks whether it is still held. */
   async held(): Promise<boolean> {
     if (this.#renewal.isLost() || this.#renewal.over) return false;
-    const held = await run(this.#service.holds(this.#key, this.#token), this.#service);
+    const held = await run(this.#service.holds(this.#key, this.#granted.token), this.#service);
     return held && !this.#renewal.isLost();
   }
 
@@ -193,7 +193,7 @@ export class Hold implements AsyncDisposable {
     this.#releasing = true;
     this.#renewal.isLost();
     this.#renewal.end();
-    const ended = await run(this.#service.release(this.#key, this.#token, this.#renewal), this.#service);
+    const ended = await run(this.#service.release(this.#key, this.#granted, this.#renewal), this.#service);
     this.#released = true;
     if (!ended && !again) throw this.#notHeld();
   }

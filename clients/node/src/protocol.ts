@@ -39,6 +39,35 @@ export function release(key: Key, token: string): Args {
   return ["DLOCK.RELEASE", key, token, "ALL"];
 }
 
+/** Who waits: one of them. */
+export function waiters(key: Key): Args {
+  return ["DLOCK.WAITERS", key, "COUNT", "1"];
+}
+
+// Of a key with more holders it is not asked who they are.
+const MOST_HOLDERS = 100;
+
+export function inspect(key: Key): Args {
+  return ["DLOCK.INSPECT", key, "COUNT", String(MOST_HOLDERS)];
+}
+
+/** The tokens of INSPECT's answer; undefined where that is not known. */
+export function holders(answer: unknown): readonly string[] | undefined {
+  if (answer === null) return [];
+  if (answer === undefined || answer instanceof Error) return undefined;
+  const all = field(answer, "holders");
+  if (!Array.isArray(all) || all.length >= MOST_HOLDERS) return undefined;
+  return all.map((holder) => String(field(holder, "token")));
+}
+
+/** A field of a map: in RESP2 an array, in RESP3 what the client makes of it. */
+function field(map: unknown, name: string): unknown {
+  if (map instanceof Map) return map.get(name);
+  if (!Array.isArray(map)) return (map as Record<string, unknown> | undefined)?.[name];
+  const at = map.findIndex((item, at) => at % 2 === 0 && String(item) === name);
+  return at < 0 ? undefined : map[at + 1];
+}
+
 export function holds(key: Key, token: string): Args {
   return ["DLOCK.HOLDS", key, token];
 }

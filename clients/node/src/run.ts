@@ -19,10 +19,9 @@ import {
   Watch,
 } from "./steps.js";
 
-// How long an answer may take: for the caller, in a quorum, in the background. And how long the caller waits
-// for releases that are owed. ms.
+// How long an answer may take: for the caller, and in the background. And how long the caller waits for
+// releases that are owed. ms.
 const ANSWER = 5000;
-const VOTE = 2000;
 const LIMIT = 1000;
 const PATIENCE = 500;
 // The longest timer before the clock is read again: timers stop while the machine is suspended.
@@ -31,6 +30,8 @@ const TICK = 1000;
 /** A server, or the members of a quorum. */
 export interface Where {
   readonly channels: readonly Channel[];
+  /** How long an answer may take, ms: of a member of a quorum. */
+  readonly limit?: number;
 }
 
 /** Carries out `steps`. Once `signal` is aborted, they are told so, and may still clean up. */
@@ -38,7 +39,7 @@ export async function run<T>(
   steps: Steps<T>,
   where: Where,
   signal?: AbortSignal,
-  limit = ANSWER,
+  limit = where.limit ?? ANSWER,
 ): Promise<T> {
   signal?.throwIfAborted();
   let live = signal;
@@ -67,8 +68,8 @@ function perform(step: Step, where: Where, limit: number, signal: AbortSignal | 
   if (step instanceof Sleep) return within(new Promise(() => {}), step.ms, signal);
   if (step instanceof Listen) return where.channels[0]!.listen();
   if (step instanceof Watch) return watch(step.task, where);
-  if (step instanceof Ask) return ask(step, where, signal);
-  if (step instanceof Begin) return begin(step.steps, where.channels[step.member]!);
+  if (step instanceof Ask) return ask(step, where, limit, signal);
+  if (step instanceof Begin) return begin(step.steps, where.channels[step.member]!, limit);
   if (step instanceof To) return perform(step.step, where.channels[step.member]!, limit, signal);
   return owe(step as Owe, where);
 }
@@ -82,21 +83,21 @@ async function within(work: Promise<unknown>, ms: number, signal?: AbortSignal):
   }
 }
 
-function ask(step: Ask, where: Where, signal: AbortSignal | undefined): Promise<Answers> {
+function ask(step: Ask, where: Where, limit: number, signal: AbortSignal | undefined): Promise<Answers> {
   const answers: Answers = new Map();
   const asked = new Promise<Answers>((resolve) => {
     let decided = step.members.length === 0 || step.enough(answers);
     if (decided) resolve(answers);
     const note = (member: number, answer: unknown) => {
       const then = step.heard(member, answer);
-      if (then !== undefined) begin(then, where.channels[member]!);
+      if (then !== undefined) begin(then, where.channels[member]!, limit);
       if (decided) return;
       answers.set(member, answer);
       decided = step.enough(answers) || answers.size === step.members.length;
       if (decided) resolve(answers);
     };
     for (const member of step.members) {
-      where.channels[member]!.send(step.command, VOTE).then(
+      where.channels[member]!.send(step.command, limit).then(
         (answer) => note(member, answer),
         (why) => note(member, why),
       );
@@ -106,16 +107,17 @@ function ask(step: Ask, where: Where, signal: AbortSignal | undefined): Promise<
 }
 
 /** Nobody waits for it. */
-function begin(steps: Steps<void>, where: Where): void {
-  run(steps, where, undefined, VOTE).catch((why) => process.emitWarning(why));
+function begin(steps: Steps<void>, where: Where, limit: number): void {
+  run(steps, where, undefined, limit).catch((why) => process.emitWarning(why));
 }
 
 function owe(step: Owe, where: Where): Promise<void> {
   const enough = new Promise<void>((resolve) => {
-    step.owed.forEach((owed, member) => {
+    for (const [member, owed] of step.owed) {
       owed.answered = () => step.enough() && resolve();
       watch(owed, where.channels[member]!);
-    });
+    }
+    if (step.enough()) resolve();
   });
   return within(enough, PATIENCE);
 }

@@ -19,7 +19,7 @@ export interface Service extends Where {
   holds(key: Key, token: string): Steps<boolean>;
   locked(key: Key): Steps<boolean>;
   /** Whether it ended a hold. What has no answer goes on in the background for as long as a hold can last. */
-  release(key: Key, token: string, hold: Renewal): Steps<boolean>;
+  release(key: Key, granted: Granted, hold: Renewal): Steps<boolean>;
 }
 
 export class Single implements Service {
@@ -48,35 +48,45 @@ export class Single implements Service {
     return (yield* orWrongType(pttl(key), 0)) !== -2;
   }
 
-  *release(key: Key, token: string, { lease }: Renewal): Steps<boolean> {
+  *release(key: Key, { token }: Granted, { lease }: Renewal): Steps<boolean> {
     try {
       return (yield* orWrongType(release(key, token), 0)) > 0;
     } catch (why) {
       if (!word(why)) {
         const owed = new OwedRelease(key, token, lease);
-        yield new Owe([owed], () => owed.ended !== undefined);
+        yield new Owe(new Map([[0, owed]]), () => owed.ended !== undefined);
       }
       throw why;
     }
   }
 }
 
+export interface QuorumOptions {
+  /** How long an answer of one member may take, in milliseconds: 250. One that is silent for longer is not
+   * waited for while a majority answers. */
+  nodeTimeout?: number | undefined;
+}
+
 /** Independent masters, one client each: three or five. Everybody must name the same ones. */
 export class Quorum implements Service {
   readonly channels: readonly Channel[];
+  /** @internal */
+  readonly limit: number;
   readonly #members: Members;
 
-  constructor(clients: Iterable<Client>) {
+  constructor(clients: Iterable<Client>, { nodeTimeout = 250 }: QuorumOptions = {}) {
+    if (!(nodeTimeout >= 1)) throw new RangeError(`nodeTimeout: ${nodeTimeout}; it must be 1 ms or more`);
+    this.limit = nodeTimeout;
     this.channels = [...clients].map((client) => Channel.of(client));
     if (this.channels.length === 0) throw new TypeError("a quorum needs at least one member");
-    this.#members = new Members(this.channels.map((channel) => channel.link.address));
+    this.#members = new Members(this.channels);
   }
 
   attempt(request: Request, fenced: boolean): Acquisition {
     if (request.terms.includes("PERMITS")) {
       throw new TypeError("permits need a single server: majorities cannot count them");
     }
-    return new QuorumAttempt(this.#members, request, fenced);
+    return new QuorumAttempt(this.#members, request, fenced, this.limit);
   }
 
   extension(request: Request, granted: Granted) {
@@ -93,10 +103,16 @@ export class Quorum implements Service {
     return this.#decided(pttl(key), (answer) => answer !== -2);
   }
 
-  *release(key: Key, token: string, { lease, releases }: Renewal): Steps<boolean> {
-    const owed = this.channels.map(() => new OwedRelease(key, token, lease, releases));
-    const released = () =>
-      this.#majority(owed.map(({ ended }) => (ended === undefined ? undefined : ended > 0)));
+  *release(key: Key, { token, holders }: Granted, { lease, releases }: Renewal): Steps<boolean> {
+    const asked = [...holders!.asked];
+    const owed = new Map(asked.map((member) => [member, new OwedRelease(key, token, lease, releases)]));
+    const ended = (member: number) => {
+      const release = owed.get(member);
+      // Nothing to end where nothing was asked for.
+      if (release === undefined) return false;
+      return release.ended === undefined ? undefined : release.ended > 0;
+    };
+    const released = () => this.#majority(this.#members.all().map(ended));
     yield new Owe(owed, () => released() !== undefined);
     const answer = released();
     if (answer === undefined) {

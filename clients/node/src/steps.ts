@@ -43,7 +43,7 @@ export class Watch {
 export class Owe {
   constructor(
     /** By member of a quorum; a single server is number 0. */
-    readonly owed: readonly (Task & { answered: (() => void) | undefined })[],
+    readonly owed: ReadonlyMap<number, Task & { answered: (() => void) | undefined }>,
     readonly enough: () => boolean,
   ) {}
 }

@@ -26,6 +26,10 @@ export class Bell {
   #rung = false;
   #wake: (() => void) | undefined;
 
+  get isRung(): boolean {
+    return this.#rung;
+  }
+
   ring(): void {
     this.#rung = true;
     this.#wake?.();

@@ -96,6 +96,23 @@ onEach((bench) => {
     await nothingIsHeld();
   });
 
+  test("what is broken on a master that was restarted before the hold began stays broken", async () => {
+    await (await acquire()).hold.release();
+    const [master] = masters;
+    await master.kill();
+    await master.start();
+    let hold;
+    await until("it votes again", async () => {
+      hold = await new Lock(quorum, "foo", { ttl: TTL }).acquire();
+      if (await holder(master)) return true;
+      await hold.release();
+    });
+    assert.equal(await master.ask("DLOCK.BREAK", "foo"), 1);
+    await untilRenewed(hold, 1);
+    assert.equal(await holder(master), undefined);
+    await hold.release();
+  });
+
   test("what is broken on one master after the other stays broken", async () => {
     const { hold } = await acquire();
     await masters[0].ask("DLOCK.BREAK", "foo");

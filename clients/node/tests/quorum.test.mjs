@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { after, beforeEach, test } from "node:test";
-import { Lock, NoAnswerError, NoQuorumError, NotHeldError, Quorum } from "dlock";
+import { Lock, NoQuorumError, NotHeldError, Quorum } from "dlock";
 import { Members } from "../dist/members.js";
 import { onEach, pause, Server, until } from "./support.mjs";
 
@@ -121,8 +121,8 @@ onEach((bench) => {
       .tryAcquire()
       .catch((why) => why);
     assert(proxies.reduce((sum, proxy) => sum + proxy.lost, 0) >= 2);
-    if (bench.kind === "ioredis") await outcome.release();
-    else assert(outcome instanceof NoQuorumError, outcome);
+    // ioredis asks again by itself, but who answers over a new connection has not said who it is.
+    assert(outcome instanceof NoQuorumError, outcome);
     await nothingIsHeld();
   });
 
@@ -143,20 +143,20 @@ onEach((bench) => {
   });
 
   test("a member that was restarted has a new place in the order", () => {
-    const members = new Members(["a", "b", "c"]);
-    const ask = () => members.tellApart().next().value;
+    const reach = ["a", "b", "c"].map((address) => ({ address, silent: false, connections: 1 }));
+    const members = new Members(reach);
+    const ask = () => members.tellApart(Number.POSITIVE_INFINITY).next().value;
     const first = ask();
     assert(!first.enough(new Map()));
     for (const member of [0, 1, 2]) first.heard(member, `# Server\r\nrun_id:${member}5\r\n`);
-    assert.deepEqual(members.order(), [0, 1, 2]);
+    assert.deepEqual(members.order("foo"), [0, 1, 2]);
     assert.equal(ask(), undefined);
-    members.tellApartAt = 0;
+    reach[0].connections = 2;
+    assert.deepEqual(members.voters(), [1, 2], "it may be another server");
     const again = ask();
-    assert(again.enough(new Map()), "nobody waits for those that are known");
-    again.heard(0, new NoAnswerError("away"));
-    assert.deepEqual(members.order(), [0, 1, 2]);
+    assert.deepEqual(again.members, [0]);
     again.heard(0, "# Server\r\nrun_id:20\r\n");
-    assert.deepEqual(members.order(), [1, 0, 2]);
+    assert.deepEqual(members.order("foo"), [1, 0, 2]);
   });
 
   test("permits are refused", async () => {

@@ -93,6 +93,15 @@ export class Server {
     return (await this.ask("DLOCK.WAITERS", key)).length;
   }
 
+  /** Stands still, with its connections, until it goes on. */
+  freeze() {
+    this.process.kill("SIGSTOP");
+  }
+
+  thaw() {
+    this.process.kill("SIGCONT");
+  }
+
   async kill() {
     this.redis.disconnect();
     this.process.kill("SIGKILL");
@@ -114,6 +123,7 @@ export class FaultProxy {
   cutReplies = 0; // so many replies are lost, each with its connection
   lost = 0;
   accepted = 0;
+  requests = ""; // all that clients have sent
   #pairs = new Set();
 
   static async to(port) {
@@ -123,6 +133,11 @@ export class FaultProxy {
     await once(proxy.listener, "listening");
     proxy.url = `redis://127.0.0.1:${proxy.listener.address().port}`;
     return proxy;
+  }
+
+  /** How often this was asked. */
+  asked(command) {
+    return this.requests.split(`\r\n${command}\r\n`).length - 1;
   }
 
   drop() {
@@ -148,6 +163,7 @@ export class FaultProxy {
       if (!this.silent) for (const [to, data] of held.splice(0)) to.write(data);
     }, 10);
     client.on("data", (data) => {
+      this.requests += data;
       matched = data.includes(this.match);
       pass(server, data);
     });

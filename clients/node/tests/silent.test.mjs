@@ -1,0 +1,298 @@
+// Members that are missing or silent: nobody waits for one a second time, a split vote ends, and everybody
+// queues where the others do.
+
+import assert from "node:assert/strict";
+import { after, afterEach, beforeEach, test } from "node:test";
+import { Lock, NoAnswerError, Quorum } from "dlock";
+import { Members } from "../dist/members.js";
+import { onEach, Server, until } from "./support.mjs";
+
+const MINUTES = 600_000;
+const ORDERLY = "# Server\r\nrun_id:";
+
+onEach((bench) => {
+  // In the order in which everybody tries their queues.
+  let masters = [];
+  let proxies;
+  const made = [];
+
+  async function start(count) {
+    while (made.length < count) made.push(await Server.start(bench.program));
+    masters = made.slice(0, count);
+    const ids = new Map();
+    for (const master of masters) {
+      await master.ask("FLUSHALL");
+      ids.set(master, /run_id:(\w+)/.exec(await master.ask("INFO", "server"))[1]);
+    }
+    masters.sort((one, other) => (ids.get(one) < ids.get(other) ? -1 : 1));
+    proxies = await Promise.all(masters.map((master) => bench.proxy(master.port)));
+  }
+  beforeEach(() => start(3));
+  afterEach(() => {
+    for (const master of made) master.thaw();
+  });
+  after(() => Promise.all(made.map((master) => master.stop())));
+
+  const clients = (places) => Promise.all(places.map(({ url }) => bench.client(url)));
+  const overProxies = async () => new Quorum(await clients(proxies));
+  // A busy machine makes nobody silent.
+  const direct = async (nodeTimeout = 10_000) => new Quorum(await clients(masters), { nodeTimeout });
+  const lock = (quorum, options) => new Lock(quorum, "foo", options);
+  const held = () => Promise.all(masters.map((master) => master.exists()));
+  const isHeldAt = (...at) =>
+    until(
+      `it is held at ${at}`,
+      async () => `${(await held()).flatMap((yes, i) => (yes ? [i] : []))}` === `${at}`,
+    );
+  const waits = (...counts) =>
+    until(
+      `${counts} wait`,
+      async () => `${await Promise.all(masters.map((it) => it.waiters()))}` === `${counts}`,
+    );
+  const calls = async (master) =>
+    Number(/dlock\.acquire:calls=(\d+)/i.exec(await master.ask("INFO", "commandstats"))?.[1] ?? 0);
+  const rival = (at, token = "rival") => masters[at].ask("DLOCK.ACQUIRE", "foo", token, MINUTES);
+  const ends = (at, token = "rival") => masters[at].ask("DLOCK.RELEASE", "foo", token);
+
+  /** Whoever waits for a silent member from now on waits for the rest of the test. */
+  const waitsForNobody = (quorum) => Object.assign(quorum, { limit: MINUTES });
+
+  async function soon(what, work) {
+    let done = false;
+    const outcome = work.finally(() => {
+      done = true;
+    });
+    outcome.catch(() => {});
+    await until(what, () => done);
+    return outcome;
+  }
+
+  async function isSilent(quorum, ...members) {
+    for (const at of members) await until(`${at} is known to be silent`, () => quorum.channels[at].silent);
+  }
+
+  for (const fault of ["silent", "refuse"]) {
+    test(`two of five members are missing from the start: ${fault}`, async () => {
+      await start(5);
+      for (const at of [0, 3]) proxies[at][fault] = true;
+      const quorum = await overProxies();
+      await lock(quorum).using(() => {});
+      waitsForNobody(quorum);
+      const live = [1, 2, 4];
+      const before = await Promise.all(live.map((at) => calls(masters[at])));
+      for (let round = 0; round < 5; round++) {
+        await soon(
+          `round ${round}`,
+          lock(quorum, { fenced: true }).using(() => {}),
+        );
+        await isHeldAt();
+      }
+      const since = await Promise.all(live.map((at) => calls(masters[at])));
+      assert.deepEqual(
+        since,
+        before.map((count) => count + 5),
+        "each round was the only one",
+      );
+      for (const at of [0, 3]) assert.equal(proxies[at].asked("DLOCK.ACQUIRE"), 0, "who is it?");
+      for (const at of [0, 3]) proxies[at][fault] = false;
+      await until("all hold it", async () => {
+        const hold = await lock(quorum).acquire();
+        const all = (await held()).every(Boolean);
+        await hold.release();
+        return all;
+      });
+    });
+  }
+
+  for (const at of [0, 1, 2]) {
+    test(`one of three falls silent: ${at}`, async () => {
+      const quorum = await overProxies();
+      await lock(quorum).using(() => isHeldAt(0, 1, 2));
+      proxies[at].silent = true;
+      await lock(quorum).using(() => {});
+      await isSilent(quorum, at);
+      waitsForNobody(quorum);
+      const before = proxies[at].asked("DLOCK.ACQUIRE");
+      for (let round = 0; round < 3; round++)
+        await soon(
+          `round ${round}`,
+          lock(quorum).using(() => {}),
+        );
+      // One waits for the other.
+      let inside = 0;
+      const work = () => {
+        inside += 1;
+        assert.equal(inside, 1);
+        inside -= 1;
+      };
+      const both = [1, 2].map(() => lock(quorum).using(work));
+      await soon("one after the other", Promise.all(both));
+      assert.equal(proxies[at].asked("DLOCK.ACQUIRE"), before, "it is not asked before it answers");
+      proxies[at].silent = false;
+      await until("it answers", () => !quorum.channels[at].silent);
+      const hold = await lock(quorum).acquire();
+      await isHeldAt(0, 1, 2);
+      await hold.release();
+      await isHeldAt();
+    });
+  }
+
+  test("where one is silent, who has a part of the votes gives it back and queues", async () => {
+    const quorum = await overProxies();
+    await lock(quorum).using(() => {});
+    proxies[2].silent = true;
+    await lock(quorum).using(() => {});
+    await isSilent(quorum, 2);
+    await rival(0);
+    const hold = lock(quorum).acquire();
+    await waits(1, 0, 0);
+    await isHeldAt(0);
+    await ends(0);
+    await (await hold).release();
+    await isHeldAt();
+  });
+
+  test("where one is silent, a split vote ends for who does not wait", async () => {
+    const quorum = await overProxies();
+    await lock(quorum).using(() => {});
+    proxies[2].silent = true;
+    await lock(quorum).using(() => {});
+    await isSilent(quorum, 2);
+    await Promise.all([rival(0, "one"), rival(1, "other")]);
+    const inspected = () => proxies[0].asked("DLOCK.INSPECT");
+    const before = inspected();
+    const tried = lock(quorum).tryAcquire();
+    await until("it has found that nobody has it", () => inspected() > before + 1);
+    await Promise.all([ends(0, "one"), ends(1, "other")]);
+    await (await tried).release();
+    await isHeldAt();
+  });
+
+  test("taken is what somebody else has, at the first look", async () => {
+    const quorum = await overProxies();
+    const hold = await lock(quorum).acquire();
+    await isHeldAt(0, 1, 2);
+    const before = proxies[0].asked("DLOCK.ACQUIRE");
+    assert.equal(await lock(await overProxies()).tryAcquire(), null);
+    assert.equal(proxies[0].asked("DLOCK.ACQUIRE"), before + 1);
+    await hold.release();
+  });
+
+  test("who waits leaves a master that stops, and keeps nothing there", async () => {
+    const quorums = [await direct(250), await direct(250), await direct(250)];
+    const hold = await lock(quorums[0], { ttl: MINUTES }).acquire();
+    await isHeldAt(0, 1, 2);
+    const order = [];
+    const done = quorums.map((quorum, at) => lock(quorum).using(() => order.push(at)));
+    await waits(3, 0, 0);
+    const before = await calls(masters[0]);
+    masters[0].freeze();
+    await until("all wait at the next one", async () => (await masters[1].waiters()) === 3);
+    await hold.release();
+    await soon("all had their turn", Promise.all(done));
+    assert.deepEqual(order.sort(), [0, 1, 2]);
+    masters[0].thaw();
+    await isHeldAt();
+    await waits(0, 0, 0);
+    // What was under way when it stopped, and no more: three waits, and the checks of each.
+    assert((await calls(masters[0])) <= before + 9, `${before}, ${await calls(masters[0])}`);
+  });
+
+  test("who is refused in its turn goes to the queue of those who refuse", async () => {
+    await Promise.all([rival(1), rival(2)]);
+    const hold = lock(await direct()).acquire();
+    await waits(0, 1, 0);
+    await isHeldAt(1, 2);
+    // Others of the client go there at once.
+    await Promise.all([ends(1), ends(2)]);
+    await isHeldAt(0, 1, 2);
+    await (await hold).release();
+    await isHeldAt();
+  });
+
+  test("the locks of a client remember where the others queue", async () => {
+    const quorum = await overProxies();
+    await Promise.all([rival(1), rival(2)]);
+    const first = lock(quorum).using(() => {});
+    await waits(0, 1, 0);
+    const before = proxies[0].asked("DLOCK.ACQUIRE");
+    const second = lock(quorum).using(() => {});
+    await waits(0, 2, 0);
+    assert.equal(proxies[0].asked("DLOCK.ACQUIRE"), before);
+    await Promise.all([ends(1), ends(2)]);
+    await Promise.all([first, second]);
+    await isHeldAt();
+  });
+
+  test("what the master of the queue alone still holds keeps nobody out", async () => {
+    await rival(0, "stale");
+    const [one, other] = [await direct(), await direct()];
+    const hold = await soon("nobody waits there", lock(one).acquire());
+    await isHeldAt(0, 1, 2);
+    const next = lock(other).acquire();
+    // Its queue does not move, and the next one does.
+    await waits(0, 1, 0);
+    await hold.release();
+    await (await soon("it has its turn", next)).release();
+    await isHeldAt(0);
+  });
+
+  test("nobody who waits is overtaken by a majority of the others", async () => {
+    await rival(0);
+    await masters[0].ask("DLOCK.ACQUIRE", "foo", "waits", MINUTES, "QUEUE", MINUTES);
+    const hold = lock(await direct()).acquire();
+    await waits(2, 0, 0);
+    await isHeldAt(0);
+    for (const token of ["rival", "waits"]) await ends(0, token);
+    await (await hold).release();
+  });
+
+  test("who cannot reach the master of the queue has its share", async () => {
+    const [cut, other] = [await overProxies(), await direct()];
+    await lock(cut).using(() => {});
+    proxies[0].silent = true;
+    const counts = [0, 0];
+    const inside = [];
+    const work = async (quorum, at) => {
+      while (counts[at] < 10) {
+        await lock(quorum, { fenced: true }).using((hold) => {
+          inside.push(hold.fence);
+          counts[at] += 1;
+        });
+      }
+    };
+    await soon("both had ten turns", Promise.all([work(cut, 0), work(other, 1)]));
+    assert(
+      inside.every((fence, at) => at === 0 || fence > inside[at - 1]),
+      `${inside}`,
+    );
+    proxies[0].silent = false;
+    await isHeldAt();
+  });
+}, undefined);
+
+test("who may vote, and who is waited for", () => {
+  const reach = ["a", "b", "c"].map((address) => ({ address, silent: false, connections: 1 }));
+  const members = new Members(reach);
+  const asks = () => members.tellApart(Number.POSITIVE_INFINITY).next().value;
+  const fails = (ask, member) => {
+    reach[member].silent = true;
+    ask.heard(member, new NoAnswerError("away"));
+  };
+  const first = asks();
+  for (const member of [0, 1]) first.heard(member, `${ORDERLY}${member}\r\n`);
+  assert(
+    !first.enough(new Map([0, 1].map((member) => [member, ""]))),
+    "one that was never asked is waited for",
+  );
+  fails(first, 2);
+  assert.deepEqual(members.voters(), [0, 1]);
+  assert.equal(asks(), undefined, "it was asked a moment ago");
+  fails(first, 1);
+  const needed = asks();
+  assert.deepEqual(needed.members, [1, 2]);
+  assert(!needed.enough(new Map()), "of a bare majority that is known, one is silent");
+  reach[1].silent = false;
+  assert(needed.enough(new Map()), "one that answers again is known");
+  assert.deepEqual(members.voters(), [0, 1]);
+});
