@@ -37,7 +37,8 @@ onEach((bench) => {
   const overProxies = async () => new Quorum(await clients(proxies));
   // A busy machine makes nobody silent.
   const direct = async (nodeTimeout = 10_000) => new Quorum(await clients(masters), { nodeTimeout });
-  const lock = (quorum, options) => new Lock(quorum, "foo", options);
+  // Nothing expires.
+  const lock = (quorum, options) => new Lock(quorum, "foo", { ttl: MINUTES, ...options });
   const held = () => Promise.all(masters.map((master) => master.exists()));
   const isHeldAt = (...at) =>
     until(
@@ -180,7 +181,7 @@ onEach((bench) => {
 
   test("who waits leaves a master that stops, and keeps nothing there", async () => {
     const quorums = [await direct(250), await direct(250), await direct(250)];
-    const hold = await lock(quorums[0], { ttl: MINUTES }).acquire();
+    const hold = await lock(quorums[0]).acquire();
     await isHeldAt(0, 1, 2);
     const order = [];
     const done = quorums.map((quorum, at) => lock(quorum).using(() => order.push(at)));
@@ -227,7 +228,9 @@ onEach((bench) => {
   test("what the master of the queue alone still holds keeps nobody out", async () => {
     await rival(0, "stale");
     const [one, other] = [await direct(), await direct()];
+    const before = await calls(masters[0]);
     const hold = await soon("nobody waits there", lock(one).acquire());
+    assert.equal(await calls(masters[0]), before + 1, "nor does the newcomer");
     await isHeldAt(0, 1, 2);
     const next = lock(other).acquire();
     // Its queue does not move, and the next one does.
