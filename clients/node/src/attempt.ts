@@ -58,6 +58,8 @@ export class Attempt implements Acquisition {
   /** Where it waits, once it does. */
   wait: Wait | undefined;
   #notify = true;
+  /** For how long the server keeps the position, ms. */
+  #keep = times.keep;
 
   constructor(
     private readonly request: Request,
@@ -115,6 +117,10 @@ export class Attempt implements Acquisition {
           // No right to the channel: waits by the clock alone.
           this.#notify = false;
           continue;
+        } else if (word(why) === "ERR" && this.wait !== undefined && this.#keep > lease) {
+          // Not longer than the server's `dlock.max-ttl`, which the lease is not either.
+          this.#keep = lease;
+          continue;
         } else {
           pause = this.#refused(why, waits, end);
           sent = undefined;
@@ -142,8 +148,9 @@ export class Attempt implements Acquisition {
 
   /** How long to wait for a message. At a member, so many waits share the check whether it is silent. */
   #asksAgainAfter({ desk }: Wait): number {
-    if (this.place === undefined) return times.ask;
-    return (0.5 + Math.random() / 2) * Math.min(this.place.check * desk.waits.size, times.ask);
+    const longest = Math.min(times.ask, this.#keep / 3);
+    if (this.place === undefined) return longest;
+    return (0.5 + Math.random() / 2) * Math.min(this.place.check * desk.waits.size, longest);
   }
 
   /** All waits leave a silent member at the same time. */
@@ -164,7 +171,7 @@ export class Attempt implements Acquisition {
     const { terms } = this.request;
     if (this.wait === undefined) return terms;
     this.wait.bell.clear();
-    return [...terms, ...queued(times.keep, this.wait.desk.channel, this.wait.number, this.#notify)];
+    return [...terms, ...queued(this.#keep, this.wait.desk.channel, this.wait.number, this.#notify)];
   }
 
   /** After how long to ask again; or throws. */

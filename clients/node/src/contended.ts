@@ -3,8 +3,8 @@
 
 import { now } from "./clock.js";
 
-// How long a key that was found taken counts as contended, and how long clients queue at a later member before
-// they look whether the first will do again. ms
+// How long a key that was found taken counts as contended, and how long clients queue at a later member
+// before they look whether the first will do again. ms
 const MEMORY = 1000;
 const QUEUE_MEMORY = 2000;
 // So many keys are remembered.

@@ -1,7 +1,7 @@
 // Whether the queue of a member moves. What that member alone still holds (of a round whose release is on its
-// way, or of a process that is gone) would keep its waiters there for a lease. Of all that wait for one key in
-// one queue, one at a time looks who holds it; they leave together: the heads of two queues keep each other
-// from a majority.
+// way, or of a process that is gone) would keep its waiters there for a lease. Of all that wait for one key
+// in one queue, one at a time looks who holds it; they leave together: the heads of two queues keep each
+// other from a majority.
 
 import { now } from "./clock.js";
 import type { Members } from "./members.js";
@@ -9,8 +9,8 @@ import type { Key } from "./protocol.js";
 import type { Steps } from "./steps.js";
 import type { Wait } from "./waits.js";
 
-// The first and the longest pause between two looks, ms. And so many times what a look took: where answers are
-// late, so are those that make a queue move.
+// The first and the longest pause between two looks, ms. And so many times what a look took: where answers
+// are late, so are those that make a queue move.
 const FIRST_PAUSE = 30;
 const LONGEST_PAUSE = 1000;
 const LOOK_FACTOR = 8;

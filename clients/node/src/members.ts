@@ -91,8 +91,8 @@ export class Members {
     return queue !== undefined && voters.includes(queue) ? order.slice(order.indexOf(queue)) : order;
   }
 
-  /** Finds the members that may vote. One that is not known to be missing is waited for, once; the others only
-   * while they are needed for a majority, and else asked in the background. */
+  /** Finds the members that may vote. One that is not known to be missing is waited for, once; the others
+   * only while they are needed for a majority, and else asked in the background. */
   *tellApart(end: number): Steps<void> {
     for (let tries = 0; tries < CONNECT_FACTOR && (tries === 0 || now() < end); tries++) {
       const others = this.all().filter((member) => this.runId(member) === undefined || this.isSilent(member));

@@ -1,6 +1,6 @@
-// A lock over several independent masters: a majority of them decides. Here is what follows a failed round: the
-// wait queue, a random pause. Safety does not depend on it, as each round has a token of its own. As all that
-// decides, it yields steps and does no I/O; the rules are those of the Rust client
+// A lock over several independent masters: a majority of them decides. Here is what follows a failed round:
+// the wait queue, a random pause. Safety does not depend on it, as each round has a token of its own. As all
+// that decides, it yields steps and does no I/O; the rules are those of the Rust client
 // (`crates/client/src/acquire/course.rs`).
 
 import type { Acquisition, Granted, Request } from "./attempt.js";
@@ -66,6 +66,8 @@ export class QuorumAttempt implements Acquisition {
       }
       const took = now() - began;
       yield this.owe();
+      const misuse = round.misuse();
+      if (misuse !== undefined) throw misuse;
       if (!waits) {
         if (!round.isTaken()) {
           throw new NoQuorumError(`${name}: no majority can grant: ${members.report(round.answers)}`, name);

@@ -1,6 +1,6 @@
-// One round of an acquisition from a quorum, with one token: the votes, the queue, the confirm phase. The rules
-// are those of the Rust client, which a model checker has searched (`crates/client/src/quorum`). It yields
-// steps and does no I/O.
+// One round of an acquisition from a quorum, with one token: the votes, the queue, the confirm phase. The
+// rules are those of the Rust client, which a model checker has searched (`crates/client/src/quorum`). It
+// yields steps and does no I/O.
 
 import { Attempt, type Granted, LATE, type Request } from "./attempt.js";
 import { now, trusted } from "./clock.js";
@@ -64,8 +64,8 @@ export class Round {
     this.#waiting?.close();
   }
 
-  /** Asks all that may vote. One who would wait overtakes nobody who waits: the first of the order, where others
-   * queue, is heard before a majority counts. */
+  /** Asks all that may vote. One who would wait overtakes nobody who waits: the first of the order, where
+   * others queue, is heard before a majority counts. */
   *atOnce(waits: boolean): Steps<Granted | null> {
     const since = now();
     if (!this.members.hasMajority()) return null;
@@ -81,8 +81,8 @@ export class Round {
     return yield* this.#won(since);
   }
 
-  /** Asks the first that answers, and the others once it grants: of several clients only one at a time gets so
-   * far. */
+  /** Asks the first that answers, and the others once it grants: of several clients only one at a time gets
+   * so far. */
   *inOrder(): Steps<Granted | null> {
     const since = now();
     for (const member of this.#reachable()) {
@@ -94,8 +94,8 @@ export class Round {
     return null;
   }
 
-  /** Waits in the queue of the first that answers and is not `passed` over, and asks the others once it grants.
-   * Passes over one that fails. */
+  /** Waits in the queue of the first that answers and is not `passed` over, and asks the others once it
+   * grants. Passes over one that fails. */
   *queued(end: number, passed: Set<number>): Steps<Granted | null> {
     const queue = this.#reachable().find((member) => !passed.has(member));
     if (queue === undefined) return null;
@@ -133,11 +133,11 @@ export class Round {
     return yield* this.#askTheOthers(granted.validUntil - trusted(this.request.lease));
   }
 
-  /** Where to queue next, if not at the first member as ever. One whose turn came, and who is refused by a later
-   * member, meets others who queue there, as the earlier ones are out of their reach; it goes to them, for they
-   * cannot come. The queue of a member that refuses, while others grant or nobody has a majority, does not
-   * move: the next one does. And whoever has waited in a later queue than the first stays there, as the others
-   * do: each that went back alone would keep their head from a majority. */
+  /** Where to queue next, if not at the first member as ever. One whose turn came, and who is refused by a
+   * later member, meets others who queue there, as the earlier ones are out of their reach; it goes to them,
+   * for they cannot come. The queue of a member that refuses, while others grant or nobody has a majority,
+   * does not move: the next one does. And whoever has waited in a later queue than the first stays there, as
+   * the others do: each that went back alone would keep their head from a majority. */
   nextQueue(): number | undefined {
     const queue = this.#queue ?? this.order[0]!;
     const later = this.order.slice(this.order.indexOf(queue) + 1);
@@ -154,6 +154,12 @@ export class Round {
     const isAble = (member: number) =>
       !this.answers.has(member) || this.#granted(member) || this.refused(member);
     return [...this.holders.asked].filter(isAble).length >= this.members.majority;
+  }
+
+  /** The error of one of those who call the request invalid, if no majority can ever grant it. */
+  misuse(): unknown {
+    const errors = [...this.answers.values()].filter((answer) => word(answer) === "ERR");
+    return this.members.all().length - errors.length < this.members.majority ? errors[0] : undefined;
   }
 
   grants(): number {

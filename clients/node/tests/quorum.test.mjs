@@ -14,7 +14,9 @@ onEach((bench) => {
   const held = () => Promise.all(masters.map((master) => master.exists()));
   const allHold = () => until("all hold it", async () => (await held()).every(Boolean));
   const nothingIsHeld = () => until("nothing is held", async () => !(await held()).some(Boolean));
-  const makeQuorum = async (urls) => new Quorum(await Promise.all(urls.map((url) => bench.client(url))));
+  // A busy machine makes nobody silent.
+  const makeQuorum = async (urls) =>
+    new Quorum(await Promise.all(urls.map((url) => bench.client(url))), { nodeTimeout: 2000 });
 
   beforeEach(async () => {
     while (masters.length < 3) masters.push(await Server.start(bench.program));
@@ -162,6 +164,30 @@ onEach((bench) => {
   test("permits are refused", async () => {
     await assert.rejects(lock({ permits: 2 }).tryAcquire(), /single server/);
   });
+
+  for (const members of [1, 3]) {
+    test(`where dlock.max-ttl is short: ${members} members`, async () => {
+      const one = await bench.client(masters[0].url);
+      const lock = (ttl) => new Lock(members === 1 ? one : quorum, "foo", { ttl });
+      const limit = (ttl) =>
+        Promise.all(masters.map((master) => master.ask("CONFIG", "SET", "dlock.max-ttl", ttl)));
+      await limit(5000);
+      try {
+        for (const timeout of [0, 60_000])
+          await assert.rejects(lock(60_000).acquire({ timeout }), /^\w*Error: ERR/);
+        const hold = await lock(4000).acquire();
+        const next = lock(4000).acquire();
+        await until("it waits", async () =>
+          (await Promise.all(masters.map((it) => it.waiters()))).includes(1),
+        );
+        await hold.release();
+        await (await next).release();
+      } finally {
+        await limit(86_400_000);
+      }
+      await nothingIsHeld();
+    });
+  }
 
   test("one of those who ask at once wins", async () => {
     for (let round = 0; round < 5; round++) {

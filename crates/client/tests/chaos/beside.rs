@@ -1,0 +1,99 @@
+//! Clients of other languages beside those of Rust, all for one lock: what the master of their queue costs them
+//! when it stops. `DLOCK_CHAOS_CLIENTS` names them: see `others.rs`.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread;
+use std::time::Duration;
+
+use tokio::runtime::Builder;
+
+use crate::links::{HOLD, Links, compete, jain};
+use crate::others;
+use crate::proxy::Proxy;
+use dlock_testkit::{Server, ServerKind, each_server_in_turn, until};
+
+/// Of Rust.
+const CLIENTS: usize = 2;
+const LENGTH: Duration = Duration::from_secs(10);
+
+/// Acquires and releases until this is dropped.
+struct Beside {
+    process: Child,
+    input: Option<ChildStdin>,
+    held: Arc<AtomicUsize>,
+}
+
+impl Beside {
+    fn start(number: usize, program: &str, links: &[Proxy]) -> Beside {
+        let mut words = program.split_whitespace();
+        let mut command = Command::new(words.next().expect("a program"));
+        command.args(words).arg(number.to_string()).arg("10000").args(links.iter().map(Proxy::url));
+        command.env("DLOCK_STEADY", HOLD.as_millis().to_string());
+        let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = piped.spawn().unwrap_or_else(|why| panic!("{program}: {why}"));
+        let (input, output) = (process.stdin.take(), process.stdout.take().expect("it is piped"));
+        let held = Arc::new(AtomicUsize::default());
+        let count = held.clone();
+        thread::spawn(move || {
+            for line in BufReader::new(output).lines() {
+                count.fetch_add(usize::from(line.expect("text") == "holds"), Relaxed);
+            }
+        });
+        Beside { process, input, held }
+    }
+
+    fn held(&self) -> usize {
+        self.held.load(Relaxed)
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        drop(self.input.take());
+        let _ = self.process.wait();
+    }
+}
+
+/// How often each got it, those of Rust first.
+fn shares(kind: &ServerKind, programs: &[String], stops: bool) -> Vec<usize> {
+    let links = Links::start(kind, 3, CLIENTS + programs.len());
+    let mut counts = Vec::new();
+    Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime").block_on(async {
+        let mut clients = links.clients().await;
+        clients.truncate(CLIENTS);
+        let places = links.links.iter().enumerate().skip(CLIENTS);
+        let others: Vec<Beside> =
+            places.zip(programs).map(|((place, links), it)| Beside::start(place, it, links)).collect();
+        until("each has held it", || others.iter().all(|one| one.held() > 0));
+        if stops {
+            links.masters[0].pause();
+        }
+        let before: Vec<usize> = others.iter().map(Beside::held).collect();
+        counts = compete(&clients, LENGTH).await;
+        counts.extend(others.iter().zip(before).map(|(one, before)| one.held() - before));
+        links.masters.iter().for_each(Server::resume);
+    });
+    counts
+}
+
+#[test]
+#[ignore = "for 10 s: make chaos"]
+fn clients_of_all_languages_leave_a_stopped_master_together() {
+    let programs = others::programs();
+    each_server_in_turn(|kind| {
+        let rust = (0..CLIENTS).map(|_| "Rust".into());
+        let kinds: Vec<String> = rust.chain(programs.iter().map(|it| others::kind(it))).collect();
+        let [healthy, stopped] = [false, true].map(|stops| {
+            let counts = shares(kind, &programs, stops);
+            let (sum, jain) = (counts.iter().sum::<usize>(), jain(&counts));
+            let name = if stops { "the queue's master stopped" } else { "healthy" };
+            println!("{}: {name}: {kinds:?} {counts:?}, {sum} in {LENGTH:?}, Jain {jain:.2}", kind.name);
+            counts
+        });
+        let sum = |counts: &[usize]| counts.iter().sum::<usize>();
+        assert!(sum(&stopped) >= sum(&healthy) / 2 && jain(&stopped) >= 0.8, "{stopped:?}, not {healthy:?}");
+    });
+}
