@@ -6,12 +6,14 @@ const { Lock, LockError, Quorum } = require("../node/dist/index.js");
 const [kind, number, lease, ...urls] = process.argv.slice(2);
 const RESOURCES = ["ledger", "stock", "till"];
 const LIMIT = 3000;
+// With DLOCK_STEADY: one resource, held for so many ms, and no surprises.
+const steady = process.env.DLOCK_STEADY && Number(process.env.DLOCK_STEADY);
 let stopping = false;
 process.stdin.resume().on("end", () => (stopping = true));
 
 // The clock of Python's time.monotonic(), in microseconds.
 const now = () => Number(process.hrtime.bigint() / 1000n);
-const once = (odds) => Math.random() < odds;
+const once = (odds) => !steady && Math.random() < odds;
 const say = (...words) => process.stdout.write(`${words.join(" ")}\n`);
 
 const kinds = {
@@ -28,7 +30,7 @@ const kinds = {
 };
 
 async function turn(quorum, name) {
-  const resource = RESOURCES[Math.floor(Math.random() * RESOURCES.length)];
+  const resource = steady ? "r" : RESOURCES[Math.floor(Math.random() * RESOURCES.length)];
   // Whoever is going to stand still does not renew.
   const pauses = once(0.04);
   const lock = new Lock(quorum, resource, { ttl: Number(lease), renew: !pauses, fenced: true });
@@ -45,7 +47,7 @@ async function turn(quorum, name) {
     clearTimeout(giveUp);
   }
   const since = now();
-  const end = since + 1000 * Math.random() * (once(0.05) ? 1500 : 5);
+  const end = since + 1000 * (steady || Math.random() * (once(0.05) ? 1500 : 5));
   // What it relies on, at most.
   let until = since;
   const write = () => {
@@ -60,7 +62,7 @@ async function turn(quorum, name) {
     write();
   }
   while (!hold.signal.aborted && now() < end) {
-    await sleep(Math.random() * 10);
+    await sleep(steady || Math.random() * 10);
     write();
   }
   if (hold.signal.aborted) say("lost");

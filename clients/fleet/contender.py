@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import os
 import random
 import sys
 import threading
@@ -22,12 +23,18 @@ from dlock._hold import now
 
 RESOURCES = "ledger", "stock", "till"
 LIMIT = 3.0
+# With DLOCK_STEADY: one resource, held for so many ms, and no surprises.
+STEADY = float(os.environ.get("DLOCK_STEADY", 0)) / 1000
 
 stopping = threading.Event()
 
 
 def say(*words: object) -> None:
     print(*words, flush=True)
+
+
+def once(odds: float) -> bool:
+    return not STEADY and random.random() < odds
 
 
 def micros(seconds: float) -> int:
@@ -42,17 +49,18 @@ class Turn:
     def __init__(self, number: str, lease: int) -> None:
         self.name = f"{number}:{Turn.turns}"
         Turn.turns += 1
-        self.resource = random.choice(RESOURCES)
+        self.resource = "r" if STEADY else random.choice(RESOURCES)
         # Whoever is going to stand still does not renew.
-        self.pauses = random.random() < 0.04
+        self.pauses = once(0.04)
         self.options = dict(timeout=lease / 1000, auto_renew=not self.pauses, fenced=True)
-        self.limit = random.uniform(0, 0.03) if random.random() < 0.05 else LIMIT
+        self.limit = random.uniform(0, 0.03) if once(0.05) else LIMIT
         self.asked = time.monotonic()
 
     def begins(self, lock: dlock.Redlock | dlock.asyncio.Redlock) -> None:
         self.lock, self.fence = lock, lock.fence
         self.since = time.monotonic()
-        self.stays_until = self.since + random.uniform(0, 1.5 if random.random() < 0.05 else 0.005)
+        stays = STEADY or random.uniform(0, 1.5 if once(0.05) else 0.005)
+        self.stays_until = self.since + stays
         say("holds")
         if self.pauses:
             time.sleep(self.left() + random.uniform(0, 1))
@@ -101,7 +109,7 @@ async def work(kind: str, number: str, lease: int, urls: list[str]) -> None:
             continue
         turn.begins(lock)
         while turn.goes_on():
-            await asyncio.sleep(random.uniform(0, 0.01))
+            await asyncio.sleep(STEADY or random.uniform(0, 0.01))
             turn.write()
         turn.ends()
         with contextlib.suppress(redis.RedisError):

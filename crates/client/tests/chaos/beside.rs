@@ -1,5 +1,5 @@
-//! Clients of other languages beside those of Rust, all for one lock: what the master of their queue costs them
-//! when it stops. `DLOCK_CHAOS_CLIENTS` names them: see `others.rs`.
+//! Clients of other languages beside those of Rust, all for one lock: what the master of their queue costs
+//! them when it stops. `DLOCK_CHAOS_CLIENTS` names them: see `others.rs`.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdin, Command, Stdio};

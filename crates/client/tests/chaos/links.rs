@@ -14,7 +14,7 @@ use dlock_testkit::{Random, Server, ServerKind};
 pub const NODE_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// How long each holds what it got.
-const HOLD: Duration = Duration::from_millis(20);
+pub const HOLD: Duration = Duration::from_millis(20);
 
 pub struct Links {
     /// In the order in which clients try their queues.

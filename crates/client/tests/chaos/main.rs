@@ -5,6 +5,7 @@
 //!
 //! The same with the Redlock of `SET NX PX`, and with ours without restart-grace, has to fail: the test can.
 
+mod beside;
 mod contender;
 mod forgotten;
 mod guarded;
