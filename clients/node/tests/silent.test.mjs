@@ -34,8 +34,8 @@ onEach((bench) => {
   after(() => Promise.all(made.map((master) => master.stop())));
 
   const clients = (places) => Promise.all(places.map(({ url }) => bench.client(url)));
-  const overProxies = async () => new Quorum(await clients(proxies));
   // A busy machine makes nobody silent.
+  const overProxies = async (nodeTimeout = 10_000) => new Quorum(await clients(proxies), { nodeTimeout });
   const direct = async (nodeTimeout = 10_000) => new Quorum(await clients(masters), { nodeTimeout });
   // Nothing expires.
   const lock = (quorum, options) => new Lock(quorum, "foo", { ttl: MINUTES, ...options });
@@ -68,15 +68,22 @@ onEach((bench) => {
     return outcome;
   }
 
-  async function isSilent(quorum, ...members) {
-    for (const at of members) await until(`${at} is known to be silent`, () => quorum.channels[at].silent);
+  /** A quorum, of which one member has fallen silent, and is known to be. */
+  async function withSilent(at) {
+    const quorum = await overProxies();
+    await lock(quorum).using(() => isHeldAt(0, 1, 2));
+    Object.assign(quorum, { limit: 250 });
+    proxies[at].silent = true;
+    await lock(quorum).using(() => {});
+    await until(`${at} is known to be silent`, () => quorum.channels[at].silent);
+    return waitsForNobody(quorum);
   }
 
   for (const fault of ["silent", "refuse"]) {
     test(`two of five members are missing from the start: ${fault}`, async () => {
       await start(5);
       for (const at of [0, 3]) proxies[at][fault] = true;
-      const quorum = await overProxies();
+      const quorum = await overProxies(250);
       await lock(quorum).using(() => {});
       waitsForNobody(quorum);
       const live = [1, 2, 4];
@@ -107,12 +114,7 @@ onEach((bench) => {
 
   for (const at of [0, 1, 2]) {
     test(`one of three falls silent: ${at}`, async () => {
-      const quorum = await overProxies();
-      await lock(quorum).using(() => isHeldAt(0, 1, 2));
-      proxies[at].silent = true;
-      await lock(quorum).using(() => {});
-      await isSilent(quorum, at);
-      waitsForNobody(quorum);
+      const quorum = await withSilent(at);
       const before = proxies[at].asked("DLOCK.ACQUIRE");
       for (let round = 0; round < 3; round++)
         await soon(
@@ -139,11 +141,7 @@ onEach((bench) => {
   }
 
   test("where one is silent, who has a part of the votes gives it back and queues", async () => {
-    const quorum = await overProxies();
-    await lock(quorum).using(() => {});
-    proxies[2].silent = true;
-    await lock(quorum).using(() => {});
-    await isSilent(quorum, 2);
+    const quorum = await withSilent(2);
     await rival(0);
     const hold = lock(quorum).acquire();
     await waits(1, 0, 0);
@@ -154,11 +152,7 @@ onEach((bench) => {
   });
 
   test("where one is silent, a split vote ends for who does not wait", async () => {
-    const quorum = await overProxies();
-    await lock(quorum).using(() => {});
-    proxies[2].silent = true;
-    await lock(quorum).using(() => {});
-    await isSilent(quorum, 2);
+    const quorum = await withSilent(2);
     await Promise.all([rival(0, "one"), rival(1, "other")]);
     const inspected = () => proxies[0].asked("DLOCK.INSPECT");
     const before = inspected();
@@ -180,8 +174,8 @@ onEach((bench) => {
   });
 
   test("who waits leaves a master that stops, and keeps nothing there", async () => {
-    const quorums = [await direct(250), await direct(250), await direct(250)];
-    const hold = await lock(quorums[0]).acquire();
+    const quorums = await Promise.all([1000, 1000, 1000].map(direct));
+    const hold = await lock(await direct()).acquire();
     await isHeldAt(0, 1, 2);
     const order = [];
     const done = quorums.map((quorum, at) => lock(quorum).using(() => order.push(at)));
@@ -251,7 +245,7 @@ onEach((bench) => {
   });
 
   test("who cannot reach the master of the queue has its share", async () => {
-    const [cut, other] = [await overProxies(), await direct()];
+    const [cut, other] = [await overProxies(250), await direct()];
     await lock(cut).using(() => {});
     proxies[0].silent = true;
     const counts = [0, 0];
