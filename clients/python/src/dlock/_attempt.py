@@ -9,7 +9,8 @@ from typing import Callable
 from redis.exceptions import ConnectionError, NoPermissionError, ResponseError, TimeoutError
 
 from . import _protocol
-from ._hold import Hold, OwedRelease, Sleep, Steps, now, trusted
+from ._contended import Contended
+from ._hold import Hold, Owed, OwedRelease, Sleep, Steps, now, trusted
 from ._protocol import Args, Key, error
 from ._waits import ASK, KEEP, Wait
 
@@ -19,8 +20,16 @@ LATE = 3
 NO_ANSWER = (ConnectionError, TimeoutError)
 
 
+# In place of a member's number.
+SINGLE = -1
+
+
 class Listen:
-    """A step: open a wait, and listen for it. Answers a `Wait`."""
+    """A step: open a wait, and listen for it. Answers a `Wait`: as soon as messages arrive, or, for a member
+    of a quorum, at once."""
+
+    def __init__(self, member: int = SINGLE) -> None:
+        self.member = member
 
 
 class Pause:
@@ -39,30 +48,21 @@ class Watch:
 
 
 class Owe:
-    """A step: release in the background, until it is confirmed; wait a moment for `enough` answers."""
+    """A step: send what is owed in the background, until it is confirmed; wait a moment for `enough`
+    answers."""
 
-    def __init__(self, owed: Mapping[int, OwedRelease], enough: Callable[[], bool]) -> None:
-        # By member of a quorum; a single server has no number.
+    def __init__(self, owed: Mapping[int, Owed], enough: Callable[[], bool]) -> None:
+        # By member of a quorum, or SINGLE.
         self.owed = owed
         self.enough = enough
-
-
-SINGLE = -1
 
 
 def owe(owed: OwedRelease) -> Owe:
     return Owe({SINGLE: owed}, lambda: owed.ended is not None)
 
 
-# Keys that were found taken, and until when that is remembered. Whoever asks for one of them again enters the
-# queue with the first request.
-_contended: dict[bytes, float] = {}
-
-
-def _note_contended(key: bytes, at: float) -> None:
-    if len(_contended) >= 1000:
-        _contended.clear()
-    _contended[key] = at + 1.0
+# Whoever asks again for a key that was found taken enters the queue with the first request.
+_contended = Contended()
 
 
 class Attempt:
@@ -76,6 +76,8 @@ class Attempt:
         self.valid_until = 0.0
         self.asked = False
         self.wait: Wait | None = None
+        # A single server.
+        self.members_asked: set[int] | None = None
         self._key = key
         # A token that is used again must not be released late.
         self._releases = 2 if token is None else 1
@@ -95,7 +97,7 @@ class Attempt:
         sent: float | None = None
         answered_at = now()
         late = 0
-        if blocking and _contended.get(self._key, 0) > answered_at:
+        if blocking and self._key in _contended:
             self.wait = yield Listen()
         while True:
             pause = sleep
@@ -139,7 +141,7 @@ class Attempt:
                     continue
                 sent = None
                 if blocking:
-                    _note_contended(self._key, answered_at)
+                    _contended.note(self._key)
                 if blocking and self.wait is None and (end is None or answered_at < end):
                     self.wait = yield Listen()
                     continue

@@ -154,6 +154,7 @@ class Core:
             self.on_lost,
             self._extension(attempt),
         )
+        hold.members_asked = attempt.members_asked
         if inside is not None:
             inside.end()
         self.local.hold, self.local.token = hold, attempt.token

@@ -53,11 +53,12 @@ class Extension:
         # it, and keeps the position.
         command = _protocol.acquire(self._key, hold.token, lease, (*self._terms, "QUEUE", lease))
         try:
-            self._quorum.heard(member, (yield ("INFO", "server")))
             if not self._holders.has_forgotten(member, lease / 1000) or hold.over or hold.is_lost():
                 return
             # Without an answer, the server may carry it out after the first RELEASE.
             hold.releases = 2
+            if hold.members_asked is not None:
+                hold.members_asked.add(member)
             if (yield command) is not None:
                 self._holders.note(member)
         except RedisError:

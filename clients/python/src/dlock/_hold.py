@@ -79,8 +79,9 @@ class Hold:
         self.loss: str | None = None
         # A RELEASE was sent and not answered: it may have ended the hold.
         self.release_sent = False
-        # How often each member is told to release it.
+        # How often each member is told to release it, and which members may hold it: any, if None.
         self.releases = 1
+        self.members_asked: set[int] | None = None
         self.wakers: list[Callable[[], object]] = []
         # Set by whoever watches it.
         self.forget: Callable[[], object] | None = None
@@ -190,18 +191,15 @@ class Hold:
         return True
 
 
-class OwedRelease:
-    """A RELEASE that has no answer yet: sent until it has one, or until all that it could end has ended."""
+class Owed:
+    """A command that has no answer yet: sent until it has one, or until all that it could end has ended."""
 
-    def __init__(self, key: bytes, token: bytes, lasts: float, *, times: int = 2) -> None:
-        self.token = token
-        # How many holds it ended, once there is an answer.
+    def __init__(self, command: _protocol.Args, lasts: float, *, times: int = 1) -> None:
+        # How much it ended, once there is an answer.
         self.ended: int | None = None
         self.forget: Callable[[], object] | None = None
         self.answered: Callable[[], object] | None = None
-        self._command = _protocol.release(key, token)
-        # Twice by default: the server may have read an ACQUIRE without an answer after the first RELEASE,
-        # from another connection.
+        self._command = command
         self._times = times
         self._until = now() + lasts
         self._next = now()
@@ -226,6 +224,14 @@ class OwedRelease:
         except RedisError:
             self._pause = min(self._pause * 2, 2.0)
         self._next = now() + self._pause
+
+
+class OwedRelease(Owed):
+    """Twice by default: the server may have read an ACQUIRE without an answer after the first RELEASE, from
+    another connection."""
+
+    def __init__(self, key: bytes, token: bytes, lasts: float, *, times: int = 2) -> None:
+        super().__init__(_protocol.release(key, token), lasts, times=times)
 
 
 class Sleep:

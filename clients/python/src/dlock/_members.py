@@ -1,36 +1,35 @@
-"""The members of a quorum: who they are, how they are asked, what they answered."""
+"""The members of a quorum: who they are, which of them answer, what they answered."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
-from redis.exceptions import LockError, RedisError
+from redis.exceptions import LockError, RedisError, ResponseError, TimeoutError
 
+from . import _protocol
 from ._attempt import NO_ANSWER
+from ._contended import Contended
 from ._hold import Steps, now
 from ._protocol import Args
-
-# How often members are asked who they are: one that was restarted is another server.
-TELL_APART = 10.0
 
 # In place of a run id that the user may not ask for.
 UNKNOWN = "unknown "
 
+# A silent member is asked one question at a time. One that has no answer for so long (s) is not counted on.
+QUESTION = 2.0
+
+# Of a resource with more holders it is not asked who they are.
+MAX_HOLDERS = 100
+
 Answers = dict[int, Any]
+Heard = Callable[[int, Any], "Steps | None"]
 
 
 class NoQuorumError(LockError):
     """Too few masters answered, or could grant. It is unknown whether somebody else holds the lock."""
-
-
-class To:
-    """A step: carry out these steps, over one member."""
-
-    def __init__(self, member: int, steps: Steps) -> None:
-        self.member = member
-        self.steps = steps
 
 
 class Begin:
@@ -42,16 +41,17 @@ class Begin:
 
 
 class Ask:
-    """A step: ask members in parallel, until there are `enough` answers. Answers what came: replies,
-    errors. Whatever comes, later ones too, is told to `heard`, which answers what to do there next."""
+    """A step: ask members in parallel, until there are `enough` answers. Each is asked by steps of its own,
+    which answer a reply or an error. Answers what came. Whatever comes, later ones too, is told to `heard`,
+    with the run id of the server at the other end of the connection; it answers what to do there next."""
 
     def __init__(
         self,
-        commands: Mapping[int, Args],
+        questions: Mapping[int, Steps],
         enough: Callable[[Answers], bool],
-        heard: Callable[[int, Any], Steps | None] = lambda member, answer: None,
+        heard: Callable[[int, Any, str | None], Steps | None],
     ) -> None:
-        self.commands = commands
+        self.questions = questions
         self.enough = enough
         self.heard = heard
 
@@ -64,49 +64,141 @@ class Quorum:
             raise ValueError("a quorum needs at least one member")
         self.members = list(members)
         self.majority = len(members) // 2 + 1
-        # Who each member was when it was last asked.
+        # Who each member was when it last answered.
         self.run_ids: dict[int, str] = {}
-        # When to ask again.
-        self.tell_apart_at = 0.0
-        # One that is the same server as another.
-        self._double: int | None = None
+        self.contended = Contended()
+        self.lookouts: dict[tuple[int, bytes], Any] = {}
+        # Those that gave no answer when they were last asked: since when, and what came instead.
+        self._silent: dict[int, tuple[float, Exception]] = {}
+        # When a silent one was last asked.
+        self._asked_at: dict[int, float] = {}
+        # Those that are the same server as another.
+        self._doubles: set[int] = set()
 
-    def order(self) -> list[int]:
-        """The order in which everybody tries the members' queues, however they spell the addresses."""
+    def all(self) -> range:
+        return range(len(self.members))
 
-        def rank(member: int) -> tuple[bool, str, str]:
+    def is_silent(self, member: int) -> bool:
+        """Whether it did not answer when it was last asked: it is no place to queue."""
+        return member in self._silent
+
+    def order(self, key: bytes) -> list[int]:
+        """The order in which everybody tries the members' queues, however they spell the addresses. Silent
+        ones come last. It begins where others queue, if somebody was met at a later queue."""
+
+        def rank(member: int) -> tuple[bool, bool, str, str]:
             run_id = self.run_ids.get(member, UNKNOWN)
-            return run_id.startswith(UNKNOWN), run_id, _address(self.members[member])
+            return member in self._silent, run_id.startswith(UNKNOWN), run_id, _address(self.members[member])
 
-        return sorted(range(len(self.members)), key=rank)
+        order = sorted(self.all(), key=rank)
+        queue = self.contended.queue(key)
+        return order if queue is None or queue in self._silent else order[order.index(queue) :]
 
     def get_encoder(self) -> Any:
         first = self.members[0]
         return first.get_encoder() if hasattr(first, "get_encoder") else first.connection_pool.get_encoder()
 
-    def tell_apart(self) -> Steps:
-        """Finds the members that may vote. Two addresses of one server would vote twice, so one that has not
-        said who it is has no vote. Those that are known are asked again without waiting for them."""
-        unknown = [member for member in range(len(self.members)) if member not in self.run_ids]
-        if len(self.run_ids) < self.majority or now() >= self.tell_apart_at:
-            self.tell_apart_at = now() + TELL_APART
-            commands = dict.fromkeys(range(len(self.members)), ("INFO", "server"))
-            yield Ask(commands, lambda answers: all(each in answers for each in unknown), self.heard)
-        double, self._double = self._double, None
-        if double is not None:
+    # Asking.
+
+    def ask(
+        self,
+        members: Iterable[int],
+        command: Args,
+        enough: Callable[[Answers, list[int]], bool],
+        heard: Heard = lambda member, answer: None,
+    ) -> Steps:
+        """Asks members in parallel, until `enough` of the answers and of those whose answer is still awaited.
+        Nobody waits for the silent while a majority answers: a hold would expire meanwhile."""
+        asked_at = now()
+        members = list(members)
+        answers: Answers = {}
+        questions: dict[int, Steps] = {}
+        for member in members:
+            if self.is_silent(member):
+                if asked_at < self._asked_at.get(member, -math.inf) + QUESTION:
+                    answers[member] = TimeoutError("it has not answered yet")
+                    continue
+                self._asked_at[member] = asked_at
+            questions[member] = self._question(member, command, asked_at)
+
+        def noted(member: int, answer: Any, run_id: str | None) -> Steps | None:
+            self._note(member, answer, run_id)
+            return None if member in self._doubles else heard(member, answer)
+
+        def known(found: Answers) -> Answers:
+            same = ResponseError("the same server as another member")
+            return {**answers, **{m: same if m in self._doubles else found[m] for m in found}}
+
+        def is_enough(found: Answers) -> bool:
+            return enough(known(found), self._awaited(members, known(found)))
+
+        found = yield Ask(questions, is_enough, noted)
+        if not is_enough(found):
+            for member in questions.keys() - found.keys():
+                self._silent.setdefault(member, (now(), TimeoutError("no answer in time")))
+        return known(found)
+
+    def _question(self, member: int, command: Args, asked_at: float) -> Steps:
+        # It fell silent after this was asked: whoever asked does not wait any longer.
+        since, why = self._silent.get(member, (-math.inf, None))
+        if since > asked_at:
+            return why
+        try:
+            return (yield command)
+        except Exception as why:
+            return why
+
+    def _awaited(self, asked: list[int], answers: Answers) -> list[int]:
+        """Those of the asked whose answer is waited for."""
+        some = len(self.members) - len(self._silent) >= self.majority
+        return [m for m in asked if m not in answers and not (some and m in self._silent)]
+
+    def _note(self, member: int, answer: Any, run_id: str | None) -> None:
+        self._asked_at.pop(member, None)
+        if isinstance(answer, NO_ANSWER):
+            self._silent.setdefault(member, (now(), answer))
+            return
+        # First written and then compared: of two that answer at once, at least one sees the other. Two
+        # addresses of one server would vote twice.
+        self.run_ids[member] = run_id or f"{UNKNOWN}{member}"
+        if any(self.run_ids[member] == self.run_ids.get(other) for other in self.all() if other != member):
+            self._doubles.add(member)
+        self._silent.pop(member, None)
+
+    def meet(self) -> Steps:
+        """Asks those who they are that were never asked: only then there is an order of queues."""
+        strangers = [m for m in self.all() if m not in self.run_ids and not self.is_silent(m)]
+        if strangers:
+            yield from self.ask(strangers, ("INFO", "server"), lambda answers, awaited: not awaited)
+        self.refuse_doubles()
+
+    def refuse_doubles(self) -> None:
+        if self._doubles:
+            double = self._doubles.pop()
+            self.run_ids.pop(double, None)
             raise ValueError(f"two members are the same server: {_address(self.members[double])}")
 
-    def heard(self, member: int, answer: Any) -> None:
-        """Who a member says it is."""
-        if isinstance(answer, NO_ANSWER):
-            return
-        # Without the right to ask, nobody can tell.
-        run_id = answer["run_id"] if isinstance(answer, dict) else f"{UNKNOWN}{member}"
-        if any(known == run_id for other, known in list(self.run_ids.items()) if other != member):
-            self.run_ids.pop(member, None)
-            self._double = member
-        else:
-            self.run_ids[member] = run_id
+    # Who has it.
+
+    def holders(self, key: bytes) -> Steps:
+        """The tokens that hold the resource, by member; None where that is not known."""
+        command = _protocol.inspect(key, MAX_HOLDERS)
+        answers = yield from self.ask(self.all(), command, lambda answers, awaited: not awaited)
+        return [_protocol.holders(answers.get(member, False), MAX_HOLDERS) for member in self.all()]
+
+    def has_holder(self, holders: list[set[bytes] | None]) -> bool:
+        """Whether one holder has a majority."""
+        known = [there for there in holders if there is not None]
+        tokens = set().union(*known)
+        return any(sum(token in there for there in known) >= self.majority for token in tokens)
+
+    def may_move(self, queue: int, holders: list[set[bytes] | None]) -> bool:
+        """Whether some of the holders at `queue` hold a majority, or may do so: if not, nobody releases what
+        they have there, and its queue does not move."""
+        there = holders[queue]
+        return not there or any(
+            sum(known is None or token in known for known in holders) >= self.majority for token in there
+        )
 
 
 class Holders:
@@ -128,6 +220,12 @@ class Holders:
             return True
         self._noted[member] = run_id, math.inf
         return False
+
+
+def run_id(info: Any) -> str | None:
+    """Who answers INFO like that."""
+    found = re.search(r"^run_id:(\w+)", info if isinstance(info, str) else info.decode(), re.MULTILINE)
+    return found and found[1]
 
 
 def word(answer: Any) -> str:

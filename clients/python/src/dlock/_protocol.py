@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
-from typing import Union
+from typing import Any, Union
 
 from redis.exceptions import LockError, ResponseError
 
@@ -85,3 +85,39 @@ def holds(key: bytes, token: bytes) -> Args:
 
 def pttl(key: bytes, *token: bytes) -> Args:
     return ("DLOCK.PTTL", key, *token)
+
+
+def cancel(key: bytes, token: bytes) -> Args:
+    """Removes the token from the queue, and ends no hold."""
+    return ("DLOCK.CANCEL", key, token)
+
+
+def waiters(key: bytes) -> Args:
+    return ("DLOCK.WAITERS", key, "COUNT", 1)
+
+
+def inspect(key: bytes, count: int) -> Args:
+    return ("DLOCK.INSPECT", key, "COUNT", count)
+
+
+def holders(answer: Any, count: int) -> set[bytes] | None:
+    """The tokens in an answer to INSPECT; None if it does not say, or there may be more."""
+    if answer is None:
+        return set()
+    listed = _pairs(answer).get("holders")
+    if not isinstance(listed, list) or len(listed) >= count:
+        return None
+    return {_bytes(_pairs(holder).get("token")) for holder in listed}
+
+
+def _pairs(answer: Any) -> dict[str, Any]:
+    """A map, which RESP2 spells as a list."""
+    if isinstance(answer, list):
+        answer = dict(zip(answer[::2], answer[1::2]))
+    return (
+        {_bytes(name).decode(): value for name, value in answer.items()} if isinstance(answer, dict) else {}
+    )
+
+
+def _bytes(text: Any) -> bytes:
+    return text if isinstance(text, bytes) else str(text).encode()

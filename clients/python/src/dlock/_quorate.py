@@ -10,7 +10,7 @@ from ._attempt import Owe
 from ._core import Core
 from ._extension import Extension
 from ._hold import Hold, OwedRelease, Steps
-from ._members import Answers, Ask, NoQuorumError, Quorum, report, word
+from ._members import Answers, NoQuorumError, Quorum, report, word
 from ._protocol import Args, Key, error
 from ._quorum import QuorumAttempt
 
@@ -55,7 +55,10 @@ class Quorate(Core):
     def _ask_release(self, token: bytes, lasts: float) -> Steps:
         hold = self._hold()
         times = 1 if hold is None else hold.releases
-        owed = {m: OwedRelease(self._key, token, lasts, times=times) for m in range(len(self.redis.members))}
+        asked = None if hold is None else hold.members_asked
+        # What was never asked for is not held: nobody owes its release to a member that is away.
+        members = self.redis.all() if asked is None else sorted(asked)
+        owed = {member: OwedRelease(self._key, token, lasts, times=times) for member in members}
         yield Owe(owed, lambda: self._released(owed) is not None)
         released = self._released(owed)
         if released is None:
@@ -63,7 +66,13 @@ class Quorate(Core):
         return released
 
     def _released(self, owed: Mapping[int, OwedRelease]) -> int | None:
-        return self._majority([None if each.ended is None else each.ended > 0 for each in owed.values()])
+        def vote(member: int) -> bool | None:
+            if member not in owed:
+                return False
+            ended = owed[member].ended
+            return None if ended is None else ended > 0
+
+        return self._majority([vote(member) for member in self.redis.all()])
 
     def _majority(self, votes: list[bool | None]) -> int | None:
         """1 or 0 once it is certain; None stands for no vote."""
@@ -81,10 +90,12 @@ class Quorate(Core):
         """Whether a majority says yes."""
 
         def votes(answers: Answers) -> list[bool | None]:
-            return [_vote(answers.get(member), yes) for member in range(len(self.redis.members))]
+            return [_vote(answers.get(member), yes) for member in self.redis.all()]
 
-        commands = dict.fromkeys(range(len(self.redis.members)), command)
-        answers = yield Ask(commands, lambda answers: self._majority(votes(answers)) is not None, heard)
+        def enough(answers: Answers, awaited: list[int]) -> bool:
+            return not awaited or self._majority(votes(answers)) is not None
+
+        answers = yield from self.redis.ask(self.redis.all(), command, enough, heard)
         decided = self._majority(votes(answers))
         if decided is None:
             raise error(NoQuorumError, "Too few masters answered: " + report(self.redis, answers), self.name)

@@ -1,34 +1,34 @@
-"""A lock over several independent masters: a majority of them decides. The rules are those of the Rust
-client, which a model checker has searched (`crates/client/src/quorum`). As `_core.py`, it yields steps and
-does no I/O.
-
-Not here: entering the queue of one master does not probe the others, so a hold that only that master still
-has delays those who wait until its lease ends. Nobody goes on to a later queue where others wait, and a
-master that does not answer can cost each round the time limit of a vote."""
+"""A lock over several independent masters: a majority of them decides. Here is what follows a failed round:
+the wait queue, backoff. Safety does not depend on it, as each round has a token of its own. The rules are
+those of the Rust client (`crates/client/src/acquire/course.rs`). As `_core.py`, it yields steps and does no
+I/O."""
 
 from __future__ import annotations
 
-import itertools
 import random
 from typing import Any
 
-from redis.exceptions import ResponseError
-
 from . import _protocol
-from ._attempt import LATE, NO_ANSWER, Attempt, Owe
-from ._hold import OwedRelease, Sleep, Steps, now, trusted
-from ._members import Answers, Ask, Holders, NoQuorumError, Quorum, To, report, word
+from ._attempt import NO_ANSWER, Owe
+from ._hold import OwedRelease, Sleep, Steps, now
+from ._members import Holders, NoQuorumError, Quorum
 from ._protocol import Args, Key, error
+from ._round import Request, Round
 from ._waits import KEEP
 
-# How often those whose votes were split try again before they say "taken".
-SPLITS = 8
-# How often one that has waited asks the others again: their holds may be about to be given back.
-BRIEF_TRIES = 8
+# So often one that does not wait tries again while nobody has the lock.
+SPLITS = 20
+# The pause between two rounds (s): the first, which grows up to the longest.
+FIRST_PAUSE = 0.05
+LONGEST_PAUSE = 2.0
+
+# How a round gets its turn: it asks all members at once, one after the other, or waits in a queue.
+AT_ONCE, IN_ORDER, QUEUED = "at once", "in order", "queued"
 
 
 class QuorumAttempt:
-    """One acquisition. Each round has a token of its own, unless the caller gave one."""
+    """One acquisition. Each round has a token of its own, unless the caller gave one: then there is one
+    round."""
 
     def __init__(
         self,
@@ -42,187 +42,113 @@ class QuorumAttempt:
     ) -> None:
         self.asked = False
         self.lease = lease
-        self.fence: int | None = None
-        self.valid_until = 0.0
-        self.token = token or b""
         self.given = token is not None
-        self.holders = Holders(quorum)
         self._quorum = quorum
-        self._key = key
-        self._name = name
-        self._terms = terms
-        self._fenced = fenced
-        self._queued: Attempt | None = None
-        self._answers: Answers = {}
+        self._request = Request(key, name, lease, terms, fenced)
+        self._token = token
+        self._pause = FIRST_PAUSE
+        self._begin([])
+
+    # What the hold needs of the round that succeeded.
+
+    @property
+    def token(self) -> bytes:
+        return self._round.token
+
+    @property
+    def fence(self) -> int | None:
+        return self._round.fence
+
+    @property
+    def valid_until(self) -> float:
+        return self._round.valid_until
+
+    @property
+    def holders(self) -> Holders:
+        return self._round.holders
+
+    @property
+    def members_asked(self) -> set[int]:
+        return self._round.members_asked
 
     def owe(self) -> Owe:
         lasts = max(self.lease / 1000, KEEP) + KEEP
         times = 1 if self.given else 2
-        owed = {
-            member: OwedRelease(self._key, self.token, lasts, times=times)
-            for member in range(len(self._quorum.members))
-        }
+        key, token = self._request.key, self._round.token
+        owed = {m: OwedRelease(key, token, lasts, times=times) for m in self._round.members_asked}
         # A round begins after those that answered have let go.
-        reached = [member for member, answer in self._answers.items() if not isinstance(answer, NO_ANSWER)]
+        answers = self._round.answers.items()
+        reached = [
+            member for member, answer in answers if not isinstance(answer, NO_ANSWER) and member in owed
+        ]
         return Owe(owed, lambda: all(owed[member].ended is not None for member in reached))
 
     def close(self) -> None:
-        if self._queued is not None:
-            self._queued.close()
+        pass
 
     def run(self, sleep: float, blocking: bool, end: float | None) -> Steps:
-        pause = 0.05
-        for tries in itertools.count():
-            yield from self._quorum.tell_apart()
+        quorum, key = self._quorum, self._request.key
+        yield from quorum.meet()
+        # Who does not wait overtakes nobody for long.
+        order = quorum.order(key) if blocking else []
+        turn = QUEUED if blocking and (self.given or key in quorum.contended) else AT_ONCE
+        splits = 0
+        while True:
             began = now()
-            self._begin()
-            granted = yield from self._at_once(blocking)
-            if granted:
+            this = self._begin(order)
+            self.asked = True
+            if turn == QUEUED:
+                won = yield from this.queued(sleep, end, may_move_on=not self.given)
+            else:
+                won = yield from (this.in_order() if turn == IN_ORDER else this.at_once())
+            if won:
+                quorum.contended.note_queue(key, this.next_queue())
                 return True
-            took = now() - began
-            votes = self._grants()
-            taken = self._refusals() > len(self._quorum.members) - self._quorum.majority
+            length = now() - began
             yield self.owe()
-            if not taken:
-                # Those who were away may be back.
-                self._quorum.tell_apart_at = 0.0
-            # Votes can be split between those who asked at the same moment: one of them must win.
-            if taken and votes and tries < SPLITS and not self.given:
-                yield Sleep(random.uniform(0, 2 * took * (tries + 1)))
+            quorum.refuse_doubles()
+            is_taken = this.may_be_taken()
+            if not blocking and is_taken and (yield from self._is_split(this, splits)):
+                splits += 1
+                turn, order = IN_ORDER, quorum.order(key)
+                yield Sleep(random.uniform(0, length))
                 continue
-            if taken and blocking and (end is None or now() < end) and not self.given:
-                if (yield from self._in_line(sleep, end)):
-                    return True
-                yield self.owe()
-            elif not taken and (not blocking or self.given):
-                raise error(NoQuorumError, "No majority can grant: " + self._report(), self._name)
+            if not is_taken and (not blocking or self.given):
+                text = "No majority can grant: " + this.report()
+                raise error(NoQuorumError, text, self._request.name)
             if not blocking or self.given or (end is not None and now() >= end):
                 return False
-            wait = random.uniform(0.5, 1) * pause
-            pause = min(pause * 2, 2.0)
-            yield Sleep(wait if end is None else max(min(wait, end - now()), 0))
-        return False
+            was_queued, turn = turn == QUEUED, AT_ONCE
+            if was_queued:
+                quorum.contended.note_queue(key, this.next_queue())
+            order = quorum.order(key)
+            if is_taken and not was_queued:
+                quorum.contended.note(key)
+                turn = QUEUED
+                order = [member for member in order if this.is_reachable(member)] or order
+            elif is_taken and this.next_queue() is not None:
+                turn = QUEUED
+            else:
+                yield self._backoff(end)
 
-    def _begin(self) -> None:
-        if not self.given:
-            self.token = _protocol.fresh_token()
-        self._answers = {}
-        self.holders = Holders(self._quorum)
-        self.asked = True
+    def _begin(self, order: list[int]) -> Round:
+        token = self._token or _protocol.fresh_token()
+        self._round = Round(self._quorum, self._request, token, order)
+        return self._round
 
-    def _at_once(self, blocking: bool) -> Steps:
-        since = now()
-        yield from self._ask(list(self._quorum.run_ids))
-        # One whose queue says no is not overtaken with the votes of the others.
-        if blocking and self._answers.get(self._quorum.order()[0], 0) is None:
+    def _is_split(self, this: Round, splits: int) -> Steps:
+        """Whether nobody has the lock: those who tried at the same time each got a part of the votes. From
+        now on they are asked for in order, so that one wins."""
+        quorum = self._quorum
+        if self.given or quorum.majority == 1 or splits == SPLITS:
             return False
-        return (yield from self._won(since))
+        holders = yield from quorum.holders(self._request.key)
+        # Where that may not be asked, somebody has it who leaves no vote.
+        is_known = all(holders[member] is not None or quorum.is_silent(member) for member in quorum.all())
+        return not quorum.has_holder(holders) and (is_known or this.grants() > 0)
 
-    def _in_line(self, sleep: float, end: float | None) -> Steps:
-        """Waits in the queue of one master, and asks the others once it grants."""
-        answered = [m for m in self._answers if not isinstance(self._answers[m], Exception)]
-        reachable = [m for m in self._quorum.order() if m in answered]
-        if not reachable:
-            return False
-        self._begin()
-        first = reachable[0]
-        self._queued = Attempt(self._key, self._name, self.token, self.lease, self._terms)
-        try:
-            granted = yield To(first, self._queued.run(sleep, True, end))
-        except NO_ANSWER as why:
-            self._answers[first] = why
-            return False
-        finally:
-            self._queued.close()
-        if not granted:
-            return False
-        self._answers[first] = self._queued.fence
-        self.holders.note(first)
-        # Counts from the claim: when the grant began is unknown, but the claim has set the lease anew.
-        since = self._queued.valid_until - trusted(self.lease / 1000)
-        for tries in range(BRIEF_TRIES):
-            yield from self._ask([m for m in list(self._quorum.run_ids) if not self._granted(m)])
-            if (yield from self._won(since)):
-                return True
-            yield Sleep(random.uniform(0.5, 1) * 0.001 * 2**tries)
-        return False
-
-    def _ask(self, members: Any) -> Steps:
-        command = _protocol.acquire(self._key, self.token, self.lease, self._terms)
-        before = dict(self._answers)
-        asked = dict.fromkeys(members, command)
-
-        def enough(answers: Answers) -> bool:
-            self._answers = {**before, **answers}
-            missing = len(asked) - len(answers)
-            grants = self._grants()
-            return grants >= self._quorum.majority or grants + missing < self._quorum.majority
-
-        for member in asked:
-            before.pop(member, None)
-        holders = self.holders
-
-        def heard(member: int, answer: Any) -> None:
-            if isinstance(answer, int):
-                holders.note(member)
-
-        answers = yield Ask(asked, enough, heard)
-        self._answers = {**before, **answers}
-
-    def _won(self, since: float) -> Steps:
-        if self._grants() < self._quorum.majority:
-            return False
-        if self._fenced:
-            confirmed = yield from self._confirm()
-            if confirmed is None:
-                return False
-            since = confirmed
-        elif self._quorum.majority == 1:
-            self.fence = self._answers[0]
-        self.valid_until = since + trusted(self.lease / 1000)
-        return now() < self.valid_until
-
-    def _confirm(self) -> Steps:
-        """Brings a majority of those whose grant counts to one fence. Answers from when validity counts."""
-        for _ in range(LATE + len(self._quorum.members)):
-            counted = {m: self._answers[m] for m in self._answers if self._granted(m)}
-            if len(counted) < self._quorum.majority:
-                return None
-            fence = max(counted.values())
-            since = now()
-            command = _protocol.confirm(self._key, self.token, fence, self.lease)
-
-            def yes(answers: Answers, fence: int = fence) -> int:
-                return sum(answer == fence for answer in answers.values())
-
-            def enough(answers: Answers, asked: int = len(counted), yes: Any = yes) -> bool:
-                hoped_for = yes(answers) + asked - len(answers)
-                return bool(yes(answers) >= self._quorum.majority or hoped_for < self._quorum.majority)
-
-            answers = yield Ask(dict.fromkeys(counted, command), enough)
-            if yes(answers) >= self._quorum.majority:
-                self.fence = fence
-                return since
-            ahead = any(word(answer) == "FENCEAHEAD" for answer in answers.values())
-            for member, answer in answers.items():
-                # A greater one is the next to try. What is not held any longer does not count.
-                if isinstance(answer, int) or answer is None:
-                    self._answers[member] = answer
-            if ahead:
-                # The fence came from a clock that is ahead: go on without the masters that granted it.
-                for member in counted:
-                    if self._granted(member) and self._answers[member] >= fence:
-                        self._answers[member] = ResponseError("FENCEAHEAD its clock is ahead of the others'")
-        return None
-
-    def _granted(self, member: int) -> bool:
-        return isinstance(self._answers.get(member), int)
-
-    def _grants(self) -> int:
-        return sum(self._granted(member) for member in self._answers)
-
-    def _refusals(self) -> int:
-        return sum(answer is None or word(answer) == "WRONGTYPE" for answer in self._answers.values())
-
-    def _report(self) -> str:
-        return report(self._quorum, self._answers)
+    def _backoff(self, end: float | None) -> Any:
+        """Not at once, or those who lost to each other would collide again."""
+        pause = random.uniform(0.5, 1) * self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        return Sleep(pause if end is None else max(min(pause, end - now()), 0))

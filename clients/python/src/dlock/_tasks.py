@@ -6,17 +6,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 from collections.abc import Coroutine
 from typing import Any, Callable
 
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from ._attempt import SINGLE, Listen, Owe, Pause, Watch
 from ._hold import Sleep, Steps, Task, logger, now
-from ._members import Answers, Ask, Begin, To
+from ._members import Answers, Ask, Begin, run_id
 from ._threads import ASK_LIMIT, LIMIT, PATIENCE, TICK, limits, reporting
 from ._waits import Desk, Wait
 
@@ -46,20 +47,23 @@ async def _perform(step: Any, client: Any) -> Any:
     elif isinstance(step, Sleep):
         await asyncio.sleep(step.seconds)
     elif isinstance(step, Listen):
-        return await background(client).listen()
+        if step.member == SINGLE:
+            return await background(client).listen(LIMIT)
+        return await background(client.members[step.member]).listen(0)
     elif isinstance(step, Watch):
         background(client).watch(step.hold)
     elif isinstance(step, Ask):
         return await _ask(step, client)
-    elif isinstance(step, To):
-        return await run(step.steps, client.members[step.member])
     elif isinstance(step, Begin):
-        background(client.members[step.member]).submit(step.steps)
+        background(client.members[step.member], member=True).submit(step.steps)
     elif isinstance(step, Owe):
         answered = asyncio.Event()
         for member, owed in step.owed.items():
             owed.answered = answered.set
-            background(client if member == SINGLE else client.members[member]).watch(owed)
+            if member == SINGLE:
+                background(client).watch(owed)
+            else:
+                background(client.members[member], member=True).watch(owed)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(_until(answered, step.enough), PATIENCE)
 
@@ -68,16 +72,17 @@ async def _ask(step: Ask, client: Any) -> Answers:
     answers: Answers = {}
     answered = asyncio.Event()
 
-    def report(member: int, answer: Any) -> Steps | None:
-        then = step.heard(member, answer)
+    def report(member: int, carrier: Background, answer: Any) -> Steps | None:
+        then = step.heard(member, answer, carrier.run_id)
         answers[member] = answer
         answered.set()
         return then
 
-    for member, command in step.commands.items():
-        background(client.members[member]).submit(reporting(command, functools.partial(report, member)))
+    for member, question in step.questions.items():
+        carrier = background(client.members[member], member=True)
+        carrier.submit(reporting(question, functools.partial(report, member, carrier)))
     with contextlib.suppress(asyncio.TimeoutError):
-        decided = _until(answered, lambda: len(answers) == len(step.commands) or step.enough(dict(answers)))
+        decided = _until(answered, lambda: len(answers) == len(step.questions) or step.enough(dict(answers)))
         await asyncio.wait_for(decided, ASK_LIMIT)
     return dict(answers)
 
@@ -89,12 +94,15 @@ async def _until(event: asyncio.Event, enough: Callable[[], bool]) -> None:
 
 
 class Background:
-    """What goes on for one client in one event loop."""
+    """What goes on for one client in one event loop. `member`: it votes in a quorum."""
 
-    def __init__(self, client: Any, forget: Callable[[], object]) -> None:
+    def __init__(self, client: Any, member: bool, forget: Callable[[], object]) -> None:
         # Keeps the client, whose id is the name of this, as long as this is known.
         self.client = client
         self.loop = asyncio.get_running_loop()
+        # Who is at the other end of the connection of a member.
+        self.run_id: str | None = None
+        self._connected = self._identify if member else None
         self._forget = forget
         self._own: Any = None
         self._turn = asyncio.Lock()
@@ -162,22 +170,31 @@ class Background:
         # One after the other, so that a RELEASE follows the ACQUIRE that it takes back.
         async with self._turn:
             if self._own is None:
-                self._own = own_client(self.client)
+                self._own = own_client(self.client, connected=self._connected)
             await run(steps, self._own)
         if task is not None:
             self._arm(task)
 
+    async def _identify(self, connection: Any) -> None:
+        """Asks, on each new connection, whose vote it carries: a member that was restarted is another
+        server."""
+        self.run_id = None
+        await connection.send_command("INFO", "server")
+        # Without the right to ask, nobody can tell.
+        with contextlib.suppress(ResponseError):
+            self.run_id = run_id(await connection.read_response())
+
     # Messages.
 
-    async def listen(self) -> Wait:
+    async def listen(self, limit: float) -> Wait:
         if self._desk is None:
             self._desk = Desk(asyncio.Event)
             self.start(self._listen(self._desk))
         wait = self._desk.open()
         # What is published before the subscription would be lost. Without one, waits go by the clock alone.
-        if not self._desk.ready:
+        if limit and not self._desk.ready:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(wait.event.wait(), LIMIT)
+                await asyncio.wait_for(wait.event.wait(), limit)
         return wait
 
     async def _listen(self, desk: Desk) -> None:
@@ -211,25 +228,25 @@ class Background:
             await _disconnect(client)
 
 
-_backgrounds: dict[tuple[int, int], Background] = {}
+_backgrounds: dict[tuple[int, int, bool], Background] = {}
 
 
-def background(client: Any) -> Background:
+def background(client: Any, *, member: bool = False) -> Background:
     """The background of this client in this event loop. Clients that share a pool share it."""
     loop = asyncio.get_running_loop()
-    name = id(getattr(client, "connection_pool", client)), id(loop)
+    name = id(getattr(client, "connection_pool", client)), id(loop), member
     found = _backgrounds.get(name)
     if found is None or found.loop is not loop:
         for known, old in list(_backgrounds.items()):
             if old.loop.is_closed():
                 del _backgrounds[known]
-        found = _backgrounds[name] = Background(client, lambda: _backgrounds.pop(name, None))
+        found = _backgrounds[name] = Background(client, member, lambda: _backgrounds.pop(name, None))
     return found
 
 
-def own_client(client: Any, *, subscribes: bool = False) -> Any:
+def own_client(client: Any, *, subscribes: bool = False, connected: Any = None) -> Any:
     """A client to the same server, with a pool of its own. Sentinel's connections ask their pool for the
-    master, and go on asking it."""
+    master, and go on asking it. Each connection is told to `connected`."""
     pool = getattr(client, "connection_pool", None)
     if pool is None and not subscribes:
         return client
@@ -239,9 +256,18 @@ def own_client(client: Any, *, subscribes: bool = False) -> Any:
         kind, options = node.connection_class, node.connection_kwargs
     else:
         kind, options = pool.connection_class, pool.connection_kwargs
-    own = aioredis.ConnectionPool(
-        connection_class=kind, **{**options, **limits(options), "retry": Retry(NoBackoff(), 0)}
-    )
+    own_options = {**options, **limits(options), "retry": Retry(NoBackoff(), 0)}
+    if connected is not None:
+        greet = options.get("redis_connect_func") or kind.on_connect
+
+        async def opened(connection: Any) -> None:
+            greeted = greet(connection)
+            if inspect.isawaitable(greeted):
+                await greeted
+            await connected(connection)
+
+        own_options["redis_connect_func"] = opened
+    own = aioredis.ConnectionPool(connection_class=kind, **own_options)
     return aioredis.Redis(connection_pool=own)
 
 

@@ -16,12 +16,12 @@ from typing import Any, Callable
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
 from ._attempt import SINGLE, Listen, Owe, Pause, Watch
 from ._hold import Sleep, Steps, Task, logger, now
-from ._members import Answers, Ask, Begin, To
+from ._members import Answers, Ask, Begin, run_id
 from ._waits import IDLE, Desk, Wait
 
 # How long the background waits for one answer, and how long the caller waits for a release that is owed.
@@ -56,20 +56,23 @@ def _perform(step: Any, client: Any) -> Any:
     if isinstance(step, Sleep):
         return time.sleep(step.seconds)
     if isinstance(step, Listen):
-        return _clock.background(client).listen()
+        if step.member == SINGLE:
+            return _clock.background(client).listen(LIMIT)
+        return _clock.background(client.members[step.member]).listen(0)
     if isinstance(step, Watch):
         return _clock.watch(step.hold, client)
     if isinstance(step, Ask):
         return _ask(step, client)
-    if isinstance(step, To):
-        return run(step.steps, client.members[step.member])
     if isinstance(step, Begin):
-        return _clock.background(client.members[step.member]).submit(step.steps)
+        return _clock.background(client.members[step.member], member=True).submit(step.steps)
     assert isinstance(step, Owe)
     answered = threading.Event()
     for member, owed in step.owed.items():
         owed.answered = answered.set
-        _clock.watch(owed, client if member == SINGLE else client.members[member])
+        if member == SINGLE:
+            _clock.watch(owed, client)
+        else:
+            _clock.watch(owed, client.members[member], member=True)
     end = now() + PATIENCE
     while not step.enough() and answered.wait(max(end - now(), 0)):
         answered.clear()
@@ -78,12 +81,13 @@ def _perform(step: Any, client: Any) -> Any:
 
 def _ask(step: Ask, client: Any) -> Answers:
     inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-    for member, command in step.commands.items():
-        background = _clock.background(client.members[member])
-        background.submit(reporting(command, functools.partial(_heard, step, inbox, member)))
+    for member, question in step.questions.items():
+        background = _clock.background(client.members[member], member=True)
+        report = functools.partial(_heard, step, inbox, background, member)
+        background.submit(reporting(question, report))
     answers: Answers = {}
     end = now() + ASK_LIMIT
-    while len(answers) < len(step.commands) and not step.enough(answers):
+    while len(answers) < len(step.questions) and not step.enough(answers):
         try:
             member, answer = inbox.get(timeout=max(end - now(), 0))
         except queue.Empty:
@@ -92,28 +96,29 @@ def _ask(step: Ask, client: Any) -> Answers:
     return answers
 
 
-def _heard(step: Ask, inbox: queue.SimpleQueue[tuple[int, Any]], member: int, answer: Any) -> Steps | None:
-    then = step.heard(member, answer)
+def _heard(
+    step: Ask, inbox: queue.SimpleQueue[tuple[int, Any]], background: Background, member: int, answer: Any
+) -> Steps | None:
+    then = step.heard(member, answer, background.run_id)
     inbox.put((member, answer))
     return then
 
 
-def reporting(command: Any, report: Callable[[Any], Steps | None]) -> Steps:
-    try:
-        answer = yield command
-    except Exception as why:
-        answer = why
-    then = report(answer)
+def reporting(question: Steps, report: Callable[[Any], Steps | None]) -> Steps:
+    then = report((yield from question))
     if then is not None:
         yield from then
 
 
 class Background:
     """What goes on for one client. Its commands go out one after the other, so that a RELEASE follows the
-    ACQUIRE that it takes back."""
+    ACQUIRE that it takes back. `member`: it votes in a quorum."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, member: bool) -> None:
         self.client = client
+        # Who is at the other end of the connection of a member.
+        self.run_id: str | None = None
+        self._connected = self._identify if member else None
         self.tasks: dict[int, Task] = {}
         self.used = True
         self._lock = threading.Lock()
@@ -145,7 +150,7 @@ class Background:
                     break
             try:
                 if self._own is None:
-                    self._own = own_client(self.client)
+                    self._own = own_client(self.client, self._connected)
                 run(steps, self._own)
             except Exception:
                 logger.exception("a renewal or a release failed")
@@ -154,9 +159,18 @@ class Background:
             self._own.connection_pool.disconnect()
         _clock.look()
 
+    def _identify(self, connection: Any) -> None:
+        """Asks, on each new connection, whose vote it carries: a member that was restarted is another
+        server."""
+        self.run_id = None
+        connection.send_command("INFO", "server")
+        # Without the right to ask, nobody can tell.
+        with contextlib.suppress(ResponseError):
+            self.run_id = run_id(connection.read_response())
+
     # Messages.
 
-    def listen(self) -> Wait:
+    def listen(self, limit: float) -> Wait:
         with self._lock:
             if self._desk is None:
                 self._desk = Desk(threading.Event)
@@ -165,7 +179,7 @@ class Background:
             else:
                 wait = self._desk.open()
         # What is published before the subscription would be lost. Without one, waits go by the clock alone.
-        end = now() + LIMIT
+        end = now() + limit
         while not self._desk.ready and now() < end and wait.event.wait(end - now()):
             wait.event.clear()
         return wait
@@ -206,29 +220,29 @@ class Clock:
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
-        self._backgrounds: dict[int, Background] = {}
+        self._backgrounds: dict[tuple[int, bool], Background] = {}
         self._next = float("inf")
         self._thread: threading.Thread | None = None
 
-    def background(self, client: Any) -> Background:
+    def background(self, client: Any, *, member: bool = False) -> Background:
         with self._changed:
-            return self._background(client)
+            return self._background(client, member)
 
-    def watch(self, task: Task, client: Any) -> None:
+    def watch(self, task: Task, client: Any, *, member: bool = False) -> None:
         with self._changed:
-            tasks = self._background(client).tasks
+            tasks = self._background(client, member).tasks
             tasks[id(task)] = task
             task.forget = functools.partial(tasks.pop, id(task), None)
             if task.wake_at() < self._next:
                 self._next = 0
                 self._changed.notify()
 
-    def _background(self, client: Any) -> Background:
+    def _background(self, client: Any, member: bool) -> Background:
         # Clients that share a pool share the background.
-        anchor = getattr(client, "connection_pool", client)
-        found = self._backgrounds.get(id(anchor))
+        name = id(getattr(client, "connection_pool", client)), member
+        found = self._backgrounds.get(name)
         if found is None:
-            found = self._backgrounds[id(anchor)] = Background(client)
+            found = self._backgrounds[name] = Background(client, member)
         found.used = True
         if self._thread is None:
             self._thread = _start(self._run, "dlock-clock")
@@ -245,7 +259,7 @@ class Clock:
             due = []
             with self._changed:
                 self._next = float("inf")
-                for anchor, background in list(self._backgrounds.items()):
+                for name, background in list(self._backgrounds.items()):
                     for number, task in list(background.tasks.items()):
                         if task.finished():
                             background.tasks.pop(number, None)
@@ -256,7 +270,7 @@ class Clock:
                     # Stays for a while, so that a lock in a loop does not wake this thread at each turn.
                     self._next = min(self._next, now() + TICK)
                     if background.is_idle() and not background.used:
-                        del self._backgrounds[anchor]
+                        del self._backgrounds[name]
                     background.used = False
                 if not due:
                     self._changed.wait(None if self._next == float("inf") else max(self._next - now(), 0))
@@ -267,18 +281,24 @@ class Clock:
                     background.submit(steps)
 
 
-def own_client(client: Any) -> Any:
+def own_client(client: Any, connected: Callable[[Any], None] | None = None) -> Any:
     """A client to the same server, with a pool of its own. Sentinel's connections ask their pool for the
-    master, and go on asking it."""
+    master, and go on asking it. Each connection is told to `connected`."""
     pool = getattr(client, "connection_pool", None)
     if pool is None:
         # A cluster: messages reach every node.
         return client
     options = pool.connection_kwargs
-    own = redis.ConnectionPool(
-        connection_class=pool.connection_class,
-        **{**options, **limits(options), "retry": Retry(NoBackoff(), 0)},
-    )
+    own_options = {**options, **limits(options), "retry": Retry(NoBackoff(), 0)}
+    if connected is not None:
+        greet = options.get("redis_connect_func") or pool.connection_class.on_connect
+
+        def opened(connection: Any) -> None:
+            greet(connection)
+            connected(connection)
+
+        own_options["redis_connect_func"] = opened
+    own = redis.ConnectionPool(connection_class=pool.connection_class, **own_options)
     return redis.Redis(connection_pool=own)
 
 

@@ -29,6 +29,8 @@ class Wait:
         self.number = number
         # threading.Event or asyncio.Event
         self.event = event
+        # What the server has published of its end.
+        self.granted = False
         self.cancelled = False
 
     @property
@@ -78,6 +80,7 @@ class Desk:
             number, _, word = text.partition(" ")
             wait = self.waits.get(number)
             if wait is not None:
+                wait.granted = word == "granted"
                 wait.cancelled = word == "cancelled"
                 wait.event.set()
 

@@ -1,0 +1,40 @@
+"""Which resources are contended: found taken a short while ago. Whoever may wait for one of them queues at
+once, as asking all masters first would briefly take votes from the waiter that has just been granted it."""
+
+from __future__ import annotations
+
+from ._hold import now
+
+# For how long a resource that was found taken counts as contended (s).
+MEMORY = 1.0
+# For how long everybody queues at a later master before they look whether the first will do again (s).
+QUEUE_MEMORY = 2.0
+# So many resources are remembered.
+MANY = 1000
+
+
+class Contended:
+    def __init__(self) -> None:
+        self._until: dict[bytes, float] = {}
+        # Where to queue, and until when.
+        self._queues: dict[bytes, tuple[int, float]] = {}
+
+    def note(self, key: bytes) -> None:
+        if len(self._until) >= MANY:
+            self._until.clear()
+        self._until[key] = now() + MEMORY
+
+    def note_queue(self, key: bytes, queue: int | None) -> None:
+        """Records where others queue: see `Round.next_queue`."""
+        if queue is None:
+            return
+        if len(self._queues) >= MANY:
+            self._queues.clear()
+        self._queues[key] = queue, now() + QUEUE_MEMORY
+
+    def __contains__(self, key: bytes) -> bool:
+        return now() < self._until.get(key, 0.0)
+
+    def queue(self, key: bytes) -> int | None:
+        queue, until = self._queues.get(key, (None, 0.0))
+        return queue if now() < until else None

@@ -1,0 +1,298 @@
+"""Members that are missing, silent or stopped: nobody waits for them while a majority answers, and everybody
+meets in the next queue."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+
+import pytest
+import redis
+from conftest import SERVERS, Members, Server, until
+
+import dlock
+
+
+@pytest.fixture(scope="module", params=sorted(SERVERS))
+def five_masters(request):
+    servers = [Server(SERVERS[request.param]) for _ in range(5)]
+    yield servers
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def five(five_masters, locks):
+    made = Members(five_masters, locks)
+    yield made
+    made.close()
+
+
+def calls(client, command):
+    stats = client.info("commandstats")
+    return sum(found["calls"] for name, found in stats.items() if name.lower() == f"cmdstat_{command}")
+
+
+def in_order(members, masters):
+    """The members' numbers, in the order in which all clients try their queues."""
+    run_ids = [redis.Redis.from_url(master.url).info("server")["run_id"] for master in masters]
+    return sorted(range(len(masters)), key=run_ids.__getitem__)
+
+
+def waiters(client):
+    return len(client.execute_command("DLOCK.WAITERS", "foo"))
+
+
+@contextlib.contextmanager
+def stopped(master):
+    master.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        master.process.send_signal(signal.SIGCONT)
+
+
+class Contenders:
+    """Threads that lock again and again, each with clients of its own."""
+
+    def __init__(self, members, quorums):
+        self.counts = [0] * len(quorums)
+        self.fences = []
+        self.over = threading.Event()
+        self.failures = []
+        self.threads = [
+            threading.Thread(target=self.work, args=(number, members, quorum))
+            for number, quorum in enumerate(quorums)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def work(self, number, members, quorum):
+        try:
+            while not self.over.is_set():
+                lock = members.lock(quorum=quorum, timeout=10, fenced=True, thread_local=False)
+                if lock.acquire(blocking_timeout=20):
+                    self.fences.append(lock.fence)
+                    self.counts[number] += 1
+                    # What a member that has just fallen silent granted is released once it is back.
+                    with contextlib.suppress(dlock.NoQuorumError):
+                        lock.release()
+        except Exception as why:
+            self.failures.append(why)
+
+    def until_each_has(self, more):
+        before = list(self.counts)
+
+        def have():
+            assert not self.failures, self.failures
+            return all(now >= then + more for now, then in zip(self.counts, before))
+
+        until(f"each is granted it {more} times", have)
+
+    def end(self):
+        self.over.set()
+        for thread in self.threads:
+            thread.join(60)
+        assert not self.failures, self.failures
+        assert self.fences == sorted(set(self.fences))
+
+
+@contextlib.contextmanager
+def contending(members, quorums):
+    contenders = Contenders(members, quorums)
+    try:
+        yield contenders
+    finally:
+        contenders.over.set()
+    contenders.end()
+
+
+@pytest.mark.parametrize("how", ["silent", "refuse"])
+def test_two_of_five_members_are_missing_from_the_start(five, how):
+    missing = five.proxies[1], five.proxies[3]
+    for proxy in missing:
+        setattr(proxy, how, True)
+    # The first one finds out.
+    with five.lock(timeout=10):
+        pass
+    answering = [five.direct[member] for member in (0, 2, 4)]
+    asked = [calls(client, "dlock.acquire") for client in answering]
+    attempts = sum(proxy.accepted for proxy in missing)
+    for _ in range(30):
+        with five.lock(timeout=10, fenced=True) as lock:
+            assert lock.extend(10)
+    assert [calls(client, "dlock.acquire") - before for client, before in zip(answering, asked)] == [30] * 3
+    if how == "silent":
+        # Each attempt to reach one takes its time limit: with 30 that waited there were 60.
+        assert sum(proxy.accepted for proxy in missing) - attempts < 30
+    quorums = [five.make_quorum([proxy.url for proxy in five.proxies]) for _ in range(3)]
+    with contending(five, quorums) as contenders:
+        contenders.until_each_has(10)
+    for proxy in missing:
+        setattr(proxy, how, False)
+
+    def all_hold():
+        with five.lock(timeout=10):
+            return sum(five.held()) == 5
+
+    until("those that are back hold it, too", all_hold)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_one_of_three_members_falls_silent(members, masters, place):
+    struck = in_order(members, masters)[place]
+    quorums = [members.make_quorum([proxy.url for proxy in members.proxies]) for _ in range(3)]
+    with contending(members, quorums) as contenders:
+        contenders.until_each_has(3)
+        members.proxies[struck].silent = True
+        contenders.until_each_has(2)
+        # Everybody knows: what follows takes no time limit.
+        attempts, before = members.proxies[struck].accepted, sum(contenders.counts)
+        contenders.until_each_has(20)
+        assert members.proxies[struck].accepted - attempts < sum(contenders.counts) - before
+        members.proxies[struck].silent = False
+        contenders.until_each_has(3)
+    until("nothing is left", lambda: not any(members.held()))
+
+
+def test_the_master_of_the_queue_is_stopped(members, masters):
+    first, second, third = in_order(members, masters)
+    quorums = [members.make_quorum([proxy.url for proxy in members.proxies]) for _ in range(4)]
+    with contending(members, quorums) as contenders:
+        contenders.until_each_has(3)
+        with stopped(masters[first]):
+            contenders.until_each_has(5)
+            asked = calls(members.direct[second], "dlock.waiters")
+            until("they queue at the next one", lambda: waiters(members.direct[second]) >= 2)
+            assert calls(members.direct[second], "dlock.waiters") > asked
+            contenders.until_each_has(5)
+            assert waiters(members.direct[third]) == 0
+        contenders.until_each_has(5)
+    # Nobody keeps a part in the earlier queue.
+    until("nobody waits", lambda: not any(waiters(client) for client in members.direct))
+    until("nothing is left", lambda: not any(members.held()))
+
+
+def test_one_of_those_who_ask_at_once_wins_while_a_member_is_silent(members):
+    members.proxies[1].silent = True
+    for _ in range(5):
+        outcomes, barrier = [], threading.Barrier(4)
+
+        def ask(outcomes=outcomes, barrier=barrier):
+            lock = members.lock(timeout=30, thread_local=False)
+            barrier.wait()
+            outcomes.append((lock.acquire(blocking=False), lock))
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        # Whoever says "taken" means the one that has it.
+        assert [won for won, _ in outcomes].count(True) == 1
+        next(lock for won, lock in outcomes if won).release()
+
+
+def test_one_client_cannot_reach_the_master_of_the_queue(members, masters):
+    first = in_order(members, masters)[0]
+    members.proxies[first].refuse = True
+    direct = [master.url for master in masters]
+    quorums = [members.make_quorum(urls) for urls in (direct, direct, [p.url for p in members.proxies])]
+    with contending(members, quorums) as contenders:
+        contenders.until_each_has(10)
+
+
+def test_what_one_master_alone_holds_keeps_nobody_out(members, masters):
+    first = in_order(members, masters)[0]
+    assert members.direct[first].execute_command("DLOCK.ACQUIRE", "foo", "stale", 600_000)
+    quorums = [members.make_quorum([proxy.url for proxy in members.proxies]) for _ in range(2)]
+    with contending(members, quorums) as contenders:
+        contenders.until_each_has(5)
+    assert members.held()[first]
+
+
+def test_what_is_broken_on_a_member_that_was_restarted_stays_broken(members, masters):
+    with members.lock(timeout=2):
+        until("all hold it", lambda: members.held() == [True] * 3)
+    until("nothing is left", lambda: not any(members.held()))
+    # Unnoticed: nothing is under way there.
+    masters[0].kill()
+    masters[0].start()
+    lock = members.lock(timeout=2, auto_renew=True)
+    assert lock.acquire()
+
+    def until_held():
+        until("all hold it", lambda: members.held() == [True] * 3)
+
+    until_held()
+    members.direct[0].execute_command("DLOCK.BREAK", "foo")
+    end = lock.local.hold.valid_until + 4
+    until("it is renewed", lambda: lock.local.hold.valid_until > end)
+    assert members.held() == [False, True, True]
+    assert not lock.lost.is_set()
+    lock.release()
+
+
+# Without servers: what a question to all is decided by.
+
+
+def quorum_of(members, silent=()):
+    quorum = dlock.Quorum([redis.Redis() for _ in range(members)])
+    for member in quorum.all():
+        answer = redis.TimeoutError() if member in silent else "anything"
+        quorum._note(member, answer, f"server {member}")
+    return quorum
+
+
+def asking(quorum):
+    steps = quorum.ask(quorum.all(), ("PING",), lambda answers, awaited: not awaited)
+    return steps, next(steps)
+
+
+def test_nobody_waits_for_the_silent_while_a_majority_answers():
+    quorum = quorum_of(5, silent=[0, 3])
+    steps, step = asking(quorum)
+    assert sorted(step.questions) == [0, 1, 2, 3, 4]
+    assert not step.enough({1: 1, 2: 1})
+    assert step.enough({1: 1, 2: 1, 4: 1})
+    with pytest.raises(StopIteration):
+        steps.send({1: 1, 2: 1, 4: 1})
+    # One question at a time.
+    _, step = asking(quorum)
+    assert sorted(step.questions) == [1, 2, 4]
+    step.heard(3, "an answer, at last", "server 3")
+    _, step = asking(quorum)
+    assert sorted(step.questions) == [1, 2, 3, 4]
+    assert not step.enough({1: 1, 2: 1, 4: 1})
+
+
+def test_without_a_majority_of_the_others_the_silent_are_waited_for():
+    _, step = asking(quorum_of(5, silent=[0, 1, 3]))
+    assert not step.enough({2: 1, 4: 1})
+    assert step.enough(dict.fromkeys(range(5), 1))
+
+
+def test_one_that_was_never_asked_is_waited_for_once():
+    quorum = quorum_of(5)
+    for member in 3, 4:
+        del quorum.run_ids[member]
+    steps = quorum.meet()
+    step = next(steps)
+    assert sorted(step.questions) == [3, 4]
+    step.heard(3, redis.TimeoutError(), None)
+    # The time is over, and the other one has not answered either.
+    with pytest.raises(StopIteration):
+        steps.send({3: redis.TimeoutError()})
+    assert list(quorum.meet()) == []
+    _, step = asking(quorum)
+    assert step.enough({0: 1, 1: 1, 2: 1})
+
+
+def test_the_silent_come_last_in_the_order_of_queues():
+    quorum = quorum_of(3, silent=[0])
+    assert quorum.order(b"foo") == [1, 2, 0]
+    # Where others were met.
+    quorum.contended.note_queue(b"foo", 2)
+    assert quorum.order(b"foo") == [2, 0]
+    assert quorum.order(b"bar") == [1, 2, 0]
