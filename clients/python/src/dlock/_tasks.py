@@ -19,7 +19,7 @@ from ._attempt import SINGLE, Listen, Owe, Pause, Watch
 from ._hold import Sleep, Steps, Task, logger, now
 from ._members import Answers, Ask, Begin, run_id
 from ._threads import ASK_LIMIT, LIMIT, PATIENCE, TICK, limits, reporting
-from ._waits import Desk, Wait
+from ._waits import IDLE, Desk, Wait
 
 
 async def run(steps: Steps, client: Any) -> Any:
@@ -105,6 +105,7 @@ class Background:
         self._connected = self._identify if member else None
         self._forget = forget
         self._own: Any = None
+        self._used = False
         self._turn = asyncio.Lock()
         self._desk: Desk | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -131,11 +132,20 @@ class Background:
         """Nothing may be left to do."""
         if self._timers or self._tasks:
             return
-        own, self._own = self._own, None
-        if own is None or own is self.client:
+        if self._own is None or self._own is self.client:
             self._forget()
         elif not self.loop.is_closed():
-            self.start(_disconnect(own))
+            self.start(self._disconnect())
+
+    async def _disconnect(self) -> None:
+        # The connection of a member stays for a while: a lock in a loop does not connect at each turn.
+        try:
+            while self._connected is not None and (self._used or self._timers or len(self._tasks) > 1):
+                self._used = False
+                await asyncio.sleep(IDLE)
+        finally:
+            own, self._own = self._own, None
+            await _disconnect(own)
 
     # Renewals and releases.
 
@@ -164,6 +174,7 @@ class Background:
         self._arm(task)
 
     def submit(self, steps: Steps, task: Task | None = None) -> None:
+        self._used = True
         self.start(self._carry_out(steps, task))
 
     async def _carry_out(self, steps: Steps, task: Task | None) -> None:
