@@ -51,6 +51,30 @@ def test_without_a_majority_nothing_is_granted(members):
     assert lock.acquire(blocking_timeout=0.2) is False
 
 
+def test_what_no_master_can_ever_grant_is_not_waited_for(members):
+    # Longer than `dlock.max-ttl`.
+    with pytest.raises(redis.ResponseError, match="ttl"):
+        members.lock(timeout=1_000_000).acquire()
+
+
+def test_positions_are_not_kept_for_longer_than_the_masters_allow(members):
+    for client in members.direct:
+        client.config_set("dlock.max-ttl", 5000)
+    try:
+        first, second = members.lock(timeout=5), members.lock(timeout=5)
+        first.acquire()
+        waits = threading.Thread(target=second.acquire)
+        waits.start()
+        queues = [client.execute_command for client in members.direct]
+        until("it waits", lambda: any(ask("DLOCK.WAITERS", "foo") for ask in queues))
+        first.release()
+        waits.join(30)
+        assert any(members.held())
+    finally:
+        for client in members.direct:
+            client.config_set("dlock.max-ttl", 86_400_000)
+
+
 def test_a_fence_rises_over_the_quorum(members):
     fences = []
     for down in [0, 1, 2, 0, 1, 2]:

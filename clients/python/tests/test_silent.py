@@ -12,6 +12,7 @@ import redis
 from conftest import SERVERS, Members, Server, until
 
 import dlock
+from dlock._round import Request, Round
 
 
 @pytest.fixture(scope="module", params=sorted(SERVERS))
@@ -157,17 +158,16 @@ def test_one_of_three_members_falls_silent(members, masters, place):
 
 
 def test_the_master_of_the_queue_is_stopped(members, masters):
-    first, second, third = in_order(members, masters)
+    first, *rest = in_order(members, masters)
+    others = [members.direct[member] for member in rest]
     quorums = [members.make_quorum([proxy.url for proxy in members.proxies]) for _ in range(4)]
     with contending(members, quorums) as contenders:
         contenders.until_each_has(3)
         with stopped(masters[first]):
             contenders.until_each_has(5)
-            asked = calls(members.direct[second], "dlock.waiters")
-            until("they queue at the next one", lambda: waiters(members.direct[second]) >= 2)
-            assert calls(members.direct[second], "dlock.waiters") > asked
+            # A busy machine may seem silent, too, for once.
+            until("they meet in one queue", lambda: sorted(map(waiters, others)) in ([0, 2], [0, 3]))
             contenders.until_each_has(5)
-            assert waiters(members.direct[third]) == 0
         contenders.until_each_has(5)
     # Nobody keeps a part in the earlier queue.
     until("nobody waits", lambda: not any(waiters(client) for client in members.direct))
@@ -287,6 +287,21 @@ def test_one_that_was_never_asked_is_waited_for_once():
     assert list(quorum.meet()) == []
     _, step = asking(quorum)
     assert step.enough({0: 1, 1: 1, 2: 1})
+
+
+def test_of_those_who_ask_in_order_one_goes_on():
+    quorum = quorum_of(3)
+    this = Round(quorum, Request(b"foo", "foo", 10_000, (), False), b"token", quorum.order(b"foo"))
+    steps = this.in_order()
+    step = next(steps)
+    # The others are not asked before the first one has granted.
+    assert list(step.questions) == [0] and not step.enough({})
+    step = steps.send({0: 7})
+    assert sorted(step.questions) == [1, 2] and not step.enough({})
+    assert step.enough({1: 8})
+    with pytest.raises(StopIteration) as end:
+        steps.send({1: 8})
+    assert end.value.value is True
 
 
 def test_the_silent_come_last_in_the_order_of_queues():

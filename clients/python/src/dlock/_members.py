@@ -21,6 +21,10 @@ UNKNOWN = "unknown "
 # A silent member is asked one question at a time. One that has no answer for so long (s) is not counted on.
 QUESTION = 2.0
 
+# The words of errors that redis-py has no class for, and that do not call a request invalid.
+OTHER_WORDS = {"WRONGTYPE", "GRACE", "DEADLOCK", "QUEUEFULL", "FENCEAHEAD"}
+OTHER_WORDS |= {"BUSY", "MISCONF", "MASTERDOWN", "NOREPLICAS"}
+
 # Of a resource with more holders it is not asked who they are.
 MAX_HOLDERS = 100
 
@@ -126,7 +130,7 @@ class Quorum:
             return None if member in self._doubles else heard(member, answer)
 
         def known(found: Answers) -> Answers:
-            same = ResponseError("the same server as another member")
+            same = LockError("the same server as another member")
             return {**answers, **{m: same if m in self._doubles else found[m] for m in found}}
 
         def is_enough(found: Answers) -> bool:
@@ -230,6 +234,11 @@ def run_id(info: Any) -> str | None:
 
 def word(answer: Any) -> str:
     return str(answer).split(" ", 1)[0] if isinstance(answer, RedisError) else ""
+
+
+def is_misuse(answer: Any) -> bool:
+    """Whether it calls the request invalid: with the word `ERR`, which redis-py takes away."""
+    return type(answer) is ResponseError and word(answer) not in OTHER_WORDS
 
 
 def _address(client: Any) -> str:

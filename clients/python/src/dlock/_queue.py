@@ -12,7 +12,7 @@ from redis.exceptions import NoPermissionError, ResponseError, TimeoutError
 from . import _protocol
 from ._attempt import NO_ANSWER, Listen, Pause
 from ._hold import Steps, now
-from ._members import Quorum, word
+from ._members import Quorum, is_misuse, word
 from ._protocol import GraceError, Key
 from ._waits import KEEP, Wait
 
@@ -92,6 +92,7 @@ class Waiter:
         self._lease = lease
         self._terms = terms
         self._notify = True
+        self._keep = int(KEEP * 1000)
 
     def wait(self, sleep: float, end: float | None, may_move_on: bool) -> Steps:
         """Waits until the turn has come: answers True. None: the time is over, the wait was cancelled, or the
@@ -137,11 +138,15 @@ class Waiter:
                 refusal = _protocol.refusal(answer, self._name)
                 if refusal is not None and not isinstance(refusal, GraceError):
                     raise refusal from answer
+                if is_misuse(answer) and self._keep > self._lease:
+                    # Not longer than the server's `dlock.max-ttl`, which the lease is not either.
+                    self._keep = self._lease
+                    continue
                 if word(answer) != "WRONGTYPE":
                     return answer
             elif wait.listening and self._notify:
                 # So many waits share the check whether the member has fallen silent.
-                longest = min(CHECK * len(wait.desk.waits), KEEP / 3)
+                longest = min(CHECK * len(wait.desk.waits), self._keep / 3000)
                 pause = random.uniform(longest / 2, longest)
             else:
                 pause, unheard = unheard, min(2 * unheard, CHECK)
@@ -162,7 +167,7 @@ class Waiter:
                 return None
 
     def _ask(self, wait: Wait) -> Steps:
-        position = _protocol.queued(int(KEEP * 1000), wait.desk.channel, wait.number, notify=self._notify)
+        position = _protocol.queued(self._keep, wait.desk.channel, wait.number, notify=self._notify)
         command = _protocol.acquire(self._key, self._token, self._lease, (*self._terms, *position))
         answers = yield from self._quorum.ask(
             [self._queue], command, lambda answers, awaited: self._queue in answers

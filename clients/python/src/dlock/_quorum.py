@@ -107,6 +107,9 @@ class QuorumAttempt:
             length = now() - began
             yield self.owe()
             quorum.refuse_doubles()
+            misuse = this.misuse()
+            if misuse is not None:
+                raise misuse
             is_taken = this.may_be_taken()
             if not blocking and is_taken and (yield from self._is_split(this, splits)):
                 splits += 1

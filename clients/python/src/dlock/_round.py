@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 from . import _protocol
 from ._attempt import LATE, Owe
 from ._hold import Owed, Sleep, Steps, now, trusted
-from ._members import Answers, Holders, Quorum, report, word
+from ._members import Answers, Holders, Quorum, is_misuse, report, word
 from ._protocol import Args, Key
 from ._queue import Waiter
 from ._waits import KEEP
@@ -72,7 +72,7 @@ class Round:
         clients, only one at a time gets so far."""
         for queue in self._order:
             since = now()
-            yield from self._ask([queue])
+            yield from self._ask([queue], queue)
             if self._has_granted(queue):
                 return (yield from self._turn(since, None))
             if self.has_refused(queue):
@@ -130,6 +130,13 @@ class Round:
     def is_reachable(self, member: int) -> bool:
         """Whether waiting there makes sense."""
         return not self._quorum.is_silent(member) and not isinstance(self.answers.get(member), Exception)
+
+    def misuse(self) -> Exception | None:
+        """What so many members answer, to a request that they call invalid, that no majority can ever grant
+        it."""
+        errors = [answer for answer in self.answers.values() if is_misuse(answer)]
+        possible = len(self._quorum.members) - len(errors) >= self._quorum.majority
+        return None if possible else errors[0]
 
     def has_refused(self, member: int) -> bool:
         return member in self.answers and (
