@@ -12,7 +12,6 @@ import redis
 from conftest import SERVERS, Members, Server, until
 
 import dlock
-from dlock._round import Request, Round
 
 
 @pytest.fixture(scope="module", params=sorted(SERVERS))
@@ -194,6 +193,44 @@ def test_one_of_those_who_ask_at_once_wins_while_a_member_is_silent(members):
         next(lock for won, lock in outcomes if won).release()
 
 
+def test_taken_is_said_of_what_somebody_else_has(members, masters):
+    first, second, third = in_order(members, masters)
+    members.proxies[third].silent = True
+
+    def asked(holders):
+        """How often one that does not wait asks the first."""
+        for member, token in zip((first, second), holders):
+            assert members.direct[member].execute_command("DLOCK.ACQUIRE", "foo", token, 60_000)
+        before = calls(members.direct[first], "dlock.acquire")
+        assert not members.lock(timeout=10).acquire(blocking=False)
+        for member, token in zip((first, second), holders):
+            assert members.direct[member].execute_command("DLOCK.RELEASE", "foo", token)
+        return calls(members.direct[first], "dlock.acquire") - before
+
+    assert asked(["one", "one"]) == 1
+    # Two have a part each: both will give it back, and one of all wins. That does not come, and it ends.
+    assert asked(["one", "two"]) > 10
+
+
+def test_a_position_in_an_earlier_queue_is_given_back(members, masters, monkeypatch):
+    # So that it does not just expire.
+    monkeypatch.setattr("dlock._queue.KEEP", 600)
+    first, second, _ = in_order(members, masters)
+    holds, waits = members.lock(timeout=60), members.lock(timeout=60, thread_local=False)
+    holds.acquire()
+    waiting = threading.Thread(target=waits.acquire)
+    waiting.start()
+    until("it waits", lambda: waiters(members.direct[first]) == 1)
+    with stopped(masters[first]):
+        until("it waits at the next one", lambda: waiters(members.direct[second]) == 1)
+    until("it waits there only", lambda: waiters(members.direct[first]) == 0)
+    assert waiters(members.direct[second]) == 1
+    holds.release()
+    waiting.join(30)
+    waits.release()
+    until("nothing is left", lambda: not any(members.held()))
+
+
 def test_one_client_cannot_reach_the_master_of_the_queue(members, masters):
     first = in_order(members, masters)[0]
     members.proxies[first].refuse = True
@@ -232,82 +269,3 @@ def test_what_is_broken_on_a_member_that_was_restarted_stays_broken(members, mas
     assert members.held() == [False, True, True]
     assert not lock.lost.is_set()
     lock.release()
-
-
-# Without servers: what a question to all is decided by.
-
-
-def quorum_of(members, silent=()):
-    quorum = dlock.Quorum([redis.Redis() for _ in range(members)])
-    for member in quorum.all():
-        answer = redis.TimeoutError() if member in silent else "anything"
-        quorum._note(member, answer, f"server {member}")
-    return quorum
-
-
-def asking(quorum):
-    steps = quorum.ask(quorum.all(), ("PING",), lambda answers, awaited: not awaited)
-    return steps, next(steps)
-
-
-def test_nobody_waits_for_the_silent_while_a_majority_answers():
-    quorum = quorum_of(5, silent=[0, 3])
-    steps, step = asking(quorum)
-    assert sorted(step.questions) == [0, 1, 2, 3, 4]
-    assert not step.enough({1: 1, 2: 1})
-    assert step.enough({1: 1, 2: 1, 4: 1})
-    with pytest.raises(StopIteration):
-        steps.send({1: 1, 2: 1, 4: 1})
-    # One question at a time.
-    _, step = asking(quorum)
-    assert sorted(step.questions) == [1, 2, 4]
-    step.heard(3, "an answer, at last", "server 3")
-    _, step = asking(quorum)
-    assert sorted(step.questions) == [1, 2, 3, 4]
-    assert not step.enough({1: 1, 2: 1, 4: 1})
-
-
-def test_without_a_majority_of_the_others_the_silent_are_waited_for():
-    _, step = asking(quorum_of(5, silent=[0, 1, 3]))
-    assert not step.enough({2: 1, 4: 1})
-    assert step.enough(dict.fromkeys(range(5), 1))
-
-
-def test_one_that_was_never_asked_is_waited_for_once():
-    quorum = quorum_of(5)
-    for member in 3, 4:
-        del quorum.run_ids[member]
-    steps = quorum.meet()
-    step = next(steps)
-    assert sorted(step.questions) == [3, 4]
-    step.heard(3, redis.TimeoutError(), None)
-    # The time is over, and the other one has not answered either.
-    with pytest.raises(StopIteration):
-        steps.send({3: redis.TimeoutError()})
-    assert list(quorum.meet()) == []
-    _, step = asking(quorum)
-    assert step.enough({0: 1, 1: 1, 2: 1})
-
-
-def test_of_those_who_ask_in_order_one_goes_on():
-    quorum = quorum_of(3)
-    this = Round(quorum, Request(b"foo", "foo", 10_000, (), False), b"token", quorum.order(b"foo"))
-    steps = this.in_order()
-    step = next(steps)
-    # The others are not asked before the first one has granted.
-    assert list(step.questions) == [0] and not step.enough({})
-    step = steps.send({0: 7})
-    assert sorted(step.questions) == [1, 2] and not step.enough({})
-    assert step.enough({1: 8})
-    with pytest.raises(StopIteration) as end:
-        steps.send({1: 8})
-    assert end.value.value is True
-
-
-def test_the_silent_come_last_in_the_order_of_queues():
-    quorum = quorum_of(3, silent=[0])
-    assert quorum.order(b"foo") == [1, 2, 0]
-    # Where others were met.
-    quorum.contended.note_queue(b"foo", 2)
-    assert quorum.order(b"foo") == [2, 0]
-    assert quorum.order(b"bar") == [1, 2, 0]

@@ -1,0 +1,107 @@
+"""What decides in a quorum, without servers: which answers a question waits for, and where to queue."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+import dlock
+from dlock._round import Request, Round
+
+
+def quorum_of(members, silent=()):
+    quorum = dlock.Quorum([redis.Redis() for _ in range(members)])
+    for member in quorum.all():
+        quorum._note(member, "anything", f"server {member}")
+        if member in silent:
+            quorum._note(member, redis.TimeoutError(), None)
+    return quorum
+
+
+def asking(quorum):
+    steps = quorum.ask(quorum.all(), ("PING",), lambda answers, awaited: not awaited)
+    return steps, next(steps)
+
+
+def test_nobody_waits_for_the_silent_while_a_majority_answers():
+    quorum = quorum_of(5, silent=[0, 3])
+    steps, step = asking(quorum)
+    assert sorted(step.questions) == [0, 1, 2, 3, 4]
+    assert not step.enough({1: 1, 2: 1})
+    assert step.enough({1: 1, 2: 1, 4: 1})
+    with pytest.raises(StopIteration):
+        steps.send({1: 1, 2: 1, 4: 1})
+    # One question at a time.
+    _, step = asking(quorum)
+    assert sorted(step.questions) == [1, 2, 4]
+    step.heard(3, "an answer, at last", "server 3")
+    _, step = asking(quorum)
+    assert sorted(step.questions) == [1, 2, 3, 4]
+    assert not step.enough({1: 1, 2: 1, 4: 1})
+
+
+def test_without_a_majority_of_the_others_the_silent_are_waited_for():
+    _, step = asking(quorum_of(5, silent=[0, 1, 3]))
+    assert not step.enough({2: 1, 4: 1})
+    assert step.enough(dict.fromkeys(range(5), 1))
+
+
+def test_one_that_was_never_asked_is_waited_for_once():
+    quorum = quorum_of(5)
+    for member in 3, 4:
+        del quorum.run_ids[member]
+    steps = quorum.meet()
+    step = next(steps)
+    assert sorted(step.questions) == [3, 4]
+    step.heard(3, redis.TimeoutError(), None)
+    # The time is over, and the other one has not answered either.
+    with pytest.raises(StopIteration):
+        steps.send({3: redis.TimeoutError()})
+    assert list(quorum.meet()) == []
+    _, step = asking(quorum)
+    assert step.enough({0: 1, 1: 1, 2: 1})
+
+
+def test_of_those_who_ask_in_order_one_goes_on():
+    quorum = quorum_of(3)
+    this = Round(quorum, Request(b"foo", "foo", 10_000, (), False), b"token", quorum.order(b"foo"))
+    steps = this.in_order()
+    step = next(steps)
+    # The others are not asked before the first one has granted.
+    assert list(step.questions) == [0] and not step.enough({})
+    step = steps.send({0: 7})
+    assert sorted(step.questions) == [1, 2] and not step.enough({})
+    assert step.enough({1: 8})
+    with pytest.raises(StopIteration) as end:
+        steps.send({1: 8})
+    assert end.value.value is True
+
+
+@pytest.mark.parametrize(
+    "order, answers, queue",
+    [
+        ([0, 1, 2], {0: 5, 1: 6, 2: 7}, None),
+        # Refused by a later one: others queue there.
+        ([0, 1, 2], {0: 5, 1: 6, 2: None}, 2),
+        ([0, 1, 2], {0: 5, 1: None, 2: None}, 1),
+        # Its queue does not move.
+        ([0, 1, 2], {0: None}, 1),
+        ([2], {2: None}, None),
+        # Whoever waits in a later queue stays there.
+        ([1, 2], {0: None, 1: 6, 2: 7}, 1),
+    ],
+)
+def test_where_to_queue_next(order, answers, queue):
+    this = Round(quorum_of(3), Request(b"foo", "foo", 10_000, (), False), b"token", order)
+    next(this.queued(0.1, None, True))
+    this.answers = answers
+    assert this.next_queue() == queue
+
+
+def test_the_silent_come_last_in_the_order_of_queues():
+    quorum = quorum_of(3, silent=[0])
+    assert quorum.order(b"foo") == [1, 2, 0]
+    # Where others were met.
+    quorum.contended.note_queue(b"foo", 2)
+    assert quorum.order(b"foo") == [2, 0]
+    assert quorum.order(b"bar") == [1, 2, 0]
