@@ -214,6 +214,10 @@ class Background:
                 try:
                     await self._subscription(desk)
                 except (RedisError, OSError, ReferenceError, RuntimeError, ValueError) as why:
+                    # A connection that fails at that very moment hides that the task is cancelled. It can
+                    # tell from Python 3.11 on; before, the loop is held up until the desk is idle.
+                    if getattr(asyncio.current_task(), "cancelling", int)():
+                        break
                     logger.debug("not listening: %s", why)
                     desk.disconnected()
                     await asyncio.sleep(LIMIT / 2)
