@@ -122,7 +122,10 @@ class Background:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if task.cancelled():
-            # The loop is ending: a task that began now would be left over.
+            # The loop is ending: a task that began now would be left over. Of a member only releases are
+            # owed, and there is nobody left to send them.
+            while self._connected is not None and self._timers:
+                self._timers.popitem()[1].cancel()
             return
         if task.exception() is not None:
             logger.error("a background task failed", exc_info=task.exception())
