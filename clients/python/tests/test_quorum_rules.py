@@ -6,6 +6,8 @@ import pytest
 import redis
 
 import dlock
+from dlock._queue import Lookout
+from dlock._quorum import QuorumAttempt
 from dlock._round import Request, Round
 
 
@@ -102,6 +104,34 @@ def test_the_silent_come_last_in_the_order_of_queues():
     quorum = quorum_of(3, silent=[0])
     assert quorum.order(b"foo") == [1, 2, 0]
     # Where others were met.
-    quorum.contended.note_queue(b"foo", 2)
+    quorum.note_queue(b"foo", 2)
     assert quorum.order(b"foo") == [2, 0]
     assert quorum.order(b"bar") == [1, 2, 0]
+
+
+def test_all_go_to_a_later_queue_together_and_nobody_goes_back():
+    quorum = quorum_of(3)
+    lookouts = [Lookout(quorum, member, b"foo") for member in quorum.all()]
+    quorum.lookouts.update({(member, b"foo"): lookout for member, lookout in enumerate(lookouts)})
+    quorum.note_queue(b"foo", 1)
+    assert [lookout.left for lookout in lookouts] == [1, 0, 1]
+    quorum.note_queue(b"foo", 0)
+    assert quorum.order(b"foo") == [1, 2]
+    assert [lookout.left for lookout in lookouts] == [1, 0, 1]
+
+
+@pytest.mark.parametrize("after, order", [(b"stays", [2]), (b"own", [0, 1, 2]), (b"another", [0, 1, 2])])
+def test_others_queue_where_they_stay(after, order):
+    quorum = quorum_of(3)
+    attempt = QuorumAttempt(quorum, b"foo", "foo", b"own", 10_000, (), False)
+    won = attempt._begin(quorum.order(b"foo"))
+    won.answers = {0: 5, 1: 6, 2: None}
+    (begun,) = attempt._meet_others(won)
+    assert begun.member == 2
+    steps = begun.steps
+    next(steps)
+    steps.send({b"holders": [{b"token": b"stays"}, {b"token": b"own"}]})
+    next(steps)
+    with pytest.raises(StopIteration):
+        steps.send({b"holders": [{b"token": after}]})
+    assert quorum.order(b"foo") == order

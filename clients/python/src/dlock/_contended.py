@@ -24,10 +24,8 @@ class Contended:
             self._until.clear()
         self._until[key] = now() + MEMORY
 
-    def note_queue(self, key: bytes, queue: int | None) -> None:
+    def note_queue(self, key: bytes, queue: int) -> None:
         """Records where others queue: see `Round.next_queue`."""
-        if queue is None:
-            return
         if len(self._queues) >= MANY:
             self._queues.clear()
         self._queues[key] = queue, now() + QUEUE_MEMORY
@@ -35,6 +33,7 @@ class Contended:
     def __contains__(self, key: bytes) -> bool:
         return now() < self._until.get(key, 0.0)
 
-    def queue(self, key: bytes) -> int | None:
+    def queue(self, key: bytes, age: float = QUEUE_MEMORY) -> int | None:
+        """Where others queue, if that was noted no longer than `age` ago."""
         queue, until = self._queues.get(key, (None, 0.0))
-        return queue if now() < until else None
+        return queue if now() + QUEUE_MEMORY < until + age else None

@@ -86,21 +86,43 @@ class Quorum:
         """Whether it did not answer when it was last asked: it is no place to queue."""
         return member in self._silent
 
-    def order(self, key: bytes) -> list[int]:
-        """The order in which everybody tries the members' queues, however they spell the addresses. Silent
-        ones come last. It begins where others queue, if somebody was met at a later queue."""
-
-        def rank(member: int) -> tuple[bool, bool, str, str]:
-            run_id = self.run_ids.get(member, UNKNOWN)
-            return member in self._silent, run_id.startswith(UNKNOWN), run_id, _address(self.members[member])
-
-        order = sorted(self.all(), key=rank)
-        queue = self.contended.queue(key)
-        return order if queue is None or queue in self._silent else order[order.index(queue) :]
-
     def get_encoder(self) -> Any:
         first = self.members[0]
         return first.get_encoder() if hasattr(first, "get_encoder") else first.connection_pool.get_encoder()
+
+    # In which queue the clients meet. Each finds it for itself: the first one it can reach, or a later one
+    # where it has met others.
+
+    def order(self, key: bytes) -> list[int]:
+        """The order in which the members' queues are tried."""
+        order, noted = self._common_order(), self._noted(key)
+        return order if noted is None else order[order.index(noted) :]
+
+    def note_queue(self, key: bytes, queue: int) -> None:
+        """Notes that others queue there, and takes along those who wait for it elsewhere: one by one they
+        would take long to leave a queue, and the heads of two queues keep each other from a majority. From a
+        later queue nobody goes back to an earlier one while both are in use."""
+        order, noted = self._common_order(), self._noted(key)
+        if noted is not None and order.index(noted) > order.index(queue):
+            return
+        self.contended.note_queue(key, queue)
+        for (member, name), lookout in list(self.lookouts.items()):
+            if name == key and member != queue:
+                lookout.send_away()
+
+    def _noted(self, key: bytes) -> int | None:
+        queue = self.contended.queue(key)
+        return None if queue is None or self.is_silent(queue) else queue
+
+    def _common_order(self) -> list[int]:
+        """The same for all clients, however they spell the addresses. Silent members come last."""
+
+        def rank(member: int) -> tuple[bool, bool, str, str]:
+            run_id = self.run_ids.get(member, UNKNOWN)
+            unknown = run_id.startswith(UNKNOWN)
+            return self.is_silent(member), unknown, run_id, _address(self.members[member])
+
+        return sorted(self.all(), key=rank)
 
     # Asking.
 
@@ -228,7 +250,9 @@ class Holders:
 
 def run_id(info: Any) -> str | None:
     """Who answers INFO like that."""
-    found = re.search(r"^run_id:(\w+)", info if isinstance(info, str) else info.decode(), re.MULTILINE)
+    found = re.search(
+        r"^run_id:(\w+)", info if isinstance(info, str) else info.decode("utf-8", "replace"), re.MULTILINE
+    )
     return found and found[1]
 
 

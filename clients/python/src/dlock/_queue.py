@@ -34,8 +34,8 @@ class Lookout:
 
     def __init__(self, quorum: Quorum, queue: int, key: bytes) -> None:
         self.waits: set[Wait] = set()
-        # How often it was found that the queue does not move.
-        self.stuck = 0
+        # How often they were told to leave.
+        self.left = 0
         self._quorum = quorum
         self._name = queue, key
         self._pause = FIRST_LOOK
@@ -60,10 +60,14 @@ class Lookout:
             self._at = now() + max(self._pause, LOOK_FACTOR * (now() - began))
         there = None if self._quorum.may_move(queue, holders) else holders[queue]
         if there is not None and there == self._before:
-            self.stuck += 1
-            for wait in list(self.waits):
-                wait.event.set()
+            self.send_away()
         self._before = there
+
+    def send_away(self) -> None:
+        """Lets all leave the queue."""
+        self.left += 1
+        for wait in list(self.waits):
+            wait.event.set()
 
     def leave(self, wait: Wait) -> None:
         self.waits.discard(wait)
@@ -95,8 +99,8 @@ class Waiter:
         self._keep = int(KEEP * 1000)
 
     def wait(self, sleep: float, end: float | None, may_move_on: bool) -> Steps:
-        """Waits until the turn has come: answers True. None: the time is over, the wait was cancelled, or the
-        queue does not move. An error: the member does not grant."""
+        """Waits until the turn has come: answers True. None: the time is over, the wait was cancelled, or
+        the queue is to be left. An error: the member does not grant."""
         wait: Wait = yield Listen(self._queue)
         lookouts = self._quorum.lookouts
         name = self._queue, self._key
@@ -112,7 +116,7 @@ class Waiter:
 
     def _asking(self, wait: Wait, lookout: Lookout | None, sleep: float, end: float | None) -> Steps:
         """Asks for the lock, and again whenever it may have been granted, or the position would be lost."""
-        stuck = 0 if lookout is None else lookout.stuck
+        left = 0 if lookout is None else lookout.left
         unheard = FIRST_PAUSE
         lost = 0
         while True:
@@ -162,8 +166,8 @@ class Waiter:
                     break
             if wait.granted:
                 return True
-            is_stuck = lookout is not None and lookout.stuck != stuck
-            if wait.cancelled or is_stuck or (end is not None and now() >= end):
+            leaves = lookout is not None and lookout.left != left
+            if wait.cancelled or leaves or (end is not None and now() >= end):
                 return None
 
     def _ask(self, wait: Wait) -> Steps:

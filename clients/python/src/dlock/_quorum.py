@@ -8,10 +8,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from redis.exceptions import RedisError
+
 from . import _protocol
 from ._attempt import NO_ANSWER, Owe
 from ._hold import OwedRelease, Sleep, Steps, now
-from ._members import Holders, NoQuorumError, Quorum
+from ._members import MAX_HOLDERS, Begin, Holders, NoQuorumError, Quorum
 from ._protocol import Args, Key, error
 from ._round import Request, Round
 from ._waits import KEEP
@@ -102,7 +104,7 @@ class QuorumAttempt:
             else:
                 won = yield from (this.in_order() if turn == IN_ORDER else this.at_once())
             if won:
-                quorum.contended.note_queue(key, this.next_queue())
+                yield from self._meet_others(this)
                 return True
             length = now() - began
             yield self.owe()
@@ -122,14 +124,18 @@ class QuorumAttempt:
             if not blocking or self.given or (end is not None and now() >= end):
                 return False
             was_queued, turn = turn == QUEUED, AT_ONCE
-            if was_queued:
-                quorum.contended.note_queue(key, this.next_queue())
+            # Others of this client have met somebody elsewhere while it waited.
+            elsewhere = quorum.contended.queue(key, age=length)
+            moves = was_queued and elsewhere not in (None, this.queue())
+            next_queue = this.next_queue()
+            if was_queued and not moves and next_queue is not None:
+                quorum.note_queue(key, next_queue)
             order = quorum.order(key)
             if is_taken and not was_queued:
                 quorum.contended.note(key)
                 turn = QUEUED
                 order = [member for member in order if this.is_reachable(member)] or order
-            elif is_taken and this.next_queue() is not None:
+            elif is_taken and (moves or next_queue is not None):
                 turn = QUEUED
             else:
                 yield self._backoff(end)
@@ -149,6 +155,31 @@ class QuorumAttempt:
         # Where that may not be asked, somebody has it who leaves no vote.
         is_known = all(holders[member] is not None or quorum.is_silent(member) for member in quorum.all())
         return not quorum.has_holder(holders) and (is_known or this.grants() > 0)
+
+    def _meet_others(self, won: Round) -> Steps:
+        """Notes where others queue. Of a member that has refused one who has the lock it is looked first:
+        what its predecessor releases may have been on the way there."""
+        queue = won.next_queue()
+        if queue is None:
+            return
+        if won.has_refused(queue):
+            yield Begin(queue, self._look_for_others(queue, won.token))
+        else:
+            self._quorum.note_queue(self._request.key, queue)
+
+    def _look_for_others(self, queue: int, own: bytes) -> Steps:
+        key = self._request.key
+        command = _protocol.inspect(key, MAX_HOLDERS)
+        try:
+            began = now()
+            before = _protocol.holders((yield command), MAX_HOLDERS) or set()
+            yield Sleep(now() - began)
+            after = _protocol.holders((yield command), MAX_HOLDERS) or set()
+        except RedisError:
+            return
+        # Who queues there keeps what it has for longer.
+        if before & after - {own}:
+            self._quorum.note_queue(key, queue)
 
     def _backoff(self, end: float | None) -> Any:
         """Not at once, or those who lost to each other would collide again."""

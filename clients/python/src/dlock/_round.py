@@ -104,6 +104,10 @@ class Round:
             self._queue += 1
         return False
 
+    def queue(self) -> int | None:
+        """Whose queue decides the turn."""
+        return self._order[self._queue] if self._queue < len(self._order) else None
+
     def next_queue(self) -> int | None:
         """Where to queue next, if not at the first member as ever. One whose turn came, and who is refused by
         a later member, meets others who queue there, as the earlier ones are out of their reach; it goes to
