@@ -6,6 +6,7 @@ import pytest
 import redis
 
 import dlock
+from dlock._hold import OwedRelease
 from dlock._queue import Lookout
 from dlock._quorum import QuorumAttempt
 from dlock._round import Request, Round
@@ -135,3 +136,19 @@ def test_others_queue_where_they_stay(after, order):
     with pytest.raises(StopIteration):
         steps.send({b"holders": [{b"token": after}]})
     assert quorum.order(b"foo") == order
+
+
+def test_one_that_does_not_answer_a_release_is_silent():
+    quorum = quorum_of(3)
+    owed = OwedRelease(b"foo", b"token", 10)
+    quorum.owe({1: owed}, lambda: True)
+    _, step = asking(quorum)
+    steps = owed.wake()
+    next(steps)
+    with pytest.raises(StopIteration):
+        steps.throw(redis.TimeoutError())
+    # What was asked before, and is still to be sent there, has its answer.
+    with pytest.raises(StopIteration) as end:
+        next(step.questions[1])
+    assert isinstance(end.value.value, redis.TimeoutError)
+    assert step.enough({0: 1, 2: 1})

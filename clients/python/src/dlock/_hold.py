@@ -199,6 +199,7 @@ class Owed:
         self.ended: int | None = None
         self.forget: Callable[[], object] | None = None
         self.answered: Callable[[], object] | None = None
+        self.failed: Callable[[Exception], object] | None = None
         self._command = command
         self._times = times
         self._until = now() + lasts
@@ -221,8 +222,10 @@ class Owed:
             self._times -= 1
             if self.answered is not None:
                 self.answered()
-        except RedisError:
+        except RedisError as why:
             self._pause = min(self._pause * 2, 2.0)
+            if self.failed is not None:
+                self.failed(why)
         self._next = now() + self._pause
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -10,9 +11,9 @@ from typing import Any, Callable
 from redis.exceptions import LockError, RedisError, ResponseError, TimeoutError
 
 from . import _protocol
-from ._attempt import NO_ANSWER
+from ._attempt import NO_ANSWER, Owe
 from ._contended import Contended
-from ._hold import Steps, now
+from ._hold import Owed, Steps, now
 from ._protocol import Args
 
 # In place of a run id that the user may not ask for.
@@ -161,7 +162,7 @@ class Quorum:
         found = yield Ask(questions, is_enough, noted)
         if not is_enough(found):
             for member in questions.keys() - found.keys():
-                self._silent.setdefault(member, (now(), TimeoutError("no answer in time")))
+                self.note_silence(member, TimeoutError("no answer in time"))
         return known(found)
 
     def _question(self, member: int, command: Args, asked_at: float) -> Steps:
@@ -182,7 +183,7 @@ class Quorum:
     def _note(self, member: int, answer: Any, run_id: str | None) -> None:
         self._asked_at.pop(member, None)
         if isinstance(answer, NO_ANSWER):
-            self._silent.setdefault(member, (now(), answer))
+            self.note_silence(member, answer)
             return
         # First written and then compared: of two that answer at once, at least one sees the other. Two
         # addresses of one server would vote twice.
@@ -190,6 +191,17 @@ class Quorum:
         if any(self.run_ids[member] == self.run_ids.get(other) for other in self.all() if other != member):
             self._doubles.add(member)
         self._silent.pop(member, None)
+
+    def note_silence(self, member: int, why: Exception) -> None:
+        if isinstance(why, NO_ANSWER):
+            self._silent.setdefault(member, (now(), why))
+
+    def owe(self, owed: Mapping[int, Owed], enough: Callable[[], bool]) -> Owe:
+        """A step: what is owed by these members. Those that do not answer it need not be asked something else
+        to be found silent."""
+        for member, each in owed.items():
+            each.failed = functools.partial(self.note_silence, member)
+        return Owe(owed, enough)
 
     def meet(self) -> Steps:
         """Asks those who they are that were never asked: only then there is an order of queues."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from . import _protocol
-from ._attempt import Owe
 from ._core import Core
 from ._extension import Extension
 from ._hold import Hold, OwedRelease, Steps
@@ -59,7 +58,7 @@ class Quorate(Core):
         # What was never asked for is not held: nobody owes its release to a member that is away.
         members = self.redis.all() if asked is None else sorted(asked)
         owed = {member: OwedRelease(self._key, token, lasts, times=times) for member in members}
-        yield Owe(owed, lambda: self._released(owed) is not None)
+        yield self.redis.owe(owed, lambda: self._released(owed) is not None)
         released = self._released(owed)
         if released is None:
             raise error(NoQuorumError, "Not confirmed yet: the release goes on in the background", self.name)

@@ -83,7 +83,7 @@ class QuorumAttempt:
         reached = [
             member for member, answer in answers if not isinstance(answer, NO_ANSWER) and member in owed
         ]
-        return Owe(owed, lambda: all(owed[member].ended is not None for member in reached))
+        return self._quorum.owe(owed, lambda: all(owed[member].ended is not None for member in reached))
 
     def close(self) -> None:
         pass

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import ResponseError
 
 from . import _protocol
-from ._attempt import LATE, Owe
+from ._attempt import LATE
 from ._hold import Owed, Sleep, Steps, now, trusted
 from ._members import Answers, Holders, Quorum, is_misuse, report, word
 from ._protocol import Args, Key
@@ -100,7 +100,7 @@ class Round:
                 return False
             # Not a RELEASE: it would end what this member grants later. Nobody keeps a position in two
             # queues.
-            yield Owe({queue: Owed(_protocol.cancel(key, self.token), KEEP)}, lambda: True)
+            yield self._quorum.owe({queue: Owed(_protocol.cancel(key, self.token), KEEP)}, lambda: True)
             self._queue += 1
         return False
 
