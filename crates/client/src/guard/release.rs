@@ -10,7 +10,6 @@ use tokio::time::timeout;
 
 use crate::clock::now;
 use crate::error::ReleaseError;
-use crate::node::Reply;
 use crate::quorum::{Member, Refusal, Vote};
 use crate::service::{Channels, Service};
 
@@ -44,7 +43,7 @@ impl Releases {
                 // Not polled here: its timers must not be those of the user's runtime, which may end first.
                 let call = service.finish(async move {
                     let reply = channel.release(&command).await;
-                    if !matches!(reply, Reply::Said(_)) {
+                    if !reply.confirms_release() {
                         channel.owe_release(command, until);
                     }
                     (member, reply.released())

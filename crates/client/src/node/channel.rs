@@ -140,7 +140,7 @@ impl Channel {
             let mut backoff = fresh_backoff();
             while now() < until {
                 sleep(backoff.next()).await;
-                if let Reply::Said(_) = Channel::new(node.clone()).ask(&*command, None, node.limit).await {
+                if Channel::new(node.clone()).ask(&*command, None, node.limit).await.confirms_release() {
                     return;
                 }
             }

@@ -49,6 +49,11 @@ impl Reply {
         self.vote(|value| u64::read(value).map(|ended| held_if(ended > 0)))
     }
 
+    /// Whether the master has carried a RELEASE out. One that refuses to write keeps the hold.
+    pub(crate) fn confirms_release(&self) -> bool {
+        matches!(self, Reply::Said(Value::Int(_)))
+    }
+
     /// To WAITERS. Without the permission to look, somebody may wait.
     pub(crate) fn nobody_waits(self) -> Vote {
         match self.found(reading::queue) {
