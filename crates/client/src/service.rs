@@ -15,6 +15,7 @@ use crate::acquire::contended::Contended;
 use crate::background::Background;
 use crate::clock::{now, sleep_until};
 use crate::error::{BuildError, NodeReport, NodeState, Report};
+use crate::inspect::Holder;
 use crate::lease::Lease;
 use crate::node::{Address, Channel, ConnectError, MemberList, Node};
 use crate::options::{ClientBuilder, Retry};
@@ -123,17 +124,20 @@ impl Service {
         &self.nodes[usize::from(member.0)]
     }
 
-    /// The tokens that hold the resource, by master; `None` where that is not known.
-    pub(crate) async fn holders(&self, resource: &[u8]) -> Vec<Option<Vec<String>>> {
-        join_all(self.quorum.members().map(|member| self.holders_at(member, resource))).await
+    /// Who holds the resource, by master; `None` where that is not known.
+    pub(crate) async fn holds(&self, resource: &[u8]) -> Vec<Option<Vec<Holder>>> {
+        let question = &request::inspect(resource, MAX_HOLDERS_READ);
+        let asked = self.nodes.iter().map(|node| async move {
+            let answer = Channel::new(node.clone()).ask(question, None, node.limit).await;
+            let holders = answer.found(reading::inspection).ok()?.unwrap_or_default().holders;
+            (holders.len() < MAX_HOLDERS_READ as usize).then_some(holders)
+        });
+        join_all(asked).await
     }
 
-    pub(crate) async fn holders_at(&self, member: Member, resource: &[u8]) -> Option<Vec<String>> {
-        let (node, question) = (self.node(member), request::inspect(resource, MAX_HOLDERS_READ));
-        let answer = Channel::new(node.clone()).ask(&question, None, node.limit).await;
-        let holders = answer.found(reading::inspection).ok()?.unwrap_or_default().holders;
-        let all = holders.len() < MAX_HOLDERS_READ as usize;
-        all.then(|| holders.into_iter().map(|holder| holder.token).collect())
+    /// The tokens that hold the resource, by master.
+    pub(crate) async fn holders(&self, resource: &[u8]) -> Vec<Option<Vec<String>>> {
+        tokens(&self.holds(resource).await)
     }
 
     /// How long until a majority can vote, if only masters in grace are missing.
@@ -222,4 +226,10 @@ impl Service {
         let names = self.nodes.iter().map(|node| node.name.clone());
         Report(names.zip(states).map(|(server, state)| NodeReport { server, state }).collect())
     }
+}
+
+/// The tokens of holders.
+pub(crate) fn tokens(holds: &[Option<Vec<Holder>>]) -> Vec<Option<Vec<String>>> {
+    let of = |there: &Vec<Holder>| there.iter().map(|holder| holder.token.clone()).collect();
+    holds.iter().map(|there| there.as_ref().map(of)).collect()
 }

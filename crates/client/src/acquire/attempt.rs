@@ -105,7 +105,7 @@ impl Attempt {
                 // With a given token there is no second round.
                 let may_move_on = quorum.majority() > 1 && self.asked.token.is_none();
                 let (until, on_position) = (self.deadline.instant(), self.on_position.clone());
-                Start::Queued(Queueing { until, on_position, may_move_on, is_upgrade: false })
+                Start::Queued(Queueing { until, on_position, may_move_on, is_last: false, is_upgrade: false })
             }
         };
         Round::begin(&self.service, plan, request, channels, &course.order, start, self.deadline)

@@ -24,6 +24,8 @@ struct Found {
     contended_until: Instant,
     /// Where to queue, and until when.
     queue: Option<(Member, Instant)>,
+    /// Until then nobody looks again whether others queue elsewhere.
+    looked_until: Instant,
 }
 
 impl Contended {
@@ -34,6 +36,27 @@ impl Contended {
     /// Records where others queue: see [`Acquisition::next_queue`](crate::quorum::Acquisition::next_queue).
     pub(crate) fn note_queue(&self, resource: &[u8], queue: Member) {
         self.change(resource, |found| found.queue = Some((queue, now() + QUEUE_MEMORY)));
+    }
+
+    pub(crate) fn forget_queue(&self, resource: &[u8]) {
+        self.change(resource, |found| found.queue = None);
+    }
+
+    /// Whether to look where others queue: one at a time, and not all the time.
+    pub(crate) fn may_look(&self, resource: &[u8]) -> bool {
+        let mut may = false;
+        self.change(resource, |found| {
+            may = found.looked_until <= now();
+            if may {
+                found.looked_until = now() + MEMORY;
+            }
+        });
+        may
+    }
+
+    /// [`may_look`](Self::may_look) again: nothing suspicious was there.
+    pub(crate) fn saw_nobody(&self, resource: &[u8]) {
+        self.change(resource, |found| found.looked_until = now());
     }
 
     pub(crate) fn contains(&self, resource: &[u8]) -> bool {
@@ -60,7 +83,7 @@ impl Contended {
                 !is_past(found.contended_until) || found.queue.is_some_and(|(_, until)| !is_past(until))
             });
         }
-        let new = || Found { contended_until: now(), queue: None };
+        let new = || Found { contended_until: now(), queue: None, looked_until: now() };
         change(all.entry(resource.to_vec()).or_insert_with(new));
     }
 

@@ -115,7 +115,13 @@ impl Course {
         if was_queued && !moves {
             failed.next_queue.iter().for_each(|queue| service.note_queue(&attempt.resource, *queue));
         }
+        // The last queue does not move either: back to the first.
+        let returns = was_queued && !moves && failed.next_queue.is_none() && failed.is_refused_by_queue();
+        if returns {
+            service.contended.forget_queue(&attempt.resource);
+        }
         self.order = service.queue_order(&attempt.resource);
+        let returns = returns && self.order.first() != failed.queue.as_ref();
         let grace = service.grace(&failed.votes);
         let answered = failed.reason != FailureReason::Impossible || grace.is_some();
         if answered && matches!(self.majority, Majority::NeverSeen) {
@@ -131,13 +137,18 @@ impl Course {
                 }
                 Next::Round
             }
-            (FailureReason::Taken, _) if moves || failed.next_queue.is_some() => {
+            (FailureReason::Taken, _) if moves || returns || failed.next_queue.is_some() => {
                 self.turn = Turn::Queue;
                 Next::Round
             }
             // Not at once, or those who lost to each other would collide again.
             (FailureReason::Taken | FailureReason::TooLate, _) => Next::RoundAfter(self.backoff.next()),
-            (FailureReason::Impossible, Some(left)) => Next::RoundAfter(left + self.backoff.next()),
+            // Grace may end earlier than was said, and a master that was missing may come back.
+            (FailureReason::Impossible, Some(left)) => {
+                let pause = self.outage_backoff.next();
+                let spread = rand::random_range(Duration::ZERO..=service.retry.pause);
+                Next::RoundAfter(if left < pause { left + spread } else { pause })
+            }
             (FailureReason::Impossible, None) => {
                 if was_queued && self.failed_queues < service.retry.times {
                     self.failed_queues += 1;
@@ -164,6 +175,11 @@ impl Course {
 }
 
 impl Failed {
+    fn is_refused_by_queue(&self) -> bool {
+        let vote = self.queue.and_then(|queue| self.votes[usize::from(queue.0)].as_ref());
+        vote == Some(&Vote::Refused(Refusal::Taken))
+    }
+
     /// Whether waiting at this master makes sense.
     fn is_reachable(&self, member: Member) -> bool {
         !matches!(

@@ -5,10 +5,23 @@ use std::sync::Arc;
 use tokio::time::sleep;
 
 use crate::clock::now;
+use crate::inspect::Holder;
+use crate::node::Channel;
 use crate::quorum::Member;
-use crate::reading::shown;
-use crate::request::LockRequest;
+use crate::reading::{self, shown};
+use crate::request::{self, LockRequest};
 use crate::service::Service;
+
+/// Whoever's turn has come at a master keeps its part there for less time, in ms, while others refuse it.
+pub(super) const HEAD_KEEPS: u64 = 2_000;
+
+/// Who else has a part of the quorum at a master.
+enum Others {
+    None,
+    /// A hold that nobody releases.
+    Leftover,
+    Queue,
+}
 
 impl Service {
     /// The order in which the queues of the masters are tried.
@@ -35,27 +48,51 @@ impl Service {
         }
     }
 
-    /// Notes that others queue at this master, which refused one who has the lock, if they do: what its
-    /// predecessor releases may have been on the way there. Who queues there keeps what it has for longer.
+    /// Notes that others queue at this master, which refused one who has the lock, if they do.
     pub(crate) fn look_for_others(self: &Arc<Self>, request: Arc<LockRequest>, queue: Member) {
+        if !self.contended.may_look(&request.resource) {
+            return;
+        }
         let service = self.clone();
         self.spawn(async move {
-            let begun = now();
-            let before = service.strangers(&request, queue).await;
-            sleep(now().saturating_since(begun)).await;
-            let after = service.strangers(&request, queue).await;
-            if before.iter().any(|stranger| after.contains(stranger)) {
-                service.note_queue(&request.resource, queue);
+            match service.others(&request, queue).await {
+                Others::None => service.contended.saw_nobody(&request.resource),
+                Others::Leftover => {}
+                Others::Queue => service.note_queue(&request.resource, queue),
             }
         });
     }
 
-    /// The tokens of others that hold it there.
-    async fn strangers(&self, request: &LockRequest, at: Member) -> Vec<String> {
+    /// Who has a part of the quorum there. What a predecessor releases is gone after a moment; what was left
+    /// behind grows old.
+    async fn others(&self, request: &LockRequest, queue: Member) -> Others {
+        let begun = now();
+        let before = self.parts(request, queue).await;
+        sleep(now().saturating_since(begun)).await;
+        let after = self.parts(request, queue).await;
+        let stays = |holder: &&Holder| before.iter().any(|earlier| earlier.token == holder.token);
+        match after.iter().find(stays) {
+            None => Others::None,
+            Some(holder) if holder.held_ms < HEAD_KEEPS => Others::Queue,
+            Some(_) if self.somebody_waits(request, queue).await => Others::Queue,
+            Some(_) => Others::Leftover,
+        }
+    }
+
+    /// The holds of others there that are none of a majority, as far as is known.
+    async fn parts(&self, request: &LockRequest, at: Member) -> Vec<Holder> {
         let own = shown(request.token.as_bytes());
-        let mut holders = self.holders_at(at, &request.resource).await.unwrap_or_default();
-        holders.retain(|token| *token != own);
-        holders
+        let holds = self.holds(&request.resource).await;
+        let has = |there: &&Vec<Holder>, token: &str| there.iter().any(|holder| holder.token == token);
+        let votes = |token: &str| holds.iter().flatten().filter(|there| has(there, token)).count();
+        let is_part = |holder: &&Holder| holder.token != own && votes(&holder.token) < self.quorum.majority();
+        holds[usize::from(at.0)].iter().flatten().filter(is_part).cloned().collect()
+    }
+
+    async fn somebody_waits(&self, request: &LockRequest, at: Member) -> bool {
+        let (node, question) = (self.node(at), request::waiters(&request.resource, 1));
+        let answer = Channel::new(node.clone()).ask(&question, None, node.limit).await;
+        answer.found(reading::queue).is_ok_and(|queue| !queue.is_empty())
     }
 
     /// The same for all clients, however they spell the addresses, so that they meet in one queue. A master

@@ -10,15 +10,16 @@ use tokio_util::task::AbortOnDropHandle;
 
 use dlock_protocol::notify::Ended;
 
+use crate::acquire::meeting::HEAD_KEEPS;
 use crate::backoff::Backoff;
 use crate::clock::now;
-use crate::inspect::Position;
+use crate::inspect::{Holder, Position};
 use crate::lease::Instant;
-use crate::node::{Channel, Reply};
+use crate::node::Channel;
 use crate::quorum::{Failure, Refusal, Vote};
 use crate::reading;
 use crate::request::{self, LockRequest};
-use crate::service::Service;
+use crate::service::{Service, tokens};
 
 /// For how long a master keeps a position that is not asked for. A dead waiter is in nobody's way for longer,
 /// and a server or a process that hangs for seconds does not lose its position.
@@ -42,6 +43,8 @@ pub(crate) struct Queueing {
     pub(crate) on_position: Option<OnPosition>,
     /// Whether to leave a queue that does not move.
     pub(crate) may_move_on: bool,
+    /// Whether it is the last one: from there it is a long way back.
+    pub(crate) is_last: bool,
     /// Whether the token holds the lock, and waits for another mode. Then the caller gives the position up: a
     /// RELEASE would end the hold too.
     pub(crate) is_upgrade: bool,
@@ -72,7 +75,7 @@ impl Waiter {
         tokio::select! {
             ended = AbortOnDropHandle::new(asking) => ended.unwrap_or(Vote::Unknown),
             Some(()) = OptionFuture::from(positions) => Vote::Unknown,
-            () = lookout.until(self.until_stuck()), if queueing.may_move_on => Vote::Refused(Refusal::Taken),
+            () = lookout.until(self.until_stuck(queueing.is_last)), if queueing.may_move_on => Vote::Refused(Refusal::Taken),
         }
     }
 
@@ -109,7 +112,7 @@ impl Waiter {
                 // What the caller asks for next must not find itself in the queue.
                 if vote == Vote::Refused(Refusal::Taken)
                     && !is_upgrade
-                    && let Reply::Said(_) = self.channel.ask(&self.request.release(), None, node.limit).await
+                    && self.channel.ask(&self.request.release(), None, node.limit).await.confirms_release()
                 {
                     self.channel.note(&vote);
                 }
@@ -153,20 +156,23 @@ impl Waiter {
     }
 
     /// Returns when those who hold the lock there hold it nowhere else. Found twice in a row: a hold begins
-    /// and ends at one master after the other.
-    async fn until_stuck(&self) {
-        let limit = self.channel.node.limit;
+    /// and ends at one master after the other. In the last queue only once they have it for longer than one
+    /// whose turn has come.
+    async fn until_stuck(&self, is_last: bool) {
+        let (queue, limit) = (self.channel.node.member, self.channel.node.limit);
         let mut backoff = Backoff::new(limit / 8, CHECK_INTERVAL * 2);
         let mut before: Option<Vec<String>> = None;
         let mut took = Duration::ZERO;
         loop {
             sleep(backoff.next().max(took * LOOK_FACTOR)).await;
             let begun = now();
-            let mut holders = self.service.holders(&self.request.resource).await;
+            let holds = self.service.holds(&self.request.resource).await;
             took = now().saturating_since(begun);
-            let queue = self.channel.node.member;
-            let stuck = !self.service.quorum.may_move(queue, &holders);
-            let there = holders[usize::from(queue.0)].take().filter(|_| stuck);
+            let holders = tokens(&holds);
+            let of_now = |there: &Vec<Holder>| is_last && there.iter().any(|it| it.held_ms < HEAD_KEEPS);
+            let is_of_now = holds[usize::from(queue.0)].as_ref().is_some_and(of_now);
+            let stuck = !is_of_now && !self.service.quorum.may_move(queue, &holders);
+            let there = holders.into_iter().nth(queue.0.into()).flatten().filter(|_| stuck);
             if there.is_some() && there == before {
                 return;
             }

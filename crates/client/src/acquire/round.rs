@@ -211,7 +211,7 @@ impl Round {
 
     fn join_queue(&mut self, to: Member) {
         let Some(mut queueing) = self.queueing.clone() else { return };
-        queueing.may_move_on &= self.machine.has_next_queue();
+        queueing.is_last = !self.machine.has_next_queue();
         let channel = self.channels[usize::from(to.0)].clone();
         let waiter = Waiter { service: self.service.clone(), channel, request: self.request.clone() };
         self.calls.push(Box::pin(async move { Answered::Waited(to, waiter.wait(queueing).await) }));

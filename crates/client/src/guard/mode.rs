@@ -89,7 +89,8 @@ impl Hold {
         if !matches!(deadline, Deadline::NoWait) {
             let waiter = Waiter { service: self.service.clone(), channel: channel.clone(), request };
             let until = deadline.instant();
-            let queueing = Queueing { until, on_position: None, may_move_on: false, is_upgrade: true };
+            let (may_move_on, is_last) = (false, false);
+            let queueing = Queueing { until, on_position: None, may_move_on, is_last, is_upgrade: true };
             match waiter.wait(queueing).await {
                 Vote::Granted(()) => {}
                 Vote::Refused(why) => return Vote::Refused(why),

@@ -245,11 +245,17 @@ fn only_where_somebody_stays_is_a_queue_to_go_to() {
                     assert_eq!(master.connect().ok("DLOCK.RELEASE r other"), 1);
                 }
                 until("it is refused there", || calls(later, "DLOCK.ACQUIRE") != refused);
-                if !stays {
+                if stays {
+                    assert!(later.connect().ok("DLOCK.ACQUIRE r another 600000 QUEUE 600000").is_nil());
+                } else {
                     assert_eq!(later.connect().ok("DLOCK.RELEASE r other"), 1);
                 }
                 let guard = first.await.expect("no panic").expect("a majority is free");
                 until("it has looked there twice", || calls(later, "DLOCK.INSPECT").ends_with("calls=2"));
+                if stays {
+                    until("and who waits", || calls(later, "DLOCK.WAITERS") != "none");
+                    assert_eq!(later.connect().ok("DLOCK.CANCEL r another"), 1);
+                }
                 links.links[0][2].set_latency(Duration::ZERO);
                 let second = wait(601);
                 let (here, there) = if stays { (later, head) } else { (head, later) };

@@ -67,12 +67,14 @@ fn those_who_wait_go_together_to_where_others_queue() {
         for free in servers.iter().filter(|server| server.port() != later.port()) {
             assert_eq!(free.connect().ok("DLOCK.RELEASE r other"), 1);
         }
+        assert!(later.connect().ok("DLOCK.ACQUIRE r another 600000 QUEUE 600000").is_nil());
         let mut guard = queue.remove(0).await.expect("no panic").expect("a majority is free");
         let waiting = |server: &Server| queue::tokens(&mut server.connect(), "r").len();
-        until("all have gone there", || waiting(later) == 39 && waiting(head(&servers)) == 0);
+        until("all have gone there", || waiting(later) == 40 && waiting(head(&servers)) == 0);
         let lock = client.lock("r").ttl(LONG);
         queue.push(tokio::spawn(async move { lock.acquire().await }));
-        until("and whoever comes after them", || waiting(later) == 40);
+        until("and whoever comes after them", || waiting(later) == 41);
+        assert_eq!(later.connect().ok("DLOCK.CANCEL r another"), 1);
         assert_eq!(later.connect().ok("DLOCK.RELEASE r other"), 1);
         // In whatever order they came there.
         let mut queue: FuturesUnordered<_> = queue.into_iter().collect();
@@ -241,6 +243,29 @@ fn masters_in_grace_are_waited_for_only_by_those_who_wait() {
                 client.lock("r").ttl(ttl).acquire().await.expect("the grace period has ended some time");
             assert!(held_on(&servers, "r") > count / 2);
             guard.release().await.expect("it is held");
+        }
+    });
+}
+
+/// Grace can end earlier than the servers said: `CONFIG SET dlock.restart-grace 0`.
+#[test]
+fn who_waits_for_the_end_of_grace_looks_again() {
+    each_kind(async |kind| {
+        for count in [1, 3] {
+            let grace = |_| Server::options(kind).conf("dlock.restart-grace 600000").start();
+            let servers: Vec<Server> = (0..count).map(grace).collect();
+            let lock = client(&servers).await.lock("r").ttl(LONG);
+            let refused = |server: &Server| {
+                let stats = server.connect().ok("INFO commandstats").text();
+                stats.lines().any(|line| line.starts_with("cmdstat_DLOCK.ACQUIRE:"))
+            };
+            let waits = tokio::spawn(lock.acquire());
+            until("all have refused it", || servers.iter().all(refused));
+            for server in &servers {
+                server.connect().ok("CONFIG SET dlock.restart-grace 0");
+            }
+            let acquired = tokio::time::timeout(TIMEOUT, waits).await.expect("it asks again");
+            acquired.expect("no panic").expect("it is free").release().await.expect("it is held");
         }
     });
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
-use super::{LONG, client, each_kind, head, holders, masters, until_nothing_is_left};
+use super::{LONG, client, each_kind, head, holders, masters, until_held_everywhere, until_nothing_is_left};
 use dlock_testkit::{Server, Value, queue, until};
 
 /// For what takes several tries.
@@ -93,5 +93,73 @@ fn nobody_who_waits_there_is_overtaken_by_it() {
         assert_eq!(head(&servers).connect().ok("DLOCK.RELEASE r stranger"), 1);
         until_nothing_is_left(&servers, "r");
         assert_eq!(head(&servers).connect().ok("DLOCK.INSPECT r"), Value::Nil);
+    });
+}
+
+/// Wherever it is: to those who go round and round it is no queue of others.
+#[test]
+fn those_who_contend_past_it_all_go_on() {
+    each_kind(async |kind| {
+        for place in 0..3 {
+            let mut servers = masters(kind, 3);
+            servers.sort_by_cached_key(|server| server.info("run_id"));
+            assert!(servers[place].connect().ok("DLOCK.ACQUIRE r stale 600000").int() > 0);
+            let client = client(&servers).await;
+            let tasks = (0..3).map(|_| {
+                let client = client.clone();
+                tokio::spawn(async move {
+                    for _ in 0..20 {
+                        let guard = client.lock("r").ttl(LONG).acquire().await.expect("a majority is free");
+                        guard.release().await.expect("it is held");
+                    }
+                })
+            });
+            for task in tasks.collect::<Vec<_>>() {
+                tokio::time::timeout(LONG_WAIT, task).await.expect("nobody is stuck").expect("no panic");
+            }
+            assert_eq!(holders(&servers[place], "r"), ["stale"], "there it is still held");
+        }
+    });
+}
+
+/// A queue that does not move is left, the last one too.
+#[test]
+fn who_waits_at_the_last_master_behind_it_goes_back() {
+    each_kind(async |kind| {
+        let mut servers = masters(kind, 3);
+        servers.sort_by_cached_key(|server| server.info("run_id"));
+        for (number, server) in servers.iter().enumerate() {
+            assert!(server.connect().ok(&format!("DLOCK.ACQUIRE r stale{number} 600000")).int() > 0);
+        }
+        let lock = client(&servers).await.lock("r").ttl(LONG);
+        let waits = tokio::spawn(lock.acquire());
+        let last = &servers[2];
+        until("it has come to the last queue", || !queue::tokens(&mut last.connect(), "r").is_empty());
+        for (number, server) in servers[..2].iter().enumerate() {
+            assert_eq!(server.connect().ok(&format!("DLOCK.RELEASE r stale{number}")), 1);
+        }
+        let acquired = tokio::time::timeout(LONG_WAIT, waits).await.expect("it leaves that queue");
+        acquired.expect("no panic").expect("a majority is free").release().await.expect("it is held");
+    });
+}
+
+/// A master that refuses to write keeps the hold, and is asked again.
+#[test]
+fn a_release_that_is_refused_is_owed() {
+    each_kind(async |kind| {
+        for count in [1, 3] {
+            let servers = masters(kind, count);
+            let client = client(&servers).await;
+            let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
+            until_held_everywhere(&servers, "r");
+            for server in &servers {
+                server.connect().ok("CONFIG SET min-replicas-to-write 1");
+            }
+            guard.release().await.expect_err("nobody writes");
+            for server in &servers {
+                server.connect().ok("CONFIG SET min-replicas-to-write 0");
+            }
+            until_nothing_is_left(&servers, "r");
+        }
     });
 }
