@@ -13,12 +13,31 @@ use nix::sys::signalfd::{SfdFlags, SignalFd, siginfo};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// Signals for the program, which end a process by default.
-const FOR_THE_PROGRAM: [Signal; 6] =
-    [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGUSR1, Signal::SIGUSR2];
+/// All that are not read; every other signal is for the program, except SIGCHLD.
+const NOT_READ: [Signal; 9] = [
+    // Nobody can.
+    Signal::SIGKILL,
+    Signal::SIGSTOP,
+    // Faults of dlock itself.
+    Signal::SIGSEGV,
+    Signal::SIGBUS,
+    Signal::SIGFPE,
+    Signal::SIGILL,
+    Signal::SIGTRAP,
+    Signal::SIGSYS,
+    // Ignored by Rust, so that writing fails instead.
+    Signal::SIGPIPE,
+];
 
 /// The stop signals of a terminal: Ctrl-Z, reading or writing in the background.
 pub const STOPS: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
+
+/// The other signals that a terminal sends: its keys, a hang-up, a new size.
+const FROM_TERMINALS: [Signal; 5] =
+    [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGHUP, Signal::SIGCONT, Signal::SIGWINCH];
+
+/// What ends no process by default.
+const HARMLESS: [Signal; 3] = [Signal::SIGCONT, Signal::SIGURG, Signal::SIGWINCH];
 
 /// A signal that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,9 +51,10 @@ pub enum Heard {
 impl Heard {
     fn of(info: &siginfo) -> Option<Heard> {
         let signal = Signal::try_from(info.ssi_signo as i32).ok()?;
-        // Above zero it is from the kernel (sigaction(2)); from a process it is zero or less.
-        let from = if info.ssi_code > 0 { From::Terminal } else { From::Process };
-        Some(if signal == Signal::SIGCHLD { Heard::Child } else { Heard::Signal(signal, from) })
+        Some(match signal {
+            Signal::SIGCHLD => Heard::Child,
+            _ => Heard::Signal(signal, From::of(signal, info.ssi_code)),
+        })
     }
 }
 
@@ -43,8 +63,16 @@ impl Heard {
 pub enum From {
     /// The kernel, for a terminal: a key, a hang-up. The whole process group gets it.
     Terminal,
-    /// A process.
-    Process,
+    /// Anybody else, who means this process: another one, or the kernel for an alarm or a limit.
+    Other,
+}
+
+impl From {
+    fn of(signal: Signal, code: i32) -> From {
+        // Above zero it is from the kernel (sigaction(2)); from a process it is zero or less.
+        let can_be_terminal = STOPS.contains(&signal) || FROM_TERMINALS.contains(&signal);
+        if code > 0 && can_be_terminal { From::Terminal } else { From::Other }
+    }
 }
 
 /// Blocks the signals to listen to, for this thread and those that it starts. Call it before there are
@@ -59,7 +87,7 @@ pub fn unblock() -> io::Result<()> {
 }
 
 fn ours() -> SigSet {
-    FOR_THE_PROGRAM.into_iter().chain(STOPS).chain([Signal::SIGCHLD]).collect()
+    Signal::iterator().filter(|signal| !NOT_READ.contains(signal)).collect()
 }
 
 /// Ends this process by a signal, as if it had never been blocked. Returns only if the signal is ignored.
@@ -130,7 +158,7 @@ impl Signals {
         loop {
             match self.next().await? {
                 Heard::Child => {}
-                Heard::Signal(signal, _) if self.ignored.contains(&signal) => {}
+                Heard::Signal(signal, _) if self.ignored.contains(&signal) || HARMLESS.contains(&signal) => {}
                 Heard::Signal(signal, _) if STOPS.contains(&signal) => stop_by(signal)?,
                 Heard::Signal(signal, _) => return Ok(signal),
             }
@@ -144,4 +172,26 @@ fn ignored() -> io::Result<Vec<Signal>> {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
     Ok(Signal::iterator().filter(|signal| mask & (1 << (*signal as i32 - 1)) != 0).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `perl -e 'alarm 60; exec "dlock", ..'`: the command must get it, though the kernel has sent it.
+    #[test]
+    fn only_what_a_terminal_can_send_comes_from_one() {
+        let kernel = 0x80;
+        for (signal, code, from) in [
+            (Signal::SIGINT, kernel, From::Terminal),
+            (Signal::SIGWINCH, kernel, From::Terminal),
+            (Signal::SIGTSTP, kernel, From::Terminal),
+            (Signal::SIGALRM, kernel, From::Other),
+            (Signal::SIGXCPU, kernel, From::Other),
+            (Signal::SIGINT, 0, From::Other),
+            (Signal::SIGWINCH, 0, From::Other),
+        ] {
+            assert_eq!(From::of(signal, code), from, "{signal} {code}");
+        }
+    }
 }

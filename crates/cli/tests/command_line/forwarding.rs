@@ -5,7 +5,7 @@ use crate::stage::{is_alive, is_stopped, signal, status};
 
 /// Writes the name of each signal that comes into a file, and ends when it is told to.
 const LISTEN: &str = r#"
-    for name in TERM INT HUP QUIT USR1 USR2 TSTP; do trap "echo $name >> heard" $name; done
+    for name in $NAMES; do trap "echo $name >> heard" $name; done
     echo $$ > ready
     until [ -e go ]; do sleep 0.02; done"#;
 
@@ -13,9 +13,14 @@ const LISTEN: &str = r#"
 fn each_signal_comes_through_once() {
     each_server(|kind| {
         let stage = Stage::one(kind);
-        let run = stage.start(stage.run("", LISTEN));
+        let names = [
+            "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "TSTP", "ALRM", "VTALRM", "PROF", "XCPU", "XFSZ",
+            "ABRT", "PWR", "WINCH", "CONT", "URG",
+        ];
+        let mut run = stage.run("", LISTEN);
+        run.env("NAMES", names.join(" "));
+        let run = stage.start(run);
         stage.process("ready");
-        let names = ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "TSTP"];
         for (count, name) in names.into_iter().enumerate() {
             run.signal(name);
             until(&format!("SIG{name} is heard"), || stage.file("heard").lines().count() > count);
@@ -96,7 +101,7 @@ fn a_signal_while_it_waits_ends_dlock_and_its_wait() {
         for server in &stage.servers {
             server.connect().ok("DLOCK.ACQUIRE r other 600000");
         }
-        for (name, number) in [("TERM", 15), ("INT", 2), ("USR1", 10)] {
+        for (name, number) in [("TERM", 15), ("INT", 2), ("USR1", 10), ("ALRM", 14)] {
             let run = stage.start(stage.run("", "echo ran"));
             until("it is queued", || {
                 stage.servers.iter().any(|server| !queue::clients(&mut server.connect(), "r").is_empty())
@@ -107,6 +112,42 @@ fn a_signal_while_it_waits_ends_dlock_and_its_wait() {
             stage.servers.iter().for_each(queue::nobody_waits);
         }
         assert_eq!(stage.held_on("r"), 3, "by the other");
+    });
+}
+
+/// As a terminal sends one when its window changes.
+#[test]
+fn a_signal_that_ends_nobody_does_not_end_dlock_while_it_waits() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let mut conn = stage.connect();
+        conn.ok("DLOCK.ACQUIRE r other 600000");
+        let run = stage.start(stage.run("", "echo ran"));
+        until("it is queued", || queue::clients(&mut conn, "r").len() == 1);
+        for name in ["WINCH", "CONT", "URG"] {
+            heard(&run, name);
+        }
+        assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
+        let done = run.end();
+        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
+    });
+}
+
+/// It ends the command and not dlock, which releases the lock: nobody waits for the lease to end.
+#[test]
+fn the_lock_of_a_command_that_a_signal_has_ended_is_free() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        for (name, number) in [("ALRM", 14), ("XCPU", 24), ("ABRT", 6)] {
+            let run = stage.start(stage.run("--ttl 10m", "ulimit -c 0; echo $$ > ready; exec sleep 1000"));
+            let command = stage.process("ready");
+            run.signal(name);
+            let done = run.end();
+            assert_eq!((done.code, done.stderr), (Some(128 + number), String::new()));
+            assert!(!is_alive(command));
+            assert_eq!(stage.held_on("r"), 0);
+            stage.write("ready", "");
+        }
     });
 }
 
