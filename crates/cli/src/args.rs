@@ -225,9 +225,9 @@ pub struct Run {
     #[command(flatten)]
     pub lock: LockArgs,
 
-    /// End the command, as if the lock were lost, about this long after the lock was acquired
+    /// End the command, as if the lock were lost, this long after the lock was acquired
     ///
-    /// The lease is renewed no longer. Without this option, a command that hangs holds the lock for ever.
+    /// Without this option, a command that hangs holds the lock for ever.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub max_hold: Option<Duration>,
 

@@ -5,7 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use dlock_client::{Guard, Guards, Instant, now};
+use dlock_client::{Guard, Guards, Instant, Lost, now};
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getsid};
 
@@ -80,7 +80,7 @@ impl Supervision<'_> {
                 // After a stop or a suspend the loss comes first.
                 biased;
                 why = self.guards.lost() => {
-                    complain(format_args!("the lock is lost: {why}; ending the command"));
+                    complain(format_args!("the lock is lost: {}; ending the command", reason(&why)));
                     self.end().await?;
                     return Ok(Outcome::Lost);
                 }
@@ -95,7 +95,7 @@ impl Supervision<'_> {
                 return Ok(match self.guards.iter().find_map(Guard::loss) {
                     None => Outcome::Ended(status),
                     Some(why) => {
-                        complain(format_args!("the lock was lost while the command ended: {why}"));
+                        complain(format_args!("the lock was lost while the command ended: {}", reason(&why)));
                         Outcome::Lost
                     }
                 });
@@ -182,6 +182,14 @@ impl Supervision<'_> {
     fn left(&self) -> Duration {
         let ends = self.guards.iter().map(Guard::valid_until).min();
         ends.map_or(Duration::ZERO, |end| end.saturating_since(now()))
+    }
+}
+
+/// Locks of commands are always renewed, so there is one way for their time to be up.
+fn reason(why: &Lost) -> String {
+    match why {
+        Lost::Ended => "the time of --max-hold is up".into(),
+        why => why.to_string(),
     }
 }
 

@@ -242,8 +242,9 @@ pub struct NoQuorum(pub Report);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Lost {
-    /// Its lease is about to end and is not renewed: renewal is off, or its longest time is up.
-    #[error("its lease ends and is not renewed")]
+    /// Its longest time ([`max_hold`](crate::Acquire::max_hold)) is up, or its lease is about to end and
+    /// renewal is off.
+    #[error("its time is up, and it is not renewed")]
     Ended,
     /// It was not renewed in time.
     #[error("it was not renewed in time ({0})")]

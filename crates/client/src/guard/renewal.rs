@@ -17,7 +17,7 @@ const BEATS: u32 = 128;
 
 /// How to renew a hold.
 pub(crate) struct Renewal {
-    /// For how long the lease is renewed; `None`: not at all.
+    /// For how long the lease is renewed: the hold is lost then. `None`: it is not renewed at all.
     pub(crate) limit: Option<Duration>,
     /// How long before its validity ends the hold is lost; `None`: a tenth of the ttl.
     pub(crate) notice: Option<Duration>,
@@ -52,15 +52,17 @@ pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal) {
 
 /// Renews the lease after each third of it. Returns when the hold is lost.
 async fn renew_lease(hold: &Hold, renewal: &Renewal) -> Lost {
-    let renewed_until = renewal.limit.map(|longest| now() + longest);
+    let ends_at = renewal.limit.map(|longest| now() + longest);
     let mut failures = Failures::default();
     loop {
         let state = hold.state();
         let ttl = state.lease.ttl();
         let lost_at = renewal.lost_at(state.valid_until, ttl);
+        let time_is_up = ends_at.is_some_and(|end| end <= lost_at);
+        let lost_at = ends_at.map_or(lost_at, |end| end.min(lost_at));
         let due = || state.valid_until.saturating_sub(ttl / 3 * 2).round_down(ttl / BEATS);
         let due = failures.retry_at.unwrap_or_else(due);
-        let due = renewed_until.filter(|end| due < *end).map(|_| due);
+        let due = ends_at.map(|_| due);
         tokio::select! {
             biased;
             () = hold.changed.notified() => {
@@ -71,6 +73,7 @@ async fn renew_lease(hold: &Hold, renewal: &Renewal) -> Lost {
         }
         if now() >= lost_at {
             return match failures.last {
+                _ if time_is_up => Lost::Ended,
                 Some(report) => Lost::NotRenewed(report),
                 None if due.is_some_and(|due| due < lost_at) => Lost::NotRenewed(hold.unheard()),
                 None => Lost::Ended,

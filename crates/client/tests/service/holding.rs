@@ -2,6 +2,7 @@
 
 use dlock_client::{AcquireError, Lost, ReleaseError, Wait, now};
 use std::time::Duration;
+use tokio::time::timeout;
 
 use super::{
     LONG, client, each_kind, held_on, holders, masters, until_held_everywhere, until_nothing_is_left,
@@ -94,7 +95,7 @@ fn a_hold_that_is_not_renewed_is_lost_before_it_ends() {
 }
 
 #[test]
-fn after_its_longest_time_a_hold_is_not_renewed_any_more() {
+fn until_its_longest_time_is_up_a_hold_is_renewed() {
     each_kind(async |kind| {
         let servers = masters(kind, 3);
         let client = client(&servers).await;
@@ -103,6 +104,24 @@ fn after_its_longest_time_a_hold_is_not_renewed_any_more() {
         let first = guard.valid_until();
         assert_eq!(guard.lost().await, Lost::Ended);
         assert!(guard.valid_until() > first, "it was renewed before");
+        until_nothing_is_left(&servers, "r");
+    });
+}
+
+#[test]
+fn after_its_longest_time_a_hold_is_lost_whatever_is_left_of_its_lease() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 3);
+        let client = client(&servers).await;
+        let lock = client.lock("r").ttl(LONG).max_hold(Duration::from_millis(100));
+        let guard = lock.acquire().await.expect("it is free");
+        let lost = timeout(Duration::from_secs(30), guard.lost())
+            .await
+            .expect("it does not wait for the lease to end");
+        assert_eq!(lost, Lost::Ended);
+        assert_eq!(guard.remaining(), Duration::ZERO);
+        until_held_everywhere(&servers, "r");
+        drop(guard);
         until_nothing_is_left(&servers, "r");
     });
 }
