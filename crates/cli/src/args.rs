@@ -170,8 +170,9 @@ pub struct LockArgs {
 
     /// Do not wait: exit with code 75 (or --conflict-code) if somebody else holds the lock
     ///
-    /// With several servers, also if several clients ask at the same moment and split the votes: then nobody
-    /// gets the lock. Use --wait 2s if somebody must.
+    /// With several servers, clients that ask at the same moment can split the votes: they try again for a
+    /// moment, until one of them has the lock. To tell that nobody has it, dlock requires the right to
+    /// dlock.inspect.
     #[arg(long, conflicts_with = "wait")]
     pub no_wait: bool,
 

@@ -25,7 +25,8 @@ If the lock is lost (the servers cannot be reached, an operator broke it), dlock
 command and everything that it has started, and SIGKILL after --kill-after. This is done before the lease \
 ends. The exit code is 79.
 
-dlock forwards signals (TERM, INT, HUP, QUIT, USR1, USR2, TSTP) to the command. The command stays in the \
+dlock forwards every signal that a process can handle, but for SIGPIPE, faults (SIGSEGV ..) and realtime \
+signals, to the command. The command stays in the \
 process group and on the terminal of dlock, so Ctrl-C and Ctrl-Z reach it once, as without dlock. A signal \
 to the whole group (kill -TERM -- -PGID) reaches it twice: directly, and through dlock. While the command \
 is stopped by Ctrl-Z, the lease is not renewed: if it ends meanwhile, the command is killed as soon as it \
@@ -46,8 +47,7 @@ whose run waits, inside or itself, for one that is held around the first, the la
 
 pub const RUN_EXAMPLES: &str = "\
 Examples:
-  A job that starts on several machines and runs on one. (With several servers, do not use --no-wait:
-  machines that ask at the same moment can split the votes, and nobody would run it.)
+  A job that starts on several machines and runs on one, also if servers are restarting just then:
     dlock run nightly-report --wait 2s -- ./report.sh
 
   A migration that every instance runs at its start, one after the other:
@@ -129,8 +129,9 @@ Examples:
 pub const BREAK: &str = "\
 For operators: end every hold of a lock.
 
-The holder notices at its next renewal, at most a third of its ttl from now, and may run at the same time \
-as the next holder until then. Asks for confirmation; without a terminal, --yes is required.";
+The servers tell the holder of an exclusive lock within about a tenth of a second; other holders notice at \
+their next renewal, at most a third of their ttl from now. Until then they may run at the same time as the \
+next holder. Asks for confirmation; without a terminal, --yes is required.";
 
 pub const COMPLETIONS_EXAMPLES: &str = "\
 Examples:
