@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, SystemTime};
 
-use dlock_client::{Acquire, Client};
+use dlock_client::{Acquire, Answer, Client, Inspected, Inspection};
 use serde_json::json;
 
 use crate::args::{Elect, LockArgs};
@@ -68,6 +68,15 @@ pub async fn stand(args: &Elect) -> Result<u8, Abort> {
     code
 }
 
+/// Says which servers do not answer.
+fn why_unknown(masters: &[Inspected<Option<Inspection>>]) {
+    for Inspected { server, answer } in masters {
+        if let Answer::Unanswered(why) = answer {
+            complain(format_args!("{server}: {why}"));
+        }
+    }
+}
+
 /// Prints who leads, and each change.
 #[expect(clippy::disallowed_methods, reason = "people compare the time with that of their own logs")]
 pub async fn observe(args: &Elect) -> Result<u8, Abort> {
@@ -82,6 +91,9 @@ pub async fn observe(args: &Elect) -> Result<u8, Abort> {
         let identity = (known, leader.as_ref().map(|leader| leader.token.clone()));
         if last.as_ref() != Some(&identity) {
             last = Some(identity);
+            if !known {
+                why_unknown(&masters);
+            }
             let led_for = Duration::from_millis(leader.as_ref().map_or(0, |leader| leader.held_ms));
             let since = humantime::format_rfc3339_seconds(SystemTime::now() - led_for).to_string();
             let who = leader.as_ref().map(list::who);

@@ -1,7 +1,7 @@
 //! `dlock acquire`, `release`, `extend`, `wait`: single steps for scripts.
 
 use std::ffi::OsStr;
-use std::io::{ErrorKind, Write, stdout};
+use std::io::{self, ErrorKind, Write, stdout};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 
@@ -97,11 +97,16 @@ fn about(resource: &OsStr, why: impl Into<Error>) -> Error {
     Error::new(why.failure, format_args!("{}: {why}", resource.display()))
 }
 
-/// Prints to standard output. If its reader has gone away (`dlock list | head -1`) dlock ends without a word,
-/// as other programs do, which the signal for it kills.
+/// Prints to standard output.
 pub fn print(text: &str) -> Result<(), Abort> {
-    writeln!(stdout(), "{text}").map_err(|why| match why.kind() {
+    writeln!(stdout(), "{text}").map_err(not_printed)
+}
+
+/// If the reader of standard output has gone away (`dlock list | head -1`) dlock ends without a word, as other
+/// programs do, which the signal for it kills.
+pub fn not_printed(why: io::Error) -> Abort {
+    match why.kind() {
         ErrorKind::BrokenPipe => Abort::Signal(Signal::SIGPIPE),
         _ => Error::system("standard output", why).into(),
-    })
+    }
 }

@@ -30,26 +30,25 @@ mod texts;
 mod top;
 mod wrong_call;
 
+use std::ffi::OsString;
+use std::io::{Write, stdout};
 use std::process::ExitCode;
 
 use args::Command;
 use exit::{Error, Failure};
+use hold::not_printed;
 use lock::{Abort, unless_ended};
 
 fn main() -> ExitCode {
     if let Some(code) = program::become_program() {
         return code;
     }
-    let dlock = match args::parse(std::env::args_os().collect()) {
-        Ok(dlock) => dlock,
-        Err(answer) => {
-            let answer = wrong_call::redact(answer);
-            let _ = answer.print();
-            // Help and version are not errors.
-            return if answer.use_stderr() { Failure::Usage.code().into() } else { ExitCode::SUCCESS };
-        }
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let done = match args::parse(words.clone()) {
+        Ok(dlock) => execute(dlock.command),
+        Err(answer) => say(&wrong_call::explain(wrong_call::redact(answer), &words)),
     };
-    match execute(dlock.command) {
+    match done {
         Ok(code) => code.into(),
         Err(Abort::Error(why)) => why.report(),
         Err(Abort::Signal(signal)) => {
@@ -57,6 +56,16 @@ fn main() -> ExitCode {
             (128 + signal as u8).into()
         }
     }
+}
+
+/// Prints an answer of clap. Help and version are not errors.
+fn say(answer: &clap::Error) -> Result<u8, Abort> {
+    let printed = answer.print().and_then(|()| stdout().flush());
+    if answer.use_stderr() {
+        return Ok(Failure::Usage.code());
+    }
+    printed.map_err(not_printed)?;
+    Ok(0)
 }
 
 fn execute(command: Command) -> Result<u8, Abort> {

@@ -2,6 +2,8 @@
 //! cannot be a secret are repeated. Addresses contain passwords, a token grants access to a hold, and both
 //! may end up in the wrong argument.
 
+use std::ffi::OsString;
+
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 
 /// Replaces a word that is not repeated.
@@ -24,6 +26,17 @@ pub fn redact(mut error: Error) -> Error {
             // "to pass '...' as a value"
             error.remove(ContextKind::Suggested);
         }
+    }
+    error
+}
+
+/// With a tip, if what is wrong can be that the command does not follow `--`.
+pub fn explain(mut error: Error, words: &[OsString]) -> Error {
+    let runs = words.get(1).is_some_and(|word| word == "run" || word == "elect");
+    let kinds = [ErrorKind::MissingRequiredArgument, ErrorKind::UnknownArgument];
+    if runs && kinds.contains(&error.kind()) && !words.iter().any(|word| word == "--") {
+        let tip = "the command comes after --, as in `dlock run RESOURCE -- COMMAND`";
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }
     error
 }

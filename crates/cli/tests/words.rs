@@ -52,6 +52,9 @@ fn a_wrong_call_ends_with_64_and_says_what_to_do() {
     fails(&[], 64, "Usage: dlock <COMMAND>");
     fails(&["rum"], 64, "similar subcommand exists: 'run'");
     fails(&["run", "r", "ls"], 64, "<RESOURCE>... -- <COMMAND>...");
+    fails(&["run", "r", "ls"], 64, "tip: the command comes after --");
+    fails(&["run", "r", "ls", "-l"], 64, "tip: the command comes after --");
+    fails(&["elect", "r", "ls"], 64, "tip: the command comes after --");
     for words in [&["run", "", "--", "ls"][..], &["acquire", ""], &["release", "", "t"], &["inspect", ""]] {
         fails(words, 64, "must not be empty");
     }
@@ -82,6 +85,18 @@ fn help_and_version_are_answers() {
         assert_eq!(help.status.code(), Some(0));
         let usage = format!("Usage: dlock {subcommand} ");
         assert!(stdout(&help).contains(&usage), "{subcommand}");
+    }
+}
+
+#[test]
+fn help_and_version_that_cannot_be_printed_end_with_71() {
+    for word in ["--help", "--version"] {
+        let full = std::fs::File::create("/dev/full").expect("it is there");
+        let mut dlock = Command::new(env!("CARGO_BIN_EXE_dlock"));
+        let output = dlock.arg(word).stdout(full).output().expect("dlock runs");
+        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(71), "{word}: {complaint}");
+        assert!(complaint.starts_with("dlock: standard output: "), "{word}: {complaint}");
     }
 }
 

@@ -62,6 +62,7 @@ fn a_leader_that_lost_the_lead_stands_again() {
         });
         stage.servers[..2].iter().for_each(|server| server.kill9());
         until("it is not known", || observer.stdout().ends_with("too few servers answer\n"));
+        until("it is said why", || observer.stderr().matches(": down: ").count() >= 1);
     });
 }
 
