@@ -12,6 +12,8 @@ const SILENCE: Duration = Duration::from_secs(15);
 
 const FORM: &str = "not of the form redis://host:port, rediss://host:port or unix:///path";
 
+const WRONG_PORT: &str = "the port must be a number from 1 to 65535";
+
 const UNEXPECTED: &str = "unexpected text after the host, or after the path of a socket; in a user name, a \
                           password or a path, write / as %2F, ? as %3F, # as %23, @ as %40, = as %3D";
 
@@ -30,7 +32,11 @@ impl Address {
     /// Parses the address at this position of the list, counted from 1.
     pub(crate) fn parse(position: usize, text: &str, options: &ClientBuilder) -> Result<Address, BuildError> {
         let wrong = |why: &str| BuildError::Address { position, why: why.into() };
-        let url = redis::parse_redis_url(text).ok_or_else(|| wrong(FORM))?;
+        let url = redis::parse_redis_url(text)
+            .ok_or_else(|| wrong(if has_wrong_port(text) { WRONG_PORT } else { FORM }))?;
+        if url.port() == Some(0) {
+            return Err(wrong(WRONG_PORT));
+        }
         let known: &[&str] = match url.scheme() {
             "redis" | "rediss" | "valkey" | "valkeys" => &["protocol"],
             _ => &["db", "user", "pass", "protocol"],
@@ -63,6 +69,14 @@ impl Address {
         let redis = connector(info, options).map_err(|why| wrong(&why.to_string()))?;
         Ok(Address { name, redis })
     }
+}
+
+/// Whether all that is wrong with it can be the number of its port.
+fn has_wrong_port(text: &str) -> bool {
+    let Some((_, location)) = text.split_once("://") else { return false };
+    let location = location.split(['/', '?', '#']).next().unwrap_or_default();
+    let port = location.rsplit_once(':').map(|(_, port)| port);
+    port.is_some_and(|port| port.parse::<u16>().is_err() && port.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Whether it has only the characters of host names, IPv4 and IPv6 addresses.
@@ -139,6 +153,16 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_port_out_of_range_is_said_to_be_one() {
+        for text in
+            ["redis://host:99999", "rediss://zoe:secret@host:65536/1", "redis://[::1]:0", "redis://host:0"]
+        {
+            let Err(why) = parse(text) else { panic!("{text} is accepted") };
+            assert!(why.to_string().contains("from 1 to 65535"), "{text}: {why}");
+        }
+    }
+
     /// It may be a user name, a password or the first line of any file, so nothing of it is repeated.
     #[test]
     fn an_invalid_address_is_refused_without_repeating_any_of_it() {
@@ -153,6 +177,8 @@ mod tests {
             "reddis://zoe:secret@host",
             "redis//zoe:secret@host",
             "redis://zoe:secret@host:port",
+            "redis://zoe:secret@host:99999",
+            "redis://zoe:secret@host:0",
             "redis://zoe:secret/x@host",
             "redis://zoe:123/secret@host",
             "redis://zoe:123?secret@host",

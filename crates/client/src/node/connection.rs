@@ -192,9 +192,17 @@ fn connect_error(error: RedisError, password: Option<&str>) -> ConnectError {
             ConnectError::down(format!("the TLS handshake failed: {text}"))
         }
         ErrorKind::Io => ConnectError::down(text),
-        _ if error.code() == Some("NOAUTH") => ConnectError::error(format!("{text}; {NAME_THE_USER}")),
+        // Its text is that of HELLO, which nobody sends by hand.
+        _ if error.code() == Some("NOAUTH") => ConnectError::error(NO_PASSWORD),
+        _ if error.code() == Some("WRONGPASS") => ConnectError::error(WRONG_PASSWORD),
+        ErrorKind::Parse => ConnectError::error(ANOTHER_PROTOCOL),
         _ => ConnectError::error(text),
     }
 }
 
-const NAME_THE_USER: &str = "put the user into the address: redis://user:password@host";
+const NO_PASSWORD: &str = "NOAUTH: the server requires a password; put it into the address: \
+                           redis://:password@host, or redis://user:password@host for a user of its ACL";
+
+const WRONG_PASSWORD: &str = "WRONGPASS: the server does not know this user and password, or the user is off; check them in the address";
+
+const ANOTHER_PROTOCOL: &str = "does not speak the protocol of Redis: check host and port in the address";

@@ -1,7 +1,10 @@
 //! Who is a member of a quorum, and how it is reached.
 
 use dlock_client::{AcquireError, Answer, BuildError, Client, NodeState, Wait};
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::os::unix::fs::symlink;
+use std::thread;
 use std::time::Duration;
 
 use super::{LONG, builder, client, each_kind, held_on, masters, until_nothing_is_left, url};
@@ -69,9 +72,11 @@ fn what_cannot_take_part_is_told_at_once() {
         let why = unusable(&[url(&bare)]).await;
         assert!(why.contains("load the module"), "{why}");
         let why = unusable(&[url(&secret)]).await;
-        assert!(why.contains("NOAUTH") || why.to_lowercase().contains("auth"), "{why}");
+        assert!(why.contains("requires a password") && why.contains("redis://:password@host"), "{why}");
+        assert!(!why.contains("HELLO"), "{why}");
         let why = unusable(&[format!("redis://:wrong@127.0.0.1:{}", secret.port())]).await;
-        assert!(why.contains("WRONGPASS") && !why.contains("wrong@"), "{why}");
+        assert!(why.contains("WRONGPASS") && why.contains("check them in the address"), "{why}");
+        assert!(!why.contains("wrong@"), "{why}");
         // Alone it need not tell who it is, in a quorum it must.
         Client::builder().server(worker.as_str()).build().await.expect("it takes part");
         let why = unusable(&[worker, url(&Server::start(kind))]).await;
@@ -109,6 +114,23 @@ fn no_error_and_no_debug_text_tells_a_password() {
             "{why:?}"
         );
     });
+}
+
+/// Such as one for HTTP.
+#[tokio::test]
+async fn a_server_of_another_protocol_is_said_to_be_one() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = format!("redis://{}", listener.local_addr().expect("an address"));
+    thread::spawn(move || {
+        for connection in listener.incoming() {
+            let mut connection = connection.expect("a connection");
+            let _ = connection.read(&mut [0; 1024]);
+            let _ = connection.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    let why = Client::builder().server(address).build().await.expect_err("it cannot take part").to_string();
+    assert!(why.contains("does not speak the protocol of Redis"), "{why}");
+    assert!(!why.contains('\n') && !why.contains("\\n"), "{why}");
 }
 
 #[test]
