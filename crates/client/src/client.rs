@@ -28,6 +28,7 @@ use crate::quorum::Extension;
 use crate::reading;
 use crate::request;
 use crate::service::Service;
+use crate::walk::Cursors;
 
 /// The longest pause between two checks whether a resource is free.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
@@ -161,7 +162,7 @@ impl Client {
     async fn walk(&self, question: impl Fn(u64) -> Cmd) -> Vec<Inspected<Vec<Listed>>> {
         let question = &question;
         let walks = self.service.channels().into_iter().map(|channel| async move {
-            let (mut cursor, mut found) = (0, HashMap::new());
+            let (mut cursor, mut cursors, mut found) = (0, Cursors::default(), HashMap::new());
             let answer = loop {
                 match channel.ask(&question(cursor), None, channel.node.limit).await.found(reading::listing) {
                     Ok((next, locks)) => {
@@ -172,6 +173,10 @@ impl Client {
                 }
                 if cursor == 0 {
                     break Answer::Found(found.into_values().collect());
+                }
+                if !cursors.leads_on(cursor) {
+                    let why = "its walk over the locks (DLOCK.LIST) does not end";
+                    break Answer::Unanswered(NodeState::Failed(why.into()));
                 }
             };
             Inspected { server: channel.node.name.clone(), answer }

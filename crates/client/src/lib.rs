@@ -95,6 +95,7 @@ pub mod quorum;
 mod reading;
 mod request;
 mod service;
+mod walk;
 mod watch;
 
 pub use acquire::all::AcquireAll;
