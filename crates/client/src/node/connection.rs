@@ -203,6 +203,7 @@ fn connect_error(error: RedisError, password: Option<&str>) -> ConnectError {
 const NO_PASSWORD: &str = "NOAUTH: the server requires a password; put it into the address: \
                            redis://:password@host, or redis://user:password@host for a user of its ACL";
 
-const WRONG_PASSWORD: &str = "WRONGPASS: the server does not know this user and password, or the user is off; check them in the address";
+const WRONG_PASSWORD: &str = "WRONGPASS: the server does not know this user and password, or the user is off; \
+                              check them in the address";
 
 const ANOTHER_PROTOCOL: &str = "does not speak the protocol of Redis: check host and port in the address";
