@@ -22,9 +22,9 @@ static ACQUIRE: Rehearsal = Rehearsal {
     stand_in: c_text!(table::MAY.name),
 };
 
-/// The job works for so long at a stretch, then lets the event loop go round: with what else there is to do in
-/// a turn, nobody waits a millisecond. Much less would have it rest for most of the time, as no timer fires
-/// before the next millisecond.
+/// The job works for so long at a stretch, then lets the event loop go round: with what else there is to do
+/// in a turn, nobody waits a millisecond. Much less would have it rest for most of the time, as no timer
+/// fires before the next millisecond.
 const STRETCH_MICROS: u64 = 750;
 
 /// While the server refuses writes, or a string is in the way, that is looked at again after so long.

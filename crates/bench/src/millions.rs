@@ -1,5 +1,5 @@
-//! Ten million holds: what it takes to acquire them, what a pair costs beside them, and how long the server is
-//! busy at a stretch while some of them expire together, and while all do.
+//! Ten million holds: what it takes to acquire them, what a pair costs beside them, and how long the server
+//! is busy at a stretch while some of them expire together, and while all do.
 
 use std::io::Result;
 use std::time::{Duration, Instant};

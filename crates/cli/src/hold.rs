@@ -102,8 +102,8 @@ pub fn print(text: &str) -> Result<(), Abort> {
     writeln!(stdout(), "{text}").map_err(not_printed)
 }
 
-/// If the reader of standard output has gone away (`dlock list | head -1`) dlock ends without a word, as other
-/// programs do, which the signal for it kills.
+/// If the reader of standard output has gone away (`dlock list | head -1`) dlock ends without a word, as
+/// other programs do, which the signal for it kills.
 pub fn not_printed(why: io::Error) -> Abort {
     match why.kind() {
         ErrorKind::BrokenPipe => Abort::Signal(Signal::SIGPIPE),

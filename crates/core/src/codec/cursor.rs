@@ -41,7 +41,7 @@ impl<'a> Cursor<'a> {
         self.long_number()
     }
 
-    /// Eight bytes at a time, where there are as many: most of what a million locks are read from are numbers.
+    /// Eight bytes at a time, where there are as many: what locks are read from is mostly numbers.
     fn long_number(&mut self) -> Result<u64, Malformed> {
         let Some(word) = self.bytes.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)) else {
             return self.any_number();

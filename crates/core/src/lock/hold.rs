@@ -43,9 +43,9 @@ impl GrantedTo {
     }
 }
 
-/// A number below 2^48 in six bytes; what is greater becomes the greatest. Enough for the milliseconds of nine
-/// thousand years and for connections by the million a second, and a hold is so much smaller that a key's
-/// value fits into 80 bytes.
+/// A number below 2^48 in six bytes; what is greater becomes the greatest. Enough for the milliseconds of
+/// nine thousand years and for connections by the million a second, and a hold is so much smaller that a
+/// key's value fits into 80 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Six([u8; 6]);
 
