@@ -65,6 +65,9 @@ struct Options {
     /// Only contenders whose names contain one of these words, NAME,NAME; baselines always run
     #[arg(long, global = true, value_delimiter = ',')]
     only: Vec<String>,
+    /// Measure everything on each server, not only what is compared between them
+    #[arg(long, global = true)]
+    each: bool,
     /// Fewer and shorter rounds
     #[arg(long, global = true)]
     quick: bool,
@@ -182,7 +185,7 @@ impl What {
 /// One measurement; it returns its reports.
 type Measurement = Box<dyn Fn(&Run) -> Result<Vec<Report>>>;
 
-/// The measurements made on every server; the others run on the first one only.
+/// The measurements made on every server; the others run on the first one only, but for `--each`.
 const ON_EACH: [&str; 3] = ["pairs", "memory", "instructions"];
 
 fn main() -> ExitCode {
@@ -211,8 +214,10 @@ fn measure(options: Options) -> Result<()> {
     for (nth, server) in options.server.into_iter().enumerate() {
         let program = Program::new(&server, &module)?;
         let run = Run { program, quick: options.quick, form, only: options.only.clone() };
-        let mine: Vec<_> =
-            measurements.iter().filter(|(name, _)| nth == 0 || ON_EACH.contains(name)).collect();
+        let mine: Vec<_> = measurements
+            .iter()
+            .filter(|(name, _)| nth == 0 || options.each || ON_EACH.contains(name))
+            .collect();
         if mine.is_empty() {
             continue;
         }
