@@ -188,8 +188,14 @@ impl Search {
                 return Found::Ask(resource.name.clone());
             }
             let name = resource.name.clone();
-            // Who waits here alone leaves as soon as it is served.
-            for waiter in waiting.also_elsewhere(&name) {
+            // Who waits here alone leaves as soon as it is served; behind the newcomer's own wait it never is.
+            let waiters: Box<dyn Iterator<Item = &Waiter>> =
+                if self.looked_at == WANTED && self.waits_twice(waiting) {
+                    Box::new(waiting.queue(&name))
+                } else {
+                    Box::new(waiting.also_elsewhere(&name))
+                };
+            for waiter in waiters {
                 if self.left() == 0 {
                     break;
                 }
@@ -222,6 +228,12 @@ impl Search {
         } else {
             self.cycle().map_or(Found::Nothing, Found::Cycle)
         }
+    }
+
+    /// Whether the newcomer waits already for what it wants.
+    fn waits_twice(&self, waiting: &Waiting) -> bool {
+        let (start, wanted) = (self.parties[START].party.clone(), &self.resources[WANTED].name);
+        start.waits_or_around(waiting).take(MOST_STEPS / 4).any(|waiter| waiter.name == *wanted)
     }
 
     /// Looks at what the parties wait for that have been met.

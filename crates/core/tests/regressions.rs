@@ -190,3 +190,24 @@ fn a_refused_upgrade_keeps_no_sharer_waiting() {
         assert_eq!(wait(KEY, 2, Mode::Shared), shares, "{reentry:?}");
     }
 }
+
+/// Somebody who waits there alone stood between two waits of the newcomer, behind others who wait: it was
+/// taken for one who leaves.
+#[test]
+fn who_stands_between_two_waits_of_a_token_is_waited_for() {
+    let mut system = System::new(START, 0);
+    system.most_served = 1;
+    let request = |client, token, mode, ttl| Request { ttl, ..Request::new(client, KEY, token, mode) };
+    let mut make = |step| system.make(step);
+    make(Move::Acquire(request(0, 0, Mode::Exclusive, 1), None));
+    make(Move::Acquire(Request { owner: 2, ..request(4, 4, Mode::Shared, 50) }, Some(30)));
+    let queued = Request { delay: 30, owner: 1, ..request(0, 2, Mode::Shared, 1) };
+    make(Move::Queue(queued, 500, None));
+    let permits_of_two = Request { ephemeral: true, delay: 30, owner: 2, ..request(1, 4, permits(2), 10) };
+    make(Move::Acquire(permits_of_two, Some(500)));
+    make(Move::Advance(200_000));
+    make(Move::Acquire(request(0, 1, Mode::Exclusive, 1), Some(0)));
+    make(Move::Queue(Request { delay: 30, ..request(3, 0, Mode::Exclusive, 1_000) }, 1, Some(0)));
+    let asked = make(Move::Acquire(request(2, 1, permits(1), 3), Some(0)));
+    assert_eq!(asked, Answer::Deadlock);
+}
