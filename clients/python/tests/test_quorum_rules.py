@@ -121,8 +121,16 @@ def test_all_go_to_a_later_queue_together_and_nobody_goes_back():
     assert [lookout.left for lookout in lookouts] == [1, 0, 1]
 
 
-@pytest.mark.parametrize("after, order", [(b"stays", [2]), (b"own", [0, 1, 2]), (b"another", [0, 1, 2])])
-def test_others_queue_where_they_stay(after, order):
+@pytest.mark.parametrize(
+    "after, held, order",
+    [
+        (b"stays", 1999, [2]),
+        (b"stays", 2000, [0, 1, 2]),
+        (b"own", 1, [0, 1, 2]),
+        (b"another", 1, [0, 1, 2]),
+    ],
+)
+def test_others_queue_where_they_stay_and_have_not_stayed_for_long(after, held, order):
     quorum = quorum_of(3)
     attempt = QuorumAttempt(quorum, b"foo", "foo", b"own", 10_000, (), False)
     won = attempt._begin(quorum.order(b"foo"))
@@ -134,8 +142,23 @@ def test_others_queue_where_they_stay(after, order):
     steps.send({b"holders": [{b"token": b"stays"}, {b"token": b"own"}]})
     next(steps)
     with pytest.raises(StopIteration):
-        steps.send({b"holders": [{b"token": after}]})
+        steps.send({b"holders": [{b"token": after, b"held": held}]})
     assert quorum.order(b"foo") == order
+
+
+@pytest.mark.parametrize("is_last, held, left", [(False, 5, 1), (True, 1999, 0), (True, 2000, 1)])
+def test_a_queue_that_does_not_move_is_left_the_last_one_later(monkeypatch, is_last, held, left):
+    def holders(key):
+        yield from ()
+        return [{}, {}, {b"left": held}]
+
+    quorum = quorum_of(3)
+    monkeypatch.setattr(quorum, "holders", holders)
+    lookout = Lookout(quorum, 2, b"foo")
+    for _ in range(2):
+        lookout._at = 0
+        assert list(lookout.look(is_last)) == []
+    assert lookout.left == left
 
 
 def test_one_that_does_not_answer_a_release_is_silent():

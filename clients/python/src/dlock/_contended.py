@@ -30,6 +30,9 @@ class Contended:
             self._queues.clear()
         self._queues[key] = queue, now() + QUEUE_MEMORY
 
+    def forget_queue(self, key: bytes) -> None:
+        self._queues.pop(key, None)
+
     def __contains__(self, key: bytes) -> bool:
         return now() < self._until.get(key, 0.0)
 

@@ -111,6 +111,10 @@ class Quorum:
             if name == key and member != queue:
                 lookout.send_away()
 
+    def forget_queue(self, key: bytes) -> None:
+        """The queue that was noted does not move."""
+        self.contended.forget_queue(key)
+
     def _noted(self, key: bytes) -> int | None:
         queue = self.contended.queue(key)
         return None if queue is None or self.is_silent(queue) else queue
@@ -219,18 +223,19 @@ class Quorum:
     # Who has it.
 
     def holders(self, key: bytes) -> Steps:
-        """The tokens that hold the resource, by member; None where that is not known."""
+        """The tokens that hold the resource, with the ms since each grant, by member; None where that is not
+        known."""
         command = _protocol.inspect(key, MAX_HOLDERS)
         answers = yield from self.ask(self.all(), command, lambda answers, awaited: not awaited)
         return [_protocol.holders(answers.get(member, False), MAX_HOLDERS) for member in self.all()]
 
-    def has_holder(self, holders: list[set[bytes] | None]) -> bool:
+    def has_holder(self, holders: list[dict[bytes, int] | None]) -> bool:
         """Whether one holder has a majority."""
         known = [there for there in holders if there is not None]
-        tokens = set().union(*known)
+        tokens = {token for there in known for token in there}
         return any(sum(token in there for there in known) >= self.majority for token in tokens)
 
-    def may_move(self, queue: int, holders: list[set[bytes] | None]) -> bool:
+    def may_move(self, queue: int, holders: list[dict[bytes, int] | None]) -> bool:
         """Whether some of the holders at `queue` hold a majority, or may do so: if not, nobody releases what
         they have there, and its queue does not move."""
         there = holders[queue]

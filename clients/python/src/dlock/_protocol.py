@@ -100,14 +100,16 @@ def inspect(key: bytes, count: int) -> Args:
     return ("DLOCK.INSPECT", key, "COUNT", count)
 
 
-def holders(answer: Any, count: int) -> set[bytes] | None:
-    """The tokens in an answer to INSPECT; None if it does not say, or there may be more."""
+def holders(answer: Any, count: int) -> dict[bytes, int] | None:
+    """The tokens in an answer to INSPECT, with the ms since each grant; None if it does not say, or there may
+    be more."""
     if answer is None:
-        return set()
+        return {}
     listed = _pairs(answer).get("holders")
     if not isinstance(listed, list) or len(listed) >= count:
         return None
-    return {_bytes(_pairs(holder).get("token")) for holder in listed}
+    pairs = [_pairs(holder) for holder in listed]
+    return {_bytes(holder.get("token")): holder.get("held", 0) for holder in pairs}
 
 
 def _pairs(answer: Any) -> dict[str, Any]:

@@ -26,6 +26,9 @@ LONGEST_LOOK = 1.0
 # Not more often than so many times what the look took: where answers are late, so are those that make it
 # move.
 LOOK_FACTOR = 8
+# Whoever's turn has come at a member keeps its part there for less time (ms) while others refuse it. What is
+# older was left behind.
+HEAD_KEEPS = 2000
 
 
 class Lookout:
@@ -46,7 +49,7 @@ class Lookout:
     def wake_at(self) -> float:
         return self._at
 
-    def look(self) -> Steps:
+    def look(self, is_last: bool) -> Steps:
         """Looks whether those who hold the lock there hold it nowhere else. Found twice in a row: a hold
         begins and ends at one master after the other."""
         if now() < self._at:
@@ -59,9 +62,12 @@ class Lookout:
             self._pause = min(2 * self._pause, LONGEST_LOOK)
             self._at = now() + max(self._pause, LOOK_FACTOR * (now() - began))
         there = None if self._quorum.may_move(queue, holders) else holders[queue]
-        if there is not None and there == self._before:
+        # From the last queue it is a long way back.
+        if there is not None and is_last and min(there.values()) < HEAD_KEEPS:
+            there = None
+        if there is not None and set(there) == self._before:
             self.send_away()
-        self._before = there
+        self._before = None if there is None else set(there)
 
     def send_away(self) -> None:
         """Lets all leave the queue."""
@@ -98,7 +104,7 @@ class Waiter:
         self._notify = True
         self._keep = int(KEEP * 1000)
 
-    def wait(self, sleep: float, end: float | None, may_move_on: bool) -> Steps:
+    def wait(self, sleep: float, end: float | None, may_move_on: bool, is_last: bool) -> Steps:
         """Waits until the turn has come: answers True. None: the time is over, the wait was cancelled, or
         the queue is to be left. An error: the member does not grant."""
         wait: Wait = yield Listen(self._queue)
@@ -108,13 +114,15 @@ class Waiter:
         if lookout is not None:
             lookout.waits.add(wait)
         try:
-            return (yield from self._asking(wait, lookout, sleep, end))
+            return (yield from self._asking(wait, lookout, sleep, end, is_last))
         finally:
             wait.close()
             if lookout is not None:
                 lookout.leave(wait)
 
-    def _asking(self, wait: Wait, lookout: Lookout | None, sleep: float, end: float | None) -> Steps:
+    def _asking(
+        self, wait: Wait, lookout: Lookout | None, sleep: float, end: float | None, is_last: bool
+    ) -> Steps:
         """Asks for the lock, and again whenever it may have been granted, or the position would be lost."""
         left = 0 if lookout is None else lookout.left
         unheard = FIRST_PAUSE
@@ -161,7 +169,7 @@ class Waiter:
                     until = min(until, end)
                 yield Pause(wait, max(until - now(), 0))
                 if lookout is not None and not wait.event.is_set():
-                    yield from lookout.look()
+                    yield from lookout.look(is_last)
                 if end is not None and now() >= end:
                     break
             if wait.granted:

@@ -15,6 +15,7 @@ from ._attempt import NO_ANSWER, Owe
 from ._hold import OwedRelease, Sleep, Steps, now
 from ._members import MAX_HOLDERS, Begin, Holders, NoQuorumError, Quorum
 from ._protocol import Args, Key, error
+from ._queue import HEAD_KEEPS
 from ._round import Request, Round
 from ._waits import KEEP
 
@@ -130,12 +131,18 @@ class QuorumAttempt:
             next_queue = this.next_queue()
             if was_queued and not moves and next_queue is not None:
                 quorum.note_queue(key, next_queue)
+            # The last queue does not move either: back to the first.
+            queue = this.queue()
+            returns = was_queued and not moves and next_queue is None
+            returns = returns and queue is not None and this.has_refused(queue)
+            if returns:
+                quorum.forget_queue(key)
             order = quorum.order(key)
             if is_taken and not was_queued:
                 quorum.contended.note(key)
                 turn = QUEUED
                 order = [member for member in order if this.is_reachable(member)] or order
-            elif is_taken and (moves or next_queue is not None):
+            elif is_taken and (moves or next_queue is not None or (returns and order[0] != queue)):
                 turn = QUEUED
             else:
                 yield self._backoff(end)
@@ -172,13 +179,14 @@ class QuorumAttempt:
         command = _protocol.inspect(key, MAX_HOLDERS)
         try:
             began = now()
-            before = _protocol.holders((yield command), MAX_HOLDERS) or set()
+            before = _protocol.holders((yield command), MAX_HOLDERS) or {}
             yield Sleep(now() - began)
-            after = _protocol.holders((yield command), MAX_HOLDERS) or set()
+            after = _protocol.holders((yield command), MAX_HOLDERS) or {}
         except RedisError:
             return
-        # Who queues there keeps what it has for longer.
-        if before & after - {own}:
+        # Who queues there keeps what it has for longer. What was left behind grows old.
+        stay = [held for token, held in after.items() if token in before and token != own]
+        if stay and min(stay) < HEAD_KEEPS:
             self._quorum.note_queue(key, queue)
 
     def _backoff(self, end: float | None) -> Any:

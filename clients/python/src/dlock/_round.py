@@ -89,10 +89,10 @@ class Round:
         key, name, lease, terms, _ = self._request
         self._has_waited = True
         for queue in self._order:
-            has_next = may_move_on and self._queue + 1 < len(self._order)
+            is_last = self._queue + 1 == len(self._order)
             waiter = Waiter(self._quorum, queue, key, name, self.token, lease, terms)
             self.members_asked.add(queue)
-            answer = yield from waiter.wait(sleep, end, has_next)
+            answer = yield from waiter.wait(sleep, end, may_move_on and self._quorum.majority > 1, is_last)
             if answer is True:
                 return (yield from self._turn(now(), end))
             self.answers[queue] = answer
