@@ -158,7 +158,7 @@ impl<C> Acquire<C> {
         self
     }
 
-    /// Declares the hold lost ([`Lost::Ended`](crate::Lost::Ended)) this long after the acquisition, whatever
+    /// Declares the hold lost ([`Lost::Ended`]) this long after the acquisition, whatever
     /// is left of its lease, and renews it no longer; default: never. Without it, a holder that hangs holds
     /// for ever.
     pub fn max_hold(mut self, longest: Duration) -> Self {

@@ -188,7 +188,7 @@ impl Search {
                 return Found::Ask(resource.name.clone());
             }
             let name = resource.name.clone();
-            // Who waits here alone leaves as soon as it is served; behind the newcomer's own wait it never is.
+            // Who waits here alone leaves as soon as it is served; behind the newcomer's own wait, never.
             let waiters: Box<dyn Iterator<Item = &Waiter>> =
                 if self.looked_at == WANTED && self.waits_twice(waiting) {
                     Box::new(waiting.queue(&name))
