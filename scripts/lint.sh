@@ -1,5 +1,5 @@
 #!/bin/sh
-# Format and lints.
+# Format and lints. --quick: only what takes no build.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -9,6 +9,7 @@ cargo fmt --all --check
 say "comments within 110 columns"
 scripts/columns.sh
 "$(dirname "$0")/onlys.sh"
+[ "${1:-}" != --quick ] || exit 0
 say "lints"
 cargo clippy --workspace --all-targets -- -D warnings
 say "documentation"

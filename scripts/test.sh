@@ -5,6 +5,7 @@ set -eu
 . "$(dirname "$0")/common.sh"
 
 scripts/fetch-server.sh valkey-8.0
+scripts/lint.sh --quick
 say "the module and the tests"
 # In one go, so that what both depend on is built once. The bench has no tests: the lints compile it.
 cargo build --workspace --exclude dlock-bench --all-targets

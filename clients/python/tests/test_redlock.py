@@ -189,7 +189,9 @@ def test_permits_are_refused(members):
         members.lock(permits=2, timeout=10).acquire(blocking=False)
 
 
-def test_one_of_those_who_ask_at_once_wins(members):
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_one_of_those_who_ask_at_once_wins(members, is_silent):
+    members.proxies[1].silent = is_silent
     for _ in range(5):
         outcomes, barrier = [], threading.Barrier(4)
 
@@ -203,6 +205,7 @@ def test_one_of_those_who_ask_at_once_wins(members):
             thread.start()
         for thread in threads:
             thread.join(30)
+        # Whoever says "taken" means the one that has it.
         assert [won for won, _ in outcomes].count(True) == 1
         next(lock for won, lock in outcomes if won).release()
 

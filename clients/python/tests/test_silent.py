@@ -173,26 +173,6 @@ def test_the_master_of_the_queue_is_stopped(members, masters):
     until("nothing is left", lambda: not any(members.held()))
 
 
-def test_one_of_those_who_ask_at_once_wins_while_a_member_is_silent(members):
-    members.proxies[1].silent = True
-    for _ in range(5):
-        outcomes, barrier = [], threading.Barrier(4)
-
-        def ask(outcomes=outcomes, barrier=barrier):
-            lock = members.lock(timeout=30, thread_local=False)
-            barrier.wait()
-            outcomes.append((lock.acquire(blocking=False), lock))
-
-        threads = [threading.Thread(target=ask) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        # Whoever says "taken" means the one that has it.
-        assert [won for won, _ in outcomes].count(True) == 1
-        next(lock for won, lock in outcomes if won).release()
-
-
 def test_taken_is_said_of_what_somebody_else_has(members, masters):
     first, second, third = in_order(members, masters)
     members.proxies[third].silent = True

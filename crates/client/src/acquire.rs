@@ -158,9 +158,8 @@ impl<C> Acquire<C> {
         self
     }
 
-    /// Declares the hold lost ([`Lost::Ended`]) this long after the acquisition, whatever
-    /// is left of its lease, and renews it no longer; default: never. Without it, a holder that hangs holds
-    /// for ever.
+    /// Declares the hold lost ([`Lost::Ended`]) this long after the acquisition, whatever is left of its
+    /// lease, and renews it no longer; default: never. Without it, a holder that hangs holds for ever.
     pub fn max_hold(mut self, longest: Duration) -> Self {
         self.options.max_hold = Some(longest);
         self

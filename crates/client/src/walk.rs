@@ -2,15 +2,16 @@
 
 use std::collections::HashSet;
 
-/// So many answers, at most, with up to 250 locks each: more than fit into the memory of a server.
-const MOST_PARTS: usize = 100_000;
+/// So many answers, at most, with up to 250 locks each: a server with so many locks takes more than 50 GB for
+/// them.
+const MOST_PARTS: usize = 1_000_000;
 
 /// The cursors that a server has answered.
 #[derive(Debug, Default)]
 pub(crate) struct Cursors(HashSet<u64>);
 
 impl Cursors {
-    /// Whether this one leads on: cursors rise, so one that comes again leads in a circle.
+    /// Whether this one leads on: one that comes again leads in a circle.
     pub(crate) fn leads_on(&mut self, cursor: u64) -> bool {
         self.0.insert(cursor) && self.0.len() < MOST_PARTS
     }

@@ -111,10 +111,6 @@ class Quorum:
             if name == key and member != queue:
                 lookout.send_away()
 
-    def forget_queue(self, key: bytes) -> None:
-        """The queue that was noted does not move."""
-        self.contended.forget_queue(key)
-
     def _noted(self, key: bytes) -> int | None:
         queue = self.contended.queue(key)
         return None if queue is None or self.is_silent(queue) else queue

@@ -136,7 +136,7 @@ class QuorumAttempt:
             returns = was_queued and not moves and next_queue is None
             returns = returns and queue is not None and this.has_refused(queue)
             if returns:
-                quorum.forget_queue(key)
+                quorum.contended.forget_queue(key)
             order = quorum.order(key)
             if is_taken and not was_queued:
                 quorum.contended.note(key)
