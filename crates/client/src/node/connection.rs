@@ -19,6 +19,10 @@ use crate::watch::Watched;
 /// one hangs.
 const MAX_SILENCES: u32 = 2;
 
+/// So many requests leave together, of at most so many bytes: the renewals of one moment.
+const BATCH: usize = 512;
+const BATCH_SIZE: usize = 64 << 10;
+
 /// A connection. Clones are the same connection, which closes with the last of them.
 #[derive(Clone)]
 pub(crate) struct Connection {
@@ -67,6 +71,8 @@ impl Connection {
         let config = redis::AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
+            .set_pipeline_buffer_size(BATCH)
+            .set_write_backpressure_boundary(BATCH_SIZE)
             .set_push_sender(move |push: redis::PushInfo| {
                 let _ = &end;
                 watched.pushed(&push);
