@@ -1,6 +1,5 @@
 //! The client: the operations of the lock service.
 
-use futures_util::StreamExt;
 use futures_util::future::join_all;
 use redis::{Cmd, Value};
 use std::collections::HashMap;
@@ -115,10 +114,10 @@ impl Client {
         let begun = Extension::new(self.service.quorum, lease, held_until, now());
         let command = request::extend(resource.as_ref(), token, counted);
         let channels = self.service.channels();
-        let (extended, mut pending) =
+        let (extended, pending) =
             extend(&self.service, &channels, command, None, lease, Duration::MAX, begun).await;
         // The next extension must not be overtaken by this one.
-        while pending.next().await.is_some() {}
+        pending.await;
         extended
     }
 

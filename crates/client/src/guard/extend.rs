@@ -1,9 +1,8 @@
 //! EXTEND on all masters, and the hold anew on those that forgot it: carries the messages of [`Extension`].
 
 use dlock_protocol::{Mode, Ttl};
-use futures_util::future::BoxFuture;
-use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt, StreamExt};
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, select_all};
 use redis::{Cmd, Pipeline};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,9 +16,10 @@ use crate::request::LockRequest;
 use crate::service::{Channels, Service};
 
 /// Calls whose answers no longer decide anything. Dropping this cancels those that have not left yet.
-pub(crate) type PendingCalls = FuturesUnordered<BoxFuture<'static, ()>>;
+pub(crate) type PendingCalls = BoxFuture<'static, ()>;
 
-/// A call under way, and the answer to EXTEND if it is one.
+/// A call under way, and the answer to EXTEND if it is one. One for each master: so few that all are polled
+/// when one is answered, which costs less than to know which.
 type Call = BoxFuture<'static, Option<(Member, Vote<()>)>>;
 
 /// How to ask a master for the hold again.
@@ -54,11 +54,11 @@ pub(crate) async fn extend(
         let channel = channels[usize::from(to.0)].clone();
         ask(*to, channel, command.clone(), lease, limit).map(Some).boxed()
     });
-    let mut calls: FuturesUnordered<Call> = asked.collect();
+    let mut calls: Vec<Call> = asked.collect();
     let mut extended = Extended::Open;
-    while extended == Extended::Open
-        && let Some(answer) = calls.next().await
-    {
+    while extended == Extended::Open && !calls.is_empty() {
+        let (answer, _, others) = select_all(calls).await;
+        calls = others;
         if let Some((member, vote)) = answer {
             extended = extension.answered(member, vote, now());
         }
@@ -70,15 +70,14 @@ pub(crate) async fn extend(
         _ if service.quorum.is_misuse(extension.votes().flatten()) => Err(ExtendError::Misuse(report())),
         Extended::Unconfirmed | Extended::Open => Err(ExtendError::Unconfirmed(report())),
     };
-    let rest = finish(channels.clone(), extension, calls, restore, lease.ttl());
-    (extended, [rest.boxed()].into_iter().collect())
+    (extended, finish(channels.clone(), extension, calls, restore, lease.ttl()).boxed())
 }
 
 /// What is left to do once it is decided.
 async fn finish(
     channels: Channels,
     mut extension: Extension,
-    mut calls: FuturesUnordered<Call>,
+    mut calls: Vec<Call>,
     restore: Option<Restore>,
     ttl: Duration,
 ) {
@@ -90,10 +89,13 @@ async fn finish(
                 calls.push(ask_for_it_again(channel.clone(), restore.command()).map(|()| None).boxed());
             }
         }
-        match calls.next().await {
-            Some(Some((member, vote))) => _ = extension.answered(member, vote, now()),
-            Some(None) => {}
-            None => return,
+        if calls.is_empty() {
+            return;
+        }
+        let (answer, _, others) = select_all(calls).await;
+        calls = others;
+        if let Some((member, vote)) = answer {
+            extension.answered(member, vote, now());
         }
     }
 }

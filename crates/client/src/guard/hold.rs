@@ -3,9 +3,11 @@
 use dlock_protocol::Mode;
 use futures_util::future::{join_all, select_all};
 use futures_util::{FutureExt, StreamExt};
+use std::fmt;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::{Mutex as Turn, Notify};
 use tokio::time::sleep;
@@ -26,7 +28,6 @@ use crate::service::{Channels, Service};
 const CHECK_PAUSE: Duration = Duration::from_millis(25);
 
 /// A hold.
-#[derive(Debug)]
 pub(crate) struct Hold {
     pub(crate) service: Arc<Service>,
     pub(crate) request: Arc<LockRequest>,
@@ -47,7 +48,7 @@ pub(crate) struct Hold {
     pub(crate) ended: CancellationToken,
     given_back: AtomicBool,
     /// Requests to masters whose answer was not needed.
-    pending: Mutex<PendingCalls>,
+    pending: Mutex<Option<PendingCalls>>,
     pending_added: Notify,
 }
 
@@ -63,7 +64,7 @@ pub(crate) struct State {
 impl Hold {
     pub(crate) fn new(service: Arc<Service>, lease: Lease, renews: bool, new: NewHold) -> Arc<Hold> {
         let NewHold { acquired, request, channels, calls, restores, .. } = new;
-        let pending = calls.into_iter().map(|call| call.map(drop).boxed()).collect();
+        let pending = (!calls.is_empty()).then(|| calls.map(drop).collect::<()>().boxed());
         let state = State { mode: request.mode, lease, valid_until: acquired.valid_until, loss: None };
         let watched = service.watched.add(&request.resource);
         Arc::new(Hold {
@@ -142,10 +143,19 @@ impl Hold {
 
     /// Processes the pending calls, and never returns.
     pub(crate) async fn drive_pending(&self) {
-        loop {
+        let step = |cx: &mut Context<'_>| {
             // Each step holds the lock, so that nothing leaves after the calls have been cleared.
-            while poll_fn(|cx| self.pending().poll_next_unpin(cx)).await.is_some() {}
-            self.pending_added.notified().await;
+            let mut pending = self.pending();
+            if pending.as_mut().is_some_and(|calls| calls.poll_unpin(cx).is_ready()) {
+                *pending = None;
+            }
+            Poll::Pending
+        };
+        loop {
+            tokio::select! {
+                () = poll_fn(step) => {}
+                () = self.pending_added.notified() => {}
+            }
         }
     }
 
@@ -173,14 +183,14 @@ impl Hold {
             begun
         };
         // Cancels earlier requests that have not left yet: after this one they would shorten the lease.
-        self.pending().clear();
+        *self.pending() = None;
         let mode = self.lock().mode;
         let extending = if is_watched(mode) { request::extend_and_track } else { request::extend };
         let command = extending(&self.request.resource, &self.request.token, counted);
         let restore = self.restores.then(|| Restore { request: self.request.clone(), mode, ttl: counted });
         let extending = extend(&self.service, &self.channels, command, restore, lease, limit, begun);
         let (extended, pending) = self.service.background.carry_out(extending).await;
-        *self.pending() = pending;
+        *self.pending() = Some(pending);
         self.pending_added.notify_one();
         let valid_until = extended?;
         let mut state = self.lock();
@@ -230,7 +240,7 @@ impl Hold {
             return None;
         }
         self.ended.cancel();
-        self.pending().clear();
+        *self.pending() = None;
         let lease = self.lock().lease.ttl();
         Some(Releases::new(&self.service, &self.channels, self.request.release(), lease))
     }
@@ -248,12 +258,25 @@ impl Hold {
         self.ended.cancel();
     }
 
-    fn pending(&self) -> MutexGuard<'_, PendingCalls> {
+    fn pending(&self) -> MutexGuard<'_, Option<PendingCalls>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Hold { request, fence, channels, state, .. } = self;
+        let mut shown = f.debug_struct("Hold");
+        shown
+            .field("request", request)
+            .field("fence", fence)
+            .field("channels", channels)
+            .field("state", state);
+        shown.finish_non_exhaustive()
     }
 }
 
