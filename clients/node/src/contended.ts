@@ -13,25 +13,46 @@ const MOST = 1000;
 export class Contended {
   readonly #until = new Map<string, number>();
   readonly #queues = new Map<string, readonly [queue: number, until: number]>();
+  /** Until then nobody looks again whether others queue elsewhere. */
+  readonly #lookedUntil = new Map<string, number>();
 
   has(name: string): boolean {
     return (this.#until.get(name) ?? 0) > now();
   }
 
   note(name: string): void {
-    if (this.#until.size >= MOST) this.#until.clear();
-    this.#until.set(name, now() + MEMORY);
+    set(this.#until, name, now() + MEMORY);
   }
 
-  /** The member in whose queue others wait. */
-  queue(name: string): number | undefined {
+  /** Where others queue, if that was noted no longer than `age` ago. */
+  queue(name: string, age = QUEUE_MEMORY): number | undefined {
     const [queue, until] = this.#queues.get(name) ?? [];
-    return until !== undefined && now() < until ? queue : undefined;
+    return until !== undefined && now() + QUEUE_MEMORY < until + age ? queue : undefined;
   }
 
-  noteQueue(name: string, queue: number | undefined): void {
-    if (queue === undefined) return;
-    if (this.#queues.size >= MOST) this.#queues.clear();
-    this.#queues.set(name, [queue, now() + QUEUE_MEMORY]);
+  /** Records where others queue: see `Round.nextQueue`. */
+  noteQueue(name: string, queue: number): void {
+    set(this.#queues, name, [queue, now() + QUEUE_MEMORY]);
   }
+
+  forgetQueue(name: string): void {
+    this.#queues.delete(name);
+  }
+
+  /** Whether to look where others queue: one at a time, and not all the time. */
+  mayLook(name: string): boolean {
+    if ((this.#lookedUntil.get(name) ?? 0) > now()) return false;
+    set(this.#lookedUntil, name, now() + MEMORY);
+    return true;
+  }
+
+  /** `mayLook` again: nothing suspicious was there. */
+  sawNobody(name: string): void {
+    this.#lookedUntil.delete(name);
+  }
+}
+
+function set<T>(map: Map<string, T>, name: string, value: T): void {
+  if (map.size >= MOST) map.clear();
+  map.set(name, value);
 }

@@ -35,7 +35,7 @@ export class Extension {
       return undefined;
     };
     extended = yield* this.decided(extend(this.request.key, token, lease), heard);
-    if (extended) for (const [member, restoring] of notHeld) yield new Begin(member, restoring);
+    if (extended) for (const [member, restoring] of notHeld) yield new Begin(restoring, member);
     return extended;
   }
 

@@ -103,8 +103,6 @@ export class Lock {
       // The server may have granted what it did not answer.
       if (attempt.asked) yield attempt.owe();
       throw why;
-    } finally {
-      attempt.close();
     }
     if (granted === null) return null;
     const ask = this.#service.extension(this.#request, granted);

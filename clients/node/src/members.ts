@@ -2,10 +2,10 @@
 
 import { now } from "./clock.js";
 import { Contended } from "./contended.js";
-import { LockError, NoAnswerError } from "./errors.js";
-import { Lookouts } from "./lookout.js";
-import { holders, inspect, type Key } from "./protocol.js";
-import { type Answers, Ask, type Steps } from "./steps.js";
+import { LockError, NoAnswerError, word } from "./errors.js";
+import { holders, inspect, type Key, waiters } from "./protocol.js";
+import { Lookout } from "./queue.js";
+import { type Answers, Ask, type Steps, To } from "./steps.js";
 
 // The first and the longest pause before one that did not answer is asked again who it is, ms.
 const FIRST_PAUSE = 50;
@@ -20,14 +20,20 @@ export interface Reach {
   readonly connections: number;
 }
 
-/** The tokens that hold a key, by member. */
-export type Tokens = readonly (readonly string[] | undefined)[];
+/** The tokens that hold a key, with the ms since each grant. */
+type Tokens = ReadonlyMap<string, number>;
+
+/** A key of some request. */
+interface Named {
+  readonly key: Key;
+  readonly name: string;
+}
 
 /** The members, and what is known of them. */
 export class Members {
   readonly majority: number;
   readonly contended = new Contended();
-  readonly lookouts = new Lookouts(this);
+  readonly #lookouts = new Map<string, Lookout>();
   /** Who each said it is, and over which connection. */
   readonly #known = new Map<number, readonly [runId: string, connection: number]>();
   /** When those that may not vote are asked again, and how long after that; why they did not answer. */
@@ -63,32 +69,55 @@ export class Members {
     return this.voters().length >= this.majority;
   }
 
-  /** Whether one holder has a majority; `holders` by member, undefined where they are not known. */
-  hasHolder(holders: Tokens): boolean {
-    const has = (token: string) => holders.filter((there) => there?.includes(token)).length;
-    return holders.flatMap((there) => there ?? []).some((token) => has(token) >= this.majority);
-  }
+  // In which queue the clients meet. Each finds it for itself: the first one it can reach, or a later one
+  // where it has met others.
 
-  /** Whether some of the holders at `queue` hold a majority, or may do so: if not, nobody releases what they
-   * have there, and its queue does not move. */
-  mayMove(queue: number, holders: Tokens): boolean {
-    const mayHave = (token: string) => holders.filter((there) => there?.includes(token) ?? true).length;
-    const there = holders[queue];
-    return !there?.length || there.some((token) => mayHave(token) >= this.majority);
-  }
-
-  /** The order in which everybody tries their queues, however the addresses are spelled. Those that may not
-   * vote come last; it begins where others are known to queue. */
+  /** The order in which the members' queues are tried. */
   order(name: string): readonly number[] {
+    const order = this.#commonOrder();
+    const noted = this.#noted(name);
+    return noted === undefined ? order : order.slice(order.indexOf(noted));
+  }
+
+  /** Notes that others queue there, and takes along those who wait for it elsewhere: one by one they would
+   * take long to leave a queue, and the heads of two queues keep each other from a majority. From a later
+   * queue nobody goes back to an earlier one while both are in use. */
+  noteQueue(name: string, queue: number): void {
+    const order = this.#commonOrder();
+    const noted = this.#noted(name);
+    if (noted !== undefined && order.indexOf(noted) > order.indexOf(queue)) return;
+    this.contended.noteQueue(name, queue);
+    for (const member of this.all()) {
+      if (member !== queue) this.#lookouts.get(`${member} ${name}`)?.sendAway();
+    }
+  }
+
+  #noted(name: string): number | undefined {
+    const queue = this.contended.queue(name);
+    return queue !== undefined && this.voters().includes(queue) ? queue : undefined;
+  }
+
+  /** The same for all clients, however the addresses are spelled. Those that may not vote come last. */
+  #commonOrder(): readonly number[] {
     const voters = this.voters();
     const rank = (member: number) => {
       const [runId] = this.#known.get(member) ?? [];
       const known = runId ?? `unknown ${this.reach[member]!.address}`;
       return `${voters.includes(member) ? 0 : 1} ${known}`;
     };
-    const order = [...this.all()].sort((one, other) => (rank(one) < rank(other) ? -1 : 1));
-    const queue = this.contended.queue(name);
-    return queue !== undefined && voters.includes(queue) ? order.slice(order.indexOf(queue)) : order;
+    return [...this.all()].sort((one, other) => (rank(one) < rank(other) ? -1 : 1));
+  }
+
+  /** The lookout of a queue, which all its waits share. */
+  lookout(queue: number, { key, name }: Named): Lookout {
+    const id = `${queue} ${name}`;
+    const lookout = this.#lookouts.get(id) ?? new Lookout(this, queue, key);
+    this.#lookouts.set(id, lookout);
+    return lookout;
+  }
+
+  forgetLookout(queue: number, { name }: Named): void {
+    this.#lookouts.delete(`${queue} ${name}`);
   }
 
   /** Finds the members that may vote. One that is not known to be missing is waited for, once; the others
@@ -136,11 +165,44 @@ export class Members {
     }
   };
 
-  /** Who holds the key. */
-  *holders(key: Key): Steps<Tokens> {
+  /** Who holds the key, by member; undefined where that is not known. */
+  *holders(key: Key): Steps<readonly (Tokens | undefined)[]> {
     const voters = this.voters();
     const answers: Answers = yield new Ask(voters, inspect(key), (found) => found.size === voters.length);
     return this.all().map((member) => holders(answers.get(member)));
+  }
+
+  /** Whether one holder has a majority. */
+  hasHolder(holders: readonly (Tokens | undefined)[]): boolean {
+    const has = (token: string) => holders.filter((there) => there?.has(token)).length;
+    return holders.some((there) => [...(there?.keys() ?? [])].some((token) => has(token) >= this.majority));
+  }
+
+  /** Whether some of the holders at `queue` hold a majority, or may do so: if not, nobody releases what they
+   * have there, and its queue does not move. */
+  mayMove(queue: number, holders: readonly (Tokens | undefined)[]): boolean {
+    const mayHave = (token: string) => holders.filter((there) => there?.has(token) ?? true).length;
+    const there = holders[queue];
+    return !there?.size || [...there.keys()].some((token) => mayHave(token) >= this.majority);
+  }
+
+  /** The holds at a member that are none of a majority, as far as is known. */
+  *parts(key: Key, at: number): Steps<Tokens> {
+    const holders = yield* this.holders(key);
+    const votes = (token: string) => holders.filter((there) => there?.has(token)).length;
+    return new Map([...(holders[at] ?? [])].filter(([token]) => votes(token) < this.majority));
+  }
+
+  /** Whether somebody waits there; undefined where that is not known. */
+  *somebodyWaits(key: Key, at: number): Steps<boolean | undefined> {
+    try {
+      const queue: readonly unknown[] = yield new To(at, waiters(key));
+      return queue.length > 0;
+    } catch (why) {
+      // Without an answer, or the right to ask.
+      if (why instanceof NoAnswerError || word(why)) return undefined;
+      throw why;
+    }
   }
 
   report(answers: Answers): string {

@@ -39,6 +39,11 @@ export function release(key: Key, token: string): Args {
   return ["DLOCK.RELEASE", key, token, "ALL"];
 }
 
+/** Removes the token from the queue, and ends no hold. */
+export function cancel(key: Key, token: string): Args {
+  return ["DLOCK.CANCEL", key, token];
+}
+
 /** Who waits: one of them. */
 export function waiters(key: Key): Args {
   return ["DLOCK.WAITERS", key, "COUNT", "1"];
@@ -51,13 +56,13 @@ export function inspect(key: Key): Args {
   return ["DLOCK.INSPECT", key, "COUNT", String(MOST_HOLDERS)];
 }
 
-/** The tokens of INSPECT's answer; undefined where that is not known. */
-export function holders(answer: unknown): readonly string[] | undefined {
-  if (answer === null) return [];
+/** The tokens of INSPECT's answer, with the ms since each grant; undefined where that is not known. */
+export function holders(answer: unknown): ReadonlyMap<string, number> | undefined {
+  if (answer === null) return new Map();
   if (answer === undefined || answer instanceof Error) return undefined;
   const all = field(answer, "holders");
   if (!Array.isArray(all) || all.length >= MOST_HOLDERS) return undefined;
-  return all.map((holder) => String(field(holder, "token")));
+  return new Map(all.map((holder) => [String(field(holder, "token")), Number(field(holder, "held"))]));
 }
 
 /** A field of a map: in RESP2 an array, in RESP3 what the client makes of it. */

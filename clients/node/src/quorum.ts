@@ -7,8 +7,9 @@ import type { Acquisition, Granted, Request } from "./attempt.js";
 import { now } from "./clock.js";
 import { NoQuorumError } from "./errors.js";
 import type { Members } from "./members.js";
+import { HEAD_KEEPS } from "./queue.js";
 import { Round } from "./round.js";
-import { type Owe, Sleep, type Steps } from "./steps.js";
+import { Begin, type Owe, Sleep, type Steps } from "./steps.js";
 
 // How often one that does not wait tries again while nobody has the lock.
 const SPLITS = 20;
@@ -39,10 +40,6 @@ export class QuorumAttempt implements Acquisition {
     return this.#round!.owe();
   }
 
-  close(): void {
-    this.#round?.close();
-  }
-
   *run(waits: boolean, end: number): Steps<Granted | null> {
     const { members, request } = this;
     const { name } = request;
@@ -50,56 +47,93 @@ export class QuorumAttempt implements Acquisition {
     let turn: Turn = waits && contended.has(name) ? "queue" : "none";
     let pause = FIRST_PAUSE;
     let splits = 0;
-    /** Whose queue has failed. */
-    const passed = new Set<number>();
+    yield* members.tellApart(end);
+    // Who does not wait overtakes nobody for long.
+    let order = waits ? members.order(name) : [];
     while (true) {
-      yield* members.tellApart(end);
-      const round = new Round(members, request, this.fenced, this.limit, members.order(name));
+      const round = new Round(members, request, this.fenced, this.limit, order);
       this.#round = round;
       const began = now();
-      const before = passed.size;
-      const granted = yield* this.#turn(turn, round, waits, end, passed);
-      const next = passed.size > before ? undefined : round.nextQueue();
+      const granted = yield* this.#turn(turn, round, end);
       if (granted !== null) {
-        contended.noteQueue(name, next);
+        yield* this.#meetOthers(round);
         return granted;
       }
-      const took = now() - began;
+      const length = now() - began;
       yield this.owe();
       const misuse = round.misuse();
       if (misuse !== undefined) throw misuse;
+      const isTaken = round.isTaken();
       if (!waits) {
-        if (!round.isTaken()) {
+        if (!isTaken) {
           throw new NoQuorumError(`${name}: no majority can grant: ${members.report(round.answers)}`, name);
         }
         // Those who tried at the same moment each got a part of the votes: one of them must win.
         if (splits++ === SPLITS || (yield* this.#somebodyHasIt(round))) return null;
+        yield new Sleep(Math.random() * length);
+        yield* members.tellApart(end);
         turn = "order";
-        yield new Sleep(Math.random() * took);
+        order = members.order(name);
         continue;
       }
       if (now() >= end) return null;
-      if (turn === "none" && round.isTaken()) {
+      const wasQueued = turn === "queue";
+      // Others of this client have met somebody elsewhere while it waited.
+      const elsewhere = contended.queue(name, now() - began);
+      const queue = round.queue();
+      const moves = wasQueued && elsewhere !== undefined && elsewhere !== queue;
+      const next = round.nextQueue();
+      if (wasQueued && !moves && next !== undefined) members.noteQueue(name, next);
+      // The last queue does not move either: back to the first.
+      const isStuck = next === undefined && queue !== undefined && round.refused(queue);
+      const returns = wasQueued && !moves && isStuck;
+      if (returns) contended.forgetQueue(name);
+      yield* members.tellApart(end);
+      order = members.order(name);
+      if (isTaken && !wasQueued) {
         contended.note(name);
         turn = "queue";
-        continue;
+        const reachable = order.filter((member) => round.isReachable(member));
+        if (reachable.length > 0) order = reachable;
+      } else if (isTaken && (moves || next !== undefined || (returns && order[0] !== queue))) {
+        turn = "queue";
+      } else {
+        turn = "none";
+        // Not at once, or those who lost to each other would collide again.
+        yield new Sleep(Math.max(Math.min((0.5 + Math.random() / 2) * pause, end - now()), 0));
+        pause = Math.min(pause * 2, LONGEST_PAUSE);
       }
-      if (turn === "queue") {
-        contended.noteQueue(name, next);
-        // Its master is missing, or others queue elsewhere.
-        if (passed.size > before || (round.isTaken() && next !== undefined)) continue;
-      }
-      turn = "none";
-      passed.clear();
-      // Not at once, or those who lost to each other would collide again.
-      yield new Sleep(Math.max(Math.min((0.5 + Math.random() / 2) * pause, end - now()), 0));
-      pause = Math.min(pause * 2, LONGEST_PAUSE);
     }
   }
 
-  #turn(turn: Turn, round: Round, waits: boolean, end: number, passed: Set<number>): Steps<Granted | null> {
-    if (turn === "queue") return round.queued(end, passed);
-    return turn === "order" ? round.inOrder() : round.atOnce(waits);
+  #turn(turn: Turn, round: Round, end: number): Steps<Granted | null> {
+    if (turn === "queue") return round.queued(end);
+    return turn === "order" ? round.inOrder() : round.atOnce();
+  }
+
+  /** Notes where others queue. Of a member that has refused one who has the lock it is looked first: what its
+   * predecessor releases may have been on the way there. */
+  *#meetOthers(won: Round): Steps<void> {
+    const queue = won.nextQueue();
+    if (queue === undefined) return;
+    const { name } = this.request;
+    if (!won.refused(queue)) this.members.noteQueue(name, queue);
+    else if (this.members.contended.mayLook(name)) yield new Begin(this.#lookForOthers(queue, won.token));
+  }
+
+  *#lookForOthers(queue: number, own: string): Steps<void> {
+    const { members, request } = this;
+    const began = now();
+    const before = yield* members.parts(request.key, queue);
+    yield new Sleep(now() - began);
+    const after = yield* members.parts(request.key, queue);
+    const staying = [...after].filter(([token]) => before.has(token) && token !== own);
+    if (staying.length === 0) return members.contended.sawNobody(request.name);
+    // What was left behind grows old.
+    const isYoung = staying.some(([, held]) => held < HEAD_KEEPS);
+    if (isYoung || (yield* members.somebodyWaits(request.key, queue)) === true) {
+      members.noteQueue(request.name, queue);
+    }
   }
 
   /** Whether somebody holds a majority. Where that may not be asked, somebody does who leaves no vote. */

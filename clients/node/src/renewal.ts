@@ -128,25 +128,21 @@ export class Renewal implements Task {
   }
 }
 
-/** A RELEASE that has no answer yet: sent until it has one, or until all that it could end has ended. */
-export class OwedRelease implements Task {
+/** A command that has no answer yet: sent until it has one, or until all that it could end has ended. */
+export class Owed implements Task {
   forget: (() => void) | undefined;
   answered: (() => void) | undefined;
-  /** How many holds it ended, once there is an answer. */
+  /** How much it ended, once there is an answer. */
   ended: number | undefined;
-  readonly #command: Args;
   readonly #until: number;
   #next = now();
   #pause = 50;
 
   constructor(
-    key: Key,
-    token: string,
+    private readonly command: Args,
     lasts: number,
-    // The server may have read an ACQUIRE without an answer after the first RELEASE, from another connection.
-    private times = 2,
+    private times = 1,
   ) {
-    this.#command = release(key, token);
     this.#until = now() + lasts;
   }
 
@@ -165,13 +161,21 @@ export class OwedRelease implements Task {
 
   *#send(): Steps<void> {
     try {
-      this.ended = (this.ended ?? 0) + (yield* orWrongType(this.#command, 0));
+      this.ended = (this.ended ?? 0) + (yield* orWrongType(this.command, 0));
       this.times -= 1;
       this.answered?.();
     } catch {
       this.#pause = Math.min(this.#pause * 2, 2000);
     }
     this.#next = now() + this.#pause;
+  }
+}
+
+export class OwedRelease extends Owed {
+  /** Twice by default: the server may have read an ACQUIRE without an answer after the first RELEASE, from
+   * another connection. */
+  constructor(key: Key, token: string, lasts: number, times = 2) {
+    super(release(key, token), lasts, times);
   }
 }
 

@@ -2,21 +2,20 @@
 // rules are those of the Rust client, which a model checker has searched (`crates/client/src/quorum`). It
 // yields steps and does no I/O.
 
-import { Attempt, type Granted, LATE, type Request } from "./attempt.js";
+import { type Granted, LATE, type Request } from "./attempt.js";
 import { now, trusted } from "./clock.js";
-import { GraceError, LockError, NoAnswerError, word } from "./errors.js";
+import { NoAnswerError, word } from "./errors.js";
 import { Holders, type Members } from "./members.js";
-import { acquire, confirm, freshToken, waiters } from "./protocol.js";
-import { OwedRelease } from "./renewal.js";
-import { type Answers, Ask, type Heard, Owe, Sleep, type Steps, To } from "./steps.js";
-import { times, type Wait } from "./waits.js";
+import { acquire, cancel, confirm, freshToken } from "./protocol.js";
+import { Waiter } from "./queue.js";
+import { Owed, OwedRelease } from "./renewal.js";
+import { type Answers, Ask, type Heard, Owe, Sleep, type Steps } from "./steps.js";
+import { times } from "./waits.js";
 
 // How often one whose turn has come asks the others again: their holds may be about to be given back. Less
 // often where others queue to whom it can go.
 const TRIES = 12;
 const BRIEF_TRIES = 5;
-// How often, at least, those who wait look whether the master of their queue is silent, ms.
-const CHECK = 500;
 // The first and the longest pause between these tries, ms.
 const FIRST_PAUSE = 1;
 const LONGEST_PAUSE = 32;
@@ -25,15 +24,15 @@ export class Round {
   /** What each answered that was asked for its vote: a fence, null, or an error. */
   answers: Answers = new Map();
   readonly holders: Holders;
-  readonly #token = freshToken();
+  readonly token = freshToken();
   /** Who each was when it was asked for its vote. */
   readonly #voters = new Map<number, string | undefined>();
   #fence: number | null = null;
-  /** In whose queue it has waited. */
-  #queue: number | undefined;
-  /** Whether somebody else comes first. */
+  /** Whose queue decides the turn: an index of the order. */
+  #queue = 0;
+  #hasWaited = false;
+  /** Whether it has a majority, and leaves it to those who wait. */
   #isBehind = false;
-  #waiting: Attempt | undefined;
 
   constructor(
     private readonly members: Members,
@@ -41,7 +40,7 @@ export class Round {
     private readonly fenced: boolean,
     /** How long an answer may take, ms. */
     private readonly limit: number,
-    /** In which members are tried where only one is asked first. */
+    /** At whose queues it waits, or whose it respects. */
     private readonly order: readonly number[],
   ) {
     this.holders = new Holders(members);
@@ -52,7 +51,7 @@ export class Round {
     const { key, lease } = this.request;
     const lasts = Math.max(lease, times.keep) + times.keep;
     const asked = [...this.holders.asked];
-    const owed = new Map(asked.map((member) => [member, new OwedRelease(key, this.#token, lasts)]));
+    const owed = new Map(asked.map((member) => [member, new OwedRelease(key, this.token, lasts)]));
     // The next round begins after those that answered have let go.
     const reached = asked.filter(
       (member) => this.answers.has(member) && !(this.answers.get(member) instanceof NoAnswerError),
@@ -60,77 +59,65 @@ export class Round {
     return new Owe(owed, () => reached.every((member) => owed.get(member)!.ended !== undefined));
   }
 
-  close(): void {
-    this.#waiting?.close();
-  }
-
-  /** Asks all that may vote. One who would wait overtakes nobody who waits: the first of the order, where
-   * others queue, is heard before a majority counts. */
-  *atOnce(waits: boolean): Steps<Granted | null> {
+  /** Asks all that may vote. The first of the order, where others queue, is heard before a majority counts,
+   * and if it refuses, nobody may wait there: a newcomer could overtake the whole queue by a majority of the
+   * others. */
+  *atOnce(): Steps<Granted | null> {
     const since = now();
     if (!this.members.hasMajority()) return null;
     const voters = this.members.voters();
-    const first = waits ? voters.find((member) => member === this.order[0]) : undefined;
+    const first = voters.find((member) => member === this.order[0]);
     yield* this.#ask(voters, first);
     if (this.grants() < this.members.majority) return null;
-    // What its master alone still holds keeps nobody out, where nobody waits.
-    if (first !== undefined && this.answers.get(first) === null) {
-      this.#isBehind = yield* this.#somebodyWaits(first);
+    if (first !== undefined && this.refused(first)) {
+      this.#isBehind = (yield* this.members.somebodyWaits(this.request.key, first)) !== false;
       if (this.#isBehind) return null;
     }
     return yield* this.#won(since);
   }
 
-  /** Asks the first that answers, and the others once it grants: of several clients only one at a time gets
-   * so far. */
+  /** Asks the first reachable member of the order, and the others once that one has granted: of several
+   * clients, only one at a time gets so far. */
   *inOrder(): Steps<Granted | null> {
-    const since = now();
-    for (const member of this.#reachable()) {
-      yield* this.#ask([member], member);
-      if (this.#granted(member)) return yield* this.#askTheOthers(since);
-      this.#isBehind = this.refused(member);
-      if (this.#isBehind) break;
+    for (; this.#queue < this.order.length; this.#queue += 1) {
+      const queue = this.order[this.#queue]!;
+      const since = now();
+      if (!this.#mayVote(queue)) continue;
+      yield* this.#ask([queue], queue);
+      if (this.#granted(queue)) return yield* this.#turn(since);
+      if (this.refused(queue)) return null;
     }
     return null;
   }
 
-  /** Waits in the queue of the first that answers and is not `passed` over, and asks the others once it
-   * grants. Passes over one that fails. */
-  *queued(end: number, passed: Set<number>): Steps<Granted | null> {
-    const queue = this.#reachable().find((member) => !passed.has(member));
-    if (queue === undefined) return null;
-    this.#queue = queue;
-    this.#note([queue]);
-    const { key, name } = this.request;
-    const lookout = this.members.lookouts.of(queue, name);
-    // There is no leaving the last one.
-    const mayMoveOn = this.order.indexOf(queue) + 1 < this.order.length;
-    const place = {
-      isSilent: () => this.members.isSilent(queue),
-      check: Math.min(this.limit, CHECK),
-      isStuck: mayMoveOn ? (wait: Wait) => lookout.look(wait, key) : undefined,
-    };
-    const waiting = new Attempt(this.request, this.#token, place);
-    this.#waiting = waiting;
-    let granted: Granted | null;
-    try {
-      granted = yield* directed(queue, waiting.run(true, end));
-    } catch (why) {
-      const refusal = why instanceof LockError && !(why instanceof GraceError);
-      if (!(why instanceof NoAnswerError || (word(why) && !refusal))) throw why;
-      this.answers.set(queue, why);
-      passed.add(queue);
-      return null;
-    } finally {
-      waiting.close();
-      lookout.leave(waiting.wait);
+  /** Waits in the queue of the first reachable member of the order, and asks all members once that one has
+   * granted.
+   *
+   * It is unknown when a grant after a wait began, and its lease can be short. So it is no vote: asked again
+   * together with the others, that member renews the lease, and validity counts from there. */
+  *queued(end: number): Steps<Granted | null> {
+    const { members, request } = this;
+    this.#hasWaited = true;
+    for (; this.#queue < this.order.length; this.#queue += 1) {
+      const queue = this.order[this.#queue]!;
+      if (!this.#mayVote(queue)) continue;
+      this.#note([queue]);
+      const isLast = !this.order.slice(this.#queue + 1).some((later) => this.#mayVote(later));
+      const waiter = new Waiter(members, queue, request, this.token, this.limit);
+      const answer = yield* waiter.wait(end, isLast);
+      if (answer === true) return yield* this.#turn(now(), end);
+      this.answers.set(queue, answer);
+      if (answer === null) return null;
+      // Not a RELEASE: it would end what this member grants later. Nobody keeps a position in two queues.
+      const owed = new Owed(cancel(request.key, this.token), times.keep);
+      yield new Owe(new Map([[queue, owed]]), () => true);
     }
-    this.answers.set(queue, granted?.fence ?? null);
-    this.#isBehind = granted === null;
-    if (granted === null) return null;
-    this.holders.note(queue);
-    // Counts from the claim: when the grant began is unknown, but the claim has set the lease anew.
-    return yield* this.#askTheOthers(granted.validUntil - trusted(this.request.lease));
+    return null;
+  }
+
+  /** Whose queue decides the turn. */
+  queue(): number | undefined {
+    return this.order[this.#queue];
   }
 
   /** Where to queue next, if not at the first member as ever. One whose turn came, and who is refused by a
@@ -139,21 +126,29 @@ export class Round {
    * does not move: the next one does. And whoever has waited in a later queue than the first stays there, as
    * the others do: each that went back alone would keep their head from a majority. */
   nextQueue(): number | undefined {
-    const queue = this.#queue ?? this.order[0]!;
-    const later = this.order.slice(this.order.indexOf(queue) + 1);
+    const queue = this.queue();
+    if (queue === undefined) return undefined;
+    const later = this.order.slice(this.#queue + 1);
     if (this.refused(queue)) return later[0];
+    const refusing = later.find((member) => this.refused(member));
+    if (refusing !== undefined) return refusing;
     const earlier = this.members.all().filter((member) => !this.order.includes(member));
-    const stays = this.#queue === undefined ? earlier.some((it) => this.refused(it)) : earlier.length > 0;
-    return later.find((member) => this.refused(member)) ?? (stays ? queue : undefined);
+    return earlier.some((member) => this.#hasWaited || this.refused(member)) ? queue : undefined;
   }
 
   /** Whether others have what it asked for. Otherwise too few could vote, or it was too late. */
   isTaken(): boolean {
-    if (this.#isBehind) return true;
-    if (this.grants() >= this.members.majority) return false;
-    const isAble = (member: number) =>
-      !this.answers.has(member) || this.#granted(member) || this.refused(member);
-    return [...this.holders.asked].filter(isAble).length >= this.members.majority;
+    if (this.grants() >= this.members.majority) return this.#isBehind;
+    const isAble = (member: number) => {
+      if (!this.answers.has(member)) return this.#mayVote(member);
+      return this.#granted(member) || this.refused(member);
+    };
+    return this.members.all().filter(isAble).length >= this.members.majority;
+  }
+
+  /** Whether waiting there makes sense. */
+  isReachable(member: number): boolean {
+    return this.#mayVote(member) && !(this.answers.get(member) instanceof Error);
   }
 
   /** The error of one of those who call the request invalid, if no majority can ever grant it. */
@@ -184,23 +179,23 @@ export class Round {
     }
   }
 
-  #reachable(): readonly number[] {
-    const voters = this.members.voters();
-    return this.order.filter((member) => voters.includes(member));
+  #mayVote(member: number): boolean {
+    return this.members.voters().includes(member);
   }
 
-  *#askTheOthers(since: number): Steps<Granted | null> {
+  /** Its turn has come: asks the others, whose holds may be about to be given back. */
+  *#turn(since: number, end = Number.POSITIVE_INFINITY): Steps<Granted | null> {
     const { members } = this;
     let pause = FIRST_PAUSE;
-    for (let tries = 0; tries <= TRIES; tries++) {
+    for (let tries = 0; tries < TRIES; tries++) {
       if (!members.hasMajority()) break;
       yield* this.#ask(members.voters().filter((member) => !this.#granted(member)));
       if (this.grants() >= members.majority) return yield* this.#won(since);
-      // A part that it kept until those who have the rest come to it would keep everybody from a majority.
-      if (this.#queue !== undefined && tries >= BRIEF_TRIES) {
-        const next = this.nextQueue();
-        if (next !== undefined && next !== this.#queue) break;
-      }
+      // Its turn has come in another queue than that of those who have the rest. Two that each kept a part
+      // until a missing member is back would keep everybody from a majority.
+      const next = this.#hasWaited ? this.nextQueue() : undefined;
+      const goesOn = next !== undefined && next !== this.queue();
+      if (now() >= end || (goesOn && tries >= BRIEF_TRIES)) break;
       yield new Sleep((0.5 + Math.random() / 2) * pause);
       pause = Math.min(pause * 2, LONGEST_PAUSE);
     }
@@ -225,19 +220,8 @@ export class Round {
       if (typeof answer === "number") holders.note(member);
       return undefined;
     };
-    const answers: Answers = yield new Ask(asked, acquire(key, this.#token, lease, terms), enough, heard);
+    const answers: Answers = yield new Ask(asked, acquire(key, this.token, lease, terms), enough, heard);
     this.answers = new Map([...before, ...answers]);
-  }
-
-  *#somebodyWaits(member: number): Steps<boolean> {
-    try {
-      const queue: readonly unknown[] = yield new To(member, waiters(this.request.key));
-      return queue.length > 0;
-    } catch (why) {
-      // Without an answer, or the right to ask, somebody may.
-      if (why instanceof NoAnswerError || word(why)) return true;
-      throw why;
-    }
   }
 
   *#won(since: number): Steps<Granted | null> {
@@ -253,7 +237,7 @@ export class Round {
     }
     const validUntil = from + trusted(this.request.lease);
     if (now() >= validUntil) return null;
-    return { token: this.#token, fence: this.#fence, validUntil, holders: this.holders };
+    return { token: this.token, fence: this.#fence, validUntil, holders: this.holders };
   }
 
   /** Brings a majority of those whose grant counts to one fence. Answers from when validity counts. */
@@ -268,7 +252,7 @@ export class Round {
       const yes = (answers: Answers) => [...answers.values()].filter((answer) => answer === fence).length;
       const enough = (answers: Answers) =>
         yes(answers) >= majority || yes(answers) + counted.length - answers.size < majority;
-      const answers: Answers = yield new Ask(counted, confirm(key, this.#token, fence, lease), enough);
+      const answers: Answers = yield new Ask(counted, confirm(key, this.token, fence, lease), enough);
       if (yes(answers) >= majority) {
         this.#fence = fence;
         return since;
@@ -288,20 +272,4 @@ export class Round {
     }
     return null;
   }
-}
-
-/** The same steps, for one member. What all are asked is asked as it stands. */
-function* directed<T>(member: number, steps: Steps<T>): Steps<T> {
-  let turn = steps.next();
-  while (!turn.done) {
-    let outcome: unknown;
-    try {
-      outcome = yield turn.value instanceof Ask ? turn.value : new To(member, turn.value);
-    } catch (why) {
-      turn = steps.throw(why);
-      continue;
-    }
-    turn = steps.next(outcome);
-  }
-  return turn.value;
 }

@@ -69,7 +69,8 @@ function perform(step: Step, where: Where, limit: number, signal: AbortSignal | 
   if (step instanceof Listen) return where.channels[0]!.listen();
   if (step instanceof Watch) return watch(step.task, where);
   if (step instanceof Ask) return ask(step, where, limit, signal);
-  if (step instanceof Begin) return begin(step.steps, where.channels[step.member]!, limit);
+  if (step instanceof Begin)
+    return begin(step.steps, step.member === undefined ? where : where.channels[step.member]!, limit);
   if (step instanceof To) return perform(step.step, where.channels[step.member]!, limit, signal);
   return owe(step as Owe, where);
 }

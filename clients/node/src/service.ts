@@ -52,10 +52,9 @@ export class Single implements Service {
     try {
       return (yield* orWrongType(release(key, token), 0)) > 0;
     } catch (why) {
-      if (!word(why)) {
-        const owed = new OwedRelease(key, token, lease);
-        yield new Owe(new Map([[0, owed]]), () => owed.ended !== undefined);
-      }
+      // A server that refuses to write keeps the hold.
+      const owed = new OwedRelease(key, token, lease);
+      yield new Owe(new Map([[0, owed]]), () => owed.ended !== undefined);
       throw why;
     }
   }

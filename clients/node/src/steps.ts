@@ -65,11 +65,11 @@ export class Ask {
   ) {}
 }
 
-/** Carry out these steps over one member, in the background. */
+/** Carry out these steps in the background, over all members or one. */
 export class Begin {
   constructor(
-    readonly member: number,
     readonly steps: Steps<void>,
+    readonly member?: number,
   ) {}
 }
 

@@ -47,6 +47,7 @@ export class Bell {
 /** A wait, and what was heard of it. */
 export class Wait {
   readonly bell = new Bell();
+  granted = false;
   cancelled = false;
 
   constructor(
@@ -98,6 +99,7 @@ export class Desk {
     const [number, what] = message.split(" ", 2);
     const wait = this.waits.get(number ?? "");
     if (wait === undefined) return;
+    wait.granted = what === "granted";
     wait.cancelled = what === "cancelled";
     wait.bell.ring();
   }

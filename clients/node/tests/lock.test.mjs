@@ -189,6 +189,37 @@ onEach((bench) => {
     }
   });
 
+  test("grace can end earlier than the server said", async () => {
+    const { server } = bench;
+    await server.ask("CONFIG", "SET", "dlock.restart-grace", "600000");
+    try {
+      await (await new Lock(await bench.client(), "forgotten").acquire()).held();
+      await server.ask("FLUSHALL");
+      await server.ask("CONFIG", "RESETSTAT");
+      let hold;
+      const waits = (await lock()).acquire().then((acquired) => (hold = acquired));
+      const asked = async () => /dlock\.acquire:/i.test(await server.ask("INFO", "commandstats"));
+      await until("it has asked", asked);
+      await server.ask("CONFIG", "SET", "dlock.restart-grace", "0");
+      await until("it asks again", () => hold);
+      await (await waits).release();
+    } finally {
+      await server.ask("CONFIG", "SET", "dlock.restart-grace", "0");
+    }
+  });
+
+  test("a release that the server refuses is owed", async () => {
+    const { server } = bench;
+    const hold = await (await lock()).acquire();
+    await server.ask("CONFIG", "SET", "min-replicas-to-write", "1");
+    try {
+      await assert.rejects(hold.release(), /NOREPLICAS/);
+    } finally {
+      await server.ask("CONFIG", "SET", "min-replicas-to-write", "0");
+    }
+    await until("it is released", async () => !(await server.exists()));
+  });
+
   test("a foreign lock is waited for", async () => {
     await bench.server.ask("SET", "foo", "somebody");
     const one = await lock({ retryDelay: 20 });

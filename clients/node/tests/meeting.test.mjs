@@ -1,0 +1,205 @@
+// In which queue the clients meet, whatever was left behind: first without servers, then with three masters.
+
+import assert from "node:assert/strict";
+import { after, beforeEach, test } from "node:test";
+import { Lock, Quorum } from "dlock";
+import { Members } from "../dist/members.js";
+import { QuorumAttempt } from "../dist/quorum.js";
+import { Round } from "../dist/round.js";
+import { Ask, Begin, Sleep } from "../dist/steps.js";
+import { onEach, Server, until } from "./support.mjs";
+
+const MINUTES = 600_000;
+const request = { key: "foo", name: "foo", lease: 10_000, terms: [], retryDelay: 100 };
+
+/** Three members that may vote. */
+function threeMembers() {
+  const reach = ["a", "b", "c"].map((address) => ({ address, silent: false, connections: 1 }));
+  const members = new Members(reach);
+  for (const member of members.all()) members.heard(member, `# Server\r\nrun_id:${member}\r\n`);
+  return members;
+}
+
+const holders = (tokens) => [
+  "holders",
+  Object.entries(tokens).map(([token, held]) => ["token", token, "held", held]),
+];
+
+/** Carries out steps: `answer` says what INSPECT finds at each member, at each look. */
+function play(steps, answer) {
+  let looks = 0;
+  let turn = steps.next();
+  while (!turn.done) {
+    const step = turn.value;
+    if (step instanceof Ask) {
+      const found = answer(looks++);
+      turn = steps.next(new Map(step.members.map((member) => [member, holders(found[member] ?? {})])));
+    } else if (step instanceof Sleep) turn = steps.next();
+    else turn = steps.next([]);
+  }
+  return turn.value;
+}
+
+for (const [order, answers, queue] of [
+  [[0, 1, 2], [5, 6, 7], undefined],
+  // Refused by a later one: others queue there.
+  [[0, 1, 2], [5, 6, null], 2],
+  [[0, 1, 2], [5, null, null], 1],
+  // Its queue does not move.
+  [[0, 1, 2], [null], 1],
+  [[2], [undefined, undefined, null], undefined],
+  // Whoever waits in a later queue stays there.
+  [[1, 2], [null, 6, 7], 1],
+]) {
+  test(`where to queue next: ${order}, ${answers.map(String)}`, () => {
+    const round = new Round(threeMembers(), request, false, 1000, order);
+    round.queued(Number.POSITIVE_INFINITY).next();
+    round.answers = new Map([...answers.entries()].filter(([, answer]) => answer !== undefined));
+    // Who each was when it was asked.
+    round.holders.asked.clear();
+    assert.equal(round.nextQueue(), queue);
+  });
+}
+
+test("all go to a later queue together, and nobody goes back", () => {
+  const members = threeMembers();
+  const lookouts = members.all().map((member) => members.lookout(member, request));
+  const left = () => lookouts.map((lookout) => lookout.left);
+  members.noteQueue("foo", 1);
+  assert.deepEqual(left(), [1, 0, 1]);
+  members.noteQueue("foo", 0);
+  assert.deepEqual(members.order("foo"), [1, 2]);
+  assert.deepEqual(left(), [1, 0, 1]);
+});
+
+for (const [what, before, after, waiters, order] of [
+  ["one that stays", { x: 5 }, { x: 1999 }, false, [2]],
+  ["one that was left behind", { x: 5 }, { x: 2000 }, false, [0, 1, 2]],
+  ["one for which others wait", { x: 5 }, { x: 2000 }, true, [2]],
+  ["one that comes after another", { x: 5 }, { y: 5 }, false, [0, 1, 2]],
+  ["its own", { own: 5 }, { own: 5 }, false, [0, 1, 2]],
+]) {
+  test(`whom a winner that was refused meets there: ${what}`, () => {
+    const members = threeMembers();
+    const attempt = new QuorumAttempt(members, request, false, 1000);
+    const acquiring = attempt.run(true, Number.POSITIVE_INFINITY);
+    const { value: ask } = acquiring.next();
+    const own = ask.command[2];
+    const { value: begun } = acquiring.next(
+      new Map([
+        [0, 5],
+        [1, 6],
+        [2, null],
+      ]),
+    );
+    assert(begun instanceof Begin);
+    const named = (found) =>
+      Object.fromEntries(Object.entries(found).map(([t, h]) => [t === "own" ? own : t, h]));
+    const steps = begun.steps;
+    let turn = steps.next();
+    for (const found of [before, after]) {
+      assert(turn.value instanceof Ask);
+      turn = steps.next(new Map([[2, holders(named(found))]]));
+      if (turn.value instanceof Sleep) turn = steps.next();
+    }
+    if (!turn.done) steps.next(waiters ? ["somebody"] : []);
+    assert.deepEqual(members.order("foo"), order);
+    // One look at a time, unless nothing suspicious was there.
+    assert.equal(
+      members.contended.mayLook("foo"),
+      !Object.keys(before).some((it) => it in after && it !== "own"),
+    );
+  });
+}
+
+test("one who has the lock is nobody to queue behind", () => {
+  const members = threeMembers();
+  const parts = play(members.parts("foo", 2), () => [{ x: 5 }, {}, { x: 5, y: 5 }]);
+  assert.deepEqual([...parts.keys()], ["y"]);
+});
+
+for (const [isLast, held, left] of [
+  [false, 5, 1],
+  [true, 1999, 0],
+  [true, 2000, 1],
+]) {
+  test(`a queue that does not move is left: ${isLast ? "the last" : "an earlier"}, after ${held} ms`, () => {
+    const members = threeMembers();
+    const lookout = members.lookout(2, request);
+    const clock = lookout.wakeAt();
+    for (let looks = 0; looks < 2; looks++) {
+      while (performance.now() < Math.max(clock, lookout.wakeAt()));
+      play(lookout.look(isLast), () => [{}, {}, { left: held }]);
+      if (looks === 0) assert.equal(lookout.left, 0);
+    }
+    assert.equal(lookout.left, left);
+  });
+}
+
+onEach((bench) => {
+  const masters = [];
+  beforeEach(async () => {
+    while (masters.length < 3) masters.push(await Server.start(bench.program));
+    const ids = new Map();
+    for (const master of masters) {
+      await master.ask("FLUSHALL");
+      ids.set(master, /run_id:(\w+)/.exec(await master.ask("INFO", "server"))[1]);
+    }
+    // In the order in which everybody tries their queues.
+    masters.sort((one, other) => (ids.get(one) < ids.get(other) ? -1 : 1));
+  });
+  after(() => Promise.all(masters.map((master) => master.stop())));
+
+  // A busy machine makes nobody silent.
+  const quorum = async () =>
+    new Quorum(await Promise.all(masters.map(({ url }) => bench.client(url))), { nodeTimeout: 10_000 });
+  // Nothing expires.
+  const lock = (members) => new Lock(members, "foo", { ttl: MINUTES });
+  const leave = (at, token = "left") => masters[at].ask("DLOCK.ACQUIRE", "foo", token, MINUTES);
+  const holds = (at) => masters[at].exists();
+
+  /** Lets all lock again and again, until each or all together have had so many turns. */
+  async function contend(quorums, isEnough) {
+    const counts = quorums.map(() => 0);
+    let over = false;
+    const work = quorums.map(async (members, at) => {
+      while (!over) await lock(members).using(() => (counts[at] += 1));
+    });
+    await until(
+      () => `${counts}`,
+      () => isEnough(counts),
+    );
+    over = true;
+    await Promise.all(work);
+    return counts;
+  }
+
+  for (const at of [0, 1, 2]) {
+    test(`three clients contend past what was left behind at ${at}`, async () => {
+      await leave(at);
+      const quorums = [await quorum(), await quorum(), await quorum()];
+      await contend(quorums, (counts) => counts.every((count) => count >= 20));
+      assert(await holds(at));
+    });
+  }
+
+  test("who waits at the last member behind what was left there goes back", async () => {
+    for (const at of [0, 1, 2]) await leave(at, `left ${at}`);
+    const hold = lock(await quorum()).acquire();
+    await until("it has come to the last queue", async () => (await masters[2].waiters()) === 1);
+    for (const at of [0, 1]) await masters[at].ask("DLOCK.RELEASE", "foo", `left ${at}`);
+    await (await hold).release();
+  });
+
+  for (const at of [undefined, 0, 1]) {
+    test(`a process with 20 waits takes its share and no more: left behind at ${at}`, async () => {
+      if (at !== undefined) await leave(at);
+      const crowd = await quorum();
+      const quorums = [await quorum(), await quorum(), ...Array(20).fill(crowd)];
+      const sum = (counts) => counts.reduce((a, b) => a + b);
+      const counts = await contend(quorums, (counts) => sum(counts) >= 20 * counts.length);
+      const jain = sum(counts) ** 2 / (counts.length * sum(counts.map((count) => count ** 2)));
+      assert(jain > 0.9, `${counts}: ${jain}`);
+    });
+  }
+}, undefined);
