@@ -290,6 +290,34 @@ def test_grace_is_waited_for(r, get_lock):
         r.config_set("dlock.restart-grace", 0)
 
 
+def test_grace_can_end_earlier_than_the_server_said(r, get_lock):
+    r.config_set("dlock.restart-grace", 600_000)
+    try:
+        get_lock("forgotten", timeout=1).acquire()
+        r.flushall()
+        r.config_resetstat()
+        lock = get_lock(timeout=1, thread_local=False)
+        waiting = threading.Thread(target=lock.acquire)
+        waiting.start()
+        until("it has asked", lambda: "dlock.acquire" in str(r.info("commandstats")).lower())
+    finally:
+        r.config_set("dlock.restart-grace", 0)
+    until("it asks again", lambda: not waiting.is_alive())
+    lock.release()
+
+
+def test_a_release_that_the_server_refuses_is_owed(r, get_lock):
+    lock = get_lock(timeout=600)
+    lock.acquire()
+    r.config_set("min-replicas-to-write", 1)
+    try:
+        with pytest.raises(redis.ResponseError, match="NOREPLICAS"):
+            lock.release()
+    finally:
+        r.config_set("min-replicas-to-write", 0)
+    until("it is released", lambda: not r.exists("foo"))
+
+
 def test_a_foreign_lock_is_waited_for(r, get_lock):
     r.set("foo", "somebody", px=200)
     lock = get_lock(timeout=10, sleep=0.02)

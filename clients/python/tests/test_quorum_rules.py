@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import redis
 
@@ -122,28 +124,53 @@ def test_all_go_to_a_later_queue_together_and_nobody_goes_back():
 
 
 @pytest.mark.parametrize(
-    "after, held, order",
+    "before, after, waiters, order",
     [
-        (b"stays", 1999, [2]),
-        (b"stays", 2000, [0, 1, 2]),
-        (b"own", 1, [0, 1, 2]),
-        (b"another", 1, [0, 1, 2]),
+        ({b"stays": 5}, {b"stays": 1999}, [], [2]),
+        ({b"left": 5}, {b"left": 2000}, [], [0, 1, 2]),
+        ({b"left": 5}, {b"left": 2000}, ["somebody"], [2]),
+        ({b"one": 5}, {b"another": 5}, [], [0, 1, 2]),
+        ({b"own": 5}, {b"own": 5}, [], [0, 1, 2]),
     ],
 )
-def test_others_queue_where_they_stay_and_have_not_stayed_for_long(after, held, order):
+def test_others_queue_where_they_stay_and_have_not_stayed_for_long(before, after, waiters, order):
     quorum = quorum_of(3)
     attempt = QuorumAttempt(quorum, b"foo", "foo", b"own", 10_000, (), False)
     won = attempt._begin(quorum.order(b"foo"))
     won.answers = {0: 5, 1: 6, 2: None}
     (begun,) = attempt._meet_others(won)
-    assert begun.member == 2
+    assert begun.member is None
+    # One look at a time, unless nothing suspicious was there.
+    assert list(attempt._meet_others(won)) == []
     steps = begun.steps
     next(steps)
-    steps.send({b"holders": [{b"token": b"stays"}, {b"token": b"own"}]})
+    steps.send(inspected({2: before}))
     next(steps)
-    with pytest.raises(StopIteration):
-        steps.send({b"holders": [{b"token": after, b"held": held}]})
+    with contextlib.suppress(StopIteration):
+        steps.send(inspected({2: after}))
+        steps.send({2: waiters})
     assert quorum.order(b"foo") == order
+    assert quorum.contended.may_look(b"foo") == (not (set(before) & set(after) - {b"own"}))
+
+
+def inspected(tokens):
+    """Answers to INSPECT."""
+
+    def holder(token, held):
+        return {b"token": token, b"held": held}
+
+    return {
+        member: {b"holders": [holder(*pair) for pair in tokens.get(member, {}).items()]}
+        for member in range(3)
+    }
+
+
+def test_one_who_has_the_lock_is_nobody_to_queue_behind():
+    steps = quorum_of(3).parts(b"foo", 2)
+    next(steps)
+    with pytest.raises(StopIteration) as end:
+        steps.send(inspected({0: {b"has it": 5}, 2: {b"has it": 5, b"part": 5}}))
+    assert end.value.value == {b"part": 5}
 
 
 @pytest.mark.parametrize("is_last, held, left", [(False, 5, 1), (True, 1999, 0), (True, 2000, 1)])

@@ -17,6 +17,9 @@ from ._waits import ASK, KEEP, Wait
 # The lock is asked for this often if each answer takes longer than the lease.
 LATE = 3
 
+# Grace may end earlier than the server said: it is asked again after so long at most (s).
+GRACE_CHECK = 2.0
+
 NO_ANSWER = (ConnectionError, TimeoutError)
 
 
@@ -175,5 +178,5 @@ class Attempt:
             and blocking
             and (end is None or now() + refusal.left < end)
         ):
-            return refusal.left
+            return min(refusal.left, GRACE_CHECK)
         raise answer if refusal is None else refusal from answer

@@ -18,6 +18,8 @@ class Contended:
         self._until: dict[bytes, float] = {}
         # Where to queue, and until when.
         self._queues: dict[bytes, tuple[int, float]] = {}
+        # Until then nobody looks again whether others queue elsewhere.
+        self._looked_until: dict[bytes, float] = {}
 
     def note(self, key: bytes) -> None:
         if len(self._until) >= MANY:
@@ -32,6 +34,19 @@ class Contended:
 
     def forget_queue(self, key: bytes) -> None:
         self._queues.pop(key, None)
+
+    def may_look(self, key: bytes) -> bool:
+        """Whether to look where others queue: one at a time, and not all the time."""
+        if now() < self._looked_until.get(key, 0.0):
+            return False
+        if len(self._looked_until) >= MANY:
+            self._looked_until.clear()
+        self._looked_until[key] = now() + MEMORY
+        return True
+
+    def saw_nobody(self, key: bytes) -> None:
+        """`may_look` again: nothing suspicious was there."""
+        self._looked_until.pop(key, None)
 
     def __contains__(self, key: bytes) -> bool:
         return now() < self._until.get(key, 0.0)

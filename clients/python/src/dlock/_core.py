@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Callable, Union
 
-from redis.exceptions import LockError, LockNotOwnedError, ResponseError
+from redis.exceptions import LockError, LockNotOwnedError
 
 from . import _protocol
 from ._attempt import Attempt, Watch, owe
@@ -196,9 +196,10 @@ class Core:
     def _ask_release(self, token: bytes, lasts: float) -> Steps:
         try:
             return (yield from or_wrong_type(_protocol.release(self._key, token), 0))
-        except (GeneratorExit, ResponseError):
+        except GeneratorExit:
             raise
         except BaseException:
+            # A server that refuses to write keeps the hold.
             yield owe(OwedRelease(self._key, token, lasts))
             raise
 

@@ -45,7 +45,7 @@ class Extension:
         for member in list(not_held) if extended else ():
             steps = not_held.pop(member, None)
             if steps is not None:
-                yield Begin(member, steps)
+                yield Begin(steps, member)
         return int(extended)
 
     def _restore(self, member: int, hold: Hold, lease: int) -> Steps:

@@ -38,11 +38,11 @@ class NoQuorumError(LockError):
 
 
 class Begin:
-    """A step: carry out these steps over one member, in the background."""
+    """A step: carry out these steps in the background, over all members or one."""
 
-    def __init__(self, member: int, steps: Steps) -> None:
-        self.member = member
+    def __init__(self, steps: Steps, member: int | None = None) -> None:
         self.steps = steps
+        self.member = member
 
 
 class Ask:
@@ -238,6 +238,21 @@ class Quorum:
         return not there or any(
             sum(known is None or token in known for known in holders) >= self.majority for token in there
         )
+
+    def parts(self, key: bytes, at: int) -> Steps:
+        """The holds at a member that are none of a majority, as far as is known."""
+        holders = yield from self.holders(key)
+
+        def votes(token: bytes) -> int:
+            return sum(there is not None and token in there for there in holders)
+
+        return {token: held for token, held in (holders[at] or {}).items() if votes(token) < self.majority}
+
+    def somebody_waits(self, key: bytes, at: int) -> Steps:
+        """Whether somebody waits there; None where that is not known, for lack of the right to ask too."""
+        answers = yield from self.ask([at], _protocol.waiters(key), lambda answers, awaited: not awaited)
+        queue = answers.get(at)
+        return len(queue) > 0 if isinstance(queue, list) else None
 
 
 class Holders:

@@ -8,12 +8,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from redis.exceptions import RedisError
-
 from . import _protocol
 from ._attempt import NO_ANSWER, Owe
 from ._hold import OwedRelease, Sleep, Steps, now
-from ._members import MAX_HOLDERS, Begin, Holders, NoQuorumError, Quorum
+from ._members import Begin, Holders, NoQuorumError, Quorum
 from ._protocol import Args, Key, error
 from ._queue import HEAD_KEEPS
 from ._round import Request, Round
@@ -169,25 +167,24 @@ class QuorumAttempt:
         queue = won.next_queue()
         if queue is None:
             return
-        if won.has_refused(queue):
-            yield Begin(queue, self._look_for_others(queue, won.token))
-        else:
-            self._quorum.note_queue(self._request.key, queue)
+        key = self._request.key
+        if not won.has_refused(queue):
+            self._quorum.note_queue(key, queue)
+        elif self._quorum.contended.may_look(key):
+            yield Begin(self._look_for_others(queue, won.token))
 
     def _look_for_others(self, queue: int, own: bytes) -> Steps:
-        key = self._request.key
-        command = _protocol.inspect(key, MAX_HOLDERS)
-        try:
-            began = now()
-            before = _protocol.holders((yield command), MAX_HOLDERS) or {}
-            yield Sleep(now() - began)
-            after = _protocol.holders((yield command), MAX_HOLDERS) or {}
-        except RedisError:
-            return
-        # Who queues there keeps what it has for longer. What was left behind grows old.
-        stay = [held for token, held in after.items() if token in before and token != own]
-        if stay and min(stay) < HEAD_KEEPS:
-            self._quorum.note_queue(key, queue)
+        quorum, key = self._quorum, self._request.key
+        began = now()
+        before = yield from quorum.parts(key, queue)
+        yield Sleep(now() - began)
+        after = yield from quorum.parts(key, queue)
+        staying = [held for token, held in after.items() if token in before and token != own]
+        if not staying:
+            quorum.contended.saw_nobody(key)
+        # What was left behind grows old.
+        elif min(staying) < HEAD_KEEPS or (yield from quorum.somebody_waits(key, queue)):
+            quorum.note_queue(key, queue)
 
     def _backoff(self, end: float | None) -> Any:
         """Not at once, or those who lost to each other would collide again."""

@@ -63,8 +63,10 @@ class Round:
         yield from self._ask(list(self._quorum.all()), first)
         if self.grants() < self._quorum.majority:
             return False
-        if first is not None and self.has_refused(first) and not (yield from self._nobody_waits(first)):
-            return False
+        if first is not None and self.has_refused(first):
+            somebody_waits = yield from self._quorum.somebody_waits(self._request.key, first)
+            if somebody_waits is not False:
+                return False
         return (yield from self._won(since))
 
     def in_order(self) -> Steps:
@@ -189,12 +191,6 @@ class Round:
         command = _protocol.acquire(key, self.token, lease, terms)
         answers = yield from self._quorum.ask(members, command, enough, heard)
         self.answers = {**before, **answers}
-
-    def _nobody_waits(self, queue: int) -> Steps:
-        command = _protocol.waiters(self._request.key)
-        answers = yield from self._quorum.ask([queue], command, lambda answers, awaited: not awaited)
-        # Without the right to look, somebody may wait.
-        return answers.get(queue) == []
 
     def _won(self, since: float) -> Steps:
         if self.grants() < self._quorum.majority:

@@ -55,7 +55,10 @@ async def _perform(step: Any, client: Any) -> Any:
     elif isinstance(step, Ask):
         return await _ask(step, client)
     elif isinstance(step, Begin):
-        background(client.members[step.member], member=True).submit(step.steps)
+        if step.member is None:
+            background(client.members[0], member=True).start(run(step.steps, client))
+        else:
+            background(client.members[step.member], member=True).submit(step.steps)
     elif isinstance(step, Owe):
         answered = asyncio.Event()
         for member, owed in step.owed.items():
