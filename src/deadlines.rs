@@ -161,7 +161,7 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
         Task::Due(name, slot) => {
             let mut stale = true;
             on(m, ctx, &name, |mut target| {
-                if target.value().is_some_and(|value| value.slot == Some(slot)) {
+                if target.value().is_some_and(|value| value.lock.slot() == Some(slot)) {
                     stale = false;
                     target.operate(|turn| turn.advance());
                 }

@@ -116,8 +116,7 @@ impl State {
     /// Puts a lock into the schedule by what it holds. `true` where it is due before the armed timer.
     pub fn schedule(&mut self, value: &mut Value, db: i32, key: &[u8]) -> bool {
         let armed = self.timer.map_or(u64::MAX, |(_, for_ms)| for_ms);
-        let Value { lock, slot } = value;
-        self.background.schedule(slot, lock, db, key, armed)
+        self.background.schedule(&mut value.lock, db, key, armed)
     }
 
     pub fn next_task(&mut self, now: Instant) -> Option<Task> {

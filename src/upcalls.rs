@@ -100,7 +100,7 @@ impl Upcalls for Module {
             s.fences.raise(fence);
             s.schedule(&mut value, db, key);
             // The server may yet drop it, as it does with a TTL that has passed: looked at once, in any case.
-            if let Some(slot) = value.slot.filter(|_| bounds.is_some()) {
+            if let Some(slot) = value.lock.slot().filter(|_| bounds.is_some()) {
                 s.background.note(Task::Due(Name::new(db, key).to_owned(), slot));
             }
         });
@@ -139,7 +139,7 @@ impl Upcalls for Module {
     /// Where the value itself lives on under another name (RENAME, MOVE) it is no lock any more: the hold was
     /// of the resource, and the resource is a name.
     fn unlinked(&self, value: &mut Value, db: i32, key: &[u8]) {
-        if let Some(slot) = value.slot.take() {
+        if let Some(slot) = value.lock.slot_mut().take() {
             self.with(|s| s.background.unschedule(slot, db));
         }
         // Deleted by ourselves, all is said already.

@@ -1,9 +1,8 @@
-//! What a key holds: a lock, and where it stands in the schedule. How it is read and written is in
+//! What a key holds. How it is read and written is in
 //! [`crate::upcalls`].
 
 use dlock_core::background::Background;
 use dlock_core::codec::Anchor;
-use dlock_core::schedule::Slot;
 use dlock_core::scheduled::Scheduled;
 use dlock_core::{Ephemeral, Lock};
 
@@ -15,20 +14,17 @@ pub type Key<'a> = ffi::Key<'a, Value>;
 #[derive(Default)]
 pub struct Value {
     pub lock: Lock,
-    /// Where the lock is scheduled; nowhere while it is not at home in the keyspace (renamed away, not yet
-    /// stored).
-    pub slot: Option<Slot>,
 }
 
-/// A size class of every allocator that servers have; the next one is 96.
-const _: () = assert!(size_of::<Value>() == 80);
+/// A size class of every allocator that servers have; the next one is 80.
+const _: () = assert!(size_of::<Value>() == 64);
 
 impl Value {
     /// Bytes it takes, its place in a row of the schedule and what binds its holds to connections included.
     pub fn memory(&self, key: usize) -> usize {
-        let scheduled = self.slot.map_or(0, |_| Scheduled::ENTRY_SIZE);
+        let scheduled = self.lock.slot().map_or(0, |_| Scheduled::ENTRY_SIZE);
         let bindings = self.lock.bound() * Background::binding_size(key);
-        size_of::<Value>() - size_of::<Lock>() + self.lock.size() + scheduled + bindings
+        self.lock.size() + scheduled + bindings
     }
 
     /// Feeds what has to be equal on a replica. Deadlines by the boot-time clock, which two servers of a

@@ -34,7 +34,7 @@ impl Command for List {
             let mut open = Key::open_for_read(ctx, raw.name()).ok();
             let value = open.as_mut().and_then(|open| open.value());
             // Of those that are waited for, what is scheduled comes behind them, if anything does.
-            if whole || value.as_ref().is_none_or(|value| value.slot.is_none()) {
+            if whole || value.as_ref().is_none_or(|value| value.lock.slot().is_none()) {
                 let waiters = m.with(|s| s.waiting.len_of(&Name::new(db, key))) as u64;
                 let mut lock = listed(key, value.map(|value| value.lock.at(now)), waiters);
                 if let Some(lock) = lock.as_mut().filter(|lock| lock.holders == 0)

@@ -70,22 +70,15 @@ impl Background {
 
     /// Puts a lock into the schedule, moves it there or takes it out, by what it holds. `true` where it is
     /// due before this millisecond.
-    pub fn schedule(
-        &mut self,
-        slot: &mut Option<Slot>,
-        lock: &Lock,
-        db: i32,
-        key: &[u8],
-        before: u64,
-    ) -> bool {
+    pub fn schedule(&mut self, lock: &mut Lock, db: i32, key: &[u8], before: u64) -> bool {
         let scheduled = &mut self.db(db).scheduled;
         let Some(due) = lock.next_due() else {
-            if let Some(slot) = slot.take() {
+            if let Some(slot) = lock.slot_mut().take() {
                 scheduled.remove(slot);
             }
             return false;
         };
-        *slot = scheduled.put(*slot, due, key, lock.stored_len());
+        *lock.slot_mut() = scheduled.put(lock.slot(), due, key, lock.stored_len());
         due.millis() < before
     }
 

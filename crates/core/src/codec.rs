@@ -130,7 +130,7 @@ pub fn write_effect(
 /// key, so it is told as a lock-delay that ended long ago. Whoever loads that ends it when all is loaded, and
 /// the key goes.
 pub fn write_effect_of_nothing(last: u64, now: Instant, anchor: Anchor, out: &mut Vec<u8>) {
-    let over = Lock { holding: Holding::Free(Some(Deadline::at_millis(1))) };
+    let over = Lock::delayed(Deadline::at_millis(1));
     write_effect(&over, &Change::Whole, last, now, anchor, out);
 }
 
@@ -149,17 +149,17 @@ pub fn write(lock: &Lock, change: &Change, now: Instant, anchor: Anchor, out: &m
             0
         }
         Change::Whole | Change::None => {
-            match &lock.holding {
+            match lock.holding() {
                 // By far the most frequent.
                 Holding::Exclusive(hold) => put.push(hold),
-                Holding::Free(_) => {}
+                Holding::Free { .. } => {}
                 Holding::Crowd(crowd) => put.extend(crowd.holders.iter()),
             }
             WHOLE
         }
     };
-    let (mode, permits) = match &lock.holding {
-        Holding::Free(_) => (0, 0),
+    let (mode, permits) = match lock.holding() {
+        Holding::Free { .. } => (0, 0),
         Holding::Exclusive(_) => (1, 0),
         Holding::Crowd(crowd) => match &**crowd {
             Crowd { permits: None, .. } => (2, 0),
@@ -202,11 +202,11 @@ fn write_number(mut number: u64, out: &mut Vec<u8>) {
 }
 
 fn write_hold(hold: &Hold, out: &mut Vec<u8>) {
-    let (token, label) = (hold.token.as_bytes(), hold.label());
-    write_number(hold.fence.get(), out);
-    write_number(hold.deadline.millis(), out);
+    let (token, label) = (hold.token().as_bytes(), hold.label());
+    write_number(hold.fence().get(), out);
+    write_number(hold.deadline().millis(), out);
     write_number(hold.granted().millis(), out);
-    write_number(hold.ttl.millis(), out);
+    write_number(hold.ttl().millis(), out);
     write_number(hold.count().into(), out);
     write_number(hold.delay().millis(), out);
     out.extend([u8::from(hold.ephemeral() != Ephemeral::No), token.len() as u8, label.len() as u8]);

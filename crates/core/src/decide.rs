@@ -118,13 +118,13 @@ impl<'a> Turn<'a> {
     /// not all end in this turn; none of them is seen any more, and the lock is due again at once.
     pub fn advance(&mut self) {
         // By far the most frequent, and done without a list.
-        if let Holding::Exclusive(hold) = &self.lock.holding
-            && hold.deadline.passed(self.now)
-            && let Holding::Exclusive(hold) = &std::mem::take(&mut self.lock.holding)
+        if let Holding::Exclusive(hold) = self.lock.holding()
+            && hold.deadline().passed(self.now)
+            && let Some(hold) = &self.lock.take_exclusive()
         {
             self.end(hold, End::Expired);
         }
-        if matches!(self.lock.holding, Holding::Crowd(_) | Holding::Free(Some(_))) {
+        if matches!(self.lock.holding(), Holding::Crowd(_) | Holding::Free { delay_until: Some(_), .. }) {
             self.expire();
         }
         self.serve();
@@ -242,7 +242,7 @@ impl<'a> Turn<'a> {
     pub fn extend(&mut self, token: TokenRef<'_>, ttl: Ttl) -> bool {
         self.advance();
         let deadline = self.now + ttl;
-        let extended = self.change(token.as_bytes(), |hold| (hold.deadline, hold.ttl) = (deadline, ttl));
+        let extended = self.change(token.as_bytes(), |hold| hold.set_lease(deadline, ttl));
         if extended.is_none() {
             return false;
         }
@@ -268,7 +268,8 @@ impl<'a> Turn<'a> {
         }
         let deadline = self.now + ttl;
         self.change(token.as_bytes(), |hold| {
-            (hold.fence, hold.deadline, hold.ttl) = (fence, deadline, ttl);
+            hold.set_fence(fence);
+            hold.set_lease(deadline, ttl);
         });
         self.heard_of(token);
         self.fences.raise(fence.get());
@@ -283,8 +284,8 @@ impl<'a> Turn<'a> {
         self.advance();
         let holds = self.lock.at(self.now).holders();
         self.end_crowd(End::Broken);
-        if let Holding::Exclusive(hold) = &self.lock.holding {
-            let token = hold.token.clone();
+        if let Holding::Exclusive(hold) = self.lock.holding() {
+            let token = hold.token().clone();
             self.end_one(token.as_bytes(), End::Broken);
         }
         if self.lock.delay_until().is_some() {

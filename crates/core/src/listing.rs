@@ -97,10 +97,10 @@ mod tests {
     use std::collections::BTreeSet;
     use std::num::NonZeroU32;
 
-    use dlock_protocol::{ClientId, Deadline, Fence, Instant, LockRequest, Mode, Token, Ttl};
+    use dlock_protocol::{ClientId, Fence, Instant, LockRequest, Mode, Token, Ttl};
 
     use super::*;
-    use crate::lock::{GrantedTo, Hold, Lock, Six};
+    use crate::lock::{Hold, Lock};
     use crate::queue::{Name, Newcomer, Owner, Rank};
     use crate::schedule::Slot;
 
@@ -117,22 +117,9 @@ mod tests {
             let mut lock = Lock::default();
             let (token, ttl) = (Token::new(b"t").unwrap(), Ttl::MAX);
             let fence = Fence::from_outside(1).unwrap();
-            let deadline: Deadline = NOW + ttl;
-            lock.add(
-                Hold {
-                    token,
-                    fence,
-                    deadline,
-                    granted: Six::new(NOW.millis()),
-                    ttl,
-                    client: GrantedTo::default(),
-                    extras: None,
-                },
-                Mode::Exclusive,
-            );
-            let mut slot = None;
-            self.background.schedule(&mut slot, &lock, db, key.as_bytes(), 0);
-            slot.unwrap()
+            lock.add(Hold::new(token, fence, NOW, NOW + ttl, ttl), Mode::Exclusive);
+            self.background.schedule(&mut lock, db, key.as_bytes(), 0);
+            lock.slot().unwrap()
         }
 
         fn wait(&mut self, db: i32, key: &str) -> WaiterId {

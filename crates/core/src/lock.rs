@@ -1,10 +1,13 @@
 //! One resource: who holds it, until when, and what may be added to that. State and reading only;
 //! [`crate::decide`] changes it.
 
+use std::num::NonZeroU32;
+
 use dlock_protocol::{Deadline, Instant, Mode};
 use smallvec::SmallVec;
 
 use crate::deliveries::Doubts;
+use crate::schedule::Slot;
 use crate::step::Departed;
 
 mod crowd;
@@ -14,33 +17,60 @@ mod rows;
 mod view;
 
 pub(crate) use crowd::{Crowd, Fit};
+pub(crate) use hold::{Aside, Extras};
 pub use hold::{Ephemeral, Hold};
-pub(crate) use hold::{Extras, GrantedTo, Six};
 pub(crate) use holders::Holders;
 pub use view::View;
 
 /// One resource. What it says of holds is true only at a moment: see [`Lock::at`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lock {
-    pub(crate) holding: Holding,
+    holding: Holding,
 }
 
 /// Who holds. There is no held lock without a holder. A lock-delay that runs stands where it takes no room of
 /// the many locks that have none; nobody is granted a lock alone while it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Holding {
-    Free(Option<Deadline>),
+    Free { delay_until: Option<Deadline>, slot: Aside<Option<Slot>> },
     Exclusive(Hold),
     Crowd(Box<Crowd>),
 }
 
 impl Default for Holding {
     fn default() -> Self {
-        Holding::Free(None)
+        Holding::free(None)
+    }
+}
+
+impl Holding {
+    pub(crate) fn free(delay_until: Option<Deadline>) -> Holding {
+        Holding::Free { delay_until, slot: Aside(None) }
+    }
+
+    pub(crate) fn crowd(
+        permits: Option<NonZeroU32>,
+        delay_until: Option<Deadline>,
+        holders: Holders,
+    ) -> Holding {
+        Holding::Crowd(Box::new(Crowd { permits, delay_until, holders, slot: Aside(None) }))
+    }
+
+    fn slot(&mut self) -> &mut Option<Slot> {
+        match self {
+            Holding::Free { slot, .. } => &mut slot.0,
+            Holding::Exclusive(hold) => &mut hold.slot.0,
+            Holding::Crowd(crowd) => &mut crowd.slot.0,
+        }
     }
 }
 
 impl Lock {
+    /// Held by nobody until then.
+    pub(crate) fn delayed(until: Deadline) -> Lock {
+        Lock { holding: Holding::free(Some(until)) }
+    }
+
     /// The lock as it is at `now`: the only way to read its holders, so that nobody ever sees an expired
     /// hold.
     pub fn at(&self, now: Instant) -> View<'_> {
@@ -49,13 +79,49 @@ impl Lock {
 
     /// Nobody holds it and no lock-delay runs, as far as is stored: the key can go.
     pub fn is_gone(&self) -> bool {
-        matches!(self.holding, Holding::Free(None))
+        matches!(self.holding, Holding::Free { delay_until: None, .. })
+    }
+
+    /// Where it stands in the schedule; nowhere while it is not at home in the keyspace (renamed away, not
+    /// yet stored). It lies within what the lock holds, whatever that is: beside it, the value of a key would
+    /// take 80 bytes.
+    pub fn slot(&self) -> Option<Slot> {
+        match &self.holding {
+            Holding::Free { slot, .. } => slot.0,
+            Holding::Exclusive(hold) => hold.slot.0,
+            Holding::Crowd(crowd) => crowd.slot.0,
+        }
+    }
+
+    pub fn slot_mut(&mut self) -> &mut Option<Slot> {
+        self.holding.slot()
+    }
+
+    pub(crate) fn holding(&self) -> &Holding {
+        &self.holding
+    }
+
+    /// It holds something else from now on, and stands where it did in the schedule.
+    pub(crate) fn replace(&mut self, mut holding: Holding) -> Holding {
+        *holding.slot() = self.slot();
+        std::mem::replace(&mut self.holding, holding)
+    }
+
+    pub(crate) fn take(&mut self) -> Holding {
+        self.replace(Holding::default())
+    }
+
+    pub(crate) fn crowd_mut(&mut self) -> Option<&mut Crowd> {
+        match &mut self.holding {
+            Holding::Crowd(crowd) => Some(crowd),
+            _ => None,
+        }
     }
 
     /// When the lock-delay ends, as far as is stored.
     pub fn delay_until(&self) -> Option<Deadline> {
         match &self.holding {
-            Holding::Free(until) => *until,
+            Holding::Free { delay_until, .. } => *delay_until,
             Holding::Exclusive(_) => None,
             Holding::Crowd(crowd) => crowd.delay_until,
         }
@@ -64,7 +130,7 @@ impl Lock {
     /// Not while it is held exclusively.
     pub(crate) fn set_delay_until(&mut self, until: Option<Deadline>) {
         match &mut self.holding {
-            Holding::Free(delay) => *delay = until,
+            Holding::Free { delay_until, .. } => *delay_until = until,
             Holding::Exclusive(_) => {}
             Holding::Crowd(crowd) => crowd.delay_until = until,
         }
@@ -73,8 +139,8 @@ impl Lock {
     /// When it must be looked at again, if ever: the first lease or lock-delay to end.
     pub fn next_due(&self) -> Option<Deadline> {
         match &self.holding {
-            Holding::Free(delay) => *delay,
-            Holding::Exclusive(hold) => Some(hold.deadline),
+            Holding::Free { delay_until, .. } => *delay_until,
+            Holding::Exclusive(hold) => Some(hold.deadline()),
             Holding::Crowd(crowd) => {
                 crowd.holders.first_deadline().into_iter().chain(crowd.delay_until).min()
             }
@@ -84,7 +150,7 @@ impl Lock {
     /// How many holds are stored, expired or not.
     pub fn stored_len(&self) -> usize {
         match &self.holding {
-            Holding::Free(_) => 0,
+            Holding::Free { .. } => 0,
             Holding::Exclusive(_) => 1,
             Holding::Crowd(crowd) => crowd.holders.len(),
         }
@@ -98,7 +164,7 @@ impl Lock {
 
     fn split(&self) -> (Option<&Hold>, Option<&Crowd>) {
         match &self.holding {
-            Holding::Free(_) => (None, None),
+            Holding::Free { .. } => (None, None),
             Holding::Exclusive(hold) => (Some(hold), None),
             Holding::Crowd(crowd) => (None, Some(crowd)),
         }
@@ -107,7 +173,7 @@ impl Lock {
     /// Bytes this lock occupies, itself included.
     pub fn size(&self) -> usize {
         let heap = match &self.holding {
-            Holding::Free(_) => 0,
+            Holding::Free { .. } => 0,
             Holding::Exclusive(hold) => hold.heap_size(),
             Holding::Crowd(crowd) => size_of::<Crowd>() + crowd.holders.heap_size(),
         };
@@ -123,7 +189,7 @@ impl Lock {
     /// As it is stored, of holds that may have expired.
     pub fn mode(&self) -> Option<Mode> {
         match &self.holding {
-            Holding::Free(_) => None,
+            Holding::Free { .. } => None,
             Holding::Exclusive(_) => Some(Mode::Exclusive),
             Holding::Crowd(crowd) => Some(crowd.permits.map_or(Mode::Shared, Mode::Permits)),
         }
@@ -131,23 +197,17 @@ impl Lock {
 
     pub(crate) fn stored_of(&self, token: &[u8]) -> Option<&Hold> {
         match &self.holding {
-            Holding::Free(_) => None,
-            Holding::Exclusive(hold) => Some(hold).filter(|hold| hold.token == *token),
+            Holding::Free { .. } => None,
+            Holding::Exclusive(hold) => Some(hold).filter(|hold| *hold.token() == *token),
             Holding::Crowd(crowd) => crowd.holders.get(token),
         }
     }
 
     /// The hold of the token no longer ends with a connection, whether or not it has expired.
     pub fn orphan(&mut self, token: &[u8]) {
-        let orphan = |hold: &mut Hold| {
-            if let Some(extras) = hold.extras.as_mut().filter(|x| matches!(x.ephemeral, Ephemeral::Bound(_)))
-            {
-                extras.ephemeral = Ephemeral::Orphan;
-            }
-        };
         match &mut self.holding {
-            Holding::Exclusive(hold) if hold.token == *token => orphan(hold),
-            Holding::Crowd(crowd) => drop(crowd.holders.change(token, orphan)),
+            Holding::Exclusive(hold) if *hold.token() == *token => hold.orphan(),
+            Holding::Crowd(crowd) => drop(crowd.holders.change(token, Hold::orphan)),
             _ => {}
         }
     }
@@ -161,10 +221,10 @@ impl Lock {
         change: impl FnOnce(&mut Hold) -> R,
     ) -> Option<R> {
         match &mut self.holding {
-            Holding::Exclusive(hold) if hold.token == *token && !hold.deadline.passed(now) => {
+            Holding::Exclusive(hold) if *hold.token() == *token && !hold.deadline().passed(now) => {
                 Some(change(hold))
             }
-            Holding::Crowd(crowd) if crowd.holders.get(token)?.deadline.passed(now) => None,
+            Holding::Crowd(crowd) if crowd.holders.get(token)?.deadline().passed(now) => None,
             Holding::Crowd(crowd) => crowd.holders.change(token, change),
             _ => None,
         }
@@ -174,8 +234,8 @@ impl Lock {
     /// may take: then there is room enough. `most` may hold it at a time.
     pub(crate) fn fit(&self, mode: Mode, most: usize, now: Instant) -> Fit {
         match &self.holding {
-            Holding::Free(None) => Fit::Fits,
-            Holding::Free(Some(_)) | Holding::Exclusive(_) => Fit::NotNow,
+            Holding::Free { delay_until: None, .. } => Fit::Fits,
+            Holding::Free { .. } | Holding::Exclusive(_) => Fit::NotNow,
             Holding::Crowd(crowd) => crowd.fit(mode, most, now),
         }
     }
@@ -191,27 +251,35 @@ impl Lock {
     pub(crate) fn add(&mut self, hold: Hold, mode: Mode) {
         let permits = match (&mut self.holding, mode) {
             (Holding::Crowd(crowd), Mode::Shared | Mode::Permits(_)) => return crowd.holders.push(hold),
-            (holding, Mode::Exclusive) => return *holding = Holding::Exclusive(hold),
+            (_, Mode::Exclusive) => return drop(self.replace(Holding::Exclusive(hold))),
             (_, Mode::Shared) => None,
             (_, Mode::Permits(n)) => Some(n),
         };
         let holders = Holders::one(hold);
-        self.holding = Holding::Crowd(Box::new(Crowd { permits, delay_until: None, holders }));
+        self.replace(Holding::crowd(permits, None, holders));
     }
 
     /// Takes a hold out, expired or not.
     pub(crate) fn remove(&mut self, token: &[u8]) -> Option<Hold> {
         match &mut self.holding {
-            Holding::Free(_) => None,
-            Holding::Exclusive(hold) if hold.token != *token => None,
-            Holding::Exclusive(_) => match std::mem::take(&mut self.holding) {
-                Holding::Exclusive(hold) => Some(hold),
-                _ => None,
-            },
+            Holding::Free { .. } => None,
+            Holding::Exclusive(hold) if *hold.token() != *token => None,
+            Holding::Exclusive(_) => self.take_exclusive(),
             Holding::Crowd(crowd) => {
                 let removed = crowd.holders.remove(token);
                 self.free_if_empty();
                 removed
+            }
+        }
+    }
+
+    /// Takes the only holder out.
+    pub(crate) fn take_exclusive(&mut self) -> Option<Hold> {
+        match self.take() {
+            Holding::Exclusive(hold) => Some(hold),
+            other => {
+                self.holding = other;
+                None
             }
         }
     }
@@ -228,7 +296,7 @@ impl Lock {
         if let Holding::Crowd(crowd) = &self.holding
             && crowd.holders.is_empty()
         {
-            self.holding = Holding::Free(crowd.delay_until);
+            self.replace(Holding::free(crowd.delay_until));
         }
     }
 
@@ -242,9 +310,8 @@ impl Lock {
 
     /// Takes all sharers or holders of permits out.
     pub(crate) fn take_crowd(&mut self) -> Option<Holders> {
-        let Holding::Crowd(crowd) = &mut self.holding else { return None };
-        let free = Holding::Free(crowd.delay_until);
-        match std::mem::replace(&mut self.holding, free) {
+        let Holding::Crowd(crowd) = &self.holding else { return None };
+        match self.replace(Holding::free(crowd.delay_until)) {
             Holding::Crowd(crowd) => Some(crowd.holders),
             _ => None,
         }
@@ -255,9 +322,33 @@ impl Lock {
 mod tests {
     use super::*;
 
-    /// By far the most are held by one, and lie in a key's value with four bytes more, in 80.
+    /// By far the most are held by one, and are the value of a key.
     #[test]
     fn a_lock_is_as_large_as_a_hold() {
-        assert_eq!((size_of::<Hold>(), size_of::<Lock>()), (72, 72));
+        assert_eq!((size_of::<Hold>(), size_of::<Lock>()), (64, 64));
+    }
+
+    #[test]
+    fn a_lock_stays_where_it_is_scheduled_whatever_it_holds() {
+        let slot = crate::schedule::Schedule::default().insert(Deadline::at_millis(1), ());
+        let hold = |token: &[u8]| {
+            let token = dlock_protocol::Token::new(token).unwrap();
+            let (granted, deadline) = (Instant::from_millis(1), Deadline::at_millis(2));
+            Hold::new(token, dlock_protocol::Fence::MIN, granted, deadline, dlock_protocol::Ttl::MAX)
+        };
+        let mut lock = Lock::default();
+        *lock.slot_mut() = slot;
+        lock.add(hold(b"a"), Mode::Exclusive);
+        assert_eq!((lock.slot(), lock.stored_len()), (slot, 1));
+        assert!(lock.remove(b"a").is_some());
+        assert_eq!((lock.slot(), lock.is_gone()), (slot, true));
+        lock.add(hold(b"a"), Mode::Shared);
+        lock.add(hold(b"b"), Mode::Shared);
+        assert_eq!((lock.slot(), lock.stored_len()), (slot, 2));
+        assert_eq!(lock.take_crowd().map(|crowd| crowd.len()), Some(2));
+        assert_eq!((lock.slot(), lock.is_gone()), (slot, true));
+        lock.add(hold(b"a"), Mode::Shared);
+        assert_eq!(lock.take_expired(Instant::from_millis(2), 1).len(), 1);
+        assert_eq!((lock.slot(), lock.is_gone()), (slot, true));
     }
 }

@@ -142,14 +142,14 @@ impl Departed {
     pub fn next_slice(&mut self) -> impl Iterator<Item = (Option<(End, u32)>, Token, Option<ClientId>)> {
         let (why, at, doubts) = (self.why, self.at, &mut self.doubts);
         self.holds.take_some(Self::SLICE).into_iter().map(move |hold| {
-            doubts.remove(&hold.token);
-            let expired = hold.deadline.passed(at);
+            doubts.remove(hold.token());
+            let expired = hold.deadline().passed(at);
             let ended = why.map(|why| if expired { End::Expired } else { why });
             let client = match hold.ephemeral() {
                 Ephemeral::Bound(client) => Some(client),
                 _ => None,
             };
-            (ended.map(|why| (why, held(&hold, at))), hold.token, client)
+            (ended.map(|why| (why, held(&hold, at))), hold.into_token(), client)
         })
     }
 }
@@ -185,9 +185,9 @@ impl Step {
             self.rest().lost.push((why, hold.clone()));
         }
         if let Ephemeral::Bound(client) = hold.ephemeral() {
-            self.rest().bindings.push(Binding::Ends(client, hold.token.clone()));
+            self.rest().bindings.push(Binding::Ends(client, hold.token().clone()));
         }
-        self.part(lock, Some(hold.token.borrowed()));
+        self.part(lock, Some(hold.token().borrowed()));
     }
 
     /// A part of a few holds is never larger than the whole by much.
@@ -195,7 +195,7 @@ impl Step {
 
     /// Notes what changed of a lock that many may hold; of any other the whole is as short as a part.
     fn part(&mut self, lock: &Lock, token: Option<TokenRef<'_>>) {
-        if !matches!(lock.holding, Holding::Crowd(_)) {
+        if !matches!(lock.holding(), Holding::Crowd(_)) {
             self.change = Change::Whole;
         } else if self.change.is_none() {
             self.change = Change::Part(Vec::new());

@@ -27,9 +27,8 @@ fn hold(background: &mut Background, name: &Name<'static>, client: Option<Client
     let mut turn = Turn::new(NOW, terms, name, &mut fences, &mut waiting, &mut lock, &mut step);
     turn.acquire(&request(client.is_some()), client.unwrap_or(ClientId(1)));
     step.rest.iter_mut().for_each(|rest| background.account(name, rest));
-    let mut slot = None;
-    background.schedule(&mut slot, &lock, name.db, &name.key, 0);
-    slot.unwrap()
+    background.schedule(&mut lock, name.db, &name.key, 0);
+    lock.slot().unwrap()
 }
 
 fn join(waiting: &mut Waiting, name: Name<'static>, until: Option<Deadline>) -> WaiterId {

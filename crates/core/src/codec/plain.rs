@@ -20,7 +20,7 @@ use dlock_protocol::{Fence, Instant, TokenRef, Ttl};
 
 use super::{Anchor, Reader, Written};
 use crate::admission::Effect;
-use crate::lock::{GrantedTo, Hold, Holding, Lock, Six};
+use crate::lock::{Hold, Holding, Lock};
 
 /// What the readers of a log know at its end, by its last effect and the plain ACQUIREs behind that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,16 +43,10 @@ impl Known {
     /// The hold that a plain ACQUIRE begins, by the writer's clock; None when fences are used up.
     fn next(self, token: TokenRef<'_>, ttl: Ttl) -> Option<Hold> {
         let granted = Instant::from_millis(self.at);
-        Some(Hold {
-            token: token.to_owned(),
-            fence: Fence::from_outside(self.last + 1)?,
-            // Within that millisecond, so rounded up from there, as every deadline is.
-            deadline: granted.after_millis(ttl.millis() + 1),
-            granted: Six::new(self.at),
-            ttl,
-            client: GrantedTo::default(),
-            extras: None,
-        })
+        let fence = Fence::from_outside(self.last + 1)?;
+        // Within that millisecond, so rounded up from there, as every deadline is.
+        let deadline = granted.after_millis(ttl.millis() + 1);
+        Some(Hold::new(token.to_owned(), fence, granted, deadline, ttl))
     }
 
     /// As a snapshot keeps it.
@@ -74,7 +68,7 @@ impl Plain<'_> {
     pub fn tells(self, known: &mut Option<Known>, lock: &Lock, anchor: Anchor) -> bool {
         let Plain::Acquire(token, ttl) = self else { return lock.is_gone() };
         let Some(known) = known.as_mut().filter(|known| known.written_by == anchor) else { return false };
-        let Holding::Exclusive(hold) = &lock.holding else { return false };
+        let Holding::Exclusive(hold) = lock.holding() else { return false };
         let tells = known.next(token, ttl).as_ref() == Some(hold);
         known.last += u64::from(tells);
         tells
@@ -88,9 +82,9 @@ impl Reader {
             return Some(Effect { last: 0, written: Written::whole((self.anchor, self.now.millis()), None) });
         };
         let known = known.as_mut()?;
-        let hold = known.next(token, ttl)?;
+        let mut hold = known.next(token, ttl)?;
         known.last += 1;
-        let hold = self.moved(hold, self.shift(known.written_by, known.at));
+        self.move_hold(&mut hold, self.shift(known.written_by, known.at));
         let written = Written::whole((known.written_by, known.at), Some(hold));
         Some(Effect { last: known.last, written })
     }

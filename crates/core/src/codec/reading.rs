@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::cursor::Cursor;
 use super::{Anchor, MAX_DELAY, Malformed, Origin, VERSION, WHOLE};
-use crate::lock::{Crowd, Ephemeral, Extras, GrantedTo, Hold, Holders, Holding, Lock, Six};
+use crate::lock::{Ephemeral, Extras, Hold, Holders, Holding, Lock};
 
 /// A change as it was written, moved to the reader's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,27 +107,20 @@ impl Reader {
             1 => Ephemeral::Orphan,
             _ => return Err(Malformed::Value("ephemeral")),
         };
-        let hold = Hold {
-            token,
-            fence,
-            deadline: Deadline::at_millis(deadline),
-            granted: Six::new(granted),
-            ttl,
-            client: GrantedTo::default(),
-            extras: Extras { ephemeral, delay, label, count, owner: None }.boxed(),
-        };
-        Ok(self.moved(hold, shift))
+        let (granted, deadline) = (Instant::from_millis(granted), Deadline::at_millis(deadline));
+        let mut hold = Hold::new(token, fence, granted, deadline, ttl);
+        hold.set_extras(Extras { ephemeral, delay, label, count, owner: None });
+        self.move_hold(&mut hold, shift);
+        Ok(hold)
     }
 
-    /// A hold by the writer's clock, moved to the reader's.
-    pub(super) fn moved(&self, hold: Hold, shift: i64) -> Hold {
-        let granted = hold.granted.get().saturating_add_signed(shift).min(self.now.millis());
-        Hold {
-            // A clock that is off can shorten a lease, but never make it longer than it was granted for.
-            deadline: moved(hold.deadline.millis(), shift).min(self.now + hold.ttl),
-            granted: Six::new(granted),
-            ..hold
-        }
+    /// Moves a hold by the writer's clock to the reader's.
+    pub(super) fn move_hold(&self, hold: &mut Hold, shift: i64) {
+        let granted = hold.granted().millis().saturating_add_signed(shift).min(self.now.millis());
+        hold.set_granted(Instant::from_millis(granted));
+        // A clock that is off can shorten a lease, but never make it longer than it was granted for.
+        let ttl = hold.ttl();
+        hold.set_lease(moved(hold.deadline().millis(), shift).min(self.now + ttl), ttl);
     }
 
     /// By how many ms the writer's clock has to be moved to be the reader's.
@@ -165,7 +158,7 @@ impl Written {
         if self.put.len() + self.dropped.len() < 2 {
             return Ok(());
         }
-        let mut tokens: Vec<&Token> = self.put.iter().map(|hold| &hold.token).chain(&self.dropped).collect();
+        let mut tokens: Vec<&Token> = self.put.iter().map(Hold::token).chain(&self.dropped).collect();
         tokens.sort_unstable();
         if tokens.windows(2).any(|pair| pair[0] == pair[1]) {
             return Err(Malformed::Value("token (twice)"));
@@ -175,12 +168,12 @@ impl Written {
 
     /// The greatest fence in it; 0 for none.
     pub fn greatest_fence(&self) -> u64 {
-        self.put.iter().map(|hold| hold.fence.get()).max().unwrap_or(0)
+        self.put.iter().map(|hold| hold.fence().get()).max().unwrap_or(0)
     }
 
     /// The longest ttl in it, ms; 0 for none.
     pub fn longest_ttl(&self) -> u64 {
-        self.put.iter().map(|hold| hold.ttl.millis()).max().unwrap_or(0)
+        self.put.iter().map(|hold| hold.ttl().millis()).max().unwrap_or(0)
     }
 
     /// The longest lock-delay in it, running or to come, ms; 0 for none.
@@ -201,29 +194,29 @@ impl Written {
             return self.apply_part(lock);
         }
         let delay = self.delay_until;
-        lock.holding = match self.mode {
+        lock.replace(match self.mode {
             // By far the most frequent, and done without a list.
-            0 | 1 => self.put.into_iter().next().map_or(Holding::Free(delay), Holding::Exclusive),
+            0 | 1 => self.put.into_iter().next().map_or(Holding::free(delay), Holding::Exclusive),
             mode => match Holders::from_vec(self.put.into_vec()) {
-                None => Holding::Free(delay),
+                None => Holding::free(delay),
                 Some(holders) => crowd(mode, self.permits, delay, holders),
             },
-        };
+        });
         true
     }
 
     /// It is of a lock that many may hold, whatever the lock was before.
     fn apply_part(self, lock: &mut Lock) -> bool {
-        let named = self.put.iter().map(|hold| &hold.token).chain(&self.dropped);
+        let named = self.put.iter().map(Hold::token).chain(&self.dropped);
         let leaving = named.filter(|token| lock.stored_of(token.as_bytes()).is_some()).count();
         if lock.stored_len() - leaving + self.put.len() > self.most() {
             return false;
         }
-        for token in self.put.iter().map(|hold| &hold.token).chain(&self.dropped) {
+        for token in self.put.iter().map(Hold::token).chain(&self.dropped) {
             lock.remove(token.as_bytes());
         }
-        let staying = match std::mem::take(&mut lock.holding) {
-            Holding::Free(_) => None,
+        let staying = match lock.take() {
+            Holding::Free { .. } => None,
             Holding::Exclusive(hold) => Some(Holders::one(hold)),
             Holding::Crowd(crowd) => Some(crowd.holders),
         };
@@ -234,10 +227,10 @@ impl Written {
                 Some(holders)
             }
         };
-        lock.holding = match holders {
-            None => Holding::Free(self.delay_until),
+        lock.replace(match holders {
+            None => Holding::free(self.delay_until),
             Some(holders) => crowd(self.mode, self.permits, self.delay_until, holders),
-        };
+        });
         true
     }
 
@@ -253,5 +246,5 @@ impl Written {
 
 fn crowd(mode: u8, permits: u32, delay_until: Option<Deadline>, holders: Holders) -> Holding {
     let permits = NonZeroU32::new(permits).filter(|_| mode == 3);
-    Holding::Crowd(Box::new(Crowd { permits, delay_until, holders }))
+    Holding::crowd(permits, delay_until, holders)
 }

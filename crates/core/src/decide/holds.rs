@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use dlock_protocol::{ClientId, Fence, LockRequestRef, Mode, OwnerId, TokenRef};
 
 use super::Turn;
-use crate::lock::{Ephemeral, Extras, Fit, GrantedTo, Hold, Holding, Six};
+use crate::lock::{Ephemeral, Extras, Fit, Hold};
 use crate::queue::WaiterId;
 use crate::step::{Binding, Departed, End, Event, Outcome, Refusal};
 
@@ -38,25 +38,24 @@ impl Turn<'_> {
 
     /// Begins a hold that fits.
     pub(super) fn grant(&mut self, request: &LockRequestRef<'_>, client: ClientId) -> Result<Fence, Refusal> {
-        let token = request.token.to_owned();
-        let fence = self.fences.issue(self.now).ok_or(Refusal::FencesUsedUp)?;
+        let (token, now) = (request.token, self.now);
+        let fence = self.fences.issue(now).ok_or(Refusal::FencesUsedUp)?;
         let count = request.reentry.count(None).ok_or(Refusal::CountFull)?;
-        let ephemeral = if request.ephemeral { Ephemeral::Bound(client) } else { Ephemeral::No };
-        let extras = (has_extras(request) || count > NonZeroU32::MIN).then(|| {
-            let (delay, label) = (request.delay, request.label.to_owned());
-            Box::new(Extras { ephemeral, delay, label, count, owner: owner_of(request) })
-        });
         // An old hold of the token may have expired with so many others that it has not ended yet. It ends
         // first: it may be bound to the same connection.
         if self.lock.stored_len() > 1 && self.lock.stored_of(token.as_bytes()).is_some() {
             self.end_one(token.as_bytes(), End::Expired);
         }
         if request.ephemeral {
-            self.step.rest().bindings.push(Binding::Begins(client, token.clone()));
+            self.step.rest().bindings.push(Binding::Begins(client, token.to_owned()));
         }
-        let (deadline, granted) = (self.now + request.ttl, Six::new(self.now.millis()));
-        let client = GrantedTo::of(client);
-        let hold = Hold { token, fence, deadline, granted, ttl: request.ttl, client, extras };
+        let mut hold = Hold::new(token.to_owned(), fence, now, now + request.ttl, request.ttl);
+        hold.set_client(client);
+        if has_extras(request) || count > NonZeroU32::MIN {
+            let ephemeral = if request.ephemeral { Ephemeral::Bound(client) } else { Ephemeral::No };
+            let (delay, label) = (request.delay, request.label.to_owned());
+            hold.set_extras(Extras { ephemeral, delay, label, count, owner: owner_of(request) });
+        }
         self.lock.add(hold, request.mode);
         self.step.put(self.lock, request.token);
         self.step.events.push(Event::Acquired);
@@ -68,11 +67,11 @@ impl Turn<'_> {
         let deadline = self.now + request.ttl;
         let step = &mut *self.step;
         let renewed = self.lock.change(request.token.as_bytes(), self.now, |hold| {
-            let before = (hold.times(), hold.deadline);
+            let before = (hold.times(), hold.deadline());
             hold.set_count(request.reentry.count(Some(before.0)).ok_or(Refusal::CountFull)?);
-            let extended = deadline > hold.deadline;
+            let extended = deadline > hold.deadline();
             if extended {
-                (hold.deadline, hold.ttl) = (deadline, request.ttl);
+                hold.set_lease(deadline, request.ttl);
             }
             let mut changed = false;
             if has_extras(request) {
@@ -80,9 +79,9 @@ impl Turn<'_> {
                 let before = (extras.ephemeral, extras.delay, extras.label.clone());
                 if request.ephemeral {
                     if let Ephemeral::Bound(old) = extras.ephemeral {
-                        step.rest().bindings.push(Binding::Ends(old, hold.token.clone()));
+                        step.rest().bindings.push(Binding::Ends(old, hold.token().clone()));
                     }
-                    step.rest().bindings.push(Binding::Begins(client, hold.token.clone()));
+                    step.rest().bindings.push(Binding::Begins(client, hold.token().clone()));
                     extras.ephemeral = Ephemeral::Bound(client);
                 }
                 if !request.delay.is_none() {
@@ -95,9 +94,9 @@ impl Turn<'_> {
                     extras.owner = owner_of(request);
                 }
                 changed = (before.0, before.1, &before.2) != (extras.ephemeral, extras.delay, &extras.label);
-                hold.extras = extras.boxed();
+                hold.set_extras(extras);
             }
-            Ok((hold.fence, extended, changed || before != (hold.times(), hold.deadline)))
+            Ok((hold.fence(), extended, changed || before != (hold.times(), hold.deadline())))
         });
         let (fence, extended, changed) = renewed.unwrap_or(Err(Refusal::OtherMode))?;
         self.step.renewed = true;
@@ -125,7 +124,7 @@ impl Turn<'_> {
     /// Ends the expired holds of a lock that many hold, or a lock-delay that has passed.
     pub(super) fn expire(&mut self) {
         let now = self.now;
-        if let Holding::Crowd(crowd) = &mut self.lock.holding
+        if let Some(crowd) = self.lock.crowd_mut()
             && crowd.holders.first_deadline().is_some_and(|first| first.passed(now))
         {
             crowd.delay_until = crowd.delay_until.max(crowd.holders.delay_of_expired(now));
@@ -175,12 +174,12 @@ impl Turn<'_> {
         let delay = hold.delay().millis();
         if delay > 0 && matches!(why, End::Expired | End::Disconnected) {
             let until = match why {
-                End::Expired => hold.deadline.plus_millis(delay),
+                End::Expired => hold.deadline().plus_millis(delay),
                 _ => self.now.after_millis(delay),
             };
             self.lock.set_delay_until(self.lock.delay_until().max(Some(until)));
         }
-        self.waiting.deliveries.heard_of(self.name, hold.token.as_bytes());
+        self.waiting.deliveries.heard_of(self.name, hold.token().as_bytes());
         self.step.ended(self.lock, hold, why, self.now);
     }
 

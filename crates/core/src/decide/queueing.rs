@@ -47,10 +47,10 @@ impl Turn<'_> {
                 let ttl = serving::left(until, self.now);
                 let hold = self.change(token, |hold| {
                     hold.set_delay(Delay::NONE);
-                    if until < hold.deadline {
-                        (hold.deadline, hold.ttl) = (until, ttl);
+                    if until < hold.deadline() {
+                        hold.set_lease(until, ttl);
                     }
-                    hold.token.clone()
+                    hold.token().clone()
                 });
                 if let Some(token) = hold {
                     self.step.put(self.lock, token.borrowed());

@@ -4,7 +4,8 @@ use std::num::NonZeroU32;
 
 use dlock_protocol::{Deadline, Instant};
 
-use super::{Holders, Mode};
+use super::{Aside, Holders, Mode};
+use crate::schedule::Slot;
 
 /// Sharers, or holders of permits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +16,8 @@ pub(crate) struct Crowd {
     pub delay_until: Option<Deadline>,
     /// Never none.
     pub holders: Holders,
+    /// See [`super::Lock::slot`].
+    pub slot: Aside<Option<Slot>>,
 }
 
 /// Whether a token that holds nothing here could be granted a hold.

@@ -4,6 +4,8 @@ use std::num::NonZeroU32;
 
 use dlock_protocol::{ClientId, Deadline, Delay, Fence, Instant, Label, OwnerId, Token, Ttl};
 
+use crate::schedule::Slot;
+
 /// Whether a hold ends with a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ephemeral {
@@ -13,62 +15,61 @@ pub enum Ephemeral {
     Orphan,
 }
 
-/// One token's tenure of a resource.
+/// One token's tenure of a resource. Numbers take as many bytes as they need: with the value of a key that is
+/// held by one, it is the whole allocation, of 64 bytes; 80 come next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
-    pub(crate) token: Token,
-    pub(crate) fence: Fence,
-    pub(crate) deadline: Deadline,
+    who: Who,
+    fence: Number<7>,
+    deadline: Number<6>,
     /// The millisecond in which it began.
-    pub(crate) granted: Six,
-    pub(crate) ttl: Ttl,
-    pub(crate) client: GrantedTo,
-    /// What few holds have, out of the way of the many.
-    pub(crate) extras: Option<Box<Extras>>,
+    granted: Number<6>,
+    ttl: Ttl,
+    /// The connection that it was granted to, where it is known, for people to see.
+    client: Aside<Number<5>>,
+    /// Of the lock that it holds alone: see [`super::Lock::slot`].
+    pub(super) slot: Aside<Option<Slot>>,
 }
 
-/// The connection that a hold was granted to, where it is known, for people to see. Neither stored nor sent,
-/// so a hold that was read is the same without it.
+/// The token, and what few holds have besides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Who {
+    Plain(Token),
+    Rich(Box<(Token, Extras)>),
+}
+
+/// What is neither stored nor sent: a hold that was read is the same without it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct GrantedTo(Six);
+pub(crate) struct Aside<T>(pub T);
 
-impl GrantedTo {
-    pub fn of(client: ClientId) -> GrantedTo {
-        GrantedTo(Six::new(client.0))
-    }
-
-    /// No connection has the id 0.
-    fn client(self) -> Option<ClientId> {
-        Some(ClientId(self.0.get())).filter(|client| client.0 > 0)
-    }
-}
-
-/// A number below 2^48 in six bytes; what is greater becomes the greatest. Enough for the milliseconds of
-/// nine thousand years and for connections by the million a second, and a hold is so much smaller that a
-/// key's value fits into 80 bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Six([u8; 6]);
-
-impl Six {
-    pub const fn new(number: u64) -> Six {
-        let number = if number >> 48 == 0 { number } else { u64::MAX };
-        let [a, b, c, d, e, f, _, _] = number.to_le_bytes();
-        Six([a, b, c, d, e, f])
-    }
-
-    pub const fn get(self) -> u64 {
-        let Six([a, b, c, d, e, f]) = self;
-        u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
-    }
-}
-
-impl PartialEq for GrantedTo {
-    fn eq(&self, _: &GrantedTo) -> bool {
+impl<T> PartialEq for Aside<T> {
+    fn eq(&self, _: &Aside<T>) -> bool {
         true
     }
 }
 
-impl Eq for GrantedTo {}
+impl<T> Eq for Aside<T> {}
+
+/// A number in so many bytes; what is greater becomes the greatest. Six are enough for the milliseconds of
+/// nine thousand years, seven for every fence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Number<const N: usize>([u8; N]);
+
+impl<const N: usize> Number<N> {
+    const MAX: u64 = u64::MAX >> (64 - 8 * N);
+
+    fn new(number: u64) -> Self {
+        let mut bytes = [0; N];
+        bytes.copy_from_slice(&number.min(Self::MAX).to_le_bytes()[..N]);
+        Number(bytes)
+    }
+
+    fn get(self) -> u64 {
+        let mut bytes = [0; 8];
+        bytes[..N].copy_from_slice(&self.0);
+        u64::from_le_bytes(bytes)
+    }
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Extras {
@@ -89,22 +90,45 @@ impl Extras {
         count: NonZeroU32::MIN,
         owner: None,
     };
-
-    /// Boxed only where there is anything to keep.
-    pub fn boxed(self) -> Option<Box<Extras>> {
-        (self != Extras::NONE).then(|| Box::new(self))
-    }
 }
 
 impl Hold {
+    /// Without anything that few have.
+    pub(crate) fn new(token: Token, fence: Fence, granted: Instant, deadline: Deadline, ttl: Ttl) -> Hold {
+        Hold {
+            who: Who::Plain(token),
+            fence: Number::new(fence.get()),
+            deadline: Number::new(deadline.millis()),
+            granted: Number::new(granted.millis()),
+            ttl,
+            client: Aside(Number::new(0)),
+            slot: Aside(None),
+        }
+    }
+
     pub fn token(&self) -> &Token {
-        &self.token
+        match &self.who {
+            Who::Plain(token) => token,
+            Who::Rich(rich) => &rich.0,
+        }
+    }
+    pub(crate) fn into_token(self) -> Token {
+        match self.who {
+            Who::Plain(token) => token,
+            Who::Rich(rich) => rich.0,
+        }
+    }
+    fn extras(&self) -> Option<&Extras> {
+        match &self.who {
+            Who::Plain(_) => None,
+            Who::Rich(rich) => Some(&rich.1),
+        }
     }
     pub fn fence(&self) -> Fence {
-        self.fence
+        Fence::from_outside(self.fence.get()).unwrap_or(Fence::MIN)
     }
     pub fn deadline(&self) -> Deadline {
-        self.deadline
+        Deadline::at_millis(self.deadline.get())
     }
     pub fn granted(&self) -> Instant {
         Instant::from_millis(self.granted.get())
@@ -116,27 +140,28 @@ impl Hold {
         self.times().get()
     }
     pub(crate) fn times(&self) -> NonZeroU32 {
-        self.extras.as_ref().map_or(NonZeroU32::MIN, |x| x.count)
+        self.extras().map_or(NonZeroU32::MIN, |x| x.count)
     }
     pub fn ephemeral(&self) -> Ephemeral {
-        self.extras.as_ref().map_or(Ephemeral::No, |x| x.ephemeral)
+        self.extras().map_or(Ephemeral::No, |x| x.ephemeral)
     }
     /// The connection that it is bound to, or else was granted to; it may be closed by now.
     pub fn client(&self) -> Option<ClientId> {
         match self.ephemeral() {
             Ephemeral::Bound(client) => Some(client),
-            Ephemeral::No => self.client.client(),
+            // No connection has the id 0.
+            Ephemeral::No => Some(ClientId(self.client.0.get())).filter(|client| client.0 > 0),
             Ephemeral::Orphan => None,
         }
     }
     pub fn delay(&self) -> Delay {
-        self.extras.as_ref().map_or(Delay::NONE, |x| x.delay)
+        self.extras().map_or(Delay::NONE, |x| x.delay)
     }
     pub fn label(&self) -> &[u8] {
-        self.extras.as_ref().map_or(&[], |x| x.label.as_bytes())
+        self.extras().map_or(&[], |x| x.label.as_bytes())
     }
     pub fn owner(&self) -> Option<&OwnerId> {
-        self.extras.as_ref()?.owner.as_deref()
+        self.extras()?.owner.as_deref()
     }
 
     /// How long it has lasted.
@@ -147,32 +172,73 @@ impl Hold {
     /// Until when nobody is granted the lock after it, if it expires.
     pub(crate) fn delay_until(&self) -> Option<Deadline> {
         let delay = self.delay();
-        (!delay.is_none()).then(|| self.deadline.plus_millis(delay.millis()))
+        (!delay.is_none()).then(|| self.deadline().plus_millis(delay.millis()))
     }
 
     pub(crate) fn is_bound(&self) -> bool {
         matches!(self.ephemeral(), Ephemeral::Bound(_))
     }
 
+    /// Of more than a trillion connections it is not known which.
+    pub(crate) fn set_client(&mut self, client: ClientId) {
+        self.client.0 = Number::new(if client.0 < Number::<5>::MAX { client.0 } else { 0 });
+    }
+
+    pub(crate) fn set_fence(&mut self, fence: Fence) {
+        self.fence = Number::new(fence.get());
+    }
+
+    pub(crate) fn set_granted(&mut self, granted: Instant) {
+        self.granted = Number::new(granted.millis());
+    }
+
+    pub(crate) fn set_lease(&mut self, deadline: Deadline, ttl: Ttl) {
+        (self.deadline, self.ttl) = (Number::new(deadline.millis()), ttl);
+    }
+
     pub(crate) fn set_delay(&mut self, delay: Delay) {
-        self.extras = Extras { delay, ..self.take_extras() }.boxed();
+        let extras = Extras { delay, ..self.take_extras() };
+        self.set_extras(extras);
     }
 
     pub(crate) fn set_count(&mut self, count: NonZeroU32) {
         if count != self.times() {
-            self.extras = Extras { count, ..self.take_extras() }.boxed();
+            let extras = Extras { count, ..self.take_extras() };
+            self.set_extras(extras);
+        }
+    }
+
+    /// It no longer ends with a connection.
+    pub(crate) fn orphan(&mut self) {
+        if let Who::Rich(rich) = &mut self.who
+            && let Ephemeral::Bound(_) = rich.1.ephemeral
+        {
+            rich.1.ephemeral = Ephemeral::Orphan;
         }
     }
 
     pub(crate) fn take_extras(&mut self) -> Extras {
-        self.extras.take().map_or(Extras::NONE, |extras| *extras)
+        match &mut self.who {
+            Who::Plain(_) => Extras::NONE,
+            Who::Rich(rich) => std::mem::replace(&mut rich.1, Extras::NONE),
+        }
+    }
+
+    /// Boxed only where there is anything to keep.
+    pub(crate) fn set_extras(&mut self, extras: Extras) {
+        match &mut self.who {
+            Who::Plain(_) if extras == Extras::NONE => {}
+            Who::Plain(token) => self.who = Who::Rich(Box::new((token.clone(), extras))),
+            Who::Rich(rich) if extras == Extras::NONE => self.who = Who::Plain(rich.0.clone()),
+            Who::Rich(rich) => rich.1 = extras,
+        }
     }
 
     pub(super) fn heap_size(&self) -> usize {
         let owner = |owner: &OwnerId| size_of::<OwnerId>() + owner.heap_size();
         let owner = |x: &Extras| x.owner.as_deref().map_or(0, owner);
-        let extras = |x: &Extras| size_of::<Extras>() + x.label.heap_size() + owner(x);
-        self.token.heap_size() + self.extras.as_deref().map_or(0, extras)
+        let rich = |x: &Extras| size_of::<(Token, Extras)>() + x.label.heap_size() + owner(x);
+        self.token().heap_size() + self.extras().map_or(0, rich)
     }
 }
 
@@ -181,14 +247,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn six_bytes_keep_what_fits_and_the_greatest_of_what_does_not() {
+    fn numbers_are_kept_where_they_fit_and_become_the_greatest_where_not() {
         let most = (1 << 48) - 1;
         for (number, kept) in [(0, 0), (1_790_000_000_123, 1_790_000_000_123), (most, most), (most + 1, most)]
         {
-            assert_eq!(Six::new(number).get(), kept);
+            assert_eq!(Number::<6>::new(number).get(), kept);
         }
-        assert_eq!(Six::new(u64::MAX).get(), most);
-        assert_eq!(GrantedTo::default().client(), None);
-        assert_eq!(GrantedTo::of(ClientId(7)).client(), Some(ClientId(7)));
+        assert_eq!(Number::<7>::new(Fence::MAX).get(), Fence::MAX);
+    }
+
+    #[test]
+    fn the_connection_of_a_grant_is_known_or_it_is_not() {
+        let token = Token::new(b"t").unwrap();
+        let (granted, deadline) = (Instant::from_millis(1), Deadline::at_millis(2));
+        let mut hold = Hold::new(token, Fence::MIN, granted, deadline, Ttl::MAX);
+        for (client, known) in [(0, None), (7, Some(ClientId(7))), (1 << 40, None)] {
+            hold.set_client(ClientId(client));
+            assert_eq!(hold.client(), known);
+        }
     }
 }

@@ -56,7 +56,7 @@ impl Holders {
     pub fn live(&self, now: Instant) -> impl Iterator<Item = &Hold> {
         let (few, many) = self.split();
         let live = few.iter().chain(many.into_iter().flat_map(move |rows| rows.live(now)));
-        live.inspect(|_| steps::one()).filter(move |hold| !hold.deadline.passed(now))
+        live.inspect(|_| steps::one()).filter(move |hold| !hold.deadline().passed(now))
     }
 
     pub fn count_live(&self, now: Instant) -> usize {
@@ -69,7 +69,7 @@ impl Holders {
     /// The greatest fence of those that have not expired.
     pub fn fence(&self, now: Instant) -> Option<Fence> {
         match &self.0 {
-            Kept::Few(_) => self.live(now).map(|hold| hold.fence).max(),
+            Kept::Few(_) => self.live(now).map(|hold| hold.fence()).max(),
             Kept::Many(rows) => rows.fence(now),
         }
     }
@@ -84,15 +84,15 @@ impl Holders {
 
     pub fn first_deadline(&self) -> Option<Deadline> {
         match &self.0 {
-            Kept::Few(_) => self.iter().map(|hold| hold.deadline).min(),
-            Kept::Many(rows) => rows.first().map(|hold| hold.deadline),
+            Kept::Few(_) => self.iter().map(|hold| hold.deadline()).min(),
+            Kept::Many(rows) => rows.first().map(|hold| hold.deadline()),
         }
     }
 
     pub fn last_deadline(&self) -> Option<Deadline> {
         match &self.0 {
-            Kept::Few(_) => self.iter().map(|hold| hold.deadline).max(),
-            Kept::Many(rows) => rows.last().map(|hold| hold.deadline),
+            Kept::Few(_) => self.iter().map(|hold| hold.deadline()).max(),
+            Kept::Many(rows) => rows.last().map(|hold| hold.deadline()),
         }
     }
 
@@ -105,7 +105,7 @@ impl Holders {
     pub fn delay_of_expired(&self, now: Instant) -> Option<Deadline> {
         match &self.0 {
             Kept::Few(holds) => {
-                holds.iter().filter(|hold| hold.deadline.passed(now)).filter_map(Hold::delay_until).max()
+                holds.iter().filter(|hold| hold.deadline().passed(now)).filter_map(Hold::delay_until).max()
             }
             Kept::Many(rows) => rows.delay_of_expired(now),
         }
@@ -113,7 +113,7 @@ impl Holders {
 
     pub fn get(&self, token: &[u8]) -> Option<&Hold> {
         match &self.0 {
-            Kept::Few(_) => self.iter().find(|hold| hold.token == *token),
+            Kept::Few(_) => self.iter().find(|hold| *hold.token() == *token),
             Kept::Many(rows) => rows.get(token),
         }
     }
@@ -121,7 +121,7 @@ impl Holders {
     /// Has a hold changed, in whatever but its token.
     pub fn change<R>(&mut self, token: &[u8], change: impl FnOnce(&mut Hold) -> R) -> Option<R> {
         match &mut self.0 {
-            Kept::Few(holds) => holds.iter_mut().find(|hold| hold.token == *token).map(change),
+            Kept::Few(holds) => holds.iter_mut().find(|hold| *hold.token() == *token).map(change),
             Kept::Many(rows) => rows.change(token, change),
         }
     }
@@ -142,7 +142,7 @@ impl Holders {
     pub fn remove(&mut self, token: &[u8]) -> Option<Hold> {
         let removed = match &mut self.0 {
             Kept::Few(holds) => {
-                let at = holds.iter().position(|hold| hold.token == *token)?;
+                let at = holds.iter().position(|hold| *hold.token() == *token)?;
                 Some(holds.remove(at))
             }
             Kept::Many(rows) => rows.remove(token),
@@ -155,7 +155,7 @@ impl Holders {
     /// list, of which all go.
     pub fn take_expired(&mut self, now: Instant, most: usize) -> SmallVec<[Hold; 1]> {
         let taken = match &mut self.0 {
-            Kept::Few(holds) => holds.extract_if(.., |hold| hold.deadline.passed(now)).collect(),
+            Kept::Few(holds) => holds.extract_if(.., |hold| hold.deadline().passed(now)).collect(),
             Kept::Many(rows) => rows.take_expired(now, most),
         };
         self.shrink();

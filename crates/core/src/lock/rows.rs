@@ -38,13 +38,13 @@ impl Row {
     }
 
     fn sum_up(&mut self) {
-        self.fence = self.holds.iter().map(|hold| hold.fence).max();
+        self.fence = self.holds.iter().map(|hold| hold.fence()).max();
         self.granted = self.holds.iter().map(Hold::granted).min();
         self.delay_until = self.holds.iter().filter_map(Hold::delay_until).max();
     }
 
     fn joined(&mut self, hold: &Hold) {
-        self.fence = self.fence.max(Some(hold.fence));
+        self.fence = self.fence.max(Some(hold.fence()));
         self.granted = Some(self.granted.map_or(hold.granted(), |first| first.min(hold.granted())));
         self.delay_until = self.delay_until.max(hold.delay_until());
     }
@@ -52,7 +52,7 @@ impl Row {
     /// One has left: what it was not the greatest of has not changed.
     fn left(&mut self, hold: &Hold) {
         let delay_until = hold.delay_until();
-        if self.fence == Some(hold.fence)
+        if self.fence == Some(hold.fence())
             || self.granted == Some(hold.granted())
             || (delay_until.is_some() && self.delay_until == delay_until)
         {
@@ -66,19 +66,19 @@ impl Row {
 
     /// How many of it have expired.
     fn expired(&self, now: Instant) -> usize {
-        self.holds.partition_point(|hold| hold.deadline.passed(now))
+        self.holds.partition_point(|hold| hold.deadline().passed(now))
     }
 }
 
 fn is_before(hold: &Hold, due: Deadline, token: &[u8]) -> bool {
     steps::one();
-    (hold.deadline, hold.token.as_bytes()) < (due, token)
+    (hold.deadline(), hold.token().as_bytes()) < (due, token)
 }
 
 impl Rows {
     pub fn new(mut holds: Vec<Hold>) -> Rows {
-        holds.sort_unstable_by(|a, b| (a.deadline, &a.token).cmp(&(b.deadline, &b.token)));
-        let due = holds.iter().map(|hold| (hold.token.clone(), hold.deadline)).collect();
+        holds.sort_unstable_by(|a, b| (a.deadline(), a.token()).cmp(&(b.deadline(), b.token())));
+        let due = holds.iter().map(|hold| (hold.token().clone(), hold.deadline())).collect();
         let heap = holds.iter().map(Hold::heap_size).sum();
         let bound = holds.iter().filter(|hold| hold.is_bound()).count();
         let (mut rows, mut rest) = (VecDeque::new(), holds.into_iter());
@@ -101,7 +101,7 @@ impl Rows {
 
     /// The first row of which not all have expired.
     fn first_live(&self, now: Instant) -> usize {
-        self.rows.partition_point(|row| row.holds.last().is_some_and(|last| last.deadline.passed(now)))
+        self.rows.partition_point(|row| row.holds.last().is_some_and(|last| last.deadline().passed(now)))
     }
 
     /// From the first that has not expired on.
@@ -121,7 +121,7 @@ impl Rows {
         let first = self.first_live(now);
         let partly = self.rows.get(first)?;
         let rest = self.rows.range(first + 1..).filter_map(|row| row.fence);
-        partly.holds[partly.expired(now)..].iter().map(|hold| hold.fence).chain(rest).max()
+        partly.holds[partly.expired(now)..].iter().map(|hold| hold.fence()).chain(rest).max()
     }
 
     /// When the first of those was granted that have not expired.
@@ -168,8 +168,8 @@ impl Rows {
     pub fn insert(&mut self, hold: Hold) {
         self.heap += hold.heap_size();
         self.bound += usize::from(hold.is_bound());
-        self.due.insert(hold.token.clone(), hold.deadline);
-        let (mut row, mut at) = self.place(hold.deadline, hold.token.as_bytes());
+        self.due.insert(hold.token().clone(), hold.deadline());
+        let (mut row, mut at) = self.place(hold.deadline(), hold.token().as_bytes());
         if let Some(last) = self.rows.len().checked_sub(1).filter(|last| *last < row) {
             // Later than all: behind the last one.
             (row, at) = (last, self.rows[last].holds.len());
@@ -238,7 +238,7 @@ impl Rows {
             self.rows.pop_front();
         }
         for hold in &taken {
-            self.due.remove(&hold.token);
+            self.due.remove(hold.token());
             self.forget(hold);
         }
         taken

@@ -19,7 +19,7 @@ impl<'a> View<'a> {
     /// Few in the order of their grants, many in that of their deadlines.
     pub fn holds(self) -> impl Iterator<Item = &'a Hold> {
         let ((alone, crowd), now) = (self.lock.split(), self.now);
-        let alone = alone.into_iter().filter(move |hold| !hold.deadline.passed(now));
+        let alone = alone.into_iter().filter(move |hold| !hold.deadline().passed(now));
         alone.chain(crowd.into_iter().flat_map(move |crowd| crowd.holders.live(now)))
     }
 
@@ -32,7 +32,7 @@ impl<'a> View<'a> {
     }
 
     pub fn hold_of(self, token: &[u8]) -> Option<&'a Hold> {
-        self.lock.stored_of(token).filter(|hold| !hold.deadline.passed(self.now))
+        self.lock.stored_of(token).filter(|hold| !hold.deadline().passed(self.now))
     }
 
     /// None where nobody holds it.
@@ -44,7 +44,7 @@ impl<'a> View<'a> {
     /// ended yet.
     pub fn delay_left(self) -> u64 {
         let of_expired = match self.lock.split() {
-            (Some(hold), _) if hold.deadline.passed(self.now) => hold.delay_until(),
+            (Some(hold), _) if hold.deadline().passed(self.now) => hold.delay_until(),
             (_, Some(crowd)) => crowd.holders.delay_of_expired(self.now),
             _ => None,
         };
@@ -55,7 +55,7 @@ impl<'a> View<'a> {
     pub fn fence(self) -> Option<Fence> {
         match self.lock.split() {
             (_, Some(crowd)) => crowd.holders.fence(self.now),
-            _ => self.holds().next().map(|hold| hold.fence),
+            _ => self.holds().next().map(|hold| hold.fence()),
         }
     }
 
@@ -71,7 +71,7 @@ impl<'a> View<'a> {
     /// Milliseconds left of the longest lease.
     pub fn longest_left(self) -> Option<u64> {
         let last = match self.lock.split() {
-            (alone, None) => alone.map(|hold| hold.deadline),
+            (alone, None) => alone.map(|hold| hold.deadline()),
             (_, Some(crowd)) => crowd.holders.last_deadline(),
         };
         last.filter(|deadline| !deadline.passed(self.now)).map(|deadline| deadline.left(self.now))
