@@ -1,8 +1,7 @@
-//! What millions of holds cost: a pair while they are live, the memory of each, and the time to load them
-//! from an RDB file, all compared with strings with a TTL.
+//! What millions of holds cost: a pair while they are live, and the memory of each, compared with strings with
+//! a TTL.
 
 use std::io::Result;
-use std::time::Instant;
 
 use serde_json::json;
 
@@ -11,9 +10,6 @@ use crate::run::{Report, Run};
 use crate::table::{Ratios, Table, median, si};
 
 const SIZES: [u64; 5] = [1_000, 10_000, 100_000, 1_000_000, 10_000_000];
-
-/// How many holds are loaded from a file.
-const LOADED: u64 = 1_000_000;
 
 /// Per round.
 pub const PAIRS: u64 = 20_000;
@@ -26,9 +22,8 @@ struct Figures {
     bytes_a_hold: f64,
 }
 
-/// Measures both tables.
 pub fn run(run: &Run) -> Result<Vec<Report>> {
-    Ok(vec![run.done(growth(run)?), run.done(loading(run)?)])
+    Ok(vec![run.done(growth(run)?)])
 }
 
 fn growth(run: &Run) -> Result<Report> {
@@ -58,7 +53,7 @@ fn growth(run: &Run) -> Result<Report> {
 }
 
 /// A server with this many holds, and the bytes that each takes.
-fn start(run: &Run, way: Way, holds: u64) -> Result<(Many, f64)> {
+pub fn start(run: &Run, way: Way, holds: u64) -> Result<(Many, f64)> {
     let mut many = Many::start(run, way, 0)?;
     let [before, _] = many.server.memory()?;
     many.take_lasting(0..holds)?;
@@ -118,38 +113,4 @@ fn growth_report(title: &str, rows: &[(u64, Figures, Figures, [Vec<f64>; 2])]) -
             .to_owned(),
     ];
     Report { table, notes, json: json!({ "title": title, "sizes": lines }) }
-}
-
-/// How long an RDB file takes to load.
-fn loading(run: &Run) -> Result<Report> {
-    let holds = run.scale(LOADED / 10, LOADED);
-    let title = format!("Loading an RDB file of {} holds", si(holds as f64));
-    let rounds = run.scale(3, 7);
-    let mut contenders = [start(run, Way::Set, holds)?.0, start(run, Way::Dlock, holds)?.0];
-    let mut times = [Vec::new(), Vec::new()];
-    for contender in &mut contenders {
-        contender.conn.call(&["SAVE"])?;
-    }
-    for round in 0..rounds {
-        run.progress(&format!("{title}: round {} of {rounds}", round + 1));
-        for (contender, times) in contenders.iter_mut().zip(&mut times) {
-            times.push(load(contender).map_err(|why| contender.explain(&why))?);
-        }
-    }
-    let mut table = Table::new(&title, &["", "ms", "x strings", "(min..max)"]);
-    let mut lines = Vec::new();
-    for (name, of) in ["strings with a TTL", "dlock"].iter().zip(&times) {
-        let ratio = Ratios::of(of, &times[0]);
-        table.row(vec![(*name).into(), format!("{:.0}", median(of)), ratio.middle(), ratio.spread()]);
-        lines.push(json!({ "contender": name, "ms": median(of), "ratio": ratio.json() }));
-    }
-    Ok(Report { table, notes: Vec::new(), json: json!({ "title": title, "contenders": lines }) })
-}
-
-/// Empties the server and loads its file; returns milliseconds.
-fn load(many: &mut Many) -> Result<f64> {
-    many.conn.call(&["FLUSHALL", "SYNC"])?;
-    let start = Instant::now();
-    many.conn.call(&["DEBUG", "RELOAD", "NOSAVE"])?;
-    Ok(start.elapsed().as_secs_f64() * 1e3)
 }

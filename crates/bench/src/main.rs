@@ -18,6 +18,7 @@ mod instructions;
 mod lateness;
 mod limits;
 mod listing;
+mod load;
 mod many;
 mod memory;
 mod millions;
@@ -38,6 +39,7 @@ mod search;
 mod server;
 mod stall;
 mod table;
+mod turns;
 mod waiters;
 mod waits;
 
@@ -114,8 +116,10 @@ enum What {
     Stall,
     /// What a lock over several masters costs, compared with one master and with Redlock libraries
     Quorum,
-    /// What millions of holds cost: time, memory, loading
+    /// What millions of holds cost: time, memory
     Growth,
+    /// How long a file of a million holds takes to load, compared with strings
+    Load,
     /// What a hold takes of the server's memory, compared with a string
     Memory,
     /// Ten million holds (2.3 GB): to acquire them, a pair beside them, and how they expire
@@ -150,6 +154,7 @@ impl What {
             What::Stall => vec![("stall", Box::new(stall::run)), ("lateness", Box::new(lateness::run))],
             What::Quorum => vec![("quorum", Box::new(quorum::run))],
             What::Growth => vec![("growth", Box::new(growth::run))],
+            What::Load => vec![("load", Box::new(load::run))],
             What::Memory => vec![("memory", Box::new(memory::run))],
             What::Millions => vec![("millions", Box::new(millions::run))],
             What::Instructions { keep } => {
@@ -172,6 +177,7 @@ impl What {
                     What::Stall,
                     What::Quorum,
                     What::Growth,
+                    What::Load,
                     What::Memory,
                     What::Millions,
                     What::Instructions { keep: false },

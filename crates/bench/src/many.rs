@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::contenders::{self, TOKEN};
 use crate::resp::{Command, Conn, Expect, KEY, strange};
 use crate::run::Run;
-use crate::server::Server;
+use crate::server::{Program, Server};
 
 /// Whose holds.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -52,7 +52,11 @@ impl Way {
 impl Many {
     /// With this many holds that outlast the measurement.
     pub fn start(run: &Run, way: Way, holds: u64) -> Result<Many> {
-        let server = run.program.start(way == Way::Dlock, &[])?;
+        Many::start_by(&run.program, way, holds)
+    }
+
+    pub fn start_by(program: &Program, way: Way, holds: u64) -> Result<Many> {
+        let server = program.start(way == Way::Dlock, &[])?;
         let mut many = Many { conn: server.connect()?, server, way };
         many.take_lasting(0..holds)?;
         Ok(many)

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf, absolute};
 use std::time::Duration;
 
-use dlock_testkit::ServerKind;
+use dlock_testkit::{ServerKind, preloaded};
 
 use crate::resp::{Conn, strange};
 
@@ -32,6 +32,11 @@ impl Program {
         format!("{family} {}", self.kind.version)
     }
 
+    /// The same with a C file preloaded: see [`preloaded`].
+    pub fn preloading(&self, source: &str, variables: &[(&str, &Path)]) -> Program {
+        Program { kind: preloaded(&self.kind, source, variables), module: self.module.clone() }
+    }
+
     /// `options`: lines of redis.conf.
     pub fn start(&self, with_module: bool, options: &[&str]) -> Result<Server> {
         self.start_under(&[], with_module, options)
@@ -39,7 +44,9 @@ impl Program {
 
     /// As [`Program::start`], under a tool that watches it: its name and arguments.
     pub fn start_under(&self, tool: &[&str], with_module: bool, options: &[&str]) -> Result<Server> {
-        let kind = ServerKind { command: dies_with_us(tool, &self.kind.command[0]), ..self.kind.clone() };
+        let mut command = dies_with_us(tool, &self.kind.command[0]);
+        command.extend_from_slice(&self.kind.command[1..]);
+        let kind = ServerKind { command, ..self.kind.clone() };
         // Only what is measured: no rewrites of the append only file.
         let mut server = dlock_testkit::Server::options(&kind).without_module();
         server = server.conf("auto-aof-rewrite-percentage 0");
