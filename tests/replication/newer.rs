@@ -54,7 +54,7 @@ fn welcome(mut stream: TcpStream) -> Option<TcpStream> {
 }
 
 /// What DUMP would say of a lock there.
-fn of_version_99(kind: &ServerKind) -> Vec<u8> {
+fn of_version_9(kind: &ServerKind) -> Vec<u8> {
     let server = Server::options(kind).conf("rdbcompression no").start();
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k t 600000");
@@ -63,7 +63,7 @@ fn of_version_99(kind: &ServerKind) -> Vec<u8> {
     // end.
     let (version, sum) = (if payload[11] < 64 { 12 } else { 13 }, payload.len() - 8);
     assert_eq!(payload[sum..], checksum(&payload[..sum]).to_le_bytes());
-    payload[version] = 99;
+    payload[version] = 0x90;
     let new = checksum(&payload[..sum]).to_le_bytes();
     payload[sum..].copy_from_slice(&new);
     payload
@@ -85,16 +85,16 @@ fn what_a_newer_master_tells_is_counted_and_waited_for_after_a_promotion() {
         let mut link = master.replicas.recv().expect("the replica comes");
         until("the link is up", || replica.info("master_link_status") == "up");
         assert_eq!(replica.info("dlock_effects_skipped"), "0");
-        // The greatest fence, which is read in any case, and a change of version 99.
+        // The greatest fence, which is read in any case, and a change of version 9.
         let fence = 1_900_000_000_000_000_u64;
-        let effect = [&fence.to_le_bytes()[..], &[99, 1, 2, 3]].concat();
+        let effect = [&fence.to_le_bytes()[..], &[0x91, 2, 3]].concat();
         for key in ["k", "l"] {
             let command = encode(&[&b"DLOCK._SET"[..], key.as_bytes(), &effect]);
             link.write_all(&command).expect("the link is open");
         }
         until("both are counted", || replica.info("dlock_effects_skipped") == "2");
         // A lock that its master has taken in by RESTORE comes as that.
-        let restore = encode(&[b"RESTORE", &b"restored"[..], b"0", &of_version_99(kind)]);
+        let restore = encode(&[b"RESTORE", &b"restored"[..], b"0", &of_version_9(kind)]);
         link.write_all(&restore).expect("the link is open");
         until("it is counted", || replica.info("dlock_effects_skipped") == "3");
         assert_eq!((replica.info("dlock_fence"), conn.ok("DBSIZE")), (fence.to_string(), 0.into()));
@@ -132,7 +132,7 @@ fn a_grant_that_builds_on_what_was_not_read_is_counted() {
         send(&[b"DLOCK.ACQUIRE", b"n", b"t", b"600000"]);
         until("it is counted", || replica.info("dlock_effects_skipped") == "4");
         send(&[b"DLOCK._SET", b"k", &effect]);
-        let newer = [&effect[..8], &[99, 1, 2, 3]].concat();
+        let newer = [&effect[..8], &[0x91, 2, 3]].concat();
         send(&[b"DLOCK._SET", b"m", &newer]);
         send(&[b"DLOCK.ACQUIRE", b"n", b"t", b"600000"]);
         until("both are counted", || replica.info("dlock_effects_skipped") == "6");

@@ -12,9 +12,9 @@ fn effect(command: &[Vec<u8>]) -> String {
     }
     let (last, bytes) = bytes.split_first_chunk().expect("a fence");
     let change = Layout::of(bytes);
-    assert_eq!((change.version, change.zero), (3, 0), "version");
-    let whole = ["part", "whole"][usize::from(change.flags)];
-    let mode = ["free", "exclusive", "shared", "permits"][usize::from(change.mode)];
+    assert_eq!(change.version, 4, "version");
+    let whole = ["whole", "part"][usize::from(change.mode / 4)];
+    let mode = ["free", "exclusive", "shared", "permits"][usize::from(change.mode % 4)];
     let mut words = vec![String::from_utf8_lossy(key).into_owned(), whole.into(), mode.into()];
     words.extend(change.dropped.iter().map(|token| format!("-{}", token.escape_ascii())));
     for hold in &change.put {

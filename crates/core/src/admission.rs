@@ -165,9 +165,10 @@ mod tests {
         let mut bytes = Vec::new();
         write_effect(&held(1_000, 0, 0), &Change::Whole, 77, NOW, ANCHOR, &mut bytes);
         assert_eq!(READER.effect(&bytes).unwrap().last, 77);
+        // With the mode in one byte.
         let version = &mut bytes[8];
-        *version += 1;
-        let newer = BadEffect { last: Some(77), why: Malformed::Version(*version) };
+        *version += 16;
+        let newer = BadEffect { last: Some(77), why: Malformed::Version(*version / 16) };
         assert_eq!(READER.effect(&bytes).err(), Some(newer));
         let short = BadEffect { last: None, why: Malformed::Short };
         assert_eq!(READER.effect(&bytes[..7]).err(), Some(short));

@@ -1,8 +1,6 @@
 //! One resource: who holds it, until when, and what may be added to that. State and reading only;
 //! [`crate::decide`] changes it.
 
-use std::num::NonZeroU32;
-
 use dlock_protocol::{Deadline, Instant, Mode};
 use smallvec::SmallVec;
 
@@ -13,6 +11,7 @@ use crate::step::Departed;
 mod crowd;
 mod hold;
 mod holders;
+mod holding;
 mod rows;
 mod view;
 
@@ -20,49 +19,13 @@ pub(crate) use crowd::{Crowd, Fit};
 pub(crate) use hold::{Aside, Extras};
 pub use hold::{Ephemeral, Hold};
 pub(crate) use holders::Holders;
+pub(crate) use holding::Holding;
 pub use view::View;
 
 /// One resource. What it says of holds is true only at a moment: see [`Lock::at`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lock {
     holding: Holding,
-}
-
-/// Who holds. There is no held lock without a holder. A lock-delay that runs stands where it takes no room of
-/// the many locks that have none; nobody is granted a lock alone while it runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Holding {
-    Free { delay_until: Option<Deadline>, slot: Aside<Option<Slot>> },
-    Exclusive(Hold),
-    Crowd(Box<Crowd>),
-}
-
-impl Default for Holding {
-    fn default() -> Self {
-        Holding::free(None)
-    }
-}
-
-impl Holding {
-    pub(crate) fn free(delay_until: Option<Deadline>) -> Holding {
-        Holding::Free { delay_until, slot: Aside(None) }
-    }
-
-    pub(crate) fn crowd(
-        permits: Option<NonZeroU32>,
-        delay_until: Option<Deadline>,
-        holders: Holders,
-    ) -> Holding {
-        Holding::Crowd(Box::new(Crowd { permits, delay_until, holders, slot: Aside(None) }))
-    }
-
-    fn slot(&mut self) -> &mut Option<Slot> {
-        match self {
-            Holding::Free { slot, .. } => &mut slot.0,
-            Holding::Exclusive(hold) => &mut hold.slot.0,
-            Holding::Crowd(crowd) => &mut crowd.slot.0,
-        }
-    }
 }
 
 impl Lock {
@@ -86,15 +49,11 @@ impl Lock {
     /// yet stored). It lies within what the lock holds, whatever that is: beside it, the value of a key would
     /// take 80 bytes.
     pub fn slot(&self) -> Option<Slot> {
-        match &self.holding {
-            Holding::Free { slot, .. } => slot.0,
-            Holding::Exclusive(hold) => hold.slot.0,
-            Holding::Crowd(crowd) => crowd.slot.0,
-        }
+        self.holding.slot()
     }
 
     pub fn slot_mut(&mut self) -> &mut Option<Slot> {
-        self.holding.slot()
+        self.holding.slot_mut()
     }
 
     pub(crate) fn holding(&self) -> &Holding {
@@ -103,7 +62,7 @@ impl Lock {
 
     /// It holds something else from now on, and stands where it did in the schedule.
     pub(crate) fn replace(&mut self, mut holding: Holding) -> Holding {
-        *holding.slot() = self.slot();
+        *holding.slot_mut() = self.slot();
         std::mem::replace(&mut self.holding, holding)
     }
 

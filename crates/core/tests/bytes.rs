@@ -22,9 +22,10 @@ pub const READER: Reader = Reader { now: NOW, anchor: ANCHOR, origin: Origin::St
 #[derive(Clone, Debug)]
 pub struct Plain {
     pub version: u8,
-    pub flags: u8,
     pub mode: u8,
-    pub zero: u8,
+    /// A change of what is there.
+    pub part: bool,
+    /// In mode 3.
     pub permits: u32,
     pub boot: u64,
     pub offset: i64,
@@ -40,7 +41,6 @@ pub struct Plain {
 pub struct PlainHold {
     pub fence: u64,
     pub deadline: u64,
-    /// Not in the versions before 3, where the fence tells.
     pub granted: u64,
     pub ttl: u32,
     pub count: u32,
@@ -54,10 +54,9 @@ impl Plain {
     /// A whole lock with these holds, written at [`NOW`].
     pub fn whole(mode: u8, permits: u32, put: Vec<PlainHold>) -> Plain {
         Plain {
-            version: 3,
-            flags: 1,
+            version: 4,
             mode,
-            zero: 0,
+            part: false,
             permits,
             boot: ANCHOR.boot,
             offset: ANCHOR.offset,
@@ -70,31 +69,33 @@ impl Plain {
     }
 
     pub fn bytes(&self) -> Vec<u8> {
-        let long = |number: u64| {
-            if self.version == 1 { number.to_le_bytes().to_vec() } else { leb128(number) }
-        };
-        let short = |number: u32| {
-            if self.version == 1 { number.to_le_bytes().to_vec() } else { leb128(number.into()) }
-        };
-        let mut out = vec![self.version, self.flags, self.mode, self.zero];
-        out.extend(short(self.permits));
+        let mut out = vec![self.version * 16 + self.mode + if self.part { 4 } else { 0 }];
         out.extend(self.boot.to_le_bytes());
-        out.extend([self.offset as u64, self.at, self.delay_until].map(long).concat());
-        let (dropped, put) = self.counts.unwrap_or((self.dropped.len() as u32, self.put.len() as u32));
-        out.extend([dropped, put].map(short).concat());
+        out.extend([self.offset as u64, self.at].map(six).concat());
+        if self.mode != 1 {
+            if self.mode == 3 {
+                out.extend(leb128(self.permits.into()));
+            }
+            let (dropped, put) = self.counts.unwrap_or((self.dropped.len() as u32, self.put.len() as u32));
+            out.extend([self.delay_until, dropped.into(), put.into()].map(leb128).concat());
+        }
         for token in &self.dropped {
             out.push(token.len() as u8);
             out.extend(token);
         }
         for hold in &self.put {
-            out.extend([hold.fence, hold.deadline].map(long).concat());
-            if self.version >= 3 {
-                out.extend(long(hold.granted));
-            }
-            out.extend([hold.ttl, hold.count, hold.delay].map(short).concat());
-            out.extend([hold.ephemeral, hold.token.len() as u8, hold.label.len() as u8]);
+            let plain = (hold.count, hold.delay, hold.ephemeral, &hold.label[..]) == (1, 0, 0, b"");
+            out.extend(leb128(self.at.wrapping_sub(hold.granted)));
+            out.extend(signed(hold.fence.wrapping_sub(hold.granted.wrapping_mul(1000))));
+            out.extend(signed(hold.deadline.wrapping_sub(self.at)));
+            out.extend(leb128(u64::from(hold.ttl) * 2 + u64::from(!plain)));
+            out.push(hold.token.len() as u8);
             out.extend(&hold.token);
-            out.extend(&hold.label);
+            if !plain {
+                out.extend([hold.count.into(), hold.delay.into()].map(leb128).concat());
+                out.extend([hold.ephemeral, hold.label.len() as u8]);
+                out.extend(&hold.label);
+            }
         }
         out
     }
@@ -118,6 +119,16 @@ pub fn leb128(mut number: u64) -> Vec<u8> {
     }
     out.push(number as u8);
     out
+}
+
+/// As it is where it is above zero, and below.
+fn signed(number: u64) -> Vec<u8> {
+    let number = number as i64;
+    leb128(if number < 0 { (!number as u64) * 2 + 1 } else { number as u64 * 2 })
+}
+
+fn six(number: u64) -> Vec<u8> {
+    number.to_le_bytes()[..6].to_vec()
 }
 
 impl PlainHold {
@@ -188,15 +199,23 @@ pub fn any_whole() -> impl Strategy<Value = Plain> {
 #[test]
 fn what_is_read_is_what_was_written_and_is_written_so_again() {
     crate::random(any_whole(), 2000, |plain| {
-        for version in 1..=3 {
-            let written = Plain { version, ..plain.clone() };
-            let mut newest = plain.clone();
-            for hold in newest.put.iter_mut().filter(|_| version < 3) {
-                hold.granted = AT.min(hold.fence / 1000);
-            }
-            let lock = read(READER, &written.bytes()).expect("a lock");
-            assert_eq!(content(&lock), newest.content());
-            assert_eq!(write(&lock, &Change::Whole), newest.bytes());
-        }
+        let lock = read(READER, &plain.bytes()).expect("a lock");
+        assert_eq!(content(&lock), plain.content());
+        assert_eq!(write(&lock, &Change::Whole), plain.bytes());
     });
+}
+
+/// Of more, a server reads the length in two steps.
+#[test]
+fn most_holds_take_no_more_than_63_bytes() {
+    let (days, hours) = (86_400_000, 3_600_000);
+    let hold = PlainHold {
+        granted: AT - 3 * days,
+        fence: (AT - 3 * days) * 1000 + 999,
+        deadline: AT + 18 * hours,
+        ttl: 18 * hours as u32,
+        ..PlainHold::new(&[b'x'; 27])
+    };
+    let plain = Plain::whole(1, 0, vec![hold]);
+    assert_eq!(plain.bytes().len(), 63);
 }

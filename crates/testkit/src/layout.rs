@@ -3,14 +3,16 @@
 /// Any value may stand in it, also those that no module writes.
 #[derive(Clone)]
 pub struct Layout {
+    /// With the mode in one byte.
     pub version: u8,
-    pub flags: u8,
+    /// 0 to 3; 4 more for a change.
     pub mode: u8,
-    pub zero: u8,
-    pub permits: u64,
     pub boot: u64,
     pub offset: u64,
     pub at: u64,
+    /// In mode 3.
+    pub permits: u64,
+    /// Neither this nor the counts in mode 1.
     pub delay_until: u64,
     /// How many are said to follow.
     pub counts: (u64, u64),
@@ -24,11 +26,12 @@ pub struct HoldLayout {
     pub deadline: u64,
     pub granted: u64,
     pub ttl: u64,
+    /// The bytes tell the others from here on only where they are not as in most holds.
     pub count: u64,
     pub delay: u64,
     pub ephemeral: u8,
-    pub token: Vec<u8>,
     pub label: Vec<u8>,
+    pub token: Vec<u8>,
 }
 
 impl Layout {
@@ -36,60 +39,80 @@ impl Layout {
     #[track_caller]
     pub fn of(bytes: &[u8]) -> Layout {
         let mut rest = Rest(bytes);
-        let [version, flags, mode, zero] = [rest.byte(), rest.byte(), rest.byte(), rest.byte()];
-        let permits = rest.number();
+        let head = rest.byte();
+        let (version, mode) = (head / 16, head % 16);
         let boot = u64::from_le_bytes(rest.take(8).try_into().expect("8 bytes"));
-        let (offset, at, delay_until) = (rest.number(), rest.number(), rest.number());
-        let counts = (rest.number(), rest.number());
+        let (offset, at) = (rest.six(), rest.six());
+        let permits = if mode % 4 == 3 { rest.number() } else { 0 };
+        let mut number = || if mode == 1 { 0 } else { rest.number() };
+        let (delay_until, dropped, put) = (number(), number(), number());
+        let counts = (dropped, if mode == 1 { 1 } else { put });
         let dropped = (0..counts.0).map(|_| rest.text()).collect();
-        let put = (0..counts.1).map(|_| HoldLayout::of(&mut rest)).collect();
+        let put = (0..counts.1).map(|_| HoldLayout::of(&mut rest, at)).collect();
         assert!(rest.0.is_empty(), "left over: {}", rest.0.escape_ascii());
-        let layout = Layout {
-            version,
-            flags,
-            mode,
-            zero,
-            permits,
-            boot,
-            offset,
-            at,
-            delay_until,
-            counts,
-            dropped,
-            put,
-        };
+        let layout = Layout { version, mode, boot, offset, at, permits, delay_until, counts, dropped, put };
         assert_eq!(layout.bytes(), bytes, "numbers are as short as they can be");
         layout
     }
 
     pub fn bytes(&self) -> Vec<u8> {
-        let mut out = vec![self.version, self.flags, self.mode, self.zero];
-        out.extend(leb128(self.permits));
+        let mut out = vec![self.version * 16 + self.mode];
         out.extend(self.boot.to_le_bytes());
-        let numbers = [self.offset, self.at, self.delay_until, self.counts.0, self.counts.1];
-        out.extend(numbers.map(leb128).concat());
+        out.extend(&self.offset.to_le_bytes()[..6]);
+        out.extend(&self.at.to_le_bytes()[..6]);
+        if self.mode % 4 == 3 {
+            out.extend(leb128(self.permits));
+        }
+        if self.mode != 1 {
+            out.extend([self.delay_until, self.counts.0, self.counts.1].map(leb128).concat());
+        }
         for token in &self.dropped {
             out.push(token.len() as u8);
             out.extend(token);
         }
         for hold in &self.put {
-            let numbers = [hold.fence, hold.deadline, hold.granted, hold.ttl, hold.count, hold.delay];
-            out.extend(numbers.map(leb128).concat());
-            out.extend([hold.ephemeral, hold.token.len() as u8, hold.label.len() as u8]);
-            out.extend(&hold.token);
-            out.extend(&hold.label);
+            out.extend(hold.bytes(self.at));
         }
         out
     }
 }
 
 impl HoldLayout {
-    fn of(rest: &mut Rest<'_>) -> HoldLayout {
-        let [fence, deadline, granted, ttl, count, delay] = std::array::from_fn(|_| rest.number());
-        let [ephemeral, token, label] = std::array::from_fn(|_| rest.byte());
-        let [token, label] = [token, label].map(|len| rest.take(len.into()).to_vec());
-        HoldLayout { fence, deadline, granted, ttl, count, delay, ephemeral, token, label }
+    fn of(rest: &mut Rest<'_>, at: u64) -> HoldLayout {
+        let granted = at.wrapping_sub(rest.number());
+        let fence = granted.wrapping_mul(1000).wrapping_add(rest.signed());
+        let deadline = at.wrapping_add(rest.signed());
+        let (ttl, token) = (rest.number(), rest.text());
+        let (mut count, mut delay, mut ephemeral, mut label) = (1, 0, 0, Vec::new());
+        if ttl % 2 == 1 {
+            (count, delay, ephemeral, label) = (rest.number(), rest.number(), rest.byte(), rest.text());
+        }
+        HoldLayout { fence, deadline, granted, ttl: ttl / 2, count, delay, ephemeral, label, token }
     }
+
+    fn bytes(&self, at: u64) -> Vec<u8> {
+        let more = (self.count, self.delay, self.ephemeral, &self.label[..]) != (1, 0, 0, b"");
+        let numbers = [
+            at.wrapping_sub(self.granted),
+            doubled(self.fence.wrapping_sub(self.granted.wrapping_mul(1000))),
+            doubled(self.deadline.wrapping_sub(at)),
+            self.ttl * 2 + u64::from(more),
+        ];
+        let mut out = numbers.map(leb128).concat();
+        out.push(self.token.len() as u8);
+        out.extend(&self.token);
+        if more {
+            out.extend([self.count, self.delay].map(leb128).concat());
+            out.extend([self.ephemeral, self.label.len() as u8]);
+            out.extend(&self.label);
+        }
+        out
+    }
+}
+
+/// A number with a sign, as one without.
+fn doubled(number: u64) -> u64 {
+    if number >> 63 == 0 { number * 2 } else { !number * 2 + 1 }
 }
 
 fn leb128(mut number: u64) -> Vec<u8> {
@@ -118,6 +141,15 @@ impl<'a> Rest<'a> {
     fn text(&mut self) -> Vec<u8> {
         let len = self.byte();
         self.take(len.into()).to_vec()
+    }
+
+    fn six(&mut self) -> u64 {
+        self.take(6).iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+    }
+
+    fn signed(&mut self) -> u64 {
+        let number = self.number();
+        if number % 2 == 0 { number / 2 } else { !(number / 2) }
     }
 
     fn number(&mut self) -> u64 {

@@ -2,40 +2,48 @@
 
 use super::Malformed;
 
-/// What is left to read, by the rules of a version.
-pub(super) struct Cursor<'a> {
-    pub version: u8,
-    pub bytes: &'a [u8],
-}
+/// What is left to read.
+pub(super) struct Cursor<'a>(pub &'a [u8]);
 
 impl<'a> Cursor<'a> {
     pub fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
-        let (taken, rest) = self.bytes.split_at_checked(len).ok_or(Malformed::Short)?;
-        self.bytes = rest;
+        let (taken, rest) = self.0.split_at_checked(len).ok_or(Malformed::Short)?;
+        self.0 = rest;
         Ok(taken)
     }
 
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
-        let (taken, rest) = self.bytes.split_first_chunk().ok_or(Malformed::Short)?;
-        self.bytes = rest;
+        let (taken, rest) = self.0.split_first_chunk().ok_or(Malformed::Short)?;
+        self.0 = rest;
         Ok(*taken)
     }
 
-    pub fn u64(&mut self) -> Result<u64, Malformed> {
-        if self.version == 1 { Ok(u64::from_le_bytes(self.array()?)) } else { self.number() }
+    /// What a byte tells the length of.
+    pub fn text(&mut self) -> Result<&'a [u8], Malformed> {
+        let [len] = self.array()?;
+        self.take(len.into())
+    }
+
+    /// A number of six bytes.
+    pub fn six(&mut self) -> Result<u64, Malformed> {
+        let [a, b, c, d, e, f] = self.array()?;
+        Ok(u64::from_le_bytes([a, b, c, d, e, f, 0, 0]))
     }
 
     pub fn u32(&mut self) -> Result<u32, Malformed> {
-        if self.version == 1 {
-            return Ok(u32::from_le_bytes(self.array()?));
-        }
         u32::try_from(self.number()?).map_err(|_| Malformed::Value("number"))
     }
 
+    /// What lies so far from there, on either side.
+    pub fn signed(&mut self, from: u64) -> Result<u64, Malformed> {
+        let number = self.number()?;
+        Ok(from.wrapping_add_signed((number >> 1) as i64 ^ -((number & 1) as i64)))
+    }
+
     #[inline]
-    fn number(&mut self) -> Result<u64, Malformed> {
-        if let [byte @ ..=0x7f, rest @ ..] = self.bytes {
-            self.bytes = rest;
+    pub fn number(&mut self) -> Result<u64, Malformed> {
+        if let [byte @ ..=0x7f, rest @ ..] = self.0 {
+            self.0 = rest;
             return Ok((*byte).into());
         }
         self.long_number()
@@ -43,7 +51,7 @@ impl<'a> Cursor<'a> {
 
     /// Eight bytes at a time, where there are as many: what locks are read from is mostly numbers.
     fn long_number(&mut self) -> Result<u64, Malformed> {
-        let Some(word) = self.bytes.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)) else {
+        let Some(word) = self.0.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)) else {
             return self.any_number();
         };
         let lasts = !word & 0x8080_8080_8080_8080;
@@ -60,7 +68,7 @@ impl<'a> Cursor<'a> {
         let bits = bits & 0x007f_007f_007f_007f | (bits & 0x7f00_7f00_7f00_7f00) >> 1;
         let bits = bits & 0x0000_3fff_0000_3fff | (bits & 0x3fff_0000_3fff_0000) >> 2;
         let bits = bits & 0x0000_0000_0fff_ffff | (bits & 0x0fff_ffff_0000_0000) >> 4;
-        self.bytes = &self.bytes[len as usize..];
+        self.0 = &self.0[len as usize..];
         Ok(bits)
     }
 
@@ -96,9 +104,9 @@ mod tests {
         ) {
             let bytes = [first, rest].concat();
             let read = |at_once: bool| {
-                let mut cursor = Cursor { version: 3, bytes: &bytes };
+                let mut cursor = Cursor(&bytes);
                 let number = if at_once { cursor.number() } else { cursor.any_number() };
-                number.map(|number| (number, cursor.bytes.len()))
+                number.map(|number| (number, cursor.0.len()))
             };
             prop_assert_eq!(read(true), read(false));
         }

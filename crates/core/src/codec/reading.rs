@@ -3,10 +3,9 @@
 use std::num::NonZeroU32;
 
 use dlock_protocol::{Deadline, Delay, Fence, Instant, Label, MAX_COUNT, Token, Ttl};
-use smallvec::SmallVec;
 
 use super::cursor::Cursor;
-use super::{Anchor, MAX_DELAY, Malformed, Origin, VERSION, WHOLE};
+use super::{Anchor, MAX_DELAY, MORE, Malformed, Origin, PART, VERSION};
 use crate::lock::{Ephemeral, Extras, Hold, Holders, Holding, Lock};
 
 /// A change as it was written, moved to the reader's clock.
@@ -14,12 +13,25 @@ use crate::lock::{Ephemeral, Extras, Hold, Holders, Holding, Lock};
 pub struct Written {
     /// By whose clock, and at which ms of it.
     pub(crate) clock: (Anchor, u64),
+    kind: Kind,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A whole lock that one holds alone: by far the most frequent, and done without a list.
+    Alone(Hold),
+    Other(Other),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Other {
     whole: bool,
-    mode: u8,
-    permits: u32,
+    /// Some hold it side by side.
+    crowded: bool,
+    permits: Option<NonZeroU32>,
     delay_until: Option<Deadline>,
     dropped: Vec<Token>,
-    put: SmallVec<[Hold; 1]>,
+    put: Vec<Hold>,
 }
 
 /// Takes an effect apart: the greatest fence that its writer had issued or accepted, and the bytes of the
@@ -43,73 +55,84 @@ pub struct Reader {
 
 impl Reader {
     pub fn read(self, bytes: &[u8]) -> Result<Written, Malformed> {
-        let (&[version, flags, mode, zero], bytes) = bytes.split_first_chunk().ok_or(Malformed::Short)?;
-        if !(1..=VERSION).contains(&version) {
+        let (&[head], bytes) = bytes.split_first_chunk().ok_or(Malformed::Short)?;
+        let (version, mode, whole) = (head >> 4, head & 0xf & !PART, head & PART == 0);
+        if version != VERSION {
             return Err(Malformed::Version(version));
         }
-        let mut cursor = Cursor { version, bytes };
-        let permits = cursor.u32()?;
-        let fits = if mode == 3 { (1..=MAX_COUNT).contains(&permits) } else { permits == 0 };
-        if flags > WHOLE || mode > 3 || zero != 0 || !fits {
-            return Err(Malformed::Value("mode"));
-        }
-        let written_by = Anchor { boot: u64::from_le_bytes(cursor.array()?), offset: cursor.u64()? as i64 };
-        let at = cursor.u64()?;
+        let mut cursor = Cursor(bytes);
+        let boot = u64::from_le_bytes(cursor.array()?);
+        // With its sign.
+        let offset = (cursor.six()? << 16) as i64 >> 16;
+        let clock @ (written_by, at) = (Anchor { boot, offset }, cursor.six()?);
         let shift = self.shift(written_by, at);
-        let delay_until = match cursor.u64()? {
-            0 => None,
-            _ if mode == 1 && version >= 3 => return Err(Malformed::Value("delay")),
-            // No module ever wrote that; to hold a lock alone is to have waited for its delay.
-            _ if mode == 1 => None,
-            until => {
-                // Both were rounded to whole ms, away from each other: one more than was asked for may be
-                // left.
-                let left = until.saturating_sub(at);
-                if left > MAX_DELAY + 1 {
-                    return Err(Malformed::Value("delay"));
-                }
-                Some(moved(until, shift).min(self.now.after_millis(left.min(MAX_DELAY))))
-            }
+        let kind = match mode {
+            1 => Kind::Alone(self.hold(&mut cursor, at, shift)?),
+            0 | 2 | 3 => Kind::Other(self.other(mode, whole, &mut cursor, at, shift)?),
+            _ => return Err(Malformed::Value("mode")),
         };
-        let (drops, puts) = (cursor.u32()?, cursor.u32()?);
-        let (mut dropped, mut put) = (Vec::new(), SmallVec::new());
-        for _ in 0..drops {
-            let [len] = cursor.array()?;
-            dropped.push(Token::new(cursor.take(len.into())?).ok_or(Malformed::Value("token"))?);
+        match &kind {
+            _ if !cursor.0.is_empty() => return Err(Malformed::Long),
+            Kind::Alone(_) if !whole => return Err(Malformed::Value("number of holds")),
+            Kind::Alone(_) => {}
+            Kind::Other(other) => other.check()?,
         }
-        for _ in 0..puts {
-            put.push(self.hold(&mut cursor, shift)?);
-        }
-        if !cursor.bytes.is_empty() {
-            return Err(Malformed::Long);
-        }
-        let clock = (written_by, at);
-        let written = Written { clock, whole: flags == WHOLE, mode, permits, delay_until, dropped, put };
-        written.check()?;
-        Ok(written)
+        Ok(Written { clock, kind })
     }
 
-    fn hold(&self, cursor: &mut Cursor<'_>, shift: i64) -> Result<Hold, Malformed> {
-        let fence = Fence::from_outside(cursor.u64()?).ok_or(Malformed::Value("fence"))?;
-        let deadline = cursor.u64()?;
-        // Before version 3 the fence has to tell: unless it was raised, it began as the microsecond of the
-        // grant.
-        let granted = if cursor.version < 3 { fence.get() / 1000 } else { cursor.u64()? };
-        let ttl = Ttl::from_millis(cursor.u32()?.into()).ok_or(Malformed::Value("ttl"))?;
-        let count = NonZeroU32::new(cursor.u32()?).filter(|n| n.get() <= MAX_COUNT);
-        let count = count.ok_or(Malformed::Value("count"))?;
-        let delay = Delay::from_millis(cursor.u32()?.into()).ok_or(Malformed::Value("delay"))?;
-        let [ephemeral, token_len, label_len] = cursor.array()?;
-        let token = Token::new(cursor.take(token_len.into())?).ok_or(Malformed::Value("token"))?;
-        let label = Label::new(cursor.take(label_len.into())?).ok_or(Malformed::Value("label"))?;
-        let ephemeral = match ephemeral {
-            0 => Ephemeral::No,
-            1 => Ephemeral::Orphan,
-            _ => return Err(Malformed::Value("ephemeral")),
-        };
-        let (granted, deadline) = (Instant::from_millis(granted), Deadline::at_millis(deadline));
-        let mut hold = Hold::new(token, fence, granted, deadline, ttl);
-        hold.set_extras(Extras { ephemeral, delay, label, count, owner: None });
+    fn other(
+        &self,
+        mode: u8,
+        whole: bool,
+        cursor: &mut Cursor<'_>,
+        at: u64,
+        shift: i64,
+    ) -> Result<Other, Malformed> {
+        let mut permits = None;
+        if mode == 3 {
+            permits = NonZeroU32::new(cursor.u32()?).filter(|n| n.get() <= MAX_COUNT);
+            permits.ok_or(Malformed::Value("permits"))?;
+        }
+        let delay_until = self.delay(cursor.number()?, at, shift)?;
+        let (drops, puts) = (cursor.u32()?, cursor.u32()?);
+        let (mut dropped, mut put) = (Vec::new(), Vec::new());
+        for _ in 0..drops {
+            dropped.push(Token::new(cursor.text()?).ok_or(Malformed::Value("token"))?);
+        }
+        for _ in 0..puts {
+            put.push(self.hold(cursor, at, shift)?);
+        }
+        Ok(Other { whole, crowded: mode != 0, permits, delay_until, dropped, put })
+    }
+
+    fn delay(&self, until: u64, at: u64, shift: i64) -> Result<Option<Deadline>, Malformed> {
+        if until == 0 {
+            return Ok(None);
+        }
+        // Both were rounded to whole ms, away from each other: one more than was asked for may be left.
+        let left = until.saturating_sub(at);
+        if left > MAX_DELAY + 1 {
+            return Err(Malformed::Value("delay"));
+        }
+        Ok(Some(moved(until, shift).min(self.now.after_millis(left.min(MAX_DELAY)))))
+    }
+
+    fn hold(&self, cursor: &mut Cursor<'_>, at: u64, shift: i64) -> Result<Hold, Malformed> {
+        let granted = at.wrapping_sub(cursor.number()?);
+        let fence = cursor.signed(granted.wrapping_mul(1000))?;
+        let fence = Fence::from_outside(fence).ok_or(Malformed::Value("fence"))?;
+        let deadline = Deadline::at_millis(cursor.signed(at)?);
+        let ttl = cursor.number()?;
+        let has_more = ttl & MORE != 0;
+        let ttl = Ttl::from_millis(ttl >> 1).ok_or(Malformed::Value("ttl"))?;
+        let token = Token::new(cursor.text()?).ok_or(Malformed::Value("token"))?;
+        let mut hold = Hold::new(token, fence, Instant::from_millis(granted), deadline, ttl);
+        if has_more {
+            hold.set_extras(extras(cursor)?);
+            if !hold.has_extras() {
+                return Err(Malformed::Value("rest"));
+            }
+        }
         self.move_hold(&mut hold, shift);
         Ok(hold)
     }
@@ -135,6 +158,19 @@ impl Reader {
     }
 }
 
+fn extras(cursor: &mut Cursor<'_>) -> Result<Extras, Malformed> {
+    let count = NonZeroU32::new(cursor.u32()?).filter(|n| n.get() <= MAX_COUNT);
+    let count = count.ok_or(Malformed::Value("count"))?;
+    let delay = Delay::from_millis(cursor.u32()?.into()).ok_or(Malformed::Value("delay"))?;
+    let ephemeral = match cursor.array()? {
+        [0] => Ephemeral::No,
+        [1] => Ephemeral::Orphan,
+        _ => return Err(Malformed::Value("ephemeral")),
+    };
+    let label = Label::new(cursor.text()?).ok_or(Malformed::Value("label"))?;
+    Ok(Extras { ephemeral, delay, label, count, owner: None })
+}
+
 fn moved(deadline: u64, shift: i64) -> Deadline {
     Deadline::at_millis(deadline.saturating_add_signed(shift))
 }
@@ -142,21 +178,72 @@ fn moved(deadline: u64, shift: i64) -> Deadline {
 impl Written {
     /// A lock with this hold, or without any.
     pub(super) fn whole(clock: (Anchor, u64), hold: Option<Hold>) -> Written {
-        let (mode, put) = (u8::from(hold.is_some()), hold.into_iter().collect());
-        Written { clock, whole: true, mode, permits: 0, delay_until: None, dropped: Vec::new(), put }
+        let free = Other {
+            whole: true,
+            crowded: false,
+            permits: None,
+            delay_until: None,
+            dropped: Vec::new(),
+            put: Vec::new(),
+        };
+        Written { clock, kind: hold.map_or(Kind::Other(free), Kind::Alone) }
     }
 
+    fn put(&self) -> &[Hold] {
+        match &self.kind {
+            Kind::Alone(hold) => std::slice::from_ref(hold),
+            Kind::Other(other) => &other.put,
+        }
+    }
+
+    /// The greatest fence in it; 0 for none.
+    pub fn greatest_fence(&self) -> u64 {
+        self.put().iter().map(|hold| hold.fence().get()).max().unwrap_or(0)
+    }
+
+    /// The longest ttl in it, ms; 0 for none.
+    pub fn longest_ttl(&self) -> u64 {
+        self.put().iter().map(|hold| hold.ttl().millis()).max().unwrap_or(0)
+    }
+
+    /// The longest lock-delay in it, running or to come, ms; 0 for none.
+    pub fn longest_delay(&self, now: Instant) -> u64 {
+        let running = match &self.kind {
+            Kind::Alone(_) => None,
+            Kind::Other(other) => other.delay_until,
+        };
+        let to_come = self.put().iter().map(|hold| hold.delay().millis()).max().unwrap_or(0);
+        running.map_or(0, |until| until.left(now)).max(to_come)
+    }
+
+    /// Whether it is a whole lock, as it is stored, and no mere change of one.
+    pub fn is_whole(&self) -> bool {
+        match &self.kind {
+            Kind::Alone(_) => true,
+            Kind::Other(other) => other.whole,
+        }
+    }
+
+    /// Carries it out. Idempotent: everything in it is a final value. False where it would leave more holders
+    /// than its mode allows, which only bytes that no master wrote can do; the lock is left as it was.
+    pub fn apply(self, lock: &mut Lock) -> bool {
+        match self.kind {
+            Kind::Alone(hold) => drop(lock.replace(Holding::Exclusive(hold))),
+            Kind::Other(other) if other.whole => drop(lock.replace(other.holding(None))),
+            Kind::Other(other) => return other.apply_part(lock),
+        }
+        true
+    }
+}
+
+impl Other {
     /// The mode and the number of holds have to agree, and no token holds twice.
     fn check(&self) -> Result<(), Malformed> {
-        let least = usize::from(self.whole && self.mode != 0);
+        let least = usize::from(self.whole && self.crowded);
         let fits = (least..=self.most()).contains(&self.put.len());
-        let shape = if self.whole { self.dropped.is_empty() } else { self.mode >= 2 };
+        let shape = if self.whole { self.dropped.is_empty() } else { self.crowded };
         if !fits || !shape {
             return Err(Malformed::Value("number of holds"));
-        }
-        // Most are of one hold, and many of them are loaded.
-        if self.put.len() + self.dropped.len() < 2 {
-            return Ok(());
         }
         let mut tokens: Vec<&Token> = self.put.iter().map(Hold::token).chain(&self.dropped).collect();
         tokens.sort_unstable();
@@ -164,45 +251,6 @@ impl Written {
             return Err(Malformed::Value("token (twice)"));
         }
         Ok(())
-    }
-
-    /// The greatest fence in it; 0 for none.
-    pub fn greatest_fence(&self) -> u64 {
-        self.put.iter().map(|hold| hold.fence().get()).max().unwrap_or(0)
-    }
-
-    /// The longest ttl in it, ms; 0 for none.
-    pub fn longest_ttl(&self) -> u64 {
-        self.put.iter().map(|hold| hold.ttl().millis()).max().unwrap_or(0)
-    }
-
-    /// The longest lock-delay in it, running or to come, ms; 0 for none.
-    pub fn longest_delay(&self, now: Instant) -> u64 {
-        let to_come = self.put.iter().map(|hold| hold.delay().millis()).max().unwrap_or(0);
-        self.delay_until.map_or(0, |until| until.left(now)).max(to_come)
-    }
-
-    /// Whether it is a whole lock, as it is stored, and no mere change of one.
-    pub fn is_whole(&self) -> bool {
-        self.whole
-    }
-
-    /// Carries it out. Idempotent: everything in it is a final value. False where it would leave more holders
-    /// than its mode allows, which only bytes that no master wrote can do; the lock is left as it was.
-    pub fn apply(self, lock: &mut Lock) -> bool {
-        if !self.whole {
-            return self.apply_part(lock);
-        }
-        let delay = self.delay_until;
-        lock.replace(match self.mode {
-            // By far the most frequent, and done without a list.
-            0 | 1 => self.put.into_iter().next().map_or(Holding::free(delay), Holding::Exclusive),
-            mode => match Holders::from_vec(self.put.into_vec()) {
-                None => Holding::free(delay),
-                Some(holders) => crowd(mode, self.permits, delay, holders),
-            },
-        });
-        true
     }
 
     /// It is of a lock that many may hold, whatever the lock was before.
@@ -220,31 +268,30 @@ impl Written {
             Holding::Exclusive(hold) => Some(Holders::one(hold)),
             Holding::Crowd(crowd) => Some(crowd.holders),
         };
+        lock.replace(self.holding(staying));
+        true
+    }
+
+    /// What is held with those who stay.
+    fn holding(self, staying: Option<Holders>) -> Holding {
         let holders = match staying {
-            None => Holders::from_vec(self.put.into_vec()),
+            None => Holders::from_vec(self.put),
             Some(mut holders) => {
                 self.put.into_iter().for_each(|hold| holders.push(hold));
                 Some(holders)
             }
         };
-        lock.replace(match holders {
+        match holders {
             None => Holding::free(self.delay_until),
-            Some(holders) => crowd(self.mode, self.permits, self.delay_until, holders),
-        });
-        true
+            Some(holders) => Holding::crowd(self.permits, self.delay_until, holders),
+        }
     }
 
     fn most(&self) -> usize {
-        match self.mode {
-            0 => 0,
-            1 => 1,
-            2 => usize::MAX,
-            _ => self.permits as usize,
+        match self.permits {
+            _ if !self.crowded => 0,
+            None => usize::MAX,
+            Some(permits) => permits.get() as usize,
         }
     }
-}
-
-fn crowd(mode: u8, permits: u32, delay_until: Option<Deadline>, holders: Holders) -> Holding {
-    let permits = NonZeroU32::new(permits).filter(|_| mode == 3);
-    Holding::crowd(permits, delay_until, holders)
 }

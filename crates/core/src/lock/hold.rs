@@ -145,6 +145,15 @@ impl Hold {
     pub fn ephemeral(&self) -> Ephemeral {
         self.extras().map_or(Ephemeral::No, |x| x.ephemeral)
     }
+    /// Whether it has what is stored, and few have.
+    pub(crate) fn has_extras(&self) -> bool {
+        self.extras().is_some_and(|Extras { ephemeral, delay, label, count, owner: _ }| {
+            *ephemeral != Ephemeral::No
+                || !delay.is_none()
+                || *label != Label::NONE
+                || *count > NonZeroU32::MIN
+        })
+    }
     /// The connection that it is bound to, or else was granted to; it may be closed by now.
     pub fn client(&self) -> Option<ClientId> {
         match self.ephemeral() {

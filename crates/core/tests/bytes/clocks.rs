@@ -48,12 +48,9 @@ fn an_offset_may_be_negative() {
     let anchor = Anchor { offset: -5000, ..ANCHOR };
     let hold = PlainHold { deadline: 4000, ..PlainHold::new(b"a") };
     let plain = Plain { offset: anchor.offset, at: 1, ..Plain::whole(1, 0, vec![hold]) };
-    for version in [1, 2, 3] {
-        let bytes = Plain { version, ..plain.clone() }.bytes();
-        let now = Instant::from_micros(2_000_000);
-        let lock = read(Reader { now, anchor, origin: Origin::Stored }, &bytes).expect("a lock");
-        assert_eq!(lock.at(now).longest_left(), Some(2000));
-    }
+    let now = Instant::from_micros(2_000_000);
+    let lock = read(Reader { now, anchor, origin: Origin::Stored }, &plain.bytes()).expect("a lock");
+    assert_eq!(lock.at(now).longest_left(), Some(2000));
 }
 
 /// Another machine, or this one after a boot: only the wall clocks are left, and they may be wrong.
@@ -73,8 +70,8 @@ fn from_storage_the_wall_clock_decides() {
 
 #[test]
 fn no_clock_makes_a_lease_longer_than_its_ttl() {
-    let anchor = || (0..3u64, any::<i64>()).prop_map(|(boot, offset)| Anchor { boot, offset });
-    let time = || prop_oneof![any::<u64>(), AT - 100_000..AT + 100_000];
+    let anchor = || (0..3u64, -(1i64 << 47)..1 << 47).prop_map(|(boot, offset)| Anchor { boot, offset });
+    let time = || prop_oneof![0..1u64 << 48, AT - 100_000..AT + 100_000];
     let written = (super::any_whole(), anchor(), time(), any::<Option<u64>>());
     let read = (anchor(), time(), any::<bool>());
     crate::random((written, read), 4000, |((mut plain, by, at, deadline), (anchor, now, live))| {

@@ -15,46 +15,40 @@ fn bytes(file: &str) -> Vec<u8> {
 }
 
 macro_rules! fixture {
-    ($version:literal, $name:literal) => {
-        bytes(include_str!(concat!("../fixtures/", $version, "/", $name, ".hex")))
-    };
     ($name:literal) => {
-        [fixture!(1, $name), fixture!(2, $name), fixture!(3, $name)]
+        bytes(include_str!(concat!("../fixtures/4/", $name, ".hex")))
     };
 }
 
 /// Every fixture.
 fn all() -> impl Iterator<Item = Vec<u8>> {
-    let each =
-        [fixture!("exclusive"), fixture!("shared"), fixture!("permits"), fixture!("free"), fixture!("part")];
-    each.into_iter().flatten().chain([fixture!(3, "confirmed")])
+    [
+        fixture!("exclusive"),
+        fixture!("confirmed"),
+        fixture!("shared"),
+        fixture!("permits"),
+        fixture!("free"),
+        fixture!("part"),
+    ]
+    .into_iter()
 }
 
 const FENCE: u64 = AT * 1000 - 100_000;
 
-/// Every version reads as this, and it is written as the newest one.
-fn holds(versions: [Vec<u8>; 3], plain: &Plain) {
-    for (bytes, version) in versions.iter().zip(1..) {
-        assert_eq!(Plain { version, ..plain.clone() }.bytes(), *bytes);
-        let lock = read(READER, bytes).expect("a lock");
-        assert_eq!(content(&lock), plain.content());
-        assert_eq!(write(&lock, &Change::Whole), versions[2]);
-    }
+fn holds(bytes: &[u8], plain: &Plain) -> Lock {
+    assert_eq!(plain.bytes(), bytes);
+    let lock = read(READER, bytes).expect("a lock");
+    assert_eq!(content(&lock), plain.content());
+    assert_eq!(write(&lock, &Change::Whole), bytes);
+    lock
 }
 
-/// A quorum's second phase has raised the fence: only since version 3 it is known when the hold began.
+/// A quorum's second phase has raised the fence.
 #[test]
 fn a_confirmed_hold() {
     let hold = PlainHold { fence: AT * 1000 + 2_000_000, granted: AT - 7000, ..PlainHold::new(b"voter") };
-    let plain = Plain::whole(1, 0, vec![hold]);
-    let bytes = fixture!(3, "confirmed");
-    assert_eq!(plain.bytes(), bytes);
-    let lock = read(READER, &bytes).expect("a lock");
-    assert_eq!(content(&lock), plain.content());
-    assert_eq!(write(&lock, &Change::Whole), bytes);
+    let lock = holds(&fixture!("confirmed"), &Plain::whole(1, 0, vec![hold]));
     assert!(lock.at(NOW).holds().all(|hold| hold.held_millis(NOW) == 7000));
-    let older = read(READER, &Plain { version: 2, ..plain }.bytes()).expect("a lock");
-    assert!(older.at(NOW).holds().all(|hold| hold.held_millis(NOW) == 0));
 }
 
 #[test]
@@ -69,7 +63,7 @@ fn an_exclusive_hold() {
         label: b"host-7/backup".to_vec(),
         ..PlainHold::new(&token)
     };
-    holds(fixture!("exclusive"), &Plain::whole(1, 0, vec![hold]));
+    holds(&fixture!("exclusive"), &Plain::whole(1, 0, vec![hold]));
 }
 
 #[test]
@@ -100,7 +94,7 @@ fn sharers_with_labels() {
         label: vec![b'y'; 255],
         ..PlainHold::new(&[b'x'; 255])
     };
-    holds(fixture!("shared"), &Plain::whole(2, 0, vec![first, dies_badly, longest]));
+    holds(&fixture!("shared"), &Plain::whole(2, 0, vec![first, dies_badly, longest]));
 }
 
 #[test]
@@ -115,12 +109,12 @@ fn a_semaphore() {
         ..PlainHold::new(token)
     };
     let two = vec![hold(b"p1", FENCE, 1, 0), hold(b"p2", FENCE + 1, 2, 7)];
-    holds(fixture!("permits"), &Plain::whole(3, 5, two));
+    holds(&fixture!("permits"), &Plain::whole(3, 5, two));
 }
 
 #[test]
 fn free_with_a_lock_delay() {
-    holds(fixture!("free"), &Plain { delay_until: AT + 150, ..Plain::whole(0, 0, Vec::new()) });
+    holds(&fixture!("free"), &Plain { delay_until: AT + 150, ..Plain::whole(0, 0, Vec::new()) });
 }
 
 /// Three sharers, as they were before the part.
@@ -131,28 +125,26 @@ fn three_sharers() -> Lock {
 
 #[test]
 fn a_part() {
-    let versions = fixture!("part");
-    for bytes in &versions {
-        let part = READER.read(bytes).expect("a part");
-        assert!(!part.is_whole());
-        assert_eq!((part.greatest_fence(), part.longest_ttl()), (FENCE, 10_000));
-        let mut lock = three_sharers();
-        assert!(part.apply(&mut lock));
-        let left = PlainHold {
-            fence: FENCE,
-            granted: FENCE / 1000,
-            deadline: AT + 10_000,
-            count: 2,
-            ..PlainHold::new(b"reader-a")
-        };
-        let is = content(&lock);
-        assert_eq!((is.mode, is.delay_until), (Some(Mode::Shared), AT + 249));
-        assert_eq!(is.holds, [left.stored()] as [Stored; 1]);
-        let token = |bytes: &[u8]| Token::new(bytes).expect("a token");
-        let named: [&[u8]; 5] = [b"reader-b", b"reader-a", b"reader-b", b"\x00", b"reader-a"];
-        let change = Change::Part(named.map(token).to_vec());
-        assert_eq!(write(&lock, &change), versions[2]);
-    }
+    let bytes = fixture!("part");
+    let part = READER.read(&bytes).expect("a part");
+    assert!(!part.is_whole());
+    assert_eq!((part.greatest_fence(), part.longest_ttl()), (FENCE, 10_000));
+    let mut lock = three_sharers();
+    assert!(part.apply(&mut lock));
+    let left = PlainHold {
+        fence: FENCE,
+        granted: FENCE / 1000,
+        deadline: AT + 10_000,
+        count: 2,
+        ..PlainHold::new(b"reader-a")
+    };
+    let is = content(&lock);
+    assert_eq!((is.mode, is.delay_until), (Some(Mode::Shared), AT + 249));
+    assert_eq!(is.holds, [left.stored()] as [Stored; 1]);
+    let token = |bytes: &[u8]| Token::new(bytes).expect("a token");
+    let named: [&[u8]; 5] = [b"reader-b", b"reader-a", b"reader-b", b"\x00", b"reader-a"];
+    let change = Change::Part(named.map(token).to_vec());
+    assert_eq!(write(&lock, &change), bytes);
 }
 
 /// Every place, but for Miri.
