@@ -61,18 +61,25 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
             m.with(|s| {
                 (s.loading, s.followers.may_read) = (Some(origin), true);
                 s.read_before = s.read.take().filter(|_| !live);
+                s.background.loading_begins();
             });
             return grace::loading_begins(m);
         }
         Notice::LoadingFailed => {
             may_be_followed(m);
-            m.with(|s| (s.loading, s.read) = (None, s.read_before.take()));
+            m.with(|s| {
+                (s.loading, s.read) = (None, s.read_before.take());
+                s.background.loading_ended();
+            });
             grace::loading_failed(m, ctx);
         }
         Notice::ReplicaCame => return proof::replica_came(m, ctx),
         Notice::LoadingEnded => {
             may_be_followed(m);
-            m.with(|s| (s.loading, s.read) = (None, s.read_before.take().or(s.read)));
+            m.with(|s| {
+                (s.loading, s.read) = (None, s.read_before.take().or(s.read));
+                s.background.loading_ended();
+            });
             grace::loading_ended(m, ctx);
             mark::loaded(m, ctx);
         }

@@ -21,6 +21,8 @@ pub struct Background {
     dbs: Vec<Db>,
     /// Whose turn it is: see [`Background::next_task`].
     turn: usize,
+    /// A file is loaded: what is due is asked for at its end.
+    is_loading: bool,
 }
 
 /// What is known of a database.
@@ -52,6 +54,20 @@ impl Background {
     #[cold]
     fn make_db(&mut self, at: usize) {
         self.dbs.resize_with(at + 1, Db::default);
+        if self.is_loading {
+            self.loading_begins();
+        }
+    }
+
+    /// Very many locks come, and nothing is due before [`Background::loading_ended`].
+    pub fn loading_begins(&mut self) {
+        self.is_loading = true;
+        self.dbs.iter_mut().for_each(|db| db.scheduled.begin_bulk());
+    }
+
+    pub fn loading_ended(&mut self) {
+        self.is_loading = false;
+        self.dbs.iter_mut().for_each(|db| db.scheduled.end_bulk());
     }
 
     /// How many locks are held.

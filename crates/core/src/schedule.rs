@@ -28,6 +28,8 @@ pub struct Schedule<T> {
     /// None where a row is empty.
     rows: [Option<Row>; ROWS],
     heap: Heap,
+    /// See [`Schedule::begin_bulk`].
+    is_bulk: bool,
 }
 
 const END: u32 = u32::MAX;
@@ -55,7 +57,7 @@ const ROWS: usize = 8;
 
 impl<T> Default for Schedule<T> {
     fn default() -> Self {
-        Schedule { entries: Slab::default(), rows: [None; ROWS], heap: Heap::default() }
+        Schedule { entries: Slab::default(), rows: [None; ROWS], heap: Heap::default(), is_bulk: false }
     }
 }
 
@@ -66,6 +68,21 @@ impl<T> Schedule<T> {
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// From now on entries come as those of a file do, very many in no order, and nobody asks what is due first
+    /// until [`Schedule::end_bulk`]. They wait in the heap, as a plain list.
+    pub fn begin_bulk(&mut self) {
+        self.is_bulk = true;
+    }
+
+    /// Sorts all that came, and lines them up one behind the other: they take the room and the time of leases
+    /// of one length, which a heap of them would not.
+    pub fn end_bulk(&mut self) {
+        self.is_bulk = false;
+        let mut came = std::mem::take(&mut self.heap).into_nodes();
+        came.sort_unstable_by_key(|node| node.due);
+        came.into_iter().for_each(|node| self.line_up(node.slot, node.due));
     }
 
     /// What is due first. Entries due at the same moment come in no particular order.
@@ -119,6 +136,9 @@ impl<T> Schedule<T> {
     /// heap.
     fn line_up(&mut self, slot: u32, due: Deadline) {
         let last = Node { due, slot };
+        if self.is_bulk {
+            return self.heap.append(last, moved_in(&mut self.entries));
+        }
         let fits = |row: &Option<Row>| row.is_none_or(|row| row.last.due <= due);
         let Some(row) = self.rows.iter().position(fits).or_else(|| self.clear_a_row()) else {
             return self.heap.push(last, moved_in(&mut self.entries));

@@ -33,6 +33,15 @@ impl Scheduled {
         self.holders
     }
 
+    /// See [`Schedule::begin_bulk`].
+    pub fn begin_bulk(&mut self) {
+        self.schedule.begin_bulk();
+    }
+
+    pub fn end_bulk(&mut self) {
+        self.schedule.end_bulk();
+    }
+
     /// What is due first.
     pub fn first(&self) -> Option<(Deadline, Slot)> {
         self.schedule.first()

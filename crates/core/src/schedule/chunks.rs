@@ -42,6 +42,12 @@ impl<T> Chunks<T> {
         self.len += 1;
     }
 
+    pub(super) fn into_vec(self) -> Vec<T> {
+        let mut all = Vec::with_capacity(self.len);
+        self.chunks.into_iter().for_each(|chunk| all.extend(chunk));
+        all
+    }
+
     /// Keeps an empty chunk or two, so that going to and fro over a border allocates nothing.
     pub(super) fn pop(&mut self) {
         if self.len > 0 {

@@ -14,9 +14,18 @@ impl Heap {
         self.0.checked(0).copied()
     }
 
-    pub fn push(&mut self, node: Node, mut moved: impl FnMut(u32, u32)) {
+    /// Without any order, from which [`Heap::remove`] makes none.
+    pub fn append(&mut self, node: Node, mut moved: impl FnMut(u32, u32)) {
         self.0.push(node);
-        self.put(self.0.len() - 1, node, &mut moved);
+        moved(node.slot, self.0.len() as u32 - 1);
+    }
+
+    pub fn into_nodes(self) -> Vec<Node> {
+        self.0.into_vec()
+    }
+
+    pub fn push(&mut self, node: Node, mut moved: impl FnMut(u32, u32)) {
+        self.append(node, &mut moved);
         self.sift_up(self.0.len() - 1, &mut moved);
     }
 

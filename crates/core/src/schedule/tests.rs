@@ -10,6 +10,8 @@ enum Op {
     Move(usize, u64),
     PopFirst,
     Pass(u64),
+    BeginBulk,
+    EndBulk,
 }
 
 /// As leases are: of a few lengths; and of any.
@@ -24,6 +26,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (any::<usize>(), length()).prop_map(|(i, length)| Op::Move(i, length)),
         2 => Just(Op::PopFirst),
         2 => (1..5u64).prop_map(Op::Pass),
+        1 => prop_oneof![Just(Op::BeginBulk), Just(Op::EndBulk)],
     ]
 }
 
@@ -73,6 +76,8 @@ proptest! {
                     schedule.reschedule(slot, Deadline::at_millis(now + length));
                     model.get_mut(&slot).unwrap().0 = now + length;
                 },
+                Op::BeginBulk => schedule.begin_bulk(),
+                Op::EndBulk => schedule.end_bulk(),
                 Op::PopFirst => if let Some((_, slot)) = schedule.first() {
                     schedule.remove(slot);
                     model.remove(&slot);
@@ -80,14 +85,18 @@ proptest! {
                 Op::Pass(time) => now += time,
             }
             prop_assert_eq!(schedule.len(), model.len());
+            prop_assert!(schedule.in_rows() <= model.len());
+            if schedule.is_bulk {
+                continue;
+            }
             let least = model.values().map(|(due, _)| *due).min();
             prop_assert_eq!(schedule.first().map(|(due, _)| due.millis()), least);
             if let Some((due, slot)) = schedule.first() {
                 prop_assert_eq!(model[&slot].0, due.millis());
                 prop_assert_eq!(schedule.get(slot), Some(&model[&slot].1));
             }
-            prop_assert!(schedule.in_rows() <= model.len());
         }
+        schedule.end_bulk();
         let used = schedule.slots(0).filter_map(|(slot, item)| Some((Slot::at(slot)?, *item?)));
         prop_assert!(used.eq(model.iter().map(|(slot, (_, item))| (*slot, *item))), "slots are missing");
         while let Some((_, slot)) = schedule.first() {
@@ -123,6 +132,19 @@ fn leases_of_a_few_lengths_stand_in_rows_and_what_fits_into_none_in_the_heap() {
         last = due;
         assert!(schedule.remove(slot).is_some(), "the first is not in use");
     }
+}
+
+#[test]
+fn what_came_in_bulk_stands_in_one_row() {
+    let mut schedule = Schedule::default();
+    schedule.begin_bulk();
+    let slots: Vec<Slot> =
+        (0..3000).map(|n| schedule.insert(Deadline::at_millis(1 + n * 7919 % 3001), n).unwrap()).collect();
+    assert_eq!(schedule.in_rows(), 0);
+    slots.iter().step_by(3).for_each(|slot| assert!(schedule.remove(*slot).is_some()));
+    schedule.end_bulk();
+    assert_eq!((schedule.len(), schedule.in_rows()), (2000, 2000));
+    assert_eq!(schedule.rows.iter().flatten().count(), 1);
 }
 
 #[test]
