@@ -21,6 +21,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::timeout;
+use tokio_util::task::TaskTracker;
 
 use crate::background::Background;
 use crate::backoff::Backoff;
@@ -52,6 +53,8 @@ pub(crate) struct Node {
     background: Arc<Background>,
     watched: Arc<Watched>,
     pub(crate) waits: Arc<Waits>,
+    /// The releases that are under way.
+    pub(crate) releases: TaskTracker,
 }
 
 /// The connection that all share, but for ephemeral holds.
@@ -125,8 +128,22 @@ impl Node {
         watched: Arc<Watched>,
     ) -> Arc<Node> {
         let (name, redis, link) = (address.name, address.redis, Mutex::new(Link::None));
-        let (run_id, waits) = (Mutex::default(), Waits::new());
-        Arc::new(Node { name, member, redis, limit, member_list, link, run_id, background, watched, waits })
+        let (run_id, waits, releases) = (Mutex::default(), Waits::new(), TaskTracker::new());
+        // Closed, it still accepts tasks; this only lets `wait` return.
+        releases.close();
+        Arc::new(Node {
+            name,
+            member,
+            redis,
+            limit,
+            member_list,
+            link,
+            run_id,
+            background,
+            watched,
+            waits,
+            releases,
+        })
     }
 
     /// The shared connection, opened if necessary. Fails at once while the last failure is recent.

@@ -200,11 +200,6 @@ impl Service {
         self.background.runtime.spawn(task);
     }
 
-    /// Whether there is something for `flush` to wait for.
-    pub(crate) fn is_cleaning_up(&self) -> bool {
-        !self.cleanup.is_empty()
-    }
-
     pub(crate) async fn flush(&self) {
         self.cleanup.wait().await;
     }

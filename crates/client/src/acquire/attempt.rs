@@ -8,7 +8,7 @@ use tokio::time::sleep;
 use crate::acquire::course::{Course, Next, Turn};
 use crate::acquire::deadline::Deadline;
 use crate::acquire::durable::Durable;
-use crate::acquire::queue::{OnPosition, Queueing};
+use crate::acquire::queue::{OnPosition, Queueing, Stay};
 use crate::acquire::round::{Failed, NewHold, Round, Start};
 use crate::backoff::Backoff;
 use crate::error::{AcquireError, NodeState, Report};
@@ -68,9 +68,6 @@ impl Attempt {
                 sleep(pause).await;
                 continue;
             }
-            if course.may_be_own(&failed, &self).await {
-                continue;
-            }
             if self.is_final(&failed) {
                 return Err(self.error(failed));
             }
@@ -104,8 +101,9 @@ impl Attempt {
             Turn::Queue => {
                 // With a given token there is no second round.
                 let may_move_on = quorum.majority() > 1 && self.asked.token.is_none();
+                let stay = if may_move_on { Stay::WhileItMoves } else { Stay::Always };
                 let (until, on_position) = (self.deadline.instant(), self.on_position.clone());
-                Start::Queued(Queueing { until, on_position, may_move_on, is_last: false, is_upgrade: false })
+                Start::Queued(Queueing { until, on_position, stay })
             }
         };
         Round::begin(&self.service, plan, request, channels, &course.order, start, self.deadline)

@@ -2,7 +2,6 @@
 //! it, as each round has a token of its own: what the model checker does not see here can only cost time.
 
 use std::time::Duration;
-use tokio::time::timeout;
 
 use crate::acquire::attempt::{Attempt, LONGEST_PAUSE};
 use crate::acquire::round::Failed;
@@ -21,9 +20,6 @@ pub(super) struct Course {
     /// The masters at whose queues it waits, or whose queues it respects.
     pub(super) order: Vec<Member>,
     split_votes: u8,
-    /// Whether the client may still hold what it is giving back: what was granted to its earlier rounds, or
-    /// to earlier locks of its.
-    has_leftovers: bool,
     failed_queues: u8,
     majority: Majority,
     backoff: Backoff,
@@ -66,7 +62,6 @@ impl Course {
             turn: if queued { Turn::Queue } else { Turn::None },
             order: if has_order { service.queue_order(&attempt.resource) } else { Vec::new() },
             split_votes: 0,
-            has_leftovers: service.is_cleaning_up(),
             failed_queues: 0,
             majority: if contended { Majority::Seen } else { Majority::NeverSeen },
             backoff: Backoff::new(service.retry.pause, LONGEST_PAUSE),
@@ -89,21 +84,6 @@ impl Course {
         self.split_votes += 1;
         (self.turn, self.order) = (Turn::InOrder, service.queue_order(&attempt.resource));
         Some(rand::random_range(Duration::ZERO..=failed.length))
-    }
-
-    /// Whether a deadlock may be of the client's own making: what it was granted before bears the name of its
-    /// owner until the release has arrived. Then the next round tells.
-    pub(super) async fn may_be_own(&mut self, failed: &Failed, attempt: &Attempt) -> bool {
-        let deadlock = failed.refused(|why| matches!(why, Refusal::Deadlock(_)));
-        let has_owner = attempt.asked.owner.is_some() && attempt.asked.token.is_none();
-        if !deadlock || !has_owner || !self.has_leftovers {
-            self.has_leftovers |= failed.votes.iter().any(|vote| !matches!(vote, Some(Vote::Refused(_))));
-            return false;
-        }
-        self.has_leftovers = false;
-        let limit = attempt.service.nodes[0].connection_limit();
-        let _ = timeout(limit, attempt.service.flush()).await;
-        true
     }
 
     pub(super) fn after(&mut self, failed: &Failed, attempt: &Attempt) -> Next {

@@ -5,7 +5,7 @@
 use futures_util::future::OptionFuture;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use dlock_protocol::notify::Ended;
@@ -41,13 +41,21 @@ pub(crate) struct Queueing {
     /// `None`: for ever.
     pub(crate) until: Option<Instant>,
     pub(crate) on_position: Option<OnPosition>,
-    /// Whether to leave a queue that does not move.
-    pub(crate) may_move_on: bool,
-    /// Whether it is the last one: from there it is a long way back.
-    pub(crate) is_last: bool,
-    /// Whether the token holds the lock, and waits for another mode. Then the caller gives the position up: a
+    pub(crate) stay: Stay,
+}
+
+/// How long to stay in a queue.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stay {
+    /// Until it does not move: there is another one.
+    WhileItMoves,
+    /// Longer, if it is the last one: from there it is a long way back.
+    WhileItsHoldersAreNew,
+    /// Whether or not it moves.
+    Always,
+    /// So too, as the token holds the lock, and waits for another mode. The caller gives the position up: a
     /// RELEASE would end the hold too.
-    pub(crate) is_upgrade: bool,
+    AsHolder,
 }
 
 /// Called with the position in the queue.
@@ -66,22 +74,26 @@ impl Waiter {
     /// move. Only a RELEASE gives the position up.
     pub(crate) async fn wait(self, queueing: Queueing) -> Vote<()> {
         self.channel.assume_held();
-        let (waiter, until, is_upgrade) = (self.clone(), queueing.until, queueing.is_upgrade);
+        let (waiter, until, stay) = (self.clone(), queueing.until, queueing.stay);
+        let may_leave = matches!(stay, Stay::WhileItMoves | Stay::WhileItsHoldersAreNew);
         // On the client's thread: nearer to the connection, and not kept from asking by the user's tasks.
-        let asking =
-            self.service.background.runtime.spawn(async move { waiter.ask(until, is_upgrade).await });
+        let asking = self.service.background.runtime.spawn(async move { waiter.ask(until, stay).await });
         let positions = queueing.on_position.map(|on_position| self.report_positions(on_position));
         let lookout = self.channel.node.waits.lookout(&self.request.resource);
         tokio::select! {
             ended = AbortOnDropHandle::new(asking) => ended.unwrap_or(Vote::Unknown),
             Some(()) = OptionFuture::from(positions) => Vote::Unknown,
-            () = lookout.until(self.until_stuck(queueing.is_last)), if queueing.may_move_on => Vote::Refused(Refusal::Taken),
+            () = lookout.until(self.until_stuck(stay)), if may_leave => Vote::Refused(Refusal::Taken),
         }
     }
 
     /// Asks for the lock, and again whenever it may have been granted, or the position would be lost.
-    async fn ask(&self, until: Option<Instant>, is_upgrade: bool) -> Vote<()> {
+    async fn ask(&self, until: Option<Instant>, stay: Stay) -> Vote<()> {
         let node = &self.channel.node;
+        if self.request.owner.is_some() {
+            // What was granted to the owner before, until it is released, would make this wait a deadlock.
+            let _ = timeout(node.limit, node.releases.wait()).await;
+        }
         let wait = node.waits.begin();
         let mut backoff = Backoff::new(FIRST_PAUSE, CHECK_INTERVAL);
         let (mut kept, begun, mut answered) = (KEPT, now(), None);
@@ -111,7 +123,7 @@ impl Waiter {
             if pause.is_zero() {
                 // What the caller asks for next must not find itself in the queue.
                 if vote == Vote::Refused(Refusal::Taken)
-                    && !is_upgrade
+                    && stay != Stay::AsHolder
                     && self.channel.ask(&self.request.release(), None, node.limit).await.confirms_release()
                 {
                     self.channel.note(&vote);
@@ -158,7 +170,7 @@ impl Waiter {
     /// Returns when those who hold the lock there hold it nowhere else. Found twice in a row: a hold begins
     /// and ends at one master after the other. In the last queue only once they have it for longer than one
     /// whose turn has come.
-    async fn until_stuck(&self, is_last: bool) {
+    async fn until_stuck(&self, stay: Stay) {
         let (queue, limit) = (self.channel.node.member, self.channel.node.limit);
         let mut backoff = Backoff::new(limit / 8, CHECK_INTERVAL * 2);
         let mut before: Option<Vec<String>> = None;
@@ -169,7 +181,9 @@ impl Waiter {
             let holds = self.service.holds(&self.request.resource).await;
             took = now().saturating_since(begun);
             let holders = tokens(&holds);
-            let of_now = |there: &Vec<Holder>| is_last && there.iter().any(|it| it.held_ms < HEAD_KEEPS);
+            let of_now = |there: &Vec<Holder>| {
+                stay == Stay::WhileItsHoldersAreNew && there.iter().any(|it| it.held_ms < HEAD_KEEPS)
+            };
             let is_of_now = holds[usize::from(queue.0)].as_ref().is_some_and(of_now);
             let stuck = !is_of_now && !self.service.quorum.may_move(queue, &holders);
             let there = holders.into_iter().nth(queue.0.into()).flatten().filter(|_| stuck);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::{Sleep, sleep};
 
 use crate::acquire::deadline::Deadline;
-use crate::acquire::queue::{Queueing, Waiter};
+use crate::acquire::queue::{Queueing, Stay, Waiter};
 use crate::backoff::Backoff;
 use crate::clock::now;
 use crate::error::{NodeState, Report};
@@ -211,7 +211,9 @@ impl Round {
 
     fn join_queue(&mut self, to: Member) {
         let Some(mut queueing) = self.queueing.clone() else { return };
-        queueing.is_last = !self.machine.has_next_queue();
+        if queueing.stay == Stay::WhileItMoves && !self.machine.has_next_queue() {
+            queueing.stay = Stay::WhileItsHoldersAreNew;
+        }
         let channel = self.channels[usize::from(to.0)].clone();
         let waiter = Waiter { service: self.service.clone(), channel, request: self.request.clone() };
         self.calls.push(Box::pin(async move { Answered::Waited(to, waiter.wait(queueing).await) }));

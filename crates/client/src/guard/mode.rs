@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::acquire::Wait;
 use crate::acquire::deadline::Deadline;
-use crate::acquire::queue::{Queueing, Waiter};
+use crate::acquire::queue::{Queueing, Stay, Waiter};
 use crate::error::{AcquireError, ExtendError, Lost, NodeState};
 use crate::guard::hold::Hold;
 use crate::node::Channel;
@@ -88,9 +88,8 @@ impl Hold {
         let command = request.acquire();
         if !matches!(deadline, Deadline::NoWait) {
             let waiter = Waiter { service: self.service.clone(), channel: channel.clone(), request };
-            let until = deadline.instant();
-            let (may_move_on, is_last) = (false, false);
-            let queueing = Queueing { until, on_position: None, may_move_on, is_last, is_upgrade: true };
+            let (until, stay) = (deadline.instant(), Stay::AsHolder);
+            let queueing = Queueing { until, on_position: None, stay };
             match waiter.wait(queueing).await {
                 Vote::Granted(()) => {}
                 Vote::Refused(why) => return Vote::Refused(why),

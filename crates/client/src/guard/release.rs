@@ -41,13 +41,14 @@ impl Releases {
             if channel.may_hold() {
                 let (channel, command) = (channel.clone(), command.clone());
                 // Not polled here: its timers must not be those of the user's runtime, which may end first.
-                let call = service.finish(async move {
+                let releases = channel.node.releases.clone();
+                let call = service.finish(releases.track_future(async move {
                     let reply = channel.release(&command).await;
                     if !reply.confirms_release() {
                         channel.owe_release(command, until);
                     }
                     (member, reply.released())
-                });
+                }));
                 calls.push(call.map(move |told| told.unwrap_or((member, Vote::Unknown))).boxed());
             }
         }
