@@ -6,6 +6,7 @@ mod channel;
 mod connection;
 mod member_list;
 mod reply;
+mod stream;
 mod waits;
 
 pub(crate) use address::Address;
@@ -17,6 +18,7 @@ pub(crate) use waits::Waits;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
+use redis::PushInfo;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -43,7 +45,7 @@ const CONNECT_FACTOR: u32 = 4;
 pub(crate) struct Node {
     pub(crate) name: Arc<str>,
     pub(crate) member: Member,
-    redis: redis::Client,
+    address: Address,
     /// The time limit of one answer.
     pub(crate) limit: Duration,
     member_list: Arc<MemberList>,
@@ -127,14 +129,14 @@ impl Node {
         background: Arc<Background>,
         watched: Arc<Watched>,
     ) -> Arc<Node> {
-        let (name, redis, link) = (address.name, address.redis, Mutex::new(Link::None));
+        let (name, link) = (address.name.clone(), Mutex::new(Link::None));
         let (run_id, waits, releases) = (Mutex::default(), Waits::new(), TaskTracker::new());
         // Closed, it still accepts tasks; this only lets `wait` return.
         releases.close();
         Arc::new(Node {
             name,
             member,
-            redis,
+            address,
             limit,
             member_list,
             link,
@@ -150,6 +152,13 @@ impl Node {
     pub(crate) async fn connection(self: &Arc<Self>) -> Result<Connection, ConnectError> {
         let opening = {
             let mut link = self.link();
+            if let Link::Up(connection) = &*link
+                && let Some(why) = connection.fault()
+            {
+                // A new connection would bring the same.
+                let (why, until) = (ConnectError::error(why), now() + LONGEST_PAUSE);
+                *link = Link::Down { why, until, backoff: fresh_backoff() };
+            }
             let backoff = match &*link {
                 Link::Up(connection) if connection.is_good() => return Ok(connection.clone()),
                 Link::Down { why, until, .. } if now() < *until => return Err(why.clone()),
@@ -258,7 +267,14 @@ impl Node {
 
     async fn open(&self, waits: Option<Arc<Waits>>) -> Result<Connection, ConnectError> {
         let limit = self.connection_limit();
-        let opened = timeout(limit, Connection::open(&self.redis, self.watched.clone(), waits)).await;
+        let watched = self.watched.clone();
+        let waiting = waits.clone();
+        let on_push = move |push: &PushInfo| {
+            watched.pushed(push);
+            waiting.iter().for_each(|waits| waits.pushed(push));
+        };
+        let channel = waits.as_ref().map(|waits| waits.channel());
+        let opened = timeout(limit, Connection::open(&self.address, on_push, channel)).await;
         let connection =
             opened.unwrap_or_else(|_| Err(ConnectError::down(format!("no connection within {limit:?}"))))?;
         self.member_list.check(self.member, &connection)?;

@@ -1,6 +1,5 @@
 //! The addresses of masters.
 
-use redis::io::tcp::socket2::TcpKeepalive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +7,7 @@ use crate::error::BuildError;
 use crate::options::ClientBuilder;
 
 /// TCP keepalive: after this long without traffic the kernel probes the other end.
-const SILENCE: Duration = Duration::from_secs(15);
+pub(super) const SILENCE: Duration = Duration::from_secs(15);
 
 const FORM: &str = "not of the form redis://host:port, rediss://host:port or unix:///path";
 
@@ -25,11 +24,14 @@ pub(crate) struct Address {
     /// Where the master is, for people, built from the parsed address. Nothing else of the given address is
     /// ever shown: if it is malformed, a password may be anywhere in it.
     pub(crate) name: Arc<str>,
-    pub(crate) redis: redis::Client,
+    pub(super) info: redis::ConnectionInfo,
+    #[cfg(feature = "tls")]
+    pub(super) tls: Option<Arc<rustls::ClientConfig>>,
 }
 
 impl Address {
     /// Parses the address at this position of the list, counted from 1.
+    #[cfg_attr(not(feature = "tls"), expect(unused_variables))]
     pub(crate) fn parse(position: usize, text: &str, options: &ClientBuilder) -> Result<Address, BuildError> {
         let wrong = |why: &str| BuildError::Address { position, why: why.into() };
         let url = redis::parse_redis_url(text)
@@ -61,13 +63,13 @@ impl Address {
         // RESP3 has a map for INSPECT's answer, and its push channel ends with the connection.
         let settings = info.redis_settings().clone().set_protocol(redis::ProtocolVersion::RESP3);
         let settings = settings.set_lib_name("dlock-client", env!("CARGO_PKG_VERSION"));
-        // A wait can be long and silent: without keepalive nobody would notice that the other end is gone.
-        let keepalive = TcpKeepalive::new().with_time(SILENCE).with_interval(SILENCE / 3);
-        let tcp = info.tcp_settings().clone().set_nodelay(true).set_keepalive(keepalive);
-        let info = info.set_redis_settings(settings).set_tcp_settings(tcp);
-        let name = name(&info).into();
-        let redis = connector(info, options).map_err(|why| wrong(&why.to_string()))?;
-        Ok(Address { name, redis })
+        let info = info.set_redis_settings(settings);
+        Ok(Address {
+            name: name(&info).into(),
+            #[cfg(feature = "tls")]
+            tls: tls(&info, options).map_err(|why| wrong(&why))?,
+            info,
+        })
     }
 }
 
@@ -101,24 +103,45 @@ fn name(info: &redis::ConnectionInfo) -> String {
     }
 }
 
+/// What is trusted, and shown to the master; `None` without TLS.
 #[cfg(feature = "tls")]
-fn connector(info: redis::ConnectionInfo, options: &ClientBuilder) -> redis::RedisResult<redis::Client> {
-    if !matches!(info.addr(), redis::ConnectionAddr::TcpTls { .. }) {
-        return redis::Client::open(info);
+fn tls(
+    info: &redis::ConnectionInfo,
+    options: &ClientBuilder,
+) -> Result<Option<Arc<rustls::ClientConfig>>, String> {
+    use rustls::pki_types::pem::PemObject;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+    let redis::ConnectionAddr::TcpTls { insecure, .. } = info.addr() else { return Ok(None) };
+    if *insecure {
+        return Err("certificates are always checked: leave out #insecure, and name the one to trust".into());
     }
     // Rustls requires a provider for the process; if the program has chosen one, it stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let client_tls = options.client_certificate.clone();
-    let client_tls =
-        client_tls.map(|(client_cert, client_key)| redis::ClientTlsConfig { client_cert, client_key });
-    let root_cert = options.root_certificate.clone();
-    let certificates = redis::TlsCertificates { client_tls, root_cert };
-    redis::Client::build_with_tls(info, certificates)
-}
-
-#[cfg(not(feature = "tls"))]
-fn connector(info: redis::ConnectionInfo, _options: &ClientBuilder) -> redis::RedisResult<redis::Client> {
-    redis::Client::open(info)
+    let read = |pem: &[u8], what: &str| {
+        let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+        let read = read.map_err(|why| format!("the {what} cannot be read: {why}"))?;
+        if read.is_empty() { Err(format!("the {what} is none in PEM")) } else { Ok(read) }
+    };
+    let trusted = match &options.root_certificate {
+        Some(pem) => read(pem, "root certificate")?,
+        None => rustls_native_certs::load_native_certs().certs,
+    };
+    let mut roots = rustls::RootCertStore::empty();
+    for certificate in trusted {
+        roots.add(certificate).map_err(|why| format!("the root certificate is not valid: {why}"))?;
+    }
+    let config = rustls::ClientConfig::builder().with_root_certificates(roots);
+    let config = match &options.client_certificate {
+        None => config.with_no_client_auth(),
+        Some((certificate, key)) => {
+            let key = PrivateKeyDer::from_pem_slice(key);
+            let key = key.map_err(|why| format!("the client's key cannot be read: {why}"))?;
+            let config = config.with_client_auth_cert(read(certificate, "client certificate")?, key);
+            config.map_err(|why| format!("the client certificate and its key do not fit: {why}"))?
+        }
+    };
+    Ok(Some(Arc::new(config)))
 }
 
 #[cfg(test)]

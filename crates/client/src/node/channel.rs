@@ -208,6 +208,7 @@ impl Channel {
     /// The state of a master that did not answer.
     pub(crate) fn silence(&self) -> NodeState {
         match self.connection() {
+            Some(connection) if let Some(why) = connection.fault() => NodeState::Failed(why.into()),
             Some(connection) if !connection.is_open() => {
                 NodeState::Down("the connection broke before the answer".into())
             }

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use dlock_protocol::command::table;
 use dlock_protocol::error::Class;
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisResult, Value};
+use redis::{Cmd, ErrorKind, Pipeline, PushInfo, RedisError, RedisResult, Value};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
-use super::ConnectError;
-use super::Waits;
 use super::reply::{text, without_arguments};
-use crate::watch::Watched;
+use super::stream::{Intake, Stream};
+use super::{Address, ConnectError};
 
 /// After this many late answers in a row a connection is suspect: a new one may reach the master where this
 /// one hangs.
@@ -30,15 +30,19 @@ pub(crate) struct Connection {
     life: Arc<Life>,
 }
 
+/// The server's run id, or why it is not known.
+type RunId = Result<Arc<str>, Arc<str>>;
+
 struct Life {
-    /// The server's run id, or why it is not known.
-    server: Result<Arc<str>, Arc<str>>,
+    server: RunId,
     /// Whether it is subscribed to what becomes of the waits.
     listens: bool,
     closed: CancellationToken,
     /// How many answers have come.
     answers: AtomicU32,
     silences: AtomicU32,
+    intake: Arc<Intake>,
+    _driver: AbortOnDropHandle<()>,
 }
 
 /// A command, or several that leave together; the answer to these is an array.
@@ -59,33 +63,40 @@ impl Command for Pipeline {
 }
 
 impl Connection {
+    /// Opens it on the client's thread, and subscribes to the channel.
     pub(super) async fn open(
-        redis: &redis::Client,
-        watched: Arc<Watched>,
-        waits: Option<Arc<Waits>>,
+        address: &Address,
+        on_push: impl Fn(&PushInfo) + Send + Sync + 'static,
+        channel: Option<&[u8]>,
     ) -> Result<Connection, ConnectError> {
-        let closed = CancellationToken::new();
+        let (closed, intake) = (CancellationToken::new(), Arc::<Intake>::default());
         // Dropped with the receiver of push messages, however the connection ends.
-        let end = closed.clone().drop_guard();
-        let channel = waits.as_ref().map(|waits| waits.channel().to_vec());
+        let (end, pushes) = (closed.clone().drop_guard(), intake.clone());
         let config = redis::AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_pipeline_buffer_size(BATCH)
             .set_write_backpressure_boundary(BATCH_SIZE)
-            .set_push_sender(move |push: redis::PushInfo| {
+            .set_push_sender(move |push: PushInfo| {
                 let _ = &end;
-                watched.pushed(&push);
-                waits.iter().for_each(|waits| waits.pushed(&push));
+                pushes.pushed();
+                on_push(&push);
                 Ok::<(), redis::aio::SendError>(())
             });
-        let opened = redis.get_multiplexed_async_connection_with_config(&config).await;
-        drop(config);
-        let password = redis.get_connection_info().redis_settings().password();
-        let mut redis = opened.map_err(|why| connect_error(why, password))?;
-        let (server, listens) = identify(&mut redis, password, channel).await?;
+        let settings = address.info.redis_settings();
+        let password = settings.password();
+        let failed = |why: RedisError| match intake.fault() {
+            Some(why) => ConnectError::error(why),
+            None => connect_error(why, password),
+        };
+        let stream = Stream::open(address, intake.clone()).await.map_err(|why| failed(why.into()))?;
+        let opened = MultiplexedConnection::new_with_config(settings, stream, config).await;
+        let (mut redis, driver) = opened.map_err(failed)?;
+        let _driver = AbortOnDropHandle::new(tokio::spawn(driver));
+        let (server, listens) = identify(&mut redis, channel).await.map_err(failed)??;
         let (answers, silences) = (AtomicU32::new(0), AtomicU32::new(0));
-        Ok(Connection { redis, life: Arc::new(Life { server, listens, closed, answers, silences }) })
+        let life = Life { server, listens, closed, answers, silences, intake, _driver };
+        Ok(Connection { redis, life: Arc::new(life) })
     }
 
     /// The server's run id, or why it is not known.
@@ -107,6 +118,11 @@ impl Connection {
         self.is_open() && self.life.silences.load(Ordering::Relaxed) == 0
     }
 
+    /// Why it was closed, if it was for what the server has sent.
+    pub(super) fn fault(&self) -> Option<&'static str> {
+        self.life.intake.fault()
+    }
+
     /// Whether the server tells what becomes of waits.
     pub(super) fn listens(&self) -> bool {
         self.life.listens
@@ -120,6 +136,7 @@ impl Connection {
     /// Sends a command after those that were sent before. `None` if the connection breaks before the answer.
     pub(crate) async fn ask(&self, command: &impl Command) -> Option<Value> {
         let answer = command.send(&mut self.redis.clone()).await.ok()?;
+        self.life.intake.answered();
         self.life.answers.fetch_add(1, Ordering::Relaxed);
         self.life.silences.store(0, Ordering::Relaxed);
         Some(answer)
@@ -150,12 +167,11 @@ impl fmt::Debug for Connection {
 }
 
 /// Asks for the server's run id, whether it has the module, and to be told of changes by others, and on the
-/// channel of the waits. Answers who the server is, and whether it tells of the waits.
+/// channel of the waits.
 async fn identify(
     redis: &mut MultiplexedConnection,
-    password: Option<&str>,
-    channel: Option<Vec<u8>>,
-) -> Result<(Result<Arc<str>, Arc<str>>, bool), ConnectError> {
+    channel: Option<&[u8]>,
+) -> RedisResult<Result<(RunId, bool), ConnectError>> {
     let mut questions = redis::pipe();
     questions.cmd("INFO").arg("server").cmd(table::TOKEN.name);
     // A user may lack the permission: then the renewals notice a hold that is gone.
@@ -164,8 +180,13 @@ async fn identify(
         // Nor this one: then the waits ask more often.
         questions.cmd("SUBSCRIBE").arg(channel);
     }
-    let answers = redis.send_packed_commands(&questions, 0, questions.len()).await;
-    let mut answers = answers.map_err(|why| connect_error(why, password))?.into_iter();
+    let answers = redis.send_packed_commands(&questions, 0, questions.len()).await?;
+    Ok(identity(answers))
+}
+
+/// Who the server is, and whether it tells of the waits.
+fn identity(answers: Vec<Value>) -> Result<(RunId, bool), ConnectError> {
+    let mut answers = answers.into_iter();
     let (Some(info), Some(token), _tracking) = (answers.next(), answers.next(), answers.next()) else {
         return Err(ConnectError::error("unexpected number of answers"));
     };

@@ -10,6 +10,7 @@ mod encrypted;
 mod ended;
 mod examples;
 mod figures;
+mod flooding;
 mod forgotten;
 mod holding;
 mod members;

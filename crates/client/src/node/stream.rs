@@ -1,0 +1,159 @@
+//! The bytes that a connection brings. One thread serves all members, and a member may send whatever it
+//! wants: so there is a limit to what is read of one before it is the others' turn, to the length of a reply,
+//! and to the messages that nobody asked for.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
+
+use futures_util::future::select_ok;
+use redis::ConnectionAddr;
+use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, lookup_host};
+use tokio::task::yield_now;
+
+use super::Address;
+use super::address::SILENCE;
+
+/// So much is read of one member before it is the others' turn.
+const TURN: usize = 64 << 10;
+
+/// At least so much is read at once; of a long reply more, as it may be searched for its end from its
+/// beginning each time.
+const PART: usize = 4096;
+
+/// More than LOG answers with 10,000 entries, or LIST with 250 locks whose names have 30 KB. Beyond this it
+/// is a reply without an end.
+const LONGEST_REPLY: usize = 8 << 20;
+
+/// How many more messages than answers may come. A member pushes no more of them than it was asked for, but
+/// for flushes and what others publish.
+const MOST_UNASKED: u32 = 1000;
+
+/// What has come over a connection.
+#[derive(Debug, Default)]
+pub(super) struct Intake {
+    /// How many bytes have come since the last message or answer.
+    bytes: AtomicUsize,
+    /// How many more messages than answers have come.
+    unasked: AtomicU32,
+    /// Which limit was exceeded.
+    fault: OnceLock<&'static str>,
+}
+
+impl Intake {
+    pub(super) fn answered(&self) {
+        self.bytes.store(0, Ordering::Relaxed);
+        let one_less = |unasked: u32| Some(unasked.saturating_sub(1));
+        let _ = self.unasked.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
+    }
+
+    pub(super) fn pushed(&self) {
+        self.bytes.store(0, Ordering::Relaxed);
+        if self.unasked.fetch_add(1, Ordering::Relaxed) >= MOST_UNASKED {
+            self.fault.get_or_init(|| "it floods the connection with messages: closed");
+        }
+    }
+
+    fn read(&self, bytes: usize) {
+        if self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > LONGEST_REPLY {
+            self.fault.get_or_init(|| "its reply is longer than any that was asked for: closed");
+        }
+    }
+
+    /// Why the connection is closed, if it is for what has come.
+    pub(super) fn fault(&self) -> Option<&'static str> {
+        self.fault.get().copied()
+    }
+}
+
+/// A stream that ends with an error once too much has come.
+pub(super) struct Stream {
+    socket: Pin<Box<dyn Socket>>,
+    intake: Arc<Intake>,
+    /// How many bytes were read in this turn.
+    turn: usize,
+    /// The others' turn.
+    others: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+}
+
+trait Socket: AsyncRead + AsyncWrite + Send {}
+impl<S: AsyncRead + AsyncWrite + Send> Socket for S {}
+
+impl Stream {
+    pub(super) async fn open(address: &Address, intake: Arc<Intake>) -> io::Result<Stream> {
+        let socket: Pin<Box<dyn Socket>> = match address.info.addr() {
+            ConnectionAddr::Tcp(host, port) => Box::pin(tcp(host, *port).await?),
+            #[cfg(feature = "tls")]
+            ConnectionAddr::TcpTls { host, port, .. } => {
+                let name = rustls::pki_types::ServerName::try_from(host.clone()).map_err(io::Error::other)?;
+                let tls = address.tls.clone().ok_or_else(|| io::Error::other("no TLS"))?;
+                Box::pin(tokio_rustls::TlsConnector::from(tls).connect(name, tcp(host, *port).await?).await?)
+            }
+            #[cfg(unix)]
+            ConnectionAddr::Unix(path) => Box::pin(tokio::net::UnixStream::connect(path).await?),
+            _ => return Err(io::Error::other("an address of this kind cannot be used")),
+        };
+        Ok(Stream { socket, intake, turn: 0, others: None })
+    }
+}
+
+/// Connects to the first address of the host that accepts it.
+async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
+    let connecting: Vec<_> =
+        lookup_host((host, port)).await?.map(|addr| Box::pin(TcpStream::connect(addr))).collect();
+    if connecting.is_empty() {
+        return Err(io::Error::other("the host has no address"));
+    }
+    let (socket, _) = select_ok(connecting).await?;
+    socket.set_nodelay(true)?;
+    // A wait can be long and silent: without keepalive nobody would notice that the other end is gone.
+    let keepalive = TcpKeepalive::new().with_time(SILENCE).with_interval(SILENCE / 3);
+    SockRef::from(&socket).set_tcp_keepalive(&keepalive)?;
+    Ok(socket)
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if let Some(why) = self.intake.fault() {
+            return Poll::Ready(Err(io::Error::other(why)));
+        }
+        if let Some(others) = &mut self.others {
+            ready!(others.as_mut().poll(cx));
+            (self.others, self.turn) = (None, 0);
+        }
+        let part = (self.intake.bytes.load(Ordering::Relaxed) / 8).clamp(PART, TURN);
+        let most = part.min(buf.remaining());
+        let mut part = ReadBuf::new(buf.initialize_unfilled_to(most));
+        ready!(self.socket.as_mut().poll_read(cx, &mut part))?;
+        let read = part.filled().len();
+        buf.advance(read);
+        self.intake.read(read);
+        self.turn += read;
+        if self.turn >= TURN {
+            self.others = Some(Box::pin(yield_now()));
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.socket.as_mut().poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.socket.as_mut().poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.socket.as_mut().poll_shutdown(cx)
+    }
+}

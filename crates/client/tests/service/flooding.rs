@@ -1,0 +1,163 @@
+//! A member that sends what nobody asked for, without an end.
+
+use dlock_client::{Client, Guard, NodeState};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use super::{each_kind, masters, url};
+use dlock_testkit::{Server, until};
+
+/// In front of a member: passes on what it says, and once it is told to, what it does not say.
+struct Liar {
+    port: u16,
+    lies: Arc<AtomicBool>,
+    /// How many bytes were taken off it over the connection that took most.
+    taken: Arc<AtomicU64>,
+}
+
+impl Liar {
+    /// Says `first` once, and then `again` without an end.
+    fn before(server: &Server, first: &'static [u8], again: &'static [u8]) -> Liar {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let (lies, taken) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let (behind, lying, taking) = (server.port(), lies.clone(), taken.clone());
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let Ok(server) = TcpStream::connect(("127.0.0.1", behind)) else { return };
+                let (from, to) =
+                    (client.try_clone().expect("a socket"), server.try_clone().expect("a socket"));
+                thread::spawn(move || pass_on(from, to));
+                let (lying, taking) = (lying.clone(), taking.clone());
+                thread::spawn(move || lie(&server, client, first, again, &lying, &taking));
+            }
+        });
+        Liar { port, lies, taken }
+    }
+
+    fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    fn lie(&self) {
+        self.lies.store(true, Ordering::Relaxed);
+    }
+}
+
+fn pass_on(mut from: TcpStream, mut to: TcpStream) {
+    let _ = std::io::copy(&mut from, &mut to);
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+/// Answers of the member are short: each comes as a whole.
+fn lie(
+    mut server: &TcpStream,
+    mut client: TcpStream,
+    first: &[u8],
+    again: &[u8],
+    lies: &AtomicBool,
+    taken: &AtomicU64,
+) {
+    server.set_read_timeout(Some(Duration::from_millis(1))).expect("a timeout");
+    let (mut part, mut said, again) = ([0; 65_536], 0, again.repeat(4096 / again.len()));
+    loop {
+        let sent = match server.read(&mut part) {
+            Ok(0) => break,
+            Ok(read) if said == 0 || first.is_empty() => client.write_all(&part[..read]),
+            Ok(_) => Ok(()),
+            Err(why) if why.kind() == ErrorKind::WouldBlock => Ok(()),
+            Err(_) => break,
+        };
+        if sent.is_err() {
+            break;
+        }
+        if lies.load(Ordering::Relaxed) {
+            let words = if said == 0 { first } else { &[] };
+            if client
+                .write_all(words)
+                .and_then(|()| (0..64).try_for_each(|_| client.write_all(&again)))
+                .is_err()
+            {
+                break;
+            }
+            said += 64 * again.len() as u64;
+            taken.fetch_max(said, Ordering::Relaxed);
+        }
+    }
+    let _ = server.shutdown(Shutdown::Both);
+}
+
+/// A hold at two honest members and the liar.
+async fn held(servers: &[Server], liar: &Liar, ttl: Duration) -> (Client, Guard) {
+    let builder = Client::builder().servers(servers[..2].iter().map(url)).server(liar.url());
+    // So that the liar is not left for its silence.
+    let client = builder.node_timeout(Duration::from_secs(5)).build().await.expect("a client");
+    let guard = client.lock("r").ttl(ttl).await.expect("it is free");
+    (client, guard)
+}
+
+fn until_found_out(client: &Client, what: &str) {
+    until("it is found out", || {
+        let unusable = client.unusable();
+        let found = unusable.0.first();
+        if let Some(liar) = found {
+            assert!(matches!(&liar.state, NodeState::Failed(why) if why.contains(what)), "{unusable}");
+        }
+        found.is_some()
+    });
+}
+
+fn outlasts(guard: &Guard, leases: Duration) {
+    let begun = guard.valid_until();
+    until("it is renewed again and again", || {
+        assert_eq!(guard.loss(), None);
+        guard.valid_until() > begun + leases
+    });
+}
+
+#[test]
+fn a_member_that_floods_with_messages_ends_no_hold() {
+    each_kind(async |kind| {
+        let (servers, ttl) = (masters(kind, 3), Duration::from_secs(1));
+        for message in [
+            &b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nr\r\n"[..],
+            b">3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n",
+            b":1\r\n",
+        ] {
+            let liar = Liar::before(&servers[2], b"", message);
+            let (client, guard) = held(&servers, &liar, ttl).await;
+            liar.lie();
+            until("it lies", || liar.taken.load(Ordering::Relaxed) > 0);
+            outlasts(&guard, ttl * 5);
+            if message.starts_with(b">2") {
+                until_found_out(&client, "floods the connection");
+            }
+            guard.release().await.expect("a majority holds it");
+        }
+    });
+}
+
+#[test]
+fn a_reply_without_an_end_ends_no_hold_and_fills_no_memory() {
+    each_kind(async |kind| {
+        // To read and to free the largest reply takes a part of a second on a busy machine.
+        let (servers, ttl) = (masters(kind, 3), Duration::from_secs(3));
+        for (first, again) in
+            [(&b"$9000000000\r\n"[..], &b"x"[..]), (b"*2147483647\r\n", b":1\r\n"), (b"+", b"x")]
+        {
+            let liar = Liar::before(&servers[2], first, again);
+            let (client, guard) = held(&servers, &liar, ttl).await;
+            liar.lie();
+            until_found_out(&client, "its reply is longer");
+            outlasts(&guard, ttl);
+            guard.release().await.expect("a majority holds it");
+            // Some of it is in the buffers of the kernel.
+            let taken = liar.taken.load(Ordering::Relaxed);
+            assert!(taken < 16 << 20, "{taken} bytes");
+        }
+    });
+}
