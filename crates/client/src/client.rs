@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 use redis::{Cmd, Value};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,12 +16,13 @@ use crate::acquire::session::Session;
 use crate::acquire::{Acquire, Wait};
 use crate::backoff::Backoff;
 use crate::clock::now;
-use crate::error::{BuildError, ExtendError, NoQuorum, NodeState, ReleaseError, Report};
+use crate::error::{BuildError, ExtendError, NoQuorum, NodeState, OtherMembers, ReleaseError, Report};
 use crate::guard::Guard;
 use crate::guard::extend::extend;
 use crate::guard::release::Releases;
 use crate::inspect::{Answer, Inspected, Inspection, Listed, Logged, Waiting};
 use crate::lease::Instant;
+use crate::membership::{Members, PATTERN};
 use crate::options::ClientBuilder;
 use crate::quorum::Extension;
 use crate::reading;
@@ -209,6 +210,26 @@ impl Client {
     /// as another member. A majority goes on without them. They are known once a request was sent to them.
     pub fn unusable(&self) -> Report {
         self.service.unusable()
+    }
+
+    /// For operators: which clients that are connected to a member name other members than this client: see
+    /// [`on_other_members`](ClientBuilder::on_other_members).
+    pub async fn other_members(&self) -> Vec<OtherMembers> {
+        let named = self.ask(&["PUBSUB", "CHANNELS", PATTERN]).await;
+        let own = self.service.member_list.members();
+        let of = |seen: &Inspected<Vec<String>>| {
+            let channels = seen.answer.found().into_iter().flatten();
+            let others = channels.filter_map(|channel| Members::read(channel));
+            let others = others.filter(|other| other.differ_from(&own));
+            let other = |there| OtherMembers { server: seen.server.clone(), here: own.count, there };
+            others
+                .map(|other| other.count)
+                .collect::<BTreeSet<_>>()
+                .into_iter()
+                .map(other)
+                .collect::<Vec<_>>()
+        };
+        named.iter().flat_map(of).collect()
     }
 
     /// Waits until the resource is free, and returns true: a majority says that nobody holds it, nobody waits

@@ -84,6 +84,7 @@ mod lease;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod lease;
+mod membership;
 mod node;
 mod options;
 #[cfg(not(feature = "internals"))]
@@ -104,7 +105,8 @@ pub use client::Client;
 pub use clock::{now, sleep_until};
 pub use dlock_protocol::{Fence, Token};
 pub use error::{
-    AcquireError, BuildError, ExtendError, Lost, NoQuorum, NodeReport, NodeState, ReleaseError, Report,
+    AcquireError, BuildError, ExtendError, Lost, NoQuorum, NodeReport, NodeState, OtherMembers, ReleaseError,
+    Report,
 };
 pub use guard::{Cancellation, ForgottenHold, Guard, Guards};
 pub use inspect::{Answer, Holder, Inspected, Inspection, Listed, Logged, Position, Waiting};

@@ -267,11 +267,12 @@ impl Node {
 
     async fn open(&self, waits: Option<Arc<Waits>>) -> Result<Connection, ConnectError> {
         let limit = self.connection_limit();
-        let watched = self.watched.clone();
-        let waiting = waits.clone();
+        let (name, watched) = (self.name.clone(), self.watched.clone());
+        let (comparison, waiting) = (self.member_list.comparison.clone(), waits.clone());
         let on_push = move |push: &PushInfo| {
             watched.pushed(push);
             waiting.iter().for_each(|waits| waits.pushed(push));
+            comparison.pushed(&name, push);
         };
         let channel = waits.as_ref().map(|waits| waits.channel());
         let opened = timeout(limit, Connection::open(&self.address, on_push, channel)).await;

@@ -100,7 +100,7 @@ impl Connection {
     }
 
     /// The server's run id, or why it is not known.
-    pub(super) fn server(&self) -> Result<&Arc<str>, &Arc<str>> {
+    pub(crate) fn server(&self) -> Result<&Arc<str>, &Arc<str>> {
         self.life.server.as_ref()
     }
 

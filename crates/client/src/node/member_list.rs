@@ -2,12 +2,20 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::sync::Notify;
+
 use super::{ConnectError, Connection};
+use crate::membership::{Comparison, Members};
 use crate::quorum::Member;
 
 /// The connection of each member, as long as it is open.
 #[derive(Debug)]
-pub(crate) struct MemberList(Mutex<Vec<Entry>>);
+pub(crate) struct MemberList {
+    entries: Mutex<Vec<Entry>>,
+    /// Notified when a member is connected.
+    pub(crate) changed: Notify,
+    pub(crate) comparison: Arc<Comparison>,
+}
 
 #[derive(Debug)]
 struct Entry {
@@ -16,9 +24,23 @@ struct Entry {
 }
 
 impl MemberList {
-    pub(crate) fn new(names: impl IntoIterator<Item = Arc<str>>) -> Arc<Self> {
+    pub(crate) fn new(names: impl IntoIterator<Item = Arc<str>>, comparison: Arc<Comparison>) -> Arc<Self> {
         let entries = names.into_iter().map(|name| Entry { name, connection: None }).collect();
-        Arc::new(MemberList(Mutex::new(entries)))
+        Arc::new(MemberList { entries: Mutex::new(entries), changed: Notify::new(), comparison })
+    }
+
+    /// The names and connections of the members that answer.
+    pub(crate) fn answering(&self) -> Vec<(Arc<str>, Connection)> {
+        let connected = |entry: &Entry| Some((entry.name.clone(), entry.connection.clone()?));
+        let connected = self.entries().iter().filter_map(connected).collect::<Vec<_>>();
+        connected.into_iter().filter(|(_, connection)| connection.answers()).collect()
+    }
+
+    /// The members as far as they are known.
+    pub(crate) fn members(&self) -> Members {
+        let answering = self.answering();
+        let ids = answering.iter().filter_map(|(_, connection)| Some(&**connection.server().ok()?));
+        Members::new(self.entries().len(), ids)
     }
 
     /// Whether a majority of the members is connected and answers.
@@ -38,11 +60,12 @@ impl MemberList {
         let mut entries = self.entries();
         check(&entries, member, connection)?;
         entries[usize::from(member.0)].connection = Some(connection.clone());
+        self.changed.notify_one();
         Ok(())
     }
 
     fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

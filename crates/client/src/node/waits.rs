@@ -96,6 +96,8 @@ impl Waits {
 
     pub(crate) fn pushed(&self, push: &PushInfo) {
         match (&push.kind, push.data.as_slice()) {
+            (PushKind::Message | PushKind::Subscribe, [Value::BulkString(channel), ..])
+                if *channel != self.channel => {}
             (PushKind::Message, [_, Value::BulkString(message)]) => self.published(message),
             // What was published in between is lost.
             (PushKind::Subscribe | PushKind::Disconnection, _) => self.wake_all(),

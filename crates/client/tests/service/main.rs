@@ -3,6 +3,7 @@
 mod adopting;
 mod blocking;
 mod cancelled;
+mod differing;
 mod documented;
 mod down;
 mod durable;

@@ -1,0 +1,117 @@
+//! Clients that name other members than others do.
+
+use dlock_client::{Client, ClientBuilder, OtherMembers};
+use std::sync::{Arc, Mutex};
+
+use super::{LONG, builder, each_kind, masters, url};
+use dlock_testkit::{Conn, Server, Value, until};
+
+/// A client, and what it was told of others.
+struct Told {
+    client: Client,
+    others: Arc<Mutex<Vec<OtherMembers>>>,
+}
+
+impl Told {
+    async fn by(builder: ClientBuilder) -> Told {
+        let others = Arc::<Mutex<Vec<OtherMembers>>>::default();
+        let told = others.clone();
+        let hook = move |other: &OtherMembers| told.lock().expect("no panic").push(other.clone());
+        Told { client: builder.on_other_members(hook).build().await.expect("a client"), others }
+    }
+
+    async fn of(servers: &[&Server]) -> Told {
+        let builder = builder(&[]).servers(servers.iter().map(|server| url(server)));
+        Told::by(builder).await
+    }
+
+    /// The sizes of its own list and of the other, once for each time that it was told.
+    fn sizes(&self) -> Vec<(usize, usize)> {
+        self.others.lock().expect("no panic").iter().map(|other| (other.here, other.there)).collect()
+    }
+
+    async fn locks(&self, resource: &str) {
+        let guard = self.client.lock(resource).ttl(LONG).await.expect("it is free");
+        guard.release().await.expect("it is held");
+    }
+}
+
+/// The lists that are told to a member: how many servers of each are known, and how many clients name it.
+fn named(server: &Server) -> Vec<(usize, i64)> {
+    let mut conn = server.connect();
+    let clients = |conn: &mut Conn, name: &str| conn.ok(&format!("PUBSUB NUMSUB {name}")).items()[1].int();
+    let names = conn.ok("PUBSUB CHANNELS dlock:members:*");
+    let names: Vec<String> = names.items().iter().map(Value::text).collect();
+    let mut named: Vec<_> =
+        names.iter().map(|name| (name.matches(',').count() + 1, clients(&mut conn, name))).collect();
+    named.sort();
+    named
+}
+
+#[test]
+fn clients_with_a_server_in_common_learn_that_their_lists_differ() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 5);
+        let of = |which: &[usize]| which.iter().map(|at| &servers[*at]).collect::<Vec<_>>();
+        let first = Told::of(&of(&[0, 1, 2])).await;
+        first.locks("a").await;
+        until("it has told them", || servers[..3].iter().all(|server| named(server) == [(3, 1)]));
+
+        let others = Told::of(&of(&[2, 3, 4])).await;
+        // One that locks nothing may look at any server.
+        let seen = others.client.other_members().await;
+        let [OtherMembers { here: 3, there: 3, server, .. }] = &seen[..] else { panic!("{seen:?}") };
+        assert_eq!(**server, url(&servers[2]));
+        assert_eq!((first.sizes(), others.sizes()), (vec![], vec![]));
+        others.locks("b").await;
+        until("both learn of it", || first.sizes() == [(3, 3)] && others.sizes() == [(3, 3)]);
+
+        let single = Told::of(&of(&[0])).await;
+        single.locks("c").await;
+        until("both learn of it", || first.sizes() == [(3, 3), (3, 1)] && single.sizes() == [(1, 3)]);
+        let said = single.others.lock().expect("no panic")[0].to_string();
+        let expected = format!(
+            "another client of {} names 3 servers, this one 1: two clients could hold the same lock at the \
+             same time; give all clients the same server list",
+            url(&servers[0])
+        );
+        assert_eq!(said, expected);
+        assert!(
+            first.others.lock().expect("no panic")[0].to_string().contains("3 servers, as this one does")
+        );
+
+        // Each once.
+        let again = Told::of(&of(&[0])).await;
+        again.locks("d").await;
+        until("it learns of it", || again.sizes() == [(1, 3)]);
+        assert_eq!(first.sizes().len(), 2);
+    });
+}
+
+#[test]
+fn one_list_in_other_words_with_members_that_are_down_or_new_is_the_same() {
+    each_kind(async |kind| {
+        let mut servers = masters(kind, 3);
+        let all = async |servers: &[Server]| Told::of(&servers.iter().collect::<Vec<_>>()).await;
+        let first = all(&servers).await;
+        first.locks("a").await;
+        let hosts = servers.iter().rev().map(|server| format!("redis://localhost:{}", server.port()));
+        let second = Told::by(builder(&[]).servers(hosts)).await;
+        second.locks("a").await;
+        until("both know all three", || named(&servers[0]) == [(3, 2)]);
+        // It comes back as another server, to one client earlier than to the other.
+        servers[2].restart();
+        until("both know that it is gone", || named(&servers[0]) == [(2, 2)]);
+        let third = all(&servers).await;
+        third.locks("b").await;
+        until("the third knows it, and not the others", || named(&servers[0]) == [(2, 2), (3, 1)]);
+        first.locks("b").await;
+        second.locks("b").await;
+        until("all know it", || named(&servers[2]) == [(3, 3)]);
+        servers[2].kill9();
+        until("all know that it is gone", || named(&servers[0]) == [(2, 3)]);
+        for client in [first, second, third] {
+            assert_eq!(client.sizes(), []);
+        }
+    });
+}
