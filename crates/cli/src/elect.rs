@@ -87,7 +87,8 @@ pub async fn observe(args: &Elect) -> Result<u8, Abort> {
         let masters = client.inspect(args.name.as_bytes()).await;
         let state = State::of(&masters);
         let known = state != State::NoQuorum;
-        let leader = list::holder(&masters).filter(|_| state == State::Held);
+        let held = list::holder(&masters).filter(|_| state == State::Held);
+        let (leader, fence) = held.map(|it| (it.holder, it.fence)).unzip();
         let identity = (known, leader.as_ref().map(|leader| leader.token.clone()));
         if last.as_ref() != Some(&identity) {
             last = Some(identity);
@@ -97,13 +98,14 @@ pub async fn observe(args: &Elect) -> Result<u8, Abort> {
             let led_for = Duration::from_millis(leader.as_ref().map_or(0, |leader| leader.held_ms));
             let since = humantime::format_rfc3339_seconds(SystemTime::now() - led_for).to_string();
             let who = leader.as_ref().map(list::who);
-            let fence = leader.as_ref().map(|leader| leader.fence);
+            let fence = fence.flatten();
             print(&match (&who, fence) {
                 _ if args.json => shown::json(&json!({
                     "name": args.name.to_string_lossy(), "known": known, "leader": who, "fence": fence,
                     "address": leader.as_ref().map(|leader| &leader.address), "since": since,
                 })),
                 (Some(who), Some(fence)) => format!("{since} {name} is led by {who} (fence {fence})"),
+                (Some(who), None) => format!("{since} {name} is led by {who}"),
                 _ if known => format!("{since} {name} has no leader"),
                 _ => format!("{since} {name} has an unknown leader: too few servers answer"),
             })?;

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use dlock_client::{Answer, Client, Holder, Inspected, Inspection, Listed};
 use futures_util::{StreamExt, stream};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::json;
 
 use crate::args::List;
@@ -62,7 +62,7 @@ pub struct Lock {
     pub held_ms: u64,
     pub left_ms: Option<u64>,
     servers: usize,
-    holder: Option<Holder>,
+    holder: Option<Holding>,
 }
 
 /// A server without an answer.
@@ -126,7 +126,7 @@ impl Lock {
             Some(State::Held) | None => self.mode.clone(),
             Some(state) => state.word().to_owned(),
         };
-        let holder = self.holder.as_ref();
+        let holder = self.holder.as_ref().map(|holding| &holding.holder);
         let from = holder.map_or("", |holder| &holder.address);
         [
             cell(&self.resource),
@@ -140,14 +140,39 @@ impl Lock {
     }
 }
 
-/// The holder that most servers have; its token is shortened, as it is for all eyes here.
-pub fn holder(masters: &[Inspected<Option<Inspection>>]) -> Option<Holder> {
+/// A holder, over all servers.
+#[derive(Debug, Clone)]
+pub struct Holding {
+    /// As one of them knows it. Its token is shortened, as it is for all eyes here.
+    pub holder: Holder,
+    /// The fence that a majority has. Without one each server has its own, and none of them means anything.
+    pub fence: Option<u64>,
+}
+
+impl Serialize for Holding {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut holding = json!(self.holder);
+        holding["fence"] = json!(self.fence);
+        holding.serialize(serializer)
+    }
+}
+
+/// The holder that most servers have.
+pub fn holder(masters: &[Inspected<Option<Inspection>>]) -> Option<Holding> {
     let locks = masters.iter().filter_map(|seen| seen.answer.found()?.as_ref());
     let all: Vec<&Holder> = locks.flat_map(|lock| &lock.holders).collect();
-    let votes = |holder: &Holder| all.iter().filter(|other| other.token == holder.token).count();
-    let mut first = Holder::clone(all.iter().rev().max_by_key(|holder| votes(holder))?);
-    first.token = short(&first.token);
-    Some(first)
+    let having = |fence: Option<u64>, holder: &Holder| {
+        let is_same =
+            |other: &&&Holder| other.token == holder.token && fence.is_none_or(|it| it == other.fence);
+        all.iter().filter(is_same).count()
+    };
+    let first = *all.iter().rev().max_by_key(|holder| having(None, holder))?;
+    let fences = all.iter().filter(|other| other.token == first.token).map(|other| other.fence);
+    let fence = fences.max_by_key(|fence| having(Some(*fence), first));
+    let fence = fence.filter(|fence| having(Some(*fence), first) > masters.len() / 2);
+    let mut holder = first.clone();
+    holder.token = short(&first.token);
+    Some(Holding { holder, fence })
 }
 
 /// How people call a holder.

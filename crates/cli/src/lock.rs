@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 use crate::args::{LockArgs, Servers};
 use crate::around::OWNER;
 use crate::exit::{Error, Failure, complain};
+use crate::list::Holding;
 use crate::shown::plain;
 use crate::signals::Signals;
 use crate::{list, table};
@@ -189,15 +190,16 @@ impl LockArgs {
     }
 }
 
-/// Who holds it, and for how long: "r is taken by nightly@host7 for 3m 12s (fence 1795179170661711)". `None`
-/// if that cannot be told (any longer).
+/// Who holds it, for how long, and with which fence, if it has one: "r is taken by nightly@host7 for 3m 12s
+/// (fence 1795179170661711)". `None` if that cannot be told (any longer).
 async fn holder(client: &Client, resources: &[OsString], taken: &str) -> Option<String> {
     let named = resources.iter().find(|resource| resource.display().to_string() == taken);
     let resource = named.or_else(|| resources.first().filter(|_| resources.len() == 1))?;
     let masters = client.inspect(resource.as_bytes()).await;
-    let holder = list::holder(&masters)?;
+    let Holding { holder, fence } = list::holder(&masters)?;
     let (who, held) = (list::who(&holder), table::time(holder.held_ms));
-    Some(format!("{taken} is taken by {who} for {held} (fence {})", holder.fence))
+    let fence = fence.map(|fence| format!(" (fence {fence})")).unwrap_or_default();
+    Some(format!("{taken} is taken by {who} for {held}{fence}"))
 }
 
 /// A label that tells people where to look.

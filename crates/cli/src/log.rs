@@ -31,8 +31,8 @@ pub async fn log(args: Log) -> Result<u8, Abort> {
     if !args.follow {
         entries.reverse();
         show(&entries, args.json)?;
-        let all_silent = seen.silent.len() == client.members();
-        return Ok(if all_silent { Failure::NoQuorum.code() } else { 0 });
+        let answered = client.members() - seen.silent.len();
+        return Ok(if answered > client.members() / 2 { 0 } else { Failure::NoQuorum.code() });
     }
     loop {
         show(&entries, args.json)?;

@@ -149,7 +149,7 @@ Show all locks of the servers: who holds them, since when, how many wait.
 
 A row for each resource that is held, waited for or in a delay: the label of its holder (or the beginning of \
 its token), the address it was acquired from, how long it has been held, what is left of its lease, and how \
-many wait. Long names are shortened. With several servers, a lock is held if a majority of them has the \
+many wait. Long names are shortened, and control characters escaped; --json has each name as it is. With several servers, a lock is held if a majority of them has the \
 same holder. The exit code is 69 if too few servers answered, otherwise 0.
 
 With --json, prints an object, with whole names:
@@ -168,10 +168,11 @@ Show what went wrong lately on the servers, newest first (DLOCK.LOG).
 
 Holds that expired, were broken, or vanished with their key; holds and waits that took long \
 (dlock.log-slower-than); deadlocks, full queues, closed connections. The servers keep the last entries \
-(dlock.log-max-len) in memory. The user requires the right to dlock.log. The exit code is 69 if no server \
+(dlock.log-max-len) in memory. The user requires the right to dlock.log. Servers that do not \
+answer are named on standard error, and what they know is missing; the exit code is 69 if too few servers \
 answered, otherwise 0.
 
-Long names are shortened. With --json, prints an object per line: server, id, time_ms (since 1970), what, \
+Long names are shortened, and control characters escaped. With --json, prints an object per line: server, id, time_ms (since 1970), what, \
 db, resource, token (its first bytes), label, client, address, fence, held_ms or waited_ms.";
 
 pub const LOG_EXAMPLES: &str = "\
@@ -185,8 +186,9 @@ Show how each server is; for health checks.
 
 A row for each server: its version, its role, what is left of its grace period, its fence mark, its warnings \
 (dlock_warning_words), and how many locks are held and how many waiters there are. The exit code is 0 if all \
-is well; 1 if locks can be acquired, but a server is down, is no master, is in its grace period, cannot write \
-its fence mark or has warnings (`dlock doctor` says what to change); 69 if too few servers can grant locks.
+is well; 1 if locks can be acquired, but a server is down, is no master, is in its grace period or cannot \
+write its fence mark; 69 if too few servers can grant locks. Warnings do not change it: `dlock doctor` says \
+what to change.
 
 With --json, prints an object: status (ok, attention, no_quorum) and servers, an object for each server \
 with its address as `server` and either its values or `unanswered`.";
@@ -201,7 +203,8 @@ Check the servers, and say what to change.
 
 Checks each server's role, grace period, warnings, eviction, keyspace events, fence mark, persistence \
 against its grace period, longest lease, and whether this user may lock the resource; and of a quorum, \
-whether the clocks agree and every member is another server. Changes nothing. Each finding comes with what \
+whether the clocks agree, every member is another server, and the clients that are connected name the same \
+members. Changes nothing. Each finding comes with what \
 to change, as a command for redis-cli where there is one.
 
 The exit code is 0 if there is nothing to change, 1 if there is, and 69 if too few servers answered. With \

@@ -222,6 +222,7 @@ fn connect_error(error: RedisError, password: Option<&str>) -> ConnectError {
         // Its text is that of HELLO, which nobody sends by hand.
         _ if error.code() == Some("NOAUTH") => ConnectError::error(NO_PASSWORD),
         _ if error.code() == Some("WRONGPASS") => ConnectError::error(WRONG_PASSWORD),
+        _ if text.contains("DB index is out of range") => ConnectError::error(NO_DATABASE),
         ErrorKind::Parse => ConnectError::error(ANOTHER_PROTOCOL),
         _ => ConnectError::error(text),
     }
@@ -232,5 +233,8 @@ const NO_PASSWORD: &str = "NOAUTH: the server requires a password; put it into t
 
 const WRONG_PASSWORD: &str = "WRONGPASS: the server does not know this user and password, or the user is off; \
                               check them in the address";
+
+const NO_DATABASE: &str = "DB index is out of range: the server has no database of this number; use a lower one \
+                           in the address, or raise `databases` in the server's configuration";
 
 const ANOTHER_PROTOCOL: &str = "does not speak the protocol of Redis: check host and port in the address";

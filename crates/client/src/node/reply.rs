@@ -101,6 +101,9 @@ fn refusal<G>(error: &ServerError) -> Vote<G> {
         Class::QueueFull => Refusal::QueueFull,
         Class::Deadlock(cycle) => Refusal::Deadlock(cycle.into()),
         Class::FenceAhead => Refusal::FenceAhead,
+        Class::Misuse if text.starts_with("WRONGTYPE") => {
+            return Vote::Failed(Failure::Misuse(NO_LOCK.into()));
+        }
         Class::Misuse => return Vote::Failed(Failure::Misuse(text.into())),
         Class::NoModule | Class::NotHeld | Class::StaleFence(_) | Class::Other => {
             return Vote::Failed(Failure::Error(text.into()));
@@ -108,6 +111,9 @@ fn refusal<G>(error: &ServerError) -> Vote<G> {
     };
     Vote::Refused(refusal)
 }
+
+const NO_LOCK: &str = "WRONGTYPE: the key holds something else; if it is data, choose another name, the same for \
+                       all clients; if it is a lock of SET NX, retry, or set dlock.honour-strings to wait for it";
 
 /// An error reply as the server wrote it, but for what it repeats of a command.
 pub(super) fn text(error: &ServerError) -> String {
