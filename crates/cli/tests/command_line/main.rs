@@ -5,6 +5,7 @@
 
 mod contrib;
 mod deadlocks;
+mod doctor;
 mod documented;
 mod ending;
 mod exclusion;
