@@ -4,7 +4,7 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
@@ -29,17 +29,19 @@ const PART: usize = 4096;
 /// is a reply without an end.
 const LONGEST_REPLY: usize = 8 << 20;
 
-/// How many more messages than answers may come. A member pushes no more of them than it was asked for, but
-/// for flushes and what others publish.
-const MOST_UNASKED: u32 = 1000;
+/// How many more messages than answers may have come. Each request brings one message at most, perhaps much
+/// later, and many at once: ten thousand waits that are granted, or holds that an operator ends. The others are
+/// flushes, and what anybody publishes.
+const MOST_UNASKED: u64 = 1000;
 
 /// What has come over a connection.
 #[derive(Debug, Default)]
 pub(super) struct Intake {
     /// How many bytes have come since the last message or answer.
     bytes: AtomicUsize,
-    /// How many more messages than answers have come.
-    unasked: AtomicU32,
+    /// How many answers have come, and how many messages.
+    answers: AtomicU64,
+    messages: AtomicU64,
     /// Which limit was exceeded.
     fault: OnceLock<&'static str>,
 }
@@ -47,13 +49,13 @@ pub(super) struct Intake {
 impl Intake {
     pub(super) fn answered(&self) {
         self.bytes.store(0, Ordering::Relaxed);
-        let one_less = |unasked: u32| Some(unasked.saturating_sub(1));
-        let _ = self.unasked.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
+        self.answers.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn pushed(&self) {
         self.bytes.store(0, Ordering::Relaxed);
-        if self.unasked.fetch_add(1, Ordering::Relaxed) >= MOST_UNASKED {
+        let messages = self.messages.fetch_add(1, Ordering::Relaxed);
+        if messages >= self.answers.load(Ordering::Relaxed) + MOST_UNASKED {
             self.fault.get_or_init(|| "it floods the connection with messages: closed");
         }
     }
