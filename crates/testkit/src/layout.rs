@@ -44,9 +44,9 @@ impl Layout {
         let boot = u64::from_le_bytes(rest.take(8).try_into().expect("8 bytes"));
         let (offset, at) = (rest.six(), rest.six());
         let permits = if mode % 4 == 3 { rest.number() } else { 0 };
-        let mut number = || if mode == 1 { 0 } else { rest.number() };
+        let mut number = || if mode % 4 == 1 { 0 } else { rest.number() };
         let (delay_until, dropped, put) = (number(), number(), number());
-        let counts = (dropped, if mode == 1 { 1 } else { put });
+        let counts = (dropped, if mode % 4 == 1 { 1 } else { put });
         let dropped = (0..counts.0).map(|_| rest.text()).collect();
         let put = (0..counts.1).map(|_| HoldLayout::of(&mut rest, at)).collect();
         assert!(rest.0.is_empty(), "left over: {}", rest.0.escape_ascii());
@@ -63,7 +63,7 @@ impl Layout {
         if self.mode % 4 == 3 {
             out.extend(leb128(self.permits));
         }
-        if self.mode != 1 {
+        if self.mode % 4 != 1 {
             out.extend([self.delay_until, self.counts.0, self.counts.1].map(leb128).concat());
         }
         for token in &self.dropped {

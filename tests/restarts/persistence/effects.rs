@@ -86,14 +86,14 @@ fn a_malformed_effect_is_reported_and_ends_nothing() {
         };
         // Its fence is known, if nothing else.
         let later = fence.parse::<u64>().expect("a number") + 1000;
-        let newer = [&later.to_le_bytes()[..], &[4], &change[9..]].concat();
+        let newer = [&later.to_le_bytes()[..], &[0x51], &change[9..]].concat();
         let bad = [
             // The last fence, 8 bytes, stands before the change.
             (words(&[b"DLOCK._SET", b"x", b""]), "end too early"),
-            (words(&[b"DLOCK._SET", b"x", b"\0\0\0\0\0\0\0\0junk"]), "version 106"),
+            (words(&[b"DLOCK._SET", b"x", b"\0\0\0\0\0\0\0\0junk"]), "version 6"),
             (words(&[b"DLOCK._SET", b"x", &change[..change.len() - 1]]), "end too early"),
-            (words(&[b"DLOCK._SET", b"x", &newer]), "version 4, this module reads up to 3"),
-            (words(&[b"DLOCK._SET", b"x", &with(10, 9)]), "impossible mode"),
+            (words(&[b"DLOCK._SET", b"x", &newer]), "version 5, this module reads 4"),
+            (words(&[b"DLOCK._SET", b"x", &with(8, 0x49)]), "impossible mode"),
             (words(&[b"DLOCK._SET", b"x", &with(7, 0xff)]), "impossible last fence"),
             (words(&[b"DLOCK._SET", b"text", change]), "WRONGTYPE"),
         ];
