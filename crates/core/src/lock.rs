@@ -154,6 +154,7 @@ impl Lock {
         }
     }
 
+    #[inline]
     pub(crate) fn stored_of(&self, token: &[u8]) -> Option<&Hold> {
         match &self.holding {
             Holding::Free { .. } => None,
@@ -210,7 +211,12 @@ impl Lock {
     pub(crate) fn add(&mut self, hold: Hold, mode: Mode) {
         let permits = match (&mut self.holding, mode) {
             (Holding::Crowd(crowd), Mode::Shared | Mode::Permits(_)) => return crowd.holders.push(hold),
-            (_, Mode::Exclusive) => return drop(self.replace(Holding::Exclusive(hold))),
+            (_, Mode::Exclusive) => {
+                // As `replace`, without moving the hold twice.
+                let mut hold = hold;
+                hold.slot = Aside(self.slot());
+                return self.holding = Holding::Exclusive(hold);
+            }
             (_, Mode::Shared) => None,
             (_, Mode::Permits(n)) => Some(n),
         };

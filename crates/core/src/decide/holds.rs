@@ -163,6 +163,7 @@ impl Turn<'_> {
         }
     }
 
+    #[inline]
     pub(super) fn end_one(&mut self, token: &[u8], why: End) {
         if let Some(hold) = self.lock.remove(token) {
             self.end(&hold, why);

@@ -106,6 +106,7 @@ impl Hold {
         }
     }
 
+    #[inline]
     pub fn token(&self) -> &Token {
         match &self.who {
             Who::Plain(token) => token,

@@ -31,6 +31,7 @@ impl<'a> View<'a> {
         }
     }
 
+    #[inline]
     pub fn hold_of(self, token: &[u8]) -> Option<&'a Hold> {
         self.lock.stored_of(token).filter(|hold| !hold.deadline().passed(self.now))
     }
