@@ -10,7 +10,7 @@ use dlock_testkit::Folder;
 use crate::server::Program;
 
 /// Explains the columns "turn".
-pub const TURN: &str = "Turn: one round of the server's event loop, by the processor time that its main thread has used: \
+pub const TURN: &str = "Turn: one round of the server's event loop, by the processor time that its main thread used: \
     nobody is answered meanwhile. The time in which others had the processor is not in it.";
 
 /// The turns of the server that is started by the program that came with it.
