@@ -1,5 +1,5 @@
-//! What millions of holds cost: a pair while they are live, and the memory of each, compared with strings with
-//! a TTL.
+//! What millions of holds cost: a pair while they are live, and the memory of each, compared with strings
+//! that have a TTL.
 
 use std::io::Result;
 

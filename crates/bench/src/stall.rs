@@ -1,6 +1,7 @@
 //! How long the server stalls while very many holds expire at the same moment: the longest wait of a client
-//! that pings, compared with the same client on the same server while nothing expires, and on an empty one; and
-//! the longest turn of the server's event loop by its processor time, which a busy machine does not lengthen.
+//! that pings, compared with the same client on the same server while nothing expires, and on an empty one;
+//! and the longest turn of the server's event loop by its processor time, which a busy machine does not
+//! lengthen.
 
 use std::io::Result;
 use std::thread::sleep;

@@ -70,8 +70,8 @@ impl<T> Schedule<T> {
         self.len() == 0
     }
 
-    /// From now on entries come as those of a file do, very many in no order, and nobody asks what is due first
-    /// until [`Schedule::end_bulk`]. They wait in the heap, as a plain list.
+    /// From now on entries come as those of a file do, very many in no order, and nobody asks what is due
+    /// first until [`Schedule::end_bulk`]. They wait in the heap, as a plain list.
     pub fn begin_bulk(&mut self) {
         self.is_bulk = true;
     }

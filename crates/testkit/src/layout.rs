@@ -149,7 +149,7 @@ impl<'a> Rest<'a> {
 
     fn signed(&mut self) -> u64 {
         let number = self.number();
-        if number % 2 == 0 { number / 2 } else { !(number / 2) }
+        if number.is_multiple_of(2) { number / 2 } else { !(number / 2) }
     }
 
     fn number(&mut self) -> u64 {
