@@ -21,7 +21,7 @@ KINDS = {"redis-py": redis.lock.Lock, "dlock": dlock.Lock}
 # Contending clients: how many, for how long each holds the lock, and for how long it does something else then
 # (ms). With 5 ms nobody finds it free, and a fair wait is the holds of all others. With the rest of them most
 # do: polling costs them its pause, although the lock is free again after a moment.
-LOADS = (8, 1, 5), (64, 1, 5), (64, 5, 5), (8, 1, 200), (64, 1, 400), (64, 5, 1000)
+LOADS = (8, 1, 5), (64, 1, 5), (64, 5, 5), (8, 1, 200), (64, 1, 200), (64, 1, 400), (64, 5, 1000)
 PROCESSES = 8
 # Both kinds in each, one after the other.
 ROUNDS = 3
