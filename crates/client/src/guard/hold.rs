@@ -14,6 +14,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::acquire::round::NewHold;
+use crate::backoff::Backoff;
 use crate::clock::now;
 use crate::error::{ExtendError, Lost, NodeState, ReleaseError, Report};
 use crate::guard::extend::{PendingCalls, Restore, extend};
@@ -26,6 +27,8 @@ use crate::service::{Channels, Service};
 
 /// How long after a push a hold is checked: several may come together.
 const CHECK_PAUSE: Duration = Duration::from_millis(25);
+/// How long, at most, until masters that did not answer then are asked again.
+const LONGEST_CHECK_PAUSE: Duration = Duration::from_secs(2);
 
 /// A hold.
 pub(crate) struct Hold {
@@ -110,6 +113,8 @@ impl Hold {
     /// Waits until so many masters say that they do not hold it that no majority can.
     pub(crate) async fn gone(&self) -> Report {
         let question = &request::holds(&self.request.resource, &self.request.token);
+        let fresh = || Backoff::new(CHECK_PAUSE, LONGEST_CHECK_PAUSE);
+        let mut backoff = fresh();
         loop {
             // Holds that are as short as this ask nothing.
             sleep(CHECK_PAUSE).await;
@@ -128,7 +133,17 @@ impl Hold {
                 if self.service.quorum.is_lost(not_held) {
                     return self.service.report_of(states);
                 }
+                let silent = |state: &&NodeState| {
+                    use NodeState::{Down, Slow, Unasked, Unheard};
+                    matches!(state, Down(_) | Slow | Unasked | Unheard)
+                };
+                if self.service.quorum.is_lost(not_held + states.iter().filter(silent).count()) {
+                    // Nobody pushes again what was pushed once.
+                    sleep(backoff.next()).await;
+                    continue;
+                }
             }
+            backoff = fresh();
             self.watched.notified().await;
         }
     }

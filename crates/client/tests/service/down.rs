@@ -249,6 +249,27 @@ fn a_hold_that_is_taken_away_is_noticed_at_once_whether_it_is_renewed_or_not() {
     });
 }
 
+/// Nothing is pushed twice.
+#[test]
+fn a_loss_is_noticed_when_its_master_does_not_answer_at_once() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 1);
+        let client = client(&servers).await;
+        let guard = client.lock("r").ttl(Duration::from_secs(600)).acquire().await.expect("it is free");
+        let stats = || servers[0].connect().ok("INFO commandstats").text().to_lowercase();
+        until("its master tracks it", || stats().contains("cmdstat_dlock.holds"));
+        servers[0].connect().ok("DEL r");
+        servers[0].pause();
+        // By the second time limit, the question that follows the push has had no answer either.
+        for _ in 0..2 {
+            client.inspect("r").await;
+        }
+        servers[0].resume();
+        // Long before the next renewal.
+        until("it is noticed", || matches!(guard.loss(), Some(Lost::TakenAway(_))));
+    });
+}
+
 #[test]
 fn what_the_same_client_breaks_is_noticed_too() {
     each_kind(async |kind| {
