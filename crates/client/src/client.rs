@@ -22,7 +22,8 @@ use crate::guard::extend::extend;
 use crate::guard::release::Releases;
 use crate::inspect::{Answer, Inspected, Inspection, Listed, Logged, Waiting};
 use crate::lease::Instant;
-use crate::membership::{Members, PATTERN};
+use crate::membership::{Members, named};
+use crate::node::Node;
 use crate::options::ClientBuilder;
 use crate::quorum::Extension;
 use crate::reading;
@@ -215,21 +216,18 @@ impl Client {
     /// For operators: which clients that are connected to a member name other members than this client: see
     /// [`on_other_members`](ClientBuilder::on_other_members).
     pub async fn other_members(&self) -> Vec<OtherMembers> {
-        let named = self.ask(&["PUBSUB", "CHANNELS", PATTERN]).await;
+        let nodes = &self.service.nodes;
+        let named = join_all(nodes.iter().map(named)).await;
         let own = self.service.member_list.members();
-        let of = |seen: &Inspected<Vec<String>>| {
-            let channels = seen.answer.found().into_iter().flatten();
-            let others = channels.filter_map(|channel| Members::read(channel));
+        let of = |(node, channels): (&Arc<Node>, Result<Vec<String>, NodeState>)| {
+            let channels = channels.unwrap_or_default();
+            let others = channels.iter().filter_map(|channel| Members::read(node.database(), channel));
             let others = others.filter(|other| other.differ_from(&own));
-            let other = |there| OtherMembers { server: seen.server.clone(), here: own.count, there };
-            others
-                .map(|other| other.count)
-                .collect::<BTreeSet<_>>()
-                .into_iter()
-                .map(other)
-                .collect::<Vec<_>>()
+            let sizes: BTreeSet<_> = others.map(|other| other.count).collect();
+            let (server, here) = (node.name.clone(), own.count);
+            sizes.into_iter().map(move |there| OtherMembers { server: server.clone(), here, there })
         };
-        named.iter().flat_map(of).collect()
+        nodes.iter().zip(named).flat_map(of).collect()
     }
 
     /// Waits until the resource is free, and returns true: a majority says that nobody holds it, nobody waits

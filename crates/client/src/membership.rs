@@ -8,18 +8,21 @@ use redis::{PushInfo, PushKind, Value};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
 use tokio::time::timeout;
 use tracing::warn;
 
-use crate::error::OtherMembers;
-use crate::node::{Connection, MemberList};
+use crate::error::{NodeState, OtherMembers};
+use crate::node::{Connection, MemberList, Node, Reply};
+use crate::quorum::Member;
+use crate::reading;
 
 /// How the names of the channels begin.
 const PREFIX: &str = "dlock:members:";
-pub(crate) const PATTERN: &str = "dlock:members:*";
+
+/// So many others are told at once.
+const MOST_TOLD: usize = 100;
 
 /// So many characters of a run id tell servers apart.
 const ID_LEN: usize = 10;
@@ -40,9 +43,16 @@ impl Members {
         Members { count, known: run_ids.map(|id| id.chars().take(ID_LEN).collect()).collect() }
     }
 
-    /// Anybody may have made up the name of the channel.
-    pub(crate) fn read(channel: &str) -> Option<Members> {
-        let (count, ids) = channel.strip_prefix(PREFIX)?.split_once(':')?;
+    /// The name of the channel of those whose locks are in this database.
+    pub(crate) fn channel(&self, database: i64) -> String {
+        let known: Vec<&str> = self.known.iter().map(String::as_str).collect();
+        format!("{PREFIX}{database}:{}:{}", self.count, known.join(","))
+    }
+
+    /// Anybody may have made up the name of the channel. `None` too if it is of another database.
+    pub(crate) fn read(database: i64, channel: &str) -> Option<Members> {
+        let channel = channel.strip_prefix(PREFIX)?.strip_prefix(&database.to_string())?;
+        let (count, ids) = channel.strip_prefix(':')?.split_once(':')?;
         let count = usize::from(count.parse::<u8>().ok()?);
         let known: BTreeSet<String> = ids.split(',').map(str::to_owned).collect();
         let is_id = |id: &String| id.len() == ID_LEN && id.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -55,12 +65,15 @@ impl Members {
     }
 }
 
-/// The name of the channel.
-impl fmt::Display for Members {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let known: Vec<&str> = self.known.iter().map(String::as_str).collect();
-        write!(f, "{PREFIX}{}:{}", self.count, known.join(","))
-    }
+/// The channels of the clients that are connected to a server, and whose locks are in the same database.
+pub(crate) async fn named(node: &Arc<Node>) -> Result<Vec<String>, NodeState> {
+    // Anybody may have subscribed to more than a connection may bring: that must not end the one that all use.
+    let apart = timeout(node.connection_limit(), node.own_connection()).await;
+    let Ok(Ok(apart)) = apart else { return Err(NodeState::Slow) };
+    let mut question = redis::cmd("PUBSUB");
+    question.arg("CHANNELS").arg(format!("{PREFIX}{}:*", node.database()));
+    let answer = timeout(node.limit, apart.ask(&question)).await.ok().flatten();
+    answer.map_or(Reply::Silence, Reply::Said).found(reading::texts)
 }
 
 /// What other clients name, compared with what this one does.
@@ -78,21 +91,21 @@ impl Comparison {
     }
 
     /// What others publish on the channel of this client.
-    pub(crate) fn pushed(&self, server: &Arc<str>, push: &PushInfo) {
+    pub(crate) fn pushed(&self, server: &Arc<str>, database: i64, push: &PushInfo) {
         if let (PushKind::Message, [Value::BulkString(to), Value::BulkString(of)]) =
             (&push.kind, push.data.as_slice())
             && to.starts_with(PREFIX.as_bytes())
             && let Ok(of) = str::from_utf8(of)
         {
-            self.compare(server, of);
+            self.compare(server, database, of);
         }
     }
 
     /// Reports it if the client of this channel names other members: once for each size of their list.
     /// Returns whether it does.
-    fn compare(&self, server: &Arc<str>, channel: &str) -> bool {
+    fn compare(&self, server: &Arc<str>, database: i64, channel: &str) -> bool {
         let own = lock(&self.own).clone();
-        let Some(theirs) = Members::read(channel).filter(|theirs| theirs.differ_from(&own)) else {
+        let Some(theirs) = Members::read(database, channel).filter(|theirs| theirs.differ_from(&own)) else {
             return false;
         };
         if lock(&self.reported).insert(theirs.count) {
@@ -112,24 +125,27 @@ impl fmt::Debug for Comparison {
 
 /// Tells every member which ones this client names, again whenever that changes; never returns. A user may
 /// lack the permission: then nothing is told.
-pub(crate) async fn announce(list: Arc<MemberList>, limit: Duration) {
+pub(crate) async fn announce(list: Arc<MemberList>, nodes: Vec<Arc<Node>>) {
     let mut announced: Vec<(Connection, String)> = Vec::new();
     loop {
         let connections = list.answering();
         let own = list.members();
         *lock(&list.comparison.own) = own.clone();
-        let channel = &own.to_string();
+        let channel = |member: Member| own.channel(nodes[usize::from(member.0)].database());
         let (before, comparison) = (&announced, &list.comparison);
-        let telling = connections.iter().map(|(server, connection)| async move {
-            let old = before.iter().find(|(told, _)| told.is(connection)).map(|(_, channel)| &**channel);
-            if old != Some(channel) {
-                let _ = timeout(limit, tell(comparison, server, connection, old, channel)).await;
+        let telling = connections.iter().map(|(member, connection)| {
+            let (node, channel) = (&nodes[usize::from(member.0)], channel(*member));
+            async move {
+                let old = before.iter().find(|(told, _)| told.is(connection)).map(|(_, channel)| &**channel);
+                if old != Some(&*channel) {
+                    tell(comparison, node, connection, old, &channel).await;
+                }
             }
         });
         join_all(telling).await;
         // One that is silent now still has the channel of then.
         announced.retain(|(told, _)| told.is_open() && !connections.iter().any(|(_, it)| it.is(told)));
-        announced.extend(connections.into_iter().map(|(_, connection)| (connection, channel.clone())));
+        announced.extend(connections.into_iter().map(|(member, connection)| (connection, channel(member))));
         let closed = announced.iter().map(|(connection, _)| Box::pin(connection.closed().cancelled()));
         let mut closed: Vec<_> = closed.collect();
         if closed.is_empty() {
@@ -145,24 +161,19 @@ pub(crate) async fn announce(list: Arc<MemberList>, limit: Duration) {
 
 async fn tell(
     comparison: &Comparison,
-    server: &Arc<str>,
+    node: &Arc<Node>,
     connection: &Connection,
     old: Option<&str>,
     own: &str,
 ) {
-    let mut questions = redis::pipe();
-    questions.cmd("SUBSCRIBE").arg(own);
-    old.iter().for_each(|old| _ = questions.cmd("UNSUBSCRIBE").arg(old));
-    questions.cmd("PUBSUB").arg("CHANNELS").arg(PATTERN);
-    let Some(Value::Array(mut answers)) = connection.ask(&questions).await else { return };
-    let Some(Value::Array(channels)) = answers.pop() else { return };
-    for channel in channels {
-        if let Value::BulkString(bytes) = channel
-            && let Ok(other) = str::from_utf8(&bytes)
-            && comparison.compare(server, other)
-        {
-            connection.ask(redis::cmd("PUBLISH").arg(other).arg(own)).await;
-        }
+    let mut subscribing = redis::pipe();
+    subscribing.cmd("SUBSCRIBE").arg(own);
+    old.iter().for_each(|old| _ = subscribing.cmd("UNSUBSCRIBE").arg(old));
+    let _ = timeout(node.limit, connection.ask(&subscribing)).await;
+    let others = named(node).await.unwrap_or_default();
+    let others = others.iter().filter(|other| comparison.compare(&node.name, node.database(), other));
+    for other in others.take(MOST_TOLD) {
+        let _ = timeout(node.limit, connection.ask(redis::cmd("PUBLISH").arg(other).arg(own))).await;
     }
 }
 
@@ -191,7 +202,7 @@ mod tests {
             (members(5, &ids[..3]), true),
             (members(1, &ids[..1]), true),
         ] {
-            assert_eq!((all.differ_from(&other), other.differ_from(&all)), (differ, differ), "{other}");
+            assert_eq!((all.differ_from(&other), other.differ_from(&all)), (differ, differ), "{other:?}");
         }
         assert!(!members(3, &ids[..1]).differ_from(&members(3, &ids[2..])), "the other two may be these");
     }
@@ -199,14 +210,15 @@ mod tests {
     #[test]
     fn a_channel_reads_as_it_is_written_and_nothing_else_does() {
         let own = members(3, &["0123456789abc", "1123456789abc"]);
-        assert_eq!(own.to_string(), "dlock:members:3:0123456789,1123456789");
-        assert_eq!(Members::read(&own.to_string()), Some(own));
-        for other in ["", "dlock:members:", "dlock:members:3", "dlock:members:x:0123456789"] {
-            assert_eq!(Members::read(other), None, "{other}");
+        assert_eq!(own.channel(1), "dlock:members:1:3:0123456789,1123456789");
+        assert_eq!(Members::read(1, &own.channel(1)), Some(own.clone()));
+        assert_eq!(Members::read(1, &own.channel(11)), None, "of another database");
+        for other in ["", "dlock:members:", "dlock:members:1:3", "dlock:members:1:x:0123456789"] {
+            assert_eq!(Members::read(1, other), None, "{other}");
         }
         for other in ["1:0123456789,1123456789", "3:0123", "3:0123456789;", "256:0123456789", "0:0123456789"]
         {
-            assert_eq!(Members::read(&format!("dlock:members:{other}")), None, "{other}");
+            assert_eq!(Members::read(1, &format!("dlock:members:1:{other}")), None, "{other}");
         }
     }
 }

@@ -27,7 +27,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::background::Background;
 use crate::backoff::Backoff;
-use crate::clock::now;
+use crate::clock::{now, sleep_until};
 use crate::error::NodeState;
 use crate::lease::Instant;
 use crate::quorum::{Failure, Member, Vote};
@@ -221,7 +221,32 @@ impl Node {
         ConnectError::down(format!("no connection within {:?}", self.limit))
     }
 
-    /// A connection of its own for an ephemeral hold.
+    /// Waits until it is known whether it can be reached: first for the end of the pause, if it could not be
+    /// lately.
+    pub(crate) async fn reached(self: &Arc<Self>) -> bool {
+        let pause = match &*self.link() {
+            Link::Down { until, .. } => Some(*until),
+            _ => None,
+        };
+        if let Some(until) = pause {
+            sleep_until(until).await;
+            // This one may not wait for it.
+            let _ = self.connection().await;
+        }
+        let opening = match &*self.link() {
+            Link::Opening { opening, .. } => opening.clone(),
+            Link::Up(connection) => return connection.is_good(),
+            Link::Down { .. } | Link::None => return false,
+        };
+        opening.await.is_ok()
+    }
+
+    /// The number of the database of its locks.
+    pub(crate) fn database(&self) -> i64 {
+        self.address.info.redis_settings().db()
+    }
+
+    /// A connection of its own: for an ephemeral hold, or for an answer that may be too long.
     pub(crate) async fn own_connection(self: &Arc<Self>) -> Result<Connection, ConnectError> {
         let node = self.clone();
         // On the client's thread, where the driver of the connection has to live.
@@ -267,12 +292,12 @@ impl Node {
 
     async fn open(&self, waits: Option<Arc<Waits>>) -> Result<Connection, ConnectError> {
         let limit = self.connection_limit();
-        let (name, watched) = (self.name.clone(), self.watched.clone());
+        let (name, database, watched) = (self.name.clone(), self.database(), self.watched.clone());
         let (comparison, waiting) = (self.member_list.comparison.clone(), waits.clone());
         let on_push = move |push: &PushInfo| {
             watched.pushed(push);
             waiting.iter().for_each(|waits| waits.pushed(push));
-            comparison.pushed(&name, push);
+            comparison.pushed(&name, database, push);
         };
         let channel = waits.as_ref().map(|waits| waits.channel());
         let opened = timeout(limit, Connection::open(&self.address, on_push, channel)).await;

@@ -81,8 +81,8 @@ impl ClientBuilder {
     /// `redis://user:password@host:port/db`, `rediss://…` for TLS, or
     /// `unix:///path/to/socket?db=1&user=…&pass=…`. In a user name or a password, write /, ?, # and @ as %2F,
     /// %3F, %23 and %40. Errors show the location, but never the user or the password. All clients of a lock
-    /// must name the same masters and the same database: see
-    /// [`on_other_members`](Self::on_other_members).
+    /// must name the same masters, see
+    /// [`on_other_members`](Self::on_other_members), and the same database, which nothing compares.
     pub fn server(mut self, url: impl Into<String>) -> Self {
         self.servers.push(url.into());
         self

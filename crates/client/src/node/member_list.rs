@@ -29,10 +29,10 @@ impl MemberList {
         Arc::new(MemberList { entries: Mutex::new(entries), changed: Notify::new(), comparison })
     }
 
-    /// The names and connections of the members that answer.
-    pub(crate) fn answering(&self) -> Vec<(Arc<str>, Connection)> {
-        let connected = |entry: &Entry| Some((entry.name.clone(), entry.connection.clone()?));
-        let connected = self.entries().iter().filter_map(connected).collect::<Vec<_>>();
+    /// The connections of the members that answer.
+    pub(crate) fn answering(&self) -> Vec<(Member, Connection)> {
+        let connected = |(entry, member): (&Entry, u8)| Some((Member(member), entry.connection.clone()?));
+        let connected = self.entries().iter().zip(0..).filter_map(connected).collect::<Vec<_>>();
         connected.into_iter().filter(|(_, connection)| connection.answers()).collect()
     }
 

@@ -32,7 +32,7 @@ const LONGEST_REPLY: usize = 8 << 20;
 /// How many more messages than answers may have come. Each request brings one message at most, perhaps much
 /// later, and many at once: ten thousand waits that are granted, or holds that an operator ends. The others
 /// are flushes, and what anybody publishes.
-const MOST_UNASKED: u64 = 1000;
+const MOST_UNASKED: u64 = 100_000;
 
 /// What has come over a connection.
 #[derive(Debug, Default)]

@@ -80,6 +80,12 @@ fn clients_with_a_server_in_common_learn_that_their_lists_differ() {
             first.others.lock().expect("no panic")[0].to_string().contains("3 servers, as this one does")
         );
 
+        // Locks in another database have nothing to do with these.
+        let elsewhere = Told::by(builder(&[]).server(format!("{}/1", url(&servers[0])))).await;
+        elsewhere.locks("c").await;
+        until("it has told them", || named(&servers[0]).len() == 3);
+        assert_eq!((elsewhere.client.other_members().await, elsewhere.sizes()), (vec![], vec![]));
+
         // Each once.
         let again = Told::of(&of(&[0])).await;
         again.locks("d").await;
@@ -113,5 +119,23 @@ fn one_list_in_other_words_with_members_that_are_down_or_new_is_the_same() {
         for client in [first, second, third] {
             assert_eq!(client.sizes(), []);
         }
+    });
+}
+
+#[test]
+fn whoever_subscribes_to_more_than_can_be_read_keeps_nobody_from_a_lock() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 1);
+        let mut subscriber = servers[0].connect();
+        subscriber.send(&["SUBSCRIBE", &format!("dlock:members:0:{}", "x".repeat(9 << 20))]);
+        subscriber.read();
+        let client = Told::of(&[&servers[0]]).await;
+        client.locks("a").await;
+        assert_eq!(client.client.other_members().await, []);
+        client.locks("a").await;
+        until("it has told which it names", || {
+            !servers[0].connect().ok("PUBSUB CHANNELS dlock:members:0:1:*").items().is_empty()
+        });
+        client.locks("a").await;
     });
 }
