@@ -4,6 +4,7 @@ use dlock_protocol::{Mode, Ttl};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, select_all};
 use redis::{Cmd, Pipeline};
+use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -70,23 +71,38 @@ pub(crate) async fn extend(
         _ if service.quorum.is_misuse(extension.votes().flatten()) => Err(ExtendError::Misuse(report())),
         Extended::Unconfirmed | Extended::Open => Err(ExtendError::Unconfirmed(report())),
     };
-    (extended, finish(channels.clone(), extension, calls, restore, lease.ttl()).boxed())
+    let asks = Asks { channels: channels.clone(), command, lease };
+    (extended, finish(asks, extension, calls, restore).boxed())
+}
+
+/// How the masters were asked.
+struct Asks {
+    channels: Channels,
+    command: Arc<Pipeline>,
+    lease: Lease,
 }
 
 /// What is left to do once it is decided.
-async fn finish(
-    channels: Channels,
-    mut extension: Extension,
-    mut calls: Vec<Call>,
-    restore: Option<Restore>,
-    ttl: Duration,
-) {
+async fn finish(asks: Asks, mut extension: Extension, mut calls: Vec<Call>, restore: Option<Restore>) {
+    let Asks { channels, command, lease } = asks;
+    let mut unreached: SmallVec<[bool; 5]> = channels.iter().map(|_| false).collect();
     loop {
         for Outgoing { to, .. } in extension.restore(now()) {
             let channel = &channels[usize::from(to.0)];
             // What somebody has taken away stays so.
-            if let Some(restore) = restore.as_ref().filter(|_| channel.has_forgotten(ttl)) {
+            if let Some(restore) = restore.as_ref().filter(|_| channel.has_forgotten(lease.ttl())) {
                 calls.push(ask_for_it_again(channel.clone(), restore.command()).map(|()| None).boxed());
+            }
+        }
+        // One that could not be reached may be back, without the hold. The next extension may be too late: by
+        // then another one may have restarted.
+        for ((vote, unreached), to) in extension.votes().zip(&mut unreached).zip(0..) {
+            if restore.is_some()
+                && matches!(vote, Some(Vote::Failed(_)))
+                && !std::mem::replace(unreached, true)
+            {
+                let (channel, command) = (channels[usize::from(to)].clone(), command.clone());
+                calls.push(ask_once_reached(Member(to), channel, command, lease).boxed());
             }
         }
         if calls.is_empty() {
@@ -107,6 +123,19 @@ async fn ask_for_it_again(channel: Arc<Channel>, command: Cmd) {
     if matches!(vote, Vote::Granted(_)) {
         channel.note(&vote);
     }
+}
+
+async fn ask_once_reached(
+    to: Member,
+    channel: Arc<Channel>,
+    command: Arc<Pipeline>,
+    lease: Lease,
+) -> Option<(Member, Vote<()>)> {
+    if !channel.node.reached().await {
+        return None;
+    }
+    let limit = channel.node.limit;
+    Some(ask(to, channel, command, lease, limit).await)
 }
 
 async fn ask(

@@ -49,6 +49,31 @@ fn a_hold_outlives_a_rolling_restart_of_all_masters_without_persistence() {
     });
 }
 
+/// Whoever restarts one master after the other need not wait for two renewals in between.
+#[test]
+fn a_master_that_was_down_for_a_renewal_has_the_hold_again_with_the_next() {
+    each_kind(async |kind| {
+        let mut servers = masters(kind, 3);
+        let ann = client(&servers).await;
+        // Renewed every four seconds: longer than the pause after which a master is tried again.
+        let guard = ann.lock("r").ttl(LEASE * 4).await.expect("it is free");
+        until_held_everywhere(&servers, "r");
+        servers[2].kill9();
+        let before = guard.valid_until();
+        until("it is renewed without the master", || guard.valid_until() > before);
+        servers[2].restart();
+        let (mut renewals, mut last) = (0, guard.valid_until());
+        until("it is held there again", || {
+            if guard.valid_until() > last {
+                (renewals, last) = (renewals + 1, guard.valid_until());
+            }
+            !holders(&servers[2], "r").is_empty()
+        });
+        assert!(renewals <= 1, "{renewals} renewals");
+        assert_eq!(guard.loss(), None);
+    });
+}
+
 /// What it was is asked of the masters: whoever adopts it need not know.
 #[test]
 fn an_adopted_hold_is_restored_in_its_mode() {
