@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError
 
 import dlock
 import dlock.asyncio
-from dlock import _waits
+from dlock import _tasks, _waits
 
 
 def waiters(r, name="foo"):
@@ -239,6 +239,50 @@ def test_a_cancelled_wait_leaves_the_queue(r, server, holder):
             assert task.cancelled()
 
     asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_wait_that_is_cancelled_before_the_subscription_is_closed(server, holder, monkeypatch):
+    async def never(*_):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("redis.asyncio.client.PubSub.subscribe", never)
+
+    async def main():
+        async with redis.asyncio.Redis.from_url(server.url) as client:
+            task = asyncio.create_task(dlock.asyncio.Lock(client, "foo", timeout=60).acquire())
+            desk = None
+            while not (desk and desk.waits):
+                await asyncio.sleep(0)
+                desk = _tasks.background(client)._desk
+            # It does not ask before it listens.
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not desk.waits
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_wait_that_is_interrupted_before_the_subscription_is_closed(server, holder, monkeypatch):
+    class Interrupted(threading.Event):
+        def wait(self, timeout=None):
+            raise KeyboardInterrupt
+
+    desks, done, opened = [], threading.Event(), _waits.Desk.open
+
+    def open_interrupted(desk):
+        desks.append(desk)
+        wait = opened(desk)
+        wait.event = Interrupted()
+        return wait
+
+    monkeypatch.setattr(_waits.Desk, "open", open_interrupted)
+    monkeypatch.setattr("redis.client.PubSub.subscribe", lambda *_: done.wait(20))
+    with redis.Redis.from_url(server.url) as client:
+        with pytest.raises(KeyboardInterrupt):
+            dlock.Lock(client, "foo", timeout=60).acquire()
+        assert [len(desk.waits) for desk in desks] == [0]
+        done.set()
 
 
 def test_the_threads_end_when_there_is_nothing_to_do(r, locks, server, holder, monkeypatch):

@@ -20,6 +20,9 @@ LATE = 3
 # Grace may end earlier than the server said: it is asked again after so long at most (s).
 GRACE_CHECK = 2.0
 
+# A wait that nobody listens for yet begins after so long at most (s).
+SUBSCRIBING = 1.0
+
 NO_ANSWER = (ConnectionError, TimeoutError)
 
 
@@ -28,8 +31,8 @@ SINGLE = -1
 
 
 class Listen:
-    """A step: open a wait, and listen for it. Answers a `Wait`: as soon as messages arrive, or, for a member
-    of a quorum, at once."""
+    """A step: open a wait, and begin to listen for it. Answers a `Wait` at once, so that whoever asked can
+    close it, whatever comes."""
 
     def __init__(self, member: int = SINGLE) -> None:
         self.member = member
@@ -101,7 +104,7 @@ class Attempt:
         answered_at = now()
         late = 0
         if blocking and self._key in _contended:
-            self.wait = yield Listen()
+            yield from self._listen()
         while True:
             pause = sleep
             terms = self._terms
@@ -146,7 +149,7 @@ class Attempt:
                 if blocking:
                     _contended.note(self._key)
                 if blocking and self.wait is None and (end is None or answered_at < end):
-                    self.wait = yield Listen()
+                    yield from self._listen()
                     continue
                 if self.wait is not None and self._notify and self.wait.listening:
                     pause = ASK
@@ -166,6 +169,12 @@ class Attempt:
             except NO_ANSWER:
                 yield self.owe()
         return False
+
+    def _listen(self) -> Steps:
+        self.wait = wait = yield Listen()
+        # What is published before the subscription would be lost. Without one, waits go by the clock alone.
+        if not wait.listening:
+            yield Pause(wait, SUBSCRIBING)
 
     def _refused(self, answer: ResponseError, sleep: float, blocking: bool, end: float | None) -> float:
         """After how long to ask again; or raises."""

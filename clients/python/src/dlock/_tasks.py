@@ -47,9 +47,7 @@ async def _perform(step: Any, client: Any) -> Any:
     elif isinstance(step, Sleep):
         await asyncio.sleep(step.seconds)
     elif isinstance(step, Listen):
-        if step.member == SINGLE:
-            return await background(client).listen(LIMIT)
-        return await background(client.members[step.member]).listen(0)
+        return background(client if step.member == SINGLE else client.members[step.member]).listen()
     elif isinstance(step, Watch):
         background(client).watch(step.hold)
     elif isinstance(step, Ask):
@@ -203,16 +201,11 @@ class Background:
 
     # Messages.
 
-    async def listen(self, limit: float) -> Wait:
+    def listen(self) -> Wait:
         if self._desk is None:
             self._desk = Desk(asyncio.Event)
             self.start(self._listen(self._desk))
-        wait = self._desk.open()
-        # What is published before the subscription would be lost. Without one, waits go by the clock alone.
-        if limit and not self._desk.ready:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(wait.event.wait(), limit)
-        return wait
+        return self._desk.open()
 
     async def _listen(self, desk: Desk) -> None:
         try:

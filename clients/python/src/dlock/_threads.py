@@ -56,9 +56,8 @@ def _perform(step: Any, client: Any) -> Any:
     if isinstance(step, Sleep):
         return time.sleep(step.seconds)
     if isinstance(step, Listen):
-        if step.member == SINGLE:
-            return _clock.background(client).listen(LIMIT)
-        return _clock.background(client.members[step.member]).listen(0)
+        listener = client if step.member == SINGLE else client.members[step.member]
+        return _clock.background(listener).listen()
     if isinstance(step, Watch):
         return _clock.watch(step.hold, client)
     if isinstance(step, Ask):
@@ -174,19 +173,12 @@ class Background:
 
     # Messages.
 
-    def listen(self, limit: float) -> Wait:
+    def listen(self) -> Wait:
         with self._lock:
             if self._desk is None:
                 self._desk = Desk(threading.Event)
-                wait = self._desk.open()
                 _start(self._listen, "dlock-messages", self._desk)
-            else:
-                wait = self._desk.open()
-        # What is published before the subscription would be lost. Without one, waits go by the clock alone.
-        end = now() + limit
-        while not self._desk.ready and now() < end and wait.event.wait(end - now()):
-            wait.event.clear()
-        return wait
+            return self._desk.open()
 
     def _listen(self, desk: Desk) -> None:
         while not self._is_done(desk):
