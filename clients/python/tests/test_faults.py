@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 import time
@@ -18,6 +19,10 @@ from redis.retry import Retry
 
 import dlock
 import dlock.asyncio
+from dlock import _tasks
+
+# Before Python 3.11 nobody can tell that a cancellation was dropped.
+needs_cancelling = pytest.mark.skipif(not hasattr(asyncio.Task, "cancelling"), reason="needs Python 3.11")
 
 
 def exists(r):
@@ -103,6 +108,77 @@ def test_a_cancelled_acquire_leaves_nothing_behind(r, server, proxy):
             with pytest.raises(asyncio.CancelledError):
                 await task
             while exists(r):
+                await asyncio.sleep(0.005)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+class Deaf(redis.asyncio.Redis):
+    """Is cancelled as it acquires for so many times, and does not pass that on."""
+
+    asked = 0
+    cancelled_with = 0
+    fails = False
+
+    async def execute_command(self, *args, **options):
+        outcome = await super().execute_command(*args, **options)
+        if args[0] != "DLOCK.ACQUIRE":
+            return outcome
+        self.asked += 1
+        if self.asked == self.cancelled_with:
+            asyncio.current_task().cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            if self.fails:
+                raise redis.ConnectionError
+        return outcome
+
+
+@needs_cancelling
+@pytest.mark.parametrize("fails", [False, True], ids=["answered", "failed"])
+@pytest.mark.parametrize("free", [False, True], ids=["taken", "free"])
+def test_a_cancellation_that_the_client_drops_ends_the_acquire(r, server, free, fails):
+    if not free:
+        r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+
+    async def main():
+        async with Deaf.from_url(server.url) as client:
+            # Once it waits, a failure is no end either.
+            client.cancelled_with, client.fails = 1 if free else 2, fails
+            task = asyncio.create_task(dlock.asyncio.Lock(client, "foo", timeout=60).acquire())
+            await asyncio.wait([task], timeout=10)
+            assert task.cancelled()
+            assert client.asked == client.cancelled_with
+            while r.execute_command("DLOCK.WAITERS", "foo") or (free and exists(r)):
+                await asyncio.sleep(0.005)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+@needs_cancelling
+@pytest.mark.parametrize("redlock", [False, True], ids=["lock", "redlock"])
+def test_a_cancellation_that_comes_with_a_message_ends_the_acquire(r, server, redlock):
+    r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+
+    async def main():
+        async with redis.asyncio.Redis.from_url(server.url) as client:
+            if redlock:
+                lock = dlock.asyncio.Redlock(dlock.Quorum([client]), "foo", timeout=60)
+            else:
+                lock = dlock.asyncio.Lock(client, "foo", timeout=60)
+            task = asyncio.create_task(lock.acquire())
+            while not r.execute_command("DLOCK.WAITERS", "foo"):
+                await asyncio.sleep(0.005)
+            (wait,) = _tasks.background(client)._desk.waits.values()
+            while not wait.event._waiters:
+                await asyncio.sleep(0)
+            # Whoever waits for it hears of it first.
+            wait.event.set()
+            asyncio.get_running_loop().call_soon(task.cancel)
+            await asyncio.wait([task], timeout=10)
+            assert task.cancelled()
+            assert not wait.desk.waits
+            while r.execute_command("DLOCK.WAITERS", "foo"):
                 await asyncio.sleep(0.005)
 
     asyncio.run(asyncio.wait_for(main(), 20))

@@ -24,6 +24,11 @@ from ._waits import IDLE, Desk, Wait
 
 async def run(steps: Steps, client: Any) -> Any:
     """Carries out `steps` over `client`, in this task."""
+    # redis-py can drop a cancellation, and so can `wait_for` before Python 3.12. Only the task can tell, from
+    # Python 3.11 on; before, a call that misses one goes on.
+    cancelling = getattr(asyncio.current_task(), "cancelling", int)
+    heeded = cancelling()
+    failure: BaseException | None = None
     try:
         step = next(steps)
         while True:
@@ -33,11 +38,18 @@ async def run(steps: Steps, client: Any) -> Any:
                 else:
                     outcome = await _perform(step, client)
             except BaseException as why:
-                step = steps.throw(why)
+                failure = why
             else:
-                step = steps.send(outcome)
+                failure = None
+            if cancelling() > heeded and not isinstance(failure, asyncio.CancelledError):
+                failure = asyncio.CancelledError()
+            heeded = cancelling()
+            step = steps.send(outcome) if failure is None else steps.throw(failure)
     except StopIteration as end:
         return end.value
+    finally:
+        # Its traceback would keep itself, by this frame.
+        failure = None
 
 
 async def _perform(step: Any, client: Any) -> Any:
