@@ -67,7 +67,7 @@ impl Members {
 
 /// The channels of the clients that are connected to a server, and whose locks are in the same database.
 pub(crate) async fn named(node: &Arc<Node>) -> Result<Vec<String>, NodeState> {
-    // Anybody may have subscribed to more than a connection may bring: that must not end the one that all use.
+    // Anybody may have subscribed to more than a connection may bring: not over the one that all use.
     let apart = timeout(node.connection_limit(), node.own_connection()).await;
     let Ok(Ok(apart)) = apart else { return Err(NodeState::Slow) };
     let mut question = redis::cmd("PUBSUB");
