@@ -7,7 +7,7 @@
 use redis::{PushInfo, PushKind, Value};
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use futures_util::future::{join_all, select_all};
 use tokio::time::timeout;
@@ -124,10 +124,12 @@ impl fmt::Debug for Comparison {
 }
 
 /// Tells every member which ones this client names, again whenever that changes; never returns. A user may
-/// lack the permission: then nothing is told.
-pub(crate) async fn announce(list: Arc<MemberList>, nodes: Vec<Arc<Node>>) {
+/// lack the permission: then nothing is told. It must not keep the nodes, and with them its own thread, for
+/// longer than it asks them.
+pub(crate) async fn announce(list: Arc<MemberList>, members: Vec<Weak<Node>>) {
     let mut announced: Vec<(Connection, String)> = Vec::new();
     loop {
+        let Some(nodes) = members.iter().map(Weak::upgrade).collect::<Option<Vec<_>>>() else { return };
         let connections = list.answering();
         let own = list.members();
         *lock(&list.comparison.own) = own.clone();
@@ -146,6 +148,7 @@ pub(crate) async fn announce(list: Arc<MemberList>, nodes: Vec<Arc<Node>>) {
         // One that is silent now still has the channel of then.
         announced.retain(|(told, _)| told.is_open() && !connections.iter().any(|(_, it)| it.is(told)));
         announced.extend(connections.into_iter().map(|(member, connection)| (connection, channel(member))));
+        drop(nodes);
         let closed = announced.iter().map(|(connection, _)| Box::pin(connection.closed().cancelled()));
         let mut closed: Vec<_> = closed.collect();
         if closed.is_empty() {

@@ -177,7 +177,8 @@ impl Service {
     /// The channels of a new hold. From the first on, the members are told which ones this client names: who
     /// never locks may look at any of them.
     pub(crate) fn channels_of_hold(&self) -> Channels {
-        let announcing = || membership::announce(self.member_list.clone(), self.nodes.to_vec());
+        let members = || self.nodes.iter().map(Arc::downgrade).collect();
+        let announcing = || membership::announce(self.member_list.clone(), members());
         self.announced.call_once(|| self.spawn(announcing()));
         self.channels()
     }
