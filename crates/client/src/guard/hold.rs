@@ -133,11 +133,8 @@ impl Hold {
                 if self.service.quorum.is_lost(not_held) {
                     return self.service.report_of(states);
                 }
-                let silent = |state: &&NodeState| {
-                    use NodeState::{Down, Slow, Unasked, Unheard};
-                    matches!(state, Down(_) | Slow | Unasked | Unheard)
-                };
-                if self.service.quorum.is_lost(not_held + states.iter().filter(silent).count()) {
+                let silent = states.iter().filter(|state| is_silent(state)).count();
+                if self.service.quorum.is_lost(not_held + silent) {
                     // Nobody pushes again what was pushed once.
                     sleep(backoff.next()).await;
                     continue;
@@ -293,6 +290,11 @@ impl fmt::Debug for Hold {
             .field("state", state);
         shown.finish_non_exhaustive()
     }
+}
+
+/// Whether a master may answer otherwise when it is asked again.
+fn is_silent(state: &NodeState) -> bool {
+    matches!(state, NodeState::Down(_) | NodeState::Slow | NodeState::Unheard | NodeState::Unasked)
 }
 
 /// Not while it is shared: each of many sharers would ask whenever another one renews.
