@@ -8,7 +8,7 @@ use dlock_core::deliveries::Deliveries;
 use dlock_core::scheduled::Scheduled;
 
 use crate::ffi::{Ctx, Notice, notices};
-use crate::module::Module;
+use crate::module::{Loading, Module};
 use crate::{clock, deadlines, effects, followers, grace, log, mark, proof, timer, waiters, warnings};
 
 pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
@@ -59,7 +59,8 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
         Notice::Loading { live } => {
             let origin = if live { Origin::Live } else { Origin::Stored };
             m.with(|s| {
-                (s.loading, s.followers.may_read) = (Some(origin), true);
+                s.loading = Some(Loading { origin, began: clock::now() });
+                s.followers.may_read = true;
                 s.read_before = s.read.take().filter(|_| !live);
                 s.background.loading_begins();
             });

@@ -52,6 +52,14 @@ impl Module {
     }
 }
 
+/// A load that runs.
+#[derive(Clone, Copy)]
+pub struct Loading {
+    /// Where the bytes come from.
+    pub origin: Origin,
+    pub began: Instant,
+}
+
 #[derive(Default)]
 pub struct State {
     pub config: Config,
@@ -68,8 +76,7 @@ pub struct State {
     pub background: Background,
     /// The armed timer, and the millisecond it is for.
     pub timer: Option<(Timer, u64)>,
-    /// Where bytes that come in now come from; None outside of loading.
-    pub loading: Option<Origin>,
+    pub loading: Option<Loading>,
     pub followers: Followers,
     /// What is known by the log that is read here.
     pub read: Option<Known>,

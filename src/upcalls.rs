@@ -3,13 +3,13 @@
 use std::ffi::CStr;
 
 use dlock_core::admission;
-use dlock_core::codec::{self, Known, Reader};
+use dlock_core::codec::{self, Known, Origin, Reader};
 use dlock_core::tasks::Task;
 use dlock_core::{Change, Ephemeral, Fence, Name};
 
 use crate::config::Config;
 use crate::ffi::{Ctx, Flags, Handle, MainThread, Notice, Section, Upcalls, Waited};
-use crate::module::Module;
+use crate::module::{Loading, Module};
 use crate::value::Value;
 use crate::waiters::{self, Answer};
 use crate::{clock, deadlines, effects, events, evictions, followers, info, log, timer};
@@ -85,8 +85,14 @@ impl Upcalls for Module {
         let (loading, bounds) = self.with(|s| (s.loading, s.config.bounds));
         // While keys are loaded, by the million, the server is not asked for each.
         let is_master = loading.is_none() && self.ctx().server_flags().contains(Flags::MASTER);
-        let (origin, bounds) = admission::source(loading, is_master, bounds);
-        let reader = Reader { now: clock::now(), anchor: clock::anchor(), origin };
+        let (origin, bounds) = admission::source(loading.map(|loading| loading.origin), is_master, bounds);
+        let now = match loading {
+            // A file was written before it is read, so no lease in it counts from later; the clock is not
+            // read a million times.
+            Some(Loading { origin: Origin::Stored, began }) => began,
+            _ => clock::now(),
+        };
+        let reader = Reader { now, anchor: clock::anchor(), origin };
         let written = reader.admit(bytes, bounds).inspect_err(|_| {
             if bounds.is_none() {
                 // A master, or the append only file, tells of a RESTORE that was good there.
