@@ -62,7 +62,7 @@ impl Client {
         token: &Token,
         ttl: Duration,
     ) -> Result<Guard, ExtendError> {
-        self.block_on(self.0.adopt(resource, token, ttl)).map(Guard)
+        self.block_on(self.0.adopt(resource, token, ttl)).map(Guard::new)
     }
 
     /// The async client, for the operations that are only there:
@@ -90,13 +90,13 @@ impl Acquire<Client> {
     /// Acquires the lock.
     pub fn acquire(self) -> Result<Guard, AcquireError> {
         let client = self.client().clone();
-        client.block_on(self.on(client.0.clone()).acquire()).map(Guard)
+        client.block_on(self.on(client.0.clone()).acquire()).map(Guard::new)
     }
 
     /// [`acquire`](Self::acquire) without waiting: `None` if somebody else holds the lock.
     pub fn try_acquire(self) -> Result<Option<Guard>, AcquireError> {
         let client = self.client().clone();
-        Ok(client.block_on(self.on(client.0.clone()).try_acquire())?.map(Guard))
+        Ok(client.block_on(self.on(client.0.clone()).try_acquire())?.map(Guard::new))
     }
 }
 
@@ -105,7 +105,7 @@ impl AcquireAll<Client> {
     pub fn acquire(self) -> Result<Vec<Guard>, AcquireError> {
         let client = self.each.client().clone();
         let all = AcquireAll { resources: self.resources, each: self.each.on(client.0.clone()) };
-        Ok(client.block_on(all.acquire())?.into_iter().map(Guard).collect())
+        Ok(client.block_on(all.acquire())?.into_iter().map(Guard::new).collect())
     }
 
     /// [`acquire`](Self::acquire) without waiting: `None` if somebody else holds one of the locks.
@@ -113,46 +113,49 @@ impl AcquireAll<Client> {
         let client = self.each.client().clone();
         let all = AcquireAll { resources: self.resources, each: self.each.on(client.0.clone()) };
         let guards = client.block_on(all.try_acquire())?;
-        Ok(guards.map(|guards| guards.into_iter().map(Guard).collect()))
+        Ok(guards.map(|guards| guards.into_iter().map(Guard::new).collect()))
     }
 }
 
 /// Guards a hold as the async [`Guard`](crate::Guard) does, which answers all that does not wait. Dropped, it
 /// releases the lock, and waits for that at most as long as for one answer.
 #[must_use = "a dropped guard releases its lock"]
-pub struct Guard(crate::Guard);
+pub struct Guard(Option<crate::Guard>);
 
 impl Guard {
+    fn new(guard: crate::Guard) -> Guard {
+        Guard(Some(guard))
+    }
+
     /// Waits until the hold is lost and returns the reason: see [`Guard::lost`](crate::Guard::lost). To be
     /// told instead, see [`Acquire::on_lost`].
     pub fn lost(&self) -> Lost {
-        self.block_on(self.0.lost())
+        self.runtime().block_on(self.deref().lost())
     }
 
     /// Sets the lease to `ttl` from now: see [`Guard::extend`](crate::Guard::extend).
     pub fn extend(&self, ttl: Duration) -> Result<Instant, ExtendError> {
-        self.block_on(self.0.extend(ttl))
+        self.runtime().block_on(self.deref().extend(ttl))
     }
 
     /// Turns an exclusive hold into a shared one: see [`Guard::downgrade`](crate::Guard::downgrade).
     pub fn downgrade(&mut self) -> Result<(), ExtendError> {
-        let runtime = self.0.runtime();
-        runtime.block_on(self.0.downgrade())
+        self.runtime().block_on(self.inner().downgrade())
     }
 
     /// Turns a shared hold into an exclusive one: see [`Guard::upgrade`](crate::Guard::upgrade).
     pub fn upgrade(&mut self, wait: Wait) -> Result<(), AcquireError> {
-        let runtime = self.0.runtime();
-        runtime.block_on(self.0.upgrade(wait))
+        self.runtime().block_on(self.inner().upgrade(wait))
     }
 
     /// Releases the lock: see [`Guard::release`](crate::Guard::release).
-    pub fn release(self) -> Result<(), ReleaseError> {
-        self.block_on(self.0.release_if_last())
+    pub fn release(mut self) -> Result<(), ReleaseError> {
+        // By value: whoever enters again meanwhile must not find a hold that is being released.
+        self.0.take().map_or(Ok(()), |guard| guard.runtime().block_on(guard.release()))
     }
 
-    fn block_on<F: Future>(&self, operation: F) -> F::Output {
-        self.0.runtime().block_on(operation)
+    fn inner(&mut self) -> &mut crate::Guard {
+        self.0.as_mut().expect(KEPT)
     }
 }
 
@@ -160,21 +163,24 @@ impl Deref for Guard {
     type Target = crate::Guard;
 
     fn deref(&self) -> &crate::Guard {
-        &self.0
+        self.0.as_ref().expect(KEPT)
     }
 }
+
+/// The async guard is taken out when this one ends.
+const KEPT: &str = "a guard that is used has not ended";
 
 impl Drop for Guard {
     fn drop(&mut self) {
         // In an async context, the async guard releases it in the background.
-        if Handle::try_current().is_err() {
-            let _ = self.block_on(self.0.release_if_last());
+        if let (Some(guard), Err(_)) = (self.0.take(), Handle::try_current()) {
+            let _ = guard.runtime().block_on(guard.release());
         }
     }
 }
 
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.deref().fmt(f)
     }
 }

@@ -161,14 +161,6 @@ impl Guard {
         Some(ForgottenHold { resource, token, fence: hold.fence, valid_until: hold.state().valid_until })
     }
 
-    /// [`release`](Self::release) before it is dropped.
-    pub(crate) async fn release_if_last(&self) -> Result<(), ReleaseError> {
-        match Arc::strong_count(&self.share) {
-            1 => self.hold().release().await,
-            _ => Ok(()),
-        }
-    }
-
     /// Of the client's thread.
     pub(crate) fn runtime(&self) -> Handle {
         self.hold().service.background.runtime.clone()

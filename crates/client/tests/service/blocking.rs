@@ -3,8 +3,8 @@
 use dlock_client::{Client, Lost, Wait, now};
 use std::time::Duration;
 
-use super::{LONG, held_on, masters, until_held_everywhere, until_nothing_is_left, url};
-use dlock_testkit::{Server, each_server, queue, until};
+use super::{LONG, held_on, holders, masters, until_held_everywhere, until_nothing_is_left, url};
+use dlock_testkit::{Conn, Server, each_server, queue, until};
 
 fn client(servers: &[Server]) -> dlock_client::blocking::Client {
     Client::builder().servers(servers.iter().map(url)).build_blocking().expect("a client")
@@ -83,4 +83,44 @@ fn a_guard_that_a_task_drops_is_released_in_the_background() {
         runtime.block_on(async { drop(guard) });
         until_nothing_is_left(&servers, "r");
     });
+}
+
+/// It does not share a hold that is being released.
+#[test]
+fn who_enters_again_while_the_last_guard_releases_gets_a_hold_that_lasts() {
+    each_server(|kind| {
+        let servers = masters(kind, 1);
+        let builder = Client::builder().servers(servers.iter().map(url)).node_timeout(LONG);
+        let client = builder.build_blocking().expect("a client");
+        for drops in [false, true] {
+            let guard = client.lock("r").ttl(LONG).reentrant().acquire().expect("it is free");
+            let mut conn = servers[0].connect();
+            assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
+            let releasing =
+                std::thread::spawn(
+                    move || {
+                        if drops { drop(guard) } else { guard.release().expect("it is held") }
+                    },
+                );
+            until("it is being released", || releasing_over(&mut conn).is_some());
+            let other = client.clone();
+            let entering = std::thread::spawn(move || other.lock("r").ttl(LONG).reentrant().acquire());
+            until("it has entered, or asks", || {
+                let asks = releasing_over(&mut conn).is_some_and(|line| !line.contains(" qbuf=0 "));
+                asks || entering.is_finished()
+            });
+            assert_eq!(conn.ok("CLIENT UNPAUSE"), "OK");
+            releasing.join().expect("no panic");
+            let entered = entering.join().expect("no panic").expect("it is free");
+            let token = String::from_utf8(entered.token().as_bytes().to_vec()).expect("text");
+            assert_eq!(holders(&servers[0], "r"), [token]);
+            entered.release().expect("it is held");
+        }
+    });
+}
+
+/// How the server describes the connection over which a release is under way.
+fn releasing_over(conn: &mut Conn) -> Option<String> {
+    let list = conn.ok("CLIENT LIST").text();
+    list.lines().find(|line| line.contains("cmd=DLOCK.RELEASE")).map(str::to_owned)
 }
