@@ -5,8 +5,11 @@
 //! program that is run may exit with any of these too: the message on standard error tells them apart.
 
 use std::fmt;
-use std::io::{Write, stderr};
+use std::io::{self, Write, stderr};
 use std::process::ExitCode;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
 
 use dlock_client::{AcquireError, BuildError, ExtendError, NoQuorum, ReleaseError};
 
@@ -97,9 +100,48 @@ impl Error {
     }
 }
 
-/// Prints to standard error, on one line. Standard error may be closed, on which eprintln would panic.
+/// Prints to standard error, on one line. It may be a terminal that Ctrl-S has stopped, or a pipe that nobody
+/// reads: a thread of its own waits for it, so that the renewals and the end of a command do not.
 pub fn complain(message: impl fmt::Display) {
-    let _ = writeln!(stderr(), "dlock: {}", plain(message));
+    let line = format!("dlock: {}\n", plain(message));
+    let mut printer = PRINTER.lock().unwrap_or_else(PoisonError::into_inner);
+    if printer.is_none() {
+        *printer = Printer::start().ok();
+    }
+    match &*printer {
+        Some(printer) => _ = printer.lines.send(line),
+        None => write(&line),
+    }
+}
+
+/// Waits until all complaints are printed: nothing comes after this but the end.
+pub fn flush_complaints() {
+    let printer = PRINTER.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(Printer { lines, thread }) = printer {
+        drop(lines);
+        let _ = thread.join();
+    }
+}
+
+/// It may be closed, on which eprint would panic.
+fn write(line: &str) {
+    let _ = stderr().write_all(line.as_bytes());
+}
+
+/// Prints line by line.
+struct Printer {
+    lines: Sender<String>,
+    thread: JoinHandle<()>,
+}
+
+static PRINTER: Mutex<Option<Printer>> = Mutex::new(None);
+
+impl Printer {
+    fn start() -> io::Result<Printer> {
+        let (lines, received) = channel::<String>();
+        let print = move || received.iter().for_each(|line| write(&line));
+        Ok(Printer { lines, thread: thread::Builder::new().name("complaints".into()).spawn(print)? })
+    }
 }
 
 impl fmt::Display for Error {

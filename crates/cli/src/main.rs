@@ -40,9 +40,12 @@ use hold::not_printed;
 use lock::{Abort, unless_ended};
 
 fn main() -> ExitCode {
-    if let Some(code) = program::become_program() {
-        return code;
-    }
+    let code = program::become_program().unwrap_or_else(dlock);
+    exit::flush_complaints();
+    code
+}
+
+fn dlock() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
     let done = match args::parse(words.clone()) {
         Ok(dlock) => execute(dlock.command),
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Ok(code) => code.into(),
         Err(Abort::Error(why)) => why.report(),
         Err(Abort::Signal(signal)) => {
+            exit::flush_complaints();
             signals::die_by(signal);
             (128 + signal as u8).into()
         }

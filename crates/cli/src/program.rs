@@ -11,7 +11,7 @@ use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::{Pid, getpgid, getpgrp, getppid};
 
 use crate::descendants::Descendants;
-use crate::exit::{Error, complain};
+use crate::exit::{Error, complain, flush_complaints};
 use crate::signals::{self, STOPS};
 
 /// The name of this process while it turns into the program: see [`become_program`].
@@ -129,6 +129,7 @@ pub fn become_program() -> Option<ExitCode> {
 
 /// Replaces this process by the program, or returns an exit code as shells, env and nohup do.
 pub fn execute(program: &OsStr, words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> u8 {
+    flush_complaints();
     let why = Command::new(program).args(words).exec();
     complain(format_args!("{}: {why}", program.display()));
     if why.kind() == io::ErrorKind::NotFound { 127 } else { 126 }

@@ -1,5 +1,8 @@
 //! A lock that is lost ends the command, and everything it has started, before the lease expires.
 
+use std::io::{PipeReader, Read, Write};
+use std::process::{Child, Command, Stdio};
+
 use super::*;
 use crate::stage::{is_alive, is_stopped, signal};
 use dlock_testkit::{Conn, ServerKind};
@@ -203,5 +206,57 @@ fn children_from_before_are_left_alone() {
         let lives = is_alive(before);
         signal(before, "KILL");
         assert_eq!((lives, is_alive(command)), (true, false));
+    });
+}
+
+/// What dlock says goes into a pipe that is full.
+fn unheard(mut command: Command) -> (Child, PipeReader) {
+    let (reader, mut writer) = std::io::pipe().expect("a pipe");
+    writer.write_all(&[b'.'; 65_536]).expect("it holds that much");
+    let child = command.stdout(Stdio::null()).stderr(writer).spawn().expect("it starts");
+    (child, reader)
+}
+
+/// Or a terminal that Ctrl-S has stopped.
+#[test]
+fn a_command_is_ended_whether_or_not_anybody_reads_what_dlock_says() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let (mut run, mut reader) = unheard(stage.run("--ttl 2s --kill-after 100ms", IGNORES));
+        let pids = [stage.process("far"), stage.process("near"), broken(&stage)];
+        until("all have ended", || pids.map(is_alive) == [false; 3]);
+        let mut said = String::new();
+        reader.read_to_string(&mut said).expect("text");
+        assert_eq!(run.wait().expect("it ends").code(), Some(79));
+        let complaints: Vec<&str> = said.trim_start_matches('.').lines().collect();
+        assert!(complaints[0].contains("the lock is lost") && complaints[1].contains("is killed"), "{said}");
+    });
+}
+
+#[test]
+fn a_lock_is_renewed_whether_or_not_anybody_reads_what_dlock_says() {
+    each_server(|kind| {
+        let stage = Stage::with(kind, 2);
+        let mut alone = stage.run("--ttl 2s", OBEYS);
+        alone.env("DLOCK_SERVERS", stage.urls().split(',').next().expect("one"));
+        let (mut run, mut reader) = unheard(alone);
+        stage.process("ready");
+        // Its list is another one, of which the first is told.
+        assert_eq!(stage.end(stage.dlock("run --node-timeout 5s other -- true")).code, Some(0));
+        let mut conn = stage.connect();
+        let token = queue::holders(&mut conn, "r");
+        let mut before = conn.ok("DLOCK.PTTL r").int();
+        for _ in 0..4 {
+            until("its lease grows", || {
+                let left = conn.ok("DLOCK.PTTL r").int();
+                std::mem::replace(&mut before, left) < left
+            });
+        }
+        assert_eq!(queue::holders(&mut conn, "r"), token);
+        signal(run.id(), "TERM");
+        let mut said = String::new();
+        reader.read_to_string(&mut said).expect("text");
+        assert_eq!(run.wait().expect("it ends").code(), Some(0));
+        assert!(said.contains("names 2 servers, this one 1"), "{said}");
     });
 }
