@@ -85,13 +85,9 @@ pub async fn hold(args: Hold) -> Result<u8, Abort> {
                     let _ = kill(pid, Signal::SIGTERM);
                     return Ok(Failure::Lost.code());
                 }
-                // The keys of the terminal are for the process: if it survives them it needs the lock. The
-                // dropped guard releases it.
-                signal = signals.end() => match signal {
-                    Ok(Signal::SIGTERM) => return Err(Abort::Signal(Signal::SIGTERM)),
-                    Ok(_) => {}
-                    Err(why) => return Err(Error::system("signals", why).into()),
-                },
+                // The keys of the terminal are for the process, and so is the SIGTERM of a service manager to
+                // all of a service: as long as it survives them it needs the lock.
+                signal = signals.end() => drop(signal.map_err(|why| Error::system("signals", why))?),
             }
         }
     };

@@ -265,9 +265,9 @@ pub const HOLD: &str = "\
 Hold a lock for as long as a process lives, such as the script that asks for it.
 
 Returns when the lock is held, and prints its token and, if there is one, its fence. A process in the \
-background renews the lease and releases the lock when the process ends, however it ends. If the lock is \
-lost, the process gets SIGTERM. Prefer `dlock run` wherever one command can do the work: it ends everything \
-that the command has started, before the lease ends.";
+background renews the lease and releases the lock when the process ends, however it ends; SIGTERM does not \
+end it earlier. If the lock is lost, the process gets SIGTERM. Prefer `dlock run` wherever one command can do \
+the work: it ends everything that the command has started, before the lease ends.";
 
 pub const HOLD_EXAMPLES: &str = "\
 Examples:

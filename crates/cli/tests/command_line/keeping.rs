@@ -1,5 +1,7 @@
 //! `elect` and `hold`: locks that last, with what comes after a loss.
 
+use std::os::unix::process::CommandExt;
+
 use super::*;
 use crate::stage::{is_alive, signal};
 
@@ -115,5 +117,31 @@ fn a_script_is_ended_when_its_lock_is_lost() {
         assert_eq!(stage.file("heard"), "TERM\n");
         let done = stage.end(stage.dlock("hold r --pid 999999999"));
         assert_eq!(done.code, Some(64), "{}", done.stderr);
+    });
+}
+
+/// As a service manager ends a service: its lock may not be free before it is.
+#[test]
+fn a_script_that_survives_a_signal_to_all_keeps_its_lock() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let mut script = stage.shell(&SCRIPT.replace("exit 3", "true"));
+        let script = stage.start({
+            script.process_group(0);
+            script
+        });
+        stage.process("ready");
+        let all = format!("kill -TERM -{}", script.id());
+        assert_eq!(stage.end(stage.shell(&all)).code, Some(0));
+        assert_eq!(stage.lines("heard"), ["TERM"]);
+        let mut conn = stage.connect();
+        let mut before = conn.ok("DLOCK.PTTL r").int();
+        until("its lease grows", || {
+            let left = conn.ok("DLOCK.PTTL r").int();
+            std::mem::replace(&mut before, left) < left
+        });
+        stage.write("go", "");
+        script.end();
+        until("it is released", || stage.held_on("r") == 0);
     });
 }
