@@ -132,6 +132,15 @@ fn metrics_say_what_info_says() {
     });
 }
 
+/// Where it listens.
+#[track_caller]
+fn port(exporter: &Running) -> u16 {
+    until("it listens", || exporter.stdout().ends_with("/metrics\n"));
+    let said = exporter.stdout();
+    let port = said.trim_end_matches("/metrics\n").rsplit(':').next().expect("a port");
+    port.parse().expect("a number")
+}
+
 /// The answer to one request: its first line and its body.
 fn get(port: u16, request: &str) -> (String, String) {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
@@ -147,15 +156,7 @@ fn the_exporter_asks_the_servers_at_each_scrape() {
     each_server(|kind| {
         let mut stage = Stage::one(kind);
         let exporter = stage.start(stage.dlock("exporter --listen 127.0.0.1:0 --node-timeout 5s"));
-        until("it listens", || exporter.stdout().ends_with("/metrics\n"));
-        let said = exporter.stdout();
-        let port: u16 = said
-            .trim_end_matches("/metrics\n")
-            .rsplit(':')
-            .next()
-            .expect("a port")
-            .parse()
-            .expect("a number");
+        let port = port(&exporter);
         // Whoever says nothing, or reads nothing, is in nobody's way.
         let _silent = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
         let mut deaf = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
@@ -176,6 +177,8 @@ fn the_exporter_asks_the_servers_at_each_scrape() {
         for (request, status) in [("GET /", "200"), ("GET /secret", "404"), ("POST /metrics", "405")] {
             assert!(get(port, request).0.contains(status), "{request}");
         }
+        let (status, body) = get(port, "HEAD /metrics");
+        assert!(status.ends_with(" 200 OK") && body.is_empty(), "{status}: {body}");
         stage.servers[0].terminate();
         assert_eq!(scrape()[&up], 0.0);
         stage.servers[0].restart();
@@ -184,5 +187,25 @@ fn the_exporter_asks_the_servers_at_each_scrape() {
         assert_eq!(exporter.end().signal, Some(15));
         let done = stage.end(stage.dlock("exporter --listen 203.0.113.1:1"));
         assert_eq!(done.code, Some(71), "{}", done.stderr);
+    });
+}
+
+/// Whoever opens more connections than it can take does not end it.
+#[test]
+fn the_exporter_outlasts_too_many_connections() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let few = "ulimit -n 64; exec \"$DLOCK\" exporter --listen 127.0.0.1:0 --node-timeout 5s";
+        let mut exporter = stage.start(stage.shell(few));
+        let port = port(&exporter);
+        let silent: Vec<TcpStream> =
+            (0..100).map(|_| TcpStream::connect(("127.0.0.1", port)).expect("a connection")).collect();
+        let open = format!("/proc/{}/fd", exporter.id());
+        let count = || std::fs::read_dir(&open).map_or(0, Iterator::count);
+        until("it takes no more, or has ended", || exporter.is_over() || count() >= 60);
+        drop(silent);
+        let (status, body) = get(port, "GET /metrics");
+        assert!(status.ends_with(" 200 OK"), "{status}");
+        parse(&body);
     });
 }
