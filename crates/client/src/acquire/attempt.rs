@@ -48,7 +48,7 @@ impl Attempt {
         let mut own = None;
         let mut course = Course::of(&self);
         loop {
-            if !own.as_ref().is_some_and(Connection::is_open) {
+            if !own.as_ref().is_some_and(Connection::is_good) {
                 own = self.own_connection().await?;
             }
             let failed = match self.round(&course, own.clone()).run().await {

@@ -42,13 +42,9 @@ impl Releases {
                 let (channel, command) = (channel.clone(), command.clone());
                 // Not polled here: its timers must not be those of the user's runtime, which may end first.
                 let releases = channel.node.releases.clone();
-                let call = service.finish(releases.track_future(async move {
-                    let reply = channel.release(&command).await;
-                    if !reply.confirms_release() {
-                        channel.owe_release(command, until);
-                    }
-                    (member, reply.released())
-                }));
+                let call = service.finish(
+                    releases.track_future(async move { (member, channel.release(command, until).await) }),
+                );
                 calls.push(call.map(move |told| told.unwrap_or((member, Vote::Unknown))).boxed());
             }
         }
@@ -72,7 +68,8 @@ impl Releases {
             return Ok(());
         }
         // A master whose answer was still open at the decision was not silent.
-        let heard = |vote: &&Vote<()>| decided.is_err() || **vote != Vote::Unknown;
+        let all_ended = decided.is_err() || self.calls.is_empty();
+        let heard = |vote: &&Vote<()>| all_ended || **vote != Vote::Unknown;
         let report =
             self.service.report(&self.channels, self.votes.iter().map(|vote| vote.as_ref().filter(heard)));
         if self.votes.len() - self.count(is_no) < majority {

@@ -90,22 +90,28 @@ impl Channel {
     }
 
     /// Sends the RELEASE after the requests that it takes back, and on another connection if that one hangs.
-    /// Gives up after the time that a connection may take.
-    pub(crate) async fn release(&self, command: &Cmd) -> Reply {
-        let orphaned = self.state().orphaned;
-        let first = self.release_once(command).await;
-        if !orphaned {
-            return first;
-        }
+    /// After the time that a connection may take, it is owed until `until`.
+    pub(crate) async fn release(&self, command: Arc<Cmd>, until: Instant) -> Vote<()> {
+        let (orphaned, mut unanswered) = (self.state().orphaned, false);
+        let first = self.release_once(&command, &mut unanswered).await;
         // The server may have read an orphaned request in the same cycle, after this RELEASE. A second one
         // comes after it.
-        let second = self.release_once(command).await;
-        if matches!(first, Reply::Said(Value::Int(1..))) { first } else { second }
+        let last = if orphaned { self.release_once(&command, &mut unanswered).await } else { first.clone() };
+        if !last.confirms_release() {
+            self.owe_release(command, until);
+        }
+        match if matches!(first, Reply::Said(Value::Int(1..))) { first } else { last }.released() {
+            // The one without an answer may have ended it.
+            Vote::Refused(Refusal::NotHeld) if unanswered => Vote::Unknown,
+            vote => vote,
+        }
     }
 
-    async fn release_once(&self, command: &Cmd) -> Reply {
-        if let Some(answer) = self.ask_after_the_others(command).await {
-            return Reply::Said(answer);
+    /// Records in `unanswered` that it was sent without an answer.
+    async fn release_once(&self, command: &Cmd, unanswered: &mut bool) -> Reply {
+        match self.ask_after_the_others(command).await {
+            said @ Reply::Said(_) => return said,
+            reply => *unanswered |= matches!(reply, Reply::Silence),
         }
         self.state().pinned = false;
         let again = timeout(self.node.connection_limit(), async {
@@ -113,7 +119,7 @@ impl Channel {
             loop {
                 match self.ask(command, None, self.node.limit).await {
                     said @ Reply::Said(_) => return said,
-                    Reply::Unasked(_) | Reply::Silence => sleep(backoff.next()).await,
+                    reply => *unanswered |= matches!(reply, Reply::Silence),
                 }
             }
         });
@@ -122,19 +128,22 @@ impl Channel {
 
     /// Sends the CANCEL after the request that it takes back, even if that has no answer.
     pub(crate) async fn cancel(&self, command: &Cmd) {
-        if self.ask_after_the_others(command).await.is_none() {
+        if !matches!(self.ask_after_the_others(command).await, Reply::Said(_)) {
             self.ask(command, None, self.node.limit).await;
         }
     }
 
     /// Sends a request on the connection of those before it, if that is still open.
-    async fn ask_after_the_others(&self, command: &Cmd) -> Option<Value> {
-        let connection = self.connection().filter(Connection::is_open)?;
-        timeout(self.node.limit, self.ask_over(&connection, command, None)).await.ok().flatten()
+    async fn ask_after_the_others(&self, command: &Cmd) -> Reply {
+        let Some(connection) = self.connection().filter(Connection::is_open) else {
+            return Reply::Unasked(self.node.not_yet().into());
+        };
+        let answer = timeout(self.node.limit, self.ask_over(&connection, command, None)).await;
+        answer.ok().flatten().map_or(Reply::Silence, Reply::Said)
     }
 
     /// Sends a RELEASE that was not confirmed again and again, until it is or the lease has ended.
-    pub(crate) fn owe_release(&self, command: Arc<Cmd>, until: Instant) {
+    fn owe_release(&self, command: Arc<Cmd>, until: Instant) {
         let node = self.node.clone();
         self.node.spawn(async move {
             let mut backoff = fresh_backoff();

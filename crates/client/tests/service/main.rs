@@ -14,6 +14,7 @@ mod figures;
 mod flooding;
 mod forgotten;
 mod holding;
+mod lossy;
 mod members;
 mod modes;
 mod positions;

@@ -1,0 +1,114 @@
+//! Answers that are lost between a server and its client.
+
+use dlock_client::{Client, ReleaseError, Wait};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use super::{LONG, each_kind, until_nothing_is_left};
+use dlock_testkit::{Server, until};
+
+/// In front of a server: passes on everything, until it has passed on a command that contains `word`. What
+/// that connection answers from then on is lost.
+struct Lossy {
+    port: u16,
+    /// Whether the next such command is the one.
+    armed: Arc<AtomicBool>,
+}
+
+#[derive(Clone, Copy)]
+enum Loss {
+    /// The connection closes.
+    Closes,
+    /// It stays, and says nothing.
+    Hangs,
+}
+
+impl Lossy {
+    fn before(server: &Server, word: &'static str, loss: Loss) -> Lossy {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let (behind, armed) = (server.port(), Arc::<AtomicBool>::default());
+        let arming = armed.clone();
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let Ok(server) = TcpStream::connect(("127.0.0.1", behind)) else { return };
+                let lost = Arc::<AtomicBool>::default();
+                let (from, to) =
+                    (client.try_clone().expect("a socket"), server.try_clone().expect("a socket"));
+                let (armed, loses) = (arming.clone(), lost.clone());
+                thread::spawn(move || commands(from, to, word, &armed, &loses));
+                thread::spawn(move || answers(server, client, loss, &lost));
+            }
+        });
+        Lossy { port, armed }
+    }
+
+    fn client(&self) -> dlock_client::ClientBuilder {
+        Client::builder().server(format!("redis://127.0.0.1:{}", self.port))
+    }
+
+    fn lose_the_next(&self) {
+        self.armed.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Each command comes as a whole.
+fn commands(mut from: TcpStream, mut to: TcpStream, word: &str, armed: &AtomicBool, lost: &AtomicBool) {
+    let mut part = [0; 65_536];
+    while let Ok(read @ 1..) = from.read(&mut part) {
+        let has_word = part[..read].windows(word.len()).any(|bytes| bytes == word.as_bytes());
+        if has_word && armed.swap(false, Ordering::SeqCst) {
+            lost.store(true, Ordering::SeqCst);
+        }
+        if to.write_all(&part[..read]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+fn answers(mut from: TcpStream, mut to: TcpStream, loss: Loss, lost: &AtomicBool) {
+    let mut part = [0; 65_536];
+    while let Ok(read @ 1..) = from.read(&mut part) {
+        match (lost.load(Ordering::SeqCst), loss) {
+            (false, _) if to.write_all(&part[..read]).is_ok() => {}
+            (true, Loss::Hangs) => {}
+            _ => break,
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+#[test]
+fn a_release_whose_answer_is_lost_is_not_told_as_a_lost_hold() {
+    each_kind(async |kind| {
+        let server = Server::start(kind);
+        let proxy = Lossy::before(&server, "DLOCK.RELEASE", Loss::Closes);
+        let client = proxy.client().node_timeout(Duration::from_secs(5)).build().await.expect("a client");
+        let guard = client.lock("r").ttl(LONG).await.expect("it is free");
+        proxy.lose_the_next();
+        let why = guard.release().await.expect_err("nobody knows");
+        assert!(matches!(why, ReleaseError::Unconfirmed(_)), "{why:?}");
+        assert!(why.to_string().contains("no answer in time"), "{why}");
+        until_nothing_is_left(&[server], "r");
+    });
+}
+
+/// Its connection is its own, and another one may be better.
+#[test]
+fn an_ephemeral_lock_is_not_asked_for_again_where_nothing_answers() {
+    each_kind(async |kind| {
+        let server = Server::start(kind);
+        let proxy = Lossy::before(&server, "DLOCK.ACQUIRE", Loss::Hangs);
+        let client = proxy.client().node_timeout(Duration::from_millis(250)).build().await.expect("a client");
+        proxy.lose_the_next();
+        let lock = client.lock("r").ttl(LONG).ephemeral().wait(Wait::For(LONG));
+        let guard = tokio::time::timeout(Duration::from_secs(30), lock).await.expect("by another connection");
+        guard.expect("it is free").release().await.expect("it is held");
+        until("nothing is left", || server.info("dlock_held") == "0");
+    });
+}
