@@ -130,7 +130,8 @@ pub(crate) async fn announce(list: Arc<MemberList>, members: Vec<Weak<Node>>) {
     let mut announced: Vec<(Connection, String)> = Vec::new();
     loop {
         let Some(nodes) = members.iter().map(Weak::upgrade).collect::<Option<Vec<_>>>() else { return };
-        let connections = list.answering();
+        let (connections, silent): (Vec<_>, Vec<_>) =
+            list.connections().into_iter().partition(|(_, connection)| connection.answers());
         let own = list.members();
         *lock(&list.comparison.own) = own.clone();
         let channel = |member: Member| own.channel(nodes[usize::from(member.0)].database());
@@ -145,8 +146,8 @@ pub(crate) async fn announce(list: Arc<MemberList>, members: Vec<Weak<Node>>) {
             }
         });
         join_all(telling).await;
-        // One that is silent now still has the channel of then.
-        announced.retain(|(told, _)| told.is_open() && !connections.iter().any(|(_, it)| it.is(told)));
+        // One that is silent now still has the channel of then. One that another has replaced must close.
+        announced.retain(|(told, _)| told.is_open() && silent.iter().any(|(_, it)| it.is(told)));
         announced.extend(connections.into_iter().map(|(member, connection)| (connection, channel(member))));
         drop(nodes);
         let closed = announced.iter().map(|(connection, _)| Box::pin(connection.closed().cancelled()));

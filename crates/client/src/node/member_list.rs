@@ -29,17 +29,17 @@ impl MemberList {
         Arc::new(MemberList { entries: Mutex::new(entries), changed: Notify::new(), comparison })
     }
 
-    /// The connections of the members that answer.
-    pub(crate) fn answering(&self) -> Vec<(Member, Connection)> {
+    /// The last connection of each member that had one.
+    pub(crate) fn connections(&self) -> Vec<(Member, Connection)> {
         let connected = |(entry, member): (&Entry, u8)| Some((Member(member), entry.connection.clone()?));
-        let connected = self.entries().iter().zip(0..).filter_map(connected).collect::<Vec<_>>();
-        connected.into_iter().filter(|(_, connection)| connection.answers()).collect()
+        self.entries().iter().zip(0..).filter_map(connected).collect()
     }
 
     /// The members as far as they are known.
     pub(crate) fn members(&self) -> Members {
-        let answering = self.answering();
-        let ids = answering.iter().filter_map(|(_, connection)| Some(&**connection.server().ok()?));
+        let connections = self.connections();
+        let answering = connections.iter().filter(|(_, connection)| connection.answers());
+        let ids = answering.filter_map(|(_, connection)| Some(&**connection.server().ok()?));
         Members::new(self.entries().len(), ids)
     }
 

@@ -139,3 +139,30 @@ fn whoever_subscribes_to_more_than_can_be_read_keeps_nobody_from_a_lock() {
         client.locks("a").await;
     });
 }
+
+/// Its channel would go on to name the members of then.
+#[test]
+fn a_connection_that_was_replaced_is_closed() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 1);
+        let told = Told::by(Client::builder().server(url(&servers[0]))).await;
+        told.locks("a").await;
+        until("it has told which it names", || named(&servers[0]) == [(1, 1)]);
+        let subscribed = || {
+            let clients = servers[0].connect().ok("CLIENT LIST").text();
+            clients.lines().filter(|line| !line.contains(" sub=0 ")).count()
+        };
+        let answers = async || told.client.inspect("a").await[0].answer.found().is_some();
+        for _ in 0..3 {
+            servers[0].pause();
+            // What was silent more than once is replaced.
+            for _ in 0..3 {
+                assert!(!answers().await);
+            }
+            servers[0].resume();
+            while !answers().await {}
+        }
+        until("the others are closed", || subscribed() == 1);
+        until("it tells it over the new one", || named(&servers[0]) == [(1, 1)]);
+    });
+}
