@@ -104,7 +104,7 @@ impl Guard {
     /// Sets the lease to `ttl` from now, longer or shorter, also for the renewals to come. Returns until when
     /// the hold is valid.
     pub async fn extend(&self, ttl: Duration) -> Result<Instant, ExtendError> {
-        let extended = self.hold().extend(ttl, Duration::MAX).await;
+        let extended = self.hold().extend(ttl).await;
         self.hold().changed.notify_one();
         extended
     }

@@ -177,11 +177,23 @@ impl Hold {
         self.lost.cancel();
     }
 
-    /// Asks every master for a lease of `ttl` from now, and waits for each answer at most `limit`. A shorter
-    /// lease shortens the validity as soon as it is asked for: silent masters may have set it.
-    pub(crate) async fn extend(&self, ttl: Duration, limit: Duration) -> Result<Instant, ExtendError> {
-        let (lease, counted) = self.service.lease_for(ttl).map_err(ExtendError::Option)?;
+    /// Asks every master for a lease of `ttl` from now. A shorter lease shortens the validity as soon as it
+    /// is asked for: silent masters may have set it.
+    pub(crate) async fn extend(&self, ttl: Duration) -> Result<Instant, ExtendError> {
         let _turn = self.turn.lock().await;
+        self.set_lease(ttl, Duration::MAX).await
+    }
+
+    /// Asks every master for the present lease, from now, and waits for each answer at most `limit`. Whoever
+    /// had the turn before may have set another one than there was when this was called.
+    pub(crate) async fn renew(&self, limit: Duration) -> Result<Instant, ExtendError> {
+        let _turn = self.turn.lock().await;
+        let ttl = self.lock().lease.ttl();
+        self.set_lease(ttl, limit).await
+    }
+
+    async fn set_lease(&self, ttl: Duration, limit: Duration) -> Result<Instant, ExtendError> {
+        let (lease, counted) = self.service.lease_for(ttl).map_err(ExtendError::Option)?;
         if self.state().loss.is_some() {
             return Err(ExtendError::Lost(self.unheard()));
         }

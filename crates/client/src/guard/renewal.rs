@@ -86,7 +86,7 @@ async fn renew_lease(hold: &Hold, renewal: &Renewal) -> Lost {
         let limit = lost_at.saturating_since(now()) / 2;
         let renewed = tokio::select! {
             biased;
-            renewed = hold.extend(ttl, limit) => renewed,
+            renewed = hold.renew(limit) => renewed,
             () = sleep_until(lost_at) => continue,
         };
         match renewed {
@@ -100,7 +100,7 @@ async fn renew_lease(hold: &Hold, renewal: &Renewal) -> Lost {
                 warn!(%report, "not renewed");
                 failures.note(report, ttl);
             }
-            // The ttl was valid for the acquisition, or for the extension that set it.
+            // The lease was valid for the acquisition, or for the extension that set it.
             Err(ExtendError::Option(_)) => return Lost::Ended,
         }
     }

@@ -163,3 +163,26 @@ fn a_forgotten_hold_goes_on_and_ends_by_its_token() {
         }
     });
 }
+
+/// A renewal that has to wait for its turn does not bring the old lease back.
+#[test]
+fn a_renewal_that_waits_for_an_extension_keeps_its_lease() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 1);
+        let client = client(&servers).await;
+        let ttl = Duration::from_secs(6);
+        let guard = client.lock("r").ttl(ttl).acquire().await.expect("it is free");
+        let due = guard.valid_until();
+        let mut conn = servers[0].connect();
+        assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
+        let resuming = tokio::task::spawn_blocking(move || {
+            until("a renewal is due", || now() + ttl / 2 > due);
+            conn.ok("CLIENT UNPAUSE")
+        });
+        let extended = guard.extend(LONG).await.expect("it is held");
+        resuming.await.expect("no panic");
+        until("it is renewed", || guard.valid_until() != extended);
+        assert!(guard.valid_until() > extended, "not by the lease of before");
+        guard.release().await.expect("it is held");
+    });
+}
