@@ -41,7 +41,7 @@ pub(crate) struct Hold {
     pub(crate) channels: Channels,
     state: Mutex<State>,
     /// One extension at a time: the answers to two could contradict each other.
-    turn: Turn<()>,
+    pub(super) turn: Turn<()>,
     /// Notified when the state changes other than by the renewal.
     pub(crate) changed: Notify,
     /// Notified when somebody else may have changed it on a master.
@@ -282,7 +282,7 @@ impl Hold {
         self.ended.cancel();
     }
 
-    fn pending(&self) -> MutexGuard<'_, Option<PendingCalls>> {
+    pub(super) fn pending(&self) -> MutexGuard<'_, Option<PendingCalls>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -23,6 +23,10 @@ impl Hold {
             return Err(ExtendError::Lost(self.unheard()));
         }
         self.set_mode(Mode::Shared);
+        let turn = self.turn.lock().await;
+        // A master that has forgotten the hold must not be asked for an exclusive one after this.
+        *self.pending() = None;
+        drop(turn);
         let command = &self.asking_for(Mode::Shared).acquire();
         let asked = self.channels.iter().map(|channel| async move { self.ask(channel, command).await });
         let votes = join_all(asked).await;

@@ -172,3 +172,35 @@ fn modes_change_only_where_that_means_something() {
 fn text(token: &dlock_client::Token) -> &str {
     std::str::from_utf8(token.as_bytes()).expect("text")
 }
+
+/// The request that would bring it back there as an exclusive one is under way when the mode changes.
+#[test]
+fn a_master_that_has_forgotten_a_hold_gets_it_back_in_its_new_mode() {
+    each_kind(async |kind| {
+        let mut servers = masters(kind, 3);
+        let client = client(&servers).await;
+        let mut guard = client.lock("r").ttl(LONG).await.expect("it is free");
+        until_held_everywhere(&servers, "r");
+        servers[2].kill9();
+        servers[2].restart();
+        while client.inspect("r").await[2].answer.found().is_none() {}
+        let (mut first, mut last) = (servers[0].connect(), servers[2].connect());
+        assert_eq!(last.ok("CLIENT PAUSE 600000 WRITE"), "OK");
+        guard.extend(LONG).await.expect("a majority holds it");
+        let resuming = spawn_blocking(move || {
+            until("all are asked", || first.ok("DLOCK.INSPECT r").field("mode").text() == "shared");
+            last.ok("CLIENT UNPAUSE");
+        });
+        guard.downgrade().await.expect("a majority holds it");
+        resuming.await.expect("no panic");
+        for _ in 0..5 {
+            client.inspect("r").await;
+        }
+        guard.extend(LONG).await.expect("it is held");
+        until_held_everywhere(&servers, "r");
+        let mode = servers[2].connect().ok("DLOCK.INSPECT r").field("mode").text();
+        assert_eq!(mode, "shared");
+        guard.release().await.expect("it is held");
+        until_nothing_is_left(&servers, "r");
+    });
+}
