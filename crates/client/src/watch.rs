@@ -11,11 +11,9 @@ use tokio::sync::Notify;
 pub(crate) struct Watched(Mutex<HashMap<Vec<u8>, Arc<Notify>>>);
 
 impl Watched {
-    /// A new hold takes the place of an earlier one, which has ended.
-    pub(crate) fn add(&self, resource: &[u8]) -> Arc<Notify> {
-        let changed = Arc::new(Notify::new());
+    /// A new hold takes the place of an earlier one, which has ended, or is shared and needs none.
+    pub(crate) fn add(&self, resource: &[u8], changed: &Arc<Notify>) {
         self.all().insert(resource.to_vec(), changed.clone());
-        changed
     }
 
     pub(crate) fn remove(&self, resource: &[u8], changed: &Arc<Notify>) {

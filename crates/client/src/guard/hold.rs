@@ -69,7 +69,8 @@ impl Hold {
         let NewHold { acquired, request, channels, calls, restores, .. } = new;
         let pending = (!calls.is_empty()).then(|| calls.map(drop).collect::<()>().boxed());
         let state = State { mode: request.mode, lease, valid_until: acquired.valid_until, loss: None };
-        let watched = service.watched.add(&request.resource);
+        let watched = Arc::new(Notify::new());
+        service.watched.add(&request.resource, &watched);
         Arc::new(Hold {
             service,
             request,
@@ -228,6 +229,8 @@ impl Hold {
 
     pub(super) fn set_mode(&self, mode: Mode) {
         self.lock().mode = mode;
+        // Another sharer of this client may have taken its place.
+        self.service.watched.add(&self.request.resource, &self.watched);
         self.watched.notify_one();
     }
 

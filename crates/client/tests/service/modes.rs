@@ -1,6 +1,6 @@
 //! A guard's mode changes: downgrade and upgrade.
 
-use dlock_client::{AcquireError, ExtendError, Lost, Wait};
+use dlock_client::{AcquireError, ExtendError, Lost, Wait, now};
 use std::time::Duration;
 use tokio::task::spawn_blocking;
 
@@ -202,5 +202,28 @@ fn a_master_that_has_forgotten_a_hold_gets_it_back_in_its_new_mode() {
         assert_eq!(mode, "shared");
         guard.release().await.expect("it is held");
         until_nothing_is_left(&servers, "r");
+    });
+}
+
+/// The servers push it to the one of several sharers that asked last.
+#[test]
+fn whoever_was_one_of_several_sharers_hears_of_a_break_at_once() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 1);
+        let client = client(&servers).await;
+        let mut guard = client.lock("r").ttl(LONG).shared().await.expect("it is free");
+        let other = client.lock("r").ttl(LONG).shared().await.expect("it is shared");
+        other.release().await.expect("it is held");
+        guard.upgrade(Wait::Forever).await.expect("it is alone");
+        let mut conn = servers[0].connect();
+        // The first questions are answered.
+        let begun = now();
+        until("the server tracks it", || {
+            let tracked = servers[0].info("tracking_total_keys") == "1";
+            tracked && now() > begun + Duration::from_millis(200)
+        });
+        assert_eq!(conn.ok("DLOCK.BREAK r"), 1);
+        let lost = tokio::time::timeout(LONG / 20, guard.lost()).await.expect("not at the next renewal");
+        assert!(matches!(lost, Lost::TakenAway(_)), "{lost:?}");
     });
 }
