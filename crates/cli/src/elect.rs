@@ -1,7 +1,7 @@
 //! `dlock elect`: a leader among many, and who it is. The leader holds the lock of that name.
 
 use std::os::unix::ffi::OsStrExt;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dlock_client::{Acquire, Answer, Client, Inspected, Inspection};
 use serde_json::json;
@@ -96,7 +96,9 @@ pub async fn observe(args: &Elect) -> Result<u8, Abort> {
                 why_unknown(&masters);
             }
             let led_for = Duration::from_millis(leader.as_ref().map_or(0, |leader| leader.held_ms));
-            let since = humantime::format_rfc3339_seconds(SystemTime::now() - led_for).to_string();
+            // A clock that is not set yet may be at 1970.
+            let since = SystemTime::now().checked_sub(led_for).unwrap_or(UNIX_EPOCH).max(UNIX_EPOCH);
+            let since = humantime::format_rfc3339_seconds(since).to_string();
             let who = leader.as_ref().map(list::who);
             let fence = fence.flatten();
             print(&match (&who, fence) {

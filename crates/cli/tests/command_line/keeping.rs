@@ -4,6 +4,7 @@ use std::os::unix::process::CommandExt;
 
 use super::*;
 use crate::stage::{is_alive, signal};
+use dlock_testkit::wall_clock::{self, WallClock};
 
 /// Writes who leads, and leads until it is told to end.
 const LEADS: &str = "echo $NAME $$ >> leads; until [ -e end-$NAME ]; do sleep 0.02; done; exit 7";
@@ -143,5 +144,26 @@ fn a_script_that_survives_a_signal_to_all_keeps_its_lock() {
         stage.write("go", "");
         script.end();
         until("it is released", || stage.held_on("r") == 0);
+    });
+}
+
+/// A machine without a battery begins in 1970.
+#[test]
+fn an_observer_whose_clock_is_not_set_tells_who_leads() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let mut conn = stage.connect();
+        conn.ok("DLOCK.ACQUIRE scheduler t 600000 LABEL ada");
+        let (preloaded, clock) = WallClock::of(kind);
+        let acquired = wall_clock::seconds(&mut conn);
+        until("it is held for longer than the clock runs", || wall_clock::seconds(&mut conn) > acquired + 3);
+        clock.set_off_by(-wall_clock::seconds(&mut conn));
+        let mut elect = stage.dlock("elect scheduler --observe --node-timeout 5s");
+        let variables = preloaded.command.iter().filter_map(|word| word.split_once('='));
+        elect.envs(variables);
+        let observer = stage.start(elect);
+        until("the leader is seen", || {
+            observer.stdout().starts_with("1970-01-01T00:00:00Z scheduler is led by ada")
+        });
     });
 }
