@@ -5,8 +5,8 @@ use std::pin::Pin;
 use crate::acquire::{Acquire, Wait, untaken};
 use crate::client::Client;
 use crate::clock::now;
-use crate::error::AcquireError;
-use crate::guard::Guards;
+use crate::error::{AcquireError, Lost};
+use crate::guard::{Guard, Guards};
 use crate::reading::shown;
 
 /// Acquires several locks, all or none: see [`Client::lock_all`](crate::Client::lock_all).
@@ -41,11 +41,11 @@ impl AcquireAll {
             }
             let acquired = tokio::select! {
                 acquired = next.acquire() => acquired,
-                (lost, why) = guards.first_lost() => {
-                    Err(AcquireError::LostMeanwhile { resource: shown(lost.resource()), why })
-                }
+                (lost, why) = guards.first_lost() => Err(lost_meanwhile(lost, why)),
             };
-            match acquired {
+            // Both may have come while the runtime was blocked.
+            let lost = guards.iter().find_map(|guard| Some(lost_meanwhile(guard, guard.loss()?)));
+            match lost.map_or(acquired, Err) {
                 Ok(guard) => guards.0.push(guard),
                 Err(why) => {
                     // A release that fails goes on in the background, and the lease ends the hold at the
@@ -57,10 +57,15 @@ impl AcquireAll {
         }
         Ok(guards)
     }
+
     /// [`acquire`](Self::acquire) without waiting: `None` if somebody else holds one of the locks.
     pub async fn try_acquire(self) -> Result<Option<Guards>, AcquireError> {
         untaken(self.each(|lock| lock.wait(Wait::No)).acquire().await)
     }
+}
+
+fn lost_meanwhile(lost: &Guard, why: Lost) -> AcquireError {
+    AcquireError::LostMeanwhile { resource: shown(lost.resource()), why }
 }
 
 impl IntoFuture for AcquireAll {

@@ -91,10 +91,10 @@ impl Hold {
     }
 
     /// Looks at the clock first: past its validity the hold is lost, even if the renewal has not noticed, as
-    /// in a process that was stopped.
+    /// in a process that was stopped. What was given back before is not lost.
     pub(crate) fn state(&self) -> State {
         let state = self.lock().clone();
-        if state.loss.is_some() || now() < state.valid_until {
+        if state.loss.is_some() || self.ended.is_cancelled() || now() < state.valid_until {
             return state;
         }
         self.lose(if self.renews { Lost::NotRenewed(self.unheard()) } else { Lost::Ended });

@@ -1,6 +1,6 @@
 //! Holds whose runtime is blocked or gone, and holds past their end.
 
-use dlock_client::{Client, Lost, now};
+use dlock_client::{AcquireError, Client, Lost, now};
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
@@ -159,4 +159,58 @@ fn processor_time() -> Duration {
     let (_, fields) = stat.rsplit_once(')').expect("a name in parentheses");
     let ticks = |index| fields.split_whitespace().nth(index).and_then(|field| field.parse::<u64>().ok());
     Duration::from_millis(10 * (ticks(11).expect("utime") + ticks(12).expect("stime")))
+}
+
+#[test]
+fn a_hold_that_was_released_is_not_lost_when_its_lease_would_be_over() {
+    each_server(|kind| {
+        let servers = masters(kind, 1);
+        runtime().block_on(async {
+            let client = client(&servers).await;
+            let guard = client.lock("r").ttl(TTL).acquire().await.expect("it is free");
+            let (told, end) = (guard.cancellation(), guard.valid_until());
+            guard.release().await.expect("it is held");
+            until("its lease would be over", || now() > end);
+            assert!(!told.is_cancelled());
+        });
+    });
+}
+
+/// The last answer and the loss of what came before are there at the same time.
+#[test]
+fn of_several_none_is_lost_when_the_last_is_acquired_after_a_blocked_runtime() {
+    each_server(|kind| {
+        let servers = masters(kind, 1);
+        runtime().block_on(async {
+            let client = client(&servers).await;
+            let ttl = Duration::from_secs(2);
+            // Which of the two is seen first is random.
+            for try_ in 0..6 {
+                let names = [format!("a{try_}"), format!("b{try_}")];
+                let each = client.lock_all(&names).each(|lock| lock.ttl(ttl).renew(false).notice(ttl / 2));
+                let mut acquiring = std::pin::pin!(each.acquire());
+                let begun = now();
+                let early = loop {
+                    tokio::select! {
+                        biased;
+                        early = &mut acquiring => break Some(early),
+                        () = tokio::task::yield_now() => {}
+                    }
+                    if held_on(&servers, &names[1]) == 1 {
+                        break None;
+                    }
+                };
+                if early.is_some() {
+                    continue;
+                }
+                until("the first is lost", || now().saturating_since(begun) > ttl * 3 / 4);
+                match acquiring.await {
+                    Ok(guards) => assert_eq!(guards.loss(), None),
+                    Err(AcquireError::LostMeanwhile { resource, .. }) => assert_eq!(resource, names[0]),
+                    Err(AcquireError::TooLate { .. }) => {}
+                    Err(why) => panic!("{why}"),
+                }
+            }
+        });
+    });
 }
