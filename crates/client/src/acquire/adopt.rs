@@ -36,13 +36,21 @@ pub(crate) async fn adopt(
     let round = Round::begin(service, plan, request, channels, &[], Start::Adopting, Deadline::NoWait);
     match service.background.carry_out(round.run()).await {
         Ok(mut new) => {
-            if let Some(mode) = held_as(service, &new.request).await {
+            // It is renewed only after that.
+            let limit = lease.ttl() / 4;
+            if let Some(mode) = held_as(service, &new.request, limit).await {
                 let mut request = LockRequest::clone(&new.request);
                 request.asked.mode = mode;
                 (new.request, new.restores) = (Arc::new(request), true);
             }
             let renewal = Renewal { limit: Some(Duration::MAX), notice: None, on_lost: None };
-            Ok(Guard::new(hold(service, lease, renewal, new)))
+            let share = hold(service, lease, renewal, new);
+            // As after a blocked runtime.
+            if share.0.state().loss.is_some() {
+                share.0.leave();
+                return Err(ExtendError::Lost(share.0.unheard()));
+            }
+            Ok(Guard::new(share))
         }
         Err(failed) => {
             let votes = || failed.votes.iter().flatten();
@@ -57,12 +65,12 @@ pub(crate) async fn adopt(
 }
 
 /// The mode of the hold, if the masters tell. Shared if one of them says so: a downgrade may not have arrived
-/// everywhere. Exclusive only if a majority does.
-async fn held_as(service: &Service, request: &LockRequest) -> Option<Mode> {
+/// everywhere. Exclusive only if a majority does. Each has at most `limit` to answer.
+async fn held_as(service: &Service, request: &LockRequest, limit: Duration) -> Option<Mode> {
     let (question, token) =
         (&request::inspect(&request.resource, MAX_HOLDERS), &shown(request.token.as_bytes()));
     let asked = service.nodes.iter().map(|node| async move {
-        let answer = Channel::new(node.clone()).ask(question, None, node.limit).await;
+        let answer = Channel::new(node.clone()).ask(question, None, node.limit.min(limit)).await;
         let seen = answer.found(reading::inspection).ok()??;
         seen.holders.iter().any(|holder| holder.token == *token).then_some(seen.mode)
     });

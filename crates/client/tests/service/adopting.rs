@@ -81,3 +81,25 @@ fn what_is_not_held_is_not_adopted_and_what_cannot_be_asked_is_left_alone() {
         }
     });
 }
+
+/// Until then it is not renewed.
+#[test]
+fn a_member_that_is_silent_does_not_let_an_adopted_hold_expire() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 3);
+        let (ann, bob) = (client(&servers).await, client(&servers).await);
+        let kept = ann.lock("r").ttl(LONG).await.expect("it is free").forget().expect("it lasts");
+        until_held_everywhere(&servers, "r");
+        servers[2].pause();
+        // Shorter than the time limit of an answer.
+        let ttl = Duration::from_secs(2);
+        let guard = bob.adopt("r", &kept.token, ttl).await.expect("it is held");
+        assert_eq!(guard.loss(), None);
+        let end = guard.valid_until() + ttl;
+        until("its lease would be over", || now() > end);
+        assert_eq!(guard.loss(), None);
+        servers[2].resume();
+        guard.release().await.expect("it is held");
+        until_nothing_is_left(&servers, "r");
+    });
+}
