@@ -127,7 +127,7 @@ impl Course {
             (FailureReason::Impossible, Some(left)) => {
                 let pause = self.outage_backoff.next();
                 let spread = rand::random_range(Duration::ZERO..=service.retry.pause);
-                Next::RoundAfter(if left < pause { left + spread } else { pause })
+                Next::RoundAfter(if left < pause { left.saturating_add(spread) } else { pause })
             }
             (FailureReason::Impossible, None) => {
                 if was_queued && self.failed_queues < service.retry.times {

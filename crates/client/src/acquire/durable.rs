@@ -15,6 +15,9 @@ use crate::quorum::Vote;
 use crate::reading::{self, shown};
 use crate::request;
 
+/// The servers reject a time that does not fit into their clock.
+const LONGEST_MS: u128 = 1 << 40;
+
 /// How many replicas have to have a grant, and for how long to wait for them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Durable {
@@ -72,7 +75,8 @@ impl Durable {
         if vote != Vote::Granted(()) {
             return NodeState::from(&vote);
         }
-        let Ok(Some(answer)) = timeout(self.timeout + node.limit, connection.ask(&self.command())).await
+        let Ok(Some(answer)) =
+            timeout(self.timeout.saturating_add(node.limit), connection.ask(&self.command())).await
         else {
             return NodeState::Slow;
         };
@@ -85,7 +89,7 @@ impl Durable {
 
     /// WAIT answers how many replicas have it; WAITAOF first, whether the own append only file has.
     fn command(self) -> Cmd {
-        let ms = self.timeout.as_millis().clamp(1, i64::MAX as u128) as u64;
+        let ms = self.timeout.as_millis().clamp(1, LONGEST_MS) as u64;
         let mut cmd = Cmd::new();
         match self.replicas {
             0 => cmd.arg("WAITAOF").arg(1).arg(0).arg(ms),

@@ -22,6 +22,8 @@ fn a_durable_grant_is_on_the_replicas_of_a_majority() {
 
             let replicas: Vec<Server> = masters(kind, count / 2 + 1);
             replicas.iter().zip(&servers).for_each(|(replica, master)| replica.replicate(master));
+            drop(lock(Duration::MAX).await.expect("a majority has replicas"));
+            client.flush().await;
             let guard = lock(LONG).await.expect("a majority has replicas");
             for replica in &replicas {
                 assert_eq!(holders(replica, "r").len(), 1, "at once");
