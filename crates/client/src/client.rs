@@ -165,7 +165,7 @@ impl Client {
         let walks = self.service.channels().into_iter().map(|channel| async move {
             let (mut cursor, mut cursors, mut found) = (0, Cursors::default(), HashMap::new());
             let answer = loop {
-                match channel.ask(&question(cursor), None, channel.node.limit).await.found(reading::listing) {
+                match channel.find(&question(cursor), reading::listing).await {
                     Ok((next, locks)) => {
                         found.extend(locks.into_iter().map(|lock| (lock.resource.clone(), lock)));
                         cursor = next;
@@ -280,7 +280,7 @@ impl Client {
     async fn ask_all<T>(&self, question: Cmd, read: impl Fn(Value) -> Option<T>) -> Vec<Inspected<T>> {
         let (question, read) = (&question, &read);
         let asked = self.service.channels().into_iter().map(|channel| async move {
-            let answer = match channel.ask(question, None, channel.node.limit).await.found(read) {
+            let answer = match channel.find(question, read).await {
                 Ok(answer) => Answer::Found(answer),
                 Err(state) => Answer::Unanswered(state),
             };

@@ -144,8 +144,8 @@ impl Service {
     pub(crate) async fn holds(&self, resource: &[u8]) -> Vec<Option<Vec<Holder>>> {
         let question = &request::inspect(resource, MAX_HOLDERS_READ);
         let asked = self.nodes.iter().map(|node| async move {
-            let answer = Channel::new(node.clone()).ask(question, None, node.limit).await;
-            let holders = answer.found(reading::inspection).ok()?.unwrap_or_default().holders;
+            let seen = Channel::new(node.clone()).find(question, reading::inspection).await;
+            let holders = seen.ok()?.unwrap_or_default().holders;
             (holders.len() < MAX_HOLDERS_READ as usize).then_some(holders)
         });
         join_all(asked).await

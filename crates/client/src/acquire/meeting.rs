@@ -91,8 +91,8 @@ impl Service {
 
     async fn somebody_waits(&self, request: &LockRequest, at: Member) -> bool {
         let (node, question) = (self.node(at), request::waiters(&request.resource, 1));
-        let answer = Channel::new(node.clone()).ask(&question, None, node.limit).await;
-        answer.found(reading::queue).is_ok_and(|queue| !queue.is_empty())
+        let queue = Channel::new(node.clone()).find(&question, reading::queue).await;
+        queue.is_ok_and(|queue| !queue.is_empty())
     }
 
     /// The same for all clients, however they spell the addresses, so that they meet in one queue. A master

@@ -202,8 +202,8 @@ impl Waiter {
         let mut last = None;
         loop {
             sleep(CHECK_INTERVAL.min(node.limit)).await;
-            let answer = Channel::new(node.clone()).ask(&question, None, node.limit).await;
-            let Ok(queue) = answer.found(reading::queue) else { continue };
+            let answer = Channel::new(node.clone()).find(&question, reading::queue).await;
+            let Ok(queue) = answer else { continue };
             let Some(index) = queue.iter().position(|waiting| waiting.token == me) else { continue };
             let position = index as u64 + 1;
             if last.replace(position) != Some(position) {

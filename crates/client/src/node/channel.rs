@@ -89,6 +89,16 @@ impl Channel {
         }
     }
 
+    /// Asks a question: what `read` makes of the answer, or why there is none.
+    pub(crate) async fn find<T>(
+        &self,
+        question: &Cmd,
+        read: impl FnOnce(Value) -> Option<T>,
+    ) -> Result<T, NodeState> {
+        let found = self.ask(question, None, self.node.limit).await.found(read);
+        found.map_err(|state| if state == NodeState::Slow { self.silence() } else { state })
+    }
+
     /// Sends the RELEASE after the requests that it takes back, and on another connection if that one hangs.
     /// After the time that a connection may take, it is owed until `until`.
     pub(crate) async fn release(&self, command: Arc<Cmd>, until: Instant) -> Vote<()> {
@@ -121,6 +131,7 @@ impl Channel {
                     said @ Reply::Said(_) => return said,
                     reply => *unanswered |= matches!(reply, Reply::Silence),
                 }
+                sleep(backoff.next()).await;
             }
         });
         again.await.unwrap_or(Reply::Silence)

@@ -62,7 +62,7 @@ impl Intake {
 
     fn read(&self, bytes: usize) {
         if self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > LONGEST_REPLY {
-            self.fault.get_or_init(|| "its reply is longer than any that was asked for: closed");
+            self.fault.get_or_init(|| "its reply is longer than 8 MiB: the connection was closed");
         }
     }
 

@@ -1,6 +1,6 @@
 //! What operators see, and do.
 
-use dlock_client::Wait;
+use dlock_client::{Answer, NodeState, Wait};
 use std::time::Duration;
 
 use super::{LONG, client, each_kind, masters, until_held_everywhere};
@@ -68,5 +68,17 @@ fn who_waits_until_it_is_free_returns_then_and_not_before() {
         }
         guard.release().await.expect("it is held");
         assert!(waits.await.expect("it is free"));
+    });
+}
+
+#[test]
+fn a_list_that_is_too_long_to_be_read_says_so() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 1);
+        let client = client(&servers).await;
+        servers[0].connect().call(&["DLOCK.ACQUIRE", &"n".repeat(9 << 20), "t", "600000"]).int();
+        let seen = client.list(None).await.remove(0).answer;
+        let Answer::Unanswered(NodeState::Failed(why)) = &seen else { panic!("{seen:?}") };
+        assert!(why.contains("longer than 8 MiB"), "{why}");
     });
 }
