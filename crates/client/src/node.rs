@@ -163,7 +163,9 @@ impl Node {
                 Link::Up(connection) if connection.is_good() => return Ok(connection.clone()),
                 Link::Down { why, until, .. } if now() < *until => return Err(why.clone()),
                 // After this long the master is silent, and not every caller waits for it again.
-                Link::Opening { since, .. } if now() >= *since + self.limit => return Err(self.not_yet()),
+                Link::Opening { since, failed, .. } if now() >= *since + self.limit => {
+                    return Err(failed.clone().unwrap_or_else(|| self.too_slow()));
+                }
                 Link::Down { backoff, .. } => *backoff,
                 Link::None | Link::Up(_) | Link::Opening { .. } => fresh_backoff(),
             };
@@ -217,7 +219,15 @@ impl Node {
         }
     }
 
+    /// Why there is no connection after the time of an answer: if one failed before, for the same reason.
     pub(crate) fn not_yet(&self) -> ConnectError {
+        match &*self.link() {
+            Link::Opening { failed: Some(why), .. } => why.clone(),
+            _ => self.too_slow(),
+        }
+    }
+
+    fn too_slow(&self) -> ConnectError {
         ConnectError::down(format!("no connection within {:?}", self.limit))
     }
 
@@ -283,7 +293,7 @@ impl Node {
         let opening = task.map(|opened| opened.unwrap_or_else(|_| Err(gone()))).boxed().shared();
         let failed = match &*link {
             Link::Down { why, .. } => Some(why.clone()),
-            Link::Up(connection) => connection.is_open().then(|| self.not_yet()),
+            Link::Up(connection) => connection.is_open().then(|| self.too_slow()),
             Link::None | Link::Opening { .. } => None,
         };
         *link = Link::Opening { opening: opening.clone(), since: now(), failed };
@@ -300,9 +310,10 @@ impl Node {
             comparison.pushed(&name, database, push);
         };
         let channel = waits.as_ref().map(|waits| waits.channel());
-        let opened = timeout(limit, Connection::open(&self.address, on_push, channel)).await;
+        let mut lacks = "no connection";
+        let opened = timeout(limit, Connection::open(&self.address, on_push, channel, &mut lacks)).await;
         let connection =
-            opened.unwrap_or_else(|_| Err(ConnectError::down(format!("no connection within {limit:?}"))))?;
+            opened.unwrap_or_else(|_| Err(ConnectError::down(format!("{lacks} within {limit:?}"))))?;
         self.member_list.check(self.member, &connection)?;
         Ok(connection)
     }

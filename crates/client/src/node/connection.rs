@@ -63,11 +63,12 @@ impl Command for Pipeline {
 }
 
 impl Connection {
-    /// Opens it on the client's thread, and subscribes to the channel.
+    /// Opens it on the client's thread, and subscribes to the channel. Records in `lacks` what it waits for.
     pub(super) async fn open(
         address: &Address,
         on_push: impl Fn(&PushInfo) + Send + Sync + 'static,
         channel: Option<&[u8]>,
+        lacks: &mut &'static str,
     ) -> Result<Connection, ConnectError> {
         let (closed, intake) = (CancellationToken::new(), Arc::<Intake>::default());
         // Dropped with the receiver of push messages, however the connection ends.
@@ -89,7 +90,8 @@ impl Connection {
             Some(why) => ConnectError::error(why),
             None => connect_error(why, password),
         };
-        let stream = Stream::open(address, intake.clone()).await.map_err(|why| failed(why.into()))?;
+        let stream = Stream::open(address, intake.clone(), lacks).await.map_err(|why| failed(why.into()))?;
+        *lacks = "connected, but no answer";
         let opened = MultiplexedConnection::new_with_config(settings, stream, config).await;
         let (mut redis, driver) = opened.map_err(failed)?;
         let _driver = AbortOnDropHandle::new(tokio::spawn(driver));

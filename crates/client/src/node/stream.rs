@@ -86,14 +86,21 @@ trait Socket: AsyncRead + AsyncWrite + Send {}
 impl<S: AsyncRead + AsyncWrite + Send> Socket for S {}
 
 impl Stream {
-    pub(super) async fn open(address: &Address, intake: Arc<Intake>) -> io::Result<Stream> {
+    /// Records in `lacks` what it waits for.
+    pub(super) async fn open(
+        address: &Address,
+        intake: Arc<Intake>,
+        lacks: &mut &'static str,
+    ) -> io::Result<Stream> {
         let socket: Pin<Box<dyn Socket>> = match address.info.addr() {
             ConnectionAddr::Tcp(host, port) => Box::pin(tcp(host, *port).await?),
             #[cfg(feature = "tls")]
             ConnectionAddr::TcpTls { host, port, .. } => {
                 let name = rustls::pki_types::ServerName::try_from(host.clone()).map_err(io::Error::other)?;
                 let tls = address.tls.clone().ok_or_else(|| io::Error::other("no TLS"))?;
-                Box::pin(tokio_rustls::TlsConnector::from(tls).connect(name, tcp(host, *port).await?).await?)
+                let tcp = tcp(host, *port).await?;
+                *lacks = "no answer to the TLS handshake (rediss:// requires a port that speaks TLS)";
+                Box::pin(tokio_rustls::TlsConnector::from(tls).connect(name, tcp).await?)
             }
             #[cfg(unix)]
             ConnectionAddr::Unix(path) => Box::pin(tokio::net::UnixStream::connect(path).await?),

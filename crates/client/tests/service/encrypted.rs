@@ -90,3 +90,16 @@ fn a_quorum_is_reached_by_tls() {
         assert!(matches!(why, Err(BuildError::Address { .. })), "{why:?}");
     });
 }
+
+/// It waits for the end of a line, if there is none in what it takes for a command.
+#[test]
+fn a_port_without_tls_is_said_to_be_one() {
+    each_kind(async |kind| {
+        let server = Server::start(kind);
+        let url = format!("rediss://localhost:{}", server.port());
+        let builder = Client::builder().server(url).root_certificate(Authority::new().0.pem());
+        let client = builder.build().await.expect("no server is no error");
+        let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("no connection");
+        assert!(why.to_string().contains("the TLS handshake"), "{why}");
+    });
+}
