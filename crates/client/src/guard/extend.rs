@@ -4,7 +4,6 @@ use dlock_protocol::{Mode, Ttl};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, select_all};
 use redis::{Cmd, Pipeline};
-use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -82,10 +81,19 @@ struct Asks {
     lease: Lease,
 }
 
-/// What is left to do once it is decided.
+/// What is left to do once it is decided: to hear the others and, with `restore`, to ask those for the hold
+/// that have forgotten it.
 async fn finish(asks: Asks, mut extension: Extension, mut calls: Vec<Call>, restore: Option<Restore>) {
     let Asks { channels, command, lease } = asks;
-    let mut unreached: SmallVec<[bool; 5]> = channels.iter().map(|_| false).collect();
+    let failed = |vote: &Vote<()>| restore.is_some() && matches!(vote, Vote::Failed(_));
+    // One that could not be reached may be back, without the hold. The next extension may be too late: by
+    // then another one may have restarted.
+    let again = |to: Member| {
+        let channel = channels[usize::from(to.0)].clone();
+        ask_once_reached(to, channel, command.clone(), lease).boxed()
+    };
+    let unreached = extension.votes().zip(0..).filter(|(vote, _)| vote.is_some_and(failed));
+    calls.extend(unreached.map(|(_, to)| again(Member(to))));
     loop {
         for Outgoing { to, .. } in extension.restore(now()) {
             let channel = &channels[usize::from(to.0)];
@@ -94,24 +102,15 @@ async fn finish(asks: Asks, mut extension: Extension, mut calls: Vec<Call>, rest
                 calls.push(ask_for_it_again(channel.clone(), restore.command()).map(|()| None).boxed());
             }
         }
-        // One that could not be reached may be back, without the hold. The next extension may be too late: by
-        // then another one may have restarted.
-        for ((vote, unreached), to) in extension.votes().zip(&mut unreached).zip(0..) {
-            if restore.is_some()
-                && matches!(vote, Some(Vote::Failed(_)))
-                && !std::mem::replace(unreached, true)
-            {
-                let (channel, command) = (channels[usize::from(to)].clone(), command.clone());
-                calls.push(ask_once_reached(Member(to), channel, command, lease).boxed());
-            }
-        }
         if calls.is_empty() {
             return;
         }
         let (answer, _, others) = select_all(calls).await;
         calls = others;
-        if let Some((member, vote)) = answer {
-            extension.answered(member, vote, now());
+        match answer {
+            Some((to, vote)) if failed(&vote) => calls.push(again(to)),
+            Some((to, vote)) => _ = extension.answered(to, vote, now()),
+            None => {}
         }
     }
 }
@@ -135,7 +134,8 @@ async fn ask_once_reached(
         return None;
     }
     let limit = channel.node.limit;
-    Some(ask(to, channel, command, lease, limit).await)
+    // Not again: it can be reached now, and would say the same.
+    Some(ask(to, channel, command, lease, limit).await).filter(|(_, vote)| !matches!(vote, Vote::Failed(_)))
 }
 
 async fn ask(
