@@ -2,6 +2,7 @@
 
 mod cancellation;
 pub(crate) mod extend;
+mod gone;
 mod guards;
 pub(crate) mod hold;
 mod mode;

@@ -1,7 +1,7 @@
 //! The hold behind its guards: its validity, and how it is extended, lost and released.
 
 use dlock_protocol::Mode;
-use futures_util::future::{join_all, select_all};
+use futures_util::future::select_all;
 use futures_util::{FutureExt, StreamExt};
 use std::fmt;
 use std::future::poll_fn;
@@ -14,21 +14,14 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::acquire::round::NewHold;
-use crate::backoff::Backoff;
 use crate::clock::now;
 use crate::error::{ExtendError, Lost, NodeState, ReleaseError, Report};
 use crate::guard::extend::{PendingCalls, Restore, extend};
 use crate::guard::release::Releases;
 use crate::lease::{Instant, Lease};
 use crate::quorum::{Extension, Fence};
-use crate::reading;
 use crate::request::{self, LockRequest};
 use crate::service::{Channels, Service};
-
-/// How long after a push a hold is checked: several may come together.
-const CHECK_PAUSE: Duration = Duration::from_millis(25);
-/// How long, at most, until masters that did not answer then are asked again.
-const LONGEST_CHECK_PAUSE: Duration = Duration::from_secs(2);
 
 /// A hold.
 pub(crate) struct Hold {
@@ -45,7 +38,7 @@ pub(crate) struct Hold {
     /// Notified when the state changes other than by the renewal.
     pub(crate) changed: Notify,
     /// Notified when somebody else may have changed it on a master.
-    watched: Arc<Notify>,
+    pub(super) watched: Arc<Notify>,
     pub(crate) lost: CancellationToken,
     /// Cancelled when it has been given back, or left to its lease.
     pub(crate) ended: CancellationToken,
@@ -108,49 +101,6 @@ impl Hold {
                 return why;
             }
             self.lost.cancelled().await;
-        }
-    }
-
-    /// Waits until so many masters say that they do not hold it that no majority can.
-    pub(crate) async fn gone(&self) -> Report {
-        let question = &request::holds(&self.request.resource, &self.request.token);
-        let fresh = || Backoff::new(CHECK_PAUSE, LONGEST_CHECK_PAUSE);
-        let mut backoff = fresh();
-        loop {
-            // Holds that are as short as this ask nothing.
-            sleep(CHECK_PAUSE).await;
-            if is_watched(self.lock().mode) {
-                let asked = self.channels.iter().map(|channel| async move {
-                    // Asked, the master tracks the key for this connection.
-                    let answer = channel.ask(question, None, channel.node.limit).await;
-                    match answer.found(reading::number) {
-                        Ok(0) => NodeState::NotHeld,
-                        Ok(_) => NodeState::Agreed,
-                        Err(state) => state,
-                    }
-                });
-                let states = join_all(asked).await;
-                let not_held = states.iter().filter(|state| **state == NodeState::NotHeld).count();
-                if self.service.quorum.is_lost(not_held) {
-                    return self.service.report_of(states);
-                }
-                let silent = states.iter().filter(|state| is_silent(state)).count();
-                if self.service.quorum.is_lost(not_held + silent) {
-                    // Nobody pushes again what was pushed once.
-                    sleep(backoff.next()).await;
-                    continue;
-                }
-            }
-            backoff = fresh();
-            self.watched.notified().await;
-        }
-    }
-
-    /// Waits until the connection of an ephemeral hold closes. Never returns for any other hold.
-    pub(crate) async fn disconnected(&self) {
-        match self.channels[0].connection().filter(|_| self.request.ephemeral) {
-            Some(connection) => connection.closed().cancelled().await,
-            None => std::future::pending().await,
         }
     }
 
@@ -289,7 +239,7 @@ impl Hold {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -307,13 +257,8 @@ impl fmt::Debug for Hold {
     }
 }
 
-/// Whether a master may answer otherwise when it is asked again.
-fn is_silent(state: &NodeState) -> bool {
-    matches!(state, NodeState::Down(_) | NodeState::Slow | NodeState::Unheard | NodeState::Unasked)
-}
-
 /// Not while it is shared: each of many sharers would ask whenever another one renews.
-fn is_watched(mode: Mode) -> bool {
+pub(super) fn is_watched(mode: Mode) -> bool {
     mode == Mode::Exclusive
 }
 
