@@ -165,8 +165,7 @@ impl Hold {
         let restore = self.restores.then(|| Restore { request: self.request.clone(), mode, ttl: counted });
         let extending = extend(&self.service, &self.channels, command, restore, lease, limit, begun);
         let (extended, pending) = self.service.background.carry_out(extending).await;
-        *self.pending() = Some(pending);
-        self.pending_added.notify_one();
+        self.add_pending(pending);
         let valid_until = extended?;
         let mut state = self.lock();
         if state.loss.is_some() {
@@ -175,6 +174,16 @@ impl Hold {
         }
         (state.lease, state.valid_until) = (lease, valid_until);
         Ok(valid_until)
+    }
+
+    /// Nothing leaves any more once it has been given back: a master asked for it again after its RELEASE
+    /// would keep it.
+    fn add_pending(&self, calls: PendingCalls) {
+        let mut pending = self.pending();
+        if !self.given_back.load(Ordering::Acquire) {
+            *pending = Some(calls);
+            self.pending_added.notify_one();
+        }
     }
 
     pub(super) fn set_mode(&self, mode: Mode) {
