@@ -2,6 +2,7 @@
 //!
 //! Names, kinds and help come from the table of docs/info.md, which tests hold to what servers answer.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use dlock_client::{Client, Inspected};
@@ -13,6 +14,10 @@ use crate::list;
 use crate::lock::Abort;
 use crate::shown::plain;
 use crate::status::{self, Info, State};
+use crate::table::cut;
+
+/// So much of a resource's name is shown: it may have megabytes.
+const LONGEST_NAME: usize = 256;
 
 const INFO: &str = include_str!("../../../docs/info.md");
 
@@ -148,15 +153,19 @@ impl Text {
     async fn hottest(&mut self, client: &Client, most: usize) {
         let mut locks = list::find_waited(client).await;
         locks.sort_by_key(|lock| std::cmp::Reverse((lock.waiters, lock.held_ms)));
-        locks.truncate(most);
+        // Two names may be shown alike, and no sample may come twice.
+        let mut shown = BTreeMap::<String, (u64, u64)>::new();
+        for lock in locks.iter().take(most) {
+            let (waiters, held_ms) = shown.entry(cut(&plain(&lock.resource), LONGEST_NAME)).or_default();
+            (*waiters, *held_ms) = (waiters.saturating_add(lock.waiters), lock.held_ms.max(*held_ms));
+        }
         self.family("dlock_resource_waiters", "gauge", "Waiters of the resources that most wait for");
-        for lock in &locks {
-            self.sample("dlock_resource_waiters", &[("resource", &lock.resource)], lock.waiters as f64);
+        for (resource, (waiters, _)) in &shown {
+            self.sample("dlock_resource_waiters", &[("resource", resource)], *waiters as f64);
         }
         self.family("dlock_resource_held_seconds", "gauge", "How long their holders have held them");
-        for lock in &locks {
-            let held = lock.held_ms as f64 / 1000.0;
-            self.sample("dlock_resource_held_seconds", &[("resource", &lock.resource)], held);
+        for (resource, (_, held_ms)) in &shown {
+            self.sample("dlock_resource_held_seconds", &[("resource", resource)], *held_ms as f64 / 1000.0);
         }
     }
 }

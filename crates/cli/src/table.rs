@@ -27,7 +27,7 @@ pub fn short(token: &str) -> String {
     plain(cut(token, 8))
 }
 
-fn cut(text: &str, most: usize) -> String {
+pub fn cut(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),

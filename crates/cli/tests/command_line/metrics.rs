@@ -122,6 +122,13 @@ fn metrics_say_what_info_says() {
         until("it waits", || conn.call(&["DLOCK.WAITERS", hostile]).items().len() == 1);
         let seen = metrics(&stage, "", 0);
         assert_eq!(seen["dlock_resource_waiters{resource=\"a\"b\\c\\u{1b}[2J\"}"], 1.0);
+        // Two that are shown alike are one sample.
+        for key in ["new\nline", "new\\nline"] {
+            conn.call(&["DLOCK.ACQUIRE", key, "t", "600000"]).int();
+            assert!(conn.call(&["DLOCK.ACQUIRE", key, "w", "600000", "QUEUE", "600000"]).is_nil());
+        }
+        let seen = metrics(&stage, "", 0);
+        assert_eq!(seen["dlock_resource_waiters{resource=\"new\\nline\"}"], 2.0);
 
         stage.servers[0].kill9();
         let seen = metrics(&stage, "", 0);
