@@ -57,6 +57,8 @@ async fn watch(
 ) -> Result<u8, Abort> {
     let listen = |kind| signal(kind).map_err(|why| Error::system("signals", why));
     let (mut end, mut hangup) = (listen(SignalKind::terminate())?, listen(SignalKind::hangup())?);
+    // Ctrl-C is a key here: this one was sent.
+    let mut interrupt = listen(SignalKind::interrupt())?;
     let mut app = App::default();
     let mut next = look(client, &app.query, Duration::ZERO);
     loop {
@@ -81,6 +83,7 @@ async fn watch(
                 next = look(client, &app.query, interval);
             }
             _ = end.recv() => return Err(Abort::Signal(Signal::SIGTERM)),
+            _ = interrupt.recv() => return Err(Abort::Signal(Signal::SIGINT)),
             _ = hangup.recv() => return Err(Abort::Signal(Signal::SIGHUP)),
         }
     }

@@ -117,10 +117,12 @@ fn top_survives_a_resize_and_a_lost_server_and_quits_clean() {
         let mut top = top;
         top.0.types("\x03");
         top.ended_with(0);
-        let top = Top::start(&stage);
-        top.shows("2 of 2 servers");
-        crate::stage::signal(stage.process("pid"), "TERM");
-        top.ended_with(128 + 15);
+        for (signal, number) in [("TERM", 15), ("INT", 2)] {
+            let top = Top::start(&stage);
+            top.shows("2 of 2 servers");
+            crate::stage::signal(stage.process("pid"), signal);
+            top.ended_with(128 + number);
+        }
     });
 }
 
