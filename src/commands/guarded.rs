@@ -11,7 +11,7 @@ use crate::clock;
 use crate::ffi::docs::KeyUse;
 use crate::ffi::inner::{Carrier, Checks, Refused};
 use crate::ffi::setup::{Args, Command};
-use crate::ffi::{Ctx, Flags, WrongType};
+use crate::ffi::{Ctx, WrongType};
 use crate::module::Module;
 
 pub struct Guard;
@@ -64,10 +64,8 @@ impl Command for Fenced {
 }
 
 /// What is special about a command.
-#[derive(PartialEq)]
 enum Kind {
     Plain,
-    Script,
     /// Redis 7.0 keeps it out of scripts for it can block, which here nothing can.
     Blocks,
     /// It reads keys that it does not name.
@@ -83,7 +81,6 @@ fn kind(name: &[u8]) -> Kind {
     word.copy_from_slice(name);
     word.make_ascii_uppercase();
     match &*word {
-        b"EVAL" | b"EVALSHA" | b"EVAL_RO" | b"EVALSHA_RO" | b"FCALL" | b"FCALL_RO" => Kind::Script,
         b"BLPOP" | b"BRPOP" | b"BLMOVE" | b"BRPOPLPUSH" | b"BZPOPMIN" | b"BZPOPMAX" => Kind::Blocks,
         b"SORT" | b"SORT_RO" => Kind::Sorts,
         b"SELECT" | b"WAIT" | b"WAITAOF" | b"READONLY" | b"READWRITE" | b"ASKING" => Kind::Connection,
@@ -91,21 +88,19 @@ fn kind(name: &[u8]) -> Kind {
     }
 }
 
-/// Which checks the server has to make of a command, or why it is not run.
+/// Which checks the server has to make of a command, or why it is not run. Those for scripts keep scripts
+/// out too: while a script is slow the server goes on with other clients, and keeps only the one that sent it
+/// from being read or freed. For it that is a client of its own here: it would crash over the guard's.
 fn checks(m: &Module, ctx: Ctx<'_>, command: &[&[u8]]) -> Result<Checks, Error> {
     if m.with(|s| s.guarding) {
         return Err(Error::Nested);
     }
-    let kind = kind(command.first().copied().unwrap_or_default());
-    // To run a script inside a script ends the server.
-    if kind == Kind::Connection || (kind == Kind::Script && ctx.flags().contains(Flags::LUA)) {
-        return Err(Error::NotGuarded);
+    match kind(command.first().copied().unwrap_or_default()) {
+        Kind::Connection => Err(Error::NotGuarded),
+        Kind::Sorts if !ctx.calls_run_as_user() && !ctx.user_has_all_rights() => Err(Error::AllRights),
+        Kind::Blocks => Ok(Checks::AnyCommand),
+        Kind::Sorts | Kind::Plain => Ok(Checks::AsInScripts),
     }
-    let reaches_more = matches!(kind, Kind::Script | Kind::Sorts);
-    if reaches_more && !ctx.calls_run_as_user() && !ctx.user_has_all_rights() {
-        return Err(Error::AllRights);
-    }
-    Ok(if matches!(kind, Kind::Script | Kind::Blocks) { Checks::AnyCommand } else { Checks::AsInScripts })
 }
 
 fn run(m: &Module, ctx: Ctx<'_>, args: &Args<'_>, checks: Checks) -> Done {

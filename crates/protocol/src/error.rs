@@ -131,14 +131,14 @@ impl fmt::Display for Error {
                  itself, use another key",
             ),
             Error::Nested => f.write_str(
-                "ERR no guard within a guard: run the command by one DLOCK.GUARD or DLOCK.FENCED, and scripts without any",
+                "ERR no guard within a guard: run the command by one DLOCK.GUARD or DLOCK.FENCED",
             ),
             Error::NotGuarded => f.write_str(
-                "ERR this command cannot be guarded: a guard is for commands on data, as a script may run them, and for \
-                 scripts outside of scripts; send it by itself",
+                "ERR this command cannot be guarded: a guard is for commands on data, as a script may run them; send it by \
+                 itself, and guard what a script writes inside of the script",
             ),
             Error::AllRights => f.write_str(
-                "ERR this server does not check what a guarded script or SORT does against the user's rights, so it takes a \
+                "ERR this server does not check what a guarded SORT reads against the user's rights, so it takes a \
                  user with all rights (~* &* +@all): send it by itself, or use Redis 7.2 or later, or Valkey",
             ),
             Error::WrongType => f.write_str("WRONGTYPE Operation against a key holding the wrong kind of value"),
