@@ -8,7 +8,7 @@ use dlock_core::deliveries::Deliveries;
 use dlock_core::scheduled::Scheduled;
 
 use crate::ffi::{Ctx, Notice, notices};
-use crate::module::{Loading, Module};
+use crate::module::{Loading, Module, free_elsewhere};
 use crate::{clock, deadlines, effects, followers, grace, log, mark, proof, timer, waiters, warnings};
 
 pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
@@ -128,7 +128,7 @@ fn flushing(m: &Module, ctx: Ctx<'_>, db: Option<i32>) {
         grace::forgot(m, ctx, "locks were flushed");
     }
     if held + holders > FREE_ON_THE_SPOT {
-        std::thread::spawn(move || drop((doubts, emptied)));
+        free_elsewhere((doubts, emptied));
     }
     m.with(|s| s.serve(db));
 }

@@ -2,6 +2,7 @@
 //! All of it is rebuilt at load, or let go.
 
 use std::cell::RefCell;
+use std::thread;
 
 use dlock_core::background::Background;
 use dlock_core::codec::{Known, Origin};
@@ -148,3 +149,8 @@ impl State {
 
 /// The end of time.
 const NEVER: Instant = Instant::from_micros(u64::MAX);
+
+/// Frees what takes a while on a thread of its own, or on the spot where none can be started.
+pub fn free_elsewhere(much: impl Send + 'static) {
+    let _ = thread::Builder::new().name("dlock-free".into()).spawn(move || drop(much));
+}

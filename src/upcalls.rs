@@ -9,7 +9,7 @@ use dlock_core::{Change, Ephemeral, Fence, Name};
 
 use crate::config::Config;
 use crate::ffi::{Ctx, Flags, Handle, MainThread, Notice, Section, Upcalls, Waited};
-use crate::module::{Loading, Module};
+use crate::module::{Loading, Module, free_elsewhere};
 use crate::value::Value;
 use crate::waiters::{self, Answer};
 use crate::{clock, deadlines, effects, events, evictions, followers, info, log, timer};
@@ -165,7 +165,7 @@ impl Upcalls for Module {
             let doubts = s.waiting.deliveries.forget(&name);
             match lock.take_vanished(clock::now(), doubts) {
                 // Its job does not run.
-                Some(crowd) if !master => drop(std::thread::spawn(move || drop(crowd))),
+                Some(crowd) if !master => free_elsewhere(crowd),
                 Some(crowd) => s.background.note(Task::Departed(name.to_owned(), Box::new(crowd))),
                 None => {}
             }

@@ -7,6 +7,7 @@ mod files;
 mod guarded;
 mod memory;
 mod secrets;
+mod threads;
 mod tokens;
 mod users;
 mod withdrawn;
