@@ -13,6 +13,10 @@ pub struct Waited {
 impl Waited {
     /// Why the client's user may not run it now; None where it may. `ctx` is the client's.
     pub fn refused(self, ctx: Ctx<'_>) -> Option<String> {
+        // A call of another module can wait, too. It has no user, and to ask for its name ends the server.
+        if !ctx.is_connected(ctx.client_id()) {
+            return None;
+        }
         // SAFETY: the context is that of a client that is still there, the arguments are its own; what the
         // server makes for us is freed before we return.
         unsafe {

@@ -6,6 +6,7 @@ mod damage;
 mod files;
 mod guarded;
 mod memory;
+mod modules;
 mod secrets;
 mod threads;
 mod tokens;
