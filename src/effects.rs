@@ -7,12 +7,12 @@ use std::ffi::CStr;
 
 use dlock_core::admission::Effect;
 use dlock_core::codec::{self, Known, Plain};
-use dlock_core::{Change, End, Event, Instant, Lock, Name, Step, Token, Turn};
+use dlock_core::{Change, End, Event, Instant, Lock, Mode, Name, Step, Token, Turn};
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
 use dlock_protocol::event;
 
-use crate::ffi::{Announced, Ctx, KeyName, WrongType, c_text};
+use crate::ffi::{Announced, Ctx, Flags, KeyName, WrongType, c_text};
 use crate::module::{Module, Place};
 use crate::value::{Key, Value};
 use crate::{clock, followers, log, timer};
@@ -295,19 +295,26 @@ fn event_name(event: Event) -> &'static CStr {
 }
 
 /// Takes in an effect: on a replica from its master, or from the append only file. Of that, too, a log is
-/// kept here, whose readers may know other things.
+/// kept here, whose readers may know other things: what it says by the clock of another boot is told anew, by
+/// this server's, for to a file the wall clocks would have to be the same.
 pub fn take_in(mut target: Target<'_>, effect: Effect, place: &Place) -> Result<(), String> {
     let Effect { last, written } = effect;
     let fence = written.greatest_fence();
-    let Target { m, key, fresh, .. } = &mut target;
-    if !written.apply(lock_of(m, key, fresh)) {
+    let Target { m, ctx, key, fresh, .. } = &mut target;
+    let is_foreign = place.leads_to.is_some_and(|known| known.written_by.boot != clock::anchor().boot)
+        && ctx.flags().intersection(Flags::AOF | Flags::LOADING) == Flags::AOF;
+    let part = written.part().filter(|_| is_foreign);
+    let lock = lock_of(m, key, fresh);
+    if !written.apply(lock) {
         return Err("ERR the effect does not fit the lock it is meant for".into());
     }
+    let is_crowd = matches!(lock.mode(), Some(Mode::Shared | Mode::Permits(_)));
+    let change = part.filter(|_| is_crowd).map_or(Change::Whole, Change::Part);
     let is_readable = m.with(|s| {
         s.fences.raise(fence.max(last));
-        s.followers.can_read(place)
+        !is_foreign && s.followers.can_read(place)
     });
-    let log = if is_readable { Log::AsItCame } else { target.log(&Change::Whole, clock::now()) };
+    let log = if is_readable { Log::AsItCame } else { target.log(&change, clock::now()) };
     // No timer: a replica ends nothing by itself, and a loading server not yet.
     target.store();
     target.ctx.signal_modified(target.raw);

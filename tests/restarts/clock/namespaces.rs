@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use dlock_testkit::wall_clock::{HOUR, WallClock};
 use dlock_testkit::{Server, ServerKind, each_server, until};
 
 /// Two weeks, in seconds.
@@ -68,5 +69,47 @@ fn a_replica_in_another_time_namespace_counts_from_the_arrival() {
             let left = conn.ok(&format!("DLOCK.PTTL {key}")).int();
             assert!((500_000..=600_000).contains(&left), "{key}: {left}");
         }
+    });
+}
+
+/// In the file of the replica stood what its master had said, by a clock that was an hour behind: the leases
+/// were over when the new master started again, and others were granted them.
+#[test]
+fn a_promoted_replica_restarts_with_what_another_clock_has_told_it() {
+    each_server(|kind| {
+        let Some(ahead) = ahead(kind) else { return };
+        let (ahead, clock) = WallClock::of(&ahead);
+        clock.set_off_by(-HOUR);
+        let master = Server::start(&ahead);
+        let mut replica = Server::options(kind).conf("appendonly yes").conf("appendfsync always").start();
+        replica.replicate(&master);
+        until("the replica has its file", || replica.info("aof_rewrite_in_progress") == "0");
+        let mut conn = master.connect();
+        let commands = [
+            "DLOCK.ACQUIRE one t 600000",
+            "DLOCK.ACQUIRE two t 600000",
+            "DLOCK.ACQUIRE labelled t 600000 LABEL host",
+            "DLOCK.ACQUIRE shared t 600000 SHARED",
+            "DLOCK.ACQUIRE shared u 600000 SHARED",
+            "DLOCK.ACQUIRE shared gone 600000 SHARED",
+            "DLOCK.ACQUIRE permits t 600000 PERMITS 2",
+            "DLOCK.ACQUIRE permits u 600000 PERMITS 2",
+            "DLOCK.RELEASE shared gone",
+        ];
+        let answers = conn.say_together(&commands);
+        replica.wait_in_sync(&master);
+        master.kill9();
+        assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
+        replica.kill9();
+        replica.restart();
+        let mut conn = replica.connect();
+        for (command, fence) in commands.iter().zip(answers).filter(|(command, _)| !command.contains(" gone"))
+        {
+            let words: Vec<&str> = command.split(' ').collect();
+            let left = conn.ok(&format!("DLOCK.PTTL {} {}", words[1], words[2])).int();
+            assert!((500_000..=600_000).contains(&left), "{command}: {left}");
+            assert_eq!(conn.ok(command), fence, "{command}");
+        }
+        assert_eq!(conn.ok("DLOCK.HOLDS shared gone"), 0);
     });
 }

@@ -224,6 +224,16 @@ impl Written {
         }
     }
 
+    /// Whose holds it changes, of a lock that others may hold too; None where it is a whole lock.
+    pub fn part(&self) -> Option<Vec<Token>> {
+        match &self.kind {
+            Kind::Other(other) if !other.whole => {
+                Some(other.put.iter().map(Hold::token).chain(&other.dropped).cloned().collect())
+            }
+            _ => None,
+        }
+    }
+
     /// Carries it out. Idempotent: everything in it is a final value. False where it would leave more holders
     /// than its mode allows, which only bytes that no master wrote can do; the lock is left as it was.
     pub fn apply(self, lock: &mut Lock) -> bool {
