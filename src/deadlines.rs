@@ -157,6 +157,9 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
             on(m, ctx, &name, |target| target.operate(|turn| turn.dismiss(&[waiter], outcome)));
         }
         Task::Departed(name, departed) => close_the_books(m, ctx, name, departed),
+        Task::Restored(name) => {
+            on(m, ctx, &name, |target| target.operate(|turn| turn.restored()));
+        }
         Task::GraceOver => grace::over(m, ctx, "its time has passed"),
         Task::Due(name, slot) => {
             let mut stale = true;

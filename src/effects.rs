@@ -301,7 +301,7 @@ pub fn take_in(mut target: Target<'_>, effect: Effect, place: &Place) -> Result<
     let Effect { last, written } = effect;
     let fence = written.greatest_fence();
     let Target { m, ctx, key, fresh, .. } = &mut target;
-    let is_foreign = place.leads_to.is_some_and(|known| known.written_by.boot != clock::anchor().boot)
+    let is_foreign = written.is_foreign(clock::anchor())
         && ctx.flags().intersection(Flags::AOF | Flags::LOADING) == Flags::AOF;
     let part = written.part().filter(|_| is_foreign);
     let lock = lock_of(m, key, fresh);

@@ -99,7 +99,7 @@ impl Upcalls for Module {
                 self.with(|s| s.effect_skipped());
             }
         })?;
-        let fence = written.greatest_fence();
+        let (fence, is_foreign) = (written.greatest_fence(), written.is_foreign(reader.anchor));
         let mut value = Box::<Value>::default();
         written.apply(&mut value.lock);
         self.with(|s| {
@@ -107,7 +107,11 @@ impl Upcalls for Module {
             s.schedule(&mut value, db, key);
             // The server may yet drop it, as it does with a TTL that has passed: looked at once, in any case.
             if let Some(slot) = value.lock.slot().filter(|_| bounds.is_some()) {
-                s.background.note(Task::Due(Name::new(db, key).to_owned(), slot));
+                let name = Name::new(db, key).to_owned();
+                if is_foreign {
+                    s.background.note(Task::Restored(name.clone()));
+                }
+                s.background.note(Task::Due(name, slot));
             }
         });
         if loading.is_none() {

@@ -35,6 +35,8 @@ pub enum Task {
     Over(Name<'static>, WaiterId, Outcome),
     /// A crowd has left a lock: its holds are still in the books.
     Departed(Name<'static>, Box<Departed>),
+    /// This was restored, from what another clock tells.
+    Restored(Name<'static>),
     /// A lease or a lock-delay may have expired.
     Due(Name<'static>, Slot),
     GraceOver,
@@ -49,6 +51,7 @@ impl Task {
             | Task::Undelivered(name, ..)
             | Task::Unread { delivery: Delivery { name, .. }, .. }
             | Task::Over(name, ..)
+            | Task::Restored(name)
             | Task::Due(name, _) => (name.db, &*name.key),
             Task::Disconnected(_, db, holds) => (*db, &*holds.first()?.0),
             // Books are kept whatever the server says to writes.
@@ -63,6 +66,7 @@ impl Task {
             Task::Undelivered(name, ..)
             | Task::Unread { delivery: Delivery { name, .. }, .. }
             | Task::Departed(name, _)
+            | Task::Restored(name)
             | Task::Due(name, _) => &mut name.db,
             Task::Disconnected(_, db, _) => db,
             Task::Serve(_) | Task::ServeBehind(..) | Task::Vanished(_) | Task::Over(..) | Task::GraceOver => {

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use dlock_testkit::wall_clock::{HOUR, WallClock};
-use dlock_testkit::{Server, ServerKind, each_server, until};
+use dlock_testkit::{Server, ServerKind, aof, each_server, until};
 
 /// Two weeks, in seconds.
 const AHEAD: &str = "1209600";
@@ -111,5 +111,37 @@ fn a_promoted_replica_restarts_with_what_another_clock_has_told_it() {
             assert_eq!(conn.ok(command), fence, "{command}");
         }
         assert_eq!(conn.ok("DLOCK.HOLDS shared gone"), 0);
+    });
+}
+
+/// As a lock does that has migrated from another machine.
+#[test]
+fn what_was_restored_from_another_clock_is_there_after_a_restart() {
+    each_server(|kind| {
+        let Some(ahead) = ahead(kind) else { return };
+        let (ahead, clock) = WallClock::of(&ahead);
+        clock.set_off_by(-HOUR);
+        let source = Server::start(&ahead);
+        let mut target = Server::options(kind).conf("appendonly yes").conf("appendfsync always").start();
+        let (mut from, mut to) = (source.connect(), target.connect());
+        let locks = [("one", ""), ("shared", "SHARED"), ("permits", "PERMITS 2")];
+        let fences = locks.map(|(key, mode)| {
+            let fence = from.ok(&format!("DLOCK.ACQUIRE {key} t 600000 {mode}")).int();
+            let dump = from.ok(&format!("DUMP {key}"));
+            to.ok("SELECT 3");
+            assert_eq!(to.call(&[b"RESTORE", key.as_bytes(), b"0", dump.bytes()]), "OK");
+            fence
+        });
+        let told = || aof::commands(target.dir()).iter().filter(|words| words[0] == b"DLOCK._SET").count();
+        until("they are told by the own clock", || told() == locks.len());
+        target.kill9();
+        target.restart();
+        let mut to = target.connect();
+        to.ok("SELECT 3");
+        for ((key, mode), fence) in locks.into_iter().zip(fences) {
+            let left = to.ok(&format!("DLOCK.PTTL {key} t")).int();
+            assert!((500_000..=600_000).contains(&left), "{key}: {left}");
+            assert_eq!(to.ok(&format!("DLOCK.ACQUIRE {key} t 1 {mode}")), fence);
+        }
     });
 }

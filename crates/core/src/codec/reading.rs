@@ -224,6 +224,11 @@ impl Written {
         }
     }
 
+    /// Whether it tells of times by the clock of another boot.
+    pub fn is_foreign(&self, anchor: Anchor) -> bool {
+        self.clock.0.boot != anchor.boot
+    }
+
     /// Whose holds it changes, of a lock that others may hold too; None where it is a whole lock.
     pub fn part(&self) -> Option<Vec<Token>> {
         match &self.kind {
