@@ -65,7 +65,7 @@ fn withdraw_if_void(m: &Module, ctx: Ctx<'_>) {
 
 fn read_options(m: &Module, ctx: Ctx<'_>) {
     let is = |option, value| ctx.option(option).is_some_and(|set| set == value);
-    let has_file = is("appendonly", "yes");
+    let has_file = ctx.info_number("persistence", "aof_enabled") == Some(1);
     let syncs_each_grant = is("appendfsync", "always") && is("no-appendfsync-on-rewrite", "no");
     m.with(|s| s.proof.facts = Facts { has_file, syncs_each_grant, ..s.proof.facts });
 }

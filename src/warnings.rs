@@ -8,7 +8,7 @@ use crate::module::{Module, State, Warnings};
 
 /// The server's options may be others than before.
 pub fn configured(m: &Module, ctx: Ctx<'_>) {
-    let policy = ctx.option("maxmemory-policy").unwrap_or_default();
+    let policy = ctx.eviction_policy();
     m.with(|s| s.evictions.configured(&policy));
     look(m);
 }

@@ -13,10 +13,10 @@ use rand::TryRng;
 
 use crate::ffi::Ctx;
 
-/// Where a file of this server is: in its folder, by its port, for several may share a folder.
+/// Where a file of this server is: in its folder, by its port, for several may share a folder. INFO has the
+/// port, or else that for TLS, also where CONFIG is renamed.
 pub fn of_this_server(ctx: Ctx<'_>, ending: &str) -> PathBuf {
-    let port = |option| ctx.option(option).filter(|port| port != "0");
-    let port = port("port").or_else(|| port("tls-port")).unwrap_or_else(|| "0".into());
+    let port = ctx.info_number("server", "tcp_port").unwrap_or(0);
     // By its whole path, for threads: the server changes its working folder when it is told another one.
     std::env::current_dir().unwrap_or_default().join(format!("dlock-{port}.{ending}"))
 }

@@ -192,7 +192,13 @@ impl<'a> Ctx<'a> {
         flags.is_some_and(|flags| flags.contains(&b'c'))
     }
 
-    /// An option of the server; None where it has no such.
+    /// `maxmemory-policy`.
+    pub fn eviction_policy(self) -> String {
+        self.info_text("memory", "maxmemory_policy").unwrap_or_default()
+    }
+
+    /// An option of the server; None where it has no such, or its CONFIG is renamed. What INFO has is read
+    /// there.
     pub fn option(self, name: &str) -> Option<String> {
         let (get, name) = (c"GET".as_ptr(), c_string(name));
         let reply = unsafe {

@@ -56,7 +56,7 @@ impl Ctx<'_> {
         }
         // Before a client's command it would evict; in any other context it knows whether that helped the
         // last one.
-        let evicts = self.option("maxmemory-policy").is_some_and(|policy| policy != "noeviction");
+        let evicts = self.eviction_policy() != "noeviction";
         self.select_db(db);
         match self.dry_run(of, key, evicts) {
             Ok(()) if evicts => Verdict::Allowed,

@@ -139,7 +139,10 @@ impl Facts {
             (self.has_mark, "dlock.fence-mark is off"),
             (!self.had_replicas, "a replica has followed this server and could be promoted"),
             (self.has_file, "there is no append only file"),
-            (self.syncs_each_grant, "appendfsync is not always, or no-appendfsync-on-rewrite is not no"),
+            (
+                self.syncs_each_grant,
+                "appendfsync is not always, or no-appendfsync-on-rewrite is not no (or CONFIG is renamed, which tells)",
+            ),
             (self.at_home, "dir has changed since the start"),
             (self.knows_all, "no grace period has ended since holds may have been forgotten"),
         ]
