@@ -1,11 +1,17 @@
-//! `dlock exporter`: the metrics by HTTP, for Prometheus. HTTP/1.0: an answer to each connection.
+//! `dlock exporter`: the metrics by HTTP, for Prometheus.
 
-use std::io;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_client::Client;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, copy, sink};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Mutex, Semaphore};
 use tokio::time::{sleep, timeout};
@@ -22,11 +28,11 @@ const MOST_CONNECTIONS: usize = 256;
 /// Scrapes that are answered, one after the other; more are refused.
 const MOST_SCRAPES: usize = 16;
 
-/// A peer has so long to send its request, and to read the answer.
-const LIMIT: Duration = Duration::from_secs(10);
+/// A peer has so long for everything: longer than Prometheus waits for an answer.
+const LIMIT: Duration = Duration::from_secs(60);
 
-/// So many bytes are read of a peer.
-const LONGEST_REQUEST: u64 = 16 << 10;
+/// So many bytes a request may have.
+const LONGEST_REQUEST: usize = 16 << 10;
 
 pub async fn exporter(args: Exporter) -> Result<u8, Abort> {
     let cannot = |why| Error::system(format_args!("cannot listen on {}", args.listen), why);
@@ -46,7 +52,7 @@ pub async fn exporter(args: Exporter) -> Result<u8, Abort> {
         };
         let scrapes = scrapes.clone();
         tokio::spawn(async move {
-            let _ = serve(stream, &scrapes).await;
+            serve(stream, &scrapes).await;
             drop(slot);
         });
     }
@@ -61,43 +67,34 @@ struct Scrapes {
     slots: Semaphore,
 }
 
-async fn serve(mut stream: TcpStream, scrapes: &Scrapes) -> io::Result<()> {
-    let Some(request) = timeout(LIMIT, request(&mut stream)).await?? else { return Ok(()) };
-    let answer = answer(&request, scrapes).await;
-    timeout(LIMIT, async {
-        stream.write_all(answer.as_bytes()).await?;
-        stream.shutdown().await?;
-        // Closed with something unread, the connection would be reset, and the answer lost.
-        copy(&mut stream.take(LONGEST_REQUEST), &mut sink()).await
-    })
-    .await??;
-    Ok(())
+async fn serve(stream: TcpStream, scrapes: &Scrapes) {
+    let service = service_fn(|request| async move { Ok::<_, Infallible>(answer(&request, scrapes).await) });
+    let mut http = http1::Builder::new();
+    // Each answer has a connection of its own: a scrape comes every few seconds at most.
+    http.timer(TokioTimer::new()).keep_alive(false).max_buf_size(LONGEST_REQUEST);
+    let _ = timeout(LIMIT, http.serve_connection(TokioIo::new(stream), service)).await;
 }
 
-/// The first line; `None` if there is none.
-async fn request(stream: &mut TcpStream) -> io::Result<Option<String>> {
-    let mut lines = BufReader::new(stream.take(LONGEST_REQUEST)).lines();
-    let first = lines.next_line().await?;
-    while lines.next_line().await?.is_some_and(|line| !line.is_empty()) {}
-    Ok(first)
-}
-
-async fn answer(request: &str, scrapes: &Scrapes) -> String {
-    let mut words = request.split(' ');
-    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    let (status, kind, text) = match (method, target.split('?').next().unwrap_or_default()) {
-        ("GET" | "HEAD", "/metrics") => match scrapes.slots.try_acquire() {
+async fn answer(request: &Request<Incoming>, scrapes: &Scrapes) -> Response<Full<Bytes>> {
+    let (code, kind, text) = match (request.method(), request.uri().path()) {
+        (&Method::GET | &Method::HEAD, "/metrics") => match scrapes.slots.try_acquire() {
             Ok(_slot) => {
                 let _turn = scrapes.turn.lock().await;
                 let metrics = collect(&scrapes.client, scrapes.most).await;
-                ("200 OK", "text/plain; version=0.0.4; charset=utf-8", metrics)
+                (StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", metrics)
             }
-            Err(_) => ("503 Service Unavailable", "text/plain", "too many scrapes\n".into()),
+            Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "text/plain", "too many scrapes\n".into()),
         },
-        ("GET" | "HEAD", "/") => ("200 OK", "text/html", "<a href=\"/metrics\">dlock's metrics</a>\n".into()),
-        ("GET" | "HEAD", _) => ("404 Not Found", "text/plain", "the metrics are at /metrics\n".into()),
-        _ => ("405 Method Not Allowed", "text/plain", "only GET\n".into()),
+        (&Method::GET | &Method::HEAD, "/") => {
+            (StatusCode::OK, "text/html", "<a href=\"/metrics\">dlock's metrics</a>\n".into())
+        }
+        (&Method::GET | &Method::HEAD, _) => {
+            (StatusCode::NOT_FOUND, "text/plain", "the metrics are at /metrics\n".into())
+        }
+        _ => (StatusCode::METHOD_NOT_ALLOWED, "text/plain", "only GET\n".into()),
     };
-    let head = format!("HTTP/1.0 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n", text.len());
-    if method == "HEAD" { head } else { head + &text }
+    let mut answer = Response::new(Full::from(text));
+    *answer.status_mut() = code;
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    answer
 }
