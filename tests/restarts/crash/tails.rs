@@ -116,13 +116,18 @@ fn a_damaged_file_is_refused_or_loaded_and_never_ends_in_a_crash() {
     each_server(|kind| {
         let Written { mut server, file, bytes, states } = written(kind, "aof-load-truncated yes");
         let mut random = Random::fresh();
+        let label = bytes.windows(4).position(|word| word == b"host").expect("the label");
         let (mut refused, mut loaded) = (0, 0);
         for attempt in 0..attempts() * 2 {
             let mut damaged = bytes.clone();
-            // Where a command begins, or anywhere.
+            // In a label, which nobody can tell; where a command begins; anywhere.
             let (begin, _) = states[random.below(states.len() - 1)];
-            let at = if attempt % 2 == 0 { begin } else { random.below(bytes.len()) };
-            damaged[at] ^= 1 << random.below(8);
+            let (at, bit) = match attempt {
+                0 => (label, 0),
+                _ if attempt % 2 == 1 => (begin, random.below(8)),
+                _ => (random.below(bytes.len()), random.below(8)),
+            };
+            damaged[at] ^= 1 << bit;
             fs::write(&file, &damaged).expect("the file");
             match server.try_restart() {
                 Ok(()) => {
