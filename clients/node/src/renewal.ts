@@ -29,7 +29,7 @@ export class Renewal implements Task {
     /** ms */
     public lease: number,
     public validUntil: number,
-    private readonly renewed: boolean,
+    public renewed: boolean,
     /** The steps that set the lease, and say whether the token holds the lock. */
     private readonly ask: (hold: Renewal, lease: number) => Steps<boolean>,
   ) {}
@@ -137,6 +137,8 @@ export class Owed implements Task {
   readonly #until: number;
   #next = now();
   #pause = 50;
+  // A try without an answer may have ended what the next one does not find.
+  #unanswered = false;
 
   constructor(
     private readonly command: Args,
@@ -161,10 +163,12 @@ export class Owed implements Task {
 
   *#send(): Steps<void> {
     try {
-      this.ended = (this.ended ?? 0) + (yield* orWrongType(this.command, 0));
+      const ended = yield* orWrongType(this.command, 0);
+      this.ended = (this.ended ?? 0) + (ended || Number(this.#unanswered));
       this.times -= 1;
       this.answered?.();
-    } catch {
+    } catch (why) {
+      this.#unanswered ||= !word(why);
       this.#pause = Math.min(this.#pause * 2, 2000);
     }
     this.#next = now() + this.#pause;

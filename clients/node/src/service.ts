@@ -49,8 +49,9 @@ export class Single implements Service {
   }
 
   *release(key: Key, { token }: Granted, { lease }: Renewal): Steps<boolean> {
+    const isAnew = reconnection(this.channels[0]!);
     try {
-      return (yield* orWrongType(release(key, token), 0)) > 0;
+      return (yield* orWrongType(release(key, token), 0)) > 0 || isAnew();
     } catch (why) {
       // A server that refuses to write keeps the hold.
       const owed = new OwedRelease(key, token, lease);
@@ -105,11 +106,12 @@ export class Quorum implements Service {
   *release(key: Key, { token, holders }: Granted, { lease, releases }: Renewal): Steps<boolean> {
     const asked = [...holders!.asked];
     const owed = new Map(asked.map((member) => [member, new OwedRelease(key, token, lease, releases)]));
+    const isAnew = this.channels.map(reconnection);
     const ended = (member: number) => {
       const release = owed.get(member);
       // Nothing to end where nothing was asked for.
       if (release === undefined) return false;
-      return release.ended === undefined ? undefined : release.ended > 0;
+      return release.ended === undefined ? undefined : release.ended > 0 || isAnew[member]!();
     };
     const released = () => this.#majority(this.#members.all().map(ended));
     yield new Owe(owed, () => released() !== undefined);
@@ -141,6 +143,13 @@ export class Quorum implements Service {
     }
     return decided;
   }
+}
+
+/** Whether the client has connected anew since. Some then send again what had no answer, and a RELEASE may
+ * not find what the first one has ended. */
+function reconnection(channel: Channel): () => boolean {
+  const { connections } = channel;
+  return () => channel.connections !== connections;
 }
 
 /** The key, as the client would send it. */

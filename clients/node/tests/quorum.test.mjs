@@ -44,6 +44,18 @@ onEach((bench) => {
     await (await other.tryAcquire()).release();
   });
 
+  test("a release whose answers are lost is no loss", async () => {
+    const hold = await lock({ ttl: 60_000 }).acquire();
+    await allHold();
+    for (const proxy of proxies.slice(1)) Object.assign(proxy, { match: "RELEASE", cutReplies: 1 });
+    await hold.release();
+    assert.deepEqual(
+      proxies.map((proxy) => proxy.lost),
+      [0, 1, 1],
+    );
+    await nothingIsHeld();
+  });
+
   test("one master may be down", async () => {
     cut(proxies[0]);
     const fences = [];

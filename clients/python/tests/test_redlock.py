@@ -41,6 +41,19 @@ def test_one_master_may_be_down(members):
     assert fences == sorted(set(fences))
 
 
+def test_a_release_whose_answers_are_lost_is_no_loss(members, monkeypatch):
+    # It is sent again, and finds nothing any more.
+    for module in "_threads", "_tasks":
+        monkeypatch.setattr(f"dlock.{module}.PATIENCE", 20)
+    lock = members.lock(timeout=60)
+    lock.acquire()
+    for proxy in members.proxies[:2]:
+        proxy.match, proxy.cut_replies = b"RELEASE", 1
+    lock.release()
+    assert [proxy.lost for proxy in members.proxies] == [1, 1, 0]
+    assert not any(members.held())
+
+
 def test_without_a_majority_nothing_is_granted(members):
     for proxy in members.proxies[:2]:
         proxy.refuse = True

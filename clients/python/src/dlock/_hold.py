@@ -205,6 +205,8 @@ class Owed:
         self._until = now() + lasts
         self._next = now()
         self._pause = 0.05
+        # A try without an answer may have ended what the next one does not find.
+        self._unanswered = False
 
     def finished(self) -> bool:
         return self._times == 0 or now() > self._until
@@ -218,11 +220,13 @@ class Owed:
 
     def _send(self) -> Steps:
         try:
-            self.ended = (self.ended or 0) + (yield from or_wrong_type(self._command, 0))
+            ended = yield from or_wrong_type(self._command, 0)
+            self.ended = (self.ended or 0) + (ended or int(self._unanswered))
             self._times -= 1
             if self.answered is not None:
                 self.answered()
         except RedisError as why:
+            self._unanswered |= not isinstance(why, ResponseError)
             self._pause = min(self._pause * 2, 2.0)
             if self.failed is not None:
                 self.failed(why)
