@@ -76,7 +76,7 @@ export class Attempt implements Acquisition {
     let sent: number | undefined;
     let answeredAt = now();
     let late = 0;
-    if (waits && contended.has(name)) yield* this.#listen();
+    if (waits && answeredAt < end && contended.has(name)) yield* this.#listen(end);
     while (true) {
       let pause = retryDelay;
       // A request sent again keeps the first send as its start: the server may count from that one.
@@ -96,7 +96,7 @@ export class Attempt implements Acquisition {
         if (waits) {
           contended.note(name);
           if (this.#wait === undefined && answeredAt < end) {
-            yield* this.#listen();
+            yield* this.#listen(end);
             continue;
           }
         }
@@ -118,8 +118,9 @@ export class Attempt implements Acquisition {
           sent = undefined;
         }
       }
-      pause = Math.min(pause, end - now());
-      if (!waits || pause <= 0) break;
+      const left = end - now();
+      if (!waits || left <= 0) break;
+      pause = Math.min(pause, left);
       yield this.#wait === undefined ? new Sleep(pause) : new Pause(this.#wait, pause);
       if (this.#wait?.cancelled) break;
     }
@@ -134,11 +135,12 @@ export class Attempt implements Acquisition {
     return null;
   }
 
-  *#listen(): Steps<void> {
+  *#listen(end: number): Steps<void> {
     const wait: Wait = yield new Listen();
     this.#wait = wait;
-    // What is published before the subscription would be lost. Without one, waits go by the clock alone.
-    if (!wait.desk.ready) yield new Pause(wait, times.connect);
+    // What is published before the subscription would be lost. Where there is none, waits go by the clock
+    // alone, and only the first one finds that out.
+    if (!wait.desk.tried) yield new Pause(wait, Math.min(times.connect, end - now()));
   }
 
   #terms(): Args {

@@ -11,6 +11,11 @@ import { Desk, times, type Wait } from "./waits.js";
 // How often the listener is looked after, and how long it has to answer, ms.
 const TICK = 1000;
 
+/** A refusal is an answer, too, but for that of a server that starts. */
+function isAnswer(why: unknown): boolean {
+  return word(why) !== "" && word(why) !== "LOADING";
+}
+
 const channels = new WeakMap<Client, Channel>();
 
 export class Channel {
@@ -58,7 +63,7 @@ export class Channel {
       }
       return await bounded(this.#heard(this.link.call(args)), left, signal);
     } catch (why) {
-      if (why instanceof Aborted || word(why)) throw why;
+      if (why instanceof Aborted || isAnswer(why)) throw why;
       // If others came meanwhile it is busy, and not silent.
       if (this.#answers === before) this.silent = true;
       const { address } = this;
@@ -73,8 +78,7 @@ export class Channel {
       this.#answers += 1;
       this.silent = false;
     };
-    // A refusal is an answer, too.
-    reply.then(note, (why) => word(why) && note());
+    reply.then(note, (why) => isAnswer(why) && note());
     return reply;
   }
 

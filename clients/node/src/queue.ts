@@ -97,7 +97,7 @@ export class Waiter {
     lookout.waits.add(wait);
     try {
       // What is published before the subscription would be lost. Without one, waits go by the clock alone.
-      if (!wait.desk.ready) yield new Pause(wait, Math.min(this.limit, CHECK));
+      if (!wait.desk.tried) yield new Pause(wait, Math.min(this.limit, CHECK));
       return yield* this.#asking(wait, lookout, end, isLast);
     } finally {
       wait.close();

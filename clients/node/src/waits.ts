@@ -67,6 +67,8 @@ export class Desk {
   readonly waits = new Map<string, Wait>();
   /** Whether the subscription is live. */
   ready = false;
+  /** Whether that is known: it came about, or failed. */
+  tried = false;
   heardAt = now();
   idleSince = now();
   #numbers = 0;
@@ -84,6 +86,7 @@ export class Desk {
 
   subscribed(): void {
     this.ready = true;
+    this.tried = true;
     this.heardAt = now();
     // What was published before is lost: everybody asks.
     this.wakeAll();
@@ -91,6 +94,7 @@ export class Desk {
 
   disconnected(): void {
     this.ready = false;
+    this.tried = true;
     this.wakeAll();
   }
 

@@ -60,10 +60,10 @@ export class Server {
     return server;
   }
 
-  async start() {
+  async start(options = []) {
     const log = openSync(path.join(this.folder, "log"), "a");
     const place = ["--bind", "127.0.0.1", "--port", `${this.port}`, "--dir", this.folder, "--save", ""];
-    this.process = spawn(this.program, [...place, "--loadmodule", MODULE], { stdio: ["ignore", log, log] });
+    this.process = spawn(this.program, [...place, ...options, "--loadmodule", MODULE], { stdio: ["ignore", log, log] });
     closeSync(log);
     this.exited = once(this.process, "exit");
     await until("the server answers", () => {

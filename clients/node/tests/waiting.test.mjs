@@ -95,6 +95,19 @@ onEach((bench) => {
     await waiters(0);
   });
 
+  test("a pause of no time is no end of the wait", async () => {
+    await bench.server.ask("SET", "foo", "somebody");
+    let hold;
+    const waits = (await lock({ retryDelay: 0 })).acquire().then((acquired) => (hold = acquired));
+    await until("it has asked again", async () => {
+      const stats = await bench.server.ask("INFO", "commandstats");
+      return Number(/cmdstat_dlock\.acquire:calls=(\d+)/i.exec(stats)?.[1]) > 3;
+    });
+    assert.equal(hold, undefined);
+    await bench.server.ask("DEL", "foo");
+    await (await waits).release();
+  });
+
   test("a wait that an operator ends is an error", async () => {
     await hold();
     const waits = assert.rejects((await lock()).acquire(), ResourceLockedError);
@@ -176,6 +189,25 @@ onEach((bench) => {
     await (await waits).release();
   });
 
+  test("a server that loads its data is waited for", async () => {
+    // For some seconds, in which it answers LOADING.
+    const slowly = ["--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024"];
+    const server = await bench.ownServer();
+    await server.ask("DLOCK.ACQUIRE", "foo", "holder", 60_000);
+    for (let key = 0; key < 1000; key++) server.ask("SET", `key${key}`, "x".repeat(100));
+    const client = await bench.client(server.url);
+    let answer;
+    const waits = new Lock(client, "foo").acquire().catch((why) => (answer = why));
+    await until("it waits", () => server.waiters());
+    await server.ask("SAVE");
+    await server.kill();
+    await server.start(slowly);
+    assert.equal(answer, undefined);
+    await until("it waits", () => server.waiters());
+    await server.ask("DLOCK.RELEASE", "foo", "holder");
+    await (await waits).release();
+  });
+
   test("a server that stays away is an error", async () => {
     times.keep = 1000;
     const server = await bench.ownServer();
@@ -195,6 +227,13 @@ onEach((bench) => {
     await waiters(1);
     await letGo();
     await (await waits).release();
+    // The next one does not wait for the subscription, which never comes.
+    times.connect = 1_000_000;
+    await hold();
+    const next = new Lock(client, "foo", { retryDelay: 50 }).acquire();
+    await waiters(1);
+    await letGo();
+    await (await next).release();
   });
 
   test("a full queue is an error", async () => {

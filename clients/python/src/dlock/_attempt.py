@@ -3,6 +3,7 @@ yield."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Callable
 
@@ -103,8 +104,8 @@ class Attempt:
         sent: float | None = None
         answered_at = now()
         late = 0
-        if blocking and self._key in _contended:
-            yield from self._listen()
+        if blocking and self._key in _contended and (end is None or answered_at < end):
+            yield from self._listen(end)
         while True:
             pause = sleep
             terms = self._terms
@@ -149,14 +150,14 @@ class Attempt:
                 if blocking:
                     _contended.note(self._key)
                 if blocking and self.wait is None and (end is None or answered_at < end):
-                    yield from self._listen()
+                    yield from self._listen(end)
                     continue
                 if self.wait is not None and self._notify and self.wait.listening:
                     pause = ASK
-            if end is not None:
-                pause = min(pause, end - now())
-            if not blocking or pause <= 0:
+            left = math.inf if end is None else end - now()
+            if not blocking or left <= 0:
                 break
+            pause = min(pause, left)
             if self.wait is None:
                 yield Sleep(pause)
                 continue
@@ -170,11 +171,12 @@ class Attempt:
                 yield self.owe()
         return False
 
-    def _listen(self) -> Steps:
+    def _listen(self, end: float | None) -> Steps:
         self.wait = wait = yield Listen()
-        # What is published before the subscription would be lost. Without one, waits go by the clock alone.
-        if not wait.listening:
-            yield Pause(wait, SUBSCRIBING)
+        # What is published before the subscription would be lost. Where there is none, waits go by the clock
+        # alone, and only the first one finds that out.
+        if not wait.desk.tried:
+            yield Pause(wait, SUBSCRIBING if end is None else max(min(SUBSCRIBING, end - now()), 0))
 
     def _refused(self, answer: ResponseError, sleep: float, blocking: bool, end: float | None) -> float:
         """After how long to ask again; or raises."""

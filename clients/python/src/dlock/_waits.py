@@ -50,6 +50,8 @@ class Desk:
         self.waits: dict[str, Wait] = {}
         # Whether the subscription is live.
         self.ready = False
+        # Whether that is known: it came about, or failed.
+        self.tried = False
         self.heard_at = now()
         self.asked = False
         self.idle_since = now()
@@ -71,7 +73,7 @@ class Desk:
         self.heard_at = now()
         self.asked = False
         if message["type"] in ("subscribe", "ssubscribe"):
-            self.ready = True
+            self.ready = self.tried = True
             # What was published before it is lost: everybody asks.
             self.wake_all()
         elif message["type"] in ("message", "smessage"):
@@ -96,6 +98,7 @@ class Desk:
 
     def disconnected(self) -> None:
         self.ready = False
+        self.tried = True
         self.asked = False
         self.heard_at = now()
         self.wake_all()
