@@ -183,6 +183,12 @@ export class Hold implements AsyncDisposable {
     if (lost || !(await run(this.#renewal.extending(ttl), this.#service))) throw this.#notHeld();
   }
 
+  /** @internal Ends its renewal, with most of a lease left. */
+  async settle(): Promise<void> {
+    this.#renewal.renewed = false;
+    if (this.validFor < (this.#renewal.lease * 9) / 10) await this.extend();
+  }
+
   /** Releases the lock. `NotHeldError` if it was lost before. A second call does nothing. */
   async release(): Promise<void> {
     if (this.#released) return;

@@ -113,18 +113,23 @@ export class Redlock extends EventEmitter {
     renew: boolean,
   ): Promise<Lock> {
     const end = now() + (retryCount < 0 ? Number.POSITIVE_INFINITY : retryCount * retryDelay);
+    // All in one order: two that want the same resources never wait for each other.
+    const names = [...new Set(resources)].sort();
     const held = new Map<string, Hold>();
     try {
-      // All in one order: two that want the same resources never wait for each other.
-      for (const resource of [...new Set(resources)].sort()) {
-        const lock = new OneLock(this.#service, resource, { ttl: duration, renew, retryDelay });
-        // What was acquired first must not run out while the rest is waited for.
-        const left = Math.min(end, ...[...held.values()].map((hold) => now() + hold.validFor)) - now();
-        const timeout = left === Number.POSITIVE_INFINITY ? undefined : Math.max(left, 0);
-        const hold = retryCount === 0 ? await lock.tryAcquire() : await lock.acquire({ timeout });
+      for (const resource of names) {
+        // What was acquired first is renewed while the rest is waited for.
+        const options = { ttl: duration, renew: renew || names.length > 1, retryDelay };
+        const lock = new OneLock(this.#service, resource, options);
+        const signal = firstLost([...held.values()]);
+        const timeout = end === Number.POSITIVE_INFINITY ? undefined : Math.max(end - now(), 0);
+        const hold = await (retryCount === 0
+          ? lock.tryAcquire({ signal })
+          : lock.acquire({ timeout, signal }));
         if (hold === null) throw new ResourceLockedError(`${resource}: somebody else holds it`, resource);
         held.set(resource, hold);
       }
+      if (!renew) await Promise.all([...held.values()].map((hold) => hold.settle()));
     } catch (why) {
       await Promise.allSettled([...held.values()].map((hold) => hold.release()));
       throw this.#failed("The resources could not be locked", why);

@@ -151,6 +151,39 @@ onEach(
       }
     });
 
+    test("a lock of several resources lasts for the whole duration, however long the last was waited for", async () => {
+      const redlock = new Ours(await clients(1), { retryDelay: 20, retryCount: 500 });
+      await bench.server.ask("DLOCK.ACQUIRE", "b", "other", 700);
+      const lock = await redlock.acquire(["a", "b"], 1000);
+      assert(lock.expiration > Date.now() + 800);
+      for (const key of lock.resources) assert((await bench.server.ask("DLOCK.PTTL", key)) > 800);
+      // Nobody renews it.
+      for (const key of lock.resources)
+        await until("it expires", async () => !(await bench.server.exists(key)));
+      await assert.rejects(lock.release(), ours.ExecutionError);
+    });
+
+    test("several resources are waited for as long as one is", async () => {
+      const redlock = new Ours(await clients(1), { retryCount: -1 });
+      await bench.server.ask("DLOCK.ACQUIRE", "b", "other", 1000);
+      const lock = await redlock.acquire(["a", "b"], 300);
+      await lock.release();
+      await bench.server.ask("DLOCK.ACQUIRE", "b", "other", 1000);
+      await redlock.using(["a", "b"], 300, { automaticExtensionThreshold: 50 }, async (signal) => {
+        assert(!signal.aborted);
+      });
+    });
+
+    test("a resource that is lost while others are waited for ends the wait", async () => {
+      const redlock = new Ours(await clients(1), { retryCount: -1 });
+      await bench.server.ask("DLOCK.ACQUIRE", "b", "other", 60_000);
+      const waits = assert.rejects(redlock.acquire(["a", "b"], 1000), ours.ExecutionError);
+      await until("it waits", () => bench.server.waiters("b"));
+      await bench.server.ask("DLOCK.BREAK", "a");
+      await waits;
+      assert.equal(await bench.server.waiters("b"), 0);
+    });
+
     test("its locks have fences", async () => {
       const redlock = new Ours(await clients(1));
       const lock = await redlock.acquire(["a", "b"], 1000);
