@@ -5,6 +5,7 @@ tasks."""
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import threading
 from collections.abc import Iterator
@@ -60,7 +61,11 @@ class Core:
         self.auto_renew = not self.timeout if auto_renew is None else auto_renew
         if not self.timeout and not self.auto_renew:
             raise ValueError("without a timeout the lock is renewed: give a timeout, or leave out auto_renew")
+        if inspect.iscoroutinefunction(on_lost):
+            raise TypeError("on_lost is called, not awaited: give a plain function")
         self.on_lost = on_lost
+        # The last one that was acquired, by whichever thread.
+        self._latest: Hold | None = None
         self._encode: Callable[[Any], bytes] = _encoder(redis).encode
         self._key = self._encode(name)
         self._terms: Args = ("SHARED",) if shared else ("PERMITS", permits) if permits is not None else ()
@@ -86,6 +91,14 @@ class Core:
         hold: Hold | None = self.local.hold
         token = self.local.token
         return hold if hold is not None and token is not None and hold.token == self._encode(token) else None
+
+    def _hold_of_thread(self) -> Hold | None:
+        """The hold, for whoever asks whether it is lost: "no" must not be the answer in the wrong thread."""
+        hold, latest = self._hold(), self._latest
+        if hold is None and self.thread_local and latest is not None and not latest.over:
+            text = "Another thread has acquired it: read `lost` there, and pass it on"
+            raise error(LockError, text, self.name)
+        return hold
 
     def _held(self, doing: str) -> bytes:
         """The token, for a command of its holder."""
@@ -155,9 +168,10 @@ class Core:
             self._extension(attempt),
         )
         hold.members_asked = attempt.members_asked
-        if inside is not None:
-            inside.end()
-        self.local.hold, self.local.token = hold, attempt.token
+        # Whoever had it by this object has it no more.
+        if inside is not None and not inside.is_lost():
+            inside.lose("taken away")
+        self.local.hold, self.local.token, self._latest = hold, attempt.token, hold
         if self.auto_renew or self.on_lost is not None:
             yield Watch(hold)
         return True
@@ -218,7 +232,9 @@ class Core:
             hold.end()
             hold.release_sent = True
         ended = yield from self._ask_release(token, (self._lease() if hold is None else hold.lease) / 1000)
-        self.local.token = self.local.hold = None
+        # Another task, or thread, that shares this object may have acquired it since.
+        if self._hold() is hold:
+            self.local.token = self.local.hold = None
         if not ended and not sent_before:
             raise self._not_owned("release", (hold and hold.loss) or "it expired, or was taken away")
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Generator
 from typing import Any, Callable, Protocol
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from . import _protocol
 
@@ -89,9 +89,9 @@ class Hold:
         self._failure = ""
         # The shortest lease of an EXTEND without an answer: the server may still carry it out.
         self._orphan = math.inf
-        # Renewals and the owner's extensions take turns; see `extending`.
-        self._renewing = False
-        self._extending = False
+        # Held by a renewal or an extension: two EXTENDs could arrive, or be answered, in either order.
+        self._turn = threading.Lock()
+        self._told = on_lost is None
 
     def is_lost(self) -> bool:
         """Looks at the clock first: past its validity a hold is lost, whether or not anything has noticed."""
@@ -100,21 +100,18 @@ class Hold:
         return self.loss is not None
 
     def lose(self, why: str) -> None:
+        """Whoever watches it calls `on_lost`: it is not for the thread of whoever looks."""
         with _LOSING:
             if self.loss is not None or self.over:
                 return
             self.loss = why
         self._wake_all()
-        if self.on_lost is not None:
-            try:
-                self.on_lost(why)
-            except Exception:
-                logger.exception("on_lost failed")
 
     def end(self) -> None:
         """It is released, or not this object's business any longer."""
+        self.is_lost()
         self.over = True
-        if self.forget is not None:
+        if self.forget is not None and self.finished():
             self.forget()
         self._wake_all()
 
@@ -129,10 +126,12 @@ class Hold:
         return self.valid_until - (self.lease / 10_000 if self.renewed else 0)
 
     def finished(self) -> bool:
-        return self.over or self.loss is not None
+        return self.over if self.loss is None else self._told
 
     def wake_at(self) -> float:
-        if not self.renewed or self._renewing or self._extending:
+        if self.loss is not None:
+            return now()
+        if not self.renewed or self._turn.locked():
             return self._lost_at()
         if self._retry_at is not None:
             return min(self._retry_at, self._lost_at())
@@ -142,34 +141,40 @@ class Hold:
     def wake(self) -> Steps | None:
         if now() >= self._lost_at():
             self.lose("not renewed in time" + (f": {self._failure}" if self._failure else ""))
+        if self.loss is not None:
+            self._tell(self.loss)
             return None
-        if self._renewing or self._extending:
-            return None
-        self._renewing = True
-        return self._renewal()
+        return self._renewal() if self._turn.acquire(blocking=False) else None
+
+    def _tell(self, why: str) -> None:
+        if self.on_lost is None or self._told:
+            return
+        self._told = True
+        try:
+            self.on_lost(why)
+        except Exception:
+            logger.exception("on_lost failed")
 
     def _renewal(self) -> Steps:
         try:
-            # The other order in `extending`: one of the two sees the other.
-            if not self._extending and not self.over:
+            if not self.over:
                 yield from self.extend(self.lease)
             self._retry_at = None
-        except RedisError as why:
+        # Whatever it is: clusters and whoever provides passwords have errors of their own.
+        except Exception as why:
             self._failure = f"{type(why).__name__}: {why}"
             self._retry_at = now() + random.uniform(0.5, 1) * self.lease / 10_000
         finally:
-            self._renewing = False
+            self._turn.release()
 
     def extending(self, lease: int) -> Steps:
-        """An extension by the owner, after a renewal that is under way: two EXTENDs could arrive in either
-        order. Answers whether the token holds the lock."""
-        self._extending = True
+        """An extension by the owner, in its turn. Answers whether the token holds the lock."""
+        while not self._turn.acquire(blocking=False):
+            yield Sleep(0.005)
         try:
-            while self._renewing:
-                yield Sleep(0.005)
             return (yield from self.extend(lease))
         finally:
-            self._extending = False
+            self._turn.release()
 
     def extend(self, lease: int) -> Steps:
         sent = now()
@@ -225,7 +230,7 @@ class Owed:
             self._times -= 1
             if self.answered is not None:
                 self.answered()
-        except RedisError as why:
+        except Exception as why:
             self._unanswered |= not isinstance(why, ResponseError)
             self._pause = min(self._pause * 2, 2.0)
             if self.failed is not None:

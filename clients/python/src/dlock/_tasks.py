@@ -6,19 +6,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import inspect
 from collections.abc import Coroutine
 from typing import Any, Callable
 
-import redis.asyncio as aioredis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from ._attempt import SINGLE, Listen, Owe, Pause, Watch
+from ._clients import LIMIT, own_async_client
 from ._hold import Sleep, Steps, Task, logger, now
 from ._members import Answers, Ask, Begin, run_id
-from ._threads import ASK_LIMIT, LIMIT, PATIENCE, TICK, limits, reporting
+from ._threads import ASK_LIMIT, PATIENCE, TICK, reporting
 from ._waits import IDLE, Desk, Wait
 
 
@@ -197,7 +194,7 @@ class Background:
         # One after the other, so that a RELEASE follows the ACQUIRE that it takes back.
         async with self._turn:
             if self._own is None:
-                self._own = own_client(self.client, connected=self._connected)
+                self._own = own_async_client(self.client, connected=self._connected)
             await run(steps, self._own)
         if task is not None:
             self._arm(task)
@@ -224,7 +221,7 @@ class Background:
             while not desk.is_idle():
                 try:
                     await self._subscription(desk)
-                except (RedisError, OSError, ReferenceError, RuntimeError, ValueError) as why:
+                except Exception as why:
                     # A connection that fails at that very moment hides that the task is cancelled. It can
                     # tell from Python 3.11 on; before, the loop is held up until the desk is idle.
                     if getattr(asyncio.current_task(), "cancelling", int)():
@@ -237,7 +234,7 @@ class Background:
             desk.disconnected()
 
     async def _subscription(self, desk: Desk) -> None:
-        client = own_client(self.client, subscribes=True)
+        client = own_async_client(self.client, subscribes=True)
         pubsub = client.pubsub()
         try:
             await pubsub.subscribe(desk.channel)
@@ -268,33 +265,6 @@ def background(client: Any, *, member: bool = False) -> Background:
                 del _backgrounds[known]
         found = _backgrounds[name] = Background(client, member, lambda: _backgrounds.pop(name, None))
     return found
-
-
-def own_client(client: Any, *, subscribes: bool = False, connected: Any = None) -> Any:
-    """A client to the same server, with a pool of its own. Sentinel's connections ask their pool for the
-    master, and go on asking it. Each connection is told to `connected`."""
-    pool = getattr(client, "connection_pool", None)
-    if pool is None and not subscribes:
-        return client
-    if pool is None:
-        # Messages reach every node of a cluster. Not every version of redis-py has subscriptions in clusters.
-        node = client.get_random_node()
-        kind, options = node.connection_class, node.connection_kwargs
-    else:
-        kind, options = pool.connection_class, pool.connection_kwargs
-    own_options = {**options, **limits(options), "retry": Retry(NoBackoff(), 0)}
-    if connected is not None:
-        greet = options.get("redis_connect_func") or kind.on_connect
-
-        async def opened(connection: Any) -> None:
-            greeted = greet(connection)
-            if inspect.isawaitable(greeted):
-                await greeted
-            await connected(connection)
-
-        own_options["redis_connect_func"] = opened
-    own = aioredis.ConnectionPool(connection_class=kind, **own_options)
-    return aioredis.Redis(connection_pool=own)
 
 
 async def _disconnect(client: Any) -> None:

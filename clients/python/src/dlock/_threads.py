@@ -11,21 +11,17 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Mapping
 from typing import Any, Callable
 
-import redis
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
-from redis.retry import Retry
+from redis.exceptions import ResponseError
 
 from ._attempt import SINGLE, Listen, Owe, Pause, Watch
+from ._clients import LIMIT, own_client
 from ._hold import Sleep, Steps, Task, logger, now
 from ._members import Answers, Ask, Begin, run_id
 from ._waits import IDLE, Desk, Wait
 
-# How long the background waits for one answer, and how long the caller waits for a release that is owed.
-LIMIT = 1.0
+# How long the caller waits for a release that is owed.
 PATIENCE = 0.5
 # How long a quorum waits for an answer: for a connection, and for the reply.
 ASK_LIMIT = 2 * LIMIT
@@ -131,14 +127,18 @@ class Background:
         self._desk: Desk | None = None
 
     def is_idle(self) -> bool:
-        return not self.tasks and self._worker is None and self._desk is None
+        return not self.tasks and self._jobs.empty() and self._worker is None and self._desk is None
 
     # Renewals and releases.
 
     def submit(self, steps: Steps) -> None:
+        self._jobs.put(steps)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Works, if there is work: where no thread could be started, the clock asks again."""
         with self._lock:
-            self._jobs.put(steps)
-            if self._worker is None:
+            if self._worker is None and not self._jobs.empty():
                 self._worker = _start(self._work, "dlock-renewal")
 
     def _work(self) -> None:
@@ -151,15 +151,18 @@ class Background:
                         continue
                     self._worker = None
                     break
-            try:
-                if self._own is None:
-                    self._own = own_client(self.client, self._connected)
-                run(steps, self._own)
-            except Exception:
-                logger.exception("a renewal or a release failed")
-            _clock.look()
+            self._carry_out(steps)
         if self._own not in (None, self.client):
             self._own.connection_pool.disconnect()
+        _clock.look()
+
+    def _carry_out(self, steps: Steps) -> None:
+        try:
+            if self._own is None:
+                self._own = own_client(self.client, self._connected)
+            run(steps, self._own)
+        except Exception:
+            logger.exception("a renewal or a release failed")
         _clock.look()
 
     def _identify(self, connection: Any) -> None:
@@ -176,8 +179,9 @@ class Background:
     def listen(self) -> Wait:
         with self._lock:
             if self._desk is None:
-                self._desk = Desk(threading.Event)
-                _start(self._listen, "dlock-messages", self._desk)
+                desk = Desk(threading.Event)
+                _start(self._listen, "dlock-messages", desk)
+                self._desk = desk
             return self._desk.open()
 
     def _listen(self, desk: Desk) -> None:
@@ -194,8 +198,9 @@ class Background:
                         pubsub.ping()
                     elif what == "reconnect":
                         break
-            except (RedisError, OSError, ReferenceError, RuntimeError, ValueError) as why:
+            except Exception as why:
                 logger.debug("not listening: %s", why)
+                desk.disconnected()
                 time.sleep(LIMIT / 2)
             finally:
                 desk.disconnected()
@@ -256,6 +261,10 @@ class Clock:
             with self._changed:
                 self._next = float("inf")
                 for name, background in list(self._backgrounds.items()):
+                    try:
+                        background.go_on()
+                    except RuntimeError:
+                        self._next = min(self._next, now() + TICK / 10)
                     for number, task in list(background.tasks.items()):
                         if task.finished():
                             background.tasks.pop(number, None)
@@ -272,36 +281,13 @@ class Clock:
                     self._changed.wait(None if self._next == float("inf") else max(self._next - now(), 0))
                     continue
             for task, background in due:
-                steps = task.wake()
-                if steps is not None:
-                    background.submit(steps)
-
-
-def own_client(client: Any, connected: Callable[[Any], None] | None = None) -> Any:
-    """A client to the same server, with a pool of its own. Sentinel's connections ask their pool for the
-    master, and go on asking it. Each connection is told to `connected`."""
-    pool = getattr(client, "connection_pool", None)
-    if pool is None:
-        # A cluster: messages reach every node.
-        return client
-    options = pool.connection_kwargs
-    own_options = {**options, **limits(options), "retry": Retry(NoBackoff(), 0)}
-    if connected is not None:
-        greet = options.get("redis_connect_func") or pool.connection_class.on_connect
-
-        def opened(connection: Any) -> None:
-            greet(connection)
-            connected(connection)
-
-        own_options["redis_connect_func"] = opened
-    own = redis.ConnectionPool(connection_class=pool.connection_class, **own_options)
-    return redis.Redis(connection_pool=own)
-
-
-def limits(options: Mapping[str, Any]) -> dict[str, float]:
-    """The time limits of the background: the client's own, but short."""
-    names = "socket_timeout", "socket_connect_timeout"
-    return {name: min(options.get(name) or LIMIT, LIMIT) for name in names}
+                # Whatever one of them does, `sys.exit` in a callback too: the others are still watched.
+                try:
+                    steps = task.wake()
+                    if steps is not None:
+                        background.submit(steps)
+                except BaseException:
+                    logger.exception("a lock cannot be looked after")
 
 
 def _start(target: Any, name: str, *args: Any) -> threading.Thread:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from types import TracebackType
 from typing import Literal, TypeVar, Union
 
@@ -27,13 +28,15 @@ class Lost(Told):
         if hold is None:
             return False
         event = asyncio.Event()
-        hold.wakers.append(event.set)
+        # Another thread may find the loss.
+        wake = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, event.set)
+        hold.wakers.append(wake)
         try:
             while not hold.is_lost() and not hold.over:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(event.wait(), min(max(hold.valid_until - now(), 0), 1.0))
         finally:
-            hold.wakers.remove(event.set)
+            hold.wakers.remove(wake)
         return self.is_set()
 
 
@@ -89,7 +92,7 @@ class Awaitable(Core):
     @property
     def lost(self) -> Lost:
         """Set when the hold is lost: it was not renewed in time, or somebody took it away."""
-        return Lost(self._hold())
+        return Lost(self._hold_of_thread())
 
     def _owner(self) -> object:
         return asyncio.current_task()

@@ -95,10 +95,10 @@ class Blocking(Core):
     @property
     def lost(self) -> Lost:
         """Set when the hold is lost: it was not renewed in time, or somebody took it away."""
-        return Lost(self._hold())
+        return Lost(self._hold_of_thread())
 
     def _owner(self) -> object:
-        return threading.get_ident()
+        return threading.current_thread()
 
 
 class Lock(Blocking, RedisLock):

@@ -1,0 +1,162 @@
+"""What the background survives: callbacks, threads that cannot be started, errors of other kinds."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+import redis
+import redis.asyncio
+from conftest import until
+
+import dlock
+import dlock.asyncio
+from dlock import _tasks, _threads
+
+
+def exists(r):
+    return r.exists("foo") == 1
+
+
+def is_renewed(r, name="foo"):
+    def pttl():
+        return r.execute_command("DLOCK.PTTL", name)
+
+    for _ in range(2):
+        until("the lease goes down", lambda: 0 < pttl() < 2500)
+        until("it is renewed", lambda: pttl() > 2500)
+
+
+def test_a_callback_that_exits_costs_the_other_holds_nothing(r, server):
+    other = dlock.Lock(r, "other", timeout=3, auto_renew=True)
+    other.acquire()
+    lock = dlock.Lock(r, "foo", timeout=0.1, on_lost=lambda why: sys.exit(1))
+    lock.acquire()
+    until("it expires", lambda: not exists(r))
+    is_renewed(r, "other")
+    other.release()
+
+
+def test_a_thread_that_cannot_be_started_is_started_later(r, server, monkeypatch):
+    start, refused = _threads._start, []
+
+    def refuse(target, name, *args):
+        if name == "dlock-renewal" and len(refused) < 2:
+            refused.append(name)
+            raise RuntimeError("can't start new thread")
+        return start(target, name, *args)
+
+    lock = dlock.Lock(r, "foo", timeout=3, auto_renew=True)
+    lock.acquire()
+    monkeypatch.setattr(_threads, "_start", refuse)
+    until("no thread can be started", lambda: len(refused) == 2)
+    is_renewed(r)
+    lock.release()
+
+
+def test_a_listener_that_cannot_be_started_is_started_later(r, server, monkeypatch):
+    start, refused = _threads._start, []
+
+    def refuse(target, name, *args):
+        if name == "dlock-messages" and not refused:
+            refused.append(name)
+            raise RuntimeError("can't start new thread")
+        return start(target, name, *args)
+
+    r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+    monkeypatch.setattr(_threads, "_start", refuse)
+    with redis.Redis.from_url(server.url) as client:
+        lock = dlock.Lock(client, "foo", timeout=10, sleep=1000)
+        with pytest.raises(RuntimeError):
+            lock.acquire()
+        monkeypatch.setattr("dlock._attempt.ASK", 1000)
+        waiting = threading.Thread(target=lock.acquire)
+        waiting.start()
+        until("it waits", lambda: r.execute_command("DLOCK.WAITERS", "foo"))
+        r.execute_command("DLOCK.RELEASE", "foo", "holder")
+        waiting.join(20)
+        assert not waiting.is_alive()
+
+
+class Strange(Exception):
+    """No error of redis-py's: that of whoever provides passwords, for example."""
+
+
+@pytest.fixture
+def strange(locks, monkeypatch):
+    """A switch: the background's connections fail with an error of another kind."""
+    where = (_threads, "own_client") if locks.kind == "threads" else (_tasks, "own_async_client")
+    made = getattr(*where)
+
+    class Switch:
+        is_on = False
+        tries = 0
+
+        def check(self):
+            self.tries += self.is_on
+            if self.is_on:
+                raise Strange("no password today")
+
+    switch = Switch()
+
+    def own_client(*args, **options):
+        client = made(*args, **options)
+        execute, pubsub = client.execute_command, client.pubsub
+
+        def checked(call):
+            def checking(*args, **options):
+                switch.check()
+                return call(*args, **options)
+
+            return checking
+
+        client.execute_command, client.pubsub = checked(execute), checked(pubsub)
+        return client
+
+    monkeypatch.setattr(*where, own_client)
+    return switch
+
+
+def test_a_release_is_owed_whatever_the_error(r, through, proxy, strange):
+    lock = through(timeout=60)
+    lock.acquire()
+    strange.is_on = True
+    proxy.match, proxy.cut_replies = b"RELEASE", 1
+    proxy.refuse = True
+    proxy.drop()
+    with pytest.raises(redis.ConnectionError):
+        lock.release()
+    until("it is tried", lambda: strange.tries)
+    assert exists(r)
+    proxy.refuse = strange.is_on = False
+    until("it is released", lambda: not exists(r))
+
+
+def test_a_renewal_is_tried_again_whatever_the_error(r, get_lock, strange):
+    lock = get_lock(timeout=3, auto_renew=True)
+    lock.acquire()
+    strange.is_on = True
+    until("it is lost", lambda: lock.lost.is_set())
+    assert "Strange" in lock.local.hold.loss
+    # After pauses of 0.15 s and more, not all the time.
+    assert 0 < strange.tries < 30
+    strange.is_on = False
+    lock.acquire()
+    is_renewed(r)
+    lock.release()
+
+
+def test_a_listener_listens_again_whatever_the_error(r, get_lock, strange, monkeypatch):
+    monkeypatch.setattr("dlock._attempt.ASK", 1000)
+    r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+    strange.is_on = True
+    lock = get_lock(timeout=10, sleep=1000, thread_local=False)
+    waiting = threading.Thread(target=lock.acquire)
+    waiting.start()
+    until("it has tried to listen", lambda: strange.tries)
+    strange.is_on = False
+    until("it waits", lambda: r.execute_command("DLOCK.WAITERS", "foo"))
+    r.execute_command("DLOCK.RELEASE", "foo", "holder")
+    waiting.join(20)
+    assert not waiting.is_alive()

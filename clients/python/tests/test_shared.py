@@ -1,0 +1,182 @@
+"""One object in many hands: tasks and threads that share a lock, and whoever looks at it from elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+import redis
+import redis.asyncio
+from conftest import until
+from redis.exceptions import LockError
+
+import dlock
+import dlock.asyncio
+from dlock import _threads
+from dlock._hold import now
+
+
+def exists(r):
+    return r.exists("foo") == 1
+
+
+class Late(redis.asyncio.Redis):
+    """Hears one answer, to the next command of this name, only when it may."""
+
+    command = ""
+    may_hear = None
+
+    async def execute_command(self, *args, **options):
+        outcome = await super().execute_command(*args, **options)
+        if args[0] == self.command:
+            self.command = ""
+            await self.may_hear.wait()
+        return outcome
+
+    def hears_late(self, command):
+        self.command, self.may_hear = command, asyncio.Event()
+        return self.may_hear
+
+
+def test_whoever_acquires_before_a_release_is_answered_keeps_the_lock(r, server):
+    async def main():
+        async with Late.from_url(server.url) as client:
+            lock = dlock.asyncio.Lock(client, "foo", timeout=60)
+            await lock.acquire()
+            may_hear = client.hears_late("DLOCK.RELEASE")
+            releasing = asyncio.create_task(lock.release())
+            await lock.acquire()
+            may_hear.set()
+            await releasing
+            assert await lock.owned()
+            await lock.release()
+            assert not exists(r)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_hold_is_lost_once_another_task_has_the_lock(r, server):
+    async def main():
+        async with redis.asyncio.Redis.from_url(server.url) as client:
+            lock = dlock.asyncio.Lock(client, "foo", timeout=60)
+            await lock.acquire()
+            lost = lock.lost
+            r.execute_command("DLOCK.BREAK", "foo")
+            await lock.acquire()
+            assert lost.is_set()
+            assert not lock.lost.is_set()
+            await lock.release()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_extensions_at_the_same_time_take_turns(r, server):
+    async def main():
+        async with Late.from_url(server.url) as client:
+            lock = dlock.asyncio.Lock(client, "foo", timeout=10)
+            await lock.acquire()
+            may_hear = client.hears_late("DLOCK.EXTEND")
+            longer = asyncio.create_task(lock.extend(60, replace_ttl=True))
+            while r.execute_command("DLOCK.PTTL", "foo") <= 10_000:
+                await asyncio.sleep(0.005)
+            shorter = asyncio.create_task(lock.extend(20, replace_ttl=True))
+            # It must not be carried out before the first one has been answered.
+            await asyncio.wait([shorter], timeout=0.2)
+            may_hear.set()
+            await asyncio.gather(longer, shorter)
+            left = lock.local.hold.valid_until - now()
+            assert left * 1000 <= r.execute_command("DLOCK.PTTL", "foo")
+            await lock.release()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_on_lost_is_not_called_by_whoever_looks(r, server):
+    callers = []
+    lock = dlock.Lock(r, "foo", timeout=0.1, on_lost=lambda why: callers.append(threading.current_thread()))
+    lock.acquire()
+    # The thread that watches it is held up.
+    with _threads._clock._changed:
+        until("it is lost", lock.lost.is_set)
+        assert callers == []
+    until("on_lost is called", lambda: callers)
+    assert callers != [threading.current_thread()]
+
+
+def test_on_lost_is_called_in_the_event_loop_whichever_thread_looks(server):
+    async def main():
+        async with redis.asyncio.Redis.from_url(server.url) as client:
+            callers = []
+            told = lambda why: callers.append(threading.current_thread())  # noqa: E731
+            lock = dlock.asyncio.Lock(client, "foo", timeout=0.1, on_lost=told)
+            await lock.acquire()
+            lost = lock.lost
+            waiting = asyncio.create_task(lost.wait())
+            await asyncio.sleep(0)
+            # The event loop stands still meanwhile.
+            looking = threading.Thread(target=until, args=("it is lost", lost.is_set))
+            looking.start()
+            looking.join()
+            assert callers == []
+            assert await waiting
+            while not callers:
+                await asyncio.sleep(0.005)
+            assert callers == [threading.current_thread()]
+
+    # In this mode, asyncio raises where another thread touches the loop.
+    asyncio.run(asyncio.wait_for(main(), 20), debug=True)
+
+
+def test_a_coroutine_is_no_on_lost(get_lock):
+    async def told(why):
+        pass
+
+    with pytest.raises(TypeError, match="on_lost"):
+        get_lock(on_lost=told)
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_another_thread_is_not_told_that_nothing_is_lost(r, server, kind):
+    seen = []
+
+    def look(lock):
+        with pytest.raises(LockError, match="pass it on"):
+            lock.lost.is_set()
+        seen.append(True)
+
+    async def main():
+        async with redis.asyncio.Redis.from_url(server.url) as client:
+            async with dlock.asyncio.Lock(client, "foo", timeout=10) as lock:
+                await asyncio.get_running_loop().run_in_executor(None, look, lock)
+            assert not lock.lost.is_set()
+
+    if kind == "asyncio":
+        asyncio.run(main())
+    else:
+        with dlock.Lock(r, "foo", timeout=10) as lock:
+            thread = threading.Thread(target=look, args=[lock])
+            thread.start()
+            thread.join()
+        assert not lock.lost.is_set()
+    assert seen == [True]
+
+
+def test_a_thread_with_the_number_of_one_that_ended_is_another_owner(r, server):
+    lock = dlock.Lock(r, "foo", timeout=60, thread_local=False, reentrant=True)
+    owner = threading.Thread(target=lock.acquire)
+    owner.start()
+    number = owner.ident
+    owner.join()
+    entered = {}
+
+    def enter():
+        entered[threading.get_ident()] = lock.acquire(blocking=False)
+
+    for _ in range(200):
+        thread = threading.Thread(target=enter)
+        thread.start()
+        thread.join()
+    assert set(entered.values()) == {False}
+    if number not in entered:
+        pytest.skip("no number came again")
