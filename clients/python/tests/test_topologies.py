@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pathlib
 import subprocess
+import threading
 
 import pytest
 import redis
@@ -79,6 +80,60 @@ def test_a_cluster_from_asyncio(cluster):
         client = redis.asyncio.RedisCluster.from_url(cluster[0].url)
         for name in ["a", "b", "c", "{tag}:d"]:
             await both_async(client, name, timeout=10)
+        await getattr(client, "aclose", client.close)()
+
+    asyncio.run(asyncio.wait_for(main(), 2 * LIMIT))
+
+
+def is_renewed(r, name):
+    def left():
+        return r.execute_command("DLOCK.PTTL", name)
+
+    for _ in range(2):
+        until("the lease goes down", lambda: 0 < left() < 2500)
+        until("it is renewed", lambda: left() > 2500)
+
+
+def hangs(arguments):
+    return arguments[:2] == ("DLOCK.EXTEND", b"a")
+
+
+def test_a_node_that_hangs_costs_no_holds_at_the_others(cluster):
+    goes_on = threading.Event()
+
+    class Cluster(redis.RedisCluster):
+        def execute_command(self, *args, **options):
+            if hangs(args):
+                goes_on.wait(LIMIT)
+            return super().execute_command(*args, **options)
+
+    client = Cluster.from_url(cluster[0].url)
+    locks = [dlock.Lock(client, name, timeout=3, auto_renew=True) for name in "ab"]
+    for lock in locks:
+        lock.acquire()
+    until("one is lost", locks[0].lost.is_set)
+    is_renewed(client, "b")
+    goes_on.set()
+    locks[1].release()
+    client.close()
+
+
+def test_a_node_that_hangs_costs_no_holds_at_the_others_from_asyncio(cluster):
+    class Cluster(redis.asyncio.RedisCluster):
+        async def execute_command(self, *args, **options):
+            if hangs(args):
+                await asyncio.Event().wait()
+            return await super().execute_command(*args, **options)
+
+    async def main():
+        client = Cluster.from_url(cluster[0].url)
+        locks = [dlock.asyncio.Lock(client, name, timeout=3, auto_renew=True) for name in "ab"]
+        for lock in locks:
+            await lock.acquire()
+        assert await locks[0].lost.wait()
+        with redis.RedisCluster.from_url(cluster[0].url) as r:
+            await asyncio.get_running_loop().run_in_executor(None, is_renewed, r, "b")
+        await locks[1].release()
         await getattr(client, "aclose", client.close)()
 
     asyncio.run(asyncio.wait_for(main(), 2 * LIMIT))

@@ -18,16 +18,16 @@ LIMIT = 1.0
 
 
 def is_cluster(client: Any) -> bool:
-    return not hasattr(client, "connection_pool")
+    return hasattr(client, "nodes_manager")
 
 
 def own_client(client: Any, connected: Callable[[Any], None] | None = None) -> Any:
     """A client to the same server, with a pool of its own. Sentinel's connections ask their pool for the
     master, and go on asking it. Each connection is told to `connected`."""
-    if is_cluster(client):
-        # Messages reach every node.
+    pool = getattr(client, "connection_pool", None)
+    if pool is None:
+        # A cluster, where messages reach every node; a quorum, whose members have clients of their own.
         return client
-    pool = client.connection_pool
     options = pool.connection_kwargs
     own_options = {**options, **_limits(options), "retry": Retry(NoBackoff(), 0)}
     if connected is not None:
@@ -44,14 +44,14 @@ def own_client(client: Any, connected: Callable[[Any], None] | None = None) -> A
 
 def own_async_client(client: Any, *, subscribes: bool = False, connected: Any = None) -> Any:
     """The same for asyncio."""
-    if is_cluster(client) and not subscribes:
+    pool = getattr(client, "connection_pool", None)
+    if pool is None and not subscribes:
         return client
-    if is_cluster(client):
+    if pool is None:
         # Messages reach every node of a cluster. Not every version of redis-py has subscriptions in clusters.
         node = client.get_random_node()
         kind, options = node.connection_class, node.connection_kwargs
     else:
-        pool = client.connection_pool
         kind, options = pool.connection_class, pool.connection_kwargs
     own_options = {**options, **_limits(options), "retry": AsyncRetry(NoBackoff(), 0)}
     if connected is not None:

@@ -12,7 +12,7 @@ from typing import Any, Callable
 from redis.exceptions import RedisError, ResponseError
 
 from ._attempt import SINGLE, Listen, Owe, Pause, Watch
-from ._clients import LIMIT, own_async_client
+from ._clients import LIMIT, is_cluster, own_async_client
 from ._hold import Sleep, Steps, Task, logger, now
 from ._members import Answers, Ask, Begin, run_id
 from ._threads import ASK_LIMIT, PATIENCE, TICK, reporting
@@ -191,11 +191,15 @@ class Background:
         self.start(self._carry_out(steps, task))
 
     async def _carry_out(self, steps: Steps, task: Task | None) -> None:
-        # One after the other, so that a RELEASE follows the ACQUIRE that it takes back.
-        async with self._turn:
-            if self._own is None:
-                self._own = own_async_client(self.client, connected=self._connected)
-            await run(steps, self._own)
+        if is_cluster(self.client):
+            # A node that hangs holds up nothing that is for the others.
+            await run(steps, self.client)
+        else:
+            # One after the other, so that a RELEASE follows the ACQUIRE that it takes back.
+            async with self._turn:
+                if self._own is None:
+                    self._own = own_async_client(self.client, connected=self._connected)
+                await run(steps, self._own)
         if task is not None:
             self._arm(task)
 

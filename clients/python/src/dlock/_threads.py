@@ -16,7 +16,7 @@ from typing import Any, Callable
 from redis.exceptions import ResponseError
 
 from ._attempt import SINGLE, Listen, Owe, Pause, Watch
-from ._clients import LIMIT, own_client
+from ._clients import LIMIT, is_cluster, own_client
 from ._hold import Sleep, Steps, Task, logger, now
 from ._members import Answers, Ask, Begin, run_id
 from ._waits import IDLE, Desk, Wait
@@ -132,8 +132,12 @@ class Background:
     # Renewals and releases.
 
     def submit(self, steps: Steps) -> None:
-        self._jobs.put(steps)
-        self.go_on()
+        if is_cluster(self.client):
+            # A node that hangs holds up nothing that is for the others.
+            _start(self._carry_out, "dlock-renewal", steps)
+        else:
+            self._jobs.put(steps)
+            self.go_on()
 
     def go_on(self) -> None:
         """Works, if there is work: where no thread could be started, the clock asks again."""
