@@ -63,7 +63,9 @@ export class Server {
   async start(options = []) {
     const log = openSync(path.join(this.folder, "log"), "a");
     const place = ["--bind", "127.0.0.1", "--port", `${this.port}`, "--dir", this.folder, "--save", ""];
-    this.process = spawn(this.program, [...place, ...options, "--loadmodule", MODULE], { stdio: ["ignore", log, log] });
+    this.process = spawn(this.program, [...place, ...options, "--loadmodule", MODULE], {
+      stdio: ["ignore", log, log],
+    });
     closeSync(log);
     this.exited = once(this.process, "exit");
     await until("the server answers", () => {
