@@ -316,8 +316,8 @@ impl<'a> Turn<'a> {
         self.advance();
     }
 
-    /// The lock came by RESTORE, which is what the append only file has of it: a start would read the times of
-    /// another clock there, by the wall clock. So they are told once more, by this server's.
+    /// The lock came by RESTORE, which is what the append only file has of it: a start would read the times
+    /// of another clock there, by the wall clock. So they are told once more, by this server's.
     pub fn restored(&mut self) {
         self.advance();
         if !self.lock.is_gone() {

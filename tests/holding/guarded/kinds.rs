@@ -1,4 +1,5 @@
-//! Which commands can be guarded: data and our own; not scripts, nor what is about a connection or the server.
+//! Which commands can be guarded: data and our own; not scripts, nor what is about a connection or the
+//! server.
 
 use super::word;
 use dlock_testkit::{Server, Value, each_server, until};
