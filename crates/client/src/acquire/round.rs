@@ -1,8 +1,10 @@
 //! One round with one token: carries the messages of [`Acquisition`].
 
-use futures_util::StreamExt;
 use futures_util::future::{BoxFuture, OptionFuture};
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
+use smallvec::SmallVec;
+use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +18,8 @@ use crate::error::{NodeState, Report};
 use crate::guard::release::Releases;
 use crate::lease::Instant;
 use crate::quorum::{
-    Acquired, Acquisition, FailureReason, Member, Outgoing, Plan, Progress, Request, Sends, Verdict, Vote,
+    Acquired, Acquisition, FailureReason, Member, Outgoing, Plan, Progress, Refusal, Request, Sends, Verdict,
+    Vote,
 };
 use crate::request::{self, LockRequest};
 use crate::service::{Channels, Service};
@@ -67,8 +70,8 @@ pub(crate) struct NewHold {
     pub(crate) acquired: Acquired,
     pub(crate) request: Arc<LockRequest>,
     pub(crate) channels: Channels,
-    /// To the masters whose answer was not needed.
-    pub(crate) calls: Calls,
+    /// The answers of the masters that were not needed.
+    pub(crate) rest: Option<BoxFuture<'static, ()>>,
     /// Whether masters that forget it are asked for it again: its mode must be known.
     pub(crate) restores: bool,
     pub(crate) next_queue: Option<Member>,
@@ -231,7 +234,23 @@ impl Round {
         let next_queue = self.machine.next_queue();
         let refused_there = next_queue.is_some_and(|queue| self.machine.is_refused_by(queue));
         let (request, restores) = (self.request.clone(), !self.adopts);
-        NewHold { acquired, request, channels, calls, restores, next_queue, refused_there }
+        let rest = (!calls.is_empty()).then(|| self.hear_the_rest(calls, next_queue.is_some()));
+        NewHold { acquired, request, channels, rest, restores, next_queue, refused_there }
+    }
+
+    /// Unless others were met already: who queues at a master that is far away answers late, each time.
+    fn hear_the_rest(&self, calls: Calls, has_met: bool) -> BoxFuture<'static, ()> {
+        let later = if has_met { SmallVec::new() } else { self.machine.later_queues() };
+        let (service, request) = (self.service.clone(), self.request.clone());
+        let hear = move |answered| {
+            if let Answered::Vote(from, _, Vote::Refused(Refusal::Taken)) = answered
+                && later.contains(&from)
+            {
+                service.look_for_others(request.clone(), from);
+            }
+            ready(())
+        };
+        calls.for_each(hear).boxed()
     }
 
     fn failed(self, reason: FailureReason) -> Failed {

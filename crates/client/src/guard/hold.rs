@@ -1,8 +1,8 @@
 //! The hold behind its guards: its validity, and how it is extended, lost and released.
 
 use dlock_protocol::Mode;
+use futures_util::FutureExt;
 use futures_util::future::select_all;
-use futures_util::{FutureExt, StreamExt};
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,8 +59,7 @@ pub(crate) struct State {
 
 impl Hold {
     pub(crate) fn new(service: Arc<Service>, lease: Lease, renews: bool, new: NewHold) -> Arc<Hold> {
-        let NewHold { acquired, request, channels, calls, restores, .. } = new;
-        let pending = (!calls.is_empty()).then(|| calls.map(drop).collect::<()>().boxed());
+        let NewHold { acquired, request, channels, rest, restores, .. } = new;
         let state = State { mode: request.mode, lease, valid_until: acquired.valid_until, loss: None };
         let watched = Arc::new(Notify::new());
         service.watched.add(&request.resource, &watched);
@@ -78,7 +77,7 @@ impl Hold {
             lost: CancellationToken::new(),
             ended: CancellationToken::new(),
             given_back: AtomicBool::new(false),
-            pending: Mutex::new(pending),
+            pending: Mutex::new(rest),
             pending_added: Notify::new(),
         })
     }

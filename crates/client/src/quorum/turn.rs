@@ -43,6 +43,11 @@ impl Acquisition {
         later.iter().find(|member| refused(member)).or(stays.then_some(queue)).copied()
     }
 
+    /// The masters at which others queue, if they refuse one who has the lock: see `next_queue`.
+    pub fn later_queues(&self) -> SmallVec<[Member; 5]> {
+        self.order.iter().skip(usize::from(self.queue) + 1).copied().collect()
+    }
+
     /// Whether there is another queue to go to.
     pub fn has_next_queue(&self) -> bool {
         usize::from(self.queue) + 1 < self.order.len()

@@ -12,7 +12,7 @@ use super::{
     url,
 };
 use dlock_testkit::queue;
-use dlock_testkit::{Server, TIMEOUT, until};
+use dlock_testkit::{Server, ServerKind, TIMEOUT, until};
 
 /// How many wait on each server that lives.
 fn waiting(servers: &[Server], resource: &str) -> Vec<usize> {
@@ -55,36 +55,47 @@ fn the_queue_keeps_its_order_and_fences_rise_with_it() {
 /// there: the heads of two queues would keep each other from a majority.
 #[test]
 fn those_who_wait_go_together_to_where_others_queue() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        for server in &servers {
-            assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
-        }
-        let client = client(&servers).await;
-        let mut queue: Vec<_> = (0..40).map(|ahead| wait_behind(&client, &servers, ahead)).collect();
-        let first = head(&servers).port();
-        let later = servers.iter().find(|server| server.port() != first).expect("three");
-        for free in servers.iter().filter(|server| server.port() != later.port()) {
-            assert_eq!(free.connect().ok("DLOCK.RELEASE r other"), 1);
-        }
-        assert!(later.connect().ok("DLOCK.ACQUIRE r another 600000 QUEUE 600000").is_nil());
-        let mut guard = queue.remove(0).await.expect("no panic").expect("a majority is free");
-        let waiting = |server: &Server| queue::tokens(&mut server.connect(), "r").len();
-        until("all have gone there", || waiting(later) == 40 && waiting(head(&servers)) == 0);
-        let lock = client.lock("r").ttl(LONG);
-        queue.push(tokio::spawn(async move { lock.acquire().await }));
-        until("and whoever comes after them", || waiting(later) == 41);
-        assert_eq!(later.connect().ok("DLOCK.CANCEL r another"), 1);
-        assert_eq!(later.connect().ok("DLOCK.RELEASE r other"), 1);
-        // In whatever order they came there.
-        let mut queue: FuturesUnordered<_> = queue.into_iter().collect();
-        while !queue.is_empty() {
-            guard.release().await.expect("it is held");
-            guard = queue.next().await.expect("one of them").expect("no panic").expect("there was a handoff");
-        }
+    each_kind(async |kind| go_together(kind, |_| {}, |_| {}).await);
+}
+
+/// The majority of who has the lock did not need the answer of the later master.
+#[test]
+fn others_are_met_also_where_the_answer_comes_late() {
+    each_kind(async |kind| go_together(kind, Server::pause, Server::resume).await);
+}
+
+/// `before` and `after` the lock is acquired, something is done to the later master.
+async fn go_together(kind: &ServerKind, before: fn(&Server), after: fn(&Server)) {
+    let servers = masters(kind, 3);
+    for server in &servers {
+        assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
+    }
+    let client = client(&servers).await;
+    let mut queue: Vec<_> = (0..40).map(|ahead| wait_behind(&client, &servers, ahead)).collect();
+    let first = head(&servers).port();
+    let later = servers.iter().find(|server| server.port() != first).expect("three");
+    assert!(later.connect().ok("DLOCK.ACQUIRE r another 600000 QUEUE 600000").is_nil());
+    before(later);
+    for free in servers.iter().filter(|server| server.port() != later.port()) {
+        assert_eq!(free.connect().ok("DLOCK.RELEASE r other"), 1);
+    }
+    let mut guard = queue.remove(0).await.expect("no panic").expect("a majority is free");
+    after(later);
+    let waiting = |server: &Server| queue::tokens(&mut server.connect(), "r").len();
+    until("all have gone there", || waiting(later) == 40 && waiting(head(&servers)) == 0);
+    let lock = client.lock("r").ttl(LONG);
+    queue.push(tokio::spawn(async move { lock.acquire().await }));
+    until("and whoever comes after them", || waiting(later) == 41);
+    assert_eq!(later.connect().ok("DLOCK.CANCEL r another"), 1);
+    assert_eq!(later.connect().ok("DLOCK.RELEASE r other"), 1);
+    // In whatever order they came there.
+    let mut queue: FuturesUnordered<_> = queue.into_iter().collect();
+    while !queue.is_empty() {
         guard.release().await.expect("it is held");
-        until_nothing_is_left(&servers, "r");
-    });
+        guard = queue.next().await.expect("one of them").expect("no panic").expect("there was a handoff");
+    }
+    guard.release().await.expect("it is held");
+    until_nothing_is_left(&servers, "r");
 }
 
 #[test]
