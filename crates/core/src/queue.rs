@@ -3,7 +3,6 @@
 //! It keeps the order and decides no grant: that is [`crate::decide`], which serves a queue from its head.
 //! Nothing here is stored or sent: the queues live in memory alone.
 
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
 use std::ops;
@@ -18,10 +17,12 @@ use crate::step::Departed;
 mod bound;
 mod owners;
 mod queued;
+mod tokens;
 mod waiter;
 
 use bound::Bound;
 use owners::Owners;
+use tokens::Waits;
 pub use waiter::{Limits, Name, Newcomer, Owner, Queued, Rank, Waiter, WaiterId};
 pub(crate) use waiter::{Position, swap};
 
@@ -46,13 +47,6 @@ pub struct Waiting {
     pub deliveries: Deliveries,
 }
 
-/// The positions of a token. Nearly every one waits once: it is found at once, however many wait.
-#[derive(Clone)]
-enum Waits {
-    Once(Position),
-    Often(BTreeSet<(Name<'static>, Position)>),
-}
-
 /// The queue of a resource.
 #[derive(Clone, Default)]
 struct Queue {
@@ -61,9 +55,6 @@ struct Queue {
     /// Those of parties that wait more than once: only they can be stuck here for a reason of their own.
     also_elsewhere: BTreeSet<Position>,
 }
-
-/// Less than every position.
-const FIRST: Position = (Rank::Upgrade, WaiterId(0));
 
 /// Gives the memory of a crowd back once most of it has left.
 pub fn give_back<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
@@ -149,29 +140,7 @@ impl Waiting {
             self.begun.insert(waiter.id, waiter.name.clone());
         }
         self.owner_joins(waiter);
-        let new = (waiter.name.clone(), waiter.position());
-        let mut waits = match self.by_token.entry(waiter.request.token.clone()) {
-            Entry::Vacant(entry) => {
-                entry.insert(Waits::Once(new.1));
-                return;
-            }
-            Entry::Occupied(waits) => waits,
-        };
-        // The second makes the first one of those who wait elsewhere too.
-        if let Waits::Once(first) = *waits.get()
-            && let Some(other) = self.waiters.get(&first.1)
-        {
-            if other.request.owner.is_none() {
-                self.queues.entry(other.name.clone()).or_default().also_elsewhere.insert(first);
-            }
-            waits.insert(Waits::Often([(other.name.clone(), first)].into()));
-        }
-        if let Waits::Often(positions) = waits.get_mut() {
-            if waiter.request.owner.is_none() {
-                self.queues.entry(new.0.clone()).or_default().also_elsewhere.insert(new.1);
-            }
-            positions.insert(new);
-        }
+        self.token_joins(waiter);
     }
 
     /// Takes a waiter out of its queue, and with it those who wait beside it, behind it.
@@ -218,19 +187,7 @@ impl Waiting {
             }
         }
         self.owner_leaves(waiter);
-        let Some(waits) = self.by_token.get_mut(&waiter.request.token) else { return };
-        let Waits::Often(positions) = waits else {
-            self.by_token.remove(&waiter.request.token);
-            return give_back(&mut self.by_token);
-        };
-        positions.remove(&(waiter.name.clone(), waiter.position()));
-        if let (Some((name, last)), true) = (positions.first(), positions.len() == 1) {
-            let last = *last;
-            if self.waiters.get(&last.1).is_some_and(|waiter| waiter.request.owner.is_none()) {
-                self.queues.get_mut(name).map(|queue| queue.also_elsewhere.remove(&last));
-            }
-            *waits = Waits::Once(last);
-        }
+        self.token_leaves(waiter);
     }
 
     pub fn get(&self, id: WaiterId) -> Option<&Waiter> {
@@ -259,24 +216,6 @@ impl Waiting {
         self.begun.range((ops::Bound::Excluded(began), ops::Bound::Unbounded)).map(|(id, name)| (*id, name))
     }
 
-    /// Everything this token waits for, here and on other resources.
-    pub fn of_token<'a>(&'a self, token: &[u8]) -> impl Iterator<Item = &'a Waiter> + use<'a> {
-        let (once, often) = match self.by_token.get(token) {
-            Some(Waits::Once(position)) => (Some(position), None),
-            Some(Waits::Often(positions)) => (None, Some(positions)),
-            None => (None, None),
-        };
-        let often = often.into_iter().flatten().map(|(_, position)| position);
-        once.into_iter().chain(often).filter_map(|(_, id)| self.get(*id))
-    }
-
-    /// The waiters of a token on one resource, in the order in which they came.
-    pub fn of_token_on(&self, token: &[u8], name: &Name<'_>) -> SmallVec<[WaiterId; 2]> {
-        let mut ids: SmallVec<_> = self.positions(token, name).map(|(_, id)| id).collect();
-        ids.sort_unstable();
-        ids
-    }
-
     pub fn of_client(&self, client: ClientId) -> Option<&Waiter> {
         self.get(*self.by_client.get(&client)?)
     }
@@ -284,27 +223,6 @@ impl Waiting {
     /// Whether a sharer waits to be the exclusive holder.
     pub fn upgrader(&self, name: &Name<'_>) -> Option<&Waiter> {
         self.head(name).filter(|waiter| waiter.rank == Rank::Upgrade)
-    }
-
-    /// The positions of a token in a queue.
-    pub(crate) fn positions<'a>(
-        &'a self,
-        token: &[u8],
-        name: &Name<'_>,
-    ) -> impl Iterator<Item = Position> + use<'a> {
-        let waits = if self.is_empty() { None } else { self.by_token.get(token) };
-        let (once, often) = match waits {
-            Some(Waits::Once(at)) => {
-                (Some(*at).filter(|(_, id)| self.get(*id).is_some_and(|w| w.name == *name)), None)
-            }
-            Some(Waits::Often(positions)) => {
-                let name = name.to_owned();
-                let from = positions.range((name.clone(), FIRST)..);
-                (None, Some(from.take_while(move |(at, _)| *at == name).map(|(_, position)| *position)))
-            }
-            None => (None, None),
-        };
-        once.into_iter().chain(often.into_iter().flatten())
     }
 
     /// The waiter behind this position; the head where it is None.
