@@ -1,12 +1,13 @@
 //! The one place that changes Redis. What a core operation asks for is carried out in this order: store,
 //! replicate, notify, wake. The key is closed before anybody is told, for a listener may change it.
 
+mod logged;
 mod waited;
 
 use std::ffi::CStr;
 
 use dlock_core::admission::Effect;
-use dlock_core::codec::{self, Known, Plain};
+use dlock_core::codec::Plain;
 use dlock_core::{Change, End, Event, Instant, Lock, Mode, Name, Step, Token, Turn};
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
@@ -15,8 +16,9 @@ use dlock_protocol::event;
 use crate::ffi::{Announced, Ctx, Flags, KeyName, WrongType, c_text};
 use crate::module::{Module, Place};
 use crate::value::{Key, Value};
-use crate::{clock, followers, log, timer};
+use crate::{clock, log, timer};
 
+use logged::Log;
 pub use waited::{answer, publish};
 
 /// One resource, open for an operation.
@@ -153,35 +155,6 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// How a change is told to replicas and the append only file.
-    #[inline]
-    fn log(&mut self, change: &Change, now: Instant) -> Log {
-        let followed = self.in_background || self.m.with(|s| s.followers.may_follow());
-        if followed { self.log_for_followers(change, now) } else { Log::Nobody }
-    }
-
-    #[inline(never)]
-    fn log_for_followers(&mut self, change: &Change, now: Instant) -> Log {
-        let Target { m, ctx, key, fresh, plain, .. } = self;
-        let (lock, anchor) = (lock_of(m, key, fresh), clock::anchor());
-        // What tells all by itself may stand anywhere.
-        if plain.is_some_and(|plain| plain.tells(&mut None, lock, anchor)) {
-            return Log::AsItCame;
-        }
-        let counts = followers::count_along(*ctx);
-        m.with(|s| {
-            let known = &mut s.followers.known;
-            if plain.is_some_and(|plain| counts && plain.tells(known, lock, anchor)) {
-                return Log::AsItCame;
-            }
-            let (mut bytes, last) = (std::mem::take(&mut s.buffer), s.fences.last());
-            *known = counts.then_some(Known { written_by: anchor, at: now.millis(), last });
-            bytes.clear();
-            codec::write_effect(lock, change, last, now, anchor, &mut bytes);
-            Log::Effect(bytes)
-        })
-    }
-
     #[inline(always)]
     fn replicate(&self, log: Log) {
         let Log::Effect(bytes) = log else { return self.ctx.replicate_verbatim() };
@@ -228,15 +201,6 @@ enum Stored {
     /// The timer is too late now.
     DueSooner,
     Deleted,
-}
-
-/// How a change is told.
-enum Log {
-    /// By these bytes.
-    Effect(Vec<u8>),
-    AsItCame,
-    /// Nobody can follow, which spares a third of a command.
-    Nobody,
 }
 
 /// So many bytes of an effect are kept for the next one.
