@@ -63,14 +63,14 @@ fn transactions_scripts_functions_and_guards_send_effects() {
 #[test]
 fn what_another_module_keeps_from_replicas_misleads_nobody() {
     each_still_server(|kind| {
-        let caller = compiled("tests/replication/plain/caller.c");
+        let caller = compiled("tests/caller.c");
         let master = still(kind).conf(&format!("loadmodule {}", caller.display())).start();
         let replica = Server::start(kind);
         replica.replicate(&master);
         let mut conn = master.connect();
         let mut stream = Stream::of(&master);
         grant(&mut conn, "a");
-        assert!(conn.ok("CALLER DLOCK.ACQUIRE unknown t 600000").int() > 0);
+        assert!(conn.ok("CALLER v DLOCK.ACQUIRE unknown t 600000").int() > 0);
         grant_both(&mut conn, ["b", "c"]);
         assert_eq!(words(&stream.drain()), ["effect a", "effect b", "DLOCK.ACQUIRE c t 600000"]);
         assert!(conn.ok("DLOCK.BREAK unknown").int() > 0);
