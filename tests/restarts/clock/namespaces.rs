@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use dlock_testkit::wall_clock::{HOUR, WallClock};
-use dlock_testkit::{Server, ServerKind, aof, each_server, until};
+use dlock_testkit::{Conn, Server, ServerKind, aof, each_server, until};
 
 /// Two weeks, in seconds.
 const AHEAD: &str = "1209600";
@@ -20,6 +20,23 @@ fn ahead(kind: &ServerKind) -> Option<ServerKind> {
     let mut kind = kind.clone();
     kind.command.splice(0..0, unshare.map(str::to_string));
     Some(kind)
+}
+
+/// A server whose boot-time clock is ahead and whose wall clock is an hour behind, and one by the clocks of
+/// this machine that keeps all it is told in a file.
+fn two_clocks(kind: &ServerKind) -> Option<(WallClock, Server, Server)> {
+    let (ahead, clock) = WallClock::of(&ahead(kind)?);
+    clock.set_off_by(-HOUR);
+    let keeps_all = Server::options(kind).conf("appendonly yes").conf("appendfsync always").start();
+    let slow = Server::start(&ahead);
+    Some((clock, slow, keeps_all))
+}
+
+/// `of`: a key, or a key and a token. It was granted for 600,000 ms a moment ago.
+#[track_caller]
+fn lease_is_nearly_whole(conn: &mut Conn, of: &str) {
+    let left = conn.ok(&format!("DLOCK.PTTL {of}")).int();
+    assert!((500_000..=600_000).contains(&left), "{of}: {left}");
 }
 
 #[test]
@@ -66,8 +83,7 @@ fn a_replica_in_another_time_namespace_counts_from_the_arrival() {
         assert_eq!(conn.ok("REPLICAOF NO ONE"), "OK");
         assert_eq!(conn.ok("DLOCK.ACQUIRE first t 1"), first);
         for key in ["first", "second"] {
-            let left = conn.ok(&format!("DLOCK.PTTL {key}")).int();
-            assert!((500_000..=600_000).contains(&left), "{key}: {left}");
+            lease_is_nearly_whole(&mut conn, key);
         }
     });
 }
@@ -77,11 +93,7 @@ fn a_replica_in_another_time_namespace_counts_from_the_arrival() {
 #[test]
 fn a_promoted_replica_restarts_with_what_another_clock_has_told_it() {
     each_server(|kind| {
-        let Some(ahead) = ahead(kind) else { return };
-        let (ahead, clock) = WallClock::of(&ahead);
-        clock.set_off_by(-HOUR);
-        let master = Server::start(&ahead);
-        let mut replica = Server::options(kind).conf("appendonly yes").conf("appendfsync always").start();
+        let Some((_clock, master, mut replica)) = two_clocks(kind) else { return };
         replica.replicate(&master);
         until("the replica has its file", || replica.info("aof_rewrite_in_progress") == "0");
         let mut conn = master.connect();
@@ -106,8 +118,7 @@ fn a_promoted_replica_restarts_with_what_another_clock_has_told_it() {
         for (command, fence) in commands.iter().zip(answers).filter(|(command, _)| !command.contains(" gone"))
         {
             let words: Vec<&str> = command.split(' ').collect();
-            let left = conn.ok(&format!("DLOCK.PTTL {} {}", words[1], words[2])).int();
-            assert!((500_000..=600_000).contains(&left), "{command}: {left}");
+            lease_is_nearly_whole(&mut conn, &words[1..3].join(" "));
             assert_eq!(conn.ok(command), fence, "{command}");
         }
         assert_eq!(conn.ok("DLOCK.HOLDS shared gone"), 0);
@@ -118,11 +129,7 @@ fn a_promoted_replica_restarts_with_what_another_clock_has_told_it() {
 #[test]
 fn what_was_restored_from_another_clock_is_there_after_a_restart() {
     each_server(|kind| {
-        let Some(ahead) = ahead(kind) else { return };
-        let (ahead, clock) = WallClock::of(&ahead);
-        clock.set_off_by(-HOUR);
-        let source = Server::start(&ahead);
-        let mut target = Server::options(kind).conf("appendonly yes").conf("appendfsync always").start();
+        let Some((_clock, source, mut target)) = two_clocks(kind) else { return };
         let (mut from, mut to) = (source.connect(), target.connect());
         let locks = [("one", ""), ("shared", "SHARED"), ("permits", "PERMITS 2")];
         let fences = locks.map(|(key, mode)| {
@@ -139,8 +146,7 @@ fn what_was_restored_from_another_clock_is_there_after_a_restart() {
         let mut to = target.connect();
         to.ok("SELECT 3");
         for ((key, mode), fence) in locks.into_iter().zip(fences) {
-            let left = to.ok(&format!("DLOCK.PTTL {key} t")).int();
-            assert!((500_000..=600_000).contains(&left), "{key}: {left}");
+            lease_is_nearly_whole(&mut to, &format!("{key} t"));
             assert_eq!(to.ok(&format!("DLOCK.ACQUIRE {key} t 1 {mode}")), fence);
         }
     });
