@@ -89,3 +89,25 @@ impl Reader {
         Some(Effect { last: known.last, written })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use dlock_protocol::Mode;
+
+    use super::*;
+
+    /// As a replica that may be written to knows its master's.
+    #[test]
+    fn nobody_counts_on_by_the_clock_of_another() {
+        let [own, other] = [1, 2].map(|offset| Anchor { boot: 7, offset });
+        let (token, ttl) = (TokenRef::new(b"t").unwrap(), Ttl::MAX);
+        for (written_by, tells) in [(own, true), (other, false)] {
+            let known = Known { written_by, at: 1_000, last: 41 };
+            let mut lock = Lock::default();
+            lock.add(known.next(token, ttl).unwrap(), Mode::Exclusive);
+            let mut behind = Some(known);
+            assert_eq!(Plain::Acquire(token, ttl).tells(&mut behind, &lock, own), tells);
+            assert_eq!(behind.map(|known| known.last), Some(41 + u64::from(tells)));
+        }
+    }
+}
