@@ -62,8 +62,8 @@ fn ends_with_its_connection(master: &Server) {
     until("it has ended", || master.connect().ok("EXISTS fresh") == 0);
 }
 
-/// What was to be done as a master is the new master's business: here a grant that reached nobody, and the
-/// end of a hold whose connection closed while the failover was under way.
+/// What was to be done as a master is the new master's business: here the end of a hold whose connection
+/// closed while the failover was under way.
 #[test]
 fn what_was_to_be_done_as_a_master_is_let_go() {
     each_server(|kind| {

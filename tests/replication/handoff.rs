@@ -1,6 +1,7 @@
 //! Pauses, failovers and shutdowns while leases run out: a write of the background in one of them would end
 //! the server.
 
+use dlock_testkit::queue::{holders, waiter};
 use dlock_testkit::{Server, each_server, locks, until};
 
 /// Takes this many locks whose leases all run out soon.
@@ -96,5 +97,32 @@ fn a_demoted_master_ends_nothing_more() {
         assert_eq!((one.info("dlock_held"), one.info("dlock_holders")), ("1".into(), "1".into()));
         let fence = |server: &Server| server.info("dlock_fence").parse::<u64>().expect("a fence");
         assert!(fence(&one) >= fence(&other));
+    });
+}
+
+/// The server ends the wait before the grant is delivered. The waiter comes again, to the new master, which
+/// has nothing to tell the old one of that: so this must not take the grant back when it is master again.
+#[test]
+fn a_grant_that_a_demotion_kept_from_its_waiter_is_the_new_masters_to_keep() {
+    each_server(|kind| {
+        let (first, second) = (Server::start(kind), Server::start(kind));
+        second.replicate(&first);
+        let (mut conn, mut new) = (first.connect(), second.connect());
+        conn.ok("DLOCK.ACQUIRE k a 600000");
+        second.wait_in_sync(&first);
+        let mut b = waiter(&first, "DLOCK.ACQUIRE k b 600000 BLOCK 0");
+        let replicaof = format!("REPLICAOF 127.0.0.1 {}", second.port());
+        assert_eq!(conn.say_together(&["DLOCK.RELEASE k a", &replicaof])[0], 1);
+        assert!(b.read().error().starts_with("UNBLOCKED "));
+        until("it is known there", || holders(&mut new, "k") == ["b"]);
+        new.ok("REPLICAOF NO ONE");
+        first.wait_in_sync(&second);
+        let fence = new.ok("DLOCK.ACQUIRE k b 1000").int();
+        new.ok("FAILOVER TIMEOUT 60000");
+        until("the roles are back", || first.info("role") == "master" && second.info("role") == "slave");
+        // Behind what else there is to do.
+        conn.ok("DLOCK.ACQUIRE short t 1");
+        until("the job has run", || conn.ok("EXISTS short") == 0);
+        assert_eq!(conn.ok("DLOCK.ACQUIRE k b 1000"), fence);
     });
 }
