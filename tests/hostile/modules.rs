@@ -1,4 +1,4 @@
-//! Calls of other modules.
+//! Other modules: their calls, and what they hear.
 
 use dlock_testkit::queue::{holders, tokens};
 use dlock_testkit::{Server, compiled, each_server, until};
@@ -22,5 +22,22 @@ fn a_call_of_another_module_that_waits_is_granted() {
         assert_eq!(conn.ok("DLOCK.RELEASE k a"), 1);
         until("b holds it", || holders(&mut conn, "k") == ["b"]);
         assert_eq!(conn.ok("DLOCK.RELEASE k b"), 1);
+    });
+}
+
+/// Whatever `notify-keyspace-events` says. While no other module is loaded nobody is told, and that is known
+/// from the start on.
+#[test]
+fn a_module_that_is_loaded_late_hears_what_happens_to_locks() {
+    each_server(|kind| {
+        let listener = compiled("tests/hostile/listener.c");
+        let server = Server::options(kind).conf("notify-keyspace-events \"\"").start();
+        let mut conn = server.connect();
+        until("it is known who follows and listens", || server.info("dlock_followed") == "0");
+        conn.ok("DLOCK.ACQUIRE before t 600000");
+        assert_eq!(conn.call(&["MODULE", "LOAD", listener.to_str().expect("a path of text")]), "OK");
+        assert_eq!(conn.ok("HEARD"), 0);
+        conn.ok("DLOCK.ACQUIRE k t 600000");
+        assert_eq!(conn.ok("HEARD"), 1);
     });
 }
