@@ -192,19 +192,20 @@ fn in_a_pause_waits_end_in_their_time_and_nothing_is_granted() {
     });
 }
 
-/// One that leaves while nothing may be written had stood in the way of those behind.
+/// One that leaves while nothing may be written had stood in the way of those behind. It is a pause, for each
+/// CONFIG SET has all queues served.
 #[test]
 fn who_gives_up_makes_way_when_the_server_accepts_writes_again() {
     each_server(|kind| {
         let server = Server::start(kind);
         let mut conn = server.connect();
         conn.ok("DLOCK.ACQUIRE k a 60000 SHARED");
-        let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 300");
+        let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 1000");
         let mut c = waiter(&server, "DLOCK.ACQUIRE k c 60000 SHARED BLOCK 0");
-        conn.ok("CONFIG SET min-replicas-to-write 1");
+        conn.ok("CLIENT PAUSE 600000 WRITE");
         assert_eq!(b.read(), Value::Nil);
         assert_eq!(tokens(&mut conn, "k"), ["c"]);
-        conn.ok("CONFIG SET min-replicas-to-write 0");
+        conn.ok("CLIENT UNPAUSE");
         granted(&mut c);
         assert_eq!(holders(&mut conn, "k"), ["a", "c"]);
     });
