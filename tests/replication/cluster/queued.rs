@@ -1,9 +1,9 @@
 //! Positions that belong to their tokens, in a cluster: where their notifications go, and what becomes of
 //! them when the slot moves or the node fails.
 
-use super::nodes::{EVENLY, cluster, set_on_its_way};
+use super::nodes::{EVENLY, cluster, cluster_with, set_on_its_way};
 use dlock_testkit::queue::holders;
-use dlock_testkit::{Conn, Server, Value, each_server};
+use dlock_testkit::{Conn, Events, Server, Value, each_server, until};
 
 /// Hears a channel: of its shard by SSUBSCRIBE, or of the cluster by SUBSCRIBE.
 fn hears(server: &Server, subscribe: &str, channel: &str) -> Conn {
@@ -68,5 +68,26 @@ fn positions_are_refused_when_their_slot_moves() {
         assert_eq!(to.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000"), Value::Nil);
         to.ok("ASKING");
         assert_eq!(holders(&mut to, "k"), ["a"]);
+    });
+}
+
+/// More of them than are told in a turn. The lock is not free: it is elsewhere.
+#[test]
+fn of_a_long_queue_all_are_refused_and_nobody_hears_that_the_lock_is_free() {
+    each_server(|kind| {
+        let conf = ["cluster-node-timeout 5000", "notify-keyspace-events Kd"];
+        let [_, source, target] = cluster_with(kind, EVENLY, &conf);
+        let (mut from, mut to) = (source.connect(), target.connect());
+        from.ok("DLOCK.ACQUIRE k a 600000");
+        let asks: Vec<String> =
+            (0..600).map(|n| format!("DLOCK.ACQUIRE k {n} 600000 QUEUE 600000")).collect();
+        let answers = from.say_together(&asks.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(answers.iter().all(Value::is_nil));
+        assert_eq!(source.info("dlock_queued"), "600");
+        let mut events = Events::subscribe(&source, "__keyspace@0__:k");
+        set_on_its_way(&mut from, &mut to, "k");
+        from.ok(&format!("MIGRATE 127.0.0.1 {} k 0 5000", target.port()));
+        until("all are refused", || source.info("dlock_queued") == "0");
+        events.none();
     });
 }
