@@ -60,6 +60,29 @@ fn a_hold_is_bounded() {
     });
 }
 
+/// However it ends, and though its connection lives on.
+#[test]
+fn an_ephemeral_hold_that_has_ended_leaves_nothing() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        let mut conn = server.connect();
+        let mut round = |end: &str, holds: usize| {
+            for n in 0..holds {
+                let key = format!("{n:01000}");
+                let end = end.replace("KEY", &key);
+                let answers = conn.say_together(&[&format!("DLOCK.ACQUIRE {key} t 600000 EPHEMERAL"), &end]);
+                assert!(answers[0].int() > 0 && answers[1] != 0, "{end}: {answers:?}");
+            }
+        };
+        for end in ["DLOCK.RELEASE KEY t", "DLOCK.BREAK KEY", "DEL KEY", "RENAME KEY renamed"] {
+            round(end, 10);
+            let before = used(&server);
+            round(end, 5_000);
+            until(end, || used(&server) < before + NOISE);
+        }
+    });
+}
+
 #[test]
 fn a_connection_waits_once_whatever_it_has_sent() {
     each_server(|kind| {
