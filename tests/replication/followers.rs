@@ -3,8 +3,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
-use dlock_testkit::{Server, ServerKind, Stream, Value, aof, each_server, until};
+use dlock_testkit::{Server, ServerKind, Stream, Value, aof, each_server, locks, until};
 
 fn quiet_server(kind: &ServerKind) -> Server {
     let server = Server::start(kind);
@@ -108,6 +109,29 @@ fn an_append_only_file_switched_on_under_load_misses_nothing() {
         server.kill9();
         server.restart_with(|options| options.conf("appendonly yes"));
         assert_eq!(digests(&server), before);
+    });
+}
+
+/// It goes on from where it was: in between nobody follows, and what is logged is read all the same.
+#[test]
+fn a_replica_that_was_away_for_a_while_misses_nothing() {
+    each_server(|kind| {
+        let (master, replica) = (Server::options(kind).conf("hz 100").start(), Server::start(kind));
+        replica.replicate(&master);
+        let mut conn = master.connect();
+        conn.ok("DLOCK.ACQUIRE early t 600000");
+        replica.wait_in_sync(&master);
+        replica.pause();
+        conn.ok("CLIENT KILL TYPE replica");
+        until("it is away", || master.info("connected_slaves") == "0");
+        // Who follows is looked at in each tick.
+        thread::sleep(Duration::from_millis(300));
+        conn.ok("DLOCK.ACQUIRE late t 600000");
+        conn.ok("DLOCK.RELEASE early t");
+        replica.resume();
+        replica.wait_in_sync(&master);
+        assert_eq!(master.info("sync_partial_ok"), "1");
+        assert_eq!((locks(&replica), replica.info("dlock_effects_skipped")), (locks(&master), "0".into()));
     });
 }
 
