@@ -246,7 +246,8 @@ fn shown(cycle: &[Token]) -> String {
     tokens.join(" -> ")
 }
 
-/// What an error reply means to a client. Nothing was done, whichever it is.
+/// What an error reply means to a client. Nothing was done, but where the server itself has ended a wait
+/// (UNBLOCKED, when it becomes a replica): the lock may have been granted just before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class<'a> {
     /// The server grants nothing new for so many ms.
