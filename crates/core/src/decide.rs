@@ -101,15 +101,10 @@ impl<'a> Turn<'a> {
     /// Advances the lock to now: expired holds end, the head of the queue is granted. Of many expired holds
     /// not all end in this turn; none of them is seen any more, and the lock is due again at once.
     pub fn advance(&mut self) {
-        // By far the most frequent, and done without a list.
-        if let Holding::Exclusive(hold) = self.lock.holding()
-            && hold.deadline().passed(self.now)
-            && let Some(hold) = &self.lock.take_exclusive()
-        {
-            self.end(hold, End::Expired);
-        }
-        if matches!(self.lock.holding(), Holding::Crowd(_) | Holding::Free { delay_until: Some(_), .. }) {
-            self.expire();
+        match self.lock.holding() {
+            Holding::Free { delay_until: None, .. } => {}
+            Holding::Exclusive(hold) if !hold.deadline().passed(self.now) => {}
+            _ => self.expire(),
         }
         self.serve();
     }
@@ -122,8 +117,7 @@ impl<'a> Turn<'a> {
     /// Answers the number of counts ended.
     pub fn release(&mut self, token: TokenRef<'_>, count: ReleaseCount) -> u32 {
         if !self.waiting.is_empty() {
-            let waits = self.waiting.of_token_on(token.as_bytes(), self.name);
-            self.take_out(&waits, Outcome::Left);
+            self.leave_queue(token);
         }
         self.advance();
         let Some(had) = self.lock.at(self.now).hold_of(token.as_bytes()).map(Hold::count) else { return 0 };
@@ -134,15 +128,25 @@ impl<'a> Turn<'a> {
         };
         match NonZeroU32::new(left) {
             None => self.end_one(token.as_bytes(), End::Released),
-            Some(left) if left.get() < had => {
-                self.heard_of(token);
-                self.change(token.as_bytes(), |hold| hold.set_count(left));
-                self.step.put(self.lock, token);
-            }
-            Some(_) => {}
+            Some(left) => self.leave_counts(token, had, left),
         }
         self.serve();
         had - left
+    }
+
+    #[inline(never)]
+    fn leave_queue(&mut self, token: TokenRef<'_>) {
+        let waits = self.waiting.of_token_on(token.as_bytes(), self.name);
+        self.take_out(&waits, Outcome::Left);
+    }
+
+    #[inline(never)]
+    fn leave_counts(&mut self, token: TokenRef<'_>, had: u32, left: NonZeroU32) {
+        if left.get() < had {
+            self.heard_of(token);
+            self.change(token.as_bytes(), |hold| hold.set_count(left));
+            self.step.put(self.lock, token);
+        }
     }
 
     /// The lease becomes `ttl` from now, longer or shorter. False where the token holds nothing.

@@ -56,6 +56,11 @@ impl Lock {
         self.holding.slot_mut()
     }
 
+    /// No hold is stored, expired or not.
+    pub(crate) fn is_free(&self) -> bool {
+        matches!(self.holding, Holding::Free { .. })
+    }
+
     pub(crate) fn holding(&self) -> &Holding {
         &self.holding
     }
@@ -159,7 +164,7 @@ impl Lock {
         match &self.holding {
             Holding::Free { .. } => None,
             Holding::Exclusive(hold) => Some(hold).filter(|hold| *hold.token() == *token),
-            Holding::Crowd(crowd) => crowd.holders.get(token),
+            Holding::Crowd(crowd) => crowd.get(token),
         }
     }
 
@@ -192,6 +197,7 @@ impl Lock {
 
     /// For a token that holds nothing here, with everything expired already swept away, or as much as a turn
     /// may take: then there is room enough. `most` may hold it at a time.
+    #[inline]
     pub(crate) fn fit(&self, mode: Mode, most: usize, now: Instant) -> Fit {
         match &self.holding {
             Holding::Free { delay_until: None, .. } => Fit::Fits,
@@ -208,20 +214,26 @@ impl Lock {
     }
 
     /// Adds a hold that fits.
-    pub(crate) fn add(&mut self, hold: Hold, mode: Mode) {
-        let permits = match (&mut self.holding, mode) {
+    #[inline]
+    pub(crate) fn add(&mut self, mut hold: Hold, mode: Mode) {
+        if let (Holding::Free { slot, .. }, Mode::Exclusive) = (&self.holding, mode) {
+            // As `replace`, without moving the hold twice.
+            hold.slot = *slot;
+            self.holding = Holding::Exclusive(hold);
+        } else {
+            self.add_beside(hold, mode);
+        }
+    }
+
+    #[inline(never)]
+    fn add_beside(&mut self, hold: Hold, mode: Mode) {
+        let holding = match (&mut self.holding, mode) {
             (Holding::Crowd(crowd), Mode::Shared | Mode::Permits(_)) => return crowd.holders.push(hold),
-            (_, Mode::Exclusive) => {
-                // As `replace`, without moving the hold twice.
-                let mut hold = hold;
-                hold.slot = Aside(self.slot());
-                return self.holding = Holding::Exclusive(hold);
-            }
-            (_, Mode::Shared) => None,
-            (_, Mode::Permits(n)) => Some(n),
+            (_, Mode::Exclusive) => Holding::Exclusive(hold),
+            (_, Mode::Shared) => Holding::crowd(None, None, Holders::one(hold)),
+            (_, Mode::Permits(n)) => Holding::crowd(Some(n), None, Holders::one(hold)),
         };
-        let holders = Holders::one(hold);
-        self.replace(Holding::crowd(permits, None, holders));
+        self.replace(holding);
     }
 
     /// Takes a hold out, expired or not.
@@ -230,12 +242,15 @@ impl Lock {
             Holding::Free { .. } => None,
             Holding::Exclusive(hold) if *hold.token() != *token => None,
             Holding::Exclusive(_) => self.take_exclusive(),
-            Holding::Crowd(crowd) => {
-                let removed = crowd.holders.remove(token);
-                self.free_if_empty();
-                removed
-            }
+            Holding::Crowd(_) => self.remove_from_crowd(token),
         }
+    }
+
+    #[inline(never)]
+    fn remove_from_crowd(&mut self, token: &[u8]) -> Option<Hold> {
+        let removed = self.crowd_mut()?.holders.remove(token);
+        self.free_if_empty();
+        removed
     }
 
     /// Takes the only holder out.

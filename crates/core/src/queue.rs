@@ -85,8 +85,14 @@ impl Waiting {
     }
 
     /// How many positions the queue of a resource has.
+    #[inline]
     pub fn len_of(&self, name: &Name<'_>) -> usize {
-        if self.is_empty() { 0 } else { self.queues.get(name).map_or(0, |queue| queue.positions.len()) }
+        if self.is_empty() { 0 } else { self.positions_of(name) }
+    }
+
+    #[inline(never)]
+    fn positions_of(&self, name: &Name<'_>) -> usize {
+        self.queues.get(name).map_or(0, |queue| queue.positions.len())
     }
 
     /// Whether there is room for one more of this owner.

@@ -136,13 +136,9 @@ impl<T> Schedule<T> {
     /// heap.
     fn line_up(&mut self, slot: u32, due: Deadline) {
         let last = Node { due, slot };
-        if self.is_bulk {
-            return self.heap.append(last, moved_in(&mut self.entries));
-        }
         let fits = |row: &Option<Row>| row.is_none_or(|row| row.last.due <= due);
-        let Some(row) = self.rows.iter().position(fits).or_else(|| self.clear_a_row()) else {
-            return self.heap.push(last, moved_in(&mut self.entries));
-        };
+        let row = if self.is_bulk { None } else { self.rows.iter().position(fits) };
+        let Some(row) = row.or_else(|| self.clear_a_row()) else { return self.put_in_heap(last) };
         let before = match &mut self.rows[row] {
             Some(row) => std::mem::replace(&mut row.last, last).slot,
             empty => {
@@ -158,9 +154,27 @@ impl<T> Schedule<T> {
         }
     }
 
+    #[inline(never)]
+    fn put_in_heap(&mut self, node: Node) {
+        if self.is_bulk {
+            self.heap.append(node, moved_in(&mut self.entries));
+        } else {
+            self.heap.push(node, moved_in(&mut self.entries));
+        }
+    }
+
+    #[inline(never)]
+    fn take_from_heap(&mut self, place: u32) {
+        self.heap.remove(place, moved_in(&mut self.entries));
+    }
+
     /// Moves an entry that has a row for itself into the heap: it is due long after others, and closes the
     /// row to them.
+    #[inline(never)]
     fn clear_a_row(&mut self) -> Option<usize> {
+        if self.is_bulk {
+            return None;
+        }
         let alone = |row: &Option<Row>| row.is_some_and(|row| row.first.slot == row.last.slot);
         let row = self.rows.iter().position(alone)?;
         let only = self.rows[row].take()?.first;
@@ -171,7 +185,7 @@ impl<T> Schedule<T> {
     /// Takes an entry away from where it stands; its neighbours close up.
     fn leave(&mut self, slot: u32, Place { before, after }: Place) {
         if after == IN_HEAP {
-            return self.heap.remove(before, moved_in(&mut self.entries));
+            return self.take_from_heap(before);
         }
         let ahead = self.entries.get_mut(before).map(|entry| {
             entry.place.after = after;

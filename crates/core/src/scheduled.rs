@@ -60,21 +60,32 @@ impl Scheduled {
     /// Puts a lock in, where it has no slot yet, or has another look at it at another moment. Answers its
     /// slot.
     pub fn put(&mut self, slot: Option<Slot>, due: Deadline, key: &[u8], holders: usize) -> Option<Slot> {
-        let scheduled = slot.filter(|slot| self.schedule.get(*slot).is_some());
-        let slot = match scheduled {
-            Some(slot) => {
-                self.schedule.reschedule(slot, due);
-                slot
-            }
-            None => self.schedule.insert(due, key.into())?,
-        };
-        let before = match holders {
-            1 => self.crowds.remove(&slot),
-            _ => self.crowds.insert(slot, holders),
-        };
-        let before = if scheduled.is_some() { before.unwrap_or(1) } else { 0 };
+        if slot.is_some_and(|slot| self.schedule.get(slot).is_some()) {
+            return self.put_again(slot?, due, holders);
+        }
+        let slot = self.schedule.insert(due, key.into())?;
+        if holders != 1 || !self.crowds.is_empty() {
+            self.note_crowd(slot, holders);
+        }
+        self.holders += holders;
+        Some(slot)
+    }
+
+    #[inline(never)]
+    fn put_again(&mut self, slot: Slot, due: Deadline, holders: usize) -> Option<Slot> {
+        self.schedule.reschedule(slot, due);
+        let before = self.note_crowd(slot, holders).unwrap_or(1);
         self.holders = self.holders + holders - before;
         Some(slot)
+    }
+
+    /// Answers how many it was, where that was not one.
+    #[inline(never)]
+    fn note_crowd(&mut self, slot: Slot, holders: usize) -> Option<usize> {
+        match holders {
+            1 => self.crowds.remove(&slot),
+            _ => self.crowds.insert(slot, holders),
+        }
     }
 
     /// Has what is due first come up later than it should. Anything else is not due, and stays where it is:
@@ -88,7 +99,8 @@ impl Scheduled {
     /// Takes a lock out, if it is in.
     pub fn remove(&mut self, slot: Slot) {
         if self.schedule.remove(slot).is_some() {
-            self.holders -= self.crowds.remove(&slot).unwrap_or(1);
+            let crowd = if self.crowds.is_empty() { None } else { self.crowds.remove(&slot) };
+            self.holders -= crowd.unwrap_or(1);
         }
     }
 

@@ -182,19 +182,39 @@ impl Step {
         let held = held(hold, now);
         self.events.push(Event::Ended(why, held));
         if why != End::Released || self.long_hold.is_some_and(|long| held >= long) {
-            self.rest().lost.push((why, hold.clone()));
+            self.lost(hold, why);
         }
         if let Ephemeral::Bound(client) = hold.ephemeral() {
-            self.rest().bindings.push(Binding::Ends(client, hold.token().clone()));
+            self.bound(Binding::Ends(client, hold.token().clone()));
         }
         self.part(lock, Some(hold.token().borrowed()));
+    }
+
+    #[cold]
+    fn lost(&mut self, hold: &Hold, why: End) {
+        self.rest().lost.push((why, hold.clone()));
+    }
+
+    #[cold]
+    pub(crate) fn bound(&mut self, binding: Binding) {
+        self.rest().bindings.push(binding);
     }
 
     /// A part of a few holds is never larger than the whole by much.
     const FEW_PARTS: usize = 64;
 
     /// Notes what changed of a lock that many may hold; of any other the whole is as short as a part.
+    #[inline]
     fn part(&mut self, lock: &Lock, token: Option<TokenRef<'_>>) {
+        if matches!(lock.holding(), Holding::Crowd(_)) || matches!(self.change, Change::Part(_)) {
+            self.part_of_many(lock, token);
+        } else {
+            self.change = Change::Whole;
+        }
+    }
+
+    #[inline(never)]
+    fn part_of_many(&mut self, lock: &Lock, token: Option<TokenRef<'_>>) {
         if !matches!(lock.holding(), Holding::Crowd(_)) {
             self.change = Change::Whole;
         } else if self.change.is_none() {

@@ -21,6 +21,13 @@ enum Inner<const INLINE: usize> {
     Long(Box<[u8]>),
 }
 
+impl<const INLINE: usize> Inner<INLINE> {
+    #[inline(never)]
+    fn long(bytes: &[u8]) -> Self {
+        Inner::Long(bytes.into())
+    }
+}
+
 impl<const INLINE: usize> Inline<INLINE> {
     pub const EMPTY: Self = Inline(Inner::Short(0, [0; INLINE]));
 
@@ -41,7 +48,7 @@ impl<const INLINE: usize> From<&[u8]> for Inline<INLINE> {
                 start.copy_from_slice(bytes);
                 Inner::Short(bytes.len() as u8, short)
             }
-            None => Inner::Long(bytes.into()),
+            None => Inner::long(bytes),
         })
     }
 }

@@ -28,11 +28,10 @@ impl Turn<'_> {
     /// `client`: the connection that asks.
     pub fn acquire(&mut self, request: &LockRequestRef<'_>, client: ClientId) -> Acquired {
         self.advance();
-        let held_as = self.lock.mode();
-        if let (Some(mode), Some(hold)) = (held_as, self.lock.at(self.now).hold_of(request.token.as_bytes()))
+        if !self.lock.is_free()
+            && let Some(acquired) = self.acquire_again(request, client)
         {
-            let count = hold.count();
-            return self.acquire_again(mode, count, request, client);
+            return acquired;
         }
         if self.in_grace() {
             return Acquired::Grace;
@@ -50,8 +49,15 @@ impl Turn<'_> {
         }
     }
 
-    /// The token holds it already.
-    fn acquire_again(
+    /// Where the token holds it already.
+    #[inline(never)]
+    fn acquire_again(&mut self, request: &LockRequestRef<'_>, client: ClientId) -> Option<Acquired> {
+        let held_as = self.lock.mode()?;
+        let count = self.lock.at(self.now).hold_of(request.token.as_bytes())?.count();
+        Some(self.acquire_held(held_as, count, request, client))
+    }
+
+    fn acquire_held(
         &mut self,
         held_as: Mode,
         count: u32,

@@ -5,13 +5,14 @@ use std::num::NonZeroU32;
 use dlock_protocol::{ClientId, Fence, LockRequestRef, Mode, OwnerId, TokenRef};
 
 use super::Turn;
-use crate::lock::{Ephemeral, Extras, Fit, Hold};
+use crate::lock::{Ephemeral, Extras, Fit, Hold, Holding};
 use crate::queue::WaiterId;
 use crate::step::{Binding, Departed, End, Event, Outcome, Refusal};
 
 const SLICE: usize = Departed::SLICE;
 
 impl Turn<'_> {
+    #[inline]
     pub(super) fn fit(&self, mode: Mode) -> Fit {
         self.lock.fit(mode, self.terms.most_holders as usize, self.now)
     }
@@ -43,18 +44,16 @@ impl Turn<'_> {
         let count = request.reentry.count(None).ok_or(Refusal::CountFull)?;
         // An old hold of the token may have expired with so many others that it has not ended yet. It ends
         // first: it may be bound to the same connection.
-        if self.lock.stored_len() > 1 && self.lock.stored_of(token.as_bytes()).is_some() {
+        if self.lock.stored_len() > 1 {
             self.end_one(token.as_bytes(), End::Expired);
         }
         if request.ephemeral {
-            self.step.rest().bindings.push(Binding::Begins(client, token.to_owned()));
+            self.step.bound(Binding::Begins(client, token.to_owned()));
         }
         let mut hold = Hold::new(token.to_owned(), fence, now, now + request.ttl, request.ttl);
         hold.set_client(client);
         if has_extras(request) || count > NonZeroU32::MIN {
-            let ephemeral = if request.ephemeral { Ephemeral::Bound(client) } else { Ephemeral::No };
-            let (delay, label) = (request.delay, request.label.to_owned());
-            hold.set_extras(Extras { ephemeral, delay, label, count, owner: owner_of(request) });
+            hold.set_extras(extras_of(request, count, client));
         }
         self.lock.add(hold, request.mode);
         self.step.put(self.lock, request.token);
@@ -121,9 +120,17 @@ impl Turn<'_> {
         self.step.whole();
     }
 
-    /// Ends the expired holds of a lock that many hold, or a lock-delay that has passed.
+    /// Ends the expired holds, or a lock-delay that has passed.
+    #[inline(never)]
     pub(super) fn expire(&mut self) {
         let now = self.now;
+        // By far the most frequent, and done without a list.
+        if let Holding::Exclusive(hold) = self.lock.holding()
+            && hold.deadline().passed(now)
+            && let Some(hold) = &self.lock.take_exclusive()
+        {
+            self.end(hold, End::Expired);
+        }
         if let Some(crowd) = self.lock.crowd_mut()
             && crowd.holders.first_deadline().is_some_and(|first| first.passed(now))
         {
@@ -163,7 +170,6 @@ impl Turn<'_> {
         }
     }
 
-    #[inline]
     pub(super) fn end_one(&mut self, token: &[u8], why: End) {
         if let Some(hold) = self.lock.remove(token) {
             self.end(&hold, why);
@@ -172,16 +178,22 @@ impl Turn<'_> {
 
     /// The hold is out of the lock already.
     pub(super) fn end(&mut self, hold: &Hold, why: End) {
-        let delay = hold.delay().millis();
-        if delay > 0 && matches!(why, End::Expired | End::Disconnected) {
-            let until = match why {
-                End::Expired => hold.deadline().plus_millis(delay),
-                _ => self.now.after_millis(delay),
-            };
-            self.lock.set_delay_until(self.lock.delay_until().max(Some(until)));
+        if !hold.delay().is_none() {
+            self.delay_after(hold, why);
         }
         self.waiting.deliveries.heard_of(self.name, hold.token().as_bytes());
         self.step.ended(self.lock, hold, why, self.now);
+    }
+
+    #[inline(never)]
+    fn delay_after(&mut self, hold: &Hold, why: End) {
+        let delay = hold.delay().millis();
+        let until = match why {
+            End::Expired => hold.deadline().plus_millis(delay),
+            End::Disconnected => self.now.after_millis(delay),
+            End::Released | End::Broken => return,
+        };
+        self.lock.set_delay_until(self.lock.delay_until().max(Some(until)));
     }
 
     pub(super) fn take_out(&mut self, waiters: &[WaiterId], outcome: Outcome) {
@@ -197,6 +209,13 @@ fn has_extras(request: &LockRequestRef<'_>) -> bool {
     // Whole, so that a new option is not forgotten: here, and where it is kept above.
     let LockRequestRef { token: _, ttl: _, mode: _, reentry: _, ephemeral, delay, label, owner } = request;
     *ephemeral || !delay.is_none() || !label.is_empty() || owner.is_some()
+}
+
+#[inline(never)]
+fn extras_of(request: &LockRequestRef<'_>, count: NonZeroU32, client: ClientId) -> Extras {
+    let ephemeral = if request.ephemeral { Ephemeral::Bound(client) } else { Ephemeral::No };
+    let (delay, label) = (request.delay, request.label.to_owned());
+    Extras { ephemeral, delay, label, count, owner: owner_of(request) }
 }
 
 fn owner_of(request: &LockRequestRef<'_>) -> Option<Box<OwnerId>> {

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use dlock_protocol::{Deadline, Instant};
 
-use super::{Aside, Holders, Mode};
+use super::{Aside, Hold, Holders, Mode};
 use crate::schedule::Slot;
 
 /// Sharers, or holders of permits.
@@ -32,6 +32,11 @@ pub(crate) enum Fit {
 }
 
 impl Crowd {
+    #[inline(never)]
+    pub(super) fn get(&self, token: &[u8]) -> Option<&Hold> {
+        self.holders.get(token)
+    }
+
     /// With what has expired taken out already, or as much of it as a turn may take: then there is a permit.
     pub(super) fn fit(&self, mode: Mode, most: usize, now: Instant) -> Fit {
         let stored = self.holders.len();

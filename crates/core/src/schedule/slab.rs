@@ -64,6 +64,16 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T> Chunk<T> {
+    #[inline(never)]
+    fn push(&mut self, due: Deadline, item: T) -> u32 {
+        let entry = Entry { due, place: Place { before: END, after: END }, item: Some(item) };
+        if self.entries.capacity() == 0 {
+            self.entries.reserve_exact(CHUNK);
+        }
+        self.entries.push(entry);
+        (self.entries.len() - 1) as u32
+    }
+
     /// Lets go of its memory, if nothing in it is used.
     fn give_back(&mut self) {
         if self.used == 0 {
@@ -92,28 +102,16 @@ impl<T> Slab<T> {
     pub fn insert(&mut self, due: Deadline, item: T) -> Option<u32> {
         let at = match self.open.last() {
             Some(at) => *at,
-            None => {
-                let at = u32::try_from(self.chunks.len()).ok().filter(|at| *at < END >> CHUNK_BITS)?;
-                self.chunks.push(Chunk { entries: Vec::new(), used: 0, free: END });
-                self.open.push(at);
-                at
-            }
+            None => self.open_another()?,
         };
         let chunk = &mut self.chunks[at as usize];
-        let entry = Entry { due, place: Place { before: END, after: END }, item: Some(item) };
         let within = match chunk.entries.get_mut(chunk.free as usize) {
             Some(free) => {
                 let next = free.place.after;
-                *free = entry;
+                *free = Entry { due, place: Place { before: END, after: END }, item: Some(item) };
                 std::mem::replace(&mut chunk.free, next)
             }
-            None => {
-                if chunk.entries.capacity() == 0 {
-                    chunk.entries.reserve_exact(CHUNK);
-                }
-                chunk.entries.push(entry);
-                (chunk.entries.len() - 1) as u32
-            }
+            None => chunk.push(due, item),
         };
         chunk.used += 1;
         if chunk.used == CHUNK {
@@ -131,7 +129,16 @@ impl<T> Slab<T> {
         entry.place.after = std::mem::replace(&mut chunk.free, within as u32);
         chunk.used -= 1;
         self.len -= 1;
-        let (was_full, is_empty) = (chunk.used == CHUNK - 1, chunk.used == 0);
+        if matches!(chunk.used, 0) || chunk.used == CHUNK - 1 {
+            self.tidy(at);
+        }
+        Some(item)
+    }
+
+    /// A chunk that was full has room now, or one has become empty.
+    #[inline(never)]
+    fn tidy(&mut self, at: usize) {
+        let (was_full, is_empty) = (self.chunks[at].used == CHUNK - 1, self.chunks[at].used == 0);
         // An empty chunk is kept while it is the one that is filled next, or going to and fro over a border
         // would allocate each time.
         let filled_next = self.open.last().map(|last| *last as usize);
@@ -141,7 +148,15 @@ impl<T> Slab<T> {
         } else if is_empty && filled_next != Some(at) {
             self.chunks[at].give_back();
         }
-        Some(item)
+    }
+
+    /// None once four billion are in use.
+    #[cold]
+    fn open_another(&mut self) -> Option<u32> {
+        let at = u32::try_from(self.chunks.len()).ok().filter(|at| *at < END >> CHUNK_BITS)?;
+        self.chunks.push(Chunk { entries: Vec::new(), used: 0, free: END });
+        self.open.push(at);
+        Some(at)
     }
 
     /// The slots from this one on, each with its item; of a chunk without entries only the first.

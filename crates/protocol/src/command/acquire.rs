@@ -32,7 +32,13 @@ impl<'a> Acquire<'a> {
     pub fn parse(args: &[&'a [u8]], max_ttl: Ttl) -> Result<Self, Misuse> {
         let mut args = Args::new(args);
         let (key, token, ttl) = (args.next()?, args.token()?, args.ttl(max_ttl)?);
-        let (mut request, mut block) = (LockRequestRef::new(token, ttl), None);
+        let plain = Acquire { key, request: LockRequestRef::new(token, ttl), block: None, queue: None };
+        if args.is_empty() { Ok(plain) } else { plain.with_options(args, max_ttl) }
+    }
+
+    #[inline(never)]
+    fn with_options(self, mut args: Args<'_, 'a>, max_ttl: Ttl) -> Result<Self, Misuse> {
+        let Acquire { key, mut request, mut block, .. } = self;
         let (mut queue, mut notify) = (None, None);
         let mut given = Given::empty();
         while let Some(option) = args.option() {

@@ -61,6 +61,11 @@ impl<'s, 'a> Args<'s, 'a> {
 
     /// `[ALL | DEPTH n]`
     pub fn release_count(&mut self) -> Result<ReleaseCount, Misuse> {
+        if self.is_empty() { Ok(ReleaseCount::One) } else { self.given_release_count() }
+    }
+
+    #[inline(never)]
+    fn given_release_count(&mut self) -> Result<ReleaseCount, Misuse> {
         let (mut count, mut given) = (ReleaseCount::One, Given::empty());
         while let Some(option) = self.option() {
             if !option.is("ALL") && !option.is("DEPTH") {
