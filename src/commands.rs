@@ -26,7 +26,7 @@ pub use acquire::Acquire;
 pub use guarded::{Fenced, Guard};
 pub use listing::{List, Log};
 pub use looking::{Holds, Inspect, Pttl, Waiters};
-use opening::{Done, open};
+use opening::{Done, misuse, open};
 pub use replay::Effect;
 
 pub struct Release;
@@ -38,7 +38,8 @@ impl Command for Release {
         if replay::is_read(m, ctx) {
             return replay::plain(m, ctx, args, Some(Plain::Release));
         }
-        let parsed = command::Release::parse(args.bytes)?;
+        let parsed = command::Release::parse(args.bytes);
+        let parsed = parsed.as_ref().map_err(misuse)?;
         let mut target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
         target.plain = Some(Plain::Release);
         let ended = target.operate(|turn| turn.release(parsed.token, parsed.count));

@@ -62,15 +62,12 @@ impl<'a> Target<'a> {
         raw: KeyName<'a>,
         key: &'a [u8],
     ) -> Result<Self, String> {
-        Target::open(m, ctx, raw, key).or_else(|_| {
-            if !is_strangers(m, ctx, raw) {
-                // A string may have expired between the two looks: whoever waits for that is not to be told
-                // of another type.
-                return Target::open(m, ctx, raw, key);
-            }
-            let target = Target::new(m, ctx, raw, Name::new(ctx.db(), key), Key::none());
-            Ok(Target { is_strangers: true, ..target })
-        })
+        let (open, is_strangers) = match Key::open_for_write(ctx, raw) {
+            Ok(open) => (open, false),
+            Err(WrongType) => open_strangers(m, ctx, raw)?,
+        };
+        let name = Name::new(ctx.db(), key);
+        Ok(Target { is_strangers, ..Target::new(m, ctx, raw, name, open) })
     }
 
     pub fn is_strangers(&self) -> bool {
@@ -110,54 +107,86 @@ impl<'a> Target<'a> {
             s.account(name, &mut step);
             answer
         });
-        if step.rest.is_some() {
-            log::ended(self.m, self.ctx, &self.name, &mut step, now);
-        }
         self.carry_out(&mut step, now);
         answer
     }
 
     fn carry_out(&mut self, step: &mut Step, now: Instant) {
-        let mut stored = Stored::Same;
-        // A time to live that somebody gave the key was for the leases of then.
-        if step.change.is_none() {
-            if step.renewed && self.key.persist() {
-                self.ctx.replicate_persist(self.raw);
-                self.ctx.signal_modified(self.raw);
+        if step.rest.is_some() {
+            log::ended(self.m, self.ctx, &self.name, step, now);
+        }
+        let stored = if step.change.is_none() {
+            if step.renewed {
+                self.renewed();
             }
+            Stored::Same
         } else {
-            let log = self.log(&step.change, now);
-            let existed = self.key.value().is_some();
-            stored = self.store();
-            let outlives = existed && (step.renewed || step.events.contains(&Event::Acquired));
-            let persisted = outlives && self.key.persist();
-            let followed = !matches!(log, Log::Nobody);
-            self.replicate(log);
-            if persisted && followed {
-                self.ctx.replicate_persist(self.raw);
-            }
-            self.ctx.signal_modified(self.raw);
-        }
+            self.change(step, now)
+        };
         self.key.close();
-        if !step.events.is_empty() || stored == Stored::Deleted {
-            announce(self.m, self.ctx, self.raw, &step.events, stored);
-        }
-        let rest = step.rest.take();
-        let noted = rest.as_ref().is_some_and(|rest| {
-            rest.unserved || step.events.iter().any(|event| matches!(event, Event::AllEnded(_)))
-        });
-        if stored == Stored::DueSooner || noted {
+        announce(self.m, self.ctx, self.raw, &step.events, stored);
+        if stored == Stored::DueSooner {
             timer::rearm(self.m);
         }
-        if let Some(rest) = rest {
-            let answers = rest.outcomes.into_iter();
-            answers.for_each(|(waiter, outcome)| answer(self.m, waiter, outcome, now));
+        if step.rest.is_some() {
+            self.attend(step, now);
         }
+    }
+
+    /// Stores the lock as it is now, and tells those who follow.
+    #[inline]
+    fn change(&mut self, step: &Step, now: Instant) -> Stored {
+        let log = self.log(&step.change, now);
+        let existed = self.key.value().is_some();
+        let stored = self.store();
+        let followed = !matches!(log, Log::Nobody);
+        self.replicate(log);
+        if existed && stored != Stored::Deleted && (step.renewed || step.events.contains(&Event::Acquired)) {
+            self.outlive(followed);
+        }
+        self.ctx.signal_modified(self.raw);
+        stored
+    }
+
+    /// A lease was set anew, to what it was.
+    #[inline(never)]
+    fn renewed(&mut self) {
+        if self.outlive(true) {
+            self.ctx.signal_modified(self.raw);
+        }
+    }
+
+    /// A time to live that somebody gave the key was for the leases of then. Whether there was one.
+    #[inline(never)]
+    fn outlive(&mut self, followed: bool) -> bool {
+        let persisted = self.key.persist();
+        if persisted && followed {
+            self.ctx.replicate_persist(self.raw);
+        }
+        persisted
+    }
+
+    /// Somebody waits, or holds by a connection.
+    #[inline(never)]
+    fn attend(&mut self, step: &mut Step, now: Instant) {
+        let Some(rest) = step.rest.take() else { return };
+        if rest.unserved || step.events.iter().any(|event| matches!(event, Event::AllEnded(_))) {
+            timer::rearm(self.m);
+        }
+        let answers = rest.outcomes.into_iter();
+        answers.for_each(|(waiter, outcome)| answer(self.m, waiter, outcome, now));
     }
 
     #[inline(always)]
     fn replicate(&self, log: Log) {
-        let Log::Effect(bytes) = log else { return self.ctx.replicate_verbatim() };
+        match log {
+            Log::Effect(bytes) => self.replicate_effect(bytes),
+            Log::AsItCame | Log::Nobody => self.ctx.replicate_verbatim(),
+        }
+    }
+
+    #[inline(never)]
+    fn replicate_effect(&self, bytes: Vec<u8>) {
         self.ctx.replicate(SET, self.raw, &bytes);
         // Those of a crowd are not kept.
         if bytes.capacity() <= MOST_KEPT {
@@ -168,24 +197,33 @@ impl<'a> Target<'a> {
     /// Makes, updates or deletes the key.
     fn store(&mut self) -> Stored {
         let Target { m, name, key, fresh, .. } = self;
-        let due_sooner = match key.value() {
-            Some(value) if value.lock.is_gone() => {
+        let stored = key.value();
+        let is_new = stored.is_none();
+        let Some(value) = stored.or(fresh.as_deref_mut()) else { return Stored::Same };
+        let is_gone = value.lock.is_gone();
+        let due_sooner = m.with(|s| s.schedule(value, name.db, &name.key));
+        match (is_new, is_gone) {
+            (false, true) => {
                 let spare = key.delete();
-                m.with(|s| s.spare = spare);
+                m.with(|s| s.keep(spare));
                 return Stored::Deleted;
             }
-            Some(value) => m.with(|s| s.schedule(value, name.db, &name.key)),
-            None => {
-                let Some(mut value) = fresh.take().filter(|value| !value.lock.is_gone()) else {
-                    return Stored::Same;
-                };
-                let due_sooner = m.with(|s| s.schedule(&mut value, name.db, &name.key));
-                key.set(value);
-                due_sooner
-            }
-        };
+            (true, false) => _ = fresh.take().map(|value| key.set(value)),
+            _ => {}
+        }
         if due_sooner { Stored::DueSooner } else { Stored::Same }
     }
+}
+
+/// What holds something else: nothing is to be done with a string that counts as held.
+#[cold]
+fn open_strangers<'a>(m: &Module, ctx: Ctx<'a>, raw: KeyName<'a>) -> Result<(Key<'a>, bool), String> {
+    if is_strangers(m, ctx, raw) {
+        return Ok((Key::none(), true));
+    }
+    // A string may have expired between the two looks: whoever waits for that is not to be told of another
+    // type.
+    Ok((Key::open_for_write(ctx, raw).map_err(|WrongType| Error::WrongType)?, false))
 }
 
 /// Whether a key is a string that counts as held.
@@ -228,13 +266,21 @@ fn new_value(m: &Module) -> Box<Value> {
 }
 
 /// Tells listeners, where there may be any: see [`crate::followers`].
+#[inline]
 fn announce(m: &Module, ctx: Ctx<'_>, key: KeyName<'_>, events: &[Event], stored: Stored) {
-    let modules = m.with(|s| s.followers.modules_may_listen());
-    let announced = ctx.announced();
-    if modules || announced.contains(Announced::MODULE) {
+    let announced =
+        if m.with(|s| s.followers.modules_may_listen()) { Announced::all() } else { ctx.announced() };
+    if announced.intersects(Announced::MODULE | Announced::GENERIC) {
+        announce_to(announced, ctx, key, events, stored);
+    }
+}
+
+#[inline(never)]
+fn announce_to(announced: Announced, ctx: Ctx<'_>, key: KeyName<'_>, events: &[Event], stored: Stored) {
+    if announced.contains(Announced::MODULE) {
         events.iter().for_each(|event| ctx.notify(event_name(*event), key));
     }
-    if stored == Stored::Deleted && (modules || announced.contains(Announced::GENERIC)) {
+    if stored == Stored::Deleted && announced.contains(Announced::GENERIC) {
         ctx.notify_generic(c"del", key);
     }
 }

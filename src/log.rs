@@ -16,6 +16,7 @@ fn note(m: &Module, ctx: Ctx<'_>, mut note: Note, now: Instant) {
 }
 
 /// The holds that an operation has ended.
+#[inline(never)]
 pub fn ended(m: &Module, ctx: Ctx<'_>, name: &Name<'_>, step: &mut Step, now: Instant) {
     let Some(rest) = &mut step.rest else { return };
     for (why, hold) in rest.lost.drain(..) {

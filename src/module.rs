@@ -127,6 +127,13 @@ impl State {
         self.background.schedule(&mut value.lock, db, key, armed)
     }
 
+    /// Keeps what a deleted key held, unless there is one already.
+    pub fn keep(&mut self, spare: Option<Box<Value>>) {
+        if self.spare.is_none() {
+            self.spare = spare;
+        }
+    }
+
     pub fn next_task(&mut self, now: Instant) -> Option<Task> {
         self.background.next_task(&mut self.waiting, &mut self.grace, now)
     }

@@ -6,6 +6,7 @@ use crate::ffi::notices;
 use crate::module::Module;
 
 /// Arms the timer for the first thing that is due, where it is not armed for that or sooner.
+#[inline(never)]
 pub fn rearm(m: &Module) {
     let now = clock::now().millis();
     let Some(due) = m.with(|s| s.next_due()) else { return };

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use dlock_core::admission;
 use dlock_core::codec::{self, Known, Origin, Reader};
 use dlock_core::tasks::Task;
-use dlock_core::{Change, Ephemeral, Fence, Name};
+use dlock_core::{Change, Ephemeral, Fence, Lock, Name};
 
 use crate::config::Config;
 use crate::ffi::{Ctx, Flags, Handle, MainThread, Notice, Section, Upcalls, Waited};
@@ -152,38 +152,9 @@ impl Upcalls for Module {
         if let Some(slot) = value.lock.slot_mut().take() {
             self.with(|s| s.background.unschedule(slot, db));
         }
-        // Deleted by ourselves, all is said already.
-        if value.lock.is_gone() {
-            return;
+        if !value.lock.is_gone() {
+            self.vanished(std::mem::take(&mut value.lock), &Name::new(db, key));
         }
-        let mut lock = std::mem::take(&mut value.lock);
-        let name = Name::new(db, key);
-        // A replica has no queue to serve and tells nobody; its promotion must not find what its master did
-        // long ago.
-        let master = self.ctx().server_flags().contains(Flags::MASTER);
-        let heard = followers::is_heard(self);
-        if master {
-            log::vanished(self, &name, &lock, clock::now());
-        }
-        self.with(|s| {
-            let doubts = s.waiting.deliveries.forget(&name);
-            match lock.take_vanished(clock::now(), doubts) {
-                // Its job does not run.
-                Some(crowd) if !master => free_elsewhere(crowd),
-                Some(crowd) => s.background.note(Task::Departed(name.to_owned(), Box::new(crowd))),
-                None => {}
-            }
-            for hold in lock.stored() {
-                if let Ephemeral::Bound(client) = hold.ephemeral() {
-                    s.background.unbind(client, &name, hold.token());
-                }
-            }
-            s.evictions.taken_away(&name);
-            if master && s.loading.is_none() && (heard || s.waiting.len_of(&name) > 0) {
-                s.background.note(Task::Vanished(name.to_owned()));
-            }
-        });
-        timer::rearm(self);
     }
 
     /// The greatest fence this server has issued or accepted; and for whoever reads a log from this snapshot
@@ -203,5 +174,38 @@ impl Upcalls for Module {
             s.read = Known::from_numbers(known);
         });
         last <= Fence::MAX && known[3] <= Fence::MAX
+    }
+}
+
+impl Module {
+    /// The key of a lock was taken away, by somebody else.
+    #[inline(never)]
+    fn vanished(&self, mut lock: Lock, name: &Name<'_>) {
+        // A replica has no queue to serve and tells nobody; its promotion must not find what its master did
+        // long ago.
+        let master = self.ctx().server_flags().contains(Flags::MASTER);
+        let heard = followers::is_heard(self);
+        if master {
+            log::vanished(self, name, &lock, clock::now());
+        }
+        self.with(|s| {
+            let doubts = s.waiting.deliveries.forget(name);
+            match lock.take_vanished(clock::now(), doubts) {
+                // Its job does not run.
+                Some(crowd) if !master => free_elsewhere(crowd),
+                Some(crowd) => s.background.note(Task::Departed(name.to_owned(), Box::new(crowd))),
+                None => {}
+            }
+            for hold in lock.stored() {
+                if let Ephemeral::Bound(client) = hold.ephemeral() {
+                    s.background.unbind(client, name, hold.token());
+                }
+            }
+            s.evictions.taken_away(name);
+            if master && s.loading.is_none() && (heard || s.waiting.len_of(name) > 0) {
+                s.background.note(Task::Vanished(name.to_owned()));
+            }
+        });
+        timer::rearm(self);
     }
 }

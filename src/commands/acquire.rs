@@ -8,7 +8,7 @@ use dlock_protocol::command::{self, Queue};
 use dlock_protocol::error::{Error, Misuse};
 use dlock_protocol::reply::Reply;
 
-use super::opening::Done;
+use super::opening::{Done, misuse};
 use super::replay;
 use crate::effects::Target;
 use crate::ffi::setup::{Args, Command};
@@ -23,69 +23,108 @@ impl Command for Acquire {
 
     fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         if replay::is_read(m, ctx) {
-            let parsed = command::Acquire::parse(args.bytes, Ttl::MAX).ok();
-            return replay::plain(m, ctx, args, parsed.and_then(|parsed| plain(&parsed, args.bytes)));
+            return replayed(m, ctx, args);
         }
-        let parsed = command::Acquire::parse(args.bytes, m.with(|s| s.config.bounds.longest_lease()))?;
-        let (request, client) = (parsed.request, ClientId(ctx.client_id()));
-        if request.ephemeral {
-            can_end_with_connection(m, ctx)?;
+        let parsed = command::Acquire::parse(args.bytes, m.with(|s| s.config.bounds.longest_lease()));
+        let parsed = parsed.as_ref().map_err(misuse)?;
+        if parsed.queue.is_some() || parsed.request.ephemeral {
+            return with_more(m, ctx, args, parsed);
         }
-        let queued = parsed.queue.map(|queue| queued(m, ctx, parsed.key, client, queue)).transpose()?;
+        let client = ClientId(ctx.client_id());
         let mut target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
-        target.plain = plain(&parsed, args.bytes);
+        target.plain = plain(parsed, args.bytes);
         let is_strangers = target.is_strangers();
-        let mut acquired = target.operate(|turn| match (&queued, parsed.queue) {
-            (Some(queued), Some(queue)) => turn.queue(&request, (**queued).clone(), turn.now + queue.ms),
-            _ => turn.acquire(&request, client),
-        });
-        if is_strangers && m.with(|s| s.grace_left(clock::now())) == 0 {
-            if !matches!(acquired, Acquired::Queued(_)) {
-                acquired = Acquired::NotNow(Rank::Newcomer);
+        match target.operate(|turn| turn.acquire(&parsed.request, client)) {
+            Acquired::Held(fence) => {
+                Some(fence).write(&mut ctx);
+                Ok(())
             }
-            // Also where this one does not wait: nothing has to be done then.
-            deadlines::look_again(m, &Name::new(ctx.db(), parsed.key));
+            acquired => answer(m, ctx, parsed, acquired, is_strangers, None),
         }
-        // Where nothing may block (MULTI, scripts) BLOCK is one try.
-        let block = parsed.block.filter(|_| !ctx.flags().contains(Flags::DENY_BLOCKING));
-        let name = Name::new(ctx.db(), parsed.key);
-        let acquired = match (acquired, queued, parsed.queue) {
-            (Acquired::NotNow(rank), Some(queued), Some(queue)) => {
-                Acquired::Queued(waiters::queue(m, ctx, &name, request, rank, *queued, queue.ms)?)
-            }
-            (acquired, ..) => acquired,
-        };
-        match acquired {
-            Acquired::Held(fence) => Some(fence).write(&mut ctx),
-            Acquired::Refused(refusal) => return Err(Error::Refused(refusal).into()),
-            Acquired::Grace => {
-                m.with(|s| s.stats.grace_refusals += 1);
-                return Err(Error::Grace(m.with(|s| s.grace_left(clock::now()))).into());
-            }
-            Acquired::Upgrading(other) => {
-                m.with(|s| s.stats.deadlocks += 1);
-                log::refused(m, ctx, What::Deadlock, &Name::new(ctx.db(), parsed.key), &request);
-                let own = request.owner.map(OwnerIdRef::to_owned);
-                let own = own.map_or_else(|| request.token.to_owned(), |owner| owner.as_token().clone());
-                return Err(Error::Deadlock(vec![own.clone(), other, own]).into());
-            }
-            Acquired::Queued(position) => match block {
-                Some(wait) => waiters::wait_beside(m, ctx, position, request, client, wait)?,
-                None => None::<Fence>.write(&mut ctx),
-            },
-            Acquired::NotNow(rank) => match block {
-                Some(wait) => {
-                    on_a_master(ctx.flags())?;
-                    waiters::wait(m, ctx, &name, request, rank, client, wait)?;
-                }
-                None => {
-                    m.with(|s| s.stats.denials += 1);
-                    None::<Fence>.write(&mut ctx);
-                }
-            },
-        }
-        Ok(())
     }
+}
+
+/// One of a log that is read here.
+#[inline(never)]
+fn replayed<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    let parsed = command::Acquire::parse(args.bytes, Ttl::MAX).ok();
+    replay::plain(m, ctx, args, parsed.and_then(|parsed| plain(&parsed, args.bytes)))
+}
+
+/// One that needs more than the lock: a place in the queue, or a connection to end with.
+#[inline(never)]
+fn with_more<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>, parsed: &command::Acquire<'a>) -> Done {
+    let (request, client) = (&parsed.request, ClientId(ctx.client_id()));
+    if request.ephemeral {
+        can_end_with_connection(m, ctx)?;
+    }
+    let queued = parsed.queue.map(|queue| queued(m, ctx, parsed.key, client, queue)).transpose()?;
+    let target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
+    let is_strangers = target.is_strangers();
+    let acquired = target.operate(|turn| match (&queued, parsed.queue) {
+        (Some(queued), Some(queue)) => turn.queue(request, (**queued).clone(), turn.now + queue.ms),
+        _ => turn.acquire(request, client),
+    });
+    answer(m, ctx, parsed, acquired, is_strangers, queued)
+}
+
+/// Answers what it came to, or waits.
+#[inline(never)]
+fn answer<'a>(
+    m: &'a Module,
+    mut ctx: Ctx<'a>,
+    parsed: &command::Acquire<'a>,
+    mut acquired: Acquired,
+    is_strangers: bool,
+    queued: Option<Box<Queued>>,
+) -> Done {
+    let (request, client) = (parsed.request, ClientId(ctx.client_id()));
+    let name = Name::new(ctx.db(), parsed.key);
+    if is_strangers && m.with(|s| s.grace_left(clock::now())) == 0 {
+        if !matches!(acquired, Acquired::Queued(_)) {
+            acquired = Acquired::NotNow(Rank::Newcomer);
+        }
+        // Also where this one does not wait: nothing has to be done then.
+        deadlines::look_again(m, &name);
+    }
+    // Where nothing may block (MULTI, scripts) BLOCK is one try.
+    let block = parsed.block.filter(|_| !ctx.flags().contains(Flags::DENY_BLOCKING));
+    let acquired = match (acquired, queued, parsed.queue) {
+        (Acquired::NotNow(rank), Some(queued), Some(queue)) => {
+            Acquired::Queued(waiters::queue(m, ctx, &name, request, rank, *queued, queue.ms)?)
+        }
+        (acquired, ..) => acquired,
+    };
+    match acquired {
+        Acquired::Held(fence) => Some(fence).write(&mut ctx),
+        Acquired::Refused(refusal) => return Err(Error::Refused(refusal).into()),
+        Acquired::Grace => {
+            m.with(|s| s.stats.grace_refusals += 1);
+            return Err(Error::Grace(m.with(|s| s.grace_left(clock::now()))).into());
+        }
+        Acquired::Upgrading(other) => {
+            m.with(|s| s.stats.deadlocks += 1);
+            log::refused(m, ctx, What::Deadlock, &name, &request);
+            let own = request.owner.map(OwnerIdRef::to_owned);
+            let own = own.map_or_else(|| request.token.to_owned(), |owner| owner.as_token().clone());
+            return Err(Error::Deadlock(vec![own.clone(), other, own]).into());
+        }
+        Acquired::Queued(position) => match block {
+            Some(wait) => waiters::wait_beside(m, ctx, position, request, client, wait)?,
+            None => None::<Fence>.write(&mut ctx),
+        },
+        Acquired::NotNow(rank) => match block {
+            Some(wait) => {
+                on_a_master(ctx.flags())?;
+                waiters::wait(m, ctx, &name, request, rank, client, wait)?;
+            }
+            None => {
+                m.with(|s| s.stats.denials += 1);
+                None::<Fence>.write(&mut ctx);
+            }
+        },
+    }
+    Ok(())
 }
 
 /// What of it may be logged as it came: all of one without options, if its ttl is the same on every server.

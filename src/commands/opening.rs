@@ -1,7 +1,7 @@
 //! What commands begin with: the lock of their key, to change or to read.
 
 use dlock_core::Lock;
-use dlock_protocol::error::Error;
+use dlock_protocol::error::{Error, Misuse};
 
 use crate::effects::Target;
 use crate::ffi::setup::Args;
@@ -11,6 +11,12 @@ use crate::value::Key;
 
 /// What is wrong is the reply.
 pub type Done = Result<(), String>;
+
+/// The reply to what cannot be read; by reference, so that what can be is not moved about.
+#[cold]
+pub fn misuse(why: &Misuse) -> String {
+    why.to_string()
+}
 
 pub fn open<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>, key: &'a [u8]) -> Result<Target<'a>, String> {
     Target::open(m, ctx, args.key, key)

@@ -43,6 +43,7 @@ impl Command for Effect {
 }
 
 /// A plain command of a log; None for one that is none.
+#[inline(never)]
 pub fn plain<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>, plain: Option<Plain<'a>>) -> Done {
     take_in(m, ctx, args, |reader| {
         let builds_on = m.with(|s| s.read).filter(|_| plain != Some(Plain::Release));

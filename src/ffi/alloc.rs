@@ -18,9 +18,13 @@ fn padded(layout: Layout) -> usize {
     if layout.align() <= MIN_ALIGN { layout.size() } else { layout.pad_to_align().size() }
 }
 
+// Cold: an acquire and release need one allocation, and most of what could free something has nothing to
+// free. The rest of a function's code then lies closer together.
 // SAFETY: forwards to the server's malloc, calloc, realloc and free, which keep the contract of GlobalAlloc.
 // Before the API is there nothing is allocated; a null answer is Rust's own sign for "no memory".
 unsafe impl GlobalAlloc for ServerAlloc {
+    #[cold]
+    #[inline(never)]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match unsafe { rm::RedisModule_Alloc } {
             Some(alloc) => unsafe { alloc(padded(layout)).cast() },
@@ -28,6 +32,8 @@ unsafe impl GlobalAlloc for ServerAlloc {
         }
     }
 
+    #[cold]
+    #[inline(never)]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         match unsafe { rm::RedisModule_Calloc } {
             Some(calloc) => unsafe { calloc(1, padded(layout)).cast() },
@@ -35,6 +41,8 @@ unsafe impl GlobalAlloc for ServerAlloc {
         }
     }
 
+    #[cold]
+    #[inline(never)]
     unsafe fn realloc(&self, old: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         let Ok(new) = Layout::from_size_align(size, layout.align()) else { return std::ptr::null_mut() };
         match unsafe { rm::RedisModule_Realloc } {
@@ -43,6 +51,8 @@ unsafe impl GlobalAlloc for ServerAlloc {
         }
     }
 
+    #[cold]
+    #[inline(never)]
     unsafe fn dealloc(&self, old: *mut u8, _: Layout) {
         if let Some(free) = unsafe { rm::RedisModule_Free } {
             unsafe { free(old.cast()) }

@@ -91,7 +91,7 @@ impl<'a, V: Send> Key<'a, V> {
         }
     }
 
-    /// Deletes the key; the server calls the type's `unlink` on the way. Gives back what it held.
+    /// Deletes the key. Gives back what it held.
     pub fn delete(&mut self) -> Option<Box<V>> {
         let value = std::mem::replace(&mut self.value, std::ptr::null_mut());
         // SAFETY: the key is open for writing.

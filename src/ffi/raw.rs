@@ -1,6 +1,7 @@
 //! What every file of this room stands on: the declarations of the module API, and the way in that no panic
 //! leaves.
 
+use std::any::Any;
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,11 +13,18 @@ macro_rules! api {
     ($function:ident ( $($arg:expr),* $(,)? )) => {
         match $crate::ffi::raw::rm::$function {
             Some(function) => function($($arg),*),
-            None => panic!(concat!("the server has no ", stringify!($function))),
+            None => $crate::ffi::raw::absent(stringify!($function)),
         }
     };
 }
 pub(super) use api;
+
+/// Out of the way of the calls, of which a command makes a dozen.
+#[cold]
+#[inline(never)]
+pub(super) fn absent(function: &str) -> ! {
+    panic!("the server has no {function}");
+}
 
 /// Set by a panic. The state may be half changed from then on, so commands are refused.
 static BROKEN: AtomicBool = AtomicBool::new(false);
@@ -24,10 +32,19 @@ static BROKEN: AtomicBool = AtomicBool::new(false);
 /// Runs one entry of the module. A panic ends here: it is logged by the hook, answered by `fallback`,
 /// remembered.
 pub(super) fn guard<T>(fallback: T, entry: impl FnOnce() -> T) -> T {
-    catch_unwind(AssertUnwindSafe(entry)).unwrap_or_else(|_| {
-        BROKEN.store(true, Ordering::Relaxed);
-        fallback
-    })
+    match catch_unwind(AssertUnwindSafe(entry)) {
+        Ok(done) => done,
+        Err(payload) => {
+            panicked(payload);
+            fallback
+        }
+    }
+}
+
+#[cold]
+fn panicked(payload: Box<dyn Any + Send>) {
+    BROKEN.store(true, Ordering::Relaxed);
+    drop(payload);
 }
 
 /// Whether an internal error happened since the start.

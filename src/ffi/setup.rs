@@ -1,6 +1,7 @@
 //! What a module tells the server when it is loaded: commands, options, the INFO section.
 
 use std::ffi::{c_char, c_int, c_longlong, c_void};
+use std::mem::MaybeUninit;
 
 use dlock_protocol::options::{Kind, Spec};
 
@@ -49,23 +50,40 @@ pub(super) unsafe extern "C" fn run<C: Command>(
         let argv = unsafe { std::slice::from_raw_parts(argv, argc as usize) };
         let rest = argv.get(1..).unwrap_or_default();
         let key = rest.first().copied().unwrap_or(std::ptr::null_mut());
-        let (mut few, mut many) = ([&[] as &[u8]; 8], Vec::new());
-        let bytes = match few.get_mut(..rest.len()) {
-            Some(few) => few,
-            None => {
-                many.resize(rest.len(), &[] as &[u8]);
-                many.as_mut_slice()
+        let mut few = [const { MaybeUninit::<&[u8]>::uninit() }; FEW];
+        let many;
+        // SAFETY: as many are written as are read.
+        let bytes = unsafe {
+            if rest.len() <= FEW {
+                few.iter_mut().zip(rest).for_each(|(bytes, arg)| _ = bytes.write(bytes_of(*arg)));
+                std::slice::from_raw_parts(few.as_ptr().cast(), rest.len())
+            } else {
+                many = all_bytes(rest);
+                &many
             }
         };
-        bytes.iter_mut().zip(rest).for_each(|(bytes, arg)| *bytes = unsafe { bytes_of(*arg) });
         Some(C::run(module, ctx, &Args { bytes, key: unsafe { KeyName::new(key) }, argv }))
     });
     match done {
         Some(Ok(())) => {}
-        Some(Err(text)) => guard((), || ctx.reply_error(&text)),
-        None => guard((), || ctx.reply_error(INTERNAL)),
+        Some(Err(text)) => refuse(ctx, &text),
+        None => refuse(ctx, INTERNAL),
     }
     rm::REDISMODULE_OK as c_int
+}
+
+#[cold]
+fn refuse(ctx: Ctx<'_>, text: &str) {
+    guard((), || ctx.reply_error(text));
+}
+
+/// So many arguments need no allocation.
+const FEW: usize = 8;
+
+#[inline(never)]
+unsafe fn all_bytes(args: &[*mut rm::RedisModuleString]) -> Vec<&[u8]> {
+    // SAFETY: by contract, as for each.
+    args.iter().map(|arg| unsafe { bytes_of(*arg) }).collect()
 }
 
 /// What the module cannot do without and this server lacks; None on Redis 7.0 and later, and on every Valkey.

@@ -168,9 +168,12 @@ unsafe extern "C" fn free<M: Upcalls>(value: *mut c_void) {
     guard((), || drop(unsafe { Box::from_raw(value.cast::<M::Value>()) }));
 }
 
-/// The key leaves the keyspace, whatever the cause but a flush: DEL, RENAME away, an overwrite, eviction, our
-/// own delete.
+/// The key leaves the keyspace, whatever the cause but a flush or [`keep_deleted`]: DEL, RENAME away, an
+/// overwrite, eviction.
 unsafe extern "C" fn unlink<M: Upcalls>(ctx: *mut rm::RedisModuleKeyOptCtx, value: *const c_void) {
+    if DELETED.load(Ordering::Relaxed).cast_const() == value {
+        return;
+    }
     enter((), |module: &M| {
         // SAFETY: the value is live (RENAME and MOVE keep it under another name) and nobody else refers to it
         // now: this is called on the main thread, and `Key` lends no value out across `delete`.
