@@ -1,5 +1,6 @@
-//! How many instructions the server executes per pair, as callgrind counts them. Noise does not touch that
-//! figure, so a change of a few percent shows. It is compared with those recorded in
+//! How many instructions the server executes per pair, as callgrind counts them, and how often the next ones
+//! are not in the processor's first cache, as it simulates that. Noise does not touch these figures, so a
+//! change of a few percent shows. The instructions are compared with those recorded in
 //! `crates/bench/instructions.json`.
 
 use std::collections::BTreeMap;
@@ -30,6 +31,9 @@ const AOF: &[&str] = &["appendonly yes", "appendfsync no"];
 const FEW: u64 = 50 * BATCH;
 const MORE: u64 = 500 * BATCH;
 
+/// The caches of a processor of 2024, the same on every machine: 32 KB for instructions.
+const CACHES: [&str; 3] = ["--cache-sim=yes", "--I1=32768,8,64", "--D1=49152,12,64"];
+
 /// How far a figure may exceed the recorded one. The server's housekeeping falls into the count by chance.
 const TOLERANCE: f64 = 1.02;
 
@@ -54,11 +58,13 @@ pub fn run(run: &Run, keep: bool) -> Result<Vec<Report>> {
         run.progress(&format!("{title}: {name}"));
         let few = count(run, way, options, FEW)?;
         let more = count(run, way, options, FEW + MORE)?;
-        counted.push((name, (more - few) / MORE));
+        counted.push((name, std::array::from_fn(|at| (more[at] - few[at]) as f64 / MORE as f64)));
     }
     let report = report(title, &counted, known);
     if keep {
-        known.extend(counted.iter().map(|(name, figure)| ((*name).to_owned(), *figure)));
+        known.extend(
+            counted.iter().map(|(name, [instructions, _])| ((*name).to_owned(), *instructions as u64)),
+        );
         fs::write(record_file(), format!("{:#}\n", json!(recorded)))?;
     }
     Ok(vec![run.done(report)])
@@ -69,11 +75,12 @@ fn read_recorded() -> Result<Recorded> {
     serde_json::from_str(&text).map_err(|why| Error::other(format!("{}: {why}", record_file().display())))
 }
 
-/// The instructions of a whole server that has run this many pairs.
-fn count(run: &Run, way: Way, options: &[&str], pairs: u64) -> Result<u64> {
+/// The instructions of a whole server that has run this many pairs, and how many of them missed the cache.
+fn count(run: &Run, way: Way, options: &[&str], pairs: u64) -> Result<[u64; 2]> {
     let file = std::env::temp_dir().join(format!("dlock-bench-{}.callgrind", std::process::id()));
     let out = format!("--callgrind-out-file={}", file.display());
-    let tool = ["valgrind", "--quiet", "--trace-children=yes", "--tool=callgrind", &out];
+    let mut tool = vec!["valgrind", "--quiet", "--trace-children=yes", "--tool=callgrind", &out];
+    tool.extend(CACHES);
     let mut all = vec!["hz 1"];
     all.extend(options);
     let server = run.program.start_under(&tool, way.needs_module(), &all)?;
@@ -86,32 +93,37 @@ fn count(run: &Run, way: Way, options: &[&str], pairs: u64) -> Result<u64> {
     server.expect_exit();
     let written = fs::read_to_string(&file)?;
     fs::remove_file(&file)?;
-    let total = written
-        .lines()
-        .find_map(|line| line.strip_prefix("summary: "))
-        .or_else(|| written.lines().find_map(|line| line.strip_prefix("totals: ")));
-    let total = total.and_then(|number| number.trim().parse().ok());
-    total.ok_or_else(|| Error::other("callgrind wrote no total"))
+    let line = |begin: &str| written.lines().find_map(|line| line.strip_prefix(begin));
+    let events = line("events: ").unwrap_or_default().split_whitespace();
+    let totals = line("summary: ").or_else(|| line("totals: ")).unwrap_or_default().split_whitespace();
+    let totals: BTreeMap<_, _> = events.zip(totals.map(str::parse)).collect();
+    match [totals.get("Ir"), totals.get("I1mr")] {
+        [Some(Ok(instructions)), Some(Ok(misses))] => Ok([*instructions, *misses]),
+        _ => Err(Error::other("callgrind wrote no total")),
+    }
 }
 
-fn report(title: &str, counted: &[(&str, u64)], known: &BTreeMap<String, u64>) -> Report {
-    let mut table = Table::new(title, &["", "instructions", "recorded", "ratio"]);
+fn report(title: &str, counted: &[(&str, [f64; 2])], known: &BTreeMap<String, u64>) -> Report {
+    let mut table = Table::new(title, &["", "instructions", "recorded", "ratio", "not in the cache"]);
     let (mut lines, mut notes) = (Vec::new(), Vec::new());
-    for (name, figure) in counted {
+    for (name, [figure, misses]) in counted {
         let recorded = known.get(*name).copied();
-        let ratio = recorded.map(|recorded| *figure as f64 / recorded as f64);
+        let ratio = recorded.map(|recorded| *figure / recorded as f64);
         table.row(vec![
             (*name).into(),
-            figure.to_string(),
+            format!("{figure:.0}"),
             recorded.map_or("none".into(), |recorded| recorded.to_string()),
             ratio.map_or(String::new(), |ratio| format!("{ratio:.3}")),
+            format!("{misses:.0}"),
         ]);
         if ratio > Some(TOLERANCE) {
             notes.push(format!(
                 "SLOWER THAN RECORDED: {name}. Find out why, or record the new figure with --keep."
             ));
         }
-        lines.push(json!({ "contender": name, "instructions": figure, "recorded": recorded }));
+        lines.push(json!({
+            "contender": name, "instructions": *figure as u64, "recorded": recorded, "misses": *misses as u64
+        }));
     }
     Report { table, notes, json: json!({ "title": title, "contenders": lines }) }
 }
