@@ -1,6 +1,7 @@
 //! The one place that changes Redis. What a core operation asks for is carried out in this order: store,
 //! replicate, notify, wake. The key is closed before anybody is told, for a listener may change it.
 
+mod announced;
 mod logged;
 mod waited;
 
@@ -8,16 +9,17 @@ use std::ffi::CStr;
 
 use dlock_core::admission::Effect;
 use dlock_core::codec::Plain;
-use dlock_core::{Change, End, Event, Instant, Lock, Mode, Name, Step, Token, Turn};
+use dlock_core::{Change, Event, Instant, Lock, Mode, Name, Step, Token, Turn};
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
-use dlock_protocol::event;
 
-use crate::ffi::{Announced, Ctx, Flags, KeyName, WrongType, c_text};
+use crate::ffi::{Ctx, Flags, KeyName, WrongType, c_text};
 use crate::module::{Module, Place};
 use crate::value::{Key, Value};
 use crate::{clock, log, timer};
 
+use announced::announce;
+pub use announced::announce_freed;
 use logged::Log;
 pub use waited::{answer, publish};
 
@@ -262,47 +264,6 @@ fn new_value(m: &Module) -> Box<Value> {
             spare
         }
         None => Box::default(),
-    }
-}
-
-/// Tells listeners, where there may be any: see [`crate::followers`].
-#[inline]
-fn announce(m: &Module, ctx: Ctx<'_>, key: KeyName<'_>, events: &[Event], stored: Stored) {
-    let announced =
-        if m.with(|s| s.followers.modules_may_listen()) { Announced::all() } else { ctx.announced() };
-    if announced.intersects(Announced::MODULE | Announced::GENERIC) {
-        announce_to(announced, ctx, key, events, stored);
-    }
-}
-
-#[inline(never)]
-fn announce_to(announced: Announced, ctx: Ctx<'_>, key: KeyName<'_>, events: &[Event], stored: Stored) {
-    if announced.contains(Announced::MODULE) {
-        events.iter().for_each(|event| ctx.notify(event_name(*event), key));
-    }
-    if stored == Stored::Deleted && announced.contains(Announced::GENERIC) {
-        ctx.notify_generic(c"del", key);
-    }
-}
-
-/// Tells that nobody holds a resource any more whose key holds something else by now.
-pub fn announce_freed(ctx: Ctx<'_>, name: &Name<'_>) {
-    ctx.notify(event_name(Event::Freed), ctx.string(&name.key).name());
-}
-
-/// The words of the contract.
-fn event_name(event: Event) -> &'static CStr {
-    match event {
-        Event::Acquired => event::ACQUIRE,
-        Event::Extended => event::EXTEND,
-        Event::Downgraded => event::DOWNGRADE,
-        Event::Ended(why, _) | Event::AllEnded(why) => match why {
-            End::Released => event::RELEASE,
-            End::Expired => event::EXPIRED,
-            End::Disconnected => event::DISCONNECT,
-            End::Broken => event::BREAK,
-        },
-        Event::Freed => event::FREE,
     }
 }
 
