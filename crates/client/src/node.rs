@@ -3,6 +3,7 @@
 
 mod address;
 mod channel;
+mod connect_error;
 mod connection;
 mod member_list;
 mod reply;
@@ -11,6 +12,7 @@ mod waits;
 
 pub(crate) use address::Address;
 pub(crate) use channel::Channel;
+pub(crate) use connect_error::ConnectError;
 pub(crate) use connection::Connection;
 pub(crate) use member_list::MemberList;
 pub(crate) use reply::Reply;
@@ -30,7 +32,7 @@ use crate::backoff::Backoff;
 use crate::clock::{now, sleep_until};
 use crate::error::NodeState;
 use crate::lease::Instant;
-use crate::quorum::{Failure, Member, Vote};
+use crate::quorum::Member;
 use crate::watch::Watched;
 
 /// The first pause after a failed connection; pauses grow up to [`LONGEST_PAUSE`].
@@ -80,35 +82,6 @@ enum Link {
 }
 
 type Opening = Shared<BoxFuture<'static, Result<Connection, ConnectError>>>;
-
-/// Why there is no connection.
-#[derive(Debug, Clone)]
-pub(crate) enum ConnectError {
-    Failure(Failure),
-    /// The address leads to the server of this other member.
-    SameAs(Arc<str>),
-}
-
-impl ConnectError {
-    fn down(why: impl Into<Arc<str>>) -> Self {
-        ConnectError::Failure(Failure::Down(why.into()))
-    }
-
-    fn error(why: impl Into<Arc<str>>) -> Self {
-        ConnectError::Failure(Failure::Error(why.into()))
-    }
-}
-
-impl From<ConnectError> for Failure {
-    fn from(connect_error: ConnectError) -> Failure {
-        match connect_error {
-            ConnectError::Failure(failure) => failure,
-            ConnectError::SameAs(other) => {
-                Failure::Error(format!("the same server as {other}: it would vote twice").into())
-            }
-        }
-    }
-}
 
 /// Without the address's user and password.
 impl fmt::Debug for Node {
@@ -212,9 +185,7 @@ impl Node {
     /// Why there is no connection, if that is known.
     pub(crate) fn connect_error(&self) -> Option<NodeState> {
         match &*self.link() {
-            Link::Down { why, .. } | Link::Opening { failed: Some(why), .. } => {
-                Some(NodeState::from(&Vote::<()>::Failed(Failure::from(why.clone()))))
-            }
+            Link::Down { why, .. } | Link::Opening { failed: Some(why), .. } => Some(why.clone().into()),
             Link::None | Link::Opening { failed: None, .. } | Link::Up(_) => None,
         }
     }
@@ -261,7 +232,7 @@ impl Node {
         let node = self.clone();
         // On the client's thread, where the driver of the connection has to live.
         let opened = self.background.runtime.spawn(async move { node.open(None).await }).await;
-        opened.unwrap_or_else(|_| Err(gone()))
+        opened.unwrap_or_else(|_| Err(ConnectError::gone()))
     }
 
     /// Spawns a task on the client's thread.
@@ -290,7 +261,8 @@ impl Node {
             };
             opened
         });
-        let opening = task.map(|opened| opened.unwrap_or_else(|_| Err(gone()))).boxed().shared();
+        let opening =
+            task.map(|opened| opened.unwrap_or_else(|_| Err(ConnectError::gone()))).boxed().shared();
         let failed = match &*link {
             Link::Down { why, .. } => Some(why.clone()),
             Link::Up(connection) => connection.is_open().then(|| self.too_slow()),
@@ -325,8 +297,4 @@ impl Node {
 
 fn fresh_backoff() -> Backoff {
     Backoff::new(FIRST_PAUSE, LONGEST_PAUSE)
-}
-
-fn gone() -> ConnectError {
-    ConnectError::down("the thread of the client has ended")
 }

@@ -63,8 +63,8 @@ impl Durable {
         let (node, request) = (&channel.node, &hold.request);
         let connection = match timeout(node.limit, node.own_connection()).await {
             Ok(Ok(connection)) => connection,
-            Ok(Err(why)) => return NodeState::from(&Vote::<()>::Failed(why.into())),
-            Err(_) => return NodeState::from(&Vote::<()>::Failed(node.not_yet().into())),
+            Ok(Err(why)) => return why.into(),
+            Err(_) => return node.not_yet().into(),
         };
         let extend = request::extend(&request.resource, &request.token, request.ttl);
         let Ok(Some(extended)) = timeout(node.limit, connection.ask(&extend)).await else {
