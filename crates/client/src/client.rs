@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 use redis::{Cmd, Value};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,13 +23,13 @@ use crate::guard::release::Releases;
 use crate::inspect::{Answer, Inspected, Inspection, Listed, Logged, Waiting};
 use crate::lease::Instant;
 use crate::membership::{Members, named};
-use crate::node::Node;
+use crate::node::{Channel, Node};
 use crate::options::ClientBuilder;
 use crate::quorum::Extension;
 use crate::reading;
 use crate::request;
 use crate::service::Service;
-use crate::walk::Cursors;
+use crate::walk::walk;
 
 /// The longest pause between two checks whether a resource is free.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
@@ -146,7 +146,7 @@ impl Client {
 
     /// The waiters in the queue of each master, the head first, at most `most` of them.
     pub async fn waiters(&self, resource: impl AsRef<[u8]>, most: u32) -> Vec<Inspected<Vec<Waiting>>> {
-        self.ask_all(request::waiters(resource.as_ref(), most), reading::queue).await
+        self.ask_apart(request::waiters(resource.as_ref(), most), reading::queue).await
     }
 
     /// For operators: the locks of each master, only those that match the pattern (as of KEYS), if one is
@@ -162,25 +162,8 @@ impl Client {
 
     async fn walk(&self, question: impl Fn(u64) -> Cmd) -> Vec<Inspected<Vec<Listed>>> {
         let question = &question;
-        let walks = self.service.channels().into_iter().map(|channel| async move {
-            let (mut cursor, mut cursors, mut found) = (0, Cursors::default(), HashMap::new());
-            let answer = loop {
-                match channel.find(&question(cursor), reading::listing).await {
-                    Ok((next, locks)) => {
-                        found.extend(locks.into_iter().map(|lock| (lock.resource.clone(), lock)));
-                        cursor = next;
-                    }
-                    Err(state) => break Answer::Unanswered(state),
-                }
-                if cursor == 0 {
-                    break Answer::Found(found.into_values().collect());
-                }
-                if !cursors.leads_on(cursor) {
-                    let why = "its walk over the locks (DLOCK.LIST) does not end";
-                    break Answer::Unanswered(NodeState::Failed(why.into()));
-                }
-            };
-            Inspected { server: channel.node.name.clone(), answer }
+        let walks = self.service.nodes.iter().map(|node| async move {
+            Inspected::new(node.name.clone(), Answer::of(walk(node, question).await))
         });
         join_all(walks).await
     }
@@ -188,14 +171,14 @@ impl Client {
     /// For operators: what went wrong lately on each master, newest first, at most `most` entries; with this
     /// resource, if one is given.
     pub async fn log(&self, most: u32, resource: Option<&[u8]>) -> Vec<Inspected<Vec<Logged>>> {
-        self.ask_all(request::log(most, resource), reading::log).await
+        self.ask_apart(request::log(most, resource), reading::log).await
     }
 
     /// For operators: sends a command to every master and returns the texts of its answer, in their order and
     /// without their nesting. For commands that read (INFO, CONFIG GET, TIME): one without an answer may have
     /// been carried out.
     pub async fn ask(&self, command: &[impl AsRef<[u8]>]) -> Vec<Inspected<Vec<String>>> {
-        self.ask_all(request::words(command), reading::texts).await
+        self.ask_apart(request::words(command), reading::texts).await
     }
 
     /// For operators: ends every hold of the resource on every master that can be reached, whatever the
@@ -277,14 +260,24 @@ impl Client {
         self.flush().await;
     }
 
+    /// For answers that are short, whatever others do.
     async fn ask_all<T>(&self, question: Cmd, read: impl Fn(Value) -> Option<T>) -> Vec<Inspected<T>> {
         let (question, read) = (&question, &read);
         let asked = self.service.channels().into_iter().map(|channel| async move {
-            let answer = match channel.find(question, read).await {
-                Ok(answer) => Answer::Found(answer),
-                Err(state) => Answer::Unanswered(state),
+            let answer = channel.find(question, read).await;
+            Inspected::new(channel.node.name.clone(), Answer::of(answer))
+        });
+        join_all(asked).await
+    }
+
+    async fn ask_apart<T>(&self, question: Cmd, read: impl Fn(Value) -> Option<T>) -> Vec<Inspected<T>> {
+        let (question, read) = (&question, &read);
+        let asked = self.service.nodes.iter().map(|node| async move {
+            let answer = match Channel::apart(node).await {
+                Ok(channel) => channel.find(question, read).await,
+                Err(state) => Err(state),
             };
-            Inspected::new(channel.node.name.clone(), answer)
+            Inspected::new(node.name.clone(), Answer::of(answer))
         });
         join_all(asked).await
     }

@@ -34,6 +34,10 @@ pub enum Answer<T> {
 }
 
 impl<T> Answer<T> {
+    pub(crate) fn of(answer: Result<T, NodeState>) -> Answer<T> {
+        answer.map_or_else(Answer::Unanswered, Answer::Found)
+    }
+
     /// The answer, if there is one.
     pub fn found(&self) -> Option<&T> {
         match self {

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use crate::error::{NodeState, OtherMembers};
-use crate::node::{Connection, MemberList, Node, Reply};
+use crate::node::{Channel, Connection, MemberList, Node};
 use crate::quorum::Member;
 use crate::reading;
 
@@ -67,13 +67,10 @@ impl Members {
 
 /// The channels of the clients that are connected to a server, and whose locks are in the same database.
 pub(crate) async fn named(node: &Arc<Node>) -> Result<Vec<String>, NodeState> {
-    // Anybody may have subscribed to more than a connection may bring: not over the one that all use.
-    let apart = timeout(node.connection_limit(), node.own_connection()).await;
-    let Ok(Ok(apart)) = apart else { return Err(NodeState::Slow) };
     let mut question = redis::cmd("PUBSUB");
     question.arg("CHANNELS").arg(format!("{PREFIX}{}:*", node.database()));
-    let answer = timeout(node.limit, apart.ask(&question)).await.ok().flatten();
-    answer.map_or(Reply::Silence, Reply::Said).found(reading::texts)
+    // Anybody may have subscribed to more than a connection may bring.
+    Channel::apart(node).await?.find(&question, reading::texts).await
 }
 
 /// What other clients name, compared with what this one does.

@@ -227,7 +227,7 @@ impl Node {
         self.address.info.redis_settings().db()
     }
 
-    /// A connection of its own: for an ephemeral hold, or for an answer that may be too long.
+    /// A connection of its own: for an ephemeral hold, for WAIT, for an answer that may be too long.
     pub(crate) async fn own_connection(self: &Arc<Self>) -> Result<Connection, ConnectError> {
         let node = self.clone();
         // On the client's thread, where the driver of the connection has to live.

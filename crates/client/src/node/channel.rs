@@ -58,6 +58,20 @@ impl Channel {
         Channel { node, state: Mutex::default() }
     }
 
+    /// A channel of its own connection, for a question whose answer others can make as long as they like:
+    /// what is too long closes the connection that it comes over, and no lock may depend on that.
+    pub(crate) async fn apart(node: &Arc<Node>) -> Result<Channel, NodeState> {
+        let opened = async {
+            // It knows at once who was not reached lately.
+            node.connection().await?;
+            node.own_connection().await
+        };
+        let connection = opened.await?;
+        let channel = Channel::new(node.clone());
+        channel.pin(connection);
+        Ok(channel)
+    }
+
     /// Uses this connection and no other.
     pub(crate) fn pin(&self, connection: Connection) {
         let mut state = self.state();

@@ -71,14 +71,21 @@ fn who_waits_until_it_is_free_returns_then_and_not_before() {
     });
 }
 
+/// A name may be as long as its client likes.
 #[test]
-fn a_list_that_is_too_long_to_be_read_says_so() {
+fn a_list_that_is_too_long_to_be_read_says_so_and_keeps_nobody_from_a_lock() {
     each_kind(async |kind| {
         let servers = masters(kind, 1);
         let client = client(&servers).await;
         servers[0].connect().call(&["DLOCK.ACQUIRE", &"n".repeat(9 << 20), "t", "600000"]).int();
-        let seen = client.list(None).await.remove(0).answer;
-        let Answer::Unanswered(NodeState::Failed(why)) = &seen else { panic!("{seen:?}") };
-        assert!(why.contains("longer than 8 MiB"), "{why}");
+        let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
+        for _ in 0..2 {
+            let seen = client.list(None).await.remove(0).answer;
+            let Answer::Unanswered(NodeState::Failed(why)) = &seen else { panic!("{seen:?}") };
+            assert!(why.contains("longer than 8 MiB"), "{why}");
+            guard.extend(LONG).await.expect("it is held");
+            assert_eq!(client.ask(&["ECHO", "hello"]).await[0].answer, Answer::Found(vec!["hello".into()]));
+        }
+        guard.release().await.expect("it is held");
     });
 }
