@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::sleep;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::clock::now;
 
@@ -54,6 +55,15 @@ impl Background {
             work.as_mut().poll(cx)
         })
         .await
+    }
+
+    /// Carries out `work` on the thread, also while the user's runtime is blocked, unless whoever waits for
+    /// it gives up. `None` if it did not come to its end.
+    pub(crate) async fn carry_out_there<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Option<T> {
+        AbortOnDropHandle::new(self.runtime.spawn(work)).await.ok()
     }
 }
 

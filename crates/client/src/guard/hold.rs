@@ -33,7 +33,8 @@ pub(crate) struct Hold {
     restores: bool,
     pub(crate) channels: Channels,
     state: Mutex<State>,
-    /// One extension at a time: the answers to two could contradict each other.
+    /// One extension at a time: the answers to two could contradict each other. Only on the client's thread,
+    /// or a runtime that is blocked would keep the renewals from theirs.
     pub(super) turn: Turn<()>,
     /// Notified when the state changes other than by the renewal.
     pub(crate) changed: Notify,
@@ -129,9 +130,13 @@ impl Hold {
 
     /// Asks every master for a lease of `ttl` from now. A shorter lease shortens the validity as soon as it
     /// is asked for: silent masters may have set it.
-    pub(crate) async fn extend(&self, ttl: Duration) -> Result<Instant, ExtendError> {
-        let _turn = self.turn.lock().await;
-        self.set_lease(ttl, Duration::MAX).await
+    pub(crate) async fn extend(self: &Arc<Self>, ttl: Duration) -> Result<Instant, ExtendError> {
+        let hold = self.clone();
+        let extended = self.service.background.carry_out_there(async move {
+            let _turn = hold.turn.lock().await;
+            hold.set_lease(ttl, Duration::MAX).await
+        });
+        extended.await.unwrap_or_else(|| Err(ExtendError::Unconfirmed(self.unheard())))
     }
 
     /// Asks every master for the present lease, from now, and waits for each answer at most `limit`. Whoever
@@ -162,8 +167,8 @@ impl Hold {
         let extending = if is_watched(mode) { request::extend_and_track } else { request::extend };
         let command = extending(&self.request.resource, &self.request.token, counted);
         let restore = self.restores.then(|| Restore { request: self.request.clone(), mode, ttl: counted });
-        let extending = extend(&self.service, &self.channels, command, restore, lease, limit, begun);
-        let (extended, pending) = self.service.background.carry_out(extending).await;
+        let (extended, pending) =
+            extend(&self.service, &self.channels, command, restore, lease, limit, begun).await;
         self.add_pending(pending);
         let valid_until = extended?;
         let mut state = self.lock();

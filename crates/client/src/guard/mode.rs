@@ -18,15 +18,18 @@ use crate::request::LockRequest;
 impl Hold {
     /// Asks every master for it as a shared one. Their leases do not get shorter by that, so nothing depends
     /// on the answers but what they tell: a hold that was exclusive is shared from the first send on.
-    pub(crate) async fn downgrade(&self) -> Result<(), ExtendError> {
+    pub(crate) async fn downgrade(self: &Arc<Self>) -> Result<(), ExtendError> {
         if self.state().loss.is_some() {
             return Err(ExtendError::Lost(self.unheard()));
         }
         self.set_mode(Mode::Shared);
-        let turn = self.turn.lock().await;
-        // A master that has forgotten the hold must not be asked for an exclusive one after this.
-        *self.pending() = None;
-        drop(turn);
+        let hold = self.clone();
+        let turn = self.service.background.carry_out_there(async move {
+            let _turn = hold.turn.lock().await;
+            // A master that has forgotten the hold must not be asked for an exclusive one after this.
+            *hold.pending() = None;
+        });
+        turn.await;
         let command = &self.asking_for(Mode::Shared).acquire();
         let asked = self.channels.iter().map(|channel| async move { self.ask(channel, command).await });
         let votes = join_all(asked).await;

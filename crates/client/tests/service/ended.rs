@@ -85,6 +85,33 @@ fn a_guard_outlives_its_runtime_is_renewed_and_releases() {
     });
 }
 
+/// The extension has its turn, and the renewals wait for theirs.
+#[test]
+fn a_hold_is_renewed_while_its_runtime_is_blocked_in_the_middle_of_an_extension() {
+    each_server(|kind| {
+        for count in [1, 3] {
+            let servers = masters(kind, count);
+            runtime().block_on(async {
+                let client = client(&servers).await;
+                let guard = client.lock("r").ttl(TTL).acquire().await.expect("it is free");
+                {
+                    let mut extending = std::pin::pin!(guard.extend(TTL));
+                    tokio::select! {
+                        biased;
+                        early = &mut extending => panic!("without an answer: {early:?}"),
+                        () = std::future::ready(()) => {}
+                    }
+                    let end = guard.valid_until() + TTL;
+                    until("the runtime was blocked past the lease", || now() > end);
+                    assert_eq!(guard.loss(), None);
+                    extending.await.expect("it is held");
+                }
+                guard.release().await.expect("it is held");
+            });
+        }
+    });
+}
+
 /// A request to the silent one goes on after the runtime in which it began.
 #[test]
 fn a_request_that_outlives_its_runtime_does_not_end_the_renewals() {
