@@ -2,7 +2,7 @@
 
 use dlock_protocol::Mode;
 use futures_util::future::{join, join_all};
-use redis::Cmd;
+use redis::{Cmd, Value};
 use std::sync::Arc;
 
 use crate::acquire::Wait;
@@ -10,10 +10,10 @@ use crate::acquire::deadline::Deadline;
 use crate::acquire::queue::{Queueing, Stay, Waiter};
 use crate::error::{AcquireError, ExtendError, Lost, NodeState};
 use crate::guard::hold::Hold;
-use crate::node::Channel;
-use crate::quorum::{Fence, Refusal, Vote};
+use crate::node::{Channel, Reply};
+use crate::quorum::{Refusal, Vote};
 use crate::reading::shown;
-use crate::request::LockRequest;
+use crate::request::{self, LockRequest};
 
 impl Hold {
     /// Asks every master for it as a shared one. Their leases do not get shorter by that, so nothing depends
@@ -107,21 +107,30 @@ impl Hold {
         self.ask(channel, &command).await
     }
 
+    /// Asks for it in another mode. A master that does not have the hold any more grants another one instead:
+    /// that is no part of this.
     async fn ask(&self, channel: &Channel, command: &Cmd) -> Vote {
-        let vote = channel.ask(command, None, channel.node.limit).await.acquired();
+        let mut commands = redis::pipe();
+        commands.add_command(request::holds(&self.request.resource, &self.request.token));
+        commands.add_command(command.clone());
+        let (before, reply) = match channel.ask(&commands, None, channel.node.limit).await {
+            Reply::Said(Value::Array(answers)) => {
+                let mut answers = answers.into_iter();
+                (answers.next(), answers.next().map_or(Reply::Silence, Reply::Said))
+            }
+            reply => (None, reply),
+        };
+        let vote = reply.acquired();
         // A refusal says nothing about the hold in its old mode.
         if matches!(vote, Vote::Granted(_)) {
             channel.note(&vote);
         }
-        self.judged(vote)
-    }
-
-    /// A server that does not have the hold any more grants it anew, with a greater fence.
-    fn judged(&self, vote: Vote) -> Vote {
-        let is_anew = |fence: &Fence| self.channels.len() == 1 && Some(*fence) != self.fence;
-        match &vote {
-            Vote::Granted(fence) if is_anew(fence) => Vote::Refused(Refusal::NotHeld),
-            _ => vote,
+        match vote {
+            Vote::Granted(_) if before == Some(Value::Int(0)) => Vote::Refused(Refusal::NotHeld),
+            Vote::Granted(fence) if self.channels.len() == 1 && Some(fence) != self.fence => {
+                Vote::Refused(Refusal::NotHeld)
+            }
+            vote => vote,
         }
     }
 
@@ -152,12 +161,20 @@ impl Drop for Undo<'_> {
         service.begin(async move {
             let channel = &hold.channels[0];
             let (cancel, shared) = (hold.request.cancel(), hold.asking_for(Mode::Shared).acquire());
+            let share = async {
+                // Of one that is lost nothing is asked for again.
+                if hold.state().loss.is_none()
+                    && hold.ask(channel, &shared).await == Vote::Refused(Refusal::NotHeld)
+                {
+                    hold.lose(Lost::TakenAway(hold.service.report_of([NodeState::NotHeld])));
+                }
+            };
             tokio::select! {
                 biased;
                 // Nothing leaves after the release.
                 () = hold.ended.cancelled() => {}
                 // Both at once: what is asked next has to come after them.
-                _ = join(channel.ask(&cancel, None, channel.node.limit), hold.ask(channel, &shared)) => {}
+                _ = join(channel.ask(&cancel, None, channel.node.limit), share) => {}
             }
         });
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::task::spawn_blocking;
 
 use super::{LONG, client, each_kind, holders, masters, until_held_everywhere, until_nothing_is_left};
-use dlock_testkit::{queue, until};
+use dlock_testkit::{Server, queue, until};
 
 #[test]
 fn a_downgrade_lets_sharers_in_and_keeps_fence_and_validity() {
@@ -33,13 +33,15 @@ fn a_downgrade_lets_sharers_in_and_keeps_fence_and_validity() {
 #[test]
 fn a_hold_that_ended_is_neither_downgraded_nor_upgraded() {
     each_kind(async |kind| {
-        for (count, upgrades) in [(1, false), (3, false), (1, true)] {
+        for (count, upgrades, taken) in
+            [(1, false, false), (3, false, false), (3, false, true), (1, true, false)]
+        {
             let servers = masters(kind, count);
             let client = client(&servers).await;
             let mut guard = client.lock("r").ttl(LONG).shared().await.expect("it is free");
             until_held_everywhere(&servers, "r");
             servers.iter().for_each(|server| assert_eq!(server.connect().ok("DLOCK.BREAK r"), 1));
-            for server in servers.iter().skip(usize::from(count == 1)) {
+            for server in servers.iter().filter(|_| taken) {
                 assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
             }
             if upgrades {
@@ -52,7 +54,7 @@ fn a_hold_that_ended_is_neither_downgraded_nor_upgraded() {
             assert!(matches!(guard.loss(), Some(Lost::TakenAway(_))));
             drop(guard);
             client.flush().await;
-            if count == 1 {
+            if !taken {
                 until_nothing_is_left(&servers, "r");
             }
         }
@@ -121,13 +123,7 @@ fn an_upgrade_that_is_dropped_leaves_a_shared_hold() {
             let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("it is free");
             let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
             let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
-            let mut look = servers[0].connect();
-            let waits =
-                spawn_blocking(move || until("it waits", || !queue::clients(&mut look, "r").is_empty()));
-            tokio::select! {
-                _ = &mut upgrade => panic!("it is not alone"),
-                seen = waits => seen.expect("no panic"),
-            }
+            until_waiting(&servers[0], &mut upgrade).await;
             // Each second time it is granted while it is dropped.
             if race % 2 == 0 {
                 drop(upgrade);
@@ -145,6 +141,35 @@ fn an_upgrade_that_is_dropped_leaves_a_shared_hold() {
             until_nothing_is_left(&servers, "r");
         }
     });
+}
+
+/// It would go on as another hold than that of its fence.
+#[test]
+fn a_break_while_an_upgrade_is_dropped_is_told() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 1);
+        let (ann, bob) = (client(&servers).await, client(&servers).await);
+        let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("it is free");
+        let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
+        let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
+        until_waiting(&servers[0], &mut upgrade).await;
+        // Whoever waits to be alone is granted the lock by that.
+        assert_eq!(servers[0].connect().ok("DLOCK.BREAK r"), 2);
+        drop(upgrade);
+        until("it is told", || matches!(guard.loss(), Some(Lost::TakenAway(_))));
+        drop((guard, second));
+        until_nothing_is_left(&servers, "r");
+    });
+}
+
+/// Carries out an upgrade until it waits in the queue.
+async fn until_waiting(server: &Server, upgrade: impl Future<Output = Result<(), AcquireError>> + Unpin) {
+    let mut look = server.connect();
+    let waits = spawn_blocking(move || until("it waits", || !queue::clients(&mut look, "r").is_empty()));
+    tokio::select! {
+        _ = upgrade => panic!("it is not alone"),
+        seen = waits => seen.expect("no panic"),
+    }
 }
 
 #[test]
