@@ -108,7 +108,10 @@ impl Comparison {
         if lock(&self.reported).insert(theirs.count) {
             let other = OtherMembers { server: server.clone(), here: own.count, there: theirs.count };
             warn!("{other}");
-            self.on_other_members.iter().for_each(|on_other_members| on_other_members(&other));
+            if let Some(on_other_members) = self.on_other_members.clone() {
+                // By itself: if it panics, the connection lives on.
+                tokio::spawn(async move { on_other_members(&other) });
+            }
         }
         true
     }

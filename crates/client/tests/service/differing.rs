@@ -140,6 +140,21 @@ fn whoever_subscribes_to_more_than_can_be_read_keeps_nobody_from_a_lock() {
     });
 }
 
+/// Neither the connection nor whoever tells the members may end with it.
+#[test]
+fn a_callback_that_panics_keeps_nobody_from_being_told() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 2);
+        let first = Told::of(&[&servers[0]]).await;
+        first.locks("a").await;
+        until("it has told which it names", || named(&servers[0]) == [(1, 1)]);
+        let panics = builder(&servers).on_other_members(|other| panic!("{other}")).build().await;
+        let panics = panics.expect("a client");
+        panics.lock("b").await.expect("it is free").release().await.expect("it is held");
+        until("the first learns of it", || first.sizes() == [(1, 2)]);
+    });
+}
+
 /// Its channel would go on to name the members of then.
 #[test]
 fn a_connection_that_was_replaced_is_closed() {
