@@ -118,7 +118,8 @@ impl AcquireAll<Client> {
 }
 
 /// Guards a hold as the async [`Guard`](crate::Guard) does, which answers all that does not wait. Dropped, it
-/// releases the lock, and waits for that at most as long as for one answer.
+/// releases the lock, and waits for that at most as long as for one answer; in a context of tokio, such as
+/// `spawn_blocking`, it does not wait.
 #[must_use = "a dropped guard releases its lock"]
 pub struct Guard(Option<crate::Guard>);
 
@@ -172,8 +173,10 @@ const KEPT: &str = "a guard that is used has not ended";
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // In an async context, the async guard releases it in the background.
-        if let (Some(guard), Err(_)) = (self.0.take(), Handle::try_current()) {
+        let Some(guard) = self.0.take() else { return };
+        // In an async context, and at the end of a thread that had it in a thread-local variable, the async
+        // guard releases it in the background.
+        if Handle::try_current().is_err_and(|why| why.is_missing_context()) {
             let _ = guard.runtime().block_on(guard.release());
         }
     }

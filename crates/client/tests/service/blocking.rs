@@ -1,6 +1,8 @@
 //! The client without a runtime of the user's.
 
+use dlock_client::blocking::Guard;
 use dlock_client::{Client, Lost, Wait, now};
+use std::cell::RefCell;
 use std::time::Duration;
 
 use super::{LONG, held_on, holders, masters, until_held_everywhere, until_nothing_is_left, url};
@@ -81,6 +83,25 @@ fn a_guard_that_a_task_drops_is_released_in_the_background() {
         let guard = client(&servers).lock("r").ttl(LONG).acquire().expect("it is free");
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         runtime.block_on(async { drop(guard) });
+        until_nothing_is_left(&servers, "r");
+    });
+}
+
+/// What the runtime has in such variables is gone before it.
+#[test]
+fn a_guard_in_a_thread_local_variable_is_released_at_the_end_of_the_thread() {
+    thread_local! {
+        static HELD: RefCell<Option<Guard>> = const { RefCell::new(None) };
+    }
+    each_server(|kind| {
+        let servers = masters(kind, 1);
+        let client = client(&servers);
+        let hold = move || {
+            HELD.with_borrow_mut(|held| {
+                *held = Some(client.lock("r").ttl(LONG).acquire().expect("it is free"));
+            });
+        };
+        std::thread::spawn(hold).join().expect("no panic");
         until_nothing_is_left(&servers, "r");
     });
 }
