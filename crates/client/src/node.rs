@@ -20,7 +20,7 @@ pub(crate) use waits::Waits;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
-use redis::PushInfo;
+use redis::{PushInfo, PushKind};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -277,7 +277,10 @@ impl Node {
         let (name, database, watched) = (self.name.clone(), self.database(), self.watched.clone());
         let (comparison, waiting) = (self.member_list.comparison.clone(), waits.clone());
         let on_push = move |push: &PushInfo| {
-            watched.pushed(push);
+            // Of a connection apart no hold is told but an ephemeral one, which ends with it.
+            if waiting.is_some() || push.kind != PushKind::Disconnection {
+                watched.pushed(push);
+            }
             waiting.iter().for_each(|waits| waits.pushed(push));
             comparison.pushed(&name, database, push);
         };

@@ -28,19 +28,20 @@ impl Watched {
     }
 
     pub(crate) fn pushed(&self, push: &PushInfo) {
-        if push.kind != PushKind::Invalidate {
-            return;
-        }
-        match push.data.as_slice() {
-            [Value::Array(keys)] => {
+        match (&push.kind, push.data.as_slice()) {
+            (PushKind::Invalidate, [Value::Array(keys)]) => {
                 for key in keys {
                     if let Value::BulkString(key) = key {
                         self.notify(key);
                     }
                 }
             }
-            // Null: all keys, by a flush.
-            _ => self.all().values().for_each(|changed| changed.notify_one()),
+            // Null: all keys, by a flush. And a server forgets with a connection what it was to tell over it:
+            // it is to be asked again.
+            (PushKind::Invalidate | PushKind::Disconnection, _) => {
+                self.all().values().for_each(|changed| changed.notify_one());
+            }
+            _ => {}
         }
     }
 

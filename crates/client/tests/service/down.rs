@@ -1,11 +1,11 @@
 //! Masters that are down, silent, or back again.
 
-use dlock_client::{AcquireError, Answer, Lost, NodeState, Report, Retry, Wait, now};
+use dlock_client::{AcquireError, Answer, Lost, NodeState, Retry, Wait, now};
 use std::net::TcpListener;
 use std::time::Duration;
 
 use super::{
-    builder, client, each_kind, held_on, masters, until_held_everywhere, until_nothing_is_left, url,
+    builder, client, each_kind, held_on, masters, state, until_held_everywhere, until_nothing_is_left, url,
 };
 use dlock_testkit::{Server, TIMEOUT, until};
 
@@ -14,11 +14,6 @@ const HASTY: Duration = Duration::from_secs(1);
 const ONCE: Retry = Retry::new(0, Duration::ZERO);
 /// Does not give up.
 const STUBBORN: Retry = Retry::new(255, Duration::from_millis(50));
-
-fn state<'a>(report: &'a Report, server: &Server) -> &'a NodeState {
-    let node = report.0.iter().find(|node| *node.server == url(server));
-    &node.expect("every server is in the report").state
-}
 
 #[test]
 fn a_majority_suffices_when_masters_are_killed() {
@@ -193,92 +188,6 @@ fn a_hold_outlives_a_minority() {
         until("it is renewed twice", || guard.valid_until().saturating_since(first) > Duration::from_secs(2));
         assert_eq!(guard.loss(), None);
         guard.release().await.expect("it is held");
-    });
-}
-
-#[test]
-fn a_hold_that_is_broken_is_lost() {
-    each_kind(async |kind| {
-        for (count, broken) in [(1, 1), (3, 2), (5, 3)] {
-            let servers = masters(kind, count);
-            let client = client(&servers).await;
-            let guard = client.lock("r").ttl(Duration::from_secs(3)).acquire().await.expect("it is free");
-            for server in &servers[..broken] {
-                let mut conn = server.connect();
-                until("it is broken", || conn.ok("DLOCK.BREAK r") == 1);
-            }
-            let why = guard.lost().await;
-            assert!(now() < guard.valid_until(), "told before the end");
-            let Lost::TakenAway(report) = why else { panic!("{why:?}") };
-            assert!(servers[..broken].iter().all(|server| *state(&report, server) == NodeState::NotHeld));
-        }
-    });
-}
-
-/// The lease lasts ten minutes: it is the servers' pushes that tell.
-#[test]
-fn a_hold_that_is_taken_away_is_noticed_at_once_whether_it_is_renewed_or_not() {
-    each_kind(async |kind| {
-        for renews in [true, false] {
-            for (count, taken) in [(1, 1), (3, 2)] {
-                let servers = masters(kind, count);
-                let client = client(&servers).await;
-                let ways = ["DLOCK.BREAK r", "DEL r", "FLUSHALL", "PEXPIRE r 1", "RENAME r other"];
-                for way in ways {
-                    let ttl = Duration::from_secs(600);
-                    servers
-                        .iter()
-                        .for_each(|server| assert_eq!(server.connect().ok("CONFIG RESETSTAT"), "OK"));
-                    let guard = client.lock("r").ttl(ttl).renew(renews).acquire().await.expect("it is free");
-                    let is_tracked = |server: &Server| {
-                        let stats = server.connect().ok("INFO commandstats").text().to_lowercase();
-                        stats.contains("cmdstat_dlock.holds")
-                    };
-                    until("its masters track it", || servers.iter().all(is_tracked));
-                    // Each extension ends the tracking, and it begins anew.
-                    guard.extend(ttl).await.expect("it is held");
-                    for server in &servers[..taken] {
-                        server.connect().ok(way);
-                    }
-                    let why = guard.lost().await;
-                    assert!(matches!(why, Lost::TakenAway(_)), "{way}: {why:?}");
-                    servers.iter().for_each(|server| assert_eq!(server.connect().ok("FLUSHALL"), "OK"));
-                }
-            }
-        }
-    });
-}
-
-/// Nothing is pushed twice.
-#[test]
-fn a_loss_is_noticed_when_its_master_does_not_answer_at_once() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 1);
-        let client = client(&servers).await;
-        let guard = client.lock("r").ttl(Duration::from_secs(600)).acquire().await.expect("it is free");
-        let stats = || servers[0].connect().ok("INFO commandstats").text().to_lowercase();
-        until("its master tracks it", || stats().contains("cmdstat_dlock.holds"));
-        servers[0].connect().ok("DEL r");
-        servers[0].pause();
-        // By the second time limit, the question that follows the push has had no answer either.
-        for _ in 0..2 {
-            client.inspect("r").await;
-        }
-        servers[0].resume();
-        // Long before the next renewal.
-        until("it is noticed", || matches!(guard.loss(), Some(Lost::TakenAway(_))));
-    });
-}
-
-#[test]
-fn what_the_same_client_breaks_is_noticed_too() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        let client = client(&servers).await;
-        let guard = client.lock("r").ttl(Duration::from_secs(600)).acquire().await.expect("it is free");
-        until_held_everywhere(&servers, "r");
-        client.break_holds("r").await;
-        assert!(matches!(guard.lost().await, Lost::TakenAway(_)));
     });
 }
 

@@ -22,10 +22,11 @@ mod queueing;
 mod reading;
 mod redlock;
 mod stale;
+mod taken;
 mod together;
 mod told;
 
-use dlock_client::{Client, ClientBuilder};
+use dlock_client::{Client, ClientBuilder, NodeState, Report};
 use std::time::Duration;
 
 use dlock_testkit::queue;
@@ -59,6 +60,12 @@ fn builder(servers: &[Server]) -> ClientBuilder {
 
 async fn client(servers: &[Server]) -> Client {
     builder(servers).build().await.expect("a client")
+}
+
+/// What a report says of a server.
+fn state<'a>(report: &'a Report, server: &Server) -> &'a NodeState {
+    let node = report.0.iter().find(|node| *node.server == url(server));
+    &node.expect("every server is in the report").state
 }
 
 /// The master at which the clients wait: the first by its run id.
