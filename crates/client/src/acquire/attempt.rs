@@ -13,8 +13,8 @@ use crate::acquire::round::{Failed, NewHold, Round, Start};
 use crate::backoff::Backoff;
 use crate::error::{AcquireError, NodeState, Report};
 use crate::lease::Lease;
-use crate::node::Connection;
-use crate::quorum::{Failure, FailureReason, Plan, Refusal, Vote};
+use crate::node::{ConnectError, Connection};
+use crate::quorum::{FailureReason, Plan, Refusal, Vote};
 use crate::reading::shown;
 use crate::request::{LockRequest, fresh_token};
 use crate::service::Service;
@@ -48,10 +48,7 @@ impl Attempt {
         let mut own = None;
         let mut course = Course::of(&self);
         loop {
-            if !own.as_ref().is_some_and(Connection::is_good) {
-                own = self.own_connection().await?;
-            }
-            let failed = match self.round(&course, own.clone()).run().await {
+            let failed = match self.try_once(&course, &mut own).await {
                 Ok(hold) => {
                     match hold.next_queue {
                         Some(queue) if hold.refused_there => {
@@ -80,6 +77,15 @@ impl Attempt {
                 Next::Fail => return Err(self.error(failed)),
             }
         }
+    }
+
+    /// A round, over the connection that an ephemeral hold lives on.
+    async fn try_once(&self, course: &Course, own: &mut Option<Connection>) -> Result<NewHold, Failed> {
+        if self.asked.ephemeral && !own.as_ref().is_some_and(Connection::is_good) {
+            let opened = self.own_connection().await;
+            *own = Some(opened.map_err(|why| Failed::unreached(&self.service, why))?);
+        }
+        self.round(course, own.clone()).run().await
     }
 
     fn round(&self, course: &Course, own: Option<Connection>) -> Round {
@@ -113,24 +119,16 @@ impl Attempt {
         !matches!(self.deadline, Deadline::NoWait)
     }
 
-    /// The connection that an ephemeral hold lives on.
-    async fn own_connection(&self) -> Result<Option<Connection>, AcquireError> {
-        if !self.asked.ephemeral {
-            return Ok(None);
-        }
+    /// As often as a round would ask.
+    async fn own_connection(&self) -> Result<Connection, ConnectError> {
         let mut backoff = Backoff::new(self.service.retry.pause, LONGEST_PAUSE);
         let mut left = self.service.retry.times;
         loop {
-            match self.service.nodes[0].own_connection().await {
-                Ok(connection) => return Ok(Some(connection)),
-                Err(_) if left > 0 => left -= 1,
-                Err(connect_error) => {
-                    let state = NodeState::from(&Vote::<()>::Failed(Failure::from(connect_error)));
-                    let (resource, report) = (self.resource(), self.service.report_of([state]));
-                    return Err(AcquireError::QuorumImpossible { resource, report });
-                }
-            }
-            sleep(backoff.next()).await;
+            let opened = self.service.nodes[0].own_connection().await;
+            let pause = self.deadline.limit(backoff.next()).filter(|_| opened.is_err() && left > 0);
+            let Some(pause) = pause else { return opened };
+            left -= 1;
+            sleep(pause).await;
         }
     }
 
@@ -169,6 +167,18 @@ impl Attempt {
 }
 
 impl Failed {
+    /// There was no connection to the only master.
+    fn unreached(service: &Service, why: ConnectError) -> Failed {
+        Failed {
+            reason: FailureReason::Impossible,
+            votes: vec![Some(Vote::Failed(why.clone().into()))],
+            report: service.report_of([why.into()]),
+            queue: None,
+            next_queue: None,
+            length: Duration::ZERO,
+        }
+    }
+
     pub(super) fn refused(&self, which: impl Fn(&Refusal) -> bool) -> bool {
         self.votes.iter().flatten().any(|vote| matches!(vote, Vote::Refused(why) if which(why)))
     }

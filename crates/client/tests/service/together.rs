@@ -1,6 +1,8 @@
 //! Holds that are shared, entered again, bound to a connection, or taken several at a time.
 
-use dlock_client::{AcquireError, ExtendError, Guard, Lost, ReleaseError, Wait};
+use dlock_client::{AcquireError, ExtendError, Guard, Lost, ReleaseError, Retry, Wait};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::{
@@ -84,6 +86,25 @@ fn tasks_of_one_owner_that_acquire_at_once_share_one_hold() {
         assert!(guards.iter().all(|guard| guard.token() == guards[0].token()));
         drop(guards);
         until_nothing_is_left(&servers, "r");
+    });
+}
+
+/// Like any other: when the retries are used up, it goes on.
+#[test]
+fn a_wait_for_an_ephemeral_hold_outlasts_a_restart() {
+    each_kind(async |kind| {
+        let mut servers = masters(kind, 1);
+        let builder = super::builder(&servers).retry(Retry::new(0, Duration::ZERO));
+        let client = builder.build().await.expect("a client");
+        servers[0].kill9();
+        let outage = Arc::<AtomicBool>::default();
+        let hook = outage.clone();
+        let lock = client.lock("r").ephemeral().wait(Wait::For(LONG));
+        let lock = lock.on_outage(move |_| hook.store(true, Ordering::Relaxed));
+        let acquires = tokio::spawn(lock.acquire());
+        until("the outage is told", || outage.load(Ordering::Relaxed) || acquires.is_finished());
+        servers[0].restart();
+        acquires.await.expect("no panic").expect("it is back").release().await.expect("it is held");
     });
 }
 
