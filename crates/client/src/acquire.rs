@@ -1,4 +1,4 @@
-//! Acquiring a lock: the options, and their checks.
+//! Acquiring a lock: its builder.
 
 pub(crate) mod adopt;
 pub(crate) mod all;
@@ -9,6 +9,7 @@ pub(crate) mod deadline;
 pub(crate) mod durable;
 mod hold;
 mod meeting;
+mod options;
 mod owner;
 pub(crate) mod queue;
 pub(crate) mod round;
@@ -16,21 +17,17 @@ pub(crate) mod session;
 
 pub use deadline::Wait;
 
-use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_protocol::{Delay, Label, LockRequest, Mode, Token};
+use dlock_protocol::Token;
 
-use crate::acquire::attempt::{Attempt, OnOutage};
-use crate::acquire::deadline::Deadline;
 use crate::acquire::durable::Durable;
-use crate::acquire::queue::OnPosition;
+use crate::acquire::options::{Options, UncheckedMode};
 use crate::client::Client;
 use crate::error::{AcquireError, Lost, Report};
 use crate::guard::Guard;
-use crate::guard::renewal::{OnLost, Renewal};
 use crate::inspect::Position;
 
 /// Acquires a lock: see [`Client::lock`](crate::Client::lock). Set the options in any order, then await it,
@@ -40,34 +37,6 @@ pub struct Acquire<C = Client> {
     client: C,
     resource: Vec<u8>,
     options: Options,
-}
-
-#[derive(Clone)]
-struct Options {
-    ttl: Duration,
-    wait: Wait,
-    mode: UncheckedMode,
-    fenced: bool,
-    reentrant: bool,
-    ephemeral: bool,
-    delay: Duration,
-    durable: Option<Durable>,
-    label: String,
-    owner: Option<Vec<u8>>,
-    renew: bool,
-    max_hold: Option<Duration>,
-    notice: Option<Duration>,
-    token: Option<Token>,
-    on_lost: Option<OnLost>,
-    on_position: Option<OnPosition>,
-    on_outage: Option<OnOutage>,
-}
-
-#[derive(Clone, Copy)]
-enum UncheckedMode {
-    Exclusive,
-    Shared,
-    Permits(u32),
 }
 
 impl<C> Acquire<C> {
@@ -239,80 +208,12 @@ impl Acquire {
     }
 
     pub(crate) fn new(client: Client, resource: Vec<u8>) -> Acquire {
-        let options = Options {
-            ttl: Duration::from_secs(30),
-            wait: Wait::Forever,
-            mode: UncheckedMode::Exclusive,
-            fenced: false,
-            reentrant: false,
-            ephemeral: false,
-            delay: Duration::ZERO,
-            durable: None,
-            label: String::new(),
-            owner: None,
-            renew: true,
-            max_hold: None,
-            notice: None,
-            token: None,
-            on_lost: None,
-            on_position: None,
-            on_outage: None,
-        };
-        Acquire { client, resource, options }
+        Acquire { client, resource, options: Options::default() }
     }
 
     /// The same options for another resource.
     pub(crate) fn of(&self, resource: Vec<u8>) -> Acquire {
         Acquire { client: self.client.clone(), resource, options: self.options.clone() }
-    }
-
-    /// Checks every option; the error says which is out of range.
-    fn checked(&self) -> Result<(Attempt, Renewal), String> {
-        let options = &self.options;
-        let service = self.client.service.clone();
-        let (lease, ttl) = service.lease_for(options.ttl)?;
-        let mode = match options.mode {
-            UncheckedMode::Exclusive => Mode::Exclusive,
-            UncheckedMode::Shared => Mode::Shared,
-            UncheckedMode::Permits(n) => {
-                let n = NonZeroU32::new(n).filter(|n| n.get() <= i32::MAX as u32);
-                Mode::Permits(n.ok_or("permits must be 1 to 2147483647")?)
-            }
-        };
-        let single = service.nodes.len() == 1;
-        if !single && matches!(mode, Mode::Permits(_)) {
-            return Err("permits require a single server: majorities cannot count them".into());
-        }
-        if !single && options.ephemeral {
-            return Err("an ephemeral hold requires a single server: it ends with one connection".into());
-        }
-        let label = Label::new(options.label.as_bytes())
-            .ok_or_else(|| format!("a label must have at most {} bytes", Label::MAX_LEN))?;
-        if options.notice.is_some_and(|notice| notice > lease.ttl() / 2) {
-            return Err("the notice must be at most half of the ttl: renewals need time to be retried".into());
-        }
-        let delay = options.delay.as_millis().try_into().ok().and_then(Delay::from_millis);
-        let delay = delay.ok_or("a delay must be at most 49 days")?;
-        let renewal = Renewal {
-            limit: options.renew.then_some(options.max_hold.unwrap_or(Duration::MAX)),
-            notice: options.notice,
-            on_lost: options.on_lost.clone(),
-        };
-        let (token, ephemeral) = (options.token.clone(), options.ephemeral);
-        let owner = owner::checked(options.owner.as_ref())?;
-        let asked = LockRequest { mode, ephemeral, delay, label, owner, ..LockRequest::new(token, ttl) };
-        let attempt = Attempt {
-            service,
-            resource: self.resource.clone(),
-            asked,
-            lease,
-            fenced: options.fenced,
-            durable: options.durable,
-            deadline: Deadline::of(options.wait),
-            on_position: options.on_position.clone(),
-            on_outage: options.on_outage.clone(),
-        };
-        Ok((attempt, renewal))
     }
 }
 
