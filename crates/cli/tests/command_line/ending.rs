@@ -48,7 +48,7 @@ fn a_command_that_cannot_be_run_ends_with_126_or_127_and_the_lock_is_free() {
         ] {
             let done = stage.end(stage.dlock(command));
             assert_eq!(done.code, Some(code), "{}", done.stderr);
-            assert!(done.stderr.contains(says), "{}", done.stderr);
+            done.says(says);
             assert_eq!(stage.held_on("r"), 0);
         }
     });
@@ -62,7 +62,7 @@ fn a_lock_that_is_taken_is_75_at_once_or_when_the_wait_is_over() {
         for wait in ["--no-wait", "--wait 0s", "--wait 100ms"] {
             let done = stage.end(stage.run(wait, "echo ran"));
             assert_eq!((done.code, done.stdout.as_str()), (Some(75), ""), "{wait}: {}", done.stderr);
-            assert!(done.stderr.starts_with("dlock: r is taken"), "{}", done.stderr);
+            done.says_first("dlock: r is taken");
             queue::nobody_waits(&stage.servers[0]);
         }
     });
@@ -77,7 +77,7 @@ fn no_quorum_is_69() {
         stage.servers[2].kill9();
         let done = stage.end(stage.run("", "echo ran"));
         assert_eq!((done.code, done.stdout.as_str()), (Some(69), ""), "{}", done.stderr);
-        assert!(done.stderr.starts_with("dlock: no quorum for r"), "{}", done.stderr);
+        done.says_first("dlock: no quorum for r");
         assert_eq!(stage.held_on("r"), 0, "what the one server granted was given back");
     });
 }
@@ -104,7 +104,7 @@ fn a_server_that_cannot_take_part_is_69_and_an_address_that_is_none_64() {
                 command
             });
             assert_eq!(done.code, Some(code), "{}", done.stderr);
-            assert!(done.stderr.contains(&says), "{}", done.stderr);
+            done.says(&says);
         }
     });
 }
@@ -194,7 +194,7 @@ fn a_member_that_cannot_take_part_is_named_once_and_done_without() {
         assert_eq!(done.code, Some(0), "{}", done.stderr);
         let says = format!("dlock: redis://127.0.0.1:{} cannot take part", bare.port());
         assert!(done.stderr.starts_with(&says) && done.stderr.lines().count() == 1, "{}", done.stderr);
-        assert!(done.stderr.contains("load the module"), "{}", done.stderr);
+        done.says("load the module");
         let seen = end("inspect r");
         assert_eq!((seen.code, seen.stdout.contains("load the module")), (Some(0), true), "{}", seen.stdout);
         assert_eq!(end("wait r").code, Some(0));

@@ -1,7 +1,7 @@
 //! A signal that is sent to dlock is the command's.
 
 use super::*;
-use crate::stage::{is_alive, is_stopped, signal, status};
+use crate::stage::{is_alive, is_stopped, signal, status, until_renewed};
 
 /// Writes the name of each signal that comes into a file, and ends when it is told to.
 const LISTEN: &str = r#"
@@ -160,12 +160,7 @@ fn a_command_that_is_stopped_keeps_its_lock() {
         let command = stage.process("ready");
         signal(command, "STOP");
         until("it is stopped", || is_stopped(command));
-        let mut conn = stage.connect();
-        let mut left = i64::MAX;
-        until("the lease is renewed", || {
-            let before = std::mem::replace(&mut left, conn.ok("DLOCK.PTTL r").int());
-            left > before
-        });
+        until_renewed(&mut stage.connect(), "r");
         assert!(!run.is_over() && !is_stopped(run.id()));
         signal(command, "CONT");
         stage.write("go", "");

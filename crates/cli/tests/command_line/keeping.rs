@@ -3,7 +3,7 @@
 use std::os::unix::process::CommandExt;
 
 use super::*;
-use crate::stage::{is_alive, signal};
+use crate::stage::{is_alive, signal, until_renewed};
 use dlock_testkit::wall_clock::{self, WallClock};
 
 /// Writes who leads, and leads until it is told to end.
@@ -85,12 +85,7 @@ fn a_lock_is_held_for_as_long_as_its_script_lives() {
         let (token, fence) = (lock.field("token").text(), lock.field("fence").int());
         assert_eq!(stage.file("held"), format!("{token} {fence}\n"));
         assert!(lock.field("label").text().starts_with("process "), "{lock:?}");
-        // It is renewed.
-        let mut before = conn.ok("DLOCK.PTTL r").int();
-        until("its lease grows", || {
-            let left = conn.ok("DLOCK.PTTL r").int();
-            std::mem::replace(&mut before, left) < left
-        });
+        until_renewed(&mut conn, "r");
         assert_eq!(stage.end(stage.dlock("hold --no-wait --node-timeout 5s r --pid 1")).code, Some(75));
         stage.write("go", "");
         let done = script.end();
@@ -135,12 +130,7 @@ fn a_script_that_survives_a_signal_to_all_keeps_its_lock() {
         let all = format!("kill -TERM -{}", script.id());
         assert_eq!(stage.end(stage.shell(&all)).code, Some(0));
         assert_eq!(stage.lines("heard"), ["TERM"]);
-        let mut conn = stage.connect();
-        let mut before = conn.ok("DLOCK.PTTL r").int();
-        until("its lease grows", || {
-            let left = conn.ok("DLOCK.PTTL r").int();
-            std::mem::replace(&mut before, left) < left
-        });
+        until_renewed(&mut stage.connect(), "r");
         stage.write("go", "");
         script.end();
         until("it is released", || stage.held_on("r") == 0);

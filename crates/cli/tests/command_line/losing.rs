@@ -4,7 +4,7 @@ use std::io::{PipeReader, Read, Write};
 use std::process::{Child, Command, Stdio};
 
 use super::*;
-use crate::stage::{is_alive, is_stopped, signal};
+use crate::stage::{is_alive, is_stopped, signal, until_renewed};
 use dlock_testkit::{Conn, ServerKind};
 
 /// Ends by SIGTERM, and says so.
@@ -32,7 +32,7 @@ fn a_broken_lock_ends_the_command_and_the_code_is_79() {
         assert!(!is_alive(command));
         assert_eq!(stage.file("heard"), "TERM\n");
         assert_eq!(done.code, Some(79), "whatever the command's own was");
-        assert!(done.stderr.starts_with("dlock: the lock is lost: it was taken away"), "{}", done.stderr);
+        done.says_first("dlock: the lock is lost: it was taken away");
         assert!(!done.stderr.contains("killed"), "{}", done.stderr);
     });
 }
@@ -46,7 +46,7 @@ fn a_command_that_ignores_sigterm_is_killed_with_all_it_has_started() {
         let done = run.end();
         assert_eq!(pids.map(is_alive), [false; 3]);
         assert_eq!(done.code, Some(79));
-        assert!(done.stderr.contains("is killed"), "{}", done.stderr);
+        done.says("is killed");
     });
 }
 
@@ -98,11 +98,7 @@ fn cut_off(kind: &ServerKind, servers: usize, options: &str, script: &str) {
     }
     let done = run.end();
     assert_eq!(done.code, Some(79));
-    assert!(
-        done.stderr.starts_with("dlock: the lock is lost: it was not renewed in time"),
-        "{}",
-        done.stderr
-    );
+    done.says_first("dlock: the lock is lost: it was not renewed in time");
 }
 
 #[test]
@@ -138,11 +134,7 @@ fn a_minority_that_is_killed_or_stopped_is_not_even_noticed() {
         stage.servers[1].pause();
         let mut conn = stage.servers[2].connect();
         for _ in 0..2 {
-            let mut left = i64::MAX;
-            until("the lease is renewed", || {
-                let before = std::mem::replace(&mut left, conn.ok("DLOCK.PTTL r").int());
-                left > before
-            });
+            until_renewed(&mut conn, "r");
         }
         stage.servers[1].resume();
         stage.write("go", "");
@@ -245,12 +237,8 @@ fn a_lock_is_renewed_whether_or_not_anybody_reads_what_dlock_says() {
         assert_eq!(stage.end(stage.dlock("run --node-timeout 5s other -- true")).code, Some(0));
         let mut conn = stage.connect();
         let token = queue::holders(&mut conn, "r");
-        let mut before = conn.ok("DLOCK.PTTL r").int();
         for _ in 0..4 {
-            until("its lease grows", || {
-                let left = conn.ok("DLOCK.PTTL r").int();
-                std::mem::replace(&mut before, left) < left
-            });
+            until_renewed(&mut conn, "r");
         }
         assert_eq!(queue::holders(&mut conn, "r"), token);
         signal(run.id(), "TERM");

@@ -22,7 +22,7 @@ fn several_resources_are_held_all_or_none() {
         }
         let done = stage.end(stage.dlock("run --no-wait free b -- true"));
         assert_eq!(done.code, Some(75), "{}", done.stderr);
-        assert!(done.stderr.starts_with("dlock: b is taken by sh@"), "{}", done.stderr);
+        done.says_first("dlock: b is taken by sh@");
         assert_eq!(stage.held_on("free"), 0);
 
         // The loss of one ends the command.
@@ -71,7 +71,7 @@ fn a_conflict_has_the_code_and_the_words_that_were_asked_for() {
         stage.servers[0].kill9();
         let done = stage.end(stage.dlock("run --no-wait --quiet -E 3 r -- true"));
         assert_eq!(done.code, Some(69));
-        assert!(done.stderr.contains("down: "), "{}", done.stderr);
+        done.says("down: ");
     });
 }
 
@@ -82,7 +82,7 @@ fn a_command_that_hangs_is_ended() {
         let stage = Stage::one(kind);
         let done = stage.end(stage.run("--ttl 10m --max-hold 100ms", "exec sleep 1000"));
         assert_eq!(done.code, Some(79), "{}", done.stderr);
-        assert!(done.stderr.contains("--max-hold"), "{}", done.stderr);
+        done.says("--max-hold");
         assert_eq!(stage.held_on("r"), 0);
     });
 }
@@ -168,7 +168,7 @@ fn acquire_keeps_nothing_if_standard_output_is_closed() {
         let acquire = "\"$DLOCK\" acquire --node-timeout 5s r".to_owned();
         let done = stage.end(stage.shell(&format!("{acquire} >&-")));
         assert_eq!((done.code, stage.held_on("r")), (Some(71), 0), "{}", done.stderr);
-        assert!(done.stderr.contains("standard output"), "{}", done.stderr);
+        done.says("standard output");
         let done = stage.end(stage.shell(&unread(&acquire)));
         assert_eq!((done.code, stage.held_on("r")), (Some(141), 0), "{}", done.stderr);
         // To keep others out for a while.

@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use dlock_testkit::queue;
-use dlock_testkit::{Conn, Folder, Server, ServerKind, Value, until_some};
+use dlock_testkit::{Conn, Folder, Server, ServerKind, Value, until, until_some};
 
 /// The command under test.
 pub const DLOCK: &str = env!("CARGO_BIN_EXE_dlock");
@@ -140,6 +140,16 @@ impl Stage {
     }
 }
 
+/// Waits until the lease of a resource is renewed.
+#[track_caller]
+pub fn until_renewed(conn: &mut Conn, resource: &str) {
+    let mut left = i64::MAX;
+    until("its lease grows", || {
+        let before = std::mem::replace(&mut left, conn.ok(&format!("DLOCK.PTTL {resource}")).int());
+        left > before
+    });
+}
+
 /// A script that runs this one with a standard output which nobody reads any longer.
 pub fn unread(script: &str) -> String {
     format!("mkfifo unread; (exec 3<unread) & exec 4>unread; wait; rm unread; {script} >&4")
@@ -202,6 +212,20 @@ impl Running {
         });
         let (stdout, stderr) = (self.stdout(), self.stderr());
         Done { code: status.code(), signal: status.signal(), stdout, stderr }
+    }
+}
+
+impl Done {
+    /// Fails the test unless it has complained in these words.
+    #[track_caller]
+    pub fn says(&self, words: &str) {
+        assert!(self.stderr.contains(words), "{}", self.stderr);
+    }
+
+    /// [`says`](Self::says), before anything else.
+    #[track_caller]
+    pub fn says_first(&self, words: &str) {
+        assert!(self.stderr.starts_with(words), "{}", self.stderr);
     }
 }
 

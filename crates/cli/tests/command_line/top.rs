@@ -132,6 +132,6 @@ fn top_needs_a_terminal() {
         let stage = Stage::one(kind);
         let done = stage.end(stage.dlock("top"));
         assert_eq!(done.code, Some(64));
-        assert!(done.stderr.contains("requires a terminal"), "{}", done.stderr);
+        done.says("requires a terminal");
     });
 }

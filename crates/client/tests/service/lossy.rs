@@ -47,8 +47,9 @@ impl Lossy {
         Lossy { port, armed }
     }
 
-    fn client(&self) -> dlock_client::ClientBuilder {
-        Client::builder().server(format!("redis://127.0.0.1:{}", self.port))
+    async fn client(&self, node_timeout: Duration) -> Client {
+        let builder = Client::builder().server(format!("redis://127.0.0.1:{}", self.port));
+        builder.node_timeout(node_timeout).build().await.expect("a client")
     }
 
     fn lose_the_next(&self) {
@@ -88,7 +89,7 @@ fn a_release_whose_answer_is_lost_is_not_told_as_a_lost_hold() {
     each_kind(async |kind| {
         let server = Server::start(kind);
         let proxy = Lossy::before(&server, "DLOCK.RELEASE", Loss::Closes);
-        let client = proxy.client().node_timeout(Duration::from_secs(5)).build().await.expect("a client");
+        let client = proxy.client(Duration::from_secs(5)).await;
         let guard = client.lock("r").ttl(LONG).await.expect("it is free");
         proxy.lose_the_next();
         let why = guard.release().await.expect_err("nobody knows");
@@ -104,7 +105,7 @@ fn an_ephemeral_lock_is_not_asked_for_again_where_nothing_answers() {
     each_kind(async |kind| {
         let server = Server::start(kind);
         let proxy = Lossy::before(&server, "DLOCK.ACQUIRE", Loss::Hangs);
-        let client = proxy.client().node_timeout(Duration::from_millis(250)).build().await.expect("a client");
+        let client = proxy.client(Duration::from_millis(250)).await;
         proxy.lose_the_next();
         let lock = client.lock("r").ttl(LONG).ephemeral().wait(Wait::For(LONG));
         let guard = tokio::time::timeout(Duration::from_secs(30), lock).await.expect("by another connection");
