@@ -253,6 +253,7 @@ pub struct Extend {
 
     /// The new lease, from now
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    #[arg(env = "DLOCK_TTL", hide_env_values = true)]
     pub ttl: Duration,
 
     #[command(flatten)]

@@ -74,6 +74,7 @@ pub struct Doctor {
 
     /// The longest lease that is wanted
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = super::duration)]
+    #[arg(env = "DLOCK_TTL", hide_env_values = true)]
     pub ttl: std::time::Duration,
 
     /// Print JSON

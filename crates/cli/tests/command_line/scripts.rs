@@ -24,6 +24,10 @@ fn a_hold_is_acquired_extended_and_released() {
         assert!((540_000..=600_000).contains(&lease(&mut conn)));
         assert_eq!(step(&stage, &format!("extend r {token} --ttl 20m"), 0), "");
         assert!((1_140_000..=1_200_000).contains(&lease(&mut conn)));
+        let mut extend = stage.dlock(&format!("extend r {token}"));
+        extend.env("DLOCK_TTL", "30m");
+        assert_eq!(stage.end(extend).code, Some(0));
+        assert!((1_740_000..=1_800_000).contains(&lease(&mut conn)));
         step(&stage, "acquire --no-wait r", 75);
         step(&stage, "release r wrong", 79);
         let wrong = stage.end(stage.dlock("release --node-timeout 5s r wrong"));
