@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use dlock_client::{Acquire, Client, Guard};
+use nix::sys::prctl;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -57,21 +58,31 @@ pub async fn hold(args: Hold) -> Result<u8, Abort> {
     let Some(started) = start_of(pid) else {
         return Err(Error::usage(format_args!("there is no process {pid}")).into());
     };
+    let ended = async || {
+        while start_of(pid) == Some(started) {
+            tokio::time::sleep(CHECK_INTERVAL).await;
+        }
+    };
+    // Until then nobody has the lock, and it is for nobody without the one who waits for the line.
+    follow_parent(true)?;
     let resources = std::slice::from_ref(&args.resource);
     let what = format!("process {pid}");
     let wanted = Wanted { resources, args: &args.lock, what: &what };
-    let acquire = async |client: &Client, lock: Acquire| match lock.acquire().await {
-        Ok(guard) => Ok(guard),
-        Err(why) => Err(args.lock.refusal(client, resources, why).await),
+    let acquire = async |client: &Client, lock: Acquire| {
+        let acquired = tokio::select! {
+            acquired = lock.acquire() => acquired,
+            () = ended() => return Err(Error::usage(format_args!("process {pid} has ended"))),
+        };
+        match acquired {
+            Ok(guard) => Ok(guard),
+            Err(why) => Err(args.lock.refusal(client, resources, why).await),
+        }
     };
     let work = async |guard: Guard, signals: &mut Signals| {
         let token = String::from_utf8_lossy(guard.token().as_bytes()).into_owned();
+        follow_parent(false)?;
         print(&guard.fence().map_or(token.clone(), |fence| format!("{token} {}", fence.get())))?;
-        let ended = async {
-            while start_of(pid) == Some(started) {
-                tokio::time::sleep(CHECK_INTERVAL).await;
-            }
-        };
+        let ended = ended();
         tokio::pin!(ended);
         loop {
             tokio::select! {
@@ -82,7 +93,9 @@ pub async fn hold(args: Hold) -> Result<u8, Abort> {
                 }
                 why = guard.lost() => {
                     complain(format_args!("the lock is lost: {why}; ending process {pid}"));
-                    let _ = kill(pid, Signal::SIGTERM);
+                    if start_of(pid) == Some(started) {
+                        let _ = kill(pid, Signal::SIGTERM);
+                    }
                     return Ok(Failure::Lost.code());
                 }
                 // The keys of the terminal are for the process, and so is the SIGTERM of a service manager to
@@ -92,4 +105,10 @@ pub async fn hold(args: Hold) -> Result<u8, Abort> {
         }
     };
     with_lock(&args.servers, wanted, acquire, work).await
+}
+
+/// Whether this process is to end, by SIGTERM, with the one that has started it.
+fn follow_parent(follows: bool) -> Result<(), Error> {
+    let signal = follows.then_some(Signal::SIGTERM);
+    prctl::set_pdeathsig(signal).map_err(|why| Error::system("the end of the parent", why))
 }

@@ -266,7 +266,8 @@ Hold a lock for as long as a process lives, such as the script that asks for it.
 
 Returns when the lock is held, and prints its token and, if there is one, its fence. A process in the \
 background renews the lease and releases the lock when the process ends, however it ends; SIGTERM does not \
-end it earlier. If the lock is lost, the process gets SIGTERM. Prefer `dlock run` wherever one command can do \
+end it earlier. If the lock is lost, the process gets SIGTERM. If the process or dlock ends while dlock waits for \
+the lock, the wait ends too. Prefer `dlock run` wherever one command can do \
 the work: it ends everything that the command has started, before the lease ends.";
 
 pub const HOLD_EXAMPLES: &str = "\

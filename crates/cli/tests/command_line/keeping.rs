@@ -137,6 +137,26 @@ fn a_script_that_survives_a_signal_to_all_keeps_its_lock() {
     });
 }
 
+/// Nobody else would end its wait.
+#[test]
+fn a_wait_for_a_process_ends_with_it_or_with_dlock() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let mut conn = stage.connect();
+        conn.ok("DLOCK.ACQUIRE r other 600000");
+        for ends in ["script", "dlock"] {
+            let script = format!(
+                "\"$DLOCK\" hold r --pid $$ --wait 1m & echo $! > dlock-{ends}; echo $$ > script-{ends}; wait"
+            );
+            let script = stage.start(stage.shell(&script));
+            until("it waits", || queue::tokens(&mut conn, "r").len() == 1);
+            signal(stage.process(&format!("{ends}-{ends}")), "KILL");
+            until("it waits no more", || queue::tokens(&mut conn, "r").is_empty());
+            drop(script);
+        }
+    });
+}
+
 /// A machine without a battery begins in 1970.
 #[test]
 fn an_observer_whose_clock_is_not_set_tells_who_leads() {
