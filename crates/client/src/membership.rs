@@ -140,7 +140,8 @@ pub(crate) async fn announce(list: Arc<MemberList>, members: Vec<Weak<Node>>) {
             let (node, channel) = (&nodes[usize::from(member.0)], channel(*member));
             async move {
                 let old = before.iter().find(|(told, _)| told.is(connection)).map(|(_, channel)| &**channel);
-                if old != Some(&*channel) {
+                // One that is subscribed to nothing is so for a reason.
+                if old != Some(&*channel) && connection.listens() {
                     tell(comparison, node, connection, old, &channel).await;
                 }
             }

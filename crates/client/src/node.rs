@@ -125,12 +125,17 @@ impl Node {
     pub(crate) async fn connection(self: &Arc<Self>) -> Result<Connection, ConnectError> {
         let opening = {
             let mut link = self.link();
+            let mut listens = true;
             if let Link::Up(connection) = &*link
                 && let Some(why) = connection.fault()
             {
-                // A new connection would bring the same.
-                let (why, until) = (ConnectError::error(why), now() + LONGEST_PAUSE);
-                *link = Link::Down { why, until, backoff: fresh_backoff() };
+                // Others may have published it: then a connection that is subscribed to nothing will do. Else
+                // a new one would bring the same.
+                listens = !connection.listens();
+                if listens {
+                    let (why, until) = (ConnectError::error(why), now() + LONGEST_PAUSE);
+                    *link = Link::Down { why, until, backoff: fresh_backoff() };
+                }
             }
             let backoff = match &*link {
                 Link::Up(connection) if connection.is_good() => return Ok(connection.clone()),
@@ -144,7 +149,7 @@ impl Node {
             };
             let opening = match &*link {
                 Link::Opening { opening, .. } => opening.clone(),
-                _ => self.begin_opening(&mut link, backoff),
+                _ => self.begin_opening(&mut link, backoff, listens),
             };
             match &*link {
                 // Nobody waits for one that did not answer before, while a majority goes on without it.
@@ -231,7 +236,7 @@ impl Node {
     pub(crate) async fn own_connection(self: &Arc<Self>) -> Result<Connection, ConnectError> {
         let node = self.clone();
         // On the client's thread, where the driver of the connection has to live.
-        let opened = self.background.runtime.spawn(async move { node.open(None).await }).await;
+        let opened = self.background.runtime.spawn(async move { node.open(None, false).await }).await;
         opened.unwrap_or_else(|_| Err(ConnectError::gone()))
     }
 
@@ -246,10 +251,10 @@ impl Node {
     }
 
     /// The task goes on when its caller gives up: the next caller finds the connection open.
-    fn begin_opening(self: &Arc<Self>, link: &mut Link, mut backoff: Backoff) -> Opening {
+    fn begin_opening(self: &Arc<Self>, link: &mut Link, mut backoff: Backoff, listens: bool) -> Opening {
         let node = self.clone();
         let task = self.background.runtime.spawn(async move {
-            let opened = node.open(Some(node.waits.clone())).await.and_then(|connection| {
+            let opened = node.open(Some(node.waits.clone()), listens).await.and_then(|connection| {
                 node.member_list.register(node.member, &connection)?;
                 let run_id = connection.server().ok().cloned();
                 *node.run_id.lock().unwrap_or_else(PoisonError::into_inner) = run_id;
@@ -272,7 +277,8 @@ impl Node {
         opening
     }
 
-    async fn open(&self, waits: Option<Arc<Waits>>) -> Result<Connection, ConnectError> {
+    /// `waits`: of the connection that all share.
+    async fn open(&self, waits: Option<Arc<Waits>>, listens: bool) -> Result<Connection, ConnectError> {
         let limit = self.connection_limit();
         let (name, database, watched) = (self.name.clone(), self.database(), self.watched.clone());
         let (comparison, waiting) = (self.member_list.comparison.clone(), waits.clone());
@@ -284,7 +290,7 @@ impl Node {
             waiting.iter().for_each(|waits| waits.pushed(push));
             comparison.pushed(&name, database, push);
         };
-        let channel = waits.as_ref().map(|waits| waits.channel());
+        let channel = waits.as_ref().filter(|_| listens).map(|waits| waits.channel());
         let mut lacks = "no connection";
         let opened = timeout(limit, Connection::open(&self.address, on_push, channel, &mut lacks)).await;
         let connection =

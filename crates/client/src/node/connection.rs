@@ -126,7 +126,7 @@ impl Connection {
     }
 
     /// Whether the server tells what becomes of waits.
-    pub(super) fn listens(&self) -> bool {
+    pub(crate) fn listens(&self) -> bool {
         self.life.listens
     }
 

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use super::{each_kind, masters, url};
-use dlock_testkit::{Server, until};
+use super::{client, each_kind, masters, url};
+use dlock_testkit::{Conn, Server, Value, encode, until};
 
 /// In front of a member: passes on what it says, and once it is told to, what it does not say.
 struct Liar {
@@ -158,6 +158,35 @@ fn a_reply_without_an_end_ends_no_hold_and_fills_no_memory() {
             // Some of it is in the buffers of the kernel.
             let taken = liar.taken.load(Ordering::Relaxed);
             assert!(taken < 16 << 20, "{taken} bytes");
+        }
+    });
+}
+
+/// The channels of the client have names that can be looked up.
+#[test]
+fn what_others_publish_ends_no_hold() {
+    each_kind(async |kind| {
+        let (servers, ttl) = (masters(kind, 1), Duration::from_secs(2));
+        let mut conn = servers[0].connect();
+        for message in ["x".repeat(9 << 20), "x".into()] {
+            let client = client(&servers).await;
+            let guard = client.lock("r").ttl(ttl).await.expect("it is free");
+            let channels = |conn: &mut Conn| -> Vec<String> {
+                conn.ok("PUBSUB CHANNELS dlock:*").items().iter().map(Value::text).collect()
+            };
+            until("it listens, and has told which it names", || channels(&mut conn).len() == 2);
+            let published: Vec<String> = channels(&mut conn);
+            let times = if message.len() == 1 { 200_000 } else { 1 };
+            for channel in published {
+                let publish = encode(&["PUBLISH", &channel, &message]);
+                for _ in 0..times / 1000 + 1 {
+                    let part = publish.repeat(times.min(1000));
+                    conn.send_raw(&part);
+                    (0..times.min(1000)).for_each(|_| drop(conn.read()));
+                }
+            }
+            outlasts(&guard, ttl * 2);
+            guard.release().await.expect("it is held");
         }
     });
 }
