@@ -61,14 +61,15 @@ impl Channel {
     /// A channel of its own connection, for a question whose answer others can make as long as they like:
     /// what is too long closes the connection that it comes over, and no lock may depend on that.
     pub(crate) async fn apart(node: &Arc<Node>) -> Result<Channel, NodeState> {
-        let opened = async {
-            // It knows at once who was not reached lately.
-            node.connection().await?;
-            node.own_connection().await
-        };
-        let connection = opened.await?;
+        let shared = Channel::new(node.clone());
+        // Whether it answers is known at once there, or found out in the time of one answer.
+        match shared.ask(&redis::cmd("PING"), None, node.limit).await {
+            Reply::Said(_) => {}
+            Reply::Unasked(failure) => return Err(NodeState::from(&Vote::<()>::Failed(failure))),
+            Reply::Silence => return Err(shared.silence()),
+        }
         let channel = Channel::new(node.clone());
-        channel.pin(connection);
+        channel.pin(node.own_connection().await?);
         Ok(channel)
     }
 
