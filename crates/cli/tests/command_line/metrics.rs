@@ -122,13 +122,16 @@ fn metrics_say_what_info_says() {
         until("it waits", || conn.call(&["DLOCK.WAITERS", hostile]).items().len() == 1);
         let seen = metrics(&stage, "", 0);
         assert_eq!(seen["dlock_resource_waiters{resource=\"a\"b\\c\\u{1b}[2J\"}"], 1.0);
-        // Two that are shown alike are one sample.
-        for key in ["new\nline", "new\\nline"] {
+        // Two that are shown alike are one sample, as those that begin alike and are too long.
+        let long = ["a", "b"].map(|end| "n".repeat(256) + end);
+        for key in ["new\nline", "new\\nline", &long[0], &long[1]] {
             conn.call(&["DLOCK.ACQUIRE", key, "t", "600000"]).int();
             assert!(conn.call(&["DLOCK.ACQUIRE", key, "w", "600000", "QUEUE", "600000"]).is_nil());
         }
         let seen = metrics(&stage, "", 0);
-        assert_eq!(seen["dlock_resource_waiters{resource=\"new\\nline\"}"], 2.0);
+        for shown in ["new\\nline".to_owned(), "n".repeat(256) + "…"] {
+            assert_eq!(seen[&format!("dlock_resource_waiters{{resource=\"{shown}\"}}")], 2.0);
+        }
 
         stage.servers[0].kill9();
         let seen = metrics(&stage, "", 0);
@@ -214,5 +217,24 @@ fn the_exporter_outlasts_too_many_connections() {
         let (status, body) = get(port, "GET /metrics");
         assert!(status.ends_with(" 200 OK"), "{status}");
         parse(&body);
+    });
+}
+
+/// They wait for their turn, each with its connection.
+#[test]
+fn the_exporter_refuses_more_scrapes_than_it_keeps_waiting() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let exporter = stage.start(stage.dlock("exporter --listen 127.0.0.1:0 --node-timeout 500ms"));
+        let port = port(&exporter);
+        stage.servers[0].pause();
+        let scrapes: Vec<_> =
+            (0..40).map(|_| std::thread::spawn(move || get(port, "GET /metrics").0)).collect();
+        let answers: Vec<String> =
+            scrapes.into_iter().map(|scrape| scrape.join().expect("no panic")).collect();
+        stage.servers[0].resume();
+        let count = |code: &str| answers.iter().filter(|answer| answer.contains(code)).count();
+        assert!(count(" 200 ") >= 16 && count(" 503 ") > 0, "{answers:?}");
+        assert!(get(port, "GET /metrics").0.ends_with(" 200 OK"));
     });
 }
