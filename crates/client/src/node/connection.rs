@@ -137,7 +137,11 @@ impl Connection {
 
     /// Sends a command after those that were sent before. `None` if the connection breaks before the answer.
     pub(crate) async fn ask(&self, command: &impl Command) -> Option<Value> {
-        let answer = command.send(&mut self.redis.clone()).await.ok()?;
+        let answer = command.send(&mut self.redis.clone()).await;
+        // Whoever looks next must not find it open: its driver tells those who wait before it ends.
+        let is_broken = |why: &RedisError| why.is_unrecoverable_error();
+        answer.as_ref().is_err_and(is_broken).then(|| self.life.closed.cancel());
+        let answer = answer.ok()?;
         self.life.intake.answered();
         self.life.answers.fetch_add(1, Ordering::Relaxed);
         self.life.silences.store(0, Ordering::Relaxed);
