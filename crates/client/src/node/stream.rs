@@ -166,3 +166,21 @@ impl AsyncWrite for Stream {
         self.socket.as_mut().poll_shutdown(cx)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As many as one client has holds that an operator ends, whatever it was asked meanwhile.
+    #[test]
+    fn a_flood_is_more_messages_than_anything_brings_at_once() {
+        let intake = Intake::default();
+        (0..50_000).for_each(|_| intake.pushed());
+        assert_eq!(intake.fault(), None);
+        (0..50_000).for_each(|_| intake.answered());
+        (0..MOST_UNASKED).for_each(|_| intake.pushed());
+        assert_eq!(intake.fault(), None);
+        intake.pushed();
+        assert!(intake.fault().is_some_and(|why| why.contains("floods")));
+    }
+}
