@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pathlib
+import signal
 import subprocess
-import threading
 
 import pytest
 import redis
@@ -44,7 +45,7 @@ async def both_async(client, name, **options):
 def cluster(shared_server):
     """Three masters that share the slots."""
     nodes = [
-        Server(shared_server.program, "--cluster-enabled", "yes", "--cluster-node-timeout", "5000")
+        Server(shared_server.program, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
         for _ in range(3)
     ]
     clients = [redis.Redis.from_url(node.url) for node in nodes]
@@ -57,7 +58,7 @@ def cluster(shared_server):
 
     def is_whole(client):
         info = client.execute_command("CLUSTER INFO")
-        return info["cluster_state"] == "ok" and info["cluster_known_nodes"] == "3"
+        return info["cluster_state"] == "ok" and info["cluster_slots_assigned"] == "16384"
 
     for client in clients:
         until("the cluster is whole", lambda client=client: is_whole(client))
@@ -85,55 +86,92 @@ def test_a_cluster_from_asyncio(cluster):
     asyncio.run(asyncio.wait_for(main(), 2 * LIMIT))
 
 
-def is_renewed(r, name):
+def is_renewed(r, name, limit=2500):
     def left():
         return r.execute_command("DLOCK.PTTL", name)
 
     for _ in range(2):
-        until("the lease goes down", lambda: 0 < left() < 2500)
-        until("it is renewed", lambda: left() > 2500)
+        until("the lease goes down", lambda: 0 < left() < limit)
+        until("it is renewed", lambda: left() > limit)
 
 
-def hangs(arguments):
-    return arguments[:2] == ("DLOCK.EXTEND", b"a")
+@contextlib.contextmanager
+def standing_still(node):
+    node.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        node.process.send_signal(signal.SIGCONT)
 
 
 def test_a_node_that_hangs_costs_no_holds_at_the_others(cluster):
-    goes_on = threading.Event()
-
-    class Cluster(redis.RedisCluster):
-        def execute_command(self, *args, **options):
-            if hangs(args):
-                goes_on.wait(LIMIT)
-            return super().execute_command(*args, **options)
-
-    client = Cluster.from_url(cluster[0].url)
-    locks = [dlock.Lock(client, name, timeout=3, auto_renew=True) for name in "ab"]
-    for lock in locks:
+    client = redis.RedisCluster.from_url(cluster[0].url)
+    others = [redis.Redis.from_url(node.url) for node in cluster[:2]]
+    last, *locks = [dlock.Lock(client, name, timeout=3, auto_renew=True) for name in "abc"]
+    for lock in [last, *locks]:
         lock.acquire()
-    until("one is lost", locks[0].lost.is_set)
-    is_renewed(client, "b")
-    goes_on.set()
-    locks[1].release()
+    with standing_still(cluster[2]):
+        until("one is lost", last.lost.is_set)
+        for lock, other in zip(locks, others):
+            is_renewed(other, lock.name)
+    for lock in locks:
+        lock.release()
     client.close()
 
 
 def test_a_node_that_hangs_costs_no_holds_at_the_others_from_asyncio(cluster):
+    others = [redis.Redis.from_url(node.url) for node in cluster[:2]]
+
+    async def main():
+        client = redis.asyncio.RedisCluster.from_url(cluster[0].url)
+        last, *locks = [dlock.asyncio.Lock(client, name, timeout=3, auto_renew=True) for name in "abc"]
+        for lock in [last, *locks]:
+            await lock.acquire()
+        with standing_still(cluster[2]):
+            assert await last.lost.wait()
+            for lock, other in zip(locks, others):
+                await asyncio.get_running_loop().run_in_executor(None, is_renewed, other, lock.name)
+        for lock in locks:
+            await lock.release()
+        await getattr(client, "aclose", client.close)()
+
+    asyncio.run(asyncio.wait_for(main(), 2 * LIMIT))
+
+
+def test_renewals_from_asyncio_find_the_node_while_the_client_looks_for_it(cluster):
     class Cluster(redis.asyncio.RedisCluster):
+        """Looks in vain, and takes the last node for that of every key."""
+
+        looks = False
+
         async def execute_command(self, *args, **options):
-            if hangs(args):
+            if self.looks:
                 await asyncio.Event().wait()
             return await super().execute_command(*args, **options)
 
+        def get_node_from_key(self, key, replica=False):
+            return self.get_node("127.0.0.1", cluster[2].port)
+
+    others = [redis.Redis.from_url(node.url) for node in cluster[:2]]
+
     async def main():
         client = Cluster.from_url(cluster[0].url)
-        locks = [dlock.asyncio.Lock(client, name, timeout=3, auto_renew=True) for name in "ab"]
+        locks = [dlock.asyncio.Lock(client, name, timeout=6, auto_renew=True) for name in "bc"]
         for lock in locks:
             await lock.acquire()
-        assert await locks[0].lost.wait()
-        with redis.RedisCluster.from_url(cluster[0].url) as r:
-            await asyncio.get_running_loop().run_in_executor(None, is_renewed, r, "b")
-        await locks[1].release()
+        client.looks = True
+
+        def are_renewed(limit):
+            for lock, other in zip(locks, others):
+                is_renewed(other, lock.name, limit)
+
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, are_renewed, 5000)
+        with standing_still(cluster[2]):
+            await loop.run_in_executor(None, are_renewed, 4500)
+        client.looks = False
+        for lock in locks:
+            await lock.release()
         await getattr(client, "aclose", client.close)()
 
     asyncio.run(asyncio.wait_for(main(), 2 * LIMIT))

@@ -193,15 +193,18 @@ class Background:
     async def _carry_out(self, steps: Steps, task: Task | None) -> None:
         if is_cluster(self.client):
             # A node that hangs holds up nothing that is for the others.
-            await run(steps, self.client)
+            await run(steps, self._reached())
         else:
             # One after the other, so that a RELEASE follows the ACQUIRE that it takes back.
             async with self._turn:
-                if self._own is None:
-                    self._own = own_async_client(self.client, connected=self._connected)
-                await run(steps, self._own)
+                await run(steps, self._reached())
         if task is not None:
             self._arm(task)
+
+    def _reached(self) -> Any:
+        if self._own is None:
+            self._own = own_async_client(self.client, connected=self._connected)
+        return self._own
 
     async def _identify(self, connection: Any) -> None:
         """Asks, on each new connection, whose vote it carries: a member that was restarted is another
