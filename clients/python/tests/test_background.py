@@ -55,6 +55,32 @@ def test_a_thread_that_cannot_be_started_is_started_later(r, server, monkeypatch
     lock.release()
 
 
+def test_who_gets_no_thread_to_renew_it_does_not_keep_the_lock(r, server, monkeypatch):
+    def refuse(target, name, *args):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_threads, "_clock", _threads.Clock())
+    monkeypatch.setattr(_threads, "_start", refuse)
+    lock = dlock.Lock(r, "foo", timeout=60, auto_renew=True)
+    with pytest.raises(RuntimeError):
+        lock.acquire()
+    assert not exists(r)
+    assert lock.local.token is None
+
+
+def test_all_who_wait_for_the_end_are_woken(r):
+    lock = dlock.Lock(r, "foo", timeout=60)
+    lock.acquire()
+    hold, woken = lock.local.hold, []
+
+    def first():
+        hold.wakers.remove(first)
+
+    hold.wakers += [first, lambda: woken.append(1)]
+    lock.release()
+    assert woken == [1]
+
+
 def test_a_listener_that_cannot_be_started_is_started_later(r, server, monkeypatch):
     start, refused = _threads._start, []
 

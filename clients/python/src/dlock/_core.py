@@ -173,7 +173,12 @@ class Core:
             inside.lose("taken away")
         self.local.hold, self.local.token, self._latest = hold, attempt.token, hold
         if self.auto_renew or self.on_lost is not None:
-            yield Watch(hold)
+            try:
+                yield Watch(hold)
+            except BaseException:
+                # No thread can be started, and whoever called does not know that it has the lock.
+                yield from self._releasing()
+                raise
         return True
 
     def _not_acquired(self) -> LockError:

@@ -116,7 +116,8 @@ class Hold:
         self._wake_all()
 
     def _wake_all(self) -> None:
-        for wake in self.wakers:
+        # Whoever is woken removes its own.
+        for wake in list(self.wakers):
             wake()
 
     # The background.
