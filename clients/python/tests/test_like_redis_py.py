@@ -37,6 +37,16 @@ def test_the_methods_take_the_same_arguments(ours, theirs):
         assert [(p.name, p.default) for p in found] == [(p.name, p.default) for p in expected.values()], name
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [(dlock.Lock, redis.lock.Lock), (dlock.asyncio.Lock, redis.asyncio.lock.Lock)],
+)
+def test_no_method_is_left_that_would_make_a_lock_of_redis_py(ours, theirs):
+    methods = [name for name, value in vars(theirs).items() if inspect.isfunction(value)]
+    assert "do_acquire" in methods
+    assert [name for name in methods if getattr(ours, name) is getattr(theirs, name)] == []
+
+
 def test_client_lock_makes_one(server, r, locks):
     client = locks.client(server.url)
     lock_class = dlock.Lock if locks.kind == "threads" else dlock.asyncio.Lock
@@ -217,6 +227,34 @@ def test_a_lock_of_redis_py_on_the_same_key_excludes_it(r, get_lock):
     assert lock.acquire(blocking=False)
     assert not theirs.acquire(blocking=False)
     lock.release()
+
+
+def test_what_the_methods_of_redis_py_are_made_of(r, get_lock):
+    lock, elsewhere = get_lock(timeout=10), get_lock(timeout=10)
+    assert lock.do_acquire("mine")
+    assert not elsewhere.do_acquire("other")
+    lock.local.token = "mine"
+    assert lock.do_extend(10, False)
+    assert 16000 < pttl(r) <= 20000
+    assert lock.do_reacquire()
+    assert pttl(r) <= 10000
+    elsewhere.do_release("mine")
+    assert r.exists("foo") == 0
+    with pytest.raises(LockNotOwnedError):
+        elsewhere.do_release("mine")
+
+
+def test_do_release_ends_the_hold_that_it_releases(r, get_lock):
+    told = []
+    lock = get_lock(timeout=10, auto_renew=True, on_lost=told.append)
+    lock.acquire()
+    hold = lock.local.hold
+    # As redis-py's `release` does it.
+    token, lock.local.token = lock.local.token, None
+    lock.do_release(token)
+    assert r.exists("foo") == 0
+    assert hold.over
+    assert told == []
 
 
 def test_a_token_set_by_hand_is_a_hold(r, get_lock):

@@ -224,9 +224,12 @@ class Core:
 
     # For the holder.
 
-    def _releasing(self) -> Steps:
-        token = self._held("release")
-        hold = self._hold()
+    def _releasing(self, given: Any = None) -> Steps:
+        """Of the token that is `given`, or the lock's own."""
+        token = self._held("release") if given is None else self._encode(given)
+        hold: Hold | None = self.local.hold
+        if hold is not None and hold.token != token:
+            hold = None
         if hold is not None and not hold.over and hold.depth > 1:
             hold.depth -= 1
             if hold.is_lost():

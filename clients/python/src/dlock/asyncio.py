@@ -102,6 +102,24 @@ class Lock(Awaitable, RedisLock):
     """A lock of the server, in place of `redis.asyncio.lock.Lock`: the same arguments, methods, attributes
     and errors. What it has beyond them is that of `dlock.Lock`; the owner of a reentrant hold is the task."""
 
+    # What the methods of redis-py's lock are made of, for those who call it. The methods here are not.
+
+    async def do_acquire(self, token: str | bytes) -> bool:
+        """One try with this token."""
+        return bool(await run(self._acquiring(None, False, None, token), self.redis))
+
+    async def do_release(self, expected_token: str | bytes) -> None:
+        """Ends the hold of this token, whoever acquired it."""
+        await run(self._releasing(expected_token), self.redis)
+
+    async def do_extend(self, additional_time: Number, replace_ttl: bool) -> Literal[True]:
+        await run(self._extending(additional_time, replace_ttl), self.redis)
+        return True
+
+    async def do_reacquire(self) -> Literal[True]:
+        await run(self._reacquiring(), self.redis)
+        return True
+
 
 class Redlock(Quorate, Awaitable):
     """A lock over a quorum of independent masters: `Lock`, decided by a majority. ``fenced`` asks, with one

@@ -110,6 +110,24 @@ class Lock(Blocking, RedisLock):
     the reason, when the hold is lost: it must not block. See also `fence` and `lost`.
     """
 
+    # What the methods of redis-py's lock are made of, for those who call it. The methods here are not.
+
+    def do_acquire(self, token: str | bytes) -> bool:
+        """One try with this token."""
+        return bool(run(self._acquiring(None, False, None, token), self.redis))
+
+    def do_release(self, expected_token: str | bytes) -> None:
+        """Ends the hold of this token, whoever acquired it."""
+        run(self._releasing(expected_token), self.redis)
+
+    def do_extend(self, additional_time: Number, replace_ttl: bool) -> Literal[True]:
+        run(self._extending(additional_time, replace_ttl), self.redis)
+        return True
+
+    def do_reacquire(self) -> Literal[True]:
+        run(self._reacquiring(), self.redis)
+        return True
+
 
 class Redlock(Quorate, Blocking):
     """A lock over a quorum of independent masters: `Lock`, decided by a majority. ``fenced`` asks, with one
