@@ -14,7 +14,7 @@ import redis
 import redis.asyncio
 from conftest import until
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError, TimeoutError
+from redis.exceptions import ConnectionError, LockNotOwnedError, TimeoutError
 from redis.retry import Retry
 
 import dlock
@@ -60,6 +60,33 @@ def test_a_lost_answer_is_asked_for_again_where_the_client_retries(r, locks, pro
     assert r.execute_command("DLOCK.HOLDS", "foo", lock.local.token) == 1
     lock.release()
     assert not exists(r)
+
+
+@pytest.fixture
+def sends_again(r, locks, proxy):
+    """A lock whose client sends again by itself what has no answer."""
+    retry = redis.asyncio.retry.Retry if locks.kind == "asyncio" else Retry
+    client = locks.client(proxy.url, retry=retry(NoBackoff(), 3), retry_on_error=[ConnectionError])
+    proxy.match, proxy.cut_replies = b"RELEASE", 1
+    return lambda **options: locks.lock(client, "foo", **options)
+
+
+def test_a_release_that_the_client_sends_again_is_no_loss(r, sends_again, proxy):
+    lock = sends_again(timeout=60)
+    lock.acquire()
+    lock.release()
+    assert proxy.lost == 1
+    assert lock.local.token is None
+    assert not exists(r)
+
+
+def test_a_release_that_the_client_sends_again_tells_of_a_loss_before_it(r, sends_again, proxy):
+    lock = sends_again(timeout=0.1)
+    lock.acquire()
+    until("it expires", lambda: not exists(r))
+    with pytest.raises(LockNotOwnedError):
+        lock.release()
+    assert proxy.lost == 1
 
 
 def test_a_grant_that_took_longer_than_its_lease_is_no_grant(r, through, proxy):

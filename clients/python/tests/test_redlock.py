@@ -54,6 +54,19 @@ def test_a_release_whose_answers_are_lost_is_no_loss(members, monkeypatch):
     assert not any(members.held())
 
 
+def test_releases_that_are_sent_again_tell_of_a_loss_before_them(members, monkeypatch):
+    for module in "_threads", "_tasks":
+        monkeypatch.setattr(f"dlock.{module}.PATIENCE", 20)
+    lock = members.lock(timeout=0.3)
+    lock.acquire()
+    until("it expires", lambda: lock.lost.is_set() and not any(members.held()))
+    for proxy in members.proxies:
+        proxy.match, proxy.cut_replies = b"RELEASE", 1
+    with pytest.raises(LockNotOwnedError):
+        lock.release()
+    assert [proxy.lost for proxy in members.proxies] == [1, 1, 1]
+
+
 def test_without_a_majority_nothing_is_granted(members):
     for proxy in members.proxies[:2]:
         proxy.refuse = True

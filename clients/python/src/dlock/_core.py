@@ -15,6 +15,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from . import _protocol
 from ._attempt import Attempt, Watch, owe
+from ._clients import encoder
 from ._hold import Hold, OwedRelease, Steps, logger, now, or_wrong_type
 from ._protocol import Args, Key, error
 
@@ -66,7 +67,7 @@ class Core:
         self.on_lost = on_lost
         # The last one that was acquired, by whichever thread.
         self._latest: Hold | None = None
-        self._encode: Callable[[Any], bytes] = _encoder(redis).encode
+        self._encode: Callable[[Any], bytes] = encoder(redis).encode
         self._key = self._encode(name)
         self._terms: Args = ("SHARED",) if shared else ("PERMITS", permits) if permits is not None else ()
 
@@ -213,14 +214,17 @@ class Core:
         return (yield from or_wrong_type(_protocol.pttl(self._key, *token), -2 if token else 0))
 
     def _ask_release(self, token: bytes, lasts: float) -> Steps:
+        """Whether it ended the hold; None where one without an answer may have done so."""
+        name = _protocol.Counted("DLOCK.RELEASE")
         try:
-            return (yield from or_wrong_type(_protocol.release(self._key, token), 0))
+            ended = yield from or_wrong_type(_protocol.release(self._key, token, name), 0)
         except GeneratorExit:
             raise
         except BaseException:
             # A server that refuses to write keeps the hold.
             yield owe(OwedRelease(self._key, token, lasts))
             raise
+        return True if ended else None if name.sent > 1 else False
 
     # For the holder.
 
@@ -241,10 +245,12 @@ class Core:
             hold.release_sent = True
         ended = yield from self._ask_release(token, (self._lease() if hold is None else hold.lease) / 1000)
         # Another task, or thread, that shares this object may have acquired it since.
-        if self._hold() is hold:
+        if given is None and self._hold() is hold:
             self.local.token = self.local.hold = None
-        if not ended and not sent_before:
-            raise self._not_owned("release", (hold and hold.loss) or "it expired, or was taken away")
+        loss = None if hold is None else hold.loss
+        # Without an answer it is no loss, if it was none before.
+        if not ended and (loss is not None or not (sent_before or ended is None)):
+            raise self._not_owned("release", loss or "it expired, or was taken away")
 
     def _extending(self, additional: float, replace: bool) -> Steps:
         token = self._held("extend")
@@ -287,12 +293,6 @@ class Core:
             return False
         held = yield from self._ask_holds(self._encode(token))
         return held > 0 and (hold is None or not hold.is_lost())
-
-
-def _encoder(client: Any) -> Any:
-    if hasattr(client, "get_encoder"):
-        return client.get_encoder()
-    return client.connection_pool.get_encoder()
 
 
 class State:

@@ -201,8 +201,10 @@ class Owed:
     """A command that has no answer yet: sent until it has one, or until all that it could end has ended."""
 
     def __init__(self, command: _protocol.Args, lasts: float, *, times: int = 1) -> None:
-        # How much it ended, once there is an answer.
+        # How much it ended, once there is an answer. A try that had none may have ended what the next one did
+        # not find.
         self.ended: int | None = None
+        self.unanswered = False
         self.forget: Callable[[], object] | None = None
         self.answered: Callable[[], object] | None = None
         self.failed: Callable[[Exception], object] | None = None
@@ -211,8 +213,6 @@ class Owed:
         self._until = now() + lasts
         self._next = now()
         self._pause = 0.05
-        # A try without an answer may have ended what the next one does not find.
-        self._unanswered = False
 
     def finished(self) -> bool:
         return self._times == 0 or now() > self._until
@@ -227,12 +227,12 @@ class Owed:
     def _send(self) -> Steps:
         try:
             ended = yield from or_wrong_type(self._command, 0)
-            self.ended = (self.ended or 0) + (ended or int(self._unanswered))
+            self.ended = (self.ended or 0) + ended
             self._times -= 1
             if self.answered is not None:
                 self.answered()
         except Exception as why:
-            self._unanswered |= not isinstance(why, ResponseError)
+            self.unanswered |= not isinstance(why, ResponseError)
             self._pause = min(self._pause * 2, 2.0)
             if self.failed is not None:
                 self.failed(why)

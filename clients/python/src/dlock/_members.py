@@ -12,6 +12,7 @@ from redis.exceptions import LockError, RedisError, ResponseError, TimeoutError
 
 from . import _protocol
 from ._attempt import NO_ANSWER, Owe
+from ._clients import encoder
 from ._contended import Contended
 from ._hold import Owed, Steps, now
 from ._protocol import Args
@@ -88,8 +89,7 @@ class Quorum:
         return member in self._silent
 
     def get_encoder(self) -> Any:
-        first = self.members[0]
-        return first.get_encoder() if hasattr(first, "get_encoder") else first.connection_pool.get_encoder()
+        return encoder(self.members[0])
 
     # In which queue the clients meet. Each finds it for itself: the first one it can reach, or a later one
     # where it has met others.

@@ -62,14 +62,16 @@ class Quorate(Core):
         released = self._released(owed)
         if released is None:
             raise error(NoQuorumError, "Not confirmed yet: the release goes on in the background", self.name)
-        return released
+        return True if self._released(owed, surely=True) else None if released else False
 
-    def _released(self, owed: Mapping[int, OwedRelease]) -> int | None:
+    def _released(self, owed: Mapping[int, OwedRelease], *, surely: bool = False) -> int | None:
         def vote(member: int) -> bool | None:
             if member not in owed:
                 return False
-            ended = owed[member].ended
-            return None if ended is None else ended > 0
+            each = owed[member]
+            if each.ended is None:
+                return None
+            return each.ended > 0 or (each.unanswered and not surely)
 
         return self._majority([vote(member) for member in self.redis.all()])
 
