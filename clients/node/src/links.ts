@@ -10,6 +10,7 @@ type Listener = (...args: any[]) => void;
 export interface IoredisClient {
   readonly status: string;
   readonly options: any;
+  readonly isCluster?: boolean;
   call(command: string, ...args: (string | Buffer | number)[]): Promise<unknown>;
   connect(): Promise<void>;
   duplicate(): any;
@@ -46,7 +47,7 @@ export interface Link {
   /** Whether a command would go out now; also true where it would fail at once. */
   isReady(): boolean;
   onceReady(listener: () => void): void;
-  /** At each new connection. */
+  /** At each new connection; in a cluster, when one is lost. */
   onReady(listener: () => void): void;
   onEnded(listener: () => void): void;
   call(args: Args): Promise<unknown>;
@@ -64,6 +65,9 @@ const ignore = () => {};
 
 function ioredis(client: IoredisClient): Link {
   const { path, host, port, keyPrefix } = client.options;
+  const { stringNumbers } = client.options.redisOptions ?? client.options;
+  const commander = client.isCluster ? routed(client) : client;
+  const call = (args: Args) => commander.call(args[0] as string, ...args.slice(1));
   return {
     address: path ?? `${host ?? "localhost"}:${port ?? 6379}`,
     prefix: keyPrefix ?? "",
@@ -72,9 +76,12 @@ function ioredis(client: IoredisClient): Link {
       client.once("ready", listener);
       if (client.status === "wait") client.connect().catch(ignore);
     },
-    onReady: (listener) => client.on("ready", listener),
+    onReady(listener) {
+      client.on("ready", listener);
+      client.on("-node", listener);
+    },
     onEnded: (listener) => client.on("end", listener),
-    call: (args) => client.call(args[0] as string, ...args.slice(1)),
+    call: stringNumbers ? async (args) => number(await call(args)) : call,
     subscribe(desk) {
       const own = client.duplicate();
       own.on("error", ignore);
@@ -90,6 +97,21 @@ function ioredis(client: IoredisClient): Link {
       return { ping: () => own.ping(), close: () => own.disconnect() };
     },
   };
+}
+
+function number(answer: unknown): unknown {
+  return typeof answer === "string" && /^-?\d+$/.test(answer) ? Number(answer) : answer;
+}
+
+/** ioredis does not know where the keys of our commands are. It would send each to any node of a cluster, and
+ * then where that one points to: if one hangs, that costs holds at the others. */
+function routed(cluster: IoredisClient): IoredisClient {
+  const sendCommand = (command: { args: unknown[]; keys?: unknown[] }, ...rest: unknown[]) => {
+    command.keys = command.args.slice(0, 1);
+    // biome-ignore lint/suspicious/noExplicitAny: not part of what is described
+    return (cluster as any).sendCommand(command, ...rest);
+  };
+  return Object.create(cluster, { sendCommand: { value: sendCommand } });
 }
 
 function nodeRedis(client: NodeRedisClient): Link {

@@ -39,7 +39,7 @@ export async function until(what, condition, limit = 30_000) {
   }
 }
 
-async function freePort() {
+export async function freePort() {
   const probe = net.createServer().listen(0, "127.0.0.1");
   await once(probe, "listening");
   const { port } = probe.address();
@@ -50,13 +50,13 @@ async function freePort() {
 
 /** A server with the module, on a free port, in a folder of its own. */
 export class Server {
-  static async start(program) {
+  static async start(program, options) {
     const server = new Server();
     server.program = program;
     server.port = await freePort();
     server.url = `redis://127.0.0.1:${server.port}`;
     server.folder = mkdtempSync(path.join(tmpdir(), "dlock-node-"));
-    await server.start();
+    await server.start(options);
     return server;
   }
 

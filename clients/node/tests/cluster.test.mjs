@@ -1,0 +1,104 @@
+// `Cluster` of ioredis, over three masters that share the slots.
+
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+import { Lock } from "dlock";
+import { Cluster } from "ioredis";
+import { freePort, onEach, Server, until } from "./support.mjs";
+
+// A key of each node, in their order.
+const keys = ["b", "c", "a"];
+
+onEach(
+  (bench) => {
+    const nodes = [];
+    const clusters = [];
+
+    function connect(options = {}) {
+      const cluster = new Cluster([{ host: "127.0.0.1", port: nodes[0].port }], options);
+      cluster.on("error", () => {});
+      clusters.push(cluster);
+      return cluster;
+    }
+
+    before(async () => {
+      // A node that hangs is not the end of the others.
+      const options = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"];
+      options.push("--cluster-node-timeout", "60000");
+      const ports = [];
+      for (const _ of keys) {
+        ports.push(await freePort());
+        nodes.push(await Server.start(bench.program, [...options, "--cluster-port", `${ports.at(-1)}`]));
+      }
+      for (const [at, node] of nodes.entries()) {
+        const [from, to] = [at, at + 1].map((part) => Math.floor((16_384 * part) / keys.length));
+        await node.ask("CLUSTER", "ADDSLOTSRANGE", from, to - 1);
+        await node.ask("CLUSTER", "SET-CONFIG-EPOCH", at + 1);
+        await node.ask("CLUSTER", "MEET", "127.0.0.1", nodes[0].port, ports[0]);
+      }
+      for (const node of nodes) {
+        const knows = (info) => /cluster_state:ok/.test(info) && /cluster_slots_assigned:16384/.test(info);
+        await until("the cluster is whole", async () => knows(await node.ask("CLUSTER", "INFO")));
+      }
+    });
+    after(async () => {
+      for (const cluster of clusters) cluster.disconnect();
+      await Promise.all(nodes.map((node) => node.stop()));
+    });
+
+    test("locks at every node, each asked directly", async () => {
+      const cluster = connect({ keyPrefix: "{x}" });
+      const plain = connect();
+      const moved = async () => {
+        const stats = await Promise.all(nodes.map((node) => node.ask("INFO", "errorstats")));
+        return stats.map((stat) => /errorstat_MOVED:count=(\d+)/.exec(stat)?.[1]);
+      };
+      const before = await moved();
+      for (const client of [cluster, plain]) {
+        for (const key of keys) {
+          const [one, other] = [new Lock(client, key), new Lock(client, key)];
+          const hold = await one.acquire();
+          assert(await other.locked());
+          assert.equal(await other.tryAcquire(), null);
+          const waiting = other.acquire();
+          await hold.extend(20_000);
+          await hold.release();
+          await (await waiting).release();
+        }
+      }
+      assert.deepEqual(await moved(), before);
+    });
+
+    test("a node that hangs costs no holds at the others", async () => {
+      const client = connect();
+      const holds = await Promise.all(keys.map((key) => new Lock(client, key, { ttl: 9000 }).acquire()));
+      nodes[2].freeze();
+      try {
+        await until("its hold is lost", () => holds[2].signal.aborted);
+        const lock = new Lock(client, keys[0]);
+        assert.equal(await lock.tryAcquire(), null);
+        for (let round = 0; round < 3; round++) {
+          for (const hold of holds.slice(0, 2)) {
+            await until("the lease goes down", () => hold.validFor < 7500);
+            await until("it is renewed", () => hold.validFor > 7500);
+          }
+        }
+        for (const hold of holds.slice(0, 2)) await hold.release();
+      } finally {
+        nodes[2].thaw();
+      }
+    });
+
+    test("a release that is sent again is no loss", async () => {
+      const proxy = await bench.proxy(nodes[1].port);
+      const { port } = new URL(proxy.url);
+      const natMap = { [`127.0.0.1:${nodes[1].port}`]: { host: "127.0.0.1", port: Number(port) } };
+      const hold = await new Lock(connect({ natMap }), keys[1], { ttl: 60_000 }).acquire();
+      Object.assign(proxy, { match: "RELEASE", cutReplies: 1 });
+      await hold.release();
+      assert.equal(proxy.lost, 1);
+      assert.equal(await nodes[1].exists(keys[1]), false);
+    });
+  },
+  ["ioredis"],
+);
