@@ -199,7 +199,9 @@ export class Hold implements AsyncDisposable {
     this.#renewal.end();
     const ended = await run(this.#service.release(this.#key, this.#granted, this.#renewal), this.#service);
     this.#released = true;
-    if (!ended && !again) throw this.#notHeld();
+    // Without an answer it is no loss, if it was none before.
+    const unknown = (ended === undefined || again) && this.#renewal.loss === undefined;
+    if (!ended && !unknown) throw this.#notHeld();
   }
 
   async [Symbol.asyncDispose](): Promise<void> {

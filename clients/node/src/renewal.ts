@@ -134,11 +134,11 @@ export class Owed implements Task {
   answered: (() => void) | undefined;
   /** How much it ended, once there is an answer. */
   ended: number | undefined;
+  /** A try had no answer: it may have ended what the next one did not find. */
+  unanswered = false;
   readonly #until: number;
   #next = now();
   #pause = 50;
-  // A try without an answer may have ended what the next one does not find.
-  #unanswered = false;
 
   constructor(
     private readonly command: Args,
@@ -163,12 +163,11 @@ export class Owed implements Task {
 
   *#send(): Steps<void> {
     try {
-      const ended = yield* orWrongType(this.command, 0);
-      this.ended = (this.ended ?? 0) + (ended || Number(this.#unanswered));
+      this.ended = (this.ended ?? 0) + (yield* orWrongType(this.command, 0));
       this.times -= 1;
       this.answered?.();
     } catch (why) {
-      this.#unanswered ||= !word(why);
+      this.unanswered ||= !word(why);
       this.#pause = Math.min(this.#pause * 2, 2000);
     }
     this.#next = now() + this.#pause;

@@ -18,8 +18,9 @@ export interface Service extends Where {
   extension(request: Request, granted: Granted): (hold: Renewal, lease: number) => Steps<boolean>;
   holds(key: Key, token: string): Steps<boolean>;
   locked(key: Key): Steps<boolean>;
-  /** Whether it ended a hold. What has no answer goes on in the background for as long as a hold can last. */
-  release(key: Key, granted: Granted, hold: Renewal): Steps<boolean>;
+  /** Whether it ended a hold; undefined where one that had no answer may have done so. What has no answer goes
+   * on in the background for as long as a hold can last. */
+  release(key: Key, granted: Granted, hold: Renewal): Steps<boolean | undefined>;
 }
 
 export class Single implements Service {
@@ -48,10 +49,10 @@ export class Single implements Service {
     return (yield* orWrongType(pttl(key), 0)) !== -2;
   }
 
-  *release(key: Key, { token }: Granted, { lease }: Renewal): Steps<boolean> {
+  *release(key: Key, { token }: Granted, { lease }: Renewal): Steps<boolean | undefined> {
     const isAnew = reconnection(this.channels[0]!);
     try {
-      return (yield* orWrongType(release(key, token), 0)) > 0 || isAnew();
+      return (yield* orWrongType(release(key, token), 0)) > 0 || (isAnew() ? undefined : false);
     } catch (why) {
       // A server that refuses to write keeps the hold.
       const owed = new OwedRelease(key, token, lease);
@@ -103,23 +104,25 @@ export class Quorum implements Service {
     return this.#decided(pttl(key), (answer) => answer !== -2);
   }
 
-  *release(key: Key, { token, holders }: Granted, { lease, releases }: Renewal): Steps<boolean> {
+  *release(key: Key, { token, holders }: Granted, { lease, releases }: Renewal): Steps<boolean | undefined> {
     const asked = [...holders!.asked];
     const owed = new Map(asked.map((member) => [member, new OwedRelease(key, token, lease, releases)]));
     const isAnew = this.channels.map(reconnection);
-    const ended = (member: number) => {
+    const ended = (member: number, surely: boolean) => {
       const release = owed.get(member);
       // Nothing to end where nothing was asked for.
       if (release === undefined) return false;
-      return release.ended === undefined ? undefined : release.ended > 0 || isAnew[member]!();
+      if (release.ended === undefined) return undefined;
+      return release.ended > 0 || (!surely && (release.unanswered || isAnew[member]!()));
     };
-    const released = () => this.#majority(this.#members.all().map(ended));
+    const released = (surely = false) =>
+      this.#majority(this.#members.all().map((member) => ended(member, surely)));
     yield new Owe(owed, () => released() !== undefined);
     const answer = released();
     if (answer === undefined) {
       throw new NoQuorumError("The release is not confirmed yet: it goes on in the background");
     }
-    return answer;
+    return released(true) === true || (answer ? undefined : false);
   }
 
   /** What the votes come to once that is certain. */

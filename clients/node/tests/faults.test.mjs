@@ -105,6 +105,17 @@ onEach((bench) => {
     await nothingIsHeld();
   });
 
+  test("a release that is sent again tells of a loss before it", async () => {
+    const hold = await (await through({ ttl: 100, renew: false })).acquire();
+    await until("it is lost", () => hold.signal.aborted);
+    await nothingIsHeld();
+    // As after a suspension: the connection is gone, too.
+    Object.assign(proxy, { match: "RELEASE", cutReplies: 1 });
+    const expected = bench.kind === "ioredis" ? NotHeldError : NoAnswerError;
+    await assert.rejects(hold.release(), expected);
+    assert.equal(proxy.lost, 1);
+  });
+
   test("what could not be sent in time is not sent later", async () => {
     proxy = await bench.proxy();
     const client = await bench.client(proxy.url);

@@ -56,6 +56,15 @@ onEach((bench) => {
     await nothingIsHeld();
   });
 
+  test("releases that are sent again tell of a loss before them", async () => {
+    const hold = await lock({ ttl: 300, renew: false }).acquire();
+    await until("it is lost", () => hold.signal.aborted);
+    await nothingIsHeld();
+    for (const proxy of proxies) Object.assign(proxy, { match: "RELEASE", cutReplies: 1 });
+    await assert.rejects(hold.release(), NotHeldError);
+    assert(proxies.every((proxy) => proxy.lost === 1));
+  });
+
   test("one master may be down", async () => {
     cut(proxies[0]);
     const fences = [];
