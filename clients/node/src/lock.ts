@@ -31,6 +31,12 @@ export interface AcquireOptions {
   timeout?: number | undefined;
 }
 
+function checkTtl(ttl: number): void {
+  if (!Number.isSafeInteger(ttl) || ttl < 1) {
+    throw new RangeError(`ttl: ${ttl}; it must be a whole number of milliseconds, 1 or more`);
+  }
+}
+
 /** A lock of one server, or of a majority of a quorum. An object holds nothing by itself: each acquisition is
  * a `Hold`, and any number of them may wait at the same time. */
 export class Lock {
@@ -41,9 +47,7 @@ export class Lock {
 
   constructor(client: Client | Quorum, key: Key, options: LockOptions = {}) {
     const { ttl = 30_000, renew = true, shared = false, permits, fenced = false, retryDelay = 100 } = options;
-    if (!Number.isSafeInteger(ttl) || ttl < 1) {
-      throw new RangeError(`ttl: ${ttl}; it must be a whole number of milliseconds, 1 or more`);
-    }
+    checkTtl(ttl);
     if (shared && permits !== undefined)
       throw new TypeError("shared and permits exclude each other: leave one out");
     const terms: Args = shared ? ["SHARED"] : permits === undefined ? [] : ["PERMITS", String(permits)];
@@ -88,7 +92,8 @@ export class Lock {
     return run(this.#service.locked(this.#request.key), this.#service);
   }
 
-  #acquire(waits: boolean, { signal, timeout }: AcquireOptions): Promise<Hold | null> {
+  async #acquire(waits: boolean, { signal, timeout }: AcquireOptions): Promise<Hold | null> {
+    if (Number.isNaN(timeout)) throw new RangeError("timeout: it must be a number of milliseconds");
     const end = timeout === undefined ? Number.POSITIVE_INFINITY : now() + timeout;
     return run(this.#acquiring(waits, end), this.#service, signal);
   }
@@ -178,6 +183,7 @@ export class Hold implements AsyncDisposable {
   /** Sets the lease to `ttl` milliseconds from now, and to that at each renewal. `NotHeldError` if the hold
    * is lost. */
   async extend(ttl: number = this.#renewal.lease): Promise<void> {
+    checkTtl(ttl);
     // The clock first: a lost hold is not revived.
     const lost = this.#renewal.isLost() || this.#renewal.over;
     if (lost || !(await run(this.#renewal.extending(ttl), this.#service))) throw this.#notHeld();

@@ -2,7 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { GraceError, Lock, NotHeldError, ResourceLockedError } from "dlock";
+import { GraceError, Lock, NotHeldError, Quorum, ResourceLockedError } from "dlock";
+import { Redis } from "ioredis";
 import { onEach, until } from "./support.mjs";
 
 const lease = async (server) => server.ask("DLOCK.PTTL", "foo");
@@ -56,6 +57,32 @@ onEach((bench) => {
     assert(await two.tryAcquire());
     await assert.rejects(lock({ permits: 2, shared: true }), TypeError);
     await assert.rejects(lock({ ttl: 0.5 }), RangeError);
+  });
+
+  test("numbers may come as strings", { skip: bench.kind !== "ioredis" }, async () => {
+    const client = new Redis(bench.server.port, { stringNumbers: true });
+    try {
+      for (const where of [client, new Quorum([client])]) {
+        const one = new Lock(where, "foo", { ttl: 1500 });
+        assert(!(await one.locked()));
+        const hold = await one.acquire();
+        if (where === client) assert(Number.isSafeInteger(hold.fence));
+        await until("the lease goes down", () => hold.validFor < 1000);
+        await until("it is renewed", () => hold.validFor > 1000);
+        await hold.release();
+      }
+    } finally {
+      client.disconnect();
+    }
+  });
+
+  test("what is no time is refused, and costs nothing", async () => {
+    const one = await lock({ ttl: 60_000 });
+    await assert.rejects(one.acquire({ timeout: Number.NaN }), RangeError);
+    const hold = await one.acquire();
+    for (const ttl of [Number.NaN, 0, -1, 1.5]) await assert.rejects(hold.extend(ttl), RangeError);
+    assert(hold.validFor > 50_000);
+    await hold.release();
   });
 
   test("a routine's error comes through, and the lock is released", async () => {
