@@ -32,6 +32,8 @@ export interface Granted {
   readonly validUntil: number;
   /** In a quorum. */
   readonly holders?: Holders;
+  /** Elsewhere, where it may be released as well. */
+  readonly adopted?: boolean;
 }
 
 /** Acquires, at most until `end`; not waiting at all if `waits` is false. */

@@ -87,6 +87,15 @@ export class Lock {
     return result;
   }
 
+  /** @internal The hold of a token that was acquired elsewhere. It is not renewed. */
+  adopt(token: string, validFor: number): Hold {
+    const request = this.#request;
+    const granted = this.#service.adopted(token, now() + validFor);
+    const ask = this.#service.extension(request, granted);
+    const renewal = new Renewal(request.name, request.lease, granted.validUntil, false, ask);
+    return new Hold(this.#service, request, granted, renewal);
+  }
+
   /** Whether anybody holds the lock. */
   locked(): Promise<boolean> {
     return run(this.#service.locked(this.#request.key), this.#service);
@@ -140,6 +149,11 @@ export class Hold implements AsyncDisposable {
     this.#key = request.key;
     this.#granted = granted;
     this.#renewal = renewal;
+  }
+
+  /** @internal Who holds it, for the server. */
+  get token(): string {
+    return this.#granted.token;
   }
 
   /** For how many milliseconds more it is certainly held, if it is not renewed; 0 if it is lost or released. */

@@ -2,8 +2,9 @@
 // who waits, waits in the server's queue instead of polling.
 
 import { EventEmitter } from "node:events";
+import { setTimeout as pause } from "node:timers/promises";
 import { now } from "./clock.js";
-import { LockError, ResourceLockedError } from "./errors.js";
+import { LockError, NoAnswerError, NoQuorumError, ResourceLockedError } from "./errors.js";
 import type { Client } from "./links.js";
 import { type Hold, Lock as OneLock } from "./lock.js";
 import { Quorum } from "./service.js";
@@ -13,7 +14,8 @@ export { ResourceLockedError };
 export interface Settings {
   /** Not used: a hundredth of the lease and 2 ms, always. */
   readonly driftFactor: number;
-  /** With `retryDelay`, how long to wait: retryCount * retryDelay. -1 for as long as it takes, 0 for one try. */
+  /** With `retryDelay`, how long to wait: retryCount * retryDelay. -1 for as long as it takes, 0 for one try.
+   * An extension without an answer is tried again so often. */
   readonly retryCount: number;
   /** Also how often to ask where the queue cannot help, in milliseconds. */
   readonly retryDelay: number;
@@ -57,12 +59,11 @@ export type RedlockAbortSignal = AbortSignal & { readonly error?: Error };
 
 /** The resources that were acquired together. */
 export class Lock {
-  /** @internal */
   constructor(
     readonly redlock: Redlock,
-    readonly resources: readonly string[],
-    /** @internal */
-    readonly holds: readonly Hold[],
+    readonly resources: string[],
+    /** Who holds them: the token of each resource, with commas between. */
+    readonly value: string,
     readonly attempts: readonly Promise<ExecutionStats>[],
     /** Until when it is certainly held, as `Date.now()`; 0 once it is released or extended. */
     public expiration: number,
@@ -70,7 +71,7 @@ export class Lock {
 
   /** The fences, in the order of `resources`; null in a quorum. */
   get fences(): readonly (number | null)[] {
-    return this.holds.map((hold) => hold.fence);
+    return this.redlock.holds(this).map((hold) => hold.fence);
   }
 
   release(): Promise<ExecutionResult> {
@@ -83,9 +84,10 @@ export class Lock {
 }
 
 export class Redlock extends EventEmitter {
-  readonly clients: ReadonlySet<Client>;
+  readonly clients: Set<Client>;
   readonly settings: Settings;
   readonly #service: Client | Quorum;
+  readonly #holds = new WeakMap<Lock, readonly Hold[]>();
 
   constructor(clients: Iterable<Client>, settings: Partial<Settings> = {}) {
     super();
@@ -94,7 +96,7 @@ export class Redlock extends EventEmitter {
     this.clients = new Set(clients);
     const [first] = this.clients;
     if (first === undefined) throw new TypeError("Redlock needs at least one client");
-    this.settings = { ...defaults, ...settings };
+    this.settings = merged(defaults, settings);
     this.#service = this.clients.size === 1 ? first : new Quorum(this.clients);
   }
 
@@ -103,7 +105,7 @@ export class Redlock extends EventEmitter {
   }
 
   acquire(resources: readonly string[], duration: number, settings?: Partial<Settings>): Promise<Lock> {
-    return this.#acquire(resources, duration, { ...this.settings, ...settings }, false);
+    return this.#acquire(resources, duration, merged(this.settings, settings), false);
   }
 
   async #acquire(
@@ -142,28 +144,58 @@ export class Redlock extends EventEmitter {
 
   #locked(resources: readonly string[], holds: readonly Hold[]): Lock {
     const validFor = Math.min(...holds.map((hold) => hold.validFor));
-    return new Lock(this, resources, holds, [this.#stats()], Date.now() + validFor);
+    const value = holds.map((hold) => hold.token).join(",");
+    const lock = new Lock(this, [...resources], value, [this.#stats()], Date.now() + validFor);
+    this.#holds.set(lock, holds);
+    return lock;
   }
 
-  /** Releases the lock. `ExecutionError` if it was lost before, or if too few answered. */
-  async release(lock: Lock): Promise<ExecutionResult> {
+  /** @internal Those of a lock in the order of its resources, also if it was made from the value of another. */
+  holds(lock: Lock): readonly Hold[] {
+    let holds = this.#holds.get(lock);
+    if (holds === undefined) {
+      const tokens = lock.value.split(",");
+      const adopted = new Map(
+        lock.resources.map((resource, at) => {
+          const one = new OneLock(this.#service, resource);
+          return [resource, one.adopt(tokens[at] ?? "", lock.expiration - Date.now())];
+        }),
+      );
+      holds = lock.resources.map((resource) => adopted.get(resource)!);
+      this.#holds.set(lock, holds);
+    }
+    return holds;
+  }
+
+  /** Releases the lock. `ExecutionError` if it was lost before, or if too few answered: it goes on then, in the
+   * background. */
+  async release(lock: Lock, _settings?: Partial<Settings>): Promise<ExecutionResult> {
     lock.expiration = 0;
-    await this.#each(lock, "released", (hold) => hold.release());
+    const [failure] = await this.#failures(lock, (hold) => hold.release());
+    if (failure !== undefined) throw this.#failed("The lock could not be released", failure.reason);
     return { attempts: [this.#stats()] };
   }
 
   /** Sets the lease to the duration. The answer takes the lock's place. */
-  async extend(lock: Lock, duration: number): Promise<Lock> {
-    await this.#each(lock, "extended", (hold) => hold.extend(duration));
+  async extend(lock: Lock, duration: number, settings?: Partial<Settings>): Promise<Lock> {
+    const { retryCount, retryDelay } = merged(this.settings, settings);
+    if (lock.expiration === 0) throw new ExecutionError("The lock was released, or extended before", []);
+    for (let tries = 0; ; tries += 1) {
+      const failures = await this.#failures(lock, (hold) => hold.extend(duration));
+      if (failures.length === 0) break;
+      const final = failures.find(({ reason }) => !isUnanswered(reason));
+      if (final !== undefined || (retryCount >= 0 && tries >= retryCount)) {
+        throw this.#failed("The lock could not be extended", (final ?? failures[0]!).reason);
+      }
+      await pause(retryDelay);
+    }
     lock.expiration = 0;
-    return this.#locked(lock.resources, lock.holds);
+    return this.#locked(lock.resources, this.holds(lock));
   }
 
-  async #each(lock: Lock, done: string, act: (hold: Hold) => Promise<void>): Promise<void> {
-    const outcomes = await Promise.allSettled([...new Set(lock.holds)].map(act));
-    for (const outcome of outcomes) {
-      if (outcome.status === "rejected") throw this.#failed(`The lock could not be ${done}`, outcome.reason);
-    }
+  async #failures(lock: Lock, act: (hold: Hold) => Promise<void>): Promise<PromiseRejectedResult[]> {
+    const outcomes = await Promise.allSettled([...new Set(this.holds(lock))].map(act));
+    return outcomes.filter((outcome) => outcome.status === "rejected");
   }
 
   /** Runs the routine while the resources are locked, and renews the lock. The signal is aborted when it is
@@ -185,14 +217,14 @@ export class Redlock extends EventEmitter {
     ...rest: (Partial<Settings> | ((signal: RedlockAbortSignal) => Promise<T>))[]
   ): Promise<T> {
     const routine = rest.pop() as (signal: RedlockAbortSignal) => Promise<T>;
-    const settings: Settings = { ...this.settings, ...(rest[0] as Partial<Settings> | undefined) };
+    const settings = merged(this.settings, rest[0] as Partial<Settings> | undefined);
     if (settings.automaticExtensionThreshold > duration - 100) {
       throw new RangeError("the duration must be at least 100 ms above automaticExtensionThreshold");
     }
     const lock = await this.#acquire(resources, duration, settings, true);
     let result: T;
     try {
-      result = await routine(firstLost(lock.holds));
+      result = await routine(firstLost(this.holds(lock)));
     } catch (why) {
       // The routine's own error says more than that of a release.
       await lock.release().catch(() => {});
@@ -218,6 +250,15 @@ export class Redlock extends EventEmitter {
       votesAgainst: new Map(against === undefined ? [] : votes.map((client) => [client, against])),
     };
   }
+}
+
+/** What is not set may be there as undefined. */
+function merged(base: Settings, given: Partial<Settings> = {}): Settings {
+  return { ...base, ...Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined)) };
+}
+
+function isUnanswered(why: unknown): boolean {
+  return why instanceof NoAnswerError || why instanceof NoQuorumError;
 }
 
 /** A signal that is aborted when the first of the holds is lost. It looks at the clock first, as theirs do. */

@@ -5,7 +5,7 @@ import { Channel } from "./channel.js";
 import { LockError, NoQuorumError, word } from "./errors.js";
 import { Extension } from "./extension.js";
 import type { Client } from "./links.js";
-import { Members } from "./members.js";
+import { Holders, Members } from "./members.js";
 import { type Args, extend, holds, type Key, pttl, release } from "./protocol.js";
 import { QuorumAttempt } from "./quorum.js";
 import { OwedRelease, orWrongType, type Renewal } from "./renewal.js";
@@ -14,6 +14,8 @@ import { type Answers, Ask, type Heard, Owe, type Steps } from "./steps.js";
 
 export interface Service extends Where {
   attempt(request: Request, fenced: boolean): Acquisition;
+  /** A hold that was acquired elsewhere. */
+  adopted(token: string, validUntil: number): Granted;
   /** How to set the lease: whether the token holds the lock. */
   extension(request: Request, granted: Granted): (hold: Renewal, lease: number) => Steps<boolean>;
   holds(key: Key, token: string): Steps<boolean>;
@@ -32,6 +34,10 @@ export class Single implements Service {
 
   attempt(request: Request): Acquisition {
     return new Attempt(request);
+  }
+
+  adopted(token: string, validUntil: number): Granted {
+    return { token, fence: null, validUntil };
   }
 
   extension({ key }: Request, { token }: Granted) {
@@ -90,8 +96,18 @@ export class Quorum implements Service {
     return new QuorumAttempt(this.#members, request, fenced, this.limit);
   }
 
+  adopted(token: string, validUntil: number): Granted {
+    const holders = new Holders(this.#members);
+    for (const member of this.#members.all()) holders.asked.add(member);
+    return { token, fence: null, validUntil, holders, adopted: true };
+  }
+
   extension(request: Request, granted: Granted) {
-    const decided = (command: Args, heard: Heard) => this.#decided(command, (answer) => answer === 1, heard);
+    const decided = (command: Args, heard?: Heard) => this.#decided(command, (answer) => answer === 1, heard);
+    // Whoever has it elsewhere may release it, while this asked members for it again.
+    if (granted.adopted) {
+      return (_: Renewal, lease: number) => decided(extend(request.key, granted.token, lease));
+    }
     const extension = new Extension(this.#members, request, granted, decided);
     return (hold: Renewal, lease: number) => extension.ask(hold, lease);
   }

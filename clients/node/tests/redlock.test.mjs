@@ -27,7 +27,7 @@ onEach(
       return Promise.all(servers.map((server) => bench.client(server.url)));
     };
 
-    for (const [name, Redlock, { ExecutionError, ResourceLockedError }] of kinds) {
+    for (const [name, Redlock, { ExecutionError, Lock, ResourceLockedError }] of kinds) {
       for (const members of [1, 3]) {
         describe(`${name}, ${members} members`, () => {
           const make = async (settings) => new Redlock(await clients(members), settings);
@@ -126,6 +126,34 @@ onEach(
             await assert.rejects(lock.release(), ExecutionError);
           });
 
+          test("what was extended before is not extended again", async () => {
+            const redlock = await make({ retryCount: 0 });
+            const first = await redlock.acquire(["foo"], 60_000);
+            const second = await first.extend(60_000);
+            await assert.rejects(first.extend(60_000), ExecutionError);
+            await first.release();
+            await assert.rejects(second.extend(60_000), ExecutionError);
+          });
+
+          test("another process has a lock by its value", async () => {
+            const [one, other] = [await make({ retryCount: 0 }), await make({ retryCount: 0 })];
+            const { resources, value, expiration } = await one.acquire(["a", "b"], 60_000);
+            const same = new Lock(other, resources, value, [], expiration);
+            const { expiration: later } = await same.extend(120_000);
+            assert(later > expiration + 30_000);
+            await same.release();
+            for (const key of resources)
+              await until("it is free", async () => !(await bench.server.exists(key)));
+            const none = new Lock(other, ["a"], "nobody's", [], expiration);
+            await assert.rejects(none.extend(1000), ExecutionError);
+            await assert.rejects(none.release(), ExecutionError);
+          });
+
+          test("a setting that is undefined is the default", async () => {
+            const redlock = await make({ retryCount: undefined, retryDelay: 5 });
+            assert.deepEqual([redlock.settings.retryCount, redlock.settings.retryDelay], [10, 5]);
+          });
+
           test("quit ends the clients", async () => {
             const redlock = await make();
             await redlock.quit();
@@ -184,10 +212,27 @@ onEach(
       assert.equal(await bench.server.waiters("b"), 0);
     });
 
-    test("its locks have fences", async () => {
+    test("its locks have fences, and their value is who holds them", async () => {
       const redlock = new Ours(await clients(1));
       const lock = await redlock.acquire(["a", "b"], 1000);
       assert(lock.fences.every(Number.isSafeInteger));
+      const [a, b] = lock.value.split(",");
+      assert.equal(await bench.server.ask("DLOCK.HOLDS", "a", a), 1);
+      assert.equal(await bench.server.ask("DLOCK.HOLDS", "b", b), 1);
+      await lock.release();
+    });
+
+    test("an extension without an answer is tried again", async () => {
+      const proxies = await Promise.all([bench.server, ...masters].map(({ port }) => bench.proxy(port)));
+      const redlock = new Ours(await Promise.all(proxies.map(({ url }) => bench.client(url))));
+      let lock = await redlock.acquire(["foo"], 60_000);
+      for (const proxy of proxies) proxy.silent = true;
+      await assert.rejects(lock.extend(60_000, { retryCount: 0 }), ours.ExecutionError);
+      const thaw = setTimeout(() => {
+        for (const proxy of proxies) proxy.silent = false;
+      }, 700);
+      lock = await redlock.extend(lock, 60_000, { retryCount: 100, retryDelay: 50 });
+      clearTimeout(thaw);
       await lock.release();
     });
   },
