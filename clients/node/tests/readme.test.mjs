@@ -11,6 +11,24 @@ import ts from "typescript";
 import { onEach } from "./support.mjs";
 
 const root = fileURLToPath(new URL("..", import.meta.url));
+const ofNodeRedlock = `
+import Redlock, { ExecutionError, Lock, type Settings, type RedlockAbortSignal } from "dlock/redlock";
+import { Redis } from "ioredis";
+
+const settings: Partial<Settings> = { retryCount: 5 };
+const redlock = new Redlock([new Redis()], settings);
+let lock: Lock = await redlock.acquire(["a"], 5000, settings);
+const resources: string[] = lock.resources;
+lock = await redlock.extend(await lock.extend(5000), 5000, settings);
+await redlock.release(lock, settings);
+const again = new Lock(redlock, resources, lock.value, [], lock.expiration);
+await again.release().catch((why) => why instanceof ExecutionError && why.attempts.length);
+await redlock.using(resources, 5000, settings, async (signal: RedlockAbortSignal) => {
+  if (signal.aborted) throw signal.error;
+});
+for (const client of redlock.clients) await client.quit();
+`;
+
 const examples = ["README.md", "../../README.md"].flatMap((document) => [
   ...readFileSync(path.join(root, document), "utf8").matchAll(/```(js|ts)\n(.*?)```/gs),
 ]);
@@ -47,8 +65,9 @@ before(() => {
 });
 after(() => rmSync(folder, { recursive: true, force: true }));
 
-test("the examples have the right types", () => {
-  const files = examples.map(([, , code], at) => {
+test("the examples have the right types, and so has what is written for node-redlock", () => {
+  const codes = [...examples.map(([, , code]) => code), ofNodeRedlock];
+  const files = codes.map((code, at) => {
     const file = path.join(root, "tests", `example-${process.pid}-${at}.mts`);
     writeFileSync(file, code);
     return file;
