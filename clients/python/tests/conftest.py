@@ -9,6 +9,7 @@ import os
 import pathlib
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -28,6 +29,15 @@ import dlock.asyncio
 SERVERS = dict(entry.split("=", 1) for entry in os.environ.get("DLOCK_TEST_SERVERS", "").split(",") if entry)
 MODULE = os.environ.get("DLOCK_TEST_MODULE", "")
 LIMIT = 30
+
+
+@contextlib.contextmanager
+def stopped(server):
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        server.process.send_signal(signal.SIGCONT)
 
 
 def until(what, condition, limit=LIMIT):

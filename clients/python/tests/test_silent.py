@@ -4,12 +4,11 @@ meets in the next queue."""
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
 
 import pytest
 import redis
-from conftest import SERVERS, Members, Server, until
+from conftest import SERVERS, Members, Server, stopped, until
 
 import dlock
 
@@ -42,15 +41,6 @@ def in_order(members, masters):
 
 def waiters(client):
     return len(client.execute_command("DLOCK.WAITERS", "foo"))
-
-
-@contextlib.contextmanager
-def stopped(master):
-    master.process.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        master.process.send_signal(signal.SIGCONT)
 
 
 class Contenders:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import pathlib
-import signal
 import subprocess
 
 import pytest
@@ -13,7 +11,7 @@ import redis
 import redis.asyncio
 import redis.asyncio.sentinel
 import redis.sentinel
-from conftest import LIMIT, Server, free_port, until
+from conftest import LIMIT, Server, free_port, stopped, until
 
 import dlock
 import dlock.asyncio
@@ -95,22 +93,13 @@ def is_renewed(r, name, limit=2500):
         until("it is renewed", lambda: left() > limit)
 
 
-@contextlib.contextmanager
-def standing_still(node):
-    node.process.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        node.process.send_signal(signal.SIGCONT)
-
-
 def test_a_node_that_hangs_costs_no_holds_at_the_others(cluster):
     client = redis.RedisCluster.from_url(cluster[0].url)
     others = [redis.Redis.from_url(node.url) for node in cluster[:2]]
     last, *locks = [dlock.Lock(client, name, timeout=3, auto_renew=True) for name in "abc"]
     for lock in [last, *locks]:
         lock.acquire()
-    with standing_still(cluster[2]):
+    with stopped(cluster[2]):
         until("one is lost", last.lost.is_set)
         for lock, other in zip(locks, others):
             is_renewed(other, lock.name)
@@ -127,7 +116,7 @@ def test_a_node_that_hangs_costs_no_holds_at_the_others_from_asyncio(cluster):
         last, *locks = [dlock.asyncio.Lock(client, name, timeout=3, auto_renew=True) for name in "abc"]
         for lock in [last, *locks]:
             await lock.acquire()
-        with standing_still(cluster[2]):
+        with stopped(cluster[2]):
             assert await last.lost.wait()
             for lock, other in zip(locks, others):
                 await asyncio.get_running_loop().run_in_executor(None, is_renewed, other, lock.name)
@@ -167,7 +156,7 @@ def test_renewals_from_asyncio_find_the_node_while_the_client_looks_for_it(clust
 
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, are_renewed, 5000)
-        with standing_still(cluster[2]):
+        with stopped(cluster[2]):
             await loop.run_in_executor(None, are_renewed, 4500)
         client.looks = False
         for lock in locks:
