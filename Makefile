@@ -21,7 +21,7 @@ run: setup ## build, and start a server with the module; Ctrl-C stops it (CONF=r
 run-quorum: setup ## build, and start five servers, a quorum to try; Ctrl-C stops them
 	@scripts/run-quorum.sh
 
-test: setup ## what CI runs: format, lints, tests on Redis 7.0 and Valkey 8.0
+test: setup ## format, lints, and the tests in Rust on Redis 7.0 and Valkey 8.0
 	@scripts/test.sh
 
 test-clients: setup ## types, lints and tests of the Python and the Node client, on Redis 7.0 and Valkey 8.0

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What CI checks: format, lints, all tests, with real servers of both families.
+# Format, lints, and the tests in Rust, with real servers of both families. CI runs other targets of make, too.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
