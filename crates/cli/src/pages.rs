@@ -83,9 +83,9 @@ fn lines(page: &mut Vec<u8>, heading: &str, text: &str) {
 fn exit_status(page: &mut Vec<u8>) {
     let codes = Failure::ALL.map(|failure| (failure.code().to_string(), failure.meaning()));
     let of_run = [
-        ("126, 127".to_owned(), "run: the command cannot be executed, or is not found"),
-        ("128 + n".to_owned(), "run: the command was killed by signal n"),
-        ("any other".to_owned(), "run: the exit code of the command"),
+        ("126, 127".to_owned(), "run, elect: the command cannot be executed, or is not found"),
+        ("128 + n".to_owned(), "run, elect: the command was killed by signal n"),
+        ("any other".to_owned(), "run, elect: the exit code of the command"),
     ];
     let done = [("0".to_owned(), "success")];
     let mut roff = Roff::new();
@@ -104,11 +104,11 @@ fn environment(page: &mut Vec<u8>) {
         ("DLOCK_TTL, DLOCK_LABEL, DLOCK_NODE_TIMEOUT", "like the options of these names"),
         (
             "DLOCK_TOKEN",
-            "the token, for release and extend; in a run inside of a run, with DLOCK_RESOURCE and DLOCK_FENCE, what the run around it holds",
+            "the token, for release and extend; in a nested run, with DLOCK_RESOURCE and DLOCK_FENCE, what the run around it holds",
         ),
         (
             "DLOCK_OWNER",
-            "in a run inside of a run, the name of the run around it, for the servers to see deadlocks",
+            "in a nested run, the name of the run around it, so that the servers detect deadlocks",
         ),
     ];
     let mut roff = Roff::new();

@@ -147,7 +147,7 @@ fn the_exit_codes_are_those_of_the_manual() {
         let meaning = meaning.lines().next().expect("a meaning");
         let (code, meaning) = (code.replace("\\fB", "").replace("\\fR", ""), meaning.replace("\\*(Aq", "'"));
         let row = match meaning.split_once(": ") {
-            Some((of @ ("run" | "status, doctor"), meaning)) => {
+            Some((of @ ("run, elect" | "status, doctor"), meaning)) => {
                 format!("| {code} | `{}` | {meaning} |", of.replace(", ", "`, `"))
             }
             _ => format!("| {code} | all | {meaning} |"),
