@@ -21,8 +21,8 @@ use crate::{texts, wrong_call};
 /// Locks from one lock server, or from a majority of several.
 ///
 /// The servers are Redis or Valkey servers with the dlock module. A single one is a lock service; so are
-/// several independent ones (3 or 5), as long as a majority of them is up. All clients that are to exclude
-/// each other must name the same servers.
+/// several independent ones (3 or 5), as long as a majority of them is up. All clients of a lock must name
+/// the same servers.
 #[derive(Debug, Parser)]
 #[command(name = "dlock", version, arg_required_else_help = true)]
 #[command(after_help = texts::AFTER_HELP, after_long_help = texts::AFTER_LONG_HELP)]
@@ -57,10 +57,10 @@ pub enum Command {
     /// Show all locks: who holds them, since when, how many wait
     #[command(long_about = texts::LIST, after_long_help = texts::LIST_EXAMPLES)]
     List(List),
-    /// Show what went wrong lately: holds that expired, long waits, deadlocks
+    /// Show recent incidents: holds that expired, long waits, deadlocks
     #[command(long_about = texts::LOG, after_long_help = texts::LOG_EXAMPLES)]
     Log(Log),
-    /// Show how each server is; for health checks
+    /// Show the state of each server, for health checks
     #[command(long_about = texts::STATUS, after_long_help = texts::STATUS_EXAMPLES)]
     Status(Status),
     /// Check the servers, and say what to change
@@ -72,7 +72,7 @@ pub enum Command {
     /// Serve the metrics of the servers over HTTP, for Prometheus
     #[command(long_about = texts::EXPORTER, after_long_help = texts::EXPORTER_EXAMPLES)]
     Exporter(Exporter),
-    /// Watch servers and locks live, and break a lock after a question
+    /// Watch servers and locks live, and break a lock after confirmation
     #[command(long_about = texts::TOP, after_long_help = texts::TOP_EXAMPLES)]
     Top(Top),
     /// Wait until a lock is free, without acquiring it
@@ -125,16 +125,16 @@ pub struct LockArgs {
 
     /// Wait at most this long for the lock [default: for ever]
     ///
-    /// The wait includes servers that are down, silent or not ready yet; dlock reports them once. Without
-    /// this option, dlock gives up after about a second if a majority of the servers has never answered.
+    /// Meanwhile dlock also waits for servers that are down, silent or not ready yet, and reports them once.
+    /// Without this option, it gives up after about a second if a majority of the servers has never answered.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub wait: Option<Duration>,
 
     /// Do not wait: exit with code 75 (or --conflict-code) if somebody else holds the lock
     ///
-    /// With several servers, clients that ask at the same moment can split the votes: they try again for a
-    /// moment, until one of them has the lock. To tell that nobody has it, dlock requires the right to
-    /// dlock.inspect.
+    /// With several servers, clients that ask at the same moment can split the votes: they retry for a
+    /// moment, until one of them has the lock. To see that nobody has it, dlock needs the right
+    /// +dlock.inspect.
     #[arg(long, conflicts_with = "wait")]
     pub no_wait: bool,
 
@@ -142,7 +142,7 @@ pub struct LockArgs {
     #[arg(long, short = 'E', value_name = "CODE")]
     pub conflict_code: Option<u8>,
 
-    /// Print no message in that case: the exit code tells
+    /// Print no message in that case, only set the exit code
     #[arg(long, short = 'q')]
     pub quiet: bool,
 
@@ -170,7 +170,8 @@ pub struct LockArgs {
 
     /// If the holder vanishes, grant the lock to nobody for this long after its lease
     ///
-    /// Writes that it still had in flight can land in that time. A normal release causes no delay.
+    /// Requests of the dead holder that are still under way can arrive in that time. A release causes no
+    /// delay.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub delay: Option<Duration>,
 }
@@ -180,7 +181,7 @@ pub struct Run {
     /// What to lock: any text that all clients agree on, such as invoice:42
     ///
     /// Several resources are acquired all or none, in sorted order, so that runs with overlapping sets do not
-    /// deadlock. What the run around this one holds (DLOCK_RESOURCE, DLOCK_TOKEN) is entered again, for as
+    /// deadlock. A nested run re-enters what the run around it holds (DLOCK_RESOURCE, DLOCK_TOKEN), for as
     /// long as that run holds it.
     #[arg(value_name = "RESOURCE", required = true, value_parser = resource())]
     pub resources: Vec<OsString>,

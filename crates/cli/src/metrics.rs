@@ -159,7 +159,7 @@ impl Text {
             let (waiters, held_ms) = shown.entry(cut(&plain(&lock.resource), LONGEST_NAME)).or_default();
             (*waiters, *held_ms) = (waiters.saturating_add(lock.waiters), lock.held_ms.max(*held_ms));
         }
-        self.family("dlock_resource_waiters", "gauge", "Waiters of the resources that most wait for");
+        self.family("dlock_resource_waiters", "gauge", "Waiters of the resources with the most waiters");
         for (resource, (waiters, _)) in &shown {
             self.sample("dlock_resource_waiters", &[("resource", resource)], *waiters as f64);
         }

@@ -25,35 +25,34 @@ If the lock is lost (the servers cannot be reached, an operator broke it), dlock
 command and everything that it has started, and SIGKILL after --kill-after. This is done before the lease \
 ends. The exit code is 79.
 
-dlock forwards every signal that a process can handle, but for SIGPIPE, faults (SIGSEGV ..) and realtime \
-signals, to the command. The command stays in the \
-process group and on the terminal of dlock, so Ctrl-C and Ctrl-Z reach it once, as without dlock. A signal \
-to the whole group (kill -TERM -- -PGID) reaches it twice: directly, and through dlock. While the command \
-is stopped by Ctrl-Z, the lease is not renewed: if it ends meanwhile, the command is killed as soon as it \
-continues.
+dlock forwards to the command every signal that a process can handle, except SIGPIPE, faults (SIGSEGV ..) \
+and realtime signals. The command stays in the process group and on the terminal of dlock, so Ctrl-C and \
+Ctrl-Z reach it once, as without dlock. A signal to the whole group (kill -TERM -- -PGID) reaches it twice: \
+directly, and through dlock. While the command is stopped by Ctrl-Z, the lease is not renewed: if it ends \
+meanwhile, the command is killed as soon as it continues.
 
-The environment of the command has, with several resources a line for each, sorted by resource:
+The command's environment describes the hold (several resources have a line each, sorted by resource):
   DLOCK_RESOURCE  the locked resource
   DLOCK_TOKEN     the token of the hold
   DLOCK_FENCE     its fence, if it has one (a single server, or --fenced)
   DLOCK_OWNER     a name for the run (one name, however many resources)
 
-A run inside of a run enters again what the run directly around it holds, as these variables say and the \
-servers confirm. If that is all that it asks for, it becomes the command: lease, signals and a lost lock are \
-with the run around it.
+A nested run re-enters what the run directly around it holds, as these variables say and the servers \
+confirm. If it asks for nothing else, it just becomes the command: the run around it renews the lease, \
+forwards signals and ends the command if the lock is lost.
 
-By DLOCK_OWNER the servers know which runs are inside of which, and see deadlocks: if a run waits for a lock \
-whose run waits, inside or itself, for one that is held around the first, the last to wait exits with code 75.";
+From DLOCK_OWNER the servers know which runs are nested, and detect deadlocks: of runs that would wait for \
+each other for ever, the last one exits with code 75 at once.";
 
 pub const RUN_EXAMPLES: &str = "\
 Examples:
-  A job that starts on several machines and runs on one, also if servers are restarting just then:
+  A job that starts on several machines and runs on one, even while servers restart:
     dlock run nightly-report --wait 2s -- ./report.sh
 
   A migration that every instance runs at its start, one after the other:
     dlock run migrate --wait 5m -- ./manage.py migrate
 
-  Two resources, all or none; exit code 1 and no message if somebody has one of them:
+  Two resources, all or none; exit code 1 and no message if somebody else holds one:
     dlock run account:1 account:2 --no-wait -E 1 --quiet -- ./transfer
 
   At most three downloads at a time, none for longer than an hour (with a single server):
@@ -65,7 +64,7 @@ Examples:
   A resource whose name begins with -:
     dlock run --no-wait -- -x ./report.sh
 
-  A store that rejects writers that lost the lock without noticing:
+  Writes with the fence, so that the store can reject a writer that has lost the lock:
     dlock run invoices --fenced -- sh -c './export --fence \"$DLOCK_FENCE\"'";
 
 pub const ACQUIRE: &str = "\
@@ -73,7 +72,7 @@ Acquire a lock and keep it; print its token and fence.
 
 The lock is held until `release`, or until its lease ends; only `extend` renews it. Prints one line with \
 the token and, if there is one, the fence: a single server always gives one, several only with --fenced. \
-Prefer `dlock run` wherever one command can do the work.";
+Prefer `dlock run` where a single command can do the work.";
 
 pub const ACQUIRE_EXAMPLES: &str = "\
 Examples:
@@ -99,7 +98,7 @@ With --json, prints an object:
     free       nobody holds it
     delayed    nobody holds it, and a delay keeps it from being granted (--delay)
     held       a majority has the same holder
-    undecided  no holder has a majority: somebody is just trying, or died while trying
+    undecided  no holder has a majority: somebody is trying just now, or died while trying
     no_quorum  too few servers answered
   masters   an object for each server, with its address as `server` and either
     found       its answer: mode, permits, fence, holders, waiters, delay_ms; null for a free lock
@@ -131,7 +130,7 @@ For operators: end every hold of a lock.
 
 The servers tell the holder of an exclusive lock within about a tenth of a second; other holders notice at \
 their next renewal, at most a third of their ttl from now. Until then they may run at the same time as the \
-next holder. Asks for confirmation; without a terminal, --yes is required.";
+next holder. dlock asks for confirmation; without a terminal, --yes is required.";
 
 pub const COMPLETIONS_EXAMPLES: &str = "\
 Examples:
@@ -147,10 +146,11 @@ Examples:
 pub const LIST: &str = "\
 Show all locks of the servers: who holds them, since when, how many wait.
 
-A row for each resource that is held, waited for or in a delay: the label of its holder (or the beginning of \
-its token), the address it was acquired from, how long it has been held, what is left of its lease, and how \
-many wait. Long names are shortened, and control characters escaped; --json has each name as it is. With several servers, a lock is held if a majority of them has the \
-same holder. The exit code is 69 if too few servers answered, otherwise 0.
+Prints a row for each resource that is held, waited for or in a delay: the label of its holder (or the \
+beginning of its token), the address it was acquired from, how long it has been held, what is left of its \
+lease, and how many wait. Long names are shortened, and control characters escaped; --json has whole names. \
+With several servers, a lock is held if a majority of them has the same holder. The exit code is 69 if too \
+few servers answered, otherwise 0.
 
 With --json, prints an object, with whole names:
   locks       an object for each resource: resource, state (see `inspect`), mode, holders, waiters, held_ms, \
@@ -164,16 +164,16 @@ Examples:
   dlock list --json | jq -r '.locks[] | select(.waiters > 0) | .resource'";
 
 pub const LOG: &str = "\
-Show what went wrong lately on the servers, newest first (DLOCK.LOG).
+Show recent incidents on the servers, newest first (DLOCK.LOG).
 
-Holds that expired, were broken, or vanished with their key; holds and waits that took long \
+Shows holds that expired, were broken, or vanished with their key; long holds and waits \
 (dlock.log-slower-than); deadlocks, full queues, closed connections. The servers keep the last entries \
-(dlock.log-max-len) in memory. The user requires the right to dlock.log. Servers that do not \
-answer are named on standard error, and what they know is missing; the exit code is 69 if too few servers \
-answered, otherwise 0.
+(dlock.log-max-len) in memory. The user needs the right +dlock.log. Servers that do not answer are named on \
+standard error, and their entries are missing; the exit code is 69 if too few servers answered, otherwise 0.
 
-Long names are shortened, and control characters escaped. With --json, prints an object per line: server, id, time_ms (since 1970), what, \
-db, resource, token (its first bytes), label, client, address, fence, held_ms or waited_ms.";
+Long names are shortened, and control characters escaped. With --json, prints an object per line: server, \
+id, time_ms (since 1970), what, db, resource, token (its first bytes), label, client, address, fence, \
+held_ms or waited_ms.";
 
 pub const LOG_EXAMPLES: &str = "\
 Examples:
@@ -182,13 +182,13 @@ Examples:
   dlock log --follow --json | jq -r 'select(.what == \"expired\") | .resource'";
 
 pub const STATUS: &str = "\
-Show how each server is; for health checks.
+Show the state of each server, for health checks.
 
-A row for each server: its version, its role, what is left of its grace period, its fence mark, its warnings \
-(dlock_warning_words), and how many locks are held and how many waiters there are. The exit code is 0 if all \
-is well; 1 if locks can be acquired, but a server is down, is no master, is in its grace period or cannot \
-write its fence mark; 69 if too few servers can grant locks. Warnings do not change it: `dlock doctor` says \
-what to change.
+Prints a row for each server: its version, its role, what is left of its grace period, its fence mark, how \
+many locks are held, how many waiters there are, and its warnings (dlock_warning_words). The exit code is 0 \
+if all is well; 1 if locks can be acquired, but a server is down, is not a master, is in its grace period or \
+cannot write its fence mark; 69 if too few servers can grant locks. Warnings do not change it: `dlock \
+doctor` says what to change.
 
 With --json, prints an object: status (ok, attention, no_quorum) and servers, an object for each server \
 with its address as `server` and either its values or `unanswered`.";
@@ -201,11 +201,10 @@ Examples:
 pub const DOCTOR: &str = "\
 Check the servers, and say what to change.
 
-Checks each server's role, grace period, warnings, eviction, keyspace events, fence mark, persistence \
-against its grace period, longest lease, and whether this user may lock the resource; and of a quorum, \
-whether the clocks agree, every member is another server, and the clients that are connected name the same \
-members. Changes nothing. Each finding comes with what \
-to change, as a command for redis-cli where there is one.
+Checks each server's role, grace period, warnings, eviction, keyspace events, fence mark, persistence, \
+longest lease, and whether this user may lock the resource; for a quorum, also whether the clocks agree, \
+each member is a different server, and the connected clients name the same members. Changes nothing. Each \
+finding comes with what to change, as a command for redis-cli where there is one.
 
 The exit code is 0 if there is nothing to change, 1 if there is, and 69 if too few servers answered. With \
 --json, prints an object: findings, an object each with server (null: all of them), what and fix.";
@@ -219,15 +218,15 @@ pub const METRICS: &str = "\
 Print the metrics of the servers once, in the text format of Prometheus.
 
 They are the fields of INFO dlock by server (counters end with _total, times are in seconds), dlock_up, \
-dlock_quorum (1 if a majority of the servers can grant locks), dlock_server_info, dlock_warning, and how many \
-wait for the resources that most wait for. The exit code is 69 if no majority can grant locks, otherwise 0.";
+dlock_quorum (1 if a majority of the servers can grant locks), dlock_server_info, dlock_warning, and the \
+resources with the most waiters. The exit code is 69 if no majority can grant locks, otherwise 0.";
 
 pub const EXPORTER: &str = "\
 Serve the metrics of the servers over HTTP, for Prometheus.
 
 One process serves any number of servers. Each GET of /metrics asks the servers anew; a server that does not \
-answer has a dlock_up of 0. `dlock metrics` describes the metrics. Without encryption and without a password: \
-listen on a network that you trust.";
+answer has a dlock_up of 0. `dlock metrics --help` describes the metrics. The exporter has no encryption and \
+no password: listen on a network that you trust.";
 
 pub const EXPORTER_EXAMPLES: &str = "\
 Examples:
@@ -245,15 +244,15 @@ Examples:
   dlock metrics --resources 0 > /var/lib/prometheus/node-exporter/dlock.prom";
 
 pub const TOP: &str = "\
-Watch servers and locks live: the locks that most wait for, how long they have been held, grants per second, \
-and what went wrong lately.
+Watch servers and locks live: the locks with the most waiters, how long they have been held, grants per \
+second, and recent incidents.
 
 Keys:
   w h l n        sort by waiters, time held, lease left, name
-  /              filter: a part of the name, or a pattern as of `list`; an empty one ends it
+  /              filter: a part of the name, or a pattern as for `list`; an empty one shows all
   up down, j k   select a lock
   enter          inspect it: every server's answer, and who waits; again to return
-  b              break it: end every hold of it, after a question
+  b              break it: end every hold of it, after confirmation
   q, Ctrl-C      quit";
 
 pub const TOP_EXAMPLES: &str = "\
@@ -266,9 +265,9 @@ Hold a lock for as long as a process lives, such as the script that asks for it.
 
 Returns when the lock is held, and prints its token and, if there is one, its fence. A process in the \
 background renews the lease and releases the lock when the process ends, however it ends; SIGTERM does not \
-end it earlier. If the lock is lost, the process gets SIGTERM. If the process or dlock ends while dlock waits for \
-the lock, the wait ends too. Prefer `dlock run` wherever one command can do \
-the work: it ends everything that the command has started, before the lease ends.";
+end it earlier. If the lock is lost, the process gets SIGTERM. If the process or dlock ends while dlock \
+waits for the lock, the wait ends too. Prefer `dlock run` where a single command can do the work: it ends \
+everything that the command has started, before the lease ends.";
 
 pub const HOLD_EXAMPLES: &str = "\
 Examples:
@@ -280,13 +279,15 @@ Examples:
 pub const ELECT: &str = "\
 Elect a leader among all candidates, which runs a command for as long as it leads.
 
-Waits for the lock of this name, runs the command and renews the lease, as `dlock run`. If the lead is lost, \
-the command is ended before the lease ends, and dlock stands for election again, with servers missing too. \
-When the command ends by itself, so does dlock, with its exit code, and the next candidate leads.
+Waits for the lock of this name, runs the command and renews the lease, as `dlock run` does. If the lead is \
+lost, dlock ends the command before the lease ends, and stands for election again, even while too few \
+servers answer. When the command ends by itself, so does dlock, with its exit code, and the next candidate \
+leads.
 
-With --observe, prints a line with the leader's label, and one for each change (a lead of less than a \
-quarter of a second may be missed): the time since when, the name, the label and the fence. With --json, an object: name, known (whether enough servers answer), leader \
-(its label; null: nobody), fence, address, since.";
+With --observe, prints a line for the current leader, and one for each change (a lead of less than a quarter \
+of a second may be missed): since when, the name, the leader's label and the fence. With --json, prints an \
+object per line: name, known (whether enough servers answer), leader (its label; null: nobody), fence, \
+address, since.";
 
 pub const ELECT_EXAMPLES: &str = "\
 Examples:

@@ -13,7 +13,7 @@ pub struct Elect {
     #[arg(value_parser = resource())]
     pub name: OsString,
 
-    /// Do not stand: print who leads, and each change
+    /// Do not stand for election: print who leads, and each change
     #[arg(long, conflicts_with = "command")]
     pub observe: bool,
 

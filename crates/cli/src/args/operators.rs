@@ -22,7 +22,7 @@ pub struct Inspect {
 
 #[derive(Debug, Args)]
 pub struct List {
-    /// Only resources that match this pattern: `invoice:*`, as of KEYS
+    /// Only resources that match this pattern, as for KEYS: `invoice:*`
     pub pattern: Option<OsString>,
 
     /// Print JSON
@@ -35,16 +35,16 @@ pub struct List {
 
 #[derive(Debug, Args)]
 pub struct Log {
-    /// Only what concerns this resource
+    /// Only incidents of this resource
     #[arg(value_parser = super::resource())]
     pub resource: Option<OsString>,
 
-    /// At most so many entries of each server
+    /// At most this many entries of each server
     #[arg(long, short = 'n', value_name = "N", default_value = "50")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub count: u32,
 
-    /// Print the oldest entry first, and go on with new ones as they come
+    /// Print the oldest entry first, and then new ones as they come
     #[arg(long, short = 'f')]
     pub follow: bool,
 
@@ -68,11 +68,11 @@ pub struct Status {
 
 #[derive(Debug, Args)]
 pub struct Doctor {
-    /// A resource that this user is to lock: its rights are checked
+    /// A resource: checks whether this user may lock it
     #[arg(default_value = "dlock:doctor", value_parser = super::resource())]
     pub resource: OsString,
 
-    /// The longest lease that is wanted
+    /// The longest lease that you want
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = super::duration)]
     #[arg(env = "DLOCK_TTL", hide_env_values = true)]
     pub ttl: std::time::Duration,
@@ -101,7 +101,7 @@ pub struct Break {
 
 #[derive(Debug, Args)]
 pub struct Metrics {
-    /// How many resources to show, of those that somebody waits for; 0: none
+    /// How many of the resources that somebody waits for to show; 0: none
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = most_resources)]
     pub resources: usize,
 
@@ -127,7 +127,7 @@ fn most_resources(text: &str) -> Result<usize, String> {
 
 #[derive(Debug, Args)]
 pub struct Top {
-    /// How long to wait between two looks
+    /// How often to ask the servers
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = super::duration)]
     pub interval: std::time::Duration,
 
