@@ -44,7 +44,7 @@ pub unsafe fn load<M: Upcalls>(
     };
     let loaded = guard(Err("internal error".into()), || load(ctx, &arguments));
     let Err(why) = loaded else { return rm::REDISMODULE_OK as c_int };
-    ctx.log(LogLevel::Warning, &format!("it does not load: {why}"));
+    ctx.log(LogLevel::Warning, &format!("module load failed: {why}"));
     failed
 }
 

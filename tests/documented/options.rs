@@ -115,7 +115,7 @@ fn a_wrong_option_refuses_to_start_and_says_which() {
         ] {
             let started = Server::options(kind).module_args(arguments).try_start();
             let log = started.map(|_| ()).expect_err("it must not start");
-            let line = log.lines().find(|line| line.contains("<dlock> it does not load: "));
+            let line = log.lines().find(|line| line.contains("<dlock> module load failed: "));
             assert!(line.is_some_and(|line| line.contains(why)), "{arguments}: {line:?}");
             assert!(log.contains("Can't load module"), "{log}");
         }

@@ -113,7 +113,7 @@ impl fmt::Display for Error {
             Error::FenceAhead { ms, bound } => write!(
                 f,
                 "{FENCE_AHEAD} the fence lies {ms} ms beyond the {bound} ms by which it may be ahead of this server's \
-                 clock: look at the clock of the server that issued it"
+                 clock: check the clock of the server that issued it"
             ),
             Error::NotHeld => write!(
                 f,
@@ -135,7 +135,7 @@ impl fmt::Display for Error {
             ),
             Error::NotGuarded => f.write_str(
                 "ERR this command cannot be guarded: a guard is for commands on data, as a script may run them; send it by \
-                 itself, and guard what a script writes inside of the script",
+                 itself, and guard what a script writes inside the script",
             ),
             Error::AllRights => f.write_str(
                 "ERR this server does not check what a guarded SORT reads against the user's rights, so it takes a \
@@ -151,7 +151,7 @@ impl fmt::Display for Error {
                 "ERR this server is a replica, where nothing ends by itself: ask its master for BLOCK, QUEUE and EPHEMERAL",
             ),
             Error::Moving => {
-                f.write_str("TRYAGAIN the key's slot is on its way between nodes: ask again where it is now")
+                f.write_str("TRYAGAIN the key's slot is moving between nodes: retry at its new node")
             }
             Error::CannotWait => f.write_str(
                 "ERR this server lets no client wait for a module's lock while it is subscribed to channels: \
@@ -176,7 +176,9 @@ impl fmt::Display for Refusal {
             Refusal::OtherMode => {
                 f.write_str("ERR the token holds the lock in a mode that cannot be changed: release it first")
             }
-            Refusal::CountFull => f.write_str("ERR the hold's count is at its greatest: release some"),
+            Refusal::CountFull => {
+                f.write_str("ERR the hold count has reached its maximum: release some first")
+            }
             Refusal::FencesUsedUp => f.write_str("ERR no fence is left below 2^53 on this server"),
             Refusal::EnteredOften(count) => write!(
                 f,
@@ -185,8 +187,7 @@ impl fmt::Display for Refusal {
             ),
             Refusal::TooManyHolders(most) => write!(
                 f,
-                "ERR {most} holders are as many as one key may have (dlock.max-holders-per-key): try again when some \
-                 have released"
+                "ERR one key may have {most} holders (dlock.max-holders-per-key): retry when some have released"
             ),
             Refusal::LeaseTooLong(longest) => write!(
                 f,

@@ -122,7 +122,7 @@ fn reentrant_counts_up_by_one_and_depth_up_to_n() {
             assert_eq!(conn.ok("DLOCK.HOLDS k t"), count, "after {option}");
         }
         let full = conn.say("DLOCK.ACQUIRE k t 3600000 REENTRANT");
-        assert_eq!(full.error(), "ERR the hold's count is at its greatest: release some");
+        assert_eq!(full.error(), "ERR the hold count has reached its maximum: release some first");
         assert_eq!(conn.ok("DLOCK.HOLDS k t"), i64::from(i32::MAX));
         assert_lease(&mut conn, "k", "t", 600_000);
 

@@ -53,10 +53,10 @@ docs! {
         "Raises the gate to a fence and runs a command; the error STALEFENCE if the gate has seen a greater one",
         "O(1), and that of the command";
     LIST: "DLOCK.LIST" "cursor [MATCH pattern] [COUNT n] [WAITED]",
-        "Walks over the locks of the database, as SCAN over keys; returns the next cursor and locks",
-        "O(1) for each call, O(N) for a walk over N locks, whatever other keys there are";
+        "Iterates over the locks of the database, as SCAN over keys; returns the next cursor and locks",
+        "O(1) for each call, O(N) for an iteration over N locks, whatever other keys there are";
     LOG: "DLOCK.LOG" "[COUNT n] [KEY key] | RESET",
-        "Returns what went wrong lately, newest first: leases that expired, long holds and waits, deadlocks; or forgets it",
+        "Returns recent incidents, newest first: leases that expired, long holds and waits, deadlocks; or forgets them",
         "O(N) with N entries, at most dlock.log-max-len";
     BREAK: "DLOCK.BREAK" "key",
         "Ends every hold of the key, whatever its token, for operators; returns how many",
