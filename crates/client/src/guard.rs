@@ -105,9 +105,7 @@ impl Guard {
     /// Sets the lease to `ttl` from now, longer or shorter, also for the renewals to come. Returns until when
     /// the hold is valid.
     pub async fn extend(&self, ttl: Duration) -> Result<Instant, ExtendError> {
-        let extended = self.hold().extend(ttl).await;
-        self.hold().changed.notify_one();
-        extended
+        self.hold().extend(ttl).await
     }
 
     /// Turns an exclusive hold into a shared one, which lets waiting sharers in; a shared one stays as it is.

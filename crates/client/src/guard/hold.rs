@@ -134,7 +134,10 @@ impl Hold {
         let hold = self.clone();
         let extended = self.service.background.carry_out_there(async move {
             let _turn = hold.turn.lock().await;
-            hold.set_lease(ttl, Duration::MAX).await
+            let extended = hold.set_lease(ttl, Duration::MAX).await;
+            // Here, as the caller's runtime may be blocked by now.
+            hold.changed.notify_one();
+            extended
         });
         extended.await.unwrap_or_else(|| Err(ExtendError::Unconfirmed(self.unheard())))
     }
@@ -170,6 +173,11 @@ impl Hold {
         let (extended, pending) =
             extend(&self.service, &self.channels, command, restore, lease, limit, begun).await;
         self.add_pending(pending);
+        if let Err(ExtendError::Lost(report)) = &extended {
+            let is_over = now() >= self.lock().valid_until;
+            let why = if is_over { Lost::NotRenewed } else { Lost::TakenAway };
+            self.lose(why(report.clone()));
+        }
         let valid_until = extended?;
         let mut state = self.lock();
         if state.loss.is_some() {

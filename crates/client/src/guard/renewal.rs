@@ -38,6 +38,8 @@ pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal) {
     let why = tokio::select! {
         () = hold.ended.cancelled() => return,
         () = hold.drive_pending() => return,
+        // An extension or a change of its mode may find out first.
+        why = hold.lost() => why,
         () = hold.disconnected() => Lost::Disconnected,
         report = hold.gone() => Lost::TakenAway(report),
         why = renew_lease(&hold, &renewal) => why,
@@ -94,8 +96,7 @@ async fn renew_lease(hold: &Hold, renewal: &Renewal) -> Lost {
                 debug!(?ttl, "renewed");
                 failures = Failures::default();
             }
-            Err(ExtendError::Lost(report)) if now() < lost_at => return Lost::TakenAway(report),
-            Err(ExtendError::Lost(report)) => return Lost::NotRenewed(report),
+            Err(ExtendError::Lost(_)) => return hold.lost().await,
             Err(ExtendError::Unconfirmed(report) | ExtendError::Misuse(report)) => {
                 warn!(%report, "not renewed");
                 failures.note(report, ttl);

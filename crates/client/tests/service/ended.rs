@@ -112,6 +112,34 @@ fn a_hold_is_renewed_while_its_runtime_is_blocked_in_the_middle_of_an_extension(
     });
 }
 
+/// The extension comes to its end meanwhile.
+#[test]
+fn a_hold_that_is_extended_while_its_runtime_is_blocked_outlasts_its_first_lease() {
+    each_server(|kind| {
+        for count in [1, 3] {
+            let servers = masters(kind, count);
+            runtime().block_on(async {
+                let client = client(&servers).await;
+                let lock = client.lock("r").ttl(TTL).renew(false);
+                let guard = lock.acquire().await.expect("it is free");
+                let end = guard.valid_until() + TTL;
+                {
+                    let mut extending = std::pin::pin!(guard.extend(LONG));
+                    tokio::select! {
+                        biased;
+                        early = &mut extending => panic!("without an answer: {early:?}"),
+                        () = std::future::ready(()) => {}
+                    }
+                    until("the runtime was blocked past the lease", || now() > end);
+                    assert_eq!(guard.loss(), None);
+                    extending.await.expect("it is held");
+                }
+                guard.release().await.expect("it is held");
+            });
+        }
+    });
+}
+
 /// A request to the silent one goes on after the runtime in which it began.
 #[test]
 fn a_request_that_outlives_its_runtime_does_not_end_the_renewals() {

@@ -1,6 +1,6 @@
 //! What a client tells of its holds unasked: the hook and the events of `tracing`.
 
-use dlock_client::Lost;
+use dlock_client::{ExtendError, Lost};
 use std::collections::HashMap;
 use std::fmt::{Debug, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-use super::{LONG, client, each_kind, masters};
+use super::{LONG, client, each_kind, masters, until_held_everywhere};
 use dlock_testkit::until;
 
 #[test]
@@ -30,6 +30,30 @@ fn a_loss_is_told_once_to_the_hook() {
             until("the hook is called", || !told.lock().expect("no panic").is_empty());
             let [Lost::TakenAway(_)] = told.lock().expect("no panic")[..] else { panic!("{told:?}") };
             assert!(matches!(guard.loss(), Some(Lost::TakenAway(_))));
+        }
+    });
+}
+
+/// No server pushes what becomes of a shared hold.
+#[test]
+fn a_loss_that_an_extension_finds_is_told_at_once_and_the_hold_not_entered_again() {
+    each_kind(async |kind| {
+        for count in [1, 3] {
+            let servers = masters(kind, count);
+            let client = client(&servers).await;
+            let told = Arc::<AtomicU64>::default();
+            let hook = told.clone();
+            let lock = || client.lock("r").ttl(LONG).shared().reentrant();
+            let first = lock().on_lost(move |_| _ = hook.fetch_add(1, Ordering::Relaxed));
+            let guard = first.await.expect("it is free");
+            until_held_everywhere(&servers, "r");
+            servers.iter().for_each(|server| assert_eq!(server.connect().ok("DLOCK.BREAK r"), 1));
+            let extended = guard.extend(LONG).await;
+            assert!(matches!(extended, Err(ExtendError::Lost(_))), "{extended:?}");
+            assert!(matches!(guard.loss(), Some(Lost::TakenAway(_))));
+            until("the hook is called", || told.load(Ordering::Relaxed) == 1);
+            let again = lock().await.expect("it is free");
+            assert_ne!(again.token(), guard.token(), "a hold of its own");
         }
     });
 }
