@@ -3,6 +3,7 @@
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use redis::{Cmd, Value};
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -67,10 +68,11 @@ impl Durable {
             Err(_) => return node.not_yet().into(),
         };
         let extend = request::extend(&request.resource, &request.token, request.ttl);
+        let unanswered = Unanswered { channel, ttl: request.ttl() };
         let Ok(Some(extended)) = timeout(node.limit, connection.ask(&extend)).await else {
-            channel.note_orphaned_lease(request.ttl());
             return NodeState::Slow;
         };
+        mem::forget(unanswered);
         let vote = Reply::Said(extended).extended();
         if vote != Vote::Granted(()) {
             return NodeState::from(&vote);
@@ -96,6 +98,19 @@ impl Durable {
             replicas => cmd.arg("WAIT").arg(replicas).arg(ms),
         };
         cmd
+    }
+}
+
+/// An EXTEND on a connection of its own. Without an answer, also if nobody waits for one any longer, it may
+/// still set its lease, after a longer one.
+struct Unanswered<'a> {
+    channel: &'a Channel,
+    ttl: Duration,
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        self.channel.note_orphaned_lease(self.ttl);
     }
 }
 

@@ -1,9 +1,10 @@
 //! Grants that count only once they are on replicas, or on the disk.
 
-use dlock_client::{AcquireError, NodeState, Wait};
+use dlock_client::{AcquireError, Client, ExtendError, NodeState, Wait};
 use std::time::Duration;
 
-use super::{LONG, client, each_kind, holders, masters, until_held_everywhere, until_nothing_is_left};
+use super::lossy::{Loss, Lossy};
+use super::{LONG, client, each_kind, holders, masters, until_held_everywhere, until_nothing_is_left, url};
 use dlock_testkit::{Server, queue, until};
 
 #[test]
@@ -59,6 +60,33 @@ fn a_durable_grant_is_in_the_append_only_file() {
             drop(acquired.expect("an answer").expect("it is free"));
         }
         until_nothing_is_left(&servers, "r");
+    });
+}
+
+/// On a connection of its own, which nobody waits for once a majority has the grant.
+#[test]
+fn an_extend_that_a_durable_grant_left_behind_counts_against_a_longer_lease() {
+    each_kind(async |kind| {
+        let (servers, replicas) = (masters(kind, 3), masters(kind, 2));
+        replicas.iter().zip(&servers).for_each(|(replica, master)| replica.replicate(master));
+        let late = Lossy::before(&servers[2], "DLOCK.EXTEND", Loss::Late);
+        let urls = [url(&servers[0]), url(&servers[1]), late.url()];
+        let client = Client::builder().servers(urls).node_timeout(Duration::from_secs(5));
+        let client = client.build().await.expect("a client");
+        late.lose_the_next();
+        replicas[1].pause();
+        let ttl = Duration::from_secs(60);
+        let acquires = tokio::spawn(client.lock("r").ttl(ttl).durable(1, LONG).acquire());
+        until("it is under way", || late.has_lost());
+        until_held_everywhere(&servers, "r");
+        replicas[1].resume();
+        let guard = acquires.await.expect("no panic").expect("a majority has replicas");
+        servers[1].kill9();
+        let extended = guard.extend(LONG).await;
+        assert!(matches!(extended, Err(ExtendError::Unconfirmed(_))), "{extended:?}");
+        late.lose_the_next();
+        let mut conn = servers[2].connect();
+        until("it has come", || conn.ok("DLOCK.PTTL r").int() <= 60_000);
     });
 }
 

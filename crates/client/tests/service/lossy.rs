@@ -1,4 +1,4 @@
-//! Answers that are lost between a server and its client.
+//! What is lost or late between a server and its client.
 
 use dlock_client::{Client, ReleaseError, Wait};
 use std::io::{Read, Write};
@@ -11,24 +11,28 @@ use std::time::Duration;
 use super::{LONG, each_kind, until_nothing_is_left};
 use dlock_testkit::{Server, until};
 
-/// In front of a server: passes on everything, until it has passed on a command that contains `word`. What
-/// that connection answers from then on is lost.
-struct Lossy {
+/// In front of a server: passes on everything, until a command comes that contains `word`. What that
+/// connection answers from then on is lost.
+pub struct Lossy {
     port: u16,
     /// Whether the next such command is the one.
     armed: Arc<AtomicBool>,
 }
 
-#[derive(Clone, Copy)]
-enum Loss {
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Loss {
     /// The connection closes.
     Closes,
     /// It stays, and says nothing.
     Hangs,
+    /// It stays, and the command arrives only after the next call of `lose_the_next`.
+    Late,
+    /// The command does not arrive, and the connection closes.
+    Never,
 }
 
 impl Lossy {
-    fn before(server: &Server, word: &'static str, loss: Loss) -> Lossy {
+    pub fn before(server: &Server, word: &'static str, loss: Loss) -> Lossy {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let (behind, armed) = (server.port(), Arc::<AtomicBool>::default());
@@ -40,30 +44,52 @@ impl Lossy {
                 let (from, to) =
                     (client.try_clone().expect("a socket"), server.try_clone().expect("a socket"));
                 let (armed, loses) = (arming.clone(), lost.clone());
-                thread::spawn(move || commands(from, to, word, &armed, &loses));
+                thread::spawn(move || commands(from, to, word, loss, &armed, &loses));
                 thread::spawn(move || answers(server, client, loss, &lost));
             }
         });
         Lossy { port, armed }
     }
 
-    async fn client(&self, node_timeout: Duration) -> Client {
-        let builder = Client::builder().server(format!("redis://127.0.0.1:{}", self.port));
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub async fn client(&self, node_timeout: Duration) -> Client {
+        let builder = Client::builder().server(self.url());
         builder.node_timeout(node_timeout).build().await.expect("a client")
     }
 
-    fn lose_the_next(&self) {
+    pub fn lose_the_next(&self) {
         self.armed.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether the command has come.
+    pub fn has_lost(&self) -> bool {
+        !self.armed.load(Ordering::SeqCst)
     }
 }
 
 /// Each command comes as a whole.
-fn commands(mut from: TcpStream, mut to: TcpStream, word: &str, armed: &AtomicBool, lost: &AtomicBool) {
+fn commands(
+    mut from: TcpStream,
+    mut to: TcpStream,
+    word: &str,
+    loss: Loss,
+    armed: &AtomicBool,
+    lost: &AtomicBool,
+) {
     let mut part = [0; 65_536];
     while let Ok(read @ 1..) = from.read(&mut part) {
         let has_word = part[..read].windows(word.len()).any(|bytes| bytes == word.as_bytes());
         if has_word && armed.swap(false, Ordering::SeqCst) {
             lost.store(true, Ordering::SeqCst);
+            if loss == Loss::Never {
+                break;
+            }
+            while loss == Loss::Late && !armed.load(Ordering::SeqCst) {
+                thread::sleep(Duration::from_millis(1));
+            }
         }
         if to.write_all(&part[..read]).is_err() {
             break;
@@ -77,7 +103,7 @@ fn answers(mut from: TcpStream, mut to: TcpStream, loss: Loss, lost: &AtomicBool
     while let Ok(read @ 1..) = from.read(&mut part) {
         match (lost.load(Ordering::SeqCst), loss) {
             (false, _) if to.write_all(&part[..read]).is_ok() => {}
-            (true, Loss::Hangs) => {}
+            (true, Loss::Hangs | Loss::Late) => {}
             _ => break,
         }
     }
