@@ -128,6 +128,8 @@ impl Guard {
     /// hold and acquire again: EXTEND does not tell the mode, so a master that missed the upgrade would go on
     /// extending a hold that counts as exclusive. With that master, and one that forgot the hold, another
     /// client could have a majority of shared votes at the same time.
+    ///
+    /// It also fails if the connection broke before the answer to a downgrade: that may still be carried out.
     pub async fn upgrade(&mut self, wait: Wait) -> Result<(), AcquireError> {
         self.only_guard().map_err(AcquireError::Option)?;
         self.hold().upgrade(wait).await

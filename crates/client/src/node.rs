@@ -11,7 +11,7 @@ mod stream;
 mod waits;
 
 pub(crate) use address::Address;
-pub(crate) use channel::Channel;
+pub(crate) use channel::{Channel, Sets};
 pub(crate) use connect_error::ConnectError;
 pub(crate) use connection::Connection;
 pub(crate) use member_list::MemberList;
@@ -304,6 +304,6 @@ impl Node {
     }
 }
 
-fn fresh_backoff() -> Backoff {
+pub(crate) fn fresh_backoff() -> Backoff {
     Backoff::new(FIRST_PAUSE, LONGEST_PAUSE)
 }

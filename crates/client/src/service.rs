@@ -202,13 +202,13 @@ impl Service {
         lease.map(|lease| (lease, counted))
     }
 
-    /// Begins a clean-up at once (its first request is on its way when this returns); it goes on in the
-    /// background.
-    pub(crate) fn begin(&self, work: impl Future<Output = ()> + Send + 'static) {
+    /// Begins a task that `flush` does not wait for at once: its first request is on its way when this
+    /// returns.
+    pub(crate) fn begin(&self, task: impl Future<Output = ()> + Send + 'static) {
         let _runtime = self.background.runtime.enter();
-        let mut work = Box::pin(work);
-        if work.as_mut().now_or_never().is_none() {
-            self.cleanup.spawn_on(work, &self.background.runtime);
+        let mut task = Box::pin(task);
+        if task.as_mut().now_or_never().is_none() {
+            self.spawn(task);
         }
     }
 

@@ -17,6 +17,7 @@ use crate::clock::now;
 use crate::error::{NodeState, Report};
 use crate::guard::release::Releases;
 use crate::lease::Instant;
+use crate::node::Sets;
 use crate::quorum::{
     Acquired, Acquisition, FailureReason, Member, Outgoing, Plan, Progress, Refusal, Request, Sends, Verdict,
     Vote,
@@ -192,7 +193,9 @@ impl Round {
             Request::Acquire if self.adopts => (self.request.fence(), None),
             Request::Acquire => (self.request.acquire(), None),
             Request::Look => (request::waiters(&self.request.resource, 1), None),
-            Request::Confirm { fence, .. } => (self.request.confirm(fence), Some(self.request.ttl())),
+            Request::Confirm { fence, .. } => {
+                (self.request.confirm(fence), Some(Sets::Lease(self.request.ttl())))
+            }
             // Not sent here: see `send`, `drop` and `Extension`.
             Request::Wait | Request::Leave | Request::Extend | Request::Restore | Request::Release => return,
         };

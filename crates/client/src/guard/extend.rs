@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::clock::now;
 use crate::error::ExtendError;
 use crate::lease::{Instant, Lease};
-use crate::node::Channel;
+use crate::node::{Channel, Sets};
 use crate::quorum::{Extended, Extension, Member, Outgoing, Sends, Vote};
 use crate::request::LockRequest;
 use crate::service::{Channels, Service};
@@ -146,7 +146,7 @@ async fn ask(
     limit: Duration,
 ) -> (Member, Vote<()>) {
     let limit = limit.min(channel.node.limit).min(lease.ttl());
-    let vote = channel.ask(&*command, Some(lease.ttl()), limit).await.extended();
+    let vote = channel.ask(&*command, Some(Sets::Lease(lease.ttl())), limit).await.extended();
     channel.note(&vote);
     match vote {
         Vote::Granted(()) if !channel.is_certain(lease.ttl()) => (to, Vote::Unknown),

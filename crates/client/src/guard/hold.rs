@@ -36,6 +36,8 @@ pub(crate) struct Hold {
     /// One extension at a time: the answers to two could contradict each other. Only on the client's thread,
     /// or a runtime that is blocked would keep the renewals from theirs.
     pub(super) turn: Turn<()>,
+    /// As long as an upgrade, or what it has to undo, is under way.
+    pub(super) undoing: Arc<Turn<()>>,
     /// Notified when the state changes other than by the renewal.
     pub(crate) changed: Notify,
     /// Notified when somebody else may have changed it on a master.
@@ -73,6 +75,7 @@ impl Hold {
             channels,
             state: Mutex::new(state),
             turn: Turn::new(()),
+            undoing: Arc::default(),
             changed: Notify::new(),
             watched,
             lost: CancellationToken::new(),

@@ -2,15 +2,19 @@
 
 use dlock_protocol::Mode;
 use futures_util::future::{join, join_all};
-use redis::{Cmd, Value};
+use redis::Value;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::{sleep, timeout};
 
 use crate::acquire::Wait;
 use crate::acquire::deadline::Deadline;
 use crate::acquire::queue::{Queueing, Stay, Waiter};
+use crate::clock::now;
 use crate::error::{AcquireError, ExtendError, Lost, NodeState};
 use crate::guard::hold::Hold;
-use crate::node::{Channel, Reply};
+use crate::node::{Channel, Reply, Sets, fresh_backoff};
 use crate::quorum::{Refusal, Vote};
 use crate::reading::shown;
 use crate::request::{self, LockRequest};
@@ -30,8 +34,7 @@ impl Hold {
             *hold.pending() = None;
         });
         turn.await;
-        let command = &self.asking_for(Mode::Shared).acquire();
-        let asked = self.channels.iter().map(|channel| async move { self.ask(channel, command).await });
+        let asked = self.channels.iter().map(|channel| self.ask(channel, Mode::Shared));
         let votes = join_all(asked).await;
         let report = self.service.report_of(votes.iter().map(NodeState::from));
         let granted = votes.iter().filter(|vote| matches!(vote, Vote::Granted(_))).count();
@@ -55,14 +58,10 @@ impl Hold {
             let why = "an upgrade requires a single server: release the shared hold and acquire again";
             return Err(AcquireError::Option(why.into()));
         }
-        let undo = Undo(Some(self));
         let vote = tokio::select! {
             vote = self.exclusively(channel, deadline) => vote,
             why = self.lost() => return Err(self.lost_meanwhile(why)),
         };
-        if matches!(vote, Vote::Granted(_) | Vote::Refused(Refusal::NotHeld)) {
-            undo.disarm();
-        }
         let resource = shown(&self.request.resource);
         let report = self.service.report_of([NodeState::from(&vote)]);
         match vote {
@@ -90,10 +89,25 @@ impl Hold {
         }
     }
 
-    async fn exclusively(&self, channel: &Arc<Channel>, deadline: Deadline) -> Vote {
-        let request = Arc::new(self.asking_for(Mode::Exclusive));
-        let command = request.acquire();
+    async fn exclusively(self: &Arc<Self>, channel: &Arc<Channel>, deadline: Deadline) -> Vote {
+        // What an earlier upgrade has to undo must not come after this one.
+        let limit = match deadline {
+            Deadline::NoWait => channel.node.limit,
+            Deadline::At(end) => end.saturating_since(now()).saturating_add(channel.node.limit),
+            Deadline::Never => Duration::MAX,
+        };
+        let Ok(turn) = timeout(limit, self.undoing.clone().lock_owned()).await else { return Vote::Unknown };
+        let undo = Undo(Some((self.clone(), turn)));
+        let vote = self.wait_and_ask(channel, deadline).await;
+        if matches!(vote, Vote::Granted(_) | Vote::Refused(Refusal::NotHeld)) {
+            undo.disarm();
+        }
+        vote
+    }
+
+    async fn wait_and_ask(&self, channel: &Arc<Channel>, deadline: Deadline) -> Vote {
         if !matches!(deadline, Deadline::NoWait) {
+            let request = Arc::new(self.asking_for(Mode::Exclusive));
             let waiter = Waiter { service: self.service.clone(), channel: channel.clone(), request };
             let (until, stay) = (deadline.instant(), Stay::AsHolder);
             let queueing = Queueing { until, on_position: None, stay };
@@ -104,16 +118,17 @@ impl Hold {
                 Vote::Unknown => return Vote::Unknown,
             }
         }
-        self.ask(channel, &command).await
+        self.ask(channel, Mode::Exclusive).await
     }
 
     /// Asks for it in another mode. A master that does not have the hold any more grants another one instead:
     /// that is no part of this.
-    async fn ask(&self, channel: &Channel, command: &Cmd) -> Vote {
+    async fn ask(&self, channel: &Channel, mode: Mode) -> Vote {
         let mut commands = redis::pipe();
         commands.add_command(request::holds(&self.request.resource, &self.request.token));
-        commands.add_command(command.clone());
-        let (before, reply) = match channel.ask(&commands, None, channel.node.limit).await {
+        commands.add_command(self.asking_for(mode).acquire());
+        let sets = (mode == Mode::Shared).then_some(Sets::Shared);
+        let (before, reply) = match channel.ask(&commands, sets, channel.node.limit).await {
             Reply::Said(Value::Array(answers)) => {
                 let mut answers = answers.into_iter();
                 (answers.next(), answers.next().map_or(Reply::Silence, Reply::Said))
@@ -130,8 +145,25 @@ impl Hold {
             Vote::Granted(fence) if self.channels.len() == 1 && Some(fence) != self.fence => {
                 Vote::Refused(Refusal::NotHeld)
             }
+            Vote::Granted(_) if mode == Mode::Exclusive && channel.may_become_shared() => Vote::Unknown,
             vote => vote,
         }
+    }
+
+    /// Leaves the queue and asks for a shared hold. Returns whether that is settled.
+    async fn share_again(&self) -> bool {
+        // Of one that is lost nothing is asked for again.
+        if self.state().loss.is_some() {
+            return true;
+        }
+        let (channel, cancel) = (&self.channels[0], self.request.cancel());
+        // Both at once: what is asked next has to come after them.
+        let cancelled = channel.ask(&cancel, None, channel.node.limit);
+        let (cancelled, vote) = join(cancelled, self.ask(channel, Mode::Shared)).await;
+        if vote == Vote::Refused(Refusal::NotHeld) {
+            self.lose(Lost::TakenAway(self.service.report_of([NodeState::NotHeld])));
+        }
+        matches!((cancelled, vote), (Reply::Said(_), Vote::Granted(_) | Vote::Refused(_)))
     }
 
     fn asking_for(&self, mode: Mode) -> LockRequest {
@@ -145,36 +177,33 @@ impl Hold {
     }
 }
 
-/// Leaves the queue and asks for a shared hold again, unless the upgrade came to a clear end.
-struct Undo<'a>(Option<&'a Arc<Hold>>);
+/// Leaves the queue and asks for a shared hold again, unless the upgrade came to a clear end: until the
+/// master has answered, which might grant later what nobody waits for any longer.
+struct Undo(Option<(Arc<Hold>, OwnedMutexGuard<()>)>);
 
-impl Undo<'_> {
+impl Undo {
     fn disarm(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Undo<'_> {
+impl Drop for Undo {
     fn drop(&mut self) {
-        let Some(hold) = self.0.cloned() else { return };
+        let Some((hold, turn)) = self.0.take() else { return };
         let service = hold.service.clone();
         service.begin(async move {
-            let channel = &hold.channels[0];
-            let (cancel, shared) = (hold.request.cancel(), hold.asking_for(Mode::Shared).acquire());
-            let share = async {
-                // Of one that is lost nothing is asked for again.
-                if hold.state().loss.is_none()
-                    && hold.ask(channel, &shared).await == Vote::Refused(Refusal::NotHeld)
-                {
-                    hold.lose(Lost::TakenAway(hold.service.report_of([NodeState::NotHeld])));
+            let _turn = turn;
+            let mut backoff = fresh_backoff();
+            let undone = async {
+                while !hold.share_again().await {
+                    sleep(backoff.next()).await;
                 }
             };
             tokio::select! {
                 biased;
                 // Nothing leaves after the release.
                 () = hold.ended.cancelled() => {}
-                // Both at once: what is asked next has to come after them.
-                _ = join(channel.ask(&cancel, None, channel.node.limit), share) => {}
+                () = undone => {}
             }
         });
     }

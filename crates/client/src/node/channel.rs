@@ -33,6 +33,8 @@ struct State {
     orphaned: bool,
     /// The shortest lease that an orphaned request may still set.
     orphaned_ttl: Option<Duration>,
+    /// An orphaned request may still make the hold a shared one.
+    orphaned_share: bool,
     /// Whether the master held something for the token when it last answered.
     held: bool,
     confirmed: Option<Confirmed>,
@@ -50,7 +52,22 @@ struct Confirmed {
 #[derive(Debug, Clone, Copy)]
 struct InFlight {
     number: u32,
-    sets: Option<Duration>,
+    sets: Option<Sets>,
+}
+
+/// What a request takes from a hold, if it is carried out late.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sets {
+    /// All of a longer lease but this.
+    Lease(Duration),
+    /// That it is exclusive.
+    Shared,
+}
+
+impl State {
+    fn note_orphaned_lease(&mut self, ttl: Duration) {
+        self.orphaned_ttl = self.orphaned_ttl.into_iter().chain([ttl]).min();
+    }
 }
 
 impl Channel {
@@ -83,8 +100,8 @@ impl Channel {
         self.state().connection.clone()
     }
 
-    /// Sends a request, which would set a lease of `sets`, and waits for the answer; both within `limit`.
-    pub(crate) async fn ask(&self, command: &impl Command, sets: Option<Duration>, limit: Duration) -> Reply {
+    /// Sends a request and waits for the answer; both within `limit`.
+    pub(crate) async fn ask(&self, command: &impl Command, sets: Option<Sets>, limit: Duration) -> Reply {
         let mut used = None;
         let asked = timeout(limit, async {
             let connection = self.current().await?;
@@ -231,13 +248,18 @@ impl Channel {
     pub(crate) fn note_orphaned_lease(&self, ttl: Duration) {
         let mut state = self.state();
         state.orphaned = true;
-        state.orphaned_ttl = state.orphaned_ttl.into_iter().chain([ttl]).min();
+        state.note_orphaned_lease(ttl);
     }
 
     /// Whether a lease of `ttl` that the master has confirmed is certain to last that long: not if an
     /// orphaned request may still set a shorter one.
     pub(crate) fn is_certain(&self, ttl: Duration) -> bool {
         self.state().orphaned_ttl.is_none_or(|shorter| ttl <= shorter)
+    }
+
+    /// Whether an orphaned request may still make the hold a shared one.
+    pub(crate) fn may_become_shared(&self) -> bool {
+        self.state().orphaned_share
     }
 
     /// The state of a master that did not answer.
@@ -274,7 +296,12 @@ impl Channel {
         if state.connection.as_ref().is_none_or(|old| !old.is(&new)) {
             let orphans = std::mem::take(&mut state.in_flight);
             state.orphaned |= !orphans.is_empty();
-            state.orphaned_ttl = orphans.iter().filter_map(|sent| sent.sets).chain(state.orphaned_ttl).min();
+            for sets in orphans.iter().filter_map(|sent| sent.sets) {
+                match sets {
+                    Sets::Lease(ttl) => state.note_orphaned_lease(ttl),
+                    Sets::Shared => state.orphaned_share = true,
+                }
+            }
             state.connection = Some(new.clone());
         }
         Ok(new)
@@ -284,7 +311,7 @@ impl Channel {
         &self,
         connection: &Connection,
         command: &impl Command,
-        sets: Option<Duration>,
+        sets: Option<Sets>,
     ) -> Option<Value> {
         let number = {
             let mut state = self.state();

@@ -4,6 +4,7 @@ use dlock_client::{AcquireError, ExtendError, Lost, Wait, now};
 use std::time::Duration;
 use tokio::task::spawn_blocking;
 
+use super::lossy::{Loss, Lossy};
 use super::{LONG, client, each_kind, holders, masters, until_held_everywhere, until_nothing_is_left};
 use dlock_testkit::{Server, queue, until};
 
@@ -159,6 +160,53 @@ fn a_break_while_an_upgrade_is_dropped_is_told() {
         until("it is told", || matches!(guard.loss(), Some(Lost::TakenAway(_))));
         drop((guard, second));
         until_nothing_is_left(&servers, "r");
+    });
+}
+
+/// What says so is lost: its master would grant what nobody waits for any longer, and renewals would keep it.
+#[test]
+fn an_upgrade_that_is_dropped_is_taken_back_until_its_master_has_heard_of_it() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 1);
+        let lossy = Lossy::before(&servers[0], "DLOCK.CANCEL", Loss::Never);
+        let (ann, bob) = (lossy.client(Duration::from_secs(5)).await, client(&servers).await);
+        let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("it is free");
+        let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
+        let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
+        until_waiting(&servers[0], &mut upgrade).await;
+        lossy.lose_the_next();
+        drop(upgrade);
+        until("it is lost", || lossy.has_lost());
+        second.release().await.expect("it is held");
+        let wait = Wait::For(Duration::from_secs(20));
+        bob.lock("r")
+            .shared()
+            .wait(wait)
+            .await
+            .expect("it is shared again")
+            .release()
+            .await
+            .expect("it is held");
+        assert_eq!(guard.loss(), None);
+    });
+}
+
+/// It would let others in beside its holder.
+#[test]
+fn a_hold_whose_downgrade_may_still_arrive_does_not_count_as_exclusive() {
+    each_kind(async |kind| {
+        let server = Server::start(kind);
+        let late = Lossy::before(&server, "SHARED", Loss::Late);
+        let client = late.client(Duration::from_millis(250)).await;
+        let mut guard = client.lock("r").ttl(LONG).await.expect("it is free");
+        late.lose_the_next();
+        let downgraded = guard.downgrade().await;
+        assert!(matches!(downgraded, Err(ExtendError::Unconfirmed(_))), "{downgraded:?}");
+        // After two of them over another connection.
+        for _ in 0..5 {
+            let upgraded = guard.upgrade(Wait::No).await;
+            assert!(matches!(upgraded, Err(AcquireError::QuorumImpossible { .. })), "{upgraded:?}");
+        }
     });
 }
 
