@@ -64,7 +64,6 @@ fn processes() -> io::Result<impl Iterator<Item = Process>> {
 struct Process {
     pid: Pid,
     parent: Pid,
-    /// Not a zombie.
     alive: bool,
 }
 
@@ -73,41 +72,61 @@ impl Process {
     fn of(name: &str) -> Option<Process> {
         let pid = Pid::from_raw(name.parse().ok()?);
         let stat = fs::read(format!("/proc/{name}/stat")).ok()?;
-        let (parent, alive) = parse(&stat)?;
+        let Stat { parent, alive, .. } = Stat::parse(&stat)?;
         Some(Process { pid, parent, alive })
     }
 }
 
-/// `pid (name) state ppid …`: the name may contain anything, the last parenthesis ends it.
-fn parse(stat: &[u8]) -> Option<(Pid, bool)> {
-    let end = stat.iter().rposition(|byte| *byte == b')')?;
-    let rest = std::str::from_utf8(&stat[end + 1..]).ok()?;
-    let mut words = rest.split_ascii_whitespace();
-    let state = words.next()?;
-    let parent = words.next()?.parse().ok()?;
-    Some((Pid::from_raw(parent), !matches!(state, "Z" | "X")))
+/// What `/proc/PID/stat` says.
+#[derive(Debug, PartialEq, Eq)]
+struct Stat {
+    parent: Pid,
+    /// Not a zombie. A process whose first thread has ended before the others is shown as one.
+    alive: bool,
+    started: u64,
+}
+
+impl Stat {
+    /// `pid (name) state ppid …`: the name may contain anything, the last parenthesis ends it.
+    fn parse(stat: &[u8]) -> Option<Stat> {
+        let end = stat.iter().rposition(|byte| *byte == b')')?;
+        let rest = std::str::from_utf8(&stat[end + 1..]).ok()?;
+        let words: Vec<&str> = rest.split_ascii_whitespace().collect();
+        let number = |at: usize| words.get(at)?.parse::<u64>().ok();
+        let (state, threads) = (*words.first()?, number(17)?);
+        let parent = Pid::from_raw(number(1)?.try_into().ok()?);
+        Some(Stat { parent, alive: !matches!(state, "Z" | "X") || threads > 1, started: number(19)? })
+    }
 }
 
 /// When this process was started, in ticks of the kernel: no other one with its number was started then.
 /// `None` if it has ended.
 pub fn start_of(pid: Pid) -> Option<u64> {
-    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
-    let (_, alive) = parse(&stat)?;
-    let rest = stat.rsplit(|byte| *byte == b')').next()?;
-    let started = std::str::from_utf8(rest).ok()?.split_ascii_whitespace().nth(19)?.parse().ok()?;
-    alive.then_some(started)
+    let stat = Stat::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)?;
+    stat.alive.then_some(stat.started)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn parse(text: &[u8], threads: u8) -> Option<(i32, bool, u64)> {
+        let rest = format!(" 5 7 7 0 -1 4194304 0 0 0 0 0 0 0 0 20 0 {threads} 0 917 0");
+        let Stat { parent, alive, started } = Stat::parse(&[text, rest.as_bytes()].concat())?;
+        Some((parent.as_raw(), alive, started))
+    }
+
     #[test]
     fn a_name_may_contain_anything() {
-        assert_eq!(parse(b"7 (sleep) S 5 7 7 0"), Some((Pid::from_raw(5), true)));
-        assert_eq!(parse(b"7 (a) Z 9 (b) S 5 7 7 0"), Some((Pid::from_raw(5), true)));
-        assert_eq!(parse(b"7 (\xff\n) Z 5 7 7 0"), Some((Pid::from_raw(5), false)));
-        assert_eq!(parse(b"7 (sleep"), None);
-        assert_eq!(parse(b"7 (sleep) S"), None);
+        assert_eq!(parse(b"7 (sleep) S", 1), Some((5, true, 917)));
+        assert_eq!(parse(b"7 (a) Z 9 (b) S", 1), Some((5, true, 917)));
+        assert_eq!(parse(b"7 (\xff\n) Z", 1), Some((5, false, 917)));
+        assert_eq!(parse(b"7 (sleep", 1), None);
+        assert_eq!(Stat::parse(b"7 (sleep) S"), None);
+    }
+
+    #[test]
+    fn a_process_whose_first_thread_has_ended_is_alive() {
+        assert_eq!(parse(b"7 (sleep) Z", 2), Some((5, true, 917)));
     }
 }

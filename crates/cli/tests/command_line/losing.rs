@@ -1,10 +1,10 @@
 //! A lock that is lost ends the command, and everything it has started, before the lease expires.
 
-use std::io::{PipeReader, Read, Write};
+use std::io::{PipeReader, Read};
 use std::process::{Child, Command, Stdio};
 
 use super::*;
-use crate::stage::{is_alive, is_stopped, signal, until_renewed};
+use crate::stage::{full_pipe, is_alive, is_stopped, signal, status, until_renewed};
 use dlock_testkit::{Conn, ServerKind};
 
 /// Ends by SIGTERM, and says so.
@@ -201,10 +201,50 @@ fn children_from_before_are_left_alone() {
     });
 }
 
+/// The kernel shows such a process as a zombie.
+const FIRST_THREAD_ENDS: &str = r#"
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+
+static void *stay(void *unused) {
+    for (;;) pause();
+}
+
+int main(void) {
+    pthread_t other;
+    signal(SIGTERM, SIG_IGN);
+    pthread_create(&other, 0, stay, 0);
+    FILE *ready = fopen("ready", "w");
+    fprintf(ready, "%d\n", getpid());
+    fclose(ready);
+    pthread_exit(0);
+}
+"#;
+
+#[test]
+fn a_command_whose_first_thread_has_ended_is_killed_like_any_other() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        stage.write("command.c", FIRST_THREAD_ENDS);
+        assert_eq!(stage.end(stage.shell("cc -o command command.c -pthread")).code, Some(0));
+        let run = stage.start(stage.dlock("run --ttl 30s --kill-after 100ms r -- ./command"));
+        let command = stage.process("ready");
+        until("its first thread has ended", || {
+            status(command, "State").is_some_and(|state| state.starts_with('Z'))
+        });
+        broken(&stage);
+        let done = run.end();
+        assert_eq!(done.code, Some(79));
+        done.says("is killed");
+        assert!(!done.stderr.contains("could not kill"), "{}", done.stderr);
+    });
+}
+
 /// What dlock says goes into a pipe that is full.
 fn unheard(mut command: Command) -> (Child, PipeReader) {
-    let (reader, mut writer) = std::io::pipe().expect("a pipe");
-    writer.write_all(&[b'.'; 65_536]).expect("it holds that much");
+    let (reader, writer) = full_pipe();
     let child = command.stdout(Stdio::null()).stderr(writer).spawn().expect("it starts");
     (child, reader)
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::io::{PipeReader, PipeWriter, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -153,6 +154,13 @@ pub fn until_renewed(conn: &mut Conn, resource: &str) {
 /// A script that runs this one with a standard output which nobody reads any longer.
 pub fn unread(script: &str) -> String {
     format!("mkfifo unread; (exec 3<unread) & exec 4>unread; wait; rm unread; {script} >&4")
+}
+
+/// A pipe that takes nothing as long as nobody reads it.
+pub fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = std::io::pipe().expect("a pipe");
+    writer.write_all(&[b'.'; 65_536]).expect("it holds that much");
+    (reader, writer)
 }
 
 /// A process under way. It is killed when it is dropped.
