@@ -7,13 +7,16 @@
 use std::fmt;
 use std::io::{self, Write, stderr};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
+use std::time::Duration;
 
 use dlock_client::{AcquireError, BuildError, ExtendError, NoQuorum, ReleaseError};
+use nix::sys::signal::Signal;
 
 use crate::shown::plain;
+use crate::signals;
 
 /// The kinds of errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,48 +103,66 @@ impl Error {
     }
 }
 
-/// Prints to standard error, on one line. It may be a terminal that Ctrl-S has stopped, or a pipe that nobody
-/// reads: a thread of its own waits for it, so that the renewals and the end of a command do not.
+/// Prints to standard error, on one line.
 pub fn complain(message: impl fmt::Display) {
     let line = format!("dlock: {}\n", plain(message));
-    let mut printer = PRINTER.lock().unwrap_or_else(PoisonError::into_inner);
-    if printer.is_none() {
-        *printer = Printer::start().ok();
-    }
-    match &*printer {
-        Some(printer) => _ = printer.lines.send(line),
-        None => write(&line),
+    print_later(move || line);
+}
+
+/// A text, as it is when it is printed.
+type Text = Box<dyn FnOnce() -> String + Send>;
+
+/// `None`: there was no thread to be had.
+static PRINTER: OnceLock<Option<Sender<Text>>> = OnceLock::new();
+
+/// Prints to standard error. It may be a terminal that Ctrl-S has stopped, or a pipe that nobody reads: a
+/// thread of its own waits for it, so that renewals, signals and the end of a command do not.
+pub fn print_later(text: impl FnOnce() -> String + Send + 'static) {
+    match PRINTER.get_or_init(|| printer().ok()) {
+        Some(printer) => _ = printer.send(Box::new(text)),
+        None => write(&text()),
     }
 }
 
-/// Waits until all complaints are printed: nothing comes after this but the end.
-pub fn flush_complaints() {
-    let printer = PRINTER.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some(Printer { lines, thread }) = printer {
-        drop(lines);
-        let _ = thread.join();
-    }
+fn printer() -> io::Result<Sender<Text>> {
+    let (texts, received) = channel::<Text>();
+    let print = move || received.iter().for_each(|text| write(&text()));
+    thread::Builder::new().name("printer".into()).spawn(print)?;
+    Ok(texts)
 }
 
 /// It may be closed, on which eprint would panic.
-fn write(line: &str) {
-    let _ = stderr().write_all(line.as_bytes());
+fn write(text: &str) {
+    let _ = stderr().write_all(text.as_bytes());
 }
 
-/// Prints line by line.
-struct Printer {
-    lines: Sender<String>,
-    thread: JoinHandle<()>,
-}
+/// How long to wait for a terminal, which may be stopped.
+pub const PRINTING: Duration = Duration::from_secs(1);
 
-static PRINTER: Mutex<Option<Printer>> = Mutex::new(None);
-
-impl Printer {
-    fn start() -> io::Result<Printer> {
-        let (lines, received) = channel::<String>();
-        let print = move || received.iter().for_each(|line| write(&line));
-        Ok(Printer { lines, thread: thread::Builder::new().name("complaints".into()).spawn(print)? })
+/// Waits until all that was to be printed is, at most for `limit`.
+pub fn wait_printed(limit: Duration) {
+    if PRINTER.get().is_some() {
+        let (printed, is_printed) = channel::<()>();
+        print_later(move || {
+            drop(printed);
+            String::new()
+        });
+        let _ = is_printed.recv_timeout(limit);
     }
+}
+
+/// Prints what is left to be printed before this process ends, unless a signal ends it first.
+pub fn flush_complaints() {
+    // If this fails, the signal has to wait.
+    let _ = signals::unblock();
+    wait_printed(Duration::MAX);
+}
+
+/// Ends this process by a signal. Returns the exit code where that does not end it.
+pub fn end_by(signal: Signal) -> u8 {
+    wait_printed(PRINTING);
+    signals::die_by(signal);
+    128 + signal as u8
 }
 
 impl fmt::Display for Error {

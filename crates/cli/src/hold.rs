@@ -1,6 +1,7 @@
 //! `dlock acquire`, `release`, `extend`, `wait`: single steps for scripts.
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::io::{self, ErrorKind, Write, stdout};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
@@ -10,11 +11,13 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::Signal;
 use nix::sys::stat::{SFlag, fstat, stat};
 use serde_json::json;
+use tokio::task::spawn_blocking;
 
 use crate::args::{self, Extend, Release, WaitFree};
 use crate::exit::{Error, Failure};
-use crate::lock::{Abort, Countdown, Wanted, flush, with_lock};
+use crate::lock::{Abort, Countdown, Wanted, flush, unless_signalled, with_lock};
 use crate::shown;
+use crate::signals::Signals;
 
 pub async fn acquire(args: args::Acquire) -> Result<u8, Abort> {
     if is_closed(stdout()) {
@@ -27,7 +30,8 @@ pub async fn acquire(args: args::Acquire) -> Result<u8, Abort> {
         Ok(guard) => Ok(guard),
         Err(why) => Err(args.lock.refusal(client, resources, why).await),
     };
-    with_lock(&args.servers, wanted, acquire, async |guard, _: &mut _| keep(guard, &args)).await
+    let work = async |guard, signals: &mut _| keep(guard, &args, signals).await;
+    with_lock(&args.servers, wanted, acquire, work).await
 }
 
 /// Whether it was closed when dlock started: then the runtime has opened /dev/null in its place, for reading
@@ -44,7 +48,7 @@ fn is_closed(output: impl AsFd) -> bool {
 }
 
 /// Prints the hold and keeps it. If it cannot be printed it is released, as nobody would know its token.
-fn keep(guard: Guard, args: &args::Acquire) -> Result<u8, Abort> {
+async fn keep(guard: Guard, args: &args::Acquire, signals: &mut Signals) -> Result<u8, Abort> {
     let token = String::from_utf8_lossy(guard.token().as_bytes()).into_owned();
     let fence = guard.fence().map(|fence| fence.get());
     let line = if args.json {
@@ -54,7 +58,9 @@ fn keep(guard: Guard, args: &args::Acquire) -> Result<u8, Abort> {
     } else {
         fence.map_or(token.clone(), |fence| format!("{token} {fence}"))
     };
-    print(&line)?;
+    // By another thread, as nobody may read it: a signal ends dlock all the same.
+    let printed = async { spawn_blocking(move || print(&line)).await.unwrap_or_else(|why| Err(failed(why))) };
+    unless_signalled(signals, printed).await?;
     let _ = guard.forget();
     Ok(0)
 }
@@ -107,6 +113,10 @@ pub fn print(text: &str) -> Result<(), Abort> {
 pub fn not_printed(why: io::Error) -> Abort {
     match why.kind() {
         ErrorKind::BrokenPipe => Abort::Signal(Signal::SIGPIPE),
-        _ => Error::system("standard output", why).into(),
+        _ => failed(why),
     }
+}
+
+fn failed(why: impl fmt::Display) -> Abort {
+    Error::system("standard output", why).into()
 }

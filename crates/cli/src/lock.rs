@@ -1,19 +1,23 @@
 //! Acquiring a lock, and what may interrupt it.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{IsTerminal, Write, stderr};
+use std::io::{IsTerminal, stderr};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::process::exit;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use dlock_client::{Acquire, AcquireError, Client, Instant, NodeReport, Position, Wait, now};
 use nix::sys::signal::Signal;
 use terminal_size::terminal_size_of;
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use crate::args::{LockArgs, Servers};
 use crate::around::OWNER;
-use crate::exit::{Error, Failure, complain};
+use crate::exit::{Error, Failure, PRINTING, complain, end_by, print_later, wait_printed};
 use crate::list::Holding;
 use crate::shown::plain;
 use crate::signals::Signals;
@@ -106,11 +110,18 @@ where
     }
 }
 
-/// Does `work` unless a signal asks to end. The kernel does not end the first process of a container by
-/// signals that it neither reads nor handles.
+/// Does `work`, which leaves nothing to clean up, unless a signal asks to end. The kernel does not end the
+/// first process of a container by signals that it neither reads nor handles.
 pub async fn unless_ended(work: impl Future<Output = Result<u8, Abort>>) -> Result<u8, Abort> {
     let mut signals = Signals::listen().map_err(|why| Error::system("signals", why))?;
-    unless_signalled(&mut signals, work).await
+    let runtime = Handle::current();
+    // Not here: the work may be writing to a pipe that nobody reads.
+    thread::spawn(move || {
+        if let Ok(signal) = runtime.block_on(signals.end()) {
+            exit(end_by(signal).into());
+        }
+    });
+    work.await
 }
 
 /// Waits for the background work: releases and clean-up. A silent server must not delay the exit for longer
@@ -215,61 +226,81 @@ fn label(what: &str) -> String {
 /// The position in the wait queue on one line of the terminal, redrawn in place and cleared at the end.
 /// Without a terminal, nothing is shown.
 struct PositionDisplay {
-    resource: String,
+    line: Arc<PositionLine>,
     is_shown: bool,
-    last: Arc<Mutex<Option<(Position, Instant)>>>,
     /// Redraws it every second.
     clock: Option<JoinHandle<()>>,
 }
 
+struct PositionLine {
+    resource: String,
+    last: Mutex<Option<(Position, Instant)>>,
+    /// The terminal has not taken it yet.
+    is_queued: AtomicBool,
+}
+
 impl PositionDisplay {
     fn new(names: &str) -> PositionDisplay {
-        PositionDisplay {
+        let line = PositionLine {
             resource: names.to_owned(),
-            is_shown: stderr().is_terminal(),
-            last: Arc::default(),
-            clock: None,
-        }
+            last: Mutex::default(),
+            is_queued: AtomicBool::new(false),
+        };
+        PositionDisplay { line: Arc::new(line), is_shown: stderr().is_terminal(), clock: None }
     }
 
     fn watch(&mut self, lock: Acquire) -> Acquire {
         if !self.is_shown {
             return lock;
         }
-        let (resource, last) = (self.resource.clone(), self.last.clone());
+        let line = self.line.clone();
         self.clock = Some(tokio::spawn(async move {
             loop {
                 tokio::time::sleep(Duration::from_secs(1)).await;
-                draw(&resource, &last);
+                line.draw();
             }
         }));
-        let (resource, last) = (self.resource.clone(), self.last.clone());
+        let line = self.line.clone();
         lock.on_position(move |position| {
-            *last.lock().unwrap_or_else(PoisonError::into_inner) = Some((position, now()));
-            draw(&resource, &last);
+            *line.last() = Some((position, now()));
+            line.draw();
         })
     }
 }
 
-/// Draws nothing as long as no position is known.
-fn draw(resource: &str, last: &Mutex<Option<(Position, Instant)>>) {
-    if let Some((Position { server, position, waited, .. }, at)) =
-        &*last.lock().unwrap_or_else(PoisonError::into_inner)
-    {
-        let waited = (*waited + now().saturating_since(*at)).as_secs();
+impl PositionLine {
+    fn draw(self: &Arc<Self>) {
+        if !self.is_queued.swap(true, Ordering::Relaxed) {
+            let line = self.clone();
+            print_later(move || line.text());
+        }
+    }
+
+    /// Nothing as long as no position is known.
+    fn text(&self) -> String {
+        self.is_queued.store(false, Ordering::Relaxed);
+        let last = self.last();
+        let Some((Position { server, position, waited, .. }, at)) = &*last else { return String::new() };
+        let (resource, waited) = (&self.resource, (*waited + now().saturating_since(*at)).as_secs());
         let line = plain(format_args!("waiting for {resource}: position {position} at {server}, {waited} s"));
         // A longer one would wrap, and could not be cleared.
         let width = terminal_size_of(stderr()).map_or(80, |(width, _)| usize::from(width.0));
         let line: String = line.chars().take(width.saturating_sub(1)).collect();
-        let _ = write!(stderr(), "\r\x1b[K{line}");
+        format!("\r\x1b[K{line}")
+    }
+
+    fn last(&self) -> MutexGuard<'_, Option<(Position, Instant)>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for PositionDisplay {
     fn drop(&mut self) {
         self.clock.iter().for_each(JoinHandle::abort);
-        if self.last.lock().unwrap_or_else(PoisonError::into_inner).take().is_some() {
-            let _ = write!(stderr(), "\r\x1b[K");
+        if self.line.last().take().is_some() {
+            print_later(|| "\r\x1b[K".into());
+            // Before anybody else writes there.
+            wait_printed(PRINTING);
         }
     }
 }

@@ -54,11 +54,7 @@ fn dlock() -> ExitCode {
     match done {
         Ok(code) => code.into(),
         Err(Abort::Error(why)) => why.report(),
-        Err(Abort::Signal(signal)) => {
-            exit::flush_complaints();
-            signals::die_by(signal);
-            (128 + signal as u8).into()
-        }
+        Err(Abort::Signal(signal)) => exit::end_by(signal).into(),
     }
 }
 

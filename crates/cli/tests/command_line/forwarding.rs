@@ -1,7 +1,10 @@
 //! A signal that is sent to dlock is the command's.
 
+use std::os::unix::process::ExitStatusExt;
+
 use super::*;
-use crate::stage::{is_alive, is_stopped, signal, status, until_renewed};
+use crate::stage::{full_pipe, is_alive, is_stopped, signal, status, until_renewed};
+use dlock_testkit::until_some;
 
 /// Writes the name of each signal that comes into a file, and ends when it is told to.
 const LISTEN: &str = r#"
@@ -112,6 +115,34 @@ fn a_signal_while_it_waits_ends_dlock_and_its_wait() {
             stage.servers.iter().for_each(queue::nobody_waits);
         }
         assert_eq!(stage.held_on("r"), 3, "by the other");
+    });
+}
+
+/// Those that block signals to read them one by one.
+#[test]
+fn a_signal_ends_who_writes_to_a_pipe_that_nobody_reads() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let mut conn = stage.connect();
+        conn.ok("DLOCK.ACQUIRE broken somebody 600000");
+        conn.ok("DLOCK.BREAK broken");
+        for (words, asks) in [
+            ("acquire r --ttl 10m", "dlock.acquire"),
+            ("elect r --observe", "dlock.inspect"),
+            ("log --follow", "dlock.log"),
+        ] {
+            conn.ok("CONFIG RESETSTAT");
+            let (_reader, writer) = full_pipe();
+            let mut child = stage.dlock(words).stdout(writer).spawn().expect("it starts");
+            until(&format!("{words} has something to say"), || {
+                conn.ok("INFO commandstats").text().to_lowercase().contains(asks)
+            });
+            signal(child.id(), "TERM");
+            let status =
+                until_some(&format!("{words} ends"), || child.try_wait().expect("the state of a child"));
+            assert_eq!(status.signal(), Some(15), "{words}");
+            until("nobody holds what nobody was told of", || stage.held_on("r") == 0);
+        }
     });
 }
 

@@ -3,9 +3,11 @@
 
 use std::io::Write;
 use std::process::{ChildStdin, Stdio};
+use std::time::Duration;
 
 use super::*;
 use crate::stage::{is_alive, is_stopped};
+use dlock_client::now;
 
 /// A program on a terminal.
 pub struct Terminal {
@@ -55,6 +57,7 @@ impl Terminal {
 }
 
 const CTRL_C: &str = "\x03";
+const CTRL_S: &str = "\x13";
 const CTRL_Z: &str = "\x1a";
 
 /// Counts what it hears. It hears SIGUSR1 after every SIGINT that was sent before.
@@ -126,6 +129,30 @@ fn a_waiter_sees_its_position_and_a_pipe_sees_nothing() {
         assert_eq!(done.code, Some(0));
         assert!(done.stdout.starts_with("\r\x1b[Kwaiting for r: position 2"), "{:?}", done.stdout);
         assert!(done.stdout.ends_with("\r\x1b[Kran\r\n"), "{:?}", done.stdout);
+    });
+}
+
+#[test]
+fn a_waiter_on_a_terminal_that_ctrl_s_has_stopped_ends_by_a_signal() {
+    each_server(|kind| {
+        let stage = Stage::one(kind);
+        let mut conn = stage.connect();
+        conn.ok("DLOCK.ACQUIRE r other 600000");
+        let run = "echo $$ > dlock; exec \"$DLOCK\" run r -- true";
+        let mut terminal = Terminal::with(&stage, run);
+        until("the position is shown", || terminal.shows().contains("position 1"));
+        terminal.types(CTRL_S);
+        let (mut shown, mut since) = (String::new(), now());
+        until("it shows no time going by", || {
+            if shown != terminal.shows() {
+                (shown, since) = (terminal.shows(), now());
+            }
+            now().saturating_since(since) > Duration::from_secs(3)
+        });
+        let dlock = stage.process("dlock");
+        crate::stage::signal(dlock, "TERM");
+        until("nobody waits", || queue::clients(&mut conn, "r").is_empty());
+        until("it has ended", || !is_alive(dlock));
     });
 }
 
