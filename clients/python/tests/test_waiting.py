@@ -126,6 +126,21 @@ def test_a_cancelled_waiter_is_told_no(r, get_lock, holder):
     assert waiters(r) == 0
 
 
+def test_a_position_is_not_kept_for_longer_than_the_server_allows(r, get_lock):
+    r.config_set("dlock.max-ttl", 5000)
+    try:
+        first, second = get_lock(timeout=4), get_lock(timeout=4, thread_local=False)
+        first.acquire()
+        waiter = Waiter(second)
+        until("it waits", lambda: waiters(r) == 1 or waiter.outcome)
+        first.release()
+        waiter.join(20)
+        assert waiter.outcome is True
+        second.release()
+    finally:
+        r.config_set("dlock.max-ttl", 86_400_000)
+
+
 @pytest.mark.parametrize("socket_timeout", [0.1, 1])
 def test_a_wait_is_longer_than_the_read_limit(r, locks, server, holder, socket_timeout):
     waiter = Waiter(locks.lock(locks.client(server.url, socket_timeout=socket_timeout), "foo", timeout=10))

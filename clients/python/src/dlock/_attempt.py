@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError, NoPermissionError, ResponseError, 
 from . import _protocol
 from ._contended import Contended
 from ._hold import Hold, Owed, OwedRelease, Sleep, Steps, now, trusted
-from ._protocol import Args, Key, error
+from ._protocol import Args, Key, error, is_misuse
 from ._waits import ASK, KEEP, Wait
 
 # The lock is asked for this often if each answer takes longer than the lease.
@@ -90,6 +90,8 @@ class Attempt:
         self._releases = 2 if token is None else 1
         self._terms = terms
         self._notify = True
+        # For how long the server keeps the position (s).
+        self._keep = KEEP
 
     def owe(self) -> Owe:
         lasts = max(self.lease / 1000, KEEP) + KEEP
@@ -112,7 +114,7 @@ class Attempt:
             if self.wait is not None:
                 self.wait.event.clear()
                 terms += _protocol.queued(
-                    int(KEEP * 1000), self.wait.desk.channel, self.wait.number, notify=self._notify
+                    int(self._keep * 1000), self.wait.desk.channel, self.wait.number, notify=self._notify
                 )
             # A request sent again keeps the first send as its start: the server may count from that one.
             sent = now() if sent is None else sent
@@ -130,6 +132,10 @@ class Attempt:
                 self._notify = False
                 continue
             except ResponseError as answer:
+                if self.wait is not None and is_misuse(answer) and self._keep > self.lease / 1000:
+                    # Not longer than the server's `dlock.max-ttl`, which the lease is not either.
+                    self._keep = self.lease / 1000
+                    continue
                 pause = self._refused(answer, sleep, blocking, end)
                 sent = None
             else:
@@ -153,7 +159,7 @@ class Attempt:
                     yield from self._listen(end)
                     continue
                 if self.wait is not None and self._notify and self.wait.listening:
-                    pause = ASK
+                    pause = ASK * self._keep / KEEP
             left = math.inf if end is None else end - now()
             if not blocking or left <= 0:
                 break

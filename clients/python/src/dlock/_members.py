@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
-from redis.exceptions import LockError, RedisError, ResponseError, TimeoutError
+from redis.exceptions import LockError, TimeoutError
 
 from . import _protocol
 from ._attempt import NO_ANSWER, Owe
@@ -22,10 +22,6 @@ UNKNOWN = "unknown "
 
 # A silent member is asked one question at a time. One that has no answer for so long (s) is not counted on.
 QUESTION = 2.0
-
-# The words of errors that redis-py has no class for, and that do not call a request invalid.
-OTHER_WORDS = {"WRONGTYPE", "GRACE", "DEADLOCK", "QUEUEFULL", "FENCEAHEAD"}
-OTHER_WORDS |= {"BUSY", "MISCONF", "MASTERDOWN", "NOREPLICAS"}
 
 # Of a resource with more holders it is not asked who they are.
 MAX_HOLDERS = 100
@@ -282,15 +278,6 @@ def run_id(info: Any) -> str | None:
         r"^run_id:(\w+)", info if isinstance(info, str) else info.decode("utf-8", "replace"), re.MULTILINE
     )
     return found and found[1]
-
-
-def word(answer: Any) -> str:
-    return str(answer).split(" ", 1)[0] if isinstance(answer, RedisError) else ""
-
-
-def is_misuse(answer: Any) -> bool:
-    """Whether it calls the request invalid: with the word `ERR`, which redis-py takes away."""
-    return type(answer) is ResponseError and word(answer) not in OTHER_WORDS
 
 
 def _address(client: Any) -> str:

@@ -6,10 +6,14 @@ import base64
 import os
 from typing import Any, Union
 
-from redis.exceptions import LockError, ResponseError
+from redis.exceptions import LockError, RedisError, ResponseError
 
 Args = tuple[Union[str, bytes, int], ...]
 Key = Union[str, bytes, memoryview]
+
+# The words of errors that redis-py has no class for, and that do not call a request invalid.
+OTHER_WORDS = {"WRONGTYPE", "GRACE", "DEADLOCK", "QUEUEFULL", "FENCEAHEAD"}
+OTHER_WORDS |= {"BUSY", "MISCONF", "MASTERDOWN", "NOREPLICAS"}
 
 
 class DeadlockError(LockError):
@@ -49,6 +53,15 @@ def refusal(answer: ResponseError, name: Key) -> LockError | None:
         return grace
     kinds: dict[str, type[LockError]] = {"DEADLOCK": DeadlockError, "QUEUEFULL": QueueFullError}
     return error(kinds[word], text, name) if word in kinds else None
+
+
+def word(answer: Any) -> str:
+    return str(answer).split(" ", 1)[0] if isinstance(answer, RedisError) else ""
+
+
+def is_misuse(answer: Any) -> bool:
+    """Whether it calls the request invalid: with the word `ERR`, which redis-py takes away."""
+    return type(answer) is ResponseError and word(answer) not in OTHER_WORDS
 
 
 def fresh_token() -> bytes:

@@ -12,8 +12,8 @@ from redis.exceptions import NoPermissionError, ResponseError, TimeoutError
 from . import _protocol
 from ._attempt import NO_ANSWER, Listen, Pause
 from ._hold import Steps, now
-from ._members import Quorum, is_misuse, word
-from ._protocol import GraceError, Key
+from ._members import Quorum
+from ._protocol import GraceError, Key, is_misuse, word
 from ._waits import KEEP, Wait
 
 # How often, at least, the waits at a member find out together whether it has fallen silent (s).

@@ -9,8 +9,8 @@ from . import _protocol
 from ._core import Core
 from ._extension import Extension
 from ._hold import Hold, OwedRelease, Steps
-from ._members import Answers, NoQuorumError, Quorum, report, word
-from ._protocol import Args, Key, error
+from ._members import Answers, NoQuorumError, Quorum, report
+from ._protocol import Args, Key, error, word
 from ._quorum import QuorumAttempt
 
 

@@ -12,8 +12,8 @@ from redis.exceptions import ResponseError
 from . import _protocol
 from ._attempt import LATE
 from ._hold import Owed, Sleep, Steps, now, trusted
-from ._members import Answers, Holders, Quorum, is_misuse, report, word
-from ._protocol import Args, Key
+from ._members import Answers, Holders, Quorum, report
+from ._protocol import Args, Key, is_misuse, word
 from ._queue import Waiter
 from ._waits import KEEP
 
