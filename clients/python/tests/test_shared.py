@@ -71,6 +71,16 @@ def test_a_hold_is_lost_once_another_task_has_the_lock(r, server):
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
+def test_a_token_that_is_given_again_loses_nothing(r, get_lock):
+    told = []
+    lock = get_lock(timeout=0.5, on_lost=told.append)
+    for _ in range(2):
+        assert lock.acquire(blocking=False, token="mine")
+    until("the server ends it", lambda: not exists(r))
+    until("it is lost", lambda: told)
+    assert "taken away" not in told
+
+
 def test_extensions_at_the_same_time_take_turns(r, server):
     async def main():
         async with Late.from_url(server.url) as client:

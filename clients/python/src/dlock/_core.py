@@ -169,9 +169,12 @@ class Core:
             self._extension(attempt),
         )
         hold.members_asked = attempt.members_asked
-        # Whoever had it by this object has it no more.
         if inside is not None and not inside.is_lost():
-            inside.lose("taken away")
+            if inside.token == hold.token:
+                inside.end()
+            else:
+                # Whoever had it by this object has it no more.
+                inside.lose("taken away")
         self.local.hold, self.local.token, self._latest = hold, attempt.token, hold
         if self.auto_renew or self.on_lost is not None:
             try:
