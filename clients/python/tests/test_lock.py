@@ -6,6 +6,8 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -190,6 +192,18 @@ def test_a_connection_that_does_not_close_in_time_is_no_error(server, monkeypatc
 
     asyncio.run(main())
     assert not caplog.records
+
+
+def test_where_there_is_no_boot_time_clock_the_system_has_another():
+    program = """
+import time
+
+del time.CLOCK_BOOTTIME
+import dlock._hold
+
+assert dlock._hold._CLOCK == time.CLOCK_MONOTONIC
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_lost_waits(r, server):

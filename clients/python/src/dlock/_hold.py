@@ -18,7 +18,8 @@ from . import _protocol
 
 # A clock that runs on while the machine is suspended, where there is one: a laptop that wakes up must not
 # believe that it still holds a lock that expired an hour ago.
-_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+# On macOS, CLOCK_MONOTONIC does, and `time.monotonic` does not.
+_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 # Held for one assignment: the first reason counts, and is told once.
 _LOSING = threading.Lock()
