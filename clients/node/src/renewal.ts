@@ -20,9 +20,8 @@ export class Renewal implements Task {
   #failure = "";
   // The shortest lease of an EXTEND without an answer: the server may still carry it out.
   #orphan = Number.POSITIVE_INFINITY;
-  // Renewals and the owner's extensions take turns; see `extending`.
-  #renewing = false;
-  #extending = false;
+  // A renewal, or an extension by the owner: they take turns, for two could be answered in either order.
+  #isExtending = false;
 
   constructor(
     private readonly name: string,
@@ -64,7 +63,7 @@ export class Renewal implements Task {
   }
 
   wakeAt(): number {
-    if (!this.renewed || this.#renewing || this.#extending) return this.#lostAt();
+    if (!this.renewed || this.#isExtending) return this.#lostAt();
     // After a third of the lease: it leaves room for more tries.
     return Math.min(this.#retryAt ?? this.validUntil - (this.lease * 2) / 3, this.#lostAt());
   }
@@ -74,8 +73,8 @@ export class Renewal implements Task {
       this.lose(this.renewed ? `not renewed in time${this.#failure}` : "its lease ended");
       return undefined;
     }
-    if (this.#renewing || this.#extending) return undefined;
-    this.#renewing = true;
+    if (this.#isExtending) return undefined;
+    this.#isExtending = true;
     return this.#renew();
   }
 
@@ -87,20 +86,20 @@ export class Renewal implements Task {
       this.#failure = `: ${(why as Error).message}`;
       this.#retryAt = now() + ((0.5 + Math.random() / 2) * this.lease) / 10;
     } finally {
-      this.#renewing = false;
+      this.#isExtending = false;
     }
   }
 
-  /** An extension by the owner, after a renewal that is under way. Answers whether the token holds the lock. */
+  /** An extension by the owner, in its turn. Answers whether the token holds the lock. */
   *extending(lease: number): Steps<boolean> {
-    this.#extending = true;
+    while (this.#isExtending) yield new Sleep(5);
+    this.#isExtending = true;
     try {
-      while (this.#renewing) yield new Sleep(5);
       const held = yield* this.extend(lease);
       this.lease = lease;
       return held;
     } finally {
-      this.#extending = false;
+      this.#isExtending = false;
       this.forget?.();
     }
   }

@@ -2,8 +2,10 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { GraceError, Lock, NotHeldError, Quorum, ResourceLockedError } from "dlock";
+import { GraceError, Lock, NoAnswerError, NotHeldError, Quorum, ResourceLockedError } from "dlock";
 import { Redis } from "ioredis";
+import { Renewal } from "../dist/renewal.js";
+import { Sleep } from "../dist/steps.js";
 import { onEach, until } from "./support.mjs";
 
 const lease = async (server) => server.ask("DLOCK.PTTL", "foo");
@@ -268,4 +270,18 @@ onEach((bench) => {
   test("other errors of the server come through", async () => {
     await assert.rejects((await lock({ ttl: 2 ** 52 })).tryAcquire(), /max-ttl|ttl/);
   });
+});
+
+test("extensions at the same time take turns", () => {
+  const renewal = new Renewal("foo", 60_000, performance.now() + 60_000, false, function* () {
+    return yield "asked";
+  });
+  const [longer, shorter] = [renewal.extending(60_000), renewal.extending(100)];
+  assert.equal(longer.next().value, "asked");
+  assert(shorter.next().value instanceof Sleep);
+  assert.equal(longer.next(true).value, true);
+  assert.equal(shorter.next().value, "asked");
+  // The server may have carried it out.
+  assert.throws(() => shorter.throw(new NoAnswerError("no answer")), NoAnswerError);
+  assert(renewal.validUntil <= performance.now() + 100);
 });
