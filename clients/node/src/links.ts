@@ -24,7 +24,7 @@ export interface NodeRedisClient {
   readonly isOpen: boolean;
   readonly isReady: boolean;
   readonly options?: any;
-  sendCommand(args: any): Promise<unknown>;
+  sendCommand(args: any, options?: any): Promise<unknown>;
   duplicate(): any;
   quit(): Promise<unknown>;
   on(event: string, listener: Listener): unknown;
@@ -57,8 +57,9 @@ export interface Link {
 
 export function linkTo(client: Client): Link {
   if ("call" in client) return ioredis(client);
-  if ("isReady" in client) return nodeRedis(client);
-  throw new TypeError("not a client of ioredis or node-redis (for a cluster, use Cluster of ioredis)");
+  // A Sentinel's client of node-redis is of another shape.
+  if ("isReady" in client && !("getMasterNode" in client)) return nodeRedis(client);
+  throw new TypeError("not a client of ioredis or node-redis (for a cluster or Sentinel, use ioredis)");
 }
 
 const ignore = () => {};
@@ -123,7 +124,8 @@ function nodeRedis(client: NodeRedisClient): Link {
     onceReady: (listener) => client.once("ready", listener),
     onReady: (listener) => client.on("ready", listener),
     onEnded: (listener) => client.on("end", listener),
-    call: (args) => client.sendCommand(args),
+    // Numbers as numbers, whatever the user has made of them.
+    call: (args) => client.sendCommand(args, { typeMapping: {} }),
     subscribe(desk) {
       const own = client.duplicate();
       let subscribed = false;
