@@ -105,14 +105,16 @@ function number(answer: unknown): unknown {
 }
 
 /** ioredis does not know where the keys of our commands are. It would send each to any node of a cluster, and
- * then where that one points to: if one hangs, that costs holds at the others. */
+ * then where that one points to: if one hangs, that costs holds at the others. Several in one pipeline, that of
+ * `enableAutoPipelining`, would fail. */
 function routed(cluster: IoredisClient): IoredisClient {
   const sendCommand = (command: { args: unknown[]; keys?: unknown[] }, ...rest: unknown[]) => {
     command.keys = command.args.slice(0, 1);
     // biome-ignore lint/suspicious/noExplicitAny: not part of what is described
     return (cluster as any).sendCommand(command, ...rest);
   };
-  return Object.create(cluster, { sendCommand: { value: sendCommand } });
+  const options = { ...cluster.options, enableAutoPipelining: false };
+  return Object.create(cluster, { sendCommand: { value: sendCommand }, options: { value: options } });
 }
 
 function nodeRedis(client: NodeRedisClient): Link {

@@ -69,6 +69,15 @@ onEach(
       assert.deepEqual(await moved(), before);
     });
 
+    test("several at a time in a client that pipelines", async () => {
+      const client = connect({ enableAutoPipelining: true });
+      for (let round = 0; round < 5; round++) {
+        const locks = Array.from({ length: 30 }, (_, at) => new Lock(client, `${round} ${at}`));
+        const holds = await Promise.all(locks.map((lock) => lock.acquire()));
+        await Promise.all(holds.map((hold) => hold.release()));
+      }
+    });
+
     test("a node that hangs costs no holds at the others", async () => {
       const client = connect();
       const holds = await Promise.all(keys.map((key) => new Lock(client, key, { ttl: 9000 }).acquire()));
