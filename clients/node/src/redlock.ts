@@ -4,7 +4,7 @@
 import { EventEmitter } from "node:events";
 import { setTimeout as pause } from "node:timers/promises";
 import { now } from "./clock.js";
-import { LockError, NoAnswerError, NoQuorumError, ResourceLockedError } from "./errors.js";
+import { LockError, NoAnswerError, NoQuorumError, ResourceLockedError, word } from "./errors.js";
 import type { Client } from "./links.js";
 import { type Hold, Lock as OneLock } from "./lock.js";
 import { Quorum } from "./service.js";
@@ -235,8 +235,8 @@ export class Redlock extends EventEmitter {
   }
 
   #failed(what: string, cause: unknown): unknown {
-    // What is wrong with the call itself, or with the server, is not a vote.
-    if (!(cause instanceof LockError)) return cause;
+    // What is wrong with the call itself is no vote; what a server refuses is one.
+    if (!(cause instanceof Error && (cause instanceof LockError || word(cause)))) return cause;
     this.emit("error", cause);
     return new ExecutionError(`${what}: ${cause.message}`, [this.#stats(cause)], cause);
   }
@@ -252,9 +252,10 @@ export class Redlock extends EventEmitter {
   }
 }
 
-/** What is not set may be there as undefined. */
+/** What is not set may be there as undefined, or null. */
 function merged(base: Settings, given: Partial<Settings> = {}): Settings {
-  return { ...base, ...Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined)) };
+  const set = Object.entries(given).filter(([, value]) => typeof value === "number");
+  return { ...base, ...Object.fromEntries(set) };
 }
 
 function isUnanswered(why: unknown): boolean {

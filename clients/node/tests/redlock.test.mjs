@@ -64,6 +64,19 @@ onEach(
             await redlock.release(lock);
           });
 
+          test("what a server refuses is an ExecutionError", async () => {
+            const redlock = await make({ retryCount: 0 });
+            const servers = [bench.server, ...masters].slice(0, members);
+            const refuse = (replicas) =>
+              Promise.all(servers.map((it) => it.ask("CONFIG", "SET", "min-replicas-to-write", replicas)));
+            await refuse(1);
+            try {
+              await assert.rejects(redlock.acquire(["foo"], 1000), ExecutionError);
+            } finally {
+              await refuse(0);
+            }
+          });
+
           test("several resources are locked together, or none of them", async () => {
             const redlock = await make({ retryCount: 0 });
             const lock = await redlock.acquire(["b"], 60_000);
@@ -149,9 +162,10 @@ onEach(
             await assert.rejects(none.release(), ExecutionError);
           });
 
-          test("a setting that is undefined is the default", async () => {
-            const redlock = await make({ retryCount: undefined, retryDelay: 5 });
-            assert.deepEqual([redlock.settings.retryCount, redlock.settings.retryDelay], [10, 5]);
+          test("a setting that is no number is the default", async () => {
+            const redlock = await make({ retryCount: undefined, retryJitter: null, retryDelay: 5 });
+            const { retryCount, retryJitter, retryDelay } = redlock.settings;
+            assert.deepEqual([retryCount, retryJitter, retryDelay], [10, 100, 5]);
           });
 
           test("quit ends the clients", async () => {
