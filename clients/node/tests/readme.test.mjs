@@ -65,6 +65,19 @@ before(() => {
 });
 after(() => rmSync(folder, { recursive: true, force: true }));
 
+function checkTypes(more) {
+  const options = ["--noEmit", "--strict", "--target", "es2022", "--skipLibCheck"];
+  const lib = ["--lib", "es2022,esnext.disposable", "--types", "node"];
+  const from = ["--typeRoots", path.join(root, "node_modules/@types")];
+  const tsc = path.join(root, "node_modules/typescript/bin/tsc");
+  try {
+    const args = [tsc, ...options, ...lib, ...from, ...more];
+    execFileSync(process.execPath, args, { encoding: "utf8", cwd: root });
+  } catch (why) {
+    assert.fail(why.stdout);
+  }
+}
+
 test("the examples have the right types, and so has what is written for node-redlock", () => {
   const codes = [...examples.map(([, , code]) => code), ofNodeRedlock];
   const files = codes.map((code, at) => {
@@ -73,18 +86,7 @@ test("the examples have the right types, and so has what is written for node-red
     return file;
   });
   try {
-    const options = ["--noEmit", "--strict", "--target", "es2022", "--module", "node16", "--skipLibCheck"];
-    const lib = ["--lib", "es2022,esnext.disposable", "--types", "node"];
-    execFileSync(
-      process.execPath,
-      [path.join(root, "node_modules/typescript/bin/tsc"), ...options, ...lib, ...files],
-      {
-        encoding: "utf8",
-        cwd: root,
-      },
-    );
-  } catch (why) {
-    assert.fail(why.stdout);
+    checkTypes(["--module", "node16", ...files]);
   } finally {
     for (const file of files) rmSync(file);
   }
@@ -105,4 +107,10 @@ test("it installs from a clone that has nothing installed", () => {
   ]) {
     assert.equal(execFileSync(process.execPath, ["-e", program], { cwd: app, encoding: "utf8" }), "Lock\n");
   }
+  // TypeScript does not read `exports` for this, which is usual for CommonJS.
+  const older = ["--module", "commonjs", "--moduleResolution", "node10", "--esModuleInterop"];
+  const program = path.join(app, "app.ts");
+  const imports = 'import Redlock, { ExecutionError, Lock } from "dlock/redlock";';
+  writeFileSync(program, `${imports}\nexport const all = [Redlock, ExecutionError, Lock];\n`);
+  checkTypes([...older, program]);
 });
