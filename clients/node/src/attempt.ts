@@ -56,7 +56,10 @@ export class Attempt implements Acquisition {
   /** For how long the server keeps the position, ms. */
   #keep = times.keep;
 
-  constructor(private readonly request: Request) {}
+  constructor(
+    private readonly request: Request,
+    private readonly server: { readonly closed: boolean },
+  ) {}
 
   owe(): Owe {
     const { key, lease } = this.request;
@@ -105,8 +108,8 @@ export class Attempt implements Acquisition {
         if (this.#notify && this.#wait?.desk.ready) pause = Math.min(times.ask, this.#keep / 3);
       } catch (why) {
         if (why instanceof NoAnswerError) {
-          // A waiter outlasts what its position outlasts.
-          if (this.#wait === undefined || now() - answeredAt > times.keep) throw why;
+          // A waiter outlasts what its position outlasts, but not its client.
+          if (this.#wait === undefined || this.server.closed || now() - answeredAt > times.keep) throw why;
         } else if (word(why) === "NOPERM" && this.#wait !== undefined && this.#notify) {
           // No right to the channel: waits by the clock alone.
           this.#notify = false;

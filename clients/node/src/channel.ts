@@ -50,13 +50,18 @@ export class Channel {
     return this.link.address;
   }
 
+  /** Whether there will be no answers any more. */
+  get closed(): boolean {
+    return this.link.isClosed();
+  }
+
   /** The answer. What could not go out in time is not sent later: clients would keep it until they are
    * connected. */
   async send(args: Args, within: number, signal?: AbortSignal): Promise<unknown> {
     let left = within;
     const before = this.#answers;
     try {
-      if (!this.link.isReady()) {
+      if (!this.link.isReady() && !this.closed) {
         const end = now() + within;
         await bounded(this.#whenReady(), within, signal);
         left = end - now();

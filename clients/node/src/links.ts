@@ -44,8 +44,10 @@ export interface Link {
   readonly address: string;
   /** What the client puts before each key. */
   readonly prefix: string;
-  /** Whether a command would go out now; also true where it would fail at once. */
+  /** Whether a command would go out now. */
   isReady(): boolean;
+  /** Whether none ever will: its user has closed the client, or it has given up. */
+  isClosed(): boolean;
   onceReady(listener: () => void): void;
   /** At each new connection; in a cluster, when one is lost. */
   onReady(listener: () => void): void;
@@ -72,7 +74,8 @@ function ioredis(client: IoredisClient): Link {
   return {
     address: path ?? `${host ?? "localhost"}:${port ?? 6379}`,
     prefix: keyPrefix ?? "",
-    isReady: () => client.status === "ready" || client.status === "end",
+    isReady: () => client.status === "ready",
+    isClosed: () => client.status === "end",
     onceReady(listener) {
       client.once("ready", listener);
       if (client.status === "wait") client.connect().catch(ignore);
@@ -122,7 +125,8 @@ function nodeRedis(client: NodeRedisClient): Link {
   return {
     address: path ?? `${host ?? "localhost"}:${port ?? 6379}`,
     prefix: "",
-    isReady: () => client.isReady || !client.isOpen,
+    isReady: () => client.isReady,
+    isClosed: () => !client.isOpen,
     onceReady: (listener) => client.once("ready", listener),
     onReady: (listener) => client.on("ready", listener),
     onEnded: (listener) => client.on("end", listener),

@@ -17,6 +17,8 @@ const CONNECT_FACTOR = 4;
 export interface Reach {
   readonly address: string;
   readonly silent: boolean;
+  /** Whether there will be no answers any more. */
+  readonly closed: boolean;
   readonly connections: number;
 }
 
@@ -67,6 +69,11 @@ export class Members {
 
   hasMajority(): boolean {
     return this.voters().length >= this.majority;
+  }
+
+  /** Whether a majority has been closed by its user: there is nothing to wait for. */
+  areClosed(): boolean {
+    return this.reach.filter(({ closed }) => !closed).length < this.majority;
   }
 
   // In which queue the clients meet. Each finds it for itself: the first one it can reach, or a later one

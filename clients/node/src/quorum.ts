@@ -64,10 +64,10 @@ export class QuorumAttempt implements Acquisition {
       const misuse = round.misuse();
       if (misuse !== undefined) throw misuse;
       const isTaken = round.isTaken();
+      if (!isTaken && (!waits || members.areClosed())) {
+        throw new NoQuorumError(`${name}: no majority can grant: ${members.report(round.answers)}`, name);
+      }
       if (!waits) {
-        if (!isTaken) {
-          throw new NoQuorumError(`${name}: no majority can grant: ${members.report(round.answers)}`, name);
-        }
         // Those who tried at the same moment each got a part of the votes: one of them must win.
         if (splits++ === SPLITS || (yield* this.#somebodyHasIt(round))) return null;
         yield new Sleep(Math.random() * length);

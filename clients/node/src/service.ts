@@ -33,7 +33,7 @@ export class Single implements Service {
   }
 
   attempt(request: Request): Acquisition {
-    return new Attempt(request);
+    return new Attempt(request, this.channels[0]!);
   }
 
   adopted(token: string, validUntil: number): Granted {

@@ -257,6 +257,19 @@ onEach((bench) => {
     assert(fences.every((fence, at) => at === 0 || fence > fences[at - 1]));
   });
 
+  test("a wait ends with its clients", async () => {
+    const clients = await Promise.all(masters.map(({ url }) => bench.client(url)));
+    const hold = await lock().acquire();
+    let failure;
+    new Lock(new Quorum(clients), "foo").acquire().catch((why) => {
+      failure = why;
+    });
+    await until("it waits", async () => (await Promise.all(masters.map((it) => it.waiters()))).includes(1));
+    for (const client of clients) await client.quit();
+    assert((await until("it ends", () => failure)) instanceof NoQuorumError);
+    await hold.release();
+  });
+
   test("an aborted wait leaves nothing behind", async () => {
     const hold = await lock().acquire();
     await allHold();

@@ -218,6 +218,20 @@ onEach((bench) => {
     await waits;
   });
 
+  test("a wait ends with its client", async () => {
+    // However long a server may be away.
+    times.keep = 600_000;
+    await hold();
+    const client = await bench.client();
+    let failure;
+    new Lock(client, "foo").acquire().catch((why) => {
+      failure = why;
+    });
+    await waiters(1);
+    await client.quit();
+    assert((await until("it ends", () => failure)) instanceof NoAnswerError);
+  });
+
   test("without the right to the channel it waits by the clock", async () => {
     times.ask = 1_000_000;
     await bench.server.ask("ACL", "SETUSER", "plain", "on", ">secret", "~*", "resetchannels", "+@all");
