@@ -1,6 +1,7 @@
 // Waiting in the queue: order, one connection for messages, giving up, and what breaks on the way.
 
 import assert from "node:assert/strict";
+import { getEventListeners } from "node:events";
 import { afterEach, test } from "node:test";
 import { DeadlockError, Lock, NoAnswerError, ResourceLockedError } from "dlock";
 import { times } from "../dist/waits.js";
@@ -93,6 +94,25 @@ onEach((bench) => {
     await assert.rejects(one.tryAcquire({ signal: controller.signal }), reason);
     await assert.rejects(one.acquire({ signal: AbortSignal.timeout(50) }), { name: "TimeoutError" });
     await waiters(0);
+  });
+
+  test("any number of waits can have one signal", async () => {
+    await hold();
+    const one = await lock();
+    const controller = new AbortController();
+    const warned = [];
+    const note = (warning) => warned.push(warning);
+    process.on("warning", note);
+    const { signal } = controller;
+    const waits = Array.from({ length: 20 }, () => assert.rejects(one.acquire({ signal }), /enough/));
+    await waiters(20);
+    assert.equal(getEventListeners(signal, "abort").length, 1);
+    controller.abort(new Error("enough"));
+    await Promise.all(waits);
+    await waiters(0);
+    process.off("warning", note);
+    assert.deepEqual(warned, []);
+    assert.equal(getEventListeners(signal, "abort").length, 0);
   });
 
   test("a pause of no time is no end of the wait", async () => {
