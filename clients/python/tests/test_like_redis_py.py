@@ -189,6 +189,16 @@ def test_extend_lock_float(r, get_lock):
     lock.release()
 
 
+@pytest.mark.parametrize("ttl", [0, -1])
+def test_an_extension_that_the_server_refuses_is_no_loss(get_lock, ttl):
+    lock = get_lock("foo", timeout=10)
+    assert lock.acquire()
+    with pytest.raises(redis.ResponseError):
+        lock.extend(ttl, replace_ttl=True)
+    assert lock.owned()
+    lock.release()
+
+
 @pytest.mark.parametrize("doing", ["extend", "reacquire"])
 def test_extending_and_reacquiring_what_is_not_held(r, get_lock, doing):
     arguments = {"extend": [10], "reacquire": []}[doing]

@@ -180,8 +180,10 @@ class Hold:
 
     def extend(self, lease: int) -> Steps:
         sent = now()
-        # A shorter lease counts as soon as it is asked for: the answer may be lost.
-        self.valid_until = min(self.valid_until, sent + trusted(lease / 1000))
+        # A shorter lease counts as soon as it is asked for: the answer may be lost. One that no server grants
+        # shortens nothing.
+        if lease > 0:
+            self.valid_until = min(self.valid_until, sent + trusted(lease / 1000))
         try:
             held = yield from self._ask(self, lease)
         except ResponseError:
