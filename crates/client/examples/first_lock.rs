@@ -24,7 +24,7 @@ pub async fn run(servers: Vec<String>) -> Result<(), Box<dyn Error>> {
         why = guard.lost() => return Err(why.into()),
     }
     guard.release().await?;
-    client.close().await; // before the process exits: waits for what goes on in the background
+    client.close().await; // before the process exits: waits for the work in the background
     Ok(())
 }
 
