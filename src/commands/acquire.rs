@@ -56,7 +56,7 @@ fn replayed<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
 fn with_more<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>, parsed: &command::Acquire<'a>) -> Done {
     let (request, client) = (&parsed.request, ClientId(ctx.client_id()));
     if request.ephemeral {
-        can_end_with_connection(m, ctx)?;
+        can_end_with_connection(ctx, client)?;
     }
     let queued = parsed.queue.map(|queue| queued(m, ctx, parsed.key, client, queue)).transpose()?;
     let target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
@@ -164,14 +164,13 @@ fn queued(
     Ok(Queued::new(client, user, queue.notify.map(NotifyRef::to_owned), sharded).into())
 }
 
-/// Whether an EPHEMERAL hold can be bound to the connection of the command. A script and a guard run it on a
-/// client of the server's own, and no server says whose command started it.
-fn can_end_with_connection(m: &Module, ctx: Ctx<'_>) -> Done {
-    let flags = ctx.flags();
-    if flags.contains(Flags::LUA) || m.with(|s| s.guarding) {
+/// Whether an EPHEMERAL hold can be bound to this client. A script, a guard and a call of another module run
+/// on one of the server's own, and no server says whose command started them.
+fn can_end_with_connection(ctx: Ctx<'_>, ClientId(client): ClientId) -> Done {
+    if !ctx.is_connected(client) {
         return Err(Error::NoConnection.into());
     }
-    on_a_master(flags)
+    on_a_master(ctx.flags())
 }
 
 /// A replica ends nothing by itself, one that may be written to neither.

@@ -30,7 +30,7 @@ impl Ctx<'_> {
 
     /// Whether a client is a connection. What runs in a script or a guard has a number too. Valkey 9 finds it
     /// by that, and crashes at its address. The name of a user is looked for among connections only.
-    pub(super) fn is_connected(self, client: u64) -> bool {
+    pub fn is_connected(self, client: u64) -> bool {
         let user = unsafe { api!(RedisModule_GetClientUserNameById(self.0, client)) };
         if !user.is_null() {
             unsafe { api!(RedisModule_FreeString(self.0, user)) };

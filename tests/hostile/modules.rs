@@ -25,6 +25,22 @@ fn a_call_of_another_module_that_waits_is_granted() {
     });
 }
 
+/// It runs on a client of the server's own, of whose end nobody hears: the hold did not end with whoever had
+/// asked for it.
+#[test]
+fn a_call_of_another_module_has_no_connection_to_end_with() {
+    each_server(|kind| {
+        let caller = compiled("tests/caller.c");
+        let server = Server::options(kind).conf(&format!("loadmodule {}", caller.display())).start();
+        let mut conn = server.connect();
+        for options in ["EPHEMERAL", "EPHEMERAL QUEUE 60000"] {
+            let refused = conn.say(&format!("CALLER !v DLOCK.ACQUIRE k t 600000 {options}"));
+            assert!(refused.error().starts_with("ERR EPHEMERAL cannot be used"), "{options}: {refused:?}");
+        }
+        assert_eq!((conn.ok("EXISTS k"), server.info("dlock_queued")), (0.into(), "0".into()));
+    });
+}
+
 /// Whatever `notify-keyspace-events` says. While no other module is loaded nobody is told, and that is known
 /// from the start on.
 #[test]

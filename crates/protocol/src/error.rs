@@ -143,8 +143,8 @@ impl fmt::Display for Error {
             ),
             Error::WrongType => f.write_str("WRONGTYPE Operation against a key holding the wrong kind of value"),
             Error::NoConnection => f.write_str(
-                "ERR EPHEMERAL cannot be used in a script or a guard, which has no connection of its own to end with: \
-                 send the command itself, or in MULTI",
+                "ERR EPHEMERAL cannot be used in a script, a guard or another module, which have no connection of their \
+                 own to end with: send the command itself, or in MULTI",
             ),
             Error::NoChannel => f.write_str("NOPERM No permissions to access a channel"),
             Error::Replica => f.write_str(
