@@ -148,3 +148,19 @@ fn it_shows_no_token_that_the_user_may_not_see() {
         assert!(!server.log().contains("secrettoken"));
     });
 }
+
+#[test]
+fn it_lists_no_lock_that_the_user_may_not_see() {
+    each_server(|kind| {
+        let server = Server::start(kind);
+        server.connect().ok("DLOCK.ACQUIRE secret:k t MAX");
+        let mut conn = user(&server, "~a:* +dlock.guard +dlock.fenced +get +set +dlock.acquire +dlock.list");
+        conn.ok("DLOCK.ACQUIRE a:k t MAX");
+        for guard in ["GUARD a:k t", "FENCED a:gate 5"] {
+            let listed = conn.ok(&format!("DLOCK.{guard} DLOCK.LIST 0"));
+            let listed: Vec<Value> =
+                listed.items()[1].items().iter().map(|lock| lock.field("key").clone()).collect();
+            assert_eq!(listed, ["a:k"]);
+        }
+    });
+}
