@@ -119,6 +119,7 @@ fn a_grant_that_builds_on_what_was_not_read_is_counted() {
         let effect = {
             let server = Server::options(kind).conf("appendonly yes").start();
             server.connect().ok("DLOCK.ACQUIRE k t 600000");
+            until("it is written", || !aof::commands(server.dir()).is_empty());
             aof::commands(server.dir()).pop().expect("an effect").pop().expect("its bytes")
         };
         send(&[b"DLOCK._SET", b"k", &effect]);
