@@ -1,15 +1,20 @@
 //! Other modules: their calls, and what they hear.
 
 use dlock_testkit::queue::{holders, tokens};
-use dlock_testkit::{Server, compiled, each_server, until};
+use dlock_testkit::{Server, ServerKind, compiled, each_server, until};
+
+/// A server with a module that calls commands.
+fn with_caller(kind: &ServerKind) -> Server {
+    let caller = compiled("tests/caller.c");
+    Server::options(kind).conf(&format!("loadmodule {}", caller.display())).start()
+}
 
 /// It has no user whose rights could have been withdrawn meanwhile: to ask for the user's name ended the
 /// server.
 #[test]
 fn a_call_of_another_module_that_waits_is_granted() {
     each_server(|kind| {
-        let caller = compiled("tests/caller.c");
-        let server = Server::options(kind).conf(&format!("loadmodule {}", caller.display())).start();
+        let server = with_caller(kind);
         let mut conn = server.connect();
         conn.ok("DLOCK.ACQUIRE k a 600000");
         // K, which servers before Redis 7.2 do not know: it may block.
@@ -30,8 +35,7 @@ fn a_call_of_another_module_that_waits_is_granted() {
 #[test]
 fn a_call_of_another_module_has_no_connection_to_end_with() {
     each_server(|kind| {
-        let caller = compiled("tests/caller.c");
-        let server = Server::options(kind).conf(&format!("loadmodule {}", caller.display())).start();
+        let server = with_caller(kind);
         let mut conn = server.connect();
         for options in ["EPHEMERAL", "EPHEMERAL QUEUE 60000"] {
             let refused = conn.say(&format!("CALLER !v DLOCK.ACQUIRE k t 600000 {options}"));

@@ -1,6 +1,6 @@
 //! Holds whose runtime is blocked or gone, and holds past their end.
 
-use dlock_client::{AcquireError, Client, Lost, now};
+use dlock_client::{AcquireError, Client, Guard, Lost, now};
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
@@ -85,6 +85,20 @@ fn a_guard_outlives_its_runtime_is_renewed_and_releases() {
     });
 }
 
+/// Begins to extend it, and blocks the runtime until its first lease would have ended.
+async fn extend_blocked_past_the_lease(guard: &Guard, ttl: Duration) {
+    let end = guard.valid_until() + TTL;
+    let mut extending = std::pin::pin!(guard.extend(ttl));
+    tokio::select! {
+        biased;
+        early = &mut extending => panic!("without an answer: {early:?}"),
+        () = std::future::ready(()) => {}
+    }
+    until("the runtime was blocked past the lease", || now() > end);
+    assert_eq!(guard.loss(), None);
+    extending.await.expect("it is held");
+}
+
 /// The extension has its turn, and the renewals wait for theirs.
 #[test]
 fn a_hold_is_renewed_while_its_runtime_is_blocked_in_the_middle_of_an_extension() {
@@ -94,18 +108,7 @@ fn a_hold_is_renewed_while_its_runtime_is_blocked_in_the_middle_of_an_extension(
             runtime().block_on(async {
                 let client = client(&servers).await;
                 let guard = client.lock("r").ttl(TTL).acquire().await.expect("it is free");
-                {
-                    let mut extending = std::pin::pin!(guard.extend(TTL));
-                    tokio::select! {
-                        biased;
-                        early = &mut extending => panic!("without an answer: {early:?}"),
-                        () = std::future::ready(()) => {}
-                    }
-                    let end = guard.valid_until() + TTL;
-                    until("the runtime was blocked past the lease", || now() > end);
-                    assert_eq!(guard.loss(), None);
-                    extending.await.expect("it is held");
-                }
+                extend_blocked_past_the_lease(&guard, TTL).await;
                 guard.release().await.expect("it is held");
             });
         }
@@ -122,18 +125,7 @@ fn a_hold_that_is_extended_while_its_runtime_is_blocked_outlasts_its_first_lease
                 let client = client(&servers).await;
                 let lock = client.lock("r").ttl(TTL).renew(false);
                 let guard = lock.acquire().await.expect("it is free");
-                let end = guard.valid_until() + TTL;
-                {
-                    let mut extending = std::pin::pin!(guard.extend(LONG));
-                    tokio::select! {
-                        biased;
-                        early = &mut extending => panic!("without an answer: {early:?}"),
-                        () = std::future::ready(()) => {}
-                    }
-                    until("the runtime was blocked past the lease", || now() > end);
-                    assert_eq!(guard.loss(), None);
-                    extending.await.expect("it is held");
-                }
+                extend_blocked_past_the_lease(&guard, LONG).await;
                 guard.release().await.expect("it is held");
             });
         }
