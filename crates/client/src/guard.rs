@@ -115,8 +115,7 @@ impl Guard {
     /// The hold counts as shared from the call on, whatever comes of it: on [`ExtendError::Unconfirmed`], or
     /// if the future was dropped, masters may still keep sharers out, and you can call it again.
     pub async fn downgrade(&mut self) -> Result<(), ExtendError> {
-        self.only_guard().map_err(ExtendError::Option)?;
-        self.hold().downgrade().await
+        self.hold().downgrade(|| self.only_guard()).await
     }
 
     /// Turns a shared hold into an exclusive one once it is the only one; an exclusive one stays as it is.

@@ -201,11 +201,21 @@ impl Hold {
         }
     }
 
-    pub(super) fn set_mode(&self, mode: Mode) {
-        self.lock().mode = mode;
+    /// Unless it is not `allowed`. Whoever enters it in this moment is either known to that, or finds the new
+    /// mode.
+    pub(super) fn set_mode(
+        &self,
+        mode: Mode,
+        allowed: impl FnOnce() -> Result<(), String>,
+    ) -> Result<(), String> {
+        let mut state = self.lock();
+        allowed()?;
+        state.mode = mode;
+        drop(state);
         // Another sharer of this client may have taken its place.
         self.service.watched.add(&self.request.resource, &self.watched);
         self.watched.notify_one();
+        Ok(())
     }
 
     /// Sleeps until `then`, or until the clock has jumped: look at it again.

@@ -22,11 +22,14 @@ use crate::request::{self, LockRequest};
 impl Hold {
     /// Asks every master for it as a shared one. Their leases do not get shorter by that, so nothing depends
     /// on the answers but what they tell: a hold that was exclusive is shared from the first send on.
-    pub(crate) async fn downgrade(self: &Arc<Self>) -> Result<(), ExtendError> {
+    pub(crate) async fn downgrade(
+        self: &Arc<Self>,
+        allowed: impl FnOnce() -> Result<(), String>,
+    ) -> Result<(), ExtendError> {
         if self.state().loss.is_some() {
             return Err(ExtendError::Lost(self.unheard()));
         }
-        self.set_mode(Mode::Shared);
+        self.set_mode(Mode::Shared, allowed).map_err(ExtendError::Option)?;
         let hold = self.clone();
         let turn = self.service.background.carry_out_there(async move {
             let _turn = hold.turn.lock().await;
@@ -66,10 +69,7 @@ impl Hold {
         let report = self.service.report_of([NodeState::from(&vote)]);
         match vote {
             Vote::Granted(_) => match self.state().loss {
-                None => {
-                    self.set_mode(Mode::Exclusive);
-                    Ok(())
-                }
+                None => self.set_mode(Mode::Exclusive, || Ok(())).map_err(AcquireError::Option),
                 Some(why) => Err(self.lost_meanwhile(why)),
             },
             Vote::Refused(Refusal::NotHeld) => {

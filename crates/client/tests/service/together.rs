@@ -1,6 +1,7 @@
 //! Holds that are shared, entered again, bound to a connection, or taken several at a time.
 
 use dlock_client::{AcquireError, ExtendError, Guard, Lost, ReleaseError, Retry, Wait};
+use std::hint;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -236,5 +237,35 @@ fn a_lock_that_is_lost_while_another_is_waited_for_ends_the_wait() {
         assert_eq!(resource, "a");
         assert!(matches!(why, Lost::TakenAway(_)), "{why:?}");
         until("it waits no more", || queue::clients(&mut conn, "b").is_empty());
+    });
+}
+
+/// Both at once would be an exclusive guard of a shared hold.
+#[test]
+fn a_hold_is_either_entered_as_exclusive_or_becomes_shared() {
+    each_kind(async |kind| {
+        let servers = masters(kind, 1);
+        let client = client(&servers).await;
+        for round in 0..4_000 {
+            let mut first = client.lock("r").reentrant().await.expect("it is free");
+            let (begun, other) = (Arc::new(AtomicBool::new(false)), client.clone());
+            let told = begun.clone();
+            let entering = tokio::spawn(async move {
+                told.store(true, Ordering::Release);
+                other.lock("r").reentrant().await
+            });
+            while !begun.load(Ordering::Acquire) {
+                hint::spin_loop();
+            }
+            (0..round % 400).for_each(|_| hint::spin_loop());
+            let downgraded = first.downgrade().await;
+            let entered = entering.await.expect("no panic");
+            match (downgraded, entered) {
+                (Err(ExtendError::Option(_)), Ok(second)) => drop(second),
+                (Ok(()), Err(AcquireError::Option(_))) => {}
+                both => panic!("one of them has to be refused: {both:?}"),
+            }
+            first.release().await.expect("it is held");
+        }
     });
 }
