@@ -104,6 +104,10 @@ impl Client {
 
     /// Sets the lease of the hold of `token` to `ttl` from now, longer or shorter. Returns until when it is
     /// valid.
+    ///
+    /// If a connection breaks before the answer, its server may still carry the extension out, even after a
+    /// later, longer one. Only a guard remembers that: [`adopt`](Self::adopt) the hold to change between leases
+    /// of different lengths.
     pub async fn extend(
         &self,
         resource: impl AsRef<[u8]>,
