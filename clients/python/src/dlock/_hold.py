@@ -50,6 +50,9 @@ class Task(Protocol):
 
     def wake(self) -> Steps | None: ...
 
+    def woken(self) -> None:
+        """The steps of `wake` have ended, or were dropped before they began."""
+
 
 class Hold:
     """One token's tenure, as its owner may believe in it."""
@@ -146,7 +149,16 @@ class Hold:
         if self.loss is not None:
             self._tell(self.loss)
             return None
-        return self._renewal() if self._turn.acquire(blocking=False) else None
+        if not self._turn.acquire(blocking=False):
+            return None
+        self._retry_at = math.inf
+        return self._renewal()
+
+    def woken(self) -> None:
+        # Not renewed: it failed, or was cancelled.
+        if self._retry_at is not None:
+            self._retry_at = now() + random.uniform(0.5, 1) * self.lease / 10_000
+        self._turn.release()
 
     def _tell(self, why: str) -> None:
         if self.on_lost is None or self._told:
@@ -165,13 +177,13 @@ class Hold:
         # Whatever it is: clusters and whoever provides passwords have errors of their own.
         except Exception as why:
             self._failure = f"{type(why).__name__}: {why}"
-            self._retry_at = now() + random.uniform(0.5, 1) * self.lease / 10_000
-        finally:
-            self._turn.release()
 
     def extending(self, lease: int) -> Steps:
         """An extension by the owner, in its turn. Answers whether the token holds the lock."""
         while not self._turn.acquire(blocking=False):
+            # One that was interrupted may have kept its turn.
+            if self.is_lost():
+                return False
             yield Sleep(0.005)
         try:
             return (yield from self.extend(lease))
@@ -227,6 +239,9 @@ class Owed:
         self._next = math.inf
         return self._send()
 
+    def woken(self) -> None:
+        self._next = now() + self._pause
+
     def _send(self) -> Steps:
         try:
             ended = yield from or_wrong_type(self._command, 0)
@@ -239,7 +254,6 @@ class Owed:
             self._pause = min(self._pause * 2, 2.0)
             if self.failed is not None:
                 self.failed(why)
-        self._next = now() + self._pause
 
 
 class OwedRelease(Owed):

@@ -18,6 +18,9 @@ from ._members import Answers, Ask, Begin, run_id
 from ._threads import ASK_LIMIT, PATIENCE, TICK, reporting
 from ._waits import IDLE, Desk, Wait
 
+# For how long nothing begins in the background after a task was cancelled there (s).
+STILL = 0.1
+
 
 async def run(steps: Steps, client: Any) -> Any:
     """Carries out `steps` over `client`, in this task."""
@@ -119,6 +122,8 @@ class Background:
         self._turn = asyncio.Lock()
         self._desk: Desk | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        # Nothing that is watched begins before.
+        self._still_until = 0.0
         # What is watched, and when it is looked at next.
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
@@ -132,10 +137,8 @@ class Background:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if task.cancelled():
-            # The loop is ending: a task that began now would be left over. Of a member only releases are
-            # owed, and there is nobody left to send them.
-            while self._connected is not None and self._timers:
-                self._timers.popitem()[1].cancel()
+            # The loop may be ending: a task that began now would be left over.
+            self._still_until = now() + STILL
             return
         if task.exception() is not None:
             logger.error("a background task failed", exc_info=task.exception())
@@ -175,11 +178,14 @@ class Background:
         if task.finished():
             self._rest()
         else:
-            pause = min(max(task.wake_at() - now(), 0), TICK)
+            pause = min(max(self._wake_at(task) - now(), 0), TICK)
             self._timers[id(task)] = self.loop.call_later(pause, self._look, task)
 
+    def _wake_at(self, task: Task) -> float:
+        return max(task.wake_at(), self._still_until)
+
     def _look(self, task: Task) -> None:
-        if not task.finished() and task.wake_at() <= now():
+        if not task.finished() and self._wake_at(task) <= now():
             steps = task.wake()
             if steps is not None:
                 self.submit(steps, task)
@@ -188,9 +194,16 @@ class Background:
 
     def submit(self, steps: Steps, task: Task | None = None) -> None:
         self._used = True
-        self.start(self._carry_out(steps, task))
+        begun = self.start(self._carry_out(steps))
+        if task is not None:
+            # Not in the coroutine: one that is cancelled before its first step never runs.
+            begun.add_done_callback(lambda _: self._woken(task))
 
-    async def _carry_out(self, steps: Steps, task: Task | None) -> None:
+    def _woken(self, task: Task) -> None:
+        task.woken()
+        self._arm(task)
+
+    async def _carry_out(self, steps: Steps) -> None:
         if is_cluster(self.client):
             # A node that hangs holds up nothing that is for the others.
             await run(steps, self._reached())
@@ -198,8 +211,6 @@ class Background:
             # One after the other, so that a RELEASE follows the ACQUIRE that it takes back.
             async with self._turn:
                 await run(steps, self._reached())
-        if task is not None:
-            self._arm(task)
 
     def _reached(self) -> Any:
         if self._own is None:

@@ -121,7 +121,7 @@ class Background:
         self.tasks: dict[int, Task] = {}
         self.used = True
         self._lock = threading.Lock()
-        self._jobs: queue.SimpleQueue[Steps] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Steps, Task | None]] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._own: Any = None
         self._desk: Desk | None = None
@@ -131,12 +131,17 @@ class Background:
 
     # Renewals and releases.
 
-    def submit(self, steps: Steps) -> None:
+    def submit(self, steps: Steps, task: Task | None = None) -> None:
         if is_cluster(self.client):
             # A node that hangs holds up nothing that is for the others.
-            _start(self._carry_out, "dlock-renewal", steps)
+            try:
+                _start(self._carry_out, "dlock-renewal", steps, task)
+            except BaseException:
+                if task is not None:
+                    task.woken()
+                raise
         else:
-            self._jobs.put(steps)
+            self._jobs.put((steps, task))
             self.go_on()
 
     def go_on(self) -> None:
@@ -148,25 +153,28 @@ class Background:
     def _work(self) -> None:
         while True:
             try:
-                steps = self._jobs.get(timeout=IDLE)
+                steps, task = self._jobs.get(timeout=IDLE)
             except queue.Empty:
                 with self._lock:
                     if not self._jobs.empty():
                         continue
                     self._worker = None
                     break
-            self._carry_out(steps)
+            self._carry_out(steps, task)
         if self._own not in (None, self.client):
             self._own.connection_pool.disconnect()
         _clock.look()
 
-    def _carry_out(self, steps: Steps) -> None:
+    def _carry_out(self, steps: Steps, task: Task | None) -> None:
         try:
             if self._own is None:
                 self._own = own_client(self.client, self._connected)
             run(steps, self._own)
         except Exception:
             logger.exception("a renewal or a release failed")
+        finally:
+            if task is not None:
+                task.woken()
         _clock.look()
 
     def _identify(self, connection: Any) -> None:
@@ -289,7 +297,7 @@ class Clock:
                 try:
                     steps = task.wake()
                     if steps is not None:
-                        background.submit(steps)
+                        background.submit(steps, task)
                 except BaseException:
                     logger.exception("a lock cannot be looked after")
 

@@ -1,0 +1,121 @@
+"""A program that cancels all tasks, those of the background too: what it dropped is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+import redis
+import redis.asyncio
+from conftest import until
+
+import dlock
+import dlock.asyncio
+from dlock import _tasks, _threads
+
+
+class Cancelling:
+    """Cancels so many tasks that look after a hold, as they begin, or once they have asked the server."""
+
+    def __init__(self, monkeypatch, proxy, *, begun):
+        self.left = 3
+        self.proxy = proxy
+        self.begun = begun
+        self.submit = _tasks.Background.submit
+        monkeypatch.setattr(_tasks.Background, "submit", self.submitting())
+
+    def submitting(self):
+        def submit(background, steps, task=None):
+            before = set(background._tasks)
+            self.submit(background, steps, task)
+            (task,) = background._tasks - before
+            if self.left:
+                self.left -= 1
+                if self.begun:
+                    asyncio.get_running_loop().call_later(0.02, task.cancel)
+                else:
+                    task.cancel()
+            self.proxy.silent = self.begun and self.left > 0
+
+        return submit
+
+
+@pytest.fixture(params=[False, True], ids=["before it begins", "while it waits"])
+def cancelling(request, monkeypatch, proxy):
+    return lambda: Cancelling(monkeypatch, proxy, begun=request.param)
+
+
+def test_a_renewal_that_is_cancelled_is_tried_again(server, r, proxy, cancelling):
+    async def main():
+        async with redis.asyncio.Redis.from_url(proxy.url) as client:
+            lock = dlock.asyncio.Lock(client, "foo", timeout=3, auto_renew=True)
+            await lock.acquire()
+            began = lock.local.hold.valid_until
+            switch = cancelling()
+            while lock.local.hold.valid_until == began:
+                assert not lock.lost.is_set()
+                await asyncio.sleep(0.01)
+            assert switch.left == 0
+            await lock.extend(60, replace_ttl=True)
+            await lock.release()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_release_that_is_owed_is_sent_although_it_was_cancelled(server, r, proxy, cancelling):
+    async def main():
+        async with redis.asyncio.Redis.from_url(proxy.url) as client:
+            lock = dlock.asyncio.Lock(client, "foo", timeout=60)
+            await lock.acquire()
+            switch = cancelling()
+            proxy.silent = True
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(lock.release(), 0.1)
+            while r.exists("foo"):
+                await asyncio.sleep(0.01)
+            assert switch.left == 0
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_renewal_in_a_cluster_that_gets_no_thread_is_tried_again(r, monkeypatch):
+    start, refused = _threads._start, []
+
+    def refuse(target, name, *args):
+        if name == "dlock-renewal" and len(refused) < 2:
+            refused.append(name)
+            raise RuntimeError("can't start new thread")
+        return start(target, name, *args)
+
+    monkeypatch.setattr(_threads, "is_cluster", lambda client: True)
+    lock = dlock.Lock(r, "foo", timeout=3, auto_renew=True)
+    lock.acquire()
+    began = lock.local.hold.valid_until
+    monkeypatch.setattr(_threads, "_start", refuse)
+    until("it is renewed", lambda: lock.lost.is_set() or lock.local.hold.valid_until > began)
+    assert not lock.lost.is_set()
+    assert len(refused) == 2
+    lock.release()
+
+
+def test_an_extension_that_is_interrupted_in_its_turn_keeps_no_other_waiting(r):
+    lock = dlock.Lock(r, "foo", timeout=0.5)
+    lock.acquire()
+    turn = lock.local.hold._turn
+
+    def interrupt(frame, event, argument):
+        if event == "line" and turn.locked():
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return interrupt
+
+    sys.settrace(lambda frame, *_: interrupt if frame.f_code.co_name == "extending" else None)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            lock.extend(0.5, replace_ttl=True)
+    finally:
+        sys.settrace(None)
+    assert turn.locked()
+    with pytest.raises(dlock.LockNotOwnedError):
+        lock.extend(0.5, replace_ttl=True)
