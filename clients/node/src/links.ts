@@ -19,7 +19,7 @@ export interface IoredisClient {
   once(event: string, listener: Listener): unknown;
 }
 
-/** A client of node-redis, 4 or later. */
+/** A client of node-redis, 4.2 or later. */
 export interface NodeRedisClient {
   readonly isOpen: boolean;
   readonly isReady: boolean;
@@ -59,9 +59,17 @@ export interface Link {
 
 export function linkTo(client: Client): Link {
   if ("call" in client) return ioredis(client);
-  // A Sentinel's client of node-redis is of another shape.
-  if ("isReady" in client && !("getMasterNode" in client)) return nodeRedis(client);
-  throw new TypeError("not a client of ioredis or node-redis (for a cluster or Sentinel, use ioredis)");
+  // Those of node-redis for a cluster and for Sentinel are of another shape.
+  if (!("isReady" in client) || "slots" in client || "getMasterNode" in client) {
+    throw new TypeError(
+      "not a client of ioredis 5, or of node-redis 4.2, or later. In place of a pool of node-redis, pass a " +
+        "client of createClient: no command blocks it. For a cluster or Sentinel, use ioredis",
+    );
+  }
+  if (client.options?.legacyMode) {
+    throw new TypeError("a client in legacyMode: pass client.duplicate({ legacyMode: false }), connected");
+  }
+  return nodeRedis(client);
 }
 
 const ignore = () => {};

@@ -2,9 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { GraceError, Lock, NoAnswerError, NotHeldError, Quorum, ResourceLockedError } from "dlock";
-import { Redis } from "ioredis";
-import * as nodeRedis from "redis";
+import { GraceError, Lock, NoAnswerError, NotHeldError, ResourceLockedError } from "dlock";
 import { Renewal } from "../dist/renewal.js";
 import { Sleep } from "../dist/steps.js";
 import { onEach, until } from "./support.mjs";
@@ -60,40 +58,6 @@ onEach((bench) => {
     assert(await two.tryAcquire());
     await assert.rejects(lock({ permits: 2, shared: true }), TypeError);
     await assert.rejects(lock({ ttl: 0.5 }), RangeError);
-  });
-
-  test("numbers may come as strings", { skip: bench.kind !== "ioredis" }, async () => {
-    const client = new Redis(bench.server.port, { stringNumbers: true });
-    try {
-      for (const where of [client, new Quorum([client])]) {
-        const one = new Lock(where, "foo", { ttl: 1500 });
-        assert(!(await one.locked()));
-        const hold = await one.acquire();
-        if (where === client) assert(Number.isSafeInteger(hold.fence));
-        await until("the lease goes down", () => hold.validFor < 1000);
-        await until("it is renewed", () => hold.validFor > 1000);
-        await hold.release();
-      }
-    } finally {
-      client.disconnect();
-    }
-  });
-
-  test("numbers may be mapped to strings", { skip: bench.kind !== "node-redis" }, async () => {
-    // node-redis 4 has no types to map.
-    const commandOptions = { typeMapping: { [nodeRedis.RESP_TYPES?.NUMBER]: String } };
-    const client = nodeRedis.createClient({ url: bench.server.url, commandOptions });
-    await client.connect();
-    try {
-      const one = new Lock(client, "foo");
-      assert(!(await one.locked()));
-      const hold = await one.acquire();
-      assert(Number.isSafeInteger(hold.fence));
-      await hold.release();
-      assert(!(await one.locked()));
-    } finally {
-      await client.quit();
-    }
   });
 
   test("what is no time is refused, and costs nothing", async () => {
@@ -288,14 +252,6 @@ onEach((bench) => {
   test("other errors of the server come through", async () => {
     await assert.rejects((await lock({ ttl: 2 ** 52 })).tryAcquire(), /max-ttl|ttl/);
   });
-});
-
-test("what is no client of one server is refused", () => {
-  const options = { name: "mymaster", sentinelRootNodes: [{ host: "127.0.0.1", port: 1 }] };
-  // From node-redis 5 on.
-  const sentinel = nodeRedis.createSentinel?.(options) ?? {};
-  assert.throws(() => new Lock(sentinel, "foo"), TypeError);
-  assert.throws(() => new Lock({}, "foo"), TypeError);
 });
 
 test("extensions at the same time take turns", () => {
