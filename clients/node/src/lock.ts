@@ -31,6 +31,13 @@ export interface AcquireOptions {
   timeout?: number | undefined;
 }
 
+/** A string, for one, would be counted with all the same, and `now() + "5000"` is over at once. */
+function checkTime(name: string, ms: number): void {
+  if (typeof ms !== "number" || Number.isNaN(ms)) {
+    throw new RangeError(`${name}: ${ms}; it must be a number of milliseconds`);
+  }
+}
+
 function checkTtl(ttl: number): void {
   if (!Number.isSafeInteger(ttl) || ttl < 1) {
     throw new RangeError(`ttl: ${ttl}; it must be a whole number of milliseconds, 1 or more`);
@@ -48,6 +55,7 @@ export class Lock {
   constructor(client: Client | Quorum, key: Key, options: LockOptions = {}) {
     const { ttl = 30_000, renew = true, shared = false, permits, fenced = false, retryDelay = 100 } = options;
     checkTtl(ttl);
+    checkTime("retryDelay", retryDelay);
     if (shared && permits !== undefined)
       throw new TypeError("shared and permits exclude each other: leave one out");
     const terms: Args = shared ? ["SHARED"] : permits === undefined ? [] : ["PERMITS", String(permits)];
@@ -102,7 +110,7 @@ export class Lock {
   }
 
   async #acquire(waits: boolean, { signal, timeout }: AcquireOptions): Promise<Hold | null> {
-    if (Number.isNaN(timeout)) throw new RangeError("timeout: it must be a number of milliseconds");
+    if (timeout !== undefined) checkTime("timeout", timeout);
     const end = timeout === undefined ? Number.POSITIVE_INFINITY : now() + timeout;
     return run(this.#acquiring(waits, end), this.#service, signal);
   }

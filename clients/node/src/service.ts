@@ -82,7 +82,9 @@ export class Quorum implements Service {
   readonly #members: Members;
 
   constructor(clients: Iterable<Client>, { nodeTimeout = 250 }: QuorumOptions = {}) {
-    if (!(nodeTimeout >= 1)) throw new RangeError(`nodeTimeout: ${nodeTimeout}; it must be 1 ms or more`);
+    if (typeof nodeTimeout !== "number" || !(nodeTimeout >= 1)) {
+      throw new RangeError(`nodeTimeout: ${nodeTimeout}; it must be a number of milliseconds, 1 or more`);
+    }
     this.limit = nodeTimeout;
     this.channels = [...clients].map((client) => Channel.of(client));
     if (this.channels.length === 0) throw new TypeError("a quorum needs at least one member");

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { GraceError, Lock, NoAnswerError, NotHeldError, ResourceLockedError } from "dlock";
+import { GraceError, Lock, NoAnswerError, NotHeldError, Quorum, ResourceLockedError } from "dlock";
 import { Renewal } from "../dist/renewal.js";
 import { Sleep } from "../dist/steps.js";
 import { onEach, until } from "./support.mjs";
@@ -62,7 +62,10 @@ onEach((bench) => {
 
   test("what is no time is refused, and costs nothing", async () => {
     const one = await lock({ ttl: 60_000 });
-    await assert.rejects(one.acquire({ timeout: Number.NaN }), RangeError);
+    const noTimes = [Number.NaN, "5000", "soon", 5000n, null];
+    for (const timeout of noTimes) await assert.rejects(one.acquire({ timeout }), RangeError);
+    for (const retryDelay of noTimes) await assert.rejects(lock({ retryDelay }), RangeError);
+    assert.throws(() => new Quorum([], { nodeTimeout: "250" }), RangeError);
     const hold = await one.acquire();
     for (const ttl of [Number.NaN, 0, -1, 1.5]) await assert.rejects(hold.extend(ttl), RangeError);
     assert(hold.validFor > 50_000);
