@@ -1,6 +1,6 @@
 // The default export, for `import`; both ways give the same classes.
 
-import redlock from "./redlock.js";
+import { Redlock } from "./redlock.js";
 
 export {
   ExecutionError,
@@ -12,4 +12,4 @@ export {
   ResourceLockedError,
   type Settings,
 } from "./redlock.js";
-export default redlock.default;
+export default Redlock;

@@ -113,4 +113,6 @@ test("it installs from a clone that has nothing installed", () => {
   const imports = 'import Redlock, { ExecutionError, Lock } from "dlock/redlock";';
   writeFileSync(program, `${imports}\nexport const all = [Redlock, ExecutionError, Lock];\n`);
   checkTypes([...older, program]);
+  // The declarations themselves, too, as a bundler's user has them.
+  checkTypes(["--module", "esnext", "--moduleResolution", "bundler", "--skipLibCheck", "false", program]);
 });
