@@ -1,7 +1,7 @@
 // Builds the package. npm runs this when it installs from a folder, and then has not always installed the
 // compiler.
 import { spawnSync } from "node:child_process";
-import { existsSync } from "node:fs";
+import { copyFileSync, existsSync } from "node:fs";
 
 const root = new URL(".", import.meta.url);
 
@@ -22,3 +22,9 @@ function npm(...args) {
 if (!existsSync(new URL("node_modules/typescript", root)))
   npm("install", "--no-save", "--ignore-scripts", "--no-audit", "--no-fund");
 npm("run", "build");
+
+// The package says under which terms it comes.
+for (const text of ["LICENSE-APACHE", "LICENSE-MIT"]) {
+  const ofProject = new URL(`../../${text}`, root);
+  if (existsSync(ofProject)) copyFileSync(ofProject, new URL(text, root));
+}

@@ -10,6 +10,7 @@ import { fileURLToPath } from "node:url";
 import ts from "typescript";
 import { onEach } from "./support.mjs";
 
+const licences = ["LICENSE-APACHE", "LICENSE-MIT"];
 const root = fileURLToPath(new URL("..", import.meta.url));
 const ofNodeRedlock = `
 import Redlock, { ExecutionError, Lock, type Settings, type RedlockAbortSignal } from "dlock/redlock";
@@ -92,10 +93,11 @@ test("the examples have the right types, and so has what is written for node-red
   }
 });
 
-test("it installs from a clone that has nothing installed", () => {
-  const clone = path.join(folder, "clone");
-  const left = new Set(["node_modules", "dist"]);
+test("it installs from a clone that has nothing installed, and packs what it needs", () => {
+  const clone = path.join(folder, "clients/node");
+  const left = new Set(["node_modules", "dist", ...licences]);
   cpSync(root, clone, { recursive: true, filter: (file) => !left.has(path.basename(file)) });
+  for (const text of licences) cpSync(path.join(root, "../..", text), path.join(folder, text));
   const app = path.join(folder, "app");
   mkdirSync(app);
   writeFileSync(path.join(app, "package.json"), "{}");
@@ -113,6 +115,13 @@ test("it installs from a clone that has nothing installed", () => {
   const imports = 'import Redlock, { ExecutionError, Lock } from "dlock/redlock";';
   writeFileSync(program, `${imports}\nexport const all = [Redlock, ExecutionError, Lock];\n`);
   checkTypes([...older, program]);
+  const pack = ["pack", "--dry-run", "--json", "--ignore-scripts"];
+  const [{ files }] = JSON.parse(
+    execFileSync("npm", pack, { cwd: clone, stdio: ["ignore", "pipe", "pipe"] }),
+  );
+  const packed = new Set(files.map((file) => file.path));
+  for (const file of ["README.md", "dist/index.js", ...licences])
+    assert(packed.has(file), `${file} is packed`);
   // The declarations themselves, too, as a bundler's user has them.
   checkTypes(["--module", "esnext", "--moduleResolution", "bundler", "--skipLibCheck", "false", program]);
 });
