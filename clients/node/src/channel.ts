@@ -26,6 +26,7 @@ export class Channel {
   connections = 0;
   #answers = 0;
   #ready: Promise<void> | undefined;
+  #endWait: (() => void) | undefined;
   #desk: Desk | undefined;
   #closeDesk: (() => void) | undefined;
 
@@ -43,7 +44,10 @@ export class Channel {
     link.onReady(() => {
       this.connections += 1;
     });
-    link.onEnded(() => this.#closeDesk?.());
+    link.onEnded(() => {
+      this.#closeDesk?.();
+      this.#endWait?.();
+    });
   }
 
   get address(): string {
@@ -87,9 +91,13 @@ export class Channel {
     return reply;
   }
 
+  /** Or closed: a command then fails at once. */
   #whenReady(): Promise<void> {
     // One listener, however many commands wait.
-    this.#ready ??= new Promise<void>((resolve) => this.link.onceReady(resolve)).then(() => {
+    this.#ready ??= new Promise<void>((resolve) => {
+      this.#endWait = resolve;
+      this.link.onceReady(resolve);
+    }).then(() => {
       this.#ready = undefined;
     });
     return this.#ready;

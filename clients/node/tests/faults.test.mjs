@@ -26,6 +26,26 @@ onEach((bench) => {
     await nothingIsHeld();
   });
 
+  test("what waits for a connection ends with its client", async () => {
+    proxy = await bench.proxy();
+    const client = await bench.client(proxy.url);
+    const one = new Lock(client, "foo");
+    await one.locked();
+    const ready = (now) => until("it is known", () => (client.isReady ?? client.status === "ready") === now);
+    await ready(true);
+    // ioredis says nothing of a disconnect between two tries: here it gives up.
+    let goesOn = true;
+    if (bench.kind === "ioredis") client.options.retryStrategy = () => (goesOn ? 10 : null);
+    proxy.refuse = true;
+    proxy.drop();
+    await ready(false);
+    const outcome = assert.rejects(one.tryAcquire(), { name: "NoAnswerError", message: /clos/ });
+    // Not an answer that is overdue.
+    goesOn = false;
+    if (bench.kind === "node-redis") await (client.destroy ? client.destroy() : client.disconnect());
+    await outcome;
+  });
+
   test("an aborted acquire leaves nothing behind", async () => {
     const one = await through({ ttl: 60_000 });
     await one.locked();
