@@ -81,7 +81,8 @@ export class Attempt implements Acquisition {
     let sent: number | undefined;
     let answeredAt = now();
     let late = 0;
-    if (waits && answeredAt < end && contended.has(name)) yield* this.#listen(end);
+    const queues = waits && answeredAt < end && !this.server.closed;
+    if (queues && contended.has(name)) yield* this.#listen(end);
     while (true) {
       let pause = retryDelay;
       // A request sent again keeps the first send as its start: the server may count from that one.

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { LateError, Lock, NoAnswerError, NotHeldError } from "dlock";
+import { LateError, Lock, NoAnswerError, NotHeldError, ResourceLockedError } from "dlock";
 import { onEach, until } from "./support.mjs";
 
 onEach((bench) => {
@@ -44,6 +44,23 @@ onEach((bench) => {
     goesOn = false;
     if (bench.kind === "node-redis") await (client.destroy ? client.destroy() : client.disconnect());
     await outcome;
+  });
+
+  test("a closed client opens no connection", async () => {
+    const one = await through();
+    const hold = await one.acquire();
+    // Whoever asks next would enter the queue at once.
+    await assert.rejects(one.acquire({ timeout: 20 }), ResourceLockedError);
+    proxy = await bench.proxy();
+    const client = await bench.client(proxy.url);
+    const other = new Lock(client, "foo");
+    await other.locked();
+    await client.quit();
+    await until("it is closed", () => client.status === "end" || client.isOpen === false);
+    const { accepted } = proxy;
+    await assert.rejects(other.acquire(), NoAnswerError);
+    assert.equal(proxy.accepted, accepted);
+    await hold.release();
   });
 
   test("an aborted acquire leaves nothing behind", async () => {
