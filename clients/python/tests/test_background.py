@@ -38,7 +38,8 @@ def test_a_callback_that_exits_costs_the_other_holds_nothing(r, server):
     other.release()
 
 
-def test_a_thread_that_cannot_be_started_is_started_later(r, server, monkeypatch):
+@pytest.mark.parametrize("cluster", [False, True])
+def test_a_thread_that_cannot_be_started_is_started_later(r, server, monkeypatch, cluster):
     start, refused = _threads._start, []
 
     def refuse(target, name, *args):
@@ -47,6 +48,7 @@ def test_a_thread_that_cannot_be_started_is_started_later(r, server, monkeypatch
             raise RuntimeError("can't start new thread")
         return start(target, name, *args)
 
+    monkeypatch.setattr(_threads, "is_cluster", lambda client: cluster)
     lock = dlock.Lock(r, "foo", timeout=3, auto_renew=True)
     lock.acquire()
     monkeypatch.setattr(_threads, "_start", refuse)

@@ -8,11 +8,10 @@ import sys
 import pytest
 import redis
 import redis.asyncio
-from conftest import until
 
 import dlock
 import dlock.asyncio
-from dlock import _tasks, _threads
+from dlock import _tasks
 
 
 class Cancelling:
@@ -77,26 +76,6 @@ def test_a_release_that_is_owed_is_sent_although_it_was_cancelled(server, r, pro
             assert switch.left == 0
 
     asyncio.run(asyncio.wait_for(main(), 20))
-
-
-def test_a_renewal_in_a_cluster_that_gets_no_thread_is_tried_again(r, monkeypatch):
-    start, refused = _threads._start, []
-
-    def refuse(target, name, *args):
-        if name == "dlock-renewal" and len(refused) < 2:
-            refused.append(name)
-            raise RuntimeError("can't start new thread")
-        return start(target, name, *args)
-
-    monkeypatch.setattr(_threads, "is_cluster", lambda client: True)
-    lock = dlock.Lock(r, "foo", timeout=3, auto_renew=True)
-    lock.acquire()
-    began = lock.local.hold.valid_until
-    monkeypatch.setattr(_threads, "_start", refuse)
-    until("it is renewed", lambda: lock.lost.is_set() or lock.local.hold.valid_until > began)
-    assert not lock.lost.is_set()
-    assert len(refused) == 2
-    lock.release()
 
 
 def test_an_extension_that_is_interrupted_in_its_turn_keeps_no_other_waiting(r):

@@ -106,8 +106,8 @@ impl Client {
     /// valid.
     ///
     /// If a connection breaks before the answer, its server may still carry the extension out, even after a
-    /// later, longer one. Only a guard remembers that: [`adopt`](Self::adopt) the hold to change between leases
-    /// of different lengths.
+    /// later, longer one. Only a guard remembers that: to change between leases of different lengths,
+    /// [`adopt`](Self::adopt) the hold.
     pub async fn extend(
         &self,
         resource: impl AsRef<[u8]>,
