@@ -55,9 +55,10 @@ node_client() (
     # Debian's package of npm needs that of node.
     command -v npm >/dev/null || install_packages nodejs npm
     cd clients/node
-    # Not `npm ci`: the lock file names the linter's program for this platform only.
+    npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
     # shellcheck disable=SC2086 # the list is meant to be split
-    npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error ${NODE_CLIENTS:-}
+    [ -z "${NODE_CLIENTS:-}" ] ||
+        npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error $NODE_CLIENTS
     npm run --silent build
 )
 

@@ -20,7 +20,7 @@ function npm(...args) {
 }
 
 if (!existsSync(new URL("node_modules/typescript", root)))
-  npm("install", "--no-save", "--ignore-scripts", "--no-audit", "--no-fund");
+  npm("ci", "--ignore-scripts", "--no-audit", "--no-fund");
 npm("run", "build");
 
 // The package says under which terms it comes.
