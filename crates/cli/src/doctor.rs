@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use dlock_client::{Answer, Client, Inspected, NodeState, OtherMembers, now};
+use dlock_client::{Answer, Client, Inspected, NodeState, now};
 use serde::Serialize;
 use serde_json::json;
 
@@ -45,7 +45,6 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
     let (wanted, mut findings) = (args.ttl.as_millis(), Vec::new());
     together(&infos, &mut findings);
     clocks(&client, &mut findings).await;
-    members(&client, &mut findings).await;
     let options = client.ask(&OPTIONS).await;
     for (seen, options) in infos.iter().zip(options) {
         let mut add = |what: String, fix: String| {
@@ -129,16 +128,6 @@ async fn clocks(client: &Client, findings: &mut Vec<Finding>) {
             let fix = "synchronise the clocks (chrony, systemd-timesyncd): fences follow them".into();
             findings.push(Finding { server: Some(server.clone()), what, fix });
         }
-    }
-}
-
-async fn members(client: &Client, findings: &mut Vec<Finding>) {
-    for OtherMembers { server, here, there, .. } in client.other_members().await {
-        let servers = if there == 1 { "server" } else { "servers" };
-        let these = if there == here { "others than these".into() } else { format!("not these {here}") };
-        let what = format!("a client names {there} {servers}, {these}: both could hold the same lock");
-        let fix = "give all clients the same server list; CLIENT LIST shows who is connected".into();
-        findings.push(Finding { server: Some(server.to_string()), what, fix });
     }
 }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use dlock_client::{BuildError, Client, ClientBuilder};
 
 use crate::args::Servers;
-use crate::exit::{Error, complain};
+use crate::exit::Error;
 
 /// A quorum has at most 255 members, and their addresses are short.
 const LARGEST_LIST: u64 = 64 << 10;
@@ -24,7 +24,6 @@ impl Servers {
     /// Builds the client. Must be called in the runtime that its background work uses.
     pub async fn client(&self) -> Result<Client, Error> {
         let (builder, origins) = self.builder().await?;
-        let builder = builder.on_other_members(|other| complain(other));
         builder.build().await.map_err(|why| wrong(why, &origins))
     }
 

@@ -2,7 +2,6 @@
 
 use futures_util::future::join_all;
 use redis::{Cmd, Value};
-use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,14 +15,13 @@ use crate::acquire::session::Session;
 use crate::acquire::{Acquire, Wait};
 use crate::backoff::Backoff;
 use crate::clock::now;
-use crate::error::{BuildError, ExtendError, NoQuorum, NodeState, OtherMembers, ReleaseError, Report};
+use crate::error::{BuildError, ExtendError, NoQuorum, NodeState, ReleaseError, Report};
 use crate::guard::Guard;
 use crate::guard::extend::extend;
 use crate::guard::release::Releases;
 use crate::inspect::{Answer, Inspected, Inspection, Listed, Logged, Waiting};
 use crate::lease::Instant;
-use crate::membership::{Members, named};
-use crate::node::{Channel, Node};
+use crate::node::Channel;
 use crate::options::ClientBuilder;
 use crate::quorum::Extension;
 use crate::reading;
@@ -200,21 +198,15 @@ impl Client {
         self.service.unusable()
     }
 
-    /// For operators: which clients that are connected to a member name other members than this client: see
-    /// [`on_other_members`](ClientBuilder::on_other_members).
-    pub async fn other_members(&self) -> Vec<OtherMembers> {
-        let nodes = &self.service.nodes;
-        let named = join_all(nodes.iter().map(named)).await;
-        let own = self.service.member_list.members();
-        let of = |(node, channels): (&Arc<Node>, Result<Vec<String>, NodeState>)| {
-            let channels = channels.unwrap_or_default();
-            let others = channels.iter().filter_map(|channel| Members::read(node.database(), channel));
-            let others = others.filter(|other| other.differ_from(&own));
-            let sizes: BTreeSet<_> = others.map(|other| other.count).collect();
-            let (server, here) = (node.name.clone(), own.count);
-            sizes.into_iter().map(move |there| OtherMembers { server: server.clone(), here, there })
-        };
-        nodes.iter().zip(named).flat_map(of).collect()
+    /// The name of this client's connections in the `lib-name` field of CLIENT LIST: `dlock-client` for a
+    /// single server; for a quorum `dlock-client(q3-1a2b3c4d)`, with the number of members and the first 8 hex
+    /// digits of the SHA-1 of their run ids, sorted and joined by commas. Without the digest,
+    /// `dlock-client(q3)`, until the run id of every member is known.
+    ///
+    /// Clients that name different members have different names: their majorities need not meet, so two of
+    /// them could hold the same lock at the same time. Servers before Redis 7.2 and Valkey 7.2 show no name.
+    pub fn library_name(&self) -> String {
+        self.service.member_list.library_name()
     }
 
     /// Waits until the resource is free, and returns true: a majority says that nobody holds it, nobody waits

@@ -86,36 +86,6 @@ impl fmt::Display for Report {
     }
 }
 
-/// Another client names other members: see
-/// [`on_other_members`](crate::ClientBuilder::on_other_members).
-#[non_exhaustive]
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "another client of {server} names {}: two clients could hold the same lock at the same time; \
-     give all clients the same server list",
-    self.compared()
-)]
-pub struct OtherMembers {
-    /// A server that both name.
-    pub server: Arc<str>,
-    /// How many servers this client names.
-    pub here: usize,
-    /// How many the other one names.
-    pub there: usize,
-}
-
-impl OtherMembers {
-    fn compared(&self) -> String {
-        let OtherMembers { here, there, .. } = self;
-        let servers = if *there == 1 { "server" } else { "servers" };
-        if here == there {
-            format!("{there} {servers}, as this one does, but not the same")
-        } else {
-            format!("{there} {servers}, this one {here}")
-        }
-    }
-}
-
 /// Why the client could not be built.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

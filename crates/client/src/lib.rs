@@ -84,7 +84,6 @@ mod lease;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod lease;
-mod membership;
 mod node;
 mod options;
 #[cfg(not(feature = "internals"))]
@@ -105,8 +104,7 @@ pub use client::Client;
 pub use clock::{now, sleep_until};
 pub use dlock_protocol::{Fence, Token};
 pub use error::{
-    AcquireError, BuildError, ExtendError, Lost, NoQuorum, NodeReport, NodeState, OtherMembers, ReleaseError,
-    Report,
+    AcquireError, BuildError, ExtendError, Lost, NoQuorum, NodeReport, NodeState, ReleaseError, Report,
 };
 pub use guard::{Cancellation, ForgottenHold, Guard, Guards};
 pub use inspect::{Answer, Holder, Inspected, Inspection, Listed, Logged, Position, Waiting};

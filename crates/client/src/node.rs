@@ -227,16 +227,15 @@ impl Node {
         opening.await.is_ok()
     }
 
-    /// The number of the database of its locks.
-    pub(crate) fn database(&self) -> i64 {
-        self.address.info.redis_settings().db()
-    }
-
     /// A connection of its own: for an ephemeral hold, for WAIT, for an answer that may be too long.
     pub(crate) async fn own_connection(self: &Arc<Self>) -> Result<Connection, ConnectError> {
         let node = self.clone();
         // On the client's thread, where the driver of the connection has to live.
-        let opened = self.background.runtime.spawn(async move { node.open(None, false).await }).await;
+        let opened = self
+            .background
+            .runtime
+            .spawn(async move { node.open(&node.member_list.library_name(), None, false).await })
+            .await;
         opened.unwrap_or_else(|_| Err(ConnectError::gone()))
     }
 
@@ -254,12 +253,17 @@ impl Node {
     fn begin_opening(self: &Arc<Self>, link: &mut Link, mut backoff: Backoff, listens: bool) -> Opening {
         let node = self.clone();
         let task = self.background.runtime.spawn(async move {
-            let opened = node.open(Some(node.waits.clone()), listens).await.and_then(|connection| {
-                node.member_list.register(node.member, &connection)?;
+            let name = node.member_list.library_name();
+            let opened = node.open(&name, Some(node.waits.clone()), listens).await.and_then(|connection| {
+                node.member_list.register(node.member, &connection, name)?;
                 let run_id = connection.server().ok().cloned();
                 *node.run_id.lock().unwrap_or_else(PoisonError::into_inner) = run_id;
                 Ok(connection)
             });
+            for (connection, name) in node.member_list.outdated_names() {
+                // The answer means nothing, but may never come.
+                tokio::spawn(timeout(node.limit, async move { connection.ask(&name).await }));
+            }
             *node.link() = match &opened {
                 Ok(connection) => Link::Up(connection.clone()),
                 Err(why) => Link::Down { why: why.clone(), until: now() + backoff.next(), backoff },
@@ -278,21 +282,25 @@ impl Node {
     }
 
     /// `waits`: of the connection that all share.
-    async fn open(&self, waits: Option<Arc<Waits>>, listens: bool) -> Result<Connection, ConnectError> {
+    async fn open(
+        &self,
+        library_name: &str,
+        waits: Option<Arc<Waits>>,
+        listens: bool,
+    ) -> Result<Connection, ConnectError> {
         let limit = self.connection_limit();
-        let (name, database, watched) = (self.name.clone(), self.database(), self.watched.clone());
-        let (comparison, waiting) = (self.member_list.comparison.clone(), waits.clone());
+        let (watched, waiting) = (self.watched.clone(), waits.clone());
         let on_push = move |push: &PushInfo| {
             // Of a connection apart no hold is told but an ephemeral one, which ends with it.
             if waiting.is_some() || push.kind != PushKind::Disconnection {
                 watched.pushed(push);
             }
             waiting.iter().for_each(|waits| waits.pushed(push));
-            comparison.pushed(&name, database, push);
         };
         let channel = waits.as_ref().filter(|_| listens).map(|waits| waits.channel());
         let mut lacks = "no connection";
-        let opened = timeout(limit, Connection::open(&self.address, on_push, channel, &mut lacks)).await;
+        let opened =
+            timeout(limit, Connection::open(&self.address, library_name, on_push, channel, &mut lacks)).await;
         let connection =
             opened.unwrap_or_else(|_| Err(ConnectError::down(format!("{lacks} within {limit:?}"))))?;
         self.member_list.check(self.member, &connection)?;

@@ -1,13 +1,11 @@
 //! The options of a client.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::blocking;
 use crate::client::Client;
-use crate::error::{BuildError, OtherMembers};
-use crate::membership::OnOtherMembers;
+use crate::error::BuildError;
 
 /// How often, and with which backoff, to retry a round that failed because masters are missing.
 #[non_exhaustive]
@@ -47,7 +45,6 @@ pub struct ClientBuilder {
     pub(crate) retry: Retry,
     pub(crate) root_certificate: Option<Vec<u8>>,
     pub(crate) client_certificate: Option<(Vec<u8>, Vec<u8>)>,
-    pub(crate) on_other_members: Option<OnOtherMembers>,
 }
 
 impl Default for ClientBuilder {
@@ -59,7 +56,6 @@ impl Default for ClientBuilder {
             retry: Retry::default(),
             root_certificate: None,
             client_certificate: None,
-            on_other_members: None,
         }
     }
 }
@@ -81,8 +77,8 @@ impl ClientBuilder {
     /// `redis://user:password@host:port/db`, `rediss://…` for TLS, or
     /// `unix:///path/to/socket?db=1&user=…&pass=…`. In a user name or a password, write /, ?, # and @ as %2F,
     /// %3F, %23 and %40. Errors show the location, but never the user or the password. All clients of a lock
-    /// must name the same masters, see
-    /// [`on_other_members`](Self::on_other_members), and the same database, which nothing compares.
+    /// must name the same masters and the same database: `dlock doctor` compares the masters that the connected
+    /// clients name ([`Client::library_name`]), but not the databases.
     pub fn server(mut self, url: impl Into<String>) -> Self {
         self.servers.push(url.into());
         self
@@ -148,19 +144,6 @@ impl ClientBuilder {
     /// the last guard. The futures of the client need a tokio runtime with timers all the same.
     pub async fn build(self) -> Result<Client, BuildError> {
         Client::connect(self).await
-    }
-
-    /// Calls back, on the client's thread, when another client names other servers than this one: majorities
-    /// of different lists need not meet, so that both could hold the same lock. It is also an event of
-    /// `tracing`. Once for each length of their list.
-    ///
-    /// From its first lock on, a client tells each of its servers which ones it names, and learns what the
-    /// others that are connected name: clients with different lists find out as long as they have a server in
-    /// common. Servers are compared by their run id, so an address may be spelled differently. The users need
-    /// `+subscribe +publish +pubsub|channels &dlock:*`; without it, nothing is found.
-    pub fn on_other_members(mut self, callback: impl Fn(&OtherMembers) + Send + Sync + 'static) -> Self {
-        self.on_other_members = Some(Arc::new(callback));
-        self
     }
 
     /// [`build`](Self::build) for a client that looks at servers, whatever their state: one that cannot take

@@ -119,6 +119,11 @@ pub(crate) fn words(words: &[impl AsRef<[u8]>]) -> Cmd {
     cmd
 }
 
+/// Servers before Redis 7.2 do not know it.
+pub(crate) fn set_library_name(name: &str) -> Cmd {
+    words(&["CLIENT", "SETINFO", "LIB-NAME", name])
+}
+
 pub(crate) fn break_holds(resource: &[u8]) -> Cmd {
     only_key(command::table::BREAK.name, resource)
 }

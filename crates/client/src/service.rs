@@ -6,7 +6,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use smallvec::SmallVec;
 use std::future::Future;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
@@ -17,7 +17,6 @@ use crate::clock::{now, sleep_until};
 use crate::error::{BuildError, NodeReport, NodeState, Report};
 use crate::inspect::Holder;
 use crate::lease::Lease;
-use crate::membership::{self, Comparison};
 use crate::node::{Address, Channel, ConnectError, MemberList, Node};
 use crate::options::{ClientBuilder, Retry};
 use crate::quorum::{Member, Quorum, Refusal, Vote};
@@ -35,7 +34,6 @@ pub(crate) struct Service {
     pub(crate) background: Arc<Background>,
     pub(crate) watched: Arc<Watched>,
     pub(crate) member_list: Arc<MemberList>,
-    announced: Once,
     cleanup: TaskTracker,
 }
 
@@ -67,8 +65,7 @@ impl Service {
             let why = format!("the node timeout must be 1 ms to a day, not {limit:?}");
             return Err(BuildError::Option(why));
         }
-        let comparison = Comparison::new(options.on_other_members);
-        let member_list = MemberList::new(addresses.iter().map(|address| address.name.clone()), comparison);
+        let member_list = MemberList::new(addresses.iter().map(|address| address.name.clone()));
         let background = Background::start().map_err(|why| BuildError::Thread(why.to_string()))?;
         let watched = Arc::<Watched>::default();
         let nodes = quorum.members().zip(addresses);
@@ -82,19 +79,7 @@ impl Service {
         cleanup.close();
         let (retry, drift) = (options.retry, options.drift);
         let contended = Contended::default();
-        let announced = Once::new();
-        Ok(Service {
-            nodes,
-            quorum,
-            retry,
-            contended,
-            drift,
-            background,
-            watched,
-            member_list,
-            announced,
-            cleanup,
-        })
+        Ok(Service { nodes, quorum, retry, contended, drift, background, watched, member_list, cleanup })
     }
 
     /// Opens the first connections. A master that is down may come back, and a majority goes on without one
@@ -172,15 +157,6 @@ impl Service {
             .collect();
         graces.sort();
         graces.get(missing.checked_sub(1)?).copied()
-    }
-
-    /// The channels of a new hold. From the first on, the members are told which ones this client names: who
-    /// never locks may look at any of them.
-    pub(crate) fn channels_of_hold(&self) -> Channels {
-        let members = || self.nodes.iter().map(Arc::downgrade).collect();
-        let announcing = || membership::announce(self.member_list.clone(), members());
-        self.announced.call_once(|| self.spawn(announcing()));
-        self.channels()
     }
 
     pub(crate) fn channels(&self) -> Channels {

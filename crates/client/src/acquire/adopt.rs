@@ -29,7 +29,7 @@ pub(crate) async fn adopt(
     let (lease, counted) = service.lease_for(ttl).map_err(ExtendError::Option)?;
     let asked = dlock_protocol::LockRequest::new(token.clone(), counted);
     let request = LockRequest { resource: resource.to_vec(), asked };
-    let channels = service.channels_of_hold();
+    let channels = service.channels();
     channels.iter().for_each(|channel| channel.assume_held());
     let (quorum, retries) = (service.quorum, service.retry.times);
     let plan = Plan { quorum, lease, fenced: true, retries };

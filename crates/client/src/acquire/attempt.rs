@@ -92,7 +92,7 @@ impl Attempt {
         let token = self.asked.token.clone().unwrap_or_else(fresh_token);
         let asked = self.asked.with(token, self.asked.label.clone(), self.asked.owner.clone());
         let request = LockRequest { resource: self.resource.clone(), asked };
-        let channels = self.service.channels_of_hold();
+        let channels = self.service.channels();
         if let Some(own) = own {
             channels[0].pin(own);
         }

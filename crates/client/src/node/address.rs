@@ -62,7 +62,6 @@ impl Address {
         })?;
         // RESP3 has a map for INSPECT's answer, and its push channel ends with the connection.
         let settings = info.redis_settings().clone().set_protocol(redis::ProtocolVersion::RESP3);
-        let settings = settings.set_lib_name("dlock-client", env!("CARGO_PKG_VERSION"));
         let info = info.set_redis_settings(settings);
         Ok(Address {
             name: name(&info).into(),

@@ -66,6 +66,7 @@ impl Connection {
     /// Opens it on the client's thread, and subscribes to the channel. Records in `lacks` what it waits for.
     pub(super) async fn open(
         address: &Address,
+        library_name: &str,
         on_push: impl Fn(&PushInfo) + Send + Sync + 'static,
         channel: Option<&[u8]>,
         lacks: &mut &'static str,
@@ -84,7 +85,8 @@ impl Connection {
                 on_push(&push);
                 Ok::<(), redis::aio::SendError>(())
             });
-        let settings = address.info.redis_settings();
+        let settings = address.info.redis_settings().clone();
+        let settings = settings.set_lib_name(library_name, env!("CARGO_PKG_VERSION"));
         let password = settings.password();
         let failed = |why: RedisError| match intake.fault() {
             Some(why) => ConnectError::error(why),
@@ -92,7 +94,7 @@ impl Connection {
         };
         let stream = Stream::open(address, intake.clone(), lacks).await.map_err(|why| failed(why.into()))?;
         *lacks = "connected, but no answer";
-        let opened = MultiplexedConnection::new_with_config(settings, stream, config).await;
+        let opened = MultiplexedConnection::new_with_config(&settings, stream, config).await;
         let (mut redis, driver) = opened.map_err(failed)?;
         let _driver = AbortOnDropHandle::new(tokio::spawn(driver));
         let (server, listens) = identify(&mut redis, channel).await.map_err(failed)??;

@@ -2,45 +2,57 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::Notify;
+use redis::Cmd;
+use sha1_smol::Sha1;
 
 use super::{ConnectError, Connection};
-use crate::membership::{Comparison, Members};
 use crate::quorum::Member;
+use crate::request;
 
-/// The connection of each member, as long as it is open.
+/// The library name of the clients of a single server.
+const LIBRARY: &str = "dlock-client";
+
+/// How many characters of the digest of the run ids are in the name of a client.
+const DIGEST_LEN: usize = 8;
+
+/// The last connection of each member.
 #[derive(Debug)]
-pub(crate) struct MemberList {
-    entries: Mutex<Vec<Entry>>,
-    /// Notified when a member is connected.
-    pub(crate) changed: Notify,
-    pub(crate) comparison: Arc<Comparison>,
-}
+pub(crate) struct MemberList(Mutex<Vec<Entry>>);
 
 #[derive(Debug)]
 struct Entry {
     name: Arc<str>,
     connection: Option<Connection>,
+    /// The library name that was last sent on the connection.
+    sent_name: String,
 }
 
 impl MemberList {
-    pub(crate) fn new(names: impl IntoIterator<Item = Arc<str>>, comparison: Arc<Comparison>) -> Arc<Self> {
-        let entries = names.into_iter().map(|name| Entry { name, connection: None }).collect();
-        Arc::new(MemberList { entries: Mutex::new(entries), changed: Notify::new(), comparison })
+    pub(crate) fn new(names: impl IntoIterator<Item = Arc<str>>) -> Arc<Self> {
+        let entry = |name| Entry { name, connection: None, sent_name: String::new() };
+        Arc::new(MemberList(Mutex::new(names.into_iter().map(entry).collect())))
     }
 
-    /// The last connection of each member that had one.
-    pub(crate) fn connections(&self) -> Vec<(Member, Connection)> {
-        let connected = |(entry, member): (&Entry, u8)| Some((Member(member), entry.connection.clone()?));
-        self.entries().iter().zip(0..).filter_map(connected).collect()
+    /// The name of the client's connections in CLIENT LIST: see
+    /// [`Client::library_name`](crate::Client::library_name).
+    pub(crate) fn library_name(&self) -> String {
+        let entries = self.entries();
+        library_name(&entries)
     }
 
-    /// The members as far as they are known.
-    pub(crate) fn members(&self) -> Members {
-        let connections = self.connections();
-        let answering = connections.iter().filter(|(_, connection)| connection.answers());
-        let ids = answering.filter_map(|(_, connection)| Some(&**connection.server().ok()?));
-        Members::new(self.entries().len(), ids)
+    /// The connections that have another name than the client has now, with the command that changes it.
+    /// Counts as sent.
+    pub(super) fn outdated_names(&self) -> Vec<(Connection, Cmd)> {
+        let mut entries = self.entries();
+        let name = library_name(&entries);
+        let mut renamed = Vec::new();
+        for entry in entries.iter_mut().filter(|entry| entry.sent_name != name) {
+            if let Some(connection) = entry.connection.clone().filter(Connection::is_open) {
+                entry.sent_name.clone_from(&name);
+                renamed.push((connection, request::set_library_name(&name)));
+            }
+        }
+        renamed
     }
 
     /// Whether a majority of the members is connected and answers.
@@ -56,16 +68,21 @@ impl MemberList {
     }
 
     /// [`check`](Self::check), and records the server as `member`.
-    pub(super) fn register(&self, member: Member, connection: &Connection) -> Result<(), ConnectError> {
+    pub(super) fn register(
+        &self,
+        member: Member,
+        connection: &Connection,
+        sent_name: String,
+    ) -> Result<(), ConnectError> {
         let mut entries = self.entries();
         check(&entries, member, connection)?;
-        entries[usize::from(member.0)].connection = Some(connection.clone());
-        self.changed.notify_one();
+        let entry = &mut entries[usize::from(member.0)];
+        (entry.connection, entry.sent_name) = (Some(connection.clone()), sent_name);
         Ok(())
     }
 
     fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -86,4 +103,18 @@ fn check(entries: &[Entry], member: Member, connection: &Connection) -> Result<(
         }
     }
     Ok(())
+}
+
+fn library_name(entries: &[Entry]) -> String {
+    let members = entries.len();
+    if members == 1 {
+        return LIBRARY.to_owned();
+    }
+    let run_id = |entry: &Entry| entry.connection.as_ref()?.server().ok().cloned();
+    let Some(mut run_ids) = entries.iter().map(run_id).collect::<Option<Vec<Arc<str>>>>() else {
+        return format!("{LIBRARY}(q{members})");
+    };
+    run_ids.sort();
+    let digest = Sha1::from(run_ids.join(",")).digest().to_string();
+    format!("{LIBRARY}(q{members}-{})", &digest[..DIGEST_LEN])
 }

@@ -3,7 +3,6 @@
 mod adopting;
 mod blocking;
 mod cancelled;
-mod differing;
 mod documented;
 mod down;
 mod durable;
@@ -14,6 +13,7 @@ mod figures;
 mod flooding;
 mod forgotten;
 mod holding;
+mod library_name;
 mod lossy;
 mod members;
 mod modes;
