@@ -1,13 +1,15 @@
 # Every command of the project. A target runs a script, which says what it does and why.
 .DEFAULT_GOAL := help
 .PHONY: help setup run run-quorum build install test test-clients test-servers test-packages test-install \
-	test-images test-contrib soak chaos lint msrv deny fmt miri asan fuzz bench bench-peers stall model docs compare pictures dist clean
+	test-images test-contrib test-busy soak chaos lint msrv deny fmt miri asan fuzz bench bench-peers stall model docs compare pictures dist clean
 
 # How long fuzz (60), soak (3600) and each fleet of test-clients (10) run.
 SECONDS ?=
-# How many rounds of faults chaos runs (200), and from which seed (a new one each time).
+# How many rounds test-busy (10) and chaos (200) run, and from which seed chaos starts (a new one each time).
 ROUNDS ?=
 SEED ?=
+# Which suites test-busy runs (all).
+SUITES ?=
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,10 +23,13 @@ run: setup ## build, and start a server with the module; Ctrl-C stops it (CONF=r
 run-quorum: setup ## build, and start five servers, a quorum to try; Ctrl-C stops them
 	@scripts/run-quorum.sh
 
-test: setup ## format, lints, and the tests in Rust on Redis 7.0 and Valkey 8.0
+test: setup ## every test there is: lints, Rust, Python and Node, on Redis 7.0 and Valkey 8.0
 	@scripts/test.sh
 
-test-clients: setup ## types, lints and tests of the Python and the Node client, on Redis 7.0 and Valkey 8.0
+test-busy: setup ## every suite ROUNDS=10 times beside two busy loops; prints the tests that failed (SUITES="python node")
+	@scripts/test-busy.sh $(or $(ROUNDS),10) $(SUITES)
+
+test-clients: setup ## the Python and the Node client, with the versions of redis-py, ioredis .. that you choose; Go, PHP, Ruby
 	@$(if $(SECONDS),DLOCK_SECONDS=$(SECONDS)) scripts/test-clients.sh
 
 test-servers: setup ## longer integration tests on Redis 7.0 and 8, Valkey 8.0 and 9 (DLOCK_ROUNDS=50)

@@ -62,6 +62,32 @@ node_client() (
     npm run --silent build
 )
 
+# Exports the servers under test, unless DLOCK_TEST_SERVERS names them: Debian's Redis and these, which are fetched if
+# they are missing: test_servers NAME...
+test_servers() {
+    [ -z "${DLOCK_TEST_SERVERS:-}" ] || return 0
+    DLOCK_TEST_SERVERS="redis-7.0=$(redis_server)"
+    for name in "$@"; do
+        scripts/fetch-server.sh "$name"
+        DLOCK_TEST_SERVERS="$DLOCK_TEST_SERVERS,$name=$top/build/servers/$name/server"
+    done
+    export DLOCK_TEST_SERVERS
+}
+
+# What the tests of both clients need, installed and built: the clients and the old lock libraries of clients/fleet.
+test_clients() {
+    say "the Python and the Node client"
+    python_client test,recipes
+    node_client
+    npm install --silent --no-audit --no-fund --prefix target/node redlock@5.0.0-beta.2 ioredis@5
+}
+
+# The tests of the Python client. The arguments go to pytest. DLOCK_TEST_SERVERS and DLOCK_TEST_MODULE must be set.
+python_tests() (
+    export NODE_PATH="$top/target/node/node_modules" # for the fleet
+    cd clients/python && "$top/target/python/bin/python" -m pytest -q "$@"
+)
+
 # Debian's packages, unpacked into a folder and not installed: unpack_packages FOLDER NAME...
 unpack_packages() {
     unpacked=$1

@@ -1,15 +1,19 @@
 #!/bin/sh
-# Format and lints. --quick: only what takes no build.
+# Format and lints of everything. --quick: only what needs no build. --slow: only what does.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 
-say "format"
-cargo fmt --all --check
-say "comments within 110 columns"
-scripts/columns.sh
-"$(dirname "$0")/onlys.sh"
-[ "${1:-}" != --quick ] || exit 0
+part=${1:-all}
+if [ "$part" != --slow ]; then
+    say "format"
+    cargo fmt --all --check
+    say "comments within 110 columns"
+    scripts/columns.sh
+    scripts/onlys.sh
+fi
+[ "$part" != --quick ] || exit 0
+
 say "lints"
 cargo clippy --workspace --all-targets -- -D warnings
 say "documentation"
@@ -18,6 +22,7 @@ for packages in "--workspace --exclude dlock" "--package dlock"; do
     # shellcheck disable=SC2086 # the words are meant to be split
     RUSTDOCFLAGS="-D warnings" cargo doc $packages --no-deps --document-private-items --quiet
 done
+scripts/lint-clients.sh
 if cargo deny --version >/dev/null 2>&1; then
     say "licences and sources"
     cargo deny --offline --all-features check licenses bans sources

@@ -7,22 +7,12 @@ set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 
-scripts/fetch-server.sh valkey-8.0
+test_servers valkey-8.0
 if [ -z "${DLOCK_TEST_MODULE:-}" ]; then
     cargo build -p dlock-module
-    DLOCK_TEST_MODULE="${CARGO_TARGET_DIR:-$top/target}/debug/libdlock.so"
+    export DLOCK_TEST_MODULE="${CARGO_TARGET_DIR:-$top/target}/debug/libdlock.so"
 fi
-: "${DLOCK_TEST_SERVERS:=redis-7.0=$(redis_server),valkey-8.0=$top/build/servers/valkey-8.0/server}"
-export DLOCK_TEST_MODULE DLOCK_TEST_SERVERS
-
-say "the Python client"
-tools=$top/target/python
-python_client test,recipes
-
-say "other libraries' locks, for the fleet of old and new clients"
-command -v npm >/dev/null || install_packages nodejs npm
-npm install --silent --no-audit --no-fund --prefix target/node redlock@5.0.0-beta.2 ioredis@5
-export NODE_PATH="$top/target/node/node_modules"
+test_clients
 
 say "other languages, for docs/with-your-client.md"
 missing=
@@ -33,19 +23,9 @@ ruby -e 'require "redis"' 2>/dev/null || missing="$missing ruby ruby-redis"
 # shellcheck disable=SC2086 # the list is meant to be split
 [ -z "$missing" ] || install_packages $missing
 
-(
-    cd clients/python
-    "$tools/bin/ruff" check --quiet . ../fleet
-    "$tools/bin/ruff" format --check --quiet . ../fleet
-    # The types are those of the newest redis-py.
-    [ -n "${REDIS_PY:-}" ] || "$tools/bin/mypy"
-    "$tools/bin/python" -m pytest -q "$@"
-)
+scripts/lint-clients.sh
+say "the tests of the Python client"
+python_tests "$@"
 [ $# = 0 ] || exit 0
-
-say "the Node client"
-unset NODE_PATH
-node_client
-cd clients/node
-npm run --silent lint
-npm test --silent
+say "the tests of the Node client"
+npm --prefix clients/node test --silent

@@ -5,12 +5,7 @@ set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 
-DLOCK_TEST_SERVERS="redis-7.0=$(redis_server)"
-for name in valkey-8.0 redis-8 valkey-9; do
-    scripts/fetch-server.sh "$name"
-    DLOCK_TEST_SERVERS="$DLOCK_TEST_SERVERS,$name=$top/build/servers/$name/server"
-done
-export DLOCK_TEST_SERVERS
+test_servers valkey-8.0 redis-8 valkey-9
 export DLOCK_ROUNDS="${DLOCK_ROUNDS:-50}" DLOCK_RESTARTS="${DLOCK_RESTARTS:-100}"
 say "the module"
 # The tests would build it too, but silently.

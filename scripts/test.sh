@@ -1,31 +1,41 @@
 #!/bin/sh
-# Format, lints, and the tests in Rust, with real servers of both families. CI runs other targets of make, too.
+# Every test there is, on Redis 7.0 and Valkey 8.0: format and lints, then the tests in Rust, Python and Node. CI runs it.
+#
+# Everything is built before the first test starts: a test with a deadline never runs beside a compiler. Other versions of
+# the clients' libraries, and the programs in Go, PHP and Ruby, are tested by `make test-clients`.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 
-scripts/fetch-server.sh valkey-8.0
+target=${CARGO_TARGET_DIR:-$top/target}
+test_servers valkey-8.0
 scripts/lint.sh --quick
-say "the module and the tests"
-# In one go, so that what both depend on is built once. The bench has no tests: the lints compile it.
+test_clients
+
+say "building the module, the tests and the release"
+# One build of the whole workspace. The bench has no tests: the lints compile it.
 cargo build --workspace --exclude dlock-bench --all-targets
-export DLOCK_TEST_MODULE="${CARGO_TARGET_DIR:-$top/target}/debug/libdlock.so"
-DLOCK_TEST_SERVERS="redis-7.0=$(redis_server),valkey-8.0=$top/build/servers/valkey-8.0/server"
-export DLOCK_TEST_SERVERS
-# Most of them wait for servers most of the time.
+cargo build --release --package dlock-module --lib
+scripts/lint.sh --slow
+
+export DLOCK_TEST_MODULE="${DLOCK_TEST_MODULE:-$target/debug/libdlock.so}"
+# Most tests wait for servers most of the time.
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$(($(nproc) * 3))}"
-say "tests"
-# Beside them, what needs a processor and no server: the lints, and the release for the last of the tests. The lints
-# have a folder of their own, for two builds in one wait for each other.
-lints=$(mktemp)
-setsid nice sh -c "CARGO_TARGET_DIR='${CARGO_TARGET_DIR:-$top/target}/lint' scripts/lint.sh &&
-    cargo build --quiet --release --package dlock-module --lib" >"$lints" 2>&1 &
-beside=$!
-trap 'kill -- "-$beside" 2>/dev/null || :; rm -f "$lints"' EXIT
+say "the tests in Rust"
+cargo test --workspace --exclude dlock-bench
+cargo test --workspace --exclude dlock-bench --test documented built:: -- --ignored
+
+say "the tests of the Python and the Node client, side by side"
+node_log=$(mktemp)
+setsid npm --prefix clients/node test --silent >"$node_log" 2>&1 &
+node=$!
+trap 'kill -- "-$node" 2>/dev/null || :; rm -f "$node_log"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
-cargo test --workspace --exclude dlock-bench
-say "format, lints, the release"
-wait "$beside" || { cat "$lints" && exit 1; }
-cargo test --workspace --exclude dlock-bench --test documented built:: -- --ignored
+failed=
+# The programs of docs/with-your-client.md need Go, PHP and Ruby.
+python_tests --ignore tests/test_with_your_client.py || failed=" Python"
+wait "$node" || failed="$failed Node"
+cat "$node_log"
+[ -z "$failed" ] || fail "tests of a client failed:$failed"
 say "all is well"
