@@ -1,27 +1,105 @@
 #!/usr/bin/env python3
-"""The imports of src/ by file: arrows point one way.
+"""Checks the imports of every crate and client by file: no circles, and only what a table of ARCHITECTURE.md allows.
 
-A cycle of files is allowed where it is a parent with its children, and no more than three files. ffi/ imports nothing
-but itself. With --list, prints for each file what it imports.
+A table of layers has the header `| from | may use |`, and the line above it names the folder of the sources. A row names
+files (`lock.rs`), folders (`queue/`, with the file `queue.rs`), or both; "all below" stands for the rows below it. Files
+of one row may use each other. An import through a re-export counts as an import of the file with the definition.
+
+With --list, prints what each file imports.
 """
+
+import ast
 import re
 import sys
 from pathlib import Path
 
-SRC = Path(__file__).resolve().parent.parent / "src"
-MOST = 3
+TOP = Path(__file__).resolve().parent.parent
+# Folders in which files may still import each other in a circle. Take one out when its last circle is gone.
+CIRCLES_LEFT = {
+    "src",
+    "crates/bench/src",
+    "crates/cli/src",
+    "crates/client/src",
+    "crates/core/src",
+    "crates/protocol/src",
+    "crates/testkit/src",
+    "clients/node/src",
+}
 
 
-def module_of(path):
-    parts = list(path.relative_to(SRC).with_suffix("").parts)
-    return tuple(parts[:-1] if parts[-1] in ("mod", "lib") else parts)
+class Rust:
+    """The files of a crate. Tests are left out: `tests.rs` and what `#[cfg(test)]` marks in a file."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.files = {self.module(path): path for path in folder.rglob("*.rs") if path.name != "tests.rs"}
+        self.code = {module: without_tests(path.read_text()) for module, path in self.files.items()}
+        self.uses = {module: self.used_names(module) for module in self.files}
+
+    def module(self, path):
+        parts = path.relative_to(self.folder).with_suffix("").parts
+        return parts[:-1] if parts[-1] in ("mod", "lib", "main") else parts
+
+    def used_names(self, module):
+        """The names that a file takes in by `use`, with their paths; those of a `use ..::*` are under "*"."""
+        names = {"*": []}
+        for tree in re.findall(r"\buse\s+([^;]+);", self.code[module]):
+            for path in paths(re.sub(r"\s+as\s+", "=", tree).replace("\n", "").replace(" ", "")):
+                path, _, alias = path.partition("=")
+                path = path.removesuffix("::self")
+                name = alias or path.split("::")[-1]
+                if name == "*":
+                    names["*"].append(path.removesuffix("::*"))
+                else:
+                    names[name] = path
+        return names
+
+    def defines(self, module, name):
+        return re.search(rf"\b(?:struct|enum|trait|type|fn|const|static|mod|macro_rules!)\s+{name}\b", self.code[module])
+
+    def resolve(self, module, path, depth=0):
+        """The module that a path leads to, or None if it leads out of the crate."""
+        names, base = path.split("::"), module
+        if names[0] == "crate":
+            names, base = names[1:], ()
+        elif names[0] in ("self", "super"):
+            while names and names[0] in ("self", "super"):
+                base = base[:-1] if names[0] == "super" else base
+                names = names[1:]
+        elif module + (names[0],) not in self.files and names[0] not in self.uses[module]:
+            return None
+        while names and base + (names[0],) in self.files:
+            base, names = base + (names[0],), names[1:]
+        if not names or names[0] == "*" or depth == 8 or self.defines(base, names[0]):
+            return base
+        if names[0] in self.uses[base] and (self.uses[base][names[0]] != path or base != module):
+            return self.resolve(base, "::".join([self.uses[base][names[0]], *names[1:]]), depth + 1)
+        for glob in self.uses[base]["*"]:
+            to = self.resolve(base, glob, depth + 1)
+            if to is not None and to != base and self.defines(to, names[0]):
+                return to
+        return base
+
+    def imports(self, module):
+        children = [m[-1] for m in self.files if m and m[:-1] == module]
+        start = r"(?:crate|super|self" + "".join("|" + child for child in children) + ")::"
+        code = re.sub(r"\buse\s+[^;]+;", "", self.code[module])
+        inline = re.findall(rf"(?<![:$\w]){start}[\w:]+", code)
+        uses = self.uses[module]
+        found = [*inline, *(path + "::*" for path in uses["*"]), *(path for name, path in uses.items() if name != "*")]
+        return {self.resolve(module, path) for path in found} - {None, module}
 
 
-FILES = {module_of(path): path for path in sorted(SRC.rglob("*.rs"))}
-
-
-def shown(module):
-    return str(FILES[module].relative_to(SRC))
+def without_tests(text):
+    """The code without comments, strings, and modules of tests."""
+    code = re.sub(r"//.*|\"(?:\\[\s\S]|[^\"\\])*\"", "", text)
+    while found := re.search(r"#\[cfg\(test\)\]\s*mod \w+ \{", code):
+        at, depth = found.end(), 1
+        while depth and at < len(code):
+            depth += (code[at] == "{") - (code[at] == "}")
+            at += 1
+        code = code[: found.start()] + code[at:]
+    return re.sub(r"#\[cfg\(test\)\]\s*use [^;]+;", "", code)
 
 
 def paths(tree):
@@ -38,75 +116,145 @@ def paths(tree):
     return found
 
 
-def resolve(module, path):
-    """The file that an absolute or relative path leads to."""
-    names, base = path.split("::"), ()
-    if names[0] == "crate":
-        names = names[1:]
-    else:
-        base = module
-        while names and names[0] in ("self", "super"):
-            base = base[:-1] if names[0] == "super" else base
-            names = names[1:]
-    for name in names:
-        if base + (name,) not in FILES:
-            break
-        base += (name,)
-    return base
+class Python:
+    def __init__(self, folder):
+        self.files = {(path.stem,): path for path in folder.rglob("*.py")}
+
+    def imports(self, module):
+        found = set()
+        for node in ast.walk(ast.parse(self.files[module].read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.level or node.module.split(".")[0] == "dlock"):
+                inside = (node.module or "").removeprefix("dlock").removeprefix(".")
+                names = [inside] if inside else [alias.name for alias in node.names]
+                found |= {(name,) if (name,) in self.files else ("__init__",) for name in names}
+        return found - {module}
 
 
-def imports(module):
-    code = re.sub(r"//.*|\"(?:\\[\s\S]|[^\"\\])*\"", "", FILES[module].read_text())
-    children = [m[-1] for m in FILES if m and m[:-1] == module]
-    start = r"\b(?:crate|super|self" + "".join("|" + child for child in children) + ")::"
-    trees = re.findall(r"\buse\s+([^;]+);", code)
-    inline = re.findall("(?<![:$\\w])" + start + r"[\w:]+", re.sub(r"\buse\s+[^;]+;", "", code))
-    found = [p for tree in trees for p in paths(re.sub(r"\s+", "", tree)) if re.match(start, p)]
-    return {resolve(module, p) for p in found + inline} - {module}
+class Node:
+    def __init__(self, folder):
+        self.files = {(path.name,): path for path in folder.rglob("*.*ts")}
+
+    def imports(self, module):
+        names = re.findall(r"(?:from|import\()\s*\"\./([\w./-]+)\"", self.files[module].read_text())
+        return {(re.sub(r"js$", "ts", name),) for name in names} - {module}
 
 
-def cycles(graph):
+def packages():
+    """The folder of each package's sources, as ARCHITECTURE.md names it, with its language."""
+    yield "src", Rust
+    for folder in sorted(TOP.glob("crates/*/src")):
+        yield str(folder.relative_to(TOP)), Rust
+    yield "clients/python/src/dlock", Python
+    yield "clients/node/src", Node
+
+
+def circles(graph):
     """The strongly connected components (Tarjan) of more than one file."""
     index, low, stack, found = {}, {}, [], []
 
     def visit(node):
         index[node] = low[node] = len(index)
         stack.append(node)
-        for to in graph[node]:
+        for to in sorted(graph[node]):
             if to not in index:
                 visit(to)
             if to in stack:
                 low[node] = min(low[node], low[to])
         if low[node] == index[node]:
-            cycle = stack[stack.index(node) :]
+            circle = stack[stack.index(node) :]
             del stack[stack.index(node) :]
-            found.append(cycle)
+            found.append(circle)
 
-    for node in graph:
+    for node in sorted(graph):
         if node not in index:
             visit(node)
-    return [sorted(cycle) for cycle in found if len(cycle) > 1]
+    return [sorted(circle) for circle in found if len(circle) > 1]
+
+
+def layer_tables():
+    """The tables of ARCHITECTURE.md: folder -> [(names of the row, names that it may use)]."""
+    tables, folder, rows = {}, None, None
+    for line in (TOP / "ARCHITECTURE.md").read_text().splitlines():
+        if re.fullmatch(r"\| *from *\| *may use *\|", line):
+            rows = tables.setdefault(folder, [])
+        elif rows is not None and line.startswith("|"):
+            cells = line.strip("| ").split(" | ")
+            if not set(line) <= set("|- :"):
+                rows.append((named(cells[0]), "all below" if "all below" in cells[-1] else named(cells[-1])))
+        elif line.strip():
+            rows = None
+            found = re.findall(r"`([\w/.-]*\bsrc\b[\w/.-]*)`", line)
+            folder = found[-1].rstrip("/") if found else folder
+    return tables
+
+
+def named(cell):
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def row_of(rows, file):
+    """The number of the row that names a file: by its own name, else by the innermost folder."""
+    best = None
+    for number, (names, _) in enumerate(rows):
+        for name in names:
+            bare = name.rstrip("/")
+            fits = file == bare or name.endswith("/") and (file.startswith(name) or file.rpartition(".")[0] == bare)
+            rank = (file == bare, len(bare))
+            if fits and (best is None or rank > best[0]):
+                best = (rank, number)
+    return None if best is None else best[1]
+
+
+def against_layers(rows, graph):
+    """The imports that a table of layers does not allow, and the files and names that it gets wrong."""
+    for name in {name for names, uses in rows for name in [*names, *(uses if uses != "all below" else [])]}:
+        if not any(row_of([([name], [])], file) == 0 for file in graph):
+            yield f"the table names {name}, which does not exist"
+    for file, to in graph.items():
+        row = row_of(rows, file)
+        if row is None:
+            yield f"the table has no row for {file}"
+            continue
+        uses = rows[row][1]
+        for other in sorted(to):
+            other_row = row_of(rows, other)
+            below = uses == "all below" and other_row is not None and other_row > row
+            if other_row != row and not below and (uses == "all below" or row_of([(uses, [])], other) is None):
+                yield f"{file} must not use {other}"
+
+
+def ffi_errors(package):
+    """src/ffi knows no locks: it imports nothing but itself. What an option is, it shares with the protocol."""
+    for module, path in package.files.items():
+        if module[:1] == ("ffi",):
+            for other in package.imports(module):
+                if other[:1] != ("ffi",):
+                    yield f"{path.name} must not use {'/'.join(other)}"
+            for name in set(re.findall(r"\bdlock_\w+(?:::\w+)?", path.read_text())) - {"dlock_protocol::options"}:
+                yield f"{path.name} must not use {name}"
 
 
 def main():
-    graph = {module: imports(module) for module in FILES}
-    if "--list" in sys.argv:
-        for module, to in graph.items():
-            print(f"{shown(module)}: {' '.join(sorted(map(shown, to)))}")
-    wrong = False
-    for cycle in cycles(graph):
-        family = all(module[: len(cycle[0])] == cycle[0] for module in cycle)
-        allowed = family and len(cycle) <= MOST
-        wrong |= not allowed
-        print(f"{'allowed: cycle' if allowed else 'FORBIDDEN: cycle'} of {len(cycle)}: {' '.join(map(shown, cycle))}")
-    for module, to in graph.items():
-        out = [shown(other) for other in to if other[:1] != ("ffi",)]
-        # What an option is, a name with a range, it shares with the protocol.
-        locks = set(re.findall(r"\bdlock_\w+(?:::\w+)?", FILES[module].read_text())) - {"dlock_protocol::options"}
-        if module[:1] == ("ffi",) and (out or locks):
-            wrong = True
-            print(f"FORBIDDEN in {shown(module)}, which knows no locks: {' '.join([*out, *sorted(locks)])}")
-    return wrong
+    errors, tables = [], layer_tables()
+    for folder, language in packages():
+        package = language(TOP / folder)
+        shown = {module: str(path.relative_to(TOP / folder)) for module, path in package.files.items()}
+        graph = {shown[module]: {shown[to] for to in package.imports(module)} for module in package.files}
+        if "--list" in sys.argv:
+            for file, to in sorted(graph.items()):
+                print(f"{folder}/{file}: {' '.join(sorted(to))}")
+        found = [f"{folder}: these files import each other: {' '.join(circle)}" for circle in circles(graph)]
+        if folder not in CIRCLES_LEFT:
+            errors += found
+        elif "--list" in sys.argv:
+            print("\n".join(found))
+        if folder == "src":
+            errors += [f"src/ffi: {error}" for error in ffi_errors(package)]
+        if folder in tables:
+            errors += [f"{folder}: {error}" for error in against_layers(tables.pop(folder), graph)]
+    errors += [f"ARCHITECTURE.md: no sources in {folder}" for folder in tables]
+    print("\n".join(errors), end="\n" if errors else "")
+    return bool(errors)
 
 
 if __name__ == "__main__":
