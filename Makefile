@@ -72,7 +72,7 @@ stall: setup ## the longest pause while 100,000 of 1,000,000 leases expire toget
 	@scripts/stall.sh
 
 model: ## model-check the quorum's protocol in larger worlds (about 15 minutes)
-	@cargo test -p dlock-client --test model -- --ignored --test-threads 1
+	@cargo test -p dlock-quorum --test model -- --ignored --test-threads 1
 
 docs: ## pages to read offline of all documents, with their links checked (installs mdbook)
 	@scripts/docs.sh

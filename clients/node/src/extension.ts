@@ -3,7 +3,7 @@
 // A member that restarted without its data, or that was away for a lease, holds nothing any more. If one
 // after the other did, the hold would be lost, although a majority had it all the time. So such a member is
 // asked for it again, by the rule of the Rust client: only once a majority has extended without it, and what
-// it grants is no vote, as only a later EXTEND is. `crates/client/src/quorum/extension.rs` says why.
+// it grants is no vote, as only a later EXTEND is. `crates/quorum/src/extension.rs` says why.
 
 import type { Granted, Request } from "./attempt.js";
 import { NoAnswerError, word } from "./errors.js";

@@ -1,5 +1,5 @@
 // One round of an acquisition from a quorum, with one token: the votes, the queue, the confirm phase. The
-// rules are those of the Rust client, which a model checker has searched (`crates/client/src/quorum`). It
+// rules are those of the Rust client, which a model checker has searched (`crates/quorum`). It
 // yields steps and does no I/O.
 
 import { type Granted, LATE, type Request } from "./attempt.js";

@@ -26,9 +26,9 @@ use tokio::runtime::Handle;
 use crate::acquire::all::AcquireAll;
 use crate::acquire::{Acquire, Wait};
 use crate::error::{AcquireError, BuildError, ExtendError, Lost, ReleaseError};
-use crate::lease::Instant;
 use crate::options::ClientBuilder;
 use dlock_protocol::Token;
+use dlock_quorum::Instant;
 
 /// A lock service for threads: see [`ClientBuilder::build_blocking`]. Clones are the same client.
 #[derive(Debug, Clone)]

@@ -20,14 +20,14 @@ use crate::guard::Guard;
 use crate::guard::extend::extend;
 use crate::guard::release::Releases;
 use crate::inspect::{Answer, Inspected, Inspection, Listed, Logged, Waiting};
-use crate::lease::Instant;
 use crate::node::Channel;
 use crate::options::ClientBuilder;
-use crate::quorum::Extension;
 use crate::reading;
 use crate::request;
 use crate::service::Service;
 use crate::walk::walk;
+use dlock_quorum::Extension;
+use dlock_quorum::Instant;
 
 /// The longest pause between two checks whether a resource is free.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
@@ -199,8 +199,8 @@ impl Client {
     }
 
     /// The name of this client's connections in the `lib-name` field of CLIENT LIST: `dlock-client` for a
-    /// single server; for a quorum `dlock-client(q3-1a2b3c4d)`, with the number of members and the first 8 hex
-    /// digits of the SHA-1 of their run ids, sorted and joined by commas. Without the digest,
+    /// single server; for a quorum `dlock-client(q3-1a2b3c4d)`, with the number of members and the first 8
+    /// hex digits of the SHA-1 of their run ids, sorted and joined by commas. Without the digest,
     /// `dlock-client(q3)`, until the run id of every member is known.
     ///
     /// Clients that name different members have different names: their majorities need not meet, so two of

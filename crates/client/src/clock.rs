@@ -1,6 +1,6 @@
 //! The only reader of clocks in the client.
 
-use crate::lease::Instant;
+use dlock_quorum::Instant;
 use std::time::Duration;
 
 /// The longest sleep before the clock is read again: the runtime's timers stop while the machine is

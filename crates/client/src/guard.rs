@@ -20,7 +20,7 @@ use crate::acquire::Wait;
 use crate::clock::now;
 use crate::error::{AcquireError, ExtendError, Lost, ReleaseError};
 use crate::guard::hold::Hold;
-use crate::lease::Instant;
+use dlock_quorum::Instant;
 
 pub use cancellation::Cancellation;
 pub use guards::Guards;

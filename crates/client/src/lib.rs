@@ -60,8 +60,8 @@
 //! (`dlock-core` does), and it cannot stop a holder that runs on past its validity: only a store that checks
 //! fences can.
 //!
-//! The protocol is in a module without sockets, clock or randomness, so that the client and the model checker
-//! (`tests/model.rs`) drive the same code.
+//! The decisions of a quorum are in `dlock-quorum`, without sockets or a clock: a model checker drives the
+//! same code.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
@@ -78,20 +78,8 @@ mod clock;
 mod error;
 mod guard;
 mod inspect;
-#[cfg(not(feature = "internals"))]
-#[allow(dead_code)]
-mod lease;
-#[cfg(feature = "internals")]
-#[doc(hidden)]
-pub mod lease;
 mod node;
 mod options;
-#[cfg(not(feature = "internals"))]
-#[allow(dead_code, unused_imports)]
-mod quorum;
-#[cfg(feature = "internals")]
-#[doc(hidden)]
-pub mod quorum;
 mod reading;
 mod request;
 mod service;
@@ -103,10 +91,10 @@ pub use acquire::{Acquire, Wait};
 pub use client::Client;
 pub use clock::{now, sleep_until};
 pub use dlock_protocol::{Fence, Token};
+pub use dlock_quorum::Instant;
 pub use error::{
     AcquireError, BuildError, ExtendError, Lost, NoQuorum, NodeReport, NodeState, ReleaseError, Report,
 };
 pub use guard::{Cancellation, ForgottenHold, Guard, Guards};
 pub use inspect::{Answer, Holder, Inspected, Inspection, Listed, Logged, Position, Waiting};
-pub use lease::Instant;
 pub use options::{ClientBuilder, Retry};

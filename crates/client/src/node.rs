@@ -31,9 +31,9 @@ use crate::background::Background;
 use crate::backoff::Backoff;
 use crate::clock::{now, sleep_until};
 use crate::error::NodeState;
-use crate::lease::Instant;
-use crate::quorum::Member;
 use crate::watch::Watched;
+use dlock_quorum::Instant;
+use dlock_quorum::Member;
 
 /// The first pause after a failed connection; pauses grow up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(50);

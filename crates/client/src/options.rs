@@ -77,8 +77,8 @@ impl ClientBuilder {
     /// `redis://user:password@host:port/db`, `rediss://…` for TLS, or
     /// `unix:///path/to/socket?db=1&user=…&pass=…`. In a user name or a password, write /, ?, # and @ as %2F,
     /// %3F, %23 and %40. Errors show the location, but never the user or the password. All clients of a lock
-    /// must name the same masters and the same database: `dlock doctor` compares the masters that the connected
-    /// clients name ([`Client::library_name`]), but not the databases.
+    /// must name the same masters and the same database: `dlock doctor` compares the masters that the
+    /// connected clients name ([`Client::library_name`]), but not the databases.
     pub fn server(mut self, url: impl Into<String>) -> Self {
         self.servers.push(url.into());
         self

@@ -7,7 +7,7 @@ use redis::{Cmd, Pipeline};
 use std::ops::Deref;
 use std::time::Duration;
 
-use crate::quorum::Fence;
+use dlock_quorum::Fence;
 
 /// A lock request for one resource; the same for all masters.
 #[derive(Debug, Clone)]

@@ -16,12 +16,12 @@ use crate::background::Background;
 use crate::clock::{now, sleep_until};
 use crate::error::{BuildError, NodeReport, NodeState, Report};
 use crate::inspect::Holder;
-use crate::lease::Lease;
 use crate::node::{Address, Channel, ConnectError, MemberList, Node};
 use crate::options::{ClientBuilder, Retry};
-use crate::quorum::{Member, Quorum, Refusal, Vote};
 use crate::watch::Watched;
 use crate::{reading, request};
+use dlock_quorum::Lease;
+use dlock_quorum::{Member, Quorum, Refusal, Vote};
 
 /// The lock service as a client knows it.
 #[derive(Debug)]

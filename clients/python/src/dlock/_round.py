@@ -1,5 +1,5 @@
 """One round of an acquisition from a quorum, with one token: votes in, verdict out. The rules are those of
-the Rust client, which a model checker has searched (`crates/client/src/quorum`). As `_core.py`, it yields
+the Rust client, which a model checker has searched (`crates/quorum`). As `_core.py`, it yields
 steps and does no I/O."""
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ use crate::error::ExtendError;
 use crate::guard::Guard;
 use crate::guard::renewal::Renewal;
 use crate::node::Channel;
-use crate::quorum::{Plan, Refusal, Vote};
 use crate::reading::{self, shown};
 use crate::request::{self, LockRequest};
 use crate::service::Service;
+use dlock_quorum::{Plan, Refusal, Vote};
 
 /// A round in which each master is asked for the fence of the hold instead of a hold, and which takes nothing
 /// back: until it succeeds, the hold is somebody else's.
@@ -56,7 +56,7 @@ pub(crate) async fn adopt(
             let votes = || failed.votes.iter().flatten();
             let not_held = votes().filter(|vote| **vote == Vote::Refused(Refusal::NotHeld)).count();
             Err(match failed.report {
-                report if quorum.is_lost(not_held) => ExtendError::Lost(report),
+                report if !quorum.possible_without(not_held) => ExtendError::Lost(report),
                 report if quorum.is_misuse(votes()) => ExtendError::Misuse(report),
                 report => ExtendError::Unconfirmed(report),
             })

@@ -12,12 +12,12 @@ use crate::acquire::queue::{OnPosition, Queueing, Stay};
 use crate::acquire::round::{Failed, NewHold, Round, Start};
 use crate::backoff::Backoff;
 use crate::error::{AcquireError, NodeState, Report};
-use crate::lease::Lease;
 use crate::node::{ConnectError, Connection};
-use crate::quorum::{FailureReason, Plan, Refusal, Vote};
 use crate::reading::shown;
 use crate::request::{LockRequest, fresh_token};
 use crate::service::Service;
+use dlock_quorum::Lease;
+use dlock_quorum::{FailureReason, Plan, Refusal, Vote};
 
 /// A granted waiter may find that some votes are briefly held by clients about to give up, or that a release
 /// is still on its way: it gets this many more tries, with a backoff of brief pauses.

@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::clock::now;
-use crate::lease::Instant;
-use crate::quorum::Member;
+use dlock_quorum::Instant;
+use dlock_quorum::Member;
 
 /// How long a resource that was found taken counts as contended.
 const MEMORY: Duration = Duration::from_secs(1);
@@ -33,7 +33,7 @@ impl Contended {
         self.change(resource, |found| found.contended_until = now() + MEMORY);
     }
 
-    /// Records where others queue: see [`Acquisition::next_queue`](crate::quorum::Acquisition::next_queue).
+    /// Records where others queue: see [`Acquisition::next_queue`](dlock_quorum::Acquisition::next_queue).
     pub(crate) fn note_queue(&self, resource: &[u8], queue: Member) {
         self.change(resource, |found| found.queue = Some((queue, now() + QUEUE_MEMORY)));
     }

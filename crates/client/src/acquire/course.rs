@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::acquire::attempt::{Attempt, LONGEST_PAUSE};
 use crate::acquire::round::Failed;
 use crate::backoff::Backoff;
-use crate::quorum::{FailureReason, Member, Refusal, Vote};
+use dlock_quorum::{FailureReason, Member, Refusal, Vote};
 
 /// So often one that does not wait tries again while nobody has the lock.
 const MAX_SPLIT_VOTES: u8 = 20;

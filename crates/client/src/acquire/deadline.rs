@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::clock::now;
-use crate::lease::Instant;
+use dlock_quorum::Instant;
 
 /// How long to wait while somebody else holds the lock, or while masters are missing: down, silent, loading,
 /// in grace.

@@ -12,9 +12,9 @@ use crate::error::{AcquireError, NodeState};
 use crate::guard::Share;
 use crate::guard::hold::Hold;
 use crate::node::{Channel, Reply};
-use crate::quorum::Vote;
 use crate::reading::{self, shown};
 use crate::request;
+use dlock_quorum::Vote;
 
 /// The servers reject a time that does not fit into their clock.
 const LONGEST_MS: u128 = 1 << 40;

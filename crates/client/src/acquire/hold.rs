@@ -10,9 +10,9 @@ use crate::error::AcquireError;
 use crate::guard::Share;
 use crate::guard::hold::Hold;
 use crate::guard::renewal::{Renewal, renew};
-use crate::lease::Lease;
 use crate::reading::shown;
 use crate::service::Service;
+use dlock_quorum::Lease;
 
 impl Attempt {
     pub(super) async fn hold(self, renewal: Renewal) -> Result<Arc<Share>, AcquireError> {

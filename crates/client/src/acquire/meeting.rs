@@ -7,10 +7,10 @@ use tokio::time::sleep;
 use crate::clock::now;
 use crate::inspect::Holder;
 use crate::node::Channel;
-use crate::quorum::Member;
 use crate::reading::{self, shown};
 use crate::request::{self, LockRequest};
 use crate::service::Service;
+use dlock_quorum::Member;
 
 /// Whoever's turn has come at a master keeps its part there for less time, in ms, while others refuse it.
 pub(super) const HEAD_KEEPS: u64 = 2_000;

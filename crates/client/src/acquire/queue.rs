@@ -14,12 +14,12 @@ use crate::acquire::meeting::HEAD_KEEPS;
 use crate::backoff::Backoff;
 use crate::clock::now;
 use crate::inspect::{Holder, Position};
-use crate::lease::Instant;
 use crate::node::Channel;
-use crate::quorum::{Failure, Refusal, Vote};
 use crate::reading;
 use crate::request::{self, LockRequest};
 use crate::service::{Service, tokens};
+use dlock_quorum::Instant;
+use dlock_quorum::{Failure, Refusal, Vote};
 
 /// For how long a master keeps a position that is not asked for. A dead waiter is in nobody's way for longer,
 /// and a server or a process that hangs for seconds does not lose its position.

@@ -16,14 +16,14 @@ use crate::backoff::Backoff;
 use crate::clock::now;
 use crate::error::{NodeState, Report};
 use crate::guard::release::Releases;
-use crate::lease::Instant;
 use crate::node::Sets;
-use crate::quorum::{
+use crate::request::{self, LockRequest};
+use crate::service::{Channels, Service};
+use dlock_quorum::Instant;
+use dlock_quorum::{
     Acquired, Acquisition, FailureReason, Member, Outgoing, Plan, Progress, Refusal, Request, Sends, Verdict,
     Vote,
 };
-use crate::request::{self, LockRequest};
-use crate::service::{Channels, Service};
 
 /// The longest pause between two tries of a round.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);

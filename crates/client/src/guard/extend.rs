@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use crate::clock::now;
 use crate::error::ExtendError;
-use crate::lease::{Instant, Lease};
 use crate::node::{Channel, Sets};
-use crate::quorum::{Extended, Extension, Member, Outgoing, Sends, Vote};
 use crate::request::LockRequest;
 use crate::service::{Channels, Service};
+use dlock_quorum::{Extended, Extension, Member, Outgoing, Sends, Vote};
+use dlock_quorum::{Instant, Lease};
 
 /// Calls whose answers no longer decide anything. Dropping this cancels those that have not left yet.
 pub(crate) type PendingCalls = BoxFuture<'static, ()>;

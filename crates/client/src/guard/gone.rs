@@ -35,11 +35,11 @@ impl Hold {
                 });
                 let states = join_all(asked).await;
                 let not_held = states.iter().filter(|state| **state == NodeState::NotHeld).count();
-                if self.service.quorum.is_lost(not_held) {
+                if !self.service.quorum.possible_without(not_held) {
                     return self.service.report_of(states);
                 }
                 let silent = states.iter().filter(|state| is_silent(state)).count();
-                if self.service.quorum.is_lost(not_held + silent) {
+                if !self.service.quorum.possible_without(not_held + silent) {
                     // Nobody pushes again what was pushed once.
                     sleep(backoff.next()).await;
                     continue;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::error::{ExtendError, Lost, ReleaseError};
 use crate::guard::hold::first_lost;
 use crate::guard::{Cancellation, Guard};
-use crate::lease::Instant;
+use dlock_quorum::Instant;
 
 /// Guards several holds: see [`Client::lock_all`](crate::Client::lock_all).
 #[derive(Debug)]

@@ -18,10 +18,10 @@ use crate::clock::now;
 use crate::error::{ExtendError, Lost, NodeState, ReleaseError, Report};
 use crate::guard::extend::{PendingCalls, Restore, extend};
 use crate::guard::release::Releases;
-use crate::lease::{Instant, Lease};
-use crate::quorum::{Extension, Fence};
 use crate::request::{self, LockRequest};
 use crate::service::{Channels, Service};
+use dlock_quorum::{Extension, Fence};
+use dlock_quorum::{Instant, Lease};
 
 /// A hold.
 pub(crate) struct Hold {

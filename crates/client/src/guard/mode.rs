@@ -15,9 +15,9 @@ use crate::clock::now;
 use crate::error::{AcquireError, ExtendError, Lost, NodeState};
 use crate::guard::hold::Hold;
 use crate::node::{Channel, Reply, Sets, fresh_backoff};
-use crate::quorum::{Refusal, Vote};
 use crate::reading::shown;
 use crate::request::{self, LockRequest};
+use dlock_quorum::{Refusal, Vote};
 
 impl Hold {
     /// Asks every master for it as a shared one. Their leases do not get shorter by that, so nothing depends
@@ -43,7 +43,7 @@ impl Hold {
         let granted = votes.iter().filter(|vote| matches!(vote, Vote::Granted(_))).count();
         let refused = votes.iter().filter(|vote| matches!(vote, Vote::Refused(_))).count();
         let quorum = self.service.quorum;
-        if quorum.is_lost(refused) {
+        if !quorum.possible_without(refused) {
             self.lose(Lost::TakenAway(report.clone()));
         }
         match self.state().loss {

@@ -10,8 +10,8 @@ use tokio::time::timeout;
 
 use crate::clock::now;
 use crate::error::ReleaseError;
-use crate::quorum::{Member, Refusal, Vote};
 use crate::service::{Channels, Service};
+use dlock_quorum::{Member, Refusal, Vote};
 
 /// The releases of one hold. If dropped, they go on in the background.
 pub(crate) struct Releases {

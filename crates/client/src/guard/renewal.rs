@@ -9,7 +9,7 @@ use crate::backoff::Backoff;
 use crate::clock::{now, sleep_until};
 use crate::error::{ExtendError, Lost, Report};
 use crate::guard::hold::Hold;
-use crate::lease::Instant;
+use dlock_quorum::Instant;
 
 /// In so many moments of a lease holds are renewed. Those of one moment share the writes and reads of the
 /// connection, and wake its thread once; each by itself, ten thousand holds take several times the processor.

@@ -10,8 +10,8 @@ use super::connection::Command;
 use super::{ConnectError, Connection, Node, Reply, fresh_backoff};
 use crate::clock::now;
 use crate::error::NodeState;
-use crate::lease::Instant;
-use crate::quorum::{Refusal, Vote};
+use dlock_quorum::Instant;
+use dlock_quorum::{Refusal, Vote};
 
 /// All requests of a hold to a master use one connection as long as it lasts, so that none overtakes another:
 /// a RELEASE that overtook an ACQUIRE would leave the hold behind.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::NodeState;
-use crate::quorum::{Failure, Vote};
+use dlock_quorum::{Failure, Vote};
 
 /// Why there is no connection.
 #[derive(Debug, Clone)]

@@ -6,8 +6,8 @@ use redis::Cmd;
 use sha1_smol::Sha1;
 
 use super::{ConnectError, Connection};
-use crate::quorum::Member;
 use crate::request;
+use dlock_quorum::Member;
 
 /// The library name of the clients of a single server.
 const LIBRARY: &str = "dlock-client";

@@ -8,8 +8,8 @@ use dlock_protocol::reply::{self, Reply as _};
 use redis::{ServerError, Value};
 
 use crate::error::NodeState;
-use crate::quorum::{Failure, Fence, Refusal, Vote};
 use crate::reading::{self, plain};
+use dlock_quorum::{Failure, Fence, Refusal, Vote};
 
 /// What came of a request.
 #[derive(Debug, Clone)]

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
-use dlock_client::lease::Instant;
 use dlock_client::now;
+use dlock_quorum::Instant;
 
 use crate::locks::{Held, Locks};
 use crate::store::Store;

@@ -3,8 +3,8 @@
 use redis::{Client as Stock, Cmd, FromRedisValue, RedisResult};
 use std::time::Duration;
 
-use dlock_client::lease::{Instant, Lease};
 use dlock_client::{AcquireError, Client, Guard, Retry, Wait, now};
+use dlock_quorum::{Instant, Lease};
 
 /// Compare and delete, as the Redlock page has it.
 const RELEASE: &str =

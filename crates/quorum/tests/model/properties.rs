@@ -3,7 +3,7 @@
 use super::client::{Client, Phase};
 use super::master::{Answer, Master, Message};
 use super::world::{MASTERS, Script, State, Time, World};
-use dlock_client::quorum::{Refusal, Vote};
+use dlock_quorum::{Refusal, Vote};
 use stateright::Property;
 
 pub const EXCLUSION: &str = "no two clients hold with validity left";

@@ -1,4 +1,4 @@
-//! Model-checks the protocol of a quorum: the code of `dlock_client::quorum` itself, driven through every
+//! Model-checks the protocol of a quorum: the code of `dlock_quorum` itself, driven through every
 //! order of events in small worlds of 3 masters. Messages are lost, delayed, reordered and duplicated;
 //! masters crash; holds end. A hold outlives all its masters, if they crash one after the other.
 //!

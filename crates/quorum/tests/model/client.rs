@@ -2,7 +2,7 @@
 
 use super::master::{Answer, Ask, Message, Token, number};
 use super::world::{Broken, MASTERS, Script, State, World};
-use dlock_client::quorum::{
+use dlock_quorum::{
     Acquisition, Extension, Fence, Member, Outgoing, Progress, Refusal, Request, Verdict, Vote,
 };
 use smallvec::SmallVec;

@@ -1,5 +1,5 @@
 use super::words::*;
-use dlock_client::quorum::*;
+use dlock_quorum::*;
 
 fn not_held() -> Vote {
     Vote::Refused(Refusal::NotHeld)

@@ -8,17 +8,18 @@
 //! grants nothing for a lease. Counted at once, such grants would bring back a hold that an operator has
 //! ended everywhere.
 
-use super::{Member, Outgoing, Quorum, Refusal, Request, Sends, Vote, to_all};
-use crate::lease::{Instant, Lease};
+use crate::{Instant, Lease};
+use crate::{Member, Outgoing, Quorum, Refusal, Request, Sends, Vote, to_all};
 use smallvec::SmallVec;
+use std::time::Duration;
 
 /// An extension under way. An answer to an earlier extension must not be handed to a later one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Extension {
     quorum: Quorum,
-    pub(super) held_until: Instant,
-    pub(super) extended_until: Instant,
-    pub(super) votes: SmallVec<[Option<Vote<()>>; 5]>,
+    held_until: Instant,
+    extended_until: Instant,
+    votes: SmallVec<[Option<Vote<()>>; 5]>,
 }
 
 /// How an extension stands.
@@ -98,5 +99,26 @@ impl Extension {
 
     fn count(&self, which: impl Fn(&Option<Vote<()>>) -> bool) -> usize {
         self.votes.iter().filter(|vote| which(vote)).count()
+    }
+}
+
+/// For the model checker, which treats states as equal that differ only in the time of day or in the
+/// numbering of the members.
+#[doc(hidden)]
+impl Extension {
+    /// See [`Acquisition::age`].
+    pub fn age(&mut self, by: Duration) {
+        self.held_until = self.held_until.saturating_sub(by);
+        self.extended_until = self.extended_until.saturating_sub(by);
+    }
+
+    /// See [`Acquisition::relabel`].
+    pub fn relabel(&mut self, order: &[usize]) {
+        self.votes = order.iter().map(|&from| self.votes[from].clone()).collect();
+    }
+
+    /// See [`Acquisition::member_state`].
+    pub fn member_state(&self, index: usize) -> impl Ord + '_ {
+        &self.votes[index]
     }
 }

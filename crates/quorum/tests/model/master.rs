@@ -2,7 +2,7 @@
 //! and from it. The contract of ACQUIRE, CONFIRM, EXTEND and RELEASE, in as little code as possible.
 
 use super::world::{Broken, Time, World};
-use dlock_client::quorum::{Fence, Request};
+use dlock_quorum::{Fence, Request};
 use smallvec::SmallVec;
 
 /// Client and acquisition, standing for 20 random bytes.

@@ -1,6 +1,6 @@
 use super::words::*;
-use dlock_client::lease::Lease;
-use dlock_client::quorum::*;
+use dlock_quorum::Lease;
+use dlock_quorum::*;
 
 const YES: Vote<()> = Vote::Granted(());
 const NOT_HELD: Vote<()> = Vote::Refused(Refusal::NotHeld);

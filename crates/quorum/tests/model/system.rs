@@ -4,7 +4,7 @@ use super::client::Phase;
 use super::master::{Answer, Ask, Message};
 use super::properties;
 use super::world::{MASTERS, State, TICK, World};
-use dlock_client::quorum::Vote;
+use dlock_quorum::Vote;
 use stateright::{Model, Property};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,5 +1,5 @@
 use super::words::*;
-use dlock_client::quorum::*;
+use dlock_quorum::*;
 
 /// Three masters, of which 0 and 1 have granted 5 and 8: the confirm phase for 8 began at 102.
 fn confirming() -> Acquisition {

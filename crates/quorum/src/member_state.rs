@@ -1,20 +1,20 @@
 //! What is known of one master during an acquisition.
 
-use super::{Failure, Fence, Refusal, Vote};
+use crate::{Failure, Fence, Refusal, Vote};
 
 /// What is known of one master.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct MemberState {
+pub(crate) struct MemberState {
     /// Its answer to ACQUIRE; `None` while it is outstanding.
-    pub(super) vote: Option<Vote>,
-    pub(super) confirm: Confirm,
+    pub(crate) vote: Option<Vote>,
+    pub(crate) confirm: Confirm,
     /// Its fences are too far ahead of the others' clocks: its grant no longer counts.
-    pub(super) ahead: bool,
+    pub(crate) ahead: bool,
 }
 
 /// Where a master stands in the current confirm phase.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Confirm {
+pub(crate) enum Confirm {
     /// Its grant does not count in this phase, so its answer does not either.
     #[default]
     Uncounted,
@@ -25,7 +25,7 @@ pub(super) enum Confirm {
 
 impl MemberState {
     /// The fence of its grant, if the grant counts.
-    pub(super) fn fence(&self) -> Option<Fence> {
+    pub(crate) fn fence(&self) -> Option<Fence> {
         match self.vote {
             Some(Vote::Granted(fence)) if !self.ahead => Some(fence),
             _ => None,
@@ -34,7 +34,7 @@ impl MemberState {
 
     /// Answers to an ACQUIRE and its retries come in any order: a grant outweighs the rest, a later grant an
     /// earlier.
-    pub(super) fn record(&mut self, vote: Vote) {
+    pub(crate) fn record(&mut self, vote: Vote) {
         match (&self.vote, &vote) {
             (Some(Vote::Granted(known)), Vote::Granted(new)) if new > known => self.vote = Some(vote),
             (Some(Vote::Granted(_)), _) => {}
@@ -43,7 +43,7 @@ impl MemberState {
     }
 
     /// Takes the answer to the CONFIRM of the current phase.
-    pub(super) fn confirmed(&mut self, vote: Vote, asked: Fence) {
+    pub(crate) fn confirmed(&mut self, vote: Vote, asked: Fence) {
         if matches!(self.confirm, Confirm::Uncounted | Confirm::Yes) {
             return;
         }
@@ -62,7 +62,7 @@ impl MemberState {
 
     /// Nobody waits for somebody else's hold while holding a part of the quorum: two clients that did would
     /// wait for each other. Only a granted waiter may, for its predecessor is about to release the others.
-    pub(super) fn may_be_asked_again(&self, waited: bool) -> bool {
+    pub(crate) fn may_be_asked_again(&self, waited: bool) -> bool {
         match &self.vote {
             None | Some(Vote::Granted(_)) => false,
             Some(Vote::Refused(Refusal::Grace(_))) => true,
@@ -72,14 +72,14 @@ impl MemberState {
         }
     }
 
-    pub(super) fn last_answer(&self) -> Option<&Vote> {
+    pub(crate) fn last_answer(&self) -> Option<&Vote> {
         match &self.confirm {
             Confirm::No(vote) => Some(vote),
             Confirm::Uncounted | Confirm::Asked | Confirm::Yes => self.vote.as_ref(),
         }
     }
 
-    pub(super) fn is_unavailable(&self) -> bool {
+    pub(crate) fn is_unavailable(&self) -> bool {
         self.ahead || self.last_answer().is_some_and(Vote::is_unavailable)
     }
 }

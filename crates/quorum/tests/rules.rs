@@ -1,5 +1,5 @@
 //! The rules of a quorum, one by one, on its own machines: who is asked what, what counts, and from when.
-mod quorum {
+mod rules {
     pub mod acquiring;
     pub mod adopting;
     pub mod confirming;

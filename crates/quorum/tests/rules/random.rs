@@ -1,7 +1,7 @@
 //! Any answers in any order, and what must be true of the outcome, told from the list of events alone.
 
 use super::words::*;
-use dlock_client::quorum::*;
+use dlock_quorum::*;
 use dlock_testkit::seed;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;

@@ -28,12 +28,13 @@ impl Instant {
         self.0.saturating_sub(earlier.0)
     }
 
-    pub(crate) fn saturating_sub(self, by: Duration) -> Self {
+    /// Returns the instant `by` earlier; the boot if that is before it.
+    pub fn saturating_sub(self, by: Duration) -> Self {
         Self(self.0.saturating_sub(by))
     }
 
     /// The last whole multiple of `step` since the boot.
-    pub(crate) fn round_down(self, step: Duration) -> Self {
+    pub fn round_down(self, step: Duration) -> Self {
         let over = self.0.as_nanos().checked_rem(step.as_nanos()).unwrap_or(0);
         Self(self.0.saturating_sub(u64::try_from(over).map_or(Duration::ZERO, Duration::from_nanos)))
     }

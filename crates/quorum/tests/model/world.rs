@@ -2,8 +2,8 @@
 
 use super::client::Client;
 use super::master::Master;
-use dlock_client::lease::{Instant, Lease};
-use dlock_client::quorum::{Plan, Quorum};
+use dlock_quorum::{Instant, Lease};
+use dlock_quorum::{Plan, Quorum};
 use smallvec::SmallVec;
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 use super::words::*;
-use dlock_client::quorum::*;
+use dlock_quorum::*;
 
 const ORDER: [Member; 3] = [Member(2), Member(0), Member(1)];
 

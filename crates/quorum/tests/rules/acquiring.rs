@@ -1,5 +1,5 @@
 use super::words::*;
-use dlock_client::quorum::*;
+use dlock_quorum::*;
 
 #[test]
 fn a_majority_is_more_than_half() {

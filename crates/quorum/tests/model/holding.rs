@@ -3,8 +3,8 @@
 use super::client::Phase;
 use super::master::{Ask, Hold, Message};
 use super::world::{Broken, State, World};
-use dlock_client::lease::Instant;
-use dlock_client::quorum::{Extended, Extension, Member, Outgoing, Quorum, Refusal, Request, Vote};
+use dlock_quorum::Instant;
+use dlock_quorum::{Extended, Extension, Member, Outgoing, Quorum, Refusal, Request, Vote};
 
 impl State {
     /// Without a clock a hold has no expiry: the adversary ends it at the masters, and the client goes on.

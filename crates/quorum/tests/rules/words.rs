@@ -1,7 +1,7 @@
 //! Short words for the tests.
 
-use dlock_client::lease::{Instant, Lease};
-use dlock_client::quorum::*;
+use dlock_quorum::*;
+use dlock_quorum::{Instant, Lease};
 use std::time::Duration;
 
 /// 10 s, trusted for 9,898 ms.
