@@ -9,7 +9,7 @@ use dlock_core::scheduled::Scheduled;
 
 use crate::ffi::{Ctx, Notice, notices};
 use crate::module::{Loading, Module, free_elsewhere};
-use crate::{clock, deadlines, effects, followers, grace, log, mark, proof, timer, waiters, warnings};
+use crate::{clock, deadlines, effects, followers, grace, log, mark, timer, waiters, warnings};
 
 pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
     match notice {
@@ -41,10 +41,7 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
             }
             return may_be_followed(m);
         }
-        Notice::Forked => {
-            may_be_followed(m);
-            return proof::forked(m, ctx);
-        }
+        Notice::Forked => return may_be_followed(m),
         Notice::Configured => {
             may_be_followed(m);
             grace::configured(m, ctx);
@@ -64,7 +61,7 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
                 s.read_before = s.read.take().filter(|_| !live);
                 s.background.loading_begins();
             });
-            return grace::loading_begins(m);
+            return m.with(|s| s.grace.loading_begins());
         }
         Notice::LoadingFailed => {
             may_be_followed(m);
@@ -72,9 +69,8 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
                 (s.loading, s.read) = (None, s.read_before.take());
                 s.background.loading_ended();
             });
-            grace::loading_failed(m, ctx);
+            grace::loading_ended(m, ctx);
         }
-        Notice::ReplicaCame => return proof::replica_came(m, ctx),
         Notice::LoadingEnded => {
             may_be_followed(m);
             m.with(|s| {

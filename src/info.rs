@@ -52,6 +52,4 @@ pub fn write(m: &Module, section: &Section) {
     section.text(c"held_ms", &m.with(|s| s.stats.held.cumulated()));
     section.text(c"warning_words", &warnings.words());
     section.text(c"fence_mark_status", m.with(|s| s.mark.status().word()));
-    section.text(c"restart_proof", m.with(|s| s.proof.word()));
-    section.text(c"restart_proof_lacks", &m.with(|s| s.proof.lacks().to_owned()));
 }

@@ -23,7 +23,6 @@ mod info;
 mod log;
 mod mark;
 mod module;
-mod proof;
 mod stats;
 mod table;
 mod timer;
@@ -62,8 +61,7 @@ fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
         let categories = command.categories.trim_end_matches(if own_category { "" } else { " dlock" });
         setup::categorize(ctx, command.registration.name, categories);
     }
-    // It reads when the mark was written last, so it comes before that is written anew.
-    grace::at_start(module, ctx);
+    grace::at_start(module);
     mark::start(module, ctx);
     must(notices::subscribe::<Module>(ctx), "an event")?;
     must(notices::subscribe_to_evictions::<Module>(ctx), "to tell of evictions")?;

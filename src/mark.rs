@@ -16,15 +16,12 @@ use crate::disk::{self, files};
 use crate::ffi::{Ctx, Flags, LogLevel};
 use crate::module::{Mark, Module, Outcome};
 
-/// The module is loaded, and nobody is served yet: goes on above what was reserved before, and reserves more.
-/// Where a proof stands that is done when the files are loaded: until then nothing is granted, and a start
-/// that cannot load them is no sign of life.
+/// Reads the mark that the previous run left, and writes a higher one. Called at load, before any client is
+/// served.
 pub fn start(m: &Module, ctx: Ctx<'_>) {
     let file = files::of_this_server(ctx, "fence");
-    m.with(|s| s.mark = Mark { file, put_off: s.proof.stands(), ..Mark::default() });
-    if !m.with(|s| s.mark.put_off) {
-        write_now(m, ctx);
-    }
+    m.with(|s| s.mark = Mark { file, ..Mark::default() });
+    write_now(m, ctx);
 }
 
 /// The files are loaded. That may have taken longer than the mark reaches, or brought fences beyond it.
@@ -63,10 +60,6 @@ pub fn keep(m: &Module, ctx: Ctx<'_>) {
     if let Some(outcome) = m.with(|s| outcome(&mut s.mark, now)) {
         finish(m, ctx, outcome, now);
     }
-    // There was nothing to load.
-    if m.with(|s| s.mark.put_off) {
-        return write_now(m, ctx);
-    }
     if !m.with(|s| s.config.fence_mark) {
         return m.with(|s| s.mark.marking.off(&mut s.fences));
     }
@@ -103,7 +96,6 @@ fn write_in_the_background(m: &Module, ctx: Ctx<'_>, now: Instant) {
 }
 
 fn write_now(m: &Module, ctx: Ctx<'_>) {
-    m.with(|s| s.mark.put_off = false);
     if m.with(|s| s.config.fence_mark) {
         let now = clock::now();
         let (order, file) = begin(m, now);

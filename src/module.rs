@@ -19,13 +19,11 @@ use crate::value::Value;
 mod connections;
 mod followers;
 mod mark;
-mod proof;
 mod warnings;
 
 pub use connections::Connections;
 pub use followers::{Followers, Place};
 pub use mark::{Mark, Outcome};
-pub use proof::{Made, Proof, Standing};
 pub use warnings::Warnings;
 
 pub struct Module {
@@ -67,7 +65,6 @@ pub struct State {
     pub fences: Fences,
     pub mark: Mark,
     pub grace: Grace,
-    pub proof: Proof,
     pub evictions: Evictions,
     /// What has been warned of.
     pub warnings: Warnings,
@@ -98,8 +95,7 @@ impl State {
     /// On which terms this server grants now.
     pub fn terms(&self) -> Terms {
         Terms {
-            // No grant would be covered by a proof that should be gone; nobody knows until when.
-            grants_from: if self.proof.is_stuck() { NEVER } else { self.grace.grants_from() },
+            grants_from: self.grace.grants_from(),
             longest_lease: self.config.bounds.longest_lease(),
             most_holders: self.config.max_holders,
             most_served: Departed::SLICE,
@@ -109,7 +105,6 @@ impl State {
     /// The ms until new grants are made, rounded up.
     pub fn grace_left(&self, now: Instant) -> u64 {
         let ends = self.grace.grants_from();
-        let ends = if self.proof.is_stuck() { ends.max(self.proof.pause_until) } else { ends };
         ends.micros().saturating_sub(now.micros()).div_ceil(1000)
     }
 
@@ -147,15 +142,7 @@ impl State {
     pub fn serve(&mut self, db: Option<i32>) {
         self.background.note(Task::ServeBehind(WaiterId(0), db));
     }
-
-    pub fn effect_skipped(&mut self) {
-        self.stats.effects_skipped += 1;
-        self.grace.effect_skipped();
-    }
 }
-
-/// The end of time.
-const NEVER: Instant = Instant::from_micros(u64::MAX);
 
 /// Frees what takes a while on a thread of its own, or on the spot where none can be started.
 pub fn free_elsewhere(much: impl Send + 'static) {

@@ -96,7 +96,7 @@ impl Upcalls for Module {
         let written = reader.admit(bytes, bounds).inspect_err(|_| {
             if bounds.is_none() {
                 // A master, or the append only file, tells of a RESTORE that was good there.
-                self.with(|s| s.effect_skipped());
+                self.with(|s| s.stats.effects_skipped += 1);
             }
         })?;
         let (fence, is_foreign) = (written.greatest_fence(), written.is_foreign(reader.anchor));

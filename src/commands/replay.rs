@@ -70,7 +70,7 @@ fn take_in<'a>(
         let &[key, ..] = args.bytes else { return Err(Error::Effect.into()) };
         effects::take_in(open(m, ctx, args, key)?, effect, &place)
     });
-    done.inspect_err(|_| m.with(|s| s.effect_skipped()))?;
+    done.inspect_err(|_| m.with(|s| s.stats.effects_skipped += 1))?;
     ctx.reply_simple(c"OK");
     Ok(())
 }

@@ -3,11 +3,9 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
 
-use dlock_core::proof::FileId;
 use nix::libc::{ELOOP, O_NOFOLLOW, O_NONBLOCK};
 use rand::TryRng;
 
@@ -75,10 +73,6 @@ impl Unfinished {
         self.file.sync_data()
     }
 
-    pub fn id(&self) -> io::Result<FileId> {
-        id(&self.file.metadata()?)
-    }
-
     /// Takes the place of that file. On the disk when its folder is.
     pub fn becomes(mut self, file: &Path) -> io::Result<()> {
         fs::rename(&self.path, file)?;
@@ -105,16 +99,4 @@ fn with_ending(file: &Path, ending: &str) -> PathBuf {
 /// What is done to the names in the folder of this file is on the disk afterwards.
 pub fn sync_folder(file: &Path) -> io::Result<()> {
     File::open(file.parent().unwrap_or(Path::new(".")))?.sync_all()
-}
-
-/// Which file this is. An error where the file system does not say when it was made.
-pub fn id(of: &fs::Metadata) -> io::Result<FileId> {
-    let made = of.created()?.duration_since(UNIX_EPOCH).map_err(io::Error::other)?;
-    Ok(FileId { inode: of.ino(), made: made.as_nanos() as u64 })
-}
-
-/// When anything of it was changed last, in ns since 1970, as no program can set it.
-pub fn changed(of: &fs::Metadata) -> u64 {
-    let [seconds, ns] = [of.ctime(), of.ctime_nsec()].map(|part| u64::try_from(part).unwrap_or(0));
-    seconds * 1_000_000_000 + ns
 }

@@ -187,7 +187,7 @@ impl<'a> Ctx<'a> {
         let reply = unsafe {
             Reply::of(api!(RedisModule_Call(self.0, c"CLIENT".as_ptr(), c"ccl".as_ptr(), list, id, client)))
         };
-        let line = reply.as_ref().and_then(|reply| reply.bytes(None)).unwrap_or_default();
+        let line = reply.as_ref().and_then(|reply| reply.bytes()).unwrap_or_default();
         let flags = line.split(|byte| *byte == b' ').find_map(|field| field.strip_prefix(b"flags="));
         flags.is_some_and(|flags| flags.contains(&b'c'))
     }
@@ -195,16 +195,6 @@ impl<'a> Ctx<'a> {
     /// `maxmemory-policy`.
     pub fn eviction_policy(self) -> String {
         self.info_text("memory", "maxmemory_policy").unwrap_or_default()
-    }
-
-    /// An option of the server; None where it has no such, or its CONFIG is renamed. What INFO has is read
-    /// there.
-    pub fn option(self, name: &str) -> Option<String> {
-        let (get, name) = (c"GET".as_ptr(), c_string(name));
-        let reply = unsafe {
-            Reply::of(api!(RedisModule_Call(self.0, c"CONFIG".as_ptr(), c"cc".as_ptr(), get, name.as_ptr())))?
-        };
-        String::from_utf8(reply.bytes(Some(1))?.to_vec()).ok()
     }
 
     /// How many modules are loaded, this one included.
@@ -247,17 +237,15 @@ impl Reply {
         // SAFETY: the reply is valid.
         let kind = unsafe { api!(RedisModule_CallReplyType(self.0)) };
         (kind == rm::REDISMODULE_REPLY_ERROR as c_int)
-            .then(|| String::from_utf8_lossy(self.bytes(None).unwrap_or_default()).into_owned())
+            .then(|| String::from_utf8_lossy(self.bytes().unwrap_or_default()).into_owned())
     }
 
-    /// Its bytes, or those of an element of it; None where that is no text.
-    fn bytes(&self, element: Option<usize>) -> Option<&[u8]> {
+    /// The reply's text. `None` if it is not a text.
+    fn bytes(&self) -> Option<&[u8]> {
         let mut len = 0;
-        // SAFETY: an element lives as long as the whole; the server answers null where there is none, or no
-        // text.
+        // SAFETY: the server answers null if this is not a text; else the text lives as long as the reply.
         unsafe {
-            let of = element.map_or(self.0, |at| api!(RedisModule_CallReplyArrayElement(self.0, at)));
-            let start = (!of.is_null()).then(|| api!(RedisModule_CallReplyStringPtr(of, &mut len)))?;
+            let start = api!(RedisModule_CallReplyStringPtr(self.0, &mut len));
             (!start.is_null()).then(|| std::slice::from_raw_parts(start.cast(), len))
         }
     }

@@ -14,7 +14,6 @@ use super::upcalls::{Notice, Upcalls, enter};
 pub fn subscribe<M: Upcalls>(ctx: Ctx<'_>) -> bool {
     let events = [
         rm::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
-        rm::REDISMODULE_EVENT_REPLICA_CHANGE,
         rm::REDISMODULE_EVENT_FLUSHDB,
         rm::REDISMODULE_EVENT_SWAPDB,
         rm::REDISMODULE_EVENT_LOADING,
@@ -117,9 +116,6 @@ unsafe fn notice(id: u64, sub: u64, data: *mut c_void) -> Option<Notice> {
         ) => Notice::Loading { live: false },
         (rm::REDISMODULE_EVENT_LOADING, rm::REDISMODULE_SUBEVENT_LOADING_FAILED) => Notice::LoadingFailed,
         (rm::REDISMODULE_EVENT_LOADING, _) => Notice::LoadingEnded,
-        (rm::REDISMODULE_EVENT_REPLICA_CHANGE, rm::REDISMODULE_SUBEVENT_REPLICA_CHANGE_ONLINE) => {
-            Notice::ReplicaCame
-        }
         (rm::REDISMODULE_EVENT_CLIENT_CHANGE, rm::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED) => {
             Notice::ClientGone(unsafe { &*data.cast::<rm::RedisModuleClientInfo>() }.id)
         }

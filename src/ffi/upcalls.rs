@@ -77,8 +77,6 @@ pub enum Notice {
     },
     LoadingEnded,
     LoadingFailed,
-    /// A replica follows from now on.
-    ReplicaCame,
     /// A connection has closed.
     ClientGone(u64),
     /// Many times a second, by a clock that does not jump.

@@ -11,8 +11,6 @@ pub struct Mark {
     pub file: PathBuf,
     /// A thread writes, and answers there.
     pub thread: Option<Receiver<Outcome>>,
-    /// The first one waits until the files are loaded.
-    pub put_off: bool,
 }
 
 /// What has come of a write.

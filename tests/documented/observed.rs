@@ -10,9 +10,8 @@ const INFO: &str = include_str!("../../docs/info.md");
 fn section(conn: &mut Conn) -> Vec<(String, u64)> {
     let text = conn.ok("INFO dlock").text();
     let is_text = |line: &str| {
-        let proof = line == "dlock_restart_proof:none" || line.starts_with("dlock_restart_proof_lacks:");
         let times = ["dlock_waited_ms:", "dlock_held_ms:"].iter().any(|name| line.starts_with(name));
-        proof || times || line.starts_with("dlock_warning_words:") || line == "dlock_fence_mark_status:ok"
+        times || line.starts_with("dlock_warning_words:") || line == "dlock_fence_mark_status:ok"
     };
     let mut lines = text.lines().filter(|line| !line.is_empty() && !is_text(line));
     assert_eq!(lines.next(), Some("# dlock"));

@@ -4,9 +4,7 @@
 mod flushed;
 mod leases;
 mod promoted;
-mod proven;
 mod started;
-mod voided;
 
 use dlock_testkit::{Conn, Options, Server, ServerKind, Value, until};
 
@@ -46,21 +44,6 @@ fn end(server: &Server) {
     assert_eq!(left(server), 0);
     assert_eq!(conn.ok(&format!("CONFIG SET {LONG}")), "OK");
     assert_eq!(left(server), 0, "a change of the option begins no grace");
-}
-
-/// The next start needs no grace: that is on the disk.
-#[track_caller]
-fn until_proven(server: &Server) {
-    until("it is proven", || server.info("dlock_restart_proof") == "ok");
-    assert_eq!(server.info("dlock_restart_proof_lacks"), "");
-}
-
-/// There is no proof, and INFO says why.
-#[track_caller]
-fn assert_unproven(server: &Server, why: &str) {
-    assert_eq!(server.info("dlock_restart_proof"), "none");
-    let lacks = || server.info("dlock_restart_proof_lacks");
-    until(&format!("INFO says {why}"), || lacks().contains(why));
 }
 
 /// How often a grace has begun, and how often it was over; the reason of the last one.

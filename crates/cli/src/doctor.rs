@@ -54,7 +54,7 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
             Answer::Unanswered(why) => add(why.to_string(), remedy(why).to_owned()),
             Answer::Found(info) => {
                 of_server(info, wanted, &mut add);
-                of_options(info, options.answer, wanted, &mut add);
+                of_options(options.answer, wanted, &mut add);
             }
         }
     }
@@ -183,7 +183,7 @@ fn of_server(info: &Info, wanted: u128, add: &mut impl FnMut(String, String)) {
     }
 }
 
-fn of_options(info: &Info, options: Answer<Vec<String>>, wanted: u128, add: &mut impl FnMut(String, String)) {
+fn of_options(options: Answer<Vec<String>>, wanted: u128, add: &mut impl FnMut(String, String)) {
     let options: HashMap<String, String> = match options {
         Answer::Found(texts) => {
             texts.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect()
@@ -214,9 +214,6 @@ fn of_options(info: &Info, options: Answer<Vec<String>>, wanted: u128, add: &mut
                  CONFIG SET appendonly yes appendfsync always"
             ),
         );
-    } else if durable && info.text("dlock_restart_proof") == "failing" {
-        let lacks = info.text("dlock_restart_proof_lacks");
-        add(format!("it cannot prove that it forgets nothing: {lacks}"), "see its log".into());
     }
 }
 

@@ -134,7 +134,6 @@ fn json(seen: &Inspected<Info>) -> Value {
         "uptime_s": info.number("uptime_in_seconds"),
         "grace_ms_left": info.number("dlock_grace_ms_left"),
         "fence_mark": info.text("dlock_fence_mark_status"),
-        "restart_proof": info.text("dlock_restart_proof"),
         "warnings": info.warnings().collect::<Vec<_>>(),
         "held": info.number("dlock_held"),
         "holders": info.number("dlock_holders"),

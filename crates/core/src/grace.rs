@@ -1,8 +1,8 @@
-//! Restart-grace: after holds may have been forgotten nothing new is granted for as long as the longest of
-//! them may still last. What is held as far as the server knows goes on.
+//! Restart grace (`dlock.restart-grace`): no new grants while a hold that this server may have forgotten can
+//! still last. Holds that the server knows stay valid.
 //!
-//! Here stands when that begins, why, and when it is over. That something was forgotten only the server's
-//! events tell: the shell calls in with each of them.
+//! The shell reports the events after which holds may be forgotten: a start, a promotion, a flush, an
+//! eviction. This module decides when a grace period begins and ends.
 
 use dlock_protocol::{Instant, Ttl};
 
@@ -10,44 +10,26 @@ mod evictions;
 
 pub use evictions::Evictions;
 
-/// What runs, and how far the server has come since its start.
+/// The current grace period, and the progress of the server's start.
 #[derive(Clone, Debug)]
 pub struct Grace {
-    /// [`NEVER`] where there is none.
+    /// [`NEVER`] if no grace period runs.
     ends: Instant,
-    /// Somebody was told that it begins. Not so at the start, until it is known what was forgotten.
-    announced: bool,
+    /// False while the server starts: new grants are held back, but the grace period begins only when the
+    /// files are loaded.
+    begun: bool,
     start: Start,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {
-    /// Whatever there is to load is not loaded yet.
-    Begun,
-    Loading {
-        /// Bytes of the append only files before.
-        size: Option<u64>,
-        /// An effect could not be taken in. The server goes on with the next.
-        skipped: bool,
-    },
-    /// Clients are served.
-    Done,
+    /// The module is loaded, the data is not.
+    ModuleLoaded,
+    LoadingData,
+    Serving,
 }
 
-/// What the files have shown once they are loaded.
-#[derive(Clone, Debug)]
-pub struct Loaded {
-    /// `appendonly yes`.
-    pub has_file: bool,
-    /// `appendfsync always` and `no-appendfsync-on-rewrite no`.
-    pub syncs_each_grant: bool,
-    /// Bytes of the append only files now.
-    pub size: Option<u64>,
-    /// Whether the run before left a proof that it kept every grant in them, or why that is none.
-    pub proof: Result<(), String>,
-}
-
-/// The beginning of time, for a grace period that is none.
+/// An `ends` that always lies in the past.
 const NEVER: Instant = Instant::from_micros(0);
 
 fn after(now: Instant, length: Ttl) -> Instant {
@@ -61,30 +43,30 @@ impl Default for Grace {
 }
 
 impl Grace {
-    /// The module is loaded. Whatever will turn out to be remembered, nothing is known of it yet.
+    /// The state when the module is loaded. `length` is the option's value, `None` if it is 0.
     pub fn at_start(length: Option<Ttl>, now: Instant) -> Grace {
         let ends = length.map_or(NEVER, |length| after(now, length));
-        Grace { ends, announced: false, start: Start::Begun }
+        Grace { ends, begun: false, start: Start::ModuleLoaded }
     }
 
-    /// The moment from which new grants are made.
+    /// The time before which the server makes no new grants.
     pub fn grants_from(&self) -> Instant {
         self.ends
     }
 
-    /// It has begun, and nobody has been told that it is over.
+    /// True from [`Grace::begin`] until the grace period is ended, by [`Grace::is_over`] or [`Grace::stop`].
     pub fn runs(&self) -> bool {
-        self.announced
+        self.begun
     }
 
-    /// The millisecond at which it has to be ended.
+    /// The ms at which the grace period has to be ended. `None` if none runs.
     pub fn due(&self) -> Option<u64> {
-        self.announced.then(|| self.ends.micros().div_ceil(1000))
+        self.begun.then(|| self.ends.micros().div_ceil(1000))
     }
 
-    /// True once, when it is over.
+    /// Ends a grace period whose time is over. Returns whether it did.
     pub fn is_over(&mut self, now: Instant) -> bool {
-        let over = self.announced && now >= self.ends;
+        let over = self.begun && now >= self.ends;
         if over {
             self.stop();
         }
@@ -92,82 +74,46 @@ impl Grace {
     }
 
     pub fn stop(&mut self) {
-        (self.ends, self.announced) = (NEVER, false);
+        (self.ends, self.begun) = (NEVER, false);
     }
 
-    /// Holds may have been forgotten on a master. It never ends sooner than one that runs.
+    /// Begins a grace period on a master that may have forgotten holds. A grace period that runs already is
+    /// never shortened.
     pub fn begin(&mut self, length: Ttl, now: Instant) {
-        (self.ends, self.announced) = (self.ends.max(after(now, length)), true);
+        (self.ends, self.begun) = (self.ends.max(after(now, length)), true);
     }
 
-    /// `size`: bytes of the append only files.
-    pub fn loading_begins(&mut self, size: Option<u64>) {
-        if self.start == Start::Begun {
-            self.start = Start::Loading { size, skipped: false };
+    /// The server begins to load data. Later loads, of a replica or by DEBUG, do not count.
+    pub fn loading_begins(&mut self) {
+        if self.start == Start::ModuleLoaded {
+            self.start = Start::LoadingData;
         }
     }
 
-    /// None where it was not the load of the start. Else whether all that was granted was loaded, or why
-    /// holds may have been forgotten.
-    pub fn loading_ended(&mut self, loaded: &Loaded) -> Option<Result<(), String>> {
-        let Start::Loading { size, skipped } = self.start else { return None };
-        self.start = Start::Done;
-        let loss = if !loaded.has_file {
-            "keeps no append only file"
-        } else if size.is_none() || size != loaded.size {
-            // The server cuts off what it cannot read at the end.
-            "the end of the append only file was missing"
-        } else if skipped {
-            "a part of the append only file could not be read"
-        } else if let Err(why) = &loaded.proof {
-            if loaded.syncs_each_grant {
-                return Some(Err(format!(
-                    "nothing proves that all that was granted was loaded (its proof: {why})"
-                )));
-            }
-            "does not keep every grant on the disk (appendfsync always)"
-        } else {
-            return Some(Ok(()));
-        };
-        Some(Err(loss.into()))
-    }
-
-    /// Whether that was the load of the start. What could not be loaded may be repaired, and so cut off,
-    /// before the next.
-    pub fn loading_failed(&mut self) -> bool {
+    /// A load has ended or failed. Returns true if it was the load of the start, after which the grace period
+    /// begins.
+    pub fn loading_ended(&mut self) -> bool {
         let at_start = self.is_loading();
         if at_start {
-            self.start = Start::Done;
+            self.start = Start::Serving;
         }
         at_start
     }
 
-    /// The server can answer. Whether there was nothing to load: if no load has been seen by now, there was
-    /// none.
+    /// The server can answer clients. Returns true once, if the start had no data to load: the grace period
+    /// begins now.
     pub fn serves(&mut self) -> bool {
-        let nothing = self.start == Start::Begun;
-        if nothing {
-            self.start = Start::Done;
+        let nothing_loaded = self.start == Start::ModuleLoaded;
+        if nothing_loaded {
+            self.start = Start::Serving;
         }
-        nothing
+        nothing_loaded
     }
 
-    /// The load of the start runs. What goes in its course went as long ago as the file is old: what the
-    /// proof says is of its end.
+    /// True during the load of the start. A hold that a loaded command removes needs no grace period of its
+    /// own, as one begins when the load ends.
     pub fn is_loading(&self) -> bool {
-        matches!(self.start, Start::Loading { .. })
-    }
-
-    /// All that there was is loaded.
-    pub fn is_up(&self) -> bool {
-        self.start == Start::Done
-    }
-
-    /// An effect could not be taken in. Where it stands in the append only file, what it tells is forgotten.
-    pub fn effect_skipped(&mut self) {
-        if let Start::Loading { skipped, .. } = &mut self.start {
-            *skipped = true;
-        }
+        self.start == Start::LoadingData
     }
 }
 
@@ -185,71 +131,35 @@ mod tests {
         Instant::from_micros(NOW.micros() + ms * 1000)
     }
 
-    fn complete() -> Loaded {
-        Loaded { has_file: true, syncs_each_grant: true, size: Some(9), proof: Ok(()) }
-    }
-
-    fn loading(size: Option<u64>) -> Grace {
-        let mut grace = Grace::at_start(Some(secs(5)), NOW);
-        grace.loading_begins(size);
-        grace
-    }
-
     #[test]
-    fn from_the_start_nothing_is_granted_until_it_is_known_what_was_forgotten() {
-        let mut grace = loading(Some(9));
+    fn a_start_holds_grants_back_before_its_grace_period_begins() {
+        let grace = Grace::at_start(Some(secs(5)), NOW);
         assert_eq!((grace.grants_from(), grace.runs(), grace.due()), (later(5_000), false, None));
-        assert!(!grace.is_over(later(9_000)), "nobody was told of it");
-        assert_eq!(grace.loading_ended(&complete()), Some(Ok(())));
-        grace.stop();
-        assert_eq!(grace.grants_from(), NEVER);
+        assert!(!grace.clone().is_over(later(9_000)), "a grace period that has not begun cannot end");
         assert_eq!(Grace::at_start(None, NOW).grants_from(), NEVER);
     }
 
     #[test]
-    fn a_load_is_complete_only_where_nothing_speaks_against_it() {
-        let unproven = Loaded { proof: Err("x".into()), ..complete() };
-        for (before, skips, loaded, loss) in [
-            (Some(9), false, Loaded { has_file: false, ..complete() }, "keeps no"),
-            (Some(9), false, Loaded { size: Some(8), ..complete() }, "missing"),
-            (Some(9), false, Loaded { size: None, ..complete() }, "missing"),
-            (None, false, Loaded { size: None, ..complete() }, "missing"),
-            (Some(9), true, complete(), "could not be read"),
-            (Some(9), false, unproven.clone(), "(its proof: x)"),
-            (Some(9), false, Loaded { syncs_each_grant: false, ..unproven }, "does not keep"),
-        ] {
-            let mut grace = loading(before);
-            if skips {
-                grace.effect_skipped();
-            }
-            let judged = grace.loading_ended(&loaded).unwrap().unwrap_err();
-            assert!(judged.contains(loss), "{loaded:?}: {judged}");
-        }
+    fn a_load_counts_as_the_start_only_once() {
+        let mut grace = Grace::at_start(Some(secs(5)), NOW);
+        assert!(!grace.loading_ended(), "no load has begun");
+        grace.loading_begins();
+        assert!(grace.is_loading() && !grace.serves());
+        assert!(grace.loading_ended() && !grace.is_loading());
+        grace.loading_begins();
+        assert!(!grace.is_loading() && !grace.loading_ended() && !grace.serves());
     }
 
     #[test]
-    fn only_the_first_load_is_the_one_of_the_start() {
-        let mut grace = loading(Some(9));
-        assert!(grace.is_loading() && !grace.is_up());
-        assert_eq!(grace.loading_ended(&complete()), Some(Ok(())));
-        grace.loading_begins(Some(1));
-        grace.effect_skipped();
-        assert_eq!(grace.loading_ended(&complete()), None);
-        assert!(!grace.loading_failed() && !grace.serves() && grace.is_up());
-    }
-
-    #[test]
-    fn a_load_that_failed_and_one_that_never_came_are_told_once() {
-        let mut grace = loading(None);
-        assert!(!grace.serves(), "it loads");
-        assert!(grace.loading_failed() && !grace.loading_failed());
+    fn a_start_without_data_ends_when_the_server_serves() {
         let mut grace = Grace::at_start(None, NOW);
-        assert!(!grace.loading_failed());
-        assert!(grace.serves() && !grace.serves() && grace.is_up());
+        assert!(grace.serves() && !grace.serves());
+        grace.loading_begins();
+        assert!(!grace.loading_ended());
     }
 
     #[test]
-    fn it_is_over_once_and_a_new_reason_only_makes_it_longer() {
+    fn a_grace_period_ends_once_and_a_second_reason_only_extends_it() {
         let mut grace = Grace::at_start(None, NOW);
         grace.begin(secs(5), NOW);
         grace.begin(secs(1), later(1_000));

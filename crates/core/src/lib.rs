@@ -8,7 +8,6 @@
 //! - [`fences`]: the numbers of grants, and how many are reserved ahead
 //! - [`marking`], [`mark`]: when those are written to the disk, and their bytes
 //! - [`grace`]: when a server may have forgotten holds, and until when it grants nothing new
-//! - [`proof`]: when a server may say that it has forgotten nothing, and the bytes that say it
 //! - [`lock`]: one resource, what is stored of it
 //! - [`queue`]: everybody who waits, in which order, until when
 //! - [`decide`]: the operations, over one lock and its queue
@@ -57,7 +56,6 @@ pub mod lock;
 pub mod log;
 pub mod mark;
 pub mod marking;
-pub mod proof;
 pub mod queue;
 pub mod schedule;
 pub mod scheduled;

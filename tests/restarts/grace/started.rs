@@ -1,13 +1,12 @@
-//! Starts: after which grace begins, what it lets be, and when it is left out.
+//! Grace periods after a start: every start has one, and loaded holds stay valid in it.
 
 #![allow(clippy::disallowed_methods, reason = "what a client sees of time")]
 
 use std::fs::{self, OpenOptions};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::{ALWAYS, assert_grace, end, left, logged, until_granted, until_proven, with_grace};
-use dlock_testkit::{Conn, Server, each_server, until};
+use super::{ALWAYS, assert_grace, end, left, logged, until_granted, with_grace};
+use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, module_path, until};
 
 #[test]
 fn a_server_that_has_loaded_nothing_grants_nothing_for_a_while() {
@@ -147,127 +146,81 @@ fn leases_run_out_in_grace_as_ever() {
     });
 }
 
-/// The file that commands are appended to.
-fn appended(server: &Server) -> PathBuf {
-    let files = fs::read_dir(server.dir().join("appendonlydir")).expect("the folder of the append only file");
-    let mut files = files.map(|file| file.expect("a file").path());
-    files.find(|file| file.to_string_lossy().ends_with(".incr.aof")).expect("an incremental file")
-}
-
-/// A server with nothing to forget by, after a crash: what `crash` does meanwhile, and the configuration.
+/// Starts a server, grants a lock, and runs `run`; then kills the server, runs `after`, and restarts it.
 #[track_caller]
-fn after_a_crash(
-    kind: &dlock_testkit::ServerKind,
+fn restarted(
+    kind: &ServerKind,
     conf: &[&str],
     run: impl FnOnce(&mut Conn),
-    crash: impl FnOnce(&Server),
+    after: impl FnOnce(&Server),
 ) -> Server {
-    let options = conf.iter().fold(with_grace(kind), |options, line| options.conf(line));
-    let mut server = options.start();
+    let mut server = conf.iter().fold(with_grace(kind), |options, line| options.conf(line)).start();
     end(&server);
     let mut conn = server.connect();
-    if conf == ALWAYS {
-        until_proven(&server);
-    }
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
     run(&mut conn);
     server.kill9();
-    crash(&server);
+    after(&server);
     server.restart();
     server
 }
 
 #[test]
-fn a_start_that_has_loaded_all_that_was_granted_begins_no_grace() {
+fn a_restart_begins_a_grace_period_although_every_grant_was_kept() {
     each_server(|kind| {
-        let server = after_a_crash(kind, &ALWAYS, |_| (), |_| ());
-        let mut conn = server.connect();
-        assert!(conn.ok("DLOCK.ACQUIRE free t 1000").int() > 0);
-        assert_eq!(conn.ok("DLOCK.HOLDS k t"), 1);
-        assert_eq!(logged(&server).0, 1, "only at the first start: {}", server.log());
-        assert!(server.log().contains("no dlock.restart-grace at this start"), "{}", server.log());
+        let mut server = restarted(kind, &ALWAYS, |_| (), |_| ());
+        for starts in 2..=3 {
+            let mut conn = server.connect();
+            assert_eq!(conn.ok("DLOCK.HOLDS k t"), 1, "the hold was loaded");
+            assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
+            let (begun, _, why) = logged(&server);
+            assert_eq!(begun, starts, "{}", server.log());
+            assert!(why.starts_with("the server started;"), "{why}");
+            // A shutdown in good order is a start like any other.
+            assert!(server.terminate().success());
+            server.restart();
+        }
     });
 }
 
 #[test]
-fn a_start_that_may_have_forgotten_something_begins_grace_and_says_what() {
-    let nothing = |_: &Server| ();
+fn a_restart_begins_a_grace_period_when_grants_were_lost() {
     let cut_off = |server: &Server| {
-        let file = OpenOptions::new().write(true).open(appended(server)).expect("the file");
+        let files = fs::read_dir(server.dir().join("appendonlydir")).expect("the folder");
+        let mut files = files.map(|file| file.expect("a file").path());
+        let file = files.find(|file| file.to_string_lossy().ends_with(".incr.aof")).expect("the file");
+        let file = OpenOptions::new().write(true).open(file).expect("the file");
         let length = file.metadata().expect("its length").len();
         file.set_len(length - 3).expect("it can be cut");
     };
-    let gone = |server: &Server| {
+    let remove = |server: &Server| {
         fs::remove_dir_all(server.dir().join("appendonlydir")).expect("it can be removed");
     };
     each_server(|kind| {
-        for (conf, crash, why) in [
-            (&["appendonly yes"][..], &nothing as &dyn Fn(&Server), "does not keep every grant"),
-            (
-                &["appendonly yes", "appendfsync always", "no-appendfsync-on-rewrite yes"],
-                &nothing,
-                "does not keep every grant",
-            ),
-            (&ALWAYS, &cut_off, "the end of the append only file was missing"),
-            (&ALWAYS, &gone, "nothing to load"),
-        ] {
-            let server = after_a_crash(kind, conf, |_| (), crash);
-            let (begun, _, told) = logged(&server);
-            assert_eq!(begun, 2, "{why}: {}", server.log());
-            assert!(told.contains(why), "{why}: {told}");
-            assert_grace(&mut server.connect(), "DLOCK.ACQUIRE free t 1000");
+        for after in [&cut_off as &dyn Fn(&Server), &remove] {
+            let server = restarted(kind, &ALWAYS, |_| (), after);
+            let mut conn = server.connect();
+            assert_eq!(conn.ok("DLOCK.HOLDS k t"), 0, "the grant was lost");
+            assert_grace(&mut conn, "DLOCK.ACQUIRE k other 1000");
+            assert_eq!(logged(&server).0, 2, "{}", server.log());
         }
-        let saved = |conn: &mut Conn| assert_eq!(conn.ok("SAVE"), "OK");
-        let server = after_a_crash(kind, &[], saved, nothing);
-        assert!(logged(&server).2.contains("keeps no append only file"), "{}", server.log());
+        let save = |conn: &mut Conn| assert_eq!(conn.ok("SAVE"), "OK");
+        let server = restarted(kind, &[], save, |_| ());
         let mut conn = server.connect();
-        assert_eq!(conn.ok("DLOCK.HOLDS k t"), 1);
+        assert_eq!(conn.ok("DLOCK.HOLDS k t"), 1, "the snapshot has it");
         assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
     });
 }
 
 #[test]
-fn holds_that_were_flushed_are_waited_for_after_a_restart_too() {
+fn a_module_that_is_loaded_into_a_running_server_begins_a_grace_period() {
     each_server(|kind| {
-        let flush = |conn: &mut Conn| assert_eq!(conn.ok("FLUSHALL"), "OK");
-        let server = after_a_crash(kind, &ALWAYS, flush, |_| ());
+        let server = Server::options(kind).without_module().start();
         let mut conn = server.connect();
-        assert_grace(&mut conn, "DLOCK.ACQUIRE k other 1000");
-        let (begun, _, why) = logged(&server);
-        assert_eq!(begun, 3, "at the start, the flush and the second start");
-        assert!(why.contains("the server started"), "{why}");
-    });
-}
-
-/// Whoever repairs a file so that the server starts again cuts off what was granted.
-#[test]
-fn a_file_that_was_repaired_after_a_start_that_failed() {
-    each_server(|kind| {
-        let crash = |server: &Server| {
-            let bytes = fs::read(appended(server)).expect("the file");
-            let last = bytes.windows(10).rposition(|word| word == b"DLOCK._SET").expect("the grant");
-            let file = OpenOptions::new().write(true).open(appended(server)).expect("the file");
-            file.set_len(last as u64 + 4).expect("it can be cut");
-        };
-        let conf = [ALWAYS[0], ALWAYS[1], "aof-load-truncated no"];
-        let options = conf.iter().fold(with_grace(kind), |options, line| options.conf(line));
-        let mut server = options.start();
-        end(&server);
-        until_proven(&server);
-        let mut conn = server.connect();
-        // The label makes sure that it is written as an effect.
-        for grant in ["early t 600000", "k t 600000 LABEL host"] {
-            assert!(conn.ok(&format!("DLOCK.ACQUIRE {grant}")).int() > 0);
-        }
-        server.kill9();
-        crash(&server);
-        assert!(server.try_restart().is_err(), "{}", server.log());
-        let bytes = fs::read(appended(&server)).expect("the file");
-        let whole = bytes.windows(4).rposition(|start| start == b"*3\r\n").expect("the command");
-        fs::write(appended(&server), &bytes[..whole]).expect("it can be repaired");
-        server.restart();
-        let mut conn = server.connect();
-        assert_eq!(conn.ok("DLOCK.HOLDS early t"), 1);
-        assert_grace(&mut conn, "DLOCK.ACQUIRE k other 1000");
+        let module = module_path().to_str().expect("a path of text");
+        let load = ["MODULE", "LOADEX", module, "CONFIG", "dlock.restart-grace", "600000"];
+        assert_eq!(conn.call(&load), Value::Simple("OK".into()));
+        assert_grace(&mut conn, "DLOCK.ACQUIRE k t 1000");
+        until("the grace period has begun", || logged(&server).0 == 1);
     });
 }
