@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use std::{fs, mem};
 
-use dlock_testkit::{Conn, Server, Value, each_server, project, until};
+use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, project, until};
 use serde_json::{Value as Json, json};
 
-#[test]
-fn every_server_keeps_the_contract() {
+#[each_server]
+fn every_server_keeps_the_contract(kind: &ServerKind) {
     let mut files: Vec<_> = fs::read_dir(project().join("conformance"))
         .expect("the folder of the contract")
         .map(|entry| entry.expect("a file").path())
@@ -17,23 +17,21 @@ fn every_server_keeps_the_contract() {
         .collect();
     files.sort();
     let texts: Vec<_> = files.iter().map(|file| fs::read_to_string(file).expect("a file")).collect();
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let help = server.connect().ok("DLOCK.HELP");
-        // The first line tells how to read the others, of which the indented ones explain.
-        for form in help.items()[1..].iter().map(Value::text).filter(|line| line.starts_with("DLOCK.")) {
-            let command = form.split(' ').next().expect("its name");
-            assert!(texts.iter().any(|text| text.contains(command)), "no file plays {command}");
+    let server = Server::start(kind);
+    let help = server.connect().ok("DLOCK.HELP");
+    // The first line tells how to read the others, of which the indented ones explain.
+    for form in help.items()[1..].iter().map(Value::text).filter(|line| line.starts_with("DLOCK.")) {
+        let command = form.split(' ').next().expect("its name");
+        assert!(texts.iter().any(|text| text.contains(command)), "no file plays {command}");
+    }
+    for (file, text) in files.iter().zip(&texts) {
+        let scenario: Json =
+            serde_json::from_str(text).unwrap_or_else(|why| panic!("{}: {why}", file.display()));
+        let only = scenario["protocols"].as_array();
+        for protocol in [2, 3].into_iter().filter(|p| only.is_none_or(|only| only.contains(&json!(p)))) {
+            play(&server, &scenario, protocol, &format!("{} in RESP{protocol}", file.display()));
         }
-        for (file, text) in files.iter().zip(&texts) {
-            let scenario: Json =
-                serde_json::from_str(text).unwrap_or_else(|why| panic!("{}: {why}", file.display()));
-            let only = scenario["protocols"].as_array();
-            for protocol in [2, 3].into_iter().filter(|p| only.is_none_or(|only| only.contains(&json!(p)))) {
-                play(&server, &scenario, protocol, &format!("{} in RESP{protocol}", file.display()));
-            }
-        }
-    });
+    }
 }
 
 fn play(server: &Server, scenario: &Json, protocol: u8, title: &str) {

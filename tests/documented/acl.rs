@@ -43,94 +43,83 @@ fn has_categories(kind: &ServerKind) -> bool {
     kind.is_valkey || kind.is_at_least(7, 4)
 }
 
-#[test]
-fn a_user_can_do_what_its_rules_name_on_its_keys_and_no_more() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let rules = "~lock:* +dlock.acquire +dlock.release +dlock.extend";
-        let mut conn = user(&server, rules);
-        assert_eq!(may(&mut conn), ["ACQUIRE", "EXTEND", "RELEASE"]);
-        assert!(conn.ok("DLOCK.ACQUIRE lock:a t 600000").int() > 0);
-        for other in ["DLOCK.ACQUIRE other t 600000", "DLOCK.RELEASE other t", "DLOCK.EXTEND lockb t 1000"] {
-            assert!(conn.say(other).error().starts_with("NOPERM"), "{other}");
-        }
-        assert_eq!(server.connect().ok("DBSIZE"), 1);
-        // What looks like a key further on is none.
-        assert!(conn.ok("DLOCK.ACQUIRE lock:b other 600000 LABEL other").int() > 0);
-    });
+#[each_server]
+fn a_user_can_do_what_its_rules_name_on_its_keys_and_no_more(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let rules = "~lock:* +dlock.acquire +dlock.release +dlock.extend";
+    let mut conn = user(&server, rules);
+    assert_eq!(may(&mut conn), ["ACQUIRE", "EXTEND", "RELEASE"]);
+    assert!(conn.ok("DLOCK.ACQUIRE lock:a t 600000").int() > 0);
+    for other in ["DLOCK.ACQUIRE other t 600000", "DLOCK.RELEASE other t", "DLOCK.EXTEND lockb t 1000"] {
+        assert!(conn.say(other).error().starts_with("NOPERM"), "{other}");
+    }
+    assert_eq!(server.connect().ok("DBSIZE"), 1);
+    // What looks like a key further on is none.
+    assert!(conn.ok("DLOCK.ACQUIRE lock:b other 600000 LABEL other").int() > 0);
 }
 
-#[test]
-fn key_patterns_tell_reading_from_changing() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut reader = user(&server, "%R~lock:* +@all");
-        assert_eq!(may(&mut reader), ["HOLDS", "PTTL", "INSPECT", "WAITERS", "LIST", "LOG", "TOKEN", "HELP"]);
-        assert_eq!(server.connect().ok("DBSIZE"), 0);
-        let mut writer = user(&server, "%W~lock:* +@all");
-        assert_eq!(
-            may(&mut writer),
-            ["LIST", "LOG", "TOKEN", "HELP"],
-            "a change tells of what was there: it reads too"
-        );
-        let mut both = user(&server, "~lock:* +@all");
-        assert_eq!(may(&mut both).len(), 14);
-    });
+#[each_server]
+fn key_patterns_tell_reading_from_changing(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut reader = user(&server, "%R~lock:* +@all");
+    assert_eq!(may(&mut reader), ["HOLDS", "PTTL", "INSPECT", "WAITERS", "LIST", "LOG", "TOKEN", "HELP"]);
+    assert_eq!(server.connect().ok("DBSIZE"), 0);
+    let mut writer = user(&server, "%W~lock:* +@all");
+    assert_eq!(
+        may(&mut writer),
+        ["LIST", "LOG", "TOKEN", "HELP"],
+        "a change tells of what was there: it reads too"
+    );
+    let mut both = user(&server, "~lock:* +@all");
+    assert_eq!(may(&mut both).len(), 14);
 }
 
-#[test]
-fn categories_hold_the_commands_where_the_server_has_them() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut admin = server.connect();
-        if !has_categories(kind) {
-            // There a module's command is in no category: rules have to name the commands. "-@write" takes
-            // none away.
-            assert!(admin.say("ACL CAT dlock").error().contains("Unknown category"));
-            assert_eq!(may(&mut user(&server, "~* +@all -@write -@dangerous")).len(), 14);
-            assert!(may(&mut user(&server, "~* +@write +@read +@fast")).is_empty());
-            return;
-        }
-        // Valkey 8 leaves modules' commands out of ACL CAT; COMMAND INFO tells their categories everywhere.
-        let listed = admin.ok("ACL CAT dlock").items().len();
-        assert!(listed == 17 || listed == 0, "{listed}");
-        let loaded = admin.ok("COMMAND LIST FILTERBY MODULE dlock");
-        for name in loaded.items() {
-            let info = admin.ok(&format!("COMMAND INFO {}", name.text()));
-            assert!(info.items()[0].items()[6].items().contains(&Value::Simple("@dlock".into())), "{info:?}");
-        }
-        assert_eq!(loaded.items().len(), 17);
+#[each_server]
+fn categories_hold_the_commands_where_the_server_has_them(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut admin = server.connect();
+    if !has_categories(kind) {
+        // There a module's command is in no category: rules have to name the commands. "-@write" takes
+        // none away.
+        assert!(admin.say("ACL CAT dlock").error().contains("Unknown category"));
+        assert_eq!(may(&mut user(&server, "~* +@all -@write -@dangerous")).len(), 14);
+        assert!(may(&mut user(&server, "~* +@write +@read +@fast")).is_empty());
+        return;
+    }
+    // Valkey 8 leaves modules' commands out of ACL CAT; COMMAND INFO tells their categories everywhere.
+    let listed = admin.ok("ACL CAT dlock").items().len();
+    assert!(listed == 17 || listed == 0, "{listed}");
+    let loaded = admin.ok("COMMAND LIST FILTERBY MODULE dlock");
+    for name in loaded.items() {
+        let info = admin.ok(&format!("COMMAND INFO {}", name.text()));
+        assert!(info.items()[0].items()[6].items().contains(&Value::Simple("@dlock".into())), "{info:?}");
+    }
+    assert_eq!(loaded.items().len(), 17);
 
-        let all_but_dangerous = [
-            "ACQUIRE", "EXTEND", "CONFIRM", "HOLDS", "PTTL", "INSPECT", "WAITERS", "LIST", "CANCEL",
-            "RELEASE", "TOKEN", "HELP",
-        ];
-        assert_eq!(may(&mut user(&server, "~* +@dlock -@dangerous")), all_but_dangerous);
-        assert_eq!(may(&mut user(&server, "~* +@dlock")).len(), 14);
-        assert_eq!(
-            may(&mut user(&server, "~* +@dlock -@write")),
-            ["HOLDS", "PTTL", "INSPECT", "WAITERS", "LIST", "LOG", "TOKEN", "HELP"]
-        );
-        assert_eq!(may(&mut user(&server, "~* +@read")), ["HOLDS", "PTTL", "INSPECT", "WAITERS", "LIST"]);
-        assert_eq!(
-            may(&mut user(&server, "~* +@write")),
-            ["ACQUIRE", "EXTEND", "CONFIRM", "CANCEL", "RELEASE", "BREAK"]
-        );
-        assert_eq!(may(&mut user(&server, "~* +@dangerous")), ["LOG", "BREAK"]);
-        assert!(!may(&mut user(&server, "~* +@all -@blocking")).contains(&"ACQUIRE"));
-    });
+    let all_but_dangerous = [
+        "ACQUIRE", "EXTEND", "CONFIRM", "HOLDS", "PTTL", "INSPECT", "WAITERS", "LIST", "CANCEL", "RELEASE",
+        "TOKEN", "HELP",
+    ];
+    assert_eq!(may(&mut user(&server, "~* +@dlock -@dangerous")), all_but_dangerous);
+    assert_eq!(may(&mut user(&server, "~* +@dlock")).len(), 14);
+    assert_eq!(
+        may(&mut user(&server, "~* +@dlock -@write")),
+        ["HOLDS", "PTTL", "INSPECT", "WAITERS", "LIST", "LOG", "TOKEN", "HELP"]
+    );
+    assert_eq!(may(&mut user(&server, "~* +@read")), ["HOLDS", "PTTL", "INSPECT", "WAITERS", "LIST"]);
+    assert_eq!(
+        may(&mut user(&server, "~* +@write")),
+        ["ACQUIRE", "EXTEND", "CONFIRM", "CANCEL", "RELEASE", "BREAK"]
+    );
+    assert_eq!(may(&mut user(&server, "~* +@dangerous")), ["LOG", "BREAK"]);
+    assert!(!may(&mut user(&server, "~* +@all -@blocking")).contains(&"ACQUIRE"));
 }
 
-#[test]
-fn no_rule_lets_a_client_send_effects() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = user(&server, "~* +@all");
-        let refused = conn.call(&["DLOCK._SET", "k", "x"]);
-        assert!(
-            refused.error().starts_with("ERR this command is how a master tells replicas"),
-            "{refused:?}"
-        );
-        assert_eq!(server.info("dlock_fence"), "0");
-    });
+#[each_server]
+fn no_rule_lets_a_client_send_effects(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = user(&server, "~* +@all");
+    let refused = conn.call(&["DLOCK._SET", "k", "x"]);
+    assert!(refused.error().starts_with("ERR this command is how a master tells replicas"), "{refused:?}");
+    assert_eq!(server.info("dlock_fence"), "0");
 }

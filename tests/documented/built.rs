@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-use dlock_testkit::{Server, documents, each_server};
+use dlock_testkit::{Server, ServerKind, documents, each_server};
 
 /// What `make run` and `cargo build --release` make.
 fn released() -> PathBuf {
@@ -59,8 +59,8 @@ fn every_package_has_the_license_of_the_project() {
 }
 
 /// Cargo.toml has the version. What cannot read it there is written by `scripts/version.sh`.
-#[test]
-fn every_part_has_the_version_of_the_project() {
+#[each_server]
+fn every_part_has_the_version_of_the_project(kind: &ServerKind) {
     let version = env!("CARGO_PKG_VERSION");
     for (file, line) in [
         ("Cargo.toml", format!("version = \"{version}\"")),
@@ -80,10 +80,8 @@ fn every_part_has_the_version_of_the_project() {
         assert!(first.starts_with(&line), "{file}: {first}");
     }
     let numbers: Vec<i64> = version.split('.').map(|part| part.parse().expect("a number")).collect();
-    each_server(|kind| {
-        let listed = Server::start(kind).connect().ok("MODULE LIST");
-        let ours = listed.items().iter().find(|module| *module.field("name") == "dlock");
-        let shown = ours.expect("it is loaded").field("ver").int();
-        assert_eq!(shown, (numbers[0] * 100 + numbers[1]) * 100 + numbers[2]);
-    });
+    let listed = Server::start(kind).connect().ok("MODULE LIST");
+    let ours = listed.items().iter().find(|module| *module.field("name") == "dlock");
+    let shown = ours.expect("it is loaded").field("ver").int();
+    assert_eq!(shown, (numbers[0] * 100 + numbers[1]) * 100 + numbers[2]);
 }

@@ -1,6 +1,6 @@
 //! COMMAND DOCS, COMMAND INFO, COMMAND GETKEYS and GETKEYSANDFLAGS.
 
-use dlock_testkit::{Conn, Server, Value, each_server};
+use dlock_testkit::{Conn, Server, ServerKind, Value, each_server};
 
 /// Name, arity, flags, what the docs say of its arguments. `_SET` is for replicas alone and has docs all the
 /// same.
@@ -76,133 +76,123 @@ fn docs(conn: &mut Conn, name: &str) -> Value {
     docs.items()[1].clone()
 }
 
-#[test]
-fn every_command_says_what_it_does_and_takes() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let asked = (!kind.is_valkey && !kind.is_at_least(7, 2)).then_some(MAY);
-        let commands: Vec<_> = COMMANDS.into_iter().chain(asked).collect();
-        for &(name, arity, wanted, arguments) in &commands {
-            let docs = docs(&mut conn, name);
-            assert!(docs.field("summary").text().len() > 8, "{docs:?}");
-            assert!(docs.field("complexity").text().starts_with("O("), "{docs:?}");
-            assert_eq!(docs.field("since"), &"0.1.0");
-            assert_eq!(docs.field("module"), &"dlock");
-            let told = if arguments.is_empty() {
-                String::new()
-            } else {
-                form(docs.field("arguments").items()).join(" ")
-            };
-            assert_eq!(told, arguments, "{name}");
+#[each_server]
+fn every_command_says_what_it_does_and_takes(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    let asked = (!kind.is_valkey && !kind.is_at_least(7, 2)).then_some(MAY);
+    let commands: Vec<_> = COMMANDS.into_iter().chain(asked).collect();
+    for &(name, arity, wanted, arguments) in &commands {
+        let docs = docs(&mut conn, name);
+        assert!(docs.field("summary").text().len() > 8, "{docs:?}");
+        assert!(docs.field("complexity").text().starts_with("O("), "{docs:?}");
+        assert_eq!(docs.field("since"), &"0.1.0");
+        assert_eq!(docs.field("module"), &"dlock");
+        let told = if arguments.is_empty() {
+            String::new()
+        } else {
+            form(docs.field("arguments").items()).join(" ")
+        };
+        assert_eq!(told, arguments, "{name}");
 
-            let info = conn.ok(&format!("COMMAND INFO {name}"));
-            let info = &info.items()[0];
-            assert_eq!((info.items()[0].text().as_str(), &info.items()[1]), (name, &arity.into()));
-            let mut wanted: Vec<&str> = wanted.split(' ').collect();
-            wanted.sort_unstable();
-            assert_eq!(flags(info), wanted, "{name}");
-        }
-        let loaded = conn.ok("COMMAND LIST FILTERBY MODULE dlock");
-        assert_eq!(loaded.items().len(), commands.len());
-    });
+        let info = conn.ok(&format!("COMMAND INFO {name}"));
+        let info = &info.items()[0];
+        assert_eq!((info.items()[0].text().as_str(), &info.items()[1]), (name, &arity.into()));
+        let mut wanted: Vec<&str> = wanted.split(' ').collect();
+        wanted.sort_unstable();
+        assert_eq!(flags(info), wanted, "{name}");
+    }
+    let loaded = conn.ok("COMMAND LIST FILTERBY MODULE dlock");
+    assert_eq!(loaded.items().len(), commands.len());
 }
 
-#[test]
-fn the_docs_and_help_name_the_same_forms() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let help = conn.ok("DLOCK.HELP");
-        for pair in help.items()[1..].chunks(2) {
-            let line = pair[0].text();
-            let name = line.split(' ').next().unwrap_or_default();
-            let docs = docs(&mut conn, name);
-            assert_eq!(pair[1], format!("    {}.", docs.field("summary").text()));
-            // Every word in capitals stands in both.
-            let (_, _, _, form) = COMMANDS.iter().find(|row| row.0 == name).expect("a command of the table");
-            let capitals = |text: &str| -> Vec<String> {
-                let words = text.split(|c: char| !c.is_ascii_alphabetic());
-                words
-                    .filter(|w| w.len() > 1 && w.chars().all(|c| c.is_ascii_uppercase()))
-                    .map(str::to_string)
-                    .collect()
-            };
-            assert_eq!(capitals(line.trim_start_matches(name)), capitals(form), "{name}");
-        }
-    });
+#[each_server]
+fn the_docs_and_help_name_the_same_forms(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    let help = conn.ok("DLOCK.HELP");
+    for pair in help.items()[1..].chunks(2) {
+        let line = pair[0].text();
+        let name = line.split(' ').next().unwrap_or_default();
+        let docs = docs(&mut conn, name);
+        assert_eq!(pair[1], format!("    {}.", docs.field("summary").text()));
+        // Every word in capitals stands in both.
+        let (_, _, _, form) = COMMANDS.iter().find(|row| row.0 == name).expect("a command of the table");
+        let capitals = |text: &str| -> Vec<String> {
+            let words = text.split(|c: char| !c.is_ascii_alphabetic());
+            words
+                .filter(|w| w.len() > 1 && w.chars().all(|c| c.is_ascii_uppercase()))
+                .map(str::to_string)
+                .collect()
+        };
+        assert_eq!(capitals(line.trim_start_matches(name)), capitals(form), "{name}");
+    }
 }
 
-#[test]
-fn the_key_is_known_to_the_server_with_what_is_done_to_it() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        for (command, access) in [
-            ("DLOCK.ACQUIRE my:key t 1000 BLOCK 0 LABEL other", &["RW", "access", "update"][..]),
-            ("DLOCK.RELEASE my:key t", &["RW", "access", "update"]),
-            ("DLOCK.EXTEND my:key t 1000", &["RW", "access", "update"]),
-            ("DLOCK.CONFIRM my:key t 5 1000", &["RW", "access", "update"]),
-            ("DLOCK.CANCEL my:key CLIENT 5", &["RW", "access", "update"]),
-            ("DLOCK.BREAK my:key", &["RW", "access", "update"]),
-            ("DLOCK._SET my:key x", &["RW", "access", "update"]),
-            ("DLOCK.HOLDS my:key t", &["RO", "access"]),
-            ("DLOCK.PTTL my:key", &["RO", "access"]),
-            ("DLOCK.INSPECT my:key", &["RO", "access"]),
-            ("DLOCK.WAITERS my:key COUNT 5", &["RO", "access"]),
-        ] {
-            assert_eq!(conn.ok(&format!("COMMAND GETKEYS {command}")), ["my:key"], "{command}");
-            let told = conn.ok(&format!("COMMAND GETKEYSANDFLAGS {command}"));
-            assert_eq!(told.items().len(), 1, "{command}");
-            assert_eq!(told.items()[0].items()[0], "my:key");
-            let flags: Vec<String> = told.items()[0].items()[1].items().iter().map(Value::text).collect();
-            assert_eq!(flags, access, "{command}");
-        }
-        for keyless in ["DLOCK.LIST 0", "DLOCK.LOG KEY k", "DLOCK.TOKEN", "DLOCK.HELP"] {
-            // The words of the refusal are the server's, and differ.
-            assert!(conn.say(&format!("COMMAND GETKEYS {keyless}")).error().starts_with("ERR"));
-        }
-    });
+#[each_server]
+fn the_key_is_known_to_the_server_with_what_is_done_to_it(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    for (command, access) in [
+        ("DLOCK.ACQUIRE my:key t 1000 BLOCK 0 LABEL other", &["RW", "access", "update"][..]),
+        ("DLOCK.RELEASE my:key t", &["RW", "access", "update"]),
+        ("DLOCK.EXTEND my:key t 1000", &["RW", "access", "update"]),
+        ("DLOCK.CONFIRM my:key t 5 1000", &["RW", "access", "update"]),
+        ("DLOCK.CANCEL my:key CLIENT 5", &["RW", "access", "update"]),
+        ("DLOCK.BREAK my:key", &["RW", "access", "update"]),
+        ("DLOCK._SET my:key x", &["RW", "access", "update"]),
+        ("DLOCK.HOLDS my:key t", &["RO", "access"]),
+        ("DLOCK.PTTL my:key", &["RO", "access"]),
+        ("DLOCK.INSPECT my:key", &["RO", "access"]),
+        ("DLOCK.WAITERS my:key COUNT 5", &["RO", "access"]),
+    ] {
+        assert_eq!(conn.ok(&format!("COMMAND GETKEYS {command}")), ["my:key"], "{command}");
+        let told = conn.ok(&format!("COMMAND GETKEYSANDFLAGS {command}"));
+        assert_eq!(told.items().len(), 1, "{command}");
+        assert_eq!(told.items()[0].items()[0], "my:key");
+        let flags: Vec<String> = told.items()[0].items()[1].items().iter().map(Value::text).collect();
+        assert_eq!(flags, access, "{command}");
+    }
+    for keyless in ["DLOCK.LIST 0", "DLOCK.LOG KEY k", "DLOCK.TOKEN", "DLOCK.HELP"] {
+        // The words of the refusal are the server's, and differ.
+        assert!(conn.say(&format!("COMMAND GETKEYS {keyless}")).error().starts_with("ERR"));
+    }
 }
 
-#[test]
-fn a_guard_has_the_keys_of_its_command_too() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        for (command, key, keys) in [
-            ("GUARD k t GET a", "RO access", &["k", "a"][..]),
-            ("guard k t mset a 1 b 2", "RO access", &["k", "a", "b"]),
-            ("GUARD k t EVAL return 2 a b x", "RO access", &["k", "a", "b"]),
-            ("GUARD k t XREAD STREAMS s 0", "RO access", &["k", "s"]),
-            ("GUARD k t ZUNION 9 a", "RO access", &["k"]),
-            ("GUARD k t PING", "RO access", &["k"]),
-            ("GUARD k t NOSUCH a", "RO access", &["k"]),
-            ("FENCED g 5 GET a", "RW access update", &["g", "a"]),
-            // What is nested does not run, so nobody follows it.
-            ("GUARD k t DLOCK.GUARD l t GET a", "RO access", &["k", "l"]),
-            ("FENCED g 5 DLOCK.FENCED h 6 DLOCK.GUARD k t GET a", "RW access update", &["g", "h"]),
-        ] {
-            let named = conn.ok(&format!("COMMAND GETKEYS DLOCK.{command}"));
-            assert_eq!(named.items().iter().map(Value::text).collect::<Vec<_>>(), keys, "{command}");
-            let told = conn.ok(&format!("COMMAND GETKEYSANDFLAGS DLOCK.{command}"));
-            let flags: Vec<_> = told.items()[0].items()[1].items().iter().map(Value::text).collect();
-            assert_eq!(flags.join(" "), key, "{command}");
-        }
-        let chain = ["DLOCK.GUARD", "k", "t"].repeat(100_000);
-        let asked = [&["COMMAND", "GETKEYS"][..], &chain, &["PING"]].concat();
-        assert_eq!(conn.call(&asked), ["k", "k"]);
-    });
+#[each_server]
+fn a_guard_has_the_keys_of_its_command_too(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    for (command, key, keys) in [
+        ("GUARD k t GET a", "RO access", &["k", "a"][..]),
+        ("guard k t mset a 1 b 2", "RO access", &["k", "a", "b"]),
+        ("GUARD k t EVAL return 2 a b x", "RO access", &["k", "a", "b"]),
+        ("GUARD k t XREAD STREAMS s 0", "RO access", &["k", "s"]),
+        ("GUARD k t ZUNION 9 a", "RO access", &["k"]),
+        ("GUARD k t PING", "RO access", &["k"]),
+        ("GUARD k t NOSUCH a", "RO access", &["k"]),
+        ("FENCED g 5 GET a", "RW access update", &["g", "a"]),
+        // What is nested does not run, so nobody follows it.
+        ("GUARD k t DLOCK.GUARD l t GET a", "RO access", &["k", "l"]),
+        ("FENCED g 5 DLOCK.FENCED h 6 DLOCK.GUARD k t GET a", "RW access update", &["g", "h"]),
+    ] {
+        let named = conn.ok(&format!("COMMAND GETKEYS DLOCK.{command}"));
+        assert_eq!(named.items().iter().map(Value::text).collect::<Vec<_>>(), keys, "{command}");
+        let told = conn.ok(&format!("COMMAND GETKEYSANDFLAGS DLOCK.{command}"));
+        let flags: Vec<_> = told.items()[0].items()[1].items().iter().map(Value::text).collect();
+        assert_eq!(flags.join(" "), key, "{command}");
+    }
+    let chain = ["DLOCK.GUARD", "k", "t"].repeat(100_000);
+    let asked = [&["COMMAND", "GETKEYS"][..], &chain, &["PING"]].concat();
+    assert_eq!(conn.call(&asked), ["k", "k"]);
 }
 
-#[test]
-fn the_docs_are_maps_in_resp3() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        conn.hello3();
-        let docs = conn.ok("COMMAND DOCS DLOCK.ACQUIRE");
-        let block = &docs.field("DLOCK.ACQUIRE").field("arguments").items()[5];
-        assert_eq!((block.field("token"), block.field("type")), (&"BLOCK".into(), &"integer".into()));
-    });
+#[each_server]
+fn the_docs_are_maps_in_resp3(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    conn.hello3();
+    let docs = conn.ok("COMMAND DOCS DLOCK.ACQUIRE");
+    let block = &docs.field("DLOCK.ACQUIRE").field("arguments").items()[5];
+    assert_eq!((block.field("token"), block.field("type")), (&"BLOCK".into(), &"integer".into()));
 }

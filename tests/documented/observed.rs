@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use dlock_testkit::{Conn, Server, Value, each_server, until};
+use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
 const INFO: &str = include_str!("../../docs/info.md");
 
@@ -19,157 +19,149 @@ fn section(conn: &mut Conn) -> Vec<(String, u64)> {
     pairs.map(|(name, value)| (name.to_string(), value.parse().expect("a number"))).collect()
 }
 
-#[test]
-fn info_counts_what_happened() {
-    each_server(|kind| {
-        let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
-        let mut conn = server.connect();
-        for (field, value) in section(&mut conn) {
-            if field != "dlock_fence_mark" {
-                assert_eq!(value, 0, "{field} on a fresh server");
-            }
+#[each_server]
+fn info_counts_what_happened(kind: &ServerKind) {
+    let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
+    let mut conn = server.connect();
+    for (field, value) in section(&mut conn) {
+        if field != "dlock_fence_mark" {
+            assert_eq!(value, 0, "{field} on a fresh server");
         }
-        for command in [
-            "DLOCK.ACQUIRE a t 600000",
-            "DLOCK.ACQUIRE a t 600000 REENTRANT",
-            "DLOCK.ACQUIRE a other 600000",
-            "DLOCK.ACQUIRE a other 600000",
-            "DLOCK.ACQUIRE a other 600000",
-            "DLOCK.ACQUIRE b t 600000 SHARED",
-            "DLOCK.ACQUIRE b u 600000 SHARED",
-            "DLOCK.ACQUIRE c t 600000",
-            "DLOCK.ACQUIRE d t 600000",
-            "DLOCK.RELEASE d t",
-            "DLOCK.RELEASE d t",
-            "DLOCK.BREAK c",
-            "DLOCK.ACQUIRE e t 1",
-        ] {
-            conn.ok(command);
-        }
-        until("the short lease has expired", || server.info("dlock_expiries") == "1");
-        let section = section(&mut conn);
-        let shown: Vec<&str> = section.iter().map(|(name, _)| name.trim_start_matches("dlock_")).collect();
-        let value =
-            |name: &str| section.iter().find(|(n, _)| n.ends_with(&format!("dlock_{name}"))).map(|(_, v)| *v);
-        for (name, wanted) in [
-            ("held", 2),
-            ("holders", 3),
-            ("waiting", 0),
-            ("grants", 6),
-            ("handoffs", 0),
-            ("denials", 3),
-            ("releases", 1),
-            ("expiries", 1),
-            ("disconnects", 0),
-            ("breaks", 1),
-            ("timeouts", 0),
-            ("cancels", 0),
-            ("deadlocks", 0),
-            ("queue_refusals", 0),
-            ("fences_beyond_mark", 0),
-            ("waited_ms_p50", 0),
-            ("waited_ms_p99", 0),
-            ("waited_ms_max", 0),
-        ] {
-            assert_eq!(value(name), Some(wanted), "{name}");
-        }
-        for name in ["fence", "held_ms_p50", "held_ms_p99", "held_ms_max"] {
-            assert!(value(name).is_some(), "{name} is not in {shown:?}");
-        }
-        assert!(value("held_ms_p50") <= value("held_ms_p99") && value("held_ms_p99") <= value("held_ms_max"));
-        // c was broken, d released, e has expired: none took an hour.
-        let lengths = server.info("dlock_held_ms");
-        assert!(lengths.starts_with("1=") && lengths.contains(",3600000=3,inf=3,sum="), "{lengths}");
-        assert!(server.info("dlock_waited_ms").ends_with(",3600000=0,inf=0,sum=0"));
-        assert!(value("fence") > Some(1_700_000_000_000_000));
-        assert!(value("fence_mark") > value("fence"));
-        // The same when the whole of INFO is asked for.
-        assert_eq!(server.info("dlock_grants"), "6");
-    });
+    }
+    for command in [
+        "DLOCK.ACQUIRE a t 600000",
+        "DLOCK.ACQUIRE a t 600000 REENTRANT",
+        "DLOCK.ACQUIRE a other 600000",
+        "DLOCK.ACQUIRE a other 600000",
+        "DLOCK.ACQUIRE a other 600000",
+        "DLOCK.ACQUIRE b t 600000 SHARED",
+        "DLOCK.ACQUIRE b u 600000 SHARED",
+        "DLOCK.ACQUIRE c t 600000",
+        "DLOCK.ACQUIRE d t 600000",
+        "DLOCK.RELEASE d t",
+        "DLOCK.RELEASE d t",
+        "DLOCK.BREAK c",
+        "DLOCK.ACQUIRE e t 1",
+    ] {
+        conn.ok(command);
+    }
+    until("the short lease has expired", || server.info("dlock_expiries") == "1");
+    let section = section(&mut conn);
+    let shown: Vec<&str> = section.iter().map(|(name, _)| name.trim_start_matches("dlock_")).collect();
+    let value =
+        |name: &str| section.iter().find(|(n, _)| n.ends_with(&format!("dlock_{name}"))).map(|(_, v)| *v);
+    for (name, wanted) in [
+        ("held", 2),
+        ("holders", 3),
+        ("waiting", 0),
+        ("grants", 6),
+        ("handoffs", 0),
+        ("denials", 3),
+        ("releases", 1),
+        ("expiries", 1),
+        ("disconnects", 0),
+        ("breaks", 1),
+        ("timeouts", 0),
+        ("cancels", 0),
+        ("deadlocks", 0),
+        ("queue_refusals", 0),
+        ("fences_beyond_mark", 0),
+        ("waited_ms_p50", 0),
+        ("waited_ms_p99", 0),
+        ("waited_ms_max", 0),
+    ] {
+        assert_eq!(value(name), Some(wanted), "{name}");
+    }
+    for name in ["fence", "held_ms_p50", "held_ms_p99", "held_ms_max"] {
+        assert!(value(name).is_some(), "{name} is not in {shown:?}");
+    }
+    assert!(value("held_ms_p50") <= value("held_ms_p99") && value("held_ms_p99") <= value("held_ms_max"));
+    // c was broken, d released, e has expired: none took an hour.
+    let lengths = server.info("dlock_held_ms");
+    assert!(lengths.starts_with("1=") && lengths.contains(",3600000=3,inf=3,sum="), "{lengths}");
+    assert!(server.info("dlock_waited_ms").ends_with(",3600000=0,inf=0,sum=0"));
+    assert!(value("fence") > Some(1_700_000_000_000_000));
+    assert!(value("fence_mark") > value("fence"));
+    // The same when the whole of INFO is asked for.
+    assert_eq!(server.info("dlock_grants"), "6");
 }
 
-#[test]
-fn every_field_of_info_stands_in_its_document() {
-    each_server(|kind| {
-        let text = Server::start(kind).connect().ok("INFO dlock").text();
-        let fields = text.lines().filter_map(|line| line.split_once(':'));
-        let fields: BTreeSet<&str> = fields.map(|(name, _)| name).collect();
-        let rows = INFO.lines().filter(|line| line.starts_with("| `dlock_"));
-        let names = rows.filter_map(|row| row.split('|').nth(1));
-        let documented: BTreeSet<&str> = names.flat_map(|names| names.split(['`', ' '])).collect();
-        let documented: BTreeSet<&str> = documented.into_iter().filter(|name| !name.is_empty()).collect();
-        assert_eq!(fields, documented);
-    });
+#[each_server]
+fn every_field_of_info_stands_in_its_document(kind: &ServerKind) {
+    let text = Server::start(kind).connect().ok("INFO dlock").text();
+    let fields = text.lines().filter_map(|line| line.split_once(':'));
+    let fields: BTreeSet<&str> = fields.map(|(name, _)| name).collect();
+    let rows = INFO.lines().filter(|line| line.starts_with("| `dlock_"));
+    let names = rows.filter_map(|row| row.split('|').nth(1));
+    let documented: BTreeSet<&str> = names.flat_map(|names| names.split(['`', ' '])).collect();
+    let documented: BTreeSet<&str> = documented.into_iter().filter(|name| !name.is_empty()).collect();
+    assert_eq!(fields, documented);
 }
 
-#[test]
-fn tokens_stay_out_of_slowlog_and_log_and_info() {
-    each_server(|kind| {
-        let options = Server::options(kind).conf("slowlog-log-slower-than 0").conf("slowlog-max-len 1000");
-        let server = options.conf("loglevel debug").conf("latency-monitor-threshold 1").start();
-        let mut conn = server.connect();
-        const SECRET: &str = "5ecret5ecret5ecret";
-        for command in [
-            "ACQUIRE k {} 600000 LABEL host",
-            "ACQUIRE k {} 600000 DEPTH 2",
-            "ACQUIRE k other{} 600000",
-            "ACQUIRE k {} 600000 {}",
-            "ACQUIRE k {} {}",
-            "RELEASE k {}",
-            "RELEASE k {} {}",
-            "EXTEND k {} 600000",
-            "CONFIRM k {} 1 600000",
-            "CONFIRM k {} 9007199254740991 600000",
-            "HOLDS k {}",
-            "PTTL k {}",
-            "CANCEL k {}",
-            "CANCEL k CLIENT {}",
-            "_SET k {}",
-            "WAITERS k",
-            "INSPECT k",
-            "BREAK k",
-        ] {
-            let answer = conn.say(&format!("DLOCK.{}", command.replace("{}", SECRET)));
-            if let Value::Error(line) = answer {
-                assert!(!line.contains(SECRET), "{line}");
-            }
+#[each_server]
+fn tokens_stay_out_of_slowlog_and_log_and_info(kind: &ServerKind) {
+    let options = Server::options(kind).conf("slowlog-log-slower-than 0").conf("slowlog-max-len 1000");
+    let server = options.conf("loglevel debug").conf("latency-monitor-threshold 1").start();
+    let mut conn = server.connect();
+    const SECRET: &str = "5ecret5ecret5ecret";
+    for command in [
+        "ACQUIRE k {} 600000 LABEL host",
+        "ACQUIRE k {} 600000 DEPTH 2",
+        "ACQUIRE k other{} 600000",
+        "ACQUIRE k {} 600000 {}",
+        "ACQUIRE k {} {}",
+        "RELEASE k {}",
+        "RELEASE k {} {}",
+        "EXTEND k {} 600000",
+        "CONFIRM k {} 1 600000",
+        "CONFIRM k {} 9007199254740991 600000",
+        "HOLDS k {}",
+        "PTTL k {}",
+        "CANCEL k {}",
+        "CANCEL k CLIENT {}",
+        "_SET k {}",
+        "WAITERS k",
+        "INSPECT k",
+        "BREAK k",
+    ] {
+        let answer = conn.say(&format!("DLOCK.{}", command.replace("{}", SECRET)));
+        if let Value::Error(line) = answer {
+            assert!(!line.contains(SECRET), "{line}");
         }
-        conn.ok("MULTI");
-        conn.ok(&format!("DLOCK.ACQUIRE k {SECRET} 600000"));
-        conn.ok("EXEC");
-        // Its bytes hold no readable lock.
-        assert!(conn.call(&["RESTORE", "r", "0", SECRET]).error().starts_with("ERR"));
+    }
+    conn.ok("MULTI");
+    conn.ok(&format!("DLOCK.ACQUIRE k {SECRET} 600000"));
+    conn.ok("EXEC");
+    // Its bytes hold no readable lock.
+    assert!(conn.call(&["RESTORE", "r", "0", SECRET]).error().starts_with("ERR"));
 
-        let slow = format!("{:?}", conn.ok("SLOWLOG GET 1000"));
-        assert!(slow.contains("DLOCK.BREAK"), "it must be on to prove anything: {slow}");
-        // A client's own bytes for RESTORE are the server's to log.
-        let slow = slow.replace(&format!(r#"["RESTORE", "r", "0", "{SECRET}"]"#), "");
-        assert!(!slow.contains(SECRET), "{slow}");
-        let info = conn.ok("INFO everything").text();
-        assert!(info.contains("cmdstat_DLOCK.ACQUIRE") && !info.contains(SECRET), "{info}");
-        let latency = format!("{:?} {:?}", conn.ok("LATENCY LATEST"), conn.ok("LATENCY HISTOGRAM"));
-        assert!(!latency.contains(SECRET), "{latency}");
-        let log = server.log();
-        assert!(log.contains("dlock") && !log.contains(SECRET), "{log}");
-    });
+    let slow = format!("{:?}", conn.ok("SLOWLOG GET 1000"));
+    assert!(slow.contains("DLOCK.BREAK"), "it must be on to prove anything: {slow}");
+    // A client's own bytes for RESTORE are the server's to log.
+    let slow = slow.replace(&format!(r#"["RESTORE", "r", "0", "{SECRET}"]"#), "");
+    assert!(!slow.contains(SECRET), "{slow}");
+    let info = conn.ok("INFO everything").text();
+    assert!(info.contains("cmdstat_DLOCK.ACQUIRE") && !info.contains(SECRET), "{info}");
+    let latency = format!("{:?} {:?}", conn.ok("LATENCY LATEST"), conn.ok("LATENCY HISTOGRAM"));
+    assert!(!latency.contains(SECRET), "{latency}");
+    let log = server.log();
+    assert!(log.contains("dlock") && !log.contains(SECRET), "{log}");
 }
 
-#[test]
-fn the_log_warns_exactly_when_nobody_would_hear_of_a_release() {
-    each_server(|kind| {
-        const WARNING: &str = "notify-keyspace-events has to hold K and d";
-        for (events, heard) in [
-            ("\"\"", false),
-            ("Kd", true),
-            ("KA", true),
-            ("KEAd", true),
-            ("Ed", false),
-            ("Kg", false),
-            ("A", false),
-        ] {
-            let server = Server::options(kind).conf(&format!("notify-keyspace-events {events}")).start();
-            let warnings = server.log().lines().filter(|line| line.contains(WARNING)).count();
-            assert_eq!(warnings, usize::from(!heard), "notify-keyspace-events {events}");
-        }
-    });
+#[each_server]
+fn the_log_warns_exactly_when_nobody_would_hear_of_a_release(kind: &ServerKind) {
+    const WARNING: &str = "notify-keyspace-events has to hold K and d";
+    for (events, heard) in [
+        ("\"\"", false),
+        ("Kd", true),
+        ("KA", true),
+        ("KEAd", true),
+        ("Ed", false),
+        ("Kg", false),
+        ("A", false),
+    ] {
+        let server = Server::options(kind).conf(&format!("notify-keyspace-events {events}")).start();
+        let warnings = server.log().lines().filter(|line| line.contains(WARNING)).count();
+        assert_eq!(warnings, usize::from(!heard), "notify-keyspace-events {events}");
+    }
 }

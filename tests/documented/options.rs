@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use dlock_testkit::{Server, each_server, module_path};
+use dlock_testkit::{Server, ServerKind, each_server, module_path};
 
 const OPTIONS: [(&str, i64, i64, i64); 7] = [
     ("dlock.max-ttl", 86_400_000, 1, 4_294_967_295),
@@ -14,149 +14,124 @@ const OPTIONS: [(&str, i64, i64, i64); 7] = [
     ("dlock.max-queued", 100_000, 0, 1_000_000),
 ];
 
-#[test]
-fn config_get_and_set_know_every_option_and_its_bounds() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        for (name, default, least, greatest) in OPTIONS {
-            assert_eq!(conn.ok(&format!("CONFIG GET {name}")), [name, &default.to_string()]);
-            for value in [greatest, least] {
-                assert_eq!(conn.ok(&format!("CONFIG SET {name} {value}")), "OK");
-                assert_eq!(conn.ok(&format!("CONFIG GET {name}")), [name, &value.to_string()]);
-            }
-            for value in [(least - 1).to_string(), (greatest + 1).to_string(), "x".into(), "1.5".into()] {
-                let refused = conn.say(&format!("CONFIG SET {name} {value}"));
-                assert!(refused.error().starts_with("ERR CONFIG SET failed"), "{name} {value}: {refused:?}");
-                assert_eq!(conn.ok(&format!("CONFIG GET {name}")), [name, &least.to_string()]);
-            }
+#[each_server]
+fn config_get_and_set_know_every_option_and_its_bounds(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    for (name, default, least, greatest) in OPTIONS {
+        assert_eq!(conn.ok(&format!("CONFIG GET {name}")), [name, &default.to_string()]);
+        for value in [greatest, least] {
+            assert_eq!(conn.ok(&format!("CONFIG SET {name} {value}")), "OK");
+            assert_eq!(conn.ok(&format!("CONFIG GET {name}")), [name, &value.to_string()]);
         }
-        assert_eq!(
-            conn.say("DLOCK.ACQUIRE k t 2").error().split(" from ").nth(1),
-            Some("1 to 1 (dlock.max-ttl, or a shorter dlock.restart-grace)")
-        );
-    });
-}
-
-#[test]
-fn the_fence_mark_is_a_switch() {
-    each_server(|kind| {
-        let switch = |server: &Server| server.connect().ok("CONFIG GET dlock.fence-mark").items()[1].text();
-        let server = Server::start(kind);
-        assert_eq!(switch(&server), "yes");
-        let mut conn = server.connect();
-        assert_eq!(conn.ok("CONFIG SET dlock.fence-mark no"), "OK");
-        assert_eq!(switch(&server), "no");
-        assert!(conn.say("CONFIG SET dlock.fence-mark 0").error().starts_with("ERR CONFIG SET failed"));
-        assert_eq!(switch(&Server::options(kind).conf("dlock.fence-mark no").start()), "no");
-        assert_eq!(switch(&Server::options(kind).module_args("fence-mark NO").start()), "no");
-        let server = Server::options(kind).module_args("fence-mark no").conf("dlock.fence-mark yes").start();
-        assert_eq!(switch(&server), "yes");
-    });
-}
-
-#[test]
-fn redis_conf_sets_options() {
-    each_server(|kind| {
-        let server = Server::options(kind).conf("dlock.max-ttl 7000").conf("DLOCK.MAX-WAITERS 5").start();
-        let mut conn = server.connect();
-        assert_eq!(conn.ok("CONFIG GET dlock.max-ttl"), ["dlock.max-ttl", "7000"]);
-        assert_eq!(conn.ok("CONFIG GET dlock.max-waiters"), ["dlock.max-waiters", "5"]);
-        assert!(conn.say("DLOCK.ACQUIRE k t 7001").error().contains("from 1 to 7000"));
-        assert!(conn.ok("DLOCK.ACQUIRE k t 7000").int() > 0);
-    });
-}
-
-#[test]
-fn config_rewrite_keeps_options_over_a_restart() {
-    each_server(|kind| {
-        let mut server = Server::start(kind);
-        let mut conn = server.connect();
-        conn.ok("CONFIG SET dlock.max-ttl 7000");
-        assert_eq!(conn.ok("CONFIG REWRITE"), "OK");
-        let conf = fs::read_to_string(server.dir().join("server.conf")).expect("the server's own conf");
-        assert!(conf.lines().any(|line| line == "dlock.max-ttl 7000"), "{conf}");
-        // What stands at its default is not written.
-        assert!(!conf.contains("dlock.max-waiters"), "{conf}");
-        server.restart();
-        assert_eq!(server.connect().ok("CONFIG GET dlock.max-ttl"), ["dlock.max-ttl", "7000"]);
-    });
-}
-
-#[test]
-fn arguments_of_loadmodule_are_defaults_that_redis_conf_overrides() {
-    each_server(|kind| {
-        let arguments = "max-ttl 7000 DLOCK.MAX-WAITERS 5 dlock.max-waiters-per-key 6";
-        let server = Server::options(kind).module_args(arguments).conf("dlock.max-waiters 8").start();
-        let mut conn = server.connect();
-        for (name, value) in [("max-ttl", "7000"), ("max-waiters", "8"), ("max-waiters-per-key", "6")] {
-            let name = format!("dlock.{name}");
-            assert_eq!(conn.ok(&format!("CONFIG GET {name}")), [name.as_str(), value]);
+        for value in [(least - 1).to_string(), (greatest + 1).to_string(), "x".into(), "1.5".into()] {
+            let refused = conn.say(&format!("CONFIG SET {name} {value}"));
+            assert!(refused.error().starts_with("ERR CONFIG SET failed"), "{name} {value}: {refused:?}");
+            assert_eq!(conn.ok(&format!("CONFIG GET {name}")), [name, &least.to_string()]);
         }
-        assert!(conn.say("DLOCK.ACQUIRE k t 7001").error().contains("from 1 to 7000"));
-    });
+    }
+    assert_eq!(
+        conn.say("DLOCK.ACQUIRE k t 2").error().split(" from ").nth(1),
+        Some("1 to 1 (dlock.max-ttl, or a shorter dlock.restart-grace)")
+    );
 }
 
-#[test]
-fn a_wrong_option_refuses_to_start_and_says_which() {
-    each_server(|kind| {
-        for (arguments, why) in [
-            (
-                "max-tll 5",
-                "unknown module argument 'max-tll'; options are max-ttl, restart-grace, fence-mark, max-waiters, \
-                 max-waiters-per-key",
-            ),
-            ("max-ttl", "module argument 'max-ttl' requires a number from 1 to 4294967295"),
-            ("max-ttl 0", "module argument 'max-ttl' requires a number from 1 to 4294967295"),
-            ("max-ttl 1s", "module argument 'max-ttl' requires a number from 1 to 4294967295"),
-            ("fence-mark", "module argument 'fence-mark' requires yes or no"),
-            ("fence-mark 1", "module argument 'fence-mark' requires yes or no"),
-            ("max-ttl 5 max-waiters -1", "module argument 'max-waiters' requires a number from 0 to 1000000"),
-        ] {
-            let started = Server::options(kind).module_args(arguments).try_start();
-            let log = started.map(|_| ()).expect_err("it must not start");
-            let line = log.lines().find(|line| line.contains("<dlock> module load failed: "));
-            assert!(line.is_some_and(|line| line.contains(why)), "{arguments}: {line:?}");
-            assert!(log.contains("Can't load module"), "{log}");
-        }
-        for conf in ["dlock.max-ttl 0", "dlock.max-ttl x", "dlock.max-tll 5"] {
-            let log =
-                Server::options(kind).conf(conf).try_start().map(|_| ()).expect_err("it must not start");
-            // Redis 7.0 does not say which option it was that nobody asked for.
-            let told = [conf.split(' ').next().unwrap_or_default(), "Module Configuration"];
-            assert!(told.iter().any(|words| log.contains(words)), "{conf}: {log}");
-        }
-    });
+#[each_server]
+fn the_fence_mark_is_a_switch(kind: &ServerKind) {
+    let switch = |server: &Server| server.connect().ok("CONFIG GET dlock.fence-mark").items()[1].text();
+    let server = Server::start(kind);
+    assert_eq!(switch(&server), "yes");
+    let mut conn = server.connect();
+    assert_eq!(conn.ok("CONFIG SET dlock.fence-mark no"), "OK");
+    assert_eq!(switch(&server), "no");
+    assert!(conn.say("CONFIG SET dlock.fence-mark 0").error().starts_with("ERR CONFIG SET failed"));
+    assert_eq!(switch(&Server::options(kind).conf("dlock.fence-mark no").start()), "no");
+    assert_eq!(switch(&Server::options(kind).module_args("fence-mark NO").start()), "no");
+    let server = Server::options(kind).module_args("fence-mark no").conf("dlock.fence-mark yes").start();
+    assert_eq!(switch(&server), "yes");
 }
 
-#[test]
-fn it_can_be_loaded_into_a_running_server_and_not_unloaded() {
-    each_server(|kind| {
-        let server = Server::options(kind).without_module().start();
-        let mut conn = server.connect();
-        let path = module_path().to_str().expect("a path of text");
-        let refused = conn.call(&["MODULE", "LOAD", path, "max-tll", "5"]);
-        assert!(refused.error().contains("Error loading the extension"), "{refused:?}");
-        assert!(server.log().contains("unknown module argument 'max-tll'"));
+#[each_server]
+fn redis_conf_sets_options(kind: &ServerKind) {
+    let server = Server::options(kind).conf("dlock.max-ttl 7000").conf("DLOCK.MAX-WAITERS 5").start();
+    let mut conn = server.connect();
+    assert_eq!(conn.ok("CONFIG GET dlock.max-ttl"), ["dlock.max-ttl", "7000"]);
+    assert_eq!(conn.ok("CONFIG GET dlock.max-waiters"), ["dlock.max-waiters", "5"]);
+    assert!(conn.say("DLOCK.ACQUIRE k t 7001").error().contains("from 1 to 7000"));
+    assert!(conn.ok("DLOCK.ACQUIRE k t 7000").int() > 0);
+}
 
-        assert_eq!(
-            conn.call(&[
-                "MODULE",
-                "LOADEX",
-                path,
-                "CONFIG",
-                "dlock.max-ttl",
-                "7000",
-                "ARGS",
-                "max-waiters",
-                "5"
-            ]),
-            "OK"
-        );
-        assert_eq!(conn.ok("CONFIG GET dlock.max-ttl"), ["dlock.max-ttl", "7000"]);
-        assert_eq!(conn.ok("CONFIG GET dlock.max-waiters"), ["dlock.max-waiters", "5"]);
-        assert!(conn.ok("DLOCK.ACQUIRE k t 7000").int() > 0);
-        assert!(conn.say("MODULE UNLOAD dlock").error().starts_with("ERR Error unloading module"));
-        assert_eq!(conn.ok("DLOCK.HOLDS k t"), 1);
-    });
+#[each_server]
+fn config_rewrite_keeps_options_over_a_restart(kind: &ServerKind) {
+    let mut server = Server::start(kind);
+    let mut conn = server.connect();
+    conn.ok("CONFIG SET dlock.max-ttl 7000");
+    assert_eq!(conn.ok("CONFIG REWRITE"), "OK");
+    let conf = fs::read_to_string(server.dir().join("server.conf")).expect("the server's own conf");
+    assert!(conf.lines().any(|line| line == "dlock.max-ttl 7000"), "{conf}");
+    // What stands at its default is not written.
+    assert!(!conf.contains("dlock.max-waiters"), "{conf}");
+    server.restart();
+    assert_eq!(server.connect().ok("CONFIG GET dlock.max-ttl"), ["dlock.max-ttl", "7000"]);
+}
+
+#[each_server]
+fn arguments_of_loadmodule_are_defaults_that_redis_conf_overrides(kind: &ServerKind) {
+    let arguments = "max-ttl 7000 DLOCK.MAX-WAITERS 5 dlock.max-waiters-per-key 6";
+    let server = Server::options(kind).module_args(arguments).conf("dlock.max-waiters 8").start();
+    let mut conn = server.connect();
+    for (name, value) in [("max-ttl", "7000"), ("max-waiters", "8"), ("max-waiters-per-key", "6")] {
+        let name = format!("dlock.{name}");
+        assert_eq!(conn.ok(&format!("CONFIG GET {name}")), [name.as_str(), value]);
+    }
+    assert!(conn.say("DLOCK.ACQUIRE k t 7001").error().contains("from 1 to 7000"));
+}
+
+#[each_server]
+fn a_wrong_option_refuses_to_start_and_says_which(kind: &ServerKind) {
+    for (arguments, why) in [
+        (
+            "max-tll 5",
+            "unknown module argument 'max-tll'; options are max-ttl, restart-grace, fence-mark, max-waiters, \
+             max-waiters-per-key",
+        ),
+        ("max-ttl", "module argument 'max-ttl' requires a number from 1 to 4294967295"),
+        ("max-ttl 0", "module argument 'max-ttl' requires a number from 1 to 4294967295"),
+        ("max-ttl 1s", "module argument 'max-ttl' requires a number from 1 to 4294967295"),
+        ("fence-mark", "module argument 'fence-mark' requires yes or no"),
+        ("fence-mark 1", "module argument 'fence-mark' requires yes or no"),
+        ("max-ttl 5 max-waiters -1", "module argument 'max-waiters' requires a number from 0 to 1000000"),
+    ] {
+        let started = Server::options(kind).module_args(arguments).try_start();
+        let log = started.map(|_| ()).expect_err("it must not start");
+        let line = log.lines().find(|line| line.contains("<dlock> module load failed: "));
+        assert!(line.is_some_and(|line| line.contains(why)), "{arguments}: {line:?}");
+        assert!(log.contains("Can't load module"), "{log}");
+    }
+    for conf in ["dlock.max-ttl 0", "dlock.max-ttl x", "dlock.max-tll 5"] {
+        let log = Server::options(kind).conf(conf).try_start().map(|_| ()).expect_err("it must not start");
+        // Redis 7.0 does not say which option it was that nobody asked for.
+        let told = [conf.split(' ').next().unwrap_or_default(), "Module Configuration"];
+        assert!(told.iter().any(|words| log.contains(words)), "{conf}: {log}");
+    }
+}
+
+#[each_server]
+fn it_can_be_loaded_into_a_running_server_and_not_unloaded(kind: &ServerKind) {
+    let server = Server::options(kind).without_module().start();
+    let mut conn = server.connect();
+    let path = module_path().to_str().expect("a path of text");
+    let refused = conn.call(&["MODULE", "LOAD", path, "max-tll", "5"]);
+    assert!(refused.error().contains("Error loading the extension"), "{refused:?}");
+    assert!(server.log().contains("unknown module argument 'max-tll'"));
+
+    assert_eq!(
+        conn.call(&["MODULE", "LOADEX", path, "CONFIG", "dlock.max-ttl", "7000", "ARGS", "max-waiters", "5"]),
+        "OK"
+    );
+    assert_eq!(conn.ok("CONFIG GET dlock.max-ttl"), ["dlock.max-ttl", "7000"]);
+    assert_eq!(conn.ok("CONFIG GET dlock.max-waiters"), ["dlock.max-waiters", "5"]);
+    assert!(conn.ok("DLOCK.ACQUIRE k t 7000").int() > 0);
+    assert!(conn.say("MODULE UNLOAD dlock").error().starts_with("ERR Error unloading module"));
+    assert_eq!(conn.ok("DLOCK.HOLDS k t"), 1);
 }

@@ -130,87 +130,81 @@ impl Drop for MakeRun {
 
 const COMMON: &str = include_str!("../../scripts/common.sh");
 
-#[test]
-fn what_make_run_says_and_the_sessions_go_as_shown() {
-    each_server(|kind| {
-        let run = MakeRun::start(kind, &[]);
-        let fence = run.try_what_it_says("DLOCK.ACQUIRE");
-        assert!(fence.parse::<u64>().is_ok_and(|fence| fence > 1_000_000_000_000_000), "{fence}");
-        try_the_sessions(&mut Conn::open(run.port.number()));
-    });
+#[each_server]
+fn what_make_run_says_and_the_sessions_go_as_shown(kind: &ServerKind) {
+    let run = MakeRun::start(kind, &[]);
+    let fence = run.try_what_it_says("DLOCK.ACQUIRE");
+    assert!(fence.parse::<u64>().is_ok_and(|fence| fence > 1_000_000_000_000_000), "{fence}");
+    try_the_sessions(&mut Conn::open(run.port.number()));
 }
 
 /// On a machine on which no server is installed where a shell would look for it.
-#[test]
-fn make_run_starts_the_example_too_and_says_what_ends_its_grace() {
-    each_server(|kind| {
-        let shown = documents::blocks("docs/getting-started.md", "sh");
-        assert!(shown.iter().any(|line| line == "make run CONF=redis.conf.example"), "{shown:?}");
-        let run = MakeRun::start(kind, &[("CONF", "redis.conf.example")]);
-        let refused = run.try_what_it_says("DLOCK.ACQUIRE");
-        assert!(refused.starts_with("GRACE ") && refused.contains("dlock.restart-grace 0"), "{refused}");
-        assert_eq!(run.try_what_it_says("dlock.restart-grace 0"), "OK");
-        assert!(run.try_what_it_says("DLOCK.ACQUIRE").parse::<u64>().is_ok());
-        let mut conn = Conn::open(run.port.number());
-        assert_eq!(conn.ok("CONFIG GET appendfsync").items()[1], "always");
-        try_the_sessions(&mut conn);
-    });
+#[each_server]
+fn make_run_starts_the_example_too_and_says_what_ends_its_grace(kind: &ServerKind) {
+    let shown = documents::blocks("docs/getting-started.md", "sh");
+    assert!(shown.iter().any(|line| line == "make run CONF=redis.conf.example"), "{shown:?}");
+    let run = MakeRun::start(kind, &[("CONF", "redis.conf.example")]);
+    let refused = run.try_what_it_says("DLOCK.ACQUIRE");
+    assert!(refused.starts_with("GRACE ") && refused.contains("dlock.restart-grace 0"), "{refused}");
+    assert_eq!(run.try_what_it_says("dlock.restart-grace 0"), "OK");
+    assert!(run.try_what_it_says("DLOCK.ACQUIRE").parse::<u64>().is_ok());
+    let mut conn = Conn::open(run.port.number());
+    assert_eq!(conn.ok("CONFIG GET appendfsync").items()[1], "always");
+    try_the_sessions(&mut conn);
 }
 
 /// Started as it says itself, from a folder that looks like the project after a build; only the port is
 /// another.
-#[test]
-fn the_example_configuration_starts_a_server() {
-    each_server(|kind| {
-        let folder = Folder::fresh();
-        let built = folder.path().join("target/release");
-        fs::create_dir_all(&built).expect("a folder");
-        symlink(module_path(), built.join("libdlock.so")).expect("a link to the module");
-        fs::write(folder.path().join("redis.conf.example"), EXAMPLE).expect("a copy");
-        let log = File::create(folder.path().join("log")).expect("a log");
-        let port = Port::claim();
-        let (program, arguments) = kind.command.split_first().expect("a program");
-        let start = || {
-            let mut server = Command::new(program)
-                .args(arguments)
-                .args(["redis.conf.example", "--port", &port.number().to_string()])
-                .envs(environment(folder.path()))
-                .current_dir(folder.path())
-                .stdout(log.try_clone().expect("a log"))
-                .spawn()
-                .expect("it starts");
-            until("it answers", || {
-                assert!(server.try_wait().expect("its state").is_none(), "it ended: {}", logged(&folder));
-                TcpStream::connect(("127.0.0.1", port.number())).is_ok()
-            });
-            server
-        };
-        let mut server = start();
-        let mut conn = Conn::open(port.number());
-        // A first start looks like one that has lost everything.
-        let refused = conn.say("DLOCK.ACQUIRE k a 60000");
-        assert!(
-            refused.error().starts_with("GRACE ") && refused.error().contains("grants no new"),
-            "{refused:?}"
-        );
-        assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
-        assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 60000"), "OK");
-        let fence = conn.ok("DLOCK.ACQUIRE k a 60000").int();
-        assert!(!logged(&folder).contains("nobody will hear"), "{}", logged(&folder));
-        server.kill().expect("killed");
-        server.wait().expect("ended");
-        let mut server = start();
-        let mut conn = Conn::open(port.number());
-        let shown = until_some("it has loaded", || match conn.say("DLOCK.INSPECT k") {
-            Value::Error(_) => None,
-            shown => Some(shown),
+#[each_server]
+fn the_example_configuration_starts_a_server(kind: &ServerKind) {
+    let folder = Folder::fresh();
+    let built = folder.path().join("target/release");
+    fs::create_dir_all(&built).expect("a folder");
+    symlink(module_path(), built.join("libdlock.so")).expect("a link to the module");
+    fs::write(folder.path().join("redis.conf.example"), EXAMPLE).expect("a copy");
+    let log = File::create(folder.path().join("log")).expect("a log");
+    let port = Port::claim();
+    let (program, arguments) = kind.command.split_first().expect("a program");
+    let start = || {
+        let mut server = Command::new(program)
+            .args(arguments)
+            .args(["redis.conf.example", "--port", &port.number().to_string()])
+            .envs(environment(folder.path()))
+            .current_dir(folder.path())
+            .stdout(log.try_clone().expect("a log"))
+            .spawn()
+            .expect("it starts");
+        until("it answers", || {
+            assert!(server.try_wait().expect("its state").is_none(), "it ended: {}", logged(&folder));
+            TcpStream::connect(("127.0.0.1", port.number())).is_ok()
         });
-        let after = conn.say("DLOCK.ACQUIRE other a 60000");
-        server.kill().expect("killed");
-        server.wait().expect("ended");
-        assert_eq!(shown.field("fence"), &fence, "durable, as it promises");
-        assert!(after.error().starts_with("GRACE "), "each start has a grace period: {after:?}");
+        server
+    };
+    let mut server = start();
+    let mut conn = Conn::open(port.number());
+    // A first start looks like one that has lost everything.
+    let refused = conn.say("DLOCK.ACQUIRE k a 60000");
+    assert!(
+        refused.error().starts_with("GRACE ") && refused.error().contains("grants no new"),
+        "{refused:?}"
+    );
+    assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
+    assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 60000"), "OK");
+    let fence = conn.ok("DLOCK.ACQUIRE k a 60000").int();
+    assert!(!logged(&folder).contains("nobody will hear"), "{}", logged(&folder));
+    server.kill().expect("killed");
+    server.wait().expect("ended");
+    let mut server = start();
+    let mut conn = Conn::open(port.number());
+    let shown = until_some("it has loaded", || match conn.say("DLOCK.INSPECT k") {
+        Value::Error(_) => None,
+        shown => Some(shown),
     });
+    let after = conn.say("DLOCK.ACQUIRE other a 60000");
+    server.kill().expect("killed");
+    server.wait().expect("ended");
+    assert_eq!(shown.field("fence"), &fence, "durable, as it promises");
+    assert!(after.error().starts_with("GRACE "), "each start has a grace period: {after:?}");
 }
 
 fn logged(folder: &Folder) -> String {

@@ -2,87 +2,79 @@
 
 use std::collections::BTreeSet;
 
-use dlock_testkit::{Server, Value, documents, each_server};
+use dlock_testkit::{Server, ServerKind, Value, documents, each_server};
 
 const EXAMPLE: &str = include_str!("../../redis.conf.example");
 
-#[test]
-fn every_command_stands_in_the_table_with_its_form() {
-    each_server(|kind| {
-        let help = Server::start(kind).connect().ok("DLOCK.HELP");
-        let forms: Vec<String> =
-            help.items().iter().map(Value::text).filter(|line| line.starts_with("DLOCK.")).collect();
-        assert!(forms.len() >= 13);
-        for form in &forms[1..] {
-            let table = documents::read("docs/commands.md").replace("\\|", "|");
-            // `key token | key CLIENT id` is written as two forms there.
-            let (name, rest) = form.split_once(' ').unwrap_or((form, ""));
-            for alternative in rest.split(" | key ").enumerate().map(|(at, rest)| match at {
-                0 => format!("`{name} {rest}").trim_end().to_string(),
-                _ => format!("`{name} key {rest}"),
-            }) {
-                assert!(table.contains(&format!("{alternative}`")), "docs/commands.md lacks {alternative}");
-            }
+#[each_server]
+fn every_command_stands_in_the_table_with_its_form(kind: &ServerKind) {
+    let help = Server::start(kind).connect().ok("DLOCK.HELP");
+    let forms: Vec<String> =
+        help.items().iter().map(Value::text).filter(|line| line.starts_with("DLOCK.")).collect();
+    assert!(forms.len() >= 13);
+    for form in &forms[1..] {
+        let table = documents::read("docs/commands.md").replace("\\|", "|");
+        // `key token | key CLIENT id` is written as two forms there.
+        let (name, rest) = form.split_once(' ').unwrap_or((form, ""));
+        for alternative in rest.split(" | key ").enumerate().map(|(at, rest)| match at {
+            0 => format!("`{name} {rest}").trim_end().to_string(),
+            _ => format!("`{name} key {rest}"),
+        }) {
+            assert!(table.contains(&format!("{alternative}`")), "docs/commands.md lacks {alternative}");
         }
-    });
+    }
 }
 
-#[test]
-fn every_option_stands_in_the_table_and_in_the_example_with_its_default() {
-    each_server(|kind| {
-        let options = Server::start(kind).connect().ok("CONFIG GET dlock.*");
-        let options: Vec<String> = options.items().iter().map(Value::text).collect();
-        let table = documents::read("docs/options.md");
-        let documented: BTreeSet<&str> = table
-            .lines()
-            .filter(|line| line.starts_with("| `dlock.") && line.matches('|').count() == 5)
-            .collect();
-        assert_eq!(documented.len(), options.len() / 2);
-        for pair in options.chunks(2) {
-            let row = format!("| `{}` | {} |", pair[0], pair[1]);
-            assert!(documented.iter().any(|line| line.starts_with(&row)), "docs/options.md lacks {row}");
-            let (line, default) = (format!("\n{} ", pair[0]), format!("default {}", pair[1]));
-            assert!(EXAMPLE.contains(&line), "the example lacks {line}");
-            assert!(EXAMPLE.contains(&default), "the example does not tell the {default} of {}", pair[0]);
-        }
-    });
+#[each_server]
+fn every_option_stands_in_the_table_and_in_the_example_with_its_default(kind: &ServerKind) {
+    let options = Server::start(kind).connect().ok("CONFIG GET dlock.*");
+    let options: Vec<String> = options.items().iter().map(Value::text).collect();
+    let table = documents::read("docs/options.md");
+    let documented: BTreeSet<&str> = table
+        .lines()
+        .filter(|line| line.starts_with("| `dlock.") && line.matches('|').count() == 5)
+        .collect();
+    assert_eq!(documented.len(), options.len() / 2);
+    for pair in options.chunks(2) {
+        let row = format!("| `{}` | {} |", pair[0], pair[1]);
+        assert!(documented.iter().any(|line| line.starts_with(&row)), "docs/options.md lacks {row}");
+        let (line, default) = (format!("\n{} ", pair[0]), format!("default {}", pair[1]));
+        assert!(EXAMPLE.contains(&line), "the example lacks {line}");
+        assert!(EXAMPLE.contains(&default), "the example does not tell the {default} of {}", pair[0]);
+    }
 }
 
-#[test]
-fn the_acl_line_makes_a_user_who_can_do_that_and_no_more() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let shown = documents::blocks("docs/security.md", "text");
-        let line = shown.iter().find(|line| line.starts_with("ACL SETUSER")).expect("an ACL line");
-        assert_eq!(conn.ok(line), "OK");
-        conn.ok("AUTH worker secret");
-        assert!(conn.ok("DLOCK.ACQUIRE lock:a t 30000").int() > 0);
-        assert_eq!(conn.say("DLOCK.RELEASE lock:a t"), 1);
-        for refused in ["DLOCK.ACQUIRE other t 30000", "DLOCK.BREAK lock:a", "SET lock:a x", "KEYS *"] {
-            assert!(conn.say(refused).error().starts_with("NOPERM"), "{refused}");
-        }
-    });
+#[each_server]
+fn the_acl_line_makes_a_user_who_can_do_that_and_no_more(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    let shown = documents::blocks("docs/security.md", "text");
+    let line = shown.iter().find(|line| line.starts_with("ACL SETUSER")).expect("an ACL line");
+    assert_eq!(conn.ok(line), "OK");
+    conn.ok("AUTH worker secret");
+    assert!(conn.ok("DLOCK.ACQUIRE lock:a t 30000").int() > 0);
+    assert_eq!(conn.say("DLOCK.RELEASE lock:a t"), 1);
+    for refused in ["DLOCK.ACQUIRE other t 30000", "DLOCK.BREAK lock:a", "SET lock:a x", "KEYS *"] {
+        assert!(conn.say(refused).error().starts_with("NOPERM"), "{refused}");
+    }
 }
 
 /// What the row of WRONGTYPE counts on.
-#[test]
-fn a_lock_of_set_nx_and_one_of_dlock_exclude_each_other_on_one_key() {
+#[each_server]
+fn a_lock_of_set_nx_and_one_of_dlock_exclude_each_other_on_one_key(kind: &ServerKind) {
     let table = documents::read("docs/commands.md");
     let row = table.lines().find(|line| line.starts_with("| `WRONGTYPE` |")).expect("a row");
     assert!(row.contains("`SET NX PX`: retry with the same key"), "{row}");
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        assert_eq!(conn.ok("SET lock theirs NX PX 600000"), "OK");
-        assert!(conn.say("DLOCK.ACQUIRE lock ours 30000").error().starts_with("WRONGTYPE "));
-        assert_eq!(conn.ok("CONFIG SET dlock.honour-strings yes"), "OK");
-        assert!(conn.ok("DLOCK.ACQUIRE lock ours 30000").is_nil());
-        assert_eq!(conn.ok("DEL lock"), 1);
-        assert!(conn.ok("DLOCK.ACQUIRE lock ours 30000").int() > 0);
-        assert!(conn.ok("SET lock theirs NX PX 600000").is_nil());
-        assert_eq!(conn.ok("DLOCK.PTTL lock ours").int().signum(), 1);
-    });
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    assert_eq!(conn.ok("SET lock theirs NX PX 600000"), "OK");
+    assert!(conn.say("DLOCK.ACQUIRE lock ours 30000").error().starts_with("WRONGTYPE "));
+    assert_eq!(conn.ok("CONFIG SET dlock.honour-strings yes"), "OK");
+    assert!(conn.ok("DLOCK.ACQUIRE lock ours 30000").is_nil());
+    assert_eq!(conn.ok("DEL lock"), 1);
+    assert!(conn.ok("DLOCK.ACQUIRE lock ours 30000").int() > 0);
+    assert!(conn.ok("SET lock theirs NX PX 600000").is_nil());
+    assert_eq!(conn.ok("DLOCK.PTTL lock ours").int().signum(), 1);
 }
 
 #[test]

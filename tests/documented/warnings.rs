@@ -1,6 +1,6 @@
 //! What an operator should change: in INFO while it is so, in the log when it begins.
 
-use dlock_testkit::{Conn, Server, each_server, until};
+use dlock_testkit::{Conn, Server, ServerKind, each_server, until};
 
 /// How many warnings there are, and their words.
 fn warned(conn: &mut Conn) -> String {
@@ -10,82 +10,72 @@ fn warned(conn: &mut Conn) -> String {
     format!("{} {}", count.expect("a count"), words.expect("words"))
 }
 
-#[test]
-fn a_warning_comes_and_goes_with_its_cause_and_is_logged_when_it_comes() {
-    each_server(|kind| {
-        let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
-        let mut conn = server.connect();
-        let lines = |text: &str| server.log().matches(text).count();
-        assert_eq!(warned(&mut conn), "0 ");
-        for (cause, cure, word, text) in [
-            ("maxmemory-policy allkeys-lru", "noeviction", "maxmemory-policy", "evicts locks that are held"),
-            ("notify-keyspace-events Ed", "KEd", "notify-keyspace-events", "has to hold K and d"),
-            ("dlock.restart-grace 60000", "0", "restart-grace", "so leases of up to dlock.max-ttl"),
-            ("dlock.fence-mark no", "yes", "fence-mark", "dlock.fence-mark is no"),
-        ] {
-            let (option, _) = cause.split_once(' ').expect("a value");
-            assert_eq!(lines(text), 0, "{cause}");
-            for round in 1..=2 {
-                assert_eq!(conn.ok(&format!("CONFIG SET {cause}")), "OK");
-                assert_eq!(warned(&mut conn), format!("1 {word}"), "{cause}");
-                assert_eq!(conn.ok("CONFIG SET hz 11"), "OK");
-                assert_eq!((warned(&mut conn), lines(text)), (format!("1 {word}"), round), "{cause}");
-                assert_eq!(conn.ok(&format!("CONFIG SET {option} {cure}")), "OK");
-                assert_eq!(warned(&mut conn), "0 ", "{cause}");
-            }
+#[each_server]
+fn a_warning_comes_and_goes_with_its_cause_and_is_logged_when_it_comes(kind: &ServerKind) {
+    let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
+    let mut conn = server.connect();
+    let lines = |text: &str| server.log().matches(text).count();
+    assert_eq!(warned(&mut conn), "0 ");
+    for (cause, cure, word, text) in [
+        ("maxmemory-policy allkeys-lru", "noeviction", "maxmemory-policy", "evicts locks that are held"),
+        ("notify-keyspace-events Ed", "KEd", "notify-keyspace-events", "has to hold K and d"),
+        ("dlock.restart-grace 60000", "0", "restart-grace", "so leases of up to dlock.max-ttl"),
+        ("dlock.fence-mark no", "yes", "fence-mark", "dlock.fence-mark is no"),
+    ] {
+        let (option, _) = cause.split_once(' ').expect("a value");
+        assert_eq!(lines(text), 0, "{cause}");
+        for round in 1..=2 {
+            assert_eq!(conn.ok(&format!("CONFIG SET {cause}")), "OK");
+            assert_eq!(warned(&mut conn), format!("1 {word}"), "{cause}");
+            assert_eq!(conn.ok("CONFIG SET hz 11"), "OK");
+            assert_eq!((warned(&mut conn), lines(text)), (format!("1 {word}"), round), "{cause}");
+            assert_eq!(conn.ok(&format!("CONFIG SET {option} {cure}")), "OK");
+            assert_eq!(warned(&mut conn), "0 ", "{cause}");
         }
-        assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 60000 dlock.max-ttl 60000"), "OK");
-        assert_eq!(warned(&mut conn), "0 ", "such leases can be had");
-    });
+    }
+    assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 60000 dlock.max-ttl 60000"), "OK");
+    assert_eq!(warned(&mut conn), "0 ", "such leases can be had");
 }
 
-#[test]
-fn a_mark_that_cannot_be_written_is_warned_of_until_it_can() {
-    each_server(|kind| {
-        let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
-        let mut conn = server.connect();
-        until("it is written", || server.info("dlock_fence_mark_status") == "ok");
-        // A folder stands where the next one is to be written.
-        let file =
-            std::fs::read_dir(server.dir()).expect("the folder").map(|file| file.expect("a file").path());
-        let file = file.into_iter().find(|file| file.to_string_lossy().contains("fence")).expect("the mark");
-        std::fs::remove_file(&file).expect("it can go");
-        std::fs::create_dir_all(file.join("in-the-way")).expect("a folder");
-        until("it cannot be written", || warned(&mut conn) == "1 fence-mark");
-        std::fs::remove_dir_all(&file).expect("it can go");
-        until("it can", || warned(&mut conn) == "0 ");
-    });
+#[each_server]
+fn a_mark_that_cannot_be_written_is_warned_of_until_it_can(kind: &ServerKind) {
+    let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
+    let mut conn = server.connect();
+    until("it is written", || server.info("dlock_fence_mark_status") == "ok");
+    // A folder stands where the next one is to be written.
+    let file = std::fs::read_dir(server.dir()).expect("the folder").map(|file| file.expect("a file").path());
+    let file = file.into_iter().find(|file| file.to_string_lossy().contains("fence")).expect("the mark");
+    std::fs::remove_file(&file).expect("it can go");
+    std::fs::create_dir_all(file.join("in-the-way")).expect("a folder");
+    until("it cannot be written", || warned(&mut conn) == "1 fence-mark");
+    std::fs::remove_dir_all(&file).expect("it can go");
+    until("it can", || warned(&mut conn) == "0 ");
 }
 
-#[test]
-fn a_server_starts_with_its_warnings_and_the_example_with_none() {
-    each_server(|kind| {
-        let conf = "maxmemory-policy allkeys-random";
-        let server = Server::options(kind).conf(conf).conf("dlock.fence-mark no").start();
-        let words = "3 maxmemory-policy,notify-keyspace-events,fence-mark";
-        assert_eq!(warned(&mut server.connect()), words);
-        assert!(server.log().contains("dlock.fence-mark is no"));
-        let mut options = Server::options(kind);
-        for line in include_str!("../../redis.conf.example").lines() {
-            if line.starts_with("dlock.") || line.starts_with("notify-") || line.starts_with("maxmemory") {
-                options = options.conf(line);
-            }
+#[each_server]
+fn a_server_starts_with_its_warnings_and_the_example_with_none(kind: &ServerKind) {
+    let conf = "maxmemory-policy allkeys-random";
+    let server = Server::options(kind).conf(conf).conf("dlock.fence-mark no").start();
+    let words = "3 maxmemory-policy,notify-keyspace-events,fence-mark";
+    assert_eq!(warned(&mut server.connect()), words);
+    assert!(server.log().contains("dlock.fence-mark is no"));
+    let mut options = Server::options(kind);
+    for line in include_str!("../../redis.conf.example").lines() {
+        if line.starts_with("dlock.") || line.starts_with("notify-") || line.starts_with("maxmemory") {
+            options = options.conf(line);
         }
-        assert_eq!(warned(&mut options.start().connect()), "0 ");
-    });
+    }
+    assert_eq!(warned(&mut options.start().connect()), "0 ");
 }
 
 /// As hardened servers have it. Two of them in one folder wrote one file, and nothing was warned of.
-#[test]
-fn a_server_whose_config_is_renamed_is_warned_and_has_files_of_its_own() {
-    each_server(|kind| {
-        let options =
-            Server::options(kind).conf("rename-command CONFIG \"\"").conf("notify-keyspace-events Kd");
-        let options = options.conf("maxmemory-policy allkeys-lru").conf("dlock.max-ttl 100");
-        let server = options.conf("dlock.restart-grace 100").start();
-        let mut conn = server.connect();
-        assert_eq!(warned(&mut conn), "1 maxmemory-policy");
-        let file = server.dir().join(format!("dlock-{}.fence", server.port()));
-        until("its mark is there", || file.exists());
-    });
+#[each_server]
+fn a_server_whose_config_is_renamed_is_warned_and_has_files_of_its_own(kind: &ServerKind) {
+    let options = Server::options(kind).conf("rename-command CONFIG \"\"").conf("notify-keyspace-events Kd");
+    let options = options.conf("maxmemory-policy allkeys-lru").conf("dlock.max-ttl 100");
+    let server = options.conf("dlock.restart-grace 100").start();
+    let mut conn = server.connect();
+    assert_eq!(warned(&mut conn), "1 maxmemory-policy");
+    let file = server.dir().join(format!("dlock-{}.fence", server.port()));
+    until("its mark is there", || file.exists());
 }

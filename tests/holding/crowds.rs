@@ -3,7 +3,7 @@
 
 use dlock_testkit::queue;
 use dlock_testkit::queue::{granted, waiter};
-use dlock_testkit::{Conn, Events, Server, each_server, until};
+use dlock_testkit::{Conn, Events, Server, ServerKind, each_server, until};
 
 /// More than a turn ends, and more than a replica is told of in one effect.
 const MANY: usize = 3000;
@@ -34,165 +34,153 @@ fn told(events: &mut Events, name: &str) -> usize {
     events.so_far().iter().filter(|(_, event)| event == name).count()
 }
 
-#[test]
-fn a_break_of_many_is_one_step_and_one_event() {
-    each_server(|kind| {
-        let (server, replica) = (Server::start(kind), Server::start(kind));
-        replica.replicate(&server);
-        let mut conn = server.connect();
-        let before = number(&server, "used_memory");
-        let mut events = Events::subscribe(&server, "__keyspace@0__:k");
-        for (mode, broken) in [("SHARED", 1), ("PERMITS 5000", 2)] {
-            crowd(&mut conn, "k", MANY, "600000", mode);
-            assert_eq!(holders(&server, "k"), MANY);
-            drop(events.so_far());
-            let mut next = waiter(&server, "DLOCK.ACQUIRE k next 600000 BLOCK 0");
-            assert_eq!(conn.say("DLOCK.BREAK k"), MANY as i64);
-            granted(&mut next);
-            assert_eq!(queue::holders(&mut conn, "k"), ["next"]);
-            let told: Vec<String> = events.so_far().into_iter().map(|(_, event)| event).collect();
-            assert_eq!(told, ["dlock.break", "dlock.acquire"]);
-            until("each is counted", || number(&server, "dlock_breaks") == broken * MANY);
-            assert_eq!(number(&server, "dlock_holders"), 1);
-            replica.wait_in_sync(&server);
-            assert_eq!(holders(&replica, "k"), 1);
-            assert_eq!(conn.say("DLOCK.RELEASE k next"), 1);
-        }
-        until("their memory is given back", || number(&server, "used_memory") < before + 1_000_000);
-    });
+#[each_server]
+fn a_break_of_many_is_one_step_and_one_event(kind: &ServerKind) {
+    let (server, replica) = (Server::start(kind), Server::start(kind));
+    replica.replicate(&server);
+    let mut conn = server.connect();
+    let before = number(&server, "used_memory");
+    let mut events = Events::subscribe(&server, "__keyspace@0__:k");
+    for (mode, broken) in [("SHARED", 1), ("PERMITS 5000", 2)] {
+        crowd(&mut conn, "k", MANY, "600000", mode);
+        assert_eq!(holders(&server, "k"), MANY);
+        drop(events.so_far());
+        let mut next = waiter(&server, "DLOCK.ACQUIRE k next 600000 BLOCK 0");
+        assert_eq!(conn.say("DLOCK.BREAK k"), MANY as i64);
+        granted(&mut next);
+        assert_eq!(queue::holders(&mut conn, "k"), ["next"]);
+        let told: Vec<String> = events.so_far().into_iter().map(|(_, event)| event).collect();
+        assert_eq!(told, ["dlock.break", "dlock.acquire"]);
+        until("each is counted", || number(&server, "dlock_breaks") == broken * MANY);
+        assert_eq!(number(&server, "dlock_holders"), 1);
+        replica.wait_in_sync(&server);
+        assert_eq!(holders(&replica, "k"), 1);
+        assert_eq!(conn.say("DLOCK.RELEASE k next"), 1);
+    }
+    until("their memory is given back", || number(&server, "used_memory") < before + 1_000_000);
 }
 
 /// Each of them was looked for among all, and the whole lock was sent to the replicas for each few of them.
-#[test]
-fn a_connection_that_many_holds_end_with() {
-    each_server(|kind| {
-        let (server, replica) = (Server::start(kind), Server::start(kind));
-        replica.replicate(&server);
-        let (mut conn, mut other) = (server.connect(), server.connect());
-        crowd(&mut conn, "k", MANY, "600000", "SHARED EPHEMERAL");
-        other.ok("DLOCK.ACQUIRE k stays 600000 SHARED");
-        replica.wait_in_sync(&server);
-        let sent = |server: &Server| number(server, "master_repl_offset");
-        let before = sent(&server);
-        drop(conn);
-        until("they have ended", || number(&server, "dlock_disconnects") == MANY);
-        assert_eq!((holders(&server, "k"), number(&server, "dlock_holders")), (1, 1));
-        replica.wait_in_sync(&server);
-        assert_eq!(holders(&replica, "k"), 1);
-        let each = (sent(&server) - before) / MANY;
-        assert!(each < 400, "{each} bytes for each went to the replica");
-    });
+#[each_server]
+fn a_connection_that_many_holds_end_with(kind: &ServerKind) {
+    let (server, replica) = (Server::start(kind), Server::start(kind));
+    replica.replicate(&server);
+    let (mut conn, mut other) = (server.connect(), server.connect());
+    crowd(&mut conn, "k", MANY, "600000", "SHARED EPHEMERAL");
+    other.ok("DLOCK.ACQUIRE k stays 600000 SHARED");
+    replica.wait_in_sync(&server);
+    let sent = |server: &Server| number(server, "master_repl_offset");
+    let before = sent(&server);
+    drop(conn);
+    until("they have ended", || number(&server, "dlock_disconnects") == MANY);
+    assert_eq!((holders(&server, "k"), number(&server, "dlock_holders")), (1, 1));
+    replica.wait_in_sync(&server);
+    assert_eq!(holders(&replica, "k"), 1);
+    let each = (sent(&server) - before) / MANY;
+    assert!(each < 400, "{each} bytes for each went to the replica");
 }
 
 /// Broken, and held again by the same token and connection: what is still to be done for the old hold leaves
 /// the new one bound.
-#[test]
-fn who_comes_back_after_a_break_is_still_bound_to_its_connection() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        crowd(&mut conn, "k", MANY, "600000", "SHARED EPHEMERAL");
-        let again = "DLOCK.ACQUIRE k token:0 600000 SHARED EPHEMERAL";
-        let answers = conn.say_together(&["DLOCK.BREAK k", again]);
-        assert!(answers[0] == MANY as i64 && answers[1].int() > 0);
-        until("each is counted", || number(&server, "dlock_breaks") == MANY);
-        drop(conn);
-        until("it has ended", || number(&server, "dlock_disconnects") == 1);
-        assert_eq!(server.connect().say("EXISTS k"), 0);
-    });
+#[each_server]
+fn who_comes_back_after_a_break_is_still_bound_to_its_connection(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    crowd(&mut conn, "k", MANY, "600000", "SHARED EPHEMERAL");
+    let again = "DLOCK.ACQUIRE k token:0 600000 SHARED EPHEMERAL";
+    let answers = conn.say_together(&["DLOCK.BREAK k", again]);
+    assert!(answers[0] == MANY as i64 && answers[1].int() > 0);
+    until("each is counted", || number(&server, "dlock_breaks") == MANY);
+    drop(conn);
+    until("it has ended", || number(&server, "dlock_disconnects") == 1);
+    assert_eq!(server.connect().say("EXISTS k"), 0);
 }
 
 /// Half of them end in one moment while the server may not write, and the others stay.
-#[test]
-fn many_that_expire_together_are_not_seen_and_end_in_turns() {
-    each_server(|kind| {
-        let (server, replica) = (Server::start(kind), Server::start(kind));
-        replica.replicate(&server);
-        let mut conn = server.connect();
-        let mut events = Events::subscribe(&server, "__keyspace@0__:k");
-        crowd(&mut conn, "k", MANY, "86000000", "PERMITS 3001");
-        let leases: Vec<String> = (0..MANY / 2).map(|n| format!("DLOCK.EXTEND k token:{n} 500")).collect();
-        // In one step, so that none has ended when the pause begins.
-        let step = leases.iter().map(String::as_str).chain(["CLIENT PAUSE 600000 WRITE", "EXEC"]);
-        let answers = conn.say_together(&["MULTI"].into_iter().chain(step).collect::<Vec<_>>());
-        assert_eq!(answers.last().expect("of EXEC").items().len(), MANY / 2 + 1);
-        for at in [&server, &replica] {
-            until("none of them is seen", || holders(at, "k") == MANY / 2);
-        }
-        let ended = number(&server, "dlock_expiries");
-        assert!(ended < 300, "{ended} have ended before the pause");
-        assert_eq!(conn.ok("DLOCK.HOLDS k token:1"), 0);
-        conn.ok("CLIENT UNPAUSE");
-        until("they have ended", || number(&server, "dlock_expiries") == MANY / 2);
-        assert_eq!((holders(&server, "k"), number(&server, "dlock_holders")), (MANY / 2, MANY / 2));
-        assert_eq!(told(&mut events, "dlock.expired"), MANY / 2, "an event for each");
-        replica.wait_in_sync(&server);
-        until("the replica has dropped them", || number(&replica, "dlock_holders") == MANY / 2);
-    });
+#[each_server]
+fn many_that_expire_together_are_not_seen_and_end_in_turns(kind: &ServerKind) {
+    let (server, replica) = (Server::start(kind), Server::start(kind));
+    replica.replicate(&server);
+    let mut conn = server.connect();
+    let mut events = Events::subscribe(&server, "__keyspace@0__:k");
+    crowd(&mut conn, "k", MANY, "86000000", "PERMITS 3001");
+    let leases: Vec<String> = (0..MANY / 2).map(|n| format!("DLOCK.EXTEND k token:{n} 500")).collect();
+    // In one step, so that none has ended when the pause begins.
+    let step = leases.iter().map(String::as_str).chain(["CLIENT PAUSE 600000 WRITE", "EXEC"]);
+    let answers = conn.say_together(&["MULTI"].into_iter().chain(step).collect::<Vec<_>>());
+    assert_eq!(answers.last().expect("of EXEC").items().len(), MANY / 2 + 1);
+    for at in [&server, &replica] {
+        until("none of them is seen", || holders(at, "k") == MANY / 2);
+    }
+    let ended = number(&server, "dlock_expiries");
+    assert!(ended < 300, "{ended} have ended before the pause");
+    assert_eq!(conn.ok("DLOCK.HOLDS k token:1"), 0);
+    conn.ok("CLIENT UNPAUSE");
+    until("they have ended", || number(&server, "dlock_expiries") == MANY / 2);
+    assert_eq!((holders(&server, "k"), number(&server, "dlock_holders")), (MANY / 2, MANY / 2));
+    assert_eq!(told(&mut events, "dlock.expired"), MANY / 2, "an event for each");
+    replica.wait_in_sync(&server);
+    until("the replica has dropped them", || number(&replica, "dlock_holders") == MANY / 2);
 }
 
 /// Bindings of a crowd whose key is taken away are taken apart in the background; the next hold has one of
 /// its own.
-#[test]
-fn a_crowd_whose_key_is_taken_away_leaves_nothing_behind() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let (mut conn, mut other) = (server.connect(), server.connect());
-        let before = number(&server, "used_memory");
-        crowd(&mut conn, "k", MANY, "600000", "SHARED EPHEMERAL");
-        let held = number(&server, "used_memory");
-        assert!(held > before + MANY * 100);
-        assert_eq!(other.say("DEL k"), 1);
-        until("the memory is given back", || number(&server, "used_memory") < before + 200_000);
-        assert_eq!(number(&server, "dlock_holders"), 0);
-        conn.ok("DLOCK.ACQUIRE k token:1 600000 EPHEMERAL");
-        drop(conn);
-        until("the new one has ended", || other.ok("EXISTS k") == 0);
-        assert_eq!(number(&server, "dlock_disconnects"), 1);
-    });
+#[each_server]
+fn a_crowd_whose_key_is_taken_away_leaves_nothing_behind(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let (mut conn, mut other) = (server.connect(), server.connect());
+    let before = number(&server, "used_memory");
+    crowd(&mut conn, "k", MANY, "600000", "SHARED EPHEMERAL");
+    let held = number(&server, "used_memory");
+    assert!(held > before + MANY * 100);
+    assert_eq!(other.say("DEL k"), 1);
+    until("the memory is given back", || number(&server, "used_memory") < before + 200_000);
+    assert_eq!(number(&server, "dlock_holders"), 0);
+    conn.ok("DLOCK.ACQUIRE k token:1 600000 EPHEMERAL");
+    drop(conn);
+    until("the new one has ended", || other.ok("EXISTS k") == 0);
+    assert_eq!(number(&server, "dlock_disconnects"), 1);
 }
 
-#[test]
-fn as_many_as_the_option_says_may_hold_a_key() {
-    each_server(|kind| {
-        let server = Server::options(kind).conf("dlock.max-holders-per-key 3").start();
-        let mut conn = server.connect();
-        for mode in ["SHARED", "PERMITS 10"] {
-            for token in ["a", "b", "c"] {
-                assert!(conn.ok(&format!("DLOCK.ACQUIRE k {token} 600000 {mode}")).int() > 0);
-            }
-            for block in ["", " BLOCK 0"] {
-                let refused = conn.say(&format!("DLOCK.ACQUIRE k d 600000 {mode}{block}"));
-                assert!(refused.error().starts_with("ERR one key may have 3 holders"), "{refused:?}");
-                assert!(refused.error().contains("dlock.max-holders-per-key"), "{refused:?}");
-            }
-            assert!(conn.ok(&format!("DLOCK.ACQUIRE k c 600000 {mode}")).int() > 0, "it holds already");
-            // Others were queued when it became full.
-            conn.ok("DLOCK.BREAK k");
-            conn.ok("DLOCK.ACQUIRE k alone 600000");
-            let mut waiters = ["a", "b", "c", "d"]
-                .map(|token| waiter(&server, &format!("DLOCK.ACQUIRE k {token} 600000 {mode} BLOCK 0")));
-            conn.ok("DLOCK.RELEASE k alone");
-            waiters[..3].iter_mut().for_each(|waiter| assert!(granted(waiter) > 0));
-            assert_eq!(
-                (queue::holders(&mut conn, "k").len(), queue::tokens(&mut conn, "k")),
-                (3, vec!["d".into()])
-            );
-            conn.ok("DLOCK.RELEASE k b");
-            granted(&mut waiters[3]);
-            conn.ok("DLOCK.BREAK k");
+#[each_server]
+fn as_many_as_the_option_says_may_hold_a_key(kind: &ServerKind) {
+    let server = Server::options(kind).conf("dlock.max-holders-per-key 3").start();
+    let mut conn = server.connect();
+    for mode in ["SHARED", "PERMITS 10"] {
+        for token in ["a", "b", "c"] {
+            assert!(conn.ok(&format!("DLOCK.ACQUIRE k {token} 600000 {mode}")).int() > 0);
         }
-        // Who waits for a full lock gets it when more may hold it.
-        conn.ok("DLOCK.ACQUIRE full alone 600000");
+        for block in ["", " BLOCK 0"] {
+            let refused = conn.say(&format!("DLOCK.ACQUIRE k d 600000 {mode}{block}"));
+            assert!(refused.error().starts_with("ERR one key may have 3 holders"), "{refused:?}");
+            assert!(refused.error().contains("dlock.max-holders-per-key"), "{refused:?}");
+        }
+        assert!(conn.ok(&format!("DLOCK.ACQUIRE k c 600000 {mode}")).int() > 0, "it holds already");
+        // Others were queued when it became full.
+        conn.ok("DLOCK.BREAK k");
+        conn.ok("DLOCK.ACQUIRE k alone 600000");
         let mut waiters = ["a", "b", "c", "d"]
-            .map(|token| waiter(&server, &format!("DLOCK.ACQUIRE full {token} 600000 SHARED BLOCK 0")));
-        conn.ok("DLOCK.RELEASE full alone");
+            .map(|token| waiter(&server, &format!("DLOCK.ACQUIRE k {token} 600000 {mode} BLOCK 0")));
+        conn.ok("DLOCK.RELEASE k alone");
         waiters[..3].iter_mut().for_each(|waiter| assert!(granted(waiter) > 0));
-        conn.ok("CONFIG SET dlock.max-holders-per-key 4");
-        granted(&mut waiters[3]);
-        crowd(&mut conn, "k", 4, "600000", "SHARED");
-        assert!(
-            conn.say("DLOCK.ACQUIRE k x 600000 SHARED").error().starts_with("ERR one key may have 4 holders")
+        assert_eq!(
+            (queue::holders(&mut conn, "k").len(), queue::tokens(&mut conn, "k")),
+            (3, vec!["d".into()])
         );
-    });
+        conn.ok("DLOCK.RELEASE k b");
+        granted(&mut waiters[3]);
+        conn.ok("DLOCK.BREAK k");
+    }
+    // Who waits for a full lock gets it when more may hold it.
+    conn.ok("DLOCK.ACQUIRE full alone 600000");
+    let mut waiters = ["a", "b", "c", "d"]
+        .map(|token| waiter(&server, &format!("DLOCK.ACQUIRE full {token} 600000 SHARED BLOCK 0")));
+    conn.ok("DLOCK.RELEASE full alone");
+    waiters[..3].iter_mut().for_each(|waiter| assert!(granted(waiter) > 0));
+    conn.ok("CONFIG SET dlock.max-holders-per-key 4");
+    granted(&mut waiters[3]);
+    crowd(&mut conn, "k", 4, "600000", "SHARED");
+    assert!(
+        conn.say("DLOCK.ACQUIRE k x 600000 SHARED").error().starts_with("ERR one key may have 4 holders")
+    );
 }

@@ -18,158 +18,149 @@ fn newest(conn: &mut Conn, key: &str) -> Value {
     conn.ok(&format!("DLOCK.LOG COUNT 1 KEY {key}")).items()[0].clone()
 }
 
-#[test]
-fn each_kind_is_noted_by_its_cause() {
-    each_server(|kind| {
-        let server = server(kind);
-        let mut conn = server.connect();
-        conn.ok("DLOCK.ACQUIRE lease t 1");
-        until("the lease ends", || noted(&mut conn, "lease") == ["expired"]);
-        conn.ok("DLOCK.ACQUIRE op t 600000");
-        conn.ok("DLOCK.BREAK op");
-        assert_eq!(noted(&mut conn, "op"), ["broken"]);
-        server.connect().ok("DLOCK.ACQUIRE conn t 600000 EPHEMERAL");
-        until("the connection is gone", || noted(&mut conn, "conn") == ["disconnected"]);
-        for (key, command) in [
-            ("del", "DEL del"),
-            ("set", "SET set x"),
-            ("renamed", "RENAME renamed elsewhere"),
-            ("ttl", "PEXPIRE ttl 0"),
-        ] {
-            conn.ok(&format!("DLOCK.ACQUIRE {key} t 600000"));
-            conn.ok(command);
-            assert_eq!(noted(&mut conn, key), ["vanished"], "{command}");
-        }
-        conn.ok("DLOCK.ACQUIRE long t 600000");
-        conn.ok("DLOCK.RELEASE long t");
-        assert_eq!(noted(&mut conn, "long"), ["long-hold"]);
-        conn.ok("DLOCK.ACQUIRE waited t 600000");
-        let mut next = waiter(&server, "DLOCK.ACQUIRE waited u 600000 BLOCK 0");
-        conn.ok("DLOCK.RELEASE waited t");
-        granted(&mut next);
-        assert_eq!(noted(&mut conn, "waited"), ["long-wait", "long-hold"]);
-        conn.ok("DLOCK.ACQUIRE one t 600000");
-        conn.ok("DLOCK.ACQUIRE two u 600000");
-        let _waits = waiter(&server, "DLOCK.ACQUIRE two t 600000 BLOCK 0");
-        assert!(conn.say("DLOCK.ACQUIRE one u 600000 BLOCK 0").error().starts_with("DEADLOCK"));
-        assert_eq!(noted(&mut conn, "one"), ["deadlock"]);
-        conn.ok("CONFIG SET dlock.max-waiters 0");
-        assert!(conn.say("DLOCK.ACQUIRE one v 600000 BLOCK 0").error().starts_with("QUEUEFULL"));
-        assert_eq!(noted(&mut conn, "one"), ["queue-full", "deadlock"]);
-        conn.ok("FLUSHALL");
-        assert_eq!(noted(&mut conn, "one")[0], "vanished");
-        conn.ok("CONFIG SET dlock.max-waiters 9");
-        conn.ok("DLOCK.ACQUIRE k t 600000");
-        let mut gone = waiter(&server, "DLOCK.ACQUIRE k u 600000 BLOCK 0");
-        let id = waiters_id(&mut conn);
-        let both = conn.say_together(&["DLOCK.RELEASE k t", &format!("CLIENT KILL ID {id}")]);
-        assert_eq!(both, [Value::Int(1), Value::Int(1)]);
-        until("it is closed", || gone.closed());
-        until("it came back", || noted(&mut conn, "k").contains(&"undelivered".to_string()));
-        let log = conn.ok("DLOCK.LOG KEY k");
-        let undelivered = log.items().iter().find(|entry| *entry.field("what") == "undelivered").unwrap();
-        assert!(undelivered.field("client").int() == id && undelivered.field("fence").int() > 0, "{log:?}");
-    });
+#[each_server]
+fn each_kind_is_noted_by_its_cause(kind: &ServerKind) {
+    let server = server(kind);
+    let mut conn = server.connect();
+    conn.ok("DLOCK.ACQUIRE lease t 1");
+    until("the lease ends", || noted(&mut conn, "lease") == ["expired"]);
+    conn.ok("DLOCK.ACQUIRE op t 600000");
+    conn.ok("DLOCK.BREAK op");
+    assert_eq!(noted(&mut conn, "op"), ["broken"]);
+    server.connect().ok("DLOCK.ACQUIRE conn t 600000 EPHEMERAL");
+    until("the connection is gone", || noted(&mut conn, "conn") == ["disconnected"]);
+    for (key, command) in [
+        ("del", "DEL del"),
+        ("set", "SET set x"),
+        ("renamed", "RENAME renamed elsewhere"),
+        ("ttl", "PEXPIRE ttl 0"),
+    ] {
+        conn.ok(&format!("DLOCK.ACQUIRE {key} t 600000"));
+        conn.ok(command);
+        assert_eq!(noted(&mut conn, key), ["vanished"], "{command}");
+    }
+    conn.ok("DLOCK.ACQUIRE long t 600000");
+    conn.ok("DLOCK.RELEASE long t");
+    assert_eq!(noted(&mut conn, "long"), ["long-hold"]);
+    conn.ok("DLOCK.ACQUIRE waited t 600000");
+    let mut next = waiter(&server, "DLOCK.ACQUIRE waited u 600000 BLOCK 0");
+    conn.ok("DLOCK.RELEASE waited t");
+    granted(&mut next);
+    assert_eq!(noted(&mut conn, "waited"), ["long-wait", "long-hold"]);
+    conn.ok("DLOCK.ACQUIRE one t 600000");
+    conn.ok("DLOCK.ACQUIRE two u 600000");
+    let _waits = waiter(&server, "DLOCK.ACQUIRE two t 600000 BLOCK 0");
+    assert!(conn.say("DLOCK.ACQUIRE one u 600000 BLOCK 0").error().starts_with("DEADLOCK"));
+    assert_eq!(noted(&mut conn, "one"), ["deadlock"]);
+    conn.ok("CONFIG SET dlock.max-waiters 0");
+    assert!(conn.say("DLOCK.ACQUIRE one v 600000 BLOCK 0").error().starts_with("QUEUEFULL"));
+    assert_eq!(noted(&mut conn, "one"), ["queue-full", "deadlock"]);
+    conn.ok("FLUSHALL");
+    assert_eq!(noted(&mut conn, "one")[0], "vanished");
+    conn.ok("CONFIG SET dlock.max-waiters 9");
+    conn.ok("DLOCK.ACQUIRE k t 600000");
+    let mut gone = waiter(&server, "DLOCK.ACQUIRE k u 600000 BLOCK 0");
+    let id = waiters_id(&mut conn);
+    let both = conn.say_together(&["DLOCK.RELEASE k t", &format!("CLIENT KILL ID {id}")]);
+    assert_eq!(both, [Value::Int(1), Value::Int(1)]);
+    until("it is closed", || gone.closed());
+    until("it came back", || noted(&mut conn, "k").contains(&"undelivered".to_string()));
+    let log = conn.ok("DLOCK.LOG KEY k");
+    let undelivered = log.items().iter().find(|entry| *entry.field("what") == "undelivered").unwrap();
+    assert!(undelivered.field("client").int() == id && undelivered.field("fence").int() > 0, "{log:?}");
 }
 
 fn waiters_id(conn: &mut Conn) -> i64 {
     conn.ok("DLOCK.WAITERS k").items()[0].field("client").int()
 }
 
-#[test]
-fn an_entry_says_whose_it_was_and_how_long() {
-    each_server(|kind| {
-        let server = server(kind);
-        let mut conn = server.connect();
-        conn.hello3();
-        conn.ok("SELECT 3");
-        let fence = conn.ok("DLOCK.ACQUIRE k my-long-token 600000 LABEL host EPHEMERAL").int();
-        until("some time has passed", || {
-            conn.ok("DLOCK.INSPECT k").field("holders").items()[0].field("held").int() >= 3
-        });
-        conn.ok("DLOCK.BREAK k");
-        let entry = newest(&mut conn, "k");
-        for (field, value) in [("what", "broken"), ("key", "k"), ("token", "my-long-..."), ("label", "host")]
-        {
-            assert_eq!(entry.field(field), &value, "{entry:?}");
-        }
-        let id = conn.client_id();
-        for (field, value) in [("db", 3), ("fence", fence), ("client", id), ("id", 0)] {
-            assert_eq!(entry.field(field), &Value::Int(value), "{entry:?}");
-        }
-        assert!(entry.field("address").text().starts_with("127.0.0.1:"), "{entry:?}");
-        // Who was granted it, be it bound to that connection or not, and for as long as that is there.
+#[each_server]
+fn an_entry_says_whose_it_was_and_how_long(kind: &ServerKind) {
+    let server = server(kind);
+    let mut conn = server.connect();
+    conn.hello3();
+    conn.ok("SELECT 3");
+    let fence = conn.ok("DLOCK.ACQUIRE k my-long-token 600000 LABEL host EPHEMERAL").int();
+    until("some time has passed", || {
+        conn.ok("DLOCK.INSPECT k").field("holders").items()[0].field("held").int() >= 3
+    });
+    conn.ok("DLOCK.BREAK k");
+    let entry = newest(&mut conn, "k");
+    for (field, value) in [("what", "broken"), ("key", "k"), ("token", "my-long-..."), ("label", "host")] {
+        assert_eq!(entry.field(field), &value, "{entry:?}");
+    }
+    let id = conn.client_id();
+    for (field, value) in [("db", 3), ("fence", fence), ("client", id), ("id", 0)] {
+        assert_eq!(entry.field(field), &Value::Int(value), "{entry:?}");
+    }
+    assert!(entry.field("address").text().starts_with("127.0.0.1:"), "{entry:?}");
+    // Who was granted it, be it bound to that connection or not, and for as long as that is there.
+    conn.ok("DLOCK.ACQUIRE k t 600000");
+    conn.ok("DEL k");
+    let (vanished, granted) = (newest(&mut conn, "k"), [id.into(), entry.field("address").clone()]);
+    assert_eq!(["client", "address"].map(|field| vanished.field(field).clone()), granted, "{vanished:?}");
+    let mut gone = server.connect();
+    gone.ok("SELECT 3");
+    let (id, _) = (gone.client_id(), gone.ok("DLOCK.ACQUIRE k t 600000"));
+    drop(gone);
+    until("it is gone", || conn.ok(&format!("CLIENT LIST ID {id}")).text().is_empty());
+    conn.ok("DLOCK.BREAK k");
+    let broken = newest(&mut conn, "k");
+    assert_eq!((broken.field("client").int(), broken.field("address").text()), (id, String::new()));
+    assert!(entry.field("held").int() >= 3 && entry.field("time").int() > 1_700_000_000_000, "{entry:?}");
+}
+
+#[each_server]
+fn it_is_bounded_and_can_be_forgotten(kind: &ServerKind) {
+    let server = server(kind);
+    let mut conn = server.connect();
+    let again = |conn: &mut Conn| {
         conn.ok("DLOCK.ACQUIRE k t 600000");
-        conn.ok("DEL k");
-        let (vanished, granted) = (newest(&mut conn, "k"), [id.into(), entry.field("address").clone()]);
-        assert_eq!(["client", "address"].map(|field| vanished.field(field).clone()), granted, "{vanished:?}");
-        let mut gone = server.connect();
-        gone.ok("SELECT 3");
-        let (id, _) = (gone.client_id(), gone.ok("DLOCK.ACQUIRE k t 600000"));
-        drop(gone);
-        until("it is gone", || conn.ok(&format!("CLIENT LIST ID {id}")).text().is_empty());
-        conn.ok("DLOCK.BREAK k");
-        let broken = newest(&mut conn, "k");
-        assert_eq!((broken.field("client").int(), broken.field("address").text()), (id, String::new()));
-        assert!(entry.field("held").int() >= 3 && entry.field("time").int() > 1_700_000_000_000, "{entry:?}");
-    });
+        conn.ok("DLOCK.RELEASE k t");
+    };
+    let ids = |conn: &mut Conn, arguments: &str| -> Vec<i64> {
+        let log = conn.ok(&format!("DLOCK.LOG {arguments}"));
+        log.items().iter().map(|entry| entry.field("id").int()).collect()
+    };
+    (0..200).for_each(|_| again(&mut conn));
+    assert_eq!(ids(&mut conn, ""), (72..200).rev().collect::<Vec<_>>());
+    assert_eq!(ids(&mut conn, "COUNT 2"), [199, 198]);
+    conn.ok("CONFIG SET dlock.log-max-len 3");
+    assert_eq!(ids(&mut conn, ""), [199, 198, 197]);
+    assert_eq!(conn.say("DLOCK.LOG RESET"), "OK");
+    assert_eq!(ids(&mut conn, ""), []);
+    conn.ok("CONFIG SET dlock.log-max-len 0");
+    again(&mut conn);
+    conn.ok("CONFIG SET dlock.log-max-len 3");
+    conn.ok("CONFIG SET dlock.log-slower-than -1");
+    again(&mut conn);
+    assert_eq!(ids(&mut conn, ""), []);
+    conn.ok("CONFIG SET dlock.log-slower-than 600000");
+    again(&mut conn);
+    assert_eq!(ids(&mut conn, ""), []);
+    // A crowd that ends together is one entry, a long name is cut.
+    for n in 0..300 {
+        conn.ok(&format!("DLOCK.ACQUIRE crowd t{n} 600000 SHARED"));
+    }
+    conn.ok("DLOCK.BREAK crowd");
+    let name = "n".repeat(500);
+    conn.ok(&format!("DLOCK.ACQUIRE {name} t 600000"));
+    conn.ok(&format!("DLOCK.BREAK {name}"));
+    assert_eq!(ids(&mut conn, "").len(), 2);
+    assert_eq!(newest(&mut conn, &name).field("key").text(), format!("{}...", &name[..128]));
 }
 
-#[test]
-fn it_is_bounded_and_can_be_forgotten() {
-    each_server(|kind| {
-        let server = server(kind);
-        let mut conn = server.connect();
-        let again = |conn: &mut Conn| {
-            conn.ok("DLOCK.ACQUIRE k t 600000");
-            conn.ok("DLOCK.RELEASE k t");
-        };
-        let ids = |conn: &mut Conn, arguments: &str| -> Vec<i64> {
-            let log = conn.ok(&format!("DLOCK.LOG {arguments}"));
-            log.items().iter().map(|entry| entry.field("id").int()).collect()
-        };
-        (0..200).for_each(|_| again(&mut conn));
-        assert_eq!(ids(&mut conn, ""), (72..200).rev().collect::<Vec<_>>());
-        assert_eq!(ids(&mut conn, "COUNT 2"), [199, 198]);
-        conn.ok("CONFIG SET dlock.log-max-len 3");
-        assert_eq!(ids(&mut conn, ""), [199, 198, 197]);
-        assert_eq!(conn.say("DLOCK.LOG RESET"), "OK");
-        assert_eq!(ids(&mut conn, ""), []);
-        conn.ok("CONFIG SET dlock.log-max-len 0");
-        again(&mut conn);
-        conn.ok("CONFIG SET dlock.log-max-len 3");
-        conn.ok("CONFIG SET dlock.log-slower-than -1");
-        again(&mut conn);
-        assert_eq!(ids(&mut conn, ""), []);
-        conn.ok("CONFIG SET dlock.log-slower-than 600000");
-        again(&mut conn);
-        assert_eq!(ids(&mut conn, ""), []);
-        // A crowd that ends together is one entry, a long name is cut.
-        for n in 0..300 {
-            conn.ok(&format!("DLOCK.ACQUIRE crowd t{n} 600000 SHARED"));
-        }
-        conn.ok("DLOCK.BREAK crowd");
-        let name = "n".repeat(500);
-        conn.ok(&format!("DLOCK.ACQUIRE {name} t 600000"));
-        conn.ok(&format!("DLOCK.BREAK {name}"));
-        assert_eq!(ids(&mut conn, "").len(), 2);
-        assert_eq!(newest(&mut conn, &name).field("key").text(), format!("{}...", &name[..128]));
-    });
-}
-
-#[test]
-fn what_is_no_question_is_refused() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        for (arguments, why) in [
-            ("COUNT 0", "ERR COUNT must be a whole number from 1 to 2147483647"),
-            ("COUNT 1 COUNT 1", "ERR syntax error: COUNT may be given only once"),
-            ("KEY", "ERR syntax error: KEY requires a value"),
-            ("COUNT 1 RESET", "ERR syntax error: unknown option 'RESET', DLOCK.HELP lists every form"),
-            ("RESET now", "ERR syntax error: wrong number of arguments, DLOCK.HELP lists every form"),
-        ] {
-            assert_eq!(conn.say(&format!("DLOCK.LOG {arguments}")).error(), why, "{arguments}");
-        }
-    });
+#[each_server]
+fn what_is_no_question_is_refused(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    for (arguments, why) in [
+        ("COUNT 0", "ERR COUNT must be a whole number from 1 to 2147483647"),
+        ("COUNT 1 COUNT 1", "ERR syntax error: COUNT may be given only once"),
+        ("KEY", "ERR syntax error: KEY requires a value"),
+        ("COUNT 1 RESET", "ERR syntax error: unknown option 'RESET', DLOCK.HELP lists every form"),
+        ("RESET now", "ERR syntax error: wrong number of arguments, DLOCK.HELP lists every form"),
+    ] {
+        assert_eq!(conn.say(&format!("DLOCK.LOG {arguments}")).error(), why, "{arguments}");
+    }
 }

@@ -1,271 +1,239 @@
 //! Shared holds, permits, upgrade, downgrade, lock-delay.
 
 use dlock_testkit::queue::{granted, holders, tokens, waiter};
-use dlock_testkit::{Events, Server, Value, each_server, until};
+use dlock_testkit::{Events, Server, ServerKind, Value, each_server, until};
 
-#[test]
-fn sharers_hold_side_by_side_and_keep_out_the_exclusive() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut c = server.connect();
-        let a = c.ok("DLOCK.ACQUIRE k a 30000 SHARED").int();
-        let b = c.ok("DLOCK.ACQUIRE k b 40000 SHARED").int();
-        assert!(a < b, "each has a fence of its own");
-        assert_eq!(c.say("DLOCK.ACQUIRE k x 30000"), Value::Nil);
-        let shown = c.ok("DLOCK.INSPECT k");
-        assert_eq!((shown.field("mode"), shown.field("fence")), (&"shared".into(), &b.into()));
-        assert!(c.ok("DLOCK.PTTL k").int() > 30000, "the longest one");
-        assert!(c.ok("DLOCK.PTTL k a").int() <= 30000);
-        assert_eq!(c.say("DLOCK.RELEASE k a"), 1);
-        assert_eq!(holders(&mut c, "k"), ["b"]);
-        assert_eq!(c.say("DLOCK.ACQUIRE k x 30000"), Value::Nil);
-        assert_eq!(c.say("DLOCK.RELEASE k b"), 1);
-        assert!(c.ok("DLOCK.ACQUIRE k x 30000").int() > b);
-        assert_eq!(c.say("DLOCK.ACQUIRE k a 30000 SHARED"), Value::Nil);
-    });
+#[each_server]
+fn sharers_hold_side_by_side_and_keep_out_the_exclusive(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut c = server.connect();
+    let a = c.ok("DLOCK.ACQUIRE k a 30000 SHARED").int();
+    let b = c.ok("DLOCK.ACQUIRE k b 40000 SHARED").int();
+    assert!(a < b, "each has a fence of its own");
+    assert_eq!(c.say("DLOCK.ACQUIRE k x 30000"), Value::Nil);
+    let shown = c.ok("DLOCK.INSPECT k");
+    assert_eq!((shown.field("mode"), shown.field("fence")), (&"shared".into(), &b.into()));
+    assert!(c.ok("DLOCK.PTTL k").int() > 30000, "the longest one");
+    assert!(c.ok("DLOCK.PTTL k a").int() <= 30000);
+    assert_eq!(c.say("DLOCK.RELEASE k a"), 1);
+    assert_eq!(holders(&mut c, "k"), ["b"]);
+    assert_eq!(c.say("DLOCK.ACQUIRE k x 30000"), Value::Nil);
+    assert_eq!(c.say("DLOCK.RELEASE k b"), 1);
+    assert!(c.ok("DLOCK.ACQUIRE k x 30000").int() > b);
+    assert_eq!(c.say("DLOCK.ACQUIRE k a 30000 SHARED"), Value::Nil);
 }
 
-#[test]
-fn permits_are_counted_and_of_one_size() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut c = server.connect();
-        c.ok("DLOCK.ACQUIRE k a 30000 PERMITS 2");
-        c.ok("DLOCK.ACQUIRE k b 30000 PERMITS 2");
-        assert_eq!(c.say("DLOCK.ACQUIRE k c 30000 PERMITS 2"), Value::Nil);
-        assert!(c.say("DLOCK.ACQUIRE k c 30000 PERMITS 3").error().starts_with("ERR the semaphore is held"));
-        assert!(c.say("DLOCK.ACQUIRE k a 30000 PERMITS 3").error().starts_with("ERR the semaphore is held"));
-        assert!(c.say("DLOCK.ACQUIRE k a 30000 SHARED").error().starts_with("ERR the token holds"));
-        assert!(c.say("DLOCK.ACQUIRE k a 30000").error().starts_with("ERR the token holds"));
-        let shown = c.ok("DLOCK.INSPECT k");
-        assert_eq!((shown.field("mode"), shown.field("permits")), (&"permits".into(), &2.into()));
-        let mut d = waiter(&server, "DLOCK.ACQUIRE k d 30000 PERMITS 2 BLOCK 0");
-        let mut e = waiter(&server, "DLOCK.ACQUIRE k e 30000 PERMITS 2 BLOCK 0");
-        c.ok("DLOCK.RELEASE k a");
-        granted(&mut d);
-        assert_eq!(holders(&mut c, "k"), ["b", "d"]);
-        c.ok("DLOCK.RELEASE k b");
-        granted(&mut e);
-        c.ok("DLOCK.RELEASE k d");
-        c.ok("DLOCK.RELEASE k e");
-        c.ok("DLOCK.ACQUIRE k a 30000 PERMITS 3");
-        c.ok("DLOCK.ACQUIRE s a 30000 SHARED");
-        assert!(c.say("DLOCK.ACQUIRE s a 30000 PERMITS 3").error().starts_with("ERR the token holds"));
-    });
+#[each_server]
+fn permits_are_counted_and_of_one_size(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut c = server.connect();
+    c.ok("DLOCK.ACQUIRE k a 30000 PERMITS 2");
+    c.ok("DLOCK.ACQUIRE k b 30000 PERMITS 2");
+    assert_eq!(c.say("DLOCK.ACQUIRE k c 30000 PERMITS 2"), Value::Nil);
+    assert!(c.say("DLOCK.ACQUIRE k c 30000 PERMITS 3").error().starts_with("ERR the semaphore is held"));
+    assert!(c.say("DLOCK.ACQUIRE k a 30000 PERMITS 3").error().starts_with("ERR the semaphore is held"));
+    assert!(c.say("DLOCK.ACQUIRE k a 30000 SHARED").error().starts_with("ERR the token holds"));
+    assert!(c.say("DLOCK.ACQUIRE k a 30000").error().starts_with("ERR the token holds"));
+    let shown = c.ok("DLOCK.INSPECT k");
+    assert_eq!((shown.field("mode"), shown.field("permits")), (&"permits".into(), &2.into()));
+    let mut d = waiter(&server, "DLOCK.ACQUIRE k d 30000 PERMITS 2 BLOCK 0");
+    let mut e = waiter(&server, "DLOCK.ACQUIRE k e 30000 PERMITS 2 BLOCK 0");
+    c.ok("DLOCK.RELEASE k a");
+    granted(&mut d);
+    assert_eq!(holders(&mut c, "k"), ["b", "d"]);
+    c.ok("DLOCK.RELEASE k b");
+    granted(&mut e);
+    c.ok("DLOCK.RELEASE k d");
+    c.ok("DLOCK.RELEASE k e");
+    c.ok("DLOCK.ACQUIRE k a 30000 PERMITS 3");
+    c.ok("DLOCK.ACQUIRE s a 30000 SHARED");
+    assert!(c.say("DLOCK.ACQUIRE s a 30000 PERMITS 3").error().starts_with("ERR the token holds"));
 }
 
-#[test]
-fn a_sole_sharer_is_upgraded_in_place() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut c = server.connect();
-        let fence = c.ok("DLOCK.ACQUIRE k a 30000 SHARED").int();
-        let _w = waiter(&server, "DLOCK.ACQUIRE k w 30000 BLOCK 0");
-        assert_eq!(c.say("DLOCK.ACQUIRE k a 30000"), fence);
-        assert_eq!(c.ok("DLOCK.INSPECT k").field("mode"), &"exclusive");
-        assert_eq!(tokens(&mut c, "k"), ["w"]);
-    });
+#[each_server]
+fn a_sole_sharer_is_upgraded_in_place(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut c = server.connect();
+    let fence = c.ok("DLOCK.ACQUIRE k a 30000 SHARED").int();
+    let _w = waiter(&server, "DLOCK.ACQUIRE k w 30000 BLOCK 0");
+    assert_eq!(c.say("DLOCK.ACQUIRE k a 30000"), fence);
+    assert_eq!(c.ok("DLOCK.INSPECT k").field("mode"), &"exclusive");
+    assert_eq!(tokens(&mut c, "k"), ["w"]);
 }
 
-#[test]
-fn an_upgrade_waits_ahead_of_others_and_a_second_one_is_a_deadlock() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut c = server.connect();
-        let fence = c.ok("DLOCK.ACQUIRE k a 30000 SHARED").int();
-        c.ok("DLOCK.ACQUIRE k b 30000 SHARED");
-        let mut x = waiter(&server, "DLOCK.ACQUIRE k x 30000 BLOCK 0");
-        assert_eq!(c.say("DLOCK.ACQUIRE k a 30000"), Value::Nil);
-        let mut a = waiter(&server, "DLOCK.ACQUIRE k a 30000 BLOCK 0");
-        assert_eq!(tokens(&mut c, "k"), ["a", "x"]);
-        assert_eq!(c.say("DLOCK.ACQUIRE k b 30000 BLOCK 0").error(), "DEADLOCK b -> a -> b");
-        assert_eq!(c.say("DLOCK.RELEASE k b"), 1);
-        assert_eq!(granted(&mut a), fence, "the same hold");
-        assert_eq!(c.ok("DLOCK.INSPECT k").field("mode"), &"exclusive");
-        assert_eq!(c.say("DLOCK.RELEASE k a"), 1);
-        granted(&mut x);
-    });
+#[each_server]
+fn an_upgrade_waits_ahead_of_others_and_a_second_one_is_a_deadlock(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut c = server.connect();
+    let fence = c.ok("DLOCK.ACQUIRE k a 30000 SHARED").int();
+    c.ok("DLOCK.ACQUIRE k b 30000 SHARED");
+    let mut x = waiter(&server, "DLOCK.ACQUIRE k x 30000 BLOCK 0");
+    assert_eq!(c.say("DLOCK.ACQUIRE k a 30000"), Value::Nil);
+    let mut a = waiter(&server, "DLOCK.ACQUIRE k a 30000 BLOCK 0");
+    assert_eq!(tokens(&mut c, "k"), ["a", "x"]);
+    assert_eq!(c.say("DLOCK.ACQUIRE k b 30000 BLOCK 0").error(), "DEADLOCK b -> a -> b");
+    assert_eq!(c.say("DLOCK.RELEASE k b"), 1);
+    assert_eq!(granted(&mut a), fence, "the same hold");
+    assert_eq!(c.ok("DLOCK.INSPECT k").field("mode"), &"exclusive");
+    assert_eq!(c.say("DLOCK.RELEASE k a"), 1);
+    granted(&mut x);
 }
 
-#[test]
-fn a_downgrade_lets_the_sharers_in() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut c = server.connect();
-        let fence = c.ok("DLOCK.ACQUIRE k a 30000").int();
-        let mut s = waiter(&server, "DLOCK.ACQUIRE k s 30000 SHARED BLOCK 0");
-        let _x = waiter(&server, "DLOCK.ACQUIRE k x 30000 BLOCK 0");
-        let _t = waiter(&server, "DLOCK.ACQUIRE k t 30000 SHARED BLOCK 0");
-        assert_eq!(c.say("DLOCK.ACQUIRE k a 30000 SHARED"), fence);
-        granted(&mut s);
-        assert_eq!(holders(&mut c, "k"), ["a", "s"]);
-        assert_eq!(tokens(&mut c, "k"), ["x", "t"], "nobody behind an exclusive waiter");
-    });
+#[each_server]
+fn a_downgrade_lets_the_sharers_in(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut c = server.connect();
+    let fence = c.ok("DLOCK.ACQUIRE k a 30000").int();
+    let mut s = waiter(&server, "DLOCK.ACQUIRE k s 30000 SHARED BLOCK 0");
+    let _x = waiter(&server, "DLOCK.ACQUIRE k x 30000 BLOCK 0");
+    let _t = waiter(&server, "DLOCK.ACQUIRE k t 30000 SHARED BLOCK 0");
+    assert_eq!(c.say("DLOCK.ACQUIRE k a 30000 SHARED"), fence);
+    granted(&mut s);
+    assert_eq!(holders(&mut c, "k"), ["a", "s"]);
+    assert_eq!(tokens(&mut c, "k"), ["x", "t"], "nobody behind an exclusive waiter");
 }
 
 /// It ended the section: the writer shared what it believed to hold alone, and others could join.
-#[test]
-fn a_read_inside_a_write_section_does_not_end_it() {
-    each_server(|kind| {
-        let (server, replica) = (Server::start(kind), Server::start(kind));
-        replica.replicate(&server);
-        let mut c = server.connect();
-        let fence = c.ok("DLOCK.ACQUIRE k w 30000 REENTRANT").int();
-        let mut s = waiter(&server, "DLOCK.ACQUIRE k s 30000 SHARED BLOCK 0");
-        assert_eq!(c.say("DLOCK.ACQUIRE k w 30000 SHARED REENTRANT"), fence);
-        assert_eq!(c.say("DLOCK.ACQUIRE k w 30000 SHARED DEPTH 3"), fence);
-        assert_eq!(c.say("DLOCK.HOLDS k w"), 3);
-        assert_eq!(c.say("DLOCK.RELEASE k w DEPTH 1"), 2);
-        assert_eq!(c.say("DLOCK.ACQUIRE k w 30000 SHARED REENTRANT BLOCK 0"), fence);
-        assert_eq!(c.say("DLOCK.RELEASE k w"), 1);
-        assert_eq!((holders(&mut c, "k"), tokens(&mut c, "k")), (vec!["w".into()], vec!["s".into()]));
-        replica.wait_in_sync(&server);
-        for at in [&server, &replica] {
-            assert_eq!(at.connect().ok("DLOCK.INSPECT k").field("mode"), &"exclusive");
-            assert_eq!(at.connect().say("DLOCK.HOLDS k w"), 1);
-        }
-        assert_eq!(c.say("DLOCK.RELEASE k w"), 1);
-        granted(&mut s);
-    });
+#[each_server]
+fn a_read_inside_a_write_section_does_not_end_it(kind: &ServerKind) {
+    let (server, replica) = (Server::start(kind), Server::start(kind));
+    replica.replicate(&server);
+    let mut c = server.connect();
+    let fence = c.ok("DLOCK.ACQUIRE k w 30000 REENTRANT").int();
+    let mut s = waiter(&server, "DLOCK.ACQUIRE k s 30000 SHARED BLOCK 0");
+    assert_eq!(c.say("DLOCK.ACQUIRE k w 30000 SHARED REENTRANT"), fence);
+    assert_eq!(c.say("DLOCK.ACQUIRE k w 30000 SHARED DEPTH 3"), fence);
+    assert_eq!(c.say("DLOCK.HOLDS k w"), 3);
+    assert_eq!(c.say("DLOCK.RELEASE k w DEPTH 1"), 2);
+    assert_eq!(c.say("DLOCK.ACQUIRE k w 30000 SHARED REENTRANT BLOCK 0"), fence);
+    assert_eq!(c.say("DLOCK.RELEASE k w"), 1);
+    assert_eq!((holders(&mut c, "k"), tokens(&mut c, "k")), (vec!["w".into()], vec!["s".into()]));
+    replica.wait_in_sync(&server);
+    for at in [&server, &replica] {
+        assert_eq!(at.connect().ok("DLOCK.INSPECT k").field("mode"), &"exclusive");
+        assert_eq!(at.connect().say("DLOCK.HOLDS k w"), 1);
+    }
+    assert_eq!(c.say("DLOCK.RELEASE k w"), 1);
+    granted(&mut s);
 }
 
 /// Another connection of the token waits to read when its other one is let in to write, twice.
-#[test]
-fn a_reader_that_waits_is_satisfied_by_its_tokens_exclusive_hold() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut c = server.connect();
-        c.ok("DLOCK.ACQUIRE k first 30000");
-        let mut writer = waiter(&server, "DLOCK.ACQUIRE k w 30000 REENTRANT BLOCK 0");
-        let mut reader = waiter(&server, "DLOCK.ACQUIRE k w 30000 SHARED REENTRANT BLOCK 0");
-        assert_eq!(c.say("DLOCK.RELEASE k first"), 1);
-        assert_eq!(granted(&mut writer), granted(&mut reader));
-        assert_eq!(c.say("DLOCK.HOLDS k w"), 2);
-        assert_eq!(c.ok("DLOCK.INSPECT k").field("mode"), &"exclusive");
-    });
+#[each_server]
+fn a_reader_that_waits_is_satisfied_by_its_tokens_exclusive_hold(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut c = server.connect();
+    c.ok("DLOCK.ACQUIRE k first 30000");
+    let mut writer = waiter(&server, "DLOCK.ACQUIRE k w 30000 REENTRANT BLOCK 0");
+    let mut reader = waiter(&server, "DLOCK.ACQUIRE k w 30000 SHARED REENTRANT BLOCK 0");
+    assert_eq!(c.say("DLOCK.RELEASE k first"), 1);
+    assert_eq!(granted(&mut writer), granted(&mut reader));
+    assert_eq!(c.say("DLOCK.HOLDS k w"), 2);
+    assert_eq!(c.ok("DLOCK.INSPECT k").field("mode"), &"exclusive");
 }
 
-#[test]
-fn a_downgrade_needs_a_count_of_one_and_is_announced() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut c = server.connect();
-        let fence = c.ok("DLOCK.ACQUIRE k w 30000 DEPTH 2").int();
-        let refused = c.say("DLOCK.ACQUIRE k w 30000 SHARED");
-        assert!(refused.error().starts_with("ERR the token holds the lock exclusively with a count of 2"));
-        assert_eq!(
-            (c.say("DLOCK.HOLDS k w"), c.say("DLOCK.ACQUIRE k s 30000 SHARED")),
-            (2.into(), Value::Nil)
-        );
-        assert_eq!(c.say("DLOCK.RELEASE k w"), 1);
-        let mut events = Events::subscribe(&server, "__keyevent@0__:dlock.*");
-        let mut s = waiter(&server, "DLOCK.ACQUIRE k s 30000 SHARED BLOCK 0");
-        assert_eq!(c.say("DLOCK.ACQUIRE k w 30000 SHARED"), fence, "the same fence");
-        assert!(granted(&mut s) > fence);
-        let told: Vec<String> = events.so_far().into_iter().map(|(channel, _)| channel).collect();
-        let told: Vec<&str> =
-            told.iter().filter_map(|channel| channel.strip_prefix("__keyevent@0__:")).collect();
-        assert_eq!(told.last_chunk(), Some(&["dlock.downgrade", "dlock.acquire"]));
-    });
+#[each_server]
+fn a_downgrade_needs_a_count_of_one_and_is_announced(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut c = server.connect();
+    let fence = c.ok("DLOCK.ACQUIRE k w 30000 DEPTH 2").int();
+    let refused = c.say("DLOCK.ACQUIRE k w 30000 SHARED");
+    assert!(refused.error().starts_with("ERR the token holds the lock exclusively with a count of 2"));
+    assert_eq!((c.say("DLOCK.HOLDS k w"), c.say("DLOCK.ACQUIRE k s 30000 SHARED")), (2.into(), Value::Nil));
+    assert_eq!(c.say("DLOCK.RELEASE k w"), 1);
+    let mut events = Events::subscribe(&server, "__keyevent@0__:dlock.*");
+    let mut s = waiter(&server, "DLOCK.ACQUIRE k s 30000 SHARED BLOCK 0");
+    assert_eq!(c.say("DLOCK.ACQUIRE k w 30000 SHARED"), fence, "the same fence");
+    assert!(granted(&mut s) > fence);
+    let told: Vec<String> = events.so_far().into_iter().map(|(channel, _)| channel).collect();
+    let told: Vec<&str> = told.iter().filter_map(|channel| channel.strip_prefix("__keyevent@0__:")).collect();
+    assert_eq!(told.last_chunk(), Some(&["dlock.downgrade", "dlock.acquire"]));
 }
 
-#[test]
-fn a_lock_delay_follows_a_lease_that_ran_out_but_no_release() {
-    each_server(|kind| {
-        let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
-        let mut c = server.connect();
-        c.ok("DLOCK.ACQUIRE k a 30000 DELAY 60000");
-        c.ok("DLOCK.RELEASE k a");
-        c.ok("DLOCK.ACQUIRE k a 30 DELAY 60000");
-        until("the lease has expired", || c.ok("DLOCK.HOLDS k a") == 0);
-        assert_eq!(c.say("DLOCK.ACQUIRE k b 30000"), Value::Nil);
-        let shown = c.ok("DLOCK.INSPECT k");
-        assert_eq!((shown.field("mode"), shown.field("holders").items().len()), (&"free".into(), 0));
-        assert!((1..=60000).contains(&shown.field("delay").int()));
-        let _b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 0");
-        // An operator ends it.
-        assert_eq!(c.say("DLOCK.BREAK k"), 0);
-        assert_eq!(holders(&mut c, "k"), ["b"]);
-    });
+#[each_server]
+fn a_lock_delay_follows_a_lease_that_ran_out_but_no_release(kind: &ServerKind) {
+    let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
+    let mut c = server.connect();
+    c.ok("DLOCK.ACQUIRE k a 30000 DELAY 60000");
+    c.ok("DLOCK.RELEASE k a");
+    c.ok("DLOCK.ACQUIRE k a 30 DELAY 60000");
+    until("the lease has expired", || c.ok("DLOCK.HOLDS k a") == 0);
+    assert_eq!(c.say("DLOCK.ACQUIRE k b 30000"), Value::Nil);
+    let shown = c.ok("DLOCK.INSPECT k");
+    assert_eq!((shown.field("mode"), shown.field("holders").items().len()), (&"free".into(), 0));
+    assert!((1..=60000).contains(&shown.field("delay").int()));
+    let _b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 0");
+    // An operator ends it.
+    assert_eq!(c.say("DLOCK.BREAK k"), 0);
+    assert_eq!(holders(&mut c, "k"), ["b"]);
 }
 
-#[test]
-fn no_delay_and_an_empty_label_leave_what_was_asked_for_before() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut c = server.connect();
-        let fence = c.ok("DLOCK.ACQUIRE k a 60000 DELAY 60000 LABEL host").int();
-        let again = [&b"DLOCK.ACQUIRE"[..], b"k", b"a", b"60000", b"DELAY", b"0", b"LABEL", b""];
-        assert_eq!(c.call(&again), fence);
-        assert_eq!(c.ok("DLOCK.INSPECT k").field("holders").items()[0].field("label"), &Value::from("host"));
-        assert_eq!(c.ok("DLOCK.EXTEND k a 1"), 1);
-        until("the lease has expired", || c.ok("DLOCK.HOLDS k a") == 0);
-        assert!(c.ok("DLOCK.INSPECT k").field("delay").int() > 0);
-    });
+#[each_server]
+fn no_delay_and_an_empty_label_leave_what_was_asked_for_before(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut c = server.connect();
+    let fence = c.ok("DLOCK.ACQUIRE k a 60000 DELAY 60000 LABEL host").int();
+    let again = [&b"DLOCK.ACQUIRE"[..], b"k", b"a", b"60000", b"DELAY", b"0", b"LABEL", b""];
+    assert_eq!(c.call(&again), fence);
+    assert_eq!(c.ok("DLOCK.INSPECT k").field("holders").items()[0].field("label"), &Value::from("host"));
+    assert_eq!(c.ok("DLOCK.EXTEND k a 1"), 1);
+    until("the lease has expired", || c.ok("DLOCK.HOLDS k a") == 0);
+    assert!(c.ok("DLOCK.INSPECT k").field("delay").int() > 0);
 }
 
-#[test]
-fn a_lock_delay_that_ends_hands_off_or_frees() {
-    each_server(|kind| {
-        let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
-        let mut c = server.connect();
-        let mut events = Events::subscribe(&server, "__keyspace@0__:*");
-        c.ok("DLOCK.ACQUIRE k a 20 DELAY 100");
-        let mut b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 0");
-        granted(&mut b);
-        c.ok("DLOCK.ACQUIRE l a 20 DELAY 30");
-        until("the key is gone", || c.ok("EXISTS l") == 0);
-        let told: Vec<String> = events.so_far().into_iter().map(|(_, event)| event).collect();
-        let both = ["dlock.acquire", "dlock.expired", "dlock.acquire"];
-        assert_eq!(told, [&both[..], &["dlock.acquire", "dlock.expired", "dlock.free"]].concat());
-    });
+#[each_server]
+fn a_lock_delay_that_ends_hands_off_or_frees(kind: &ServerKind) {
+    let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
+    let mut c = server.connect();
+    let mut events = Events::subscribe(&server, "__keyspace@0__:*");
+    c.ok("DLOCK.ACQUIRE k a 20 DELAY 100");
+    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 0");
+    granted(&mut b);
+    c.ok("DLOCK.ACQUIRE l a 20 DELAY 30");
+    until("the key is gone", || c.ok("EXISTS l") == 0);
+    let told: Vec<String> = events.so_far().into_iter().map(|(_, event)| event).collect();
+    let both = ["dlock.acquire", "dlock.expired", "dlock.acquire"];
+    assert_eq!(told, [&both[..], &["dlock.acquire", "dlock.expired", "dlock.free"]].concat());
 }
 
-#[test]
-fn shared_holds_and_delays_survive_a_crash() {
-    each_server(|kind| {
-        let mut server = Server::options(kind).conf("appendonly yes").conf("appendfsync always").start();
-        let mut c = server.connect();
-        for token in ["a", "b", "c"] {
-            c.ok(&format!("DLOCK.ACQUIRE k {token} 30000 SHARED"));
-        }
-        c.ok("DLOCK.RELEASE k b");
-        c.ok("DLOCK.ACQUIRE s a 30000 PERMITS 2");
-        c.ok("DLOCK.ACQUIRE d a 20 DELAY 60000");
-        until("the lease has expired", || {
-            c.ok("DLOCK.HOLDS d a") == 0 && server.info("dlock_expiries") == "1"
-        });
-        server.kill9();
-        server.restart();
-        let mut c = server.connect();
-        assert_eq!(holders(&mut c, "k"), ["a", "c"]);
-        assert_eq!(c.ok("DLOCK.INSPECT s").field("permits"), &2);
-        assert_eq!(c.say("DLOCK.ACQUIRE d b 30000"), Value::Nil);
-        assert!(c.ok("DLOCK.INSPECT d").field("delay").int() > 0);
-    });
+#[each_server]
+fn shared_holds_and_delays_survive_a_crash(kind: &ServerKind) {
+    let mut server = Server::options(kind).conf("appendonly yes").conf("appendfsync always").start();
+    let mut c = server.connect();
+    for token in ["a", "b", "c"] {
+        c.ok(&format!("DLOCK.ACQUIRE k {token} 30000 SHARED"));
+    }
+    c.ok("DLOCK.RELEASE k b");
+    c.ok("DLOCK.ACQUIRE s a 30000 PERMITS 2");
+    c.ok("DLOCK.ACQUIRE d a 20 DELAY 60000");
+    until("the lease has expired", || c.ok("DLOCK.HOLDS d a") == 0 && server.info("dlock_expiries") == "1");
+    server.kill9();
+    server.restart();
+    let mut c = server.connect();
+    assert_eq!(holders(&mut c, "k"), ["a", "c"]);
+    assert_eq!(c.ok("DLOCK.INSPECT s").field("permits"), &2);
+    assert_eq!(c.say("DLOCK.ACQUIRE d b 30000"), Value::Nil);
+    assert!(c.ok("DLOCK.INSPECT d").field("delay").int() > 0);
 }
 
 /// Two sharers in one queue were taken to wait for each other.
-#[test]
-fn who_will_be_let_in_together_closes_no_cycle() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut c = server.connect();
-        for mode in ["SHARED", "PERMITS 2"] {
-            c.ok("DLOCK.ACQUIRE k w 30000");
-            c.ok("DLOCK.ACQUIRE k3 c 30000");
-            let mut b = waiter(&server, &format!("DLOCK.ACQUIRE k b 30000 {mode} BLOCK 0"));
-            let mut also = waiter(&server, &format!("DLOCK.ACQUIRE k c 30000 {mode} BLOCK 0"));
-            let mut then = waiter(&server, "DLOCK.ACQUIRE k3 b 30000 BLOCK 0");
-            c.ok("DLOCK.RELEASE k w");
-            granted(&mut b);
-            granted(&mut also);
-            c.ok("DLOCK.RELEASE k3 c");
-            granted(&mut then);
-            for (key, token) in [("k", "b"), ("k", "c"), ("k3", "b")] {
-                assert_eq!(c.say(&format!("DLOCK.RELEASE {key} {token}")), 1);
-            }
+#[each_server]
+fn who_will_be_let_in_together_closes_no_cycle(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut c = server.connect();
+    for mode in ["SHARED", "PERMITS 2"] {
+        c.ok("DLOCK.ACQUIRE k w 30000");
+        c.ok("DLOCK.ACQUIRE k3 c 30000");
+        let mut b = waiter(&server, &format!("DLOCK.ACQUIRE k b 30000 {mode} BLOCK 0"));
+        let mut also = waiter(&server, &format!("DLOCK.ACQUIRE k c 30000 {mode} BLOCK 0"));
+        let mut then = waiter(&server, "DLOCK.ACQUIRE k3 b 30000 BLOCK 0");
+        c.ok("DLOCK.RELEASE k w");
+        granted(&mut b);
+        granted(&mut also);
+        c.ok("DLOCK.RELEASE k3 c");
+        granted(&mut then);
+        for (key, token) in [("k", "b"), ("k", "c"), ("k3", "b")] {
+            assert_eq!(c.say(&format!("DLOCK.RELEASE {key} {token}")), 1);
         }
-        assert_eq!(server.info("dlock_deadlocks"), "0");
-    });
+    }
+    assert_eq!(server.info("dlock_deadlocks"), "0");
 }

@@ -229,11 +229,9 @@ fn check(server: &Server) -> usize {
     before.len()
 }
 
-#[test]
-fn snapshots() {
-    each_server(|kind| {
-        load_damaged(Server::options(kind), |server| drop(server.connect().ok("SAVE")));
-    });
+#[each_server]
+fn snapshots(kind: &ServerKind) {
+    load_damaged(Server::options(kind), |server| drop(server.connect().ok("SAVE")));
 }
 
 fn appending(kind: &ServerKind) -> Options {
@@ -241,15 +239,15 @@ fn appending(kind: &ServerKind) -> Options {
 }
 
 /// Two files of effects: the base, written at once, and what came later.
-#[test]
-fn append_only_files() {
-    each_server(|kind| load_damaged(appending(kind).conf("aof-use-rdb-preamble no"), rewrite_and_go_on));
+#[each_server]
+fn append_only_files(kind: &ServerKind) {
+    load_damaged(appending(kind).conf("aof-use-rdb-preamble no"), rewrite_and_go_on);
 }
 
 /// A snapshot as the base, and effects.
-#[test]
-fn append_only_files_with_a_preamble() {
-    each_server(|kind| load_damaged(appending(kind), rewrite_and_go_on));
+#[each_server]
+fn append_only_files_with_a_preamble(kind: &ServerKind) {
+    load_damaged(appending(kind), rewrite_and_go_on);
 }
 
 fn rewrite_and_go_on(server: &Server) {

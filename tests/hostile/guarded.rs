@@ -1,6 +1,6 @@
 //! A guard is no way around anything: rights, secrets, what ends a server.
 
-use dlock_testkit::{Conn, Server, Value, each_server};
+use dlock_testkit::{Conn, Server, ServerKind, Value, each_server};
 
 /// A call of every command and subcommand of the server with these words for arguments.
 fn calls(info: &Value, fill: &[&str], more: usize) -> Vec<Vec<String>> {
@@ -20,58 +20,54 @@ fn calls(info: &Value, fill: &[&str], more: usize) -> Vec<Vec<String>> {
     calls
 }
 
-#[test]
-fn no_command_of_the_server_ends_it_behind_a_guard() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let info = conn.ok("COMMAND");
-        for (fill, more) in [(&["k"][..], 0), (&["1"], 0), (&["k", "1"], 1), (&["-1", "99999999999"], 2)] {
-            for call in calls(&info, fill, more) {
-                // These wait for another server, or for a while, as they do in a script.
-                if ["migrate", "wait", "waitaof"].contains(&call[0].to_lowercase().as_str()) {
-                    continue;
-                }
-                conn.ok("DLOCK.ACQUIRE guard t MAX");
-                // The same for each command, whatever the one before it has done.
-                for make in ["DEL k 1", "RPUSH k 1", "SET 1 1"] {
-                    conn.ok(make);
-                }
-                for guard in [["DLOCK.GUARD", "guard", "t"], ["DLOCK.FENCED", "gate", "1"]] {
-                    let words: Vec<&str> = guard.into_iter().chain(call.iter().map(String::as_str)).collect();
-                    let _ = conn.call(&words);
-                    let keys = conn.call(&[&["COMMAND", "GETKEYS"][..], &words].concat());
-                    assert_eq!(keys.items()[0], guard[1], "{words:?}");
-                }
+#[each_server]
+fn no_command_of_the_server_ends_it_behind_a_guard(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    let info = conn.ok("COMMAND");
+    for (fill, more) in [(&["k"][..], 0), (&["1"], 0), (&["k", "1"], 1), (&["-1", "99999999999"], 2)] {
+        for call in calls(&info, fill, more) {
+            // These wait for another server, or for a while, as they do in a script.
+            if ["migrate", "wait", "waitaof"].contains(&call[0].to_lowercase().as_str()) {
+                continue;
+            }
+            conn.ok("DLOCK.ACQUIRE guard t MAX");
+            // The same for each command, whatever the one before it has done.
+            for make in ["DEL k 1", "RPUSH k 1", "SET 1 1"] {
+                conn.ok(make);
+            }
+            for guard in [["DLOCK.GUARD", "guard", "t"], ["DLOCK.FENCED", "gate", "1"]] {
+                let words: Vec<&str> = guard.into_iter().chain(call.iter().map(String::as_str)).collect();
+                let _ = conn.call(&words);
+                let keys = conn.call(&[&["COMMAND", "GETKEYS"][..], &words].concat());
+                assert_eq!(keys.items()[0], guard[1], "{words:?}");
             }
         }
-        assert_eq!(conn.ok("PING"), "PONG");
-    });
+    }
+    assert_eq!(conn.ok("PING"), "PONG");
 }
 
 /// One reply for each command, and its own: on Valkey 9 that of GETDEL for a key of another type was the
 /// reply of the next command behind a guard.
-#[test]
-fn each_command_gets_its_own_reply() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        conn.ok("RPUSH list 1");
-        conn.ok("DLOCK.ACQUIRE k t MAX");
-        for guard in ["GUARD k t", "FENCED gate 5"] {
-            for command in ["GETDEL list", "GETSET list 1"] {
-                for (next, answer) in [("SET x 1", "OK"), ("ECHO next", "next")] {
-                    conn.ok("MULTI");
-                    conn.ok(&format!("DLOCK.{guard} {command}"));
-                    conn.ok(&format!("DLOCK.{guard} {next}"));
-                    let replies = conn.ok("EXEC");
-                    let [refused, answered] = replies.items() else { panic!("{replies:?}") };
-                    assert!(refused.error().contains("WRONGTYPE"), "{command}: {refused:?}");
-                    assert_eq!(answered, answer, "{command}, {next}");
-                }
+#[each_server]
+fn each_command_gets_its_own_reply(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    conn.ok("RPUSH list 1");
+    conn.ok("DLOCK.ACQUIRE k t MAX");
+    for guard in ["GUARD k t", "FENCED gate 5"] {
+        for command in ["GETDEL list", "GETSET list 1"] {
+            for (next, answer) in [("SET x 1", "OK"), ("ECHO next", "next")] {
+                conn.ok("MULTI");
+                conn.ok(&format!("DLOCK.{guard} {command}"));
+                conn.ok(&format!("DLOCK.{guard} {next}"));
+                let replies = conn.ok("EXEC");
+                let [refused, answered] = replies.items() else { panic!("{replies:?}") };
+                assert!(refused.error().contains("WRONGTYPE"), "{command}: {refused:?}");
+                assert_eq!(answered, answer, "{command}, {next}");
             }
         }
-    });
+    }
 }
 
 fn user(server: &Server, rules: &str) -> Conn {
@@ -81,86 +77,79 @@ fn user(server: &Server, rules: &str) -> Conn {
     conn
 }
 
-#[test]
-fn it_gives_no_right_that_the_user_lacks() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut admin = server.connect();
-        admin.ok("MSET secret:1 hidden a:x 1");
-        admin.ok("RPUSH a:list 1");
-        let rules =
-            "~a:* %R~r:* &a:* +dlock.guard +dlock.fenced +dlock.acquire +get +set +sort +publish +incr -incr";
-        let mut conn = user(&server, rules);
-        conn.ok("DLOCK.ACQUIRE a:k t MAX");
-        for guard in ["GUARD a:k t", "FENCED a:gate 5"] {
-            assert_eq!(conn.ok(&format!("DLOCK.{guard} SET a:x 2")), "OK");
-            for command in [
-                "GET secret:1",
-                "SET secret:1 x",
-                "SET r:x 1",
-                "INCR a:x",
-                "DEL a:x",
-                "FLUSHALL",
-                "PUBLISH other x",
-                "DLOCK.BREAK a:k",
-                "DLOCK.ACQUIRE secret:k t 1000",
-                "SORT a:list BY nosort GET secret:*",
-            ] {
-                let refused = conn.say(&format!("DLOCK.{guard} {command}"));
-                let Value::Error(text) = &refused else { panic!("{command}: {refused:?}") };
-                let denied = ["NOPERM", "ACL", "rights", "permission"].iter().any(|word| text.contains(word));
-                let sort = command.starts_with("SORT") && text.contains("denied");
-                assert!(denied || sort, "{command}: {text}");
-            }
+#[each_server]
+fn it_gives_no_right_that_the_user_lacks(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut admin = server.connect();
+    admin.ok("MSET secret:1 hidden a:x 1");
+    admin.ok("RPUSH a:list 1");
+    let rules =
+        "~a:* %R~r:* &a:* +dlock.guard +dlock.fenced +dlock.acquire +get +set +sort +publish +incr -incr";
+    let mut conn = user(&server, rules);
+    conn.ok("DLOCK.ACQUIRE a:k t MAX");
+    for guard in ["GUARD a:k t", "FENCED a:gate 5"] {
+        assert_eq!(conn.ok(&format!("DLOCK.{guard} SET a:x 2")), "OK");
+        for command in [
+            "GET secret:1",
+            "SET secret:1 x",
+            "SET r:x 1",
+            "INCR a:x",
+            "DEL a:x",
+            "FLUSHALL",
+            "PUBLISH other x",
+            "DLOCK.BREAK a:k",
+            "DLOCK.ACQUIRE secret:k t 1000",
+            "SORT a:list BY nosort GET secret:*",
+        ] {
+            let refused = conn.say(&format!("DLOCK.{guard} {command}"));
+            let Value::Error(text) = &refused else { panic!("{command}: {refused:?}") };
+            let denied = ["NOPERM", "ACL", "rights", "permission"].iter().any(|word| text.contains(word));
+            let sort = command.starts_with("SORT") && text.contains("denied");
+            assert!(denied || sort, "{command}: {text}");
         }
-        // The lock's key, and the gate, are keys of the command.
-        assert!(conn.say("DLOCK.GUARD secret:k t GET a:x").error().starts_with("NOPERM"));
-        assert!(conn.say("DLOCK.FENCED r:gate 5 GET a:x").error().starts_with("NOPERM"));
-        assert_eq!(admin.ok("MGET secret:1 a:x"), ["hidden", "2"]);
-        assert!(user(&server, "~a:* +get").say("DLOCK.GUARD a:k t GET a:x").error().starts_with("NOPERM"));
-        // Whoever may do everything may do it here.
-        admin.ok("DLOCK.ACQUIRE k t MAX");
-        assert_eq!(admin.ok("DLOCK.GUARD k t SORT a:list BY nosort GET secret:*"), ["hidden"]);
-    });
+    }
+    // The lock's key, and the gate, are keys of the command.
+    assert!(conn.say("DLOCK.GUARD secret:k t GET a:x").error().starts_with("NOPERM"));
+    assert!(conn.say("DLOCK.FENCED r:gate 5 GET a:x").error().starts_with("NOPERM"));
+    assert_eq!(admin.ok("MGET secret:1 a:x"), ["hidden", "2"]);
+    assert!(user(&server, "~a:* +get").say("DLOCK.GUARD a:k t GET a:x").error().starts_with("NOPERM"));
+    // Whoever may do everything may do it here.
+    admin.ok("DLOCK.ACQUIRE k t MAX");
+    assert_eq!(admin.ok("DLOCK.GUARD k t SORT a:list BY nosort GET secret:*"), ["hidden"]);
 }
 
-#[test]
-fn it_shows_no_token_that_the_user_may_not_see() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let token = "0123456789abcdef";
-        server.connect().ok(&format!("DLOCK.ACQUIRE r:k {token} MAX"));
-        let mut conn = user(&server, "~a:* %R~r:* +dlock.guard +dlock.acquire +dlock.inspect +dlock.waiters");
-        conn.ok("DLOCK.ACQUIRE a:k t MAX");
-        let seen = conn.ok("DLOCK.GUARD a:k t DLOCK.INSPECT r:k");
-        assert_eq!(seen.field("holders").items()[0].field("token"), &"01234567...");
-        // No part of the guard's own arguments is in an error or a log.
-        let mut admin = server.connect();
-        let errors =
-            ["DLOCK.GUARD a:k secrettoken0123456789 PING", "DLOCK.FENCED secrettoken0123456789 x PING"];
-        for command in errors {
-            assert!(!admin.say(command).error().contains("secrettoken"));
-        }
-        admin.ok("CONFIG SET slowlog-log-slower-than 0");
-        admin.ok("SLOWLOG RESET");
-        assert!(admin.say(errors[0]).error().starts_with("NOTHELD"));
-        assert!(!format!("{:?}", admin.ok("SLOWLOG GET")).contains("secrettoken"));
-        assert!(!server.log().contains("secrettoken"));
-    });
+#[each_server]
+fn it_shows_no_token_that_the_user_may_not_see(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let token = "0123456789abcdef";
+    server.connect().ok(&format!("DLOCK.ACQUIRE r:k {token} MAX"));
+    let mut conn = user(&server, "~a:* %R~r:* +dlock.guard +dlock.acquire +dlock.inspect +dlock.waiters");
+    conn.ok("DLOCK.ACQUIRE a:k t MAX");
+    let seen = conn.ok("DLOCK.GUARD a:k t DLOCK.INSPECT r:k");
+    assert_eq!(seen.field("holders").items()[0].field("token"), &"01234567...");
+    // No part of the guard's own arguments is in an error or a log.
+    let mut admin = server.connect();
+    let errors = ["DLOCK.GUARD a:k secrettoken0123456789 PING", "DLOCK.FENCED secrettoken0123456789 x PING"];
+    for command in errors {
+        assert!(!admin.say(command).error().contains("secrettoken"));
+    }
+    admin.ok("CONFIG SET slowlog-log-slower-than 0");
+    admin.ok("SLOWLOG RESET");
+    assert!(admin.say(errors[0]).error().starts_with("NOTHELD"));
+    assert!(!format!("{:?}", admin.ok("SLOWLOG GET")).contains("secrettoken"));
+    assert!(!server.log().contains("secrettoken"));
 }
 
-#[test]
-fn it_lists_no_lock_that_the_user_may_not_see() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        server.connect().ok("DLOCK.ACQUIRE secret:k t MAX");
-        let mut conn = user(&server, "~a:* +dlock.guard +dlock.fenced +get +set +dlock.acquire +dlock.list");
-        conn.ok("DLOCK.ACQUIRE a:k t MAX");
-        for guard in ["GUARD a:k t", "FENCED a:gate 5"] {
-            let listed = conn.ok(&format!("DLOCK.{guard} DLOCK.LIST 0"));
-            let listed: Vec<Value> =
-                listed.items()[1].items().iter().map(|lock| lock.field("key").clone()).collect();
-            assert_eq!(listed, ["a:k"]);
-        }
-    });
+#[each_server]
+fn it_lists_no_lock_that_the_user_may_not_see(kind: &ServerKind) {
+    let server = Server::start(kind);
+    server.connect().ok("DLOCK.ACQUIRE secret:k t MAX");
+    let mut conn = user(&server, "~a:* +dlock.guard +dlock.fenced +get +set +dlock.acquire +dlock.list");
+    conn.ok("DLOCK.ACQUIRE a:k t MAX");
+    for guard in ["GUARD a:k t", "FENCED a:gate 5"] {
+        let listed = conn.ok(&format!("DLOCK.{guard} DLOCK.LIST 0"));
+        let listed: Vec<Value> =
+            listed.items()[1].items().iter().map(|lock| lock.field("key").clone()).collect();
+        assert_eq!(listed, ["a:k"]);
+    }
 }

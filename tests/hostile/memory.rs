@@ -1,6 +1,6 @@
 //! Requests made to fill the memory.
 
-use dlock_testkit::{Conn, Server, Value, each_server, until};
+use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
 fn used(server: &Server) -> i64 {
     server.info("used_memory").parse().expect("a number")
@@ -16,145 +16,133 @@ fn refused(conn: &mut Conn, words: &[&[u8]]) {
     assert!(answer.error().len() < 300, "an error does not give back what it was given: {answer:?}");
 }
 
-#[test]
-fn what_is_refused_leaves_nothing() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let long = vec![b'x'; 300_000];
-        let many: Vec<&[u8]> = std::iter::repeat_n(&b"SHARED"[..], 50_000).collect();
-        let round = |conn: &mut Conn| {
-            refused(conn, &[b"DLOCK.ACQUIRE", b"k", &long, b"600000"]);
-            refused(conn, &[b"DLOCK.ACQUIRE", b"k", b"t", &long]);
-            refused(conn, &[b"DLOCK.ACQUIRE", b"k", b"t", b"600000", b"LABEL", &long]);
-            refused(conn, &[b"DLOCK.ACQUIRE", b"k", b"t", b"600000", &long]);
-            refused(conn, &[&[&b"DLOCK.ACQUIRE"[..], b"k", b"t", b"600000"], many.as_slice()].concat());
-            refused(conn, &[b"DLOCK.RELEASE", b"k", &long]);
-            refused(conn, &[b"DLOCK.CANCEL", b"k", &long]);
-            refused(conn, &[b"DLOCK.CONFIRM", b"k", b"t", &long, b"600000"]);
-            refused(conn, &[b"DLOCK.WAITERS", b"k", b"COUNT", &long]);
-        };
+#[each_server]
+fn what_is_refused_leaves_nothing(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    let long = vec![b'x'; 300_000];
+    let many: Vec<&[u8]> = std::iter::repeat_n(&b"SHARED"[..], 50_000).collect();
+    let round = |conn: &mut Conn| {
+        refused(conn, &[b"DLOCK.ACQUIRE", b"k", &long, b"600000"]);
+        refused(conn, &[b"DLOCK.ACQUIRE", b"k", b"t", &long]);
+        refused(conn, &[b"DLOCK.ACQUIRE", b"k", b"t", b"600000", b"LABEL", &long]);
+        refused(conn, &[b"DLOCK.ACQUIRE", b"k", b"t", b"600000", &long]);
+        refused(conn, &[&[&b"DLOCK.ACQUIRE"[..], b"k", b"t", b"600000"], many.as_slice()].concat());
+        refused(conn, &[b"DLOCK.RELEASE", b"k", &long]);
+        refused(conn, &[b"DLOCK.CANCEL", b"k", &long]);
+        refused(conn, &[b"DLOCK.CONFIRM", b"k", b"t", &long, b"600000"]);
+        refused(conn, &[b"DLOCK.WAITERS", b"k", b"COUNT", &long]);
+    };
+    round(&mut conn);
+    let before = used(&server);
+    for _ in 0..30 {
         round(&mut conn);
-        let before = used(&server);
-        for _ in 0..30 {
-            round(&mut conn);
-        }
-        until("it is as it was", || used(&server) < before + NOISE);
-        assert_eq!(conn.ok("DBSIZE"), 0);
-    });
+    }
+    until("it is as it was", || used(&server) < before + NOISE);
+    assert_eq!(conn.ok("DBSIZE"), 0);
 }
 
-#[test]
-fn a_hold_is_bounded() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let (token, label) = ([b't'; 255], [b'l'; 255]);
-        let words = [&b"DLOCK.ACQUIRE"[..], b"k", &token, b"600000", b"REENTRANT", b"LABEL", &label];
-        for _ in 0..1_000 {
-            assert!(conn.call(&words).int() > 0);
-        }
-        assert_eq!(conn.call(&[&b"DLOCK.HOLDS"[..], b"k", &token]), 1_000);
-        let size = conn.ok("MEMORY USAGE k").int();
-        assert!((510..2_000).contains(&size), "{size}");
-    });
+#[each_server]
+fn a_hold_is_bounded(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    let (token, label) = ([b't'; 255], [b'l'; 255]);
+    let words = [&b"DLOCK.ACQUIRE"[..], b"k", &token, b"600000", b"REENTRANT", b"LABEL", &label];
+    for _ in 0..1_000 {
+        assert!(conn.call(&words).int() > 0);
+    }
+    assert_eq!(conn.call(&[&b"DLOCK.HOLDS"[..], b"k", &token]), 1_000);
+    let size = conn.ok("MEMORY USAGE k").int();
+    assert!((510..2_000).contains(&size), "{size}");
 }
 
 /// However it ends, and though its connection lives on.
-#[test]
-fn an_ephemeral_hold_that_has_ended_leaves_nothing() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let mut round = |end: &str, holds: usize| {
-            for n in 0..holds {
-                let key = format!("{n:01000}");
-                let end = end.replace("KEY", &key);
-                let answers = conn.say_together(&[&format!("DLOCK.ACQUIRE {key} t 600000 EPHEMERAL"), &end]);
-                assert!(answers[0].int() > 0 && answers[1] != 0, "{end}: {answers:?}");
-            }
-        };
-        for end in ["DLOCK.RELEASE KEY t", "DLOCK.BREAK KEY", "DEL KEY", "RENAME KEY renamed"] {
-            round(end, 10);
-            let before = used(&server);
-            round(end, 5_000);
-            until(end, || used(&server) < before + NOISE);
+#[each_server]
+fn an_ephemeral_hold_that_has_ended_leaves_nothing(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    let mut round = |end: &str, holds: usize| {
+        for n in 0..holds {
+            let key = format!("{n:01000}");
+            let end = end.replace("KEY", &key);
+            let answers = conn.say_together(&[&format!("DLOCK.ACQUIRE {key} t 600000 EPHEMERAL"), &end]);
+            assert!(answers[0].int() > 0 && answers[1] != 0, "{end}: {answers:?}");
         }
-    });
-}
-
-#[test]
-fn a_connection_waits_once_whatever_it_has_sent() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-        let mut waiter = server.connect();
-        let request = &["DLOCK.ACQUIRE", "k", "u", "600000", "BLOCK", "0"][..];
-        waiter.send_batch(&[request; 500]);
-        until("it waits", || server.info("dlock_waiting") == "1");
-        assert_eq!(conn.ok("DLOCK.WAITERS k").items().len(), 1);
-        assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
-        let fence = waiter.read().int();
-        for _ in 1..500 {
-            assert_eq!(waiter.read(), fence, "the others ask again for what it has");
-        }
-        assert_eq!(server.info("dlock_waiting"), "0");
-    });
-}
-
-#[test]
-fn waiters_are_bounded_by_configuration_and_give_their_memory_back() {
-    each_server(|kind| {
-        let server =
-            Server::options(kind).conf("dlock.max-waiters 60").conf("dlock.max-waiters-per-key 40").start();
-        let mut conn = server.connect();
-        assert!(conn.ok("DLOCK.ACQUIRE a t 600000").int() > 0);
-        assert!(conn.ok("DLOCK.ACQUIRE b t 600000").int() > 0);
-        let (token, label) = ("u".repeat(255), "l".repeat(255));
-        let mut waiters: Vec<Conn> = (0..100).map(|_| server.connect()).collect();
+    };
+    for end in ["DLOCK.RELEASE KEY t", "DLOCK.BREAK KEY", "DEL KEY", "RENAME KEY renamed"] {
+        round(end, 10);
         let before = used(&server);
-        for (n, waiter) in waiters.iter_mut().enumerate() {
-            let key = if n < 50 { "a" } else { "b" };
-            waiter.send(&["DLOCK.ACQUIRE", key, &token, "600000", "BLOCK", "0", "LABEL", &label]);
-        }
-        // The first 40 of one key, and 20 of the other.
-        until("all have been heard", || server.info("dlock_queue_refusals") == "40");
-        assert_eq!(server.info("dlock_waiting"), "60");
-        let grown = used(&server) - before;
-        assert!(grown < 60 * 60_000 + NOISE, "{grown} bytes for 60 waiters");
-        for key in ["a", "b"] {
-            assert!(conn.ok(&format!("DLOCK.CANCEL {key} {token}")).int() >= 20);
-        }
-        let mut refusals = 0;
-        for waiter in &mut waiters {
-            match waiter.read() {
-                Value::Nil => {}
-                Value::Error(line) => {
-                    assert!(line.starts_with("QUEUEFULL"), "{line}");
-                    refusals += 1;
-                }
-                other => panic!("{other:?}"),
-            }
-        }
-        assert_eq!(refusals, 40);
-        waiters.clear();
-        // The server itself keeps the fake clients of waiters for the next ones.
-        until("it is nearly as it was", || used(&server) < before + 60 * 40_000 + NOISE);
-        assert_eq!(server.info("dlock_waiting"), "0");
-    });
+        round(end, 5_000);
+        until(end, || used(&server) < before + NOISE);
+    }
 }
 
-#[test]
-fn a_full_server_grants_nothing_and_gives_back_everything() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        assert!(conn.ok("DLOCK.ACQUIRE k t 600000 DEPTH 3").int() > 0);
-        assert_eq!(conn.ok("CONFIG SET maxmemory 1"), "OK");
-        assert!(conn.say("DLOCK.ACQUIRE other t 600000").error().starts_with("OOM"));
-        assert!(conn.say("DLOCK.ACQUIRE k u 600000 BLOCK 0").error().starts_with("OOM"));
-        assert_eq!(conn.ok("DLOCK.EXTEND k t 600000"), 1);
-        assert_eq!(conn.ok("DLOCK.RELEASE k t ALL"), 3);
-    });
+#[each_server]
+fn a_connection_waits_once_whatever_it_has_sent(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
+    let mut waiter = server.connect();
+    let request = &["DLOCK.ACQUIRE", "k", "u", "600000", "BLOCK", "0"][..];
+    waiter.send_batch(&[request; 500]);
+    until("it waits", || server.info("dlock_waiting") == "1");
+    assert_eq!(conn.ok("DLOCK.WAITERS k").items().len(), 1);
+    assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
+    let fence = waiter.read().int();
+    for _ in 1..500 {
+        assert_eq!(waiter.read(), fence, "the others ask again for what it has");
+    }
+    assert_eq!(server.info("dlock_waiting"), "0");
+}
+
+#[each_server]
+fn waiters_are_bounded_by_configuration_and_give_their_memory_back(kind: &ServerKind) {
+    let server =
+        Server::options(kind).conf("dlock.max-waiters 60").conf("dlock.max-waiters-per-key 40").start();
+    let mut conn = server.connect();
+    assert!(conn.ok("DLOCK.ACQUIRE a t 600000").int() > 0);
+    assert!(conn.ok("DLOCK.ACQUIRE b t 600000").int() > 0);
+    let (token, label) = ("u".repeat(255), "l".repeat(255));
+    let mut waiters: Vec<Conn> = (0..100).map(|_| server.connect()).collect();
+    let before = used(&server);
+    for (n, waiter) in waiters.iter_mut().enumerate() {
+        let key = if n < 50 { "a" } else { "b" };
+        waiter.send(&["DLOCK.ACQUIRE", key, &token, "600000", "BLOCK", "0", "LABEL", &label]);
+    }
+    // The first 40 of one key, and 20 of the other.
+    until("all have been heard", || server.info("dlock_queue_refusals") == "40");
+    assert_eq!(server.info("dlock_waiting"), "60");
+    let grown = used(&server) - before;
+    assert!(grown < 60 * 60_000 + NOISE, "{grown} bytes for 60 waiters");
+    for key in ["a", "b"] {
+        assert!(conn.ok(&format!("DLOCK.CANCEL {key} {token}")).int() >= 20);
+    }
+    let mut refusals = 0;
+    for waiter in &mut waiters {
+        match waiter.read() {
+            Value::Nil => {}
+            Value::Error(line) => {
+                assert!(line.starts_with("QUEUEFULL"), "{line}");
+                refusals += 1;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(refusals, 40);
+    waiters.clear();
+    // The server itself keeps the fake clients of waiters for the next ones.
+    until("it is nearly as it was", || used(&server) < before + 60 * 40_000 + NOISE);
+    assert_eq!(server.info("dlock_waiting"), "0");
+}
+
+#[each_server]
+fn a_full_server_grants_nothing_and_gives_back_everything(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    assert!(conn.ok("DLOCK.ACQUIRE k t 600000 DEPTH 3").int() > 0);
+    assert_eq!(conn.ok("CONFIG SET maxmemory 1"), "OK");
+    assert!(conn.say("DLOCK.ACQUIRE other t 600000").error().starts_with("OOM"));
+    assert!(conn.say("DLOCK.ACQUIRE k u 600000 BLOCK 0").error().starts_with("OOM"));
+    assert_eq!(conn.ok("DLOCK.EXTEND k t 600000"), 1);
+    assert_eq!(conn.ok("DLOCK.RELEASE k t ALL"), 3);
 }

@@ -11,53 +11,47 @@ fn with_caller(kind: &ServerKind) -> Server {
 
 /// It has no user whose rights could have been withdrawn meanwhile: to ask for the user's name ended the
 /// server.
-#[test]
-fn a_call_of_another_module_that_waits_is_granted() {
-    each_server(|kind| {
-        let server = with_caller(kind);
-        let mut conn = server.connect();
-        conn.ok("DLOCK.ACQUIRE k a 600000");
-        // K, which servers before Redis 7.2 do not know: it may block.
-        let answer = conn.ok("CALLER Kv DLOCK.ACQUIRE k b 600000 BLOCK 0");
-        if answer == "UNKNOWN" {
-            return eprintln!("left out on {}: no call can wait there", kind.name);
-        }
-        assert_eq!(answer, "WAITS");
-        assert_eq!(tokens(&mut conn, "k"), ["b"]);
-        assert_eq!(conn.ok("DLOCK.RELEASE k a"), 1);
-        until("b holds it", || holders(&mut conn, "k") == ["b"]);
-        assert_eq!(conn.ok("DLOCK.RELEASE k b"), 1);
-    });
+#[each_server]
+fn a_call_of_another_module_that_waits_is_granted(kind: &ServerKind) {
+    let server = with_caller(kind);
+    let mut conn = server.connect();
+    conn.ok("DLOCK.ACQUIRE k a 600000");
+    // K, which servers before Redis 7.2 do not know: it may block.
+    let answer = conn.ok("CALLER Kv DLOCK.ACQUIRE k b 600000 BLOCK 0");
+    if answer == "UNKNOWN" {
+        return eprintln!("left out on {}: no call can wait there", kind.name);
+    }
+    assert_eq!(answer, "WAITS");
+    assert_eq!(tokens(&mut conn, "k"), ["b"]);
+    assert_eq!(conn.ok("DLOCK.RELEASE k a"), 1);
+    until("b holds it", || holders(&mut conn, "k") == ["b"]);
+    assert_eq!(conn.ok("DLOCK.RELEASE k b"), 1);
 }
 
 /// It runs on a client of the server's own, of whose end nobody hears: the hold did not end with whoever had
 /// asked for it.
-#[test]
-fn a_call_of_another_module_has_no_connection_to_end_with() {
-    each_server(|kind| {
-        let server = with_caller(kind);
-        let mut conn = server.connect();
-        for options in ["EPHEMERAL", "EPHEMERAL QUEUE 60000"] {
-            let refused = conn.say(&format!("CALLER !v DLOCK.ACQUIRE k t 600000 {options}"));
-            assert!(refused.error().starts_with("ERR EPHEMERAL cannot be used"), "{options}: {refused:?}");
-        }
-        assert_eq!((conn.ok("EXISTS k"), server.info("dlock_queued")), (0.into(), "0".into()));
-    });
+#[each_server]
+fn a_call_of_another_module_has_no_connection_to_end_with(kind: &ServerKind) {
+    let server = with_caller(kind);
+    let mut conn = server.connect();
+    for options in ["EPHEMERAL", "EPHEMERAL QUEUE 60000"] {
+        let refused = conn.say(&format!("CALLER !v DLOCK.ACQUIRE k t 600000 {options}"));
+        assert!(refused.error().starts_with("ERR EPHEMERAL cannot be used"), "{options}: {refused:?}");
+    }
+    assert_eq!((conn.ok("EXISTS k"), server.info("dlock_queued")), (0.into(), "0".into()));
 }
 
 /// Whatever `notify-keyspace-events` says. While no other module is loaded nobody is told, and that is known
 /// from the start on.
-#[test]
-fn a_module_that_is_loaded_late_hears_what_happens_to_locks() {
-    each_server(|kind| {
-        let listener = compiled("tests/hostile/listener.c");
-        let server = Server::options(kind).conf("notify-keyspace-events \"\"").start();
-        let mut conn = server.connect();
-        until("it is known who follows and listens", || server.info("dlock_followed") == "0");
-        conn.ok("DLOCK.ACQUIRE before t 600000");
-        assert_eq!(conn.call(&["MODULE", "LOAD", listener.to_str().expect("a path of text")]), "OK");
-        assert_eq!(conn.ok("HEARD"), 0);
-        conn.ok("DLOCK.ACQUIRE k t 600000");
-        assert_eq!(conn.ok("HEARD"), 1);
-    });
+#[each_server]
+fn a_module_that_is_loaded_late_hears_what_happens_to_locks(kind: &ServerKind) {
+    let listener = compiled("tests/hostile/listener.c");
+    let server = Server::options(kind).conf("notify-keyspace-events \"\"").start();
+    let mut conn = server.connect();
+    until("it is known who follows and listens", || server.info("dlock_followed") == "0");
+    conn.ok("DLOCK.ACQUIRE before t 600000");
+    assert_eq!(conn.call(&["MODULE", "LOAD", listener.to_str().expect("a path of text")]), "OK");
+    assert_eq!(conn.ok("HEARD"), 0);
+    conn.ok("DLOCK.ACQUIRE k t 600000");
+    assert_eq!(conn.ok("HEARD"), 1);
 }

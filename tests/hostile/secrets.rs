@@ -1,6 +1,6 @@
 //! Whoever may not write a key learns no token from it: a token is the proof of ownership.
 
-use dlock_testkit::{Conn, Server, Value, each_server, until};
+use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
 const OWNER: &str = "0wner-of-the-lock-with-a-secret";
 const SHOWN: &str = "0wner-of...";
@@ -21,58 +21,54 @@ fn waits(server: &Server, command: &str, so_many: usize) -> Conn {
 
 /// DEADLOCK named the tokens of its cycle whole, on whichever keys they held: with one of them, somebody who
 /// may lock `a:*` and nothing else released the lock of another.
-#[test]
-fn a_deadlock_gives_no_token_away() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = user(&server, "~a:* +dlock.acquire +dlock.release");
-        assert!(server.connect().ok(&format!("DLOCK.ACQUIRE a:1 {OWNER} 600000")).int() > 0);
-        assert!(conn.ok("DLOCK.ACQUIRE a:2 mine 600000").int() > 0);
-        let _waiter = waits(&server, &format!("DLOCK.ACQUIRE a:2 {OWNER} 600000 BLOCK 0"), 1);
-        let refused = conn.say("DLOCK.ACQUIRE a:1 mine 600000 BLOCK 0");
-        assert_eq!(refused.error(), format!("DEADLOCK mine -> {SHOWN} -> mine"));
-        // Two sharers that want to be upgraded.
-        assert!(server.connect().ok(&format!("DLOCK.ACQUIRE a:3 {OWNER} 600000 SHARED")).int() > 0);
-        assert!(conn.ok("DLOCK.ACQUIRE a:3 mine 600000 SHARED").int() > 0);
-        let _waiter = waits(&server, &format!("DLOCK.ACQUIRE a:3 {OWNER} 600000 BLOCK 0"), 2);
-        assert_eq!(
-            conn.say("DLOCK.ACQUIRE a:3 mine 600000").error(),
-            format!("DEADLOCK mine -> {SHOWN} -> mine")
-        );
-    });
+#[each_server]
+fn a_deadlock_gives_no_token_away(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = user(&server, "~a:* +dlock.acquire +dlock.release");
+    assert!(server.connect().ok(&format!("DLOCK.ACQUIRE a:1 {OWNER} 600000")).int() > 0);
+    assert!(conn.ok("DLOCK.ACQUIRE a:2 mine 600000").int() > 0);
+    let _waiter = waits(&server, &format!("DLOCK.ACQUIRE a:2 {OWNER} 600000 BLOCK 0"), 1);
+    let refused = conn.say("DLOCK.ACQUIRE a:1 mine 600000 BLOCK 0");
+    assert_eq!(refused.error(), format!("DEADLOCK mine -> {SHOWN} -> mine"));
+    // Two sharers that want to be upgraded.
+    assert!(server.connect().ok(&format!("DLOCK.ACQUIRE a:3 {OWNER} 600000 SHARED")).int() > 0);
+    assert!(conn.ok("DLOCK.ACQUIRE a:3 mine 600000 SHARED").int() > 0);
+    let _waiter = waits(&server, &format!("DLOCK.ACQUIRE a:3 {OWNER} 600000 BLOCK 0"), 2);
+    assert_eq!(
+        conn.say("DLOCK.ACQUIRE a:3 mine 600000").error(),
+        format!("DEADLOCK mine -> {SHOWN} -> mine")
+    );
 }
 
 /// Its text grew with the cycle and with the tokens: 122 KB were seen.
-#[test]
-fn a_long_cycle_is_named_by_its_ends() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let token = |n: usize| [format!("{n:03}").as_bytes(), &[0xff; 252]].concat();
-        let acquire = |n: usize, token: &[u8], rest: &[&[u8]]| {
-            let key = format!("key{n}");
-            [&[&b"DLOCK.ACQUIRE"[..], key.as_bytes(), token, b"600000"], rest]
-                .concat()
-                .iter()
-                .map(|w| w.to_vec())
-                .collect::<Vec<_>>()
-        };
-        for n in 0..20 {
-            assert!(conn.call(&acquire(n, &token(n), &[])).int() > 0);
-        }
-        let mut waiters = Vec::new();
-        for n in 0..19 {
-            let mut waiter = server.connect();
-            waiter.send(&acquire(n + 1, &token(n), &[b"BLOCK", b"0"]));
-            waiters.push(waiter);
-        }
-        until("they wait", || server.info("dlock_waiting") == "19");
-        let refused = conn.call(&acquire(0, &token(19), &[b"BLOCK", b"0"]));
-        let shown = |n: usize| format!("{n:03}{}...", "\\xff".repeat(5));
-        let [first, last] = [[19, 0, 1, 2], [16, 17, 18, 19]].map(|ends| ends.map(shown).join(" -> "));
-        assert_eq!(refused.error(), format!("DEADLOCK {first} -> (13 more) -> {last}"));
-        assert!(refused.error().len() <= 512, "{}", refused.error().len());
-    });
+#[each_server]
+fn a_long_cycle_is_named_by_its_ends(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    let token = |n: usize| [format!("{n:03}").as_bytes(), &[0xff; 252]].concat();
+    let acquire = |n: usize, token: &[u8], rest: &[&[u8]]| {
+        let key = format!("key{n}");
+        [&[&b"DLOCK.ACQUIRE"[..], key.as_bytes(), token, b"600000"], rest]
+            .concat()
+            .iter()
+            .map(|w| w.to_vec())
+            .collect::<Vec<_>>()
+    };
+    for n in 0..20 {
+        assert!(conn.call(&acquire(n, &token(n), &[])).int() > 0);
+    }
+    let mut waiters = Vec::new();
+    for n in 0..19 {
+        let mut waiter = server.connect();
+        waiter.send(&acquire(n + 1, &token(n), &[b"BLOCK", b"0"]));
+        waiters.push(waiter);
+    }
+    until("they wait", || server.info("dlock_waiting") == "19");
+    let refused = conn.call(&acquire(0, &token(19), &[b"BLOCK", b"0"]));
+    let shown = |n: usize| format!("{n:03}{}...", "\\xff".repeat(5));
+    let [first, last] = [[19, 0, 1, 2], [16, 17, 18, 19]].map(|ends| ends.map(shown).join(" -> "));
+    assert_eq!(refused.error(), format!("DEADLOCK {first} -> (13 more) -> {last}"));
+    assert!(refused.error().len() <= 512, "{}", refused.error().len());
 }
 
 const LOOKS: [&str; 6] = [
@@ -97,34 +93,28 @@ fn looks(conn: &mut Conn) -> Vec<String> {
     shown
 }
 
-#[test]
-fn who_may_only_read_a_key_sees_how_its_tokens_begin() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut admin = server.connect();
-        assert!(admin.ok(&format!("DLOCK.ACQUIRE lock:a {OWNER} 600000")).int() > 0);
-        let _waiter = waits(&server, "DLOCK.ACQUIRE lock:a 0wner-of-another-one 600000 BLOCK 0", 1);
-        let mut errors = admin.ok("INFO errorstats").text();
-        const COMMANDS: &str = "+dlock.inspect +dlock.waiters +eval_ro +multi +exec";
-        for (rules, whole) in
-            [("%R~lock:*", false), ("~lock:*", true), ("%R~* %W~other", false), ("%RW~lock:a", true)]
-        {
-            let mut conn = user(&server, &format!("{rules} {COMMANDS}"));
-            for shown in looks(&mut conn) {
-                assert!(shown.contains("0wner-of"), "{rules}: {shown}");
-                assert_eq!(
-                    shown.contains("a-secret") || shown.contains("another"),
-                    whole,
-                    "{rules}: {shown}"
-                );
-                assert_eq!(shown.contains("0wner-of..."), !whole, "{rules}: {shown}");
-            }
+#[each_server]
+fn who_may_only_read_a_key_sees_how_its_tokens_begin(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut admin = server.connect();
+    assert!(admin.ok(&format!("DLOCK.ACQUIRE lock:a {OWNER} 600000")).int() > 0);
+    let _waiter = waits(&server, "DLOCK.ACQUIRE lock:a 0wner-of-another-one 600000 BLOCK 0", 1);
+    let mut errors = admin.ok("INFO errorstats").text();
+    const COMMANDS: &str = "+dlock.inspect +dlock.waiters +eval_ro +multi +exec";
+    for (rules, whole) in
+        [("%R~lock:*", false), ("~lock:*", true), ("%R~* %W~other", false), ("%RW~lock:a", true)]
+    {
+        let mut conn = user(&server, &format!("{rules} {COMMANDS}"));
+        for shown in looks(&mut conn) {
+            assert!(shown.contains("0wner-of"), "{rules}: {shown}");
+            assert_eq!(shown.contains("a-secret") || shown.contains("another"), whole, "{rules}: {shown}");
+            assert_eq!(shown.contains("0wner-of..."), !whole, "{rules}: {shown}");
         }
-        for shown in looks(&mut admin) {
-            assert!(shown.contains("another") || shown.contains("a-secret"), "{shown}");
-        }
-        // To ask who asks leaves nothing in the statistics of errors and in the log of refusals.
-        assert_eq!(std::mem::replace(&mut errors, admin.ok("INFO errorstats").text()), errors);
-        assert!(matches!(admin.ok("ACL LOG"), Value::Array(entries) if entries.is_empty()));
-    });
+    }
+    for shown in looks(&mut admin) {
+        assert!(shown.contains("another") || shown.contains("a-secret"), "{shown}");
+    }
+    // To ask who asks leaves nothing in the statistics of errors and in the log of refusals.
+    assert_eq!(std::mem::replace(&mut errors, admin.ok("INFO errorstats").text()), errors);
+    assert!(matches!(admin.ok("ACL LOG"), Value::Array(entries) if entries.is_empty()));
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use dlock_testkit::{Conn, Folder, Server, Value, each_server, preloaded, until};
+use dlock_testkit::{Conn, Folder, Server, ServerKind, Value, each_server, preloaded, until};
 
 /// More than are freed at once without one.
 const MANY: usize = 1_100;
@@ -14,26 +14,24 @@ fn acquire(conn: &mut Conn, words: impl Fn(usize) -> String) {
 }
 
 /// The module refused every command from then on, until it was restarted.
-#[test]
-fn what_is_flushed_or_deleted_is_freed_without_a_thread() {
-    each_server(|kind| {
-        let folder = Folder::fresh();
-        let file = folder.path().join("none");
-        let kind = &preloaded(kind, "tests/hostile/no_threads.c", &[("NO_THREADS", &file)]);
-        let (master, replica) = (Server::start(kind), Server::start(kind));
-        replica.replicate(&master);
-        let mut conn = master.connect();
-        acquire(&mut conn, |n| format!("DLOCK.ACQUIRE crowd t{n} 600000 SHARED"));
-        replica.wait_in_sync(&master);
-        fs::write(&file, "").expect("the file can be written");
-        assert_eq!(conn.ok("DEL crowd"), 1);
-        acquire(&mut conn, |n| format!("DLOCK.ACQUIRE k{n} t 600000"));
-        assert_eq!(conn.ok("FLUSHALL"), "OK");
-        replica.wait_in_sync(&master);
-        for server in [&master, &replica] {
-            until("all is freed", || server.info("dlock_holders") == "0");
-            assert_eq!(server.connect().ok("DLOCK.INSPECT k1"), Value::Nil);
-        }
-        assert!(conn.ok("DLOCK.ACQUIRE k1 t 600000").int() > 0);
-    });
+#[each_server]
+fn what_is_flushed_or_deleted_is_freed_without_a_thread(kind: &ServerKind) {
+    let folder = Folder::fresh();
+    let file = folder.path().join("none");
+    let kind = &preloaded(kind, "tests/hostile/no_threads.c", &[("NO_THREADS", &file)]);
+    let (master, replica) = (Server::start(kind), Server::start(kind));
+    replica.replicate(&master);
+    let mut conn = master.connect();
+    acquire(&mut conn, |n| format!("DLOCK.ACQUIRE crowd t{n} 600000 SHARED"));
+    replica.wait_in_sync(&master);
+    fs::write(&file, "").expect("the file can be written");
+    assert_eq!(conn.ok("DEL crowd"), 1);
+    acquire(&mut conn, |n| format!("DLOCK.ACQUIRE k{n} t 600000"));
+    assert_eq!(conn.ok("FLUSHALL"), "OK");
+    replica.wait_in_sync(&master);
+    for server in [&master, &replica] {
+        until("all is freed", || server.info("dlock_holders") == "0");
+        assert_eq!(server.connect().ok("DLOCK.INSPECT k1"), Value::Nil);
+    }
+    assert!(conn.ok("DLOCK.ACQUIRE k1 t 600000").int() > 0);
 }

@@ -1,6 +1,6 @@
 //! Where a token may be read, and where not: it proves who holds a lock.
 
-use dlock_testkit::{Conn, Server, Value, each_server, until};
+use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
 const SECRET: &str = "5ecret5ecret5ecret";
 
@@ -21,108 +21,95 @@ fn with_token(command: &str) -> String {
     command.replace("{}", SECRET)
 }
 
-#[test]
-fn monitor_shows_them_and_never_an_effect() {
-    each_server(|kind| {
-        let (server, replica) = (Server::start(kind), Server::start(kind));
-        replica.replicate(&server);
-        let (mut monitor, mut on_replica) = (server.connect(), replica.connect());
-        assert!(monitor.ok("MONITOR") == "OK" && on_replica.ok("MONITOR") == "OK");
-        let mut conn = server.connect();
-        for command in COMMANDS {
-            conn.ok(&with_token(command));
-            let line = monitor.read().text();
-            assert!(line.contains(SECRET), "as the README says: {line}");
-        }
-        // What a replica gets holds tokens too.
-        assert_eq!(conn.ok("SET mark x"), "OK");
-        let mut seen = Vec::new();
-        while !seen.iter().any(|line: &String| line.contains("\"mark\"")) {
-            seen.push(on_replica.read().text());
-        }
-        assert!(!seen.iter().any(|line| line.to_lowercase().contains("dlock._set")), "{seen:?}");
-        replica.wait_in_sync(&server);
-        assert_eq!(replica.connect().ok(&with_token("DLOCK.HOLDS k {}")), 1, "though it has come");
-    });
+#[each_server]
+fn monitor_shows_them_and_never_an_effect(kind: &ServerKind) {
+    let (server, replica) = (Server::start(kind), Server::start(kind));
+    replica.replicate(&server);
+    let (mut monitor, mut on_replica) = (server.connect(), replica.connect());
+    assert!(monitor.ok("MONITOR") == "OK" && on_replica.ok("MONITOR") == "OK");
+    let mut conn = server.connect();
+    for command in COMMANDS {
+        conn.ok(&with_token(command));
+        let line = monitor.read().text();
+        assert!(line.contains(SECRET), "as the README says: {line}");
+    }
+    // What a replica gets holds tokens too.
+    assert_eq!(conn.ok("SET mark x"), "OK");
+    let mut seen = Vec::new();
+    while !seen.iter().any(|line: &String| line.contains("\"mark\"")) {
+        seen.push(on_replica.read().text());
+    }
+    assert!(!seen.iter().any(|line| line.to_lowercase().contains("dlock._set")), "{seen:?}");
+    replica.wait_in_sync(&server);
+    assert_eq!(replica.connect().ok(&with_token("DLOCK.HOLDS k {}")), 1, "though it has come");
 }
 
-#[test]
-fn what_is_refused_by_acl_is_logged_without_them() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut admin = server.connect();
-        assert_eq!(admin.ok("ACL SETUSER worker on >secret ~lock:* +dlock.acquire"), "OK");
-        let mut conn = server.connect();
-        assert_eq!(conn.ok("AUTH worker secret"), "OK");
-        for command in COMMANDS {
-            assert!(conn.say(&with_token(command)).error().starts_with("NOPERM"));
-        }
-        let logged = format!("{:?}", admin.ok("ACL LOG"));
-        assert!(logged.contains("dlock.release") || logged.contains("DLOCK.RELEASE"), "{logged}");
-        assert!(!logged.contains(SECRET), "{logged}");
-    });
+#[each_server]
+fn what_is_refused_by_acl_is_logged_without_them(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut admin = server.connect();
+    assert_eq!(admin.ok("ACL SETUSER worker on >secret ~lock:* +dlock.acquire"), "OK");
+    let mut conn = server.connect();
+    assert_eq!(conn.ok("AUTH worker secret"), "OK");
+    for command in COMMANDS {
+        assert!(conn.say(&with_token(command)).error().starts_with("NOPERM"));
+    }
+    let logged = format!("{:?}", admin.ok("ACL LOG"));
+    assert!(logged.contains("dlock.release") || logged.contains("DLOCK.RELEASE"), "{logged}");
+    assert!(!logged.contains(SECRET), "{logged}");
 }
 
-#[test]
-fn lists_of_clients_and_of_large_or_slow_commands_do_not_show_them() {
-    each_server(|kind| {
-        let server =
-            Server::options(kind).conf("slowlog-log-slower-than 0").conf("slowlog-max-len 1000").start();
-        let mut admin = server.connect();
-        // Valkey 8.1 and later keep logs of large requests and replies besides.
-        let logs = !matches!(admin.say("CONFIG SET commandlog-request-larger-than 0"), Value::Error(_));
-        if logs {
-            assert_eq!(admin.ok("CONFIG SET commandlog-reply-larger-than 0"), "OK");
-        }
-        let mut conn = server.connect();
-        for command in COMMANDS {
-            conn.ok(&with_token(command));
-        }
-        let mut waiter = server.connect();
-        waiter.send(&["DLOCK.ACQUIRE", "k", &format!("other{SECRET}"), "600000", "BLOCK", "0"]);
-        until("it waits", || server.info("dlock_waiting") == "1");
-        let clients = admin.ok("CLIENT LIST").text();
-        assert!(
-            clients.to_lowercase().contains("cmd=dlock.acquire") && !clients.contains(SECRET),
-            "{clients}"
+#[each_server]
+fn lists_of_clients_and_of_large_or_slow_commands_do_not_show_them(kind: &ServerKind) {
+    let server = Server::options(kind).conf("slowlog-log-slower-than 0").conf("slowlog-max-len 1000").start();
+    let mut admin = server.connect();
+    // Valkey 8.1 and later keep logs of large requests and replies besides.
+    let logs = !matches!(admin.say("CONFIG SET commandlog-request-larger-than 0"), Value::Error(_));
+    if logs {
+        assert_eq!(admin.ok("CONFIG SET commandlog-reply-larger-than 0"), "OK");
+    }
+    let mut conn = server.connect();
+    for command in COMMANDS {
+        conn.ok(&with_token(command));
+    }
+    let mut waiter = server.connect();
+    waiter.send(&["DLOCK.ACQUIRE", "k", &format!("other{SECRET}"), "600000", "BLOCK", "0"]);
+    until("it waits", || server.info("dlock_waiting") == "1");
+    let clients = admin.ok("CLIENT LIST").text();
+    assert!(clients.to_lowercase().contains("cmd=dlock.acquire") && !clients.contains(SECRET), "{clients}");
+    let mut shown = vec![admin.ok("SLOWLOG GET 1000")];
+    if logs {
+        shown.extend(
+            ["slow", "large-request", "large-reply"]
+                .map(|log| admin.ok(&format!("COMMANDLOG GET 1000 {log}"))),
         );
-        let mut shown = vec![admin.ok("SLOWLOG GET 1000")];
-        if logs {
-            shown.extend(
-                ["slow", "large-request", "large-reply"]
-                    .map(|log| admin.ok(&format!("COMMANDLOG GET 1000 {log}"))),
-            );
-        }
-        for log in shown {
-            let log = format!("{log:?}");
-            assert!(log.contains("SLOWLOG") || log.contains("CONFIG") || log.contains("CLIENT"), "{log}");
-            assert!(!log.contains(SECRET), "{log}");
-        }
-        assert_eq!(admin.ok(&with_token("DLOCK.RELEASE k {} ALL")), 1);
-        assert!(waiter.read().int() > 0);
-    });
+    }
+    for log in shown {
+        let log = format!("{log:?}");
+        assert!(log.contains("SLOWLOG") || log.contains("CONFIG") || log.contains("CLIENT"), "{log}");
+        assert!(!log.contains(SECRET), "{log}");
+    }
+    assert_eq!(admin.ok(&with_token("DLOCK.RELEASE k {} ALL")), 1);
+    assert!(waiter.read().int() > 0);
 }
 
 /// The server prints what its clients sent when it crashes; nothing of the module adds to it.
-#[test]
-fn a_module_that_refuses_bytes_does_not_quote_them() {
-    each_server(|kind| {
-        let server = Server::options(kind).conf("rdbcompression no").conf("loglevel debug").start();
-        let mut conn: Conn = server.connect();
-        assert_eq!(conn.ok("DEBUG SET-SKIP-CHECKSUM-VALIDATION 1"), "OK");
-        conn.ok(&with_token("DLOCK.ACQUIRE k {} 600000"));
-        let payload = conn.ok("DUMP k").bytes().to_vec();
-        let at =
-            payload.windows(SECRET.len()).position(|bytes| bytes == SECRET.as_bytes()).expect("the token");
-        let mut refused = 0;
-        for byte in 0..at {
-            let mut damaged = payload.clone();
-            damaged[byte] ^= 0x55;
-            let answer = conn.call(&[&b"RESTORE"[..], b"other", b"0", &damaged, b"REPLACE"]);
-            refused += usize::from(matches!(answer, Value::Error(_)));
-        }
-        assert!(refused > 10, "{refused}");
-        let log = server.log();
-        assert!(log.contains("refused a stored lock") && !log.contains(SECRET), "{log}");
-    });
+#[each_server]
+fn a_module_that_refuses_bytes_does_not_quote_them(kind: &ServerKind) {
+    let server = Server::options(kind).conf("rdbcompression no").conf("loglevel debug").start();
+    let mut conn: Conn = server.connect();
+    assert_eq!(conn.ok("DEBUG SET-SKIP-CHECKSUM-VALIDATION 1"), "OK");
+    conn.ok(&with_token("DLOCK.ACQUIRE k {} 600000"));
+    let payload = conn.ok("DUMP k").bytes().to_vec();
+    let at = payload.windows(SECRET.len()).position(|bytes| bytes == SECRET.as_bytes()).expect("the token");
+    let mut refused = 0;
+    for byte in 0..at {
+        let mut damaged = payload.clone();
+        damaged[byte] ^= 0x55;
+        let answer = conn.call(&[&b"RESTORE"[..], b"other", b"0", &damaged, b"REPLACE"]);
+        refused += usize::from(matches!(answer, Value::Error(_)));
+    }
+    assert!(refused > 10, "{refused}");
+    let log = server.log();
+    assert!(log.contains("refused a stored lock") && !log.contains(SECRET), "{log}");
 }

@@ -1,6 +1,6 @@
 //! A user who may lock `lock:*` and nothing else.
 
-use dlock_testkit::{Conn, Server, Value, each_server};
+use dlock_testkit::{Conn, Server, ServerKind, Value, each_server};
 
 /// `+@dlock -@dangerous` on servers that have the category; on Redis 7.0 by name.
 const WORKER: &str = "~lock:* +dlock.acquire +dlock.release +dlock.extend +dlock.confirm +dlock.holds +dlock.pttl \
@@ -39,43 +39,41 @@ fn calls(info: &Value) -> Vec<String> {
     calls
 }
 
-#[test]
-fn no_other_command_of_the_server_is_allowed() {
+#[each_server]
+fn no_other_command_of_the_server_is_allowed(kind: &ServerKind) {
     // What everybody may do, to become somebody: log in, choose a protocol, start over, leave.
     const ANYBODY: [&str; 4] = ["auth", "hello", "reset", "quit"];
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut admin = server.connect();
-        let mut conn = user(&server, WORKER);
-        let mut refused = 0;
-        for call in calls(&admin.ok("COMMAND")) {
-            let name = call.split(' ').next().unwrap_or_default();
-            let is_allowed = name.starts_with("dlock.") && name != "dlock.break" && name != "dlock._set";
-            if !is_allowed && !ANYBODY.contains(&name) {
-                assert_refused(&mut conn, &call);
-                refused += 1;
-            }
+    let server = Server::start(kind);
+    let mut admin = server.connect();
+    let mut conn = user(&server, WORKER);
+    let mut refused = 0;
+    for call in calls(&admin.ok("COMMAND")) {
+        let name = call.split(' ').next().unwrap_or_default();
+        let is_allowed = name.starts_with("dlock.") && name != "dlock.break" && name != "dlock._set";
+        if !is_allowed && !ANYBODY.contains(&name) {
+            assert_refused(&mut conn, &call);
+            refused += 1;
         }
-        assert!(refused > 300, "{refused}");
-        // Some of them as one would use them.
-        for command in [
-            "CONFIG GET dlock.max-ttl",
-            "CONFIG SET dlock.restart-grace 0",
-            "CONFIG SET dlock.fence-mark no",
-            "CLIENT UNBLOCK 1",
-            "CLIENT KILL ID 1",
-            "ACL WHOAMI",
-            "DEBUG SLEEP 0",
-            "MODULE LIST",
-            "INFO dlock",
-            "MULTI",
-            "EVAL return 0",
-            "SUBSCRIBE __keyspace@0__:lock:a",
-        ] {
-            assert_refused(&mut conn, command);
-        }
-        assert_eq!(admin.ok("DBSIZE"), 0);
-    });
+    }
+    assert!(refused > 300, "{refused}");
+    // Some of them as one would use them.
+    for command in [
+        "CONFIG GET dlock.max-ttl",
+        "CONFIG SET dlock.restart-grace 0",
+        "CONFIG SET dlock.fence-mark no",
+        "CLIENT UNBLOCK 1",
+        "CLIENT KILL ID 1",
+        "ACL WHOAMI",
+        "DEBUG SLEEP 0",
+        "MODULE LIST",
+        "INFO dlock",
+        "MULTI",
+        "EVAL return 0",
+        "SUBSCRIBE __keyspace@0__:lock:a",
+    ] {
+        assert_refused(&mut conn, command);
+    }
+    assert_eq!(admin.ok("DBSIZE"), 0);
 }
 
 /// Every option of every command, with names of other keys wherever a text may stand.
@@ -96,62 +94,54 @@ const TRICKS: [&str; 14] = [
     "DLOCK.RELEASE lock:a other ALL",
 ];
 
-#[test]
-fn the_first_argument_is_the_only_key_there_is() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut admin = server.connect();
-        let mut conn = user(&server, WORKER);
-        for command in TRICKS.iter().chain(&["DLOCK.BREAK lock:a", "DLOCK._SET lock:a other"]) {
-            let words: Vec<&str> = command.split(' ').collect();
-            let asked = [&["COMMAND", "GETKEYS"], words.as_slice()].concat();
-            assert_eq!(admin.call(&asked), [words[1]], "{command}");
+#[each_server]
+fn the_first_argument_is_the_only_key_there_is(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut admin = server.connect();
+    let mut conn = user(&server, WORKER);
+    for command in TRICKS.iter().chain(&["DLOCK.BREAK lock:a", "DLOCK._SET lock:a other"]) {
+        let words: Vec<&str> = command.split(' ').collect();
+        let asked = [&["COMMAND", "GETKEYS"], words.as_slice()].concat();
+        assert_eq!(admin.call(&asked), [words[1]], "{command}");
+    }
+    for command in TRICKS {
+        assert!(!matches!(conn.say(command), Value::Error(_)), "{command}");
+    }
+    let keys = admin.ok("KEYS *");
+    assert_eq!(keys.items().len(), 2, "{keys:?}");
+    for command in TRICKS {
+        for (own, other) in [("lock:a", "other"), ("lock:a", "Lock:a"), ("lock:a", "lock"), ("lock:a", "")] {
+            let words: Vec<&str> =
+                command.split(' ').map(|word| if word.starts_with("lock:") { other } else { word }).collect();
+            let refused = conn.call(&words);
+            assert!(refused.error().starts_with("NOPERM"), "{command}: {own} as {other:?}: {refused:?}");
         }
-        for command in TRICKS {
-            assert!(!matches!(conn.say(command), Value::Error(_)), "{command}");
-        }
-        let keys = admin.ok("KEYS *");
-        assert_eq!(keys.items().len(), 2, "{keys:?}");
-        for command in TRICKS {
-            for (own, other) in
-                [("lock:a", "other"), ("lock:a", "Lock:a"), ("lock:a", "lock"), ("lock:a", "")]
-            {
-                let words: Vec<&str> = command
-                    .split(' ')
-                    .map(|word| if word.starts_with("lock:") { other } else { word })
-                    .collect();
-                let refused = conn.call(&words);
-                assert!(refused.error().starts_with("NOPERM"), "{command}: {own} as {other:?}: {refused:?}");
-            }
-        }
-    });
+    }
 }
 
-#[test]
-fn other_peoples_locks_and_waiters_are_out_of_reach() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut admin = server.connect();
-        assert!(admin.ok("DLOCK.ACQUIRE other t 600000").int() > 0);
-        let mut waiter = server.connect();
-        let id = waiter.client_id();
-        waiter.send(&["DLOCK.ACQUIRE", "other", "u", "600000", "BLOCK", "0"]);
-        dlock_testkit::until("it waits", || server.info("dlock_waiting") == "1");
-        let mut conn = user(&server, WORKER);
-        // By the number of the client, or its token, on a key that is allowed.
-        for command in [format!("DLOCK.CANCEL lock:a CLIENT {id}"), "DLOCK.CANCEL lock:a u".into()] {
-            assert_eq!(conn.ok(&command), 0);
-        }
-        assert_eq!(conn.ok("DLOCK.RELEASE lock:a t"), 0);
-        assert_eq!(conn.ok("DLOCK.HOLDS lock:a t"), 0);
-        assert_eq!((server.info("dlock_waiting"), server.info("dlock_held")), ("1".into(), "1".into()));
-        // To break locks is for those who are told so.
-        assert!(conn.ok("DLOCK.ACQUIRE lock:a t 600000").int() > 0);
-        assert_refused(&mut conn, "DLOCK.BREAK lock:a");
-        let mut operator = user(&server, "~lock:* +dlock.break");
-        assert_refused(&mut operator, "DLOCK.BREAK other");
-        assert_eq!(operator.ok("DLOCK.BREAK lock:a"), 1);
-        assert_eq!(admin.ok("DLOCK.RELEASE other t"), 1);
-        assert!(waiter.read().int() > 0);
-    });
+#[each_server]
+fn other_peoples_locks_and_waiters_are_out_of_reach(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut admin = server.connect();
+    assert!(admin.ok("DLOCK.ACQUIRE other t 600000").int() > 0);
+    let mut waiter = server.connect();
+    let id = waiter.client_id();
+    waiter.send(&["DLOCK.ACQUIRE", "other", "u", "600000", "BLOCK", "0"]);
+    dlock_testkit::until("it waits", || server.info("dlock_waiting") == "1");
+    let mut conn = user(&server, WORKER);
+    // By the number of the client, or its token, on a key that is allowed.
+    for command in [format!("DLOCK.CANCEL lock:a CLIENT {id}"), "DLOCK.CANCEL lock:a u".into()] {
+        assert_eq!(conn.ok(&command), 0);
+    }
+    assert_eq!(conn.ok("DLOCK.RELEASE lock:a t"), 0);
+    assert_eq!(conn.ok("DLOCK.HOLDS lock:a t"), 0);
+    assert_eq!((server.info("dlock_waiting"), server.info("dlock_held")), ("1".into(), "1".into()));
+    // To break locks is for those who are told so.
+    assert!(conn.ok("DLOCK.ACQUIRE lock:a t 600000").int() > 0);
+    assert_refused(&mut conn, "DLOCK.BREAK lock:a");
+    let mut operator = user(&server, "~lock:* +dlock.break");
+    assert_refused(&mut operator, "DLOCK.BREAK other");
+    assert_eq!(operator.ok("DLOCK.BREAK lock:a"), 1);
+    assert_eq!(admin.ok("DLOCK.RELEASE other t"), 1);
+    assert!(waiter.read().int() > 0);
 }

@@ -1,6 +1,6 @@
 //! Rights that are withdrawn while their owner waits: a grant is one of the moment at which it is made.
 
-use dlock_testkit::{Conn, Server, Value, each_server, until};
+use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
 /// The holder `a`, the waiter `b` who is the user `worker`, and `c` behind it.
 struct Scene {
@@ -25,51 +25,47 @@ fn scene(kind: &dlock_testkit::ServerKind) -> Scene {
     Scene { server, admin, b, c }
 }
 
-#[test]
-fn a_waiter_without_the_rights_is_refused_and_the_next_is_granted() {
-    each_server(|kind| {
-        let withdrawals = [
-            ("resetkeys ~other:*", "key", "lock:k"),
-            ("resetkeys %R~lock:*", "key", "lock:k"),
-            ("-dlock.acquire", "command", "dlock.acquire"),
-            ("-@all +echo", "command", "dlock.acquire"),
-        ];
-        for (withdrawal, reason, object) in withdrawals {
-            let Scene { server, mut admin, mut b, mut c } = scene(kind);
-            admin.ok("ACL LOG RESET");
-            admin.ok(&format!("ACL SETUSER worker {withdrawal}"));
-            assert_eq!(admin.ok("DLOCK.RELEASE lock:k a"), 1);
-            let refused = b.read();
-            assert!(refused.error().starts_with("NOPERM "), "{withdrawal}: {refused:?}");
-            assert_eq!(b.say("ECHO x"), "x", "one reply, no more");
-            assert!(c.read().int() > 0);
-            assert_eq!(
-                (admin.ok("DLOCK.HOLDS lock:k b"), admin.ok("DLOCK.HOLDS lock:k c")),
-                (0.into(), 1.into())
-            );
-            assert_eq!(server.info("dlock_waiting"), "0");
-            // The operator finds it where other denials are.
-            let log = admin.ok("ACL LOG");
-            let [entry] = log.items() else { panic!("{withdrawal}: {log:?}") };
-            assert_eq!(entry.field("reason"), reason, "{withdrawal}");
-            assert_eq!(entry.field("username"), "worker");
-            assert_eq!(entry.field("object").text().to_lowercase(), object);
-        }
-    });
+#[each_server]
+fn a_waiter_without_the_rights_is_refused_and_the_next_is_granted(kind: &ServerKind) {
+    let withdrawals = [
+        ("resetkeys ~other:*", "key", "lock:k"),
+        ("resetkeys %R~lock:*", "key", "lock:k"),
+        ("-dlock.acquire", "command", "dlock.acquire"),
+        ("-@all +echo", "command", "dlock.acquire"),
+    ];
+    for (withdrawal, reason, object) in withdrawals {
+        let Scene { server, mut admin, mut b, mut c } = scene(kind);
+        admin.ok("ACL LOG RESET");
+        admin.ok(&format!("ACL SETUSER worker {withdrawal}"));
+        assert_eq!(admin.ok("DLOCK.RELEASE lock:k a"), 1);
+        let refused = b.read();
+        assert!(refused.error().starts_with("NOPERM "), "{withdrawal}: {refused:?}");
+        assert_eq!(b.say("ECHO x"), "x", "one reply, no more");
+        assert!(c.read().int() > 0);
+        assert_eq!(
+            (admin.ok("DLOCK.HOLDS lock:k b"), admin.ok("DLOCK.HOLDS lock:k c")),
+            (0.into(), 1.into())
+        );
+        assert_eq!(server.info("dlock_waiting"), "0");
+        // The operator finds it where other denials are.
+        let log = admin.ok("ACL LOG");
+        let [entry] = log.items() else { panic!("{withdrawal}: {log:?}") };
+        assert_eq!(entry.field("reason"), reason, "{withdrawal}");
+        assert_eq!(entry.field("username"), "worker");
+        assert_eq!(entry.field("object").text().to_lowercase(), object);
+    }
 }
 
-#[test]
-fn a_waiter_that_has_them_still_is_granted() {
-    each_server(|kind| {
-        let Scene { server: _server, mut admin, mut b, mut c } = scene(kind);
-        // Taken away, and given back another way.
-        admin.ok("ACL SETUSER worker resetkeys -dlock.acquire");
-        admin.ok("ACL SETUSER worker ~lock:k +dlock.acquire");
-        admin.ok("ACL LOG RESET");
-        assert_eq!(admin.ok("DLOCK.RELEASE lock:k a"), 1);
-        assert!(b.read().int() > 0);
-        assert_eq!(b.say("DLOCK.RELEASE lock:k b"), 1);
-        assert!(c.read().int() > 0);
-        assert_eq!(admin.ok("ACL LOG"), Value::Array(Vec::new()));
-    });
+#[each_server]
+fn a_waiter_that_has_them_still_is_granted(kind: &ServerKind) {
+    let Scene { server: _server, mut admin, mut b, mut c } = scene(kind);
+    // Taken away, and given back another way.
+    admin.ok("ACL SETUSER worker resetkeys -dlock.acquire");
+    admin.ok("ACL SETUSER worker ~lock:k +dlock.acquire");
+    admin.ok("ACL LOG RESET");
+    assert_eq!(admin.ok("DLOCK.RELEASE lock:k a"), 1);
+    assert!(b.read().int() > 0);
+    assert_eq!(b.say("DLOCK.RELEASE lock:k b"), 1);
+    assert!(c.read().int() > 0);
+    assert_eq!(admin.ok("ACL LOG"), Value::Array(Vec::new()));
 }

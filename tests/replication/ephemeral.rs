@@ -1,6 +1,6 @@
 //! EPHEMERAL holds over a failover and back again.
 
-use dlock_testkit::{Conn, Server, Value, each_server, until};
+use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
 fn fail_over(master: &Server, replica: &Server) {
     assert_eq!(master.connect().ok("FAILOVER TIMEOUT 60000"), "OK");
@@ -20,39 +20,37 @@ fn shown(server: &Server, key: &str) -> Option<(i64, i64)> {
 }
 
 /// In between the other server kept the hold alive, whatever became of the connection.
-#[test]
-fn a_hold_that_the_other_master_kept_lives_after_the_failback() {
-    each_server(|kind| {
-        let (first, second) = (Server::start(kind), Server::start(kind));
-        second.replicate(&first);
-        let take = |key: &str| {
-            let mut conn = first.connect();
-            assert!(conn.ok(&format!("DLOCK.ACQUIRE {key} t 600000 EPHEMERAL LABEL host")).int() > 0);
-            conn
-        };
-        let [early, late] = ["early", "late"].map(take);
-        assert!(shown(&first, "early").is_some_and(|(_, client)| client > 0));
-        second.wait_in_sync(&first);
-        fail_over(&first, &second);
-        assert_eq!(
-            [shown(&first, "early"), shown(&second, "early")],
-            [Some((1, 0)); 2],
-            "nobody knows the connection"
-        );
-        drop(early);
-        ends_with_its_connection(&second);
-        fail_over(&second, &first);
-        drop(late);
-        // What is taken here now does end with its connection, behind what else there is to do.
-        ends_with_its_connection(&first);
-        for key in ["early", "late"] {
-            assert_eq!([shown(&first, key), shown(&second, key)], [Some((1, 0)); 2], "{key}");
-            assert_eq!(first.connect().ok(&format!("DLOCK.EXTEND {key} t 600000")), 1);
-        }
-        second.wait_in_sync(&first);
-        assert_eq!(dlock_testkit::locks(&first), dlock_testkit::locks(&second));
-        assert_eq!(first.info("dlock_disconnects"), "1");
-    });
+#[each_server]
+fn a_hold_that_the_other_master_kept_lives_after_the_failback(kind: &ServerKind) {
+    let (first, second) = (Server::start(kind), Server::start(kind));
+    second.replicate(&first);
+    let take = |key: &str| {
+        let mut conn = first.connect();
+        assert!(conn.ok(&format!("DLOCK.ACQUIRE {key} t 600000 EPHEMERAL LABEL host")).int() > 0);
+        conn
+    };
+    let [early, late] = ["early", "late"].map(take);
+    assert!(shown(&first, "early").is_some_and(|(_, client)| client > 0));
+    second.wait_in_sync(&first);
+    fail_over(&first, &second);
+    assert_eq!(
+        [shown(&first, "early"), shown(&second, "early")],
+        [Some((1, 0)); 2],
+        "nobody knows the connection"
+    );
+    drop(early);
+    ends_with_its_connection(&second);
+    fail_over(&second, &first);
+    drop(late);
+    // What is taken here now does end with its connection, behind what else there is to do.
+    ends_with_its_connection(&first);
+    for key in ["early", "late"] {
+        assert_eq!([shown(&first, key), shown(&second, key)], [Some((1, 0)); 2], "{key}");
+        assert_eq!(first.connect().ok(&format!("DLOCK.EXTEND {key} t 600000")), 1);
+    }
+    second.wait_in_sync(&first);
+    assert_eq!(dlock_testkit::locks(&first), dlock_testkit::locks(&second));
+    assert_eq!(first.info("dlock_disconnects"), "1");
 }
 
 fn ends_with_its_connection(master: &Server) {
@@ -64,28 +62,26 @@ fn ends_with_its_connection(master: &Server) {
 
 /// What was to be done as a master is the new master's business: here the end of a hold whose connection
 /// closed while the failover was under way.
-#[test]
-fn what_was_to_be_done_as_a_master_is_let_go() {
-    each_server(|kind| {
-        let (first, second) = (Server::start(kind), Server::start(kind));
-        second.replicate(&first);
-        let mut conn = first.connect();
-        let mut holder = first.connect();
-        assert!(holder.ok("DLOCK.ACQUIRE closing t 600000 EPHEMERAL").int() > 0);
-        second.wait_in_sync(&first);
-        // It waits for a replica that does not answer, and writes nothing meanwhile.
-        second.pause();
-        conn.ok("DLOCK.ACQUIRE other t 600000");
-        conn.ok("FAILOVER");
-        let id = holder.client_id();
-        conn.ok(&format!("CLIENT KILL ID {id}"));
-        until("it is closed", || holder.closed());
-        assert_eq!(first.info("master_failover_state"), "waiting-for-sync");
-        second.resume();
-        until("the roles are changed", || second.info("role") == "master" && first.info("role") == "slave");
-        first.wait_in_sync(&second);
-        fail_over(&second, &first);
-        ends_with_its_connection(&first);
-        assert_eq!(shown(&first, "closing"), Some((1, 0)));
-    });
+#[each_server]
+fn what_was_to_be_done_as_a_master_is_let_go(kind: &ServerKind) {
+    let (first, second) = (Server::start(kind), Server::start(kind));
+    second.replicate(&first);
+    let mut conn = first.connect();
+    let mut holder = first.connect();
+    assert!(holder.ok("DLOCK.ACQUIRE closing t 600000 EPHEMERAL").int() > 0);
+    second.wait_in_sync(&first);
+    // It waits for a replica that does not answer, and writes nothing meanwhile.
+    second.pause();
+    conn.ok("DLOCK.ACQUIRE other t 600000");
+    conn.ok("FAILOVER");
+    let id = holder.client_id();
+    conn.ok(&format!("CLIENT KILL ID {id}"));
+    until("it is closed", || holder.closed());
+    assert_eq!(first.info("master_failover_state"), "waiting-for-sync");
+    second.resume();
+    until("the roles are changed", || second.info("role") == "master" && first.info("role") == "slave");
+    first.wait_in_sync(&second);
+    fail_over(&second, &first);
+    ends_with_its_connection(&first);
+    assert_eq!(shown(&first, "closing"), Some((1, 0)));
 }

@@ -45,29 +45,23 @@ fn there_and_back(kind: &ServerKind, switch: impl Fn(&Server, &Server)) {
     }
 }
 
-#[test]
-fn by_replicaof_with_writes_paused_nothing_is_lost() {
-    each_server(|kind| {
-        there_and_back(kind, |master, replica| {
-            let mut conn = master.connect();
-            assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
-            replica.wait_in_sync(master);
-            assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
-            assert_eq!(conn.ok(&format!("REPLICAOF 127.0.0.1 {}", replica.port())), "OK");
-            assert_eq!(conn.ok("CLIENT UNPAUSE"), "OK");
-        });
+#[each_server]
+fn by_replicaof_with_writes_paused_nothing_is_lost(kind: &ServerKind) {
+    there_and_back(kind, |master, replica| {
+        let mut conn = master.connect();
+        assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
+        replica.wait_in_sync(master);
+        assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
+        assert_eq!(conn.ok(&format!("REPLICAOF 127.0.0.1 {}", replica.port())), "OK");
+        assert_eq!(conn.ok("CLIENT UNPAUSE"), "OK");
     });
 }
 
-#[test]
-fn by_failover_nothing_is_lost() {
-    each_server(|kind| {
-        there_and_back(kind, |master, replica| {
-            assert_eq!(master.connect().ok("FAILOVER TIMEOUT 60000"), "OK");
-            until("the roles are changed", || {
-                replica.info("role") == "master" && master.info("role") == "slave"
-            });
-        });
+#[each_server]
+fn by_failover_nothing_is_lost(kind: &ServerKind) {
+    there_and_back(kind, |master, replica| {
+        assert_eq!(master.connect().ok("FAILOVER TIMEOUT 60000"), "OK");
+        until("the roles are changed", || replica.info("role") == "master" && master.info("role") == "slave");
     });
 }
 
@@ -81,94 +75,89 @@ fn with_short_leases(random: &mut Random) -> Load {
     Load::with(random, Plan::new(&[20, 100, 300]))
 }
 
-#[test]
-fn after_the_death_of_a_master_its_replica_grants_nothing_that_was_lost() {
-    each_server(|kind| {
-        let mut random = Random::fresh();
-        let mut servers = [with_grace(kind).start(), with_grace(kind).start()];
-        servers[1].replicate(&servers[0]);
-        let mut load = with_short_leases(&mut random);
-        for _ in 0..rounds() {
-            let [master, replica] = &servers;
-            let port = AtomicU16::new(master.port());
-            load.during(
-                || port.load(Ordering::Relaxed),
-                |granted| {
-                    until_more_grants(granted);
-                    // It hears nothing of the last grants.
-                    replica.pause();
-                    assert!(master.connect().ok("CLIENT KILL TYPE replica").int() > 0);
-                    until_more_grants(granted);
-                    assert!(master.connect().ok("DLOCK.ACQUIRE unheard t 300").int() > 0);
-                    master.kill9();
-                    replica.resume();
-                    let mut conn = replica.connect();
-                    assert_eq!(conn.ok("REPLICAOF NO ONE"), "OK");
-                    assert_eq!(conn.ok("DLOCK.HOLDS unheard t"), 0);
-                    assert!(conn.say("DLOCK.ACQUIRE unheard u 300").error().starts_with("GRACE"));
-                    port.store(replica.port(), Ordering::Relaxed);
-                    until_more_grants(granted);
-                },
-            );
-            load.assert_sound();
-            servers[0].restart();
-            servers[0].replicate(&servers[1]);
-            take_long_ones(&servers[1]);
-            load.drain(&servers[1]);
-            assert_equal(&servers[1], &servers[0]);
-            assert_eq!(servers[1].connect().ok("FLUSHALL"), "OK");
-            load.forget();
-            servers.reverse();
-        }
-    });
+#[each_server]
+fn after_the_death_of_a_master_its_replica_grants_nothing_that_was_lost(kind: &ServerKind) {
+    let mut random = Random::fresh();
+    let mut servers = [with_grace(kind).start(), with_grace(kind).start()];
+    servers[1].replicate(&servers[0]);
+    let mut load = with_short_leases(&mut random);
+    for _ in 0..rounds() {
+        let [master, replica] = &servers;
+        let port = AtomicU16::new(master.port());
+        load.during(
+            || port.load(Ordering::Relaxed),
+            |granted| {
+                until_more_grants(granted);
+                // It hears nothing of the last grants.
+                replica.pause();
+                assert!(master.connect().ok("CLIENT KILL TYPE replica").int() > 0);
+                until_more_grants(granted);
+                assert!(master.connect().ok("DLOCK.ACQUIRE unheard t 300").int() > 0);
+                master.kill9();
+                replica.resume();
+                let mut conn = replica.connect();
+                assert_eq!(conn.ok("REPLICAOF NO ONE"), "OK");
+                assert_eq!(conn.ok("DLOCK.HOLDS unheard t"), 0);
+                assert!(conn.say("DLOCK.ACQUIRE unheard u 300").error().starts_with("GRACE"));
+                port.store(replica.port(), Ordering::Relaxed);
+                until_more_grants(granted);
+            },
+        );
+        load.assert_sound();
+        servers[0].restart();
+        servers[0].replicate(&servers[1]);
+        take_long_ones(&servers[1]);
+        load.drain(&servers[1]);
+        assert_equal(&servers[1], &servers[0]);
+        assert_eq!(servers[1].connect().ok("FLUSHALL"), "OK");
+        load.forget();
+        servers.reverse();
+    }
 }
 
 /// The recipe of docs/choosing.md: the old master, cut off from its promoted replica, refuses every write.
 /// What waits in its queue may not be granted there what the new master grants to others.
-#[test]
-fn an_old_master_left_alone_grants_nothing_to_its_waiters() {
-    each_server(|kind| {
-        let mut random = Random::fresh();
-        let with_grace =
-            || Server::options(kind).conf("dlock.restart-grace 1000").conf("dlock.fence-mark no");
-        let mut servers = [with_grace().start(), with_grace().start()];
-        servers[1].replicate(&servers[0]);
-        let mut load = with_short_leases(&mut random).waiting(vec!["", "BLOCK 3000"]);
-        let mut left_waiting = 0;
-        for _ in 0..rounds() {
-            let [master, replica] = &servers;
-            assert_eq!(master.connect().ok("CONFIG SET min-replicas-to-write 1"), "OK");
-            let port = AtomicU16::new(master.port());
-            load.during(
-                || port.load(Ordering::Relaxed),
-                |granted| {
-                    until_more_grants(granted);
-                    // At least this one is in its queue then.
-                    let mut conn = master.connect();
-                    conn.ok("DLOCK.ACQUIRE own holder 900");
-                    let _waits = waiter(master, "DLOCK.ACQUIRE own waiter 900 BLOCK 0");
-                    assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
-                    port.store(replica.port(), Ordering::Relaxed);
-                    until("the old master refuses writes", || match conn.say("DLOCK.ACQUIRE other x 1") {
-                        Value::Error(line) => line.starts_with("NOREPLICAS"),
-                        _ => false,
-                    });
-                    left_waiting += master.info("dlock_waiting").parse::<usize>().expect("a number");
-                    let before = master.info("dlock_grants");
-                    // Grace has ended by then, and so have the leases on the old master.
-                    until_more_grants(granted);
-                    assert_eq!(master.info("dlock_grants"), before);
-                },
-            );
-            load.assert_sound();
-            assert_eq!(master.connect().ok("CONFIG SET min-replicas-to-write 0"), "OK");
-            master.replicate(replica);
-            load.drain(replica);
-            load.forget();
-            servers.reverse();
-        }
-        assert!(left_waiting > 0, "nobody was left waiting");
-    });
+#[each_server]
+fn an_old_master_left_alone_grants_nothing_to_its_waiters(kind: &ServerKind) {
+    let mut random = Random::fresh();
+    let with_grace = || Server::options(kind).conf("dlock.restart-grace 1000").conf("dlock.fence-mark no");
+    let mut servers = [with_grace().start(), with_grace().start()];
+    servers[1].replicate(&servers[0]);
+    let mut load = with_short_leases(&mut random).waiting(vec!["", "BLOCK 3000"]);
+    let mut left_waiting = 0;
+    for _ in 0..rounds() {
+        let [master, replica] = &servers;
+        assert_eq!(master.connect().ok("CONFIG SET min-replicas-to-write 1"), "OK");
+        let port = AtomicU16::new(master.port());
+        load.during(
+            || port.load(Ordering::Relaxed),
+            |granted| {
+                until_more_grants(granted);
+                // At least this one is in its queue then.
+                let mut conn = master.connect();
+                conn.ok("DLOCK.ACQUIRE own holder 900");
+                let _waits = waiter(master, "DLOCK.ACQUIRE own waiter 900 BLOCK 0");
+                assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
+                port.store(replica.port(), Ordering::Relaxed);
+                until("the old master refuses writes", || match conn.say("DLOCK.ACQUIRE other x 1") {
+                    Value::Error(line) => line.starts_with("NOREPLICAS"),
+                    _ => false,
+                });
+                left_waiting += master.info("dlock_waiting").parse::<usize>().expect("a number");
+                let before = master.info("dlock_grants");
+                // Grace has ended by then, and so have the leases on the old master.
+                until_more_grants(granted);
+                assert_eq!(master.info("dlock_grants"), before);
+            },
+        );
+        load.assert_sound();
+        assert_eq!(master.connect().ok("CONFIG SET min-replicas-to-write 0"), "OK");
+        master.replicate(replica);
+        load.drain(replica);
+        load.forget();
+        servers.reverse();
+    }
+    assert!(left_waiting > 0, "nobody was left waiting");
 }
 
 /// For both to have in common.
@@ -213,43 +202,41 @@ fn role(server: &Server) -> Option<String> {
     Some(answer.items()[0].text())
 }
 
-#[test]
-fn by_sentinel_nobody_is_granted_what_was_lost_and_the_old_master_follows() {
-    each_server(|kind| {
-        let mut random = Random::fresh();
-        let (mut master, replica) = (with_grace(kind).start(), with_grace(kind).start());
-        replica.replicate(&master);
-        let sentinels = sentinels(kind, &master);
-        let mut load = with_short_leases(&mut random);
-        let port = AtomicU16::new(master.port());
-        load.during(
-            || port.load(Ordering::Relaxed),
-            |granted| {
-                until_more_grants(granted);
-                master.kill9();
-                // As a client finds its master.
-                until_within(SENTINELS, "a sentinel names the new master", || {
-                    let named = sentinels[0].connect().ok("SENTINEL GET-MASTER-ADDR-BY-NAME locks");
-                    let named: u16 = named.items()[1].text().parse().expect("a port");
-                    port.store(named, Ordering::Relaxed);
-                    named == replica.port()
-                });
-                until_more_grants(granted);
-            },
-        );
-        load.assert_sound();
-        master.restart();
-        // On a machine that is slow enough they change the roles once more.
-        let mut roles = [&replica, &master];
-        until_within(SENTINELS, "the sentinels have made the old master follow", || {
-            roles.reverse();
-            roles.map(role) == ["master", "slave"].map(|role| Some(role.into()))
-        });
-        let [master, replica] = roles;
-        replica.wait_in_sync(master);
-        take_long_ones(master);
-        load.drain(master);
-        assert_equal(master, replica);
-        drop(sentinels);
+#[each_server]
+fn by_sentinel_nobody_is_granted_what_was_lost_and_the_old_master_follows(kind: &ServerKind) {
+    let mut random = Random::fresh();
+    let (mut master, replica) = (with_grace(kind).start(), with_grace(kind).start());
+    replica.replicate(&master);
+    let sentinels = sentinels(kind, &master);
+    let mut load = with_short_leases(&mut random);
+    let port = AtomicU16::new(master.port());
+    load.during(
+        || port.load(Ordering::Relaxed),
+        |granted| {
+            until_more_grants(granted);
+            master.kill9();
+            // As a client finds its master.
+            until_within(SENTINELS, "a sentinel names the new master", || {
+                let named = sentinels[0].connect().ok("SENTINEL GET-MASTER-ADDR-BY-NAME locks");
+                let named: u16 = named.items()[1].text().parse().expect("a port");
+                port.store(named, Ordering::Relaxed);
+                named == replica.port()
+            });
+            until_more_grants(granted);
+        },
+    );
+    load.assert_sound();
+    master.restart();
+    // On a machine that is slow enough they change the roles once more.
+    let mut roles = [&replica, &master];
+    until_within(SENTINELS, "the sentinels have made the old master follow", || {
+        roles.reverse();
+        roles.map(role) == ["master", "slave"].map(|role| Some(role.into()))
     });
+    let [master, replica] = roles;
+    replica.wait_in_sync(master);
+    take_long_ones(master);
+    load.drain(master);
+    assert_equal(master, replica);
+    drop(sentinels);
 }

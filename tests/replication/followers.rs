@@ -58,124 +58,109 @@ fn digests(server: &Server) -> Vec<String> {
     keys.iter().map(|key| conn.ok(&format!("DEBUG DIGEST-VALUE {key}")).items()[0].text()).collect()
 }
 
-#[test]
-fn a_replica_that_attaches_under_load_misses_nothing() {
-    each_server(|kind| {
-        for diskless in ["yes", "no"] {
-            let master = quiet_server(kind);
-            master.connect().ok(&format!("CONFIG SET repl-diskless-sync {diskless}"));
-            // Between asking for it and the fork nothing is read from what goes out: leave some time there.
-            master.connect().ok("CONFIG SET repl-diskless-sync-delay 1");
-            let replica = Server::start(kind);
-            under_load(&master, || replica.replicate(&master));
-            replica.wait_in_sync(&master);
-            assert_eq!(master.info("dlock_followed"), "1");
-            let (ours, theirs) = (digests(&master), digests(&replica));
-            assert_eq!(ours, theirs);
-            assert!(ours.iter().all(|digest| digest.chars().any(|c| c != '0')), "held: {ours:?}");
-            assert_eq!(master.info("dlock_fence"), replica.info("dlock_fence"));
-        }
-    });
-}
-
-#[test]
-fn a_stream_that_begins_under_load_begins_with_an_effect() {
-    each_server(|kind| {
+#[each_server]
+fn a_replica_that_attaches_under_load_misses_nothing(kind: &ServerKind) {
+    for diskless in ["yes", "no"] {
         let master = quiet_server(kind);
-        let sent = under_load(&master, || {
-            let mut stream = Stream::of(&master);
-            (0..500).map(|_| stream.read()).collect::<Vec<_>>()
-        });
-        assert_readable(&sent);
-    });
+        master.connect().ok(&format!("CONFIG SET repl-diskless-sync {diskless}"));
+        // Between asking for it and the fork nothing is read from what goes out: leave some time there.
+        master.connect().ok("CONFIG SET repl-diskless-sync-delay 1");
+        let replica = Server::start(kind);
+        under_load(&master, || replica.replicate(&master));
+        replica.wait_in_sync(&master);
+        assert_eq!(master.info("dlock_followed"), "1");
+        let (ours, theirs) = (digests(&master), digests(&replica));
+        assert_eq!(ours, theirs);
+        assert!(ours.iter().all(|digest| digest.chars().any(|c| c != '0')), "held: {ours:?}");
+        assert_eq!(master.info("dlock_fence"), replica.info("dlock_fence"));
+    }
 }
 
-#[test]
-fn an_append_only_file_switched_on_under_load_misses_nothing() {
-    each_server(|kind| {
-        let mut server = quiet_server(kind);
-        under_load(&server, || {
-            server.connect().ok("CONFIG SET appendfsync always");
-            server.connect().ok("CONFIG SET appendonly yes");
-            until("the file is on", || {
-                server.info("aof_enabled") == "1"
-                    // First it is scheduled, then in progress.
-                    && server.info("aof_rewrite_scheduled") == "0"
-                    && server.info("aof_rewrite_in_progress") == "0"
-            });
-        });
-        let before = digests(&server);
-        assert_readable(&aof::commands(server.dir()));
-        server.kill9();
-        server.restart_with(|options| options.conf("appendonly yes"));
-        assert_eq!(digests(&server), before);
+#[each_server]
+fn a_stream_that_begins_under_load_begins_with_an_effect(kind: &ServerKind) {
+    let master = quiet_server(kind);
+    let sent = under_load(&master, || {
+        let mut stream = Stream::of(&master);
+        (0..500).map(|_| stream.read()).collect::<Vec<_>>()
     });
+    assert_readable(&sent);
+}
+
+#[each_server]
+fn an_append_only_file_switched_on_under_load_misses_nothing(kind: &ServerKind) {
+    let mut server = quiet_server(kind);
+    under_load(&server, || {
+        server.connect().ok("CONFIG SET appendfsync always");
+        server.connect().ok("CONFIG SET appendonly yes");
+        until("the file is on", || {
+            server.info("aof_enabled") == "1"
+                // First it is scheduled, then in progress.
+                && server.info("aof_rewrite_scheduled") == "0"
+                && server.info("aof_rewrite_in_progress") == "0"
+        });
+    });
+    let before = digests(&server);
+    assert_readable(&aof::commands(server.dir()));
+    server.kill9();
+    server.restart_with(|options| options.conf("appendonly yes"));
+    assert_eq!(digests(&server), before);
 }
 
 /// It goes on from where it was: in between nobody follows, and what is logged is read all the same.
-#[test]
-fn a_replica_that_was_away_for_a_while_misses_nothing() {
-    each_server(|kind| {
-        let (master, replica) = (Server::options(kind).conf("hz 100").start(), Server::start(kind));
-        replica.replicate(&master);
-        let mut conn = master.connect();
-        conn.ok("DLOCK.ACQUIRE early t 600000");
-        replica.wait_in_sync(&master);
-        replica.pause();
-        conn.ok("CLIENT KILL TYPE replica");
-        until("it is away", || master.info("connected_slaves") == "0");
-        // Who follows is looked at in each tick.
-        thread::sleep(Duration::from_millis(300));
-        conn.ok("DLOCK.ACQUIRE late t 600000");
-        conn.ok("DLOCK.RELEASE early t");
-        replica.resume();
-        replica.wait_in_sync(&master);
-        assert_eq!(master.info("sync_partial_ok"), "1");
-        assert_eq!((locks(&replica), replica.info("dlock_effects_skipped")), (locks(&master), "0".into()));
-    });
+#[each_server]
+fn a_replica_that_was_away_for_a_while_misses_nothing(kind: &ServerKind) {
+    let (master, replica) = (Server::options(kind).conf("hz 100").start(), Server::start(kind));
+    replica.replicate(&master);
+    let mut conn = master.connect();
+    conn.ok("DLOCK.ACQUIRE early t 600000");
+    replica.wait_in_sync(&master);
+    replica.pause();
+    conn.ok("CLIENT KILL TYPE replica");
+    until("it is away", || master.info("connected_slaves") == "0");
+    // Who follows is looked at in each tick.
+    thread::sleep(Duration::from_millis(300));
+    conn.ok("DLOCK.ACQUIRE late t 600000");
+    conn.ok("DLOCK.RELEASE early t");
+    replica.resume();
+    replica.wait_in_sync(&master);
+    assert_eq!(master.info("sync_partial_ok"), "1");
+    assert_eq!((locks(&replica), replica.info("dlock_effects_skipped")), (locks(&master), "0".into()));
 }
 
-#[test]
-fn a_promoted_replica_and_one_of_a_chain_are_followed() {
-    each_server(|kind| {
-        let master = Server::start(kind);
-        let middle = Server::start(kind);
-        let last = Server::start(kind);
-        middle.replicate(&master);
-        last.replicate(&middle);
-        middle.connect().ok("REPLICAOF NO ONE");
-        let fence = middle.connect().ok("DLOCK.ACQUIRE k a 60000").int();
-        last.wait_in_sync(&middle);
-        assert_eq!(last.connect().ok("DLOCK.INSPECT k").field("fence"), &fence);
-    });
+#[each_server]
+fn a_promoted_replica_and_one_of_a_chain_are_followed(kind: &ServerKind) {
+    let master = Server::start(kind);
+    let middle = Server::start(kind);
+    let last = Server::start(kind);
+    middle.replicate(&master);
+    last.replicate(&middle);
+    middle.connect().ok("REPLICAOF NO ONE");
+    let fence = middle.connect().ok("DLOCK.ACQUIRE k a 60000").int();
+    last.wait_in_sync(&middle);
+    assert_eq!(last.connect().ok("DLOCK.INSPECT k").field("fence"), &fence);
 }
 
 /// Nothing ends by itself on a replica: who waited there would do so for ever.
-#[test]
-fn a_replica_that_may_be_written_to_lets_nobody_wait() {
-    each_server(|kind| {
-        let (master, replica) =
-            (Server::start(kind), Server::options(kind).conf("replica-read-only no").start());
-        replica.replicate(&master);
-        let mut conn = replica.connect();
-        assert!(conn.ok("DLOCK.ACQUIRE k a 60000").int() > 0);
-        for command in ["DLOCK.ACQUIRE k b 60000 BLOCK 0", "DLOCK.ACQUIRE l b 60000 EPHEMERAL"] {
-            assert!(conn.say(command).error().starts_with("ERR this server is a replica"), "{command}");
-        }
-        assert_eq!(conn.ok("DLOCK.ACQUIRE k b 60000"), Value::Nil);
-        conn.ok("REPLICAOF NO ONE");
-        assert!(conn.ok("DLOCK.ACQUIRE l b 60000 EPHEMERAL").int() > 0);
-    });
+#[each_server]
+fn a_replica_that_may_be_written_to_lets_nobody_wait(kind: &ServerKind) {
+    let (master, replica) = (Server::start(kind), Server::options(kind).conf("replica-read-only no").start());
+    replica.replicate(&master);
+    let mut conn = replica.connect();
+    assert!(conn.ok("DLOCK.ACQUIRE k a 60000").int() > 0);
+    for command in ["DLOCK.ACQUIRE k b 60000 BLOCK 0", "DLOCK.ACQUIRE l b 60000 EPHEMERAL"] {
+        assert!(conn.say(command).error().starts_with("ERR this server is a replica"), "{command}");
+    }
+    assert_eq!(conn.ok("DLOCK.ACQUIRE k b 60000"), Value::Nil);
+    conn.ok("REPLICAOF NO ONE");
+    assert!(conn.ok("DLOCK.ACQUIRE l b 60000 EPHEMERAL").int() > 0);
 }
 
 /// What is not replicated still counts as a change.
-#[test]
-fn save_points_count_commands_that_nobody_follows() {
-    each_server(|kind| {
-        let server = quiet_server(kind);
-        let before: i64 = server.info("rdb_changes_since_last_save").parse().expect("a number");
-        server.connect().ok("DLOCK.ACQUIRE k a 60000");
-        let after: i64 = server.info("rdb_changes_since_last_save").parse().expect("a number");
-        assert!(after > before);
-    });
+#[each_server]
+fn save_points_count_commands_that_nobody_follows(kind: &ServerKind) {
+    let server = quiet_server(kind);
+    let before: i64 = server.info("rdb_changes_since_last_save").parse().expect("a number");
+    server.connect().ok("DLOCK.ACQUIRE k a 60000");
+    let after: i64 = server.info("rdb_changes_since_last_save").parse().expect("a number");
+    assert!(after > before);
 }

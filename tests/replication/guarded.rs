@@ -1,71 +1,67 @@
 //! What a guarded command sends: what the command alone would have sent, and the gate.
 
-use dlock_testkit::{Server, Stream, each_server, line};
+use dlock_testkit::{Server, ServerKind, Stream, each_server, line};
 
-#[test]
-fn the_stream_is_that_of_the_command_alone() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        conn.ok("DLOCK.ACQUIRE k t MAX");
-        conn.ok("DLOCK.FENCED g 4 PING");
-        conn.ok("SADD set a");
-        conn.ok("SET f 1.5");
-        let mut stream = Stream::of(&server);
-        conn.ok("SET x 0");
-        stream.drain();
-        let mut sent = |command: &str| {
-            let _ = conn.say(command);
-            stream.drain().iter().map(|command| line(command)).collect::<Vec<_>>()
-        };
-        for (command, effects) in [
-            ("SET x 1", &["SET x 1"][..]),
-            ("INCR x", &["INCR x"]),
-            ("SPOP set", &[]),
-            ("INCRBYFLOAT f 0", &["SET f 1.5 KEEPTTL"]),
-            ("PUBLISH c m", &["PUBLISH c m"]),
-            ("GET x", &[]),
-            ("INCR k", &[]),
-            ("NOSUCH", &[]),
-            ("SELECT 3", &[]),
-        ] {
-            // SPOP of the last is SREM here and DEL there: of whichever the server is, the same as alone.
-            if command.starts_with("SPOP") {
-                let alone = sent(command);
-                sent("SADD set a");
-                assert_eq!(sent(&format!("DLOCK.GUARD k t {command}")), alone, "{command}");
-                continue;
-            }
-            assert_eq!(sent(&format!("DLOCK.GUARD k t {command}")), effects, "{command}");
-            assert!(sent(&format!("DLOCK.GUARD k other {command}")).is_empty(), "{command}");
-            assert_eq!(sent(&format!("DLOCK.FENCED g 4 {command}")), effects, "{command}");
+#[each_server]
+fn the_stream_is_that_of_the_command_alone(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    conn.ok("DLOCK.ACQUIRE k t MAX");
+    conn.ok("DLOCK.FENCED g 4 PING");
+    conn.ok("SADD set a");
+    conn.ok("SET f 1.5");
+    let mut stream = Stream::of(&server);
+    conn.ok("SET x 0");
+    stream.drain();
+    let mut sent = |command: &str| {
+        let _ = conn.say(command);
+        stream.drain().iter().map(|command| line(command)).collect::<Vec<_>>()
+    };
+    for (command, effects) in [
+        ("SET x 1", &["SET x 1"][..]),
+        ("INCR x", &["INCR x"]),
+        ("SPOP set", &[]),
+        ("INCRBYFLOAT f 0", &["SET f 1.5 KEEPTTL"]),
+        ("PUBLISH c m", &["PUBLISH c m"]),
+        ("GET x", &[]),
+        ("INCR k", &[]),
+        ("NOSUCH", &[]),
+        ("SELECT 3", &[]),
+    ] {
+        // SPOP of the last is SREM here and DEL there: of whichever the server is, the same as alone.
+        if command.starts_with("SPOP") {
+            let alone = sent(command);
+            sent("SADD set a");
+            assert_eq!(sent(&format!("DLOCK.GUARD k t {command}")), alone, "{command}");
+            continue;
         }
-        assert_eq!(sent("DLOCK.FENCED g 5 SET x 1"), ["MULTI", "SET g 5", "SET x 1", "EXEC"]);
-        assert_eq!(sent("DLOCK.FENCED g 6 GET x"), ["SET g 6"]);
-        assert_eq!(sent("DLOCK.FENCED g 7 NOSUCH"), ["SET g 7"]);
-        assert_eq!(sent("DLOCK.FENCED g 7 DEL g"), ["MULTI", "DEL g", "SET g 7", "EXEC"]);
-        assert!(sent("DLOCK.FENCED g 3 SET x 1").is_empty());
-        assert_eq!(sent("DLOCK.GUARD k t DLOCK.RELEASE k t"), ["DLOCK.RELEASE k t"]);
-    });
+        assert_eq!(sent(&format!("DLOCK.GUARD k t {command}")), effects, "{command}");
+        assert!(sent(&format!("DLOCK.GUARD k other {command}")).is_empty(), "{command}");
+        assert_eq!(sent(&format!("DLOCK.FENCED g 4 {command}")), effects, "{command}");
+    }
+    assert_eq!(sent("DLOCK.FENCED g 5 SET x 1"), ["MULTI", "SET g 5", "SET x 1", "EXEC"]);
+    assert_eq!(sent("DLOCK.FENCED g 6 GET x"), ["SET g 6"]);
+    assert_eq!(sent("DLOCK.FENCED g 7 NOSUCH"), ["SET g 7"]);
+    assert_eq!(sent("DLOCK.FENCED g 7 DEL g"), ["MULTI", "DEL g", "SET g 7", "EXEC"]);
+    assert!(sent("DLOCK.FENCED g 3 SET x 1").is_empty());
+    assert_eq!(sent("DLOCK.GUARD k t DLOCK.RELEASE k t"), ["DLOCK.RELEASE k t"]);
 }
 
-#[test]
-fn a_replica_and_the_append_only_file_end_up_the_same() {
-    each_server(|kind| {
-        let mut master = Server::options(kind).conf("appendonly yes").conf("appendfsync always").start();
-        let replica = Server::start(kind);
-        replica.replicate(&master);
-        let mut conn = master.connect();
-        conn.ok("DLOCK.ACQUIRE k t MAX");
-        conn.ok("DLOCK.GUARD k t RPUSH list a b");
-        conn.ok("DLOCK.FENCED g 5 SET x 1");
-        conn.ok("DLOCK.GUARD k t DLOCK.ACQUIRE k t MAX DEPTH 3");
-        let digest = conn.ok("DEBUG DIGEST");
-        replica.wait_in_sync(&master);
-        assert_eq!(replica.connect().ok("DEBUG DIGEST"), digest);
-        master.kill9();
-        master.restart();
-        let mut conn = master.connect();
-        assert_eq!((conn.ok("DEBUG DIGEST"), conn.ok("GET g")), (digest, "5".into()));
-    });
+#[each_server]
+fn a_replica_and_the_append_only_file_end_up_the_same(kind: &ServerKind) {
+    let mut master = Server::options(kind).conf("appendonly yes").conf("appendfsync always").start();
+    let replica = Server::start(kind);
+    replica.replicate(&master);
+    let mut conn = master.connect();
+    conn.ok("DLOCK.ACQUIRE k t MAX");
+    conn.ok("DLOCK.GUARD k t RPUSH list a b");
+    conn.ok("DLOCK.FENCED g 5 SET x 1");
+    conn.ok("DLOCK.GUARD k t DLOCK.ACQUIRE k t MAX DEPTH 3");
+    let digest = conn.ok("DEBUG DIGEST");
+    replica.wait_in_sync(&master);
+    assert_eq!(replica.connect().ok("DEBUG DIGEST"), digest);
+    master.kill9();
+    master.restart();
+    let mut conn = master.connect();
+    assert_eq!((conn.ok("DEBUG DIGEST"), conn.ok("GET g")), (digest, "5".into()));
 }

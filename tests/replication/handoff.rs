@@ -2,7 +2,7 @@
 //! the server.
 
 use dlock_testkit::queue::{holders, waiter};
-use dlock_testkit::{Server, each_server, locks, until};
+use dlock_testkit::{Server, ServerKind, each_server, locks, until};
 
 /// Takes this many locks whose leases all run out soon.
 #[track_caller]
@@ -15,114 +15,101 @@ fn take_many(server: &Server, count: usize, ttl: u32, then: &[&str]) {
     assert!(answers[count..].iter().all(|answer| answer == "OK"), "{:?}", &answers[count..]);
 }
 
-#[test]
-fn leases_that_run_out_in_a_pause_end_after_it_on_both_sides() {
-    each_server(|kind| {
-        let (master, replica) = (Server::options(kind).conf("appendonly yes").start(), Server::start(kind));
-        replica.replicate(&master);
-        take_many(&master, 100, 50, &["CLIENT PAUSE 600000 WRITE"]);
-        let mut conn = master.connect();
-        until("all leases have expired", || (0..100).all(|n| conn.ok(&format!("DLOCK.HOLDS k{n} t")) == 0));
-        assert_eq!((conn.ok("DBSIZE"), master.info("dlock_expiries")), (100.into(), "0".into()));
-        conn.ok("CLIENT UNPAUSE");
-        until("they end", || conn.ok("DBSIZE") == 0);
-        replica.wait_in_sync(&master);
-        assert_eq!(replica.connect().ok("DBSIZE"), 0);
-        assert_eq!((master.info("dlock_expiries"), replica.info("dlock_held")), ("100".into(), "0".into()));
-    });
+#[each_server]
+fn leases_that_run_out_in_a_pause_end_after_it_on_both_sides(kind: &ServerKind) {
+    let (master, replica) = (Server::options(kind).conf("appendonly yes").start(), Server::start(kind));
+    replica.replicate(&master);
+    take_many(&master, 100, 50, &["CLIENT PAUSE 600000 WRITE"]);
+    let mut conn = master.connect();
+    until("all leases have expired", || (0..100).all(|n| conn.ok(&format!("DLOCK.HOLDS k{n} t")) == 0));
+    assert_eq!((conn.ok("DBSIZE"), master.info("dlock_expiries")), (100.into(), "0".into()));
+    conn.ok("CLIENT UNPAUSE");
+    until("they end", || conn.ok("DBSIZE") == 0);
+    replica.wait_in_sync(&master);
+    assert_eq!(replica.connect().ok("DBSIZE"), 0);
+    assert_eq!((master.info("dlock_expiries"), replica.info("dlock_held")), ("100".into(), "0".into()));
 }
 
-#[test]
-fn leases_that_run_out_in_a_failover_end_on_the_new_master() {
-    each_server(|kind| {
-        let (master, replica) = (Server::options(kind).conf("appendonly yes").start(), Server::start(kind));
-        replica.replicate(&master);
-        // The failover waits for a replica that has stopped: all leases run out while the master is paused
-        // for it.
-        replica.pause();
-        take_many(&master, 100, 50, &["FAILOVER"]);
-        let mut conn = master.connect();
-        until("all leases have expired", || (0..100).all(|n| conn.ok(&format!("DLOCK.HOLDS k{n} t")) == 0));
-        assert_eq!(master.info("master_failover_state"), "waiting-for-sync");
-        assert_eq!((conn.ok("DBSIZE"), master.info("dlock_expiries")), (100.into(), "0".into()));
-        replica.resume();
-        until("the roles are changed", || replica.info("role") == "master" && master.info("role") == "slave");
-        let mut new = replica.connect();
-        until("the leases end there", || new.ok("DBSIZE") == 0);
-        assert_eq!(
-            (replica.info("dlock_expiries"), master.info("dlock_expiries")),
-            ("100".into(), "0".into())
-        );
-        let fence = new.ok("DLOCK.ACQUIRE after t 600000").int();
-        master.wait_in_sync(&replica);
-        let mut old = master.connect();
-        assert_eq!((old.ok("DBSIZE"), old.ok("DLOCK.HOLDS after t")), (1.into(), 1.into()));
-        assert_eq!(master.info("dlock_fence"), fence.to_string());
-    });
+#[each_server]
+fn leases_that_run_out_in_a_failover_end_on_the_new_master(kind: &ServerKind) {
+    let (master, replica) = (Server::options(kind).conf("appendonly yes").start(), Server::start(kind));
+    replica.replicate(&master);
+    // The failover waits for a replica that has stopped: all leases run out while the master is paused
+    // for it.
+    replica.pause();
+    take_many(&master, 100, 50, &["FAILOVER"]);
+    let mut conn = master.connect();
+    until("all leases have expired", || (0..100).all(|n| conn.ok(&format!("DLOCK.HOLDS k{n} t")) == 0));
+    assert_eq!(master.info("master_failover_state"), "waiting-for-sync");
+    assert_eq!((conn.ok("DBSIZE"), master.info("dlock_expiries")), (100.into(), "0".into()));
+    replica.resume();
+    until("the roles are changed", || replica.info("role") == "master" && master.info("role") == "slave");
+    let mut new = replica.connect();
+    until("the leases end there", || new.ok("DBSIZE") == 0);
+    assert_eq!((replica.info("dlock_expiries"), master.info("dlock_expiries")), ("100".into(), "0".into()));
+    let fence = new.ok("DLOCK.ACQUIRE after t 600000").int();
+    master.wait_in_sync(&replica);
+    let mut old = master.connect();
+    assert_eq!((old.ok("DBSIZE"), old.ok("DLOCK.HOLDS after t")), (1.into(), 1.into()));
+    assert_eq!(master.info("dlock_fence"), fence.to_string());
 }
 
-#[test]
-fn a_shutdown_that_waits_for_a_replica_while_leases_run_out_is_clean() {
-    each_server(|kind| {
-        let options = Server::options(kind).conf("appendonly yes").conf("shutdown-timeout 1");
-        let (mut master, replica) = (options.start(), Server::start(kind));
-        replica.replicate(&master);
-        let fence = master.connect().ok("DLOCK.ACQUIRE long t 600000").int();
-        replica.pause();
-        // Some expire within the second for which the server waits.
-        take_many(&master, 100, 300, &[]);
-        assert!(master.terminate().success());
-        let log = master.log();
-        assert!(log.contains("Waiting for replicas before shutting down"), "{log}");
-        replica.resume();
-        master.restart();
-        let mut conn = master.connect();
-        assert_eq!(conn.ok("DLOCK.ACQUIRE long t 600000"), fence);
-        until("the others have ended", || conn.ok("DBSIZE") == 1);
-        replica.wait_in_sync(&master);
-        assert_eq!(locks(&replica), locks(&master));
-    });
+#[each_server]
+fn a_shutdown_that_waits_for_a_replica_while_leases_run_out_is_clean(kind: &ServerKind) {
+    let options = Server::options(kind).conf("appendonly yes").conf("shutdown-timeout 1");
+    let (mut master, replica) = (options.start(), Server::start(kind));
+    replica.replicate(&master);
+    let fence = master.connect().ok("DLOCK.ACQUIRE long t 600000").int();
+    replica.pause();
+    // Some expire within the second for which the server waits.
+    take_many(&master, 100, 300, &[]);
+    assert!(master.terminate().success());
+    let log = master.log();
+    assert!(log.contains("Waiting for replicas before shutting down"), "{log}");
+    replica.resume();
+    master.restart();
+    let mut conn = master.connect();
+    assert_eq!(conn.ok("DLOCK.ACQUIRE long t 600000"), fence);
+    until("the others have ended", || conn.ok("DBSIZE") == 1);
+    replica.wait_in_sync(&master);
+    assert_eq!(locks(&replica), locks(&master));
 }
 
-#[test]
-fn a_demoted_master_ends_nothing_more() {
-    each_server(|kind| {
-        let (one, other) = (Server::start(kind), Server::start(kind));
-        other.connect().ok("DLOCK.ACQUIRE theirs t 600000");
-        // Demoted in the same turn: its timer is armed for a lease that is no longer its own to end.
-        take_many(&one, 10, 50, &[]);
-        one.replicate(&other);
-        let mut conn = one.connect();
-        assert_eq!((conn.ok("DBSIZE"), conn.ok("DLOCK.HOLDS theirs t")), (1.into(), 1.into()));
-        assert_eq!((one.info("dlock_held"), one.info("dlock_holders")), ("1".into(), "1".into()));
-        let fence = |server: &Server| server.info("dlock_fence").parse::<u64>().expect("a fence");
-        assert!(fence(&one) >= fence(&other));
-    });
+#[each_server]
+fn a_demoted_master_ends_nothing_more(kind: &ServerKind) {
+    let (one, other) = (Server::start(kind), Server::start(kind));
+    other.connect().ok("DLOCK.ACQUIRE theirs t 600000");
+    // Demoted in the same turn: its timer is armed for a lease that is no longer its own to end.
+    take_many(&one, 10, 50, &[]);
+    one.replicate(&other);
+    let mut conn = one.connect();
+    assert_eq!((conn.ok("DBSIZE"), conn.ok("DLOCK.HOLDS theirs t")), (1.into(), 1.into()));
+    assert_eq!((one.info("dlock_held"), one.info("dlock_holders")), ("1".into(), "1".into()));
+    let fence = |server: &Server| server.info("dlock_fence").parse::<u64>().expect("a fence");
+    assert!(fence(&one) >= fence(&other));
 }
 
 /// The server ends the wait before the grant is delivered. The waiter comes again, to the new master, which
 /// has nothing to tell the old one of that: so this must not take the grant back when it is master again.
-#[test]
-fn a_grant_that_a_demotion_kept_from_its_waiter_is_the_new_masters_to_keep() {
-    each_server(|kind| {
-        let (first, second) = (Server::start(kind), Server::start(kind));
-        second.replicate(&first);
-        let (mut conn, mut new) = (first.connect(), second.connect());
-        conn.ok("DLOCK.ACQUIRE k a 600000");
-        second.wait_in_sync(&first);
-        let mut b = waiter(&first, "DLOCK.ACQUIRE k b 600000 BLOCK 0");
-        let replicaof = format!("REPLICAOF 127.0.0.1 {}", second.port());
-        assert_eq!(conn.say_together(&["DLOCK.RELEASE k a", &replicaof])[0], 1);
-        assert!(b.read().error().starts_with("UNBLOCKED "));
-        until("it is known there", || holders(&mut new, "k") == ["b"]);
-        new.ok("REPLICAOF NO ONE");
-        first.wait_in_sync(&second);
-        let fence = new.ok("DLOCK.ACQUIRE k b 1000").int();
-        new.ok("FAILOVER TIMEOUT 60000");
-        until("the roles are back", || first.info("role") == "master" && second.info("role") == "slave");
-        // Behind what else there is to do.
-        conn.ok("DLOCK.ACQUIRE short t 1");
-        until("the job has run", || conn.ok("EXISTS short") == 0);
-        assert_eq!(conn.ok("DLOCK.ACQUIRE k b 1000"), fence);
-    });
+#[each_server]
+fn a_grant_that_a_demotion_kept_from_its_waiter_is_the_new_masters_to_keep(kind: &ServerKind) {
+    let (first, second) = (Server::start(kind), Server::start(kind));
+    second.replicate(&first);
+    let (mut conn, mut new) = (first.connect(), second.connect());
+    conn.ok("DLOCK.ACQUIRE k a 600000");
+    second.wait_in_sync(&first);
+    let mut b = waiter(&first, "DLOCK.ACQUIRE k b 600000 BLOCK 0");
+    let replicaof = format!("REPLICAOF 127.0.0.1 {}", second.port());
+    assert_eq!(conn.say_together(&["DLOCK.RELEASE k a", &replicaof])[0], 1);
+    assert!(b.read().error().starts_with("UNBLOCKED "));
+    until("it is known there", || holders(&mut new, "k") == ["b"]);
+    new.ok("REPLICAOF NO ONE");
+    first.wait_in_sync(&second);
+    let fence = new.ok("DLOCK.ACQUIRE k b 1000").int();
+    new.ok("FAILOVER TIMEOUT 60000");
+    until("the roles are back", || first.info("role") == "master" && second.info("role") == "slave");
+    // Behind what else there is to do.
+    conn.ok("DLOCK.ACQUIRE short t 1");
+    until("the job has run", || conn.ok("EXISTS short") == 0);
+    assert_eq!(conn.ok("DLOCK.ACQUIRE k b 1000"), fence);
 }

@@ -75,68 +75,64 @@ fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |crc, byte| (0..8).fold(crc ^ u64::from(*byte), |crc, _| shifted(crc)))
 }
 
-#[test]
-fn what_a_newer_master_tells_is_counted_and_waited_for_after_a_promotion() {
-    each_server(|kind| {
-        let (master, replica) = (Master::start(), Server::start(kind));
-        let mut conn = replica.connect();
-        assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
-        assert_eq!(conn.ok(&format!("REPLICAOF 127.0.0.1 {}", master.port)), "OK");
-        let mut link = master.replicas.recv().expect("the replica comes");
-        until("the link is up", || replica.info("master_link_status") == "up");
-        assert_eq!(replica.info("dlock_effects_skipped"), "0");
-        // The greatest fence, which is read in any case, and a change of version 9.
-        let fence = 1_900_000_000_000_000_u64;
-        let effect = [&fence.to_le_bytes()[..], &[0x91, 2, 3]].concat();
-        for key in ["k", "l"] {
-            let command = encode(&[&b"DLOCK._SET"[..], key.as_bytes(), &effect]);
-            link.write_all(&command).expect("the link is open");
-        }
-        until("both are counted", || replica.info("dlock_effects_skipped") == "2");
-        // A lock that its master has taken in by RESTORE comes as that.
-        let restore = encode(&[b"RESTORE", &b"restored"[..], b"0", &of_version_9(kind)]);
-        link.write_all(&restore).expect("the link is open");
-        until("it is counted", || replica.info("dlock_effects_skipped") == "3");
-        assert_eq!((replica.info("dlock_fence"), conn.ok("DBSIZE")), (fence.to_string(), 0.into()));
-        assert_eq!(conn.ok("REPLICAOF NO ONE"), "OK");
-        assert!(conn.say("DLOCK.ACQUIRE k t 1000").error().starts_with("GRACE "));
-    });
+#[each_server]
+fn what_a_newer_master_tells_is_counted_and_waited_for_after_a_promotion(kind: &ServerKind) {
+    let (master, replica) = (Master::start(), Server::start(kind));
+    let mut conn = replica.connect();
+    assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
+    assert_eq!(conn.ok(&format!("REPLICAOF 127.0.0.1 {}", master.port)), "OK");
+    let mut link = master.replicas.recv().expect("the replica comes");
+    until("the link is up", || replica.info("master_link_status") == "up");
+    assert_eq!(replica.info("dlock_effects_skipped"), "0");
+    // The greatest fence, which is read in any case, and a change of version 9.
+    let fence = 1_900_000_000_000_000_u64;
+    let effect = [&fence.to_le_bytes()[..], &[0x91, 2, 3]].concat();
+    for key in ["k", "l"] {
+        let command = encode(&[&b"DLOCK._SET"[..], key.as_bytes(), &effect]);
+        link.write_all(&command).expect("the link is open");
+    }
+    until("both are counted", || replica.info("dlock_effects_skipped") == "2");
+    // A lock that its master has taken in by RESTORE comes as that.
+    let restore = encode(&[b"RESTORE", &b"restored"[..], b"0", &of_version_9(kind)]);
+    link.write_all(&restore).expect("the link is open");
+    until("it is counted", || replica.info("dlock_effects_skipped") == "3");
+    assert_eq!((replica.info("dlock_fence"), conn.ok("DBSIZE")), (fence.to_string(), 0.into()));
+    assert_eq!(conn.ok("REPLICAOF NO ONE"), "OK");
+    assert!(conn.say("DLOCK.ACQUIRE k t 1000").error().starts_with("GRACE "));
 }
 
 /// A grant that builds on an effect which was never read, or not understood, is not guessed.
-#[test]
-fn a_grant_that_builds_on_what_was_not_read_is_counted() {
-    each_server(|kind| {
-        let (master, replica) = (Master::start(), Server::start(kind));
-        let mut conn = replica.connect();
-        assert_eq!(conn.ok(&format!("REPLICAOF 127.0.0.1 {}", master.port)), "OK");
-        let mut link = master.replicas.recv().expect("the replica comes");
-        until("the link is up", || replica.info("master_link_status") == "up");
-        let mut send = |words: &[&[u8]]| link.write_all(&encode(words)).expect("the link is open");
-        send(&[b"DLOCK.ACQUIRE", b"k", b"t", b"600000"]);
-        until("it is counted", || replica.info("dlock_effects_skipped") == "1");
-        let effect = {
-            let server = Server::options(kind).conf("appendonly yes").start();
-            server.connect().ok("DLOCK.ACQUIRE k t 600000");
-            until("it is written", || !aof::commands(server.dir()).is_empty());
-            aof::commands(server.dir()).pop().expect("an effect").pop().expect("its bytes")
-        };
-        send(&[b"DLOCK._SET", b"k", &effect]);
-        send(&[b"DLOCK.ACQUIRE", b"l", b"t", b"600000"]);
-        until("it is read", || conn.ok("DBSIZE") == 2);
-        // Others than its master knows of no such options.
-        send(&[b"DLOCK.ACQUIRE", b"m", b"t", b"600000", b"SHARED"]);
-        send(&[b"DLOCK.ACQUIRE", b"m", b"t", b"MAX"]);
-        until("both are counted", || replica.info("dlock_effects_skipped") == "3");
-        // Nor is it known by now which fences were granted.
-        send(&[b"DLOCK.ACQUIRE", b"n", b"t", b"600000"]);
-        until("it is counted", || replica.info("dlock_effects_skipped") == "4");
-        send(&[b"DLOCK._SET", b"k", &effect]);
-        let newer = [&effect[..8], &[0x91, 2, 3]].concat();
-        send(&[b"DLOCK._SET", b"m", &newer]);
-        send(&[b"DLOCK.ACQUIRE", b"n", b"t", b"600000"]);
-        until("both are counted", || replica.info("dlock_effects_skipped") == "6");
-        assert_eq!(conn.ok("DBSIZE"), 2);
-        assert_eq!((conn.ok("DLOCK.HOLDS k t"), conn.ok("DLOCK.HOLDS l t")), (1.into(), 1.into()));
-    });
+#[each_server]
+fn a_grant_that_builds_on_what_was_not_read_is_counted(kind: &ServerKind) {
+    let (master, replica) = (Master::start(), Server::start(kind));
+    let mut conn = replica.connect();
+    assert_eq!(conn.ok(&format!("REPLICAOF 127.0.0.1 {}", master.port)), "OK");
+    let mut link = master.replicas.recv().expect("the replica comes");
+    until("the link is up", || replica.info("master_link_status") == "up");
+    let mut send = |words: &[&[u8]]| link.write_all(&encode(words)).expect("the link is open");
+    send(&[b"DLOCK.ACQUIRE", b"k", b"t", b"600000"]);
+    until("it is counted", || replica.info("dlock_effects_skipped") == "1");
+    let effect = {
+        let server = Server::options(kind).conf("appendonly yes").start();
+        server.connect().ok("DLOCK.ACQUIRE k t 600000");
+        until("it is written", || !aof::commands(server.dir()).is_empty());
+        aof::commands(server.dir()).pop().expect("an effect").pop().expect("its bytes")
+    };
+    send(&[b"DLOCK._SET", b"k", &effect]);
+    send(&[b"DLOCK.ACQUIRE", b"l", b"t", b"600000"]);
+    until("it is read", || conn.ok("DBSIZE") == 2);
+    // Others than its master knows of no such options.
+    send(&[b"DLOCK.ACQUIRE", b"m", b"t", b"600000", b"SHARED"]);
+    send(&[b"DLOCK.ACQUIRE", b"m", b"t", b"MAX"]);
+    until("both are counted", || replica.info("dlock_effects_skipped") == "3");
+    // Nor is it known by now which fences were granted.
+    send(&[b"DLOCK.ACQUIRE", b"n", b"t", b"600000"]);
+    until("it is counted", || replica.info("dlock_effects_skipped") == "4");
+    send(&[b"DLOCK._SET", b"k", &effect]);
+    let newer = [&effect[..8], &[0x91, 2, 3]].concat();
+    send(&[b"DLOCK._SET", b"m", &newer]);
+    send(&[b"DLOCK.ACQUIRE", b"n", b"t", b"600000"]);
+    until("both are counted", || replica.info("dlock_effects_skipped") == "6");
+    assert_eq!(conn.ok("DBSIZE"), 2);
+    assert_eq!((conn.ok("DLOCK.HOLDS k t"), conn.ok("DLOCK.HOLDS l t")), (1.into(), 1.into()));
 }

@@ -14,18 +14,6 @@ fn still(kind: &ServerKind) -> Options {
     Server::options(&preloaded(kind, "tests/replication/still.c", &[]))
 }
 
-/// With Valkey 9 no shim comes between the module and the C library.
-#[track_caller]
-fn each_still_server(test: impl Fn(&ServerKind) + Sync) {
-    each_server(|kind| {
-        if kind.is_valkey && kind.is_at_least(9, 0) {
-            eprintln!("left out on {}: no shim reaches a module there", kind.name);
-        } else {
-            test(kind);
-        }
-    });
-}
-
 /// The commands without those of the link, an effect as its word alone.
 fn words(log: &[Vec<Vec<u8>>]) -> Vec<String> {
     let word = |command: &Vec<Vec<u8>>| match &command[..] {
@@ -63,66 +51,62 @@ fn skipped(server: &Server) -> String {
     server.info("dlock_effects_skipped")
 }
 
-#[test]
-fn what_follows_an_effect_within_its_millisecond_goes_as_it_came() {
-    each_still_server(|kind| {
-        let master = still(kind).start();
-        let mut conn = master.connect();
-        let mut stream = Stream::of(&master);
-        let first = grant(&mut conn, "a");
-        let fences: Vec<i64> = ["b", "c"].map(|key| grant(&mut conn, key)).to_vec();
-        assert_eq!(fences, [first + 1, first + 2]);
-        for command in [
+#[each_server(shimmed)]
+fn what_follows_an_effect_within_its_millisecond_goes_as_it_came(kind: &ServerKind) {
+    let master = still(kind).start();
+    let mut conn = master.connect();
+    let mut stream = Stream::of(&master);
+    let first = grant(&mut conn, "a");
+    let fences: Vec<i64> = ["b", "c"].map(|key| grant(&mut conn, key)).to_vec();
+    assert_eq!(fences, [first + 1, first + 2]);
+    for command in [
+        "DLOCK.RELEASE a t",
+        "dlock.acquire a u 600000",
+        "DLOCK.ACQUIRE d t 600000 LABEL host",
+        "DLOCK.ACQUIRE e t MAX",
+        "DLOCK.ACQUIRE f t 600000 SHARED",
+        "DLOCK.ACQUIRE g t 600000",
+        "DLOCK.EXTEND g t 700000",
+        "DLOCK.ACQUIRE g t 800000",
+        "DLOCK.RELEASE g t ALL",
+    ] {
+        assert!(conn.ok(command).int() > 0, "{command}");
+    }
+    let sent = stream.drain();
+    assert_eq!(
+        words(&sent),
+        [
+            "effect a",
+            "DLOCK.ACQUIRE b t 600000",
+            "DLOCK.ACQUIRE c t 600000",
             "DLOCK.RELEASE a t",
             "dlock.acquire a u 600000",
-            "DLOCK.ACQUIRE d t 600000 LABEL host",
-            "DLOCK.ACQUIRE e t MAX",
-            "DLOCK.ACQUIRE f t 600000 SHARED",
+            "effect d",
+            "effect e",
+            "effect f",
             "DLOCK.ACQUIRE g t 600000",
-            "DLOCK.EXTEND g t 700000",
-            "DLOCK.ACQUIRE g t 800000",
+            "effect g",
+            "effect g",
             "DLOCK.RELEASE g t ALL",
-        ] {
-            assert!(conn.ok(command).int() > 0, "{command}");
-        }
-        let sent = stream.drain();
-        assert_eq!(
-            words(&sent),
-            [
-                "effect a",
-                "DLOCK.ACQUIRE b t 600000",
-                "DLOCK.ACQUIRE c t 600000",
-                "DLOCK.RELEASE a t",
-                "dlock.acquire a u 600000",
-                "effect d",
-                "effect e",
-                "effect f",
-                "DLOCK.ACQUIRE g t 600000",
-                "effect g",
-                "effect g",
-                "DLOCK.RELEASE g t ALL",
-            ]
-        );
-        // What an effect says is where the commands behind it count on from.
-        let effect = sent.iter().find(|command| command[0] == b"DLOCK._SET").expect("an effect");
-        let (last, change) = effect[2].split_first_chunk().expect("a fence");
-        assert_eq!(u64::from_le_bytes(*last), first as u64);
-        let change = Layout::of(change);
-        assert_eq!((change.put[0].granted, change.put[0].deadline), (change.at, change.at + 600_001));
-    });
+        ]
+    );
+    // What an effect says is where the commands behind it count on from.
+    let effect = sent.iter().find(|command| command[0] == b"DLOCK._SET").expect("an effect");
+    let (last, change) = effect[2].split_first_chunk().expect("a fence");
+    assert_eq!(u64::from_le_bytes(*last), first as u64);
+    let change = Layout::of(change);
+    assert_eq!((change.put[0].granted, change.put[0].deadline), (change.at, change.at + 600_001));
 }
 
 /// Slots move one by one, and what is known of the log does not go by slots.
-#[test]
-fn in_a_cluster_grants_are_effects() {
-    each_still_server(|kind| {
-        let node = still(kind).conf("cluster-enabled yes").start();
-        let mut conn = node.connect();
-        conn.ok("CLUSTER ADDSLOTSRANGE 0 16383");
-        until("it serves", || conn.say("DLOCK.HOLDS x t") == 0);
-        let mut stream = Stream::of(&node);
-        grant_both(&mut conn, ["a", "b"]);
-        conn.ok("DLOCK.RELEASE a t");
-        assert_eq!(words(&stream.drain()), ["effect a", "effect b", "DLOCK.RELEASE a t"]);
-    });
+#[each_server(shimmed)]
+fn in_a_cluster_grants_are_effects(kind: &ServerKind) {
+    let node = still(kind).conf("cluster-enabled yes").start();
+    let mut conn = node.connect();
+    conn.ok("CLUSTER ADDSLOTSRANGE 0 16383");
+    until("it serves", || conn.say("DLOCK.HOLDS x t") == 0);
+    let mut stream = Stream::of(&node);
+    grant_both(&mut conn, ["a", "b"]);
+    conn.ok("DLOCK.RELEASE a t");
+    assert_eq!(words(&stream.drain()), ["effect a", "effect b", "DLOCK.RELEASE a t"]);
 }

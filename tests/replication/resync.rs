@@ -31,25 +31,21 @@ fn cut_again_and_again(kind: &ServerKind, conf: &str, cut: impl Fn(&Server), cou
     assert_equal(&master, &replica);
 }
 
-#[test]
-fn a_replica_that_gets_the_rest_under_load_is_equal() {
-    each_server(|kind| {
-        let cut = |master: &Server| assert!(master.connect().ok("CLIENT KILL TYPE replica").int() > 0);
-        cut_again_and_again(kind, "repl-backlog-size 10mb", cut, "sync_partial_ok");
-    });
+#[each_server]
+fn a_replica_that_gets_the_rest_under_load_is_equal(kind: &ServerKind) {
+    let cut = |master: &Server| assert!(master.connect().ok("CLIENT KILL TYPE replica").int() > 0);
+    cut_again_and_again(kind, "repl-backlog-size 10mb", cut, "sync_partial_ok");
 }
 
-#[test]
-fn a_replica_that_gets_everything_anew_under_load_is_equal() {
-    each_server(|kind| {
-        for conf in ["repl-diskless-sync yes", "repl-diskless-sync no"] {
-            let cut = |master: &Server| {
-                let mut conn = master.connect();
-                // It does not know the replica's history any more.
-                assert_eq!(conn.ok("DEBUG CHANGE-REPL-ID"), "OK");
-                assert!(conn.ok("CLIENT KILL TYPE replica").int() > 0);
-            };
-            cut_again_and_again(kind, conf, cut, "sync_full");
-        }
-    });
+#[each_server]
+fn a_replica_that_gets_everything_anew_under_load_is_equal(kind: &ServerKind) {
+    for conf in ["repl-diskless-sync yes", "repl-diskless-sync no"] {
+        let cut = |master: &Server| {
+            let mut conn = master.connect();
+            // It does not know the replica's history any more.
+            assert_eq!(conn.ok("DEBUG CHANGE-REPL-ID"), "OK");
+            assert!(conn.ok("CLIENT KILL TYPE replica").int() > 0);
+        };
+        cut_again_and_again(kind, conf, cut, "sync_full");
+    }
 }

@@ -1,6 +1,6 @@
 //! After any workload a replica, and a replica's replica, hold what the master holds.
 
-use dlock_testkit::{Random, Server, Value, each_server, locks, until};
+use dlock_testkit::{Random, Server, ServerKind, Value, each_server, locks, until};
 
 const KEYS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 
@@ -28,45 +28,42 @@ fn command(random: &mut Random) -> String {
     }
 }
 
-#[test]
-fn replicas_equal_their_master_after_a_random_workload() {
-    each_server(|kind| {
-        let options = Server::options(kind).conf("appendonly yes");
-        let (master, replica, sub) = (options.start(), Server::start(kind), Server::start(kind));
-        replica.replicate(&master);
-        sub.replicate(&replica);
-        let mut random = Random::fresh();
-        let mut conn = master.connect();
-        let mut granted = 0;
-        for _ in 0..60 {
-            let commands: Vec<String> = (0..50).map(|_| command(&mut random)).collect();
-            let answers = conn.say_together(&commands.iter().map(String::as_str).collect::<Vec<_>>());
-            granted +=
-                answers.iter().filter(|answer| matches!(answer, Value::Int(n) if *n > 1 << 40)).count();
-        }
-        // The short leases and delays are over when a longer one, begun after them, is.
-        conn.ok("SELECT 9");
-        conn.ok("DLOCK.ACQUIRE alone t 600000");
-        conn.ok("DLOCK.ACQUIRE mark t 50");
-        until("the short leases have ended", || conn.ok("EXISTS mark") == 0);
-        replica.wait_in_sync(&master);
-        sub.wait_in_sync(&replica);
-        let on_master = locks(&master);
-        let expiries: u64 = master.info("dlock_expiries").parse().expect("a number");
-        assert!(granted > 200 && expiries > 20, "{granted} grants, {expiries} expiries");
-        assert!(on_master.iter().any(|line| line.contains("exclusive")), "{on_master:?}");
-        assert_eq!(locks(&replica), on_master);
-        assert_eq!(locks(&sub), on_master);
-        // One that joins now gets it by snapshot.
-        let late = Server::start(kind);
-        late.replicate(&master);
-        assert_eq!(locks(&late), on_master);
-        // And the append only file tells the same.
-        master.connect().ok("DEBUG LOADAOF");
-        assert_eq!(locks(&master), on_master);
-        let log = dlock_testkit::aof::commands(master.dir());
-        let plain = |name: &[u8]| log.iter().filter(|command| command[0] == name).count();
-        let (grants, releases) = (plain(b"DLOCK.ACQUIRE"), plain(b"DLOCK.RELEASE"));
-        assert!(grants > 0 && releases > 20, "{grants} grants and {releases} releases as they came");
-    });
+#[each_server]
+fn replicas_equal_their_master_after_a_random_workload(kind: &ServerKind) {
+    let options = Server::options(kind).conf("appendonly yes");
+    let (master, replica, sub) = (options.start(), Server::start(kind), Server::start(kind));
+    replica.replicate(&master);
+    sub.replicate(&replica);
+    let mut random = Random::fresh();
+    let mut conn = master.connect();
+    let mut granted = 0;
+    for _ in 0..60 {
+        let commands: Vec<String> = (0..50).map(|_| command(&mut random)).collect();
+        let answers = conn.say_together(&commands.iter().map(String::as_str).collect::<Vec<_>>());
+        granted += answers.iter().filter(|answer| matches!(answer, Value::Int(n) if *n > 1 << 40)).count();
+    }
+    // The short leases and delays are over when a longer one, begun after them, is.
+    conn.ok("SELECT 9");
+    conn.ok("DLOCK.ACQUIRE alone t 600000");
+    conn.ok("DLOCK.ACQUIRE mark t 50");
+    until("the short leases have ended", || conn.ok("EXISTS mark") == 0);
+    replica.wait_in_sync(&master);
+    sub.wait_in_sync(&replica);
+    let on_master = locks(&master);
+    let expiries: u64 = master.info("dlock_expiries").parse().expect("a number");
+    assert!(granted > 200 && expiries > 20, "{granted} grants, {expiries} expiries");
+    assert!(on_master.iter().any(|line| line.contains("exclusive")), "{on_master:?}");
+    assert_eq!(locks(&replica), on_master);
+    assert_eq!(locks(&sub), on_master);
+    // One that joins now gets it by snapshot.
+    let late = Server::start(kind);
+    late.replicate(&master);
+    assert_eq!(locks(&late), on_master);
+    // And the append only file tells the same.
+    master.connect().ok("DEBUG LOADAOF");
+    assert_eq!(locks(&master), on_master);
+    let log = dlock_testkit::aof::commands(master.dir());
+    let plain = |name: &[u8]| log.iter().filter(|command| command[0] == name).count();
+    let (grants, releases) = (plain(b"DLOCK.ACQUIRE"), plain(b"DLOCK.RELEASE"));
+    assert!(grants > 0 && releases > 20, "{grants} grants and {releases} releases as they came");
 }

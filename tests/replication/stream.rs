@@ -1,7 +1,7 @@
 //! The exact stream: one effect for a change, with final values, or the command where it says as much;
 //! nothing for anything else.
 
-use dlock_testkit::{Conn, Layout, Server, Stream, each_server, line, until};
+use dlock_testkit::{Conn, Layout, Server, ServerKind, Stream, each_server, line, until};
 
 /// A plain command as it is; an effect as a person would write it: `k whole exclusive [t x1 #123 600000 host]
 /// last 123`.
@@ -38,181 +38,157 @@ fn next(stream: &mut Stream, conn: &mut Conn, command: &str) -> (i64, String) {
     (answer, effect(sent))
 }
 
-#[test]
-fn each_change_is_one_effect_with_final_values() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        conn.ok("SET x y");
-        let mut stream = Stream::of(&server);
-        conn.ok("SET x z");
-        assert_eq!(
-            stream.drain().iter().map(|command| line(command)).collect::<Vec<_>>(),
-            ["SELECT 0", "SET x z"]
-        );
+#[each_server]
+fn each_change_is_one_effect_with_final_values(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    conn.ok("SET x y");
+    let mut stream = Stream::of(&server);
+    conn.ok("SET x z");
+    assert_eq!(
+        stream.drain().iter().map(|command| line(command)).collect::<Vec<_>>(),
+        ["SELECT 0", "SET x z"]
+    );
 
-        let (fence, sent) = next(&mut stream, &mut conn, "DLOCK.ACQUIRE k t 600000 REENTRANT LABEL host");
-        assert_eq!(sent, format!("k whole exclusive [t x1 #{fence} 600000 host] last {fence}"));
-        let (_, sent) = next(&mut stream, &mut conn, "DLOCK.ACQUIRE k t 500 DEPTH 3");
-        assert_eq!(sent.replace(&sent[sent.find('[').unwrap()..], ""), "k whole exclusive ");
-        assert!(sent.contains(&format!("[t x3 #{fence} 600000 host]")), "{sent}");
-        let (_, sent) = next(&mut stream, &mut conn, "DLOCK.RELEASE k t");
-        assert!(sent.contains(&format!("[t x2 #{fence} 600000 host]")), "{sent}");
-        let (_, sent) = next(&mut stream, &mut conn, "DLOCK.EXTEND k t 700000");
-        assert_eq!(sent, format!("k whole exclusive [t x2 #{fence} 700000 host] last {fence}"));
-        let raised = fence + 5_000_000;
-        let (_, sent) = next(&mut stream, &mut conn, &format!("DLOCK.CONFIRM k t {raised} 800000"));
-        assert_eq!(sent, format!("k whole exclusive [t x2 #{raised} 800000 host] last {raised}"));
-        let (_, sent) = next(&mut stream, &mut conn, "DLOCK.RELEASE k t ALL");
-        assert_eq!(sent, "DLOCK.RELEASE k t ALL", "it says all itself");
+    let (fence, sent) = next(&mut stream, &mut conn, "DLOCK.ACQUIRE k t 600000 REENTRANT LABEL host");
+    assert_eq!(sent, format!("k whole exclusive [t x1 #{fence} 600000 host] last {fence}"));
+    let (_, sent) = next(&mut stream, &mut conn, "DLOCK.ACQUIRE k t 500 DEPTH 3");
+    assert_eq!(sent.replace(&sent[sent.find('[').unwrap()..], ""), "k whole exclusive ");
+    assert!(sent.contains(&format!("[t x3 #{fence} 600000 host]")), "{sent}");
+    let (_, sent) = next(&mut stream, &mut conn, "DLOCK.RELEASE k t");
+    assert!(sent.contains(&format!("[t x2 #{fence} 600000 host]")), "{sent}");
+    let (_, sent) = next(&mut stream, &mut conn, "DLOCK.EXTEND k t 700000");
+    assert_eq!(sent, format!("k whole exclusive [t x2 #{fence} 700000 host] last {fence}"));
+    let raised = fence + 5_000_000;
+    let (_, sent) = next(&mut stream, &mut conn, &format!("DLOCK.CONFIRM k t {raised} 800000"));
+    assert_eq!(sent, format!("k whole exclusive [t x2 #{raised} 800000 host] last {raised}"));
+    let (_, sent) = next(&mut stream, &mut conn, "DLOCK.RELEASE k t ALL");
+    assert_eq!(sent, "DLOCK.RELEASE k t ALL", "it says all itself");
 
-        let (a, sent) = next(&mut stream, &mut conn, "DLOCK.ACQUIRE s a 600000 SHARED");
-        assert_eq!(sent, format!("s part shared [a x1 #{a} 600000 ] last {a}"));
-        let (b, sent) = next(&mut stream, &mut conn, "DLOCK.ACQUIRE s b 600000 SHARED");
-        assert_eq!(
-            sent,
-            format!("s part shared [b x1 #{b} 600000 ] last {b}"),
-            "the others are not sent again"
-        );
-        let (_, sent) = next(&mut stream, &mut conn, "DLOCK.RELEASE s a");
-        assert_eq!(sent, format!("s part shared -a last {b}"));
-        let (_, sent) = next(&mut stream, &mut conn, "DLOCK.BREAK s");
-        assert_eq!(sent, format!("s whole free last {b}"));
-    });
+    let (a, sent) = next(&mut stream, &mut conn, "DLOCK.ACQUIRE s a 600000 SHARED");
+    assert_eq!(sent, format!("s part shared [a x1 #{a} 600000 ] last {a}"));
+    let (b, sent) = next(&mut stream, &mut conn, "DLOCK.ACQUIRE s b 600000 SHARED");
+    assert_eq!(sent, format!("s part shared [b x1 #{b} 600000 ] last {b}"), "the others are not sent again");
+    let (_, sent) = next(&mut stream, &mut conn, "DLOCK.RELEASE s a");
+    assert_eq!(sent, format!("s part shared -a last {b}"));
+    let (_, sent) = next(&mut stream, &mut conn, "DLOCK.BREAK s");
+    assert_eq!(sent, format!("s whole free last {b}"));
 }
 
-#[test]
-fn nothing_is_sent_for_what_changes_nothing() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        conn.ok("SET text x");
-        conn.ok("DLOCK.ACQUIRE k t 600000 DEPTH 2 LABEL host");
-        let mut stream = Stream::of(&server);
-        for command in [
-            "DLOCK.ACQUIRE k other 600000",
-            "DLOCK.ACQUIRE k t 1000",
-            "DLOCK.ACQUIRE k t 1000 DEPTH 2 LABEL host",
-            "DLOCK.ACQUIRE k t 600000 PERMITS 2",
-            "DLOCK.ACQUIRE k t 0",
-            "DLOCK.ACQUIRE text t 600000",
-            "DLOCK.RELEASE k other",
-            "DLOCK.RELEASE k other ALL",
-            "DLOCK.RELEASE k t DEPTH 2",
-            "DLOCK.RELEASE free t",
-            "DLOCK.EXTEND k other 600000",
-            "DLOCK.CONFIRM k other 1 600000",
-            "DLOCK.CONFIRM k t 1 700000",
-            "DLOCK.CONFIRM k t 9007199254740991 700000",
-            "DLOCK.HOLDS k t",
-            "DLOCK.PTTL k",
-            "DLOCK.INSPECT k",
-            "DLOCK.WAITERS k",
-            "DLOCK.CANCEL k t",
-            "DLOCK.BREAK free",
-            "DLOCK.TOKEN",
-            "DLOCK.HELP",
-            "DLOCK._SET k x",
-        ] {
-            let _ = conn.say(command);
-            let sent = stream.drain();
-            assert!(sent.is_empty(), "{command}: {}", line(&sent[0]));
-        }
-        conn.ok("DLOCK.RELEASE k t");
-        assert_eq!(stream.drain().len(), 2, "SELECT and the effect: it does listen");
-    });
-}
-
-#[test]
-fn the_end_of_a_lease_is_sent_in_its_database() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let mut stream = Stream::of(&server);
-        conn.ok("SELECT 5");
-        let fence = conn.ok("DLOCK.ACQUIRE k t 50").int();
-        conn.ok("SELECT 0");
-        conn.ok("SET x y");
-        until("the lease ends", || server.info("dlock_expiries") == "1");
+#[each_server]
+fn nothing_is_sent_for_what_changes_nothing(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    conn.ok("SET text x");
+    conn.ok("DLOCK.ACQUIRE k t 600000 DEPTH 2 LABEL host");
+    let mut stream = Stream::of(&server);
+    for command in [
+        "DLOCK.ACQUIRE k other 600000",
+        "DLOCK.ACQUIRE k t 1000",
+        "DLOCK.ACQUIRE k t 1000 DEPTH 2 LABEL host",
+        "DLOCK.ACQUIRE k t 600000 PERMITS 2",
+        "DLOCK.ACQUIRE k t 0",
+        "DLOCK.ACQUIRE text t 600000",
+        "DLOCK.RELEASE k other",
+        "DLOCK.RELEASE k other ALL",
+        "DLOCK.RELEASE k t DEPTH 2",
+        "DLOCK.RELEASE free t",
+        "DLOCK.EXTEND k other 600000",
+        "DLOCK.CONFIRM k other 1 600000",
+        "DLOCK.CONFIRM k t 1 700000",
+        "DLOCK.CONFIRM k t 9007199254740991 700000",
+        "DLOCK.HOLDS k t",
+        "DLOCK.PTTL k",
+        "DLOCK.INSPECT k",
+        "DLOCK.WAITERS k",
+        "DLOCK.CANCEL k t",
+        "DLOCK.BREAK free",
+        "DLOCK.TOKEN",
+        "DLOCK.HELP",
+        "DLOCK._SET k x",
+    ] {
+        let _ = conn.say(command);
         let sent = stream.drain();
-        let [five, grant, zero, set, again, end] = &sent[..] else { panic!("{sent:?}") };
-        assert_eq!([five, zero, again].map(|c| line(c)), ["SELECT 5", "SELECT 0", "SELECT 5"]);
-        assert_eq!(line(set), "SET x y");
-        assert_eq!(effect(grant), format!("k whole exclusive [t x1 #{fence} 50 ] last {fence}"));
-        assert_eq!(effect(end), format!("k whole free last {fence}"));
-    });
+        assert!(sent.is_empty(), "{command}: {}", line(&sent[0]));
+    }
+    conn.ok("DLOCK.RELEASE k t");
+    assert_eq!(stream.drain().len(), 2, "SELECT and the effect: it does listen");
 }
 
-#[test]
-fn a_hold_found_expired_is_ended_in_the_effect_of_the_command_that_finds_it() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let mut stream = Stream::of(&server);
-        let answers =
-            conn.say_together(&["DLOCK.ACQUIRE k t 20", "DEBUG SLEEP 0.05", "DLOCK.ACQUIRE k u 600000"]);
-        let (first, second) = (answers[0].int(), answers[2].int());
-        let sent = stream.drain();
-        let [_, grant, next] = &sent[..] else { panic!("{sent:?}") };
-        assert_eq!(effect(grant), format!("k whole exclusive [t x1 #{first} 20 ] last {first}"));
-        assert_eq!(effect(next), format!("k whole exclusive [u x1 #{second} 600000 ] last {second}"));
+#[each_server]
+fn the_end_of_a_lease_is_sent_in_its_database(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    let mut stream = Stream::of(&server);
+    conn.ok("SELECT 5");
+    let fence = conn.ok("DLOCK.ACQUIRE k t 50").int();
+    conn.ok("SELECT 0");
+    conn.ok("SET x y");
+    until("the lease ends", || server.info("dlock_expiries") == "1");
+    let sent = stream.drain();
+    let [five, grant, zero, set, again, end] = &sent[..] else { panic!("{sent:?}") };
+    assert_eq!([five, zero, again].map(|c| line(c)), ["SELECT 5", "SELECT 0", "SELECT 5"]);
+    assert_eq!(line(set), "SET x y");
+    assert_eq!(effect(grant), format!("k whole exclusive [t x1 #{fence} 50 ] last {fence}"));
+    assert_eq!(effect(end), format!("k whole free last {fence}"));
+}
 
-        conn.say_together(&[
-            "DLOCK.BREAK k",
-            "DLOCK.ACQUIRE k t 20",
-            "DEBUG SLEEP 0.05",
-            "DLOCK.RELEASE k t",
-        ])
+#[each_server]
+fn a_hold_found_expired_is_ended_in_the_effect_of_the_command_that_finds_it(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    let mut stream = Stream::of(&server);
+    let answers =
+        conn.say_together(&["DLOCK.ACQUIRE k t 20", "DEBUG SLEEP 0.05", "DLOCK.ACQUIRE k u 600000"]);
+    let (first, second) = (answers[0].int(), answers[2].int());
+    let sent = stream.drain();
+    let [_, grant, next] = &sent[..] else { panic!("{sent:?}") };
+    assert_eq!(effect(grant), format!("k whole exclusive [t x1 #{first} 20 ] last {first}"));
+    assert_eq!(effect(next), format!("k whole exclusive [u x1 #{second} 600000 ] last {second}"));
+
+    conn.say_together(&["DLOCK.BREAK k", "DLOCK.ACQUIRE k t 20", "DEBUG SLEEP 0.05", "DLOCK.RELEASE k t"])
         .iter()
         .for_each(|answer| assert!(!answer.is_nil()));
-        let sent = stream.drain();
-        assert_eq!(sent.len(), 3);
-        assert_eq!(line(&sent[2]), "DLOCK.RELEASE k t", "it answered 0 and ended it all the same");
-    });
+    let sent = stream.drain();
+    assert_eq!(sent.len(), 3);
+    assert_eq!(line(&sent[2]), "DLOCK.RELEASE k t", "it answered 0 and ended it all the same");
 }
 
-#[test]
-fn a_transaction_and_a_script_send_their_effects_as_one() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let mut stream = Stream::of(&server);
-        for command in
-            ["MULTI", "DLOCK.ACQUIRE a t 600000", "SET x y", "DLOCK.ACQUIRE a u 600000", "DLOCK.RELEASE a t"]
-        {
-            conn.ok(command);
-        }
-        conn.ok("EXEC");
-        let script = "redis.call('DLOCK.ACQUIRE', KEYS[1], 't', 600000) return redis.call('DLOCK.RELEASE', KEYS[1], 't')";
-        assert_eq!(conn.call(&["EVAL", script, "1", "k"]), 1);
-        let sent = stream.drain();
-        let shown: Vec<String> = sent
-            .iter()
-            .map(|command| if command[0] == b"DLOCK._SET" { effect(command) } else { line(command) })
-            .map(|text| {
-                text.split(" [")
-                    .next()
-                    .unwrap_or_default()
-                    .split(" last")
-                    .next()
-                    .unwrap_or_default()
-                    .to_string()
-            })
-            .filter(|text| !text.starts_with("SELECT"))
-            .collect();
-        assert_eq!(
-            shown,
-            [
-                "MULTI",
-                "a whole exclusive",
-                "SET x y",
-                "DLOCK.RELEASE a t",
-                "EXEC",
-                "MULTI",
-                "k whole exclusive",
-                "DLOCK.RELEASE k t",
-                "EXEC"
-            ]
-        );
-    });
+#[each_server]
+fn a_transaction_and_a_script_send_their_effects_as_one(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    let mut stream = Stream::of(&server);
+    for command in
+        ["MULTI", "DLOCK.ACQUIRE a t 600000", "SET x y", "DLOCK.ACQUIRE a u 600000", "DLOCK.RELEASE a t"]
+    {
+        conn.ok(command);
+    }
+    conn.ok("EXEC");
+    let script =
+        "redis.call('DLOCK.ACQUIRE', KEYS[1], 't', 600000) return redis.call('DLOCK.RELEASE', KEYS[1], 't')";
+    assert_eq!(conn.call(&["EVAL", script, "1", "k"]), 1);
+    let sent = stream.drain();
+    let shown: Vec<String> = sent
+        .iter()
+        .map(|command| if command[0] == b"DLOCK._SET" { effect(command) } else { line(command) })
+        .map(|text| {
+            text.split(" [").next().unwrap_or_default().split(" last").next().unwrap_or_default().to_string()
+        })
+        .filter(|text| !text.starts_with("SELECT"))
+        .collect();
+    assert_eq!(
+        shown,
+        [
+            "MULTI",
+            "a whole exclusive",
+            "SET x y",
+            "DLOCK.RELEASE a t",
+            "EXEC",
+            "MULTI",
+            "k whole exclusive",
+            "DLOCK.RELEASE k t",
+            "EXEC"
+        ]
+    );
 }

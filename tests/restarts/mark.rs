@@ -8,22 +8,9 @@ mod unwritable;
 use std::fs;
 use std::path::PathBuf;
 
-use dlock_testkit::{Server, ServerKind, each_server, until};
+use dlock_testkit::{Server, until};
 
 const DAY: i64 = 24 * dlock_testkit::wall_clock::HOUR;
-
-/// On each server on which a shim that is preloaded comes between the module and the C library. With Valkey 9
-/// it comes only between the server and that.
-#[track_caller]
-fn each_shimmed_server(test: impl Fn(&ServerKind) + Sync) {
-    each_server(|kind| {
-        if kind.is_valkey && kind.is_at_least(9, 0) {
-            eprintln!("left out on {}: no shim reaches a module there", kind.name);
-        } else {
-            test(kind);
-        }
-    });
-}
 
 /// Where the server keeps its mark.
 fn path(server: &Server) -> PathBuf {

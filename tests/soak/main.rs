@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use dlock_testkit::history::History;
 use dlock_testkit::workers::{Clock, Plan, Worker, during};
-use dlock_testkit::{Random, Server, ServerKind, Wire, each_server_in_turn, run_time, until};
+use dlock_testkit::{Random, Server, ServerKind, Wire, each_server, run_time, until};
 use figures::{Figures, Size};
 use operator::Operator;
 
@@ -42,16 +42,16 @@ fn plan() -> Plan {
     }
 }
 
-#[test]
-fn a_few_seconds_of_everything_show_nothing_that_cannot_be() {
-    each_server_in_turn(|kind| soak(kind, Duration::from_secs(4), Duration::from_secs(2)));
+#[each_server(in_turn)]
+fn a_few_seconds_of_everything_show_nothing_that_cannot_be(kind: &ServerKind) {
+    soak(kind, Duration::from_secs(4), Duration::from_secs(2));
 }
 
-#[test]
+#[each_server(in_turn)]
 #[ignore = "as long as SECONDS says: make soak"]
-fn a_long_time_of_everything_shows_nothing_that_cannot_be() {
+fn a_long_time_of_everything_shows_nothing_that_cannot_be(kind: &ServerKind) {
     let time = run_time().unwrap_or(Duration::from_secs(3_600));
-    each_server_in_turn(|kind| soak(kind, time, Duration::from_secs(10)));
+    soak(kind, time, Duration::from_secs(10));
 }
 
 fn soak(kind: &ServerKind, time: Duration, episode: Duration) {

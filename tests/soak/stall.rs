@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_testkit::{Conn, Server, each_server_in_turn, until};
+use dlock_testkit::{Conn, Server, ServerKind, each_server, until};
 
 const LIVE: usize = 1_000_000;
 const DUE: usize = 100_000;
@@ -46,33 +46,31 @@ fn shown(times: &[Duration]) -> String {
     format!("p50 {:?}, p99 {:?}, longest {:?} of {}", at(0.5), at(0.99), at(1.0), times.len())
 }
 
-#[test]
+#[each_server(in_turn)]
 #[ignore = "half a minute and 500 MB: make stall"]
-fn a_hundred_thousand_leases_that_end_together_stall_nobody_for_long() {
-    each_server_in_turn(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        fill(&mut conn, DUE, LIVE, "86400000");
-        let quiet = round_trips(&server, || thread::sleep(Duration::from_secs(2)));
-        // Held back until all are due, they end in one flood.
-        fill(&mut conn, 0, DUE, "3000");
-        assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
-        let last = format!("DLOCK.PTTL lock:{}", DUE - 1);
-        until("all are due", || conn.ok(&last) == -2);
-        let held = |conn: &mut Conn| {
-            let info = conn.ok("INFO dlock").text();
-            let line = info.lines().find_map(|line| line.strip_prefix("dlock_held:"));
-            line.and_then(|number| number.parse::<usize>().ok()).expect("INFO has it")
-        };
-        let due = held(&mut conn) - (LIVE - DUE);
-        let flood = round_trips(&server, || {
-            assert_eq!(conn.ok("CLIENT UNPAUSE"), "OK");
-            until("all of them have ended", || held(&mut conn) == LIVE - DUE);
-        });
-        assert_eq!(conn.ok("DBSIZE"), (LIVE - DUE) as i64);
-        println!("{} {}: {LIVE} holds live", kind.name, kind.version);
-        println!("  nothing due:      {}", shown(&quiet));
-        println!("  {due} due together: {}", shown(&flood));
-        assert!(due > DUE / 2, "most of them had ended before the flood: {due}");
+fn a_hundred_thousand_leases_that_end_together_stall_nobody_for_long(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    fill(&mut conn, DUE, LIVE, "86400000");
+    let quiet = round_trips(&server, || thread::sleep(Duration::from_secs(2)));
+    // Held back until all are due, they end in one flood.
+    fill(&mut conn, 0, DUE, "3000");
+    assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
+    let last = format!("DLOCK.PTTL lock:{}", DUE - 1);
+    until("all are due", || conn.ok(&last) == -2);
+    let held = |conn: &mut Conn| {
+        let info = conn.ok("INFO dlock").text();
+        let line = info.lines().find_map(|line| line.strip_prefix("dlock_held:"));
+        line.and_then(|number| number.parse::<usize>().ok()).expect("INFO has it")
+    };
+    let due = held(&mut conn) - (LIVE - DUE);
+    let flood = round_trips(&server, || {
+        assert_eq!(conn.ok("CLIENT UNPAUSE"), "OK");
+        until("all of them have ended", || held(&mut conn) == LIVE - DUE);
     });
+    assert_eq!(conn.ok("DBSIZE"), (LIVE - DUE) as i64);
+    println!("{} {}: {LIVE} holds live", kind.name, kind.version);
+    println!("  nothing due:      {}", shown(&quiet));
+    println!("  {due} due together: {}", shown(&flood));
+    assert!(due > DUE / 2, "most of them had ended before the flood: {due}");
 }

@@ -3,7 +3,7 @@
 mod claimed;
 
 use dlock_testkit::queue::{clients, granted, holders, tokens, waiter};
-use dlock_testkit::{Conn, Server, Stream, Value, each_server, until};
+use dlock_testkit::{Conn, Server, ServerKind, Stream, Value, each_server, until};
 
 /// A server where `a` holds `k`, and a connection that hears `channel`.
 fn scene(kind: &dlock_testkit::ServerKind) -> (Server, Conn, Conn) {
@@ -34,59 +34,55 @@ fn queue(conn: &mut Conn, token: &str, options: &str) {
     assert_eq!(conn.ok(&call), Value::Nil, "{token} is in the queue");
 }
 
-#[test]
-fn one_connection_waits_for_many_in_one_queue_with_those_that_block() {
-    each_server(|kind| {
-        let (server, mut a, mut hears) = scene(kind);
-        let mut shared = server.connect();
-        queue(&mut shared, "b", "");
-        let mut c = waiter(&server, "DLOCK.ACQUIRE k c 600000 BLOCK 0");
-        queue(&mut shared, "d", "LABEL mine");
-        assert_eq!(tokens(&mut a, "k"), ["b", "c", "d"]);
-        assert_eq!((clients(&mut a, "k")[0], clients(&mut a, "k")[2]), (-1, -1));
-        let line = a.ok("DLOCK.WAITERS k");
-        assert!((1..=600_000).contains(&line.items()[2].field("left").int()));
-        assert_eq!(line.items()[2].field("label"), &Value::Bulk("mine".into()));
-        assert_eq!((server.info("dlock_queued"), server.info("dlock_waiting")), ("2".into(), "1".into()));
-        // Asked again, it keeps its position.
-        queue(&mut shared, "b", "");
-        assert_eq!(tokens(&mut a, "k"), ["b", "c", "d"]);
-        a.ok("DLOCK.RELEASE k a");
-        assert_eq!(heard(&mut hears), "b granted");
-        let fence = shared.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000").int();
-        assert_eq!(shared.ok("DLOCK.INSPECT k").field("fence"), &Value::Int(fence));
-        assert_eq!(shared.ok("DLOCK.RELEASE k b"), 1);
-        assert!(granted(&mut c) > fence, "fences rise");
-        assert_eq!(c.ok("DLOCK.RELEASE k c"), 1);
-        assert_eq!(heard(&mut hears), "d granted");
-        assert_eq!(holders(&mut a, "k"), ["d"]);
-        assert_eq!(server.info("dlock_queued"), "0");
-    });
+#[each_server]
+fn one_connection_waits_for_many_in_one_queue_with_those_that_block(kind: &ServerKind) {
+    let (server, mut a, mut hears) = scene(kind);
+    let mut shared = server.connect();
+    queue(&mut shared, "b", "");
+    let mut c = waiter(&server, "DLOCK.ACQUIRE k c 600000 BLOCK 0");
+    queue(&mut shared, "d", "LABEL mine");
+    assert_eq!(tokens(&mut a, "k"), ["b", "c", "d"]);
+    assert_eq!((clients(&mut a, "k")[0], clients(&mut a, "k")[2]), (-1, -1));
+    let line = a.ok("DLOCK.WAITERS k");
+    assert!((1..=600_000).contains(&line.items()[2].field("left").int()));
+    assert_eq!(line.items()[2].field("label"), &Value::Bulk("mine".into()));
+    assert_eq!((server.info("dlock_queued"), server.info("dlock_waiting")), ("2".into(), "1".into()));
+    // Asked again, it keeps its position.
+    queue(&mut shared, "b", "");
+    assert_eq!(tokens(&mut a, "k"), ["b", "c", "d"]);
+    a.ok("DLOCK.RELEASE k a");
+    assert_eq!(heard(&mut hears), "b granted");
+    let fence = shared.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000").int();
+    assert_eq!(shared.ok("DLOCK.INSPECT k").field("fence"), &Value::Int(fence));
+    assert_eq!(shared.ok("DLOCK.RELEASE k b"), 1);
+    assert!(granted(&mut c) > fence, "fences rise");
+    assert_eq!(c.ok("DLOCK.RELEASE k c"), 1);
+    assert_eq!(heard(&mut hears), "d granted");
+    assert_eq!(holders(&mut a, "k"), ["d"]);
+    assert_eq!(server.info("dlock_queued"), "0");
 }
 
-#[test]
-fn every_end_of_a_wait_is_announced_but_the_own_release() {
-    each_server(|kind| {
-        let (server, mut a, mut hears) = scene(kind);
-        queue(&mut a, "released", "");
-        assert_eq!(a.ok("DLOCK.RELEASE k released"), 0);
-        queue(&mut a, "cancelled", "");
-        assert_eq!(a.ok("DLOCK.CANCEL k cancelled"), 1);
-        assert_eq!(heard(&mut hears), "cancelled cancelled");
-        assert_eq!(a.ok("DLOCK.ACQUIRE k late 1 QUEUE 20 NOTIFY channel late"), Value::Nil);
-        assert_eq!(heard(&mut hears), "late timeout");
-        let mut gone = server.connect();
-        queue(&mut gone, "bound", "EPHEMERAL");
-        drop(gone);
-        assert_eq!(heard(&mut hears), "bound cancelled");
-        let mut beside = waiter_beside(&server, "b", &mut a);
-        assert_eq!(a.ok("DLOCK.CANCEL k b"), 1);
-        assert_eq!(beside.read(), Value::Nil);
-        queue(&mut a, "refused", "");
-        assert_eq!(a.ok("SET k data"), "OK");
-        assert_eq!(heard(&mut hears), "refused refused");
-        assert_eq!(server.info("dlock_queued"), "0");
-    });
+#[each_server]
+fn every_end_of_a_wait_is_announced_but_the_own_release(kind: &ServerKind) {
+    let (server, mut a, mut hears) = scene(kind);
+    queue(&mut a, "released", "");
+    assert_eq!(a.ok("DLOCK.RELEASE k released"), 0);
+    queue(&mut a, "cancelled", "");
+    assert_eq!(a.ok("DLOCK.CANCEL k cancelled"), 1);
+    assert_eq!(heard(&mut hears), "cancelled cancelled");
+    assert_eq!(a.ok("DLOCK.ACQUIRE k late 1 QUEUE 20 NOTIFY channel late"), Value::Nil);
+    assert_eq!(heard(&mut hears), "late timeout");
+    let mut gone = server.connect();
+    queue(&mut gone, "bound", "EPHEMERAL");
+    drop(gone);
+    assert_eq!(heard(&mut hears), "bound cancelled");
+    let mut beside = waiter_beside(&server, "b", &mut a);
+    assert_eq!(a.ok("DLOCK.CANCEL k b"), 1);
+    assert_eq!(beside.read(), Value::Nil);
+    queue(&mut a, "refused", "");
+    assert_eq!(a.ok("SET k data"), "OK");
+    assert_eq!(heard(&mut hears), "refused refused");
+    assert_eq!(server.info("dlock_queued"), "0");
 }
 
 /// Waits beside a position of its token.
@@ -98,142 +94,128 @@ fn waiter_beside(server: &Server, token: &str, look: &mut Conn) -> Conn {
     conn
 }
 
-#[test]
-fn it_works_in_transactions_and_scripts() {
-    each_server(|kind| {
-        let (_server, mut a, mut hears) = scene(kind);
-        a.ok("MULTI");
-        a.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000 NOTIFY channel b BLOCK 0");
+#[each_server]
+fn it_works_in_transactions_and_scripts(kind: &ServerKind) {
+    let (_server, mut a, mut hears) = scene(kind);
+    a.ok("MULTI");
+    a.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000 NOTIFY channel b BLOCK 0");
+    a.ok("DLOCK.RELEASE k a");
+    a.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000");
+    let done = a.ok("EXEC");
+    assert_eq!((&done.items()[0], done.items()[1].int()), (&Value::Nil, 1));
+    assert!(done.items()[2].int() > 0);
+    assert_eq!(heard(&mut hears), "b granted");
+    let script = "redis.call('DLOCK.ACQUIRE', KEYS[1], 'c', 600000, 'QUEUE', 600000, 'NOTIFY', 'channel', 'c') \
+                  return redis.call('DLOCK.RELEASE', KEYS[1], 'b')";
+    assert_eq!(a.call(&["EVAL", script, "1", "k"]), 1);
+    assert_eq!(heard(&mut hears), "c granted");
+    assert_eq!(holders(&mut a, "k"), ["c"]);
+}
+
+#[each_server]
+fn limits_deadlocks_and_grace_are_those_of_block(kind: &ServerKind) {
+    let (server, mut a, _) = scene(kind);
+    a.ok("CONFIG SET dlock.max-queued 1");
+    queue(&mut a, "b", "");
+    let full = a.say("DLOCK.ACQUIRE k c 1000 QUEUE 1000");
+    assert!(full.error().starts_with("QUEUEFULL"), "{full:?}");
+    queue(&mut a, "b", "");
+    a.ok("CONFIG SET dlock.max-queued 9");
+    a.ok("CONFIG SET dlock.max-waiters-per-key 1");
+    assert!(a.say("DLOCK.ACQUIRE k c 1000 QUEUE 1000").error().starts_with("QUEUEFULL"));
+    a.ok("DLOCK.ACQUIRE l b 600000");
+    let cycle = a.say("DLOCK.ACQUIRE l a 1000 QUEUE 1000");
+    assert_eq!(cycle, Value::Error("DEADLOCK a -> b -> a".into()));
+    let long = a.say("DLOCK.ACQUIRE k c 1000 QUEUE 86400001");
+    assert!(long.error().starts_with("ERR QUEUE ms"), "{long:?}");
+    // A position that is there is kept in a grace period; there are no new ones.
+    a.ok("CONFIG SET dlock.restart-grace 600000");
+    a.ok("FLUSHALL");
+    queue(&mut a, "b", "");
+    assert!(a.say("DLOCK.ACQUIRE m c 1000 QUEUE 1000").error().starts_with("GRACE"));
+    a.ok("CONFIG SET dlock.restart-grace 0");
+    until("it is granted", || holders(&mut a, "k") == ["b"]);
+    assert_eq!(server.info("dlock_queued"), "0");
+}
+
+#[each_server]
+fn rights_are_looked_at_when_it_asks_and_when_its_turn_comes(kind: &ServerKind) {
+    let (server, mut a, mut hears) = scene(kind);
+    let rules = "ACL SETUSER u on >secret ~k +dlock.acquire resetchannels &channel";
+    a.ok(rules);
+    let mut b = server.connect();
+    b.ok("AUTH u secret");
+    let other = b.say("DLOCK.ACQUIRE k b 600000 QUEUE 600000 NOTIFY other b");
+    assert!(other.error().starts_with("NOPERM"), "{other:?}");
+    assert_eq!(a.ok("ACL LOG").items()[0].field("reason"), &Value::Bulk("channel".into()));
+    for (taken, told) in [("-dlock.acquire", true), ("resetkeys", true), ("resetchannels", false)] {
+        queue(&mut b, "b", "");
+        queue(&mut a, "c", "");
+        a.ok(&format!("ACL SETUSER u {taken}"));
         a.ok("DLOCK.RELEASE k a");
-        a.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000");
-        let done = a.ok("EXEC");
-        assert_eq!((&done.items()[0], done.items()[1].int()), (&Value::Nil, 1));
-        assert!(done.items()[2].int() > 0);
-        assert_eq!(heard(&mut hears), "b granted");
-        let script = "redis.call('DLOCK.ACQUIRE', KEYS[1], 'c', 600000, 'QUEUE', 600000, 'NOTIFY', 'channel', 'c') \
-                      return redis.call('DLOCK.RELEASE', KEYS[1], 'b')";
-        assert_eq!(a.call(&["EVAL", script, "1", "k"]), 1);
-        assert_eq!(heard(&mut hears), "c granted");
-        assert_eq!(holders(&mut a, "k"), ["c"]);
-    });
-}
-
-#[test]
-fn limits_deadlocks_and_grace_are_those_of_block() {
-    each_server(|kind| {
-        let (server, mut a, _) = scene(kind);
-        a.ok("CONFIG SET dlock.max-queued 1");
-        queue(&mut a, "b", "");
-        let full = a.say("DLOCK.ACQUIRE k c 1000 QUEUE 1000");
-        assert!(full.error().starts_with("QUEUEFULL"), "{full:?}");
-        queue(&mut a, "b", "");
-        a.ok("CONFIG SET dlock.max-queued 9");
-        a.ok("CONFIG SET dlock.max-waiters-per-key 1");
-        assert!(a.say("DLOCK.ACQUIRE k c 1000 QUEUE 1000").error().starts_with("QUEUEFULL"));
-        a.ok("DLOCK.ACQUIRE l b 600000");
-        let cycle = a.say("DLOCK.ACQUIRE l a 1000 QUEUE 1000");
-        assert_eq!(cycle, Value::Error("DEADLOCK a -> b -> a".into()));
-        let long = a.say("DLOCK.ACQUIRE k c 1000 QUEUE 86400001");
-        assert!(long.error().starts_with("ERR QUEUE ms"), "{long:?}");
-        // A position that is there is kept in a grace period; there are no new ones.
-        a.ok("CONFIG SET dlock.restart-grace 600000");
-        a.ok("FLUSHALL");
-        queue(&mut a, "b", "");
-        assert!(a.say("DLOCK.ACQUIRE m c 1000 QUEUE 1000").error().starts_with("GRACE"));
-        a.ok("CONFIG SET dlock.restart-grace 0");
-        until("it is granted", || holders(&mut a, "k") == ["b"]);
-        assert_eq!(server.info("dlock_queued"), "0");
-    });
-}
-
-#[test]
-fn rights_are_looked_at_when_it_asks_and_when_its_turn_comes() {
-    each_server(|kind| {
-        let (server, mut a, mut hears) = scene(kind);
-        let rules = "ACL SETUSER u on >secret ~k +dlock.acquire resetchannels &channel";
-        a.ok(rules);
-        let mut b = server.connect();
-        b.ok("AUTH u secret");
-        let other = b.say("DLOCK.ACQUIRE k b 600000 QUEUE 600000 NOTIFY other b");
-        assert!(other.error().starts_with("NOPERM"), "{other:?}");
-        assert_eq!(a.ok("ACL LOG").items()[0].field("reason"), &Value::Bulk("channel".into()));
-        for (taken, told) in [("-dlock.acquire", true), ("resetkeys", true), ("resetchannels", false)] {
-            queue(&mut b, "b", "");
-            queue(&mut a, "c", "");
-            a.ok(&format!("ACL SETUSER u {taken}"));
-            a.ok("DLOCK.RELEASE k a");
-            if told {
-                assert_eq!(heard(&mut hears), "b refused");
-            }
-            assert_eq!(heard(&mut hears), "c granted");
-            assert_eq!(holders(&mut a, "k"), ["c"]);
-            a.ok("DLOCK.RELEASE k c");
-            a.ok("DLOCK.ACQUIRE k a 600000");
-            a.ok(rules);
+        if told {
+            assert_eq!(heard(&mut hears), "b refused");
         }
-    });
-}
-
-#[test]
-fn a_demotion_refuses_them_and_replicas_take_none() {
-    each_server(|kind| {
-        let (server, mut a, mut hears) = scene(kind);
-        let master = Server::start(kind);
-        queue(&mut a, "b", "");
-        server.replicate(&master);
-        assert_eq!(heard(&mut hears), "b refused");
-        assert_eq!(server.info("dlock_queued"), "0");
-        a.ok("CONFIG SET replica-read-only no");
-        let refused = a.say("DLOCK.ACQUIRE other b 1000 QUEUE 1000");
-        assert!(refused.error().contains("QUEUE"), "{refused:?}");
-    });
-}
-
-#[test]
-fn the_queue_is_served_when_the_key_goes_and_stays_when_databases_are_swapped() {
-    each_server(|kind| {
-        let (_server, mut a, mut hears) = scene(kind);
-        queue(&mut a, "b", "");
-        a.ok("DEL k");
-        assert_eq!(heard(&mut hears), "b granted");
-        queue(&mut a, "c", "");
-        a.ok("FLUSHALL");
-        assert_eq!(heard(&mut hears), "c granted");
-        assert!(a.ok("DLOCK.ACQUIRE k c 600000").int() > 0);
-        a.ok("DLOCK.RELEASE k c");
-        a.ok("DLOCK.ACQUIRE k b 600000");
-        queue(&mut a, "c", "");
-        a.ok("SWAPDB 0 1");
         assert_eq!(heard(&mut hears), "c granted");
         assert_eq!(holders(&mut a, "k"), ["c"]);
-        // What was granted unclaimed is claimed where it is now.
-        a.ok("SELECT 1");
-        assert_eq!(a.ok("DLOCK.EXTEND k b 1000"), 1);
-    });
+        a.ok("DLOCK.RELEASE k c");
+        a.ok("DLOCK.ACQUIRE k a 600000");
+        a.ok(rules);
+    }
 }
 
-#[test]
-fn another_mode_is_another_wait() {
-    each_server(|kind| {
-        let (_server, mut a, _) = scene(kind);
-        queue(&mut a, "b", "");
-        queue(&mut a, "c", "");
-        queue(&mut a, "b", "SHARED");
-        assert_eq!(tokens(&mut a, "k"), ["c", "b"]);
-    });
+#[each_server]
+fn a_demotion_refuses_them_and_replicas_take_none(kind: &ServerKind) {
+    let (server, mut a, mut hears) = scene(kind);
+    let master = Server::start(kind);
+    queue(&mut a, "b", "");
+    server.replicate(&master);
+    assert_eq!(heard(&mut hears), "b refused");
+    assert_eq!(server.info("dlock_queued"), "0");
+    a.ok("CONFIG SET replica-read-only no");
+    let refused = a.say("DLOCK.ACQUIRE other b 1000 QUEUE 1000");
+    assert!(refused.error().contains("QUEUE"), "{refused:?}");
 }
 
-#[test]
-fn nothing_of_the_queue_is_replicated_but_the_grant() {
-    each_server(|kind| {
-        let (server, mut a, mut hears) = scene(kind);
-        let mut stream = Stream::of(&server);
-        queue(&mut a, "b", "");
-        queue(&mut a, "b", "");
-        a.ok("DLOCK.RELEASE k a");
-        assert_eq!(heard(&mut hears), "b granted");
-        let sent: Vec<String> =
-            stream.drain().iter().map(|c| String::from_utf8_lossy(&c[0]).to_string()).collect();
-        assert_eq!(sent, ["SELECT", "DLOCK._SET"]);
-    });
+#[each_server]
+fn the_queue_is_served_when_the_key_goes_and_stays_when_databases_are_swapped(kind: &ServerKind) {
+    let (_server, mut a, mut hears) = scene(kind);
+    queue(&mut a, "b", "");
+    a.ok("DEL k");
+    assert_eq!(heard(&mut hears), "b granted");
+    queue(&mut a, "c", "");
+    a.ok("FLUSHALL");
+    assert_eq!(heard(&mut hears), "c granted");
+    assert!(a.ok("DLOCK.ACQUIRE k c 600000").int() > 0);
+    a.ok("DLOCK.RELEASE k c");
+    a.ok("DLOCK.ACQUIRE k b 600000");
+    queue(&mut a, "c", "");
+    a.ok("SWAPDB 0 1");
+    assert_eq!(heard(&mut hears), "c granted");
+    assert_eq!(holders(&mut a, "k"), ["c"]);
+    // What was granted unclaimed is claimed where it is now.
+    a.ok("SELECT 1");
+    assert_eq!(a.ok("DLOCK.EXTEND k b 1000"), 1);
+}
+
+#[each_server]
+fn another_mode_is_another_wait(kind: &ServerKind) {
+    let (_server, mut a, _) = scene(kind);
+    queue(&mut a, "b", "");
+    queue(&mut a, "c", "");
+    queue(&mut a, "b", "SHARED");
+    assert_eq!(tokens(&mut a, "k"), ["c", "b"]);
+}
+
+#[each_server]
+fn nothing_of_the_queue_is_replicated_but_the_grant(kind: &ServerKind) {
+    let (server, mut a, mut hears) = scene(kind);
+    let mut stream = Stream::of(&server);
+    queue(&mut a, "b", "");
+    queue(&mut a, "b", "");
+    a.ok("DLOCK.RELEASE k a");
+    assert_eq!(heard(&mut hears), "b granted");
+    let sent: Vec<String> =
+        stream.drain().iter().map(|c| String::from_utf8_lossy(&c[0]).to_string()).collect();
+    assert_eq!(sent, ["SELECT", "DLOCK._SET"]);
 }

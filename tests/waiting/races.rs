@@ -28,231 +28,213 @@ impl Scene {
     }
 }
 
-#[test]
-fn release_and_kill_of_the_waiter_rolls_on() {
-    each_server(|kind| {
-        let mut scene = scene(kind);
-        for _ in 0..rounds() {
-            let mut events = Events::subscribe(&scene.server, "__keyspace@0__:k");
-            let kill = format!("CLIENT KILL ID {}", scene.b_id);
-            assert_eq!(scene.a.say_together(&["DLOCK.RELEASE k a", &kill]), [Value::Int(1), Value::Int(1)]);
-            scene.c_holds();
-            assert!(scene.b.closed());
-            let told: Vec<String> = events.so_far().into_iter().map(|(_, event)| event).collect();
-            // b was granted the lock, and its hold ended like any other.
-            assert_eq!(told, ["dlock.release", "dlock.acquire", "dlock.release", "dlock.acquire"]);
-            scene.reset();
-        }
-        scene.survives_a_crash(&["a"]);
-    });
+#[each_server]
+fn release_and_kill_of_the_waiter_rolls_on(kind: &ServerKind) {
+    let mut scene = scene(kind);
+    for _ in 0..rounds() {
+        let mut events = Events::subscribe(&scene.server, "__keyspace@0__:k");
+        let kill = format!("CLIENT KILL ID {}", scene.b_id);
+        assert_eq!(scene.a.say_together(&["DLOCK.RELEASE k a", &kill]), [Value::Int(1), Value::Int(1)]);
+        scene.c_holds();
+        assert!(scene.b.closed());
+        let told: Vec<String> = events.so_far().into_iter().map(|(_, event)| event).collect();
+        // b was granted the lock, and its hold ended like any other.
+        assert_eq!(told, ["dlock.release", "dlock.acquire", "dlock.release", "dlock.acquire"]);
+        scene.reset();
+    }
+    scene.survives_a_crash(&["a"]);
 }
 
-#[test]
-fn release_and_unblock_with_error_rolls_on_or_is_refused() {
+#[each_server]
+fn release_and_unblock_with_error_rolls_on_or_is_refused(kind: &ServerKind) {
     release_and_unblock(
+        kind,
         "ERROR",
         |reply| matches!(reply, Value::Error(text) if text.starts_with("UNBLOCKED ")),
     );
 }
 
 /// Up to 7.0 the reply was lost and the next one answered for it; 7.2 asserted and died.
-#[test]
-fn release_and_unblock_as_timeout_leaves_one_reply() {
-    release_and_unblock("TIMEOUT", Value::is_nil);
+#[each_server]
+fn release_and_unblock_as_timeout_leaves_one_reply(kind: &ServerKind) {
+    release_and_unblock(kind, "TIMEOUT", Value::is_nil);
 }
 
-fn release_and_unblock(how: &str, is_unblocked: fn(&Value) -> bool) {
-    each_server(|kind| {
-        let mut scene = scene(kind);
-        for _ in 0..rounds() {
-            let unblock = format!("CLIENT UNBLOCK {} {how}", scene.b_id);
-            assert_eq!(scene.a.say_together(&["DLOCK.RELEASE k a", &unblock])[0], 1);
-            let reply = scene.b.read();
-            if !is_unblocked(&reply) {
-                // The grant came first: b holds, and c waits on.
-                assert!(reply.int() > 0);
-                assert_eq!(holders(&mut scene.a, "k"), ["b"]);
-                scene.a.ok("DLOCK.RELEASE k b");
-            }
-            scene.c_holds();
-            assert_eq!(scene.b.say("PING"), "PONG", "one reply, no more");
-            scene.reset();
+fn release_and_unblock(kind: &ServerKind, how: &str, is_unblocked: fn(&Value) -> bool) {
+    let mut scene = scene(kind);
+    for _ in 0..rounds() {
+        let unblock = format!("CLIENT UNBLOCK {} {how}", scene.b_id);
+        assert_eq!(scene.a.say_together(&["DLOCK.RELEASE k a", &unblock])[0], 1);
+        let reply = scene.b.read();
+        if !is_unblocked(&reply) {
+            // The grant came first: b holds, and c waits on.
+            assert!(reply.int() > 0);
+            assert_eq!(holders(&mut scene.a, "k"), ["b"]);
+            scene.a.ok("DLOCK.RELEASE k b");
         }
-        scene.survives_a_crash(&["a"]);
-    });
+        scene.c_holds();
+        assert_eq!(scene.b.say("PING"), "PONG", "one reply, no more");
+        scene.reset();
+    }
+    scene.survives_a_crash(&["a"]);
 }
 
-#[test]
-fn unblock_without_a_grant() {
-    each_server(|kind| {
-        let mut scene = scene(kind);
-        let id = scene.b_id;
-        let works = scene.a.ok(&format!("CLIENT UNBLOCK {id} TIMEOUT"));
-        // Before 7.4 a client that waits for a module cannot be timed out from outside: DLOCK.CANCEL does it.
-        if works == 0 {
-            assert_eq!(scene.a.say(&format!("DLOCK.CANCEL k CLIENT {id}")), 1);
-        }
+#[each_server]
+fn unblock_without_a_grant(kind: &ServerKind) {
+    let mut scene = scene(kind);
+    let id = scene.b_id;
+    let works = scene.a.ok(&format!("CLIENT UNBLOCK {id} TIMEOUT"));
+    // Before 7.4 a client that waits for a module cannot be timed out from outside: DLOCK.CANCEL does it.
+    if works == 0 {
+        assert_eq!(scene.a.say(&format!("DLOCK.CANCEL k CLIENT {id}")), 1);
+    }
+    assert_eq!(scene.b.read(), Value::Nil);
+    assert_eq!(scene.b.say("PING"), "PONG");
+    scene.a.ok("DLOCK.RELEASE k a");
+    scene.c_holds();
+    scene.reset();
+    let id = scene.b_id;
+    if scene.a.say(&format!("CLIENT UNBLOCK {id} ERROR")) == 1 {
+        assert!(scene.b.read().error().starts_with("UNBLOCKED "));
+        assert_eq!(scene.b.say("PING"), "PONG");
+    } else {
+        assert_eq!(works, 0);
+        assert_eq!(scene.a.say(&format!("DLOCK.CANCEL k CLIENT {id}")), 1);
+    }
+    scene.a.ok("DLOCK.RELEASE k a");
+    scene.c_holds();
+}
+
+#[each_server]
+fn release_and_a_wait_that_runs_out(kind: &ServerKind) {
+    let mut scene = scene(kind);
+    for _ in 0..rounds() {
+        scene.a.ok("DLOCK.CANCEL k b");
+        scene.a.ok("DLOCK.CANCEL k c");
+        scene.b = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 250");
+        scene.c = waiter(&scene.server, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
+        // The release comes when b has timed out but nobody has noticed yet.
+        let replies = scene.a.say_together(&["DEBUG SLEEP 0.3", "DLOCK.RELEASE k a"]);
+        assert_eq!(replies[1], 1);
         assert_eq!(scene.b.read(), Value::Nil);
         assert_eq!(scene.b.say("PING"), "PONG");
-        scene.a.ok("DLOCK.RELEASE k a");
         scene.c_holds();
         scene.reset();
-        let id = scene.b_id;
-        if scene.a.say(&format!("CLIENT UNBLOCK {id} ERROR")) == 1 {
-            assert!(scene.b.read().error().starts_with("UNBLOCKED "));
-            assert_eq!(scene.b.say("PING"), "PONG");
-        } else {
-            assert_eq!(works, 0);
-            assert_eq!(scene.a.say(&format!("DLOCK.CANCEL k CLIENT {id}")), 1);
-        }
-        scene.a.ok("DLOCK.RELEASE k a");
-        scene.c_holds();
-    });
-}
-
-#[test]
-fn release_and_a_wait_that_runs_out() {
-    each_server(|kind| {
-        let mut scene = scene(kind);
-        for _ in 0..rounds() {
-            scene.a.ok("DLOCK.CANCEL k b");
-            scene.a.ok("DLOCK.CANCEL k c");
-            scene.b = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 250");
-            scene.c = waiter(&scene.server, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
-            // The release comes when b has timed out but nobody has noticed yet.
-            let replies = scene.a.say_together(&["DEBUG SLEEP 0.3", "DLOCK.RELEASE k a"]);
-            assert_eq!(replies[1], 1);
-            assert_eq!(scene.b.read(), Value::Nil);
-            assert_eq!(scene.b.say("PING"), "PONG");
-            scene.c_holds();
-            scene.reset();
-            // The grant comes first, and b's time runs out before its reply is written.
-            scene.a.ok("DLOCK.CANCEL k b");
-            scene.a.ok("DLOCK.CANCEL k c");
-            scene.b = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 250");
-            let replies = scene.a.say_together(&["DLOCK.RELEASE k a", "DEBUG SLEEP 0.3"]);
-            assert_eq!(replies[0], 1);
-            granted(&mut scene.b);
-            assert_eq!(scene.b.say("PING"), "PONG");
-            scene.reset();
-        }
-    });
-}
-
-#[test]
-fn release_and_demotion() {
-    each_server(|kind| {
-        let master = Server::start(kind);
-        let mut scene = scene(kind);
-        let replicaof = format!("REPLICAOF 127.0.0.1 {}", master.port());
-        let replies = scene.a.say_together(&["DLOCK.RELEASE k a", &replicaof]);
+        // The grant comes first, and b's time runs out before its reply is written.
+        scene.a.ok("DLOCK.CANCEL k b");
+        scene.a.ok("DLOCK.CANCEL k c");
+        scene.b = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 250");
+        let replies = scene.a.say_together(&["DLOCK.RELEASE k a", "DEBUG SLEEP 0.3"]);
         assert_eq!(replies[0], 1);
-        // Each waiter has one answer: the grant, or the server's word that it is no master any more.
-        for conn in [&mut scene.b, &mut scene.c] {
-            match conn.read() {
-                Value::Error(text) => assert!(text.starts_with("UNBLOCKED "), "{text}"),
-                fence => assert!(fence.int() > 0),
-            }
-        }
-        scene.server.wait_in_sync(&master);
-        let mut conn = scene.server.connect();
-        assert_eq!(conn.ok("EXISTS k"), 0, "what it holds now is the master's");
-        nobody_waits(&scene.server);
-        conn.ok("REPLICAOF NO ONE");
-        assert!(conn.ok("DLOCK.ACQUIRE k z 60000").int() > 0);
-    });
+        granted(&mut scene.b);
+        assert_eq!(scene.b.say("PING"), "PONG");
+        scene.reset();
+    }
 }
 
-#[test]
-fn release_and_flushall_or_del() {
-    each_server(|kind| {
-        let mut scene = scene(kind);
-        for removal in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHDB", "DEL k", "UNLINK k", "SET k x", "RENAME k l"]
-        {
-            for _ in 0..rounds() {
-                let replies = scene.a.say_together(&["DLOCK.RELEASE k a", removal]);
-                assert_eq!(replies[0], 1, "{removal}");
-                // b was granted in the release; the removal ended its hold and c is next.
-                granted(&mut scene.b);
-                if removal == "SET k x" {
-                    assert!(scene.c.read().error().starts_with("WRONGTYPE"), "no lock can be there");
-                    scene.a.ok("DEL k");
-                } else {
-                    granted(&mut scene.c);
-                    assert_eq!(holders(&mut scene.a, "k"), ["c"], "{removal}");
-                }
-                nobody_waits(&scene.server);
-                scene.reset();
-            }
+#[each_server]
+fn release_and_demotion(kind: &ServerKind) {
+    let master = Server::start(kind);
+    let mut scene = scene(kind);
+    let replicaof = format!("REPLICAOF 127.0.0.1 {}", master.port());
+    let replies = scene.a.say_together(&["DLOCK.RELEASE k a", &replicaof]);
+    assert_eq!(replies[0], 1);
+    // Each waiter has one answer: the grant, or the server's word that it is no master any more.
+    for conn in [&mut scene.b, &mut scene.c] {
+        match conn.read() {
+            Value::Error(text) => assert!(text.starts_with("UNBLOCKED "), "{text}"),
+            fence => assert!(fence.int() > 0),
         }
-        scene.survives_a_crash(&["a"]);
-    });
+    }
+    scene.server.wait_in_sync(&master);
+    let mut conn = scene.server.connect();
+    assert_eq!(conn.ok("EXISTS k"), 0, "what it holds now is the master's");
+    nobody_waits(&scene.server);
+    conn.ok("REPLICAOF NO ONE");
+    assert!(conn.ok("DLOCK.ACQUIRE k z 60000").int() > 0);
 }
 
-#[test]
-fn removal_and_release() {
-    each_server(|kind| {
-        let mut scene = scene(kind);
-        for removal in ["FLUSHALL", "DEL k", "RENAME k l"] {
-            // The release comes too late; the queue is served all the same, once.
-            let replies = scene.a.say_together(&[removal, "DLOCK.RELEASE k a"]);
-            assert_eq!(replies[1], 0, "{removal}");
+#[each_server]
+fn release_and_flushall_or_del(kind: &ServerKind) {
+    let mut scene = scene(kind);
+    for removal in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHDB", "DEL k", "UNLINK k", "SET k x", "RENAME k l"] {
+        for _ in 0..rounds() {
+            let replies = scene.a.say_together(&["DLOCK.RELEASE k a", removal]);
+            assert_eq!(replies[0], 1, "{removal}");
+            // b was granted in the release; the removal ended its hold and c is next.
             granted(&mut scene.b);
-            until("b holds", || holders(&mut scene.a, "k") == ["b"]);
-            assert_eq!(queue::tokens(&mut scene.a, "k"), ["c"]);
+            if removal == "SET k x" {
+                assert!(scene.c.read().error().starts_with("WRONGTYPE"), "no lock can be there");
+                scene.a.ok("DEL k");
+            } else {
+                granted(&mut scene.c);
+                assert_eq!(holders(&mut scene.a, "k"), ["c"], "{removal}");
+            }
+            nobody_waits(&scene.server);
             scene.reset();
         }
-    });
+    }
+    scene.survives_a_crash(&["a"]);
 }
 
-#[test]
-fn the_holder_and_the_next_one_die_together() {
-    each_server(|kind| {
-        let mut scene = scene(kind);
-        for _ in 0..rounds() {
-            let mut dying = scene.server.connect();
-            scene.a.ok("DLOCK.CANCEL k b");
-            scene.a.ok("DLOCK.CANCEL k c");
-            scene.a.ok("DLOCK.BREAK k");
-            dying.ok("DLOCK.ACQUIRE k dying 60000 EPHEMERAL");
-            scene.b = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-            let b = queue::clients(&mut scene.a, "k")[0];
-            scene.c = waiter(&scene.server, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
-            let first = format!("CLIENT KILL ID {}", dying.client_id());
-            let second = format!("CLIENT KILL ID {b}");
-            assert_eq!(scene.a.say_together(&[&first, &second]), [Value::Int(1), Value::Int(1)]);
-            scene.c_holds();
-        }
-    });
+#[each_server]
+fn removal_and_release(kind: &ServerKind) {
+    let mut scene = scene(kind);
+    for removal in ["FLUSHALL", "DEL k", "RENAME k l"] {
+        // The release comes too late; the queue is served all the same, once.
+        let replies = scene.a.say_together(&[removal, "DLOCK.RELEASE k a"]);
+        assert_eq!(replies[1], 0, "{removal}");
+        granted(&mut scene.b);
+        until("b holds", || holders(&mut scene.a, "k") == ["b"]);
+        assert_eq!(queue::tokens(&mut scene.a, "k"), ["c"]);
+        scene.reset();
+    }
+}
+
+#[each_server]
+fn the_holder_and_the_next_one_die_together(kind: &ServerKind) {
+    let mut scene = scene(kind);
+    for _ in 0..rounds() {
+        let mut dying = scene.server.connect();
+        scene.a.ok("DLOCK.CANCEL k b");
+        scene.a.ok("DLOCK.CANCEL k c");
+        scene.a.ok("DLOCK.BREAK k");
+        dying.ok("DLOCK.ACQUIRE k dying 60000 EPHEMERAL");
+        scene.b = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
+        let b = queue::clients(&mut scene.a, "k")[0];
+        scene.c = waiter(&scene.server, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
+        let first = format!("CLIENT KILL ID {}", dying.client_id());
+        let second = format!("CLIENT KILL ID {b}");
+        assert_eq!(scene.a.say_together(&[&first, &second]), [Value::Int(1), Value::Int(1)]);
+        scene.c_holds();
+    }
 }
 
 /// A retry on a second connection, and then the process dies: nobody has been told, so the grant must go on
 /// to the next.
-#[test]
-fn both_connections_of_a_token_die_as_it_is_granted() {
-    each_server(|kind| {
-        let mut scene = scene(kind);
-        for _ in 0..rounds() {
-            scene.a.ok("DLOCK.CANCEL k c");
-            let again = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-            let again_id = queue::clients(&mut scene.a, "k")[1];
-            scene.c = waiter(&scene.server, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
-            let kills = [scene.b_id, again_id].map(|id| format!("CLIENT KILL ID {id}"));
-            assert_eq!(
-                scene.a.say_together(&["DLOCK.RELEASE k a", &kills[0], &kills[1]]),
-                [1, 1, 1].map(Value::Int)
-            );
-            scene.c_holds();
-            drop(again);
-            scene.reset();
-            // One of the two is told: the hold is its own.
-            scene.a.ok("DLOCK.CANCEL k c");
-            let mut again = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-            let kill = format!("CLIENT KILL ID {}", scene.b_id);
-            assert_eq!(scene.a.say_together(&["DLOCK.RELEASE k a", &kill]), [1, 1].map(Value::Int));
-            granted(&mut again);
-            assert_eq!(holders(&mut scene.a, "k"), ["b"]);
-            scene.reset();
-        }
-    });
+#[each_server]
+fn both_connections_of_a_token_die_as_it_is_granted(kind: &ServerKind) {
+    let mut scene = scene(kind);
+    for _ in 0..rounds() {
+        scene.a.ok("DLOCK.CANCEL k c");
+        let again = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
+        let again_id = queue::clients(&mut scene.a, "k")[1];
+        scene.c = waiter(&scene.server, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
+        let kills = [scene.b_id, again_id].map(|id| format!("CLIENT KILL ID {id}"));
+        assert_eq!(
+            scene.a.say_together(&["DLOCK.RELEASE k a", &kills[0], &kills[1]]),
+            [1, 1, 1].map(Value::Int)
+        );
+        scene.c_holds();
+        drop(again);
+        scene.reset();
+        // One of the two is told: the hold is its own.
+        scene.a.ok("DLOCK.CANCEL k c");
+        let mut again = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
+        let kill = format!("CLIENT KILL ID {}", scene.b_id);
+        assert_eq!(scene.a.say_together(&["DLOCK.RELEASE k a", &kill]), [1, 1].map(Value::Int));
+        granted(&mut again);
+        assert_eq!(holders(&mut scene.a, "k"), ["b"]);
+        scene.reset();
+    }
 }

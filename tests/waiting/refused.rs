@@ -66,174 +66,158 @@ impl Scene {
 }
 
 /// What docs/choosing.md recommends. Both held, until the lease of one of them was over.
-#[test]
-fn a_master_that_is_alone_grants_nothing_next_to_its_promoted_replica() {
-    each_server(|kind| {
-        let replica = Server::options(kind).conf("dlock.restart-grace 3000").start();
-        let promote = |server: &Server, conn: &mut Conn| {
-            replica.replicate(server);
-            conn.ok("CONFIG SET min-replicas-to-write 1");
-            assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
-        };
-        let mut scene = scene(kind, &[], promote, "NOREPLICAS");
-        scene.nothing_happens();
-        // The promoted one grants it when it has waited for what it may not know of.
-        let mut z = replica.connect();
-        until("its grace period has ended", || matches!(z.say("DLOCK.ACQUIRE k z 3000"), Value::Int(_)));
-        assert!(scene.b.try_read(std::time::Duration::ZERO).is_none(), "b waits on");
-        assert_eq!(holders(&mut scene.conn, "k"), [""; 0]);
-        scene.conn.ok("CONFIG SET min-replicas-to-write 0");
-        scene.goes_on();
-    });
+#[each_server]
+fn a_master_that_is_alone_grants_nothing_next_to_its_promoted_replica(kind: &ServerKind) {
+    let replica = Server::options(kind).conf("dlock.restart-grace 3000").start();
+    let promote = |server: &Server, conn: &mut Conn| {
+        replica.replicate(server);
+        conn.ok("CONFIG SET min-replicas-to-write 1");
+        assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
+    };
+    let mut scene = scene(kind, &[], promote, "NOREPLICAS");
+    scene.nothing_happens();
+    // The promoted one grants it when it has waited for what it may not know of.
+    let mut z = replica.connect();
+    until("its grace period has ended", || matches!(z.say("DLOCK.ACQUIRE k z 3000"), Value::Int(_)));
+    assert!(scene.b.try_read(std::time::Duration::ZERO).is_none(), "b waits on");
+    assert_eq!(holders(&mut scene.conn, "k"), [""; 0]);
+    scene.conn.ok("CONFIG SET min-replicas-to-write 0");
+    scene.goes_on();
 }
 
-#[test]
-fn after_a_save_that_failed_nothing_is_granted() {
-    each_server(|kind| {
-        let fail = |server: &Server, conn: &mut Conn| {
-            // A folder stands where the file has to go.
-            fs::create_dir_all(server.dir().join("no.rdb/in")).expect("a folder");
-            conn.ok("BGSAVE");
-            until("it has failed", || server.info("rdb_last_bgsave_status") == "err");
-        };
-        let mut scene = scene(kind, &["save 3600 1", "dbfilename no.rdb"], fail, "MISCONF");
-        scene.nothing_happens();
-        scene.conn.ok("CONFIG SET stop-writes-on-bgsave-error no");
-        scene.goes_on();
-    });
+#[each_server]
+fn after_a_save_that_failed_nothing_is_granted(kind: &ServerKind) {
+    let fail = |server: &Server, conn: &mut Conn| {
+        // A folder stands where the file has to go.
+        fs::create_dir_all(server.dir().join("no.rdb/in")).expect("a folder");
+        conn.ok("BGSAVE");
+        until("it has failed", || server.info("rdb_last_bgsave_status") == "err");
+    };
+    let mut scene = scene(kind, &["save 3600 1", "dbfilename no.rdb"], fail, "MISCONF");
+    scene.nothing_happens();
+    scene.conn.ok("CONFIG SET stop-writes-on-bgsave-error no");
+    scene.goes_on();
 }
 
-#[test]
-fn out_of_memory_nothing_is_granted_and_release_goes_on_to_handoff() {
-    each_server(|kind| {
-        let fill = |_: &Server, conn: &mut Conn| {
-            conn.ok("DLOCK.ACQUIRE given a 60000");
-            conn.ok("DLOCK.ACQUIRE brief a 1000");
-            conn.ok("CONFIG SET maxmemory 1");
-        };
-        let mut scene = scene(kind, &[], fill, "OOM");
-        let held = scene.server.info("dlock_held");
-        let _ = scene.conn.say("PING");
-        // What nobody waits for ends: a server full of leases that are over would never have memory again.
-        until("it ends", || scene.conn.ok("EXISTS brief") == 0);
-        assert_eq!(held, "3");
-        assert_eq!(scene.c.read(), Value::Nil, "it has timed out");
-        assert_eq!(
-            (holders(&mut scene.conn, "k"), tokens(&mut scene.conn, "k")),
-            (vec![], vec!["b".to_string()])
-        );
-        assert!(scene.b.try_read(std::time::Duration::ZERO).is_none(), "b waits on");
-        scene.events.none();
-        // The server lets a RELEASE through, and what belongs to it.
-        assert_eq!(scene.conn.say("DLOCK.RELEASE given a"), 1);
-        assert_eq!(scene.conn.say("DLOCK.RELEASE k nobody"), 0);
-        scene.goes_on();
-    });
+#[each_server]
+fn out_of_memory_nothing_is_granted_and_release_goes_on_to_handoff(kind: &ServerKind) {
+    let fill = |_: &Server, conn: &mut Conn| {
+        conn.ok("DLOCK.ACQUIRE given a 60000");
+        conn.ok("DLOCK.ACQUIRE brief a 1000");
+        conn.ok("CONFIG SET maxmemory 1");
+    };
+    let mut scene = scene(kind, &[], fill, "OOM");
+    let held = scene.server.info("dlock_held");
+    let _ = scene.conn.say("PING");
+    // What nobody waits for ends: a server full of leases that are over would never have memory again.
+    until("it ends", || scene.conn.ok("EXISTS brief") == 0);
+    assert_eq!(held, "3");
+    assert_eq!(scene.c.read(), Value::Nil, "it has timed out");
+    assert_eq!(
+        (holders(&mut scene.conn, "k"), tokens(&mut scene.conn, "k")),
+        (vec![], vec!["b".to_string()])
+    );
+    assert!(scene.b.try_read(std::time::Duration::ZERO).is_none(), "b waits on");
+    scene.events.none();
+    // The server lets a RELEASE through, and what belongs to it.
+    assert_eq!(scene.conn.say("DLOCK.RELEASE given a"), 1);
+    assert_eq!(scene.conn.say("DLOCK.RELEASE k nobody"), 0);
+    scene.goes_on();
 }
 
 /// Only the resource that somebody waits for is put off, whatever the others are called.
-#[test]
-fn out_of_memory_the_other_holds_of_a_closed_connection_end() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let (mut conn, mut closes) = (server.connect(), server.connect());
-        let others = ["j", "k\0", "k\0x", "k!"];
-        for key in others.iter().chain(&["k"]) {
-            for token in ["a", "\0", "\u{10ffff}"] {
-                let call = ["DLOCK.ACQUIRE", key, token, "60000", "PERMITS", "3", "EPHEMERAL"];
-                assert!(closes.call(&call).int() > 0);
-            }
+#[each_server]
+fn out_of_memory_the_other_holds_of_a_closed_connection_end(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let (mut conn, mut closes) = (server.connect(), server.connect());
+    let others = ["j", "k\0", "k\0x", "k!"];
+    for key in others.iter().chain(&["k"]) {
+        for token in ["a", "\0", "\u{10ffff}"] {
+            let call = ["DLOCK.ACQUIRE", key, token, "60000", "PERMITS", "3", "EPHEMERAL"];
+            assert!(closes.call(&call).int() > 0);
         }
-        let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 PERMITS 3 BLOCK 0");
-        conn.ok("CONFIG SET maxmemory 1");
-        drop(closes);
-        for key in others {
-            until("it ends", || conn.call(&["EXISTS", key]) == 0);
-        }
-        assert_eq!((holders(&mut conn, "k").len(), tokens(&mut conn, "k")), (3, vec!["b".to_string()]));
-        conn.ok("CONFIG SET maxmemory 0");
-        granted(&mut b);
-        until("the others end", || holders(&mut conn, "k") == ["b"]);
-        assert_eq!(server.info("dlock_disconnects"), "15");
-    });
+    }
+    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 PERMITS 3 BLOCK 0");
+    conn.ok("CONFIG SET maxmemory 1");
+    drop(closes);
+    for key in others {
+        until("it ends", || conn.call(&["EXISTS", key]) == 0);
+    }
+    assert_eq!((holders(&mut conn, "k").len(), tokens(&mut conn, "k")), (3, vec!["b".to_string()]));
+    conn.ok("CONFIG SET maxmemory 0");
+    granted(&mut b);
+    until("the others end", || holders(&mut conn, "k") == ["b"]);
+    assert_eq!(server.info("dlock_disconnects"), "15");
 }
 
 /// The server evicts before it runs a command: what stands in memory between two commands refuses nothing.
-#[test]
-fn where_the_server_evicts_the_queue_goes_on() {
-    each_server(|kind| {
-        let server = Server::options(kind).conf("maxmemory-policy volatile-lru").start();
-        let mut conn = server.connect();
-        conn.ok("DLOCK.ACQUIRE k a 700");
-        let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-        let value = "x".repeat(1_000_000);
-        assert_eq!(conn.call(&["SET", "first", &value, "EX", "1000"]), "OK");
-        let used: u64 = server.info("used_memory").parse().expect("bytes");
-        conn.ok(&format!("CONFIG SET maxmemory {}", used + 500_000));
-        // It is let through, and leaves more behind than there may be.
-        assert_eq!(conn.call(&["SET", "second", &value, "EX", "1000"]), "OK");
-        granted(&mut b);
-    });
+#[each_server]
+fn where_the_server_evicts_the_queue_goes_on(kind: &ServerKind) {
+    let server = Server::options(kind).conf("maxmemory-policy volatile-lru").start();
+    let mut conn = server.connect();
+    conn.ok("DLOCK.ACQUIRE k a 700");
+    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
+    let value = "x".repeat(1_000_000);
+    assert_eq!(conn.call(&["SET", "first", &value, "EX", "1000"]), "OK");
+    let used: u64 = server.info("used_memory").parse().expect("bytes");
+    conn.ok(&format!("CONFIG SET maxmemory {}", used + 500_000));
+    // It is let through, and leaves more behind than there may be.
+    assert_eq!(conn.call(&["SET", "second", &value, "EX", "1000"]), "OK");
+    granted(&mut b);
 }
 
-#[test]
-fn in_a_pause_waits_end_in_their_time_and_nothing_is_granted() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        conn.ok("DLOCK.ACQUIRE k a 300");
-        let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-        let mut c = waiter(&server, "DLOCK.ACQUIRE k c 60000 BLOCK 600");
-        assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
-        assert_eq!(c.read(), Value::Nil);
-        assert_eq!((conn.ok("DLOCK.HOLDS k a"), tokens(&mut conn, "k")), (0.into(), vec!["b".to_string()]));
-        conn.ok("CLIENT UNPAUSE");
-        granted(&mut b);
-    });
+#[each_server]
+fn in_a_pause_waits_end_in_their_time_and_nothing_is_granted(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    conn.ok("DLOCK.ACQUIRE k a 300");
+    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
+    let mut c = waiter(&server, "DLOCK.ACQUIRE k c 60000 BLOCK 600");
+    assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
+    assert_eq!(c.read(), Value::Nil);
+    assert_eq!((conn.ok("DLOCK.HOLDS k a"), tokens(&mut conn, "k")), (0.into(), vec!["b".to_string()]));
+    conn.ok("CLIENT UNPAUSE");
+    granted(&mut b);
 }
 
 /// One that leaves while nothing may be written had stood in the way of those behind. It is a pause, for each
 /// CONFIG SET has all queues served.
-#[test]
-fn who_gives_up_makes_way_when_the_server_accepts_writes_again() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        conn.ok("DLOCK.ACQUIRE k a 60000 SHARED");
-        let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 1000");
-        let mut c = waiter(&server, "DLOCK.ACQUIRE k c 60000 SHARED BLOCK 0");
-        conn.ok("CLIENT PAUSE 600000 WRITE");
-        assert_eq!(b.read(), Value::Nil);
-        assert_eq!(tokens(&mut conn, "k"), ["c"]);
-        conn.ok("CLIENT UNPAUSE");
-        granted(&mut c);
-        assert_eq!(holders(&mut conn, "k"), ["a", "c"]);
-    });
+#[each_server]
+fn who_gives_up_makes_way_when_the_server_accepts_writes_again(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    conn.ok("DLOCK.ACQUIRE k a 60000 SHARED");
+    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 1000");
+    let mut c = waiter(&server, "DLOCK.ACQUIRE k c 60000 SHARED BLOCK 0");
+    conn.ok("CLIENT PAUSE 600000 WRITE");
+    assert_eq!(b.read(), Value::Nil);
+    assert_eq!(tokens(&mut conn, "k"), ["c"]);
+    conn.ok("CLIENT UNPAUSE");
+    granted(&mut c);
+    assert_eq!(holders(&mut conn, "k"), ["a", "c"]);
 }
 
 /// To ask the server leaves no traces that people read.
-#[test]
-fn asking_is_not_seen() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let (mut conn, mut monitor) = (server.connect(), server.connect());
-        assert_eq!(monitor.ok("MONITOR"), "OK");
-        conn.ok("CONFIG RESETSTAT");
-        conn.ok("ACL LOG RESET");
-        conn.ok("DLOCK.ACQUIRE k a 30");
-        until("it ends", || conn.ok("EXISTS k") == 0);
-        conn.ok("CONFIG SET min-replicas-to-write 1");
-        let stats = conn.ok("INFO everything").text();
-        assert!(stats.contains("cmdstat_DLOCK.ACQUIRE:calls=1,"), "{stats}");
-        assert!(stats.contains("total_error_replies:0"), "{stats}");
-        assert_eq!(conn.ok("ACL LOG").items().len(), 0);
-        conn.ok("ECHO end");
-        loop {
-            let line = monitor.read().text().to_lowercase();
-            assert!(!line.contains("_may") && !line.contains("\"?\""), "{line}");
-            if line.contains("\"end\"") {
-                return;
-            }
+#[each_server]
+fn asking_is_not_seen(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let (mut conn, mut monitor) = (server.connect(), server.connect());
+    assert_eq!(monitor.ok("MONITOR"), "OK");
+    conn.ok("CONFIG RESETSTAT");
+    conn.ok("ACL LOG RESET");
+    conn.ok("DLOCK.ACQUIRE k a 30");
+    until("it ends", || conn.ok("EXISTS k") == 0);
+    conn.ok("CONFIG SET min-replicas-to-write 1");
+    let stats = conn.ok("INFO everything").text();
+    assert!(stats.contains("cmdstat_DLOCK.ACQUIRE:calls=1,"), "{stats}");
+    assert!(stats.contains("total_error_replies:0"), "{stats}");
+    assert_eq!(conn.ok("ACL LOG").items().len(), 0);
+    conn.ok("ECHO end");
+    loop {
+        let line = monitor.read().text().to_lowercase();
+        assert!(!line.contains("_may") && !line.contains("\"?\""), "{line}");
+        if line.contains("\"end\"") {
+            return;
         }
-    });
+    }
 }

@@ -10,125 +10,114 @@ fn server(kind: &ServerKind) -> Server {
     Server::options(kind).conf("dlock.honour-strings yes").conf("notify-keyspace-events Kd").start()
 }
 
-#[test]
-fn the_queue_is_served_however_the_string_goes() {
-    each_server(|kind| {
-        let server = server(kind);
-        let mut conn = server.connect();
-        conn.ok("DEBUG SET-ACTIVE-EXPIRE 0");
-        let ways: [&[&str]; 9] = [
-            &["DEL k"],
-            &["UNLINK k"],
-            &["PEXPIRE k 5"],
-            &["SET k other PX 5"],
-            &["RENAME k elsewhere"],
-            &["MOVE k 1"],
-            &["FLUSHDB"],
-            &["SWAPDB 0 2", "DEL k"],
-            &["CONFIG SET maxmemory-policy allkeys-random", "CONFIG SET maxmemory 1", "SET x 1"],
-        ];
-        for way in ways {
-            assert_eq!(conn.ok("SET k stranger"), "OK");
-            let mut a = waiter(&server, "DLOCK.ACQUIRE k a 600000 BLOCK 0");
-            let mut b = waiter(&server, "DLOCK.ACQUIRE k b 600000 BLOCK 0");
-            // Tried by somebody else in the same write: the queue is not overtaken.
-            let batch: Vec<&str> =
-                way.iter().copied().chain(["CONFIG SET maxmemory 0", "DLOCK.ACQUIRE k c 9"]).collect();
-            let answers = conn.say_together(&batch);
-            assert_eq!(answers.last(), Some(&Value::Nil), "{way:?}");
-            granted(&mut a);
-            assert_eq!(
-                (holders(&mut conn, "k"), tokens(&mut conn, "k")),
-                (vec!["a".into()], vec!["b".into()])
-            );
-            conn.ok("DLOCK.RELEASE k a");
-            granted(&mut b);
-            conn.ok("FLUSHALL");
-        }
-        nobody_waits(&server);
-    });
-}
-
-#[test]
-fn a_string_is_held_by_a_stranger() {
-    each_server(|kind| {
-        let server = server(kind);
-        let mut conn = server.connect();
-        conn.hello3();
-        conn.ok("SET k stranger");
-        assert!(conn.ok("DLOCK.ACQUIRE k a 60000").is_nil());
-        assert!(conn.ok("DLOCK.ACQUIRE k a 60000 SHARED BLOCK 1").is_nil());
-        let scripted = "EVAL return(redis.call('dlock.acquire','k','a',9,'block',0)) 1 k";
-        assert!(conn.ok(scripted).is_nil());
-        assert!(conn.ok("DLOCK.LIST 0").items()[1].items().is_empty(), "nobody waits for it");
-        let mut a = waiter(&server, "DLOCK.ACQUIRE k a 60000 BLOCK 0 LABEL host");
-        let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-        let mut c = waiter(&server, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
-        assert_eq!(tokens(&mut conn, "k"), ["a", "b", "c"]);
-        let seen = conn.ok("DLOCK.INSPECT k");
-        assert_eq!(seen.field("mode"), &"string");
-        assert_eq!(seen.field("waiters"), &Value::Int(3));
-        let listed = conn.ok("DLOCK.LIST 0 WAITED").items()[1].items()[0].clone();
-        assert_eq!(listed.field("mode"), &"string");
-        assert_eq!((listed.field("holders"), listed.field("waiters")), (&Value::Int(0), &Value::Int(3)));
-        // Whoever waits can leave; whoever knows the string is none of dlock's holders.
-        assert_eq!(conn.ok("DLOCK.CANCEL k b"), 1);
-        assert_eq!(conn.ok("DLOCK.RELEASE k c"), 0);
-        assert!(b.read().is_nil() && c.read().is_nil());
-        for command in ["EXTEND k a 9", "HOLDS k a", "PTTL k", "CONFIRM k a 1 9", "BREAK k"] {
-            assert!(conn.say(&format!("DLOCK.{command}")).error().starts_with("WRONGTYPE"), "{command}");
-        }
-        assert_eq!(conn.ok("GET k"), "stranger");
-        // Any other type is data.
-        conn.ok("DEL list");
-        conn.ok("RPUSH list x");
-        assert!(conn.say("DLOCK.ACQUIRE list a 9 BLOCK 0").error().starts_with("WRONGTYPE"));
-        conn.ok("RENAME list k");
-        assert!(a.read().error().starts_with("WRONGTYPE"));
-        nobody_waits(&server);
-    });
-}
-
-#[test]
-fn set_over_a_held_lock_takes_it_and_nx_does_not() {
-    each_server(|kind| {
-        let server = server(kind);
-        let mut conn = server.connect();
-        let mut events = Events::subscribe(&server, "__keyspace@0__:k");
-        conn.ok("DLOCK.ACQUIRE k a 600000");
-        assert!(conn.ok("SET k stranger NX PX 600000").is_nil());
-        let mut b = waiter(&server, "DLOCK.ACQUIRE k b 600000 BLOCK 0");
+#[each_server]
+fn the_queue_is_served_however_the_string_goes(kind: &ServerKind) {
+    let server = server(kind);
+    let mut conn = server.connect();
+    conn.ok("DEBUG SET-ACTIVE-EXPIRE 0");
+    let ways: [&[&str]; 9] = [
+        &["DEL k"],
+        &["UNLINK k"],
+        &["PEXPIRE k 5"],
+        &["SET k other PX 5"],
+        &["RENAME k elsewhere"],
+        &["MOVE k 1"],
+        &["FLUSHDB"],
+        &["SWAPDB 0 2", "DEL k"],
+        &["CONFIG SET maxmemory-policy allkeys-random", "CONFIG SET maxmemory 1", "SET x 1"],
+    ];
+    for way in ways {
         assert_eq!(conn.ok("SET k stranger"), "OK");
-        until("its end is told", || events.so_far().iter().any(|(_, event)| event == "dlock.free"));
-        assert_eq!(tokens(&mut conn, "k"), ["b"], "it waits for the stranger");
-        assert_eq!(conn.ok("DLOCK.RELEASE k a"), 0);
-        conn.ok("DEL k");
+        let mut a = waiter(&server, "DLOCK.ACQUIRE k a 600000 BLOCK 0");
+        let mut b = waiter(&server, "DLOCK.ACQUIRE k b 600000 BLOCK 0");
+        // Tried by somebody else in the same write: the queue is not overtaken.
+        let batch: Vec<&str> =
+            way.iter().copied().chain(["CONFIG SET maxmemory 0", "DLOCK.ACQUIRE k c 9"]).collect();
+        let answers = conn.say_together(&batch);
+        assert_eq!(answers.last(), Some(&Value::Nil), "{way:?}");
+        granted(&mut a);
+        assert_eq!((holders(&mut conn, "k"), tokens(&mut conn, "k")), (vec!["a".into()], vec!["b".into()]));
+        conn.ok("DLOCK.RELEASE k a");
         granted(&mut b);
-    });
+        conn.ok("FLUSHALL");
+    }
+    nobody_waits(&server);
 }
 
-#[test]
-fn a_wait_for_a_string_ends_with_its_time_its_connection_and_the_option() {
-    each_server(|kind| {
-        let server = server(kind);
-        let mut conn = server.connect();
-        conn.ok("SET k stranger");
-        let mut late = server.connect();
-        late.send(&["DLOCK.ACQUIRE", "k", "late", "9", "BLOCK", "30"]);
-        drop(waiter(&server, "DLOCK.ACQUIRE k gone 9 BLOCK 0"));
-        assert!(late.read().is_nil());
-        nobody_waits(&server);
-        let mut told = waiter(&server, "DLOCK.ACQUIRE k told 9 BLOCK 0");
-        assert_eq!(conn.ok("CONFIG SET dlock.honour-strings no"), "OK");
-        assert!(told.read().error().starts_with("WRONGTYPE"));
-        assert!(conn.say("DLOCK.ACQUIRE k a 9").error().starts_with("WRONGTYPE"));
-        conn.ok("CONFIG SET dlock.honour-strings yes");
-        conn.ok("CONFIG SET dlock.restart-grace 600000");
-        conn.ok("DLOCK.ACQUIRE held a 600000");
-        conn.ok("FLUSHALL");
-        conn.ok("SET k stranger");
-        assert!(conn.say("DLOCK.ACQUIRE k a 9 BLOCK 0").error().starts_with("GRACE"));
-    });
+#[each_server]
+fn a_string_is_held_by_a_stranger(kind: &ServerKind) {
+    let server = server(kind);
+    let mut conn = server.connect();
+    conn.hello3();
+    conn.ok("SET k stranger");
+    assert!(conn.ok("DLOCK.ACQUIRE k a 60000").is_nil());
+    assert!(conn.ok("DLOCK.ACQUIRE k a 60000 SHARED BLOCK 1").is_nil());
+    let scripted = "EVAL return(redis.call('dlock.acquire','k','a',9,'block',0)) 1 k";
+    assert!(conn.ok(scripted).is_nil());
+    assert!(conn.ok("DLOCK.LIST 0").items()[1].items().is_empty(), "nobody waits for it");
+    let mut a = waiter(&server, "DLOCK.ACQUIRE k a 60000 BLOCK 0 LABEL host");
+    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
+    let mut c = waiter(&server, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
+    assert_eq!(tokens(&mut conn, "k"), ["a", "b", "c"]);
+    let seen = conn.ok("DLOCK.INSPECT k");
+    assert_eq!(seen.field("mode"), &"string");
+    assert_eq!(seen.field("waiters"), &Value::Int(3));
+    let listed = conn.ok("DLOCK.LIST 0 WAITED").items()[1].items()[0].clone();
+    assert_eq!(listed.field("mode"), &"string");
+    assert_eq!((listed.field("holders"), listed.field("waiters")), (&Value::Int(0), &Value::Int(3)));
+    // Whoever waits can leave; whoever knows the string is none of dlock's holders.
+    assert_eq!(conn.ok("DLOCK.CANCEL k b"), 1);
+    assert_eq!(conn.ok("DLOCK.RELEASE k c"), 0);
+    assert!(b.read().is_nil() && c.read().is_nil());
+    for command in ["EXTEND k a 9", "HOLDS k a", "PTTL k", "CONFIRM k a 1 9", "BREAK k"] {
+        assert!(conn.say(&format!("DLOCK.{command}")).error().starts_with("WRONGTYPE"), "{command}");
+    }
+    assert_eq!(conn.ok("GET k"), "stranger");
+    // Any other type is data.
+    conn.ok("DEL list");
+    conn.ok("RPUSH list x");
+    assert!(conn.say("DLOCK.ACQUIRE list a 9 BLOCK 0").error().starts_with("WRONGTYPE"));
+    conn.ok("RENAME list k");
+    assert!(a.read().error().starts_with("WRONGTYPE"));
+    nobody_waits(&server);
+}
+
+#[each_server]
+fn set_over_a_held_lock_takes_it_and_nx_does_not(kind: &ServerKind) {
+    let server = server(kind);
+    let mut conn = server.connect();
+    let mut events = Events::subscribe(&server, "__keyspace@0__:k");
+    conn.ok("DLOCK.ACQUIRE k a 600000");
+    assert!(conn.ok("SET k stranger NX PX 600000").is_nil());
+    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 600000 BLOCK 0");
+    assert_eq!(conn.ok("SET k stranger"), "OK");
+    until("its end is told", || events.so_far().iter().any(|(_, event)| event == "dlock.free"));
+    assert_eq!(tokens(&mut conn, "k"), ["b"], "it waits for the stranger");
+    assert_eq!(conn.ok("DLOCK.RELEASE k a"), 0);
+    conn.ok("DEL k");
+    granted(&mut b);
+}
+
+#[each_server]
+fn a_wait_for_a_string_ends_with_its_time_its_connection_and_the_option(kind: &ServerKind) {
+    let server = server(kind);
+    let mut conn = server.connect();
+    conn.ok("SET k stranger");
+    let mut late = server.connect();
+    late.send(&["DLOCK.ACQUIRE", "k", "late", "9", "BLOCK", "30"]);
+    drop(waiter(&server, "DLOCK.ACQUIRE k gone 9 BLOCK 0"));
+    assert!(late.read().is_nil());
+    nobody_waits(&server);
+    let mut told = waiter(&server, "DLOCK.ACQUIRE k told 9 BLOCK 0");
+    assert_eq!(conn.ok("CONFIG SET dlock.honour-strings no"), "OK");
+    assert!(told.read().error().starts_with("WRONGTYPE"));
+    assert!(conn.say("DLOCK.ACQUIRE k a 9").error().starts_with("WRONGTYPE"));
+    conn.ok("CONFIG SET dlock.honour-strings yes");
+    conn.ok("CONFIG SET dlock.restart-grace 600000");
+    conn.ok("DLOCK.ACQUIRE held a 600000");
+    conn.ok("FLUSHALL");
+    conn.ok("SET k stranger");
+    assert!(conn.say("DLOCK.ACQUIRE k a 9 BLOCK 0").error().starts_with("GRACE"));
 }
 
 /// Who is inside: nobody may be in two places.
@@ -184,23 +173,21 @@ fn ours(server: &Server, inside: &Inside, token: &str, random: &mut Random, time
     }
 }
 
-#[test]
-fn strangers_and_clients_of_dlock_never_hold_it_together() {
+#[each_server]
+fn strangers_and_clients_of_dlock_never_hold_it_together(kind: &ServerKind) {
     let times = 30 * rounds(1);
-    each_server(|kind| {
-        let (server, inside, mut random) = (server(kind), Inside::default(), Random::fresh());
-        std::thread::scope(|scope| {
-            for n in 0..6 {
-                let (server, inside, token) = (&server, &inside, format!("t{n}"));
-                let mut random = random.branch();
-                scope.spawn(move || match n % 2 {
-                    0 => stranger(server, inside, &token, &mut random, times),
-                    _ => ours(server, inside, &token, &mut random, times),
-                });
-            }
-        });
-        let all = [&inside.strangers, &inside.ours].map(|of| of.load(Ordering::Relaxed));
-        assert_eq!(all, [3 * times; 2]);
-        nobody_waits(&server);
+    let (server, inside, mut random) = (server(kind), Inside::default(), Random::fresh());
+    std::thread::scope(|scope| {
+        for n in 0..6 {
+            let (server, inside, token) = (&server, &inside, format!("t{n}"));
+            let mut random = random.branch();
+            scope.spawn(move || match n % 2 {
+                0 => stranger(server, inside, &token, &mut random, times),
+                _ => ours(server, inside, &token, &mut random, times),
+            });
+        }
     });
+    let all = [&inside.strangers, &inside.ours].map(|of| of.load(Ordering::Relaxed));
+    assert_eq!(all, [3 * times; 2]);
+    nobody_waits(&server);
 }

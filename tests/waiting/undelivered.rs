@@ -22,136 +22,124 @@ fn as_bob(conn: &mut Conn) {
 /// So many times each, for it is a race against the server's own order.
 const TIMES: usize = 5;
 
-#[test]
-fn a_grant_to_a_deleted_user_rolls_on() {
-    each_server(|kind| {
-        for commands in [["ACL DELUSER bob", "DLOCK.RELEASE k a"], ["DLOCK.RELEASE k a", "ACL DELUSER bob"]] {
-            for _ in 0..TIMES {
-                let mut scene = scene(kind, as_bob);
-                assert_eq!(scene.a.say_together(&commands), [Value::Int(1), Value::Int(1)]);
-                until("b is closed", || scene.b.closed());
-                scene.c_holds();
-            }
-        }
-    });
-}
-
-#[test]
-fn a_grant_to_a_peer_that_has_hung_up_in_that_turn_rolls_on() {
-    each_server(|kind| {
+#[each_server]
+fn a_grant_to_a_deleted_user_rolls_on(kind: &ServerKind) {
+    for commands in [["ACL DELUSER bob", "DLOCK.RELEASE k a"], ["DLOCK.RELEASE k a", "ACL DELUSER bob"]] {
         for _ in 0..TIMES {
-            let mut scene = scene(kind, |_| ());
-            let another = scene.server.connect();
-            // The server finds both when it goes on: that b has closed, and the release.
-            scene.server.pause();
-            drop(mem::replace(&mut scene.b, another));
-            scene.a.send(&["DLOCK.RELEASE", "k", "a"]);
-            scene.server.resume();
-            assert_eq!(scene.a.read(), 1);
+            let mut scene = scene(kind, as_bob);
+            assert_eq!(scene.a.say_together(&commands), [Value::Int(1), Value::Int(1)]);
+            until("b is closed", || scene.b.closed());
             scene.c_holds();
         }
-    });
+    }
+}
+
+#[each_server]
+fn a_grant_to_a_peer_that_has_hung_up_in_that_turn_rolls_on(kind: &ServerKind) {
+    for _ in 0..TIMES {
+        let mut scene = scene(kind, |_| ());
+        let another = scene.server.connect();
+        // The server finds both when it goes on: that b has closed, and the release.
+        scene.server.pause();
+        drop(mem::replace(&mut scene.b, another));
+        scene.a.send(&["DLOCK.RELEASE", "k", "a"]);
+        scene.server.resume();
+        assert_eq!(scene.a.read(), 1);
+        scene.c_holds();
+    }
 }
 
 /// What is published to it goes beyond what a subscriber may leave unread.
-#[test]
-fn a_grant_to_a_subscriber_that_reads_too_slowly_rolls_on() {
-    each_server(|kind| {
-        // There no subscribed client may wait.
-        let probe = Server::start(kind);
-        let mut subscriber = probe.connect();
-        subscriber.hello3();
-        subscriber.send(&["SUBSCRIBE", "channel"]);
-        subscriber.read();
-        probe.connect().ok("DLOCK.ACQUIRE k a 60000");
-        if let Value::Error(_) = subscriber.say("DLOCK.ACQUIRE k b 60000 BLOCK 1") {
-            return eprintln!("left out on {}: no subscribed client waits there", kind.name);
+#[each_server]
+fn a_grant_to_a_subscriber_that_reads_too_slowly_rolls_on(kind: &ServerKind) {
+    // There no subscribed client may wait.
+    let probe = Server::start(kind);
+    let mut subscriber = probe.connect();
+    subscriber.hello3();
+    subscriber.send(&["SUBSCRIBE", "channel"]);
+    subscriber.read();
+    probe.connect().ok("DLOCK.ACQUIRE k a 60000");
+    if let Value::Error(_) = subscriber.say("DLOCK.ACQUIRE k b 60000 BLOCK 1") {
+        return eprintln!("left out on {}: no subscribed client waits there", kind.name);
+    }
+    // Short, so that it is read in one turn.
+    let publish = ["EVAL", "return redis.call('PUBLISH', 'channel', string.rep('x', 2000000))", "0"];
+    let release = ["DLOCK.RELEASE", "k", "a"];
+    for commands in [[&publish, &release], [&release, &publish]] {
+        for _ in 0..TIMES {
+            let mut scene = scene(kind, |conn| {
+                conn.hello3();
+                conn.send(&["SUBSCRIBE", "channel"]);
+                conn.read();
+            });
+            let limit = ["CONFIG", "SET", "client-output-buffer-limit", "pubsub 1mb 0 0"];
+            assert_eq!(scene.a.call(&limit), "OK");
+            scene.a.send_batch(&commands.map(|command| &command[..]));
+            assert_eq!([scene.a.read(), scene.a.read()], [Value::Int(1), Value::Int(1)]);
+            until("b is closed", || scene.b.closed());
+            scene.c_holds();
         }
-        // Short, so that it is read in one turn.
-        let publish = ["EVAL", "return redis.call('PUBLISH', 'channel', string.rep('x', 2000000))", "0"];
-        let release = ["DLOCK.RELEASE", "k", "a"];
-        for commands in [[&publish, &release], [&release, &publish]] {
-            for _ in 0..TIMES {
-                let mut scene = scene(kind, |conn| {
-                    conn.hello3();
-                    conn.send(&["SUBSCRIBE", "channel"]);
-                    conn.read();
-                });
-                let limit = ["CONFIG", "SET", "client-output-buffer-limit", "pubsub 1mb 0 0"];
-                assert_eq!(scene.a.call(&limit), "OK");
-                scene.a.send_batch(&commands.map(|command| &command[..]));
-                assert_eq!([scene.a.read(), scene.a.read()], [Value::Int(1), Value::Int(1)]);
-                until("b is closed", || scene.b.closed());
-                scene.c_holds();
-            }
-        }
-    });
+    }
 }
 
 /// The hold has gone with its database to another number.
-#[test]
-fn a_grant_that_was_swapped_away_rolls_on_there() {
-    each_server(|kind| {
-        let mut scene = scene(kind, |_| ());
-        let mut other = scene.server.connect();
-        other.ok("SELECT 1");
-        let kill = format!("CLIENT KILL ID {}", scene.b_id);
-        let answers = scene.a.say_together(&["DLOCK.RELEASE k a", "SWAPDB 0 1", &kill]);
-        assert_eq!((answers[0].int(), answers[2].int()), (1, 1));
-        // Where the wait queue is nobody holds k; the hold of b is taken back where that is.
-        granted(&mut scene.c);
-        until("it is taken back", || holders(&mut other, "k").is_empty());
-        assert_eq!((other.ok("EXISTS k"), scene.server.info("dlock_held")), (0.into(), "1".into()));
-        assert_eq!(holders(&mut scene.a, "k"), ["c"]);
-    });
+#[each_server]
+fn a_grant_that_was_swapped_away_rolls_on_there(kind: &ServerKind) {
+    let mut scene = scene(kind, |_| ());
+    let mut other = scene.server.connect();
+    other.ok("SELECT 1");
+    let kill = format!("CLIENT KILL ID {}", scene.b_id);
+    let answers = scene.a.say_together(&["DLOCK.RELEASE k a", "SWAPDB 0 1", &kill]);
+    assert_eq!((answers[0].int(), answers[2].int()), (1, 1));
+    // Where the wait queue is nobody holds k; the hold of b is taken back where that is.
+    granted(&mut scene.c);
+    until("it is taken back", || holders(&mut other, "k").is_empty());
+    assert_eq!((other.ok("EXISTS k"), scene.server.info("dlock_held")), (0.into(), "1".into()));
+    assert_eq!(holders(&mut scene.a, "k"), ["c"]);
 }
 
-#[test]
-fn a_grant_that_was_written_stays_although_the_connection_closes_at_once() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut a = server.connect();
-        // What follows the wait closes the connection, in the turn of the grant.
-        for last in ["QUIT", "CLIENT KILL ID {id} SKIPME no"] {
-            for _ in 0..TIMES {
-                a.ok("DLOCK.ACQUIRE k a 600000");
-                let mut b = server.connect();
-                let last = last.replace("{id}", &b.client_id().to_string());
-                let last: Vec<&str> = last.split(' ').collect();
-                b.send_batch(&[&["DLOCK.ACQUIRE", "k", "b", "600000", "BLOCK", "0"][..], &last]);
-                until("b waits", || clients(&mut a, "k").len() == 1);
-                let _c = waiter(&server, "DLOCK.ACQUIRE k c 600000 BLOCK 0");
-                a.ok("DLOCK.RELEASE k a");
-                granted(&mut b);
-                b.read();
-                until("it is closed", || b.closed());
-                goes_on_holding(&server, "b");
-                a.ok("DLOCK.CANCEL k c");
-                a.ok("DLOCK.RELEASE k b");
-            }
+#[each_server]
+fn a_grant_that_was_written_stays_although_the_connection_closes_at_once(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut a = server.connect();
+    // What follows the wait closes the connection, in the turn of the grant.
+    for last in ["QUIT", "CLIENT KILL ID {id} SKIPME no"] {
+        for _ in 0..TIMES {
+            a.ok("DLOCK.ACQUIRE k a 600000");
+            let mut b = server.connect();
+            let last = last.replace("{id}", &b.client_id().to_string());
+            let last: Vec<&str> = last.split(' ').collect();
+            b.send_batch(&[&["DLOCK.ACQUIRE", "k", "b", "600000", "BLOCK", "0"][..], &last]);
+            until("b waits", || clients(&mut a, "k").len() == 1);
+            let _c = waiter(&server, "DLOCK.ACQUIRE k c 600000 BLOCK 0");
+            a.ok("DLOCK.RELEASE k a");
+            granted(&mut b);
+            b.read();
+            until("it is closed", || b.closed());
+            goes_on_holding(&server, "b");
+            a.ok("DLOCK.CANCEL k c");
+            a.ok("DLOCK.RELEASE k b");
         }
-    });
+    }
 }
 
 /// As soon as a client has its answer it leaves.
-#[test]
-fn a_grant_to_a_program_that_ends_with_its_answer_stays() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut a = server.connect();
-        for _ in 0..TIMES {
-            a.ok("DLOCK.ACQUIRE k a 600000");
-            let mut cli = Command::new("redis-cli");
-            cli.args(["-p", &server.port().to_string(), "DLOCK.ACQUIRE", "k", "b", "600000", "BLOCK", "0"]);
-            let cli = cli.stdout(Stdio::piped()).spawn().expect("redis-cli runs");
-            until("it waits", || clients(&mut a, "k").len() == 1);
-            a.ok("DLOCK.RELEASE k a");
-            let output = cli.wait_with_output().expect("its answer");
-            assert!(String::from_utf8_lossy(&output.stdout).trim().parse::<u64>().is_ok(), "{output:?}");
-            goes_on_holding(&server, "b");
-            a.ok("DLOCK.RELEASE k b");
-        }
-    });
+#[each_server]
+fn a_grant_to_a_program_that_ends_with_its_answer_stays(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut a = server.connect();
+    for _ in 0..TIMES {
+        a.ok("DLOCK.ACQUIRE k a 600000");
+        let mut cli = Command::new("redis-cli");
+        cli.args(["-p", &server.port().to_string(), "DLOCK.ACQUIRE", "k", "b", "600000", "BLOCK", "0"]);
+        let cli = cli.stdout(Stdio::piped()).spawn().expect("redis-cli runs");
+        until("it waits", || clients(&mut a, "k").len() == 1);
+        a.ok("DLOCK.RELEASE k a");
+        let output = cli.wait_with_output().expect("its answer");
+        assert!(String::from_utf8_lossy(&output.stdout).trim().parse::<u64>().is_ok(), "{output:?}");
+        goes_on_holding(&server, "b");
+        a.ok("DLOCK.RELEASE k b");
+    }
 }
 
 /// The background has been through all that it had to do, and this one holds `k`.
@@ -164,24 +152,22 @@ fn goes_on_holding(server: &Server, token: &str) {
 }
 
 /// The server closes who takes the most memory, when all is written: who has been told holds.
-#[test]
-fn a_grant_that_was_written_stays_although_the_client_is_evicted() {
-    each_server(|kind| {
-        let mut scene = scene(kind, |_| ());
-        // In the turn in which b is granted the lock the room for clients goes. It takes the most of it, by
-        // half a command.
-        scene.a.ok("CLIENT NO-EVICT on");
-        scene.a.ok("CONFIG SET maxmemory-clients 1gb");
-        scene.b.send_raw(format!("*2\r\n$4\r\nECHO\r\n$900000\r\n{}", "x".repeat(500_000)).as_bytes());
-        until("its memory is counted", || {
-            let used: u64 = scene.server.info("mem_clients_normal").parse().expect("bytes");
-            used > 500_000
-        });
-        let evict = ["DLOCK.RELEASE k a", "CONFIG SET maxmemory-clients 1"];
-        assert_eq!(scene.a.say_together(&evict), [Value::Int(1), Value::Simple("OK".into())]);
-        granted(&mut scene.b);
-        until("b is closed", || scene.b.closed());
-        scene.a.ok("CONFIG SET maxmemory-clients 0");
-        goes_on_holding(&scene.server, "b");
+#[each_server]
+fn a_grant_that_was_written_stays_although_the_client_is_evicted(kind: &ServerKind) {
+    let mut scene = scene(kind, |_| ());
+    // In the turn in which b is granted the lock the room for clients goes. It takes the most of it, by
+    // half a command.
+    scene.a.ok("CLIENT NO-EVICT on");
+    scene.a.ok("CONFIG SET maxmemory-clients 1gb");
+    scene.b.send_raw(format!("*2\r\n$4\r\nECHO\r\n$900000\r\n{}", "x".repeat(500_000)).as_bytes());
+    until("its memory is counted", || {
+        let used: u64 = scene.server.info("mem_clients_normal").parse().expect("bytes");
+        used > 500_000
     });
+    let evict = ["DLOCK.RELEASE k a", "CONFIG SET maxmemory-clients 1"];
+    assert_eq!(scene.a.say_together(&evict), [Value::Int(1), Value::Simple("OK".into())]);
+    granted(&mut scene.b);
+    until("b is closed", || scene.b.closed());
+    scene.a.ok("CONFIG SET maxmemory-clients 0");
+    goes_on_holding(&scene.server, "b");
 }

@@ -2,160 +2,146 @@
 //! never two holders.
 
 use dlock_testkit::queue::{granted, holders, nobody_waits, waiter};
-use dlock_testkit::{Events, Server, Value, each_server, until};
+use dlock_testkit::{Events, Server, ServerKind, Value, each_server, until};
 
-#[test]
-fn swapdb_moves_the_locks_and_leaves_the_queues() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut zero = server.connect();
-        let mut one = server.connect();
-        one.ok("SELECT 1");
-        zero.ok("DLOCK.ACQUIRE k a 60000");
-        zero.ok("DLOCK.ACQUIRE l a 60000");
-        one.ok("DLOCK.ACQUIRE l z 200");
-        let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-        let mut c = waiter(&server, "DLOCK.ACQUIRE l c 60000 BLOCK 0");
-        zero.ok("SWAPDB 0 1");
-        // Where b waits nobody holds k any more; where c waits somebody else holds l, until that lease ends.
-        granted(&mut b);
-        assert_eq!((holders(&mut zero, "k"), holders(&mut one, "k")), (vec!["b".into()], vec!["a".into()]));
-        assert_eq!(holders(&mut one, "l"), ["a"]);
-        granted(&mut c);
-        assert_eq!(holders(&mut zero, "l"), ["c"]);
-        // What moved is found by its deadline where it is now.
-        one.ok("DLOCK.EXTEND k a 30");
-        until("the lease ends", || one.ok("EXISTS k") == 0);
-        assert_eq!(server.info("dlock_holders"), "3");
-    });
+#[each_server]
+fn swapdb_moves_the_locks_and_leaves_the_queues(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut zero = server.connect();
+    let mut one = server.connect();
+    one.ok("SELECT 1");
+    zero.ok("DLOCK.ACQUIRE k a 60000");
+    zero.ok("DLOCK.ACQUIRE l a 60000");
+    one.ok("DLOCK.ACQUIRE l z 200");
+    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
+    let mut c = waiter(&server, "DLOCK.ACQUIRE l c 60000 BLOCK 0");
+    zero.ok("SWAPDB 0 1");
+    // Where b waits nobody holds k any more; where c waits somebody else holds l, until that lease ends.
+    granted(&mut b);
+    assert_eq!((holders(&mut zero, "k"), holders(&mut one, "k")), (vec!["b".into()], vec!["a".into()]));
+    assert_eq!(holders(&mut one, "l"), ["a"]);
+    granted(&mut c);
+    assert_eq!(holders(&mut zero, "l"), ["c"]);
+    // What moved is found by its deadline where it is now.
+    one.ok("DLOCK.EXTEND k a 30");
+    until("the lease ends", || one.ok("EXISTS k") == 0);
+    assert_eq!(server.info("dlock_holders"), "3");
 }
 
 /// It says that nothing moves, and is replicated as if something did.
-#[test]
-fn a_database_swapped_with_itself_keeps_its_locks() {
-    each_server(|kind| {
-        let (server, replica) =
-            (Server::options(kind).conf("dlock.restart-grace 1000").start(), Server::start(kind));
-        let mut conn = server.connect();
-        until("its grace period has ended", || server.info("dlock_grace_ms_left") == "0");
-        replica.replicate(&server);
-        conn.ok("DLOCK.ACQUIRE k a 400");
-        conn.ok("DLOCK.ACQUIRE long a 1000");
-        let mut b = waiter(&server, "DLOCK.ACQUIRE k b 1000 BLOCK 0");
-        assert_eq!(conn.ok("SWAPDB 0 0"), "OK");
-        assert_eq!((server.info("dlock_held"), server.info("dlock_grace_ms_left")), ("2".into(), "0".into()));
-        granted(&mut b);
-        replica.wait_in_sync(&server);
-        assert_eq!(replica.info("dlock_held"), server.info("dlock_held"));
-        // Promoted, it ends what its master would have ended.
-        assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
-        until("the leases end there", || replica.connect().ok("DBSIZE") == 0);
-        assert!(conn.ok("DLOCK.ACQUIRE flushed a 1000").int() > 0);
-        conn.ok("FLUSHALL");
-        assert!(server.info("dlock_grace_ms_left") != "0", "a hold was flushed");
-    });
+#[each_server]
+fn a_database_swapped_with_itself_keeps_its_locks(kind: &ServerKind) {
+    let (server, replica) =
+        (Server::options(kind).conf("dlock.restart-grace 1000").start(), Server::start(kind));
+    let mut conn = server.connect();
+    until("its grace period has ended", || server.info("dlock_grace_ms_left") == "0");
+    replica.replicate(&server);
+    conn.ok("DLOCK.ACQUIRE k a 400");
+    conn.ok("DLOCK.ACQUIRE long a 1000");
+    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 1000 BLOCK 0");
+    assert_eq!(conn.ok("SWAPDB 0 0"), "OK");
+    assert_eq!((server.info("dlock_held"), server.info("dlock_grace_ms_left")), ("2".into(), "0".into()));
+    granted(&mut b);
+    replica.wait_in_sync(&server);
+    assert_eq!(replica.info("dlock_held"), server.info("dlock_held"));
+    // Promoted, it ends what its master would have ended.
+    assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
+    until("the leases end there", || replica.connect().ok("DBSIZE") == 0);
+    assert!(conn.ok("DLOCK.ACQUIRE flushed a 1000").int() > 0);
+    conn.ok("FLUSHALL");
+    assert!(server.info("dlock_grace_ms_left") != "0", "a hold was flushed");
 }
 
-#[test]
-fn an_ephemeral_hold_is_found_after_swapdb() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut a = server.connect();
-        a.ok("DLOCK.ACQUIRE k a 60000 EPHEMERAL");
-        let mut look = server.connect();
-        look.ok("SWAPDB 0 1");
-        look.ok("SELECT 1");
-        assert_eq!(holders(&mut look, "k"), ["a"]);
-        drop(a);
-        until("it has ended", || look.ok("EXISTS k") == 0);
-        // What is still to be done about a hold moves with it.
-        let mut b = server.connect();
-        b.ok("DLOCK.ACQUIRE k b 60000 EPHEMERAL");
-        let kill = format!("CLIENT KILL ID {}", b.client_id());
-        let answers = look.say_together(&["MULTI", &kill, "SWAPDB 0 1", "EXEC"]);
-        assert_eq!(answers[3].items(), [Value::Int(1), Value::Simple("OK".into())]);
-        until("it has ended", || look.ok("EXISTS k") == 0);
-    });
+#[each_server]
+fn an_ephemeral_hold_is_found_after_swapdb(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut a = server.connect();
+    a.ok("DLOCK.ACQUIRE k a 60000 EPHEMERAL");
+    let mut look = server.connect();
+    look.ok("SWAPDB 0 1");
+    look.ok("SELECT 1");
+    assert_eq!(holders(&mut look, "k"), ["a"]);
+    drop(a);
+    until("it has ended", || look.ok("EXISTS k") == 0);
+    // What is still to be done about a hold moves with it.
+    let mut b = server.connect();
+    b.ok("DLOCK.ACQUIRE k b 60000 EPHEMERAL");
+    let kill = format!("CLIENT KILL ID {}", b.client_id());
+    let answers = look.say_together(&["MULTI", &kill, "SWAPDB 0 1", "EXEC"]);
+    assert_eq!(answers[3].items(), [Value::Int(1), Value::Simple("OK".into())]);
+    until("it has ended", || look.ok("EXISTS k") == 0);
 }
 
-#[test]
-fn a_native_ttl_ends_the_hold_and_serves_the_queue() {
-    each_server(|kind| {
-        let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
-        let mut a = server.connect();
-        let first = a.ok("DLOCK.ACQUIRE k a 60000").int();
-        let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-        assert_eq!(a.say("PEXPIRE k 30"), 1);
-        assert!(granted(&mut b) > first);
-        assert_eq!(a.say("TTL k"), -1, "the new hold's key has none");
-        assert_eq!(holders(&mut a, "k"), ["b"]);
-    });
+#[each_server]
+fn a_native_ttl_ends_the_hold_and_serves_the_queue(kind: &ServerKind) {
+    let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
+    let mut a = server.connect();
+    let first = a.ok("DLOCK.ACQUIRE k a 60000").int();
+    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
+    assert_eq!(a.say("PEXPIRE k 30"), 1);
+    assert!(granted(&mut b) > first);
+    assert_eq!(a.say("TTL k"), -1, "the new hold's key has none");
+    assert_eq!(holders(&mut a, "k"), ["b"]);
 }
 
-#[test]
-fn eviction_ends_the_hold_and_serves_the_queue() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut a = server.connect();
-        let first = a.ok("DLOCK.ACQUIRE k a 60000").int();
-        let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-        a.ok("CONFIG SET maxmemory-policy allkeys-random");
-        // Any command that may use memory makes the server evict first. In one write, so that the new hold is
-        // not evicted too.
-        let set = |to| ["CONFIG", "SET", "maxmemory", to];
-        a.send_batch(&[&set("1")[..], &["SET", "x", "1"], &set("0")]);
-        for _ in 0..3 {
-            a.read();
-        }
-        assert!(granted(&mut b) > first);
-        assert_eq!(holders(&mut a, "k"), ["b"]);
-        nobody_waits(&server);
-    });
+#[each_server]
+fn eviction_ends_the_hold_and_serves_the_queue(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut a = server.connect();
+    let first = a.ok("DLOCK.ACQUIRE k a 60000").int();
+    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
+    a.ok("CONFIG SET maxmemory-policy allkeys-random");
+    // Any command that may use memory makes the server evict first. In one write, so that the new hold is
+    // not evicted too.
+    let set = |to| ["CONFIG", "SET", "maxmemory", to];
+    a.send_batch(&[&set("1")[..], &["SET", "x", "1"], &set("0")]);
+    for _ in 0..3 {
+        a.read();
+    }
+    assert!(granted(&mut b) > first);
+    assert_eq!(holders(&mut a, "k"), ["b"]);
+    nobody_waits(&server);
 }
 
-#[test]
-fn a_key_of_another_type_ends_the_waiting() {
-    each_server(|kind| {
-        let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
-        let mut a = server.connect();
-        let mut events = Events::subscribe(&server, "__keyspace@0__:k");
-        a.ok("DLOCK.ACQUIRE k a 60000");
-        let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-        a.ok("SET k x");
-        assert!(b.read().error().starts_with("WRONGTYPE"));
-        nobody_waits(&server);
-        until("its end is told", || events.so_far().iter().any(|(_, event)| event == "dlock.free"));
-        assert_eq!(a.say("GET k"), "x");
-    });
+#[each_server]
+fn a_key_of_another_type_ends_the_waiting(kind: &ServerKind) {
+    let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
+    let mut a = server.connect();
+    let mut events = Events::subscribe(&server, "__keyspace@0__:k");
+    a.ok("DLOCK.ACQUIRE k a 60000");
+    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
+    a.ok("SET k x");
+    assert!(b.read().error().starts_with("WRONGTYPE"));
+    nobody_waits(&server);
+    until("its end is told", || events.so_far().iter().any(|(_, event)| event == "dlock.free"));
+    assert_eq!(a.say("GET k"), "x");
 }
 
 /// A key that is taken by a value of another type has its whole queue told, and the server has time for
 /// others meanwhile.
-#[test]
-fn a_long_queue_is_refused_bit_by_bit() {
+#[each_server]
+fn a_long_queue_is_refused_bit_by_bit(kind: &ServerKind) {
     const MANY: usize = 20_000;
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut a = server.connect();
-        a.ok(&format!("CONFIG SET dlock.max-waiters-per-key {MANY}"));
-        let in_between = |_| {
-            a.ok("DEL k");
-            a.ok("DLOCK.ACQUIRE k a 600000");
-            let queue: Vec<String> =
-                (0..MANY).map(|n| format!("DLOCK.ACQUIRE k t{n} 600000 QUEUE 600000")).collect();
-            let answers = a.say_together(&queue.iter().map(String::as_str).collect::<Vec<_>>());
-            assert!(answers.iter().all(|answer| *answer == Value::Nil));
-            assert_eq!(server.info("dlock_queued"), MANY.to_string());
-            a.send(&["SET", "k", "data"]);
-            let mut seen = Vec::new();
-            until("all are refused", || {
-                seen.push(server.info("dlock_queued").parse::<usize>().expect("a number"));
-                seen.ends_with(&[0])
-            });
-            assert_eq!(a.read(), "OK");
-            seen.iter().any(|queued| (1..MANY).contains(queued))
-        };
-        // Now and then this is too slow to see it.
-        assert!((0..10).any(in_between), "they were refused all at once");
-    });
+    let server = Server::start(kind);
+    let mut a = server.connect();
+    a.ok(&format!("CONFIG SET dlock.max-waiters-per-key {MANY}"));
+    let in_between = |_| {
+        a.ok("DEL k");
+        a.ok("DLOCK.ACQUIRE k a 600000");
+        let queue: Vec<String> =
+            (0..MANY).map(|n| format!("DLOCK.ACQUIRE k t{n} 600000 QUEUE 600000")).collect();
+        let answers = a.say_together(&queue.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(answers.iter().all(|answer| *answer == Value::Nil));
+        assert_eq!(server.info("dlock_queued"), MANY.to_string());
+        a.send(&["SET", "k", "data"]);
+        let mut seen = Vec::new();
+        until("all are refused", || {
+            seen.push(server.info("dlock_queued").parse::<usize>().expect("a number"));
+            seen.ends_with(&[0])
+        });
+        assert_eq!(a.read(), "OK");
+        seen.iter().any(|queued| (1..MANY).contains(queued))
+    };
+    // Now and then this is too slow to see it.
+    assert!((0..10).any(in_between), "they were refused all at once");
 }

@@ -63,6 +63,19 @@ pub fn each_server_in_turn(test: impl Fn(&ServerKind) + Sync) {
     assert_well(kinds().iter().map(alone).collect());
 }
 
+/// [`each_server`] without Valkey 9 and later, where a preloaded C library reaches only the server itself,
+/// not the module.
+#[track_caller]
+pub fn each_shimmed_server(test: impl Fn(&ServerKind) + Sync) {
+    each_server(|kind| {
+        if kind.is_valkey && kind.is_at_least(9, 0) {
+            eprintln!("left out on {}: no shim reaches a module there", kind.name);
+        } else {
+            test(kind);
+        }
+    });
+}
+
 /// In a thread that is named after the server, as its panics are then.
 fn start<'scope>(
     scope: &'scope Scope<'scope, '_>,

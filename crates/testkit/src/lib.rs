@@ -1,6 +1,6 @@
 //! The library of test servers: starts real ones with the module in them and talks to them byte by byte.
 //!
-//! A test asks [`each_server`] for the servers to run on, starts a [`Server`], and calls it by a [`Conn`].
+//! A test has the attribute [`macro@each_server`], starts a [`Server`], and calls it by a [`Conn`].
 //! Nothing here sleeps to let something happen: [`until`] waits for a condition and names it when it does not
 //! come. A server that dies by itself fails the test that owns it. No async, no client library: races are
 //! made by deciding which bytes share one write.
@@ -42,9 +42,10 @@ mod wire;
 pub mod workers;
 
 pub use conn::Conn;
+pub use dlock_testkit_macros::each_server;
 pub use events::Events;
 pub use folder::Folder;
-pub use kinds::{ServerKind, each_server, each_server_in_turn};
+pub use kinds::{ServerKind, each_server, each_server_in_turn, each_shimmed_server};
 pub use layout::Layout;
 pub use locks::locks;
 pub use module::module_path;

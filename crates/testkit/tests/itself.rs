@@ -35,150 +35,132 @@ fn the_module_is_built_before_the_tests() {
     assert!(age >= source.expect("the module's source"));
 }
 
-#[test]
-fn replies_compare_as_they_read() {
-    each_server(|kind| {
-        let server = plain(kind);
-        let mut conn = server.connect();
-        assert_eq!(conn.call(&["SET", "a", "with blanks"]), "OK");
-        assert_eq!(conn.say("GET a"), "with blanks");
-        assert_eq!(conn.say("GET b"), Value::Nil);
-        assert_eq!(conn.say("INCR n"), 1);
-        assert_eq!(conn.call(&[&b"SET"[..], b"bytes", b"\xff\r\n"]), "OK");
-        assert_eq!(conn.say("GET bytes").bytes(), b"\xff\r\n");
-        assert_eq!(conn.say("MGET a b"), Value::from(vec![Value::from("with blanks"), Value::Nil]));
-        assert_eq!(conn.say("ECHO a"), Value::from("a"));
-        assert_eq!(conn.say("HSET h f v g w"), 2);
-        assert_eq!(conn.say("HGETALL h").field("g"), &"w");
-        assert_eq!(conn.say("HMGET h f g"), ["v", "w"]);
-        assert_eq!(conn.say("LPUSH h x").error().split(' ').next(), Some("WRONGTYPE"));
-        assert_ne!(conn.say("LPUSH h x"), "WRONGTYPE");
+#[each_server]
+fn replies_compare_as_they_read(kind: &ServerKind) {
+    let server = plain(kind);
+    let mut conn = server.connect();
+    assert_eq!(conn.call(&["SET", "a", "with blanks"]), "OK");
+    assert_eq!(conn.say("GET a"), "with blanks");
+    assert_eq!(conn.say("GET b"), Value::Nil);
+    assert_eq!(conn.say("INCR n"), 1);
+    assert_eq!(conn.call(&[&b"SET"[..], b"bytes", b"\xff\r\n"]), "OK");
+    assert_eq!(conn.say("GET bytes").bytes(), b"\xff\r\n");
+    assert_eq!(conn.say("MGET a b"), Value::from(vec![Value::from("with blanks"), Value::Nil]));
+    assert_eq!(conn.say("ECHO a"), Value::from("a"));
+    assert_eq!(conn.say("HSET h f v g w"), 2);
+    assert_eq!(conn.say("HGETALL h").field("g"), &"w");
+    assert_eq!(conn.say("HMGET h f g"), ["v", "w"]);
+    assert_eq!(conn.say("LPUSH h x").error().split(' ').next(), Some("WRONGTYPE"));
+    assert_ne!(conn.say("LPUSH h x"), "WRONGTYPE");
 
-        conn.hello3();
-        assert_eq!(conn.say("HGETALL h").field("g"), &"w");
-        assert_eq!(conn.say("GET b"), Value::Nil);
-        assert_eq!(format!("{:?}", conn.say("HGETALL h")), r#"{"f": "v", "g": "w"}"#);
-        assert_eq!(conn.say("ZADD z 1.5 m"), 1);
-        assert_eq!(conn.say("ZSCORE z m"), Value::Double(1.5));
-        assert!(panic_of(|| assert_eq!(conn.say("GET a").int(), 1)).contains("with blanks"));
-        assert!(panic_of(|| drop(conn.ok("LPUSH h x"))).contains("WRONGTYPE"));
-    });
+    conn.hello3();
+    assert_eq!(conn.say("HGETALL h").field("g"), &"w");
+    assert_eq!(conn.say("GET b"), Value::Nil);
+    assert_eq!(format!("{:?}", conn.say("HGETALL h")), r#"{"f": "v", "g": "w"}"#);
+    assert_eq!(conn.say("ZADD z 1.5 m"), 1);
+    assert_eq!(conn.say("ZSCORE z m"), Value::Double(1.5));
+    assert!(panic_of(|| assert_eq!(conn.say("GET a").int(), 1)).contains("with blanks"));
+    assert!(panic_of(|| drop(conn.ok("LPUSH h x"))).contains("WRONGTYPE"));
 }
 
-#[test]
-fn a_batch_is_one_turn_of_the_event_loop() {
-    each_server(|kind| {
-        let server = plain(kind);
-        let mut conn = server.connect();
-        conn.send_batch(&[&["SET", "a", "1"], &["INCR", "a"], &["GET", "a"]]);
-        assert_eq!(conn.read(), "OK");
-        assert_eq!(conn.read(), 2);
-        assert_eq!(conn.read(), "2");
-        assert_eq!(conn.try_read(Duration::from_millis(1)), None);
-        assert!(conn.client_id() > 0);
-    });
+#[each_server]
+fn a_batch_is_one_turn_of_the_event_loop(kind: &ServerKind) {
+    let server = plain(kind);
+    let mut conn = server.connect();
+    conn.send_batch(&[&["SET", "a", "1"], &["INCR", "a"], &["GET", "a"]]);
+    assert_eq!(conn.read(), "OK");
+    assert_eq!(conn.read(), 2);
+    assert_eq!(conn.read(), "2");
+    assert_eq!(conn.try_read(Duration::from_millis(1)), None);
+    assert!(conn.client_id() > 0);
 }
 
-#[test]
-fn a_read_that_ran_out_of_time_loses_nothing() {
-    each_server(|kind| {
-        let server = plain(kind);
-        let (mut waiter, mut other) = (server.connect(), server.connect());
-        waiter.send(&["BLPOP", "list", "0"]);
-        assert_eq!(waiter.try_read(Duration::from_millis(1)), None);
-        until("it waits", || server.info("blocked_clients") == "1");
-        assert_eq!(other.say("RPUSH list x"), 1);
-        assert_eq!(waiter.read(), ["list", "x"]);
-    });
+#[each_server]
+fn a_read_that_ran_out_of_time_loses_nothing(kind: &ServerKind) {
+    let server = plain(kind);
+    let (mut waiter, mut other) = (server.connect(), server.connect());
+    waiter.send(&["BLPOP", "list", "0"]);
+    assert_eq!(waiter.try_read(Duration::from_millis(1)), None);
+    until("it waits", || server.info("blocked_clients") == "1");
+    assert_eq!(other.say("RPUSH list x"), 1);
+    assert_eq!(waiter.read(), ["list", "x"]);
 }
 
-#[test]
-fn pushes_are_kept_for_read() {
-    each_server(|kind| {
-        let server = plain(kind);
-        let (mut listener, mut other) = (server.connect(), server.connect());
-        listener.hello3();
-        listener.send(&["SUBSCRIBE", "news"]);
-        assert_eq!(listener.read().items()[0], "subscribe");
-        assert_eq!(other.say("PUBLISH news x"), 1);
-        assert_eq!(listener.say("PING"), "PONG");
-        assert_eq!(listener.read(), ["message", "news", "x"]);
-    });
+#[each_server]
+fn pushes_are_kept_for_read(kind: &ServerKind) {
+    let server = plain(kind);
+    let (mut listener, mut other) = (server.connect(), server.connect());
+    listener.hello3();
+    listener.send(&["SUBSCRIBE", "news"]);
+    assert_eq!(listener.read().items()[0], "subscribe");
+    assert_eq!(other.say("PUBLISH news x"), 1);
+    assert_eq!(listener.say("PING"), "PONG");
+    assert_eq!(listener.read(), ["message", "news", "x"]);
 }
 
-#[test]
-fn a_connection_knows_that_it_is_closed() {
-    each_server(|kind| {
-        let server = plain(kind);
-        let (mut victim, mut other) = (server.connect(), server.connect());
-        let id = victim.client_id();
-        assert!(!victim.closed());
-        assert_eq!(other.say(&format!("CLIENT KILL ID {id}")), 1);
-        until("the victim is hung up on", || victim.closed());
-    });
+#[each_server]
+fn a_connection_knows_that_it_is_closed(kind: &ServerKind) {
+    let server = plain(kind);
+    let (mut victim, mut other) = (server.connect(), server.connect());
+    let id = victim.client_id();
+    assert!(!victim.closed());
+    assert_eq!(other.say(&format!("CLIENT KILL ID {id}")), 1);
+    until("the victim is hung up on", || victim.closed());
 }
 
-#[test]
-fn servers_end_and_come_back() {
-    each_server(|kind| {
-        let options = Server::options(kind).without_module();
-        let mut server = options.conf("appendonly yes").conf("appendfsync always").start();
-        let (port, pid) = (server.port(), server.pid());
-        server.connect().ok("SET a 1");
-        server.kill9();
-        assert!(!server.is_alive());
-        server.restart();
-        assert_eq!((server.port(), server.connect().say("GET a")), (port, Value::from("1")));
-        assert_ne!(server.pid(), pid);
+#[each_server]
+fn servers_end_and_come_back(kind: &ServerKind) {
+    let options = Server::options(kind).without_module();
+    let mut server = options.conf("appendonly yes").conf("appendfsync always").start();
+    let (port, pid) = (server.port(), server.pid());
+    server.connect().ok("SET a 1");
+    server.kill9();
+    assert!(!server.is_alive());
+    server.restart();
+    assert_eq!((server.port(), server.connect().say("GET a")), (port, Value::from("1")));
+    assert_ne!(server.pid(), pid);
 
-        assert!(server.terminate().success());
-        server.restart_with(|options| options.conf("maxclients 77"));
-        assert_eq!(server.connect().say("CONFIG GET maxclients"), ["maxclients", "77"]);
-        assert_eq!(server.connect().say("GET a"), "1");
-        server.connect().send(&["SHUTDOWN", "NOSAVE"]);
-        assert!(server.expect_exit().success());
-        assert!(server.log().contains("Ready to accept connections"));
-    });
+    assert!(server.terminate().success());
+    server.restart_with(|options| options.conf("maxclients 77"));
+    assert_eq!(server.connect().say("CONFIG GET maxclients"), ["maxclients", "77"]);
+    assert_eq!(server.connect().say("GET a"), "1");
+    server.connect().send(&["SHUTDOWN", "NOSAVE"]);
+    assert!(server.expect_exit().success());
+    assert!(server.log().contains("Ready to accept connections"));
 }
 
-#[test]
-fn a_refusal_to_start_returns_the_log() {
-    each_server(|kind| {
-        let options = Server::options(kind).without_module().conf("no-such-option yes");
-        let log = options.try_start().map(|_| ()).expect_err("it must not start");
-        assert!(log.contains("no-such-option"), "{log}");
-    });
+#[each_server]
+fn a_refusal_to_start_returns_the_log(kind: &ServerKind) {
+    let options = Server::options(kind).without_module().conf("no-such-option yes");
+    let log = options.try_start().map(|_| ()).expect_err("it must not start");
+    assert!(log.contains("no-such-option"), "{log}");
 }
 
-#[test]
-fn a_server_that_crashes_fails_its_test() {
-    each_server(|kind| {
-        let text = panic_of(|| {
-            let server = plain(kind);
-            server.connect().send(&["DEBUG", "SEGFAULT"]);
-            until("it is dead", || !server.is_alive());
-            drop(server);
-        });
-        assert!(text.contains("ended by itself") && text.contains(&kind.name), "{text}");
-        forget(&text);
-
+#[each_server]
+fn a_server_that_crashes_fails_its_test(kind: &ServerKind) {
+    let text = panic_of(|| {
         let server = plain(kind);
         server.connect().send(&["DEBUG", "SEGFAULT"]);
-        assert!(!server.expect_exit().success());
+        until("it is dead", || !server.is_alive());
+        drop(server);
     });
+    assert!(text.contains("ended by itself") && text.contains(&kind.name), "{text}");
+    forget(&text);
+
+    let server = plain(kind);
+    server.connect().send(&["DEBUG", "SEGFAULT"]);
+    assert!(!server.expect_exit().success());
 }
 
-#[test]
-fn a_panic_in_the_log_fails_its_test() {
-    each_server(|kind| {
-        let text = panic_of(|| {
-            let server = plain(kind);
-            server.connect().call(&["DEBUG", "LOG", "thread main panicked at src/lib.rs"]).text();
-            drop(server);
-        });
-        assert!(text.contains("panicked at"), "{text}");
-        forget(&text);
+#[each_server]
+fn a_panic_in_the_log_fails_its_test(kind: &ServerKind) {
+    let text = panic_of(|| {
+        let server = plain(kind);
+        server.connect().call(&["DEBUG", "LOG", "thread main panicked at src/lib.rs"]).text();
+        drop(server);
     });
+    assert!(text.contains("panicked at"), "{text}");
+    forget(&text);
 }
 
 /// Removes the folder that a failure on purpose has kept.
@@ -188,51 +170,45 @@ fn forget(report: &str) {
     fs::remove_dir_all(dir.trim_end_matches(':')).expect("the folder is kept");
 }
 
-#[test]
-fn a_paused_server_answers_later() {
-    each_server(|kind| {
-        let server = plain(kind);
-        let mut conn = server.connect();
-        server.pause();
-        conn.send(&["PING"]);
-        assert_eq!(conn.try_read(Duration::from_millis(20)), None);
-        server.resume();
-        assert_eq!(conn.read(), "PONG");
-    });
+#[each_server]
+fn a_paused_server_answers_later(kind: &ServerKind) {
+    let server = plain(kind);
+    let mut conn = server.connect();
+    server.pause();
+    conn.send(&["PING"]);
+    assert_eq!(conn.try_read(Duration::from_millis(20)), None);
+    server.resume();
+    assert_eq!(conn.read(), "PONG");
 }
 
-#[test]
-fn a_replica_is_in_sync_when_it_has_what_was_written() {
-    each_server(|kind| {
-        let (master, replica) = (plain(kind), plain(kind));
-        master.connect().ok("SET a 1");
-        replica.replicate(&master);
-        assert_eq!(replica.connect().say("GET a"), "1");
-        for n in 0..100 {
-            master.connect().ok(&format!("SET a {n}"));
-        }
-        replica.wait_in_sync(&master);
-        assert_eq!(replica.connect().say("GET a"), "99");
-    });
+#[each_server]
+fn a_replica_is_in_sync_when_it_has_what_was_written(kind: &ServerKind) {
+    let (master, replica) = (plain(kind), plain(kind));
+    master.connect().ok("SET a 1");
+    replica.replicate(&master);
+    assert_eq!(replica.connect().say("GET a"), "1");
+    for n in 0..100 {
+        master.connect().ok(&format!("SET a {n}"));
+    }
+    replica.wait_in_sync(&master);
+    assert_eq!(replica.connect().say("GET a"), "99");
 }
 
-#[test]
-fn the_aof_is_read_over_all_its_parts() {
-    each_server(|kind| {
-        let options = Server::options(kind).without_module().conf("appendonly yes");
-        let server = options.conf("aof-use-rdb-preamble no").conf("aof-timestamp-enabled yes").start();
-        let mut conn = server.connect();
-        conn.ok("SET a 1");
-        conn.ok("BGREWRITEAOF");
-        until("the rewrite is done", || {
-            server.info("aof_rewrite_in_progress") == "0" && server.info("aof_rewrites") == "1"
-        });
-        conn.ok("SELECT 3");
-        assert_eq!(conn.call(&["SET", "b", "x y\n"]), "OK");
-        server.wait_written();
-        let lines: Vec<String> = aof::commands(server.dir()).iter().map(|command| line(command)).collect();
-        assert_eq!(lines, ["SELECT 0", "SET a 1", "SELECT 3", "SET b x y\\n"]);
+#[each_server]
+fn the_aof_is_read_over_all_its_parts(kind: &ServerKind) {
+    let options = Server::options(kind).without_module().conf("appendonly yes");
+    let server = options.conf("aof-use-rdb-preamble no").conf("aof-timestamp-enabled yes").start();
+    let mut conn = server.connect();
+    conn.ok("SET a 1");
+    conn.ok("BGREWRITEAOF");
+    until("the rewrite is done", || {
+        server.info("aof_rewrite_in_progress") == "0" && server.info("aof_rewrites") == "1"
     });
+    conn.ok("SELECT 3");
+    assert_eq!(conn.call(&["SET", "b", "x y\n"]), "OK");
+    server.wait_written();
+    let lines: Vec<String> = aof::commands(server.dir()).iter().map(|command| line(command)).collect();
+    assert_eq!(lines, ["SELECT 0", "SET a 1", "SELECT 3", "SET b x y\\n"]);
 }
 
 #[test]
@@ -263,37 +239,33 @@ fn the_stream_is_what_a_replica_gets() {
     }
 }
 
-#[test]
-fn events_are_seen_and_their_absence_too() {
-    each_server(|kind| {
-        let server = plain(kind);
-        let mut events = Events::subscribe(&server, "__keyevent@0__:*");
-        let mut conn = server.connect();
-        conn.ok("SET a 1");
-        assert_eq!(events.read(), ("__keyevent@0__:set".to_string(), "a".to_string()));
-        events.none();
-        conn.ok("GET a");
-        events.none();
-        conn.ok("DEL a");
-        assert_eq!(events.so_far(), [("__keyevent@0__:del".to_string(), "a".to_string())]);
-        conn.ok("SET a 1");
-        assert!(panic_of(|| events.none()).contains("keyevent"));
-    });
+#[each_server]
+fn events_are_seen_and_their_absence_too(kind: &ServerKind) {
+    let server = plain(kind);
+    let mut events = Events::subscribe(&server, "__keyevent@0__:*");
+    let mut conn = server.connect();
+    conn.ok("SET a 1");
+    assert_eq!(events.read(), ("__keyevent@0__:set".to_string(), "a".to_string()));
+    events.none();
+    conn.ok("GET a");
+    events.none();
+    conn.ok("DEL a");
+    assert_eq!(events.so_far(), [("__keyevent@0__:del".to_string(), "a".to_string())]);
+    conn.ok("SET a 1");
+    assert!(panic_of(|| events.none()).contains("keyevent"));
 }
 
-#[test]
-fn parallel_servers_do_not_meet() {
-    each_server(|kind| {
-        thread::scope(|scope| {
-            for round in 0..4 {
-                scope.spawn(move || {
-                    let servers: Vec<Server> = (0..3).map(|_| plain(kind)).collect();
-                    for server in &servers {
-                        assert_eq!(server.info("process_id"), server.pid().to_string());
-                        assert_eq!(Conn::open(server.port()).say(&format!("INCRBY a {round}")), round);
-                    }
-                });
-            }
-        });
+#[each_server]
+fn parallel_servers_do_not_meet(kind: &ServerKind) {
+    thread::scope(|scope| {
+        for round in 0..4 {
+            scope.spawn(move || {
+                let servers: Vec<Server> = (0..3).map(|_| plain(kind)).collect();
+                for server in &servers {
+                    assert_eq!(server.info("process_id"), server.pid().to_string());
+                    assert_eq!(Conn::open(server.port()).say(&format!("INCRBY a {round}")), round);
+                }
+            });
+        }
     });
 }

@@ -1,103 +1,95 @@
 //! FLUSHDB and FLUSHALL, at once and in the background.
 
 use super::World;
-use dlock_testkit::{Server, each_server, until};
+use dlock_testkit::{Server, ServerKind, each_server, until};
 
-#[test]
-fn a_flush_ends_every_hold_it_reaches() {
-    each_server(|kind| {
+#[each_server]
+fn a_flush_ends_every_hold_it_reaches(kind: &ServerKind) {
+    let mut world = World::new(kind);
+    for (flush, other_stays) in [
+        ("FLUSHDB SYNC", true),
+        ("FLUSHDB ASYNC", true),
+        ("FLUSHDB", true),
+        ("FLUSHALL SYNC", false),
+        ("FLUSHALL ASYNC", false),
+        ("FLUSHALL", false),
+    ] {
+        for n in 0..20 {
+            world.hold(&format!("k{n}"), "t");
+        }
+        world.ok("SELECT 3");
+        world.hold("other", "t");
+        world.ok("SELECT 0");
+        assert_eq!(world.ok(flush), "OK");
+        assert_eq!(world.ok("DLOCK.HOLDS k0 t"), 0);
+        assert_eq!(world.ok("DLOCK.RELEASE k1 t"), 0);
+        let (stays, held) = if other_stays { (Some("t"), 1) } else { (None, 0) };
+        world.agrees(0, &[("k0", None), ("k19", None)], held);
+        world.agrees(3, &[("other", stays)], held);
+        // `hold` looks at the fence: still higher than all before.
+        world.hold("k0", "other");
+        world.agrees(0, &[("k0", Some("other"))], held + 1);
+        world.ok("FLUSHALL");
+    }
+}
+
+#[each_server]
+fn a_lease_from_before_a_flush_ends_nothing_of_after(kind: &ServerKind) {
+    for flush in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHDB"] {
         let mut world = World::new(kind);
-        for (flush, other_stays) in [
-            ("FLUSHDB SYNC", true),
-            ("FLUSHDB ASYNC", true),
-            ("FLUSHDB", true),
-            ("FLUSHALL SYNC", false),
-            ("FLUSHALL ASYNC", false),
-            ("FLUSHALL", false),
-        ] {
-            for n in 0..20 {
-                world.hold(&format!("k{n}"), "t");
-            }
-            world.ok("SELECT 3");
-            world.hold("other", "t");
-            world.ok("SELECT 0");
-            assert_eq!(world.ok(flush), "OK");
-            assert_eq!(world.ok("DLOCK.HOLDS k0 t"), 0);
-            assert_eq!(world.ok("DLOCK.RELEASE k1 t"), 0);
-            let (stays, held) = if other_stays { (Some("t"), 1) } else { (None, 0) };
-            world.agrees(0, &[("k0", None), ("k19", None)], held);
-            world.agrees(3, &[("other", stays)], held);
-            // `hold` looks at the fence: still higher than all before.
-            world.hold("k0", "other");
-            world.agrees(0, &[("k0", Some("other"))], held + 1);
-            world.ok("FLUSHALL");
-        }
-    });
+        let answers = world.conn.say_together(&[
+            "DLOCK.ACQUIRE k t 50",
+            "DLOCK.ACQUIRE other t 50",
+            flush,
+            "DLOCK.ACQUIRE k t 600000",
+            "DLOCK.ACQUIRE mark t 60",
+        ]);
+        assert!(answers[3].int() > answers[0].int());
+        until("the old deadline is past", || world.conn.ok("EXISTS mark") == 0);
+        world.agrees(0, &[("k", Some("t")), ("other", None)], 1);
+        assert_eq!(world.master.info("dlock_expiries"), "1");
+    }
 }
 
-#[test]
-fn a_lease_from_before_a_flush_ends_nothing_of_after() {
-    each_server(|kind| {
-        for flush in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHDB"] {
-            let mut world = World::new(kind);
-            let answers = world.conn.say_together(&[
-                "DLOCK.ACQUIRE k t 50",
-                "DLOCK.ACQUIRE other t 50",
-                flush,
-                "DLOCK.ACQUIRE k t 600000",
-                "DLOCK.ACQUIRE mark t 60",
-            ]);
-            assert!(answers[3].int() > answers[0].int());
-            until("the old deadline is past", || world.conn.ok("EXISTS mark") == 0);
-            world.agrees(0, &[("k", Some("t")), ("other", None)], 1);
-            assert_eq!(world.master.info("dlock_expiries"), "1");
-        }
-    });
+#[each_server]
+fn a_flush_in_multi_or_a_script_leaves_what_came_after_it(kind: &ServerKind) {
+    let mut world = World::new(kind);
+    world.hold("k", "t");
+    for command in ["MULTI", "FLUSHALL", "DLOCK.ACQUIRE k other 600000"] {
+        world.ok(command);
+    }
+    assert!(world.ok("EXEC").items()[1].int() > 0);
+    world.agrees(0, &[("k", Some("other"))], 1);
+
+    let text = "redis.call('FLUSHDB') return redis.call('DLOCK.ACQUIRE', KEYS[1], ARGV[1], 600000)";
+    assert!(world.conn.call(&["EVAL", text, "1", "k", "third"]).int() > 0);
+    world.agrees(0, &[("k", Some("third"))], 1);
 }
 
-#[test]
-fn a_flush_in_multi_or_a_script_leaves_what_came_after_it() {
-    each_server(|kind| {
-        let mut world = World::new(kind);
-        world.hold("k", "t");
-        for command in ["MULTI", "FLUSHALL", "DLOCK.ACQUIRE k other 600000"] {
-            world.ok(command);
+#[each_server]
+fn a_hundred_thousand_holds_are_flushed_in_the_background(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    let many = "for n = ARGV[1], ARGV[1] + 9999 do \
+                    redis.call('DLOCK.ACQUIRE', 'k' .. n, 'token:' .. n, 600000 + n, 'LABEL', 'a label too long to be inline') \
+                end";
+    let fill = |conn: &mut dlock_testkit::Conn| {
+        for start in (1..100_000).step_by(10_000) {
+            assert!(conn.call(&["EVAL", many, "0", &start.to_string()]).is_nil());
         }
-        assert!(world.ok("EXEC").items()[1].int() > 0);
-        world.agrees(0, &[("k", Some("other"))], 1);
-
-        let text = "redis.call('FLUSHDB') return redis.call('DLOCK.ACQUIRE', KEYS[1], ARGV[1], 600000)";
-        assert!(world.conn.call(&["EVAL", text, "1", "k", "third"]).int() > 0);
-        world.agrees(0, &[("k", Some("third"))], 1);
-    });
-}
-
-#[test]
-fn a_hundred_thousand_holds_are_flushed_in_the_background() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let many = "for n = ARGV[1], ARGV[1] + 9999 do \
-                        redis.call('DLOCK.ACQUIRE', 'k' .. n, 'token:' .. n, 600000 + n, 'LABEL', 'a label too long to be inline') \
-                    end";
-        let fill = |conn: &mut dlock_testkit::Conn| {
-            for start in (1..100_000).step_by(10_000) {
-                assert!(conn.call(&["EVAL", many, "0", &start.to_string()]).is_nil());
-            }
-            assert_eq!(
-                (server.info("dlock_held"), server.info("dlock_holders")),
-                ("100000".into(), "100000".into())
-            );
-        };
-        fill(&mut conn);
-        let before: i64 = server.info("dlock_fence").parse().expect("a fence");
-        assert_eq!(conn.ok("FLUSHALL ASYNC"), "OK");
-        assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("0".into(), "0".into()));
-        // Filled again while the background still frees.
-        fill(&mut conn);
-        until("the background has freed them", || server.info("lazyfree_pending_objects") == "0");
-        assert_eq!(conn.ok("DLOCK.HOLDS k77777 token:77777"), 1);
-        assert!(conn.ok("DLOCK.INSPECT k1").field("fence").int() > before);
-        assert_eq!(conn.ok("DBSIZE"), 100_000);
-    });
+        assert_eq!(
+            (server.info("dlock_held"), server.info("dlock_holders")),
+            ("100000".into(), "100000".into())
+        );
+    };
+    fill(&mut conn);
+    let before: i64 = server.info("dlock_fence").parse().expect("a fence");
+    assert_eq!(conn.ok("FLUSHALL ASYNC"), "OK");
+    assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("0".into(), "0".into()));
+    // Filled again while the background still frees.
+    fill(&mut conn);
+    until("the background has freed them", || server.info("lazyfree_pending_objects") == "0");
+    assert_eq!(conn.ok("DLOCK.HOLDS k77777 token:77777"), 1);
+    assert!(conn.ok("DLOCK.INSPECT k1").field("fence").int() > before);
+    assert_eq!(conn.ok("DBSIZE"), 100_000);
 }

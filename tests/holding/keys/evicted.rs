@@ -3,136 +3,121 @@
 use std::collections::HashSet;
 
 use super::World;
-use dlock_testkit::{Server, each_server, until};
+use dlock_testkit::{Server, ServerKind, each_server, until};
 
-#[test]
-fn an_evicted_lock_is_over() {
-    each_server(|kind| {
-        for policy in ["allkeys-lru", "allkeys-lfu", "allkeys-random"] {
-            let mut world = World::new(kind);
-            for key in ["a", "b", "c"] {
-                world.hold(key, "t");
-            }
-            world.ok(&format!("CONFIG SET maxmemory-policy {policy}"));
-            world.ok("CONFIG SET maxmemory 1");
-            until("everything is evicted", || world.conn.ok("DBSIZE") == 0);
-            let told: HashSet<(String, String)> = (0..6).map(|_| world.events.read()).collect();
-            for key in ["a", "b", "c"] {
-                for event in ["evicted", "dlock.free"] {
-                    let event = (format!("__keyspace@0__:{key}"), event.to_string());
-                    assert!(told.contains(&event), "{event:?} is missing in {told:?}");
-                }
-            }
-            world.events.none();
-            world.ok("CONFIG SET maxmemory 0");
-            world.agrees(0, &[("a", None), ("b", None), ("c", None)], 0);
-            world.hold("a", "other");
+#[each_server]
+fn an_evicted_lock_is_over(kind: &ServerKind) {
+    for policy in ["allkeys-lru", "allkeys-lfu", "allkeys-random"] {
+        let mut world = World::new(kind);
+        for key in ["a", "b", "c"] {
+            world.hold(key, "t");
         }
-    });
+        world.ok(&format!("CONFIG SET maxmemory-policy {policy}"));
+        world.ok("CONFIG SET maxmemory 1");
+        until("everything is evicted", || world.conn.ok("DBSIZE") == 0);
+        let told: HashSet<(String, String)> = (0..6).map(|_| world.events.read()).collect();
+        for key in ["a", "b", "c"] {
+            for event in ["evicted", "dlock.free"] {
+                let event = (format!("__keyspace@0__:{key}"), event.to_string());
+                assert!(told.contains(&event), "{event:?} is missing in {told:?}");
+            }
+        }
+        world.events.none();
+        world.ok("CONFIG SET maxmemory 0");
+        world.agrees(0, &[("a", None), ("b", None), ("c", None)], 0);
+        world.hold("a", "other");
+    }
 }
 
-#[test]
-fn a_server_that_evicts_only_keys_with_a_ttl_leaves_locks() {
-    each_server(|kind| {
-        for policy in ["volatile-lru", "volatile-ttl", "volatile-random", "noeviction"] {
-            let mut world = World::new(kind);
-            world.ok("SET cached x EX 1000");
-            for key in ["a", "b"] {
-                world.hold(key, "t");
-            }
-            world.ok(&format!("CONFIG SET maxmemory-policy {policy}"));
-            world.ok("CONFIG SET maxmemory 1");
-            assert!(world.conn.say("SET more x").error().starts_with("OOM"));
-            let evicted = world.master.info("evicted_keys");
-            assert_eq!(evicted, if policy == "noeviction" { "0" } else { "1" }, "{policy}");
-            world.ok("CONFIG SET maxmemory 0");
-            world.agrees(0, &[("a", Some("t")), ("b", Some("t"))], 2);
+#[each_server]
+fn a_server_that_evicts_only_keys_with_a_ttl_leaves_locks(kind: &ServerKind) {
+    for policy in ["volatile-lru", "volatile-ttl", "volatile-random", "noeviction"] {
+        let mut world = World::new(kind);
+        world.ok("SET cached x EX 1000");
+        for key in ["a", "b"] {
+            world.hold(key, "t");
         }
-    });
+        world.ok(&format!("CONFIG SET maxmemory-policy {policy}"));
+        world.ok("CONFIG SET maxmemory 1");
+        assert!(world.conn.say("SET more x").error().starts_with("OOM"));
+        let evicted = world.master.info("evicted_keys");
+        assert_eq!(evicted, if policy == "noeviction" { "0" } else { "1" }, "{policy}");
+        world.ok("CONFIG SET maxmemory 0");
+        world.agrees(0, &[("a", Some("t")), ("b", Some("t"))], 2);
+    }
 }
 
 /// Its holder does not know of it, as after a flush.
-#[test]
-fn an_eviction_of_a_held_lock_is_counted_and_begins_grace() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let warnings = || server.log().matches("evicts locks that are held").count();
-        for key in ["a", "b"] {
-            conn.ok(&format!("DLOCK.ACQUIRE {key} t 600000"));
-        }
-        assert_eq!(conn.ok("SET cached x"), "OK");
-        assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
-        assert_eq!(conn.ok("CONFIG SET maxmemory-policy allkeys-lru"), "OK");
-        assert_eq!(conn.ok("CONFIG SET maxmemory 1"), "OK");
-        until("everything is evicted", || conn.ok("DBSIZE") == 0);
-        assert_eq!(warnings(), 1);
-        assert_eq!(server.info("dlock_evictions"), "2");
-        assert_eq!(conn.ok("CONFIG SET maxmemory 0"), "OK");
-        assert!(conn.say("DLOCK.ACQUIRE a other 1000").error().starts_with("GRACE "));
-        let begun = server.log().matches("restart-grace begins: a lock that was held was evicted").count();
-        assert_eq!(begun, 1, "{}", server.log());
-        assert_eq!(conn.ok("CONFIG SET maxmemory-policy noeviction"), "OK");
-        assert_eq!(conn.ok("CONFIG SET maxmemory-policy allkeys-random"), "OK");
-        assert_eq!(warnings(), 2);
-    });
+#[each_server]
+fn an_eviction_of_a_held_lock_is_counted_and_begins_grace(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    let warnings = || server.log().matches("evicts locks that are held").count();
+    for key in ["a", "b"] {
+        conn.ok(&format!("DLOCK.ACQUIRE {key} t 600000"));
+    }
+    assert_eq!(conn.ok("SET cached x"), "OK");
+    assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
+    assert_eq!(conn.ok("CONFIG SET maxmemory-policy allkeys-lru"), "OK");
+    assert_eq!(conn.ok("CONFIG SET maxmemory 1"), "OK");
+    until("everything is evicted", || conn.ok("DBSIZE") == 0);
+    assert_eq!(warnings(), 1);
+    assert_eq!(server.info("dlock_evictions"), "2");
+    assert_eq!(conn.ok("CONFIG SET maxmemory 0"), "OK");
+    assert!(conn.say("DLOCK.ACQUIRE a other 1000").error().starts_with("GRACE "));
+    let begun = server.log().matches("restart-grace begins: a lock that was held was evicted").count();
+    assert_eq!(begun, 1, "{}", server.log());
+    assert_eq!(conn.ok("CONFIG SET maxmemory-policy noeviction"), "OK");
+    assert_eq!(conn.ok("CONFIG SET maxmemory-policy allkeys-random"), "OK");
+    assert_eq!(warnings(), 2);
 }
 
-#[test]
-fn what_is_no_hold_is_evicted_and_what_is_deleted_is_no_eviction() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
-        conn.ok("DLOCK.ACQUIRE k t 600000");
-        assert_eq!(conn.ok("RENAME k empty"), "OK");
-        conn.ok("DLOCK.ACQUIRE k t 600000");
-        assert_eq!(conn.ok("SET cached x"), "OK");
-        // What vanished before in the same turn is not what was evicted.
-        let _ = conn.say_together(&[
-            "DEL k",
-            "CONFIG SET maxmemory-policy allkeys-lru",
-            "CONFIG SET maxmemory 1",
-        ]);
-        until("everything is evicted", || conn.ok("DBSIZE") == 0);
-        assert_eq!(server.info("evicted_keys"), "2");
-        assert_eq!(
-            (server.info("dlock_evictions"), server.info("dlock_grace_ms_left")),
-            ("0".into(), "0".into())
-        );
-    });
+#[each_server]
+fn what_is_no_hold_is_evicted_and_what_is_deleted_is_no_eviction(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
+    conn.ok("DLOCK.ACQUIRE k t 600000");
+    assert_eq!(conn.ok("RENAME k empty"), "OK");
+    conn.ok("DLOCK.ACQUIRE k t 600000");
+    assert_eq!(conn.ok("SET cached x"), "OK");
+    // What vanished before in the same turn is not what was evicted.
+    let _ =
+        conn.say_together(&["DEL k", "CONFIG SET maxmemory-policy allkeys-lru", "CONFIG SET maxmemory 1"]);
+    until("everything is evicted", || conn.ok("DBSIZE") == 0);
+    assert_eq!(server.info("evicted_keys"), "2");
+    assert_eq!(
+        (server.info("dlock_evictions"), server.info("dlock_grace_ms_left")),
+        ("0".into(), "0".into())
+    );
 }
 
-#[test]
-fn a_server_that_starts_with_such_a_policy_says_so() {
-    each_server(|kind| {
-        for (policy, told) in [("allkeys-lfu", 1), ("volatile-lru", 0), ("noeviction", 0)] {
-            let options = Server::options(kind).conf("maxmemory 1gb");
-            let server = options.conf(&format!("maxmemory-policy {policy}")).start();
-            assert_eq!(server.log().matches("evicts locks that are held").count(), told, "{policy}");
-        }
-    });
+#[each_server]
+fn a_server_that_starts_with_such_a_policy_says_so(kind: &ServerKind) {
+    for (policy, told) in [("allkeys-lfu", 1), ("volatile-lru", 0), ("noeviction", 0)] {
+        let options = Server::options(kind).conf("maxmemory 1gb");
+        let server = options.conf(&format!("maxmemory-policy {policy}")).start();
+        assert_eq!(server.log().matches("evicts locks that are held").count(), told, "{policy}");
+    }
 }
 
 /// What was taken away by a command was not forgotten, whatever is evicted under its name later.
-#[test]
-fn a_key_that_was_a_lock_once_is_evicted_as_any_other() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        conn.ok("DLOCK.ACQUIRE k t 600000");
-        assert_eq!(conn.ok("SET k cached EX 1000"), "OK");
-        // A tick of the event loop comes in between: there are ten a second, unless the server has no time.
-        for _ in 0..2 {
-            let up = server.info("uptime_in_seconds");
-            until("time has gone on", || server.info("uptime_in_seconds") != up);
-        }
-        assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
-        assert_eq!(conn.ok("CONFIG SET maxmemory-policy volatile-lru maxmemory 1"), "OK");
-        until("it is evicted", || conn.ok("DBSIZE") == 0 || conn.say("SET more x").is_nil());
-        assert_eq!(server.info("evicted_keys"), "1");
-        assert_eq!(conn.ok("CONFIG SET maxmemory 0"), "OK");
-        assert_eq!(server.info("dlock_evictions"), "0");
-        assert!(conn.ok("DLOCK.ACQUIRE k t 1000").int() > 0);
-    });
+#[each_server]
+fn a_key_that_was_a_lock_once_is_evicted_as_any_other(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    conn.ok("DLOCK.ACQUIRE k t 600000");
+    assert_eq!(conn.ok("SET k cached EX 1000"), "OK");
+    // A tick of the event loop comes in between: there are ten a second, unless the server has no time.
+    for _ in 0..2 {
+        let up = server.info("uptime_in_seconds");
+        until("time has gone on", || server.info("uptime_in_seconds") != up);
+    }
+    assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
+    assert_eq!(conn.ok("CONFIG SET maxmemory-policy volatile-lru maxmemory 1"), "OK");
+    until("it is evicted", || conn.ok("DBSIZE") == 0 || conn.say("SET more x").is_nil());
+    assert_eq!(server.info("evicted_keys"), "1");
+    assert_eq!(conn.ok("CONFIG SET maxmemory 0"), "OK");
+    assert_eq!(server.info("dlock_evictions"), "0");
+    assert!(conn.ok("DLOCK.ACQUIRE k t 1000").int() > 0);
 }

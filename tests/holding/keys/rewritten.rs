@@ -30,113 +30,105 @@ fn load(server: &mut Server, conn: &mut Conn) {
     assert!(!log.contains("sending an error to its"), "{log}");
 }
 
-#[test]
-fn a_hold_that_a_rename_ended_stays_ended() {
-    each_server(|kind| {
-        // What the empty key does after the rewrite, and what it did before.
-        for (left, then) in [
-            ("RENAME k empty", "RENAME empty held"),
-            ("RENAMENX k empty", "RENAME empty held"),
-            ("MOVE k 3", "MOVE back"),
-        ] {
-            let (mut server, mut conn) = start(kind);
-            conn.ok("DLOCK.ACQUIRE k t 600000");
-            assert!(!conn.ok(left).is_nil());
-            conn.ok("DLOCK.ACQUIRE held t 600000");
-            conn.ok("DLOCK.ACQUIRE other t 600000");
-            rewrite(&server);
-            if then == "MOVE back" {
-                conn.ok("SELECT 3");
-                assert_eq!(conn.ok("MOVE k 0"), 1);
-                conn.ok("SELECT 0");
-                assert_eq!(conn.ok("RENAME k held"), "OK");
-            } else {
-                assert_eq!(conn.ok(then), "OK");
-            }
-            assert_eq!(conn.ok("DLOCK.HOLDS held t"), 0);
-            load(&mut server, &mut conn);
-            assert_eq!(conn.ok("DLOCK.HOLDS held t"), 0, "{left}: an ended hold comes back");
-            assert_eq!(conn.ok("DLOCK.HOLDS other t"), 1);
-            assert!(conn.ok("DLOCK.ACQUIRE held u 600000").int() > 0);
-        }
-    });
-}
-
-#[test]
-fn an_empty_key_is_taken_deleted_and_given_a_ttl_after_a_rewrite() {
-    each_server(|kind| {
+#[each_server]
+fn a_hold_that_a_rename_ended_stays_ended(kind: &ServerKind) {
+    // What the empty key does after the rewrite, and what it did before.
+    for (left, then) in [
+        ("RENAME k empty", "RENAME empty held"),
+        ("RENAMENX k empty", "RENAME empty held"),
+        ("MOVE k 3", "MOVE back"),
+    ] {
         let (mut server, mut conn) = start(kind);
-        for key in ["taken", "deleted", "mortal", "over", "stays"] {
-            conn.ok(&format!("DLOCK.ACQUIRE {key}0 t 600000"));
-            assert_eq!(conn.ok(&format!("RENAME {key}0 {key}")), "OK");
-        }
-        conn.ok("PEXPIRE mortal 500000");
-        rewrite(&server);
-        let fence = conn.ok("DLOCK.ACQUIRE taken u 600000 SHARED").int();
-        conn.ok("DLOCK.ACQUIRE taken v 600000 SHARED");
-        assert_eq!(conn.ok("DEL deleted"), 1);
-        assert_eq!(conn.ok("SET over text"), "OK");
-        load(&mut server, &mut conn);
-        assert_eq!(conn.ok("DLOCK.ACQUIRE taken u 600000 SHARED"), fence);
-        assert_eq!((conn.ok("DLOCK.HOLDS taken v"), conn.ok("EXISTS deleted")), (1.into(), 0.into()));
-        assert_eq!(conn.ok("GET over"), "text");
-        // Nobody holds what is left, and it goes by itself.
-        for key in ["mortal", "stays"] {
-            assert!(conn.ok(&format!("DLOCK.INSPECT {key}")).is_nil());
-            until("it goes", || conn.ok(&format!("EXISTS {key}")) == 0);
-        }
-        assert_eq!((server.info("dlock_held"), server.info("dlock_expiries")), ("1".into(), "0".into()));
-    });
-}
-
-#[test]
-fn a_delay_without_a_holder_and_a_queue_come_through_a_rewrite() {
-    each_server(|kind| {
-        let (mut server, mut conn) = start(kind);
-        conn.ok("DLOCK.ACQUIRE delayed t 1 DELAY 600000");
-        conn.ok("DLOCK.ACQUIRE short t 1 DELAY 1");
-        until("only delays are left", || server.info("dlock_expiries") == "2");
+        conn.ok("DLOCK.ACQUIRE k t 600000");
+        assert!(!conn.ok(left).is_nil());
         conn.ok("DLOCK.ACQUIRE held t 600000");
-        let mut waiter = server.connect();
-        waiter.send(&["DLOCK.ACQUIRE", "held", "w", "600000", "BLOCK", "0"]);
-        until("it waits", || server.info("dlock_waiting") == "1");
+        conn.ok("DLOCK.ACQUIRE other t 600000");
         rewrite(&server);
-        assert_eq!(conn.ok("DLOCK.RELEASE held t"), 1);
-        assert!(waiter.read().int() > 0);
+        if then == "MOVE back" {
+            conn.ok("SELECT 3");
+            assert_eq!(conn.ok("MOVE k 0"), 1);
+            conn.ok("SELECT 0");
+            assert_eq!(conn.ok("RENAME k held"), "OK");
+        } else {
+            assert_eq!(conn.ok(then), "OK");
+        }
+        assert_eq!(conn.ok("DLOCK.HOLDS held t"), 0);
         load(&mut server, &mut conn);
-        assert_eq!((conn.ok("DLOCK.HOLDS held t"), conn.ok("DLOCK.HOLDS held w")), (0.into(), 1.into()));
-        assert!(conn.ok("DLOCK.INSPECT delayed").field("delay").int() > 500_000);
-        assert!(conn.ok("DLOCK.ACQUIRE delayed u 1000").is_nil());
-    });
+        assert_eq!(conn.ok("DLOCK.HOLDS held t"), 0, "{left}: an ended hold comes back");
+        assert_eq!(conn.ok("DLOCK.HOLDS other t"), 1);
+        assert!(conn.ok("DLOCK.ACQUIRE held u 600000").int() > 0);
+    }
+}
+
+#[each_server]
+fn an_empty_key_is_taken_deleted_and_given_a_ttl_after_a_rewrite(kind: &ServerKind) {
+    let (mut server, mut conn) = start(kind);
+    for key in ["taken", "deleted", "mortal", "over", "stays"] {
+        conn.ok(&format!("DLOCK.ACQUIRE {key}0 t 600000"));
+        assert_eq!(conn.ok(&format!("RENAME {key}0 {key}")), "OK");
+    }
+    conn.ok("PEXPIRE mortal 500000");
+    rewrite(&server);
+    let fence = conn.ok("DLOCK.ACQUIRE taken u 600000 SHARED").int();
+    conn.ok("DLOCK.ACQUIRE taken v 600000 SHARED");
+    assert_eq!(conn.ok("DEL deleted"), 1);
+    assert_eq!(conn.ok("SET over text"), "OK");
+    load(&mut server, &mut conn);
+    assert_eq!(conn.ok("DLOCK.ACQUIRE taken u 600000 SHARED"), fence);
+    assert_eq!((conn.ok("DLOCK.HOLDS taken v"), conn.ok("EXISTS deleted")), (1.into(), 0.into()));
+    assert_eq!(conn.ok("GET over"), "text");
+    // Nobody holds what is left, and it goes by itself.
+    for key in ["mortal", "stays"] {
+        assert!(conn.ok(&format!("DLOCK.INSPECT {key}")).is_nil());
+        until("it goes", || conn.ok(&format!("EXISTS {key}")) == 0);
+    }
+    assert_eq!((server.info("dlock_held"), server.info("dlock_expiries")), ("1".into(), "0".into()));
+}
+
+#[each_server]
+fn a_delay_without_a_holder_and_a_queue_come_through_a_rewrite(kind: &ServerKind) {
+    let (mut server, mut conn) = start(kind);
+    conn.ok("DLOCK.ACQUIRE delayed t 1 DELAY 600000");
+    conn.ok("DLOCK.ACQUIRE short t 1 DELAY 1");
+    until("only delays are left", || server.info("dlock_expiries") == "2");
+    conn.ok("DLOCK.ACQUIRE held t 600000");
+    let mut waiter = server.connect();
+    waiter.send(&["DLOCK.ACQUIRE", "held", "w", "600000", "BLOCK", "0"]);
+    until("it waits", || server.info("dlock_waiting") == "1");
+    rewrite(&server);
+    assert_eq!(conn.ok("DLOCK.RELEASE held t"), 1);
+    assert!(waiter.read().int() > 0);
+    load(&mut server, &mut conn);
+    assert_eq!((conn.ok("DLOCK.HOLDS held t"), conn.ok("DLOCK.HOLDS held w")), (0.into(), 1.into()));
+    assert!(conn.ok("DLOCK.INSPECT delayed").field("delay").int() > 500_000);
+    assert!(conn.ok("DLOCK.ACQUIRE delayed u 1000").is_nil());
 }
 
 /// As docs/upgrading.md tells it.
-#[test]
-fn the_module_is_taken_out_when_no_key_of_it_is_left() {
+#[each_server]
+fn the_module_is_taken_out_when_no_key_of_it_is_left(kind: &ServerKind) {
     let list = |cursor: &str| format!("SCAN {cursor} TYPE dlock-key COUNT 1000");
     let told = documents::read("docs/upgrading.md");
     assert!(told.contains(&format!("`{}` lists", list("0"))), "it lists them in another way");
-    each_server(|kind| {
-        let (mut server, mut conn) = start(kind);
-        conn.ok("SET a 1");
-        conn.ok("DLOCK.ACQUIRE k t 600000");
-        assert_eq!(conn.ok("RENAME k left"), "OK");
-        assert_eq!(server.info("dlock_held"), "0");
-        let mut found = Vec::new();
-        let mut cursor = "0".to_string();
-        loop {
-            let page = conn.ok(&list(&cursor));
-            found.extend(page.items()[1].items().iter().map(|key| key.text()));
-            cursor = page.items()[0].text();
-            if cursor == "0" {
-                break;
-            }
+    let (mut server, mut conn) = start(kind);
+    conn.ok("SET a 1");
+    conn.ok("DLOCK.ACQUIRE k t 600000");
+    assert_eq!(conn.ok("RENAME k left"), "OK");
+    assert_eq!(server.info("dlock_held"), "0");
+    let mut found = Vec::new();
+    let mut cursor = "0".to_string();
+    loop {
+        let page = conn.ok(&list(&cursor));
+        found.extend(page.items()[1].items().iter().map(|key| key.text()));
+        cursor = page.items()[0].text();
+        if cursor == "0" {
+            break;
         }
-        assert_eq!(found, ["left"]);
-        assert_eq!(conn.ok("DEL left"), 1);
-        rewrite(&server);
-        server.kill9();
-        server.restart_with(|options| options.without_module());
-        assert_eq!(server.connect().ok("GET a"), "1");
-    });
+    }
+    assert_eq!(found, ["left"]);
+    assert_eq!(conn.ok("DEL left"), 1);
+    rewrite(&server);
+    server.kill9();
+    server.restart_with(|options| options.without_module());
+    assert_eq!(server.connect().ok("GET a"), "1");
 }

@@ -1,130 +1,118 @@
 //! DEL, UNLINK, a value written over the lock, a TTL put on it: the hold ends.
 
 use super::World;
-use dlock_testkit::{Server, Value, each_server, until};
+use dlock_testkit::{Server, ServerKind, Value, each_server, until};
 
-#[test]
-fn deleted_by_hand_the_hold_is_over() {
-    each_server(|kind| {
-        let mut world = World::new(kind);
-        for command in ["DEL k", "UNLINK k", "GETDEL k", "DEL k k2"] {
-            world.hold("k", "t");
-            world.hold("stays", "t");
-            let answer = world.conn.say(command);
-            if command == "GETDEL k" {
-                assert!(answer.error().starts_with("WRONGTYPE"));
-                assert_eq!(world.ok("DEL k"), 1);
-            } else {
-                assert_eq!(answer, 1, "{command}");
-            }
-            world.told(&["k del", "k dlock.free"]);
-            assert_eq!(world.ok("DLOCK.HOLDS k t"), 0);
-            assert_eq!(world.ok("DLOCK.RELEASE k t"), 0);
-            assert_eq!(world.ok("DLOCK.EXTEND k t 1000"), 0);
-            world.agrees(0, &[("k", None), ("stays", Some("t"))], 1);
-            world.hold("k", "other");
-            world.agrees(0, &[("k", Some("other"))], 2);
-            world.ok("DLOCK.BREAK k");
-            world.ok("DLOCK.BREAK stays");
-            world.events.so_far();
-        }
-    });
-}
-
-#[test]
-fn a_value_written_over_the_lock_ends_it_and_is_no_lock() {
-    each_server(|kind| {
-        let mut world = World::new(kind);
-        world.ok("RPUSH list 3 1 2");
-        world.ok("SET plain x");
-        world.events.so_far();
-        for (command, event) in [
-            ("SET k x", "k set"),
-            ("SORT list STORE k", "k sortstore"),
-            ("COPY plain k REPLACE", "k copy_to"),
-            ("RENAME plain k", "k rename_to"),
-        ] {
-            world.hold("k", "t");
-            assert!(!world.ok(command).is_nil());
-            // RENAME and COPY have an event of the other key before.
-            let mut told = [world.next_event(), world.next_event()];
-            if !told[0].starts_with("k ") {
-                told.rotate_left(1);
-                told[1] = world.next_event();
-            }
-            assert_eq!(told, [event, "k dlock.free"], "{command}");
-            world.events.none();
-            assert!(world.conn.say("DLOCK.ACQUIRE k t 1000").error().starts_with("WRONGTYPE"), "{command}");
-            world.agrees(0, &[("k", None)], 0);
+#[each_server]
+fn deleted_by_hand_the_hold_is_over(kind: &ServerKind) {
+    let mut world = World::new(kind);
+    for command in ["DEL k", "UNLINK k", "GETDEL k", "DEL k k2"] {
+        world.hold("k", "t");
+        world.hold("stays", "t");
+        let answer = world.conn.say(command);
+        if command == "GETDEL k" {
+            assert!(answer.error().starts_with("WRONGTYPE"));
             assert_eq!(world.ok("DEL k"), 1);
-            world.events.so_far();
+        } else {
+            assert_eq!(answer, 1, "{command}");
         }
-        world.hold("k", "t");
-        assert_eq!(world.ok("SET k x NX"), Value::Nil);
-        world.events.none();
-        world.agrees(0, &[("k", Some("t"))], 1);
-    });
-}
-
-#[test]
-fn a_ttl_put_on_the_key_ends_the_hold_with_the_key() {
-    each_server(|kind| {
-        let mut world = World::new(kind);
-        world.hold("k", "t");
-        assert_eq!(world.ok("PEXPIRE k 50"), 1);
-        until("the key is gone", || world.conn.ok("EXISTS k") == 0);
-        world.told(&["k expire", "k expired", "k dlock.free"]);
+        world.told(&["k del", "k dlock.free"]);
         assert_eq!(world.ok("DLOCK.HOLDS k t"), 0);
-        assert_eq!(world.master.info("dlock_expiries"), "0", "no lease ended");
-        world.agrees(0, &[("k", None)], 0);
+        assert_eq!(world.ok("DLOCK.RELEASE k t"), 0);
+        assert_eq!(world.ok("DLOCK.EXTEND k t 1000"), 0);
+        world.agrees(0, &[("k", None), ("stays", Some("t"))], 1);
         world.hold("k", "other");
-    });
+        world.agrees(0, &[("k", Some("other"))], 2);
+        world.ok("DLOCK.BREAK k");
+        world.ok("DLOCK.BREAK stays");
+        world.events.so_far();
+    }
 }
 
-#[test]
-fn a_ttl_of_the_past_deletes_the_key() {
-    each_server(|kind| {
-        let mut world = World::new(kind);
+#[each_server]
+fn a_value_written_over_the_lock_ends_it_and_is_no_lock(kind: &ServerKind) {
+    let mut world = World::new(kind);
+    world.ok("RPUSH list 3 1 2");
+    world.ok("SET plain x");
+    world.events.so_far();
+    for (command, event) in [
+        ("SET k x", "k set"),
+        ("SORT list STORE k", "k sortstore"),
+        ("COPY plain k REPLACE", "k copy_to"),
+        ("RENAME plain k", "k rename_to"),
+    ] {
         world.hold("k", "t");
-        assert_eq!(world.ok("EXPIRE k -1"), 1);
-        let told = [world.next_event(), world.next_event()];
-        // Valkey 9 says "expired".
-        assert!(["k del", "k expired"].contains(&told[0].as_str()) && told[1] == "k dlock.free", "{told:?}");
+        assert!(!world.ok(command).is_nil());
+        // RENAME and COPY have an event of the other key before.
+        let mut told = [world.next_event(), world.next_event()];
+        if !told[0].starts_with("k ") {
+            told.rotate_left(1);
+            told[1] = world.next_event();
+        }
+        assert_eq!(told, [event, "k dlock.free"], "{command}");
+        world.events.none();
+        assert!(world.conn.say("DLOCK.ACQUIRE k t 1000").error().starts_with("WRONGTYPE"), "{command}");
         world.agrees(0, &[("k", None)], 0);
-        world.hold("k", "other");
-    });
+        assert_eq!(world.ok("DEL k"), 1);
+        world.events.so_far();
+    }
+    world.hold("k", "t");
+    assert_eq!(world.ok("SET k x NX"), Value::Nil);
+    world.events.none();
+    world.agrees(0, &[("k", Some("t"))], 1);
 }
 
-#[test]
-fn a_ttl_that_has_run_out_unnoticed_lets_one_newcomer_in() {
-    each_server(|kind| {
-        let mut world = World::new(kind);
-        assert_eq!(world.ok("DEBUG SET-ACTIVE-EXPIRE 0"), "OK");
-        let first = world.hold("k", "t");
-        // The command itself finds the key expired: the server deletes it while ours runs.
-        let answers = world.conn.say_together(&[
-            "PEXPIRE k 20",
-            "DEBUG SLEEP 0.05",
-            "DLOCK.ACQUIRE k other 600000",
-            "DLOCK.ACQUIRE k third 600000",
-        ]);
-        assert!(answers[2].int() > first);
-        assert_eq!(answers[3], Value::Nil);
-        world.agrees(0, &[("k", Some("other"))], 1);
-        assert_eq!(world.ok("PTTL k"), -1, "the new lock has no ttl of the old key");
-    });
+#[each_server]
+fn a_ttl_put_on_the_key_ends_the_hold_with_the_key(kind: &ServerKind) {
+    let mut world = World::new(kind);
+    world.hold("k", "t");
+    assert_eq!(world.ok("PEXPIRE k 50"), 1);
+    until("the key is gone", || world.conn.ok("EXISTS k") == 0);
+    world.told(&["k expire", "k expired", "k dlock.free"]);
+    assert_eq!(world.ok("DLOCK.HOLDS k t"), 0);
+    assert_eq!(world.master.info("dlock_expiries"), "0", "no lease ended");
+    world.agrees(0, &[("k", None)], 0);
+    world.hold("k", "other");
 }
 
-#[test]
-fn a_ttl_taken_off_again_ends_nothing() {
-    each_server(|kind| {
-        let mut world = World::new(kind);
-        world.hold("k", "t");
-        world.ok("EXPIRE k 1000");
-        assert_eq!(world.ok("PERSIST k"), 1);
-        world.agrees(0, &[("k", Some("t"))], 1);
-        assert_eq!(world.ok("TTL k"), -1);
-    });
+#[each_server]
+fn a_ttl_of_the_past_deletes_the_key(kind: &ServerKind) {
+    let mut world = World::new(kind);
+    world.hold("k", "t");
+    assert_eq!(world.ok("EXPIRE k -1"), 1);
+    let told = [world.next_event(), world.next_event()];
+    // Valkey 9 says "expired".
+    assert!(["k del", "k expired"].contains(&told[0].as_str()) && told[1] == "k dlock.free", "{told:?}");
+    world.agrees(0, &[("k", None)], 0);
+    world.hold("k", "other");
+}
+
+#[each_server]
+fn a_ttl_that_has_run_out_unnoticed_lets_one_newcomer_in(kind: &ServerKind) {
+    let mut world = World::new(kind);
+    assert_eq!(world.ok("DEBUG SET-ACTIVE-EXPIRE 0"), "OK");
+    let first = world.hold("k", "t");
+    // The command itself finds the key expired: the server deletes it while ours runs.
+    let answers = world.conn.say_together(&[
+        "PEXPIRE k 20",
+        "DEBUG SLEEP 0.05",
+        "DLOCK.ACQUIRE k other 600000",
+        "DLOCK.ACQUIRE k third 600000",
+    ]);
+    assert!(answers[2].int() > first);
+    assert_eq!(answers[3], Value::Nil);
+    world.agrees(0, &[("k", Some("other"))], 1);
+    assert_eq!(world.ok("PTTL k"), -1, "the new lock has no ttl of the old key");
+}
+
+#[each_server]
+fn a_ttl_taken_off_again_ends_nothing(kind: &ServerKind) {
+    let mut world = World::new(kind);
+    world.hold("k", "t");
+    world.ok("EXPIRE k 1000");
+    assert_eq!(world.ok("PERSIST k"), 1);
+    world.agrees(0, &[("k", Some("t"))], 1);
+    assert_eq!(world.ok("TTL k"), -1);
 }
 
 /// On the master, the replica, and from the append only file.
@@ -138,59 +126,55 @@ fn assert_has_ttl(world: &mut World, key: &str, has: bool) {
     assert_eq!(ttls(world), [has; 2], "{key}, from the file");
 }
 
-#[test]
-fn a_ttl_is_not_of_the_holds_to_come() {
-    each_server(|kind| {
-        let mut world = World::new(kind);
-        // A handoff.
-        world.hold("k", "t");
-        let mut waiter = world.master.connect();
-        waiter.send(&["DLOCK.ACQUIRE", "k", "w", "600000", "BLOCK", "0"]);
-        until("it waits", || world.master.info("dlock_waiting") == "1");
-        assert_eq!(world.ok("PEXPIRE k 500000"), 1);
-        assert_eq!(world.ok("DLOCK.RELEASE k t"), 1);
-        until("it is handed off", || world.conn.ok("DLOCK.HOLDS k w") == 1);
-        assert_has_ttl(&mut world, "k", false);
-        // Taken under a new name.
-        world.hold("old", "t");
-        assert_eq!(world.ok("PEXPIRE old 500000"), 1);
-        assert_eq!(world.ok("RENAME old new"), "OK");
-        world.hold("new", "t");
-        assert_has_ttl(&mut world, "new", false);
-        // Joined by another sharer.
-        let fence = world.ok("DLOCK.ACQUIRE s t 600000 SHARED").int();
-        assert_eq!(world.ok("PEXPIRE s 500000"), 1);
-        assert!(world.ok("DLOCK.ACQUIRE s u 600000 SHARED").int() > fence);
-        assert_has_ttl(&mut world, "s", false);
-    });
+#[each_server]
+fn a_ttl_is_not_of_the_holds_to_come(kind: &ServerKind) {
+    let mut world = World::new(kind);
+    // A handoff.
+    world.hold("k", "t");
+    let mut waiter = world.master.connect();
+    waiter.send(&["DLOCK.ACQUIRE", "k", "w", "600000", "BLOCK", "0"]);
+    until("it waits", || world.master.info("dlock_waiting") == "1");
+    assert_eq!(world.ok("PEXPIRE k 500000"), 1);
+    assert_eq!(world.ok("DLOCK.RELEASE k t"), 1);
+    until("it is handed off", || world.conn.ok("DLOCK.HOLDS k w") == 1);
+    assert_has_ttl(&mut world, "k", false);
+    // Taken under a new name.
+    world.hold("old", "t");
+    assert_eq!(world.ok("PEXPIRE old 500000"), 1);
+    assert_eq!(world.ok("RENAME old new"), "OK");
+    world.hold("new", "t");
+    assert_has_ttl(&mut world, "new", false);
+    // Joined by another sharer.
+    let fence = world.ok("DLOCK.ACQUIRE s t 600000 SHARED").int();
+    assert_eq!(world.ok("PEXPIRE s 500000"), 1);
+    assert!(world.ok("DLOCK.ACQUIRE s u 600000 SHARED").int() > fence);
+    assert_has_ttl(&mut world, "s", false);
 }
 
 /// Whoever is told anew how long it holds relies on that. EXTEND answered 1, and a second later the hold was
 /// gone.
-#[test]
-fn a_ttl_is_not_of_leases_that_are_set_anew() {
-    each_server(|kind| {
-        let mut world = World::new(kind);
-        let fence = world.hold("k", "t");
-        for (command, answer) in [
-            ("DLOCK.EXTEND k t 600000", 1),
-            ("DLOCK.EXTEND k t 500000", 1),
-            ("DLOCK.ACQUIRE k t 700000", fence),
-            // Nothing of the lease changes by it: it goes on for longer.
-            ("DLOCK.ACQUIRE k t 1000", fence),
-            ("DLOCK.ACQUIRE k t 1000 REENTRANT", fence),
-            (&format!("DLOCK.CONFIRM k t {fence} 600000"), fence),
-        ] {
-            assert_eq!(world.ok("PEXPIRE k 400000"), 1);
-            assert_has_ttl(&mut world, "k", true);
-            assert_eq!(world.ok(command), answer, "{command}");
-            assert_has_ttl(&mut world, "k", false);
-        }
-        // What sets no lease anew leaves it.
+#[each_server]
+fn a_ttl_is_not_of_leases_that_are_set_anew(kind: &ServerKind) {
+    let mut world = World::new(kind);
+    let fence = world.hold("k", "t");
+    for (command, answer) in [
+        ("DLOCK.EXTEND k t 600000", 1),
+        ("DLOCK.EXTEND k t 500000", 1),
+        ("DLOCK.ACQUIRE k t 700000", fence),
+        // Nothing of the lease changes by it: it goes on for longer.
+        ("DLOCK.ACQUIRE k t 1000", fence),
+        ("DLOCK.ACQUIRE k t 1000 REENTRANT", fence),
+        (&format!("DLOCK.CONFIRM k t {fence} 600000"), fence),
+    ] {
         assert_eq!(world.ok("PEXPIRE k 400000"), 1);
-        assert_eq!(world.ok("DLOCK.EXTEND k other 600000"), 0);
-        assert_eq!(world.ok("DLOCK.RELEASE k t"), 1);
-        assert_eq!(world.ok("DLOCK.CONFIRM k t 1 600000"), fence);
         assert_has_ttl(&mut world, "k", true);
-    });
+        assert_eq!(world.ok(command), answer, "{command}");
+        assert_has_ttl(&mut world, "k", false);
+    }
+    // What sets no lease anew leaves it.
+    assert_eq!(world.ok("PEXPIRE k 400000"), 1);
+    assert_eq!(world.ok("DLOCK.EXTEND k other 600000"), 0);
+    assert_eq!(world.ok("DLOCK.RELEASE k t"), 1);
+    assert_eq!(world.ok("DLOCK.CONFIRM k t 1 600000"), fence);
+    assert_has_ttl(&mut world, "k", true);
 }

@@ -2,108 +2,98 @@
 
 use super::nodes::{EVENLY, cluster, id, set_on_its_way};
 use dlock_testkit::queue::{granted, holders, nobody_waits, tokens, waiter};
-use dlock_testkit::{Value, each_server, until};
+use dlock_testkit::{ServerKind, Value, each_server, until};
 
 /// On the source MIGRATE looks like DEL. Granted there, the waiter would hold as well as the one that moved.
-#[test]
-fn a_waiter_whose_slot_moves_is_sent_after_it() {
-    each_server(|kind| {
-        let [_, source, target] = cluster(kind, EVENLY);
-        let (mut from, mut to) = (source.connect(), target.connect());
-        let fence = from.ok("DLOCK.ACQUIRE k a 60000 SHARED").int();
-        let mut b = waiter(&source, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-        let mut c = waiter(&source, "DLOCK.ACQUIRE k c 60000 SHARED BLOCK 0");
-        let slot = set_on_its_way(&mut from, &mut to, "k");
-        // While the key is still here it is served here.
-        assert_eq!(tokens(&mut from, "k"), ["b", "c"]);
-        from.ok(&format!("MIGRATE 127.0.0.1 {} k 0 5000", target.port()));
-        for conn in [&mut b, &mut c] {
-            assert!(conn.read().error().starts_with("TRYAGAIN "));
-            assert_eq!(conn.say("PING"), "PONG");
-        }
-        nobody_waits(&source);
-        // What a cluster client does now.
-        let redirect = b.say("DLOCK.ACQUIRE k b 60000 BLOCK 0");
-        assert!(redirect.error().starts_with(&format!("ASK {slot} ")), "{redirect:?}");
-        let mut b = target.connect();
-        b.ok("ASKING");
-        assert_eq!(b.say("DLOCK.ACQUIRE k b 60000"), Value::Nil, "a holds it still, over there");
-        for conn in [&mut to, &mut from] {
-            let owner = id(&mut target.connect());
-            conn.ok(&format!("CLUSTER SETSLOT {slot} NODE {owner}"));
-        }
-        assert_eq!(holders(&mut to, "k"), ["a"]);
-        assert!(from.say("DLOCK.ACQUIRE k b 60000").error().starts_with("MOVED "));
-        let mut b = waiter(&target, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-        assert_eq!(to.say("DLOCK.RELEASE k a"), 1);
-        assert!(granted(&mut b) > fence);
-    });
+#[each_server]
+fn a_waiter_whose_slot_moves_is_sent_after_it(kind: &ServerKind) {
+    let [_, source, target] = cluster(kind, EVENLY);
+    let (mut from, mut to) = (source.connect(), target.connect());
+    let fence = from.ok("DLOCK.ACQUIRE k a 60000 SHARED").int();
+    let mut b = waiter(&source, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
+    let mut c = waiter(&source, "DLOCK.ACQUIRE k c 60000 SHARED BLOCK 0");
+    let slot = set_on_its_way(&mut from, &mut to, "k");
+    // While the key is still here it is served here.
+    assert_eq!(tokens(&mut from, "k"), ["b", "c"]);
+    from.ok(&format!("MIGRATE 127.0.0.1 {} k 0 5000", target.port()));
+    for conn in [&mut b, &mut c] {
+        assert!(conn.read().error().starts_with("TRYAGAIN "));
+        assert_eq!(conn.say("PING"), "PONG");
+    }
+    nobody_waits(&source);
+    // What a cluster client does now.
+    let redirect = b.say("DLOCK.ACQUIRE k b 60000 BLOCK 0");
+    assert!(redirect.error().starts_with(&format!("ASK {slot} ")), "{redirect:?}");
+    let mut b = target.connect();
+    b.ok("ASKING");
+    assert_eq!(b.say("DLOCK.ACQUIRE k b 60000"), Value::Nil, "a holds it still, over there");
+    for conn in [&mut to, &mut from] {
+        let owner = id(&mut target.connect());
+        conn.ok(&format!("CLUSTER SETSLOT {slot} NODE {owner}"));
+    }
+    assert_eq!(holders(&mut to, "k"), ["a"]);
+    assert!(from.say("DLOCK.ACQUIRE k b 60000").error().starts_with("MOVED "));
+    let mut b = waiter(&target, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
+    assert_eq!(to.say("DLOCK.RELEASE k a"), 1);
+    assert!(granted(&mut b) > fence);
 }
 
-#[test]
-fn in_a_cluster_the_queue_is_served_as_elsewhere() {
-    each_server(|kind| {
-        let [_, node, _] = cluster(kind, EVENLY);
-        let mut a = node.connect();
-        a.ok("DLOCK.ACQUIRE k a 60");
-        let mut b = waiter(&node, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-        granted(&mut b);
-        let mut c = waiter(&node, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
-        a.ok("DEL k");
-        granted(&mut c);
-        assert_eq!(holders(&mut a, "k"), ["c"]);
-    });
+#[each_server]
+fn in_a_cluster_the_queue_is_served_as_elsewhere(kind: &ServerKind) {
+    let [_, node, _] = cluster(kind, EVENLY);
+    let mut a = node.connect();
+    a.ok("DLOCK.ACQUIRE k a 60");
+    let mut b = waiter(&node, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
+    granted(&mut b);
+    let mut c = waiter(&node, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
+    a.ok("DEL k");
+    granted(&mut c);
+    assert_eq!(holders(&mut a, "k"), ["c"]);
 }
 
 /// The node that imports a slot refuses to grant in the background, and forgot the lease with the waiter: it
 /// ended only when somebody asked for the lock again, and its key stayed for as long.
-#[test]
-fn a_lease_that_ends_while_its_slot_is_on_its_way_ends_all_the_same() {
-    each_server(|kind| {
-        let [_, source, target] = cluster(kind, EVENLY);
-        let (mut from, mut to) = (source.connect(), target.connect());
-        set_on_its_way(&mut from, &mut to, "k");
-        to.ok("ASKING");
-        assert!(to.ok("DLOCK.ACQUIRE k a 600").int() > 0);
-        let mut b = target.connect();
-        b.ok("ASKING");
-        b.send(&["DLOCK.ACQUIRE", "k", "b", "60000", "BLOCK", "0"]);
-        until("it waits", || target.info("dlock_waiting") == "1");
-        assert!(b.read().error().starts_with("TRYAGAIN "));
-        until("the lease has ended, and the key is gone", || to.ok("DBSIZE") == 0);
-        assert_eq!((target.info("dlock_expiries"), target.info("dlock_held")), ("1".into(), "0".into()));
-    });
+#[each_server]
+fn a_lease_that_ends_while_its_slot_is_on_its_way_ends_all_the_same(kind: &ServerKind) {
+    let [_, source, target] = cluster(kind, EVENLY);
+    let (mut from, mut to) = (source.connect(), target.connect());
+    set_on_its_way(&mut from, &mut to, "k");
+    to.ok("ASKING");
+    assert!(to.ok("DLOCK.ACQUIRE k a 600").int() > 0);
+    let mut b = target.connect();
+    b.ok("ASKING");
+    b.send(&["DLOCK.ACQUIRE", "k", "b", "60000", "BLOCK", "0"]);
+    until("it waits", || target.info("dlock_waiting") == "1");
+    assert!(b.read().error().starts_with("TRYAGAIN "));
+    until("the lease has ended, and the key is gone", || to.ok("DBSIZE") == 0);
+    assert_eq!((target.info("dlock_expiries"), target.info("dlock_held")), ("1".into(), "0".into()));
 }
 
 /// A client that is told to ask again would do so for ever.
-#[test]
-fn a_wait_on_the_node_that_imports_the_slot_ends_in_its_time() {
-    each_server(|kind| {
-        let [_, source, target] = cluster(kind, EVENLY);
-        let (mut from, mut to) = (source.connect(), target.connect());
-        set_on_its_way(&mut from, &mut to, "k");
-        to.ok("ASKING");
-        assert!(to.ok("DLOCK.ACQUIRE k a 600000").int() > 0);
-        to.ok("ASKING");
-        assert_eq!(to.ok("DLOCK.ACQUIRE k b 60000 BLOCK 100"), Value::Nil);
-        assert_eq!(target.info("dlock_timeouts"), "1");
-    });
+#[each_server]
+fn a_wait_on_the_node_that_imports_the_slot_ends_in_its_time(kind: &ServerKind) {
+    let [_, source, target] = cluster(kind, EVENLY);
+    let (mut from, mut to) = (source.connect(), target.connect());
+    set_on_its_way(&mut from, &mut to, "k");
+    to.ok("ASKING");
+    assert!(to.ok("DLOCK.ACQUIRE k a 600000").int() > 0);
+    to.ok("ASKING");
+    assert_eq!(to.ok("DLOCK.ACQUIRE k b 60000 BLOCK 100"), Value::Nil);
+    assert_eq!(target.info("dlock_timeouts"), "1");
 }
 
 /// As it is for every module that does not say it can be moved so: the slot stays, and nothing is lost.
-#[test]
-fn a_slot_is_not_moved_all_at_once() {
-    each_server(|kind| {
-        if !(kind.is_valkey && kind.is_at_least(9, 0)) {
-            return eprintln!("left out on {}: it moves no slot at once", kind.name);
-        }
-        let [_, source, target] = cluster(kind, EVENLY);
-        let mut from = source.connect();
-        let fence = from.ok("DLOCK.ACQUIRE k a 60000").int();
-        let slot = from.ok("CLUSTER KEYSLOT k").int();
-        let to = id(&mut target.connect());
-        let refused = from.say(&format!("CLUSTER MIGRATESLOTS SLOTSRANGE {slot} {slot} NODE {to}"));
-        assert!(refused.error().contains("dlock does not support atomic slot migration"), "{refused:?}");
-        assert_eq!(from.ok("DLOCK.ACQUIRE k a 60000"), fence);
-    });
+#[each_server]
+fn a_slot_is_not_moved_all_at_once(kind: &ServerKind) {
+    if !(kind.is_valkey && kind.is_at_least(9, 0)) {
+        return eprintln!("left out on {}: it moves no slot at once", kind.name);
+    }
+    let [_, source, target] = cluster(kind, EVENLY);
+    let mut from = source.connect();
+    let fence = from.ok("DLOCK.ACQUIRE k a 60000").int();
+    let slot = from.ok("CLUSTER KEYSLOT k").int();
+    let to = id(&mut target.connect());
+    let refused = from.say(&format!("CLUSTER MIGRATESLOTS SLOTSRANGE {slot} {slot} NODE {to}"));
+    assert!(refused.error().contains("dlock does not support atomic slot migration"), "{refused:?}");
+    assert_eq!(from.ok("DLOCK.ACQUIRE k a 60000"), fence);
 }

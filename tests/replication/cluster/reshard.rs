@@ -8,7 +8,7 @@ use super::client::Client;
 use super::nodes::{cluster, reshard};
 use dlock_testkit::history::History;
 use dlock_testkit::workers::{Clock, SetAtTheEnd};
-use dlock_testkit::{Random, Server, each_server, locks, rounds, until};
+use dlock_testkit::{Random, Server, ServerKind, each_server, locks, rounds, until};
 
 /// So many slots move.
 const SLOTS: usize = 60;
@@ -46,79 +46,77 @@ fn kept(node: &Server) -> Vec<String> {
     locks(node).into_iter().filter(|line| line.contains("kept:")).collect()
 }
 
-#[test]
-fn slots_that_move_under_load_take_their_holders_along_and_lose_no_waiter() {
-    each_server(|kind| {
-        let mut random = Random::fresh();
-        let clock = Clock::start();
-        // Some stay: a node without slots becomes a replica of the one that has them now.
-        let slots = [format!("0 {}", SLOTS + 9), format!("{} 8191", SLOTS + 10), "8192 16383".to_string()];
-        let [here, there, other] = cluster(kind, [&slots[0], &slots[1], &slots[2]]);
-        let (hot, long) = (names(&here, "hot", 4), names(&here, "kept", 20));
-        take(&here, &long);
-        let before = kept(&here);
-        let (granted, over) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let mut clients: Vec<Client<'_>> = (0..6)
-            .map(|n| Client::new(format!("client{n}"), &hot, other.port(), clock, random.branch()))
-            .collect();
-        // Behind a hold that stays; they go along with it again and again.
-        let mut behind: Vec<Client<'_>> = (0..4)
-            .map(|n| Client::new(format!("behind{n}"), &long[n..=n], here.port(), clock, random.branch()))
-            .collect();
-        thread::scope(|scope| {
-            let _end = SetAtTheEnd(&over);
-            for client in &mut clients {
-                scope.spawn(|| {
-                    while !over.load(Ordering::Relaxed) {
-                        granted.fetch_add(usize::from(client.take_one()), Ordering::Relaxed);
-                    }
-                });
-            }
-            for (client, key) in behind.iter_mut().zip(&long) {
-                scope.spawn(move || {
-                    client.ask(key, &format!("DLOCK.ACQUIRE {key} behind 600000 BLOCK 0")).answer.int()
-                });
-            }
-            until("they wait", || here.info("dlock_waiting").parse::<usize>().expect("a number") >= 4);
-            let mut sides = [&here, &there];
-            for _ in 0..rounds(2) {
-                let [from, to] = sides;
-                let grants = granted.load(Ordering::Relaxed);
-                until("the clients go on", || granted.load(Ordering::Relaxed) > grants + 20);
-                reshard(from, to, SLOTS);
-                assert_eq!(kept(to), before);
-                assert!(kept(from).is_empty());
-                sides.reverse();
-            }
+#[each_server]
+fn slots_that_move_under_load_take_their_holders_along_and_lose_no_waiter(kind: &ServerKind) {
+    let mut random = Random::fresh();
+    let clock = Clock::start();
+    // Some stay: a node without slots becomes a replica of the one that has them now.
+    let slots = [format!("0 {}", SLOTS + 9), format!("{} 8191", SLOTS + 10), "8192 16383".to_string()];
+    let [here, there, other] = cluster(kind, [&slots[0], &slots[1], &slots[2]]);
+    let (hot, long) = (names(&here, "hot", 4), names(&here, "kept", 20));
+    take(&here, &long);
+    let before = kept(&here);
+    let (granted, over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let mut clients: Vec<Client<'_>> = (0..6)
+        .map(|n| Client::new(format!("client{n}"), &hot, other.port(), clock, random.branch()))
+        .collect();
+    // Behind a hold that stays; they go along with it again and again.
+    let mut behind: Vec<Client<'_>> = (0..4)
+        .map(|n| Client::new(format!("behind{n}"), &long[n..=n], here.port(), clock, random.branch()))
+        .collect();
+    thread::scope(|scope| {
+        let _end = SetAtTheEnd(&over);
+        for client in &mut clients {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    granted.fetch_add(usize::from(client.take_one()), Ordering::Relaxed);
+                }
+            });
+        }
+        for (client, key) in behind.iter_mut().zip(&long) {
+            scope.spawn(move || {
+                client.ask(key, &format!("DLOCK.ACQUIRE {key} behind 600000 BLOCK 0")).answer.int()
+            });
+        }
+        until("they wait", || here.info("dlock_waiting").parse::<usize>().expect("a number") >= 4);
+        let mut sides = [&here, &there];
+        for _ in 0..rounds(2) {
+            let [from, to] = sides;
             let grants = granted.load(Ordering::Relaxed);
             until("the clients go on", || granted.load(Ordering::Relaxed) > grants + 20);
-            over.store(true, Ordering::Relaxed);
-            // Whoever waits behind them is granted the lock where it is now.
-            let mut conn = sides[0].connect();
-            until("those behind have followed", || {
-                let waiting = |key: &String| conn.ok(&format!("DLOCK.WAITERS {key}")).items().len();
-                long[..4].iter().map(waiting).sum::<usize>() == 4
-            });
-            for key in &long[..4] {
-                for token in ["t", "u"] {
-                    conn.ok(&format!("DLOCK.RELEASE {key} {token} ALL"));
-                }
-            }
-        });
-        let redirected: usize = clients.iter().chain(&behind).map(|client| client.redirected).sum();
-        let again: usize = behind.iter().map(|client| client.again).sum();
-        assert!(redirected > 0 && again >= 4, "{redirected} redirected, {again} told to try again");
-        let denied: Vec<String> = clients.iter().flat_map(|client| client.denied.iter().cloned()).collect();
-        assert!(denied.is_empty(), "{denied:#?}");
-        let mut all = History::default();
-        // A fence is a number of one node. What is free while its slot moves takes none along.
-        let mut by_node: BTreeMap<u16, History> = BTreeMap::new();
-        for (node, hold) in clients.into_iter().flat_map(|client| client.holds) {
-            by_node.entry(node).or_default().holds.push(hold.clone());
-            all.holds.push(hold);
+            reshard(from, to, SLOTS);
+            assert_eq!(kept(to), before);
+            assert!(kept(from).is_empty());
+            sides.reverse();
         }
-        let fences = by_node.values().flat_map(History::fences);
-        let wrong: Vec<String> = all.exclusion().into_iter().chain(fences).collect();
-        assert!(wrong.is_empty() && by_node.len() == 2, "{wrong:#?}");
+        let grants = granted.load(Ordering::Relaxed);
+        until("the clients go on", || granted.load(Ordering::Relaxed) > grants + 20);
+        over.store(true, Ordering::Relaxed);
+        // Whoever waits behind them is granted the lock where it is now.
+        let mut conn = sides[0].connect();
+        until("those behind have followed", || {
+            let waiting = |key: &String| conn.ok(&format!("DLOCK.WAITERS {key}")).items().len();
+            long[..4].iter().map(waiting).sum::<usize>() == 4
+        });
+        for key in &long[..4] {
+            for token in ["t", "u"] {
+                conn.ok(&format!("DLOCK.RELEASE {key} {token} ALL"));
+            }
+        }
     });
+    let redirected: usize = clients.iter().chain(&behind).map(|client| client.redirected).sum();
+    let again: usize = behind.iter().map(|client| client.again).sum();
+    assert!(redirected > 0 && again >= 4, "{redirected} redirected, {again} told to try again");
+    let denied: Vec<String> = clients.iter().flat_map(|client| client.denied.iter().cloned()).collect();
+    assert!(denied.is_empty(), "{denied:#?}");
+    let mut all = History::default();
+    // A fence is a number of one node. What is free while its slot moves takes none along.
+    let mut by_node: BTreeMap<u16, History> = BTreeMap::new();
+    for (node, hold) in clients.into_iter().flat_map(|client| client.holds) {
+        by_node.entry(node).or_default().holds.push(hold.clone());
+        all.holds.push(hold);
+    }
+    let fences = by_node.values().flat_map(History::fences);
+    let wrong: Vec<String> = all.exclusion().into_iter().chain(fences).collect();
+    assert!(wrong.is_empty() && by_node.len() == 2, "{wrong:#?}");
 }

@@ -1,80 +1,76 @@
 //! What runs inside something else: its grants are effects, and nobody counts on from those.
 
-use super::{each_still_server, grant, grant_both, skipped, still, words};
-use dlock_testkit::{Conn, Server, Stream, compiled, locks};
+use super::{grant, grant_both, skipped, still, words};
+use dlock_testkit::{Conn, Server, ServerKind, Stream, compiled, each_server, locks};
 
 const FUNCTION: &str = "#!lua name=lib\nredis.register_function('take', function(keys) \
                         return redis.call('DLOCK.ACQUIRE', keys[1], 't', 600000) end)";
 
 /// What such a call does may be sent to nobody, and no server says when. A release needs nothing before it.
-#[test]
-fn transactions_scripts_functions_and_guards_send_effects() {
-    each_still_server(|kind| {
-        let master = still(kind).start();
-        let replica = Server::start(kind);
-        replica.replicate(&master);
-        let mut conn = master.connect();
-        assert_eq!(conn.call(&["FUNCTION", "LOAD", FUNCTION]), "lib");
-        grant(&mut conn, "first");
-        let mut stream = Stream::of(&master);
-        let script = "return redis.call('DLOCK.ACQUIRE', KEYS[1], 't', 600000)";
-        let nested: [(&[&[&str]], &[&str]); 4] = [
-            (
-                &[
-                    &["MULTI"],
-                    &["DLOCK.ACQUIRE", "a", "t", "600000"],
-                    &["DLOCK.RELEASE", "a", "t"],
-                    &["DLOCK.ACQUIRE", "b", "t", "600000"],
-                    &["EXEC"],
-                ],
-                &["effect a", "DLOCK.RELEASE a t", "effect b"],
-            ),
-            (&[&["EVAL", script, "1", "c"]], &["effect c"]),
-            (&[&["FCALL", "take", "1", "d"]], &["effect d"]),
-            (&[&["DLOCK.GUARD", "d", "t", "DLOCK.ACQUIRE", "e", "t", "600000"]], &["effect e"]),
+#[each_server(shimmed)]
+fn transactions_scripts_functions_and_guards_send_effects(kind: &ServerKind) {
+    let master = still(kind).start();
+    let replica = Server::start(kind);
+    replica.replicate(&master);
+    let mut conn = master.connect();
+    assert_eq!(conn.call(&["FUNCTION", "LOAD", FUNCTION]), "lib");
+    grant(&mut conn, "first");
+    let mut stream = Stream::of(&master);
+    let script = "return redis.call('DLOCK.ACQUIRE', KEYS[1], 't', 600000)";
+    let nested: [(&[&[&str]], &[&str]); 4] = [
+        (
+            &[
+                &["MULTI"],
+                &["DLOCK.ACQUIRE", "a", "t", "600000"],
+                &["DLOCK.RELEASE", "a", "t"],
+                &["DLOCK.ACQUIRE", "b", "t", "600000"],
+                &["EXEC"],
+            ],
+            &["effect a", "DLOCK.RELEASE a t", "effect b"],
+        ),
+        (&[&["EVAL", script, "1", "c"]], &["effect c"]),
+        (&[&["FCALL", "take", "1", "d"]], &["effect d"]),
+        (&[&["DLOCK.GUARD", "d", "t", "DLOCK.ACQUIRE", "e", "t", "600000"]], &["effect e"]),
+    ];
+    for (n, (commands, expected)) in nested.into_iter().enumerate() {
+        let own = ["before", "beside", "first behind", "second behind"].map(|when| format!("{n} {when}"));
+        let take = |conn: &mut Conn, key: &str| {
+            assert!(conn.call(&["DLOCK.ACQUIRE", key, "t", "600000"]).int() > 0);
+        };
+        own[..2].iter().for_each(|key| take(&mut conn, key));
+        commands.iter().for_each(|command| assert!(!conn.call(command).is_nil()));
+        own[2..].iter().for_each(|key| take(&mut conn, key));
+        let sent = words(&stream.drain());
+        let sent = sent.iter().map(String::as_str).filter(|word| !["MULTI", "EXEC"].contains(word));
+        let of_own = [
+            format!("effect {n} before"),
+            format!("DLOCK.ACQUIRE {n} beside t 600000"),
+            format!("effect {n} first behind"),
+            format!("DLOCK.ACQUIRE {n} second behind t 600000"),
         ];
-        for (n, (commands, expected)) in nested.into_iter().enumerate() {
-            let own = ["before", "beside", "first behind", "second behind"].map(|when| format!("{n} {when}"));
-            let take = |conn: &mut Conn, key: &str| {
-                assert!(conn.call(&["DLOCK.ACQUIRE", key, "t", "600000"]).int() > 0);
-            };
-            own[..2].iter().for_each(|key| take(&mut conn, key));
-            commands.iter().for_each(|command| assert!(!conn.call(command).is_nil()));
-            own[2..].iter().for_each(|key| take(&mut conn, key));
-            let sent = words(&stream.drain());
-            let sent = sent.iter().map(String::as_str).filter(|word| !["MULTI", "EXEC"].contains(word));
-            let of_own = [
-                format!("effect {n} before"),
-                format!("DLOCK.ACQUIRE {n} beside t 600000"),
-                format!("effect {n} first behind"),
-                format!("DLOCK.ACQUIRE {n} second behind t 600000"),
-            ];
-            let of_own = of_own.each_ref().map(String::as_str);
-            let expected = [&of_own[..2], expected, &of_own[2..]].concat();
-            // The first of each round counts on from the round before.
-            assert_eq!(sent.skip(1).collect::<Vec<_>>(), expected[1..]);
-        }
-        replica.wait_in_sync(&master);
-        assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), "0".into()));
-    });
+        let of_own = of_own.each_ref().map(String::as_str);
+        let expected = [&of_own[..2], expected, &of_own[2..]].concat();
+        // The first of each round counts on from the round before.
+        assert_eq!(sent.skip(1).collect::<Vec<_>>(), expected[1..]);
+    }
+    replica.wait_in_sync(&master);
+    assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), "0".into()));
 }
 
 /// It is held here alone. What is granted next counts on from it here, and nowhere else.
-#[test]
-fn what_another_module_keeps_from_replicas_misleads_nobody() {
-    each_still_server(|kind| {
-        let caller = compiled("tests/caller.c");
-        let master = still(kind).conf(&format!("loadmodule {}", caller.display())).start();
-        let replica = Server::start(kind);
-        replica.replicate(&master);
-        let mut conn = master.connect();
-        let mut stream = Stream::of(&master);
-        grant(&mut conn, "a");
-        assert!(conn.ok("CALLER v DLOCK.ACQUIRE unknown t 600000").int() > 0);
-        grant_both(&mut conn, ["b", "c"]);
-        assert_eq!(words(&stream.drain()), ["effect a", "effect b", "DLOCK.ACQUIRE c t 600000"]);
-        assert!(conn.ok("DLOCK.BREAK unknown").int() > 0);
-        replica.wait_in_sync(&master);
-        assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), "0".into()));
-    });
+#[each_server(shimmed)]
+fn what_another_module_keeps_from_replicas_misleads_nobody(kind: &ServerKind) {
+    let caller = compiled("tests/caller.c");
+    let master = still(kind).conf(&format!("loadmodule {}", caller.display())).start();
+    let replica = Server::start(kind);
+    replica.replicate(&master);
+    let mut conn = master.connect();
+    let mut stream = Stream::of(&master);
+    grant(&mut conn, "a");
+    assert!(conn.ok("CALLER v DLOCK.ACQUIRE unknown t 600000").int() > 0);
+    grant_both(&mut conn, ["b", "c"]);
+    assert_eq!(words(&stream.drain()), ["effect a", "effect b", "DLOCK.ACQUIRE c t 600000"]);
+    assert!(conn.ok("DLOCK.BREAK unknown").int() > 0);
+    replica.wait_in_sync(&master);
+    assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), "0".into()));
 }

@@ -1,214 +1,198 @@
 //! Whoever reads the log, from wherever it begins: holds the same as the master, whatever it held before.
 
-use super::{each_still_server, file_is_whole, grant, grant_both, held, skipped, still, words};
-use dlock_testkit::{Server, Stream, aof, locks, until};
+use super::{file_is_whole, grant, grant_both, held, skipped, still, words};
+use dlock_testkit::{Server, ServerKind, Stream, aof, each_server, locks, until};
 
 fn number(server: &Server, field: &str) -> u64 {
     server.info(field).parse().expect("a number")
 }
 
-#[test]
-fn replicas_and_the_file_have_the_same_as_the_master() {
-    each_still_server(|kind| {
-        let master = still(kind).conf("appendonly yes").conf("appendfsync always").start();
-        // Their clocks run on, and one keeps a file too.
-        let replica = Server::options(kind).conf("appendonly yes").start();
-        let sub = Server::start(kind);
-        replica.replicate(&master);
-        sub.replicate(&replica);
-        let mut conn = master.connect();
-        for n in 0..40 {
-            conn.ok(&format!("SELECT {}", n % 3));
-            grant(&mut conn, &format!("k{n}"));
-        }
-        conn.ok("SELECT 1");
-        (0..40).step_by(5).for_each(|n| drop(conn.ok(&format!("DLOCK.RELEASE k{n} t"))));
-        let plain = words(&aof::commands(master.dir()));
-        assert!(plain.iter().filter(|word| word.starts_with("DLOCK.ACQUIRE")).count() > 30, "{plain:?}");
-        assert!(plain.iter().filter(|word| word.starts_with("DLOCK.RELEASE")).count() > 1, "{plain:?}");
-        replica.wait_in_sync(&master);
-        sub.wait_in_sync(&replica);
-        let held = locks(&master);
-        assert_eq!((locks(&replica), locks(&sub)), (held.clone(), held.clone()));
-        for server in [&master, &replica] {
-            file_is_whole(server);
-            server.connect().ok("DEBUG LOADAOF");
-            assert_eq!((locks(server), skipped(server)), (held.clone(), "0".into()));
-        }
-    });
+#[each_server(shimmed)]
+fn replicas_and_the_file_have_the_same_as_the_master(kind: &ServerKind) {
+    let master = still(kind).conf("appendonly yes").conf("appendfsync always").start();
+    // Their clocks run on, and one keeps a file too.
+    let replica = Server::options(kind).conf("appendonly yes").start();
+    let sub = Server::start(kind);
+    replica.replicate(&master);
+    sub.replicate(&replica);
+    let mut conn = master.connect();
+    for n in 0..40 {
+        conn.ok(&format!("SELECT {}", n % 3));
+        grant(&mut conn, &format!("k{n}"));
+    }
+    conn.ok("SELECT 1");
+    (0..40).step_by(5).for_each(|n| drop(conn.ok(&format!("DLOCK.RELEASE k{n} t"))));
+    let plain = words(&aof::commands(master.dir()));
+    assert!(plain.iter().filter(|word| word.starts_with("DLOCK.ACQUIRE")).count() > 30, "{plain:?}");
+    assert!(plain.iter().filter(|word| word.starts_with("DLOCK.RELEASE")).count() > 1, "{plain:?}");
+    replica.wait_in_sync(&master);
+    sub.wait_in_sync(&replica);
+    let held = locks(&master);
+    assert_eq!((locks(&replica), locks(&sub)), (held.clone(), held.clone()));
+    for server in [&master, &replica] {
+        file_is_whole(server);
+        server.connect().ok("DEBUG LOADAOF");
+        assert_eq!((locks(server), skipped(server)), (held.clone(), "0".into()));
+    }
 }
 
-#[test]
-fn behind_a_rewrite_of_the_file_the_first_grant_is_an_effect() {
-    each_still_server(|kind| {
-        for preamble in ["yes", "no"] {
-            let options = still(kind).conf("appendonly yes").conf("appendfsync always");
-            let mut server = options.conf(&format!("aof-use-rdb-preamble {preamble}")).start();
-            let mut conn = server.connect();
-            grant_both(&mut conn, ["a", "b"]);
-            conn.ok("BGREWRITEAOF");
-            file_is_whole(&server);
-            grant_both(&mut conn, ["c", "d"]);
-            conn.ok("DLOCK.RELEASE a t");
-            let before = held(&server);
-            let log = words(&aof::commands(server.dir()));
-            let behind = log.iter().position(|word| word == "effect c").expect("an effect");
-            assert_eq!(log[behind..], ["effect c", "DLOCK.ACQUIRE d t 600000", "DLOCK.RELEASE a t"]);
-            server.kill9();
-            server.restart();
-            assert_eq!(held(&server), before, "preamble {preamble}");
-            assert_eq!(skipped(&server), "0");
-        }
-    });
+#[each_server(shimmed)]
+fn behind_a_rewrite_of_the_file_the_first_grant_is_an_effect(kind: &ServerKind) {
+    for preamble in ["yes", "no"] {
+        let options = still(kind).conf("appendonly yes").conf("appendfsync always");
+        let mut server = options.conf(&format!("aof-use-rdb-preamble {preamble}")).start();
+        let mut conn = server.connect();
+        grant_both(&mut conn, ["a", "b"]);
+        conn.ok("BGREWRITEAOF");
+        file_is_whole(&server);
+        grant_both(&mut conn, ["c", "d"]);
+        conn.ok("DLOCK.RELEASE a t");
+        let before = held(&server);
+        let log = words(&aof::commands(server.dir()));
+        let behind = log.iter().position(|word| word == "effect c").expect("an effect");
+        assert_eq!(log[behind..], ["effect c", "DLOCK.ACQUIRE d t 600000", "DLOCK.RELEASE a t"]);
+        server.kill9();
+        server.restart();
+        assert_eq!(held(&server), before, "preamble {preamble}");
+        assert_eq!(skipped(&server), "0");
+    }
 }
 
 /// What it knew of the log is in its snapshot.
-#[test]
-fn a_replica_that_goes_on_after_a_restart_and_one_behind_it_read_on() {
-    each_still_server(|kind| {
-        let master = still(kind).start();
-        let mut replica = Server::options(kind).conf("save 3600 1").start();
-        replica.replicate(&master);
-        let mut conn = master.connect();
-        grant_both(&mut conn, ["a", "b"]);
-        replica.wait_in_sync(&master);
-        replica.connect().ok("SAVE");
-        replica.kill9();
-        let before = number(&master, "sync_partial_ok");
-        // The master sends this to nobody yet.
-        grant(&mut conn, "c");
-        let port = master.port();
-        replica.restart_with(|options| options.conf(&format!("replicaof 127.0.0.1 {port}")));
-        replica.wait_in_sync(&master);
-        assert_eq!(number(&master, "sync_partial_ok"), before + 1, "it goes on where it was");
-        let sub = Server::start(kind);
-        sub.replicate(&replica);
-        grant(&mut conn, "d");
-        replica.wait_in_sync(&master);
-        sub.wait_in_sync(&replica);
-        for reader in [&replica, &sub] {
-            assert_eq!((held(reader), skipped(reader)), (held(&master), "0".into()));
-        }
-    });
+#[each_server(shimmed)]
+fn a_replica_that_goes_on_after_a_restart_and_one_behind_it_read_on(kind: &ServerKind) {
+    let master = still(kind).start();
+    let mut replica = Server::options(kind).conf("save 3600 1").start();
+    replica.replicate(&master);
+    let mut conn = master.connect();
+    grant_both(&mut conn, ["a", "b"]);
+    replica.wait_in_sync(&master);
+    replica.connect().ok("SAVE");
+    replica.kill9();
+    let before = number(&master, "sync_partial_ok");
+    // The master sends this to nobody yet.
+    grant(&mut conn, "c");
+    let port = master.port();
+    replica.restart_with(|options| options.conf(&format!("replicaof 127.0.0.1 {port}")));
+    replica.wait_in_sync(&master);
+    assert_eq!(number(&master, "sync_partial_ok"), before + 1, "it goes on where it was");
+    let sub = Server::start(kind);
+    sub.replicate(&replica);
+    grant(&mut conn, "d");
+    replica.wait_in_sync(&master);
+    sub.wait_in_sync(&replica);
+    for reader in [&replica, &sub] {
+        assert_eq!((held(reader), skipped(reader)), (held(&master), "0".into()));
+    }
 }
 
-#[test]
-fn a_promoted_replica_begins_with_an_effect_and_its_old_master_reads_it() {
-    each_still_server(|kind| {
-        let (old, new) = (Server::start(kind), still(kind).start());
-        new.replicate(&old);
-        assert!(grant(&mut old.connect(), "a") < grant(&mut old.connect(), "b"));
-        new.wait_in_sync(&old);
-        let mut conn = new.connect();
-        conn.ok("REPLICAOF NO ONE");
-        let mut stream = Stream::of(&new);
-        old.replicate(&new);
-        grant_both(&mut conn, ["c", "d"]);
-        assert_eq!(words(&stream.drain()), ["effect c", "DLOCK.ACQUIRE d t 600000"]);
-        old.wait_in_sync(&new);
-        // The clock of the new one stands behind what was granted on the old one.
-        let of_new = |server: &Server| -> Vec<String> {
-            held(server).into_iter().filter(|line| line.contains("\"c\"") || line.contains("\"d\"")).collect()
-        };
-        assert_eq!((of_new(&old), skipped(&old)), (of_new(&new), "0".into()));
-        assert_eq!(of_new(&new).len(), 2);
-    });
+#[each_server(shimmed)]
+fn a_promoted_replica_begins_with_an_effect_and_its_old_master_reads_it(kind: &ServerKind) {
+    let (old, new) = (Server::start(kind), still(kind).start());
+    new.replicate(&old);
+    assert!(grant(&mut old.connect(), "a") < grant(&mut old.connect(), "b"));
+    new.wait_in_sync(&old);
+    let mut conn = new.connect();
+    conn.ok("REPLICAOF NO ONE");
+    let mut stream = Stream::of(&new);
+    old.replicate(&new);
+    grant_both(&mut conn, ["c", "d"]);
+    assert_eq!(words(&stream.drain()), ["effect c", "DLOCK.ACQUIRE d t 600000"]);
+    old.wait_in_sync(&new);
+    // The clock of the new one stands behind what was granted on the old one.
+    let of_new = |server: &Server| -> Vec<String> {
+        held(server).into_iter().filter(|line| line.contains("\"c\"") || line.contains("\"d\"")).collect()
+    };
+    assert_eq!((of_new(&old), skipped(&old)), (of_new(&new), "0".into()));
+    assert_eq!(of_new(&new).len(), 2);
 }
 
 /// A replica that may be written to: what its clients did has no say in what its master did.
-#[test]
-fn a_replica_takes_the_outcome_whatever_it_finds() {
-    each_still_server(|kind| {
-        let master = still(kind).start();
-        let replica = Server::options(kind).conf("replica-read-only no").conf("appendonly yes").start();
-        replica.replicate(&master);
-        let (mut conn, mut its) = (master.connect(), replica.connect());
-        grant(&mut conn, "a");
-        replica.wait_in_sync(&master);
-        for key in ["b", "c"] {
-            assert!(its.ok(&format!("DLOCK.ACQUIRE {key} stranger 600000 DEPTH 2 LABEL x")).int() > 0);
-        }
-        grant(&mut conn, "b");
-        grant(&mut conn, "c");
-        conn.ok("DLOCK.RELEASE c t");
-        replica.wait_in_sync(&master);
-        assert_eq!(held(&replica), held(&master));
-        // Its own file tells the same, though its readers had to be told more.
-        file_is_whole(&replica);
-        its.ok("DEBUG LOADAOF");
-        assert_eq!((held(&replica), skipped(&replica)), (held(&master), "0".into()));
-    });
+#[each_server(shimmed)]
+fn a_replica_takes_the_outcome_whatever_it_finds(kind: &ServerKind) {
+    let master = still(kind).start();
+    let replica = Server::options(kind).conf("replica-read-only no").conf("appendonly yes").start();
+    replica.replicate(&master);
+    let (mut conn, mut its) = (master.connect(), replica.connect());
+    grant(&mut conn, "a");
+    replica.wait_in_sync(&master);
+    for key in ["b", "c"] {
+        assert!(its.ok(&format!("DLOCK.ACQUIRE {key} stranger 600000 DEPTH 2 LABEL x")).int() > 0);
+    }
+    grant(&mut conn, "b");
+    grant(&mut conn, "c");
+    conn.ok("DLOCK.RELEASE c t");
+    replica.wait_in_sync(&master);
+    assert_eq!(held(&replica), held(&master));
+    // Its own file tells the same, though its readers had to be told more.
+    file_is_whole(&replica);
+    its.ok("DEBUG LOADAOF");
+    assert_eq!((held(&replica), skipped(&replica)), (held(&master), "0".into()));
 }
 
 /// The link is cut behind what the next grant counts on from. WAIT answers as ever.
-#[test]
-fn a_replica_that_was_away_for_a_moment_reads_on() {
-    each_still_server(|kind| {
-        let (master, replica) = (still(kind).start(), Server::start(kind));
-        replica.replicate(&master);
-        let mut conn = master.connect();
-        grant(&mut conn, "a");
-        assert_eq!(conn.ok("WAIT 1 0"), 1);
-        let before = number(&master, "sync_partial_ok");
-        assert_eq!(conn.ok("CLIENT KILL TYPE replica"), 1);
-        grant_both(&mut conn, ["b", "c"]);
-        until("it is back", || number(&master, "sync_partial_ok") > before);
-        conn.ok("DLOCK.RELEASE b t");
-        assert_eq!(conn.ok("WAIT 1 0"), 1);
-        assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), "0".into()));
-    });
+#[each_server(shimmed)]
+fn a_replica_that_was_away_for_a_moment_reads_on(kind: &ServerKind) {
+    let (master, replica) = (still(kind).start(), Server::start(kind));
+    replica.replicate(&master);
+    let mut conn = master.connect();
+    grant(&mut conn, "a");
+    assert_eq!(conn.ok("WAIT 1 0"), 1);
+    let before = number(&master, "sync_partial_ok");
+    assert_eq!(conn.ok("CLIENT KILL TYPE replica"), 1);
+    grant_both(&mut conn, ["b", "c"]);
+    until("it is back", || number(&master, "sync_partial_ok") > before);
+    conn.ok("DLOCK.RELEASE b t");
+    assert_eq!(conn.ok("WAIT 1 0"), 1);
+    assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), "0".into()));
 }
 
 /// A snapshot that the master makes without a child, as by SAVE and FLUSHALL: its log goes on as before, and
 /// the master itself may read it from there.
-#[test]
-fn an_old_master_reads_its_own_log_on_from_its_snapshot() {
-    each_still_server(|kind| {
-        let (mut old, new) = (still(kind).conf("save 3600 1000").start(), Server::start(kind));
-        new.replicate(&old);
-        let mut conn = old.connect();
-        grant_both(&mut conn, ["a", "b"]);
-        let mut stream = Stream::of(&old);
-        grant(&mut conn, "c");
-        until("no child makes a snapshot", || old.info("rdb_bgsave_in_progress") == "0");
-        conn.ok("SAVE");
-        grant(&mut conn, "d");
-        assert_eq!(words(&stream.drain()), ["effect c", "DLOCK.ACQUIRE d t 600000"]);
-        new.wait_in_sync(&old);
-        let before = held(&old);
-        old.kill9();
-        new.connect().ok("REPLICAOF NO ONE");
-        let port = new.port();
-        old.restart_with(|options| options.conf(&format!("replicaof 127.0.0.1 {port}")));
-        old.wait_in_sync(&new);
-        assert_eq!(number(&new, "sync_partial_ok"), 1, "it goes on where its snapshot ends");
-        assert_eq!((held(&old), skipped(&old)), (before.clone(), "0".into()));
-        assert_eq!(held(&new), before);
-    });
+#[each_server(shimmed)]
+fn an_old_master_reads_its_own_log_on_from_its_snapshot(kind: &ServerKind) {
+    let (mut old, new) = (still(kind).conf("save 3600 1000").start(), Server::start(kind));
+    new.replicate(&old);
+    let mut conn = old.connect();
+    grant_both(&mut conn, ["a", "b"]);
+    let mut stream = Stream::of(&old);
+    grant(&mut conn, "c");
+    until("no child makes a snapshot", || old.info("rdb_bgsave_in_progress") == "0");
+    conn.ok("SAVE");
+    grant(&mut conn, "d");
+    assert_eq!(words(&stream.drain()), ["effect c", "DLOCK.ACQUIRE d t 600000"]);
+    new.wait_in_sync(&old);
+    let before = held(&old);
+    old.kill9();
+    new.connect().ok("REPLICAOF NO ONE");
+    let port = new.port();
+    old.restart_with(|options| options.conf(&format!("replicaof 127.0.0.1 {port}")));
+    old.wait_in_sync(&new);
+    assert_eq!(number(&new, "sync_partial_ok"), 1, "it goes on where its snapshot ends");
+    assert_eq!((held(&old), skipped(&old)), (before.clone(), "0".into()));
+    assert_eq!(held(&new), before);
 }
 
 /// Its own file says other things than its master's log.
-#[test]
-fn a_replica_that_loads_its_file_reads_its_master_on() {
-    each_still_server(|kind| {
-        let (master, replica) = (still(kind).start(), Server::options(kind).conf("appendonly yes").start());
-        replica.replicate(&master);
-        let (mut conn, mut its) = (master.connect(), replica.connect());
-        grant_both(&mut conn, ["a", "b"]);
-        replica.wait_in_sync(&master);
-        file_is_whole(&replica);
-        its.ok("BGREWRITEAOF");
-        file_is_whole(&replica);
-        grant(&mut conn, "c");
-        replica.wait_in_sync(&master);
-        assert_eq!(words(&aof::commands(replica.dir())), ["effect c"]);
-        its.ok("DEBUG LOADAOF");
-        grant(&mut conn, "d");
-        replica.wait_in_sync(&master);
-        assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), "0".into()));
-        its.ok("DEBUG RELOAD");
-        grant(&mut conn, "e");
-        replica.wait_in_sync(&master);
-        assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), "0".into()));
-    });
+#[each_server(shimmed)]
+fn a_replica_that_loads_its_file_reads_its_master_on(kind: &ServerKind) {
+    let (master, replica) = (still(kind).start(), Server::options(kind).conf("appendonly yes").start());
+    replica.replicate(&master);
+    let (mut conn, mut its) = (master.connect(), replica.connect());
+    grant_both(&mut conn, ["a", "b"]);
+    replica.wait_in_sync(&master);
+    file_is_whole(&replica);
+    its.ok("BGREWRITEAOF");
+    file_is_whole(&replica);
+    grant(&mut conn, "c");
+    replica.wait_in_sync(&master);
+    assert_eq!(words(&aof::commands(replica.dir())), ["effect c"]);
+    its.ok("DEBUG LOADAOF");
+    grant(&mut conn, "d");
+    replica.wait_in_sync(&master);
+    assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), "0".into()));
+    its.ok("DEBUG RELOAD");
+    grant(&mut conn, "e");
+    replica.wait_in_sync(&master);
+    assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), "0".into()));
 }

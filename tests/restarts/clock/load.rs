@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use dlock_testkit::history::History;
 use dlock_testkit::wall_clock::{HOUR, WallClock};
 use dlock_testkit::workers::{Clock, Plan, Worker, during};
-use dlock_testkit::{Conn, Random, Server, each_server, rounds, until};
+use dlock_testkit::{Conn, Random, Server, ServerKind, each_server, rounds, until};
 
 /// How often the clock is set on each server.
 const ROUNDS: usize = 20;
@@ -15,44 +15,42 @@ fn plain(conn: &mut Conn) -> bool {
     conn.ok("SET plain x NX PX 600000") == "OK"
 }
 
-#[test]
-fn nobody_is_granted_what_is_held_and_no_fence_is_lower() {
-    each_server(|kind| {
-        let mut random = Random::fresh();
-        let (kind, clock) = WallClock::of(kind);
-        let server = Server::start(&kind);
-        let mut conn = server.connect();
-        let plan = Plan { waits: vec!["", "BLOCK 5", "BLOCK 300"], ..Plan::new(&[20, 100, 300, 1_000]) };
-        let since = Clock::start();
-        let mut workers: Vec<Worker<'_>> =
-            (0..6).map(|n| Worker::new(format!("client{n}"), &plan, since, random.branch())).collect();
-        assert!(plain(&mut conn));
-        let mut lost = 0;
-        during(
-            &mut workers,
-            || server.port(),
-            |granted| {
-                for _ in 0..rounds(ROUNDS) {
-                    match random.below(5) {
-                        0 => clock.freeze(&mut conn),
-                        _ => clock.set_off_by(random.below(2 * HOUR as usize) as i64 - HOUR),
-                    }
-                    let before = granted.load(Ordering::Relaxed);
-                    until("the clients have gone on", || granted.load(Ordering::Relaxed) > before + 30);
-                    lost += usize::from(plain(&mut conn));
+#[each_server]
+fn nobody_is_granted_what_is_held_and_no_fence_is_lower(kind: &ServerKind) {
+    let mut random = Random::fresh();
+    let (kind, clock) = WallClock::of(kind);
+    let server = Server::start(&kind);
+    let mut conn = server.connect();
+    let plan = Plan { waits: vec!["", "BLOCK 5", "BLOCK 300"], ..Plan::new(&[20, 100, 300, 1_000]) };
+    let since = Clock::start();
+    let mut workers: Vec<Worker<'_>> =
+        (0..6).map(|n| Worker::new(format!("client{n}"), &plan, since, random.branch())).collect();
+    assert!(plain(&mut conn));
+    let mut lost = 0;
+    during(
+        &mut workers,
+        || server.port(),
+        |granted| {
+            for _ in 0..rounds(ROUNDS) {
+                match random.below(5) {
+                    0 => clock.freeze(&mut conn),
+                    _ => clock.set_off_by(random.below(2 * HOUR as usize) as i64 - HOUR),
                 }
-            },
-        );
-        assert!(lost > 0, "a plain lock has held, so the clock was hardly set");
-        let denied: Vec<String> = workers.iter().flat_map(|worker| worker.denied.clone()).collect();
-        assert!(denied.is_empty(), "{denied:#?}");
-        let holds: Vec<_> = workers.into_iter().flat_map(|worker| worker.holds).collect();
-        assert!(holds.iter().filter(|hold| hold.grant.is_some()).count() > 30 * rounds(ROUNDS));
-        let history = History { holds, ..History::default() };
-        let wrong = [history.exclusion(), history.fences()].concat();
-        assert!(wrong.is_empty(), "{wrong:#?}");
-        for field in ["dlock_expiries", "dlock_timeouts", "dlock_handoffs"] {
-            assert_ne!(server.info(field), "0", "{field}");
-        }
-    });
+                let before = granted.load(Ordering::Relaxed);
+                until("the clients have gone on", || granted.load(Ordering::Relaxed) > before + 30);
+                lost += usize::from(plain(&mut conn));
+            }
+        },
+    );
+    assert!(lost > 0, "a plain lock has held, so the clock was hardly set");
+    let denied: Vec<String> = workers.iter().flat_map(|worker| worker.denied.clone()).collect();
+    assert!(denied.is_empty(), "{denied:#?}");
+    let holds: Vec<_> = workers.into_iter().flat_map(|worker| worker.holds).collect();
+    assert!(holds.iter().filter(|hold| hold.grant.is_some()).count() > 30 * rounds(ROUNDS));
+    let history = History { holds, ..History::default() };
+    let wrong = [history.exclusion(), history.fences()].concat();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    for field in ["dlock_expiries", "dlock_timeouts", "dlock_handoffs"] {
+        assert_ne!(server.info(field), "0", "{field}");
+    }
 }

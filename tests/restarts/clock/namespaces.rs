@@ -39,115 +39,106 @@ fn lease_is_nearly_whole(conn: &mut Conn, of: &str) {
     assert!((500_000..=600_000).contains(&left), "{of}: {left}");
 }
 
-#[test]
-fn a_restart_in_another_time_namespace_ends_no_lease_and_lengthens_none() {
-    each_server(|kind| {
-        let Some(ahead) = ahead(kind) else { return };
-        for aof in [true, false] {
-            let conf = if aof { "appendonly yes" } else { "appendonly no" };
-            let mut server = Server::options(kind).conf(conf).conf("appendfsync always").start();
-            let mut conn = server.connect();
-            let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-            conn.ok("DLOCK.ACQUIRE delayed t 1 DELAY 600000");
-            until("only its delay is left", || server.info("dlock_expiries") == "1");
-            // Into it, within it, and out of it again.
-            for kind in [&ahead, &ahead, kind] {
-                if !aof {
-                    server.connect().ok("SAVE");
-                }
-                server.kill9();
-                server.restart_with(|options| options.on(kind));
-                let mut conn = server.connect();
-                assert_eq!(conn.ok("DLOCK.ACQUIRE k t 1"), fence, "{conf}");
-                let left = conn.ok("DLOCK.PTTL k").int();
-                assert!((500_000..=600_000).contains(&left), "{conf}: {left}");
-                let delay = conn.ok("DLOCK.INSPECT delayed").field("delay").int();
-                assert!((500_000..=600_000).contains(&delay), "{conf}: {delay}");
+#[each_server]
+fn a_restart_in_another_time_namespace_ends_no_lease_and_lengthens_none(kind: &ServerKind) {
+    let Some(ahead) = ahead(kind) else { return };
+    for aof in [true, false] {
+        let conf = if aof { "appendonly yes" } else { "appendonly no" };
+        let mut server = Server::options(kind).conf(conf).conf("appendfsync always").start();
+        let mut conn = server.connect();
+        let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+        conn.ok("DLOCK.ACQUIRE delayed t 1 DELAY 600000");
+        until("only its delay is left", || server.info("dlock_expiries") == "1");
+        // Into it, within it, and out of it again.
+        for kind in [&ahead, &ahead, kind] {
+            if !aof {
+                server.connect().ok("SAVE");
             }
+            server.kill9();
+            server.restart_with(|options| options.on(kind));
+            let mut conn = server.connect();
+            assert_eq!(conn.ok("DLOCK.ACQUIRE k t 1"), fence, "{conf}");
+            let left = conn.ok("DLOCK.PTTL k").int();
+            assert!((500_000..=600_000).contains(&left), "{conf}: {left}");
+            let delay = conn.ok("DLOCK.INSPECT delayed").field("delay").int();
+            assert!((500_000..=600_000).contains(&delay), "{conf}: {delay}");
         }
-    });
+    }
 }
 
-#[test]
-fn a_replica_in_another_time_namespace_counts_from_the_arrival() {
-    each_server(|kind| {
-        let Some(ahead) = ahead(kind) else { return };
-        let (master, replica) = (Server::start(kind), Server::start(&ahead));
-        let mut conn = master.connect();
-        let first = conn.ok("DLOCK.ACQUIRE first t 600000").int();
-        replica.replicate(&master);
-        conn.ok("DLOCK.ACQUIRE second t 600000");
-        replica.wait_in_sync(&master);
-        master.kill9();
-        let mut conn = replica.connect();
-        assert_eq!(conn.ok("REPLICAOF NO ONE"), "OK");
-        assert_eq!(conn.ok("DLOCK.ACQUIRE first t 1"), first);
-        for key in ["first", "second"] {
-            lease_is_nearly_whole(&mut conn, key);
-        }
-    });
+#[each_server]
+fn a_replica_in_another_time_namespace_counts_from_the_arrival(kind: &ServerKind) {
+    let Some(ahead) = ahead(kind) else { return };
+    let (master, replica) = (Server::start(kind), Server::start(&ahead));
+    let mut conn = master.connect();
+    let first = conn.ok("DLOCK.ACQUIRE first t 600000").int();
+    replica.replicate(&master);
+    conn.ok("DLOCK.ACQUIRE second t 600000");
+    replica.wait_in_sync(&master);
+    master.kill9();
+    let mut conn = replica.connect();
+    assert_eq!(conn.ok("REPLICAOF NO ONE"), "OK");
+    assert_eq!(conn.ok("DLOCK.ACQUIRE first t 1"), first);
+    for key in ["first", "second"] {
+        lease_is_nearly_whole(&mut conn, key);
+    }
 }
 
 /// In the file of the replica stood what its master had said, by a clock that was an hour behind: the leases
 /// were over when the new master started again, and others were granted them.
-#[test]
-fn a_promoted_replica_restarts_with_what_another_clock_has_told_it() {
-    each_server(|kind| {
-        let Some((_clock, master, mut replica)) = two_clocks(kind) else { return };
-        replica.replicate(&master);
-        until("the replica has its file", || replica.info("aof_rewrite_in_progress") == "0");
-        let mut conn = master.connect();
-        let commands = [
-            "DLOCK.ACQUIRE one t 600000",
-            "DLOCK.ACQUIRE two t 600000",
-            "DLOCK.ACQUIRE labelled t 600000 LABEL host",
-            "DLOCK.ACQUIRE shared t 600000 SHARED",
-            "DLOCK.ACQUIRE shared u 600000 SHARED",
-            "DLOCK.ACQUIRE shared gone 600000 SHARED",
-            "DLOCK.ACQUIRE permits t 600000 PERMITS 2",
-            "DLOCK.ACQUIRE permits u 600000 PERMITS 2",
-            "DLOCK.RELEASE shared gone",
-        ];
-        let answers = conn.say_together(&commands);
-        replica.wait_in_sync(&master);
-        master.kill9();
-        assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
-        replica.kill9();
-        replica.restart();
-        let mut conn = replica.connect();
-        for (command, fence) in commands.iter().zip(answers).filter(|(command, _)| !command.contains(" gone"))
-        {
-            let words: Vec<&str> = command.split(' ').collect();
-            lease_is_nearly_whole(&mut conn, &words[1..3].join(" "));
-            assert_eq!(conn.ok(command), fence, "{command}");
-        }
-        assert_eq!(conn.ok("DLOCK.HOLDS shared gone"), 0);
-    });
+#[each_server]
+fn a_promoted_replica_restarts_with_what_another_clock_has_told_it(kind: &ServerKind) {
+    let Some((_clock, master, mut replica)) = two_clocks(kind) else { return };
+    replica.replicate(&master);
+    until("the replica has its file", || replica.info("aof_rewrite_in_progress") == "0");
+    let mut conn = master.connect();
+    let commands = [
+        "DLOCK.ACQUIRE one t 600000",
+        "DLOCK.ACQUIRE two t 600000",
+        "DLOCK.ACQUIRE labelled t 600000 LABEL host",
+        "DLOCK.ACQUIRE shared t 600000 SHARED",
+        "DLOCK.ACQUIRE shared u 600000 SHARED",
+        "DLOCK.ACQUIRE shared gone 600000 SHARED",
+        "DLOCK.ACQUIRE permits t 600000 PERMITS 2",
+        "DLOCK.ACQUIRE permits u 600000 PERMITS 2",
+        "DLOCK.RELEASE shared gone",
+    ];
+    let answers = conn.say_together(&commands);
+    replica.wait_in_sync(&master);
+    master.kill9();
+    assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
+    replica.kill9();
+    replica.restart();
+    let mut conn = replica.connect();
+    for (command, fence) in commands.iter().zip(answers).filter(|(command, _)| !command.contains(" gone")) {
+        let words: Vec<&str> = command.split(' ').collect();
+        lease_is_nearly_whole(&mut conn, &words[1..3].join(" "));
+        assert_eq!(conn.ok(command), fence, "{command}");
+    }
+    assert_eq!(conn.ok("DLOCK.HOLDS shared gone"), 0);
 }
 
 /// As a lock does that has migrated from another machine.
-#[test]
-fn what_was_restored_from_another_clock_is_there_after_a_restart() {
-    each_server(|kind| {
-        let Some((_clock, source, mut target)) = two_clocks(kind) else { return };
-        let (mut from, mut to) = (source.connect(), target.connect());
-        let locks = [("one", ""), ("shared", "SHARED"), ("permits", "PERMITS 2")];
-        let fences = locks.map(|(key, mode)| {
-            let fence = from.ok(&format!("DLOCK.ACQUIRE {key} t 600000 {mode}")).int();
-            let dump = from.ok(&format!("DUMP {key}"));
-            to.ok("SELECT 3");
-            assert_eq!(to.call(&[b"RESTORE", key.as_bytes(), b"0", dump.bytes()]), "OK");
-            fence
-        });
-        let told = || aof::commands(target.dir()).iter().filter(|words| words[0] == b"DLOCK._SET").count();
-        until("they are told by the own clock", || told() == locks.len());
-        target.kill9();
-        target.restart();
-        let mut to = target.connect();
+#[each_server]
+fn what_was_restored_from_another_clock_is_there_after_a_restart(kind: &ServerKind) {
+    let Some((_clock, source, mut target)) = two_clocks(kind) else { return };
+    let (mut from, mut to) = (source.connect(), target.connect());
+    let locks = [("one", ""), ("shared", "SHARED"), ("permits", "PERMITS 2")];
+    let fences = locks.map(|(key, mode)| {
+        let fence = from.ok(&format!("DLOCK.ACQUIRE {key} t 600000 {mode}")).int();
+        let dump = from.ok(&format!("DUMP {key}"));
         to.ok("SELECT 3");
-        for ((key, mode), fence) in locks.into_iter().zip(fences) {
-            lease_is_nearly_whole(&mut to, &format!("{key} t"));
-            assert_eq!(to.ok(&format!("DLOCK.ACQUIRE {key} t 1 {mode}")), fence);
-        }
+        assert_eq!(to.call(&[b"RESTORE", key.as_bytes(), b"0", dump.bytes()]), "OK");
+        fence
     });
+    let told = || aof::commands(target.dir()).iter().filter(|words| words[0] == b"DLOCK._SET").count();
+    until("they are told by the own clock", || told() == locks.len());
+    target.kill9();
+    target.restart();
+    let mut to = target.connect();
+    to.ok("SELECT 3");
+    for ((key, mode), fence) in locks.into_iter().zip(fences) {
+        lease_is_nearly_whole(&mut to, &format!("{key} t"));
+        assert_eq!(to.ok(&format!("DLOCK.ACQUIRE {key} t 1 {mode}")), fence);
+    }
 }

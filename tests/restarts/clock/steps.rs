@@ -109,42 +109,36 @@ fn everybody_through(kind: &ServerKind, step: impl Fn(&WallClock, &mut Conn), pl
     assert_eq!((server.info("dlock_handoffs"), server.info("dlock_waiting")), ("6".into(), "0".into()));
 }
 
-#[test]
-fn an_hour_forward() {
-    each_server(|kind| {
-        let forward = |clock: &WallClock, conn: &mut Conn| {
-            let before = seconds(conn);
-            clock.set_off_by(HOUR);
-            until("the server sees the step", || seconds(conn) >= before + HOUR);
-        };
-        everybody_through(kind, forward, |conn| {
-            assert_eq!(conn.ok("EXISTS plain"), 0, "a plain lock of 10 minutes is lost");
-            assert_eq!(conn.ok("SET plain other NX PX 600000"), "OK", "and is somebody else's");
-        });
+#[each_server]
+fn an_hour_forward(kind: &ServerKind) {
+    let forward = |clock: &WallClock, conn: &mut Conn| {
+        let before = seconds(conn);
+        clock.set_off_by(HOUR);
+        until("the server sees the step", || seconds(conn) >= before + HOUR);
+    };
+    everybody_through(kind, forward, |conn| {
+        assert_eq!(conn.ok("EXISTS plain"), 0, "a plain lock of 10 minutes is lost");
+        assert_eq!(conn.ok("SET plain other NX PX 600000"), "OK", "and is somebody else's");
     });
 }
 
-#[test]
-fn an_hour_back() {
-    each_server(|kind| {
-        let back = |clock: &WallClock, conn: &mut Conn| {
-            let before = seconds(conn);
-            clock.set_off_by(-HOUR);
-            until("the server sees the step", || seconds(conn) < before);
-        };
-        everybody_through(kind, back, |conn| {
-            assert!(conn.ok("PTTL soon").int() > 3_000_000, "a plain lock of 300 ms lasts an hour");
-        });
+#[each_server]
+fn an_hour_back(kind: &ServerKind) {
+    let back = |clock: &WallClock, conn: &mut Conn| {
+        let before = seconds(conn);
+        clock.set_off_by(-HOUR);
+        until("the server sees the step", || seconds(conn) < before);
+    };
+    everybody_through(kind, back, |conn| {
+        assert!(conn.ok("PTTL soon").int() > 3_000_000, "a plain lock of 300 ms lasts an hour");
     });
 }
 
-#[test]
-fn standing_still() {
-    each_server(|kind| {
-        everybody_through(kind, WallClock::freeze, |conn| {
-            let left = conn.ok("PTTL soon").int();
-            assert!(left > 0, "a plain lock of 300 ms never ends");
-            assert!(conn.ok("PTTL soon").int().abs_diff(left) <= 1);
-        });
+#[each_server]
+fn standing_still(kind: &ServerKind) {
+    everybody_through(kind, WallClock::freeze, |conn| {
+        let left = conn.ok("PTTL soon").int();
+        assert!(left > 0, "a plain lock of 300 ms never ends");
+        assert!(conn.ok("PTTL soon").int().abs_diff(left) <= 1);
     });
 }

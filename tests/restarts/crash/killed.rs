@@ -2,23 +2,21 @@
 
 use super::rounds::{Rounds, Tally};
 use super::{LONGEST, always, with_grace};
-use dlock_testkit::{Options, Random, Server, each_server, until};
+use dlock_testkit::{Options, Random, Server, ServerKind, each_server, until};
 
-#[test]
-fn with_appendfsync_always_nothing_acknowledged_is_lost_and_nothing_comes_back() {
-    each_server(|kind| {
-        let rounds = Rounds {
-            name: "kill -9, appendfsync always",
-            leases: &[100, 600_000, 600_000],
-            grants: 300,
-            all_is_given_back: true,
-        };
-        let tally = rounds.run(always(kind).start(), |server, random| {
-            begin(server, random, "BGREWRITEAOF");
-            server.kill9();
-        });
-        tally.assert_nothing_lost();
+#[each_server]
+fn with_appendfsync_always_nothing_acknowledged_is_lost_and_nothing_comes_back(kind: &ServerKind) {
+    let rounds = Rounds {
+        name: "kill -9, appendfsync always",
+        leases: &[100, 600_000, 600_000],
+        grants: 300,
+        all_is_given_back: true,
+    };
+    let tally = rounds.run(always(kind).start(), |server, random| {
+        begin(server, random, "BGREWRITEAOF");
+        server.kill9();
     });
+    tally.assert_nothing_lost();
 }
 
 /// What was lost may still be relied on for as long as a lease is.
@@ -37,54 +35,46 @@ fn run_with_grace(
     tally
 }
 
-#[test]
-fn with_appendfsync_everysec_nobody_is_granted_what_may_have_been_lost() {
-    each_server(|kind| {
-        let options = with_grace(kind).conf("appendonly yes").conf("auto-aof-rewrite-min-size 100kb");
-        run_with_grace("kill -9, appendfsync everysec", options, |server, random| {
-            begin(server, random, "BGREWRITEAOF");
-        });
+#[each_server]
+fn with_appendfsync_everysec_nobody_is_granted_what_may_have_been_lost(kind: &ServerKind) {
+    let options = with_grace(kind).conf("appendonly yes").conf("auto-aof-rewrite-min-size 100kb");
+    run_with_grace("kill -9, appendfsync everysec", options, |server, random| {
+        begin(server, random, "BGREWRITEAOF");
     });
 }
 
 /// In every second round the file that kept everything keeps nothing for a while, and redis.conf does not
 /// know of it.
-#[test]
-fn with_the_file_switched_off_by_an_operator_nobody_is_granted_what_was_lost() {
-    each_server(|kind| {
-        let options = with_grace(kind).conf("appendonly yes").conf("appendfsync always");
-        let mut round = 0;
-        let tally = run_with_grace("kill -9, appendonly switched off", options, |server, _| {
-            round += 1;
-            if round % 2 == 0 {
-                return;
-            }
-            assert_eq!(server.connect().ok("CONFIG SET appendonly no"), "OK");
-            let granted = || server.info("dlock_grants").parse::<u64>().expect("a number");
-            let before = granted();
-            until("something is granted that is not kept", || granted() > before + 20);
-        });
-        assert!(!tally.lost.is_empty(), "a server that kept nothing lost nothing?");
+#[each_server]
+fn with_the_file_switched_off_by_an_operator_nobody_is_granted_what_was_lost(kind: &ServerKind) {
+    let options = with_grace(kind).conf("appendonly yes").conf("appendfsync always");
+    let mut round = 0;
+    let tally = run_with_grace("kill -9, appendonly switched off", options, |server, _| {
+        round += 1;
+        if round % 2 == 0 {
+            return;
+        }
+        assert_eq!(server.connect().ok("CONFIG SET appendonly no"), "OK");
+        let granted = || server.info("dlock_grants").parse::<u64>().expect("a number");
+        let before = granted();
+        until("something is granted that is not kept", || granted() > before + 20);
     });
+    assert!(!tally.lost.is_empty(), "a server that kept nothing lost nothing?");
 }
 
-#[test]
-fn with_snapshots_only_nobody_is_granted_what_was_lost() {
-    each_server(|kind| {
-        let tally = run_with_grace("kill -9, snapshots only", with_grace(kind), |server, random| {
-            let save = *random.of(&["SAVE", "BGSAVE"]);
-            begin(server, random, save);
-        });
-        assert!(!tally.lost.is_empty(), "a server with old snapshots only lost nothing?");
+#[each_server]
+fn with_snapshots_only_nobody_is_granted_what_was_lost(kind: &ServerKind) {
+    let tally = run_with_grace("kill -9, snapshots only", with_grace(kind), |server, random| {
+        let save = *random.of(&["SAVE", "BGSAVE"]);
+        begin(server, random, save);
     });
+    assert!(!tally.lost.is_empty(), "a server with old snapshots only lost nothing?");
 }
 
-#[test]
-fn with_nothing_kept_nobody_is_granted_what_was_lost() {
-    each_server(|kind| {
-        let tally = run_with_grace("kill -9, nothing kept", with_grace(kind), |_, _| ());
-        assert!(!tally.lost.is_empty(), "a server that keeps nothing lost nothing?");
-    });
+#[each_server]
+fn with_nothing_kept_nobody_is_granted_what_was_lost(kind: &ServerKind) {
+    let tally = run_with_grace("kill -9, nothing kept", with_grace(kind), |_, _| ());
+    assert!(!tally.lost.is_empty(), "a server that keeps nothing lost nothing?");
 }
 
 /// In every second round: something is being written when the end comes, or was a moment ago.

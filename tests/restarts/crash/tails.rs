@@ -65,21 +65,19 @@ fn assert_well(log: &str) {
     assert!(!log.contains("BUG REPORT START") && !log.contains("panicked at"), "{log}");
 }
 
-#[test]
-fn of_a_file_that_was_cut_off_everything_whole_is_loaded() {
-    each_server(|kind| {
-        let Written { mut server, file, bytes, states } = written(kind, "aof-load-truncated yes");
-        let mut random = Random::fresh();
-        for _ in 0..attempts() {
-            let length = random.below(bytes.len() + 1);
-            fs::write(&file, &bytes[..length]).expect("the file");
-            server.restart();
-            let (_, expected) = states.iter().rfind(|(at, _)| *at <= length).expect("the first is empty");
-            assert_eq!(held(&server), *expected, "cut at {length} of {}", bytes.len());
-            server.kill9();
-        }
+#[each_server]
+fn of_a_file_that_was_cut_off_everything_whole_is_loaded(kind: &ServerKind) {
+    let Written { mut server, file, bytes, states } = written(kind, "aof-load-truncated yes");
+    let mut random = Random::fresh();
+    for _ in 0..attempts() {
+        let length = random.below(bytes.len() + 1);
+        fs::write(&file, &bytes[..length]).expect("the file");
         server.restart();
-    });
+        let (_, expected) = states.iter().rfind(|(at, _)| *at <= length).expect("the first is empty");
+        assert_eq!(held(&server), *expected, "cut at {length} of {}", bytes.len());
+        server.kill9();
+    }
+    server.restart();
 }
 
 /// It ends where a command ends.
@@ -90,124 +88,116 @@ fn is_whole(mut bytes: &[u8]) -> bool {
     bytes.is_empty()
 }
 
-#[test]
-fn told_so_a_server_refuses_a_file_that_was_cut_off() {
-    each_server(|kind| {
-        let Written { mut server, file, bytes, states } = written(kind, "aof-load-truncated no");
-        let mut random = Random::fresh();
-        for _ in 0..attempts() {
-            let length = random.below(bytes.len());
-            if is_whole(&bytes[..length]) {
-                continue;
-            }
-            fs::write(&file, &bytes[..length]).expect("the file");
-            let log = server.try_restart().expect_err("it must not start");
-            assert_well(&log);
-            assert!(log.contains("Unexpected end of file") || log.contains("fixed"), "{log}");
+#[each_server]
+fn told_so_a_server_refuses_a_file_that_was_cut_off(kind: &ServerKind) {
+    let Written { mut server, file, bytes, states } = written(kind, "aof-load-truncated no");
+    let mut random = Random::fresh();
+    for _ in 0..attempts() {
+        let length = random.below(bytes.len());
+        if is_whole(&bytes[..length]) {
+            continue;
         }
-        fs::write(&file, &bytes).expect("the file");
-        server.restart();
-        assert_eq!(held(&server), states.last().expect("some").1);
-    });
+        fs::write(&file, &bytes[..length]).expect("the file");
+        let log = server.try_restart().expect_err("it must not start");
+        assert_well(&log);
+        assert!(log.contains("Unexpected end of file") || log.contains("fixed"), "{log}");
+    }
+    fs::write(&file, &bytes).expect("the file");
+    server.restart();
+    assert_eq!(held(&server), states.last().expect("some").1);
 }
 
-#[test]
-fn a_damaged_file_is_refused_or_loaded_and_never_ends_in_a_crash() {
-    each_server(|kind| {
-        let Written { mut server, file, bytes, states } = written(kind, "aof-load-truncated yes");
-        let mut random = Random::fresh();
-        let label = bytes.windows(4).position(|word| word == b"host").expect("the label");
-        let (mut refused, mut loaded) = (0, 0);
-        for attempt in 0..attempts() * 2 {
-            let mut damaged = bytes.clone();
-            // In a label, which nobody can tell; where a command begins; anywhere.
-            let (begin, _) = states[random.below(states.len() - 1)];
-            let (at, bit) = match attempt {
-                0 => (label, 0),
-                _ if attempt % 2 == 1 => (begin, random.below(8)),
-                _ => (random.below(bytes.len()), random.below(8)),
-            };
-            damaged[at] ^= 1 << bit;
-            fs::write(&file, &damaged).expect("the file");
-            match server.try_restart() {
-                Ok(()) => {
-                    loaded += 1;
-                    held(&server);
-                    server.kill9();
-                }
-                Err(log) => {
-                    refused += 1;
-                    assert_well(&log);
-                    assert!(log.contains("append only file") || log.contains("AOF"), "{log}");
-                }
+#[each_server]
+fn a_damaged_file_is_refused_or_loaded_and_never_ends_in_a_crash(kind: &ServerKind) {
+    let Written { mut server, file, bytes, states } = written(kind, "aof-load-truncated yes");
+    let mut random = Random::fresh();
+    let label = bytes.windows(4).position(|word| word == b"host").expect("the label");
+    let (mut refused, mut loaded) = (0, 0);
+    for attempt in 0..attempts() * 2 {
+        let mut damaged = bytes.clone();
+        // In a label, which nobody can tell; where a command begins; anywhere.
+        let (begin, _) = states[random.below(states.len() - 1)];
+        let (at, bit) = match attempt {
+            0 => (label, 0),
+            _ if attempt % 2 == 1 => (begin, random.below(8)),
+            _ => (random.below(bytes.len()), random.below(8)),
+        };
+        damaged[at] ^= 1 << bit;
+        fs::write(&file, &damaged).expect("the file");
+        match server.try_restart() {
+            Ok(()) => {
+                loaded += 1;
+                held(&server);
+                server.kill9();
+            }
+            Err(log) => {
+                refused += 1;
+                assert_well(&log);
+                assert!(log.contains("append only file") || log.contains("AOF"), "{log}");
             }
         }
-        assert!(refused > 0 && loaded > 0, "{refused} refused, {loaded} loaded");
-        fs::write(&file, &bytes).expect("the file");
-        server.restart();
-    });
+    }
+    assert!(refused > 0 && loaded > 0, "{refused} refused, {loaded} loaded");
+    fs::write(&file, &bytes).expect("the file");
+    server.restart();
 }
 
 /// The server continues to load after a command of the file that failed, so the hold of that command is lost.
-#[test]
-fn a_hold_whose_effect_cannot_be_read_is_covered_by_the_grace_period() {
-    each_server(|kind| {
-        let mut server = always(kind).conf("dlock.restart-grace 36000000").start();
-        let mut conn = server.connect();
-        assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
-        assert!(conn.ok("DLOCK.ACQUIRE k t 36000000").int() > 0);
-        server.kill9();
-        let folder = fs::read_dir(server.dir().join("appendonlydir")).expect("the folder");
-        let mut files = folder.map(|file| file.expect("a file").path());
-        let file = files.find(|file| file.to_string_lossy().ends_with(".incr.aof")).expect("the file");
-        let mut bytes = fs::read(&file).expect("the file");
-        let name = bytes.windows(10).position(|word| word == b"DLOCK._SET").expect("the effect");
-        // Its bytes begin with the last fence, 8 bytes; the version of the change is behind that.
-        let version = name + b"DLOCK._SET\r\n$1\r\nk\r\n$00\r\n".len() + 8;
-        assert_eq!(bytes[version], 0x41, "version 4, exclusive");
-        bytes[version] = 0x91;
-        fs::write(&file, bytes).expect("the file");
-        server.restart();
-        let mut conn = server.connect();
-        assert_eq!(conn.ok("DLOCK.HOLDS k t"), 0, "it is forgotten");
-        let answer = conn.say("DLOCK.ACQUIRE k other 1000");
-        assert!(answer.error().starts_with("GRACE "), "{answer:?}");
-    });
+#[each_server]
+fn a_hold_whose_effect_cannot_be_read_is_covered_by_the_grace_period(kind: &ServerKind) {
+    let mut server = always(kind).conf("dlock.restart-grace 36000000").start();
+    let mut conn = server.connect();
+    assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
+    assert!(conn.ok("DLOCK.ACQUIRE k t 36000000").int() > 0);
+    server.kill9();
+    let folder = fs::read_dir(server.dir().join("appendonlydir")).expect("the folder");
+    let mut files = folder.map(|file| file.expect("a file").path());
+    let file = files.find(|file| file.to_string_lossy().ends_with(".incr.aof")).expect("the file");
+    let mut bytes = fs::read(&file).expect("the file");
+    let name = bytes.windows(10).position(|word| word == b"DLOCK._SET").expect("the effect");
+    // Its bytes begin with the last fence, 8 bytes; the version of the change is behind that.
+    let version = name + b"DLOCK._SET\r\n$1\r\nk\r\n$00\r\n".len() + 8;
+    assert_eq!(bytes[version], 0x41, "version 4, exclusive");
+    bytes[version] = 0x91;
+    fs::write(&file, bytes).expect("the file");
+    server.restart();
+    let mut conn = server.connect();
+    assert_eq!(conn.ok("DLOCK.HOLDS k t"), 0, "it is forgotten");
+    let answer = conn.say("DLOCK.ACQUIRE k other 1000");
+    assert!(answer.error().starts_with("GRACE "), "{answer:?}");
 }
 
-#[test]
-fn a_damaged_snapshot_is_refused() {
-    each_server(|kind| {
-        let mut server = Server::start(kind);
-        let mut conn = server.connect();
-        for n in 0..20 {
-            conn.ok(&format!("DLOCK.ACQUIRE k{n} t 36000000 SHARED LABEL host{n}"));
-            conn.ok(&format!("DLOCK.ACQUIRE k{n} u 36000000 SHARED"));
+#[each_server]
+fn a_damaged_snapshot_is_refused(kind: &ServerKind) {
+    let mut server = Server::start(kind);
+    let mut conn = server.connect();
+    for n in 0..20 {
+        conn.ok(&format!("DLOCK.ACQUIRE k{n} t 36000000 SHARED LABEL host{n}"));
+        conn.ok(&format!("DLOCK.ACQUIRE k{n} u 36000000 SHARED"));
+    }
+    conn.ok("SAVE");
+    let (file, before) = (server.dir().join("dump.rdb"), held(&server));
+    server.kill9();
+    let bytes = fs::read(&file).expect("the snapshot");
+    let mut random = Random::fresh();
+    for attempt in 0..attempts() * 2 {
+        let mut damaged = bytes.clone();
+        // Behind its signature and version, which another test has.
+        let at = 9 + random.below(bytes.len() - 9);
+        if attempt % 2 == 0 {
+            damaged.truncate(at);
+        } else {
+            damaged[at] ^= 1 << random.below(8);
         }
-        conn.ok("SAVE");
-        let (file, before) = (server.dir().join("dump.rdb"), held(&server));
-        server.kill9();
-        let bytes = fs::read(&file).expect("the snapshot");
-        let mut random = Random::fresh();
-        for attempt in 0..attempts() * 2 {
-            let mut damaged = bytes.clone();
-            // Behind its signature and version, which another test has.
-            let at = 9 + random.below(bytes.len() - 9);
-            if attempt % 2 == 0 {
-                damaged.truncate(at);
-            } else {
-                damaged[at] ^= 1 << random.below(8);
-            }
-            fs::write(&file, &damaged).expect("the snapshot");
-            let log = server.try_restart().expect_err("it must not start");
-            // The one word that a server has for this looks like a crash: two keys have become one.
-            if !log.contains("Duplicated key found in RDB file") {
-                assert_well(&log);
-            }
-            assert!(["Short read", "RDB", "rdb"].iter().any(|words| log.contains(words)), "{log}");
+        fs::write(&file, &damaged).expect("the snapshot");
+        let log = server.try_restart().expect_err("it must not start");
+        // The one word that a server has for this looks like a crash: two keys have become one.
+        if !log.contains("Duplicated key found in RDB file") {
+            assert_well(&log);
         }
-        fs::write(&file, &bytes).expect("the snapshot");
-        server.restart();
-        assert_eq!(held(&server), before);
-    });
+        assert!(["Short read", "RDB", "rdb"].iter().any(|words| log.contains(words)), "{log}");
+    }
+    fs::write(&file, &bytes).expect("the snapshot");
+    server.restart();
+    assert_eq!(held(&server), before);
 }

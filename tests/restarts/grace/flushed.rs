@@ -16,144 +16,129 @@ fn running(kind: &ServerKind) -> (Server, Conn) {
     (server, conn)
 }
 
-#[test]
-fn a_flush_of_held_locks_begins_grace() {
-    each_server(|kind| {
-        for flush in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHALL SYNC", "FLUSHDB", "FLUSHDB ASYNC", "SWAPDB 9 0"]
-        {
-            let (server, mut conn) = running(kind);
-            let before = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-            assert_eq!(conn.ok(flush), "OK");
-            assert_eq!(conn.ok("DLOCK.HOLDS k t"), 0, "{flush}");
-            // Of the one that held it, too: there is nothing that shows who that was.
-            for token in ["t", "other"] {
-                assert_grace(&mut conn, &format!("DLOCK.ACQUIRE k {token} 1000 BLOCK 0"));
-            }
-            let (begun, _, why) = logged(&server);
-            assert_eq!(begun, 2, "{flush}");
-            assert!(why.contains(if flush.starts_with("SWAP") { "swapped" } else { "flushed" }), "{why}");
-            end(&server);
-            assert!(conn.ok("DLOCK.ACQUIRE k other 1000").int() > before);
-        }
-    });
-}
-
-#[test]
-fn a_flush_that_ends_no_hold_begins_none() {
-    each_server(|kind| {
+#[each_server]
+fn a_flush_of_held_locks_begins_grace(kind: &ServerKind) {
+    for flush in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHALL SYNC", "FLUSHDB", "FLUSHDB ASYNC", "SWAPDB 9 0"] {
         let (server, mut conn) = running(kind);
-        conn.ok("DLOCK.ACQUIRE k t 600000");
-        assert_eq!(conn.ok("SELECT 3"), "OK");
-        for command in ["SET cached x", "FLUSHDB", "SWAPDB 4 5"] {
-            conn.ok(command);
+        let before = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+        assert_eq!(conn.ok(flush), "OK");
+        assert_eq!(conn.ok("DLOCK.HOLDS k t"), 0, "{flush}");
+        // Of the one that held it, too: there is nothing that shows who that was.
+        for token in ["t", "other"] {
+            assert_grace(&mut conn, &format!("DLOCK.ACQUIRE k {token} 1000 BLOCK 0"));
         }
-        conn.ok("DLOCK.ACQUIRE k t 600000");
-        conn.ok("DLOCK.RELEASE k t");
-        conn.ok("FLUSHDB");
-        assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-        assert_eq!(logged(&server).0, 1, "{}", server.log());
-    });
-}
-
-#[test]
-fn who_is_queued_stays_so_and_is_served_when_grace_ends() {
-    each_server(|kind| {
-        for flush in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHDB", "SWAPDB 0 9"] {
-            let (server, mut conn) = running(kind);
-            assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 700"), "OK");
-            conn.ok("DLOCK.ACQUIRE k t 700");
-            let mut first = waiter(&server, "DLOCK.ACQUIRE k first 700 BLOCK 0");
-            let mut second = waiter(&server, "DLOCK.ACQUIRE k second 700 BLOCK 0");
-            let asked = Instant::now();
-            assert_eq!(conn.ok("DLOCK.EXTEND k t 700"), 1);
-            let extended = Instant::now();
-            assert_eq!(conn.ok(flush), "OK");
-            assert_grace(&mut conn, "DLOCK.ACQUIRE k newcomer 700 BLOCK 0");
-            assert_eq!(clients(&mut conn, "k").len(), 2, "{flush}");
-            let fence = granted(&mut first);
-            assert!(asked.elapsed() >= Duration::from_millis(700), "{flush}: two holders");
-            assert!(extended.elapsed() < Duration::from_secs(5));
-            assert_eq!(conn.ok("DLOCK.RELEASE k first"), 1);
-            assert!(granted(&mut second) > fence);
-            nobody_waits(&server);
-            until("the log says when it was over", || logged(&server).1 == 2);
-        }
-    });
-}
-
-#[test]
-fn a_release_in_grace_hands_nothing_over_before_it_ends() {
-    each_server(|kind| {
-        let (server, mut conn) = running(kind);
-        let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-        let mut next = waiter(&server, "DLOCK.ACQUIRE k next 600000 BLOCK 0");
-        let mut short = waiter(&server, "DLOCK.ACQUIRE k short 600000 BLOCK 300");
-        assert_eq!(conn.ok("SELECT 3"), "OK");
-        conn.ok("DLOCK.ACQUIRE k t 600000");
-        assert_eq!(conn.ok("FLUSHDB"), "OK");
-        assert_eq!(conn.ok("SELECT 0"), "OK");
-        assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
-        assert!(short.read().is_nil(), "its own time goes on");
-        let shown = conn.ok("DLOCK.INSPECT k");
-        assert_eq!((shown.field("mode"), shown.field("waiters")), (&"free".into(), &1.into()));
-        assert_grace(&mut conn, "DLOCK.ACQUIRE k t 1000");
+        let (begun, _, why) = logged(&server);
+        assert_eq!(begun, 2, "{flush}");
+        assert!(why.contains(if flush.starts_with("SWAP") { "swapped" } else { "flushed" }), "{why}");
         end(&server);
-        assert!(granted(&mut next) > fence);
+        assert!(conn.ok("DLOCK.ACQUIRE k other 1000").int() > before);
+    }
+}
+
+#[each_server]
+fn a_flush_that_ends_no_hold_begins_none(kind: &ServerKind) {
+    let (server, mut conn) = running(kind);
+    conn.ok("DLOCK.ACQUIRE k t 600000");
+    assert_eq!(conn.ok("SELECT 3"), "OK");
+    for command in ["SET cached x", "FLUSHDB", "SWAPDB 4 5"] {
+        conn.ok(command);
+    }
+    conn.ok("DLOCK.ACQUIRE k t 600000");
+    conn.ok("DLOCK.RELEASE k t");
+    conn.ok("FLUSHDB");
+    assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
+    assert_eq!(logged(&server).0, 1, "{}", server.log());
+}
+
+#[each_server]
+fn who_is_queued_stays_so_and_is_served_when_grace_ends(kind: &ServerKind) {
+    for flush in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHDB", "SWAPDB 0 9"] {
+        let (server, mut conn) = running(kind);
+        assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 700"), "OK");
+        conn.ok("DLOCK.ACQUIRE k t 700");
+        let mut first = waiter(&server, "DLOCK.ACQUIRE k first 700 BLOCK 0");
+        let mut second = waiter(&server, "DLOCK.ACQUIRE k second 700 BLOCK 0");
+        let asked = Instant::now();
+        assert_eq!(conn.ok("DLOCK.EXTEND k t 700"), 1);
+        let extended = Instant::now();
+        assert_eq!(conn.ok(flush), "OK");
+        assert_grace(&mut conn, "DLOCK.ACQUIRE k newcomer 700 BLOCK 0");
+        assert_eq!(clients(&mut conn, "k").len(), 2, "{flush}");
+        let fence = granted(&mut first);
+        assert!(asked.elapsed() >= Duration::from_millis(700), "{flush}: two holders");
+        assert!(extended.elapsed() < Duration::from_secs(5));
+        assert_eq!(conn.ok("DLOCK.RELEASE k first"), 1);
+        assert!(granted(&mut second) > fence);
         nobody_waits(&server);
-    });
+        until("the log says when it was over", || logged(&server).1 == 2);
+    }
 }
 
-#[test]
-fn an_upgrade_that_waits_is_granted_after_grace() {
-    each_server(|kind| {
-        let (server, mut conn) = running(kind);
-        let fence = conn.ok("DLOCK.ACQUIRE k t 600000 SHARED").int();
-        conn.ok("DLOCK.ACQUIRE k other 600000 SHARED");
-        let mut upgrade = waiter(&server, "DLOCK.ACQUIRE k t 600000 BLOCK 0");
-        assert_eq!(conn.ok("SELECT 3"), "OK");
-        conn.ok("DLOCK.ACQUIRE k t 600000");
-        assert_eq!(conn.ok("FLUSHDB"), "OK");
-        assert_eq!(conn.ok("SELECT 0"), "OK");
-        assert_eq!(conn.ok("DLOCK.RELEASE k other"), 1);
-        assert_eq!(conn.ok("DLOCK.INSPECT k").field("mode"), &"shared");
-        assert_eq!(clients(&mut conn, "k").len(), 1);
-        end(&server);
-        assert_eq!(upgrade.read(), fence);
-        assert_eq!(conn.ok("DLOCK.INSPECT k").field("mode"), &"exclusive");
-    });
+#[each_server]
+fn a_release_in_grace_hands_nothing_over_before_it_ends(kind: &ServerKind) {
+    let (server, mut conn) = running(kind);
+    let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+    let mut next = waiter(&server, "DLOCK.ACQUIRE k next 600000 BLOCK 0");
+    let mut short = waiter(&server, "DLOCK.ACQUIRE k short 600000 BLOCK 300");
+    assert_eq!(conn.ok("SELECT 3"), "OK");
+    conn.ok("DLOCK.ACQUIRE k t 600000");
+    assert_eq!(conn.ok("FLUSHDB"), "OK");
+    assert_eq!(conn.ok("SELECT 0"), "OK");
+    assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
+    assert!(short.read().is_nil(), "its own time goes on");
+    let shown = conn.ok("DLOCK.INSPECT k");
+    assert_eq!((shown.field("mode"), shown.field("waiters")), (&"free".into(), &1.into()));
+    assert_grace(&mut conn, "DLOCK.ACQUIRE k t 1000");
+    end(&server);
+    assert!(granted(&mut next) > fence);
+    nobody_waits(&server);
 }
 
-#[test]
-fn a_swapped_hold_goes_on_under_its_new_name() {
-    each_server(|kind| {
-        let (server, mut conn) = running(kind);
-        let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-        assert_eq!(conn.ok("SWAPDB 0 9"), "OK");
-        assert_eq!(conn.ok("SELECT 9"), "OK");
-        assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), fence);
-        assert_eq!(conn.ok("DLOCK.EXTEND k t 600000"), 1);
-        assert_grace(&mut conn, "DLOCK.ACQUIRE k other 1000");
-        assert!(left(&server) > 0);
-    });
+#[each_server]
+fn an_upgrade_that_waits_is_granted_after_grace(kind: &ServerKind) {
+    let (server, mut conn) = running(kind);
+    let fence = conn.ok("DLOCK.ACQUIRE k t 600000 SHARED").int();
+    conn.ok("DLOCK.ACQUIRE k other 600000 SHARED");
+    let mut upgrade = waiter(&server, "DLOCK.ACQUIRE k t 600000 BLOCK 0");
+    assert_eq!(conn.ok("SELECT 3"), "OK");
+    conn.ok("DLOCK.ACQUIRE k t 600000");
+    assert_eq!(conn.ok("FLUSHDB"), "OK");
+    assert_eq!(conn.ok("SELECT 0"), "OK");
+    assert_eq!(conn.ok("DLOCK.RELEASE k other"), 1);
+    assert_eq!(conn.ok("DLOCK.INSPECT k").field("mode"), &"shared");
+    assert_eq!(clients(&mut conn, "k").len(), 1);
+    end(&server);
+    assert_eq!(upgrade.read(), fence);
+    assert_eq!(conn.ok("DLOCK.INSPECT k").field("mode"), &"exclusive");
 }
 
-#[test]
-fn every_queue_is_served_when_grace_ends() {
-    each_server(|kind| {
-        let (server, mut conn) = running(kind);
-        let locks = 500;
-        for n in 0..locks {
-            conn.ok(&format!("DLOCK.ACQUIRE k{n} t 600000"));
-        }
-        let mut waiters: Vec<Conn> = (0..locks).map(|_| server.connect()).collect();
-        for (n, waiter) in waiters.iter_mut().enumerate() {
-            waiter.send(&["DLOCK.ACQUIRE", &format!("k{n}"), "next", "600000", "BLOCK", "0"]);
-        }
-        until("all wait", || server.info("dlock_waiting") == locks.to_string());
-        assert_eq!(conn.ok("FLUSHALL"), "OK");
-        assert_eq!(server.info("dlock_held"), "0");
-        end(&server);
-        waiters.iter_mut().for_each(|waiter| assert!(granted(waiter) > 0));
-        assert_eq!(server.info("dlock_held"), locks.to_string());
-    });
+#[each_server]
+fn a_swapped_hold_goes_on_under_its_new_name(kind: &ServerKind) {
+    let (server, mut conn) = running(kind);
+    let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+    assert_eq!(conn.ok("SWAPDB 0 9"), "OK");
+    assert_eq!(conn.ok("SELECT 9"), "OK");
+    assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), fence);
+    assert_eq!(conn.ok("DLOCK.EXTEND k t 600000"), 1);
+    assert_grace(&mut conn, "DLOCK.ACQUIRE k other 1000");
+    assert!(left(&server) > 0);
+}
+
+#[each_server]
+fn every_queue_is_served_when_grace_ends(kind: &ServerKind) {
+    let (server, mut conn) = running(kind);
+    let locks = 500;
+    for n in 0..locks {
+        conn.ok(&format!("DLOCK.ACQUIRE k{n} t 600000"));
+    }
+    let mut waiters: Vec<Conn> = (0..locks).map(|_| server.connect()).collect();
+    for (n, waiter) in waiters.iter_mut().enumerate() {
+        waiter.send(&["DLOCK.ACQUIRE", &format!("k{n}"), "next", "600000", "BLOCK", "0"]);
+    }
+    until("all wait", || server.info("dlock_waiting") == locks.to_string());
+    assert_eq!(conn.ok("FLUSHALL"), "OK");
+    assert_eq!(server.info("dlock_held"), "0");
+    end(&server);
+    waiters.iter_mut().for_each(|waiter| assert!(granted(waiter) > 0));
+    assert_eq!(server.info("dlock_held"), locks.to_string());
 }

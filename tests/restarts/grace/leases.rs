@@ -1,124 +1,111 @@
 //! What the option bounds while it is on: leases, and how far a fence from outside may be ahead.
 
 use super::{assert_grace, left, logged, until_granted};
-use dlock_testkit::{Server, each_server, until};
+use dlock_testkit::{Server, ServerKind, each_server, until};
 
-#[test]
-fn no_lease_is_longer_than_the_grace() {
-    each_server(|kind| {
-        let server = Server::options(kind).conf("dlock.restart-grace 300").start();
-        let mut conn = server.connect();
-        let fence = until_granted(&mut conn, "DLOCK.ACQUIRE k t 300");
-        let confirm = format!("DLOCK.CONFIRM k t {fence} 301");
-        for command in [
-            "DLOCK.ACQUIRE k t 301",
-            "DLOCK.ACQUIRE free t 301 BLOCK 0",
-            "DLOCK.ACQUIRE free t 300 DELAY 301",
-            "DLOCK.EXTEND k t 301",
-            &confirm,
-        ] {
-            let error = conn.say(command).error().to_string();
-            assert!(error.starts_with("ERR ") && error.contains("to 300"), "{command}: {error}");
-        }
-        // max-ttl may be less, and is the bound then.
-        assert_eq!(conn.ok("CONFIG SET dlock.max-ttl 100"), "OK");
-        let error = conn.say("DLOCK.ACQUIRE k t 101").error().to_string();
-        assert_eq!(
-            error,
-            "ERR ttl must be a whole number of milliseconds from 1 to 100 (dlock.max-ttl, or a shorter \
-             dlock.restart-grace)"
-        );
-        assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
-        assert_eq!(conn.ok("CONFIG SET dlock.max-ttl 1000"), "OK");
-        assert!(conn.ok("DLOCK.ACQUIRE other t 1000").int() > 0);
-    });
+#[each_server]
+fn no_lease_is_longer_than_the_grace(kind: &ServerKind) {
+    let server = Server::options(kind).conf("dlock.restart-grace 300").start();
+    let mut conn = server.connect();
+    let fence = until_granted(&mut conn, "DLOCK.ACQUIRE k t 300");
+    let confirm = format!("DLOCK.CONFIRM k t {fence} 301");
+    for command in [
+        "DLOCK.ACQUIRE k t 301",
+        "DLOCK.ACQUIRE free t 301 BLOCK 0",
+        "DLOCK.ACQUIRE free t 300 DELAY 301",
+        "DLOCK.EXTEND k t 301",
+        &confirm,
+    ] {
+        let error = conn.say(command).error().to_string();
+        assert!(error.starts_with("ERR ") && error.contains("to 300"), "{command}: {error}");
+    }
+    // max-ttl may be less, and is the bound then.
+    assert_eq!(conn.ok("CONFIG SET dlock.max-ttl 100"), "OK");
+    let error = conn.say("DLOCK.ACQUIRE k t 101").error().to_string();
+    assert_eq!(
+        error,
+        "ERR ttl must be a whole number of milliseconds from 1 to 100 (dlock.max-ttl, or a shorter \
+         dlock.restart-grace)"
+    );
+    assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
+    assert_eq!(conn.ok("CONFIG SET dlock.max-ttl 1000"), "OK");
+    assert!(conn.ok("DLOCK.ACQUIRE other t 1000").int() > 0);
 }
 
-#[test]
-fn what_restore_brings_is_bounded_too() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        conn.ok("DLOCK.ACQUIRE k t 60000");
-        let dump = conn.ok("DUMP k");
-        assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 59999"), "OK");
-        let restore = |key: &[u8]| [&b"RESTORE"[..], key, b"0", dump.bytes()].map(<[u8]>::to_vec);
-        assert!(conn.call(&restore(b"a")).error().starts_with("ERR "));
-        assert!(server.log().contains("its ttl is longer than"), "{}", server.log());
-        assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 60000"), "OK");
-        assert_eq!(conn.call(&restore(b"a")), "OK");
-    });
+#[each_server]
+fn what_restore_brings_is_bounded_too(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    conn.ok("DLOCK.ACQUIRE k t 60000");
+    let dump = conn.ok("DUMP k");
+    assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 59999"), "OK");
+    let restore = |key: &[u8]| [&b"RESTORE"[..], key, b"0", dump.bytes()].map(<[u8]>::to_vec);
+    assert!(conn.call(&restore(b"a")).error().starts_with("ERR "));
+    assert!(server.log().contains("its ttl is longer than"), "{}", server.log());
+    assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 60000"), "OK");
+    assert_eq!(conn.call(&restore(b"a")), "OK");
 }
 
-#[test]
-fn a_fence_from_outside_is_accepted_at_most_half_the_grace_ahead() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let fence = conn.ok("DLOCK.ACQUIRE k t 60000").int();
-        // So far ahead that the test's own time does not count.
-        for (grace, ahead_s) in [(0, 10), (600_000, 300), (100_000, 50)] {
-            assert_eq!(conn.ok(&format!("CONFIG SET dlock.restart-grace {grace}")), "OK");
-            let beyond = fence + (ahead_s + 8) * 1_000_000;
-            let error = conn.say(&format!("DLOCK.CONFIRM k t {beyond} 60000")).error().to_string();
-            assert!(
-                error.starts_with("FENCEAHEAD ") && error.contains(&format!("{ahead_s}000 ms")),
-                "{error}"
-            );
-        }
-        let within = fence + 49_000_000;
-        assert_eq!(conn.ok(&format!("DLOCK.CONFIRM k t {within} 60000")), within);
-    });
+#[each_server]
+fn a_fence_from_outside_is_accepted_at_most_half_the_grace_ahead(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    let fence = conn.ok("DLOCK.ACQUIRE k t 60000").int();
+    // So far ahead that the test's own time does not count.
+    for (grace, ahead_s) in [(0, 10), (600_000, 300), (100_000, 50)] {
+        assert_eq!(conn.ok(&format!("CONFIG SET dlock.restart-grace {grace}")), "OK");
+        let beyond = fence + (ahead_s + 8) * 1_000_000;
+        let error = conn.say(&format!("DLOCK.CONFIRM k t {beyond} 60000")).error().to_string();
+        assert!(error.starts_with("FENCEAHEAD ") && error.contains(&format!("{ahead_s}000 ms")), "{error}");
+    }
+    let within = fence + 49_000_000;
+    assert_eq!(conn.ok(&format!("DLOCK.CONFIRM k t {within} 60000")), within);
 }
 
-#[test]
-fn a_change_of_the_option_begins_no_grace_and_shortens_none() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        conn.ok("DLOCK.ACQUIRE before t 600000");
-        assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
-        assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-        assert_eq!((left(&server), logged(&server).0), (0, 0));
-        assert_eq!(conn.ok("SELECT 3"), "OK");
-        conn.ok("DLOCK.ACQUIRE k t 600000");
-        assert_eq!(conn.ok("FLUSHDB"), "OK");
-        assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 100"), "OK");
-        assert!(left(&server) > 500_000, "leases were as long as the option was before");
-        assert_eq!(conn.ok("FLUSHALL"), "OK");
-        assert!(left(&server) > 500_000, "what was forgotten first is waited for");
-        assert_grace(&mut conn, "DLOCK.ACQUIRE k t 100");
-        assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
-        assert_eq!((left(&server), logged(&server).1), (0, 1));
-        assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-    });
+#[each_server]
+fn a_change_of_the_option_begins_no_grace_and_shortens_none(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    conn.ok("DLOCK.ACQUIRE before t 600000");
+    assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
+    assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
+    assert_eq!((left(&server), logged(&server).0), (0, 0));
+    assert_eq!(conn.ok("SELECT 3"), "OK");
+    conn.ok("DLOCK.ACQUIRE k t 600000");
+    assert_eq!(conn.ok("FLUSHDB"), "OK");
+    assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 100"), "OK");
+    assert!(left(&server) > 500_000, "leases were as long as the option was before");
+    assert_eq!(conn.ok("FLUSHALL"), "OK");
+    assert!(left(&server) > 500_000, "what was forgotten first is waited for");
+    assert_grace(&mut conn, "DLOCK.ACQUIRE k t 100");
+    assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
+    assert_eq!((left(&server), logged(&server).1), (0, 1));
+    assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
 }
 
 /// Else the lease could outlast the grace of the next start.
-#[test]
-fn who_waits_for_a_longer_lease_than_there_may_be_by_now_is_refused_at_its_turn() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        for (option, ask) in [
-            ("dlock.restart-grace", "DLOCK.ACQUIRE k w 60001 BLOCK 0"),
-            ("dlock.max-ttl", "DLOCK.ACQUIRE k w 60001 BLOCK 0"),
-            ("dlock.max-ttl", "DLOCK.ACQUIRE k w 100 DELAY 60001 BLOCK 0"),
-        ] {
-            assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-            let (mut long, mut short) = (server.connect(), server.connect());
-            long.send(&ask.split(' ').collect::<Vec<_>>());
-            until("it waits", || server.info("dlock_waiting") == "1");
-            short.send(&["DLOCK.ACQUIRE", "k", "u", "60000", "BLOCK", "0"]);
-            until("both wait", || server.info("dlock_waiting") == "2");
-            assert_eq!(conn.ok(&format!("CONFIG SET {option} 60000")), "OK");
-            assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
-            let refused = long.read();
-            assert!(refused.error().starts_with("ERR the longest lease"), "{refused:?}");
-            assert!(short.read().int() > 0, "the next one is served");
-            assert_eq!(conn.ok("DLOCK.RELEASE k u"), 1);
-            let default = if option == "dlock.max-ttl" { 86_400_000 } else { 0 };
-            assert_eq!(conn.ok(&format!("CONFIG SET {option} {default}")), "OK");
-        }
-    });
+#[each_server]
+fn who_waits_for_a_longer_lease_than_there_may_be_by_now_is_refused_at_its_turn(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    for (option, ask) in [
+        ("dlock.restart-grace", "DLOCK.ACQUIRE k w 60001 BLOCK 0"),
+        ("dlock.max-ttl", "DLOCK.ACQUIRE k w 60001 BLOCK 0"),
+        ("dlock.max-ttl", "DLOCK.ACQUIRE k w 100 DELAY 60001 BLOCK 0"),
+    ] {
+        assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
+        let (mut long, mut short) = (server.connect(), server.connect());
+        long.send(&ask.split(' ').collect::<Vec<_>>());
+        until("it waits", || server.info("dlock_waiting") == "1");
+        short.send(&["DLOCK.ACQUIRE", "k", "u", "60000", "BLOCK", "0"]);
+        until("both wait", || server.info("dlock_waiting") == "2");
+        assert_eq!(conn.ok(&format!("CONFIG SET {option} 60000")), "OK");
+        assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
+        let refused = long.read();
+        assert!(refused.error().starts_with("ERR the longest lease"), "{refused:?}");
+        assert!(short.read().int() > 0, "the next one is served");
+        assert_eq!(conn.ok("DLOCK.RELEASE k u"), 1);
+        let default = if option == "dlock.max-ttl" { 86_400_000 } else { 0 };
+        assert_eq!(conn.ok(&format!("CONFIG SET {option} {default}")), "OK");
+    }
 }

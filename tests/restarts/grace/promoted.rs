@@ -1,115 +1,103 @@
 //! Promotions: a replica may not have received all that its master granted.
 
 use super::{ALWAYS, assert_grace, end, left, logged, with_grace};
-use dlock_testkit::{Server, each_server, until};
+use dlock_testkit::{Server, ServerKind, each_server, until};
 
-#[test]
-fn a_promoted_replica_grants_nothing_new_for_a_while() {
-    each_server(|kind| {
-        let (master, replica) = (Server::start(kind), with_grace(kind).start());
-        let mut conn = master.connect();
-        conn.ok("DLOCK.ACQUIRE before t 600000");
-        replica.replicate(&master);
-        let begun = logged(&replica).0;
-        assert_eq!(left(&replica), 0, "a replica grants nothing anyway");
-        let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-        replica.wait_in_sync(&master);
-        master.kill9();
-        let mut conn = replica.connect();
-        assert_eq!(conn.ok("REPLICAOF NO ONE"), "OK");
-        assert!(left(&replica) > 500_000);
-        let (after, _, why) = logged(&replica);
-        assert_eq!(after, begun + 1);
-        assert!(why.contains("became a master"), "{why}");
-        assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), fence);
-        assert_eq!(conn.ok("DLOCK.RELEASE before t"), 1);
-        assert_grace(&mut conn, "DLOCK.ACQUIRE before t 1000");
-        assert_grace(&mut conn, "DLOCK.ACQUIRE k other 1000 BLOCK 0");
-        end(&replica);
-        assert!(conn.ok("DLOCK.ACQUIRE before t 1000").int() > fence);
-    });
+#[each_server]
+fn a_promoted_replica_grants_nothing_new_for_a_while(kind: &ServerKind) {
+    let (master, replica) = (Server::start(kind), with_grace(kind).start());
+    let mut conn = master.connect();
+    conn.ok("DLOCK.ACQUIRE before t 600000");
+    replica.replicate(&master);
+    let begun = logged(&replica).0;
+    assert_eq!(left(&replica), 0, "a replica grants nothing anyway");
+    let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+    replica.wait_in_sync(&master);
+    master.kill9();
+    let mut conn = replica.connect();
+    assert_eq!(conn.ok("REPLICAOF NO ONE"), "OK");
+    assert!(left(&replica) > 500_000);
+    let (after, _, why) = logged(&replica);
+    assert_eq!(after, begun + 1);
+    assert!(why.contains("became a master"), "{why}");
+    assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), fence);
+    assert_eq!(conn.ok("DLOCK.RELEASE before t"), 1);
+    assert_grace(&mut conn, "DLOCK.ACQUIRE before t 1000");
+    assert_grace(&mut conn, "DLOCK.ACQUIRE k other 1000 BLOCK 0");
+    end(&replica);
+    assert!(conn.ok("DLOCK.ACQUIRE before t 1000").int() > fence);
 }
 
-#[test]
-fn a_replica_that_starts_or_loads_from_its_master_has_no_grace() {
-    each_server(|kind| {
-        let master = Server::start(kind);
-        master.connect().ok("DLOCK.ACQUIRE k t 600000");
-        let mut replica = with_grace(kind).conf("appendonly yes").conf("appendfsync always").start();
-        end(&replica);
-        replica.replicate(&master);
-        let begun = logged(&replica).0;
-        replica.kill9();
-        replica.restart_with(|options| options.conf(&format!("replicaof 127.0.0.1 {}", master.port())));
-        replica.wait_in_sync(&master);
-        assert_eq!(replica.connect().ok("DLOCK.HOLDS k t"), 1);
-        assert_eq!((left(&replica), logged(&replica).0), (0, begun), "{}", replica.log());
-    });
+#[each_server]
+fn a_replica_that_starts_or_loads_from_its_master_has_no_grace(kind: &ServerKind) {
+    let master = Server::start(kind);
+    master.connect().ok("DLOCK.ACQUIRE k t 600000");
+    let mut replica = with_grace(kind).conf("appendonly yes").conf("appendfsync always").start();
+    end(&replica);
+    replica.replicate(&master);
+    let begun = logged(&replica).0;
+    replica.kill9();
+    replica.restart_with(|options| options.conf(&format!("replicaof 127.0.0.1 {}", master.port())));
+    replica.wait_in_sync(&master);
+    assert_eq!(replica.connect().ok("DLOCK.HOLDS k t"), 1);
+    assert_eq!((left(&replica), logged(&replica).0), (0, begun), "{}", replica.log());
 }
 
-#[test]
-fn one_that_is_demoted_in_grace_begins_anew_at_its_next_promotion() {
-    each_server(|kind| {
-        let (master, server) = (Server::start(kind), with_grace(kind).start());
-        assert!(left(&server) > 0);
-        server.replicate(&master);
-        assert_eq!(left(&server), 0);
-        let mut conn = server.connect();
-        assert_eq!(conn.ok("REPLICAOF NO ONE"), "OK");
-        assert!(left(&server) > 500_000);
-        assert_grace(&mut conn, "DLOCK.ACQUIRE k t 1000");
-    });
+#[each_server]
+fn one_that_is_demoted_in_grace_begins_anew_at_its_next_promotion(kind: &ServerKind) {
+    let (master, server) = (Server::start(kind), with_grace(kind).start());
+    assert!(left(&server) > 0);
+    server.replicate(&master);
+    assert_eq!(left(&server), 0);
+    let mut conn = server.connect();
+    assert_eq!(conn.ok("REPLICAOF NO ONE"), "OK");
+    assert!(left(&server) > 500_000);
+    assert_grace(&mut conn, "DLOCK.ACQUIRE k t 1000");
 }
 
-#[test]
-fn after_a_failover_the_new_master_has_grace_and_the_old_one_none() {
-    each_server(|kind| {
-        let (master, replica) = (with_grace(kind).start(), with_grace(kind).start());
-        end(&master);
-        let fence = master.connect().ok("DLOCK.ACQUIRE k t 600000").int();
-        replica.replicate(&master);
-        assert_eq!(master.connect().ok("FAILOVER"), "OK");
-        until("the roles are changed", || replica.info("role") == "master" && master.info("role") == "slave");
-        let mut conn = replica.connect();
-        assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), fence);
-        assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
-        assert_eq!(left(&master), 0);
-    });
+#[each_server]
+fn after_a_failover_the_new_master_has_grace_and_the_old_one_none(kind: &ServerKind) {
+    let (master, replica) = (with_grace(kind).start(), with_grace(kind).start());
+    end(&master);
+    let fence = master.connect().ok("DLOCK.ACQUIRE k t 600000").int();
+    replica.replicate(&master);
+    assert_eq!(master.connect().ok("FAILOVER"), "OK");
+    until("the roles are changed", || replica.info("role") == "master" && master.info("role") == "slave");
+    let mut conn = replica.connect();
+    assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), fence);
+    assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
+    assert_eq!(left(&master), 0);
 }
 
-#[test]
-fn a_reload_keeps_what_is_held() {
-    each_server(|kind| {
-        let server = with_grace(kind).start();
-        end(&server);
-        let mut conn = server.connect();
-        let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-        assert_eq!(conn.ok("DEBUG RELOAD"), "OK");
-        assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), fence);
-        // The server empties itself and says no more than that; so it is careful.
-        assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
-    });
+#[each_server]
+fn a_reload_keeps_what_is_held(kind: &ServerKind) {
+    let server = with_grace(kind).start();
+    end(&server);
+    let mut conn = server.connect();
+    let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+    assert_eq!(conn.ok("DEBUG RELOAD"), "OK");
+    assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), fence);
+    // The server empties itself and says no more than that; so it is careful.
+    assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
 }
 
 /// The append only file of a replica that lagged is whole, and still lacks its master's last grants.
-#[test]
-fn a_replica_that_restarts_as_a_master_begins_a_grace_period() {
-    each_server(|kind| {
-        let master = Server::start(kind);
-        let mut replica = ALWAYS.iter().fold(with_grace(kind), |options, line| options.conf(line)).start();
-        end(&replica);
-        replica.replicate(&master);
-        let fence = master.connect().ok("DLOCK.ACQUIRE received t 600000").int();
-        replica.wait_in_sync(&master);
-        until("the file of the replica contains the hold", || {
-            ["aof_rewrite_in_progress", "aof_rewrite_scheduled"].iter().all(|is| replica.info(is) == "0")
-        });
-        replica.kill9();
-        master.connect().ok("DLOCK.ACQUIRE missed t 600000");
-        master.kill9();
-        replica.restart();
-        let mut conn = replica.connect();
-        assert_eq!(conn.ok("DLOCK.ACQUIRE received t 600000"), fence);
-        assert_grace(&mut conn, "DLOCK.ACQUIRE missed other 1000");
+#[each_server]
+fn a_replica_that_restarts_as_a_master_begins_a_grace_period(kind: &ServerKind) {
+    let master = Server::start(kind);
+    let mut replica = ALWAYS.iter().fold(with_grace(kind), |options, line| options.conf(line)).start();
+    end(&replica);
+    replica.replicate(&master);
+    let fence = master.connect().ok("DLOCK.ACQUIRE received t 600000").int();
+    replica.wait_in_sync(&master);
+    until("the file of the replica contains the hold", || {
+        ["aof_rewrite_in_progress", "aof_rewrite_scheduled"].iter().all(|is| replica.info(is) == "0")
     });
+    replica.kill9();
+    master.connect().ok("DLOCK.ACQUIRE missed t 600000");
+    master.kill9();
+    replica.restart();
+    let mut conn = replica.connect();
+    assert_eq!(conn.ok("DLOCK.ACQUIRE received t 600000"), fence);
+    assert_grace(&mut conn, "DLOCK.ACQUIRE missed other 1000");
 }

@@ -8,66 +8,60 @@ use std::time::{Duration, Instant};
 use super::{ALWAYS, assert_grace, end, left, logged, until_granted, with_grace};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, module_path, until};
 
-#[test]
-fn a_server_that_has_loaded_nothing_grants_nothing_for_a_while() {
-    each_server(|kind| {
-        let server = with_grace(kind).start();
-        let mut conn = server.connect();
-        for command in [
-            "DLOCK.ACQUIRE k t 1000",
-            "DLOCK.ACQUIRE k t 1000 BLOCK 0",
-            "DLOCK.ACQUIRE k t 1000 SHARED REENTRANT",
-            "DLOCK.ACQUIRE k t 1000 PERMITS 5 BLOCK 1000",
-        ] {
-            assert_grace(&mut conn, command);
-        }
-        assert_eq!(conn.ok("DLOCK.RELEASE k t"), 0);
-        assert_eq!(conn.ok("DLOCK.EXTEND k t 1000"), 0);
-        assert!(conn.ok("DLOCK.CONFIRM k t 1 1000").is_nil());
-        assert!((500_000..=600_000).contains(&left(&server)));
-        assert_eq!(server.info("dlock_grace_refusals"), "4");
-        let (begun, over, why) = logged(&server);
-        assert_eq!((begun, over), (1, 0), "{}", server.log());
-        assert!(why.contains("nothing to load") && why.contains("600000 ms"), "{why}");
-        end(&server);
-        assert!(conn.ok("DLOCK.ACQUIRE k t 1000").int() > 0);
-        assert_eq!(logged(&server).1, 1);
-    });
+#[each_server]
+fn a_server_that_has_loaded_nothing_grants_nothing_for_a_while(kind: &ServerKind) {
+    let server = with_grace(kind).start();
+    let mut conn = server.connect();
+    for command in [
+        "DLOCK.ACQUIRE k t 1000",
+        "DLOCK.ACQUIRE k t 1000 BLOCK 0",
+        "DLOCK.ACQUIRE k t 1000 SHARED REENTRANT",
+        "DLOCK.ACQUIRE k t 1000 PERMITS 5 BLOCK 1000",
+    ] {
+        assert_grace(&mut conn, command);
+    }
+    assert_eq!(conn.ok("DLOCK.RELEASE k t"), 0);
+    assert_eq!(conn.ok("DLOCK.EXTEND k t 1000"), 0);
+    assert!(conn.ok("DLOCK.CONFIRM k t 1 1000").is_nil());
+    assert!((500_000..=600_000).contains(&left(&server)));
+    assert_eq!(server.info("dlock_grace_refusals"), "4");
+    let (begun, over, why) = logged(&server);
+    assert_eq!((begun, over), (1, 0), "{}", server.log());
+    assert!(why.contains("nothing to load") && why.contains("600000 ms"), "{why}");
+    end(&server);
+    assert!(conn.ok("DLOCK.ACQUIRE k t 1000").int() > 0);
+    assert_eq!(logged(&server).1, 1);
 }
 
-#[test]
-fn it_is_off_unless_asked_for() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        assert!(server.connect().ok("DLOCK.ACQUIRE k t 1000").int() > 0);
-        assert!(!server.log().contains("restart-grace"), "{}", server.log());
-    });
+#[each_server]
+fn it_is_off_unless_asked_for(kind: &ServerKind) {
+    let server = Server::start(kind);
+    assert!(server.connect().ok("DLOCK.ACQUIRE k t 1000").int() > 0);
+    assert!(!server.log().contains("restart-grace"), "{}", server.log());
 }
 
-#[test]
-fn a_lock_that_was_forgotten_is_not_granted_before_its_lease_is_over() {
-    each_server(|kind| {
-        let mut server = Server::options(kind).conf("dlock.restart-grace 1500").start();
-        let mut conn = server.connect();
-        until_granted(&mut conn, "DLOCK.ACQUIRE probe t 1");
-        // Granted by the clock, whether the background has looked at it or not.
-        let told = |server: &Server| until("its end is logged", || logged(server).1 == logged(server).0);
+#[each_server]
+fn a_lock_that_was_forgotten_is_not_granted_before_its_lease_is_over(kind: &ServerKind) {
+    let mut server = Server::options(kind).conf("dlock.restart-grace 1500").start();
+    let mut conn = server.connect();
+    until_granted(&mut conn, "DLOCK.ACQUIRE probe t 1");
+    // Granted by the clock, whether the background has looked at it or not.
+    let told = |server: &Server| until("its end is logged", || logged(server).1 == logged(server).0);
+    told(&server);
+    for ttl in [1500, 700] {
+        let asked = Instant::now();
+        let fence = conn.ok(&format!("DLOCK.ACQUIRE k t {ttl}")).int();
+        server.kill9();
+        server.restart();
+        conn = server.connect();
+        assert_eq!(conn.ok("EXISTS k"), 0, "it is forgotten");
+        let next = until_granted(&mut conn, "DLOCK.ACQUIRE k other 1500");
+        assert!(asked.elapsed() >= Duration::from_millis(ttl), "two holders");
+        assert!(next > fence);
+        assert_eq!(conn.ok("DLOCK.RELEASE k other"), 1);
         told(&server);
-        for ttl in [1500, 700] {
-            let asked = Instant::now();
-            let fence = conn.ok(&format!("DLOCK.ACQUIRE k t {ttl}")).int();
-            server.kill9();
-            server.restart();
-            conn = server.connect();
-            assert_eq!(conn.ok("EXISTS k"), 0, "it is forgotten");
-            let next = until_granted(&mut conn, "DLOCK.ACQUIRE k other 1500");
-            assert!(asked.elapsed() >= Duration::from_millis(ttl), "two holders");
-            assert!(next > fence);
-            assert_eq!(conn.ok("DLOCK.RELEASE k other"), 1);
-            told(&server);
-        }
-        assert_eq!(logged(&server).0, 3);
-    });
+    }
+    assert_eq!(logged(&server).0, 3);
 }
 
 /// One hold of each mode, then a crash that may have lost more.
@@ -86,64 +80,60 @@ fn crashed(server: &mut Server) -> [i64; 3] {
     fences
 }
 
-#[test]
-fn what_was_loaded_stays_with_its_token_and_goes_to_no_other() {
-    each_server(|kind| {
-        let mut server = with_grace(kind).conf("appendonly yes").start();
-        let [alone, shared, permits] = crashed(&mut server);
-        let mut conn = server.connect();
-        // It goes on as ever.
-        assert_eq!(conn.ok("DLOCK.ACQUIRE alone t 600000 REENTRANT"), alone);
-        assert_eq!(conn.ok("DLOCK.ACQUIRE alone t 600000 DEPTH 4 BLOCK 0"), alone);
-        assert_eq!(conn.ok("DLOCK.ACQUIRE shared t 600000 SHARED"), shared);
-        assert_eq!(conn.ok("DLOCK.ACQUIRE permits t 600000 PERMITS 2"), permits);
-        assert_eq!(conn.ok("DLOCK.EXTEND permits t 5000"), 1);
-        assert_eq!(conn.ok(&format!("DLOCK.CONFIRM permits t {permits} 600000")), permits);
-        assert_eq!(conn.ok("DLOCK.RELEASE alone t"), 1);
-        assert_eq!(conn.ok("DLOCK.HOLDS alone t"), 3);
-        // Not even what would fit is granted to others: somebody else's hold may have been forgotten.
-        for command in [
-            "DLOCK.ACQUIRE alone other 1000",
-            "DLOCK.ACQUIRE shared other 1000 SHARED",
-            "DLOCK.ACQUIRE shared other 1000 BLOCK 0",
-            "DLOCK.ACQUIRE permits other 1000 PERMITS 2",
-            "DLOCK.ACQUIRE free t 1000",
-            // To be alone is more than to share, and another sharer may have been forgotten.
-            "DLOCK.ACQUIRE shared t 1000",
-            "DLOCK.ACQUIRE shared t 1000 BLOCK 0",
-        ] {
-            assert_grace(&mut conn, command);
-        }
-        // To share is less than to be alone.
-        assert_eq!(conn.ok("DLOCK.RELEASE alone t DEPTH 1"), 2);
-        assert_eq!(conn.ok("DLOCK.ACQUIRE alone t 1000 SHARED"), alone);
-        // What is given up is not taken back.
-        assert_eq!(conn.ok("DLOCK.RELEASE shared t ALL"), 1);
-        assert_grace(&mut conn, "DLOCK.ACQUIRE shared t 1000 SHARED");
-        assert_eq!(conn.ok("DLOCK.BREAK permits"), 1);
-        assert_grace(&mut conn, "DLOCK.ACQUIRE permits other 1000 PERMITS 2");
-        end(&server);
-        for command in ["DLOCK.ACQUIRE shared t 1000", "DLOCK.ACQUIRE alone other 1000 SHARED"] {
-            assert!(conn.ok(command).int() > permits, "{command}");
-        }
-    });
+#[each_server]
+fn what_was_loaded_stays_with_its_token_and_goes_to_no_other(kind: &ServerKind) {
+    let mut server = with_grace(kind).conf("appendonly yes").start();
+    let [alone, shared, permits] = crashed(&mut server);
+    let mut conn = server.connect();
+    // It goes on as ever.
+    assert_eq!(conn.ok("DLOCK.ACQUIRE alone t 600000 REENTRANT"), alone);
+    assert_eq!(conn.ok("DLOCK.ACQUIRE alone t 600000 DEPTH 4 BLOCK 0"), alone);
+    assert_eq!(conn.ok("DLOCK.ACQUIRE shared t 600000 SHARED"), shared);
+    assert_eq!(conn.ok("DLOCK.ACQUIRE permits t 600000 PERMITS 2"), permits);
+    assert_eq!(conn.ok("DLOCK.EXTEND permits t 5000"), 1);
+    assert_eq!(conn.ok(&format!("DLOCK.CONFIRM permits t {permits} 600000")), permits);
+    assert_eq!(conn.ok("DLOCK.RELEASE alone t"), 1);
+    assert_eq!(conn.ok("DLOCK.HOLDS alone t"), 3);
+    // Not even what would fit is granted to others: somebody else's hold may have been forgotten.
+    for command in [
+        "DLOCK.ACQUIRE alone other 1000",
+        "DLOCK.ACQUIRE shared other 1000 SHARED",
+        "DLOCK.ACQUIRE shared other 1000 BLOCK 0",
+        "DLOCK.ACQUIRE permits other 1000 PERMITS 2",
+        "DLOCK.ACQUIRE free t 1000",
+        // To be alone is more than to share, and another sharer may have been forgotten.
+        "DLOCK.ACQUIRE shared t 1000",
+        "DLOCK.ACQUIRE shared t 1000 BLOCK 0",
+    ] {
+        assert_grace(&mut conn, command);
+    }
+    // To share is less than to be alone.
+    assert_eq!(conn.ok("DLOCK.RELEASE alone t DEPTH 1"), 2);
+    assert_eq!(conn.ok("DLOCK.ACQUIRE alone t 1000 SHARED"), alone);
+    // What is given up is not taken back.
+    assert_eq!(conn.ok("DLOCK.RELEASE shared t ALL"), 1);
+    assert_grace(&mut conn, "DLOCK.ACQUIRE shared t 1000 SHARED");
+    assert_eq!(conn.ok("DLOCK.BREAK permits"), 1);
+    assert_grace(&mut conn, "DLOCK.ACQUIRE permits other 1000 PERMITS 2");
+    end(&server);
+    for command in ["DLOCK.ACQUIRE shared t 1000", "DLOCK.ACQUIRE alone other 1000 SHARED"] {
+        assert!(conn.ok(command).int() > permits, "{command}");
+    }
 }
 
-#[test]
-fn leases_run_out_in_grace_as_ever() {
-    each_server(|kind| {
-        let mut server = with_grace(kind).conf("appendonly yes").start();
-        end(&server);
-        let mut conn = server.connect();
-        conn.ok("DLOCK.ACQUIRE k t 300");
-        server.wait_written();
-        server.kill9();
-        server.restart();
-        let mut conn = server.connect();
-        until("the lease has expired", || conn.ok("EXISTS k") == 0);
-        assert!(left(&server) > 0);
-        assert_grace(&mut conn, "DLOCK.ACQUIRE k t 300");
-    });
+#[each_server]
+fn leases_run_out_in_grace_as_ever(kind: &ServerKind) {
+    let mut server = with_grace(kind).conf("appendonly yes").start();
+    end(&server);
+    let mut conn = server.connect();
+    conn.ok("DLOCK.ACQUIRE k t 300");
+    server.wait_written();
+    server.kill9();
+    server.restart();
+    let mut conn = server.connect();
+    until("the lease has expired", || conn.ok("EXISTS k") == 0);
+    assert!(left(&server) > 0);
+    assert_grace(&mut conn, "DLOCK.ACQUIRE k t 300");
 }
 
 /// Starts a server, grants a lock, and runs `run`; then kills the server, runs `after`, and restarts it.
@@ -165,26 +155,24 @@ fn restarted(
     server
 }
 
-#[test]
-fn a_restart_begins_a_grace_period_although_every_grant_was_kept() {
-    each_server(|kind| {
-        let mut server = restarted(kind, &ALWAYS, |_| (), |_| ());
-        for starts in 2..=3 {
-            let mut conn = server.connect();
-            assert_eq!(conn.ok("DLOCK.HOLDS k t"), 1, "the hold was loaded");
-            assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
-            let (begun, _, why) = logged(&server);
-            assert_eq!(begun, starts, "{}", server.log());
-            assert!(why.starts_with("the server started;"), "{why}");
-            // A shutdown in good order is a start like any other.
-            assert!(server.terminate().success());
-            server.restart();
-        }
-    });
+#[each_server]
+fn a_restart_begins_a_grace_period_although_every_grant_was_kept(kind: &ServerKind) {
+    let mut server = restarted(kind, &ALWAYS, |_| (), |_| ());
+    for starts in 2..=3 {
+        let mut conn = server.connect();
+        assert_eq!(conn.ok("DLOCK.HOLDS k t"), 1, "the hold was loaded");
+        assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
+        let (begun, _, why) = logged(&server);
+        assert_eq!(begun, starts, "{}", server.log());
+        assert!(why.starts_with("the server started;"), "{why}");
+        // A shutdown in good order is a start like any other.
+        assert!(server.terminate().success());
+        server.restart();
+    }
 }
 
-#[test]
-fn a_restart_begins_a_grace_period_when_grants_were_lost() {
+#[each_server]
+fn a_restart_begins_a_grace_period_when_grants_were_lost(kind: &ServerKind) {
     let cut_off = |server: &Server| {
         let files = fs::read_dir(server.dir().join("appendonlydir")).expect("the folder");
         let mut files = files.map(|file| file.expect("a file").path());
@@ -196,31 +184,27 @@ fn a_restart_begins_a_grace_period_when_grants_were_lost() {
     let remove = |server: &Server| {
         fs::remove_dir_all(server.dir().join("appendonlydir")).expect("it can be removed");
     };
-    each_server(|kind| {
-        for after in [&cut_off as &dyn Fn(&Server), &remove] {
-            let server = restarted(kind, &ALWAYS, |_| (), after);
-            let mut conn = server.connect();
-            assert_eq!(conn.ok("DLOCK.HOLDS k t"), 0, "the grant was lost");
-            assert_grace(&mut conn, "DLOCK.ACQUIRE k other 1000");
-            assert_eq!(logged(&server).0, 2, "{}", server.log());
-        }
-        let save = |conn: &mut Conn| assert_eq!(conn.ok("SAVE"), "OK");
-        let server = restarted(kind, &[], save, |_| ());
+    for after in [&cut_off as &dyn Fn(&Server), &remove] {
+        let server = restarted(kind, &ALWAYS, |_| (), after);
         let mut conn = server.connect();
-        assert_eq!(conn.ok("DLOCK.HOLDS k t"), 1, "the snapshot has it");
-        assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
-    });
+        assert_eq!(conn.ok("DLOCK.HOLDS k t"), 0, "the grant was lost");
+        assert_grace(&mut conn, "DLOCK.ACQUIRE k other 1000");
+        assert_eq!(logged(&server).0, 2, "{}", server.log());
+    }
+    let save = |conn: &mut Conn| assert_eq!(conn.ok("SAVE"), "OK");
+    let server = restarted(kind, &[], save, |_| ());
+    let mut conn = server.connect();
+    assert_eq!(conn.ok("DLOCK.HOLDS k t"), 1, "the snapshot has it");
+    assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
 }
 
-#[test]
-fn a_module_that_is_loaded_into_a_running_server_begins_a_grace_period() {
-    each_server(|kind| {
-        let server = Server::options(kind).without_module().start();
-        let mut conn = server.connect();
-        let module = module_path().to_str().expect("a path of text");
-        let load = ["MODULE", "LOADEX", module, "CONFIG", "dlock.restart-grace", "600000"];
-        assert_eq!(conn.call(&load), Value::Simple("OK".into()));
-        assert_grace(&mut conn, "DLOCK.ACQUIRE k t 1000");
-        until("the grace period has begun", || logged(&server).0 == 1);
-    });
+#[each_server]
+fn a_module_that_is_loaded_into_a_running_server_begins_a_grace_period(kind: &ServerKind) {
+    let server = Server::options(kind).without_module().start();
+    let mut conn = server.connect();
+    let module = module_path().to_str().expect("a path of text");
+    let load = ["MODULE", "LOADEX", module, "CONFIG", "dlock.restart-grace", "600000"];
+    assert_eq!(conn.call(&load), Value::Simple("OK".into()));
+    assert_grace(&mut conn, "DLOCK.ACQUIRE k t 1000");
+    until("the grace period has begun", || logged(&server).0 == 1);
 }

@@ -4,79 +4,73 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
 use super::{number, path, status, stored, told, until_status};
-use dlock_testkit::{Conn, Folder, Port, Server, Value, each_server, until};
+use dlock_testkit::{Conn, Folder, Port, Server, ServerKind, Value, each_server, until};
 
-#[test]
-fn it_is_there_before_the_first_grant_and_goes_on_ahead_of_the_clock() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let first = stored(&path(&server));
-        let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
-        assert!((1..=7_000_000).contains(&(first - fence)), "{first} for {fence}");
-        // Though nothing is granted.
-        until("a further one is written", || stored(&path(&server)) > first);
-        let further = stored(&path(&server));
-        until("it is taken note of", || number(&server, "dlock_fence_mark") >= further);
-        assert!((further - first) >= 4_000_000, "{further} after {first}");
-        assert_eq!((status(&server), number(&server, "dlock_fences_beyond_mark")), ("ok".into(), 0));
-        assert_eq!(told(&server, ""), 0, "{}", server.log());
-    });
+#[each_server]
+fn it_is_there_before_the_first_grant_and_goes_on_ahead_of_the_clock(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let first = stored(&path(&server));
+    let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
+    assert!((1..=7_000_000).contains(&(first - fence)), "{first} for {fence}");
+    // Though nothing is granted.
+    until("a further one is written", || stored(&path(&server)) > first);
+    let further = stored(&path(&server));
+    until("it is taken note of", || number(&server, "dlock_fence_mark") >= further);
+    assert!((further - first) >= 4_000_000, "{further} after {first}");
+    assert_eq!((status(&server), number(&server, "dlock_fences_beyond_mark")), ("ok".into(), 0));
+    assert_eq!(told(&server, ""), 0, "{}", server.log());
 }
 
-#[test]
-fn a_fence_from_outside_beyond_it_is_covered_soon() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-        let raised = fence + 9_500_000;
-        let confirm = format!("DLOCK.CONFIRM k t {raised} 600000");
-        let answers = conn.say_together(&[confirm.as_str(), "DLOCK.ACQUIRE other t 600000", "INFO dlock"]);
-        assert_eq!((answers[0].int(), answers[1].int()), (raised, raised + 1));
-        assert!(answers[2].text().contains("dlock_fences_beyond_mark:1"), "{answers:?}");
-        until("it is covered", || stored(&path(&server)) > raised + 1);
-        until("that is known", || number(&server, "dlock_fence_mark") > raised + 1);
-        assert_eq!(conn.ok("DLOCK.ACQUIRE third t 600000"), raised + 2);
-        assert_eq!(number(&server, "dlock_fences_beyond_mark"), 1);
-    });
+#[each_server]
+fn a_fence_from_outside_beyond_it_is_covered_soon(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+    let raised = fence + 9_500_000;
+    let confirm = format!("DLOCK.CONFIRM k t {raised} 600000");
+    let answers = conn.say_together(&[confirm.as_str(), "DLOCK.ACQUIRE other t 600000", "INFO dlock"]);
+    assert_eq!((answers[0].int(), answers[1].int()), (raised, raised + 1));
+    assert!(answers[2].text().contains("dlock_fences_beyond_mark:1"), "{answers:?}");
+    until("it is covered", || stored(&path(&server)) > raised + 1);
+    until("that is known", || number(&server, "dlock_fence_mark") > raised + 1);
+    assert_eq!(conn.ok("DLOCK.ACQUIRE third t 600000"), raised + 2);
+    assert_eq!(number(&server, "dlock_fences_beyond_mark"), 1);
 }
 
 /// Whoever may write into the folder could point the server at any file it may write.
-#[test]
-fn a_link_that_was_planted_is_not_followed_and_blocks_nothing() {
-    each_server(|kind| {
-        let mut server = Server::start(kind);
-        server.kill9();
-        let (precious, mark) = (server.dir().join("precious"), path(&server));
-        fs::write(&precious, "precious").expect("a file");
-        let by_name = |ending: &str| server.dir().join(format!("dlock-{}.{ending}", server.port()));
-        let (old, now) = (by_name("tmp"), by_name("fence.tmp"));
-        for link in [&old, &now] {
-            symlink(&precious, link).expect("a link");
-        }
-        server.restart();
-        assert_eq!(fs::read(&precious).expect("it is still there"), b"precious");
-        assert_eq!(status(&server), "ok");
-        let found = fs::symlink_metadata(&mark).expect("the mark");
-        assert!(found.is_file() && found.permissions().mode() & 0o777 == 0o600, "{found:?}");
-        assert!(fs::symlink_metadata(&now).is_err(), "it is removed");
-        // A folder of that name cannot be, and so the name is another.
-        let first = stored(&mark);
-        fs::create_dir_all(now.join("below")).expect("a folder");
-        until("a further one is written", || stored(&mark) > first);
-        assert_eq!(status(&server), "ok");
-        // In place of the mark itself it is no mark.
-        server.kill9();
-        fs::rename(&mark, &precious).expect("it can be moved");
-        symlink(&precious, &mark).expect("a link");
-        let before = fs::read(&precious).expect("the mark of before");
-        server.restart();
-        assert_eq!(status(&server), "failing");
-        assert_eq!(told(&server, "cannot be written: it is a link, not a file"), 1);
-        assert_eq!(fs::read(&precious).expect("it is still there"), before);
-        fs::remove_file(&mark).expect("it can be removed");
-        until_status(&server, "ok");
-    });
+#[each_server]
+fn a_link_that_was_planted_is_not_followed_and_blocks_nothing(kind: &ServerKind) {
+    let mut server = Server::start(kind);
+    server.kill9();
+    let (precious, mark) = (server.dir().join("precious"), path(&server));
+    fs::write(&precious, "precious").expect("a file");
+    let by_name = |ending: &str| server.dir().join(format!("dlock-{}.{ending}", server.port()));
+    let (old, now) = (by_name("tmp"), by_name("fence.tmp"));
+    for link in [&old, &now] {
+        symlink(&precious, link).expect("a link");
+    }
+    server.restart();
+    assert_eq!(fs::read(&precious).expect("it is still there"), b"precious");
+    assert_eq!(status(&server), "ok");
+    let found = fs::symlink_metadata(&mark).expect("the mark");
+    assert!(found.is_file() && found.permissions().mode() & 0o777 == 0o600, "{found:?}");
+    assert!(fs::symlink_metadata(&now).is_err(), "it is removed");
+    // A folder of that name cannot be, and so the name is another.
+    let first = stored(&mark);
+    fs::create_dir_all(now.join("below")).expect("a folder");
+    until("a further one is written", || stored(&mark) > first);
+    assert_eq!(status(&server), "ok");
+    // In place of the mark itself it is no mark.
+    server.kill9();
+    fs::rename(&mark, &precious).expect("it can be moved");
+    symlink(&precious, &mark).expect("a link");
+    let before = fs::read(&precious).expect("the mark of before");
+    server.restart();
+    assert_eq!(status(&server), "failing");
+    assert_eq!(told(&server, "cannot be written: it is a link, not a file"), 1);
+    assert_eq!(fs::read(&precious).expect("it is still there"), before);
+    fs::remove_file(&mark).expect("it can be removed");
+    until_status(&server, "ok");
 }
 
 /// The file is written while the server is down, and it starts again.
@@ -87,182 +81,162 @@ fn found(server: &mut Server, bytes: &[u8]) {
     server.restart();
 }
 
-#[test]
-fn what_is_no_mark_is_logged_and_replaced() {
-    each_server(|kind| {
-        let mut server = Server::start(kind);
-        let garbage: [&[u8]; 7] = [
-            b"",
-            b"dlock-fence-mark 1 17952791706617",
-            b"dlock-fence-mark 1 1795279170661712 7211920084079270\n",
-            b"dlock-fence-mark 1 9007199254740992 0\n",
-            b"dlock-fence-mark 1 99999999999999999999999999 1\n",
-            &[0xff; 100],
-            &[b'1'; 1 << 20],
-        ];
-        for (n, bytes) in garbage.into_iter().enumerate() {
-            found(&mut server, bytes);
-            assert_eq!(told(&server, "was damaged: fences go on from the clock alone"), n + 1);
-            let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
-            assert!(stored(&path(&server)) > fence);
-            assert_eq!(status(&server), "ok");
-        }
-    });
+#[each_server]
+fn what_is_no_mark_is_logged_and_replaced(kind: &ServerKind) {
+    let mut server = Server::start(kind);
+    let garbage: [&[u8]; 7] = [
+        b"",
+        b"dlock-fence-mark 1 17952791706617",
+        b"dlock-fence-mark 1 1795279170661712 7211920084079270\n",
+        b"dlock-fence-mark 1 9007199254740992 0\n",
+        b"dlock-fence-mark 1 99999999999999999999999999 1\n",
+        &[0xff; 100],
+        &[b'1'; 1 << 20],
+    ];
+    for (n, bytes) in garbage.into_iter().enumerate() {
+        found(&mut server, bytes);
+        assert_eq!(told(&server, "was damaged: fences go on from the clock alone"), n + 1);
+        let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
+        assert!(stored(&path(&server)) > fence);
+        assert_eq!(status(&server), "ok");
+    }
 }
 
-#[test]
-fn what_a_newer_module_wrote_is_left_alone() {
-    each_server(|kind| {
+#[each_server]
+fn what_a_newer_module_wrote_is_left_alone(kind: &ServerKind) {
+    let mut server = Server::start(kind);
+    let newer = b"dlock-fence-mark 2 and more\n";
+    found(&mut server, newer);
+    assert_eq!(status(&server), "failing");
+    assert_eq!(told(&server, "a newer module wrote it"), 1);
+    assert!(server.connect().ok("DLOCK.ACQUIRE k t 600000").int() > 0);
+    assert_eq!(fs::read(path(&server)).expect("the file"), newer);
+    fs::remove_file(path(&server)).expect("it can be removed");
+    until_status(&server, "ok");
+    assert_eq!(told(&server, "is written again"), 1);
+}
+
+#[each_server]
+fn a_folder_or_a_pipe_in_its_place_is_no_trouble_to_the_server(kind: &ServerKind) {
+    for pipe in [false, true] {
         let mut server = Server::start(kind);
-        let newer = b"dlock-fence-mark 2 and more\n";
-        found(&mut server, newer);
+        server.kill9();
+        let path = path(&server);
+        fs::remove_file(&path).expect("it was there");
+        if pipe {
+            let made = std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo runs");
+            assert!(made.success());
+        } else {
+            fs::create_dir(&path).expect("a folder");
+        }
+        server.restart();
         assert_eq!(status(&server), "failing");
-        assert_eq!(told(&server, "a newer module wrote it"), 1);
+        assert_eq!(told(&server, "cannot be written: it is no file"), 1);
         assert!(server.connect().ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-        assert_eq!(fs::read(path(&server)).expect("the file"), newer);
-        fs::remove_file(path(&server)).expect("it can be removed");
-        until_status(&server, "ok");
-        assert_eq!(told(&server, "is written again"), 1);
-    });
-}
-
-#[test]
-fn a_folder_or_a_pipe_in_its_place_is_no_trouble_to_the_server() {
-    each_server(|kind| {
-        for pipe in [false, true] {
-            let mut server = Server::start(kind);
-            server.kill9();
-            let path = path(&server);
-            fs::remove_file(&path).expect("it was there");
-            if pipe {
-                let made = std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo runs");
-                assert!(made.success());
-            } else {
-                fs::create_dir(&path).expect("a folder");
-            }
-            server.restart();
-            assert_eq!(status(&server), "failing");
-            assert_eq!(told(&server, "cannot be written: it is no file"), 1);
-            assert!(server.connect().ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-        }
-    });
+    }
 }
 
 fn mark(number: u64) -> Vec<u8> {
     format!("dlock-fence-mark 1 {number} {}\n", (1 << 53) - 1 - number).into_bytes()
 }
 
-#[test]
-fn a_mark_far_ahead_of_the_clock_is_believed() {
-    each_server(|kind| {
-        let mut server = Server::start(kind);
-        // The year 2200.
-        let far = 7_258_118_400_000_000;
-        found(&mut server, &mark(far));
-        assert_eq!(told(&server, "s ahead of the clock: fences go on above it"), 1);
-        let mut conn = server.connect();
-        let first = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-        assert_eq!(first, far as i64 + 1);
-        assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
-        assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), first + 1);
-        assert!(stored(&path(&server)) > first);
-        // The last number that there is leaves none.
-        found(&mut server, &mark((1 << 53) - 1));
-        let refused = server.connect().say("DLOCK.ACQUIRE k t 600000");
-        assert_eq!(refused.error(), "ERR no fence is left below 2^53 on this server");
-    });
+#[each_server]
+fn a_mark_far_ahead_of_the_clock_is_believed(kind: &ServerKind) {
+    let mut server = Server::start(kind);
+    // The year 2200.
+    let far = 7_258_118_400_000_000;
+    found(&mut server, &mark(far));
+    assert_eq!(told(&server, "s ahead of the clock: fences go on above it"), 1);
+    let mut conn = server.connect();
+    let first = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+    assert_eq!(first, far as i64 + 1);
+    assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
+    assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), first + 1);
+    assert!(stored(&path(&server)) > first);
+    // The last number that there is leaves none.
+    found(&mut server, &mark((1 << 53) - 1));
+    let refused = server.connect().say("DLOCK.ACQUIRE k t 600000");
+    assert_eq!(refused.error(), "ERR no fence is left below 2^53 on this server");
 }
 
-#[test]
-fn servers_that_share_a_folder_have_each_their_own() {
-    each_server(|kind| {
-        let folder = Folder::fresh();
-        let dir = format!("dir {}", folder.path().display());
-        let servers: Vec<Server> = (0..3).map(|_| Server::options(kind).conf(&dir).start()).collect();
-        for server in &servers {
-            let file = folder.path().join(format!("dlock-{}.fence", server.port()));
-            let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
-            assert!(stored(&file) > fence);
-            assert_eq!(status(server), "ok");
-            assert_eq!(told(server, ""), 0);
-        }
-        assert_eq!(fs::read_dir(folder.path()).expect("the folder").count(), 3);
-    });
-}
-
-#[test]
-fn two_servers_that_write_one_file_are_told_and_stay_above_each_other() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let theirs = stored(&path(&server)) + 3_000_000;
-        // As another server would.
-        fs::write(path(&server), mark(theirs as u64)).expect("the file can be written");
-        until("it is noticed", || told(&server, "is written by another server too") == 1);
-        let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
-        assert!(fence > theirs && stored(&path(&server)) > fence, "{fence} after {theirs}");
-    });
-}
-
-#[test]
-fn it_follows_the_folder() {
-    each_server(|kind| {
-        let (folder, options) = (Folder::fresh(), Server::options(kind).conf("enable-protected-configs yes"));
-        let server = options.start();
-        let mut conn = server.connect();
+#[each_server]
+fn servers_that_share_a_folder_have_each_their_own(kind: &ServerKind) {
+    let folder = Folder::fresh();
+    let dir = format!("dir {}", folder.path().display());
+    let servers: Vec<Server> = (0..3).map(|_| Server::options(kind).conf(&dir).start()).collect();
+    for server in &servers {
         let file = folder.path().join(format!("dlock-{}.fence", server.port()));
-        assert_eq!(conn.ok(&format!("CONFIG SET dir {}", folder.path().display())), "OK");
-        until("it is in the new folder", || file.exists());
-        until("it is taken note of", || number(&server, "dlock_fence_mark") == stored(&file));
-        let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+        let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
         assert!(stored(&file) > fence);
-        let (old, first) = (stored(&path(&server)), stored(&file));
-        until("it goes on there", || stored(&file) > first);
-        assert_eq!(stored(&path(&server)), old, "and only there");
-        assert_eq!((status(&server), told(&server, "")), ("ok".into(), 0));
-    });
+        assert_eq!(status(server), "ok");
+        assert_eq!(told(server, ""), 0);
+    }
+    assert_eq!(fs::read_dir(folder.path()).expect("the folder").count(), 3);
 }
 
-#[test]
-fn it_follows_the_port() {
-    each_server(|kind| {
-        let (server, port) = (Server::start(kind), Port::claim());
-        let mut conn = server.connect();
-        assert_eq!(conn.ok(&format!("CONFIG SET port {}", port.number())), "OK");
-        let file = server.dir().join(format!("dlock-{}.fence", port.number()));
-        until("it has the new name", || file.exists());
-        let shown = |conn: &mut Conn| conn.ok("INFO dlock").text().contains(&stored(&file).to_string());
-        until("it is taken note of", || shown(&mut conn));
-        assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() < stored(&file));
-    });
+#[each_server]
+fn two_servers_that_write_one_file_are_told_and_stay_above_each_other(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let theirs = stored(&path(&server)) + 3_000_000;
+    // As another server would.
+    fs::write(path(&server), mark(theirs as u64)).expect("the file can be written");
+    until("it is noticed", || told(&server, "is written by another server too") == 1);
+    let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
+    assert!(fence > theirs && stored(&path(&server)) > fence, "{fence} after {theirs}");
 }
 
-#[test]
-fn it_can_be_switched_off_and_on() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let before = stored(&path(&server));
-        assert_eq!(conn.ok("CONFIG SET dlock.fence-mark no"), "OK");
-        assert_eq!((status(&server), number(&server, "dlock_fence_mark")), ("off".into(), 0));
-        assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-        assert_eq!(stored(&path(&server)), before, "the file is left as it is");
-        assert_eq!(conn.ok("CONFIG SET dlock.fence-mark yes"), "OK");
-        until_status(&server, "ok");
-        // What stood there may have been issued.
-        let next = conn.ok("DLOCK.ACQUIRE other t 600000").int();
-        assert!(next > before && stored(&path(&server)) > next);
-        assert_eq!(told(&server, ""), 0, "{}", server.log());
-    });
+#[each_server]
+fn it_follows_the_folder(kind: &ServerKind) {
+    let (folder, options) = (Folder::fresh(), Server::options(kind).conf("enable-protected-configs yes"));
+    let server = options.start();
+    let mut conn = server.connect();
+    let file = folder.path().join(format!("dlock-{}.fence", server.port()));
+    assert_eq!(conn.ok(&format!("CONFIG SET dir {}", folder.path().display())), "OK");
+    until("it is in the new folder", || file.exists());
+    until("it is taken note of", || number(&server, "dlock_fence_mark") == stored(&file));
+    let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+    assert!(stored(&file) > fence);
+    let (old, first) = (stored(&path(&server)), stored(&file));
+    until("it goes on there", || stored(&file) > first);
+    assert_eq!(stored(&path(&server)), old, "and only there");
+    assert_eq!((status(&server), told(&server, "")), ("ok".into(), 0));
 }
 
-#[test]
-fn a_module_loaded_at_run_time_has_it_before_the_first_grant() {
-    each_server(|kind| {
-        let server = Server::options(kind).without_module().start();
-        let mut conn = server.connect();
-        let module = dlock_testkit::module_path().to_str().expect("a path of text");
-        assert_eq!(conn.call(&["MODULE", "LOAD", module]), Value::Simple("OK".into()));
-        let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-        assert!(stored(&path(&server)) > fence);
-    });
+#[each_server]
+fn it_follows_the_port(kind: &ServerKind) {
+    let (server, port) = (Server::start(kind), Port::claim());
+    let mut conn = server.connect();
+    assert_eq!(conn.ok(&format!("CONFIG SET port {}", port.number())), "OK");
+    let file = server.dir().join(format!("dlock-{}.fence", port.number()));
+    until("it has the new name", || file.exists());
+    let shown = |conn: &mut Conn| conn.ok("INFO dlock").text().contains(&stored(&file).to_string());
+    until("it is taken note of", || shown(&mut conn));
+    assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() < stored(&file));
+}
+
+#[each_server]
+fn it_can_be_switched_off_and_on(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    let before = stored(&path(&server));
+    assert_eq!(conn.ok("CONFIG SET dlock.fence-mark no"), "OK");
+    assert_eq!((status(&server), number(&server, "dlock_fence_mark")), ("off".into(), 0));
+    assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
+    assert_eq!(stored(&path(&server)), before, "the file is left as it is");
+    assert_eq!(conn.ok("CONFIG SET dlock.fence-mark yes"), "OK");
+    until_status(&server, "ok");
+    // What stood there may have been issued.
+    let next = conn.ok("DLOCK.ACQUIRE other t 600000").int();
+    assert!(next > before && stored(&path(&server)) > next);
+    assert_eq!(told(&server, ""), 0, "{}", server.log());
+}
+
+#[each_server]
+fn a_module_loaded_at_run_time_has_it_before_the_first_grant(kind: &ServerKind) {
+    let server = Server::options(kind).without_module().start();
+    let mut conn = server.connect();
+    let module = dlock_testkit::module_path().to_str().expect("a path of text");
+    assert_eq!(conn.call(&["MODULE", "LOAD", module]), Value::Simple("OK".into()));
+    let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+    assert!(stored(&path(&server)) > fence);
 }

@@ -1,103 +1,94 @@
 //! Restarts with everything lost but the mark, and the clock set back.
 
-use super::each_shimmed_server;
 use super::{DAY, number, path, stored, told};
 use dlock_testkit::wall_clock::WallClock;
-use dlock_testkit::{Random, Server, restarts, until};
+use dlock_testkit::{Random, Server, ServerKind, each_server, restarts, until};
 
 /// How many on each server.
 const RESTARTS: usize = 25;
 
-#[test]
-fn no_fence_is_lower_with_all_lost_and_the_clock_set_back_again_and_again() {
-    each_shimmed_server(|kind| {
-        let mut random = Random::fresh();
-        let (kind, clock) = WallClock::of(kind);
-        let mut server = Server::start(&kind);
-        let (mut last, mut fences) = (0, 0);
-        for restart in 0..restarts(RESTARTS) {
-            let mut conn = server.connect();
-            for _ in 0..=random.below(20) {
-                let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-                assert!(fence > last, "{fence} after {last}, at restart {restart}");
-                last = fence;
-                if random.once_in(3) {
-                    // A fence from another server, whose clock is ahead by a little.
-                    let raised = fence + 4_000;
-                    if conn.say(&format!("DLOCK.CONFIRM k t {raised} 600000")) == raised {
-                        last = raised;
-                    }
+#[each_server(shimmed)]
+fn no_fence_is_lower_with_all_lost_and_the_clock_set_back_again_and_again(kind: &ServerKind) {
+    let mut random = Random::fresh();
+    let (kind, clock) = WallClock::of(kind);
+    let mut server = Server::start(&kind);
+    let (mut last, mut fences) = (0, 0);
+    for restart in 0..restarts(RESTARTS) {
+        let mut conn = server.connect();
+        for _ in 0..=random.below(20) {
+            let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+            assert!(fence > last, "{fence} after {last}, at restart {restart}");
+            last = fence;
+            if random.once_in(3) {
+                // A fence from another server, whose clock is ahead by a little.
+                let raised = fence + 4_000;
+                if conn.say(&format!("DLOCK.CONFIRM k t {raised} 600000")) == raised {
+                    last = raised;
                 }
-                assert_eq!(conn.ok("DLOCK.BREAK k"), 1);
-                fences += 1;
             }
-            server.kill9();
-            assert!(stored(&path(&server)) >= last, "a fence beyond the mark: {last}");
-            // A day back, another day back, then right again.
-            let days = [0, -1, -2, -1, -3][(restart + 1) % 5];
-            clock.set_off_by(days * DAY);
-            server.restart();
-            assert_eq!(server.connect().ok("DBSIZE"), 0, "all is lost");
+            assert_eq!(conn.ok("DLOCK.BREAK k"), 1);
+            fences += 1;
         }
-        assert!(fences >= restarts(RESTARTS));
-        // The clock was not believed where it was wrong.
-        assert!(told(&server, "s ahead of the clock: fences go on above it") >= restarts(RESTARTS) / 5);
-    });
+        server.kill9();
+        assert!(stored(&path(&server)) >= last, "a fence beyond the mark: {last}");
+        // A day back, another day back, then right again.
+        let days = [0, -1, -2, -1, -3][(restart + 1) % 5];
+        clock.set_off_by(days * DAY);
+        server.restart();
+        assert_eq!(server.connect().ok("DBSIZE"), 0, "all is lost");
+    }
+    assert!(fences >= restarts(RESTARTS));
+    // The clock was not believed where it was wrong.
+    assert!(told(&server, "s ahead of the clock: fences go on above it") >= restarts(RESTARTS) / 5);
 }
 
 /// What the test above would show on a server without a mark.
-#[test]
-fn without_the_mark_they_fall() {
-    each_shimmed_server(|kind| {
-        let (kind, clock) = WallClock::of(kind);
-        let mut server = Server::options(&kind).conf("dlock.fence-mark no").start();
-        let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
-        server.kill9();
-        assert!(!path(&server).exists(), "it is off");
-        clock.set_off_by(-DAY);
-        server.restart();
-        let next = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
-        assert!(next < fence - (DAY - 3600) * 1_000_000, "{next} after {fence}");
-    });
+#[each_server(shimmed)]
+fn without_the_mark_they_fall(kind: &ServerKind) {
+    let (kind, clock) = WallClock::of(kind);
+    let mut server = Server::options(&kind).conf("dlock.fence-mark no").start();
+    let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
+    server.kill9();
+    assert!(!path(&server).exists(), "it is off");
+    clock.set_off_by(-DAY);
+    server.restart();
+    let next = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
+    assert!(next < fence - (DAY - 3600) * 1_000_000, "{next} after {fence}");
 }
 
 /// Only keys are written then, and no key says how far the fences had come.
-#[test]
-fn a_rewrite_without_a_preamble_and_with_nothing_held_loses_no_fence() {
-    each_shimmed_server(|kind| {
-        let options = Server::options(kind).conf("appendonly yes").conf("appendfsync always");
-        let mut server = options.conf("aof-use-rdb-preamble no").start();
-        let mut conn = server.connect();
-        let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-        let raised = fence + 4_000_000;
-        assert_eq!(conn.ok(&format!("DLOCK.CONFIRM k t {raised} 600000")), raised);
-        assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
-        conn.ok("BGREWRITEAOF");
-        until("the rewrite is done", || server.info("aof_rewrite_in_progress") == "0");
-        server.kill9();
-        server.restart();
-        let next = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
-        assert!(next > raised, "{next} after {raised}");
-    });
+#[each_server(shimmed)]
+fn a_rewrite_without_a_preamble_and_with_nothing_held_loses_no_fence(kind: &ServerKind) {
+    let options = Server::options(kind).conf("appendonly yes").conf("appendfsync always");
+    let mut server = options.conf("aof-use-rdb-preamble no").start();
+    let mut conn = server.connect();
+    let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+    let raised = fence + 4_000_000;
+    assert_eq!(conn.ok(&format!("DLOCK.CONFIRM k t {raised} 600000")), raised);
+    assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
+    conn.ok("BGREWRITEAOF");
+    until("the rewrite is done", || server.info("aof_rewrite_in_progress") == "0");
+    server.kill9();
+    server.restart();
+    let next = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
+    assert!(next > raised, "{next} after {raised}");
 }
 
 /// A replica grants nothing, but it may be the next master, and a restart may come between.
-#[test]
-fn a_replica_keeps_a_mark_of_its_own_that_covers_its_masters_fences() {
-    each_shimmed_server(|kind| {
-        let (slow, clock) = WallClock::of(kind);
-        let (master, mut replica) = (Server::start(kind), Server::start(&slow));
-        replica.replicate(&master);
-        let fence = master.connect().ok("DLOCK.ACQUIRE k t 600000").int();
-        let raised = fence + 9_000_000;
-        assert_eq!(master.connect().ok(&format!("DLOCK.CONFIRM k t {raised} 600000")), raised);
-        replica.wait_in_sync(&master);
-        until("the replica's mark covers it", || number(&replica, "dlock_fence_mark") > raised);
-        drop(master);
-        replica.kill9();
-        clock.set_off_by(-DAY);
-        replica.restart();
-        let next = replica.connect().ok("DLOCK.ACQUIRE k t 600000").int();
-        assert!(next > raised, "{next} after {raised}");
-    });
+#[each_server(shimmed)]
+fn a_replica_keeps_a_mark_of_its_own_that_covers_its_masters_fences(kind: &ServerKind) {
+    let (slow, clock) = WallClock::of(kind);
+    let (master, mut replica) = (Server::start(kind), Server::start(&slow));
+    replica.replicate(&master);
+    let fence = master.connect().ok("DLOCK.ACQUIRE k t 600000").int();
+    let raised = fence + 9_000_000;
+    assert_eq!(master.connect().ok(&format!("DLOCK.CONFIRM k t {raised} 600000")), raised);
+    replica.wait_in_sync(&master);
+    until("the replica's mark covers it", || number(&replica, "dlock_fence_mark") > raised);
+    drop(master);
+    replica.kill9();
+    clock.set_off_by(-DAY);
+    replica.restart();
+    let next = replica.connect().ok("DLOCK.ACQUIRE k t 600000").int();
+    assert!(next > raised, "{next} after {raised}");
 }

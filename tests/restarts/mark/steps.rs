@@ -3,10 +3,9 @@
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 
-use super::each_shimmed_server;
 use super::{DAY, number, path, status, stored, told, until_status};
 use dlock_testkit::wall_clock::WallClock;
-use dlock_testkit::{Folder, Server, ServerKind, preloaded, until};
+use dlock_testkit::{Folder, Server, ServerKind, each_server, preloaded, until};
 
 /// In the order in which they are taken.
 const STEPS: [&str; 6] = ["create", "half", "write", "fdatasync", "rename", "fsync"];
@@ -60,148 +59,134 @@ impl Faults {
     }
 }
 
-#[test]
-fn the_number_is_on_the_disk_before_it_is_the_mark_and_the_mark_before_it_counts() {
-    each_shimmed_server(|kind| {
-        let (kind, faults) = Faults::of(kind);
-        let server = Server::start(&kind);
-        assert_eq!(faults.done(), STEPS, "at the start");
-        let first = number(&server, "dlock_fence_mark");
-        faults.wait_before("fsync");
-        until("a further one is written", || faults.done().len() == 2 * STEPS.len() - 1);
-        assert!(stored(&path(&server)) > first, "it has its name");
-        // The background looks ten times a second, and does not find it done.
-        let mut conn = server.connect();
-        assert!(conn.ok("DLOCK.ACQUIRE mark t 250").int() > 0);
-        until("the background has looked", || conn.ok("EXISTS mark") == 0);
-        assert_eq!(number(&server, "dlock_fence_mark"), first);
-        faults.none();
-        until("it counts", || number(&server, "dlock_fence_mark") == stored(&path(&server)));
-        assert_eq!(faults.done(), [STEPS, STEPS].concat());
-    });
+#[each_server(shimmed)]
+fn the_number_is_on_the_disk_before_it_is_the_mark_and_the_mark_before_it_counts(kind: &ServerKind) {
+    let (kind, faults) = Faults::of(kind);
+    let server = Server::start(&kind);
+    assert_eq!(faults.done(), STEPS, "at the start");
+    let first = number(&server, "dlock_fence_mark");
+    faults.wait_before("fsync");
+    until("a further one is written", || faults.done().len() == 2 * STEPS.len() - 1);
+    assert!(stored(&path(&server)) > first, "it has its name");
+    // The background looks ten times a second, and does not find it done.
+    let mut conn = server.connect();
+    assert!(conn.ok("DLOCK.ACQUIRE mark t 250").int() > 0);
+    until("the background has looked", || conn.ok("EXISTS mark") == 0);
+    assert_eq!(number(&server, "dlock_fence_mark"), first);
+    faults.none();
+    until("it counts", || number(&server, "dlock_fence_mark") == stored(&path(&server)));
+    assert_eq!(faults.done(), [STEPS, STEPS].concat());
 }
 
-#[test]
-fn a_server_that_dies_while_it_writes_lowers_no_fence() {
-    each_shimmed_server(|kind| {
-        let (kind, clock) = WallClock::of(kind);
-        let (kind, faults) = Faults::of(&kind);
-        let mut server = Server::start(&kind);
-        let mut last = 0;
-        for (n, step) in STEPS.into_iter().enumerate() {
-            let mut conn = server.connect();
-            for _ in 0..10 {
-                let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-                assert!(fence > last, "{fence} after {last}: {step}");
-                last = fence;
-                assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
-            }
-            if n % 2 == 0 {
-                // In the thread, while grants go on.
-                faults.kill_after(step);
-                server.expect_exit();
-            } else {
-                // At a start.
-                server.kill9();
-                faults.kill_after(step);
-                assert!(server.try_restart().is_err(), "it died: {step}");
-            }
-            assert!(stored(&path(&server)) >= last, "{step}");
-            faults.none();
-            clock.set_off_by(-DAY);
-            server.restart();
-            let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
+#[each_server(shimmed)]
+fn a_server_that_dies_while_it_writes_lowers_no_fence(kind: &ServerKind) {
+    let (kind, clock) = WallClock::of(kind);
+    let (kind, faults) = Faults::of(&kind);
+    let mut server = Server::start(&kind);
+    let mut last = 0;
+    for (n, step) in STEPS.into_iter().enumerate() {
+        let mut conn = server.connect();
+        for _ in 0..10 {
+            let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
             assert!(fence > last, "{fence} after {last}: {step}");
             last = fence;
-            clock.set_off_by(0);
-            server.restart();
-        }
-    });
-}
-
-#[test]
-fn whatever_fails_is_told_once_and_the_server_goes_on_until_it_can_be_written_again() {
-    each_shimmed_server(|kind| {
-        let (kind, faults) = Faults::of(kind);
-        for (step, error, words) in [
-            ("create", EROFS, "Read-only file system"),
-            ("half", ENOSPC, "No space left on device"),
-            ("write", ENOSPC, "No space left on device"),
-            ("fdatasync", EIO, "Input/output error"),
-            ("rename", EACCES, "Permission denied"),
-            ("fsync", EIO, "Input/output error"),
-        ] {
-            // From the start.
-            faults.at(step, error);
-            let server = Server::start(&kind);
-            assert_eq!(
-                (status(&server), number(&server, "dlock_fence_mark")),
-                ("failing".into(), 0),
-                "{step}"
-            );
-            assert_eq!(told(&server, &format!("cannot be written: {words}")), 1, "{}", server.log());
-            let mut conn = server.connect();
-            let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-            assert!(fence > 0, "{step}");
-            assert_eq!(number(&server, "dlock_fences_beyond_mark"), 0, "there is none");
-            faults.none();
-            // The operator need not wait for the next try.
-            assert_eq!(conn.ok("CONFIG SET dlock.fence-mark no"), "OK");
-            assert_eq!(conn.ok("CONFIG SET dlock.fence-mark yes"), "OK");
-            until_status(&server, "ok");
-            let next = conn.ok("DLOCK.ACQUIRE other t 600000").int();
-            assert!(next > fence && stored(&path(&server)) >= next, "{step}: {next} after {fence}");
-            assert!(!path(&server).with_extension("fence.tmp").exists(), "{step}");
-        }
-    });
-}
-
-#[test]
-fn a_disk_that_fails_while_the_server_runs_is_tried_again() {
-    each_shimmed_server(|kind| {
-        let (kind, faults) = Faults::of(kind);
-        let server = Server::start(&kind);
-        let mut conn = server.connect();
-        let before = stored(&path(&server));
-        faults.at("write", ENOSPC);
-        until_status(&server, "failing");
-        assert_eq!(stored(&path(&server)), before, "the mark of before stays");
-        assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-        faults.none();
-        until_status(&server, "ok");
-        let fence = conn.ok("DLOCK.ACQUIRE other t 600000").int();
-        assert!(stored(&path(&server)) > fence);
-        assert_eq!((told(&server, "cannot be written"), told(&server, "is written again")), (1, 1));
-        assert_eq!(number(&server, "dlock_fences_beyond_mark"), 0);
-    });
-}
-
-#[test]
-fn no_grant_waits_for_a_disk_that_does_not_answer_and_none_goes_beyond_the_mark() {
-    each_shimmed_server(|kind| {
-        let (kind, faults) = Faults::of(kind);
-        let server = Server::start(&kind);
-        let mut conn = server.connect();
-        faults.wait_before("fdatasync");
-        let (mut last, mut close, mut grants) = (0, 0, 0);
-        // A test waits for no longer than 10 s for an answer, and there is always one.
-        while status(&server) == "ok" {
-            let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-            // The mark of before is all that would be left by a crash.
-            let mark = stored(&path(&server));
-            assert!(fence > last && (fence <= mark || status(&server) != "ok"), "{fence} beyond {mark}");
-            close += i64::from(fence == last + 1);
-            (last, grants) = (fence, grants + 1);
             assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
         }
-        assert!(close > 10, "the clock was followed for all of {grants} grants");
-        assert_eq!(number(&server, "dlock_fences_beyond_mark"), 0);
-        assert_eq!(told(&server, "the disk does not answer"), 1);
-        let (fence, mark) = (conn.ok("DLOCK.ACQUIRE k t 600000").int(), stored(&path(&server)));
-        assert!(fence > mark + 1_000_000, "the clock is followed again: {fence}, the mark is {mark}");
+        if n % 2 == 0 {
+            // In the thread, while grants go on.
+            faults.kill_after(step);
+            server.expect_exit();
+        } else {
+            // At a start.
+            server.kill9();
+            faults.kill_after(step);
+            assert!(server.try_restart().is_err(), "it died: {step}");
+        }
+        assert!(stored(&path(&server)) >= last, "{step}");
         faults.none();
+        clock.set_off_by(-DAY);
+        server.restart();
+        let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
+        assert!(fence > last, "{fence} after {last}: {step}");
+        last = fence;
+        clock.set_off_by(0);
+        server.restart();
+    }
+}
+
+#[each_server(shimmed)]
+fn whatever_fails_is_told_once_and_the_server_goes_on_until_it_can_be_written_again(kind: &ServerKind) {
+    let (kind, faults) = Faults::of(kind);
+    for (step, error, words) in [
+        ("create", EROFS, "Read-only file system"),
+        ("half", ENOSPC, "No space left on device"),
+        ("write", ENOSPC, "No space left on device"),
+        ("fdatasync", EIO, "Input/output error"),
+        ("rename", EACCES, "Permission denied"),
+        ("fsync", EIO, "Input/output error"),
+    ] {
+        // From the start.
+        faults.at(step, error);
+        let server = Server::start(&kind);
+        assert_eq!((status(&server), number(&server, "dlock_fence_mark")), ("failing".into(), 0), "{step}");
+        assert_eq!(told(&server, &format!("cannot be written: {words}")), 1, "{}", server.log());
+        let mut conn = server.connect();
+        let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+        assert!(fence > 0, "{step}");
+        assert_eq!(number(&server, "dlock_fences_beyond_mark"), 0, "there is none");
+        faults.none();
+        // The operator need not wait for the next try.
+        assert_eq!(conn.ok("CONFIG SET dlock.fence-mark no"), "OK");
+        assert_eq!(conn.ok("CONFIG SET dlock.fence-mark yes"), "OK");
         until_status(&server, "ok");
-        until("it covers what was granted", || stored(&path(&server)) > fence);
-        assert_eq!(told(&server, "is written again"), 1);
-    });
+        let next = conn.ok("DLOCK.ACQUIRE other t 600000").int();
+        assert!(next > fence && stored(&path(&server)) >= next, "{step}: {next} after {fence}");
+        assert!(!path(&server).with_extension("fence.tmp").exists(), "{step}");
+    }
+}
+
+#[each_server(shimmed)]
+fn a_disk_that_fails_while_the_server_runs_is_tried_again(kind: &ServerKind) {
+    let (kind, faults) = Faults::of(kind);
+    let server = Server::start(&kind);
+    let mut conn = server.connect();
+    let before = stored(&path(&server));
+    faults.at("write", ENOSPC);
+    until_status(&server, "failing");
+    assert_eq!(stored(&path(&server)), before, "the mark of before stays");
+    assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
+    faults.none();
+    until_status(&server, "ok");
+    let fence = conn.ok("DLOCK.ACQUIRE other t 600000").int();
+    assert!(stored(&path(&server)) > fence);
+    assert_eq!((told(&server, "cannot be written"), told(&server, "is written again")), (1, 1));
+    assert_eq!(number(&server, "dlock_fences_beyond_mark"), 0);
+}
+
+#[each_server(shimmed)]
+fn no_grant_waits_for_a_disk_that_does_not_answer_and_none_goes_beyond_the_mark(kind: &ServerKind) {
+    let (kind, faults) = Faults::of(kind);
+    let server = Server::start(&kind);
+    let mut conn = server.connect();
+    faults.wait_before("fdatasync");
+    let (mut last, mut close, mut grants) = (0, 0, 0);
+    // A test waits for no longer than 10 s for an answer, and there is always one.
+    while status(&server) == "ok" {
+        let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+        // The mark of before is all that would be left by a crash.
+        let mark = stored(&path(&server));
+        assert!(fence > last && (fence <= mark || status(&server) != "ok"), "{fence} beyond {mark}");
+        close += i64::from(fence == last + 1);
+        (last, grants) = (fence, grants + 1);
+        assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
+    }
+    assert!(close > 10, "the clock was followed for all of {grants} grants");
+    assert_eq!(number(&server, "dlock_fences_beyond_mark"), 0);
+    assert_eq!(told(&server, "the disk does not answer"), 1);
+    let (fence, mark) = (conn.ok("DLOCK.ACQUIRE k t 600000").int(), stored(&path(&server)));
+    assert!(fence > mark + 1_000_000, "the clock is followed again: {fence}, the mark is {mark}");
+    faults.none();
+    until_status(&server, "ok");
+    until("it covers what was granted", || stored(&path(&server)) > fence);
+    assert_eq!(told(&server, "is written again"), 1);
 }

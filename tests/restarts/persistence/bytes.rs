@@ -12,148 +12,136 @@ fn server(kind: &ServerKind) -> (Server, Conn) {
     (server, conn)
 }
 
-#[test]
-fn dump_and_restore_bring_a_lock_back_as_it_was() {
-    each_server(|kind| {
-        let (server, mut conn) = server(kind);
-        for (key, command) in [
-            ("plain", "DLOCK.ACQUIRE plain t 600000 DEPTH 3 LABEL host"),
-            ("shared", "DLOCK.ACQUIRE shared a 600000 SHARED"),
-            ("permits", "DLOCK.ACQUIRE permits a 600000 PERMITS 2 DELAY 100"),
-        ] {
-            assert!(conn.ok(command).int() > 0);
-            let before = state(&mut conn, key);
-            let payload = conn.ok(&format!("DUMP {key}")).bytes().to_vec();
-            assert!(restore(&mut conn, key, &payload).error().starts_with("BUSYKEY"));
-            assert_eq!(conn.ok(&format!("DLOCK.BREAK {key}")), 1);
-            assert_eq!(restore(&mut conn, key, &payload), "OK");
-            assert_eq!(state(&mut conn, key), before);
-            let left = conn.ok(&format!("DLOCK.PTTL {key}")).int();
-            assert!((540_000..=600_000).contains(&left), "{left}");
-        }
-        assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("3".into(), "3".into()));
-        // In place of another lock: its hold has ended, this one counts.
-        conn.ok("DLOCK.ACQUIRE other x 600000");
-        let payload = conn.ok("DUMP plain").bytes().to_vec();
-        assert_eq!(conn.call(&[&b"RESTORE"[..], b"other", b"0", &payload, b"REPLACE"]), "OK");
-        assert_eq!(state(&mut conn, "other"), state(&mut conn, "plain"));
-        assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("4".into(), "4".into()));
-    });
+#[each_server]
+fn dump_and_restore_bring_a_lock_back_as_it_was(kind: &ServerKind) {
+    let (server, mut conn) = server(kind);
+    for (key, command) in [
+        ("plain", "DLOCK.ACQUIRE plain t 600000 DEPTH 3 LABEL host"),
+        ("shared", "DLOCK.ACQUIRE shared a 600000 SHARED"),
+        ("permits", "DLOCK.ACQUIRE permits a 600000 PERMITS 2 DELAY 100"),
+    ] {
+        assert!(conn.ok(command).int() > 0);
+        let before = state(&mut conn, key);
+        let payload = conn.ok(&format!("DUMP {key}")).bytes().to_vec();
+        assert!(restore(&mut conn, key, &payload).error().starts_with("BUSYKEY"));
+        assert_eq!(conn.ok(&format!("DLOCK.BREAK {key}")), 1);
+        assert_eq!(restore(&mut conn, key, &payload), "OK");
+        assert_eq!(state(&mut conn, key), before);
+        let left = conn.ok(&format!("DLOCK.PTTL {key}")).int();
+        assert!((540_000..=600_000).contains(&left), "{left}");
+    }
+    assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("3".into(), "3".into()));
+    // In place of another lock: its hold has ended, this one counts.
+    conn.ok("DLOCK.ACQUIRE other x 600000");
+    let payload = conn.ok("DUMP plain").bytes().to_vec();
+    assert_eq!(conn.call(&[&b"RESTORE"[..], b"other", b"0", &payload, b"REPLACE"]), "OK");
+    assert_eq!(state(&mut conn, "other"), state(&mut conn, "plain"));
+    assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("4".into(), "4".into()));
 }
 
 /// The core's frozen bytes: of a hold of count 3 with 29.9 s left.
-#[test]
-fn frozen_bytes_are_restored() {
+#[each_server]
+fn frozen_bytes_are_restored(kind: &ServerKind) {
     let digits: String = include_str!("../../../crates/core/tests/fixtures/4/exclusive.hex")
         .lines()
         .filter(|line| !line.starts_with('#'))
         .collect();
     let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).expect("two hexadecimal digits");
     let lock: Vec<u8> = (0..digits.len()).step_by(2).map(byte).collect();
-    each_server(|kind| {
-        let (_server, mut conn) = server(kind);
-        conn.ok("DLOCK.ACQUIRE other t 600000");
-        let payload = Dumped::of(&mut conn, "other").with(&Dumped::body(&lock));
-        assert_eq!(restore(&mut conn, "k", &payload), "OK");
-        let hold = conn.ok("DLOCK.INSPECT k").field("holders").items()[0].clone();
-        assert_eq!(hold.field("count").int(), 3);
-        assert_eq!(hold.field("label").text(), "host-7/backup");
-        assert!((1..=29_901).contains(&hold.field("pttl").int()), "{hold:?}");
-        assert_eq!(Layout::of(&Dumped::of(&mut conn, "k").lock).version, 4);
-    });
+    let (_server, mut conn) = server(kind);
+    conn.ok("DLOCK.ACQUIRE other t 600000");
+    let payload = Dumped::of(&mut conn, "other").with(&Dumped::body(&lock));
+    assert_eq!(restore(&mut conn, "k", &payload), "OK");
+    let hold = conn.ok("DLOCK.INSPECT k").field("holders").items()[0].clone();
+    assert_eq!(hold.field("count").int(), 3);
+    assert_eq!(hold.field("label").text(), "host-7/backup");
+    assert!((1..=29_901).contains(&hold.field("pttl").int()), "{hold:?}");
+    assert_eq!(Layout::of(&Dumped::of(&mut conn, "k").lock).version, 4);
 }
 
-#[test]
-fn a_restored_lease_ends_when_the_first_would_have() {
-    each_server(|kind| {
-        let (server, mut conn) = server(kind);
-        conn.ok("DLOCK.ACQUIRE k t 300");
-        let payload = conn.ok("DUMP k").bytes().to_vec();
-        conn.ok("DLOCK.RELEASE k t");
-        assert_eq!(restore(&mut conn, "k", &payload), "OK");
-        until("it ends", || conn.ok("EXISTS k") == 0);
-        assert_eq!(server.info("dlock_expiries"), "1");
-        // Brought in again it has expired already, for every reader.
-        conn.send_batch(&[&[&b"RESTORE"[..], b"k", b"0", &payload][..], &[b"DLOCK.HOLDS", b"k", b"t"]]);
-        assert_eq!((conn.read(), conn.read()), (Value::Simple("OK".into()), 0.into()));
-        until("the background ends it too", || conn.ok("EXISTS k") == 0);
-    });
+#[each_server]
+fn a_restored_lease_ends_when_the_first_would_have(kind: &ServerKind) {
+    let (server, mut conn) = server(kind);
+    conn.ok("DLOCK.ACQUIRE k t 300");
+    let payload = conn.ok("DUMP k").bytes().to_vec();
+    conn.ok("DLOCK.RELEASE k t");
+    assert_eq!(restore(&mut conn, "k", &payload), "OK");
+    until("it ends", || conn.ok("EXISTS k") == 0);
+    assert_eq!(server.info("dlock_expiries"), "1");
+    // Brought in again it has expired already, for every reader.
+    conn.send_batch(&[&[&b"RESTORE"[..], b"k", b"0", &payload][..], &[b"DLOCK.HOLDS", b"k", b"t"]]);
+    assert_eq!((conn.read(), conn.read()), (Value::Simple("OK".into()), 0.into()));
+    until("the background ends it too", || conn.ok("EXISTS k") == 0);
 }
 
 /// As MIGRATE and a replica see it: the clocks of two machines need not agree.
-#[test]
-fn a_lease_that_another_machine_has_written_counts_from_the_arrival() {
-    each_server(|kind| {
-        let (master, mut conn) = server(kind);
-        let (replica, mut look) = server(kind);
-        replica.replicate(&master);
-        conn.ok("DLOCK.ACQUIRE k t 600000");
-        let dumped = Dumped::of(&mut conn, "k");
-        // Of another boot, whose clock is five minutes behind: the boot, the time of writing, the deadline of
-        // the one hold.
-        let mut lock = Layout::of(&dumped.lock);
-        lock.boot ^= 1;
-        lock.at -= 300_000;
-        lock.put[0].deadline -= 300_000;
-        let payload = dumped.with(&Dumped::body(&lock.bytes()));
-        assert_eq!(restore(&mut conn, "moved", &payload), "OK");
-        replica.wait_in_sync(&master);
-        for (place, conn) in [("master", &mut conn), ("replica", &mut look)] {
-            let left = conn.ok("DLOCK.PTTL moved").int();
-            assert!((540_000..=600_000).contains(&left), "{place}: {left}");
-        }
-    });
+#[each_server]
+fn a_lease_that_another_machine_has_written_counts_from_the_arrival(kind: &ServerKind) {
+    let (master, mut conn) = server(kind);
+    let (replica, mut look) = server(kind);
+    replica.replicate(&master);
+    conn.ok("DLOCK.ACQUIRE k t 600000");
+    let dumped = Dumped::of(&mut conn, "k");
+    // Of another boot, whose clock is five minutes behind: the boot, the time of writing, the deadline of
+    // the one hold.
+    let mut lock = Layout::of(&dumped.lock);
+    lock.boot ^= 1;
+    lock.at -= 300_000;
+    lock.put[0].deadline -= 300_000;
+    let payload = dumped.with(&Dumped::body(&lock.bytes()));
+    assert_eq!(restore(&mut conn, "moved", &payload), "OK");
+    replica.wait_in_sync(&master);
+    for (place, conn) in [("master", &mut conn), ("replica", &mut look)] {
+        let left = conn.ok("DLOCK.PTTL moved").int();
+        assert!((540_000..=600_000).contains(&left), "{place}: {left}");
+    }
 }
 
 /// RESTORE reads the lock before it looks at the key's own ttl, and throws it away where that has passed. The
 /// gauges went on counting it.
-#[test]
-fn a_restored_key_that_is_expired_already_counts_nothing() {
-    each_server(|kind| {
-        let (server, mut conn) = server(kind);
-        conn.ok("DLOCK.ACQUIRE k t 600000");
-        let payload = conn.ok("DUMP k").bytes().to_vec();
-        let expired = [&b"RESTORE"[..], b"x", b"1", &payload, b"ABSTTL"];
-        let live = [&b"RESTORE"[..], b"y", b"0", &payload];
-        // The place of what was restored and deleted is taken by others before the background looks.
-        let others = ["DLOCK.ACQUIRE z t 600000", "DLOCK.ACQUIRE x t 600000"]
-            .map(|c| c.split(' ').map(str::as_bytes).collect::<Vec<_>>());
-        conn.send_batch(&[&expired[..], &expired, &expired, &live, &[b"DEL", b"y"], &others[0], &others[1]]);
-        for _ in 0..7 {
-            assert!(!matches!(conn.read(), Value::Error(_)));
-        }
-        until("only what is there counts", || {
-            server.info("dlock_held") == "3" && server.info("dlock_holders") == "3"
-        });
-        // And what is there still ends.
-        for key in ["k", "x", "z"] {
-            assert_eq!(conn.ok(&format!("DLOCK.EXTEND {key} t 1")), 1);
-        }
-        until("all have ended", || conn.ok("DBSIZE") == 0);
-        assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("0".into(), "0".into()));
+#[each_server]
+fn a_restored_key_that_is_expired_already_counts_nothing(kind: &ServerKind) {
+    let (server, mut conn) = server(kind);
+    conn.ok("DLOCK.ACQUIRE k t 600000");
+    let payload = conn.ok("DUMP k").bytes().to_vec();
+    let expired = [&b"RESTORE"[..], b"x", b"1", &payload, b"ABSTTL"];
+    let live = [&b"RESTORE"[..], b"y", b"0", &payload];
+    // The place of what was restored and deleted is taken by others before the background looks.
+    let others = ["DLOCK.ACQUIRE z t 600000", "DLOCK.ACQUIRE x t 600000"]
+        .map(|c| c.split(' ').map(str::as_bytes).collect::<Vec<_>>());
+    conn.send_batch(&[&expired[..], &expired, &expired, &live, &[b"DEL", b"y"], &others[0], &others[1]]);
+    for _ in 0..7 {
+        assert!(!matches!(conn.read(), Value::Error(_)));
+    }
+    until("only what is there counts", || {
+        server.info("dlock_held") == "3" && server.info("dlock_holders") == "3"
     });
+    // And what is there still ends.
+    for key in ["k", "x", "z"] {
+        assert_eq!(conn.ok(&format!("DLOCK.EXTEND {key} t 1")), 1);
+    }
+    until("all have ended", || conn.ok("DBSIZE") == 0);
+    assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("0".into(), "0".into()));
 }
 
-#[test]
-fn every_truncation_is_refused() {
-    each_server(|kind| {
-        let (_server, mut conn) = server(kind);
-        conn.ok("DLOCK.ACQUIRE k a 600000 SHARED LABEL host");
-        conn.ok("DLOCK.ACQUIRE k b 600000 SHARED");
-        let dumped = Dumped::of(&mut conn, "k");
-        let whole = Dumped::body(&dumped.lock);
-        assert_eq!(restore(&mut conn, "whole", &dumped.with(&whole)), "OK", "the parts fit together");
-        // The stream ends early (without the foot, which would be read as its end), then the lock in a whole
-        // stream.
-        let streams = (0..whole.len() - dumped.foot.len()).map(|end| whole[..end].to_vec());
-        let locks = (0..dumped.lock.len()).map(|end| Dumped::body(&dumped.lock[..end]));
-        let longer = [dumped.lock.clone(), vec![0]].concat();
-        for body in streams.chain(locks).chain([Dumped::body(&longer)]) {
-            let refused = restore(&mut conn, "x", &dumped.with(&body));
-            assert_eq!(refused.error(), "ERR Bad data format", "{}", body.escape_ascii());
-            assert_eq!(conn.ok("EXISTS x"), 0);
-        }
-    });
+#[each_server]
+fn every_truncation_is_refused(kind: &ServerKind) {
+    let (_server, mut conn) = server(kind);
+    conn.ok("DLOCK.ACQUIRE k a 600000 SHARED LABEL host");
+    conn.ok("DLOCK.ACQUIRE k b 600000 SHARED");
+    let dumped = Dumped::of(&mut conn, "k");
+    let whole = Dumped::body(&dumped.lock);
+    assert_eq!(restore(&mut conn, "whole", &dumped.with(&whole)), "OK", "the parts fit together");
+    // The stream ends early (without the foot, which would be read as its end), then the lock in a whole
+    // stream.
+    let streams = (0..whole.len() - dumped.foot.len()).map(|end| whole[..end].to_vec());
+    let locks = (0..dumped.lock.len()).map(|end| Dumped::body(&dumped.lock[..end]));
+    let longer = [dumped.lock.clone(), vec![0]].concat();
+    for body in streams.chain(locks).chain([Dumped::body(&longer)]) {
+        let refused = restore(&mut conn, "x", &dumped.with(&body));
+        assert_eq!(refused.error(), "ERR Bad data format", "{}", body.escape_ascii());
+        assert_eq!(conn.ok("EXISTS x"), 0);
+    }
 }
 
 /// What a hold may be at most, whoever wrote it.
@@ -177,122 +165,114 @@ fn assert_within_bounds(conn: &mut Conn, payload: &[u8]) {
     assert!(delay <= 86_400_000, "delay {delay} by {}", payload.escape_ascii());
 }
 
-#[test]
-fn every_flipped_bit_is_refused_or_within_bounds() {
-    each_server(|kind| {
-        let (server, mut conn) = server(kind);
-        conn.ok("DLOCK.ACQUIRE a a 600000 SHARED LABEL host DELAY 5000 EPHEMERAL");
-        conn.ok("DLOCK.ACQUIRE a b 600000 SHARED");
-        conn.ok("DLOCK.ACQUIRE b t 600000");
-        conn.ok("DLOCK.ACQUIRE c t 600000 PERMITS 2");
-        conn.ok("DLOCK.ACQUIRE d t 1 DELAY 86400000");
-        until("only its delay is left", || {
-            conn.ok("DLOCK.HOLDS d t") == 0 && server.info("dlock_expiries") == "1"
-        });
-        let (mut refused, mut accepted) = (0, 0);
-        for key in ["a", "b", "c", "d"] {
-            let dumped = Dumped::of(&mut conn, key);
-            let body = Dumped::body(&dumped.lock);
-            for bit in 0..body.len() * 8 {
-                let mut flipped = body.clone();
-                flipped[bit / 8] ^= 1 << (bit % 8);
-                let payload = dumped.with(&flipped);
-                match restore(&mut conn, "x", &payload) {
-                    Value::Error(line) => {
-                        assert_eq!(line, "ERR Bad data format");
-                        assert_eq!(conn.ok("EXISTS x"), 0);
-                        refused += 1;
+#[each_server]
+fn every_flipped_bit_is_refused_or_within_bounds(kind: &ServerKind) {
+    let (server, mut conn) = server(kind);
+    conn.ok("DLOCK.ACQUIRE a a 600000 SHARED LABEL host DELAY 5000 EPHEMERAL");
+    conn.ok("DLOCK.ACQUIRE a b 600000 SHARED");
+    conn.ok("DLOCK.ACQUIRE b t 600000");
+    conn.ok("DLOCK.ACQUIRE c t 600000 PERMITS 2");
+    conn.ok("DLOCK.ACQUIRE d t 1 DELAY 86400000");
+    until("only its delay is left", || {
+        conn.ok("DLOCK.HOLDS d t") == 0 && server.info("dlock_expiries") == "1"
+    });
+    let (mut refused, mut accepted) = (0, 0);
+    for key in ["a", "b", "c", "d"] {
+        let dumped = Dumped::of(&mut conn, key);
+        let body = Dumped::body(&dumped.lock);
+        for bit in 0..body.len() * 8 {
+            let mut flipped = body.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            let payload = dumped.with(&flipped);
+            match restore(&mut conn, "x", &payload) {
+                Value::Error(line) => {
+                    assert_eq!(line, "ERR Bad data format");
+                    assert_eq!(conn.ok("EXISTS x"), 0);
+                    refused += 1;
+                }
+                _ => {
+                    assert_within_bounds(&mut conn, &flipped);
+                    // It works like any other.
+                    for command in [
+                        "DLOCK.ACQUIRE x new 1000",
+                        "DLOCK.EXTEND x t 1000",
+                        "DLOCK.BREAK x",
+                        "DUMP x",
+                        "DEL x",
+                    ] {
+                        let _ = conn.say(command);
                     }
-                    _ => {
-                        assert_within_bounds(&mut conn, &flipped);
-                        // It works like any other.
-                        for command in [
-                            "DLOCK.ACQUIRE x new 1000",
-                            "DLOCK.EXTEND x t 1000",
-                            "DLOCK.BREAK x",
-                            "DUMP x",
-                            "DEL x",
-                        ] {
-                            let _ = conn.say(command);
-                        }
-                        accepted += 1;
-                    }
+                    accepted += 1;
                 }
             }
         }
-        assert!(refused > 300 && accepted > 300, "{refused} refused, {accepted} accepted");
-        // No forged fence has moved the counter beyond the bound either.
-        let time: i64 = conn.ok("TIME").items()[0].text().parse().expect("a number");
-        assert!(server.info("dlock_fence").parse::<i64>().expect("a number") <= (time + 11) * 1_000_000);
-        assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("4".into(), "4".into()));
-    });
+    }
+    assert!(refused > 300 && accepted > 300, "{refused} refused, {accepted} accepted");
+    // No forged fence has moved the counter beyond the bound either.
+    let time: i64 = conn.ok("TIME").items()[0].text().parse().expect("a number");
+    assert!(server.info("dlock_fence").parse::<i64>().expect("a number") <= (time + 11) * 1_000_000);
+    assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("4".into(), "4".into()));
 }
 
 /// Why it is refused, and what is changed in a sound lock.
 type Forgery<'a> = (&'a str, &'a dyn Fn(&mut Layout));
 
-#[test]
-fn bytes_beyond_the_bounds_are_refused_and_the_log_says_why() {
-    each_server(|kind| {
-        let (server, mut conn) = server(kind);
-        let fence = conn.ok("DLOCK.ACQUIRE k t 600000 DELAY 1000").int();
-        let dumped = Dumped::of(&mut conn, "k");
-        let written = Layout::of(&dumped.lock);
-        let bound = fence as u64 + 60_000_000;
-        let forgeries: &[Forgery<'_>] = &[
-            ("version 5, this module reads 4", &|lock| lock.version = 5),
-            ("version 3", &|lock| lock.version = 3),
-            ("impossible mode", &|lock| lock.mode = 8),
-            ("a change of a lock, not a lock", &|lock| lock.mode = 6),
-            ("impossible number of holds", &|lock| lock.mode = 0),
-            ("impossible number of holds", &|lock| lock.mode = 5),
-            ("impossible permits", &|lock| lock.mode = 3),
-            ("impossible number", &|lock| (lock.mode, lock.permits) = (3, 1 << 32)),
-            ("end too early", &|lock| (lock.mode, lock.counts.1) = (2, 2)),
-            ("end too early", &|lock| (lock.mode, lock.counts.1) = (2, u32::MAX.into())),
-            ("the bytes of a lock ", &|lock| (lock.mode, lock.counts.0) = (2, u32::MAX.into())),
-            ("impossible fence", &|lock| lock.put[0].fence = 0),
-            ("impossible fence", &|lock| lock.put[0].fence = 1 << 53),
-            ("further ahead of this server's clock", &|lock| lock.put[0].fence = bound),
-            ("impossible ttl", &|lock| lock.put[0].ttl = 0),
-            ("longer than dlock.max-ttl", &|lock| lock.put[0].ttl = 86_400_001),
-            ("impossible count", &|lock| lock.put[0].count = 0),
-            ("impossible count", &|lock| lock.put[0].count = 1 << 31),
-            ("longer than dlock.max-ttl", &|lock| lock.put[0].delay = 86_400_001),
-            ("impossible ephemeral", &|lock| lock.put[0].ephemeral = 2),
-            ("impossible token", &|lock| lock.put[0].token.clear()),
-        ];
-        for (why, forge) in forgeries {
-            let mut forged = written.clone();
-            forge(&mut forged);
-            let forged = forged.bytes();
-            let logged = server.log().len();
-            let refused = restore(&mut conn, "x", &dumped.with(&Dumped::body(&forged)));
-            assert_eq!(refused.error(), "ERR Bad data format", "{why}");
-            let log = server.log().split_off(logged);
-            assert!(log.contains("dlock: refused a stored lock") && log.contains(why), "{why}: {log}");
-        }
-        // A ttl beyond the bound of now, though it was granted.
-        conn.ok("CONFIG SET dlock.max-ttl 500000");
-        assert!(
-            restore(&mut conn, "x", &dumped.with(&Dumped::body(&dumped.lock))).error().starts_with("ERR")
-        );
-        conn.ok("CONFIG SET dlock.max-ttl 600000");
-        assert_eq!(restore(&mut conn, "x", &dumped.with(&Dumped::body(&dumped.lock))), "OK");
-        assert_eq!(server.info("dlock_fence"), fence.to_string());
-    });
+#[each_server]
+fn bytes_beyond_the_bounds_are_refused_and_the_log_says_why(kind: &ServerKind) {
+    let (server, mut conn) = server(kind);
+    let fence = conn.ok("DLOCK.ACQUIRE k t 600000 DELAY 1000").int();
+    let dumped = Dumped::of(&mut conn, "k");
+    let written = Layout::of(&dumped.lock);
+    let bound = fence as u64 + 60_000_000;
+    let forgeries: &[Forgery<'_>] = &[
+        ("version 5, this module reads 4", &|lock| lock.version = 5),
+        ("version 3", &|lock| lock.version = 3),
+        ("impossible mode", &|lock| lock.mode = 8),
+        ("a change of a lock, not a lock", &|lock| lock.mode = 6),
+        ("impossible number of holds", &|lock| lock.mode = 0),
+        ("impossible number of holds", &|lock| lock.mode = 5),
+        ("impossible permits", &|lock| lock.mode = 3),
+        ("impossible number", &|lock| (lock.mode, lock.permits) = (3, 1 << 32)),
+        ("end too early", &|lock| (lock.mode, lock.counts.1) = (2, 2)),
+        ("end too early", &|lock| (lock.mode, lock.counts.1) = (2, u32::MAX.into())),
+        ("the bytes of a lock ", &|lock| (lock.mode, lock.counts.0) = (2, u32::MAX.into())),
+        ("impossible fence", &|lock| lock.put[0].fence = 0),
+        ("impossible fence", &|lock| lock.put[0].fence = 1 << 53),
+        ("further ahead of this server's clock", &|lock| lock.put[0].fence = bound),
+        ("impossible ttl", &|lock| lock.put[0].ttl = 0),
+        ("longer than dlock.max-ttl", &|lock| lock.put[0].ttl = 86_400_001),
+        ("impossible count", &|lock| lock.put[0].count = 0),
+        ("impossible count", &|lock| lock.put[0].count = 1 << 31),
+        ("longer than dlock.max-ttl", &|lock| lock.put[0].delay = 86_400_001),
+        ("impossible ephemeral", &|lock| lock.put[0].ephemeral = 2),
+        ("impossible token", &|lock| lock.put[0].token.clear()),
+    ];
+    for (why, forge) in forgeries {
+        let mut forged = written.clone();
+        forge(&mut forged);
+        let forged = forged.bytes();
+        let logged = server.log().len();
+        let refused = restore(&mut conn, "x", &dumped.with(&Dumped::body(&forged)));
+        assert_eq!(refused.error(), "ERR Bad data format", "{why}");
+        let log = server.log().split_off(logged);
+        assert!(log.contains("dlock: refused a stored lock") && log.contains(why), "{why}: {log}");
+    }
+    // A ttl beyond the bound of now, though it was granted.
+    conn.ok("CONFIG SET dlock.max-ttl 500000");
+    assert!(restore(&mut conn, "x", &dumped.with(&Dumped::body(&dumped.lock))).error().starts_with("ERR"));
+    conn.ok("CONFIG SET dlock.max-ttl 600000");
+    assert_eq!(restore(&mut conn, "x", &dumped.with(&Dumped::body(&dumped.lock))), "OK");
+    assert_eq!(server.info("dlock_fence"), fence.to_string());
 }
 
-#[test]
-fn a_newer_encoding_is_refused_and_the_log_says_why() {
-    each_server(|kind| {
-        let (server, mut conn) = server(kind);
-        conn.ok("DLOCK.ACQUIRE k t 600000");
-        let mut dumped = Dumped::of(&mut conn, "k");
-        // The lowest bits of the module's name are the version.
-        *dumped.head.last_mut().expect("it has bytes") += 1;
-        let refused = restore(&mut conn, "x", &dumped.with(&Dumped::body(&dumped.lock)));
-        assert_eq!(refused.error(), "ERR Bad data format");
-        assert!(server.log().contains("a newer module wrote it, load that one"));
-    });
+#[each_server]
+fn a_newer_encoding_is_refused_and_the_log_says_why(kind: &ServerKind) {
+    let (server, mut conn) = server(kind);
+    conn.ok("DLOCK.ACQUIRE k t 600000");
+    let mut dumped = Dumped::of(&mut conn, "k");
+    // The lowest bits of the module's name are the version.
+    *dumped.head.last_mut().expect("it has bytes") += 1;
+    let refused = restore(&mut conn, "x", &dumped.with(&Dumped::body(&dumped.lock)));
+    assert_eq!(refused.error(), "ERR Bad data format");
+    assert!(server.log().contains("a newer module wrote it, load that one"));
 }

@@ -37,126 +37,117 @@ fn words(words: &[&[u8]]) -> Vec<Vec<u8>> {
     words.iter().map(|word| word.to_vec()).collect()
 }
 
-#[test]
-fn effects_replayed_twice_change_nothing() {
-    each_server(|kind| {
-        let mut server = plain_aof(kind).start();
-        let mut conn = server.connect();
-        take_all_kinds(&mut conn);
-        // Several changes of one lock, so that the second replay begins behind its end.
-        for command in [
-            "DLOCK.ACQUIRE k t 600000",
-            "DLOCK.ACQUIRE k t 600000 DEPTH 3",
-            "DLOCK.EXTEND k t 700000",
-            "DLOCK.RELEASE k t ALL",
-            "DLOCK.ACQUIRE k u 600000 LABEL last",
-        ] {
-            assert!(conn.ok(command).int() > 0);
-        }
-        let before = (all(&mut conn), state(&mut conn, "k"));
-        let fence = server.info("dlock_fence");
-        server.kill9();
-        let effects: Vec<Vec<Vec<u8>>> = aof::commands(server.dir());
-        assert!(effects.iter().filter(|effect| effect[0].starts_with(b"DLOCK.")).count() > 15);
-        append(&server, &effects);
-        server.restart();
-        let mut conn = server.connect();
-        assert_eq!((all(&mut conn), state(&mut conn, "k")), before);
-        assert_eq!(server.info("dlock_fence"), fence);
-        assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("8".into(), "10".into()));
-    });
+#[each_server]
+fn effects_replayed_twice_change_nothing(kind: &ServerKind) {
+    let mut server = plain_aof(kind).start();
+    let mut conn = server.connect();
+    take_all_kinds(&mut conn);
+    // Several changes of one lock, so that the second replay begins behind its end.
+    for command in [
+        "DLOCK.ACQUIRE k t 600000",
+        "DLOCK.ACQUIRE k t 600000 DEPTH 3",
+        "DLOCK.EXTEND k t 700000",
+        "DLOCK.RELEASE k t ALL",
+        "DLOCK.ACQUIRE k u 600000 LABEL last",
+    ] {
+        assert!(conn.ok(command).int() > 0);
+    }
+    let before = (all(&mut conn), state(&mut conn, "k"));
+    let fence = server.info("dlock_fence");
+    server.kill9();
+    let effects: Vec<Vec<Vec<u8>>> = aof::commands(server.dir());
+    assert!(effects.iter().filter(|effect| effect[0].starts_with(b"DLOCK.")).count() > 15);
+    append(&server, &effects);
+    server.restart();
+    let mut conn = server.connect();
+    assert_eq!((all(&mut conn), state(&mut conn, "k")), before);
+    assert_eq!(server.info("dlock_fence"), fence);
+    assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("8".into(), "10".into()));
 }
 
-#[test]
-fn a_malformed_effect_is_reported_and_ends_nothing() {
-    each_server(|kind| {
-        let mut server = plain_aof(kind).start();
-        let mut conn = server.connect();
-        assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-        conn.ok("SET text x");
-        let fence = server.info("dlock_fence");
-        server.kill9();
-        let commands = aof::commands(server.dir());
-        let effect = commands.iter().find(|command| command[0] == b"DLOCK._SET").expect("the grant's effect");
-        let [_, _, change] = &effect[..] else { panic!("{}", line(effect)) };
-        let with = |at: usize, byte: u8| {
-            let mut other = change.clone();
-            other[at] = byte;
-            other
-        };
-        // Its fence is known, if nothing else.
-        let later = fence.parse::<u64>().expect("a number") + 1000;
-        let newer = [&later.to_le_bytes()[..], &[0x51], &change[9..]].concat();
-        let bad = [
-            // The last fence, 8 bytes, stands before the change.
-            (words(&[b"DLOCK._SET", b"x", b""]), "end too early"),
-            (words(&[b"DLOCK._SET", b"x", b"\0\0\0\0\0\0\0\0junk"]), "version 6"),
-            (words(&[b"DLOCK._SET", b"x", &change[..change.len() - 1]]), "end too early"),
-            (words(&[b"DLOCK._SET", b"x", &newer]), "version 5, this module reads 4"),
-            (words(&[b"DLOCK._SET", b"x", &with(8, 0x49)]), "impossible mode"),
-            (words(&[b"DLOCK._SET", b"x", &with(7, 0xff)]), "impossible last fence"),
-            (words(&[b"DLOCK._SET", b"text", change]), "WRONGTYPE"),
-        ];
-        append(&server, &bad.iter().map(|(command, _)| command.clone()).collect::<Vec<_>>());
-        server.restart();
-        let log = server.log();
-        for (command, why) in &bad {
-            assert!(log.contains(why), "{}: {log}", line(command));
-        }
-        assert_eq!(log.matches("sending an error to its").count(), bad.len(), "{log}");
-        assert_eq!(server.info("dlock_effects_skipped"), bad.len().to_string());
-        let mut conn = server.connect();
-        assert_eq!((conn.ok("DLOCK.HOLDS k t"), conn.ok("EXISTS x")), (1.into(), 0.into()));
-        assert_eq!(server.info("dlock_fence"), later.to_string());
-        assert!(conn.ok("DLOCK.ACQUIRE x t 600000").int() > 0);
-    });
+#[each_server]
+fn a_malformed_effect_is_reported_and_ends_nothing(kind: &ServerKind) {
+    let mut server = plain_aof(kind).start();
+    let mut conn = server.connect();
+    assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
+    conn.ok("SET text x");
+    let fence = server.info("dlock_fence");
+    server.kill9();
+    let commands = aof::commands(server.dir());
+    let effect = commands.iter().find(|command| command[0] == b"DLOCK._SET").expect("the grant's effect");
+    let [_, _, change] = &effect[..] else { panic!("{}", line(effect)) };
+    let with = |at: usize, byte: u8| {
+        let mut other = change.clone();
+        other[at] = byte;
+        other
+    };
+    // Its fence is known, if nothing else.
+    let later = fence.parse::<u64>().expect("a number") + 1000;
+    let newer = [&later.to_le_bytes()[..], &[0x51], &change[9..]].concat();
+    let bad = [
+        // The last fence, 8 bytes, stands before the change.
+        (words(&[b"DLOCK._SET", b"x", b""]), "end too early"),
+        (words(&[b"DLOCK._SET", b"x", b"\0\0\0\0\0\0\0\0junk"]), "version 6"),
+        (words(&[b"DLOCK._SET", b"x", &change[..change.len() - 1]]), "end too early"),
+        (words(&[b"DLOCK._SET", b"x", &newer]), "version 5, this module reads 4"),
+        (words(&[b"DLOCK._SET", b"x", &with(8, 0x49)]), "impossible mode"),
+        (words(&[b"DLOCK._SET", b"x", &with(7, 0xff)]), "impossible last fence"),
+        (words(&[b"DLOCK._SET", b"text", change]), "WRONGTYPE"),
+    ];
+    append(&server, &bad.iter().map(|(command, _)| command.clone()).collect::<Vec<_>>());
+    server.restart();
+    let log = server.log();
+    for (command, why) in &bad {
+        assert!(log.contains(why), "{}: {log}", line(command));
+    }
+    assert_eq!(log.matches("sending an error to its").count(), bad.len(), "{log}");
+    assert_eq!(server.info("dlock_effects_skipped"), bad.len().to_string());
+    let mut conn = server.connect();
+    assert_eq!((conn.ok("DLOCK.HOLDS k t"), conn.ok("EXISTS x")), (1.into(), 0.into()));
+    assert_eq!(server.info("dlock_fence"), later.to_string());
+    assert!(conn.ok("DLOCK.ACQUIRE x t 600000").int() > 0);
 }
 
-#[test]
-fn an_effect_with_words_missing_is_reported_or_refused() {
-    each_server(|kind| {
-        for cut in [&[&b"DLOCK._SET"[..], b"x"][..], &[b"DLOCK._SET"]] {
-            let mut server = plain_aof(kind).start();
-            assert!(server.connect().ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-            server.kill9();
-            append(&server, &[words(cut)]);
-            // From Valkey 9 on the server itself looks at the number of words, and stops there.
-            match server.try_restart() {
-                Ok(()) => {
-                    assert!(server.log().contains("how a master tells replicas"), "{}", server.log());
-                    assert_eq!(server.connect().ok("DLOCK.HOLDS k t"), 1);
-                }
-                Err(log) => assert!(log.contains("wrong number of arguments for 'DLOCK._SET'"), "{log}"),
+#[each_server]
+fn an_effect_with_words_missing_is_reported_or_refused(kind: &ServerKind) {
+    for cut in [&[&b"DLOCK._SET"[..], b"x"][..], &[b"DLOCK._SET"]] {
+        let mut server = plain_aof(kind).start();
+        assert!(server.connect().ok("DLOCK.ACQUIRE k t 600000").int() > 0);
+        server.kill9();
+        append(&server, &[words(cut)]);
+        // From Valkey 9 on the server itself looks at the number of words, and stops there.
+        match server.try_restart() {
+            Ok(()) => {
+                assert!(server.log().contains("how a master tells replicas"), "{}", server.log());
+                assert_eq!(server.connect().ok("DLOCK.HOLDS k t"), 1);
             }
+            Err(log) => assert!(log.contains("wrong number of arguments for 'DLOCK._SET'"), "{log}"),
         }
-    });
+    }
 }
 
-#[test]
-fn clients_cannot_send_effects_by_any_way() {
-    each_server(|kind| {
-        let server = plain_aof(kind).start();
-        let mut conn = server.connect();
-        let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-        conn.ok("DLOCK.ACQUIRE other t 600000");
-        let effects = aof::commands(server.dir());
-        let effect = effects.iter().find(|command| command[0] == b"DLOCK._SET").expect("the grant's effect");
-        conn.ok("DLOCK.RELEASE k t");
-        let refusal =
-            "ERR this command is how a master tells replicas and the append only file what happened";
-        assert!(conn.call(effect).error().starts_with(refusal));
+#[each_server]
+fn clients_cannot_send_effects_by_any_way(kind: &ServerKind) {
+    let server = plain_aof(kind).start();
+    let mut conn = server.connect();
+    let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+    conn.ok("DLOCK.ACQUIRE other t 600000");
+    let effects = aof::commands(server.dir());
+    let effect = effects.iter().find(|command| command[0] == b"DLOCK._SET").expect("the grant's effect");
+    conn.ok("DLOCK.RELEASE k t");
+    let refusal = "ERR this command is how a master tells replicas and the append only file what happened";
+    assert!(conn.call(effect).error().starts_with(refusal));
 
-        conn.ok("MULTI");
-        assert_eq!(conn.call(effect), "QUEUED");
-        let answers = conn.ok("EXEC");
-        assert!(answers.items()[0].error().starts_with(refusal));
+    conn.ok("MULTI");
+    assert_eq!(conn.call(effect), "QUEUED");
+    let answers = conn.ok("EXEC");
+    assert!(answers.items()[0].error().starts_with(refusal));
 
-        let script = b"return redis.call(ARGV[1], KEYS[1], ARGV[2])".to_vec();
-        let [name, key, change] = &effect[..] else { panic!("{}", line(effect)) };
-        let call = [b"EVAL".to_vec(), script, b"1".to_vec(), key.clone(), name.clone(), change.clone()];
-        assert!(conn.call(&call).error().contains("not allowed from script"));
+    let script = b"return redis.call(ARGV[1], KEYS[1], ARGV[2])".to_vec();
+    let [name, key, change] = &effect[..] else { panic!("{}", line(effect)) };
+    let call = [b"EVAL".to_vec(), script, b"1".to_vec(), key.clone(), name.clone(), change.clone()];
+    assert!(conn.call(&call).error().contains("not allowed from script"));
 
-        assert_eq!(conn.ok("DLOCK.HOLDS k t"), 0);
-        assert!(server.info("dlock_fence").parse::<i64>().expect("a number") > fence);
-    });
+    assert_eq!(conn.ok("DLOCK.HOLDS k t"), 0);
+    assert!(server.info("dlock_fence").parse::<i64>().expect("a number") > fence);
 }

@@ -5,57 +5,51 @@ use std::fs;
 use super::{all, take_all_kinds};
 use dlock_testkit::{Conn, Server, ServerKind, each_server};
 
-#[test]
-fn a_snapshot_of_one_server_loads_on_every_other_that_reads_its_format() {
-    each_server(|writer_kind| {
-        let writer = Server::start(writer_kind);
-        let mut conn = writer.connect();
-        take_all_kinds(&mut conn);
-        let before = all(&mut conn);
-        conn.ok("SAVE");
-        each_server(|reader_kind| {
-            let mut reader = Server::start(reader_kind);
-            reader.kill9();
-            let copied = fs::copy(writer.dir().join("dump.rdb"), reader.dir().join("dump.rdb"));
-            copied.expect("the snapshot can be copied");
-            match reader.try_restart() {
-                Ok(()) => assert_eq!(all(&mut reader.connect()), before),
-                // A server reads its own format and older ones of its family; the module has no say in that.
-                Err(log) => {
-                    let other_format = ["RDB format version", "Wrong signature", "foreign"];
-                    assert!(other_format.iter().any(|words| log.contains(words)), "{log}");
-                    let newer = (writer_kind.is_valkey, &writer_kind.version)
-                        != (reader_kind.is_valkey, &reader_kind.version);
-                    assert!(newer, "{} does not read its own", writer_kind.name);
-                }
+#[each_server]
+fn a_snapshot_of_one_server_loads_on_every_other_that_reads_its_format(writer_kind: &ServerKind) {
+    let writer = Server::start(writer_kind);
+    let mut conn = writer.connect();
+    take_all_kinds(&mut conn);
+    let before = all(&mut conn);
+    conn.ok("SAVE");
+    each_server(|reader_kind| {
+        let mut reader = Server::start(reader_kind);
+        reader.kill9();
+        let copied = fs::copy(writer.dir().join("dump.rdb"), reader.dir().join("dump.rdb"));
+        copied.expect("the snapshot can be copied");
+        match reader.try_restart() {
+            Ok(()) => assert_eq!(all(&mut reader.connect()), before),
+            // A server reads its own format and older ones of its family; the module has no say in that.
+            Err(log) => {
+                let other_format = ["RDB format version", "Wrong signature", "foreign"];
+                assert!(other_format.iter().any(|words| log.contains(words)), "{log}");
+                let newer = (writer_kind.is_valkey, &writer_kind.version)
+                    != (reader_kind.is_valkey, &reader_kind.version);
+                assert!(newer, "{} does not read its own", writer_kind.name);
             }
-        });
+        }
     });
 }
 
-#[test]
-fn without_the_module_a_server_refuses_a_snapshot_with_locks() {
-    each_server(|kind| {
-        let mut server = Server::start(kind);
-        let mut conn = server.connect();
-        conn.ok("DLOCK.ACQUIRE k t 600000");
-        conn.ok("SAVE");
-        let log = start_without_module(&mut server, kind).expect_err("it must not start");
-        assert!(log.contains("dlock-key"), "{log}");
-    });
+#[each_server]
+fn without_the_module_a_server_refuses_a_snapshot_with_locks(kind: &ServerKind) {
+    let mut server = Server::start(kind);
+    let mut conn = server.connect();
+    conn.ok("DLOCK.ACQUIRE k t 600000");
+    conn.ok("SAVE");
+    let log = start_without_module(&mut server, kind).expect_err("it must not start");
+    assert!(log.contains("dlock-key"), "{log}");
 }
 
-#[test]
-fn without_the_module_a_server_takes_a_snapshot_from_before_the_first_grant_where_it_can() {
-    each_server(|kind| {
-        let mut server = Server::start(kind);
-        let mut conn = server.connect();
-        conn.ok("SET a 1");
-        conn.ok("SAVE");
-        let started = start_without_module(&mut server, kind);
-        // Redis 7.0 writes the head of the module's own data even where there is none.
-        assert_eq!(started.is_ok(), kind.is_valkey || kind.is_at_least(7, 2), "{started:?}");
-    });
+#[each_server]
+fn without_the_module_a_server_takes_a_snapshot_from_before_the_first_grant_where_it_can(kind: &ServerKind) {
+    let mut server = Server::start(kind);
+    let mut conn = server.connect();
+    conn.ok("SET a 1");
+    conn.ok("SAVE");
+    let started = start_without_module(&mut server, kind);
+    // Redis 7.0 writes the head of the module's own data even where there is none.
+    assert_eq!(started.is_ok(), kind.is_valkey || kind.is_at_least(7, 2), "{started:?}");
 }
 
 /// The server's snapshot in a server without the module.
@@ -67,31 +61,29 @@ fn start_without_module(server: &mut Server, kind: &ServerKind) -> Result<(), St
     plain.try_restart()
 }
 
-#[test]
-fn memory_usage_counts_token_label_and_holders() {
-    each_server(|kind| {
-        let server = Server::start(kind);
-        let mut conn = server.connect();
-        let mut usage = |key: &str, token: usize, options: &[&str]| {
-            let token = "t".repeat(token);
-            let ask = [&["DLOCK.ACQUIRE", key, &token, "600000"][..], options].concat();
-            assert!(conn.call(&ask).int() > 0);
-            memory(&mut conn, key)
-        };
-        let label = "l".repeat(200);
-        let small = usage("aaaa", 4, &[]);
-        assert!((50..400).contains(&small), "{small}");
-        let long = usage("bbbb", 204, &[]);
-        assert!(long >= small + 200, "{long} with a token of 204 bytes, {small} with 4");
-        let labelled = usage("cccc", 4, &["LABEL", &label]);
-        assert!(labelled >= small + 200, "{labelled} with a label of 200 bytes, {small} without");
-        let one = usage("dddd", 4, &["SHARED"]);
-        let mut many = one;
-        for n in 5..105 {
-            many = usage("dddd", n, &["SHARED"]);
-        }
-        assert!(many > one + 100 * 50, "{many} with 101 holders, {one} with one");
-    });
+#[each_server]
+fn memory_usage_counts_token_label_and_holders(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    let mut usage = |key: &str, token: usize, options: &[&str]| {
+        let token = "t".repeat(token);
+        let ask = [&["DLOCK.ACQUIRE", key, &token, "600000"][..], options].concat();
+        assert!(conn.call(&ask).int() > 0);
+        memory(&mut conn, key)
+    };
+    let label = "l".repeat(200);
+    let small = usage("aaaa", 4, &[]);
+    assert!((50..400).contains(&small), "{small}");
+    let long = usage("bbbb", 204, &[]);
+    assert!(long >= small + 200, "{long} with a token of 204 bytes, {small} with 4");
+    let labelled = usage("cccc", 4, &["LABEL", &label]);
+    assert!(labelled >= small + 200, "{labelled} with a label of 200 bytes, {small} without");
+    let one = usage("dddd", 4, &["SHARED"]);
+    let mut many = one;
+    for n in 5..105 {
+        many = usage("dddd", n, &["SHARED"]);
+    }
+    assert!(many > one + 100 * 50, "{many} with 101 holders, {one} with one");
 }
 
 fn memory(conn: &mut Conn, key: &str) -> i64 {

@@ -31,112 +31,100 @@ fn fence(server: &Server) -> i64 {
     server.info("dlock_fence").parse().expect("a number")
 }
 
-#[test]
-fn every_kind_of_lock_survives_save_and_kill() {
-    each_server(|kind| {
-        let mut server = Server::start(kind);
+#[each_server]
+fn every_kind_of_lock_survives_save_and_kill(kind: &ServerKind) {
+    let mut server = Server::start(kind);
+    let mut conn = server.connect();
+    take_all_kinds(&mut conn);
+    let before = all(&mut conn);
+    conn.ok("SAVE");
+    server.kill9();
+    server.restart();
+    assert_eq!(all(&mut server.connect()), before);
+    assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("7".into(), "9".into()));
+}
+
+#[each_server]
+fn every_kind_of_lock_survives_kill_with_an_append_only_file_however_it_was_rewritten(kind: &ServerKind) {
+    for preamble in [None, Some("yes"), Some("no")] {
+        let mut server = always(kind).start();
         let mut conn = server.connect();
         take_all_kinds(&mut conn);
         let before = all(&mut conn);
-        conn.ok("SAVE");
+        if let Some(preamble) = preamble {
+            rewrite(&server, preamble);
+        }
         server.kill9();
         server.restart();
-        assert_eq!(all(&mut server.connect()), before);
+        assert_eq!(all(&mut server.connect()), before, "preamble: {preamble:?}");
         assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("7".into(), "9".into()));
-    });
+    }
 }
 
-#[test]
-fn every_kind_of_lock_survives_kill_with_an_append_only_file_however_it_was_rewritten() {
-    each_server(|kind| {
-        for preamble in [None, Some("yes"), Some("no")] {
-            let mut server = always(kind).start();
-            let mut conn = server.connect();
-            take_all_kinds(&mut conn);
-            let before = all(&mut conn);
-            if let Some(preamble) = preamble {
-                rewrite(&server, preamble);
-            }
-            server.kill9();
-            server.restart();
-            assert_eq!(all(&mut server.connect()), before, "preamble: {preamble:?}");
-            assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("7".into(), "9".into()));
-        }
-    });
+#[each_server]
+fn every_kind_of_lock_survives_reloads_in_place(kind: &ServerKind) {
+    let server = always(kind).start();
+    let mut conn = server.connect();
+    take_all_kinds(&mut conn);
+    let before = all(&mut conn);
+    for reload in ["DEBUG RELOAD", "DEBUG LOADAOF", "DEBUG RELOAD"] {
+        conn.ok("SELECT 0");
+        assert_eq!(conn.ok(reload), "OK");
+        assert_eq!(all(&mut conn), before, "{reload}");
+        assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("7".into(), "9".into()));
+    }
+    // No connection is known any more that an ephemeral hold would end with.
+    let lock = conn.ok("DLOCK.INSPECT ephemeral");
+    let hold = &lock.field("holders").items()[0];
+    assert_eq!((hold.field("ephemeral"), hold.field("client")), (&1.into(), &0.into()));
 }
 
-#[test]
-fn every_kind_of_lock_survives_reloads_in_place() {
-    each_server(|kind| {
-        let server = always(kind).start();
+#[each_server]
+fn an_acknowledged_hold_and_an_acknowledged_release_survive_kill(kind: &ServerKind) {
+    let mut server = always(kind).start();
+    for round in 0..5 {
         let mut conn = server.connect();
-        take_all_kinds(&mut conn);
-        let before = all(&mut conn);
-        for reload in ["DEBUG RELOAD", "DEBUG LOADAOF", "DEBUG RELOAD"] {
-            conn.ok("SELECT 0");
-            assert_eq!(conn.ok(reload), "OK");
-            assert_eq!(all(&mut conn), before, "{reload}");
-            assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("7".into(), "9".into()));
-        }
-        // No connection is known any more that an ephemeral hold would end with.
-        let lock = conn.ok("DLOCK.INSPECT ephemeral");
-        let hold = &lock.field("holders").items()[0];
-        assert_eq!((hold.field("ephemeral"), hold.field("client")), (&1.into(), &0.into()));
-    });
-}
-
-#[test]
-fn an_acknowledged_hold_and_an_acknowledged_release_survive_kill() {
-    each_server(|kind| {
-        let mut server = always(kind).start();
-        for round in 0..5 {
-            let mut conn = server.connect();
-            let fence = conn.ok(&format!("DLOCK.ACQUIRE k{round} t 600000")).int();
-            let released = conn.ok(&format!("DLOCK.ACQUIRE gone{round} t 600000")).int();
-            assert!(fence > 0 && released > fence);
-            assert_eq!(conn.ok(&format!("DLOCK.RELEASE gone{round} t")), 1);
-            server.kill9();
-            server.restart();
-            let mut conn = server.connect();
-            assert_eq!(conn.ok(&format!("DLOCK.ACQUIRE k{round} t 600000")), fence, "the same hold");
-            assert_eq!(conn.ok(&format!("DLOCK.ACQUIRE k{round} other 600000")), Value::Nil);
-            assert_eq!(conn.ok(&format!("DLOCK.HOLDS gone{round} t")), 0);
-            assert!(conn.ok(&format!("DLOCK.ACQUIRE gone{round} other 600000")).int() > released);
-            conn.ok(&format!("DLOCK.RELEASE gone{round} other"));
-        }
-    });
-}
-
-#[test]
-fn a_lease_that_ends_while_the_server_is_down_is_never_seen_again() {
-    each_server(|kind| {
-        let mut server = always(kind).start();
-        let mut conn = server.connect();
-        // Paused, the background does not end it: it is still in the file.
-        let answers = conn.say_together(&["DLOCK.ACQUIRE k t 30", "CLIENT PAUSE 60000 WRITE"]);
-        assert!(answers[0].int() > 0);
-        until("the lease has expired", || conn.ok("DLOCK.HOLDS k t") == 0);
-        assert_eq!(conn.ok("EXISTS k"), 1);
+        let fence = conn.ok(&format!("DLOCK.ACQUIRE k{round} t 600000")).int();
+        let released = conn.ok(&format!("DLOCK.ACQUIRE gone{round} t 600000")).int();
+        assert!(fence > 0 && released > fence);
+        assert_eq!(conn.ok(&format!("DLOCK.RELEASE gone{round} t")), 1);
         server.kill9();
         server.restart();
         let mut conn = server.connect();
-        assert_eq!((conn.ok("DLOCK.HOLDS k t"), conn.ok("DLOCK.INSPECT k")), (0.into(), Value::Nil));
-        until("the background ends it", || conn.ok("EXISTS k") == 0);
-        assert_eq!(server.info("dlock_expiries"), "1");
-    });
+        assert_eq!(conn.ok(&format!("DLOCK.ACQUIRE k{round} t 600000")), fence, "the same hold");
+        assert_eq!(conn.ok(&format!("DLOCK.ACQUIRE k{round} other 600000")), Value::Nil);
+        assert_eq!(conn.ok(&format!("DLOCK.HOLDS gone{round} t")), 0);
+        assert!(conn.ok(&format!("DLOCK.ACQUIRE gone{round} other 600000")).int() > released);
+        conn.ok(&format!("DLOCK.RELEASE gone{round} other"));
+    }
 }
 
-#[test]
-fn a_lease_goes_on_and_ends_after_a_restart() {
-    each_server(|kind| {
-        let mut server = always(kind).start();
-        server.connect().ok("DLOCK.ACQUIRE k t 1500");
-        server.kill9();
-        server.restart();
-        let mut conn = server.connect();
-        until("it ends with nobody looking", || conn.ok("EXISTS k") == 0);
-        assert_eq!((server.info("dlock_expiries"), server.info("dlock_held")), ("1".into(), "0".into()));
-    });
+#[each_server]
+fn a_lease_that_ends_while_the_server_is_down_is_never_seen_again(kind: &ServerKind) {
+    let mut server = always(kind).start();
+    let mut conn = server.connect();
+    // Paused, the background does not end it: it is still in the file.
+    let answers = conn.say_together(&["DLOCK.ACQUIRE k t 30", "CLIENT PAUSE 60000 WRITE"]);
+    assert!(answers[0].int() > 0);
+    until("the lease has expired", || conn.ok("DLOCK.HOLDS k t") == 0);
+    assert_eq!(conn.ok("EXISTS k"), 1);
+    server.kill9();
+    server.restart();
+    let mut conn = server.connect();
+    assert_eq!((conn.ok("DLOCK.HOLDS k t"), conn.ok("DLOCK.INSPECT k")), (0.into(), Value::Nil));
+    until("the background ends it", || conn.ok("EXISTS k") == 0);
+    assert_eq!(server.info("dlock_expiries"), "1");
+}
+
+#[each_server]
+fn a_lease_goes_on_and_ends_after_a_restart(kind: &ServerKind) {
+    let mut server = always(kind).start();
+    server.connect().ok("DLOCK.ACQUIRE k t 1500");
+    server.kill9();
+    server.restart();
+    let mut conn = server.connect();
+    until("it ends with nobody looking", || conn.ok("EXISTS k") == 0);
+    assert_eq!((server.info("dlock_expiries"), server.info("dlock_held")), ("1".into(), "0".into()));
 }
 
 /// How a server stops and comes back.
@@ -167,78 +155,70 @@ fn with_raised_fence(kind: &ServerKind, how: &str) -> (Server, i64) {
     (server, raised)
 }
 
-#[test]
-fn no_fence_is_lower_after_any_return() {
-    each_server(|kind| {
-        for how in RETURNS {
-            let (mut server, raised) = with_raised_fence(kind, how);
-            let mut conn = server.connect();
-            let last = conn.ok("DLOCK.ACQUIRE other t 600000").int();
-            assert_eq!(last, raised + 1);
-            conn.ok("DLOCK.RELEASE other t");
-            go_through(&mut server, how);
-            assert_eq!(fence(&server), last, "{how}");
-            assert_eq!(server.connect().ok("DLOCK.ACQUIRE other t 600000"), last + 1, "{how}");
-        }
-    });
+#[each_server]
+fn no_fence_is_lower_after_any_return(kind: &ServerKind) {
+    for how in RETURNS {
+        let (mut server, raised) = with_raised_fence(kind, how);
+        let mut conn = server.connect();
+        let last = conn.ok("DLOCK.ACQUIRE other t 600000").int();
+        assert_eq!(last, raised + 1);
+        conn.ok("DLOCK.RELEASE other t");
+        go_through(&mut server, how);
+        assert_eq!(fence(&server), last, "{how}");
+        assert_eq!(server.connect().ok("DLOCK.ACQUIRE other t 600000"), last + 1, "{how}");
+    }
 }
 
-#[test]
-fn no_fence_is_lower_with_everything_released() {
-    each_server(|kind| {
-        for how in RETURNS {
-            let (mut server, raised) = with_raised_fence(kind, how);
-            assert_eq!(server.connect().ok("DLOCK.RELEASE k t"), 1);
-            go_through(&mut server, how);
-            let next = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
-            if how == "no preamble" {
-                // A rewrite without a preamble writes keys and nothing else: the clock has to do, or the
-                // fence mark.
-                assert!(next > raised - 9_000_000, "{how}: {next}");
-            } else {
-                assert_eq!(next, raised + 1, "{how}");
-            }
+#[each_server]
+fn no_fence_is_lower_with_everything_released(kind: &ServerKind) {
+    for how in RETURNS {
+        let (mut server, raised) = with_raised_fence(kind, how);
+        assert_eq!(server.connect().ok("DLOCK.RELEASE k t"), 1);
+        go_through(&mut server, how);
+        let next = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
+        if how == "no preamble" {
+            // A rewrite without a preamble writes keys and nothing else: the clock has to do, or the
+            // fence mark.
+            assert!(next > raised - 9_000_000, "{how}: {next}");
+        } else {
+            assert_eq!(next, raised + 1, "{how}");
         }
-    });
+    }
 }
 
 /// Redis 7.0 marks the place of the module's own data in every RDB, and an empty one was refused: with an
 /// append only file, whose first base is written before any lock, no such server started again.
-#[test]
-fn a_server_that_never_granted_starts_again() {
-    each_server(|kind| {
-        let mut server = always(kind).start();
-        server.restart();
-        server.connect().ok("SAVE");
-        server.restart_with(|options| options.conf("appendonly no"));
-        assert!(server.log().contains("DB loaded from disk"));
-        let mut conn = server.connect();
-        assert_eq!(conn.ok("DEBUG RELOAD"), "OK");
-        assert_eq!(state(&mut conn, "k"), "free");
-        assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-    });
+#[each_server]
+fn a_server_that_never_granted_starts_again(kind: &ServerKind) {
+    let mut server = always(kind).start();
+    server.restart();
+    server.connect().ok("SAVE");
+    server.restart_with(|options| options.conf("appendonly no"));
+    assert!(server.log().contains("DB loaded from disk"));
+    let mut conn = server.connect();
+    assert_eq!(conn.ok("DEBUG RELOAD"), "OK");
+    assert_eq!(state(&mut conn, "k"), "free");
+    assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
 }
 
 /// A load reads a lock before it looks at the key's own ttl, and throws it away where that has passed.
-#[test]
-fn a_lock_that_its_keys_own_ttl_keeps_out_ends_nothing_of_the_next() {
-    each_server(|kind| {
-        let mut server = Server::start(kind);
-        let mut conn = server.connect();
-        let soon = wall_millis() + 200;
-        conn.ok("DLOCK.ACQUIRE k t 2000");
-        conn.ok(&format!("PEXPIREAT k {soon}"));
-        conn.ok("SAVE");
-        server.kill9();
-        until("the key's own TTL has passed", || wall_millis() > soon);
-        server.restart();
-        let mut conn = server.connect();
-        assert_eq!(conn.ok("EXISTS k"), 0);
-        let fence = conn.ok("DLOCK.ACQUIRE k u 600000").int();
-        until("the old lease has expired", || server.info("dlock_held") == "1");
-        assert_eq!(conn.ok("DLOCK.ACQUIRE k u 600000"), fence);
-        assert_eq!(server.info("dlock_expiries"), "0");
-    });
+#[each_server]
+fn a_lock_that_its_keys_own_ttl_keeps_out_ends_nothing_of_the_next(kind: &ServerKind) {
+    let mut server = Server::start(kind);
+    let mut conn = server.connect();
+    let soon = wall_millis() + 200;
+    conn.ok("DLOCK.ACQUIRE k t 2000");
+    conn.ok(&format!("PEXPIREAT k {soon}"));
+    conn.ok("SAVE");
+    server.kill9();
+    until("the key's own TTL has passed", || wall_millis() > soon);
+    server.restart();
+    let mut conn = server.connect();
+    assert_eq!(conn.ok("EXISTS k"), 0);
+    let fence = conn.ok("DLOCK.ACQUIRE k u 600000").int();
+    until("the old lease has expired", || server.info("dlock_held") == "1");
+    assert_eq!(conn.ok("DLOCK.ACQUIRE k u 600000"), fence);
+    assert_eq!(server.info("dlock_expiries"), "0");
 }
 
 #[allow(clippy::disallowed_methods, reason = "a key's own ttl runs by the wall clock")]
@@ -246,18 +226,16 @@ fn wall_millis() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970").as_millis()
 }
 
-#[test]
-fn a_clean_end_loses_nothing() {
-    each_server(|kind| {
-        let mut server = Server::options(kind).conf("appendonly yes").start();
-        let mut conn = server.connect();
-        take_all_kinds(&mut conn);
-        let before = all(&mut conn);
-        assert!(server.terminate().success());
-        server.restart();
-        // Its connection ended before the server did.
-        let without =
-            |lines: Vec<String>| lines.into_iter().filter(|l| !l.contains("ephemeral")).collect::<Vec<_>>();
-        assert_eq!(without(all(&mut server.connect())), without(before));
-    });
+#[each_server]
+fn a_clean_end_loses_nothing(kind: &ServerKind) {
+    let mut server = Server::options(kind).conf("appendonly yes").start();
+    let mut conn = server.connect();
+    take_all_kinds(&mut conn);
+    let before = all(&mut conn);
+    assert!(server.terminate().success());
+    server.restart();
+    // Its connection ended before the server did.
+    let without =
+        |lines: Vec<String>| lines.into_iter().filter(|l| !l.contains("ephemeral")).collect::<Vec<_>>();
+    assert_eq!(without(all(&mut server.connect())), without(before));
 }

@@ -1,6 +1,7 @@
 //! What operators copy from contrib/: it names only metrics that there are. That each alert fires is tested
 //! by `make test-contrib`.
 
+use dlock_testkit::{ServerKind, each_server};
 use std::collections::BTreeSet;
 
 use super::*;
@@ -14,24 +15,22 @@ fn metrics_in(text: &str) -> BTreeSet<&str> {
     words.filter(|word| word.starts_with("dlock_")).collect()
 }
 
-#[test]
-fn rules_and_dashboard_name_only_metrics_that_are_exported() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let mut conn = stage.connect();
-        conn.ok("DLOCK.ACQUIRE r t 600000");
-        let _waiter = queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE r u 600000 BLOCK 0");
-        let exported = stage.end(stage.dlock("metrics --node-timeout 5s")).stdout;
-        let exported: BTreeSet<&str> = exported
-            .lines()
-            .filter(|line| !line.starts_with('#'))
-            .map(|line| line.split(['{', ' ']).next().expect("a name"))
-            .collect();
-        for (file, text, least) in [("rules", RULES, 9), ("dashboard", DASHBOARD, 25)] {
-            let named = metrics_in(text);
-            assert!(named.len() >= least, "{file}: {named:?}");
-            let missing: Vec<_> = named.difference(&exported).collect();
-            assert!(missing.is_empty(), "{file}: {missing:?} of {exported:?}");
-        }
-    });
+#[each_server]
+fn rules_and_dashboard_name_only_metrics_that_are_exported(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut conn = stage.connect();
+    conn.ok("DLOCK.ACQUIRE r t 600000");
+    let _waiter = queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE r u 600000 BLOCK 0");
+    let exported = stage.end(stage.dlock("metrics --node-timeout 5s")).stdout;
+    let exported: BTreeSet<&str> = exported
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| line.split(['{', ' ']).next().expect("a name"))
+        .collect();
+    for (file, text, least) in [("rules", RULES, 9), ("dashboard", DASHBOARD, 25)] {
+        let named = metrics_in(text);
+        assert!(named.len() >= least, "{file}: {named:?}");
+        let missing: Vec<_> = named.difference(&exported).collect();
+        assert!(missing.is_empty(), "{file}: {missing:?} of {exported:?}");
+    }
 }

@@ -2,8 +2,8 @@
 
 use super::operators::{ended, json};
 use super::*;
-use dlock_testkit::Server;
 use dlock_testkit::wall_clock::WallClock;
+use dlock_testkit::{Server, ServerKind, each_server};
 use serde_json::Value;
 
 /// What the doctor finds, with what to change, as one text each.
@@ -16,97 +16,91 @@ fn findings(stage: &Stage, words: &str, code: i32) -> Vec<String> {
     found["findings"].as_array().expect("findings").iter().map(text).collect()
 }
 
-#[test]
-fn the_doctor_says_what_to_change_and_is_content_when_it_is_done() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let mut conn = stage.connect();
-        // As it comes, a server forgets holds in a crash, and tells nobody of a release.
-        let found = findings(&stage, "doctor", 1);
-        assert_eq!(found.len(), 2, "{found:?}");
-        for ill in ["maxmemory-policy allkeys-lru", "dlock.fence-mark no"] {
-            conn.ok(&format!("CONFIG SET {ill}"));
-        }
-        let found = findings(&stage, "doctor --ttl 48h", 1);
-        assert_eq!(found.len(), 5, "{found:?}");
-        let shown = ended(&stage, "doctor --ttl 48h", 1).stdout;
-        assert!(shown.contains("CONFIG REWRITE"), "{shown}");
-        // Each is pasted. The first word in brackets ends the command.
-        for finding in &found {
-            let (_, fix) = finding.split_once(" -> ").expect("what to change");
-            let command = fix.split(" (").next().expect("a command");
-            assert!(command.starts_with("CONFIG SET "), "{fix}");
-            conn.ok(command);
-        }
-        assert_eq!(findings(&stage, "doctor --ttl 48h", 0), Vec::<String>::new());
-        assert_eq!(ended(&stage, "doctor", 0).stdout, "nothing to change (1 server)\n");
-        conn.ok("CONFIG SET dlock.max-ttl 86400000");
-        let found = findings(&stage, "doctor --ttl 1h", 0);
-        assert!(found.is_empty(), "shorter than the grace is fine: {found:?}");
-        conn.ok("CONFIG SET dlock.restart-grace 60000");
-        let found = findings(&stage, "doctor --ttl 1h", 1);
-        assert!(found.iter().any(|finding| finding.contains("leases in between are refused")), "{found:?}");
-        assert!(found.iter().any(|finding| finding.contains("its longest lease is 60000 ms")), "{found:?}");
-        stage.servers[0].kill9();
-        let found = findings(&stage, "doctor", 69);
-        assert!(found[0].contains("down: ") && found[0].contains("start it"), "{found:?}");
-    });
+#[each_server]
+fn the_doctor_says_what_to_change_and_is_content_when_it_is_done(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut conn = stage.connect();
+    // As it comes, a server forgets holds in a crash, and tells nobody of a release.
+    let found = findings(&stage, "doctor", 1);
+    assert_eq!(found.len(), 2, "{found:?}");
+    for ill in ["maxmemory-policy allkeys-lru", "dlock.fence-mark no"] {
+        conn.ok(&format!("CONFIG SET {ill}"));
+    }
+    let found = findings(&stage, "doctor --ttl 48h", 1);
+    assert_eq!(found.len(), 5, "{found:?}");
+    let shown = ended(&stage, "doctor --ttl 48h", 1).stdout;
+    assert!(shown.contains("CONFIG REWRITE"), "{shown}");
+    // Each is pasted. The first word in brackets ends the command.
+    for finding in &found {
+        let (_, fix) = finding.split_once(" -> ").expect("what to change");
+        let command = fix.split(" (").next().expect("a command");
+        assert!(command.starts_with("CONFIG SET "), "{fix}");
+        conn.ok(command);
+    }
+    assert_eq!(findings(&stage, "doctor --ttl 48h", 0), Vec::<String>::new());
+    assert_eq!(ended(&stage, "doctor", 0).stdout, "nothing to change (1 server)\n");
+    conn.ok("CONFIG SET dlock.max-ttl 86400000");
+    let found = findings(&stage, "doctor --ttl 1h", 0);
+    assert!(found.is_empty(), "shorter than the grace is fine: {found:?}");
+    conn.ok("CONFIG SET dlock.restart-grace 60000");
+    let found = findings(&stage, "doctor --ttl 1h", 1);
+    assert!(found.iter().any(|finding| finding.contains("leases in between are refused")), "{found:?}");
+    assert!(found.iter().any(|finding| finding.contains("its longest lease is 60000 ms")), "{found:?}");
+    stage.servers[0].kill9();
+    let found = findings(&stage, "doctor", 69);
+    assert!(found[0].contains("down: ") && found[0].contains("start it"), "{found:?}");
 }
 
-#[test]
-fn the_doctor_knows_the_rights_of_its_user() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let mut conn = stage.connect();
-        conn.ok("ACL SETUSER zoe on >s3cret ~other:* +dlock.acquire +ping +acl|whoami");
-        let urls = stage.urls().replace("redis://", "redis://zoe:s3cret@");
+#[each_server]
+fn the_doctor_knows_the_rights_of_its_user(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut conn = stage.connect();
+    conn.ok("ACL SETUSER zoe on >s3cret ~other:* +dlock.acquire +ping +acl|whoami");
+    let urls = stage.urls().replace("redis://", "redis://zoe:s3cret@");
+    let mut words = stage.dlock("doctor lock:1 --json --node-timeout 5s");
+    words.env("DLOCK_SERVERS", &urls);
+    let said = stage.end(words).stdout;
+    assert!(said.contains("+info") && said.contains("NOPERM"), "{said}");
+    conn.ok("ACL SETUSER zoe +info +config|get");
+    let with_rights = || {
         let mut words = stage.dlock("doctor lock:1 --json --node-timeout 5s");
         words.env("DLOCK_SERVERS", &urls);
-        let said = stage.end(words).stdout;
-        assert!(said.contains("+info") && said.contains("NOPERM"), "{said}");
-        conn.ok("ACL SETUSER zoe +info +config|get");
-        let with_rights = || {
-            let mut words = stage.dlock("doctor lock:1 --json --node-timeout 5s");
-            words.env("DLOCK_SERVERS", &urls);
-            stage.end(words).stdout
-        };
-        let said = with_rights();
-        let fix = "ACL SETUSER zoe +dlock.extend +dlock.release ~lock:1";
-        assert!(said.contains("the user zoe may not lock lock:1") && said.contains(fix), "{said}");
-        conn.ok(fix);
-        let said = with_rights();
-        assert!(!said.contains("zoe"), "{said}");
-        assert_eq!(conn.ok("DLOCK.LIST 0").items()[1].items().len(), 0, "nothing was locked");
-    });
+        stage.end(words).stdout
+    };
+    let said = with_rights();
+    let fix = "ACL SETUSER zoe +dlock.extend +dlock.release ~lock:1";
+    assert!(said.contains("the user zoe may not lock lock:1") && said.contains(fix), "{said}");
+    conn.ok(fix);
+    let said = with_rights();
+    assert!(!said.contains("zoe"), "{said}");
+    assert_eq!(conn.ok("DLOCK.LIST 0").items()[1].items().len(), 0, "nothing was locked");
 }
 
-#[test]
-fn the_doctor_compares_the_members_of_a_quorum() {
-    each_server(|kind| {
-        let (ahead, clock) = WallClock::of(kind);
-        clock.set_off_by(90);
-        let mut stage = Stage::with(kind, 2);
-        stage.servers.push(Server::start(&ahead));
-        let found = findings(&stage, "doctor", 1);
-        let port = stage.servers[2].port();
-        let skew = found.iter().find(|finding| finding.contains("its clock")).expect("its clock");
-        assert!(skew.starts_with(&format!("redis://127.0.0.1:{port}: ")), "{skew}");
-        assert!(skew.contains(" ahead of the others'"), "{skew}");
-        assert_eq!(found.iter().filter(|finding| finding.contains("its clock")).count(), 1, "{found:?}");
+#[each_server]
+fn the_doctor_compares_the_members_of_a_quorum(kind: &ServerKind) {
+    let (ahead, clock) = WallClock::of(kind);
+    clock.set_off_by(90);
+    let mut stage = Stage::with(kind, 2);
+    stage.servers.push(Server::start(&ahead));
+    let found = findings(&stage, "doctor", 1);
+    let port = stage.servers[2].port();
+    let skew = found.iter().find(|finding| finding.contains("its clock")).expect("its clock");
+    assert!(skew.starts_with(&format!("redis://127.0.0.1:{port}: ")), "{skew}");
+    assert!(skew.contains(" ahead of the others'"), "{skew}");
+    assert_eq!(found.iter().filter(|finding| finding.contains("its clock")).count(), 1, "{found:?}");
 
-        let mut words = stage.dlock("doctor --json --node-timeout 5s");
-        let [first, second] = [0, 1].map(|server: usize| stage.servers[server].port());
-        let twice = format!("redis://127.0.0.1:{first},redis://localhost:{first},redis://127.0.0.1:{second}");
-        words.env("DLOCK_SERVERS", twice);
-        let said = stage.end(words).stdout;
-        assert!(said.contains("it would vote twice") && said.contains("name each server once"), "{said}");
+    let mut words = stage.dlock("doctor --json --node-timeout 5s");
+    let [first, second] = [0, 1].map(|server: usize| stage.servers[server].port());
+    let twice = format!("redis://127.0.0.1:{first},redis://localhost:{first},redis://127.0.0.1:{second}");
+    words.env("DLOCK_SERVERS", twice);
+    let said = stage.end(words).stdout;
+    assert!(said.contains("it would vote twice") && said.contains("name each server once"), "{said}");
 
-        let mut words = stage.dlock("doctor --json --node-timeout 5s");
-        words.env("DLOCK_SERVERS", format!("redis://127.0.0.1:{first},redis://127.0.0.1:{second}"));
-        assert!(stage.end(words).stdout.contains("name 1 or 3 servers"));
+    let mut words = stage.dlock("doctor --json --node-timeout 5s");
+    words.env("DLOCK_SERVERS", format!("redis://127.0.0.1:{first},redis://127.0.0.1:{second}"));
+    assert!(stage.end(words).stdout.contains("name 1 or 3 servers"));
 
-        stage.servers[1].connect().ok(&format!("REPLICAOF 127.0.0.1 {first}"));
-        let found = findings(&stage, "doctor", 1);
-        assert!(found.iter().any(|finding| finding.contains("it is a replica")), "{found:?}");
-    });
+    stage.servers[1].connect().ok(&format!("REPLICAOF 127.0.0.1 {first}"));
+    let found = findings(&stage, "doctor", 1);
+    assert!(found.iter().any(|finding| finding.contains("it is a replica")), "{found:?}");
 }

@@ -1,5 +1,6 @@
 //! What the documents show of the command is what happens.
 
+use dlock_testkit::{ServerKind, each_server};
 use std::process::Command;
 
 use super::*;
@@ -33,27 +34,24 @@ fn alike(line: &str) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-#[test]
-fn the_session_goes_as_shown() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let mut script = "exec 2>&1\n".to_owned();
-        let mut shown = Vec::new();
-        for line in &blocks("docs/command-line.md", "console") {
-            match line.strip_prefix("$ ") {
-                Some(command) if command.starts_with("export DLOCK_SERVERS") => {}
-                Some(command) => script += &format!("{command}\n"),
-                None => shown.push(alike(line)),
-            }
+#[each_server]
+fn the_session_goes_as_shown(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut script = "exec 2>&1\n".to_owned();
+    let mut shown = Vec::new();
+    for line in &blocks("docs/command-line.md", "console") {
+        match line.strip_prefix("$ ") {
+            Some(command) if command.starts_with("export DLOCK_SERVERS") => {}
+            Some(command) => script += &format!("{command}\n"),
+            None => shown.push(alike(line)),
         }
-        assert!(shown.len() >= 7, "{shown:?}");
-        let done = stage.end(shell(&stage, &script));
-        let address = format!("127.0.0.1:{}", stage.servers[0].port());
-        let happened: Vec<String> =
-            done.stdout.replace(&address, "127.0.0.1:6379").lines().map(alike).collect();
-        assert_eq!(happened, shown);
-        assert_eq!(stage.held_on("invoice:42"), 0);
-    });
+    }
+    assert!(shown.len() >= 7, "{shown:?}");
+    let done = stage.end(shell(&stage, &script));
+    let address = format!("127.0.0.1:{}", stage.servers[0].port());
+    let happened: Vec<String> = done.stdout.replace(&address, "127.0.0.1:6379").lines().map(alike).collect();
+    assert_eq!(happened, shown);
+    assert_eq!(stage.held_on("invoice:42"), 0);
 }
 
 fn line_of_the_crontab() -> String {
@@ -61,69 +59,63 @@ fn line_of_the_crontab() -> String {
     shown.iter().find_map(|line| line.strip_prefix("0 3 * * * ")).expect("a crontab line").to_owned()
 }
 
-#[test]
-fn of_two_machines_with_the_crontab_one_writes_the_report() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        let line = line_of_the_crontab();
-        assert!(line.contains("sleep 60"));
-        let line = line.replace("sleep 60", "until [ -e go ]; do sleep 0.02; done");
-        let line = line.replace("--wait 2s", "--wait 100ms");
-        executable(&stage, "report.sh", "echo report >> reports");
-        let first = stage.start(shell(&stage, &line));
-        stage.lines("reports");
-        assert_eq!(stage.end(shell(&stage, &line)).code, Some(75));
-        stage.write("go", "");
-        assert_eq!(first.end().code, Some(0));
-        assert_eq!(stage.lines("reports"), ["report"]);
-    });
+#[each_server]
+fn of_two_machines_with_the_crontab_one_writes_the_report(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    let line = line_of_the_crontab();
+    assert!(line.contains("sleep 60"));
+    let line = line.replace("sleep 60", "until [ -e go ]; do sleep 0.02; done");
+    let line = line.replace("--wait 2s", "--wait 100ms");
+    executable(&stage, "report.sh", "echo report >> reports");
+    let first = stage.start(shell(&stage, &line));
+    stage.lines("reports");
+    assert_eq!(stage.end(shell(&stage, &line)).code, Some(75));
+    stage.write("go", "");
+    assert_eq!(first.end().code, Some(0));
+    assert_eq!(stage.lines("reports"), ["report"]);
 }
 
 /// Several machines that ask in the same moment can get a vote each, and none of them a majority. Here two
 /// have one that they will give back.
-#[test]
-fn the_line_of_the_crontab_writes_the_report_also_where_the_votes_were_split() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        let line = line_of_the_crontab();
-        // As long as the test may take.
-        let line = line.replace("sleep 60", "true").replace("--wait 2s", "--wait 1m --node-timeout 5s");
-        executable(&stage, "report.sh", "echo report >> reports");
-        for (server, token) in stage.servers.iter().zip(["x", "y"]) {
-            server.connect().ok(&format!("DLOCK.ACQUIRE nightly-report {token} 600000"));
-        }
-        let mut machine = stage.start(shell(&stage, &line));
-        until("it waits", || {
-            let queued = stage.servers[..2]
-                .iter()
-                .any(|server| !queue::clients(&mut server.connect(), "nightly-report").is_empty());
-            queued || machine.is_over()
-        });
-        for (server, token) in stage.servers.iter().zip(["x", "y"]) {
-            assert_eq!(server.connect().say(&format!("DLOCK.RELEASE nightly-report {token}")), 1);
-        }
-        let done = machine.end();
-        assert_eq!(done.code, Some(0), "{}", done.stderr);
-        assert_eq!(stage.lines("reports"), ["report"]);
+#[each_server]
+fn the_line_of_the_crontab_writes_the_report_also_where_the_votes_were_split(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    let line = line_of_the_crontab();
+    // As long as the test may take.
+    let line = line.replace("sleep 60", "true").replace("--wait 2s", "--wait 1m --node-timeout 5s");
+    executable(&stage, "report.sh", "echo report >> reports");
+    for (server, token) in stage.servers.iter().zip(["x", "y"]) {
+        server.connect().ok(&format!("DLOCK.ACQUIRE nightly-report {token} 600000"));
+    }
+    let mut machine = stage.start(shell(&stage, &line));
+    until("it waits", || {
+        let queued = stage.servers[..2]
+            .iter()
+            .any(|server| !queue::clients(&mut server.connect(), "nightly-report").is_empty());
+        queued || machine.is_over()
     });
+    for (server, token) in stage.servers.iter().zip(["x", "y"]) {
+        assert_eq!(server.connect().say(&format!("DLOCK.RELEASE nightly-report {token}")), 1);
+    }
+    let done = machine.end();
+    assert_eq!(done.code, Some(0), "{}", done.stderr);
+    assert_eq!(stage.lines("reports"), ["report"]);
 }
 
-#[test]
-fn of_two_instances_one_migrates_first() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let shown = blocks("README.md", "sh");
-        let line = shown.iter().find(|line| line.starts_with("dlock run migrate")).expect("a line");
-        executable(&stage, "manage.py", "mkdir at-work && echo $1 >> done && rmdir at-work");
-        executable(&stage, "serve", "echo served >> done");
-        let instances = [0, 1].map(|_| stage.start(shell(&stage, line)));
-        for instance in instances {
-            assert_eq!(instance.end().code, Some(0));
-        }
-        let mut done = stage.lines("done");
-        done.sort();
-        assert_eq!(done, ["migrate", "migrate", "served", "served"]);
-    });
+#[each_server]
+fn of_two_instances_one_migrates_first(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let shown = blocks("README.md", "sh");
+    let line = shown.iter().find(|line| line.starts_with("dlock run migrate")).expect("a line");
+    executable(&stage, "manage.py", "mkdir at-work && echo $1 >> done && rmdir at-work");
+    executable(&stage, "serve", "echo served >> done");
+    let instances = [0, 1].map(|_| stage.start(shell(&stage, line)));
+    for instance in instances {
+        assert_eq!(instance.end().code, Some(0));
+    }
+    let mut done = stage.lines("done");
+    done.sort();
+    assert_eq!(done, ["migrate", "migrate", "served", "served"]);
 }
 
 fn executable(stage: &Stage, name: &str, script: &str) {

@@ -1,286 +1,249 @@
 //! How a run ends, and what the command is told.
 
 use super::*;
-use dlock_testkit::{Folder, Port, Server};
+use dlock_testkit::{Folder, Port, Server, ServerKind, each_server};
 
-#[test]
-fn the_exit_code_is_the_commands() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        for (script, code) in [
-            ("exit 0", 0),
-            ("exit 1", 1),
-            ("exit 79", 79),
-            ("exit 255", 255),
-            ("kill -TERM $$", 143),
-            ("kill -KILL $$", 137),
-            // A real-time signal has no name, and ends a program all the same.
-            ("kill -40 $$", 168),
-        ] {
-            let done = stage.end(stage.run("--no-wait", script));
-            assert_eq!((done.code, done.signal), (Some(code), None), "{script}: {}", done.stderr);
-            assert_eq!(done.stderr, "");
-        }
-        // The lock was free each time, and is.
-        assert_eq!(stage.held_on("r"), 0);
-    });
+#[each_server]
+fn the_exit_code_is_the_commands(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    for (script, code) in [
+        ("exit 0", 0),
+        ("exit 1", 1),
+        ("exit 79", 79),
+        ("exit 255", 255),
+        ("kill -TERM $$", 143),
+        ("kill -KILL $$", 137),
+        // A real-time signal has no name, and ends a program all the same.
+        ("kill -40 $$", 168),
+    ] {
+        let done = stage.end(stage.run("--no-wait", script));
+        assert_eq!((done.code, done.signal), (Some(code), None), "{script}: {}", done.stderr);
+        assert_eq!(done.stderr, "");
+    }
+    // The lock was free each time, and is.
+    assert_eq!(stage.held_on("r"), 0);
 }
 
 /// A shell ends its script only if it sees that its command has died of Ctrl-C; 130 would not do.
-#[test]
-fn who_dies_of_an_interrupt_takes_dlock_along() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let done = stage.end(stage.run("", "kill -INT $$"));
-        assert_eq!((done.code, done.signal), (None, Some(2)));
+#[each_server]
+fn who_dies_of_an_interrupt_takes_dlock_along(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let done = stage.end(stage.run("", "kill -INT $$"));
+    assert_eq!((done.code, done.signal), (None, Some(2)));
+    assert_eq!(stage.held_on("r"), 0);
+}
+
+#[each_server]
+fn a_command_that_cannot_be_run_ends_with_126_or_127_and_the_lock_is_free(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    stage.write("data", "");
+    for (command, code, says) in [
+        ("run r -- no-such-command x", 127, "dlock: no-such-command: No such file"),
+        ("run r -- ./data", 126, "dlock: ./data: Permission denied"),
+    ] {
+        let done = stage.end(stage.dlock(command));
+        assert_eq!(done.code, Some(code), "{}", done.stderr);
+        done.says(says);
         assert_eq!(stage.held_on("r"), 0);
-    });
+    }
 }
 
-#[test]
-fn a_command_that_cannot_be_run_ends_with_126_or_127_and_the_lock_is_free() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        stage.write("data", "");
-        for (command, code, says) in [
-            ("run r -- no-such-command x", 127, "dlock: no-such-command: No such file"),
-            ("run r -- ./data", 126, "dlock: ./data: Permission denied"),
-        ] {
-            let done = stage.end(stage.dlock(command));
-            assert_eq!(done.code, Some(code), "{}", done.stderr);
-            done.says(says);
-            assert_eq!(stage.held_on("r"), 0);
+#[each_server]
+fn a_lock_that_is_taken_is_75_at_once_or_when_the_wait_is_over(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    stage.connect().ok("DLOCK.ACQUIRE r other 600000");
+    for wait in ["--no-wait", "--wait 0s", "--wait 100ms"] {
+        let done = stage.end(stage.run(wait, "echo ran"));
+        assert_eq!((done.code, done.stdout.as_str()), (Some(75), ""), "{wait}: {}", done.stderr);
+        done.says_first("dlock: r is taken");
+        queue::nobody_waits(&stage.servers[0]);
+    }
+}
+
+#[each_server]
+fn no_quorum_is_69(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    stage.servers[1].kill9();
+    assert_eq!(stage.end(stage.run("", "true")).code, Some(0), "two of three are a majority");
+    stage.servers[2].kill9();
+    let done = stage.end(stage.run("", "echo ran"));
+    assert_eq!((done.code, done.stdout.as_str()), (Some(69), ""), "{}", done.stderr);
+    done.says_first("dlock: no quorum for r");
+    assert_eq!(stage.held_on("r"), 0, "what the one server granted was given back");
+}
+
+#[each_server]
+fn a_server_that_cannot_take_part_is_69_and_an_address_that_is_none_64(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let plain = Server::options(kind).without_module().start();
+    let nobody = Port::claim();
+    let address = |port: u16| format!("redis://127.0.0.1:{port}");
+    for (urls, code, says) in [
+        (vec![address(plain.port())], 69, address(plain.port())),
+        (vec![address(nobody.number())], 69, "down".to_owned()),
+        (vec!["10.0.0.1:6379:x".to_owned()], 64, "--server number 1: ".to_owned()),
+        (vec![stage.urls(), stage.urls()], 64, "twice".to_owned()),
+    ] {
+        let mut command = stage.dlock("run --node-timeout 5s");
+        for url in urls {
+            command.args(["--server", &url]);
         }
-    });
+        let done = stage.end({
+            command.args(["r", "--", "true"]);
+            command
+        });
+        assert_eq!(done.code, Some(code), "{}", done.stderr);
+        done.says(&says);
+    }
 }
 
-#[test]
-fn a_lock_that_is_taken_is_75_at_once_or_when_the_wait_is_over() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        stage.connect().ok("DLOCK.ACQUIRE r other 600000");
-        for wait in ["--no-wait", "--wait 0s", "--wait 100ms"] {
-            let done = stage.end(stage.run(wait, "echo ran"));
-            assert_eq!((done.code, done.stdout.as_str()), (Some(75), ""), "{wait}: {}", done.stderr);
-            done.says_first("dlock: r is taken");
-            queue::nobody_waits(&stage.servers[0]);
-        }
-    });
+#[each_server]
+fn the_command_is_told_of_its_hold(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    let tell = "echo $DLOCK_RESOURCE $DLOCK_TOKEN ${DLOCK_FENCE-none}";
+    let look = format!("{tell} > told; until [ -e go ]; do sleep 0.02; done");
+    let run = stage.start(stage.run("--fenced --label by-hand", &look));
+    let told = stage.lines("told");
+    let told: Vec<&str> = told[0].split(' ').collect();
+    let [resource, token, fence] = told[..] else { panic!("{told:?}") };
+    assert_eq!(resource, "r");
+    assert!(stage.confirmed("r", token, fence, "by-hand") >= 2);
+    stage.write("go", "");
+    assert_eq!(run.end().code, Some(0));
+
+    // A quorum has no fence that was not asked for, and that of a run around this one is not passed off
+    // as its own.
+    let inner = format!("$DLOCK run --node-timeout 5s inner -- sh -c '{tell}'");
+    let done = stage.end(stage.run("--fenced", &inner));
+    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+    assert!(done.stdout.starts_with("inner ") && done.stdout.ends_with(" none\n"), "{}", done.stdout);
 }
 
-#[test]
-fn no_quorum_is_69() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        stage.servers[1].kill9();
-        assert_eq!(stage.end(stage.run("", "true")).code, Some(0), "two of three are a majority");
-        stage.servers[2].kill9();
-        let done = stage.end(stage.run("", "echo ran"));
-        assert_eq!((done.code, done.stdout.as_str()), (Some(69), ""), "{}", done.stderr);
-        done.says_first("dlock: no quorum for r");
-        assert_eq!(stage.held_on("r"), 0, "what the one server granted was given back");
-    });
+#[each_server]
+fn without_a_label_people_learn_the_host_and_the_command(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let run = stage.start(stage.run("", "echo $PPID > dlock; until [ -e go ]; do sleep 0.02; done"));
+    let dlock = stage.process("dlock");
+    assert_eq!(dlock, run.id());
+    let lock = stage.connect().ok("DLOCK.INSPECT r");
+    let label = lock.field("holders").items()[0].field("label").text();
+    let host = stage.end(stage.command("hostname")).stdout;
+    assert_eq!(label, format!("sh@{} ({dlock})", host.trim()));
+    stage.write("go", "");
+    assert_eq!(run.end().code, Some(0));
 }
 
-#[test]
-fn a_server_that_cannot_take_part_is_69_and_an_address_that_is_none_64() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let plain = Server::options(kind).without_module().start();
-        let nobody = Port::claim();
-        let address = |port: u16| format!("redis://127.0.0.1:{port}");
-        for (urls, code, says) in [
-            (vec![address(plain.port())], 69, address(plain.port())),
-            (vec![address(nobody.number())], 69, "down".to_owned()),
-            (vec!["10.0.0.1:6379:x".to_owned()], 64, "--server number 1: ".to_owned()),
-            (vec![stage.urls(), stage.urls()], 64, "twice".to_owned()),
-        ] {
-            let mut command = stage.dlock("run --node-timeout 5s");
-            for url in urls {
-                command.args(["--server", &url]);
-            }
-            let done = stage.end({
-                command.args(["r", "--", "true"]);
-                command
-            });
-            assert_eq!(done.code, Some(code), "{}", done.stderr);
-            done.says(&says);
-        }
-    });
+#[each_server]
+fn servers_and_passwords_come_from_a_file_or_the_environment(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let port = stage.servers[0].port();
+    let folder = Folder::fresh();
+    assert_eq!(stage.connect().ok("ACL SETUSER worker on >se,cret ~* +@all"), "OK");
+    assert_eq!(stage.connect().ok("ACL SETUSER default off"), "OK");
+    let url = |password: &str| format!("redis://worker:{password}@127.0.0.1:{port}");
+    let list = folder.path().join("servers");
+    std::fs::write(&list, format!("# ours\n\n  {}\n", url("se%2Ccret"))).expect("a file");
+
+    let run = |name: &str, value: &str| {
+        let mut run = stage.dlock("run --node-timeout 5s r -- true");
+        run.env_remove("DLOCK_SERVERS").env(name, value);
+        stage.end(run)
+    };
+    let file = list.to_str().expect("a path");
+    assert_eq!(run("DLOCK_SERVERS", &url("se%2Ccret")).code, Some(0));
+    assert_eq!(run("DLOCK_SERVERS_FILE", file).code, Some(0));
+    let mut by_option = stage.dlock("run --node-timeout 5s r --servers-file");
+    by_option.arg(file).args(["--", "true"]).env("DLOCK_SERVERS", "redis://nobody.invalid");
+    assert_eq!(stage.end(by_option).code, Some(0), "an option goes before the environment");
+
+    let refused = run("DLOCK_SERVERS", &url("wrong"));
+    assert_eq!(refused.code, Some(69), "{}", refused.stderr);
+    assert!(!refused.stderr.contains("wrong"), "a password is no news: {}", refused.stderr);
 }
 
-#[test]
-fn the_command_is_told_of_its_hold() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        let tell = "echo $DLOCK_RESOURCE $DLOCK_TOKEN ${DLOCK_FENCE-none}";
-        let look = format!("{tell} > told; until [ -e go ]; do sleep 0.02; done");
-        let run = stage.start(stage.run("--fenced --label by-hand", &look));
-        let told = stage.lines("told");
-        let told: Vec<&str> = told[0].split(' ').collect();
-        let [resource, token, fence] = told[..] else { panic!("{told:?}") };
-        assert_eq!(resource, "r");
-        assert!(stage.confirmed("r", token, fence, "by-hand") >= 2);
-        stage.write("go", "");
-        assert_eq!(run.end().code, Some(0));
-
-        // A quorum has no fence that was not asked for, and that of a run around this one is not passed off
-        // as its own.
-        let inner = format!("$DLOCK run --node-timeout 5s inner -- sh -c '{tell}'");
-        let done = stage.end(stage.run("--fenced", &inner));
-        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
-        assert!(done.stdout.starts_with("inner ") && done.stdout.ends_with(" none\n"), "{}", done.stdout);
-    });
-}
-
-#[test]
-fn without_a_label_people_learn_the_host_and_the_command() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let run = stage.start(stage.run("", "echo $PPID > dlock; until [ -e go ]; do sleep 0.02; done"));
-        let dlock = stage.process("dlock");
-        assert_eq!(dlock, run.id());
-        let lock = stage.connect().ok("DLOCK.INSPECT r");
-        let label = lock.field("holders").items()[0].field("label").text();
-        let host = stage.end(stage.command("hostname")).stdout;
-        assert_eq!(label, format!("sh@{} ({dlock})", host.trim()));
-        stage.write("go", "");
-        assert_eq!(run.end().code, Some(0));
-    });
-}
-
-#[test]
-fn servers_and_passwords_come_from_a_file_or_the_environment() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let port = stage.servers[0].port();
-        let folder = Folder::fresh();
-        assert_eq!(stage.connect().ok("ACL SETUSER worker on >se,cret ~* +@all"), "OK");
-        assert_eq!(stage.connect().ok("ACL SETUSER default off"), "OK");
-        let url = |password: &str| format!("redis://worker:{password}@127.0.0.1:{port}");
-        let list = folder.path().join("servers");
-        std::fs::write(&list, format!("# ours\n\n  {}\n", url("se%2Ccret"))).expect("a file");
-
-        let run = |name: &str, value: &str| {
-            let mut run = stage.dlock("run --node-timeout 5s r -- true");
-            run.env_remove("DLOCK_SERVERS").env(name, value);
-            stage.end(run)
-        };
-        let file = list.to_str().expect("a path");
-        assert_eq!(run("DLOCK_SERVERS", &url("se%2Ccret")).code, Some(0));
-        assert_eq!(run("DLOCK_SERVERS_FILE", file).code, Some(0));
-        let mut by_option = stage.dlock("run --node-timeout 5s r --servers-file");
-        by_option.arg(file).args(["--", "true"]).env("DLOCK_SERVERS", "redis://nobody.invalid");
-        assert_eq!(stage.end(by_option).code, Some(0), "an option goes before the environment");
-
-        let refused = run("DLOCK_SERVERS", &url("wrong"));
-        assert_eq!(refused.code, Some(69), "{}", refused.stderr);
-        assert!(!refused.stderr.contains("wrong"), "a password is no news: {}", refused.stderr);
-    });
-}
-
-#[test]
-fn a_member_that_cannot_take_part_is_named_once_and_done_without() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 2);
-        let bare = Server::options(kind).without_module().start();
-        let urls = format!("{},redis://127.0.0.1:{}", stage.urls(), bare.port());
-        let end = |words: &str| {
-            let mut dlock = stage.dlock(words);
-            dlock.env("DLOCK_SERVERS", &urls);
-            stage.end(dlock)
-        };
-        let done = end("run --node-timeout 5s r -- true");
-        assert_eq!(done.code, Some(0), "{}", done.stderr);
-        let says = format!("dlock: redis://127.0.0.1:{} cannot take part", bare.port());
-        assert!(done.stderr.starts_with(&says) && done.stderr.lines().count() == 1, "{}", done.stderr);
-        done.says("load the module");
-        let seen = end("inspect r");
-        assert_eq!((seen.code, seen.stdout.contains("load the module")), (Some(0), true), "{}", seen.stdout);
-        assert_eq!(end("wait r").code, Some(0));
-    });
+#[each_server]
+fn a_member_that_cannot_take_part_is_named_once_and_done_without(kind: &ServerKind) {
+    let stage = Stage::with(kind, 2);
+    let bare = Server::options(kind).without_module().start();
+    let urls = format!("{},redis://127.0.0.1:{}", stage.urls(), bare.port());
+    let end = |words: &str| {
+        let mut dlock = stage.dlock(words);
+        dlock.env("DLOCK_SERVERS", &urls);
+        stage.end(dlock)
+    };
+    let done = end("run --node-timeout 5s r -- true");
+    assert_eq!(done.code, Some(0), "{}", done.stderr);
+    let says = format!("dlock: redis://127.0.0.1:{} cannot take part", bare.port());
+    assert!(done.stderr.starts_with(&says) && done.stderr.lines().count() == 1, "{}", done.stderr);
+    done.says("load the module");
+    let seen = end("inspect r");
+    assert_eq!((seen.code, seen.stdout.contains("load the module")), (Some(0), true), "{}", seen.stdout);
+    assert_eq!(end("wait r").code, Some(0));
 }
 
 /// Four times as long a connection may take, which is what each of these once did.
-#[test]
-fn a_silent_member_costs_the_time_of_one_answer() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        // On each of them: an acquisition ends with a majority.
-        for server in &stage.servers {
-            server.connect().ok("DLOCK.ACQUIRE other token 600000");
-        }
-        stage.servers[0].pause();
-        let release = "release --node-timeout 3s other token";
-        let all = ["run --node-timeout 3s r -- true", "inspect --node-timeout 3s r", release];
-        for running in all.map(|words| stage.start(stage.dlock(words))) {
-            let done = running.end();
-            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
-        }
-        stage.servers[0].resume();
-    });
+#[each_server]
+fn a_silent_member_costs_the_time_of_one_answer(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    // On each of them: an acquisition ends with a majority.
+    for server in &stage.servers {
+        server.connect().ok("DLOCK.ACQUIRE other token 600000");
+    }
+    stage.servers[0].pause();
+    let release = "release --node-timeout 3s other token";
+    let all = ["run --node-timeout 3s r -- true", "inspect --node-timeout 3s r", release];
+    for running in all.map(|words| stage.start(stage.dlock(words))) {
+        let done = running.end();
+        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+    }
+    stage.servers[0].resume();
 }
 
-#[test]
-fn with_a_wait_servers_that_are_down_are_waited_for() {
-    each_server(|kind| {
-        let mut stage = Stage::one(kind);
-        stage.servers[0].kill9();
-        let run = stage.start(stage.run("--wait 10m", "echo ran"));
-        until("it says what is missing", || run.stderr().contains("dlock: too few servers for r at present"));
-        stage.servers[0].restart();
-        let done = run.end();
-        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"), "{}", done.stderr);
-        assert_eq!(done.stderr.lines().count(), 1, "{}", done.stderr);
+#[each_server]
+fn with_a_wait_servers_that_are_down_are_waited_for(kind: &ServerKind) {
+    let mut stage = Stage::one(kind);
+    stage.servers[0].kill9();
+    let run = stage.start(stage.run("--wait 10m", "echo ran"));
+    until("it says what is missing", || run.stderr().contains("dlock: too few servers for r at present"));
+    stage.servers[0].restart();
+    let done = run.end();
+    assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"), "{}", done.stderr);
+    assert_eq!(done.stderr.lines().count(), 1, "{}", done.stderr);
 
-        stage.servers[0].kill9();
-        let done = stage.end(stage.run("--wait 1s", "echo ran"));
-        assert_eq!(done.code, Some(69), "{}", done.stderr);
-        assert!(
-            done.stderr.contains("no quorum for r") && done.stderr.contains(" down: "),
-            "{}",
-            done.stderr
-        );
-        assert_eq!(stage.end(stage.dlock("wait --timeout 100ms r")).code, Some(69));
-    });
+    stage.servers[0].kill9();
+    let done = stage.end(stage.run("--wait 1s", "echo ran"));
+    assert_eq!(done.code, Some(69), "{}", done.stderr);
+    assert!(done.stderr.contains("no quorum for r") && done.stderr.contains(" down: "), "{}", done.stderr);
+    assert_eq!(stage.end(stage.dlock("wait --timeout 100ms r")).code, Some(69));
 }
 
-#[test]
-fn what_the_servers_find_wrong_is_64() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        for wrong in ["--ttl 25h", "--delay 2d"] {
-            let done = stage.end(stage.run(wrong, "echo ran"));
-            assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{}", done.stderr);
-        }
-        let extended = stage.end(stage.dlock("extend r t --ttl 25h"));
-        assert_eq!(
-            (extended.code, extended.stderr.contains("25h")),
-            (Some(64), false),
-            "{}",
-            extended.stderr
-        );
-        // Free, but not to be looked at.
-        let mut conn = stage.connect();
-        assert_eq!(conn.ok("ACL SETUSER worker on >pw ~* +@all -dlock.inspect"), "OK");
-        let mut wait = stage.dlock("wait --timeout 100ms r");
-        wait.env("DLOCK_SERVERS", format!("redis://worker:pw@127.0.0.1:{}", stage.servers[0].port()));
-        let done = stage.end(wait);
-        assert_eq!((done.code, done.stderr.contains("NOPERM")), (Some(69), true), "{}", done.stderr);
-    });
+#[each_server]
+fn what_the_servers_find_wrong_is_64(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    for wrong in ["--ttl 25h", "--delay 2d"] {
+        let done = stage.end(stage.run(wrong, "echo ran"));
+        assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{}", done.stderr);
+    }
+    let extended = stage.end(stage.dlock("extend r t --ttl 25h"));
+    assert_eq!((extended.code, extended.stderr.contains("25h")), (Some(64), false), "{}", extended.stderr);
+    // Free, but not to be looked at.
+    let mut conn = stage.connect();
+    assert_eq!(conn.ok("ACL SETUSER worker on >pw ~* +@all -dlock.inspect"), "OK");
+    let mut wait = stage.dlock("wait --timeout 100ms r");
+    wait.env("DLOCK_SERVERS", format!("redis://worker:pw@127.0.0.1:{}", stage.servers[0].port()));
+    let done = stage.end(wait);
+    assert_eq!((done.code, done.stderr.contains("NOPERM")), (Some(69), true), "{}", done.stderr);
 }
 
-#[test]
-fn of_servers_that_are_down_it_is_said_that_they_are() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 5);
-        let hold = stage.end(stage.dlock("acquire --node-timeout 5s other")).stdout;
-        stage.servers.iter().for_each(|server| server.kill9());
-        // A limit that a busy machine does not reach: who has not been asked in time is silent.
-        let release = format!("release --node-timeout 1s other {}", hold.trim());
-        for words in ["run --node-timeout 1s --no-wait r -- true", &release] {
-            let done = stage.end(stage.dlock(words));
-            assert_eq!((done.code, done.stderr.matches(" down: ").count()), (Some(69), 5), "{}", done.stderr);
-        }
-    });
+#[each_server]
+fn of_servers_that_are_down_it_is_said_that_they_are(kind: &ServerKind) {
+    let stage = Stage::with(kind, 5);
+    let hold = stage.end(stage.dlock("acquire --node-timeout 5s other")).stdout;
+    stage.servers.iter().for_each(|server| server.kill9());
+    // A limit that a busy machine does not reach: who has not been asked in time is silent.
+    let release = format!("release --node-timeout 1s other {}", hold.trim());
+    for words in ["run --node-timeout 1s --no-wait r -- true", &release] {
+        let done = stage.end(stage.dlock(words));
+        assert_eq!((done.code, done.stderr.matches(" down: ").count()), (Some(69), 5), "{}", done.stderr);
+    }
 }

@@ -1,7 +1,7 @@
 //! One at a time.
 
 use super::*;
-use dlock_testkit::{Conn, Server, ServerKind};
+use dlock_testkit::{Conn, Server, ServerKind, each_server};
 
 /// mkdir succeeds for one at a time, and the store takes no fence that is not greater than the last.
 const GUARDED: &str = r#"
@@ -32,28 +32,26 @@ fn guarded(kind: &ServerKind, servers: usize, options: &str) {
     assert_eq!(stage.held_on("r"), 0);
 }
 
-#[test]
-fn of_many_runs_one_is_at_work_and_fences_rise() {
-    each_server(|kind| guarded(kind, 1, ""));
+#[each_server]
+fn of_many_runs_one_is_at_work_and_fences_rise(kind: &ServerKind) {
+    guarded(kind, 1, "");
 }
 
-#[test]
-fn over_a_quorum_too() {
-    each_server(|kind| guarded(kind, 3, "--fenced"));
+#[each_server]
+fn over_a_quorum_too(kind: &ServerKind) {
+    guarded(kind, 3, "--fenced");
 }
 
-#[test]
-fn sharers_run_together_and_keep_the_others_out() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let meet = "echo here >> met; until [ -e go ]; do sleep 0.02; done";
-        let sharers: Vec<Running> = (0..2).map(|_| stage.start(stage.run("--shared", meet))).collect();
-        until("both are at work", || stage.file("met").lines().count() == 2);
-        assert_eq!(stage.end(stage.run("--no-wait", "true")).code, Some(75));
-        stage.write("go", "");
-        for sharer in sharers {
-            assert_eq!(sharer.end().code, Some(0));
-        }
-        assert_eq!(stage.end(stage.run("--no-wait", "true")).code, Some(0));
-    });
+#[each_server]
+fn sharers_run_together_and_keep_the_others_out(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let meet = "echo here >> met; until [ -e go ]; do sleep 0.02; done";
+    let sharers: Vec<Running> = (0..2).map(|_| stage.start(stage.run("--shared", meet))).collect();
+    until("both are at work", || stage.file("met").lines().count() == 2);
+    assert_eq!(stage.end(stage.run("--no-wait", "true")).code, Some(75));
+    stage.write("go", "");
+    for sharer in sharers {
+        assert_eq!(sharer.end().code, Some(0));
+    }
+    assert_eq!(stage.end(stage.run("--no-wait", "true")).code, Some(0));
 }

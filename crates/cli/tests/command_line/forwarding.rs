@@ -4,7 +4,7 @@ use std::os::unix::process::ExitStatusExt;
 
 use super::*;
 use crate::stage::{full_pipe, is_alive, is_stopped, signal, status, until_renewed};
-use dlock_testkit::until_some;
+use dlock_testkit::{ServerKind, each_server, until_some};
 
 /// Writes the name of each signal that comes into a file, and ends when it is told to.
 const LISTEN: &str = r#"
@@ -12,207 +12,183 @@ const LISTEN: &str = r#"
     echo $$ > ready
     until [ -e go ]; do sleep 0.02; done"#;
 
-#[test]
-fn each_signal_comes_through_once() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let names = [
-            "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "TSTP", "ALRM", "VTALRM", "PROF", "XCPU", "XFSZ",
-            "ABRT", "PWR", "WINCH", "CONT", "URG",
-        ];
-        let mut run = stage.run("", LISTEN);
-        run.env("NAMES", names.join(" "));
-        let run = stage.start(run);
-        stage.process("ready");
-        for (count, name) in names.into_iter().enumerate() {
-            run.signal(name);
-            until(&format!("SIG{name} is heard"), || stage.file("heard").lines().count() > count);
-        }
-        stage.write("go", "");
-        let done = run.end();
-        assert_eq!((done.code, done.stderr), (Some(0), String::new()));
-        assert_eq!(stage.lines("heard"), names);
-    });
+#[each_server]
+fn each_signal_comes_through_once(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let names = [
+        "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "TSTP", "ALRM", "VTALRM", "PROF", "XCPU", "XFSZ",
+        "ABRT", "PWR", "WINCH", "CONT", "URG",
+    ];
+    let mut run = stage.run("", LISTEN);
+    run.env("NAMES", names.join(" "));
+    let run = stage.start(run);
+    stage.process("ready");
+    for (count, name) in names.into_iter().enumerate() {
+        run.signal(name);
+        until(&format!("SIG{name} is heard"), || stage.file("heard").lines().count() > count);
+    }
+    stage.write("go", "");
+    let done = run.end();
+    assert_eq!((done.code, done.stderr), (Some(0), String::new()));
+    assert_eq!(stage.lines("heard"), names);
 }
 
-#[test]
-fn the_command_starts_with_no_signal_blocked_and_only_those_ignored_that_were() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let masks = "grep -E 'SigBlk|SigIgn' /proc/self/status";
-        let of = |script: &str| stage.end(stage.shell(script)).stdout;
-        let plain = of(masks);
-        assert!(plain.starts_with("SigBlk:\t0000000000000000\nSigIgn:\t"), "{plain}");
-        assert_eq!(of(&format!("\"$DLOCK\" run r -- {masks}")), plain);
-        let ignored = of(&format!("trap '' HUP USR2; {masks}"));
-        assert_ne!(ignored, plain);
-        assert_eq!(of(&format!("trap '' HUP USR2; \"$DLOCK\" run r -- {masks}")), ignored);
-    });
+#[each_server]
+fn the_command_starts_with_no_signal_blocked_and_only_those_ignored_that_were(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let masks = "grep -E 'SigBlk|SigIgn' /proc/self/status";
+    let of = |script: &str| stage.end(stage.shell(script)).stdout;
+    let plain = of(masks);
+    assert!(plain.starts_with("SigBlk:\t0000000000000000\nSigIgn:\t"), "{plain}");
+    assert_eq!(of(&format!("\"$DLOCK\" run r -- {masks}")), plain);
+    let ignored = of(&format!("trap '' HUP USR2; {masks}"));
+    assert_ne!(ignored, plain);
+    assert_eq!(of(&format!("trap '' HUP USR2; \"$DLOCK\" run r -- {masks}")), ignored);
 }
 
 /// A shell that is terminated leaves what it runs to itself. Under a lock that must not be.
-#[test]
-fn what_a_terminated_shell_leaves_behind_is_ended_before_the_lock_is_free() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let script = "setsid sleep 1000 & echo $! > one; timeout 1000 sleep 1000 & echo $! > two; wait";
-        let run = stage.start(stage.run("", script));
-        let (one, two) = (stage.process("one"), stage.process("two"));
-        assert_eq!(stage.held_on("r"), 1);
-        run.signal("TERM");
-        let done = run.end();
-        assert_eq!((done.code, done.stderr), (Some(143), String::new()));
-        assert!(!is_alive(one) && !is_alive(two));
-        assert_eq!(stage.held_on("r"), 0);
-    });
+#[each_server]
+fn what_a_terminated_shell_leaves_behind_is_ended_before_the_lock_is_free(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let script = "setsid sleep 1000 & echo $! > one; timeout 1000 sleep 1000 & echo $! > two; wait";
+    let run = stage.start(stage.run("", script));
+    let (one, two) = (stage.process("one"), stage.process("two"));
+    assert_eq!(stage.held_on("r"), 1);
+    run.signal("TERM");
+    let done = run.end();
+    assert_eq!((done.code, done.stderr), (Some(143), String::new()));
+    assert!(!is_alive(one) && !is_alive(two));
+    assert_eq!(stage.held_on("r"), 0);
 }
 
-#[test]
-fn what_a_command_that_ends_by_itself_leaves_behind_goes_on() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let done = stage.end(stage.run("", "sleep 1000 & echo $! > daemon"));
-        let daemon = stage.process("daemon");
-        let lives = is_alive(daemon);
-        signal(daemon, "KILL");
-        assert_eq!((done.code, lives), (Some(0), true));
-        assert_eq!(stage.held_on("r"), 0);
-    });
+#[each_server]
+fn what_a_command_that_ends_by_itself_leaves_behind_goes_on(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let done = stage.end(stage.run("", "sleep 1000 & echo $! > daemon"));
+    let daemon = stage.process("daemon");
+    let lives = is_alive(daemon);
+    signal(daemon, "KILL");
+    assert_eq!((done.code, lives), (Some(0), true));
+    assert_eq!(stage.held_on("r"), 0);
 }
 
 /// What loses its parent becomes a child of dlock, which must fetch it when it dies: a command may run for
 /// years.
-#[test]
-fn orphans_are_not_left_as_corpses() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let script = "(sleep 0 & sleep 1000 & echo $! > orphan); until [ -e go ]; do sleep 0.02; done";
-        let run = stage.start(stage.run("", script));
-        let orphan = stage.process("orphan");
-        until("dlock has taken it in", || status(orphan, "PPid") == Some(run.id().to_string()));
-        signal(orphan, "KILL");
-        until("the corpse is gone", || status(orphan, "State").is_none());
-        stage.write("go", "");
-        assert_eq!(run.end().code, Some(0));
-    });
+#[each_server]
+fn orphans_are_not_left_as_corpses(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let script = "(sleep 0 & sleep 1000 & echo $! > orphan); until [ -e go ]; do sleep 0.02; done";
+    let run = stage.start(stage.run("", script));
+    let orphan = stage.process("orphan");
+    until("dlock has taken it in", || status(orphan, "PPid") == Some(run.id().to_string()));
+    signal(orphan, "KILL");
+    until("the corpse is gone", || status(orphan, "State").is_none());
+    stage.write("go", "");
+    assert_eq!(run.end().code, Some(0));
 }
 
-#[test]
-fn a_signal_while_it_waits_ends_dlock_and_its_wait() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        for server in &stage.servers {
-            server.connect().ok("DLOCK.ACQUIRE r other 600000");
-        }
-        for (name, number) in [("TERM", 15), ("INT", 2), ("USR1", 10), ("ALRM", 14)] {
-            let run = stage.start(stage.run("", "echo ran"));
-            until("it is queued", || {
-                stage.servers.iter().any(|server| !queue::clients(&mut server.connect(), "r").is_empty())
-            });
-            run.signal(name);
-            let done = run.end();
-            assert_eq!((done.code, done.signal, done.stdout.as_str()), (None, Some(number), ""));
-            stage.servers.iter().for_each(queue::nobody_waits);
-        }
-        assert_eq!(stage.held_on("r"), 3, "by the other");
-    });
+#[each_server]
+fn a_signal_while_it_waits_ends_dlock_and_its_wait(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    for server in &stage.servers {
+        server.connect().ok("DLOCK.ACQUIRE r other 600000");
+    }
+    for (name, number) in [("TERM", 15), ("INT", 2), ("USR1", 10), ("ALRM", 14)] {
+        let run = stage.start(stage.run("", "echo ran"));
+        until("it is queued", || {
+            stage.servers.iter().any(|server| !queue::clients(&mut server.connect(), "r").is_empty())
+        });
+        run.signal(name);
+        let done = run.end();
+        assert_eq!((done.code, done.signal, done.stdout.as_str()), (None, Some(number), ""));
+        stage.servers.iter().for_each(queue::nobody_waits);
+    }
+    assert_eq!(stage.held_on("r"), 3, "by the other");
 }
 
 /// Those that block signals to read them one by one.
-#[test]
-fn a_signal_ends_who_writes_to_a_pipe_that_nobody_reads() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let mut conn = stage.connect();
-        conn.ok("DLOCK.ACQUIRE broken somebody 600000");
-        conn.ok("DLOCK.BREAK broken");
-        for (words, asks) in [
-            ("acquire r --ttl 10m", "dlock.acquire"),
-            ("elect r --observe", "dlock.inspect"),
-            ("log --follow", "dlock.log"),
-        ] {
-            conn.ok("CONFIG RESETSTAT");
-            let (_reader, writer) = full_pipe();
-            let mut child = stage.dlock(words).stdout(writer).spawn().expect("it starts");
-            until(&format!("{words} has something to say"), || {
-                conn.ok("INFO commandstats").text().to_lowercase().contains(asks)
-            });
-            signal(child.id(), "TERM");
-            let status =
-                until_some(&format!("{words} ends"), || child.try_wait().expect("the state of a child"));
-            assert_eq!(status.signal(), Some(15), "{words}");
-            until("nobody holds what nobody was told of", || stage.held_on("r") == 0);
-        }
-    });
+#[each_server]
+fn a_signal_ends_who_writes_to_a_pipe_that_nobody_reads(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut conn = stage.connect();
+    conn.ok("DLOCK.ACQUIRE broken somebody 600000");
+    conn.ok("DLOCK.BREAK broken");
+    for (words, asks) in [
+        ("acquire r --ttl 10m", "dlock.acquire"),
+        ("elect r --observe", "dlock.inspect"),
+        ("log --follow", "dlock.log"),
+    ] {
+        conn.ok("CONFIG RESETSTAT");
+        let (_reader, writer) = full_pipe();
+        let mut child = stage.dlock(words).stdout(writer).spawn().expect("it starts");
+        until(&format!("{words} has something to say"), || {
+            conn.ok("INFO commandstats").text().to_lowercase().contains(asks)
+        });
+        signal(child.id(), "TERM");
+        let status = until_some(&format!("{words} ends"), || child.try_wait().expect("the state of a child"));
+        assert_eq!(status.signal(), Some(15), "{words}");
+        until("nobody holds what nobody was told of", || stage.held_on("r") == 0);
+    }
 }
 
 /// As a terminal sends one when its window changes.
-#[test]
-fn a_signal_that_ends_nobody_does_not_end_dlock_while_it_waits() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let mut conn = stage.connect();
-        conn.ok("DLOCK.ACQUIRE r other 600000");
-        let run = stage.start(stage.run("", "echo ran"));
-        until("it is queued", || queue::clients(&mut conn, "r").len() == 1);
-        for name in ["WINCH", "CONT", "URG"] {
-            heard(&run, name);
-        }
-        assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
-        let done = run.end();
-        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
-    });
+#[each_server]
+fn a_signal_that_ends_nobody_does_not_end_dlock_while_it_waits(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut conn = stage.connect();
+    conn.ok("DLOCK.ACQUIRE r other 600000");
+    let run = stage.start(stage.run("", "echo ran"));
+    until("it is queued", || queue::clients(&mut conn, "r").len() == 1);
+    for name in ["WINCH", "CONT", "URG"] {
+        heard(&run, name);
+    }
+    assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
+    let done = run.end();
+    assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
 }
 
 /// It ends the command and not dlock, which releases the lock: nobody waits for the lease to end.
-#[test]
-fn the_lock_of_a_command_that_a_signal_has_ended_is_free() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        for (name, number) in [("ALRM", 14), ("XCPU", 24), ("ABRT", 6)] {
-            let run = stage.start(stage.run("--ttl 10m", "ulimit -c 0; echo $$ > ready; exec sleep 1000"));
-            let command = stage.process("ready");
-            run.signal(name);
-            let done = run.end();
-            assert_eq!((done.code, done.stderr), (Some(128 + number), String::new()));
-            assert!(!is_alive(command));
-            assert_eq!(stage.held_on("r"), 0);
-            stage.write("ready", "");
-        }
-    });
+#[each_server]
+fn the_lock_of_a_command_that_a_signal_has_ended_is_free(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    for (name, number) in [("ALRM", 14), ("XCPU", 24), ("ABRT", 6)] {
+        let run = stage.start(stage.run("--ttl 10m", "ulimit -c 0; echo $$ > ready; exec sleep 1000"));
+        let command = stage.process("ready");
+        run.signal(name);
+        let done = run.end();
+        assert_eq!((done.code, done.stderr), (Some(128 + number), String::new()));
+        assert!(!is_alive(command));
+        assert_eq!(stage.held_on("r"), 0);
+        stage.write("ready", "");
+    }
 }
 
-#[test]
-fn a_command_that_is_stopped_keeps_its_lock() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let mut run =
-            stage.start(stage.run("--ttl 1s", "echo $$ > ready; until [ -e go ]; do sleep 0.02; done"));
-        let command = stage.process("ready");
-        signal(command, "STOP");
-        until("it is stopped", || is_stopped(command));
-        until_renewed(&mut stage.connect(), "r");
-        assert!(!run.is_over() && !is_stopped(run.id()));
-        signal(command, "CONT");
-        stage.write("go", "");
-        assert_eq!(run.end().code, Some(0));
-    });
+#[each_server]
+fn a_command_that_is_stopped_keeps_its_lock(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut run = stage.start(stage.run("--ttl 1s", "echo $$ > ready; until [ -e go ]; do sleep 0.02; done"));
+    let command = stage.process("ready");
+    signal(command, "STOP");
+    until("it is stopped", || is_stopped(command));
+    until_renewed(&mut stage.connect(), "r");
+    assert!(!run.is_over() && !is_stopped(run.id()));
+    signal(command, "CONT");
+    stage.write("go", "");
+    assert_eq!(run.end().code, Some(0));
 }
 
 /// As some supervisors start what they run. The kernel keeps no dead children for whoever ignores this
 /// signal.
-#[test]
-fn the_end_of_the_command_is_seen_also_where_sigchld_was_ignored() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        for (script, code) in [("exit 3", 3), ("kill -TERM $$", 143)] {
-            let mut run = stage.command("env");
-            run.args(["--ignore-signal=CHLD", stage::DLOCK, "run", "r", "--", "sh", "-c", script]);
-            let done = stage.end(run);
-            assert_eq!((done.code, done.stderr.as_str()), (Some(code), ""));
-            assert_eq!(stage.held_on("r"), 0);
-        }
-    });
+#[each_server]
+fn the_end_of_the_command_is_seen_also_where_sigchld_was_ignored(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    for (script, code) in [("exit 3", 3), ("kill -TERM $$", 143)] {
+        let mut run = stage.command("env");
+        run.args(["--ignore-signal=CHLD", stage::DLOCK, "run", "r", "--", "sh", "-c", script]);
+        let done = stage.end(run);
+        assert_eq!((done.code, done.stderr.as_str()), (Some(code), ""));
+        assert_eq!(stage.held_on("r"), 0);
+    }
 }
 
 /// Sends it a signal, and waits until it has taken that.
@@ -225,46 +201,32 @@ fn heard(run: &Running, name: &str) {
 }
 
 /// Nobody would continue it: there is no shell in its session, as after `ssh -t host dlock run`.
-#[test]
-fn ctrl_z_does_not_stop_whoever_waits_without_a_shell() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let mut conn = stage.connect();
-        conn.ok("DLOCK.ACQUIRE r other 600000");
-        let mut run = stage.command("setsid");
-        run.args([stage::DLOCK, "run", "--node-timeout", "5s", "r", "--", "echo", "ran"]);
-        let run = stage.start(run);
-        until("it is queued", || queue::clients(&mut conn, "r").len() == 1);
-        heard(&run, "TSTP");
-        assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
-        let done = run.end();
-        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"), "{}", done.stderr);
-    });
+#[each_server]
+fn ctrl_z_does_not_stop_whoever_waits_without_a_shell(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut conn = stage.connect();
+    conn.ok("DLOCK.ACQUIRE r other 600000");
+    let mut run = stage.command("setsid");
+    run.args([stage::DLOCK, "run", "--node-timeout", "5s", "r", "--", "echo", "ran"]);
+    let run = stage.start(run);
+    until("it is queued", || queue::clients(&mut conn, "r").len() == 1);
+    heard(&run, "TSTP");
+    assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
+    let done = run.end();
+    assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"), "{}", done.stderr);
 }
 
-#[test]
-fn what_nohup_has_ignored_does_not_end_dlock_while_it_waits() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let mut conn = stage.connect();
-        conn.ok("DLOCK.ACQUIRE r other 600000");
-        let mut run = stage.command("env");
-        run.args([
-            "--ignore-signal=HUP",
-            stage::DLOCK,
-            "run",
-            "--node-timeout",
-            "5s",
-            "r",
-            "--",
-            "echo",
-            "ran",
-        ]);
-        let run = stage.start(run);
-        until("it is queued", || queue::clients(&mut conn, "r").len() == 1);
-        heard(&run, "HUP");
-        assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
-        let done = run.end();
-        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
-    });
+#[each_server]
+fn what_nohup_has_ignored_does_not_end_dlock_while_it_waits(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut conn = stage.connect();
+    conn.ok("DLOCK.ACQUIRE r other 600000");
+    let mut run = stage.command("env");
+    run.args(["--ignore-signal=HUP", stage::DLOCK, "run", "--node-timeout", "5s", "r", "--", "echo", "ran"]);
+    let run = stage.start(run);
+    until("it is queued", || queue::clients(&mut conn, "r").len() == 1);
+    heard(&run, "HUP");
+    assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
+    let done = run.end();
+    assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
 }

@@ -1,5 +1,6 @@
 //! `elect` and `hold`: locks that last, with what comes after a loss.
 
+use dlock_testkit::{ServerKind, each_server};
 use std::os::unix::process::CommandExt;
 
 use super::*;
@@ -28,45 +29,42 @@ fn leads(stage: &Stage, names: &[&str]) -> u32 {
     last.split(' ').nth(1).expect("a process").parse().expect("a number")
 }
 
-#[test]
-fn a_leader_that_lost_the_lead_stands_again() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        let observer = stage.start(stage.dlock("elect scheduler --observe --node-timeout 5s"));
-        until("nobody leads", || observer.stdout().contains("scheduler has no leader"));
-        let json = stage.start(stage.dlock("elect scheduler --observe --json --node-timeout 5s"));
-        let first = candidate(&stage, "one");
-        let process = leads(&stage, &["one"]);
-        let second = candidate(&stage, "two");
-        until("two waits", || {
-            stage.servers.iter().any(|server| !queue::tokens(&mut server.connect(), "scheduler").is_empty())
-        });
-        until("one is seen", || observer.stdout().contains("scheduler is led by one"));
-
-        stage.servers.iter().for_each(|server| drop(server.connect().ok("DLOCK.BREAK scheduler")));
-        leads(&stage, &["one", "two"]);
-        until("the command of one has ended", || !is_alive(process));
-        until("one stands again", || first.stderr().contains("standing for election again"));
-        until("two is seen", || {
-            observer.stdout().contains("is led by two") && json.stdout().contains("\"leader\":\"two\"")
-        });
-        stage.write("end-two", "");
-        assert_eq!(second.end().code, Some(7), "as its command");
-        leads(&stage, &["one", "two", "one"]);
-        until("every change is seen", || observer.stdout().matches("is led by one").count() == 2);
-        stage.write("end-one", "");
-        assert_eq!(first.end().code, Some(7));
-        until("nobody leads", || observer.stdout().ends_with("scheduler has no leader\n"));
-        until("programs are told", || {
-            let said = json.stdout();
-            let last =
-                said.lines().last().and_then(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-            last.is_some_and(|last| last["leader"].is_null() && last["known"] == true)
-        });
-        stage.servers[..2].iter().for_each(|server| server.kill9());
-        until("it is not known", || observer.stdout().ends_with("too few servers answer\n"));
-        until("it is said why", || observer.stderr().matches(": down: ").count() >= 1);
+#[each_server]
+fn a_leader_that_lost_the_lead_stands_again(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    let observer = stage.start(stage.dlock("elect scheduler --observe --node-timeout 5s"));
+    until("nobody leads", || observer.stdout().contains("scheduler has no leader"));
+    let json = stage.start(stage.dlock("elect scheduler --observe --json --node-timeout 5s"));
+    let first = candidate(&stage, "one");
+    let process = leads(&stage, &["one"]);
+    let second = candidate(&stage, "two");
+    until("two waits", || {
+        stage.servers.iter().any(|server| !queue::tokens(&mut server.connect(), "scheduler").is_empty())
     });
+    until("one is seen", || observer.stdout().contains("scheduler is led by one"));
+
+    stage.servers.iter().for_each(|server| drop(server.connect().ok("DLOCK.BREAK scheduler")));
+    leads(&stage, &["one", "two"]);
+    until("the command of one has ended", || !is_alive(process));
+    until("one stands again", || first.stderr().contains("standing for election again"));
+    until("two is seen", || {
+        observer.stdout().contains("is led by two") && json.stdout().contains("\"leader\":\"two\"")
+    });
+    stage.write("end-two", "");
+    assert_eq!(second.end().code, Some(7), "as its command");
+    leads(&stage, &["one", "two", "one"]);
+    until("every change is seen", || observer.stdout().matches("is led by one").count() == 2);
+    stage.write("end-one", "");
+    assert_eq!(first.end().code, Some(7));
+    until("nobody leads", || observer.stdout().ends_with("scheduler has no leader\n"));
+    until("programs are told", || {
+        let said = json.stdout();
+        let last = said.lines().last().and_then(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        last.is_some_and(|last| last["leader"].is_null() && last["known"] == true)
+    });
+    stage.servers[..2].iter().for_each(|server| server.kill9());
+    until("it is not known", || observer.stdout().ends_with("too few servers answer\n"));
+    until("it is said why", || observer.stderr().matches(": down: ").count() >= 1);
 }
 
 /// Holds the lock, says so, and lives until it is told to end.
@@ -74,106 +72,96 @@ const SCRIPT: &str = "trap 'echo TERM > heard; exit 3' TERM; \
     held=$(\"$DLOCK\" hold r --pid $$ --node-timeout 5s --ttl 2s) || exit; \
     echo $held > held; echo $$ > ready; until [ -e go ]; do sleep 0.02; done";
 
-#[test]
-fn a_lock_is_held_for_as_long_as_its_script_lives() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let mut conn = stage.connect();
-        let script = stage.start(stage.shell(SCRIPT));
-        stage.process("ready");
-        let lock = conn.ok("DLOCK.INSPECT r").field("holders").items()[0].clone();
-        let (token, fence) = (lock.field("token").text(), lock.field("fence").int());
-        assert_eq!(stage.file("held"), format!("{token} {fence}\n"));
-        assert!(lock.field("label").text().starts_with("process "), "{lock:?}");
-        until_renewed(&mut conn, "r");
-        assert_eq!(stage.end(stage.dlock("hold --no-wait --node-timeout 5s r --pid 1")).code, Some(75));
-        stage.write("go", "");
-        let done = script.end();
-        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
-        until("it is released", || stage.held_on("r") == 0);
+#[each_server]
+fn a_lock_is_held_for_as_long_as_its_script_lives(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut conn = stage.connect();
+    let script = stage.start(stage.shell(SCRIPT));
+    stage.process("ready");
+    let lock = conn.ok("DLOCK.INSPECT r").field("holders").items()[0].clone();
+    let (token, fence) = (lock.field("token").text(), lock.field("fence").int());
+    assert_eq!(stage.file("held"), format!("{token} {fence}\n"));
+    assert!(lock.field("label").text().starts_with("process "), "{lock:?}");
+    until_renewed(&mut conn, "r");
+    assert_eq!(stage.end(stage.dlock("hold --no-wait --node-timeout 5s r --pid 1")).code, Some(75));
+    stage.write("go", "");
+    let done = script.end();
+    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+    until("it is released", || stage.held_on("r") == 0);
 
-        // However it ends.
-        std::fs::remove_file(stage.write("go", "")).expect("it can go");
-        std::fs::remove_file(stage.write("ready", "")).expect("it can go");
-        let script = stage.start(stage.shell(SCRIPT));
-        signal(stage.process("ready"), "KILL");
-        until("it is released", || stage.held_on("r") == 0);
-        drop(script);
-    });
+    // However it ends.
+    std::fs::remove_file(stage.write("go", "")).expect("it can go");
+    std::fs::remove_file(stage.write("ready", "")).expect("it can go");
+    let script = stage.start(stage.shell(SCRIPT));
+    signal(stage.process("ready"), "KILL");
+    until("it is released", || stage.held_on("r") == 0);
+    drop(script);
 }
 
-#[test]
-fn a_script_is_ended_when_its_lock_is_lost() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let script = stage.start(stage.shell(SCRIPT));
-        stage.process("ready");
-        stage.connect().ok("DLOCK.BREAK r");
-        assert_eq!(script.end().code, Some(3));
-        assert_eq!(stage.file("heard"), "TERM\n");
-        let done = stage.end(stage.dlock("hold r --pid 999999999"));
-        assert_eq!(done.code, Some(64), "{}", done.stderr);
-    });
+#[each_server]
+fn a_script_is_ended_when_its_lock_is_lost(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let script = stage.start(stage.shell(SCRIPT));
+    stage.process("ready");
+    stage.connect().ok("DLOCK.BREAK r");
+    assert_eq!(script.end().code, Some(3));
+    assert_eq!(stage.file("heard"), "TERM\n");
+    let done = stage.end(stage.dlock("hold r --pid 999999999"));
+    assert_eq!(done.code, Some(64), "{}", done.stderr);
 }
 
 /// As a service manager ends a service: its lock may not be free before it is.
-#[test]
-fn a_script_that_survives_a_signal_to_all_keeps_its_lock() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let mut script = stage.shell(&SCRIPT.replace("exit 3", "true"));
-        let script = stage.start({
-            script.process_group(0);
-            script
-        });
-        stage.process("ready");
-        let all = format!("kill -TERM -{}", script.id());
-        assert_eq!(stage.end(stage.shell(&all)).code, Some(0));
-        assert_eq!(stage.lines("heard"), ["TERM"]);
-        until_renewed(&mut stage.connect(), "r");
-        stage.write("go", "");
-        script.end();
-        until("it is released", || stage.held_on("r") == 0);
+#[each_server]
+fn a_script_that_survives_a_signal_to_all_keeps_its_lock(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut script = stage.shell(&SCRIPT.replace("exit 3", "true"));
+    let script = stage.start({
+        script.process_group(0);
+        script
     });
+    stage.process("ready");
+    let all = format!("kill -TERM -{}", script.id());
+    assert_eq!(stage.end(stage.shell(&all)).code, Some(0));
+    assert_eq!(stage.lines("heard"), ["TERM"]);
+    until_renewed(&mut stage.connect(), "r");
+    stage.write("go", "");
+    script.end();
+    until("it is released", || stage.held_on("r") == 0);
 }
 
 /// Nobody else would end its wait.
-#[test]
-fn a_wait_for_a_process_ends_with_it_or_with_dlock() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let mut conn = stage.connect();
-        conn.ok("DLOCK.ACQUIRE r other 600000");
-        for ends in ["script", "dlock"] {
-            let script = format!(
-                "\"$DLOCK\" hold r --pid $$ --wait 1m & echo $! > dlock-{ends}; echo $$ > script-{ends}; wait"
-            );
-            let script = stage.start(stage.shell(&script));
-            until("it waits", || queue::tokens(&mut conn, "r").len() == 1);
-            signal(stage.process(&format!("{ends}-{ends}")), "KILL");
-            until("it waits no more", || queue::tokens(&mut conn, "r").is_empty());
-            drop(script);
-        }
-    });
+#[each_server]
+fn a_wait_for_a_process_ends_with_it_or_with_dlock(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut conn = stage.connect();
+    conn.ok("DLOCK.ACQUIRE r other 600000");
+    for ends in ["script", "dlock"] {
+        let script = format!(
+            "\"$DLOCK\" hold r --pid $$ --wait 1m & echo $! > dlock-{ends}; echo $$ > script-{ends}; wait"
+        );
+        let script = stage.start(stage.shell(&script));
+        until("it waits", || queue::tokens(&mut conn, "r").len() == 1);
+        signal(stage.process(&format!("{ends}-{ends}")), "KILL");
+        until("it waits no more", || queue::tokens(&mut conn, "r").is_empty());
+        drop(script);
+    }
 }
 
 /// A machine without a battery begins in 1970.
-#[test]
-fn an_observer_whose_clock_is_not_set_tells_who_leads() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let mut conn = stage.connect();
-        conn.ok("DLOCK.ACQUIRE scheduler t 600000 LABEL ada");
-        let (preloaded, clock) = WallClock::of(kind);
-        let acquired = wall_clock::seconds(&mut conn);
-        until("it is held for longer than the clock runs", || wall_clock::seconds(&mut conn) > acquired + 3);
-        clock.set_off_by(-wall_clock::seconds(&mut conn));
-        let mut elect = stage.dlock("elect scheduler --observe --node-timeout 5s");
-        let variables = preloaded.command.iter().filter_map(|word| word.split_once('='));
-        elect.envs(variables);
-        let observer = stage.start(elect);
-        until("the leader is seen", || {
-            observer.stdout().starts_with("1970-01-01T00:00:00Z scheduler is led by ada")
-        });
+#[each_server]
+fn an_observer_whose_clock_is_not_set_tells_who_leads(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut conn = stage.connect();
+    conn.ok("DLOCK.ACQUIRE scheduler t 600000 LABEL ada");
+    let (preloaded, clock) = WallClock::of(kind);
+    let acquired = wall_clock::seconds(&mut conn);
+    until("it is held for longer than the clock runs", || wall_clock::seconds(&mut conn) > acquired + 3);
+    clock.set_off_by(-wall_clock::seconds(&mut conn));
+    let mut elect = stage.dlock("elect scheduler --observe --node-timeout 5s");
+    let variables = preloaded.command.iter().filter_map(|word| word.split_once('='));
+    elect.envs(variables);
+    let observer = stage.start(elect);
+    until("the leader is seen", || {
+        observer.stdout().starts_with("1970-01-01T00:00:00Z scheduler is led by ada")
     });
 }

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 
 use super::*;
 use crate::stage::{full_pipe, is_alive, is_stopped, signal, status, until_renewed};
-use dlock_testkit::{Conn, ServerKind};
+use dlock_testkit::{Conn, ServerKind, each_server};
 
 /// Ends by SIGTERM, and says so.
 const OBEYS: &str = "trap 'echo TERM > heard; exit 0' TERM; echo $$ > ready; while :; do sleep 0.02; done";
@@ -22,59 +22,51 @@ fn broken(stage: &Stage) -> u32 {
     command
 }
 
-#[test]
-fn a_broken_lock_ends_the_command_and_the_code_is_79() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let run = stage.start(stage.run("--ttl 2s", OBEYS));
-        let command = broken(&stage);
-        let done = run.end();
-        assert!(!is_alive(command));
-        assert_eq!(stage.file("heard"), "TERM\n");
-        assert_eq!(done.code, Some(79), "whatever the command's own was");
-        done.says_first("dlock: the lock is lost: it was taken away");
-        assert!(!done.stderr.contains("killed"), "{}", done.stderr);
-    });
+#[each_server]
+fn a_broken_lock_ends_the_command_and_the_code_is_79(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let run = stage.start(stage.run("--ttl 2s", OBEYS));
+    let command = broken(&stage);
+    let done = run.end();
+    assert!(!is_alive(command));
+    assert_eq!(stage.file("heard"), "TERM\n");
+    assert_eq!(done.code, Some(79), "whatever the command's own was");
+    done.says_first("dlock: the lock is lost: it was taken away");
+    assert!(!done.stderr.contains("killed"), "{}", done.stderr);
 }
 
-#[test]
-fn a_command_that_ignores_sigterm_is_killed_with_all_it_has_started() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let run = stage.start(stage.run("--ttl 2s --kill-after 100ms", IGNORES));
-        let pids = [stage.process("far"), stage.process("near"), broken(&stage)];
-        let done = run.end();
-        assert_eq!(pids.map(is_alive), [false; 3]);
-        assert_eq!(done.code, Some(79));
-        done.says("is killed");
-    });
+#[each_server]
+fn a_command_that_ignores_sigterm_is_killed_with_all_it_has_started(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let run = stage.start(stage.run("--ttl 2s --kill-after 100ms", IGNORES));
+    let pids = [stage.process("far"), stage.process("near"), broken(&stage)];
+    let done = run.end();
+    assert_eq!(pids.map(is_alive), [false; 3]);
+    assert_eq!(done.code, Some(79));
+    done.says("is killed");
 }
 
-#[test]
-fn a_command_that_is_stopped_can_still_end_in_order() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let run = stage.start(stage.run("--ttl 8s --kill-after 3s", OBEYS));
-        let command = stage.process("ready");
-        signal(command, "STOP");
-        until("it is stopped", || is_stopped(command));
-        broken(&stage);
-        let done = run.end();
-        assert_eq!((done.code, stage.file("heard").as_str()), (Some(79), "TERM\n"), "{}", done.stderr);
-    });
+#[each_server]
+fn a_command_that_is_stopped_can_still_end_in_order(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let run = stage.start(stage.run("--ttl 8s --kill-after 3s", OBEYS));
+    let command = stage.process("ready");
+    signal(command, "STOP");
+    until("it is stopped", || is_stopped(command));
+    broken(&stage);
+    let done = run.end();
+    assert_eq!((done.code, stage.file("heard").as_str()), (Some(79), "TERM\n"), "{}", done.stderr);
 }
 
-#[test]
-fn a_stopped_command_that_ignores_sigterm_is_killed() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let run = stage.start(stage.run("--ttl 2s --kill-after 100ms", IGNORES));
-        let pids = [stage.process("far"), stage.process("near"), stage.process("ready")];
-        pids.iter().for_each(|pid| signal(*pid, "STOP"));
-        broken(&stage);
-        assert_eq!(run.end().code, Some(79));
-        assert_eq!(pids.map(is_alive), [false; 3]);
-    });
+#[each_server]
+fn a_stopped_command_that_ignores_sigterm_is_killed(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let run = stage.start(stage.run("--ttl 2s --kill-after 100ms", IGNORES));
+    let pids = [stage.process("far"), stage.process("near"), stage.process("ready")];
+    pids.iter().for_each(|pid| signal(*pid, "STOP"));
+    broken(&stage);
+    assert_eq!(run.end().code, Some(79));
+    assert_eq!(pids.map(is_alive), [false; 3]);
 }
 
 /// The masters hear nothing of renewals any more, as behind a cut network, but can still be asked what they
@@ -101,104 +93,91 @@ fn cut_off(kind: &ServerKind, servers: usize, options: &str, script: &str) {
     done.says_first("dlock: the lock is lost: it was not renewed in time");
 }
 
-#[test]
-fn with_silent_masters_an_obedient_command_ends_before_its_lease() {
-    each_server(|kind| cut_off(kind, 3, "--ttl 6s", OBEYS));
+#[each_server]
+fn with_silent_masters_an_obedient_command_ends_before_its_lease(kind: &ServerKind) {
+    cut_off(kind, 3, "--ttl 6s", OBEYS);
 }
 
-#[test]
-fn with_a_silent_master_a_deaf_command_ends_before_its_lease() {
-    each_server(|kind| cut_off(kind, 1, "--ttl 9s --kill-after 1s", IGNORES));
+#[each_server]
+fn with_a_silent_master_a_deaf_command_ends_before_its_lease(kind: &ServerKind) {
+    cut_off(kind, 1, "--ttl 9s --kill-after 1s", IGNORES);
 }
 
-#[test]
-fn masters_that_are_killed_end_the_command() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        let run = stage.start(stage.run("--ttl 3s", OBEYS));
-        let command = stage.process("ready");
-        stage.servers[..2].iter().for_each(|server| server.kill9());
-        let done = run.end();
-        assert!(!is_alive(command));
-        assert_eq!((done.code, stage.file("heard").as_str()), (Some(79), "TERM\n"), "{}", done.stderr);
-    });
+#[each_server]
+fn masters_that_are_killed_end_the_command(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    let run = stage.start(stage.run("--ttl 3s", OBEYS));
+    let command = stage.process("ready");
+    stage.servers[..2].iter().for_each(|server| server.kill9());
+    let done = run.end();
+    assert!(!is_alive(command));
+    assert_eq!((done.code, stage.file("heard").as_str()), (Some(79), "TERM\n"), "{}", done.stderr);
 }
 
-#[test]
-fn a_minority_that_is_killed_or_stopped_is_not_even_noticed() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 5);
-        let run = stage.start(stage.run("--ttl 3s", "echo > ready; until [ -e go ]; do sleep 0.02; done"));
-        stage.lines("ready");
-        stage.servers[0].kill9();
-        stage.servers[1].pause();
-        let mut conn = stage.servers[2].connect();
-        for _ in 0..2 {
-            until_renewed(&mut conn, "r");
-        }
-        stage.servers[1].resume();
-        stage.write("go", "");
-        let done = run.end();
-        assert_eq!((done.code, done.stderr), (Some(0), String::new()));
-    });
+#[each_server]
+fn a_minority_that_is_killed_or_stopped_is_not_even_noticed(kind: &ServerKind) {
+    let stage = Stage::with(kind, 5);
+    let run = stage.start(stage.run("--ttl 3s", "echo > ready; until [ -e go ]; do sleep 0.02; done"));
+    stage.lines("ready");
+    stage.servers[0].kill9();
+    stage.servers[1].pause();
+    let mut conn = stage.servers[2].connect();
+    for _ in 0..2 {
+        until_renewed(&mut conn, "r");
+    }
+    stage.servers[1].resume();
+    stage.write("go", "");
+    let done = run.end();
+    assert_eq!((done.code, done.stderr), (Some(0), String::new()));
 }
 
 /// The command was done before it could be ended, and yet it was not alone all the time. The release tells,
 /// if the server's push has not done so before.
-#[test]
-fn a_loss_that_shows_at_the_release_is_told() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let run =
-            stage.start(stage.run("--ttl 10m", "echo $$ > ready; until [ -e go ]; do sleep 0.02; done"));
-        broken(&stage);
-        stage.write("go", "");
-        let done = run.end();
-        assert_eq!(done.code, Some(79));
-        let told = ["lost before the command ended", "lost while the command ended", "the lock is lost"];
-        assert!(told.iter().any(|words| done.stderr.contains(words)), "{}", done.stderr);
-    });
+#[each_server]
+fn a_loss_that_shows_at_the_release_is_told(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let run = stage.start(stage.run("--ttl 10m", "echo $$ > ready; until [ -e go ]; do sleep 0.02; done"));
+    broken(&stage);
+    stage.write("go", "");
+    let done = run.end();
+    assert_eq!(done.code, Some(79));
+    let told = ["lost before the command ended", "lost while the command ended", "the lock is lost"];
+    assert!(told.iter().any(|words| done.stderr.contains(words)), "{}", done.stderr);
 }
 
-#[test]
-fn a_dlock_that_is_killed_takes_the_command_along() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let run = stage.start(stage.run("", "trap '' TERM; echo $$ > ready; while :; do sleep 0.02; done"));
-        let command = stage.process("ready");
-        run.signal("KILL");
-        assert_eq!(run.end().signal, Some(9));
-        until("the command is dead", || !is_alive(command));
-    });
+#[each_server]
+fn a_dlock_that_is_killed_takes_the_command_along(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let run = stage.start(stage.run("", "trap '' TERM; echo $$ > ready; while :; do sleep 0.02; done"));
+    let command = stage.process("ready");
+    run.signal("KILL");
+    assert_eq!(run.end().signal, Some(9));
+    until("the command is dead", || !is_alive(command));
 }
 
 /// A pipe to a logger that has ended, a disk that is full.
-#[test]
-fn a_dlock_that_cannot_complain_does_its_work() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        stage.write("script", OBEYS);
-        let run = stage.start(stage.shell("exec \"$DLOCK\" run --ttl 2s r -- sh script 2> /dev/full"));
-        let command = broken(&stage);
-        assert_eq!((run.end().code, is_alive(command)), (Some(79), false));
-        assert_eq!(stage.file("heard"), "TERM\n");
-    });
+#[each_server]
+fn a_dlock_that_cannot_complain_does_its_work(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    stage.write("script", OBEYS);
+    let run = stage.start(stage.shell("exec \"$DLOCK\" run --ttl 2s r -- sh script 2> /dev/full"));
+    let command = broken(&stage);
+    assert_eq!((run.end().code, is_alive(command)), (Some(79), false));
+    assert_eq!(stage.file("heard"), "TERM\n");
 }
 
 /// Whoever becomes dlock by exec hands over children that dlock knows nothing of.
-#[test]
-fn children_from_before_are_left_alone() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        stage.write("inner", OBEYS);
-        let script = "sleep 1000 & echo $! > before; exec \"$DLOCK\" run --ttl 2s r -- sh inner";
-        let run = stage.start(stage.shell(script));
-        let (before, command) = (stage.process("before"), broken(&stage));
-        assert_eq!(run.end().code, Some(79));
-        let lives = is_alive(before);
-        signal(before, "KILL");
-        assert_eq!((lives, is_alive(command)), (true, false));
-    });
+#[each_server]
+fn children_from_before_are_left_alone(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    stage.write("inner", OBEYS);
+    let script = "sleep 1000 & echo $! > before; exec \"$DLOCK\" run --ttl 2s r -- sh inner";
+    let run = stage.start(stage.shell(script));
+    let (before, command) = (stage.process("before"), broken(&stage));
+    assert_eq!(run.end().code, Some(79));
+    let lives = is_alive(before);
+    signal(before, "KILL");
+    assert_eq!((lives, is_alive(command)), (true, false));
 }
 
 /// The kernel shows such a process as a zombie.
@@ -223,23 +202,21 @@ int main(void) {
 }
 "#;
 
-#[test]
-fn a_command_whose_first_thread_has_ended_is_killed_like_any_other() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        stage.write("command.c", FIRST_THREAD_ENDS);
-        assert_eq!(stage.end(stage.shell("cc -o command command.c -pthread")).code, Some(0));
-        let run = stage.start(stage.dlock("run --ttl 30s --kill-after 100ms r -- ./command"));
-        let command = stage.process("ready");
-        until("its first thread has ended", || {
-            status(command, "State").is_some_and(|state| state.starts_with('Z'))
-        });
-        broken(&stage);
-        let done = run.end();
-        assert_eq!(done.code, Some(79));
-        done.says("is killed");
-        assert!(!done.stderr.contains("could not kill"), "{}", done.stderr);
+#[each_server]
+fn a_command_whose_first_thread_has_ended_is_killed_like_any_other(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    stage.write("command.c", FIRST_THREAD_ENDS);
+    assert_eq!(stage.end(stage.shell("cc -o command command.c -pthread")).code, Some(0));
+    let run = stage.start(stage.dlock("run --ttl 30s --kill-after 100ms r -- ./command"));
+    let command = stage.process("ready");
+    until("its first thread has ended", || {
+        status(command, "State").is_some_and(|state| state.starts_with('Z'))
     });
+    broken(&stage);
+    let done = run.end();
+    assert_eq!(done.code, Some(79));
+    done.says("is killed");
+    assert!(!done.stderr.contains("could not kill"), "{}", done.stderr);
 }
 
 /// What dlock says goes into a pipe that is full.
@@ -250,41 +227,37 @@ fn unheard(mut command: Command) -> (Child, PipeReader) {
 }
 
 /// Or a terminal that Ctrl-S has stopped.
-#[test]
-fn a_command_is_ended_whether_or_not_anybody_reads_what_dlock_says() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let (mut run, mut reader) = unheard(stage.run("--ttl 2s --kill-after 100ms", IGNORES));
-        let pids = [stage.process("far"), stage.process("near"), broken(&stage)];
-        until("all have ended", || pids.map(is_alive) == [false; 3]);
-        let mut said = String::new();
-        reader.read_to_string(&mut said).expect("text");
-        assert_eq!(run.wait().expect("it ends").code(), Some(79));
-        let complaints: Vec<&str> = said.trim_start_matches('.').lines().collect();
-        assert!(complaints[0].contains("the lock is lost") && complaints[1].contains("is killed"), "{said}");
-    });
+#[each_server]
+fn a_command_is_ended_whether_or_not_anybody_reads_what_dlock_says(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let (mut run, mut reader) = unheard(stage.run("--ttl 2s --kill-after 100ms", IGNORES));
+    let pids = [stage.process("far"), stage.process("near"), broken(&stage)];
+    until("all have ended", || pids.map(is_alive) == [false; 3]);
+    let mut said = String::new();
+    reader.read_to_string(&mut said).expect("text");
+    assert_eq!(run.wait().expect("it ends").code(), Some(79));
+    let complaints: Vec<&str> = said.trim_start_matches('.').lines().collect();
+    assert!(complaints[0].contains("the lock is lost") && complaints[1].contains("is killed"), "{said}");
 }
 
-#[test]
-fn a_lock_is_renewed_whether_or_not_anybody_reads_what_dlock_says() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 2);
-        let mut alone = stage.run("--ttl 2s", OBEYS);
-        alone.env("DLOCK_SERVERS", stage.urls().split(',').next().expect("one"));
-        let (mut run, mut reader) = unheard(alone);
-        stage.process("ready");
-        // Its list is another one, of which the first is told.
-        assert_eq!(stage.end(stage.dlock("run --node-timeout 5s other -- true")).code, Some(0));
-        let mut conn = stage.connect();
-        let token = queue::holders(&mut conn, "r");
-        for _ in 0..4 {
-            until_renewed(&mut conn, "r");
-        }
-        assert_eq!(queue::holders(&mut conn, "r"), token);
-        signal(run.id(), "TERM");
-        let mut said = String::new();
-        reader.read_to_string(&mut said).expect("text");
-        assert_eq!(run.wait().expect("it ends").code(), Some(0));
-        assert!(said.contains("names 2 servers, this one 1"), "{said}");
-    });
+#[each_server]
+fn a_lock_is_renewed_whether_or_not_anybody_reads_what_dlock_says(kind: &ServerKind) {
+    let stage = Stage::with(kind, 2);
+    let mut alone = stage.run("--ttl 2s", OBEYS);
+    alone.env("DLOCK_SERVERS", stage.urls().split(',').next().expect("one"));
+    let (mut run, mut reader) = unheard(alone);
+    stage.process("ready");
+    // Its list is another one, of which the first is told.
+    assert_eq!(stage.end(stage.dlock("run --node-timeout 5s other -- true")).code, Some(0));
+    let mut conn = stage.connect();
+    let token = queue::holders(&mut conn, "r");
+    for _ in 0..4 {
+        until_renewed(&mut conn, "r");
+    }
+    assert_eq!(queue::holders(&mut conn, "r"), token);
+    signal(run.id(), "TERM");
+    let mut said = String::new();
+    reader.read_to_string(&mut said).expect("text");
+    assert_eq!(run.wait().expect("it ends").code(), Some(0));
+    assert!(said.contains("names 2 servers, this one 1"), "{said}");
 }

@@ -23,5 +23,5 @@ mod terminal;
 mod top;
 
 use dlock_testkit::queue;
-use dlock_testkit::{each_server, until};
+use dlock_testkit::until;
 use stage::{Done, Running, Stage, unread};

@@ -1,5 +1,6 @@
 //! The metrics: the text format of Prometheus, read by a parser that is strict.
 
+use dlock_testkit::{ServerKind, each_server};
 use std::collections::{BTreeMap, HashSet};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -59,87 +60,85 @@ fn metrics(stage: &Stage, options: &str, code: i32) -> Samples {
     parse(&done.stdout)
 }
 
-#[test]
-fn metrics_say_what_info_says() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        let mut conn = stage.connect();
-        let server = format!("server=\"redis://127.0.0.1:{}\"", stage.servers[0].port());
-        let hostile = "a\"b\\c\x1b[2J";
-        for key in [hostile, "waited:1", "waited:2", "not-waited"] {
-            conn.call(&["DLOCK.ACQUIRE", key, "t", "600000"]).int();
-        }
-        let _waiters = [
-            queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE waited:1 a 600000 BLOCK 0"),
-            queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE waited:1 b 600000 BLOCK 0"),
-            queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE waited:2 c 600000 BLOCK 0"),
-        ];
-        let seen = metrics(&stage, "", 0);
-        assert_eq!(seen["dlock_quorum"], 1.0);
-        assert_eq!(seen[&format!("dlock_up{{{server}}}")], 1.0);
-        assert_eq!(seen[&format!("dlock_held{{{server}}}")], 4.0);
-        assert_eq!(seen[&format!("dlock_grants_total{{{server}}}")], 4.0);
-        assert_eq!(seen[&format!("dlock_waiting{{{server}}}")], 3.0);
-        assert_eq!(seen[&format!("dlock_warning{{{server},option=\"notify-keyspace-events\"}}")], 1.0);
-        assert_eq!(seen["dlock_resource_waiters{resource=\"waited:1\"}"], 2.0);
-        assert_eq!(seen.keys().filter(|name| name.starts_with("dlock_resource_waiters")).count(), 2);
-        assert!(seen["dlock_resource_held_seconds{resource=\"waited:2\"}"] > 0.0);
-        // Each number of INFO, under its name.
-        let info = conn.ok("INFO dlock").text();
-        let numbers = info.lines().filter_map(|line| line.split_once(':'));
-        let numbers: Vec<&str> =
-            numbers.filter(|(_, value)| value.parse::<u64>().is_ok()).map(|(name, _)| name).collect();
-        assert!(numbers.len() > 25, "{numbers:?}");
-        for name in numbers {
-            let name = name.replace("_ms", "_seconds");
-            let names = [format!("{name}{{{server}}}"), format!("{name}_total{{{server}}}")];
-            assert_eq!(names.iter().filter(|name| seen.contains_key(*name)).count(), 1, "{name}");
-        }
+#[each_server]
+fn metrics_say_what_info_says(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    let mut conn = stage.connect();
+    let server = format!("server=\"redis://127.0.0.1:{}\"", stage.servers[0].port());
+    let hostile = "a\"b\\c\x1b[2J";
+    for key in [hostile, "waited:1", "waited:2", "not-waited"] {
+        conn.call(&["DLOCK.ACQUIRE", key, "t", "600000"]).int();
+    }
+    let _waiters = [
+        queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE waited:1 a 600000 BLOCK 0"),
+        queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE waited:1 b 600000 BLOCK 0"),
+        queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE waited:2 c 600000 BLOCK 0"),
+    ];
+    let seen = metrics(&stage, "", 0);
+    assert_eq!(seen["dlock_quorum"], 1.0);
+    assert_eq!(seen[&format!("dlock_up{{{server}}}")], 1.0);
+    assert_eq!(seen[&format!("dlock_held{{{server}}}")], 4.0);
+    assert_eq!(seen[&format!("dlock_grants_total{{{server}}}")], 4.0);
+    assert_eq!(seen[&format!("dlock_waiting{{{server}}}")], 3.0);
+    assert_eq!(seen[&format!("dlock_warning{{{server},option=\"notify-keyspace-events\"}}")], 1.0);
+    assert_eq!(seen["dlock_resource_waiters{resource=\"waited:1\"}"], 2.0);
+    assert_eq!(seen.keys().filter(|name| name.starts_with("dlock_resource_waiters")).count(), 2);
+    assert!(seen["dlock_resource_held_seconds{resource=\"waited:2\"}"] > 0.0);
+    // Each number of INFO, under its name.
+    let info = conn.ok("INFO dlock").text();
+    let numbers = info.lines().filter_map(|line| line.split_once(':'));
+    let numbers: Vec<&str> =
+        numbers.filter(|(_, value)| value.parse::<u64>().is_ok()).map(|(name, _)| name).collect();
+    assert!(numbers.len() > 25, "{numbers:?}");
+    for name in numbers {
+        let name = name.replace("_ms", "_seconds");
+        let names = [format!("{name}{{{server}}}"), format!("{name}_total{{{server}}}")];
+        assert_eq!(names.iter().filter(|name| seen.contains_key(*name)).count(), 1, "{name}");
+    }
 
-        // The lengths of holds, of which none has ended, and then one after a wait.
-        let held = |of: &Samples, what: &str| of[&format!("dlock_held_seconds_{what}")];
-        let bucket = |bound: &str| format!("bucket{{{server},le=\"{bound}\"}}");
-        assert_eq!(held(&seen, &bucket("+Inf")), 0.0);
-        conn.ok("DLOCK.RELEASE waited:2 t");
-        let seen = metrics(&stage, "", 0);
-        for what in [bucket("3600"), bucket("+Inf"), format!("count{{{server}}}")] {
-            assert_eq!(held(&seen, &what), 1.0, "{what}");
-            assert_eq!(seen[&format!("dlock_waited_seconds_{what}")], 1.0, "{what}");
-        }
-        let bounds = seen.keys().filter(|name| name.starts_with("dlock_held_seconds_bucket{")).count();
-        assert_eq!(bounds, 3 * 13, "of three servers");
-        let sum = conn.ok("INFO dlock").text();
-        let sum = sum.split("dlock_held_ms:").nth(1).and_then(|rest| rest.lines().next()).expect("its line");
-        let sum: f64 = sum.split("sum=").nth(1).and_then(|sum| sum.parse().ok()).expect("a sum");
-        assert_eq!(held(&seen, &format!("sum{{{server}}}")), sum / 1000.0);
+    // The lengths of holds, of which none has ended, and then one after a wait.
+    let held = |of: &Samples, what: &str| of[&format!("dlock_held_seconds_{what}")];
+    let bucket = |bound: &str| format!("bucket{{{server},le=\"{bound}\"}}");
+    assert_eq!(held(&seen, &bucket("+Inf")), 0.0);
+    conn.ok("DLOCK.RELEASE waited:2 t");
+    let seen = metrics(&stage, "", 0);
+    for what in [bucket("3600"), bucket("+Inf"), format!("count{{{server}}}")] {
+        assert_eq!(held(&seen, &what), 1.0, "{what}");
+        assert_eq!(seen[&format!("dlock_waited_seconds_{what}")], 1.0, "{what}");
+    }
+    let bounds = seen.keys().filter(|name| name.starts_with("dlock_held_seconds_bucket{")).count();
+    assert_eq!(bounds, 3 * 13, "of three servers");
+    let sum = conn.ok("INFO dlock").text();
+    let sum = sum.split("dlock_held_ms:").nth(1).and_then(|rest| rest.lines().next()).expect("its line");
+    let sum: f64 = sum.split("sum=").nth(1).and_then(|sum| sum.parse().ok()).expect("a sum");
+    assert_eq!(held(&seen, &format!("sum{{{server}}}")), sum / 1000.0);
 
-        // Bounded in number; and a name means no harm.
-        let hottest = metrics(&stage, "--resources 1", 0);
-        assert_eq!(hottest.keys().filter(|name| name.starts_with("dlock_resource_")).count(), 2);
-        assert!(metrics(&stage, "--resources 0", 0).keys().all(|name| !name.starts_with("dlock_resource_")));
-        let mut waiter = stage.connect();
-        waiter.send(&["DLOCK.ACQUIRE", hostile, "d", "600000", "BLOCK", "0"]);
-        until("it waits", || conn.call(&["DLOCK.WAITERS", hostile]).items().len() == 1);
-        let seen = metrics(&stage, "", 0);
-        assert_eq!(seen["dlock_resource_waiters{resource=\"a\"b\\c\\u{1b}[2J\"}"], 1.0);
-        // Two that are shown alike are one sample, as those that begin alike and are too long.
-        let long = ["a", "b"].map(|end| "n".repeat(256) + end);
-        for key in ["new\nline", "new\\nline", &long[0], &long[1]] {
-            conn.call(&["DLOCK.ACQUIRE", key, "t", "600000"]).int();
-            assert!(conn.call(&["DLOCK.ACQUIRE", key, "w", "600000", "QUEUE", "600000"]).is_nil());
-        }
-        let seen = metrics(&stage, "", 0);
-        for shown in ["new\\nline".to_owned(), "n".repeat(256) + "…"] {
-            assert_eq!(seen[&format!("dlock_resource_waiters{{resource=\"{shown}\"}}")], 2.0);
-        }
+    // Bounded in number; and a name means no harm.
+    let hottest = metrics(&stage, "--resources 1", 0);
+    assert_eq!(hottest.keys().filter(|name| name.starts_with("dlock_resource_")).count(), 2);
+    assert!(metrics(&stage, "--resources 0", 0).keys().all(|name| !name.starts_with("dlock_resource_")));
+    let mut waiter = stage.connect();
+    waiter.send(&["DLOCK.ACQUIRE", hostile, "d", "600000", "BLOCK", "0"]);
+    until("it waits", || conn.call(&["DLOCK.WAITERS", hostile]).items().len() == 1);
+    let seen = metrics(&stage, "", 0);
+    assert_eq!(seen["dlock_resource_waiters{resource=\"a\"b\\c\\u{1b}[2J\"}"], 1.0);
+    // Two that are shown alike are one sample, as those that begin alike and are too long.
+    let long = ["a", "b"].map(|end| "n".repeat(256) + end);
+    for key in ["new\nline", "new\\nline", &long[0], &long[1]] {
+        conn.call(&["DLOCK.ACQUIRE", key, "t", "600000"]).int();
+        assert!(conn.call(&["DLOCK.ACQUIRE", key, "w", "600000", "QUEUE", "600000"]).is_nil());
+    }
+    let seen = metrics(&stage, "", 0);
+    for shown in ["new\\nline".to_owned(), "n".repeat(256) + "…"] {
+        assert_eq!(seen[&format!("dlock_resource_waiters{{resource=\"{shown}\"}}")], 2.0);
+    }
 
-        stage.servers[0].kill9();
-        let seen = metrics(&stage, "", 0);
-        assert_eq!(seen[&format!("dlock_up{{{server}}}")], 0.0);
-        assert!(!seen.contains_key(&format!("dlock_held{{{server}}}")));
-        stage.servers[1].kill9();
-        assert_eq!(metrics(&stage, "", 69)["dlock_quorum"], 0.0);
-    });
+    stage.servers[0].kill9();
+    let seen = metrics(&stage, "", 0);
+    assert_eq!(seen[&format!("dlock_up{{{server}}}")], 0.0);
+    assert!(!seen.contains_key(&format!("dlock_held{{{server}}}")));
+    stage.servers[1].kill9();
+    assert_eq!(metrics(&stage, "", 69)["dlock_quorum"], 0.0);
 }
 
 /// Where it listens.
@@ -161,80 +160,72 @@ fn get(port: u16, request: &str) -> (String, String) {
     (head.lines().next().expect("a line").to_owned(), body.to_owned())
 }
 
-#[test]
-fn the_exporter_asks_the_servers_at_each_scrape() {
-    each_server(|kind| {
-        let mut stage = Stage::one(kind);
-        let exporter = stage.start(stage.dlock("exporter --listen 127.0.0.1:0 --node-timeout 5s"));
-        let port = port(&exporter);
-        // Whoever says nothing, or reads nothing, is in nobody's way.
-        let _silent = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
-        let mut deaf = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
-        deaf.write_all(&b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n".repeat(10)).expect("requests");
+#[each_server]
+fn the_exporter_asks_the_servers_at_each_scrape(kind: &ServerKind) {
+    let mut stage = Stage::one(kind);
+    let exporter = stage.start(stage.dlock("exporter --listen 127.0.0.1:0 --node-timeout 5s"));
+    let port = port(&exporter);
+    // Whoever says nothing, or reads nothing, is in nobody's way.
+    let _silent = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
+    let mut deaf = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
+    deaf.write_all(&b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n".repeat(10)).expect("requests");
 
-        let scrape = || {
-            let (status, body) = get(port, "GET /metrics");
-            assert!(status.ends_with(" 200 OK"), "{status}");
-            parse(&body)
-        };
-        let up = format!("dlock_up{{server=\"redis://127.0.0.1:{}\"}}", stage.servers[0].port());
-        assert_eq!(scrape()[&up], 1.0);
-        stage.connect().ok("DLOCK.ACQUIRE r t 600000");
-        assert_eq!(
-            scrape().iter().find(|(name, _)| name.starts_with("dlock_held{")).map(|(_, value)| *value),
-            Some(1.0)
-        );
-        for (request, status) in [("GET /", "200"), ("GET /secret", "404"), ("POST /metrics", "405")] {
-            assert!(get(port, request).0.contains(status), "{request}");
-        }
-        let (status, body) = get(port, "HEAD /metrics");
-        assert!(status.ends_with(" 200 OK") && body.is_empty(), "{status}: {body}");
-        stage.servers[0].terminate();
-        assert_eq!(scrape()[&up], 0.0);
-        stage.servers[0].restart();
-        until("it is back", || scrape()[&up] == 1.0);
-        exporter.signal("TERM");
-        assert_eq!(exporter.end().signal, Some(15));
-        let done = stage.end(stage.dlock("exporter --listen 203.0.113.1:1"));
-        assert_eq!(done.code, Some(71), "{}", done.stderr);
-    });
+    let scrape = || {
+        let (status, body) = get(port, "GET /metrics");
+        assert!(status.ends_with(" 200 OK"), "{status}");
+        parse(&body)
+    };
+    let up = format!("dlock_up{{server=\"redis://127.0.0.1:{}\"}}", stage.servers[0].port());
+    assert_eq!(scrape()[&up], 1.0);
+    stage.connect().ok("DLOCK.ACQUIRE r t 600000");
+    assert_eq!(
+        scrape().iter().find(|(name, _)| name.starts_with("dlock_held{")).map(|(_, value)| *value),
+        Some(1.0)
+    );
+    for (request, status) in [("GET /", "200"), ("GET /secret", "404"), ("POST /metrics", "405")] {
+        assert!(get(port, request).0.contains(status), "{request}");
+    }
+    let (status, body) = get(port, "HEAD /metrics");
+    assert!(status.ends_with(" 200 OK") && body.is_empty(), "{status}: {body}");
+    stage.servers[0].terminate();
+    assert_eq!(scrape()[&up], 0.0);
+    stage.servers[0].restart();
+    until("it is back", || scrape()[&up] == 1.0);
+    exporter.signal("TERM");
+    assert_eq!(exporter.end().signal, Some(15));
+    let done = stage.end(stage.dlock("exporter --listen 203.0.113.1:1"));
+    assert_eq!(done.code, Some(71), "{}", done.stderr);
 }
 
 /// Whoever opens more connections than it can take does not end it.
-#[test]
-fn the_exporter_outlasts_too_many_connections() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let few = "ulimit -n 64; exec \"$DLOCK\" exporter --listen 127.0.0.1:0 --node-timeout 5s";
-        let mut exporter = stage.start(stage.shell(few));
-        let port = port(&exporter);
-        let silent: Vec<TcpStream> =
-            (0..100).map(|_| TcpStream::connect(("127.0.0.1", port)).expect("a connection")).collect();
-        let open = format!("/proc/{}/fd", exporter.id());
-        let count = || std::fs::read_dir(&open).map_or(0, Iterator::count);
-        until("it takes no more, or has ended", || exporter.is_over() || count() >= 60);
-        drop(silent);
-        let (status, body) = get(port, "GET /metrics");
-        assert!(status.ends_with(" 200 OK"), "{status}");
-        parse(&body);
-    });
+#[each_server]
+fn the_exporter_outlasts_too_many_connections(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let few = "ulimit -n 64; exec \"$DLOCK\" exporter --listen 127.0.0.1:0 --node-timeout 5s";
+    let mut exporter = stage.start(stage.shell(few));
+    let port = port(&exporter);
+    let silent: Vec<TcpStream> =
+        (0..100).map(|_| TcpStream::connect(("127.0.0.1", port)).expect("a connection")).collect();
+    let open = format!("/proc/{}/fd", exporter.id());
+    let count = || std::fs::read_dir(&open).map_or(0, Iterator::count);
+    until("it takes no more, or has ended", || exporter.is_over() || count() >= 60);
+    drop(silent);
+    let (status, body) = get(port, "GET /metrics");
+    assert!(status.ends_with(" 200 OK"), "{status}");
+    parse(&body);
 }
 
 /// They wait for their turn, each with its connection.
-#[test]
-fn the_exporter_refuses_more_scrapes_than_it_keeps_waiting() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let exporter = stage.start(stage.dlock("exporter --listen 127.0.0.1:0 --node-timeout 500ms"));
-        let port = port(&exporter);
-        stage.servers[0].pause();
-        let scrapes: Vec<_> =
-            (0..40).map(|_| std::thread::spawn(move || get(port, "GET /metrics").0)).collect();
-        let answers: Vec<String> =
-            scrapes.into_iter().map(|scrape| scrape.join().expect("no panic")).collect();
-        stage.servers[0].resume();
-        let count = |code: &str| answers.iter().filter(|answer| answer.contains(code)).count();
-        assert!(count(" 200 ") >= 16 && count(" 503 ") > 0, "{answers:?}");
-        assert!(get(port, "GET /metrics").0.ends_with(" 200 OK"));
-    });
+#[each_server]
+fn the_exporter_refuses_more_scrapes_than_it_keeps_waiting(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let exporter = stage.start(stage.dlock("exporter --listen 127.0.0.1:0 --node-timeout 500ms"));
+    let port = port(&exporter);
+    stage.servers[0].pause();
+    let scrapes: Vec<_> = (0..40).map(|_| std::thread::spawn(move || get(port, "GET /metrics").0)).collect();
+    let answers: Vec<String> = scrapes.into_iter().map(|scrape| scrape.join().expect("no panic")).collect();
+    stage.servers[0].resume();
+    let count = |code: &str| answers.iter().filter(|answer| answer.contains(code)).count();
+    assert!(count(" 200 ") >= 16 && count(" 503 ") > 0, "{answers:?}");
+    assert!(get(port, "GET /metrics").0.ends_with(" 200 OK"));
 }

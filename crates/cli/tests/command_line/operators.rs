@@ -1,6 +1,7 @@
 //! What operators look at: list, log, status.
 
 use super::*;
+use dlock_testkit::{ServerKind, each_server};
 use serde_json::Value;
 
 pub fn ended(stage: &Stage, words: &str, code: i32) -> Done {
@@ -19,250 +20,232 @@ fn rows(text: &str) -> Vec<Vec<&str>> {
     text.lines().skip(1).map(|line| line.split_whitespace().collect()).collect()
 }
 
-#[test]
-fn all_locks_of_all_servers_are_listed() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        assert_eq!(ended(&stage, "list", 0).stdout, "no locks\n");
-        // Their address is known as long as they live.
-        let mut holders = [0, 1].map(|server: usize| stage.servers[server].connect());
-        for conn in &mut holders {
-            conn.ok("DLOCK.ACQUIRE invoice:1 0123456789abcdef 600000 LABEL by-hand");
-            conn.ok("SET no-lock x");
-        }
-        stage.servers[0].connect().ok("DLOCK.ACQUIRE invoice:2 only-here 600000");
-        for token in ["a", "b"] {
-            stage.servers.iter().for_each(|server| {
-                server.connect().ok(&format!("DLOCK.ACQUIRE report {token} 600000 SHARED"));
-            });
-        }
-        let _waiter = queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE invoice:1 next 600000 BLOCK 0");
+#[each_server]
+fn all_locks_of_all_servers_are_listed(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    assert_eq!(ended(&stage, "list", 0).stdout, "no locks\n");
+    // Their address is known as long as they live.
+    let mut holders = [0, 1].map(|server: usize| stage.servers[server].connect());
+    for conn in &mut holders {
+        conn.ok("DLOCK.ACQUIRE invoice:1 0123456789abcdef 600000 LABEL by-hand");
+        conn.ok("SET no-lock x");
+    }
+    stage.servers[0].connect().ok("DLOCK.ACQUIRE invoice:2 only-here 600000");
+    for token in ["a", "b"] {
+        stage.servers.iter().for_each(|server| {
+            server.connect().ok(&format!("DLOCK.ACQUIRE report {token} 600000 SHARED"));
+        });
+    }
+    let _waiter = queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE invoice:1 next 600000 BLOCK 0");
 
-        let shown = ended(&stage, "list", 0).stdout;
-        let rows = rows(&shown);
-        assert_eq!(rows.len(), 3, "{shown}");
-        assert_eq!(&rows[0][..4], ["invoice:1", "exclusive", "by-hand", "127.0.0.1"], "{shown}");
-        assert_eq!(rows[0].last(), Some(&"1"), "{shown}");
-        assert_eq!(&rows[1][..3], ["invoice:2", "free", "only-her…"], "on a majority: {shown}");
-        assert_eq!(&rows[2][..4], ["report", "shared", "(2)", "a"], "{shown}");
-        assert!(!shown.contains("0123456789"), "who knows the token owns the hold: {shown}");
+    let shown = ended(&stage, "list", 0).stdout;
+    let rows = rows(&shown);
+    assert_eq!(rows.len(), 3, "{shown}");
+    assert_eq!(&rows[0][..4], ["invoice:1", "exclusive", "by-hand", "127.0.0.1"], "{shown}");
+    assert_eq!(rows[0].last(), Some(&"1"), "{shown}");
+    assert_eq!(&rows[1][..3], ["invoice:2", "free", "only-her…"], "on a majority: {shown}");
+    assert_eq!(&rows[2][..4], ["report", "shared", "(2)", "a"], "{shown}");
+    assert!(!shown.contains("0123456789"), "who knows the token owns the hold: {shown}");
 
-        let found = json(&stage, "list invoice:*", 0);
-        let locks = found["locks"].as_array().expect("locks");
-        assert_eq!(locks.len(), 2, "{found}");
-        let first = &locks[0];
-        assert_eq!((&first["resource"], &first["state"]), (&"invoice:1".into(), &"held".into()));
-        assert_eq!((&first["servers"], &first["waiters"]), (&2.into(), &1.into()));
-        assert_eq!(first["holder"]["label"], "by-hand");
-        assert!((500_000..=600_000).contains(&first["left_ms"].as_u64().expect("ms")), "{first}");
+    let found = json(&stage, "list invoice:*", 0);
+    let locks = found["locks"].as_array().expect("locks");
+    assert_eq!(locks.len(), 2, "{found}");
+    let first = &locks[0];
+    assert_eq!((&first["resource"], &first["state"]), (&"invoice:1".into(), &"held".into()));
+    assert_eq!((&first["servers"], &first["waiters"]), (&2.into(), &1.into()));
+    assert_eq!(first["holder"]["label"], "by-hand");
+    assert!((500_000..=600_000).contains(&first["left_ms"].as_u64().expect("ms")), "{first}");
 
-        // A majority tells of all that is held.
-        stage.servers[2].kill9();
-        assert!(ended(&stage, "list", 0).stderr.contains("down: "));
-        stage.servers[1].kill9();
-        let found = json(&stage, "list", 69);
-        assert_eq!(found["unanswered"].as_array().map(Vec::len), Some(2), "{found}");
-        assert_eq!(found["locks"].as_array().map(Vec::len), Some(3), "{found}");
-    });
+    // A majority tells of all that is held.
+    stage.servers[2].kill9();
+    assert!(ended(&stage, "list", 0).stderr.contains("down: "));
+    stage.servers[1].kill9();
+    let found = json(&stage, "list", 69);
+    assert_eq!(found["unanswered"].as_array().map(Vec::len), Some(2), "{found}");
+    assert_eq!(found["locks"].as_array().map(Vec::len), Some(3), "{found}");
 }
 
-#[test]
-fn a_long_name_is_shortened_in_tables_and_whole_in_json() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let mut conn = stage.connect();
-        let name = "k".repeat(65_536);
-        conn.ok(&format!("DLOCK.ACQUIRE {name} t 600000 LABEL {}", "l".repeat(255)));
-        conn.ok(&format!("DLOCK.ACQUIRE {name} t2 600000 QUEUE 600000 LABEL {}", "l".repeat(255)));
-        conn.ok(&format!("DLOCK.ACQUIRE {name}2 t 600000"));
-        conn.ok(&format!("DLOCK.BREAK {name}2"));
-        for words in ["list", "log", &format!("inspect {name}")] {
-            let shown = ended(&stage, words, 0).stdout;
-            assert!(shown.contains(&format!("{}…", &name[..64])), "{shown}");
-            let widest = shown.lines().map(|line| line.chars().count()).max();
-            assert!(widest < Some(250), "{widest:?}: {shown}");
-        }
-        assert_eq!(json(&stage, "list", 0)["locks"][0]["resource"], name);
-        // The server keeps no more of it.
-        assert!(json(&stage, "log", 0)["resource"].as_str().is_some_and(|shown| shown.len() > 100));
-    });
+#[each_server]
+fn a_long_name_is_shortened_in_tables_and_whole_in_json(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut conn = stage.connect();
+    let name = "k".repeat(65_536);
+    conn.ok(&format!("DLOCK.ACQUIRE {name} t 600000 LABEL {}", "l".repeat(255)));
+    conn.ok(&format!("DLOCK.ACQUIRE {name} t2 600000 QUEUE 600000 LABEL {}", "l".repeat(255)));
+    conn.ok(&format!("DLOCK.ACQUIRE {name}2 t 600000"));
+    conn.ok(&format!("DLOCK.BREAK {name}2"));
+    for words in ["list", "log", &format!("inspect {name}")] {
+        let shown = ended(&stage, words, 0).stdout;
+        assert!(shown.contains(&format!("{}…", &name[..64])), "{shown}");
+        let widest = shown.lines().map(|line| line.chars().count()).max();
+        assert!(widest < Some(250), "{widest:?}: {shown}");
+    }
+    assert_eq!(json(&stage, "list", 0)["locks"][0]["resource"], name);
+    // The server keeps no more of it.
+    assert!(json(&stage, "log", 0)["resource"].as_str().is_some_and(|shown| shown.len() > 100));
 }
 
 /// In a table it is escaped, which is another name.
-#[test]
-fn a_name_that_a_table_cannot_show_is_whole_in_json() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let name = "two\nlines";
-        let mut held = stage.dlock("acquire --ttl 10m --node-timeout 5s");
-        held.arg(name);
-        assert_eq!(stage.end(held).code, Some(0));
-        assert!(ended(&stage, "list", 0).stdout.contains("two\\nlines "));
-        let listed = json(&stage, "list", 0);
-        let mut inspect = stage.dlock("inspect --node-timeout 5s --json");
-        inspect.arg(listed["locks"][0]["resource"].as_str().expect("a name"));
-        let said: Value = serde_json::from_str(&stage.end(inspect).stdout).expect("JSON");
-        assert_eq!((&said["resource"], &said["state"]), (&name.into(), &"held".into()));
-    });
+#[each_server]
+fn a_name_that_a_table_cannot_show_is_whole_in_json(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let name = "two\nlines";
+    let mut held = stage.dlock("acquire --ttl 10m --node-timeout 5s");
+    held.arg(name);
+    assert_eq!(stage.end(held).code, Some(0));
+    assert!(ended(&stage, "list", 0).stdout.contains("two\\nlines "));
+    let listed = json(&stage, "list", 0);
+    let mut inspect = stage.dlock("inspect --node-timeout 5s --json");
+    inspect.arg(listed["locks"][0]["resource"].as_str().expect("a name"));
+    let said: Value = serde_json::from_str(&stage.end(inspect).stdout).expect("JSON");
+    assert_eq!((&said["resource"], &said["state"]), (&name.into(), &"held".into()));
 }
 
 /// Without --fenced each member of a quorum has a fence of its own.
-#[test]
-fn a_fence_of_one_member_is_not_shown_as_that_of_the_lock() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        for (server, ahead) in stage.servers.iter().zip(0..) {
-            let mut conn = server.connect();
-            let fence = conn.ok("DLOCK.ACQUIRE other t 600000").int() + ahead * 1_000_000;
-            conn.ok(&format!("DLOCK.CONFIRM other t {fence} 600000"));
-        }
-        ended(&stage, "acquire --ttl 10m --label ada r", 0);
-        ended(&stage, "acquire --ttl 10m --label ada --fenced fenced", 0);
-        until("both are held everywhere", || (stage.held_on("r"), stage.held_on("fenced")) == (3, 3));
-        let taken = |resource: &str| {
-            stage.end(stage.dlock(&format!("run --no-wait --node-timeout 5s {resource} -- true"))).stderr
-        };
-        let [plain, fenced] = ["r", "fenced"].map(taken);
-        assert!(plain.starts_with("dlock: r is taken by ada for ") && !plain.contains("fence"), "{plain}");
-        assert!(fenced.contains(" (fence "), "{fenced}");
-        let locks = json(&stage, "list", 0);
-        let fence = |at: usize| &locks["locks"][at]["holder"]["fence"];
-        assert!(fence(0).is_u64() && fence(2).is_null(), "{locks}");
-        for (resource, ending) in [("r", "r is led by ada\n"), ("fenced", ")\n")] {
-            let observer = stage.start(stage.dlock(&format!("elect {resource} --observe --node-timeout 5s")));
-            until("the leader is seen", || observer.stdout().ends_with(ending));
-        }
-    });
+#[each_server]
+fn a_fence_of_one_member_is_not_shown_as_that_of_the_lock(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    for (server, ahead) in stage.servers.iter().zip(0..) {
+        let mut conn = server.connect();
+        let fence = conn.ok("DLOCK.ACQUIRE other t 600000").int() + ahead * 1_000_000;
+        conn.ok(&format!("DLOCK.CONFIRM other t {fence} 600000"));
+    }
+    ended(&stage, "acquire --ttl 10m --label ada r", 0);
+    ended(&stage, "acquire --ttl 10m --label ada --fenced fenced", 0);
+    until("both are held everywhere", || (stage.held_on("r"), stage.held_on("fenced")) == (3, 3));
+    let taken = |resource: &str| {
+        stage.end(stage.dlock(&format!("run --no-wait --node-timeout 5s {resource} -- true"))).stderr
+    };
+    let [plain, fenced] = ["r", "fenced"].map(taken);
+    assert!(plain.starts_with("dlock: r is taken by ada for ") && !plain.contains("fence"), "{plain}");
+    assert!(fenced.contains(" (fence "), "{fenced}");
+    let locks = json(&stage, "list", 0);
+    let fence = |at: usize| &locks["locks"][at]["holder"]["fence"];
+    assert!(fence(0).is_u64() && fence(2).is_null(), "{locks}");
+    for (resource, ending) in [("r", "r is led by ada\n"), ("fenced", ")\n")] {
+        let observer = stage.start(stage.dlock(&format!("elect {resource} --observe --node-timeout 5s")));
+        until("the leader is seen", || observer.stdout().ends_with(ending));
+    }
 }
 
-#[test]
-fn errors_of_the_servers_say_what_to_do() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        stage.connect().ok("SET data x");
-        let done = stage.end(stage.dlock("run --node-timeout 5s data -- true"));
-        assert_eq!(done.code, Some(64));
-        assert!(
-            done.stderr.contains("WRONGTYPE: ") && done.stderr.contains("choose another name"),
-            "{}",
-            done.stderr
-        );
-        let mut words = stage.dlock("run --node-timeout 5s r -- true");
-        words.env("DLOCK_SERVERS", format!("{}/999", stage.urls()));
-        let done = stage.end(words);
-        assert_eq!(done.code, Some(69));
-        let says = ["DB index is out of range", "use a lower one in the address"];
-        assert!(says.iter().all(|words| done.stderr.contains(words)), "{}", done.stderr);
-    });
+#[each_server]
+fn errors_of_the_servers_say_what_to_do(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    stage.connect().ok("SET data x");
+    let done = stage.end(stage.dlock("run --node-timeout 5s data -- true"));
+    assert_eq!(done.code, Some(64));
+    assert!(
+        done.stderr.contains("WRONGTYPE: ") && done.stderr.contains("choose another name"),
+        "{}",
+        done.stderr
+    );
+    let mut words = stage.dlock("run --node-timeout 5s r -- true");
+    words.env("DLOCK_SERVERS", format!("{}/999", stage.urls()));
+    let done = stage.end(words);
+    assert_eq!(done.code, Some(69));
+    let says = ["DB index is out of range", "use a lower one in the address"];
+    assert!(says.iter().all(|words| done.stderr.contains(words)), "{}", done.stderr);
 }
 
 /// As of `dlock list | head -0`.
-#[test]
-fn a_reader_that_goes_away_is_no_error_to_report() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        stage.connect().ok("DLOCK.ACQUIRE r t 600000");
-        stage.connect().ok("DLOCK.BREAK r");
-        for words in ["list", "log --follow", "status --json", "inspect r", "doctor", "metrics", "man run"] {
-            let done = stage.end(stage.shell(&unread(&format!("\"$DLOCK\" {words}"))));
-            assert_eq!((done.code, &*done.stderr), (Some(141), ""), "{words}");
-        }
-    });
+#[each_server]
+fn a_reader_that_goes_away_is_no_error_to_report(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    stage.connect().ok("DLOCK.ACQUIRE r t 600000");
+    stage.connect().ok("DLOCK.BREAK r");
+    for words in ["list", "log --follow", "status --json", "inspect r", "doctor", "metrics", "man run"] {
+        let done = stage.end(stage.shell(&unread(&format!("\"$DLOCK\" {words}"))));
+        assert_eq!((done.code, &*done.stderr), (Some(141), ""), "{words}");
+    }
 }
 
 /// More than one answer of a server holds.
-#[test]
-fn a_thousand_locks_are_listed_once_each() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let mut conn = stage.connect();
-        (0..1000).for_each(|lock| {
-            conn.ok(&format!("DLOCK.ACQUIRE lock:{lock:04} t 600000"));
-        });
-        let shown = ended(&stage, "list", 0).stdout;
-        let names: Vec<String> = rows(&shown).iter().map(|row| row[0].to_owned()).collect();
-        let all: Vec<String> = (0..1000).map(|lock| format!("lock:{lock:04}")).collect();
-        assert_eq!(names, all);
+#[each_server]
+fn a_thousand_locks_are_listed_once_each(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut conn = stage.connect();
+    (0..1000).for_each(|lock| {
+        conn.ok(&format!("DLOCK.ACQUIRE lock:{lock:04} t 600000"));
     });
+    let shown = ended(&stage, "list", 0).stdout;
+    let names: Vec<String> = rows(&shown).iter().map(|row| row[0].to_owned()).collect();
+    let all: Vec<String> = (0..1000).map(|lock| format!("lock:{lock:04}")).collect();
+    assert_eq!(names, all);
 }
 
-#[test]
-fn the_logs_of_all_servers_are_shown_in_one_order() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 2);
-        assert_eq!(ended(&stage, "log", 0).stdout, "");
-        let broken = |server: usize, resource: &str| {
-            let mut conn = stage.servers[server].connect();
-            conn.ok(&format!("DLOCK.ACQUIRE {resource} t 600000 LABEL by-hand"));
-            conn.ok(&format!("DLOCK.BREAK {resource}"));
-            // The next one is later.
-            let then = conn.ok("TIME").items()[0].text();
-            until("time goes by", || conn.ok("TIME").items()[0].text() != then);
-        };
-        (0..4).for_each(|at| broken(at % 2, &format!("r{at}")));
-        let shown = ended(&stage, "log", 0).stdout;
-        let resources: Vec<&str> = rows(&shown).iter().map(|row| row[3]).collect();
-        assert_eq!(resources, ["r3", "r2", "r1", "r0"], "{shown}");
-        assert_eq!((rows(&shown)[0][2], rows(&shown)[0][4]), ("broken", "by-hand"), "{shown}");
-        assert_eq!(rows(&ended(&stage, "log -n 1", 0).stdout).len(), 2, "one of each server");
+#[each_server]
+fn the_logs_of_all_servers_are_shown_in_one_order(kind: &ServerKind) {
+    let stage = Stage::with(kind, 2);
+    assert_eq!(ended(&stage, "log", 0).stdout, "");
+    let broken = |server: usize, resource: &str| {
+        let mut conn = stage.servers[server].connect();
+        conn.ok(&format!("DLOCK.ACQUIRE {resource} t 600000 LABEL by-hand"));
+        conn.ok(&format!("DLOCK.BREAK {resource}"));
+        // The next one is later.
+        let then = conn.ok("TIME").items()[0].text();
+        until("time goes by", || conn.ok("TIME").items()[0].text() != then);
+    };
+    (0..4).for_each(|at| broken(at % 2, &format!("r{at}")));
+    let shown = ended(&stage, "log", 0).stdout;
+    let resources: Vec<&str> = rows(&shown).iter().map(|row| row[3]).collect();
+    assert_eq!(resources, ["r3", "r2", "r1", "r0"], "{shown}");
+    assert_eq!((rows(&shown)[0][2], rows(&shown)[0][4]), ("broken", "by-hand"), "{shown}");
+    assert_eq!(rows(&ended(&stage, "log -n 1", 0).stdout).len(), 2, "one of each server");
 
-        let entry: Value = serde_json::from_str(&ended(&stage, "log r2 --json", 0).stdout).expect("one line");
-        assert_eq!((&entry["resource"], &entry["what"]), (&"r2".into(), &"broken".into()));
-        assert_eq!(entry["server"], format!("redis://127.0.0.1:{}", stage.servers[0].port()));
+    let entry: Value = serde_json::from_str(&ended(&stage, "log r2 --json", 0).stdout).expect("one line");
+    assert_eq!((&entry["resource"], &entry["what"]), (&"r2".into(), &"broken".into()));
+    assert_eq!(entry["server"], format!("redis://127.0.0.1:{}", stage.servers[0].port()));
 
-        let follows = stage.start(stage.dlock("log --follow --json --node-timeout 5s"));
-        until("the old ones are shown", || follows.stdout().lines().count() == 4);
-        broken(1, "new");
-        until("the new one is shown", || follows.stdout().lines().count() == 5);
-        let said = follows.stdout();
-        let last: Value = serde_json::from_str(said.lines().last().expect("a line")).expect("JSON");
-        assert_eq!(last["resource"], "new");
-        follows.signal("INT");
-        assert_eq!(follows.end().signal, Some(2));
-        stage.servers[0].kill9();
-        let half = ended(&stage, "log", 69);
-        assert!(
-            half.stderr.contains(&format!("{}: down: ", stage.urls().split(',').next().expect("one"))),
-            "{}",
-            half.stderr
-        );
-        assert_eq!(rows(&half.stdout).len(), 3, "what the other knows: {}", half.stdout);
-        stage.servers[1].kill9();
-        ended(&stage, "log", 69);
-    });
+    let follows = stage.start(stage.dlock("log --follow --json --node-timeout 5s"));
+    until("the old ones are shown", || follows.stdout().lines().count() == 4);
+    broken(1, "new");
+    until("the new one is shown", || follows.stdout().lines().count() == 5);
+    let said = follows.stdout();
+    let last: Value = serde_json::from_str(said.lines().last().expect("a line")).expect("JSON");
+    assert_eq!(last["resource"], "new");
+    follows.signal("INT");
+    assert_eq!(follows.end().signal, Some(2));
+    stage.servers[0].kill9();
+    let half = ended(&stage, "log", 69);
+    assert!(
+        half.stderr.contains(&format!("{}: down: ", stage.urls().split(',').next().expect("one"))),
+        "{}",
+        half.stderr
+    );
+    assert_eq!(rows(&half.stdout).len(), 3, "what the other knows: {}", half.stdout);
+    stage.servers[1].kill9();
+    ended(&stage, "log", 69);
 }
 
-#[test]
-fn the_status_is_an_exit_code() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        for server in &stage.servers {
-            server.connect().ok("CONFIG SET notify-keyspace-events Kd");
-        }
-        stage.connect().ok("DLOCK.ACQUIRE r t 600000");
-        let well = json(&stage, "status", 0);
-        assert_eq!(well["status"], "ok");
-        let first = &well["servers"][0];
-        assert_eq!((&first["role"], &first["held"]), (&"master".into(), &1.into()), "{first}");
-        let name = if kind.is_valkey { "valkey" } else { "redis" };
-        assert!(first["version"].as_str().expect("a version").starts_with(name), "{first}");
+#[each_server]
+fn the_status_is_an_exit_code(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    for server in &stage.servers {
+        server.connect().ok("CONFIG SET notify-keyspace-events Kd");
+    }
+    stage.connect().ok("DLOCK.ACQUIRE r t 600000");
+    let well = json(&stage, "status", 0);
+    assert_eq!(well["status"], "ok");
+    let first = &well["servers"][0];
+    assert_eq!((&first["role"], &first["held"]), (&"master".into(), &1.into()), "{first}");
+    let name = if kind.is_valkey { "valkey" } else { "redis" };
+    assert!(first["version"].as_str().expect("a version").starts_with(name), "{first}");
 
-        stage.connect().ok("CONFIG SET notify-keyspace-events Ed");
-        // A warning is no failure.
-        let warned = json(&stage, "status", 0);
-        assert_eq!(warned["status"], "ok");
-        assert_eq!(warned["servers"][0]["warnings"][0], "notify-keyspace-events");
-        assert!(ended(&stage, "status", 0).stdout.contains("notify-keyspace-events"));
+    stage.connect().ok("CONFIG SET notify-keyspace-events Ed");
+    // A warning is no failure.
+    let warned = json(&stage, "status", 0);
+    assert_eq!(warned["status"], "ok");
+    assert_eq!(warned["servers"][0]["warnings"][0], "notify-keyspace-events");
+    assert!(ended(&stage, "status", 0).stdout.contains("notify-keyspace-events"));
 
-        // In grace it grants nothing new, as one that is down.
-        stage.connect().ok("CONFIG SET dlock.restart-grace 600000 dlock.max-ttl 600000");
-        stage.connect().ok("FLUSHALL");
-        let grace = json(&stage, "status", 1);
-        assert!(grace["servers"][0]["grace_ms_left"].as_u64() > Some(1000), "{grace}");
-        stage.servers[1].kill9();
-        let none = json(&stage, "status", 69);
-        assert_eq!(none["status"], "no_quorum");
-        assert!(none["servers"][1]["unanswered"]["down"].is_string(), "{none}");
-        assert!(ended(&stage, "status", 69).stdout.contains("down: "));
-    });
+    // In grace it grants nothing new, as one that is down.
+    stage.connect().ok("CONFIG SET dlock.restart-grace 600000 dlock.max-ttl 600000");
+    stage.connect().ok("FLUSHALL");
+    let grace = json(&stage, "status", 1);
+    assert!(grace["servers"][0]["grace_ms_left"].as_u64() > Some(1000), "{grace}");
+    stage.servers[1].kill9();
+    let none = json(&stage, "status", 69);
+    assert_eq!(none["status"], "no_quorum");
+    assert!(none["servers"][1]["unanswered"]["down"].is_string(), "{none}");
+    assert!(ended(&stage, "status", 69).stdout.contains("down: "));
 }

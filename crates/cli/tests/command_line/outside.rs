@@ -10,7 +10,7 @@ use std::thread;
 
 use super::*;
 use crate::stage::DLOCK;
-use dlock_testkit::until_some;
+use dlock_testkit::{ServerKind, each_server, until_some};
 
 /// Sets the title of a terminal, clears it (with a control of two bytes too), turns the line over, begins a
 /// new one.
@@ -30,69 +30,64 @@ fn assert_harmless(shown: &str) {
     assert!(!shown.lines().any(|line| line.starts_with("forged")), "{shown:?}");
 }
 
-#[test]
-fn a_name_does_not_speak_to_the_terminal() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let mut conn = stage.connect();
-        conn.call(&["DLOCK.ACQUIRE", HOSTILE, &format!("t{HOSTILE}"), "600000", "LABEL", HOSTILE]).int();
-        let end = |words: &[&str]| {
-            let mut dlock = stage.command(DLOCK);
-            dlock.args(words).args(["--node-timeout", "5s", HOSTILE]);
-            match words[0] {
-                "run" => dlock.args(["--", "true"]),
-                "release" | "extend" => dlock.arg("wrong"),
-                _ => &mut dlock,
-            };
-            let done = stage.end(dlock);
-            assert_harmless(&done.stdout);
-            assert_harmless(&done.stderr);
-            done
+#[each_server]
+fn a_name_does_not_speak_to_the_terminal(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut conn = stage.connect();
+    conn.call(&["DLOCK.ACQUIRE", HOSTILE, &format!("t{HOSTILE}"), "600000", "LABEL", HOSTILE]).int();
+    let end = |words: &[&str]| {
+        let mut dlock = stage.command(DLOCK);
+        dlock.args(words).args(["--node-timeout", "5s", HOSTILE]);
+        match words[0] {
+            "run" => dlock.args(["--", "true"]),
+            "release" | "extend" => dlock.arg("wrong"),
+            _ => &mut dlock,
         };
-        for (words, code) in [
-            (&["run", "--no-wait"][..], 75),
-            (&["acquire", "--no-wait"], 75),
-            (&["wait", "--timeout", "1ms"], 75),
-            (&["release"], 79),
-            (&["extend"], 79),
-        ] {
-            let done = end(words);
-            assert_eq!(done.code, Some(code), "{words:?}: {}", done.stderr);
-            assert!(done.stderr.contains(SHOWN), "{words:?}: {}", done.stderr);
-        }
-        let table = end(&["inspect"]).stdout;
-        assert_eq!(table.matches(SHOWN).count(), 2, "the resource and the label: {table}");
-        // The same value, for programs.
-        let json: serde_json::Value =
-            serde_json::from_str(&end(&["inspect", "--json"]).stdout).expect("JSON");
-        assert_eq!((&json["resource"], &json["state"]), (&HOSTILE.into(), &"held".into()));
-        assert_eq!(json["masters"][0]["found"]["holders"][0]["label"], HOSTILE);
-        end(&["break", "--yes"]);
-        // What programs read is as it was.
-        let held = end(&["acquire"]).stdout;
-        let (token, fence) = held.trim_end().split_once(' ').expect("a token and a fence");
-        assert!(fence.parse::<u64>().is_ok(), "{held}");
-        assert_eq!(conn.call(&["DLOCK.RELEASE", HOSTILE, token]), 1);
-    });
+        let done = stage.end(dlock);
+        assert_harmless(&done.stdout);
+        assert_harmless(&done.stderr);
+        done
+    };
+    for (words, code) in [
+        (&["run", "--no-wait"][..], 75),
+        (&["acquire", "--no-wait"], 75),
+        (&["wait", "--timeout", "1ms"], 75),
+        (&["release"], 79),
+        (&["extend"], 79),
+    ] {
+        let done = end(words);
+        assert_eq!(done.code, Some(code), "{words:?}: {}", done.stderr);
+        assert!(done.stderr.contains(SHOWN), "{words:?}: {}", done.stderr);
+    }
+    let table = end(&["inspect"]).stdout;
+    assert_eq!(table.matches(SHOWN).count(), 2, "the resource and the label: {table}");
+    // The same value, for programs.
+    let json: serde_json::Value = serde_json::from_str(&end(&["inspect", "--json"]).stdout).expect("JSON");
+    assert_eq!((&json["resource"], &json["state"]), (&HOSTILE.into(), &"held".into()));
+    assert_eq!(json["masters"][0]["found"]["holders"][0]["label"], HOSTILE);
+    end(&["break", "--yes"]);
+    // What programs read is as it was.
+    let held = end(&["acquire"]).stdout;
+    let (token, fence) = held.trim_end().split_once(' ').expect("a token and a fence");
+    assert!(fence.parse::<u64>().is_ok(), "{held}");
+    assert_eq!(conn.call(&["DLOCK.RELEASE", HOSTILE, token]), 1);
 }
 
 /// A command that cannot be run is named too.
-#[test]
-fn the_name_of_a_program_does_not_speak_to_the_terminal() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let mut run = stage.dlock("run r --");
-        run.arg(format!("./{HOSTILE}"));
-        let done = stage.end(run);
-        assert_eq!(done.code, Some(127), "{}", done.stderr);
-        assert_harmless(&done.stderr);
-        done.says(SHOWN);
-    });
+#[each_server]
+fn the_name_of_a_program_does_not_speak_to_the_terminal(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut run = stage.dlock("run r --");
+    run.arg(format!("./{HOSTILE}"));
+    let done = stage.end(run);
+    assert_eq!(done.code, Some(127), "{}", done.stderr);
+    assert_harmless(&done.stderr);
+    done.says(SHOWN);
 }
 
 /// It answers everything with an error. Nobody but dlock reads what it says.
-#[test]
-fn the_error_of_a_server_does_not_speak_to_the_terminal() {
+#[each_server]
+fn the_error_of_a_server_does_not_speak_to_the_terminal(kind: &ServerKind) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("bound").port();
     thread::spawn(move || {
@@ -110,25 +105,19 @@ fn the_error_of_a_server_does_not_speak_to_the_terminal() {
             });
         }
     });
-    each_server(|kind| {
-        let stage = Stage::with(kind, 2);
-        let servers = format!("{},redis://127.0.0.1:{port}", stage.urls());
-        for words in ["inspect r", "inspect r --json", "acquire r --no-wait", "break r --yes", "release r t"]
-        {
-            // Without the others it is all there is, with them it is one that cannot take part.
-            for servers in [servers.clone(), format!("redis://127.0.0.1:{port}")] {
-                let mut dlock = stage.dlock(&format!("{words} --node-timeout 5s"));
-                dlock.env("DLOCK_SERVERS", servers);
-                let done = stage.end(dlock);
-                let said = done.stdout + &done.stderr;
-                assert_harmless(&said);
-                assert!(
-                    said.contains("\\u{1b}]0;title") || said.contains("\\u001b]0;title"),
-                    "{words}: {said}"
-                );
-            }
+    let stage = Stage::with(kind, 2);
+    let servers = format!("{},redis://127.0.0.1:{port}", stage.urls());
+    for words in ["inspect r", "inspect r --json", "acquire r --no-wait", "break r --yes", "release r t"] {
+        // Without the others it is all there is, with them it is one that cannot take part.
+        for servers in [servers.clone(), format!("redis://127.0.0.1:{port}")] {
+            let mut dlock = stage.dlock(&format!("{words} --node-timeout 5s"));
+            dlock.env("DLOCK_SERVERS", servers);
+            let done = stage.end(dlock);
+            let said = done.stdout + &done.stderr;
+            assert_harmless(&said);
+            assert!(said.contains("\\u{1b}]0;title") || said.contains("\\u001b]0;title"), "{words}: {said}");
         }
-    });
+    }
 }
 
 /// A pipe can be opened for writing, without a wait, from when somebody reads it: then dlock is at it.
@@ -140,64 +129,57 @@ fn in_the_midst_of_reading(stage: &Stage, words: &str) -> (Running, File) {
     (running, until_some("it is read", open))
 }
 
-#[test]
-fn a_signal_ends_dlock_while_it_reads_a_pipe_as_a_file() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let calls =
-            ["run r", "acquire r", "release r t", "extend r t", "inspect r", "wait r", "break r --yes"];
-        for call in calls {
-            for (name, number) in [("INT", 2), ("TERM", 15)] {
-                let command = if call.starts_with("run") { "-- true" } else { "" };
-                let (running, _pipe) =
-                    in_the_midst_of_reading(&stage, &format!("{call} --servers-file pipe {command}"));
-                running.signal(name);
-                assert_eq!(running.end().signal, Some(number), "{call}");
-            }
+#[each_server]
+fn a_signal_ends_dlock_while_it_reads_a_pipe_as_a_file(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let calls = ["run r", "acquire r", "release r t", "extend r t", "inspect r", "wait r", "break r --yes"];
+    for call in calls {
+        for (name, number) in [("INT", 2), ("TERM", 15)] {
+            let command = if call.starts_with("run") { "-- true" } else { "" };
+            let (running, _pipe) =
+                in_the_midst_of_reading(&stage, &format!("{call} --servers-file pipe {command}"));
+            running.signal(name);
+            assert_eq!(running.end().signal, Some(number), "{call}");
         }
-        // A certificate is read as well.
-        let (running, _pipe) = in_the_midst_of_reading(&stage, "run r --cacert pipe -- true");
-        running.signal("INT");
-        assert_eq!(running.end().signal, Some(2));
-    });
+    }
+    // A certificate is read as well.
+    let (running, _pipe) = in_the_midst_of_reading(&stage, "run r --cacert pipe -- true");
+    running.signal("INT");
+    assert_eq!(running.end().signal, Some(2));
 }
 
 /// As `--servers-file <(pass show servers)` is one.
-#[test]
-fn a_pipe_is_a_file_of_servers() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let (running, mut pipe) = in_the_midst_of_reading(&stage, "run r --servers-file pipe -- echo ran");
-        pipe.write_all(format!("# ours\n{}\n", stage.urls()).as_bytes()).expect("it is read");
-        drop(pipe);
-        let done = running.end();
-        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
-    });
+#[each_server]
+fn a_pipe_is_a_file_of_servers(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let (running, mut pipe) = in_the_midst_of_reading(&stage, "run r --servers-file pipe -- echo ran");
+    pipe.write_all(format!("# ours\n{}\n", stage.urls()).as_bytes()).expect("it is read");
+    drop(pipe);
+    let done = running.end();
+    assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
 }
 
 /// An address in DLOCK_SERVERS_FILE, a key in DLOCK_KEY: an easy mistake, and cron mails what is printed.
-#[test]
-fn what_is_named_as_a_file_and_is_none_is_not_repeated() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        for (variable, text) in [
-            ("DLOCK_SERVERS_FILE", "redis://zoe:s3cret@127.0.0.1:6379"),
-            ("DLOCK_SERVERS_FILE", "zoe:s3cret@127.0.0.1"),
-            ("DLOCK_SERVERS_FILE", "unix:/run/redis.sock?pass=s3cret"),
-            ("DLOCK_CACERT", "redis://127.0.0.1/s3cret"),
-            ("DLOCK_KEY", "-----BEGIN PRIVATE KEY-----\ns3cret\n-----END PRIVATE KEY-----"),
-        ] {
-            let mut command = stage.dlock("inspect r");
-            if variable == "DLOCK_SERVERS_FILE" {
-                command.env_remove("DLOCK_SERVERS");
-            }
-            let done = stage.end({
-                command.env("DLOCK_CERT", "/dev/null").env("DLOCK_KEY", "/dev/null").env(variable, text);
-                command
-            });
-            assert_eq!(done.code, Some(64), "{variable}: {}", done.stderr);
-            assert!(!done.stderr.contains("s3cret"), "{variable}: {}", done.stderr);
-            assert!(done.stderr.contains("the named file (not shown)"), "{variable}: {}", done.stderr);
+#[each_server]
+fn what_is_named_as_a_file_and_is_none_is_not_repeated(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    for (variable, text) in [
+        ("DLOCK_SERVERS_FILE", "redis://zoe:s3cret@127.0.0.1:6379"),
+        ("DLOCK_SERVERS_FILE", "zoe:s3cret@127.0.0.1"),
+        ("DLOCK_SERVERS_FILE", "unix:/run/redis.sock?pass=s3cret"),
+        ("DLOCK_CACERT", "redis://127.0.0.1/s3cret"),
+        ("DLOCK_KEY", "-----BEGIN PRIVATE KEY-----\ns3cret\n-----END PRIVATE KEY-----"),
+    ] {
+        let mut command = stage.dlock("inspect r");
+        if variable == "DLOCK_SERVERS_FILE" {
+            command.env_remove("DLOCK_SERVERS");
         }
-    });
+        let done = stage.end({
+            command.env("DLOCK_CERT", "/dev/null").env("DLOCK_KEY", "/dev/null").env(variable, text);
+            command
+        });
+        assert_eq!(done.code, Some(64), "{variable}: {}", done.stderr);
+        assert!(!done.stderr.contains("s3cret"), "{variable}: {}", done.stderr);
+        assert!(done.stderr.contains("the named file (not shown)"), "{variable}: {}", done.stderr);
+    }
 }

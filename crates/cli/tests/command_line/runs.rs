@@ -1,178 +1,162 @@
 //! What `run` offers besides one exclusive lock: several resources, permits, re-entry, limits.
 
 use super::*;
+use dlock_testkit::{ServerKind, each_server};
 
 /// Waits, after it has written its variables, until there is a file `go`.
 const LOOKS: &str = "echo \"$DLOCK_RESOURCE/$DLOCK_TOKEN/${DLOCK_FENCE-none}\" > told; echo > ready; \
     until [ -e go ]; do sleep 0.02; done";
 
-#[test]
-fn several_resources_are_held_all_or_none() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        let run = stage.start(stage.run("b a", LOOKS));
-        stage.lines("ready");
-        assert_eq!(["a", "b", "r"].map(|resource| stage.held_on(resource)), [3; 3]);
-        let told = stage.file("told");
-        let (resources, rest) = told.trim_end().split_once('/').expect("resources");
-        assert_eq!(resources, "a\nb\nr");
-        let tokens: Vec<&str> = rest.split('/').next().expect("tokens").lines().collect();
-        for (resource, token) in ["a", "b", "r"].into_iter().zip(tokens) {
-            assert_eq!(queue::holders(&mut stage.connect(), resource), [token]);
-        }
-        let done = stage.end(stage.dlock("run --no-wait free b -- true"));
-        assert_eq!(done.code, Some(75), "{}", done.stderr);
-        done.says_first("dlock: b is taken by sh@");
-        assert_eq!(stage.held_on("free"), 0);
+#[each_server]
+fn several_resources_are_held_all_or_none(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    let run = stage.start(stage.run("b a", LOOKS));
+    stage.lines("ready");
+    assert_eq!(["a", "b", "r"].map(|resource| stage.held_on(resource)), [3; 3]);
+    let told = stage.file("told");
+    let (resources, rest) = told.trim_end().split_once('/').expect("resources");
+    assert_eq!(resources, "a\nb\nr");
+    let tokens: Vec<&str> = rest.split('/').next().expect("tokens").lines().collect();
+    for (resource, token) in ["a", "b", "r"].into_iter().zip(tokens) {
+        assert_eq!(queue::holders(&mut stage.connect(), resource), [token]);
+    }
+    let done = stage.end(stage.dlock("run --no-wait free b -- true"));
+    assert_eq!(done.code, Some(75), "{}", done.stderr);
+    done.says_first("dlock: b is taken by sh@");
+    assert_eq!(stage.held_on("free"), 0);
 
-        // The loss of one ends the command.
-        stage.servers.iter().for_each(|server| drop(server.connect().ok("DLOCK.BREAK b")));
-        let done = run.end();
-        assert_eq!(done.code, Some(79), "{}", done.stderr);
-        assert_eq!(["a", "b", "r"].map(|resource| stage.held_on(resource)), [0; 3]);
-    });
+    // The loss of one ends the command.
+    stage.servers.iter().for_each(|server| drop(server.connect().ok("DLOCK.BREAK b")));
+    let done = run.end();
+    assert_eq!(done.code, Some(79), "{}", done.stderr);
+    assert_eq!(["a", "b", "r"].map(|resource| stage.held_on(resource)), [0; 3]);
 }
 
-#[test]
-fn as_many_run_as_there_are_permits() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let two =
-            [0, 1].map(|_| stage.start(stage.run("--permits 2", "until [ -e go ]; do sleep 0.02; done")));
-        until("both run", || queue::holders(&mut stage.connect(), "r").len() == 2);
-        assert_eq!(stage.end(stage.run("--permits 2 --no-wait", "true")).code, Some(75));
-        stage.write("go", "");
-        for run in two {
-            assert_eq!(run.end().code, Some(0));
-        }
-        let done = stage.end(Stage::with(kind, 2).run("--permits 2 --no-wait", "true"));
-        assert_eq!(done.code, Some(64), "{}", done.stderr);
-    });
+#[each_server]
+fn as_many_run_as_there_are_permits(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let two = [0, 1].map(|_| stage.start(stage.run("--permits 2", "until [ -e go ]; do sleep 0.02; done")));
+    until("both run", || queue::holders(&mut stage.connect(), "r").len() == 2);
+    assert_eq!(stage.end(stage.run("--permits 2 --no-wait", "true")).code, Some(75));
+    stage.write("go", "");
+    for run in two {
+        assert_eq!(run.end().code, Some(0));
+    }
+    let done = stage.end(Stage::with(kind, 2).run("--permits 2 --no-wait", "true"));
+    assert_eq!(done.code, Some(64), "{}", done.stderr);
 }
 
-#[test]
-fn a_conflict_has_the_code_and_the_words_that_were_asked_for() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let fence = stage.connect().ok("DLOCK.ACQUIRE r t 600000 LABEL nightly@host7").int();
-        let conflict = |options: &str| {
-            let run = stage.end(stage.run(&format!("--no-wait {options}"), "echo ran"));
-            let acquire = stage.end(stage.dlock(&format!("acquire --no-wait {options} --node-timeout 5s r")));
-            assert_eq!((run.code, run.stdout.as_str()), (acquire.code, ""));
-            (run.code, run.stderr)
-        };
-        let (code, said) = conflict("");
-        assert_eq!(code, Some(75));
-        assert!(said.starts_with("dlock: r is taken by nightly@host7 for "), "{said}");
-        assert!(said.ends_with(&format!("s (fence {fence})\n")), "{said}");
-        assert_eq!(conflict("-E 3").0, Some(3));
-        assert_eq!(conflict("--quiet --conflict-code 0"), (Some(0), String::new()));
-        // Other errors are as ever.
-        stage.servers[0].kill9();
-        let done = stage.end(stage.dlock("run --no-wait --quiet -E 3 r -- true"));
-        assert_eq!(done.code, Some(69));
-        done.says("down: ");
-    });
+#[each_server]
+fn a_conflict_has_the_code_and_the_words_that_were_asked_for(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let fence = stage.connect().ok("DLOCK.ACQUIRE r t 600000 LABEL nightly@host7").int();
+    let conflict = |options: &str| {
+        let run = stage.end(stage.run(&format!("--no-wait {options}"), "echo ran"));
+        let acquire = stage.end(stage.dlock(&format!("acquire --no-wait {options} --node-timeout 5s r")));
+        assert_eq!((run.code, run.stdout.as_str()), (acquire.code, ""));
+        (run.code, run.stderr)
+    };
+    let (code, said) = conflict("");
+    assert_eq!(code, Some(75));
+    assert!(said.starts_with("dlock: r is taken by nightly@host7 for "), "{said}");
+    assert!(said.ends_with(&format!("s (fence {fence})\n")), "{said}");
+    assert_eq!(conflict("-E 3").0, Some(3));
+    assert_eq!(conflict("--quiet --conflict-code 0"), (Some(0), String::new()));
+    // Other errors are as ever.
+    stage.servers[0].kill9();
+    let done = stage.end(stage.dlock("run --no-wait --quiet -E 3 r -- true"));
+    assert_eq!(done.code, Some(69));
+    done.says("down: ");
 }
 
 /// After its longest time, whatever is left of the lease: that lasts longer than this test.
-#[test]
-fn a_command_that_hangs_is_ended() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let done = stage.end(stage.run("--ttl 10m --max-hold 100ms", "exec sleep 1000"));
-        assert_eq!(done.code, Some(79), "{}", done.stderr);
-        done.says("--max-hold");
-        assert_eq!(stage.held_on("r"), 0);
-    });
+#[each_server]
+fn a_command_that_hangs_is_ended(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let done = stage.end(stage.run("--ttl 10m --max-hold 100ms", "exec sleep 1000"));
+    assert_eq!(done.code, Some(79), "{}", done.stderr);
+    done.says("--max-hold");
+    assert_eq!(stage.held_on("r"), 0);
 }
 
-#[test]
-fn defaults_come_from_the_environment() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let mut run = stage.run("", "echo > ready; until [ -e go ]; do sleep 0.02; done");
-        let run = stage.start({
-            run.env("DLOCK_LABEL", "ours").env("DLOCK_TTL", "1h").env("DLOCK_NODE_TIMEOUT", "9s");
-            run
-        });
-        stage.lines("ready");
-        let hold = stage.connect().ok("DLOCK.INSPECT r").field("holders").items()[0].clone();
-        assert_eq!(hold.field("label"), &"ours");
-        assert!(hold.field("pttl").int() > 3_000_000);
-        stage.write("go", "");
-        assert_eq!(run.end().code, Some(0));
-        let mut wrong = stage.run("", "true");
-        wrong.env("DLOCK_TTL", "redis://u:s3cret@host");
-        let done = stage.end(wrong);
-        assert!(done.code == Some(64) && !done.stderr.contains("s3cret"), "{}", done.stderr);
+#[each_server]
+fn defaults_come_from_the_environment(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut run = stage.run("", "echo > ready; until [ -e go ]; do sleep 0.02; done");
+    let run = stage.start({
+        run.env("DLOCK_LABEL", "ours").env("DLOCK_TTL", "1h").env("DLOCK_NODE_TIMEOUT", "9s");
+        run
     });
+    stage.lines("ready");
+    let hold = stage.connect().ok("DLOCK.INSPECT r").field("holders").items()[0].clone();
+    assert_eq!(hold.field("label"), &"ours");
+    assert!(hold.field("pttl").int() > 3_000_000);
+    stage.write("go", "");
+    assert_eq!(run.end().code, Some(0));
+    let mut wrong = stage.run("", "true");
+    wrong.env("DLOCK_TTL", "redis://u:s3cret@host");
+    let done = stage.end(wrong);
+    assert!(done.code == Some(64) && !done.stderr.contains("s3cret"), "{}", done.stderr);
 }
 
 /// What the inner run is told is what the outer one holds, and it ends nothing of it.
-#[test]
-fn a_run_inside_of_a_run_enters_again() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        let tell = "echo $DLOCK_RESOURCE $DLOCK_TOKEN $DLOCK_FENCE";
-        let inner = format!(
-            "{tell}; $DLOCK run --node-timeout 5s --fenced r -- sh -c '{tell}; exit 7'; echo $?; $DLOCK inspect r --json"
-        );
-        let done = stage.end(stage.run("--fenced", &inner));
-        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
-        let lines: Vec<&str> = done.stdout.lines().collect();
-        assert_eq!((lines[0], lines[2]), (lines[1], "7"));
-        assert!(lines[3].contains("\"state\":\"held\""), "{}", lines[3]);
+#[each_server]
+fn a_run_inside_of_a_run_enters_again(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    let tell = "echo $DLOCK_RESOURCE $DLOCK_TOKEN $DLOCK_FENCE";
+    let inner = format!(
+        "{tell}; $DLOCK run --node-timeout 5s --fenced r -- sh -c '{tell}; exit 7'; echo $?; $DLOCK inspect r --json"
+    );
+    let done = stage.end(stage.run("--fenced", &inner));
+    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+    let lines: Vec<&str> = done.stdout.lines().collect();
+    assert_eq!((lines[0], lines[2]), (lines[1], "7"));
+    assert!(lines[3].contains("\"state\":\"held\""), "{}", lines[3]);
 
-        // With something new it is a run of its own, for that alone.
-        let inner =
-            format!("$DLOCK run --node-timeout 5s a r b -- sh -c '{tell}; $DLOCK list --json'; $DLOCK list");
-        let done = stage.end(stage.run("", &inner));
-        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
-        assert!(done.stdout.starts_with("r a b "), "{}", done.stdout);
-        assert_eq!(done.stdout.matches("\"state\":\"held\"").count(), 3, "{}", done.stdout);
-        assert!(done.stdout.lines().last().expect("a row").starts_with(" r "), "{}", done.stdout);
+    // With something new it is a run of its own, for that alone.
+    let inner =
+        format!("$DLOCK run --node-timeout 5s a r b -- sh -c '{tell}; $DLOCK list --json'; $DLOCK list");
+    let done = stage.end(stage.run("", &inner));
+    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+    assert!(done.stdout.starts_with("r a b "), "{}", done.stdout);
+    assert_eq!(done.stdout.matches("\"state\":\"held\"").count(), 3, "{}", done.stdout);
+    assert!(done.stdout.lines().last().expect("a row").starts_with(" r "), "{}", done.stdout);
 
-        // What only shares may not write.
-        let done = stage.end(stage.run("--shared", "$DLOCK run --node-timeout 5s r -- echo wrote"));
-        assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{}", done.stderr);
-        let done = stage.end(stage.run("", "$DLOCK run --node-timeout 5s --shared r -- echo read"));
-        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "read\n"), "{}", done.stderr);
-    });
+    // What only shares may not write.
+    let done = stage.end(stage.run("--shared", "$DLOCK run --node-timeout 5s r -- echo wrote"));
+    assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{}", done.stderr);
+    let done = stage.end(stage.run("", "$DLOCK run --node-timeout 5s --shared r -- echo read"));
+    assert_eq!((done.code, done.stdout.as_str()), (Some(0), "read\n"), "{}", done.stderr);
 }
 
 /// A process that has outlived its run has its variables, and no lock.
-#[test]
-fn a_run_that_is_over_is_not_entered() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let done = stage.end(stage.run("", "echo $DLOCK_TOKEN > token"));
-        assert_eq!(done.code, Some(0));
-        let mut inner = stage.run("--no-wait", "echo $DLOCK_TOKEN");
-        inner.env("DLOCK_RESOURCE", "r").env("DLOCK_TOKEN", stage.file("token").trim());
-        let done = stage.end(inner);
-        assert_eq!(done.code, Some(0), "{}", done.stderr);
-        assert_ne!(done.stdout, stage.file("token"), "it has acquired it itself");
-        stage.connect().ok("DLOCK.ACQUIRE r somebody 600000");
-        let mut inner = stage.run("--no-wait", "true");
-        inner.env("DLOCK_RESOURCE", "r").env("DLOCK_TOKEN", stage.file("token").trim());
-        assert_eq!(stage.end(inner).code, Some(75));
-    });
+#[each_server]
+fn a_run_that_is_over_is_not_entered(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let done = stage.end(stage.run("", "echo $DLOCK_TOKEN > token"));
+    assert_eq!(done.code, Some(0));
+    let mut inner = stage.run("--no-wait", "echo $DLOCK_TOKEN");
+    inner.env("DLOCK_RESOURCE", "r").env("DLOCK_TOKEN", stage.file("token").trim());
+    let done = stage.end(inner);
+    assert_eq!(done.code, Some(0), "{}", done.stderr);
+    assert_ne!(done.stdout, stage.file("token"), "it has acquired it itself");
+    stage.connect().ok("DLOCK.ACQUIRE r somebody 600000");
+    let mut inner = stage.run("--no-wait", "true");
+    inner.env("DLOCK_RESOURCE", "r").env("DLOCK_TOKEN", stage.file("token").trim());
+    assert_eq!(stage.end(inner).code, Some(75));
 }
 
 /// Nobody would ever know the token.
-#[test]
-fn acquire_keeps_nothing_if_standard_output_is_closed() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let acquire = "\"$DLOCK\" acquire --node-timeout 5s r".to_owned();
-        let done = stage.end(stage.shell(&format!("{acquire} >&-")));
-        assert_eq!((done.code, stage.held_on("r")), (Some(71), 0), "{}", done.stderr);
-        done.says("standard output");
-        let done = stage.end(stage.shell(&unread(&acquire)));
-        assert_eq!((done.code, stage.held_on("r")), (Some(141), 0), "{}", done.stderr);
-        // To keep others out for a while.
-        assert_eq!(stage.end(stage.shell(&format!("{acquire} > /dev/null"))).code, Some(0));
-        assert_eq!(stage.held_on("r"), 1);
-    });
+#[each_server]
+fn acquire_keeps_nothing_if_standard_output_is_closed(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let acquire = "\"$DLOCK\" acquire --node-timeout 5s r".to_owned();
+    let done = stage.end(stage.shell(&format!("{acquire} >&-")));
+    assert_eq!((done.code, stage.held_on("r")), (Some(71), 0), "{}", done.stderr);
+    done.says("standard output");
+    let done = stage.end(stage.shell(&unread(&acquire)));
+    assert_eq!((done.code, stage.held_on("r")), (Some(141), 0), "{}", done.stderr);
+    // To keep others out for a while.
+    assert_eq!(stage.end(stage.shell(&format!("{acquire} > /dev/null"))).code, Some(0));
+    assert_eq!(stage.held_on("r"), 1);
 }

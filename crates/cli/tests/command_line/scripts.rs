@@ -1,6 +1,7 @@
 //! The steps that scripts are made of: acquire, release, extend, inspect, wait, break.
 
 use super::*;
+use dlock_testkit::{ServerKind, each_server};
 
 /// One step, which must end with this code; what it printed.
 #[track_caller]
@@ -11,228 +12,199 @@ fn step(stage: &Stage, words: &str, code: i32) -> String {
     done.stdout
 }
 
-#[test]
-fn a_hold_is_acquired_extended_and_released() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        let mut conn = stage.connect();
-        let printed = step(&stage, "acquire --fenced --ttl 10m --label by-hand r", 0);
-        let (token, fence) = printed.trim().split_once(' ').expect("a token and a fence");
-        assert!(stage.confirmed("r", token, fence, "by-hand") >= 2);
+#[each_server]
+fn a_hold_is_acquired_extended_and_released(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    let mut conn = stage.connect();
+    let printed = step(&stage, "acquire --fenced --ttl 10m --label by-hand r", 0);
+    let (token, fence) = printed.trim().split_once(' ').expect("a token and a fence");
+    assert!(stage.confirmed("r", token, fence, "by-hand") >= 2);
 
-        let lease = |conn: &mut dlock_testkit::Conn| conn.ok("DLOCK.PTTL r").int();
-        assert!((540_000..=600_000).contains(&lease(&mut conn)));
-        assert_eq!(step(&stage, &format!("extend r {token} --ttl 20m"), 0), "");
-        assert!((1_140_000..=1_200_000).contains(&lease(&mut conn)));
-        let mut extend = stage.dlock(&format!("extend r {token}"));
-        extend.env("DLOCK_TTL", "30m");
-        assert_eq!(stage.end(extend).code, Some(0));
-        assert!((1_740_000..=1_800_000).contains(&lease(&mut conn)));
-        step(&stage, "acquire --no-wait r", 75);
-        step(&stage, "release r wrong", 79);
-        let wrong = stage.end(stage.dlock("release --node-timeout 5s r wrong"));
-        assert!(!wrong.stderr.contains("no answer in time"), "nobody was silent: {}", wrong.stderr);
-        assert_eq!(step(&stage, &format!("release r {token}"), 0), "");
-        assert_eq!(stage.held_on("r"), 0);
-        step(&stage, &format!("release r {token}"), 79);
-        step(&stage, &format!("extend r {token}"), 79);
-    });
+    let lease = |conn: &mut dlock_testkit::Conn| conn.ok("DLOCK.PTTL r").int();
+    assert!((540_000..=600_000).contains(&lease(&mut conn)));
+    assert_eq!(step(&stage, &format!("extend r {token} --ttl 20m"), 0), "");
+    assert!((1_140_000..=1_200_000).contains(&lease(&mut conn)));
+    let mut extend = stage.dlock(&format!("extend r {token}"));
+    extend.env("DLOCK_TTL", "30m");
+    assert_eq!(stage.end(extend).code, Some(0));
+    assert!((1_740_000..=1_800_000).contains(&lease(&mut conn)));
+    step(&stage, "acquire --no-wait r", 75);
+    step(&stage, "release r wrong", 79);
+    let wrong = stage.end(stage.dlock("release --node-timeout 5s r wrong"));
+    assert!(!wrong.stderr.contains("no answer in time"), "nobody was silent: {}", wrong.stderr);
+    assert_eq!(step(&stage, &format!("release r {token}"), 0), "");
+    assert_eq!(stage.held_on("r"), 0);
+    step(&stage, &format!("release r {token}"), 79);
+    step(&stage, &format!("extend r {token}"), 79);
 }
 
 /// Ours never does; somebody else's stands behind two of them, as everywhere.
-#[test]
-fn a_token_that_begins_with_a_hyphen_stands_behind_two() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        for server in &stage.servers {
-            assert!(server.connect().ok("DLOCK.ACQUIRE r -Ab_c 60000").int() > 0);
-        }
-        step(&stage, "extend --ttl 20m r -- -Ab_c", 0);
-        step(&stage, "release r -- -Ab_c", 0);
-        assert_eq!(stage.held_on("r"), 0);
-    });
+#[each_server]
+fn a_token_that_begins_with_a_hyphen_stands_behind_two(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    for server in &stage.servers {
+        assert!(server.connect().ok("DLOCK.ACQUIRE r -Ab_c 60000").int() > 0);
+    }
+    step(&stage, "extend --ttl 20m r -- -Ab_c", 0);
+    step(&stage, "release r -- -Ab_c", 0);
+    assert_eq!(stage.held_on("r"), 0);
 }
 
-#[test]
-fn an_acquisition_as_json() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        let json = |words: &str| -> serde_json::Value {
-            serde_json::from_str(&step(&stage, words, 0)).expect("JSON")
-        };
-        let hold = json("acquire --json --ttl 10m r");
-        assert_eq!(hold["resource"], "r");
-        assert_eq!(hold["token"].as_str().map(str::len), Some(27));
-        assert_eq!(hold["fence"], serde_json::Value::Null, "it was not asked for");
-        let valid = hold["valid_ms"].as_u64().expect("milliseconds");
-        assert!((540_000..600_000).contains(&valid), "{valid}");
-        assert!(json("acquire --json --fenced other")["fence"].as_u64() > Some(1_000_000_000_000_000));
-    });
+#[each_server]
+fn an_acquisition_as_json(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    let json =
+        |words: &str| -> serde_json::Value { serde_json::from_str(&step(&stage, words, 0)).expect("JSON") };
+    let hold = json("acquire --json --ttl 10m r");
+    assert_eq!(hold["resource"], "r");
+    assert_eq!(hold["token"].as_str().map(str::len), Some(27));
+    assert_eq!(hold["fence"], serde_json::Value::Null, "it was not asked for");
+    let valid = hold["valid_ms"].as_u64().expect("milliseconds");
+    assert!((540_000..600_000).contains(&valid), "{valid}");
+    assert!(json("acquire --json --fenced other")["fence"].as_u64() > Some(1_000_000_000_000_000));
 }
 
-#[test]
-fn the_token_can_come_from_the_environment() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        // As in a command under `dlock run`.
-        let done = stage.end(stage.run("", "$DLOCK extend r --ttl 20m"));
-        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
-    });
+#[each_server]
+fn the_token_can_come_from_the_environment(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    // As in a command under `dlock run`.
+    let done = stage.end(stage.run("", "$DLOCK extend r --ttl 20m"));
+    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
 }
 
 /// Its reader is gone: nobody will ever know the token.
-#[test]
-fn a_hold_that_cannot_be_printed_is_given_back() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let done = stage.end(stage.shell("\"$DLOCK\" acquire r > /dev/full"));
-        assert_eq!(done.code, Some(71), "{}", done.stderr);
-        assert_eq!(stage.held_on("r"), 0);
-    });
+#[each_server]
+fn a_hold_that_cannot_be_printed_is_given_back(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let done = stage.end(stage.shell("\"$DLOCK\" acquire r > /dev/full"));
+    assert_eq!(done.code, Some(71), "{}", done.stderr);
+    assert_eq!(stage.held_on("r"), 0);
 }
 
-#[test]
-fn a_lock_is_inspected_by_programs() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        let look = |code: i32| -> serde_json::Value {
-            let done = stage.end(stage.dlock("inspect --json --node-timeout 5s r"));
-            assert_eq!((done.code, done.stderr.as_str()), (Some(code), ""));
-            serde_json::from_str(&done.stdout).expect("JSON")
-        };
-        let free = look(0);
-        assert_eq!((&free["resource"], &free["state"]), (&"r".into(), &"free".into()));
-        assert_eq!(free["masters"].as_array().map(Vec::len), Some(3));
-        assert_eq!(free["masters"][0]["found"], serde_json::Value::Null);
+#[each_server]
+fn a_lock_is_inspected_by_programs(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    let look = |code: i32| -> serde_json::Value {
+        let done = stage.end(stage.dlock("inspect --json --node-timeout 5s r"));
+        assert_eq!((done.code, done.stderr.as_str()), (Some(code), ""));
+        serde_json::from_str(&done.stdout).expect("JSON")
+    };
+    let free = look(0);
+    assert_eq!((&free["resource"], &free["state"]), (&"r".into(), &"free".into()));
+    assert_eq!(free["masters"].as_array().map(Vec::len), Some(3));
+    assert_eq!(free["masters"][0]["found"], serde_json::Value::Null);
 
-        for server in &stage.servers[..2] {
-            server.connect().ok("DLOCK.ACQUIRE r somebody 600000 LABEL by-hand");
-        }
-        let _waiter = queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE r next 600000 BLOCK 0 SHARED");
-        let held = look(0);
-        assert_eq!(held["state"], "held");
-        let (first, last) = (&held["masters"][0], &held["masters"][2]);
-        let address = format!("redis://127.0.0.1:{}", stage.servers[0].port());
-        assert!(first["server"].as_str().expect("an address").starts_with(&address), "{first}");
-        assert_eq!(first["found"]["holders"][0]["token"], "somebody");
-        assert_eq!(first["found"]["holders"][0]["label"], "by-hand");
-        assert_eq!(
-            (&first["queue"][0]["token"], &first["queue"][0]["mode"]),
-            (&"next".into(), &"shared".into())
-        );
-        assert_eq!(last["found"], serde_json::Value::Null);
+    for server in &stage.servers[..2] {
+        server.connect().ok("DLOCK.ACQUIRE r somebody 600000 LABEL by-hand");
+    }
+    let _waiter = queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE r next 600000 BLOCK 0 SHARED");
+    let held = look(0);
+    assert_eq!(held["state"], "held");
+    let (first, last) = (&held["masters"][0], &held["masters"][2]);
+    let address = format!("redis://127.0.0.1:{}", stage.servers[0].port());
+    assert!(first["server"].as_str().expect("an address").starts_with(&address), "{first}");
+    assert_eq!(first["found"]["holders"][0]["token"], "somebody");
+    assert_eq!(first["found"]["holders"][0]["label"], "by-hand");
+    assert_eq!((&first["queue"][0]["token"], &first["queue"][0]["mode"]), (&"next".into(), &"shared".into()));
+    assert_eq!(last["found"], serde_json::Value::Null);
 
-        stage.servers[1].kill9();
-        let undecided = look(0);
-        assert_eq!(undecided["state"], "undecided");
-        assert!(undecided["masters"][1]["unanswered"]["down"].is_string(), "{undecided}");
-        stage.servers[2].kill9();
-        assert_eq!(look(69)["state"], "no_quorum");
-    });
+    stage.servers[1].kill9();
+    let undecided = look(0);
+    assert_eq!(undecided["state"], "undecided");
+    assert!(undecided["masters"][1]["unanswered"]["down"].is_string(), "{undecided}");
+    stage.servers[2].kill9();
+    assert_eq!(look(69)["state"], "no_quorum");
 }
 
-#[test]
-fn a_lock_is_inspected_by_people() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        assert!(step(&stage, "inspect r", 0).starts_with("r is free\n"));
-        for server in &stage.servers[..2] {
-            server.connect().ok("DLOCK.ACQUIRE r 0123456789abcdef 600000 LABEL by-hand");
-        }
-        let _waiter = queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE r next 600000 BLOCK 0");
-        stage.servers[2].kill9();
-        let shown = step(&stage, "inspect r", 0);
-        let lines: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
-        assert_eq!(lines[0], ["r", "is", "held"]);
-        assert_eq!(lines[2], ["SERVER", "MODE", "HOLDER", "FENCE", "LEASE", "LEFT", "LABEL"]);
-        for row in &lines[3..5] {
-            assert_eq!(
-                (row[1], row[2], row[4], row[row.len() - 1]),
-                ("exclusive", "01234567…", "9m", "by-hand")
-            );
-        }
-        assert_eq!(lines[5][1], "down:");
-        assert_eq!(lines[7], ["Waiting:"]);
-        assert_eq!(lines[10][1..4], ["1", "next", "exclusive"]);
-        assert!(!shown.contains("0123456789"), "who knows the token owns the hold");
-    });
+#[each_server]
+fn a_lock_is_inspected_by_people(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    assert!(step(&stage, "inspect r", 0).starts_with("r is free\n"));
+    for server in &stage.servers[..2] {
+        server.connect().ok("DLOCK.ACQUIRE r 0123456789abcdef 600000 LABEL by-hand");
+    }
+    let _waiter = queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE r next 600000 BLOCK 0");
+    stage.servers[2].kill9();
+    let shown = step(&stage, "inspect r", 0);
+    let lines: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0], ["r", "is", "held"]);
+    assert_eq!(lines[2], ["SERVER", "MODE", "HOLDER", "FENCE", "LEASE", "LEFT", "LABEL"]);
+    for row in &lines[3..5] {
+        assert_eq!((row[1], row[2], row[4], row[row.len() - 1]), ("exclusive", "01234567…", "9m", "by-hand"));
+    }
+    assert_eq!(lines[5][1], "down:");
+    assert_eq!(lines[7], ["Waiting:"]);
+    assert_eq!(lines[10][1..4], ["1", "next", "exclusive"]);
+    assert!(!shown.contains("0123456789"), "who knows the token owns the hold");
 }
 
-#[test]
-fn wait_ends_when_the_lock_is_free() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        step(&stage, "wait r", 0);
-        for server in &stage.servers {
-            server.connect().ok("DLOCK.ACQUIRE r somebody 600000");
-        }
-        step(&stage, "wait --timeout 100ms r", 75);
-        let mut waits = stage.start(stage.dlock("wait r"));
-        assert!(!waits.is_over());
-        for server in &stage.servers {
-            assert_eq!(server.connect().say("DLOCK.RELEASE r somebody"), 1);
-        }
-        assert_eq!(waits.end().code, Some(0));
-        assert_eq!(stage.held_on("r"), 0);
-        stage.servers[..2].iter().for_each(|server| server.kill9());
-        step(&stage, "wait r", 69);
-    });
+#[each_server]
+fn wait_ends_when_the_lock_is_free(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    step(&stage, "wait r", 0);
+    for server in &stage.servers {
+        server.connect().ok("DLOCK.ACQUIRE r somebody 600000");
+    }
+    step(&stage, "wait --timeout 100ms r", 75);
+    let mut waits = stage.start(stage.dlock("wait r"));
+    assert!(!waits.is_over());
+    for server in &stage.servers {
+        assert_eq!(server.connect().say("DLOCK.RELEASE r somebody"), 1);
+    }
+    assert_eq!(waits.end().code, Some(0));
+    assert_eq!(stage.held_on("r"), 0);
+    stage.servers[..2].iter().for_each(|server| server.kill9());
+    step(&stage, "wait r", 69);
 }
 
-#[test]
-fn break_ends_every_hold_it_can_reach() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        for server in &stage.servers {
-            server.connect().ok("DLOCK.ACQUIRE r somebody 600000");
-        }
-        step(&stage, "break r", 64);
-        assert_eq!(stage.held_on("r"), 3, "there is no terminal to ask on");
-        stage.servers[2].kill9();
-        let done = stage.end(stage.dlock("break --yes r"));
-        assert_eq!((done.code, stage.held_on("r")), (Some(69), 0));
-        done.says("not broken on every server");
-        assert_eq!(done.stdout.matches(": ended 1 hold\n").count(), 2, "{}", done.stdout);
-    });
+#[each_server]
+fn break_ends_every_hold_it_can_reach(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    for server in &stage.servers {
+        server.connect().ok("DLOCK.ACQUIRE r somebody 600000");
+    }
+    step(&stage, "break r", 64);
+    assert_eq!(stage.held_on("r"), 3, "there is no terminal to ask on");
+    stage.servers[2].kill9();
+    let done = stage.end(stage.dlock("break --yes r"));
+    assert_eq!((done.code, stage.held_on("r")), (Some(69), 0));
+    done.says("not broken on every server");
+    assert_eq!(done.stdout.matches(": ended 1 hold\n").count(), 2, "{}", done.stdout);
 }
 
 /// Who waited has had it confirmed with a number, which is none that was asked for.
-#[test]
-fn over_a_quorum_a_fence_is_printed_if_it_was_asked_for_and_only_then() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        for (fenced, words) in [("", 1), ("--fenced", 2)] {
-            for server in &stage.servers {
-                server.connect().ok("DLOCK.ACQUIRE r other 600000");
-            }
-            let waits = stage.start(stage.dlock(&format!("acquire --node-timeout 5s {fenced} r")));
-            until("it is queued", || {
-                stage.servers.iter().any(|server| !queue::clients(&mut server.connect(), "r").is_empty())
-            });
-            for server in &stage.servers {
-                assert_eq!(server.connect().say("DLOCK.RELEASE r other"), 1);
-            }
-            let done = waits.end();
-            assert_eq!(done.stdout.split_whitespace().count(), words, "{fenced}: {}", done.stdout);
-            let token = done.stdout.split_whitespace().next().expect("a token");
-            step(&stage, &format!("release --node-timeout 5s r {token}"), 0);
+#[each_server]
+fn over_a_quorum_a_fence_is_printed_if_it_was_asked_for_and_only_then(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    for (fenced, words) in [("", 1), ("--fenced", 2)] {
+        for server in &stage.servers {
+            server.connect().ok("DLOCK.ACQUIRE r other 600000");
         }
-    });
+        let waits = stage.start(stage.dlock(&format!("acquire --node-timeout 5s {fenced} r")));
+        until("it is queued", || {
+            stage.servers.iter().any(|server| !queue::clients(&mut server.connect(), "r").is_empty())
+        });
+        for server in &stage.servers {
+            assert_eq!(server.connect().say("DLOCK.RELEASE r other"), 1);
+        }
+        let done = waits.end();
+        assert_eq!(done.stdout.split_whitespace().count(), words, "{fenced}: {}", done.stdout);
+        let token = done.stdout.split_whitespace().next().expect("a token");
+        step(&stage, &format!("release --node-timeout 5s r {token}"), 0);
+    }
 }
 
-#[test]
-fn servers_named_by_nothing_are_said_to_be() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        stage.write("empty", "# nobody\n");
-        stage.write("marked", &format!("\u{feff}{}\n", stage.urls()));
-        let end = |file: &str| {
-            let mut wait = stage.dlock("wait r");
-            wait.env("DLOCK_SERVERS", "").env("DLOCK_SERVERS_FILE", file);
-            stage.end(wait)
-        };
-        let done = end("empty");
-        assert_eq!((done.code, done.stderr.contains("empty names no server")), (Some(64), true));
-        assert_eq!(end("marked").code, Some(0));
-    });
+#[each_server]
+fn servers_named_by_nothing_are_said_to_be(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    stage.write("empty", "# nobody\n");
+    stage.write("marked", &format!("\u{feff}{}\n", stage.urls()));
+    let end = |file: &str| {
+        let mut wait = stage.dlock("wait r");
+        wait.env("DLOCK_SERVERS", "").env("DLOCK_SERVERS_FILE", file);
+        stage.end(wait)
+    };
+    let done = end("empty");
+    assert_eq!((done.code, done.stderr.contains("empty names no server")), (Some(64), true));
+    assert_eq!(end("marked").code, Some(0));
 }

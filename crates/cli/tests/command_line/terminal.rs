@@ -1,6 +1,7 @@
 //! On a terminal, which script(1) provides: what is typed goes through a pipe into it, what it shows into a
 //! file.
 
+use dlock_testkit::{ServerKind, each_server};
 use std::io::Write;
 use std::process::{ChildStdin, Stdio};
 use std::time::Duration;
@@ -81,88 +82,80 @@ fn interrupted_once(stage: &Stage, before: &str) {
     assert_eq!(terminal.end().code, Some(0));
 }
 
-#[test]
-fn ctrl_c_reaches_the_command_once() {
-    each_server(|kind| interrupted_once(&Stage::one(kind), ""));
+#[each_server]
+fn ctrl_c_reaches_the_command_once(kind: &ServerKind) {
+    interrupted_once(&Stage::one(kind), "");
 }
 
 /// As timeout(1) makes itself one. The keys of the terminal do not reach it.
-#[test]
-fn ctrl_c_reaches_a_command_in_a_group_of_its_own() {
-    each_server(|kind| interrupted_once(&Stage::one(kind), "setsid"));
+#[each_server]
+fn ctrl_c_reaches_a_command_in_a_group_of_its_own(kind: &ServerKind) {
+    interrupted_once(&Stage::one(kind), "setsid");
 }
 
-#[test]
-fn ctrl_c_ends_the_script_around_dlock_too() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        stage.write(
-            "script",
-            "\"$DLOCK\" run r -- sh -c 'echo $$ > ready; exec sleep 1000'; echo went on > after",
-        );
-        let mut terminal = Terminal::with(&stage, "bash script");
-        let command = stage.process("ready");
-        terminal.types(CTRL_C);
-        assert_eq!(terminal.end().code, Some(130));
-        assert!(!is_alive(command));
-        assert_eq!(stage.file("after"), "");
-        assert_eq!(stage.held_on("r"), 0);
-    });
+#[each_server]
+fn ctrl_c_ends_the_script_around_dlock_too(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    stage.write(
+        "script",
+        "\"$DLOCK\" run r -- sh -c 'echo $$ > ready; exec sleep 1000'; echo went on > after",
+    );
+    let mut terminal = Terminal::with(&stage, "bash script");
+    let command = stage.process("ready");
+    terminal.types(CTRL_C);
+    assert_eq!(terminal.end().code, Some(130));
+    assert!(!is_alive(command));
+    assert_eq!(stage.file("after"), "");
+    assert_eq!(stage.held_on("r"), 0);
 }
 
-#[test]
-fn a_waiter_sees_its_position_and_a_pipe_sees_nothing() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let mut conn = stage.connect();
-        conn.ok("DLOCK.ACQUIRE r other 600000");
-        let piped = stage.start(stage.run("", "echo ran"));
-        until("it waits", || queue::clients(&mut conn, "r").len() == 1);
-        let terminal = Terminal::with(&stage, "\"$DLOCK\" run r -- echo ran");
-        until("the position is shown", || terminal.shows().contains("position 2 at redis://127.0.0.1"));
-        let shows = |seconds: u32| terminal.shows().contains(&format!(" {seconds} s"));
-        until("time goes by", || (2..10).any(shows));
-        assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
-        let done = piped.end();
-        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
-        let done = terminal.end();
-        assert_eq!(done.code, Some(0));
-        assert!(done.stdout.starts_with("\r\x1b[Kwaiting for r: position 2"), "{:?}", done.stdout);
-        assert!(done.stdout.ends_with("\r\x1b[Kran\r\n"), "{:?}", done.stdout);
-    });
+#[each_server]
+fn a_waiter_sees_its_position_and_a_pipe_sees_nothing(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut conn = stage.connect();
+    conn.ok("DLOCK.ACQUIRE r other 600000");
+    let piped = stage.start(stage.run("", "echo ran"));
+    until("it waits", || queue::clients(&mut conn, "r").len() == 1);
+    let terminal = Terminal::with(&stage, "\"$DLOCK\" run r -- echo ran");
+    until("the position is shown", || terminal.shows().contains("position 2 at redis://127.0.0.1"));
+    let shows = |seconds: u32| terminal.shows().contains(&format!(" {seconds} s"));
+    until("time goes by", || (2..10).any(shows));
+    assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
+    let done = piped.end();
+    assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
+    let done = terminal.end();
+    assert_eq!(done.code, Some(0));
+    assert!(done.stdout.starts_with("\r\x1b[Kwaiting for r: position 2"), "{:?}", done.stdout);
+    assert!(done.stdout.ends_with("\r\x1b[Kran\r\n"), "{:?}", done.stdout);
 }
 
-#[test]
-fn a_waiter_on_a_terminal_that_ctrl_s_has_stopped_ends_by_a_signal() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let mut conn = stage.connect();
-        conn.ok("DLOCK.ACQUIRE r other 600000");
-        let run = "echo $$ > dlock; exec \"$DLOCK\" run r -- true";
-        let mut terminal = Terminal::with(&stage, run);
-        until("the position is shown", || terminal.shows().contains("position 1"));
-        terminal.types(CTRL_S);
-        let (mut shown, mut since) = (String::new(), now());
-        until("it shows no time going by", || {
-            if shown != terminal.shows() {
-                (shown, since) = (terminal.shows(), now());
-            }
-            now().saturating_since(since) > Duration::from_secs(3)
-        });
-        let dlock = stage.process("dlock");
-        crate::stage::signal(dlock, "TERM");
-        until("nobody waits", || queue::clients(&mut conn, "r").is_empty());
-        until("it has ended", || !is_alive(dlock));
+#[each_server]
+fn a_waiter_on_a_terminal_that_ctrl_s_has_stopped_ends_by_a_signal(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut conn = stage.connect();
+    conn.ok("DLOCK.ACQUIRE r other 600000");
+    let run = "echo $$ > dlock; exec \"$DLOCK\" run r -- true";
+    let mut terminal = Terminal::with(&stage, run);
+    until("the position is shown", || terminal.shows().contains("position 1"));
+    terminal.types(CTRL_S);
+    let (mut shown, mut since) = (String::new(), now());
+    until("it shows no time going by", || {
+        if shown != terminal.shows() {
+            (shown, since) = (terminal.shows(), now());
+        }
+        now().saturating_since(since) > Duration::from_secs(3)
     });
+    let dlock = stage.process("dlock");
+    crate::stage::signal(dlock, "TERM");
+    until("nobody waits", || queue::clients(&mut conn, "r").is_empty());
+    until("it has ended", || !is_alive(dlock));
 }
 
-#[test]
-fn who_does_not_wait_writes_nothing_to_the_terminal() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let done = Terminal::with(&stage, "printf 'at work... '; \"$DLOCK\" run r -- echo done").end();
-        assert_eq!(done.stdout, "at work... done\r\n");
-    });
+#[each_server]
+fn who_does_not_wait_writes_nothing_to_the_terminal(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let done = Terminal::with(&stage, "printf 'at work... '; \"$DLOCK\" run r -- echo done").end();
+    assert_eq!(done.stdout, "at work... done\r\n");
 }
 
 /// Ctrl-Z, and `fg` when `then` has waited for what it waits for; the exit code of the run.
@@ -189,58 +182,50 @@ fn suspended(stage: &Stage, ttl: &str, then: impl FnOnce()) -> String {
     code
 }
 
-#[test]
-fn ctrl_z_stops_both_and_fg_continues_both() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        assert_eq!(suspended(&stage, "10m", || {}), "0");
-        assert_eq!(stage.held_on("r"), 0);
-    });
+#[each_server]
+fn ctrl_z_stops_both_and_fg_continues_both(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    assert_eq!(suspended(&stage, "10m", || {}), "0");
+    assert_eq!(stage.held_on("r"), 0);
 }
 
-#[test]
-fn a_command_that_comes_back_after_its_lease_is_ended() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let mut conn = stage.connect();
-        let code = suspended(&stage, "2s", || {
-            until("the lease has expired", || conn.ok("DLOCK.PTTL r") == -2);
-        });
-        assert_eq!(code, "79");
+#[each_server]
+fn a_command_that_comes_back_after_its_lease_is_ended(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut conn = stage.connect();
+    let code = suspended(&stage, "2s", || {
+        until("the lease has expired", || conn.ok("DLOCK.PTTL r") == -2);
     });
+    assert_eq!(code, "79");
 }
 
-#[test]
-fn break_asks_before_it_breaks() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        stage.connect().ok("DLOCK.ACQUIRE r somebody 600000 LABEL by-hand");
-        for (answer, code, held) in [("n\n", 75, 1), ("\n", 75, 1), ("y\n", 0, 0)] {
-            let mut terminal = Terminal::with(&stage, "\"$DLOCK\" break --node-timeout 5s r");
-            until("it asks", || terminal.shows().contains("End every hold of r? [y/N]"));
-            assert!(terminal.shows().contains("by-hand"), "{}", terminal.shows());
-            terminal.types(answer);
-            assert_eq!((terminal.end().code, stage.held_on("r")), (Some(code), held), "{answer:?}");
-        }
-    });
+#[each_server]
+fn break_asks_before_it_breaks(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    stage.connect().ok("DLOCK.ACQUIRE r somebody 600000 LABEL by-hand");
+    for (answer, code, held) in [("n\n", 75, 1), ("\n", 75, 1), ("y\n", 0, 0)] {
+        let mut terminal = Terminal::with(&stage, "\"$DLOCK\" break --node-timeout 5s r");
+        until("it asks", || terminal.shows().contains("End every hold of r? [y/N]"));
+        assert!(terminal.shows().contains("by-hand"), "{}", terminal.shows());
+        terminal.types(answer);
+        assert_eq!((terminal.end().code, stage.held_on("r")), (Some(code), held), "{answer:?}");
+    }
 }
 
-#[test]
-fn the_position_does_not_speak_to_the_terminal() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let mut conn = stage.connect();
-        stage.write("name", "r\x1b]0;title\x07\x1b[2J");
-        conn.call(&["DLOCK.ACQUIRE", &stage.file("name"), "other", "600000"]).int();
-        let mut terminal = Terminal::with(&stage, "exec \"$DLOCK\" run \"$(cat name)\" -- true");
-        until("the position is shown", || terminal.shows().contains("position 1 at redis://127.0.0.1"));
-        assert!(
-            terminal.shows().contains("waiting for r\\u{1b}]0;title\\u{7}\\u{1b}[2J"),
-            "{}",
-            terminal.shows()
-        );
-        assert!(!terminal.shows().contains("\x1b]") && !terminal.shows().contains("\x1b[2J"));
-        terminal.types(CTRL_C);
-        terminal.end();
-    });
+#[each_server]
+fn the_position_does_not_speak_to_the_terminal(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut conn = stage.connect();
+    stage.write("name", "r\x1b]0;title\x07\x1b[2J");
+    conn.call(&["DLOCK.ACQUIRE", &stage.file("name"), "other", "600000"]).int();
+    let mut terminal = Terminal::with(&stage, "exec \"$DLOCK\" run \"$(cat name)\" -- true");
+    until("the position is shown", || terminal.shows().contains("position 1 at redis://127.0.0.1"));
+    assert!(
+        terminal.shows().contains("waiting for r\\u{1b}]0;title\\u{7}\\u{1b}[2J"),
+        "{}",
+        terminal.shows()
+    );
+    assert!(!terminal.shows().contains("\x1b]") && !terminal.shows().contains("\x1b[2J"));
+    terminal.types(CTRL_C);
+    terminal.end();
 }

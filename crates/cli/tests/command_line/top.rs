@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::terminal::Terminal;
+use dlock_testkit::{ServerKind, each_server};
 
 /// The size in which it starts.
 const SIZE: (u16, u16) = (30, 120);
@@ -44,94 +45,88 @@ impl Top {
     }
 }
 
-#[test]
-fn top_sorts_filters_inspects_and_breaks_after_a_question() {
-    each_server(|kind| {
-        let stage = Stage::with(kind, 3);
-        for (name, label) in [("alpha", "first"), ("beta", "second"), ("gamma", "third")] {
-            for server in &stage.servers {
-                server.connect().ok(&format!("DLOCK.ACQUIRE {name} token-of-{name} 600000 LABEL {label}"));
-            }
+#[each_server]
+fn top_sorts_filters_inspects_and_breaks_after_a_question(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    for (name, label) in [("alpha", "first"), ("beta", "second"), ("gamma", "third")] {
+        for server in &stage.servers {
+            server.connect().ok(&format!("DLOCK.ACQUIRE {name} token-of-{name} 600000 LABEL {label}"));
         }
-        let _waiter = queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE beta next 600000 BLOCK 0");
-        let mut top = Top::start(&stage);
-        let names = ["alpha", "beta", "gamma"];
-        top.shows("3 of 3 servers, 3 locks");
-        top.shows("second");
-        assert_eq!(top.locks(&names), ["beta", "alpha", "gamma"], "most wait for beta");
-        top.0.types("n");
-        top.shows("by name");
-        until("they are sorted", || top.locks(&names) == names);
+    }
+    let _waiter = queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE beta next 600000 BLOCK 0");
+    let mut top = Top::start(&stage);
+    let names = ["alpha", "beta", "gamma"];
+    top.shows("3 of 3 servers, 3 locks");
+    top.shows("second");
+    assert_eq!(top.locks(&names), ["beta", "alpha", "gamma"], "most wait for beta");
+    top.0.types("n");
+    top.shows("by name");
+    until("they are sorted", || top.locks(&names) == names);
 
-        top.0.types("/amm\r");
-        until("one matches", || top.locks(&names) == ["gamma"]);
-        top.0.types("/\r");
-        until("all match", || top.locks(&names) == names);
+    top.0.types("/amm\r");
+    until("one matches", || top.locks(&names) == ["gamma"]);
+    top.0.types("/\r");
+    until("all match", || top.locks(&names) == names);
 
-        // The second is selected, inspected, and spared.
-        top.0.types("j\r");
-        top.shows("beta is held");
-        top.shows("Waiting:");
-        top.0.types("b");
-        top.shows("End every hold of beta? [y/N]");
-        top.0.types("n");
-        top.shows("nothing was broken");
-        assert_eq!(stage.held_on("beta"), 3);
-        top.0.types("\r");
-        top.shows("RESOURCE");
-        top.0.types("by");
-        top.shows("beta: ended 3 holds");
-        top.shows("broken");
-        assert_eq!((stage.held_on("alpha"), stage.held_on("gamma")), (3, 3));
-        assert!(!top.0.screen(SIZE.0, SIZE.1).contains("token-of-alpha"));
-        top.0.types("q");
-        top.ended_with(0);
-    });
+    // The second is selected, inspected, and spared.
+    top.0.types("j\r");
+    top.shows("beta is held");
+    top.shows("Waiting:");
+    top.0.types("b");
+    top.shows("End every hold of beta? [y/N]");
+    top.0.types("n");
+    top.shows("nothing was broken");
+    assert_eq!(stage.held_on("beta"), 3);
+    top.0.types("\r");
+    top.shows("RESOURCE");
+    top.0.types("by");
+    top.shows("beta: ended 3 holds");
+    top.shows("broken");
+    assert_eq!((stage.held_on("alpha"), stage.held_on("gamma")), (3, 3));
+    assert!(!top.0.screen(SIZE.0, SIZE.1).contains("token-of-alpha"));
+    top.0.types("q");
+    top.ended_with(0);
 }
 
-#[test]
-fn top_survives_a_resize_and_a_lost_server_and_quits_clean() {
-    each_server(|kind| {
-        let mut stage = Stage::with(kind, 2);
-        stage.connect().ok("DLOCK.ACQUIRE alpha t 600000 LABEL by-hand");
+#[each_server]
+fn top_survives_a_resize_and_a_lost_server_and_quits_clean(kind: &ServerKind) {
+    let mut stage = Stage::with(kind, 2);
+    stage.connect().ok("DLOCK.ACQUIRE alpha t 600000 LABEL by-hand");
+    let top = Top::start(&stage);
+    top.shows("2 of 2 servers, 1 locks");
+    let tty = stage.lines("tty").remove(0);
+    let resize = |rows: u16, columns: u16| {
+        let done = stage.end(stage.shell(&format!("stty -F {tty} rows {rows} cols {columns}")));
+        assert_eq!(done.code, Some(0), "{}", done.stderr);
+    };
+    // As small as no table fits into, and back.
+    resize(2, 3);
+    resize(20, 100);
+    until("it is drawn anew", || {
+        let screen = top.0.screen(20, 100);
+        screen.lines().last().is_some_and(|line| line.contains("q quit")) && screen.contains("by-hand")
+    });
+    stage.servers[0].kill9();
+    until("it is missing", || top.0.screen(20, 100).contains("1 of 2 servers"));
+    stage.servers[0].restart();
+    until("it is back", || top.0.screen(20, 100).contains("2 of 2 servers"));
+
+    // However it ends, the terminal is as it was.
+    let mut top = top;
+    top.0.types("\x03");
+    top.ended_with(0);
+    for (signal, number) in [("TERM", 15), ("INT", 2)] {
         let top = Top::start(&stage);
-        top.shows("2 of 2 servers, 1 locks");
-        let tty = stage.lines("tty").remove(0);
-        let resize = |rows: u16, columns: u16| {
-            let done = stage.end(stage.shell(&format!("stty -F {tty} rows {rows} cols {columns}")));
-            assert_eq!(done.code, Some(0), "{}", done.stderr);
-        };
-        // As small as no table fits into, and back.
-        resize(2, 3);
-        resize(20, 100);
-        until("it is drawn anew", || {
-            let screen = top.0.screen(20, 100);
-            screen.lines().last().is_some_and(|line| line.contains("q quit")) && screen.contains("by-hand")
-        });
-        stage.servers[0].kill9();
-        until("it is missing", || top.0.screen(20, 100).contains("1 of 2 servers"));
-        stage.servers[0].restart();
-        until("it is back", || top.0.screen(20, 100).contains("2 of 2 servers"));
-
-        // However it ends, the terminal is as it was.
-        let mut top = top;
-        top.0.types("\x03");
-        top.ended_with(0);
-        for (signal, number) in [("TERM", 15), ("INT", 2)] {
-            let top = Top::start(&stage);
-            top.shows("2 of 2 servers");
-            crate::stage::signal(stage.process("pid"), signal);
-            top.ended_with(128 + number);
-        }
-    });
+        top.shows("2 of 2 servers");
+        crate::stage::signal(stage.process("pid"), signal);
+        top.ended_with(128 + number);
+    }
 }
 
-#[test]
-fn top_needs_a_terminal() {
-    each_server(|kind| {
-        let stage = Stage::one(kind);
-        let done = stage.end(stage.dlock("top"));
-        assert_eq!(done.code, Some(64));
-        done.says("requires a terminal");
-    });
+#[each_server]
+fn top_needs_a_terminal(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let done = stage.end(stage.dlock("top"));
+    assert_eq!(done.code, Some(64));
+    done.says("requires a terminal");
 }

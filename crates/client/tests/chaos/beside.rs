@@ -13,7 +13,7 @@ use tokio::runtime::Builder;
 use crate::links::{HOLD, Links, compete, jain};
 use crate::others;
 use crate::proxy::Proxy;
-use dlock_testkit::{Server, ServerKind, each_server_in_turn, until};
+use dlock_testkit::{Server, ServerKind, each_server, until};
 
 /// Of Rust.
 const CLIENTS: usize = 2;
@@ -79,21 +79,19 @@ fn shares(kind: &ServerKind, programs: &[String], stops: bool) -> Vec<usize> {
     counts
 }
 
-#[test]
+#[each_server(in_turn)]
 #[ignore = "for 10 s: make chaos"]
-fn clients_of_all_languages_leave_a_stopped_master_together() {
+fn clients_of_all_languages_leave_a_stopped_master_together(kind: &ServerKind) {
     let programs = others::programs();
-    each_server_in_turn(|kind| {
-        let rust = (0..CLIENTS).map(|_| "Rust".into());
-        let kinds: Vec<String> = rust.chain(programs.iter().map(|it| others::kind(it))).collect();
-        let [healthy, stopped] = [false, true].map(|stops| {
-            let counts = shares(kind, &programs, stops);
-            let (sum, jain) = (counts.iter().sum::<usize>(), jain(&counts));
-            let name = if stops { "the queue's master stopped" } else { "healthy" };
-            println!("{}: {name}: {kinds:?} {counts:?}, {sum} in {LENGTH:?}, Jain {jain:.2}", kind.name);
-            counts
-        });
-        let sum = |counts: &[usize]| counts.iter().sum::<usize>();
-        assert!(sum(&stopped) >= sum(&healthy) / 2 && jain(&stopped) >= 0.8, "{stopped:?}, not {healthy:?}");
+    let rust = (0..CLIENTS).map(|_| "Rust".into());
+    let kinds: Vec<String> = rust.chain(programs.iter().map(|it| others::kind(it))).collect();
+    let [healthy, stopped] = [false, true].map(|stops| {
+        let counts = shares(kind, &programs, stops);
+        let (sum, jain) = (counts.iter().sum::<usize>(), jain(&counts));
+        let name = if stops { "the queue's master stopped" } else { "healthy" };
+        println!("{}: {name}: {kinds:?} {counts:?}, {sum} in {LENGTH:?}, Jain {jain:.2}", kind.name);
+        counts
     });
+    let sum = |counts: &[usize]| counts.iter().sum::<usize>();
+    assert!(sum(&stopped) >= sum(&healthy) / 2 && jain(&stopped) >= 0.8, "{stopped:?}, not {healthy:?}");
 }

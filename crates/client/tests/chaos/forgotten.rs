@@ -37,13 +37,11 @@ async fn two_hold(kind: &ServerKind, grace: Duration) -> bool {
     second.is_some_and(|second| now() < second.valid_until())
 }
 
-#[test]
-fn a_majority_that_forgets_grants_a_second_time_unless_it_has_grace() {
-    each_server(|kind| {
-        let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
-        runtime.block_on(async {
-            assert!(two_hold(kind, Duration::ZERO).await, "without grace");
-            assert!(!two_hold(kind, LONG).await, "with grace");
-        });
+#[each_server]
+fn a_majority_that_forgets_grants_a_second_time_unless_it_has_grace(kind: &ServerKind) {
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        assert!(two_hold(kind, Duration::ZERO).await, "without grace");
+        assert!(!two_hold(kind, LONG).await, "with grace");
     });
 }

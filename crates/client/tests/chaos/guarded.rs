@@ -15,7 +15,7 @@ use tokio::runtime::Builder;
 use crate::FEW;
 use crate::proxy::Proxy;
 use dlock_testkit::workers::SetAtTheEnd;
-use dlock_testkit::{Conn, Events, Random, Server, ServerKind, each_server_in_turn, rounds, until_within};
+use dlock_testkit::{Conn, Events, Random, Server, ServerKind, each_server, rounds, until_within};
 
 const CONTENDERS: usize = 6;
 const RESOURCES: [&str; 2] = ["ledger", "stock"];
@@ -41,23 +41,21 @@ struct Arena {
     late: Mutex<Vec<String>>,
 }
 
-#[test]
-fn a_paused_holders_guarded_writes_never_land() {
-    each_server_in_turn(|kind| survive(kind, FEW));
+#[each_server(in_turn)]
+fn a_paused_holders_guarded_writes_never_land(kind: &ServerKind) {
+    survive(kind, FEW);
 }
 
-#[test]
+#[each_server(in_turn)]
 #[ignore = "for ROUNDS rounds: make chaos"]
-fn a_paused_holders_guarded_writes_never_land_in_many_rounds() {
-    each_server_in_turn(|kind| survive(kind, rounds(100)));
+fn a_paused_holders_guarded_writes_never_land_in_many_rounds(kind: &ServerKind) {
+    survive(kind, rounds(100));
 }
 
-#[test]
-fn a_paused_holders_plain_writes_land() {
-    each_server_in_turn(|kind| {
-        let (late, events, _) = run(kind, Writes::Plain, FEW);
-        assert!(!late.is_empty() && !wrong(&events).is_empty(), "nobody noticed: {late:?}");
-    });
+#[each_server(in_turn)]
+fn a_paused_holders_plain_writes_land(kind: &ServerKind) {
+    let (late, events, _) = run(kind, Writes::Plain, FEW);
+    assert!(!late.is_empty() && !wrong(&events).is_empty(), "nobody noticed: {late:?}");
 }
 
 fn survive(kind: &ServerKind, rounds: usize) {

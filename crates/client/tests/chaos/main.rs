@@ -22,7 +22,7 @@ mod store;
 
 use std::time::Duration;
 
-use dlock_testkit::{each_server_in_turn, rounds};
+use dlock_testkit::{ServerKind, each_server, rounds};
 use run::{Kind, Run};
 
 /// Each fault is dealt once.
@@ -31,71 +31,65 @@ const GRACE: u64 = 1_500;
 /// Shorter than the grace, and so short that it can run out.
 const LEASE: Duration = Duration::from_millis(1_000);
 
-#[test]
-fn a_few_rounds_of_faults_show_nothing_that_may_not_be() {
-    survive(FEW);
+#[each_server(in_turn)]
+fn a_few_rounds_of_faults_show_nothing_that_may_not_be(kind: &ServerKind) {
+    survive(kind, FEW);
 }
 
-#[test]
+#[each_server(in_turn)]
 #[ignore = "for ROUNDS rounds: make chaos"]
-fn many_rounds_of_faults_show_nothing_that_may_not_be() {
-    survive(rounds(100));
+fn many_rounds_of_faults_show_nothing_that_may_not_be(kind: &ServerKind) {
+    survive(kind, rounds(100));
 }
 
-fn survive(rounds: usize) {
-    each_server_in_turn(|kind| {
-        let mut run = Run::prepare(kind, Kind::Ours, GRACE, LEASE);
-        let seen = run.during(|scene| {
-            scene.faults(rounds);
-            scene.until_clients_failed();
-            scene.everybody_acquires("all is healed");
-        });
-        let wrong = seen.record.wrong();
-        seen.show(&kind.name, rounds, wrong.len());
-        assert!(wrong.is_empty(), "{} violations: {:#?}", wrong.len(), &wrong[..wrong.len().min(20)]);
-        seen.assert_everything_happened();
+fn survive(kind: &ServerKind, rounds: usize) {
+    let mut run = Run::prepare(kind, Kind::Ours, GRACE, LEASE);
+    let seen = run.during(|scene| {
+        scene.faults(rounds);
+        scene.until_clients_failed();
+        scene.everybody_acquires("all is healed");
     });
+    let wrong = seen.record.wrong();
+    seen.show(&kind.name, rounds, wrong.len());
+    assert!(wrong.is_empty(), "{} violations: {:#?}", wrong.len(), &wrong[..wrong.len().min(20)]);
+    seen.assert_everything_happened();
 }
 
 /// Nobody can refuse their stale writes, so all that is checked is that no two hold at once.
-#[test]
+#[each_server(in_turn)]
 #[ignore = "for ROUNDS rounds: make chaos"]
-fn many_rounds_of_faults_show_no_two_holders_without_fences() {
-    each_server_in_turn(|kind| {
-        let rounds = rounds(100);
-        let mut run = Run::prepare(kind, Kind::Unfenced, GRACE, LEASE);
-        let seen = run.during(|scene| {
-            scene.faults(rounds);
-            scene.everybody_acquires("all is healed");
-        });
-        let wrong = seen.record.two_at_once();
-        seen.show(&kind.name, rounds, wrong.len());
-        assert_eq!(wrong, [""; 0]);
-        seen.assert_everything_happened();
+fn many_rounds_of_faults_show_no_two_holders_without_fences(kind: &ServerKind) {
+    let rounds = rounds(100);
+    let mut run = Run::prepare(kind, Kind::Unfenced, GRACE, LEASE);
+    let seen = run.during(|scene| {
+        scene.faults(rounds);
+        scene.everybody_acquires("all is healed");
     });
+    let wrong = seen.record.two_at_once();
+    seen.show(&kind.name, rounds, wrong.len());
+    assert_eq!(wrong, [""; 0]);
+    seen.assert_everything_happened();
 }
 
-#[test]
-fn plain_redlock_fails_when_masters_forget() {
-    must_fail(Kind::Plain);
+#[each_server(in_turn)]
+fn plain_redlock_fails_when_masters_forget(kind: &ServerKind) {
+    must_fail(kind, Kind::Plain);
 }
 
-#[test]
-fn so_do_we_without_restart_grace() {
-    must_fail(Kind::Ours);
+#[each_server(in_turn)]
+fn so_do_we_without_restart_grace(kind: &ServerKind) {
+    must_fail(kind, Kind::Ours);
 }
 
 /// Restarts three masters under a hold until two clients hold at once. The first time should do.
-fn must_fail(locks: Kind) {
+fn must_fail(kind: &ServerKind, locks: Kind) {
     const TRIES: usize = 20;
-    each_server_in_turn(|kind| {
-        // It outlasts the restarts.
-        let lease = Duration::from_secs(6);
-        let mut run = Run::prepare(kind, locks, 0, lease);
-        let failed = (0..TRIES).any(|_| {
-            let seen = run.during(|scene| scene.restart_under_a_hold(3));
-            !seen.record.two_at_once().is_empty()
-        });
-        assert!(failed, "{TRIES} times three masters forgot what they had granted, and nobody noticed");
+    // It outlasts the restarts.
+    let lease = Duration::from_secs(6);
+    let mut run = Run::prepare(kind, locks, 0, lease);
+    let failed = (0..TRIES).any(|_| {
+        let seen = run.during(|scene| scene.restart_under_a_hold(3));
+        !seen.record.two_at_once().is_empty()
     });
+    assert!(failed, "{TRIES} times three masters forgot what they had granted, and nobody noticed");
 }

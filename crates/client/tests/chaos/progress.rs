@@ -10,7 +10,7 @@ use tokio::sync::Barrier;
 
 use crate::links::{Links, NODE_TIMEOUT, compete, jain};
 use crate::proxy::Cut;
-use dlock_testkit::{Server, ServerKind, TIMEOUT, each_server_in_turn, queue, rounds, until};
+use dlock_testkit::{Server, ServerKind, TIMEOUT, each_server, queue, rounds, until};
 
 const CLIENTS: usize = 6;
 
@@ -73,25 +73,22 @@ fn rounds_without_winner(
     nobody
 }
 
-fn somebody_wins(rounds: usize) {
-    each_server_in_turn(|kind| {
-        let settings = [(3, 3, 0), (3, 3, 1), (3, 3, 5), (5, 5, 5)];
-        let nobody = settings.map(|(clients, masters, one_way)| {
-            rounds_without_winner(kind, clients, masters, one_way, rounds)
-        });
-        assert_eq!(nobody, [0; 4], "rounds that nobody won");
-    });
+fn somebody_wins(kind: &ServerKind, rounds: usize) {
+    let settings = [(3, 3, 0), (3, 3, 1), (3, 3, 5), (5, 5, 5)];
+    let nobody = settings
+        .map(|(clients, masters, one_way)| rounds_without_winner(kind, clients, masters, one_way, rounds));
+    assert_eq!(nobody, [0; 4], "rounds that nobody won");
 }
 
-#[test]
-fn of_those_who_try_at_once_one_wins() {
-    somebody_wins(10);
+#[each_server(in_turn)]
+fn of_those_who_try_at_once_one_wins(kind: &ServerKind) {
+    somebody_wins(kind, 10);
 }
 
-#[test]
+#[each_server(in_turn)]
 #[ignore = "for ROUNDS rounds: make chaos"]
-fn of_those_who_try_at_once_one_wins_in_each_of_many_rounds() {
-    somebody_wins(rounds(1_000));
+fn of_those_who_try_at_once_one_wins_in_each_of_many_rounds(kind: &ServerKind) {
+    somebody_wins(kind, rounds(1_000));
 }
 
 /// What all get in this time, and each, with `fault` in place.
@@ -118,207 +115,189 @@ fn shares_over(
     counts
 }
 
-fn nobody_starves(length: Duration) {
-    each_server_in_turn(|kind| {
-        let mut wrong = Vec::new();
-        let mut judge = |name: &str, counts: &[usize]| {
-            let fair = counts.iter().sum::<usize>() as f64 / CLIENTS as f64;
-            let least = counts.iter().min().copied().unwrap_or(0) as f64;
-            if least < fair / 2.0 || jain(counts) < 0.9 {
-                wrong.push(format!("{name}: {counts:?}"));
-            }
-        };
-        for cut in [Cut::Closed, Cut::Both, Cut::Requests, Cut::Answers] {
-            let name = format!("one client's {cut:?} cut");
-            judge(&name, &shares(kind, &name, length, |links| links.cut_from_the_head(0, cut)));
+fn nobody_starves(kind: &ServerKind, length: Duration) {
+    let mut wrong = Vec::new();
+    let mut judge = |name: &str, counts: &[usize]| {
+        let fair = counts.iter().sum::<usize>() as f64 / CLIENTS as f64;
+        let least = counts.iter().min().copied().unwrap_or(0) as f64;
+        if least < fair / 2.0 || jain(counts) < 0.9 {
+            wrong.push(format!("{name}: {counts:?}"));
         }
-        let name = "one client's addresses sort otherwise";
-        let reversed = Links::with_order(kind, 3, CLIENTS, |client| client == 0);
-        judge(name, &shares_over(reversed, kind, name, length, |_| ()));
-        assert!(wrong.is_empty(), "{wrong:#?}");
-    });
+    };
+    for cut in [Cut::Closed, Cut::Both, Cut::Requests, Cut::Answers] {
+        let name = format!("one client's {cut:?} cut");
+        judge(&name, &shares(kind, &name, length, |links| links.cut_from_the_head(0, cut)));
+    }
+    let name = "one client's addresses sort otherwise";
+    let reversed = Links::with_order(kind, 3, CLIENTS, |client| client == 0);
+    judge(name, &shares_over(reversed, kind, name, length, |_| ()));
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-#[test]
+#[each_server(in_turn)]
 #[ignore = "for 10 s each: make chaos"]
-fn one_clients_fault_is_no_advantage_to_anybody() {
-    nobody_starves(Duration::from_secs(10));
+fn one_clients_fault_is_no_advantage_to_anybody(kind: &ServerKind) {
+    nobody_starves(kind, Duration::from_secs(10));
 }
 
 /// Many tasks of one client, and two other clients, of which the first cannot reach the master where they
 /// queue: each task and each client gets its share.
-#[test]
+#[each_server(in_turn)]
 #[ignore = "for 10 s each: make chaos"]
-fn a_crowd_of_tasks_gets_its_share_and_no_more() {
-    each_server_in_turn(|kind| {
-        for cut in [Cut::Nothing, Cut::Closed, Cut::Both, Cut::Answers] {
-            let links = Links::start(kind, 3, 3);
-            block_on(async {
-                let clients = links.clients().await;
-                links.cut_from_the_head(1, cut);
-                let crowd = std::iter::repeat_n(clients[0].clone(), CROWD);
-                let all: Vec<Client> = clients[1..].iter().cloned().chain(crowd).collect();
-                let counts = compete(&all, Duration::from_secs(10)).await;
-                let sum: usize = counts.iter().sum();
-                let (name, jain) = (&kind.name, jain(&counts));
-                println!(
-                    "{name}: {cut:?} cut for the first of two beside a crowd: {counts:?}, {sum}, Jain {jain:.2}"
-                );
-                let least = counts.iter().min().copied().unwrap_or(0);
-                assert!(least * counts.len() >= sum / 2 && jain >= 0.9, "{counts:?}");
-            });
-        }
-    });
+fn a_crowd_of_tasks_gets_its_share_and_no_more(kind: &ServerKind) {
+    for cut in [Cut::Nothing, Cut::Closed, Cut::Both, Cut::Answers] {
+        let links = Links::start(kind, 3, 3);
+        block_on(async {
+            let clients = links.clients().await;
+            links.cut_from_the_head(1, cut);
+            let crowd = std::iter::repeat_n(clients[0].clone(), CROWD);
+            let all: Vec<Client> = clients[1..].iter().cloned().chain(crowd).collect();
+            let counts = compete(&all, Duration::from_secs(10)).await;
+            let sum: usize = counts.iter().sum();
+            let (name, jain) = (&kind.name, jain(&counts));
+            println!(
+                "{name}: {cut:?} cut for the first of two beside a crowd: {counts:?}, {sum}, Jain {jain:.2}"
+            );
+            let least = counts.iter().min().copied().unwrap_or(0);
+            assert!(least * counts.len() >= sum / 2 && jain >= 0.9, "{counts:?}");
+        });
+    }
 }
 
-#[test]
+#[each_server(in_turn)]
 #[ignore = "for 10 s: make chaos"]
-fn a_stopped_master_of_the_queue_costs_less_than_half() {
-    each_server_in_turn(|kind| {
-        let length = Duration::from_secs(10);
-        let healthy = shares(kind, "healthy", length, |_| ()).iter().sum::<usize>();
-        let counts = shares(kind, "the queue's master stopped", length, |links| links.masters[0].pause());
-        let stopped = counts.iter().sum::<usize>();
-        println!("{}: {} % of the grants without the fault", kind.name, 100 * stopped / healthy.max(1));
-        assert!(stopped >= healthy / 2 && jain(&counts) >= 0.9, "{stopped} instead of {healthy}: {counts:?}");
-    });
+fn a_stopped_master_of_the_queue_costs_less_than_half(kind: &ServerKind) {
+    let length = Duration::from_secs(10);
+    let healthy = shares(kind, "healthy", length, |_| ()).iter().sum::<usize>();
+    let counts = shares(kind, "the queue's master stopped", length, |links| links.masters[0].pause());
+    let stopped = counts.iter().sum::<usize>();
+    println!("{}: {} % of the grants without the fault", kind.name, 100 * stopped / healthy.max(1));
+    assert!(stopped >= healthy / 2 && jain(&counts) >= 0.9, "{stopped} instead of {healthy}: {counts:?}");
 }
 
 /// What the master of the queue alone still has costs those who come a round trip.
-#[test]
+#[each_server(in_turn)]
 #[ignore = "for 10 s: make chaos"]
-fn what_one_master_alone_holds_slows_nobody_down() {
-    each_server_in_turn(|kind| {
-        let stale = |links: &Links| {
-            assert!(links.masters[0].connect().ok("DLOCK.ACQUIRE r stale 600000").int() > 0);
-        };
-        let length = Duration::from_secs(10);
-        let links = Links::start(kind, 3, 1);
-        block_on(async {
-            let client = links.client(0).await;
-            stale(&links);
-            let begun = now();
-            for _ in 0..5 {
-                let guard = client.lock("r").wait(Wait::For(length)).acquire().await.expect("it is free");
-                guard.release().await.expect("it is held");
-            }
-            println!(
-                "{}: five acquisitions past a stale hold: {:?}",
-                kind.name,
-                now().saturating_since(begun)
-            );
-        });
-        let healthy: usize = shares(kind, "healthy", length, |_| ()).iter().sum();
-        let counts = shares(kind, "a stale hold at the queue's master", length, stale);
-        assert!(counts.iter().sum::<usize>() >= healthy / 2 && jain(&counts) >= 0.9, "{counts:?}");
+fn what_one_master_alone_holds_slows_nobody_down(kind: &ServerKind) {
+    let stale = |links: &Links| {
+        assert!(links.masters[0].connect().ok("DLOCK.ACQUIRE r stale 600000").int() > 0);
+    };
+    let length = Duration::from_secs(10);
+    let links = Links::start(kind, 3, 1);
+    block_on(async {
+        let client = links.client(0).await;
+        stale(&links);
+        let begun = now();
+        for _ in 0..5 {
+            let guard = client.lock("r").wait(Wait::For(length)).acquire().await.expect("it is free");
+            guard.release().await.expect("it is held");
+        }
+        println!("{}: five acquisitions past a stale hold: {:?}", kind.name, now().saturating_since(begun));
     });
+    let healthy: usize = shares(kind, "healthy", length, |_| ()).iter().sum();
+    let counts = shares(kind, "a stale hold at the queue's master", length, stale);
+    assert!(counts.iter().sum::<usize>() >= healthy / 2 && jain(&counts) >= 0.9, "{counts:?}");
 }
 
 /// What a predecessor releases later at one master is no queue to go to; what somebody keeps there is.
-#[test]
-fn only_where_somebody_stays_is_a_queue_to_go_to() {
-    each_server_in_turn(|kind| {
-        for stays in [false, true] {
-            let links = Links::start(kind, 3, 1);
-            let [head, later, last] = &links.masters[..] else { unreachable!("three") };
-            for master in [head, later, last] {
-                assert!(master.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
-            }
-            let calls = |server: &Server, command| {
-                let stats = server.connect().ok("INFO commandstats").text();
-                let of = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:")));
-                of.map_or("none".into(), |of| of.split(',').next().unwrap_or_default().to_owned())
-            };
-            let waiting = |server: &Server| queue::tokens(&mut server.connect(), "r").len();
-            block_on(async {
-                let client = links.client(0).await;
-                let wait = |ttl| {
-                    let lock = client.lock("r").ttl(Duration::from_secs(ttl));
-                    tokio::spawn(lock.acquire())
-                };
-                let first = wait(600);
-                until("it waits", || waiting(head) == 1);
-                let refused = calls(later, "DLOCK.ACQUIRE");
-                // Its answer decides, and comes long after the refusal.
-                links.links[0][2].set_latency(NODE_TIMEOUT / 3);
-                for master in [head, last] {
-                    assert_eq!(master.connect().ok("DLOCK.RELEASE r other"), 1);
-                }
-                until("it is refused there", || calls(later, "DLOCK.ACQUIRE") != refused);
-                if stays {
-                    assert!(later.connect().ok("DLOCK.ACQUIRE r another 600000 QUEUE 600000").is_nil());
-                } else {
-                    assert_eq!(later.connect().ok("DLOCK.RELEASE r other"), 1);
-                }
-                let guard = first.await.expect("no panic").expect("a majority is free");
-                until("it has looked there twice", || calls(later, "DLOCK.INSPECT").ends_with("calls=2"));
-                links.links[0][2].set_latency(Duration::ZERO);
-                let second = wait(601);
-                let (here, there) = if stays { (later, head) } else { (head, later) };
-                let others = usize::from(stays);
-                until("the second waits where the others do", || waiting(here) == 1 + others);
-                assert_eq!(waiting(there), 0);
-                if stays {
-                    assert_eq!(later.connect().ok("DLOCK.CANCEL r another"), 1);
-                    assert_eq!(later.connect().ok("DLOCK.RELEASE r other"), 1);
-                }
-                guard.release().await.expect("it is held");
-                let guard = second.await.expect("no panic").expect("a handoff");
-                guard.release().await.expect("it is held");
-            });
+#[each_server(in_turn)]
+fn only_where_somebody_stays_is_a_queue_to_go_to(kind: &ServerKind) {
+    for stays in [false, true] {
+        let links = Links::start(kind, 3, 1);
+        let [head, later, last] = &links.masters[..] else { unreachable!("three") };
+        for master in [head, later, last] {
+            assert!(master.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
         }
-    });
+        let calls = |server: &Server, command| {
+            let stats = server.connect().ok("INFO commandstats").text();
+            let of = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:")));
+            of.map_or("none".into(), |of| of.split(',').next().unwrap_or_default().to_owned())
+        };
+        let waiting = |server: &Server| queue::tokens(&mut server.connect(), "r").len();
+        block_on(async {
+            let client = links.client(0).await;
+            let wait = |ttl| {
+                let lock = client.lock("r").ttl(Duration::from_secs(ttl));
+                tokio::spawn(lock.acquire())
+            };
+            let first = wait(600);
+            until("it waits", || waiting(head) == 1);
+            let refused = calls(later, "DLOCK.ACQUIRE");
+            // Its answer decides, and comes long after the refusal.
+            links.links[0][2].set_latency(NODE_TIMEOUT / 3);
+            for master in [head, last] {
+                assert_eq!(master.connect().ok("DLOCK.RELEASE r other"), 1);
+            }
+            until("it is refused there", || calls(later, "DLOCK.ACQUIRE") != refused);
+            if stays {
+                assert!(later.connect().ok("DLOCK.ACQUIRE r another 600000 QUEUE 600000").is_nil());
+            } else {
+                assert_eq!(later.connect().ok("DLOCK.RELEASE r other"), 1);
+            }
+            let guard = first.await.expect("no panic").expect("a majority is free");
+            until("it has looked there twice", || calls(later, "DLOCK.INSPECT").ends_with("calls=2"));
+            links.links[0][2].set_latency(Duration::ZERO);
+            let second = wait(601);
+            let (here, there) = if stays { (later, head) } else { (head, later) };
+            let others = usize::from(stays);
+            until("the second waits where the others do", || waiting(here) == 1 + others);
+            assert_eq!(waiting(there), 0);
+            if stays {
+                assert_eq!(later.connect().ok("DLOCK.CANCEL r another"), 1);
+                assert_eq!(later.connect().ok("DLOCK.RELEASE r other"), 1);
+            }
+            guard.release().await.expect("it is held");
+            let guard = second.await.expect("no panic").expect("a handoff");
+            guard.release().await.expect("it is held");
+        });
+    }
 }
 
 /// A RELEASE that was lost is sent again when the master is back, long before the lease ends.
-#[test]
-fn a_release_is_owed_until_it_is_confirmed() {
-    each_server_in_turn(|kind| {
-        let links = Links::start(kind, 3, 1);
-        block_on(async {
-            let client = links.client(0).await;
-            let lock = client.lock("r").ttl(Duration::from_secs(600));
-            let guard = lock.acquire().await.expect("it is free");
-            let held = || !queue::holders(&mut links.masters[0].connect(), "r").is_empty();
-            until("it is held there", held);
-            links.cut_from_the_head(0, Cut::Requests);
-            guard.release().await.expect("two have answered");
-            client.flush().await;
-            assert!(held(), "the RELEASE was lost");
-            links.cut_from_the_head(0, Cut::Nothing);
-            until("it is released there", || !held());
-        });
+#[each_server(in_turn)]
+fn a_release_is_owed_until_it_is_confirmed(kind: &ServerKind) {
+    let links = Links::start(kind, 3, 1);
+    block_on(async {
+        let client = links.client(0).await;
+        let lock = client.lock("r").ttl(Duration::from_secs(600));
+        let guard = lock.acquire().await.expect("it is free");
+        let held = || !queue::holders(&mut links.masters[0].connect(), "r").is_empty();
+        until("it is held there", held);
+        links.cut_from_the_head(0, Cut::Requests);
+        guard.release().await.expect("two have answered");
+        client.flush().await;
+        assert!(held(), "the RELEASE was lost");
+        links.cut_from_the_head(0, Cut::Nothing);
+        until("it is released there", || !held());
     });
 }
 
 /// A message is sent at most once. Who waits for one also asks by its own clock, over a connection that never
 /// broke.
-#[test]
-fn a_lost_message_delays_a_wait_and_does_not_end_it() {
-    each_server_in_turn(|kind| {
-        let links = Links::start(kind, 1, 1);
-        let (master, link) = (&links.masters[0], &links.links[0][0]);
-        let mut conn = master.connect();
-        assert!(conn.ok("DLOCK.ACQUIRE r other 600000").int() > 0);
-        block_on(async {
-            let lock = links.client(0).await.lock("r").ttl(Duration::from_secs(600));
-            let wait = tokio::spawn(lock.acquire());
-            until("it waits", || !queue::tokens(&mut conn, "r").is_empty());
-            // The one that hears messages; what is asked apart has others.
-            let listens = || master.connect().ok("CLIENT LIST TYPE pubsub").text();
-            let id = |list: String| list.split_whitespace().next().map(str::to_owned);
-            let connected = id(listens());
-            let lost = link.lost();
-            link.set_cut(Cut::Messages);
-            assert_eq!(conn.ok("DLOCK.RELEASE r other"), 1);
-            until("the message is lost", || link.lost() > lost);
-            assert!(!wait.is_finished());
-            link.set_cut(Cut::Nothing);
-            let acquired = tokio::time::timeout(TIMEOUT, wait).await.expect("it asks again");
-            let guard = acquired.expect("no panic").expect("it was the first");
-            assert!(connected.is_some());
-            assert_eq!(id(listens()), connected, "no reconnect");
-            guard.release().await.expect("it is held");
-        });
+#[each_server(in_turn)]
+fn a_lost_message_delays_a_wait_and_does_not_end_it(kind: &ServerKind) {
+    let links = Links::start(kind, 1, 1);
+    let (master, link) = (&links.masters[0], &links.links[0][0]);
+    let mut conn = master.connect();
+    assert!(conn.ok("DLOCK.ACQUIRE r other 600000").int() > 0);
+    block_on(async {
+        let lock = links.client(0).await.lock("r").ttl(Duration::from_secs(600));
+        let wait = tokio::spawn(lock.acquire());
+        until("it waits", || !queue::tokens(&mut conn, "r").is_empty());
+        // The one that hears messages; what is asked apart has others.
+        let listens = || master.connect().ok("CLIENT LIST TYPE pubsub").text();
+        let id = |list: String| list.split_whitespace().next().map(str::to_owned);
+        let connected = id(listens());
+        let lost = link.lost();
+        link.set_cut(Cut::Messages);
+        assert_eq!(conn.ok("DLOCK.RELEASE r other"), 1);
+        until("the message is lost", || link.lost() > lost);
+        assert!(!wait.is_finished());
+        link.set_cut(Cut::Nothing);
+        let acquired = tokio::time::timeout(TIMEOUT, wait).await.expect("it asks again");
+        let guard = acquired.expect("no panic").expect("it was the first");
+        assert!(connected.is_some());
+        assert_eq!(id(listens()), connected, "no reconnect");
+        guard.release().await.expect("it is held");
     });
 }

@@ -3,103 +3,92 @@
 use dlock_client::{ExtendError, Lost, Retry, now};
 use std::time::Duration;
 
-use super::{LONG, client, each_kind, held_on, masters, until_held_everywhere, until_nothing_is_left};
-use dlock_testkit::until;
+use super::{LONG, client, held_on, masters, until_held_everywhere, until_nothing_is_left};
+use dlock_testkit::{ServerKind, each_server, until};
 
-#[test]
-fn an_adopted_hold_is_renewed_and_released() {
-    each_kind(async |kind| {
-        for count in [1, 3] {
-            let servers = masters(kind, count);
-            let (ann, bob) = (client(&servers).await, client(&servers).await);
-            let kept = ann.lock("r").ttl(LONG).await.expect("it is free").forget().expect("it lasts");
-            until_held_everywhere(&servers, "r");
-            let ttl = Duration::from_millis(900);
-            let guard = bob.adopt("r", &kept.token, ttl).await.expect("it is held");
-            assert_eq!(guard.token(), &kept.token);
-            assert!(guard.fence().is_some() && (count == 3 || guard.fence() == kept.fence));
-            assert!(guard.remaining() <= ttl);
-            let end = guard.valid_until() + ttl;
-            until("its lease would be over", || now() > end);
-            assert_eq!(guard.loss(), None);
-            until_held_everywhere(&servers, "r");
-            guard.release().await.expect("it is held");
-            until_nothing_is_left(&servers, "r");
-            let next = ann.lock("r").fenced().await.expect("it is free");
-            assert!(next.fence() > kept.fence);
-        }
-    });
-}
-
-#[test]
-fn a_fenced_hold_keeps_its_fence_when_it_is_adopted() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        let client = client(&servers).await;
-        let first = client.lock("r").ttl(LONG).fenced().await.expect("it is free");
-        until_held_everywhere(&servers, "r");
-        client.flush().await;
-        let kept = first.forget().expect("it lasts");
-        let guard = client.adopt("r", &kept.token, LONG).await.expect("it is held");
-        // One that granted late may have a greater one, which is then the hold's.
-        assert!(guard.fence() >= kept.fence);
-        client.break_holds("r").await;
-        assert!(matches!(guard.lost().await, Lost::TakenAway(_)));
-        let next = client.lock("r").fenced().await.expect("it is free");
-        assert!(next.fence() > guard.fence());
-    });
-}
-
-#[test]
-fn what_is_not_held_is_not_adopted_and_what_cannot_be_asked_is_left_alone() {
-    each_kind(async |kind| {
-        for count in [1, 3] {
-            let mut servers = masters(kind, count);
-            let client = super::builder(&servers)
-                .retry(Retry::new(0, Duration::ZERO))
-                .build()
-                .await
-                .expect("a client");
-            let held = client.lock("r").ttl(LONG).await.expect("it is free");
-            until_held_everywhere(&servers, "r");
-            let other = client.lock("other").await.expect("it is free");
-            let refused = client.adopt("r", other.token(), LONG).await;
-            assert!(matches!(refused, Err(ExtendError::Lost(_))), "{refused:?}");
-            assert!(matches!(client.adopt("free", other.token(), LONG).await, Err(ExtendError::Lost(_))));
-            assert!(matches!(
-                client.adopt("r", held.token(), 2 * LONG * 1000).await,
-                Err(ExtendError::Misuse(_))
-            ));
-            let kept = held.forget().expect("it lasts");
-            if count == 3 {
-                servers.drain(1..);
-                let unknown = client.adopt("r", &kept.token, LONG).await;
-                assert!(matches!(unknown, Err(ExtendError::Unconfirmed(_))), "{unknown:?}");
-            }
-            client.flush().await;
-            assert_eq!(held_on(&servers[..1], "r"), 1, "it was not released");
-        }
-    });
-}
-
-/// Until then it is not renewed.
-#[test]
-fn a_member_that_is_silent_does_not_let_an_adopted_hold_expire() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
+#[each_server]
+async fn an_adopted_hold_is_renewed_and_released(kind: &ServerKind) {
+    for count in [1, 3] {
+        let servers = masters(kind, count);
         let (ann, bob) = (client(&servers).await, client(&servers).await);
         let kept = ann.lock("r").ttl(LONG).await.expect("it is free").forget().expect("it lasts");
         until_held_everywhere(&servers, "r");
-        servers[2].pause();
-        // Shorter than the time limit of an answer.
-        let ttl = Duration::from_secs(2);
+        let ttl = Duration::from_millis(900);
         let guard = bob.adopt("r", &kept.token, ttl).await.expect("it is held");
-        assert_eq!(guard.loss(), None);
+        assert_eq!(guard.token(), &kept.token);
+        assert!(guard.fence().is_some() && (count == 3 || guard.fence() == kept.fence));
+        assert!(guard.remaining() <= ttl);
         let end = guard.valid_until() + ttl;
         until("its lease would be over", || now() > end);
         assert_eq!(guard.loss(), None);
-        servers[2].resume();
+        until_held_everywhere(&servers, "r");
         guard.release().await.expect("it is held");
         until_nothing_is_left(&servers, "r");
-    });
+        let next = ann.lock("r").fenced().await.expect("it is free");
+        assert!(next.fence() > kept.fence);
+    }
+}
+
+#[each_server]
+async fn a_fenced_hold_keeps_its_fence_when_it_is_adopted(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let client = client(&servers).await;
+    let first = client.lock("r").ttl(LONG).fenced().await.expect("it is free");
+    until_held_everywhere(&servers, "r");
+    client.flush().await;
+    let kept = first.forget().expect("it lasts");
+    let guard = client.adopt("r", &kept.token, LONG).await.expect("it is held");
+    // One that granted late may have a greater one, which is then the hold's.
+    assert!(guard.fence() >= kept.fence);
+    client.break_holds("r").await;
+    assert!(matches!(guard.lost().await, Lost::TakenAway(_)));
+    let next = client.lock("r").fenced().await.expect("it is free");
+    assert!(next.fence() > guard.fence());
+}
+
+#[each_server]
+async fn what_is_not_held_is_not_adopted_and_what_cannot_be_asked_is_left_alone(kind: &ServerKind) {
+    for count in [1, 3] {
+        let mut servers = masters(kind, count);
+        let client =
+            super::builder(&servers).retry(Retry::new(0, Duration::ZERO)).build().await.expect("a client");
+        let held = client.lock("r").ttl(LONG).await.expect("it is free");
+        until_held_everywhere(&servers, "r");
+        let other = client.lock("other").await.expect("it is free");
+        let refused = client.adopt("r", other.token(), LONG).await;
+        assert!(matches!(refused, Err(ExtendError::Lost(_))), "{refused:?}");
+        assert!(matches!(client.adopt("free", other.token(), LONG).await, Err(ExtendError::Lost(_))));
+        assert!(matches!(
+            client.adopt("r", held.token(), 2 * LONG * 1000).await,
+            Err(ExtendError::Misuse(_))
+        ));
+        let kept = held.forget().expect("it lasts");
+        if count == 3 {
+            servers.drain(1..);
+            let unknown = client.adopt("r", &kept.token, LONG).await;
+            assert!(matches!(unknown, Err(ExtendError::Unconfirmed(_))), "{unknown:?}");
+        }
+        client.flush().await;
+        assert_eq!(held_on(&servers[..1], "r"), 1, "it was not released");
+    }
+}
+
+/// Until then it is not renewed.
+#[each_server]
+async fn a_member_that_is_silent_does_not_let_an_adopted_hold_expire(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let (ann, bob) = (client(&servers).await, client(&servers).await);
+    let kept = ann.lock("r").ttl(LONG).await.expect("it is free").forget().expect("it lasts");
+    until_held_everywhere(&servers, "r");
+    servers[2].pause();
+    // Shorter than the time limit of an answer.
+    let ttl = Duration::from_secs(2);
+    let guard = bob.adopt("r", &kept.token, ttl).await.expect("it is held");
+    assert_eq!(guard.loss(), None);
+    let end = guard.valid_until() + ttl;
+    until("its lease would be over", || now() > end);
+    assert_eq!(guard.loss(), None);
+    servers[2].resume();
+    guard.release().await.expect("it is held");
+    until_nothing_is_left(&servers, "r");
 }

@@ -6,138 +6,126 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use super::{LONG, held_on, holders, masters, until_held_everywhere, until_nothing_is_left, url};
-use dlock_testkit::{Conn, Server, each_server, queue, until};
+use dlock_testkit::{Conn, Server, ServerKind, each_server, queue, until};
 
 fn client(servers: &[Server]) -> dlock_client::blocking::Client {
     Client::builder().servers(servers.iter().map(url)).build_blocking().expect("a client")
 }
 
-#[test]
-fn a_hold_is_acquired_renewed_and_released_without_a_runtime() {
-    each_server(|kind| {
-        for count in [1, 3] {
-            let servers = masters(kind, count);
-            let (ann, bob) = (client(&servers), client(&servers));
-            let ttl = Duration::from_millis(900);
-            let guard = ann.lock("r").ttl(ttl).fenced().acquire().expect("it is free");
-            assert!(guard.fence().is_some());
-            let end = guard.valid_until() + ttl;
-            until("its lease would be over", || now() > end);
-            assert_eq!(guard.loss(), None);
-            assert!(bob.lock("r").try_acquire().expect("an answer").is_none());
-            let waits = std::thread::spawn(move || bob.lock("r").wait(Wait::For(LONG)).acquire());
-            until("it waits", || servers.iter().any(|s| !queue::clients(&mut s.connect(), "r").is_empty()));
-            guard.release().expect("it is held");
-            let guard = waits.join().expect("no panic").expect("it is released");
-            until_held_everywhere(&servers, "r");
-            drop(guard);
-            assert!(held_on(&servers, "r") <= count / 2, "a majority has been told");
-            until_nothing_is_left(&servers, "r");
-            ann.close();
-        }
-    });
-}
-
-#[test]
-fn a_guard_changes_its_lease_and_mode_and_tells_its_loss() {
-    each_server(|kind| {
-        let servers = masters(kind, 1);
-        let client = client(&servers);
-        let mut guard = client.lock("r").acquire().expect("it is free");
-        guard.extend(LONG).expect("it is held");
-        assert!(guard.remaining() > LONG / 2);
-        guard.downgrade().expect("it is held");
-        drop(client.lock("r").shared().try_acquire().expect("an answer").expect("it is shared"));
-        guard.upgrade(Wait::For(LONG)).expect("it is alone");
-        let inspected = client.block_on(client.client().inspect("r"));
-        assert_eq!(inspected.len(), 1);
-        assert_eq!(servers[0].connect().ok("DLOCK.BREAK r"), 1);
-        assert!(matches!(guard.lost(), Lost::TakenAway(_)));
-    });
-}
-
-#[test]
-fn several_are_acquired_and_a_hold_is_adopted_without_a_runtime() {
-    each_server(|kind| {
-        let servers = masters(kind, 3);
-        let client = client(&servers);
-        let guards = client.lock_all(["b", "a"]).each(|lock| lock.ttl(LONG)).acquire().expect("both");
-        assert_eq!(guards.iter().map(|guard| guard.resource()).collect::<Vec<_>>(), [b"a", b"b"]);
-        assert!(client.lock_all(["b", "c"]).try_acquire().expect("an answer").is_none());
-        drop(guards);
-        until_nothing_is_left(&servers, "a");
-        drop(client.lock_all(["b", "c"]).try_acquire().expect("an answer").expect("both"));
-
-        let lock = client.client().lock("r").ttl(LONG);
-        let kept = client.block_on(lock.acquire()).expect("it is free").forget().expect("it lasts");
+#[each_server]
+fn a_hold_is_acquired_renewed_and_released_without_a_runtime(kind: &ServerKind) {
+    for count in [1, 3] {
+        let servers = masters(kind, count);
+        let (ann, bob) = (client(&servers), client(&servers));
+        let ttl = Duration::from_millis(900);
+        let guard = ann.lock("r").ttl(ttl).fenced().acquire().expect("it is free");
+        assert!(guard.fence().is_some());
+        let end = guard.valid_until() + ttl;
+        until("its lease would be over", || now() > end);
+        assert_eq!(guard.loss(), None);
+        assert!(bob.lock("r").try_acquire().expect("an answer").is_none());
+        let waits = std::thread::spawn(move || bob.lock("r").wait(Wait::For(LONG)).acquire());
+        until("it waits", || servers.iter().any(|s| !queue::clients(&mut s.connect(), "r").is_empty()));
+        guard.release().expect("it is held");
+        let guard = waits.join().expect("no panic").expect("it is released");
         until_held_everywhere(&servers, "r");
-        client.adopt("r", &kept.token, LONG).expect("it is held").release().expect("it is held");
+        drop(guard);
+        assert!(held_on(&servers, "r") <= count / 2, "a majority has been told");
         until_nothing_is_left(&servers, "r");
-    });
+        ann.close();
+    }
 }
 
-#[test]
-fn a_guard_that_a_task_drops_is_released_in_the_background() {
-    each_server(|kind| {
-        let servers = masters(kind, 1);
-        let guard = client(&servers).lock("r").ttl(LONG).acquire().expect("it is free");
-        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-        runtime.block_on(async { drop(guard) });
-        until_nothing_is_left(&servers, "r");
-    });
+#[each_server]
+fn a_guard_changes_its_lease_and_mode_and_tells_its_loss(kind: &ServerKind) {
+    let servers = masters(kind, 1);
+    let client = client(&servers);
+    let mut guard = client.lock("r").acquire().expect("it is free");
+    guard.extend(LONG).expect("it is held");
+    assert!(guard.remaining() > LONG / 2);
+    guard.downgrade().expect("it is held");
+    drop(client.lock("r").shared().try_acquire().expect("an answer").expect("it is shared"));
+    guard.upgrade(Wait::For(LONG)).expect("it is alone");
+    let inspected = client.block_on(client.client().inspect("r"));
+    assert_eq!(inspected.len(), 1);
+    assert_eq!(servers[0].connect().ok("DLOCK.BREAK r"), 1);
+    assert!(matches!(guard.lost(), Lost::TakenAway(_)));
+}
+
+#[each_server]
+fn several_are_acquired_and_a_hold_is_adopted_without_a_runtime(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let client = client(&servers);
+    let guards = client.lock_all(["b", "a"]).each(|lock| lock.ttl(LONG)).acquire().expect("both");
+    assert_eq!(guards.iter().map(|guard| guard.resource()).collect::<Vec<_>>(), [b"a", b"b"]);
+    assert!(client.lock_all(["b", "c"]).try_acquire().expect("an answer").is_none());
+    drop(guards);
+    until_nothing_is_left(&servers, "a");
+    drop(client.lock_all(["b", "c"]).try_acquire().expect("an answer").expect("both"));
+
+    let lock = client.client().lock("r").ttl(LONG);
+    let kept = client.block_on(lock.acquire()).expect("it is free").forget().expect("it lasts");
+    until_held_everywhere(&servers, "r");
+    client.adopt("r", &kept.token, LONG).expect("it is held").release().expect("it is held");
+    until_nothing_is_left(&servers, "r");
+}
+
+#[each_server]
+fn a_guard_that_a_task_drops_is_released_in_the_background(kind: &ServerKind) {
+    let servers = masters(kind, 1);
+    let guard = client(&servers).lock("r").ttl(LONG).acquire().expect("it is free");
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    runtime.block_on(async { drop(guard) });
+    until_nothing_is_left(&servers, "r");
 }
 
 /// What the runtime has in such variables is gone before it.
-#[test]
-fn a_guard_in_a_thread_local_variable_is_released_at_the_end_of_the_thread() {
+#[each_server]
+fn a_guard_in_a_thread_local_variable_is_released_at_the_end_of_the_thread(kind: &ServerKind) {
     thread_local! {
         static HELD: RefCell<Option<Guard>> = const { RefCell::new(None) };
     }
-    each_server(|kind| {
-        let servers = masters(kind, 1);
-        let client = client(&servers);
-        let hold = move || {
-            HELD.with_borrow_mut(|held| {
-                *held = Some(client.lock("r").ttl(LONG).acquire().expect("it is free"));
-            });
-        };
-        std::thread::spawn(hold).join().expect("no panic");
-        until_nothing_is_left(&servers, "r");
-    });
+    let servers = masters(kind, 1);
+    let client = client(&servers);
+    let hold = move || {
+        HELD.with_borrow_mut(|held| {
+            *held = Some(client.lock("r").ttl(LONG).acquire().expect("it is free"));
+        });
+    };
+    std::thread::spawn(hold).join().expect("no panic");
+    until_nothing_is_left(&servers, "r");
 }
 
 /// It does not share a hold that is being released.
-#[test]
-fn who_enters_again_while_the_last_guard_releases_gets_a_hold_that_lasts() {
-    each_server(|kind| {
-        let servers = masters(kind, 1);
-        let builder = Client::builder().servers(servers.iter().map(url)).node_timeout(LONG);
-        let client = builder.build_blocking().expect("a client");
-        for drops in [false, true] {
-            let guard = client.lock("r").ttl(LONG).reentrant().acquire().expect("it is free");
-            let mut conn = servers[0].connect();
-            assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
-            let releasing =
-                std::thread::spawn(
-                    move || {
-                        if drops { drop(guard) } else { guard.release().expect("it is held") }
-                    },
-                );
-            until("it is being released", || releasing_over(&mut conn).is_some());
-            let other = client.clone();
-            let entering = std::thread::spawn(move || other.lock("r").ttl(LONG).reentrant().acquire());
-            until("it has entered, or asks", || {
-                let asks = releasing_over(&mut conn).is_some_and(|line| !line.contains(" qbuf=0 "));
-                asks || entering.is_finished()
-            });
-            assert_eq!(conn.ok("CLIENT UNPAUSE"), "OK");
-            releasing.join().expect("no panic");
-            let entered = entering.join().expect("no panic").expect("it is free");
-            let token = String::from_utf8(entered.token().as_bytes().to_vec()).expect("text");
-            assert_eq!(holders(&servers[0], "r"), [token]);
-            entered.release().expect("it is held");
-        }
-    });
+#[each_server]
+fn who_enters_again_while_the_last_guard_releases_gets_a_hold_that_lasts(kind: &ServerKind) {
+    let servers = masters(kind, 1);
+    let builder = Client::builder().servers(servers.iter().map(url)).node_timeout(LONG);
+    let client = builder.build_blocking().expect("a client");
+    for drops in [false, true] {
+        let guard = client.lock("r").ttl(LONG).reentrant().acquire().expect("it is free");
+        let mut conn = servers[0].connect();
+        assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
+        let releasing =
+            std::thread::spawn(
+                move || {
+                    if drops { drop(guard) } else { guard.release().expect("it is held") }
+                },
+            );
+        until("it is being released", || releasing_over(&mut conn).is_some());
+        let other = client.clone();
+        let entering = std::thread::spawn(move || other.lock("r").ttl(LONG).reentrant().acquire());
+        until("it has entered, or asks", || {
+            let asks = releasing_over(&mut conn).is_some_and(|line| !line.contains(" qbuf=0 "));
+            asks || entering.is_finished()
+        });
+        assert_eq!(conn.ok("CLIENT UNPAUSE"), "OK");
+        releasing.join().expect("no panic");
+        let entered = entering.join().expect("no panic").expect("it is free");
+        let token = String::from_utf8(entered.token().as_bytes().to_vec()).expect("text");
+        assert_eq!(holders(&servers[0], "r"), [token]);
+        entered.release().expect("it is held");
+    }
 }
 
 /// How the server describes the connection over which a release is under way.

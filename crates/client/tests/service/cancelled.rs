@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use tokio::task::spawn_blocking;
 
-use super::{LONG, client, each_kind, masters, until_nothing_is_left};
+use super::{LONG, client, masters, until_nothing_is_left};
 use dlock_testkit::queue;
-use dlock_testkit::{Server, ServerKind, until};
+use dlock_testkit::{Server, ServerKind, each_server, until};
 
 /// Drives a future until it is ready or has been polled so many times, whichever is first.
 struct Polls<F> {
@@ -52,23 +52,21 @@ async fn cancel_everywhere(kind: &ServerKind, count: usize, options: fn(Acquire)
     assert!(cancelled > 0);
 }
 
-#[test]
-fn cancelled_while_asking() {
-    each_kind(async |kind| {
-        for count in [1, 3] {
-            cancel_everywhere(kind, count, |lock| lock.wait(Wait::No)).await;
-        }
-    });
+#[each_server]
+async fn cancelled_while_asking(kind: &ServerKind) {
+    for count in [1, 3] {
+        cancel_everywhere(kind, count, |lock| lock.wait(Wait::No)).await;
+    }
 }
 
-#[test]
-fn cancelled_while_confirming() {
-    each_kind(async |kind| cancel_everywhere(kind, 3, |lock| lock.fenced()).await);
+#[each_server]
+async fn cancelled_while_confirming(kind: &ServerKind) {
+    cancel_everywhere(kind, 3, |lock| lock.fenced()).await;
 }
 
-#[test]
-fn cancelled_ephemeral() {
-    each_kind(async |kind| cancel_everywhere(kind, 1, |lock| lock.ephemeral()).await);
+#[each_server]
+async fn cancelled_ephemeral(kind: &ServerKind) {
+    cancel_everywhere(kind, 1, |lock| lock.ephemeral()).await;
 }
 
 /// Over how many masters, and how.
@@ -83,79 +81,75 @@ const WAITS: [InLine; 5] = [
     (5, |lock| lock.shared()),
 ];
 
-#[test]
-fn cancelled_on_the_way_through_the_queue() {
-    each_kind(async |kind| {
-        for (count, options) in WAITS {
-            let servers = Arc::new(masters(kind, count));
-            let client = client(&servers).await;
-            let (mut cancelled, mut came_through) = (0, 0);
-            // How often it is polled is up to the runtime: the second time until one has come through.
-            for (tries, left) in (0..12).chain(0..).enumerate() {
-                hold_as_other(&servers);
-                let over = Arc::new(AtomicBool::new(false));
-                let other = spawn_blocking({
-                    let (servers, over) = (servers.clone(), over.clone());
-                    move || {
-                        until("somebody waits, or it has ended", || {
-                            waits_somewhere(&servers) || over.load(Ordering::Relaxed)
-                        });
-                        release_as_other(&servers);
-                    }
-                });
-                let lock = options(client.lock("r").ttl(LONG));
-                let acquired = Polls { future: Box::pin(lock.acquire()), left }.await;
-                over.store(true, Ordering::Relaxed);
-                match acquired {
-                    None => cancelled += 1,
-                    Some(guard) => {
-                        came_through += 1;
-                        guard.expect("there was a handoff").release().await.expect("it is held");
-                    }
-                }
-                other.await.expect("no panic");
-                until_nothing_is_left(&servers, "r");
-                if tries >= 24 && came_through > 0 {
-                    break;
-                }
-            }
-            assert!(cancelled > 0);
-        }
-    });
-}
-
-#[test]
-fn cancelled_while_queued() {
-    each_kind(async |kind| {
-        for (count, options) in WAITS {
-            let servers = Arc::new(masters(kind, count));
-            let client = client(&servers).await;
-            for race in 0..16 {
-                hold_as_other(&servers);
-                let mut acquires = Box::pin(options(client.lock("r").ttl(LONG)).acquire());
-                // Each second time it is in the middle of a handoff.
-                let seen = spawn_blocking({
-                    let servers = servers.clone();
-                    move || {
-                        until("it waits", || waits_somewhere(&servers));
-                        if race % 2 == 1 {
-                            release_as_other(&servers);
-                        }
-                    }
-                });
-                tokio::select! {
-                    acquired = &mut acquires => drop(acquired.expect("there was a handoff")),
-                    seen = seen => seen.expect("no panic"),
-                }
-                drop(acquires);
-                if race % 2 == 0 {
-                    until("nobody waits any more", || !waits_somewhere(&servers));
+#[each_server]
+async fn cancelled_on_the_way_through_the_queue(kind: &ServerKind) {
+    for (count, options) in WAITS {
+        let servers = Arc::new(masters(kind, count));
+        let client = client(&servers).await;
+        let (mut cancelled, mut came_through) = (0, 0);
+        // How often it is polled is up to the runtime: the second time until one has come through.
+        for (tries, left) in (0..12).chain(0..).enumerate() {
+            hold_as_other(&servers);
+            let over = Arc::new(AtomicBool::new(false));
+            let other = spawn_blocking({
+                let (servers, over) = (servers.clone(), over.clone());
+                move || {
+                    until("somebody waits, or it has ended", || {
+                        waits_somewhere(&servers) || over.load(Ordering::Relaxed)
+                    });
                     release_as_other(&servers);
                 }
-                until_nothing_is_left(&servers, "r");
+            });
+            let lock = options(client.lock("r").ttl(LONG));
+            let acquired = Polls { future: Box::pin(lock.acquire()), left }.await;
+            over.store(true, Ordering::Relaxed);
+            match acquired {
+                None => cancelled += 1,
+                Some(guard) => {
+                    came_through += 1;
+                    guard.expect("there was a handoff").release().await.expect("it is held");
+                }
+            }
+            other.await.expect("no panic");
+            until_nothing_is_left(&servers, "r");
+            if tries >= 24 && came_through > 0 {
+                break;
             }
         }
-    });
+        assert!(cancelled > 0);
+    }
+}
+
+#[each_server]
+async fn cancelled_while_queued(kind: &ServerKind) {
+    for (count, options) in WAITS {
+        let servers = Arc::new(masters(kind, count));
+        let client = client(&servers).await;
+        for race in 0..16 {
+            hold_as_other(&servers);
+            let mut acquires = Box::pin(options(client.lock("r").ttl(LONG)).acquire());
+            // Each second time it is in the middle of a handoff.
+            let seen = spawn_blocking({
+                let servers = servers.clone();
+                move || {
+                    until("it waits", || waits_somewhere(&servers));
+                    if race % 2 == 1 {
+                        release_as_other(&servers);
+                    }
+                }
+            });
+            tokio::select! {
+                acquired = &mut acquires => drop(acquired.expect("there was a handoff")),
+                seen = seen => seen.expect("no panic"),
+            }
+            drop(acquires);
+            if race % 2 == 0 {
+                until("nobody waits any more", || !waits_somewhere(&servers));
+                release_as_other(&servers);
+            }
+            until_nothing_is_left(&servers, "r");
+        }
+    }
 }
 
 fn hold_as_other(servers: &[Server]) {

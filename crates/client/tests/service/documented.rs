@@ -4,8 +4,8 @@ use dlock_client::{Client, Fence, Wait};
 use std::error::Error;
 use std::time::Duration;
 
-use super::{each_kind, masters, until_nothing_is_left, url};
-use dlock_testkit::documents;
+use super::{masters, until_nothing_is_left, url};
+use dlock_testkit::{ServerKind, documents, each_server};
 
 async fn bill(servers: Vec<String>) -> Result<(), Box<dyn Error>> {
     let client = Client::builder().servers(servers).build().await?;
@@ -30,20 +30,18 @@ async fn write(_invoice: u64, fence: Option<Fence>) -> Result<(), Box<dyn Error>
     fence.map(|_| ()).ok_or_else(|| "a fenced lock has a fence".into())
 }
 
-#[test]
-fn the_example_is_the_documents_and_runs() {
+#[each_server]
+async fn the_example_is_the_documents_and_runs(kind: &ServerKind) {
     let block = documents::blocks("docs/clients.md", "rust").join("\n");
     let this = include_str!("documented.rs");
     for part in block.split("\n\n") {
         assert!(this.contains(part), "not in this file:\n{part}");
     }
     assert!(block.contains("guard.lost()"), "{block}");
-    each_kind(async |kind| {
-        for count in [1, 3] {
-            let servers = masters(kind, count);
-            bill(servers.iter().map(url).collect()).await.expect("it is billed");
-            until_nothing_is_left(&servers, "invoice:42");
-            assert!(servers.iter().any(|server| server.info("dlock_fence") != "0"), "it was acquired");
-        }
-    });
+    for count in [1, 3] {
+        let servers = masters(kind, count);
+        bill(servers.iter().map(url).collect()).await.expect("it is billed");
+        until_nothing_is_left(&servers, "invoice:42");
+        assert!(servers.iter().any(|server| server.info("dlock_fence") != "0"), "it was acquired");
+    }
 }

@@ -4,103 +4,95 @@ use dlock_client::{AcquireError, Client, ExtendError, NodeState, Wait};
 use std::time::Duration;
 
 use super::lossy::{Loss, Lossy};
-use super::{LONG, client, each_kind, holders, masters, until_held_everywhere, until_nothing_is_left, url};
-use dlock_testkit::{Server, queue, until};
+use super::{LONG, client, holders, masters, until_held_everywhere, until_nothing_is_left, url};
+use dlock_testkit::{Server, ServerKind, each_server, queue, until};
 
-#[test]
-fn a_durable_grant_is_on_the_replicas_of_a_majority() {
-    each_kind(async |kind| {
-        for count in [1, 3] {
-            let servers = masters(kind, count);
-            let client = client(&servers).await;
-            let lock = |timeout| client.lock("r").ttl(LONG).durable(1, timeout);
-            let none = lock(Duration::from_millis(20)).await.expect_err("there is no replica");
-            let AcquireError::NotDurable { resource, report } = &none else { panic!("{none:?}") };
-            assert_eq!(resource, "r");
-            assert!(report.0.iter().any(|node| node.state == NodeState::NotDurable(0)), "{none}");
-            client.flush().await;
-            until_nothing_is_left(&servers, "r");
+#[each_server]
+async fn a_durable_grant_is_on_the_replicas_of_a_majority(kind: &ServerKind) {
+    for count in [1, 3] {
+        let servers = masters(kind, count);
+        let client = client(&servers).await;
+        let lock = |timeout| client.lock("r").ttl(LONG).durable(1, timeout);
+        let none = lock(Duration::from_millis(20)).await.expect_err("there is no replica");
+        let AcquireError::NotDurable { resource, report } = &none else { panic!("{none:?}") };
+        assert_eq!(resource, "r");
+        assert!(report.0.iter().any(|node| node.state == NodeState::NotDurable(0)), "{none}");
+        client.flush().await;
+        until_nothing_is_left(&servers, "r");
 
-            let replicas: Vec<Server> = masters(kind, count / 2 + 1);
-            replicas.iter().zip(&servers).for_each(|(replica, master)| replica.replicate(master));
-            drop(lock(Duration::MAX).await.expect("a majority has replicas"));
-            client.flush().await;
-            let guard = lock(LONG).await.expect("a majority has replicas");
-            for replica in &replicas {
-                assert_eq!(holders(replica, "r").len(), 1, "at once");
-            }
-            // Out of the queue too, where the grant comes by another connection.
-            let waits = tokio::spawn(lock(LONG).wait(Wait::Forever).acquire());
-            until("it waits", || servers.iter().any(|s| !queue::clients(&mut s.connect(), "r").is_empty()));
-            let before = holders(&replicas[0], "r");
-            guard.release().await.expect("it is held");
-            let guard = waits.await.expect("no panic").expect("it is released");
-            for replica in &replicas {
-                let now = holders(replica, "r");
-                assert!(now.len() == 1 && now != before, "at once");
-            }
-            guard.release().await.expect("it is held");
-            until_nothing_is_left(&servers, "r");
+        let replicas: Vec<Server> = masters(kind, count / 2 + 1);
+        replicas.iter().zip(&servers).for_each(|(replica, master)| replica.replicate(master));
+        drop(lock(Duration::MAX).await.expect("a majority has replicas"));
+        client.flush().await;
+        let guard = lock(LONG).await.expect("a majority has replicas");
+        for replica in &replicas {
+            assert_eq!(holders(replica, "r").len(), 1, "at once");
         }
-    });
+        // Out of the queue too, where the grant comes by another connection.
+        let waits = tokio::spawn(lock(LONG).wait(Wait::Forever).acquire());
+        until("it waits", || servers.iter().any(|s| !queue::clients(&mut s.connect(), "r").is_empty()));
+        let before = holders(&replicas[0], "r");
+        guard.release().await.expect("it is held");
+        let guard = waits.await.expect("no panic").expect("it is released");
+        for replica in &replicas {
+            let now = holders(replica, "r");
+            assert!(now.len() == 1 && now != before, "at once");
+        }
+        guard.release().await.expect("it is held");
+        until_nothing_is_left(&servers, "r");
+    }
 }
 
 /// Redis 7.0 has no WAITAOF, and says so.
-#[test]
-fn a_durable_grant_is_in_the_append_only_file() {
-    each_kind(async |kind| {
-        let servers = [Server::options(kind).conf("appendonly yes").start()];
-        let client = client(&servers).await;
-        let acquired = client.lock("r").ttl(LONG).durable(0, LONG).try_acquire().await;
-        if format!("{:?}", servers[0].connect().say("WAITAOF 0 0 1")).contains("unknown command") {
-            let why = acquired.expect_err("it cannot say").to_string();
-            assert!(why.contains("WAITAOF"), "{why}");
-            client.flush().await;
-        } else {
-            drop(acquired.expect("an answer").expect("it is free"));
-        }
-        until_nothing_is_left(&servers, "r");
-    });
+#[each_server]
+async fn a_durable_grant_is_in_the_append_only_file(kind: &ServerKind) {
+    let servers = [Server::options(kind).conf("appendonly yes").start()];
+    let client = client(&servers).await;
+    let acquired = client.lock("r").ttl(LONG).durable(0, LONG).try_acquire().await;
+    if format!("{:?}", servers[0].connect().say("WAITAOF 0 0 1")).contains("unknown command") {
+        let why = acquired.expect_err("it cannot say").to_string();
+        assert!(why.contains("WAITAOF"), "{why}");
+        client.flush().await;
+    } else {
+        drop(acquired.expect("an answer").expect("it is free"));
+    }
+    until_nothing_is_left(&servers, "r");
 }
 
 /// On a connection of its own, which nobody waits for once a majority has the grant.
-#[test]
-fn an_extend_that_a_durable_grant_left_behind_counts_against_a_longer_lease() {
-    each_kind(async |kind| {
-        let (servers, replicas) = (masters(kind, 3), masters(kind, 2));
-        replicas.iter().zip(&servers).for_each(|(replica, master)| replica.replicate(master));
-        let late = Lossy::before(&servers[2], "DLOCK.EXTEND", Loss::Late);
-        let urls = [url(&servers[0]), url(&servers[1]), late.url()];
-        let client = Client::builder().servers(urls).node_timeout(Duration::from_secs(5));
-        let client = client.build().await.expect("a client");
-        late.lose_the_next();
-        replicas[1].pause();
-        let ttl = Duration::from_secs(60);
-        let acquires = tokio::spawn(client.lock("r").ttl(ttl).durable(1, LONG).acquire());
-        until("it is under way", || late.has_lost());
-        until_held_everywhere(&servers, "r");
-        replicas[1].resume();
-        let guard = acquires.await.expect("no panic").expect("a majority has replicas");
-        servers[1].kill9();
-        let extended = guard.extend(LONG).await;
-        assert!(matches!(extended, Err(ExtendError::Unconfirmed(_))), "{extended:?}");
-        late.lose_the_next();
-        let mut conn = servers[2].connect();
-        until("it has come", || conn.ok("DLOCK.PTTL r").int() <= 60_000);
-    });
+#[each_server]
+async fn an_extend_that_a_durable_grant_left_behind_counts_against_a_longer_lease(kind: &ServerKind) {
+    let (servers, replicas) = (masters(kind, 3), masters(kind, 2));
+    replicas.iter().zip(&servers).for_each(|(replica, master)| replica.replicate(master));
+    let late = Lossy::before(&servers[2], "DLOCK.EXTEND", Loss::Late);
+    let urls = [url(&servers[0]), url(&servers[1]), late.url()];
+    let client = Client::builder().servers(urls).node_timeout(Duration::from_secs(5));
+    let client = client.build().await.expect("a client");
+    late.lose_the_next();
+    replicas[1].pause();
+    let ttl = Duration::from_secs(60);
+    let acquires = tokio::spawn(client.lock("r").ttl(ttl).durable(1, LONG).acquire());
+    until("it is under way", || late.has_lost());
+    until_held_everywhere(&servers, "r");
+    replicas[1].resume();
+    let guard = acquires.await.expect("no panic").expect("a majority has replicas");
+    servers[1].kill9();
+    let extended = guard.extend(LONG).await;
+    assert!(matches!(extended, Err(ExtendError::Unconfirmed(_))), "{extended:?}");
+    late.lose_the_next();
+    let mut conn = servers[2].connect();
+    until("it has come", || conn.ok("DLOCK.PTTL r").int() <= 60_000);
 }
 
 /// A WAIT must not keep other holds from their renewals.
-#[test]
-fn others_go_on_while_a_durable_grant_is_waited_for() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 1);
-        let client = client(&servers).await;
-        let waits = tokio::spawn(client.lock("r").ttl(LONG).durable(1, LONG).acquire());
-        until_held_everywhere(&servers, "r");
-        until("it waits for replicas", || servers[0].info("blocked_clients") == "1");
-        client.lock("other").await.expect("it is free").release().await.expect("it is held");
-        waits.abort();
-        until_nothing_is_left(&servers, "r");
-    });
+#[each_server]
+async fn others_go_on_while_a_durable_grant_is_waited_for(kind: &ServerKind) {
+    let servers = masters(kind, 1);
+    let client = client(&servers).await;
+    let waits = tokio::spawn(client.lock("r").ttl(LONG).durable(1, LONG).acquire());
+    until_held_everywhere(&servers, "r");
+    until("it waits for replicas", || servers[0].info("blocked_clients") == "1");
+    client.lock("other").await.expect("it is free").release().await.expect("it is held");
+    waits.abort();
+    until_nothing_is_left(&servers, "r");
 }

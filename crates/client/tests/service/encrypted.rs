@@ -5,8 +5,8 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 use std::fs;
 use std::time::Duration;
 
-use super::{LONG, each_kind, until_nothing_is_left};
-use dlock_testkit::{Folder, Port, Server, ServerKind};
+use super::{LONG, until_nothing_is_left};
+use dlock_testkit::{Folder, Port, Server, ServerKind, each_server};
 
 /// A certificate and its key.
 struct Paper {
@@ -50,56 +50,50 @@ fn start(kind: &ServerKind, authority: &Authority, folder: &Folder, port: &Port)
         .start()
 }
 
-#[test]
-fn a_quorum_is_reached_by_tls() {
-    each_kind(async |kind| {
-        let (authority, folder) = (Authority::new(), Folder::fresh());
-        let ports: Vec<Port> = (0..3).map(|_| Port::claim()).collect();
-        let servers: Vec<Server> = ports.iter().map(|port| start(kind, &authority, &folder, port)).collect();
-        let builder = || {
-            let urls = ports.iter().map(|port| format!("rediss://localhost:{}", port.number()));
-            Client::builder().servers(urls).node_timeout(Duration::from_secs(5))
-        };
-        let trusting = || builder().root_certificate(authority.0.pem());
-        let me = authority.paper("me");
-        let known =
-            |builder: ClientBuilder| builder.client_certificate(me.certificate.clone(), me.key.clone());
+#[each_server]
+async fn a_quorum_is_reached_by_tls(kind: &ServerKind) {
+    let (authority, folder) = (Authority::new(), Folder::fresh());
+    let ports: Vec<Port> = (0..3).map(|_| Port::claim()).collect();
+    let servers: Vec<Server> = ports.iter().map(|port| start(kind, &authority, &folder, port)).collect();
+    let builder = || {
+        let urls = ports.iter().map(|port| format!("rediss://localhost:{}", port.number()));
+        Client::builder().servers(urls).node_timeout(Duration::from_secs(5))
+    };
+    let trusting = || builder().root_certificate(authority.0.pem());
+    let me = authority.paper("me");
+    let known = |builder: ClientBuilder| builder.client_certificate(me.certificate.clone(), me.key.clone());
 
-        let client = known(trusting()).build().await.expect("a client");
-        let guard = client.lock("r").ttl(LONG).fenced().acquire().await.expect("it is free");
-        let next = tokio::spawn(client.lock("r").acquire());
-        guard.release().await.expect("it is held");
-        next.await.expect("no panic").expect("there was a handoff").release().await.expect("it is held");
-        until_nothing_is_left(&servers, "r");
+    let client = known(trusting()).build().await.expect("a client");
+    let guard = client.lock("r").ttl(LONG).fenced().acquire().await.expect("it is free");
+    let next = tokio::spawn(client.lock("r").acquire());
+    guard.release().await.expect("it is held");
+    next.await.expect("no panic").expect("there was a handoff").release().await.expect("it is held");
+    until_nothing_is_left(&servers, "r");
 
-        // Whoever does not know them, or is not known to them, gets nowhere.
-        for stranger in
-            [known(builder()), trusting(), known(builder().root_certificate(Authority::new().0.pem()))]
-        {
-            match stranger.build().await {
-                Err(BuildError::Unusable { .. }) => {}
-                Err(why) => panic!("{why}"),
-                Ok(client) => {
-                    let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("no connection");
-                    assert!(why.to_string().contains("the TLS handshake failed: "), "{why}");
-                }
+    // Whoever does not know them, or is not known to them, gets nowhere.
+    for stranger in
+        [known(builder()), trusting(), known(builder().root_certificate(Authority::new().0.pem()))]
+    {
+        match stranger.build().await {
+            Err(BuildError::Unusable { .. }) => {}
+            Err(why) => panic!("{why}"),
+            Ok(client) => {
+                let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("no connection");
+                assert!(why.to_string().contains("the TLS handshake failed: "), "{why}");
             }
         }
-        let why =
-            builder().root_certificate("no certificate").client_certificate("none", "none").build().await;
-        assert!(matches!(why, Err(BuildError::Address { .. })), "{why:?}");
-    });
+    }
+    let why = builder().root_certificate("no certificate").client_certificate("none", "none").build().await;
+    assert!(matches!(why, Err(BuildError::Address { .. })), "{why:?}");
 }
 
 /// It waits for the end of a line, if there is none in what it takes for a command.
-#[test]
-fn a_port_without_tls_is_said_to_be_one() {
-    each_kind(async |kind| {
-        let server = Server::start(kind);
-        let url = format!("rediss://localhost:{}", server.port());
-        let builder = Client::builder().server(url).root_certificate(Authority::new().0.pem());
-        let client = builder.build().await.expect("no server is no error");
-        let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("no connection");
-        assert!(why.to_string().contains("the TLS handshake"), "{why}");
-    });
+#[each_server]
+async fn a_port_without_tls_is_said_to_be_one(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let url = format!("rediss://localhost:{}", server.port());
+    let builder = Client::builder().server(url).root_certificate(Authority::new().0.pem());
+    let client = builder.build().await.expect("no server is no error");
+    let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("no connection");
+    assert!(why.to_string().contains("the TLS handshake"), "{why}");
 }

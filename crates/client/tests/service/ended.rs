@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
 use super::{LONG, held_on, masters, until_held_everywhere, until_nothing_is_left, url};
-use dlock_testkit::{Server, each_server, each_server_in_turn, until};
+use dlock_testkit::{Server, ServerKind, each_server, until};
 
 const TTL: Duration = Duration::from_millis(900);
 
@@ -17,72 +17,66 @@ async fn client(servers: &[Server]) -> Client {
     Client::builder().servers(servers.iter().map(url)).build().await.expect("a client")
 }
 
-#[test]
-fn a_hold_is_renewed_while_its_runtime_is_blocked_and_between_block_ons() {
-    each_server(|kind| {
-        for count in [1, 3] {
-            let servers = masters(kind, count);
-            let runtime = runtime();
-            let (client, guard) = runtime.block_on(async {
-                let client = client(&servers).await;
-                let guard = client.lock("r").ttl(TTL).acquire().await.expect("it is free");
-                let end = guard.valid_until() + TTL;
-                until("the runtime was blocked past the lease", || now() > end);
-                assert_eq!(guard.loss(), None);
-                (client, guard)
-            });
-            let end = guard.valid_until() + TTL;
-            until("the runtime has not run for a lease", || now() > end);
-            assert_eq!(guard.loss(), None);
-            until_held_everywhere(&servers, "r");
-            runtime.block_on(guard.release()).expect("it is held");
-            runtime.block_on(client.close());
-            assert_eq!(held_on(&servers, "r"), 0);
-        }
-    });
-}
-
-#[test]
-fn what_nobody_renews_is_lost_and_not_entered_again_after_a_blocked_runtime() {
-    each_server(|kind| {
-        let servers = masters(kind, 1);
-        runtime().block_on(async {
+#[each_server]
+fn a_hold_is_renewed_while_its_runtime_is_blocked_and_between_block_ons(kind: &ServerKind) {
+    for count in [1, 3] {
+        let servers = masters(kind, count);
+        let runtime = runtime();
+        let (client, guard) = runtime.block_on(async {
             let client = client(&servers).await;
-            let lock = || client.lock("r").ttl(Duration::from_millis(500)).renew(false).reentrant();
-            let guard = lock().acquire().await.expect("it is free");
-            let told = guard.cancellation();
-            until("its validity has ended", || now() > guard.valid_until());
-            let again = lock().acquire().await.expect("nobody has it");
-            assert_ne!(again.token(), guard.token(), "a hold of its own");
-            assert_eq!(guard.loss(), Some(Lost::Ended));
-            assert!(told.is_cancelled() && guard.cancellation().is_cancelled());
-            assert_eq!(guard.lost().await, Lost::Ended);
-            again.release().await.expect("it is held");
+            let guard = client.lock("r").ttl(TTL).acquire().await.expect("it is free");
+            let end = guard.valid_until() + TTL;
+            until("the runtime was blocked past the lease", || now() > end);
+            assert_eq!(guard.loss(), None);
+            (client, guard)
         });
+        let end = guard.valid_until() + TTL;
+        until("the runtime has not run for a lease", || now() > end);
+        assert_eq!(guard.loss(), None);
+        until_held_everywhere(&servers, "r");
+        runtime.block_on(guard.release()).expect("it is held");
+        runtime.block_on(client.close());
+        assert_eq!(held_on(&servers, "r"), 0);
+    }
+}
+
+#[each_server]
+fn what_nobody_renews_is_lost_and_not_entered_again_after_a_blocked_runtime(kind: &ServerKind) {
+    let servers = masters(kind, 1);
+    runtime().block_on(async {
+        let client = client(&servers).await;
+        let lock = || client.lock("r").ttl(Duration::from_millis(500)).renew(false).reentrant();
+        let guard = lock().acquire().await.expect("it is free");
+        let told = guard.cancellation();
+        until("its validity has ended", || now() > guard.valid_until());
+        let again = lock().acquire().await.expect("nobody has it");
+        assert_ne!(again.token(), guard.token(), "a hold of its own");
+        assert_eq!(guard.loss(), Some(Lost::Ended));
+        assert!(told.is_cancelled() && guard.cancellation().is_cancelled());
+        assert_eq!(guard.lost().await, Lost::Ended);
+        again.release().await.expect("it is held");
     });
 }
 
-#[test]
-fn a_guard_outlives_its_runtime_is_renewed_and_releases() {
-    each_server(|kind| {
-        for count in [1, 3] {
-            let servers = masters(kind, count);
-            let acquire = |ttl| {
-                let runtime = runtime();
-                let lock = async { client(&servers).await.lock("r").ttl(ttl).acquire().await };
-                runtime.block_on(lock).expect("it is free")
-            };
-            let guard = acquire(TTL);
-            let end = guard.valid_until() + TTL;
-            until("a lease has passed since its runtime is gone", || now() > end);
-            assert_eq!(guard.loss(), None);
-            until_held_everywhere(&servers, "r");
-            drop(guard);
-            until_nothing_is_left(&servers, "r");
-            drop(acquire(LONG));
-            until_nothing_is_left(&servers, "r");
-        }
-    });
+#[each_server]
+fn a_guard_outlives_its_runtime_is_renewed_and_releases(kind: &ServerKind) {
+    for count in [1, 3] {
+        let servers = masters(kind, count);
+        let acquire = |ttl| {
+            let runtime = runtime();
+            let lock = async { client(&servers).await.lock("r").ttl(ttl).acquire().await };
+            runtime.block_on(lock).expect("it is free")
+        };
+        let guard = acquire(TTL);
+        let end = guard.valid_until() + TTL;
+        until("a lease has passed since its runtime is gone", || now() > end);
+        assert_eq!(guard.loss(), None);
+        until_held_everywhere(&servers, "r");
+        drop(guard);
+        until_nothing_is_left(&servers, "r");
+        drop(acquire(LONG));
+        until_nothing_is_left(&servers, "r");
+    }
 }
 
 /// Begins to extend it, and blocks the runtime until its first lease would have ended.
@@ -100,164 +94,113 @@ async fn extend_blocked_past_the_lease(guard: &Guard, ttl: Duration) {
 }
 
 /// The extension has its turn, and the renewals wait for theirs.
-#[test]
-fn a_hold_is_renewed_while_its_runtime_is_blocked_in_the_middle_of_an_extension() {
-    each_server(|kind| {
-        for count in [1, 3] {
-            let servers = masters(kind, count);
-            runtime().block_on(async {
-                let client = client(&servers).await;
-                let guard = client.lock("r").ttl(TTL).acquire().await.expect("it is free");
-                extend_blocked_past_the_lease(&guard, TTL).await;
-                guard.release().await.expect("it is held");
-            });
-        }
-    });
-}
-
-/// The extension comes to its end meanwhile.
-#[test]
-fn a_hold_that_is_extended_while_its_runtime_is_blocked_outlasts_its_first_lease() {
-    each_server(|kind| {
-        for count in [1, 3] {
-            let servers = masters(kind, count);
-            runtime().block_on(async {
-                let client = client(&servers).await;
-                let lock = client.lock("r").ttl(TTL).renew(false);
-                let guard = lock.acquire().await.expect("it is free");
-                extend_blocked_past_the_lease(&guard, LONG).await;
-                guard.release().await.expect("it is held");
-            });
-        }
-    });
-}
-
-/// A request to the silent one goes on after the runtime in which it began.
-#[test]
-fn a_request_that_outlives_its_runtime_does_not_end_the_renewals() {
-    each_server(|kind| {
-        let servers = masters(kind, 3);
-        let runtime = runtime();
-        let client = runtime.block_on(client(&servers));
-        servers[2].pause();
-        let guard = runtime.block_on(client.lock("r").ttl(TTL).acquire()).expect("a majority is enough");
-        runtime.block_on(guard.extend(TTL)).expect("a majority is enough");
-        drop(runtime);
-        let end = guard.valid_until() + TTL;
-        until("a lease has passed since its runtime is gone", || now() > end);
-        assert_eq!(guard.loss(), None);
-        servers[2].resume();
-        drop(guard);
-        until_nothing_is_left(&servers, "r");
-    });
-}
-
-/// The thread and the connections of a client end with it.
-#[test]
-fn nothing_of_a_client_is_left_after_it() {
-    each_server(|kind| {
-        let servers = masters(kind, 3);
-        let clients = || servers[0].info("connected_clients");
-        let before = clients();
-        let runtime = runtime();
-        let client = runtime.block_on(client(&servers));
-        let guard = runtime.block_on(client.lock("r").ttl(LONG).acquire()).expect("it is free");
-        drop(client);
-        drop(guard);
-        until_nothing_is_left(&servers, "r");
-        until("its connections close", || clients() == before);
-    });
-}
-
-/// Prints what the renewal of ten thousand holds costs a processor.
-#[test]
-#[ignore = "a minute, prints a figure"]
-fn idle_guards_cost_little() {
-    // Not at once: it is the processor time of the whole process.
-    each_server_in_turn(|kind| {
-        for count in [1, 3] {
-            let servers = masters(kind, count);
-            let runtime = runtime();
-            let client = runtime.block_on(client(&servers));
-            let mut guards = Vec::new();
-            for number in 0..10_000 {
-                let acquired = runtime.block_on(client.lock(format!("r{number}")).acquire());
-                guards.push(acquired.expect("it is free"));
-            }
-            let (begun, before) = (now(), processor_time());
-            // All have been renewed twice when this is over.
-            let end = begun + Duration::from_secs(20);
-            while now() < end {
-                std::thread::sleep(end.saturating_since(now()));
-            }
-            let (used, length) = (processor_time() - before, now().saturating_since(begun));
-            let share = 100.0 * used.as_secs_f64() / length.as_secs_f64();
-            println!("{}: 10,000 idle guards over {count}: {share:.1} % of a processor", kind.name);
-            assert!(guards.iter().all(|guard| guard.loss().is_none()));
-            drop(guards);
-            runtime.block_on(client.close());
-        }
-    });
-}
-
-/// Of this process: `utime` and `stime` of /proc/self/stat, in hundredths of a second.
-fn processor_time() -> Duration {
-    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
-    let (_, fields) = stat.rsplit_once(')').expect("a name in parentheses");
-    let ticks = |index| fields.split_whitespace().nth(index).and_then(|field| field.parse::<u64>().ok());
-    Duration::from_millis(10 * (ticks(11).expect("utime") + ticks(12).expect("stime")))
-}
-
-#[test]
-fn a_hold_that_was_released_is_not_lost_when_its_lease_would_be_over() {
-    each_server(|kind| {
-        let servers = masters(kind, 1);
+#[each_server]
+fn a_hold_is_renewed_while_its_runtime_is_blocked_in_the_middle_of_an_extension(kind: &ServerKind) {
+    for count in [1, 3] {
+        let servers = masters(kind, count);
         runtime().block_on(async {
             let client = client(&servers).await;
             let guard = client.lock("r").ttl(TTL).acquire().await.expect("it is free");
-            let (told, end) = (guard.cancellation(), guard.valid_until());
+            extend_blocked_past_the_lease(&guard, TTL).await;
             guard.release().await.expect("it is held");
-            until("its lease would be over", || now() > end);
-            assert!(!told.is_cancelled());
         });
+    }
+}
+
+/// The extension comes to its end meanwhile.
+#[each_server]
+fn a_hold_that_is_extended_while_its_runtime_is_blocked_outlasts_its_first_lease(kind: &ServerKind) {
+    for count in [1, 3] {
+        let servers = masters(kind, count);
+        runtime().block_on(async {
+            let client = client(&servers).await;
+            let lock = client.lock("r").ttl(TTL).renew(false);
+            let guard = lock.acquire().await.expect("it is free");
+            extend_blocked_past_the_lease(&guard, LONG).await;
+            guard.release().await.expect("it is held");
+        });
+    }
+}
+
+/// A request to the silent one goes on after the runtime in which it began.
+#[each_server]
+fn a_request_that_outlives_its_runtime_does_not_end_the_renewals(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let runtime = runtime();
+    let client = runtime.block_on(client(&servers));
+    servers[2].pause();
+    let guard = runtime.block_on(client.lock("r").ttl(TTL).acquire()).expect("a majority is enough");
+    runtime.block_on(guard.extend(TTL)).expect("a majority is enough");
+    drop(runtime);
+    let end = guard.valid_until() + TTL;
+    until("a lease has passed since its runtime is gone", || now() > end);
+    assert_eq!(guard.loss(), None);
+    servers[2].resume();
+    drop(guard);
+    until_nothing_is_left(&servers, "r");
+}
+
+/// The thread and the connections of a client end with it.
+#[each_server]
+fn nothing_of_a_client_is_left_after_it(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let clients = || servers[0].info("connected_clients");
+    let before = clients();
+    let runtime = runtime();
+    let client = runtime.block_on(client(&servers));
+    let guard = runtime.block_on(client.lock("r").ttl(LONG).acquire()).expect("it is free");
+    drop(client);
+    drop(guard);
+    until_nothing_is_left(&servers, "r");
+    until("its connections close", || clients() == before);
+}
+
+#[each_server]
+fn a_hold_that_was_released_is_not_lost_when_its_lease_would_be_over(kind: &ServerKind) {
+    let servers = masters(kind, 1);
+    runtime().block_on(async {
+        let client = client(&servers).await;
+        let guard = client.lock("r").ttl(TTL).acquire().await.expect("it is free");
+        let (told, end) = (guard.cancellation(), guard.valid_until());
+        guard.release().await.expect("it is held");
+        until("its lease would be over", || now() > end);
+        assert!(!told.is_cancelled());
     });
 }
 
 /// The last answer and the loss of what came before are there at the same time.
-#[test]
-fn of_several_none_is_lost_when_the_last_is_acquired_after_a_blocked_runtime() {
-    each_server(|kind| {
-        let servers = masters(kind, 1);
-        runtime().block_on(async {
-            let client = client(&servers).await;
-            let ttl = Duration::from_secs(2);
-            // Which of the two is seen first is random.
-            for try_ in 0..6 {
-                let names = [format!("a{try_}"), format!("b{try_}")];
-                let each = client.lock_all(&names).each(|lock| lock.ttl(ttl).renew(false).notice(ttl / 2));
-                let mut acquiring = std::pin::pin!(each.acquire());
-                let begun = now();
-                let early = loop {
-                    tokio::select! {
-                        biased;
-                        early = &mut acquiring => break Some(early),
-                        () = tokio::task::yield_now() => {}
-                    }
-                    if held_on(&servers, &names[1]) == 1 {
-                        break None;
-                    }
-                };
-                if early.is_some() {
-                    continue;
+#[each_server]
+fn of_several_none_is_lost_when_the_last_is_acquired_after_a_blocked_runtime(kind: &ServerKind) {
+    let servers = masters(kind, 1);
+    runtime().block_on(async {
+        let client = client(&servers).await;
+        let ttl = Duration::from_secs(2);
+        // Which of the two is seen first is random.
+        for try_ in 0..6 {
+            let names = [format!("a{try_}"), format!("b{try_}")];
+            let each = client.lock_all(&names).each(|lock| lock.ttl(ttl).renew(false).notice(ttl / 2));
+            let mut acquiring = std::pin::pin!(each.acquire());
+            let begun = now();
+            let early = loop {
+                tokio::select! {
+                    biased;
+                    early = &mut acquiring => break Some(early),
+                    () = tokio::task::yield_now() => {}
                 }
-                until("the first is lost", || now().saturating_since(begun) > ttl * 3 / 4);
-                match acquiring.await {
-                    Ok(guards) => assert_eq!(guards.loss(), None),
-                    Err(AcquireError::LostMeanwhile { resource, .. }) => assert_eq!(resource, names[0]),
-                    Err(AcquireError::TooLate { .. }) => {}
-                    Err(why) => panic!("{why}"),
+                if held_on(&servers, &names[1]) == 1 {
+                    break None;
                 }
+            };
+            if early.is_some() {
+                continue;
             }
-        });
+            until("the first is lost", || now().saturating_since(begun) > ttl * 3 / 4);
+            match acquiring.await {
+                Ok(guards) => assert_eq!(guards.loss(), None),
+                Err(AcquireError::LostMeanwhile { resource, .. }) => assert_eq!(resource, names[0]),
+                Err(AcquireError::TooLate { .. }) => {}
+                Err(why) => panic!("{why}"),
+            }
+        }
     });
 }

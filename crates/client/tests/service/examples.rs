@@ -1,7 +1,7 @@
 //! The examples, as they stand in `examples/`, and the one in the crate's README.
 
-use super::{each_kind, masters, until_nothing_is_left, url};
-use dlock_testkit::{each_server, until};
+use super::{masters, until_nothing_is_left, url};
+use dlock_testkit::{ServerKind, each_server, until};
 
 #[allow(dead_code)]
 #[path = "../../examples/blocking.rs"]
@@ -16,30 +16,26 @@ mod leader;
 #[path = "../../examples/several.rs"]
 mod several;
 
-#[test]
-fn each_example_runs_on_one_server_and_on_a_quorum() {
-    each_kind(async |kind| {
-        for count in [1, 3] {
-            let servers = masters(kind, count);
-            let urls = || servers.iter().map(url).collect();
-            first_lock::run(urls()).await.expect("it bills");
-            several::run(urls()).await.expect("both transfers");
-            leader::run(urls(), 2).await.expect("two terms");
-            for resource in ["invoice:42", "account:1", "leader"] {
-                until_nothing_is_left(&servers, resource);
-            }
-            until("all were acquired", || servers.iter().all(|server| server.info("dlock_grants") != "0"));
+#[each_server]
+async fn each_example_runs_on_one_server_and_on_a_quorum(kind: &ServerKind) {
+    for count in [1, 3] {
+        let servers = masters(kind, count);
+        let urls = || servers.iter().map(url).collect();
+        first_lock::run(urls()).await.expect("it bills");
+        several::run(urls()).await.expect("both transfers");
+        leader::run(urls(), 2).await.expect("two terms");
+        for resource in ["invoice:42", "account:1", "leader"] {
+            until_nothing_is_left(&servers, resource);
         }
-    });
+        until("all were acquired", || servers.iter().all(|server| server.info("dlock_grants") != "0"));
+    }
 }
 
-#[test]
-fn the_example_without_a_runtime_runs() {
-    each_server(|kind| {
-        let servers = masters(kind, 3);
-        blocking::run(servers.iter().map(url).collect()).expect("three workers");
-        until_nothing_is_left(&servers, "report");
-    });
+#[each_server]
+fn the_example_without_a_runtime_runs(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    blocking::run(servers.iter().map(url).collect()).expect("three workers");
+    until_nothing_is_left(&servers, "report");
 }
 
 #[test]

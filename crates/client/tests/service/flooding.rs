@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use super::{LONG, client, each_kind, masters, url};
-use dlock_testkit::{Conn, Server, Value, until};
+use super::{LONG, client, masters, url};
+use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
 /// In front of a member: passes on what it says, and once it is told to, what it does not say.
 struct Liar {
@@ -125,67 +125,61 @@ fn until_renewed(guard: &Guard) {
     });
 }
 
-#[test]
-fn a_member_that_floods_with_messages_ends_no_hold() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        for message in [
-            &b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nr\r\n"[..],
-            b">3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n",
-            b":1\r\n",
-        ] {
-            let liar = Liar::before(&servers[2], b"", message);
-            let (client, guard) = held(&servers, &liar).await;
-            liar.lie();
-            until("it lies", || liar.taken.load(Ordering::Relaxed) > 0);
-            until_renewed(&guard);
-            if message.starts_with(b">2") {
-                until_found_out(&client, "floods the connection");
-            }
-            guard.release().await.expect("a majority holds it");
+#[each_server]
+async fn a_member_that_floods_with_messages_ends_no_hold(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    for message in [
+        &b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nr\r\n"[..],
+        b">3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n",
+        b":1\r\n",
+    ] {
+        let liar = Liar::before(&servers[2], b"", message);
+        let (client, guard) = held(&servers, &liar).await;
+        liar.lie();
+        until("it lies", || liar.taken.load(Ordering::Relaxed) > 0);
+        until_renewed(&guard);
+        if message.starts_with(b">2") {
+            until_found_out(&client, "floods the connection");
         }
-    });
+        guard.release().await.expect("a majority holds it");
+    }
 }
 
-#[test]
-fn a_reply_without_an_end_ends_no_hold_and_fills_no_memory() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        for (first, again) in
-            [(&b"$9000000000\r\n"[..], &b"x"[..]), (b"*2147483647\r\n", b":1\r\n"), (b"+", b"x")]
-        {
-            let liar = Liar::before(&servers[2], first, again);
-            let (client, guard) = held(&servers, &liar).await;
-            liar.lie();
-            until_found_out(&client, "its reply is longer");
-            until_renewed(&guard);
-            guard.release().await.expect("a majority holds it");
-            // Some of it is in the buffers of the kernel.
-            let taken = liar.taken.load(Ordering::Relaxed);
-            assert!(taken < 16 << 20, "{taken} bytes");
-        }
-    });
+#[each_server]
+async fn a_reply_without_an_end_ends_no_hold_and_fills_no_memory(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    for (first, again) in
+        [(&b"$9000000000\r\n"[..], &b"x"[..]), (b"*2147483647\r\n", b":1\r\n"), (b"+", b"x")]
+    {
+        let liar = Liar::before(&servers[2], first, again);
+        let (client, guard) = held(&servers, &liar).await;
+        liar.lie();
+        until_found_out(&client, "its reply is longer");
+        until_renewed(&guard);
+        guard.release().await.expect("a majority holds it");
+        // Some of it is in the buffers of the kernel.
+        let taken = liar.taken.load(Ordering::Relaxed);
+        assert!(taken < 16 << 20, "{taken} bytes");
+    }
 }
 
 /// A client that waits subscribes to one channel, and PUBSUB CHANNELS shows its name to any user.
-#[test]
-fn a_flood_of_published_messages_ends_no_hold() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 1);
-        let mut conn = servers[0].connect();
-        let channels = |conn: &mut Conn| -> Vec<String> {
-            conn.ok("PUBSUB CHANNELS dlock:*").items().iter().map(Value::text).collect()
-        };
-        let client = client(&servers).await;
-        let guard = client.lock("r").ttl(LONG).await.expect("it is free");
-        let [channel] = &channels(&mut conn)[..] else { panic!("not one channel") };
-        // Longer than any reply that the client reads: it replaces its connection by one without the channel.
-        conn.send(&["PUBLISH", channel, &"x".repeat(9 << 20)]);
-        assert_eq!(conn.read(), 1);
-        until("the client has closed the connection", || channels(&mut conn).is_empty());
-        guard.extend(LONG).await.expect("the client has opened another connection");
-        assert_eq!(guard.loss(), None);
-        assert_eq!(channels(&mut conn), Vec::<String>::new());
-        guard.release().await.expect("it is held");
-    });
+#[each_server]
+async fn a_flood_of_published_messages_ends_no_hold(kind: &ServerKind) {
+    let servers = masters(kind, 1);
+    let mut conn = servers[0].connect();
+    let channels = |conn: &mut Conn| -> Vec<String> {
+        conn.ok("PUBSUB CHANNELS dlock:*").items().iter().map(Value::text).collect()
+    };
+    let client = client(&servers).await;
+    let guard = client.lock("r").ttl(LONG).await.expect("it is free");
+    let [channel] = &channels(&mut conn)[..] else { panic!("not one channel") };
+    // Longer than any reply that the client reads: it replaces its connection by one without the channel.
+    conn.send(&["PUBLISH", channel, &"x".repeat(9 << 20)]);
+    assert_eq!(conn.read(), 1);
+    until("the client has closed the connection", || channels(&mut conn).is_empty());
+    guard.extend(LONG).await.expect("the client has opened another connection");
+    assert_eq!(guard.loss(), None);
+    assert_eq!(channels(&mut conn), Vec::<String>::new());
+    guard.release().await.expect("it is held");
 }

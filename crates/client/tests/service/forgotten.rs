@@ -3,10 +3,8 @@
 use dlock_client::{Lost, Wait, now};
 use std::time::Duration;
 
-use super::{
-    LONG, client, each_kind, held_on, holders, masters, until_held_everywhere, until_nothing_is_left,
-};
-use dlock_testkit::{Server, queue, until};
+use super::{LONG, client, held_on, holders, masters, until_held_everywhere, until_nothing_is_left};
+use dlock_testkit::{Server, ServerKind, each_server, queue, until};
 
 /// It is renewed each second.
 const LEASE: Duration = Duration::from_secs(3);
@@ -17,156 +15,144 @@ fn restart_empty(server: &mut Server) {
     server.restart();
 }
 
-#[test]
-fn a_hold_outlives_a_rolling_restart_of_all_masters_without_persistence() {
-    each_kind(async |kind| {
-        for (grace, shared) in [(0, false), (0, true), (LEASE.as_millis(), false)] {
-            let start = || Server::options(kind).conf(&format!("dlock.restart-grace {grace}")).start();
-            let mut servers: Vec<Server> = (0..3).map(|_| start()).collect();
-            let is_past = |server: &Server| server.info("dlock_grace_ms_left") == "0";
-            until("the grace period has ended", || servers.iter().all(is_past));
-            let (ann, bob) = (client(&servers).await, client(&servers).await);
-            let lock = ann.lock("r").ttl(LEASE).fenced();
-            let guard = if shared { lock.shared().acquire() } else { lock.acquire() };
-            let guard = guard.await.expect("it is free");
-            until_held_everywhere(&servers, "r");
-            // One round more than needed: the hold rests on nothing but what was granted anew.
-            for struck in [0, 1, 2, 0] {
-                restart_empty(&mut servers[struck]);
-                until("it is held there again", || !holders(&servers[struck], "r").is_empty());
-                assert_eq!(guard.loss(), None);
-                let other = bob.lock("r").ttl(LEASE).try_acquire().await;
-                assert!(matches!(other, Ok(None)), "{other:?}");
-            }
-            let before = guard.valid_until();
-            until("it is renewed", || guard.valid_until() > before);
-            let fence = guard.fence();
-            guard.release().await.expect("it is held");
-            until_nothing_is_left(&servers, "r");
-            let next = bob.lock("r").ttl(LEASE).fenced().acquire().await.expect("it is free");
-            assert!(next.fence() > fence);
+#[each_server]
+async fn a_hold_outlives_a_rolling_restart_of_all_masters_without_persistence(kind: &ServerKind) {
+    for (grace, shared) in [(0, false), (0, true), (LEASE.as_millis(), false)] {
+        let start = || Server::options(kind).conf(&format!("dlock.restart-grace {grace}")).start();
+        let mut servers: Vec<Server> = (0..3).map(|_| start()).collect();
+        let is_past = |server: &Server| server.info("dlock_grace_ms_left") == "0";
+        until("the grace period has ended", || servers.iter().all(is_past));
+        let (ann, bob) = (client(&servers).await, client(&servers).await);
+        let lock = ann.lock("r").ttl(LEASE).fenced();
+        let guard = if shared { lock.shared().acquire() } else { lock.acquire() };
+        let guard = guard.await.expect("it is free");
+        until_held_everywhere(&servers, "r");
+        // One round more than needed: the hold rests on nothing but what was granted anew.
+        for struck in [0, 1, 2, 0] {
+            restart_empty(&mut servers[struck]);
+            until("it is held there again", || !holders(&servers[struck], "r").is_empty());
+            assert_eq!(guard.loss(), None);
+            let other = bob.lock("r").ttl(LEASE).try_acquire().await;
+            assert!(matches!(other, Ok(None)), "{other:?}");
         }
-    });
+        let before = guard.valid_until();
+        until("it is renewed", || guard.valid_until() > before);
+        let fence = guard.fence();
+        guard.release().await.expect("it is held");
+        until_nothing_is_left(&servers, "r");
+        let next = bob.lock("r").ttl(LEASE).fenced().acquire().await.expect("it is free");
+        assert!(next.fence() > fence);
+    }
 }
 
 /// Whoever restarts one master after the other need not wait for two renewals in between.
-#[test]
-fn a_master_that_was_down_for_a_renewal_has_the_hold_again_with_the_next() {
-    each_kind(async |kind| {
-        let mut servers = masters(kind, 3);
-        let ann = client(&servers).await;
-        // Renewed every four seconds: longer than the pause after which a master is tried again.
-        let guard = ann.lock("r").ttl(LEASE * 4).await.expect("it is free");
-        until_held_everywhere(&servers, "r");
-        servers[2].kill9();
-        let before = guard.valid_until();
-        until("it is renewed without the master", || guard.valid_until() > before);
-        servers[2].restart();
-        let (mut renewals, mut last) = (0, guard.valid_until());
-        until("it is held there again", || {
-            if guard.valid_until() > last {
-                (renewals, last) = (renewals + 1, guard.valid_until());
-            }
-            !holders(&servers[2], "r").is_empty()
-        });
-        assert!(renewals <= 1, "{renewals} renewals");
-        assert_eq!(guard.loss(), None);
+#[each_server]
+async fn a_master_that_was_down_for_a_renewal_has_the_hold_again_with_the_next(kind: &ServerKind) {
+    let mut servers = masters(kind, 3);
+    let ann = client(&servers).await;
+    // Renewed every four seconds: longer than the pause after which a master is tried again.
+    let guard = ann.lock("r").ttl(LEASE * 4).await.expect("it is free");
+    until_held_everywhere(&servers, "r");
+    servers[2].kill9();
+    let before = guard.valid_until();
+    until("it is renewed without the master", || guard.valid_until() > before);
+    servers[2].restart();
+    let (mut renewals, mut last) = (0, guard.valid_until());
+    until("it is held there again", || {
+        if guard.valid_until() > last {
+            (renewals, last) = (renewals + 1, guard.valid_until());
+        }
+        !holders(&servers[2], "r").is_empty()
     });
+    assert!(renewals <= 1, "{renewals} renewals");
+    assert_eq!(guard.loss(), None);
 }
 
 /// What it was is asked of the masters: whoever adopts it need not know.
-#[test]
-fn an_adopted_hold_is_restored_in_its_mode() {
-    each_kind(async |kind| {
-        for shared in [false, true] {
-            let mut servers = masters(kind, 3);
-            let (ann, bob) = (client(&servers).await, client(&servers).await);
-            let lock = ann.lock("r").ttl(LEASE);
-            let first = if shared { lock.shared().acquire() } else { lock.acquire() };
-            let first = first.await.expect("it is free").forget().expect("it lasts");
-            until_held_everywhere(&servers, "r");
-            let guard = bob.adopt("r", &first.token, LEASE).await.expect("it is held");
-            let token = holders(&servers[0], "r");
-            for server in &mut servers {
-                restart_empty(server);
-                until("it is held there again", || holders(server, "r") == token);
-            }
-            let sharer = ann.lock("r").shared().try_acquire().await.expect("all are up");
-            assert_eq!(sharer.is_some(), shared);
-            assert_eq!(guard.loss(), None);
-            guard.release().await.expect("it is held");
-        }
-    });
-}
-
-/// Those who wait in the restarted master's queue are granted what the hold had there, and give it back.
-#[test]
-fn a_hold_is_restored_past_others_who_wait() {
-    each_kind(async |kind| {
+#[each_server]
+async fn an_adopted_hold_is_restored_in_its_mode(kind: &ServerKind) {
+    for shared in [false, true] {
         let mut servers = masters(kind, 3);
         let (ann, bob) = (client(&servers).await, client(&servers).await);
-        let guard = ann.lock("r").ttl(LEASE).acquire().await.expect("it is free");
+        let lock = ann.lock("r").ttl(LEASE);
+        let first = if shared { lock.shared().acquire() } else { lock.acquire() };
+        let first = first.await.expect("it is free").forget().expect("it lasts");
         until_held_everywhere(&servers, "r");
-        let wait = || {
-            let lock = bob.lock("r").wait(Wait::For(LONG));
-            tokio::spawn(async move { lock.acquire().await.expect("it is free").release().await })
-        };
-        let waits = [wait(), wait(), wait()];
-        let waiting = |servers: &[Server]| -> usize {
-            servers.iter().map(|server| queue::clients(&mut server.connect(), "r").len()).sum()
-        };
-        until("they wait", || waiting(&servers) == waits.len());
+        let guard = bob.adopt("r", &first.token, LEASE).await.expect("it is held");
         let token = holders(&servers[0], "r");
         for server in &mut servers {
             restart_empty(server);
             until("it is held there again", || holders(server, "r") == token);
         }
+        let sharer = ann.lock("r").shared().try_acquire().await.expect("all are up");
+        assert_eq!(sharer.is_some(), shared);
         assert_eq!(guard.loss(), None);
         guard.release().await.expect("it is held");
-        for wait in waits {
-            wait.await.expect("no panic").expect("it is held");
-        }
-        until_nothing_is_left(&servers, "r");
-    });
+    }
+}
+
+/// Those who wait in the restarted master's queue are granted what the hold had there, and give it back.
+#[each_server]
+async fn a_hold_is_restored_past_others_who_wait(kind: &ServerKind) {
+    let mut servers = masters(kind, 3);
+    let (ann, bob) = (client(&servers).await, client(&servers).await);
+    let guard = ann.lock("r").ttl(LEASE).acquire().await.expect("it is free");
+    until_held_everywhere(&servers, "r");
+    let wait = || {
+        let lock = bob.lock("r").wait(Wait::For(LONG));
+        tokio::spawn(async move { lock.acquire().await.expect("it is free").release().await })
+    };
+    let waits = [wait(), wait(), wait()];
+    let waiting = |servers: &[Server]| -> usize {
+        servers.iter().map(|server| queue::clients(&mut server.connect(), "r").len()).sum()
+    };
+    until("they wait", || waiting(&servers) == waits.len());
+    let token = holders(&servers[0], "r");
+    for server in &mut servers {
+        restart_empty(server);
+        until("it is held there again", || holders(server, "r") == token);
+    }
+    assert_eq!(guard.loss(), None);
+    guard.release().await.expect("it is held");
+    for wait in waits {
+        wait.await.expect("no panic").expect("it is held");
+    }
+    until_nothing_is_left(&servers, "r");
 }
 
 /// An operator may take more than a renewal for it, and does not have to be quick.
-#[test]
-fn what_is_broken_on_one_master_after_the_other_is_not_restored() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        let client = client(&servers).await;
-        let guard = client.lock("r").ttl(LEASE).acquire().await.expect("it is free");
-        until_held_everywhere(&servers, "r");
-        assert_eq!(servers[0].connect().ok("DLOCK.BREAK r"), 1);
-        // Longer than its lease would have lasted there.
-        let (broken, renewed) = (now(), || guard.valid_until());
-        until("it is renewed", || renewed().saturating_since(broken) > LEASE * 3);
-        assert_eq!((held_on(&servers, "r"), guard.loss()), (2, None));
-        assert_eq!(servers[1].connect().ok("DLOCK.BREAK r"), 1);
-        assert!(matches!(guard.lost().await, Lost::TakenAway(_)));
-    });
+#[each_server]
+async fn what_is_broken_on_one_master_after_the_other_is_not_restored(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let client = client(&servers).await;
+    let guard = client.lock("r").ttl(LEASE).acquire().await.expect("it is free");
+    until_held_everywhere(&servers, "r");
+    assert_eq!(servers[0].connect().ok("DLOCK.BREAK r"), 1);
+    // Longer than its lease would have lasted there.
+    let (broken, renewed) = (now(), || guard.valid_until());
+    until("it is renewed", || renewed().saturating_since(broken) > LEASE * 3);
+    assert_eq!((held_on(&servers, "r"), guard.loss()), (2, None));
+    assert_eq!(servers[1].connect().ok("DLOCK.BREAK r"), 1);
+    assert!(matches!(guard.lost().await, Lost::TakenAway(_)));
 }
 
 /// As long as the lease, no request reaches it: what it held has expired.
-#[test]
-fn a_master_that_was_away_for_a_lease_holds_it_again() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        let client = super::builder(&servers).node_timeout(Duration::from_millis(250)).build().await;
-        let guard = client.expect("a client").lock("r").ttl(LEASE).acquire().await.expect("it is free");
-        until_held_everywhere(&servers, "r");
-        for server in &servers {
-            let token = holders(server, "r");
-            server.pause();
-            let before = now();
-            until("its lease is over", || now().saturating_since(before) > LEASE);
-            server.resume();
-            // Until the next renewal comes, it has expired there.
-            until("it is held there again", || holders(server, "r") == token);
-        }
-        assert_eq!(guard.loss(), None);
-        guard.release().await.expect("it is held");
-        until_nothing_is_left(&servers, "r");
-    });
+#[each_server]
+async fn a_master_that_was_away_for_a_lease_holds_it_again(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let client = super::builder(&servers).node_timeout(Duration::from_millis(250)).build().await;
+    let guard = client.expect("a client").lock("r").ttl(LEASE).acquire().await.expect("it is free");
+    until_held_everywhere(&servers, "r");
+    for server in &servers {
+        let token = holders(server, "r");
+        server.pause();
+        let before = now();
+        until("its lease is over", || now().saturating_since(before) > LEASE);
+        server.resume();
+        // Until the next renewal comes, it has expired there.
+        until("it is held there again", || holders(server, "r") == token);
+    }
+    assert_eq!(guard.loss(), None);
+    guard.release().await.expect("it is held");
+    until_nothing_is_left(&servers, "r");
 }

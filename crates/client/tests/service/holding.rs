@@ -4,185 +4,162 @@ use dlock_client::{AcquireError, Lost, ReleaseError, Wait, now};
 use std::time::Duration;
 use tokio::time::timeout;
 
-use super::{
-    LONG, client, each_kind, held_on, holders, masters, until_held_everywhere, until_nothing_is_left,
-};
-use dlock_testkit::until;
+use super::{LONG, client, held_on, holders, masters, until_held_everywhere, until_nothing_is_left};
+use dlock_testkit::{ServerKind, each_server, until};
 
-#[test]
-fn one_holds_everywhere_and_the_other_is_refused() {
-    each_kind(async |kind| {
-        for count in [1, 3, 5] {
-            let servers = masters(kind, count);
-            let (ann, bob) = (client(&servers).await, client(&servers).await);
-            let guard = ann.lock("r").ttl(LONG).acquire().await.expect("it is free");
-            assert!(guard.remaining() > LONG / 2 && guard.remaining() < LONG);
-            assert!(guard.valid_until() > now());
-            assert_eq!(guard.fence().is_some(), count == 1, "in a quorum only where it was asked for");
-            let token = String::from_utf8(guard.token().as_bytes().to_vec()).expect("text");
-            assert_eq!(token.len(), 27);
-            for server in &servers {
-                until("it holds", || holders(server, "r") == [token.clone()]);
-            }
-            assert!(bob.lock("r").try_acquire().await.expect("an answer").is_none());
-            let waited = bob.lock("r").wait(Wait::For(Duration::from_millis(30))).acquire().await;
-            assert!(matches!(waited, Err(AcquireError::Taken { .. })), "{waited:?}");
-            guard.release().await.expect("it was held");
-            // The release has arrived everywhere, not only at a majority.
-            ann.flush().await;
-            let guard = bob.lock("r").try_acquire().await.expect("an answer").expect("it is free");
-            until_held_everywhere(&servers, "r");
-            guard.release().await.expect("it was held");
-            until_nothing_is_left(&servers, "r");
+#[each_server]
+async fn one_holds_everywhere_and_the_other_is_refused(kind: &ServerKind) {
+    for count in [1, 3, 5] {
+        let servers = masters(kind, count);
+        let (ann, bob) = (client(&servers).await, client(&servers).await);
+        let guard = ann.lock("r").ttl(LONG).acquire().await.expect("it is free");
+        assert!(guard.remaining() > LONG / 2 && guard.remaining() < LONG);
+        assert!(guard.valid_until() > now());
+        assert_eq!(guard.fence().is_some(), count == 1, "in a quorum only where it was asked for");
+        let token = String::from_utf8(guard.token().as_bytes().to_vec()).expect("text");
+        assert_eq!(token.len(), 27);
+        for server in &servers {
+            until("it holds", || holders(server, "r") == [token.clone()]);
         }
-    });
-}
-
-#[test]
-fn a_dropped_guard_releases_and_settle_waits_for_it() {
-    each_kind(async |kind| {
-        for count in [1, 3] {
-            let servers = masters(kind, count);
-            let client = client(&servers).await;
-            drop(client.lock("r").ttl(LONG).acquire().await.expect("it is free"));
-            client.flush().await;
-            assert_eq!(held_on(&servers, "r"), 0);
-            let guard = client.lock("r").ttl(LONG).try_acquire().await.expect("an answer");
-            // Outside of any runtime too.
-            std::thread::spawn(move || drop(guard)).join().expect("no panic");
-            until_nothing_is_left(&servers, "r");
-        }
-    });
-}
-
-#[test]
-fn a_hold_is_renewed_for_as_long_as_it_lives() {
-    each_kind(async |kind| {
-        for count in [1, 3] {
-            let servers = masters(kind, count);
-            let client = client(&servers).await;
-            let guard = client.lock("r").ttl(Duration::from_millis(900)).acquire().await.expect("it is free");
-            let first = guard.valid_until();
-            // Its first lease has ended twice when this is over.
-            until("it is renewed", || {
-                guard.valid_until().saturating_since(first) > Duration::from_millis(1800)
-            });
-            assert_eq!(guard.loss(), None);
-            until_held_everywhere(&servers, "r");
-            guard.release().await.expect("it is held");
-        }
-    });
-}
-
-#[test]
-fn a_hold_that_is_not_renewed_is_lost_before_it_ends() {
-    each_kind(async |kind| {
-        for count in [1, 3] {
-            let servers = masters(kind, count);
-            let client = client(&servers).await;
-            let short = client.lock("r").ttl(Duration::from_secs(1)).notice(Duration::from_millis(500));
-            let guard = short.renew(false).acquire().await.expect("it is free");
-            let cancelled = guard.cancellation();
-            assert_eq!(guard.lost().await, Lost::Ended);
-            let told = now();
-            assert!(told < guard.valid_until(), "told before the end");
-            assert!(cancelled.is_cancelled());
-            assert_eq!(guard.remaining(), Duration::ZERO);
-            until_nothing_is_left(&servers, "r");
-            assert!(matches!(guard.release().await, Err(ReleaseError::NotHeld(_))));
-        }
-    });
-}
-
-#[test]
-fn until_its_longest_time_is_up_a_hold_is_renewed() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        let client = client(&servers).await;
-        let lock = client.lock("r").ttl(Duration::from_millis(600)).max_hold(Duration::from_millis(900));
-        let guard = lock.acquire().await.expect("it is free");
-        let first = guard.valid_until();
-        assert_eq!(guard.lost().await, Lost::Ended);
-        assert!(guard.valid_until() > first, "it was renewed before");
-        until_nothing_is_left(&servers, "r");
-    });
-}
-
-#[test]
-fn after_its_longest_time_a_hold_is_lost_whatever_is_left_of_its_lease() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        let client = client(&servers).await;
-        let lock = client.lock("r").ttl(LONG).max_hold(Duration::from_millis(100));
-        let guard = lock.acquire().await.expect("it is free");
-        let lost = timeout(Duration::from_secs(30), guard.lost())
-            .await
-            .expect("it does not wait for the lease to end");
-        assert_eq!(lost, Lost::Ended);
-        assert_eq!(guard.remaining(), Duration::ZERO);
+        assert!(bob.lock("r").try_acquire().await.expect("an answer").is_none());
+        let waited = bob.lock("r").wait(Wait::For(Duration::from_millis(30))).acquire().await;
+        assert!(matches!(waited, Err(AcquireError::Taken { .. })), "{waited:?}");
+        guard.release().await.expect("it was held");
+        // The release has arrived everywhere, not only at a majority.
+        ann.flush().await;
+        let guard = bob.lock("r").try_acquire().await.expect("an answer").expect("it is free");
         until_held_everywhere(&servers, "r");
-        drop(guard);
+        guard.release().await.expect("it was held");
         until_nothing_is_left(&servers, "r");
-    });
+    }
 }
 
-#[test]
-fn a_lease_is_set_longer_and_shorter() {
-    each_kind(async |kind| {
-        for count in [1, 3] {
-            let servers = masters(kind, count);
-            let client = client(&servers).await;
-            let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
-            let until = guard.extend(2 * LONG).await.expect("it is held");
-            assert_eq!(until, guard.valid_until());
-            assert!(guard.remaining() > LONG);
-            let until = guard.extend(Duration::from_secs(1)).await.expect("it is held");
-            assert_eq!(until, guard.valid_until());
-            // The renewals go on with the new one.
-            dlock_testkit::until("it is renewed", || guard.valid_until() > until);
-            assert!(guard.remaining() <= Duration::from_secs(1));
-            guard.release().await.expect("it is held");
-        }
-    });
+#[each_server]
+async fn a_dropped_guard_releases_and_settle_waits_for_it(kind: &ServerKind) {
+    for count in [1, 3] {
+        let servers = masters(kind, count);
+        let client = client(&servers).await;
+        drop(client.lock("r").ttl(LONG).acquire().await.expect("it is free"));
+        client.flush().await;
+        assert_eq!(held_on(&servers, "r"), 0);
+        let guard = client.lock("r").ttl(LONG).try_acquire().await.expect("an answer");
+        // Outside of any runtime too.
+        std::thread::spawn(move || drop(guard)).join().expect("no panic");
+        until_nothing_is_left(&servers, "r");
+    }
 }
 
-#[test]
-fn a_forgotten_hold_goes_on_and_ends_by_its_token() {
-    each_kind(async |kind| {
-        for count in [1, 3] {
-            let servers = masters(kind, count);
-            let client = client(&servers).await;
-            let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
-            let kept = guard.forget().expect("nothing is against it");
-            until_held_everywhere(&servers, "r");
-            let until = client.extend("r", &kept.token, 2 * LONG).await.expect("it is held");
-            assert!(until > kept.valid_until);
-            client.release("r", &kept.token).await.expect("it is held");
-            assert!(matches!(client.release("r", &kept.token).await, Err(ReleaseError::NotHeld(_))));
-            until_nothing_is_left(&servers, "r");
-        }
-    });
+#[each_server]
+async fn a_hold_is_renewed_for_as_long_as_it_lives(kind: &ServerKind) {
+    for count in [1, 3] {
+        let servers = masters(kind, count);
+        let client = client(&servers).await;
+        let guard = client.lock("r").ttl(Duration::from_millis(900)).acquire().await.expect("it is free");
+        let first = guard.valid_until();
+        // Its first lease has ended twice when this is over.
+        until("it is renewed", || guard.valid_until().saturating_since(first) > Duration::from_millis(1800));
+        assert_eq!(guard.loss(), None);
+        until_held_everywhere(&servers, "r");
+        guard.release().await.expect("it is held");
+    }
+}
+
+#[each_server]
+async fn a_hold_that_is_not_renewed_is_lost_before_it_ends(kind: &ServerKind) {
+    for count in [1, 3] {
+        let servers = masters(kind, count);
+        let client = client(&servers).await;
+        let short = client.lock("r").ttl(Duration::from_secs(1)).notice(Duration::from_millis(500));
+        let guard = short.renew(false).acquire().await.expect("it is free");
+        let cancelled = guard.cancellation();
+        assert_eq!(guard.lost().await, Lost::Ended);
+        let told = now();
+        assert!(told < guard.valid_until(), "told before the end");
+        assert!(cancelled.is_cancelled());
+        assert_eq!(guard.remaining(), Duration::ZERO);
+        until_nothing_is_left(&servers, "r");
+        assert!(matches!(guard.release().await, Err(ReleaseError::NotHeld(_))));
+    }
+}
+
+#[each_server]
+async fn until_its_longest_time_is_up_a_hold_is_renewed(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let client = client(&servers).await;
+    let lock = client.lock("r").ttl(Duration::from_millis(600)).max_hold(Duration::from_millis(900));
+    let guard = lock.acquire().await.expect("it is free");
+    let first = guard.valid_until();
+    assert_eq!(guard.lost().await, Lost::Ended);
+    assert!(guard.valid_until() > first, "it was renewed before");
+    until_nothing_is_left(&servers, "r");
+}
+
+#[each_server]
+async fn after_its_longest_time_a_hold_is_lost_whatever_is_left_of_its_lease(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let client = client(&servers).await;
+    let lock = client.lock("r").ttl(LONG).max_hold(Duration::from_millis(100));
+    let guard = lock.acquire().await.expect("it is free");
+    let lost =
+        timeout(Duration::from_secs(30), guard.lost()).await.expect("it does not wait for the lease to end");
+    assert_eq!(lost, Lost::Ended);
+    assert_eq!(guard.remaining(), Duration::ZERO);
+    until_held_everywhere(&servers, "r");
+    drop(guard);
+    until_nothing_is_left(&servers, "r");
+}
+
+#[each_server]
+async fn a_lease_is_set_longer_and_shorter(kind: &ServerKind) {
+    for count in [1, 3] {
+        let servers = masters(kind, count);
+        let client = client(&servers).await;
+        let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
+        let until = guard.extend(2 * LONG).await.expect("it is held");
+        assert_eq!(until, guard.valid_until());
+        assert!(guard.remaining() > LONG);
+        let until = guard.extend(Duration::from_secs(1)).await.expect("it is held");
+        assert_eq!(until, guard.valid_until());
+        // The renewals go on with the new one.
+        dlock_testkit::until("it is renewed", || guard.valid_until() > until);
+        assert!(guard.remaining() <= Duration::from_secs(1));
+        guard.release().await.expect("it is held");
+    }
+}
+
+#[each_server]
+async fn a_forgotten_hold_goes_on_and_ends_by_its_token(kind: &ServerKind) {
+    for count in [1, 3] {
+        let servers = masters(kind, count);
+        let client = client(&servers).await;
+        let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
+        let kept = guard.forget().expect("nothing is against it");
+        until_held_everywhere(&servers, "r");
+        let until = client.extend("r", &kept.token, 2 * LONG).await.expect("it is held");
+        assert!(until > kept.valid_until);
+        client.release("r", &kept.token).await.expect("it is held");
+        assert!(matches!(client.release("r", &kept.token).await, Err(ReleaseError::NotHeld(_))));
+        until_nothing_is_left(&servers, "r");
+    }
 }
 
 /// A renewal that has to wait for its turn does not bring the old lease back.
-#[test]
-fn a_renewal_that_waits_for_an_extension_keeps_its_lease() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 1);
-        let client = client(&servers).await;
-        let ttl = Duration::from_secs(6);
-        let guard = client.lock("r").ttl(ttl).acquire().await.expect("it is free");
-        let due = guard.valid_until();
-        let mut conn = servers[0].connect();
-        assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
-        let resuming = tokio::task::spawn_blocking(move || {
-            until("a renewal is due", || now() + ttl / 2 > due);
-            conn.ok("CLIENT UNPAUSE")
-        });
-        let extended = guard.extend(LONG).await.expect("it is held");
-        resuming.await.expect("no panic");
-        until("it is renewed", || guard.valid_until() != extended);
-        assert!(guard.valid_until() > extended, "not by the lease of before");
-        guard.release().await.expect("it is held");
+#[each_server]
+async fn a_renewal_that_waits_for_an_extension_keeps_its_lease(kind: &ServerKind) {
+    let servers = masters(kind, 1);
+    let client = client(&servers).await;
+    let ttl = Duration::from_secs(6);
+    let guard = client.lock("r").ttl(ttl).acquire().await.expect("it is free");
+    let due = guard.valid_until();
+    let mut conn = servers[0].connect();
+    assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
+    let resuming = tokio::task::spawn_blocking(move || {
+        until("a renewal is due", || now() + ttl / 2 > due);
+        conn.ok("CLIENT UNPAUSE")
     });
+    let extended = guard.extend(LONG).await.expect("it is held");
+    resuming.await.expect("no panic");
+    until("it is renewed", || guard.valid_until() != extended);
+    assert!(guard.valid_until() > extended, "not by the lease of before");
+    guard.release().await.expect("it is held");
 }

@@ -4,8 +4,8 @@ use dlock_client::Client;
 use sha1_smol::Sha1;
 use std::time::Duration;
 
-use super::{LONG, builder, client, each_kind, masters};
-use dlock_testkit::{Server, Value, until};
+use super::{LONG, builder, client, masters};
+use dlock_testkit::{Server, ServerKind, Value, each_server, until};
 
 /// The library name of each connection that `client` has to the server. Empty where the server does not know
 /// CLIENT SETINFO.
@@ -33,72 +33,68 @@ async fn locks(client: &Client) {
     guard.release().await.expect("it is held");
 }
 
-#[test]
-fn a_client_of_one_server_is_named_after_the_library() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 1);
-        let client = client(&servers).await;
-        locks(&client).await;
-        assert_eq!(client.library_name(), "dlock-client");
-        if knows_setinfo(&servers[0]) {
-            assert_eq!(names(&servers[0]), ["dlock-client"]);
-        }
-    });
+#[each_server]
+async fn a_client_of_one_server_is_named_after_the_library(kind: &ServerKind) {
+    let servers = masters(kind, 1);
+    let client = client(&servers).await;
+    locks(&client).await;
+    assert_eq!(client.library_name(), "dlock-client");
+    if knows_setinfo(&servers[0]) {
+        assert_eq!(names(&servers[0]), ["dlock-client"]);
+    }
 }
 
-#[test]
-fn clients_of_one_quorum_have_one_name_and_those_of_another_a_different_one() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 4);
-        let (all, first) = (name_of(&servers[..3]), client(&servers[..3]).await);
-        // The order and the spelling of the addresses do not matter.
-        let urls = servers[..3].iter().rev().map(|server| format!("redis://localhost:{}", server.port()));
-        let second = builder(&[]).servers(urls).build().await.expect("a client");
-        for client in [&first, &second] {
-            locks(client).await;
-            until("all run ids are known", || client.library_name() == all);
+#[each_server]
+async fn clients_of_one_quorum_have_one_name_and_those_of_another_a_different_one(kind: &ServerKind) {
+    let servers = masters(kind, 4);
+    let (all, first) = (name_of(&servers[..3]), client(&servers[..3]).await);
+    // The order and the spelling of the addresses do not matter.
+    let urls = servers[..3].iter().rev().map(|server| format!("redis://localhost:{}", server.port()));
+    let second = builder(&[]).servers(urls).build().await.expect("a client");
+    for client in [&first, &second] {
+        locks(client).await;
+        until("all run ids are known", || client.library_name() == all);
+    }
+    let other = client(&servers[1..]).await;
+    until("all run ids are known", || other.library_name() == name_of(&servers[1..]));
+    assert_ne!(all, other.library_name());
+    if knows_setinfo(&servers[0]) {
+        until("both are named", || names(&servers[0]) == [all.clone(), all.clone()]);
+        until("three are named", || {
+            let mut names = names(&servers[1]);
+            names.sort();
+            let mut expected = [all.clone(), all.clone(), other.library_name()];
+            expected.sort();
+            names == expected
+        });
+    }
+}
+
+#[each_server]
+async fn the_name_of_a_quorum_has_a_digest_once_all_members_were_reached_and_follows_a_restart(
+    kind: &ServerKind,
+) {
+    let mut servers = masters(kind, 3);
+    servers[2].kill9();
+    let client = builder(&servers).node_timeout(Duration::from_secs(1)).build().await.expect("a client");
+    locks(&client).await;
+    assert_eq!(client.library_name(), "dlock-client(q3)");
+    let knows_setinfo = knows_setinfo(&servers[0]);
+    if knows_setinfo {
+        assert_eq!(names(&servers[0]), ["dlock-client(q3)"]);
+    }
+    let mut earlier = client.library_name();
+    for _ in 0..2 {
+        servers[2].restart();
+        while client.library_name() == earlier {
+            client.inspect("r").await;
         }
-        let other = client(&servers[1..]).await;
-        until("all run ids are known", || other.library_name() == name_of(&servers[1..]));
-        assert_ne!(all, other.library_name());
-        if knows_setinfo(&servers[0]) {
-            until("both are named", || names(&servers[0]) == [all.clone(), all.clone()]);
-            until("three are named", || {
-                let mut names = names(&servers[1]);
-                names.sort();
-                let mut expected = [all.clone(), all.clone(), other.library_name()];
-                expected.sort();
-                names == expected
+        earlier = client.library_name();
+        assert_eq!(earlier, name_of(&servers));
+        if knows_setinfo {
+            until("it is sent everywhere", || {
+                servers.iter().all(|server| names(server) == [earlier.clone()])
             });
         }
-    });
-}
-
-#[test]
-fn the_name_of_a_quorum_has_a_digest_once_all_members_were_reached_and_follows_a_restart() {
-    each_kind(async |kind| {
-        let mut servers = masters(kind, 3);
-        servers[2].kill9();
-        let client = builder(&servers).node_timeout(Duration::from_secs(1)).build().await.expect("a client");
-        locks(&client).await;
-        assert_eq!(client.library_name(), "dlock-client(q3)");
-        let knows_setinfo = knows_setinfo(&servers[0]);
-        if knows_setinfo {
-            assert_eq!(names(&servers[0]), ["dlock-client(q3)"]);
-        }
-        let mut earlier = client.library_name();
-        for _ in 0..2 {
-            servers[2].restart();
-            while client.library_name() == earlier {
-                client.inspect("r").await;
-            }
-            earlier = client.library_name();
-            assert_eq!(earlier, name_of(&servers));
-            if knows_setinfo {
-                until("it is sent everywhere", || {
-                    servers.iter().all(|server| names(server) == [earlier.clone()])
-                });
-            }
-        }
-    });
+    }
 }

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use super::{LONG, each_kind, until_nothing_is_left};
-use dlock_testkit::{Server, until};
+use super::{LONG, until_nothing_is_left};
+use dlock_testkit::{Server, ServerKind, each_server, until};
 
 /// In front of a server: passes on everything, until a command comes that contains `word`. What that
 /// connection answers from then on is lost.
@@ -110,32 +110,28 @@ fn answers(mut from: TcpStream, mut to: TcpStream, loss: Loss, lost: &AtomicBool
     let _ = to.shutdown(Shutdown::Both);
 }
 
-#[test]
-fn a_release_whose_answer_is_lost_is_not_told_as_a_lost_hold() {
-    each_kind(async |kind| {
-        let server = Server::start(kind);
-        let proxy = Lossy::before(&server, "DLOCK.RELEASE", Loss::Closes);
-        let client = proxy.client(Duration::from_secs(5)).await;
-        let guard = client.lock("r").ttl(LONG).await.expect("it is free");
-        proxy.lose_the_next();
-        let why = guard.release().await.expect_err("nobody knows");
-        assert!(matches!(why, ReleaseError::Unconfirmed(_)), "{why:?}");
-        assert!(why.to_string().contains("no answer in time"), "{why}");
-        until_nothing_is_left(&[server], "r");
-    });
+#[each_server]
+async fn a_release_whose_answer_is_lost_is_not_told_as_a_lost_hold(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let proxy = Lossy::before(&server, "DLOCK.RELEASE", Loss::Closes);
+    let client = proxy.client(Duration::from_secs(5)).await;
+    let guard = client.lock("r").ttl(LONG).await.expect("it is free");
+    proxy.lose_the_next();
+    let why = guard.release().await.expect_err("nobody knows");
+    assert!(matches!(why, ReleaseError::Unconfirmed(_)), "{why:?}");
+    assert!(why.to_string().contains("no answer in time"), "{why}");
+    until_nothing_is_left(&[server], "r");
 }
 
 /// Its connection is its own, and another one may be better.
-#[test]
-fn an_ephemeral_lock_is_not_asked_for_again_where_nothing_answers() {
-    each_kind(async |kind| {
-        let server = Server::start(kind);
-        let proxy = Lossy::before(&server, "DLOCK.ACQUIRE", Loss::Hangs);
-        let client = proxy.client(Duration::from_millis(250)).await;
-        proxy.lose_the_next();
-        let lock = client.lock("r").ttl(LONG).ephemeral().wait(Wait::For(LONG));
-        let guard = tokio::time::timeout(Duration::from_secs(30), lock).await.expect("by another connection");
-        guard.expect("it is free").release().await.expect("it is held");
-        until("nothing is left", || server.info("dlock_held") == "0");
-    });
+#[each_server]
+async fn an_ephemeral_lock_is_not_asked_for_again_where_nothing_answers(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let proxy = Lossy::before(&server, "DLOCK.ACQUIRE", Loss::Hangs);
+    let client = proxy.client(Duration::from_millis(250)).await;
+    proxy.lose_the_next();
+    let lock = client.lock("r").ttl(LONG).ephemeral().wait(Wait::For(LONG));
+    let guard = tokio::time::timeout(Duration::from_secs(30), lock).await.expect("by another connection");
+    guard.expect("it is free").release().await.expect("it is held");
+    until("nothing is left", || server.info("dlock_held") == "0");
 }

@@ -9,7 +9,6 @@ mod durable;
 mod encrypted;
 mod ended;
 mod examples;
-mod figures;
 mod flooding;
 mod forgotten;
 mod holding;
@@ -30,20 +29,10 @@ use dlock_client::{Client, ClientBuilder, NodeState, Report};
 use std::time::Duration;
 
 use dlock_testkit::queue;
-use dlock_testkit::{Server, ServerKind, Value, each_server, until};
+use dlock_testkit::{Server, ServerKind, Value, until};
 
 /// Longer than any test.
 const LONG: Duration = Duration::from_secs(600);
-
-/// Runs the test on each server program, in a runtime of its own. Its workers go on while the test itself
-/// looks at servers and waits.
-#[track_caller]
-fn each_kind(test: impl AsyncFn(&ServerKind) + Sync) {
-    each_server(|kind| {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-        runtime.expect("a runtime").block_on(test(kind));
-    });
-}
 
 fn masters(kind: &ServerKind, count: usize) -> Vec<Server> {
     (0..count).map(|_| Server::start(kind)).collect()

@@ -7,113 +7,102 @@ use std::os::unix::fs::symlink;
 use std::thread;
 use std::time::Duration;
 
-use super::{LONG, builder, client, each_kind, held_on, masters, until_nothing_is_left, url};
-use dlock_testkit::Server;
+use super::{LONG, builder, client, held_on, masters, until_nothing_is_left, url};
 use dlock_testkit::queue;
+use dlock_testkit::{Server, ServerKind, each_server};
 
-#[test]
-fn two_addresses_of_one_server_are_refused() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 2);
-        let also = format!("redis://localhost:{}/0", servers[0].port());
-        let why = builder(&servers).server(also).build().await.expect_err("one of them votes twice");
-        let BuildError::SameServer(one, other) = &why else { panic!("{why:?}") };
-        let mut named = [&**one, &**other];
-        named.sort();
-        assert_eq!(named, [url(&servers[0]), format!("redis://localhost:{}", servers[0].port())], "{why}");
-    });
+#[each_server]
+async fn two_addresses_of_one_server_are_refused(kind: &ServerKind) {
+    let servers = masters(kind, 2);
+    let also = format!("redis://localhost:{}/0", servers[0].port());
+    let why = builder(&servers).server(also).build().await.expect_err("one of them votes twice");
+    let BuildError::SameServer(one, other) = &why else { panic!("{why:?}") };
+    let mut named = [&**one, &**other];
+    named.sort();
+    assert_eq!(named, [url(&servers[0]), format!("redis://localhost:{}", servers[0].port())], "{why}");
 }
 
-#[test]
-fn an_address_that_leads_to_another_member_later_does_not_vote() {
-    each_kind(async |kind| {
-        let first = Server::options(kind).conf("unixsocket socket").start();
-        let second = Server::start(kind);
-        let later = first.dir().join("later");
-        let servers = [url(&first), url(&second), format!("unix://{}", later.display())];
-        let builder = Client::builder().servers(servers).node_timeout(Duration::from_secs(5));
-        let client = builder.build().await.expect("the third is down, which is no error");
-        symlink(first.dir().join("socket"), later).expect("a link");
-        let twice = || async {
-            let seen = client.inspect("r").await.remove(2).answer;
-            seen.found().is_none().then_some(seen)
-        };
-        // Down from the first try for a while, and then what it is.
-        loop {
-            match twice().await.expect("it never answers as a member") {
-                Answer::Unanswered(NodeState::Failed(why)) => {
-                    assert!(why.contains(&format!("the same server as {}", url(&first))), "{why}");
-                    break;
-                }
-                _ => tokio::time::sleep(Duration::from_millis(10)).await,
+#[each_server]
+async fn an_address_that_leads_to_another_member_later_does_not_vote(kind: &ServerKind) {
+    let first = Server::options(kind).conf("unixsocket socket").start();
+    let second = Server::start(kind);
+    let later = first.dir().join("later");
+    let servers = [url(&first), url(&second), format!("unix://{}", later.display())];
+    let builder = Client::builder().servers(servers).node_timeout(Duration::from_secs(5));
+    let client = builder.build().await.expect("the third is down, which is no error");
+    symlink(first.dir().join("socket"), later).expect("a link");
+    let twice = || async {
+        let seen = client.inspect("r").await.remove(2).answer;
+        seen.found().is_none().then_some(seen)
+    };
+    // Down from the first try for a while, and then what it is.
+    loop {
+        match twice().await.expect("it never answers as a member") {
+            Answer::Unanswered(NodeState::Failed(why)) => {
+                assert!(why.contains(&format!("the same server as {}", url(&first))), "{why}");
+                break;
             }
+            _ => tokio::time::sleep(Duration::from_millis(10)).await,
         }
-        let guard = client.lock("r").ttl(LONG).acquire().await.expect("two of three are a majority");
-        guard.release().await.expect("it is held");
-        second.kill9();
-        client.lock("r").wait(Wait::No).acquire().await.expect_err("one server is no majority of three");
-    });
+    }
+    let guard = client.lock("r").ttl(LONG).acquire().await.expect("two of three are a majority");
+    guard.release().await.expect("it is held");
+    second.kill9();
+    client.lock("r").wait(Wait::No).acquire().await.expect_err("one server is no majority of three");
 }
 
-#[test]
-fn what_cannot_take_part_is_told_at_once() {
-    each_kind(async |kind| {
-        let bare = Server::options(kind).without_module().start();
-        let secret = Server::options(kind).conf("requirepass secret").start();
-        let quiet = Server::start(kind);
-        assert_eq!(quiet.connect().ok("ACL SETUSER worker on >pass ~* +@all -info"), "OK");
-        let worker = format!("redis://worker:pass@127.0.0.1:{}", quiet.port());
-        let unusable = async |servers: &[String]| {
-            let built = Client::builder().servers(servers).build().await;
-            let why = built.expect_err("it cannot take part");
-            assert!(matches!(why, BuildError::Unusable { .. }), "{why:?}");
-            why.to_string()
-        };
-        let why = unusable(&[url(&bare)]).await;
-        assert!(why.contains("load the module"), "{why}");
-        let why = unusable(&[url(&secret)]).await;
-        assert!(why.contains("requires a password") && why.contains("redis://:password@host"), "{why}");
-        assert!(!why.contains("HELLO"), "{why}");
-        let why = unusable(&[format!("redis://:wrong@127.0.0.1:{}", secret.port())]).await;
-        assert!(why.contains("WRONGPASS") && why.contains("check them in the address"), "{why}");
-        assert!(!why.contains("wrong@"), "{why}");
-        // Alone it need not tell who it is, in a quorum it must.
-        Client::builder().server(worker.as_str()).build().await.expect("it takes part");
-        let why = unusable(&[worker, url(&Server::start(kind))]).await;
-        assert!(why.contains("let its user run INFO") && !why.contains("pass@"), "{why}");
+#[each_server]
+async fn what_cannot_take_part_is_told_at_once(kind: &ServerKind) {
+    let bare = Server::options(kind).without_module().start();
+    let secret = Server::options(kind).conf("requirepass secret").start();
+    let quiet = Server::start(kind);
+    assert_eq!(quiet.connect().ok("ACL SETUSER worker on >pass ~* +@all -info"), "OK");
+    let worker = format!("redis://worker:pass@127.0.0.1:{}", quiet.port());
+    let unusable = async |servers: &[String]| {
+        let built = Client::builder().servers(servers).build().await;
+        let why = built.expect_err("it cannot take part");
+        assert!(matches!(why, BuildError::Unusable { .. }), "{why:?}");
+        why.to_string()
+    };
+    let why = unusable(&[url(&bare)]).await;
+    assert!(why.contains("load the module"), "{why}");
+    let why = unusable(&[url(&secret)]).await;
+    assert!(why.contains("requires a password") && why.contains("redis://:password@host"), "{why}");
+    assert!(!why.contains("HELLO"), "{why}");
+    let why = unusable(&[format!("redis://:wrong@127.0.0.1:{}", secret.port())]).await;
+    assert!(why.contains("WRONGPASS") && why.contains("check them in the address"), "{why}");
+    assert!(!why.contains("wrong@"), "{why}");
+    // Alone it need not tell who it is, in a quorum it must.
+    Client::builder().server(worker.as_str()).build().await.expect("it takes part");
+    let why = unusable(&[worker, url(&Server::start(kind))]).await;
+    assert!(why.contains("let its user run INFO") && !why.contains("pass@"), "{why}");
 
-        let build = async |servers: &[&str]| Client::builder().servers(servers.iter().copied()).build().await;
-        assert!(matches!(build(&[]).await, Err(BuildError::NoServers)));
-        assert!(matches!(build(&["redis://a"; 256]).await, Err(BuildError::TooManyServers)));
-        assert!(matches!(build(&["http://a"]).await, Err(BuildError::Address { .. })));
-        let hurried = Client::builder().server(url(&quiet)).node_timeout(Duration::ZERO).build().await;
-        assert!(matches!(hurried, Err(BuildError::Option(_))));
-    });
+    let build = async |servers: &[&str]| Client::builder().servers(servers.iter().copied()).build().await;
+    assert!(matches!(build(&[]).await, Err(BuildError::NoServers)));
+    assert!(matches!(build(&["redis://a"; 256]).await, Err(BuildError::TooManyServers)));
+    assert!(matches!(build(&["http://a"]).await, Err(BuildError::Address { .. })));
+    let hurried = Client::builder().server(url(&quiet)).node_timeout(Duration::ZERO).build().await;
+    assert!(matches!(hurried, Err(BuildError::Option(_))));
 }
 
 /// A server repeats the arguments of a command that it does not know, and HELLO brings the password.
-#[test]
-fn no_error_and_no_debug_text_tells_a_password() {
-    each_kind(async |kind| {
-        let old = Server::options(kind).conf("rename-command HELLO \"\"").start();
-        let address = format!("redis://worker:s3cret@127.0.0.1:{}", old.port());
-        let builder = Client::builder().server(&address);
-        let shown = format!("{builder:?}");
-        let why = builder.build().await.expect_err("it cannot take part");
-        for text in [why.to_string(), format!("{why:?}"), shown] {
-            assert!(!text.contains("s3cret") && !text.contains("worker"), "{text}");
-        }
-        assert!(why.to_string().contains("HELLO"), "{why}");
+#[each_server]
+async fn no_error_and_no_debug_text_tells_a_password(kind: &ServerKind) {
+    let old = Server::options(kind).conf("rename-command HELLO \"\"").start();
+    let address = format!("redis://worker:s3cret@127.0.0.1:{}", old.port());
+    let builder = Client::builder().server(&address);
+    let shown = format!("{builder:?}");
+    let why = builder.build().await.expect_err("it cannot take part");
+    for text in [why.to_string(), format!("{why:?}"), shown] {
+        assert!(!text.contains("s3cret") && !text.contains("worker"), "{text}");
+    }
+    assert!(why.to_string().contains("HELLO"), "{why}");
 
-        let strict = Server::options(kind).conf("requirepass other").start();
-        let address = format!("redis://:s3cret@127.0.0.1:{}", strict.port());
-        let builder = Client::builder().server(&address).server(url(&Server::start(kind))).server(&address);
-        let why = builder.build().await.expect_err("two of three cannot take part");
-        assert!(
-            why.to_string().contains("WRONGPASS") && !format!("{why} {why:?}").contains("s3cret"),
-            "{why:?}"
-        );
-    });
+    let strict = Server::options(kind).conf("requirepass other").start();
+    let address = format!("redis://:s3cret@127.0.0.1:{}", strict.port());
+    let builder = Client::builder().server(&address).server(url(&Server::start(kind))).server(&address);
+    let why = builder.build().await.expect_err("two of three cannot take part");
+    assert!(why.to_string().contains("WRONGPASS") && !format!("{why} {why:?}").contains("s3cret"), "{why:?}");
 }
 
 /// Such as one for HTTP.
@@ -133,101 +122,91 @@ async fn a_server_of_another_protocol_is_said_to_be_one() {
     assert!(!why.contains('\n') && !why.contains("\\n"), "{why}");
 }
 
-#[test]
-fn a_server_that_is_down_when_the_client_is_built_may_come_later() {
-    each_kind(async |kind| {
-        let mut server = Server::start(kind);
-        server.kill9();
-        let client = client(std::slice::from_ref(&server)).await;
-        client.lock("r").wait(Wait::No).acquire().await.expect_err("nobody is there");
-        server.restart();
-        let stubborn = async || loop {
-            if let Ok(guard) = client.lock("r").acquire().await {
-                break guard;
-            }
-        };
-        stubborn().await.release().await.expect("it is held");
-    });
-}
-
-#[test]
-fn a_unix_socket_a_database_and_a_user_with_few_rights_will_do() {
-    each_kind(async |kind| {
-        let server = Server::options(kind).conf("unixsocket socket").start();
-        let rights = "+dlock.acquire +dlock.release +dlock.extend +dlock.confirm +select +info";
-        let user = format!("ACL SETUSER ann on >s3cret ~lock:* {rights}");
-        assert_eq!(server.connect().ok(&user), "OK");
-        let socket = server.dir().join("socket");
-        let addresses = [
-            format!("unix://{}?db=3&user=ann&pass=s3cret", socket.display()),
-            format!("redis://ann:s3cret@127.0.0.1:{}/3", server.port()),
-        ];
-        for address in addresses {
-            let builder = Client::builder().server(address).node_timeout(Duration::from_secs(5));
-            let client = builder.build().await.expect("it takes part");
-            let guard = client.lock("lock:r").ttl(LONG).acquire().await.expect("it is free");
-            let mut conn = server.connect();
-            conn.ok("SELECT 3");
-            assert!(!conn.ok("DLOCK.INSPECT lock:r").is_nil());
-            let next = tokio::spawn(client.lock("lock:r").acquire());
-            dlock_testkit::until("the next one waits", || !queue::clients(&mut conn, "lock:r").is_empty());
-            guard.extend(LONG).await.expect("it is held");
-            guard.release().await.expect("it is held");
-            next.await.expect("no panic").expect("a handoff").release().await.expect("it is held");
-            assert!(conn.ok("DLOCK.INSPECT lock:r").is_nil());
-            let why = client.lock("other").wait(Wait::No).acquire().await.expect_err("no right to it");
-            assert!(why.to_string().contains("NOPERM") && !why.to_string().contains("s3cret"), "{why}");
+#[each_server]
+async fn a_server_that_is_down_when_the_client_is_built_may_come_later(kind: &ServerKind) {
+    let mut server = Server::start(kind);
+    server.kill9();
+    let client = client(std::slice::from_ref(&server)).await;
+    client.lock("r").wait(Wait::No).acquire().await.expect_err("nobody is there");
+    server.restart();
+    let stubborn = async || loop {
+        if let Ok(guard) = client.lock("r").acquire().await {
+            break guard;
         }
-    });
+    };
+    stubborn().await.release().await.expect("it is held");
 }
 
-#[test]
-fn masters_may_be_reached_in_different_ways() {
-    each_kind(async |kind| {
-        let socket = Server::options(kind).conf("unixsocket socket").start();
-        let servers = masters(kind, 2);
-        let path = format!("unix://{}", socket.dir().join("socket").display());
-        let mixed = builder(&servers).server(path).build().await.expect("a client");
-        let guard = mixed.lock("r").fenced().acquire().await.expect("it is free");
-        let other = client(&servers).await;
-        assert!(other.lock("r").try_acquire().await.expect("an answer").is_none());
+#[each_server]
+async fn a_unix_socket_a_database_and_a_user_with_few_rights_will_do(kind: &ServerKind) {
+    let server = Server::options(kind).conf("unixsocket socket").start();
+    let rights = "+dlock.acquire +dlock.release +dlock.extend +dlock.confirm +select +info";
+    let user = format!("ACL SETUSER ann on >s3cret ~lock:* {rights}");
+    assert_eq!(server.connect().ok(&user), "OK");
+    let socket = server.dir().join("socket");
+    let addresses = [
+        format!("unix://{}?db=3&user=ann&pass=s3cret", socket.display()),
+        format!("redis://ann:s3cret@127.0.0.1:{}/3", server.port()),
+    ];
+    for address in addresses {
+        let builder = Client::builder().server(address).node_timeout(Duration::from_secs(5));
+        let client = builder.build().await.expect("it takes part");
+        let guard = client.lock("lock:r").ttl(LONG).acquire().await.expect("it is free");
+        let mut conn = server.connect();
+        conn.ok("SELECT 3");
+        assert!(!conn.ok("DLOCK.INSPECT lock:r").is_nil());
+        let next = tokio::spawn(client.lock("lock:r").acquire());
+        dlock_testkit::until("the next one waits", || !queue::clients(&mut conn, "lock:r").is_empty());
+        guard.extend(LONG).await.expect("it is held");
         guard.release().await.expect("it is held");
-        mixed.flush().await;
-        assert_eq!(held_on(&servers, "r") + held_on(&[socket], "r"), 0);
-        until_nothing_is_left(&servers, "r");
-    });
+        next.await.expect("no panic").expect("a handoff").release().await.expect("it is held");
+        assert!(conn.ok("DLOCK.INSPECT lock:r").is_nil());
+        let why = client.lock("other").wait(Wait::No).acquire().await.expect_err("no right to it");
+        assert!(why.to_string().contains("NOPERM") && !why.to_string().contains("s3cret"), "{why}");
+    }
 }
 
-#[test]
-fn a_majority_goes_on_without_a_member_that_cannot_take_part() {
-    each_kind(async |kind| {
-        let mut servers = masters(kind, 2);
-        servers.push(Server::options(kind).without_module().start());
-        let client = client(&servers).await;
-        let unusable = client.unusable();
-        let [member] = unusable.0.as_slice() else { panic!("{unusable}") };
-        assert_eq!(*member.server, url(&servers[2]));
-        let guard = client.lock("r").fenced().acquire().await.expect("two of three are a majority");
-        let report = &client.inspect("r").await[2].answer;
-        let Answer::Unanswered(NodeState::Failed(why)) = report else { panic!("{report:?}") };
-        assert!(why.contains("load the module"), "{why}");
-        guard.release().await.expect("it is held");
-        assert!(client.wait_until_free("r", Wait::No).await.expect("two answer"));
-        servers[1].kill9();
-        let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("one is no majority");
-        assert!(why.to_string().contains("load the module"), "{why}");
-    });
+#[each_server]
+async fn masters_may_be_reached_in_different_ways(kind: &ServerKind) {
+    let socket = Server::options(kind).conf("unixsocket socket").start();
+    let servers = masters(kind, 2);
+    let path = format!("unix://{}", socket.dir().join("socket").display());
+    let mixed = builder(&servers).server(path).build().await.expect("a client");
+    let guard = mixed.lock("r").fenced().acquire().await.expect("it is free");
+    let other = client(&servers).await;
+    assert!(other.lock("r").try_acquire().await.expect("an answer").is_none());
+    guard.release().await.expect("it is held");
+    mixed.flush().await;
+    assert_eq!(held_on(&servers, "r") + held_on(&[socket], "r"), 0);
+    until_nothing_is_left(&servers, "r");
 }
 
-#[test]
-fn what_makes_no_sense_to_the_servers_is_not_tried_again() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        let client = client(&servers).await;
-        for lock in [client.lock("r").ttl(LONG * 300), client.lock("r").delay(LONG * 300)] {
-            let why = lock.wait(Wait::For(LONG)).acquire().await.expect_err("more than a day");
-            assert!(matches!(why, AcquireError::Misuse { .. }), "{why:?}");
-        }
-        until_nothing_is_left(&servers, "r");
-    });
+#[each_server]
+async fn a_majority_goes_on_without_a_member_that_cannot_take_part(kind: &ServerKind) {
+    let mut servers = masters(kind, 2);
+    servers.push(Server::options(kind).without_module().start());
+    let client = client(&servers).await;
+    let unusable = client.unusable();
+    let [member] = unusable.0.as_slice() else { panic!("{unusable}") };
+    assert_eq!(*member.server, url(&servers[2]));
+    let guard = client.lock("r").fenced().acquire().await.expect("two of three are a majority");
+    let report = &client.inspect("r").await[2].answer;
+    let Answer::Unanswered(NodeState::Failed(why)) = report else { panic!("{report:?}") };
+    assert!(why.contains("load the module"), "{why}");
+    guard.release().await.expect("it is held");
+    assert!(client.wait_until_free("r", Wait::No).await.expect("two answer"));
+    servers[1].kill9();
+    let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("one is no majority");
+    assert!(why.to_string().contains("load the module"), "{why}");
+}
+
+#[each_server]
+async fn what_makes_no_sense_to_the_servers_is_not_tried_again(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let client = client(&servers).await;
+    for lock in [client.lock("r").ttl(LONG * 300), client.lock("r").delay(LONG * 300)] {
+        let why = lock.wait(Wait::For(LONG)).acquire().await.expect_err("more than a day");
+        assert!(matches!(why, AcquireError::Misuse { .. }), "{why:?}");
+    }
+    until_nothing_is_left(&servers, "r");
 }

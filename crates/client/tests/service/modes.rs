@@ -5,209 +5,185 @@ use std::time::Duration;
 use tokio::task::spawn_blocking;
 
 use super::lossy::{Loss, Lossy};
-use super::{LONG, client, each_kind, holders, masters, until_held_everywhere, until_nothing_is_left};
-use dlock_testkit::{Server, queue, until};
+use super::{LONG, client, holders, masters, until_held_everywhere, until_nothing_is_left};
+use dlock_testkit::{Server, ServerKind, each_server, queue, until};
 
-#[test]
-fn a_downgrade_lets_sharers_in_and_keeps_fence_and_validity() {
-    each_kind(async |kind| {
-        for count in [1, 3] {
-            let servers = masters(kind, count);
-            let (ann, bob) = (client(&servers).await, client(&servers).await);
-            let mut guard = ann.lock("r").ttl(LONG).fenced().await.expect("it is free");
-            until_held_everywhere(&servers, "r");
-            let (fence, end) = (guard.fence(), guard.valid_until());
-            let shares = tokio::spawn(bob.lock("r").ttl(LONG).shared().acquire());
-            until("bob waits", || servers.iter().any(|s| !queue::clients(&mut s.connect(), "r").is_empty()));
-            guard.downgrade().await.expect("it is held");
-            let second = shares.await.expect("no panic").expect("it is shared");
-            assert_eq!((guard.fence(), guard.valid_until()), (fence, end));
-            guard.downgrade().await.expect("it is shared already");
-            assert!(bob.lock("r").try_acquire().await.expect("an answer").is_none());
-            second.release().await.expect("it is held");
-            guard.release().await.expect("it is held");
-            until_nothing_is_left(&servers, "r");
-        }
-    });
-}
-
-#[test]
-fn a_hold_that_ended_is_neither_downgraded_nor_upgraded() {
-    each_kind(async |kind| {
-        for (count, upgrades, taken) in
-            [(1, false, false), (3, false, false), (3, false, true), (1, true, false)]
-        {
-            let servers = masters(kind, count);
-            let client = client(&servers).await;
-            let mut guard = client.lock("r").ttl(LONG).shared().await.expect("it is free");
-            until_held_everywhere(&servers, "r");
-            servers.iter().for_each(|server| assert_eq!(server.connect().ok("DLOCK.BREAK r"), 1));
-            for server in servers.iter().filter(|_| taken) {
-                assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
-            }
-            if upgrades {
-                let lost = guard.upgrade(Wait::No).await;
-                assert!(matches!(lost, Err(AcquireError::LostMeanwhile { .. })), "{lost:?}");
-            } else {
-                let lost = guard.downgrade().await;
-                assert!(matches!(lost, Err(ExtendError::Lost(_))), "{lost:?}");
-            }
-            assert!(matches!(guard.loss(), Some(Lost::TakenAway(_))));
-            drop(guard);
-            client.flush().await;
-            if !taken {
-                until_nothing_is_left(&servers, "r");
-            }
-        }
-    });
-}
-
-#[test]
-fn an_upgrade_waits_ahead_of_others_until_it_is_alone() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 1);
+#[each_server]
+async fn a_downgrade_lets_sharers_in_and_keeps_fence_and_validity(kind: &ServerKind) {
+    for count in [1, 3] {
+        let servers = masters(kind, count);
         let (ann, bob) = (client(&servers).await, client(&servers).await);
-        let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("it is free");
-        let fence = guard.fence();
-        guard.upgrade(Wait::No).await.expect("it is alone");
-        assert!(bob.lock("r").shared().try_acquire().await.expect("an answer").is_none());
+        let mut guard = ann.lock("r").ttl(LONG).fenced().await.expect("it is free");
+        until_held_everywhere(&servers, "r");
+        let (fence, end) = (guard.fence(), guard.valid_until());
+        let shares = tokio::spawn(bob.lock("r").ttl(LONG).shared().acquire());
+        until("bob waits", || servers.iter().any(|s| !queue::clients(&mut s.connect(), "r").is_empty()));
         guard.downgrade().await.expect("it is held");
-
-        let mut second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
-        for wait in [Wait::For(Duration::from_millis(20)), Wait::No] {
-            let taken = guard.upgrade(wait).await;
-            assert!(matches!(taken, Err(AcquireError::Taken { .. })), "{taken:?}");
-        }
-        let mut conn = servers[0].connect();
-        let upgrades = tokio::spawn(async move {
-            guard.upgrade(Wait::Forever).await.expect("it comes to be alone");
-            guard
-        });
-        until("it waits", || !queue::clients(&mut conn, "r").is_empty());
-        let deadlock = second.upgrade(Wait::Forever).await;
-        assert!(matches!(deadlock, Err(AcquireError::Deadlock { .. })), "{deadlock:?}");
-        let next = tokio::spawn(bob.lock("r").acquire());
-        until("another one waits", || queue::clients(&mut conn, "r").len() == 2);
+        let second = shares.await.expect("no panic").expect("it is shared");
+        assert_eq!((guard.fence(), guard.valid_until()), (fence, end));
+        guard.downgrade().await.expect("it is shared already");
+        assert!(bob.lock("r").try_acquire().await.expect("an answer").is_none());
         second.release().await.expect("it is held");
-        let guard = upgrades.await.expect("no panic");
-        assert_eq!((guard.fence(), queue::clients(&mut conn, "r").len()), (fence, 1));
         guard.release().await.expect("it is held");
-        drop(next.await.expect("no panic").expect("it is free"));
         until_nothing_is_left(&servers, "r");
-    });
+    }
 }
 
-#[test]
-fn a_hold_whose_upgrade_was_refused_is_released() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 1);
-        let (ann, bob) = (client(&servers).await, client(&servers).await);
-        for wait in [Wait::No, Wait::For(Duration::from_millis(20))] {
-            let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("it is free");
-            let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
-            let taken = guard.upgrade(wait).await;
-            assert!(matches!(taken, Err(AcquireError::Taken { .. })), "{taken:?}");
-            guard.release().await.expect("it is held");
+#[each_server]
+async fn a_hold_that_ended_is_neither_downgraded_nor_upgraded(kind: &ServerKind) {
+    for (count, upgrades, taken) in [(1, false, false), (3, false, false), (3, false, true), (1, true, false)]
+    {
+        let servers = masters(kind, count);
+        let client = client(&servers).await;
+        let mut guard = client.lock("r").ttl(LONG).shared().await.expect("it is free");
+        until_held_everywhere(&servers, "r");
+        servers.iter().for_each(|server| assert_eq!(server.connect().ok("DLOCK.BREAK r"), 1));
+        for server in servers.iter().filter(|_| taken) {
+            assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
+        }
+        if upgrades {
+            let lost = guard.upgrade(Wait::No).await;
+            assert!(matches!(lost, Err(AcquireError::LostMeanwhile { .. })), "{lost:?}");
+        } else {
+            let lost = guard.downgrade().await;
+            assert!(matches!(lost, Err(ExtendError::Lost(_))), "{lost:?}");
+        }
+        assert!(matches!(guard.loss(), Some(Lost::TakenAway(_))));
+        drop(guard);
+        client.flush().await;
+        if !taken {
+            until_nothing_is_left(&servers, "r");
+        }
+    }
+}
+
+#[each_server]
+async fn an_upgrade_waits_ahead_of_others_until_it_is_alone(kind: &ServerKind) {
+    let servers = masters(kind, 1);
+    let (ann, bob) = (client(&servers).await, client(&servers).await);
+    let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("it is free");
+    let fence = guard.fence();
+    guard.upgrade(Wait::No).await.expect("it is alone");
+    assert!(bob.lock("r").shared().try_acquire().await.expect("an answer").is_none());
+    guard.downgrade().await.expect("it is held");
+
+    let mut second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
+    for wait in [Wait::For(Duration::from_millis(20)), Wait::No] {
+        let taken = guard.upgrade(wait).await;
+        assert!(matches!(taken, Err(AcquireError::Taken { .. })), "{taken:?}");
+    }
+    let mut conn = servers[0].connect();
+    let upgrades = tokio::spawn(async move {
+        guard.upgrade(Wait::Forever).await.expect("it comes to be alone");
+        guard
+    });
+    until("it waits", || !queue::clients(&mut conn, "r").is_empty());
+    let deadlock = second.upgrade(Wait::Forever).await;
+    assert!(matches!(deadlock, Err(AcquireError::Deadlock { .. })), "{deadlock:?}");
+    let next = tokio::spawn(bob.lock("r").acquire());
+    until("another one waits", || queue::clients(&mut conn, "r").len() == 2);
+    second.release().await.expect("it is held");
+    let guard = upgrades.await.expect("no panic");
+    assert_eq!((guard.fence(), queue::clients(&mut conn, "r").len()), (fence, 1));
+    guard.release().await.expect("it is held");
+    drop(next.await.expect("no panic").expect("it is free"));
+    until_nothing_is_left(&servers, "r");
+}
+
+#[each_server]
+async fn a_hold_whose_upgrade_was_refused_is_released(kind: &ServerKind) {
+    let servers = masters(kind, 1);
+    let (ann, bob) = (client(&servers).await, client(&servers).await);
+    for wait in [Wait::No, Wait::For(Duration::from_millis(20))] {
+        let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("it is free");
+        let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
+        let taken = guard.upgrade(wait).await;
+        assert!(matches!(taken, Err(AcquireError::Taken { .. })), "{taken:?}");
+        guard.release().await.expect("it is held");
+        second.release().await.expect("it is held");
+        until_nothing_is_left(&servers, "r");
+    }
+}
+
+#[each_server]
+async fn an_upgrade_that_is_dropped_leaves_a_shared_hold(kind: &ServerKind) {
+    let servers = masters(kind, 1);
+    let (ann, bob) = (client(&servers).await, client(&servers).await);
+    let mut conn = servers[0].connect();
+    for race in 0..8 {
+        let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("it is free");
+        let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
+        let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
+        until_waiting(&servers[0], &mut upgrade).await;
+        // Each second time it is granted while it is dropped.
+        if race % 2 == 0 {
+            drop(upgrade);
             second.release().await.expect("it is held");
-            until_nothing_is_left(&servers, "r");
+        } else {
+            assert_eq!(conn.ok(&format!("DLOCK.RELEASE r {}", text(second.token()))), 1);
+            drop(upgrade);
+            let _ = second.release().await;
         }
-    });
-}
-
-#[test]
-fn an_upgrade_that_is_dropped_leaves_a_shared_hold() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 1);
-        let (ann, bob) = (client(&servers).await, client(&servers).await);
-        let mut conn = servers[0].connect();
-        for race in 0..8 {
-            let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("it is free");
-            let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
-            let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
-            until_waiting(&servers[0], &mut upgrade).await;
-            // Each second time it is granted while it is dropped.
-            if race % 2 == 0 {
-                drop(upgrade);
-                second.release().await.expect("it is held");
-            } else {
-                assert_eq!(conn.ok(&format!("DLOCK.RELEASE r {}", text(second.token()))), 1);
-                drop(upgrade);
-                let _ = second.release().await;
-            }
-            let shared = bob.lock("r").shared().wait(Wait::For(LONG)).await.expect("it is shared again");
-            assert_eq!(holders(&servers[0], "r").len(), 2);
-            assert_eq!(guard.loss(), None);
-            shared.release().await.expect("it is held");
-            guard.release().await.expect("it is held");
-            until_nothing_is_left(&servers, "r");
-        }
-    });
+        let shared = bob.lock("r").shared().wait(Wait::For(LONG)).await.expect("it is shared again");
+        assert_eq!(holders(&servers[0], "r").len(), 2);
+        assert_eq!(guard.loss(), None);
+        shared.release().await.expect("it is held");
+        guard.release().await.expect("it is held");
+        until_nothing_is_left(&servers, "r");
+    }
 }
 
 /// It would go on as another hold than that of its fence.
-#[test]
-fn a_break_while_an_upgrade_is_dropped_is_told() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 1);
-        let (ann, bob) = (client(&servers).await, client(&servers).await);
-        let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("it is free");
-        let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
-        let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
-        until_waiting(&servers[0], &mut upgrade).await;
-        // Whoever waits to be alone is granted the lock by that.
-        assert_eq!(servers[0].connect().ok("DLOCK.BREAK r"), 2);
-        drop(upgrade);
-        until("it is told", || matches!(guard.loss(), Some(Lost::TakenAway(_))));
-        drop((guard, second));
-        until_nothing_is_left(&servers, "r");
-    });
+#[each_server]
+async fn a_break_while_an_upgrade_is_dropped_is_told(kind: &ServerKind) {
+    let servers = masters(kind, 1);
+    let (ann, bob) = (client(&servers).await, client(&servers).await);
+    let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("it is free");
+    let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
+    let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
+    until_waiting(&servers[0], &mut upgrade).await;
+    // Whoever waits to be alone is granted the lock by that.
+    assert_eq!(servers[0].connect().ok("DLOCK.BREAK r"), 2);
+    drop(upgrade);
+    until("it is told", || matches!(guard.loss(), Some(Lost::TakenAway(_))));
+    drop((guard, second));
+    until_nothing_is_left(&servers, "r");
 }
 
 /// What says so is lost: its master would grant what nobody waits for any longer, and renewals would keep it.
-#[test]
-fn an_upgrade_that_is_dropped_is_taken_back_until_its_master_has_heard_of_it() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 1);
-        let lossy = Lossy::before(&servers[0], "DLOCK.CANCEL", Loss::Never);
-        let (ann, bob) = (lossy.client(Duration::from_secs(5)).await, client(&servers).await);
-        let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("it is free");
-        let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
-        let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
-        until_waiting(&servers[0], &mut upgrade).await;
-        lossy.lose_the_next();
-        drop(upgrade);
-        until("it is lost", || lossy.has_lost());
-        second.release().await.expect("it is held");
-        let wait = Wait::For(Duration::from_secs(20));
-        bob.lock("r")
-            .shared()
-            .wait(wait)
-            .await
-            .expect("it is shared again")
-            .release()
-            .await
-            .expect("it is held");
-        assert_eq!(guard.loss(), None);
-    });
+#[each_server]
+async fn an_upgrade_that_is_dropped_is_taken_back_until_its_master_has_heard_of_it(kind: &ServerKind) {
+    let servers = masters(kind, 1);
+    let lossy = Lossy::before(&servers[0], "DLOCK.CANCEL", Loss::Never);
+    let (ann, bob) = (lossy.client(Duration::from_secs(5)).await, client(&servers).await);
+    let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("it is free");
+    let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
+    let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
+    until_waiting(&servers[0], &mut upgrade).await;
+    lossy.lose_the_next();
+    drop(upgrade);
+    until("it is lost", || lossy.has_lost());
+    second.release().await.expect("it is held");
+    let wait = Wait::For(Duration::from_secs(20));
+    bob.lock("r").shared().wait(wait).await.expect("it is shared again").release().await.expect("it is held");
+    assert_eq!(guard.loss(), None);
 }
 
 /// It would let others in beside its holder.
-#[test]
-fn a_hold_whose_downgrade_may_still_arrive_does_not_count_as_exclusive() {
-    each_kind(async |kind| {
-        let server = Server::start(kind);
-        let late = Lossy::before(&server, "SHARED", Loss::Late);
-        let client = late.client(Duration::from_millis(250)).await;
-        let mut guard = client.lock("r").ttl(LONG).await.expect("it is free");
-        late.lose_the_next();
-        let downgraded = guard.downgrade().await;
-        assert!(matches!(downgraded, Err(ExtendError::Unconfirmed(_))), "{downgraded:?}");
-        // After two of them over another connection.
-        for _ in 0..5 {
-            let upgraded = guard.upgrade(Wait::No).await;
-            assert!(matches!(upgraded, Err(AcquireError::QuorumImpossible { .. })), "{upgraded:?}");
-        }
-    });
+#[each_server]
+async fn a_hold_whose_downgrade_may_still_arrive_does_not_count_as_exclusive(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let late = Lossy::before(&server, "SHARED", Loss::Late);
+    let client = late.client(Duration::from_millis(250)).await;
+    let mut guard = client.lock("r").ttl(LONG).await.expect("it is free");
+    late.lose_the_next();
+    let downgraded = guard.downgrade().await;
+    assert!(matches!(downgraded, Err(ExtendError::Unconfirmed(_))), "{downgraded:?}");
+    // After two of them over another connection.
+    for _ in 0..5 {
+        let upgraded = guard.upgrade(Wait::No).await;
+        assert!(matches!(upgraded, Err(AcquireError::QuorumImpossible { .. })), "{upgraded:?}");
+    }
 }
 
 /// Carries out an upgrade until it waits in the queue.
@@ -220,26 +196,24 @@ async fn until_waiting(server: &Server, upgrade: impl Future<Output = Result<(),
     }
 }
 
-#[test]
-fn modes_change_only_where_that_means_something() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        let (one, three) = (client(&servers[..1]).await, client(&servers).await);
-        let mut guard = three.lock("quorum").shared().await.expect("it is free");
-        assert!(matches!(guard.upgrade(Wait::No).await, Err(AcquireError::Option(_))));
-        let mut guard = one.lock("bound").shared().ephemeral().await.expect("it is free");
-        guard.upgrade(Wait::Forever).await.expect("it is alone");
-        let mut guard = one.lock("permits").permits(2).await.expect("it is free");
-        assert!(matches!(guard.downgrade().await, Err(ExtendError::Misuse(_))));
-        assert!(matches!(guard.upgrade(Wait::No).await, Err(AcquireError::Misuse { .. })));
-        let mut first = one.lock("again").reentrant().await.expect("it is free");
-        let second = one.lock("again").reentrant().await.expect("it is entered");
-        assert!(matches!(first.downgrade().await, Err(ExtendError::Option(_))));
-        drop(second);
-        first.downgrade().await.expect("it is the only one");
-        let again = one.lock("again").reentrant().await;
-        assert!(matches!(again, Err(AcquireError::Option(_))), "it is shared: {again:?}");
-    });
+#[each_server]
+async fn modes_change_only_where_that_means_something(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let (one, three) = (client(&servers[..1]).await, client(&servers).await);
+    let mut guard = three.lock("quorum").shared().await.expect("it is free");
+    assert!(matches!(guard.upgrade(Wait::No).await, Err(AcquireError::Option(_))));
+    let mut guard = one.lock("bound").shared().ephemeral().await.expect("it is free");
+    guard.upgrade(Wait::Forever).await.expect("it is alone");
+    let mut guard = one.lock("permits").permits(2).await.expect("it is free");
+    assert!(matches!(guard.downgrade().await, Err(ExtendError::Misuse(_))));
+    assert!(matches!(guard.upgrade(Wait::No).await, Err(AcquireError::Misuse { .. })));
+    let mut first = one.lock("again").reentrant().await.expect("it is free");
+    let second = one.lock("again").reentrant().await.expect("it is entered");
+    assert!(matches!(first.downgrade().await, Err(ExtendError::Option(_))));
+    drop(second);
+    first.downgrade().await.expect("it is the only one");
+    let again = one.lock("again").reentrant().await;
+    assert!(matches!(again, Err(AcquireError::Option(_))), "it is shared: {again:?}");
 }
 
 fn text(token: &dlock_client::Token) -> &str {
@@ -247,56 +221,52 @@ fn text(token: &dlock_client::Token) -> &str {
 }
 
 /// The request that would bring it back there as an exclusive one is under way when the mode changes.
-#[test]
-fn a_master_that_has_forgotten_a_hold_gets_it_back_in_its_new_mode() {
-    each_kind(async |kind| {
-        let mut servers = masters(kind, 3);
-        let client = client(&servers).await;
-        let mut guard = client.lock("r").ttl(LONG).await.expect("it is free");
-        until_held_everywhere(&servers, "r");
-        servers[2].kill9();
-        servers[2].restart();
-        while client.inspect("r").await[2].answer.found().is_none() {}
-        let (mut first, mut last) = (servers[0].connect(), servers[2].connect());
-        assert_eq!(last.ok("CLIENT PAUSE 600000 WRITE"), "OK");
-        guard.extend(LONG).await.expect("a majority holds it");
-        let resuming = spawn_blocking(move || {
-            until("all are asked", || first.ok("DLOCK.INSPECT r").field("mode").text() == "shared");
-            last.ok("CLIENT UNPAUSE");
-        });
-        guard.downgrade().await.expect("a majority holds it");
-        resuming.await.expect("no panic");
-        for _ in 0..5 {
-            client.inspect("r").await;
-        }
-        guard.extend(LONG).await.expect("it is held");
-        until_held_everywhere(&servers, "r");
-        let mode = servers[2].connect().ok("DLOCK.INSPECT r").field("mode").text();
-        assert_eq!(mode, "shared");
-        guard.release().await.expect("it is held");
-        until_nothing_is_left(&servers, "r");
+#[each_server]
+async fn a_master_that_has_forgotten_a_hold_gets_it_back_in_its_new_mode(kind: &ServerKind) {
+    let mut servers = masters(kind, 3);
+    let client = client(&servers).await;
+    let mut guard = client.lock("r").ttl(LONG).await.expect("it is free");
+    until_held_everywhere(&servers, "r");
+    servers[2].kill9();
+    servers[2].restart();
+    while client.inspect("r").await[2].answer.found().is_none() {}
+    let (mut first, mut last) = (servers[0].connect(), servers[2].connect());
+    assert_eq!(last.ok("CLIENT PAUSE 600000 WRITE"), "OK");
+    guard.extend(LONG).await.expect("a majority holds it");
+    let resuming = spawn_blocking(move || {
+        until("all are asked", || first.ok("DLOCK.INSPECT r").field("mode").text() == "shared");
+        last.ok("CLIENT UNPAUSE");
     });
+    guard.downgrade().await.expect("a majority holds it");
+    resuming.await.expect("no panic");
+    for _ in 0..5 {
+        client.inspect("r").await;
+    }
+    guard.extend(LONG).await.expect("it is held");
+    until_held_everywhere(&servers, "r");
+    let mode = servers[2].connect().ok("DLOCK.INSPECT r").field("mode").text();
+    assert_eq!(mode, "shared");
+    guard.release().await.expect("it is held");
+    until_nothing_is_left(&servers, "r");
 }
 
 /// The servers push it to the one of several sharers that asked last.
-#[test]
-fn whoever_was_one_of_several_sharers_hears_of_a_break_at_once() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 1);
-        let client = client(&servers).await;
-        let mut guard = client.lock("r").ttl(LONG).shared().await.expect("it is free");
-        let other = client.lock("r").ttl(LONG).shared().await.expect("it is shared");
-        other.release().await.expect("it is held");
-        guard.upgrade(Wait::Forever).await.expect("it is alone");
-        let mut conn = servers[0].connect();
-        // The first questions are answered.
-        let begun = now();
-        until("the server tracks it", || {
-            let tracked = servers[0].info("tracking_total_keys") == "1";
-            tracked && now() > begun + Duration::from_millis(200)
-        });
-        assert_eq!(conn.ok("DLOCK.BREAK r"), 1);
-        let lost = tokio::time::timeout(LONG / 20, guard.lost()).await.expect("not at the next renewal");
-        assert!(matches!(lost, Lost::TakenAway(_)), "{lost:?}");
+#[each_server]
+async fn whoever_was_one_of_several_sharers_hears_of_a_break_at_once(kind: &ServerKind) {
+    let servers = masters(kind, 1);
+    let client = client(&servers).await;
+    let mut guard = client.lock("r").ttl(LONG).shared().await.expect("it is free");
+    let other = client.lock("r").ttl(LONG).shared().await.expect("it is shared");
+    other.release().await.expect("it is held");
+    guard.upgrade(Wait::Forever).await.expect("it is alone");
+    let mut conn = servers[0].connect();
+    // The first questions are answered.
+    let begun = now();
+    until("the server tracks it", || {
+        let tracked = servers[0].info("tracking_total_keys") == "1";
+        tracked && now() > begun + Duration::from_millis(200)
     });
+    assert_eq!(conn.ok("DLOCK.BREAK r"), 1);
+    let lost = tokio::time::timeout(LONG / 20, guard.lost()).await.expect("not at the next renewal");
+    assert!(matches!(lost, Lost::TakenAway(_)), "{lost:?}");
 }

@@ -8,11 +8,10 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 use super::{
-    LONG, builder, client, each_kind, head, held_on, masters, until_held_everywhere, until_nothing_is_left,
-    url,
+    LONG, builder, client, head, held_on, masters, until_held_everywhere, until_nothing_is_left, url,
 };
 use dlock_testkit::queue;
-use dlock_testkit::{Server, ServerKind, TIMEOUT, until};
+use dlock_testkit::{Server, ServerKind, TIMEOUT, each_server, until};
 
 /// How many wait on each server that lives.
 fn waiting(servers: &[Server], resource: &str) -> Vec<usize> {
@@ -27,41 +26,39 @@ fn wait_behind(client: &Client, servers: &[Server], ahead: usize) -> JoinHandle<
     waits
 }
 
-#[test]
-fn the_queue_keeps_its_order_and_fences_rise_with_it() {
-    each_kind(async |kind| {
-        for count in [1, 3, 5] {
-            let servers = masters(kind, count);
-            let holder = client(&servers).await;
-            let mut guard = holder.lock("r").ttl(LONG).fenced().acquire().await.expect("it is free");
-            let mut queue = Vec::new();
-            for ahead in 0..4 {
-                queue.push(wait_behind(&client(&servers).await, &servers, ahead));
-            }
-            assert_eq!(waiting(&servers, "r").iter().filter(|waiting| **waiting > 0).count(), 1, "one queue");
-            for next in queue {
-                let fence = guard.fence();
-                guard.release().await.expect("it is held");
-                guard = next.await.expect("no panic").expect("there was a handoff");
-                assert!(guard.fence() > fence);
-            }
-            guard.release().await.expect("it is held");
-            until_nothing_is_left(&servers, "r");
+#[each_server]
+async fn the_queue_keeps_its_order_and_fences_rise_with_it(kind: &ServerKind) {
+    for count in [1, 3, 5] {
+        let servers = masters(kind, count);
+        let holder = client(&servers).await;
+        let mut guard = holder.lock("r").ttl(LONG).fenced().acquire().await.expect("it is free");
+        let mut queue = Vec::new();
+        for ahead in 0..4 {
+            queue.push(wait_behind(&client(&servers).await, &servers, ahead));
         }
-    });
+        assert_eq!(waiting(&servers, "r").iter().filter(|waiting| **waiting > 0).count(), 1, "one queue");
+        for next in queue {
+            let fence = guard.fence();
+            guard.release().await.expect("it is held");
+            guard = next.await.expect("no panic").expect("there was a handoff");
+            assert!(guard.fence() > fence);
+        }
+        guard.release().await.expect("it is held");
+        until_nothing_is_left(&servers, "r");
+    }
 }
 
 /// One who has the lock meets others at a later master, who cannot come to the first. All who wait with it go
 /// there: the heads of two queues would keep each other from a majority.
-#[test]
-fn those_who_wait_go_together_to_where_others_queue() {
-    each_kind(async |kind| go_together(kind, |_| {}, |_| {}).await);
+#[each_server]
+async fn those_who_wait_go_together_to_where_others_queue(kind: &ServerKind) {
+    go_together(kind, |_| {}, |_| {}).await;
 }
 
 /// The majority of who has the lock did not need the answer of the later master.
-#[test]
-fn others_are_met_also_where_the_answer_comes_late() {
-    each_kind(async |kind| go_together(kind, Server::pause, Server::resume).await);
+#[each_server]
+async fn others_are_met_also_where_the_answer_comes_late(kind: &ServerKind) {
+    go_together(kind, Server::pause, Server::resume).await;
 }
 
 /// `before` and `after` the lock is acquired, something is done to the later master.
@@ -98,185 +95,166 @@ async fn go_together(kind: &ServerKind, before: fn(&Server), after: fn(&Server))
     until_nothing_is_left(&servers, "r");
 }
 
-#[test]
-fn a_wait_that_is_over_is_taken_and_leaves_no_waiter() {
-    each_kind(async |kind| {
-        for count in [1, 3] {
-            let servers = masters(kind, count);
-            let (ann, bob) = (client(&servers).await, client(&servers).await);
-            let guard = ann.lock("r").ttl(LONG).acquire().await.expect("it is free");
-            let waited = bob.lock("r").wait(Wait::For(Duration::from_millis(50))).acquire().await;
-            let Err(AcquireError::Taken { report, .. }) = waited else { panic!("{waited:?}") };
-            assert!(report.0.iter().any(|node| node.state == NodeState::Taken), "{report}");
-            // At once: what bob asks for next does not wait behind it.
-            assert_eq!(waiting(&servers, "r").iter().sum::<usize>(), 0);
-            guard.release().await.expect("it is held");
-        }
-    });
-}
-
-#[test]
-fn the_queue_moves_on_when_its_master_dies() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
+#[each_server]
+async fn a_wait_that_is_over_is_taken_and_leaves_no_waiter(kind: &ServerKind) {
+    for count in [1, 3] {
+        let servers = masters(kind, count);
         let (ann, bob) = (client(&servers).await, client(&servers).await);
         let guard = ann.lock("r").ttl(LONG).acquire().await.expect("it is free");
-        until_held_everywhere(&servers, "r");
-        let waits = wait_behind(&bob, &servers, 0);
-        head(&servers).kill9();
-        until("it waits at another master", || waiting(&servers, "r").iter().sum::<usize>() == 1);
+        let waited = bob.lock("r").wait(Wait::For(Duration::from_millis(50))).acquire().await;
+        let Err(AcquireError::Taken { report, .. }) = waited else { panic!("{waited:?}") };
+        assert!(report.0.iter().any(|node| node.state == NodeState::Taken), "{report}");
+        // At once: what bob asks for next does not wait behind it.
+        assert_eq!(waiting(&servers, "r").iter().sum::<usize>(), 0);
         guard.release().await.expect("it is held");
-        waits.await.expect("no panic").expect("there was a handoff").release().await.expect("it is held");
-        until_nothing_is_left(&servers, "r");
-    });
+    }
 }
 
-#[test]
-fn the_queue_moves_on_when_its_master_falls_silent() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        let hasty = || builder(&servers).node_timeout(Duration::from_secs(1));
-        let (ann, bob) = (hasty().build().await.expect("a client"), hasty().build().await.expect("a client"));
-        let guard = ann.lock("r").ttl(LONG).acquire().await.expect("it is free");
-        until_held_everywhere(&servers, "r");
-        let waits = wait_behind(&bob, &servers, 0);
-        let first = head(&servers);
-        first.pause();
-        let others = servers.iter().filter(|server| server.port() != first.port());
-        let others: Vec<&Server> = others.collect();
-        until("it waits at another master", || {
-            others.iter().any(|server| !queue::clients(&mut server.connect(), "r").is_empty())
-        });
-        guard.release().await.expect("two have answered");
-        let guard = waits.await.expect("no panic").expect("there was a handoff");
-        first.resume();
-        let mut look = first.connect();
-        until("it has left that queue", || {
-            look.ok("INFO commandstats").text().to_lowercase().contains("cmdstat_dlock.cancel")
-        });
-        guard.release().await.expect("it is held");
-        until_nothing_is_left(&servers, "r");
+#[each_server]
+async fn the_queue_moves_on_when_its_master_dies(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let (ann, bob) = (client(&servers).await, client(&servers).await);
+    let guard = ann.lock("r").ttl(LONG).acquire().await.expect("it is free");
+    until_held_everywhere(&servers, "r");
+    let waits = wait_behind(&bob, &servers, 0);
+    head(&servers).kill9();
+    until("it waits at another master", || waiting(&servers, "r").iter().sum::<usize>() == 1);
+    guard.release().await.expect("it is held");
+    waits.await.expect("no panic").expect("there was a handoff").release().await.expect("it is held");
+    until_nothing_is_left(&servers, "r");
+}
+
+#[each_server]
+async fn the_queue_moves_on_when_its_master_falls_silent(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let hasty = || builder(&servers).node_timeout(Duration::from_secs(1));
+    let (ann, bob) = (hasty().build().await.expect("a client"), hasty().build().await.expect("a client"));
+    let guard = ann.lock("r").ttl(LONG).acquire().await.expect("it is free");
+    until_held_everywhere(&servers, "r");
+    let waits = wait_behind(&bob, &servers, 0);
+    let first = head(&servers);
+    first.pause();
+    let others = servers.iter().filter(|server| server.port() != first.port());
+    let others: Vec<&Server> = others.collect();
+    until("it waits at another master", || {
+        others.iter().any(|server| !queue::clients(&mut server.connect(), "r").is_empty())
     });
+    guard.release().await.expect("two have answered");
+    let guard = waits.await.expect("no panic").expect("there was a handoff");
+    first.resume();
+    let mut look = first.connect();
+    until("it has left that queue", || {
+        look.ok("INFO commandstats").text().to_lowercase().contains("cmdstat_dlock.cancel")
+    });
+    guard.release().await.expect("it is held");
+    until_nothing_is_left(&servers, "r");
 }
 
 /// A service that was there is waited for as long as the lock would be; and it is told, once, that it is.
-#[test]
-fn who_waits_outlives_servers_that_die_under_the_wait() {
-    each_kind(async |kind| {
-        for count in [1, 3] {
-            for wait in [Wait::Forever, Wait::For(LONG)] {
-                let mut servers = masters(kind, count);
-                let retry = Retry::new(1, Duration::from_millis(10));
-                let client = builder(&servers).retry(retry).build().await.expect("a client");
-                for server in &servers {
-                    assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
-                }
-                let outages = Arc::new(Mutex::new(Vec::new()));
-                let told = outages.clone();
-                let lock = client.lock("r").wait(wait);
-                let lock = lock.on_outage(move |report| told.lock().unwrap().push(report.clone()));
-                let waits = tokio::spawn(lock.acquire());
-                until("it waits", || waiting(&servers, "r").iter().sum::<usize>() == 1);
-                servers.iter().for_each(Server::kill9);
-                until("it is told", || !outages.lock().unwrap().is_empty());
-                assert!(!waits.is_finished());
-                servers.iter_mut().for_each(Server::restart);
-                waits.await.expect("no panic").expect("they are back").release().await.expect("it is held");
-                let outages = outages.lock().unwrap();
-                assert_eq!(outages.len(), 1, "told once");
-                assert!(outages[0].0.iter().any(|node| matches!(node.state, NodeState::Down(_))));
+#[each_server]
+async fn who_waits_outlives_servers_that_die_under_the_wait(kind: &ServerKind) {
+    for count in [1, 3] {
+        for wait in [Wait::Forever, Wait::For(LONG)] {
+            let mut servers = masters(kind, count);
+            let retry = Retry::new(1, Duration::from_millis(10));
+            let client = builder(&servers).retry(retry).build().await.expect("a client");
+            for server in &servers {
+                assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
             }
+            let outages = Arc::new(Mutex::new(Vec::new()));
+            let told = outages.clone();
+            let lock = client.lock("r").wait(wait);
+            let lock = lock.on_outage(move |report| told.lock().unwrap().push(report.clone()));
+            let waits = tokio::spawn(lock.acquire());
+            until("it waits", || waiting(&servers, "r").iter().sum::<usize>() == 1);
+            servers.iter().for_each(Server::kill9);
+            until("it is told", || !outages.lock().unwrap().is_empty());
+            assert!(!waits.is_finished());
+            servers.iter_mut().for_each(Server::restart);
+            waits.await.expect("no panic").expect("they are back").release().await.expect("it is held");
+            let outages = outages.lock().unwrap();
+            assert_eq!(outages.len(), 1, "told once");
+            assert!(outages[0].0.iter().any(|node| matches!(node.state, NodeState::Down(_))));
         }
-    });
+    }
 }
 
 /// Pauses are cut short where they would outlast the wait.
-#[test]
-fn a_wait_ends_in_time_also_where_masters_are_missing() {
-    each_kind(async |kind| {
-        let in_grace = Server::options(kind).conf("dlock.restart-grace 600000").start();
-        let dead = Server::start(kind);
-        dead.kill9();
-        for server in [in_grace, dead] {
-            let retry = Retry::new(200, LONG);
-            let client = builder(std::slice::from_ref(&server)).retry(retry).build().await.expect("a client");
-            let lock = client.lock("r").wait(Wait::For(Duration::from_millis(100)));
-            // A pause that is not cut short lasts at least 5 s.
-            let ended =
-                tokio::time::timeout(TIMEOUT / 3, lock.acquire()).await.expect("it does not wait longer");
-            assert!(matches!(ended, Err(AcquireError::QuorumImpossible { .. })), "{ended:?}");
-        }
-    });
+#[each_server]
+async fn a_wait_ends_in_time_also_where_masters_are_missing(kind: &ServerKind) {
+    let in_grace = Server::options(kind).conf("dlock.restart-grace 600000").start();
+    let dead = Server::start(kind);
+    dead.kill9();
+    for server in [in_grace, dead] {
+        let retry = Retry::new(200, LONG);
+        let client = builder(std::slice::from_ref(&server)).retry(retry).build().await.expect("a client");
+        let lock = client.lock("r").wait(Wait::For(Duration::from_millis(100)));
+        // A pause that is not cut short lasts at least 5 s.
+        let ended = tokio::time::timeout(TIMEOUT / 3, lock.acquire()).await.expect("it does not wait longer");
+        assert!(matches!(ended, Err(AcquireError::QuorumImpossible { .. })), "{ended:?}");
+    }
 }
 
-#[test]
-fn who_waits_is_told_its_place() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        let holder = client(&servers).await;
-        let guard = holder.lock("r").ttl(LONG).acquire().await.expect("it is free");
-        let first = wait_behind(&client(&servers).await, &servers, 0);
-        let places = Arc::new(Mutex::new(Vec::new()));
-        let told = places.clone();
-        let second =
-            client(&servers).await.lock("r").on_position(move |place| told.lock().unwrap().push(place));
-        let second = tokio::spawn(second.acquire());
-        until("it is told that it is the second", || {
-            places.lock().unwrap().iter().any(|place| place.position == 2)
-        });
-        guard.release().await.expect("it is held");
-        let guard = first.await.expect("no panic").expect("there was a handoff");
-        until("it is told that it is the first", || {
-            places.lock().unwrap().iter().any(|place| place.position == 1)
-        });
-        guard.release().await.expect("it is held");
-        second.await.expect("no panic").expect("there was a handoff").release().await.expect("it is held");
-        let places = places.lock().unwrap();
-        let positions: Vec<u64> = places.iter().map(|place| place.position).collect();
-        assert_eq!(positions, [2, 1], "each place is told once");
-        assert!(places.iter().all(|place| *place.server == url(head(&servers))));
+#[each_server]
+async fn who_waits_is_told_its_place(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let holder = client(&servers).await;
+    let guard = holder.lock("r").ttl(LONG).acquire().await.expect("it is free");
+    let first = wait_behind(&client(&servers).await, &servers, 0);
+    let places = Arc::new(Mutex::new(Vec::new()));
+    let told = places.clone();
+    let second = client(&servers).await.lock("r").on_position(move |place| told.lock().unwrap().push(place));
+    let second = tokio::spawn(second.acquire());
+    until("it is told that it is the second", || {
+        places.lock().unwrap().iter().any(|place| place.position == 2)
     });
+    guard.release().await.expect("it is held");
+    let guard = first.await.expect("no panic").expect("there was a handoff");
+    until("it is told that it is the first", || {
+        places.lock().unwrap().iter().any(|place| place.position == 1)
+    });
+    guard.release().await.expect("it is held");
+    second.await.expect("no panic").expect("there was a handoff").release().await.expect("it is held");
+    let places = places.lock().unwrap();
+    let positions: Vec<u64> = places.iter().map(|place| place.position).collect();
+    assert_eq!(positions, [2, 1], "each place is told once");
+    assert!(places.iter().all(|place| *place.server == url(head(&servers))));
 }
 
-#[test]
-fn masters_in_grace_are_waited_for_only_by_those_who_wait() {
-    each_kind(async |kind| {
-        for count in [1, 3] {
-            let grace = |_| Server::options(kind).conf("dlock.restart-grace 3000").start();
-            let servers: Vec<Server> = (0..count).map(grace).collect();
-            let client = client(&servers).await;
-            let ttl = Duration::from_secs(2);
-            let why = client.lock("r").ttl(ttl).try_acquire().await.expect_err("nobody grants");
-            let AcquireError::QuorumImpossible { report, .. } = &why else { panic!("{why:?}") };
-            assert!(report.0.iter().any(|node| matches!(node.state, NodeState::InGrace(_))), "{why}");
-            assert!(why.to_string().contains("in grace for "), "{why}");
-            let guard =
-                client.lock("r").ttl(ttl).acquire().await.expect("the grace period has ended some time");
-            assert!(held_on(&servers, "r") > count / 2);
-            guard.release().await.expect("it is held");
-        }
-    });
+#[each_server]
+async fn masters_in_grace_are_waited_for_only_by_those_who_wait(kind: &ServerKind) {
+    for count in [1, 3] {
+        let grace = |_| Server::options(kind).conf("dlock.restart-grace 3000").start();
+        let servers: Vec<Server> = (0..count).map(grace).collect();
+        let client = client(&servers).await;
+        let ttl = Duration::from_secs(2);
+        let why = client.lock("r").ttl(ttl).try_acquire().await.expect_err("nobody grants");
+        let AcquireError::QuorumImpossible { report, .. } = &why else { panic!("{why:?}") };
+        assert!(report.0.iter().any(|node| matches!(node.state, NodeState::InGrace(_))), "{why}");
+        assert!(why.to_string().contains("in grace for "), "{why}");
+        let guard = client.lock("r").ttl(ttl).acquire().await.expect("the grace period has ended some time");
+        assert!(held_on(&servers, "r") > count / 2);
+        guard.release().await.expect("it is held");
+    }
 }
 
 /// Grace can end earlier than the servers said: `CONFIG SET dlock.restart-grace 0`.
-#[test]
-fn who_waits_for_the_end_of_grace_looks_again() {
-    each_kind(async |kind| {
-        for count in [1, 3] {
-            let grace = |_| Server::options(kind).conf("dlock.restart-grace 600000").start();
-            let servers: Vec<Server> = (0..count).map(grace).collect();
-            let lock = client(&servers).await.lock("r").ttl(LONG);
-            let refused = |server: &Server| {
-                let stats = server.connect().ok("INFO commandstats").text();
-                stats.lines().any(|line| line.starts_with("cmdstat_DLOCK.ACQUIRE:"))
-            };
-            let waits = tokio::spawn(lock.acquire());
-            until("all have refused it", || servers.iter().all(refused));
-            for server in &servers {
-                server.connect().ok("CONFIG SET dlock.restart-grace 0");
-            }
-            let acquired = tokio::time::timeout(TIMEOUT, waits).await.expect("it asks again");
-            acquired.expect("no panic").expect("it is free").release().await.expect("it is held");
+#[each_server]
+async fn who_waits_for_the_end_of_grace_looks_again(kind: &ServerKind) {
+    for count in [1, 3] {
+        let grace = |_| Server::options(kind).conf("dlock.restart-grace 600000").start();
+        let servers: Vec<Server> = (0..count).map(grace).collect();
+        let lock = client(&servers).await.lock("r").ttl(LONG);
+        let refused = |server: &Server| {
+            let stats = server.connect().ok("INFO commandstats").text();
+            stats.lines().any(|line| line.starts_with("cmdstat_DLOCK.ACQUIRE:"))
+        };
+        let waits = tokio::spawn(lock.acquire());
+        until("all have refused it", || servers.iter().all(refused));
+        for server in &servers {
+            server.connect().ok("CONFIG SET dlock.restart-grace 0");
         }
-    });
+        let acquired = tokio::time::timeout(TIMEOUT, waits).await.expect("it asks again");
+        acquired.expect("no panic").expect("it is free").release().await.expect("it is held");
+    }
 }

@@ -3,89 +3,81 @@
 use dlock_client::{Answer, NodeState, Wait};
 use std::time::Duration;
 
-use super::{LONG, client, each_kind, masters, until_held_everywhere};
-use dlock_testkit::queue;
+use super::{LONG, client, masters, until_held_everywhere};
 use dlock_testkit::until;
+use dlock_testkit::{ServerKind, each_server, queue};
 
-#[test]
-fn every_master_tells_who_holds_and_who_waits() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        let (ann, bob) = (client(&servers).await, client(&servers).await);
-        assert!(ann.inspect("r").await.iter().all(|seen| seen.answer.found() == Some(&None)));
-        let lock = ann.lock("r").ttl(LONG).label("nightly").fenced();
-        let guard = lock.acquire().await.expect("it is free");
-        let fence = guard.fence().expect("it was asked for").get();
-        until_held_everywhere(&servers, "r");
-        let waits = tokio::spawn(bob.lock("r").label("bob").wait(Wait::For(LONG)).acquire());
-        let queues = || servers.iter().map(|server| queue::tokens(&mut server.connect(), "r").len());
-        until("bob waits at one master", || queues().sum::<usize>() == 1);
+#[each_server]
+async fn every_master_tells_who_holds_and_who_waits(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let (ann, bob) = (client(&servers).await, client(&servers).await);
+    assert!(ann.inspect("r").await.iter().all(|seen| seen.answer.found() == Some(&None)));
+    let lock = ann.lock("r").ttl(LONG).label("nightly").fenced();
+    let guard = lock.acquire().await.expect("it is free");
+    let fence = guard.fence().expect("it was asked for").get();
+    until_held_everywhere(&servers, "r");
+    let waits = tokio::spawn(bob.lock("r").label("bob").wait(Wait::For(LONG)).acquire());
+    let queues = || servers.iter().map(|server| queue::tokens(&mut server.connect(), "r").len());
+    until("bob waits at one master", || queues().sum::<usize>() == 1);
 
-        let seen = ann.inspect("r").await;
-        assert_eq!(seen.len(), 3);
-        let mut confirmed = 0;
-        for (seen, server) in seen.iter().zip(&servers) {
-            assert_eq!(*seen.server, *super::url(server));
-            let found = seen.answer.found().expect("an answer").as_ref().expect("it is held");
-            assert_eq!((found.mode.as_str(), found.permits), ("exclusive", 0));
-            let [holder] = found.holders.as_slice() else { panic!("{found:?}") };
-            assert_eq!(holder.token.as_bytes(), guard.token().as_bytes());
-            assert_eq!((holder.count, holder.fence, holder.label.as_str()), (1, found.fence, "nightly"));
-            confirmed += usize::from(holder.fence == fence);
-            assert!(holder.left_ms > 300_000 && !holder.ephemeral && holder.client > 0);
-        }
-        assert!(confirmed >= 2, "a majority has the fence of the hold");
-        let waiting: u64 =
-            seen.iter().map(|seen| seen.answer.found().unwrap().as_ref().unwrap().waiters).sum();
-        assert_eq!(waiting, 1);
-        let queues = ann.waiters("r", 10).await;
-        let waiting: Vec<_> =
-            queues.iter().flat_map(|queue| queue.answer.found().expect("an answer")).collect();
-        let [waiter] = waiting.as_slice() else { panic!("{waiting:?}") };
-        assert_eq!((waiter.mode.as_str(), waiter.label.as_str()), ("exclusive", "bob"));
-        assert!(waiter.left_ms.is_some() && waiter.client == 0, "a position without a connection");
+    let seen = ann.inspect("r").await;
+    assert_eq!(seen.len(), 3);
+    let mut confirmed = 0;
+    for (seen, server) in seen.iter().zip(&servers) {
+        assert_eq!(*seen.server, *super::url(server));
+        let found = seen.answer.found().expect("an answer").as_ref().expect("it is held");
+        assert_eq!((found.mode.as_str(), found.permits), ("exclusive", 0));
+        let [holder] = found.holders.as_slice() else { panic!("{found:?}") };
+        assert_eq!(holder.token.as_bytes(), guard.token().as_bytes());
+        assert_eq!((holder.count, holder.fence, holder.label.as_str()), (1, found.fence, "nightly"));
+        confirmed += usize::from(holder.fence == fence);
+        assert!(holder.left_ms > 300_000 && !holder.ephemeral && holder.client > 0);
+    }
+    assert!(confirmed >= 2, "a majority has the fence of the hold");
+    let waiting: u64 = seen.iter().map(|seen| seen.answer.found().unwrap().as_ref().unwrap().waiters).sum();
+    assert_eq!(waiting, 1);
+    let queues = ann.waiters("r", 10).await;
+    let waiting: Vec<_> = queues.iter().flat_map(|queue| queue.answer.found().expect("an answer")).collect();
+    let [waiter] = waiting.as_slice() else { panic!("{waiting:?}") };
+    assert_eq!((waiter.mode.as_str(), waiter.label.as_str()), ("exclusive", "bob"));
+    assert!(waiter.left_ms.is_some() && waiter.client == 0, "a position without a connection");
 
-        let broken = ann.break_holds("r").await;
-        assert!(broken.iter().all(|broken| broken.answer.found() == Some(&1)), "{broken:?}");
-        let next = waits.await.expect("no panic").expect("there was a handoff");
-        next.release().await.expect("it is held");
-        drop(guard);
-    });
+    let broken = ann.break_holds("r").await;
+    assert!(broken.iter().all(|broken| broken.answer.found() == Some(&1)), "{broken:?}");
+    let next = waits.await.expect("no panic").expect("there was a handoff");
+    next.release().await.expect("it is held");
+    drop(guard);
 }
 
-#[test]
-fn who_waits_until_it_is_free_returns_then_and_not_before() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        let client = client(&servers).await;
-        assert!(client.wait_until_free("r", Wait::Forever).await.expect("an answer"));
-        let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
-        let waits = client.wait_until_free("r", Wait::Forever);
-        tokio::pin!(waits);
-        tokio::select! {
-            freed = &mut waits => panic!("it is held, and yet: {freed:?}"),
-            () = tokio::time::sleep(Duration::from_millis(100)) => {}
-        }
-        guard.release().await.expect("it is held");
-        assert!(waits.await.expect("it is free"));
-    });
+#[each_server]
+async fn who_waits_until_it_is_free_returns_then_and_not_before(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let client = client(&servers).await;
+    assert!(client.wait_until_free("r", Wait::Forever).await.expect("an answer"));
+    let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
+    let waits = client.wait_until_free("r", Wait::Forever);
+    tokio::pin!(waits);
+    tokio::select! {
+        freed = &mut waits => panic!("it is held, and yet: {freed:?}"),
+        () = tokio::time::sleep(Duration::from_millis(100)) => {}
+    }
+    guard.release().await.expect("it is held");
+    assert!(waits.await.expect("it is free"));
 }
 
 /// A name may be as long as its client likes.
-#[test]
-fn a_list_that_is_too_long_to_be_read_says_so_and_keeps_nobody_from_a_lock() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 1);
-        let client = client(&servers).await;
-        servers[0].connect().call(&["DLOCK.ACQUIRE", &"n".repeat(9 << 20), "t", "600000"]).int();
-        let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
-        for _ in 0..2 {
-            let seen = client.list(None).await.remove(0).answer;
-            let Answer::Unanswered(NodeState::Failed(why)) = &seen else { panic!("{seen:?}") };
-            assert!(why.contains("longer than 8 MiB"), "{why}");
-            guard.extend(LONG).await.expect("it is held");
-            assert_eq!(client.ask(&["ECHO", "hello"]).await[0].answer, Answer::Found(vec!["hello".into()]));
-        }
-        guard.release().await.expect("it is held");
-    });
+#[each_server]
+async fn a_list_that_is_too_long_to_be_read_says_so_and_keeps_nobody_from_a_lock(kind: &ServerKind) {
+    let servers = masters(kind, 1);
+    let client = client(&servers).await;
+    servers[0].connect().call(&["DLOCK.ACQUIRE", &"n".repeat(9 << 20), "t", "600000"]).int();
+    let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
+    for _ in 0..2 {
+        let seen = client.list(None).await.remove(0).answer;
+        let Answer::Unanswered(NodeState::Failed(why)) = &seen else { panic!("{seen:?}") };
+        assert!(why.contains("longer than 8 MiB"), "{why}");
+        guard.extend(LONG).await.expect("it is held");
+        assert_eq!(client.ask(&["ECHO", "hello"]).await[0].answer, Answer::Found(vec!["hello".into()]));
+    }
+    guard.release().await.expect("it is held");
 }

@@ -86,93 +86,85 @@ fn held_on(servers: &[Server], resource: &str) -> usize {
     living.filter(|server| !server.connect().ok(&format!("DLOCK.INSPECT {resource}")).is_nil()).count()
 }
 
-#[test]
-fn one_client_holds_and_the_other_is_refused_and_leaves_nothing_behind() {
-    each_server(|kind| {
-        let servers = five(kind);
-        let (ann, bob) = (Redlock::new(&servers), Redlock::new(&servers));
-        let held = ann.acquire("r", TTL).expect("it is free");
-        assert!(held.valid_for > TTL / 2 && held.valid_for < TTL);
-        assert_eq!(held_on(&servers, "r"), 5);
-        assert!(bob.acquire("r", TTL).is_none());
-        assert_eq!(bob.release("r", &fresh_token()), 0);
-        assert_eq!(ann.release("r", &held.token), 5);
-        assert_eq!(held_on(&servers, "r"), 0);
-        assert!(bob.acquire("r", TTL).is_some());
-    });
+#[each_server]
+fn one_client_holds_and_the_other_is_refused_and_leaves_nothing_behind(kind: &ServerKind) {
+    let servers = five(kind);
+    let (ann, bob) = (Redlock::new(&servers), Redlock::new(&servers));
+    let held = ann.acquire("r", TTL).expect("it is free");
+    assert!(held.valid_for > TTL / 2 && held.valid_for < TTL);
+    assert_eq!(held_on(&servers, "r"), 5);
+    assert!(bob.acquire("r", TTL).is_none());
+    assert_eq!(bob.release("r", &fresh_token()), 0);
+    assert_eq!(ann.release("r", &held.token), 5);
+    assert_eq!(held_on(&servers, "r"), 0);
+    assert!(bob.acquire("r", TTL).is_some());
 }
 
-#[test]
-fn a_minority_wins_nothing_and_a_majority_suffices() {
-    each_server(|kind| {
-        let servers = five(kind);
-        let client = Redlock::new(&servers);
-        for (others, wins) in [(2, true), (3, false)] {
-            for server in &servers[..others] {
-                assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
-            }
-            let held = client.acquire("r", TTL);
-            assert_eq!(held.is_some(), wins);
-            // Where it lost, its own votes are gone; the others' holds stand.
-            assert_eq!(held_on(&servers, "r"), if wins { 5 } else { 3 });
-            for server in &servers {
-                let mut conn = server.connect();
-                assert_ne!(conn.ok("DLOCK.BREAK r"), Value::Nil);
-            }
+#[each_server]
+fn a_minority_wins_nothing_and_a_majority_suffices(kind: &ServerKind) {
+    let servers = five(kind);
+    let client = Redlock::new(&servers);
+    for (others, wins) in [(2, true), (3, false)] {
+        for server in &servers[..others] {
+            assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
+        }
+        let held = client.acquire("r", TTL);
+        assert_eq!(held.is_some(), wins);
+        // Where it lost, its own votes are gone; the others' holds stand.
+        assert_eq!(held_on(&servers, "r"), if wins { 5 } else { 3 });
+        for server in &servers {
+            let mut conn = server.connect();
+            assert_ne!(conn.ok("DLOCK.BREAK r"), Value::Nil);
+        }
+    }
+}
+
+#[each_server]
+fn two_dead_servers_are_borne_and_three_are_not(kind: &ServerKind) {
+    let servers = five(kind);
+    let client = Redlock::new(&servers);
+    servers[1].kill9();
+    servers[4].kill9();
+    let held = client.acquire("r", TTL).expect("three of five are a majority");
+    assert_eq!(client.release("r", &held.token), 3);
+    servers[0].kill9();
+    assert!(client.acquire("r", TTL).is_none());
+    assert_eq!(held_on(&servers, "r"), 0);
+}
+
+#[each_server]
+fn contenders_are_never_inside_together_and_all_get_their_turns(kind: &ServerKind) {
+    const CLIENTS: u32 = 4;
+    const TURNS: u32 = 10;
+    let servers = five(kind);
+    let (inside, turns, refused) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0));
+    thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            let (inside, turns, refused, lock) = (&inside, &turns, &refused, Redlock::new(&servers));
+            scope.spawn(move || {
+                let mut left = TURNS;
+                while left > 0 {
+                    let Some(held) = lock.acquire("r", TTL) else {
+                        refused.fetch_add(1, Ordering::SeqCst);
+                        // The algorithm's random delay between tries.
+                        let token = fresh_token();
+                        let random = token.bytes().map(u64::from).sum::<u64>();
+                        thread::sleep(Duration::from_micros(random % 5_000 + u64::from(client)));
+                        continue;
+                    };
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                    thread::yield_now();
+                    turns.fetch_add(1, Ordering::SeqCst);
+                    assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1);
+                    assert!(lock.release("r", &held.token) >= 3);
+                    left -= 1;
+                }
+            });
         }
     });
-}
-
-#[test]
-fn two_dead_servers_are_borne_and_three_are_not() {
-    each_server(|kind| {
-        let servers = five(kind);
-        let client = Redlock::new(&servers);
-        servers[1].kill9();
-        servers[4].kill9();
-        let held = client.acquire("r", TTL).expect("three of five are a majority");
-        assert_eq!(client.release("r", &held.token), 3);
-        servers[0].kill9();
-        assert!(client.acquire("r", TTL).is_none());
-        assert_eq!(held_on(&servers, "r"), 0);
-    });
-}
-
-#[test]
-fn contenders_are_never_inside_together_and_all_get_their_turns() {
-    each_server(|kind| {
-        const CLIENTS: u32 = 4;
-        const TURNS: u32 = 10;
-        let servers = five(kind);
-        let (inside, turns, refused) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0));
-        thread::scope(|scope| {
-            for client in 0..CLIENTS {
-                let (inside, turns, refused, lock) = (&inside, &turns, &refused, Redlock::new(&servers));
-                scope.spawn(move || {
-                    let mut left = TURNS;
-                    while left > 0 {
-                        let Some(held) = lock.acquire("r", TTL) else {
-                            refused.fetch_add(1, Ordering::SeqCst);
-                            // The algorithm's random delay between tries.
-                            let token = fresh_token();
-                            let random = token.bytes().map(u64::from).sum::<u64>();
-                            thread::sleep(Duration::from_micros(random % 5_000 + u64::from(client)));
-                            continue;
-                        };
-                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
-                        thread::yield_now();
-                        turns.fetch_add(1, Ordering::SeqCst);
-                        assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1);
-                        assert!(lock.release("r", &held.token) >= 3);
-                        left -= 1;
-                    }
-                });
-            }
-        });
-        assert_eq!(turns.into_inner(), CLIENTS * TURNS);
-        assert!(refused.into_inner() > 0, "they never met");
-        assert_eq!(held_on(&servers, "r"), 0);
-    });
+    assert_eq!(turns.into_inner(), CLIENTS * TURNS);
+    assert!(refused.into_inner() > 0, "they never met");
+    assert_eq!(held_on(&servers, "r"), 0);
 }
 
 /// A Python with redis-py, made in build/ on the first run.
@@ -196,26 +188,24 @@ fn python() -> PathBuf {
     python
 }
 
-#[test]
-fn the_example_in_python_works_as_the_manual_shows_it() {
-    each_server(|kind| {
-        let servers = five(kind);
-        let example = |servers: &[Server]| {
-            let urls = servers.iter().map(|server| format!("redis://127.0.0.1:{}", server.port()));
-            let script = project().join("tests/redlock.py");
-            let output = Command::new(python()).arg(script).args(urls).output().expect("python runs");
-            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_string();
-            (output.status.success(), text(&output.stdout), text(&output.stderr))
-        };
-        let (succeeded, said, complained) = example(&servers);
-        assert!(succeeded, "{complained}");
-        assert_eq!(said, "held for 10 s more\na second one gets None\nreleased on 5 servers");
-        assert_eq!(held_on(&servers, "invoice:42"), 0);
+#[each_server]
+fn the_example_in_python_works_as_the_manual_shows_it(kind: &ServerKind) {
+    let servers = five(kind);
+    let example = |servers: &[Server]| {
+        let urls = servers.iter().map(|server| format!("redis://127.0.0.1:{}", server.port()));
+        let script = project().join("tests/redlock.py");
+        let output = Command::new(python()).arg(script).args(urls).output().expect("python runs");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_string();
+        (output.status.success(), text(&output.stdout), text(&output.stderr))
+    };
+    let (succeeded, said, complained) = example(&servers);
+    assert!(succeeded, "{complained}");
+    assert_eq!(said, "held for 10 s more\na second one gets None\nreleased on 5 servers");
+    assert_eq!(held_on(&servers, "invoice:42"), 0);
 
-        for server in &servers[..3] {
-            assert!(server.connect().ok("DLOCK.ACQUIRE invoice:42 other 600000").int() > 0);
-        }
-        assert_eq!(example(&servers), (false, String::new(), "taken".into()));
-        assert_eq!(held_on(&servers, "invoice:42"), 3, "what it got it gave back");
-    });
+    for server in &servers[..3] {
+        assert!(server.connect().ok("DLOCK.ACQUIRE invoice:42 other 600000").int() > 0);
+    }
+    assert_eq!(example(&servers), (false, String::new(), "taken".into()));
+    assert_eq!(held_on(&servers, "invoice:42"), 3, "what it got it gave back");
 }

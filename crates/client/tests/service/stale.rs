@@ -3,8 +3,8 @@
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
-use super::{LONG, client, each_kind, head, holders, masters, until_held_everywhere, until_nothing_is_left};
-use dlock_testkit::{Server, Value, queue, until};
+use super::{LONG, client, head, holders, masters, until_held_everywhere, until_nothing_is_left};
+use dlock_testkit::{Server, ServerKind, Value, each_server, queue, until};
 
 /// For what takes several tries.
 const LONG_WAIT: Duration = Duration::from_secs(30);
@@ -20,146 +20,131 @@ fn waiting(servers: &[Server]) -> usize {
     queue::clients(&mut head(servers).connect(), "r").len()
 }
 
-#[test]
-fn who_comes_after_it_acquires_by_the_others() {
-    each_kind(async |kind| {
-        for (count, fenced) in [(3, false), (5, true)] {
-            let servers = masters(kind, count);
-            stale(&servers);
-            let client = client(&servers).await;
-            let mut last = None;
-            for _ in 0..3 {
-                let lock = client.lock("r").ttl(LONG);
-                let acquired = (if fenced { lock.fenced() } else { lock }).acquire();
-                let guard = tokio::time::timeout(LONG_WAIT, acquired).await.expect("at once");
-                let guard = guard.expect("a majority is free");
-                assert_eq!(holders(head(&servers), "r"), ["stale"], "there it is still held");
-                assert!(guard.fence().is_some() == fenced && (guard.fence() > last || !fenced));
-                last = guard.fence();
-                guard.release().await.expect("it is held");
-            }
-            assert_eq!(head(&servers).connect().say("DLOCK.RELEASE r stale"), 1);
-            until_nothing_is_left(&servers, "r");
+#[each_server]
+async fn who_comes_after_it_acquires_by_the_others(kind: &ServerKind) {
+    for (count, fenced) in [(3, false), (5, true)] {
+        let servers = masters(kind, count);
+        stale(&servers);
+        let client = client(&servers).await;
+        let mut last = None;
+        for _ in 0..3 {
+            let lock = client.lock("r").ttl(LONG);
+            let acquired = (if fenced { lock.fenced() } else { lock }).acquire();
+            let guard = tokio::time::timeout(LONG_WAIT, acquired).await.expect("at once");
+            let guard = guard.expect("a majority is free");
+            assert_eq!(holders(head(&servers), "r"), ["stale"], "there it is still held");
+            assert!(guard.fence().is_some() == fenced && (guard.fence() > last || !fenced));
+            last = guard.fence();
+            guard.release().await.expect("it is held");
         }
-    });
+        assert_eq!(head(&servers).connect().say("DLOCK.RELEASE r stale"), 1);
+        until_nothing_is_left(&servers, "r");
+    }
 }
 
 /// Those who were queued when the hold was left behind go to the next queue, and each gets it.
-#[test]
-fn who_waits_behind_it_goes_to_the_next_queue() {
-    each_kind(async |kind| {
-        for count in [3, 5] {
-            let servers = masters(kind, count);
-            for server in &servers {
-                assert!(server.connect().ok("DLOCK.ACQUIRE r stale 600000").int() > 0);
-            }
-            let mut queue: Vec<JoinHandle<()>> = Vec::new();
-            for position in 1..=3 {
-                let lock = client(&servers).await.lock("r").fenced();
-                queue.push(tokio::spawn(async move {
-                    let guard = lock.acquire().await.expect("a majority is free");
-                    guard.release().await.expect("it is held");
-                }));
-                until("it is queued", || waiting(&servers) == position);
-            }
-            for other in servers.iter().filter(|server| server.port() != head(&servers).port()) {
-                assert_eq!(other.connect().ok("DLOCK.RELEASE r stale"), 1);
-            }
-            for next in queue {
-                tokio::time::timeout(LONG_WAIT, next).await.expect("its turn comes").expect("no panic");
-                assert_eq!(holders(head(&servers), "r"), ["stale"], "there it is still held");
-            }
-            until("nobody waits there", || waiting(&servers) == 0);
-            assert_eq!(head(&servers).connect().say("DLOCK.RELEASE r stale"), 1);
-            until_nothing_is_left(&servers, "r");
+#[each_server]
+async fn who_waits_behind_it_goes_to_the_next_queue(kind: &ServerKind) {
+    for count in [3, 5] {
+        let servers = masters(kind, count);
+        for server in &servers {
+            assert!(server.connect().ok("DLOCK.ACQUIRE r stale 600000").int() > 0);
         }
-    });
+        let mut queue: Vec<JoinHandle<()>> = Vec::new();
+        for position in 1..=3 {
+            let lock = client(&servers).await.lock("r").fenced();
+            queue.push(tokio::spawn(async move {
+                let guard = lock.acquire().await.expect("a majority is free");
+                guard.release().await.expect("it is held");
+            }));
+            until("it is queued", || waiting(&servers) == position);
+        }
+        for other in servers.iter().filter(|server| server.port() != head(&servers).port()) {
+            assert_eq!(other.connect().ok("DLOCK.RELEASE r stale"), 1);
+        }
+        for next in queue {
+            tokio::time::timeout(LONG_WAIT, next).await.expect("its turn comes").expect("no panic");
+            assert_eq!(holders(head(&servers), "r"), ["stale"], "there it is still held");
+        }
+        until("nobody waits there", || waiting(&servers) == 0);
+        assert_eq!(head(&servers).connect().say("DLOCK.RELEASE r stale"), 1);
+        until_nothing_is_left(&servers, "r");
+    }
 }
 
-#[test]
-fn nobody_who_waits_there_is_overtaken_by_it() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        stale(&servers);
-        let mut stranger = queue::waiter(head(&servers), "DLOCK.ACQUIRE r stranger 600000 BLOCK 0");
-        let tried = client(&servers)
-            .await
-            .lock("r")
-            .ttl(LONG)
-            .wait(dlock_client::Wait::For(Duration::from_millis(1)));
-        tried.acquire().await.expect_err("the stranger came before");
-        assert_eq!(head(&servers).connect().ok("DLOCK.RELEASE r stale"), 1);
-        assert!(queue::granted(&mut stranger) > 0);
-        assert_eq!(head(&servers).connect().ok("DLOCK.RELEASE r stranger"), 1);
-        until_nothing_is_left(&servers, "r");
-        assert_eq!(head(&servers).connect().ok("DLOCK.INSPECT r"), Value::Nil);
-    });
+#[each_server]
+async fn nobody_who_waits_there_is_overtaken_by_it(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    stale(&servers);
+    let mut stranger = queue::waiter(head(&servers), "DLOCK.ACQUIRE r stranger 600000 BLOCK 0");
+    let tried =
+        client(&servers).await.lock("r").ttl(LONG).wait(dlock_client::Wait::For(Duration::from_millis(1)));
+    tried.acquire().await.expect_err("the stranger came before");
+    assert_eq!(head(&servers).connect().ok("DLOCK.RELEASE r stale"), 1);
+    assert!(queue::granted(&mut stranger) > 0);
+    assert_eq!(head(&servers).connect().ok("DLOCK.RELEASE r stranger"), 1);
+    until_nothing_is_left(&servers, "r");
+    assert_eq!(head(&servers).connect().ok("DLOCK.INSPECT r"), Value::Nil);
 }
 
 /// Wherever it is: to those who go round and round it is no queue of others.
-#[test]
-fn those_who_contend_past_it_all_go_on() {
-    each_kind(async |kind| {
-        for place in 0..3 {
-            let mut servers = masters(kind, 3);
-            servers.sort_by_cached_key(|server| server.info("run_id"));
-            assert!(servers[place].connect().ok("DLOCK.ACQUIRE r stale 600000").int() > 0);
-            let client = client(&servers).await;
-            let tasks = (0..3).map(|_| {
-                let client = client.clone();
-                tokio::spawn(async move {
-                    for _ in 0..20 {
-                        let guard = client.lock("r").ttl(LONG).acquire().await.expect("a majority is free");
-                        guard.release().await.expect("it is held");
-                    }
-                })
-            });
-            for task in tasks.collect::<Vec<_>>() {
-                tokio::time::timeout(LONG_WAIT, task).await.expect("nobody is stuck").expect("no panic");
-            }
-            assert_eq!(holders(&servers[place], "r"), ["stale"], "there it is still held");
+#[each_server]
+async fn those_who_contend_past_it_all_go_on(kind: &ServerKind) {
+    for place in 0..3 {
+        let mut servers = masters(kind, 3);
+        servers.sort_by_cached_key(|server| server.info("run_id"));
+        assert!(servers[place].connect().ok("DLOCK.ACQUIRE r stale 600000").int() > 0);
+        let client = client(&servers).await;
+        let tasks = (0..3).map(|_| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                for _ in 0..20 {
+                    let guard = client.lock("r").ttl(LONG).acquire().await.expect("a majority is free");
+                    guard.release().await.expect("it is held");
+                }
+            })
+        });
+        for task in tasks.collect::<Vec<_>>() {
+            tokio::time::timeout(LONG_WAIT, task).await.expect("nobody is stuck").expect("no panic");
         }
-    });
+        assert_eq!(holders(&servers[place], "r"), ["stale"], "there it is still held");
+    }
 }
 
 /// A queue that does not move is left, the last one too.
-#[test]
-fn who_waits_at_the_last_master_behind_it_goes_back() {
-    each_kind(async |kind| {
-        let mut servers = masters(kind, 3);
-        servers.sort_by_cached_key(|server| server.info("run_id"));
-        for (number, server) in servers.iter().enumerate() {
-            assert!(server.connect().ok(&format!("DLOCK.ACQUIRE r stale{number} 600000")).int() > 0);
-        }
-        let lock = client(&servers).await.lock("r").ttl(LONG);
-        let waits = tokio::spawn(lock.acquire());
-        let last = &servers[2];
-        until("it has come to the last queue", || !queue::tokens(&mut last.connect(), "r").is_empty());
-        for (number, server) in servers[..2].iter().enumerate() {
-            assert_eq!(server.connect().ok(&format!("DLOCK.RELEASE r stale{number}")), 1);
-        }
-        let acquired = tokio::time::timeout(LONG_WAIT, waits).await.expect("it leaves that queue");
-        acquired.expect("no panic").expect("a majority is free").release().await.expect("it is held");
-    });
+#[each_server]
+async fn who_waits_at_the_last_master_behind_it_goes_back(kind: &ServerKind) {
+    let mut servers = masters(kind, 3);
+    servers.sort_by_cached_key(|server| server.info("run_id"));
+    for (number, server) in servers.iter().enumerate() {
+        assert!(server.connect().ok(&format!("DLOCK.ACQUIRE r stale{number} 600000")).int() > 0);
+    }
+    let lock = client(&servers).await.lock("r").ttl(LONG);
+    let waits = tokio::spawn(lock.acquire());
+    let last = &servers[2];
+    until("it has come to the last queue", || !queue::tokens(&mut last.connect(), "r").is_empty());
+    for (number, server) in servers[..2].iter().enumerate() {
+        assert_eq!(server.connect().ok(&format!("DLOCK.RELEASE r stale{number}")), 1);
+    }
+    let acquired = tokio::time::timeout(LONG_WAIT, waits).await.expect("it leaves that queue");
+    acquired.expect("no panic").expect("a majority is free").release().await.expect("it is held");
 }
 
 /// A master that refuses to write keeps the hold, and is asked again.
-#[test]
-fn a_release_that_is_refused_is_owed() {
-    each_kind(async |kind| {
-        for count in [1, 3] {
-            let servers = masters(kind, count);
-            let client = client(&servers).await;
-            let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
-            until_held_everywhere(&servers, "r");
-            for server in &servers {
-                server.connect().ok("CONFIG SET min-replicas-to-write 1");
-            }
-            guard.release().await.expect_err("nobody writes");
-            for server in &servers {
-                server.connect().ok("CONFIG SET min-replicas-to-write 0");
-            }
-            until_nothing_is_left(&servers, "r");
+#[each_server]
+async fn a_release_that_is_refused_is_owed(kind: &ServerKind) {
+    for count in [1, 3] {
+        let servers = masters(kind, count);
+        let client = client(&servers).await;
+        let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
+        until_held_everywhere(&servers, "r");
+        for server in &servers {
+            server.connect().ok("CONFIG SET min-replicas-to-write 1");
         }
-    });
+        guard.release().await.expect_err("nobody writes");
+        for server in &servers {
+            server.connect().ok("CONFIG SET min-replicas-to-write 0");
+        }
+        until_nothing_is_left(&servers, "r");
+    }
 }

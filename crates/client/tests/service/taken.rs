@@ -3,26 +3,24 @@
 use dlock_client::{Lost, NodeState, now};
 use std::time::Duration;
 
-use super::{client, each_kind, masters, state, until_held_everywhere};
-use dlock_testkit::{Server, until};
+use super::{client, masters, state, until_held_everywhere};
+use dlock_testkit::{Server, ServerKind, each_server, until};
 
-#[test]
-fn a_hold_that_is_broken_is_lost() {
-    each_kind(async |kind| {
-        for (count, broken) in [(1, 1), (3, 2), (5, 3)] {
-            let servers = masters(kind, count);
-            let client = client(&servers).await;
-            let guard = client.lock("r").ttl(Duration::from_secs(3)).acquire().await.expect("it is free");
-            for server in &servers[..broken] {
-                let mut conn = server.connect();
-                until("it is broken", || conn.ok("DLOCK.BREAK r") == 1);
-            }
-            let why = guard.lost().await;
-            assert!(now() < guard.valid_until(), "told before the end");
-            let Lost::TakenAway(report) = why else { panic!("{why:?}") };
-            assert!(servers[..broken].iter().all(|server| *state(&report, server) == NodeState::NotHeld));
+#[each_server]
+async fn a_hold_that_is_broken_is_lost(kind: &ServerKind) {
+    for (count, broken) in [(1, 1), (3, 2), (5, 3)] {
+        let servers = masters(kind, count);
+        let client = client(&servers).await;
+        let guard = client.lock("r").ttl(Duration::from_secs(3)).acquire().await.expect("it is free");
+        for server in &servers[..broken] {
+            let mut conn = server.connect();
+            until("it is broken", || conn.ok("DLOCK.BREAK r") == 1);
         }
-    });
+        let why = guard.lost().await;
+        assert!(now() < guard.valid_until(), "told before the end");
+        let Lost::TakenAway(report) = why else { panic!("{why:?}") };
+        assert!(servers[..broken].iter().all(|server| *state(&report, server) == NodeState::NotHeld));
+    }
 }
 
 /// Whether it was asked for the hold, and so tells of it, since its counts were reset.
@@ -31,88 +29,78 @@ fn is_tracked(server: &Server) -> bool {
 }
 
 /// The lease lasts ten minutes: it is the servers' pushes that tell.
-#[test]
-fn a_hold_that_is_taken_away_is_noticed_at_once_whether_it_is_renewed_or_not() {
-    each_kind(async |kind| {
-        for renews in [true, false] {
-            for (count, taken) in [(1, 1), (3, 2)] {
-                let servers = masters(kind, count);
-                let client = client(&servers).await;
-                let ways = ["DLOCK.BREAK r", "DEL r", "FLUSHALL", "PEXPIRE r 1", "RENAME r other"];
-                for way in ways {
-                    let ttl = Duration::from_secs(600);
-                    servers
-                        .iter()
-                        .for_each(|server| assert_eq!(server.connect().ok("CONFIG RESETSTAT"), "OK"));
-                    let guard = client.lock("r").ttl(ttl).renew(renews).acquire().await.expect("it is free");
-                    until("its masters track it", || servers.iter().all(is_tracked));
-                    // Each extension ends the tracking, and it begins anew.
-                    guard.extend(ttl).await.expect("it is held");
-                    for server in &servers[..taken] {
-                        server.connect().ok(way);
-                    }
-                    let why = guard.lost().await;
-                    assert!(matches!(why, Lost::TakenAway(_)), "{way}: {why:?}");
-                    servers.iter().for_each(|server| assert_eq!(server.connect().ok("FLUSHALL"), "OK"));
+#[each_server]
+async fn a_hold_that_is_taken_away_is_noticed_at_once_whether_it_is_renewed_or_not(kind: &ServerKind) {
+    for renews in [true, false] {
+        for (count, taken) in [(1, 1), (3, 2)] {
+            let servers = masters(kind, count);
+            let client = client(&servers).await;
+            let ways = ["DLOCK.BREAK r", "DEL r", "FLUSHALL", "PEXPIRE r 1", "RENAME r other"];
+            for way in ways {
+                let ttl = Duration::from_secs(600);
+                servers.iter().for_each(|server| assert_eq!(server.connect().ok("CONFIG RESETSTAT"), "OK"));
+                let guard = client.lock("r").ttl(ttl).renew(renews).acquire().await.expect("it is free");
+                until("its masters track it", || servers.iter().all(is_tracked));
+                // Each extension ends the tracking, and it begins anew.
+                guard.extend(ttl).await.expect("it is held");
+                for server in &servers[..taken] {
+                    server.connect().ok(way);
                 }
+                let why = guard.lost().await;
+                assert!(matches!(why, Lost::TakenAway(_)), "{way}: {why:?}");
+                servers.iter().for_each(|server| assert_eq!(server.connect().ok("FLUSHALL"), "OK"));
             }
         }
-    });
+    }
 }
 
 /// Nothing is pushed twice.
-#[test]
-fn a_loss_is_noticed_when_its_master_does_not_answer_at_once() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 1);
-        let client = client(&servers).await;
-        let guard = client.lock("r").ttl(Duration::from_secs(600)).acquire().await.expect("it is free");
-        until("its master tracks it", || is_tracked(&servers[0]));
-        servers[0].connect().ok("DEL r");
-        servers[0].pause();
-        // By the second time limit, the question that follows the push has had no answer either.
-        for _ in 0..2 {
-            client.inspect("r").await;
-        }
-        servers[0].resume();
-        // Long before the next renewal.
-        until("it is noticed", || matches!(guard.loss(), Some(Lost::TakenAway(_))));
-    });
+#[each_server]
+async fn a_loss_is_noticed_when_its_master_does_not_answer_at_once(kind: &ServerKind) {
+    let servers = masters(kind, 1);
+    let client = client(&servers).await;
+    let guard = client.lock("r").ttl(Duration::from_secs(600)).acquire().await.expect("it is free");
+    until("its master tracks it", || is_tracked(&servers[0]));
+    servers[0].connect().ok("DEL r");
+    servers[0].pause();
+    // By the second time limit, the question that follows the push has had no answer either.
+    for _ in 0..2 {
+        client.inspect("r").await;
+    }
+    servers[0].resume();
+    // Long before the next renewal.
+    until("it is noticed", || matches!(guard.loss(), Some(Lost::TakenAway(_))));
 }
 
-#[test]
-fn what_the_same_client_breaks_is_noticed_too() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        let client = client(&servers).await;
-        let guard = client.lock("r").ttl(Duration::from_secs(600)).acquire().await.expect("it is free");
-        until_held_everywhere(&servers, "r");
-        client.break_holds("r").await;
-        assert!(matches!(guard.lost().await, Lost::TakenAway(_)));
-    });
+#[each_server]
+async fn what_the_same_client_breaks_is_noticed_too(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let client = client(&servers).await;
+    let guard = client.lock("r").ttl(Duration::from_secs(600)).acquire().await.expect("it is free");
+    until_held_everywhere(&servers, "r");
+    client.break_holds("r").await;
+    assert!(matches!(guard.lost().await, Lost::TakenAway(_)));
 }
 
 /// With the connection, the server forgets what it was to tell over it.
-#[test]
-fn a_loss_after_a_reconnect_is_noticed_at_once() {
-    each_kind(async |kind| {
-        for (count, renews) in [(1, true), (1, false), (3, true)] {
-            let servers = masters(kind, count);
-            let client = client(&servers).await;
-            let lock = client.lock("r").ttl(Duration::from_secs(600)).renew(renews);
-            let guard = lock.await.expect("it is free");
-            let until_tracked = |what: &str| until(what, || servers.iter().all(is_tracked));
-            until_tracked("its masters track it");
-            for server in &servers {
-                let mut conn = server.connect();
-                conn.ok("CONFIG RESETSTAT");
-                assert_eq!(conn.ok("CLIENT KILL TYPE pubsub"), 1);
-            }
-            until_tracked("they are asked again");
-            for server in &servers {
-                server.connect().ok("DLOCK.BREAK r");
-            }
-            assert!(matches!(guard.lost().await, Lost::TakenAway(_)));
+#[each_server]
+async fn a_loss_after_a_reconnect_is_noticed_at_once(kind: &ServerKind) {
+    for (count, renews) in [(1, true), (1, false), (3, true)] {
+        let servers = masters(kind, count);
+        let client = client(&servers).await;
+        let lock = client.lock("r").ttl(Duration::from_secs(600)).renew(renews);
+        let guard = lock.await.expect("it is free");
+        let until_tracked = |what: &str| until(what, || servers.iter().all(is_tracked));
+        until_tracked("its masters track it");
+        for server in &servers {
+            let mut conn = server.connect();
+            conn.ok("CONFIG RESETSTAT");
+            assert_eq!(conn.ok("CLIENT KILL TYPE pubsub"), 1);
         }
-    });
+        until_tracked("they are asked again");
+        for server in &servers {
+            server.connect().ok("DLOCK.BREAK r");
+        }
+        assert!(matches!(guard.lost().await, Lost::TakenAway(_)));
+    }
 }

@@ -6,266 +6,240 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::{
-    LONG, client, each_kind, held_on, holders, masters, until_held_everywhere, until_nothing_is_left,
-};
-use dlock_testkit::queue;
+use super::{LONG, client, held_on, holders, masters, until_held_everywhere, until_nothing_is_left};
 use dlock_testkit::until;
+use dlock_testkit::{ServerKind, each_server, queue};
 
-#[test]
-fn sharers_hold_together_and_keep_out_the_exclusive() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        let (ann, bob) = (client(&servers).await, client(&servers).await);
-        let first = ann.lock("r").shared().acquire().await.expect("it is free");
-        let second = bob.lock("r").shared().fenced().acquire().await.expect("it is shared");
-        assert!(bob.lock("r").try_acquire().await.expect("an answer").is_none());
-        first.release().await.expect("it is held");
-        assert!(ann.lock("r").try_acquire().await.expect("an answer").is_none());
-        second.release().await.expect("it is held");
-        drop(ann.lock("r").try_acquire().await.expect("an answer").expect("it is free"));
-    });
+#[each_server]
+async fn sharers_hold_together_and_keep_out_the_exclusive(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let (ann, bob) = (client(&servers).await, client(&servers).await);
+    let first = ann.lock("r").shared().acquire().await.expect("it is free");
+    let second = bob.lock("r").shared().fenced().acquire().await.expect("it is shared");
+    assert!(bob.lock("r").try_acquire().await.expect("an answer").is_none());
+    first.release().await.expect("it is held");
+    assert!(ann.lock("r").try_acquire().await.expect("an answer").is_none());
+    second.release().await.expect("it is held");
+    drop(ann.lock("r").try_acquire().await.expect("an answer").expect("it is free"));
 }
 
-#[test]
-fn permits_are_counted_by_a_single_server_and_refused_in_a_quorum() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        let one = client(&servers[..1]).await;
-        let lock = || one.lock("r").permits(2);
-        let held: Vec<Guard> = [lock().acquire().await, lock().acquire().await]
-            .into_iter()
-            .collect::<Result<_, _>>()
-            .expect("two");
-        assert!(lock().try_acquire().await.expect("an answer").is_none());
-        drop(held);
-        let three = client(&servers).await;
-        for refused in [three.lock("r").permits(2), three.lock("r").ephemeral(), one.lock("r").permits(0)] {
-            assert!(matches!(refused.acquire().await, Err(AcquireError::Option(_))));
-        }
-    });
+#[each_server]
+async fn permits_are_counted_by_a_single_server_and_refused_in_a_quorum(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let one = client(&servers[..1]).await;
+    let lock = || one.lock("r").permits(2);
+    let held: Vec<Guard> =
+        [lock().acquire().await, lock().acquire().await].into_iter().collect::<Result<_, _>>().expect("two");
+    assert!(lock().try_acquire().await.expect("an answer").is_none());
+    drop(held);
+    let three = client(&servers).await;
+    for refused in [three.lock("r").permits(2), three.lock("r").ephemeral(), one.lock("r").permits(0)] {
+        assert!(matches!(refused.acquire().await, Err(AcquireError::Option(_))));
+    }
 }
 
-#[test]
-fn who_enters_again_holds_until_the_last_guard_is_gone() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        let client = client(&servers).await;
-        let lock = |client: &dlock_client::Client| client.lock("r").ttl(LONG).reentrant();
-        let first = lock(&client).acquire().await.expect("it is free");
-        let second = lock(&client.clone()).wait(Wait::No).acquire().await.expect("it is held by its own");
-        assert_eq!(first.token(), second.token());
-        let shared = lock(&client).shared().acquire().await.expect("who is alone may share with itself");
-        let another = lock(&client.session()).try_acquire().await.expect("an answer");
-        assert!(another.is_none(), "a session of its own is somebody else");
-        assert!(client.lock("r").try_acquire().await.expect("an answer").is_none(), "not entered again");
-        let fenced = lock(&client).fenced().acquire().await;
-        assert!(matches!(fenced, Err(AcquireError::Option(_))), "it has no fence: {fenced:?}");
+#[each_server]
+async fn who_enters_again_holds_until_the_last_guard_is_gone(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let client = client(&servers).await;
+    let lock = |client: &dlock_client::Client| client.lock("r").ttl(LONG).reentrant();
+    let first = lock(&client).acquire().await.expect("it is free");
+    let second = lock(&client.clone()).wait(Wait::No).acquire().await.expect("it is held by its own");
+    assert_eq!(first.token(), second.token());
+    let shared = lock(&client).shared().acquire().await.expect("who is alone may share with itself");
+    let another = lock(&client.session()).try_acquire().await.expect("an answer");
+    assert!(another.is_none(), "a session of its own is somebody else");
+    assert!(client.lock("r").try_acquire().await.expect("an answer").is_none(), "not entered again");
+    let fenced = lock(&client).fenced().acquire().await;
+    assert!(matches!(fenced, Err(AcquireError::Option(_))), "it has no fence: {fenced:?}");
 
-        first.release().await.expect("it is held");
-        shared.release().await.expect("it is held");
-        until_held_everywhere(&servers, "r");
-        assert_eq!(second.loss(), None);
-        second.release().await.expect("it is held");
-        until_nothing_is_left(&servers, "r");
-        let again = lock(&client).acquire().await.expect("it is free");
-        assert!(again.forget().is_some());
-    });
+    first.release().await.expect("it is held");
+    shared.release().await.expect("it is held");
+    until_held_everywhere(&servers, "r");
+    assert_eq!(second.loss(), None);
+    second.release().await.expect("it is held");
+    until_nothing_is_left(&servers, "r");
+    let again = lock(&client).acquire().await.expect("it is free");
+    assert!(again.forget().is_some());
 }
 
-#[test]
-fn tasks_of_one_owner_that_acquire_at_once_share_one_hold() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        let client = client(&servers).await;
-        let tasks: Vec<_> =
-            (0..8).map(|_| tokio::spawn(client.lock("r").ttl(LONG).reentrant().acquire())).collect();
-        let mut guards = Vec::new();
-        for task in tasks {
-            guards.push(task.await.expect("no panic").expect("one hold for all"));
-        }
-        assert!(guards.iter().all(|guard| guard.token() == guards[0].token()));
-        drop(guards);
-        until_nothing_is_left(&servers, "r");
-    });
+#[each_server]
+async fn tasks_of_one_owner_that_acquire_at_once_share_one_hold(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let client = client(&servers).await;
+    let tasks: Vec<_> =
+        (0..8).map(|_| tokio::spawn(client.lock("r").ttl(LONG).reentrant().acquire())).collect();
+    let mut guards = Vec::new();
+    for task in tasks {
+        guards.push(task.await.expect("no panic").expect("one hold for all"));
+    }
+    assert!(guards.iter().all(|guard| guard.token() == guards[0].token()));
+    drop(guards);
+    until_nothing_is_left(&servers, "r");
 }
 
 /// Like any other: when the retries are used up, it goes on.
-#[test]
-fn a_wait_for_an_ephemeral_hold_outlasts_a_restart() {
-    each_kind(async |kind| {
-        let mut servers = masters(kind, 1);
-        let builder = super::builder(&servers).retry(Retry::new(0, Duration::ZERO));
-        let client = builder.build().await.expect("a client");
-        servers[0].kill9();
-        let outage = Arc::<AtomicBool>::default();
-        let hook = outage.clone();
-        let lock = client.lock("r").ephemeral().wait(Wait::For(LONG));
-        let lock = lock.on_outage(move |_| hook.store(true, Ordering::Relaxed));
-        let acquires = tokio::spawn(lock.acquire());
-        until("the outage is told", || outage.load(Ordering::Relaxed) || acquires.is_finished());
-        servers[0].restart();
-        acquires.await.expect("no panic").expect("it is back").release().await.expect("it is held");
-    });
+#[each_server]
+async fn a_wait_for_an_ephemeral_hold_outlasts_a_restart(kind: &ServerKind) {
+    let mut servers = masters(kind, 1);
+    let builder = super::builder(&servers).retry(Retry::new(0, Duration::ZERO));
+    let client = builder.build().await.expect("a client");
+    servers[0].kill9();
+    let outage = Arc::<AtomicBool>::default();
+    let hook = outage.clone();
+    let lock = client.lock("r").ephemeral().wait(Wait::For(LONG));
+    let lock = lock.on_outage(move |_| hook.store(true, Ordering::Relaxed));
+    let acquires = tokio::spawn(lock.acquire());
+    until("the outage is told", || outage.load(Ordering::Relaxed) || acquires.is_finished());
+    servers[0].restart();
+    acquires.await.expect("no panic").expect("it is back").release().await.expect("it is held");
 }
 
-#[test]
-fn an_ephemeral_hold_ends_with_its_connection() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 1);
-        let client = client(&servers).await;
-        // At once, and out of the queue.
-        for waits in [false, true] {
-            let mut conn = servers[0].connect();
-            let acquired = if waits {
-                assert!(conn.ok("DLOCK.ACQUIRE r other 600000").int() > 0);
-                let acquired = tokio::spawn(client.lock("r").ttl(LONG).ephemeral().acquire());
-                until("it waits", || !queue::clients(&mut conn, "r").is_empty());
-                assert_eq!(conn.ok("DLOCK.RELEASE r other"), 1);
-                acquired.await.expect("no panic")
-            } else {
-                client.lock("r").ttl(LONG).ephemeral().acquire().await
-            };
-            let guard = acquired.expect("it is free");
-            let seen = client.inspect("r").await.remove(0).answer;
-            let holder = seen.found().expect("an answer").as_ref().expect("it is held").holders[0].clone();
-            assert!(holder.ephemeral && holder.client > 0);
-            assert_eq!(conn.ok(&format!("CLIENT KILL ID {}", holder.client)), 1);
-            assert_eq!(guard.lost().await, Lost::Disconnected);
-            until_nothing_is_left(&servers, "r");
-            assert!(matches!(guard.release().await, Err(ReleaseError::NotHeld(_))));
-        }
-        let guard = client.lock("r").ttl(Duration::from_millis(900)).ephemeral().acquire().await;
-        let guard = guard.expect("it is free");
-        let first = guard.valid_until();
-        until("it is renewed as any other", || guard.valid_until() > first);
-        assert!(guard.forget().is_none(), "its connection goes with the guard");
-        until_nothing_is_left(&servers, "r");
-    });
-}
-
-#[test]
-fn several_locks_are_acquired_all_or_none() {
-    each_kind(async |kind| {
-        for count in [1, 3] {
-            let servers = masters(kind, count);
-            let (ann, bob) = (client(&servers).await, client(&servers).await);
-            let guards = ann.lock_all(["c", "a", "b", "a"]).each(|lock| lock.ttl(LONG)).acquire().await;
-            let guards = guards.expect("all are free");
-            let held: Vec<&[u8]> = guards.iter().map(Guard::resource).collect();
-            assert_eq!(held, [b"a", b"b", b"c"]);
-            assert!(guards.remaining() > LONG / 2);
-            assert_eq!((guards.len(), guards.is_empty(), guards.loss()), (3, false, None));
-            let end = guards.extend(2 * LONG).await.expect("they are held");
-            assert!(guards.remaining() > LONG && guards.iter().all(|guard| guard.valid_until() >= end));
-            assert!(bob.lock_all(["0", "b"]).try_acquire().await.expect("an answer").is_none());
-
-            let wait = Wait::For(Duration::from_millis(30));
-            let none = bob.lock_all(["0", "b"]).each(|lock| lock.wait(wait)).acquire().await;
-            let why = none.expect_err("b is held");
-            assert!(matches!(&why, AcquireError::Taken { resource, .. } if resource == "b"), "{why}");
-            bob.flush().await;
-            assert_eq!(held_on(&servers, "0"), 0, "what it got was given back");
-
-            guards.release().await.expect("they are held");
-            let guards = bob.lock_all(["0", "b"]).each(|lock| lock.shared()).await.expect("all are free");
-            let cancellation = guards.cancellation();
-            assert!(!cancellation.is_cancelled());
-            let (first, second) = guards.into_iter().fold((None, None), |(_, last), one| (last, Some(one)));
-            first.expect("two").release().await.expect("it is held");
-            drop(second);
-            ["0", "a", "b", "c"].iter().for_each(|resource| until_nothing_is_left(&servers, resource));
-        }
-    });
-}
-
-#[test]
-fn the_first_of_several_that_is_lost_is_told() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        let client = client(&servers).await;
-        let guards = client.lock_all(["a", "b"]).each(|lock| lock.ttl(LONG)).await.expect("all are free");
-        let cancellation = guards.cancellation();
-        let told = tokio::spawn({
-            let cancellation = cancellation.clone();
-            async move { cancellation.cancelled().await }
-        });
-        client.break_holds("b").await;
-        assert!(matches!(guards.lost().await, Lost::TakenAway(_)));
-        assert!(matches!(told.await.expect("no panic"), Lost::TakenAway(_)));
-        assert!(cancellation.is_cancelled() && matches!(guards.loss(), Some(Lost::TakenAway(_))));
-        assert!(matches!(guards.extend(LONG).await, Err(ExtendError::Lost(_))));
-        assert_eq!(guards.remaining(), Duration::ZERO);
-    });
-}
-
-#[test]
-fn those_who_want_the_same_in_another_order_do_not_wait_for_each_other() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        let orders = [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"]];
-        let mut tasks = Vec::new();
-        for order in orders {
-            let client = client(&servers).await;
-            tasks.push(tokio::spawn(async move {
-                for _ in 0..5 {
-                    let guards = client.lock_all(order).acquire().await.expect("all in turn");
-                    guards.release().await.expect("they are held");
-                }
-            }));
-        }
-        for task in tasks {
-            task.await.expect("all come through");
-        }
-    });
-}
-
-#[test]
-fn a_lock_that_is_lost_while_another_is_waited_for_ends_the_wait() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 1);
-        let client = client(&servers).await;
+#[each_server]
+async fn an_ephemeral_hold_ends_with_its_connection(kind: &ServerKind) {
+    let servers = masters(kind, 1);
+    let client = client(&servers).await;
+    // At once, and out of the queue.
+    for waits in [false, true] {
         let mut conn = servers[0].connect();
-        assert!(conn.ok("DLOCK.ACQUIRE b other 600000").int() > 0);
-        let ttl = Duration::from_millis(900);
-        let wants = tokio::spawn(client.lock_all(["a", "b"]).each(|lock| lock.ttl(ttl)).acquire());
-        until("it waits for b", || !queue::clients(&mut conn, "b").is_empty());
-        assert_eq!(holders(&servers[0], "a").len(), 1);
-        assert_eq!(conn.ok("DLOCK.BREAK a"), 1);
-        let why = wants.await.expect("no panic").expect_err("a is lost");
-        let AcquireError::LostMeanwhile { resource, why } = why else { panic!("{why:?}") };
-        assert_eq!(resource, "a");
-        assert!(matches!(why, Lost::TakenAway(_)), "{why:?}");
-        until("it waits no more", || queue::clients(&mut conn, "b").is_empty());
+        let acquired = if waits {
+            assert!(conn.ok("DLOCK.ACQUIRE r other 600000").int() > 0);
+            let acquired = tokio::spawn(client.lock("r").ttl(LONG).ephemeral().acquire());
+            until("it waits", || !queue::clients(&mut conn, "r").is_empty());
+            assert_eq!(conn.ok("DLOCK.RELEASE r other"), 1);
+            acquired.await.expect("no panic")
+        } else {
+            client.lock("r").ttl(LONG).ephemeral().acquire().await
+        };
+        let guard = acquired.expect("it is free");
+        let seen = client.inspect("r").await.remove(0).answer;
+        let holder = seen.found().expect("an answer").as_ref().expect("it is held").holders[0].clone();
+        assert!(holder.ephemeral && holder.client > 0);
+        assert_eq!(conn.ok(&format!("CLIENT KILL ID {}", holder.client)), 1);
+        assert_eq!(guard.lost().await, Lost::Disconnected);
+        until_nothing_is_left(&servers, "r");
+        assert!(matches!(guard.release().await, Err(ReleaseError::NotHeld(_))));
+    }
+    let guard = client.lock("r").ttl(Duration::from_millis(900)).ephemeral().acquire().await;
+    let guard = guard.expect("it is free");
+    let first = guard.valid_until();
+    until("it is renewed as any other", || guard.valid_until() > first);
+    assert!(guard.forget().is_none(), "its connection goes with the guard");
+    until_nothing_is_left(&servers, "r");
+}
+
+#[each_server]
+async fn several_locks_are_acquired_all_or_none(kind: &ServerKind) {
+    for count in [1, 3] {
+        let servers = masters(kind, count);
+        let (ann, bob) = (client(&servers).await, client(&servers).await);
+        let guards = ann.lock_all(["c", "a", "b", "a"]).each(|lock| lock.ttl(LONG)).acquire().await;
+        let guards = guards.expect("all are free");
+        let held: Vec<&[u8]> = guards.iter().map(Guard::resource).collect();
+        assert_eq!(held, [b"a", b"b", b"c"]);
+        assert!(guards.remaining() > LONG / 2);
+        assert_eq!((guards.len(), guards.is_empty(), guards.loss()), (3, false, None));
+        let end = guards.extend(2 * LONG).await.expect("they are held");
+        assert!(guards.remaining() > LONG && guards.iter().all(|guard| guard.valid_until() >= end));
+        assert!(bob.lock_all(["0", "b"]).try_acquire().await.expect("an answer").is_none());
+
+        let wait = Wait::For(Duration::from_millis(30));
+        let none = bob.lock_all(["0", "b"]).each(|lock| lock.wait(wait)).acquire().await;
+        let why = none.expect_err("b is held");
+        assert!(matches!(&why, AcquireError::Taken { resource, .. } if resource == "b"), "{why}");
+        bob.flush().await;
+        assert_eq!(held_on(&servers, "0"), 0, "what it got was given back");
+
+        guards.release().await.expect("they are held");
+        let guards = bob.lock_all(["0", "b"]).each(|lock| lock.shared()).await.expect("all are free");
+        let cancellation = guards.cancellation();
+        assert!(!cancellation.is_cancelled());
+        let (first, second) = guards.into_iter().fold((None, None), |(_, last), one| (last, Some(one)));
+        first.expect("two").release().await.expect("it is held");
+        drop(second);
+        ["0", "a", "b", "c"].iter().for_each(|resource| until_nothing_is_left(&servers, resource));
+    }
+}
+
+#[each_server]
+async fn the_first_of_several_that_is_lost_is_told(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let client = client(&servers).await;
+    let guards = client.lock_all(["a", "b"]).each(|lock| lock.ttl(LONG)).await.expect("all are free");
+    let cancellation = guards.cancellation();
+    let told = tokio::spawn({
+        let cancellation = cancellation.clone();
+        async move { cancellation.cancelled().await }
     });
+    client.break_holds("b").await;
+    assert!(matches!(guards.lost().await, Lost::TakenAway(_)));
+    assert!(matches!(told.await.expect("no panic"), Lost::TakenAway(_)));
+    assert!(cancellation.is_cancelled() && matches!(guards.loss(), Some(Lost::TakenAway(_))));
+    assert!(matches!(guards.extend(LONG).await, Err(ExtendError::Lost(_))));
+    assert_eq!(guards.remaining(), Duration::ZERO);
+}
+
+#[each_server]
+async fn those_who_want_the_same_in_another_order_do_not_wait_for_each_other(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let orders = [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"]];
+    let mut tasks = Vec::new();
+    for order in orders {
+        let client = client(&servers).await;
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..5 {
+                let guards = client.lock_all(order).acquire().await.expect("all in turn");
+                guards.release().await.expect("they are held");
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.expect("all come through");
+    }
+}
+
+#[each_server]
+async fn a_lock_that_is_lost_while_another_is_waited_for_ends_the_wait(kind: &ServerKind) {
+    let servers = masters(kind, 1);
+    let client = client(&servers).await;
+    let mut conn = servers[0].connect();
+    assert!(conn.ok("DLOCK.ACQUIRE b other 600000").int() > 0);
+    let ttl = Duration::from_millis(900);
+    let wants = tokio::spawn(client.lock_all(["a", "b"]).each(|lock| lock.ttl(ttl)).acquire());
+    until("it waits for b", || !queue::clients(&mut conn, "b").is_empty());
+    assert_eq!(holders(&servers[0], "a").len(), 1);
+    assert_eq!(conn.ok("DLOCK.BREAK a"), 1);
+    let why = wants.await.expect("no panic").expect_err("a is lost");
+    let AcquireError::LostMeanwhile { resource, why } = why else { panic!("{why:?}") };
+    assert_eq!(resource, "a");
+    assert!(matches!(why, Lost::TakenAway(_)), "{why:?}");
+    until("it waits no more", || queue::clients(&mut conn, "b").is_empty());
 }
 
 /// Both at once would be an exclusive guard of a shared hold.
-#[test]
-fn a_hold_is_either_entered_as_exclusive_or_becomes_shared() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 1);
-        let client = client(&servers).await;
-        for round in 0..4_000 {
-            let mut first = client.lock("r").reentrant().await.expect("it is free");
-            let (begun, other) = (Arc::new(AtomicBool::new(false)), client.clone());
-            let told = begun.clone();
-            let entering = tokio::spawn(async move {
-                told.store(true, Ordering::Release);
-                other.lock("r").reentrant().await
-            });
-            while !begun.load(Ordering::Acquire) {
-                hint::spin_loop();
-            }
-            (0..round % 400).for_each(|_| hint::spin_loop());
-            let downgraded = first.downgrade().await;
-            let entered = entering.await.expect("no panic");
-            match (downgraded, entered) {
-                (Err(ExtendError::Option(_)), Ok(second)) => drop(second),
-                (Ok(()), Err(AcquireError::Option(_))) => {}
-                both => panic!("one of them has to be refused: {both:?}"),
-            }
-            first.release().await.expect("it is held");
+#[each_server]
+async fn a_hold_is_either_entered_as_exclusive_or_becomes_shared(kind: &ServerKind) {
+    let servers = masters(kind, 1);
+    let client = client(&servers).await;
+    for round in 0..4_000 {
+        let mut first = client.lock("r").reentrant().await.expect("it is free");
+        let (begun, other) = (Arc::new(AtomicBool::new(false)), client.clone());
+        let told = begun.clone();
+        let entering = tokio::spawn(async move {
+            told.store(true, Ordering::Release);
+            other.lock("r").reentrant().await
+        });
+        while !begun.load(Ordering::Acquire) {
+            hint::spin_loop();
         }
-    });
+        (0..round % 400).for_each(|_| hint::spin_loop());
+        let downgraded = first.downgrade().await;
+        let entered = entering.await.expect("no panic");
+        match (downgraded, entered) {
+            (Err(ExtendError::Option(_)), Ok(second)) => drop(second),
+            (Ok(()), Err(AcquireError::Option(_))) => {}
+            both => panic!("one of them has to be refused: {both:?}"),
+        }
+        first.release().await.expect("it is held");
+    }
 }

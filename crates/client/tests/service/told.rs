@@ -4,96 +4,89 @@ use dlock_client::{ExtendError, Lost};
 use std::collections::HashMap;
 use std::fmt::{Debug, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-use super::{LONG, client, each_kind, masters, until_held_everywhere};
-use dlock_testkit::until;
+use super::{LONG, client, masters, until_held_everywhere};
+use dlock_testkit::{ServerKind, each_server, until};
 
-#[test]
-fn a_loss_is_told_once_to_the_hook() {
-    each_kind(async |kind| {
-        for count in [1, 3] {
-            let servers = masters(kind, count);
-            let client = client(&servers).await;
-            let told = Arc::new(Mutex::new(Vec::new()));
-            let hook = told.clone();
-            let lock = client
-                .lock("r")
-                .ttl(LONG)
-                .on_lost(move |why| hook.lock().expect("no panic").push(why.clone()));
-            let guard = lock.await.expect("it is free");
-            client.break_holds("r").await;
-            until("the hook is called", || !told.lock().expect("no panic").is_empty());
-            let [Lost::TakenAway(_)] = told.lock().expect("no panic")[..] else { panic!("{told:?}") };
-            assert!(matches!(guard.loss(), Some(Lost::TakenAway(_))));
-        }
-    });
+#[each_server]
+async fn a_loss_is_told_once_to_the_hook(kind: &ServerKind) {
+    for count in [1, 3] {
+        let servers = masters(kind, count);
+        let client = client(&servers).await;
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let hook = told.clone();
+        let lock =
+            client.lock("r").ttl(LONG).on_lost(move |why| hook.lock().expect("no panic").push(why.clone()));
+        let guard = lock.await.expect("it is free");
+        client.break_holds("r").await;
+        until("the hook is called", || !told.lock().expect("no panic").is_empty());
+        let [Lost::TakenAway(_)] = told.lock().expect("no panic")[..] else { panic!("{told:?}") };
+        assert!(matches!(guard.loss(), Some(Lost::TakenAway(_))));
+    }
 }
 
 /// No server pushes what becomes of a shared hold.
-#[test]
-fn a_loss_that_an_extension_finds_is_told_at_once_and_the_hold_not_entered_again() {
-    each_kind(async |kind| {
-        for count in [1, 3] {
-            let servers = masters(kind, count);
-            let client = client(&servers).await;
-            let told = Arc::<AtomicU64>::default();
-            let hook = told.clone();
-            let lock = || client.lock("r").ttl(LONG).shared().reentrant();
-            let first = lock().on_lost(move |_| _ = hook.fetch_add(1, Ordering::Relaxed));
-            let guard = first.await.expect("it is free");
-            until_held_everywhere(&servers, "r");
-            servers.iter().for_each(|server| assert_eq!(server.connect().ok("DLOCK.BREAK r"), 1));
-            let extended = guard.extend(LONG).await;
-            assert!(matches!(extended, Err(ExtendError::Lost(_))), "{extended:?}");
-            assert!(matches!(guard.loss(), Some(Lost::TakenAway(_))));
-            until("the hook is called", || told.load(Ordering::Relaxed) == 1);
-            let again = lock().await.expect("it is free");
-            assert_ne!(again.token(), guard.token(), "a hold of its own");
-        }
-    });
-}
-
-#[test]
-fn a_hold_that_is_released_is_not_told_as_lost() {
-    each_kind(async |kind| {
-        let servers = masters(kind, 1);
+#[each_server]
+async fn a_loss_that_an_extension_finds_is_told_at_once_and_the_hold_not_entered_again(kind: &ServerKind) {
+    for count in [1, 3] {
+        let servers = masters(kind, count);
         let client = client(&servers).await;
-        let lock = client.lock("r").ttl(Duration::from_millis(300)).on_lost(|why| panic!("{why}"));
-        let guard = lock.await.expect("it is free");
-        let end = guard.valid_until();
-        guard.release().await.expect("it is held");
-        until("its lease would be over", || dlock_client::now() > end);
-        client.lock("r").await.expect("the client goes on").release().await.expect("it is held");
-    });
+        let told = Arc::<AtomicU64>::default();
+        let hook = told.clone();
+        let lock = || client.lock("r").ttl(LONG).shared().reentrant();
+        let first = lock().on_lost(move |_| _ = hook.fetch_add(1, Ordering::Relaxed));
+        let guard = first.await.expect("it is free");
+        until_held_everywhere(&servers, "r");
+        servers.iter().for_each(|server| assert_eq!(server.connect().ok("DLOCK.BREAK r"), 1));
+        let extended = guard.extend(LONG).await;
+        assert!(matches!(extended, Err(ExtendError::Lost(_))), "{extended:?}");
+        assert!(matches!(guard.loss(), Some(Lost::TakenAway(_))));
+        until("the hook is called", || told.load(Ordering::Relaxed) == 1);
+        let again = lock().await.expect("it is free");
+        assert_ne!(again.token(), guard.token(), "a hold of its own");
+    }
 }
 
-#[test]
-fn renewals_and_losses_are_events_in_the_span_of_their_hold() {
+#[each_server]
+async fn a_hold_that_is_released_is_not_told_as_lost(kind: &ServerKind) {
+    let servers = masters(kind, 1);
+    let client = client(&servers).await;
+    let lock = client.lock("r").ttl(Duration::from_millis(300)).on_lost(|why| panic!("{why}"));
+    let guard = lock.await.expect("it is free");
+    let end = guard.valid_until();
+    guard.release().await.expect("it is held");
+    until("its lease would be over", || dlock_client::now() > end);
+    client.lock("r").await.expect("the client goes on").release().await.expect("it is held");
+}
+
+#[each_server]
+async fn renewals_and_losses_are_events_in_the_span_of_their_hold(kind: &ServerKind) {
     // Of the whole process: the renewals run on the threads of the clients.
-    let recorded = Recorded::default();
-    tracing::subscriber::set_global_default(recorded.clone()).expect("nobody else records");
-    each_kind(async |kind| {
-        let servers = masters(kind, 3);
-        let client = client(&servers).await;
-        let resource = format!("traced on {}", kind.name);
-        let guard =
-            client.lock(&resource).ttl(Duration::from_millis(600)).fenced().await.expect("it is free");
-        let of_hold =
-            |what: &str| recorded.has(&[&resource, &guard.fence().expect("one").get().to_string(), what]);
-        until("a renewal is told", || of_hold("renewed"));
-        assert!(!of_hold("lost"));
-        client.break_holds(&resource).await;
-        until("the loss is told", || of_hold("lost"));
-        assert!(
-            !recorded.has(&[std::str::from_utf8(guard.token().as_bytes()).expect("text")]),
-            "tokens are secret"
-        );
+    static RECORDED: LazyLock<Recorded> = LazyLock::new(|| {
+        let recorded = Recorded::default();
+        tracing::subscriber::set_global_default(recorded.clone()).expect("no other test records");
+        recorded
     });
+    LazyLock::force(&RECORDED);
+    let servers = masters(kind, 3);
+    let client = client(&servers).await;
+    let resource = format!("traced on {}", kind.name);
+    let guard = client.lock(&resource).ttl(Duration::from_millis(600)).fenced().await.expect("it is free");
+    let of_hold =
+        |what: &str| RECORDED.has(&[&resource, &guard.fence().expect("one").get().to_string(), what]);
+    until("a renewal is told", || of_hold("renewed"));
+    assert!(!of_hold("lost"));
+    client.break_holds(&resource).await;
+    until("the loss is told", || of_hold("lost"));
+    assert!(
+        !RECORDED.has(&[std::str::from_utf8(guard.token().as_bytes()).expect("text")]),
+        "tokens are secret"
+    );
 }
 
 /// Each event as text, with the fields of the span that it is in.
