@@ -1,7 +1,7 @@
 """A client of a quorum under faults: locks, writes and releases, again and again, until its input ends.
 
 python contender.py threads|asyncio NUMBER LEASE URL.., with the lease in ms. Who listens to what it says is
-`crates/client/tests/chaos/others.rs`.
+`crates/client/tests/chaos/foreign_clients.rs`.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ fn has_categories(kind: &ServerKind) -> bool {
 }
 
 #[each_server]
-fn a_user_can_do_what_its_rules_name_on_its_keys_and_no_more(kind: &ServerKind) {
+fn a_user_may_do_only_what_its_rules_name_and_only_on_its_keys(kind: &ServerKind) {
     let server = Server::start(kind);
     let rules = "~lock:* +dlock.acquire +dlock.release +dlock.extend";
     let mut conn = user(&server, rules);
@@ -59,7 +59,7 @@ fn a_user_can_do_what_its_rules_name_on_its_keys_and_no_more(kind: &ServerKind) 
 }
 
 #[each_server]
-fn key_patterns_tell_reading_from_changing(kind: &ServerKind) {
+fn key_patterns_separate_reading_from_writing(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut reader = user(&server, "%R~lock:* +@all");
     assert_eq!(may(&mut reader), ["HOLDS", "PTTL", "INSPECT", "WAITERS", "LIST", "LOG", "TOKEN", "HELP"]);
@@ -75,7 +75,7 @@ fn key_patterns_tell_reading_from_changing(kind: &ServerKind) {
 }
 
 #[each_server]
-fn categories_hold_the_commands_where_the_server_has_them(kind: &ServerKind) {
+fn acl_categories_contain_the_commands(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut admin = server.connect();
     if !has_categories(kind) {

@@ -21,7 +21,7 @@ fn released() -> PathBuf {
 
 #[test]
 #[ignore = "builds the release, which takes minutes: `make test` runs it"]
-fn it_does_not_say_where_it_was_built() {
+fn the_module_contains_no_path_of_its_build() {
     let library = std::fs::read(released()).expect("the library");
     let says = |text: &str| library.windows(text.len()).any(|bytes| bytes == text.as_bytes());
     // The places of panics, of this project and of what it depends on: which of ours, the optimiser decides.

@@ -77,7 +77,7 @@ fn docs(conn: &mut Conn, name: &str) -> Value {
 }
 
 #[each_server]
-fn every_command_says_what_it_does_and_takes(kind: &ServerKind) {
+fn command_docs_describe_every_command_and_its_arguments(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let asked = (!kind.is_valkey && !kind.is_at_least(7, 2)).then_some(MAY);
@@ -107,7 +107,7 @@ fn every_command_says_what_it_does_and_takes(kind: &ServerKind) {
 }
 
 #[each_server]
-fn the_docs_and_help_name_the_same_forms(kind: &ServerKind) {
+fn command_docs_and_help_show_the_same_forms(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let help = conn.ok("DLOCK.HELP");
@@ -130,7 +130,7 @@ fn the_docs_and_help_name_the_same_forms(kind: &ServerKind) {
 }
 
 #[each_server]
-fn the_key_is_known_to_the_server_with_what_is_done_to_it(kind: &ServerKind) {
+fn the_server_knows_the_key_of_each_command_and_its_access(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     for (command, access) in [
@@ -160,7 +160,7 @@ fn the_key_is_known_to_the_server_with_what_is_done_to_it(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_guard_has_the_keys_of_its_command_too(kind: &ServerKind) {
+fn a_guarded_command_reports_the_keys_of_its_command(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     for (command, key, keys) in [
@@ -188,7 +188,7 @@ fn a_guard_has_the_keys_of_its_command_too(kind: &ServerKind) {
 }
 
 #[each_server]
-fn the_docs_are_maps_in_resp3(kind: &ServerKind) {
+fn command_docs_are_maps_in_resp3(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     conn.hello3();

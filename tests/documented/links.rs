@@ -75,7 +75,7 @@ fn every_link_leads_to_a_file_and_to_a_heading_in_it() {
 }
 
 #[test]
-fn the_index_leads_to_every_document() {
+fn the_index_links_every_document() {
     let index = documents::read("docs/README.md");
     let linked: BTreeSet<PathBuf> =
         links("docs/README.md", &index).into_iter().map(|(file, _)| file).collect();
@@ -95,7 +95,7 @@ fn the_readme_has_at_most_150_lines() {
 
 /// A figure that names its command can be had again.
 #[test]
-fn every_command_of_make_that_is_named_exists() {
+fn every_named_make_target_exists() {
     let makefile = documents::read("Makefile");
     let mut named = BTreeSet::new();
     for path in documents::all() {
@@ -112,7 +112,7 @@ fn every_command_of_make_that_is_named_exists() {
 }
 
 #[test]
-fn every_test_that_is_named_exists() {
+fn every_named_test_exists() {
     let mut folders = vec![project().join("tests")];
     let crates = std::fs::read_dir(project().join("crates")).expect("crates/");
     folders.extend(crates.map(|package| package.expect("a folder").path().join("tests")));

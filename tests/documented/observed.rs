@@ -20,7 +20,7 @@ fn section(conn: &mut Conn) -> Vec<(String, u64)> {
 }
 
 #[each_server]
-fn info_counts_what_happened(kind: &ServerKind) {
+fn info_counts_grants_releases_and_refusals(kind: &ServerKind) {
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
     let mut conn = server.connect();
     for (field, value) in section(&mut conn) {
@@ -87,7 +87,7 @@ fn info_counts_what_happened(kind: &ServerKind) {
 }
 
 #[each_server]
-fn every_field_of_info_stands_in_its_document(kind: &ServerKind) {
+fn every_field_of_info_is_documented(kind: &ServerKind) {
     let text = Server::start(kind).connect().ok("INFO dlock").text();
     let fields = text.lines().filter_map(|line| line.split_once(':'));
     let fields: BTreeSet<&str> = fields.map(|(name, _)| name).collect();
@@ -149,7 +149,7 @@ fn tokens_stay_out_of_slowlog_and_log_and_info(kind: &ServerKind) {
 }
 
 #[each_server]
-fn the_log_warns_exactly_when_nobody_would_hear_of_a_release(kind: &ServerKind) {
+fn the_log_warns_when_no_client_can_be_notified_of_a_release(kind: &ServerKind) {
     const WARNING: &str = "notify-keyspace-events has to hold K and d";
     for (events, heard) in [
         ("\"\"", false),

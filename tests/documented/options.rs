@@ -15,7 +15,7 @@ const OPTIONS: [(&str, i64, i64, i64); 7] = [
 ];
 
 #[each_server]
-fn config_get_and_set_know_every_option_and_its_bounds(kind: &ServerKind) {
+fn config_get_and_set_cover_every_option_and_its_bounds(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     for (name, default, least, greatest) in OPTIONS {
@@ -37,7 +37,7 @@ fn config_get_and_set_know_every_option_and_its_bounds(kind: &ServerKind) {
 }
 
 #[each_server]
-fn the_fence_mark_is_a_switch(kind: &ServerKind) {
+fn the_fence_mark_can_be_switched_off_and_on(kind: &ServerKind) {
     let switch = |server: &Server| server.connect().ok("CONFIG GET dlock.fence-mark").items()[1].text();
     let server = Server::start(kind);
     assert_eq!(switch(&server), "yes");
@@ -88,7 +88,7 @@ fn arguments_of_loadmodule_are_defaults_that_redis_conf_overrides(kind: &ServerK
 }
 
 #[each_server]
-fn a_wrong_option_refuses_to_start_and_says_which(kind: &ServerKind) {
+fn a_wrong_option_stops_the_start_and_is_named(kind: &ServerKind) {
     for (arguments, why) in [
         (
             "max-tll 5",
@@ -117,7 +117,7 @@ fn a_wrong_option_refuses_to_start_and_says_which(kind: &ServerKind) {
 }
 
 #[each_server]
-fn it_can_be_loaded_into_a_running_server_and_not_unloaded(kind: &ServerKind) {
+fn the_module_loads_into_a_running_server_and_cannot_be_unloaded(kind: &ServerKind) {
     let server = Server::options(kind).without_module().start();
     let mut conn = server.connect();
     let path = module_path().to_str().expect("a path of text");

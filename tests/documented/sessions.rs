@@ -131,7 +131,7 @@ impl Drop for MakeRun {
 const COMMON: &str = include_str!("../../scripts/common.sh");
 
 #[each_server]
-fn what_make_run_says_and_the_sessions_go_as_shown(kind: &ServerKind) {
+fn make_run_and_the_documented_sessions_run_as_shown(kind: &ServerKind) {
     let run = MakeRun::start(kind, &[]);
     let fence = run.try_what_it_says("DLOCK.ACQUIRE");
     assert!(fence.parse::<u64>().is_ok_and(|fence| fence > 1_000_000_000_000_000), "{fence}");
@@ -140,7 +140,7 @@ fn what_make_run_says_and_the_sessions_go_as_shown(kind: &ServerKind) {
 
 /// On a machine on which no server is installed where a shell would look for it.
 #[each_server]
-fn make_run_starts_the_example_too_and_says_what_ends_its_grace(kind: &ServerKind) {
+fn make_run_starts_the_example_configuration_and_explains_its_grace_period(kind: &ServerKind) {
     let shown = documents::blocks("docs/getting-started.md", "sh");
     assert!(shown.iter().any(|line| line == "make run CONF=redis.conf.example"), "{shown:?}");
     let run = MakeRun::start(kind, &[("CONF", "redis.conf.example")]);

@@ -7,7 +7,7 @@ use dlock_testkit::{Server, ServerKind, Value, documents, each_server};
 const EXAMPLE: &str = include_str!("../../redis.conf.example");
 
 #[each_server]
-fn every_command_stands_in_the_table_with_its_form(kind: &ServerKind) {
+fn the_command_table_lists_every_command_with_its_form(kind: &ServerKind) {
     let help = Server::start(kind).connect().ok("DLOCK.HELP");
     let forms: Vec<String> =
         help.items().iter().map(Value::text).filter(|line| line.starts_with("DLOCK.")).collect();
@@ -26,7 +26,7 @@ fn every_command_stands_in_the_table_with_its_form(kind: &ServerKind) {
 }
 
 #[each_server]
-fn every_option_stands_in_the_table_and_in_the_example_with_its_default(kind: &ServerKind) {
+fn the_option_table_and_the_example_list_every_option_with_its_default(kind: &ServerKind) {
     let options = Server::start(kind).connect().ok("CONFIG GET dlock.*");
     let options: Vec<String> = options.items().iter().map(Value::text).collect();
     let table = documents::read("docs/options.md");
@@ -45,7 +45,7 @@ fn every_option_stands_in_the_table_and_in_the_example_with_its_default(kind: &S
 }
 
 #[each_server]
-fn the_acl_line_makes_a_user_who_can_do_that_and_no_more(kind: &ServerKind) {
+fn the_documented_acl_line_grants_the_named_rights_only(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let shown = documents::blocks("docs/security.md", "text");
@@ -78,7 +78,7 @@ fn a_lock_of_set_nx_and_one_of_dlock_exclude_each_other_on_one_key(kind: &Server
 }
 
 #[test]
-fn the_python_redlock_is_the_one_that_is_tested() {
+fn the_documented_python_redlock_is_the_tested_one() {
     let shown = documents::blocks("docs/clients.md", "python");
     assert!(!shown.is_empty());
     assert!(

@@ -38,7 +38,7 @@ fn a_warning_comes_and_goes_with_its_cause_and_is_logged_when_it_comes(kind: &Se
 }
 
 #[each_server]
-fn a_mark_that_cannot_be_written_is_warned_of_until_it_can(kind: &ServerKind) {
+fn an_unwritable_mark_is_warned_of_until_it_is_written(kind: &ServerKind) {
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
     let mut conn = server.connect();
     until("it is written", || server.info("dlock_fence_mark_status") == "ok");
@@ -53,7 +53,7 @@ fn a_mark_that_cannot_be_written_is_warned_of_until_it_can(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_server_starts_with_its_warnings_and_the_example_with_none(kind: &ServerKind) {
+fn a_default_server_starts_with_warnings_and_the_example_without(kind: &ServerKind) {
     let conf = "maxmemory-policy allkeys-random";
     let server = Server::options(kind).conf(conf).conf("dlock.fence-mark no").start();
     let words = "3 maxmemory-policy,notify-keyspace-events,fence-mark";
@@ -70,7 +70,7 @@ fn a_server_starts_with_its_warnings_and_the_example_with_none(kind: &ServerKind
 
 /// As hardened servers have it. Two of them in one folder wrote one file, and nothing was warned of.
 #[each_server]
-fn a_server_whose_config_is_renamed_is_warned_and_has_files_of_its_own(kind: &ServerKind) {
+fn a_server_with_a_renamed_config_command_warns_and_uses_its_own_files(kind: &ServerKind) {
     let options = Server::options(kind).conf("rename-command CONFIG \"\"").conf("notify-keyspace-events Kd");
     let options = options.conf("maxmemory-policy allkeys-lru").conf("dlock.max-ttl 100");
     let server = options.conf("dlock.restart-grace 100").start();

@@ -8,7 +8,7 @@ use dlock_testkit::{Conn, Events, Server, ServerKind, Value, each_server, until}
 
 /// Ends a connection in every way there is; each time there must be a handoff.
 #[each_server]
-fn the_hold_ends_with_its_connection(kind: &ServerKind) {
+fn an_ephemeral_hold_ends_with_its_connection(kind: &ServerKind) {
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
     let mut look = server.connect();
     type End = fn(Conn, &mut Conn);
@@ -44,7 +44,7 @@ fn the_hold_ends_with_its_connection(kind: &ServerKind) {
 
 /// What the module knows of the connection was in no figure, and is most of what such a hold takes.
 #[each_server]
-fn memory_usage_counts_what_binds_a_hold(kind: &ServerKind) {
+fn memory_usage_counts_the_binding_of_a_hold(kind: &ServerKind) {
     const HOLDS: usize = 300;
     let server = Server::start(kind);
     let mut look = server.connect();
@@ -71,7 +71,7 @@ fn memory_usage_counts_what_binds_a_hold(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_reset_connection_ends_it_too(kind: &ServerKind) {
+fn an_ephemeral_hold_ends_when_its_connection_is_reset(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut look = server.connect();
     let raw = TcpStream::connect(("127.0.0.1", server.port())).expect("a connection");
@@ -90,7 +90,7 @@ fn a_reset_connection_ends_it_too(kind: &ServerKind) {
 }
 
 #[each_server]
-fn other_holds_and_released_ones_do_not(kind: &ServerKind) {
+fn other_holds_survive_the_end_of_the_connection(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut look = server.connect();
     let mut a = server.connect();
@@ -105,7 +105,7 @@ fn other_holds_and_released_ones_do_not(kind: &ServerKind) {
 }
 
 #[each_server]
-fn asked_again_it_is_bound_to_the_newer_connection(kind: &ServerKind) {
+fn an_ephemeral_hold_moves_to_the_connection_that_asks_again(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut look = server.connect();
     let mut old = server.connect();
@@ -137,7 +137,7 @@ fn a_waiter_may_be_granted_an_ephemeral_hold(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_lost_connection_brings_the_delay(kind: &ServerKind) {
+fn the_delay_follows_a_lost_connection(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut look = server.connect();
     let mut a = server.connect();
@@ -148,7 +148,7 @@ fn a_lost_connection_brings_the_delay(kind: &ServerKind) {
 }
 
 #[each_server]
-fn after_a_restart_it_lives_until_its_lease_ends(kind: &ServerKind) {
+fn an_ephemeral_hold_lasts_until_its_lease_ends_after_a_restart(kind: &ServerKind) {
     let mut server = Server::options(kind).conf("appendonly yes").conf("appendfsync always").start();
     let mut a = server.connect();
     a.ok("DLOCK.ACQUIRE k a 60000 EPHEMERAL");
@@ -165,7 +165,7 @@ fn after_a_restart_it_lives_until_its_lease_ends(kind: &ServerKind) {
 /// A script runs on a client of the server's own, so there is nothing to bind the hold to; a transaction does
 /// not.
 #[each_server]
-fn in_a_script_it_is_refused_and_in_a_transaction_it_works(kind: &ServerKind) {
+fn ephemeral_is_refused_in_scripts_and_works_in_transactions(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut look = server.connect();
     let mut a = server.connect();

@@ -17,7 +17,7 @@ fn told(events: &mut Events, conn: &mut Conn, command: &str) -> Vec<String> {
 }
 
 #[each_server]
-fn each_change_is_told_in_order_and_nothing_else(kind: &ServerKind) {
+fn keyspace_events_follow_the_changes_in_order(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut events = Events::subscribe(&server, "__key*@0__:*");
     let mut conn = server.connect();
@@ -58,7 +58,7 @@ fn each_change_is_told_in_order_and_nothing_else(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_newcomer_that_finds_an_expired_hold_is_told_after_its_end(kind: &ServerKind) {
+fn the_event_of_a_grant_follows_that_of_the_expired_hold(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut events = Events::subscribe(&server, "__keyspace@0__:k");
     let mut conn = server.connect();
@@ -71,7 +71,7 @@ fn a_newcomer_that_finds_an_expired_hold_is_told_after_its_end(kind: &ServerKind
 }
 
 #[each_server]
-fn events_go_to_the_channels_of_their_database(kind: &ServerKind) {
+fn events_are_published_in_the_channels_of_their_database(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut events = Events::subscribe(&server, "__keyspace@*");
     let mut conn = server.connect();
@@ -83,7 +83,7 @@ fn events_go_to_the_channels_of_their_database(kind: &ServerKind) {
 }
 
 #[each_server]
-fn the_server_tells_what_its_configuration_lets_through(kind: &ServerKind) {
+fn notify_keyspace_events_selects_the_events(kind: &ServerKind) {
     for (configured, wanted) in [
         ("Kd", &["dlock.acquire", "dlock.release", "dlock.free"][..]),
         ("Kg", &["del"]),
@@ -100,7 +100,7 @@ fn the_server_tells_what_its_configuration_lets_through(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_listener_can_take_the_lock_as_soon_as_it_hears_of_it(kind: &ServerKind) {
+fn a_listener_can_acquire_the_lock_at_the_event(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut events = Events::subscribe(&server, "__keyevent@0__:dlock.free");
     let (mut holder, mut other) = (server.connect(), server.connect());

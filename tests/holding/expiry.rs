@@ -1,4 +1,4 @@
 //! Leases: when they end, and who sees it.
 
-mod unseen;
-mod when;
+mod deadlines;
+mod hidden;

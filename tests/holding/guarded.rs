@@ -1,8 +1,8 @@
 //! Guarded writes: GUARD and FENCED.
 
+mod command_kinds;
 mod fenced;
 mod guard;
-mod kinds;
 
 /// The word that an error begins with.
 fn word(refused: &dlock_testkit::Value) -> &str {

@@ -1,11 +1,11 @@
 //! What happens to a lock when its key is treated like any other key: deleted, overwritten, renamed, moved,
 //! flushed, evicted. The hold ends wherever the key is gone, and a lock never turns up under another name.
 
-mod emptied;
 mod evicted;
+mod flushed;
+mod overwritten;
 mod renamed;
 mod rewritten;
-mod taken_away;
 
 use dlock_testkit::{Conn, Events, Server, ServerKind, Value};
 

@@ -35,7 +35,7 @@ fn of<const N: usize>(locks: [(&str, &str); N]) -> BTreeMap<String, String> {
 }
 
 #[each_server]
-fn locks_are_listed_that_are_held_waited_for_or_in_delay(kind: &ServerKind) {
+fn list_shows_locks_that_are_held_waited_for_or_in_delay(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     assert_eq!(walk(&mut conn, ""), of([]));
@@ -78,7 +78,7 @@ fn locks_are_listed_that_are_held_waited_for_or_in_delay(kind: &ServerKind) {
 }
 
 #[each_server]
-fn the_longest_lease_and_the_first_grant_are_shown(kind: &ServerKind) {
+fn list_shows_the_longest_lease_and_the_first_grant(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     conn.hello3();
@@ -110,7 +110,7 @@ fn the_longest_lease_and_the_first_grant_are_shown(kind: &ServerKind) {
 }
 
 #[each_server]
-fn what_stays_comes_while_others_come_and_go(kind: &ServerKind) {
+fn list_returns_every_lasting_lock_while_others_change(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     for n in 0..300 {
@@ -142,7 +142,7 @@ fn what_stays_comes_while_others_come_and_go(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_replica_lists_what_it_holds(kind: &ServerKind) {
+fn a_replica_lists_its_locks(kind: &ServerKind) {
     let (server, replica) = (Server::start(kind), Server::start(kind));
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE before t 600000");
@@ -157,7 +157,7 @@ fn a_replica_lists_what_it_holds(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_user_is_shown_the_keys_that_it_may_read(kind: &ServerKind) {
+fn list_shows_only_keys_that_the_user_may_read(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE mine:a t 600000");
@@ -176,7 +176,7 @@ fn a_user_is_shown_the_keys_that_it_may_read(kind: &ServerKind) {
 }
 
 #[each_server]
-fn what_is_no_walk_is_refused(kind: &ServerKind) {
+fn list_refuses_invalid_arguments(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k t 600000");

@@ -19,7 +19,7 @@ fn newest(conn: &mut Conn, key: &str) -> Value {
 }
 
 #[each_server]
-fn each_kind_is_noted_by_its_cause(kind: &ServerKind) {
+fn log_records_each_kind_of_incident_with_its_cause(kind: &ServerKind) {
     let server = server(kind);
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE lease t 1");
@@ -75,7 +75,7 @@ fn waiters_id(conn: &mut Conn) -> i64 {
 }
 
 #[each_server]
-fn an_entry_says_whose_it_was_and_how_long(kind: &ServerKind) {
+fn a_log_entry_names_the_owner_and_the_duration(kind: &ServerKind) {
     let server = server(kind);
     let mut conn = server.connect();
     conn.hello3();
@@ -111,7 +111,7 @@ fn an_entry_says_whose_it_was_and_how_long(kind: &ServerKind) {
 }
 
 #[each_server]
-fn it_is_bounded_and_can_be_forgotten(kind: &ServerKind) {
+fn the_log_is_bounded_and_can_be_reset(kind: &ServerKind) {
     let server = server(kind);
     let mut conn = server.connect();
     let again = |conn: &mut Conn| {
@@ -151,7 +151,7 @@ fn it_is_bounded_and_can_be_forgotten(kind: &ServerKind) {
 }
 
 #[each_server]
-fn what_is_no_question_is_refused(kind: &ServerKind) {
+fn log_refuses_invalid_arguments(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     for (arguments, why) in [

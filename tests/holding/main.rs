@@ -1,7 +1,6 @@
 //! Holding a lock: every command and mode by cases worked out by hand, when a hold ends, and who is told.
 
 mod commands;
-mod crowds;
 mod ephemeral;
 mod events;
 mod expiry;
@@ -9,4 +8,5 @@ mod guarded;
 mod keys;
 mod listing;
 mod log;
+mod many_holders;
 mod modes;

@@ -4,7 +4,7 @@ use dlock_testkit::queue::{granted, holders, tokens, waiter};
 use dlock_testkit::{Events, Server, ServerKind, Value, each_server, until};
 
 #[each_server]
-fn sharers_hold_side_by_side_and_keep_out_the_exclusive(kind: &ServerKind) {
+fn sharers_hold_together_and_exclude_exclusive_holders(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut c = server.connect();
     let a = c.ok("DLOCK.ACQUIRE k a 30000 SHARED").int();
@@ -24,7 +24,7 @@ fn sharers_hold_side_by_side_and_keep_out_the_exclusive(kind: &ServerKind) {
 }
 
 #[each_server]
-fn permits_are_counted_and_of_one_size(kind: &ServerKind) {
+fn permits_are_counted_and_all_holders_name_one_limit(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut c = server.connect();
     c.ok("DLOCK.ACQUIRE k a 30000 PERMITS 2");
@@ -95,7 +95,7 @@ fn a_downgrade_lets_the_sharers_in(kind: &ServerKind) {
 
 /// It ended the section: the writer shared what it believed to hold alone, and others could join.
 #[each_server]
-fn a_read_inside_a_write_section_does_not_end_it(kind: &ServerKind) {
+fn a_shared_request_of_the_exclusive_holder_keeps_its_mode(kind: &ServerKind) {
     let (server, replica) = (Server::start(kind), Server::start(kind));
     replica.replicate(&server);
     let mut c = server.connect();
@@ -119,7 +119,7 @@ fn a_read_inside_a_write_section_does_not_end_it(kind: &ServerKind) {
 
 /// Another connection of the token waits to read when its other one is let in to write, twice.
 #[each_server]
-fn a_reader_that_waits_is_satisfied_by_its_tokens_exclusive_hold(kind: &ServerKind) {
+fn a_waiting_sharer_is_granted_by_the_exclusive_hold_of_its_token(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut c = server.connect();
     c.ok("DLOCK.ACQUIRE k first 30000");
@@ -150,7 +150,7 @@ fn a_downgrade_needs_a_count_of_one_and_is_announced(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_lock_delay_follows_a_lease_that_ran_out_but_no_release(kind: &ServerKind) {
+fn a_delay_follows_an_expired_lease_but_no_release(kind: &ServerKind) {
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
     let mut c = server.connect();
     c.ok("DLOCK.ACQUIRE k a 30000 DELAY 60000");
@@ -168,7 +168,7 @@ fn a_lock_delay_follows_a_lease_that_ran_out_but_no_release(kind: &ServerKind) {
 }
 
 #[each_server]
-fn no_delay_and_an_empty_label_leave_what_was_asked_for_before(kind: &ServerKind) {
+fn requests_without_delay_and_label_keep_the_earlier_ones(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut c = server.connect();
     let fence = c.ok("DLOCK.ACQUIRE k a 60000 DELAY 60000 LABEL host").int();
@@ -181,7 +181,7 @@ fn no_delay_and_an_empty_label_leave_what_was_asked_for_before(kind: &ServerKind
 }
 
 #[each_server]
-fn a_lock_delay_that_ends_hands_off_or_frees(kind: &ServerKind) {
+fn the_end_of_a_delay_serves_the_queue_or_frees_the_lock(kind: &ServerKind) {
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
     let mut c = server.connect();
     let mut events = Events::subscribe(&server, "__keyspace@0__:*");
@@ -217,7 +217,7 @@ fn shared_holds_and_delays_survive_a_crash(kind: &ServerKind) {
 
 /// Two sharers in one queue were taken to wait for each other.
 #[each_server]
-fn who_will_be_let_in_together_closes_no_cycle(kind: &ServerKind) {
+fn waiters_that_are_granted_together_form_no_cycle(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut c = server.connect();
     for mode in ["SHARED", "PERMITS 2"] {

@@ -6,7 +6,7 @@ use dlock_testkit::{Events, Server, ServerKind, Value, each_server, until};
 /// All the holds of a closed connection were ended before the next lease was looked at, for 9 s where they
 /// were 30,000.
 #[each_server]
-fn leases_end_while_the_holds_of_a_connection_do(kind: &ServerKind) {
+fn a_lease_ends_while_the_holds_of_a_connection_are_ended(kind: &ServerKind) {
     const MANY: usize = 2_000;
     let server = Server::options(kind).conf("notify-keyspace-events Ed").start();
     let mut conn = server.connect();
@@ -45,7 +45,7 @@ fn used(server: &Server) -> i64 {
 
 /// A note of each deletion was kept, and the room for all of them for ever: 81 MB after a million.
 #[each_server]
-fn deletions_leave_nothing(kind: &ServerKind) {
+fn deleted_keys_leave_no_state(kind: &ServerKind) {
     const SCRIPT: &str = "for n = 1, tonumber(ARGV[1]) do redis.call('DLOCK.ACQUIRE', KEYS[1] .. n % tonumber(ARGV[2]), 't', \
                           600000) redis.call('DEL', KEYS[1] .. n % tonumber(ARGV[2])) end";
     for events in ["", "Kd"] {

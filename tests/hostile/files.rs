@@ -230,7 +230,7 @@ fn check(server: &Server) -> usize {
 }
 
 #[each_server]
-fn snapshots(kind: &ServerKind) {
+fn damaged_snapshots_do_not_crash_the_server(kind: &ServerKind) {
     load_damaged(Server::options(kind), |server| drop(server.connect().ok("SAVE")));
 }
 
@@ -240,13 +240,13 @@ fn appending(kind: &ServerKind) -> Options {
 
 /// Two files of effects: the base, written at once, and what came later.
 #[each_server]
-fn append_only_files(kind: &ServerKind) {
+fn damaged_append_only_files_do_not_crash_the_server(kind: &ServerKind) {
     load_damaged(appending(kind).conf("aof-use-rdb-preamble no"), rewrite_and_go_on);
 }
 
 /// A snapshot as the base, and effects.
 #[each_server]
-fn append_only_files_with_a_preamble(kind: &ServerKind) {
+fn damaged_append_only_files_with_a_preamble_do_not_crash_the_server(kind: &ServerKind) {
     load_damaged(appending(kind), rewrite_and_go_on);
 }
 

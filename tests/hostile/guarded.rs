@@ -21,7 +21,7 @@ fn calls(info: &Value, fill: &[&str], more: usize) -> Vec<Vec<String>> {
 }
 
 #[each_server]
-fn no_command_of_the_server_ends_it_behind_a_guard(kind: &ServerKind) {
+fn no_server_command_crashes_the_server_behind_a_guard(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let info = conn.ok("COMMAND");
@@ -50,7 +50,7 @@ fn no_command_of_the_server_ends_it_behind_a_guard(kind: &ServerKind) {
 /// One reply for each command, and its own: on Valkey 9 that of GETDEL for a key of another type was the
 /// reply of the next command behind a guard.
 #[each_server]
-fn each_command_gets_its_own_reply(kind: &ServerKind) {
+fn each_guarded_command_gets_its_own_reply(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     conn.ok("RPUSH list 1");
@@ -78,7 +78,7 @@ fn user(server: &Server, rules: &str) -> Conn {
 }
 
 #[each_server]
-fn it_gives_no_right_that_the_user_lacks(kind: &ServerKind) {
+fn guard_gives_no_right_that_the_user_lacks(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut admin = server.connect();
     admin.ok("MSET secret:1 hidden a:x 1");
@@ -119,7 +119,7 @@ fn it_gives_no_right_that_the_user_lacks(kind: &ServerKind) {
 }
 
 #[each_server]
-fn it_shows_no_token_that_the_user_may_not_see(kind: &ServerKind) {
+fn guard_shows_no_token_that_the_user_may_not_see(kind: &ServerKind) {
     let server = Server::start(kind);
     let token = "0123456789abcdef";
     server.connect().ok(&format!("DLOCK.ACQUIRE r:k {token} MAX"));
@@ -141,7 +141,7 @@ fn it_shows_no_token_that_the_user_may_not_see(kind: &ServerKind) {
 }
 
 #[each_server]
-fn it_lists_no_lock_that_the_user_may_not_see(kind: &ServerKind) {
+fn guard_lists_no_lock_that_the_user_may_not_see(kind: &ServerKind) {
     let server = Server::start(kind);
     server.connect().ok("DLOCK.ACQUIRE secret:k t MAX");
     let mut conn = user(&server, "~a:* +dlock.guard +dlock.fenced +get +set +dlock.acquire +dlock.list");

@@ -11,4 +11,4 @@ mod secrets;
 mod threads;
 mod tokens;
 mod users;
-mod withdrawn;
+mod withdrawn_rights;

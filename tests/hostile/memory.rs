@@ -17,7 +17,7 @@ fn refused(conn: &mut Conn, words: &[&[u8]]) {
 }
 
 #[each_server]
-fn what_is_refused_leaves_nothing(kind: &ServerKind) {
+fn refused_requests_leave_no_state(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let long = vec![b'x'; 300_000];
@@ -43,7 +43,7 @@ fn what_is_refused_leaves_nothing(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_hold_is_bounded(kind: &ServerKind) {
+fn the_memory_of_a_hold_is_bounded(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let (token, label) = ([b't'; 255], [b'l'; 255]);
@@ -58,7 +58,7 @@ fn a_hold_is_bounded(kind: &ServerKind) {
 
 /// However it ends, and though its connection lives on.
 #[each_server]
-fn an_ephemeral_hold_that_has_ended_leaves_nothing(kind: &ServerKind) {
+fn an_ended_ephemeral_hold_leaves_no_state(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let mut round = |end: &str, holds: usize| {
@@ -78,7 +78,7 @@ fn an_ephemeral_hold_that_has_ended_leaves_nothing(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_connection_waits_once_whatever_it_has_sent(kind: &ServerKind) {
+fn a_connection_has_one_wait_at_a_time(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
@@ -96,7 +96,7 @@ fn a_connection_waits_once_whatever_it_has_sent(kind: &ServerKind) {
 }
 
 #[each_server]
-fn waiters_are_bounded_by_configuration_and_give_their_memory_back(kind: &ServerKind) {
+fn waiters_are_bounded_by_options_and_return_their_memory(kind: &ServerKind) {
     let server =
         Server::options(kind).conf("dlock.max-waiters 60").conf("dlock.max-waiters-per-key 40").start();
     let mut conn = server.connect();
@@ -136,7 +136,7 @@ fn waiters_are_bounded_by_configuration_and_give_their_memory_back(kind: &Server
 }
 
 #[each_server]
-fn a_full_server_grants_nothing_and_gives_back_everything(kind: &ServerKind) {
+fn a_full_server_grants_nothing_and_returns_all_memory(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000 DEPTH 3").int() > 0);

@@ -31,7 +31,7 @@ fn a_call_of_another_module_that_waits_is_granted(kind: &ServerKind) {
 /// It runs on a client of the server's own, of whose end nobody hears: the hold did not end with whoever had
 /// asked for it.
 #[each_server]
-fn a_call_of_another_module_has_no_connection_to_end_with(kind: &ServerKind) {
+fn an_ephemeral_request_of_another_module_is_refused(kind: &ServerKind) {
     let server = with_caller(kind);
     let mut conn = server.connect();
     for options in ["EPHEMERAL", "EPHEMERAL QUEUE 60000"] {
@@ -44,7 +44,7 @@ fn a_call_of_another_module_has_no_connection_to_end_with(kind: &ServerKind) {
 /// Whatever `notify-keyspace-events` says. While no other module is loaded nobody is told, and that is known
 /// from the start on.
 #[each_server]
-fn a_module_that_is_loaded_late_hears_what_happens_to_locks(kind: &ServerKind) {
+fn a_module_loaded_later_is_notified_of_locks(kind: &ServerKind) {
     let listener = compiled("tests/hostile/listener.c");
     let server = Server::options(kind).conf("notify-keyspace-events \"\"").start();
     let mut conn = server.connect();

@@ -22,7 +22,7 @@ fn waits(server: &Server, command: &str, so_many: usize) -> Conn {
 /// DEADLOCK named the tokens of its cycle whole, on whichever keys they held: with one of them, somebody who
 /// may lock `a:*` and nothing else released the lock of another.
 #[each_server]
-fn a_deadlock_gives_no_token_away(kind: &ServerKind) {
+fn a_deadlock_error_shows_no_token(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = user(&server, "~a:* +dlock.acquire +dlock.release");
     assert!(server.connect().ok(&format!("DLOCK.ACQUIRE a:1 {OWNER} 600000")).int() > 0);
@@ -42,7 +42,7 @@ fn a_deadlock_gives_no_token_away(kind: &ServerKind) {
 
 /// Its text grew with the cycle and with the tokens: 122 KB were seen.
 #[each_server]
-fn a_long_cycle_is_named_by_its_ends(kind: &ServerKind) {
+fn a_long_cycle_is_shown_by_its_ends(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let token = |n: usize| [format!("{n:03}").as_bytes(), &[0xff; 252]].concat();
@@ -94,7 +94,7 @@ fn looks(conn: &mut Conn) -> Vec<String> {
 }
 
 #[each_server]
-fn who_may_only_read_a_key_sees_how_its_tokens_begin(kind: &ServerKind) {
+fn a_reader_sees_only_the_first_characters_of_tokens(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut admin = server.connect();
     assert!(admin.ok(&format!("DLOCK.ACQUIRE lock:a {OWNER} 600000")).int() > 0);

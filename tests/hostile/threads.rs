@@ -15,7 +15,7 @@ fn acquire(conn: &mut Conn, words: impl Fn(usize) -> String) {
 
 /// The module refused every command from then on, until it was restarted.
 #[each_server]
-fn what_is_flushed_or_deleted_is_freed_without_a_thread(kind: &ServerKind) {
+fn flushed_and_deleted_locks_are_freed_without_a_thread(kind: &ServerKind) {
     let folder = Folder::fresh();
     let file = folder.path().join("none");
     let kind = &preloaded(kind, "tests/hostile/no_threads.c", &[("NO_THREADS", &file)]);

@@ -22,7 +22,7 @@ fn with_token(command: &str) -> String {
 }
 
 #[each_server]
-fn monitor_shows_them_and_never_an_effect(kind: &ServerKind) {
+fn monitor_shows_tokens_and_no_effects(kind: &ServerKind) {
     let (server, replica) = (Server::start(kind), Server::start(kind));
     replica.replicate(&server);
     let (mut monitor, mut on_replica) = (server.connect(), replica.connect());
@@ -45,7 +45,7 @@ fn monitor_shows_them_and_never_an_effect(kind: &ServerKind) {
 }
 
 #[each_server]
-fn what_is_refused_by_acl_is_logged_without_them(kind: &ServerKind) {
+fn acl_log_shows_no_tokens(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut admin = server.connect();
     assert_eq!(admin.ok("ACL SETUSER worker on >secret ~lock:* +dlock.acquire"), "OK");
@@ -60,7 +60,7 @@ fn what_is_refused_by_acl_is_logged_without_them(kind: &ServerKind) {
 }
 
 #[each_server]
-fn lists_of_clients_and_of_large_or_slow_commands_do_not_show_them(kind: &ServerKind) {
+fn client_list_and_slow_logs_show_no_tokens(kind: &ServerKind) {
     let server = Server::options(kind).conf("slowlog-log-slower-than 0").conf("slowlog-max-len 1000").start();
     let mut admin = server.connect();
     // Valkey 8.1 and later keep logs of large requests and replies besides.
@@ -95,7 +95,7 @@ fn lists_of_clients_and_of_large_or_slow_commands_do_not_show_them(kind: &Server
 
 /// The server prints what its clients sent when it crashes; nothing of the module adds to it.
 #[each_server]
-fn a_module_that_refuses_bytes_does_not_quote_them(kind: &ServerKind) {
+fn the_log_of_refused_bytes_shows_no_tokens(kind: &ServerKind) {
     let server = Server::options(kind).conf("rdbcompression no").conf("loglevel debug").start();
     let mut conn: Conn = server.connect();
     assert_eq!(conn.ok("DEBUG SET-SKIP-CHECKSUM-VALIDATION 1"), "OK");

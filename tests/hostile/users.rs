@@ -40,7 +40,7 @@ fn calls(info: &Value) -> Vec<String> {
 }
 
 #[each_server]
-fn no_other_command_of_the_server_is_allowed(kind: &ServerKind) {
+fn a_lock_user_may_run_no_other_command(kind: &ServerKind) {
     // What everybody may do, to become somebody: log in, choose a protocol, start over, leave.
     const ANYBODY: [&str; 4] = ["auth", "hello", "reset", "quit"];
     let server = Server::start(kind);
@@ -95,7 +95,7 @@ const TRICKS: [&str; 14] = [
 ];
 
 #[each_server]
-fn the_first_argument_is_the_only_key_there_is(kind: &ServerKind) {
+fn every_command_has_one_key_its_first_argument(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut admin = server.connect();
     let mut conn = user(&server, WORKER);
@@ -120,7 +120,7 @@ fn the_first_argument_is_the_only_key_there_is(kind: &ServerKind) {
 }
 
 #[each_server]
-fn other_peoples_locks_and_waiters_are_out_of_reach(kind: &ServerKind) {
+fn a_user_cannot_reach_locks_and_waiters_of_other_keys(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut admin = server.connect();
     assert!(admin.ok("DLOCK.ACQUIRE other t 600000").int() > 0);

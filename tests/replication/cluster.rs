@@ -2,9 +2,9 @@
 
 #![allow(clippy::disallowed_methods, reason = "clients rely on a lease by their clock")]
 
-mod alone;
 mod client;
 mod guarded;
+mod isolated;
 mod nodes;
 mod one_lock;
 mod queued;

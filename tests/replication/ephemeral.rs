@@ -21,7 +21,7 @@ fn shown(server: &Server, key: &str) -> Option<(i64, i64)> {
 
 /// In between the other server kept the hold alive, whatever became of the connection.
 #[each_server]
-fn a_hold_that_the_other_master_kept_lives_after_the_failback(kind: &ServerKind) {
+fn a_hold_of_the_other_master_survives_the_failback(kind: &ServerKind) {
     let (first, second) = (Server::start(kind), Server::start(kind));
     second.replicate(&first);
     let take = |key: &str| {
@@ -63,7 +63,7 @@ fn ends_with_its_connection(master: &Server) {
 /// What was to be done as a master is the new master's business: here the end of a hold whose connection
 /// closed while the failover was under way.
 #[each_server]
-fn what_was_to_be_done_as_a_master_is_let_go(kind: &ServerKind) {
+fn a_demoted_master_drops_its_pending_work(kind: &ServerKind) {
     let (first, second) = (Server::start(kind), Server::start(kind));
     second.replicate(&first);
     let mut conn = first.connect();

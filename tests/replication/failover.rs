@@ -46,7 +46,7 @@ fn there_and_back(kind: &ServerKind, switch: impl Fn(&Server, &Server)) {
 }
 
 #[each_server]
-fn by_replicaof_with_writes_paused_nothing_is_lost(kind: &ServerKind) {
+fn replicaof_with_paused_writes_loses_nothing(kind: &ServerKind) {
     there_and_back(kind, |master, replica| {
         let mut conn = master.connect();
         assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
@@ -58,7 +58,7 @@ fn by_replicaof_with_writes_paused_nothing_is_lost(kind: &ServerKind) {
 }
 
 #[each_server]
-fn by_failover_nothing_is_lost(kind: &ServerKind) {
+fn failover_loses_nothing(kind: &ServerKind) {
     there_and_back(kind, |master, replica| {
         assert_eq!(master.connect().ok("FAILOVER TIMEOUT 60000"), "OK");
         until("the roles are changed", || replica.info("role") == "master" && master.info("role") == "slave");
@@ -76,7 +76,7 @@ fn with_short_leases(random: &mut Random) -> Load {
 }
 
 #[each_server]
-fn after_the_death_of_a_master_its_replica_grants_nothing_that_was_lost(kind: &ServerKind) {
+fn a_promoted_replica_grants_no_lock_that_was_lost(kind: &ServerKind) {
     let mut random = Random::fresh();
     let mut servers = [with_grace(kind).start(), with_grace(kind).start()];
     servers[1].replicate(&servers[0]);
@@ -118,7 +118,7 @@ fn after_the_death_of_a_master_its_replica_grants_nothing_that_was_lost(kind: &S
 /// The recipe of docs/choosing.md: the old master, cut off from its promoted replica, refuses every write.
 /// What waits in its queue may not be granted there what the new master grants to others.
 #[each_server]
-fn an_old_master_left_alone_grants_nothing_to_its_waiters(kind: &ServerKind) {
+fn an_isolated_old_master_grants_nothing_to_its_waiters(kind: &ServerKind) {
     let mut random = Random::fresh();
     let with_grace = || Server::options(kind).conf("dlock.restart-grace 1000").conf("dlock.fence-mark no");
     let mut servers = [with_grace().start(), with_grace().start()];
@@ -203,7 +203,7 @@ fn role(server: &Server) -> Option<String> {
 }
 
 #[each_server]
-fn by_sentinel_nobody_is_granted_what_was_lost_and_the_old_master_follows(kind: &ServerKind) {
+fn a_sentinel_failover_grants_no_lost_lock_and_demotes_the_old_master(kind: &ServerKind) {
     let mut random = Random::fresh();
     let (mut master, replica) = (with_grace(kind).start(), with_grace(kind).start());
     replica.replicate(&master);

@@ -77,7 +77,7 @@ fn a_replica_that_attaches_under_load_misses_nothing(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_stream_that_begins_under_load_begins_with_an_effect(kind: &ServerKind) {
+fn a_stream_started_under_load_begins_with_an_effect(kind: &ServerKind) {
     let master = quiet_server(kind);
     let sent = under_load(&master, || {
         let mut stream = Stream::of(&master);
@@ -108,7 +108,7 @@ fn an_append_only_file_switched_on_under_load_misses_nothing(kind: &ServerKind) 
 
 /// It goes on from where it was: in between nobody follows, and what is logged is read all the same.
 #[each_server]
-fn a_replica_that_was_away_for_a_while_misses_nothing(kind: &ServerKind) {
+fn a_reconnected_replica_misses_nothing(kind: &ServerKind) {
     let (master, replica) = (Server::options(kind).conf("hz 100").start(), Server::start(kind));
     replica.replicate(&master);
     let mut conn = master.connect();
@@ -128,7 +128,7 @@ fn a_replica_that_was_away_for_a_while_misses_nothing(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_promoted_replica_and_one_of_a_chain_are_followed(kind: &ServerKind) {
+fn replicas_of_promoted_and_chained_replicas_miss_nothing(kind: &ServerKind) {
     let master = Server::start(kind);
     let middle = Server::start(kind);
     let last = Server::start(kind);
@@ -142,7 +142,7 @@ fn a_promoted_replica_and_one_of_a_chain_are_followed(kind: &ServerKind) {
 
 /// Nothing ends by itself on a replica: who waited there would do so for ever.
 #[each_server]
-fn a_replica_that_may_be_written_to_lets_nobody_wait(kind: &ServerKind) {
+fn a_writable_replica_refuses_waits(kind: &ServerKind) {
     let (master, replica) = (Server::start(kind), Server::options(kind).conf("replica-read-only no").start());
     replica.replicate(&master);
     let mut conn = replica.connect();
@@ -157,7 +157,7 @@ fn a_replica_that_may_be_written_to_lets_nobody_wait(kind: &ServerKind) {
 
 /// What is not replicated still counts as a change.
 #[each_server]
-fn save_points_count_commands_that_nobody_follows(kind: &ServerKind) {
+fn save_points_count_commands_without_followers(kind: &ServerKind) {
     let server = quiet_server(kind);
     let before: i64 = server.info("rdb_changes_since_last_save").parse().expect("a number");
     server.connect().ok("DLOCK.ACQUIRE k a 60000");

@@ -3,7 +3,7 @@
 use dlock_testkit::{Server, ServerKind, Stream, each_server, line};
 
 #[each_server]
-fn the_stream_is_that_of_the_command_alone(kind: &ServerKind) {
+fn a_guarded_command_is_replicated_as_the_command_alone(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k t MAX");
@@ -48,7 +48,7 @@ fn the_stream_is_that_of_the_command_alone(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_replica_and_the_append_only_file_end_up_the_same(kind: &ServerKind) {
+fn guarded_commands_leave_the_same_data_on_replicas_and_in_the_file(kind: &ServerKind) {
     let mut master = Server::options(kind).conf("appendonly yes").conf("appendfsync always").start();
     let replica = Server::start(kind);
     replica.replicate(&master);

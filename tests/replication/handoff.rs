@@ -16,7 +16,7 @@ fn take_many(server: &Server, count: usize, ttl: u32, then: &[&str]) {
 }
 
 #[each_server]
-fn leases_that_run_out_in_a_pause_end_after_it_on_both_sides(kind: &ServerKind) {
+fn leases_that_end_during_a_pause_are_removed_after_it_on_both_servers(kind: &ServerKind) {
     let (master, replica) = (Server::options(kind).conf("appendonly yes").start(), Server::start(kind));
     replica.replicate(&master);
     take_many(&master, 100, 50, &["CLIENT PAUSE 600000 WRITE"]);
@@ -31,7 +31,7 @@ fn leases_that_run_out_in_a_pause_end_after_it_on_both_sides(kind: &ServerKind) 
 }
 
 #[each_server]
-fn leases_that_run_out_in_a_failover_end_on_the_new_master(kind: &ServerKind) {
+fn leases_that_end_during_a_failover_are_removed_by_the_new_master(kind: &ServerKind) {
     let (master, replica) = (Server::options(kind).conf("appendonly yes").start(), Server::start(kind));
     replica.replicate(&master);
     // The failover waits for a replica that has stopped: all leases run out while the master is paused
@@ -76,7 +76,7 @@ fn a_shutdown_that_waits_for_a_replica_while_leases_run_out_is_clean(kind: &Serv
 }
 
 #[each_server]
-fn a_demoted_master_ends_nothing_more(kind: &ServerKind) {
+fn a_demoted_master_ends_no_lease(kind: &ServerKind) {
     let (one, other) = (Server::start(kind), Server::start(kind));
     other.connect().ok("DLOCK.ACQUIRE theirs t 600000");
     // Demoted in the same turn: its timer is armed for a lease that is no longer its own to end.
@@ -92,7 +92,7 @@ fn a_demoted_master_ends_nothing_more(kind: &ServerKind) {
 /// The server ends the wait before the grant is delivered. The waiter comes again, to the new master, which
 /// has nothing to tell the old one of that: so this must not take the grant back when it is master again.
 #[each_server]
-fn a_grant_that_a_demotion_kept_from_its_waiter_is_the_new_masters_to_keep(kind: &ServerKind) {
+fn an_undelivered_grant_passes_to_the_new_master_at_a_demotion(kind: &ServerKind) {
     let (first, second) = (Server::start(kind), Server::start(kind));
     second.replicate(&first);
     let (mut conn, mut new) = (first.connect(), second.connect());

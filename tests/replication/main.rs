@@ -10,12 +10,12 @@ mod followers;
 mod guarded;
 mod handoff;
 mod load;
-mod newer;
+mod newer_master;
 mod plain;
 mod queued;
+mod random_workload;
 mod replicas;
 mod resync;
-mod same;
 mod stream;
 
 /// How many failovers of a kind.

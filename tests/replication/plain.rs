@@ -52,7 +52,7 @@ fn skipped(server: &Server) -> String {
 }
 
 #[each_server(shimmed)]
-fn what_follows_an_effect_within_its_millisecond_goes_as_it_came(kind: &ServerKind) {
+fn commands_within_the_millisecond_of_an_effect_are_logged_verbatim(kind: &ServerKind) {
     let master = still(kind).start();
     let mut conn = master.connect();
     let mut stream = Stream::of(&master);
@@ -100,7 +100,7 @@ fn what_follows_an_effect_within_its_millisecond_goes_as_it_came(kind: &ServerKi
 
 /// Slots move one by one, and what is known of the log does not go by slots.
 #[each_server(shimmed)]
-fn in_a_cluster_grants_are_effects(kind: &ServerKind) {
+fn grants_are_effects_in_a_cluster(kind: &ServerKind) {
     let node = still(kind).conf("cluster-enabled yes").start();
     let mut conn = node.connect();
     conn.ok("CLUSTER ADDSLOTSRANGE 0 16383");

@@ -32,7 +32,7 @@ fn a_replica_refuses_writes_and_answers_reads(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_replica_ends_no_lease_by_itself_and_promoted_it_does(kind: &ServerKind) {
+fn a_replica_ends_leases_only_after_its_promotion(kind: &ServerKind) {
     let (master, replica) = (Server::start(kind), Server::start(kind));
     replica.replicate(&master);
     // The master's background gets no chance to end them, nor to send that.
@@ -63,7 +63,7 @@ fn a_replica_ends_no_lease_by_itself_and_promoted_it_does(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_promoted_replica_goes_on_above_every_fence_of_its_master(kind: &ServerKind) {
+fn a_promoted_replica_issues_fences_above_those_of_its_master(kind: &ServerKind) {
     let (master, replica) = (Server::start(kind), Server::start(kind));
     replica.replicate(&master);
     let mut conn = master.connect();
@@ -80,7 +80,7 @@ fn a_promoted_replica_goes_on_above_every_fence_of_its_master(kind: &ServerKind)
 }
 
 #[each_server]
-fn a_replica_that_joins_late_has_the_fence_of_everything_released(kind: &ServerKind) {
+fn a_late_replica_has_the_fence_of_released_locks(kind: &ServerKind) {
     let (master, replica) = (Server::start(kind), Server::start(kind));
     let mut conn = master.connect();
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
@@ -116,7 +116,7 @@ fn a_replicas_own_append_only_file_holds_its_masters_locks(kind: &ServerKind) {
 /// A replica noted each lock that its master's clients deleted for its background, which never ran there: the
 /// notes grew without end, and a promotion told listeners of all of them.
 #[each_server]
-fn a_promoted_replica_does_not_tell_what_its_master_did_long_ago(kind: &ServerKind) {
+fn a_promoted_replica_publishes_no_events_of_its_masters_past(kind: &ServerKind) {
     let (master, replica) = (Server::start(kind), Server::start(kind));
     replica.replicate(&master);
     let mut conn = master.connect();

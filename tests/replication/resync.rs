@@ -32,13 +32,13 @@ fn cut_again_and_again(kind: &ServerKind, conf: &str, cut: impl Fn(&Server), cou
 }
 
 #[each_server]
-fn a_replica_that_gets_the_rest_under_load_is_equal(kind: &ServerKind) {
+fn a_partial_resync_under_load_makes_the_replica_equal(kind: &ServerKind) {
     let cut = |master: &Server| assert!(master.connect().ok("CLIENT KILL TYPE replica").int() > 0);
     cut_again_and_again(kind, "repl-backlog-size 10mb", cut, "sync_partial_ok");
 }
 
 #[each_server]
-fn a_replica_that_gets_everything_anew_under_load_is_equal(kind: &ServerKind) {
+fn a_full_resync_under_load_makes_the_replica_equal(kind: &ServerKind) {
     for conf in ["repl-diskless-sync yes", "repl-diskless-sync no"] {
         let cut = |master: &Server| {
             let mut conn = master.connect();

@@ -76,7 +76,7 @@ fn each_change_is_one_effect_with_final_values(kind: &ServerKind) {
 }
 
 #[each_server]
-fn nothing_is_sent_for_what_changes_nothing(kind: &ServerKind) {
+fn commands_without_a_change_send_no_effect(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     conn.ok("SET text x");
@@ -116,7 +116,7 @@ fn nothing_is_sent_for_what_changes_nothing(kind: &ServerKind) {
 }
 
 #[each_server]
-fn the_end_of_a_lease_is_sent_in_its_database(kind: &ServerKind) {
+fn the_effect_of_an_expiry_names_its_database(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let mut stream = Stream::of(&server);
@@ -134,7 +134,7 @@ fn the_end_of_a_lease_is_sent_in_its_database(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_hold_found_expired_is_ended_in_the_effect_of_the_command_that_finds_it(kind: &ServerKind) {
+fn the_effect_of_a_command_ends_an_expired_hold_too(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let mut stream = Stream::of(&server);
@@ -155,7 +155,7 @@ fn a_hold_found_expired_is_ended_in_the_effect_of_the_command_that_finds_it(kind
 }
 
 #[each_server]
-fn a_transaction_and_a_script_send_their_effects_as_one(kind: &ServerKind) {
+fn transactions_and_scripts_send_their_effects_as_one_unit(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let mut stream = Stream::of(&server);

@@ -43,13 +43,13 @@ fn plan() -> Plan {
 }
 
 #[each_server(in_turn)]
-fn a_few_seconds_of_everything_show_nothing_that_cannot_be(kind: &ServerKind) {
+fn a_few_seconds_of_mixed_load_break_no_promise(kind: &ServerKind) {
     soak(kind, Duration::from_secs(4), Duration::from_secs(2));
 }
 
 #[each_server(in_turn)]
 #[ignore = "as long as SECONDS says: make soak"]
-fn a_long_time_of_everything_shows_nothing_that_cannot_be(kind: &ServerKind) {
+fn a_long_mixed_load_breaks_no_promise(kind: &ServerKind) {
     let time = run_time().unwrap_or(Duration::from_secs(3_600));
     soak(kind, time, Duration::from_secs(10));
 }

@@ -5,7 +5,7 @@ use dlock_testkit::queue::{granted, holders, nobody_waits, tokens, waiter};
 use dlock_testkit::{Events, Server, ServerKind, Stream, Value, each_server, until};
 
 #[each_server]
-fn the_lock_goes_to_the_head_of_the_queue(kind: &ServerKind) {
+fn release_grants_to_the_head_of_the_queue(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut a = server.connect();
     let first = a.ok("DLOCK.ACQUIRE k a 30000").int();
@@ -47,7 +47,7 @@ fn a_newcomer_never_overtakes_the_queue(kind: &ServerKind) {
 }
 
 #[each_server]
-fn the_end_of_a_lease_is_a_handoff(kind: &ServerKind) {
+fn expiry_grants_to_the_head_of_the_queue(kind: &ServerKind) {
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
     let mut a = server.connect();
     let mut events = Events::subscribe(&server, "__keyspace@0__:k");
@@ -100,7 +100,7 @@ fn a_grant_answers_every_acquire_of_its_token(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_release_in_a_transaction_or_a_script_is_a_handoff_too(kind: &ServerKind) {
+fn release_in_a_transaction_or_a_script_grants_to_the_head(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut a = server.connect();
     a.ok("DLOCK.ACQUIRE k a 30000");
@@ -117,7 +117,7 @@ fn a_release_in_a_transaction_or_a_script_is_a_handoff_too(kind: &ServerKind) {
 }
 
 #[each_server]
-fn commands_behind_a_waiting_one_run_after_it(kind: &ServerKind) {
+fn commands_behind_a_blocked_acquire_run_after_it(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut a = server.connect();
     a.ok("DLOCK.ACQUIRE k a 30000");
@@ -135,7 +135,7 @@ fn commands_behind_a_waiting_one_run_after_it(kind: &ServerKind) {
 }
 
 #[each_server]
-fn what_is_replicated_is_the_handoff_and_nothing_of_the_queue(kind: &ServerKind) {
+fn the_handoff_is_replicated_and_the_queue_is_not(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut a = server.connect();
     a.ok("DLOCK.ACQUIRE k a 30000");
@@ -155,7 +155,7 @@ fn what_is_replicated_is_the_handoff_and_nothing_of_the_queue(kind: &ServerKind)
 
 /// More than a turn of the event loop lets in: the others follow, ahead of whoever comes meanwhile.
 #[each_server]
-fn a_crowd_of_sharers_is_let_in_whole_and_not_overtaken(kind: &ServerKind) {
+fn a_large_row_of_sharers_is_granted_together_and_not_overtaken(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut a = server.connect();
     a.ok("DLOCK.ACQUIRE k a 600000");
@@ -170,7 +170,7 @@ fn a_crowd_of_sharers_is_let_in_whole_and_not_overtaken(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_position_for_another_number_of_permits_is_kept_until_its_turn(kind: &ServerKind) {
+fn a_wait_for_another_permit_limit_is_kept_until_its_turn(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut a = server.connect();
     let fence = a.ok("DLOCK.ACQUIRE k holder 600000 PERMITS 1").int();

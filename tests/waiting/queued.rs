@@ -35,7 +35,7 @@ fn queue(conn: &mut Conn, token: &str, options: &str) {
 }
 
 #[each_server]
-fn one_connection_waits_for_many_in_one_queue_with_those_that_block(kind: &ServerKind) {
+fn positions_of_one_connection_and_blocked_clients_share_a_queue(kind: &ServerKind) {
     let (server, mut a, mut hears) = scene(kind);
     let mut shared = server.connect();
     queue(&mut shared, "b", "");
@@ -63,7 +63,7 @@ fn one_connection_waits_for_many_in_one_queue_with_those_that_block(kind: &Serve
 }
 
 #[each_server]
-fn every_end_of_a_wait_is_announced_but_the_own_release(kind: &ServerKind) {
+fn every_end_of_a_wait_is_published_except_its_own_release(kind: &ServerKind) {
     let (server, mut a, mut hears) = scene(kind);
     queue(&mut a, "released", "");
     assert_eq!(a.ok("DLOCK.RELEASE k released"), 0);
@@ -95,7 +95,7 @@ fn waiter_beside(server: &Server, token: &str, look: &mut Conn) -> Conn {
 }
 
 #[each_server]
-fn it_works_in_transactions_and_scripts(kind: &ServerKind) {
+fn queue_works_in_transactions_and_scripts(kind: &ServerKind) {
     let (_server, mut a, mut hears) = scene(kind);
     a.ok("MULTI");
     a.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000 NOTIFY channel b BLOCK 0");
@@ -113,7 +113,7 @@ fn it_works_in_transactions_and_scripts(kind: &ServerKind) {
 }
 
 #[each_server]
-fn limits_deadlocks_and_grace_are_those_of_block(kind: &ServerKind) {
+fn positions_have_the_limits_deadlocks_and_grace_of_block(kind: &ServerKind) {
     let (server, mut a, _) = scene(kind);
     a.ok("CONFIG SET dlock.max-queued 1");
     queue(&mut a, "b", "");
@@ -139,7 +139,7 @@ fn limits_deadlocks_and_grace_are_those_of_block(kind: &ServerKind) {
 }
 
 #[each_server]
-fn rights_are_looked_at_when_it_asks_and_when_its_turn_comes(kind: &ServerKind) {
+fn the_rights_of_a_position_are_checked_at_request_and_at_grant(kind: &ServerKind) {
     let (server, mut a, mut hears) = scene(kind);
     let rules = "ACL SETUSER u on >secret ~k +dlock.acquire resetchannels &channel";
     a.ok(rules);
@@ -165,7 +165,7 @@ fn rights_are_looked_at_when_it_asks_and_when_its_turn_comes(kind: &ServerKind) 
 }
 
 #[each_server]
-fn a_demotion_refuses_them_and_replicas_take_none(kind: &ServerKind) {
+fn positions_are_refused_by_replicas_and_at_a_demotion(kind: &ServerKind) {
     let (server, mut a, mut hears) = scene(kind);
     let master = Server::start(kind);
     queue(&mut a, "b", "");
@@ -178,7 +178,7 @@ fn a_demotion_refuses_them_and_replicas_take_none(kind: &ServerKind) {
 }
 
 #[each_server]
-fn the_queue_is_served_when_the_key_goes_and_stays_when_databases_are_swapped(kind: &ServerKind) {
+fn the_queue_is_served_at_del_and_stays_at_swapdb(kind: &ServerKind) {
     let (_server, mut a, mut hears) = scene(kind);
     queue(&mut a, "b", "");
     a.ok("DEL k");
@@ -199,7 +199,7 @@ fn the_queue_is_served_when_the_key_goes_and_stays_when_databases_are_swapped(ki
 }
 
 #[each_server]
-fn another_mode_is_another_wait(kind: &ServerKind) {
+fn a_request_in_another_mode_is_another_position(kind: &ServerKind) {
     let (_server, mut a, _) = scene(kind);
     queue(&mut a, "b", "");
     queue(&mut a, "c", "");
@@ -208,7 +208,7 @@ fn another_mode_is_another_wait(kind: &ServerKind) {
 }
 
 #[each_server]
-fn nothing_of_the_queue_is_replicated_but_the_grant(kind: &ServerKind) {
+fn only_the_grant_of_a_position_is_replicated(kind: &ServerKind) {
     let (server, mut a, mut hears) = scene(kind);
     let mut stream = Stream::of(&server);
     queue(&mut a, "b", "");

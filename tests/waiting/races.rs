@@ -29,7 +29,7 @@ impl Scene {
 }
 
 #[each_server]
-fn release_and_kill_of_the_waiter_rolls_on(kind: &ServerKind) {
+fn a_grant_passes_on_when_its_waiter_is_killed_in_that_turn(kind: &ServerKind) {
     let mut scene = scene(kind);
     for _ in 0..rounds() {
         let mut events = Events::subscribe(&scene.server, "__keyspace@0__:k");
@@ -46,7 +46,7 @@ fn release_and_kill_of_the_waiter_rolls_on(kind: &ServerKind) {
 }
 
 #[each_server]
-fn release_and_unblock_with_error_rolls_on_or_is_refused(kind: &ServerKind) {
+fn a_grant_passes_on_when_its_waiter_is_unblocked_with_an_error(kind: &ServerKind) {
     release_and_unblock(
         kind,
         "ERROR",
@@ -56,7 +56,7 @@ fn release_and_unblock_with_error_rolls_on_or_is_refused(kind: &ServerKind) {
 
 /// Up to 7.0 the reply was lost and the next one answered for it; 7.2 asserted and died.
 #[each_server]
-fn release_and_unblock_as_timeout_leaves_one_reply(kind: &ServerKind) {
+fn a_waiter_unblocked_as_timeout_during_its_grant_gets_one_reply(kind: &ServerKind) {
     release_and_unblock(kind, "TIMEOUT", Value::is_nil);
 }
 
@@ -80,7 +80,7 @@ fn release_and_unblock(kind: &ServerKind, how: &str, is_unblocked: fn(&Value) ->
 }
 
 #[each_server]
-fn unblock_without_a_grant(kind: &ServerKind) {
+fn a_waiter_unblocked_without_a_grant_gets_one_reply(kind: &ServerKind) {
     let mut scene = scene(kind);
     let id = scene.b_id;
     let works = scene.a.ok(&format!("CLIENT UNBLOCK {id} TIMEOUT"));
@@ -106,7 +106,7 @@ fn unblock_without_a_grant(kind: &ServerKind) {
 }
 
 #[each_server]
-fn release_and_a_wait_that_runs_out(kind: &ServerKind) {
+fn a_release_at_the_timeout_gives_one_outcome(kind: &ServerKind) {
     let mut scene = scene(kind);
     for _ in 0..rounds() {
         scene.a.ok("DLOCK.CANCEL k b");
@@ -133,7 +133,7 @@ fn release_and_a_wait_that_runs_out(kind: &ServerKind) {
 }
 
 #[each_server]
-fn release_and_demotion(kind: &ServerKind) {
+fn a_release_at_a_demotion_gives_one_outcome(kind: &ServerKind) {
     let master = Server::start(kind);
     let mut scene = scene(kind);
     let replicaof = format!("REPLICAOF 127.0.0.1 {}", master.port());
@@ -155,7 +155,7 @@ fn release_and_demotion(kind: &ServerKind) {
 }
 
 #[each_server]
-fn release_and_flushall_or_del(kind: &ServerKind) {
+fn a_release_with_flushall_or_del_gives_one_outcome(kind: &ServerKind) {
     let mut scene = scene(kind);
     for removal in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHDB", "DEL k", "UNLINK k", "SET k x", "RENAME k l"] {
         for _ in 0..rounds() {
@@ -178,7 +178,7 @@ fn release_and_flushall_or_del(kind: &ServerKind) {
 }
 
 #[each_server]
-fn removal_and_release(kind: &ServerKind) {
+fn a_removal_before_a_release_serves_the_queue_once(kind: &ServerKind) {
     let mut scene = scene(kind);
     for removal in ["FLUSHALL", "DEL k", "RENAME k l"] {
         // The release comes too late; the queue is served all the same, once.
@@ -192,7 +192,7 @@ fn removal_and_release(kind: &ServerKind) {
 }
 
 #[each_server]
-fn the_holder_and_the_next_one_die_together(kind: &ServerKind) {
+fn a_grant_passes_on_when_holder_and_waiter_die_together(kind: &ServerKind) {
     let mut scene = scene(kind);
     for _ in 0..rounds() {
         let mut dying = scene.server.connect();
@@ -213,7 +213,7 @@ fn the_holder_and_the_next_one_die_together(kind: &ServerKind) {
 /// A retry on a second connection, and then the process dies: nobody has been told, so the grant must go on
 /// to the next.
 #[each_server]
-fn both_connections_of_a_token_die_as_it_is_granted(kind: &ServerKind) {
+fn a_grant_passes_on_when_both_connections_of_its_token_die(kind: &ServerKind) {
     let mut scene = scene(kind);
     for _ in 0..rounds() {
         scene.a.ok("DLOCK.CANCEL k c");

@@ -67,7 +67,7 @@ impl Scene {
 
 /// What docs/choosing.md recommends. Both held, until the lease of one of them was over.
 #[each_server]
-fn a_master_that_is_alone_grants_nothing_next_to_its_promoted_replica(kind: &ServerKind) {
+fn an_isolated_master_grants_nothing_beside_its_promoted_replica(kind: &ServerKind) {
     let replica = Server::options(kind).conf("dlock.restart-grace 3000").start();
     let promote = |server: &Server, conn: &mut Conn| {
         replica.replicate(server);
@@ -86,7 +86,7 @@ fn a_master_that_is_alone_grants_nothing_next_to_its_promoted_replica(kind: &Ser
 }
 
 #[each_server]
-fn after_a_save_that_failed_nothing_is_granted(kind: &ServerKind) {
+fn nothing_is_granted_after_a_failed_save(kind: &ServerKind) {
     let fail = |server: &Server, conn: &mut Conn| {
         // A folder stands where the file has to go.
         fs::create_dir_all(server.dir().join("no.rdb/in")).expect("a folder");
@@ -100,7 +100,7 @@ fn after_a_save_that_failed_nothing_is_granted(kind: &ServerKind) {
 }
 
 #[each_server]
-fn out_of_memory_nothing_is_granted_and_release_goes_on_to_handoff(kind: &ServerKind) {
+fn nothing_is_granted_and_release_works_when_memory_is_full(kind: &ServerKind) {
     let fill = |_: &Server, conn: &mut Conn| {
         conn.ok("DLOCK.ACQUIRE given a 60000");
         conn.ok("DLOCK.ACQUIRE brief a 1000");
@@ -127,7 +127,7 @@ fn out_of_memory_nothing_is_granted_and_release_goes_on_to_handoff(kind: &Server
 
 /// Only the resource that somebody waits for is put off, whatever the others are called.
 #[each_server]
-fn out_of_memory_the_other_holds_of_a_closed_connection_end(kind: &ServerKind) {
+fn holds_of_a_closed_connection_end_when_memory_is_full(kind: &ServerKind) {
     let server = Server::start(kind);
     let (mut conn, mut closes) = (server.connect(), server.connect());
     let others = ["j", "k\0", "k\0x", "k!"];
@@ -152,7 +152,7 @@ fn out_of_memory_the_other_holds_of_a_closed_connection_end(kind: &ServerKind) {
 
 /// The server evicts before it runs a command: what stands in memory between two commands refuses nothing.
 #[each_server]
-fn where_the_server_evicts_the_queue_goes_on(kind: &ServerKind) {
+fn the_queue_is_served_when_the_server_evicts(kind: &ServerKind) {
     let server = Server::options(kind).conf("maxmemory-policy volatile-lru").start();
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k a 700");
@@ -167,7 +167,7 @@ fn where_the_server_evicts_the_queue_goes_on(kind: &ServerKind) {
 }
 
 #[each_server]
-fn in_a_pause_waits_end_in_their_time_and_nothing_is_granted(kind: &ServerKind) {
+fn waits_time_out_and_nothing_is_granted_in_a_pause(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k a 300");
@@ -183,7 +183,7 @@ fn in_a_pause_waits_end_in_their_time_and_nothing_is_granted(kind: &ServerKind) 
 /// One that leaves while nothing may be written had stood in the way of those behind. It is a pause, for each
 /// CONFIG SET has all queues served.
 #[each_server]
-fn who_gives_up_makes_way_when_the_server_accepts_writes_again(kind: &ServerKind) {
+fn a_timed_out_waiter_makes_way_when_writes_are_accepted_again(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k a 60000 SHARED");
@@ -199,7 +199,7 @@ fn who_gives_up_makes_way_when_the_server_accepts_writes_again(kind: &ServerKind
 
 /// To ask the server leaves no traces that people read.
 #[each_server]
-fn asking_is_not_seen(kind: &ServerKind) {
+fn the_write_probe_is_invisible_to_clients(kind: &ServerKind) {
     let server = Server::start(kind);
     let (mut conn, mut monitor) = (server.connect(), server.connect());
     assert_eq!(monitor.ok("MONITOR"), "OK");

@@ -11,7 +11,7 @@ fn server(kind: &ServerKind) -> Server {
 }
 
 #[each_server]
-fn the_queue_is_served_however_the_string_goes(kind: &ServerKind) {
+fn the_queue_is_served_for_each_end_of_the_string(kind: &ServerKind) {
     let server = server(kind);
     let mut conn = server.connect();
     conn.ok("DEBUG SET-ACTIVE-EXPIRE 0");
@@ -45,7 +45,7 @@ fn the_queue_is_served_however_the_string_goes(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_string_is_held_by_a_stranger(kind: &ServerKind) {
+fn a_string_counts_as_held_by_another_client(kind: &ServerKind) {
     let server = server(kind);
     let mut conn = server.connect();
     conn.hello3();
@@ -83,7 +83,7 @@ fn a_string_is_held_by_a_stranger(kind: &ServerKind) {
 }
 
 #[each_server]
-fn set_over_a_held_lock_takes_it_and_nx_does_not(kind: &ServerKind) {
+fn set_over_a_lock_ends_its_hold_and_set_nx_does_not(kind: &ServerKind) {
     let server = server(kind);
     let mut conn = server.connect();
     let mut events = Events::subscribe(&server, "__keyspace@0__:k");
@@ -99,7 +99,7 @@ fn set_over_a_held_lock_takes_it_and_nx_does_not(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_wait_for_a_string_ends_with_its_time_its_connection_and_the_option(kind: &ServerKind) {
+fn a_wait_for_a_string_ends_at_its_timeout_or_with_its_connection_or_the_option(kind: &ServerKind) {
     let server = server(kind);
     let mut conn = server.connect();
     conn.ok("SET k stranger");
@@ -174,7 +174,7 @@ fn ours(server: &Server, inside: &Inside, token: &str, random: &mut Random, time
 }
 
 #[each_server]
-fn strangers_and_clients_of_dlock_never_hold_it_together(kind: &ServerKind) {
+fn set_nx_clients_and_dlock_clients_exclude_each_other(kind: &ServerKind) {
     let times = 30 * rounds(1);
     let (server, inside, mut random) = (server(kind), Inside::default(), Random::fresh());
     std::thread::scope(|scope| {

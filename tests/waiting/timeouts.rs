@@ -20,7 +20,7 @@ fn a_wait_ends_with_its_timeout(kind: &ServerKind) {
 
 /// Deterministic: the server sleeps past the limit in the same batch as the release, so both are due at once.
 #[each_server]
-fn whoever_has_timed_out_is_never_granted(kind: &ServerKind) {
+fn a_timed_out_waiter_is_never_granted(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut a = server.connect();
     a.ok("DLOCK.ACQUIRE k a 30000");
@@ -35,7 +35,7 @@ fn whoever_has_timed_out_is_never_granted(kind: &ServerKind) {
 }
 
 #[each_server]
-fn cancel_by_token_and_by_client(kind: &ServerKind) {
+fn cancel_ends_a_wait_by_token_or_by_client(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut a = server.connect();
     a.ok("DLOCK.ACQUIRE k a 30000 SHARED");
@@ -57,7 +57,7 @@ fn cancel_by_token_and_by_client(kind: &ServerKind) {
 }
 
 #[each_server]
-fn release_takes_a_waiter_out_of_the_queue(kind: &ServerKind) {
+fn release_removes_the_waiter_of_its_token(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut a = server.connect();
     a.ok("DLOCK.ACQUIRE k a 30000");
@@ -71,7 +71,7 @@ fn release_takes_a_waiter_out_of_the_queue(kind: &ServerKind) {
 
 /// Whoever leaves may have been what kept those behind waiting.
 #[each_server]
-fn a_waiter_that_is_gone_makes_way(kind: &ServerKind) {
+fn a_disconnected_waiter_makes_way(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut a = server.connect();
     a.ok("DLOCK.ACQUIRE k a 30000 SHARED");
@@ -89,7 +89,7 @@ fn a_waiter_that_is_gone_makes_way(kind: &ServerKind) {
 }
 
 #[each_server]
-fn block_is_one_try_in_transactions_and_scripts(kind: &ServerKind) {
+fn block_tries_once_in_transactions_and_scripts(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut a = server.connect();
     a.ok("DLOCK.ACQUIRE k a 30000");
@@ -142,7 +142,7 @@ fn a_cycle_is_refused_and_named(kind: &ServerKind) {
 /// Valkey 8.1 and later let no subscribed client wait for a module, and say so by a null pointer. It crashed
 /// the server.
 #[each_server]
-fn a_subscribed_client_waits_or_is_refused_as_its_server_does(kind: &ServerKind) {
+fn a_subscribed_client_may_wait_where_its_server_allows_it(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut a = server.connect();
     a.ok("DLOCK.ACQUIRE k a 30000");

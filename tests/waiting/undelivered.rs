@@ -23,7 +23,7 @@ fn as_bob(conn: &mut Conn) {
 const TIMES: usize = 5;
 
 #[each_server]
-fn a_grant_to_a_deleted_user_rolls_on(kind: &ServerKind) {
+fn a_grant_to_a_deleted_user_passes_on(kind: &ServerKind) {
     for commands in [["ACL DELUSER bob", "DLOCK.RELEASE k a"], ["DLOCK.RELEASE k a", "ACL DELUSER bob"]] {
         for _ in 0..TIMES {
             let mut scene = scene(kind, as_bob);
@@ -35,7 +35,7 @@ fn a_grant_to_a_deleted_user_rolls_on(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_grant_to_a_peer_that_has_hung_up_in_that_turn_rolls_on(kind: &ServerKind) {
+fn a_grant_to_a_peer_that_disconnected_in_that_turn_passes_on(kind: &ServerKind) {
     for _ in 0..TIMES {
         let mut scene = scene(kind, |_| ());
         let another = scene.server.connect();
@@ -51,7 +51,7 @@ fn a_grant_to_a_peer_that_has_hung_up_in_that_turn_rolls_on(kind: &ServerKind) {
 
 /// What is published to it goes beyond what a subscriber may leave unread.
 #[each_server]
-fn a_grant_to_a_subscriber_that_reads_too_slowly_rolls_on(kind: &ServerKind) {
+fn a_grant_to_a_subscriber_over_its_output_limit_passes_on(kind: &ServerKind) {
     // There no subscribed client may wait.
     let probe = Server::start(kind);
     let mut subscriber = probe.connect();
@@ -84,7 +84,7 @@ fn a_grant_to_a_subscriber_that_reads_too_slowly_rolls_on(kind: &ServerKind) {
 
 /// The hold has gone with its database to another number.
 #[each_server]
-fn a_grant_that_was_swapped_away_rolls_on_there(kind: &ServerKind) {
+fn an_undelivered_grant_moved_by_swapdb_passes_on_in_its_new_database(kind: &ServerKind) {
     let mut scene = scene(kind, |_| ());
     let mut other = scene.server.connect();
     other.ok("SELECT 1");
@@ -99,7 +99,7 @@ fn a_grant_that_was_swapped_away_rolls_on_there(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_grant_that_was_written_stays_although_the_connection_closes_at_once(kind: &ServerKind) {
+fn a_delivered_grant_stays_when_the_connection_closes_at_once(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut a = server.connect();
     // What follows the wait closes the connection, in the turn of the grant.
@@ -125,7 +125,7 @@ fn a_grant_that_was_written_stays_although_the_connection_closes_at_once(kind: &
 
 /// As soon as a client has its answer it leaves.
 #[each_server]
-fn a_grant_to_a_program_that_ends_with_its_answer_stays(kind: &ServerKind) {
+fn a_delivered_grant_stays_when_the_program_ends_with_the_reply(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut a = server.connect();
     for _ in 0..TIMES {
@@ -153,7 +153,7 @@ fn goes_on_holding(server: &Server, token: &str) {
 
 /// The server closes who takes the most memory, when all is written: who has been told holds.
 #[each_server]
-fn a_grant_that_was_written_stays_although_the_client_is_evicted(kind: &ServerKind) {
+fn a_delivered_grant_stays_when_the_client_is_evicted(kind: &ServerKind) {
     let mut scene = scene(kind, |_| ());
     // In the turn in which b is granted the lock the room for clients goes. It takes the most of it, by
     // half a command.

@@ -48,7 +48,7 @@ fn fails(words: &[&str], code: i32, says: &str) {
 }
 
 #[test]
-fn a_wrong_call_ends_with_64_and_says_what_to_do() {
+fn a_wrong_call_exits_with_64_and_names_the_remedy() {
     fails(&[], 64, "Usage: dlock <COMMAND>");
     fails(&["rum"], 64, "similar subcommand exists: 'run'");
     fails(&["run", "r", "ls"], 64, "<RESOURCE>... -- <COMMAND>...");
@@ -71,7 +71,7 @@ fn a_wrong_call_ends_with_64_and_says_what_to_do() {
 }
 
 #[test]
-fn help_and_version_are_answers() {
+fn help_and_version_exit_with_0() {
     let version = dlock(&["--version"]);
     assert_eq!(
         (version.status.code(), stdout(&version)),
@@ -89,7 +89,7 @@ fn help_and_version_are_answers() {
 }
 
 #[test]
-fn help_and_version_that_cannot_be_printed_end_with_71() {
+fn help_and_version_exit_with_71_when_stdout_is_closed() {
     for word in ["--help", "--version"] {
         let full = std::fs::File::create("/dev/full").expect("it is there");
         let mut dlock = Command::new(env!("CARGO_BIN_EXE_dlock"));
@@ -101,7 +101,7 @@ fn help_and_version_that_cannot_be_printed_end_with_71() {
 }
 
 #[test]
-fn no_line_of_help_is_longer_than_a_terminal() {
+fn help_lines_fit_a_terminal() {
     for subcommand in SUBCOMMANDS {
         for line in stdout(&dlock(&[subcommand, "--help"])).lines() {
             assert!(line.chars().count() <= 100, "{subcommand}: {line}");
@@ -110,7 +110,7 @@ fn no_line_of_help_is_longer_than_a_terminal() {
 }
 
 #[test]
-fn completions_know_the_subcommands_and_are_in_order_for_bash() {
+fn completions_list_the_subcommands_and_pass_bash() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = dlock(&["completions", shell]);
         assert_eq!(script.status.code(), Some(0));
@@ -130,7 +130,7 @@ fn completions_know_the_subcommands_and_are_in_order_for_bash() {
 
 /// man(1) is not on every machine that builds this; what it needs is.
 #[test]
-fn the_manual_has_a_page_for_everything() {
+fn the_manual_has_a_page_for_each_subcommand() {
     let main = stdout(&dlock(&["man"]));
     for section in ["NAME", "SYNOPSIS", "DESCRIPTION", "SUBCOMMANDS", "EXIT STATUS", "ENVIRONMENT"] {
         let quoted = format!(".SH \"{section}\"");
@@ -192,7 +192,7 @@ fn file(name: &str, text: &str) -> String {
 }
 
 #[test]
-fn a_mistaken_address_is_told_by_its_place_and_not_repeated() {
+fn an_error_names_the_place_of_a_wrong_address_and_does_not_repeat_it() {
     for (at, address) in mistaken().into_iter().enumerate() {
         let list = format!("# ours\nredis://127.0.0.1:1\n\n{address}\n");
         let (list, lines) = (file(&format!("list-{at}"), &list), format!("redis://127.0.0.1:1,{address}"));
@@ -218,7 +218,7 @@ fn a_mistaken_address_is_told_by_its_place_and_not_repeated() {
 
 /// In the place of something else, an address and a token are secrets too.
 #[test]
-fn a_word_that_is_not_understood_is_repeated_only_if_it_can_be_no_secret() {
+fn an_error_repeats_an_unknown_word_only_when_it_cannot_be_a_secret() {
     let address = format!("redis://u:{SECRET}@h");
     let (option, time, value) =
         (format!("--{address}"), format!("5{address}"), format!("--no-wait={address}"));
@@ -244,7 +244,7 @@ fn a_word_that_is_not_understood_is_repeated_only_if_it_can_be_no_secret() {
 }
 
 #[test]
-fn help_and_manual_show_nothing_of_the_environment() {
+fn help_and_manual_show_no_environment_values() {
     let names = "SERVERS SERVERS_FILE TOKEN CACERT CERT KEY TTL LABEL NODE_TIMEOUT";
     let names: Vec<String> = names.split(' ').map(|name| format!("DLOCK_{name}")).collect();
     let environment: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), SECRET)).collect();
@@ -259,7 +259,7 @@ fn help_and_manual_show_nothing_of_the_environment() {
 
 /// Of a member that is down the others speak too: it has a name.
 #[test]
-fn a_server_is_called_by_where_it_is() {
+fn errors_show_a_server_by_host_and_port_without_its_password() {
     let addresses = [
         format!("redis://u:{SECRET}@127.0.0.1:1"),
         format!("redis://{SECRET}@127.0.0.1:1"),
@@ -285,7 +285,7 @@ fn a_server_is_called_by_where_it_is() {
 
 /// With so little memory that it would be noticed.
 #[test]
-fn a_file_without_an_end_is_not_read_to_its_end() {
+fn an_endless_servers_file_is_refused() {
     for (option, limit) in [("--servers-file", "65536"), ("--cacert", "1048576")] {
         let call = format!("ulimit -v 1000000; exec \"$0\" inspect r {option} /dev/zero");
         let mut shell = Command::new("sh");
@@ -298,7 +298,7 @@ fn a_file_without_an_end_is_not_read_to_its_end() {
 }
 
 #[test]
-fn the_name_of_a_file_does_not_speak_to_the_terminal() {
+fn file_names_are_escaped_for_the_terminal() {
     fails(
         &["inspect", "r", "--servers-file", "no\x1b[2J\u{9b}such\n"],
         64,

@@ -41,7 +41,7 @@ fn fine(history: &History) {
 }
 
 #[test]
-fn one_after_the_other_is_fine() {
+fn consecutive_holds_are_accepted() {
     let mut released = hold("a", 10, 20, 50, 1);
     released.gone = Some(55);
     // Asked for while it was still held, and granted before the release was answered.
@@ -50,21 +50,21 @@ fn one_after_the_other_is_fine() {
 }
 
 #[test]
-fn two_at_once_are_rejected() {
+fn two_holders_at_once_are_rejected() {
     rejected(of(&[hold("a", 10, 20, 50, 1), hold("b", 30, 40, 90, 2)]).exclusion(), "a on k");
     // Also where the second one relied on it only while the first did.
     rejected(of(&[hold("a", 10, 20, 100, 1), hold("b", 30, 40, 50, 2)]).exclusion(), "b on k");
 }
 
 #[test]
-fn of_different_keys_they_are_fine() {
+fn holds_of_different_keys_may_overlap() {
     let mut other = hold("b", 30, 40, 90, 2);
     other.key = "other".into();
     fine(&of(&[hold("a", 10, 20, 50, 1), other]));
 }
 
 #[test]
-fn sharers_share_with_sharers_only() {
+fn sharers_overlap_only_with_sharers() {
     let in_mode = |mut hold: Hold, mode| {
         hold.mode = mode;
         hold
@@ -76,7 +76,7 @@ fn sharers_share_with_sharers_only() {
 }
 
 #[test]
-fn no_more_permits_than_there_are() {
+fn too_many_permits_are_rejected() {
     let permit = |token, asked, until, fence| {
         let mut hold = hold(token, asked, asked + 5, until, fence);
         hold.mode = Mode::Permits(2);
@@ -88,7 +88,7 @@ fn no_more_permits_than_there_are() {
 }
 
 #[test]
-fn what_was_broken_is_not_relied_on_any_more() {
+fn a_broken_hold_may_be_overlapped() {
     let history = of(&[hold("a", 10, 20, 500, 1), hold("b", 30, 45, 90, 2)]);
     let broken = |asked, answered| Break { key: "k".into(), asked, answered };
     fine(&History { breaks: vec![broken(40, 44)], ..history });
@@ -98,12 +98,12 @@ fn what_was_broken_is_not_relied_on_any_more() {
 }
 
 #[test]
-fn a_fence_twice_is_rejected() {
+fn a_repeated_fence_is_rejected() {
     rejected(of(&[hold("a", 10, 20, 25, 7), hold("b", 15, 40, 90, 7)]).fences(), "one fence");
 }
 
 #[test]
-fn a_fence_that_falls_is_rejected() {
+fn a_falling_fence_is_rejected() {
     rejected(of(&[hold("a", 10, 20, 25, 7), hold("b", 30, 40, 90, 6)]).fences(), "b on k");
     // Of another key too: it is one number a server.
     let mut other = hold("b", 30, 40, 90, 6);
@@ -122,7 +122,7 @@ fn a_lost_hold_is_rejected() {
 }
 
 #[test]
-fn a_hold_that_comes_back_is_rejected() {
+fn an_ended_hold_that_returns_is_rejected() {
     let mut released = hold("a", 10, 20, 50, 1);
     released.gone = Some(60);
     let with = |looks: Vec<Look>| History { looks, ..of(std::slice::from_ref(&released)) };
@@ -131,7 +131,7 @@ fn a_hold_that_comes_back_is_rejected() {
 }
 
 #[test]
-fn a_hold_that_nobody_asked_for_is_rejected() {
+fn a_hold_without_a_request_is_rejected() {
     let with = |looks: Vec<Look>| History { looks, ..of(&[hold("a", 10, 20, 50, 1)]) };
     rejected(with(vec![look(30, 40, &[("x", 1)], &[])]).forged(), "never asked");
     rejected(with(vec![look(30, 40, &[("a", 2)], &[])]).forged(), "with the fence 2");
@@ -142,14 +142,14 @@ fn a_hold_that_nobody_asked_for_is_rejected() {
 }
 
 #[test]
-fn two_holders_in_one_look_are_rejected() {
+fn two_holders_in_one_observation_are_rejected() {
     let history = of(&[hold("a", 10, 20, 25, 1), hold("b", 22, 32, 50, 2)]);
     let found = History { looks: vec![look(26, 40, &[("a", 1), ("b", 2)], &[])], ..history }.forged();
     assert!(found[0].contains("2 holders, at most 1"), "{found:?}");
 }
 
 #[test]
-fn a_queue_that_is_not_kept_is_rejected() {
+fn a_grant_out_of_queue_order_is_rejected() {
     let holds = [hold("a", 5, 6, 30, 1), hold("b", 10, 60, 70, 3), hold("c", 11, 40, 50, 2)];
     let kept = look(20, 25, &[("a", 1)], &["c", "b"]);
     fine(&History { looks: vec![kept], ..of(&holds) });
@@ -168,7 +168,7 @@ fn a_newcomer_that_overtakes_the_queue_is_rejected() {
 }
 
 #[test]
-fn who_leaves_the_queue_is_no_reason_to_wait() {
+fn a_waiter_that_left_the_queue_does_not_count() {
     let mut left = hold("b", 10, 0, 0, 0);
     left.grant = None;
     let holds = [hold("a", 5, 6, 30, 1), left, hold("late", 26, 40, 50, 2)];
@@ -176,7 +176,7 @@ fn who_leaves_the_queue_is_no_reason_to_wait() {
 }
 
 #[test]
-fn a_free_lock_with_waiters_is_a_lost_wake_up() {
+fn a_free_lock_with_waiters_is_rejected() {
     let forgotten = look(20, 25, &[], &["b"]);
     let mut b = hold("b", 10, 60, 70, 3);
     rejected(History { looks: vec![forgotten.clone()], ..of(&[b.clone()]) }.queue(), "free at");

@@ -36,7 +36,7 @@ fn the_module_is_built_before_the_tests() {
 }
 
 #[each_server]
-fn replies_compare_as_they_read(kind: &ServerKind) {
+fn replies_compare_with_plain_values(kind: &ServerKind) {
     let server = plain(kind);
     let mut conn = server.connect();
     assert_eq!(conn.call(&["SET", "a", "with blanks"]), "OK");
@@ -76,7 +76,7 @@ fn a_batch_is_one_turn_of_the_event_loop(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_read_that_ran_out_of_time_loses_nothing(kind: &ServerKind) {
+fn a_read_that_timed_out_loses_no_bytes(kind: &ServerKind) {
     let server = plain(kind);
     let (mut waiter, mut other) = (server.connect(), server.connect());
     waiter.send(&["BLPOP", "list", "0"]);
@@ -99,7 +99,7 @@ fn pushes_are_kept_for_read(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_connection_knows_that_it_is_closed(kind: &ServerKind) {
+fn a_connection_reports_that_it_is_closed(kind: &ServerKind) {
     let server = plain(kind);
     let (mut victim, mut other) = (server.connect(), server.connect());
     let id = victim.client_id();
@@ -109,7 +109,7 @@ fn a_connection_knows_that_it_is_closed(kind: &ServerKind) {
 }
 
 #[each_server]
-fn servers_end_and_come_back(kind: &ServerKind) {
+fn servers_end_and_restart(kind: &ServerKind) {
     let options = Server::options(kind).without_module();
     let mut server = options.conf("appendonly yes").conf("appendfsync always").start();
     let (port, pid) = (server.port(), server.pid());
@@ -182,7 +182,7 @@ fn a_paused_server_answers_later(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_replica_is_in_sync_when_it_has_what_was_written(kind: &ServerKind) {
+fn wait_in_sync_returns_when_the_replica_has_every_write(kind: &ServerKind) {
     let (master, replica) = (plain(kind), plain(kind));
     master.connect().ok("SET a 1");
     replica.replicate(&master);
@@ -212,7 +212,7 @@ fn the_aof_is_read_over_all_its_parts(kind: &ServerKind) {
 }
 
 #[test]
-fn the_stream_is_what_a_replica_gets() {
+fn a_stream_yields_the_commands_that_a_replica_gets() {
     for diskless in ["yes", "no"] {
         each_server(|kind| {
             let options = Server::options(kind).without_module();
@@ -240,7 +240,7 @@ fn the_stream_is_what_a_replica_gets() {
 }
 
 #[each_server]
-fn events_are_seen_and_their_absence_too(kind: &ServerKind) {
+fn events_show_each_change_and_the_absence_of_one(kind: &ServerKind) {
     let server = plain(kind);
     let mut events = Events::subscribe(&server, "__keyevent@0__:*");
     let mut conn = server.connect();
@@ -256,7 +256,7 @@ fn events_are_seen_and_their_absence_too(kind: &ServerKind) {
 }
 
 #[each_server]
-fn parallel_servers_do_not_meet(kind: &ServerKind) {
+fn parallel_servers_have_different_ports(kind: &ServerKind) {
     thread::scope(|scope| {
         for round in 0..4 {
             scope.spawn(move || {

@@ -4,7 +4,7 @@ use super::{assert_lease, granted, state};
 use dlock_testkit::{Server, ServerKind, Value, each_server};
 
 #[each_server]
-fn a_grant_answers_a_fence_that_is_the_clock_and_grows(kind: &ServerKind) {
+fn acquire_returns_a_rising_fence_that_follows_the_clock(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let mut micros = || {
@@ -30,7 +30,7 @@ fn a_grant_answers_a_fence_that_is_the_clock_and_grows(kind: &ServerKind) {
 }
 
 #[each_server]
-fn one_at_a_time_and_others_get_null_that_changes_nothing(kind: &ServerKind) {
+fn acquire_returns_null_and_changes_nothing_when_another_token_holds(kind: &ServerKind) {
     let server = Server::start(kind);
     let (mut ann, mut bob) = (server.connect(), server.connect());
     granted(ann.ok("DLOCK.ACQUIRE k ann 600000 LABEL first"));
@@ -47,7 +47,7 @@ fn one_at_a_time_and_others_get_null_that_changes_nothing(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_retry_after_a_lost_reply_is_harmless(kind: &ServerKind) {
+fn acquire_sent_again_after_a_lost_reply_keeps_one_hold(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let fence = granted(conn.ok("DLOCK.ACQUIRE k t 600000"));
@@ -62,7 +62,7 @@ fn a_retry_after_a_lost_reply_is_harmless(kind: &ServerKind) {
 }
 
 #[each_server]
-fn asking_again_keeps_the_longer_lease(kind: &ServerKind) {
+fn acquire_by_the_holder_keeps_the_longer_lease(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     granted(conn.ok("DLOCK.ACQUIRE k t 600000"));
@@ -73,7 +73,7 @@ fn asking_again_keeps_the_longer_lease(kind: &ServerKind) {
 }
 
 #[each_server]
-fn max_is_the_longest_lease_that_the_server_gives_now(kind: &ServerKind) {
+fn ttl_max_is_the_longest_lease_that_the_server_grants(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let fence = granted(conn.ok("DLOCK.ACQUIRE k t MAX"));
@@ -123,7 +123,7 @@ fn reentrant_counts_up_by_one_and_depth_up_to_n(kind: &ServerKind) {
 }
 
 #[each_server]
-fn options_come_in_any_case_and_order(kind: &ServerKind) {
+fn options_are_read_in_any_case_and_order(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     granted(conn.ok("dlock.acquire a t 600000 label Host-1 depth 3"));
@@ -140,7 +140,7 @@ fn options_come_in_any_case_and_order(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_token_is_up_to_255_bytes_of_any_kind_and_compared_whole(kind: &ServerKind) {
+fn a_token_has_up_to_255_bytes_and_is_compared_whole(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let long = [b'x'; 255];
@@ -165,7 +165,7 @@ fn a_token_is_up_to_255_bytes_of_any_kind_and_compared_whole(kind: &ServerKind) 
 }
 
 #[each_server]
-fn a_label_is_up_to_255_bytes_and_the_last_one_given_stays(kind: &ServerKind) {
+fn a_label_has_up_to_255_bytes_and_the_last_one_stays(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let mut ask = |label: &[u8]| {
@@ -187,7 +187,7 @@ fn a_label_is_up_to_255_bytes_and_the_last_one_given_stays(kind: &ServerKind) {
 }
 
 #[each_server]
-fn keys_are_keys_of_the_selected_database(kind: &ServerKind) {
+fn acquire_uses_the_selected_database(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     for key in [&b""[..], b"\0\xff", &[b'k'; 3000]] {
@@ -210,7 +210,7 @@ fn keys_are_keys_of_the_selected_database(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_ttl_is_1_to_max_ttl(kind: &ServerKind) {
+fn acquire_accepts_a_ttl_from_1_to_max_ttl(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let fence = granted(conn.ok("DLOCK.ACQUIRE k t 86400000"));

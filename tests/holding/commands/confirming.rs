@@ -4,7 +4,7 @@ use super::{assert_lease, granted, holding, state};
 use dlock_testkit::{Server, ServerKind, Value, each_server, until};
 
 #[each_server]
-fn the_holds_own_fence_is_a_yes_and_sets_the_lease(kind: &ServerKind) {
+fn confirm_of_the_holds_own_fence_sets_the_lease(kind: &ServerKind) {
     let (_server, mut conn, fence) = holding(kind, "DEPTH 2 LABEL host");
     let before = state(&mut conn, "k");
     for ttl in [3_600_000, 300_000, 300_000] {
@@ -15,7 +15,7 @@ fn the_holds_own_fence_is_a_yes_and_sets_the_lease(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_higher_fence_raises_the_hold_and_the_servers_counter(kind: &ServerKind) {
+fn confirm_of_a_higher_fence_raises_the_hold_and_the_counter(kind: &ServerKind) {
     let (server, mut conn, first) = holding(kind, "");
     // Ahead of the clock by less than the skew bound of 10 s.
     let raised = first + 5_000_000;
@@ -32,7 +32,7 @@ fn a_higher_fence_raises_the_hold_and_the_servers_counter(kind: &ServerKind) {
 
 /// The fence had to tell how old a hold is, and a raised one told of a grant in the future.
 #[each_server]
-fn a_raised_fence_leaves_the_hold_its_age(kind: &ServerKind) {
+fn confirm_keeps_the_age_of_the_hold(kind: &ServerKind) {
     let options = |kind| Server::options(kind).conf("appendonly yes").conf("appendfsync always");
     let (mut server, replica) = (options(kind).start(), Server::start(kind));
     replica.replicate(&server);
@@ -57,7 +57,7 @@ fn a_raised_fence_leaves_the_hold_its_age(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_lower_fence_changes_nothing_and_answers_the_greater(kind: &ServerKind) {
+fn confirm_of_a_lower_fence_returns_the_greater_and_changes_nothing(kind: &ServerKind) {
     let (_server, mut conn, fence) = holding(kind, "");
     for lower in [1, fence - 1] {
         assert_eq!(conn.ok(&format!("DLOCK.CONFIRM k t {lower} 3600000")), fence);
@@ -67,7 +67,7 @@ fn a_lower_fence_changes_nothing_and_answers_the_greater(kind: &ServerKind) {
 }
 
 #[each_server]
-fn who_does_not_hold_gets_null_and_raises_nothing(kind: &ServerKind) {
+fn confirm_returns_null_and_changes_no_fence_for_a_token_that_holds_nothing(kind: &ServerKind) {
     let (server, mut conn, fence) = holding(kind, "");
     let higher = fence + 5_000_000;
     for command in ["DLOCK.CONFIRM k other", "DLOCK.CONFIRM free t"] {
@@ -81,7 +81,7 @@ fn who_does_not_hold_gets_null_and_raises_nothing(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_fence_too_far_ahead_of_the_clock_is_refused_and_burns_nothing(kind: &ServerKind) {
+fn confirm_refuses_a_fence_beyond_the_skew_bound_and_changes_no_fence(kind: &ServerKind) {
     let (server, mut conn, fence) = holding(kind, "");
     // A minute, and the end of the number space.
     for ahead in [fence + 60_000_000, (1 << 53) - 1] {
@@ -97,7 +97,7 @@ fn a_fence_too_far_ahead_of_the_clock_is_refused_and_burns_nothing(kind: &Server
 }
 
 #[each_server]
-fn a_fence_is_a_whole_number_below_2_to_53(kind: &ServerKind) {
+fn confirm_accepts_fences_below_2_to_the_53(kind: &ServerKind) {
     let (_server, mut conn, _) = holding(kind, "");
     for fence in ["0", "-1", "9007199254740992", "18446744073709551617", "1.5", "01", "x"] {
         let refused = conn.say(&format!("DLOCK.CONFIRM k t {fence} 600000"));

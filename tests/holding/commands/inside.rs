@@ -104,7 +104,7 @@ fn every_command_works_in_a_script(kind: &ServerKind) {
 
 /// Valkey 9 finds by its number whatever runs, and crashed when asked for its address.
 #[each_server]
-fn what_has_no_connection_of_its_own_has_no_address(kind: &ServerKind) {
+fn holds_granted_without_a_connection_show_no_address(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let client = |inspected: Value| inspected.field("holders").items()[0].field("client").int();
@@ -172,7 +172,7 @@ fn watch_sees_a_lock_change_and_no_denial(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_client_side_cache_is_told_of_a_change_and_of_no_denial(kind: &ServerKind) {
+fn client_side_caching_reports_a_change_and_no_denial(kind: &ServerKind) {
     let server = Server::start(kind);
     let (mut cache, mut other) = (server.connect(), server.connect());
     cache.hello3();
@@ -205,7 +205,7 @@ fn a_client_side_cache_is_told_of_a_change_and_of_no_denial(kind: &ServerKind) {
 }
 
 #[each_server]
-fn out_of_memory_refuses_new_holds_and_lets_old_ones_end(kind: &ServerKind) {
+fn new_holds_are_refused_and_old_ones_released_when_memory_is_full(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     for key in ["a", "b", "c"] {

@@ -4,7 +4,7 @@ use super::{granted, state};
 use dlock_testkit::{Server, ServerKind, each_server};
 
 #[each_server]
-fn a_key_of_another_type_is_wrongtype_for_every_command(kind: &ServerKind) {
+fn every_command_refuses_a_key_of_another_type(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     for (key, make) in [("text", "SET text x"), ("list", "RPUSH list x"), ("hash", "HSET hash f v")] {
@@ -45,7 +45,7 @@ const COUNT: &str = "must be a whole number from 1 to 2147483647";
 const TOKEN: &str = "ERR a token has 1 to 255 bytes, DLOCK.TOKEN makes one";
 
 #[each_server]
-fn what_reads_as_no_command_is_refused_whole(kind: &ServerKind) {
+fn invalid_arguments_are_refused_and_change_nothing(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let unknown =
@@ -145,7 +145,7 @@ fn every_command_checks_the_length_of_its_token(kind: &ServerKind) {
 }
 
 #[each_server]
-fn no_error_word_is_one_that_clients_retry_by_themselves(kind: &ServerKind) {
+fn error_words_differ_from_those_that_clients_retry(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     conn.ok("SET text x");

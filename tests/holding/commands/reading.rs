@@ -6,7 +6,7 @@ use super::{assert_lease, granted};
 use dlock_testkit::{Server, ServerKind, Value, each_server};
 
 #[each_server]
-fn holds_answers_the_tokens_count(kind: &ServerKind) {
+fn holds_returns_the_count_of_the_token(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     assert_eq!(conn.ok("DLOCK.HOLDS k t"), 0);
@@ -17,7 +17,7 @@ fn holds_answers_the_tokens_count(kind: &ServerKind) {
 }
 
 #[each_server]
-fn pttl_answers_the_tokens_lease_or_the_longest(kind: &ServerKind) {
+fn pttl_returns_the_lease_of_the_token_or_the_longest(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     for free in ["DLOCK.PTTL k", "DLOCK.PTTL k a"] {
@@ -98,7 +98,7 @@ fn inspect_is_a_map_in_resp3_and_the_same_as_an_array_in_resp2(kind: &ServerKind
 
 /// Known while that connection lives.
 #[each_server]
-fn inspect_tells_to_which_connection_a_hold_was_granted(kind: &ServerKind) {
+fn inspect_shows_the_connection_of_each_hold(kind: &ServerKind) {
     let server = Server::start(kind);
     let (mut conn, mut look, mut holder) = (server.connect(), server.connect(), server.connect());
     granted(holder.ok("DLOCK.ACQUIRE k t 600000"));
@@ -123,7 +123,7 @@ fn inspect_tells_to_which_connection_a_hold_was_granted(kind: &ServerKind) {
 }
 
 #[each_server]
-fn inspect_tells_each_mode_and_every_holder(kind: &ServerKind) {
+fn inspect_shows_the_mode_and_every_holder(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     conn.hello3();
@@ -144,7 +144,7 @@ fn inspect_tells_each_mode_and_every_holder(kind: &ServerKind) {
 }
 
 #[each_server]
-fn nobody_waits_is_an_empty_queue_and_nobody_to_cancel_is_0(kind: &ServerKind) {
+fn waiters_is_empty_and_cancel_returns_0_without_a_queue(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     granted(conn.ok("DLOCK.ACQUIRE k t 600000"));
@@ -175,7 +175,7 @@ fn reads_change_nothing(kind: &ServerKind) {
 }
 
 #[each_server]
-fn inspect_shows_a_thousand_holders_or_as_many_as_are_asked_for(kind: &ServerKind) {
+fn inspect_shows_up_to_a_thousand_holders_or_count(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     conn.hello3();
@@ -194,7 +194,7 @@ fn inspect_shows_a_thousand_holders_or_as_many_as_are_asked_for(kind: &ServerKin
 }
 
 #[each_server]
-fn token_answers_27_url_safe_characters_never_the_same(kind: &ServerKind) {
+fn token_returns_27_fresh_url_safe_characters(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let mut seen = HashSet::new();
@@ -212,7 +212,7 @@ fn token_answers_27_url_safe_characters_never_the_same(kind: &ServerKind) {
 }
 
 #[each_server]
-fn help_names_every_command_a_client_may_send(kind: &ServerKind) {
+fn help_lists_every_client_command(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let lines: Vec<String> = conn.ok("DLOCK.HELP").items().iter().map(Value::text).collect();

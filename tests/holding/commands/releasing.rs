@@ -4,7 +4,7 @@ use super::{assert_lease, granted, holding, state};
 use dlock_testkit::{Server, ServerKind, Value, each_server};
 
 #[each_server]
-fn a_release_frees_the_lock_and_sent_again_answers_0(kind: &ServerKind) {
+fn release_frees_the_lock_and_returns_0_when_sent_again(kind: &ServerKind) {
     let (_server, mut conn, _) = holding(kind, "");
     assert_eq!(conn.ok("TYPE k"), "dlock-key");
     assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
@@ -17,7 +17,7 @@ fn a_release_frees_the_lock_and_sent_again_answers_0(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_stranger_releases_and_extends_nothing(kind: &ServerKind) {
+fn release_and_extend_return_0_for_another_token(kind: &ServerKind) {
     let (_server, mut conn, _) = holding(kind, "DEPTH 3");
     let before = state(&mut conn, "k");
     for command in [
@@ -33,7 +33,7 @@ fn a_stranger_releases_and_extends_nothing(kind: &ServerKind) {
 }
 
 #[each_server]
-fn each_release_ends_one_count_and_the_last_ends_the_hold(kind: &ServerKind) {
+fn release_ends_one_count_and_the_last_one_ends_the_hold(kind: &ServerKind) {
     let (_server, mut conn, _) = holding(kind, "DEPTH 3");
     for left in [2, 1] {
         assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
@@ -61,7 +61,7 @@ fn release_all_ends_every_count_and_depth_those_above_n(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_release_touches_neither_lease_nor_fence_of_what_is_left(kind: &ServerKind) {
+fn release_keeps_the_lease_and_fence_of_remaining_counts(kind: &ServerKind) {
     let (_server, mut conn, fence) = holding(kind, "DEPTH 3 LABEL host");
     assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
     assert_eq!(state(&mut conn, "k"), format!(r#""exclusive" "t" x2 #{fence} "host""#));
@@ -69,7 +69,7 @@ fn a_release_touches_neither_lease_nor_fence_of_what_is_left(kind: &ServerKind) 
 }
 
 #[each_server]
-fn extend_sets_the_lease_longer_or_shorter_and_nothing_else(kind: &ServerKind) {
+fn extend_sets_a_longer_or_shorter_lease_and_nothing_else(kind: &ServerKind) {
     let (_server, mut conn, fence) = holding(kind, "DEPTH 2 LABEL host");
     let before = state(&mut conn, "k");
     for ttl in [3_600_000, 300_000, 300_000] {

@@ -4,7 +4,7 @@ use super::word;
 use dlock_testkit::{Server, ServerKind, each_server};
 
 #[each_server]
-fn the_gate_rises_and_lets_no_lower_fence_through(kind: &ServerKind) {
+fn the_gate_rises_and_refuses_lower_fences(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     assert_eq!(conn.ok("DLOCK.FENCED g 7 SET x 7"), "OK");
@@ -23,7 +23,7 @@ fn the_gate_rises_and_lets_no_lower_fence_through(kind: &ServerKind) {
 }
 
 #[each_server]
-fn what_is_no_gate_is_an_error_and_stays(kind: &ServerKind) {
+fn fenced_rejects_a_key_that_is_not_a_gate(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     for text in ["", "five", "-1", "05", "1.0", "18446744073709551616"] {
@@ -44,7 +44,7 @@ fn what_is_no_gate_is_an_error_and_stays(kind: &ServerKind) {
 }
 
 #[each_server]
-fn it_stays_raised_whatever_becomes_of_the_command(kind: &ServerKind) {
+fn the_gate_stays_raised_when_the_command_fails(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     conn.ok("RPUSH list 1");

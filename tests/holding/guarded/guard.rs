@@ -4,7 +4,7 @@ use super::word;
 use dlock_testkit::{Server, ServerKind, Value, each_server, until};
 
 #[each_server]
-fn only_a_holder_runs_its_command(kind: &ServerKind) {
+fn guard_runs_a_command_for_a_holder_only(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     assert_eq!(word(&conn.say("DLOCK.GUARD k t SET x 1")), "NOTHELD");
@@ -23,7 +23,7 @@ fn only_a_holder_runs_its_command(kind: &ServerKind) {
 }
 
 #[each_server]
-fn an_expired_hold_is_none_and_a_sharer_is_a_holder(kind: &ServerKind) {
+fn guard_accepts_a_sharer_and_refuses_an_expired_hold(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k t 50");
@@ -38,7 +38,7 @@ fn an_expired_hold_is_none_and_a_sharer_is_a_holder(kind: &ServerKind) {
 }
 
 #[each_server]
-fn the_reply_is_the_commands_own_in_both_protocols(kind: &ServerKind) {
+fn guard_returns_the_reply_of_its_command_in_both_protocols(kind: &ServerKind) {
     let server = Server::start(kind);
     let (mut conn, mut plain) = (server.connect(), server.connect());
     conn.ok("DLOCK.ACQUIRE k t MAX");
@@ -68,7 +68,7 @@ fn the_reply_is_the_commands_own_in_both_protocols(kind: &ServerKind) {
 }
 
 #[each_server]
-fn it_works_in_multi_and_in_scripts(kind: &ServerKind) {
+fn guard_works_in_transactions_and_scripts(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     conn.ok("MULTI");
@@ -98,7 +98,7 @@ fn it_works_in_multi_and_in_scripts(kind: &ServerKind) {
 }
 
 #[each_server]
-fn out_of_memory_goes_by_the_command(kind: &ServerKind) {
+fn guard_refuses_growing_commands_when_memory_is_full(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k t MAX");
@@ -116,7 +116,7 @@ fn out_of_memory_goes_by_the_command(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_replica_runs_nothing(kind: &ServerKind) {
+fn guard_is_refused_by_a_replica(kind: &ServerKind) {
     let (master, replica) = (Server::start(kind), Server::start(kind));
     replica.replicate(&master);
     master.connect().ok("DLOCK.ACQUIRE k t MAX");

@@ -6,7 +6,7 @@ use super::World;
 use dlock_testkit::{Server, ServerKind, each_server, until};
 
 #[each_server]
-fn an_evicted_lock_is_over(kind: &ServerKind) {
+fn an_evicted_key_ends_its_hold(kind: &ServerKind) {
     for policy in ["allkeys-lru", "allkeys-lfu", "allkeys-random"] {
         let mut world = World::new(kind);
         for key in ["a", "b", "c"] {
@@ -30,7 +30,7 @@ fn an_evicted_lock_is_over(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_server_that_evicts_only_keys_with_a_ttl_leaves_locks(kind: &ServerKind) {
+fn volatile_eviction_leaves_locks(kind: &ServerKind) {
     for policy in ["volatile-lru", "volatile-ttl", "volatile-random", "noeviction"] {
         let mut world = World::new(kind);
         world.ok("SET cached x EX 1000");
@@ -73,7 +73,7 @@ fn an_eviction_of_a_held_lock_is_counted_and_begins_grace(kind: &ServerKind) {
 }
 
 #[each_server]
-fn what_is_no_hold_is_evicted_and_what_is_deleted_is_no_eviction(kind: &ServerKind) {
+fn only_evictions_of_holds_are_counted(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
@@ -93,7 +93,7 @@ fn what_is_no_hold_is_evicted_and_what_is_deleted_is_no_eviction(kind: &ServerKi
 }
 
 #[each_server]
-fn a_server_that_starts_with_such_a_policy_says_so(kind: &ServerKind) {
+fn an_eviction_policy_that_ends_holds_is_warned_of_at_the_start(kind: &ServerKind) {
     for (policy, told) in [("allkeys-lfu", 1), ("volatile-lru", 0), ("noeviction", 0)] {
         let options = Server::options(kind).conf("maxmemory 1gb");
         let server = options.conf(&format!("maxmemory-policy {policy}")).start();
@@ -103,7 +103,7 @@ fn a_server_that_starts_with_such_a_policy_says_so(kind: &ServerKind) {
 
 /// What was taken away by a command was not forgotten, whatever is evicted under its name later.
 #[each_server]
-fn a_key_that_was_a_lock_once_is_evicted_as_any_other(kind: &ServerKind) {
+fn a_string_at_a_former_lock_key_is_evicted_uncounted(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k t 600000");

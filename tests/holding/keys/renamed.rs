@@ -5,7 +5,7 @@ use super::World;
 use dlock_testkit::{ServerKind, Value, each_server, until};
 
 #[each_server]
-fn renamed_away_the_hold_is_over_and_the_new_name_holds_nothing(kind: &ServerKind) {
+fn rename_ends_the_hold_and_the_new_name_holds_nothing(kind: &ServerKind) {
     let mut world = World::new(kind);
     for rename in ["RENAME k x", "RENAMENX k x"] {
         let fence = world.hold("k", "t");
@@ -31,7 +31,7 @@ fn renamed_away_the_hold_is_over_and_the_new_name_holds_nothing(kind: &ServerKin
 }
 
 #[each_server]
-fn renamed_onto_a_lock_both_holds_are_over(kind: &ServerKind) {
+fn rename_onto_a_lock_ends_both_holds(kind: &ServerKind) {
     let mut world = World::new(kind);
     world.hold("k", "t");
     world.hold("x", "u");
@@ -50,7 +50,7 @@ fn renamed_onto_a_lock_both_holds_are_over(kind: &ServerKind) {
 }
 
 #[each_server]
-fn renamed_onto_itself_nothing_happens(kind: &ServerKind) {
+fn rename_onto_itself_keeps_the_hold(kind: &ServerKind) {
     let mut world = World::new(kind);
     world.hold("k", "t");
     assert_eq!(world.ok("RENAME k k"), "OK");
@@ -59,7 +59,7 @@ fn renamed_onto_itself_nothing_happens(kind: &ServerKind) {
 }
 
 #[each_server]
-fn moved_to_another_database_the_hold_is_over(kind: &ServerKind) {
+fn move_to_another_database_ends_the_hold(kind: &ServerKind) {
     let mut world = World::new(kind);
     let fence = world.hold("k", "t");
     assert_eq!(world.ok("MOVE k 1"), 1);
@@ -75,7 +75,7 @@ fn moved_to_another_database_the_hold_is_over(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_lock_is_not_copied(kind: &ServerKind) {
+fn copy_refuses_a_lock(kind: &ServerKind) {
     let mut world = World::new(kind);
     world.hold("k", "t");
     for copy in ["COPY k x", "COPY k k DB 1", "COPY k x REPLACE"] {
@@ -88,7 +88,7 @@ fn a_lock_is_not_copied(kind: &ServerKind) {
 }
 
 #[each_server]
-fn swapped_databases_take_their_locks_along(kind: &ServerKind) {
+fn swapdb_moves_the_holds(kind: &ServerKind) {
     let mut world = World::new(kind);
     let fence = world.hold("k", "zero");
     world.ok("SELECT 1");

@@ -61,7 +61,7 @@ fn a_hold_that_a_rename_ended_stays_ended(kind: &ServerKind) {
 }
 
 #[each_server]
-fn an_empty_key_is_taken_deleted_and_given_a_ttl_after_a_rewrite(kind: &ServerKind) {
+fn an_empty_key_can_be_acquired_deleted_and_expired_after_a_rewrite(kind: &ServerKind) {
     let (mut server, mut conn) = start(kind);
     for key in ["taken", "deleted", "mortal", "over", "stays"] {
         conn.ok(&format!("DLOCK.ACQUIRE {key}0 t 600000"));
@@ -86,7 +86,7 @@ fn an_empty_key_is_taken_deleted_and_given_a_ttl_after_a_rewrite(kind: &ServerKi
 }
 
 #[each_server]
-fn a_delay_without_a_holder_and_a_queue_come_through_a_rewrite(kind: &ServerKind) {
+fn a_delay_without_a_holder_and_a_queue_survive_a_rewrite(kind: &ServerKind) {
     let (mut server, mut conn) = start(kind);
     conn.ok("DLOCK.ACQUIRE delayed t 1 DELAY 600000");
     conn.ok("DLOCK.ACQUIRE short t 1 DELAY 1");
@@ -106,7 +106,7 @@ fn a_delay_without_a_holder_and_a_queue_come_through_a_rewrite(kind: &ServerKind
 
 /// As docs/upgrading.md tells it.
 #[each_server]
-fn the_module_is_taken_out_when_no_key_of_it_is_left(kind: &ServerKind) {
+fn the_module_can_be_removed_when_none_of_its_keys_is_left(kind: &ServerKind) {
     let list = |cursor: &str| format!("SCAN {cursor} TYPE dlock-key COUNT 1000");
     let told = documents::read("docs/upgrading.md");
     assert!(told.contains(&format!("`{}` lists", list("0"))), "it lists them in another way");

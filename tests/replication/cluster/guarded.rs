@@ -4,7 +4,7 @@ use super::nodes::{EVENLY, cluster};
 use dlock_testkit::{Conn, ServerKind, each_server};
 
 #[each_server]
-fn a_guard_goes_where_its_keys_are(kind: &ServerKind) {
+fn a_guard_is_redirected_to_the_node_of_its_keys(kind: &ServerKind) {
     let nodes = cluster(kind, EVENLY);
     let mut conns: Vec<Conn> = nodes.iter().map(|node| node.connect()).collect();
     let word = |conn: &mut Conn, command: &str| match conn.say(command) {

@@ -6,7 +6,7 @@ use dlock_testkit::{ServerKind, Value, each_server, until};
 
 /// On the source MIGRATE looks like DEL. Granted there, the waiter would hold as well as the one that moved.
 #[each_server]
-fn a_waiter_whose_slot_moves_is_sent_after_it(kind: &ServerKind) {
+fn a_waiter_is_redirected_when_its_slot_moves(kind: &ServerKind) {
     let [_, source, target] = cluster(kind, EVENLY);
     let (mut from, mut to) = (source.connect(), target.connect());
     let fence = from.ok("DLOCK.ACQUIRE k a 60000 SHARED").int();
@@ -39,7 +39,7 @@ fn a_waiter_whose_slot_moves_is_sent_after_it(kind: &ServerKind) {
 }
 
 #[each_server]
-fn in_a_cluster_the_queue_is_served_as_elsewhere(kind: &ServerKind) {
+fn a_release_serves_the_queue_in_a_cluster(kind: &ServerKind) {
     let [_, node, _] = cluster(kind, EVENLY);
     let mut a = node.connect();
     a.ok("DLOCK.ACQUIRE k a 60");
@@ -54,7 +54,7 @@ fn in_a_cluster_the_queue_is_served_as_elsewhere(kind: &ServerKind) {
 /// The node that imports a slot refuses to grant in the background, and forgot the lease with the waiter: it
 /// ended only when somebody asked for the lock again, and its key stayed for as long.
 #[each_server]
-fn a_lease_that_ends_while_its_slot_is_on_its_way_ends_all_the_same(kind: &ServerKind) {
+fn a_lease_ends_while_its_slot_is_migrating(kind: &ServerKind) {
     let [_, source, target] = cluster(kind, EVENLY);
     let (mut from, mut to) = (source.connect(), target.connect());
     set_on_its_way(&mut from, &mut to, "k");
@@ -71,7 +71,7 @@ fn a_lease_that_ends_while_its_slot_is_on_its_way_ends_all_the_same(kind: &Serve
 
 /// A client that is told to ask again would do so for ever.
 #[each_server]
-fn a_wait_on_the_node_that_imports_the_slot_ends_in_its_time(kind: &ServerKind) {
+fn a_wait_on_the_importing_node_ends_at_its_timeout(kind: &ServerKind) {
     let [_, source, target] = cluster(kind, EVENLY);
     let (mut from, mut to) = (source.connect(), target.connect());
     set_on_its_way(&mut from, &mut to, "k");
@@ -84,7 +84,7 @@ fn a_wait_on_the_node_that_imports_the_slot_ends_in_its_time(kind: &ServerKind) 
 
 /// As it is for every module that does not say it can be moved so: the slot stays, and nothing is lost.
 #[each_server]
-fn a_slot_is_not_moved_all_at_once(kind: &ServerKind) {
+fn atomic_slot_migration_is_refused(kind: &ServerKind) {
     if !(kind.is_valkey && kind.is_at_least(9, 0)) {
         return eprintln!("left out on {}: it moves no slot at once", kind.name);
     }

@@ -69,7 +69,7 @@ fn positions_are_refused_when_their_slot_moves(kind: &ServerKind) {
 
 /// More of them than are told in a turn. The lock is not free: it is elsewhere.
 #[each_server]
-fn of_a_long_queue_all_are_refused_and_nobody_hears_that_the_lock_is_free(kind: &ServerKind) {
+fn all_positions_of_a_long_queue_are_refused_and_none_is_granted(kind: &ServerKind) {
     let conf = ["cluster-node-timeout 5000", "notify-keyspace-events Kd"];
     let [_, source, target] = cluster_with(kind, EVENLY, &conf);
     let (mut from, mut to) = (source.connect(), target.connect());

@@ -47,7 +47,7 @@ fn kept(node: &Server) -> Vec<String> {
 }
 
 #[each_server]
-fn slots_that_move_under_load_take_their_holders_along_and_lose_no_waiter(kind: &ServerKind) {
+fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
     let mut random = Random::fresh();
     let clock = Clock::start();
     // Some stay: a node without slots becomes a replica of the one that has them now.

@@ -59,7 +59,7 @@ fn transactions_scripts_functions_and_guards_send_effects(kind: &ServerKind) {
 
 /// It is held here alone. What is granted next counts on from it here, and nowhere else.
 #[each_server(shimmed)]
-fn what_another_module_keeps_from_replicas_misleads_nobody(kind: &ServerKind) {
+fn commands_hidden_from_replicas_do_not_mislead_readers(kind: &ServerKind) {
     let caller = compiled("tests/caller.c");
     let master = still(kind).conf(&format!("loadmodule {}", caller.display())).start();
     let replica = Server::start(kind);

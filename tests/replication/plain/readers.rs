@@ -8,7 +8,7 @@ fn number(server: &Server, field: &str) -> u64 {
 }
 
 #[each_server(shimmed)]
-fn replicas_and_the_file_have_the_same_as_the_master(kind: &ServerKind) {
+fn replicas_and_the_append_only_file_equal_the_master(kind: &ServerKind) {
     let master = still(kind).conf("appendonly yes").conf("appendfsync always").start();
     // Their clocks run on, and one keeps a file too.
     let replica = Server::options(kind).conf("appendonly yes").start();
@@ -37,7 +37,7 @@ fn replicas_and_the_file_have_the_same_as_the_master(kind: &ServerKind) {
 }
 
 #[each_server(shimmed)]
-fn behind_a_rewrite_of_the_file_the_first_grant_is_an_effect(kind: &ServerKind) {
+fn the_first_grant_after_a_rewrite_is_an_effect(kind: &ServerKind) {
     for preamble in ["yes", "no"] {
         let options = still(kind).conf("appendonly yes").conf("appendfsync always");
         let mut server = options.conf(&format!("aof-use-rdb-preamble {preamble}")).start();
@@ -60,7 +60,7 @@ fn behind_a_rewrite_of_the_file_the_first_grant_is_an_effect(kind: &ServerKind) 
 
 /// What it knew of the log is in its snapshot.
 #[each_server(shimmed)]
-fn a_replica_that_goes_on_after_a_restart_and_one_behind_it_read_on(kind: &ServerKind) {
+fn a_restarted_replica_and_its_replica_continue_to_read(kind: &ServerKind) {
     let master = still(kind).start();
     let mut replica = Server::options(kind).conf("save 3600 1").start();
     replica.replicate(&master);
@@ -87,7 +87,7 @@ fn a_replica_that_goes_on_after_a_restart_and_one_behind_it_read_on(kind: &Serve
 }
 
 #[each_server(shimmed)]
-fn a_promoted_replica_begins_with_an_effect_and_its_old_master_reads_it(kind: &ServerKind) {
+fn a_promoted_replica_begins_with_an_effect_that_its_old_master_reads(kind: &ServerKind) {
     let (old, new) = (Server::start(kind), still(kind).start());
     new.replicate(&old);
     assert!(grant(&mut old.connect(), "a") < grant(&mut old.connect(), "b"));
@@ -109,7 +109,7 @@ fn a_promoted_replica_begins_with_an_effect_and_its_old_master_reads_it(kind: &S
 
 /// A replica that may be written to: what its clients did has no say in what its master did.
 #[each_server(shimmed)]
-fn a_replica_takes_the_outcome_whatever_it_finds(kind: &ServerKind) {
+fn a_replica_applies_the_outcome_to_any_earlier_state(kind: &ServerKind) {
     let master = still(kind).start();
     let replica = Server::options(kind).conf("replica-read-only no").conf("appendonly yes").start();
     replica.replicate(&master);
@@ -132,7 +132,7 @@ fn a_replica_takes_the_outcome_whatever_it_finds(kind: &ServerKind) {
 
 /// The link is cut behind what the next grant counts on from. WAIT answers as ever.
 #[each_server(shimmed)]
-fn a_replica_that_was_away_for_a_moment_reads_on(kind: &ServerKind) {
+fn a_briefly_disconnected_replica_continues_to_read(kind: &ServerKind) {
     let (master, replica) = (still(kind).start(), Server::start(kind));
     replica.replicate(&master);
     let mut conn = master.connect();
@@ -150,7 +150,7 @@ fn a_replica_that_was_away_for_a_moment_reads_on(kind: &ServerKind) {
 /// A snapshot that the master makes without a child, as by SAVE and FLUSHALL: its log goes on as before, and
 /// the master itself may read it from there.
 #[each_server(shimmed)]
-fn an_old_master_reads_its_own_log_on_from_its_snapshot(kind: &ServerKind) {
+fn an_old_master_continues_its_log_from_its_snapshot(kind: &ServerKind) {
     let (mut old, new) = (still(kind).conf("save 3600 1000").start(), Server::start(kind));
     new.replicate(&old);
     let mut conn = old.connect();
@@ -175,7 +175,7 @@ fn an_old_master_reads_its_own_log_on_from_its_snapshot(kind: &ServerKind) {
 
 /// Its own file says other things than its master's log.
 #[each_server(shimmed)]
-fn a_replica_that_loads_its_file_reads_its_master_on(kind: &ServerKind) {
+fn a_replica_continues_its_masters_log_after_loading_its_file(kind: &ServerKind) {
     let (master, replica) = (still(kind).start(), Server::options(kind).conf("appendonly yes").start());
     replica.replicate(&master);
     let (mut conn, mut its) = (master.connect(), replica.connect());

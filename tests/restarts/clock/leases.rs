@@ -65,7 +65,7 @@ fn a_clock_set_back_lowers_no_fence_in_a_running_server(kind: &ServerKind) {
 }
 
 #[each_server]
-fn after_a_restart_with_the_clock_set_the_remaining_time_and_the_fences_are_right(kind: &ServerKind) {
+fn leases_and_fences_are_right_after_a_restart_with_the_clock_set(kind: &ServerKind) {
     for rewrite in [false, true] {
         let (kind, clock) = WallClock::of(kind);
         let mut server = Server::options(&kind).conf("appendonly yes").conf("appendfsync always").start();

@@ -16,7 +16,7 @@ fn plain(conn: &mut Conn) -> bool {
 }
 
 #[each_server]
-fn nobody_is_granted_what_is_held_and_no_fence_is_lower(kind: &ServerKind) {
+fn clock_steps_under_load_cause_no_second_holder_and_no_lower_fence(kind: &ServerKind) {
     let mut random = Random::fresh();
     let (kind, clock) = WallClock::of(kind);
     let server = Server::start(&kind);

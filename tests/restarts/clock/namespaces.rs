@@ -67,7 +67,7 @@ fn a_restart_in_another_time_namespace_ends_no_lease_and_lengthens_none(kind: &S
 }
 
 #[each_server]
-fn a_replica_in_another_time_namespace_counts_from_the_arrival(kind: &ServerKind) {
+fn a_replica_in_another_time_namespace_counts_leases_from_the_arrival(kind: &ServerKind) {
     let Some(ahead) = ahead(kind) else { return };
     let (master, replica) = (Server::start(kind), Server::start(&ahead));
     let mut conn = master.connect();
@@ -87,7 +87,7 @@ fn a_replica_in_another_time_namespace_counts_from_the_arrival(kind: &ServerKind
 /// In the file of the replica stood what its master had said, by a clock that was an hour behind: the leases
 /// were over when the new master started again, and others were granted them.
 #[each_server]
-fn a_promoted_replica_restarts_with_what_another_clock_has_told_it(kind: &ServerKind) {
+fn a_promoted_replica_restarts_with_leases_of_another_clock(kind: &ServerKind) {
     let Some((_clock, master, mut replica)) = two_clocks(kind) else { return };
     replica.replicate(&master);
     until("the replica has its file", || replica.info("aof_rewrite_in_progress") == "0");
@@ -120,7 +120,7 @@ fn a_promoted_replica_restarts_with_what_another_clock_has_told_it(kind: &Server
 
 /// As a lock does that has migrated from another machine.
 #[each_server]
-fn what_was_restored_from_another_clock_is_there_after_a_restart(kind: &ServerKind) {
+fn a_lease_restored_from_another_clock_survives_a_restart(kind: &ServerKind) {
     let Some((_clock, source, mut target)) = two_clocks(kind) else { return };
     let (mut from, mut to) = (source.connect(), target.connect());
     let locks = [("one", ""), ("shared", "SHARED"), ("permits", "PERMITS 2")];

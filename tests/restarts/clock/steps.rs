@@ -110,7 +110,7 @@ fn everybody_through(kind: &ServerKind, step: impl Fn(&WallClock, &mut Conn), pl
 }
 
 #[each_server]
-fn an_hour_forward(kind: &ServerKind) {
+fn a_clock_step_an_hour_forward_changes_nothing(kind: &ServerKind) {
     let forward = |clock: &WallClock, conn: &mut Conn| {
         let before = seconds(conn);
         clock.set_off_by(HOUR);
@@ -123,7 +123,7 @@ fn an_hour_forward(kind: &ServerKind) {
 }
 
 #[each_server]
-fn an_hour_back(kind: &ServerKind) {
+fn a_clock_step_an_hour_back_changes_nothing(kind: &ServerKind) {
     let back = |clock: &WallClock, conn: &mut Conn| {
         let before = seconds(conn);
         clock.set_off_by(-HOUR);
@@ -135,7 +135,7 @@ fn an_hour_back(kind: &ServerKind) {
 }
 
 #[each_server]
-fn standing_still(kind: &ServerKind) {
+fn a_stopped_clock_changes_nothing(kind: &ServerKind) {
     everybody_through(kind, WallClock::freeze, |conn| {
         let left = conn.ok("PTTL soon").int();
         assert!(left > 0, "a plain lock of 300 ms never ends");

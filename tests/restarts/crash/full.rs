@@ -8,7 +8,7 @@ use super::{LONGEST, always, with_grace};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, locks, until};
 
 #[each_server]
-fn with_appendfsync_always_a_full_disk_ends_the_server_and_loses_nothing(kind: &ServerKind) {
+fn a_full_disk_ends_the_server_and_loses_nothing_with_appendfsync_always(kind: &ServerKind) {
     let (kind, disk) = Disk::of(kind);
     let rounds = Rounds {
         name: "disk full, appendfsync always",
@@ -34,9 +34,7 @@ fn until_refused(conn: &mut Conn, command: &str) {
 }
 
 #[each_server]
-fn with_appendfsync_everysec_commands_are_refused_and_nothing_is_granted_until_there_is_room(
-    kind: &ServerKind,
-) {
+fn a_full_disk_refuses_commands_and_grants_nothing_with_appendfsync_everysec(kind: &ServerKind) {
     let (kind, disk) = Disk::of(kind);
     // What the file tells of fences is compared, without a mark above it.
     let mut server = Server::options(&kind).conf("appendonly yes").conf("dlock.fence-mark no").start();
@@ -79,7 +77,7 @@ fn with_appendfsync_everysec_commands_are_refused_and_nothing_is_granted_until_t
 }
 
 #[each_server]
-fn with_appendfsync_everysec_and_grace_nobody_is_granted_what_a_full_disk_did_not_take(kind: &ServerKind) {
+fn grace_covers_grants_lost_to_a_full_disk_with_appendfsync_everysec(kind: &ServerKind) {
     let (kind, disk) = Disk::of(kind);
     let rounds = Rounds {
         name: "disk full, appendfsync everysec",

@@ -5,7 +5,7 @@ use super::{LONGEST, always, with_grace};
 use dlock_testkit::{Options, Random, Server, ServerKind, each_server, until};
 
 #[each_server]
-fn with_appendfsync_always_nothing_acknowledged_is_lost_and_nothing_comes_back(kind: &ServerKind) {
+fn kill_9_loses_no_acknowledged_command_with_appendfsync_always(kind: &ServerKind) {
     let rounds = Rounds {
         name: "kill -9, appendfsync always",
         leases: &[100, 600_000, 600_000],
@@ -36,7 +36,7 @@ fn run_with_grace(
 }
 
 #[each_server]
-fn with_appendfsync_everysec_nobody_is_granted_what_may_have_been_lost(kind: &ServerKind) {
+fn grace_covers_grants_lost_to_kill_9_with_appendfsync_everysec(kind: &ServerKind) {
     let options = with_grace(kind).conf("appendonly yes").conf("auto-aof-rewrite-min-size 100kb");
     run_with_grace("kill -9, appendfsync everysec", options, |server, random| {
         begin(server, random, "BGREWRITEAOF");
@@ -46,7 +46,7 @@ fn with_appendfsync_everysec_nobody_is_granted_what_may_have_been_lost(kind: &Se
 /// In every second round the file that kept everything keeps nothing for a while, and redis.conf does not
 /// know of it.
 #[each_server]
-fn with_the_file_switched_off_by_an_operator_nobody_is_granted_what_was_lost(kind: &ServerKind) {
+fn grace_covers_grants_lost_to_kill_9_with_the_append_only_file_switched_off(kind: &ServerKind) {
     let options = with_grace(kind).conf("appendonly yes").conf("appendfsync always");
     let mut round = 0;
     let tally = run_with_grace("kill -9, appendonly switched off", options, |server, _| {
@@ -63,7 +63,7 @@ fn with_the_file_switched_off_by_an_operator_nobody_is_granted_what_was_lost(kin
 }
 
 #[each_server]
-fn with_snapshots_only_nobody_is_granted_what_was_lost(kind: &ServerKind) {
+fn grace_covers_grants_lost_to_kill_9_with_snapshots_only(kind: &ServerKind) {
     let tally = run_with_grace("kill -9, snapshots only", with_grace(kind), |server, random| {
         let save = *random.of(&["SAVE", "BGSAVE"]);
         begin(server, random, save);
@@ -72,7 +72,7 @@ fn with_snapshots_only_nobody_is_granted_what_was_lost(kind: &ServerKind) {
 }
 
 #[each_server]
-fn with_nothing_kept_nobody_is_granted_what_was_lost(kind: &ServerKind) {
+fn grace_covers_grants_lost_to_kill_9_without_persistence(kind: &ServerKind) {
     let tally = run_with_grace("kill -9, nothing kept", with_grace(kind), |_, _| ());
     assert!(!tally.lost.is_empty(), "a server that keeps nothing lost nothing?");
 }

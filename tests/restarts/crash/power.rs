@@ -6,7 +6,7 @@ use super::{LONGEST, always, with_grace};
 use dlock_testkit::{ServerKind, each_server};
 
 #[each_server]
-fn with_appendfsync_always_a_power_cut_loses_nothing_acknowledged(kind: &ServerKind) {
+fn a_power_cut_loses_no_acknowledged_command_with_appendfsync_always(kind: &ServerKind) {
     let (kind, disk) = Disk::of(kind);
     let rounds = Rounds {
         name: "power cut, appendfsync always",
@@ -22,7 +22,7 @@ fn with_appendfsync_always_a_power_cut_loses_nothing_acknowledged(kind: &ServerK
 }
 
 #[each_server]
-fn with_weaker_settings_nobody_is_granted_what_a_power_cut_took(kind: &ServerKind) {
+fn grace_covers_grants_lost_to_a_power_cut_with_weaker_settings(kind: &ServerKind) {
     for (name, fsync) in [
         ("power cut, appendfsync everysec", "appendfsync everysec"),
         ("power cut, appendfsync no", "appendfsync no"),

@@ -66,7 +66,7 @@ fn assert_well(log: &str) {
 }
 
 #[each_server]
-fn of_a_file_that_was_cut_off_everything_whole_is_loaded(kind: &ServerKind) {
+fn a_truncated_file_is_loaded_up_to_its_last_whole_command(kind: &ServerKind) {
     let Written { mut server, file, bytes, states } = written(kind, "aof-load-truncated yes");
     let mut random = Random::fresh();
     for _ in 0..attempts() {
@@ -89,7 +89,7 @@ fn is_whole(mut bytes: &[u8]) -> bool {
 }
 
 #[each_server]
-fn told_so_a_server_refuses_a_file_that_was_cut_off(kind: &ServerKind) {
+fn a_truncated_file_is_refused_with_aof_load_truncated_no(kind: &ServerKind) {
     let Written { mut server, file, bytes, states } = written(kind, "aof-load-truncated no");
     let mut random = Random::fresh();
     for _ in 0..attempts() {

@@ -36,7 +36,7 @@ fn a_flush_of_held_locks_begins_grace(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_flush_that_ends_no_hold_begins_none(kind: &ServerKind) {
+fn a_flush_that_ends_no_hold_begins_no_grace(kind: &ServerKind) {
     let (server, mut conn) = running(kind);
     conn.ok("DLOCK.ACQUIRE k t 600000");
     assert_eq!(conn.ok("SELECT 3"), "OK");
@@ -51,7 +51,7 @@ fn a_flush_that_ends_no_hold_begins_none(kind: &ServerKind) {
 }
 
 #[each_server]
-fn who_is_queued_stays_so_and_is_served_when_grace_ends(kind: &ServerKind) {
+fn waiters_stay_queued_and_are_served_when_grace_ends(kind: &ServerKind) {
     for flush in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHDB", "SWAPDB 0 9"] {
         let (server, mut conn) = running(kind);
         assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 700"), "OK");
@@ -75,7 +75,7 @@ fn who_is_queued_stays_so_and_is_served_when_grace_ends(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_release_in_grace_hands_nothing_over_before_it_ends(kind: &ServerKind) {
+fn a_release_in_grace_serves_the_queue_only_when_grace_ends(kind: &ServerKind) {
     let (server, mut conn) = running(kind);
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
     let mut next = waiter(&server, "DLOCK.ACQUIRE k next 600000 BLOCK 0");
@@ -113,7 +113,7 @@ fn an_upgrade_that_waits_is_granted_after_grace(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_swapped_hold_goes_on_under_its_new_name(kind: &ServerKind) {
+fn a_hold_moved_by_swapdb_goes_on_in_its_new_database(kind: &ServerKind) {
     let (server, mut conn) = running(kind);
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
     assert_eq!(conn.ok("SWAPDB 0 9"), "OK");

@@ -33,7 +33,7 @@ fn no_lease_is_longer_than_the_grace(kind: &ServerKind) {
 }
 
 #[each_server]
-fn what_restore_brings_is_bounded_too(kind: &ServerKind) {
+fn leases_of_restore_are_bounded_by_the_grace(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k t 60000");
@@ -85,7 +85,7 @@ fn a_change_of_the_option_begins_no_grace_and_shortens_none(kind: &ServerKind) {
 
 /// Else the lease could outlast the grace of the next start.
 #[each_server]
-fn who_waits_for_a_longer_lease_than_there_may_be_by_now_is_refused_at_its_turn(kind: &ServerKind) {
+fn a_waiter_with_a_lease_above_the_new_grace_is_refused_at_its_turn(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     for (option, ask) in [

@@ -4,7 +4,7 @@ use super::{ALWAYS, assert_grace, end, left, logged, with_grace};
 use dlock_testkit::{Server, ServerKind, each_server, until};
 
 #[each_server]
-fn a_promoted_replica_grants_nothing_new_for_a_while(kind: &ServerKind) {
+fn a_promotion_begins_a_grace_period(kind: &ServerKind) {
     let (master, replica) = (Server::start(kind), with_grace(kind).start());
     let mut conn = master.connect();
     conn.ok("DLOCK.ACQUIRE before t 600000");
@@ -44,7 +44,7 @@ fn a_replica_that_starts_or_loads_from_its_master_has_no_grace(kind: &ServerKind
 }
 
 #[each_server]
-fn one_that_is_demoted_in_grace_begins_anew_at_its_next_promotion(kind: &ServerKind) {
+fn grace_begins_anew_at_the_next_promotion_after_a_demotion(kind: &ServerKind) {
     let (master, server) = (Server::start(kind), with_grace(kind).start());
     assert!(left(&server) > 0);
     server.replicate(&master);

@@ -9,7 +9,7 @@ use super::{ALWAYS, assert_grace, end, left, logged, until_granted, with_grace};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, module_path, until};
 
 #[each_server]
-fn a_server_that_has_loaded_nothing_grants_nothing_for_a_while(kind: &ServerKind) {
+fn a_start_without_data_begins_a_grace_period(kind: &ServerKind) {
     let server = with_grace(kind).start();
     let mut conn = server.connect();
     for command in [
@@ -34,14 +34,14 @@ fn a_server_that_has_loaded_nothing_grants_nothing_for_a_while(kind: &ServerKind
 }
 
 #[each_server]
-fn it_is_off_unless_asked_for(kind: &ServerKind) {
+fn restart_grace_is_off_by_default(kind: &ServerKind) {
     let server = Server::start(kind);
     assert!(server.connect().ok("DLOCK.ACQUIRE k t 1000").int() > 0);
     assert!(!server.log().contains("restart-grace"), "{}", server.log());
 }
 
 #[each_server]
-fn a_lock_that_was_forgotten_is_not_granted_before_its_lease_is_over(kind: &ServerKind) {
+fn a_forgotten_lock_is_not_granted_before_its_lease_ends(kind: &ServerKind) {
     let mut server = Server::options(kind).conf("dlock.restart-grace 1500").start();
     let mut conn = server.connect();
     until_granted(&mut conn, "DLOCK.ACQUIRE probe t 1");
@@ -81,7 +81,7 @@ fn crashed(server: &mut Server) -> [i64; 3] {
 }
 
 #[each_server]
-fn what_was_loaded_stays_with_its_token_and_goes_to_no_other(kind: &ServerKind) {
+fn a_loaded_hold_stays_with_its_token_in_grace(kind: &ServerKind) {
     let mut server = with_grace(kind).conf("appendonly yes").start();
     let [alone, shared, permits] = crashed(&mut server);
     let mut conn = server.connect();
@@ -122,7 +122,7 @@ fn what_was_loaded_stays_with_its_token_and_goes_to_no_other(kind: &ServerKind) 
 }
 
 #[each_server]
-fn leases_run_out_in_grace_as_ever(kind: &ServerKind) {
+fn leases_expire_in_grace(kind: &ServerKind) {
     let mut server = with_grace(kind).conf("appendonly yes").start();
     end(&server);
     let mut conn = server.connect();

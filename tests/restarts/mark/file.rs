@@ -7,7 +7,7 @@ use super::{number, path, status, stored, told, until_status};
 use dlock_testkit::{Conn, Folder, Port, Server, ServerKind, Value, each_server, until};
 
 #[each_server]
-fn it_is_there_before_the_first_grant_and_goes_on_ahead_of_the_clock(kind: &ServerKind) {
+fn the_mark_exists_before_the_first_grant_and_stays_ahead_of_the_clock(kind: &ServerKind) {
     let server = Server::start(kind);
     let first = stored(&path(&server));
     let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
@@ -22,7 +22,7 @@ fn it_is_there_before_the_first_grant_and_goes_on_ahead_of_the_clock(kind: &Serv
 }
 
 #[each_server]
-fn a_fence_from_outside_beyond_it_is_covered_soon(kind: &ServerKind) {
+fn the_mark_rises_above_a_fence_from_outside(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
@@ -39,7 +39,7 @@ fn a_fence_from_outside_beyond_it_is_covered_soon(kind: &ServerKind) {
 
 /// Whoever may write into the folder could point the server at any file it may write.
 #[each_server]
-fn a_link_that_was_planted_is_not_followed_and_blocks_nothing(kind: &ServerKind) {
+fn a_planted_link_is_not_followed_and_blocks_nothing(kind: &ServerKind) {
     let mut server = Server::start(kind);
     server.kill9();
     let (precious, mark) = (server.dir().join("precious"), path(&server));
@@ -82,7 +82,7 @@ fn found(server: &mut Server, bytes: &[u8]) {
 }
 
 #[each_server]
-fn what_is_no_mark_is_logged_and_replaced(kind: &ServerKind) {
+fn an_invalid_mark_is_logged_and_replaced(kind: &ServerKind) {
     let mut server = Server::start(kind);
     let garbage: [&[u8]; 7] = [
         b"",
@@ -103,7 +103,7 @@ fn what_is_no_mark_is_logged_and_replaced(kind: &ServerKind) {
 }
 
 #[each_server]
-fn what_a_newer_module_wrote_is_left_alone(kind: &ServerKind) {
+fn the_mark_of_a_newer_module_is_not_replaced(kind: &ServerKind) {
     let mut server = Server::start(kind);
     let newer = b"dlock-fence-mark 2 and more\n";
     found(&mut server, newer);
@@ -117,7 +117,7 @@ fn what_a_newer_module_wrote_is_left_alone(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_folder_or_a_pipe_in_its_place_is_no_trouble_to_the_server(kind: &ServerKind) {
+fn a_folder_or_a_pipe_in_place_of_the_mark_does_not_block_the_server(kind: &ServerKind) {
     for pipe in [false, true] {
         let mut server = Server::start(kind);
         server.kill9();
@@ -141,7 +141,7 @@ fn mark(number: u64) -> Vec<u8> {
 }
 
 #[each_server]
-fn a_mark_far_ahead_of_the_clock_is_believed(kind: &ServerKind) {
+fn a_mark_far_ahead_of_the_clock_is_used(kind: &ServerKind) {
     let mut server = Server::start(kind);
     // The year 2200.
     let far = 7_258_118_400_000_000;
@@ -160,7 +160,7 @@ fn a_mark_far_ahead_of_the_clock_is_believed(kind: &ServerKind) {
 }
 
 #[each_server]
-fn servers_that_share_a_folder_have_each_their_own(kind: &ServerKind) {
+fn servers_that_share_a_folder_have_separate_marks(kind: &ServerKind) {
     let folder = Folder::fresh();
     let dir = format!("dir {}", folder.path().display());
     let servers: Vec<Server> = (0..3).map(|_| Server::options(kind).conf(&dir).start()).collect();
@@ -175,7 +175,7 @@ fn servers_that_share_a_folder_have_each_their_own(kind: &ServerKind) {
 }
 
 #[each_server]
-fn two_servers_that_write_one_file_are_told_and_stay_above_each_other(kind: &ServerKind) {
+fn a_mark_written_by_another_server_is_warned_of_and_raises_the_fences(kind: &ServerKind) {
     let server = Server::start(kind);
     let theirs = stored(&path(&server)) + 3_000_000;
     // As another server would.
@@ -186,7 +186,7 @@ fn two_servers_that_write_one_file_are_told_and_stay_above_each_other(kind: &Ser
 }
 
 #[each_server]
-fn it_follows_the_folder(kind: &ServerKind) {
+fn the_mark_follows_the_dir_option(kind: &ServerKind) {
     let (folder, options) = (Folder::fresh(), Server::options(kind).conf("enable-protected-configs yes"));
     let server = options.start();
     let mut conn = server.connect();
@@ -203,7 +203,7 @@ fn it_follows_the_folder(kind: &ServerKind) {
 }
 
 #[each_server]
-fn it_follows_the_port(kind: &ServerKind) {
+fn the_mark_follows_the_port_option(kind: &ServerKind) {
     let (server, port) = (Server::start(kind), Port::claim());
     let mut conn = server.connect();
     assert_eq!(conn.ok(&format!("CONFIG SET port {}", port.number())), "OK");
@@ -215,7 +215,7 @@ fn it_follows_the_port(kind: &ServerKind) {
 }
 
 #[each_server]
-fn it_can_be_switched_off_and_on(kind: &ServerKind) {
+fn the_mark_can_be_switched_off_and_on(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let before = stored(&path(&server));
@@ -232,7 +232,7 @@ fn it_can_be_switched_off_and_on(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_module_loaded_at_run_time_has_it_before_the_first_grant(kind: &ServerKind) {
+fn a_module_loaded_at_run_time_writes_the_mark_before_the_first_grant(kind: &ServerKind) {
     let server = Server::options(kind).without_module().start();
     let mut conn = server.connect();
     let module = dlock_testkit::module_path().to_str().expect("a path of text");

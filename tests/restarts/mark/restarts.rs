@@ -8,7 +8,7 @@ use dlock_testkit::{Random, Server, ServerKind, each_server, restarts, until};
 const RESTARTS: usize = 25;
 
 #[each_server(shimmed)]
-fn no_fence_is_lower_with_all_lost_and_the_clock_set_back_again_and_again(kind: &ServerKind) {
+fn fences_rise_over_restarts_without_data_and_with_the_clock_set_back(kind: &ServerKind) {
     let mut random = Random::fresh();
     let (kind, clock) = WallClock::of(kind);
     let mut server = Server::start(&kind);
@@ -44,7 +44,7 @@ fn no_fence_is_lower_with_all_lost_and_the_clock_set_back_again_and_again(kind: 
 
 /// What the test above would show on a server without a mark.
 #[each_server(shimmed)]
-fn without_the_mark_they_fall(kind: &ServerKind) {
+fn fences_fall_without_the_mark(kind: &ServerKind) {
     let (kind, clock) = WallClock::of(kind);
     let mut server = Server::options(&kind).conf("dlock.fence-mark no").start();
     let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
@@ -58,7 +58,7 @@ fn without_the_mark_they_fall(kind: &ServerKind) {
 
 /// Only keys are written then, and no key says how far the fences had come.
 #[each_server(shimmed)]
-fn a_rewrite_without_a_preamble_and_with_nothing_held_loses_no_fence(kind: &ServerKind) {
+fn fences_rise_after_a_rewrite_without_preamble_and_holds(kind: &ServerKind) {
     let options = Server::options(kind).conf("appendonly yes").conf("appendfsync always");
     let mut server = options.conf("aof-use-rdb-preamble no").start();
     let mut conn = server.connect();
@@ -76,7 +76,7 @@ fn a_rewrite_without_a_preamble_and_with_nothing_held_loses_no_fence(kind: &Serv
 
 /// A replica grants nothing, but it may be the next master, and a restart may come between.
 #[each_server(shimmed)]
-fn a_replica_keeps_a_mark_of_its_own_that_covers_its_masters_fences(kind: &ServerKind) {
+fn the_mark_of_a_replica_covers_the_fences_of_its_master(kind: &ServerKind) {
     let (slow, clock) = WallClock::of(kind);
     let (master, mut replica) = (Server::start(kind), Server::start(&slow));
     replica.replicate(&master);

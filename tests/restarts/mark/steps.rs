@@ -60,7 +60,7 @@ impl Faults {
 }
 
 #[each_server(shimmed)]
-fn the_number_is_on_the_disk_before_it_is_the_mark_and_the_mark_before_it_counts(kind: &ServerKind) {
+fn the_mark_is_synced_before_its_rename_and_renamed_before_it_counts(kind: &ServerKind) {
     let (kind, faults) = Faults::of(kind);
     let server = Server::start(&kind);
     assert_eq!(faults.done(), STEPS, "at the start");
@@ -79,7 +79,7 @@ fn the_number_is_on_the_disk_before_it_is_the_mark_and_the_mark_before_it_counts
 }
 
 #[each_server(shimmed)]
-fn a_server_that_dies_while_it_writes_lowers_no_fence(kind: &ServerKind) {
+fn a_crash_during_the_write_lowers_no_fence(kind: &ServerKind) {
     let (kind, clock) = WallClock::of(kind);
     let (kind, faults) = Faults::of(&kind);
     let mut server = Server::start(&kind);
@@ -115,7 +115,7 @@ fn a_server_that_dies_while_it_writes_lowers_no_fence(kind: &ServerKind) {
 }
 
 #[each_server(shimmed)]
-fn whatever_fails_is_told_once_and_the_server_goes_on_until_it_can_be_written_again(kind: &ServerKind) {
+fn each_failing_step_is_logged_once_and_tried_again(kind: &ServerKind) {
     let (kind, faults) = Faults::of(kind);
     for (step, error, words) in [
         ("create", EROFS, "Read-only file system"),
@@ -146,7 +146,7 @@ fn whatever_fails_is_told_once_and_the_server_goes_on_until_it_can_be_written_ag
 }
 
 #[each_server(shimmed)]
-fn a_disk_that_fails_while_the_server_runs_is_tried_again(kind: &ServerKind) {
+fn a_failing_disk_is_tried_again_while_the_server_runs(kind: &ServerKind) {
     let (kind, faults) = Faults::of(kind);
     let server = Server::start(&kind);
     let mut conn = server.connect();
@@ -164,7 +164,7 @@ fn a_disk_that_fails_while_the_server_runs_is_tried_again(kind: &ServerKind) {
 }
 
 #[each_server(shimmed)]
-fn no_grant_waits_for_a_disk_that_does_not_answer_and_none_goes_beyond_the_mark(kind: &ServerKind) {
+fn no_grant_waits_for_a_silent_disk_and_none_exceeds_the_mark(kind: &ServerKind) {
     let (kind, faults) = Faults::of(kind);
     let server = Server::start(&kind);
     let mut conn = server.connect();

@@ -42,7 +42,7 @@ impl Drop for Mount {
 }
 
 #[each_server]
-fn a_folder_that_is_read_only(kind: &ServerKind) {
+fn the_mark_recovers_from_a_read_only_folder(kind: &ServerKind) {
     let Some(mount) = Mount::new("size=1m") else { return };
     mount.again("ro");
     let server = Server::options(kind).conf(&format!("dir {}", mount.path().display())).start();
@@ -61,7 +61,7 @@ fn a_folder_that_is_read_only(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_disk_without_room(kind: &ServerKind) {
+fn the_mark_recovers_from_a_full_disk(kind: &ServerKind) {
     let Some(mount) = Mount::new("size=64k") else { return };
     let filling = mount.path().join("filling");
     let fill = || fs::write(&filling, [0; 1 << 20]).expect_err("the disk is full");
@@ -80,7 +80,7 @@ fn a_disk_without_room(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_folder_that_is_removed(kind: &ServerKind) {
+fn the_mark_recovers_from_a_removed_folder(kind: &ServerKind) {
     let folder = Folder::fresh();
     let dir = folder.path().join("below");
     fs::create_dir(&dir).expect("a folder");

@@ -13,7 +13,7 @@ fn server(kind: &ServerKind) -> (Server, Conn) {
 }
 
 #[each_server]
-fn dump_and_restore_bring_a_lock_back_as_it_was(kind: &ServerKind) {
+fn dump_and_restore_keep_a_lock_unchanged(kind: &ServerKind) {
     let (server, mut conn) = server(kind);
     for (key, command) in [
         ("plain", "DLOCK.ACQUIRE plain t 600000 DEPTH 3 LABEL host"),
@@ -60,7 +60,7 @@ fn frozen_bytes_are_restored(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_restored_lease_ends_when_the_first_would_have(kind: &ServerKind) {
+fn a_restored_lease_keeps_its_deadline(kind: &ServerKind) {
     let (server, mut conn) = server(kind);
     conn.ok("DLOCK.ACQUIRE k t 300");
     let payload = conn.ok("DUMP k").bytes().to_vec();
@@ -76,7 +76,7 @@ fn a_restored_lease_ends_when_the_first_would_have(kind: &ServerKind) {
 
 /// As MIGRATE and a replica see it: the clocks of two machines need not agree.
 #[each_server]
-fn a_lease_that_another_machine_has_written_counts_from_the_arrival(kind: &ServerKind) {
+fn a_lease_restored_from_another_machine_counts_from_the_arrival(kind: &ServerKind) {
     let (master, mut conn) = server(kind);
     let (replica, mut look) = server(kind);
     replica.replicate(&master);
@@ -100,7 +100,7 @@ fn a_lease_that_another_machine_has_written_counts_from_the_arrival(kind: &Serve
 /// RESTORE reads the lock before it looks at the key's own ttl, and throws it away where that has passed. The
 /// gauges went on counting it.
 #[each_server]
-fn a_restored_key_that_is_expired_already_counts_nothing(kind: &ServerKind) {
+fn a_restored_key_with_an_elapsed_ttl_counts_as_no_hold(kind: &ServerKind) {
     let (server, mut conn) = server(kind);
     conn.ok("DLOCK.ACQUIRE k t 600000");
     let payload = conn.ok("DUMP k").bytes().to_vec();

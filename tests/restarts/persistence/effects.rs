@@ -127,7 +127,7 @@ fn an_effect_with_words_missing_is_reported_or_refused(kind: &ServerKind) {
 }
 
 #[each_server]
-fn clients_cannot_send_effects_by_any_way(kind: &ServerKind) {
+fn clients_cannot_send_effects(kind: &ServerKind) {
     let server = plain_aof(kind).start();
     let mut conn = server.connect();
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();

@@ -6,7 +6,7 @@ use super::{all, take_all_kinds};
 use dlock_testkit::{Conn, Server, ServerKind, each_server};
 
 #[each_server]
-fn a_snapshot_of_one_server_loads_on_every_other_that_reads_its_format(writer_kind: &ServerKind) {
+fn a_snapshot_loads_on_every_server_that_reads_its_format(writer_kind: &ServerKind) {
     let writer = Server::start(writer_kind);
     let mut conn = writer.connect();
     take_all_kinds(&mut conn);
@@ -32,7 +32,7 @@ fn a_snapshot_of_one_server_loads_on_every_other_that_reads_its_format(writer_ki
 }
 
 #[each_server]
-fn without_the_module_a_server_refuses_a_snapshot_with_locks(kind: &ServerKind) {
+fn a_server_without_the_module_refuses_a_snapshot_with_locks(kind: &ServerKind) {
     let mut server = Server::start(kind);
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k t 600000");
@@ -42,7 +42,7 @@ fn without_the_module_a_server_refuses_a_snapshot_with_locks(kind: &ServerKind) 
 }
 
 #[each_server]
-fn without_the_module_a_server_takes_a_snapshot_from_before_the_first_grant_where_it_can(kind: &ServerKind) {
+fn a_server_without_the_module_loads_a_snapshot_from_before_the_first_grant(kind: &ServerKind) {
     let mut server = Server::start(kind);
     let mut conn = server.connect();
     conn.ok("SET a 1");

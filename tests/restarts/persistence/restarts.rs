@@ -45,7 +45,7 @@ fn every_kind_of_lock_survives_save_and_kill(kind: &ServerKind) {
 }
 
 #[each_server]
-fn every_kind_of_lock_survives_kill_with_an_append_only_file_however_it_was_rewritten(kind: &ServerKind) {
+fn every_kind_of_lock_survives_kill_with_each_form_of_append_only_file(kind: &ServerKind) {
     for preamble in [None, Some("yes"), Some("no")] {
         let mut server = always(kind).start();
         let mut conn = server.connect();
@@ -117,7 +117,7 @@ fn a_lease_that_ends_while_the_server_is_down_is_never_seen_again(kind: &ServerK
 }
 
 #[each_server]
-fn a_lease_goes_on_and_ends_after_a_restart(kind: &ServerKind) {
+fn a_lease_continues_and_ends_after_a_restart(kind: &ServerKind) {
     let mut server = always(kind).start();
     server.connect().ok("DLOCK.ACQUIRE k t 1500");
     server.kill9();
@@ -156,7 +156,7 @@ fn with_raised_fence(kind: &ServerKind, how: &str) -> (Server, i64) {
 }
 
 #[each_server]
-fn no_fence_is_lower_after_any_return(kind: &ServerKind) {
+fn fences_rise_over_every_kind_of_restart(kind: &ServerKind) {
     for how in RETURNS {
         let (mut server, raised) = with_raised_fence(kind, how);
         let mut conn = server.connect();
@@ -170,7 +170,7 @@ fn no_fence_is_lower_after_any_return(kind: &ServerKind) {
 }
 
 #[each_server]
-fn no_fence_is_lower_with_everything_released(kind: &ServerKind) {
+fn fences_rise_over_a_restart_with_every_lock_released(kind: &ServerKind) {
     for how in RETURNS {
         let (mut server, raised) = with_raised_fence(kind, how);
         assert_eq!(server.connect().ok("DLOCK.RELEASE k t"), 1);
@@ -189,7 +189,7 @@ fn no_fence_is_lower_with_everything_released(kind: &ServerKind) {
 /// Redis 7.0 marks the place of the module's own data in every RDB, and an empty one was refused: with an
 /// append only file, whose first base is written before any lock, no such server started again.
 #[each_server]
-fn a_server_that_never_granted_starts_again(kind: &ServerKind) {
+fn a_server_without_grants_restarts(kind: &ServerKind) {
     let mut server = always(kind).start();
     server.restart();
     server.connect().ok("SAVE");
@@ -203,7 +203,7 @@ fn a_server_that_never_granted_starts_again(kind: &ServerKind) {
 
 /// A load reads a lock before it looks at the key's own ttl, and throws it away where that has passed.
 #[each_server]
-fn a_lock_that_its_keys_own_ttl_keeps_out_ends_nothing_of_the_next(kind: &ServerKind) {
+fn a_lock_dropped_at_load_by_its_native_ttl_does_not_end_the_next(kind: &ServerKind) {
     let mut server = Server::start(kind);
     let mut conn = server.connect();
     let soon = wall_millis() + 200;
@@ -227,7 +227,7 @@ fn wall_millis() -> u128 {
 }
 
 #[each_server]
-fn a_clean_end_loses_nothing(kind: &ServerKind) {
+fn a_clean_shutdown_loses_nothing(kind: &ServerKind) {
     let mut server = Server::options(kind).conf("appendonly yes").start();
     let mut conn = server.connect();
     take_all_kinds(&mut conn);

@@ -44,7 +44,7 @@ fn the_delay_of_a_claimed_grant_counts(kind: &ServerKind) {
 }
 
 #[each_server]
-fn slices_of_block_keep_the_position(kind: &ServerKind) {
+fn consecutive_short_blocks_keep_the_position(kind: &ServerKind) {
     let (server, mut a, mut hears) = scene(kind);
     let mut b = server.connect();
     for _ in 0..3 {
@@ -66,7 +66,7 @@ fn slices_of_block_keep_the_position(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_lost_connection_leaves_the_position_and_its_grant(kind: &ServerKind) {
+fn a_position_and_its_grant_survive_a_lost_connection(kind: &ServerKind) {
     let (server, mut a, _) = scene(kind);
     let ask = ["DLOCK.ACQUIRE", "k", "b", "600000", "QUEUE", "500000", "BLOCK", "0"];
     let mut b = server.connect();

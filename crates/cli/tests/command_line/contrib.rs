@@ -16,7 +16,7 @@ fn metrics_in(text: &str) -> BTreeSet<&str> {
 }
 
 #[each_server]
-fn rules_and_dashboard_name_only_metrics_that_are_exported(kind: &ServerKind) {
+fn alert_rules_and_dashboard_name_only_exported_metrics(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     conn.ok("DLOCK.ACQUIRE r t 600000");

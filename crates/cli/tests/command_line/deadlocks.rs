@@ -15,7 +15,7 @@ fn crossing(stage: &Stage, own: &str, other: &str) -> Running {
 }
 
 #[each_server]
-fn of_two_runs_that_would_wait_for_each_other_one_ends_and_the_other_runs(kind: &ServerKind) {
+fn a_deadlock_of_two_runs_ends_one_and_runs_the_other(kind: &ServerKind) {
     for masters in [1, 3] {
         let stage = Stage::with(kind, masters);
         let runs = [crossing(&stage, "a", "b"), crossing(&stage, "b", "a")];
@@ -40,7 +40,7 @@ fn of_two_runs_that_would_wait_for_each_other_one_ends_and_the_other_runs(kind: 
 
 /// Both are inside of one run, and neither keeps the other waiting for ever.
 #[each_server]
-fn runs_side_by_side_take_turns(kind: &ServerKind) {
+fn parallel_runs_take_turns(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let inner = "$DLOCK run --node-timeout 5s x -- sh -c 'until [ -e go ]; do sleep 0.02; done; echo turn'";
     let run = stage.start(stage.run("", &format!("{inner} & {inner} & wait")));
@@ -52,7 +52,7 @@ fn runs_side_by_side_take_turns(kind: &ServerKind) {
 
 /// What it has been told to enter is gone from its environment.
 #[each_server]
-fn a_run_that_waits_for_the_run_around_it_ends_at_once(kind: &ServerKind) {
+fn a_nested_run_is_refused_when_it_waits_for_its_parent(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let inner = "unset DLOCK_TOKEN DLOCK_RESOURCE; $DLOCK run --node-timeout 5s r -- echo inside";
     let done = stage.end(stage.run("", inner));

@@ -17,7 +17,7 @@ fn findings(stage: &Stage, words: &str, code: i32) -> Vec<String> {
 }
 
 #[each_server]
-fn the_doctor_says_what_to_change_and_is_content_when_it_is_done(kind: &ServerKind) {
+fn doctor_names_each_fault_and_passes_after_its_repair(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     // As it comes, a server forgets holds in a crash, and tells nobody of a release.
@@ -52,7 +52,7 @@ fn the_doctor_says_what_to_change_and_is_content_when_it_is_done(kind: &ServerKi
 }
 
 #[each_server]
-fn the_doctor_knows_the_rights_of_its_user(kind: &ServerKind) {
+fn doctor_reports_missing_rights_of_its_user(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     conn.ok("ACL SETUSER zoe on >s3cret ~other:* +dlock.acquire +ping +acl|whoami");
@@ -77,7 +77,7 @@ fn the_doctor_knows_the_rights_of_its_user(kind: &ServerKind) {
 }
 
 #[each_server]
-fn the_doctor_compares_the_members_of_a_quorum(kind: &ServerKind) {
+fn doctor_compares_the_members_of_a_quorum(kind: &ServerKind) {
     let (ahead, clock) = WallClock::of(kind);
     clock.set_off_by(90);
     let mut stage = Stage::with(kind, 2);

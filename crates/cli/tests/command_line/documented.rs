@@ -35,7 +35,7 @@ fn alike(line: &str) -> String {
 }
 
 #[each_server]
-fn the_session_goes_as_shown(kind: &ServerKind) {
+fn the_documented_session_runs_as_shown(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut script = "exec 2>&1\n".to_owned();
     let mut shown = Vec::new();
@@ -60,7 +60,7 @@ fn line_of_the_crontab() -> String {
 }
 
 #[each_server]
-fn of_two_machines_with_the_crontab_one_writes_the_report(kind: &ServerKind) {
+fn the_crontab_line_runs_once_on_two_machines(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let line = line_of_the_crontab();
     assert!(line.contains("sleep 60"));
@@ -78,7 +78,7 @@ fn of_two_machines_with_the_crontab_one_writes_the_report(kind: &ServerKind) {
 /// Several machines that ask in the same moment can get a vote each, and none of them a majority. Here two
 /// have one that they will give back.
 #[each_server]
-fn the_line_of_the_crontab_writes_the_report_also_where_the_votes_were_split(kind: &ServerKind) {
+fn the_crontab_line_runs_when_the_votes_are_split(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let line = line_of_the_crontab();
     // As long as the test may take.
@@ -103,7 +103,7 @@ fn the_line_of_the_crontab_writes_the_report_also_where_the_votes_were_split(kin
 }
 
 #[each_server]
-fn of_two_instances_one_migrates_first(kind: &ServerKind) {
+fn the_migration_line_runs_on_one_instance_at_a_time(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let shown = blocks("README.md", "sh");
     let line = shown.iter().find(|line| line.starts_with("dlock run migrate")).expect("a line");
@@ -126,7 +126,7 @@ fn executable(stage: &Stage, name: &str, script: &str) {
 
 /// The table of the exit codes is that of the manual.
 #[test]
-fn the_exit_codes_are_those_of_the_manual() {
+fn exit_codes_match_the_manual() {
     let manual = Command::new(DLOCK).arg("man").output().expect("dlock runs").stdout;
     let manual = String::from_utf8(manual).expect("text");
     let (_, rest) = manual.split_once("EXIT STATUS").expect("a section");

@@ -33,17 +33,17 @@ fn guarded(kind: &ServerKind, servers: usize, options: &str) {
 }
 
 #[each_server]
-fn of_many_runs_one_is_at_work_and_fences_rise(kind: &ServerKind) {
+fn parallel_runs_exclude_each_other_and_their_fences_rise(kind: &ServerKind) {
     guarded(kind, 1, "");
 }
 
 #[each_server]
-fn over_a_quorum_too(kind: &ServerKind) {
+fn parallel_runs_exclude_each_other_in_a_quorum(kind: &ServerKind) {
     guarded(kind, 3, "--fenced");
 }
 
 #[each_server]
-fn sharers_run_together_and_keep_the_others_out(kind: &ServerKind) {
+fn shared_runs_overlap_and_exclude_exclusive_ones(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let meet = "echo here >> met; until [ -e go ]; do sleep 0.02; done";
     let sharers: Vec<Running> = (0..2).map(|_| stage.start(stage.run("--shared", meet))).collect();

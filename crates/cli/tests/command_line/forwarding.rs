@@ -13,7 +13,7 @@ const LISTEN: &str = r#"
     until [ -e go ]; do sleep 0.02; done"#;
 
 #[each_server]
-fn each_signal_comes_through_once(kind: &ServerKind) {
+fn run_forwards_each_signal_once(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let names = [
         "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "TSTP", "ALRM", "VTALRM", "PROF", "XCPU", "XFSZ",
@@ -34,7 +34,7 @@ fn each_signal_comes_through_once(kind: &ServerKind) {
 }
 
 #[each_server]
-fn the_command_starts_with_no_signal_blocked_and_only_those_ignored_that_were(kind: &ServerKind) {
+fn the_command_inherits_the_ignored_signals_and_blocks_none(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let masks = "grep -E 'SigBlk|SigIgn' /proc/self/status";
     let of = |script: &str| stage.end(stage.shell(script)).stdout;
@@ -48,7 +48,7 @@ fn the_command_starts_with_no_signal_blocked_and_only_those_ignored_that_were(ki
 
 /// A shell that is terminated leaves what it runs to itself. Under a lock that must not be.
 #[each_server]
-fn what_a_terminated_shell_leaves_behind_is_ended_before_the_lock_is_free(kind: &ServerKind) {
+fn run_ends_the_children_of_a_terminated_shell_before_it_frees_the_lock(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let script = "setsid sleep 1000 & echo $! > one; timeout 1000 sleep 1000 & echo $! > two; wait";
     let run = stage.start(stage.run("", script));
@@ -62,7 +62,7 @@ fn what_a_terminated_shell_leaves_behind_is_ended_before_the_lock_is_free(kind: 
 }
 
 #[each_server]
-fn what_a_command_that_ends_by_itself_leaves_behind_goes_on(kind: &ServerKind) {
+fn children_outlive_a_command_that_exits_by_itself(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let done = stage.end(stage.run("", "sleep 1000 & echo $! > daemon"));
     let daemon = stage.process("daemon");
@@ -75,7 +75,7 @@ fn what_a_command_that_ends_by_itself_leaves_behind_goes_on(kind: &ServerKind) {
 /// What loses its parent becomes a child of dlock, which must fetch it when it dies: a command may run for
 /// years.
 #[each_server]
-fn orphans_are_not_left_as_corpses(kind: &ServerKind) {
+fn run_reaps_adopted_orphans(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let script = "(sleep 0 & sleep 1000 & echo $! > orphan); until [ -e go ]; do sleep 0.02; done";
     let run = stage.start(stage.run("", script));
@@ -88,7 +88,7 @@ fn orphans_are_not_left_as_corpses(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_signal_while_it_waits_ends_dlock_and_its_wait(kind: &ServerKind) {
+fn a_signal_ends_a_waiting_run_and_its_wait(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     for server in &stage.servers {
         server.connect().ok("DLOCK.ACQUIRE r other 600000");
@@ -108,7 +108,7 @@ fn a_signal_while_it_waits_ends_dlock_and_its_wait(kind: &ServerKind) {
 
 /// Those that block signals to read them one by one.
 #[each_server]
-fn a_signal_ends_who_writes_to_a_pipe_that_nobody_reads(kind: &ServerKind) {
+fn a_signal_ends_dlock_while_it_writes_to_a_full_pipe(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     conn.ok("DLOCK.ACQUIRE broken somebody 600000");
@@ -133,7 +133,7 @@ fn a_signal_ends_who_writes_to_a_pipe_that_nobody_reads(kind: &ServerKind) {
 
 /// As a terminal sends one when its window changes.
 #[each_server]
-fn a_signal_that_ends_nobody_does_not_end_dlock_while_it_waits(kind: &ServerKind) {
+fn a_waiting_run_ignores_signals_without_a_default_action(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     conn.ok("DLOCK.ACQUIRE r other 600000");
@@ -149,7 +149,7 @@ fn a_signal_that_ends_nobody_does_not_end_dlock_while_it_waits(kind: &ServerKind
 
 /// It ends the command and not dlock, which releases the lock: nobody waits for the lease to end.
 #[each_server]
-fn the_lock_of_a_command_that_a_signal_has_ended_is_free(kind: &ServerKind) {
+fn run_frees_the_lock_when_a_signal_ends_its_command(kind: &ServerKind) {
     let stage = Stage::one(kind);
     for (name, number) in [("ALRM", 14), ("XCPU", 24), ("ABRT", 6)] {
         let run = stage.start(stage.run("--ttl 10m", "ulimit -c 0; echo $$ > ready; exec sleep 1000"));
@@ -164,7 +164,7 @@ fn the_lock_of_a_command_that_a_signal_has_ended_is_free(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_command_that_is_stopped_keeps_its_lock(kind: &ServerKind) {
+fn run_renews_the_lock_of_a_stopped_command(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut run = stage.start(stage.run("--ttl 1s", "echo $$ > ready; until [ -e go ]; do sleep 0.02; done"));
     let command = stage.process("ready");
@@ -180,7 +180,7 @@ fn a_command_that_is_stopped_keeps_its_lock(kind: &ServerKind) {
 /// As some supervisors start what they run. The kernel keeps no dead children for whoever ignores this
 /// signal.
 #[each_server]
-fn the_end_of_the_command_is_seen_also_where_sigchld_was_ignored(kind: &ServerKind) {
+fn run_sees_its_command_end_when_sigchld_was_ignored(kind: &ServerKind) {
     let stage = Stage::one(kind);
     for (script, code) in [("exit 3", 3), ("kill -TERM $$", 143)] {
         let mut run = stage.command("env");
@@ -202,7 +202,7 @@ fn heard(run: &Running, name: &str) {
 
 /// Nobody would continue it: there is no shell in its session, as after `ssh -t host dlock run`.
 #[each_server]
-fn ctrl_z_does_not_stop_whoever_waits_without_a_shell(kind: &ServerKind) {
+fn a_waiting_run_without_a_shell_ignores_sigtstp(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     conn.ok("DLOCK.ACQUIRE r other 600000");
@@ -217,7 +217,7 @@ fn ctrl_z_does_not_stop_whoever_waits_without_a_shell(kind: &ServerKind) {
 }
 
 #[each_server]
-fn what_nohup_has_ignored_does_not_end_dlock_while_it_waits(kind: &ServerKind) {
+fn a_waiting_run_ignores_sighup_under_nohup(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     conn.ok("DLOCK.ACQUIRE r other 600000");

@@ -61,7 +61,7 @@ fn metrics(stage: &Stage, options: &str, code: i32) -> Samples {
 }
 
 #[each_server]
-fn metrics_say_what_info_says(kind: &ServerKind) {
+fn metrics_equal_the_fields_of_info(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let mut conn = stage.connect();
     let server = format!("server=\"redis://127.0.0.1:{}\"", stage.servers[0].port());

@@ -21,7 +21,7 @@ fn rows(text: &str) -> Vec<Vec<&str>> {
 }
 
 #[each_server]
-fn all_locks_of_all_servers_are_listed(kind: &ServerKind) {
+fn list_shows_all_locks_of_all_servers(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     assert_eq!(ended(&stage, "list", 0).stdout, "no locks\n");
     // Their address is known as long as they live.
@@ -66,7 +66,7 @@ fn all_locks_of_all_servers_are_listed(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_long_name_is_shortened_in_tables_and_whole_in_json(kind: &ServerKind) {
+fn list_shortens_a_long_name_in_tables_but_not_in_json(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     let name = "k".repeat(65_536);
@@ -87,7 +87,7 @@ fn a_long_name_is_shortened_in_tables_and_whole_in_json(kind: &ServerKind) {
 
 /// In a table it is escaped, which is another name.
 #[each_server]
-fn a_name_that_a_table_cannot_show_is_whole_in_json(kind: &ServerKind) {
+fn list_shows_an_unprintable_name_whole_in_json(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let name = "two\nlines";
     let mut held = stage.dlock("acquire --ttl 10m --node-timeout 5s");
@@ -103,7 +103,7 @@ fn a_name_that_a_table_cannot_show_is_whole_in_json(kind: &ServerKind) {
 
 /// Without --fenced each member of a quorum has a fence of its own.
 #[each_server]
-fn a_fence_of_one_member_is_not_shown_as_that_of_the_lock(kind: &ServerKind) {
+fn list_shows_no_fence_that_only_one_member_has(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     for (server, ahead) in stage.servers.iter().zip(0..) {
         let mut conn = server.connect();
@@ -129,7 +129,7 @@ fn a_fence_of_one_member_is_not_shown_as_that_of_the_lock(kind: &ServerKind) {
 }
 
 #[each_server]
-fn errors_of_the_servers_say_what_to_do(kind: &ServerKind) {
+fn server_errors_come_with_a_remedy(kind: &ServerKind) {
     let stage = Stage::one(kind);
     stage.connect().ok("SET data x");
     let done = stage.end(stage.dlock("run --node-timeout 5s data -- true"));
@@ -149,7 +149,7 @@ fn errors_of_the_servers_say_what_to_do(kind: &ServerKind) {
 
 /// As of `dlock list | head -0`.
 #[each_server]
-fn a_reader_that_goes_away_is_no_error_to_report(kind: &ServerKind) {
+fn list_ends_quietly_when_its_reader_is_gone(kind: &ServerKind) {
     let stage = Stage::one(kind);
     stage.connect().ok("DLOCK.ACQUIRE r t 600000");
     stage.connect().ok("DLOCK.BREAK r");
@@ -161,7 +161,7 @@ fn a_reader_that_goes_away_is_no_error_to_report(kind: &ServerKind) {
 
 /// More than one answer of a server holds.
 #[each_server]
-fn a_thousand_locks_are_listed_once_each(kind: &ServerKind) {
+fn list_shows_a_thousand_locks_once_each(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     (0..1000).for_each(|lock| {
@@ -174,7 +174,7 @@ fn a_thousand_locks_are_listed_once_each(kind: &ServerKind) {
 }
 
 #[each_server]
-fn the_logs_of_all_servers_are_shown_in_one_order(kind: &ServerKind) {
+fn log_merges_the_logs_of_all_servers_by_time(kind: &ServerKind) {
     let stage = Stage::with(kind, 2);
     assert_eq!(ended(&stage, "log", 0).stdout, "");
     let broken = |server: usize, resource: &str| {
@@ -218,7 +218,7 @@ fn the_logs_of_all_servers_are_shown_in_one_order(kind: &ServerKind) {
 }
 
 #[each_server]
-fn the_status_is_an_exit_code(kind: &ServerKind) {
+fn status_sets_the_exit_code(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     for server in &stage.servers {
         server.connect().ok("CONFIG SET notify-keyspace-events Kd");

@@ -8,7 +8,7 @@ const LOOKS: &str = "echo \"$DLOCK_RESOURCE/$DLOCK_TOKEN/${DLOCK_FENCE-none}\" >
     until [ -e go ]; do sleep 0.02; done";
 
 #[each_server]
-fn several_resources_are_held_all_or_none(kind: &ServerKind) {
+fn run_holds_all_of_its_resources_or_none(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let run = stage.start(stage.run("b a", LOOKS));
     stage.lines("ready");
@@ -33,7 +33,7 @@ fn several_resources_are_held_all_or_none(kind: &ServerKind) {
 }
 
 #[each_server]
-fn as_many_run_as_there_are_permits(kind: &ServerKind) {
+fn permits_bound_the_number_of_parallel_runs(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let two = [0, 1].map(|_| stage.start(stage.run("--permits 2", "until [ -e go ]; do sleep 0.02; done")));
     until("both run", || queue::holders(&mut stage.connect(), "r").len() == 2);
@@ -47,7 +47,7 @@ fn as_many_run_as_there_are_permits(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_conflict_has_the_code_and_the_words_that_were_asked_for(kind: &ServerKind) {
+fn a_conflict_ends_with_the_requested_code_and_message(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let fence = stage.connect().ok("DLOCK.ACQUIRE r t 600000 LABEL nightly@host7").int();
     let conflict = |options: &str| {
@@ -71,7 +71,7 @@ fn a_conflict_has_the_code_and_the_words_that_were_asked_for(kind: &ServerKind) 
 
 /// After its longest time, whatever is left of the lease: that lasts longer than this test.
 #[each_server]
-fn a_command_that_hangs_is_ended(kind: &ServerKind) {
+fn run_ends_a_command_that_exceeds_its_time_limit(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let done = stage.end(stage.run("--ttl 10m --max-hold 100ms", "exec sleep 1000"));
     assert_eq!(done.code, Some(79), "{}", done.stderr);
@@ -80,7 +80,7 @@ fn a_command_that_hangs_is_ended(kind: &ServerKind) {
 }
 
 #[each_server]
-fn defaults_come_from_the_environment(kind: &ServerKind) {
+fn run_takes_defaults_from_the_environment(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut run = stage.run("", "echo > ready; until [ -e go ]; do sleep 0.02; done");
     let run = stage.start({
@@ -101,7 +101,7 @@ fn defaults_come_from_the_environment(kind: &ServerKind) {
 
 /// What the inner run is told is what the outer one holds, and it ends nothing of it.
 #[each_server]
-fn a_run_inside_of_a_run_enters_again(kind: &ServerKind) {
+fn a_nested_run_enters_the_hold_of_its_parent(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let tell = "echo $DLOCK_RESOURCE $DLOCK_TOKEN $DLOCK_FENCE";
     let inner = format!(
@@ -131,7 +131,7 @@ fn a_run_inside_of_a_run_enters_again(kind: &ServerKind) {
 
 /// A process that has outlived its run has its variables, and no lock.
 #[each_server]
-fn a_run_that_is_over_is_not_entered(kind: &ServerKind) {
+fn a_nested_run_does_not_enter_a_hold_that_has_ended(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let done = stage.end(stage.run("", "echo $DLOCK_TOKEN > token"));
     assert_eq!(done.code, Some(0));
@@ -148,7 +148,7 @@ fn a_run_that_is_over_is_not_entered(kind: &ServerKind) {
 
 /// Nobody would ever know the token.
 #[each_server]
-fn acquire_keeps_nothing_if_standard_output_is_closed(kind: &ServerKind) {
+fn acquire_releases_its_hold_when_stdout_is_closed(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let acquire = "\"$DLOCK\" acquire --node-timeout 5s r".to_owned();
     let done = stage.end(stage.shell(&format!("{acquire} >&-")));

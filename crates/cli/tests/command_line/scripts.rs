@@ -13,7 +13,7 @@ fn step(stage: &Stage, words: &str, code: i32) -> String {
 }
 
 #[each_server]
-fn a_hold_is_acquired_extended_and_released(kind: &ServerKind) {
+fn scripts_acquire_extend_and_release_a_hold(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let mut conn = stage.connect();
     let printed = step(&stage, "acquire --fenced --ttl 10m --label by-hand r", 0);
@@ -40,7 +40,7 @@ fn a_hold_is_acquired_extended_and_released(kind: &ServerKind) {
 
 /// Ours never does; somebody else's stands behind two of them, as everywhere.
 #[each_server]
-fn a_token_that_begins_with_a_hyphen_stands_behind_two(kind: &ServerKind) {
+fn a_token_may_begin_with_a_hyphen_after_a_double_hyphen(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     for server in &stage.servers {
         assert!(server.connect().ok("DLOCK.ACQUIRE r -Ab_c 60000").int() > 0);
@@ -51,7 +51,7 @@ fn a_token_that_begins_with_a_hyphen_stands_behind_two(kind: &ServerKind) {
 }
 
 #[each_server]
-fn an_acquisition_as_json(kind: &ServerKind) {
+fn acquire_prints_json(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let json =
         |words: &str| -> serde_json::Value { serde_json::from_str(&step(&stage, words, 0)).expect("JSON") };
@@ -65,7 +65,7 @@ fn an_acquisition_as_json(kind: &ServerKind) {
 }
 
 #[each_server]
-fn the_token_can_come_from_the_environment(kind: &ServerKind) {
+fn release_takes_the_token_from_the_environment(kind: &ServerKind) {
     let stage = Stage::one(kind);
     // As in a command under `dlock run`.
     let done = stage.end(stage.run("", "$DLOCK extend r --ttl 20m"));
@@ -74,7 +74,7 @@ fn the_token_can_come_from_the_environment(kind: &ServerKind) {
 
 /// Its reader is gone: nobody will ever know the token.
 #[each_server]
-fn a_hold_that_cannot_be_printed_is_given_back(kind: &ServerKind) {
+fn acquire_releases_a_hold_that_it_cannot_print(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let done = stage.end(stage.shell("\"$DLOCK\" acquire r > /dev/full"));
     assert_eq!(done.code, Some(71), "{}", done.stderr);
@@ -82,7 +82,7 @@ fn a_hold_that_cannot_be_printed_is_given_back(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_lock_is_inspected_by_programs(kind: &ServerKind) {
+fn inspect_prints_json(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let look = |code: i32| -> serde_json::Value {
         let done = stage.end(stage.dlock("inspect --json --node-timeout 5s r"));
@@ -117,7 +117,7 @@ fn a_lock_is_inspected_by_programs(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_lock_is_inspected_by_people(kind: &ServerKind) {
+fn inspect_prints_text(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     assert!(step(&stage, "inspect r", 0).starts_with("r is free\n"));
     for server in &stage.servers[..2] {
@@ -158,7 +158,7 @@ fn wait_ends_when_the_lock_is_free(kind: &ServerKind) {
 }
 
 #[each_server]
-fn break_ends_every_hold_it_can_reach(kind: &ServerKind) {
+fn break_ends_the_hold_on_each_server_that_answers(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     for server in &stage.servers {
         server.connect().ok("DLOCK.ACQUIRE r somebody 600000");
@@ -174,7 +174,7 @@ fn break_ends_every_hold_it_can_reach(kind: &ServerKind) {
 
 /// Who waited has had it confirmed with a number, which is none that was asked for.
 #[each_server]
-fn over_a_quorum_a_fence_is_printed_if_it_was_asked_for_and_only_then(kind: &ServerKind) {
+fn acquire_prints_a_fence_of_a_quorum_only_with_fenced(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     for (fenced, words) in [("", 1), ("--fenced", 2)] {
         for server in &stage.servers {
@@ -195,7 +195,7 @@ fn over_a_quorum_a_fence_is_printed_if_it_was_asked_for_and_only_then(kind: &Ser
 }
 
 #[each_server]
-fn servers_named_by_nothing_are_said_to_be(kind: &ServerKind) {
+fn an_empty_servers_file_is_reported_by_name(kind: &ServerKind) {
     let stage = Stage::one(kind);
     stage.write("empty", "# nobody\n");
     stage.write("marked", &format!("\u{feff}{}\n", stage.urls()));

@@ -89,12 +89,12 @@ fn ctrl_c_reaches_the_command_once(kind: &ServerKind) {
 
 /// As timeout(1) makes itself one. The keys of the terminal do not reach it.
 #[each_server]
-fn ctrl_c_reaches_a_command_in_a_group_of_its_own(kind: &ServerKind) {
+fn ctrl_c_reaches_a_command_in_its_own_process_group(kind: &ServerKind) {
     interrupted_once(&Stage::one(kind), "setsid");
 }
 
 #[each_server]
-fn ctrl_c_ends_the_script_around_dlock_too(kind: &ServerKind) {
+fn ctrl_c_ends_the_calling_script_too(kind: &ServerKind) {
     let stage = Stage::one(kind);
     stage.write(
         "script",
@@ -110,7 +110,7 @@ fn ctrl_c_ends_the_script_around_dlock_too(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_waiter_sees_its_position_and_a_pipe_sees_nothing(kind: &ServerKind) {
+fn a_wait_shows_its_position_on_a_terminal_only(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     conn.ok("DLOCK.ACQUIRE r other 600000");
@@ -130,7 +130,7 @@ fn a_waiter_sees_its_position_and_a_pipe_sees_nothing(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_waiter_on_a_terminal_that_ctrl_s_has_stopped_ends_by_a_signal(kind: &ServerKind) {
+fn a_signal_ends_a_wait_on_a_terminal_stopped_by_ctrl_s(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     conn.ok("DLOCK.ACQUIRE r other 600000");
@@ -152,7 +152,7 @@ fn a_waiter_on_a_terminal_that_ctrl_s_has_stopped_ends_by_a_signal(kind: &Server
 }
 
 #[each_server]
-fn who_does_not_wait_writes_nothing_to_the_terminal(kind: &ServerKind) {
+fn run_without_a_wait_writes_nothing_to_the_terminal(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let done = Terminal::with(&stage, "printf 'at work... '; \"$DLOCK\" run r -- echo done").end();
     assert_eq!(done.stdout, "at work... done\r\n");
@@ -183,14 +183,14 @@ fn suspended(stage: &Stage, ttl: &str, then: impl FnOnce()) -> String {
 }
 
 #[each_server]
-fn ctrl_z_stops_both_and_fg_continues_both(kind: &ServerKind) {
+fn ctrl_z_stops_dlock_and_its_command_and_fg_continues_both(kind: &ServerKind) {
     let stage = Stage::one(kind);
     assert_eq!(suspended(&stage, "10m", || {}), "0");
     assert_eq!(stage.held_on("r"), 0);
 }
 
 #[each_server]
-fn a_command_that_comes_back_after_its_lease_is_ended(kind: &ServerKind) {
+fn run_ends_a_command_that_continues_after_its_lease(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     let code = suspended(&stage, "2s", || {
@@ -200,7 +200,7 @@ fn a_command_that_comes_back_after_its_lease_is_ended(kind: &ServerKind) {
 }
 
 #[each_server]
-fn break_asks_before_it_breaks(kind: &ServerKind) {
+fn break_asks_for_confirmation(kind: &ServerKind) {
     let stage = Stage::one(kind);
     stage.connect().ok("DLOCK.ACQUIRE r somebody 600000 LABEL by-hand");
     for (answer, code, held) in [("n\n", 75, 1), ("\n", 75, 1), ("y\n", 0, 0)] {
@@ -213,7 +213,7 @@ fn break_asks_before_it_breaks(kind: &ServerKind) {
 }
 
 #[each_server]
-fn the_position_does_not_speak_to_the_terminal(kind: &ServerKind) {
+fn positions_are_escaped_for_the_terminal(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     stage.write("name", "r\x1b]0;title\x07\x1b[2J");

@@ -89,7 +89,7 @@ fn top_sorts_filters_inspects_and_breaks_after_a_question(kind: &ServerKind) {
 }
 
 #[each_server]
-fn top_survives_a_resize_and_a_lost_server_and_quits_clean(kind: &ServerKind) {
+fn top_survives_a_resize_and_a_lost_server_and_restores_the_terminal(kind: &ServerKind) {
     let mut stage = Stage::with(kind, 2);
     stage.connect().ok("DLOCK.ACQUIRE alpha t 600000 LABEL by-hand");
     let top = Top::start(&stage);

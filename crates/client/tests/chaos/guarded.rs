@@ -42,18 +42,18 @@ struct Arena {
 }
 
 #[each_server(in_turn)]
-fn a_paused_holders_guarded_writes_never_land(kind: &ServerKind) {
+fn guarded_writes_of_a_paused_holder_are_rejected(kind: &ServerKind) {
     survive(kind, FEW);
 }
 
 #[each_server(in_turn)]
 #[ignore = "for ROUNDS rounds: make chaos"]
-fn a_paused_holders_guarded_writes_never_land_in_many_rounds(kind: &ServerKind) {
+fn guarded_writes_of_a_paused_holder_are_rejected_in_many_rounds(kind: &ServerKind) {
     survive(kind, rounds(100));
 }
 
 #[each_server(in_turn)]
-fn a_paused_holders_plain_writes_land(kind: &ServerKind) {
+fn plain_writes_of_a_paused_holder_land(kind: &ServerKind) {
     let (late, events, _) = run(kind, Writes::Plain, FEW);
     assert!(!late.is_empty() && !wrong(&events).is_empty(), "nobody noticed: {late:?}");
 }
@@ -189,7 +189,7 @@ fn wrong(events: &[(String, String)]) -> Vec<String> {
 }
 
 #[test]
-fn a_write_under_another_hold_or_under_none_is_rejected() {
+fn the_checker_rejects_a_write_under_another_hold_or_none() {
     let history = |steps: &[&str]| {
         let events = steps.iter().map(|step| match step.strip_prefix("set ") {
             Some(token) => (format!("__keyspace@0__:r:{token}"), "set".to_owned()),

@@ -5,18 +5,18 @@
 //!
 //! The same with the Redlock of `SET NX PX`, and with ours without restart-grace, has to fail: the test can.
 
-mod beside;
+mod checker;
 mod contender;
-mod forgotten;
+mod empty_restarts;
+mod foreign_clients;
 mod guarded;
 mod links;
 mod locks;
 mod masters;
-mod others;
+mod mixed_languages;
 mod progress;
 mod proxy;
 mod record;
-mod rejected;
 mod run;
 mod store;
 
@@ -32,13 +32,13 @@ const GRACE: u64 = 1_500;
 const LEASE: Duration = Duration::from_millis(1_000);
 
 #[each_server(in_turn)]
-fn a_few_rounds_of_faults_show_nothing_that_may_not_be(kind: &ServerKind) {
+fn a_few_rounds_of_faults_break_no_promise(kind: &ServerKind) {
     survive(kind, FEW);
 }
 
 #[each_server(in_turn)]
 #[ignore = "for ROUNDS rounds: make chaos"]
-fn many_rounds_of_faults_show_nothing_that_may_not_be(kind: &ServerKind) {
+fn many_rounds_of_faults_break_no_promise(kind: &ServerKind) {
     survive(kind, rounds(100));
 }
 
@@ -72,12 +72,12 @@ fn many_rounds_of_faults_show_no_two_holders_without_fences(kind: &ServerKind) {
 }
 
 #[each_server(in_turn)]
-fn plain_redlock_fails_when_masters_forget(kind: &ServerKind) {
+fn plain_redlock_has_two_holders_after_masters_restart_empty(kind: &ServerKind) {
     must_fail(kind, Kind::Plain);
 }
 
 #[each_server(in_turn)]
-fn so_do_we_without_restart_grace(kind: &ServerKind) {
+fn dlock_has_two_holders_after_masters_restart_empty_without_restart_grace(kind: &ServerKind) {
     must_fail(kind, Kind::Ours);
 }
 

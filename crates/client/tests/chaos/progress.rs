@@ -81,13 +81,13 @@ fn somebody_wins(kind: &ServerKind, rounds: usize) {
 }
 
 #[each_server(in_turn)]
-fn of_those_who_try_at_once_one_wins(kind: &ServerKind) {
+fn one_contender_wins_each_round_without_waiting(kind: &ServerKind) {
     somebody_wins(kind, 10);
 }
 
 #[each_server(in_turn)]
 #[ignore = "for ROUNDS rounds: make chaos"]
-fn of_those_who_try_at_once_one_wins_in_each_of_many_rounds(kind: &ServerKind) {
+fn one_contender_wins_each_of_many_rounds_without_waiting(kind: &ServerKind) {
     somebody_wins(kind, rounds(1_000));
 }
 
@@ -136,7 +136,7 @@ fn nobody_starves(kind: &ServerKind, length: Duration) {
 
 #[each_server(in_turn)]
 #[ignore = "for 10 s each: make chaos"]
-fn one_clients_fault_is_no_advantage_to_anybody(kind: &ServerKind) {
+fn a_fault_of_one_client_leaves_all_shares_fair(kind: &ServerKind) {
     nobody_starves(kind, Duration::from_secs(10));
 }
 
@@ -144,7 +144,7 @@ fn one_clients_fault_is_no_advantage_to_anybody(kind: &ServerKind) {
 /// queue: each task and each client gets its share.
 #[each_server(in_turn)]
 #[ignore = "for 10 s each: make chaos"]
-fn a_crowd_of_tasks_gets_its_share_and_no_more(kind: &ServerKind) {
+fn many_tasks_of_one_client_get_a_fair_share(kind: &ServerKind) {
     for cut in [Cut::Nothing, Cut::Closed, Cut::Both, Cut::Answers] {
         let links = Links::start(kind, 3, 3);
         block_on(async {
@@ -166,7 +166,7 @@ fn a_crowd_of_tasks_gets_its_share_and_no_more(kind: &ServerKind) {
 
 #[each_server(in_turn)]
 #[ignore = "for 10 s: make chaos"]
-fn a_stopped_master_of_the_queue_costs_less_than_half(kind: &ServerKind) {
+fn throughput_stays_above_half_when_the_queue_master_stops(kind: &ServerKind) {
     let length = Duration::from_secs(10);
     let healthy = shares(kind, "healthy", length, |_| ()).iter().sum::<usize>();
     let counts = shares(kind, "the queue's master stopped", length, |links| links.masters[0].pause());
@@ -178,7 +178,7 @@ fn a_stopped_master_of_the_queue_costs_less_than_half(kind: &ServerKind) {
 /// What the master of the queue alone still has costs those who come a round trip.
 #[each_server(in_turn)]
 #[ignore = "for 10 s: make chaos"]
-fn what_one_master_alone_holds_slows_nobody_down(kind: &ServerKind) {
+fn a_hold_on_one_master_alone_delays_no_client(kind: &ServerKind) {
     let stale = |links: &Links| {
         assert!(links.masters[0].connect().ok("DLOCK.ACQUIRE r stale 600000").int() > 0);
     };
@@ -201,7 +201,7 @@ fn what_one_master_alone_holds_slows_nobody_down(kind: &ServerKind) {
 
 /// What a predecessor releases later at one master is no queue to go to; what somebody keeps there is.
 #[each_server(in_turn)]
-fn only_where_somebody_stays_is_a_queue_to_go_to(kind: &ServerKind) {
+fn a_wait_moves_only_to_a_queue_that_is_still_in_use(kind: &ServerKind) {
     for stays in [false, true] {
         let links = Links::start(kind, 3, 1);
         let [head, later, last] = &links.masters[..] else { unreachable!("three") };
@@ -255,7 +255,7 @@ fn only_where_somebody_stays_is_a_queue_to_go_to(kind: &ServerKind) {
 
 /// A RELEASE that was lost is sent again when the master is back, long before the lease ends.
 #[each_server(in_turn)]
-fn a_release_is_owed_until_it_is_confirmed(kind: &ServerKind) {
+fn an_unconfirmed_release_is_sent_again(kind: &ServerKind) {
     let links = Links::start(kind, 3, 1);
     block_on(async {
         let client = links.client(0).await;

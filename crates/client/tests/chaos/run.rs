@@ -10,9 +10,9 @@ use tokio::runtime::{Builder, Runtime};
 use dlock_client::now;
 
 use crate::contender::{CONTENDERS, Contender, Counts, Stage, at};
+use crate::foreign_clients::{self, Other};
 use crate::locks::Locks;
 use crate::masters::{Fault, Masters};
-use crate::others::{self, Other};
 use crate::record::Record;
 use crate::store::Store;
 use dlock_testkit::history::{At, Hold};
@@ -71,8 +71,9 @@ impl Run {
 
     /// Clients work for as long as `act` takes.
     pub fn during(&mut self, act: impl FnOnce(&mut Scene<'_>)) -> Seen {
-        let programs = if matches!(self.locks, Kind::Ours) { others::programs() } else { Vec::new() };
-        let stage = Stage::new(Store::new(&self.store), programs.iter().map(|it| others::kind(it)));
+        let programs =
+            if matches!(self.locks, Kind::Ours) { foreign_clients::programs() } else { Vec::new() };
+        let stage = Stage::new(Store::new(&self.store), programs.iter().map(|it| foreign_clients::kind(it)));
         let urls = self.masters.urls();
         let (locks, lease) = (self.locks, self.lease);
         let randoms: Vec<Random> = (0..CONTENDERS).map(|_| self.random.branch()).collect();

@@ -47,7 +47,7 @@ async fn a_fenced_hold_keeps_its_fence_when_it_is_adopted(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn what_is_not_held_is_not_adopted_and_what_cannot_be_asked_is_left_alone(kind: &ServerKind) {
+async fn adopt_fails_for_a_token_that_holds_nothing_and_leaves_unreachable_holds(kind: &ServerKind) {
     for count in [1, 3] {
         let mut servers = masters(kind, count);
         let client =
@@ -75,7 +75,7 @@ async fn what_is_not_held_is_not_adopted_and_what_cannot_be_asked_is_left_alone(
 
 /// Until then it is not renewed.
 #[each_server]
-async fn a_member_that_is_silent_does_not_let_an_adopted_hold_expire(kind: &ServerKind) {
+async fn an_adopted_hold_is_renewed_when_one_member_is_silent(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let (ann, bob) = (client(&servers).await, client(&servers).await);
     let kept = ann.lock("r").ttl(LONG).await.expect("it is free").forget().expect("it lasts");

@@ -13,7 +13,7 @@ fn client(servers: &[Server]) -> dlock_client::blocking::Client {
 }
 
 #[each_server]
-fn a_hold_is_acquired_renewed_and_released_without_a_runtime(kind: &ServerKind) {
+fn the_blocking_client_acquires_renews_and_releases(kind: &ServerKind) {
     for count in [1, 3] {
         let servers = masters(kind, count);
         let (ann, bob) = (client(&servers), client(&servers));
@@ -37,7 +37,7 @@ fn a_hold_is_acquired_renewed_and_released_without_a_runtime(kind: &ServerKind) 
 }
 
 #[each_server]
-fn a_guard_changes_its_lease_and_mode_and_tells_its_loss(kind: &ServerKind) {
+fn a_blocking_guard_changes_its_lease_and_mode_and_reports_its_loss(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let client = client(&servers);
     let mut guard = client.lock("r").acquire().expect("it is free");
@@ -53,7 +53,7 @@ fn a_guard_changes_its_lease_and_mode_and_tells_its_loss(kind: &ServerKind) {
 }
 
 #[each_server]
-fn several_are_acquired_and_a_hold_is_adopted_without_a_runtime(kind: &ServerKind) {
+fn the_blocking_client_acquires_several_locks_and_adopts_a_hold(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = client(&servers);
     let guards = client.lock_all(["b", "a"]).each(|lock| lock.ttl(LONG)).acquire().expect("both");
@@ -98,7 +98,7 @@ fn a_guard_in_a_thread_local_variable_is_released_at_the_end_of_the_thread(kind:
 
 /// It does not share a hold that is being released.
 #[each_server]
-fn who_enters_again_while_the_last_guard_releases_gets_a_hold_that_lasts(kind: &ServerKind) {
+fn entering_again_during_the_last_release_gives_a_lasting_hold(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let builder = Client::builder().servers(servers.iter().map(url)).node_timeout(LONG);
     let client = builder.build_blocking().expect("a client");

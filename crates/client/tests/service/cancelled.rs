@@ -53,19 +53,19 @@ async fn cancel_everywhere(kind: &ServerKind, count: usize, options: fn(Acquire)
 }
 
 #[each_server]
-async fn cancelled_while_asking(kind: &ServerKind) {
+async fn an_acquisition_cancelled_while_it_asks_leaves_no_hold(kind: &ServerKind) {
     for count in [1, 3] {
         cancel_everywhere(kind, count, |lock| lock.wait(Wait::No)).await;
     }
 }
 
 #[each_server]
-async fn cancelled_while_confirming(kind: &ServerKind) {
+async fn an_acquisition_cancelled_while_it_confirms_leaves_no_hold(kind: &ServerKind) {
     cancel_everywhere(kind, 3, |lock| lock.fenced()).await;
 }
 
 #[each_server]
-async fn cancelled_ephemeral(kind: &ServerKind) {
+async fn an_ephemeral_acquisition_that_is_cancelled_leaves_no_hold(kind: &ServerKind) {
     cancel_everywhere(kind, 1, |lock| lock.ephemeral()).await;
 }
 
@@ -82,7 +82,7 @@ const WAITS: [InLine; 5] = [
 ];
 
 #[each_server]
-async fn cancelled_on_the_way_through_the_queue(kind: &ServerKind) {
+async fn a_wait_cancelled_at_its_grant_leaves_no_hold(kind: &ServerKind) {
     for (count, options) in WAITS {
         let servers = Arc::new(masters(kind, count));
         let client = client(&servers).await;
@@ -121,7 +121,7 @@ async fn cancelled_on_the_way_through_the_queue(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn cancelled_while_queued(kind: &ServerKind) {
+async fn a_wait_cancelled_in_the_queue_leaves_no_waiter(kind: &ServerKind) {
     for (count, options) in WAITS {
         let servers = Arc::new(masters(kind, count));
         let client = client(&servers).await;

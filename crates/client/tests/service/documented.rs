@@ -31,7 +31,7 @@ async fn write(_invoice: u64, fence: Option<Fence>) -> Result<(), Box<dyn Error>
 }
 
 #[each_server]
-async fn the_example_is_the_documents_and_runs(kind: &ServerKind) {
+async fn the_example_of_the_clients_page_runs(kind: &ServerKind) {
     let block = documents::blocks("docs/clients.md", "rust").join("\n");
     let this = include_str!("documented.rs");
     for part in block.split("\n\n") {

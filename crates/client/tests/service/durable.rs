@@ -3,7 +3,7 @@
 use dlock_client::{AcquireError, Client, ExtendError, NodeState, Wait};
 use std::time::Duration;
 
-use super::lossy::{Loss, Lossy};
+use super::lost_replies::{Loss, Lossy};
 use super::{LONG, client, holders, masters, until_held_everywhere, until_nothing_is_left, url};
 use dlock_testkit::{Server, ServerKind, each_server, queue, until};
 
@@ -61,7 +61,7 @@ async fn a_durable_grant_is_in_the_append_only_file(kind: &ServerKind) {
 
 /// On a connection of its own, which nobody waits for once a majority has the grant.
 #[each_server]
-async fn an_extend_that_a_durable_grant_left_behind_counts_against_a_longer_lease(kind: &ServerKind) {
+async fn an_unanswered_extend_of_a_durable_grant_counts_against_a_longer_lease(kind: &ServerKind) {
     let (servers, replicas) = (masters(kind, 3), masters(kind, 2));
     replicas.iter().zip(&servers).for_each(|(replica, master)| replica.replicate(master));
     let late = Lossy::before(&servers[2], "DLOCK.EXTEND", Loss::Late);
@@ -86,7 +86,7 @@ async fn an_extend_that_a_durable_grant_left_behind_counts_against_a_longer_leas
 
 /// A WAIT must not keep other holds from their renewals.
 #[each_server]
-async fn others_go_on_while_a_durable_grant_is_waited_for(kind: &ServerKind) {
+async fn other_requests_proceed_while_a_durable_grant_waits(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let client = client(&servers).await;
     let waits = tokio::spawn(client.lock("r").ttl(LONG).durable(1, LONG).acquire());

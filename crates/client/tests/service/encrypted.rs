@@ -51,7 +51,7 @@ fn start(kind: &ServerKind, authority: &Authority, folder: &Folder, port: &Port)
 }
 
 #[each_server]
-async fn a_quorum_is_reached_by_tls(kind: &ServerKind) {
+async fn a_quorum_is_locked_over_tls(kind: &ServerKind) {
     let (authority, folder) = (Authority::new(), Folder::fresh());
     let ports: Vec<Port> = (0..3).map(|_| Port::claim()).collect();
     let servers: Vec<Server> = ports.iter().map(|port| start(kind, &authority, &folder, port)).collect();
@@ -89,7 +89,7 @@ async fn a_quorum_is_reached_by_tls(kind: &ServerKind) {
 
 /// It waits for the end of a line, if there is none in what it takes for a command.
 #[each_server]
-async fn a_port_without_tls_is_said_to_be_one(kind: &ServerKind) {
+async fn a_port_without_tls_is_reported_as_such(kind: &ServerKind) {
     let server = Server::start(kind);
     let url = format!("rediss://localhost:{}", server.port());
     let builder = Client::builder().server(url).root_certificate(Authority::new().0.pem());

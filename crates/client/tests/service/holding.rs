@@ -8,7 +8,7 @@ use super::{LONG, client, held_on, holders, masters, until_held_everywhere, unti
 use dlock_testkit::{ServerKind, each_server, until};
 
 #[each_server]
-async fn one_holds_everywhere_and_the_other_is_refused(kind: &ServerKind) {
+async fn a_hold_is_on_all_masters_and_refuses_another_client(kind: &ServerKind) {
     for count in [1, 3, 5] {
         let servers = masters(kind, count);
         let (ann, bob) = (client(&servers).await, client(&servers).await);
@@ -83,7 +83,7 @@ async fn a_hold_that_is_not_renewed_is_lost_before_it_ends(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn until_its_longest_time_is_up_a_hold_is_renewed(kind: &ServerKind) {
+async fn a_hold_is_renewed_until_its_maximum_time(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = client(&servers).await;
     let lock = client.lock("r").ttl(Duration::from_millis(600)).max_hold(Duration::from_millis(900));
@@ -95,7 +95,7 @@ async fn until_its_longest_time_is_up_a_hold_is_renewed(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn after_its_longest_time_a_hold_is_lost_whatever_is_left_of_its_lease(kind: &ServerKind) {
+async fn a_hold_is_lost_at_its_maximum_time_before_its_lease_ends(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = client(&servers).await;
     let lock = client.lock("r").ttl(LONG).max_hold(Duration::from_millis(100));
@@ -128,7 +128,7 @@ async fn a_lease_is_set_longer_and_shorter(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn a_forgotten_hold_goes_on_and_ends_by_its_token(kind: &ServerKind) {
+async fn a_forgotten_guard_leaves_a_hold_that_its_token_releases(kind: &ServerKind) {
     for count in [1, 3] {
         let servers = masters(kind, count);
         let client = client(&servers).await;

@@ -45,7 +45,7 @@ async fn a_client_of_one_server_is_named_after_the_library(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn clients_of_one_quorum_have_one_name_and_those_of_another_a_different_one(kind: &ServerKind) {
+async fn the_library_name_tells_clients_of_different_quorums_apart(kind: &ServerKind) {
     let servers = masters(kind, 4);
     let (all, first) = (name_of(&servers[..3]), client(&servers[..3]).await);
     // The order and the spelling of the addresses do not matter.

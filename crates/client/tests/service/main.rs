@@ -1,29 +1,29 @@
 //! The client over real servers: one, and a quorum of independent ones.
 
 mod adopting;
+mod blocked_runtime;
 mod blocking;
 mod cancelled;
 mod documented;
-mod down;
 mod durable;
 mod encrypted;
-mod ended;
 mod examples;
 mod flooding;
-mod forgotten;
 mod holding;
 mod library_name;
-mod lossy;
+mod lock_kinds;
+mod loss_notices;
+mod loss_reports;
+mod lost_replies;
 mod members;
+mod members_down;
 mod modes;
+mod partial_holds;
 mod positions;
 mod queueing;
 mod reading;
 mod redlock;
-mod stale;
-mod taken;
-mod together;
-mod told;
+mod restored;
 
 use dlock_client::{Client, ClientBuilder, NodeState, Report};
 use std::time::Duration;

@@ -23,7 +23,7 @@ async fn two_addresses_of_one_server_are_refused(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn an_address_that_leads_to_another_member_later_does_not_vote(kind: &ServerKind) {
+async fn an_address_re_pointed_to_another_member_does_not_vote(kind: &ServerKind) {
     let first = Server::options(kind).conf("unixsocket socket").start();
     let second = Server::start(kind);
     let later = first.dir().join("later");
@@ -52,7 +52,7 @@ async fn an_address_that_leads_to_another_member_later_does_not_vote(kind: &Serv
 }
 
 #[each_server]
-async fn what_cannot_take_part_is_told_at_once(kind: &ServerKind) {
+async fn an_unusable_server_is_reported_at_once(kind: &ServerKind) {
     let bare = Server::options(kind).without_module().start();
     let secret = Server::options(kind).conf("requirepass secret").start();
     let quiet = Server::start(kind);
@@ -87,7 +87,7 @@ async fn what_cannot_take_part_is_told_at_once(kind: &ServerKind) {
 
 /// A server repeats the arguments of a command that it does not know, and HELLO brings the password.
 #[each_server]
-async fn no_error_and_no_debug_text_tells_a_password(kind: &ServerKind) {
+async fn errors_and_debug_texts_show_no_password(kind: &ServerKind) {
     let old = Server::options(kind).conf("rename-command HELLO \"\"").start();
     let address = format!("redis://worker:s3cret@127.0.0.1:{}", old.port());
     let builder = Client::builder().server(&address);
@@ -107,7 +107,7 @@ async fn no_error_and_no_debug_text_tells_a_password(kind: &ServerKind) {
 
 /// Such as one for HTTP.
 #[tokio::test]
-async fn a_server_of_another_protocol_is_said_to_be_one() {
+async fn a_server_of_another_protocol_is_reported_as_such() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = format!("redis://{}", listener.local_addr().expect("an address"));
     thread::spawn(move || {
@@ -123,7 +123,7 @@ async fn a_server_of_another_protocol_is_said_to_be_one() {
 }
 
 #[each_server]
-async fn a_server_that_is_down_when_the_client_is_built_may_come_later(kind: &ServerKind) {
+async fn a_server_may_start_after_the_client_was_built(kind: &ServerKind) {
     let mut server = Server::start(kind);
     server.kill9();
     let client = client(std::slice::from_ref(&server)).await;
@@ -138,7 +138,7 @@ async fn a_server_that_is_down_when_the_client_is_built_may_come_later(kind: &Se
 }
 
 #[each_server]
-async fn a_unix_socket_a_database_and_a_user_with_few_rights_will_do(kind: &ServerKind) {
+async fn a_unix_socket_a_database_and_a_restricted_user_work(kind: &ServerKind) {
     let server = Server::options(kind).conf("unixsocket socket").start();
     let rights = "+dlock.acquire +dlock.release +dlock.extend +dlock.confirm +select +info";
     let user = format!("ACL SETUSER ann on >s3cret ~lock:* {rights}");
@@ -167,7 +167,7 @@ async fn a_unix_socket_a_database_and_a_user_with_few_rights_will_do(kind: &Serv
 }
 
 #[each_server]
-async fn masters_may_be_reached_in_different_ways(kind: &ServerKind) {
+async fn masters_may_have_different_kinds_of_addresses(kind: &ServerKind) {
     let socket = Server::options(kind).conf("unixsocket socket").start();
     let servers = masters(kind, 2);
     let path = format!("unix://{}", socket.dir().join("socket").display());
@@ -182,7 +182,7 @@ async fn masters_may_be_reached_in_different_ways(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn a_majority_goes_on_without_a_member_that_cannot_take_part(kind: &ServerKind) {
+async fn a_majority_works_without_an_unusable_member(kind: &ServerKind) {
     let mut servers = masters(kind, 2);
     servers.push(Server::options(kind).without_module().start());
     let client = client(&servers).await;
@@ -201,7 +201,7 @@ async fn a_majority_goes_on_without_a_member_that_cannot_take_part(kind: &Server
 }
 
 #[each_server]
-async fn what_makes_no_sense_to_the_servers_is_not_tried_again(kind: &ServerKind) {
+async fn a_request_that_the_servers_reject_is_not_repeated(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = client(&servers).await;
     for lock in [client.lock("r").ttl(LONG * 300), client.lock("r").delay(LONG * 300)] {

@@ -4,7 +4,7 @@ use dlock_client::{AcquireError, ExtendError, Lost, Wait, now};
 use std::time::Duration;
 use tokio::task::spawn_blocking;
 
-use super::lossy::{Loss, Lossy};
+use super::lost_replies::{Loss, Lossy};
 use super::{LONG, client, holders, masters, until_held_everywhere, until_nothing_is_left};
 use dlock_testkit::{Server, ServerKind, each_server, queue, until};
 
@@ -135,7 +135,7 @@ async fn an_upgrade_that_is_dropped_leaves_a_shared_hold(kind: &ServerKind) {
 
 /// It would go on as another hold than that of its fence.
 #[each_server]
-async fn a_break_while_an_upgrade_is_dropped_is_told(kind: &ServerKind) {
+async fn a_break_during_a_dropped_upgrade_is_reported(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let (ann, bob) = (client(&servers).await, client(&servers).await);
     let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("it is free");
@@ -152,7 +152,7 @@ async fn a_break_while_an_upgrade_is_dropped_is_told(kind: &ServerKind) {
 
 /// What says so is lost: its master would grant what nobody waits for any longer, and renewals would keep it.
 #[each_server]
-async fn an_upgrade_that_is_dropped_is_taken_back_until_its_master_has_heard_of_it(kind: &ServerKind) {
+async fn a_dropped_upgrade_is_taken_back_until_its_master_confirms(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let lossy = Lossy::before(&servers[0], "DLOCK.CANCEL", Loss::Never);
     let (ann, bob) = (lossy.client(Duration::from_secs(5)).await, client(&servers).await);
@@ -197,7 +197,7 @@ async fn until_waiting(server: &Server, upgrade: impl Future<Output = Result<(),
 }
 
 #[each_server]
-async fn modes_change_only_where_that_means_something(kind: &ServerKind) {
+async fn upgrade_and_downgrade_are_refused_for_quorums_permits_and_re_entered_holds(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let (one, three) = (client(&servers[..1]).await, client(&servers).await);
     let mut guard = three.lock("quorum").shared().await.expect("it is free");
@@ -222,7 +222,7 @@ fn text(token: &dlock_client::Token) -> &str {
 
 /// The request that would bring it back there as an exclusive one is under way when the mode changes.
 #[each_server]
-async fn a_master_that_has_forgotten_a_hold_gets_it_back_in_its_new_mode(kind: &ServerKind) {
+async fn a_forgotten_hold_is_restored_in_its_new_mode(kind: &ServerKind) {
     let mut servers = masters(kind, 3);
     let client = client(&servers).await;
     let mut guard = client.lock("r").ttl(LONG).await.expect("it is free");
@@ -252,7 +252,7 @@ async fn a_master_that_has_forgotten_a_hold_gets_it_back_in_its_new_mode(kind: &
 
 /// The servers push it to the one of several sharers that asked last.
 #[each_server]
-async fn whoever_was_one_of_several_sharers_hears_of_a_break_at_once(kind: &ServerKind) {
+async fn an_upgraded_sharer_notices_a_break_at_once(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let client = client(&servers).await;
     let mut guard = client.lock("r").ttl(LONG).shared().await.expect("it is free");

@@ -31,7 +31,7 @@ fn connections(look: &mut Conn, subscribed: bool) -> usize {
 }
 
 #[each_server]
-async fn a_thousand_waits_share_one_connection_and_each_has_its_turn(kind: &ServerKind) {
+async fn a_thousand_waits_share_one_connection_and_are_all_granted(kind: &ServerKind) {
     for count in [1, 3] {
         let servers = masters(kind, count);
         let mut looks: Vec<Conn> = servers.iter().map(Server::connect).collect();
@@ -114,7 +114,7 @@ async fn a_granted_wait_has_the_whole_lease(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn a_user_without_the_right_to_the_channel_waits_too(kind: &ServerKind) {
+async fn a_user_without_access_to_the_channel_can_wait(kind: &ServerKind) {
     let servers = masters(kind, 3);
     for server in &servers {
         server.connect().ok("ACL SETUSER ann on >pass ~* +@all resetchannels");
@@ -146,7 +146,7 @@ async fn a_user_without_the_right_to_the_channel_waits_too(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn positions_are_kept_where_leases_are_short(kind: &ServerKind) {
+async fn positions_survive_short_leases(kind: &ServerKind) {
     let servers = masters(kind, 1);
     held_by_other(&servers);
     servers[0].connect().ok("CONFIG SET dlock.max-ttl 2000");
@@ -160,7 +160,7 @@ async fn positions_are_kept_where_leases_are_short(kind: &ServerKind) {
 /// It is no reason to stop waiting: the next try joins the queue at its tail. With a given token there is
 /// none.
 #[each_server]
-async fn who_is_cancelled_by_an_operator_goes_to_the_tail(kind: &ServerKind) {
+async fn a_cancelled_waiter_that_asks_again_joins_the_tail(kind: &ServerKind) {
     let servers = masters(kind, 1);
     held_by_other(&servers);
     let waits = tokio::spawn(client(&servers).await.lock("r").ttl(LONG).acquire());
@@ -183,7 +183,7 @@ async fn who_is_cancelled_by_an_operator_goes_to_the_tail(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn waits_outlast_a_restart_of_the_master_of_their_queue(kind: &ServerKind) {
+async fn waits_survive_a_restart_of_their_queue_master(kind: &ServerKind) {
     for count in [1, 3] {
         let mut servers = masters(kind, count);
         held_by_other(&servers);
@@ -211,7 +211,7 @@ async fn waits_outlast_a_restart_of_the_master_of_their_queue(kind: &ServerKind)
 
 /// The client goes on without the runtime: nobody would claim what is granted.
 #[each_server]
-fn a_runtime_that_ends_takes_its_waits_along(kind: &ServerKind) {
+fn the_end_of_a_runtime_cancels_its_waits(kind: &ServerKind) {
     let servers = masters(kind, 3);
     held_by_other(&servers);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

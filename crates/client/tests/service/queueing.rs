@@ -51,13 +51,13 @@ async fn the_queue_keeps_its_order_and_fences_rise_with_it(kind: &ServerKind) {
 /// One who has the lock meets others at a later master, who cannot come to the first. All who wait with it go
 /// there: the heads of two queues would keep each other from a majority.
 #[each_server]
-async fn those_who_wait_go_together_to_where_others_queue(kind: &ServerKind) {
+async fn waits_of_one_client_move_together_to_the_queue_of_others(kind: &ServerKind) {
     go_together(kind, |_| {}, |_| {}).await;
 }
 
 /// The majority of who has the lock did not need the answer of the later master.
 #[each_server]
-async fn others_are_met_also_where_the_answer_comes_late(kind: &ServerKind) {
+async fn waits_move_to_the_queue_of_others_after_a_late_answer(kind: &ServerKind) {
     go_together(kind, Server::pause, Server::resume).await;
 }
 
@@ -96,7 +96,7 @@ async fn go_together(kind: &ServerKind, before: fn(&Server), after: fn(&Server))
 }
 
 #[each_server]
-async fn a_wait_that_is_over_is_taken_and_leaves_no_waiter(kind: &ServerKind) {
+async fn a_wait_that_times_out_reports_taken_and_leaves_no_waiter(kind: &ServerKind) {
     for count in [1, 3] {
         let servers = masters(kind, count);
         let (ann, bob) = (client(&servers).await, client(&servers).await);
@@ -152,7 +152,7 @@ async fn the_queue_moves_on_when_its_master_falls_silent(kind: &ServerKind) {
 
 /// A service that was there is waited for as long as the lock would be; and it is told, once, that it is.
 #[each_server]
-async fn who_waits_outlives_servers_that_die_under_the_wait(kind: &ServerKind) {
+async fn a_wait_survives_the_death_of_servers(kind: &ServerKind) {
     for count in [1, 3] {
         for wait in [Wait::Forever, Wait::For(LONG)] {
             let mut servers = masters(kind, count);
@@ -181,7 +181,7 @@ async fn who_waits_outlives_servers_that_die_under_the_wait(kind: &ServerKind) {
 
 /// Pauses are cut short where they would outlast the wait.
 #[each_server]
-async fn a_wait_ends_in_time_also_where_masters_are_missing(kind: &ServerKind) {
+async fn a_wait_ends_at_its_timeout_when_masters_are_missing(kind: &ServerKind) {
     let in_grace = Server::options(kind).conf("dlock.restart-grace 600000").start();
     let dead = Server::start(kind);
     dead.kill9();
@@ -196,7 +196,7 @@ async fn a_wait_ends_in_time_also_where_masters_are_missing(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn who_waits_is_told_its_place(kind: &ServerKind) {
+async fn a_waiter_learns_its_position(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let holder = client(&servers).await;
     let guard = holder.lock("r").ttl(LONG).acquire().await.expect("it is free");
@@ -222,7 +222,7 @@ async fn who_waits_is_told_its_place(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn masters_in_grace_are_waited_for_only_by_those_who_wait(kind: &ServerKind) {
+async fn only_waiting_acquisitions_wait_for_the_grace_period(kind: &ServerKind) {
     for count in [1, 3] {
         let grace = |_| Server::options(kind).conf("dlock.restart-grace 3000").start();
         let servers: Vec<Server> = (0..count).map(grace).collect();
@@ -240,7 +240,7 @@ async fn masters_in_grace_are_waited_for_only_by_those_who_wait(kind: &ServerKin
 
 /// Grace can end earlier than the servers said: `CONFIG SET dlock.restart-grace 0`.
 #[each_server]
-async fn who_waits_for_the_end_of_grace_looks_again(kind: &ServerKind) {
+async fn a_waiter_asks_again_when_the_grace_period_ends(kind: &ServerKind) {
     for count in [1, 3] {
         let grace = |_| Server::options(kind).conf("dlock.restart-grace 600000").start();
         let servers: Vec<Server> = (0..count).map(grace).collect();

@@ -8,7 +8,7 @@ use dlock_testkit::until;
 use dlock_testkit::{ServerKind, each_server, queue};
 
 #[each_server]
-async fn every_master_tells_who_holds_and_who_waits(kind: &ServerKind) {
+async fn holders_and_waiters_of_every_master_are_read(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let (ann, bob) = (client(&servers).await, client(&servers).await);
     assert!(ann.inspect("r").await.iter().all(|seen| seen.answer.found() == Some(&None)));
@@ -50,7 +50,7 @@ async fn every_master_tells_who_holds_and_who_waits(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn who_waits_until_it_is_free_returns_then_and_not_before(kind: &ServerKind) {
+async fn wait_until_free_returns_when_the_lock_is_free(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = client(&servers).await;
     assert!(client.wait_until_free("r", Wait::Forever).await.expect("an answer"));
@@ -67,7 +67,7 @@ async fn who_waits_until_it_is_free_returns_then_and_not_before(kind: &ServerKin
 
 /// A name may be as long as its client likes.
 #[each_server]
-async fn a_list_that_is_too_long_to_be_read_says_so_and_keeps_nobody_from_a_lock(kind: &ServerKind) {
+async fn a_list_that_is_too_long_is_an_error_and_delays_no_lock(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let client = client(&servers).await;
     servers[0].connect().call(&["DLOCK.ACQUIRE", &"n".repeat(9 << 20), "t", "600000"]).int();

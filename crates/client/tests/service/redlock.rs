@@ -87,7 +87,7 @@ fn held_on(servers: &[Server], resource: &str) -> usize {
 }
 
 #[each_server]
-fn one_client_holds_and_the_other_is_refused_and_leaves_nothing_behind(kind: &ServerKind) {
+fn a_refused_client_leaves_nothing_behind(kind: &ServerKind) {
     let servers = five(kind);
     let (ann, bob) = (Redlock::new(&servers), Redlock::new(&servers));
     let held = ann.acquire("r", TTL).expect("it is free");
@@ -101,7 +101,7 @@ fn one_client_holds_and_the_other_is_refused_and_leaves_nothing_behind(kind: &Se
 }
 
 #[each_server]
-fn a_minority_wins_nothing_and_a_majority_suffices(kind: &ServerKind) {
+fn a_majority_suffices_and_a_minority_does_not(kind: &ServerKind) {
     let servers = five(kind);
     let client = Redlock::new(&servers);
     for (others, wins) in [(2, true), (3, false)] {
@@ -120,7 +120,7 @@ fn a_minority_wins_nothing_and_a_majority_suffices(kind: &ServerKind) {
 }
 
 #[each_server]
-fn two_dead_servers_are_borne_and_three_are_not(kind: &ServerKind) {
+fn a_quorum_of_five_survives_two_dead_servers_but_not_three(kind: &ServerKind) {
     let servers = five(kind);
     let client = Redlock::new(&servers);
     servers[1].kill9();
@@ -133,7 +133,7 @@ fn two_dead_servers_are_borne_and_three_are_not(kind: &ServerKind) {
 }
 
 #[each_server]
-fn contenders_are_never_inside_together_and_all_get_their_turns(kind: &ServerKind) {
+fn contenders_exclude_each_other_and_all_are_granted(kind: &ServerKind) {
     const CLIENTS: u32 = 4;
     const TURNS: u32 = 10;
     let servers = five(kind);
@@ -189,7 +189,7 @@ fn python() -> PathBuf {
 }
 
 #[each_server]
-fn the_example_in_python_works_as_the_manual_shows_it(kind: &ServerKind) {
+fn the_documented_python_example_works(kind: &ServerKind) {
     let servers = five(kind);
     let example = |servers: &[Server]| {
         let urls = servers.iter().map(|server| format!("redis://127.0.0.1:{}", server.port()));

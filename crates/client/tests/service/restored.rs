@@ -16,7 +16,7 @@ fn restart_empty(server: &mut Server) {
 }
 
 #[each_server]
-async fn a_hold_outlives_a_rolling_restart_of_all_masters_without_persistence(kind: &ServerKind) {
+async fn a_hold_survives_a_rolling_restart_of_all_masters_without_persistence(kind: &ServerKind) {
     for (grace, shared) in [(0, false), (0, true), (LEASE.as_millis(), false)] {
         let start = || Server::options(kind).conf(&format!("dlock.restart-grace {grace}")).start();
         let mut servers: Vec<Server> = (0..3).map(|_| start()).collect();
@@ -47,7 +47,7 @@ async fn a_hold_outlives_a_rolling_restart_of_all_masters_without_persistence(ki
 
 /// Whoever restarts one master after the other need not wait for two renewals in between.
 #[each_server]
-async fn a_master_that_was_down_for_a_renewal_has_the_hold_again_with_the_next(kind: &ServerKind) {
+async fn a_renewal_restores_the_hold_on_a_master_that_missed_one(kind: &ServerKind) {
     let mut servers = masters(kind, 3);
     let ann = client(&servers).await;
     // Renewed every four seconds: longer than the pause after which a master is tried again.
@@ -93,7 +93,7 @@ async fn an_adopted_hold_is_restored_in_its_mode(kind: &ServerKind) {
 
 /// Those who wait in the restarted master's queue are granted what the hold had there, and give it back.
 #[each_server]
-async fn a_hold_is_restored_past_others_who_wait(kind: &ServerKind) {
+async fn a_hold_is_restored_ahead_of_waiters(kind: &ServerKind) {
     let mut servers = masters(kind, 3);
     let (ann, bob) = (client(&servers).await, client(&servers).await);
     let guard = ann.lock("r").ttl(LEASE).acquire().await.expect("it is free");
@@ -122,7 +122,7 @@ async fn a_hold_is_restored_past_others_who_wait(kind: &ServerKind) {
 
 /// An operator may take more than a renewal for it, and does not have to be quick.
 #[each_server]
-async fn what_is_broken_on_one_master_after_the_other_is_not_restored(kind: &ServerKind) {
+async fn a_hold_broken_on_one_master_after_another_is_not_restored(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = client(&servers).await;
     let guard = client.lock("r").ttl(LEASE).acquire().await.expect("it is free");
@@ -138,7 +138,7 @@ async fn what_is_broken_on_one_master_after_the_other_is_not_restored(kind: &Ser
 
 /// As long as the lease, no request reaches it: what it held has expired.
 #[each_server]
-async fn a_master_that_was_away_for_a_lease_holds_it_again(kind: &ServerKind) {
+async fn a_renewal_restores_the_hold_on_a_master_that_was_away_for_a_lease(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = super::builder(&servers).node_timeout(Duration::from_millis(250)).build().await;
     let guard = client.expect("a client").lock("r").ttl(LEASE).acquire().await.expect("it is free");

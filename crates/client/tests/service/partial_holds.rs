@@ -21,7 +21,7 @@ fn waiting(servers: &[Server]) -> usize {
 }
 
 #[each_server]
-async fn who_comes_after_it_acquires_by_the_others(kind: &ServerKind) {
+async fn a_newcomer_acquires_past_a_hold_on_one_master(kind: &ServerKind) {
     for (count, fenced) in [(3, false), (5, true)] {
         let servers = masters(kind, count);
         stale(&servers);
@@ -44,7 +44,7 @@ async fn who_comes_after_it_acquires_by_the_others(kind: &ServerKind) {
 
 /// Those who were queued when the hold was left behind go to the next queue, and each gets it.
 #[each_server]
-async fn who_waits_behind_it_goes_to_the_next_queue(kind: &ServerKind) {
+async fn a_waiter_behind_a_hold_on_one_master_moves_to_the_next_queue(kind: &ServerKind) {
     for count in [3, 5] {
         let servers = masters(kind, count);
         for server in &servers {
@@ -73,7 +73,7 @@ async fn who_waits_behind_it_goes_to_the_next_queue(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn nobody_who_waits_there_is_overtaken_by_it(kind: &ServerKind) {
+async fn a_newcomer_overtakes_no_waiter_behind_a_hold_on_one_master(kind: &ServerKind) {
     let servers = masters(kind, 3);
     stale(&servers);
     let mut stranger = queue::waiter(head(&servers), "DLOCK.ACQUIRE r stranger 600000 BLOCK 0");
@@ -89,7 +89,7 @@ async fn nobody_who_waits_there_is_overtaken_by_it(kind: &ServerKind) {
 
 /// Wherever it is: to those who go round and round it is no queue of others.
 #[each_server]
-async fn those_who_contend_past_it_all_go_on(kind: &ServerKind) {
+async fn all_contenders_proceed_past_a_hold_on_one_master(kind: &ServerKind) {
     for place in 0..3 {
         let mut servers = masters(kind, 3);
         servers.sort_by_cached_key(|server| server.info("run_id"));
@@ -113,7 +113,7 @@ async fn those_who_contend_past_it_all_go_on(kind: &ServerKind) {
 
 /// A queue that does not move is left, the last one too.
 #[each_server]
-async fn who_waits_at_the_last_master_behind_it_goes_back(kind: &ServerKind) {
+async fn a_waiter_behind_a_hold_on_the_last_master_returns_to_the_first(kind: &ServerKind) {
     let mut servers = masters(kind, 3);
     servers.sort_by_cached_key(|server| server.info("run_id"));
     for (number, server) in servers.iter().enumerate() {
@@ -132,7 +132,7 @@ async fn who_waits_at_the_last_master_behind_it_goes_back(kind: &ServerKind) {
 
 /// A master that refuses to write keeps the hold, and is asked again.
 #[each_server]
-async fn a_release_that_is_refused_is_owed(kind: &ServerKind) {
+async fn a_refused_release_is_sent_again(kind: &ServerKind) {
     for count in [1, 3] {
         let servers = masters(kind, count);
         let client = client(&servers).await;

@@ -25,7 +25,7 @@ fn a_lease_lasts_at_least_its_ttl(kind: &ServerKind) {
 }
 
 #[each_server]
-fn the_background_ends_it_with_nobody_looking(kind: &ServerKind) {
+fn an_expired_hold_is_removed_in_the_background(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut events = Events::subscribe(&server, "__key*__:*");
     let mut conn = server.connect();
@@ -65,7 +65,7 @@ fn the_key_has_no_native_ttl(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_changed_lease_ends_when_it_says_now(kind: &ServerKind) {
+fn a_changed_lease_ends_at_its_new_deadline(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     // Shorter than the one the timer was armed for, in another database than the first.
@@ -90,7 +90,7 @@ fn a_changed_lease_ends_when_it_says_now(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_released_holds_deadline_ends_nothing_of_the_next(kind: &ServerKind) {
+fn the_deadline_of_a_released_hold_does_not_end_the_next(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k t 40");
@@ -102,7 +102,7 @@ fn a_released_holds_deadline_ends_nothing_of_the_next(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_thousand_due_together_all_end(kind: &ServerKind) {
+fn a_thousand_leases_due_together_all_end(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut events = Events::subscribe(&server, "__keyevent@0__:dlock.expired");
     let mut conn = server.connect();
@@ -143,7 +143,7 @@ fn leases_end_in_the_order_of_their_deadlines(kind: &ServerKind) {
 }
 
 #[each_server]
-fn watch_and_client_side_caches_see_the_end_of_a_lease(kind: &ServerKind) {
+fn watch_and_client_side_caching_see_the_end_of_a_lease(kind: &ServerKind) {
     let server = Server::start(kind);
     let (mut watcher, mut cache, mut conn) = (server.connect(), server.connect(), server.connect());
     cache.hello3();

@@ -30,7 +30,7 @@ fn leads(stage: &Stage, names: &[&str]) -> u32 {
 }
 
 #[each_server]
-fn a_leader_that_lost_the_lead_stands_again(kind: &ServerKind) {
+fn a_deposed_leader_stands_for_election_again(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let observer = stage.start(stage.dlock("elect scheduler --observe --node-timeout 5s"));
     until("nobody leads", || observer.stdout().contains("scheduler has no leader"));
@@ -73,7 +73,7 @@ const SCRIPT: &str = "trap 'echo TERM > heard; exit 3' TERM; \
     echo $held > held; echo $$ > ready; until [ -e go ]; do sleep 0.02; done";
 
 #[each_server]
-fn a_lock_is_held_for_as_long_as_its_script_lives(kind: &ServerKind) {
+fn hold_ends_when_its_script_does(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     let script = stage.start(stage.shell(SCRIPT));
@@ -99,7 +99,7 @@ fn a_lock_is_held_for_as_long_as_its_script_lives(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_script_is_ended_when_its_lock_is_lost(kind: &ServerKind) {
+fn hold_ends_its_script_when_the_lock_is_lost(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let script = stage.start(stage.shell(SCRIPT));
     stage.process("ready");
@@ -112,7 +112,7 @@ fn a_script_is_ended_when_its_lock_is_lost(kind: &ServerKind) {
 
 /// As a service manager ends a service: its lock may not be free before it is.
 #[each_server]
-fn a_script_that_survives_a_signal_to_all_keeps_its_lock(kind: &ServerKind) {
+fn hold_goes_on_when_its_script_survives_a_signal_to_the_group(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut script = stage.shell(&SCRIPT.replace("exit 3", "true"));
     let script = stage.start({
@@ -131,7 +131,7 @@ fn a_script_that_survives_a_signal_to_all_keeps_its_lock(kind: &ServerKind) {
 
 /// Nobody else would end its wait.
 #[each_server]
-fn a_wait_for_a_process_ends_with_it_or_with_dlock(kind: &ServerKind) {
+fn a_wait_of_hold_ends_with_its_script_or_with_dlock(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     conn.ok("DLOCK.ACQUIRE r other 600000");
@@ -149,7 +149,7 @@ fn a_wait_for_a_process_ends_with_it_or_with_dlock(kind: &ServerKind) {
 
 /// A machine without a battery begins in 1970.
 #[each_server]
-fn an_observer_whose_clock_is_not_set_tells_who_leads(kind: &ServerKind) {
+fn an_observer_with_an_unset_clock_names_the_leader(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     conn.ok("DLOCK.ACQUIRE scheduler t 600000 LABEL ada");

@@ -31,7 +31,7 @@ fn no_command_sees_an_expired_hold(kind: &ServerKind) {
 }
 
 #[each_server]
-fn another_token_gets_the_lock_at_once_and_so_does_the_same_anew(kind: &ServerKind) {
+fn acquire_grants_an_expired_lock_to_any_token(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     for token in ["other", "t"] {
@@ -49,7 +49,7 @@ fn another_token_gets_the_lock_at_once_and_so_does_the_same_anew(kind: &ServerKi
 }
 
 #[each_server]
-fn of_several_holders_only_the_expired_are_unseen(kind: &ServerKind) {
+fn only_the_expired_of_several_holders_are_hidden(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let answers = conn.say_together(&[
@@ -80,7 +80,7 @@ fn paused(kind: &ServerKind) -> (Server, Conn) {
 }
 
 #[each_server]
-fn while_the_server_is_paused_an_expired_hold_is_unseen_too(kind: &ServerKind) {
+fn an_expired_hold_is_hidden_while_the_server_is_paused(kind: &ServerKind) {
     let (server, mut conn) = paused(kind);
     assert_eq!(conn.ok("DLOCK.PTTL k"), -2);
     assert_eq!(conn.ok("DLOCK.INSPECT k"), Value::Nil);
@@ -96,7 +96,7 @@ fn while_the_server_is_paused_an_expired_hold_is_unseen_too(kind: &ServerKind) {
 }
 
 #[each_server]
-fn after_a_pause_the_background_goes_on(kind: &ServerKind) {
+fn background_expiry_resumes_after_a_pause(kind: &ServerKind) {
     let (server, mut conn) = paused(kind);
     assert_eq!(conn.ok("EXISTS k"), 1);
     assert_eq!(conn.ok("CLIENT UNPAUSE"), "OK");

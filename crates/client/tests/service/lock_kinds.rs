@@ -11,7 +11,7 @@ use dlock_testkit::until;
 use dlock_testkit::{ServerKind, each_server, queue};
 
 #[each_server]
-async fn sharers_hold_together_and_keep_out_the_exclusive(kind: &ServerKind) {
+async fn sharers_hold_together_and_exclude_exclusive_holders(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let (ann, bob) = (client(&servers).await, client(&servers).await);
     let first = ann.lock("r").shared().acquire().await.expect("it is free");
@@ -39,7 +39,7 @@ async fn permits_are_counted_by_a_single_server_and_refused_in_a_quorum(kind: &S
 }
 
 #[each_server]
-async fn who_enters_again_holds_until_the_last_guard_is_gone(kind: &ServerKind) {
+async fn a_re_entered_hold_ends_with_its_last_guard(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = client(&servers).await;
     let lock = |client: &dlock_client::Client| client.lock("r").ttl(LONG).reentrant();
@@ -80,7 +80,7 @@ async fn tasks_of_one_owner_that_acquire_at_once_share_one_hold(kind: &ServerKin
 
 /// Like any other: when the retries are used up, it goes on.
 #[each_server]
-async fn a_wait_for_an_ephemeral_hold_outlasts_a_restart(kind: &ServerKind) {
+async fn a_wait_for_an_ephemeral_hold_survives_a_restart(kind: &ServerKind) {
     let mut servers = masters(kind, 1);
     let builder = super::builder(&servers).retry(Retry::new(0, Duration::ZERO));
     let client = builder.build().await.expect("a client");
@@ -162,7 +162,7 @@ async fn several_locks_are_acquired_all_or_none(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn the_first_of_several_that_is_lost_is_told(kind: &ServerKind) {
+async fn the_first_loss_among_several_locks_is_reported(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = client(&servers).await;
     let guards = client.lock_all(["a", "b"]).each(|lock| lock.ttl(LONG)).await.expect("all are free");
@@ -180,7 +180,7 @@ async fn the_first_of_several_that_is_lost_is_told(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn those_who_want_the_same_in_another_order_do_not_wait_for_each_other(kind: &ServerKind) {
+async fn clients_that_name_the_same_locks_in_another_order_do_not_deadlock(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let orders = [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"]];
     let mut tasks = Vec::new();
@@ -199,7 +199,7 @@ async fn those_who_want_the_same_in_another_order_do_not_wait_for_each_other(kin
 }
 
 #[each_server]
-async fn a_lock_that_is_lost_while_another_is_waited_for_ends_the_wait(kind: &ServerKind) {
+async fn the_loss_of_one_lock_ends_the_wait_for_another(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let client = client(&servers).await;
     let mut conn = servers[0].connect();
@@ -218,7 +218,7 @@ async fn a_lock_that_is_lost_while_another_is_waited_for_ends_the_wait(kind: &Se
 
 /// Both at once would be an exclusive guard of a shared hold.
 #[each_server]
-async fn a_hold_is_either_entered_as_exclusive_or_becomes_shared(kind: &ServerKind) {
+async fn entering_a_hold_and_its_downgrade_exclude_each_other(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let client = client(&servers).await;
     for round in 0..4_000 {

@@ -31,7 +31,7 @@ fn assert_harmless(shown: &str) {
 }
 
 #[each_server]
-fn a_name_does_not_speak_to_the_terminal(kind: &ServerKind) {
+fn resource_names_are_escaped_for_the_terminal(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     conn.call(&["DLOCK.ACQUIRE", HOSTILE, &format!("t{HOSTILE}"), "600000", "LABEL", HOSTILE]).int();
@@ -75,7 +75,7 @@ fn a_name_does_not_speak_to_the_terminal(kind: &ServerKind) {
 
 /// A command that cannot be run is named too.
 #[each_server]
-fn the_name_of_a_program_does_not_speak_to_the_terminal(kind: &ServerKind) {
+fn program_names_are_escaped_for_the_terminal(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut run = stage.dlock("run r --");
     run.arg(format!("./{HOSTILE}"));
@@ -87,7 +87,7 @@ fn the_name_of_a_program_does_not_speak_to_the_terminal(kind: &ServerKind) {
 
 /// It answers everything with an error. Nobody but dlock reads what it says.
 #[each_server]
-fn the_error_of_a_server_does_not_speak_to_the_terminal(kind: &ServerKind) {
+fn server_errors_are_escaped_for_the_terminal(kind: &ServerKind) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("bound").port();
     thread::spawn(move || {
@@ -130,7 +130,7 @@ fn in_the_midst_of_reading(stage: &Stage, words: &str) -> (Running, File) {
 }
 
 #[each_server]
-fn a_signal_ends_dlock_while_it_reads_a_pipe_as_a_file(kind: &ServerKind) {
+fn a_signal_ends_dlock_while_it_reads_its_servers_from_a_pipe(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let calls = ["run r", "acquire r", "release r t", "extend r t", "inspect r", "wait r", "break r --yes"];
     for call in calls {
@@ -150,7 +150,7 @@ fn a_signal_ends_dlock_while_it_reads_a_pipe_as_a_file(kind: &ServerKind) {
 
 /// As `--servers-file <(pass show servers)` is one.
 #[each_server]
-fn a_pipe_is_a_file_of_servers(kind: &ServerKind) {
+fn servers_file_may_be_a_pipe(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let (running, mut pipe) = in_the_midst_of_reading(&stage, "run r --servers-file pipe -- echo ran");
     pipe.write_all(format!("# ours\n{}\n", stage.urls()).as_bytes()).expect("it is read");
@@ -161,7 +161,7 @@ fn a_pipe_is_a_file_of_servers(kind: &ServerKind) {
 
 /// An address in DLOCK_SERVERS_FILE, a key in DLOCK_KEY: an easy mistake, and cron mails what is printed.
 #[each_server]
-fn what_is_named_as_a_file_and_is_none_is_not_repeated(kind: &ServerKind) {
+fn an_error_does_not_repeat_the_value_of_a_wrong_servers_file(kind: &ServerKind) {
     let stage = Stage::one(kind);
     for (variable, text) in [
         ("DLOCK_SERVERS_FILE", "redis://zoe:s3cret@127.0.0.1:6379"),

@@ -14,7 +14,7 @@ use super::{LONG, client, masters, until_held_everywhere};
 use dlock_testkit::{ServerKind, each_server, until};
 
 #[each_server]
-async fn a_loss_is_told_once_to_the_hook(kind: &ServerKind) {
+async fn the_loss_hook_is_called_once(kind: &ServerKind) {
     for count in [1, 3] {
         let servers = masters(kind, count);
         let client = client(&servers).await;
@@ -32,7 +32,7 @@ async fn a_loss_is_told_once_to_the_hook(kind: &ServerKind) {
 
 /// No server pushes what becomes of a shared hold.
 #[each_server]
-async fn a_loss_that_an_extension_finds_is_told_at_once_and_the_hold_not_entered_again(kind: &ServerKind) {
+async fn a_loss_found_by_an_extension_is_reported_at_once_and_the_hold_not_entered_again(kind: &ServerKind) {
     for count in [1, 3] {
         let servers = masters(kind, count);
         let client = client(&servers).await;
@@ -53,7 +53,7 @@ async fn a_loss_that_an_extension_finds_is_told_at_once_and_the_hold_not_entered
 }
 
 #[each_server]
-async fn a_hold_that_is_released_is_not_told_as_lost(kind: &ServerKind) {
+async fn a_released_hold_is_not_reported_as_lost(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let client = client(&servers).await;
     let lock = client.lock("r").ttl(Duration::from_millis(300)).on_lost(|why| panic!("{why}"));

@@ -57,7 +57,7 @@ fn a_waiter_without_the_rights_is_refused_and_the_next_is_granted(kind: &ServerK
 }
 
 #[each_server]
-fn a_waiter_that_has_them_still_is_granted(kind: &ServerKind) {
+fn a_waiter_with_the_rights_is_granted(kind: &ServerKind) {
     let Scene { server: _server, mut admin, mut b, mut c } = scene(kind);
     // Taken away, and given back another way.
     admin.ok("ACL SETUSER worker resetkeys -dlock.acquire");

@@ -67,7 +67,7 @@ fn commands_about_the_connection_or_the_server_are_refused(kind: &ServerKind) {
 }
 
 #[each_server]
-fn what_blocks_tries_once(kind: &ServerKind) {
+fn blocking_commands_try_once_behind_a_guard(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k t MAX");
@@ -129,7 +129,7 @@ fn scripts_and_functions_are_refused_and_guard_their_own_writes(kind: &ServerKin
 }
 
 #[each_server]
-fn no_guard_runs_within_a_guard(kind: &ServerKind) {
+fn a_guard_inside_a_guard_is_refused(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k t MAX");
@@ -147,7 +147,7 @@ fn no_guard_runs_within_a_guard(kind: &ServerKind) {
 }
 
 #[each_server]
-fn our_own_commands_run_on_the_same_lock_too(kind: &ServerKind) {
+fn dlock_commands_run_behind_a_guard_of_the_same_lock(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();

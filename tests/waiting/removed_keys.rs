@@ -104,7 +104,7 @@ fn eviction_ends_the_hold_and_serves_the_queue(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_key_of_another_type_ends_the_waiting(kind: &ServerKind) {
+fn a_key_of_another_type_ends_the_waits(kind: &ServerKind) {
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
     let mut a = server.connect();
     let mut events = Events::subscribe(&server, "__keyspace@0__:k");
@@ -120,7 +120,7 @@ fn a_key_of_another_type_ends_the_waiting(kind: &ServerKind) {
 /// A key that is taken by a value of another type has its whole queue told, and the server has time for
 /// others meanwhile.
 #[each_server]
-fn a_long_queue_is_refused_bit_by_bit(kind: &ServerKind) {
+fn a_long_queue_is_refused_in_turns(kind: &ServerKind) {
     const MANY: usize = 20_000;
     let server = Server::start(kind);
     let mut a = server.connect();

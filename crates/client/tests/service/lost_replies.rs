@@ -111,7 +111,7 @@ fn answers(mut from: TcpStream, mut to: TcpStream, loss: Loss, lost: &AtomicBool
 }
 
 #[each_server]
-async fn a_release_whose_answer_is_lost_is_not_told_as_a_lost_hold(kind: &ServerKind) {
+async fn a_release_without_an_answer_is_not_reported_as_a_lost_hold(kind: &ServerKind) {
     let server = Server::start(kind);
     let proxy = Lossy::before(&server, "DLOCK.RELEASE", Loss::Closes);
     let client = proxy.client(Duration::from_secs(5)).await;
@@ -125,7 +125,7 @@ async fn a_release_whose_answer_is_lost_is_not_told_as_a_lost_hold(kind: &Server
 
 /// Its connection is its own, and another one may be better.
 #[each_server]
-async fn an_ephemeral_lock_is_not_asked_for_again_where_nothing_answers(kind: &ServerKind) {
+async fn an_ephemeral_acquire_is_not_repeated_at_a_silent_member(kind: &ServerKind) {
     let server = Server::start(kind);
     let proxy = Lossy::before(&server, "DLOCK.ACQUIRE", Loss::Hangs);
     let client = proxy.client(Duration::from_millis(250)).await;

@@ -41,7 +41,7 @@ fn a_hold_is_renewed_while_its_runtime_is_blocked_and_between_block_ons(kind: &S
 }
 
 #[each_server]
-fn what_nobody_renews_is_lost_and_not_entered_again_after_a_blocked_runtime(kind: &ServerKind) {
+fn an_unrenewed_hold_is_lost_and_not_entered_again_after_a_blocked_runtime(kind: &ServerKind) {
     let servers = masters(kind, 1);
     runtime().block_on(async {
         let client = client(&servers).await;
@@ -59,7 +59,7 @@ fn what_nobody_renews_is_lost_and_not_entered_again_after_a_blocked_runtime(kind
 }
 
 #[each_server]
-fn a_guard_outlives_its_runtime_is_renewed_and_releases(kind: &ServerKind) {
+fn a_guard_outlives_its_runtime_and_is_renewed_and_released(kind: &ServerKind) {
     for count in [1, 3] {
         let servers = masters(kind, count);
         let acquire = |ttl| {
@@ -95,7 +95,7 @@ async fn extend_blocked_past_the_lease(guard: &Guard, ttl: Duration) {
 
 /// The extension has its turn, and the renewals wait for theirs.
 #[each_server]
-fn a_hold_is_renewed_while_its_runtime_is_blocked_in_the_middle_of_an_extension(kind: &ServerKind) {
+fn a_hold_is_renewed_while_its_runtime_is_blocked_during_an_extension(kind: &ServerKind) {
     for count in [1, 3] {
         let servers = masters(kind, count);
         runtime().block_on(async {
@@ -142,7 +142,7 @@ fn a_request_that_outlives_its_runtime_does_not_end_the_renewals(kind: &ServerKi
 
 /// The thread and the connections of a client end with it.
 #[each_server]
-fn nothing_of_a_client_is_left_after_it(kind: &ServerKind) {
+fn a_dropped_client_leaves_no_hold_and_no_connection(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let clients = || servers[0].info("connected_clients");
     let before = clients();
@@ -170,7 +170,7 @@ fn a_hold_that_was_released_is_not_lost_when_its_lease_would_be_over(kind: &Serv
 
 /// The last answer and the loss of what came before are there at the same time.
 #[each_server]
-fn of_several_none_is_lost_when_the_last_is_acquired_after_a_blocked_runtime(kind: &ServerKind) {
+fn no_lock_of_several_is_lost_when_the_runtime_blocks_before_the_last_grant(kind: &ServerKind) {
     let servers = masters(kind, 1);
     runtime().block_on(async {
         let client = client(&servers).await;

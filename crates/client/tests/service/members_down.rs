@@ -52,7 +52,7 @@ async fn a_majority_suffices_when_masters_are_stopped(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn too_many_dead_are_no_quorum_and_the_report_says_who_and_why(kind: &ServerKind) {
+async fn acquire_reports_each_dead_member_when_no_majority_lives(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = builder(&servers).retry(ONCE).build().await.expect("a client");
     servers[1].kill9();
@@ -71,7 +71,7 @@ async fn too_many_dead_are_no_quorum_and_the_report_says_who_and_why(kind: &Serv
 }
 
 #[each_server]
-async fn too_many_silent_are_no_quorum_and_the_report_says_so(kind: &ServerKind) {
+async fn acquire_reports_each_silent_member_when_no_majority_answers(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = builder(&servers).node_timeout(HASTY).retry(ONCE).build().await.expect("a client");
     servers[1].pause();
@@ -89,7 +89,7 @@ async fn too_many_silent_are_no_quorum_and_the_report_says_so(kind: &ServerKind)
 }
 
 #[each_server]
-async fn taken_by_a_majority_of_those_who_are_up_is_taken(kind: &ServerKind) {
+async fn acquire_reports_taken_when_most_living_members_refuse(kind: &ServerKind) {
     let servers = masters(kind, 5);
     let client = builder(&servers).retry(ONCE).build().await.expect("a client");
     for server in &servers[..2] {
@@ -108,7 +108,7 @@ async fn taken_by_a_majority_of_those_who_are_up_is_taken(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn a_master_that_comes_back_takes_part_again(kind: &ServerKind) {
+async fn a_restarted_master_votes_again(kind: &ServerKind) {
     let mut servers = masters(kind, 3);
     let client = builder(&servers).retry(STUBBORN).build().await.expect("a client");
     servers[0].kill9();
@@ -121,7 +121,7 @@ async fn a_master_that_comes_back_takes_part_again(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn who_retries_outlives_a_restart(kind: &ServerKind) {
+async fn an_acquisition_with_retries_outlasts_a_restart(kind: &ServerKind) {
     let mut servers = masters(kind, 1);
     let client = builder(&servers).retry(STUBBORN).build().await.expect("a client");
     servers[0].kill9();
@@ -164,7 +164,7 @@ async fn a_hold_is_lost_before_it_ends_when_its_masters_stop(kind: &ServerKind) 
 }
 
 #[each_server]
-async fn a_hold_outlives_a_minority(kind: &ServerKind) {
+async fn a_hold_survives_the_loss_of_a_minority(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = client(&servers).await;
     let guard = client.lock("r").ttl(Duration::from_secs(3)).acquire().await.expect("it is free");
@@ -177,7 +177,7 @@ async fn a_hold_outlives_a_minority(kind: &ServerKind) {
 
 /// Not even whoever finds out whether it is back: here something listens at its address, and says nothing.
 #[each_server]
-async fn while_a_majority_answers_nobody_waits_for_a_member_that_was_missing(kind: &ServerKind) {
+async fn reads_do_not_wait_for_a_missing_member_when_a_majority_answers(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = builder(&servers).node_timeout(TIMEOUT / 3).build().await.expect("all are up");
     servers[0].kill9();
@@ -197,7 +197,7 @@ async fn while_a_majority_answers_nobody_waits_for_a_member_that_was_missing(kin
 
 /// A connection may take four times as long as an answer, which nobody waits for who has a majority.
 #[each_server]
-async fn a_member_that_is_silent_from_the_start_costs_the_time_of_one_answer(kind: &ServerKind) {
+async fn acquire_succeeds_when_a_member_is_silent_from_the_start(kind: &ServerKind) {
     for (count, silent) in [(3, 1), (5, 2)] {
         let servers = masters(kind, count);
         servers[..silent].iter().for_each(Server::pause);

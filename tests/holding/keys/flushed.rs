@@ -4,7 +4,7 @@ use super::World;
 use dlock_testkit::{Server, ServerKind, each_server, until};
 
 #[each_server]
-fn a_flush_ends_every_hold_it_reaches(kind: &ServerKind) {
+fn a_flush_ends_every_hold_of_its_databases(kind: &ServerKind) {
     let mut world = World::new(kind);
     for (flush, other_stays) in [
         ("FLUSHDB SYNC", true),
@@ -34,7 +34,7 @@ fn a_flush_ends_every_hold_it_reaches(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_lease_from_before_a_flush_ends_nothing_of_after(kind: &ServerKind) {
+fn a_lease_from_before_a_flush_does_not_end_a_later_hold(kind: &ServerKind) {
     for flush in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHDB"] {
         let mut world = World::new(kind);
         let answers = world.conn.say_together(&[
@@ -52,7 +52,7 @@ fn a_lease_from_before_a_flush_ends_nothing_of_after(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_flush_in_multi_or_a_script_leaves_what_came_after_it(kind: &ServerKind) {
+fn a_flush_in_a_transaction_or_script_leaves_later_holds(kind: &ServerKind) {
     let mut world = World::new(kind);
     world.hold("k", "t");
     for command in ["MULTI", "FLUSHALL", "DLOCK.ACQUIRE k other 600000"] {

@@ -4,7 +4,7 @@ use super::World;
 use dlock_testkit::{Server, ServerKind, Value, each_server, until};
 
 #[each_server]
-fn deleted_by_hand_the_hold_is_over(kind: &ServerKind) {
+fn del_ends_the_hold(kind: &ServerKind) {
     let mut world = World::new(kind);
     for command in ["DEL k", "UNLINK k", "GETDEL k", "DEL k k2"] {
         world.hold("k", "t");
@@ -30,7 +30,7 @@ fn deleted_by_hand_the_hold_is_over(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_value_written_over_the_lock_ends_it_and_is_no_lock(kind: &ServerKind) {
+fn a_value_written_over_a_lock_ends_its_hold(kind: &ServerKind) {
     let mut world = World::new(kind);
     world.ok("RPUSH list 3 1 2");
     world.ok("SET plain x");
@@ -63,7 +63,7 @@ fn a_value_written_over_the_lock_ends_it_and_is_no_lock(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_ttl_put_on_the_key_ends_the_hold_with_the_key(kind: &ServerKind) {
+fn a_native_ttl_ends_the_hold_with_the_key(kind: &ServerKind) {
     let mut world = World::new(kind);
     world.hold("k", "t");
     assert_eq!(world.ok("PEXPIRE k 50"), 1);
@@ -76,7 +76,7 @@ fn a_ttl_put_on_the_key_ends_the_hold_with_the_key(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_ttl_of_the_past_deletes_the_key(kind: &ServerKind) {
+fn a_native_ttl_of_the_past_deletes_the_key(kind: &ServerKind) {
     let mut world = World::new(kind);
     world.hold("k", "t");
     assert_eq!(world.ok("EXPIRE k -1"), 1);
@@ -88,7 +88,7 @@ fn a_ttl_of_the_past_deletes_the_key(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_ttl_that_has_run_out_unnoticed_lets_one_newcomer_in(kind: &ServerKind) {
+fn an_elapsed_native_ttl_admits_one_newcomer(kind: &ServerKind) {
     let mut world = World::new(kind);
     assert_eq!(world.ok("DEBUG SET-ACTIVE-EXPIRE 0"), "OK");
     let first = world.hold("k", "t");
@@ -106,7 +106,7 @@ fn a_ttl_that_has_run_out_unnoticed_lets_one_newcomer_in(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_ttl_taken_off_again_ends_nothing(kind: &ServerKind) {
+fn persist_keeps_the_hold(kind: &ServerKind) {
     let mut world = World::new(kind);
     world.hold("k", "t");
     world.ok("EXPIRE k 1000");
@@ -127,7 +127,7 @@ fn assert_has_ttl(world: &mut World, key: &str, has: bool) {
 }
 
 #[each_server]
-fn a_ttl_is_not_of_the_holds_to_come(kind: &ServerKind) {
+fn a_native_ttl_does_not_apply_to_later_holds(kind: &ServerKind) {
     let mut world = World::new(kind);
     // A handoff.
     world.hold("k", "t");
@@ -154,7 +154,7 @@ fn a_ttl_is_not_of_the_holds_to_come(kind: &ServerKind) {
 /// Whoever is told anew how long it holds relies on that. EXTEND answered 1, and a second later the hold was
 /// gone.
 #[each_server]
-fn a_ttl_is_not_of_leases_that_are_set_anew(kind: &ServerKind) {
+fn a_renewal_clears_the_native_ttl(kind: &ServerKind) {
     let mut world = World::new(kind);
     let fence = world.hold("k", "t");
     for (command, answer) in [

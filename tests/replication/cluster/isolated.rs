@@ -9,7 +9,7 @@ use dlock_testkit::{Conn, Events, ServerKind, Value, each_server, until};
 /// The others may have promoted its replica, which grants the same lock: so nothing ends here, and nothing is
 /// granted.
 #[each_server]
-fn a_node_that_is_cut_off_grants_nothing_in_the_background(kind: &ServerKind) {
+fn an_isolated_node_grants_nothing_in_the_background(kind: &ServerKind) {
     let [one, node, two] =
         cluster_with(kind, EVENLY, &["cluster-node-timeout 1000", "notify-keyspace-events Kd"]);
     let mut conn = node.connect();

@@ -76,7 +76,7 @@ fn checksum(bytes: &[u8]) -> u64 {
 }
 
 #[each_server]
-fn what_a_newer_master_tells_is_counted_and_waited_for_after_a_promotion(kind: &ServerKind) {
+fn unknown_effects_of_a_newer_master_are_counted_and_covered_by_grace(kind: &ServerKind) {
     let (master, replica) = (Master::start(), Server::start(kind));
     let mut conn = replica.connect();
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
@@ -103,7 +103,7 @@ fn what_a_newer_master_tells_is_counted_and_waited_for_after_a_promotion(kind: &
 
 /// A grant that builds on an effect which was never read, or not understood, is not guessed.
 #[each_server]
-fn a_grant_that_builds_on_what_was_not_read_is_counted(kind: &ServerKind) {
+fn a_grant_that_follows_an_unread_effect_is_counted(kind: &ServerKind) {
     let (master, replica) = (Master::start(), Server::start(kind));
     let mut conn = replica.connect();
     assert_eq!(conn.ok(&format!("REPLICAOF 127.0.0.1 {}", master.port)), "OK");

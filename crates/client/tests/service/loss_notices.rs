@@ -30,7 +30,7 @@ fn is_tracked(server: &Server) -> bool {
 
 /// The lease lasts ten minutes: it is the servers' pushes that tell.
 #[each_server]
-async fn a_hold_that_is_taken_away_is_noticed_at_once_whether_it_is_renewed_or_not(kind: &ServerKind) {
+async fn a_removed_hold_is_noticed_at_once_with_and_without_renewal(kind: &ServerKind) {
     for renews in [true, false] {
         for (count, taken) in [(1, 1), (3, 2)] {
             let servers = masters(kind, count);
@@ -56,7 +56,7 @@ async fn a_hold_that_is_taken_away_is_noticed_at_once_whether_it_is_renewed_or_n
 
 /// Nothing is pushed twice.
 #[each_server]
-async fn a_loss_is_noticed_when_its_master_does_not_answer_at_once(kind: &ServerKind) {
+async fn a_loss_is_noticed_when_its_master_answers_late(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let client = client(&servers).await;
     let guard = client.lock("r").ttl(Duration::from_secs(600)).acquire().await.expect("it is free");
@@ -73,7 +73,7 @@ async fn a_loss_is_noticed_when_its_master_does_not_answer_at_once(kind: &Server
 }
 
 #[each_server]
-async fn what_the_same_client_breaks_is_noticed_too(kind: &ServerKind) {
+async fn a_break_by_the_same_client_is_noticed(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = client(&servers).await;
     let guard = client.lock("r").ttl(Duration::from_secs(600)).acquire().await.expect("it is free");

@@ -20,51 +20,51 @@ fn rejected(holds: &[Hold], writes: &[Write], words: &str) {
 }
 
 #[test]
-fn one_after_the_other_is_fine_and_so_is_a_stale_write_that_is_refused() {
+fn the_checker_accepts_consecutive_holds_and_a_refused_stale_write() {
     let holds = [hold("a", 10, 20, 1), hold("b", 20, 30, 2)];
     let writes = [write("a", 1, true), write("b", 2, true), write("a", 1, false), write("b", 2, true)];
     assert_eq!(Record { holds: holds.to_vec(), writes: writes.to_vec() }.wrong(), [""; 0]);
 }
 
 #[test]
-fn a_stale_write_before_the_next_holder_wrote_is_fine() {
+fn the_checker_accepts_a_stale_write_before_the_next_holders_first() {
     let holds = [hold("a", 10, 20, 1), hold("b", 25, 30, 2)];
     let writes = [write("a", 1, true), write("b", 2, true)];
     assert_eq!(Record { holds: holds.to_vec(), writes: writes.to_vec() }.wrong(), [""; 0]);
 }
 
 #[test]
-fn who_had_it_in_hand_after_its_end_had_it_before_the_next_one() {
+fn the_checker_reads_a_late_end_as_before_the_next_hold() {
     // The client was paused while it acquired: the next one was quicker.
     let record = Record { holds: vec![hold("a", 40, 20, 1), hold("b", 25, 30, 2)], writes: Vec::new() };
     assert_eq!(record.wrong(), [""; 0]);
 }
 
 #[test]
-fn two_valid_at_once_are_rejected() {
+fn the_checker_rejects_two_valid_holds_at_once() {
     rejected(&[hold("a", 10, 30, 1), hold("b", 20, 40, 2)], &[], "a on r");
 }
 
 #[test]
-fn a_fence_that_does_not_rise_is_rejected() {
+fn the_checker_rejects_a_fence_that_does_not_rise() {
     rejected(&[hold("a", 10, 20, 2), hold("b", 30, 40, 1)], &[], "fence order");
     rejected(&[hold("a", 10, 20, 2), hold("b", 30, 40, 2)], &[], "fence order");
 }
 
 #[test]
-fn a_stale_write_that_is_accepted_is_rejected() {
+fn the_checker_rejects_an_accepted_stale_write() {
     let holds = [hold("a", 10, 20, 1), hold("b", 30, 40, 2)];
     rejected(&holds, &[write("b", 2, true), write("a", 1, true)], "stale");
 }
 
 #[test]
-fn a_write_of_a_hold_that_nobody_had_is_rejected() {
+fn the_checker_rejects_a_write_of_an_unknown_hold() {
     rejected(&[], &[write("a", 1, true)], "nobody");
     rejected(&[hold("a", 10, 20, 1)], &[write("a", 2, true)], "nobody");
 }
 
 #[test]
-fn a_gate_that_differs_from_the_store_is_rejected() {
+fn the_checker_rejects_a_gate_that_differs_from_the_store() {
     let holds = [hold("a", 10, 20, 1), hold("b", 30, 40, 2)];
     for accepted in [true, false] {
         let last = Write { passed: !accepted, ..write("b", 2, accepted) };

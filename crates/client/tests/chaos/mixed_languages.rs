@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use tokio::runtime::Builder;
 
+use crate::foreign_clients;
 use crate::links::{HOLD, Links, compete, jain};
-use crate::others;
 use crate::proxy::Proxy;
 use dlock_testkit::{Server, ServerKind, each_server, until};
 
@@ -81,10 +81,10 @@ fn shares(kind: &ServerKind, programs: &[String], stops: bool) -> Vec<usize> {
 
 #[each_server(in_turn)]
 #[ignore = "for 10 s: make chaos"]
-fn clients_of_all_languages_leave_a_stopped_master_together(kind: &ServerKind) {
-    let programs = others::programs();
+fn clients_of_all_languages_leave_a_stopped_master_for_the_same_queue(kind: &ServerKind) {
+    let programs = foreign_clients::programs();
     let rust = (0..CLIENTS).map(|_| "Rust".into());
-    let kinds: Vec<String> = rust.chain(programs.iter().map(|it| others::kind(it))).collect();
+    let kinds: Vec<String> = rust.chain(programs.iter().map(|it| foreign_clients::kind(it))).collect();
     let [healthy, stopped] = [false, true].map(|stops| {
         let counts = shares(kind, &programs, stops);
         let (sum, jain) = (counts.iter().sum::<usize>(), jain(&counts));

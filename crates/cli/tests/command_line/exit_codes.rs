@@ -4,7 +4,7 @@ use super::*;
 use dlock_testkit::{Folder, Port, Server, ServerKind, each_server};
 
 #[each_server]
-fn the_exit_code_is_the_commands(kind: &ServerKind) {
+fn run_ends_with_the_exit_code_of_its_command(kind: &ServerKind) {
     let stage = Stage::one(kind);
     for (script, code) in [
         ("exit 0", 0),
@@ -26,7 +26,7 @@ fn the_exit_code_is_the_commands(kind: &ServerKind) {
 
 /// A shell ends its script only if it sees that its command has died of Ctrl-C; 130 would not do.
 #[each_server]
-fn who_dies_of_an_interrupt_takes_dlock_along(kind: &ServerKind) {
+fn run_dies_of_sigint_when_its_command_does(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let done = stage.end(stage.run("", "kill -INT $$"));
     assert_eq!((done.code, done.signal), (None, Some(2)));
@@ -34,7 +34,7 @@ fn who_dies_of_an_interrupt_takes_dlock_along(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_command_that_cannot_be_run_ends_with_126_or_127_and_the_lock_is_free(kind: &ServerKind) {
+fn run_exits_with_126_or_127_and_frees_the_lock_when_the_command_cannot_start(kind: &ServerKind) {
     let stage = Stage::one(kind);
     stage.write("data", "");
     for (command, code, says) in [
@@ -49,7 +49,7 @@ fn a_command_that_cannot_be_run_ends_with_126_or_127_and_the_lock_is_free(kind: 
 }
 
 #[each_server]
-fn a_lock_that_is_taken_is_75_at_once_or_when_the_wait_is_over(kind: &ServerKind) {
+fn run_exits_with_75_when_the_lock_is_taken(kind: &ServerKind) {
     let stage = Stage::one(kind);
     stage.connect().ok("DLOCK.ACQUIRE r other 600000");
     for wait in ["--no-wait", "--wait 0s", "--wait 100ms"] {
@@ -61,7 +61,7 @@ fn a_lock_that_is_taken_is_75_at_once_or_when_the_wait_is_over(kind: &ServerKind
 }
 
 #[each_server]
-fn no_quorum_is_69(kind: &ServerKind) {
+fn run_exits_with_69_without_a_quorum(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     stage.servers[1].kill9();
     assert_eq!(stage.end(stage.run("", "true")).code, Some(0), "two of three are a majority");
@@ -73,7 +73,7 @@ fn no_quorum_is_69(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_server_that_cannot_take_part_is_69_and_an_address_that_is_none_64(kind: &ServerKind) {
+fn run_exits_with_69_for_an_unusable_server_and_64_for_an_invalid_address(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let plain = Server::options(kind).without_module().start();
     let nobody = Port::claim();
@@ -98,7 +98,7 @@ fn a_server_that_cannot_take_part_is_69_and_an_address_that_is_none_64(kind: &Se
 }
 
 #[each_server]
-fn the_command_is_told_of_its_hold(kind: &ServerKind) {
+fn the_command_finds_its_hold_in_the_environment(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let tell = "echo $DLOCK_RESOURCE $DLOCK_TOKEN ${DLOCK_FENCE-none}";
     let look = format!("{tell} > told; until [ -e go ]; do sleep 0.02; done");
@@ -120,7 +120,7 @@ fn the_command_is_told_of_its_hold(kind: &ServerKind) {
 }
 
 #[each_server]
-fn without_a_label_people_learn_the_host_and_the_command(kind: &ServerKind) {
+fn the_default_label_names_host_and_command(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let run = stage.start(stage.run("", "echo $PPID > dlock; until [ -e go ]; do sleep 0.02; done"));
     let dlock = stage.process("dlock");
@@ -162,7 +162,7 @@ fn servers_and_passwords_come_from_a_file_or_the_environment(kind: &ServerKind) 
 }
 
 #[each_server]
-fn a_member_that_cannot_take_part_is_named_once_and_done_without(kind: &ServerKind) {
+fn run_names_an_unusable_member_once_and_goes_on_without_it(kind: &ServerKind) {
     let stage = Stage::with(kind, 2);
     let bare = Server::options(kind).without_module().start();
     let urls = format!("{},redis://127.0.0.1:{}", stage.urls(), bare.port());
@@ -183,7 +183,7 @@ fn a_member_that_cannot_take_part_is_named_once_and_done_without(kind: &ServerKi
 
 /// Four times as long a connection may take, which is what each of these once did.
 #[each_server]
-fn a_silent_member_costs_the_time_of_one_answer(kind: &ServerKind) {
+fn commands_succeed_with_a_silent_member(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     // On each of them: an acquisition ends with a majority.
     for server in &stage.servers {
@@ -200,7 +200,7 @@ fn a_silent_member_costs_the_time_of_one_answer(kind: &ServerKind) {
 }
 
 #[each_server]
-fn with_a_wait_servers_that_are_down_are_waited_for(kind: &ServerKind) {
+fn run_waits_for_servers_that_are_down(kind: &ServerKind) {
     let mut stage = Stage::one(kind);
     stage.servers[0].kill9();
     let run = stage.start(stage.run("--wait 10m", "echo ran"));
@@ -218,7 +218,7 @@ fn with_a_wait_servers_that_are_down_are_waited_for(kind: &ServerKind) {
 }
 
 #[each_server]
-fn what_the_servers_find_wrong_is_64(kind: &ServerKind) {
+fn commands_exit_with_64_when_the_servers_reject_an_argument(kind: &ServerKind) {
     let stage = Stage::one(kind);
     for wrong in ["--ttl 25h", "--delay 2d"] {
         let done = stage.end(stage.run(wrong, "echo ran"));
@@ -236,7 +236,7 @@ fn what_the_servers_find_wrong_is_64(kind: &ServerKind) {
 }
 
 #[each_server]
-fn of_servers_that_are_down_it_is_said_that_they_are(kind: &ServerKind) {
+fn commands_report_each_server_that_is_down(kind: &ServerKind) {
     let stage = Stage::with(kind, 5);
     let hold = stage.end(stage.dlock("acquire --node-timeout 5s other")).stdout;
     stage.servers.iter().for_each(|server| server.kill9());

@@ -38,7 +38,7 @@ async fn two_hold(kind: &ServerKind, grace: Duration) -> bool {
 }
 
 #[each_server]
-fn a_majority_that_forgets_grants_a_second_time_unless_it_has_grace(kind: &ServerKind) {
+fn restart_grace_prevents_a_second_grant_after_a_majority_restarts_empty(kind: &ServerKind) {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
     runtime.block_on(async {
         assert!(two_hold(kind, Duration::ZERO).await, "without grace");

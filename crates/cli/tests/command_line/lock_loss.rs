@@ -23,7 +23,7 @@ fn broken(stage: &Stage) -> u32 {
 }
 
 #[each_server]
-fn a_broken_lock_ends_the_command_and_the_code_is_79(kind: &ServerKind) {
+fn run_ends_its_command_and_exits_with_79_when_the_lock_is_broken(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let run = stage.start(stage.run("--ttl 2s", OBEYS));
     let command = broken(&stage);
@@ -36,7 +36,7 @@ fn a_broken_lock_ends_the_command_and_the_code_is_79(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_command_that_ignores_sigterm_is_killed_with_all_it_has_started(kind: &ServerKind) {
+fn run_kills_a_command_that_ignores_sigterm_and_its_children(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let run = stage.start(stage.run("--ttl 2s --kill-after 100ms", IGNORES));
     let pids = [stage.process("far"), stage.process("near"), broken(&stage)];
@@ -47,7 +47,7 @@ fn a_command_that_ignores_sigterm_is_killed_with_all_it_has_started(kind: &Serve
 }
 
 #[each_server]
-fn a_command_that_is_stopped_can_still_end_in_order(kind: &ServerKind) {
+fn a_stopped_command_handles_sigterm_when_the_lock_is_lost(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let run = stage.start(stage.run("--ttl 8s --kill-after 3s", OBEYS));
     let command = stage.process("ready");
@@ -59,7 +59,7 @@ fn a_command_that_is_stopped_can_still_end_in_order(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_stopped_command_that_ignores_sigterm_is_killed(kind: &ServerKind) {
+fn run_kills_a_stopped_command_that_ignores_sigterm(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let run = stage.start(stage.run("--ttl 2s --kill-after 100ms", IGNORES));
     let pids = [stage.process("far"), stage.process("near"), stage.process("ready")];
@@ -94,17 +94,17 @@ fn cut_off(kind: &ServerKind, servers: usize, options: &str, script: &str) {
 }
 
 #[each_server]
-fn with_silent_masters_an_obedient_command_ends_before_its_lease(kind: &ServerKind) {
+fn a_command_that_obeys_sigterm_ends_before_its_lease_when_the_masters_are_silent(kind: &ServerKind) {
     cut_off(kind, 3, "--ttl 6s", OBEYS);
 }
 
 #[each_server]
-fn with_a_silent_master_a_deaf_command_ends_before_its_lease(kind: &ServerKind) {
+fn a_command_that_ignores_sigterm_ends_before_its_lease_when_the_master_is_silent(kind: &ServerKind) {
     cut_off(kind, 1, "--ttl 9s --kill-after 1s", IGNORES);
 }
 
 #[each_server]
-fn masters_that_are_killed_end_the_command(kind: &ServerKind) {
+fn run_ends_its_command_when_a_majority_is_killed(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let run = stage.start(stage.run("--ttl 3s", OBEYS));
     let command = stage.process("ready");
@@ -115,7 +115,7 @@ fn masters_that_are_killed_end_the_command(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_minority_that_is_killed_or_stopped_is_not_even_noticed(kind: &ServerKind) {
+fn run_goes_on_when_a_minority_is_killed_or_stopped(kind: &ServerKind) {
     let stage = Stage::with(kind, 5);
     let run = stage.start(stage.run("--ttl 3s", "echo > ready; until [ -e go ]; do sleep 0.02; done"));
     stage.lines("ready");
@@ -134,7 +134,7 @@ fn a_minority_that_is_killed_or_stopped_is_not_even_noticed(kind: &ServerKind) {
 /// The command was done before it could be ended, and yet it was not alone all the time. The release tells,
 /// if the server's push has not done so before.
 #[each_server]
-fn a_loss_that_shows_at_the_release_is_told(kind: &ServerKind) {
+fn run_reports_a_loss_that_it_finds_at_the_release(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let run = stage.start(stage.run("--ttl 10m", "echo $$ > ready; until [ -e go ]; do sleep 0.02; done"));
     broken(&stage);
@@ -146,7 +146,7 @@ fn a_loss_that_shows_at_the_release_is_told(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_dlock_that_is_killed_takes_the_command_along(kind: &ServerKind) {
+fn the_command_is_killed_when_dlock_is(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let run = stage.start(stage.run("", "trap '' TERM; echo $$ > ready; while :; do sleep 0.02; done"));
     let command = stage.process("ready");
@@ -157,7 +157,7 @@ fn a_dlock_that_is_killed_takes_the_command_along(kind: &ServerKind) {
 
 /// A pipe to a logger that has ended, a disk that is full.
 #[each_server]
-fn a_dlock_that_cannot_complain_does_its_work(kind: &ServerKind) {
+fn run_ends_its_command_when_stderr_is_full(kind: &ServerKind) {
     let stage = Stage::one(kind);
     stage.write("script", OBEYS);
     let run = stage.start(stage.shell("exec \"$DLOCK\" run --ttl 2s r -- sh script 2> /dev/full"));
@@ -168,7 +168,7 @@ fn a_dlock_that_cannot_complain_does_its_work(kind: &ServerKind) {
 
 /// Whoever becomes dlock by exec hands over children that dlock knows nothing of.
 #[each_server]
-fn children_from_before_are_left_alone(kind: &ServerKind) {
+fn run_leaves_earlier_children_of_its_process_alone(kind: &ServerKind) {
     let stage = Stage::one(kind);
     stage.write("inner", OBEYS);
     let script = "sleep 1000 & echo $! > before; exec \"$DLOCK\" run --ttl 2s r -- sh inner";
@@ -203,7 +203,7 @@ int main(void) {
 "#;
 
 #[each_server]
-fn a_command_whose_first_thread_has_ended_is_killed_like_any_other(kind: &ServerKind) {
+fn run_kills_a_command_whose_first_thread_has_ended(kind: &ServerKind) {
     let stage = Stage::one(kind);
     stage.write("command.c", FIRST_THREAD_ENDS);
     assert_eq!(stage.end(stage.shell("cc -o command command.c -pthread")).code, Some(0));
@@ -228,7 +228,7 @@ fn unheard(mut command: Command) -> (Child, PipeReader) {
 
 /// Or a terminal that Ctrl-S has stopped.
 #[each_server]
-fn a_command_is_ended_whether_or_not_anybody_reads_what_dlock_says(kind: &ServerKind) {
+fn run_ends_its_command_when_stderr_is_not_read(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let (mut run, mut reader) = unheard(stage.run("--ttl 2s --kill-after 100ms", IGNORES));
     let pids = [stage.process("far"), stage.process("near"), broken(&stage)];
@@ -241,7 +241,7 @@ fn a_command_is_ended_whether_or_not_anybody_reads_what_dlock_says(kind: &Server
 }
 
 #[each_server]
-fn a_lock_is_renewed_whether_or_not_anybody_reads_what_dlock_says(kind: &ServerKind) {
+fn run_renews_the_lock_when_stderr_is_not_read(kind: &ServerKind) {
     let stage = Stage::with(kind, 2);
     let mut alone = stage.run("--ttl 2s", OBEYS);
     alone.env("DLOCK_SERVERS", stage.urls().split(',').next().expect("one"));

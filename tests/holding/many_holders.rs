@@ -35,7 +35,7 @@ fn told(events: &mut Events, name: &str) -> usize {
 }
 
 #[each_server]
-fn a_break_of_many_is_one_step_and_one_event(kind: &ServerKind) {
+fn break_ends_many_holds_with_one_effect_and_one_event(kind: &ServerKind) {
     let (server, replica) = (Server::start(kind), Server::start(kind));
     replica.replicate(&server);
     let mut conn = server.connect();
@@ -62,7 +62,7 @@ fn a_break_of_many_is_one_step_and_one_event(kind: &ServerKind) {
 
 /// Each of them was looked for among all, and the whole lock was sent to the replicas for each few of them.
 #[each_server]
-fn a_connection_that_many_holds_end_with(kind: &ServerKind) {
+fn the_end_of_a_connection_ends_its_many_holds(kind: &ServerKind) {
     let (server, replica) = (Server::start(kind), Server::start(kind));
     replica.replicate(&server);
     let (mut conn, mut other) = (server.connect(), server.connect());
@@ -83,7 +83,7 @@ fn a_connection_that_many_holds_end_with(kind: &ServerKind) {
 /// Broken, and held again by the same token and connection: what is still to be done for the old hold leaves
 /// the new one bound.
 #[each_server]
-fn who_comes_back_after_a_break_is_still_bound_to_its_connection(kind: &ServerKind) {
+fn a_hold_acquired_again_after_a_break_is_bound_to_its_connection(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     crowd(&mut conn, "k", MANY, "600000", "SHARED EPHEMERAL");
@@ -98,7 +98,7 @@ fn who_comes_back_after_a_break_is_still_bound_to_its_connection(kind: &ServerKi
 
 /// Half of them end in one moment while the server may not write, and the others stay.
 #[each_server]
-fn many_that_expire_together_are_not_seen_and_end_in_turns(kind: &ServerKind) {
+fn many_expired_holds_are_hidden_at_once_and_removed_in_turns(kind: &ServerKind) {
     let (server, replica) = (Server::start(kind), Server::start(kind));
     replica.replicate(&server);
     let mut conn = server.connect();
@@ -126,7 +126,7 @@ fn many_that_expire_together_are_not_seen_and_end_in_turns(kind: &ServerKind) {
 /// Bindings of a crowd whose key is taken away are taken apart in the background; the next hold has one of
 /// its own.
 #[each_server]
-fn a_crowd_whose_key_is_taken_away_leaves_nothing_behind(kind: &ServerKind) {
+fn a_deleted_key_with_many_holders_leaves_no_state(kind: &ServerKind) {
     let server = Server::start(kind);
     let (mut conn, mut other) = (server.connect(), server.connect());
     let before = number(&server, "used_memory");
@@ -143,7 +143,7 @@ fn a_crowd_whose_key_is_taken_away_leaves_nothing_behind(kind: &ServerKind) {
 }
 
 #[each_server]
-fn as_many_as_the_option_says_may_hold_a_key(kind: &ServerKind) {
+fn max_holders_per_key_bounds_the_holders(kind: &ServerKind) {
     let server = Server::options(kind).conf("dlock.max-holders-per-key 3").start();
     let mut conn = server.connect();
     for mode in ["SHARED", "PERMITS 10"] {
