@@ -61,7 +61,7 @@ impl Command for Inspect {
 
     fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let parsed = command::Inspect::parse(args.bytes)?;
-        let most = parsed.count.map_or(command::Inspect::SHOWN, |n| n.get() as usize);
+        let most = command::Inspect::shown(parsed.count);
         let name = Name::new(ctx.db(), parsed.key);
         let waiters = m.with(|s| s.waiting.len_of(&name)) as u64;
         let (now, show) = (clock::now(), shown_to(m, ctx, args));
@@ -115,7 +115,7 @@ impl Command for Waiters {
         }
         let (name, now) = (Name::new(ctx.db(), parsed.key), clock::now());
         let show = shown_to(m, ctx, args);
-        let most = parsed.count.map_or(command::Inspect::SHOWN, |n| n.get() as usize);
+        let most = command::Inspect::shown(parsed.count);
         // A copy, for to reply is to call the server.
         let queue: Vec<Waiter> = m.with(|s| s.waiting.queue(&name).take(most).cloned().collect());
         let waiting = |waiter| waiting(waiter, now, show);

@@ -46,6 +46,11 @@ impl Given {
         self.insert(option);
         Ok(())
     }
+
+    /// As `once`, for two words that set the same thing.
+    fn either(&mut self, option: Given, one: &'static str, other: &'static str) -> Result<(), Misuse> {
+        self.once(option, one).map_err(|_| Misuse::Exclusive(one, other))
+    }
 }
 
 /// A command that takes a key and these arguments: how each is read, and how it is written.
@@ -129,7 +134,7 @@ command! {
 command! {
     /// `DLOCK.WAITERS key [COUNT n]`
     Waiters = WAITERS |args| {
-        /// The most waiters that are shown; None: [`Inspect::SHOWN`].
+        /// The most waiters that are shown: see [`Inspect::shown`].
         count: Option<NonZeroU32> = args.most()? => most(count),
     }
 }
@@ -137,14 +142,19 @@ command! {
 command! {
     /// `DLOCK.INSPECT key [COUNT n]`
     Inspect = INSPECT |args| {
-        /// The most holders that are shown; None: [`Inspect::SHOWN`].
+        /// The most holders that are shown: see [`Inspect::shown`].
         count: Option<NonZeroU32> = args.most()? => most(count),
     }
 }
 
 impl Inspect<'_> {
-    /// So many holders are shown unless it says otherwise.
-    pub const SHOWN: usize = 1000;
+    /// Most holders or waiters in a reply. Writing 100,000 of them would stop the server for 60 ms.
+    pub const MAX_SHOWN: usize = 1000;
+
+    /// Returns how many holders or waiters a reply shows at most, given the COUNT of the command.
+    pub fn shown(count: Option<NonZeroU32>) -> usize {
+        count.map_or(Self::MAX_SHOWN, |n| Self::MAX_SHOWN.min(n.get() as usize))
+    }
 }
 
 command! {

@@ -51,6 +51,9 @@ fn invalid_arguments_are_refused_and_change_nothing(kind: &ServerKind) {
     let unknown =
         |word: &str| format!("ERR syntax error: unknown option '{word}', DLOCK.HELP lists every form");
     let twice = |what: &str| format!("ERR syntax error: {what} may be given only once");
+    let exclusive = |one: &str, other: &str| {
+        format!("ERR syntax error: {one} and {other} exclude each other: give one of them, once")
+    };
     let no_value = |what: &str| format!("ERR syntax error: {what} requires a value");
     let cases = [
         ("ACQUIRE k t", ARITY.into()),
@@ -59,9 +62,9 @@ fn invalid_arguments_are_refused_and_change_nothing(kind: &ServerKind) {
         ("ACQUIRE k t 600000 ALL", unknown("ALL")),
         // It may be a token out of place: never sent back.
         ("ACQUIRE k t 600000 averylongsecrettoken", unknown("..")),
-        ("ACQUIRE k t 600000 REENTRANT reentrant", twice("REENTRANT or DEPTH")),
-        ("ACQUIRE k t 600000 REENTRANT DEPTH 2", twice("REENTRANT or DEPTH")),
-        ("ACQUIRE k t 600000 SHARED PERMITS 2", twice("SHARED or PERMITS")),
+        ("ACQUIRE k t 600000 REENTRANT reentrant", exclusive("REENTRANT", "DEPTH")),
+        ("ACQUIRE k t 600000 REENTRANT DEPTH 2", exclusive("REENTRANT", "DEPTH")),
+        ("ACQUIRE k t 600000 SHARED PERMITS 2", exclusive("SHARED", "PERMITS")),
         ("ACQUIRE k t 600000 LABEL a LABEL b", twice("LABEL")),
         ("ACQUIRE k t 600000 BLOCK 1 BLOCK 1", twice("BLOCK")),
         ("ACQUIRE k t 600000 DELAY 1 DELAY 1", twice("DELAY")),
@@ -83,8 +86,8 @@ fn invalid_arguments_are_refused_and_change_nothing(kind: &ServerKind) {
             "ERR BLOCK ms must be a whole number from 0 to 1000000000000".into(),
         ),
         ("RELEASE k", ARITY.into()),
-        ("RELEASE k t ALL ALL", twice("ALL or DEPTH")),
-        ("RELEASE k t ALL DEPTH 1", twice("ALL or DEPTH")),
+        ("RELEASE k t ALL ALL", exclusive("ALL", "DEPTH")),
+        ("RELEASE k t ALL DEPTH 1", exclusive("ALL", "DEPTH")),
         ("RELEASE k t DEPTH", no_value("DEPTH")),
         ("RELEASE k t DEPTH x", "ERR DEPTH n must be a whole number from 0 to 2147483647".into()),
         ("RELEASE k t EVERY", unknown("EVERY")),

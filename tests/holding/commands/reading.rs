@@ -175,13 +175,25 @@ fn reads_change_nothing(kind: &ServerKind) {
 }
 
 #[each_server]
-fn inspect_shows_up_to_a_thousand_holders_or_count(kind: &ServerKind) {
+fn inspect_and_waiters_show_at_most_1000_entries(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     conn.hello3();
     let fill = "for n = 1, 1500 do redis.call('DLOCK.ACQUIRE', 'k', 'token:' .. n, '600000', 'SHARED') end";
     assert!(conn.call(&["EVAL", fill, "0"]).is_nil());
-    for (ask, shown) in [("", 1000), (" COUNT 1", 1), (" count 1200", 1200), (" COUNT 2147483647", 1500)] {
+    conn.ok("CONFIG SET dlock.max-waiters-per-key 2000");
+    let queue =
+        "for n = 1, 1500 do redis.call('DLOCK.ACQUIRE', 'k', 'w' .. n, '600000', 'QUEUE', '600000') end";
+    assert!(conn.call(&["EVAL", queue, "0"]).is_nil());
+    let cases = [
+        ("", 1000),
+        (" COUNT 1", 1),
+        (" count 999", 999),
+        (" COUNT 1200", 1000),
+        (" COUNT 2147483647", 1000),
+    ];
+    for (ask, shown) in cases {
+        assert_eq!(conn.ok(&format!("DLOCK.WAITERS k{ask}")).items().len(), shown, "{ask}");
         let lock = conn.ok(&format!("DLOCK.INSPECT k{ask}"));
         let tokens: HashSet<String> =
             lock.field("holders").items().iter().map(|hold| hold.field("token").text()).collect();

@@ -44,19 +44,19 @@ impl<'a> Acquire<'a> {
         while let Some(option) = args.option() {
             match () {
                 _ if option.is("SHARED") => {
-                    given.once(Given::MODE, "SHARED or PERMITS")?;
+                    given.either(Given::MODE, "SHARED", "PERMITS")?;
                     request.mode = Mode::Shared;
                 }
                 _ if option.is("PERMITS") => {
-                    given.once(Given::MODE, "SHARED or PERMITS")?;
+                    given.either(Given::MODE, "SHARED", "PERMITS")?;
                     request.mode = Mode::Permits(args.count("PERMITS")?);
                 }
                 _ if option.is("REENTRANT") => {
-                    given.once(Given::COUNT, "REENTRANT or DEPTH")?;
+                    given.either(Given::COUNT, "REENTRANT", "DEPTH")?;
                     request.reentry = Reentry::OneMore;
                 }
                 _ if option.is("DEPTH") => {
-                    given.once(Given::COUNT, "REENTRANT or DEPTH")?;
+                    given.either(Given::COUNT, "REENTRANT", "DEPTH")?;
                     request.reentry = Reentry::AtLeast(args.count("DEPTH")?);
                 }
                 _ if option.is("BLOCK") => {

@@ -71,7 +71,7 @@ impl<'s, 'a> Args<'s, 'a> {
             if !option.is("ALL") && !option.is("DEPTH") {
                 return Err(option.unknown());
             }
-            given.once(Given::COUNT, "ALL or DEPTH")?;
+            given.either(Given::COUNT, "ALL", "DEPTH")?;
             count = ReleaseCount::All;
             if option.is("DEPTH") {
                 let n = within(self.value("DEPTH")?, "DEPTH n", 0, MAX_COUNT.into())?;

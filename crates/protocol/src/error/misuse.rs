@@ -23,6 +23,8 @@ pub enum Misuse {
     Range(&'static str, u64, u64),
     Ttl(Ttl),
     Twice(&'static str),
+    /// Two options of which one may be given, and once.
+    Exclusive(&'static str, &'static str),
     NoValue(&'static str),
     Unknown(String),
 }
@@ -55,6 +57,9 @@ impl fmt::Display for Misuse {
                 max.millis()
             ),
             Misuse::Twice(what) => write!(f, "ERR syntax error: {what} may be given only once"),
+            Misuse::Exclusive(one, other) => {
+                write!(f, "ERR syntax error: {one} and {other} exclude each other: give one of them, once")
+            }
             Misuse::NoValue(what) => write!(f, "ERR syntax error: {what} requires a value"),
             Misuse::Unknown(what) => {
                 write!(f, "ERR syntax error: unknown option '{what}', DLOCK.HELP lists every form")

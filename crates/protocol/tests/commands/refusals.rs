@@ -149,16 +149,19 @@ fn tokens_labels_and_owners() {
 #[test]
 fn options() {
     let twice = |what| format!("ERR syntax error: {what} may be given only once");
+    let exclusive = |one, other| {
+        format!("ERR syntax error: {one} and {other} exclude each other: give one of them, once")
+    };
     let value = |what| format!("ERR syntax error: {what} requires a value");
     let unknown = |what| format!("ERR syntax error: unknown option '{what}', DLOCK.HELP lists every form");
     let cases = [
-        ("ACQUIRE k t 5 SHARED SHARED", twice("SHARED or PERMITS")),
-        ("ACQUIRE k t 5 SHARED PERMITS 2", twice("SHARED or PERMITS")),
-        ("ACQUIRE k t 5 permits 2 shared", twice("SHARED or PERMITS")),
-        ("ACQUIRE k t 5 PERMITS 2 PERMITS 2", twice("SHARED or PERMITS")),
-        ("ACQUIRE k t 5 REENTRANT REENTRANT", twice("REENTRANT or DEPTH")),
-        ("ACQUIRE k t 5 REENTRANT DEPTH 2", twice("REENTRANT or DEPTH")),
-        ("ACQUIRE k t 5 DEPTH 2 DEPTH 2", twice("REENTRANT or DEPTH")),
+        ("ACQUIRE k t 5 SHARED SHARED", exclusive("SHARED", "PERMITS")),
+        ("ACQUIRE k t 5 SHARED PERMITS 2", exclusive("SHARED", "PERMITS")),
+        ("ACQUIRE k t 5 permits 2 shared", exclusive("SHARED", "PERMITS")),
+        ("ACQUIRE k t 5 PERMITS 2 PERMITS 2", exclusive("SHARED", "PERMITS")),
+        ("ACQUIRE k t 5 REENTRANT REENTRANT", exclusive("REENTRANT", "DEPTH")),
+        ("ACQUIRE k t 5 REENTRANT DEPTH 2", exclusive("REENTRANT", "DEPTH")),
+        ("ACQUIRE k t 5 DEPTH 2 DEPTH 2", exclusive("REENTRANT", "DEPTH")),
         ("ACQUIRE k t 5 BLOCK 0 BLOCK 0", twice("BLOCK")),
         ("ACQUIRE k t 5 QUEUE 5 queue 5", twice("QUEUE")),
         ("ACQUIRE k t 5 QUEUE 5 NOTIFY c m NOTIFY c m", twice("NOTIFY")),
@@ -166,9 +169,9 @@ fn options() {
         ("ACQUIRE k t 5 DELAY 0 DELAY 0", twice("DELAY")),
         ("ACQUIRE k t 5 LABEL a LABEL a", twice("LABEL")),
         ("ACQUIRE k t 5 OWNER a owner a", twice("OWNER")),
-        ("RELEASE k t ALL ALL", twice("ALL or DEPTH")),
-        ("RELEASE k t ALL DEPTH 2", twice("ALL or DEPTH")),
-        ("RELEASE k t DEPTH 2 all", twice("ALL or DEPTH")),
+        ("RELEASE k t ALL ALL", exclusive("ALL", "DEPTH")),
+        ("RELEASE k t ALL DEPTH 2", exclusive("ALL", "DEPTH")),
+        ("RELEASE k t DEPTH 2 all", exclusive("ALL", "DEPTH")),
         ("WAITERS k COUNT 2 COUNT 2", twice("COUNT")),
         ("ACQUIRE k t 5 PERMITS", value("PERMITS")),
         ("ACQUIRE k t 5 DEPTH", value("DEPTH")),
