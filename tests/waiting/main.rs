@@ -1,6 +1,7 @@
 //! Waiting: in which order, for how long, and how it ends. Each grant is delivered or rolls on; each waiter
 //! gets one outcome.
 
+mod native_ttl;
 mod order;
 mod queued;
 mod races;
