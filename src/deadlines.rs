@@ -11,7 +11,7 @@ use dlock_protocol::notify::Ended;
 use crate::effects::{self, Target};
 use crate::ffi::verdict::{Rehearsal, Verdict};
 use crate::ffi::{Ctx, Flags, c_text};
-use crate::module::{Module, State};
+use crate::module::Module;
 use crate::value::Key;
 use crate::{clock, grace, log, timer, waiters};
 
@@ -45,9 +45,12 @@ pub fn on_tick(m: &Module, ctx: Ctx<'_>) {
 
 fn run(m: &Module, ctx: Ctx<'_>) {
     let start = clock::now().micros();
+    if !finish_waits(m, start) {
+        return timer::arm_in(m, 0, clock::now().millis());
+    }
     if !ctx.flags().contains(Flags::MASTER) {
-        // A replica ends nothing by itself; its promotion arms the timer.
-        return refuse_queued(m, start);
+        // A replica ends no hold by itself; its promotion arms the timer.
+        return;
     }
     let mut server = Server::new(m, ctx);
     loop {
@@ -201,37 +204,54 @@ fn is_over(m: &Module, id: WaiterId, outcome: Outcome, now: Instant) {
 /// No lock can be granted there any more: the first in the queue are told why, but for those whose wait is
 /// over. The others are left to the next turn of the job.
 fn fail_some(m: &Module, name: &Name<'_>, why: &str) {
-    let now = clock::now();
     for _ in 0..Departed::SLICE {
-        let head = |s: &mut State| {
-            let head = s.waiting.head(name)?;
-            Some((s.waiting.is_over(head, now), head.id))
-        };
-        let Some((over, id)) = m.with(head) else { return };
-        for waiter in m.with(|s| s.waiting.leave_all(id)) {
-            match (over, &waiter.owner) {
-                (Some(outcome), _) => effects::answer(m, waiter, outcome, now),
-                (None, Owner::Token(queued)) => effects::publish(m, queued, Ended::Refused),
-                (None, _) => waiters::refuse(m, waiter.id, why),
-            }
+        let Some(head) = m.with(|s| s.waiting.head(name).map(|head| head.id)) else { return };
+        refuse(m, head, why);
+    }
+}
+
+/// Takes a waiter out of its queue, with the connections beside it, and sends them this error, or `refused`.
+/// A wait whose time is over ends as any other.
+fn refuse(m: &Module, id: WaiterId, why: &str) {
+    let now = clock::now();
+    let (over, waiters) = m.with(|s| {
+        let over = s.waiting.get(id).and_then(|waiter| s.waiting.is_over(waiter, now));
+        (over, s.waiting.leave_all(id))
+    });
+    for waiter in waiters {
+        match (over, &waiter.owner) {
+            (Some(outcome), _) => effects::answer(m, waiter, outcome, now),
+            (None, Owner::Token(queued)) => effects::publish(m, queued, Ended::Refused),
+            (None, _) => waiters::refuse(m, waiter.id, why),
         }
     }
 }
 
-/// On a server that has become a replica nothing is granted. The server itself ends the waits of connections.
-fn refuse_queued(m: &Module, start: u64) {
-    while let Some(id) = m.with(|s| s.waiting.any_queued().map(|waiter| waiter.id)) {
-        let now = clock::now();
-        if now.micros() > start + STRETCH_MICROS {
-            return timer::arm_in(m, 0, now.millis());
-        }
-        for waiter in m.with(|s| s.waiting.leave_all(id)) {
-            match &waiter.owner {
-                Owner::Token(queued) => effects::publish(m, queued, Ended::Refused),
-                _ => waiters::answer(m, waiter, Outcome::Cancelled, now),
-            }
-        }
+/// Ends every wait on this server, each with this error or `refused`. Only notes that, for an event: the
+/// background job does it.
+///
+/// Most servers end the waits of connections themselves. Valkey does not when the cluster is down, nor, from
+/// 9 on, when it becomes a replica and the connection is a cluster's or has asked for redirection.
+pub fn end_waits(m: &Module, why: Error) {
+    if m.with(|s| {
+        s.waits_end = Some(why).filter(|_| !s.waiting.is_empty());
+        s.waits_end.is_some()
+    }) {
+        timer::arm_in(m, 0, clock::now().millis());
     }
+}
+
+/// Does what [`end_waits`] has noted. False where there are more waits than fit into a stretch.
+fn finish_waits(m: &Module, start: u64) -> bool {
+    let Some(why) = m.with(|s| s.waits_end.as_ref().map(Error::to_string)) else { return true };
+    while let Some(head) = m.with(|s| s.waiting.any_head().map(|head| head.id)) {
+        if clock::now().micros() > start + STRETCH_MICROS {
+            return false;
+        }
+        refuse(m, head, &why);
+    }
+    m.with(|s| s.waits_end = None);
+    true
 }
 
 /// Ends some of the holds of a connection that has closed, all on one resource; the others come behind what

@@ -298,9 +298,9 @@ pub fn take_in(mut target: Target<'_>, effect: Effect, place: &Place) -> Result<
 /// Keys that a tick opens. They take about 0.1 ms.
 const OPENED: usize = 256;
 
-/// Opens the keys of some wait queues, so that the server deletes each whose native TTL has passed: it does so
-/// when a key is opened, or by chance, which takes minutes among many keys with a TTL. The deletion ends the
-/// hold, and the queue is served. Opened for writing, which counts as no read in the server's statistics.
+/// Opens the keys of some wait queues, so that the server deletes each whose native TTL has passed: it does
+/// so when a key is opened, or by chance, which takes minutes among many keys with a TTL. The deletion ends
+/// the hold, and the queue is served. Opened for writing, which counts as no read in the server's statistics.
 pub fn open_queued_keys(m: &Module, ctx: Ctx<'_>) {
     let names = m.with(|s| {
         let queues = s.waiting.queues_behind(s.opened).take(OPENED);

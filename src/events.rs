@@ -6,8 +6,9 @@ use dlock_core::ClientId;
 use dlock_core::codec::Origin;
 use dlock_core::deliveries::Deliveries;
 use dlock_core::scheduled::Scheduled;
+use dlock_protocol::error::Error;
 
-use crate::ffi::{Ctx, Notice, notices};
+use crate::ffi::{Ctx, Flags, Notice, notices};
 use crate::module::{Loading, Module, free_elsewhere};
 use crate::{clock, deadlines, effects, followers, grace, log, mark, timer, waiters, warnings};
 
@@ -20,6 +21,12 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
             followers::look(m, ctx);
             grace::is_serving(m, ctx);
             mark::keep(m, ctx);
+            if m.with(|s| !s.waiting.is_empty()) {
+                if ctx.flags().contains(Flags::CLUSTER) && ctx.cluster_is_down() {
+                    deadlines::end_waits(m, Error::ClusterDown);
+                }
+                effects::open_queued_keys(m, ctx);
+            }
             return deadlines::on_tick(m, ctx);
         }
         Notice::BecameMaster => {
@@ -31,14 +38,11 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
                 "this replica became a master and may not have received all that was granted",
             );
         }
-        // The server itself ends the waiting of every blocked client.
         Notice::BecameReplica => {
             m.with(|s| s.followers.may_read = true);
             grace::demoted(m);
             unbind(m, ctx);
-            if m.with(|s| s.waiting.queued() > 0) {
-                timer::arm_in(m, 0, clock::now().millis());
-            }
+            deadlines::end_waits(m, Error::Demoted);
             return may_be_followed(m);
         }
         Notice::Forked => return may_be_followed(m),

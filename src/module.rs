@@ -10,6 +10,7 @@ use dlock_core::grace::{Evictions, Grace};
 use dlock_core::log::Log;
 use dlock_core::tasks::Task;
 use dlock_core::{Departed, Fences, Instant, Name, Step, Terms, WaiterId, Waiting};
+use dlock_protocol::error::Error;
 
 use crate::config::Config;
 use crate::ffi::{Ctx, notices::Timer};
@@ -71,6 +72,11 @@ pub struct State {
     pub waiting: Waiting,
     /// The connections of those who wait.
     pub connections: Connections,
+    /// Why every wait has to end here: this server has become a replica, or its cluster is down. The
+    /// background job ends them and clears it.
+    pub waits_end: Option<Error>,
+    /// The queue whose key was opened last to end a native TTL that has passed.
+    pub opened: WaiterId,
     pub background: Background,
     /// The armed timer, and the millisecond it is for.
     pub timer: Option<(Timer, u64)>,

@@ -125,6 +125,17 @@ impl<'a> Ctx<'a> {
         }
     }
 
+    /// Whether the cluster of this node is down, so that the node serves no key.
+    pub fn cluster_is_down(self) -> bool {
+        // SAFETY: the context is valid; the reply is freed when it has been read.
+        let info = unsafe {
+            Reply::of(api!(RedisModule_Call(self.0, c"CLUSTER".as_ptr(), c"c".as_ptr(), c"INFO".as_ptr())))
+        };
+        info.as_ref()
+            .and_then(|info| info.bytes())
+            .is_some_and(|info| info.starts_with(b"cluster_state:fail"))
+    }
+
     /// Tells WATCH and client-side caches that the key is other than it was.
     pub fn signal_modified(self, key: KeyName<'_>) {
         unsafe { api!(RedisModule_SignalModifiedKey(self.0, key.0)) };

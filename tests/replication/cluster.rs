@@ -3,6 +3,8 @@
 #![allow(clippy::disallowed_methods, reason = "clients rely on a lease by their clock")]
 
 mod client;
+mod demoted;
+mod down;
 mod guarded;
 mod isolated;
 mod nodes;

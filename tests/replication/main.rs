@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "how long a test waits")]
 
 mod cluster;
+mod demoted;
 mod ephemeral;
 mod failover;
 mod followers;

@@ -65,6 +65,10 @@ pub enum Error {
     /// The one error that clients of a cluster are meant to retry by themselves: that sends them to the right
     /// node.
     Moving,
+    /// Ends a wait when the cluster is down.
+    ClusterDown,
+    /// Ends a wait when this server becomes a replica. Most servers do that themselves, with this word.
+    Demoted,
     /// Redis blocks no client that is subscribed.
     CannotWait,
     /// Somebody sent `DLOCK._SET`.
@@ -153,6 +157,10 @@ impl fmt::Display for Error {
             Error::Moving => {
                 f.write_str("TRYAGAIN the key's slot is moving between nodes: retry at its new node")
             }
+            Error::ClusterDown => f.write_str("CLUSTERDOWN The cluster is down: ask again when it is up"),
+            Error::Demoted => f.write_str(
+                "UNBLOCKED this server has become a replica, where no wait ends in a grant: ask its master",
+            ),
             Error::CannotWait => f.write_str(
                 "ERR this server lets no client wait for a module's lock while it is subscribed to channels: \
                  unsubscribe first, or wait on another connection",

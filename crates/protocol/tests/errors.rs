@@ -27,6 +27,7 @@ fn all() -> Vec<Error> {
         Misuse::Range("BLOCK ms", 0, 5),
         Misuse::Ttl(Ttl::MAX),
         Misuse::Twice("BLOCK"),
+        Misuse::Exclusive("SHARED", "PERMITS"),
         Misuse::NoValue("BLOCK"),
         Misuse::Unknown("FAIR".into()),
     ];
@@ -45,6 +46,8 @@ fn all() -> Vec<Error> {
         Error::NotHeld,
         Error::StaleFence(7),
         Error::Moving,
+        Error::ClusterDown,
+        Error::Demoted,
         Error::CannotWait,
         Error::NoChannel,
         Error::Effect,
@@ -62,7 +65,7 @@ fn class(error: &Error) -> Class<'static> {
         Error::FenceAhead { .. } => Class::FenceAhead,
         Error::NotHeld => Class::NotHeld,
         Error::StaleFence(_) => Class::StaleFence(7),
-        Error::Moving | Error::NoChannel => Class::Other,
+        Error::Moving | Error::ClusterDown | Error::Demoted | Error::NoChannel => Class::Other,
         Error::Misuse(_)
         | Error::Refused(_)
         | Error::WrongType

@@ -67,10 +67,9 @@ impl Waiting {
         self.bound.first_over().map(|_| Deadline::at_millis(0)).or_else(|| self.next_timeout())
     }
 
-    /// A position that belongs to its token, of those that stand first.
-    pub fn any_queued(&self) -> Option<&Waiter> {
-        let heads = self.begun.values().filter_map(|name| self.head(name));
-        heads.into_iter().find(|waiter| matches!(waiter.owner, Owner::Token(_)))
+    /// The head of the oldest queue.
+    pub fn any_head(&self) -> Option<&Waiter> {
+        self.begun.values().next().and_then(|name| self.head(name))
     }
 }
 

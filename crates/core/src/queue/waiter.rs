@@ -34,7 +34,7 @@ pub(crate) fn swap(db: &mut i32, first: i32, second: i32) {
 }
 
 /// A waiter, for as long as the server runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WaiterId(pub u64);
 
 /// Where in the queue a waiter joins.
