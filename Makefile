@@ -1,7 +1,7 @@
 # Every command of the project. A target runs a script, which says what it does and why.
 .DEFAULT_GOAL := help
 .PHONY: help setup run run-quorum build install test test-clients test-servers test-packages test-install \
-	test-images test-contrib test-busy soak chaos lint msrv deny fmt miri asan fuzz bench bench-peers stall model docs compare pictures dist clean
+	test-images test-contrib test-busy soak chaos lint msrv deny fmt miri asan fuzz bench stall model docs compare pictures dist clean
 
 # How long fuzz (60), soak (3600) and each fleet of test-clients (10) run.
 SECONDS ?=
@@ -62,11 +62,8 @@ asan: setup ## the integration tests under AddressSanitizer (fetches nightly Rus
 fuzz: setup ## each fuzz target for SECONDS=60, and damaged files in real servers (fetches nightly Rust)
 	@scripts/fuzz.sh $(or $(SECONDS),60)
 
-bench: setup ## compare its speed with plain SET, scripts and Redisson (ARGS="all --quick", ARGS="contend --only dlock")
+bench: setup ## compare its speed with plain SET and with scripts (ARGS="all --quick", ARGS="contend --only dlock")
 	@scripts/bench.sh $(ARGS)
-
-bench-peers: setup ## compare dlock with etcd and ZooKeeper (installs Java and ZooKeeper, fetches etcd)
-	@scripts/bench-peers.sh $(ARGS)
 
 stall: setup ## the longest pause while 100,000 of 1,000,000 leases expire together
 	@scripts/stall.sh

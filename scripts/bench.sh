@@ -1,7 +1,8 @@
 #!/bin/sh
-# Measures how fast the module is, on servers that the bench starts. Arguments go to the bench: scripts/bench.sh pairs
-# --quick. Without arguments, everything is measured: on Redis 7.0, and what is worth comparing between servers also on
-# those that `make test-servers` has fetched.
+# Measures the speed of the module on servers that the bench starts: bench.sh [ARGUMENT...], for example pairs --quick
+#
+# The arguments go to the bench; without arguments it measures everything. It measures on Redis 7.0, and pairs, memory and
+# instructions also on Redis 8 and Valkey 9 if `make test-servers` has fetched them.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

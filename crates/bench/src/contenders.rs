@@ -7,7 +7,7 @@ use dlock_testkit::Value;
 
 use crate::resp::{Command, Conn, Expect, KEY};
 
-/// The commands of one way, ready for a server: its scripts are loaded there.
+/// The commands of one way, ready for a server that has loaded its scripts.
 pub struct Pair {
     pub acquire: Command,
     pub release: Command,
@@ -15,11 +15,11 @@ pub struct Pair {
     pub released: Expect,
 }
 
-/// How many commands [`Pair::run_on`] sends in one write.
+/// Commands that [`Pair::run_on`] sends in one write.
 pub const BATCH: u64 = 32;
 
 impl Pair {
-    /// Acquires and releases the locks of these numbers on one connection, a batch at a time.
+    /// Acquires and releases the locks of these numbers on one connection, one batch after the other.
     pub fn run_on(&self, conn: &mut Conn, numbers: Range<u64>) -> Result<()> {
         let mut batch = Vec::new();
         for first in numbers.clone().step_by(BATCH as usize) {
@@ -41,11 +41,11 @@ impl Pair {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Dlock,
-    /// Releases the lock whoever holds it: fast, and wrong.
+    /// Releases the lock without checking its owner: fast, and wrong.
     SetDel,
     /// The lock of most client libraries.
     SetScript,
-    /// What Redisson sends: a hash with a count for each owner, and a message on release.
+    /// Redisson's scripts: a hash with a count for each owner, and a message on release.
     Redisson,
     /// A pair of scripts that issues fences.
     Fenced,
@@ -58,9 +58,9 @@ pub enum Way {
 pub const ALL: [Way; 7] =
     [Way::SetDel, Way::Dlock, Way::SetScript, Way::Redisson, Way::Fenced, Way::SetDelIfEq, Way::Ping];
 
-/// As DLOCK.TOKEN makes them.
+/// A token like those of DLOCK.TOKEN.
 pub const TOKEN: &str = "kJ3xTq9Zb2VdR7wLm0sNfYhUaE4";
-pub const TTL: &str = "30000";
+pub const TTL_MS: &str = "30000";
 
 /// The channel on which Redisson's unlock announces that the lock is free.
 pub fn channel() -> String {
@@ -119,9 +119,9 @@ impl Way {
         self == Way::Dlock
     }
 
-    /// The commands of the owner with this token; None where the server lacks one of them.
+    /// Returns the commands of the owner with this token. `None` if the server lacks one of them.
     pub fn prepare(self, conn: &mut Conn, token: &str) -> Result<Option<Pair>> {
-        let set = Command::new(&["SET", KEY, token, "NX", "PX", TTL]);
+        let set = Command::new(&["SET", KEY, token, "NX", "PX", TTL_MS]);
         let (ok, one) = (Expect::Line("+OK"), Expect::Line(":1"));
         let mut script = |source, args: &[&str]| -> Result<Command> {
             let sha = conn.call(&["SCRIPT", "LOAD", source])?.text();
@@ -131,18 +131,18 @@ impl Way {
         };
         let (acquire, acquired, release, released) = match self {
             Way::Dlock => {
-                let acquire = Command::new(&["DLOCK.ACQUIRE", KEY, token, TTL]);
+                let acquire = Command::new(&["DLOCK.ACQUIRE", KEY, token, TTL_MS]);
                 (acquire, Expect::Number, Command::new(&["DLOCK.RELEASE", KEY, token]), one)
             }
             Way::SetDel => (set, ok, Command::new(&["DEL", KEY]), one),
             Way::SetScript => (set, ok, script(COMPARE_AND_DELETE, &["1", KEY, token])?, one),
             Way::Redisson => {
-                let lock = script(COUNTED_LOCK, &["1", KEY, TTL, token])?;
-                let unlock = script(COUNTED_UNLOCK, &["2", KEY, &channel(), "0", TTL, token])?;
+                let lock = script(COUNTED_LOCK, &["1", KEY, TTL_MS, token])?;
+                let unlock = script(COUNTED_UNLOCK, &["2", KEY, &channel(), "0", TTL_MS, token])?;
                 (lock, Expect::Line("$-1"), unlock, one)
             }
             Way::Fenced => {
-                let lock = script(FENCED_LOCK, &["2", KEY, "fence", token, TTL])?;
+                let lock = script(FENCED_LOCK, &["2", KEY, "fence", token, TTL_MS])?;
                 (lock, Expect::Number, script(COMPARE_AND_DELETE, &["1", KEY, token])?, one)
             }
             Way::SetDelIfEq => {

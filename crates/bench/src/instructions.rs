@@ -1,7 +1,7 @@
-//! How many instructions the server executes per pair, as callgrind counts them, and how often the next ones
-//! are not in the processor's first cache, as it simulates that. Noise does not touch these figures, so a
-//! change of a few percent shows. The instructions are compared with those recorded in
-//! `crates/bench/instructions.json`.
+//! Instructions per pair as callgrind counts them, and the misses of the instruction cache that it simulates.
+//!
+//! These figures do not depend on the machine's load, so a change of a few percent shows. The instructions are
+//! compared with those recorded in `crates/bench/instructions.json`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,11 +13,11 @@ use dlock_testkit::encode;
 use serde_json::json;
 
 use crate::contenders::{BATCH, TOKEN, Way};
-use crate::resp::strange;
+use crate::resp::unexpected;
 use crate::run::{Report, Run};
 use crate::table::Table;
 
-/// What is counted, and with which options of the server.
+/// The counted ways, with the options of the server.
 const COUNTED: [(&str, Way, &[&str]); 5] = [
     ("dlock", Way::Dlock, &[]),
     ("SET NX PX + DEL", Way::SetDel, &[]),
@@ -27,24 +27,24 @@ const COUNTED: [(&str, Way, &[&str]); 5] = [
 ];
 const AOF: &[&str] = &["appendonly yes", "appendfsync no"];
 
-/// A server is counted twice, with few pairs and with more: the difference is theirs alone.
+/// A server is counted twice, with few and with more pairs, so the difference leaves out its start and end.
 const FEW: u64 = 50 * BATCH;
 const MORE: u64 = 500 * BATCH;
 
-/// The caches of a processor of 2024, the same on every machine: 32 KB for instructions.
+/// The caches of a processor of 2024, with 32 KB for instructions. The same on every machine.
 const CACHES: [&str; 3] = ["--cache-sim=yes", "--I1=32768,8,64", "--D1=49152,12,64"];
 
-/// How far a figure may exceed the recorded one. The server's housekeeping falls into the count by chance.
+/// Largest accepted ratio to the recorded figure. Some of the server's housekeeping is counted by chance.
 const TOLERANCE: f64 = 1.02;
 
-/// Recorded figures: server version, contender, instructions.
+/// Recorded instructions by server version and contender.
 type Recorded = BTreeMap<String, BTreeMap<String, u64>>;
 
 fn record_file() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("instructions.json")
 }
 
-/// Counts, and compares with the recorded figures; `keep` replaces them.
+/// Counts the instructions and compares them with the recorded figures, which `keep` replaces.
 pub fn run(run: &Run, keep: bool) -> Result<Vec<Report>> {
     let title = "Instructions per pair, depth 32";
     if Command::new("valgrind").arg("--version").stdout(Stdio::null()).status().is_err() {
@@ -75,7 +75,7 @@ fn read_recorded() -> Result<Recorded> {
     serde_json::from_str(&text).map_err(|why| Error::other(format!("{}: {why}", record_file().display())))
 }
 
-/// The instructions of a whole server that has run this many pairs, and how many of them missed the cache.
+/// Returns the instructions of a whole server that has run this many pairs, and their cache misses.
 fn count(run: &Run, way: Way, options: &[&str], pairs: u64) -> Result<[u64; 2]> {
     let file = std::env::temp_dir().join(format!("dlock-bench-{}.callgrind", std::process::id()));
     let out = format!("--callgrind-out-file={}", file.display());
@@ -85,10 +85,11 @@ fn count(run: &Run, way: Way, options: &[&str], pairs: u64) -> Result<[u64; 2]> 
     all.extend(options);
     let server = run.program.start_under(&tool, way.needs_module(), &all)?;
     let mut conn = server.connect()?;
-    let pair =
-        way.prepare(&mut conn, TOKEN)?.ok_or_else(|| strange("this server lacks a contender's command"))?;
+    let pair = way
+        .prepare(&mut conn, TOKEN)?
+        .ok_or_else(|| unexpected("this server lacks a contender's command"))?;
     pair.run_on(&mut conn, 0..pairs).map_err(|why| server.explain(way.name(), &why))?;
-    // In order, so that the tool says what it saw.
+    // An orderly end: callgrind writes its figures then.
     conn.send(&encode(&["SHUTDOWN", "NOSAVE"]))?;
     server.expect_exit();
     let written = fs::read_to_string(&file)?;

@@ -1,5 +1,5 @@
-//! Acquire + release pairs per second, each on a key of its own, uncontended: what the lock costs the server.
-//! One thread drives all connections, so that the bench takes one core and the server the other.
+//! Acquire + release pairs per second, each on a key of its own and uncontended. One thread drives all
+//! connections, so the bench needs one processor and the server another.
 
 use std::io::Result;
 use std::time::{Duration, Instant};
@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::contenders::{ALL, Pair, TOKEN, Way};
-use crate::resp::Conn;
-use crate::run::{Report, Run, has_one_of};
+use crate::resp::{Command, Conn};
+use crate::run::{Report, Run, contains_any};
 use crate::server::Server;
 use crate::table::{Ratios, Table, median, si};
 
-/// How hard the server is driven.
+/// The load on the server.
 struct Load {
-    /// For `--variant`.
+    /// Its name in `--variant`.
     short: &'static str,
     name: &'static str,
     connections: usize,
-    /// Commands that a connection sends before it waits for replies.
+    /// Commands that a connection sends before it reads replies.
     depth: usize,
 }
 
@@ -29,30 +29,30 @@ const LOADS: [Load; 4] = [
     Load { short: "lone", name: "depth 1, 1 connection", connections: 1, depth: 1 },
 ];
 
-/// What the server does with each change besides making it.
-struct Keeping {
-    /// For `--variant`.
+/// Persistence or replication of each change.
+struct Persistence {
+    /// Its name in `--variant`.
     short: &'static str,
     name: &'static str,
     options: &'static [&'static str],
     replica: bool,
 }
 
-const KEEPINGS: [Keeping; 4] = [
-    Keeping { short: "plain", name: "nothing kept", options: &[], replica: false },
-    Keeping {
+const PERSISTENCES: [Persistence; 4] = [
+    Persistence { short: "plain", name: "no persistence", options: &[], replica: false },
+    Persistence {
         short: "aof",
         name: "append only file, fsync every second",
         options: &["appendonly yes", "appendfsync everysec"],
         replica: false,
     },
-    Keeping {
+    Persistence {
         short: "always",
         name: "append only file, fsync always",
         options: &["appendonly yes", "appendfsync always"],
         replica: false,
     },
-    Keeping { short: "replica", name: "one replica", options: &[], replica: true },
+    Persistence { short: "replica", name: "one replica", options: &[], replica: true },
 ];
 
 /// One contender on its server.
@@ -67,31 +67,32 @@ struct Contender {
 /// The result of one block.
 #[derive(Clone, Copy, Default)]
 struct Sample {
-    pairs_a_second: f64,
+    pairs_per_second: f64,
     /// Microseconds of the server's processor time per pair.
-    cpu_a_pair: f64,
-    /// The share of the time in which the server was busy.
+    cpu_per_pair: f64,
+    /// Share of the time in which the server was busy.
     busy: f64,
 }
 
-/// Measures all contenders in every variant, or in those whose names contain one of the words.
+/// Measures all contenders in every variant whose name contains one of the words, or in every variant without
+/// words.
 pub fn run(run: &Run, variants: &[String]) -> Result<Vec<Report>> {
     let mut reports = Vec::new();
-    for keeping in &KEEPINGS {
+    for persistence in &PERSISTENCES {
         for load in &LOADS {
-            if has_one_of(&format!("{}-{}", load.short, keeping.short), variants) {
-                reports.push(run.done(compare(run, keeping, load)?));
+            if contains_any(&format!("{}-{}", load.short, persistence.short), variants) {
+                reports.push(run.done(compare(run, persistence, load)?));
             }
         }
     }
     Ok(reports)
 }
 
-/// Servers are restarted several times: where one lands in memory is luck.
+/// Servers are restarted several times, because the layout of their memory is a matter of chance.
 const STARTS: usize = 3;
 
-fn compare(run: &Run, keeping: &Keeping, load: &Load) -> Result<Report> {
-    let title = format!("Pairs, {}, {}", load.name, keeping.name);
+fn compare(run: &Run, persistence: &Persistence, load: &Load) -> Result<Report> {
+    let title = format!("Pairs, {}, {}", load.name, persistence.name);
     let (rounds, block) = run.scale((6, 150), (15, 300));
     let wanted = ALL.into_iter().filter(|way| *way == Way::SetDel || run.wants(way.name()));
     let wanted: Vec<Way> = wanted.collect();
@@ -101,7 +102,7 @@ fn compare(run: &Run, keeping: &Keeping, load: &Load) -> Result<Report> {
     for start in 0..STARTS {
         let mut contenders = Vec::new();
         for &way in &wanted {
-            match Contender::start(run, way, keeping, load)? {
+            match Contender::start(run, way, persistence, load)? {
                 Some(contender) => contenders.push(contender),
                 None if start == 0 => missing.push(format!("Not on this server: {}", way.name())),
                 None => {}
@@ -122,11 +123,11 @@ fn compare(run: &Run, keeping: &Keeping, load: &Load) -> Result<Report> {
 }
 
 impl Contender {
-    /// None where the server lacks a command of this way.
-    fn start(run: &Run, way: Way, keeping: &Keeping, load: &Load) -> Result<Option<Contender>> {
-        let server = run.program.start(way.needs_module(), keeping.options)?;
+    /// Returns `None` if the server lacks a command of this way.
+    fn start(run: &Run, way: Way, persistence: &Persistence, load: &Load) -> Result<Option<Contender>> {
+        let server = run.program.start(way.needs_module(), persistence.options)?;
         let Some(pair) = way.prepare(&mut server.connect()?, TOKEN)? else { return Ok(None) };
-        let replica = if keeping.replica {
+        let replica = if persistence.replica {
             let replica = run.program.start(way.needs_module(), &[])?;
             replica.replicate(&server);
             Some(replica)
@@ -142,14 +143,14 @@ fn measure(contender: &mut Contender, depth: usize, number: &mut u64, time: Dura
     drive(contender, depth, number, time).map_err(|why| contender.server.explain(contender.way.name(), &why))
 }
 
-/// Drives one contender for this long.
+/// Drives one contender for this time.
 fn drive(contender: &mut Contender, depth: usize, number: &mut u64, time: Duration) -> Result<Sample> {
     let Contender { pair, server, connections, .. } = contender;
     let mut batch = Vec::new();
     let mut pairs = 0;
     let cpu = server.cpu();
     let start = Instant::now();
-    // What each connection waits for: the first key of a batch of replies, and whether they are to ACQUIRE.
+    // The batch of replies that each connection waits for: its first key, and whether it answers ACQUIRE.
     let mut waits: Vec<Option<(u64, bool)>> = Vec::new();
     for conn in connections.iter_mut() {
         waits.push(Some((*number, true)));
@@ -182,22 +183,16 @@ fn drive(contender: &mut Contender, depth: usize, number: &mut u64, time: Durati
     let seconds = start.elapsed().as_secs_f64();
     let cpu = server.cpu().zip(cpu).map_or(f64::NAN, |(after, before)| (after - before).as_secs_f64());
     let pairs = pairs as f64;
-    Ok(Sample { pairs_a_second: pairs / seconds, cpu_a_pair: cpu * 1e6 / pairs, busy: cpu / seconds })
+    Ok(Sample { pairs_per_second: pairs / seconds, cpu_per_pair: cpu * 1e6 / pairs, busy: cpu / seconds })
 }
 
-fn send(
-    conn: &mut Conn,
-    command: &crate::resp::Command,
-    first: u64,
-    depth: usize,
-    batch: &mut Vec<u8>,
-) -> Result<()> {
+fn send(conn: &mut Conn, command: &Command, first: u64, depth: usize, batch: &mut Vec<u8>) -> Result<()> {
     batch.clear();
     (first..first + depth as u64).for_each(|number| command.push(batch, number));
     conn.send(batch)
 }
 
-/// Ratios are of rounds: a block of a contender against the baseline's block in the same round.
+/// A ratio compares a block with the baseline's block in the same round.
 fn report(title: String, samples: &[(Way, Vec<Sample>)], notes: Vec<String>) -> Report {
     let of = |way: Way| samples.iter().find(|(other, _)| *other == way).map(|(_, all)| all.as_slice());
     let base = of(Way::SetDel).unwrap_or_default();
@@ -208,24 +203,24 @@ fn report(title: String, samples: &[(Way, Vec<Sample>)], notes: Vec<String>) -> 
     );
     let mut lines = Vec::new();
     for (way, mine) in samples {
-        let speed = Ratios::of(&all(mine, |s| s.pairs_a_second), &all(base, |s| s.pairs_a_second));
-        let cpu = Ratios::of(&all(base, |s| s.cpu_a_pair), &all(mine, |s| s.cpu_a_pair));
-        let pairs_a_second = median(&all(mine, |s| s.pairs_a_second));
-        let cpu_a_pair = median(&all(mine, |s| s.cpu_a_pair));
+        let speed = Ratios::of(&all(mine, |s| s.pairs_per_second), &all(base, |s| s.pairs_per_second));
+        let cpu = Ratios::of(&all(base, |s| s.cpu_per_pair), &all(mine, |s| s.cpu_per_pair));
+        let pairs_per_second = median(&all(mine, |s| s.pairs_per_second));
+        let cpu_per_pair = median(&all(mine, |s| s.cpu_per_pair));
         let busy = median(&all(mine, |s| s.busy));
         table.row(vec![
             way.name().into(),
-            si(pairs_a_second),
+            si(pairs_per_second),
             speed.middle(),
             speed.spread(),
-            format!("{cpu_a_pair:.2}"),
+            format!("{cpu_per_pair:.2}"),
             cpu.middle(),
             cpu.spread(),
             format!("{:.0} %", busy * 100.0),
         ]);
         lines.push(json!({
-            "contender": way.name(), "pairs_per_second": pairs_a_second, "ratio": speed.json(),
-            "server_us_per_pair": cpu_a_pair, "server_time_ratio": cpu.json(), "server_busy": busy,
+            "contender": way.name(), "pairs_per_second": pairs_per_second, "ratio": speed.json(),
+            "server_us_per_pair": cpu_per_pair, "server_time_ratio": cpu.json(), "server_busy": busy,
         }));
     }
     Report { table, notes, json: json!({ "title": title, "contenders": lines }) }

@@ -1,34 +1,34 @@
-//! The wire: commands as bytes, replies as lines or values. A command is encoded once; only its key changes
-//! from one use to the next.
+//! The wire: commands as bytes, replies as lines or values. A command is encoded once, and each use fills in
+//! its key.
 
 use std::io::{Error, ErrorKind, Result};
 use std::time::{Duration, Instant};
 
 use dlock_testkit::{Value, Wire, encode};
 
-/// A placeholder in a command's arguments for the key that each use fills in.
+/// Placeholder in a command's arguments for the key that each use fills in.
 pub const KEY: &str = "lock:............";
 const DIGITS: usize = 12;
 const BEFORE_DIGITS: usize = KEY.len() - DIGITS;
 
-/// A command with holes for the key.
+/// An encoded command with holes for the key.
 #[derive(Clone)]
 pub struct Command {
     bytes: Vec<u8>,
-    /// Where the digits of the key begin.
+    /// Positions of the digits of the key.
     holes: Vec<usize>,
 }
 
 impl Command {
     pub fn new(args: &[&str]) -> Command {
         let bytes = encode(args);
-        // A key may be a part of an argument, as in the name of a channel.
+        // The key may be a part of an argument, for example of a channel's name.
         let keys = bytes.windows(KEY.len()).enumerate().filter(|(_, window)| *window == KEY.as_bytes());
         let holes = keys.map(|(at, _)| at + BEFORE_DIGITS).collect();
         Command { bytes, holes }
     }
 
-    /// The command for the key of this number.
+    /// Returns the command for the key of this number.
     pub fn on_key(&self, number: u64) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.push(&mut bytes, number);
@@ -50,7 +50,7 @@ impl Command {
     }
 }
 
-/// Longer than any measurement waits for one reply.
+/// Only ends a hang.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A connection whose failures are errors of the measurement.
@@ -65,27 +65,27 @@ impl Conn {
         self.0.send(bytes)
     }
 
-    /// The next line, without its end. Many replies are one line each.
+    /// Returns the next line without its end. Most replies are one line.
     pub fn line(&mut self) -> Result<&[u8]> {
         self.0.line(TIMEOUT)?.ok_or_else(no_reply)
     }
 
-    /// Skips a reply of this many lines whose content does not matter, such as a message.
+    /// Skips a reply of this many lines, for example a message. An error reply is an error.
     pub fn skip(&mut self, lines: usize) -> Result<()> {
         for _ in 0..lines {
             if let [b'-', ..] = self.line()? {
-                return Err(strange("an error where lines are skipped"));
+                return Err(unexpected("an error where lines are skipped"));
             }
         }
         Ok(())
     }
 
-    /// Whether something comes within this time.
-    pub fn comes_within(&mut self, time: Duration) -> Result<bool> {
+    /// Returns true if data arrives within this time.
+    pub fn receives_within(&mut self, time: Duration) -> Result<bool> {
         Ok(self.has_received() || self.0.receive_within(time)?)
     }
 
-    /// Whether something is here that was not read yet.
+    /// Returns true if data has arrived that was not read yet.
     pub fn has_received(&self) -> bool {
         !self.0.rest().is_empty()
     }
@@ -108,15 +108,15 @@ fn no_reply() -> Error {
     Error::new(ErrorKind::TimedOut, format!("no reply within {TIMEOUT:?}"))
 }
 
-/// The error for a reply that is not what it should be.
-pub fn strange(reply: &str) -> Error {
-    Error::new(ErrorKind::InvalidData, format!("strange reply: {reply}"))
+/// Returns the error for an unexpected reply.
+pub fn unexpected(reply: &str) -> Error {
+    Error::new(ErrorKind::InvalidData, format!("unexpected reply: {reply}"))
 }
 
-/// What a reply of one line must be.
+/// The expected reply of one line.
 #[derive(Clone, Copy)]
 pub enum Expect {
-    /// This line.
+    /// Exactly this line.
     Line(&'static str),
     /// A number above 0.
     Number,
@@ -130,6 +130,6 @@ impl Expect {
                 matches!(line, [b':', b'1'..=b'9', rest @ ..] if rest.iter().all(u8::is_ascii_digit))
             }
         };
-        if fits { Ok(()) } else { Err(strange(&String::from_utf8_lossy(line))) }
+        if fits { Ok(()) } else { Err(unexpected(&String::from_utf8_lossy(line))) }
     }
 }

@@ -1,4 +1,4 @@
-//! What every measurement needs, and what it returns.
+//! The settings that every measurement gets, and the report that it returns.
 
 use std::io::{IsTerminal, Write, stderr};
 
@@ -7,16 +7,16 @@ use serde_json::Value;
 use crate::server::Program;
 use crate::table::Table;
 
-/// How to measure.
+/// Settings of a run.
 pub struct Run {
     pub program: Program,
     pub quick: bool,
     pub form: Form,
-    /// A contender's name must contain one of these words; none: all contenders.
+    /// Words of which a contender's name must contain one. Empty means every contender.
     pub only: Vec<String>,
 }
 
-/// How reports are printed.
+/// Output format of the reports.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     Plain,
@@ -24,17 +24,25 @@ pub enum Form {
     Json,
 }
 
+/// The result of a measurement.
+pub struct Report {
+    pub table: Table,
+    /// Explanations of the table, and measurements that could not be made, with the reason.
+    pub notes: Vec<String>,
+    pub json: Value,
+}
+
 impl Run {
     pub fn wants(&self, contender: &str) -> bool {
-        has_one_of(contender, &self.only)
+        contains_any(contender, &self.only)
     }
 
-    /// The first for quick runs, the second for full ones.
+    /// Returns `quick` in a quick run, `full` in a full one.
     pub fn scale<T>(&self, quick: T, full: T) -> T {
         if self.quick { quick } else { full }
     }
 
-    /// Says what goes on, on stderr where stdout is for JSON.
+    /// Prints a message, to stderr if stdout is for JSON.
     pub fn say(&self, text: &str) {
         match self.form {
             Form::Json => eprintln!("{text}"),
@@ -49,8 +57,8 @@ impl Run {
         }
     }
 
-    /// Whose turn it is in so many rounds, as indices: each once a round, and nobody always after the same
-    /// one.
+    /// Returns the indices of the contenders in the order of their turns: each contender once a round, and in
+    /// each round after a different one.
     pub fn turns(&self, title: &str, rounds: usize, contenders: usize) -> impl Iterator<Item = usize> {
         (0..rounds * contenders).map(move |nth| {
             let (round, turn) = (nth / contenders, nth % contenders);
@@ -61,7 +69,7 @@ impl Run {
         })
     }
 
-    /// Prints a table as soon as it is known: a later measurement may fail.
+    /// Prints a report as soon as it is complete, because a later measurement may fail. Returns the report.
     pub fn done(&self, report: Report) -> Report {
         self.progress("");
         match self.form {
@@ -76,16 +84,8 @@ impl Run {
     }
 }
 
-/// What was measured.
-pub struct Report {
-    pub table: Table,
-    /// What else a reader must know: what could not be measured, and why.
-    pub notes: Vec<String>,
-    pub json: Value,
-}
-
-/// Whether the name contains one of the words; without words, every name does.
-pub fn has_one_of(name: &str, words: &[String]) -> bool {
+/// Returns true if the name contains one of the words, without regard to case, or if there are no words.
+pub fn contains_any(name: &str, words: &[String]) -> bool {
     let name = name.to_lowercase();
     words.is_empty() || words.iter().any(|word| name.contains(&word.to_lowercase()))
 }

@@ -1,4 +1,4 @@
-//! The bench's own servers: the testkit's, with what the kernel says of the processor time they take.
+//! The servers of the bench: those of the testkit, with figures of the kernel about their processor time.
 
 use std::fs;
 use std::io::{Error, Result};
@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use dlock_testkit::{ServerKind, preloaded};
 
-use crate::resp::{Conn, strange};
+use crate::resp::{Conn, unexpected};
 
-/// How servers are started.
+/// How to start a server.
 pub struct Program {
     kind: ServerKind,
     module: PathBuf,
@@ -21,33 +21,33 @@ pub struct Server(dlock_testkit::Server);
 
 impl Program {
     pub fn new(server: &Path, module: &Path) -> Result<Program> {
-        // Not the file behind a link: the server goes by its name.
+        // Links are not followed, because the program acts by the name of the link.
         let command = vec![absolute(server)?.display().to_string()];
         Ok(Program { kind: ServerKind::identify("the server", command), module: module.to_owned() })
     }
 
-    /// "Redis 7.0.15".
+    /// Returns a name like "Redis 7.0.15".
     pub fn version(&self) -> String {
         let family = if self.kind.is_valkey { "Valkey" } else { "Redis" };
         format!("{family} {}", self.kind.version)
     }
 
-    /// The same with a C file preloaded: see [`preloaded`].
+    /// Returns this program with a C file preloaded: see [`preloaded`].
     pub fn preloading(&self, source: &str, variables: &[(&str, &Path)]) -> Program {
         Program { kind: preloaded(&self.kind, source, variables), module: self.module.clone() }
     }
 
-    /// `options`: lines of redis.conf.
+    /// Starts a server. `options` are lines of redis.conf.
     pub fn start(&self, with_module: bool, options: &[&str]) -> Result<Server> {
         self.start_under(&[], with_module, options)
     }
 
-    /// As [`Program::start`], under a tool that watches it: its name and arguments.
+    /// Like [`Program::start`], under a tool that watches the server, given by its name and arguments.
     pub fn start_under(&self, tool: &[&str], with_module: bool, options: &[&str]) -> Result<Server> {
-        let mut command = dies_with_us(tool, &self.kind.command[0]);
+        let mut command = ends_with_parent(tool, &self.kind.command[0]);
         command.extend_from_slice(&self.kind.command[1..]);
         let kind = ServerKind { command, ..self.kind.clone() };
-        // Only what is measured: no rewrites of the append only file.
+        // Rewrites of the append only file would be measured too.
         let mut server = dlock_testkit::Server::options(&kind).without_module();
         server = server.conf("auto-aof-rewrite-percentage 0");
         if with_module {
@@ -60,8 +60,8 @@ impl Program {
     }
 }
 
-/// The words that start a program which ends even if the bench is killed, where the system has setpriv.
-pub fn dies_with_us(tool: &[&str], program: &str) -> Vec<String> {
+/// Returns the words of a command whose process ends even if the bench is killed, on systems with setpriv.
+fn ends_with_parent(tool: &[&str], program: &str) -> Vec<String> {
     let setpriv: &[&str] = if Path::new("/usr/bin/setpriv").exists() {
         &["/usr/bin/setpriv", "--pdeathsig", "KILL", "--"]
     } else {
@@ -76,29 +76,30 @@ impl Server {
     }
 
     /// Adds the contender's name and the end of the server's log to an error.
-    pub fn explain(&self, who: &str, why: &Error) -> Error {
+    pub fn explain(&self, contender: &str, why: &Error) -> Error {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
         let last = lines[lines.len().saturating_sub(20)..].join("\n");
-        Error::other(format!("{who}: {why}; its server's log ends:\n{last}"))
+        Error::other(format!("{contender}: {why}; its server's log ends:\n{last}"))
     }
 
-    /// The processor time that its main thread has used, without waits for a busy machine.
+    /// Returns the processor time of the main thread, which does not grow while the thread waits for a busy
+    /// processor. `None` if the kernel does not report it.
     pub fn cpu(&self) -> Option<Duration> {
         schedstat(&self.pid().to_string(), 0)
     }
 
-    /// Bytes: `used_memory`, and the resident set.
+    /// Returns `used_memory` and the resident set, in bytes.
     pub fn memory(&self) -> Result<[f64; 2]> {
         let read = |field| {
             let bytes = self.info(field);
-            bytes.parse().map_err(|_| strange(&bytes))
+            bytes.parse().map_err(|_| unexpected(&bytes))
         };
         Ok([read("used_memory")?, read("used_memory_rss")?])
     }
 
-    /// How long its main thread was ready to run while another process had the processor.
-    pub fn kept_waiting(&self) -> Duration {
+    /// Returns the time that the main thread was ready to run while another process had the processor.
+    pub fn wait_for_processor(&self) -> Duration {
         schedstat(&self.pid().to_string(), 1).unwrap_or_default()
     }
 }
@@ -111,8 +112,8 @@ impl Deref for Server {
     }
 }
 
-/// As [`Server::kept_waiting`], for the calling thread.
-pub fn kept_us_waiting() -> Duration {
+/// Like [`Server::wait_for_processor`], for the calling thread.
+pub fn thread_wait_for_processor() -> Duration {
     schedstat("thread-self", 1).unwrap_or_default()
 }
 

@@ -1,75 +1,85 @@
-//! How long the server stalls while very many holds expire at the same moment: the longest wait of a client
-//! that pings, compared with the same client on the same server while nothing expires, and on an empty one;
-//! and the longest turn of the server's event loop by its processor time, which a busy machine does not
+//! Longest pause of a server while 100,000 of a million holds expire at the same moment.
+//!
+//! Measured twice: by a client that pings, compared with the same client while nothing expires and on an empty
+//! server; and by the longest turn of the server's event loop in processor time, which a busy machine does not
 //! lengthen.
 
+use std::fs::{self, OpenOptions};
 use std::io::Result;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use dlock_testkit::Folder;
 use serde_json::json;
 
-use crate::many::{HOLDS, Many, Way};
-use crate::ping::{OWN, Took, ping_for};
+use crate::holds::{HoldKind, Holds};
+use crate::resp::{Command, Conn, Expect};
 use crate::run::{Report, Run};
+use crate::server::{Program, Server, thread_wait_for_processor};
 use crate::table::{Table, median, percentile, si, time};
-use crate::turns::{Longest, TURN, Turns};
 
-const ALL: [Way; 2] = [Way::Dlock, Way::Set];
+const ALL: [HoldKind; 2] = [HoldKind::Dlock, HoldKind::Set];
 
-/// How many expire together.
+/// Holds of which [`DUE`] expire together.
+const HOLDS: u64 = 1_000_000;
 const DUE: u64 = 100_000;
 
-/// How long before that moment they are acquired, with time to spare.
-const AHEAD: Duration = Duration::from_secs(3);
+/// Lease of the holds that expire: long enough to acquire all of them.
+const LEASE: Duration = Duration::from_secs(3);
 
-/// How long the client pings, starting a little before that moment.
+/// Duration of the pings, and how long before the leases end they begin.
 const WINDOW: Duration = Duration::from_secs(2);
 const BEFORE: Duration = Duration::from_millis(200);
 
-/// Explains the column of that name.
-const LEFT: &str = "Left: expired, and still there after the pings. The server's own expiry samples keys, and stops once few of \
-    the sampled ones are expired.";
+const PING_EVERY: Duration = Duration::from_millis(1);
 
-/// Pings of one kind, a list per round.
-struct Row {
-    name: String,
-    rounds: Vec<Vec<Took>>,
-    turns: Vec<Longest>,
-}
-
-/// One contender's server with its holds, and what was measured there.
-struct Contender {
-    many: Many,
-    turns: Turns,
-    calm: Row,
-    ending: Row,
-    /// Microseconds of processor time the server took to end a hold, one figure per round.
-    cpu: Vec<f64>,
-    /// How many expired holds were still there after the pings, one figure per round.
-    left: Vec<f64>,
-}
+const NOTES: [&str; 3] = [
+    "Own: without the time in which other processes had the processor that the server or the client needed.",
+    "Turn: one round of the server's event loop, by the processor time of its main thread. The server answers no client \
+     meanwhile.",
+    "Left: expired, but still present after the pings. The server's own expiry samples keys, and stops once few of the \
+     sampled keys are expired.",
+];
 
 /// Measures all contenders in turns.
 pub fn run(run: &Run) -> Result<Vec<Report>> {
     let title = format!("A ping every millisecond while {DUE} of {HOLDS} holds expire together");
     let rounds = run.scale(3, 8);
     let empty = run.program.start(false, &[])?;
-    let mut on_empty = empty.connect()?;
+    let mut to_empty = empty.connect()?;
     let mut noise = Row::new("an empty server: the machine's noise".into());
     let mut contenders = Vec::new();
-    for way in ALL.into_iter().filter(|way| run.wants(way.name())) {
-        run.progress(&format!("{title}: {} acquires the others", way.name()));
-        contenders.push(Contender::start(run, way)?);
+    for kind in ALL.into_iter().filter(|kind| run.wants(kind.name())) {
+        run.progress(&format!("{title}: {} acquires the others", kind.name()));
+        contenders.push(Contender::start(run, kind)?);
     }
     for nth in 0..rounds {
         run.progress(&format!("{title}: round {} of {rounds}", nth + 1));
         for contender in &mut contenders {
-            noise.rounds.push(ping_for(&empty, &mut on_empty, WINDOW)?);
-            contender.round().map_err(|why| contender.many.explain(&why))?;
+            noise.rounds.push(ping_for(&empty, &mut to_empty, WINDOW)?);
+            contender.round().map_err(|why| contender.holds.explain(&why))?;
         }
     }
     Ok(vec![run.done(report(title, &noise, &contenders))])
+}
+
+/// Duration of a ping in microseconds.
+#[derive(Clone, Copy)]
+struct Ping {
+    all: f64,
+    /// Without the time in which other processes had the processor that the server or the client needed.
+    own: f64,
+}
+
+/// The figures of one row of the table.
+struct Row {
+    name: String,
+    /// The pings of each round.
+    rounds: Vec<Vec<Ping>>,
+    /// The longest turn of each round. Empty if it was not measured.
+    turns: Vec<LongestTurn>,
 }
 
 impl Row {
@@ -77,54 +87,131 @@ impl Row {
         Row { name, rounds: Vec::new(), turns: Vec::new() }
     }
 
-    fn push(&mut self, (pings, _, turn): (Vec<Took>, f64, Longest)) {
-        self.rounds.push(pings);
-        self.turns.push(turn);
+    fn push(&mut self, block: Block) {
+        self.rounds.push(block.pings);
+        self.turns.push(block.turn);
     }
 }
 
+/// One contender's server with its holds, and its figures.
+struct Contender {
+    holds: Holds,
+    turns: TurnMeter,
+    calm: Row,
+    expiring: Row,
+    /// Microseconds of processor time per expired hold, one figure per round.
+    cpu_per_hold: Vec<f64>,
+    /// Expired holds that were still present after the pings, one figure per round.
+    left: Vec<f64>,
+}
+
+/// The pings of one [`WINDOW`].
+struct Block {
+    pings: Vec<Ping>,
+    /// Microseconds of the server's processor time.
+    cpu: f64,
+    turn: LongestTurn,
+}
+
 impl Contender {
-    fn start(run: &Run, way: Way) -> Result<Contender> {
-        let (program, turns) = Turns::of(&run.program)?;
+    fn start(run: &Run, kind: HoldKind) -> Result<Contender> {
+        let (program, turns) = TurnMeter::preload(&run.program)?;
+        let mut holds = Holds::start(&program, kind)?;
+        holds.acquire_long(0..HOLDS - DUE)?;
         Ok(Contender {
-            many: Many::start_by(&program, way, HOLDS - DUE)?,
+            holds,
             turns,
-            calm: Row::new(format!("{}, while nothing expires", way.name())),
-            ending: Row::new(format!("{}, while they expire", way.name())),
-            cpu: Vec::new(),
+            calm: Row::new(format!("{}, while nothing expires", kind.name())),
+            expiring: Row::new(format!("{}, while they expire", kind.name())),
+            cpu_per_hold: Vec::new(),
             left: Vec::new(),
         })
     }
 
     fn round(&mut self) -> Result<()> {
-        let calm = self.ping()?;
-        let due = Instant::now() + AHEAD;
-        self.many.take(HOLDS - DUE..HOLDS, due)?;
+        let calm = self.block()?;
+        let due = Instant::now() + LEASE;
+        self.holds.acquire_until(HOLDS - DUE..HOLDS, due)?;
         sleep((due - BEFORE).saturating_duration_since(Instant::now()));
-        let ending = self.ping()?;
-        let left = self.many.more_than(HOLDS - DUE)?;
+        let expiring = self.block()?;
+        let left = self.holds.keys_beyond(HOLDS - DUE)?;
         if left > 0 {
-            self.many.remove(HOLDS - DUE..HOLDS)?;
+            self.holds.remove(HOLDS - DUE..HOLDS)?;
         }
-        self.cpu.push((ending.1 - calm.1) / (DUE - left) as f64);
+        self.cpu_per_hold.push((expiring.cpu - calm.cpu) / (DUE - left) as f64);
         self.calm.push(calm);
-        self.ending.push(ending);
+        self.expiring.push(expiring);
         self.left.push(left as f64);
         Ok(())
     }
 
-    /// Microseconds of each ping, and of the server's processor time in all; its longest turn.
-    fn ping(&mut self) -> Result<(Vec<Took>, f64, Longest)> {
-        let Many { server, conn, .. } = &mut self.many;
+    fn block(&mut self) -> Result<Block> {
+        let Holds { server, conn, .. } = &mut self.holds;
         self.turns.take()?;
-        let cpu = server.cpu();
+        let before = server.cpu();
         let pings = ping_for(server, conn, WINDOW)?;
-        let cpu = server.cpu().zip(cpu).map_or(f64::NAN, |(after, before)| (after - before).as_secs_f64());
-        Ok((pings, cpu * 1e6, self.turns.take()?))
+        let cpu = server.cpu().zip(before).map_or(f64::NAN, |(after, before)| (after - before).as_secs_f64());
+        Ok(Block { pings, cpu: cpu * 1e6, turn: self.turns.take()? })
     }
 }
 
-/// The longest ping of each round counts; the longest of all rounds would be the machine's noise.
+/// Pings once per millisecond, or as soon as the previous ping is answered, for this time.
+fn ping_for(server: &Server, conn: &mut Conn, time: Duration) -> Result<Vec<Ping>> {
+    let start = Instant::now();
+    let mut pings = Vec::new();
+    while start.elapsed() < time {
+        pings.push(ping(server, conn)?);
+        let next = PING_EVERY * pings.len() as u32;
+        sleep(next.saturating_sub(start.elapsed()));
+    }
+    Ok(pings)
+}
+
+fn ping(server: &Server, conn: &mut Conn) -> Result<Ping> {
+    let waited_for_processor = || server.wait_for_processor() + thread_wait_for_processor();
+    let (before, start) = (waited_for_processor(), Instant::now());
+    conn.send(&Command::new(&["PING"]).on_key(0))?;
+    Expect::Line("+PONG").check(conn.line()?)?;
+    let all = start.elapsed();
+    let own = all.saturating_sub(waited_for_processor() - before);
+    Ok(Ping { all: all.as_secs_f64() * 1e6, own: own.as_secs_f64() * 1e6 })
+}
+
+/// Measures the turns of a server's event loop, by `longest_turn.c` in the server.
+struct TurnMeter(Folder);
+
+/// The longest turn since the previous reading.
+struct LongestTurn {
+    us: f64,
+    /// Number of turns above a millisecond.
+    over_a_ms: f64,
+}
+
+impl TurnMeter {
+    /// Returns the program with the meter preloaded.
+    fn preload(program: &Program) -> Result<(Program, TurnMeter)> {
+        let meter = TurnMeter(Folder::fresh());
+        fs::write(meter.file(), [0; 16])?;
+        Ok((program.preloading("crates/bench/src/longest_turn.c", &[("TURNS", &meter.file())]), meter))
+    }
+
+    /// Reads the figures and sets them back to zero.
+    fn take(&self) -> Result<LongestTurn> {
+        // In place, because the server has mapped the file.
+        let file = OpenOptions::new().read(true).write(true).open(self.file())?;
+        let mut figures = [[0; 8]; 2];
+        file.read_exact_at(figures.as_flattened_mut(), 0)?;
+        file.write_all_at(&[0; 16], 0)?;
+        let [longest, over_a_ms] = figures.map(|figure| u64::from_ne_bytes(figure) as f64);
+        Ok(LongestTurn { us: longest / 1e3, over_a_ms })
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.path().join("turns")
+    }
+}
+
+/// Counts the longest ping of each round: the longest of all rounds would be the machine's noise.
 fn report(title: String, noise: &Row, contenders: &[Contender]) -> Report {
     let head = [
         "",
@@ -132,7 +219,7 @@ fn report(title: String, noise: &Row, contenders: &[Contender]) -> Report {
         "p99",
         "longest per round",
         "(min..max)",
-        "of its own",
+        "own",
         "(min..max)",
         "longest turn",
         "(min..max)",
@@ -143,23 +230,23 @@ fn report(title: String, noise: &Row, contenders: &[Contender]) -> Report {
     let mut lines = Vec::new();
     let rows = contenders
         .iter()
-        .flat_map(|contender| [(&contender.calm, None), (&contender.ending, Some(contender))]);
+        .flat_map(|contender| [(&contender.calm, None), (&contender.expiring, Some(contender))]);
     for (row, contender) in [(noise, None)].into_iter().chain(rows) {
         let all: Vec<f64> = row.rounds.iter().flatten().map(|ping| ping.all).collect();
         let middle = |each: &[f64]| [median(each), percentile(each, 0.0), percentile(each, 1.0)];
-        let longest = |field: fn(&Took) -> f64| -> [f64; 3] {
-            let of_round = |round: &Vec<Took>| round.iter().map(field).fold(f64::NAN, f64::max);
+        let longest = |field: fn(&Ping) -> f64| -> [f64; 3] {
+            let of_round = |round: &Vec<Ping>| round.iter().map(field).fold(f64::NAN, f64::max);
             middle(&row.rounds.iter().map(of_round).collect::<Vec<_>>())
         };
-        // The empty server's are not counted.
         let turn = (!row.turns.is_empty()).then(|| {
             let turns: Vec<f64> = row.turns.iter().map(|turn| turn.us).collect();
             (middle(&turns), row.turns.iter().map(|turn| turn.over_a_ms).sum::<f64>())
         });
         let (taken, own) = (longest(|ping| ping.all), longest(|ping| ping.own));
         let left = contender.map(|contender| median(&contender.left));
-        // Not where most are left: that would divide next to nothing by next to nothing.
-        let cpu = contender.filter(|_| left < Some(DUE as f64 / 2.0)).map(|contender| median(&contender.cpu));
+        // Without most of the expiries, the quotient means nothing.
+        let measured = contender.filter(|_| left < Some(DUE as f64 / 2.0));
+        let cpu = measured.map(|contender| median(&contender.cpu_per_hold));
         let spread = |[_, least, most]: [f64; 3]| format!("{}..{}", time(least), time(most));
         table.row(vec![
             row.name.clone(),
@@ -181,6 +268,9 @@ fn report(title: String, noise: &Row, contenders: &[Contender]) -> Report {
             "longest_turn_us": turn.map(|(turn, _)| json(turn)), "turns_over_a_ms": turn.map(|(_, over)| over),
         }));
     }
-    let notes = vec![OWN.to_owned(), TURN.to_owned(), LEFT.to_owned()];
-    Report { table, notes, json: json!({ "title": title, "pings": lines }) }
+    Report {
+        table,
+        notes: NOTES.map(str::to_owned).to_vec(),
+        json: json!({ "title": title, "pings": lines }),
+    }
 }

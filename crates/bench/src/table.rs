@@ -1,8 +1,8 @@
-//! Medians, ratios with their spread, and tables for people and for Markdown.
+//! Medians, ratios with their spread, and tables in plain text and Markdown.
 
 use serde_json::{Value, json};
 
-/// The middle of the values; NaN for none.
+/// Returns the median. NaN if there are no values.
 pub fn median(values: &[f64]) -> f64 {
     let sorted = sorted(values);
     match sorted.len() {
@@ -12,7 +12,7 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// The least value that is not below this share of the values; NaN for none.
+/// Returns the smallest value that is not below this share of the values. NaN if there are no values.
 pub fn percentile(values: &[f64], share: f64) -> f64 {
     let at = (values.len() as f64 * share).ceil() as usize;
     sorted(values).get(at.saturating_sub(1)).copied().unwrap_or(f64::NAN)
@@ -24,7 +24,7 @@ fn sorted(values: &[f64]) -> Vec<f64> {
     sorted
 }
 
-/// A number in few digits: 812 k, 1.23 M.
+/// Formats a number in few digits: 812 k, 1.23 M.
 pub fn si(number: f64) -> String {
     match number {
         n if n >= 1e6 => format!("{:.2} M", n / 1e6),
@@ -34,7 +34,7 @@ pub fn si(number: f64) -> String {
     }
 }
 
-/// Microseconds in few digits: 18.2 us, 3.41 ms, 1.20 s.
+/// Formats microseconds in few digits: 18.2 us, 3.41 ms, 1.20 s.
 pub fn time(us: f64) -> String {
     match us {
         us if us >= 1e6 => format!("{:.2} s", us / 1e6),
@@ -43,14 +43,14 @@ pub fn time(us: f64) -> String {
     }
 }
 
-/// Jain's fairness index: 1 where all have the same, 1/n where one of n has everything.
+/// Returns Jain's fairness index: 1 if all n shares are equal, 1/n if one share is everything.
 pub fn jain(shares: &[f64]) -> f64 {
     let sum: f64 = shares.iter().sum();
     let squares: f64 = shares.iter().map(|share| share * share).sum();
     sum * sum / (shares.len() as f64 * squares)
 }
 
-/// Ratios of rounds, each of two blocks measured one after the other.
+/// Ratios of two contenders, one for each round, whose blocks were measured one after the other.
 pub struct Ratios(Vec<f64>);
 
 impl Ratios {
@@ -78,7 +78,7 @@ impl Ratios {
     }
 }
 
-/// Rows under a head; the first column is text, the others are numbers.
+/// Rows under a head. The first column holds text, the others hold numbers.
 pub struct Table {
     title: String,
     rows: Vec<Vec<String>>,

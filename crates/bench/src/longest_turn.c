@@ -1,6 +1,6 @@
-/* Preloaded into a server: how much processor time each turn of its event loop takes, from the return of one epoll_wait
-   to the call of the next. The file named by TURNS has the longest, ns, and how many took more than a millisecond. Time in
-   which others had the processor is not in it. */
+/* Preloaded into a server. Measures the processor time of each turn of its event loop, from the return of one epoll_wait
+   to the call of the next, without the time in which other processes had the processor. Writes two numbers to the file
+   that TURNS names: the longest turn in ns, and the number of turns above one millisecond. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -21,7 +21,7 @@ static volatile long long *figures(void) {
     return file;
 }
 
-static long long processor_time(void) {
+static long long processor_time_ns(void) {
     struct timespec time;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
     return time.tv_sec * 1000000000LL + time.tv_nsec;
@@ -31,14 +31,14 @@ int epoll_wait(int epoll, struct epoll_event *events, int most, int timeout) {
     static int (*real)(int, struct epoll_event *, int, int);
     static long long since;
     if (!real) real = (int (*)(int, struct epoll_event *, int, int))dlsym(RTLD_NEXT, "epoll_wait");
-    /* Only the main thread's event loop is a loop that clients wait for. */
+    /* Clients wait for the main thread only. */
     if (gettid() != getpid()) return real(epoll, events, most, timeout);
     if (since) {
-        long long took = processor_time() - since;
+        long long took = processor_time_ns() - since;
         if (took > figures()[0]) figures()[0] = took;
         if (took > 1000000) figures()[1]++;
     }
     int result = real(epoll, events, most, timeout);
-    since = processor_time();
+    since = processor_time_ns();
     return result;
 }
