@@ -1,4 +1,4 @@
-# Every command of the project. A target runs a script, which says what it does and why.
+# Every command of the project. A target runs a script; its head explains it.
 .DEFAULT_GOAL := help
 .PHONY: help setup run run-quorum build install test test-clients test-servers test-packages test-install \
 	test-images test-contrib test-busy soak chaos lint msrv deny fmt miri asan fuzz bench stall model docs compare pictures dist clean
@@ -14,7 +14,7 @@ SUITES ?=
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## install what is missing: redis-server, a C compiler, libclang, Python
+setup: ## install missing tools: redis-server, a C compiler, libclang, Python
 	@scripts/setup.sh
 
 run: setup ## build, and start a server with the module; Ctrl-C stops it (CONF=redis.conf.example, PORT=6379)
@@ -35,10 +35,10 @@ test-clients: setup ## the Python and the Node client, with the versions of redi
 test-servers: setup ## longer integration tests on Redis 7.0 and 8, Valkey 8.0 and 9 (DLOCK_ROUNDS=50)
 	@scripts/test-servers.sh
 
-soak: setup ## a mixed load for SECONDS=3600 on each server; checks everything its clients see
+soak: setup ## a mixed load for SECONDS=3600 on each server; checks every answer
 	@scripts/soak.sh $(or $(SECONDS),3600)
 
-chaos: setup ## ROUNDS=200 of faults on a quorum, on each server; checks everything its clients see (SEED repeats a run)
+chaos: setup ## ROUNDS=200 of faults on a quorum, on each server; checks every answer (SEED repeats a run)
 	@$(if $(SEED),DLOCK_SEED=$(SEED)) scripts/chaos.sh $(or $(ROUNDS),200)
 
 lint: setup ## format, lints and documentation only
@@ -71,7 +71,7 @@ stall: setup ## the longest pause while 100,000 of 1,000,000 leases expire toget
 model: ## model-check the quorum's protocol in larger worlds (about 15 minutes)
 	@cargo test -p dlock-quorum --test model -- --ignored --test-threads 1
 
-docs: ## pages to read offline of all documents, with their links checked (installs mdbook)
+docs: ## offline pages of all documents, with their links checked (installs mdbook)
 	@scripts/docs.sh
 
 compare: setup ## try dlock run beside flock, setlock and etcdctl lock (unpacks daemontools and etcd)

@@ -149,7 +149,7 @@ def main(stack, folder):
     assert prometheus.firing() == set(), prometheus.firing()
     print("   none fires while all is well")
 
-    # Somebody waits for more than 10 s; meanwhile, the rest.
+    # A client waits for more than 10 s; the other alerts are raised meanwhile.
     lock("DLOCK.ACQUIRE", "slow", "holder", "600000")
     waiting = lock.send("DLOCK.ACQUIRE", "slow", "waiter", "600000", "BLOCK", "0")
     waits = time.monotonic()

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The integration tests with the module under AddressSanitizer and its leak check. Each server writes its reports into
-# its own folder, and the testkit fails the test whose server left one.
+# Runs the integration tests with the module under AddressSanitizer and its leak check. Each server writes its reports into
+# its own folder, and the testkit fails a test if its server left a report.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -11,14 +11,13 @@ runtime=$(cc -print-file-name=libasan.so)
 host=$(rustc -vV | sed -n 's/^host: //p')
 
 say "building the module under AddressSanitizer"
-# The suppressions go by names: the runtime finds its way up the stack by frame pointers, and the names in the debug
-# information.
+# The suppressions match names, which the runtime finds by frame pointers and debug information.
 export CARGO_PROFILE_DEV_DEBUG=full
 RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers=yes" cargo +nightly build --lib --package dlock-module --target "$host" --target-dir build/asan
 unset CARGO_PROFILE_DEV_DEBUG
 
-# The server itself is not instrumented: the runtime is preloaded into it, and takes over its allocator with it.
-# handle_segv=0 leaves a crash report to the server.
+# The server is not instrumented: the runtime is preloaded and replaces its allocator. handle_segv=0 leaves crash reports
+# to the server.
 export DLOCK_TEST_MODULE="$top/build/asan/$host/debug/libdlock.so"
 options="detect_leaks=1:handle_segv=0:log_path={dir}/sanitizer"
 leaks="suppressions=$top/scripts/lsan.supp:print_suppressions=0"
@@ -26,7 +25,7 @@ export DLOCK_TEST_SERVER_ENV="LD_PRELOAD=$runtime ASAN_OPTIONS=$options LSAN_OPT
 DLOCK_TEST_SERVERS="redis-7.0=$(redis_server)"
 export DLOCK_TEST_SERVERS
 say "integration tests"
-# Its allocator keeps what was freed for a while, so a server does not become as small as it was.
+# The test that is skipped checks that memory shrinks again, but the sanitizer's allocator retains freed memory.
 found=
 cargo test --package dlock-module --no-fail-fast -- --skip a_few_seconds_of_everything || found=1
 cargo test --package dlock-client --no-fail-fast --test service --test chaos || found=1

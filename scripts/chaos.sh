@@ -1,6 +1,6 @@
 #!/bin/sh
-# A quorum under faults, everything its clients see checked, on each server: chaos.sh ROUNDS. Python and Node clients lock
-# beside the Rust ones.
+# Runs a quorum under faults on each server, and checks every answer that its clients get: chaos.sh ROUNDS. Python and Node
+# clients lock beside the Rust clients.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

@@ -1,4 +1,4 @@
-# Sourced by the other scripts: the project's folder, messages, where servers are. Does nothing by itself.
+# Sourced by the other scripts: the project's folder, messages, servers, installations. Does nothing by itself.
 # shellcheck shell=sh
 
 top=$(cd "$(dirname "$0")/.." && pwd)
@@ -11,8 +11,8 @@ fail() {
     exit 1
 }
 
-# REDIS_SERVER if set, else the distribution's Redis. Without the service package only the tools are installed, and setup
-# links the server to one of them (see setup.sh).
+# Prints the path of REDIS_SERVER if it is set, else of the distribution's Redis. Without the package of the service, the
+# server is a link to one of the tools (see setup.sh).
 redis_server() {
     if [ -n "${REDIS_SERVER:-}" ]; then
         echo "$REDIS_SERVER"
@@ -23,7 +23,7 @@ redis_server() {
     fi
 }
 
-# Debian's packages, as root: install_packages NAME...
+# Installs Debian's packages, as root: install_packages NAME...
 install_packages() {
     say "installing: $*"
     mkdir -p build
@@ -42,15 +42,16 @@ install_packages() {
         }
 }
 
-# The Python client in target/python, with its extras: python_client EXTRA. PYTHON chooses the interpreter (python3),
-# REDIS_PY what pip installs (redis, the newest).
+# Installs the Python client in target/python, with its extras: python_client EXTRA. PYTHON names the interpreter
+# (python3), REDIS_PY the requirement of redis-py (redis: the newest).
 python_client() {
     "${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
     [ -x target/python/bin/python ] || "${PYTHON:-python3}" -m venv target/python
     target/python/bin/python -m pip install -q --disable-pip-version-check "${REDIS_PY:-redis}" -e "clients/python[$1]"
 }
 
-# The Node client and what it is tested with, built. NODE_CLIENTS is what npm installs ("ioredis@6 redis@4").
+# Installs the Node client with its test dependencies, and builds it. NODE_CLIENTS names other versions of the libraries
+# ("ioredis@6 redis@4").
 node_client() (
     # Debian's package of npm needs that of node.
     command -v npm >/dev/null || install_packages nodejs npm
@@ -62,8 +63,8 @@ node_client() (
     npm run --silent build
 )
 
-# Exports the servers under test, unless DLOCK_TEST_SERVERS names them: Debian's Redis and these, which are fetched if
-# they are missing: test_servers NAME...
+# Exports DLOCK_TEST_SERVERS, unless it is set: Debian's Redis and the named servers. Fetches servers that are missing:
+# test_servers NAME...
 test_servers() {
     [ -z "${DLOCK_TEST_SERVERS:-}" ] || return 0
     DLOCK_TEST_SERVERS="redis-7.0=$(redis_server)"
@@ -74,7 +75,7 @@ test_servers() {
     export DLOCK_TEST_SERVERS
 }
 
-# What the tests of both clients need, installed and built: the clients and the old lock libraries of clients/fleet.
+# Installs and builds both clients, and the other lock libraries of clients/fleet.
 test_clients() {
     say "the Python and the Node client"
     python_client test,recipes
@@ -82,13 +83,13 @@ test_clients() {
     npm install --silent --no-audit --no-fund --prefix target/node redlock@5.0.0-beta.2 ioredis@5
 }
 
-# The tests of the Python client. The arguments go to pytest. DLOCK_TEST_SERVERS and DLOCK_TEST_MODULE must be set.
+# Runs the tests of the Python client. The arguments go to pytest. DLOCK_TEST_SERVERS and DLOCK_TEST_MODULE must be set.
 python_tests() (
     export NODE_PATH="$top/target/node/node_modules" # for the fleet
     cd clients/python && "$top/target/python/bin/python" -m pytest -q "$@"
 )
 
-# Debian's packages, unpacked into a folder and not installed: unpack_packages FOLDER NAME...
+# Unpacks Debian's packages into a folder, without installing them: unpack_packages FOLDER NAME...
 unpack_packages() {
     unpacked=$1
     shift
@@ -99,7 +100,7 @@ unpack_packages() {
     rm "$unpacked"/*.deb
 }
 
-# Nightly Rust with these components: nightly_with COMPONENT...
+# Installs nightly Rust with these components: nightly_with COMPONENT...
 nightly_with() {
     if ! cargo +nightly --version >/dev/null 2>&1; then
         say "fetching the nightly toolchain"
@@ -113,7 +114,7 @@ nightly_with() {
     done
 }
 
-# The version of all that is released: that of Cargo.toml.
+# Prints the version of Cargo.toml, which all packages have.
 version() {
     sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml
 }

@@ -40,10 +40,10 @@ now_flock() { flock -n "$@"; }
 now_setlock() { setlock -n "$@" 2>/dev/null; }
 now_etcdctl() { return 255; }
 now_dlock() { local name=$1; shift; dlock run --no-wait --quiet "$name" -- "$@"; }
-# Whether somebody else gets the lock within 5 s.
+# Prints yes if another process gets the lock within 5 s.
 free() { (timeout 5 bash -c "$(declare -f "$1_"); $1_ $2 true" 2>/dev/null) && echo yes || echo no; }
 lives() { kill -0 "$(cat "$1")" 2>/dev/null && echo yes || echo no; }
-# Holds lock $2 while a command runs, whose process id is in the file $2.pid; the runner's is in $runner.
+# Holds lock $2 while a command runs. The file $2.pid gets the command's process id, $runner the runner's.
 hold() {
     ("$1_" "$2" sh -c "echo \$\$ >$2.pid; exec sleep 60") 2>/dev/null &
     runner=$!
@@ -88,7 +88,7 @@ left() { ("$1_" "left-$1" sh -c 'sleep 8 >/dev/null & exit 0'); free "$1" "left-
 fence() { ("$1_" fence env) | grep -E '^(ETCD_LOCK_REV|DLOCK_FENCE)=' | cut -d= -f1; }
 
 row code "exit code of a command that ends with 7"
-row taken "exit code if the lock is taken and nobody waits (255: it cannot)"
+row taken "exit code without waiting, if the lock is taken (255: not possible)"
 row order "order in which eight waiters get the lock"
 row killed "the runner is killed (SIGKILL): does the next one get the lock within 5 s, does the command run on?"
 row term "the runner gets SIGTERM: does the command end?"

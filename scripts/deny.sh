@@ -1,6 +1,6 @@
 #!/bin/sh
-# Licences, sources and known vulnerabilities of all dependencies, by deny.toml. Installs cargo-deny, which takes minutes
-# to build: `make lint` therefore only uses it where it is there already, and CI fetches it built.
+# Checks licences, sources and known vulnerabilities of all dependencies by deny.toml. Installs cargo-deny, which takes
+# minutes to build; `make lint` uses it only if it is installed, and CI fetches it built.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -9,5 +9,5 @@ cargo deny --version >/dev/null 2>&1 || cargo install cargo-deny --locked
 say "licences and sources"
 cargo deny --all-features check licenses bans sources
 say "advisories"
-# Fetches the database of advisories, which needs the network.
+# Fetches the database of advisories over the network.
 cargo deny --all-features check advisories

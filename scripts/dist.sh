@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes what a release consists of, in target/dist: a tarball of `make install`, two Debian packages, the Python client, an SBOM, and the
-# checksums of all of them. The same sources and compiler make the same files: times are those of the last commit.
+# Makes the files of a release in target/dist: a tarball of `make install`, two Debian packages, the Python client, an
+# SBOM, and checksums. The same sources and compiler make the same files: their times are those of the last commit.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -28,7 +28,7 @@ glibc() {
     objdump -T "$1" | sed -n 's/.*GLIBC_\([0-9.]*\).*/\1/p' | sort -uV | tail -n 1
 }
 
-# deb NAME FILE: the package of the tree $work/NAME, whose FILE says which C library it wants.
+# deb NAME FILE: makes the package of the tree $work/NAME. FILE decides the required version of the C library.
 deb() {
     tree=$work/$1
     mkdir -p "$tree/DEBIAN" "$tree/usr/share/doc/$1"

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Makes pages to read offline of all documents: docs.py MDBOOK FOLDER. Fails if a link in them leads nowhere.
+"""Makes offline pages of all documents: docs.py MDBOOK FOLDER. Fails on a broken link.
 
-The chapters are those of docs/README.md. The documents are copied with what they link, under the same paths, so that
-their links need no rewriting.
+The chapters are those of docs/README.md. The documents and the files that they link keep their paths, so that no link
+needs rewriting.
 """
 
 import html.parser
@@ -26,13 +26,13 @@ enable = false
 
 
 def links(text):
-    """Where the relative links of a document lead, without those in code."""
+    """Returns the targets of the relative links of a document, without those in code."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
     return [target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", prose) if "://" not in target]
 
 
 def stage(source):
-    """Copies the documents and what they link; the index becomes mdbook's summary."""
+    """Copies the documents and the files that they link. The index becomes mdbook's summary."""
     index = pathlib.Path("docs/README.md").read_text()
     summary = re.sub(r"^#+ ", "# ", index, flags=re.M)
     summary = re.sub(r"^(- \[.*?\])\((.*?)\).*", lambda at: f"{at[1]}({plain('docs', at[2])})", summary, flags=re.M)
@@ -70,7 +70,7 @@ class Page(html.parser.HTMLParser):
 
 
 def lead_to_index(folder):
-    """mdbook makes README.md an index.html, but links to it a README.html."""
+    """Mends links to README.html: mdbook renders README.md as index.html."""
     for path in folder.rglob("*.html"):
         path.write_text(re.sub(r'(href="[^":]*)\bREADME\.html', r"\1index.html", path.read_text()))
 
@@ -79,7 +79,7 @@ def broken(folder):
     pages = {path.resolve(): Page(path) for path in folder.rglob("*.html")}
     checked = 0
     for path, page in pages.items():
-        # The page for any address that does not exist has the links of the first one, from there.
+        # The page for unknown addresses has the links of the first page, relative to the first page.
         if path.name in ("404.html", "toc.html"):
             continue
         for target in page.targets:
@@ -104,7 +104,7 @@ def main():
     subprocess.run([mdbook, "build", folder], check=True)
     lead_to_index(folder / "book")
     wrong = sorted(set(broken(folder / "book")))
-    sys.exit("\n".join(["these links lead nowhere:", *wrong]) if wrong else 0)
+    sys.exit("\n".join(["broken links:", *wrong]) if wrong else 0)
 
 
 main()

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Pages to read offline of all documents, in target/docs/book. mdbook is installed into target/tools if there is none.
+# Makes offline pages of all documents in target/docs/book. Installs mdbook into target/tools if it is missing.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

@@ -1,9 +1,8 @@
 #!/bin/sh
-# Unpacks a server that this Debian release does not have into build/servers/NAME: fetch-server.sh NAME
+# Unpacks a server of another Debian release into build/servers/NAME, without installing it: fetch-server.sh NAME
 #
-# Nothing is installed. The packages come from the machine's Debian mirror, from the suite that has the server, with all
-# their dependencies, including the C library; build/servers/NAME/server starts the server through that library's loader.
-# So servers of a newer Debian run here, and a module built here is tested in them.
+# The packages come from the machine's Debian mirror, with all their dependencies, including the C library.
+# build/servers/NAME/server starts the server through the loader of that library, so servers of a newer Debian run here.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -14,7 +13,7 @@ if [ -x "$home/server" ]; then
     exit 0
 fi
 
-# Suites move on. What counts is the folder's name; the version found is printed below.
+# The folder is named after the version that the suite had at first; the version found is printed below.
 case $name in
     valkey-8.0) suites="bookworm bookworm-backports" package=valkey-tools program=valkey-check-rdb ;;
     redis-8) suites=trixie package=redis-tools program=redis-check-rdb ;;
@@ -26,7 +25,7 @@ command -v apt-get >/dev/null || fail "$name comes from Debian's packages, but t
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 [ -e $keyring ] || fail "$keyring is missing, so Debian's signatures cannot be checked: install debian-archive-keyring"
 
-# However the sources are configured, apt knows where this machine gets Debian's main packages.
+# Asks apt for the mirror, because the sources may be configured in several ways.
 # shellcheck disable=SC1091
 codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
 # shellcheck disable=SC2016 # apt puts in the values, not the shell
@@ -34,8 +33,8 @@ mirror=$(apt-get indextargets --format '$(RELEASE) $(COMPONENT) $(REPO_URI)' 'Cr
     awk -v release="$codename" '$1 == release && $2 == "main" { print $3; exit }')
 [ -n "$mirror" ] || fail "apt has no source for Debian's main packages (release: $codename)"
 
-# A separate apt: its own sources and lists, and nothing installed, so that it fetches every dependency. It checks
-# signatures as usual.
+# A separate apt, with its own sources and lists and no installed packages, so that it fetches every dependency. It
+# checks signatures as usual.
 work=$top/build/fetch/$name
 rm -rf "$work"
 mkdir -p "$work/lists/partial" "$work/archives/partial" "$work/tree"
@@ -55,7 +54,7 @@ own_apt() {
 
 say "fetching $name from Debian's ${suites##* }"
 own_apt update || fail "$name: the package lists of '$suites' could not be fetched from $mirror"
-# The newest suite: backports are only used on request.
+# Names the last suite: apt uses backports only on request.
 own_apt install --yes --download-only -t "${suites##* }" "$package" >"$work/log" 2>&1 ||
     {
         cat "$work/log" >&2
@@ -65,7 +64,7 @@ for file in "$work"/archives/*.deb; do
     dpkg -x "$file" "$work/tree"
 done
 
-# One program that acts by its name; with this one it is the server.
+# The program acts by its name, and is the server under this one.
 [ -e "$work/tree/usr/bin/$program" ] || fail "$name: $package does not contain $program"
 ln -s "$program" "$work/tree/usr/bin/server"
 loader=$(cd "$work" && find tree -name 'ld-linux*.so.*' ! -type l -print -quit)

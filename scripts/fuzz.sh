@@ -1,5 +1,5 @@
 #!/bin/sh
-# Each target of fuzz/ in turn, then whole files in real servers: fuzz.sh SECONDS
+# Runs each target of fuzz/ in turn, then damaged files in real servers: fuzz.sh SECONDS
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -16,7 +16,7 @@ fi
 for file in "$@"; do
     target=$(basename "$file" .rs)
     say "$target, $limit s"
-    # What it finds on the way goes to the first folder: fuzz/corpus is what we keep, and what the tests replay.
+    # New inputs go to the first folder. The tests replay fuzz/corpus.
     mkdir -p "build/corpus/$target"
     cargo +nightly fuzz run "$target" "build/corpus/$target" "fuzz/corpus/$target" -- -max_total_time="$limit"
 done

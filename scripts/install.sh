@@ -9,7 +9,7 @@ set -eu
 
 to=${DESTDIR:-}${PREFIX:-/usr/local}
 built=${CARGO_TARGET_DIR:-$top/target}/release
-# Under sudo, what the user has built is installed: root has no Rust, and would leave files that are not the user's.
+# Under sudo, installs the user's build: root has no Rust, and would leave files of root in target/.
 [ -n "${SUDO_USER:-}" ] || cargo build --release --locked -p dlock-module -p dlock
 for file in libdlock.so dlock; do
     [ -e "$built/$file" ] || fail "$built/$file is missing: run \`make build\` first, without sudo"

@@ -1,5 +1,5 @@
-# Sourced by scripts that try packages: a small Debian whose PID 1 is its own systemd, so that units run with the sandbox
-# that they ask for. Needs root, and no container manager: namespaces, and a group of its own in the host's cgroup 2.
+# Sourced by scripts that test packages: a small Debian with its own systemd as PID 1, so that units run in their sandbox.
+# Needs root, but no container manager: it uses namespaces, and a group of its own in the host's cgroup 2.
 # shellcheck shell=sh
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Checks the module, the client and the command with the oldest Rust that Cargo.toml promises (rust-version). Not the
-# tests, which may use a newer one. Fetches that toolchain.
+# Checks all crates with the oldest Rust that Cargo.toml promises (rust-version), without the tests, which may use a newer
+# one. Fetches that toolchain.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -12,5 +12,5 @@ if ! cargo "+$version" --version >/dev/null 2>&1; then
     rustup toolchain install "$version" --profile minimal
 fi
 say "Rust $version"
-# A folder of its own: another compiler in target/ would rebuild everything there.
+# In a folder of its own, because another compiler would rebuild everything in target/.
 cargo "+$version" check --workspace --locked --target-dir build/msrv

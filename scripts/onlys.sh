@@ -1,12 +1,12 @@
 #!/bin/sh
-# The "onlys" of ARCHITECTURE.md that no compiler holds: what may stand in one place stands nowhere else.
+# Checks the rules of ARCHITECTURE.md that say "only" and that no compiler checks. Part of `make lint`.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 
 wrong=0
 
-# only WHAT WHERE PATTERN IN..: prints each line of code, not of comment, in IN that matches PATTERN outside WHERE.
+# only WHAT WHERE PATTERN FOLDER...: fails if code in FOLDER, outside WHERE, matches PATTERN. Prints the lines.
 only() {
     what=$1 where=$2 pattern=$3
     shift 3

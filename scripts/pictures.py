@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Records `dlock run` handing a lock on and `dlock top`, as animated SVG: pictures.py PORT FOLDER.
 
-Terminals are windows of a tmux of its own; a picture is what they show, several times a second. `dlock` and `tmux` are
-in PATH, and a server with the module answers on PORT.
+Terminals are windows of a separate tmux, which are captured several times a second. Needs `dlock` and `tmux` in PATH, and
+a server with the module on PORT.
 """
 
 import html

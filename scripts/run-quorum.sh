@@ -17,7 +17,7 @@ stop() {
 trap stop EXIT
 trap 'exit 130' INT TERM HUP QUIT
 
-# A port that nobody answers on is free.
+# A port without an answer is free.
 answers() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 
 port=6401

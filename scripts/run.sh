@@ -8,14 +8,14 @@ set -eu
 cargo build --release
 
 port=${PORT:-6379}
-# A port that nobody answers on is free.
+# A port without an answer is free.
 while (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do
     port=$((port + 1))
 done
 dir=$top/build/run/$port
 mkdir -p "$dir"
 
-# Nothing is kept, so that no lock of the last run is still held. KEgd: the module's events and DEL, by key and by event.
+# No persistence, so that no lock of the last run is still held. KEgd: the module's events and DEL, by key and by event.
 options=(--bind 127.0.0.1 --save '' --appendonly no --notify-keyspace-events KEgd
     --loadmodule "$top/target/release/libdlock.so")
 if [ -n "${CONF:-}" ]; then
@@ -35,8 +35,8 @@ fi
     # shellcheck disable=SC2016 # for the reader's shell
     printf '  redis-cli -p %s DLOCK.ACQUIRE hello $(redis-cli -p %s DLOCK.TOKEN) 30000\n' "$port" "$port"
     if redis-cli -p "$port" INFO dlock | grep -q '^dlock_grace_ms_left:[1-9]'; then
-        printf '\nIt may have forgotten holds, and answers GRACE until they have expired. If you know that nobody holds\n'
-        printf 'a lock here, end that at once:\n\n'
+        printf '\nIt may have forgotten holds, and answers GRACE until they have expired. If you know that no client\n'
+        printf 'holds a lock here, end the grace period at once:\n\n'
         printf '  redis-cli -p %s CONFIG SET dlock.restart-grace 0\n' "$port"
     fi
     printf '\nCtrl-C ends it.\n\n'

@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
-"""The software bill of materials, CycloneDX 1.5: every crate that is linked into the module or into the command, for
-this machine's platform. scripts/sbom.py VERSION, in the project's folder; SOURCE_DATE_EPOCH is its date."""
+"""Prints the software bill of materials, CycloneDX 1.5: sbom.py VERSION, in the project's folder.
+
+It lists every crate that is linked into the module or the command on this machine's platform. SOURCE_DATE_EPOCH is its
+date.
+"""
 
 import json
 import os

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs whatever is missing for the build and the tests. Silent if nothing is.
+# Installs the missing tools for the build and the tests. Prints nothing if all are present.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# A mixed load for a long time on each server, everything its clients see checked: soak.sh SECONDS
+# Runs a mixed load on each server for a long time, and checks every answer that its clients get: soak.sh SECONDS
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The longest time that a client waits while 100,000 of 1,000,000 leases expire together, on each server.
+# Measures the longest wait of a client while 100,000 of 1,000,000 leases expire together, on each server.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

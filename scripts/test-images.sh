@@ -1,7 +1,7 @@
 #!/bin/sh
-# Builds the images of packaging/docker by the documented commands, and tries them as contrib/kubernetes runs them: the
-# probes, a lock, a restart, the exporter. In a Debian of its own, where podman is the docker. The images that they are
-# built FROM are made here, of Debian's packages and this machine's Rust, and have the names of those of Docker Hub.
+# Builds the images of packaging/docker by the documented commands, and runs them like contrib/kubernetes does: the probes,
+# a lock, a restart, the exporter. Works in a Debian of its own, with podman in place of docker. The base images are made
+# from Debian's packages and this machine's Rust, under the names of those on Docker Hub.
 set -eu
 # shellcheck source=scripts/machine.sh
 . "$(dirname "$0")/machine.sh"
@@ -87,7 +87,7 @@ say "the base images"
 context=$machine/srv/context
 mkdir -p "$context/rust"
 tar -C "$(rustc --print sysroot)" --exclude=./share -cf - . | tar -C "$context/rust" -xf -
-# Those that this machine trusts for crates.io.
+# The certificates that this machine trusts for crates.io.
 cp "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" "$context/ca-certificates.crt"
 base library/rust:1-bookworm "$rust" <<'END'
 FROM tree

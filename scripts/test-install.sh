@@ -1,6 +1,6 @@
 #!/bin/sh
-# docs/install.md on a bare Debian: runs each of its blocks marked `sh`, as written, in a folder with the packages of
-# `make dist`. Then a Prometheus that it has installed has seen the lock that Python took. Prints how long it took.
+# Runs each block of docs/install.md marked `sh` on a bare Debian, as written, in a folder with the packages of `make
+# dist`. Then checks that the installed Prometheus has seen the lock of the Python example. Prints the time it took.
 set -eu
 # shellcheck source=scripts/machine.sh
 . "$(dirname "$0")/machine.sh"
@@ -12,7 +12,7 @@ unpack_machine ca-certificates
 began=$(date +%s)
 boot
 cp -R "$dist" "$machine/srv/packages"
-# How this machine reaches the package index.
+# This machine's settings for the package index.
 [ ! -e /etc/pip.conf ] || cp /etc/pip.conf "$machine/etc/pip.conf"
 if [ -n "${SSL_CERT_FILE:-}" ]; then
     cp "$SSL_CERT_FILE" "$machine/etc/ssl/certs/ca-certificates.crt"

@@ -12,10 +12,10 @@ dist=${CARGO_TARGET_DIR:-$top/target}/dist
 module=$(echo "$dist"/dlock-module_*.deb)
 command=$(echo "$dist"/dlock_*.deb)
 
-# What a test asks of the server that is under test.
+# Sends a command to the server under test and prints the reply.
 ask() { inside "$family-cli" "$@"; }
 
-# A command in the machine, whose output counts only if it fails.
+# Runs a command in the machine, and prints its output only if it fails.
 quietly() {
     inside "$@" >"$folder/log" 2>&1 || {
         cat "$folder/log" >&2
@@ -77,12 +77,12 @@ try() {
 
     say "$family: upgrade while a lock is held"
     fence=$(ask DLOCK.ACQUIRE upgraded holder 3600000)
-    expect "no lock of somebody else's" "" "$(ask DLOCK.ACQUIRE upgraded other 1000)"
+    expect "no lock for another token" "" "$(ask DLOCK.ACQUIRE upgraded other 1000)"
     expect "CONFIG REWRITE, which names the module once more" OK "$(ask CONFIG REWRITE)"
     quietly apt-get install -y -qq "/srv/${module##*/}"
     restart
     expect "the hold has survived, with its fence" "$fence" "$(ask DLOCK.ACQUIRE upgraded holder 3600000)"
-    expect "and is nobody else's" "" "$(ask DLOCK.ACQUIRE upgraded other 1000)"
+    expect "and no other token gets it" "" "$(ask DLOCK.ACQUIRE upgraded other 1000)"
     expect "one release ends it" 1 "$(ask DLOCK.RELEASE upgraded holder)"
 
     say "$family: free the files of locks, and remove everything"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The integration tests on every server the module is meant for, and the long form of those with random faults: each of
-# them DLOCK_ROUNDS times, 50 where that is not said, and DLOCK_RESTARTS=100 with the clock set back.
+# Runs the integration tests on every supported server. Tests with random faults run DLOCK_ROUNDS (50) times, restarts with
+# the clock set back DLOCK_RESTARTS (100) times.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

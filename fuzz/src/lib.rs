@@ -1,5 +1,5 @@
-//! What is done with the bytes that a fuzzer finds. The core's tests include this file and replay the corpus
-//! without a fuzzer, so it uses nothing but the core. Each function answers whether the bytes meant anything.
+//! The fuzz targets as functions. The core's tests include this file and replay the corpus without a fuzzer,
+//! so it uses nothing but the core and the protocol. Each function returns true if the input was valid.
 
 use dlock_core::codec::{self, Anchor, Origin, Reader};
 use dlock_core::{Change, Hold, Instant, Lock, Mode, Ttl};
@@ -8,13 +8,13 @@ use dlock_protocol::command::{
     only_key,
 };
 
-/// The first byte chooses the command; then one argument after the other, its length before it. What is
-/// accepted is written and read as the same command again.
+/// Parses a command. The first byte chooses the command; one argument follows the other, each after its
+/// length. An accepted command is written and parsed again, and must be the same.
 pub fn arguments(data: &[u8]) -> bool {
     let Some((command, mut rest)) = data.split_first() else { return false };
     let mut args: Vec<&[u8]> = Vec::new();
     while let Some((len, behind)) = rest.split_first() {
-        // The greatest length goes beyond what a token or a label may have.
+        // The greatest length exceeds the limits of tokens and labels.
         let len = if *len == u8::MAX { 300 } else { usize::from(*len) }.min(behind.len());
         let (arg, behind) = behind.split_at(len);
         args.push(arg);
@@ -52,16 +52,16 @@ pub fn arguments(data: &[u8]) -> bool {
     parsed.is_ok()
 }
 
-/// The moment of the reader, in the middle of the corpus's times.
+/// The reader's time, in the middle of the times in the corpus.
 const NOW: Instant = Instant::from_micros(1_760_000_000_500_000);
 
-/// The first byte chooses the reader's clock; then the bytes of one lock.
+/// Reads a stored lock. The first byte chooses the reader's clock; the bytes of one lock follow.
 pub fn stored(data: &[u8]) -> bool {
     let Some((clock, bytes)) = data.split_first() else { return false };
     let reader = reader(*clock);
     let Ok(written) = reader.read(bytes) else { return false };
     let mut lock = Lock::default();
-    assert!(written.apply(&mut lock), "an empty lock has room for what was read");
+    assert!(written.apply(&mut lock), "an empty lock has room for every hold that was read");
     is_sound(&lock);
     let (once, again) = (write(&lock, reader), read_again(&lock, reader));
     assert_eq!(again, lock);
@@ -69,8 +69,8 @@ pub fn stored(data: &[u8]) -> bool {
     true
 }
 
-/// The first byte chooses the reader's clock; then one effect after the other, two bytes of length before
-/// each. They all go to one lock.
+/// Applies effects to one lock. The first byte chooses the reader's clock; one effect follows the other, each
+/// after two bytes with its length.
 pub fn effects(data: &[u8]) -> bool {
     let Some((clock, mut rest)) = data.split_first() else { return false };
     let reader = reader(*clock);
@@ -113,7 +113,7 @@ fn write(lock: &Lock, reader: Reader) -> Vec<u8> {
 
 fn read_again(lock: &Lock, reader: Reader) -> Lock {
     let mut again = Lock::default();
-    let written = reader.read(&write(lock, reader)).expect("what was written can be read");
+    let written = reader.read(&write(lock, reader)).expect("a written lock can be read");
     assert!(written.is_whole() && written.apply(&mut again));
     again
 }
@@ -125,7 +125,7 @@ fn sorted(lock: &Lock) -> (Option<Mode>, u64, Vec<&Hold>) {
     (all.mode(), all.delay_left(), holds)
 }
 
-/// The holders fit the mode, and no token holds twice.
+/// Checks that the holders fit the mode and that no token holds twice.
 fn is_sound(lock: &Lock) {
     let (mode, _, holds) = sorted(lock);
     let most = match mode {

@@ -17,14 +17,15 @@ use crate::table::{Ratios, Table, median, percentile};
 enum Way {
     /// From RELEASE to the reply of the waiting ACQUIRE.
     Block,
-    /// From RELEASE to the reply of the ACQUIRE that claims the grant after its message. Clients of dlock wait
-    /// this way.
+    /// From RELEASE to the reply of the ACQUIRE that claims the grant after its message. Clients of dlock
+    /// wait this way.
     Queue,
     /// From PUBLISH to the subscriber's message: the fastest way to wake a connection.
     Publish,
     /// From LPUSH to the reply of the waiting BLPOP.
     Pop,
-    /// From DEL and PUBLISH to the reply of the subscriber's SET NX PX: the lock of libraries that do not poll.
+    /// From DEL and PUBLISH to the reply of the subscriber's SET NX PX: the lock of libraries that do not
+    /// poll.
     Retry,
 }
 

@@ -1,7 +1,7 @@
 //! Instructions per pair as callgrind counts them, and the misses of the instruction cache that it simulates.
 //!
-//! These figures do not depend on the machine's load, so a change of a few percent shows. The instructions are
-//! compared with those recorded in `crates/bench/instructions.json`.
+//! These figures do not depend on the machine's load, so a change of a few percent shows. The instructions
+//! are compared with those recorded in `crates/bench/instructions.json`.
 
 use std::collections::BTreeMap;
 use std::fs;

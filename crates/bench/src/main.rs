@@ -60,9 +60,9 @@ struct Options {
 enum What {
     /// Acquire + release pairs per second
     Pairs {
-        /// Only variants whose names contain one of these words. A name is a load and a kind of persistence, as
-        /// in deep-plain. Loads: deep (pipeline depth 32, 50 connections), long (32, 1), wide (1, 50), lone (1,
-        /// 1). Persistence: plain (none), aof, always, replica
+        /// Only variants whose names contain one of these words. A name is a load and a kind of persistence,
+        /// as in deep-plain. Loads: deep (pipeline depth 32, 50 connections), long (32, 1), wide (1, 50),
+        /// lone (1, 1). Persistence: plain (none), aof, always, replica
         #[arg(long, value_delimiter = ',')]
         variant: Vec<String>,
     },

@@ -1,8 +1,8 @@
 //! Longest pause of a server while 100,000 of a million holds expire at the same moment.
 //!
-//! Measured twice: by a client that pings, compared with the same client while nothing expires and on an empty
-//! server; and by the longest turn of the server's event loop in processor time, which a busy machine does not
-//! lengthen.
+//! Measured twice: by a client that pings, compared with the same client while nothing expires and on an
+//! empty server; and by the longest turn of the server's event loop in processor time, which a busy machine
+//! does not lengthen.
 
 use std::fs::{self, OpenOptions};
 use std::io::Result;
