@@ -21,7 +21,6 @@ CIRCLES_LEFT = {
     "crates/client/src",
     "crates/core/src",
     "crates/protocol/src",
-    "crates/testkit/src",
     "clients/node/src",
 }
 

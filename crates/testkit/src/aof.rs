@@ -1,4 +1,4 @@
-//! What a server wrote into its append only file.
+//! Reads the commands in a server's append only file.
 
 use std::fs;
 use std::path::Path;
@@ -6,9 +6,8 @@ use std::path::Path;
 use crate::value::Value;
 use crate::wire::{parse, parse_line};
 
-/// All commands of the AOF in `dir`, SELECT included, in the order in which a restart replays them. A base
-/// that is an RDB holds no commands and is left out. A command cut off at the end, as after a kill, is left
-/// out as well.
+/// Returns all commands of the append only file in `dir`, with SELECT, in the order of a replay. Leaves out a
+/// base in RDB form, and a command that is cut off at the end, as after a kill.
 pub fn commands(dir: &Path) -> Vec<Vec<Vec<u8>>> {
     let folder = dir.join("appendonlydir");
     let manifest = folder.join("appendonly.aof.manifest");
@@ -19,7 +18,7 @@ pub fn commands(dir: &Path) -> Vec<Vec<Vec<u8>>> {
         // file appendonly.aof.1.incr.aof seq 1 type i
         let words: Vec<&str> = line.split_whitespace().collect();
         let [_, file, _, _, _, kind, ..] = words[..] else { panic!("a manifest line reads {line:?}") };
-        // h: history, replaced by a newer base and about to be deleted
+        // h: history, replaced by a newer base and to be deleted.
         if kind != "h" {
             let path = folder.join(file);
             let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -37,7 +36,7 @@ fn parse_commands(bytes: &[u8]) -> Vec<Vec<Vec<u8>>> {
     }
     while !rest.is_empty() {
         if rest.starts_with(b"#") {
-            // an annotation, like #TS:1700000000
+            // An annotation, like #TS:1700000000.
             let Some((_, length)) = parse_line(rest) else { break };
             rest = &rest[length..];
             continue;
@@ -49,7 +48,7 @@ fn parse_commands(bytes: &[u8]) -> Vec<Vec<Vec<u8>>> {
     found
 }
 
-/// A command's arguments as bytes.
+/// Returns a command's arguments as bytes.
 pub(crate) fn arguments(command: &Value) -> Vec<Vec<u8>> {
     command.items().iter().map(|argument| argument.bytes().to_vec()).collect()
 }

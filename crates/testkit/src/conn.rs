@@ -7,11 +7,11 @@ use crate::value::Value;
 use crate::wait::TIMEOUT;
 use crate::wire::{Wire, encode};
 
-/// A RESP connection on which each wait is bounded by [`TIMEOUT`]. Panics when the server does not answer in
-/// time or hangs up, since a test that did not expect that has failed.
+/// A RESP connection. Panics if the server does not answer within [`TIMEOUT`] or closes the connection,
+/// because a test that does not expect this has failed.
 pub struct Conn {
     wire: Wire,
-    /// Pushes that came while a reply was awaited; `read` returns them first.
+    /// Pushes that arrived before an awaited reply. `read` returns them first.
     pushed: VecDeque<Value>,
 }
 
@@ -24,7 +24,7 @@ impl Conn {
     }
 
     /// Sends a command and returns its reply.
-    #[must_use = "the answer, maybe an error, would go unnoticed"]
+    #[must_use = "the reply may be an error"]
     #[track_caller]
     pub fn call<A: AsRef<[u8]>>(&mut self, arguments: &[A]) -> Value {
         self.send(arguments);
@@ -36,14 +36,15 @@ impl Conn {
         }
     }
 
-    /// [`Conn::call`] with the arguments in one text, split at blanks: `conn.say("DLOCK.HOLDS key token")`.
-    #[must_use = "the answer, maybe an error, would go unnoticed"]
+    /// Like [`Conn::call`], with the arguments in one text, split at blanks: `conn.say("DLOCK.HOLDS key
+    /// token")`.
+    #[must_use = "the reply may be an error"]
     #[track_caller]
     pub fn say(&mut self, command: &str) -> Value {
         self.call(&words(command))
     }
 
-    /// [`Conn::say`] that panics on an error reply. For the steps that lead up to what a test looks at.
+    /// Like [`Conn::say`], but panics on an error reply. For the steps that prepare a test.
     #[track_caller]
     pub fn ok(&mut self, command: &str) -> Value {
         match self.say(command) {
@@ -58,15 +59,15 @@ impl Conn {
         self.send_raw(&encode(arguments));
     }
 
-    /// Sends several commands in one write, so that the server finds them in one turn of its event loop.
+    /// Sends several commands in one write, so that the server reads them in one turn of its event loop.
     #[track_caller]
     pub fn send_batch<A: AsRef<[u8]>>(&mut self, commands: &[&[A]]) {
         let bytes: Vec<u8> = commands.iter().flat_map(|arguments| encode(arguments)).collect();
         self.send_raw(&bytes);
     }
 
-    /// [`Conn::say`] of several commands in one write, and their replies in order.
-    #[must_use = "the answers, maybe errors, would go unnoticed"]
+    /// Sends several commands in one write and returns their replies in order.
+    #[must_use = "a reply may be an error"]
     #[track_caller]
     pub fn say_together(&mut self, commands: &[&str]) -> Vec<Value> {
         let commands: Vec<Vec<&str>> = commands.iter().map(|command| words(command)).collect();
@@ -74,13 +75,13 @@ impl Conn {
         commands.iter().map(|_| self.read()).collect()
     }
 
-    /// Sends bytes as they are, also such as are no RESP.
+    /// Sends bytes unchanged, RESP or not.
     #[track_caller]
     pub fn send_raw(&mut self, bytes: &[u8]) {
         self.wire.send(bytes).unwrap_or_else(|error| panic!("sending failed: {error}"));
     }
 
-    /// The next reply or push.
+    /// Returns the next reply or push.
     #[track_caller]
     pub fn read(&mut self) -> Value {
         match self.pushed.pop_front() {
@@ -89,9 +90,9 @@ impl Conn {
         }
     }
 
-    /// The next reply or push, or None when none is complete within `limit`. A later read goes on where this
-    /// stopped.
-    #[must_use = "the answer, maybe an error, would go unnoticed"]
+    /// Returns the next reply or push. `None` if none is complete within `limit`; a later read continues from
+    /// there.
+    #[must_use = "the reply may be an error"]
     #[track_caller]
     pub fn try_read(&mut self, limit: Duration) -> Option<Value> {
         if let Some(push) = self.pushed.pop_front() {
@@ -101,7 +102,7 @@ impl Conn {
         read.unwrap_or_else(|error| panic!("reading a reply failed: {error}"))
     }
 
-    /// Speaks RESP3 from here on.
+    /// Switches to RESP3.
     #[track_caller]
     pub fn hello3(&mut self) {
         assert_eq!(self.ok("HELLO 3").field("proto"), &3);
@@ -112,8 +113,9 @@ impl Conn {
         self.say("CLIENT ID").int()
     }
 
-    /// Whether the server has hung up. Looks, does not wait: `until("it hangs up", || conn.closed())`.
-    #[must_use = "the answer, maybe an error, would go unnoticed"]
+    /// Returns true if the server has closed the connection. Does not wait: `until("the connection closes",
+    /// || conn.closed())`.
+    #[must_use = "the reply may be an error"]
     pub fn closed(&mut self) -> bool {
         loop {
             match self.wire.receive(Instant::now()) {

@@ -1,17 +1,17 @@
-//! The documents, of which examples are tried. They are read when a test runs: to change one builds nothing.
+//! The project's documents, whose examples are tested. Read when a test runs, so a change needs no build.
 
 use std::fs;
 use std::path::Path;
 
-use crate::project;
+use crate::project::project;
 
-/// A document, by its path in the project.
+/// Returns the text of a document, by its path in the project.
 #[track_caller]
 pub fn read(path: &str) -> String {
     fs::read_to_string(project().join(path)).unwrap_or_else(|why| panic!("{path}: {why}"))
 }
 
-/// The lines of its fenced blocks of this language.
+/// Returns the lines of a document's fenced blocks in this language.
 #[track_caller]
 pub fn blocks(path: &str, language: &str) -> Vec<String> {
     let mut inside = false;
@@ -25,7 +25,7 @@ pub fn blocks(path: &str, language: &str) -> Vec<String> {
     read(path).lines().filter(shown).map(str::to_owned).collect()
 }
 
-/// Every document of the project, in the order of their paths.
+/// Returns the paths of all documents of the project, sorted.
 pub fn all() -> Vec<String> {
     let mut found = Vec::new();
     add(Path::new(""), &mut found);
@@ -38,7 +38,7 @@ fn add(folder: &Path, found: &mut Vec<String>) {
         let entry = entry.expect("an entry");
         let (path, name) = (folder.join(entry.file_name()), entry.file_name());
         let name = name.to_string_lossy();
-        // Not what is built or installed; `build` is a link in some clones.
+        // Skips built and installed files. `build` may be a link.
         let ours = !name.starts_with('.') && !["target", "build", "node_modules"].contains(&&*name);
         if ours && entry.file_type().expect("a kind").is_dir() {
             add(&path, found);

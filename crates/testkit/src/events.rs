@@ -1,9 +1,9 @@
-//! Keyspace notifications as a client sees them.
+//! Keyspace notifications, received by a subscriber.
 
 use crate::conn::Conn;
 use crate::server::Server;
 
-/// Told apart from every event: keyspace channels begin with "__key".
+/// Channel of the marks. Differs from the channels of events, which begin with "__key".
 const MARK: &str = "testkit:mark";
 
 /// A subscriber to the channels of one pattern.
@@ -14,8 +14,8 @@ pub struct Events {
 }
 
 impl Events {
-    /// Subscribes to `pattern`, such as `__keyevent@0__:*`. A server that notifies of nothing is told to
-    /// notify of everything; one that was configured is left as it is.
+    /// Subscribes to `pattern`, such as `__keyevent@0__:*`. Switches all notifications on if the server has
+    /// none configured.
     #[track_caller]
     pub fn subscribe(server: &Server, pattern: &str) -> Events {
         let mut publisher = server.connect();
@@ -28,7 +28,7 @@ impl Events {
         Events { subscriber, publisher, marks: 0 }
     }
 
-    /// The next event: its channel and its message.
+    /// Returns the channel and the message of the next event.
     #[track_caller]
     pub fn read(&mut self) -> (String, String) {
         let message = self.subscriber.read();
@@ -36,8 +36,7 @@ impl Events {
         (channel.text(), text.text())
     }
 
-    /// All events that the server has sent up to now: a message of our own, published last, tells where they
-    /// end.
+    /// Returns all events that the server has sent up to now. A mark, published last, shows their end.
     #[track_caller]
     pub fn so_far(&mut self) -> Vec<(String, String)> {
         self.marks += 1;
@@ -54,7 +53,7 @@ impl Events {
         }
     }
 
-    /// Panics when the server has sent any event since the last one read.
+    /// Panics if the server has sent an event since the last read.
     #[track_caller]
     pub fn none(&mut self) {
         let events = self.so_far();

@@ -1,10 +1,10 @@
-//! A server's folder.
+//! Temporary folders.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, fs, process, thread};
 
-/// A fresh folder that goes away with its owner, unless the test fails: then it stays, to be looked at.
+/// A new folder. Dropping it removes it, unless the test fails: then it stays for inspection.
 pub struct Folder(PathBuf);
 
 impl Folder {
@@ -12,7 +12,7 @@ impl Folder {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("dlock-test-{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let path = env::temp_dir().join(name);
-        // A process long gone may have had this id and left its folder after a failure.
+        // An earlier process may have had this id and left its folder after a failure.
         let _ = fs::remove_dir_all(&path);
         fs::create_dir(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         Folder(path)

@@ -1,12 +1,12 @@
-//! What clients saw of locks, and whether it can have been so. No server, no clock: a history is data.
+//! The checker of recorded histories: could a correct server have given these answers?
 //!
-//! Every moment is one that a client knows for certain. It asked *before* the server heard it, and was
-//! answered *after* the server had decided: so what a history rules out was really wrong, however slow the
-//! machine was.
+//! A history is data, without a server or a clock. Its times are those of the clients: a request was sent
+//! *before* the server read it, and answered *after* the server decided. So every reported fault is one, on a
+//! slow machine too.
 
 use std::collections::{BTreeMap, HashMap};
 
-/// Microseconds since the run began.
+/// Microseconds since the start of the run.
 pub type At = u64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,44 +16,45 @@ pub enum Mode {
     Permits(usize),
 }
 
-/// One acquisition: a token is used for one only.
+/// One acquisition. Each has its own token.
 #[derive(Clone, Debug)]
 pub struct Hold {
     pub key: String,
     pub token: String,
     pub mode: Mode,
-    /// Before ACQUIRE was sent.
+    /// Time before ACQUIRE was sent.
     pub asked: At,
-    /// None: refused, or never answered.
+    /// `None` if it was refused or never answered.
     pub grant: Option<Grant>,
-    /// When it was answered that the token holds nothing any more.
+    /// Time of the answer that the token holds nothing any more.
     pub gone: Option<At>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct Grant {
     pub fence: i64,
-    /// After the answer came.
+    /// Time after the answer arrived.
     pub at: At,
-    /// The client relied on it until then: its lease, counted from before it was sent, or before it sent
-    /// RELEASE.
+    /// End of the client's reliance on the grant: the end of its lease, counted from before the request was
+    /// sent, or the time before it sent RELEASE.
     pub until: At,
 }
 
-/// Who held a key and who waited for it, the head of the queue first, in one answer.
+/// The holders and the waiters of a key, from one answer.
 #[derive(Clone, Debug)]
 pub struct Look {
     pub key: String,
     pub asked: At,
     pub answered: At,
-    /// Tokens and fences.
+    /// Tokens and fences of the holders.
     pub holders: Vec<(String, i64)>,
+    /// Tokens of the waiters, the head of the queue first.
     pub queue: Vec<String>,
-    /// Nobody may be granted it for a while: a lock-delay, restart-grace, a pause.
+    /// True while the server grants the lock to no client: DELAY, restart grace, a pause.
     pub held_back: bool,
 }
 
-/// Somebody ended all holds of a key by force.
+/// A BREAK, which ended all holds of a key.
 #[derive(Clone, Debug)]
 pub struct Break {
     pub key: String,
@@ -69,7 +70,7 @@ pub struct History {
 }
 
 impl History {
-    /// No two relied on what only one can have, and no more on permits than there are.
+    /// Checks that no two clients relied on incompatible holds, and no more clients than permits.
     pub fn exclusion(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         for (key, mut holds) in self.relied_on() {
@@ -92,7 +93,7 @@ impl History {
         wrong
     }
 
-    /// From when to when each granted hold was relied on, by key. A break ends that at once.
+    /// Returns the interval of reliance of each granted hold, by key. A break ends it at once.
     fn relied_on(&self) -> BTreeMap<&str, Vec<(At, At, &Hold)>> {
         let mut by_key: BTreeMap<&str, Vec<(At, At, &Hold)>> = BTreeMap::new();
         for hold in &self.holds {
@@ -106,7 +107,8 @@ impl History {
         by_key
     }
 
-    /// No two grants have one fence, and a grant asked for after another was answered has the higher one.
+    /// Checks that fences differ, and that a grant requested after another was answered has the greater
+    /// fence.
     pub fn fences(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         let granted = || self.holds.iter().filter_map(|hold| Some((hold, hold.grant?)));
@@ -135,19 +137,20 @@ impl History {
         wrong
     }
 
-    /// Whatever was seen had been asked for and not been given back, and nothing acknowledged was missing.
+    /// Checks the holds that the server showed: each was requested, none had ended, none was missing.
     pub fn memory(&self) -> Vec<String> {
         self.forged().into_iter().chain(self.come_back()).chain(self.lost()).collect()
     }
 
-    /// Holders that nobody ever asked to be, or with another fence than they were told; and more than can be.
+    /// Returns shown holders without a request or with another fence than granted, and holders beyond the
+    /// limit.
     pub fn forged(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         let by_token = self.by_token();
         for look in &self.looks {
             for (token, fence) in &look.holders {
                 let Some(hold) = by_token.get(token.as_str()).filter(|hold| hold.key == look.key) else {
-                    wrong.push(format!("{}: held by {token}, who never asked", look.key));
+                    wrong.push(format!("{}: held by {token}, which never asked", look.key));
                     continue;
                 };
                 if hold.grant.is_some_and(|grant| grant.fence != *fence) {
@@ -166,7 +169,7 @@ impl History {
         wrong
     }
 
-    /// Holds seen after their end had been acknowledged.
+    /// Returns holds that were shown after their end was acknowledged.
     pub fn come_back(&self) -> Vec<String> {
         let by_token = self.by_token();
         let seen =
@@ -178,7 +181,7 @@ impl History {
         back.collect()
     }
 
-    /// Holds that were relied on all the while that the server was asked, and were not shown.
+    /// Returns holds that were relied on throughout an answer but are missing in it.
     pub fn lost(&self) -> Vec<String> {
         let relied_on = self.relied_on();
         let mut wrong = Vec::new();
@@ -194,8 +197,8 @@ impl History {
         wrong
     }
 
-    /// Those who were seen in the queue were granted in that order, and before everybody who asked later; and
-    /// nobody waited for a free lock.
+    /// Checks that waiters were granted in the order of the queue and before later requests, and that no
+    /// client waited for a free lock.
     pub fn queue(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         let by_token = self.by_token();
@@ -234,7 +237,7 @@ impl History {
 fn excludes(one: Mode, other: Mode) -> bool {
     match (one, other) {
         (Mode::Shared, Mode::Shared) => false,
-        // How many there are is counted.
+        // The caller counts the permits.
         (Mode::Permits(_), Mode::Permits(_)) => false,
         _ => true,
     }

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::{env, fs, io};
 
-use crate::project;
+use crate::project::project;
 
 /// One server program of the matrix.
 #[derive(Clone, Debug)]

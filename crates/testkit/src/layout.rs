@@ -1,20 +1,21 @@
-//! The bytes of a lock, or of a change of one, taken apart by hand: so their layout cannot change unnoticed.
+//! The bytes of a stored lock or of an effect, parsed and written independently of the codec, so that a
+//! change of the layout fails a test.
 
-/// Any value may stand in it, also those that no module writes.
+/// A lock or an effect. Every field may have any value, also values that no module writes.
 #[derive(Clone)]
 pub struct Layout {
-    /// With the mode in one byte.
+    /// Shares one byte with the mode.
     pub version: u8,
-    /// 0 to 3; 4 more for a change.
+    /// 0 to 3 for a lock, 4 to 7 for an effect.
     pub mode: u8,
     pub boot: u64,
     pub offset: u64,
     pub at: u64,
-    /// In mode 3.
+    /// Present in mode 3.
     pub permits: u64,
-    /// Neither this nor the counts in mode 1.
+    /// Absent in mode 1, as the counts are.
     pub delay_until: u64,
-    /// How many are said to follow.
+    /// Stored lengths of `dropped` and `put`.
     pub counts: (u64, u64),
     pub dropped: Vec<Vec<u8>>,
     pub put: Vec<HoldLayout>,
@@ -26,7 +27,7 @@ pub struct HoldLayout {
     pub deadline: u64,
     pub granted: u64,
     pub ttl: u64,
-    /// The bytes tell the others from here on only where they are not as in most holds.
+    /// This field and the next three are present only if one of them differs from its default.
     pub count: u64,
     pub delay: u64,
     pub ephemeral: u8,
@@ -35,7 +36,7 @@ pub struct HoldLayout {
 }
 
 impl Layout {
-    /// Panics where the bytes end early, or go on.
+    /// Parses the bytes. Panics if they are too short or too long.
     #[track_caller]
     pub fn of(bytes: &[u8]) -> Layout {
         let mut rest = Rest(bytes);
@@ -49,9 +50,9 @@ impl Layout {
         let counts = (dropped, if mode % 4 == 1 { 1 } else { put });
         let dropped = (0..counts.0).map(|_| rest.text()).collect();
         let put = (0..counts.1).map(|_| HoldLayout::of(&mut rest, at)).collect();
-        assert!(rest.0.is_empty(), "left over: {}", rest.0.escape_ascii());
+        assert!(rest.0.is_empty(), "bytes left: {}", rest.0.escape_ascii());
         let layout = Layout { version, mode, boot, offset, at, permits, delay_until, counts, dropped, put };
-        assert_eq!(layout.bytes(), bytes, "numbers are as short as they can be");
+        assert_eq!(layout.bytes(), bytes, "numbers have their shortest form");
         layout
     }
 
@@ -94,8 +95,8 @@ impl HoldLayout {
         let more = (self.count, self.delay, self.ephemeral, &self.label[..]) != (1, 0, 0, b"");
         let numbers = [
             at.wrapping_sub(self.granted),
-            doubled(self.fence.wrapping_sub(self.granted.wrapping_mul(1000))),
-            doubled(self.deadline.wrapping_sub(at)),
+            zigzag(self.fence.wrapping_sub(self.granted.wrapping_mul(1000))),
+            zigzag(self.deadline.wrapping_sub(at)),
             self.ttl * 2 + u64::from(more),
         ];
         let mut out = numbers.map(leb128).concat();
@@ -110,8 +111,8 @@ impl HoldLayout {
     }
 }
 
-/// A number with a sign, as one without.
-fn doubled(number: u64) -> u64 {
+/// Encodes a signed number as an unsigned one (zigzag).
+fn zigzag(number: u64) -> u64 {
     if number >> 63 == 0 { number * 2 } else { !number * 2 + 1 }
 }
 

@@ -12,8 +12,6 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "waiting for real servers takes a look at the clock")]
 
-use std::path::Path;
-
 pub mod aof;
 mod conn;
 pub mod documents;
@@ -23,11 +21,10 @@ pub mod history;
 mod kinds;
 mod layout;
 mod locks;
-mod module;
-mod options;
 mod port;
 mod preload;
 mod process;
+mod project;
 #[cfg(feature = "proptest")]
 pub mod property;
 pub mod queue;
@@ -35,7 +32,6 @@ mod random;
 mod server;
 mod stream;
 mod value;
-mod variables;
 mod wait;
 pub mod wall_clock;
 mod wire;
@@ -48,25 +44,18 @@ pub use folder::Folder;
 pub use kinds::{ServerKind, each_server, each_server_in_turn, each_shimmed_server};
 pub use layout::Layout;
 pub use locks::locks;
-pub use module::module_path;
-pub use options::Options;
 pub use port::Port;
 pub use preload::{compiled, preloaded};
 pub use process::environment;
-pub use random::{Random, seed};
-pub use server::Server;
+pub use project::{module_path, project};
+pub use random::{Random, restarts, rounds, run_time, seed};
+pub use server::{Options, Server};
 pub use stream::Stream;
 pub use value::Value;
-pub use variables::{restarts, rounds, run_time};
 pub use wait::{TIMEOUT, until, until_some, until_within};
 pub use wire::{Wire, encode, parse};
 
-/// The folder of the whole project.
-pub fn project() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/testkit lies in the project")
-}
-
-/// A command as text to read and to compare: its arguments with blanks between, other bytes escaped.
+/// Formats a command for messages and comparisons: its arguments separated by blanks, other bytes escaped.
 pub fn line(command: &[Vec<u8>]) -> String {
     let words: Vec<String> = command.iter().map(|word| word.escape_ascii().to_string()).collect();
     words.join(" ")

@@ -1,12 +1,11 @@
-//! Everything a server knows of its locks.
+//! A dump of all locks of a server.
 
 use crate::conn::Conn;
 use crate::server::Server;
 use crate::value::Value;
 
-/// Each lock of the server in each of its databases, as it shows it itself, one a line: two servers that hold
-/// the same locks give the same lines, and so does one server before and after something that may not change
-/// them. Empty keys of the type are left out.
+/// Returns one line for each lock in each database, and the counts of INFO. Servers with the same locks
+/// return the same lines. Leaves out empty keys of the type.
 #[track_caller]
 pub fn locks(server: &Server) -> Vec<String> {
     let mut conn = server.connect();
@@ -17,14 +16,14 @@ pub fn locks(server: &Server) -> Vec<String> {
             if conn.call(&[&b"TYPE"[..], key.bytes()]) == "dlock-key" {
                 let lock = conn.call(&[&b"DLOCK.INSPECT"[..], key.bytes()]);
                 let shown = if lock.is_nil() { continue } else { holders(&lock) };
-                // Deadlines, ttls and delays are in the digest: each server's own, of its own bytes.
+                // The digest covers deadlines, TTLs and delays; each server computes it from its own bytes.
                 let digest = conn.call(&[&b"DEBUG"[..], b"DIGEST-VALUE", key.bytes()]);
                 lines.push(format!("{db} {key:?} {shown} {digest:?}"));
             }
         }
     }
     lines.sort();
-    // What a free lock leaves behind.
+    // Counts that a free lock could leave behind.
     for field in ["dlock_fence", "dlock_held", "dlock_holders"] {
         lines.push(format!("{field} {}", server.info(field)));
     }
@@ -42,7 +41,7 @@ fn holders(lock: &Value) -> String {
     format!("{:?} {:?} {holds:?}", lock.field("mode"), lock.field("permits"))
 }
 
-/// Those that hold anything.
+/// Returns the databases that contain keys.
 fn databases(conn: &mut Conn) -> Vec<u32> {
     let info = conn.ok("INFO keyspace").text();
     let numbers = info.lines().filter_map(|line| line.strip_prefix("db")?.split_once(':'));

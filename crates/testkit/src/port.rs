@@ -4,15 +4,16 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::process;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// The kernel gives outgoing connections ports from 32768 upward, and a cluster's bus listens 10000 above the
-/// port: from this range neither can be taken while a server is down between two starts.
+/// Below the ports of outgoing connections, which the kernel takes from 32768 up, and with room for a
+/// cluster's bus, which listens 10000 above the port. So no connection takes the port while a server
+/// restarts.
 const FIRST: u16 = 10_000;
 const COUNT: u16 = 10_000;
 
-/// A port of 127.0.0.1 that is ours until this is dropped, whether or not a server listens there.
+/// A port of 127.0.0.1 that no other test takes until this is dropped, whether or not a server listens there.
 ///
-/// The claim is a socket bound to the same port of 127.0.0.2. Other tests, in this process or another, try to
-/// bind it too before they take the port, and the kernel drops it with the process.
+/// The claim is a socket bound to the same port of 127.0.0.2. Other tests, in this process or another, bind
+/// that socket before they use the port, and the kernel closes it with the process.
 pub struct Port {
     number: u16,
     _claim: TcpListener,
@@ -21,7 +22,7 @@ pub struct Port {
 impl Port {
     pub fn claim() -> Port {
         static NEXT: AtomicU16 = AtomicU16::new(0);
-        // Test binaries that run at the same time begin at different places.
+        // Test binaries that run at the same time start at different numbers.
         let start = (process::id() % u32::from(COUNT)) as u16;
         for _ in 0..COUNT {
             let step = NEXT.fetch_add(1, Ordering::Relaxed) % COUNT;

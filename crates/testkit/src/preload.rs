@@ -1,4 +1,4 @@
-//! Servers that are lied to by their C library.
+//! Servers with a C library that is replaced in part.
 
 use std::collections::HashMap;
 use std::fs;
@@ -7,19 +7,19 @@ use std::process::{self, Command};
 use std::sync::{Mutex, PoisonError};
 
 use crate::kinds::ServerKind;
-use crate::module::profile_folder;
-use crate::project;
+use crate::process::environment;
+use crate::project::{profile_folder, project};
 
-/// The same server with a C file preloaded that stands in for some functions of its C library, besides those
-/// it has already: `source` is its path below the project, `variables` is what it asks the environment for.
+/// Returns the server with one more C file preloaded, which replaces some functions of its C library.
+/// `source` is the file's path below the project, `variables` the environment variables that it reads.
 pub fn preloaded(kind: &ServerKind, source: &str, variables: &[(&str, &Path)]) -> ServerKind {
     let shim = compiled(source).display().to_string();
     let mut kind = kind.clone();
     match kind.command.iter_mut().find(|word| word.starts_with("LD_PRELOAD=")) {
         Some(others) => *others = format!("{others}:{shim}"),
         None => {
-            // A sanitizer's runtime wants to be the first.
-            let others = crate::environment(Path::new("")).into_iter().find(|(name, _)| name == "LD_PRELOAD");
+            // A sanitizer's runtime must come first.
+            let others = environment(Path::new("")).into_iter().find(|(name, _)| name == "LD_PRELOAD");
             let others = others.map_or(String::new(), |(_, others)| format!("{others}:"));
             let env = ["/usr/bin/env".to_string(), format!("LD_PRELOAD={others}{shim}")];
             kind.command.splice(0..0, env);
@@ -29,8 +29,8 @@ pub fn preloaded(kind: &ServerKind, source: &str, variables: &[(&str, &Path)]) -
     kind
 }
 
-/// A C file below the project as a shared library, compiled once a run. A C compiler is there: the module's
-/// bindings need it too.
+/// Returns a C file below the project as a shared library, compiled once per run. The module's bindings need
+/// a C compiler, too.
 pub fn compiled(source: &str) -> PathBuf {
     static DONE: Mutex<Option<HashMap<String, PathBuf>>> = Mutex::new(None);
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -48,7 +48,7 @@ fn compile(source: &str) -> PathBuf {
     cc.arg(project().join(source)).arg("-ldl");
     let status = cc.status().unwrap_or_else(|error| panic!("cc does not run: {error}"));
     assert!(status.success(), "{source} does not compile");
-    // Another run's server may have the old one loaded.
+    // Renamed into place, because another run's server may have loaded the old file.
     fs::rename(&unfinished, &path).expect("it can be moved into place");
     path
 }

@@ -1,4 +1,4 @@
-//! A server's process: start it, stop it, and notice when it went wrong.
+//! A server's process: its start, its end, its failures.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::process::ExitStatusExt;
@@ -7,43 +7,40 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use crate::conn::Conn;
-use crate::options::Options;
 use crate::value::Value;
 use crate::wait::{TIMEOUT, poll, until};
 
-/// A start may have to load much; tests that are slow on purpose are slow here.
+/// Only ends a hang. A start may load a large file.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub struct Process {
     child: Child,
     dir: PathBuf,
-    /// Where in the log this process begins: the same log goes on over restarts.
+    /// Position in the log where this process begins. Restarts append to the same log.
     log_from: usize,
-    /// The test asked for its end.
+    /// True once the test has ended the process.
     ended: bool,
 }
 
 impl Process {
-    /// Starts the server on `dir`/server.conf and waits until it answers. The error is its log.
-    pub fn start(options: &Options, dir: &Path, port: u16) -> Result<Process, String> {
-        let Options { kind, sentinel, .. } = options;
+    /// Starts a server with `dir`/server.conf and waits until it answers. The error is its log. `program` is
+    /// the path of the program with its first arguments.
+    pub fn start(program: &[String], sentinel: bool, dir: &Path, port: u16) -> Result<Process, String> {
         let log_path = dir.join("log");
         let log =
             OpenOptions::new().create(true).append(true).open(&log_path).expect("the log can be opened");
         let log_from = log.metadata().expect("the log's size").len() as usize;
-        let mut command = Command::new(&kind.command[0]);
-        command.args(&kind.command[1..]).arg(dir.join("server.conf")).current_dir(dir);
+        let mut command = Command::new(&program[0]);
+        command.args(&program[1..]).arg(dir.join("server.conf")).current_dir(dir);
         command.args(sentinel.then_some("--sentinel"));
         command.envs(environment(dir));
         command.stdin(Stdio::null()).stderr(log.try_clone().expect("a second handle")).stdout(log);
-        let child =
-            command.spawn().unwrap_or_else(|error| panic!("{:?} does not start: {error}", kind.command));
+        let child = command.spawn().unwrap_or_else(|error| panic!("{program:?} does not start: {error}"));
         let mut process = Process { child, dir: dir.to_path_buf(), log_from, ended: false };
 
-        // Its own log tells that it is this server that listens; whoever else answered on the port would not
-        // do.
+        // The log shows that this server listens, and not another program on the port.
         let started = poll(START_TIMEOUT, || {
-            let words = if *sentinel { "Sentinel ID is" } else { "Ready to accept connections" };
+            let words = if sentinel { "Sentinel ID is" } else { "Ready to accept connections" };
             let ready = process.log().contains(words);
             (process.status().is_some() || (ready && answers(port))).then_some(())
         });
@@ -52,7 +49,7 @@ impl Process {
         }
         process.kill();
         match process.sanitizer_report() {
-            // A server that refuses to start leaves what it has to the kernel.
+            // A server that refuses to start does not free its memory.
             Some(report) if !report.contains("LeakSanitizer") => panic!("{report}"),
             _ => Err(process.log()),
         }
@@ -62,32 +59,32 @@ impl Process {
         self.child.id()
     }
 
-    /// What this process has logged, standard error included.
+    /// Returns the log of this process, with its standard error.
     pub fn log(&self) -> String {
         let bytes = fs::read(self.dir.join("log")).unwrap_or_default();
         String::from_utf8_lossy(bytes.get(self.log_from..).unwrap_or_default()).into_owned()
     }
 
-    /// How it ended, or None while it runs.
+    /// Returns its exit status. `None` while it runs.
     pub fn status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("the state of a child")
     }
 
-    /// Ends it by SIGKILL. Nothing happens when it has ended already.
+    /// Ends the process by SIGKILL, if it still runs.
     pub fn kill(&mut self) -> ExitStatus {
         self.ended = true;
         self.child.kill().expect("a child can be killed");
         self.child.wait().expect("a child can be waited for")
     }
 
-    /// Ends it by SIGTERM, as an operator does.
+    /// Ends the process by SIGTERM.
     #[track_caller]
     pub fn terminate(&mut self) -> ExitStatus {
         self.signal("TERM");
         self.wait("SIGTERM")
     }
 
-    /// Waits for an end that somebody else caused.
+    /// Waits for an end that `cause` brings about.
     #[track_caller]
     pub fn wait(&mut self, cause: &str) -> ExitStatus {
         let status = poll(TIMEOUT, || self.status());
@@ -95,7 +92,7 @@ impl Process {
         status.unwrap_or_else(|| panic!("the server still runs {TIMEOUT:?} after {cause}:\n{}", self.log()))
     }
 
-    /// Stops it in its tracks.
+    /// Stops the process by SIGSTOP.
     pub fn pause(&self) {
         self.signal("STOP");
         until("the server is stopped", || self.state() == 'T');
@@ -103,11 +100,10 @@ impl Process {
 
     pub fn resume(&self) {
         self.signal("CONT");
-        until("the server goes on", || self.state() != 'T');
+        until("the server continues", || self.state() != 'T');
     }
 
-    /// Ends it for good at the end of a test, whatever its state, and tells what was wrong with it, if
-    /// anything.
+    /// Ends the process at the end of a test, in any state. Returns its failure, if there was one.
     pub fn finish(&mut self) -> Option<String> {
         if self.ended {
             return self.sanitizer_report();
@@ -118,23 +114,23 @@ impl Process {
                 self.failure().unwrap_or_default()
             ));
         }
-        // A leak is only reported at an orderly end, which takes the server a tenth of a second.
+        // The sanitizer reports leaks only at an orderly end, which takes a tenth of a second.
         if sanitized() {
             self.signal("TERM");
             poll(TIMEOUT, || self.status());
         }
         let status = self.kill();
-        // It may have been about to die of its own as the kill came.
+        // The server may have been about to end by itself when the signal arrived.
         let orderly = status.success() || status.signal() == Some(9);
         self.failure().or_else(|| (!orderly).then(|| format!("the server ended by itself: {status}")))
     }
 
-    /// What a server that was well does not leave behind.
+    /// Returns a crash report, a panic or a sanitizer's report, if there is one.
     pub fn failure(&self) -> Option<String> {
         self.logged("BUG REPORT START").or_else(|| self.panic_or_report())
     }
 
-    /// [`Process::failure`] for a server that was meant to crash.
+    /// Like [`Process::failure`], for a server that the test lets crash.
     pub fn panic_or_report(&self) -> Option<String> {
         self.logged("panicked at").or_else(|| self.sanitizer_report())
     }
@@ -142,7 +138,7 @@ impl Process {
     fn logged(&self, words: &str) -> Option<String> {
         let log = self.log();
         let line = log.lines().find(|line| line.contains(words))?;
-        Some(format!("the server's log says: {line}"))
+        Some(format!("the server's log has: {line}"))
     }
 
     fn sanitizer_report(&self) -> Option<String> {
@@ -151,21 +147,21 @@ impl Process {
         Some(fs::read_to_string(report.path()).expect("the sanitizer's report"))
     }
 
-    /// Std can only kill; the other signals go by the shell.
+    /// Sends a signal by the shell, because std can only send SIGKILL.
     fn signal(&self, name: &str) {
         let status = Command::new("sh").args(["-c", &format!("kill -{name} {}", self.id())]).status();
         assert!(status.expect("sh runs").success(), "SIG{name} could not be sent to {}", self.id());
     }
 
-    /// The letter of proc(5): R, S, T...
+    /// Returns the state letter of proc(5): R, S, T...
     fn state(&self) -> char {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.id())).expect("the process exists");
-        // pid (name) state: the name may hold anything, the last parenthesis ends it
+        // "pid (name) state": the name may contain parentheses, so the last one ends it.
         stat.rsplit(") ").next().and_then(|rest| rest.chars().next()).expect("a state")
     }
 }
 
-/// Any answer but "still loading": a server that wants a password is up as well.
+/// Returns true unless the server is still loading. An error that asks for a password is an answer, too.
 fn answers(port: u16) -> bool {
     match Conn::open(port).say("PING") {
         Value::Error(line) => !line.starts_with("LOADING"),
@@ -173,7 +169,8 @@ fn answers(port: u16) -> bool {
     }
 }
 
-/// `DLOCK_TEST_SERVER_ENV="NAME=value NAME=value"`, where {dir} stands for the server's folder.
+/// Returns the variables of `DLOCK_TEST_SERVER_ENV="NAME=value NAME=value"`. {dir} stands for the server's
+/// folder.
 pub fn environment(dir: &Path) -> Vec<(String, String)> {
     let given = std::env::var("DLOCK_TEST_SERVER_ENV").unwrap_or_default();
     let given = given.replace("{dir}", &dir.to_string_lossy());

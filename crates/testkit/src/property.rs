@@ -1,21 +1,21 @@
-//! Property tests that can be run again.
+//! Property tests that can be repeated.
 
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 
-use crate::seed;
+use crate::random::seed;
 
-/// How often a random test runs: so often, or as `DLOCK_CASES` says, or `PROPTEST_CASES`.
-pub fn cases(normally: u32) -> u32 {
+/// Returns the number of cases of a random test: `DLOCK_CASES`, else `PROPTEST_CASES`, else `default`.
+pub fn cases(default: u32) -> u32 {
     let given = std::env::var("DLOCK_CASES").or_else(|_| std::env::var("PROPTEST_CASES"));
-    given.ok().and_then(|cases| cases.parse().ok()).unwrap_or(normally)
+    given.ok().and_then(|cases| cases.parse().ok()).unwrap_or(default)
 }
 
-/// Runs a random test, and says how to run it again where it fails.
-pub fn random<S: Strategy>(strategy: S, normally: u32, test: impl Fn(S::Value)) {
+/// Runs a random test. A failure prints the seed that repeats it.
+pub fn random<S: Strategy>(strategy: S, default: u32, test: impl Fn(S::Value)) {
     let seed = seed();
     let config = Config {
-        cases: cases(normally),
+        cases: cases(default),
         rng_seed: RngSeed::Fixed(seed),
         failure_persistence: None,
         max_shrink_iters: 100_000,

@@ -1,8 +1,8 @@
-//! Clients that wait, and the queue they wait in.
+//! Waiting clients and their queue.
 
 use crate::{Conn, Server, Value, until};
 
-/// A client that is blocked by this command: it is in the queue when this returns.
+/// Starts a client that this command blocks. Returns once the client is in the queue.
 #[track_caller]
 pub fn waiter(server: &Server, command: &str) -> Conn {
     let key = command.split(' ').nth(1).expect("a key").to_owned();
@@ -14,21 +14,21 @@ pub fn waiter(server: &Server, command: &str) -> Conn {
     conn
 }
 
-/// The ids of the clients that wait, the head of the queue first.
+/// Returns the ids of the waiting clients, the head of the queue first.
 #[track_caller]
 pub fn clients(conn: &mut Conn, key: &str) -> Vec<i64> {
     let queue = conn.ok(&format!("DLOCK.WAITERS {key}"));
     queue.items().iter().map(|waiter| waiter.field("client").int()).collect()
 }
 
-/// The tokens of those who wait, the head of the queue first.
+/// Returns the tokens of the waiters, the head of the queue first.
 #[track_caller]
 pub fn tokens(conn: &mut Conn, key: &str) -> Vec<String> {
     let queue = conn.ok(&format!("DLOCK.WAITERS {key}"));
     queue.items().iter().map(|waiter| waiter.field("token").text()).collect()
 }
 
-/// The tokens of the holders, in the order of their grants.
+/// Returns the tokens of the holders, in the order of their grants.
 #[track_caller]
 pub fn holders(conn: &mut Conn, key: &str) -> Vec<String> {
     match conn.ok(&format!("DLOCK.INSPECT {key}")) {
@@ -37,7 +37,7 @@ pub fn holders(conn: &mut Conn, key: &str) -> Vec<String> {
     }
 }
 
-/// The fence this waiter was granted.
+/// Reads a waiter's grant and returns its fence.
 #[track_caller]
 pub fn granted(waiter: &mut Conn) -> i64 {
     let fence = waiter.read().int();
@@ -45,8 +45,8 @@ pub fn granted(waiter: &mut Conn) -> i64 {
     fence
 }
 
-/// The server's books are balanced: nobody waits, nobody is blocked.
+/// Waits until the server reports no waiter and no blocked client.
 #[track_caller]
 pub fn nobody_waits(server: &Server) {
-    until("nobody waits", || server.info("dlock_waiting") == "0" && server.info("blocked_clients") == "0");
+    until("no client waits", || server.info("dlock_waiting") == "0" && server.info("blocked_clients") == "0");
 }

@@ -1,22 +1,22 @@
-//! Random work that can be repeated.
+//! Random work that can be repeated, and the variables that set its length: `make` sets them from ROUNDS and
+//! SECONDS.
 
-use std::thread;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::str::FromStr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{env, thread};
 
-use crate::variables::number;
-
-/// xorshift64*, from Vigna's paper: enough to shuffle commands, and the same from the same seed.
+/// xorshift64* of Vigna's paper. Yields the same numbers from the same seed.
 pub struct Random(u64);
 
-/// What a random test begins with: `DLOCK_SEED`, or else a different number in each run. The test prints it,
-/// so that a failure tells how to repeat it.
+/// Returns the seed of a random test: `DLOCK_SEED`, or else a different number in each run. The test prints
+/// it, so that a failure can be repeated.
 pub fn seed() -> u64 {
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64);
     number("DLOCK_SEED").unwrap_or_else(now)
 }
 
 impl Random {
-    /// From a [`seed`], which it prints.
+    /// Starts from a [`seed`] and prints it.
     pub fn fresh() -> Random {
         let seed = seed();
         let server = thread::current().name().unwrap_or_default().to_owned();
@@ -24,7 +24,7 @@ impl Random {
         Random(seed | 1)
     }
 
-    /// Another generator, for a thread of its own.
+    /// Returns another generator, for another thread.
     pub fn branch(&mut self) -> Random {
         Random(self.next() | 1)
     }
@@ -33,7 +33,7 @@ impl Random {
         (self.next() >> 33) as usize % n
     }
 
-    /// True once in `n` times.
+    /// Returns true once in `n` calls on average.
     pub fn once_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
@@ -48,4 +48,24 @@ impl Random {
         self.0 ^= self.0 >> 27;
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
+}
+
+/// Returns the number of repetitions of a random test: `DLOCK_ROUNDS`, or else `default`.
+pub fn rounds(default: usize) -> usize {
+    number("DLOCK_ROUNDS").unwrap_or(default)
+}
+
+/// Returns the number of restarts with the clock set back: `DLOCK_RESTARTS`, or else `default`.
+pub fn restarts(default: usize) -> usize {
+    number("DLOCK_RESTARTS").unwrap_or(default)
+}
+
+/// Returns the duration of a test that has no end of its own: `DLOCK_SECONDS`. `None` if it is not set.
+pub fn run_time() -> Option<Duration> {
+    number("DLOCK_SECONDS").map(Duration::from_secs)
+}
+
+fn number<N: FromStr>(name: &str) -> Option<N> {
+    let text = env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} must be a number, not {text:?}")))
 }

@@ -1,4 +1,4 @@
-//! A server of a test.
+//! A server of a test: its settings, its start, its end.
 
 use std::path::Path;
 use std::process::ExitStatus;
@@ -8,16 +8,17 @@ use std::{fs, thread};
 use crate::conn::Conn;
 use crate::folder::Folder;
 use crate::kinds::ServerKind;
-use crate::options::Options;
 use crate::port::Port;
 use crate::process::Process;
+use crate::project::module_path;
 use crate::wait::until;
 
-/// A running server on a port and in a folder of its own. When it is dropped it is killed, and when it was
-/// not well the test fails: it ended by itself, its log holds a crash report or a Rust panic, a sanitizer
-/// wrote a report.
+/// A running server on a port and in a folder of its own.
+///
+/// Dropping it kills the server, and fails the test if the server ended by itself, logged a crash report or a
+/// Rust panic, or left a sanitizer's report.
 pub struct Server {
-    // Ends before the folder goes and the port is free for others.
+    // Dropped first: the server ends before its folder is removed and its port is free.
     process: Mutex<Process>,
     options: Options,
     port: Port,
@@ -25,7 +26,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server with the module, without persistence, with everything else as it comes.
+    /// Starts a server with the module and without persistence, with defaults otherwise.
     #[track_caller]
     pub fn start(kind: &ServerKind) -> Server {
         Server::options(kind).start()
@@ -33,10 +34,6 @@ impl Server {
 
     pub fn options(kind: &ServerKind) -> Options {
         Options::new(kind)
-    }
-
-    pub(crate) fn new(options: Options, port: Port, folder: Folder, process: Process) -> Server {
-        Server { process: Mutex::new(process), options, port, folder }
     }
 
     pub fn port(&self) -> u16 {
@@ -59,7 +56,7 @@ impl Server {
         self.process().status().is_none()
     }
 
-    /// All that it has logged, over all its restarts.
+    /// Returns the log over all restarts.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.dir().join("log")).unwrap_or_default()).into_owned()
     }
@@ -69,7 +66,7 @@ impl Server {
         Conn::open(self.port())
     }
 
-    /// A field of INFO, of whichever section, modules' sections included.
+    /// Returns a field of INFO, of any section, including those of modules.
     #[track_caller]
     pub fn info(&self, field: &str) -> String {
         let info = self.connect().ok("INFO everything").text();
@@ -77,38 +74,39 @@ impl Server {
         value.unwrap_or_else(|| panic!("INFO has no field {field}:\n{info}")).trim().to_string()
     }
 
-    /// Ends it by SIGKILL.
+    /// Ends the server by SIGKILL.
     #[track_caller]
     pub fn kill9(&self) {
         assert!(self.is_alive(), "the server ended before it was killed:\n{}", self.log());
         self.process().kill();
-        well(self.process().failure());
+        assert_sound(self.process().failure());
     }
 
-    /// Waits until the append only file holds all that was answered. With everysec an answer does not wait
-    /// for that, and a kill can lose it.
+    /// Waits until the append only file contains every answered command. With everysec an answer does not
+    /// wait for the write, and a kill can lose the command.
     #[track_caller]
     pub fn wait_written(&self) {
         until("the append only file is written", || self.info("aof_buffer_length") == "0");
     }
 
-    /// Ends it by SIGTERM, in order.
+    /// Ends the server by SIGTERM.
     #[track_caller]
     pub fn terminate(&self) -> ExitStatus {
         let status = self.process().terminate();
-        well(self.process().failure());
+        assert_sound(self.process().failure());
         status
     }
 
-    /// Waits for an end that the test has caused: SHUTDOWN, DEBUG SEGFAULT, a full disk.
+    /// Waits for an end that the test caused by SHUTDOWN, DEBUG SEGFAULT or a full disk.
     #[track_caller]
     pub fn expect_exit(&self) -> ExitStatus {
-        let status = self.process().wait("what should have ended it");
-        well(self.process().panic_or_report());
+        let status = self.process().wait("the command or fault that ends it");
+        assert_sound(self.process().panic_or_report());
         status
     }
 
-    /// Starts it again with the same port, folder and options, after an orderly end if it still runs.
+    /// Starts the server again with the same port, folder and options. Ends it by SIGTERM first if it still
+    /// runs.
     #[track_caller]
     pub fn restart(&mut self) {
         if let Err(log) = self.try_restart() {
@@ -116,7 +114,7 @@ impl Server {
         }
     }
 
-    /// [`Server::restart`] with other options: `server.restart_with(|options| options.conf("appendonly
+    /// Like [`Server::restart`], with other options: `server.restart_with(|options| options.conf("appendonly
     /// yes"))`.
     #[track_caller]
     pub fn restart_with(&mut self, change: impl FnOnce(Options) -> Options) {
@@ -125,37 +123,37 @@ impl Server {
         self.restart();
     }
 
-    /// [`Server::restart`] that returns the log of a server that refused to start.
+    /// Like [`Server::restart`]. Returns the log if the server refuses to start.
     #[track_caller]
     pub fn try_restart(&mut self) -> Result<(), String> {
         if self.is_alive() {
             self.terminate();
         }
-        let process = Process::start(&self.options, self.dir(), self.port())?;
+        let process = self.options.start_process(self.dir(), self.port())?;
         *self.process() = process;
         Ok(())
     }
 
-    /// Stops it in its tracks by SIGSTOP.
+    /// Stops the server by SIGSTOP.
     #[track_caller]
     pub fn pause(&self) {
         self.process().pause();
     }
 
-    /// Lets it go on by SIGCONT.
+    /// Continues the server by SIGCONT.
     #[track_caller]
     pub fn resume(&self) {
         self.process().resume();
     }
 
-    /// Makes it a replica of `master` and waits until it has everything.
+    /// Makes the server a replica of `master` and waits until it is in sync.
     #[track_caller]
     pub fn replicate(&self, master: &Server) {
         assert_eq!(self.connect().say(&format!("REPLICAOF 127.0.0.1 {}", master.port())), "OK");
         self.wait_in_sync(master);
     }
 
-    /// Waits until it has received and carried out all that `master` has sent up to now.
+    /// Waits until this replica has applied everything that `master` has sent up to now.
     #[track_caller]
     pub fn wait_in_sync(&self, master: &Server) {
         let offset = |server: &Server, field: &str| server.info(field).parse::<i64>().expect("an offset");
@@ -170,9 +168,112 @@ impl Server {
     }
 }
 
-/// Fails the test when what has just ended was not well.
+/// The settings of a server to start: `Server::options(kind).conf("appendonly
+/// yes").module_args("...").start()`.
+#[derive(Clone)]
+#[must_use]
+pub struct Options {
+    kind: ServerKind,
+    conf: Vec<String>,
+    /// Arguments after the module's path in `loadmodule`. `None` means without the module.
+    module: Option<String>,
+    sentinel: bool,
+}
+
+impl Options {
+    fn new(kind: &ServerKind) -> Options {
+        Options { kind: kind.clone(), conf: Vec::new(), module: Some(String::new()), sentinel: false }
+    }
+
+    /// Keeps the settings for another kind of server.
+    pub fn on(mut self, kind: &ServerKind) -> Options {
+        self.kind = kind.clone();
+        self
+    }
+
+    /// Adds a line of redis.conf. Later lines win, also over the lines that every server gets.
+    pub fn conf(mut self, line: &str) -> Options {
+        self.conf.push(line.to_string());
+        self
+    }
+
+    /// Sets the arguments of the module, in place of earlier ones.
+    pub fn module_args(mut self, arguments: &str) -> Options {
+        self.module = Some(arguments.to_string());
+        self
+    }
+
+    /// Leaves out the module.
+    pub fn without_module(mut self) -> Options {
+        self.module = None;
+        self
+    }
+
+    /// Makes it a sentinel. `conf` names the masters that it watches.
+    pub fn sentinel(mut self) -> Options {
+        self.sentinel = true;
+        self.without_module()
+    }
+
+    /// Starts the server and waits until it answers. Panics with its log if it does not.
+    #[track_caller]
+    pub fn start(self) -> Server {
+        match self.launch() {
+            Ok(server) => server,
+            Err((log, folder)) => panic!("the server did not start in {}:\n{log}", folder.path().display()),
+        }
+    }
+
+    /// Starts the server and waits until it answers. Returns its log if it refuses to start.
+    pub fn try_start(self) -> Result<Server, String> {
+        self.launch().map_err(|(log, _)| log)
+    }
+
+    fn launch(self) -> Result<Server, (String, Folder)> {
+        let folder = Folder::fresh();
+        loop {
+            let port = Port::claim();
+            self.write(folder.path(), port.number());
+            match self.start_process(folder.path(), port.number()) {
+                Ok(process) => {
+                    return Ok(Server { process: Mutex::new(process), options: self, port, folder });
+                }
+                // Another program, which does not claim its ports, was faster.
+                Err(log) if log.contains("Address already in use") => continue,
+                Err(log) => return Err((log, folder)),
+            }
+        }
+    }
+
+    fn start_process(&self, dir: &Path, port: u16) -> Result<Process, String> {
+        Process::start(&self.kind.command, self.sentinel, dir, port)
+    }
+
+    /// Writes server.conf.
+    fn write(&self, dir: &Path, port: u16) {
+        let mut lines = vec![
+            format!("port {port}"),
+            format!("dir {}", dir.display()),
+            "bind 127.0.0.1".to_string(),
+            "save \"\"".to_string(),
+            "enable-debug-command yes".to_string(),
+            "enable-module-command yes".to_string(),
+            // A crash report does not wait for a test of the memory.
+            "crash-memcheck-enabled no".to_string(),
+            // The master serves a replica at once, without waiting 5 s for others.
+            "repl-diskless-sync-delay 0".to_string(),
+        ];
+        if let Some(arguments) = &self.module {
+            lines.push(format!("loadmodule {} {arguments}", module_path().display()));
+        }
+        lines.extend(self.conf.iter().cloned());
+        fs::write(dir.join("server.conf"), lines.join("\n") + "\n").expect("server.conf can be written");
+    }
+}
+
+/// Fails the test if the ended process had a failure.
 #[track_caller]
-fn well(failure: Option<String>) {
+fn assert_sound(failure: Option<String>) {
     if let Some(failure) = failure {
         panic!("{failure}");
     }

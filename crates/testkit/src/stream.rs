@@ -1,4 +1,4 @@
-//! A replica that only listens: what a master really sends, command by command.
+//! A fake replica: yields the replication stream of a master, command by command.
 
 use std::time::{Duration, Instant};
 
@@ -9,27 +9,26 @@ use crate::value::Value;
 use crate::wait::TIMEOUT;
 use crate::wire::{Wire, encode, parse, parse_line};
 
-/// A real replica does so each second.
+/// Interval of the acknowledgements. A real replica acknowledges once a second.
 const ACKNOWLEDGE_EACH: Duration = Duration::from_millis(10);
 
-/// A fake replica. It skips the snapshot, answers the master's questions and yields everything else as it
-/// comes.
+/// A fake replica. Skips the snapshot, answers the master's requests, and yields all other commands.
 pub struct Stream {
     wire: Wire,
     master: Conn,
-    /// How far into the master's replication history it has read.
+    /// Replication offset of the master up to which it has read.
     offset: i64,
 }
 
 impl Stream {
-    /// Joins `master`. What the master does from here on is in the stream.
+    /// Joins `master`. The stream contains every effect from now on.
     #[track_caller]
     pub fn of(master: &Server) -> Stream {
         let wire = Wire::connect(master.port()).unwrap_or_else(|error| panic!("no connection: {error}"));
         let mut stream = Stream { wire, master: master.connect(), offset: 0 };
-        stream.tell(&["REPLCONF", "capa", "eof", "capa", "psync2"]);
+        stream.send(&["REPLCONF", "capa", "eof", "capa", "psync2"]);
         assert_eq!(stream.value(), "OK", "to REPLCONF capa");
-        stream.tell(&["PSYNC", "?", "-1"]);
+        stream.send(&["PSYNC", "?", "-1"]);
         let reply = stream.value().text();
         let offset = reply.strip_prefix("FULLRESYNC ").and_then(|rest| rest.split(' ').nth(1)?.parse().ok());
         stream.offset = offset.unwrap_or_else(|| panic!("the master answers PSYNC by {reply:?}"));
@@ -37,8 +36,8 @@ impl Stream {
         stream
     }
 
-    /// The next command, SELECT, MULTI and EXEC included. PING and GETACK are the link's own and are not
-    /// shown.
+    /// Returns the next command, SELECT, MULTI and EXEC included, but not PING and GETACK, which keep the
+    /// link alive.
     #[track_caller]
     pub fn read(&mut self) -> Vec<Vec<u8>> {
         loop {
@@ -49,7 +48,7 @@ impl Stream {
         }
     }
 
-    /// All commands up to what the master has sent at this moment.
+    /// Returns all commands that the master has sent up to now.
     #[track_caller]
     pub fn drain(&mut self) -> Vec<Vec<Vec<u8>>> {
         let info = self.master.ok("INFO replication").text();
@@ -63,7 +62,7 @@ impl Stream {
         commands
     }
 
-    /// Takes one command off the link; None when it was the link's own.
+    /// Reads one command. `None` if it was PING or REPLCONF.
     #[track_caller]
     fn step(&mut self) -> Option<Vec<Vec<u8>>> {
         let (command, length) = self.filled("a command", parse);
@@ -82,7 +81,7 @@ impl Stream {
 
     #[track_caller]
     fn skip_snapshot(&mut self) {
-        // While it makes the snapshot the master sends empty lines to keep the link alive.
+        // While the master makes the snapshot, it sends empty lines to keep the link alive.
         let (head, length) = self.filled("the snapshot's head", |bytes| {
             let blank = bytes.iter().take_while(|byte| **byte == b'\n').count();
             let (line, length) = parse_line(&bytes[blank..])?;
@@ -106,11 +105,13 @@ impl Stream {
 
     fn acknowledge(&mut self) {
         let offset = self.offset.to_string();
-        self.tell(&["REPLCONF", "ACK", &offset]);
+        self.send(&["REPLCONF", "ACK", &offset]);
     }
 
-    fn tell(&mut self, arguments: &[&str]) {
-        self.wire.send(&encode(arguments)).unwrap_or_else(|error| panic!("the master hung up: {error}"));
+    fn send(&mut self, arguments: &[&str]) {
+        self.wire
+            .send(&encode(arguments))
+            .unwrap_or_else(|error| panic!("the master closed the link: {error}"));
     }
 
     #[track_caller]
@@ -120,7 +121,7 @@ impl Stream {
         value
     }
 
-    /// Receives until `find` finds something in the unused bytes.
+    /// Receives until `find` returns a value for the unused bytes.
     #[track_caller]
     fn filled<T>(&mut self, what: &str, find: impl Fn(&[u8]) -> Option<(T, usize)>) -> (T, usize) {
         let deadline = Instant::now() + TIMEOUT;
@@ -133,11 +134,10 @@ impl Stream {
                 Ok(false) if Instant::now() > deadline => {
                     panic!("waited {TIMEOUT:?} for {what} from the master")
                 }
-                // After a snapshot without a file the master sends nothing until it is told that it was read,
-                // and hears that only once it has collected the process that made it. So say it again and
-                // again.
+                // After a diskless snapshot, the master sends nothing before an acknowledgement, and ignores
+                // acknowledgements until it has reaped the child that made the snapshot. So repeat them.
                 Ok(false) => self.acknowledge(),
-                Err(error) => panic!("the master hung up before {what}: {error}"),
+                Err(error) => panic!("the master closed the link before {what}: {error}"),
             }
         }
     }

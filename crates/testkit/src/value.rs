@@ -1,4 +1,4 @@
-//! What a server answers, in a form that assertions can be read in.
+//! Replies, in a form that keeps assertions short.
 
 use std::fmt;
 
@@ -10,12 +10,12 @@ pub enum Value {
     Int(i64),
     Simple(String),
     Bulk(Vec<u8>),
-    /// The whole error line, the error word first, without the dash.
+    /// The error line, which begins with the error word, without the dash.
     Error(String),
     /// An array; a RESP3 set too.
     Array(Vec<Value>),
     Map(Vec<(Value, Value)>),
-    /// Out of band in RESP3: pub/sub messages, invalidations.
+    /// Out-of-band data of RESP3: Pub/Sub messages, invalidations.
     Push(Vec<Value>),
     Double(f64),
     Bool(bool),
@@ -27,7 +27,7 @@ impl Value {
         *self == Value::Nil
     }
 
-    /// The number; panics on anything else.
+    /// Returns the number. Panics on any other reply.
     #[track_caller]
     pub fn int(&self) -> i64 {
         match self {
@@ -36,19 +36,19 @@ impl Value {
         }
     }
 
-    /// The text of a simple, bulk or verbatim string; panics on anything else.
+    /// Returns the text of a simple, bulk or verbatim string. Panics on any other reply.
     #[track_caller]
     pub fn text(&self) -> String {
         String::from_utf8(self.bytes().to_vec()).unwrap_or_else(|_| panic!("expected text, got {self:?}"))
     }
 
-    /// The bytes of a simple, bulk or verbatim string; panics on anything else.
+    /// Returns the bytes of a simple, bulk or verbatim string. Panics on any other reply.
     #[track_caller]
     pub fn bytes(&self) -> &[u8] {
         self.string().unwrap_or_else(|| panic!("expected a string, got {self:?}"))
     }
 
-    /// The error's line; panics on anything else.
+    /// Returns the error's line. Panics on any other reply.
     #[track_caller]
     pub fn error(&self) -> &str {
         match self {
@@ -57,7 +57,7 @@ impl Value {
         }
     }
 
-    /// The elements of an array or a push; panics on anything else.
+    /// Returns the elements of an array or a push. Panics on any other reply.
     #[track_caller]
     pub fn items(&self) -> &[Value] {
         match self {
@@ -66,7 +66,8 @@ impl Value {
         }
     }
 
-    /// The value named `name` of a map, or of an array that lists names and values in turn (a map in RESP2).
+    /// Returns the value named `name` of a map, or of an array of alternating names and values (a map in
+    /// RESP2).
     #[track_caller]
     pub fn field(&self, name: &str) -> &Value {
         let found = match self {
@@ -118,7 +119,7 @@ impl PartialEq<i64> for Value {
     }
 }
 
-/// Any string with this text. Never an error: that is compared by [`Value::error`].
+/// True for any string with this text, but not for an error: compare that by [`Value::error`].
 impl PartialEq<str> for Value {
     fn eq(&self, other: &str) -> bool {
         self.string() == Some(other.as_bytes())
@@ -137,7 +138,7 @@ impl PartialEq<String> for Value {
     }
 }
 
-/// An array whose elements equal these, each by its own comparison.
+/// True for an array with these elements.
 impl<T, const N: usize> PartialEq<[T; N]> for Value
 where
     Value: PartialEq<T>,

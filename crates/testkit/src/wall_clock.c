@@ -1,5 +1,5 @@
-/* Preloaded into a server: its wall clock is off by as many microseconds as the file named by WALL_CLOCK holds first, or
-   stands at the second number of that file where it is not 0. Every other clock is the machine's own. */
+/* Preloaded into a server to set its wall clock. The file that WALL_CLOCK names has two numbers: the microseconds by which
+   the clock runs ahead, and the time at which it is stopped, or 0 if it runs. The other clocks are the machine's. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -8,7 +8,7 @@
 #include <sys/time.h>
 #include <time.h>
 
-static volatile long long *set(void) {
+static volatile long long *settings(void) {
     static volatile long long *file;
     if (!file) {
         int fd = open(getenv("WALL_CLOCK"), O_RDONLY);
@@ -24,10 +24,10 @@ int clock_gettime(clockid_t clock, struct timespec *time) {
     if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
     int result = real(clock, time);
     if (result == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
-        long long off = set()[0], stands_at = set()[1];
-        long long us = stands_at ? stands_at : time->tv_sec * 1000000LL + time->tv_nsec / 1000 + off;
+        long long ahead = settings()[0], frozen_at = settings()[1];
+        long long us = frozen_at ? frozen_at : time->tv_sec * 1000000LL + time->tv_nsec / 1000 + ahead;
         time->tv_sec = us / 1000000;
-        time->tv_nsec = us % 1000000 * 1000 + (stands_at ? 0 : time->tv_nsec % 1000);
+        time->tv_nsec = us % 1000000 * 1000 + (frozen_at ? 0 : time->tv_nsec % 1000);
     }
     return result;
 }

@@ -1,4 +1,4 @@
-//! Bytes from a server, and RESP out of bytes. Knows no command.
+//! A connection's bytes, and RESP: encoding of commands, parsing of replies. Independent of the commands.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use crate::value::Value;
 use crate::wait::TIMEOUT;
 
-/// A connection with what was received and not yet used. A read that runs out of time loses nothing.
+/// A connection with its received and unused bytes. A read that times out loses no bytes.
 pub struct Wire {
     stream: TcpStream,
     received: Vec<u8>,
     used: usize,
-    /// How long the socket lets a read wait.
+    /// Read timeout of the socket.
     limit: Duration,
 }
 
@@ -25,12 +25,12 @@ impl Wire {
         Ok(Wire { stream, received: Vec::new(), used: 0, limit: TIMEOUT })
     }
 
-    /// Everything in one write.
+    /// Sends all bytes in one write.
     pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes)
     }
 
-    /// What is here and not yet used.
+    /// Returns the received bytes that are not yet used.
     pub fn rest(&self) -> &[u8] {
         &self.received[self.used..]
     }
@@ -40,12 +40,13 @@ impl Wire {
         self.used += count;
     }
 
-    /// Waits for more bytes until `deadline`: false when none came. An end of the stream is an error.
+    /// Waits for more bytes until `deadline`. Returns false if none arrived. The end of the stream is an
+    /// error.
     pub fn receive(&mut self, deadline: Instant) -> io::Result<bool> {
         self.receive_within(deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// [`Wire::receive`] that costs one system call as long as the limit stays the same: what a bench wants.
+    /// Like [`Wire::receive`], with one system call if the limit is the same as before.
     pub fn receive_within(&mut self, limit: Duration) -> io::Result<bool> {
         // Zero would mean "no limit" to the socket.
         let limit = limit.max(Duration::from_millis(1));
@@ -68,7 +69,7 @@ impl Wire {
         }
     }
 
-    /// The next line, without its end, or None when nothing more comes within `limit`.
+    /// Returns the next line without its end. `None` if no more bytes arrive within `limit`.
     #[inline]
     pub fn line(&mut self, limit: Duration) -> io::Result<Option<&[u8]>> {
         let mut searched = 0;
@@ -85,7 +86,7 @@ impl Wire {
         }
     }
 
-    /// The next value, or None when it is not complete at the deadline.
+    /// Returns the next value. `None` if it is not complete at the deadline.
     pub fn value(&mut self, deadline: Instant) -> io::Result<Option<Value>> {
         loop {
             if let Some((value, length)) = parse(self.rest()) {
@@ -100,15 +101,15 @@ impl Wire {
 }
 
 impl Drop for Wire {
-    /// The peer learns of it now. To close the socket alone says nothing while a process that another thread
-    /// starts at this moment still has a copy of it.
+    /// Shuts the connection down, so that the peer sees the end at once. A child that another thread starts
+    /// at this moment may have a copy of the socket, which would keep the connection open.
     fn drop(&mut self) {
-        // Where the peer has closed it before there is nothing to say.
+        // Fails if the peer has closed the connection before.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
-/// A command as RESP.
+/// Encodes a command in RESP.
 pub fn encode<A: AsRef<[u8]>>(arguments: &[A]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", arguments.len()).into_bytes();
     for argument in arguments {
@@ -120,24 +121,24 @@ pub fn encode<A: AsRef<[u8]>>(arguments: &[A]) -> Vec<u8> {
     bytes
 }
 
-/// A line up to its CR LF, and how many bytes it takes with them.
+/// Returns the first line without its CR LF, and its length with them.
 pub fn parse_line(bytes: &[u8]) -> Option<(&[u8], usize)> {
     let end = bytes.windows(2).position(|pair| pair == b"\r\n")?;
     Some((&bytes[..end], end + 2))
 }
 
-/// The value at the start of `bytes` and its length, or None while it is incomplete. Panics on what is not
-/// RESP.
+/// Returns the value at the start of `bytes` and its length. `None` if it is incomplete. Panics on bytes that
+/// are not RESP.
 pub fn parse(bytes: &[u8]) -> Option<(Value, usize)> {
     let (head, mut used) = parse_line(bytes)?;
-    let kind = *head.first().unwrap_or_else(|| panic!("an empty line is no reply"));
+    let kind = *head.first().unwrap_or_else(|| panic!("an empty line is not a reply"));
     let text = String::from_utf8_lossy(&head[1..]).into_owned();
-    let number = || text.parse::<i64>().unwrap_or_else(|_| panic!("{:?} is no number", text));
+    let number = || text.parse::<i64>().unwrap_or_else(|_| panic!("{:?} is not a number", text));
     let value = match kind {
         b'+' | b'(' => Value::Simple(text),
         b'-' => Value::Error(text),
         b':' => Value::Int(number()),
-        b',' => Value::Double(text.parse().unwrap_or_else(|_| panic!("{text:?} is no double"))),
+        b',' => Value::Double(text.parse().unwrap_or_else(|_| panic!("{text:?} is not a double"))),
         b'#' => Value::Bool(text == "t"),
         b'_' => Value::Nil,
         b'$' | b'=' | b'!' if number() < 0 => Value::Nil,
@@ -149,7 +150,7 @@ pub fn parse(bytes: &[u8]) -> Option<(Value, usize)> {
             match kind {
                 b'$' => Value::Bulk(body.to_vec()),
                 b'!' => Value::Error(String::from_utf8_lossy(body).into_owned()),
-                // "txt:" stands before the text
+                // The text follows "txt:".
                 _ => Value::Verbatim(String::from_utf8_lossy(&body[4..]).into_owned()),
             }
         }

@@ -1,17 +1,19 @@
-//! Clients that lock and release at random, and record what they were told: see [`history`](crate::history).
+//! Clients that lock and release at random, and record their answers: see [`history`](crate::history).
 
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread;
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-use crate::history::{At, History, Look, Mode};
-use crate::{Conn, TIMEOUT};
+use crate::conn::Conn;
+use crate::history::{At, Grant, History, Hold, Look, Mode};
+use crate::random::Random;
+use crate::value::Value;
+use crate::wait::TIMEOUT;
+use crate::wire::{Wire, encode};
 
-mod worker;
-
-pub use worker::Worker;
-
-/// When things happen in a run.
+/// The clock of a run.
 #[derive(Clone, Copy)]
 pub struct Clock(Instant);
 
@@ -25,28 +27,28 @@ impl Clock {
     }
 }
 
-/// What the clients of a run do. Where there is a list, one of it is taken each time.
+/// The behaviour of the clients of a run. A client picks from each list at random.
 pub struct Plan {
-    /// Each is taken in one of these modes.
+    /// Keys, each with the modes in which it is acquired.
     pub keys: Vec<(String, &'static [Mode])>,
-    /// ms
+    /// Leases in ms.
     pub leases: Vec<u64>,
-    /// Further options of an ACQUIRE.
+    /// Further options of ACQUIRE.
     pub options: Vec<&'static str>,
-    /// So many commands go in one write, at most.
+    /// Maximum number of commands in one write.
     pub batch: usize,
-    /// The last of them, where it is an ACQUIRE, may wait.
+    /// Wait options for the last command of a write, if it is an ACQUIRE.
     pub waits: Vec<&'static str>,
-    /// How long any answer may take, the wait for the lock included.
+    /// Time limit of an answer, with the wait for the lock.
     pub timeout: Duration,
-    /// A client rests for so many ms after each answer, at most.
+    /// Longest pause of a client after an answer, in ms.
     pub rest: usize,
-    /// Once in so many times it hangs up before it was answered; 0: never.
+    /// One in this many writes is followed by a disconnect before the answer. 0 means never.
     pub hangs_up: usize,
 }
 
 impl Plan {
-    /// Locks of all modes, few enough to be fought for.
+    /// Returns a plan with ten locks of all modes.
     pub fn new(leases: &[u64]) -> Plan {
         const ALONE: &[Mode] = &[Mode::Exclusive];
         const MIXED: &[Mode] = &[Mode::Exclusive, Mode::Shared, Mode::Shared];
@@ -64,7 +66,7 @@ impl Plan {
     }
 }
 
-/// Lets the clients work for as long as `run` takes, which is told how many grants they have made.
+/// Lets the clients work until `run` returns. `run` gets the counter of their grants.
 pub fn during<R>(
     workers: &mut [Worker<'_>],
     port: impl Fn() -> u16 + Sync,
@@ -81,7 +83,7 @@ pub fn during<R>(
     })
 }
 
-/// Tells clients to end, also where the test panics: or it would wait for them for ever.
+/// Sets the flag that ends the clients, on a panic too, which would otherwise wait for them for ever.
 pub struct SetAtTheEnd<'a>(pub &'a AtomicBool);
 
 impl Drop for SetAtTheEnd<'_> {
@@ -90,15 +92,16 @@ impl Drop for SetAtTheEnd<'_> {
     }
 }
 
-/// Who holds each key of the plan, and who waits for it.
+/// Returns the holders and the waiters of each key of the plan.
 pub fn look(conn: &mut Conn, plan: &Plan, clock: Clock) -> Vec<Look> {
     plan.keys.iter().map(|(key, _)| look_at(conn, key, clock)).collect()
 }
 
+/// Returns the holders and the waiters of a key.
 pub fn look_at(conn: &mut Conn, key: &str, clock: Clock) -> Look {
     let asked = clock.now();
     let (inspect, waiters) = (format!("DLOCK.INSPECT {key}"), format!("DLOCK.WAITERS {key}"));
-    // In one step of the server.
+    // In a transaction, so that both answers are of the same moment.
     let answers = conn.say_together(&["MULTI", &inspect, &waiters, "EXEC"]);
     let answered = clock.now();
     let [lock, queue] = answers[3].items() else { panic!("{answers:?}") };
@@ -113,11 +116,312 @@ pub fn look_at(conn: &mut Conn, key: &str, clock: Clock) -> Look {
     }
 }
 
-/// What all of them know.
+/// Merges the records of all clients.
 pub fn history(workers: Vec<Worker<'_>>, looks: Vec<Look>) -> History {
     History {
         holds: workers.into_iter().flat_map(|worker| worker.holds).collect(),
         looks,
         breaks: Vec::new(),
+    }
+}
+
+/// A client that locks and releases at random, and records its answers. Lists of numbers are indices of
+/// `holds`.
+pub struct Worker<'a> {
+    name: String,
+    plan: &'a Plan,
+    clock: Clock,
+    random: Random,
+    pub holds: Vec<Hold>,
+    /// Holds that it relies on.
+    mine: Vec<usize>,
+    /// Grants that arrived after their lease may have ended. The client extends them to find out.
+    unsure: Vec<usize>,
+    /// Acquisitions and releases without an answer, and queued positions without a known grant.
+    unknown: Vec<usize>,
+    /// The queued positions among `unknown`.
+    queued: Vec<usize>,
+    /// EPHEMERAL holds, which end with the connection.
+    bound: Vec<usize>,
+    /// Number of errors by error word.
+    pub errors: BTreeMap<String, usize>,
+    /// Holds that it relied on and that the server denied.
+    pub denied: Vec<String>,
+    pub granted: usize,
+    /// Grants of queued positions that the client found by asking.
+    pub found_granted: usize,
+    /// Number of holds that it ended.
+    pub released: usize,
+    /// Number of connections that it closed before an answer.
+    pub hung_up: usize,
+}
+
+/// The purpose of a command.
+enum Intent {
+    Acquire(usize, u64, Vec<&'static str>),
+    /// Asks whether a position has been granted. An ACQUIRE would join the queue again if the grant had
+    /// expired.
+    Ask(usize),
+    Extend(usize, u64),
+    Release(usize),
+}
+
+impl Intent {
+    fn hold(&self) -> usize {
+        match self {
+            Intent::Acquire(at, ..) | Intent::Ask(at) | Intent::Extend(at, _) | Intent::Release(at) => *at,
+        }
+    }
+}
+
+impl<'a> Worker<'a> {
+    /// `name` must be unique among the workers of a history.
+    pub fn new(name: String, plan: &'a Plan, clock: Clock, random: Random) -> Worker<'a> {
+        Worker {
+            name,
+            plan,
+            clock,
+            random,
+            holds: Vec::new(),
+            mine: Vec::new(),
+            unsure: Vec::new(),
+            unknown: Vec::new(),
+            queued: Vec::new(),
+            bound: Vec::new(),
+            errors: BTreeMap::new(),
+            denied: Vec::new(),
+            granted: 0,
+            found_granted: 0,
+            released: 0,
+            hung_up: 0,
+        }
+    }
+
+    /// Works until `done`, and counts its grants in `granted`. Calls `port` before each connection.
+    pub fn work(&mut self, port: impl Fn() -> u16, granted: &AtomicUsize, done: impl Fn() -> bool) {
+        while !done() {
+            let Ok(mut wire) = Wire::connect(port()) else {
+                sleep(Duration::from_millis(2));
+                continue;
+            };
+            let mut well = self.release(self.unknown.clone(), &mut wire);
+            while well.is_ok() && !done() {
+                let before = self.granted;
+                well = self.turn(&mut wire);
+                granted.fetch_add(self.granted - before, Ordering::Relaxed);
+                sleep(Duration::from_millis(self.random.below(self.plan.rest + 1) as u64));
+            }
+            self.end_ephemeral_holds();
+        }
+    }
+
+    /// Stops relying on the holds that end with the connection.
+    fn end_ephemeral_holds(&mut self) {
+        let now = self.clock.now();
+        for at in self.bound.drain(..) {
+            self.unsure.retain(|other| *other != at);
+            if let Some(grant) = &mut self.holds[at].grant {
+                grant.until = grant.until.min(now);
+            }
+        }
+    }
+
+    /// Returns the number of requests that were never answered or repeated.
+    pub fn unanswered(&self) -> usize {
+        self.unknown.len()
+    }
+
+    /// Sends several commands in one write and reads their answers.
+    pub fn turn(&mut self, wire: &mut Wire) -> io::Result<()> {
+        let count = 1 + self.random.below(self.plan.batch);
+        let mut intents: Vec<Intent> = Vec::new();
+        for _ in 0..count {
+            intents.push(self.choose(&intents));
+        }
+        if let Some(Intent::Acquire(_, _, options)) = intents.last_mut() {
+            options.push(*self.random.of(&self.plan.waits));
+        }
+        let sent = self.send(wire, &intents)?;
+        if self.plan.hangs_up > 0 && self.random.once_in(self.plan.hangs_up) {
+            self.hung_up += 1;
+            return Err(ErrorKind::ConnectionAborted.into());
+        }
+        self.receive(wire, &intents, sent)
+    }
+
+    /// Releases every hold that it has or may have.
+    pub fn release_everything(&mut self, wire: &mut Wire) -> io::Result<()> {
+        self.release([self.unknown.as_slice(), &self.mine].concat(), wire)
+    }
+
+    fn release(&mut self, holds: Vec<usize>, wire: &mut Wire) -> io::Result<()> {
+        let intents: Vec<Intent> = holds.into_iter().map(Intent::Release).collect();
+        let sent = self.send(wire, &intents)?;
+        self.receive(wire, &intents, sent)
+    }
+
+    /// Chooses a command for a hold that is in none of `others`: with two commands for one hold in a write,
+    /// the state would be unclear if only the first answer arrived.
+    fn choose(&mut self, others: &[Intent]) -> Intent {
+        let now = self.clock.now();
+        self.mine.retain(|hold| self.holds[*hold].grant.is_some_and(|grant| grant.until > now));
+        let taken = |at: usize| others.iter().any(|other| other.hold() == at);
+        let mine: Vec<usize> = self.mine.iter().copied().filter(|at| !taken(*at)).collect();
+        let lease = *self.random.of(&self.plan.leases);
+        if let Some(at) = self.unsure.pop() {
+            return Intent::Extend(at, lease);
+        }
+        let queued: Vec<usize> = self.queued.iter().copied().filter(|at| !taken(*at)).collect();
+        if !queued.is_empty() && self.random.once_in(2) {
+            let at = *self.random.of(&queued);
+            return if self.random.once_in(6) { Intent::Release(at) } else { Intent::Ask(at) };
+        }
+        match self.random.below(10) {
+            0..3 if !mine.is_empty() => Intent::Release(*self.random.of(&mine)),
+            3..5 if !mine.is_empty() => Intent::Extend(*self.random.of(&mine), lease),
+            _ => {
+                let (key, modes) = self.random.of(&self.plan.keys).clone();
+                let mode = *self.random.of(modes);
+                let token = format!("{}-{}", self.name, self.holds.len());
+                self.holds.push(Hold { key, token, mode, asked: now, grant: None, gone: None });
+                Intent::Acquire(self.holds.len() - 1, lease, vec![*self.random.of(&self.plan.options)])
+            }
+        }
+    }
+
+    fn words(&self, intent: &Intent) -> Vec<String> {
+        let Hold { key, token, mode, .. } = &self.holds[intent.hold()];
+        let words = match intent {
+            Intent::Acquire(_, lease, options) => {
+                let mode = match mode {
+                    Mode::Exclusive => String::new(),
+                    Mode::Shared => "SHARED".into(),
+                    Mode::Permits(most) => format!("PERMITS {most}"),
+                };
+                format!("DLOCK.ACQUIRE {key} {token} {lease} {mode} {}", options.join(" "))
+            }
+            // Confirms nothing, because every fence is greater than 1.
+            Intent::Ask(_) => format!("DLOCK.CONFIRM {key} {token} 1 1"),
+            Intent::Extend(_, lease) => format!("DLOCK.EXTEND {key} {token} {lease}"),
+            Intent::Release(_) => format!("DLOCK.RELEASE {key} {token} ALL"),
+        };
+        words.split_whitespace().map(str::to_string).collect()
+    }
+
+    /// Returns the time before the send.
+    fn send(&mut self, wire: &mut Wire, intents: &[Intent]) -> io::Result<At> {
+        let bytes: Vec<u8> = intents.iter().flat_map(|intent| encode(&self.words(intent))).collect();
+        let sent = self.clock.now();
+        intents.iter().for_each(|intent| self.sending(intent, sent));
+        wire.send(&bytes)?;
+        Ok(sent)
+    }
+
+    fn receive(&mut self, wire: &mut Wire, intents: &[Intent], sent: At) -> io::Result<()> {
+        let (mut in_grace, mut no_master) = (false, false);
+        for intent in intents {
+            let answer = wire.value(Instant::now() + self.plan.timeout)?;
+            let answer =
+                answer.unwrap_or_else(|| panic!("{} is not answered: {:?}", self.name, self.words(intent)));
+            if let Value::Error(line) = &answer {
+                in_grace |= line.starts_with("GRACE");
+                no_master |= ["READONLY", "UNBLOCKED", "LOADING", "MASTERDOWN", "NOREPLICAS"]
+                    .iter()
+                    .any(|word| line.starts_with(word));
+            }
+            self.learn(intent, &answer, sent, self.clock.now());
+        }
+        if in_grace || no_master {
+            sleep(Duration::from_millis(5));
+        }
+        if no_master { Err(ErrorKind::ConnectionAborted.into()) } else { Ok(()) }
+    }
+
+    /// Updates the records to the worst outcome of a command that is about to be sent.
+    fn sending(&mut self, intent: &Intent, now: At) {
+        let hold = &mut self.holds[intent.hold()];
+        let relies_until = match intent {
+            Intent::Acquire(..) => {
+                hold.asked = now;
+                return self.unknown.push(intent.hold());
+            }
+            Intent::Ask(_) => return,
+            Intent::Extend(_, lease) => now + lease * 1000,
+            Intent::Release(at) => {
+                self.mine.retain(|other| other != at);
+                self.unknown.retain(|other| other != at);
+                self.queued.retain(|other| other != at);
+                self.unknown.push(*at);
+                now
+            }
+        };
+        if let Some(grant) = &mut hold.grant {
+            grant.until = grant.until.min(relies_until);
+        }
+    }
+
+    fn learn(&mut self, intent: &Intent, answer: &Value, sent: At, now: At) {
+        if let Value::Error(line) = answer {
+            let word = line.split(' ').next().unwrap_or_default();
+            *self.errors.entry(word.to_string()).or_default() += 1;
+            // A refused acquisition did nothing, unless it was waiting when the server changed its role: then
+            // it may have been granted before. A refused release is still to be done.
+            if matches!(intent, Intent::Acquire(..)) && word != "UNBLOCKED" {
+                self.unknown.retain(|other| *other != intent.hold());
+            }
+            return;
+        }
+        let at = intent.hold();
+        let hold = &mut self.holds[at];
+        match intent {
+            Intent::Acquire(_, lease, options) => {
+                if options.contains(&"EPHEMERAL") {
+                    self.bound.push(at);
+                }
+                if answer.is_nil() && options.iter().any(|option| option.contains("QUEUE")) {
+                    return self.queued.push(at);
+                }
+                self.unknown.retain(|other| *other != at);
+                let Value::Int(fence) = answer else {
+                    hold.gone = Some(now);
+                    return;
+                };
+                hold.grant = Some(Grant { fence: *fence, at: now, until: sent + lease * 1000 });
+                let sure = sent + lease * 1000 > now;
+                if sure {
+                    self.mine.push(at)
+                } else {
+                    self.unsure.push(at)
+                };
+                self.granted += 1;
+            }
+            Intent::Ask(_) => {
+                let Value::Int(fence) = answer else { return };
+                // The client relies on the hold from its claim on.
+                hold.grant = Some(Grant { fence: *fence, at: now, until: sent });
+                self.queued.retain(|other| *other != at);
+                self.unknown.retain(|other| *other != at);
+                self.unsure.push(at);
+                self.granted += 1;
+                self.found_granted += 1;
+            }
+            Intent::Extend(_, lease) => {
+                let Some(grant) = &mut hold.grant else { return };
+                if *answer == 1 {
+                    grant.until = sent + lease * 1000;
+                    if !self.mine.contains(&at) {
+                        self.mine.push(at);
+                    }
+                } else if grant.until > now {
+                    grant.until = sent;
+                    self.denied.push(format!("{hold:?} is denied at {now}"));
+                }
+            }
+            Intent::Release(_) => {
+                self.unknown.retain(|other| *other != at);
+                hold.gone = Some(now);
+                self.released += usize::from(*answer == 1);
+            }
+        }
     }
 }

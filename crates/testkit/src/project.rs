@@ -1,14 +1,17 @@
-//! Where the module under test is.
+//! Paths: the project, the build's folder, the module under test.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::project;
+/// Returns the folder of the whole project.
+pub fn project() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/testkit lies in the project")
+}
 
-/// The absolute path of the libdlock.so to load: `DLOCK_TEST_MODULE`, or else the one of this build, made up
-/// to date.
+/// Returns the absolute path of the libdlock.so to load: `DLOCK_TEST_MODULE`, or else that of this build,
+/// which is brought up to date first.
 pub fn module_path() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {
@@ -22,16 +25,15 @@ pub fn module_path() -> &'static Path {
     })
 }
 
-/// Builds the module with the profile of this test binary. Cargo does not do so by itself: a cdylib cannot be
-/// linked into a test, so to cargo no test depends on it, and tests would run against whatever file was left
-/// there.
+/// Builds the module with the profile of this test binary. Cargo does not, because a test cannot link a
+/// cdylib and so does not depend on it; tests would run against an old file.
 fn build() -> PathBuf {
     let profile = profile_folder();
     let above = profile.parent().expect("target/ above the profile's folder");
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--quiet", "--package", "dlock-module", "--lib"]);
     cargo.arg("--manifest-path").arg(project().join("Cargo.toml"));
-    // Cargo marks target/ by this file, and target/triple/ as well: the outer one decides.
+    // Cargo marks target/ and target/triple/ by this file. The outer folder is the target folder.
     match above.parent().filter(|outer| outer.join("CACHEDIR.TAG").exists()) {
         Some(outer) => {
             cargo.arg("--target").arg(above.file_name().expect("a folder named after the target triple"));
@@ -52,7 +54,7 @@ fn build() -> PathBuf {
     profile.join("libdlock.so")
 }
 
-/// Where the test binary was built: target/[triple/]profile/ of
+/// Returns the build's folder: target/[triple/]profile/ of the test binary
 /// target/[triple/]profile/deps/test-0123456789abcdef.
 pub(crate) fn profile_folder() -> PathBuf {
     let test = env::current_exe().expect("the test binary's own path");
