@@ -1,4 +1,4 @@
-//! Which servers the tests run on.
+//! The servers under test.
 
 use std::any::Any;
 use std::io::Write;
@@ -13,17 +13,18 @@ use crate::project::project;
 /// One server program of the matrix.
 #[derive(Clone, Debug)]
 pub struct ServerKind {
-    /// What reports call it: "redis-server", "valkey-8.0".
+    /// Name in reports: "redis-server", "valkey-8.0".
     pub name: String,
-    /// An absolute path and, for wrappers, arguments that stand before the server's own.
+    /// Absolute path of the program. A wrapper has arguments, which precede those of the server.
     pub command: Vec<String>,
-    /// What it says itself: "7.0.15". Valkey counts on from its own 7.2: look at `is_valkey` too.
+    /// Version that the program reports: "7.0.15". Valkey continues from 7.2 with numbers of its own: see
+    /// `is_valkey`.
     pub version: String,
     pub is_valkey: bool,
 }
 
 impl ServerKind {
-    /// Asks the program who it is: what a name in a list says proves nothing.
+    /// Asks the program for its version, because `name` may be anything.
     pub fn identify(name: &str, command: Vec<String>) -> ServerKind {
         let program = command.first().unwrap_or_else(|| panic!("no path for the server {name}"));
         assert!(
@@ -34,8 +35,9 @@ impl ServerKind {
         let output = output.unwrap_or_else(|error| panic!("{program} does not run: {error}"));
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let version = text.split_whitespace().find_map(|word| word.strip_prefix("v="));
-        let version =
-            version.unwrap_or_else(|| panic!("{program} --version says no version: {output:?}")).to_string();
+        let version = version
+            .unwrap_or_else(|| panic!("{program} --version prints no version: {output:?}"))
+            .to_string();
         ServerKind { name: name.to_string(), command, version, is_valkey: text.starts_with("Valkey") }
     }
 
@@ -45,38 +47,38 @@ impl ServerKind {
     }
 }
 
-/// Runs the test on each server, on all at the same time: tests mostly wait. Fails naming each server on
-/// which it failed, and when there is none to run on.
+/// Runs the test on all servers at the same time, because tests mostly wait. Fails with the names of the
+/// servers on which the test failed, or if there is no server.
 #[track_caller]
 pub fn each_server(test: impl Fn(&ServerKind) + Sync) {
     let results = thread::scope(|scope| {
         let running: Vec<_> = kinds().iter().map(|kind| start(scope, kind, &test)).collect();
         running.into_iter().map(ScopedJoinHandle::join).collect()
     });
-    assert_well(results);
+    assert_passed(results);
 }
 
-/// [`each_server`] for a test that keeps the machine busy, or measures it: one server after the other.
+/// Like [`each_server`], but on one server after the other: for tests that need the whole machine.
 #[track_caller]
 pub fn each_server_in_turn(test: impl Fn(&ServerKind) + Sync) {
     let alone = |kind| thread::scope(|scope| start(scope, kind, &test).join());
-    assert_well(kinds().iter().map(alone).collect());
+    assert_passed(kinds().iter().map(alone).collect());
 }
 
-/// [`each_server`] without Valkey 9 and later, where a preloaded C library reaches only the server itself,
-/// not the module.
+/// Like [`each_server`], but leaves out Valkey 9 and later, where a preloaded C library reaches the server
+/// but not the module.
 #[track_caller]
 pub fn each_shimmed_server(test: impl Fn(&ServerKind) + Sync) {
     each_server(|kind| {
         if kind.is_valkey && kind.is_at_least(9, 0) {
-            eprintln!("left out on {}: no shim reaches a module there", kind.name);
+            eprintln!("left out on {}: a preloaded library does not reach the module there", kind.name);
         } else {
             test(kind);
         }
     });
 }
 
-/// In a thread that is named after the server, as its panics are then.
+/// Starts the test in a thread with the server's name, which its panics show.
 fn start<'scope>(
     scope: &'scope Scope<'scope, '_>,
     kind: &'scope ServerKind,
@@ -87,10 +89,10 @@ fn start<'scope>(
 }
 
 #[track_caller]
-fn assert_well(results: Vec<thread::Result<()>>) {
+fn assert_passed(results: Vec<thread::Result<()>>) {
     let mut failures = Vec::new();
     for (kind, result) in kinds().iter().zip(results) {
-        // The panic itself was already printed with its place and its log.
+        // The thread has already printed the panic with its place and the server's log.
         if let Err(panic) = result {
             let lines: Vec<&str> = message(&*panic).lines().take(3).collect();
             failures.push(format!("on {} ({}): {}", kind.name, kind.version, lines.join("\n")));
@@ -99,8 +101,8 @@ fn assert_well(results: Vec<thread::Result<()>>) {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// The matrix: `DLOCK_TEST_SERVERS="name=/path,name=/wrapper argument"`, or else the distribution's Redis and
-/// what is unpacked in build/servers.
+/// Returns the servers of `DLOCK_TEST_SERVERS="name=/path,name=/wrapper argument"`. If it is not set, returns
+/// the distribution's Redis and the servers in build/servers.
 fn kinds() -> &'static [ServerKind] {
     static KINDS: OnceLock<Vec<ServerKind>> = OnceLock::new();
     KINDS.get_or_init(|| {
@@ -111,7 +113,7 @@ fn kinds() -> &'static [ServerKind] {
         assert!(!found.is_empty(), "no server to test on: `make setup` installs one");
         let names: Vec<String> =
             found.iter().map(|kind| format!("{} ({})", kind.name, kind.version)).collect();
-        // Straight to stderr, past the capture of test output: a passing run too should say what it ran on.
+        // Directly to stderr, because the output of a passing test is not shown.
         writeln!(io::stderr(), "servers under test: {}", names.join(", ")).expect("stderr can be written");
         found
     })
@@ -123,7 +125,7 @@ fn listed(list: &str) -> Vec<ServerKind> {
         .map(|entry| {
             let (name, command) = entry
                 .split_once('=')
-                .unwrap_or_else(|| panic!("DLOCK_TEST_SERVERS wants name=/path, not {entry:?}"));
+                .unwrap_or_else(|| panic!("DLOCK_TEST_SERVERS has {entry:?} in place of name=/path"));
             ServerKind::identify(name.trim(), command.split_whitespace().map(str::to_string).collect())
         })
         .collect()

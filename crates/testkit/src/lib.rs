@@ -1,16 +1,19 @@
-//! The library of test servers: starts real ones with the module in them and talks to them byte by byte.
+//! Real servers for tests: starts them with the module and talks to them byte by byte.
 //!
-//! A test has the attribute [`macro@each_server`], starts a [`Server`], and calls it by a [`Conn`].
-//! Nothing here sleeps to let something happen: [`until`] waits for a condition and names it when it does not
-//! come. A server that dies by itself fails the test that owns it. No async, no client library: races are
-//! made by deciding which bytes share one write.
+//! A test has the attribute [`macro@each_server`], starts a [`Server`], and calls it by a [`Conn`]. No test
+//! sleeps: [`until`] waits for a condition, and names it if it times out. A server that ends by itself fails
+//! its test. There is no async and no client library: a test makes a race by choosing the bytes that share
+//! one write.
 //!
-//! [`workers`] are clients that lock at random, and [`history`] checks what they saw.
+//! - [`Server`], [`Options`]: a server's process, folder and port
+//! - [`Conn`], [`Value`]: a connection and its replies; [`Wire`] below them
+//! - [`queue`], [`locks()`], [`Events`], [`Stream`], [`aof`]: views of the state of a server
+//! - [`workers`], [`history`]: clients that lock at random, and the checker of their records
 //!
-//! docs/internals/testing.md lists the variables that it reads.
+//! docs/internals/testing.md lists the variables that the testkit reads.
 
 #![forbid(unsafe_code)]
-#![allow(clippy::disallowed_methods, reason = "waiting for real servers takes a look at the clock")]
+#![allow(clippy::disallowed_methods, reason = "waiting for real servers needs a clock")]
 
 pub mod aof;
 mod conn;
