@@ -19,7 +19,7 @@ import dlock
 import dlock.asyncio
 import redis
 import redis.asyncio
-from dlock._hold import now
+from dlock._clock import now
 
 RESOURCES = "ledger", "stock", "till"
 LIMIT = 3.0

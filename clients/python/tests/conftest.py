@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import inspect
 import os
 import pathlib
@@ -20,15 +21,32 @@ import pytest
 import redis
 import redis.asyncio
 from faults import Proxy
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 import dlock
 import dlock.asyncio
+from dlock._waits import Contention
 
 SERVERS = dict(entry.split("=", 1) for entry in os.environ.get("DLOCK_TEST_SERVERS", "").split(",") if entry)
 MODULE = os.environ.get("DLOCK_TEST_MODULE", "")
+# The library of the clients under test: "redis" or "valkey". By default valkey-py for Valkey and redis-py for
+# Redis.
+LIBRARY = os.environ.get("DLOCK_TEST_CLIENT", "")
+CLIENTS = {"redis": "Redis", "valkey": "Valkey"}
 LIMIT = 30
+# The value of a lock of redis-py or node-redlock.
+FOREIGN_TOKEN = "0123456789abcdef" * 2
+
+
+def client_class(library, *, is_async=False):
+    """Returns the class of clients of a library."""
+    module = importlib.import_module(f"{library}.asyncio" if is_async else library)
+    return getattr(module, CLIENTS[library])
+
+
+def calls(client, command):
+    """Returns how many calls of a command the server has executed."""
+    stats = client.info("commandstats")
+    return sum(found["calls"] for name, found in stats.items() if name.lower() == f"cmdstat_{command}")
 
 
 @contextlib.contextmanager
@@ -107,6 +125,12 @@ def shared_server(request):
     server.stop()
 
 
+@pytest.fixture(autouse=True)
+def no_contention(monkeypatch):
+    """Forgets what an earlier test found taken: a wait begins with the queue for a contended resource."""
+    monkeypatch.setattr("dlock._attempt._contended", Contention())
+
+
 @pytest.fixture
 def server(shared_server):
     """A server without keys."""
@@ -128,6 +152,10 @@ def own_server(request, shared_server):
 def r(server):
     with redis.Redis.from_url(server.url) as client:
         yield client
+
+
+# Their parameter is the name of a server.
+SERVER_FIXTURES = "shared_server", "masters", "five_masters"
 
 
 class Loop:
@@ -177,20 +205,30 @@ class Blocking:
 
 
 class Locks:
-    """Makes locks of one kind."""
+    """Makes locks of one kind, over clients of one library."""
 
-    def __init__(self, kind):
+    def __init__(self, kind, library):
         self.kind = kind
+        self.library = library
         self.loop = Loop() if kind == "asyncio" else None
         self.clients = []
 
+    def retries(self, times):
+        """Returns the options of a client that sends a command again so many times."""
+        module = "asyncio.retry" if self.kind == "asyncio" else "retry"
+        retry = importlib.import_module(f"{self.library}.{module}").Retry
+        backoff = importlib.import_module(f"{self.library}.backoff").NoBackoff()
+        failures = [importlib.import_module(f"{self.library}.exceptions").ConnectionError] if times else []
+        return {"retry": retry(backoff, times), "retry_on_error": failures}
+
     def client(self, url, **options):
+        kind = client_class(self.library, is_async=self.kind == "asyncio")
         if self.loop is None:
-            client = redis.Redis.from_url(url, **options)
+            client = kind.from_url(url, **options)
         else:
 
             async def make():
-                return redis.asyncio.Redis.from_url(url, **options)
+                return kind.from_url(url, **options)
 
             client = self.loop.run(make())
         self.clients.append(client)
@@ -202,7 +240,7 @@ class Locks:
         if self.loop is None:
             return lock_class(client, name, **options)
 
-        # The loop has a thread of its own, and the tests look from theirs.
+        # The loop has a thread of its own, and the tests read the lock from theirs.
         options["thread_local"] = False
 
         async def make():
@@ -222,7 +260,9 @@ class Locks:
 
 @pytest.fixture(params=["threads", "asyncio"])
 def locks(request):
-    made = Locks(request.param)
+    servers = [server for name, server in request.node.callspec.params.items() if name in SERVER_FIXTURES]
+    library = LIBRARY or ("valkey" if servers and servers[0].startswith("valkey") else "redis")
+    made = Locks(request.param, library)
     yield made
     made.close()
 
@@ -245,15 +285,14 @@ def through(locks, proxy):
     """Locks through the proxy, whose client does not retry by itself."""
 
     def make(**options):
-        retry = redis.asyncio.retry.Retry if locks.kind == "asyncio" else Retry
         timeout = options.pop("socket_timeout", 5)
-        client = locks.client(proxy.url, socket_timeout=timeout, retry=retry(NoBackoff(), 0))
+        client = locks.client(proxy.url, socket_timeout=timeout, **locks.retries(0))
         return locks.lock(client, "foo", **options)
 
     return make
 
 
-@pytest.fixture(scope="module", params=sorted(SERVERS))
+@pytest.fixture(scope="session", params=sorted(SERVERS))
 def masters(request):
     servers = [Server(SERVERS[request.param]) for _ in range(3)]
     yield servers
@@ -273,9 +312,8 @@ class Members:
         self.quorum = self.make_quorum([proxy.url for proxy in self.proxies])
 
     def make_quorum(self, urls):
-        retry = redis.asyncio.retry.Retry if self.locks.kind == "asyncio" else Retry
         return dlock.Quorum(
-            [self.locks.client(url, socket_timeout=5, retry=retry(NoBackoff(), 0)) for url in urls]
+            [self.locks.client(url, socket_timeout=5, **self.locks.retries(0)) for url in urls]
         )
 
     def lock(self, name="foo", quorum=None, **options):

@@ -29,6 +29,7 @@ class Proxy:
         self.lost = 0
         self.accepted = 0
         self._pairs = set()
+        self._stalled = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -39,6 +40,14 @@ class Proxy:
             for end in pair:
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
+
+    def stall(self):
+        """Passes nothing on the connections of this moment. New connections work."""
+        self._stalled = set(self._pairs)
+
+    def resume(self):
+        """Ends `stall`."""
+        self._stalled = set()
 
     def close(self):
         self._listener.close()
@@ -68,7 +77,7 @@ class Proxy:
         try:
             while True:
                 ready, _, _ = select.select(pair, [], [], 0.02)
-                if self.silent:
+                if self.silent or pair in self._stalled:
                     time.sleep(0.01)
                     continue
                 for end in ready:

@@ -51,8 +51,7 @@ def test_a_late_answer_of_acquire_leaves_nothing_behind(r, through, proxy):
 
 
 def test_a_lost_answer_is_asked_for_again_where_the_client_retries(r, locks, proxy):
-    retry = redis.asyncio.retry.Retry if locks.kind == "asyncio" else Retry
-    client = locks.client(proxy.url, retry=retry(NoBackoff(), 3), retry_on_error=[ConnectionError])
+    client = locks.client(proxy.url, **locks.retries(3))
     lock = locks.lock(client, "foo", timeout=60)
     proxy.match, proxy.cut_replies = b"ACQUIRE", 2
     assert lock.acquire()
@@ -65,8 +64,7 @@ def test_a_lost_answer_is_asked_for_again_where_the_client_retries(r, locks, pro
 @pytest.fixture
 def sends_again(r, locks, proxy):
     """A lock whose client sends again by itself what has no answer."""
-    retry = redis.asyncio.retry.Retry if locks.kind == "asyncio" else Retry
-    client = locks.client(proxy.url, retry=retry(NoBackoff(), 3), retry_on_error=[ConnectionError])
+    client = locks.client(proxy.url, **locks.retries(3))
     proxy.match, proxy.cut_replies = b"RELEASE", 1
     return lambda **options: locks.lock(client, "foo", **options)
 
@@ -196,7 +194,7 @@ def test_a_cancellation_that_comes_with_a_message_ends_the_acquire(r, server, re
             task = asyncio.create_task(lock.acquire())
             while not r.execute_command("DLOCK.WAITERS", "foo"):
                 await asyncio.sleep(0.005)
-            (wait,) = _tasks.background(client)._desk.waits.values()
+            (wait,) = _tasks.background(client)._registry.waits.values()
             while not wait.event._waiters:
                 await asyncio.sleep(0)
             # Whoever waits for it hears of it first.
@@ -204,7 +202,7 @@ def test_a_cancellation_that_comes_with_a_message_ends_the_acquire(r, server, re
             asyncio.get_running_loop().call_soon(task.cancel)
             await asyncio.wait([task], timeout=10)
             assert task.cancelled()
-            assert not wait.desk.waits
+            assert not wait.registry.waits
             while r.execute_command("DLOCK.WAITERS", "foo"):
                 await asyncio.sleep(0.005)
 

@@ -14,7 +14,7 @@ import time
 import pytest
 import redis
 import redis.asyncio
-from conftest import until
+from conftest import FOREIGN_TOKEN, until
 from redis.exceptions import LockError, LockNotOwnedError
 
 import dlock
@@ -199,9 +199,9 @@ def test_where_there_is_no_boot_time_clock_the_system_has_another():
 import time
 
 del time.CLOCK_BOOTTIME
-import dlock._hold
+import dlock._clock
 
-assert dlock._hold._CLOCK == time.CLOCK_MONOTONIC
+assert dlock._clock._CLOCK == time.CLOCK_MONOTONIC
 """
     subprocess.run([sys.executable, "-c", program], check=True)
 
@@ -332,8 +332,8 @@ def test_a_release_that_the_server_refuses_is_owed(r, get_lock):
     until("it is released", lambda: not r.exists("foo"))
 
 
-def test_a_foreign_lock_is_waited_for(r, get_lock):
-    r.set("foo", "somebody", px=200)
+def test_a_lock_of_redis_py_is_waited_for(r, get_lock):
+    r.set("foo", FOREIGN_TOKEN, px=200)
     lock = get_lock(timeout=10, sleep=0.02)
     assert lock.acquire(blocking_timeout=20)
     lock.release()

@@ -9,22 +9,24 @@ import redis
 
 import dlock
 from dlock._hold import OwedRelease
-from dlock._queue import Lookout
-from dlock._quorum import QuorumAttempt
+from dlock._owners import of_thread
+from dlock._queue import QueueWatch
+from dlock._quorum_attempt import QuorumAttempt
 from dlock._round import Request, Round
+from dlock._steps import Peer
 
 
 def quorum_of(members, silent=()):
     quorum = dlock.Quorum([redis.Redis() for _ in range(members)])
     for member in quorum.all():
-        quorum._note(member, "anything", f"server {member}")
+        quorum.note(member, "anything", Peer(f"server {member}"))
         if member in silent:
-            quorum._note(member, redis.TimeoutError(), None)
+            quorum.note(member, redis.TimeoutError(), Peer(None))
     return quorum
 
 
 def asking(quorum):
-    steps = quorum.ask(quorum.all(), ("PING",), lambda answers, awaited: not awaited)
+    steps = quorum.ask_all(("PING",))
     return steps, next(steps)
 
 
@@ -39,7 +41,7 @@ def test_nobody_waits_for_the_silent_while_a_majority_answers():
     # One question at a time.
     _, step = asking(quorum)
     assert sorted(step.questions) == [1, 2, 4]
-    step.heard(3, "an answer, at last", "server 3")
+    step.heard(3, "an answer, at last", Peer("server 3"))
     _, step = asking(quorum)
     assert sorted(step.questions) == [1, 2, 3, 4]
     assert not step.enough({1: 1, 2: 1, 4: 1})
@@ -58,7 +60,7 @@ def test_one_that_was_never_asked_is_waited_for_once():
     steps = quorum.meet()
     step = next(steps)
     assert sorted(step.questions) == [3, 4]
-    step.heard(3, redis.TimeoutError(), None)
+    step.heard(3, redis.TimeoutError(), Peer(None))
     # The time is over, and the other one has not answered either.
     with pytest.raises(StopIteration):
         steps.send({3: redis.TimeoutError()})
@@ -114,13 +116,13 @@ def test_the_silent_come_last_in_the_order_of_queues():
 
 def test_all_go_to_a_later_queue_together_and_nobody_goes_back():
     quorum = quorum_of(3)
-    lookouts = [Lookout(quorum, member, b"foo") for member in quorum.all()]
-    quorum.lookouts.update({(member, b"foo"): lookout for member, lookout in enumerate(lookouts)})
+    watches = [QueueWatch(quorum, member, b"foo") for member in quorum.all()]
+    quorum.queue_watches.update({(member, b"foo"): watch for member, watch in enumerate(watches)})
     quorum.note_queue(b"foo", 1)
-    assert [lookout.left for lookout in lookouts] == [1, 0, 1]
+    assert [watch.left for watch in watches] == [1, 0, 1]
     quorum.note_queue(b"foo", 0)
     assert quorum.order(b"foo") == [1, 2]
-    assert [lookout.left for lookout in lookouts] == [1, 0, 1]
+    assert [watch.left for watch in watches] == [1, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_all_go_to_a_later_queue_together_and_nobody_goes_back():
 )
 def test_others_queue_where_they_stay_and_have_not_stayed_for_long(before, after, waiters, order):
     quorum = quorum_of(3)
-    attempt = QuorumAttempt(quorum, b"foo", "foo", b"own", 10_000, (), False)
+    attempt = QuorumAttempt(quorum, b"foo", "foo", b"own", 10_000, lambda: (), of_thread(), False)
     won = attempt._begin(quorum.order(b"foo"))
     won.answers = {0: 5, 1: 6, 2: None}
     (begun,) = attempt._meet_others(won)
@@ -150,7 +152,7 @@ def test_others_queue_where_they_stay_and_have_not_stayed_for_long(before, after
         steps.send(inspected({2: after}))
         steps.send({2: waiters})
     assert quorum.order(b"foo") == order
-    assert quorum.contended.may_look(b"foo") == (not (set(before) & set(after) - {b"own"}))
+    assert quorum.contention.may_look(b"foo") == (not (set(before) & set(after) - {b"own"}))
 
 
 def inspected(tokens):
@@ -166,7 +168,7 @@ def inspected(tokens):
 
 
 def test_one_who_has_the_lock_is_nobody_to_queue_behind():
-    steps = quorum_of(3).parts(b"foo", 2)
+    steps = quorum_of(3).partial_holds(b"foo", 2)
     next(steps)
     with pytest.raises(StopIteration) as end:
         steps.send(inspected({0: {b"has it": 5}, 2: {b"has it": 5, b"part": 5}}))
@@ -181,11 +183,11 @@ def test_a_queue_that_does_not_move_is_left_the_last_one_later(monkeypatch, is_l
 
     quorum = quorum_of(3)
     monkeypatch.setattr(quorum, "holders", holders)
-    lookout = Lookout(quorum, 2, b"foo")
+    watch = QueueWatch(quorum, 2, b"foo")
     for _ in range(2):
-        lookout._at = 0
-        assert list(lookout.look(is_last)) == []
-    assert lookout.left == left
+        watch._at = 0
+        assert list(watch.look(is_last)) == []
+    assert watch.left == left
 
 
 def test_one_that_does_not_answer_a_release_is_silent():

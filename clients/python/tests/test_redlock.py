@@ -67,16 +67,6 @@ def test_releases_that_are_sent_again_tell_of_a_loss_before_them(members, monkey
     assert [proxy.lost for proxy in members.proxies] == [1, 1, 1]
 
 
-def test_without_a_majority_nothing_is_granted(members):
-    for proxy in members.proxies[:2]:
-        proxy.refuse = True
-    with pytest.raises(dlock.NoQuorumError):
-        members.lock(timeout=10).acquire(blocking=False)
-    until("nothing is held", lambda: not any(members.held()))
-    lock = members.lock(timeout=10)
-    assert lock.acquire(blocking_timeout=0.2) is False
-
-
 def test_what_no_master_can_ever_grant_is_not_waited_for(members):
     # Longer than `dlock.max-ttl`.
     with pytest.raises(redis.ResponseError, match="ttl"):

@@ -14,7 +14,7 @@ from redis.exceptions import LockError
 import dlock
 import dlock.asyncio
 from dlock import _threads
-from dlock._hold import now
+from dlock._clock import now
 
 
 def exists(r):

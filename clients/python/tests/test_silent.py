@@ -8,12 +8,12 @@ import threading
 
 import pytest
 import redis
-from conftest import SERVERS, Members, Server, stopped, until
+from conftest import SERVERS, Members, Server, calls, stopped, until
 
 import dlock
 
 
-@pytest.fixture(scope="module", params=sorted(SERVERS))
+@pytest.fixture(scope="session", params=sorted(SERVERS))
 def five_masters(request):
     servers = [Server(SERVERS[request.param]) for _ in range(5)]
     yield servers
@@ -26,11 +26,6 @@ def five(five_masters, locks):
     made = Members(five_masters, locks)
     yield made
     made.close()
-
-
-def calls(client, command):
-    stats = client.info("commandstats")
-    return sum(found["calls"] for name, found in stats.items() if name.lower() == f"cmdstat_{command}")
 
 
 def in_order(members, masters):

@@ -19,7 +19,9 @@ import dlock.asyncio
 
 def both(client, name, **options):
     """Holds and hands over between two locks of a client."""
-    first, second = dlock.Lock(client, name, **options), dlock.Lock(client, name, **options)
+    # The second one would be a deadlock of this thread.
+    first = dlock.Lock(client, name, **options)
+    second = dlock.Lock(client, name, thread_local=False, **options)
     with first:
         assert first.owned()
         assert not second.acquire(blocking=False)

@@ -9,7 +9,7 @@ import time
 import pytest
 import redis
 import redis.asyncio
-from conftest import LIMIT, until
+from conftest import FOREIGN_TOKEN, LIMIT, until
 from redis.exceptions import ConnectionError
 
 import dlock
@@ -98,7 +98,7 @@ def test_a_wait_that_times_out_leaves_the_queue(r, get_lock, holder):
 
 @pytest.mark.parametrize("limit", [None, LIMIT])
 def test_a_pause_of_no_time_is_no_end_of_the_wait(r, get_lock, limit):
-    r.set("foo", "somebody")
+    r.set("foo", FOREIGN_TOKEN)
     waiter = Waiter(get_lock(timeout=10, sleep=0, blocking_timeout=limit, thread_local=False))
 
     def asked():
@@ -188,7 +188,7 @@ def test_lost_messages_cost_time_and_nothing_else(r, locks, server, holder, monk
     monkeypatch.setattr("dlock._attempt.ASK", 0.2)
     waiter = Waiter(locks.lock(locks.client(server.url), "foo", timeout=30))
     until("it waits", lambda: waiters(r) == 1)
-    monkeypatch.setattr(_waits.Desk, "heard", lambda *_: None)
+    monkeypatch.setattr(_waits.WaitRegistry, "heard", lambda *_: None)
     holder()
     waiter.join(20)
     assert waiter.outcome is True
@@ -288,15 +288,15 @@ def test_a_wait_that_is_cancelled_before_the_subscription_is_closed(server, hold
     async def main():
         async with redis.asyncio.Redis.from_url(server.url) as client:
             task = asyncio.create_task(dlock.asyncio.Lock(client, "foo", timeout=60).acquire())
-            desk = None
-            while not (desk and desk.waits):
+            registry = None
+            while not (registry and registry.waits):
                 await asyncio.sleep(0)
-                desk = _tasks.background(client)._desk
+                registry = _tasks.background(client)._registry
             # It does not ask before it listens.
             task.cancel()
             await asyncio.wait([task], timeout=10)
             assert task.cancelled()
-            assert not desk.waits
+            assert not registry.waits
 
     asyncio.run(asyncio.wait_for(main(), 20))
 
@@ -306,20 +306,20 @@ def test_a_wait_that_is_interrupted_before_the_subscription_is_closed(server, ho
         def wait(self, timeout=None):
             raise KeyboardInterrupt
 
-    desks, done, opened = [], threading.Event(), _waits.Desk.open
+    registries, done, opened = [], threading.Event(), _waits.WaitRegistry.open
 
-    def open_interrupted(desk):
-        desks.append(desk)
-        wait = opened(desk)
+    def open_interrupted(registry):
+        registries.append(registry)
+        wait = opened(registry)
         wait.event = Interrupted()
         return wait
 
-    monkeypatch.setattr(_waits.Desk, "open", open_interrupted)
+    monkeypatch.setattr(_waits.WaitRegistry, "open", open_interrupted)
     monkeypatch.setattr("redis.client.PubSub.subscribe", lambda *_: done.wait(20))
     with redis.Redis.from_url(server.url) as client:
         with pytest.raises(KeyboardInterrupt):
             dlock.Lock(client, "foo", timeout=60).acquire()
-        assert [len(desk.waits) for desk in desks] == [0]
+        assert [len(registry.waits) for registry in registries] == [0]
         done.set()
 
 

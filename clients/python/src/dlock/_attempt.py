@@ -1,81 +1,38 @@
-"""One acquisition from a single server: a try, the queue, the claim. And the steps that it and `_core.py`
-yield."""
+"""One acquisition from a single server: a try, the wait queue, the claim."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Callable
 
-from redis.exceptions import ConnectionError, NoPermissionError, ResponseError, TimeoutError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from . import _protocol
-from ._contended import Contended
-from ._hold import Hold, Owed, OwedRelease, Sleep, Steps, now, trusted
-from ._protocol import Args, Key, error, is_misuse
-from ._waits import ASK, KEEP, Wait
+from ._clock import now, trusted
+from ._hold import OwedRelease, UnansweredLeases
+from ._owners import Owner
+from ._protocol import FOREIGN, NO_ANSWER, Args, Key, Steps, error, is_misuse
+from ._steps import SINGLE, Listen, Owe, Pause, Sleep
+from ._waits import ASK, KEEP, Contention, Wait
 
-# The lock is asked for this often if each answer takes longer than the lease.
+# Number of tries while each grant arrives after the end of its lease.
 LATE = 3
 
-# Grace may end earlier than the server said: it is asked again after so long at most (s).
+# Longest pause during a grace period, in seconds, as an operator can end it.
 GRACE_CHECK = 2.0
 
-# A wait that nobody listens for yet begins after so long at most (s).
+# Longest time that a wait begins with the first subscription of its client, in seconds.
 SUBSCRIBING = 1.0
 
-NO_ANSWER = (ConnectionError, TimeoutError)
-
-
-# In place of a member's number.
-SINGLE = -1
-
-
-class Listen:
-    """A step: open a wait, and begin to listen for it. Answers a `Wait` at once, so that whoever asked can
-    close it, whatever comes."""
-
-    def __init__(self, member: int = SINGLE) -> None:
-        self.member = member
-
-
-class Pause:
-    """A step: wait until something is heard of `wait`, at most so long."""
-
-    def __init__(self, wait: Wait, seconds: float) -> None:
-        self.wait = wait
-        self.seconds = seconds
-
-
-class Watch:
-    """A step: renew the hold, and tell when it is lost."""
-
-    def __init__(self, hold: Hold) -> None:
-        self.hold = hold
-
-
-class Owe:
-    """A step: send what is owed in the background, until it is confirmed; wait a moment for `enough`
-    answers."""
-
-    def __init__(self, owed: Mapping[int, Owed], enough: Callable[[], bool]) -> None:
-        # By member of a quorum, or SINGLE.
-        self.owed = owed
-        self.enough = enough
-
-
-def owe(owed: OwedRelease) -> Owe:
-    return Owe({SINGLE: owed}, lambda: owed.ended is not None)
-
-
-# Whoever asks again for a key that was found taken enters the queue with the first request.
-_contended = Contended()
+# The resources that this process found taken.
+_contended = Contention()
 
 
 class Attempt:
     """One acquisition, with one token."""
 
-    def __init__(self, key: bytes, name: Key, token: bytes | None, lease: int, terms: Args) -> None:
+    def __init__(
+        self, key: bytes, name: Key, token: bytes | None, lease: int, terms: Args, owner: Owner
+    ) -> None:
         self.name = name
         self.token = _protocol.fresh_token() if token is None else token
         self.lease = lease
@@ -83,65 +40,77 @@ class Attempt:
         self.valid_until = 0.0
         self.asked = False
         self.wait: Wait | None = None
-        # A single server.
+        # Only a quorum has members.
         self.members_asked: set[int] | None = None
+        self.unanswered = UnansweredLeases()
         self._key = key
-        # A token that is used again must not be released late.
-        self._releases = 2 if token is None else 1
+        self._given = token is not None
         self._terms = terms
+        self._owner = owner
         self._notify = True
-        # For how long the server keeps the position (s).
+        # True while an ACQUIRE has no reply: the server may execute it at any time.
+        self._outstanding = False
+        # Time that the server retains the position, in seconds.
         self._keep = KEEP
 
-    def owe(self) -> Owe:
+    def take_back(self) -> Steps:
+        """Releases what the server may hold or grant for the token."""
+        # A token that may be used again must not be released late. A fresh one is released until the end of
+        # the lease, as an ACQUIRE without a reply can arrive after any RELEASE over another connection.
+        times = None if self._outstanding and not self._given else 1
         lasts = max(self.lease / 1000, KEEP) + KEEP
-        return owe(OwedRelease(self._key, self.token, lasts, times=self._releases))
+        owed = OwedRelease(self._key, self.token, lasts, times=times)
+        yield Owe({SINGLE: owed}, lambda: owed.ended is not None)
+        if self._outstanding or owed.ended is None:
+            # A wait of the owner for that hold would be no deadlock, as the background releases it.
+            self._owner.rename()
 
     def close(self) -> None:
         if self.wait is not None:
             self.wait.close()
 
     def run(self, sleep: float, blocking: bool, end: float | None) -> Steps:
-        """Whether it was granted. After a no, nothing is left on the server."""
+        """Returns whether the lock was granted. If it was not, nothing is left on the server."""
         sent: float | None = None
         answered_at = now()
+        silence: Exception | None = None
         late = 0
         if blocking and self._key in _contended and (end is None or answered_at < end):
             yield from self._listen(end)
         while True:
             pause = sleep
-            terms = self._terms
             if self.wait is not None:
                 self.wait.event.clear()
-                terms += _protocol.queued(
-                    int(self._keep * 1000), self.wait.desk.channel, self.wait.number, notify=self._notify
-                )
-            # A request sent again keeps the first send as its start: the server may count from that one.
+            # A request that is sent again keeps the time of the first send: the server may count from there.
             sent = now() if sent is None else sent
-            self.asked = True
+            self.asked = self._outstanding = True
             try:
-                fence = yield _protocol.acquire(self._key, self.token, self.lease, terms)
-            except NO_ANSWER:
-                # A waiter outlasts what its position outlasts.
+                reply = yield from _protocol.send_unless_data(self._command(), self.name)
+            except NO_ANSWER as why:
+                # A wait outlasts an outage that its position outlasts.
                 if self.wait is None or now() - answered_at > KEEP:
                     raise
+                silence = why
             except NoPermissionError:
+                self._outstanding = False
                 if self.wait is None or not self._notify:
                     raise
-                # No right to the channel: waits by the clock alone.
+                # Without the right to the channel, the wait goes by the clock alone.
                 self._notify = False
                 continue
             except ResponseError as answer:
+                self._outstanding, silence = False, None
                 if self.wait is not None and is_misuse(answer) and self._keep > self.lease / 1000:
-                    # Not longer than the server's `dlock.max-ttl`, which the lease is not either.
+                    # The server allows no longer than its `dlock.max-ttl`, and so does it for the lease.
                     self._keep = self.lease / 1000
                     continue
-                pause = self._refused(answer, sleep, blocking, end)
+                pause = self._refused(answer, blocking, end)
                 sent = None
             else:
+                self._outstanding, silence = False, None
                 answered_at = now()
-                if fence is not None:
-                    self.fence = fence
+                if type(reply) is int:
+                    self.fence = reply
                     self.valid_until = sent + trusted(self.lease / 1000)
                     if now() < self.valid_until:
                         return True
@@ -153,13 +122,14 @@ class Attempt:
                     sent = None
                     continue
                 sent = None
-                if blocking:
-                    _contended.note(self._key)
-                if blocking and self.wait is None and (end is None or answered_at < end):
-                    yield from self._listen(end)
-                    continue
-                if self.wait is not None and self._notify and self.wait.listening:
-                    pause = ASK * self._keep / KEEP
+                if reply is not FOREIGN:
+                    if blocking:
+                        _contended.note(self._key)
+                    if blocking and self.wait is None and (end is None or answered_at < end):
+                        yield from self._listen(end)
+                        continue
+                    if self.wait is not None and self._notify and self.wait.listening:
+                        pause = ASK * self._keep / KEEP
             left = math.inf if end is None else end - now()
             if not blocking or left <= 0:
                 break
@@ -170,25 +140,32 @@ class Attempt:
             yield Pause(self.wait, pause)
             if self.wait.cancelled:
                 break
+        if silence is not None:
+            # Without an answer it is unknown whether another client holds the lock.
+            raise silence
         if self.wait is not None:
             try:
-                yield _protocol.release(self._key, self.token)
+                yield from _protocol.send_or(_protocol.release(self._key, self.token), 0)
             except NO_ANSWER:
-                yield self.owe()
+                yield from self.take_back()
         return False
+
+    def _command(self) -> Args:
+        terms = self._terms
+        if self.wait is not None:
+            keep, channel, number = int(self._keep * 1000), self.wait.registry.channel, self.wait.number
+            terms += _protocol.queued(keep, channel, number, notify=self._notify)
+        return _protocol.acquire(self._key, self.token, self.lease, terms)
 
     def _listen(self, end: float | None) -> Steps:
         self.wait = wait = yield Listen()
-        # What is published before the subscription would be lost. Where there is none, waits go by the clock
-        # alone, and only the first one finds that out.
-        if not wait.desk.tried:
+        # A message from before the subscription would be lost. If the subscription fails, waits go by the
+        # clock alone, and only the first one finds that out.
+        if not wait.registry.tried:
             yield Pause(wait, SUBSCRIBING if end is None else max(min(SUBSCRIBING, end - now()), 0))
 
-    def _refused(self, answer: ResponseError, sleep: float, blocking: bool, end: float | None) -> float:
-        """After how long to ask again; or raises."""
-        # Somebody holds it by `SET NX PX`, and does not know of the queue.
-        if str(answer).startswith("WRONGTYPE"):
-            return sleep
+    def _refused(self, answer: ResponseError, blocking: bool, end: float | None) -> float:
+        """Returns the pause before the next request, in seconds, or raises."""
         refusal = _protocol.refusal(answer, self.name)
         if (
             isinstance(refusal, _protocol.GraceError)

@@ -1,33 +1,131 @@
-"""The clients of the background: they reach the same server, over connections of their own, with short time
-limits."""
+"""The clients of redis-py and valkey-py: which of them a lock accepts, and the connections of the background,
+which reach the same server with short time limits."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import inspect
 import random
-from collections.abc import Mapping
-from typing import Any, Callable
+import sys
+from collections.abc import Awaitable, Iterator, Mapping
+from typing import Any, Callable, Protocol, TypeVar
 
-import redis
-import redis.asyncio as aioredis
-from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import NoBackoff
+from redis import exceptions
 from redis.exceptions import (
     AskError,
     ClusterDownError,
     ConnectionError,
     MovedError,
     RedisClusterException,
+    ResponseError,
     TimeoutError,
     TryAgainError,
 )
-from redis.retry import Retry
 
-# How long the background waits for one answer.
-LIMIT = 1.0
+from . import _protocol
+from ._steps import LIMIT, Peer
+
+# The name of the background's connections in CLIENT LIST (Redis 7.2, Valkey 8).
+LIBRARY_NAME = "dlock-client"
+
+# Number of connections that are left open for the sake of a late ACQUIRE.
+MAX_LATE = 100
 
 Address = tuple[str, int]
+
+
+class SyncClient(Protocol):
+    """`redis.Redis`, `redis.RedisCluster`, `valkey.Valkey` or `valkey.ValkeyCluster`."""
+
+    def execute_command(self, *args: Any, **options: Any) -> Any: ...
+
+    def __enter__(self) -> Any: ...
+
+
+class AsyncClient(Protocol):
+    """The same classes of `redis.asyncio` and `valkey.asyncio`."""
+
+    def execute_command(self, *args: Any, **options: Any) -> Awaitable[Any]: ...
+
+    def __aenter__(self) -> Awaitable[Any]: ...
+
+
+C = TypeVar("C")
+
+# The packages, with the names of their clients.
+LIBRARIES = {"redis": ("Redis", "RedisCluster"), "valkey": ("Valkey", "ValkeyCluster")}
+
+
+def check_client(client: Any, user: str, *, is_async: bool, single: bool = False) -> None:
+    """Raises TypeError unless ``client`` is a client of the right kind. ``user`` is the class that needs it.
+    ``single`` excludes clusters."""
+    for found, found_async, is_cluster in _client_classes():
+        if not isinstance(client, found) or _is_pipeline(client):
+            continue
+        if found_async == is_async and not (single and is_cluster):
+            return
+    raise TypeError(f"{user} needs {_wanted(is_async, single)}, and got {_got(client, is_async)}")
+
+
+def is_async_client(client: Any) -> bool:
+    """Returns whether this is a client for asyncio."""
+    return any(is_async and isinstance(client, found) for found, is_async, _ in _client_classes())
+
+
+def _client_classes() -> Iterator[tuple[type, bool, bool]]:
+    """Yields the classes of clients, whether they are for asyncio, and whether they are for clusters."""
+    for package, names in LIBRARIES.items():
+        for module, is_async in (package, False), (f"{package}.asyncio", True):
+            # A module that is not loaded has made no client.
+            loaded = sys.modules.get(module)
+            for name, is_cluster in zip(names, (False, True)):
+                if loaded is not None:
+                    yield getattr(loaded, name), is_async, is_cluster
+
+
+def _is_pipeline(client: Any) -> bool:
+    return any("Pipeline" in base.__name__ for base in type(client).__mro__)
+
+
+def _wanted(is_async: bool, single: bool) -> str:
+    module = ".asyncio" if is_async else ""
+    return f"a client of {'one server' if single else 'redis-py or valkey-py'} (redis{module}.Redis(...))"
+
+
+def _got(client: Any, is_async: bool) -> str:
+    if client is None:
+        return "None"
+    if isinstance(client, (str, bytes)):
+        return f"text: make a client with redis{'.asyncio' if is_async else ''}.Redis.from_url(...)"
+    if isinstance(client, type):
+        return f"the class {client.__name__}: pass an object of it"
+    shown = f"{type(client).__module__}.{type(client).__name__}"
+    if _is_pipeline(client):
+        return f"{shown}, which sends nothing before its execute(): pass the client that made it"
+    if is_async_client(client) and not is_async:
+        return f"{shown}: use dlock.asyncio with it"
+    if any(isinstance(client, found) for found, _, _ in _client_classes()) and is_async:
+        return f"{shown}: use dlock.Lock or dlock.Redlock with it"
+    if hasattr(client, "majority"):
+        return f"{shown}: use Redlock with it"
+    return shown
+
+
+def translated(why: BaseException) -> BaseException:
+    """Returns the error of redis-py for an error of valkey-py, and any other error as it is."""
+    if not type(why).__module__.startswith("valkey"):
+        return why
+    for base in type(why).__mro__:
+        kind = getattr(exceptions, base.__name__.replace("Valkey", "Redis"), None)
+        if kind is not None:
+            made: BaseException = kind.__new__(kind)
+            made.args = why.args
+            made.__dict__.update(why.__dict__)
+            made.__cause__ = why
+            return made
+    return why
 
 
 def is_cluster(client: Any) -> bool:
@@ -38,71 +136,272 @@ def encoder(client: Any) -> Any:
     return client.get_encoder() if hasattr(client, "get_encoder") else client.connection_pool.get_encoder()
 
 
-def own_client(client: Any, connected: Callable[[Any], None] | None = None) -> Any:
-    """A client to the same server, with a pool of its own. Sentinel's connections ask their pool for the
-    master, and go on asking it. Each connection is told to `connected`."""
+def address(client: Any) -> str:
+    """Returns the address of a client's server, for messages."""
+    options = client.connection_pool.connection_kwargs
+    return str(options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}")
+
+
+# Clients of the background.
+
+
+def _package(kind: Any) -> str:
+    """Returns the package of a class of redis-py or valkey-py, or of a subclass."""
+    names = (base.__module__.partition(".")[0] for base in kind.__mro__)
+    return next((name for name in names if name in LIBRARIES), "redis")
+
+
+def _of(kind: Any, name: str) -> Any:
+    """Returns a member of the package that the class comes from."""
+    module, _, attribute = f"{_package(kind)}.{name}".rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def own_client(client: Any) -> Any:
+    """Returns a client to the same server with a pool of its own. Sentinel's connections ask their pool for
+    the master, and continue to do so."""
     pool = getattr(client, "connection_pool", None)
     if pool is None:
-        # A cluster, where messages reach every node; a quorum, whose members have clients of their own.
+        # A cluster, where messages reach every node; or a quorum, whose members have clients of their own.
         return client
-    options = pool.connection_kwargs
-    own_options = {**options, **_limits(options), "retry": Retry(NoBackoff(), 0)}
-    if connected is not None:
-        greet = options.get("redis_connect_func") or pool.connection_class.on_connect
+    kind = pool.connection_class
+    options = _own_options(kind, pool.connection_kwargs)
+    name, greet = _connect_function(kind, options)
 
-        def opened(connection: Any) -> None:
-            greet(connection)
-            connected(connection)
+    def opened(connection: Any) -> None:
+        greet(connection)
+        connection.send_command(*_protocol.set_library_name(LIBRARY_NAME), check_health=False)
+        try:
+            connection.read_response()
+        except Exception as why:
+            # Servers before Redis 7.2 and Valkey 8 do not know the command.
+            if not isinstance(translated(why), ResponseError):
+                raise
 
-        own_options["redis_connect_func"] = opened
-    own = redis.ConnectionPool(connection_class=pool.connection_class, **own_options)
-    return redis.Redis(connection_pool=own)
+    own = _of(kind, "ConnectionPool")(connection_class=kind, **{**options, name: opened})
+    return _of(kind, LIBRARIES[_package(kind)][0])(connection_pool=own)
 
 
-def own_async_client(client: Any, *, subscribes: bool = False, connected: Any = None) -> Any:
-    """The same for asyncio."""
+def own_async_client(client: Any, *, subscribes: bool = False) -> Any:
+    """As `own_client`, for asyncio."""
     if is_cluster(client):
-        # Messages reach every node of a cluster. Not every version of redis-py has subscriptions in clusters.
+        # Messages reach every node of a cluster. Not every version of redis-py can subscribe in a cluster.
         node = client.get_random_node()
         return _own_async(node.connection_class, node.connection_kwargs) if subscribes else Nodes(client)
     pool = getattr(client, "connection_pool", None)
-    return client if pool is None else _own_async(pool.connection_class, pool.connection_kwargs, connected)
+    return client if pool is None else _own_async(pool.connection_class, pool.connection_kwargs)
 
 
-def _own_async(kind: Any, options: Mapping[str, Any], connected: Any = None) -> Any:
-    own_options = {**options, **_limits(options), "retry": AsyncRetry(NoBackoff(), 0)}
-    if connected is not None:
-        greet = options.get("redis_connect_func") or kind.on_connect
+def _own_async(kind: Any, connection_options: Mapping[str, Any]) -> Any:
+    options = _own_options(kind, connection_options)
+    name, greet = _connect_function(kind, options)
 
-        async def opened(connection: Any) -> None:
-            greeted = greet(connection)
-            if inspect.isawaitable(greeted):
-                await greeted
-            await connected(connection)
+    async def opened(connection: Any) -> None:
+        greeted = greet(connection)
+        if inspect.isawaitable(greeted):
+            await greeted
+        await connection.send_command(*_protocol.set_library_name(LIBRARY_NAME), check_health=False)
+        try:
+            await connection.read_response()
+        except Exception as why:
+            if not isinstance(translated(why), ResponseError):
+                raise
 
-        own_options["redis_connect_func"] = opened
-    own = aioredis.ConnectionPool(connection_class=kind, **own_options)
-    return aioredis.Redis(connection_pool=own)
+    own = _of(kind, "asyncio.ConnectionPool")(connection_class=kind, **{**options, name: opened})
+    return _of(kind, f"asyncio.{LIBRARIES[_package(kind)][0]}")(connection_pool=own)
 
 
-def _limits(options: Mapping[str, Any]) -> dict[str, float]:
-    """The time limits of the background: the client's own, but short."""
+def _connect_function(kind: Any, options: Mapping[str, Any]) -> tuple[str, Callable[[Any], Any]]:
+    name = f"{_package(kind)}_connect_func"
+    return name, options.get(name) or kind.on_connect
+
+
+def _own_options(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of a connection of the background: the client's, with short time limits and without
+    retries."""
     names = "socket_timeout", "socket_connect_timeout"
-    return {name: min(options.get(name) or LIMIT, LIMIT) for name in names}
+    limits = {name: min(options.get(name) or LIMIT, LIMIT) for name in names}
+    is_async = ".asyncio" in kind.__module__ or inspect.iscoroutinefunction(kind.connect)
+    retry = _of(kind, "asyncio.retry.Retry" if is_async else "retry.Retry")(
+        _of(kind, "backoff.NoBackoff")(), 0
+    )
+    return {**options, **limits, "retry": retry}
+
+
+class MemberConnection:
+    """The connection to one member of a quorum.
+
+    A connection whose reply to an ACQUIRE is late stays open, so that the RELEASE can follow the ACQUIRE on
+    it: over another connection, the server could read the RELEASE first."""
+
+    def __init__(self, client: Any) -> None:
+        self.peer = Peer(None)
+        self._pool = client.connection_pool
+        self._connection: Any = None
+        self._late: list[tuple[bytes, Any]] = []
+
+    def execute_command(self, *args: Any) -> Any:
+        if args[0] == "DLOCK.RELEASE":
+            self._release_late(args)
+        connection = self._connected()
+        try:
+            connection.send_command(*args, check_health=False)
+            return connection.read_response(disconnect_on_error=False)
+        except BaseException as why:
+            failure = translated(why)
+            if isinstance(failure, ResponseError):
+                raise
+            self._connection = None
+            if args[0] == "DLOCK.ACQUIRE" and not isinstance(failure, ConnectionError):
+                self._late.append((args[2], connection))
+                for _, old in self._late[:-MAX_LATE]:
+                    old.disconnect()
+                del self._late[:-MAX_LATE]
+            else:
+                connection.disconnect()
+            raise
+
+    def disconnect(self) -> None:
+        """Closes the connection. A late one stays until its RELEASE has been sent."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.disconnect()
+
+    def _connected(self) -> Any:
+        if self._connection is not None and self._is_stale(self._connection):
+            self.disconnect()
+        if self._connection is None:
+            kind = self._pool.connection_class
+            connection = kind(**_own_options(kind, self._pool.connection_kwargs))
+            try:
+                connection.connect()
+                self.peer = Peer(self._ask_run_id(connection))
+            except BaseException:
+                connection.disconnect()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _is_stale(self, connection: Any) -> bool:
+        """Returns whether an idle connection was closed, or has data that no request waits for."""
+        try:
+            return bool(connection.can_read())
+        except Exception:
+            return True
+
+    def _ask_run_id(self, connection: Any) -> str | None:
+        """Asks on each new connection, as a member that was restarted is another server."""
+        connection.send_command("INFO", "server", check_health=False)
+        try:
+            return _protocol.run_id(connection.read_response())
+        except Exception as why:
+            if isinstance(translated(why), ResponseError):
+                return None
+            raise
+
+    def _release_late(self, args: tuple[Any, ...]) -> None:
+        for token, connection in list(self._late):
+            if token == args[2]:
+                self._late.remove((token, connection))
+                # A broken connection carries no RELEASE, and no ACQUIRE either.
+                with contextlib.suppress(Exception):
+                    connection.send_command(*args, check_health=False)
+                connection.disconnect()
+
+
+class AsyncMemberConnection:
+    """As `MemberConnection`, for asyncio."""
+
+    def __init__(self, client: Any) -> None:
+        self.peer = Peer(None)
+        self._pool = client.connection_pool
+        self._connection: Any = None
+        self._late: list[tuple[bytes, Any]] = []
+
+    async def execute_command(self, *args: Any) -> Any:
+        if args[0] == "DLOCK.RELEASE":
+            await self._release_late(args)
+        connection = await self._connected()
+        try:
+            await connection.send_command(*args, check_health=False)
+            return await connection.read_response(disconnect_on_error=False)
+        except BaseException as why:
+            failure = translated(why)
+            if isinstance(failure, ResponseError):
+                raise
+            self._connection = None
+            if args[0] == "DLOCK.ACQUIRE" and not isinstance(failure, ConnectionError):
+                self._late.append((args[2], connection))
+                for _, old in self._late[:-MAX_LATE]:
+                    await _disconnect(old)
+                del self._late[:-MAX_LATE]
+            else:
+                await _disconnect(connection)
+            raise
+
+    async def disconnect(self) -> None:
+        """Closes the connection. A late one stays until its RELEASE has been sent."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await _disconnect(connection)
+
+    async def _connected(self) -> Any:
+        if self._connection is not None and await self._is_stale(self._connection):
+            await self.disconnect()
+        if self._connection is None:
+            kind = self._pool.connection_class
+            connection = kind(**_own_options(kind, self._pool.connection_kwargs))
+            try:
+                await connection.connect()
+                self.peer = Peer(await self._ask_run_id(connection))
+            except BaseException:
+                await _disconnect(connection)
+                raise
+            self._connection = connection
+        return self._connection
+
+    async def _is_stale(self, connection: Any) -> bool:
+        # redis-py has renamed it.
+        can_read = getattr(connection, "can_read", None) or connection.can_read_destructive
+        try:
+            return bool(await can_read())
+        except Exception:
+            return True
+
+    async def _ask_run_id(self, connection: Any) -> str | None:
+        await connection.send_command("INFO", "server", check_health=False)
+        try:
+            return _protocol.run_id(await connection.read_response())
+        except Exception as why:
+            if isinstance(translated(why), ResponseError):
+                return None
+            raise
+
+    async def _release_late(self, args: tuple[Any, ...]) -> None:
+        for token, connection in list(self._late):
+            if token == args[2]:
+                self._late.remove((token, connection))
+                # A broken connection carries no RELEASE, and no ACQUIRE either.
+                with contextlib.suppress(Exception):
+                    await connection.send_command(*args, check_health=False)
+                await _disconnect(connection)
+
+
+async def _disconnect(connection: Any) -> None:
+    # Without waiting for the end of the connection: a busy server may not notice it in time.
+    await connection.disconnect(nowait=True)
 
 
 class Nodes:
-    """A cluster, for renewals from asyncio: each node over a connection of its own. redis-py's client may let
-    everybody wait while it finds out what has become of a node that does not answer."""
+    """A cluster, for renewals from asyncio: each node over a connection of its own. redis-py's client can
+    stop every request while it finds out what happened to a node that does not answer."""
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
-        # With the lock of those who use it: one at a time.
+        # Each with a lock, as one request at a time uses it.
         self._owns: dict[Address, tuple[Any, asyncio.Lock]] = {}
-        # Those that did not answer when they were last asked.
+        # The nodes that did not answer the last request.
         self._silent: set[Address] = set()
-        # As clients have it: it is disconnected.
-        self.connection_pool = self
 
     async def execute_command(self, *args: Any) -> Any:
         try:
@@ -110,13 +409,17 @@ class Nodes:
         except (AskError, TryAgainError, ClusterDownError, RedisClusterException):
             return await self._cluster.execute_command(*args)
 
+    async def disconnect(self) -> None:
+        for own, _ in self._owns.values():
+            await own.connection_pool.disconnect()
+
     async def _ask(self, node: Any, args: tuple[Any, ...]) -> Any:
-        """Of a node that does not answer, another one knows whether its keys have moved."""
-        everybody = {_address(each) for each in self._cluster.get_nodes()}
-        at, asked = _address(node), set[Address]()
+        """Asks the node of the key. If it does not answer, another node knows whether the key has moved."""
+        addresses = {_node_address(each) for each in self._cluster.get_nodes()}
+        at, asked = _node_address(node), set[Address]()
         if at in self._silent:
-            at = random.choice(list(everybody - self._silent) or [at])
-        failure: Exception | None = None
+            at = random.choice(list(addresses - self._silent) or [at])
+        failure: BaseException | None = None
         while at not in asked:
             asked.add(at)
             if at not in self._owns:
@@ -128,21 +431,21 @@ class Nodes:
                     answer = await own.execute_command(*args)
                 self._silent.discard(at)
                 return answer
-            except MovedError as why:
-                failure = failure or why
-                self._silent.discard(at)
-                at = self._cluster.nodes_manager.remap_host_port(why.host or at[0], why.port)
-            except (ConnectionError, TimeoutError) as why:
-                failure = why
-                self._silent.add(at)
-                at = random.choice(list(everybody - asked) or [at])
+            except Exception as found:
+                why = translated(found)
+                if isinstance(why, MovedError):
+                    failure = failure or why
+                    self._silent.discard(at)
+                    at = self._cluster.nodes_manager.remap_host_port(why.host or at[0], why.port)
+                elif isinstance(why, (ConnectionError, TimeoutError)):
+                    failure = why
+                    self._silent.add(at)
+                    at = random.choice(list(addresses - asked) or [at])
+                else:
+                    raise why from None
         assert failure is not None
         raise failure
 
-    async def disconnect(self) -> None:
-        for own, _ in self._owns.values():
-            await own.connection_pool.disconnect()
 
-
-def _address(node: Any) -> Address:
+def _node_address(node: Any) -> Address:
     return node.host, int(node.port)

@@ -1,6 +1,5 @@
-"""The lock itself, as steps: each method yields what it wants done (a command as a tuple, or a class of
-`_attempt.py`) and is sent the outcome. `lock.py` carries the steps out with threads, `asyncio.py` with
-tasks."""
+"""The lock itself, as steps: each method yields a command as a tuple, or a class of `_steps.py`, and receives
+the outcome. `lock.py` carries the steps out with threads, `asyncio.py` with tasks."""
 
 from __future__ import annotations
 
@@ -9,28 +8,32 @@ import inspect
 import os
 import threading
 from collections.abc import Iterator
-from typing import Any, Callable, Union
+from typing import Any, Callable, Generic, TypeVar, Union
 
-from redis.exceptions import LockError, LockNotOwnedError
+from redis.exceptions import LockError, LockNotOwnedError, ResponseError
 
 from . import _protocol
-from ._attempt import Attempt, Watch, owe
+from ._attempt import Attempt
 from ._clients import encoder
-from ._hold import Hold, OwedRelease, Steps, logger, now, or_wrong_type
-from ._protocol import Args, Key, error
+from ._clock import now
+from ._hold import Hold, OwedRelease, UnansweredLeases, logger
+from ._owners import Owner
+from ._protocol import FOREIGN, Args, Key, Steps, error
+from ._steps import SINGLE, Owe, Watch
 
-# The lease of a lock without a timeout, ms. It is renewed until the release or the end of the process.
+# The lease of a lock without a timeout, in ms. It is renewed until the release or the end of the process.
 LEASE = 30_000
 
 Number = Union[int, float]
+C = TypeVar("C")
 
 
-class Core:
+class Core(Generic[C]):
     """What `Lock` and `asyncio.Lock` share."""
 
     def __init__(
         self,
-        redis: Any,
+        redis: C,
         name: Key,
         timeout: Number | None = None,
         sleep: Number = 0.1,
@@ -44,8 +47,10 @@ class Core:
         reentrant: bool = False,
         auto_renew: bool | None = None,
         on_lost: Callable[[str], object] | None = None,
+        owner: str | bytes | None = None,
     ) -> None:
-        self.redis = redis
+        self._check(redis)
+        self.redis: Any = redis
         self.name: Any = name
         self.timeout = timeout
         self.sleep = sleep
@@ -65,36 +70,50 @@ class Core:
         if inspect.iscoroutinefunction(on_lost):
             raise TypeError("on_lost is called, not awaited: give a plain function")
         self.on_lost = on_lost
-        # The last one that was acquired, by whichever thread.
+        # The last hold of this object, in any thread.
         self._latest: Hold | None = None
         self._encode: Callable[[Any], bytes] = encoder(redis).encode
         self._key = self._encode(name)
-        self._terms: Args = ("SHARED",) if shared else ("PERMITS", permits) if permits is not None else ()
+        self._mode: Args = ("SHARED",) if shared else ("PERMITS", permits) if permits is not None else ()
+        self._owner_given = None if owner is None else self._encode(owner)
 
     def register_scripts(self) -> None:
-        """There are none."""
+        """Does nothing: there are no scripts."""
 
-    def _owner(self) -> object:
-        """Who may enter a reentrant hold again."""
+    def _check(self, redis: Any) -> None:
+        """Raises TypeError unless this is a client of the right kind."""
         raise NotImplementedError
 
-    # What is held.
+    def _owner(self) -> Owner:
+        """Returns the current thread or task: it may enter a reentrant hold again."""
+        raise NotImplementedError
+
+    def _terms(self, owner: Owner) -> Args:
+        """Returns ACQUIRE's terms: the mode and the owner.
+
+        If several threads use one object, any of them may release the hold while the one that acquired it
+        waits. Then the server must not take that thread for the owner, and no owner is sent."""
+        if self._owner_given is not None:
+            return (*self._mode, "OWNER", self._owner_given) if self._owner_given else self._mode
+        return (*self._mode, *owner.terms()) if self.thread_local else self._mode
+
+    # The hold.
 
     @property
     def fence(self) -> int | None:
-        """The fence of the hold: store it with what the lock protects, and refuse lower ones. None if the
-        lock is not held."""
+        """The fence of the hold: store it with the data that the lock protects, and reject writes with a
+        lower one. None if the lock is not held."""
         hold = self._hold()
         return None if hold is None else hold.fence
 
     def _hold(self) -> Hold | None:
-        """The hold of this token, if this object has acquired it."""
+        """Returns the hold of this thread's token. None if this object has not acquired it."""
         hold: Hold | None = self.local.hold
         token = self.local.token
         return hold if hold is not None and token is not None and hold.token == self._encode(token) else None
 
     def _hold_of_thread(self) -> Hold | None:
-        """The hold, for whoever asks whether it is lost: "no" must not be the answer in the wrong thread."""
+        """Returns the hold for the question whether it is lost, which has no answer in another thread."""
         hold, latest = self._hold(), self._latest
         if hold is None and self.thread_local and latest is not None and not latest.over:
             text = "Another thread has acquired it: read `lost` there, and pass it on"
@@ -102,14 +121,14 @@ class Core:
         return hold
 
     def _held(self, doing: str) -> bytes:
-        """The token, for a command of its holder."""
+        """Returns the token, for a command of its holder."""
         token = self.local.token
         if token is None:
             raise error(
                 LockError, f"Cannot {doing} a lock that's not owned or is already unlocked.", self.name
             )
         hold = self._hold()
-        # A hold belongs to the process that acquired it: a fork that ends must not release it.
+        # A hold belongs to the process that acquired it: the end of a fork must not release it.
         if hold is not None and hold.pid != os.getpid():
             raise self._not_owned(doing, "another process acquired it")
         return self._encode(token)
@@ -118,6 +137,7 @@ class Core:
         return error(LockNotOwnedError, f"Cannot {doing} a lock that's no longer owned: {why}", self.name)
 
     def _lease(self) -> int:
+        """Returns the lease in ms."""
         return int(self.timeout * 1000) if self.timeout else LEASE
 
     # Acquiring.
@@ -125,34 +145,35 @@ class Core:
     def _acquiring(
         self, sleep: Number | None, blocking: bool | None, limit: Number | None, token: Any
     ) -> Steps:
-        """With the lock's own terms where there are none."""
+        """Acquires. Arguments that are None have the values of the lock object."""
         sleep = self.sleep if sleep is None else sleep
         blocking = self.blocking if blocking is None else blocking
         limit = self.blocking_timeout if limit is None else limit
+        owner = self._owner()
         inside = self._hold()
         if inside is not None and not inside.over and inside.pid == os.getpid():
             lost = inside.is_lost()
-            if self.reentrant and inside.owner == self._owner():
+            if self.reentrant and inside.owner is owner:
                 if lost:
                     raise self._not_owned("enter", f"{inside.loss}; release it first")
                 inside.depth += 1
                 return True
             if not lost and (self.shared or self.permits is not None):
-                # A second hold would push out the first, which nobody could release then.
+                # A second hold would replace the first one, which could then never be released.
                 raise error(
                     LockError, "Already acquired here: use another Lock, or reentrant=True", self.name
                 )
-        attempt = self._attempt(None if token is None else self._encode(token))
-        # blocking_timeout=0 is one try, as ever.
+        attempt = self._attempt(None if token is None else self._encode(token), owner)
+        # blocking_timeout=0 is one try, as in redis-py.
         end = None if limit is None else now() + limit
         try:
             granted = yield from attempt.run(sleep, blocking, end)
         except GeneratorExit:
             raise
         except BaseException:
-            # The server may have granted what it did not answer.
+            # The server may have granted a request that it has not answered.
             if attempt.asked:
-                yield attempt.owe()
+                yield from attempt.take_back()
             raise
         finally:
             attempt.close()
@@ -163,24 +184,25 @@ class Core:
             attempt.lease,
             attempt.fence,
             attempt.valid_until,
-            self._owner(),
+            owner,
             self.auto_renew,
             self.on_lost,
             self._extension(attempt),
+            attempt.unanswered,
         )
         hold.members_asked = attempt.members_asked
         if inside is not None and not inside.is_lost():
             if inside.token == hold.token:
                 inside.end()
             else:
-                # Whoever had it by this object has it no more.
+                # The earlier holder of this object has lost it.
                 inside.lose("taken away")
         self.local.hold, self.local.token, self._latest = hold, attempt.token, hold
         if self.auto_renew or self.on_lost is not None:
             try:
                 yield Watch(hold)
             except BaseException:
-                # No thread can be started, and whoever called does not know that it has the lock.
+                # No thread can be started, and the caller does not know that it has the lock.
                 yield from self._releasing()
                 raise
         return True
@@ -190,7 +212,7 @@ class Core:
 
     @contextlib.contextmanager
     def _leaving(self) -> Iterator[None]:
-        """Around the release at the end of a ``with``."""
+        """Surrounds the release at the end of a ``with``."""
         try:
             yield
         except LockError:
@@ -198,41 +220,57 @@ class Core:
                 raise
             logger.warning("Lock was unlocked or no longer owned when exiting context manager.")
 
-    # What is asked of a single server; `_quorum.py` asks a majority.
+    # Requests to a single server. `_quorum_core.py` asks a majority instead.
 
-    def _attempt(self, token: bytes | None) -> Any:
-        return Attempt(self._key, self.name, token, self._lease(), self._terms)
+    def _attempt(self, token: bytes | None, owner: Owner) -> Any:
+        return Attempt(self._key, self.name, token, self._lease(), self._terms(owner), owner)
 
     def _extension(self, attempt: Any) -> Callable[[Hold, int], Steps]:
-        return lambda hold, ttl: self._ask_extend(hold.token, ttl)
+        return lambda hold, ttl: self._ask_extend(hold.token, ttl, hold.unanswered)
 
-    def _ask_extend(self, token: bytes, ttl: int) -> Steps:
-        return (yield from or_wrong_type(_protocol.extend(self._key, token, ttl), 0))
+    def _ask_extend(self, token: bytes, ttl: int, unanswered: UnansweredLeases) -> Steps:
+        def command(name: str) -> Args:
+            return _protocol.extend(self._key, token, ttl, name)
+
+        try:
+            return (yield from unanswered.send(SINGLE, "DLOCK.EXTEND", command, ttl))
+        except ResponseError as answer:
+            if _protocol.word(answer) == "WRONGTYPE":
+                return 0
+            raise
 
     def _ask_holds(self, token: bytes) -> Steps:
-        return (yield from or_wrong_type(_protocol.holds(self._key, token), 0))
+        return (yield from _protocol.send_or(_protocol.holds(self._key, token), 0))
 
-    def _ask_pttl(self, *token: bytes) -> Steps:
-        # A key of another type is a lock of `SET NX PX`, held by a stranger.
-        return (yield from or_wrong_type(_protocol.pttl(self._key, *token), -2 if token else 0))
+    def _ask_pttl(self, token: bytes) -> Steps:
+        """Returns the ms left of the token's lease, -2 for none."""
+        return (yield from _protocol.send_or(_protocol.pttl(self._key, token), -2))
+
+    def _ask_locked(self) -> Steps:
+        """Returns whether the lock is held. Raises `LockError` if the key holds data."""
+        left = yield from _protocol.send_unless_data(_protocol.pttl(self._key), self.name)
+        return left is FOREIGN or left != -2
 
     def _ask_release(self, token: bytes, lasts: float) -> Steps:
-        """Whether it ended the hold; None where one without an answer may have done so."""
+        """Returns whether the release ended the hold. None if a request without an answer may have ended
+        it. Releases in the background, for `lasts` seconds, if there is no answer."""
         name = _protocol.Counted("DLOCK.RELEASE")
         try:
-            ended = yield from or_wrong_type(_protocol.release(self._key, token, name), 0)
+            ended = yield from _protocol.send_or(_protocol.release(self._key, token, name), 0)
         except GeneratorExit:
             raise
         except BaseException:
-            # A server that refuses to write keeps the hold.
-            yield owe(OwedRelease(self._key, token, lasts))
+            # Not only without an answer: a server that refuses writes retains the hold.
+            self._owner().rename()
+            owed = OwedRelease(self._key, token, lasts)
+            yield Owe({SINGLE: owed}, lambda: owed.ended is not None)
             raise
         return True if ended else None if name.sent > 1 else False
 
     # For the holder.
 
     def _releasing(self, given: Any = None) -> Steps:
-        """Of the token that is `given`, or the lock's own."""
+        """Releases the hold of the token `given`, or of the lock's own token."""
         token = self._held("release") if given is None else self._encode(given)
         hold: Hold | None = self.local.hold
         if hold is not None and hold.token != token:
@@ -247,11 +285,11 @@ class Core:
             hold.end()
             hold.release_sent = True
         ended = yield from self._ask_release(token, (self._lease() if hold is None else hold.lease) / 1000)
-        # Another task, or thread, that shares this object may have acquired it since.
+        # Another task or thread that shares this object may have acquired the lock meanwhile.
         if given is None and self._hold() is hold:
             self.local.token = self.local.hold = None
         loss = None if hold is None else hold.loss
-        # Without an answer it is no loss, if it was none before.
+        # A missing answer is no loss, if there was none before.
         if not ended and (loss is not None or not (sent_before or ended is None)):
             raise self._not_owned("release", loss or "it expired, or was taken away")
 
@@ -279,7 +317,7 @@ class Core:
     def _leasing(self, doing: str, token: bytes, ttl: int) -> Steps:
         hold = self._hold()
         if hold is None:
-            held = yield from self._ask_extend(token, ttl)
+            held = yield from self._ask_extend(token, ttl, UnansweredLeases())
         else:
             # The clock first: a lost hold is not revived.
             held = not hold.is_lost() and (yield from hold.extending(ttl))
@@ -288,7 +326,7 @@ class Core:
         return True
 
     def _asking_locked(self) -> Steps:
-        return (yield from self._ask_pttl()) != -2
+        return (yield from self._ask_locked())
 
     def _asking_owned(self) -> Steps:
         token, hold = self.local.token, self._hold()
@@ -299,21 +337,22 @@ class Core:
 
 
 class State:
-    """``local`` of a lock that threads share: what is held, by anyone."""
+    """``local`` of a lock that threads share: the hold of any of them."""
 
     token: bytes | str | None = None
     hold: Hold | None = None
 
 
 class LocalState(threading.local, State):
-    """``local`` of a lock whose threads each see what they have acquired themselves."""
+    """``local`` of a lock whose threads each see only their own hold."""
 
 
-class Told:
+class LossEvent:
     """Whether a hold is lost."""
 
     def __init__(self, hold: Hold | None) -> None:
         self._hold = hold
 
     def is_set(self) -> bool:
+        """Returns whether the hold is lost."""
         return self._hold is not None and self._hold.is_lost()

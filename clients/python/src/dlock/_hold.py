@@ -1,5 +1,6 @@
-"""How long a hold is valid, when it is renewed, when it is lost. Does no I/O and starts no thread: whoever
-drives a `Task` asks it when to wake it, and carries out the steps that it then wants."""
+"""A hold: how long it is valid, when it is renewed, when it is lost. And commands that are sent until they
+are confirmed. This module does no I/O and starts no thread: a driver asks a `Task` when to wake it, and
+carries out the steps that the task then returns."""
 
 from __future__ import annotations
 
@@ -8,54 +9,53 @@ import math
 import os
 import random
 import threading
-import time
-from collections.abc import Generator
-from typing import Any, Callable, Protocol
+from typing import Callable
 
 from redis.exceptions import ResponseError
 
 from . import _protocol
+from ._clock import now, trusted
+from ._owners import Owner
+from ._protocol import Args, Counted, Steps
+from ._steps import SINGLE, Sleep
 
-# A clock that runs on while the machine is suspended, where there is one: a laptop that wakes up must not
-# believe that it still holds a lock that expired an hour ago.
-# On macOS, CLOCK_MONOTONIC does, and `time.monotonic` does not.
-_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
-
-# Held for one assignment: the first reason counts, and is told once.
+# Held for one assignment: the first reason of a loss counts, and is reported once.
 _LOSING = threading.Lock()
 
 logger = logging.getLogger("dlock")
 
-Steps = Generator[Any, Any, Any]
 
+class UnansweredLeases:
+    """The leases of requests without an answer, by member. The server may still set such a lease, even after
+    it has confirmed a longer one over another connection."""
 
-def now() -> float:
-    return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
+    def __init__(self) -> None:
+        self._leases: dict[int, list[int]] = {}
 
+    def send(self, member: int, name: str, command: Callable[[Counted], Args], lease: int) -> Steps:
+        """Sends a command that sets the lease, and remembers the lease until there is an answer."""
+        counted = Counted(name)
+        leases = self._leases.setdefault(member, [])
+        leases.append(lease)
+        try:
+            reply = yield from _protocol.send(command(counted))
+        except ResponseError:
+            leases.remove(lease)  # the server did nothing
+            raise
+        except BaseException:
+            if not counted.sent:
+                leases.remove(lease)
+            raise
+        leases.remove(lease)
+        return reply
 
-def trusted(ttl: float) -> float:
-    """How much of a lease counts, in seconds: less a hundredth, for clocks whose rates differ, and 2 ms for
-    their resolution."""
-    return ttl - ttl / 100 - 0.002
-
-
-class Task(Protocol):
-    """Something to do in the background, over the hold's client."""
-
-    forget: Callable[[], object] | None
-
-    def finished(self) -> bool: ...
-
-    def wake_at(self) -> float: ...
-
-    def wake(self) -> Steps | None: ...
-
-    def woken(self) -> None:
-        """The steps of `wake` have ended, or were dropped before they began."""
+    def shortest(self, member: int) -> float:
+        """Returns the shortest lease, in ms, that the member may still set. Infinite if there is none."""
+        return min(self._leases.get(member, ()), default=math.inf)
 
 
 class Hold:
-    """One token's tenure, as its owner may believe in it."""
+    """The tenure of one token, as far as its owner may rely on it."""
 
     def __init__(
         self,
@@ -63,56 +63,61 @@ class Hold:
         lease: int,
         fence: int | None,
         valid_until: float,
-        owner: object,
+        owner: Owner,
         renewed: bool,
         on_lost: Callable[[str], object] | None,
         ask: Callable[[Hold, int], Steps],
+        unanswered: UnansweredLeases,
     ) -> None:
         self.token = token
+        # In ms.
         self.lease = lease
         self.fence = fence
         self.valid_until = valid_until
         self.owner = owner
         self.renewed = renewed
         self.on_lost = on_lost
-        # The steps that set the lease, and say whether the token holds the lock.
+        self.unanswered = unanswered
+        # The steps that set the lease, and return whether the token holds the lock.
         self._ask = ask
         self.pid = os.getpid()
         self.depth = 1
         self.over = False
         self.loss: str | None = None
-        # A RELEASE was sent and not answered: it may have ended the hold.
+        # True after a RELEASE without an answer, which may have ended the hold.
         self.release_sent = False
-        # How often each member is told to release it, and which members may hold it: any, if None.
+        # Number of releases that each member is sent.
         self.releases = 1
+        # The members that may hold the lock for this token. None means all.
         self.members_asked: set[int] | None = None
         self.wakers: list[Callable[[], object]] = []
-        # Set by whoever watches it.
+        # Set by the driver that watches the hold.
         self.forget: Callable[[], object] | None = None
         self._retry_at: float | None = None
         self._failure = ""
-        # The shortest lease of an EXTEND without an answer: the server may still carry it out.
-        self._orphan = math.inf
         # Held by a renewal or an extension: two EXTENDs could arrive, or be answered, in either order.
         self._turn = threading.Lock()
-        self._told = on_lost is None
+        self._reported = on_lost is None
 
     def is_lost(self) -> bool:
-        """Looks at the clock first: past its validity a hold is lost, whether or not anything has noticed."""
+        """Returns whether the hold is lost. Reads the clock first: past its validity a hold is lost, even if
+        no renewal has noticed."""
         if self.loss is None and not self.over and now() >= self.valid_until:
             self.lose("its lease ended" + (f": {self._failure}" if self._failure else ""))
         return self.loss is not None
 
     def lose(self, why: str) -> None:
-        """Whoever watches it calls `on_lost`: it is not for the thread of whoever looks."""
+        """Marks the hold as lost. Only the driver calls `on_lost`, never the thread that finds the loss."""
         with _LOSING:
             if self.loss is not None or self.over:
                 return
             self.loss = why
+        # The lease on the server ends a little later than the validity.
+        self.owner.rename()
         self._wake_all()
 
     def end(self) -> None:
-        """It is released, or not this object's business any longer."""
+        """Marks the hold as released, or as replaced in its lock object."""
         self.is_lost()
         self.over = True
         if self.forget is not None and self.finished():
@@ -120,18 +125,19 @@ class Hold:
         self._wake_all()
 
     def _wake_all(self) -> None:
-        # Whoever is woken removes its own.
+        # A waker may remove itself.
         for wake in list(self.wakers):
             wake()
 
     # The background.
 
     def _lost_at(self) -> float:
-        """A renewed hold is declared lost a tenth of its lease early: the time that its owner has to stop."""
+        """Returns when to declare the hold lost. For a renewed hold that is a tenth of the lease before the
+        end, so that its owner has time to stop."""
         return self.valid_until - (self.lease / 10_000 if self.renewed else 0)
 
     def finished(self) -> bool:
-        return self.over if self.loss is None else self._told
+        return self.over if self.loss is None else self._reported
 
     def wake_at(self) -> float:
         if self.loss is not None:
@@ -140,14 +146,14 @@ class Hold:
             return self._lost_at()
         if self._retry_at is not None:
             return min(self._retry_at, self._lost_at())
-        # After a third of the lease: it leaves room for more tries.
+        # After a third of the lease, which leaves room for more tries.
         return min(self.valid_until - self.lease / 1000 * 2 / 3, self._lost_at())
 
     def wake(self) -> Steps | None:
         if now() >= self._lost_at():
             self.lose("not renewed in time" + (f": {self._failure}" if self._failure else ""))
         if self.loss is not None:
-            self._tell(self.loss)
+            self._report(self.loss)
             return None
         if not self._turn.acquire(blocking=False):
             return None
@@ -155,15 +161,15 @@ class Hold:
         return self._renewal()
 
     def woken(self) -> None:
-        # Not renewed: it failed, or was cancelled.
+        # Still set: the renewal failed, or was cancelled.
         if self._retry_at is not None:
             self._retry_at = now() + random.uniform(0.5, 1) * self.lease / 10_000
         self._turn.release()
 
-    def _tell(self, why: str) -> None:
-        if self.on_lost is None or self._told:
+    def _report(self, why: str) -> None:
+        if self.on_lost is None or self._reported:
             return
-        self._told = True
+        self._reported = True
         try:
             self.on_lost(why)
         except Exception:
@@ -174,14 +180,15 @@ class Hold:
             if not self.over:
                 yield from self.extend(self.lease)
             self._retry_at = None
-        # Whatever it is: clusters and whoever provides passwords have errors of their own.
+        # Of any class: clusters and credential providers raise their own.
         except Exception as why:
             self._failure = f"{type(why).__name__}: {why}"
 
     def extending(self, lease: int) -> Steps:
-        """An extension by the owner, in its turn. Answers whether the token holds the lock."""
+        """Extends the hold for its owner, after any renewal under way. Returns whether the token holds the
+        lock."""
         while not self._turn.acquire(blocking=False):
-            # One that was interrupted may have kept its turn.
+            # An interrupted extension may never return its turn.
             if self.is_lost():
                 return False
             yield Sleep(0.005)
@@ -191,43 +198,41 @@ class Hold:
             self._turn.release()
 
     def extend(self, lease: int) -> Steps:
+        """Sets the lease, in ms from now. Returns whether the token holds the lock."""
         sent = now()
-        # A shorter lease counts as soon as it is asked for: the answer may be lost. One that no server grants
-        # shortens nothing.
+        # A shorter lease counts from the send, as the reply may be lost. No server grants a lease of 0.
         if lease > 0:
             self.valid_until = min(self.valid_until, sent + trusted(lease / 1000))
-        try:
-            held = yield from self._ask(self, lease)
-        except ResponseError:
-            raise
-        except BaseException:
-            self._orphan = min(self._orphan, lease)
-            raise
+        held = yield from self._ask(self, lease)
         if self.is_lost():
-            return False  # its owner has been told, or could know, and may have stopped
+            return False  # the owner was notified, or could know, and may have stopped
         if not held:
             self.lose("taken away")
             return False
-        self.valid_until = sent + trusted(min(lease, self._orphan) / 1000)
+        certain = min(lease, self.unanswered.shortest(SINGLE))
+        self.valid_until = sent + trusted(certain / 1000)
         return True
 
 
 class Owed:
-    """A command that has no answer yet: sent until it has one, or until all that it could end has ended."""
+    """A command that is sent until it is confirmed, or until everything that it could end has ended."""
 
-    def __init__(self, command: _protocol.Args, lasts: float, *, times: int = 1) -> None:
-        # How much it ended, once there is an answer. A try that had none may have ended what the next one did
-        # not find.
+    def __init__(self, command: Args, lasts: float, *, times: int | None = 1) -> None:
+        """``lasts``: the seconds after which it is pointless. ``times``: the number of answers that confirm
+        it; None means that it is repeated until ``lasts`` is over."""
+        # Sum of the replies, None before the first one. A request without an answer may have ended the hold
+        # that the next request did not find.
         self.ended: int | None = None
         self.unanswered = False
         self.forget: Callable[[], object] | None = None
         self.answered: Callable[[], object] | None = None
         self.failed: Callable[[Exception], object] | None = None
         self._command = command
-        self._times = times
+        self._times = math.inf if times is None else times
         self._until = now() + lasts
         self._next = now()
         self._pause = 0.05
+        self._longest_pause = max(2.0, lasts / 20)
 
     def finished(self) -> bool:
         return self._times == 0 or now() > self._until
@@ -241,44 +246,32 @@ class Owed:
 
     def woken(self) -> None:
         self._next = now() + self._pause
+        if self._times == math.inf:
+            self._slow_down()
 
     def _send(self) -> Steps:
         try:
-            ended = yield from or_wrong_type(self._command, 0)
+            ended = yield from _protocol.send_or(self._command, 0)
             self.ended = (self.ended or 0) + ended
             self._times -= 1
             if self.answered is not None:
                 self.answered()
         except Exception as why:
             self.unanswered |= not isinstance(why, ResponseError)
-            self._pause = min(self._pause * 2, 2.0)
+            self._slow_down()
             if self.failed is not None:
                 self.failed(why)
 
+    def _slow_down(self) -> None:
+        self._pause = min(self._pause * 2, self._longest_pause)
+
 
 class OwedRelease(Owed):
-    """Twice by default: the server may have read an ACQUIRE without an answer after the first RELEASE, from
-    another connection."""
+    """A RELEASE. Two answers confirm it by default: the server may read an ACQUIRE from a broken connection
+    after the first RELEASE, which came over another one."""
 
-    def __init__(self, key: bytes, token: bytes, lasts: float, *, times: int = 2) -> None:
+    def __init__(self, key: bytes, token: bytes, lasts: float, *, times: int | None = 2) -> None:
         super().__init__(_protocol.release(key, token), lasts, times=times)
-
-
-class Sleep:
-    """A step: do nothing for some seconds."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-
-def or_wrong_type(command: _protocol.Args, otherwise: int) -> Steps:
-    """The answer, or this where the key holds something else than a lock."""
-    try:
-        return (yield command)
-    except ResponseError as answer:
-        if str(answer).startswith("WRONGTYPE"):
-            return otherwise
-        raise
 
 
 def _forked() -> None:

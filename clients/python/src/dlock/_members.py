@@ -1,137 +1,140 @@
-"""The members of a quorum: who they are, which of them answer, what they answered."""
+"""The members of a quorum: their identities, their answers, and which of them are silent."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import math
-import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Callable
+from typing import Any, Callable, Generic, TypeVar
 
 from redis.exceptions import LockError, TimeoutError
 
 from . import _protocol
-from ._attempt import NO_ANSWER, Owe
-from ._clients import encoder
-from ._contended import Contended
-from ._hold import Owed, Steps, now
-from ._protocol import Args
+from ._clients import LIBRARY_NAME, address, check_client, encoder, is_async_client
+from ._clock import now
+from ._hold import Owed
+from ._protocol import FOREIGN, NO_ANSWER, Args, Steps
+from ._steps import Answers, Ask, Owe, Peer
+from ._waits import Contention
 
-# In place of a run id that the user may not ask for.
+# In place of a run id that the user may not read.
 UNKNOWN = "unknown "
 
-# A silent member is asked one question at a time. One that has no answer for so long (s) is not counted on.
+# A silent member gets one question at a time, and no answer is expected after this time, in seconds.
 QUESTION = 2.0
 
-# Of a resource with more holders it is not asked who they are.
+# The client does not ask for the holders of a resource that has more of them.
 MAX_HOLDERS = 100
 
-Answers = dict[int, Any]
+# Hex digits of the digest in the library name.
+DIGEST_LENGTH = 8
+
+Question = Callable[[int], Steps]
 Heard = Callable[[int, Any], "Steps | None"]
+C_co = TypeVar("C_co", covariant=True)
 
 
 class NoQuorumError(LockError):
-    """Too few masters answered, or could grant. It is unknown whether somebody else holds the lock."""
+    """Too few masters answered, or could grant the lock. It is unknown whether another client holds it. The
+    text has the state of each master."""
 
 
-class Begin:
-    """A step: carry out these steps in the background, over all members or one."""
+class Quorum(Generic[C_co]):
+    """Independent masters, with one client for each: three or five, all for threads or all for asyncio. All
+    processes must name the same masters."""
 
-    def __init__(self, steps: Steps, member: int | None = None) -> None:
-        self.steps = steps
-        self.member = member
-
-
-class Ask:
-    """A step: ask members in parallel, until there are `enough` answers. Each is asked by steps of its own,
-    which answer a reply or an error. Answers what came. Whatever comes, later ones too, is told to `heard`,
-    with the run id of the server at the other end of the connection; it answers what to do there next."""
-
-    def __init__(
-        self,
-        questions: Mapping[int, Steps],
-        enough: Callable[[Answers], bool],
-        heard: Callable[[int, Any, str | None], Steps | None],
-    ) -> None:
-        self.questions = questions
-        self.enough = enough
-        self.heard = heard
-
-
-class Quorum:
-    """Independent masters, one client each: three or five. Everybody must name the same ones."""
-
-    def __init__(self, members: list[Any]) -> None:
-        if not members:
-            raise ValueError("a quorum needs at least one member")
+    def __init__(self, members: Iterable[C_co]) -> None:
         self.members = list(members)
-        self.majority = len(members) // 2 + 1
-        # Who each member was when it last answered.
+        if not self.members:
+            raise ValueError("a quorum needs at least one member")
+        self.is_async = is_async_client(self.members[0])
+        for member in self.members:
+            check_client(member, "each member of a dlock.Quorum", is_async=self.is_async, single=True)
+        self.majority = len(self.members) // 2 + 1
+        # The run id of each member, from its last answer.
         self.run_ids: dict[int, str] = {}
-        self.contended = Contended()
-        self.lookouts: dict[tuple[int, bytes], Any] = {}
-        # Those that gave no answer when they were last asked: since when, and what came instead.
+        self.contention = Contention()
+        self.queue_watches: dict[tuple[int, bytes], Any] = {}
+        # The members that did not answer the last question: since when, and the error.
         self._silent: dict[int, tuple[float, Exception]] = {}
-        # When a silent one was last asked.
+        # The time of the last question to a silent member.
         self._asked_at: dict[int, float] = {}
-        # Those that are the same server as another.
-        self._doubles: set[int] = set()
+        # The members that are the same server as another member.
+        self._duplicate_members: set[int] = set()
+        # The library name that was sent to each member, with the connection that it was sent over.
+        self._sent_names: dict[int, tuple[Peer, str]] = {}
 
     def all(self) -> range:
         return range(len(self.members))
 
     def is_silent(self, member: int) -> bool:
-        """Whether it did not answer when it was last asked: it is no place to queue."""
+        """Returns whether the member did not answer the last question. Then no client queues there."""
         return member in self._silent
 
     def get_encoder(self) -> Any:
         return encoder(self.members[0])
 
-    # In which queue the clients meet. Each finds it for itself: the first one it can reach, or a later one
-    # where it has met others.
+    def library_name(self) -> str:
+        """Returns the name of the client's connections in CLIENT LIST. For a quorum it contains the number of
+        members and, once all run ids are known, their digest: `dlock-client(q3-1a2b3c4d)`. Clients with the
+        same members have the same name, in every language."""
+        if len(self.members) == 1:
+            return LIBRARY_NAME
+        run_ids = sorted(self.run_ids.get(member, UNKNOWN) for member in self.all())
+        if any(run_id.startswith(UNKNOWN) for run_id in run_ids):
+            return f"{LIBRARY_NAME}(q{len(self.members)})"
+        digest = hashlib.sha1(",".join(run_ids).encode(), usedforsecurity=False).hexdigest()
+        return f"{LIBRARY_NAME}(q{len(self.members)}-{digest[:DIGEST_LENGTH]})"
+
+    # The order of the queues. Each client finds it for itself: it begins with the first member that the
+    # client can reach, or with a later one where the client has met others.
 
     def order(self, key: bytes) -> list[int]:
-        """The order in which the members' queues are tried."""
+        """Returns the members in the order in which their queues are tried."""
         order, noted = self._common_order(), self._noted(key)
         return order if noted is None else order[order.index(noted) :]
 
     def note_queue(self, key: bytes, queue: int) -> None:
-        """Notes that others queue there, and takes along those who wait for it elsewhere: one by one they
-        would take long to leave a queue, and the heads of two queues keep each other from a majority. From a
-        later queue nobody goes back to an earlier one while both are in use."""
+        """Records that others queue at this member, and sends all waits of this client there. One by one they
+        would take long to leave a queue, and the heads of two queues keep each other from a majority. While
+        both queues are in use, no wait returns from a later queue to an earlier one."""
         order, noted = self._common_order(), self._noted(key)
         if noted is not None and order.index(noted) > order.index(queue):
             return
-        self.contended.note_queue(key, queue)
-        for (member, name), lookout in list(self.lookouts.items()):
+        self.contention.note_queue(key, queue)
+        for (member, name), watch in list(self.queue_watches.items()):
             if name == key and member != queue:
-                lookout.send_away()
+                watch.send_away()
 
     def _noted(self, key: bytes) -> int | None:
-        queue = self.contended.queue(key)
+        queue = self.contention.queue(key)
         return None if queue is None or self.is_silent(queue) else queue
 
     def _common_order(self) -> list[int]:
-        """The same for all clients, however they spell the addresses. Silent members come last."""
+        """Returns the same order for all clients, however they spell the addresses. Silent members are
+        last."""
 
         def rank(member: int) -> tuple[bool, bool, str, str]:
             run_id = self.run_ids.get(member, UNKNOWN)
             unknown = run_id.startswith(UNKNOWN)
-            return self.is_silent(member), unknown, run_id, _address(self.members[member])
+            return self.is_silent(member), unknown, run_id, address(self.members[member])
 
         return sorted(self.all(), key=rank)
 
-    # Asking.
+    # Questions.
 
     def ask(
         self,
         members: Iterable[int],
-        command: Args,
+        question: Question,
         enough: Callable[[Answers, list[int]], bool],
         heard: Heard = lambda member, answer: None,
     ) -> Steps:
-        """Asks members in parallel, until `enough` of the answers and of those whose answer is still awaited.
-        Nobody waits for the silent while a majority answers: a hold would expire meanwhile."""
+        """Asks members in parallel. Returns the answers once `enough` accepts them; it receives the answers
+        and the members whose answers are still awaited. While a majority answers, silent members are not
+        awaited: a hold would expire meanwhile."""
         asked_at = now()
         members = list(members)
         answers: Answers = {}
@@ -142,15 +145,16 @@ class Quorum:
                     answers[member] = TimeoutError("it has not answered yet")
                     continue
                 self._asked_at[member] = asked_at
-            questions[member] = self._question(member, command, asked_at)
+            questions[member] = self._question(member, question(member), asked_at)
 
-        def noted(member: int, answer: Any, run_id: str | None) -> Steps | None:
-            self._note(member, answer, run_id)
-            return None if member in self._doubles else heard(member, answer)
+        def noted(member: int, answer: Any, peer: Peer) -> Steps | None:
+            self.note(member, answer, peer)
+            then = None if member in self._duplicate_members else heard(member, answer)
+            return self._naming(member, answer, peer, then)
 
         def known(found: Answers) -> Answers:
-            same = LockError("the same server as another member")
-            return {**answers, **{m: same if m in self._doubles else found[m] for m in found}}
+            duplicate = LockError("the same server as another member")
+            return {**answers, **{m: duplicate if m in self._duplicate_members else found[m] for m in found}}
 
         def is_enough(found: Answers) -> bool:
             return enough(known(found), self._awaited(members, known(found)))
@@ -161,82 +165,106 @@ class Quorum:
                 self.note_silence(member, TimeoutError("no answer in time"))
         return known(found)
 
-    def _question(self, member: int, command: Args, asked_at: float) -> Steps:
-        # It fell silent after this was asked: whoever asked does not wait any longer.
+    def ask_all(self, command: Args) -> Steps:
+        """Asks all members the same, and waits for every answer."""
+        return self.ask(self.all(), lambda member: _protocol.send(command), all_answered)
+
+    def _question(self, member: int, question: Steps, asked_at: float) -> Steps:
+        # The member fell silent after this question was asked, so that the caller no longer waits for it.
         since, why = self._silent.get(member, (-math.inf, None))
         if since > asked_at:
             return why
         try:
-            return (yield command)
+            return (yield from question)
         except Exception as why:
             return why
 
     def _awaited(self, asked: list[int], answers: Answers) -> list[int]:
-        """Those of the asked whose answer is waited for."""
+        """Returns the members whose answers are still awaited."""
         some = len(self.members) - len(self._silent) >= self.majority
         return [m for m in asked if m not in answers and not (some and m in self._silent)]
 
-    def _note(self, member: int, answer: Any, run_id: str | None) -> None:
+    def note(self, member: int, answer: Any, peer: Peer) -> None:
+        """Records what an answer says about the member itself."""
         self._asked_at.pop(member, None)
         if isinstance(answer, NO_ANSWER):
             self.note_silence(member, answer)
             return
-        # First written and then compared: of two that answer at once, at least one sees the other. Two
-        # addresses of one server would vote twice.
-        self.run_ids[member] = run_id or f"{UNKNOWN}{member}"
+        # First written and then compared, so that of two members that answer at once, at least one sees the
+        # other. Two addresses of one server would vote twice.
+        self.run_ids[member] = peer.run_id or f"{UNKNOWN}{member}"
         if any(self.run_ids[member] == self.run_ids.get(other) for other in self.all() if other != member):
-            self._doubles.add(member)
+            self._duplicate_members.add(member)
         self._silent.pop(member, None)
 
     def note_silence(self, member: int, why: Exception) -> None:
         if isinstance(why, NO_ANSWER):
             self._silent.setdefault(member, (now(), why))
 
-    def owe(self, owed: Mapping[int, Owed], enough: Callable[[], bool]) -> Owe:
-        """A step: what is owed by these members. Those that do not answer it need not be asked something else
-        to be found silent."""
+    def _naming(self, member: int, answer: Any, peer: Peer, then: Steps | None) -> Steps | None:
+        """Returns the steps after an answer: `then`, and a new library name if it has changed."""
+        name = self.library_name()
+        if isinstance(answer, NO_ANSWER) or self._sent_names.get(member) == (peer, name):
+            return then
+        self._sent_names[member] = peer, name
+        return _set_name(name, then)
+
+    def owe(
+        self,
+        owed: Mapping[int, Owed],
+        enough: Callable[[], bool],
+        failed: Callable[[], object] = lambda: None,
+    ) -> Owe:
+        """Returns the step that sends owed commands. A member that does not answer them is silent. ``failed``
+        is called whenever one of them fails."""
+
+        def fails(member: int, why: Exception) -> None:
+            self.note_silence(member, why)
+            failed()
+
         for member, each in owed.items():
-            each.failed = functools.partial(self.note_silence, member)
+            each.failed = functools.partial(fails, member)
         return Owe(owed, enough)
 
     def meet(self) -> Steps:
-        """Asks those who they are that were never asked: only then there is an order of queues."""
+        """Asks the members that were never asked for their run ids, which the order of the queues needs."""
         strangers = [m for m in self.all() if m not in self.run_ids and not self.is_silent(m)]
         if strangers:
-            yield from self.ask(strangers, ("INFO", "server"), lambda answers, awaited: not awaited)
-        self.refuse_doubles()
+            command = "INFO", "server"
+            yield from self.ask(strangers, lambda member: _protocol.send(command), all_answered)
+        self.refuse_duplicate_members()
 
-    def refuse_doubles(self) -> None:
-        if self._doubles:
-            double = self._doubles.pop()
-            self.run_ids.pop(double, None)
-            raise ValueError(f"two members are the same server: {_address(self.members[double])}")
+    def refuse_duplicate_members(self) -> None:
+        """Raises ValueError if two addresses are the same server."""
+        if self._duplicate_members:
+            member = self._duplicate_members.pop()
+            self.run_ids.pop(member, None)
+            raise ValueError(f"two members are the same server: {address(self.members[member])}")
 
-    # Who has it.
+    # Holders.
 
     def holders(self, key: bytes) -> Steps:
-        """The tokens that hold the resource, with the ms since each grant, by member; None where that is not
-        known."""
-        command = _protocol.inspect(key, MAX_HOLDERS)
-        answers = yield from self.ask(self.all(), command, lambda answers, awaited: not awaited)
+        """Returns the tokens that hold the resource, with the ms since each grant, by member. None stands for
+        a member that does not show them."""
+        answers = yield from self.ask_all(_protocol.inspect(key, MAX_HOLDERS))
         return [_protocol.holders(answers.get(member, False), MAX_HOLDERS) for member in self.all()]
 
     def has_holder(self, holders: list[dict[bytes, int] | None]) -> bool:
-        """Whether one holder has a majority."""
+        """Returns whether one token holds a majority."""
         known = [there for there in holders if there is not None]
         tokens = {token for there in known for token in there}
         return any(sum(token in there for there in known) >= self.majority for token in tokens)
 
     def may_move(self, queue: int, holders: list[dict[bytes, int] | None]) -> bool:
-        """Whether some of the holders at `queue` hold a majority, or may do so: if not, nobody releases what
-        they have there, and its queue does not move."""
+        """Returns whether a holder at `queue` has a majority, or may have one. If none has, no holder
+        releases the lock there, and the queue does not move."""
         there = holders[queue]
         return not there or any(
             sum(known is None or token in known for known in holders) >= self.majority for token in there
         )
 
-    def parts(self, key: bytes, at: int) -> Steps:
-        """The holds at a member that are none of a majority, as far as is known."""
+    def partial_holds(self, key: bytes, at: int) -> Steps:
+        """Returns the holds at a member whose tokens have no majority, as far as is known."""
         holders = yield from self.holders(key)
 
         def votes(token: bytes) -> int:
@@ -244,27 +272,30 @@ class Quorum:
 
         return {token: held for token, held in (holders[at] or {}).items() if votes(token) < self.majority}
 
-    def somebody_waits(self, key: bytes, at: int) -> Steps:
-        """Whether somebody waits there; None where that is not known, for lack of the right to ask too."""
-        answers = yield from self.ask([at], _protocol.waiters(key), lambda answers, awaited: not awaited)
+    def has_waiters(self, key: bytes, at: int) -> Steps:
+        """Returns whether the member has waiters. None if it does not show them."""
+        command = _protocol.waiters(key)
+        answers = yield from self.ask([at], lambda member: _protocol.send(command), all_answered)
         queue = answers.get(at)
         return len(queue) > 0 if isinstance(queue, list) else None
 
 
 class Holders:
-    """The members that hold one token's hold, as far as is known."""
+    """The members that hold the lock for one token, as far as is known."""
 
-    def __init__(self, quorum: Quorum) -> None:
+    def __init__(self, quorum: Quorum[Any]) -> None:
         self._quorum = quorum
-        # Who each was, and when it said so.
+        # The run id of each member, and the time of its confirmation.
         self._noted: dict[int, tuple[str | None, float]] = {}
 
     def note(self, member: int) -> None:
+        """Records that the member confirmed the hold."""
         self._noted[member] = self._quorum.run_ids.get(member), now()
 
     def has_forgotten(self, member: int, lease: float) -> bool:
-        """Whether a member that does not hold it has forgotten it: it never did, is another server since, or
-        was not reached for a lease. Otherwise somebody has taken it away there, and it stays so."""
+        """Returns whether a member without the hold has forgotten it: it never had it, it has restarted, or
+        it was not reached for a lease, in seconds. Otherwise somebody has ended the hold there, and it stays
+        ended."""
         run_id, when = self._noted.get(member, (None, 0.0))
         if run_id != self._quorum.run_ids.get(member) or now() >= when + lease:
             return True
@@ -272,22 +303,25 @@ class Holders:
         return False
 
 
-def run_id(info: Any) -> str | None:
-    """Who answers INFO like that."""
-    found = re.search(
-        r"^run_id:(\w+)", info if isinstance(info, str) else info.decode("utf-8", "replace"), re.MULTILINE
-    )
-    return found and found[1]
+def all_answered(answers: Answers, awaited: list[int]) -> bool:
+    return not awaited
 
 
-def _address(client: Any) -> str:
-    options = client.connection_pool.connection_kwargs
-    return str(options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}")
+def report(quorum: Quorum[Any], answers: Answers) -> str:
+    """Returns the state of each member as one line of text."""
 
-
-def report(quorum: Quorum, answers: Answers) -> str:
-    def said(member: int) -> str:
+    def state(member: int) -> str:
         answer = answers.get(member, "no answer yet")
-        return "granted" if isinstance(answer, int) else "taken" if answer is None else str(answer)
+        if isinstance(answer, int):
+            return "granted"
+        return "taken" if answer is None else FOREIGN if answer is FOREIGN else str(answer)
 
-    return "; ".join(f"{_address(each)}: {said(member)}" for member, each in enumerate(quorum.members))
+    return "; ".join(f"{address(each)}: {state(member)}" for member, each in enumerate(quorum.members))
+
+
+def _set_name(name: str, then: Steps | None) -> Steps:
+    if then is not None:
+        yield from then
+    # Servers before Redis 7.2 and Valkey 8 refuse it, and so do ACLs.
+    with contextlib.suppress(Exception):
+        yield _protocol.set_library_name(name)

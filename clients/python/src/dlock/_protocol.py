@@ -1,48 +1,86 @@
-"""The commands, what they answer, and the errors. Sends nothing."""
+"""The commands, their replies and their errors. Sends nothing: a generator here yields a command and receives
+the reply."""
 
 from __future__ import annotations
 
 import base64
 import os
+import re
+from collections.abc import Generator
 from typing import Any, Union
 
-from redis.exceptions import LockError, RedisError, ResponseError
+from redis.exceptions import (
+    ConnectionError,
+    InvalidResponse,
+    LockError,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+)
 
 Args = tuple[Union[str, bytes, int], ...]
 Key = Union[str, bytes, memoryview]
+Steps = Generator[Any, Any, Any]
 
-# The words of errors that redis-py has no class for, and that do not call a request invalid.
+# Errors after which the server may or may not have executed the command.
+NO_ANSWER = (ConnectionError, TimeoutError)
+
+# Reply to an ACQUIRE of a key that holds a lock of another library.
+FOREIGN = "held by a lock of another library"
+
+# Error words that redis-py has no class for, and that do not mean misuse.
 OTHER_WORDS = {"WRONGTYPE", "GRACE", "DEADLOCK", "QUEUEFULL", "FENCEAHEAD"}
 OTHER_WORDS |= {"BUSY", "MISCONF", "MASTERDOWN", "NOREPLICAS"}
 
+# Commands that return an integer or null.
+INTEGER_COMMANDS = {
+    "DLOCK.ACQUIRE",
+    "DLOCK.CANCEL",
+    "DLOCK.CONFIRM",
+    "DLOCK.EXTEND",
+    "DLOCK.HOLDS",
+    "DLOCK.PTTL",
+    "DLOCK.RELEASE",
+}
+
+# The lock of redis-py, of valkey-py and of node-redlock is a string of 32 hex digits.
+FOREIGN_TOKEN = re.compile(rb"[0-9a-f]{32}\Z")
+
+# A key can change between the questions about its type: the client asks again this many times.
+TYPE_TRIES = 3
+
 
 class DeadlockError(LockError):
-    """Waiting would close a cycle of tokens that wait for each other. Release what you hold, then retry."""
+    """Waiting would close a cycle of owners that wait for each other. Release what you hold, then retry."""
 
 
 class GraceError(LockError):
-    """The server may have forgotten holds, and grants nothing new yet. Retry in ``left`` seconds."""
+    """The server may have forgotten holds, and grants no new lock yet. Retry in ``left`` seconds."""
 
     left: float = 0.0
 
 
 class QueueFullError(LockError):
-    """Too many clients wait already. Retry later."""
+    """The wait queue of the server is full. Retry later."""
 
 
 class LateError(LockError):
-    """The lock was granted, but each answer took longer than its lease: the timeout is too short."""
+    """Each grant arrived after its lease had ended: the timeout is too short for this server."""
+
+
+class DataError(LockError):
+    """The key holds data, and no lock."""
 
 
 def error(kind: type[LockError], text: str, name: Key) -> LockError:
-    """A lock error that names its lock; redis-py 5.0 has no argument for it."""
+    """Returns a lock error with the name of its lock; redis-py 5.0 has no argument for it."""
     made = kind(text)
     made.lock_name = name  # type: ignore[assignment]
     return made
 
 
 def refusal(answer: ResponseError, name: Key) -> LockError | None:
-    """What an error word of ACQUIRE means; None for one that is not about locks."""
+    """Returns the lock error for an error word of ACQUIRE. None if the word is not about locks."""
     text = str(answer)
     word, _, rest = text.partition(" ")
     if word == "GRACE":
@@ -56,17 +94,18 @@ def refusal(answer: ResponseError, name: Key) -> LockError | None:
 
 
 def word(answer: Any) -> str:
+    """Returns the first word of an error reply, and an empty string for any other answer."""
     return str(answer).split(" ", 1)[0] if isinstance(answer, RedisError) else ""
 
 
 def is_misuse(answer: Any) -> bool:
-    """Whether it calls the request invalid: with the word `ERR`, which redis-py takes away."""
+    """Returns whether the server calls the request invalid: with the word `ERR`, which redis-py removes."""
     return type(answer) is ResponseError and word(answer) not in OTHER_WORDS
 
 
 def fresh_token() -> bytes:
-    """A token that nobody has used. From the operating system: after a fork, two processes never draw the
-    same. 27 characters, as DLOCK.TOKEN makes them."""
+    """Returns a token of 27 characters, as DLOCK.TOKEN does. The bytes come from the operating system, so two
+    processes never draw the same after a fork."""
     return base64.urlsafe_b64encode(os.urandom(20))[:27]
 
 
@@ -75,21 +114,13 @@ def acquire(key: bytes, token: bytes, ttl: int, terms: Args) -> Args:
 
 
 def queued(keep: int, channel: str, message: str, *, notify: bool) -> Args:
-    """ACQUIRE's terms for a position in the wait queue, kept for ``keep`` ms."""
+    """Returns ACQUIRE's terms for a position in the wait queue, retained for ``keep`` ms."""
     return ("QUEUE", keep, "NOTIFY", channel, message) if notify else ("QUEUE", keep)
 
 
-def extend(key: bytes, token: bytes, ttl: int) -> Args:
-    return ("DLOCK.EXTEND", key, token, ttl)
-
-
-def confirm(key: bytes, token: bytes, fence: int, ttl: int) -> Args:
-    return ("DLOCK.CONFIRM", key, token, fence, ttl)
-
-
 class Counted(str):
-    """The name of a command that knows how often redis-py has packed it to be sent: what has no answer it
-    may send again by itself, and tells nobody."""
+    """A command name that counts how often redis-py packs it for sending. redis-py may send a command again
+    after a lost reply, and does not report it."""
 
     sent = 0
 
@@ -98,8 +129,16 @@ class Counted(str):
         return super().encode(encoding, errors)
 
 
+def extend(key: bytes, token: bytes, ttl: int, name: str = "DLOCK.EXTEND") -> Args:
+    return (name, key, token, ttl)
+
+
+def confirm(key: bytes, token: bytes, fence: int, ttl: int, name: str = "DLOCK.CONFIRM") -> Args:
+    return (name, key, token, fence, ttl)
+
+
 def release(key: bytes, token: bytes, name: str = "DLOCK.RELEASE") -> Args:
-    """Ends every count, and removes the token from the queue."""
+    """Sets the hold count to zero, and removes the token from the queue."""
     return (name, key, token, "ALL")
 
 
@@ -124,9 +163,67 @@ def inspect(key: bytes, count: int) -> Args:
     return ("DLOCK.INSPECT", key, "COUNT", count)
 
 
+def set_library_name(name: str) -> Args:
+    return ("CLIENT", "SETINFO", "LIB-NAME", name)
+
+
+# Commands as steps.
+
+
+def send(command: Args) -> Steps:
+    """Sends a command, and returns the reply. Raises `InvalidResponse` if a command that returns an integer
+    or null returns anything else: then the client is a pipeline, or of another kind."""
+    reply = yield command
+    if command[0] in INTEGER_COMMANDS and reply is not None and type(reply) is not int:
+        text = f"{command[0]} returned {reply!r}, which is neither an integer nor null"
+        raise InvalidResponse(text)
+    return reply
+
+
+def send_or(command: Args, otherwise: int) -> Steps:
+    """As `send`, and returns ``otherwise`` if the key holds no lock of dlock."""
+    try:
+        return (yield from send(command))
+    except ResponseError as answer:
+        if word(answer) == "WRONGTYPE":
+            return otherwise
+        raise
+
+
+def send_unless_data(command: Args, name: Key) -> Steps:
+    """As `send`, for a key that may hold something else: returns `FOREIGN` if it is the lock of another
+    library, and raises `DataError` with the type if it is data."""
+    for _ in range(TYPE_TRIES):
+        try:
+            return (yield from send(command))
+        except ResponseError as answer:
+            if word(answer) != "WRONGTYPE":
+                raise
+            failure = answer
+        try:
+            kind = _bytes((yield ("TYPE", command[1]))).decode("ascii", "replace")
+            if kind == "string":
+                value = yield ("GET", command[1])
+                if value is None:
+                    continue
+                if FOREIGN_TOKEN.match(_bytes(value)):
+                    return FOREIGN
+            # The key has changed meanwhile: it is free, or a lock of dlock.
+            elif kind in ("none", "dlock-key"):
+                continue
+        except ResponseError:
+            # Without the right to ask, or with a value that is no string any more.
+            kind = "value of another type"
+        text = f"WRONGTYPE the key holds a {kind}, and no lock: choose another name, the same for all clients"
+        if kind == "string":
+            text += ". If it is a lock of SET NX, set dlock.honour-strings to wait for it"
+        raise error(DataError, text, name) from failure
+    return None
+
+
 def holders(answer: Any, count: int) -> dict[bytes, int] | None:
-    """The tokens in an answer to INSPECT, with the ms since each grant; None if it does not say, or there may
-    be more."""
+    """Returns the tokens in an answer to INSPECT, with the ms since each grant. None if the answer does not
+    show them, or if it may not show all."""
     if answer is None:
         return {}
     listed = _pairs(answer).get("holders")
@@ -136,8 +233,14 @@ def holders(answer: Any, count: int) -> dict[bytes, int] | None:
     return {_bytes(holder.get("token")): holder.get("held", 0) for holder in pairs}
 
 
+def run_id(info: Any) -> str | None:
+    """Returns the run id in a reply to INFO. None if there is none."""
+    found = re.search(rb"^run_id:(\w+)", _bytes(info), re.MULTILINE)
+    return found[1].decode() if found else None
+
+
 def _pairs(answer: Any) -> dict[str, Any]:
-    """A map, which RESP2 spells as a list."""
+    """Returns a map, which RESP2 sends as a list."""
     if isinstance(answer, list):
         answer = dict(zip(answer[::2], answer[1::2]))
     return (

@@ -1,6 +1,5 @@
 """One round of an acquisition from a quorum, with one token: votes in, verdict out. The rules are those of
-the Rust client, which a model checker has searched (`crates/quorum`). As `_core.py`, it yields
-steps and does no I/O."""
+`crates/quorum`, which a model checker has searched. This module yields steps and does no I/O."""
 
 from __future__ import annotations
 
@@ -11,72 +10,77 @@ from redis.exceptions import ResponseError
 
 from . import _protocol
 from ._attempt import LATE
-from ._hold import Owed, Sleep, Steps, now, trusted
-from ._members import Answers, Holders, Quorum, report
-from ._protocol import Args, Key, is_misuse, word
+from ._clock import now, trusted
+from ._hold import Owed, UnansweredLeases
+from ._members import Holders, Quorum, report
+from ._protocol import FOREIGN, Args, DataError, Key, Steps, is_misuse, word
 from ._queue import Waiter
+from ._steps import Answers, Sleep
 from ._waits import KEEP
 
-# So often one whose turn has come asks the others again: what its predecessor releases may be on the way.
+# Number of times that a granted waiter asks the other members: the releases of its predecessor may be on the
+# way to them.
 TRIES = 12
-# So often before it goes to those who queue elsewhere.
+# Number of these tries before it goes to the others that queue elsewhere.
 BRIEF_TRIES = 5
-# The longest pause between two of these tries (s).
+# Longest pause between two of these tries, in seconds.
 LONGEST_PAUSE = 0.032
 
-# Errors that are a no.
-REFUSALS = "WRONGTYPE", "DEADLOCK", "QUEUEFULL"
+# Error words that are a refusal, and no failure of the member.
+REFUSALS = "DEADLOCK", "QUEUEFULL"
 
 
 class Request(NamedTuple):
     key: bytes
     name: Key
+    # In ms.
     lease: int
     terms: Args
     fenced: bool
 
 
 class Round:
-    """`order`: at whose queues it waits, or whose it respects."""
+    """One token's round. `order` has the members at whose queues it waits, or whose queues it respects."""
 
-    def __init__(self, quorum: Quorum, request: Request, token: bytes, order: list[int]) -> None:
+    def __init__(self, quorum: Quorum[Any], request: Request, token: bytes, order: list[int]) -> None:
         self.token = token
         self.fence: int | None = None
         self.valid_until = 0.0
         self.answers: Answers = {}
         self.holders = Holders(quorum)
-        # Those that may hold something for the token.
+        self.unanswered = UnansweredLeases()
+        # The members that may hold the lock for the token.
         self.members_asked: set[int] = set()
         self._quorum = quorum
         self._request = request
         self._order = order
-        # Whose queue decides the turn: an index of the order.
+        # Index in the order of the member whose queue decides the turn.
         self._queue = 0
         self._has_waited = False
 
     def at_once(self) -> Steps:
-        """Asks all members at once. The first of the order, where others queue, is heard before a majority
-        counts, and if it refuses, nobody may wait there: a newcomer could overtake the whole queue by a
-        majority of the others."""
+        """Asks all members at once. A majority counts only after the answer of the first member of the order,
+        where others queue. If that member refuses, its queue must be empty: a newcomer could otherwise
+        overtake the whole queue by a majority of the other members."""
         since = now()
         first = self._order[0] if self._order else None
         yield from self._ask(list(self._quorum.all()), first)
         if self.grants() < self._quorum.majority:
             return False
         if first is not None and self.has_refused(first):
-            somebody_waits = yield from self._quorum.somebody_waits(self._request.key, first)
-            if somebody_waits is not False:
+            has_waiters = yield from self._quorum.has_waiters(self._request.key, first)
+            if has_waiters is not False:
                 return False
         return (yield from self._won(since))
 
     def in_order(self) -> Steps:
-        """Asks the first reachable member of the order, and the others once that one has granted: of several
-        clients, only one at a time gets so far."""
+        """Asks the first reachable member of the order, and the others once that member has granted. Of
+        several clients, one at a time gets so far."""
         for queue in self._order:
             since = now()
             yield from self._ask([queue], queue)
             if self._has_granted(queue):
-                return (yield from self._turn(since, None))
+                return (yield from self._ask_others(since, None))
             if self.has_refused(queue):
                 return False
             self._queue += 1
@@ -86,8 +90,9 @@ class Round:
         """Waits in the queue of the first reachable member of the order, and asks all members once that one
         has granted.
 
-        It is unknown when a grant after a wait began, and its lease can be short. So it is no vote: asked
-        again together with the others, that member renews the lease, and validity counts from there."""
+        The moment of a grant after a wait is unknown, and its lease can be short. So that grant is no vote:
+        the member is asked again together with the others, which renews the lease, and the validity counts
+        from there."""
         key, name, lease, terms, _ = self._request
         self._has_waited = True
         for queue in self._order:
@@ -96,26 +101,25 @@ class Round:
             self.members_asked.add(queue)
             answer = yield from waiter.wait(sleep, end, may_move_on and self._quorum.majority > 1, is_last)
             if answer is True:
-                return (yield from self._turn(now(), end))
+                return (yield from self._ask_others(now(), end))
             self.answers[queue] = answer
             if answer is None:
                 return False
-            # Not a RELEASE: it would end what this member grants later. Nobody keeps a position in two
-            # queues.
+            # No position is kept in two queues. A RELEASE instead would end a later grant of this member.
             yield self._quorum.owe({queue: Owed(_protocol.cancel(key, self.token), KEEP)}, lambda: True)
             self._queue += 1
         return False
 
     def queue(self) -> int | None:
-        """Whose queue decides the turn."""
+        """Returns the member whose queue decides the turn."""
         return self._order[self._queue] if self._queue < len(self._order) else None
 
     def next_queue(self) -> int | None:
-        """Where to queue next, if not at the first member as ever. One whose turn came, and who is refused by
-        a later member, meets others who queue there, as the earlier ones are out of their reach; it goes to
-        them, for they cannot come. The queue of a member that refuses, while others grant or nobody has a
-        majority, does not move: the next one does. And whoever has waited in a later queue than the first
-        stays there, as the others do: each that went back alone would keep their head from a majority."""
+        """Returns the member to queue at next. None means the first reachable one.
+
+        1. If this queue's member refuses the token, the queue does not move: the next member.
+        2. If a later member refuses it, others queue there and cannot come here: that member.
+        3. If this queue is not the first, the others are here too: this member again."""
         if self._queue >= len(self._order):
             return None
         queue, later = self._order[self._queue], self._order[self._queue + 1 :]
@@ -129,25 +133,31 @@ class Round:
         return queue if stays else None
 
     def may_be_taken(self) -> bool:
-        """Whether enough members could vote, and too many refused. Otherwise nobody can acquire it now."""
+        """Returns whether a majority of the members could vote, so that another client may hold the lock.
+        Otherwise no client can acquire it now."""
         able = sum(not self._is_unavailable(member) for member in self._quorum.all())
         return able >= self._quorum.majority
 
+    def has_majority_answered(self) -> bool:
+        """Returns whether a majority of the members has granted or refused."""
+        voted = sum(not self._is_unavailable(member) for member in self.answers)
+        return voted >= self._quorum.majority
+
     def is_reachable(self, member: int) -> bool:
-        """Whether waiting there makes sense."""
+        """Returns whether waiting at the member makes sense."""
         return not self._quorum.is_silent(member) and not isinstance(self.answers.get(member), Exception)
 
     def misuse(self) -> Exception | None:
-        """What so many members answer, to a request that they call invalid, that no majority can ever grant
-        it."""
-        errors = [answer for answer in self.answers.values() if is_misuse(answer)]
+        """Returns an error of the members that call the request invalid, or hold data under the key, if they
+        are so many that no majority can ever grant it."""
+        errors = [
+            answer for answer in self.answers.values() if is_misuse(answer) or isinstance(answer, DataError)
+        ]
         possible = len(self._quorum.members) - len(errors) >= self._quorum.majority
         return None if possible else errors[0]
 
     def has_refused(self, member: int) -> bool:
-        return member in self.answers and (
-            self.answers[member] is None or word(self.answers[member]) == "WRONGTYPE"
-        )
+        return member in self.answers and self.answers[member] in (None, FOREIGN)
 
     def grants(self) -> int:
         return sum(self._has_granted(member) for member in self.answers)
@@ -155,24 +165,24 @@ class Round:
     def report(self) -> str:
         return report(self._quorum, self.answers)
 
-    def _turn(self, since: float, end: float | None) -> Steps:
-        """Its turn has come: asks the others, whose holds may be about to be given back."""
+    def _ask_others(self, since: float, end: float | None) -> Steps:
+        """Asks the other members after one has granted. Their holders may be about to release."""
         for tries in range(TRIES):
             yield from self._ask([m for m in self._quorum.all() if not self._has_granted(m)])
             if (yield from self._won(since)):
                 return True
-            # Its turn has come in another queue than that of those who have the rest. Two that each kept a
-            # part until a missing member is back would keep everybody from a majority.
-            goes_on = self._has_waited and self.next_queue() not in (None, self._order[self._queue])
+            # The holders of the other votes queue at another member. Two clients that each retained a part
+            # until a missing member is back would keep every client from a majority.
+            moves_on = self._has_waited and self.next_queue() not in (None, self._order[self._queue])
             is_late = self.grants() >= self._quorum.majority or (end is not None and now() >= end)
-            if is_late or (goes_on and tries >= BRIEF_TRIES):
+            if is_late or (moves_on and tries >= BRIEF_TRIES):
                 return False
             yield Sleep(random.uniform(0.5, 1) * min(0.001 * 2**tries, LONGEST_PAUSE))
         return False
 
     def _ask(self, members: list[int], first: int | None = None) -> Steps:
-        """Until a majority has granted, or cannot; `first` is heard before."""
-        key, _, lease, terms, _ = self._request
+        """Asks until a majority has granted, or cannot grant, and `first` has answered."""
+        key, name, lease, terms, _ = self._request
         self.members_asked.update(members)
         before = {member: answer for member, answer in self.answers.items() if member not in members}
         holders = self.holders
@@ -182,14 +192,21 @@ class Round:
             grants, majority = self.grants(), self._quorum.majority
             if first in awaited:
                 return False
-            return grants >= majority or grants + len(awaited) < majority
+            if grants >= majority or grants + len(awaited) >= majority:
+                return grants >= majority
+            # It is not granted now. More votes may show whether another client can have it.
+            return self.has_majority_answered() or not self.may_be_taken() or not awaited
 
         def heard(member: int, answer: Any) -> None:
             if isinstance(answer, int):
                 holders.note(member)
 
         command = _protocol.acquire(key, self.token, lease, terms)
-        answers = yield from self._quorum.ask(members, command, enough, heard)
+
+        def question(member: int) -> Steps:
+            return _protocol.send_unless_data(command, name)
+
+        answers = yield from self._quorum.ask(members, question, enough, heard)
         self.answers = {**before, **answers}
 
     def _won(self, since: float) -> Steps:
@@ -206,15 +223,21 @@ class Round:
         return now() < self.valid_until
 
     def _confirm(self) -> Steps:
-        """Brings a majority of those whose grant counts to one fence. Answers from when validity counts."""
-        majority = self._quorum.majority
+        """Brings a majority of the members whose grant counts to one fence. Returns the time from which the
+        validity counts."""
+        key, lease, majority = self._request.key, self._request.lease, self._quorum.majority
         for _ in range(LATE + len(self._quorum.members)):
             counted = {m: self.answers[m] for m in self.answers if self._has_granted(m)}
             if len(counted) < majority:
                 return None
             fence = max(counted.values())
             since = now()
-            command = _protocol.confirm(self._request.key, self.token, fence, self._request.lease)
+
+            def question(member: int, fence: int = fence) -> Steps:
+                def command(name: str) -> Args:
+                    return _protocol.confirm(key, self.token, fence, lease, name)
+
+                return self.unanswered.send(member, "DLOCK.CONFIRM", command, lease)
 
             def yes(answers: Answers, fence: int = fence) -> int:
                 return sum(answer == fence for answer in answers.values())
@@ -222,17 +245,17 @@ class Round:
             def enough(answers: Answers, awaited: list[int], yes: Any = yes) -> bool:
                 return bool(yes(answers) >= majority or yes(answers) + len(awaited) < majority)
 
-            answers = yield from self._quorum.ask(counted, command, enough)
+            answers = yield from self._quorum.ask(counted, question, enough)
             if yes(answers) >= majority:
                 self.fence = fence
                 return since
             ahead = any(word(answer) == "FENCEAHEAD" for answer in answers.values())
             for member, answer in answers.items():
-                # A greater one is the next to try. What is not held any longer does not count.
+                # A greater fence is the next to try. A hold that is gone does not count.
                 if isinstance(answer, int) or answer is None:
                     self.answers[member] = answer
             if ahead:
-                # The fence came from a clock that is ahead: go on without the masters that granted it.
+                # The fence came from a clock that is ahead: continue without the masters that granted it.
                 for member in counted:
                     if self._has_granted(member) and self.answers[member] >= fence:
                         self.answers[member] = ResponseError("FENCEAHEAD its clock is ahead of the others'")

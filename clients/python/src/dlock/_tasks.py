@@ -1,5 +1,5 @@
-"""Carries out steps in an event loop. What `_threads.py` does with threads: renewals, releases that are owed
-and messages of each client, on connections of their own."""
+"""Carries out steps in an event loop: renewals, owed releases and messages of each client have connections of
+their own, as in `_threads.py`."""
 
 from __future__ import annotations
 
@@ -9,23 +9,38 @@ import functools
 from collections.abc import Coroutine
 from typing import Any, Callable
 
-from redis.exceptions import RedisError, ResponseError
+from ._clients import AsyncMemberConnection, is_cluster, own_async_client, translated
+from ._clock import now
+from ._hold import logger
+from ._protocol import Steps
+from ._steps import (
+    ASK_LIMIT,
+    LIMIT,
+    PATIENCE,
+    SINGLE,
+    TICK,
+    Answers,
+    Ask,
+    Begin,
+    Listen,
+    Owe,
+    Pause,
+    Peer,
+    Sleep,
+    Task,
+    Watch,
+    reporting,
+)
+from ._waits import IDLE, Wait, WaitRegistry
 
-from ._attempt import SINGLE, Listen, Owe, Pause, Watch
-from ._clients import LIMIT, is_cluster, own_async_client
-from ._hold import Sleep, Steps, Task, logger, now
-from ._members import Answers, Ask, Begin, run_id
-from ._threads import ASK_LIMIT, PATIENCE, TICK, reporting
-from ._waits import IDLE, Desk, Wait
-
-# For how long nothing begins in the background after a task was cancelled there (s).
+# After a background task was cancelled, no other one begins for this time, in seconds.
 STILL = 0.1
 
 
 async def run(steps: Steps, client: Any) -> Any:
     """Carries out `steps` over `client`, in this task."""
-    # redis-py can drop a cancellation, and so can `wait_for` before Python 3.12. Only the task can tell, from
-    # Python 3.11 on; before, a call that misses one goes on.
+    # redis-py can drop a cancellation, and so can `wait_for` before Python 3.12. The task shows it from
+    # Python 3.11 on; before, the call continues.
     cancelling = getattr(asyncio.current_task(), "cancelling", int)
     heeded = cancelling()
     failure: BaseException | None = None
@@ -38,7 +53,7 @@ async def run(steps: Steps, client: Any) -> Any:
                 else:
                     outcome = await _perform(step, client)
             except BaseException as why:
-                failure = why
+                failure = translated(why)
             else:
                 failure = None
             if cancelling() > heeded and not isinstance(failure, asyncio.CancelledError):
@@ -48,7 +63,7 @@ async def run(steps: Steps, client: Any) -> Any:
     except StopIteration as end:
         return end.value
     finally:
-        # Its traceback would keep itself, by this frame.
+        # Its traceback refers to this frame, which would refer to it.
         failure = None
 
 
@@ -86,7 +101,7 @@ async def _ask(step: Ask, client: Any) -> Answers:
     answered = asyncio.Event()
 
     def report(member: int, carrier: Background, answer: Any) -> Steps | None:
-        then = step.heard(member, answer, carrier.run_id)
+        then = step.heard(member, answer, carrier.peer())
         answers[member] = answer
         answered.set()
         return then
@@ -107,25 +122,28 @@ async def _until(event: asyncio.Event, enough: Callable[[], bool]) -> None:
 
 
 class Background:
-    """What goes on for one client in one event loop. `member`: it votes in a quorum."""
+    """The background work of one client in one event loop. `member`: the client is one of a quorum."""
 
     def __init__(self, client: Any, member: bool, forget: Callable[[], object]) -> None:
-        # Keeps the client, whose id is the name of this, as long as this is known.
+        # Refers to the client, whose id is the name of this object in `_backgrounds`.
         self.client = client
         self.loop = asyncio.get_running_loop()
-        # Who is at the other end of the connection of a member.
-        self.run_id: str | None = None
-        self._connected = self._identify if member else None
+        self._member = AsyncMemberConnection(client) if member else None
         self._forget = forget
         self._own: Any = None
         self._used = False
         self._turn = asyncio.Lock()
-        self._desk: Desk | None = None
+        self._registry: WaitRegistry | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        # Nothing that is watched begins before.
+        # No watched task is woken before this time.
         self._still_until = 0.0
-        # What is watched, and when it is looked at next.
+        # The next look at each watched task.
         self._timers: dict[int, asyncio.TimerHandle] = {}
+
+    def peer(self) -> Peer:
+        """Returns the server at the other end of a member's connection."""
+        assert self._member is not None
+        return self._member.peer
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self.loop.create_task(work)
@@ -145,7 +163,7 @@ class Background:
         self._rest()
 
     def _rest(self) -> None:
-        """Nothing may be left to do."""
+        """Ends this background if nothing is left to do."""
         if self._timers or self._tasks:
             return
         if self._own is None or self._own is self.client:
@@ -154,21 +172,22 @@ class Background:
             self.start(self._disconnect())
 
     async def _disconnect(self) -> None:
-        # The connection of a member stays for a while: a lock in a loop does not connect at each turn.
+        # The connection of a member stays for a while, so that a lock in a loop does not connect each time.
         try:
-            while self._connected is not None and (self._used or self._timers or len(self._tasks) > 1):
+            while self._member is not None and (self._used or self._timers or len(self._tasks) > 1):
                 self._used = False
                 await asyncio.sleep(IDLE)
         finally:
             own, self._own = self._own, None
-            await _disconnect(own)
+            with contextlib.suppress(Exception):
+                # A busy server may not notice in time: redis-py raises that.
+                await (own if self._member is not None else own.connection_pool).disconnect()
 
     # Renewals and releases.
 
     def watch(self, task: Task) -> None:
-        """Wakes the task when it wants to be woken."""
+        """Wakes the task at its times, until it is finished."""
         self._arm(task)
-        # What is released is armed no more.
         task.forget = functools.partial(self._arm, task)
 
     def _arm(self, task: Task) -> None:
@@ -189,14 +208,14 @@ class Background:
             steps = task.wake()
             if steps is not None:
                 self.submit(steps, task)
-        # The clock goes on meanwhile: a hold can be lost while its renewal hangs.
+        # At once, as a hold can be lost while its renewal hangs.
         self._arm(task)
 
     def submit(self, steps: Steps, task: Task | None = None) -> None:
         self._used = True
         begun = self.start(self._carry_out(steps))
         if task is not None:
-            # Not in the coroutine: one that is cancelled before its first step never runs.
+            # Not in the coroutine, which never runs if it is cancelled before its first step.
             begun.add_done_callback(lambda _: self._woken(task))
 
     def _woken(self, task: Task) -> None:
@@ -205,75 +224,67 @@ class Background:
 
     async def _carry_out(self, steps: Steps) -> None:
         if is_cluster(self.client):
-            # A node that hangs holds up nothing that is for the others.
+            # A node that hangs must not delay requests to the others.
             await run(steps, self._reached())
         else:
-            # One after the other, so that a RELEASE follows the ACQUIRE that it takes back.
+            # Sent one after the other, so that a RELEASE follows the ACQUIRE that it takes back.
             async with self._turn:
                 await run(steps, self._reached())
 
     def _reached(self) -> Any:
         if self._own is None:
-            self._own = own_async_client(self.client, connected=self._connected)
+            self._own = own_async_client(self.client) if self._member is None else self._member
         return self._own
-
-    async def _identify(self, connection: Any) -> None:
-        """Asks, on each new connection, whose vote it carries: a member that was restarted is another
-        server."""
-        self.run_id = None
-        await connection.send_command("INFO", "server")
-        # Without the right to ask, nobody can tell.
-        with contextlib.suppress(ResponseError):
-            self.run_id = run_id(await connection.read_response())
 
     # Messages.
 
     def listen(self) -> Wait:
-        if self._desk is None:
-            self._desk = Desk(asyncio.Event)
-            self.start(self._listen(self._desk))
-        return self._desk.open()
+        if self._registry is None:
+            self._registry = WaitRegistry(asyncio.Event)
+            self.start(self._listen(self._registry))
+        return self._registry.open()
 
-    async def _listen(self, desk: Desk) -> None:
+    async def _listen(self, registry: WaitRegistry) -> None:
         try:
-            while not desk.is_idle():
+            while not registry.is_idle():
                 try:
-                    await self._subscription(desk)
+                    await self._subscription(registry)
                 except Exception as why:
-                    # A connection that fails at that very moment hides that the task is cancelled. It can
-                    # tell from Python 3.11 on; before, the loop is held up until the desk is idle.
+                    # A connection that fails at the same moment hides a cancellation. The task shows it from
+                    # Python 3.11 on; before, the loop is delayed until the registry is idle.
                     if getattr(asyncio.current_task(), "cancelling", int)():
                         break
                     logger.debug("not listening: %s", why)
-                    desk.disconnected()
+                    registry.disconnected()
                     await asyncio.sleep(LIMIT / 2)
         finally:
-            self._desk = None
-            desk.disconnected()
+            self._registry = None
+            registry.disconnected()
 
-    async def _subscription(self, desk: Desk) -> None:
+    async def _subscription(self, registry: WaitRegistry) -> None:
         client = own_async_client(self.client, subscribes=True)
         pubsub = client.pubsub()
         try:
-            await pubsub.subscribe(desk.channel)
-            while not desk.is_idle():
-                desk.heard(await pubsub.get_message(timeout=LIMIT))
-                what = desk.silent()
-                if what == "ping":
+            await pubsub.subscribe(registry.channel)
+            while not registry.is_idle():
+                registry.heard(await pubsub.get_message(timeout=LIMIT))
+                action = registry.on_silence()
+                if action == "ping":
                     await pubsub.ping()
-                elif what == "reconnect":
+                elif action == "reconnect":
                     break
         finally:
-            desk.disconnected()
+            registry.disconnected()
             await _close(pubsub)
-            await _disconnect(client)
+            with contextlib.suppress(Exception):
+                await client.connection_pool.disconnect()
 
 
 _backgrounds: dict[tuple[int, int, bool], Background] = {}
 
 
 def background(client: Any, *, member: bool = False) -> Background:
-    """The background of this client in this event loop. Clients that share a pool share it."""
+    """Returns the background of this client in this event loop. Clients that share a pool share it."""
     loop = asyncio.get_running_loop()
     name = id(getattr(client, "connection_pool", client)), id(loop), member
     found = _backgrounds.get(name)
@@ -283,12 +294,6 @@ def background(client: Any, *, member: bool = False) -> Background:
                 del _backgrounds[known]
         found = _backgrounds[name] = Background(client, member, lambda: _backgrounds.pop(name, None))
     return found
-
-
-async def _disconnect(client: Any) -> None:
-    # A server that is busy may not notice in time: redis-py raises that.
-    with contextlib.suppress(RedisError, OSError):
-        await client.connection_pool.disconnect()
 
 
 async def _close(pubsub: Any) -> None:

@@ -1,7 +1,7 @@
-"""Carries out steps with threads. Besides the caller's, and only while there is something to do: one thread a
-process that watches the clock, and for each client one that renews and releases and one that listens. They
+"""Carries out steps with threads. Besides the caller's thread, and only while there is work, the process has
+one thread that watches the clock, and for each client one that renews and releases and one that listens. They
 have connections of their own, with short time limits, so that neither a hung server nor a full pool delays
-them for long; all end with the process."""
+them for long. All end with the process."""
 
 from __future__ import annotations
 
@@ -11,22 +11,31 @@ import os
 import queue
 import threading
 import time
-from typing import Any, Callable
+from typing import Any
 
-from redis.exceptions import ResponseError
-
-from ._attempt import SINGLE, Listen, Owe, Pause, Watch
-from ._clients import LIMIT, is_cluster, own_client
-from ._hold import Sleep, Steps, Task, logger, now
-from ._members import Answers, Ask, Begin, run_id
-from ._waits import IDLE, Desk, Wait
-
-# How long the caller waits for a release that is owed.
-PATIENCE = 0.5
-# How long a quorum waits for an answer: for a connection, and for the reply.
-ASK_LIMIT = 2 * LIMIT
-# The longest sleep before the clock is read again: timers stop while the machine is suspended.
-TICK = 1.0
+from ._clients import MemberConnection, is_cluster, own_client, translated
+from ._clock import now
+from ._hold import logger
+from ._protocol import Steps
+from ._steps import (
+    ASK_LIMIT,
+    LIMIT,
+    PATIENCE,
+    SINGLE,
+    TICK,
+    Answers,
+    Ask,
+    Begin,
+    Listen,
+    Owe,
+    Pause,
+    Peer,
+    Sleep,
+    Task,
+    Watch,
+    reporting,
+)
+from ._waits import IDLE, Wait, WaitRegistry
 
 
 def run(steps: Steps, client: Any) -> Any:
@@ -35,11 +44,10 @@ def run(steps: Steps, client: Any) -> Any:
         step = next(steps)
         while True:
             try:
-                # A command, which has nothing between it and the client: this is the path of every
-                # acquisition.
+                # A command goes to the client without another call: this is the path of every acquisition.
                 outcome = client.execute_command(*step) if type(step) is tuple else _perform(step, client)
             except BaseException as why:
-                step = steps.throw(why)
+                step = steps.throw(translated(why))
             else:
                 step = steps.send(outcome)
     except StopIteration as end:
@@ -60,7 +68,7 @@ def _perform(step: Any, client: Any) -> Any:
         return _ask(step, client)
     if isinstance(step, Begin):
         if step.member is None:
-            # Not in the thread of a member, which answers what this asks.
+            # Not in the thread of a member, which carries out the questions of these steps.
             _start(run, "dlock-look", step.steps, client)
             return None
         return _clock.background(client.members[step.member], member=True).submit(step.steps)
@@ -98,42 +106,39 @@ def _ask(step: Ask, client: Any) -> Answers:
 def _heard(
     step: Ask, inbox: queue.SimpleQueue[tuple[int, Any]], background: Background, member: int, answer: Any
 ) -> Steps | None:
-    then = step.heard(member, answer, background.run_id)
+    then = step.heard(member, answer, background.peer())
     inbox.put((member, answer))
     return then
 
 
-def reporting(question: Steps, report: Callable[[Any], Steps | None]) -> Steps:
-    then = report((yield from question))
-    if then is not None:
-        yield from then
-
-
 class Background:
-    """What goes on for one client. Its commands go out one after the other, so that a RELEASE follows the
-    ACQUIRE that it takes back. `member`: it votes in a quorum."""
+    """The background work of one client. Its commands are sent one after the other, so that a RELEASE follows
+    the ACQUIRE that it takes back. `member`: the client is one of a quorum."""
 
     def __init__(self, client: Any, member: bool) -> None:
         self.client = client
-        # Who is at the other end of the connection of a member.
-        self.run_id: str | None = None
-        self._connected = self._identify if member else None
+        self._member = MemberConnection(client) if member else None
         self.tasks: dict[int, Task] = {}
         self.used = True
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[tuple[Steps, Task | None]] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._own: Any = None
-        self._desk: Desk | None = None
+        self._registry: WaitRegistry | None = None
 
     def is_idle(self) -> bool:
-        return not self.tasks and self._jobs.empty() and self._worker is None and self._desk is None
+        return not self.tasks and self._jobs.empty() and self._worker is None and self._registry is None
+
+    def peer(self) -> Peer:
+        """Returns the server at the other end of a member's connection."""
+        assert self._member is not None
+        return self._member.peer
 
     # Renewals and releases.
 
     def submit(self, steps: Steps, task: Task | None = None) -> None:
         if is_cluster(self.client):
-            # A node that hangs holds up nothing that is for the others.
+            # A node that hangs must not delay requests to the others.
             try:
                 _start(self._carry_out, "dlock-renewal", steps, task)
             except BaseException:
@@ -145,7 +150,7 @@ class Background:
             self.go_on()
 
     def go_on(self) -> None:
-        """Works, if there is work: where no thread could be started, the clock asks again."""
+        """Starts the worker if there is work. The clock calls this again if no thread could be started."""
         with self._lock:
             if self._worker is None and not self._jobs.empty():
                 self._worker = _start(self._work, "dlock-renewal")
@@ -161,14 +166,16 @@ class Background:
                     self._worker = None
                     break
             self._carry_out(steps, task)
-        if self._own not in (None, self.client):
+        if self._member is not None:
+            self._member.disconnect()
+        elif self._own not in (None, self.client):
             self._own.connection_pool.disconnect()
         _clock.look()
 
     def _carry_out(self, steps: Steps, task: Task | None) -> None:
         try:
             if self._own is None:
-                self._own = own_client(self.client, self._connected)
+                self._own = own_client(self.client) if self._member is None else self._member
             run(steps, self._own)
         except Exception:
             logger.exception("a renewal or a release failed")
@@ -177,55 +184,46 @@ class Background:
                 task.woken()
         _clock.look()
 
-    def _identify(self, connection: Any) -> None:
-        """Asks, on each new connection, whose vote it carries: a member that was restarted is another
-        server."""
-        self.run_id = None
-        connection.send_command("INFO", "server")
-        # Without the right to ask, nobody can tell.
-        with contextlib.suppress(ResponseError):
-            self.run_id = run_id(connection.read_response())
-
     # Messages.
 
     def listen(self) -> Wait:
         with self._lock:
-            if self._desk is None:
-                desk = Desk(threading.Event)
-                _start(self._listen, "dlock-messages", desk)
-                self._desk = desk
-            return self._desk.open()
+            if self._registry is None:
+                registry = WaitRegistry(threading.Event)
+                _start(self._listen, "dlock-messages", registry)
+                self._registry = registry
+            return self._registry.open()
 
-    def _listen(self, desk: Desk) -> None:
-        while not self._is_done(desk):
+    def _listen(self, registry: WaitRegistry) -> None:
+        while not self._is_done(registry):
             pubsub = None
             try:
                 client = own_client(self.client)
                 pubsub = client.pubsub()
-                pubsub.subscribe(desk.channel)
-                while not self._is_done(desk):
-                    desk.heard(pubsub.get_message(timeout=LIMIT))
-                    what = desk.silent()
-                    if what == "ping":
+                pubsub.subscribe(registry.channel)
+                while not self._is_done(registry):
+                    registry.heard(pubsub.get_message(timeout=LIMIT))
+                    action = registry.on_silence()
+                    if action == "ping":
                         pubsub.ping()
-                    elif what == "reconnect":
+                    elif action == "reconnect":
                         break
             except Exception as why:
                 logger.debug("not listening: %s", why)
-                desk.disconnected()
+                registry.disconnected()
                 time.sleep(LIMIT / 2)
             finally:
-                desk.disconnected()
+                registry.disconnected()
                 if pubsub is not None:
                     with contextlib.suppress(Exception):
                         pubsub.close()
         _clock.look()
 
-    def _is_done(self, desk: Desk) -> bool:
+    def _is_done(self, registry: WaitRegistry) -> bool:
         with self._lock:
-            if desk.is_idle() and self._desk is desk:
-                self._desk = None
-            return self._desk is not desk
+            if registry.is_idle() and self._registry is registry:
+                self._registry = None
+            return self._registry is not registry
 
 
 class Clock:
@@ -262,7 +260,7 @@ class Clock:
         return found
 
     def look(self) -> None:
-        """Something has changed."""
+        """Makes the clock look at all tasks again."""
         with self._changed:
             self._next = 0
             self._changed.notify()
@@ -284,7 +282,8 @@ class Clock:
                             due.append((task, background))
                         else:
                             self._next = min(self._next, task.wake_at())
-                    # Stays for a while, so that a lock in a loop does not wake this thread at each turn.
+                    # An idle one stays for a while, so that a lock in a loop does not start a new one each
+                    # time.
                     self._next = min(self._next, now() + TICK)
                     if background.is_idle() and not background.used:
                         del self._backgrounds[name]
@@ -293,13 +292,13 @@ class Clock:
                     self._changed.wait(None if self._next == float("inf") else max(self._next - now(), 0))
                     continue
             for task, background in due:
-                # Whatever one of them does, `sys.exit` in a callback too: the others are still watched.
+                # Also `sys.exit` in a callback of one task must not end the watch over the others.
                 try:
                     steps = task.wake()
                     if steps is not None:
                         background.submit(steps, task)
                 except BaseException:
-                    logger.exception("a lock cannot be looked after")
+                    logger.exception("a background task failed")
 
 
 def _start(target: Any, name: str, *args: Any) -> threading.Thread:
@@ -309,7 +308,7 @@ def _start(target: Any, name: str, *args: Any) -> threading.Thread:
 
 
 def _forked() -> None:
-    """The threads stayed with the parent, and so did what they were doing."""
+    """Begins anew in the child, as the threads and their work stayed in the parent."""
     global _clock
     _clock = Clock()
 

@@ -1,6 +1,8 @@
-"""Waiting in the queue. One subscription serves every wait of a client: each wait has a number, and the
-server publishes it with what became of the wait. Messages can be lost, so a wait also asks again by its own
-clock. Does no I/O: `_threads.py` and `_tasks.py` listen."""
+"""The waits of one client, and its memory of contended resources.
+
+One subscription serves every wait of a client: each wait has a number, and the server publishes it with the
+outcome of the wait. Messages can be lost, so a wait also asks again by its own clock. This module does no
+I/O: `_threads.py` and `_tasks.py` listen."""
 
 from __future__ import annotations
 
@@ -8,49 +10,55 @@ import itertools
 import secrets
 from typing import Any, Callable
 
-from ._hold import now
+from ._clock import now
 
-# For how long the server keeps a position that is not asked for again. If the waiter dies, a grant to it
-# lasts no longer than that either.
+# Time that the server retains a position without a further request, in seconds. If the waiter dies, a grant
+# to it lasts no longer than that either.
 KEEP = 10.0
-# How often a wait asks again although no message came.
+# Pause between two requests of a wait that receives no message, in seconds.
 ASK = KEEP / 3
-# Without any message for this long, the listener sends a PING; after twice as long it connects anew.
+# After this time without a message, in seconds, the listener sends a PING; after twice as long it reconnects.
 SILENCE = 3.0
-# The listener stays for this long after the last wait.
+# Time that the listener stays connected after the last wait, in seconds.
 IDLE = 10.0
+
+# Time for which a resource counts as contended after it was found taken, in seconds.
+CONTENDED_FOR = 1.0
+# Time for which clients queue at a later member before they try the first one again, in seconds.
+QUEUE_NOTED_FOR = 2.0
+# Number of resources that are remembered.
+MAX_RESOURCES = 1000
 
 
 class Wait:
-    """A wait, and what was heard of it."""
+    """One wait, and the messages that it has received."""
 
-    def __init__(self, desk: Desk, number: str, event: Any) -> None:
-        self.desk = desk
+    def __init__(self, registry: WaitRegistry, number: str, event: Any) -> None:
+        self.registry = registry
         self.number = number
         # threading.Event or asyncio.Event
         self.event = event
-        # What the server has published of its end.
         self.granted = False
         self.cancelled = False
 
     @property
     def listening(self) -> bool:
-        return self.desk.ready
+        return self.registry.ready
 
     def close(self) -> None:
-        self.desk.waits.pop(self.number, None)
-        self.desk.idle_since = now()
+        self.registry.waits.pop(self.number, None)
+        self.registry.idle_since = now()
 
 
-class Desk:
-    """The waits of one client."""
+class WaitRegistry:
+    """The waits of one client, by their numbers."""
 
     def __init__(self, event: Callable[[], Any]) -> None:
         self.channel = "dlock:" + secrets.token_urlsafe(15)
         self.waits: dict[str, Wait] = {}
         # Whether the subscription is live.
         self.ready = False
-        # Whether that is known: it came about, or failed.
+        # Whether the first attempt to subscribe has ended.
         self.tried = False
         self.heard_at = now()
         self.asked = False
@@ -67,14 +75,14 @@ class Desk:
         return not self.waits and now() - self.idle_since > IDLE
 
     def heard(self, message: dict[str, Any] | None) -> None:
-        """A message of the subscription, or None where none came for a while."""
+        """Takes a message of the subscription. None if no message came for a while."""
         if message is None:
             return
         self.heard_at = now()
         self.asked = False
         if message["type"] in ("subscribe", "ssubscribe"):
             self.ready = self.tried = True
-            # What was published before it is lost: everybody asks.
+            # Messages from before the subscription are lost: every wait asks the server.
             self.wake_all()
         elif message["type"] in ("message", "smessage"):
             data = message["data"]
@@ -86,8 +94,9 @@ class Desk:
                 wait.cancelled = word == "cancelled"
                 wait.event.set()
 
-    def silent(self) -> str:
-        """What a listener does that hears nothing: "ping", "reconnect", or nothing."""
+    def on_silence(self) -> str:
+        """Returns the next action of a listener that receives nothing: "ping", "reconnect" or an empty
+        string."""
         quiet = now() - self.heard_at
         if quiet > 2 * SILENCE and self.asked:
             return "reconnect"
@@ -106,3 +115,55 @@ class Desk:
     def wake_all(self) -> None:
         for wait in list(self.waits.values()):
             wait.event.set()
+
+
+class Contention:
+    """The resources that this client found taken a short while ago, and the members where it met their other
+    waiters.
+
+    A client that may wait for a contended resource queues at once: if it asked all masters first, it would
+    briefly take votes from the waiter that has just been granted the lock."""
+
+    def __init__(self) -> None:
+        self._until: dict[bytes, float] = {}
+        # The member whose queue others use, and the time until which that counts.
+        self._queues: dict[bytes, tuple[int, float]] = {}
+        # Until this time, no wait looks again for others at another member.
+        self._looked_until: dict[bytes, float] = {}
+
+    def note(self, key: bytes) -> None:
+        if len(self._until) >= MAX_RESOURCES:
+            self._until.clear()
+        self._until[key] = now() + CONTENDED_FOR
+
+    def __contains__(self, key: bytes) -> bool:
+        return now() < self._until.get(key, 0.0)
+
+    def note_queue(self, key: bytes, queue: int) -> None:
+        """Records the member whose queue others use: see `Round.next_queue`."""
+        if len(self._queues) >= MAX_RESOURCES:
+            self._queues.clear()
+        self._queues[key] = queue, now() + QUEUE_NOTED_FOR
+
+    def forget_queue(self, key: bytes) -> None:
+        self._queues.pop(key, None)
+
+    def queue(self, key: bytes, age: float = QUEUE_NOTED_FOR) -> int | None:
+        """Returns the member whose queue others use. None unless it was noted within the last `age`
+        seconds."""
+        queue, until = self._queues.get(key, (None, 0.0))
+        return queue if now() + QUEUE_NOTED_FOR < until + age else None
+
+    def may_look(self, key: bytes) -> bool:
+        """Returns whether to look for others at another member. One wait looks at a time, at most once per
+        `CONTENDED_FOR` seconds."""
+        if now() < self._looked_until.get(key, 0.0):
+            return False
+        if len(self._looked_until) >= MAX_RESOURCES:
+            self._looked_until.clear()
+        self._looked_until[key] = now() + CONTENDED_FOR
+        return True
+
+    def found_no_others(self, key: bytes) -> None:
+        """Allows the next look at once."""
+        self._looked_until.pop(key, None)

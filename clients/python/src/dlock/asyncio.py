@@ -1,4 +1,5 @@
-"""`Lock` over `redis.asyncio.Redis`, `redis.asyncio.RedisCluster` or a Sentinel's client."""
+"""`Lock` over `redis.asyncio.Redis`, `redis.asyncio.RedisCluster` or a Sentinel's client, and the same of
+valkey-py."""
 
 from __future__ import annotations
 
@@ -6,21 +7,24 @@ import asyncio
 import contextlib
 import functools
 from types import TracebackType
-from typing import Literal, TypeVar, Union
+from typing import Any, Literal, TypeVar, Union
 
 from redis.asyncio.lock import Lock as RedisLock
 
-from ._core import Core, Told
-from ._hold import now
-from ._quorate import Quorate
+from . import _owners
+from ._clients import AsyncClient, check_client
+from ._clock import now
+from ._core import C, Core, LossEvent
+from ._members import Quorum
+from ._quorum_core import QuorumCore, check_quorum
 from ._tasks import run
 
 Number = Union[int, float]
-T = TypeVar("T", bound="Awaitable")
+T = TypeVar("T", bound="Awaitable[Any]")
 
 
-class Lost(Told):
-    """Set when the hold is lost. As `asyncio.Event`, read only."""
+class Lost(LossEvent):
+    """An event that is set when the hold is lost: as `asyncio.Event`, read only."""
 
     async def wait(self) -> bool:
         """Waits until the hold is lost or released, and returns whether it is lost."""
@@ -40,8 +44,8 @@ class Lost(Told):
         return self.is_set()
 
 
-class Awaitable(Core):
-    """The methods, as callers see them."""
+class Awaitable(Core[C]):
+    """The methods for asyncio."""
 
     async def __aenter__(self: T) -> T:
         if await self.acquire():
@@ -68,11 +72,11 @@ class Awaitable(Core):
         return bool(await run(self._acquiring(None, blocking, blocking_timeout, token), self.redis))
 
     async def release(self) -> None:
-        """Releases the lock. `LockNotOwnedError` if it was lost before."""
+        """Releases the lock. Raises `LockNotOwnedError` if it was lost before."""
         await run(self._releasing(), self.redis)
 
     async def extend(self, additional_time: Number, replace_ttl: bool = False) -> Literal[True]:
-        """Adds seconds to the lease, or sets it to them with ``replace_ttl``."""
+        """Adds seconds to the lease, or sets the lease to them with ``replace_ttl``."""
         await run(self._extending(additional_time, replace_ttl), self.redis)
         return True
 
@@ -82,34 +86,38 @@ class Awaitable(Core):
         return True
 
     async def locked(self) -> bool:
-        """Whether anybody holds the lock."""
+        """Returns whether any client holds the lock."""
         return bool(await run(self._asking_locked(), self.redis))
 
     async def owned(self) -> bool:
-        """Whether this object holds the lock."""
+        """Returns whether this object holds the lock."""
         return bool(await run(self._asking_owned(), self.redis))
 
     @property
     def lost(self) -> Lost:
-        """Set when the hold is lost: it was not renewed in time, or somebody took it away."""
+        """An event that is set when the hold is lost: it was not renewed in time, or an operator ended it."""
         return Lost(self._hold_of_thread())
 
-    def _owner(self) -> object:
-        return asyncio.current_task()
+    def _owner(self) -> _owners.Owner:
+        return _owners.of_task()
 
 
-class Lock(Awaitable, RedisLock):
+class Lock(Awaitable[AsyncClient], RedisLock):
     """A lock of the server, in place of `redis.asyncio.lock.Lock`: the same arguments, methods, attributes
-    and errors. What it has beyond them is that of `dlock.Lock`; the owner of a reentrant hold is the task."""
+    and errors, with the additions of `dlock.Lock`. The owner, and the holder of a reentrant lock, is the
+    task."""
 
-    # What the methods of redis-py's lock are made of, for those who call it. The methods here are not.
+    def _check(self, redis: Any) -> None:
+        check_client(redis, "dlock.asyncio.Lock", is_async=True)
+
+    # The building blocks of redis-py's methods, for programs that call them. The methods here do not.
 
     async def do_acquire(self, token: str | bytes) -> bool:
-        """One try with this token."""
+        """Tries once, with this token."""
         return bool(await run(self._acquiring(None, False, None, token), self.redis))
 
     async def do_release(self, expected_token: str | bytes) -> None:
-        """Ends the hold of this token, whoever acquired it."""
+        """Ends the hold of this token, in whichever object it was acquired."""
         await run(self._releasing(expected_token), self.redis)
 
     async def do_extend(self, additional_time: Number, replace_ttl: bool) -> Literal[True]:
@@ -121,6 +129,9 @@ class Lock(Awaitable, RedisLock):
         return True
 
 
-class Redlock(Quorate, Awaitable):
-    """A lock over a quorum of independent masters: `Lock`, decided by a majority. ``fenced`` asks, with one
-    more round trip, for a fence that rises over the whole quorum."""
+class Redlock(QuorumCore[Quorum[AsyncClient]], Awaitable[Quorum[AsyncClient]]):
+    """A lock over a quorum of independent masters: as `Lock`, and a majority decides. ``fenced`` asks, with
+    one more round trip, for a fence that rises over the whole quorum."""
+
+    def _check(self, redis: Any) -> None:
+        check_quorum(redis, "dlock.asyncio.Redlock", is_async=True)

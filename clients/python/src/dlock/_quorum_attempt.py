@@ -1,25 +1,25 @@
-"""A lock over several independent masters: a majority of them decides. Here is what follows a failed round:
-the wait queue, backoff. Safety does not depend on it, as each round has a token of its own. The rules are
-those of the Rust client (`crates/client/src/acquire/course.rs`). As `_core.py`, it yields steps and does no
-I/O."""
+"""An acquisition from a quorum: what follows a failed round. Safety does not depend on it, as each round has
+a token of its own. The rules are those of the Rust client. This module yields steps and does no I/O."""
 
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, Callable
 
 from . import _protocol
-from ._attempt import NO_ANSWER, Owe
-from ._hold import OwedRelease, Sleep, Steps, now
-from ._members import Begin, Holders, NoQuorumError, Quorum
-from ._protocol import Args, Key, error
-from ._queue import HEAD_KEEPS
+from ._clock import now
+from ._hold import OwedRelease, UnansweredLeases
+from ._members import Holders, NoQuorumError, Quorum
+from ._owners import Owner
+from ._protocol import NO_ANSWER, Args, Key, Steps, error
+from ._queue import PARTIAL_HOLD_MAX_AGE
 from ._round import Request, Round
+from ._steps import Begin, Sleep
 from ._waits import KEEP
 
-# So often one that does not wait tries again while nobody has the lock.
-SPLITS = 20
-# The pause between two rounds (s): the first, which grows up to the longest.
+# Number of tries of an acquisition that does not wait, while no client has a majority.
+MAX_SPLIT_VOTES = 20
+# First and longest pause between two rounds, in seconds.
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
 
@@ -28,29 +28,34 @@ AT_ONCE, IN_ORDER, QUEUED = "at once", "in order", "queued"
 
 
 class QuorumAttempt:
-    """One acquisition. Each round has a token of its own, unless the caller gave one: then there is one
-    round."""
+    """One acquisition. Each round has a token of its own. With a token from the caller there is one round."""
 
     def __init__(
         self,
-        quorum: Quorum,
+        quorum: Quorum[Any],
         key: bytes,
         name: Key,
         token: bytes | None,
         lease: int,
-        terms: Args,
+        terms: Callable[[], Args],
+        owner: Owner,
         fenced: bool,
     ) -> None:
+        """``terms``: returns the terms of the next round."""
         self.asked = False
         self.lease = lease
         self.given = token is not None
         self._quorum = quorum
-        self._request = Request(key, name, lease, terms, fenced)
+        self._key = key
+        self._name = name
+        self._terms = terms
+        self._owner = owner
+        self._fenced = fenced
         self._token = token
         self._pause = FIRST_PAUSE
         self._begin([])
 
-    # What the hold needs of the round that succeeded.
+    # The hold's part of the round that succeeded.
 
     @property
     def token(self) -> bytes:
@@ -69,30 +74,44 @@ class QuorumAttempt:
         return self._round.holders
 
     @property
+    def unanswered(self) -> UnansweredLeases:
+        return self._round.unanswered
+
+    @property
     def members_asked(self) -> set[int]:
         return self._round.members_asked
 
-    def owe(self) -> Owe:
+    def take_back(self) -> Steps:
+        """Releases what the members may hold or grant for the token of the round."""
         lasts = max(self.lease / 1000, KEEP) + KEEP
+        # A token from the caller may be used again, and must not be released late.
         times = 1 if self.given else 2
-        key, token = self._request.key, self._round.token
+        key, token = self._key, self._round.token
         owed = {m: OwedRelease(key, token, lasts, times=times) for m in self._round.members_asked}
-        # A round begins after those that answered have let go.
+        # The next round begins after the members that answered have released.
         answers = self._round.answers.items()
         reached = [
             member for member, answer in answers if not isinstance(answer, NO_ANSWER) and member in owed
         ]
-        return self._quorum.owe(owed, lambda: all(owed[member].ended is not None for member in reached))
+        # A wait of the owner for a hold that the background releases would be no deadlock. Where nothing
+        # fails, the RELEASE precedes such a wait on the connection.
+        rename = self._owner.rename
+        if any(isinstance(answer, NO_ANSWER) for _, answer in answers):
+            rename()
+        yield self._quorum.owe(owed, lambda: all(owed[m].ended is not None for m in reached), rename)
 
     def close(self) -> None:
         pass
 
     def run(self, sleep: float, blocking: bool, end: float | None) -> Steps:
-        quorum, key = self._quorum, self._request.key
+        """Returns whether a majority granted the lock. Raises `NoQuorumError` if no majority could."""
+        quorum, key = self._quorum, self._key
         yield from quorum.meet()
-        # Who does not wait overtakes nobody for long.
+        # An acquisition that does not wait overtakes no waiter for long.
         order = quorum.order(key) if blocking else []
-        turn = QUEUED if blocking and (self.given or key in quorum.contended) else AT_ONCE
+        contended = key in quorum.contention
+        turn = QUEUED if blocking and (self.given or contended) else AT_ONCE
+        has_majority_answered = contended
         splits = 0
         while True:
             began = now()
@@ -100,31 +119,36 @@ class QuorumAttempt:
             self.asked = True
             if turn == QUEUED:
                 won = yield from this.queued(sleep, end, may_move_on=not self.given)
+                has_majority_answered |= this.has_majority_answered()
+                if not won and not has_majority_answered and end is not None and now() >= end:
+                    # Only the member of the queue was asked. The others say whether they could vote.
+                    won = yield from this.at_once()
             else:
                 won = yield from (this.in_order() if turn == IN_ORDER else this.at_once())
             if won:
                 yield from self._meet_others(this)
                 return True
             length = now() - began
-            yield self.owe()
-            quorum.refuse_doubles()
+            yield from self.take_back()
+            quorum.refuse_duplicate_members()
             misuse = this.misuse()
             if misuse is not None:
                 raise misuse
+            has_majority_answered |= this.has_majority_answered()
             is_taken = this.may_be_taken()
             if not blocking and is_taken and (yield from self._is_split(this, splits)):
                 splits += 1
                 turn, order = IN_ORDER, quorum.order(key)
                 yield Sleep(random.uniform(0, length))
                 continue
-            if not is_taken and (not blocking or self.given):
-                text = "No majority can grant: " + this.report()
-                raise error(NoQuorumError, text, self._request.name)
-            if not blocking or self.given or (end is not None and now() >= end):
+            is_over = not blocking or self.given or (end is not None and now() >= end)
+            if is_over and not is_taken:
+                raise error(NoQuorumError, "No majority can grant: " + this.report(), self._name)
+            if is_over:
                 return False
             was_queued, turn = turn == QUEUED, AT_ONCE
-            # Others of this client have met somebody elsewhere while it waited.
-            elsewhere = quorum.contended.queue(key, age=length)
+            # Other waits of this client have met others elsewhere meanwhile.
+            elsewhere = quorum.contention.queue(key, age=length)
             moves = was_queued and elsewhere not in (None, this.queue())
             next_queue = this.next_queue()
             if was_queued and not moves and next_queue is not None:
@@ -134,10 +158,10 @@ class QuorumAttempt:
             returns = was_queued and not moves and next_queue is None
             returns = returns and queue is not None and this.has_refused(queue)
             if returns:
-                quorum.contended.forget_queue(key)
+                quorum.contention.forget_queue(key)
             order = quorum.order(key)
             if is_taken and not was_queued:
-                quorum.contended.note(key)
+                quorum.contention.note(key)
                 turn = QUEUED
                 order = [member for member in order if this.is_reachable(member)] or order
             elif is_taken and (moves or next_queue is not None or (returns and order[0] != queue)):
@@ -147,47 +171,47 @@ class QuorumAttempt:
 
     def _begin(self, order: list[int]) -> Round:
         token = self._token or _protocol.fresh_token()
-        self._round = Round(self._quorum, self._request, token, order)
+        request = Request(self._key, self._name, self.lease, self._terms(), self._fenced)
+        self._round = Round(self._quorum, request, token, order)
         return self._round
 
     def _is_split(self, this: Round, splits: int) -> Steps:
-        """Whether nobody has the lock: those who tried at the same time each got a part of the votes. From
-        now on they are asked for in order, so that one wins."""
+        """Returns whether no client has a majority, because clients that tried at the same time each got a
+        part of the votes. From then on they ask the members in order, so that one of them wins."""
         quorum = self._quorum
-        if self.given or quorum.majority == 1 or splits == SPLITS:
+        if self.given or quorum.majority == 1 or splits == MAX_SPLIT_VOTES:
             return False
-        holders = yield from quorum.holders(self._request.key)
-        # Where that may not be asked, somebody has it who leaves no vote.
+        holders = yield from quorum.holders(self._key)
+        # A member that does not show its holders may have a holder with a majority.
         is_known = all(holders[member] is not None or quorum.is_silent(member) for member in quorum.all())
         return not quorum.has_holder(holders) and (is_known or this.grants() > 0)
 
     def _meet_others(self, won: Round) -> Steps:
-        """Notes where others queue. Of a member that has refused one who has the lock it is looked first:
-        what its predecessor releases may have been on the way there."""
+        """Records where others queue. A member that has refused the new holder is looked at first: the
+        release of the predecessor may have been on the way there."""
         queue = won.next_queue()
         if queue is None:
             return
-        key = self._request.key
         if not won.has_refused(queue):
-            self._quorum.note_queue(key, queue)
-        elif self._quorum.contended.may_look(key):
+            self._quorum.note_queue(self._key, queue)
+        elif self._quorum.contention.may_look(self._key):
             yield Begin(self._look_for_others(queue, won.token))
 
     def _look_for_others(self, queue: int, own: bytes) -> Steps:
-        quorum, key = self._quorum, self._request.key
+        quorum, key = self._quorum, self._key
         began = now()
-        before = yield from quorum.parts(key, queue)
+        before = yield from quorum.partial_holds(key, queue)
         yield Sleep(now() - began)
-        after = yield from quorum.parts(key, queue)
+        after = yield from quorum.partial_holds(key, queue)
         staying = [held for token, held in after.items() if token in before and token != own]
         if not staying:
-            quorum.contended.saw_nobody(key)
-        # What was left behind grows old.
-        elif min(staying) < HEAD_KEEPS or (yield from quorum.somebody_waits(key, queue)):
+            quorum.contention.found_no_others(key)
+        # An old partial hold was left behind, unless waiters are behind it.
+        elif min(staying) < PARTIAL_HOLD_MAX_AGE or (yield from quorum.has_waiters(key, queue)):
             quorum.note_queue(key, queue)
 
     def _backoff(self, end: float | None) -> Any:
-        """Not at once, or those who lost to each other would collide again."""
+        """Returns a random pause, as clients that lost to each other would collide again at once."""
         pause = random.uniform(0.5, 1) * self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         return Sleep(pause if end is None else max(min(pause, end - now()), 0))

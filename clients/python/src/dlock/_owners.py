@@ -1,0 +1,58 @@
+"""Owners: the parties of the server's deadlock search. One thread or one task is one owner, because it
+releases nothing while it waits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import threading
+import weakref
+
+from ._protocol import Args
+
+# Characters of a thread's or task's name that its owner shows.
+NAME_LENGTH = 64
+
+
+class Owner:
+    """One thread or one task."""
+
+    def __init__(self, name: str) -> None:
+        self.pid = os.getpid()
+        shown = name[:NAME_LENGTH].replace("/", "_")
+        self._id = f"{secrets.token_urlsafe(6)}.{self.pid}.{shown}"
+        self._renamed = 0
+
+    def terms(self) -> Args:
+        """Returns ACQUIRE's terms for this owner."""
+        return ("OWNER", f"{self._id}.{self._renamed}".encode("utf-8", "replace"))
+
+    def rename(self) -> None:
+        """Takes another name for later requests. Called when the server may still have a hold that this owner
+        does not have any more: a wait of the owner for that hold is no deadlock, as it ends by itself."""
+        self._renamed += 1
+
+
+_threads = threading.local()
+_tasks: weakref.WeakKeyDictionary[asyncio.Task[object], Owner] = weakref.WeakKeyDictionary()
+
+
+def of_thread() -> Owner:
+    """Returns the owner of this thread. A fork has owners of its own."""
+    found: Owner | None = getattr(_threads, "owner", None)
+    if found is None or found.pid != os.getpid():
+        found = _threads.owner = Owner(threading.current_thread().name)
+    return found
+
+
+def of_task() -> Owner:
+    """Returns the owner of the current task."""
+    task = asyncio.current_task()
+    if task is None:
+        # Another library than asyncio runs the coroutine.
+        return of_thread()
+    found = _tasks.get(task)
+    if found is None or found.pid != os.getpid():
+        found = _tasks[task] = Owner(task.get_name())
+    return found

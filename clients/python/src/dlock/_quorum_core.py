@@ -1,0 +1,233 @@
+"""A lock over a quorum: its requests to a majority once it is held. `_quorum_attempt.py` acquires it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Callable
+
+from redis.exceptions import RedisError, ResponseError
+
+from . import _protocol
+from ._clients import check_client
+from ._core import C, Core
+from ._hold import Hold, OwedRelease, UnansweredLeases
+from ._members import Heard, Holders, NoQuorumError, Question, Quorum, report
+from ._owners import Owner
+from ._protocol import FOREIGN, Args, DataError, Key, Steps, error, word
+from ._quorum_attempt import QuorumAttempt
+from ._steps import Answers, Begin
+
+
+class QuorumCore(Core[C]):
+    """A `Core` whose requests go to a majority."""
+
+    redis: Quorum[Any]
+
+    def __init__(self, quorum: C, name: Key, *arguments: Any, fenced: bool = False, **options: Any) -> None:
+        super().__init__(quorum, name, *arguments, **options)
+        self.fenced = fenced
+
+    def _attempt(self, token: bytes | None, owner: Owner) -> Any:
+        if self.permits is not None:
+            raise ValueError("permits need a single server: majorities cannot count them")
+        return QuorumAttempt(
+            self.redis,
+            self._key,
+            self.name,
+            token,
+            self._lease(),
+            lambda: self._terms(owner),
+            owner,
+            self.fenced,
+        )
+
+    def _extension(self, attempt: Any) -> Callable[[Hold, int], Steps]:
+        # A token from the caller may be released elsewhere while this object would ask for it again.
+        holders = None if attempt.given else attempt.holders
+        return Extension(self.redis, self._key, self._mode, holders, self._decided).ask
+
+    def _ask_extend(self, token: bytes, ttl: int, unanswered: UnansweredLeases) -> Steps:
+        question = _extend(self._key, token, ttl, unanswered)
+        return int((yield from self._decided(question, lambda member, answer: answer == 1)))
+
+    def _ask_holds(self, token: bytes) -> Steps:
+        command = _protocol.holds(self._key, token)
+
+        def question(member: int) -> Steps:
+            return _protocol.send_or(command, 0)
+
+        return int((yield from self._decided(question, lambda member, answer: answer > 0)))
+
+    def _ask_pttl(self, token: bytes) -> Steps:
+        """Returns the ms left of the lease on a majority, -2 for none."""
+        lefts: list[int] = []
+        command = _protocol.pttl(self._key, token)
+
+        def question(member: int) -> Steps:
+            return _protocol.send_or(command, -2)
+
+        held = yield from self._decided(question, lambda member, answer: answer >= 0, lefts)
+        return sorted(lefts, reverse=True)[self.redis.majority - 1] if held else -2
+
+    def _ask_locked(self) -> Steps:
+        command = _protocol.pttl(self._key)
+
+        def question(member: int) -> Steps:
+            return _protocol.send_unless_data(command, self.name)
+
+        def yes(member: int, answer: Any) -> bool:
+            return answer is FOREIGN or answer != -2
+
+        return bool((yield from self._decided(question, yes)))
+
+    def _ask_release(self, token: bytes, lasts: float) -> Steps:
+        hold = self._hold()
+        times = 1 if hold is None else hold.releases
+        asked = None if hold is None else hold.members_asked
+        # A member that was never asked owes no release.
+        members = self.redis.all() if asked is None else sorted(asked)
+        owed = {member: OwedRelease(self._key, token, lasts, times=times) for member in members}
+        yield self.redis.owe(owed, lambda: self._released(owed) is not None, self._owner().rename)
+        released = self._released(owed)
+        if released is None:
+            raise error(
+                NoQuorumError, "Not confirmed yet: the release continues in the background", self.name
+            )
+        return True if self._released(owed, surely=True) else None if released else False
+
+    def _released(self, owed: Mapping[int, OwedRelease], *, surely: bool = False) -> int | None:
+        def vote(member: int) -> bool | None:
+            if member not in owed:
+                return False
+            each = owed[member]
+            if each.ended is None:
+                return None
+            return each.ended > 0 or (each.unanswered and not surely)
+
+        return self._majority([vote(member) for member in self.redis.all()])
+
+    def _majority(self, votes: list[bool | None]) -> int | None:
+        """Returns 1 or 0 once it is certain. A vote is None if it has not been given."""
+        if votes.count(True) >= self.redis.majority:
+            return 1
+        return 0 if len(self.redis.members) - votes.count(False) < self.redis.majority else None
+
+    def _decided(
+        self,
+        question: Question,
+        yes: Callable[[int, Any], bool | None],
+        found: list[int] | None = None,
+        heard: Heard = lambda member, answer: None,
+    ) -> Steps:
+        """Returns whether a majority says yes. Appends the answers of the members that do to `found`."""
+
+        def vote(member: int, answers: Answers) -> bool | None:
+            answer = answers.get(member)
+            if isinstance(answer, Exception):
+                # The hold is gone: another command has replaced it by data.
+                return False if type(answer) is ResponseError and word(answer) == "WRONGTYPE" else None
+            return None if answer is None else yes(member, answer)
+
+        def votes(answers: Answers) -> list[bool | None]:
+            return [vote(member, answers) for member in self.redis.all()]
+
+        def enough(answers: Answers, awaited: list[int]) -> bool:
+            return not awaited or self._majority(votes(answers)) is not None
+
+        answers = yield from self.redis.ask(self.redis.all(), question, enough, heard)
+        decided = self._majority(votes(answers))
+        if decided is None:
+            for answer in answers.values():
+                if isinstance(answer, DataError):
+                    raise answer
+            raise error(NoQuorumError, "Too few masters answered: " + report(self.redis, answers), self.name)
+        if found is not None:
+            found += [answers[member] for member in answers if vote(member, answers)]
+        return decided
+
+
+def check_quorum(quorum: Any, user: str, *, is_async: bool) -> None:
+    """Raises TypeError unless ``quorum`` is one of clients of the right kind. ``user`` is the class that
+    needs it."""
+    if not isinstance(quorum, Quorum):
+        raise TypeError(f"{user} needs a dlock.Quorum of clients, and got {type(quorum).__name__}")
+    for member in quorum.members:
+        check_client(member, user, is_async=is_async, single=True)
+
+
+class Extension:
+    """EXTEND on all members, and the hold anew on the members that have forgotten it.
+
+    A member that restarted without its data, or that was away for a lease, has no hold any more. If one after
+    the other did so, the hold would be lost although a majority had it all the time. So such a member is
+    asked for it again, by the rule of `crates/quorum/src/extension.rs`: only once a majority has extended without it. Its
+    grant is no vote, only a later EXTEND is.
+
+    A member with an unanswered EXTEND or CONFIRM of a shorter lease does not vote for a longer one: it may
+    still set the shorter lease."""
+
+    def __init__(
+        self,
+        quorum: Quorum[Any],
+        key: bytes,
+        mode: Args,
+        holders: Holders | None,
+        decided: Callable[..., Steps],
+    ) -> None:
+        """``holders``: None if a member that has forgotten the hold is not asked for it again."""
+        self._quorum = quorum
+        self._key = key
+        self._mode = mode
+        self._holders = holders
+        self._decided = decided
+
+    def ask(self, hold: Hold, lease: int) -> Steps:
+        """Returns 1 if a majority has the new lease, in ms."""
+        extended = False
+        not_held: dict[int, Steps] = {}
+
+        def heard(member: int, answer: Any) -> Steps | None:
+            if self._holders is None:
+                return None
+            if answer == 1:
+                self._holders.note(member)
+            elif answer == 0:
+                not_held[member] = self._restore(self._holders, member, hold, lease)
+            # An answer can come from another thread during the decision: one of the two takes the steps.
+            return not_held.pop(member, None) if extended else None
+
+        def yes(member: int, answer: Any) -> bool | None:
+            if answer == 1 and hold.unanswered.shortest(member) < lease:
+                return None
+            return bool(answer == 1)
+
+        question = _extend(self._key, hold.token, lease, hold.unanswered)
+        extended = bool((yield from self._decided(question, yes, heard=heard)))
+        for member in list(not_held) if extended else ():
+            steps = not_held.pop(member, None)
+            if steps is not None:
+                yield Begin(steps, member)
+        return int(extended)
+
+    def _restore(self, holders: Holders, member: int, hold: Hold, lease: int) -> Steps:
+        # With a position in the queue, as others may be there already. The next EXTEND finds out whether it
+        # was granted, and retains the position. Without an owner, which does not wait for this.
+        command = _protocol.acquire(self._key, hold.token, lease, (*self._mode, "QUEUE", lease))
+        try:
+            if not holders.has_forgotten(member, lease / 1000) or hold.over or hold.is_lost():
+                return
+            # Without an answer, the server may execute it after the first RELEASE.
+            hold.releases = 2
+            if hold.members_asked is not None:
+                hold.members_asked.add(member)
+            if (yield from _protocol.send(command)) is not None:
+                holders.note(member)
+        except RedisError:
+            pass  # in its grace period, for example: the next extension asks again
+
+
+def _extend(key: bytes, token: bytes, lease: int, unanswered: UnansweredLeases) -> Question:
+    def command(name: str) -> Args:
+        return _protocol.extend(key, token, lease, name)
+
+    return lambda member: unanswered.send(member, "DLOCK.EXTEND", command, lease)

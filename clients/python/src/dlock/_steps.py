@@ -1,0 +1,129 @@
+"""The steps that the locks yield. A step is data: a command as a tuple, or one of these classes. The drivers
+`_threads.py` and `_tasks.py` carry it out and send back its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Callable, Protocol
+
+from ._protocol import Steps
+from ._waits import Wait
+
+# In place of a member's number: the only server.
+SINGLE = -1
+
+Answers = dict[int, Any]
+
+# Time limits of the drivers, in seconds.
+
+# Limit of the background for one reply.
+LIMIT = 1.0
+# Limit of a quorum for one answer: for the connection and for the reply.
+ASK_LIMIT = 2 * LIMIT
+# Time that a caller waits for an owed release.
+PATIENCE = 0.5
+# Longest sleep before the clock is read again: timers stop while the machine is suspended.
+TICK = 1.0
+
+
+class Task(Protocol):
+    """A recurring job of the background."""
+
+    forget: Callable[[], object] | None
+
+    def finished(self) -> bool: ...
+
+    def wake_at(self) -> float: ...
+
+    def wake(self) -> Steps | None: ...
+
+    def woken(self) -> None:
+        """Called when the steps of `wake` have ended, or were dropped before they began."""
+
+
+class OwedTask(Task, Protocol):
+    """A command that is sent until it is confirmed."""
+
+    # Called after each answer.
+    answered: Callable[[], object] | None
+
+
+class Sleep:
+    """Sleeps."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+
+class Listen:
+    """Opens a wait, and begins to listen for its messages. Returns the `Wait` at once, so that the caller can
+    close it after any failure."""
+
+    def __init__(self, member: int = SINGLE) -> None:
+        self.member = member
+
+
+class Pause:
+    """Sleeps until a message of `wait` arrives, at most for `seconds`."""
+
+    def __init__(self, wait: Wait, seconds: float) -> None:
+        self.wait = wait
+        self.seconds = seconds
+
+
+class Watch:
+    """Renews the hold in the background, and reports its loss."""
+
+    def __init__(self, hold: Task) -> None:
+        self.hold = hold
+
+
+class Owe:
+    """Sends owed commands in the background until they are confirmed, and sleeps up to `PATIENCE` seconds
+    for `enough` of the answers."""
+
+    def __init__(self, owed: Mapping[int, OwedTask], enough: Callable[[], bool]) -> None:
+        # By the number of the member, or SINGLE.
+        self.owed = owed
+        self.enough = enough
+
+
+class Begin:
+    """Carries out these steps in the background, over all members or over one."""
+
+    def __init__(self, steps: Steps, member: int | None = None) -> None:
+        self.steps = steps
+        self.member = member
+
+
+class Ask:
+    """Asks members in parallel until there are `enough` answers, and returns the answers so far.
+
+    Each question is a generator of its own, which returns a reply or an error. `heard` receives every answer,
+    including the late ones, with the `Peer` at the other end of the connection. It returns steps to carry out
+    there next, or None."""
+
+    def __init__(
+        self,
+        questions: Mapping[int, Steps],
+        enough: Callable[[Answers], bool],
+        heard: Callable[[int, Any, Peer], Steps | None],
+    ) -> None:
+        self.questions = questions
+        self.enough = enough
+        self.heard = heard
+
+
+class Peer:
+    """The server at the other end of a member's connection."""
+
+    def __init__(self, run_id: str | None) -> None:
+        # None: the user may not run INFO.
+        self.run_id = run_id
+
+
+def reporting(question: Steps, report: Callable[[Any], Steps | None]) -> Steps:
+    """Asks a question, reports its answer, and carries out the steps that the report returns."""
+    then = report((yield from question))
+    if then is not None:
+        yield from then

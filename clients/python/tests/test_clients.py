@@ -1,0 +1,194 @@
+"""Which clients a lock accepts, and how its connections are named."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import redis
+import redis.asyncio
+from conftest import client_class, until
+from redis.exceptions import InvalidResponse
+
+import dlock
+import dlock.asyncio
+
+
+def sync_client():
+    return client_class("redis").from_url("redis://localhost:1")
+
+
+def async_client():
+    return client_class("redis", is_async=True).from_url("redis://localhost:1")
+
+
+WRONG = [
+    (dlock.Lock, async_client, "use dlock.asyncio"),
+    (dlock.Lock, lambda: sync_client().pipeline(), "pass the client"),
+    (dlock.Lock, lambda: async_client().pipeline(), "pass the client"),
+    (dlock.Lock, lambda: None, "got None"),
+    (dlock.Lock, lambda: "redis://localhost", "from_url"),
+    (dlock.Lock, object, "got builtins.object"),
+    (dlock.Lock, lambda: redis.Redis, "the class Redis"),
+    (dlock.Lock, lambda: dlock.Quorum([sync_client()]), "use Redlock"),
+    (dlock.asyncio.Lock, sync_client, "use dlock.Lock"),
+    (dlock.asyncio.Lock, lambda: async_client().pipeline(), "pass the client"),
+    (dlock.asyncio.Lock, lambda: sync_client().pipeline(), "pass the client"),
+    (dlock.asyncio.Lock, lambda: None, "got None"),
+    (dlock.asyncio.Lock, lambda: "redis://localhost", "asyncio.Redis.from_url"),
+    (dlock.Redlock, sync_client, "dlock.Quorum"),
+    (dlock.Redlock, lambda: dlock.Quorum([async_client()]), "use dlock.asyncio"),
+    (dlock.asyncio.Redlock, lambda: dlock.Quorum([sync_client()]), "use dlock.Lock or dlock.Redlock"),
+    (dlock.asyncio.Redlock, lambda: None, "dlock.Quorum"),
+]
+
+
+@pytest.mark.parametrize("lock_class, make, text", WRONG)
+def test_a_lock_refuses_another_kind_of_client(lock_class, make, text):
+    with pytest.raises(TypeError, match=text):
+        lock_class(make(), "foo", timeout=10)
+
+
+@pytest.mark.parametrize(
+    "make, text",
+    [
+        (lambda: [sync_client(), async_client()], "use dlock.asyncio"),
+        (lambda: [async_client(), sync_client()], "use dlock.Lock"),
+        (lambda: ["redis://localhost"], "from_url"),
+        (lambda: [sync_client(), None], "got None"),
+        (lambda: [sync_client().pipeline()], "pass the client"),
+    ],
+)
+def test_a_quorum_refuses_another_kind_of_client(make, text):
+    with pytest.raises(TypeError, match=text):
+        dlock.Quorum(make())
+
+
+def test_a_quorum_refuses_clusters(server):
+    class Cluster(redis.RedisCluster):
+        def __init__(self):
+            pass
+
+        def __del__(self):
+            pass
+
+    with pytest.raises(TypeError, match="one server"):
+        dlock.Quorum([Cluster()])
+
+
+class Wrapped(redis.Redis):
+    """A client of a user's own class, which answers with something else than the server."""
+
+    answer = None
+
+    def execute_command(self, *args, **options):
+        return self.answer
+
+
+class WrappedAsync(redis.asyncio.Redis):
+    answer = None
+
+    async def execute_command(self, *args, **options):
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", ["QUEUED", True, 1.5, object()], ids=["text", "bool", "float", "object"])
+def test_a_reply_that_is_no_integer_and_not_null_is_an_error(answer):
+    client = Wrapped()
+    client.answer = answer
+    lock = dlock.Lock(client, "foo", timeout=10)
+    for call in lock.locked, lambda: lock.acquire(blocking=False):
+        with pytest.raises(InvalidResponse):
+            call()
+    assert lock.fence is None
+
+    async def main():
+        client = WrappedAsync()
+        client.answer = answer
+        with pytest.raises(InvalidResponse):
+            await dlock.asyncio.Lock(client, "foo", timeout=10).acquire(blocking=False)
+
+    asyncio.run(main())
+
+
+PROGRAM = """
+import redis
+import redis.asyncio
+import dlock
+import dlock.asyncio
+
+sync, cluster = redis.Redis(), redis.RedisCluster()
+later, later_cluster = redis.asyncio.Redis(), redis.asyncio.RedisCluster()
+
+dlock.Lock(sync, "a")
+dlock.Lock(cluster, "a")
+dlock.asyncio.Lock(later, "a")
+dlock.asyncio.Lock(later_cluster, "a")
+dlock.Redlock(dlock.Quorum([sync, sync]), "a", timeout=1, fenced=True)
+dlock.asyncio.Redlock(dlock.Quorum([later]), "a")
+
+dlock.Lock(later, "a")  # error
+dlock.Lock(None, "a")  # error
+dlock.Lock("redis://localhost", "a")  # error
+dlock.asyncio.Lock(sync, "a")  # error
+dlock.asyncio.Lock(None, "a")  # error
+dlock.Redlock(sync, "a")  # error
+dlock.Redlock(dlock.Quorum([later]), "a")  # error
+dlock.asyncio.Redlock(dlock.Quorum([sync]), "a")  # error
+"""
+
+
+@pytest.mark.skipif(
+    not (pathlib.Path(redis.__file__).parent / "py.typed").exists()
+    or int(redis.__version__.split(".")[0]) < 8,
+    reason="needs the types of the newest redis-py",
+)
+def test_mypy_shows_another_kind_of_client(tmp_path):
+    pytest.importorskip("mypy")
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", program]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[1])
+    found = sorted({int(line.split(":")[1]) for line in done.stdout.splitlines() if "error:" in line})
+    expected = [n for n, line in enumerate(PROGRAM.split("\n"), 1) if line.endswith("# error")]
+    assert found == expected, done.stdout + done.stderr
+
+
+def library_names(client):
+    return {each.get("lib-name") for each in client.client_list()}
+
+
+def knows_library_names(client):
+    return "lib-name" in client.client_list()[0]
+
+
+def test_the_background_of_a_single_server_names_the_client(r, get_lock):
+    if not knows_library_names(r):
+        pytest.skip("needs Redis 7.2 or Valkey 8")
+    with get_lock(timeout=30, auto_renew=True) as lock:
+        r.execute_command("DLOCK.EXTEND", "foo", lock.local.token, 1000)
+        lock.local.hold.valid_until -= 20
+        lock.local.hold.forget()
+        until("the background has connected", lambda: "dlock-client" in library_names(r))
+
+
+def test_the_members_of_a_quorum_are_in_the_name_of_the_client(members):
+    with members.lock(timeout=30):
+        until("all hold it", lambda: members.held() == [True] * 3)
+    run_ids = sorted(client.info("server")["run_id"] for client in members.direct)
+    digest = hashlib.sha1(",".join(run_ids).encode()).hexdigest()[:8]
+    expected = f"dlock-client(q3-{digest})"
+    assert members.quorum.library_name() == expected
+    for client in members.direct:
+        if knows_library_names(client):
+            until("the connection is named", lambda client=client: expected in library_names(client))
+
+
+def test_the_name_of_a_client_shows_only_the_size_until_all_members_are_known():
+    quorum = dlock.Quorum([sync_client() for _ in range(3)])
+    assert quorum.library_name() == "dlock-client(q3)"
+    assert dlock.Quorum([sync_client()]).library_name() == "dlock-client"

@@ -1,0 +1,91 @@
+"""A key that holds data is an error that names its type. A lock of another library is waited for."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import FOREIGN_TOKEN, until
+
+import dlock
+
+FILL = {
+    "list": ["RPUSH", "foo", "a"],
+    "hash": ["HSET", "foo", "a", "b"],
+    "string": ["SET", "foo", "data"],
+}
+
+
+@pytest.mark.parametrize("kind", FILL)
+@pytest.mark.parametrize("options", [{}, {"blocking_timeout": 60}, {"blocking": False}], ids=str)
+def test_acquire_raises_at_once_for_a_key_that_holds_data(r, get_lock, kind, options):
+    r.execute_command(*FILL[kind])
+    with pytest.raises(dlock.LockError, match=f"holds a {kind}"):
+        get_lock(timeout=10).acquire(**options)
+    assert r.type("foo").decode() == kind
+
+
+def test_acquire_raises_for_data_under_a_key_that_was_contended(r, get_lock):
+    r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+    lock = get_lock(timeout=10, thread_local=False)
+    assert lock.acquire(blocking_timeout=0.1) is False
+    r.execute_command("DLOCK.RELEASE", "foo", "holder")
+    r.rpush("foo", "a")
+    with pytest.raises(dlock.LockError, match="holds a list"):
+        lock.acquire()
+
+
+def test_locked_raises_for_a_key_that_holds_data(r, get_lock):
+    r.rpush("foo", "a")
+    with pytest.raises(dlock.LockError, match="holds a list"):
+        get_lock(timeout=10).locked()
+
+
+def test_a_lock_of_another_library_is_taken(r, get_lock):
+    r.set("foo", FOREIGN_TOKEN)
+    assert get_lock(timeout=10).locked() is True
+    assert get_lock(timeout=10).acquire(blocking=False) is False
+    assert get_lock(timeout=10, sleep=0.02).acquire(blocking_timeout=0.1) is False
+
+
+def test_any_string_is_taken_where_the_server_honours_strings(r, get_lock):
+    r.set("foo", "data")
+    r.config_set("dlock.honour-strings", "yes")
+    try:
+        assert get_lock(timeout=10, thread_local=False).acquire(blocking_timeout=0.1) is False
+    finally:
+        r.config_set("dlock.honour-strings", "no")
+
+
+def test_without_the_right_to_ask_for_the_type_it_is_an_error_too(r, locks, server):
+    r.rpush("foo", "a")
+    r.execute_command("ACL", "SETUSER", "plain", "on", ">secret", "~*", "&*", "+@all", "-type", "-get")
+    client = locks.client(server.url.replace("//", "//plain:secret@"))
+    with pytest.raises(dlock.LockError, match="WRONGTYPE"):
+        locks.lock(client, "foo", timeout=10).acquire()
+
+
+def test_a_quorum_raises_at_once_for_a_key_that_holds_data(members):
+    for client in members.direct[:2]:
+        client.rpush("foo", "a")
+    with pytest.raises(dlock.LockError, match="holds a list"):
+        members.lock(timeout=10).acquire()
+    with pytest.raises(dlock.LockError, match="holds a list"):
+        members.lock(timeout=10).locked()
+
+
+def test_a_quorum_grants_when_one_member_holds_data(members):
+    members.direct[0].rpush("foo", "a")
+    with members.lock(timeout=10) as lock:
+        assert lock.owned()
+
+
+def test_a_lock_of_another_library_is_taken_in_a_quorum(members):
+    for client in members.direct:
+        client.set("foo", FOREIGN_TOKEN)
+    lock = members.lock(timeout=10)
+    assert lock.locked() is True
+    assert lock.acquire(blocking=False) is False
+    for client in members.direct:
+        client.delete("foo")
+    assert lock.acquire(blocking_timeout=20)
+    lock.release()
+    until("nothing is held", lambda: not any(members.held()))

@@ -1,0 +1,175 @@
+"""Requests without an answer, which the server executes later: no client relies on its hold for too long, and
+no hold is left behind."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import redis
+from conftest import calls, stopped, until
+from redis.exceptions import ResponseError, TimeoutError
+
+import dlock
+from dlock._clock import now
+from dlock._hold import UnansweredLeases
+from dlock._round import Request, Round
+from dlock._steps import Peer
+
+
+def test_a_late_shorter_extend_at_one_member_does_not_count_for_a_longer_lease(members):
+    lock, quorum = members.lock(timeout=60), members.quorum
+    lock.acquire()
+    until("all hold it", lambda: members.held() == [True] * 3)
+    members.proxies[0].stall()
+    assert lock.extend(15, replace_ttl=True)
+    until("the member is silent", lambda: quorum.is_silent(0))
+    # Over a new connection.
+    until("the member answers again", lambda: lock.owned() and not quorum.is_silent(0))
+    members.proxies[2].refuse = True
+    members.proxies[2].drop()
+    with pytest.raises(dlock.NoQuorumError):
+        lock.extend(60, replace_ttl=True)
+    assert lock.local.hold.valid_until <= now() + 15
+    members.proxies[0].resume()
+    until(
+        "the late request arrives", lambda: members.direct[0].execute_command("DLOCK.PTTL", "foo") <= 15_000
+    )
+
+
+def test_a_late_extend_does_not_prevent_a_lease_of_its_length(members):
+    lock, quorum = members.lock(timeout=60), members.quorum
+    lock.acquire()
+    until("all hold it", lambda: members.held() == [True] * 3)
+    members.proxies[0].stall()
+    assert lock.extend(60, replace_ttl=True)
+    until("the member is silent", lambda: quorum.is_silent(0))
+    until("the member answers again", lambda: lock.owned() and not quorum.is_silent(0))
+    members.proxies[2].refuse = True
+    members.proxies[2].drop()
+    assert lock.extend(60, replace_ttl=True)
+
+
+def test_a_late_shorter_extend_at_a_single_server_limits_the_validity(through, proxy):
+    lock = through(timeout=60, socket_timeout=0.5)
+    lock.acquire()
+    proxy.silent = True
+    with pytest.raises(TimeoutError):
+        lock.extend(15, replace_ttl=True)
+    proxy.silent = False
+    assert lock.extend(60, replace_ttl=True)
+    assert lock.local.hold.valid_until <= now() + 15
+
+
+def request(name):
+    return (name, b"foo", b"token", 5000)
+
+
+@pytest.mark.parametrize(
+    "failure, is_sent, shortest",
+    [
+        (TimeoutError(), True, 5000),
+        (KeyboardInterrupt(), True, 5000),
+        # The connection could not be opened.
+        (redis.ConnectionError(), False, math.inf),
+        # The server did nothing.
+        (ResponseError("NOREPLICAS"), True, math.inf),
+    ],
+)
+def test_a_lease_is_unanswered_after_a_request_that_may_have_arrived(failure, is_sent, shortest):
+    leases = UnansweredLeases()
+    steps = leases.send(1, "DLOCK.EXTEND", request, 5000)
+    command = next(steps)
+    assert leases.shortest(1) == 5000
+    if is_sent:
+        command[0].encode()
+    with pytest.raises(type(failure)):
+        steps.throw(failure)
+    assert leases.shortest(1) == shortest
+    assert leases.shortest(2) == math.inf
+
+
+def test_an_answered_lease_leaves_the_others_unanswered():
+    leases = UnansweredLeases()
+    steps = [leases.send(1, "DLOCK.EXTEND", request, lease) for lease in (5000, 9000)]
+    for each in steps:
+        next(each)
+    with pytest.raises(StopIteration):
+        steps[0].send(1)
+    assert leases.shortest(1) == 9000
+
+
+def test_a_confirm_without_an_answer_leaves_its_lease_unanswered():
+    quorum = dlock.Quorum([redis.Redis() for _ in range(3)])
+    for member in quorum.all():
+        quorum.note(member, 7, Peer(f"server {member}"))
+    this = Round(quorum, Request(b"foo", "foo", 5000, (), True), b"token", [])
+    steps = this.at_once()
+    next(steps)
+    step = steps.send({0: 7, 1: 7})
+    command = next(step.questions[1])
+    assert command[0] == "DLOCK.CONFIRM"
+    command[0].encode()
+    with pytest.raises(StopIteration):
+        step.questions[1].throw(TimeoutError())
+    assert this.unanswered.shortest(1) == 5000
+
+
+def test_a_release_follows_a_stalled_acquire_on_its_connection(members):
+    lock = members.lock(timeout=600)
+    with lock:
+        until("all hold it", lambda: members.held() == [True] * 3)
+    until("nothing is held", lambda: not any(members.held()))
+    stalled, direct = members.proxies[0], members.direct[0]
+    acquired, released = calls(direct, "dlock.acquire"), calls(direct, "dlock.release")
+    stalled.stall()
+    with lock:
+        pass
+    until("it is released over another connection", lambda: calls(direct, "dlock.release") > released)
+    assert calls(direct, "dlock.acquire") == acquired
+    stalled.resume()
+    until("the acquire arrives", lambda: calls(direct, "dlock.acquire") > acquired)
+    until("nothing is held", lambda: not any(members.held()))
+
+
+def test_a_round_that_failed_leaves_nothing_where_its_acquire_stalled(members):
+    lock = members.lock(timeout=600)
+    with lock:
+        until("all hold it", lambda: members.held() == [True] * 3)
+    until("nothing is held", lambda: not any(members.held()))
+    for proxy in members.proxies[:2]:
+        proxy.stall()
+    before = [calls(direct, "dlock.acquire") for direct in members.direct]
+    with pytest.raises(dlock.NoQuorumError):
+        lock.acquire(blocking=False)
+    for proxy in members.proxies[:2]:
+        proxy.resume()
+    for direct, count in zip(members.direct[:2], before):
+        until("it arrives", lambda direct=direct, count=count: calls(direct, "dlock.acquire") > count)
+    until("nothing is held", lambda: not any(members.held()))
+
+
+def test_a_late_acquire_at_a_single_server_is_released(r, server, through, proxy):
+    lock = through(timeout=60, socket_timeout=0.2)
+    assert lock.locked() is False
+    proxy.stall()
+    with pytest.raises(TimeoutError):
+        lock.acquire()
+    # Two releases find nothing: the acquire has not arrived.
+    until("it is released twice", lambda: calls(r, "dlock.release") >= 2)
+    assert calls(r, "dlock.acquire") == 0
+    proxy.resume()
+    until("the acquire arrives", lambda: calls(r, "dlock.acquire") == 1)
+    until("it is released", lambda: not r.exists("foo"))
+
+
+def test_a_stopped_member_executes_acquire_and_release_in_their_order(members, masters):
+    lock = members.lock(timeout=600)
+    with lock:
+        until("all hold it", lambda: members.held() == [True] * 3)
+    direct = members.direct[0]
+    acquired = calls(direct, "dlock.acquire")
+    with stopped(masters[0]), lock:
+        pass
+    until("the acquire arrives", lambda: calls(direct, "dlock.acquire") > acquired)
+    until("nothing is held", lambda: not any(members.held()))

@@ -1,0 +1,95 @@
+"""A wait that ends without a majority of answers is an error, not "taken"."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import redis
+from conftest import until
+
+import dlock
+
+TAKEN_AND_OUT_OF_REACH = [None, "refuse", "refuse"]
+
+
+@pytest.mark.parametrize("options", [{"blocking": False}, {"blocking_timeout": 0.2}], ids=["try", "wait"])
+def test_an_acquire_raises_when_a_majority_is_down(members, options):
+    for proxy in members.proxies[:2]:
+        proxy.refuse = True
+    with pytest.raises(dlock.NoQuorumError) as caught:
+        members.lock(timeout=10).acquire(**options)
+    # The state of each member.
+    for proxy in members.proxies:
+        assert proxy.url.removeprefix("redis://") in str(caught.value)
+    until("nothing is held", lambda: not any(members.held()))
+
+
+def test_an_acquire_raises_when_the_other_members_refuse_to_grant(members):
+    for client in members.direct[:2]:
+        client.config_set("min-replicas-to-write", 1)
+    try:
+        with pytest.raises(dlock.NoQuorumError, match="NOREPLICAS"):
+            members.lock(timeout=10).acquire(blocking_timeout=0.2)
+    finally:
+        for client in members.direct[:2]:
+            client.config_set("min-replicas-to-write", 0)
+
+
+def test_an_acquire_raises_when_a_majority_is_in_its_grace_period(members):
+    for client in members.direct[:2]:
+        client.config_set("dlock.restart-grace", 60_000)
+        client.execute_command("DLOCK.ACQUIRE", "other", "token", 60_000)
+        client.flushall()
+    try:
+        with pytest.raises(dlock.NoQuorumError, match="GRACE"):
+            members.lock(timeout=10).acquire(blocking_timeout=0.2)
+    finally:
+        for client in members.direct[:2]:
+            client.config_set("dlock.restart-grace", 0)
+
+
+@pytest.mark.parametrize("token", [None, "mine"], ids=["fresh token", "own token"])
+def test_a_wait_in_the_queue_raises_when_the_others_cannot_grant(members, token):
+    """Another client holds the lock at the member of the queue; the others are in no state to vote."""
+    with members.lock(timeout=10):
+        pass
+    until("nothing is held", lambda: not any(members.held()))
+    first, *others = members.quorum.order(b"foo")
+    members.direct[first].execute_command("DLOCK.ACQUIRE", "foo", "another", 60_000)
+    for member in others:
+        members.direct[member].config_set("min-replicas-to-write", 1)
+    try:
+        with pytest.raises(dlock.NoQuorumError, match="NOREPLICAS"):
+            members.lock(timeout=10).acquire(blocking_timeout=0.5, token=token)
+    finally:
+        for member in others:
+            members.direct[member].config_set("min-replicas-to-write", 0)
+
+
+@pytest.mark.parametrize("token", [None, "mine"], ids=["fresh token", "own token"])
+def test_a_wait_for_a_lock_that_another_client_has_returns_false(members, token):
+    with members.lock(timeout=60):
+        until("all hold it", lambda: members.held() == [True] * 3)
+        assert (
+            members.lock(timeout=10, thread_local=False).acquire(blocking_timeout=0.3, token=token) is False
+        )
+
+
+def test_a_wait_at_a_single_server_raises_when_its_last_request_has_no_answer(r, through, proxy):
+    r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+    lock = through(timeout=10, socket_timeout=0.3, thread_local=False)
+    outcome = []
+
+    def wait():
+        try:
+            outcome.append(lock.acquire(blocking_timeout=5))
+        except redis.RedisError as why:
+            outcome.append(why)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    until("it waits", lambda: r.execute_command("DLOCK.WAITERS", "foo"))
+    proxy.silent = True
+    waiting.join(30)
+    assert isinstance(outcome[0], (redis.ConnectionError, redis.TimeoutError))

@@ -1,0 +1,182 @@
+"""Owners: a cycle of waits is an error by default, and an owner that only seems to wait for itself is not."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import threading
+
+import pytest
+import redis
+import redis.asyncio
+from conftest import LIMIT, until
+from redis.exceptions import ConnectionError
+
+import dlock
+import dlock.asyncio
+from dlock._owners import of_thread
+
+
+def waiters(r, name):
+    return len(r.execute_command("DLOCK.WAITERS", name))
+
+
+def cross(make):
+    """Two threads acquire two locks in opposite orders. Returns their outcomes."""
+    outcomes, barrier = [], threading.Barrier(2)
+
+    def work(first, second):
+        one, two = make(first), make(second)
+        with one:
+            barrier.wait(LIMIT)
+            try:
+                with two:
+                    outcomes.append("both")
+            except dlock.DeadlockError:
+                outcomes.append("deadlock")
+
+    threads = [threading.Thread(target=work, args=names) for names in ("ab", "ba")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * LIMIT)
+    return sorted(outcomes)
+
+
+@pytest.mark.parametrize("options", [{}, {"timeout": 300}], ids=["renewed", "timeout"])
+def test_two_threads_that_cross_their_locks_get_a_deadlock(server, r, options):
+    def make(name):
+        return dlock.Lock(redis.Redis.from_url(server.url), name, **options)
+
+    assert cross(make) == ["both", "deadlock"]
+
+
+def test_two_threads_that_cross_their_locks_get_a_deadlock_from_a_quorum(masters):
+    quorum = dlock.Quorum([redis.Redis.from_url(master.url) for master in masters])
+
+    def make(name):
+        return dlock.Redlock(quorum, name, timeout=300)
+
+    assert cross(make) == ["both", "deadlock"]
+
+
+@pytest.mark.parametrize("kind", ["lock", "redlock"])
+def test_two_tasks_that_cross_their_locks_get_a_deadlock(server, r, kind):
+    async def main():
+        client = redis.asyncio.Redis.from_url(server.url)
+        acquired = [asyncio.Event(), asyncio.Event()]
+
+        def make(name):
+            if kind == "lock":
+                return dlock.asyncio.Lock(client, name)
+            return dlock.asyncio.Redlock(dlock.Quorum([client]), name)
+
+        async def work(number, first, second):
+            async with make(first):
+                acquired[number].set()
+                await acquired[1 - number].wait()
+                try:
+                    async with make(second):
+                        return "both"
+                except dlock.DeadlockError:
+                    return "deadlock"
+
+        found = await asyncio.gather(work(0, "a", "b"), work(1, "b", "a"))
+        await client.connection_pool.disconnect()
+        return sorted(found)
+
+    assert asyncio.run(asyncio.wait_for(main(), 2 * LIMIT)) == ["both", "deadlock"]
+
+
+def test_a_thread_that_waits_for_its_own_lock_gets_a_deadlock(r, server):
+    with dlock.Lock(r, "foo", timeout=60), pytest.raises(dlock.DeadlockError):
+        dlock.Lock(r, "foo", timeout=60).acquire()
+    assert waiters(r, "foo") == 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"thread_local": False}, {"owner": ""}], ids=["shared object", "no owner"]
+)
+def test_no_owner_is_sent_for_an_object_that_any_thread_may_release(r, server, options):
+    lock = dlock.Lock(r, "foo", timeout=60, **options)
+    lock.acquire()
+    waiting = dlock.Lock(r, "foo", timeout=60, **options)
+    assert waiting.acquire(blocking_timeout=0.1) is False
+    lock.release()
+
+
+def test_a_named_owner_takes_the_place_of_the_thread(r, server):
+    with dlock.Lock(r, "foo", timeout=60, owner="job 1", thread_local=False):
+        other = dlock.Lock(r, "foo", timeout=60, owner="job 2")
+        assert other.acquire(blocking_timeout=0.1) is False
+        same = dlock.Lock(r, "foo", timeout=60, owner="job 1")
+        with pytest.raises(dlock.DeadlockError, match="job 1"):
+            same.acquire()
+
+
+def test_a_hold_that_the_client_takes_back_is_no_deadlock(r, server, proxy):
+    """The reply to ACQUIRE is lost, and so is the connection of the release in the background."""
+    client = redis.Redis.from_url(proxy.url, retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0))
+    lock = dlock.Lock(client, "foo", timeout=600)
+    proxy.match, proxy.cut_replies = b"ACQUIRE", 1
+    # Whatever the background sends is refused until the thread waits.
+    r.execute_command("ACL", "SETUSER", "default", "-dlock.release")
+    try:
+        with pytest.raises(ConnectionError):
+            lock.acquire()
+        assert r.exists("foo")
+        outcome = []
+
+        def give_up_later():
+            until("it waits", lambda: waiters(r, "foo") or outcome)
+            r.execute_command("ACL", "SETUSER", "default", "+dlock.release")
+
+        helper = threading.Thread(target=give_up_later)
+        helper.start()
+        try:
+            assert lock.acquire(blocking_timeout=LIMIT)
+        finally:
+            outcome.append("over")
+            helper.join()
+        lock.release()
+    finally:
+        r.execute_command("ACL", "SETUSER", "default", "+dlock.release")
+
+
+def test_a_hold_that_is_lost_is_no_deadlock_while_its_lease_lasts_on_the_server(r, server):
+    lock = dlock.Lock(r, "foo", timeout=600)
+    lock.acquire()
+    # The lease on the server lasts longer than the client relies on it.
+    lock.local.hold.valid_until = 0
+    assert lock.lost.is_set()
+    assert dlock.Lock(r, "foo", timeout=60).acquire(blocking_timeout=0.1) is False
+
+
+def test_an_error_that_leaves_nothing_behind_keeps_the_name_of_the_owner(r, server):
+    with dlock.Lock(r, "foo", timeout=60):
+        for _ in range(2):
+            with pytest.raises(dlock.DeadlockError):
+                dlock.Lock(r, "foo", timeout=60).acquire()
+
+
+def test_a_forked_process_has_owners_of_its_own():
+    def child(answers):
+        answers.put(of_thread().terms())
+
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    process = context.Process(target=child, args=(answers,))
+    mine = of_thread().terms()
+    process.start()
+    assert answers.get(timeout=LIMIT) != mine
+    process.join()
+
+
+def test_a_name_of_a_thread_has_no_slash_in_its_owner():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(of_thread().terms()), name="pool/" + "ü" * 200)
+    thread.start()
+    thread.join()
+    ((word, owner),) = found
+    assert word == "OWNER"
+    assert b"/" not in owner and len(owner) < 255
