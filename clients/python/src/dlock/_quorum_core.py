@@ -160,8 +160,8 @@ class Extension:
 
     A member that restarted without its data, or that was away for a lease, has no hold any more. If one after
     the other did so, the hold would be lost although a majority had it all the time. So such a member is
-    asked for it again, by the rule of `crates/quorum/src/extension.rs`: only once a majority has extended without it. Its
-    grant is no vote, only a later EXTEND is.
+    asked for it again, by the rule of `crates/quorum/src/extension.rs`: only once a majority has extended
+    without it. Its grant is no vote, only a later EXTEND is.
 
     A member with an unanswered EXTEND or CONFIRM of a shorter lease does not vote for a longer one: it may
     still set the shorter lease."""
