@@ -1,22 +1,16 @@
-//! The command line. `--help` and the manual show these doc comments.
+//! The command line: subcommands and options. `--help` and the manual show the doc comments of this folder.
 
-mod keeping;
-mod operators;
-mod servers;
+pub mod help;
+pub mod secrets;
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
-
-pub use keeping::{Elect, Hold};
-pub use operators::{Break, Doctor, Exporter, Inspect, List, Log, Metrics, Status, Top};
-pub use servers::Servers;
-
-use crate::{texts, wrong_call};
 
 /// Locks from one lock server, or from a majority of several.
 ///
@@ -25,7 +19,7 @@ use crate::{texts, wrong_call};
 /// the same servers.
 #[derive(Debug, Parser)]
 #[command(name = "dlock", version, arg_required_else_help = true)]
-#[command(after_help = texts::AFTER_HELP, after_long_help = texts::AFTER_LONG_HELP)]
+#[command(after_help = help::AFTER_HELP, after_long_help = help::AFTER_LONG_HELP)]
 pub struct Dlock {
     #[command(subcommand)]
     pub command: Command,
@@ -34,61 +28,61 @@ pub struct Dlock {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Hold a lock while a command runs
-    #[command(long_about = texts::RUN, after_long_help = texts::RUN_EXAMPLES)]
+    #[command(long_about = help::RUN, after_long_help = help::RUN_EXAMPLES)]
     Run(Run),
     /// Acquire a lock and keep it; print its token and fence
-    #[command(long_about = texts::ACQUIRE, after_long_help = texts::ACQUIRE_EXAMPLES)]
+    #[command(long_about = help::ACQUIRE, after_long_help = help::ACQUIRE_EXAMPLES)]
     Acquire(Acquire),
     /// Hold a lock for as long as a process lives, such as a script
-    #[command(long_about = texts::HOLD, after_long_help = texts::HOLD_EXAMPLES)]
+    #[command(long_about = help::HOLD, after_long_help = help::HOLD_EXAMPLES)]
     Hold(Hold),
-    /// Elect a leader, which runs a command; or show who leads
-    #[command(long_about = texts::ELECT, after_long_help = texts::ELECT_EXAMPLES)]
+    /// Elect a leader, which runs a command; or show the leader
+    #[command(long_about = help::ELECT, after_long_help = help::ELECT_EXAMPLES)]
     Elect(Elect),
     /// Release a lock acquired with `acquire`
-    #[command(after_long_help = texts::RELEASE_EXAMPLES)]
+    #[command(after_long_help = help::RELEASE_EXAMPLES)]
     Release(Release),
     /// Extend the lease of a hold
-    #[command(after_long_help = texts::EXTEND_EXAMPLES)]
+    #[command(after_long_help = help::EXTEND_EXAMPLES)]
     Extend(Extend),
-    /// Show who holds a lock and who waits for it, on every server
-    #[command(long_about = texts::INSPECT, after_long_help = texts::INSPECT_EXAMPLES)]
+    /// Show the holders and the waiters of a lock, on every server
+    #[command(long_about = help::INSPECT, after_long_help = help::INSPECT_EXAMPLES)]
     Inspect(Inspect),
-    /// Show all locks: who holds them, since when, how many wait
-    #[command(long_about = texts::LIST, after_long_help = texts::LIST_EXAMPLES)]
+    /// Show all locks: holder, time held, lease left, number of waiters
+    #[command(long_about = help::LIST, after_long_help = help::LIST_EXAMPLES)]
     List(List),
     /// Show recent incidents: holds that expired, long waits, deadlocks
-    #[command(long_about = texts::LOG, after_long_help = texts::LOG_EXAMPLES)]
+    #[command(long_about = help::LOG, after_long_help = help::LOG_EXAMPLES)]
     Log(Log),
     /// Show the state of each server, for health checks
-    #[command(long_about = texts::STATUS, after_long_help = texts::STATUS_EXAMPLES)]
+    #[command(long_about = help::STATUS, after_long_help = help::STATUS_EXAMPLES)]
     Status(Status),
-    /// Check the servers, and say what to change
-    #[command(long_about = texts::DOCTOR, after_long_help = texts::DOCTOR_EXAMPLES)]
+    /// Check the servers, and recommend changes
+    #[command(long_about = help::DOCTOR, after_long_help = help::DOCTOR_EXAMPLES)]
     Doctor(Doctor),
     /// Print the metrics of the servers, for Prometheus
-    #[command(long_about = texts::METRICS, after_long_help = texts::METRICS_EXAMPLES)]
+    #[command(long_about = help::METRICS, after_long_help = help::METRICS_EXAMPLES)]
     Metrics(Metrics),
     /// Serve the metrics of the servers over HTTP, for Prometheus
-    #[command(long_about = texts::EXPORTER, after_long_help = texts::EXPORTER_EXAMPLES)]
+    #[command(long_about = help::EXPORTER, after_long_help = help::EXPORTER_EXAMPLES)]
     Exporter(Exporter),
     /// Watch servers and locks live, and break a lock after confirmation
-    #[command(long_about = texts::TOP, after_long_help = texts::TOP_EXAMPLES)]
+    #[command(long_about = help::TOP, after_long_help = help::TOP_EXAMPLES)]
     Top(Top),
     /// Wait until a lock is free, without acquiring it
-    #[command(after_long_help = texts::WAIT_EXAMPLES)]
+    #[command(after_long_help = help::WAIT_EXAMPLES)]
     Wait(WaitFree),
     /// For operators: end every hold of a lock
-    #[command(long_about = texts::BREAK, after_long_help = texts::BREAK_EXAMPLES)]
+    #[command(long_about = help::BREAK, after_long_help = help::BREAK_EXAMPLES)]
     Break(Break),
     /// Print a completion script for a shell
-    #[command(after_long_help = texts::COMPLETIONS_EXAMPLES)]
+    #[command(after_long_help = help::COMPLETIONS_EXAMPLES)]
     Completions {
         /// The shell
         shell: Shell,
     },
     /// Print the manual, or the page of one subcommand
-    #[command(after_long_help = texts::MAN_EXAMPLES)]
+    #[command(after_long_help = help::MAN_EXAMPLES)]
     Man {
         /// The subcommand; without it, the page of dlock itself
         #[arg(value_name = "SUBCOMMAND")]
@@ -96,9 +90,11 @@ pub enum Command {
     },
 }
 
-/// Parses the command line. The command follows `--`, but if the first word there begins with - and the
-/// resource is missing, it is the resource: `dlock run -- -x ./report.sh`. Elsewhere it would look like an
-/// option.
+/// Parses the command line.
+///
+/// The command follows `--`. In `dlock run -- -x ./report.sh` the resource is `-x`: if no resource is given
+/// and the first word after `--` begins with -, that word is the resource. Before `--` it would be taken for
+/// an option.
 pub fn parse(mut words: Vec<OsString>) -> Result<Dlock, clap::Error> {
     let parsed = Dlock::try_parse_from(&words);
     let Some(end) = words.iter().position(|word| word == "--") else { return parsed };
@@ -130,23 +126,23 @@ pub struct LockArgs {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub wait: Option<Duration>,
 
-    /// Do not wait: exit with code 75 (or --conflict-code) if somebody else holds the lock
+    /// Do not wait: exit with code 75 (or --conflict-code) if another owner holds the lock
     ///
-    /// With several servers, clients that ask at the same moment can split the votes: they retry for a
-    /// moment, until one of them has the lock. To see that nobody has it, dlock needs the right
+    /// With several servers, clients that ask at the same moment can split the votes. They retry until one
+    /// of them has the lock. To tell a split vote from a lock that is held, dlock needs the right
     /// +dlock.inspect.
     #[arg(long, conflicts_with = "wait")]
     pub no_wait: bool,
 
-    /// The exit code if somebody else holds the lock until the wait times out [default: 75]
+    /// The exit code if another owner holds the lock until the wait times out [default: 75]
     #[arg(long, short = 'E', value_name = "CODE")]
     pub conflict_code: Option<u8>,
 
-    /// Print no message in that case, only set the exit code
+    /// Print no message in that case: only set the exit code
     #[arg(long, short = 'q')]
     pub quiet: bool,
 
-    /// Share the lock with others that use --shared
+    /// Share the lock with other holders that use --shared
     #[arg(long)]
     pub shared: bool,
 
@@ -168,7 +164,7 @@ pub struct LockArgs {
     #[arg(long, value_name = "TEXT", env = "DLOCK_LABEL", hide_env_values = true)]
     pub label: Option<String>,
 
-    /// If the holder vanishes, grant the lock to nobody for this long after its lease
+    /// If the holder vanishes, do not grant the lock for this long after its lease
     ///
     /// Requests of the dead holder that are still under way can arrive in that time. A release causes no
     /// delay.
@@ -178,11 +174,11 @@ pub struct LockArgs {
 
 #[derive(Debug, Args)]
 pub struct Run {
-    /// What to lock: any text that all clients agree on, such as invoice:42
+    /// The lock: any text that all clients agree on, such as invoice:42
     ///
     /// Several resources are acquired all or none, in sorted order, so that runs with overlapping sets do not
-    /// deadlock. A nested run re-enters what the run around it holds (DLOCK_RESOURCE, DLOCK_TOKEN), for as
-    /// long as that run holds it.
+    /// deadlock. A nested run re-enters the holds of its parent run (DLOCK_RESOURCE, DLOCK_TOKEN), for as
+    /// long as the parent run has them.
     #[arg(value_name = "RESOURCE", required = true, value_parser = resource())]
     pub resources: Vec<OsString>,
 
@@ -212,7 +208,7 @@ pub struct Run {
 
 #[derive(Debug, Args)]
 pub struct Acquire {
-    /// What to lock: any text that all clients agree on, such as invoice:42
+    /// The lock: any text that all clients agree on, such as invoice:42
     #[arg(value_parser = resource())]
     pub resource: OsString,
 
@@ -275,7 +271,233 @@ pub struct WaitFree {
     pub servers: Servers,
 }
 
-/// Not empty: that is a variable of the script that was not set.
+#[derive(Debug, Args)]
+pub struct Elect {
+    /// The name of the election: any text that all candidates agree on
+    #[arg(value_parser = resource())]
+    pub name: OsString,
+
+    /// Do not stand for election: print the leader, and each change
+    #[arg(long, conflicts_with = "command")]
+    pub observe: bool,
+
+    /// With --observe, print JSON: an object per line
+    #[arg(long, requires = "observe")]
+    pub json: bool,
+
+    /// The lease: how long there is no leader if the leader vanishes
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    #[arg(env = "DLOCK_TTL", hide_env_values = true)]
+    pub ttl: Duration,
+
+    /// With several servers, get a fencing token (one more round trip); see `run`
+    #[arg(long)]
+    pub fenced: bool,
+
+    /// Text for people, at most 255 bytes [default: the command and this host]
+    #[arg(long, value_name = "TEXT", env = "DLOCK_LABEL", hide_env_values = true)]
+    pub label: Option<String>,
+
+    /// If the lead is lost, time between SIGTERM and SIGKILL [default: a sixth of the ttl, at most 10s]
+    #[arg(long, short = 'k', value_name = "TIME", value_parser = duration)]
+    pub kill_after: Option<Duration>,
+
+    #[command(flatten)]
+    pub servers: Servers,
+
+    /// The command that the leader runs, and its arguments
+    #[arg(last = true, required_unless_present = "observe", value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub struct Hold {
+    /// The lock: any text that all clients agree on, such as invoice:42
+    #[arg(value_parser = resource())]
+    pub resource: OsString,
+
+    /// The process: the lock is held until it ends
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    pub pid: i32,
+
+    #[command(flatten)]
+    pub lock: LockArgs,
+
+    #[command(flatten)]
+    pub servers: Servers,
+}
+
+#[derive(Debug, Args)]
+pub struct Inspect {
+    /// The lock to inspect
+    #[arg(value_parser = resource())]
+    pub resource: OsString,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+
+    #[command(flatten)]
+    pub servers: Servers,
+}
+
+#[derive(Debug, Args)]
+pub struct List {
+    /// Only resources that match this pattern, as for KEYS: `invoice:*`
+    pub pattern: Option<OsString>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+
+    #[command(flatten)]
+    pub servers: Servers,
+}
+
+#[derive(Debug, Args)]
+pub struct Log {
+    /// Only incidents of this resource
+    #[arg(value_parser = resource())]
+    pub resource: Option<OsString>,
+
+    /// At most this many entries of each server
+    #[arg(long, short = 'n', value_name = "N", default_value = "50")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub count: u32,
+
+    /// Print the oldest entry first, and then new ones as they come
+    #[arg(long, short = 'f')]
+    pub follow: bool,
+
+    /// Print JSON: an object per line
+    #[arg(long)]
+    pub json: bool,
+
+    #[command(flatten)]
+    pub servers: Servers,
+}
+
+#[derive(Debug, Args)]
+pub struct Status {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+
+    #[command(flatten)]
+    pub servers: Servers,
+}
+
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// A resource: checks whether this user may lock it
+    #[arg(default_value = "dlock:doctor", value_parser = resource())]
+    pub resource: OsString,
+
+    /// The longest lease that you want
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    #[arg(env = "DLOCK_TTL", hide_env_values = true)]
+    pub ttl: Duration,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+
+    #[command(flatten)]
+    pub servers: Servers,
+}
+
+#[derive(Debug, Args)]
+pub struct Break {
+    /// The lock to break
+    #[arg(value_parser = resource())]
+    pub resource: OsString,
+
+    /// Do not ask for confirmation
+    #[arg(long, short = 'y')]
+    pub yes: bool,
+
+    #[command(flatten)]
+    pub servers: Servers,
+}
+
+#[derive(Debug, Args)]
+pub struct Metrics {
+    /// How many resources to show: those with the most waiters first; 0: none
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = most_resources)]
+    pub resources: usize,
+
+    #[command(flatten)]
+    pub servers: Servers,
+}
+
+#[derive(Debug, Args)]
+pub struct Exporter {
+    /// The address to listen on
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9736")]
+    pub listen: String,
+
+    #[command(flatten)]
+    pub metrics: Metrics,
+}
+
+/// Each is a time series of its own.
+fn most_resources(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| *number <= 1000);
+    number.ok_or_else(|| "a number from 0 to 1000".into())
+}
+
+#[derive(Debug, Args)]
+pub struct Top {
+    /// How often to ask the servers
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
+    pub interval: Duration,
+
+    #[command(flatten)]
+    pub servers: Servers,
+}
+
+// The servers, and how to connect to them: the same options for all subcommands. (No doc comment: clap would
+// show it as the description of each subcommand.)
+#[derive(Debug, Args)]
+pub struct Servers {
+    /// A server; repeat the option for each member of a quorum
+    ///
+    /// redis://host:port/db, rediss://host:port/db for TLS, unix:///path/to/socket. Without this option, the
+    /// servers come from --servers-file, else from the comma-separated list in DLOCK_SERVERS, else from the
+    /// file named by DLOCK_SERVERS_FILE. Every user of this machine can read a password in an argument: put
+    /// redis://user:password@host:port into the environment or the file instead.
+    #[arg(long = "server", short = 's', value_name = "URL", help_heading = HEADING)]
+    pub servers: Vec<String>,
+
+    /// A file with the URL of one server per line
+    ///
+    /// Empty lines and lines that begin with # are ignored. The limit is 64 KiB.
+    #[arg(long, value_name = "FILE", conflicts_with = "servers", help_heading = HEADING)]
+    pub servers_file: Option<PathBuf>,
+
+    /// Time limit for each answer of a server
+    #[arg(long, value_name = "TIME", default_value = "250ms", value_parser = duration)]
+    #[arg(env = "DLOCK_NODE_TIMEOUT", hide_env_values = true, help_heading = HEADING)]
+    pub node_timeout: Duration,
+
+    /// For rediss://: trust servers whose certificates this one has signed (PEM)
+    #[arg(long, value_name = "FILE", env = "DLOCK_CACERT", hide_env_values = true, help_heading = HEADING)]
+    pub cacert: Option<PathBuf>,
+
+    /// For rediss://: the client certificate (PEM)
+    #[arg(long, value_name = "FILE", env = "DLOCK_CERT", hide_env_values = true, requires = "key")]
+    #[arg(help_heading = HEADING)]
+    pub cert: Option<PathBuf>,
+
+    /// For rediss://: the key of --cert (PEM)
+    #[arg(long, value_name = "FILE", env = "DLOCK_KEY", hide_env_values = true, requires = "cert")]
+    #[arg(help_heading = HEADING)]
+    pub key: Option<PathBuf>,
+}
+
+const HEADING: &str = "Servers";
+
+/// The name of a resource. An empty one is refused: most likely a variable of the script is not set.
 fn resource() -> impl TypedValueParser<Value = OsString> {
     OsStringValueParser::new().try_map(|name| match name.is_empty() {
         true => Err("the name of a resource must not be empty"),
@@ -283,9 +505,9 @@ fn resource() -> impl TypedValueParser<Value = OsString> {
     })
 }
 
-/// 30s, 500ms, 2m, 1h30m.
+/// Parses a time with its unit: 30s, 500ms, 2m, 1h30m.
 fn duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text).map_err(wrong_call::time)
+    humantime::parse_duration(text).map_err(secrets::time_error)
 }
 
 #[cfg(test)]

@@ -1,24 +1,44 @@
-//! Exit codes and error messages, unless dlock exits like the program it runs.
+//! Exit codes and error messages. `run` and `elect` exit with the code of their command instead.
 //!
-//! 1 is what diff and grep end with when they have something to tell. 64, 69, 71 and 75 are from sysexits.h.
-//! 79 is the first number above that list; `timeout` uses 124 and 125, shells use 126, 127 and 128 + n. A
-//! program that is run may exit with any of these too: the message on standard error tells them apart.
+//! 1 is the code with which diff and grep report a difference or no match. 64, 69, 71 and 75 are from
+//! sysexits.h; 79 is the first number above that list. `timeout` uses 124 and 125, shells use 126, 127 and
+//! 128 + n. A command that dlock runs may exit with any of them too: then dlock prints no message.
 
 use std::fmt;
-use std::io::{self, Write, stderr};
+use std::io::ErrorKind;
 use std::process::ExitCode;
-use std::sync::OnceLock;
-use std::sync::mpsc::{Sender, channel};
-use std::thread;
 use std::time::Duration;
 
 use dlock_client::{AcquireError, BuildError, ExtendError, NoQuorum, ReleaseError};
 use nix::sys::signal::Signal;
 
-use crate::shown::plain;
+use crate::output::{NotPrinted, wait_printed, warn};
 use crate::signals;
 
-/// The kinds of errors.
+/// Why a subcommand ended without its result.
+pub enum Abort {
+    Error(Error),
+    Signal(Signal),
+}
+
+impl<E: Into<Error>> From<E> for Abort {
+    fn from(why: E) -> Abort {
+        Abort::Error(why.into())
+    }
+}
+
+impl From<NotPrinted> for Abort {
+    /// If the reader has closed the pipe (`dlock list | head -1`), dlock ends without a message, like
+    /// programs that SIGPIPE kills.
+    fn from(NotPrinted(why): NotPrinted) -> Abort {
+        match why.kind() {
+            ErrorKind::BrokenPipe => Abort::Signal(Signal::SIGPIPE),
+            _ => Error::system("standard output", why).into(),
+        }
+    }
+}
+
+/// The kinds of errors, each with an exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
     Usage,
@@ -50,25 +70,25 @@ impl Failure {
         }
     }
 
-    /// For the manual.
+    /// The meaning of the exit code, as the manual prints it.
     pub fn meaning(self) -> &'static str {
         match self {
             Failure::Usage => "usage error: invalid arguments, addresses or options",
             Failure::NoQuorum => "too few servers answered, or they cannot take part",
             Failure::System => "system error: a file, a process",
-            Failure::NotAcquired => "somebody else held the lock until the wait timed out",
+            Failure::NotAcquired => "another owner held the lock until the wait timed out",
             Failure::Lost => "the lock was lost: the command was ended, or there was no hold",
             Failure::Attention => "status, doctor: it works, but something needs attention",
         }
     }
 }
 
-/// A failure and its message.
+/// A failure, its exit code and its message.
 #[derive(Debug)]
 pub struct Error {
     pub failure: Failure,
     code: u8,
-    /// Empty: nothing is printed.
+    /// Nothing is printed if it is empty.
     message: String,
 }
 
@@ -85,7 +105,6 @@ impl Error {
         Error::new(Failure::System, format!("{what}: {why}"))
     }
 
-    /// The same with another exit code.
     pub fn with_code(self, code: u8) -> Error {
         Error { code, ..self }
     }
@@ -97,68 +116,23 @@ impl Error {
     /// Prints the message and returns the exit code.
     pub fn report(&self) -> ExitCode {
         if !self.message.is_empty() {
-            complain(self);
+            warn(self);
         }
         self.code.into()
     }
 }
 
-/// Prints to standard error, on one line.
-pub fn complain(message: impl fmt::Display) {
-    let line = format!("dlock: {}\n", plain(message));
-    print_later(move || line);
-}
-
-/// A text, as it is when it is printed.
-type Text = Box<dyn FnOnce() -> String + Send>;
-
-/// `None`: there was no thread to be had.
-static PRINTER: OnceLock<Option<Sender<Text>>> = OnceLock::new();
-
-/// Prints to standard error. It may be a terminal that Ctrl-S has stopped, or a pipe that nobody reads: a
-/// thread of its own waits for it, so that renewals, signals and the end of a command do not.
-pub fn print_later(text: impl FnOnce() -> String + Send + 'static) {
-    match PRINTER.get_or_init(|| printer().ok()) {
-        Some(printer) => _ = printer.send(Box::new(text)),
-        None => write(&text()),
-    }
-}
-
-fn printer() -> io::Result<Sender<Text>> {
-    let (texts, received) = channel::<Text>();
-    let print = move || received.iter().for_each(|text| write(&text()));
-    thread::Builder::new().name("printer".into()).spawn(print)?;
-    Ok(texts)
-}
-
-/// It may be closed, on which eprint would panic.
-fn write(text: &str) {
-    let _ = stderr().write_all(text.as_bytes());
-}
-
-/// How long to wait for a terminal, which may be stopped.
+/// How long to wait for standard error before a signal ends this process: its terminal may be stopped.
 pub const PRINTING: Duration = Duration::from_secs(1);
 
-/// Waits until all that was to be printed is, at most for `limit`.
-pub fn wait_printed(limit: Duration) {
-    if PRINTER.get().is_some() {
-        let (printed, is_printed) = channel::<()>();
-        print_later(move || {
-            drop(printed);
-            String::new()
-        });
-        let _ = is_printed.recv_timeout(limit);
-    }
-}
-
-/// Prints what is left to be printed before this process ends, unless a signal ends it first.
-pub fn flush_complaints() {
-    // If this fails, the signal has to wait.
+/// Prints all pending messages before this process ends. Signals are unblocked, so they can end it earlier.
+pub fn flush_stderr() {
+    // If this fails, signals stay blocked until everything is printed.
     let _ = signals::unblock();
     wait_printed(Duration::MAX);
 }
 
-/// Ends this process by a signal. Returns the exit code where that does not end it.
+/// Ends this process by a signal. Returns its exit code (128 + n) if the signal does not end it.
 pub fn end_by(signal: Signal) -> u8 {
     wait_printed(PRINTING);
     signals::die_by(signal);

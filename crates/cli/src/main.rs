@@ -1,47 +1,42 @@
-//! The command `dlock`: locks for shells, cron and people. The locks themselves are in `dlock-client`; this
-//! crate handles arguments, processes and signals.
+//! The command `dlock`: locks for shells, cron and operators.
+//!
+//! This crate parses arguments, runs and ends processes, reads signals, and prints. It decides nothing about
+//! locks: `dlock-client` acquires, renews and releases them.
+//!
+//! Where to start:
+//! - [`args::Command`]: the subcommands and their options; `--help` shows its doc comments.
+//! - [`run::session::Session`]: a client, and the signals that interrupt an acquisition. `run`, `elect`,
+//!   `acquire` and `hold` are built on it.
+//! - [`run::supervise::Supervision`]: a command that runs under a lock, and ends before the lease does.
+//! - [`operators`]: `status`, `list`, `doctor` and the others that read the servers.
+//! - [`lock_state::State`]: the state of a lock over all servers, from the answer of each.
+//! - [`exit::Error`], [`exit::Failure`]: messages and exit codes.
 #![forbid(unsafe_code)]
 
 mod args;
-mod around;
-mod break_holds;
-mod descendants;
-mod doctor;
-mod elect;
 mod exit;
-mod exporter;
-mod hold;
-mod hold_for;
-mod inspect;
-mod list;
-mod lock;
-mod log;
-mod metrics;
-mod pages;
-mod program;
+mod lock_state;
+mod manual;
+mod operators;
+mod output;
 mod run;
 mod servers;
-mod shown;
 mod signals;
-mod status;
-mod supervise;
-mod table;
-mod texts;
-mod top;
-mod wrong_call;
 
 use std::ffi::OsString;
 use std::io::{Write, stdout};
 use std::process::ExitCode;
 
-use args::Command;
-use exit::{Error, Failure};
-use hold::not_printed;
-use lock::{Abort, unless_ended};
+use args::{Command, secrets};
+use exit::{Abort, Error, Failure};
+use operators::{break_holds, doctor, exporter, inspect, list, log, metrics, status, top};
+use output::NotPrinted;
+use run::session::unless_ended;
+use run::{command, elect, hold, program, steps};
 
 fn main() -> ExitCode {
     let code = program::become_program().unwrap_or_else(dlock);
-    exit::flush_complaints();
+    exit::flush_stderr();
     code
 }
 
@@ -49,7 +44,7 @@ fn dlock() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
     let done = match args::parse(words.clone()) {
         Ok(dlock) => execute(dlock.command),
-        Err(answer) => say(&wrong_call::explain(wrong_call::redact(answer), &words)),
+        Err(answer) => print_answer(&secrets::add_tip(secrets::redact(answer), &words)),
     };
     match done {
         Ok(code) => code.into(),
@@ -58,22 +53,22 @@ fn dlock() -> ExitCode {
     }
 }
 
-/// Prints an answer of clap. Help and version are not errors.
-fn say(answer: &clap::Error) -> Result<u8, Abort> {
+/// Prints an answer of clap: help, the version (exit code 0), or a usage error.
+fn print_answer(answer: &clap::Error) -> Result<u8, Abort> {
     let printed = answer.print().and_then(|()| stdout().flush());
     if answer.use_stderr() {
         return Ok(Failure::Usage.code());
     }
-    printed.map_err(not_printed)?;
+    printed.map_err(NotPrinted)?;
     Ok(0)
 }
 
 fn execute(command: Command) -> Result<u8, Abort> {
     match command {
-        Command::Completions { shell } => return pages::completions(shell),
-        Command::Man { page } => return pages::man(page.as_deref()),
-        // Before the runtime has threads.
-        Command::Hold(_) if !hold_for::is_holding() => return hold_for::start(),
+        Command::Completions { shell } => return manual::completions(shell),
+        Command::Man { page } => return manual::man(page.as_deref()),
+        // Spawns a process, which must happen before the runtime starts threads.
+        Command::Hold(_) if !hold::is_background_process() => return hold::start(),
         Command::Run(_)
         | Command::Acquire(_)
         | Command::Hold(_)
@@ -85,19 +80,20 @@ fn execute(command: Command) -> Result<u8, Abort> {
         }
         _ => {}
     }
-    // A single thread that lasts: the kernel ends a program that is run with the thread that started it.
+    // Current-thread, so that this thread starts the program of `run` and outlives it: the kernel kills the
+    // program when the thread that started it ends (PR_SET_PDEATHSIG).
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|why| Error::system("the runtime", why))?;
     let done = runtime.block_on(async {
         match command {
-            Command::Run(args) => run::run(args).await,
-            Command::Acquire(args) => hold::acquire(args).await,
-            Command::Hold(args) => hold_for::hold(args).await,
+            Command::Run(args) => command::run(args).await,
+            Command::Acquire(args) => steps::acquire(args).await,
+            Command::Hold(args) => hold::hold(args).await,
             Command::Elect(args) if args.observe => unless_ended(elect::observe(&args)).await,
             Command::Elect(args) => elect::stand(&args).await,
-            Command::Release(args) => hold::release(args).await,
-            Command::Extend(args) => hold::extend(args).await,
-            Command::Wait(args) => unless_ended(hold::wait(args)).await,
+            Command::Release(args) => steps::release(args).await,
+            Command::Extend(args) => steps::extend(args).await,
+            Command::Wait(args) => unless_ended(steps::wait(args)).await,
             Command::Inspect(args) => inspect::inspect(args).await,
             Command::List(args) => list::list(args).await,
             Command::Log(args) => unless_ended(log::log(args)).await,
@@ -110,7 +106,7 @@ fn execute(command: Command) -> Result<u8, Abort> {
             Command::Completions { .. } | Command::Man { .. } => unreachable!("executed above"),
         }
     });
-    // A pending name lookup must not delay the exit.
+    // Without waiting for a name lookup that is still under way.
     runtime.shutdown_background();
     done
 }

@@ -1,5 +1,5 @@
-//! The servers, and a client for them. No error repeats anything of an address, or of the file that it comes
-//! from: it may contain a password, and the file may be any file.
+//! Finds the addresses of the servers and builds a client for them. No error repeats a part of an address or
+//! of the file with the addresses: both may contain passwords.
 
 use std::env;
 use std::fs::File;
@@ -11,46 +11,48 @@ use dlock_client::{BuildError, Client, ClientBuilder};
 use crate::args::Servers;
 use crate::exit::Error;
 
-/// A quorum has at most 255 members, and their addresses are short.
-const LARGEST_LIST: u64 = 64 << 10;
+/// The size limit of a file of addresses, in bytes. A quorum has at most 255 members, and addresses are
+/// short.
+const MAX_LIST: u64 = 64 << 10;
 
-/// All certificates that a system trusts take a fourth of that.
-const LARGEST_PEM: u64 = 1 << 20;
+/// The size limit of a certificate file, in bytes: four times the size of all certificates that a system
+/// trusts.
+const MAX_PEM: u64 = 1 << 20;
 
-/// An address and where it was found, for people.
-type Named = (String, String);
+/// An address, and the place where it was found, for error messages.
+type Located = (String, String);
 
 impl Servers {
-    /// Builds the client. Must be called in the runtime that its background work uses.
+    /// Builds a client that can lock. Call it in the tokio runtime that the client's background work uses.
     pub async fn client(&self) -> Result<Client, Error> {
         let (builder, origins) = self.builder().await?;
-        builder.build().await.map_err(|why| wrong(why, &origins))
+        builder.build().await.map_err(|why| error(why, &origins))
     }
 
-    /// A client that looks at the servers, whatever their state.
+    /// Builds a client that only reads, which also accepts servers that cannot grant locks.
     pub async fn observer(&self) -> Result<Client, Error> {
         let (builder, origins) = self.builder().await?;
-        builder.observe().await.map_err(|why| wrong(why, &origins))
+        builder.observe().await.map_err(|why| error(why, &origins))
     }
 
-    /// And where each address was found.
+    /// Returns a builder, and the place where each address was found.
     async fn builder(&self) -> Result<(ClientBuilder, Vec<String>), Error> {
-        let (addresses, origins): (Vec<String>, Vec<String>) = self.named().await?.into_iter().unzip();
+        let (addresses, origins): (Vec<String>, Vec<String>) = self.addresses().await?.into_iter().unzip();
         let mut builder = Client::builder().servers(addresses).node_timeout(self.node_timeout);
         if let Some(file) = &self.cacert {
-            builder = builder.root_certificate(read(file, LARGEST_PEM).await?);
+            builder = builder.root_certificate(read(file, MAX_PEM).await?);
         }
         if let (Some(certificate), Some(key)) = (&self.cert, &self.key) {
-            let (certificate, key) = (read(certificate, LARGEST_PEM).await?, read(key, LARGEST_PEM).await?);
+            let (certificate, key) = (read(certificate, MAX_PEM).await?, read(key, MAX_PEM).await?);
             builder = builder.client_certificate(certificate, key);
         }
         Ok((builder, origins))
     }
 
-    /// The servers of the arguments, else of the environment.
-    async fn named(&self) -> Result<Vec<Named>, Error> {
+    /// Returns the addresses of the arguments, else of the environment.
+    async fn addresses(&self) -> Result<Vec<Located>, Error> {
         let list = env::var_os("DLOCK_SERVERS").filter(|list| !list.to_string_lossy().trim().is_empty());
-        let named: Vec<Named> = if !self.servers.is_empty() {
+        let named: Vec<Located> = if !self.servers.is_empty() {
             let origin = |at| format!("the address of --server number {}", at + 1);
             self.servers.iter().enumerate().map(|(at, url)| (url.clone(), origin(at))).collect()
         } else if let Some(file) = &self.servers_file {
@@ -74,7 +76,7 @@ impl Servers {
     }
 }
 
-fn wrong(why: BuildError, origins: &[String]) -> Error {
+fn error(why: BuildError, origins: &[String]) -> Error {
     match why {
         BuildError::Address { position, why } if position <= origins.len() => {
             Error::usage(format_args!("{}: {why}", origins[position - 1]))
@@ -83,35 +85,37 @@ fn wrong(why: BuildError, origins: &[String]) -> Error {
     }
 }
 
-async fn listed(file: &Path) -> Result<Vec<Named>, Error> {
-    let text = read(file, LARGEST_LIST).await?;
-    let text = String::from_utf8(text).map_err(|why| Error::usage(format_args!("{}: {why}", shown(file))))?;
+/// Reads the addresses of a file.
+async fn listed(file: &Path) -> Result<Vec<Located>, Error> {
+    let text = read(file, MAX_LIST).await?;
+    let text =
+        String::from_utf8(text).map_err(|why| Error::usage(format_args!("{}: {why}", redact_path(file))))?;
     // Some editors write a byte order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let lines = text.lines().map(str::trim).zip(1..);
     let lines = lines.filter(|(line, _)| !line.is_empty() && !line.starts_with('#'));
     let named = lines.map(|(line, at): (&str, usize)| {
-        let origin = format!("line {at} of {}", shown(file));
+        let origin = format!("line {at} of {}", redact_path(file));
         (line.to_owned(), origin)
     });
-    let named: Vec<Named> = named.collect();
+    let named: Vec<Located> = named.collect();
     if named.is_empty() {
-        return Err(Error::usage(format_args!("{} names no server", shown(file))));
+        return Err(Error::usage(format_args!("{} names no server", redact_path(file))));
     }
     Ok(named)
 }
 
-/// Reads a file, in a thread of its own: a pipe may be silent for ever, and dlock waits for signals
-/// meanwhile.
+/// Reads a file of at most `limit` bytes, in a thread of its own: the file may be a pipe that never ends, and
+/// signals must still end dlock.
 async fn read(file: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let path: PathBuf = file.into();
     let work = tokio::task::spawn_blocking(move || bounded(&path, limit));
     let done = work.await.unwrap_or_else(|why| Err(io::Error::other(why)));
-    done.map_err(|why| Error::usage(format_args!("{}: {why}", shown(file))))
+    done.map_err(|why| Error::usage(format_args!("{}: {why}", redact_path(file))))
 }
 
-/// The name of a file, unless it may be an address or a key, given by mistake.
-fn shown(file: &Path) -> String {
+/// The name of a file for messages. Replaced if it may be an address or a key that was given by mistake.
+fn redact_path(file: &Path) -> String {
     let name = file.to_string_lossy();
     let is_name = !name.contains(['@', '=']) && !name.contains("://") && !name.contains("-----");
     if is_name { name.into_owned() } else { "the named file (not shown)".to_string() }

@@ -1,7 +1,8 @@
-//! Signals are read one after the other instead of handled.
+//! Reads signals one after the other, instead of handling them.
 //!
-//! They are blocked and come through a signalfd. It tells who sent them, which an ordinary handler does not,
-//! and ignored signals stay ignored, also for the program that is run: `nohup dlock run` works as expected.
+//! Signals are blocked and read from a signalfd. Unlike a handler, it tells whether the terminal or a process
+//! sent a signal, and leaves the disposition alone: a signal that was ignored at the start is also ignored in
+//! the program that dlock runs, so `nohup dlock run` works.
 
 use std::fs;
 use std::io;
@@ -13,131 +14,134 @@ use nix::sys::signalfd::{SfdFlags, SignalFd, siginfo};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// All that are not read; every other signal is for the program, except SIGCHLD.
+/// The signals that are not read. All others are forwarded to the program, except SIGCHLD.
 const NOT_READ: [Signal; 9] = [
-    // Nobody can.
+    // Cannot be blocked.
     Signal::SIGKILL,
     Signal::SIGSTOP,
-    // Faults of dlock itself.
+    // Faults in dlock itself.
     Signal::SIGSEGV,
     Signal::SIGBUS,
     Signal::SIGFPE,
     Signal::SIGILL,
     Signal::SIGTRAP,
     Signal::SIGSYS,
-    // Ignored by Rust, so that writing fails instead.
+    // Ignored by Rust's runtime: writing to a closed pipe returns an error instead.
     Signal::SIGPIPE,
 ];
 
-/// The stop signals of a terminal: Ctrl-Z, reading or writing in the background.
+/// The stop signals of a terminal: for Ctrl-Z, and for reading or writing in the background.
 pub const STOPS: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
 
-/// The other signals that a terminal sends: its keys, a hang-up, a new size.
+/// The other signals that a terminal sends: for its keys, a hang-up, a new size.
 const FROM_TERMINALS: [Signal; 5] =
     [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGHUP, Signal::SIGCONT, Signal::SIGWINCH];
 
-/// What ends no process by default.
+/// Signals that by default end no process.
 const HARMLESS: [Signal; 3] = [Signal::SIGCONT, Signal::SIGURG, Signal::SIGWINCH];
 
 /// A signal that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Heard {
+pub enum Received {
     /// A child ended or stopped.
     Child,
     /// Any other signal.
-    Signal(Signal, From),
+    Signal(Signal, Sender),
 }
 
-impl Heard {
-    fn of(info: &siginfo) -> Option<Heard> {
+impl Received {
+    fn of(info: &siginfo) -> Option<Received> {
         let signal = Signal::try_from(info.ssi_signo as i32).ok()?;
         Some(match signal {
-            Signal::SIGCHLD => Heard::Child,
-            _ => Heard::Signal(signal, From::of(signal, info.ssi_code)),
+            Signal::SIGCHLD => Received::Child,
+            _ => Received::Signal(signal, Sender::of(signal, info.ssi_code)),
         })
     }
 }
 
 /// The sender of a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum From {
-    /// The kernel, for a terminal: a key, a hang-up. The whole process group gets it.
+pub enum Sender {
+    /// The kernel on behalf of a terminal, for a key or a hang-up. The whole process group gets the signal.
     Terminal,
-    /// Anybody else, who means this process: another one, or the kernel for an alarm or a limit.
+    /// A process, or the kernel for an alarm or a resource limit. Only this process gets the signal.
     Other,
 }
 
-impl From {
-    fn of(signal: Signal, code: i32) -> From {
-        // Above zero it is from the kernel (sigaction(2)); from a process it is zero or less.
+impl Sender {
+    fn of(signal: Signal, code: i32) -> Sender {
+        // The code is positive if the kernel sent the signal, and zero or negative if a process did
+        // (sigaction(2)).
         let can_be_terminal = STOPS.contains(&signal) || FROM_TERMINALS.contains(&signal);
-        if code > 0 && can_be_terminal { From::Terminal } else { From::Other }
+        if code > 0 && can_be_terminal { Sender::Terminal } else { Sender::Other }
     }
 }
 
-/// Blocks the signals to listen to, for this thread and those that it starts. Call it before there are
-/// others.
+/// Blocks the signals that [`Signals`] reads, in this thread and the threads that it starts later. Call it
+/// before other threads exist.
 pub fn block() -> io::Result<()> {
-    Ok(ours().thread_block()?)
+    Ok(read_signals().thread_block()?)
 }
 
 /// Reverts [`block`].
 pub fn unblock() -> io::Result<()> {
-    Ok(ours().thread_unblock()?)
+    Ok(read_signals().thread_unblock()?)
 }
 
-fn ours() -> SigSet {
+/// The signals that are read.
+fn read_signals() -> SigSet {
     Signal::iterator().filter(|signal| !NOT_READ.contains(signal)).collect()
 }
 
-/// Ends this process by a signal, as if it had never been blocked. Returns only if the signal is ignored.
+/// Ends this process by a signal, as if it had not been blocked. Returns only if the signal is ignored.
 pub fn die_by(signal: Signal) {
-    // If this fails, the caller still has an exit code.
+    // If this fails, the caller ends the process by an exit code.
     let _ = unblock();
     let _ = raise(signal);
 }
 
-/// Stops this process until somebody continues it.
+/// Stops this process until it receives SIGCONT.
 pub fn stop() {
     let _ = raise(Signal::SIGSTOP);
 }
 
-/// Stops this process by a signal that was read, as if it had not been blocked: the kernel ignores it if
-/// there is no shell that could continue the process.
+/// Stops this process by a stop signal of a terminal that was read, as if it had not been blocked. The kernel
+/// ignores the signal if no shell could continue the process.
 fn stop_by(signal: Signal) -> io::Result<()> {
     let only = SigSet::from(signal);
-    // In this order: raised first, it is only for this thread.
+    // Raised before it is unblocked, so that it is pending for this thread.
     raise(signal)?;
     only.thread_unblock()?;
     Ok(only.thread_block()?)
 }
 
-/// Reads the signals that [`block`] has blocked.
+/// Receives the signals that [`block`] has blocked.
 pub struct Signals {
-    receiver: UnboundedReceiver<io::Result<Heard>>,
-    /// Ignored when dlock was started, so they must have no effect.
+    receiver: UnboundedReceiver<io::Result<Received>>,
+    /// The signals that were ignored when dlock was started. They must have no effect.
     ignored: Vec<Signal>,
 }
 
 impl Signals {
-    /// Call it after [`block`], in a runtime.
+    /// Starts to read. Call it after [`block`], in a tokio runtime.
     pub fn listen() -> io::Result<Signals> {
         let ignored = ignored()?;
-        // If SIGCHLD is ignored, the kernel neither keeps dead children nor reports their end. A handler is
-        // the only way out that is not `unsafe`; it is never called, and the program starts without it.
+        // If dlock was started with SIGCHLD ignored, the kernel would neither keep ended children nor report
+        // their end. Installing a handler is the only change of that which needs no `unsafe`. The handler is
+        // never called, because the signal is blocked, and the program does not inherit it.
         let _ = signal(SignalKind::child())?;
-        let source = SignalFd::with_flags(&ours(), SfdFlags::SFD_CLOEXEC)?;
+        let source = SignalFd::with_flags(&read_signals(), SfdFlags::SFD_CLOEXEC)?;
         let (sender, receiver) = unbounded_channel();
-        // A thread reads, as registering the descriptor with the runtime would be `unsafe`.
+        // A thread reads: registering the descriptor with the runtime would need `unsafe`.
         thread::Builder::new().name("signals".into()).spawn(move || {
             loop {
-                let heard = match source.read_signal() {
-                    Ok(info) => info.as_ref().and_then(Heard::of).map(Ok),
+                let received = match source.read_signal() {
+                    Ok(info) => info.as_ref().and_then(Received::of).map(Ok),
                     Err(Errno::EINTR) => None,
                     Err(why) => Some(Err(why.into())),
                 };
-                let last = matches!(heard, Some(Err(_)));
-                if heard.is_some_and(|heard| sender.send(heard).is_err()) || last {
+                let is_last = matches!(received, Some(Err(_)));
+                if received.is_some_and(|received| sender.send(received).is_err()) || is_last {
                     return;
                 }
             }
@@ -146,27 +150,30 @@ impl Signals {
     }
 
     /// The next signal. Cancel safe.
-    pub async fn next(&mut self) -> io::Result<Heard> {
+    pub async fn next(&mut self) -> io::Result<Received> {
         match self.receiver.recv().await {
-            Some(heard) => heard,
+            Some(received) => received,
             None => Err(io::Error::other("the thread that reads signals has ended")),
         }
     }
 
-    /// Waits for a signal that ends dlock; a stop signal stops it meanwhile.
+    /// Waits for a signal that ends dlock, and returns it. A stop signal stops this process until it is
+    /// continued.
     pub async fn end(&mut self) -> io::Result<Signal> {
         loop {
             match self.next().await? {
-                Heard::Child => {}
-                Heard::Signal(signal, _) if self.ignored.contains(&signal) || HARMLESS.contains(&signal) => {}
-                Heard::Signal(signal, _) if STOPS.contains(&signal) => stop_by(signal)?,
-                Heard::Signal(signal, _) => return Ok(signal),
+                Received::Child => {}
+                Received::Signal(signal, _)
+                    if self.ignored.contains(&signal) || HARMLESS.contains(&signal) => {}
+                Received::Signal(signal, _) if STOPS.contains(&signal) => stop_by(signal)?,
+                Received::Signal(signal, _) => return Ok(signal),
             }
         }
     }
 }
 
-/// The signals that were ignored when dlock was started: once blocked, they are read all the same.
+/// The signals that were ignored when dlock was started. A signalfd returns blocked signals even if they are
+/// ignored.
 fn ignored() -> io::Result<Vec<Signal>> {
     let status = fs::read_to_string("/proc/self/status")?;
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -178,20 +185,21 @@ fn ignored() -> io::Result<Vec<Signal>> {
 mod tests {
     use super::*;
 
-    /// `perl -e 'alarm 60; exec "dlock", ..'`: the command must get it, though the kernel has sent it.
+    /// The SIGALRM of `perl -e 'alarm 60; exec "dlock", ..'` comes from the kernel too, and must be
+    /// forwarded.
     #[test]
-    fn only_what_a_terminal_can_send_comes_from_one() {
+    fn sender_is_the_terminal_only_for_signals_of_a_terminal() {
         let kernel = 0x80;
-        for (signal, code, from) in [
-            (Signal::SIGINT, kernel, From::Terminal),
-            (Signal::SIGWINCH, kernel, From::Terminal),
-            (Signal::SIGTSTP, kernel, From::Terminal),
-            (Signal::SIGALRM, kernel, From::Other),
-            (Signal::SIGXCPU, kernel, From::Other),
-            (Signal::SIGINT, 0, From::Other),
-            (Signal::SIGWINCH, 0, From::Other),
+        for (signal, code, sender) in [
+            (Signal::SIGINT, kernel, Sender::Terminal),
+            (Signal::SIGWINCH, kernel, Sender::Terminal),
+            (Signal::SIGTSTP, kernel, Sender::Terminal),
+            (Signal::SIGALRM, kernel, Sender::Other),
+            (Signal::SIGXCPU, kernel, Sender::Other),
+            (Signal::SIGINT, 0, Sender::Other),
+            (Signal::SIGWINCH, 0, Sender::Other),
         ] {
-            assert_eq!(From::of(signal, code), from, "{signal} {code}");
+            assert_eq!(Sender::of(signal, code), sender, "{signal} {code}");
         }
     }
 }

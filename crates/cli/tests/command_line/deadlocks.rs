@@ -1,16 +1,13 @@
-//! Runs inside of runs, and what they wait for.
+//! Nested runs, and the deadlocks of runs that wait for each other.
 
 use super::*;
 use dlock_testkit::{ServerKind, each_server};
 
-/// Holds its own lock until the other run has one too, then wants that.
+/// Starts a run that holds `own` and, as soon as the other run holds its lock too, waits for `other`.
 fn crossing(stage: &Stage, own: &str, other: &str) -> Running {
-    let script = format!(
-        "touch has-{own}; until [ -e has-{other} ]; do sleep 0.02; done
-         $DLOCK run --node-timeout 5s {other} -- echo inside"
-    );
+    let inner = "touch has-$1; until [ -e has-$2 ]; do sleep 0.02; done; exec $DLOCK run --node-timeout 5s $2 -- echo inside";
     let mut run = stage.dlock(&format!("run --node-timeout 5s {own} -- sh -c"));
-    run.arg(script);
+    run.args([inner, "sh", own, other]);
     stage.start(run)
 }
 
@@ -38,9 +35,9 @@ fn a_deadlock_of_two_runs_ends_one_and_runs_the_other(kind: &ServerKind) {
     }
 }
 
-/// Both are inside of one run, and neither keeps the other waiting for ever.
+/// Both are children of one script, in one parent run. With one owner, the second would look like a deadlock.
 #[each_server]
-fn parallel_runs_take_turns(kind: &ServerKind) {
+fn parallel_runs_of_one_script_take_turns(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let inner = "$DLOCK run --node-timeout 5s x -- sh -c 'until [ -e go ]; do sleep 0.02; done; echo turn'";
     let run = stage.start(stage.run("", &format!("{inner} & {inner} & wait")));
@@ -50,11 +47,11 @@ fn parallel_runs_take_turns(kind: &ServerKind) {
     assert_eq!((done.code, &*done.stdout, &*done.stderr), (Some(0), "turn\nturn\n", ""));
 }
 
-/// What it has been told to enter is gone from its environment.
+/// The environment does not name the parent's hold, so the nested run cannot re-enter it.
 #[each_server]
 fn a_nested_run_is_refused_when_it_waits_for_its_parent(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
-    let inner = "unset DLOCK_TOKEN DLOCK_RESOURCE; $DLOCK run --node-timeout 5s r -- echo inside";
+    let inner = "unset DLOCK_TOKEN DLOCK_RESOURCE; exec $DLOCK run --node-timeout 5s r -- echo inside";
     let done = stage.end(stage.run("", inner));
     assert_eq!((done.code, &*done.stdout), (Some(75), ""), "{}", done.stderr);
     done.says("would be a deadlock");

@@ -2,6 +2,7 @@
 
 use super::operators::{ended, json};
 use super::*;
+use dlock_testkit::Value as Reply;
 use dlock_testkit::wall_clock::WallClock;
 use dlock_testkit::{Server, ServerKind, each_server};
 use serde_json::Value;
@@ -103,4 +104,36 @@ fn doctor_compares_the_members_of_a_quorum(kind: &ServerKind) {
     stage.servers[1].connect().ok(&format!("REPLICAOF 127.0.0.1 {first}"));
     let found = findings(&stage, "doctor", 1);
     assert!(found.iter().any(|finding| finding.contains("it is a replica")), "{found:?}");
+}
+
+#[each_server]
+fn doctor_reports_a_client_that_names_other_members(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    let mut other = stage.servers[1].connect();
+    if matches!(other.say("CLIENT SETINFO LIB-NAME dlock-py(q5-0badcafe)"), Reply::Error(_)) {
+        return; // Redis 7.0 shows no library names.
+    }
+    let named = |found: Vec<String>| -> Vec<String> {
+        found.into_iter().filter(|finding| finding.contains("names other members")).collect()
+    };
+    let found = named(findings(&stage, "doctor", 1));
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].starts_with(&format!("redis://127.0.0.1:{}: ", stage.servers[1].port())), "{found:?}");
+    assert!(found[0].contains("(q5-0badcafe)"), "{found:?}");
+    // A client that has not reached all of its members yet, one of a single server, another library.
+    for name in ["dlock-client(q3)", "dlock-client", "redis-py(q5-0badcafe)"] {
+        other.ok(&format!("CLIENT SETINFO LIB-NAME {name}"));
+        let found = named(findings(&stage, "doctor", 1));
+        assert!(found.is_empty(), "{name}: {found:?}");
+    }
+}
+
+#[each_server]
+fn doctor_and_status_report_a_cluster_node(kind: &ServerKind) {
+    let mut stage = Stage::with(kind, 0);
+    stage.servers.push(Server::options(kind).conf("cluster-enabled yes").start());
+    let found = findings(&stage, "doctor", 1);
+    assert!(found.iter().any(|finding| finding.contains("cluster_enabled:1")), "{found:?}");
+    let status = ended(&stage, "status", 1).stdout;
+    assert!(status.contains("cluster node (master)"), "{status}");
 }

@@ -10,12 +10,13 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::{Pid, getpgid, getpgrp, getppid};
 
-use crate::descendants::Descendants;
-use crate::exit::{Error, complain, flush_complaints};
+use crate::exit::{Error, flush_stderr};
+use crate::output::warn;
+use crate::run::descendants::Descendants;
 use crate::signals::{self, STOPS};
 
-/// The name of this process while it turns into the program: see [`become_program`].
-const ON_THE_WAY: &str = "dlock-starting";
+/// The name (`argv[0]`) of a process that is about to become the program: see [`become_program`].
+const STARTING: &str = "dlock-starting";
 
 /// A running program.
 pub struct Program {
@@ -25,13 +26,13 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts it. If the program cannot be executed, [`become_program`] exits with 126 or 127.
+    /// Starts the program. If it cannot be executed, it ends with the exit code 126 or 127.
     ///
     /// The calling thread must live as long as the program: when it ends, the kernel kills the program.
     pub fn start(words: &[OsString], environment: &[(&str, Option<OsString>)]) -> io::Result<Program> {
-        let descendants = Descendants::keep()?;
+        let descendants = Descendants::track()?;
         let mut command = Command::new("/proc/self/exe");
-        command.arg0(ON_THE_WAY).arg(Pid::this().to_string()).args(words);
+        command.arg0(STARTING).arg(Pid::this().to_string()).args(words);
         for (name, value) in environment {
             match value {
                 Some(value) => command.env(name, value),
@@ -41,18 +42,19 @@ impl Program {
         Ok(Program { child: command.spawn()?, descendants, ended: None })
     }
 
-    /// How it ended; `None` while it runs.
+    /// The exit status of the program. `None` while it runs.
     pub fn ended(&self) -> Option<ExitStatus> {
         self.ended
     }
 
-    /// Reaps children that have ended. Returns whether a stop signal of a terminal has stopped the program.
-    pub fn look(&mut self) -> io::Result<bool> {
+    /// Reaps children that have ended. Returns whether a stop signal of a terminal (Ctrl-Z) has stopped the
+    /// program.
+    pub fn reap(&mut self) -> io::Result<bool> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait()?;
         }
-        // Orphans of the program are ours to reap. One by one: waiting for any child could take away the
-        // status that try_wait is to return.
+        // Orphans of the program become children of dlock. Each is reaped by its pid: a wait for any child
+        // could consume the status that try_wait returns.
         for orphan in self.descendants.dead_children()? {
             if orphan != self.pid() {
                 let _ = waitpid(orphan, Some(WaitPidFlag::WNOHANG));
@@ -65,7 +67,7 @@ impl Program {
         Ok(matches!(stopped, Ok(WaitStatus::Stopped(_, signal)) if STOPS.contains(&signal)))
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the program, unless it has ended.
     pub fn signal(&self, signal: Signal) {
         // A pid that has been reaped may belong to another process by now.
         if self.ended.is_none() {
@@ -73,20 +75,22 @@ impl Program {
         }
     }
 
-    /// Whether it is still in our process group, which the keys of the terminal reach.
+    /// Returns whether the program is still in dlock's process group, which receives the signals of the
+    /// terminal.
     pub fn shares_our_group(&self) -> bool {
         getpgid(Some(self.pid())) == Ok(getpgrp())
     }
 
-    /// Every live process that it has started, including itself.
+    /// Returns the program, if it lives, and every live process that it has started.
     pub fn alive(&self) -> io::Result<Vec<Pid>> {
         self.descendants.alive()
     }
 
-    /// Sends a signal to all of them.
+    /// Sends a signal to the program and every live process that it has started.
     pub fn signal_all(&self, signal: Signal) -> io::Result<()> {
         for pid in self.alive()? {
-            // It may be gone, or belong to another user: the caller checks which are alive afterwards.
+            // Fails if the process has ended or belongs to another user. Callers check afterwards which are
+            // alive.
             let _ = kill(pid, signal);
         }
         Ok(())
@@ -97,7 +101,7 @@ impl Program {
     }
 }
 
-/// If the program is dropped early, by an error or a panic, nothing of it stays behind.
+/// Kills the program and its descendants if they still run, after an error or a panic.
 impl Drop for Program {
     fn drop(&mut self) {
         if self.ended.is_none() {
@@ -107,19 +111,20 @@ impl Drop for Program {
     }
 }
 
-/// Executes the program, if [`Program::start`] started this process for it; `None` otherwise.
+/// Executes the program if [`Program::start`] started this process for it. Returns `None` otherwise, and an
+/// exit code if the program cannot be executed.
 ///
-/// What must happen between fork and exec happens here, in a normal process. Between fork and exec itself
-/// only `unsafe` code could do it.
+/// dlock executes itself first, and sets up the process here. Between fork and exec, where this is usually
+/// done, it would take `unsafe` code.
 pub fn become_program() -> Option<ExitCode> {
     let mut words = std::env::args_os();
-    if words.next().as_deref() != Some(OsStr::new(ON_THE_WAY)) {
+    if words.next().as_deref() != Some(OsStr::new(STARTING)) {
         return None;
     }
     let parent = words.next()?;
     let program = words.next()?;
-    // If dlock is killed, so is the program: nobody else would end it when the lease ends. This survives the
-    // exec, unless the program is set-user-ID, and is not inherited by its children.
+    // The kernel kills the program if dlock is killed, because then no process would end it before the lease
+    // does. This setting survives the exec, unless the program is set-user-ID. Children do not inherit it.
     let tied = prctl::set_pdeathsig(Signal::SIGKILL).is_ok() && signals::unblock().is_ok();
     if !tied || parent != *getppid().to_string() {
         return Some(Error::system("the command was not started", "dlock has ended").report());
@@ -127,15 +132,16 @@ pub fn become_program() -> Option<ExitCode> {
     Some(execute(&program, words).into())
 }
 
-/// Replaces this process by the program, or returns an exit code as shells, env and nohup do.
+/// Replaces this process by the program. Returns only if that fails, with the exit code of shells: 127 if the
+/// program is not found, else 126.
 pub fn execute(program: &OsStr, words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> u8 {
-    flush_complaints();
+    flush_stderr();
     let why = Command::new(program).args(words).exec();
-    complain(format_args!("{}: {why}", program.display()));
+    warn(format_args!("{}: {why}", program.display()));
     if why.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
 }
 
-/// The exit code as in a shell: 128 + n for a program that was killed by signal n.
+/// The exit code of a program, or 128 + n if signal n killed it, as in a shell.
 pub fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| code.try_into().ok()).unwrap_or(u8::MAX)

@@ -1,4 +1,4 @@
-//! `dlock status`: how each server is.
+//! `dlock status`: the state of each server.
 
 use std::collections::HashMap;
 
@@ -7,18 +7,18 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::args::Status;
-use crate::exit::Failure;
-use crate::hold::print;
-use crate::lock::Abort;
-use crate::shown::{self, plain};
-use crate::table::{cell, table, time};
+use crate::exit::{Abort, Failure};
+use crate::lock_state::majority;
+use crate::output::escape::{self, escape_control};
+use crate::output::print;
+use crate::output::table::{cell, table, time};
 
 pub async fn status(args: Status) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
     let servers = ask(&client).await;
     let state = State::of(&servers);
     if args.json {
-        print(&shown::json(
+        print(&escape::json(
             &json!({ "status": state, "servers": servers.iter().map(json).collect::<Vec<_>>() }),
         ))?;
     } else {
@@ -27,7 +27,7 @@ pub async fn status(args: Status) -> Result<u8, Abort> {
     Ok(state.code())
 }
 
-/// How all servers are together.
+/// The state of all servers together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
@@ -38,13 +38,15 @@ pub enum State {
 
 impl State {
     pub fn of(servers: &[Inspected<Info>]) -> State {
-        let of = |good: fn(&Info) -> bool| {
-            servers.iter().filter(|seen| seen.answer.found().is_some_and(good)).count()
+        let count = |is_good: fn(&Info) -> bool| {
+            servers.iter().filter(|seen| seen.answer.found().is_some_and(is_good)).count()
         };
-        match () {
-            _ if of(Info::is_well) == servers.len() => State::Ok,
-            _ if of(Info::can_grant) > servers.len() / 2 => State::Attention,
-            _ => State::NoQuorum,
+        if count(Info::is_well) == servers.len() {
+            State::Ok
+        } else if count(Info::can_grant) >= majority(servers.len()) {
+            State::Attention
+        } else {
+            State::NoQuorum
         }
     }
 
@@ -57,13 +59,14 @@ impl State {
     }
 }
 
-/// What INFO says.
+/// The fields of INFO.
 #[derive(Debug, Default)]
 pub struct Info(HashMap<String, String>);
 
-/// What is read of it.
-const SECTIONS: [&str; 5] = ["INFO", "server", "replication", "persistence", "dlock"];
+/// The command that asks for the sections of INFO that are read.
+const INFO: [&str; 6] = ["INFO", "server", "replication", "persistence", "cluster", "dlock"];
 
+/// Asks all servers for their INFO.
 pub async fn ask(client: &Client) -> Vec<Inspected<Info>> {
     let read = |seen: Inspected<Vec<String>>| {
         let answer = match seen.answer {
@@ -72,7 +75,7 @@ pub async fn ask(client: &Client) -> Vec<Inspected<Info>> {
         };
         Inspected { server: seen.server, answer }
     };
-    client.ask(&SECTIONS).await.into_iter().map(read).collect()
+    client.ask(&INFO).await.into_iter().map(read).collect()
 }
 
 impl Info {
@@ -81,12 +84,12 @@ impl Info {
         Info(fields.map(|(name, value)| (name.to_owned(), value.trim_end().to_owned())).collect())
     }
 
-    /// Empty where the server does not tell.
+    /// The value of a field. Empty if the server does not send it.
     pub fn text(&self, field: &str) -> &str {
         self.0.get(field).map_or("", String::as_str)
     }
 
-    /// 0 where the server does not tell.
+    /// The value of a field. 0 if the server does not send it.
     pub fn number(&self, field: &str) -> u64 {
         self.text(field).parse().unwrap_or(0)
     }
@@ -103,7 +106,19 @@ impl Info {
         self.text("role") == "master"
     }
 
-    /// The options that it warns of.
+    pub fn is_cluster_node(&self) -> bool {
+        self.text("cluster_enabled") == "1"
+    }
+
+    /// The role, for people: `master`, `slave`, or `cluster node (master)`.
+    fn role(&self) -> String {
+        match self.is_cluster_node() {
+            true => format!("cluster node ({})", self.text("role")),
+            false => self.text("role").to_owned(),
+        }
+    }
+
+    /// The options that the server warns of.
     pub fn warnings(&self) -> impl Iterator<Item = &str> {
         self.text("dlock_warning_words").split(',').filter(|word| !word.is_empty())
     }
@@ -112,9 +127,9 @@ impl Info {
         self.is_master() && self.number("dlock_grace_ms_left") == 0
     }
 
-    /// What it warns of is for `doctor`: it is as the server was set up, and no alarm.
+    /// Ignores warnings: they are about the configuration, which `doctor` checks, and no alarm.
     fn is_well(&self) -> bool {
-        self.can_grant() && self.text("dlock_fence_mark_status") != "failing"
+        self.can_grant() && !self.is_cluster_node() && self.text("dlock_fence_mark_status") != "failing"
     }
 
     fn waiters(&self) -> u64 {
@@ -131,6 +146,7 @@ fn json(seen: &Inspected<Info>) -> Value {
         "server": seen.server,
         "version": info.version(),
         "role": info.text("role"),
+        "cluster_node": info.is_cluster_node(),
         "uptime_s": info.number("uptime_in_seconds"),
         "grace_ms_left": info.number("dlock_grace_ms_left"),
         "fence_mark": info.text("dlock_fence_mark_status"),
@@ -147,7 +163,7 @@ pub fn text(servers: &[Inspected<Info>]) -> String {
         let info = match answer {
             Answer::Found(info) => info,
             Answer::Unanswered(why) => {
-                rows.add_row([cell(server), plain(why)]);
+                rows.add_row([cell(server), escape_control(why)]);
                 continue;
             }
         };
@@ -155,7 +171,7 @@ pub fn text(servers: &[Inspected<Info>]) -> String {
         rows.add_row([
             cell(server),
             cell(info.version()),
-            cell(info.text("role")),
+            cell(info.role()),
             if grace == 0 { "none".into() } else { time(grace) },
             cell(info.text("dlock_fence_mark_status")),
             info.number("dlock_held").to_string(),

@@ -1,7 +1,8 @@
-//! `dlock hold`: holds a lock for as long as a process lives.
+//! `dlock hold`: holds a lock for as long as another process lives.
 //!
-//! Two processes: the one that is called ends when the lock is held, so that the script goes on; the other
-//! one, which it has started, acquires the lock and renews it.
+//! There are two dlock processes. The foreground process, which the script calls, returns as soon as the lock
+//! is held. It has started the background process, which acquires the lock, renews it, and releases it when
+//! the watched process ends.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -14,45 +15,45 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::args::Hold;
-use crate::descendants::start_of;
-use crate::exit::{Error, Failure, complain};
-use crate::hold::print;
-use crate::lock::{Abort, Wanted, with_lock};
-use crate::program::exit_code;
+use crate::exit::{Abort, Error, Failure};
+use crate::output::{print, warn};
+use crate::run::descendants::start_of;
+use crate::run::program::exit_code;
+use crate::run::session::{Wanted, with_lock};
 use crate::signals::Signals;
 
-/// The name of the process that holds the lock.
-const HOLDING: &str = "dlock-holding";
+/// The name (`argv[0]`) of the background process.
+const BACKGROUND: &str = "dlock-holding";
 
-/// How often to check whether the process lives.
+/// How often to check whether the watched process lives.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Whether this process is the one that holds the lock.
-pub fn is_holding() -> bool {
-    std::env::args_os().next().is_some_and(|name| name == HOLDING)
+/// Returns whether this process is the background process.
+pub fn is_background_process() -> bool {
+    std::env::args_os().next().is_some_and(|name| name == BACKGROUND)
 }
 
-/// Starts the process that holds the lock, with the same arguments, and waits until it does.
+/// Starts the background process with the arguments of this one, and waits until it holds the lock.
 pub fn start() -> Result<u8, Abort> {
     let mut command = Command::new("/proc/self/exe");
-    command.arg0(HOLDING).args(std::env::args_os().skip(1)).stdin(Stdio::null()).stdout(Stdio::piped());
+    command.arg0(BACKGROUND).args(std::env::args_os().skip(1)).stdin(Stdio::null()).stdout(Stdio::piped());
     let not_started = |why| Error::system("the lock is not held", why);
-    let mut holding = command.spawn().map_err(not_started)?;
+    let mut background = command.spawn().map_err(not_started)?;
     let mut line = String::new();
-    if let Some(pipe) = holding.stdout.take() {
+    if let Some(pipe) = background.stdout.take() {
         BufReader::new(pipe).read_line(&mut line).map_err(not_started)?;
     }
     if line.is_empty() {
-        let status = holding.wait().map_err(not_started)?;
+        let status = background.wait().map_err(not_started)?;
         let signal = status.signal().and_then(|signal| Signal::try_from(signal).ok());
         return signal.map_or_else(|| Ok(exit_code(status)), |signal| Err(Abort::Signal(signal)));
     }
-    // If it cannot be printed the lock is held all the same: it ends with the process.
+    // If this fails, the lock stays held nevertheless, until the watched process ends.
     print(line.trim_end())?;
     Ok(0)
 }
 
-/// Acquires the lock, says so, and holds it until the process ends.
+/// The background process: acquires the lock, prints its token, and holds it until the watched process ends.
 pub async fn hold(args: Hold) -> Result<u8, Abort> {
     let pid = Pid::from_raw(args.pid);
     let Some(started) = start_of(pid) else {
@@ -63,11 +64,12 @@ pub async fn hold(args: Hold) -> Result<u8, Abort> {
             tokio::time::sleep(CHECK_INTERVAL).await;
         }
     };
-    // Until then nobody has the lock, and it is for nobody without the one who waits for the line.
-    follow_parent(true)?;
+    // Until the lock is held, this process ends with the foreground process: a script that was killed while
+    // it waited must not get the lock later.
+    end_with_parent(true)?;
     let resources = std::slice::from_ref(&args.resource);
-    let what = format!("process {pid}");
-    let wanted = Wanted { resources, args: &args.lock, what: &what };
+    let holder = format!("process {pid}");
+    let wanted = Wanted { resources, args: &args.lock, holder: &holder };
     let acquire = async |client: &Client, lock: Acquire| {
         let acquired = tokio::select! {
             acquired = lock.acquire() => acquired,
@@ -80,7 +82,7 @@ pub async fn hold(args: Hold) -> Result<u8, Abort> {
     };
     let work = async |guard: Guard, signals: &mut Signals| {
         let token = String::from_utf8_lossy(guard.token().as_bytes()).into_owned();
-        follow_parent(false)?;
+        end_with_parent(false)?;
         print(&guard.fence().map_or(token.clone(), |fence| format!("{token} {}", fence.get())))?;
         let ended = ended();
         tokio::pin!(ended);
@@ -92,14 +94,14 @@ pub async fn hold(args: Hold) -> Result<u8, Abort> {
                     return Ok(0);
                 }
                 why = guard.lost() => {
-                    complain(format_args!("the lock is lost: {why}; ending process {pid}"));
+                    warn(format_args!("the lock is lost: {why}; ending process {pid}"));
                     if start_of(pid) == Some(started) {
                         let _ = kill(pid, Signal::SIGTERM);
                     }
                     return Ok(Failure::Lost.code());
                 }
-                // The keys of the terminal are for the process, and so is the SIGTERM of a service manager to
-                // all of a service: as long as it survives them it needs the lock.
+                // Ignored: Ctrl-C, or the SIGTERM of a service manager to all processes of a service, also
+                // reaches the watched process. If that survives the signal, it still needs the lock.
                 signal = signals.end() => drop(signal.map_err(|why| Error::system("signals", why))?),
             }
         }
@@ -107,8 +109,8 @@ pub async fn hold(args: Hold) -> Result<u8, Abort> {
     with_lock(&args.servers, wanted, acquire, work).await
 }
 
-/// Whether this process is to end, by SIGTERM, with the one that has started it.
-fn follow_parent(follows: bool) -> Result<(), Error> {
-    let signal = follows.then_some(Signal::SIGTERM);
+/// Sets whether the kernel sends SIGTERM to this process when its parent process ends.
+fn end_with_parent(ends: bool) -> Result<(), Error> {
+    let signal = ends.then_some(Signal::SIGTERM);
     prctl::set_pdeathsig(signal).map_err(|why| Error::system("the end of the parent", why))
 }

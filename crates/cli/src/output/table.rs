@@ -1,4 +1,4 @@
-//! Tables for people, and how times and tokens are written in them.
+//! Tables for people, and the format of times, names and tokens in them.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 
-use crate::shown::plain;
+use crate::output::escape::escape_control;
 
 pub fn table(head: &[&str]) -> Table {
     let mut table = Table::new();
@@ -14,19 +14,21 @@ pub fn table(head: &[&str]) -> Table {
     table
 }
 
-/// How much of a text a cell shows. A name may have megabytes, and each row is as wide as the widest.
-const WIDEST: usize = 64;
+/// The number of characters of a text that a cell shows. A resource name may have megabytes, and the widest
+/// cell widens its column.
+const MAX_WIDTH: usize = 64;
 
-/// Text from outside in a table.
+/// A cell with text from outside: escaped, and cut to [`MAX_WIDTH`] characters.
 pub fn cell(text: impl fmt::Display) -> String {
-    cut(&plain(text), WIDEST)
+    cut(&escape_control(text), MAX_WIDTH)
 }
 
-/// A token for people, shortened: whoever knows all of it owns the hold.
+/// The beginning of a token. The whole token is not shown: with it, any client could release the hold.
 pub fn short(token: &str) -> String {
-    plain(cut(token, 8))
+    escape_control(cut(token, 8))
 }
 
+/// The first `most` characters of a text, with an ellipsis if it is longer.
 pub fn cut(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -34,7 +36,7 @@ pub fn cut(text: &str, most: usize) -> String {
     }
 }
 
-/// In whole seconds, or in milliseconds below one second.
+/// A time in whole seconds, or in milliseconds if it is below one second.
 pub fn time(ms: u64) -> String {
     let time = Duration::from_millis(ms);
     let shown = if ms < 1000 { time } else { Duration::from_secs(time.as_secs()) };
@@ -46,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_and_tokens_are_short() {
+    fn cells_times_and_tokens_are_shortened() {
         assert_eq!((time(999), time(61_900)), ("999ms".into(), "1m 1s".into()));
         assert_eq!(short("a\nb"), "a\\nb");
         assert_eq!(cell("a\nb".repeat(20)), format!("{}…", "a\\nb".repeat(16)));

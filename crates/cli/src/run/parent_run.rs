@@ -1,26 +1,38 @@
-//! The run around this one, which its environment describes: what it holds is entered again.
+//! The parent run: the `dlock run` that started this process, as the environment describes it. A nested run
+//! re-enters the parent's holds instead of waiting for them.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::LazyLock;
 
 use dlock_client::{Client, Inspection, Token};
+use nix::unistd::getppid;
 
 use crate::args::LockArgs;
 use crate::exit::{Error, Failure};
+use crate::lock_state::majority;
 
-/// Whose the locks of this process are, for the search for deadlocks: within the run around it, which waits
-/// for this one to end. Another run in there is another owner, for it may run beside this one.
+/// The owner of all locks of this process, by which the servers detect deadlocks.
+///
+/// A run that is itself the command of its parent run (`dlock run a -- dlock run b -- ..`) has the parent's
+/// owner: the parent does nothing but wait for it. A run that a script starts has an owner of its own,
+/// because the script may start several side by side: with one owner for all of them, one that waits for
+/// another would look like a deadlock.
 pub static OWNER: LazyLock<OsString> = LazyLock::new(|| {
-    let own = format!("{:016x}", rand::random::<u64>());
-    let around = env::var_os("DLOCK_OWNER").unwrap_or_default();
-    let within = [around.as_bytes(), b"/", own.as_bytes()].concat();
-    let is_within = !around.is_empty() && within.len() <= Token::MAX_LEN;
-    OsString::from_vec(if is_within { within } else { own.as_bytes().to_vec() })
+    let parents = env::var_os("DLOCK_OWNER").filter(|owner| owner.len() <= Token::MAX_LEN);
+    let parents = parents.filter(|owner| !owner.is_empty() && is_command_of_a_run());
+    parents.unwrap_or_else(|| format!("{:016x}", rand::random::<u64>()).into())
 });
 
-/// A hold of the run around this one.
+/// Returns whether a `dlock` process is the parent process.
+fn is_command_of_a_run() -> bool {
+    let program = |pid: &str| fs::read_link(format!("/proc/{pid}/exe")).ok();
+    program("self").is_some_and(|own| program(&getppid().to_string()) == Some(own))
+}
+
+/// A hold of the parent run.
 #[derive(Debug, Clone)]
 pub struct Entry {
     pub resource: OsString,
@@ -28,32 +40,35 @@ pub struct Entry {
     pub fence: Option<OsString>,
 }
 
-pub struct Around(Vec<Entry>);
+pub struct ParentRun(Vec<Entry>);
 
-impl Around {
-    /// What the run around this one says that it holds.
-    pub fn from_environment() -> Around {
+impl ParentRun {
+    /// Reads the holds from DLOCK_RESOURCE, DLOCK_TOKEN and DLOCK_FENCE. Without a parent run, or if these
+    /// variables contradict each other, there are none.
+    pub fn from_environment() -> ParentRun {
         let lines = |name| env::var_os(name).map(|text| lines(&text)).unwrap_or_default();
         let (tokens, fences) = (lines("DLOCK_TOKEN"), lines("DLOCK_FENCE"));
         let resources = match env::var_os("DLOCK_RESOURCE") {
-            // The name of a single one may have several lines.
+            // The name of a single resource may contain line breaks.
             Some(resource) if tokens.len() == 1 => vec![resource],
             _ => lines("DLOCK_RESOURCE"),
         };
         if resources.len() != tokens.len() {
-            return Around(Vec::new());
+            return ParentRun(Vec::new());
         }
         let holds = resources.into_iter().zip(tokens).enumerate();
         let entry = |(at, (resource, token))| Entry { resource, token, fence: fences.get(at).cloned() };
-        Around(holds.map(entry).collect())
+        ParentRun(holds.map(entry).collect())
     }
 
-    /// Those of the resources that it still holds, in a way that satisfies what is asked for.
+    /// Returns the holds of these resources that the parent run still has on a majority of the servers.
+    ///
+    /// Fails if one of them does not satisfy the options, or if too few servers answer.
     pub async fn enter(
         self,
         client: &Client,
         resources: &[OsString],
-        asked: &LockArgs,
+        options: &LockArgs,
     ) -> Result<Vec<Entry>, Error> {
         let mut entered = Vec::new();
         for entry in self.0.into_iter().filter(|entry| resources.contains(&entry.resource)) {
@@ -65,18 +80,18 @@ impl Around {
             let held = answers.iter().copied().flatten();
             let held: Vec<&Inspection> =
                 held.filter(|lock| lock.holders.iter().any(|holder| holder.token == token)).collect();
-            let majority = masters.len() / 2 + 1;
+            let majority = majority(masters.len());
             if held.len() >= majority {
-                let satisfied = held.iter().all(|lock| asked.is_satisfied_by(lock));
-                if !satisfied || (asked.fenced && entry.fence.is_none()) {
+                let satisfied = held.iter().all(|lock| options.is_satisfied_by(lock));
+                if !satisfied || (options.fenced && entry.fence.is_none()) {
                     return Err(Error::usage(format_args!(
-                        "the run around this one holds {name} in another mode: ask for the stronger one there"
+                        "the parent run holds {name} in a weaker mode: give the stronger option to the parent run"
                     )));
                 }
                 entered.push(entry);
             } else if held.len() + masters.len() - answers.len() >= majority {
                 let message =
-                    format!("too few servers tell whether the run around this one still holds {name}");
+                    format!("too few servers answered to tell whether the parent run still holds {name}");
                 return Err(Error::new(Failure::NoQuorum, message));
             }
         }
@@ -94,5 +109,5 @@ impl LockArgs {
 }
 
 fn lines(text: &OsStr) -> Vec<OsString> {
-    text.as_bytes().split(|byte| *byte == b'\n').map(|line| OsStr::from_bytes(line).to_owned()).collect()
+    text.as_bytes().split(|byte| *byte == b'\n').map(|line| OsString::from_vec(line.to_vec())).collect()
 }

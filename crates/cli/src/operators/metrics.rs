@@ -1,6 +1,7 @@
-//! `dlock metrics`: what the servers' INFO says, in the text format of Prometheus.
+//! `dlock metrics`: the fields of the servers' INFO, in the text format of Prometheus.
 //!
-//! Names, kinds and help come from the table of docs/info.md, which tests hold to what servers answer.
+//! Names, kinds and help texts come from the table in docs/info.md, which tests compare with a running
+//! server.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,18 +9,17 @@ use std::fmt::Write;
 use dlock_client::{Client, Inspected};
 
 use crate::args::Metrics;
-use crate::exit::Failure;
-use crate::hold::print;
-use crate::list;
-use crate::lock::Abort;
-use crate::shown::plain;
-use crate::status::{self, Info, State};
-use crate::table::cut;
+use crate::exit::{Abort, Failure};
+use crate::operators::list;
+use crate::operators::status::{self, Info, State};
+use crate::output::escape::escape_control;
+use crate::output::print;
+use crate::output::table::cut;
 
-/// So much of a resource's name is shown: it may have megabytes.
-const LONGEST_NAME: usize = 256;
+/// The number of characters of a resource's name that are shown: it may have megabytes.
+const MAX_NAME: usize = 256;
 
-const INFO: &str = include_str!("../../../docs/info.md");
+const INFO: &str = include_str!("../../../../docs/info.md");
 
 pub async fn metrics(args: Metrics) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
@@ -28,7 +28,8 @@ pub async fn metrics(args: Metrics) -> Result<u8, Abort> {
     Ok(if text.contains("\ndlock_quorum 1\n") { 0 } else { Failure::NoQuorum.code() })
 }
 
-/// All metrics, of the `hottest` resources too: those that most wait for.
+/// Asks the servers and returns all metrics, with those of the `hottest` resources: the ones with the most
+/// waiters.
 pub async fn collect(client: &Client, hottest: usize) -> String {
     let servers = status::ask(client).await;
     let mut text = Text(String::new());
@@ -65,21 +66,21 @@ fn answered(seen: &Inspected<Info>) -> Option<(&str, &Info)> {
     Some((&*seen.server, seen.answer.found()?))
 }
 
-/// The fields of INFO: name, kind, what it is.
+/// The fields of INFO in docs/info.md: name without `dlock_`, kind, description.
 fn documented() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
     let rows = INFO.lines().filter_map(|line| line.strip_prefix("| `dlock_"));
     let cells = rows.filter_map(|row| {
         let mut cells = row.split(" | ");
         Some((cells.next()?, cells.next()?, cells.next()?.trim_end_matches(" |")))
     });
-    // Some rows have several fields.
+    // A row can describe several fields.
     cells.flat_map(|(names, kind, what)| {
         let names = names.split("` `dlock_").map(|name| name.trim_end_matches('`'));
         names.map(move |name| (name, kind, what))
     })
 }
 
-/// The text format, a family after the other.
+/// Metrics in the text format, one family after the other.
 struct Text(String);
 
 impl Text {
@@ -95,8 +96,8 @@ impl Text {
         let _ = writeln!(self.0, "{name}{labels} {value}");
     }
 
-    /// A field of INFO, of every server: counters end with _total, and times are in seconds, as is the custom
-    /// of Prometheus.
+    /// Appends a field of INFO, with a sample for each server. As Prometheus asks, the names of counters end
+    /// with _total, and times are in seconds.
     fn field(&mut self, up: &[(&str, &Info)], field: &str, kind: &str, what: &str) {
         let (in_ms, info_name) = (field.contains("_ms"), format!("dlock_{field}"));
         let name = info_name.replace("_ms", "_seconds");
@@ -123,12 +124,13 @@ impl Text {
                     self.sample(&name, &[("server", server), ("word", info.text(&info_name))], 1.0);
                 }
             }
-            // Texts are for people.
+            // Fields of the kind "text" have no metric.
             _ => {}
         }
     }
 
-    /// `1=0,5=2,...,inf=3,sum=812`, in ms; nothing where the server's module is older and says nothing.
+    /// Appends the samples of a histogram, from `1=0,5=2,...,inf=3,sum=812` in ms. Appends none for an empty
+    /// text: an older module does not send the field.
     fn histogram(&mut self, name: &str, server: &str, counts: &str) {
         let seconds = |ms: &str| ms.parse::<f64>().unwrap_or(0.0) / 1000.0;
         let mut sample = |what: &str, label: Option<&str>, value: f64| {
@@ -149,14 +151,15 @@ impl Text {
         }
     }
 
-    /// Resources are many, and each is a time series of its own: so only those that most wait for.
+    /// Appends the resources with the most waiters. Not all resources, because each is a time series of its
+    /// own.
     async fn hottest(&mut self, client: &Client, most: usize) {
-        let mut locks = list::find_waited(client).await;
+        let mut locks = list::find_contended(client).await;
         locks.sort_by_key(|lock| std::cmp::Reverse((lock.waiters, lock.held_ms)));
-        // Two names may be shown alike, and no sample may come twice.
+        // Two names can be equal once they are cut, and a sample must not occur twice.
         let mut shown = BTreeMap::<String, (u64, u64)>::new();
         for lock in locks.iter().take(most) {
-            let (waiters, held_ms) = shown.entry(cut(&plain(&lock.resource), LONGEST_NAME)).or_default();
+            let (waiters, held_ms) = shown.entry(cut(&escape_control(&lock.resource), MAX_NAME)).or_default();
             (*waiters, *held_ms) = (waiters.saturating_add(lock.waiters), lock.held_ms.max(*held_ms));
         }
         self.family("dlock_resource_waiters", "gauge", "Waiters of the resources with the most waiters");
@@ -170,7 +173,7 @@ impl Text {
     }
 }
 
-/// A label's value, which may also end on a terminal.
+/// Escapes the value of a label, for the text format and for a terminal.
 fn escaped(value: &str) -> String {
-    plain(value).replace('\\', "\\\\").replace('"', "\\\"")
+    escape_control(value).replace('\\', "\\\\").replace('"', "\\\"")
 }

@@ -1,4 +1,5 @@
-//! `dlock elect`: a leader among many, and who it is. The leader holds the lock of that name.
+//! `dlock elect`: elects a leader among several candidates, or shows the leader. The leader is the holder of
+//! the lock of that name.
 
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -7,19 +8,18 @@ use dlock_client::{Acquire, Answer, Client, Inspected, Inspection};
 use serde_json::json;
 
 use crate::args::{Elect, LockArgs};
-use crate::exit::{Error, Failure, complain};
-use crate::hold::print;
-use crate::inspect::State;
-use crate::list;
-use crate::lock::{Abort, Session, Wanted, flush, unless_signalled};
-use crate::run::{self, Held};
-use crate::shown::{self, plain};
-use crate::supervise::Margin;
+use crate::exit::{Abort, Error, Failure};
+use crate::lock_state::{self, State};
+use crate::output::escape::{self, escape_control};
+use crate::output::{print, warn};
+use crate::run::command::{self, Held};
+use crate::run::session::{Session, Wanted, flush, unless_signalled};
+use crate::run::supervise::Margin;
 
-/// How often --observe asks, and how long a candidate pauses while servers are missing.
+/// The interval at which --observe asks the servers, and a candidate's pause while too few servers answer.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// Runs the command while it leads; stands again when it has lost the lead.
+/// Runs the command while this candidate leads, and stands for election again when the lead is lost.
 pub async fn stand(args: &Elect) -> Result<u8, Abort> {
     let margin = Margin::new(args.ttl, args.kill_after)?;
     let lock = LockArgs {
@@ -34,11 +34,11 @@ pub async fn stand(args: &Elect) -> Result<u8, Abort> {
         label: args.label.clone(),
         delay: None,
     };
-    let (resources, what) = (std::slice::from_ref(&args.name), run::name(&args.command[0]));
+    let (resources, holder) = (std::slice::from_ref(&args.name), command::name(&args.command[0]));
     let mut session = Session::open(&args.servers).await?;
     let mut has_led = false;
     let code = loop {
-        let wanted = Wanted { resources, args: &lock, what: &what };
+        let wanted = Wanted { resources, args: &lock, holder: &holder };
         let acquire = async |client: &Client, acquire: Acquire| {
             let acquire = acquire.notice(margin.notice());
             match client.lock_all([args.name.as_bytes()]).each(|_| acquire).acquire().await {
@@ -48,12 +48,12 @@ pub async fn stand(args: &Elect) -> Result<u8, Abort> {
         };
         let work = async |held, signals: &mut _| {
             has_led = true;
-            run::hold(held, &args.command, signals, margin).await
+            command::hold(held, &args.command, signals, margin).await
         };
         match session.with_lock(wanted, acquire, work).await {
             Ok(Some(code)) => break Ok(code),
-            Ok(None) => complain("standing for election again"),
-            // The addresses are right: a candidate outlasts an outage.
+            Ok(None) => warn("standing for election again"),
+            // A candidate that has led waits for the end of an outage: its addresses are known to be right.
             Err(Abort::Error(why)) if has_led && why.failure == Failure::NoQuorum => {
                 let pause = async {
                     tokio::time::sleep(PAUSE).await;
@@ -68,46 +68,46 @@ pub async fn stand(args: &Elect) -> Result<u8, Abort> {
     code
 }
 
-/// Says which servers do not answer.
-fn why_unknown(masters: &[Inspected<Option<Inspection>>]) {
+/// Warns of each server that did not answer.
+fn warn_of_unanswered(masters: &[Inspected<Option<Inspection>>]) {
     for Inspected { server, answer } in masters {
         if let Answer::Unanswered(why) = answer {
-            complain(format_args!("{server}: {why}"));
+            warn(format_args!("{server}: {why}"));
         }
     }
 }
 
-/// Prints who leads, and each change.
-#[expect(clippy::disallowed_methods, reason = "people compare the time with that of their own logs")]
+/// Prints the current leader, and each change.
+#[expect(clippy::disallowed_methods, reason = "the printed time is compared with other logs")]
 pub async fn observe(args: &Elect) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
-    let name = plain(args.name.display());
+    let name = escape_control(args.name.display());
     let mut last = None;
     loop {
         let masters = client.inspect(args.name.as_bytes()).await;
         let state = State::of(&masters);
         let known = state != State::NoQuorum;
-        let held = list::holder(&masters).filter(|_| state == State::Held);
+        let held = lock_state::holder(&masters).filter(|_| state == State::Held);
         let (leader, fence) = held.map(|it| (it.holder, it.fence)).unzip();
         let identity = (known, leader.as_ref().map(|leader| leader.token.clone()));
         if last.as_ref() != Some(&identity) {
             last = Some(identity);
             if !known {
-                why_unknown(&masters);
+                warn_of_unanswered(&masters);
             }
             let led_for = Duration::from_millis(leader.as_ref().map_or(0, |leader| leader.held_ms));
-            // A clock that is not set yet may be at 1970.
+            // Not before 1970, if this machine's clock is not set.
             let since = SystemTime::now().checked_sub(led_for).unwrap_or(UNIX_EPOCH).max(UNIX_EPOCH);
             let since = humantime::format_rfc3339_seconds(since).to_string();
-            let who = leader.as_ref().map(list::who);
+            let shown = leader.as_ref().map(lock_state::display_name);
             let fence = fence.flatten();
-            print(&match (&who, fence) {
-                _ if args.json => shown::json(&json!({
-                    "name": args.name.to_string_lossy(), "known": known, "leader": who, "fence": fence,
+            print(&match (&shown, fence) {
+                _ if args.json => escape::json(&json!({
+                    "name": args.name.to_string_lossy(), "known": known, "leader": shown, "fence": fence,
                     "address": leader.as_ref().map(|leader| &leader.address), "since": since,
                 })),
-                (Some(who), Some(fence)) => format!("{since} {name} is led by {who} (fence {fence})"),
-                (Some(who), None) => format!("{since} {name} is led by {who}"),
+                (Some(leader), Some(fence)) => format!("{since} {name} is led by {leader} (fence {fence})"),
+                (Some(leader), None) => format!("{since} {name} is led by {leader}"),
                 _ if known => format!("{since} {name} has no leader"),
                 _ => format!("{since} {name} has an unknown leader: too few servers answer"),
             })?;

@@ -1,7 +1,7 @@
-//! `dlock doctor`: what to change on the servers, in words to paste. It reads, and tries nothing that could
-//! take effect.
+//! `dlock doctor`: recommends changes to the servers, where possible as commands to paste. It sends no
+//! command that changes anything.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
@@ -10,15 +10,16 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::args::Doctor;
-use crate::exit::Failure;
-use crate::hold::print;
-use crate::lock::Abort;
-use crate::shown::{self, plain};
-use crate::status::{self, Info};
+use crate::exit::{Abort, Failure};
+use crate::lock_state::majority;
+use crate::operators::status::{self, Info};
+use crate::output::escape::{self, escape_control};
+use crate::output::print;
 
-/// Clocks that are synchronised differ by less.
-const MOST_SKEW: Duration = Duration::from_secs(1);
+/// The largest difference between clocks that are synchronised.
+const MAX_SKEW: Duration = Duration::from_secs(1);
 
+/// The command that asks for the options that are checked.
 const OPTIONS: [&str; 8] = [
     "CONFIG",
     "GET",
@@ -30,10 +31,10 @@ const OPTIONS: [&str; 8] = [
     "appendfsync",
 ];
 
-/// Something to change.
+/// A recommended change.
 #[derive(Debug, Serialize)]
 struct Finding {
-    /// `None`: it concerns all of them together.
+    /// `None` if the finding concerns all servers together.
     server: Option<String>,
     what: String,
     fix: String,
@@ -43,8 +44,9 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
     let infos = status::ask(&client).await;
     let (wanted, mut findings) = (args.ttl.as_millis(), Vec::new());
-    together(&infos, &mut findings);
-    clocks(&client, &mut findings).await;
+    check_count(infos.len(), &mut findings);
+    check_clocks(&client, &mut findings).await;
+    check_members(&client, &mut findings).await;
     let options = client.ask(&OPTIONS).await;
     for (seen, options) in infos.iter().zip(options) {
         let mut add = |what: String, fix: String| {
@@ -53,20 +55,20 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
         match &seen.answer {
             Answer::Unanswered(why) => add(why.to_string(), remedy(why).to_owned()),
             Answer::Found(info) => {
-                of_server(info, wanted, &mut add);
-                of_options(options.answer, wanted, &mut add);
+                check_server(info, wanted, &mut add);
+                check_options(options.answer, wanted, &mut add);
             }
         }
     }
-    rights(&client, args.resource.as_bytes(), &mut findings).await;
+    check_rights(&client, args.resource.as_bytes(), &mut findings).await;
     print(&if args.json {
-        shown::json(&json!({ "findings": findings }))
+        escape::json(&json!({ "findings": findings }))
     } else {
         text(&findings, infos.len())
     })?;
     let answered = infos.iter().filter(|seen| seen.answer.found().is_some()).count();
     Ok(match findings.is_empty() {
-        _ if answered <= infos.len() / 2 => Failure::NoQuorum.code(),
+        _ if answered < majority(infos.len()) => Failure::NoQuorum.code(),
         true => 0,
         false => Failure::Attention.code(),
     })
@@ -75,7 +77,12 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
 fn text(findings: &[Finding], servers: usize) -> String {
     let line = |finding: &Finding| {
         let server = finding.server.as_deref().unwrap_or("all servers");
-        format!("{}: {}\n    {}\n", plain(server), plain(&finding.what), plain(&finding.fix))
+        format!(
+            "{}: {}\n    {}\n",
+            escape_control(server),
+            escape_control(&finding.what),
+            escape_control(&finding.fix)
+        )
     };
     let mut text: String = findings.iter().map(line).collect();
     if findings.is_empty() {
@@ -86,6 +93,7 @@ fn text(findings: &[Finding], servers: usize) -> String {
     text.trim_end().to_owned()
 }
 
+/// The remedy for a server that did not answer.
 fn remedy(why: &NodeState) -> &'static str {
     match why {
         NodeState::Failed(why) if why.contains("load the module") => {
@@ -97,26 +105,24 @@ fn remedy(why: &NodeState) -> &'static str {
     }
 }
 
-/// What concerns all servers.
-fn together(infos: &[Inspected<Info>], findings: &mut Vec<Finding>) {
-    let members = infos.len();
+fn check_count(members: usize, findings: &mut Vec<Finding>) {
     if members.is_multiple_of(2) {
         let fix = format!("name {} or {} servers", members - 1, members + 1);
         let what = format!(
-            "{members} servers tolerate the loss of {}, as {} do: a majority of them is {}",
-            members / 2 - 1,
+            "{members} servers tolerate the failure of {}, no more than {} servers do: {} must be up",
+            members - majority(members),
             members - 1,
-            members / 2 + 1
+            majority(members)
         );
         findings.push(Finding { server: None, what, fix });
     }
 }
 
-async fn clocks(client: &Client, findings: &mut Vec<Finding>) {
+async fn check_clocks(client: &Client, findings: &mut Vec<Finding>) {
     let begun = now();
     let clocks: Vec<(String, i128)> = client.ask(&["TIME"]).await.into_iter().filter_map(clock).collect();
-    // An answer can be that old.
-    let most = (MOST_SKEW + now().saturating_since(begun)).as_micros() as i128;
+    // The first answer is older than the last by up to this time.
+    let most = (MAX_SKEW + now().saturating_since(begun)).as_micros() as i128;
     let mut sorted: Vec<i128> = clocks.iter().map(|(_, time)| *time).collect();
     sorted.sort();
     for (server, time) in &clocks {
@@ -131,28 +137,40 @@ async fn clocks(client: &Client, findings: &mut Vec<Finding>) {
     }
 }
 
-/// The server's time in µs.
+/// Parses the answer to TIME: the server's clock in µs.
 fn clock(seen: Inspected<Vec<String>>) -> Option<(String, i128)> {
     let parts = seen.answer.found()?;
     let (seconds, micros) = (parts.first()?.parse::<u64>().ok()?, parts.get(1)?.parse::<u64>().ok()?);
     Some((seen.server.to_string(), i128::from(seconds) * 1_000_000 + i128::from(micros)))
 }
 
-fn of_server(info: &Info, wanted: u128, add: &mut impl FnMut(String, String)) {
+fn check_server(info: &Info, wanted: u128, add: &mut impl FnMut(String, String)) {
     if !info.is_master() {
         let master = format!("{}:{}", info.text("master_host"), info.text("master_port"));
         add("it is a replica, and grants no locks".into(), format!("name its master, {master}"));
     }
+    if info.is_cluster_node() {
+        add(
+            "it is a node of a cluster (cluster_enabled:1): this command and the Rust client can lock only the \
+             names whose slots this node serves"
+                .into(),
+            "lock with the Python or the Node client, which know clusters, or name a server that is no cluster \
+             node"
+            .into(),
+        );
+    }
     let grace = info.number("dlock_grace_ms_left");
     if grace > 0 {
         add(
-            format!("it grants nothing new for {grace} ms more, as it may have forgotten holds"),
-            "wait; or, if you know that nobody holds a lock: CONFIG SET dlock.restart-grace 0".into(),
+            format!(
+                "it is in its grace period, and grants no new locks for {grace} ms: it may have lost holds"
+            ),
+            "wait; or, if you know that no client holds a lock: CONFIG SET dlock.restart-grace 0".into(),
         );
     }
     if info.text("dlock_fence_mark_status") == "failing" {
         add(
-            "it cannot write its fence mark: fences fall if all data is lost and the clock is set back"
+            "it cannot write its fence mark: fences can fall if all data is lost and the clock is set back"
                 .into(),
             "make its folder (CONFIG GET dir) writable; its log says what fails".into(),
         );
@@ -160,21 +178,22 @@ fn of_server(info: &Info, wanted: u128, add: &mut impl FnMut(String, String)) {
     for word in info.warnings() {
         let (what, fix) = match word {
             "maxmemory-policy" => (
-                "maxmemory-policy evicts locks that are held when memory is short".into(),
+                "maxmemory-policy can evict locks that are held".into(),
                 "CONFIG SET maxmemory-policy noeviction",
             ),
             "notify-keyspace-events" => (
-                "notify-keyspace-events lacks K or d: nobody hears of a lock that was released".into(),
-                "CONFIG SET notify-keyspace-events Kd (and the letters that it has now)",
+                "notify-keyspace-events lacks K or d, so clients do not receive release notifications".into(),
+                "CONFIG SET notify-keyspace-events Kd (add the letters that it has now)",
             ),
             "restart-grace" => (
                 "dlock.restart-grace is shorter than dlock.max-ttl: leases in between are refused".into(),
                 &*format!("CONFIG SET dlock.max-ttl {wanted} dlock.restart-grace {wanted}"),
             ),
-            // A mark that cannot be written has been reported.
+            // Reported above: the mark cannot be written.
             "fence-mark" if info.text("dlock_fence_mark_status") == "failing" => continue,
             "fence-mark" => (
-                "dlock.fence-mark is no: fences fall if all data is lost and the clock is set back".into(),
+                "dlock.fence-mark is no: fences can fall if all data is lost and the clock is set back"
+                    .into(),
                 "CONFIG SET dlock.fence-mark yes",
             ),
             other => (format!("it warns of {other}"), "see its log"),
@@ -183,13 +202,13 @@ fn of_server(info: &Info, wanted: u128, add: &mut impl FnMut(String, String)) {
     }
 }
 
-fn of_options(options: Answer<Vec<String>>, wanted: u128, add: &mut impl FnMut(String, String)) {
+fn check_options(options: Answer<Vec<String>>, wanted: u128, add: &mut impl FnMut(String, String)) {
     let options: HashMap<String, String> = match options {
         Answer::Found(texts) => {
             texts.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect()
         }
         Answer::Unanswered(why) => {
-            let fix = "run this as an operator, whose user has +config|get".into();
+            let fix = "run this as a user with the right +config|get".into();
             return add(format!("its options cannot be read: {why}"), fix);
         }
     };
@@ -206,9 +225,9 @@ fn of_options(options: Answer<Vec<String>>, wanted: u128, add: &mut impl FnMut(S
     }
     let durable = text("appendonly") == "yes" && text("appendfsync") == "always";
     if grace == 0 && !durable {
-        let lost = if text("appendonly") == "yes" { "its last holds" } else { "its holds" };
+        let lost = if text("appendonly") == "yes" { "the newest locks" } else { "locks" };
         add(
-            format!("a crash forgets {lost}, and it grants their locks again at once"),
+            format!("{lost} are not persisted: after a crash this server grants locks that are still held"),
             format!(
                 "CONFIG SET dlock.max-ttl {wanted} dlock.restart-grace {wanted} (a pause after a restart), or \
                  CONFIG SET appendonly yes appendfsync always"
@@ -217,9 +236,53 @@ fn of_options(options: Answer<Vec<String>>, wanted: u128, add: &mut impl FnMut(S
     }
 }
 
-/// What the user may do, found out by commands that are refused in any case: what is wrong in them is looked
-/// at after the rights.
-async fn rights(client: &Client, resource: &[u8], findings: &mut Vec<Finding>) {
+/// Compares the members that the connected clients name with those of this command. The name of a client of a
+/// quorum ends with `(qN-DIGEST)`: see [`Client::library_name`].
+async fn check_members(client: &Client, findings: &mut Vec<Finding>) {
+    if client.members() == 1 {
+        return;
+    }
+    let answers = client.ask(&["CLIENT", "LIST"]).await;
+    let own = client.library_name();
+    // Without a digest, the run id of a member is not known.
+    let Some(own) = members_in(&own).filter(|own| own.contains('-')) else { return };
+    let mut others = BTreeMap::new();
+    for Inspected { server, answer } in &answers {
+        for line in answer.found().into_iter().flatten().flat_map(|text| text.lines()) {
+            let field = |name| line.split(' ').find_map(|field| field.strip_prefix(name));
+            let (Some(address), Some(library)) = (field("addr="), field("lib-name=")) else { continue };
+            match members_in(library) {
+                // This client has not reached all of its members yet, so there is no digest.
+                Some(members) if own.starts_with(members) => {}
+                Some(members) => {
+                    others.entry(members.to_owned()).or_insert_with(|| (server.clone(), address.to_owned()));
+                }
+                None => {}
+            }
+        }
+    }
+    for (members, (server, address)) in others {
+        findings.push(Finding {
+            server: Some(server.to_string()),
+            what: format!(
+                "the client at {address} names other members ({members}) than this command ({own}): two clients \
+                 could hold the same lock"
+            ),
+            fix: "give all clients, and this command, the same list of servers".into(),
+        });
+    }
+}
+
+/// The members in the library name of a client: `q3-1a2b3c4d` in `dlock-client(q3-1a2b3c4d)`. `None` for
+/// other libraries and for clients of a single server.
+fn members_in(library: &str) -> Option<&str> {
+    let (name, members) = library.strip_suffix(')')?.split_once('(')?;
+    (name.starts_with("dlock") && members.starts_with('q')).then_some(members)
+}
+
+/// Checks what the user may do, by commands with invalid arguments: a server checks the rights first, so a
+/// command that is permitted is refused all the same, and changes nothing.
+async fn check_rights(client: &Client, resource: &[u8], findings: &mut Vec<Finding>) {
     let users = client.ask(&["ACL", "WHOAMI"]).await;
     let mut tries: Vec<(&str, Vec<&[u8]>)> = vec![
         ("dlock.acquire", vec![resource, b"t", b"0"]),

@@ -3,7 +3,7 @@
 /// The heading of the examples.
 pub const EXAMPLES: &str = "Examples:\n";
 
-/// Follows the short help.
+/// The last line of the short help.
 pub const AFTER_HELP: &str = "`dlock --help` has examples, `dlock run --help` all options of a subcommand.";
 
 pub const AFTER_LONG_HELP: &str = "\
@@ -35,14 +35,15 @@ The command's environment describes the hold (several resources have a line each
   DLOCK_RESOURCE  the locked resource
   DLOCK_TOKEN     the token of the hold
   DLOCK_FENCE     its fence, if it has one (a single server, or --fenced)
-  DLOCK_OWNER     a name for the run (one name, however many resources)
+  DLOCK_OWNER     the owner of the run, one for all its resources
 
-A nested run re-enters what the run directly around it holds, as these variables say and the servers \
-confirm. If it asks for nothing else, it just becomes the command: the run around it renews the lease, \
-forwards signals and ends the command if the lock is lost.
+A nested run re-enters the holds of its parent run, which it finds in these variables, if the servers \
+confirm them. If it needs no other lock, it becomes the command: the parent run renews the lease, forwards \
+signals and ends the command if the lock is lost.
 
-From DLOCK_OWNER the servers know which runs are nested, and detect deadlocks: of runs that would wait for \
-each other for ever, the last one exits with code 75 at once.";
+If runs would wait for each other for ever, the last one exits with code 75 at once (a deadlock). The \
+servers detect this for a nested run that is itself the command of its parent run (dlock run a -- dlock run \
+b -- ..). A nested run in a script is not recognised as part of its parent: give it --wait.";
 
 pub const RUN_EXAMPLES: &str = "\
 Examples:
@@ -52,7 +53,7 @@ Examples:
   A migration that every instance runs at its start, one after the other:
     dlock run migrate --wait 5m -- ./manage.py migrate
 
-  Two resources, all or none; exit code 1 and no message if somebody else holds one:
+  Two resources, all or none; exit code 1 and no message if another owner holds one:
     dlock run account:1 account:2 --no-wait -E 1 --quiet -- ./transfer
 
   At most three downloads at a time, none for longer than an hour (with a single server):
@@ -86,7 +87,7 @@ Examples:
   dlock extend invoice:42 \"$token\" --ttl 10m";
 
 pub const INSPECT: &str = "\
-Show who holds a lock and who waits for it, on every server.
+Show the holders and the waiters of a lock, on every server.
 
 The first line is the state of the lock over all servers: it is held if a majority of them has the same \
 holder. The table has a row for each server and holder. The exit code is 69 if too few servers answered, \
@@ -95,10 +96,10 @@ otherwise 0.
 With --json, prints an object:
   resource  the resource
   state     its state over all servers:
-    free       nobody holds it
-    delayed    nobody holds it, and a delay keeps it from being granted (--delay)
+    free       it is not held
+    delayed    it is not held, and a delay keeps it from being granted (--delay)
     held       a majority has the same holder
-    undecided  no holder has a majority: somebody is trying just now, or died while trying
+    undecided  no holder has a majority: an acquisition is under way, or a client died during one
     no_quorum  too few servers answered
   masters   an object for each server, with its address as `server` and either
     found       its answer: mode, permits, fence, holders, waiters, delay_ms; null for a free lock
@@ -144,11 +145,11 @@ Examples:
   dlock man run > ~/.local/share/man/man1/dlock-run.1";
 
 pub const LIST: &str = "\
-Show all locks of the servers: who holds them, since when, how many wait.
+Show all locks of the servers, with holder, time held, lease left and number of waiters.
 
 Prints a row for each resource that is held, waited for or in a delay: the label of its holder (or the \
-beginning of its token), the address it was acquired from, how long it has been held, what is left of its \
-lease, and how many wait. Long names are shortened, and control characters escaped; --json has whole names. \
+beginning of its token), the address it was acquired from, the time it has been held, the rest of its \
+lease, and the number of waiters. Long names are shortened, and control characters escaped; --json has whole names. \
 With several servers, a lock is held if a majority of them has the same holder. The exit code is 69 if too \
 few servers answered, otherwise 0.
 
@@ -184,11 +185,11 @@ Examples:
 pub const STATUS: &str = "\
 Show the state of each server, for health checks.
 
-Prints a row for each server: its version, its role, what is left of its grace period, its fence mark, how \
-many locks are held, how many waiters there are, and its warnings (dlock_warning_words). The exit code is 0 \
-if all is well; 1 if locks can be acquired, but a server is down, is not a master, is in its grace period or \
-cannot write its fence mark; 69 if too few servers can grant locks. Warnings do not change it: `dlock \
-doctor` says what to change.
+Prints a row for each server: version, role, rest of its grace period, fence mark, number of locks held and \
+of waiters, and warnings (dlock_warning_words). The exit code is 0 if all is well; 1 if locks can be \
+acquired, but a server is down, is no master, is a cluster node, is in its grace period or cannot write its \
+fence mark; 69 if too few servers can grant locks. Warnings do not change it: `dlock doctor` recommends \
+changes.
 
 With --json, prints an object: status (ok, attention, no_quorum) and servers, an object for each server \
 with its address as `server` and either its values or `unanswered`.";
@@ -199,15 +200,15 @@ Examples:
   dlock status --json | jq -r '.servers[] | select(.role != \"master\") | .server'";
 
 pub const DOCTOR: &str = "\
-Check the servers, and say what to change.
+Check the servers, and recommend changes.
 
-Checks each server's role, grace period, warnings, eviction, keyspace events, fence mark, persistence, \
+Checks each server's role (master, replica, cluster node), grace period, warnings, eviction, keyspace events, fence mark, persistence, \
 longest lease, and whether this user may lock the resource; for a quorum, also whether the clocks agree, \
 each member is a different server, and the connected clients name the same members. Changes nothing. Each \
-finding comes with what to change, as a command for redis-cli where there is one.
+finding comes with a remedy, where possible as a command for redis-cli.
 
 The exit code is 0 if there is nothing to change, 1 if there is, and 69 if too few servers answered. With \
---json, prints an object: findings, an object each with server (null: all of them), what and fix.";
+--json, prints an object: findings, an array of objects with server (null: all servers), what and fix.";
 
 pub const DOCTOR_EXAMPLES: &str = "\
 Examples:
@@ -251,7 +252,7 @@ Keys:
   w h l n        sort by waiters, time held, lease left, name
   /              filter: a part of the name, or a pattern as for `list`; an empty one shows all
   up down, j k   select a lock
-  enter          inspect it: every server's answer, and who waits; again to return
+  enter          inspect it: every server's answer, and the waiters; again to return
   b              break it: end every hold of it, after confirmation
   q, Ctrl-C      quit";
 
@@ -286,8 +287,8 @@ leads.
 
 With --observe, prints a line for the current leader, and one for each change (a lead of less than a quarter \
 of a second may be missed): since when, the name, the leader's label and the fence. With --json, prints an \
-object per line: name, known (whether enough servers answer), leader (its label; null: nobody), fence, \
-address, since.";
+object per line: name, known (whether enough servers answer), leader (its label; null if there is none), \
+fence, address, since.";
 
 pub const ELECT_EXAMPLES: &str = "\
 Examples:

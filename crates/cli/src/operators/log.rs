@@ -1,4 +1,4 @@
-//! `dlock log`: what went wrong lately, over all servers.
+//! `dlock log`: recent incidents on all servers.
 
 use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
@@ -9,17 +9,16 @@ use dlock_client::{Answer, Inspected, Logged};
 use serde_json::json;
 
 use crate::args::Log;
-use crate::exit::{Failure, complain};
-use crate::hold::print;
-use crate::lock::Abort;
-use crate::shown;
-use crate::table::{cell, table, time};
+use crate::exit::{Abort, Failure};
+use crate::lock_state::majority;
+use crate::output::table::{cell, table, time};
+use crate::output::{escape, print, warn};
 
-/// How often --follow asks.
+/// The interval at which --follow asks the servers.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// How many entries --follow asks for, so that it misses none between two questions.
-const MANY: u32 = 10_000;
+/// The number of entries that --follow asks for: more than a server writes within [`PAUSE`].
+const FOLLOW_COUNT: u32 = 10_000;
 
 pub type Entry = (Arc<str>, Logged);
 
@@ -32,16 +31,16 @@ pub async fn log(args: Log) -> Result<u8, Abort> {
         entries.reverse();
         show(&entries, args.json)?;
         let answered = client.members() - seen.silent.len();
-        return Ok(if answered > client.members() / 2 { 0 } else { Failure::NoQuorum.code() });
+        return Ok(if answered >= majority(client.members()) { 0 } else { Failure::NoQuorum.code() });
     }
     loop {
         show(&entries, args.json)?;
         tokio::time::sleep(PAUSE).await;
-        entries = seen.new_of(client.log(MANY, resource).await);
+        entries = seen.new_of(client.log(FOLLOW_COUNT, resource).await);
     }
 }
 
-/// The newest entries of the servers that answer, newest first.
+/// Returns the `most` newest entries of all servers that answered, newest first.
 pub fn newest(answers: Vec<Inspected<Vec<Logged>>>, most: usize) -> Vec<Entry> {
     let of = |seen: Inspected<Vec<Logged>>| {
         let entries = seen.answer.found().cloned().unwrap_or_default().into_iter();
@@ -53,17 +52,19 @@ pub fn newest(answers: Vec<Inspected<Vec<Logged>>>, most: usize) -> Vec<Entry> {
     entries
 }
 
-/// What was shown before.
+/// The entries that were shown before.
 #[derive(Default)]
 struct Seen {
-    /// The last entry of each server. A server that starts anew counts from the beginning, but later.
+    /// Time and id of the last entry of each server. The ids of a restarted server begin again at a later
+    /// time.
     last: HashMap<Arc<str>, (u64, u64)>,
-    /// Why a server does not answer.
+    /// The servers that do not answer, each with the reason that was reported.
     silent: HashMap<Arc<str>, String>,
 }
 
 impl Seen {
-    /// The new entries of all servers, oldest first. Servers that stop answering are reported once.
+    /// Returns the entries that were not shown before, oldest first. Warns once of a server that stops
+    /// answering.
     fn new_of(&mut self, answers: Vec<Inspected<Vec<Logged>>>) -> Vec<Entry> {
         let mut new = Vec::new();
         for Inspected { server, answer } in answers {
@@ -80,7 +81,7 @@ impl Seen {
                 Answer::Unanswered(why) => {
                     let why = why.to_string();
                     if self.silent.get(&server) != Some(&why) {
-                        complain(format_args!("{server}: {why}"));
+                        warn(format_args!("{server}: {why}"));
                         self.silent.insert(server, why);
                     }
                 }
@@ -103,11 +104,11 @@ fn show(entries: &[Entry], json: bool) -> Result<(), Abort> {
         for (server, entry) in entries {
             let mut object = json!(entry);
             object["server"] = json!(server);
-            print(&shown::json(&object))?;
+            print(&escape::json(&object))?;
         }
         return Ok(());
     }
-    print(&text(entries))
+    Ok(print(&text(entries))?)
 }
 
 pub fn text(entries: &[Entry]) -> String {
@@ -122,9 +123,9 @@ pub fn text(entries: &[Entry]) -> String {
     rows.trim_fmt()
 }
 
-/// In UTC, as in the servers' own logs of most machines.
+/// The time in UTC.
 fn date(ms: u64) -> String {
-    // Later than year 9999 no date is written, and no clock is right.
+    // Capped at the end of the year 9999, the last that the format can express.
     let time = UNIX_EPOCH + Duration::from_millis(ms.min(253_402_300_799_999));
     humantime::format_rfc3339_seconds(time).to_string()
 }

@@ -1,13 +1,13 @@
-//! Escapes text from outside (servers, arguments, files) before it is printed for people. Nothing else
-//! escapes, and nothing is printed for people without it: a name, a label or an error that moves the cursor
-//! could overwrite the truth, and one that sends control sequences to the terminal could do worse.
+//! Escapes text from outside (servers, arguments, files) before it is printed for people. Only this module
+//! escapes, and all such text passes through it: a resource name or an error message with control sequences
+//! could overwrite other output or reconfigure the terminal.
 //!
-//! Output for programs, such as the token that `acquire` prints, stays as it is.
+//! Output for programs, such as the token that `acquire` prints, is not escaped.
 
 use std::fmt;
 
-/// On one line, without control characters.
-pub fn plain(text: impl fmt::Display) -> String {
+/// Returns the text on one line, with control characters escaped.
+pub fn escape_control(text: impl fmt::Display) -> String {
     let text = text.to_string();
     if !text.contains(is_hidden) {
         return text;
@@ -18,7 +18,7 @@ pub fn plain(text: impl fmt::Display) -> String {
     text.chars().map(escaped).collect()
 }
 
-/// JSON with the same value, safe for a terminal. Only strings can contain such characters.
+/// Returns JSON of the same value in which control characters are escaped. Only strings can contain them.
 pub fn json(value: &serde_json::Value) -> String {
     let escaped = |char: char| {
         if is_hidden(char) { format!("\\u{:04x}", char as u32) } else { String::from(char) }
@@ -26,8 +26,8 @@ pub fn json(value: &serde_json::Value) -> String {
     value.to_string().chars().map(escaped).collect()
 }
 
-/// Whether a terminal acts on it instead of showing it: controls (C0, DEL, C1), line separators, and changes
-/// of the writing direction. All of them have at most four hex digits.
+/// Returns whether a terminal interprets the character instead of showing it: controls (C0, DEL, C1), line
+/// separators, and changes of the writing direction. All of them have at most four hex digits.
 fn is_hidden(char: char) -> bool {
     let marks = matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}');
     let turns = marks || matches!(char, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
@@ -38,7 +38,7 @@ fn is_hidden(char: char) -> bool {
 mod tests {
     use super::*;
 
-    /// What a terminal would act on, and how it is shown.
+    /// Texts, and how they are shown.
     const HOSTILE: [(&str, &str); 7] = [
         ("\x1b[2Jé", "\\u{1b}[2Jé"),
         ("a\r\nb\tc", "a\\r\\nb\\tc"),
@@ -50,14 +50,14 @@ mod tests {
     ];
 
     #[test]
-    fn nothing_shown_moves_the_cursor_or_changes_the_writing_direction() {
+    fn control_characters_and_changes_of_the_writing_direction_are_escaped() {
         for (text, shown) in HOSTILE {
-            assert_eq!(plain(text), shown);
+            assert_eq!(escape_control(text), shown);
         }
     }
 
     #[test]
-    fn json_is_the_same_value_without_them() {
+    fn escaped_json_has_the_same_value() {
         for (text, _) in HOSTILE {
             let value = serde_json::json!({ text: [text] });
             let shown = json(&value);

@@ -7,12 +7,10 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 use roff::{Roff, bold, roman};
 
-use crate::args::Dlock;
-use crate::exit::{Error, Failure};
-use crate::hold::print;
-use crate::lock::Abort;
-use crate::texts::EXAMPLES;
-use crate::wrong_call;
+use crate::args::help::EXAMPLES;
+use crate::args::{Dlock, secrets};
+use crate::exit::{Abort, Error, Failure};
+use crate::output::print;
 
 pub fn completions(shell: Shell) -> Result<u8, Abort> {
     let mut script = Vec::new();
@@ -20,7 +18,7 @@ pub fn completions(shell: Shell) -> Result<u8, Abort> {
     show(&script)
 }
 
-/// The page of a subcommand, or of dlock itself.
+/// Prints the manual page of a subcommand, or of dlock itself.
 pub fn man(subcommand: Option<&str>) -> Result<u8, Abort> {
     let mut dlock = Dlock::command().disable_help_subcommand(true);
     dlock.build();
@@ -29,7 +27,7 @@ pub fn man(subcommand: Option<&str>) -> Result<u8, Abort> {
         Some(name) => match dlock.find_subcommand(name) {
             Some(found) => page(found.clone().display_name(format!("dlock-{name}"))),
             None => {
-                let name = wrong_call::shown(name);
+                let name = secrets::redact_word(name);
                 return Err(Error::usage(format_args!(
                     "there is no subcommand {name}; `dlock --help` lists them"
                 ))
@@ -45,8 +43,8 @@ fn show(text: &[u8]) -> Result<u8, Abort> {
     Ok(0)
 }
 
-/// A page as clap_mangen renders it, except for what it does not know (exit codes, environment) or does not
-/// preserve (the `--` of the synopsis, the lines of the examples).
+/// Renders a page with clap_mangen. The synopsis and the examples are written here, because clap_mangen drops
+/// the `--` and line breaks, and so are exit codes and environment, which it does not know.
 fn page(mut command: Command) -> io::Result<Vec<u8>> {
     let usage = command.render_usage().to_string();
     let examples = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
@@ -70,7 +68,7 @@ fn page(mut command: Command) -> io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// A section with its line breaks preserved.
+/// Appends a section in which line breaks are preserved.
 fn lines(page: &mut Vec<u8>, heading: &str, text: &str) {
     let mut roff = Roff::new();
     roff.control("SH", [heading]).control("nf", []);
@@ -104,11 +102,11 @@ fn environment(page: &mut Vec<u8>) {
         ("DLOCK_TTL, DLOCK_LABEL, DLOCK_NODE_TIMEOUT", "like the options of these names"),
         (
             "DLOCK_TOKEN",
-            "the token, for release and extend; in a nested run, with DLOCK_RESOURCE and DLOCK_FENCE, what the run around it holds",
+            "the token, for release and extend; in a nested run, with DLOCK_RESOURCE and DLOCK_FENCE, the holds of its parent run",
         ),
         (
             "DLOCK_OWNER",
-            "in a nested run, the name of the run around it, so that the servers detect deadlocks",
+            "in a nested run, the owner of its parent run, by which the servers detect deadlocks",
         ),
     ];
     let mut roff = Roff::new();

@@ -1,9 +1,9 @@
-//! Every process that the program has started, in whatever process group or session.
+//! Finds every process that the program has started, in any process group or session.
 //!
-//! A process group would be easier to signal, but does not cover everything and has a cost: processes that a
-//! script starts with `timeout` or `setsid` leave the group, and a group of its own takes the program out of
-//! its pipeline and off the keys of the terminal. So the program stays in our group, and dlock is the reaper
-//! of everything below it (`PR_SET_CHILD_SUBREAPER`): orphans become its children, and nothing escapes.
+//! A process group of its own would be easier to signal, but it would take the program out of its pipeline
+//! and away from the keys of the terminal, and processes that a script starts with `timeout` or `setsid`
+//! leave it. So the program stays in dlock's group, and dlock is the subreaper of its descendants
+//! (`PR_SET_CHILD_SUBREAPER`): orphans become children of dlock, so none escapes.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -12,21 +12,21 @@ use std::io;
 use nix::sys::prctl;
 use nix::unistd::Pid;
 
-/// The descendants of this process.
+/// The descendants of this process that it did not inherit.
 pub struct Descendants {
-    /// Those from before the program: a process that became dlock by `exec` may have had children.
+    /// Children from before: a process that becomes dlock by `exec` may already have some.
     inherited: HashSet<Pid>,
 }
 
 impl Descendants {
-    /// From now on no descendant can escape. Call it before the program is started.
-    pub fn keep() -> io::Result<Descendants> {
+    /// Makes this process the subreaper of its descendants. Call it before the program is started.
+    pub fn track() -> io::Result<Descendants> {
         prctl::set_child_subreaper(true)?;
-        let nobody = Descendants { inherited: HashSet::new() };
-        Ok(Descendants { inherited: nobody.alive()?.into_iter().collect() })
+        let all = Descendants { inherited: HashSet::new() };
+        Ok(Descendants { inherited: all.alive()?.into_iter().collect() })
     }
 
-    /// The live ones. Those started meanwhile are seen the next time.
+    /// Returns the live descendants. One that is started during the call may be missing.
     pub fn alive(&self) -> io::Result<Vec<Pid>> {
         let mut children: HashMap<Pid, Vec<Process>> = HashMap::new();
         for process in processes()? {
@@ -48,17 +48,17 @@ impl Descendants {
         Ok(found)
     }
 
-    /// Our children that are dead and not yet reaped.
+    /// Returns the children that have ended and are not reaped yet.
     pub fn dead_children(&self) -> io::Result<Vec<Pid>> {
         let dead = processes()?.filter(|process| process.parent == Pid::this() && !process.alive);
         Ok(dead.map(|process| process.pid).collect())
     }
 }
 
-/// All processes of the machine.
+/// Returns all processes of the machine.
 fn processes() -> io::Result<impl Iterator<Item = Process>> {
     let entries = fs::read_dir("/proc")?.flatten();
-    Ok(entries.filter_map(|entry| Process::of(entry.file_name().to_str()?)))
+    Ok(entries.filter_map(|entry| Process::read(entry.file_name().to_str()?)))
 }
 
 struct Process {
@@ -68,8 +68,8 @@ struct Process {
 }
 
 impl Process {
-    /// `None` if it is not a process, or no longer one.
-    fn of(name: &str) -> Option<Process> {
+    /// Reads `/proc/NAME/stat`. `None` if `name` is not the number of a running process.
+    fn read(name: &str) -> Option<Process> {
         let pid = Pid::from_raw(name.parse().ok()?);
         let stat = fs::read(format!("/proc/{name}/stat")).ok()?;
         let Stat { parent, alive, .. } = Stat::parse(&stat)?;
@@ -77,17 +77,18 @@ impl Process {
     }
 }
 
-/// What `/proc/PID/stat` says.
+/// The fields of `/proc/PID/stat` that are used here.
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     parent: Pid,
-    /// Not a zombie. A process whose first thread has ended before the others is shown as one.
+    /// False for a zombie. A process whose first thread has ended before the others is in state Z, but alive.
     alive: bool,
+    /// In clock ticks since the machine started.
     started: u64,
 }
 
 impl Stat {
-    /// `pid (name) state ppid …`: the name may contain anything, the last parenthesis ends it.
+    /// Parses `pid (name) state ppid …`. The name ends at the last parenthesis: it may contain any character.
     fn parse(stat: &[u8]) -> Option<Stat> {
         let end = stat.iter().rposition(|byte| *byte == b')')?;
         let rest = std::str::from_utf8(&stat[end + 1..]).ok()?;
@@ -99,8 +100,8 @@ impl Stat {
     }
 }
 
-/// When this process was started, in ticks of the kernel: no other one with its number was started then.
-/// `None` if it has ended.
+/// The start time of a process in clock ticks, which tells it from a later process with the same pid. `None`
+/// if it has ended.
 pub fn start_of(pid: Pid) -> Option<u64> {
     let stat = Stat::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)?;
     stat.alive.then_some(stat.started)
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_may_contain_anything() {
+    fn stat_is_parsed_when_the_name_contains_parentheses_or_other_bytes() {
         assert_eq!(parse(b"7 (sleep) S", 1), Some((5, true, 917)));
         assert_eq!(parse(b"7 (a) Z 9 (b) S", 1), Some((5, true, 917)));
         assert_eq!(parse(b"7 (\xff\n) Z", 1), Some((5, false, 917)));
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_whose_first_thread_has_ended_is_alive() {
+    fn process_is_alive_when_only_its_first_thread_has_ended() {
         assert_eq!(parse(b"7 (sleep) Z", 2), Some((5, true, 917)));
     }
 }

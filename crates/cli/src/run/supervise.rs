@@ -1,4 +1,5 @@
-//! Supervises a program that runs while a lock is held, and no longer.
+//! Supervises a program that runs under locks: forwards signals to it, and ends it before a lease ends if a
+//! lock is lost.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -9,28 +10,30 @@ use dlock_client::{Guard, Guards, Instant, Lost, now};
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getsid};
 
-use crate::exit::{Error, complain};
-use crate::program::Program;
-use crate::signals::{From, Heard, STOPS, Signals, stop};
+use crate::exit::Error;
+use crate::output::warn;
+use crate::run::program::Program;
+use crate::signals::{Received, STOPS, Sender, Signals, stop};
 
-/// How often to check whether a program that should end has ended, with all that it has started.
+/// How often to check whether a program that is being ended, and its descendants, have ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long to wait for SIGKILL: it does not end a process that hangs in the kernel or belongs to another
+/// How long to wait after SIGKILL. It does not end a process that hangs in the kernel or belongs to another
 /// user.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The time to end a program whose lock is lost.
+/// The time that is reserved at the end of a lease to end the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Margin {
-    /// From SIGTERM to SIGKILL.
+    /// Time between SIGTERM and SIGKILL.
     pub kill_after: Duration,
-    /// From SIGKILL to the end of the lease: for the kernel, a busy machine, and dlock itself.
+    /// Time between SIGKILL and the end of the lease, for delays of the kernel and of a busy machine.
     pub reserve: Duration,
 }
 
 impl Margin {
-    /// By default a sixth of the ttl, at most 10 s: a ttl of 30 s leaves 5 s for a clean end and 1 s in
+    /// Fails if `kill_after` and the reserve do not fit into half of the ttl. By default, `kill_after` is a
+    /// sixth of the ttl, at most 10 s: with a ttl of 30 s, the program has 5 s for a clean end, 1 s is in
     /// reserve, and two renewals can fail before that.
     pub fn new(ttl: Duration, kill_after: Option<Duration>) -> Result<Margin, Error> {
         let margin = Margin {
@@ -50,21 +53,21 @@ impl Margin {
         Ok(margin)
     }
 
-    /// How long before the end of the lease SIGTERM must be sent.
+    /// The time before the end of the lease at which SIGTERM must be sent.
     pub fn notice(&self) -> Duration {
         self.kill_after.saturating_add(self.reserve)
     }
 }
 
-/// The outcome of a supervision.
+/// How a supervision ended.
 pub enum Outcome {
     /// The program ended by itself, and the lock is still held.
     Ended(ExitStatus),
-    /// The lock was lost, which has been reported, and the program was ended.
+    /// A lock was lost. The loss has been reported, and the program has ended.
     Lost,
 }
 
-/// A program, its locks, and the signals for it.
+/// A running program, its locks, and the signals to forward to it.
 pub struct Supervision<'a> {
     pub guards: &'a Guards,
     pub program: Program,
@@ -73,29 +76,29 @@ pub struct Supervision<'a> {
 }
 
 impl Supervision<'_> {
-    /// Returns when the program has ended.
+    /// Supervises the program until it has ended.
     pub async fn watch(mut self) -> io::Result<Outcome> {
         loop {
             tokio::select! {
-                // After a stop or a suspend the loss comes first.
+                // In this order, so that after a stop or a suspend a loss is handled before any signal.
                 biased;
                 why = self.guards.lost() => {
-                    complain(format_args!("the lock is lost: {}; ending the command", reason(&why)));
+                    warn(format_args!("the lock is lost: {}; ending the command", reason(&why)));
                     self.end().await?;
                     return Ok(Outcome::Lost);
                 }
-                heard = self.signals.next() => self.forward(heard?)?,
+                received = self.signals.next() => self.forward(received?)?,
             }
             if let Some(status) = self.program.ended() {
-                // A shell that is killed leaves its children behind, which would go on without the lock. A
-                // program that ends by itself may have started something that is meant to stay.
+                // A killed shell leaves its children behind, which must not continue without the lock. A
+                // program that exits may have started a background process on purpose.
                 if status.signal().is_some() {
                     self.end().await?;
                 }
                 return Ok(match self.guards.iter().find_map(Guard::loss) {
                     None => Outcome::Ended(status),
                     Some(why) => {
-                        complain(format_args!("the lock was lost while the command ended: {}", reason(&why)));
+                        warn(format_args!("the lock was lost while the command ended: {}", reason(&why)));
                         Outcome::Lost
                     }
                 });
@@ -103,31 +106,32 @@ impl Supervision<'_> {
         }
     }
 
-    /// Signals to dlock are meant for the program.
-    fn forward(&mut self, heard: Heard) -> io::Result<()> {
-        match heard {
-            Heard::Child => {
-                if self.program.look()? && self.program.shares_our_group() {
+    /// Passes a signal that dlock received on to the program.
+    fn forward(&mut self, received: Received) -> io::Result<()> {
+        match received {
+            Received::Child => {
+                if self.program.reap()? && self.program.shares_our_group() {
                     self.stop_together()?;
                 }
             }
-            Heard::Signal(signal, From::Terminal) if self.needs_no_help(signal) => {}
-            Heard::Signal(signal, _) => self.program.signal(signal),
+            Received::Signal(signal, Sender::Terminal) if self.is_not_for_forwarding(signal) => {}
+            Received::Signal(signal, _) => self.program.signal(signal),
         }
         Ok(())
     }
 
-    /// Whether a signal from the terminal has reached the program too, which must not get it twice.
-    fn needs_no_help(&self, signal: Signal) -> bool {
-        // A terminal that hangs up signals only the leader of its session.
-        let told_alone = signal == Signal::SIGHUP && getsid(None) == Ok(Pid::this());
-        // A stop that has reached only dlock is not for the program, which is in another group.
-        STOPS.contains(&signal) || (self.program.shares_our_group() && !told_alone)
+    /// Returns whether a signal of the terminal must not be forwarded: it has reached the program too, or is
+    /// not for it.
+    fn is_not_for_forwarding(&self, signal: Signal) -> bool {
+        // When a terminal hangs up, only the leader of its session receives SIGHUP.
+        let only_for_dlock = signal == Signal::SIGHUP && getsid(None) == Ok(Pid::this());
+        // A program in another process group is not stopped by Ctrl-Z for dlock's group.
+        STOPS.contains(&signal) || (self.program.shares_our_group() && !only_for_dlock)
     }
 
-    /// Ctrl-Z has stopped the program, and the shell waits for dlock to stop as well. Meanwhile the lease is
-    /// not renewed, so everything that was started under it stops, and is killed if it continues after the
-    /// end of the lease.
+    /// Stops dlock and all descendants of the program after Ctrl-Z has stopped the program: the shell waits
+    /// for dlock to stop as well. A stopped dlock renews nothing. If the lease has ended when dlock is
+    /// continued, the program stays stopped, to be killed.
     fn stop_together(&self) -> io::Result<()> {
         self.program.signal_all(Signal::SIGSTOP)?;
         stop();
@@ -137,30 +141,30 @@ impl Supervision<'_> {
         Ok(())
     }
 
-    /// Ends the program and everything it has started: SIGTERM, then SIGKILL when the time is up.
+    /// Ends the program and its descendants: sends SIGTERM, and SIGKILL when the margin's time is over.
     async fn end(&mut self) -> io::Result<()> {
         let began = now();
         self.program.signal_all(Signal::SIGTERM)?;
         if !self.must_kill(began) {
-            // A stopped process could not end cleanly.
+            // A stopped process handles SIGTERM only after SIGCONT.
             self.program.signal_all(Signal::SIGCONT)?;
         }
         let mut killed_at = None;
         loop {
-            self.program.look()?;
+            self.program.reap()?;
             let alive = self.program.alive()?;
             if alive.is_empty() && self.program.ended().is_some() {
                 return Ok(());
             }
             if self.must_kill(began) {
                 let killed_at = *killed_at.get_or_insert_with(|| {
-                    complain(format_args!("the command did not end after SIGTERM in time, and is killed"));
+                    warn(format_args!("the command did not end after SIGTERM in time, and is killed"));
                     now()
                 });
                 self.program.signal_all(Signal::SIGKILL)?;
                 if self.left().is_zero() && now().saturating_since(killed_at) > KILL_TIMEOUT {
                     let pids: Vec<String> = alive.iter().map(Pid::to_string).collect();
-                    complain(format_args!(
+                    warn(format_args!(
                         "could not kill process {}, which continues without the lock",
                         pids.join(", ")
                     ));
@@ -168,7 +172,7 @@ impl Supervision<'_> {
                 }
             }
             tokio::select! {
-                heard = self.signals.next() => { heard?; }
+                received = self.signals.next() => { received?; }
                 () = tokio::time::sleep(CHECK_INTERVAL) => {}
             }
         }
@@ -178,14 +182,14 @@ impl Supervision<'_> {
         now().saturating_since(began) >= self.margin.kill_after || self.left() <= self.margin.reserve
     }
 
-    /// The time left of the lease, lost or not; of several the first to end.
+    /// The time left of the lease that ends first, whether or not its lock is lost.
     fn left(&self) -> Duration {
         let ends = self.guards.iter().map(Guard::valid_until).min();
         ends.map_or(Duration::ZERO, |end| end.saturating_since(now()))
     }
 }
 
-/// Locks of commands are always renewed, so there is one way for their time to be up.
+/// The reason of a loss, for messages. A lock of a command is always renewed, so only --max-hold ends it.
 fn reason(why: &Lost) -> String {
     match why {
         Lost::Ended => "the time of --max-hold is up".into(),
@@ -198,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_margin_longer_than_half_of_the_lease_is_rejected() {
+    fn margin_is_refused_when_it_exceeds_half_of_the_ttl() {
         let ttl = Duration::from_secs(30);
         assert!(Margin::new(ttl, Some(Duration::from_secs(14))).is_ok());
         for kill_after in [Duration::from_millis(14_001), Duration::from_secs(u64::MAX), Duration::MAX] {

@@ -1,4 +1,4 @@
-//! `dlock break`: for operators.
+//! `dlock break`: ends every hold of a lock, for operators.
 
 use std::ffi::OsStr;
 use std::io::{IsTerminal, Write, stderr, stdin};
@@ -7,11 +7,10 @@ use std::os::unix::ffi::OsStrExt;
 use dlock_client::{Answer, Client, Inspected};
 
 use crate::args::Break;
-use crate::exit::{Error, Failure, complain};
-use crate::hold::print;
-use crate::inspect::View;
-use crate::lock::Abort;
-use crate::shown::plain;
+use crate::exit::{Abort, Error, Failure};
+use crate::operators::inspect::View;
+use crate::output::escape::escape_control;
+use crate::output::{print, warn};
 
 pub async fn break_holds(args: Break) -> Result<u8, Abort> {
     let client = args.servers.client().await?;
@@ -22,9 +21,9 @@ pub async fn break_holds(args: Break) -> Result<u8, Abort> {
     let broken = client.break_holds(resource.as_bytes()).await;
     for Inspected { server, answer, .. } in &broken {
         match answer {
-            Answer::Found(1) => print(&plain(format_args!("{server}: ended 1 hold")))?,
-            Answer::Found(holds) => print(&plain(format_args!("{server}: ended {holds} holds")))?,
-            Answer::Unanswered(why) => complain(format_args!("{server}: {why}")),
+            Answer::Found(1) => print(&escape_control(format_args!("{server}: ended 1 hold")))?,
+            Answer::Found(holds) => print(&escape_control(format_args!("{server}: ended {holds} holds")))?,
+            Answer::Unanswered(why) => warn(format_args!("{server}: {why}")),
         }
     }
     let silent = broken.iter().filter(|seen| seen.answer.found().is_none()).count();
@@ -45,7 +44,7 @@ async fn confirmed(client: &Client, resource: &OsStr) -> Result<bool, Error> {
     let question = format!(
         "{}\n\nEnd every hold of {}? [y/N] ",
         View::of(client, resource).await.text(),
-        plain(resource.display())
+        escape_control(resource.display())
     );
     let _ = write!(stderr(), "{question}");
     let mut answer = String::new();

@@ -1,4 +1,4 @@
-//! `dlock exporter`: the metrics by HTTP, for Prometheus.
+//! `dlock exporter`: serves the metrics over HTTP, for Prometheus.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -17,36 +17,35 @@ use tokio::sync::{Mutex, Semaphore};
 use tokio::time::{sleep, timeout};
 
 use crate::args::Exporter;
-use crate::exit::Error;
-use crate::hold::print;
-use crate::lock::Abort;
-use crate::metrics::collect;
+use crate::exit::{Abort, Error};
+use crate::operators::metrics::collect;
+use crate::output::print;
 
-/// So many connections are open at a time; others wait to be accepted.
-const MOST_CONNECTIONS: usize = 256;
+/// The number of connections that are open at the same time. Others wait to be accepted.
+const MAX_CONNECTIONS: usize = 256;
 
-/// Scrapes that are answered, one after the other; more are refused.
-const MOST_SCRAPES: usize = 16;
+/// The number of scrapes that wait for their turn. More are refused with 503.
+const MAX_SCRAPES: usize = 16;
 
-/// A peer has so long for everything: longer than Prometheus waits for an answer.
-const LIMIT: Duration = Duration::from_secs(60);
+/// The time limit of a connection: longer than Prometheus waits for an answer.
+const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
 
-/// So many bytes a request may have.
-const LONGEST_REQUEST: usize = 16 << 10;
+/// The size limit of a request, in bytes.
+const MAX_REQUEST: usize = 16 << 10;
 
 pub async fn exporter(args: Exporter) -> Result<u8, Abort> {
     let cannot = |why| Error::system(format_args!("cannot listen on {}", args.listen), why);
     let listener = TcpListener::bind(&*args.listen).await.map_err(cannot)?;
     let address = listener.local_addr().map_err(cannot)?;
-    let (client, most) = (args.metrics.servers.observer().await?, args.metrics.resources);
+    let (client, max_resources) = (args.metrics.servers.observer().await?, args.metrics.resources);
     print(&format!("listening on http://{address}/metrics"))?;
     let scrapes =
-        Arc::new(Scrapes { client, most, turn: Mutex::new(()), slots: Semaphore::new(MOST_SCRAPES) });
-    let slots = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        Arc::new(Scrapes { client, max_resources, turn: Mutex::new(()), slots: Semaphore::new(MAX_SCRAPES) });
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let slot = slots.clone().acquire_owned().await;
         let Ok((stream, _)) = listener.accept().await else {
-            // Such as too many open files: it passes.
+            // For example too many open files, which is temporary.
             sleep(Duration::from_millis(100)).await;
             continue;
         };
@@ -58,11 +57,11 @@ pub async fn exporter(args: Exporter) -> Result<u8, Abort> {
     }
 }
 
-/// Who asks the servers.
+/// Answers scrapes one after the other.
 struct Scrapes {
     client: Client,
-    /// So many resources are shown.
-    most: usize,
+    /// The number of resources to show.
+    max_resources: usize,
     turn: Mutex<()>,
     slots: Semaphore,
 }
@@ -70,9 +69,9 @@ struct Scrapes {
 async fn serve(stream: TcpStream, scrapes: &Scrapes) {
     let service = service_fn(|request| async move { Ok::<_, Infallible>(answer(&request, scrapes).await) });
     let mut http = http1::Builder::new();
-    // Each answer has a connection of its own: a scrape comes every few seconds at most.
-    http.timer(TokioTimer::new()).keep_alive(false).max_buf_size(LONGEST_REQUEST);
-    let _ = timeout(LIMIT, http.serve_connection(TokioIo::new(stream), service)).await;
+    // No keep-alive: a scrape comes every few seconds, and would occupy a connection in between.
+    http.timer(TokioTimer::new()).keep_alive(false).max_buf_size(MAX_REQUEST);
+    let _ = timeout(CONNECTION_LIMIT, http.serve_connection(TokioIo::new(stream), service)).await;
 }
 
 async fn answer(request: &Request<Incoming>, scrapes: &Scrapes) -> Response<Full<Bytes>> {
@@ -80,7 +79,7 @@ async fn answer(request: &Request<Incoming>, scrapes: &Scrapes) -> Response<Full
         (&Method::GET | &Method::HEAD, "/metrics") => match scrapes.slots.try_acquire() {
             Ok(_slot) => {
                 let _turn = scrapes.turn.lock().await;
-                let metrics = collect(&scrapes.client, scrapes.most).await;
+                let metrics = collect(&scrapes.client, scrapes.max_resources).await;
                 (StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", metrics)
             }
             Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "text/plain", "too many scrapes\n".into()),

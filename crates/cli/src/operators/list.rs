@@ -1,23 +1,21 @@
-//! `dlock list`: the locks of all servers, a row for each resource.
+//! `dlock list`: the locks of all servers, with one row for each resource.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 
-use dlock_client::{Answer, Client, Holder, Inspected, Inspection, Listed};
+use dlock_client::{Answer, Client, Inspected, Listed};
 use futures_util::{StreamExt, stream};
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use serde_json::json;
 
 use crate::args::List;
-use crate::exit::{Failure, complain};
-use crate::hold::print;
-use crate::inspect::State;
-use crate::lock::Abort;
-use crate::shown;
-use crate::table::{cell, short, table, time};
+use crate::exit::{Abort, Failure};
+use crate::lock_state::{self, Holding, State, display_name, majority};
+use crate::output::table::{cell, table, time};
+use crate::output::{escape, print, warn};
 
-/// How many inspections are under way at a time.
-const AT_A_TIME: usize = 32;
+/// The number of inspections that are under way at the same time.
+const MAX_INSPECTIONS: usize = 32;
 
 pub async fn list(args: List) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
@@ -26,15 +24,15 @@ pub async fn list(args: List) -> Result<u8, Abort> {
     locks = with_holders(&client, locks).await;
     let answered = client.members() - silent.len();
     if args.json {
-        print(&shown::json(&json!({ "locks": locks, "unanswered": silent })))?;
+        print(&escape::json(&json!({ "locks": locks, "unanswered": silent })))?;
     } else {
-        silent.iter().for_each(|silent| complain(format_args!("{}: {}", silent.server, silent.why)));
-        // Of those who do not answer nothing is known, not even that.
+        silent.iter().for_each(|silent| warn(format_args!("{}: {}", silent.server, silent.why)));
+        // "no locks" would be wrong if no server answered.
         if answered > 0 {
             print(&text(&locks))?;
         }
     }
-    Ok(if answered > client.members() / 2 { 0 } else { Failure::NoQuorum.code() })
+    Ok(if answered >= majority(client.members()) { 0 } else { Failure::NoQuorum.code() })
 }
 
 pub fn text(locks: &[Lock]) -> String {
@@ -43,42 +41,43 @@ pub fn text(locks: &[Lock]) -> String {
     if locks.is_empty() { "no locks".into() } else { rows.trim_fmt() }
 }
 
-/// Asks who holds them.
+/// Asks all servers for the holder of each lock.
 pub async fn with_holders(client: &Client, locks: Vec<Lock>) -> Vec<Lock> {
-    stream::iter(locks).map(|lock| lock.with_holder(client)).buffered(AT_A_TIME).collect().await
+    stream::iter(locks).map(|lock| lock.with_holder(client)).buffered(MAX_INSPECTIONS).collect().await
 }
 
-/// A lock, over all servers that know it.
+/// A lock over all servers that list it.
 #[derive(Debug, Default, Serialize)]
 pub struct Lock {
     #[serde(skip)]
     pub name: Vec<u8>,
     pub resource: String,
-    /// Unknown before its holder was asked for.
+    /// `None` until [`with_holders`] has inspected the lock.
     state: Option<State>,
     mode: String,
     holders: u64,
     pub waiters: u64,
     pub held_ms: u64,
     pub left_ms: Option<u64>,
+    /// The number of servers that list the lock.
     servers: usize,
     holder: Option<Holding>,
 }
 
-/// A server without an answer.
+/// A server that did not answer.
 #[derive(Debug, Serialize)]
 pub struct Silent {
     pub server: String,
     pub why: String,
 }
 
-/// The locks that match, by name, and the servers that did not answer.
+/// Returns the locks whose names match, sorted by name, and the servers that did not answer.
 pub async fn find(client: &Client, pattern: Option<&[u8]>) -> (Vec<Lock>, Vec<Silent>) {
     merged(client.list(pattern).await)
 }
 
-/// Those that somebody waits for.
-pub async fn find_waited(client: &Client) -> Vec<Lock> {
+/// Returns the locks that have waiters, sorted by name.
+pub async fn find_contended(client: &Client) -> Vec<Lock> {
     merged(client.list_waited().await).0
 }
 
@@ -99,7 +98,7 @@ fn merged(answers: Vec<Inspected<Vec<Listed>>>) -> (Vec<Lock>, Vec<Silent>) {
             }
             lock.servers += 1;
             lock.holders = lock.holders.max(seen.holders);
-            // Everybody waits in the queue of one server.
+            // A waiter is in the queue of one server only, so the sum counts none twice.
             lock.waiters += seen.waiters;
             lock.held_ms = lock.held_ms.max(seen.held_ms);
             lock.left_ms = lock.left_ms.max(seen.left_ms);
@@ -116,7 +115,7 @@ impl Lock {
     async fn with_holder(mut self, client: &Client) -> Lock {
         let masters = client.inspect(&self.name).await;
         self.state = Some(State::of(&masters));
-        self.holder = holder(&masters);
+        self.holder = lock_state::holder(&masters);
         self
     }
 
@@ -131,51 +130,11 @@ impl Lock {
         [
             cell(&self.resource),
             cell(mode),
-            holder.map(who).unwrap_or_default(),
+            holder.map(display_name).unwrap_or_default(),
             cell(from.rsplit_once(':').map_or(from, |(host, _)| host)),
             time(self.held_ms),
             self.left_ms.map(time).unwrap_or_default(),
             self.waiters.to_string(),
         ]
     }
-}
-
-/// A holder, over all servers.
-#[derive(Debug, Clone)]
-pub struct Holding {
-    /// As one of them knows it. Its token is shortened, as it is for all eyes here.
-    pub holder: Holder,
-    /// The fence that a majority has. Without one each server has its own, and none of them means anything.
-    pub fence: Option<u64>,
-}
-
-impl Serialize for Holding {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut holding = json!(self.holder);
-        holding["fence"] = json!(self.fence);
-        holding.serialize(serializer)
-    }
-}
-
-/// The holder that most servers have.
-pub fn holder(masters: &[Inspected<Option<Inspection>>]) -> Option<Holding> {
-    let locks = masters.iter().filter_map(|seen| seen.answer.found()?.as_ref());
-    let all: Vec<&Holder> = locks.flat_map(|lock| &lock.holders).collect();
-    let having = |fence: Option<u64>, holder: &Holder| {
-        let is_same =
-            |other: &&&Holder| other.token == holder.token && fence.is_none_or(|it| it == other.fence);
-        all.iter().filter(is_same).count()
-    };
-    let first = *all.iter().rev().max_by_key(|holder| having(None, holder))?;
-    let fences = all.iter().filter(|other| other.token == first.token).map(|other| other.fence);
-    let fence = fences.max_by_key(|fence| having(Some(*fence), first));
-    let fence = fence.filter(|fence| having(Some(*fence), first) > masters.len() / 2);
-    let mut holder = first.clone();
-    holder.token = short(&first.token);
-    Some(Holding { holder, fence })
-}
-
-/// How people call a holder.
-pub fn who(holder: &Holder) -> String {
-    if holder.label.is_empty() { short(&holder.token) } else { cell(&holder.label) }
 }

@@ -1,6 +1,4 @@
-//! `dlock top`: servers, locks and what went wrong, live.
-
-mod view;
+//! `dlock top`: servers, locks and recent incidents, live.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -13,26 +11,29 @@ use std::time::Duration;
 
 use dlock_client::{Client, Inspected, Instant, now};
 use nix::sys::signal::Signal;
-use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::Stylize;
+use ratatui::text::Line;
+use ratatui::widgets::Paragraph;
+use ratatui::{DefaultTerminal, Frame};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::args::Top;
-use crate::exit::Error;
-use crate::inspect::View;
-use crate::list::{self, Lock};
-use crate::lock::Abort;
-use crate::log::{self, Entry};
-use crate::shown::plain;
-use crate::status::{self, Info};
-use crate::table::cell;
+use crate::exit::{Abort, Error};
+use crate::operators::inspect::View;
+use crate::operators::list::{self, Lock};
+use crate::operators::log::{self, Entry};
+use crate::operators::status::{self, Info};
+use crate::output::escape::escape_control;
+use crate::output::table::cell;
 
-/// How many locks are shown; of more, a filter shows others.
-const MOST_LOCKS: usize = 100;
+/// The number of locks that are shown. A filter shows others.
+const MAX_LOCKS: usize = 100;
 
-/// How many entries of the log are shown.
-const MOST_ENTRIES: usize = 5;
+/// The number of log entries that are shown.
+const MAX_ENTRIES: usize = 5;
 
 pub async fn top(args: Top) -> Result<u8, Abort> {
     if !stdin().is_terminal() || !stdout().is_terminal() {
@@ -41,7 +42,7 @@ pub async fn top(args: Top) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
     let (to, keys) = unbounded_channel();
     let mut terminal = ratatui::try_init().map_err(|why| Error::system("the terminal", why))?;
-    // Ends with the terminal.
+    // The thread ends when the terminal closes.
     thread::spawn(move || while event::read().is_ok_and(|event| to.send(event).is_ok()) {});
     let interval = args.interval.max(Duration::from_millis(100));
     let done = watch(&client, &mut terminal, keys, interval).await;
@@ -57,30 +58,30 @@ async fn watch(
 ) -> Result<u8, Abort> {
     let listen = |kind| signal(kind).map_err(|why| Error::system("signals", why));
     let (mut end, mut hangup) = (listen(SignalKind::terminate())?, listen(SignalKind::hangup())?);
-    // Ctrl-C is a key here: this one was sent.
+    // From another process: Ctrl-C arrives as a key, because the terminal is in raw mode.
     let mut interrupt = listen(SignalKind::interrupt())?;
     let mut app = App::default();
-    let mut next = look(client, &app.query, Duration::ZERO);
+    let mut next = ask(client, &app.query, Duration::ZERO);
     loop {
-        terminal.draw(|frame| view::draw(frame, &app)).map_err(|why| Error::system("the terminal", why))?;
+        terminal.draw(|frame| draw(frame, &app)).map_err(|why| Error::system("the terminal", why))?;
         tokio::select! {
             event = keys.recv() => match event {
                 None => return Ok(0),
                 Some(Event::Key(key)) if key.kind == KeyEventKind::Press => match app.press(key) {
-                    Act::Nothing => {}
-                    Act::Look => next = look(client, &app.query, Duration::ZERO),
-                    Act::Break(resource) => {
-                        app.message = broken(client, &resource).await;
-                        next = look(client, &app.query, Duration::ZERO);
+                    Action::Nothing => {}
+                    Action::Refresh => next = ask(client, &app.query, Duration::ZERO),
+                    Action::Break(resource) => {
+                        app.message = break_lock(client, &resource).await;
+                        next = ask(client, &app.query, Duration::ZERO);
                     }
-                    Act::Quit => return Ok(0),
+                    Action::Quit => return Ok(0),
                 },
-                // Drawn anew in its new size.
+                // For example a new size of the terminal: the loop draws again.
                 Some(_) => {}
             },
             seen = &mut next => {
                 app.update(seen);
-                next = look(client, &app.query, interval);
+                next = ask(client, &app.query, interval);
             }
             _ = end.recv() => return Err(Abort::Signal(Signal::SIGTERM)),
             _ = interrupt.recv() => return Err(Abort::Signal(Signal::SIGINT)),
@@ -89,11 +90,12 @@ async fn watch(
     }
 }
 
-/// What is looked for.
+/// The selection and order of the locks to show.
 #[derive(Debug, Clone, Default)]
 struct Query {
     sort: Sort,
     filter: String,
+    /// The lock to inspect, by its name. `None` shows the list.
     inspected: Option<Vec<u8>>,
 }
 
@@ -117,22 +119,23 @@ impl Sort {
     }
 }
 
-/// What was seen.
+/// The servers' answers to one round of questions.
 struct Seen {
     at: Instant,
     servers: Vec<Inspected<Info>>,
-    /// Sorted, not all of them.
+    /// The first [`MAX_LOCKS`] in the order of the query.
     locks: Vec<Lock>,
     all_locks: usize,
-    /// Why a server did not list its locks.
+    /// The first server that did not list its locks, with the reason.
     unlisted: Option<String>,
     log: Vec<Entry>,
     inspection: Option<String>,
 }
 
-type Looking<'a> = Pin<Box<dyn Future<Output = Seen> + 'a>>;
+type Asking<'a> = Pin<Box<dyn Future<Output = Seen> + 'a>>;
 
-fn look<'a>(client: &'a Client, query: &Query, after: Duration) -> Looking<'a> {
+/// Asks the servers, after a pause.
+fn ask<'a>(client: &'a Client, query: &Query, after: Duration) -> Asking<'a> {
     let query = query.clone();
     Box::pin(async move {
         tokio::time::sleep(after).await;
@@ -144,11 +147,11 @@ fn look<'a>(client: &'a Client, query: &Query, after: Duration) -> Looking<'a> {
         let (servers, (mut locks, silent), log) = tokio::join!(
             status::ask(client),
             list::find(client, pattern),
-            client.log(MOST_ENTRIES as u32, None)
+            client.log(MAX_ENTRIES as u32, None)
         );
         let all_locks = locks.len();
         query.sort.sort(&mut locks);
-        locks.truncate(MOST_LOCKS);
+        locks.truncate(MAX_LOCKS);
         let inspection = match &query.inspected {
             Some(resource) => Some(View::of(client, OsStr::from_bytes(resource)).await.text()),
             None => None,
@@ -158,40 +161,43 @@ fn look<'a>(client: &'a Client, query: &Query, after: Duration) -> Looking<'a> {
             servers,
             locks: list::with_holders(client, locks).await,
             all_locks,
-            unlisted: silent.first().map(|silent| plain(format_args!("{}: {}", silent.server, silent.why))),
-            log: log::newest(log, MOST_ENTRIES),
+            unlisted: silent
+                .first()
+                .map(|silent| escape_control(format_args!("{}: {}", silent.server, silent.why))),
+            log: log::newest(log, MAX_ENTRIES),
             inspection,
         }
     })
 }
 
-async fn broken(client: &Client, resource: &[u8]) -> String {
+/// Breaks a lock and returns the message to show.
+async fn break_lock(client: &Client, resource: &[u8]) -> String {
     let answers = client.break_holds(resource).await;
     let ended: u64 = answers.iter().filter_map(|seen| seen.answer.found()).sum();
     let silent = answers.iter().filter(|seen| seen.answer.found().is_none()).count();
     let name = cell(String::from_utf8_lossy(resource));
     match silent {
         0 => format!("{name}: ended {ended} holds"),
-        _ => format!("{name}: ended {ended} holds; {silent} servers did not answer, and may still have it"),
+        _ => format!("{name}: ended {ended} holds; {silent} servers did not answer and may still hold it"),
     }
 }
 
-/// What a key asks for.
-enum Act {
+/// The action that a key asks for.
+enum Action {
     Nothing,
-    Look,
+    Refresh,
     Break(Vec<u8>),
     Quit,
 }
 
-/// What the keys are for.
+/// The meaning of the keys.
 #[derive(Debug, Default, PartialEq, Eq)]
 enum Mode {
     #[default]
     Locks,
-    /// The filter is being typed.
+    /// Keys are typed into the filter.
     Filter,
-    /// Whether to break it is being asked.
+    /// A key answers whether to break the lock of this name.
     Question(Vec<u8>),
 }
 
@@ -199,7 +205,7 @@ enum Mode {
 struct App {
     query: Query,
     mode: Mode,
-    /// A lock, by its name: it stays selected where it goes.
+    /// The selected lock, by its name, so that it stays selected when its row changes.
     selected: Option<Vec<u8>>,
     seen: Option<Seen>,
     grants_per_second: f64,
@@ -227,21 +233,21 @@ impl App {
         self.seen.as_ref().map_or(&[], |seen| &seen.locks)
     }
 
-    /// The row of the selected lock; the first if it is gone.
+    /// The row of the selected lock, or the first row if the lock is no longer shown.
     fn row(&self) -> usize {
         let selected = self.selected.as_ref();
         self.locks().iter().position(|lock| Some(&lock.name) == selected).unwrap_or(0)
     }
 
-    fn press(&mut self, key: KeyEvent) -> Act {
+    fn press(&mut self, key: KeyEvent) -> Action {
         self.message.clear();
         if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
-            return Act::Quit;
+            return Action::Quit;
         }
         match (std::mem::take(&mut self.mode), key.code) {
-            (Mode::Question(resource), KeyCode::Char('y' | 'Y')) => return Act::Break(resource),
+            (Mode::Question(resource), KeyCode::Char('y' | 'Y')) => return Action::Break(resource),
             (Mode::Question(_), _) => self.message = "nothing was broken".into(),
-            (Mode::Filter, KeyCode::Enter | KeyCode::Esc) => return Act::Look,
+            (Mode::Filter, KeyCode::Enter | KeyCode::Esc) => return Action::Refresh,
             (Mode::Filter, code) => {
                 match code {
                     KeyCode::Char(char) => self.query.filter.push(char),
@@ -252,14 +258,14 @@ impl App {
             }
             (Mode::Locks, code) => return self.choose(code),
         }
-        Act::Nothing
+        Action::Nothing
     }
 
-    fn choose(&mut self, code: KeyCode) -> Act {
+    fn choose(&mut self, code: KeyCode) -> Action {
         let (row, last) = (self.row(), self.locks().len().saturating_sub(1));
         let name = |row: usize| self.locks().get(row).map(|lock| lock.name.clone());
         match code {
-            KeyCode::Char('q') => return Act::Quit,
+            KeyCode::Char('q') => return Action::Quit,
             KeyCode::Esc | KeyCode::Enter if self.query.inspected.is_some() => self.query.inspected = None,
             KeyCode::Enter => self.query.inspected = name(row),
             KeyCode::Up | KeyCode::Char('k') => self.selected = name(row.saturating_sub(1)),
@@ -279,8 +285,80 @@ impl App {
             _ => {}
         }
         match code {
-            KeyCode::Esc | KeyCode::Enter | KeyCode::Char('w' | 'h' | 'l' | 'n') => Act::Look,
-            _ => Act::Nothing,
+            KeyCode::Esc | KeyCode::Enter | KeyCode::Char('w' | 'h' | 'l' | 'n') => Action::Refresh,
+            _ => Action::Nothing,
+        }
+    }
+}
+
+/// Draws the screen. The tables are those of `status`, `list` and `log`.
+fn draw(frame: &mut Frame, app: &App) {
+    let Some(seen) = &app.seen else {
+        return frame.render_widget(Paragraph::new("asking the servers"), frame.area());
+    };
+    let servers = (seen.servers.len() as u16).saturating_add(1).min(frame.area().height / 3);
+    let log = if seen.log.is_empty() { 0 } else { seen.log.len() as u16 + 2 };
+    let heights = [1, servers, 1].map(Constraint::Length).into_iter();
+    let heights = heights.chain([Constraint::Min(3), Constraint::Length(log), Constraint::Length(1)]);
+    let [head, servers, _, middle, incidents, foot] = Layout::vertical(heights).areas(frame.area());
+    frame.render_widget(summary(app, seen), head);
+    frame.render_widget(Paragraph::new(status::text(&seen.servers)), servers);
+    match &seen.inspection {
+        Some(text) if app.query.inspected.is_some() => {
+            frame.render_widget(Paragraph::new(text.as_str()), middle)
+        }
+        _ => frame.render_widget(locks(app, seen, middle), middle),
+    }
+    frame.render_widget(Paragraph::new(format!("\n{}", log::text(&seen.log))), incidents);
+    frame.render_widget(Line::from(prompt(app)).reversed(), foot);
+}
+
+fn summary(app: &App, seen: &Seen) -> Line<'static> {
+    let up: Vec<_> = seen.servers.iter().filter_map(|seen| seen.answer.found()).collect();
+    let longest = up.iter().map(|info| info.number("dlock_waited_ms_p99")).max().unwrap_or(0);
+    let text = format!(
+        "dlock top: {} of {} servers, {} locks, {:.0} grants/s, p99 of waits {longest} ms",
+        up.len(),
+        seen.servers.len(),
+        seen.all_locks,
+        app.grants_per_second,
+    );
+    Line::from(text).bold()
+}
+
+/// The list of locks, scrolled so that the selected one is visible.
+fn locks(app: &App, seen: &Seen, area: Rect) -> Paragraph<'static> {
+    if let (true, Some(why)) = (seen.locks.is_empty(), &seen.unlisted) {
+        return Paragraph::new(why.clone());
+    }
+    let selected = app.row() + 1;
+    let first = (selected + 1).saturating_sub(usize::from(area.height)).max(1);
+    let text = list::text(&seen.locks);
+    let lines = text.lines().enumerate().filter(|(row, _)| *row == 0 || *row >= first);
+    let lines = lines.map(|(row, line)| {
+        let line = Line::from(line.to_owned());
+        if row == selected { line.reversed() } else { line }
+    });
+    Paragraph::new(lines.collect::<Vec<_>>())
+}
+
+fn prompt(app: &App) -> String {
+    let sorted = match app.query.sort {
+        Sort::Waiters => "waiters",
+        Sort::Held => "time held",
+        Sort::Left => "lease left",
+        Sort::Name => "name",
+    };
+    let filter = escape_control(&app.query.filter);
+    match &app.mode {
+        Mode::Filter => format!("filter: {filter}_"),
+        Mode::Question(name) => {
+            format!("End every hold of {}? [y/N]", cell(String::from_utf8_lossy(name)))
+        }
+        Mode::Locks if !app.message.is_empty() => app.message.clone(),
+        Mode::Locks => {
+            let filtered = if filter.is_empty() { String::new() } else { format!(", only {filter}") };
+            format!("by {sorted}{filtered}   w h l n sort   / filter   enter inspect   b break   q quit")
         }
     }
 }

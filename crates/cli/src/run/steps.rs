@@ -1,31 +1,30 @@
-//! `dlock acquire`, `release`, `extend`, `wait`: single steps for scripts.
+//! `dlock acquire`, `release`, `extend` and `wait`: single steps for scripts.
 
 use std::ffi::OsStr;
-use std::fmt;
-use std::io::{self, ErrorKind, Write, stdout};
+use std::io::{self, stdout};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 
 use dlock_client::{Acquire, Client, Guard, Token, Wait, now};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::sys::signal::Signal;
 use nix::sys::stat::{SFlag, fstat, stat};
 use serde_json::json;
 use tokio::task::spawn_blocking;
 
 use crate::args::{self, Extend, Release, WaitFree};
-use crate::exit::{Error, Failure};
-use crate::lock::{Abort, Countdown, Wanted, flush, unless_signalled, with_lock};
-use crate::shown;
+use crate::exit::{Abort, Error, Failure};
+use crate::output::{NotPrinted, escape, print};
+use crate::run::session::{Countdown, Wanted, flush, unless_signalled, with_lock};
 use crate::signals::Signals;
 
 pub async fn acquire(args: args::Acquire) -> Result<u8, Abort> {
     if is_closed(stdout()) {
-        let message = "standard output is closed: nobody would know the token, and the lock was not acquired";
+        let message =
+            "standard output is closed, so the token could not be printed; the lock was not acquired";
         return Err(Error::new(Failure::System, message).into());
     }
     let resources = std::slice::from_ref(&args.resource);
-    let wanted = Wanted { resources, args: &args.lock, what: "dlock acquire" };
+    let wanted = Wanted { resources, args: &args.lock, holder: "dlock acquire" };
     let acquire = async |client: &Client, lock: Acquire| match lock.renew(false).acquire().await {
         Ok(guard) => Ok(guard),
         Err(why) => Err(args.lock.refusal(client, resources, why).await),
@@ -34,8 +33,8 @@ pub async fn acquire(args: args::Acquire) -> Result<u8, Abort> {
     with_lock(&args.servers, wanted, acquire, work).await
 }
 
-/// Whether it was closed when dlock started: then the runtime has opened /dev/null in its place, for reading
-/// too. A redirection to /dev/null is for writing only.
+/// Returns whether `output` was closed when dlock started. In its place, Rust's runtime has opened /dev/null
+/// for reading and writing; a redirection of the shell to /dev/null opens it for writing only.
 fn is_closed(output: impl AsFd) -> bool {
     let flags = fcntl(&output, FcntlArg::F_GETFL).map(OFlag::from_bits_retain);
     let for_both = flags.is_ok_and(|flags| flags & OFlag::O_ACCMODE == OFlag::O_RDWR);
@@ -47,19 +46,22 @@ fn is_closed(output: impl AsFd) -> bool {
         })
 }
 
-/// Prints the hold and keeps it. If it cannot be printed it is released, as nobody would know its token.
+/// Prints the token and leaves the lock held. If the token cannot be printed, the lock is released.
 async fn keep(guard: Guard, args: &args::Acquire, signals: &mut Signals) -> Result<u8, Abort> {
     let token = String::from_utf8_lossy(guard.token().as_bytes()).into_owned();
     let fence = guard.fence().map(|fence| fence.get());
     let line = if args.json {
         let valid_ms = guard.valid_until().saturating_since(now()).as_millis() as u64;
         let resource = args.resource.to_string_lossy();
-        shown::json(&json!({ "resource": resource, "token": token, "fence": fence, "valid_ms": valid_ms }))
+        escape::json(&json!({ "resource": resource, "token": token, "fence": fence, "valid_ms": valid_ms }))
     } else {
         fence.map_or(token.clone(), |fence| format!("{token} {fence}"))
     };
-    // By another thread, as nobody may read it: a signal ends dlock all the same.
-    let printed = async { spawn_blocking(move || print(&line)).await.unwrap_or_else(|why| Err(failed(why))) };
+    // In another thread, so that a signal ends dlock even while a pipe that is not read blocks the printing.
+    let printed = async {
+        let printed = spawn_blocking(move || print(&line)).await;
+        printed.unwrap_or_else(|why| Err(NotPrinted(io::Error::other(why))))
+    };
     unless_signalled(signals, printed).await?;
     let _ = guard.forget();
     Ok(0)
@@ -97,26 +99,8 @@ fn token(text: &OsStr) -> Result<Token, Error> {
     Token::new(text.as_bytes()).ok_or_else(|| Error::usage("a token must have 1 to 255 bytes"))
 }
 
-/// Puts the resource in front of an error that does not name it.
+/// The error, with the name of the resource in front.
 fn about(resource: &OsStr, why: impl Into<Error>) -> Error {
     let why = why.into();
     Error::new(why.failure, format_args!("{}: {why}", resource.display()))
-}
-
-/// Prints to standard output.
-pub fn print(text: &str) -> Result<(), Abort> {
-    writeln!(stdout(), "{text}").map_err(not_printed)
-}
-
-/// If the reader of standard output has gone away (`dlock list | head -1`) dlock ends without a word, as
-/// other programs do, which the signal for it kills.
-pub fn not_printed(why: io::Error) -> Abort {
-    match why.kind() {
-        ErrorKind::BrokenPipe => Abort::Signal(Signal::SIGPIPE),
-        _ => failed(why),
-    }
-}
-
-fn failed(why: impl fmt::Display) -> Abort {
-    Error::system("standard output", why).into()
 }

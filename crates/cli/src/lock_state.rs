@@ -1,0 +1,169 @@
+//! The state and the holder of a lock over all servers, from the answer of each. Pure: asks no server.
+
+use std::collections::HashMap;
+
+use dlock_client::{Holder, Inspected, Inspection};
+use serde::{Serialize, Serializer};
+use serde_json::json;
+
+use crate::output::table::{cell, short};
+
+/// The number of servers that form a majority of `servers`.
+pub fn majority(servers: usize) -> usize {
+    servers / 2 + 1
+}
+
+/// The state of a lock over all servers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// No client holds it.
+    Free,
+    /// No client holds it, and a DELAY keeps it from being granted.
+    Delayed,
+    /// A majority has the same holder.
+    Held,
+    /// No holder has a majority, and no majority is free: an acquisition is under way, or a client died
+    /// during one.
+    Undecided,
+    /// Too few servers answered.
+    NoQuorum,
+}
+
+impl State {
+    pub fn of(masters: &[Inspected<Option<Inspection>>]) -> State {
+        let majority = majority(masters.len());
+        let answers: Vec<&Option<Inspection>> =
+            masters.iter().filter_map(|seen| seen.answer.found()).collect();
+        if answers.len() < majority {
+            return State::NoQuorum;
+        }
+        let mut votes: HashMap<&str, usize> = HashMap::new();
+        for holder in answers.iter().copied().flatten().flat_map(|lock| &lock.holders) {
+            *votes.entry(&holder.token).or_default() += 1;
+        }
+        let has_majority = |is_free: fn(&Inspection) -> bool| {
+            answers.iter().filter(|lock| lock.as_ref().is_none_or(is_free)).count() >= majority
+        };
+        if votes.values().any(|votes| *votes >= majority) {
+            State::Held
+        } else if has_majority(|lock| lock.holders.is_empty() && lock.delay_ms == 0) {
+            State::Free
+        } else if has_majority(|lock| lock.holders.is_empty()) {
+            State::Delayed
+        } else {
+            State::Undecided
+        }
+    }
+
+    pub fn word(self) -> &'static str {
+        match self {
+            State::Free => "free",
+            State::Delayed => "delayed",
+            State::Held => "held",
+            State::Undecided => "undecided",
+            State::NoQuorum => "no quorum",
+        }
+    }
+}
+
+/// The holder of a lock over all servers.
+#[derive(Debug, Clone)]
+pub struct Holding {
+    /// The holder as one of the servers reports it, with a shortened token.
+    pub holder: Holder,
+    /// The fence that a majority of the servers has. `None` if no majority has the same: the fences of single
+    /// members cannot be compared.
+    pub fence: Option<u64>,
+}
+
+impl Serialize for Holding {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut holding = json!(self.holder);
+        holding["fence"] = json!(self.fence);
+        holding.serialize(serializer)
+    }
+}
+
+/// Returns the holder that the most servers have.
+pub fn holder(masters: &[Inspected<Option<Inspection>>]) -> Option<Holding> {
+    let locks = masters.iter().filter_map(|seen| seen.answer.found()?.as_ref());
+    let all: Vec<&Holder> = locks.flat_map(|lock| &lock.holders).collect();
+    let servers_with = |holder: &Holder, fence: Option<u64>| {
+        let is_same =
+            |other: &&&Holder| other.token == holder.token && fence.is_none_or(|it| it == other.fence);
+        all.iter().filter(is_same).count()
+    };
+    let first = *all.iter().rev().max_by_key(|holder| servers_with(holder, None))?;
+    let fences = all.iter().filter(|other| other.token == first.token).map(|other| other.fence);
+    let fence = fences.max_by_key(|fence| servers_with(first, Some(*fence)));
+    let fence = fence.filter(|fence| servers_with(first, Some(*fence)) >= majority(masters.len()));
+    let mut holder = first.clone();
+    holder.token = short(&first.token);
+    Some(Holding { holder, fence })
+}
+
+/// The name of a holder for people: its label, or the beginning of its token if it has none.
+pub fn display_name(holder: &Holder) -> String {
+    if holder.label.is_empty() { short(&holder.token) } else { cell(&holder.label) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dlock_client::{Answer, NodeState};
+
+    fn inspection(mode: &str) -> Inspection {
+        let mut inspection = Inspection::default();
+        inspection.mode = mode.into();
+        inspection
+    }
+
+    fn answers(answer: Answer<Option<Inspection>>) -> Inspected<Option<Inspection>> {
+        Inspected::new("s", answer)
+    }
+
+    fn held(tokens: &[&str]) -> Inspected<Option<Inspection>> {
+        let mut shared = inspection("shared");
+        for token in tokens {
+            let mut holder = Holder::default();
+            holder.token = (*token).into();
+            shared.holders.push(holder);
+        }
+        answers(Answer::Found(Some(shared)))
+    }
+
+    fn delayed() -> Inspected<Option<Inspection>> {
+        let mut delayed = inspection("free");
+        delayed.delay_ms = 5;
+        answers(Answer::Found(Some(delayed)))
+    }
+
+    fn free() -> Inspected<Option<Inspection>> {
+        answers(Answer::Found(None))
+    }
+
+    fn down() -> Inspected<Option<Inspection>> {
+        answers(Answer::Unanswered(NodeState::Slow))
+    }
+
+    #[test]
+    fn state_is_that_of_a_majority() {
+        for (masters, state) in [
+            (vec![free()], State::Free),
+            (vec![held(&["a"])], State::Held),
+            (vec![delayed()], State::Delayed),
+            (vec![down()], State::NoQuorum),
+            (vec![held(&["a"]), held(&["a"]), free()], State::Held),
+            (vec![held(&["a"]), held(&["a"]), down()], State::Held),
+            (vec![held(&["a"]), held(&["b"]), free()], State::Undecided),
+            (vec![held(&["a"]), free(), down()], State::Undecided),
+            (vec![held(&["a"]), free(), free()], State::Free),
+            (vec![held(&["a"]), free(), delayed()], State::Delayed),
+            (vec![held(&["a"]), down(), down()], State::NoQuorum),
+            (vec![held(&["a", "b"]), held(&["b", "c"]), held(&["d"])], State::Held),
+        ] {
+            assert_eq!(State::of(&masters), state, "{masters:?}");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! `dlock inspect`: the answers of all servers about a lock, and its state over all of them.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use comfy_table::Table;
+use dlock_client::{Answer, Client, Inspected, Inspection, Waiting};
+use serde_json::{Value, json};
+
+use crate::args::Inspect;
+use crate::exit::{Abort, Failure};
+use crate::lock_state::State;
+use crate::output::escape::{self, escape_control};
+use crate::output::print;
+use crate::output::table::{cell, short, table, time};
+
+/// The number of waiters that are shown per server.
+const MAX_WAITERS: u32 = 1000;
+
+pub async fn inspect(args: Inspect) -> Result<u8, Abort> {
+    let client = args.servers.client().await?;
+    let seen = View::of(&client, &args.resource).await;
+    print(&if args.json { escape::json(&seen.json()) } else { seen.text() })?;
+    Ok(if seen.state() == State::NoQuorum { Failure::NoQuorum.code() } else { 0 })
+}
+
+/// The answers of all servers about a lock: its holders, and its wait queue.
+pub struct View {
+    resource: String,
+    masters: Vec<Inspected<Option<Inspection>>>,
+    queues: Vec<Inspected<Vec<Waiting>>>,
+}
+
+impl View {
+    pub async fn of(client: &Client, resource: &OsStr) -> View {
+        let queues = client.waiters(resource.as_bytes(), MAX_WAITERS);
+        let (masters, queues) = tokio::join!(client.inspect(resource.as_bytes()), queues);
+        View { resource: resource.to_string_lossy().into_owned(), masters, queues }
+    }
+
+    pub fn state(&self) -> State {
+        State::of(&self.masters)
+    }
+
+    fn json(&self) -> Value {
+        let masters = self.masters.iter().zip(&self.queues).map(|(seen, queue)| {
+            let mut master = json!(seen);
+            if let Some(queue) = queue.answer.found() {
+                master["queue"] = json!(queue);
+            }
+            master
+        });
+        json!({ "resource": self.resource, "state": self.state(), "masters": masters.collect::<Vec<_>>() })
+    }
+
+    pub fn text(&self) -> String {
+        let mut text =
+            format!("{} {}\n\n{}", cell(&self.resource), sentence(self.state()), self.holders().trim_fmt());
+        if let Some(waiters) = self.waiters() {
+            text += &format!("\n\nWaiting:\n\n{}", waiters.trim_fmt());
+        }
+        text
+    }
+
+    fn holders(&self) -> Table {
+        let mut table = table(&["SERVER", "MODE", "HOLDER", "FENCE", "LEASE LEFT", "LABEL"]);
+        for Inspected { server, answer, .. } in &self.masters {
+            let server = cell(server);
+            let free = free();
+            let lock = match answer {
+                Answer::Found(lock) => lock.as_ref().unwrap_or(&free),
+                Answer::Unanswered(why) => {
+                    table.add_row([server, escape_control(why)]);
+                    continue;
+                }
+            };
+            let mode = match (lock.permits, lock.delay_ms) {
+                (0, 0) => cell(&lock.mode),
+                (0, delay) => format!("delayed {}", time(delay)),
+                (permits, _) => format!("{} {permits}", cell(&lock.mode)),
+            };
+            if lock.holders.is_empty() {
+                table.add_row([&server, &mode]);
+            }
+            for holder in &lock.holders {
+                table.add_row([
+                    server.clone(),
+                    mode.clone(),
+                    short(&holder.token),
+                    holder.fence.to_string(),
+                    time(holder.left_ms),
+                    cell(&holder.label),
+                ]);
+            }
+        }
+        table
+    }
+
+    /// `None` if no client waits.
+    fn waiters(&self) -> Option<Table> {
+        let mut table = table(&["SERVER", "POSITION", "TOKEN", "MODE", "WAITED", "LABEL"]);
+        for Inspected { server, answer, .. } in &self.queues {
+            for (index, waiting) in answer.found().into_iter().flatten().enumerate() {
+                table.add_row([
+                    cell(server),
+                    (index + 1).to_string(),
+                    short(&waiting.token),
+                    cell(&waiting.mode),
+                    time(waiting.waited_ms),
+                    cell(&waiting.label),
+                ]);
+            }
+        }
+        (!table.is_empty()).then_some(table)
+    }
+}
+
+/// Completes the sentence that begins with the name of the resource.
+fn sentence(state: State) -> &'static str {
+    match state {
+        State::Free => "is free",
+        State::Delayed => "is not held, but delayed: its last holder vanished",
+        State::Held => "is held",
+        State::Undecided => "is neither held nor free on a majority of the servers",
+        State::NoQuorum => "is in an unknown state: too few servers answered",
+    }
+}
+
+/// The inspection of a lock that no client holds.
+fn free() -> Inspection {
+    let mut inspection = Inspection::default();
+    inspection.mode = "free".into();
+    inspection
+}

@@ -1,0 +1,98 @@
+//! The position in the wait queue, on one line of the terminal.
+
+use std::io::{IsTerminal, stderr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dlock_client::{Acquire, Instant, Position, now};
+use terminal_size::terminal_size_of;
+use tokio::task::JoinHandle;
+
+use crate::exit::PRINTING;
+use crate::output::escape::escape_control;
+use crate::output::{print_later, wait_printed};
+
+/// Returns to the start of the line and clears it.
+const CLEAR_LINE: &str = "\r\x1b[K";
+
+/// Shows the position on standard error, redraws it in place, and clears the line when it is dropped. Shows
+/// nothing if standard error is no terminal.
+pub struct PositionDisplay {
+    line: Arc<Line>,
+    is_shown: bool,
+    /// Redraws the line every second.
+    clock: Option<JoinHandle<()>>,
+}
+
+struct Line {
+    /// The resources that are waited for.
+    names: String,
+    last: Mutex<Option<(Position, Instant)>>,
+    /// A drawing is pending, because the terminal is slow or stopped: no second one is queued.
+    is_pending: AtomicBool,
+}
+
+impl PositionDisplay {
+    pub fn new(names: &str) -> PositionDisplay {
+        let line =
+            Line { names: names.to_owned(), last: Mutex::default(), is_pending: AtomicBool::new(false) };
+        PositionDisplay { line: Arc::new(line), is_shown: stderr().is_terminal(), clock: None }
+    }
+
+    /// Shows the positions that `lock` will report.
+    pub fn watch(&mut self, lock: Acquire) -> Acquire {
+        if !self.is_shown {
+            return lock;
+        }
+        let line = self.line.clone();
+        self.clock = Some(tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                line.draw();
+            }
+        }));
+        let line = self.line.clone();
+        lock.on_position(move |position| {
+            *line.last() = Some((position, now()));
+            line.draw();
+        })
+    }
+}
+
+impl Drop for PositionDisplay {
+    fn drop(&mut self) {
+        self.clock.iter().for_each(JoinHandle::abort);
+        if self.line.last().take().is_some() {
+            print_later(|| CLEAR_LINE.into());
+            // So that the output of the command that runs next begins on an empty line.
+            wait_printed(PRINTING);
+        }
+    }
+}
+
+impl Line {
+    fn draw(self: &Arc<Self>) {
+        if !self.is_pending.swap(true, Ordering::Relaxed) {
+            let line = self.clone();
+            print_later(move || line.text());
+        }
+    }
+
+    /// Empty as long as no position is known.
+    fn text(&self) -> String {
+        self.is_pending.store(false, Ordering::Relaxed);
+        let last = self.last();
+        let Some((Position { server, position, waited, .. }, at)) = &*last else { return String::new() };
+        let (names, waited) = (&self.names, (*waited + now().saturating_since(*at)).as_secs());
+        let text = format!("waiting for {names}: position {position} at {server}, {waited} s");
+        // Cut to the width of the terminal: a line that wraps cannot be cleared.
+        let width = terminal_size_of(stderr()).map_or(80, |(width, _)| usize::from(width.0));
+        let text: String = escape_control(text).chars().take(width.saturating_sub(1)).collect();
+        format!("{CLEAR_LINE}{text}")
+    }
+
+    fn last(&self) -> MutexGuard<'_, Option<(Position, Instant)>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,209 @@
+//! A session: one client, the acquisition of locks with it, and the signals that interrupt it.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::process::exit;
+use std::thread;
+use std::time::Duration;
+
+use dlock_client::{Acquire, AcquireError, Client, Instant, NodeReport, Wait, now};
+use tokio::runtime::Handle;
+
+use crate::args::{LockArgs, Servers};
+use crate::exit::{Abort, Error, Failure, end_by};
+use crate::lock_state::{self, Holding};
+use crate::output::{table, warn};
+use crate::run::parent_run::OWNER;
+use crate::run::position::PositionDisplay;
+use crate::signals::Signals;
+
+/// The resources to acquire, and the options of the acquisition.
+pub struct Wanted<'a> {
+    pub resources: &'a [OsString],
+    pub args: &'a LockArgs,
+    /// The name of the holder in the default label: a command, or `process 17`.
+    pub holder: &'a str,
+}
+
+/// A client, and the signals that interrupt its work.
+pub struct Session {
+    pub client: Client,
+    pub signals: Signals,
+    clock: Countdown,
+}
+
+impl Session {
+    pub async fn open(servers: &Servers) -> Result<Session, Abort> {
+        let clock = Countdown::begin();
+        let mut signals = Signals::listen().map_err(|why| Error::system("signals", why))?;
+        let client = unless_signalled(&mut signals, servers.client()).await?;
+        // The quorum continues without these members, so this is the only sign of them.
+        for NodeReport { server, state, .. } in client.unusable().0 {
+            warn(format_args!("{server} cannot take part, continuing without it: {state}"));
+        }
+        Ok(Session { client, signals, clock })
+    }
+
+    /// Acquires the wanted resources by `acquire`, then runs `work` with the result.
+    pub async fn with_lock<G, T>(
+        &mut self,
+        wanted: Wanted<'_>,
+        acquire: impl AsyncFnOnce(&Client, Acquire) -> Result<G, Error>,
+        work: impl AsyncFnOnce(G, &mut Signals) -> Result<T, Abort>,
+    ) -> Result<T, Abort> {
+        let Wanted { resources, args, holder } = wanted;
+        let names: Vec<String> = resources.iter().map(|name| name.display().to_string()).collect();
+        let names = names.join(", ");
+        let mut position = PositionDisplay::new(&names);
+        let lock = position.watch(args.lock(&self.client, &resources[0], names, &self.clock, holder));
+        let acquired = unless_signalled(&mut self.signals, acquire(&self.client, lock)).await;
+        drop(position);
+        work(acquired?, &mut self.signals).await
+    }
+}
+
+/// Like [`Session::with_lock`], in a new session, which is flushed at the end.
+pub async fn with_lock<G, T>(
+    servers: &Servers,
+    wanted: Wanted<'_>,
+    acquire: impl AsyncFnOnce(&Client, Acquire) -> Result<G, Error>,
+    work: impl AsyncFnOnce(G, &mut Signals) -> Result<T, Abort>,
+) -> Result<T, Abort> {
+    let mut session = Session::open(servers).await?;
+    let done = session.with_lock(wanted, acquire, work).await;
+    flush(&session.client, servers).await;
+    done
+}
+
+/// Runs `work`. If a signal that ends dlock arrives first, drops `work` and returns the signal.
+pub async fn unless_signalled<T, E>(
+    signals: &mut Signals,
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T, Abort>
+where
+    Abort: From<E>,
+{
+    tokio::select! {
+        done = work => Ok(done?),
+        signal = signals.end() => Err(match signal {
+            Ok(signal) => Abort::Signal(signal),
+            Err(why) => Error::system("signals", why).into(),
+        }),
+    }
+}
+
+/// Runs `work`, and ends this process when a signal that ends dlock arrives. Only for work that needs no
+/// clean-up. Without it, PID 1 of a container could not be ended: for PID 1 the kernel ignores every signal
+/// that has no handler.
+pub async fn unless_ended(work: impl Future<Output = Result<u8, Abort>>) -> Result<u8, Abort> {
+    let mut signals = Signals::listen().map_err(|why| Error::system("signals", why))?;
+    let runtime = Handle::current();
+    // In a thread of its own: `work` may be blocked on a full pipe.
+    thread::spawn(move || {
+        if let Ok(signal) = runtime.block_on(signals.end()) {
+            exit(end_by(signal).into());
+        }
+    });
+    work.await
+}
+
+/// Waits for the client's background work, such as releases, for at most one node timeout and at most 1 s.
+/// If a server does not answer in that time, the lease ends the hold.
+pub async fn flush(client: &Client, servers: &Servers) {
+    let limit = servers.node_timeout.min(Duration::from_secs(1));
+    let _ = tokio::time::timeout(limit, client.flush()).await;
+}
+
+/// The start of a wait, so that the wait's limit includes the time of the first connections.
+pub struct Countdown(Instant);
+
+impl Countdown {
+    pub fn begin() -> Countdown {
+        Countdown(now())
+    }
+
+    /// The part of `limit` that is left since the start.
+    pub fn left_of(&self, limit: Duration) -> Wait {
+        if limit.is_zero() { Wait::No } else { Wait::For((self.0 + limit).saturating_since(now())) }
+    }
+}
+
+impl LockArgs {
+    /// A request for `resource` with these options. Messages call it `names`, which lists all the resources
+    /// of the acquisition.
+    fn lock(
+        &self,
+        client: &Client,
+        resource: &OsStr,
+        names: String,
+        clock: &Countdown,
+        holder: &str,
+    ) -> Acquire {
+        let wait = match self.wait {
+            _ if self.no_wait => Wait::No,
+            Some(limit) => clock.left_of(limit),
+            None => Wait::Forever,
+        };
+        let mut lock = client.lock(resource.as_bytes()).ttl(self.ttl).wait(wait).owner(OWNER.as_bytes());
+        lock = lock.on_outage(move |report| {
+            warn(format_args!("too few servers for {names} at present ({report}); retrying"));
+        });
+        if let Some(permits) = self.permits {
+            lock = lock.permits(permits);
+        }
+        if self.shared {
+            lock = lock.shared();
+        }
+        if self.fenced {
+            lock = lock.fenced();
+        }
+        if let Some(delay) = self.delay {
+            lock = lock.delay(delay);
+        }
+        lock.label(self.label.clone().unwrap_or_else(|| label(holder)))
+    }
+
+    /// The error for a failed acquisition of these resources. It names the current holder if another client
+    /// holds one of them.
+    pub async fn refusal(&self, client: &Client, resources: &[OsString], why: AcquireError) -> Error {
+        let holder = match &why {
+            AcquireError::Taken { resource, .. } | AcquireError::Deadlock { resource, .. } => {
+                describe_holder(client, resources, resource).await
+            }
+            _ => None,
+        };
+        let is_deadlock = matches!(why, AcquireError::Deadlock { .. });
+        let mut error = Error::from(why);
+        if let Some(holder) = holder {
+            // The client's error names the owners of the cycle, which are random: name the holder first.
+            let message = if is_deadlock { format!("{holder}; {error}") } else { holder };
+            error = Error::new(error.failure, message);
+        }
+        if error.failure == Failure::NotAcquired {
+            error = self.conflict_code.into_iter().fold(error, Error::with_code);
+        }
+        if error.failure == Failure::NotAcquired && self.quiet { error.without_message() } else { error }
+    }
+}
+
+/// Describes the holder of `taken`: "r is taken by nightly@host7 for 3m 12s (fence 1795179170661711)". The
+/// fence is left out if no majority has it. `None` if the servers no longer name a holder.
+async fn describe_holder(client: &Client, resources: &[OsString], taken: &str) -> Option<String> {
+    let named = resources.iter().find(|resource| resource.display().to_string() == taken);
+    let resource = named.or_else(|| resources.first().filter(|_| resources.len() == 1))?;
+    let masters = client.inspect(resource.as_bytes()).await;
+    let Holding { holder, fence } = lock_state::holder(&masters)?;
+    let (name, held) = (lock_state::display_name(&holder), table::time(holder.held_ms));
+    let fence = fence.map(|fence| format!(" (fence {fence})")).unwrap_or_default();
+    Some(format!("{taken} is taken by {name} for {held}{fence}"))
+}
+
+/// The default label: the holder's name, this host and this process, cut to the limit of 255 bytes.
+fn label(holder: &str) -> String {
+    let host = nix::unistd::gethostname().unwrap_or_default();
+    let mut label = format!("{holder}@{} ({})", host.to_string_lossy(), std::process::id());
+    while label.len() > 255 {
+        label.pop();
+    }
+    label
+}
