@@ -175,9 +175,9 @@ def layer_tables():
         if re.fullmatch(r"\| *from *\| *may use *\|", line):
             rows = tables.setdefault(folder, [])
         elif rows is not None and line.startswith("|"):
-            cells = line.strip("| ").split(" | ")
+            names, uses = line.strip().strip("|").split("|")
             if not set(line) <= set("|- :"):
-                rows.append((named(cells[0]), "all below" if "all below" in cells[-1] else named(cells[-1])))
+                rows.append((named(names), "all below" if "all below" in uses else named(uses)))
         elif line.strip():
             rows = None
             found = re.findall(r"`([\w/.-]*\bsrc\b[\w/.-]*)`", line)
