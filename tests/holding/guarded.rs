@@ -1,7 +1,6 @@
 //! Guarded writes: GUARD and FENCED.
 
 mod command_kinds;
-mod fenced;
 mod guard;
 
 /// The word that an error begins with.

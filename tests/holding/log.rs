@@ -149,18 +149,3 @@ fn the_log_is_bounded_and_can_be_reset(kind: &ServerKind) {
     assert_eq!(ids(&mut conn, "").len(), 2);
     assert_eq!(newest(&mut conn, &name).field("key").text(), format!("{}...", &name[..128]));
 }
-
-#[each_server]
-fn log_refuses_invalid_arguments(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
-    for (arguments, why) in [
-        ("COUNT 0", "ERR COUNT must be a whole number from 1 to 2147483647"),
-        ("COUNT 1 COUNT 1", "ERR syntax error: COUNT may be given only once"),
-        ("KEY", "ERR syntax error: KEY requires a value"),
-        ("COUNT 1 RESET", "ERR syntax error: unknown option 'RESET', DLOCK.HELP lists every form"),
-        ("RESET now", "ERR syntax error: wrong number of arguments, DLOCK.HELP lists every form"),
-    ] {
-        assert_eq!(conn.say(&format!("DLOCK.LOG {arguments}")).error(), why, "{arguments}");
-    }
-}

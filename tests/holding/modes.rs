@@ -3,96 +3,6 @@
 use dlock_testkit::queue::{granted, holders, tokens, waiter};
 use dlock_testkit::{Events, Server, ServerKind, Value, each_server, until};
 
-#[each_server]
-fn sharers_hold_together_and_exclude_exclusive_holders(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut c = server.connect();
-    let a = c.ok("DLOCK.ACQUIRE k a 30000 SHARED").int();
-    let b = c.ok("DLOCK.ACQUIRE k b 40000 SHARED").int();
-    assert!(a < b, "each has a fence of its own");
-    assert_eq!(c.say("DLOCK.ACQUIRE k x 30000"), Value::Nil);
-    let shown = c.ok("DLOCK.INSPECT k");
-    assert_eq!((shown.field("mode"), shown.field("fence")), (&"shared".into(), &b.into()));
-    assert!(c.ok("DLOCK.PTTL k").int() > 30000, "the longest one");
-    assert!(c.ok("DLOCK.PTTL k a").int() <= 30000);
-    assert_eq!(c.say("DLOCK.RELEASE k a"), 1);
-    assert_eq!(holders(&mut c, "k"), ["b"]);
-    assert_eq!(c.say("DLOCK.ACQUIRE k x 30000"), Value::Nil);
-    assert_eq!(c.say("DLOCK.RELEASE k b"), 1);
-    assert!(c.ok("DLOCK.ACQUIRE k x 30000").int() > b);
-    assert_eq!(c.say("DLOCK.ACQUIRE k a 30000 SHARED"), Value::Nil);
-}
-
-#[each_server]
-fn permits_are_counted_and_all_holders_name_one_limit(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut c = server.connect();
-    c.ok("DLOCK.ACQUIRE k a 30000 PERMITS 2");
-    c.ok("DLOCK.ACQUIRE k b 30000 PERMITS 2");
-    assert_eq!(c.say("DLOCK.ACQUIRE k c 30000 PERMITS 2"), Value::Nil);
-    assert!(c.say("DLOCK.ACQUIRE k c 30000 PERMITS 3").error().starts_with("ERR the semaphore is held"));
-    assert!(c.say("DLOCK.ACQUIRE k a 30000 PERMITS 3").error().starts_with("ERR the semaphore is held"));
-    assert!(c.say("DLOCK.ACQUIRE k a 30000 SHARED").error().starts_with("ERR the token holds"));
-    assert!(c.say("DLOCK.ACQUIRE k a 30000").error().starts_with("ERR the token holds"));
-    let shown = c.ok("DLOCK.INSPECT k");
-    assert_eq!((shown.field("mode"), shown.field("permits")), (&"permits".into(), &2.into()));
-    let mut d = waiter(&server, "DLOCK.ACQUIRE k d 30000 PERMITS 2 BLOCK 0");
-    let mut e = waiter(&server, "DLOCK.ACQUIRE k e 30000 PERMITS 2 BLOCK 0");
-    c.ok("DLOCK.RELEASE k a");
-    granted(&mut d);
-    assert_eq!(holders(&mut c, "k"), ["b", "d"]);
-    c.ok("DLOCK.RELEASE k b");
-    granted(&mut e);
-    c.ok("DLOCK.RELEASE k d");
-    c.ok("DLOCK.RELEASE k e");
-    c.ok("DLOCK.ACQUIRE k a 30000 PERMITS 3");
-    c.ok("DLOCK.ACQUIRE s a 30000 SHARED");
-    assert!(c.say("DLOCK.ACQUIRE s a 30000 PERMITS 3").error().starts_with("ERR the token holds"));
-}
-
-#[each_server]
-fn a_sole_sharer_is_upgraded_in_place(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut c = server.connect();
-    let fence = c.ok("DLOCK.ACQUIRE k a 30000 SHARED").int();
-    let _w = waiter(&server, "DLOCK.ACQUIRE k w 30000 BLOCK 0");
-    assert_eq!(c.say("DLOCK.ACQUIRE k a 30000"), fence);
-    assert_eq!(c.ok("DLOCK.INSPECT k").field("mode"), &"exclusive");
-    assert_eq!(tokens(&mut c, "k"), ["w"]);
-}
-
-#[each_server]
-fn an_upgrade_waits_ahead_of_others_and_a_second_one_is_a_deadlock(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut c = server.connect();
-    let fence = c.ok("DLOCK.ACQUIRE k a 30000 SHARED").int();
-    c.ok("DLOCK.ACQUIRE k b 30000 SHARED");
-    let mut x = waiter(&server, "DLOCK.ACQUIRE k x 30000 BLOCK 0");
-    assert_eq!(c.say("DLOCK.ACQUIRE k a 30000"), Value::Nil);
-    let mut a = waiter(&server, "DLOCK.ACQUIRE k a 30000 BLOCK 0");
-    assert_eq!(tokens(&mut c, "k"), ["a", "x"]);
-    assert_eq!(c.say("DLOCK.ACQUIRE k b 30000 BLOCK 0").error(), "DEADLOCK b -> a -> b");
-    assert_eq!(c.say("DLOCK.RELEASE k b"), 1);
-    assert_eq!(granted(&mut a), fence, "the same hold");
-    assert_eq!(c.ok("DLOCK.INSPECT k").field("mode"), &"exclusive");
-    assert_eq!(c.say("DLOCK.RELEASE k a"), 1);
-    granted(&mut x);
-}
-
-#[each_server]
-fn a_downgrade_lets_the_sharers_in(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut c = server.connect();
-    let fence = c.ok("DLOCK.ACQUIRE k a 30000").int();
-    let mut s = waiter(&server, "DLOCK.ACQUIRE k s 30000 SHARED BLOCK 0");
-    let _x = waiter(&server, "DLOCK.ACQUIRE k x 30000 BLOCK 0");
-    let _t = waiter(&server, "DLOCK.ACQUIRE k t 30000 SHARED BLOCK 0");
-    assert_eq!(c.say("DLOCK.ACQUIRE k a 30000 SHARED"), fence);
-    granted(&mut s);
-    assert_eq!(holders(&mut c, "k"), ["a", "s"]);
-    assert_eq!(tokens(&mut c, "k"), ["x", "t"], "nobody behind an exclusive waiter");
-}
-
 /// It ended the section: the writer shared what it believed to hold alone, and others could join.
 #[each_server]
 fn a_shared_request_of_the_exclusive_holder_keeps_its_mode(kind: &ServerKind) {
@@ -117,20 +27,6 @@ fn a_shared_request_of_the_exclusive_holder_keeps_its_mode(kind: &ServerKind) {
     granted(&mut s);
 }
 
-/// Another connection of the token waits to read when its other one is let in to write, twice.
-#[each_server]
-fn a_waiting_sharer_is_granted_by_the_exclusive_hold_of_its_token(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut c = server.connect();
-    c.ok("DLOCK.ACQUIRE k first 30000");
-    let mut writer = waiter(&server, "DLOCK.ACQUIRE k w 30000 REENTRANT BLOCK 0");
-    let mut reader = waiter(&server, "DLOCK.ACQUIRE k w 30000 SHARED REENTRANT BLOCK 0");
-    assert_eq!(c.say("DLOCK.RELEASE k first"), 1);
-    assert_eq!(granted(&mut writer), granted(&mut reader));
-    assert_eq!(c.say("DLOCK.HOLDS k w"), 2);
-    assert_eq!(c.ok("DLOCK.INSPECT k").field("mode"), &"exclusive");
-}
-
 #[each_server]
 fn a_downgrade_needs_a_count_of_one_and_is_announced(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -147,37 +43,6 @@ fn a_downgrade_needs_a_count_of_one_and_is_announced(kind: &ServerKind) {
     let told: Vec<String> = events.so_far().into_iter().map(|(channel, _)| channel).collect();
     let told: Vec<&str> = told.iter().filter_map(|channel| channel.strip_prefix("__keyevent@0__:")).collect();
     assert_eq!(told.last_chunk(), Some(&["dlock.downgrade", "dlock.acquire"]));
-}
-
-#[each_server]
-fn a_delay_follows_an_expired_lease_but_no_release(kind: &ServerKind) {
-    let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
-    let mut c = server.connect();
-    c.ok("DLOCK.ACQUIRE k a 30000 DELAY 60000");
-    c.ok("DLOCK.RELEASE k a");
-    c.ok("DLOCK.ACQUIRE k a 30 DELAY 60000");
-    until("the lease has expired", || c.ok("DLOCK.HOLDS k a") == 0);
-    assert_eq!(c.say("DLOCK.ACQUIRE k b 30000"), Value::Nil);
-    let shown = c.ok("DLOCK.INSPECT k");
-    assert_eq!((shown.field("mode"), shown.field("holders").items().len()), (&"free".into(), 0));
-    assert!((1..=60000).contains(&shown.field("delay").int()));
-    let _b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 0");
-    // An operator ends it.
-    assert_eq!(c.say("DLOCK.BREAK k"), 0);
-    assert_eq!(holders(&mut c, "k"), ["b"]);
-}
-
-#[each_server]
-fn requests_without_delay_and_label_keep_the_earlier_ones(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut c = server.connect();
-    let fence = c.ok("DLOCK.ACQUIRE k a 60000 DELAY 60000 LABEL host").int();
-    let again = [&b"DLOCK.ACQUIRE"[..], b"k", b"a", b"60000", b"DELAY", b"0", b"LABEL", b""];
-    assert_eq!(c.call(&again), fence);
-    assert_eq!(c.ok("DLOCK.INSPECT k").field("holders").items()[0].field("label"), &Value::from("host"));
-    assert_eq!(c.ok("DLOCK.EXTEND k a 1"), 1);
-    until("the lease has expired", || c.ok("DLOCK.HOLDS k a") == 0);
-    assert!(c.ok("DLOCK.INSPECT k").field("delay").int() > 0);
 }
 
 #[each_server]

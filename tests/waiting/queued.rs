@@ -1,8 +1,6 @@
 //! QUEUE: positions that belong to their tokens. Kept, granted, claimed, announced, and never in the way.
 
-mod claimed;
-
-use dlock_testkit::queue::{clients, granted, holders, tokens, waiter};
+use dlock_testkit::queue::{clients, holders, tokens};
 use dlock_testkit::{Conn, Server, ServerKind, Stream, Value, each_server, until};
 
 /// A server where `a` holds `k`, and a connection that hears `channel`.
@@ -35,34 +33,6 @@ fn queue(conn: &mut Conn, token: &str, options: &str) {
 }
 
 #[each_server]
-fn positions_of_one_connection_and_blocked_clients_share_a_queue(kind: &ServerKind) {
-    let (server, mut a, mut hears) = scene(kind);
-    let mut shared = server.connect();
-    queue(&mut shared, "b", "");
-    let mut c = waiter(&server, "DLOCK.ACQUIRE k c 600000 BLOCK 0");
-    queue(&mut shared, "d", "LABEL mine");
-    assert_eq!(tokens(&mut a, "k"), ["b", "c", "d"]);
-    assert_eq!((clients(&mut a, "k")[0], clients(&mut a, "k")[2]), (-1, -1));
-    let line = a.ok("DLOCK.WAITERS k");
-    assert!((1..=600_000).contains(&line.items()[2].field("left").int()));
-    assert_eq!(line.items()[2].field("label"), &Value::Bulk("mine".into()));
-    assert_eq!((server.info("dlock_queued"), server.info("dlock_waiting")), ("2".into(), "1".into()));
-    // Asked again, it keeps its position.
-    queue(&mut shared, "b", "");
-    assert_eq!(tokens(&mut a, "k"), ["b", "c", "d"]);
-    a.ok("DLOCK.RELEASE k a");
-    assert_eq!(heard(&mut hears), "b granted");
-    let fence = shared.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000").int();
-    assert_eq!(shared.ok("DLOCK.INSPECT k").field("fence"), &Value::Int(fence));
-    assert_eq!(shared.ok("DLOCK.RELEASE k b"), 1);
-    assert!(granted(&mut c) > fence, "fences rise");
-    assert_eq!(c.ok("DLOCK.RELEASE k c"), 1);
-    assert_eq!(heard(&mut hears), "d granted");
-    assert_eq!(holders(&mut a, "k"), ["d"]);
-    assert_eq!(server.info("dlock_queued"), "0");
-}
-
-#[each_server]
 fn every_end_of_a_wait_is_published_except_its_own_release(kind: &ServerKind) {
     let (server, mut a, mut hears) = scene(kind);
     queue(&mut a, "released", "");
@@ -92,24 +62,6 @@ fn waiter_beside(server: &Server, token: &str, look: &mut Conn) -> Conn {
     until("it waits", || server.info("dlock_waiting") == "1");
     assert_eq!(clients(look, "k"), [-1]);
     conn
-}
-
-#[each_server]
-fn queue_works_in_transactions_and_scripts(kind: &ServerKind) {
-    let (_server, mut a, mut hears) = scene(kind);
-    a.ok("MULTI");
-    a.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000 NOTIFY channel b BLOCK 0");
-    a.ok("DLOCK.RELEASE k a");
-    a.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000");
-    let done = a.ok("EXEC");
-    assert_eq!((&done.items()[0], done.items()[1].int()), (&Value::Nil, 1));
-    assert!(done.items()[2].int() > 0);
-    assert_eq!(heard(&mut hears), "b granted");
-    let script = "redis.call('DLOCK.ACQUIRE', KEYS[1], 'c', 600000, 'QUEUE', 600000, 'NOTIFY', 'channel', 'c') \
-                  return redis.call('DLOCK.RELEASE', KEYS[1], 'b')";
-    assert_eq!(a.call(&["EVAL", script, "1", "k"]), 1);
-    assert_eq!(heard(&mut hears), "c granted");
-    assert_eq!(holders(&mut a, "k"), ["c"]);
 }
 
 #[each_server]
@@ -199,15 +151,6 @@ fn the_queue_is_served_at_del_and_stays_at_swapdb(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_request_in_another_mode_is_another_position(kind: &ServerKind) {
-    let (_server, mut a, _) = scene(kind);
-    queue(&mut a, "b", "");
-    queue(&mut a, "c", "");
-    queue(&mut a, "b", "SHARED");
-    assert_eq!(tokens(&mut a, "k"), ["c", "b"]);
-}
-
-#[each_server]
 fn only_the_grant_of_a_position_is_replicated(kind: &ServerKind) {
     let (server, mut a, mut hears) = scene(kind);
     let mut stream = Stream::of(&server);
@@ -218,4 +161,26 @@ fn only_the_grant_of_a_position_is_replicated(kind: &ServerKind) {
     let sent: Vec<String> =
         stream.drain().iter().map(|c| String::from_utf8_lossy(&c[0]).to_string()).collect();
     assert_eq!(sent, ["SELECT", "DLOCK._SET"]);
+}
+
+#[each_server]
+fn a_position_and_its_grant_survive_a_lost_connection(kind: &ServerKind) {
+    let (server, mut a, _) = scene(kind);
+    let ask = ["DLOCK.ACQUIRE", "k", "b", "600000", "QUEUE", "500000", "BLOCK", "0"];
+    let mut b = server.connect();
+    b.send(&ask);
+    until("b waits", || server.info("dlock_waiting") == "1");
+    drop(b);
+    until("its connection is gone", || server.info("dlock_waiting") == "0");
+    assert_eq!(tokens(&mut a, "k"), ["b"]);
+    // Granted to a connection that goes in the same turn: it stays, to be claimed.
+    let mut b = server.connect();
+    let kill = format!("CLIENT KILL ID {}", b.client_id());
+    b.send(&ask);
+    until("b waits", || server.info("dlock_waiting") == "1");
+    assert_eq!(a.say_together(&["DLOCK.RELEASE k a", &kill]), [Value::Int(1), Value::Int(1)]);
+    until("the lease is that of the position", || (1..=500_000).contains(&a.ok("DLOCK.PTTL k b").int()));
+    assert_eq!(holders(&mut a, "k"), ["b"]);
+    assert!(a.ok("DLOCK.ACQUIRE k b 600000").int() > 0);
+    assert!(a.ok("DLOCK.PTTL k b").int() > 500_000);
 }
