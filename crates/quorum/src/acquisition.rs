@@ -277,6 +277,9 @@ impl Acquisition {
         if self.plan.retries > 0 && hoped_for + again >= majority && !self.is_out_of_turn() {
             return Progress { sends: Sends::new(), verdict: Verdict::TryAgain };
         }
+        if self.is_reason_open() {
+            return self.open(Sends::new());
+        }
         self.fail(self.why_not())
     }
 
@@ -301,6 +304,17 @@ impl Acquisition {
     fn reason_or(&self, if_possible: FailureReason) -> FailureReason {
         let unavailable = self.count(MemberState::is_unavailable);
         if self.plan.quorum.possible_without(unavailable) { if_possible } else { FailureReason::Impossible }
+    }
+
+    /// Whether outstanding answers decide between "taken" and "no quorum": neither can a majority vote, as far
+    /// as is known, nor are too many members unavailable for one.
+    fn is_reason_open(&self) -> bool {
+        let outstanding = self.count(|state| state.last_answer().is_none());
+        let unavailable = self.count(MemberState::is_unavailable);
+        let voted = self.members.len() - outstanding - unavailable;
+        outstanding > 0
+            && voted < self.plan.quorum.majority()
+            && self.plan.quorum.possible_without(unavailable)
     }
 
     fn count(&self, which: impl Fn(&MemberState) -> bool) -> usize {

@@ -12,6 +12,7 @@ use crate::acquire::queue::{OnPosition, Queueing, Stay};
 use crate::acquire::round::{Failed, NewHold, Round, Start};
 use crate::backoff::Backoff;
 use crate::error::{AcquireError, NodeState, Report};
+use crate::guard::release::Releases;
 use crate::node::{ConnectError, Connection};
 use crate::reading::shown;
 use crate::request::{LockRequest, fresh_token};
@@ -66,7 +67,7 @@ impl Attempt {
                 continue;
             }
             if self.is_final(&failed) {
-                return Err(self.error(failed));
+                return self.last_round(failed).await.map_err(|failed| self.error(failed));
             }
             match course.after(&failed, &self) {
                 Next::Round => {}
@@ -76,6 +77,30 @@ impl Attempt {
                 },
                 Next::Fail => return Err(self.error(failed)),
             }
+        }
+    }
+
+    /// Asks all members once more after a wait that ended in the queue of one, whose answer is no majority's:
+    /// "taken" is said only if a majority could vote. A hold that the caller gave a token for is not acquired
+    /// by another one.
+    async fn last_round(&self, failed: Failed) -> Result<NewHold, Failed> {
+        let service = &self.service;
+        let answered = failed.votes.iter().flatten().count();
+        if failed.reason != FailureReason::Taken || !self.waits() || answered >= service.quorum.majority() {
+            return Err(failed);
+        }
+        let asked = self.asked.with(fresh_token(), self.asked.label.clone(), self.asked.owner.clone());
+        let request = LockRequest { resource: self.resource.clone(), asked };
+        let plan = Plan { quorum: service.quorum, lease: self.lease, fenced: self.fenced, retries: 0 };
+        let (order, channels) = (service.queue_order(&self.resource), service.channels());
+        let round = Round::begin(service, plan, request, channels, &order, Start::AtOnce, self.deadline);
+        match round.run().await {
+            Ok(hold) if self.asked.token.is_some() => {
+                let release = hold.request.release();
+                drop(Releases::new(service, &hold.channels, release, hold.request.ttl()));
+                Err(failed)
+            }
+            ended => ended,
         }
     }
 

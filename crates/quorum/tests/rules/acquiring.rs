@@ -57,7 +57,10 @@ fn too_many_masters_down_is_not_taken() {
         failed(&[(0, granted(1)), (1, grace.clone()), (2, grace)]),
         Verdict::Failed(FailureReason::Impossible)
     );
-    assert_eq!(failed(&[(0, down()), (1, taken())]), Verdict::Failed(FailureReason::Taken));
+    // The third decides between the two.
+    assert_eq!(failed(&[(0, down()), (1, taken())]), Verdict::Open);
+    assert_eq!(failed(&[(0, down()), (1, taken()), (2, down())]), Verdict::Failed(FailureReason::Impossible));
+    assert_eq!(failed(&[(0, down()), (1, taken()), (2, granted(1))]), Verdict::Failed(FailureReason::Taken));
     assert_eq!(
         failed(&[(0, taken()), (1, taken())]),
         Verdict::Failed(FailureReason::Taken),
