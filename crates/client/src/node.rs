@@ -8,6 +8,7 @@ mod connection;
 mod member_list;
 mod reply;
 mod stream;
+mod voters;
 mod waits;
 
 pub(crate) use address::Address;
@@ -16,6 +17,7 @@ pub(crate) use connect_error::ConnectError;
 pub(crate) use connection::Connection;
 pub(crate) use member_list::MemberList;
 pub(crate) use reply::Reply;
+pub(crate) use voters::Voters;
 pub(crate) use waits::Waits;
 
 use futures_util::FutureExt;

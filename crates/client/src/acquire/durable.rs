@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use crate::error::{AcquireError, NodeState};
 use crate::guard::Share;
 use crate::guard::hold::Hold;
-use crate::node::{Channel, Reply};
+use crate::node::{Channel, Reply, Voters};
 use crate::reading::{self, shown};
 use crate::request;
 use dlock_quorum::Vote;
@@ -31,9 +31,10 @@ impl Durable {
     pub(crate) async fn check(self, share: Arc<Share>) -> Result<Arc<Share>, AcquireError> {
         let hold = &share.0;
         let (service, quorum) = (&hold.service, hold.service.quorum);
-        let asked = hold.channels.iter().enumerate();
-        let mut asked: FuturesUnordered<_> =
-            asked.map(|(index, channel)| async move { (index, self.ask(hold, channel).await) }).collect();
+        let (asked, voters) = (hold.channels.iter().enumerate(), &Voters::default());
+        let mut asked: FuturesUnordered<_> = asked
+            .map(|(index, channel)| async move { (index, self.ask(hold, channel, voters).await) })
+            .collect();
         let mut states = vec![NodeState::Unheard; hold.channels.len()];
         let count = |states: &[NodeState], state| states.iter().filter(|known| **known == state).count();
         let mut durable = 0;
@@ -60,7 +61,7 @@ impl Durable {
 
     /// On a connection of its own, which WAIT blocks. WAIT is about the last write of that connection, so the
     /// grant is followed by one there: its effect comes after that of the grant.
-    async fn ask(self, hold: &Hold, channel: &Channel) -> NodeState {
+    async fn ask(self, hold: &Hold, channel: &Channel, voters: &Voters) -> NodeState {
         let (node, request) = (&channel.node, &hold.request);
         let connection = match timeout(node.limit, node.own_connection()).await {
             Ok(Ok(connection)) => connection,
@@ -83,7 +84,10 @@ impl Durable {
             return NodeState::Slow;
         };
         match Reply::Said(answer).found(copies) {
-            Ok(copies) if copies >= u64::from(self.replicas.max(1)) => NodeState::Agreed,
+            Ok(copies) if copies >= u64::from(self.replicas.max(1)) => {
+                let server = connection.server().ok().cloned();
+                NodeState::from(&voters.admit(node.member, server, Vote::Granted(())))
+            }
             Ok(copies) => NodeState::NotDurable(copies),
             Err(state) => state,
         }

@@ -16,7 +16,7 @@ use crate::backoff::Backoff;
 use crate::clock::now;
 use crate::error::{NodeState, Report};
 use crate::guard::release::Releases;
-use crate::node::Sets;
+use crate::node::{Sets, Voters};
 use crate::request::{self, LockRequest};
 use crate::service::{Channels, Service};
 use dlock_quorum::Instant;
@@ -40,6 +40,7 @@ pub(crate) struct Round {
     channels: Channels,
     machine: Acquisition,
     calls: Calls,
+    voters: Arc<Voters>,
     queueing: Option<Queueing>,
     backoff: Backoff,
     deadline: Deadline,
@@ -125,6 +126,7 @@ impl Round {
             channels,
             machine,
             calls: Calls::new(),
+            voters: Arc::default(),
             queueing,
             begun,
             backoff,
@@ -201,9 +203,9 @@ impl Round {
         };
         let channel = self.channels[usize::from(to.0)].clone();
         let limit = channel.node.limit.min(self.request.ttl());
-        let adopts = self.adopts;
+        let (adopts, voters) = (self.adopts, self.voters.clone());
         self.calls.push(Box::pin(async move {
-            let reply = channel.ask(&command, sets, limit).await;
+            let (reply, server) = channel.ask_server(&command, sets, limit).await;
             let vote = match what {
                 Request::Look => return Answered::Vote(to, what, reply.nobody_waits()),
                 Request::Confirm { .. } => reply.confirmed(),
@@ -211,7 +213,7 @@ impl Round {
                 _ => reply.acquired(),
             };
             channel.note(&vote);
-            Answered::Vote(to, what, vote)
+            Answered::Vote(to, what, voters.admit(to, server, vote))
         }));
     }
 

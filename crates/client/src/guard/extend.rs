@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::clock::now;
 use crate::error::ExtendError;
-use crate::node::{Channel, Sets};
+use crate::node::{Channel, Sets, Voters};
 use crate::request::LockRequest;
 use crate::service::{Channels, Service};
 use dlock_quorum::{Extended, Extension, Member, Outgoing, Sends, Vote};
@@ -49,10 +49,10 @@ pub(crate) async fn extend(
     limit: Duration,
     (mut extension, sends): (Extension, Sends),
 ) -> (Result<Instant, ExtendError>, PendingCalls) {
-    let command = Arc::new(command);
+    let (command, voters) = (Arc::new(command), Arc::<Voters>::default());
     let asked = sends.iter().map(|Outgoing { to, .. }| {
         let channel = channels[usize::from(to.0)].clone();
-        ask(*to, channel, command.clone(), lease, limit).map(Some).boxed()
+        ask(*to, channel, command.clone(), voters.clone(), lease, limit).map(Some).boxed()
     });
     let mut calls: Vec<Call> = asked.collect();
     let mut extended = Extended::Open;
@@ -70,7 +70,7 @@ pub(crate) async fn extend(
         _ if service.quorum.is_misuse(extension.votes().flatten()) => Err(ExtendError::Misuse(report())),
         Extended::Unconfirmed | Extended::Open => Err(ExtendError::Unconfirmed(report())),
     };
-    let asks = Asks { channels: channels.clone(), command, lease };
+    let asks = Asks { channels: channels.clone(), command, voters, lease };
     (extended, finish(asks, extension, calls, restore).boxed())
 }
 
@@ -78,19 +78,20 @@ pub(crate) async fn extend(
 struct Asks {
     channels: Channels,
     command: Arc<Pipeline>,
+    voters: Arc<Voters>,
     lease: Lease,
 }
 
 /// What is left to do once it is decided: to hear the others and, with `restore`, to ask those for the hold
 /// that have forgotten it.
 async fn finish(asks: Asks, mut extension: Extension, mut calls: Vec<Call>, restore: Option<Restore>) {
-    let Asks { channels, command, lease } = asks;
+    let Asks { channels, command, voters, lease } = asks;
     let failed = |vote: &Vote<()>| restore.is_some() && matches!(vote, Vote::Failed(_));
     // One that could not be reached may be back, without the hold. The next extension may be too late: by
     // then another one may have restarted.
     let again = |to: Member| {
         let channel = channels[usize::from(to.0)].clone();
-        ask_once_reached(to, channel, command.clone(), lease).boxed()
+        ask_once_reached(to, channel, command.clone(), voters.clone(), lease).boxed()
     };
     let unreached = extension.votes().zip(0..).filter(|(vote, _)| vote.is_some_and(failed));
     calls.extend(unreached.map(|(_, to)| again(Member(to))));
@@ -128,6 +129,7 @@ async fn ask_once_reached(
     to: Member,
     channel: Arc<Channel>,
     command: Arc<Pipeline>,
+    voters: Arc<Voters>,
     lease: Lease,
 ) -> Option<(Member, Vote<()>)> {
     if !channel.node.reached().await {
@@ -135,21 +137,24 @@ async fn ask_once_reached(
     }
     let limit = channel.node.limit;
     // Not again: it can be reached now, and would say the same.
-    Some(ask(to, channel, command, lease, limit).await).filter(|(_, vote)| !matches!(vote, Vote::Failed(_)))
+    Some(ask(to, channel, command, voters, lease, limit).await)
+        .filter(|(_, vote)| !matches!(vote, Vote::Failed(_)))
 }
 
 async fn ask(
     to: Member,
     channel: Arc<Channel>,
     command: Arc<Pipeline>,
+    voters: Arc<Voters>,
     lease: Lease,
     limit: Duration,
 ) -> (Member, Vote<()>) {
     let limit = limit.min(channel.node.limit).min(lease.ttl());
-    let vote = channel.ask(&*command, Some(Sets::Lease(lease.ttl())), limit).await.extended();
+    let (reply, server) = channel.ask_server(&*command, Some(Sets::Lease(lease.ttl())), limit).await;
+    let vote = reply.extended();
     channel.note(&vote);
     match vote {
         Vote::Granted(()) if !channel.is_certain(lease.ttl()) => (to, Vote::Unknown),
-        vote => (to, vote),
+        vote => (to, voters.admit(to, server, vote)),
     }
 }

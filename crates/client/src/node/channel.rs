@@ -102,6 +102,17 @@ impl Channel {
 
     /// Sends a request and waits for the answer; both within `limit`.
     pub(crate) async fn ask(&self, command: &impl Command, sets: Option<Sets>, limit: Duration) -> Reply {
+        self.ask_server(command, sets, limit).await.0
+    }
+
+    /// [`ask`](Self::ask), also returning the run id of the server that was asked. `None` means that the
+    /// request was not sent, or that the server does not reveal its run id, which only a single one may do.
+    pub(crate) async fn ask_server(
+        &self,
+        command: &impl Command,
+        sets: Option<Sets>,
+        limit: Duration,
+    ) -> (Reply, Option<Arc<str>>) {
         let mut used = None;
         let asked = timeout(limit, async {
             let connection = self.current().await?;
@@ -109,7 +120,8 @@ impl Channel {
             Ok::<_, ConnectError>(self.ask_over(&connection, command, sets).await)
         });
         let asked = asked.await;
-        match (asked, used) {
+        let server = used.as_ref().and_then(|(connection, _)| connection.server().ok().cloned());
+        let reply = match (asked, used) {
             (Ok(Ok(Some(answer))), _) => Reply::Said(answer),
             (Ok(Ok(None)), _) => Reply::Silence,
             (Ok(Err(connect_error)), _) => Reply::Unasked(connect_error.into()),
@@ -118,7 +130,8 @@ impl Channel {
                 Reply::Silence
             }
             (Err(_), None) => Reply::Unasked(self.node.not_yet().into()),
-        }
+        };
+        (reply, server)
     }
 
     /// Asks a question: what `read` makes of the answer, or why there is none.

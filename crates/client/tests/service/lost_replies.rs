@@ -27,6 +27,8 @@ pub enum Loss {
     Hangs,
     /// It stays, and the command arrives only after the next call of `lose_the_next`.
     Late,
+    /// It closes at once, and the command arrives only after the next call of `lose_the_next`.
+    ClosesAndLate,
     /// The command does not arrive, and the connection closes.
     Never,
 }
@@ -87,7 +89,10 @@ fn commands(
             if loss == Loss::Never {
                 break;
             }
-            while loss == Loss::Late && !armed.load(Ordering::SeqCst) {
+            if loss == Loss::ClosesAndLate {
+                let _ = from.shutdown(Shutdown::Both);
+            }
+            while matches!(loss, Loss::Late | Loss::ClosesAndLate) && !armed.load(Ordering::SeqCst) {
                 thread::sleep(Duration::from_millis(1));
             }
         }

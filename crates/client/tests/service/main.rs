@@ -18,6 +18,7 @@ mod lost_replies;
 mod members;
 mod members_down;
 mod modes;
+mod outstanding;
 mod partial_holds;
 mod positions;
 mod queueing;

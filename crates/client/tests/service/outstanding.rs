@@ -1,0 +1,213 @@
+//! Requests without an answer may still be carried out, and an address may lead to another server by then.
+
+use dlock_client::{AcquireError, Client, ExtendError, Guard, NodeState, Token, Wait};
+use futures_util::FutureExt;
+use std::future::Future;
+use std::io::copy;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use super::lost_replies::{Loss, Lossy};
+use super::{LONG, builder, client, head, masters, state, until_held_everywhere, until_nothing_is_left, url};
+use dlock_testkit::{Conn, Server, ServerKind, each_server, until};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// An address whose server can change: passes on connections, and can keep new ones waiting.
+struct Address {
+    port: u16,
+    state: Arc<(Mutex<State>, Condvar)>,
+}
+
+struct State {
+    leads_to: u16,
+    accepts: bool,
+    open: Vec<TcpStream>,
+    waiting: usize,
+}
+
+impl Address {
+    fn of(server: &Server) -> Address {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let state = State { leads_to: server.port(), accepts: true, open: Vec::new(), waiting: 0 };
+        let state = Arc::new((Mutex::new(state), Condvar::new()));
+        let shared = state.clone();
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let shared = shared.clone();
+                thread::spawn(move || pass_on(client, &shared));
+            }
+        });
+        Address { port, state }
+    }
+
+    fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state.0.lock().expect("no panic"));
+        self.state.1.notify_all();
+    }
+
+    fn close_connections(&self) {
+        self.change(|state| {
+            for socket in state.open.drain(..) {
+                let _ = socket.shutdown(Shutdown::Both);
+            }
+        });
+    }
+}
+
+fn pass_on(mut client: TcpStream, (state, changed): &(Mutex<State>, Condvar)) {
+    let mut server = {
+        let mut state = state.lock().expect("no panic");
+        state.waiting += 1;
+        state = changed.wait_while(state, |state| !state.accepts).expect("no panic");
+        state.waiting -= 1;
+        let Ok(server) = TcpStream::connect(("127.0.0.1", state.leads_to)) else { return };
+        state.open.extend([&client, &server].map(|socket| socket.try_clone().expect("a socket")));
+        server
+    };
+    let (mut from, mut to) = (server.try_clone().expect("a socket"), client.try_clone().expect("a socket"));
+    thread::spawn(move || {
+        let _ = copy(&mut from, &mut to);
+        let _ = to.shutdown(Shutdown::Both);
+    });
+    let _ = copy(&mut client, &mut server);
+    let _ = server.shutdown(Shutdown::Both);
+}
+
+#[each_server]
+async fn a_member_with_an_unanswered_extend_does_not_count_for_a_longer_lease(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let late = Lossy::before(&servers[0], "DLOCK.EXTEND", Loss::ClosesAndLate);
+    let client = builder(&servers[1..]).server(late.url()).build().await.expect("a client");
+    let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
+    until_held_everywhere(&servers, "r");
+    late.lose_the_next();
+    guard.extend(MINUTE).await.expect("two of three answer");
+    until("the proxy has it", || late.has_lost());
+    servers[2].kill9();
+    let extended = guard.extend(LONG).await;
+    assert!(matches!(extended, Err(ExtendError::Unconfirmed(_))), "{extended:?}");
+    assert!(guard.remaining() <= MINUTE);
+    // Not longer than the unanswered one: then both may be carried out in any order.
+    guard.extend(MINUTE / 2).await.expect("two of three answer");
+    late.lose_the_next();
+    let mut conn = servers[0].connect();
+    until("it is carried out", || (30_001..=60_000).contains(&conn.ok("DLOCK.PTTL r").int()));
+}
+
+#[each_server]
+async fn an_address_that_leads_to_another_member_does_not_count_in_extend(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let moves = Address::of(&servers[2]);
+    let client = builder(&servers[..2]).server(moves.url()).build().await.expect("a client");
+    let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
+    until_held_everywhere(&servers, "r");
+    servers[1].kill9();
+    moves.change(|state| state.leads_to = servers[0].port());
+    moves.close_connections();
+    for _ in 0..5 {
+        let Err(ExtendError::Unconfirmed(report)) = guard.extend(MINUTE).await else {
+            panic!("one server is no majority of three")
+        };
+        let third = report.0.iter().find(|node| *node.server == moves.url()).expect("each is reported");
+        assert!(matches!(third.state, NodeState::Failed(_) | NodeState::Down(_)), "{report}");
+    }
+}
+
+/// Three members; the address of the third leads to the first server by now, and the second is down. While the
+/// first connection is open, that server is refused as the third member. So the third opens its connection
+/// after the first has voted and closed.
+async fn votes_twice<T: Send + 'static>(
+    kind: &ServerKind,
+    begin: impl FnOnce(Client, Guard) -> Pin<Box<dyn Future<Output = T> + Send>>,
+    has_voted: fn(&mut Conn) -> bool,
+) -> T {
+    let servers = masters(kind, 3);
+    let (first, third) = (Address::of(&servers[0]), Address::of(&servers[2]));
+    let urls = [first.url(), url(&servers[1]), third.url()];
+    let client = Client::builder().servers(urls).node_timeout(Duration::from_secs(30));
+    let client = client.build().await.expect("a client");
+    let guard = client.lock("held").ttl(LONG).acquire().await.expect("it is free");
+    until_held_everywhere(&servers, "held");
+    servers[1].kill9();
+    third.change(|state| (state.leads_to, state.accepts) = (servers[0].port(), false));
+    third.close_connections();
+    let operation = tokio::spawn(begin(client, guard));
+    let mut conn = servers[0].connect();
+    until("the first has voted", || has_voted(&mut conn));
+    until("the third is being reached", || third.state.0.lock().expect("no panic").waiting > 0);
+    first.close_connections();
+    third.change(|state| state.accepts = true);
+    operation.await.expect("no panic")
+}
+
+#[each_server]
+async fn a_server_under_two_addresses_has_one_vote_in_extend(kind: &ServerKind) {
+    let extend = |_, guard: Guard| async move { guard.extend(MINUTE).await }.boxed();
+    let extended = votes_twice(kind, extend, |conn| conn.ok("DLOCK.PTTL held").int() <= 60_000).await;
+    assert!(matches!(extended, Err(ExtendError::Unconfirmed(_))), "{extended:?}");
+}
+
+#[each_server]
+async fn a_server_under_two_addresses_has_one_vote_in_acquire(kind: &ServerKind) {
+    let acquire = |client: Client, _| async move { client.lock("r").ttl(LONG).try_acquire().await }.boxed();
+    let acquired = votes_twice(kind, acquire, |conn| !conn.ok("DLOCK.INSPECT r").is_nil()).await;
+    assert!(matches!(acquired, Err(AcquireError::QuorumImpossible { .. })), "{acquired:?}");
+}
+
+#[each_server]
+async fn a_release_follows_an_acquire_that_stalls_at_one_member(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let late = Lossy::before(&servers[0], "DLOCK.ACQUIRE", Loss::Late);
+    let client = builder(&servers[1..]).server(late.url()).node_timeout(Duration::from_secs(1));
+    let client = client.build().await.expect("a client");
+    // A first hold, so that the next attempt does not open a connection.
+    client.lock("other").await.expect("it is free").release().await.expect("it is held");
+    late.lose_the_next();
+    let lock = client.lock("r").ttl(LONG).wait(Wait::No).acquire();
+    let guard = lock.await.expect("two of three answer");
+    until("the proxy has it", || late.has_lost());
+    let _ = guard.release().await;
+    client.flush().await;
+    late.lose_the_next();
+    let grants = |server: &Server| server.info("dlock_grants");
+    until("it has been carried out", || grants(&servers[0]) == "2");
+    until_nothing_is_left(&servers, "r");
+}
+
+/// The only reachable member, where the client queues, refuses: that is no majority.
+#[each_server]
+async fn a_wait_in_the_queue_of_a_minority_is_no_quorum(kind: &ServerKind) {
+    for contended in [true, false] {
+        let servers = masters(kind, 3);
+        let client = client(&servers).await;
+        let queue = head(&servers).port();
+        for server in &servers {
+            assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
+        }
+        let lock = || client.lock("r").ttl(LONG).wait(Wait::For(Duration::from_millis(500)));
+        if contended {
+            let why = lock().await.expect_err("another client holds it");
+            assert!(matches!(why, AcquireError::Taken { .. }), "{why:?}");
+        }
+        for server in servers.iter().filter(|server| server.port() != queue) {
+            server.kill9();
+        }
+        let lock =
+            if contended { lock() } else { lock().token(Token::new(b"never used before").expect("a token")) };
+        let why = lock.await.expect_err("one of three answers");
+        let AcquireError::QuorumImpossible { report, .. } = &why else { panic!("{why:?}") };
+        for server in &servers {
+            let dead = matches!(state(report, server), NodeState::Down(_));
+            assert_eq!(dead, server.port() != queue, "{report}");
+        }
+    }
+}
