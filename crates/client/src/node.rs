@@ -16,7 +16,7 @@ pub(crate) use channel::{Channel, Sets};
 pub(crate) use connect_error::ConnectError;
 pub(crate) use connection::Connection;
 pub(crate) use member_list::MemberList;
-pub(crate) use reply::Reply;
+pub(crate) use reply::{Reply, WRONG_TYPE, wrong_type};
 pub(crate) use voters::Voters;
 pub(crate) use waits::Waits;
 

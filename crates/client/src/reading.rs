@@ -47,6 +47,11 @@ pub(crate) fn texts(value: Value) -> Option<Vec<String>> {
     Some(texts)
 }
 
+/// The one text of an answer.
+pub(crate) fn text(value: Value) -> Option<String> {
+    texts(value)?.pop()
+}
+
 /// DLOCK.BREAK, and the like.
 pub(crate) fn number(value: Value) -> Option<u64> {
     Reply::read(plain(value))

@@ -119,6 +119,11 @@ pub(crate) fn words(words: &[impl AsRef<[u8]>]) -> Cmd {
     cmd
 }
 
+/// Asks for the type of the value under a key.
+pub(crate) fn type_of(key: &[u8]) -> Cmd {
+    only_key("TYPE", key)
+}
+
 /// Servers before Redis 7.2 do not know it.
 pub(crate) fn set_library_name(name: &str) -> Cmd {
     words(&["CLIENT", "SETINFO", "LIB-NAME", name])

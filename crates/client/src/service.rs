@@ -16,7 +16,7 @@ use crate::background::Background;
 use crate::clock::{now, sleep_until};
 use crate::error::{BuildError, NodeReport, NodeState, Report};
 use crate::inspect::Holder;
-use crate::node::{Address, Channel, ConnectError, MemberList, Node};
+use crate::node::{Address, Channel, ConnectError, MemberList, Node, WRONG_TYPE, wrong_type};
 use crate::options::{ClientBuilder, Retry};
 use crate::watch::Watched;
 use crate::{reading, request};
@@ -139,6 +139,21 @@ impl Service {
     /// The tokens that hold the resource, by master.
     pub(crate) async fn holders(&self, resource: &[u8]) -> Vec<Option<Vec<String>>> {
         tokens(&self.holds(resource).await)
+    }
+
+    /// Names the type of the value under the key, for each master that has answered WRONGTYPE. Without the
+    /// permission for TYPE the text stays as it is.
+    pub(crate) async fn name_types(&self, resource: &[u8], report: &mut Report) {
+        let question = &request::type_of(resource);
+        let asked = self.nodes.iter().zip(&mut report.0).map(|(node, NodeReport { state, .. })| async move {
+            let NodeState::Failed(why) = state else { return };
+            if why.starts_with(WRONG_TYPE)
+                && let Ok(a_type) = Channel::new(node.clone()).find(question, reading::text).await
+            {
+                *why = wrong_type(Some(&a_type)).into();
+            }
+        });
+        join_all(asked).await;
     }
 
     /// How long until a majority can vote, if only masters in grace are missing.

@@ -17,7 +17,15 @@ use dlock_quorum::Lease;
 impl Attempt {
     pub(super) async fn hold(self, renewal: Renewal) -> Result<Arc<Share>, AcquireError> {
         let (service, lease, durable) = (self.service.clone(), self.lease, self.durable);
-        let share = hold(&service, lease, renewal, service.background.carry_out(self.run()).await?);
+        let resource = self.resource.clone();
+        let acquired = service.background.carry_out(async {
+            let mut acquired = self.run().await;
+            if let Err(AcquireError::Misuse { report, .. }) = &mut acquired {
+                service.name_types(&resource, report).await;
+            }
+            acquired
+        });
+        let share = hold(&service, lease, renewal, acquired.await?);
         match durable {
             Some(durable) => durable.check(share).await,
             None => Ok(share),

@@ -192,25 +192,43 @@ async fn identify(
     Ok(identity(answers))
 }
 
-/// Who the server is, and whether it tells of the waits.
+/// The server's run id, or the reason why it is unknown; and whether the server publishes the end of waits.
 fn identity(answers: Vec<Value>) -> Result<(RunId, bool), ConnectError> {
     let mut answers = answers.into_iter();
     let (Some(info), Some(token), _tracking) = (answers.next(), answers.next(), answers.next()) else {
         return Err(ConnectError::error("unexpected number of answers"));
     };
     let listens = matches!(answers.next(), Some(Value::Push { .. }));
+    let info = match info {
+        Value::ServerError(error) => Err(text(&error)),
+        info => Ok(redis::from_redis_value::<String>(info).unwrap_or_default()),
+    };
+    // Before the module: a sentinel has none.
+    if let Some(why) = info.as_deref().ok().and_then(unsupported) {
+        return Err(ConnectError::error(why));
+    }
     // A user may lack the permission for DLOCK.TOKEN, but the server reports an unknown command first.
     if let Value::ServerError(error) = token
         && Class::of(&text(&error)) == Class::NoModule
     {
         return Err(ConnectError::error("does not have dlock: load the module (libdlock.so)"));
     }
-    let info = match info {
-        Value::ServerError(error) => return Ok((Err(text(&error).into()), listens)),
-        info => redis::from_redis_value::<String>(info).unwrap_or_default(),
-    };
-    let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
-    Ok((run_id.map(|id| id.trim().into()).ok_or_else(|| "INFO has no run_id".into()), listens))
+    let run_id = info.and_then(|info| match info.lines().find_map(|line| line.strip_prefix("run_id:")) {
+        Some(run_id) => Ok(run_id.trim().into()),
+        None => Err("INFO has no run_id".into()),
+    });
+    Ok((run_id.map_err(Into::into), listens))
+}
+
+/// Why a server with this answer to INFO cannot be used: it is a cluster node or a sentinel. Valkey calls the
+/// field `server_mode` unless it imitates Redis.
+fn unsupported(info: &str) -> Option<&'static str> {
+    let field = |name| info.lines().find_map(|line| line.strip_prefix(name));
+    match field("redis_mode:").or_else(|| field("server_mode:"))?.trim_end() {
+        "cluster" => Some(CLUSTER_NODE),
+        "sentinel" => Some(SENTINEL),
+        _ => None,
+    }
 }
 
 /// Why a connection could not be opened. The other end was sent the password, and may send it back.
@@ -245,4 +263,27 @@ const WRONG_PASSWORD: &str = "WRONGPASS: the server does not know this user and 
 const NO_DATABASE: &str = "DB index is out of range: the server has no database of this number; use a lower one \
                            in the address, or raise `databases` in the server's configuration";
 
+const CLUSTER_NODE: &str = "is a node of a cluster (cluster_enabled:1), and this client does not support clusters: use \
+                            servers with `cluster-enabled no`";
+
+const SENTINEL: &str =
+    "is a sentinel, and this client does not support Sentinel: use the address of the master";
+
 const ANOTHER_PROTOCOL: &str = "does not speak the protocol of Redis: check host and port in the address";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::NodeState;
+
+    #[test]
+    fn a_sentinel_is_refused_by_name() {
+        for field in ["redis_mode", "server_mode"] {
+            let info = format!("# Server\r\nredis_version:7.0.15\r\n{field}:sentinel\r\nrun_id:abc\r\n");
+            let unknown = redis::parse_redis_value(b"-ERR unknown command 'DLOCK.TOKEN'\r\n").expect("RESP");
+            let answers = vec![Value::BulkString(info.into()), unknown, Value::Okay];
+            let Err(why) = identity(answers) else { panic!("a sentinel is accepted") };
+            assert!(matches!(why.into(), NodeState::Failed(why) if why.contains("is a sentinel")));
+        }
+    }
+}

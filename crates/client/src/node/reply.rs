@@ -101,8 +101,8 @@ fn refusal<G>(error: &ServerError) -> Vote<G> {
         Class::QueueFull => Refusal::QueueFull,
         Class::Deadlock(cycle) => Refusal::Deadlock(cycle.into()),
         Class::FenceAhead => Refusal::FenceAhead,
-        Class::Misuse if text.starts_with("WRONGTYPE") => {
-            return Vote::Failed(Failure::Misuse(NO_LOCK.into()));
+        Class::Misuse if text.starts_with(WRONG_TYPE) => {
+            return Vote::Failed(Failure::Misuse(wrong_type(None).into()));
         }
         Class::Misuse => return Vote::Failed(Failure::Misuse(text.into())),
         Class::NoModule | Class::NotHeld | Class::StaleFence(_) | Class::Other => {
@@ -112,8 +112,23 @@ fn refusal<G>(error: &ServerError) -> Vote<G> {
     Vote::Refused(refusal)
 }
 
-const NO_LOCK: &str = "WRONGTYPE: the key holds something else; if it is data, choose another name, the same for \
-                       all clients; if it is a lock of SET NX, retry, or set dlock.honour-strings to wait for it";
+/// WRONGTYPE: the key holds a value that is no lock. `a_type` is the answer to TYPE, if there is one.
+pub(crate) fn wrong_type(a_type: Option<&str>) -> String {
+    let rest = match a_type {
+        Some("string") | None => {
+            "; if it is data, choose another name, the same for all clients; if it is a lock of \
+                                  SET NX, retry, or set dlock.honour-strings to wait for it"
+        }
+        Some(_) => ", which is no lock: choose another name, the same for all clients",
+    };
+    format!(
+        "{WRONG_TYPE}: the key holds {}{rest}",
+        a_type.map_or("something else".into(), |it| format!("a {it}"))
+    )
+}
+
+/// First word of the error for a key that holds a value of another type.
+pub(crate) const WRONG_TYPE: &str = "WRONGTYPE";
 
 /// An error reply as the server wrote it, but for what it repeats of a command.
 pub(super) fn text(error: &ServerError) -> String {

@@ -72,6 +72,9 @@ async fn an_unusable_server_is_reported_at_once(kind: &ServerKind) {
     let why = unusable(&[format!("redis://:wrong@127.0.0.1:{}", secret.port())]).await;
     assert!(why.contains("WRONGPASS") && why.contains("check them in the address"), "{why}");
     assert!(!why.contains("wrong@"), "{why}");
+    let node = Server::options(kind).conf("cluster-enabled yes").start();
+    let why = unusable(&[url(&node)]).await;
+    assert!(why.contains("is a node of a cluster (cluster_enabled:1)"), "{why}");
     // Alone it need not tell who it is, in a quorum it must.
     Client::builder().server(worker.as_str()).build().await.expect("it takes part");
     let why = unusable(&[worker, url(&Server::start(kind))]).await;
@@ -198,6 +201,31 @@ async fn a_majority_works_without_an_unusable_member(kind: &ServerKind) {
     servers[1].kill9();
     let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("one is no majority");
     assert!(why.to_string().contains("load the module"), "{why}");
+}
+
+#[each_server]
+async fn a_key_that_holds_data_is_an_error_that_names_its_type(kind: &ServerKind) {
+    for count in [1, 3] {
+        let servers = masters(kind, count);
+        let client = client(&servers).await;
+        let fill = |command: &str| servers.iter().for_each(|server| drop(server.connect().ok(command)));
+        fill("CONFIG SET dlock.honour-strings no");
+        for (command, a_type) in [("RPUSH r 1", "a list"), ("SET r 1", "a string"), ("ZADD r 1 a", "a zset")]
+        {
+            // The client that has met a taken lock a moment ago begins in the queue.
+            fill("DLOCK.ACQUIRE r other 600000");
+            let taken = client.lock("r").wait(Wait::For(Duration::from_millis(1))).await;
+            assert!(matches!(taken, Err(AcquireError::Taken { .. })), "{taken:?}");
+            fill("DEL r");
+            fill(command);
+            for wait in [Wait::No, Wait::Forever] {
+                let why = client.lock("r").ttl(LONG).wait(wait).await.expect_err("it is data");
+                assert!(matches!(why, AcquireError::Misuse { .. }), "{why:?}");
+                assert!(why.to_string().contains(&format!("WRONGTYPE: the key holds {a_type}")), "{why}");
+            }
+            fill("DEL r");
+        }
+    }
 }
 
 #[each_server]
