@@ -306,8 +306,8 @@ impl Acquisition {
         if self.plan.quorum.possible_without(unavailable) { if_possible } else { FailureReason::Impossible }
     }
 
-    /// Whether outstanding answers decide between "taken" and "no quorum": neither can a majority vote, as far
-    /// as is known, nor are too many members unavailable for one.
+    /// True while outstanding answers decide between "taken" and "no quorum": too few members have voted for
+    /// the first, and too few are unavailable for the second.
     fn is_reason_open(&self) -> bool {
         let outstanding = self.count(|state| state.last_answer().is_none());
         let unavailable = self.count(MemberState::is_unavailable);

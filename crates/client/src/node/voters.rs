@@ -16,8 +16,8 @@ const CHANGED: &str = "its address leads to another server than the one that vot
 pub(crate) struct Voters(Mutex<Vec<(Member, Arc<str>)>>);
 
 impl Voters {
-    /// Returns the vote of `member`, which `server` has cast; a failure in place of a grant if that server has
-    /// voted as another member, or another server as this one. A server without a run id is a single one.
+    /// Returns the vote that `server` has cast for `member`. A grant becomes a failure if that server has
+    /// voted for another member, or another server for this one. Only a single server may have no run id.
     pub(crate) fn admit<G>(&self, member: Member, server: Option<Arc<str>>, vote: Vote<G>) -> Vote<G> {
         let (Vote::Granted(_), Some(server)) = (&vote, server) else { return vote };
         let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -122,9 +122,9 @@ async fn an_address_that_leads_to_another_member_does_not_count_in_extend(kind: 
     }
 }
 
-/// Three members; the address of the third leads to the first server by now, and the second is down. While the
-/// first connection is open, that server is refused as the third member. So the third opens its connection
-/// after the first has voted and closed.
+/// The second of three members is down, and the address of the third leads to the first server by now. That
+/// server is refused as the third member while the first connection is open. So the third connection is
+/// opened after the first has voted and closed.
 async fn votes_twice<T: Send + 'static>(
     kind: &ServerKind,
     begin: impl FnOnce(Client, Guard) -> Pin<Box<dyn Future<Output = T> + Send>>,
