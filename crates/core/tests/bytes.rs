@@ -8,6 +8,7 @@ use std::num::NonZeroU32;
 
 use dlock_core::codec::{self, Anchor, Malformed, Origin, Reader};
 use dlock_core::{Change, Instant, Lock, Mode};
+use dlock_testkit::{HoldLayout, Layout};
 use proptest::prelude::*;
 
 use crate::model::content::{Content, Stored, content};
@@ -18,7 +19,7 @@ pub const NOW: Instant = Instant::from_micros(AT * 1000);
 pub const ANCHOR: Anchor = Anchor { boot: 0x1122_3344_5566_7788, offset: 1_759_000_000_000 };
 pub const READER: Reader = Reader { now: NOW, anchor: ANCHOR, origin: Origin::Stored };
 
-/// What stands in the bytes, field by field: the layout written down a second time, and only here.
+/// The fields of stored bytes, with the types of the core. The testkit spells their layout.
 #[derive(Clone, Debug)]
 pub struct Plain {
     pub version: u8,
@@ -69,35 +70,20 @@ impl Plain {
     }
 
     pub fn bytes(&self) -> Vec<u8> {
-        let mut out = vec![self.version * 16 + self.mode + if self.part { 4 } else { 0 }];
-        out.extend(self.boot.to_le_bytes());
-        out.extend([self.offset as u64, self.at].map(six).concat());
-        if self.mode != 1 {
-            if self.mode == 3 {
-                out.extend(leb128(self.permits.into()));
-            }
-            let (dropped, put) = self.counts.unwrap_or((self.dropped.len() as u32, self.put.len() as u32));
-            out.extend([self.delay_until, dropped.into(), put.into()].map(leb128).concat());
-        }
-        for token in &self.dropped {
-            out.push(token.len() as u8);
-            out.extend(token);
-        }
-        for hold in &self.put {
-            let plain = (hold.count, hold.delay, hold.ephemeral, &hold.label[..]) == (1, 0, 0, b"");
-            out.extend(leb128(self.at.wrapping_sub(hold.granted)));
-            out.extend(signed(hold.fence.wrapping_sub(hold.granted.wrapping_mul(1000))));
-            out.extend(signed(hold.deadline.wrapping_sub(self.at)));
-            out.extend(leb128(u64::from(hold.ttl) * 2 + u64::from(!plain)));
-            out.push(hold.token.len() as u8);
-            out.extend(&hold.token);
-            if !plain {
-                out.extend([hold.count.into(), hold.delay.into()].map(leb128).concat());
-                out.extend([hold.ephemeral, hold.label.len() as u8]);
-                out.extend(&hold.label);
-            }
-        }
-        out
+        let (dropped, put) = self.counts.unwrap_or((self.dropped.len() as u32, self.put.len() as u32));
+        let layout = Layout {
+            version: self.version,
+            mode: self.mode + if self.part { 4 } else { 0 },
+            boot: self.boot,
+            offset: self.offset as u64,
+            at: self.at,
+            permits: self.permits.into(),
+            delay_until: self.delay_until,
+            counts: (dropped.into(), put.into()),
+            dropped: self.dropped.clone(),
+            put: self.put.iter().map(PlainHold::layout).collect(),
+        };
+        layout.bytes()
     }
 
     /// What a lock that reads this by the same clock holds.
@@ -110,33 +96,26 @@ impl Plain {
     }
 }
 
-/// Seven bits a byte, the least first; the top bit says that more follow.
-pub fn leb128(mut number: u64) -> Vec<u8> {
-    let mut out = Vec::new();
-    while number > 0x7f {
-        out.push(number as u8 | 0x80);
-        number >>= 7;
-    }
-    out.push(number as u8);
-    out
-}
-
-/// As it is where it is above zero, and below.
-fn signed(number: u64) -> Vec<u8> {
-    let number = number as i64;
-    leb128(if number < 0 { (!number as u64) * 2 + 1 } else { number as u64 * 2 })
-}
-
-fn six(number: u64) -> Vec<u8> {
-    number.to_le_bytes()[..6].to_vec()
-}
-
 impl PlainHold {
     /// With a lease of 10 s from [`NOW`].
     pub fn new(token: &[u8]) -> PlainHold {
         let (fence, deadline, granted, ttl) = (AT * 1000, AT + 10_000, AT, 10_000);
         let (count, delay, ephemeral, label) = (1, 0, 0, Vec::new());
         PlainHold { fence, deadline, granted, ttl, count, delay, ephemeral, token: token.to_vec(), label }
+    }
+
+    fn layout(&self) -> HoldLayout {
+        HoldLayout {
+            fence: self.fence,
+            deadline: self.deadline,
+            granted: self.granted,
+            ttl: self.ttl.into(),
+            count: self.count.into(),
+            delay: self.delay.into(),
+            ephemeral: self.ephemeral,
+            label: self.label.clone(),
+            token: self.token.clone(),
+        }
     }
 
     pub fn stored(&self) -> Stored {

@@ -45,7 +45,7 @@ pub use dlock_testkit_macros::each_server;
 pub use events::Events;
 pub use folder::Folder;
 pub use kinds::{ServerKind, each_server, each_server_in_turn, each_shimmed_server};
-pub use layout::Layout;
+pub use layout::{HoldLayout, Layout};
 pub use locks::locks;
 pub use port::Port;
 pub use preload::{compiled, preloaded};
