@@ -19,12 +19,12 @@ only() {
 say "onlys"
 only "unsafe code" "src/ffi/" '\bunsafe\b' src crates/*/src
 only "the module API" "src/ffi/" '\bredis_module\b|\brm::' src
-only "writing, replicating, announcing" "src/effects.rs|src/effects/|src/ffi/" \
+only "writing, replicating, announcing" "src/effects.rs|src/ffi/" \
     '\.(replicate\w*|notify|notify_generic|signal_modified)\(|open_for_write' src
 only "reading clocks" "src/clock.rs" 'SystemTime\b|Instant::now|clock_gettime|\.elapsed\(' \
     src crates/core/src crates/quorum/src
 only "spelling commands" "crates/protocol/" '"DLOCK\.[A-Z_]+"' \
     src crates/core/src crates/quorum/src crates/client/src crates/cli/src
-only "asking for the module" "src/upcalls.rs" '\bMODULE\b\.|\bMainThread\b|Module::get\(' src/*.rs src/commands src/module src/disk
+only "asking for the module" "src/upcalls.rs" '\bMODULE\b\.|\bMainThread\b|Module::get\(' src/*.rs src/commands src/restart
 python3 scripts/imports.py || wrong=1
 exit "$wrong"

@@ -1,5 +1,5 @@
-//! One short function a command: parse, open the key, let the core decide, reply. What happens in between is
-//! in [`crate::effects`].
+//! The commands, each a short function: parse, open the key, let the core decide, reply. [`crate::effects`]
+//! carries out the decision.
 
 use dlock_core::Fence;
 use dlock_core::codec::Plain;
@@ -12,21 +12,22 @@ use rand::TryRng;
 use crate::effects::Target;
 use crate::ffi::Ctx;
 use crate::ffi::setup::{Args, Command};
-use crate::mark;
 use crate::module::Module;
+use crate::restart::mark;
 
 mod acquire;
 mod guarded;
 mod listing;
-mod looking;
-mod opening;
+mod open_key;
+mod read_commands;
 mod replay;
+pub mod table;
 
 pub use acquire::Acquire;
 pub use guarded::{Fenced, Guard};
 pub use listing::{List, Log};
-pub use looking::{Holds, Inspect, Pttl, Waiters};
-use opening::{Done, misuse, open};
+use open_key::{Done, misuse, open};
+pub use read_commands::{Holds, Inspect, Pttl, Waiters};
 pub use replay::Effect;
 
 pub struct Release;
@@ -137,10 +138,10 @@ impl Command for Help {
     }
 }
 
-/// Does nothing: on Redis 7.0 the server is asked by it what it says to writes.
-pub struct May;
+/// A write that does nothing. On Redis 7.0 the module runs it to learn whether the server accepts writes.
+pub struct WriteProbe;
 
-impl Command for May {
+impl Command for WriteProbe {
     type Module = Module;
 
     fn run<'a>(_: &'a Module, ctx: Ctx<'a>, _: &Args<'a>) -> Done {

@@ -1,48 +1,52 @@
-//! The one place that changes Redis. What a core operation asks for is carried out in this order: store,
-//! replicate, notify, wake. The key is closed before anybody is told, for a listener may change it.
-
-mod announced;
-mod logged;
-mod waited;
+//! The one place that changes the keyspace. Carries out what an operation of the core asks for, in this
+//! order: store, replicate, announce, answer waiters.
+//!
+//! The key is closed before anything is announced, because a listener may change it.
 
 use std::ffi::CStr;
 
 use dlock_core::admission::Effect;
-use dlock_core::codec::Plain;
-use dlock_core::{Change, Event, Instant, Lock, Mode, Name, Step, Token, Turn, WaiterId};
+use dlock_core::codec::{self, Known, Plain};
+use dlock_core::{Change, End, Event, Instant, Lock, Mode, Name, Step, Token, Turn, WaiterId};
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
+use dlock_protocol::event;
 
-use crate::ffi::{Ctx, Flags, KeyName, WrongType, c_text};
-use crate::module::{Module, Place};
+use crate::ffi::{Announced, Ctx, Flags, KeyName, WrongType, c_text};
+use crate::module::{LogPosition, Module};
 use crate::value::{Key, Value};
-use crate::{clock, log, timer};
+use crate::{clock, followers, log, timer, waiters};
 
-use announced::announce;
-pub use announced::announce_freed;
-use logged::Log;
-pub use waited::{answer, publish};
+/// The command that replicas and the append only file get.
+pub const SET: &CStr = c_text!(table::SET.name);
 
-/// One resource, open for an operation.
+/// The key of one resource, open for an operation.
 pub struct Target<'a> {
     m: &'a Module,
     ctx: Ctx<'a>,
     raw: KeyName<'a>,
     name: Name<'a>,
     key: Key<'a>,
-    /// Stands for the value while there is no key.
+    /// The value while the key does not exist. Made where it will be stored, so that it is never moved.
     fresh: Option<Box<Value>>,
-    /// A string, which counts as held by somebody who knows nothing of dlock: until it is gone nobody is
-    /// granted anything, and there is nothing to store.
-    is_strangers: bool,
-    /// No client's command runs.
+    /// Whether the key is a string that counts as a lock of another library. Nothing is granted or stored
+    /// until the string is gone.
+    held_by_string: bool,
+    /// True in the background job, where the server executes no client command.
     in_background: bool,
-    /// The command that runs, where it may be logged as it came.
+    /// The running command, if it may be logged verbatim.
     pub plain: Option<Plain<'a>>,
 }
 
+/// What an operation has done besides its answer, read while the state was borrowed for it.
+struct Done {
+    due_sooner: bool,
+    followed: bool,
+    modules_may_listen: bool,
+}
+
 impl<'a> Target<'a> {
-    /// `raw` and `key` are the same name, as the server has it and as bytes.
+    /// Opens a key. `raw` and `key` are the same name: the server's string, and its bytes.
     #[inline(always)]
     pub fn open(m: &'a Module, ctx: Ctx<'a>, raw: KeyName<'a>, key: &'a [u8]) -> Result<Self, String> {
         let name = Name::new(ctx.db(), key);
@@ -52,11 +56,12 @@ impl<'a> Target<'a> {
 
     #[inline(always)]
     fn new(m: &'a Module, ctx: Ctx<'a>, raw: KeyName<'a>, name: Name<'a>, key: Key<'a>) -> Self {
-        let (is_strangers, in_background) = (false, false);
-        Target { m, ctx, raw, name, key, fresh: None, is_strangers, in_background, plain: None }
+        let (held_by_string, in_background) = (false, false);
+        Target { m, ctx, raw, name, key, fresh: None, held_by_string, in_background, plain: None }
     }
 
-    /// As [`Target::open`], for operations of the wait queue too: of a string where strings are honoured.
+    /// Like [`Target::open`], but also opens a string if `dlock.honour-strings` is on: clients can wait for
+    /// it.
     #[inline(always)]
     pub fn open_to_wait(
         m: &'a Module,
@@ -64,19 +69,15 @@ impl<'a> Target<'a> {
         raw: KeyName<'a>,
         key: &'a [u8],
     ) -> Result<Self, String> {
-        let (open, is_strangers) = match Key::open_for_write(ctx, raw) {
+        let (open, held_by_string) = match Key::open_for_write(ctx, raw) {
             Ok(open) => (open, false),
-            Err(WrongType) => open_strangers(m, ctx, raw)?,
+            Err(WrongType) => open_string_lock(m, ctx, raw)?,
         };
         let name = Name::new(ctx.db(), key);
-        Ok(Target { is_strangers, ..Target::new(m, ctx, raw, name, open) })
+        Ok(Target { held_by_string, ..Target::new(m, ctx, raw, name, open) })
     }
 
-    pub fn is_strangers(&self) -> bool {
-        self.is_strangers
-    }
-
-    /// As [`Target::open_to_wait`], where no client's command runs.
+    /// Like [`Target::open_to_wait`], for the background job.
     pub fn open_in_background(
         m: &'a Module,
         ctx: Ctx<'a>,
@@ -87,235 +88,298 @@ impl<'a> Target<'a> {
         Ok(Target { in_background: true, ..target })
     }
 
-    /// The stored value, if there is one.
+    pub fn held_by_string(&self) -> bool {
+        self.held_by_string
+    }
+
+    /// Returns the stored value, if the key exists.
     pub fn value(&mut self) -> Option<&mut Value> {
         self.key.value()
     }
 
-    /// Lets the core decide at this moment, and carries out what it asks for.
+    /// Runs one operation of the core at this moment, and carries out what it asks for.
     #[inline]
-    pub fn operate<R>(mut self, decide: impl FnOnce(&mut Turn<'_>) -> R + Send) -> R {
+    pub fn operate<R>(mut self, operation: impl FnOnce(&mut Turn<'_>) -> R + Send) -> R {
         let now = clock::now();
-        let is_strangers = self.is_strangers;
+        let (held_by_string, in_background) = (self.held_by_string, self.in_background);
         let Target { m, name, key, fresh, .. } = &mut self;
-        let lock = lock_of(m, key, fresh);
+        let stored = key.value();
         let mut step = Step::default();
-        let answer = m.with(|s| {
-            let terms = if is_strangers { s.terms().with_no_grants() } else { s.terms() };
+        let (answer, done) = m.with(|s| {
+            let value = match stored {
+                Some(value) => value,
+                None => fresh.insert(s.new_value()),
+            };
+            let terms = if held_by_string { s.terms().with_no_grants() } else { s.terms() };
             step.long_hold = s.config.log_slower_than;
+            let lock = &mut value.lock;
             let mut turn = Turn::new(now, terms, name, &mut s.fences, &mut s.waiting, lock, &mut step);
-            let answer = decide(&mut turn);
+            let answer = operation(&mut turn);
             turn.finish();
             s.account(name, &mut step);
-            answer
+            let done = Done {
+                due_sooner: !step.change.is_none() && s.schedule(value, name.db, &name.key),
+                followed: in_background || s.followers.may_follow,
+                modules_may_listen: s.followers.modules_may_listen(),
+            };
+            (answer, done)
         });
-        self.carry_out(&mut step, now);
+        self.carry_out(&mut step, &done, now);
         answer
     }
 
-    fn carry_out(&mut self, step: &mut Step, now: Instant) {
+    fn carry_out(&mut self, step: &mut Step, done: &Done, now: Instant) {
         if step.rest.is_some() {
             log::ended(self.m, self.ctx, &self.name, step, now);
         }
-        let stored = if step.change.is_none() {
-            if step.renewed {
-                self.renewed();
-            }
-            Stored::Same
-        } else {
-            self.change(step, now)
-        };
+        let mut deleted = false;
+        if !step.change.is_none() {
+            deleted = self.change(step, done, now);
+        } else if step.renewed && self.clear_key_ttl(true) {
+            self.ctx.signal_modified(self.raw);
+        }
         self.key.close();
-        announce(self.m, self.ctx, self.raw, &step.events, stored);
-        if stored == Stored::DueSooner {
+        self.announce(&step.events, deleted, done);
+        if done.due_sooner {
             timer::rearm(self.m);
         }
         if step.rest.is_some() {
-            self.attend(step, now);
+            self.answer_waiters(step, now);
         }
     }
 
-    /// Stores the lock as it is now, and tells those who follow.
+    /// Stores the changed lock and replicates the change. Returns whether the key was deleted.
     #[inline]
-    fn change(&mut self, step: &Step, now: Instant) -> Stored {
-        let log = self.log(&step.change, now);
+    fn change(&mut self, step: &Step, done: &Done, now: Instant) -> bool {
+        let form = if done.followed { self.log_form(&step.change, now) } else { LogForm::Verbatim };
         let existed = self.key.value().is_some();
-        let stored = self.store();
-        let followed = !matches!(log, Log::Nobody);
-        self.replicate(log);
-        if existed && stored != Stored::Deleted && (step.renewed || step.events.contains(&Event::Acquired)) {
-            self.outlive(followed);
+        let deleted = self.store();
+        self.replicate(form);
+        if existed && !deleted && (step.renewed || step.events.contains(&Event::Acquired)) {
+            self.clear_key_ttl(done.followed);
         }
         self.ctx.signal_modified(self.raw);
-        stored
+        deleted
     }
 
-    /// A lease was set anew, to what it was.
-    #[inline(never)]
-    fn renewed(&mut self) {
-        if self.outlive(true) {
-            self.ctx.signal_modified(self.raw);
+    /// Creates, keeps or deletes the key, depending on what the lock holds now. Returns whether it was
+    /// deleted.
+    #[inline]
+    fn store(&mut self) -> bool {
+        match (self.key.value(), self.fresh.as_deref()) {
+            (Some(value), _) if value.lock.is_gone() => {
+                let spare = self.key.delete();
+                self.m.with(|s| s.keep_spare(spare));
+                return true;
+            }
+            (None, Some(value)) if !value.lock.is_gone() => {
+                if let Some(value) = self.fresh.take() {
+                    self.key.set(value);
+                }
+            }
+            _ => {}
         }
+        false
     }
 
-    /// A time to live that somebody gave the key was for the leases of then. Whether there was one.
+    /// Clears a TTL that another command set on the key: it was meant for an earlier lease. Returns whether
+    /// there was one.
     #[inline(never)]
-    fn outlive(&mut self, followed: bool) -> bool {
-        let persisted = self.key.persist();
-        if persisted && followed {
+    fn clear_key_ttl(&mut self, followed: bool) -> bool {
+        let cleared = self.key.persist();
+        if cleared && followed {
             self.ctx.replicate_persist(self.raw);
         }
-        persisted
+        cleared
     }
 
-    /// Somebody waits, or holds by a connection.
+    /// Answers the waiters whose wait has ended, and rearms the timer for those that go on.
     #[inline(never)]
-    fn attend(&mut self, step: &mut Step, now: Instant) {
+    fn answer_waiters(&mut self, step: &mut Step, now: Instant) {
         let Some(rest) = step.rest.take() else { return };
         if rest.unserved || step.events.iter().any(|event| matches!(event, Event::AllEnded(_))) {
             timer::rearm(self.m);
         }
         let answers = rest.outcomes.into_iter();
-        answers.for_each(|(waiter, outcome)| answer(self.m, waiter, outcome, now));
+        answers.for_each(|(waiter, outcome)| waiters::answer(self.m, waiter, outcome, now));
+    }
+}
+
+/// Opens a key that holds a value of another type: a string that counts as held has no value of ours.
+#[cold]
+fn open_string_lock<'a>(m: &Module, ctx: Ctx<'a>, raw: KeyName<'a>) -> Result<(Key<'a>, bool), String> {
+    if held_by_string(m, ctx, raw) {
+        return Ok((Key::none(), true));
+    }
+    // The string may have expired since the first open. Its waiter must not get WRONGTYPE for that.
+    Ok((Key::open_for_write(ctx, raw).map_err(|WrongType| Error::WrongType)?, false))
+}
+
+/// Returns whether the key is a string that counts as held (`dlock.honour-strings`).
+pub fn held_by_string(m: &Module, ctx: Ctx<'_>, key: KeyName<'_>) -> bool {
+    m.with(|s| s.config.honour_strings) && Key::is_string(ctx, key)
+}
+
+// Replication.
+
+/// The form in which replicas and the append only file get a change.
+enum LogForm {
+    /// As an effect, in these bytes.
+    Effect(Vec<u8>),
+    /// The running command itself. Also used if nothing follows this server: the command then reaches
+    /// nothing, and costs a third less than an effect.
+    Verbatim,
+}
+
+/// Capacity up to which the buffer of an effect is kept for the next one, in bytes.
+const MAX_BUFFER: usize = 64 * 1024;
+
+impl Target<'_> {
+    #[inline(never)]
+    fn log_form(&mut self, change: &Change, now: Instant) -> LogForm {
+        let Target { m, ctx, key, fresh, plain, .. } = self;
+        let free = Lock::default();
+        let lock = key.value().or(fresh.as_deref_mut()).map_or(&free, |value| &value.lock);
+        let anchor = clock::anchor();
+        // A command that needs no earlier entry of the log can be read anywhere.
+        if plain.is_some_and(|plain| plain.tells(&mut None, lock, anchor)) {
+            return LogForm::Verbatim;
+        }
+        let counts = followers::count_along(*ctx);
+        m.with(|s| {
+            let known = &mut s.followers.known;
+            if plain.is_some_and(|plain| counts && plain.tells(known, lock, anchor)) {
+                return LogForm::Verbatim;
+            }
+            let (mut bytes, last) = (std::mem::take(&mut s.buffer), s.fences.last());
+            *known = counts.then_some(Known { written_by: anchor, at: now.millis(), last });
+            bytes.clear();
+            codec::write_effect(lock, change, last, now, anchor, &mut bytes);
+            LogForm::Effect(bytes)
+        })
     }
 
     #[inline(always)]
-    fn replicate(&self, log: Log) {
-        match log {
-            Log::Effect(bytes) => self.replicate_effect(bytes),
-            Log::AsItCame | Log::Nobody => self.ctx.replicate_verbatim(),
+    fn replicate(&self, form: LogForm) {
+        match form {
+            LogForm::Effect(bytes) => self.replicate_effect(bytes),
+            LogForm::Verbatim => self.ctx.replicate_verbatim(),
         }
     }
 
     #[inline(never)]
     fn replicate_effect(&self, bytes: Vec<u8>) {
         self.ctx.replicate(SET, self.raw, &bytes);
-        // Those of a crowd are not kept.
-        if bytes.capacity() <= MOST_KEPT {
+        if bytes.capacity() <= MAX_BUFFER {
             self.m.with(|s| s.buffer = bytes);
         }
     }
-
-    /// Makes, updates or deletes the key.
-    fn store(&mut self) -> Stored {
-        let Target { m, name, key, fresh, .. } = self;
-        let stored = key.value();
-        let is_new = stored.is_none();
-        let Some(value) = stored.or(fresh.as_deref_mut()) else { return Stored::Same };
-        let is_gone = value.lock.is_gone();
-        let due_sooner = m.with(|s| s.schedule(value, name.db, &name.key));
-        match (is_new, is_gone) {
-            (false, true) => {
-                let spare = key.delete();
-                m.with(|s| s.keep(spare));
-                return Stored::Deleted;
-            }
-            (true, false) => _ = fresh.take().map(|value| key.set(value)),
-            _ => {}
-        }
-        if due_sooner { Stored::DueSooner } else { Stored::Same }
-    }
 }
 
-/// What holds something else: nothing is to be done with a string that counts as held.
-#[cold]
-fn open_strangers<'a>(m: &Module, ctx: Ctx<'a>, raw: KeyName<'a>) -> Result<(Key<'a>, bool), String> {
-    if is_strangers(m, ctx, raw) {
-        return Ok((Key::none(), true));
-    }
-    // A string may have expired between the two looks: whoever waits for that is not to be told of another
-    // type.
-    Ok((Key::open_for_write(ctx, raw).map_err(|WrongType| Error::WrongType)?, false))
-}
-
-/// Whether a key is a string that counts as held.
-pub fn is_strangers(m: &Module, ctx: Ctx<'_>, key: KeyName<'_>) -> bool {
-    m.with(|s| s.config.honour_strings) && Key::is_string(ctx, key)
-}
-
-/// What has become of a key.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Stored {
-    /// It is there as before, or not.
-    Same,
-    /// The timer is too late now.
-    DueSooner,
-    Deleted,
-}
-
-/// So many bytes of an effect are kept for the next one.
-const MOST_KEPT: usize = 64 * 1024;
-
-/// The effect command.
-pub const SET: &CStr = c_text!(table::SET.name);
-
-/// The lock of an open key. A new one is made where it will be stored, so that it is never moved.
-fn lock_of<'k>(m: &Module, key: &'k mut Key<'_>, fresh: &'k mut Option<Box<Value>>) -> &'k mut Lock {
-    match key.value() {
-        Some(value) => &mut value.lock,
-        None => &mut fresh.get_or_insert_with(|| new_value(m)).lock,
-    }
-}
-
-fn new_value(m: &Module) -> Box<Value> {
-    match m.with(|s| s.spare.take()) {
-        Some(mut spare) => {
-            *spare = Value::default();
-            spare
-        }
-        None => Box::default(),
-    }
-}
-
-/// Takes in an effect: on a replica from its master, or from the append only file. Of that, too, a log is
-/// kept here, whose readers may know other things: what it says by the clock of another boot is told anew, by
-/// this server's, for to a file the wall clocks would have to be the same.
-pub fn take_in(mut target: Target<'_>, effect: Effect, place: &Place) -> Result<(), String> {
+/// Applies an effect: from the master on a replica, or from the append only file.
+///
+/// A replica with an append only file logs the effect again. If the effect was written by the clock of
+/// another boot, it is rewritten by this server's clock: a reader of the file could relate the two only by
+/// wall clocks.
+pub fn apply(mut target: Target<'_>, effect: Effect, position: &LogPosition) -> Result<(), String> {
     let Effect { last, written } = effect;
     let fence = written.greatest_fence();
-    let Target { m, ctx, key, fresh, .. } = &mut target;
+    let Target { m, ctx, name, key, fresh, .. } = &mut target;
     let is_foreign = written.is_foreign(clock::anchor())
         && ctx.flags().intersection(Flags::AOF | Flags::LOADING) == Flags::AOF;
     let part = written.part().filter(|_| is_foreign);
-    let lock = lock_of(m, key, fresh);
-    if !written.apply(lock) {
+    let value = match key.value() {
+        Some(value) => value,
+        None => fresh.insert(m.with(|s| s.new_value())),
+    };
+    if !written.apply(&mut value.lock) {
         return Err("ERR the effect does not fit the lock it is meant for".into());
     }
-    let is_crowd = matches!(lock.mode(), Some(Mode::Shared | Mode::Permits(_)));
+    let is_crowd = matches!(value.lock.mode(), Some(Mode::Shared | Mode::Permits(_)));
     let change = part.filter(|_| is_crowd).map_or(Change::Whole, Change::Part);
     let is_readable = m.with(|s| {
         s.fences.raise(fence.max(last));
-        !is_foreign && s.followers.can_read(place)
+        // The timer is not armed: a replica ends no hold by itself, and a loading server not yet.
+        s.schedule(value, name.db, &name.key);
+        !is_foreign && s.followers.can_read(position)
     });
-    let log = if is_readable { Log::AsItCame } else { target.log(&change, clock::now()) };
-    // No timer: a replica ends nothing by itself, and a loading server not yet.
+    let followed = m.with(|s| s.followers.may_follow);
+    let form =
+        if is_readable || !followed { LogForm::Verbatim } else { target.log_form(&change, clock::now()) };
     target.store();
     target.ctx.signal_modified(target.raw);
-    target.replicate(log);
+    target.replicate(form);
     Ok(())
 }
 
-/// Keys that a tick opens. They take about 0.1 ms.
-const OPENED: usize = 256;
+// Announcements.
 
-/// Opens the keys of some wait queues, so that the server deletes each whose native TTL has passed: it does
-/// so when a key is opened, or by chance, which takes minutes among many keys with a TTL. The deletion ends
-/// the hold, and the queue is served. Opened for writing, which counts as no read in the server's statistics.
+impl Target<'_> {
+    /// Announces events to listeners, if there may be any.
+    #[inline]
+    fn announce(&self, events: &[Event], deleted: bool, done: &Done) {
+        let announced = if done.modules_may_listen { Announced::all() } else { self.ctx.announced() };
+        if announced.intersects(Announced::MODULE | Announced::GENERIC) {
+            self.announce_to(announced, events, deleted);
+        }
+    }
+
+    #[inline(never)]
+    fn announce_to(&self, announced: Announced, events: &[Event], deleted: bool) {
+        if announced.contains(Announced::MODULE) {
+            events.iter().for_each(|event| self.ctx.notify(event_name(*event), self.raw));
+        }
+        if deleted && announced.contains(Announced::GENERIC) {
+            self.ctx.notify_generic(c"del", self.raw);
+        }
+    }
+}
+
+/// Announces that a resource is free whose key holds data by now.
+pub fn announce_freed(ctx: Ctx<'_>, name: &Name<'_>) {
+    ctx.notify(event_name(Event::Freed), ctx.string(&name.key).name());
+}
+
+fn event_name(event: Event) -> &'static CStr {
+    match event {
+        Event::Acquired => event::ACQUIRE,
+        Event::Extended => event::EXTEND,
+        Event::Downgraded => event::DOWNGRADE,
+        Event::Ended(why, _) | Event::AllEnded(why) => match why {
+            End::Released => event::RELEASE,
+            End::Expired => event::EXPIRED,
+            End::Disconnected => event::DISCONNECT,
+            End::Broken => event::BREAK,
+        },
+        Event::Freed => event::FREE,
+    }
+}
+
+// Keys outside of an operation.
+
+/// Number of keys that one tick opens. They take about 0.1 ms.
+const KEYS_PER_TICK: usize = 256;
+
+/// Opens the keys of some wait queues, so that the server deletes each whose native TTL has passed. A
+/// deletion ends the hold, and the queue is served.
+///
+/// The server deletes such a key when a command names it, or by chance, which takes minutes among many keys
+/// with a TTL. The keys are opened for writing, which its statistics do not count as reads.
 pub fn open_queued_keys(m: &Module, ctx: Ctx<'_>) {
-    let names = m.with(|s| {
-        let queues = s.waiting.queues_behind(s.opened).take(OPENED);
+    let queues = m.with(|s| {
+        let queues = s.waiting.queues_behind(s.opened).take(KEYS_PER_TICK);
         let queues: Vec<_> = queues.map(|(began, name)| (began, name.clone())).collect();
-        s.opened = queues.get(OPENED - 1).map_or(WaiterId::default(), |(began, _)| *began);
+        s.opened = queues.get(KEYS_PER_TICK - 1).map_or(WaiterId::default(), |(began, _)| *began);
         queues
     });
-    for (_, name) in names {
+    for (_, name) in queues {
         ctx.select_db(name.db);
         drop(Key::open_for_write(ctx, ctx.string(&name.key).name()));
     }
 }
 
-/// The connections that these holds of one resource are bound to are not known any more. Nobody is told: that
-/// a hold is bound to one is stored, to which is not.
+/// Marks EPHEMERAL holds on one resource as bound to no connection. Neither stored nor replicated: a stored
+/// hold says that it is bound, but not to which connection.
 pub fn orphan(ctx: Ctx<'_>, name: &Name<'_>, tokens: impl Iterator<Item = Token>) {
     ctx.select_db(name.db);
     let raw = ctx.string(&name.key);

@@ -1,6 +1,5 @@
-//! What happens to the server around the locks. Everything here takes note; what has to be written is written
-//! by the background job, for inside these events a write may reach nobody, or the wrong replica, or end the
-//! server.
+//! The server's events. Handlers only record what happened: a write inside an event may be replicated in the
+//! wrong order, or stop the server. The background job does what has to be written.
 
 use dlock_core::ClientId;
 use dlock_core::codec::Origin;
@@ -10,67 +9,37 @@ use dlock_protocol::error::Error;
 
 use crate::ffi::{Ctx, Flags, Notice, notices};
 use crate::module::{Loading, Module, free_elsewhere};
-use crate::{clock, deadlines, effects, followers, grace, log, mark, timer, waiters, warnings};
+use crate::restart::{grace, mark};
+use crate::{background, clock, effects, followers, log, timer, waiters, warnings};
 
 pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
     match notice {
-        Notice::Tick => {
-            if m.with(|s| s.waiting.clients() == 0 && s.waiting.deliveries.is_empty()) {
-                notices::watch_turns::<Module>(m.ctx(), false);
-            }
-            followers::look(m, ctx);
-            grace::is_serving(m, ctx);
-            mark::keep(m, ctx);
-            if m.with(|s| !s.waiting.is_empty()) {
-                if ctx.flags().contains(Flags::CLUSTER) && ctx.cluster_is_down() {
-                    deadlines::end_waits(m, Error::ClusterDown);
-                }
-                effects::open_queued_keys(m, ctx);
-            }
-            return deadlines::on_tick(m, ctx);
-        }
+        Notice::Tick => return on_tick(m, ctx),
+        Notice::NextTurn => return m.with(|s| s.waiting.deliveries.next_turn()),
+        Notice::ModulesChanged => return m.with(|s| s.followers.alone = None),
+        Notice::Forked => return may_be_followed(m),
+        Notice::BecameReplica => return became_replica(m, ctx),
+        Notice::Loading { live } => return loading(m, live),
         Notice::BecameMaster => {
             may_be_followed(m);
-            m.with(|s| s.read = None);
-            grace::begin(
-                m,
-                ctx,
-                "this replica became a master and may not have received all that was granted",
-            );
+            m.with(|s| s.replication_position = None);
+            let why = "this replica became a master and may not have received all that was granted";
+            grace::begin(m, ctx, why);
         }
-        Notice::BecameReplica => {
-            m.with(|s| s.followers.may_read = true);
-            grace::demoted(m);
-            unbind(m, ctx);
-            deadlines::end_waits(m, Error::Demoted);
-            return may_be_followed(m);
-        }
-        Notice::Forked => return may_be_followed(m),
         Notice::Configured => {
             may_be_followed(m);
             grace::configured(m, ctx);
             mark::configured(m, ctx);
             warnings::configured(m, ctx);
-            // More may hold a lock now (dlock.max-holders-per-key).
+            // dlock.max-holders-per-key may admit more holders now.
             m.with(|s| s.serve(None));
         }
-        Notice::ModulesChanged => return m.with(|s| s.followers.alone = None),
         Notice::Flushing(db) => flushing(m, ctx, db),
         Notice::Swapped(first, second) => swapped(m, ctx, first, second),
-        Notice::Loading { live } => {
-            let origin = if live { Origin::Live } else { Origin::Stored };
-            m.with(|s| {
-                s.loading = Some(Loading { origin, began: clock::now() });
-                s.followers.may_read = true;
-                s.read_before = s.read.take().filter(|_| !live);
-                s.background.loading_begins();
-            });
-            return m.with(|s| s.grace.loading_begins());
-        }
         Notice::LoadingFailed => {
             may_be_followed(m);
             m.with(|s| {
-                (s.loading, s.read) = (None, s.read_before.take());
+                (s.loading, s.replication_position) = (None, s.position_before_load.take());
                 s.background.loading_ended();
             });
             grace::loading_ended(m, ctx);
@@ -78,13 +47,13 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
         Notice::LoadingEnded => {
             may_be_followed(m);
             m.with(|s| {
-                (s.loading, s.read) = (None, s.read_before.take().or(s.read));
+                let position = s.position_before_load.take().or(s.replication_position);
+                (s.loading, s.replication_position) = (None, position);
                 s.background.loading_ended();
             });
             grace::loading_ended(m, ctx);
             mark::loaded(m, ctx);
         }
-        Notice::NextTurn => return m.with(|s| s.waiting.deliveries.next_turn()),
         Notice::ClientGone(id) => {
             let unread = waiters::unread(m, ctx, ClientId(id));
             let bound = m.with(|s| {
@@ -99,13 +68,37 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
     timer::rearm(m);
 }
 
-/// Who begins to follow here knows of nothing that was logged before.
+fn on_tick(m: &Module, ctx: Ctx<'_>) {
+    if m.with(|s| s.waiting.clients() == 0 && s.waiting.deliveries.is_empty()) {
+        notices::watch_turns::<Module>(m.ctx(), false);
+    }
+    followers::look(m, ctx);
+    grace::on_tick(m, ctx);
+    mark::on_tick(m, ctx);
+    if m.with(|s| !s.waiting.is_empty()) {
+        if ctx.flags().contains(Flags::CLUSTER) && ctx.cluster_is_down() {
+            background::end_waits(m, Error::ClusterDown);
+        }
+        effects::open_queued_keys(m, ctx);
+    }
+    background::on_tick(m, ctx);
+}
+
+/// A new follower knows nothing of the log so far.
 fn may_be_followed(m: &Module) {
     m.with(|s| (s.followers.may_follow, s.followers.known) = (true, None));
 }
 
-/// A replica ends no hold with its connection, and will know of none when it is a master again: meanwhile the
-/// hold was another's to keep.
+fn became_replica(m: &Module, ctx: Ctx<'_>) {
+    m.with(|s| s.followers.may_read = true);
+    grace::demoted(m);
+    unbind(m, ctx);
+    background::end_waits(m, Error::Demoted);
+    may_be_followed(m);
+}
+
+/// Unbinds every EPHEMERAL hold. A replica ends no hold when a connection closes, so a later promotion could
+/// not tell which connections have closed in the meantime.
 fn unbind(m: &Module, ctx: Ctx<'_>) {
     let bound = m.with(|s| {
         s.waiting.deliveries = Deliveries::default();
@@ -116,8 +109,20 @@ fn unbind(m: &Module, ctx: Ctx<'_>) {
     }
 }
 
-/// What is known of so many locks and holds is let go on the spot; of more on a thread of its own.
-const FREE_ON_THE_SPOT: usize = 1_000;
+/// A load has begun: of a file, or (`live`) of a snapshot from the master.
+fn loading(m: &Module, live: bool) {
+    let origin = if live { Origin::Live } else { Origin::Stored };
+    m.with(|s| {
+        s.loading = Some(Loading { origin, began: clock::now() });
+        s.followers.may_read = true;
+        s.position_before_load = s.replication_position.take().filter(|_| !live);
+        s.background.loading_begins();
+        s.grace.loading_begins();
+    });
+}
+
+/// State of up to this many locks and holds is freed at once, of more on a background thread.
+const MAX_FREED_INLINE: usize = 1_000;
 
 fn flushing(m: &Module, ctx: Ctx<'_>, db: Option<i32>) {
     let (doubts, emptied) = m.with(|s| (s.waiting.deliveries.flushed(db), s.background.flushed(db)));
@@ -127,7 +132,7 @@ fn flushing(m: &Module, ctx: Ctx<'_>, db: Option<i32>) {
         log::flushed(m, db, &emptied);
         grace::forgot(m, ctx, "locks were flushed");
     }
-    if held + holders > FREE_ON_THE_SPOT {
+    if held + holders > MAX_FREED_INLINE {
         free_elsewhere((doubts, emptied));
     }
     m.with(|s| s.serve(db));

@@ -1,55 +1,53 @@
-//! Does anybody follow what is replicated, or listen to what is announced?
+//! Whether anything follows what this server logs, or listens to what it announces.
 //!
-//! Building an effect costs about as much as the rest of a command, so it is left out while nobody can ever
-//! read it. That is proven by the server, not assumed: the append only file is off, there is no replica and
-//! no replication backlog from which one could catch up, and it is no cluster, where slots are streamed to
-//! other nodes. Whoever begins to follow is first given a snapshot by a forked child, or by a rewrite of the
-//! file that forks one, and reads on from there; the fork is announced before the next command runs. So from
-//! each fork on, and from each change of the configuration, effects are sent until the server has been asked
-//! again.
+//! Building an effect costs about as much as the rest of a command. It is skipped while nothing can ever read
+//! it. That is not assumed; the server is asked: the append only file is off, there is no replica and no
+//! replication backlog, and the server is no node of a cluster, which streams slots to other nodes. A new
+//! follower first gets a snapshot from a forked child (of the server, or of a rewrite of the file), and reads
+//! the log from there on. The server announces a fork before the next command runs. So effects are sent from
+//! each fork and each CONFIG SET on, until the server has been asked again.
 //!
-//! Whether this server itself reads a log, of its master or while it loads, is known in the same way. A node
-//! of a cluster may, for slots that it takes over.
+//! Meanwhile the module has the server replicate the running command itself. It reaches nothing, but counts
+//! as a change for the save points of the RDB file.
 //!
-//! While nobody follows, the command itself is handed to the server as if to be replicated. It goes nowhere,
-//! and counts as a change for the RDB's save points.
-//!
-//! Announcing goes to other modules first, whatever `notify-keyspace-events` says. Where no other module is
-//! loaded that option alone tells whether anybody can hear.
+//! The server announces events to other modules too, whatever `notify-keyspace-events` says. If no other
+//! module is loaded, that option alone tells whether there can be listeners.
 
 use crate::ffi::{Announced, Ctx, Flags};
 use crate::module::Module;
 
-/// Asks the server, where it is not known that nobody does.
+/// Asks the server again, as far as followers, listeners and a log to read are possible.
 pub fn look(m: &Module, ctx: Ctx<'_>) {
     if m.with(|s| s.followers.alone.is_none()) {
-        // This one is counted too.
+        // The count includes this module.
         let alone = ctx.count_modules() == Some(1);
         m.with(|s| s.followers.alone = Some(alone));
     }
+    // A node of a cluster may read a log as a master too, of slots that it takes over.
     if m.with(|s| s.followers.may_read)
         && ctx.flags().intersection(Flags::MASTER | Flags::LOADING | Flags::CLUSTER) == Flags::MASTER
     {
         m.with(|s| s.followers.may_read = false);
     }
-    if m.with(|s| s.followers.may_follow) && !could_read(ctx) {
+    if m.with(|s| s.followers.may_follow) && !can_be_followed(ctx) {
         m.with(|s| s.followers.may_follow = false);
     }
 }
 
-/// Whether anybody may hear of what happens to locks.
+/// Returns whether an event of a lock may reach a listener.
 pub fn is_heard(m: &Module) -> bool {
     m.with(|s| s.followers.modules_may_listen()) || m.ctx().announced().contains(Announced::MODULE)
 }
 
-/// Whether all readers of the log will have read what is logged now when they read what comes next, so that
-/// they can count on from it. In a cluster a log is also sent by slots. A call within a script, a transaction
-/// or another module may be logged nowhere: the other module decides, and no flag tells.
+/// Returns whether every reader of the log reads the running command's entry before the next entry, so that
+/// the next one can build on it. Not in a cluster, which also sends its log by slots, and not in a script, a
+/// transaction or a call of another module: that module decides whether the call is logged, and no flag
+/// tells.
 pub fn count_along(ctx: Ctx<'_>) -> bool {
     !ctx.flags().intersects(Flags::CLUSTER | Flags::MULTI | Flags::LUA | Flags::DENY_BLOCKING)
 }
 
-fn could_read(ctx: Ctx<'_>) -> bool {
+fn can_be_followed(ctx: Ctx<'_>) -> bool {
     let flags = ctx.flags();
     flags.intersects(Flags::AOF | Flags::CLUSTER | Flags::LOADING)
         || !flags.contains(Flags::MASTER)

@@ -1,4 +1,4 @@
-//! The INFO section.
+//! The section of INFO: counters since the start, and gauges. docs/info.md describes each field.
 
 use std::ffi::CStr;
 
@@ -8,7 +8,7 @@ use crate::module::Module;
 use crate::warnings;
 
 pub fn write(m: &Module, section: &Section) {
-    let (now, warnings) = (clock::now(), warnings::look(m));
+    let (now, warnings) = (clock::now(), warnings::check(m));
     let fields: Vec<(&CStr, u64)> = m.with(|s| {
         let stats = &s.stats;
         vec![
@@ -21,7 +21,7 @@ pub fn write(m: &Module, section: &Section) {
             (c"fences_beyond_mark", s.fences.beyond()),
             (c"grace_ms_left", s.grace_left(now)),
             (c"warnings", warnings.count()),
-            (c"followed", s.followers.may_follow().into()),
+            (c"followed", s.followers.may_follow.into()),
             (c"grants", stats.grants),
             (c"handoffs", stats.handoffs),
             (c"denials", stats.denials),

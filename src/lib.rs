@@ -1,43 +1,50 @@
-//! dlock: a Redis or Valkey server as a lock server.
+//! The dlock module: makes a Redis or Valkey server a lock server.
 //!
-//! The module is the only code that knows Redis. What a lock is and who gets it next is decided in
-//! `dlock-core`; here its words come in, its effects go out. See ARCHITECTURE.md.
+//! This crate is the only code that knows the server. It parses commands, opens keys, lets `dlock-core`
+//! decide, and carries out the result: it stores, replicates, announces and answers. It does not decide who
+//! gets a lock, keeps no lock outside of the keyspace, and takes no time from the wall clock.
 //!
-//! This file is what the server reads first: the tables of commands, options, types and events, and nothing
-//! else.
+//! The types to know:
+//!
+//! - [`Module`]: the one value that every function is handed, with the [`State`](module::State).
+//! - [`Target`](effects::Target): an open key, on which one operation of the core runs.
+//! - [`Step`](dlock_core::Step): what an operation asks for, as data. `effects` carries it out.
+//! - [`Answer`](waiters::Answer): the reply to a blocked client, on its way through the server.
+//! - [`Ctx`]: a call of the server into the module; everything in `ffi` that reaches the server needs one.
+//! - [`Upcalls`](ffi::Upcalls): every entry from the server that is not a command.
+//!
+//! This file is what the server reads first: it registers commands, options, the key type and events. See
+//! ARCHITECTURE.md for the layers and the life of one ACQUIRE.
 
 #![deny(unsafe_code)]
 
+mod background;
 mod clock;
 mod commands;
 mod config;
-mod deadlines;
-mod disk;
 mod effects;
 mod events;
-mod evictions;
 mod ffi;
 mod followers;
-mod grace;
 mod info;
 mod log;
-mod mark;
 mod module;
+mod restart;
 mod stats;
-mod table;
 mod timer;
 mod upcalls;
 mod value;
 mod waiters;
 mod warnings;
-mod words;
 
+use commands::table;
 use ffi::{Ctx, docs, notices, setup, types, verdict};
 use module::Module;
+use restart::{grace, mark};
 
-ffi::load::on_load!(Module, load);
+ffi::setup::on_load!(Module, load);
 
-/// Called once, before the server loads its data.
+/// Registers everything with the server. Called once, before the server loads its data.
 fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
     let must = |done: bool, what: &str| if done { Ok(()) } else { Err(format!("the server refuses {what}")) };
     if let Some(function) = setup::missing() {
@@ -54,8 +61,8 @@ fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
     )?;
     must(types::register::<Module>(ctx), "the key type")?;
     let own_category = setup::add_category(ctx, "dlock");
-    let asking = (!verdict::has_dry_runs(ctx)).then_some(&table::MAY);
-    for command in table::COMMANDS.iter().chain(asking) {
+    let write_probe = (!verdict::has_dry_runs(ctx)).then_some(&table::WRITE_PROBE);
+    for command in table::COMMANDS.iter().chain(write_probe) {
         must(setup::register_command(ctx, &command.registration), command.registration.name)?;
         must(docs::describe(ctx, &command.description), command.registration.name)?;
         let categories = command.categories.trim_end_matches(if own_category { "" } else { " dlock" });
@@ -64,7 +71,7 @@ fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
     grace::at_start(module);
     mark::start(module, ctx);
     must(notices::subscribe::<Module>(ctx), "an event")?;
-    must(notices::subscribe_to_evictions::<Module>(ctx), "to tell of evictions")?;
+    must(notices::subscribe_to_evictions::<Module>(ctx), "a subscription to evictions")?;
     must(setup::register_info::<Module>(ctx), "the INFO section")?;
     warnings::configured(module, ctx);
     Ok(())

@@ -1,31 +1,25 @@
-//! The one value of this process that everything is handed: what the module knows besides what the keys hold.
-//! All of it is rebuilt at load, or let go.
+//! The one [`Module`] value of this process, which every function of the module is handed, and its [`State`]:
+//! everything that the module knows besides the keys. The state is rebuilt at load, or given up.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::mpsc::Receiver;
 use std::thread;
 
 use dlock_core::background::Background;
 use dlock_core::codec::{Known, Origin};
 use dlock_core::grace::{Evictions, Grace};
 use dlock_core::log::Log;
+use dlock_core::marking::{Done, Marking, Status};
 use dlock_core::tasks::Task;
-use dlock_core::{Departed, Fences, Instant, Name, Step, Terms, WaiterId, Waiting};
+use dlock_core::{Departed, Fences, Instant, Name, Step, Terms, WaiterId, Waiting, give_back};
 use dlock_protocol::error::Error;
 
 use crate::config::Config;
-use crate::ffi::{Ctx, notices::Timer};
+use crate::ffi::{Ctx, Handle, notices::Timer};
 use crate::stats::Stats;
 use crate::value::Value;
-
-mod connections;
-mod followers;
-mod mark;
-mod warnings;
-
-pub use connections::Connections;
-pub use followers::{Followers, Place};
-pub use mark::{Mark, Outcome};
-pub use warnings::Warnings;
 
 pub struct Module {
     /// A context that outlives the calls of the server.
@@ -38,26 +32,20 @@ impl Module {
         Module { ctx: ctx.detached(), state: RefCell::default() }
     }
 
-    /// For what comes when there is no other context.
+    /// Returns the context to use where the server passes none.
     pub fn ctx(&self) -> Ctx<'static> {
         self.ctx
     }
 
-    /// The state, for a moment. Nothing in here can call the server, which may come back into the module and
-    /// would find it taken: whatever leads there (a context, an open key, the module itself) is not `Send`,
-    /// and so cannot be named in the closure.
+    /// Borrows the state while `run` executes.
+    ///
+    /// The server must not be called meanwhile: it may call the module back, which would find the state
+    /// borrowed. The compiler checks this. `run` must be `Send`, and a context, an open key and the module
+    /// itself are not, so that `run` cannot refer to any of them.
     #[inline]
     pub fn with<R>(&self, run: impl FnOnce(&mut State) -> R + Send) -> R {
         run(&mut self.state.borrow_mut())
     }
-}
-
-/// A load that runs.
-#[derive(Clone, Copy)]
-pub struct Loading {
-    /// Where the bytes come from.
-    pub origin: Origin,
-    pub began: Instant,
 }
 
 #[derive(Default)]
@@ -67,38 +55,39 @@ pub struct State {
     pub mark: Mark,
     pub grace: Grace,
     pub evictions: Evictions,
-    /// What has been warned of.
+    /// The warnings that hold at present.
     pub warnings: Warnings,
     pub waiting: Waiting,
-    /// The connections of those who wait.
+    /// The connections of the waiters.
     pub connections: Connections,
-    /// Why every wait has to end here: this server has become a replica, or its cluster is down. The
-    /// background job ends them and clears it.
+    /// Set while every wait has to end, with the error that ends it: this server has become a replica, or its
+    /// cluster is down. The background job ends the waits, then clears it.
     pub waits_end: Option<Error>,
-    /// The queue whose key was opened last to end a native TTL that has passed.
+    /// Where [`crate::effects::open_queued_keys`] continues.
     pub opened: WaiterId,
     pub background: Background,
-    /// The armed timer, and the millisecond it is for.
+    /// The armed timer, and the millisecond of the server clock at which it is due.
     pub timer: Option<(Timer, u64)>,
+    /// Set while a file or a snapshot is loaded.
     pub loading: Option<Loading>,
     pub followers: Followers,
-    /// What is known by the log that is read here.
-    pub read: Option<Known>,
-    /// While a file is loaded, of the master's log before.
-    pub read_before: Option<Known>,
+    /// Position in the log that this server reads: its master's, or the append only file.
+    pub replication_position: Option<Known>,
+    /// Position in the master's log before the load of a file began. Restored when the load ends.
+    pub position_before_load: Option<Known>,
     pub stats: Stats,
-    /// What went wrong lately.
+    /// The incidents that DLOCK.LOG shows.
     pub log: Log,
-    /// A guarded command runs.
+    /// True while GUARD or FENCED runs its command.
     pub guarding: bool,
-    /// For the bytes of effects, so that they are not allocated anew each time.
+    /// Buffer for the bytes of an effect. Reused, which saves an allocation for each effect.
     pub buffer: Vec<u8>,
-    /// What the key held that was deleted last, for the next one: as `buffer`.
-    pub spare: Option<Box<Value>>,
+    /// The value of the last deleted key. Reused for the next new key.
+    spare: Option<Box<Value>>,
 }
 
 impl State {
-    /// On which terms this server grants now.
+    /// Returns the limits that apply to new grants at present.
     pub fn terms(&self) -> Terms {
         Terms {
             grants_from: self.grace.grants_from(),
@@ -108,13 +97,12 @@ impl State {
         }
     }
 
-    /// The ms until new grants are made, rounded up.
+    /// Returns the ms until new grants are made, rounded up; 0 outside of a grace period.
     pub fn grace_left(&self, now: Instant) -> u64 {
-        let ends = self.grace.grants_from();
-        ends.micros().saturating_sub(now.micros()).div_ceil(1000)
+        self.grace.grants_from().micros().saturating_sub(now.micros()).div_ceil(1000)
     }
 
-    /// Counts what happened, and keeps the books of the connections that holds are bound to.
+    /// Counts the events of a step, and records which holds are bound to which connection.
     pub fn account(&mut self, name: &Name<'_>, step: &mut Step) {
         self.stats.count(&step.events);
         if let Some(rest) = &mut step.rest {
@@ -122,14 +110,26 @@ impl State {
         }
     }
 
-    /// Puts a lock into the schedule by what it holds. `true` where it is due before the armed timer.
+    /// Schedules a lock by its next deadline, or removes it from the schedule. Returns whether it is due
+    /// before the armed timer.
     pub fn schedule(&mut self, value: &mut Value, db: i32, key: &[u8]) -> bool {
-        let armed = self.timer.map_or(u64::MAX, |(_, for_ms)| for_ms);
+        let armed = self.timer.map_or(u64::MAX, |(_, due)| due);
         self.background.schedule(&mut value.lock, db, key, armed)
     }
 
-    /// Keeps what a deleted key held, unless there is one already.
-    pub fn keep(&mut self, spare: Option<Box<Value>>) {
+    /// Returns a value for a new key.
+    pub fn new_value(&mut self) -> Box<Value> {
+        match self.spare.take() {
+            Some(mut spare) => {
+                *spare = Value::default();
+                spare
+            }
+            None => Box::default(),
+        }
+    }
+
+    /// Keeps the value of a deleted key for [`State::new_value`], unless one is kept already.
+    pub fn keep_spare(&mut self, spare: Option<Box<Value>>) {
         if self.spare.is_none() {
             self.spare = spare;
         }
@@ -139,18 +139,141 @@ impl State {
         self.background.next_task(&mut self.waiting, &mut self.grace, now)
     }
 
-    /// The millisecond at which there will be something to do in the background; None for never.
+    /// Returns the millisecond at which the background job has its next task. `None` means that it has none.
     pub fn next_due(&self) -> Option<u64> {
         self.background.next_due(&self.waiting, &self.grace)
     }
 
-    /// The wait queues of a database, or of all, may have to be served.
+    /// Has the background job serve the wait queues of a database. `None` means all databases.
     pub fn serve(&mut self, db: Option<i32>) {
         self.background.note(Task::ServeBehind(WaiterId(0), db));
     }
 }
 
-/// Frees what takes a while on a thread of its own, or on the spot where none can be started.
-pub fn free_elsewhere(much: impl Send + 'static) {
-    let _ = thread::Builder::new().name("dlock-free".into()).spawn(move || drop(much));
+/// Drops a large value on a thread of its own, or at once if no thread can be started.
+pub fn free_elsewhere(value: impl Send + 'static) {
+    let _ = thread::Builder::new().name("dlock-free".into()).spawn(move || drop(value));
+}
+
+/// A load in progress.
+#[derive(Clone, Copy)]
+pub struct Loading {
+    pub origin: Origin,
+    pub began: Instant,
+}
+
+/// The connections of the waiters, in both directions.
+#[derive(Default)]
+pub struct Connections {
+    by_waiter: HashMap<WaiterId, Handle>,
+    waiters: HashMap<Handle, WaiterId>,
+}
+
+impl Connections {
+    pub fn block(&mut self, waiter: WaiterId, handle: Handle) {
+        self.by_waiter.insert(waiter, handle);
+        self.waiters.insert(handle, waiter);
+    }
+
+    pub fn waiter(&self, handle: Handle) -> Option<WaiterId> {
+        self.waiters.get(&handle).copied()
+    }
+
+    /// Removes the connection of a waiter that is answered or gone.
+    pub fn unblock(&mut self, waiter: WaiterId) -> Option<Handle> {
+        let handle = self.by_waiter.remove(&waiter)?;
+        self.waiters.remove(&handle);
+        give_back(&mut self.by_waiter);
+        give_back(&mut self.waiters);
+        Some(handle)
+    }
+}
+
+/// Knowledge about the readers of this server's log and the listeners to its events: see
+/// [`crate::followers`].
+pub struct Followers {
+    /// Whether replicas or the append only file may get what this server logs.
+    pub may_follow: bool,
+    /// Whether this server may read a log itself: its master's, or the append only file.
+    pub may_read: bool,
+    /// What every reader of the log up to here knows. `None` means that a reader may begin here.
+    pub known: Option<Known>,
+    /// Whether this is the only loaded module. `None` means unknown: since the start, or since another module
+    /// was loaded or unloaded.
+    pub alone: Option<bool>,
+}
+
+impl Default for Followers {
+    fn default() -> Self {
+        Followers { may_follow: true, may_read: true, known: None, alone: None }
+    }
+}
+
+impl Followers {
+    pub fn modules_may_listen(&self) -> bool {
+        self.alone != Some(true)
+    }
+
+    /// Returns whether the readers of this server's log can read a command that stands at this position in
+    /// the log that the server reads itself. If they can, they know afterwards what the command leads to.
+    pub fn can_read(&mut self, position: &LogPosition) -> bool {
+        let can = position.builds_on.is_none() || position.builds_on == self.known;
+        if can {
+            self.known = position.leads_to.or(self.known);
+        }
+        can
+    }
+}
+
+/// Position of a command in a log.
+pub struct LogPosition {
+    /// What a reader must know to read the command. `None` means nothing: the command is complete.
+    pub builds_on: Option<Known>,
+    pub leads_to: Option<Known>,
+}
+
+/// The fence mark as the event loop sees it: its file, and the thread that writes it.
+#[derive(Default)]
+pub struct Mark {
+    pub marking: Marking,
+    pub file: PathBuf,
+    /// Receives the outcome of the write in progress. `None` means that none is in progress.
+    pub thread: Option<Receiver<Outcome>>,
+}
+
+/// Outcome of one write of the fence mark.
+pub type Outcome = Result<Done, String>;
+
+impl Mark {
+    pub fn status(&self) -> Status {
+        self.marking.status()
+    }
+}
+
+bitflags::bitflags! {
+    /// Warnings to the operator: see [`crate::warnings`].
+    #[derive(Clone, Copy, Default, PartialEq, Eq)]
+    pub struct Warnings: u8 {
+        const EVICTION = 1;
+        const EVENTS = 2;
+        const GRACE = 4;
+        const MARK = 8;
+    }
+}
+
+impl Warnings {
+    pub fn count(self) -> u64 {
+        self.bits().count_ones().into()
+    }
+
+    /// Returns the names of the options to check, separated by commas.
+    pub fn words(self) -> String {
+        let word = |warning| match warning {
+            Warnings::EVICTION => "maxmemory-policy",
+            Warnings::EVENTS => "notify-keyspace-events",
+            Warnings::GRACE => "restart-grace",
+            _ => "fence-mark",
+        };
+        self.iter().map(word).collect::<Vec<_>>().join(",")
+    }
 }

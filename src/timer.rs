@@ -1,22 +1,25 @@
-//! One timer over all deadlines. It runs by the wall clock, so it is a hint: the background job that it
-//! starts looks at the server clock.
+//! The one timer, armed for the next task of the background job. It runs by the wall clock, so it is only a
+//! hint: the job reads the server clock.
 
 use crate::clock;
 use crate::ffi::notices;
 use crate::module::Module;
 
-/// Arms the timer for the first thing that is due, where it is not armed for that or sooner.
+/// Longest time that the timer is armed for, in ms.
+const MAX_MILLIS: u64 = 24 * 3600 * 1000;
+
+/// Arms the timer for the next task, unless it is armed for then or sooner.
 #[inline(never)]
 pub fn rearm(m: &Module) {
     let now = clock::now().millis();
     let Some(due) = m.with(|s| s.next_due()) else { return };
-    let ms = due.saturating_sub(now).min(24 * 3600 * 1000);
-    arm_in(m, ms, now);
+    arm_in(m, due.saturating_sub(now).min(MAX_MILLIS), now);
 }
 
+/// Arms the timer to fire in `ms`, unless it is armed for then or sooner. `now` is in ms of the server clock.
 pub fn arm_in(m: &Module, ms: u64, now: u64) {
     let late = match m.with(|s| s.timer) {
-        Some((_, armed_for)) if armed_for <= now + ms => return,
+        Some((_, due)) if due <= now + ms => return,
         other => other,
     };
     if let Some((timer, _)) = late {
@@ -26,15 +29,15 @@ pub fn arm_in(m: &Module, ms: u64, now: u64) {
     m.with(|s| s.timer = Some((timer, now + ms)));
 }
 
-/// It has fired.
+/// Notes that the timer has fired.
 pub fn fired(m: &Module) {
     m.with(|s| s.timer = None);
 }
 
-/// Whether it should have fired by now, as after the wall clock was set back. It fires no more then.
+/// Disarms the timer if it is overdue, as it is after the wall clock was set back. Returns whether it was.
 pub fn is_late(m: &Module) -> bool {
     let now = clock::now().millis();
-    let Some((timer, _)) = m.with(|s| s.timer).filter(|(_, armed_for)| armed_for + 2 < now) else {
+    let Some((timer, _)) = m.with(|s| s.timer).filter(|(_, due)| due + 2 < now) else {
         return false;
     };
     notices::disarm(m.ctx(), timer);

@@ -1,4 +1,5 @@
-//! Every way by which the server comes in, but for the commands: who takes what.
+//! Every entry from the server that is not a command, and the key type's callbacks among them. Most pass the
+//! call on; what a key stores is read and written here.
 
 use std::ffi::CStr;
 
@@ -10,14 +11,15 @@ use dlock_core::{Change, Ephemeral, Fence, Lock, Name};
 use crate::config::Config;
 use crate::ffi::{Ctx, Flags, Handle, MainThread, Notice, Section, Upcalls, Waited};
 use crate::module::{Loading, Module, free_elsewhere};
+use crate::restart::grace;
 use crate::value::Value;
 use crate::waiters::{self, Answer};
-use crate::{clock, deadlines, effects, events, evictions, followers, info, log, timer};
+use crate::{background, clock, effects, events, followers, info, log, timer};
 
-/// Only [`Upcalls::get`] asks it: everything else is handed the module.
+/// Only [`Upcalls::get`] reads it: everything else is handed the module.
 static MODULE: MainThread<Module> = MainThread::empty();
 
-/// The version of Cargo.toml as MODULE LIST shows it, two digits each: 100 for 0.1.0.
+/// The version of Cargo.toml as MODULE LIST shows it, with two digits for each part: 100 for 0.1.0.
 const fn shown_version() -> i32 {
     const fn number(text: &str) -> i32 {
         match i32::from_str_radix(text, 10) {
@@ -29,7 +31,7 @@ const fn shown_version() -> i32 {
     (number(major) * 100 + number(minor)) * 100 + number(env!("CARGO_PKG_VERSION_PATCH"))
 }
 
-/// Makes the one of this process. Nothing that the server calls finds it before.
+/// Creates the module of this process. Before that, the server's calls do nothing.
 pub fn start(ctx: Ctx<'_>) -> &'static Module {
     MODULE.set(Module::new(ctx))
 }
@@ -62,19 +64,19 @@ impl Upcalls for Module {
     }
 
     fn evicted(&self, ctx: Ctx<'_>, db: i32, key: &[u8]) {
-        evictions::evicted(self, ctx, db, key);
+        grace::evicted(self, ctx, db, key);
     }
 
     fn on_timer(&self, ctx: Ctx<'_>) {
-        deadlines::on_timer(self, ctx);
+        background::on_timer(self, ctx);
     }
 
     fn deliver(&self, ctx: Ctx<'_>, answer: &mut Answer, waited: Waited) {
         answer.deliver(self, ctx, waited);
     }
 
-    fn came_back(&self, answer: Answer) {
-        waiters::came_back(self, answer);
+    fn reply_reclaimed(&self, answer: Answer) {
+        waiters::reply_reclaimed(self, answer);
     }
 
     fn gone(&self, handle: Handle) {
@@ -83,19 +85,19 @@ impl Upcalls for Module {
 
     fn load(&self, bytes: &[u8], db: i32, key: &[u8]) -> Result<Box<Value>, String> {
         let (loading, bounds) = self.with(|s| (s.loading, s.config.bounds));
-        // While keys are loaded, by the million, the server is not asked for each.
+        // A load may have millions of keys, so the server is not asked for each.
         let is_master = loading.is_none() && self.ctx().server_flags().contains(Flags::MASTER);
         let (origin, bounds) = admission::source(loading.map(|loading| loading.origin), is_master, bounds);
         let now = match loading {
-            // A file was written before it is read, so no lease in it counts from later; the clock is not
-            // read a million times.
+            // A file was written before the load began, so no lease in it counts from a later moment. And the
+            // clock is not read a million times.
             Some(Loading { origin: Origin::Stored, began }) => began,
             _ => clock::now(),
         };
         let reader = Reader { now, anchor: clock::anchor(), origin };
         let written = reader.admit(bytes, bounds).inspect_err(|_| {
             if bounds.is_none() {
-                // A master, or the append only file, tells of a RESTORE that was good there.
+                // The value came from a master or the append only file, by a RESTORE that was accepted there.
                 self.with(|s| s.stats.effects_skipped += 1);
             }
         })?;
@@ -105,7 +107,8 @@ impl Upcalls for Module {
         self.with(|s| {
             s.fences.raise(fence);
             s.schedule(&mut value, db, key);
-            // The server may yet drop it, as it does with a TTL that has passed: looked at once, in any case.
+            // The server may still drop the value, for example because its TTL has passed. So a restored lock
+            // is checked once in any case.
             if let Some(slot) = value.lock.slot().filter(|_| bounds.is_some()) {
                 let name = Name::new(db, key).to_owned();
                 if is_foreign {
@@ -126,7 +129,7 @@ impl Upcalls for Module {
         bytes
     }
 
-    /// It makes the key above all, also of a lock that is gone: later commands in the file may name that.
+    /// Also creates the key of a lock that is gone, because later commands in the file may name the key.
     fn effect(&self, value: &Value) -> Vec<u8> {
         let mut bytes = Vec::new();
         let (last, now, anchor) = (self.with(|s| s.fences.last()), clock::now(), clock::anchor());
@@ -146,8 +149,8 @@ impl Upcalls for Module {
         value.memory(key)
     }
 
-    /// Where the value itself lives on under another name (RENAME, MOVE) it is no lock any more: the hold was
-    /// of the resource, and the resource is a name.
+    /// Empties a value that lives on under another name (RENAME, MOVE): a hold belongs to the resource, and
+    /// the resource is a name.
     fn unlinked(&self, value: &mut Value, db: i32, key: &[u8]) {
         if let Some(slot) = value.lock.slot_mut().take() {
             self.with(|s| s.background.unschedule(slot, db));
@@ -157,31 +160,31 @@ impl Upcalls for Module {
         }
     }
 
-    /// The greatest fence this server has issued or accepted; and for whoever reads a log from this snapshot
-    /// on, which is the master's, what is known there.
+    /// Returns the greatest fence that this server has issued or accepted, and the position in the master's
+    /// log at which a reader of this snapshot continues.
     fn stored_numbers(&self) -> [u64; 5] {
         let is_master = self.ctx().server_flags().contains(Flags::MASTER);
         self.with(|s| {
-            let known = if is_master { s.followers.known } else { s.read };
-            let [boot, offset, at, last] = known.map_or([0; 4], Known::to_numbers);
+            let position = if is_master { s.followers.known } else { s.replication_position };
+            let [boot, offset, at, last] = position.map_or([0; 4], Known::to_numbers);
             [s.fences.last(), boot, offset, at, last]
         })
     }
 
-    fn load_numbers(&self, [last, known @ ..]: [u64; 5]) -> bool {
+    fn load_numbers(&self, [last, position @ ..]: [u64; 5]) -> bool {
         self.with(|s| {
             s.fences.raise(last);
-            s.read = Known::from_numbers(known);
+            s.replication_position = Known::from_numbers(position);
         });
-        last <= Fence::MAX && known[3] <= Fence::MAX
+        last <= Fence::MAX && position[3] <= Fence::MAX
     }
 }
 
 impl Module {
-    /// The key of a lock was taken away, by somebody else.
+    /// The key of a lock was removed from outside.
     #[inline(never)]
     fn vanished(&self, mut lock: Lock, name: &Name<'_>) {
-        // A replica has no queue to serve and tells nobody; its promotion must not find what its master did
+        // A replica serves no queue and announces nothing. Its promotion must not act on what its master did
         // long ago.
         let master = self.ctx().server_flags().contains(Flags::MASTER);
         let heard = followers::is_heard(self);
@@ -191,7 +194,7 @@ impl Module {
         self.with(|s| {
             let doubts = s.waiting.deliveries.forget(name);
             match lock.take_vanished(clock::now(), doubts) {
-                // Its job does not run.
+                // The background job does not run there.
                 Some(crowd) if !master => free_elsewhere(crowd),
                 Some(crowd) => s.background.note(Task::Departed(name.to_owned(), Box::new(crowd))),
                 None => {}

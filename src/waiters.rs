@@ -1,59 +1,30 @@
-//! Blocked clients: how the core's answer reaches a connection, or comes back when there is none any more.
+//! Clients that wait for a lock: they join the queue, and each gets one answer. A connection gets a reply, a
+//! position of a token the notification that it asked for.
+//!
+//! A grant whose reply reaches no client is passed on: [`reply_reclaimed`] and [`unread`] find it, and the
+//! background job takes it back.
 
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::deliveries::Delivery;
 use dlock_core::log::What;
 use dlock_core::tasks::Task;
 use dlock_core::{
-    ClientId, Fence, Instant, Limits, LockRequestRef, Name, Newcomer, Outcome, Owner, Queued, Rank, Token,
-    Ttl, Wait, Waiter, WaiterId,
+    ClientId, Fence, Instant, Limits, LockRequestRef, Name, Newcomer, Notify, Outcome, Owner, Queued, Rank,
+    Token, Ttl, Wait, Waiter, WaiterId,
 };
+use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
+use dlock_protocol::notify::Ended;
 
-use crate::ffi::{self, Ctx, Handle, Waited, notices};
+use crate::ffi::{self, Ctx, Handle, Waited, notices, user};
 use crate::module::Module;
 use crate::value::Key;
 use crate::{clock, log, timer};
 
-/// What a waiter is told.
-pub struct Answer {
-    reply: Reply,
-    /// Whose grant it is, until it is in the hands of its connection: see [`dlock_core::deliveries`].
-    grant: Option<WaiterId>,
-}
+// Joining.
 
-enum Reply {
-    Fence(Fence),
-    Null,
-    Error(String),
-}
-
-impl Answer {
-    fn new(reply: Reply) -> Answer {
-        Answer { reply, grant: None }
-    }
-
-    pub fn deliver(&mut self, m: &Module, ctx: Ctx<'_>, waited: Waited) {
-        match &self.reply {
-            Reply::Fence(fence) => {
-                if let Some(refused) = waited.refused(ctx) {
-                    // The grant comes back by [`came_back`].
-                    return ctx.reply_error(&refused);
-                }
-                if let Some(waiter) = self.grant.take() {
-                    notices::watch_turns::<Module>(m.ctx(), true);
-                    m.with(|s| s.waiting.deliveries.handed_over(waiter));
-                }
-                ctx.reply_int(fence.get() as i64);
-            }
-            Reply::Null => ctx.reply_null(),
-            Reply::Error(text) => ctx.reply_error(text),
-        }
-    }
-}
-
-/// The client of the running command joins the queue; its reply comes later. The error is the reply where it
-/// may not.
+/// Blocks the client of the running command until its wait ends. The error is the reply to a client that may
+/// not wait.
 pub fn wait(
     m: &Module,
     ctx: Ctx<'_>,
@@ -69,7 +40,7 @@ pub fn wait(
     block(m, ctx, waiter)
 }
 
-/// The token of the running command gets a position of its own in the queue.
+/// Gives the token of the running command a position in the queue for `ms`.
 pub fn queue(
     m: &Module,
     ctx: Ctx<'_>,
@@ -86,7 +57,8 @@ pub fn queue(
     Ok(waiter)
 }
 
-/// The client of the running command waits beside the position of its token, no longer than that lasts.
+/// Blocks the client of the running command beside the position of its token, at most until the position
+/// ends.
 pub fn wait_beside(
     m: &Module,
     ctx: Ctx<'_>,
@@ -140,7 +112,7 @@ fn queue_full(limits: Limits) -> Error {
     Error::QueueFull { on_the_server, on_a_key, queued }
 }
 
-/// The cycle of tokens and owners that waiting for this would close.
+/// Returns the cycle of tokens and owners that this wait would close, if any.
 fn cycle(
     m: &Module,
     ctx: Ctx<'_>,
@@ -168,9 +140,49 @@ fn cycle(
     }
 }
 
-/// Sends a waiter that has left the queue its one answer.
+// Answering.
+
+/// Sends a waiter that has left the queue its answer.
 pub fn answer(m: &Module, waiter: Waiter, outcome: Outcome, now: Instant) {
-    // Of those beside a position the wait is counted with that.
+    match &waiter.owner {
+        Owner::Token(queued) => notify(m, &waiter, queued, outcome, now),
+        _ => reply(m, waiter, outcome, now),
+    }
+}
+
+/// Ends a wait that cannot end in a grant on this server: an error for a connection, `refused` for a
+/// position.
+pub fn refuse(m: &Module, waiter: &Waiter, why: &str) {
+    if let Owner::Token(queued) = &waiter.owner {
+        return publish(m, queued, Ended::Refused);
+    }
+    if let Some(handle) = m.with(|s| s.connections.unblock(waiter.id)) {
+        unblock(m, handle, Some(Answer::new(Reply::Error(why.to_owned()))));
+    }
+}
+
+fn notify(m: &Module, waiter: &Waiter, queued: &Queued, outcome: Outcome, now: Instant) {
+    log::waited(m, waiter, &outcome, now);
+    m.with(|s| s.stats.answered(&outcome, now.millis_since(waiter.since)));
+    let ended = match outcome {
+        // No connection takes this grant, so the rights of its user are checked here.
+        Outcome::Granted(..) if !may_be_notified(waiter, queued) => {
+            let Waiter { id, name, request, .. } = waiter.clone();
+            m.with(|s| s.background.note(Task::Undelivered(name, request.token, id)));
+            timer::rearm(m);
+            Ended::Refused
+        }
+        Outcome::Granted(..) => Ended::Granted,
+        Outcome::TimedOut => Ended::TimedOut,
+        Outcome::Cancelled => Ended::Cancelled,
+        Outcome::Refused(_) => Ended::Refused,
+        Outcome::Left => return,
+    };
+    publish(m, queued, ended);
+}
+
+fn reply(m: &Module, waiter: Waiter, outcome: Outcome, now: Instant) {
+    // A wait beside a position is counted and logged with the position.
     let counts = matches!(waiter.owner, Owner::Client(_));
     if counts {
         log::waited(m, &waiter, &outcome, now);
@@ -190,19 +202,70 @@ pub fn answer(m: &Module, waiter: Waiter, outcome: Outcome, now: Instant) {
     unblock(m, handle, Some(answer));
 }
 
-/// Tells a connection, which has left its queue, why it cannot be granted there.
-pub fn refuse(m: &Module, waiter: WaiterId, why: &str) {
-    if let Some(handle) = m.with(|s| s.connections.unblock(waiter)) {
-        unblock(m, handle, Some(Answer::new(Reply::Error(why.to_owned()))));
-    }
-}
-
 fn unblock(m: &Module, handle: Handle, answer: Option<Answer>) {
     ffi::unblock::<Module>(m.ctx(), handle, answer.map(Box::new));
 }
 
-/// An answer has done its work, or found nobody to work on.
-pub fn came_back(m: &Module, answer: Answer) {
+/// Publishes how a queued wait ended, if NOTIFY was given and its user still has the right to the channel.
+fn publish(m: &Module, queued: &Queued, ended: Ended) {
+    if let Some(notify) = queued.notify.as_ref().filter(|_| may_publish(queued)) {
+        m.ctx().publish(notify.channel(), &notify.published(ended), queued.sharded);
+    }
+}
+
+/// Returns whether the user of a queued wait could still send its ACQUIRE.
+fn may_be_notified(waiter: &Waiter, queued: &Queued) -> bool {
+    let command = [table::ACQUIRE.name.as_bytes(), &waiter.name.key, waiter.request.token.as_bytes(), b"1"];
+    queued.user.as_ref().is_none_or(|name| user::may_run(name, &command)) && may_publish(queued)
+}
+
+fn may_publish(queued: &Queued) -> bool {
+    let channel = queued.notify.as_ref().map(Notify::channel);
+    queued.user.as_ref().zip(channel).is_none_or(|(name, channel)| user::may_publish(name, channel))
+}
+
+// Delivering.
+
+/// The reply to a blocked client, on its way through the server.
+pub struct Answer {
+    reply: Reply,
+    /// The waiter, while it has a grant that its connection has not got yet: see [`dlock_core::deliveries`].
+    grant: Option<WaiterId>,
+}
+
+enum Reply {
+    Fence(Fence),
+    Null,
+    Error(String),
+}
+
+impl Answer {
+    fn new(reply: Reply) -> Answer {
+        Answer { reply, grant: None }
+    }
+
+    /// Writes the reply to the connection.
+    pub fn deliver(&mut self, m: &Module, ctx: Ctx<'_>, waited: Waited) {
+        match &self.reply {
+            Reply::Fence(fence) => {
+                if let Some(refused) = waited.refused(ctx) {
+                    // The grant is left in the answer, where `reply_reclaimed` finds it.
+                    return ctx.reply_error(&refused);
+                }
+                if let Some(waiter) = self.grant.take() {
+                    notices::watch_turns::<Module>(m.ctx(), true);
+                    m.with(|s| s.waiting.deliveries.handed_over(waiter));
+                }
+                ctx.reply_int(fence.get() as i64);
+            }
+            Reply::Null => ctx.reply_null(),
+            Reply::Error(text) => ctx.reply_error(text),
+        }
+    }
+}
+
+/// Takes an answer back from the server. If its grant was not delivered, the background job passes it on.
+pub fn reply_reclaimed(m: &Module, answer: Answer) {
     let Some(waiter) = answer.grant else { return };
     let undelivered = m.with(|s| {
         let Delivery { name, token, .. } = s.waiting.deliveries.came_back(waiter)?;
@@ -214,26 +277,28 @@ pub fn came_back(m: &Module, answer: Answer) {
     }
 }
 
-/// A connection is gone. If it was told of a grant in this turn of the event loop, then nobody has read it,
-/// but where the server closed it only after all was written. Whether anything was noted.
+/// A connection has closed. If the reply with a grant was written to it in this turn of the event loop, the
+/// client has not read it, unless the server closed the connection after writing everything. Returns whether
+/// the background job has to pass a grant on.
 pub fn unread(m: &Module, ctx: Ctx<'_>, client: ClientId) -> bool {
     let Some((waiter, delivery)) = m.with(|s| s.waiting.deliveries.gone(client)) else { return false };
     if ctx.closes_after_reply(client.0) {
         m.with(|s| s.waiting.deliveries.delivered(waiter, &delivery));
         return false;
     }
-    // One that is evicted for its memory is so after all is written, too. The count goes up behind its end.
+    // The server also writes everything before it evicts a connection for its memory. It counts the eviction
+    // only after this event, so the job compares the counts.
     let evicted = evicted_clients(ctx);
     m.with(|s| s.background.note(Task::Unread { delivery, waiter, evicted }));
     true
 }
 
-/// How many connections the server has closed for their memory.
+/// Returns the number of connections that the server has closed for their memory.
 pub fn evicted_clients(ctx: Ctx<'_>) -> Option<i64> {
     ctx.info_number("stats", "evicted_clients")
 }
 
-/// The client of a waiter is gone, or was answered by the server: it leaves the queue.
+/// The client of a waiter is gone, or the server has answered it: removes the waiter from the queue.
 pub fn gone(m: &Module, handle: Handle) {
     let left = m.with(|s| {
         let id = s.connections.waiter(handle)?;
@@ -243,7 +308,7 @@ pub fn gone(m: &Module, handle: Handle) {
         s.background.note(Task::Serve(waiter.name));
         Some(())
     });
-    // Answered already, the handle was used up by that.
+    // The handle of an answered waiter has been used already.
     if left.is_some() {
         unblock(m, handle, None);
         timer::rearm(m);

@@ -1,24 +1,24 @@
-//! What an operator should change: a word in INFO for as long as it is so, and a line in the log when it
-//! begins.
+//! Warnings to the operator about the configuration: a word in INFO while a warning holds, and a line in the
+//! server's log when it begins to hold.
 
 use dlock_core::marking::Status;
 
 use crate::ffi::{Announced, Ctx, LogLevel};
 use crate::module::{Module, State, Warnings};
 
-/// The server's options may be others than before.
+/// Reads the server's options anew.
 pub fn configured(m: &Module, ctx: Ctx<'_>) {
     let policy = ctx.eviction_policy();
     m.with(|s| s.evictions.configured(&policy));
-    look(m);
+    check(m);
 }
 
-/// Looks at all of it, and tells what is new.
-pub fn look(m: &Module) -> Warnings {
-    let heard = m.ctx().announced().contains(Announced::MODULE | Announced::KEYSPACE);
+/// Returns the warnings that hold now, and logs the new ones.
+pub fn check(m: &Module) -> Warnings {
+    let announces = m.ctx().announced().contains(Announced::MODULE | Announced::KEYSPACE);
     let (found, new) = m.with(|s| {
-        let mut found = of(s);
-        found.set(Warnings::EVENTS, !heard);
+        let mut found = of_module(s);
+        found.set(Warnings::EVENTS, !announces);
         let before = std::mem::replace(&mut s.warnings, found);
         (found, found - before)
     });
@@ -28,8 +28,8 @@ pub fn look(m: &Module) -> Warnings {
     found
 }
 
-/// Of what the module knows itself.
-fn of(s: &State) -> Warnings {
+/// Returns the warnings that need no question to the server.
+fn of_module(s: &State) -> Warnings {
     let bounds = s.config.bounds;
     let mut found = Warnings::default();
     found.set(Warnings::EVICTION, s.evictions.take_locks());
@@ -38,18 +38,18 @@ fn of(s: &State) -> Warnings {
     found
 }
 
-/// None where it is told already.
+/// Returns the line for the log. `None` if the cause is logged elsewhere.
 fn text(m: &Module, warning: Warnings) -> Option<String> {
     let bounds = m.with(|s| s.config.bounds);
     Some(match warning {
         Warnings::EVICTION => {
-            "maxmemory-policy allkeys-* evicts locks that are held, as any key, when memory is \
-                               short, and others are granted them then: use noeviction, or volatile-*"
+            "maxmemory-policy allkeys-* evicts locks that are held, like any key, when memory is short, and others \
+             are granted them then: use noeviction, or volatile-*"
                 .into()
         }
         Warnings::EVENTS => {
-            "nobody will hear of a released lock: notify-keyspace-events has to hold K and d (module \
-                             events), for example \"Kd\""
+            "no client is notified when a lock becomes free: notify-keyspace-events must contain K and d (module \
+             events), for example \"Kd\""
                 .into()
         }
         Warnings::GRACE => format!(
@@ -58,7 +58,7 @@ fn text(m: &Module, warning: Warnings) -> Option<String> {
             bounds.grace?.millis(),
             bounds.max_ttl.millis()
         ),
-        // What cannot be written is told where that is tried.
+        // `restart::mark` logs failed writes.
         _ if m.with(|s| s.config.fence_mark) => return None,
         _ => "dlock.fence-mark is no: fences fall if all data is lost and the clock is set back".into(),
     })

@@ -1,4 +1,4 @@
-//! ACQUIRE: granted now, queued, blocked, or refused.
+//! ACQUIRE: granted at once, queued, blocked, or refused.
 
 use dlock_core::codec::Plain;
 use dlock_core::log::What;
@@ -8,13 +8,13 @@ use dlock_protocol::command::{self, Queue};
 use dlock_protocol::error::{Error, Misuse};
 use dlock_protocol::reply::Reply;
 
-use super::opening::{Done, misuse};
+use super::open_key::{Done, misuse};
 use super::replay;
 use crate::effects::Target;
 use crate::ffi::setup::{Args, Command};
 use crate::ffi::{Ctx, Flags, user};
 use crate::module::Module;
-use crate::{clock, deadlines, log, waiters};
+use crate::{background, clock, log, waiters};
 
 pub struct Acquire;
 
@@ -22,72 +22,78 @@ impl Command for Acquire {
     type Module = Module;
 
     fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        if replay::is_read(m, ctx) {
+        let (may_read, longest) = m.with(|s| (s.followers.may_read, s.config.bounds.longest_lease()));
+        if may_read && replay::comes_from_a_log(ctx) {
             return replayed(m, ctx, args);
         }
-        let parsed = command::Acquire::parse(args.bytes, m.with(|s| s.config.bounds.longest_lease()));
+        let parsed = command::Acquire::parse(args.bytes, longest);
         let parsed = parsed.as_ref().map_err(misuse)?;
         if parsed.queue.is_some() || parsed.request.ephemeral {
-            return with_more(m, ctx, args, parsed);
+            return acquire_with_options(m, ctx, args, parsed);
         }
         let client = ClientId(ctx.client_id());
         let mut target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
         target.plain = plain(parsed, args.bytes);
-        let is_strangers = target.is_strangers();
+        let held_by_string = target.held_by_string();
         match target.operate(|turn| turn.acquire(&parsed.request, client)) {
             Acquired::Held(fence) => {
                 Some(fence).write(&mut ctx);
                 Ok(())
             }
-            acquired => answer(m, ctx, parsed, acquired, is_strangers, None),
+            acquired => answer(m, ctx, parsed, acquired, held_by_string, None),
         }
     }
 }
 
-/// One of a log that is read here.
+/// Applies an ACQUIRE of a log that this server reads.
 #[inline(never)]
 fn replayed<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let parsed = command::Acquire::parse(args.bytes, Ttl::MAX).ok();
     replay::plain(m, ctx, args, parsed.and_then(|parsed| plain(&parsed, args.bytes)))
 }
 
-/// One that needs more than the lock: a place in the queue, or a connection to end with.
+/// Runs an ACQUIRE with QUEUE or EPHEMERAL.
 #[inline(never)]
-fn with_more<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>, parsed: &command::Acquire<'a>) -> Done {
+fn acquire_with_options<'a>(
+    m: &'a Module,
+    ctx: Ctx<'a>,
+    args: &Args<'a>,
+    parsed: &command::Acquire<'a>,
+) -> Done {
     let (request, client) = (&parsed.request, ClientId(ctx.client_id()));
     if request.ephemeral {
-        can_end_with_connection(ctx, client)?;
+        can_be_ephemeral(ctx, client)?;
     }
     let queued = parsed.queue.map(|queue| queued(m, ctx, parsed.key, client, queue)).transpose()?;
     let target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
-    let is_strangers = target.is_strangers();
+    let held_by_string = target.held_by_string();
     let acquired = target.operate(|turn| match (&queued, parsed.queue) {
         (Some(queued), Some(queue)) => turn.queue(request, (**queued).clone(), turn.now + queue.ms),
         _ => turn.acquire(request, client),
     });
-    answer(m, ctx, parsed, acquired, is_strangers, queued)
+    answer(m, ctx, parsed, acquired, held_by_string, queued)
 }
 
-/// Answers what it came to, or waits.
+/// Replies to an ACQUIRE, or begins a wait.
 #[inline(never)]
 fn answer<'a>(
     m: &'a Module,
     mut ctx: Ctx<'a>,
     parsed: &command::Acquire<'a>,
     mut acquired: Acquired,
-    is_strangers: bool,
+    held_by_string: bool,
     queued: Option<Box<Queued>>,
 ) -> Done {
     let (request, client) = (parsed.request, ClientId(ctx.client_id()));
     let name = Name::new(ctx.db(), parsed.key);
-    if is_strangers && m.with(|s| s.grace_left(clock::now())) == 0 {
+    if held_by_string && m.with(|s| s.grace_left(clock::now())) == 0 {
         if !matches!(acquired, Acquired::Queued(_)) {
             acquired = Acquired::NotNow(Rank::Newcomer);
         }
-        // Also where this one does not wait: nothing has to be done then.
-        deadlines::look_again(m, &name);
+        // Without a waiter the check finds nothing to do.
+        background::check_string_later(m, &name);
     }
-    // Where nothing may block (MULTI, scripts) BLOCK is one try.
+    // Where blocking is denied (MULTI, scripts), an ACQUIRE with BLOCK tries once.
     let block = parsed.block.filter(|_| !ctx.flags().contains(Flags::DENY_BLOCKING));
     let acquired = match (acquired, queued, parsed.queue) {
         (Acquired::NotNow(rank), Some(queued), Some(queue)) => {
@@ -127,13 +133,15 @@ fn answer<'a>(
     Ok(())
 }
 
-/// What of it may be logged as it came: all of one without options, if its ttl is the same on every server.
+/// Returns the command to log verbatim instead of an effect: only an ACQUIRE without options and with an
+/// explicit ttl.
 fn plain<'a>(parsed: &command::Acquire<'a>, args: &[&[u8]]) -> Option<Plain<'a>> {
     let LockRequestRef { token, ttl, .. } = parsed.request;
     command::Acquire::is_plain(args).then_some(Plain::Acquire(token, ttl))
 }
 
-/// Looks at what QUEUE needs besides room in the queue. Boxed, for it is large and most calls are without it.
+/// Checks what QUEUE needs, except room in the queue. The result is boxed, because it is large and most calls
+/// have none.
 fn queued(
     m: &Module,
     ctx: Ctx<'_>,
@@ -164,16 +172,16 @@ fn queued(
     Ok(Queued::new(client, user, queue.notify.map(NotifyRef::to_owned), sharded).into())
 }
 
-/// Whether an EPHEMERAL hold can be bound to this client. A script, a guard and a call of another module run
-/// on one of the server's own, and no server says whose command started them.
-fn can_end_with_connection(ctx: Ctx<'_>, ClientId(client): ClientId) -> Done {
+/// Checks that an EPHEMERAL hold can be bound to this client. Scripts, guards and calls of other modules run
+/// on an internal client, and no server tells which connection it works for.
+fn can_be_ephemeral(ctx: Ctx<'_>, ClientId(client): ClientId) -> Done {
     if !ctx.is_connected(client) {
         return Err(Error::NoConnection.into());
     }
     on_a_master(ctx.flags())
 }
 
-/// A replica ends nothing by itself, one that may be written to neither.
+/// A replica ends no wait and no hold by itself, even if it is writable.
 fn on_a_master(flags: Flags) -> Done {
     if flags.contains(Flags::MASTER) { Ok(()) } else { Err(Error::Replica.into()) }
 }

@@ -1,12 +1,13 @@
-//! GUARD and FENCED: another command, run only while its sender still holds the lock.
+//! GUARD and FENCED: run another command only if the sender still holds the lock.
 //!
-//! The server runs it, in this same step: with the client's rights, replicated as if it had been sent alone,
-//! and unable to block. The state is not borrowed meanwhile, for the command may be one of ours.
+//! The server runs the command within the same step: with the client's rights, replicated as if it had been
+//! sent alone, and unable to block. The state is not borrowed meanwhile, because the command may be one of
+//! ours.
 
 use dlock_protocol::command;
 use dlock_protocol::error::Error;
 
-use super::opening::{Done, look};
+use super::open_key::{Done, read_lock};
 use crate::clock;
 use crate::ffi::docs::KeyUse;
 use crate::ffi::inner::{Carrier, Checks, Refused};
@@ -27,7 +28,7 @@ impl Command for Guard {
         let parsed = command::Guard::parse(args.bytes)?;
         let checks = checks(m, ctx, parsed.command)?;
         let now = clock::now();
-        match look(ctx, args, |lock| lock.at(now).hold_of(parsed.token.as_bytes()).is_some())? {
+        match read_lock(ctx, args, |lock| lock.at(now).hold_of(parsed.token.as_bytes()).is_some())? {
             true => run(m, ctx, args, checks),
             false => Err(Error::NotHeld.into()),
         }
@@ -54,8 +55,8 @@ impl Command for Fenced {
             ctx.set_number(args.key, parsed.fence.get(), true)?;
         }
         let done = run(m, ctx, args, checks);
-        // Whatever the command did to the gate, what the gate has seen it has seen. Only a gate that has just
-        // been moved to another node of a cluster cannot be set any more, and was raised before it left.
+        // The command may have lowered or deleted the gate, which must not forget a fence. Setting it fails
+        // only if the gate has just moved to another node of the cluster; it was raised before it moved.
         if !matches!(raises(), Ok(false) | Err(Error::StaleFence(_))) {
             let _ = ctx.set_number(args.key, parsed.fence.get(), false);
         }
@@ -63,15 +64,15 @@ impl Command for Fenced {
     }
 }
 
-/// What is special about a command.
+/// Commands that need another treatment than most.
 enum Kind {
     Plain,
-    /// Redis 7.0 keeps it out of scripts for it can block, which here nothing can.
+    /// Redis 7.0 refuses it in scripts, because it can block. In a guard no command blocks.
     Blocks,
-    /// It reads keys that it does not name.
+    /// Reads keys that it does not name.
     Sorts,
-    /// It is about a connection: here one of the server's own, not the one that it comes from. Valkey 8.0
-    /// does not survive such a WAIT within a script.
+    /// Concerns its connection, which in a guard is an internal client of the server. WAIT in a script
+    /// crashes Valkey 8.0.
     Connection,
 }
 
@@ -88,9 +89,11 @@ fn kind(name: &[u8]) -> Kind {
     }
 }
 
-/// Which checks the server has to make of a command, or why it is not run. Those for scripts keep scripts
-/// out too: while a script is slow the server goes on with other clients, and keeps only the one that sent it
-/// from being read or freed. For it that is a client of its own here: it would crash over the guard's.
+/// Returns which checks the server makes of a command, or why it is not run.
+///
+/// The checks for scripts also refuse scripts themselves. During a slow script the server serves other
+/// clients, and protects only the client that sent the script. In a guard that is an internal client, so the
+/// server would crash on the client of the guard.
 fn checks(m: &Module, ctx: Ctx<'_>, command: &[&[u8]]) -> Result<Checks, Error> {
     if m.with(|s| s.guarding) {
         return Err(Error::Nested);

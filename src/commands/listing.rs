@@ -1,4 +1,4 @@
-//! For operators: LIST, every lock of the database, a few at a time; LOG, what went wrong lately.
+//! LIST and LOG, for operators: all locks of a database, some for each call, and the recent incidents.
 
 use dlock_core::listing::{self, Place};
 use dlock_core::lock::View;
@@ -7,7 +7,7 @@ use dlock_core::{Fence, Mode, Name};
 use dlock_protocol::command;
 use dlock_protocol::reply::{Inspection, Lasted, Left, Listed, Listing, Logged, Reply};
 
-use super::opening::Done;
+use super::open_key::Done;
 use crate::ffi::Ctx;
 use crate::ffi::setup::{Args, Command};
 use crate::module::Module;
@@ -27,18 +27,19 @@ impl Command for List {
         let keys = part.waited.iter().map(|key| (key, parsed.waited));
         for (key, whole) in keys.chain(part.scheduled.iter().map(|key| (key, true))) {
             let raw = ctx.string(key);
-            // It tells of a key what INSPECT does.
+            // LIST shows of a key what INSPECT shows, so it needs the same right.
             if !user.may_read(raw.name()) {
                 continue;
             }
             let mut open = Key::open_for_read(ctx, raw.name()).ok();
             let value = open.as_mut().and_then(|open| open.value());
-            // Of those that are waited for, what is scheduled comes behind them, if anything does.
+            // A scheduled lock with waiters comes again later in the walk. With WAITED there is no later
+            // part.
             if whole || value.as_ref().is_none_or(|value| value.lock.slot().is_none()) {
                 let waiters = m.with(|s| s.waiting.len_of(&Name::new(db, key))) as u64;
                 let mut lock = listed(key, value.map(|value| value.lock.at(now)), waiters);
                 if let Some(lock) = lock.as_mut().filter(|lock| lock.holders == 0)
-                    && effects::is_strangers(m, ctx, raw.name())
+                    && effects::held_by_string(m, ctx, raw.name())
                 {
                     lock.mode = Inspection::STRING.as_bytes().into();
                 }
@@ -50,7 +51,7 @@ impl Command for List {
     }
 }
 
-/// None where it is nothing any more.
+/// Returns the entry of a lock. `None` if it is free by now.
 fn listed<'k>(key: &'k [u8], lock: Option<View<'_>>, waiters: u64) -> Option<Listed<'k>> {
     let mode = lock.and_then(View::mode).map_or(Inspection::FREE, Mode::word);
     let holders = lock.map_or(0, |lock| lock.holders() as u64);
@@ -80,7 +81,7 @@ impl Command for Log {
             }
         };
         let most = count.map_or(usize::MAX, |n| n.get() as usize);
-        // A copy, for to reply is to call the server.
+        // Copied, because a reply calls the server.
         let entries: Vec<Entry> = m.with(|s| {
             s.log.keep(s.config.log_max_len);
             let wanted = |entry: &&Entry| key.is_none_or(|key| entry.note.is_about(key));

@@ -6,8 +6,8 @@ use std::ffi::{c_int, c_void};
 
 use super::ctx::Ctx;
 use super::raw::{api, rm};
-use super::rights::Waited;
 use super::upcalls::{Handle, Upcalls, enter};
+use super::user::Waited;
 
 /// Blocks the client whose command runs; not allowed where [`super::Flags::DENY_BLOCKING`] is set. None where
 /// the server refuses, as Valkey does from 8.1 on for a client that is subscribed to something.
@@ -31,7 +31,7 @@ pub fn block<M: Upcalls>(ctx: Ctx<'_>) -> Option<Handle> {
 }
 
 /// Ends the block. The answer is delivered later in the same turn of the event loop, or comes back by
-/// [`Upcalls::came_back`]. Without one the client is gone, or answered already.
+/// [`Upcalls::reply_reclaimed`]. Without one the client is gone, or answered already.
 pub fn unblock<M: Upcalls>(_: Ctx<'_>, handle: Handle, answer: Option<Box<M::Answer>>) {
     let answer = answer.map_or(std::ptr::null_mut(), Box::into_raw);
     // SAFETY: the handle came from `block` and is used for this once; the server gives the box back to
@@ -78,7 +78,7 @@ unsafe extern "C" fn on_free<M: Upcalls>(_: *mut rm::RedisModuleCtx, answer: *mu
     enter((), |module: &M| {
         if !answer.is_null() {
             // SAFETY: the box that `unblock` gave, given back once.
-            module.came_back(*unsafe { Box::from_raw(answer.cast::<M::Answer>()) });
+            module.reply_reclaimed(*unsafe { Box::from_raw(answer.cast::<M::Answer>()) });
         }
     });
 }

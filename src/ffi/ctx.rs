@@ -1,5 +1,4 @@
-//! One call of the server into the module: replies, the state of the server, the log. What is told to others
-//! is in [`super::outgoing`].
+//! The context of a call: replies, the state of the server, clients, replication, announcements, the log.
 
 use std::ffi::{CStr, c_int};
 use std::marker::PhantomData;
@@ -220,6 +219,89 @@ impl<'a> Ctx<'a> {
     /// What the server announces.
     pub fn announced(self) -> Announced {
         Announced::from_bits_truncate(unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) })
+    }
+}
+
+// Clients.
+
+impl Ctx<'_> {
+    /// The connection that sent the command; 0 where there is none.
+    pub fn client_id(self) -> u64 {
+        unsafe { api!(RedisModule_GetClientId(self.0)) }
+    }
+
+    /// From where a connection comes, as CLIENT LIST shows it; None where there is none, or none any more.
+    pub fn address(self, client: u64) -> Option<String> {
+        if !self.is_connected(client) {
+            return None;
+        }
+        // SAFETY: a plain C structure, for which zero bytes are valid; the server ends the text with a NUL.
+        let (found, ip, port) = unsafe {
+            let mut info = std::mem::zeroed::<rm::RedisModuleClientInfo>();
+            info.version = rm::REDISMODULE_CLIENTINFO_VERSION.into();
+            let found = api!(RedisModule_GetClientInfoById((&raw mut info).cast(), client));
+            (found, CStr::from_ptr(info.addr.as_ptr()).to_string_lossy().into_owned(), info.port)
+        };
+        let address = if ip.contains(':') { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") };
+        (found == rm::REDISMODULE_OK as c_int).then_some(address)
+    }
+
+    /// Whether a client is a connection. What runs in a script or a guard has a number too. Valkey 9 finds it
+    /// by that, and crashes at its address. The name of a user is looked for among connections only.
+    pub fn is_connected(self, client: u64) -> bool {
+        let user = unsafe { api!(RedisModule_GetClientUserNameById(self.0, client)) };
+        if !user.is_null() {
+            unsafe { api!(RedisModule_FreeString(self.0, user)) };
+        }
+        !user.is_null()
+    }
+}
+
+// What others get: replicas, the append only file, listeners, subscribers.
+
+impl Ctx<'_> {
+    /// Sends `command key change` to replicas and the append only file. Goes out after the command that runs.
+    pub fn replicate(self, command: &CStr, key: KeyName<'_>, change: &[u8]) {
+        let format = c"sb".as_ptr();
+        let (start, len) = (change.as_ptr(), change.len());
+        unsafe { api!(RedisModule_Replicate(self.0, command.as_ptr(), format, key.0, start, len)) };
+    }
+
+    /// Sends `PERSIST key`, as [`Ctx::replicate`] sends a change.
+    pub fn replicate_persist(self, key: KeyName<'_>) {
+        unsafe { api!(RedisModule_Replicate(self.0, c"PERSIST".as_ptr(), c"s".as_ptr(), key.0)) };
+    }
+
+    /// Sends the command that runs as it came.
+    pub fn replicate_verbatim(self) {
+        unsafe { api!(RedisModule_ReplicateVerbatim(self.0)) };
+    }
+
+    /// Announces a module event on the keyspace channels.
+    pub fn notify(self, event: &CStr, key: KeyName<'_>) {
+        self.notify_as(rm::REDISMODULE_NOTIFY_MODULE, event, key);
+    }
+
+    /// Announces what happens to any key.
+    pub fn notify_generic(self, event: &CStr, key: KeyName<'_>) {
+        self.notify_as(rm::REDISMODULE_NOTIFY_GENERIC, event, key);
+    }
+
+    fn notify_as(self, class: c_int, event: &CStr, key: KeyName<'_>) {
+        unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.0, class, event.as_ptr(), key.0)) };
+    }
+
+    /// Publishes a message: `sharded` on the channel's own shard of a cluster.
+    pub fn publish(self, channel: &[u8], message: &[u8], sharded: bool) {
+        let (channel, message) = (self.string(channel), self.string(message));
+        let (channel, message) = (channel.name().0, message.name().0);
+        unsafe {
+            if sharded {
+                api!(RedisModule_PublishMessageShard(self.0, channel, message));
+            } else {
+                api!(RedisModule_PublishMessage(self.0, channel, message));
+            }
+        }
     }
 }
 

@@ -1,24 +1,19 @@
-//! The module API, made safe: the only `unsafe` of the project.
+//! A safe wrapper of the module API, and the only unsafe code of the project.
 //!
-//! It knows no locks: whoever uses it implements [`Upcalls`], and what the server calls is generic over that.
-//! Every way into the module goes through `raw::guard`, so that no panic reaches the server. Whatever leads
-//! to the server (a context, an open key, a name) is not `Send`, so a closure that has to be cannot call it.
-#![allow(unsafe_code, reason = "the one room for it")]
+//! It knows no locks: the module implements [`Upcalls`], and the server's callbacks here are generic over it.
+//! Every entry runs in `raw::guard`, so that no panic reaches the server. Everything that can call the server
+//! (a context, an open key, a name) is not `Send`, so a `Send` closure cannot call it.
+#![allow(unsafe_code, reason = "the one folder for it")]
 
 mod alloc;
 mod blocked;
-mod client;
 mod ctx;
 pub mod docs;
 pub mod inner;
 mod key;
-pub mod load;
 mod name;
 pub mod notices;
-mod outgoing;
 mod raw;
-mod rights;
-mod section;
 pub mod setup;
 pub mod types;
 mod upcalls;
@@ -29,11 +24,10 @@ pub use blocked::{block, unblock};
 pub use ctx::{Announced, Ctx, Flags, LogLevel};
 pub use key::{Key, WrongType};
 pub use name::KeyName;
-pub use rights::Waited;
-pub use section::Section;
-pub use upcalls::{Handle, MainThread, Notice, Upcalls};
+pub use upcalls::{Handle, MainThread, Notice, Section, Upcalls};
+pub use user::Waited;
 
-/// A text that is known when this is compiled, as the server wants it.
+/// Makes a C string of a constant text at compile time.
 macro_rules! c_text {
     ($text:expr) => {{
         const TEXT: &str = $text;

@@ -4,9 +4,8 @@ use std::cell::Cell;
 use std::ffi::CStr;
 
 use super::ctx::Ctx;
-use super::raw::{guard, rm};
-use super::rights::Waited;
-use super::section::Section;
+use super::raw::{api, c_string, guard, rm};
+use super::user::Waited;
 
 /// What a module is to the server. Many of the server's callbacks carry no data of the module's, so each asks
 /// for the one value of the process and hands it on as an argument.
@@ -43,7 +42,7 @@ pub trait Upcalls: Sized + 'static {
     /// Its client takes the answer.
     fn deliver(&self, ctx: Ctx<'_>, answer: &mut Self::Answer, waited: Waited);
     /// An answer has done its work, or found nobody to work on.
-    fn came_back(&self, answer: Self::Answer);
+    fn reply_reclaimed(&self, answer: Self::Answer);
     /// A waiter has gone, or was answered by the server.
     fn gone(&self, handle: Handle);
 
@@ -100,6 +99,22 @@ pub struct Handle(pub(super) *mut rm::RedisModuleBlockedClient);
 unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
+
+/// Writes the fields of the INFO section.
+pub struct Section(pub(super) *mut rm::RedisModuleInfoCtx);
+
+impl Section {
+    pub fn number(&self, field: &CStr, value: u64) {
+        // SAFETY: valid while the INFO callback runs.
+        unsafe { api!(RedisModule_InfoAddFieldULongLong(self.0, field.as_ptr(), value)) };
+    }
+
+    pub fn text(&self, field: &CStr, value: &str) {
+        let value = c_string(value);
+        // SAFETY: as above; the server copies the text.
+        unsafe { api!(RedisModule_InfoAddFieldCString(self.0, field.as_ptr(), value.as_ptr())) };
+    }
+}
 
 /// Runs an upcall. What a panic, or a call before the module is loaded, comes to is `fallback`.
 pub(super) fn enter<M: Upcalls, R>(fallback: R, call: impl FnOnce(&'static M) -> R) -> R {

@@ -191,7 +191,7 @@ fn the_example_configuration_starts_a_server(kind: &ServerKind) {
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 60000"), "OK");
     let fence = conn.ok("DLOCK.ACQUIRE k a 60000").int();
-    assert!(!logged(&folder).contains("nobody will hear"), "{}", logged(&folder));
+    assert!(!logged(&folder).contains("no client is notified"), "{}", logged(&folder));
     server.kill().expect("killed");
     server.wait().expect("ended");
     let mut server = start();

@@ -1,5 +1,5 @@
-//! Small files in the server's folder: read whole, written whole, and never through a link that somebody
-//! planted there.
+//! Small files in the server's folder: read whole, replaced whole, and never through a symbolic link, which
+//! another user of the machine could have planted.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -11,17 +11,17 @@ use rand::TryRng;
 
 use crate::ffi::Ctx;
 
-/// Where a file of this server is: in its folder, by its port, for several may share a folder. INFO has the
-/// port, or else that for TLS, also where CONFIG is renamed.
+/// Returns the path of a file of this server: in its folder, named after its port, because servers may share
+/// a folder. The port comes from INFO, which works where CONFIG is renamed.
 pub fn of_this_server(ctx: Ctx<'_>, ending: &str) -> PathBuf {
     let port = ctx.info_number("server", "tcp_port").unwrap_or(0);
-    // By its whole path, for threads: the server changes its working folder when it is told another one.
+    // Absolute, for threads: CONFIG SET dir changes the working folder.
     std::env::current_dir().unwrap_or_default().join(format!("dlock-{port}.{ending}"))
 }
 
-/// The first bytes of a file, no more than one beyond `most`; None where there is none.
+/// Returns the first `most` + 1 bytes of a file. `None` means that there is no file.
 pub fn read(path: &Path, most: usize) -> Result<Option<Vec<u8>>, String> {
-    // To open a pipe is to wait for who writes it, but for this flag.
+    // O_NONBLOCK: opening a pipe would wait for its writer.
     let opened = OpenOptions::new().read(true).custom_flags(O_NOFOLLOW | O_NONBLOCK).open(path);
     let file = match opened {
         Err(why) if why.kind() == ErrorKind::NotFound => return Ok(None),
@@ -37,21 +37,22 @@ pub fn read(path: &Path, most: usize) -> Result<Option<Vec<u8>>, String> {
     Ok(Some(bytes))
 }
 
-/// A file that is being written beside the one it will be, and goes when it is dropped before.
+/// The new content of a file, in a temporary file beside it. Removed on drop, unless it has replaced the
+/// file.
 pub struct Unfinished {
     path: PathBuf,
     file: File,
 }
 
 impl Unfinished {
-    /// For the server alone, and new: whatever has its name, a planted link above all, is not written to.
+    /// Creates a temporary file that only this user can read. Never writes to a file or link that exists.
     pub fn beside(file: &Path) -> io::Result<Unfinished> {
         let path = with_ending(file, ".tmp");
         match Unfinished::create(path.clone()) {
             Err(why) if why.kind() == ErrorKind::AlreadyExists => {}
             done => return done,
         }
-        // Most likely what a crash has left.
+        // Most likely left by a crash.
         let _ = fs::remove_file(&path);
         match Unfinished::create(path) {
             Err(why) if why.kind() == ErrorKind::AlreadyExists => {}
@@ -62,21 +63,21 @@ impl Unfinished {
     }
 
     fn create(path: PathBuf) -> io::Result<Unfinished> {
-        // O_EXCL: neither a file that is there nor a link is opened.
+        // O_EXCL: fails if a file or a link exists under this name.
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         Ok(Unfinished { path, file })
     }
 
-    /// The text, on the disk.
+    /// Writes the text, and waits until it is on the disk.
     pub fn write(&mut self, text: &str) -> io::Result<()> {
         self.file.write_all(text.as_bytes())?;
         self.file.sync_data()
     }
 
-    /// Takes the place of that file. On the disk when its folder is.
+    /// Replaces `file`. The change is on the disk after [`sync_folder`].
     pub fn becomes(mut self, file: &Path) -> io::Result<()> {
         fs::rename(&self.path, file)?;
-        // Its name may be somebody else's by now.
+        // Another file may have this name by now: nothing to remove on drop.
         self.path.clear();
         Ok(())
     }
@@ -96,7 +97,7 @@ fn with_ending(file: &Path, ending: &str) -> PathBuf {
     path.into()
 }
 
-/// What is done to the names in the folder of this file is on the disk afterwards.
+/// Waits until the folder of this file is on the disk, with the names in it.
 pub fn sync_folder(file: &Path) -> io::Result<()> {
     File::open(file.parent().unwrap_or(Path::new(".")))?.sync_all()
 }

@@ -1,61 +1,65 @@
-//! The fence mark: a number on the disk that no fence goes beyond.
+//! The fence mark: a number on the disk that no fence exceeds. A restart continues above it, so fences rise
+//! even if all data is lost and the clock was set back.
 //!
-//! Which number and when is decided in the core ([`dlock_core::marking`]); here it gets onto the disk. A
-//! thread writes it, seconds before it is needed, and the event loop looks at each tick whether it is done:
-//! nobody ever waits for the disk, but a server that serves nobody yet.
+//! The core ([`dlock_core::marking`]) decides which number is written, and when. A thread writes it, seconds
+//! before it is needed, and each tick of the event loop checks the thread. So no client ever waits for the
+//! disk; only a start does, which has no clients yet.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{TryRecvError, channel};
 use std::thread;
 
 use dlock_core::Instant;
-use dlock_core::marking::{News, Order};
+use dlock_core::mark::{self, NoMark};
+use dlock_core::marking::{Done, Found, News, Order};
 
+use super::file::{self, Unfinished};
 use crate::clock;
-use crate::disk::{self, files};
 use crate::ffi::{Ctx, Flags, LogLevel};
 use crate::module::{Mark, Module, Outcome};
 
 /// Reads the mark that the previous run left, and writes a higher one. Called at load, before any client is
 /// served.
 pub fn start(m: &Module, ctx: Ctx<'_>) {
-    let file = files::of_this_server(ctx, "fence");
+    let file = file::of_this_server(ctx, "fence");
     m.with(|s| s.mark = Mark { file, ..Mark::default() });
     write_now(m, ctx);
 }
 
-/// The files are loaded. That may have taken longer than the mark reaches, or brought fences beyond it.
+/// Writes a higher mark after a load, if the load took longer than the mark reaches, or brought fences above
+/// it.
 pub fn loaded(m: &Module, ctx: Ctx<'_>) {
     let now = clock::now();
     let wanted = m.with(|s| s.mark.thread.is_none() && s.fences.wants_mark(now));
-    // A replica grants nothing, and may be serving readers.
+    // A replica grants nothing, and may be serving readers already.
     if wanted && ctx.flags().contains(Flags::MASTER) {
         write_now(m, ctx);
     }
 }
 
-/// CONFIG SET: of the switch, or of what names the file. A thread that still writes another one is left to
-/// itself.
+/// CONFIG SET: of `dlock.fence-mark`, or of an option that names the file. A write to the previous file is
+/// left to finish by itself.
 pub fn configured(m: &Module, ctx: Ctx<'_>) {
-    let file = files::of_this_server(ctx, "fence");
+    let file = file::of_this_server(ctx, "fence");
     m.with(|s| {
         if s.mark.file != file {
             (s.mark.file, s.mark.thread) = (file, None);
             s.mark.marking.moved();
         }
     });
-    keep(m, ctx);
+    on_tick(m, ctx);
 }
 
-/// A fence came from outside: where it lies beyond the mark, the next one is not waited for.
+/// A fence came from outside. If it exceeds the mark, the next mark is written now.
 pub fn raised(m: &Module, ctx: Ctx<'_>) {
     if m.with(|s| s.fences.mark().is_some_and(|mark| s.fences.last() > mark)) {
-        keep(m, ctx);
+        on_tick(m, ctx);
     }
 }
 
-/// Looks how far the thread is, and whether a further mark is wanted.
-pub fn keep(m: &Module, ctx: Ctx<'_>) {
+/// Checks whether the writer thread is done and whether another mark is due.
+pub fn on_tick(m: &Module, ctx: Ctx<'_>) {
     let now = clock::now();
     if let Some(outcome) = m.with(|s| outcome(&mut s.mark, now)) {
         finish(m, ctx, outcome, now);
@@ -68,12 +72,12 @@ pub fn keep(m: &Module, ctx: Ctx<'_>) {
     }
 }
 
-/// What has come of the thread, if that is known by now.
+/// Returns the outcome of the thread's write. `None` while it is not known.
 fn outcome(mark: &mut Mark, now: Instant) -> Option<Outcome> {
     let outcome = match mark.thread.as_ref()?.try_recv() {
         Ok(outcome) => outcome,
         Err(TryRecvError::Disconnected) => Err("the thread that writes it has ended".into()),
-        // It may answer yet.
+        // The thread is kept: the disk may answer yet.
         Err(TryRecvError::Empty) => {
             return mark.marking.is_late(now).then(|| Err("the disk does not answer".into()));
         }
@@ -89,7 +93,7 @@ fn begin(m: &Module, now: Instant) -> (Order, PathBuf) {
 fn write_in_the_background(m: &Module, ctx: Ctx<'_>, now: Instant) {
     let ((order, file), (send, done)) = (begin(m, now), channel());
     let thread = thread::Builder::new().name("dlock-mark".into());
-    match thread.spawn(move || send.send(disk::mark::carry_out(order, &file))) {
+    match thread.spawn(move || send.send(carry_out(order, &file))) {
         Ok(_) => m.with(|s| s.mark.thread = Some(done)),
         Err(why) => finish(m, ctx, Err(format!("no thread can be started: {why}")), now),
     }
@@ -99,11 +103,11 @@ fn write_now(m: &Module, ctx: Ctx<'_>) {
     if m.with(|s| s.config.fence_mark) {
         let now = clock::now();
         let (order, file) = begin(m, now);
-        finish(m, ctx, disk::mark::carry_out(order, &file), now);
+        finish(m, ctx, carry_out(order, &file), now);
     }
 }
 
-/// Takes note of what has come of a write, and tells the operator what is new.
+/// Records the outcome of a write, and logs what the operator should know.
 fn finish(m: &Module, ctx: Ctx<'_>, outcome: Outcome, now: Instant) {
     let news = m.with(|s| s.mark.marking.finish(outcome, &mut s.fences, now));
     let file = m.with(|s| s.mark.file.display().to_string());
@@ -121,4 +125,31 @@ fn finish(m: &Module, ctx: Ctx<'_>, outcome: Outcome, now: Instant) {
         };
         ctx.log(level, &format!("dlock.fence-mark: {file} {text}"));
     }
+}
+
+// One write. It touches nothing but the file, so that a thread can run it.
+
+/// Reads the mark that the file contains, and replaces it by a higher one: another run, or another server,
+/// may have issued fences up to the old one.
+fn carry_out(order: Order, file: &Path) -> Result<Done, String> {
+    let found = match file::read(file, mark::MAX_LEN)? {
+        None => Found::Nothing,
+        Some(bytes) => match mark::read(&bytes) {
+            Ok(there) => order.found(there),
+            Err(NoMark::Damaged) => Found::Damaged,
+            // The file of a newer module is not replaced.
+            Err(newer) => return Err(newer.to_string()),
+        },
+    };
+    let done = order.done(found);
+    replace(file, done.mark).map_err(|why| why.to_string())?;
+    Ok(done)
+}
+
+/// Replaces the file atomically. The new one is on the disk when this returns.
+fn replace(file: &Path, mark: u64) -> io::Result<()> {
+    let mut unfinished = Unfinished::beside(file)?;
+    unfinished.write(&mark::write(mark))?;
+    unfinished.becomes(file)?;
+    file::sync_folder(file)
 }

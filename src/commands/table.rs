@@ -1,8 +1,7 @@
-//! The commands as the server knows them: flags, categories, arguments.
+//! The commands as the server registers them: flags, ACL categories, keys, and the description of arguments.
 
 use dlock_protocol::command::table as words;
 
-use crate::commands;
 use crate::ffi::docs::{Arg, Description, KeyUse};
 use crate::ffi::inner::{Carrier, carrier};
 use crate::ffi::setup::{Registration, entry};
@@ -10,7 +9,7 @@ use crate::ffi::setup::{Registration, entry};
 pub struct Row {
     pub registration: Registration,
     pub description: Description,
-    /// With `dlock` last, which only servers with a category of the module's own take.
+    /// Ends in `dlock`, a category of this module, which older servers do not support.
     pub categories: &'static str,
 }
 
@@ -26,11 +25,11 @@ const NOTIFY: Arg = Arg::Block("notify", &[Arg::WordText("NOTIFY", "channel"), A
 const COUNTS: Arg = Arg::OneOf("counts", &[Arg::Word("ALL"), Arg::WordNumber("DEPTH", "depth")]);
 const WHOM: Arg = Arg::OneOf("whom", &[TOKEN, Arg::WordNumber("CLIENT", "client-id")]);
 
-// A token proves who holds, so commands that carry one stay out of SLOWLOG. The server can only leave the
-// whole command out for nothing; redacting one argument costs a copy of all of them at each call.
+// A token proves that its client is the owner, so commands with a token are kept out of SLOWLOG. That costs
+// nothing for a whole command; redacting the token would copy all arguments of each call.
 const WRITES: &str = "write fast no-slowlog";
 const READS: &str = "readonly fast no-slowlog";
-// Their keys are also those of the command behind them.
+// The keys of the guarded command are keys of the guard, too.
 const GUARDS: &str = "write no-slowlog getkeys-api";
 
 const fn row(
@@ -56,7 +55,7 @@ pub static COMMANDS: [Row; 17] = [
         &words::ACQUIRE,
         "write deny-oom blocking no-slowlog",
         "write blocking dlock",
-        entry::<commands::Acquire>(),
+        entry::<super::Acquire>(),
         KeyUse::Change,
         -4,
         &[
@@ -77,7 +76,7 @@ pub static COMMANDS: [Row; 17] = [
         &words::RELEASE,
         WRITES,
         "write fast dlock",
-        entry::<commands::Release>(),
+        entry::<super::Release>(),
         KeyUse::Change,
         -3,
         &[KEY, TOKEN, Arg::Optional(&COUNTS)],
@@ -86,7 +85,7 @@ pub static COMMANDS: [Row; 17] = [
         &words::EXTEND,
         WRITES,
         "write fast dlock",
-        entry::<commands::Extend>(),
+        entry::<super::Extend>(),
         KeyUse::Change,
         4,
         &[KEY, TOKEN, TTL],
@@ -95,7 +94,7 @@ pub static COMMANDS: [Row; 17] = [
         &words::CONFIRM,
         WRITES,
         "write fast dlock",
-        entry::<commands::Confirm>(),
+        entry::<super::Confirm>(),
         KeyUse::Change,
         5,
         &[KEY, TOKEN, Arg::Number("fence"), TTL],
@@ -104,8 +103,8 @@ pub static COMMANDS: [Row; 17] = [
         &words::GUARD,
         GUARDS,
         "write dlock",
-        carrier::<commands::Guard>(),
-        commands::Guard::KEY,
+        carrier::<super::Guard>(),
+        super::Guard::KEY,
         -4,
         &[KEY, TOKEN, Arg::Text("command"), Arg::Several("arg")],
     ),
@@ -113,17 +112,17 @@ pub static COMMANDS: [Row; 17] = [
         &words::FENCED,
         GUARDS,
         "write dlock",
-        carrier::<commands::Fenced>(),
-        commands::Fenced::KEY,
+        carrier::<super::Fenced>(),
+        super::Fenced::KEY,
         -4,
         &[Arg::Key("gate"), Arg::Number("fence"), Arg::Text("command"), Arg::Several("arg")],
     ),
-    row(&words::HOLDS, READS, "read fast dlock", entry::<commands::Holds>(), KeyUse::Read, 3, &[KEY, TOKEN]),
+    row(&words::HOLDS, READS, "read fast dlock", entry::<super::Holds>(), KeyUse::Read, 3, &[KEY, TOKEN]),
     row(
         &words::PTTL,
         READS,
         "read fast dlock",
-        entry::<commands::Pttl>(),
+        entry::<super::Pttl>(),
         KeyUse::Read,
         -2,
         &[KEY, Arg::Optional(&TOKEN)],
@@ -132,7 +131,7 @@ pub static COMMANDS: [Row; 17] = [
         &words::INSPECT,
         "readonly",
         "read dlock",
-        entry::<commands::Inspect>(),
+        entry::<super::Inspect>(),
         KeyUse::Read,
         -2,
         &[KEY, Arg::Optional(&Arg::WordNumber("COUNT", "count"))],
@@ -141,7 +140,7 @@ pub static COMMANDS: [Row; 17] = [
         &words::WAITERS,
         "readonly",
         "read dlock",
-        entry::<commands::Waiters>(),
+        entry::<super::Waiters>(),
         KeyUse::Read,
         -2,
         &[KEY, Arg::Optional(&Arg::WordNumber("COUNT", "count"))],
@@ -150,17 +149,17 @@ pub static COMMANDS: [Row; 17] = [
         &words::CANCEL,
         WRITES,
         "write fast dlock",
-        entry::<commands::Cancel>(),
+        entry::<super::Cancel>(),
         KeyUse::Change,
         -3,
         &[KEY, WHOM],
     ),
-    // It has no key to check, as SCAN: it shows the keys that its user may read.
+    // Like SCAN, LIST names no key that the server could check. It shows the keys that its user may read.
     row(
         &words::LIST,
         "readonly",
         "keyspace read dlock",
-        entry::<commands::List>(),
+        entry::<super::List>(),
         KeyUse::None,
         -2,
         &[
@@ -174,7 +173,7 @@ pub static COMMANDS: [Row; 17] = [
         &words::LOG,
         "readonly admin allow-loading allow-stale",
         "admin dangerous dlock",
-        entry::<commands::Log>(),
+        entry::<super::Log>(),
         KeyUse::None,
         -1,
         &[
@@ -183,21 +182,13 @@ pub static COMMANDS: [Row; 17] = [
             Arg::Optional(&Arg::Word("RESET")),
         ],
     ),
-    row(
-        &words::BREAK,
-        "write",
-        "write dangerous dlock",
-        entry::<commands::Break>(),
-        KeyUse::Change,
-        2,
-        &[KEY],
-    ),
-    row(&words::TOKEN, "fast", "fast dlock", entry::<commands::Token>(), KeyUse::None, 1, &[]),
+    row(&words::BREAK, "write", "write dangerous dlock", entry::<super::Break>(), KeyUse::Change, 2, &[KEY]),
+    row(&words::TOKEN, "fast", "fast dlock", entry::<super::Token>(), KeyUse::None, 1, &[]),
     row(
         &words::HELP,
         "fast allow-loading allow-stale",
         "fast dlock",
-        entry::<commands::Help>(),
+        entry::<super::Help>(),
         KeyUse::None,
         1,
         &[],
@@ -206,20 +197,20 @@ pub static COMMANDS: [Row; 17] = [
         &words::SET,
         "write deny-script no-slowlog no-monitor",
         "write admin dangerous dlock",
-        entry::<commands::Effect>(),
+        entry::<super::Effect>(),
         KeyUse::Change,
         3,
         &[KEY, Arg::Text("change")],
     ),
 ];
 
-/// Only where the server has no dry runs: see [`crate::ffi::verdict`]. Its flags are those of ACQUIRE, as far
-/// as the server's checks go.
-pub static MAY: Row = row(
+/// Registered only if the server has no dry runs: see [`crate::ffi::verdict`]. The server checks it like
+/// ACQUIRE, by the same flags.
+pub static WRITE_PROBE: Row = row(
     &words::MAY,
     "write deny-oom no-slowlog no-monitor",
     "write dlock",
-    entry::<commands::May>(),
+    entry::<super::WriteProbe>(),
     KeyUse::Change,
     2,
     &[KEY],

@@ -1,6 +1,7 @@
 //! Restart grace: begins and ends grace periods at the server's events. [`dlock_core::grace`] decides when
 //! one is over; the background job then serves the wait queues.
 
+use dlock_core::Name;
 use dlock_core::grace::Grace;
 
 use crate::clock;
@@ -21,7 +22,7 @@ pub fn loading_ended(m: &Module, ctx: Ctx<'_>) {
 }
 
 /// A tick of the event loop: the server can answer clients.
-pub fn is_serving(m: &Module, ctx: Ctx<'_>) {
+pub fn on_tick(m: &Module, ctx: Ctx<'_>) {
     m.with(|s| s.evictions.tick());
     if m.with(|s| s.grace.serves()) {
         begin(m, ctx, "the server started and there was nothing to load");
@@ -32,6 +33,25 @@ pub fn is_serving(m: &Module, ctx: Ctx<'_>) {
 pub fn forgot(m: &Module, ctx: Ctx<'_>, why: &str) {
     if !m.with(|s| s.grace.is_loading()) {
         begin(m, ctx, why);
+    }
+}
+
+/// The server evicted a key of any type. If a hold was evicted, a grace period begins, or the current one
+/// begins anew.
+pub fn evicted(m: &Module, ctx: Ctx<'_>, db: i32, key: &[u8]) {
+    let now = clock::now();
+    if !m.with(|s| s.evictions.evicted(&Name::new(db, key))) {
+        return;
+    }
+    let runs = m.with(|s| {
+        s.stats.evictions += 1;
+        let length = s.config.bounds.grace.filter(|_| s.grace.runs());
+        length.iter().for_each(|length| s.grace.begin(*length, now));
+        s.grace.runs()
+    });
+    // One line in the server's log for all evictions of one grace period.
+    if !runs {
+        forgot(m, ctx, "a lock that was held was evicted");
     }
 }
 

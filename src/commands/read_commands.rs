@@ -1,4 +1,4 @@
-//! The commands that only read: HOLDS, PTTL, INSPECT, WAITERS.
+//! The read commands: HOLDS, PTTL, INSPECT, WAITERS.
 
 use std::borrow::Cow;
 
@@ -7,19 +7,19 @@ use dlock_protocol::command;
 use dlock_protocol::error::shortened;
 use dlock_protocol::reply::{Holder, Inspection, Left, Reply, Waiting};
 
-use super::opening::{Done, look};
+use super::open_key::{Done, read_lock};
 use crate::ffi::Ctx;
 use crate::ffi::setup::{Args, Command};
 use crate::module::Module;
 use crate::{clock, effects};
 
-type Shown = fn(&[u8]) -> Cow<'_, [u8]>;
+type ShowToken = fn(&[u8]) -> Cow<'_, [u8]>;
 
-/// How tokens are shown: whole to those who may write the key, and to nobody else. A guard on Redis 7.0 does
-/// not let the command it runs know whose it is.
-fn shown_to(m: &Module, ctx: Ctx<'_>, args: &Args<'_>) -> Shown {
-    let nobodys = m.with(|s| s.guarding) && !ctx.calls_run_as_user();
-    if !nobodys && ctx.user().may_write(args.key) { |token| token.into() } else { shortened }
+/// Returns how tokens are shown: whole to a user that may write the key, shortened to any other. On Redis 7.0
+/// a command within a guard cannot tell its user.
+fn show_token(m: &Module, ctx: Ctx<'_>, args: &Args<'_>) -> ShowToken {
+    let user_is_unknown = m.with(|s| s.guarding) && !ctx.calls_run_as_user();
+    if !user_is_unknown && ctx.user().may_write(args.key) { |token| token.into() } else { shortened }
 }
 
 pub struct Holds;
@@ -30,8 +30,9 @@ impl Command for Holds {
     fn run<'a>(_: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let parsed = command::Holds::parse(args.bytes)?;
         let now = clock::now();
-        let count =
-            look(ctx, args, |lock| lock.at(now).hold_of(parsed.token.as_bytes()).map_or(0, Hold::count))?;
+        let count = read_lock(ctx, args, |lock| {
+            lock.at(now).hold_of(parsed.token.as_bytes()).map_or(0, Hold::count)
+        })?;
         u64::from(count).write(&mut ctx);
         Ok(())
     }
@@ -45,7 +46,7 @@ impl Command for Pttl {
     fn run<'a>(_: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let parsed = command::Pttl::parse(args.bytes)?;
         let now = clock::now();
-        let left = look(ctx, args, |lock| match parsed.token {
+        let left = read_lock(ctx, args, |lock| match parsed.token {
             Some(token) => lock.at(now).hold_of(token.as_bytes()).map(|hold| hold.deadline().left(now)),
             None => lock.at(now).longest_left(),
         })?;
@@ -64,13 +65,13 @@ impl Command for Inspect {
         let most = command::Inspect::shown(parsed.count);
         let name = Name::new(ctx.db(), parsed.key);
         let waiters = m.with(|s| s.waiting.len_of(&name)) as u64;
-        let (now, show) = (clock::now(), shown_to(m, ctx, args));
-        if effects::is_strangers(m, ctx, args.key) {
+        let (now, show) = (clock::now(), show_token(m, ctx, args));
+        if effects::held_by_string(m, ctx, args.key) {
             let mode = Inspection::STRING.as_bytes().into();
             Some(Inspection { mode, waiters, ..Inspection::default() }).write(&mut ctx);
             return Ok(());
         }
-        look(ctx, args, |lock| {
+        read_lock(ctx, args, |lock| {
             let view = lock.at(now);
             let (holders_count, delay) = (view.holders() as u64, view.delay_left());
             let seen = (holders_count > 0 || waiters > 0 || delay > 0).then(|| Inspection {
@@ -87,7 +88,7 @@ impl Command for Inspect {
     }
 }
 
-fn holder<'h>(ctx: Ctx<'_>, hold: &'h Hold, now: Instant, show: Shown) -> Holder<'h> {
+fn holder<'h>(ctx: Ctx<'_>, hold: &'h Hold, now: Instant, show: ShowToken) -> Holder<'h> {
     let connected = hold.client().and_then(|ClientId(id)| ctx.address(id).map(|address| (id, address)));
     let (client, addr) = connected.unwrap_or_default();
     Holder {
@@ -110,13 +111,13 @@ impl Command for Waiters {
 
     fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let parsed = command::Waiters::parse(args.bytes)?;
-        if !effects::is_strangers(m, ctx, args.key) {
-            look(ctx, args, |_| ())?;
+        if !effects::held_by_string(m, ctx, args.key) {
+            read_lock(ctx, args, |_| ())?;
         }
         let (name, now) = (Name::new(ctx.db(), parsed.key), clock::now());
-        let show = shown_to(m, ctx, args);
+        let show = show_token(m, ctx, args);
         let most = command::Inspect::shown(parsed.count);
-        // A copy, for to reply is to call the server.
+        // Copied, because a reply calls the server.
         let queue: Vec<Waiter> = m.with(|s| s.waiting.queue(&name).take(most).cloned().collect());
         let waiting = |waiter| waiting(waiter, now, show);
         queue.iter().map(waiting).collect::<Vec<_>>().write(&mut ctx);
@@ -124,7 +125,7 @@ impl Command for Waiters {
     }
 }
 
-fn waiting(waiter: &Waiter, now: Instant, show: Shown) -> Waiting<'_> {
+fn waiting(waiter: &Waiter, now: Instant, show: ShowToken) -> Waiting<'_> {
     Waiting {
         client: waiter.client().map(|ClientId(id)| id),
         token: show(waiter.request.token.as_bytes()),

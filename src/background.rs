@@ -1,0 +1,346 @@
+//! The background job: does what is due without a command. The timer runs it, or a tick of the event loop
+//! that finds the timer overdue.
+//!
+//! Besides the commands, only this job writes, and only where the server would accept an ACQUIRE of a client
+//! at that moment.
+
+use dlock_core::deliveries::Delivery;
+use dlock_core::tasks::{Bindings, Task};
+use dlock_core::{ClientId, Deadline, Departed, Ephemeral, Instant, Name, Outcome, Token, WaiterId};
+use dlock_protocol::command::table;
+use dlock_protocol::error::Error;
+
+use crate::effects::{self, Target};
+use crate::ffi::verdict::{Rehearsal, Verdict};
+use crate::ffi::{Ctx, Flags, c_text};
+use crate::module::Module;
+use crate::restart::grace;
+use crate::value::Key;
+use crate::{clock, log, timer, waiters};
+
+/// The command that the server is asked about before a write.
+static ACQUIRE: Rehearsal = Rehearsal {
+    command: c_text!(table::ACQUIRE.name),
+    arguments: [c"?", c"1"],
+    stand_in: c_text!(table::MAY.name),
+};
+
+/// Longest time that the job works before it returns to the event loop, in µs.
+///
+/// With the other work of a turn (up to 0.4 ms while the server checks its memory) no client waits for a
+/// millisecond. A much shorter time would leave the job idle for most of each millisecond, because a timer
+/// fires at the next one at the earliest.
+const STRETCH_MICROS: u64 = 500;
+
+/// Interval of checks while the server refuses writes, or while a string occupies the key of a queue, in ms.
+const RETRY_MILLIS: u64 = 25;
+
+pub fn on_timer(m: &Module, ctx: Ctx<'_>) {
+    timer::fired(m);
+    run(m, ctx);
+}
+
+pub fn on_tick(m: &Module, ctx: Ctx<'_>) {
+    if timer::is_late(m) {
+        run(m, ctx);
+    }
+}
+
+fn run(m: &Module, ctx: Ctx<'_>) {
+    let start = clock::now().micros();
+    if !finish_waits(m, start) {
+        return timer::arm_in(m, 0, clock::now().millis());
+    }
+    if !ctx.flags().contains(Flags::MASTER) {
+        // A replica ends no hold by itself. Its promotion arms the timer.
+        return;
+    }
+    let mut server = Server::new(m, ctx);
+    loop {
+        let now = clock::now();
+        if now.micros() > start + STRETCH_MICROS {
+            return timer::arm_in(m, 0, now.millis());
+        }
+        let Some(task) = m.with(|s| s.next_task(now)) else { return timer::rearm(m) };
+        match task.name().map_or(Verdict::Allowed, |name| server.verdict(&name)) {
+            Verdict::Refused => {
+                m.with(|s| s.background.put_back(task));
+                return end_due_waits(m, start);
+            }
+            Verdict::NoMemory if has_waiters(m, &task) => put_off(m, task, now),
+            verdict => carry_out(m, ctx, task, verdict == Verdict::Elsewhere),
+        }
+    }
+}
+
+/// The server's answer to writes during one run. It does not change within a run, except between the slots of
+/// a cluster.
+struct Server<'a> {
+    m: &'a Module,
+    ctx: Ctx<'a>,
+    is_cluster: bool,
+    verdict: Option<Verdict>,
+}
+
+impl<'a> Server<'a> {
+    fn new(m: &'a Module, ctx: Ctx<'a>) -> Server<'a> {
+        let verdict = (!ctx.may_write()).then_some(Verdict::Refused);
+        Server { m, ctx, is_cluster: ctx.flags().contains(Flags::CLUSTER), verdict }
+    }
+
+    fn verdict(&mut self, name: &Name<'_>) -> Verdict {
+        if let Some(verdict) = self.verdict {
+            return verdict;
+        }
+        let verdict = self.ctx.verdict(self.m.ctx(), &ACQUIRE, name.db, self.ctx.string(&name.key).name());
+        if !self.is_cluster || verdict == Verdict::Refused {
+            self.verdict = Some(verdict);
+        }
+        verdict
+    }
+}
+
+fn has_waiters(m: &Module, task: &Task) -> bool {
+    m.with(|s| task.name().is_some_and(|name| s.waiting.len_of(&name) > 0))
+}
+
+// Tasks that may write.
+
+/// Carries out a task. `elsewhere` means that another node serves the key: its waiters are told to go there.
+fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
+    if let Some(name) = task.name().filter(|_| elsewhere) {
+        refuse_some(m, &name, &String::from(Error::Moving));
+        // An operation on the lock would grant it to the remaining waiters, so they are refused first.
+        if m.with(|s| s.waiting.len_of(&name) > 0) {
+            return m.with(|s| s.background.put_back(task));
+        }
+    }
+    match task {
+        Task::Serve(name) => {
+            on(m, ctx, &name, |target| target.operate(|turn| turn.advance()));
+        }
+        Task::ServeBehind(began, db) => m.with(|s| s.background.serve(&s.waiting, db, began)),
+        // The key has not vanished but moved.
+        Task::Vanished(_) if elsewhere => {}
+        Task::Vanished(name) => {
+            let served = on(m, ctx, &name, |target| target.operate(|turn| turn.vanished()));
+            if !served {
+                effects::announce_freed(ctx, &name);
+            }
+        }
+        Task::Disconnected(client, db, holds) => disconnect(m, ctx, client, db, holds),
+        Task::Undelivered(name, token, waiter) => {
+            undelivered(m, ctx, &name, &token, waiter);
+        }
+        Task::Unread { delivery, waiter, evicted } => {
+            if waiters::evicted_clients(ctx) != evicted {
+                return m.with(|s| s.waiting.deliveries.delivered(waiter, &delivery));
+            }
+            let Delivery { name, token, .. } = delivery;
+            undelivered(m, ctx, &name, &token, waiter);
+        }
+        Task::Over(name, waiter, outcome) => {
+            on(m, ctx, &name, |target| target.operate(|turn| turn.dismiss(&[waiter], outcome)));
+        }
+        Task::Departed(name, departed) => account_ended_holds(m, ctx, name, departed),
+        Task::Restored(name) => {
+            on(m, ctx, &name, |target| target.operate(|turn| turn.restored()));
+        }
+        Task::GraceOver => grace::over(m, ctx, "its time has passed"),
+        Task::Due(name, slot) => {
+            let mut stale = true;
+            on(m, ctx, &name, |mut target| {
+                if target.value().is_some_and(|value| value.lock.slot() == Some(slot)) {
+                    stale = false;
+                    target.operate(|turn| turn.advance());
+                }
+            });
+            if stale {
+                m.with(|s| s.background.unschedule_if_of(slot, &name));
+            }
+        }
+    }
+}
+
+/// Runs an operation on a resource. If its key holds data, refuses some of its waiters instead, and returns
+/// false.
+fn on(m: &Module, ctx: Ctx<'_>, name: &Name<'static>, operate: impl FnOnce(Target<'_>)) -> bool {
+    ctx.select_db(name.db);
+    let key = ctx.string(&name.key);
+    match Target::open_in_background(m, ctx, key.name(), key.bytes()) {
+        Ok(target) => {
+            let held_by_string = target.held_by_string();
+            operate(target);
+            if held_by_string && m.with(|s| s.waiting.len_of(name) > 0) {
+                check_string_later(m, name);
+            }
+        }
+        Err(why) => {
+            refuse_some(m, name, &why);
+            m.with(|s| {
+                if s.waiting.len_of(name) > 0 {
+                    s.background.note(Task::Serve(name.clone()));
+                }
+            });
+            return false;
+        }
+    }
+    true
+}
+
+fn undelivered(m: &Module, ctx: Ctx<'_>, name: &Name<'static>, token: &Token, waiter: WaiterId) {
+    on(m, ctx, name, |mut target| {
+        log::undelivered(m, ctx, name, token, target.value().map(|value| &value.lock));
+        target.operate(|turn| turn.undelivered(token.as_bytes(), waiter));
+    });
+}
+
+/// Ends holds of a closed connection: those on one resource, at most [`Departed::SLICE`]. The others become
+/// the last task.
+fn disconnect(m: &Module, ctx: Ctx<'_>, client: ClientId, db: i32, mut holds: Bindings) {
+    let Some((key, first)) = holds.pop_first() else { return };
+    let mut tokens = vec![first];
+    while tokens.len() < Departed::SLICE
+        && holds.first().is_some_and(|(other, _)| *other == key)
+        && let Some((_, token)) = holds.pop_first()
+    {
+        tokens.push(token);
+    }
+    if !holds.is_empty() {
+        m.with(|s| s.background.note(Task::Disconnected(client, db, holds)));
+    }
+    let name = Name::new(db, &key).to_owned();
+    let tokens = tokens.iter().map(Token::as_bytes);
+    on(m, ctx, &name, |target| target.operate(|turn| turn.disconnect(tokens, client)));
+}
+
+/// Counts some of the holds that have ended together, and unbinds them from their connections, except tokens
+/// that have acquired the lock again with the same connection since.
+fn account_ended_holds(m: &Module, ctx: Ctx<'_>, name: Name<'static>, mut departed: Box<Departed>) {
+    let ended: Vec<_> = departed.next_slice().collect();
+    ctx.select_db(name.db);
+    let raw = ctx.string(&name.key);
+    let mut key = Key::open_for_read(ctx, raw.name()).ok();
+    let lock = key.as_mut().and_then(|key| key.value()).map(|value| &value.lock);
+    let now = clock::now();
+    m.with(|s| {
+        for (ended, token, client) in ended {
+            if let Some((why, held_ms)) = ended {
+                s.stats.ended(why, held_ms);
+            }
+            let Some(client) = client else { continue };
+            let held = lock.and_then(|lock| lock.at(now).hold_of(token.as_bytes()));
+            if held.is_none_or(|hold| hold.ephemeral() != Ephemeral::Bound(client)) {
+                s.background.unbind(client, &name, &token);
+            }
+        }
+        if !departed.is_empty() {
+            s.background.note(Task::Departed(name, departed));
+        }
+    });
+}
+
+/// Checks a queue again at the next check, because a string occupies its key.
+///
+/// No server reports every way in which a string can be removed, and subscribing to most of them would slow
+/// down each write of every client.
+pub fn check_string_later(m: &Module, name: &Name<'_>) {
+    let (task, at) = (Task::Serve(name.to_owned()), next_check(clock::now()));
+    m.with(|s| s.background.put_off(task, at));
+}
+
+/// Returns when the next check is due. All checks of an interval run together, so that the server is asked
+/// once for all.
+fn next_check(now: Instant) -> Deadline {
+    Deadline::at_millis((now.millis() / RETRY_MILLIS + 1) * RETRY_MILLIS)
+}
+
+// Waits, while nothing may be written.
+
+/// Ends the waits whose time is over, then waits for the next check.
+fn end_due_waits(m: &Module, start: u64) {
+    let mut now = clock::now();
+    while now.micros() <= start + STRETCH_MICROS
+        && let Some((id, outcome)) = m.with(|s| s.waiting.next_over(now).map(|(w, outcome)| (w.id, outcome)))
+    {
+        end_wait(m, id, outcome, now);
+        now = clock::now();
+    }
+    let next = m.with(|s| s.waiting.next_due()).map_or(u64::MAX, |until| until.left(now));
+    timer::arm_in(m, next.min(RETRY_MILLIS), now.millis());
+}
+
+/// Puts a task off while the server has no memory. It grants nothing then, so the waiters keep waiting.
+fn put_off(m: &Module, task: Task, now: Instant) {
+    match task {
+        Task::Over(_, id, outcome) => end_wait(m, id, outcome, now),
+        task => m.with(|s| s.background.put_off(task, next_check(now))),
+    }
+}
+
+/// Ends a wait without an operation on the lock.
+fn end_wait(m: &Module, id: WaiterId, outcome: Outcome, now: Instant) {
+    let over = m.with(|s| {
+        let over = s.waiting.leave_all(id);
+        // The waiters behind it may be compatible with the holders, unlike this one.
+        if let Some(waiter) = over.first()
+            && s.waiting.head(&waiter.name).is_some_and(|head| (head.rank, head.id) > (waiter.rank, id))
+        {
+            s.background.note(Task::Serve(waiter.name.clone()));
+        }
+        over
+    });
+    over.into_iter().for_each(|waiter| waiters::answer(m, waiter, outcome, now));
+}
+
+// Waits that cannot end in a grant on this server.
+
+/// Refuses the first waiters of a queue.
+fn refuse_some(m: &Module, name: &Name<'_>, why: &str) {
+    for _ in 0..Departed::SLICE {
+        let Some(head) = m.with(|s| s.waiting.head(name).map(|head| head.id)) else { return };
+        refuse(m, head, why);
+    }
+}
+
+/// Refuses a waiter, with the connections beside it. A wait whose time is over ends as usual.
+fn refuse(m: &Module, id: WaiterId, why: &str) {
+    let now = clock::now();
+    let (over, waiters) = m.with(|s| {
+        let over = s.waiting.get(id).and_then(|waiter| s.waiting.is_over(waiter, now));
+        (over, s.waiting.leave_all(id))
+    });
+    for waiter in waiters {
+        match over {
+            Some(outcome) => waiters::answer(m, waiter, outcome, now),
+            None => waiters::refuse(m, &waiter, why),
+        }
+    }
+}
+
+/// Has the job refuse every waiter with this error. For events, in which no wait may be ended.
+///
+/// Most servers end the waits of connections themselves. Valkey does not when its cluster is down, nor, from
+/// 9 on, when it becomes a replica and the connection is a cluster's or has sent `CLIENT CAPA redirect`.
+pub fn end_waits(m: &Module, why: Error) {
+    let any = m.with(|s| {
+        s.waits_end = Some(why).filter(|_| !s.waiting.is_empty());
+        s.waits_end.is_some()
+    });
+    if any {
+        timer::arm_in(m, 0, clock::now().millis());
+    }
+}
+
+/// Does what [`end_waits`] asked for. Returns false if some waits are left for the next run.
+fn finish_waits(m: &Module, start: u64) -> bool {
+    let Some(why) = m.with(|s| s.waits_end.as_ref().map(Error::to_string)) else { return true };
+    while let Some(head) = m.with(|s| s.waiting.any_head().map(|head| head.id)) {
+        if clock::now().micros() > start + STRETCH_MICROS {
+            return false;
+        }
+        refuse(m, head, &why);
+    }
+    m.with(|s| s.waits_end = None);
+    true
+}

@@ -1,4 +1,0 @@
-//! The module's own files. Nothing here knows the module.
-
-pub mod files;
-pub mod mark;
