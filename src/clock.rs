@@ -1,7 +1,7 @@
-//! The one reader of clocks.
+//! The clocks. No other file reads one.
 //!
-//! The server clock is the wall clock at the module's start and moves with the boot-time clock from there on:
-//! it goes on while the machine is suspended, and steps of the wall clock do not touch it.
+//! The server clock is the wall clock at the start of the module, advanced by the boot-time clock. It
+//! continues while the machine is suspended, and ignores steps of the wall clock.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -13,12 +13,12 @@ use nix::time::{ClockId, clock_gettime};
 
 static ANCHOR: OnceLock<Anchor> = OnceLock::new();
 
-/// Fixes the server clock. Called once, when the module is loaded.
+/// Sets the origin of the server clock. Called once, when the module is loaded.
 pub fn start() {
     anchor();
 }
 
-/// What relates this server clock to others.
+/// Returns the anchor that relates this server clock to others.
 pub fn anchor() -> Anchor {
     *ANCHOR
         .get_or_init(|| Anchor { boot: boot(), offset: (wall_micros() / 1000 - boot_micros() / 1000) as i64 })
@@ -39,26 +39,26 @@ fn boot_micros() -> u64 {
     time.tv_sec() as u64 * 1_000_000 + time.tv_nsec() as u64 / 1000
 }
 
-/// Names what the boot-time clock counts from: this start of this machine, as this process sees it. Where the
-/// kernel does not tell, a number that hardly matches another.
+/// Returns an identifier of the boot and of the boot-time clock that this process sees. If the kernel does
+/// not tell, a number that is unlikely to match another one.
 fn boot() -> u64 {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
     let boot = id.zip(time_namespace()).and_then(|(id, offset)| Anchor::boot(&id, offset));
     boot.unwrap_or_else(|| u64::from(std::process::id()) << 32 | wall_micros() & 0xffff_ffff)
 }
 
-/// By how many ns the boot-time clock is off in the time namespace of this process: a restart in another one
-/// has the same boot id and another clock. Two namespaces with one offset have one clock, whatever their
-/// numbers, which are given again. None where it cannot be told.
+/// Returns the offset of the boot-time clock in this process's time namespace, in ns. A restart in another
+/// namespace has the same boot id, but another clock. Namespaces are compared by offset, because their
+/// numbers are reused. `None` if it cannot be determined.
 fn time_namespace() -> Option<i128> {
     let namespace = |of| fs::read_link(format!("/proc/self/ns/{of}")).ok();
     let own = namespace("time");
     if own != namespace("time_for_children") {
-        // What is told below is of the children.
+        // The figures below are those of the child processes.
         return None;
     }
     if own.is_none() {
-        // A kernel without them.
+        // The kernel has no time namespaces.
         return Some(0);
     }
     let offsets = fs::read_to_string("/proc/self/timens_offsets").ok()?;

@@ -1,23 +1,23 @@
-//! The options, in one table: redis.conf, arguments where the module is loaded, CONFIG SET.
+//! The options in one table. They are set in redis.conf, by arguments of the module, or by CONFIG SET.
 
 use dlock_core::{Bounds, Limits, Ttl};
 use dlock_protocol::options::{self, Spec};
 
 use crate::ffi::setup::Setting;
 
-/// The options as they are now.
+/// The current values of the options.
 pub struct Config {
     pub bounds: Bounds,
     pub limits: Limits,
-    /// How many may share a key, or hold permits of it.
+    /// Maximum number of sharers or permit holders of a key.
     pub max_holders: u32,
-    /// Whether a fence mark is kept on the disk.
+    /// Whether the fence mark is written to the disk.
     pub fence_mark: bool,
-    /// Whether a string counts as held by a stranger.
+    /// Whether a string counts as a lock that another library holds.
     pub honour_strings: bool,
-    /// Entries of DLOCK.LOG.
+    /// Maximum length of DLOCK.LOG, in entries.
     pub log_max_len: usize,
-    /// The ms from which a hold or a wait is noted there as long; None: never.
+    /// Length in ms from which DLOCK.LOG records a hold or a wait as long. `None` means never.
     pub log_slower_than: Option<u32>,
 }
 
@@ -42,12 +42,12 @@ impl Default for Config {
     }
 }
 
-/// None for 0, and for what no lease can be.
+/// Returns a ttl. `None` for 0 and for values that no lease can have.
 fn ttl(ms: i64) -> Option<Ttl> {
     u64::try_from(ms).ok().and_then(Ttl::from_millis)
 }
 
-/// Every option. The server keeps to the range of each.
+/// All options. The server checks the range of each.
 pub static SETTINGS: [Setting<Config>; 10] = [
     Setting {
         spec: options::MAX_TTL,
@@ -113,8 +113,8 @@ pub static SETTINGS: [Setting<Config>; 10] = [
     },
 ];
 
-/// Defaults from `loadmodule libdlock.so name value ..`, the name with or without `dlock.`; redis.conf
-/// overrides them. The error says what is wrong.
+/// Returns the defaults, with those replaced that `loadmodule libdlock.so name value ..` gives (the name with
+/// or without `dlock.`). redis.conf overrides both.
 pub fn defaults(arguments: &[&[u8]]) -> Result<[i64; SETTINGS.len()], String> {
     let mut values = SETTINGS.each_ref().map(|setting| setting.spec.default());
     for pair in arguments.chunks(2) {

@@ -1,8 +1,8 @@
 //! The dlock module: makes a Redis or Valkey server a lock server.
 //!
 //! This crate is the only code that knows the server. It parses commands, opens keys, lets `dlock-core`
-//! decide, and carries out the result: it stores, replicates, announces and answers. It does not decide who
-//! gets a lock, keeps no lock outside of the keyspace, and takes no time from the wall clock.
+//! decide, and carries out the result: it stores, replicates, announces and answers. It decides nothing about
+//! a lock, keeps no lock outside of the keyspace, and takes no time from the wall clock.
 //!
 //! The types to know:
 //!

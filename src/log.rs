@@ -1,4 +1,4 @@
-//! DLOCK.LOG: what of all that happens is noted, with the address of its client as long as that is there.
+//! DLOCK.LOG: records incidents, with the address of the client if it is still connected.
 
 use dlock_core::background::Db;
 use dlock_core::log::{Note, What};
@@ -15,7 +15,7 @@ fn note(m: &Module, ctx: Ctx<'_>, mut note: Note, now: Instant) {
     m.with(|s| s.log.note(note, now, s.config.log_max_len));
 }
 
-/// The holds that an operation has ended.
+/// Records the holds that an operation has ended.
 #[inline(never)]
 pub fn ended(m: &Module, ctx: Ctx<'_>, name: &Name<'_>, step: &mut Step, now: Instant) {
     let Some(rest) = &mut step.rest else { return };
@@ -29,7 +29,7 @@ pub fn ended(m: &Module, ctx: Ctx<'_>, name: &Name<'_>, step: &mut Step, now: In
     }
 }
 
-/// A held lock whose key was taken away: of a crowd only that.
+/// Records the holds of a lock whose key was removed; of a crowd, only the lock.
 pub fn vanished(m: &Module, name: &Name<'_>, lock: &Lock, now: Instant) {
     const FEW: usize = 8;
     let lock = lock.at(now);
@@ -44,7 +44,7 @@ pub fn vanished(m: &Module, name: &Name<'_>, lock: &Lock, now: Instant) {
     }
 }
 
-/// The locks of a database, or of all: as many as are kept.
+/// Records the locks of a flushed database, or of all, up to the length of the log.
 pub fn flushed(m: &Module, db: Option<i32>, emptied: &[Db]) {
     let now = clock::now();
     m.with(|s| {
@@ -57,7 +57,7 @@ pub fn flushed(m: &Module, db: Option<i32>, emptied: &[Db]) {
     });
 }
 
-/// A waiter has its answer.
+/// Records a long wait that has ended.
 pub fn waited(m: &Module, waiter: &Waiter, outcome: &Outcome, now: Instant) {
     let waited = now.millis_since(waiter.since);
     if m.with(|s| s.config.log_slower_than).is_some_and(|long| waited >= long.into()) {
@@ -69,13 +69,13 @@ pub fn waited(m: &Module, waiter: &Waiter, outcome: &Outcome, now: Instant) {
     }
 }
 
-/// The client of the running command may not wait.
+/// Records that the client of the running command was not allowed to wait.
 pub fn refused(m: &Module, ctx: Ctx<'_>, what: What, name: &Name<'_>, request: &LockRequestRef<'_>) {
     let refused = Note::new(what, name).of(request.token.as_bytes(), request.label.as_bytes());
     note(m, ctx, Note { client: Some(ClientId(ctx.client_id())), ..refused }, clock::now());
 }
 
-/// A grant has reached nobody. `lock`: where it may be still.
+/// Records a grant that reached no client. `lock` may still have its hold.
 pub fn undelivered(m: &Module, ctx: Ctx<'_>, name: &Name<'_>, token: &Token, lock: Option<&Lock>) {
     let now = clock::now();
     let undelivered = match lock.and_then(|lock| lock.at(now).hold_of(token.as_bytes())) {

@@ -1,11 +1,10 @@
-//! What happened, counted.
+//! Counters and times since the start, for INFO.
 
 use std::fmt::Write;
 
 use dlock_core::{End, Event, Outcome};
 use hdrhistogram::Histogram;
 
-/// Counts since the start.
 #[derive(Default)]
 pub struct Stats {
     pub grants: u64,
@@ -21,13 +20,13 @@ pub struct Stats {
     pub queue_refusals: u64,
     pub grace_refusals: u64,
     pub gone: u64,
-    /// Held locks that the server has evicted.
+    /// Held locks that the server evicted.
     pub evictions: u64,
-    /// Effects that could not be taken in.
+    /// Effects that could not be applied.
     pub effects_skipped: u64,
-    /// ms from ACQUIRE to grant, of those who waited.
+    /// Time from ACQUIRE to the grant of waiters, in ms.
     pub waited: Times,
-    /// ms from grant to end.
+    /// Time from the grant to the end of holds, in ms.
     pub held: Times,
 }
 
@@ -65,12 +64,12 @@ impl Stats {
     }
 }
 
-/// Times in ms: their quantiles since the start, and counts by length, which can be subtracted from later
-/// ones and added to those of other servers.
+/// A distribution of times in ms: quantiles since the start, and counts by length. The counts of an earlier
+/// moment can be subtracted, and those of several servers added.
 pub struct Times {
     all: Histogram<u64>,
-    /// How many were at most as long as each of `BOUNDS`, and longer than the one before; at the end, the
-    /// rest.
+    /// Number of times up to each of `BOUNDS` and above the previous one. The last entry is the number above
+    /// all bounds.
     counts: [u64; BOUNDS.len() + 1],
     sum: u64,
 }
@@ -79,7 +78,7 @@ const BOUNDS: [u64; 12] = [1, 5, 10, 50, 100, 500, 1_000, 5_000, 10_000, 60_000,
 
 impl Default for Times {
     fn default() -> Self {
-        // Two digits, up to a year: 20 KB that never grow.
+        // Two significant digits, up to a year: 20 KB that never grow.
         let longest = 366 * 86_400_000;
         let all = Histogram::new_with_max(longest, 2).expect("the bounds are right");
         Times { all, counts: [0; BOUNDS.len() + 1], sum: 0 }
@@ -101,7 +100,8 @@ impl Times {
         self.all.max()
     }
 
-    /// `1=0,5=2,...,inf=3,sum=812`: how many were at most so long, and the sum of all.
+    /// Returns `1=0,5=2,...,inf=3,sum=812`: the number of times up to each bound in ms, and the sum of all
+    /// times.
     pub fn cumulated(&self) -> String {
         let (mut text, mut so_far) = (String::new(), 0);
         let names = BOUNDS.iter().map(u64::to_string).chain(["inf".to_owned()]);

@@ -1,5 +1,4 @@
-//! What a key holds. How it is read and written is in
-//! [`crate::upcalls`].
+//! The value of a key. [`crate::upcalls`] reads and writes its bytes.
 
 use dlock_core::background::Background;
 use dlock_core::codec::Anchor;
@@ -8,7 +7,7 @@ use dlock_core::{Ephemeral, Lock};
 
 use crate::ffi;
 
-/// A key that is open.
+/// An open key of the module.
 pub type Key<'a> = ffi::Key<'a, Value>;
 
 #[derive(Default)]
@@ -16,19 +15,20 @@ pub struct Value {
     pub lock: Lock,
 }
 
-/// A size class of every allocator that servers have; the next one is 80.
+/// 64 is a size class of every allocator that servers use; the next one is 80.
 const _: () = assert!(size_of::<Value>() == 64);
 
 impl Value {
-    /// Bytes it takes, its place in a row of the schedule and what binds its holds to connections included.
+    /// Returns the bytes of memory, its entry in the schedule and the bindings of its holds to connections
+    /// included.
     pub fn memory(&self, key: usize) -> usize {
         let scheduled = self.lock.slot().map_or(0, |_| Scheduled::ENTRY_SIZE);
         let bindings = self.lock.bound() * Background::binding_size(key);
         self.lock.size() + scheduled + bindings
     }
 
-    /// Feeds what has to be equal on a replica. Deadlines by the boot-time clock, which two servers of a
-    /// machine share.
+    /// Feeds everything that must be equal on a replica. Deadlines are given by the boot-time clock, which
+    /// two servers on one machine share.
     pub fn digest(&self, anchor: Anchor, add: &mut dyn FnMut(&[u8])) {
         let delay = self.lock.delay_until().map(|until| until.millis() as i64 - anchor.offset);
         add(format!("{:?} {delay:?}", self.lock.mode()).as_bytes());

@@ -1,4 +1,4 @@
-//! The server's allocator, so that INFO memory and maxmemory count what locks take.
+//! The server's allocator as Rust's global one, so that INFO memory and maxmemory count the memory of locks.
 
 use std::alloc::{GlobalAlloc, Layout};
 
@@ -9,17 +9,17 @@ struct ServerAlloc;
 #[global_allocator]
 static ALLOC: ServerAlloc = ServerAlloc;
 
-/// jemalloc and every libc give at least this alignment.
+/// The alignment that jemalloc and every libc guarantee, in bytes.
 const MIN_ALIGN: usize = 16;
 
-/// A size that is a multiple of the alignment is aligned to it by jemalloc's size classes; nothing in the
-/// module asks for more than [`MIN_ALIGN`] on other allocators.
+/// Returns the size to allocate. jemalloc aligns a size that is a multiple of an alignment to it. With other
+/// allocators, nothing in the module asks for more than [`MIN_ALIGN`].
 fn padded(layout: Layout) -> usize {
     if layout.align() <= MIN_ALIGN { layout.size() } else { layout.pad_to_align().size() }
 }
 
-// Cold: an acquire and release need one allocation, and most of what could free something has nothing to
-// free. The rest of a function's code then lies closer together.
+// Cold, so that the rest of a function's code lies closer together: an ACQUIRE and RELEASE need one
+// allocation, and most code that could free memory has none to free.
 // SAFETY: forwards to the server's malloc, calloc, realloc and free, which keep the contract of GlobalAlloc.
 // Before the API is there nothing is allocated; a null answer is Rust's own sign for "no memory".
 unsafe impl GlobalAlloc for ServerAlloc {

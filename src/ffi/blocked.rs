@@ -1,6 +1,6 @@
-//! Clients that wait: blocked, answered, or gone. Who waits for what, and for how long, is none of its
-//! business: the server's own time limits race with a grant (a lost reply up to 7.0, a crash in 7.2), so none
-//! is ever given to it.
+//! Blocked clients: blocked, answered, or gone. The rest of the module decides which client waits, and for
+//! how long. The server never gets a timeout, because its timeouts race with a grant: a lost reply up to
+//! Redis 7.0, a crash in 7.2.
 
 use std::ffi::{c_int, c_void};
 
@@ -9,12 +9,13 @@ use super::raw::{api, rm};
 use super::upcalls::{Handle, Upcalls, enter};
 use super::user::Waited;
 
-/// Blocks the client whose command runs; not allowed where [`super::Flags::DENY_BLOCKING`] is set. None where
-/// the server refuses, as Valkey does from 8.1 on for a client that is subscribed to something.
+/// Blocks the client of the running command. Must not be called if [`super::Flags::DENY_BLOCKING`] is set.
+/// `None` if the server refuses, as Valkey does from 8.1 on for a client with subscriptions.
 pub fn block<M: Upcalls>(ctx: Ctx<'_>) -> Option<Handle> {
-    // Where the server handles CLIENT UNBLOCK beside a grant correctly (Redis 7.4, Valkey 8: told by a
-    // function they have in common) it may be used; before, it answers 0, and DLOCK.CANCEL does it. SAFETY:
-    // the context is that of a client's command; the callbacks are those below.
+    // CLIENT UNBLOCK is supported where the server handles it correctly beside a grant: from Redis 7.4 and
+    // Valkey 8 on, which both have RedisModule_ClusterKeySlot. On other servers it returns 0, and
+    // DLOCK.CANCEL ends the wait.
+    // SAFETY: the context is that of a client's command; the callbacks are those below.
     unsafe {
         let on_timeout: rm::RedisModuleCmdFunc = match rm::RedisModule_ClusterKeySlot {
             Some(_) => Some(on_unblocked::<M>),
@@ -30,8 +31,8 @@ pub fn block<M: Upcalls>(ctx: Ctx<'_>) -> Option<Handle> {
     }
 }
 
-/// Ends the block. The answer is delivered later in the same turn of the event loop, or comes back by
-/// [`Upcalls::reply_reclaimed`]. Without one the client is gone, or answered already.
+/// Unblocks a client. The server delivers the answer later in the same turn of the event loop, or gives it
+/// back through [`Upcalls::reply_reclaimed`]. `None` means that the client is gone or has been answered.
 pub fn unblock<M: Upcalls>(_: Ctx<'_>, handle: Handle, answer: Option<Box<M::Answer>>) {
     let answer = answer.map_or(std::ptr::null_mut(), Box::into_raw);
     // SAFETY: the handle came from `block` and is used for this once; the server gives the box back to
@@ -57,7 +58,7 @@ unsafe extern "C" fn on_reply<M: Upcalls>(
     rm::REDISMODULE_OK as c_int
 }
 
-/// CLIENT UNBLOCK, as if it had timed out.
+/// CLIENT UNBLOCK: replies as after a timeout.
 unsafe extern "C" fn on_unblocked<M: Upcalls>(
     ctx: *mut rm::RedisModuleCtx,
     _: *mut *mut rm::RedisModuleString,
@@ -73,7 +74,7 @@ unsafe extern "C" fn on_unblocked<M: Upcalls>(
     rm::REDISMODULE_OK as c_int
 }
 
-/// The answer comes back. There may be no client in this context: nothing may be called with it.
+/// Takes an answer back. The context may have no client, so nothing may be called with it.
 unsafe extern "C" fn on_free<M: Upcalls>(_: *mut rm::RedisModuleCtx, answer: *mut c_void) {
     enter((), |module: &M| {
         if !answer.is_null() {
@@ -83,7 +84,8 @@ unsafe extern "C" fn on_free<M: Upcalls>(_: *mut rm::RedisModuleCtx, answer: *mu
     });
 }
 
-/// The connection closed, or the server made the client give up (CLIENT UNBLOCK ERROR, a change of role).
+/// The connection has closed, or the server has ended its wait: by CLIENT UNBLOCK ERROR, or at a change of
+/// role.
 unsafe extern "C" fn on_gone<M: Upcalls>(
     _: *mut rm::RedisModuleCtx,
     handle: *mut rm::RedisModuleBlockedClient,

@@ -6,12 +6,12 @@ use std::marker::PhantomData;
 use super::name::{KeyName, OwnedString};
 use super::raw::{api, c_string, rm};
 
-/// The context the server hands to every entry; valid while that entry runs.
+/// The context that the server passes to every entry. Valid while that entry runs.
 #[derive(Clone, Copy)]
 pub struct Ctx<'a>(pub(super) *mut rm::RedisModuleCtx, PhantomData<&'a ()>);
 
 bitflags::bitflags! {
-    /// The state of the server and of the call, as far as the module cares.
+    /// The state of the server and of the call, as far as the module needs it.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Flags: i32 {
         const MASTER = rm::REDISMODULE_CTX_FLAGS_MASTER as i32;
@@ -27,14 +27,14 @@ bitflags::bitflags! {
 }
 
 bitflags::bitflags! {
-    /// What `notify-keyspace-events` says, as far as the module cares.
+    /// The classes of `notify-keyspace-events` that the module needs.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Announced: i32 {
         /// Module events.
         const MODULE = rm::REDISMODULE_NOTIFY_MODULE;
-        /// What happens to any key.
+        /// Events of any key.
         const GENERIC = rm::REDISMODULE_NOTIFY_GENERIC;
-        /// On the channel of their key.
+        /// Events on the channel of their key.
         const KEYSPACE = rm::REDISMODULE_NOTIFY_KEYSPACE;
     }
 }
@@ -76,12 +76,12 @@ impl<'a> Ctx<'a> {
         unsafe { api!(RedisModule_ReplyWithSimpleString(self.0, text.as_ptr())) };
     }
 
-    /// The next `len` replies are its elements.
+    /// Begins an array: the next `len` replies are its elements.
     pub fn reply_array(self, len: usize) {
         unsafe { api!(RedisModule_ReplyWithArray(self.0, len as _)) };
     }
 
-    /// The next `len` pairs of replies are its fields; a flat array for RESP2 clients.
+    /// Begins a map: the next `len` pairs of replies are its fields. RESP2 clients get a flat array.
     pub fn reply_map(self, len: usize) {
         unsafe { api!(RedisModule_ReplyWithMap(self.0, len as _)) };
     }
@@ -90,13 +90,13 @@ impl<'a> Ctx<'a> {
         Flags::from_bits_truncate(unsafe { api!(RedisModule_GetContextFlags(self.0)) })
     }
 
-    /// The state of the server, whatever called the module.
+    /// Returns the state of the server alone, whatever called the module.
     pub fn server_flags(self) -> Flags {
         // SAFETY: a null context asks for the state of the server alone.
         Flags::from_bits_truncate(unsafe { api!(RedisModule_GetContextFlags(std::ptr::null_mut())) })
     }
 
-    /// A context that outlives this call of the server, for what comes when there is none.
+    /// Returns a context that outlives this call, for the entries to which the server passes none.
     pub fn detached(self) -> Ctx<'static> {
         // SAFETY: made by the server for the module, and never freed.
         unsafe { Ctx::new(api!(RedisModule_GetDetachedThreadSafeContext(self.0))) }
@@ -106,12 +106,12 @@ impl<'a> Ctx<'a> {
         unsafe { api!(RedisModule_GetSelectedDb(self.0)) }
     }
 
-    /// What follows happens in this database, replication included.
+    /// Selects a database for the following calls, and for what they replicate.
     pub fn select_db(self, db: i32) {
         unsafe { api!(RedisModule_SelectDb(self.0, db)) };
     }
 
-    /// The slot of a cluster that a key or channel belongs to.
+    /// Returns the cluster slot of a key or channel.
     pub fn slot_of(self, name: &[u8]) -> Option<i64> {
         let (format, start) = (c"cb".as_ptr(), name.as_ptr());
         // SAFETY: the context is valid; the reply is freed at once.
@@ -124,7 +124,7 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// Whether the cluster of this node is down, so that the node serves no key.
+    /// Returns whether the cluster is down, so that this node serves no key.
     pub fn cluster_is_down(self) -> bool {
         // SAFETY: the context is valid; the reply is freed when it has been read.
         let info = unsafe {
@@ -135,7 +135,7 @@ impl<'a> Ctx<'a> {
             .is_some_and(|info| info.starts_with(b"cluster_state:fail"))
     }
 
-    /// Tells WATCH and client-side caches that the key is other than it was.
+    /// Reports a change of the key to WATCH and to client-side caches.
     pub fn signal_modified(self, key: KeyName<'_>) {
         unsafe { api!(RedisModule_SignalModifiedKey(self.0, key.0)) };
     }
@@ -153,9 +153,9 @@ impl<'a> Ctx<'a> {
         unsafe { api!(RedisModule_Log(self.0, level.as_ptr(), c"%s".as_ptr(), text.as_ptr())) };
     }
 
-    /// Whether the server accepts that the module writes by itself now: it asserts where a write is
-    /// replicated while it is paused (CLIENT PAUSE, FAILOVER, a shutdown that waits for replicas), and
-    /// replicas and loading servers must not write at all.
+    /// Returns whether the server accepts a write by the module itself. Replicas and loading servers must not
+    /// write. And a write that is replicated while the server is paused (CLIENT PAUSE, FAILOVER, a shutdown
+    /// that waits for replicas) fails an assertion of the server, which ends it.
     pub fn may_write(self) -> bool {
         let flags = self.flags();
         flags.contains(Flags::MASTER)
@@ -163,7 +163,7 @@ impl<'a> Ctx<'a> {
             && unsafe { api!(RedisModule_AvoidReplicaTraffic()) } == 0
     }
 
-    /// A number of a section of INFO.
+    /// Returns a number from a section of INFO.
     pub fn info_number(self, section: &str, field: &str) -> Option<i64> {
         let (section, field) = (c_string(section), c_string(field));
         let mut failed = 0;
@@ -177,7 +177,7 @@ impl<'a> Ctx<'a> {
         (failed == rm::REDISMODULE_OK as c_int).then_some(number)
     }
 
-    /// A word of a section of INFO.
+    /// Returns a text from a section of INFO.
     pub fn info_text(self, section: &str, field: &str) -> Option<String> {
         let (section, field) = (c_string(section), c_string(field));
         // SAFETY: the context is valid; the data is freed when the word has been copied.
@@ -190,7 +190,8 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// Whether the server closes this connection only when all it had to say to it is written, as after QUIT.
+    /// Returns whether the server closes this connection only after it has written all replies, as after
+    /// QUIT.
     pub fn closes_after_reply(self, client: u64) -> bool {
         let (list, id, client) = (c"LIST".as_ptr(), c"ID".as_ptr(), client as i64);
         // SAFETY: (here and below) the context is valid, the arguments are as the format says.
@@ -202,12 +203,12 @@ impl<'a> Ctx<'a> {
         flags.is_some_and(|flags| flags.contains(&b'c'))
     }
 
-    /// `maxmemory-policy`.
+    /// Returns `maxmemory-policy`.
     pub fn eviction_policy(self) -> String {
         self.info_text("memory", "maxmemory_policy").unwrap_or_default()
     }
 
-    /// How many modules are loaded, this one included.
+    /// Returns the number of loaded modules, this one included.
     pub fn count_modules(self) -> Option<usize> {
         let list = c"LIST".as_ptr();
         unsafe {
@@ -216,7 +217,7 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// What the server announces.
+    /// Returns the classes of events that the server announces.
     pub fn announced(self) -> Announced {
         Announced::from_bits_truncate(unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) })
     }
@@ -225,12 +226,12 @@ impl<'a> Ctx<'a> {
 // Clients.
 
 impl Ctx<'_> {
-    /// The connection that sent the command; 0 where there is none.
+    /// Returns the id of the connection that sent the command; 0 if there is none.
     pub fn client_id(self) -> u64 {
         unsafe { api!(RedisModule_GetClientId(self.0)) }
     }
 
-    /// From where a connection comes, as CLIENT LIST shows it; None where there is none, or none any more.
+    /// Returns the peer address as CLIENT LIST shows it. `None` if there is no connection, or it has closed.
     pub fn address(self, client: u64) -> Option<String> {
         if !self.is_connected(client) {
             return None;
@@ -246,8 +247,9 @@ impl Ctx<'_> {
         (found == rm::REDISMODULE_OK as c_int).then_some(address)
     }
 
-    /// Whether a client is a connection. What runs in a script or a guard has a number too. Valkey 9 finds it
-    /// by that, and crashes at its address. The name of a user is looked for among connections only.
+    /// Returns whether a client id is that of a connection. A script or a guard runs on an internal client,
+    /// which has an id too; Valkey 9 finds that client by its id, and crashes on its address. Users are found
+    /// for connections only, so this asks for the user.
     pub fn is_connected(self, client: u64) -> bool {
         let user = unsafe { api!(RedisModule_GetClientUserNameById(self.0, client)) };
         if !user.is_null() {
@@ -260,19 +262,19 @@ impl Ctx<'_> {
 // What others get: replicas, the append only file, listeners, subscribers.
 
 impl Ctx<'_> {
-    /// Sends `command key change` to replicas and the append only file. Goes out after the command that runs.
+    /// Replicates `command key change` to replicas and the append only file, after the running command.
     pub fn replicate(self, command: &CStr, key: KeyName<'_>, change: &[u8]) {
         let format = c"sb".as_ptr();
         let (start, len) = (change.as_ptr(), change.len());
         unsafe { api!(RedisModule_Replicate(self.0, command.as_ptr(), format, key.0, start, len)) };
     }
 
-    /// Sends `PERSIST key`, as [`Ctx::replicate`] sends a change.
+    /// Replicates `PERSIST key`, like [`Ctx::replicate`].
     pub fn replicate_persist(self, key: KeyName<'_>) {
         unsafe { api!(RedisModule_Replicate(self.0, c"PERSIST".as_ptr(), c"s".as_ptr(), key.0)) };
     }
 
-    /// Sends the command that runs as it came.
+    /// Replicates the running command verbatim.
     pub fn replicate_verbatim(self) {
         unsafe { api!(RedisModule_ReplicateVerbatim(self.0)) };
     }
@@ -282,7 +284,7 @@ impl Ctx<'_> {
         self.notify_as(rm::REDISMODULE_NOTIFY_MODULE, event, key);
     }
 
-    /// Announces what happens to any key.
+    /// Announces an event of the class for any key.
     pub fn notify_generic(self, event: &CStr, key: KeyName<'_>) {
         self.notify_as(rm::REDISMODULE_NOTIFY_GENERIC, event, key);
     }
@@ -291,7 +293,7 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.0, class, event.as_ptr(), key.0)) };
     }
 
-    /// Publishes a message: `sharded` on the channel's own shard of a cluster.
+    /// Publishes a message. `sharded` means on the shard of the channel's cluster slot.
     pub fn publish(self, channel: &[u8], message: &[u8], sharded: bool) {
         let (channel, message) = (self.string(channel), self.string(message));
         let (channel, message) = (channel.name().0, message.name().0);
@@ -305,17 +307,17 @@ impl Ctx<'_> {
     }
 }
 
-/// What a command of the server answered the module; freed when it is dropped.
+/// The reply to a call of a server command. Freed on drop.
 pub(super) struct Reply(pub(super) *mut rm::RedisModuleCallReply);
 
 impl Reply {
     /// # Safety
-    /// It came from a call that has just been made; null where the server refused it.
+    /// `reply` came from a call that has just been made; it is null if the server refused the call.
     pub(super) unsafe fn of(reply: *mut rm::RedisModuleCallReply) -> Option<Reply> {
         (!reply.is_null()).then(|| Reply(reply))
     }
 
-    /// As a client would get it. Empty where the command ran and has said nothing at all.
+    /// Returns the reply in the protocol of clients. Empty if the command ran without a reply.
     pub(super) fn raw(&self) -> &[u8] {
         let mut len = 0;
         // SAFETY: the reply is valid, and its bytes live as long.
@@ -325,7 +327,7 @@ impl Reply {
         }
     }
 
-    /// The error, with its word.
+    /// Returns the error text, its word included. `None` if the reply is no error.
     pub(super) fn error(&self) -> Option<String> {
         // SAFETY: the reply is valid.
         let kind = unsafe { api!(RedisModule_CallReplyType(self.0)) };
@@ -333,7 +335,7 @@ impl Reply {
             .then(|| String::from_utf8_lossy(self.bytes().unwrap_or_default()).into_owned())
     }
 
-    /// The reply's text. `None` if it is not a text.
+    /// Returns the text. `None` if the reply is no text.
     fn bytes(&self) -> Option<&[u8]> {
         let mut len = 0;
         // SAFETY: the server answers null if this is not a text; else the text lives as long as the reply.

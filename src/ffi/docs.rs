@@ -1,4 +1,4 @@
-//! The description of a command as COMMAND DOCS, COMMAND INFO and redis-cli's hints show it.
+//! Descriptions of commands for COMMAND DOCS, COMMAND INFO and the hints of redis-cli.
 
 use std::ffi::c_int;
 
@@ -10,28 +10,28 @@ pub enum Arg {
     Key(&'static str),
     Text(&'static str),
     Number(&'static str),
-    /// A word that stands for itself.
+    /// A keyword.
     Word(&'static str),
-    /// A word and a value behind it.
+    /// A keyword and a value.
     WordText(&'static str, &'static str),
     WordNumber(&'static str, &'static str),
     OneOf(&'static str, &'static [Arg]),
     /// All of these, in this order.
     Block(&'static str, &'static [Arg]),
-    /// May be left out.
+    /// An optional argument.
     Optional(&'static Arg),
-    /// Any number of these, or none.
+    /// Zero or more of these.
     Several(&'static str),
 }
 
-/// What a command does to its key.
+/// The use that a command makes of its key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum KeyUse {
     None,
     Read,
-    /// Makes it, changes it, may delete it.
+    /// Creates, changes or deletes the key.
     Change,
-    /// As `Read`, and a command that it carries has keys, too: see [`super::inner`].
+    /// Like `Read`; the keys of a carried command come in addition: see [`super::inner`].
     ReadAndMore,
     ChangeAndMore,
 }
@@ -52,13 +52,14 @@ pub struct Description {
     pub name: &'static str,
     pub summary: &'static str,
     pub complexity: &'static str,
-    /// With the command's name; negative for "at least".
+    /// Counts the command's name. A negative number means "at least".
     pub arity: i32,
     pub key: KeyUse,
     pub args: &'static [Arg],
 }
 
-/// False where the server refuses it. The tables are given to the server for ever.
+/// Registers a description. Returns false if the server refuses it. The server keeps pointers to the tables,
+/// so they are never freed.
 pub fn describe(ctx: Ctx<'_>, description: &Description) -> bool {
     let version = Box::leak(Box::new(rm::RedisModuleCommandInfoVersion {
         version: 1,
@@ -85,7 +86,7 @@ pub fn describe(ctx: Ctx<'_>, description: &Description) -> bool {
     }
 }
 
-/// The first argument is the key; a list that ends with zeros.
+/// Returns the key specs, ended by zeros: the first argument is the key.
 fn key_specs(key: KeyUse) -> *mut rm::RedisModuleCommandKeySpec {
     if key == KeyUse::None {
         return std::ptr::null_mut();
@@ -95,7 +96,7 @@ fn key_specs(key: KeyUse) -> *mut rm::RedisModuleCommandKeySpec {
         unsafe { (std::mem::zeroed::<rm::RedisModuleCommandKeySpec>(), std::mem::zeroed()) };
     spec.flags = key.flags().into();
     if matches!(key, KeyUse::ReadAndMore | KeyUse::ChangeAndMore) {
-        // Else the server goes by this table alone, and does not ask for the keys.
+        // Without this flag the server uses this table alone, and does not ask for the keys.
         spec.flags |= u64::from(rm::REDISMODULE_CMD_KEY_VARIABLE_FLAGS);
     }
     spec.begin_search_type = rm::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
@@ -107,7 +108,7 @@ fn key_specs(key: KeyUse) -> *mut rm::RedisModuleCommandKeySpec {
     Box::leak(Box::new([spec, end])).as_mut_ptr()
 }
 
-/// A list that ends with zeros.
+/// Returns the arguments, ended by zeros.
 fn args(list: &[Arg]) -> *mut rm::RedisModuleCommandArg {
     if list.is_empty() {
         return std::ptr::null_mut();

@@ -1,4 +1,5 @@
-//! A command that carries another one in its arguments: which keys the two have, and how the other one runs.
+//! Commands that carry another command in their arguments (GUARD, FENCED): the keys of both, and the run of
+//! the carried one.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};
@@ -13,13 +14,13 @@ use super::raw::{api, bytes_of, guard, rm};
 use super::setup::{Args, Command, Entry, run};
 use super::verdict::has_dry_runs;
 
-/// A command whose first argument is a key, and whose third one begins another command.
+/// A command with a key as its first argument, and another command from its third one on.
 pub trait Carrier: Command {
-    /// What it does to that key.
+    /// The use of that first key.
     const KEY: KeyUse;
 }
 
-/// Where the other command begins, the name of the first one counted.
+/// Position of the carried command, with the carrier's name at 0.
 const AT: usize = 3;
 
 pub const fn carrier<C: Carrier>() -> Entry {
@@ -42,12 +43,13 @@ unsafe extern "C" fn tell_keys_or_run<C: Carrier>(
 }
 
 thread_local! {
-    /// A carrier in a carrier has one key: so a chain of them is never followed, which could be of any
-    /// length.
+    /// Set while the keys of a carried command are collected. A carrier within a carrier reports one key
+    /// only, so that a chain of carriers, which could have any length, is not followed.
     static TELLING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Asked before the command runs, on whichever thread: nothing of the module is touched.
+/// Reports the keys of a command. The server asks before the command runs, on any thread, so nothing of the
+/// module is touched.
 ///
 /// # Safety
 /// The context is that of a question for keys, the arguments are those of the command.
@@ -84,24 +86,22 @@ unsafe fn tell_keys(
     }
 }
 
-/// Which of the server's checks are made for a command that another one runs. All of them are made of its
-/// user's rights and of memory.
+/// The checks that the server makes of a carried command, besides its user's rights and memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Checks {
-    /// That scripts may run it.
+    /// The command must be allowed in scripts.
     AsInScripts,
     AnyCommand,
 }
 
-/// Why the server did not run it.
+/// The reason why the server did not run a command.
 pub enum Refused {
     NotInScripts,
     Error(String),
 }
 
 impl Ctx<'_> {
-    /// Runs the command in the arguments of one that carries it, as if the client had sent it by itself, and
-    /// sends on its reply. It cannot block.
+    /// Runs the carried command as if the client had sent it alone, and sends its reply. It cannot block.
     pub fn run_carried(self, args: &Args<'_>, checks: Checks) -> Result<(), Refused> {
         let format = match checks {
             Checks::AsInScripts => c"!CSME0v",
@@ -120,7 +120,7 @@ impl Ctx<'_> {
             let (name, arguments) = (name.as_ptr().cast(), rest.as_ptr());
             let call = api!(RedisModule_Call(self.0, name, format.as_ptr(), arguments, rest.len()));
             let reply = Reply::of(call).ok_or_else(|| Refused::Error(refused()))?;
-            // To be asked for its type it would have to be read through.
+            // Asking for the type would parse the whole reply.
             let error = match reply.raw().first() {
                 None => Some(self.left_behind()),
                 Some(b'-') => reply.error(),
@@ -136,9 +136,9 @@ impl Ctx<'_> {
         }
     }
 
-    /// The error of a call that came back with nothing. Valkey 9 leaves what GETDEL and GETSET say of a key
-    /// that holds no string with the client that it makes calls on. The next call on it gets that for its own
-    /// reply, whoever makes it: so it is fetched at once.
+    /// Returns the error of a call without a reply. Valkey 9 leaves the error of GETDEL and GETSET, of a key
+    /// that holds no string, with the internal client of calls. The next call would get it as its reply, so
+    /// this call takes it.
     fn left_behind(self) -> String {
         // SAFETY: the context is valid; the reply is freed at once.
         let next = unsafe { Reply::of(api!(RedisModule_Call(self.0, c"PING".as_ptr(), c"".as_ptr()))) };
@@ -146,7 +146,7 @@ impl Ctx<'_> {
             .unwrap_or_else(|| "ERR the server does not say what came of the command".into())
     }
 
-    /// `SET key number`, replicated too.
+    /// Runs and replicates `SET key number`.
     pub fn set_number(self, key: KeyName<'_>, number: u64, by_memory: bool) -> Result<(), String> {
         let format: &CStr = if by_memory { c"!MEsl" } else { c"!Esl" };
         // SAFETY: the context and the key are valid; the reply is freed at once.
@@ -157,7 +157,7 @@ impl Ctx<'_> {
         reply.ok_or_else(refused)?.error().map_or(Ok(()), Err)
     }
 
-    /// Reads a key that holds a plain string; None where there is no key.
+    /// Reads a key that holds a string. The reader gets `None` if there is no key.
     pub fn read_string<R>(
         self,
         key: KeyName<'_>,
@@ -184,21 +184,22 @@ impl Ctx<'_> {
         }
     }
 
-    /// Whether a call in the user's name also runs in it: what a script or SORT does by itself is checked
-    /// against the user's rights. Redis learned that together with dry runs.
+    /// Returns whether a call in the user's name also runs with the user's rights, so that the server checks
+    /// what a script or SORT accesses by itself. Redis has that since it has dry runs.
     pub fn calls_run_as_user(self) -> bool {
         has_dry_runs(self)
     }
 }
 
-/// What is said of a call without a reply.
+/// Returns the error text of a call without a reply.
 fn refused() -> String {
     format!("ERR the server refuses the call: {}", Errno::last().desc())
 }
 
 impl Refused {
     fn of(text: String) -> Refused {
-        // The server's words for what no client sees otherwise; Redis 7.0 has no word of its own for rights.
+        // The server's words for an error that no client sees otherwise. Redis 7.0 has no error word of its
+        // own for rights.
         if text.ends_with("is not allowed on script mode") {
             return Refused::NotInScripts;
         }

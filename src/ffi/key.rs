@@ -10,11 +10,10 @@ use super::types;
 /// The key holds a value of another type.
 pub struct WrongType;
 
-/// An open key; closed when dropped. `V` is the type that was registered with the server, the only one there
-/// is.
+/// An open key. Closed on drop. `V` is the registered type of values, of which there is only one.
 pub struct Key<'a, V> {
     key: *mut rm::RedisModuleKey,
-    /// What it holds, or null: asked for when it is opened, kept true by `set` and `delete`.
+    /// The value of the key, or null. Read when the key is opened, and updated by `set` and `delete`.
     value: *mut V,
     of: PhantomData<Ctx<'a>>,
 }
@@ -28,7 +27,7 @@ impl<'a, V: Send> Key<'a, V> {
         Self::open(ctx, name, rm::REDISMODULE_READ)
     }
 
-    /// One that holds nothing, whatever is in the keyspace.
+    /// Returns a key without a value, whatever the keyspace has.
     pub fn none() -> Self {
         Key { key: std::ptr::null_mut(), value: std::ptr::null_mut(), of: PhantomData }
     }
@@ -50,7 +49,7 @@ impl<'a, V: Send> Key<'a, V> {
         }
     }
 
-    /// Whether it holds a string.
+    /// Returns whether a key holds a string.
     pub fn is_string(ctx: Ctx<'a>, name: KeyName<'_>) -> bool {
         // SAFETY: the context and the name are valid for this call; a null key has no type.
         unsafe {
@@ -66,7 +65,8 @@ impl<'a, V: Send> Key<'a, V> {
         unsafe { self.value.as_mut() }
     }
 
-    /// Puts a value where there is none. False where the server refuses, which it does only for a closed key.
+    /// Stores a value under a key that has none. Returns false if the server refuses, which it does only for
+    /// a closed key.
     pub fn set(&mut self, value: Box<V>) -> bool {
         let value = Box::into_raw(value);
         // SAFETY: the key is open for writing; the server takes the box over, and gives it back by refusing.
@@ -81,7 +81,7 @@ impl<'a, V: Send> Key<'a, V> {
         true
     }
 
-    /// Takes away the time to live that somebody gave the key. False where it has none.
+    /// Clears the TTL of the key. Returns whether there was one.
     pub fn persist(&mut self) -> bool {
         const NONE: i64 = rm::REDISMODULE_NO_EXPIRE as i64;
         // SAFETY: the key is open for writing.
@@ -91,7 +91,7 @@ impl<'a, V: Send> Key<'a, V> {
         }
     }
 
-    /// Deletes the key. Gives back what it held.
+    /// Deletes the key, and returns its value.
     pub fn delete(&mut self) -> Option<Box<V>> {
         let value = std::mem::replace(&mut self.value, std::ptr::null_mut());
         // SAFETY: the key is open for writing.
@@ -102,7 +102,7 @@ impl<'a, V: Send> Key<'a, V> {
 }
 
 impl<V> Key<'_, V> {
-    /// Closes it early; from now on it holds nothing.
+    /// Closes the key before drop. It has no value afterwards.
     pub fn close(&mut self) {
         self.value = std::ptr::null_mut();
         let key = std::mem::replace(&mut self.key, std::ptr::null_mut());

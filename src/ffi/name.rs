@@ -1,27 +1,27 @@
-//! Names of keys as the server has them.
+//! Strings of the server: the names of keys, and strings that the module makes.
 
 use std::marker::PhantomData;
 
 use super::raw::{api, bytes_of, rm};
 
-/// The name of a key, lent by whoever has it.
+/// A borrowed name of a key.
 #[derive(Clone, Copy)]
 pub struct KeyName<'a>(pub(super) *mut rm::RedisModuleString, PhantomData<&'a ()>);
 
 impl KeyName<'_> {
     /// # Safety
-    /// Valid for the lifetime, or null where no key will be asked for.
+    /// `name` is valid for the lifetime. It may be null if no key is opened by it.
     pub(super) unsafe fn new(name: *mut rm::RedisModuleString) -> Self {
         KeyName(name, PhantomData)
     }
 }
 
-/// A server string made by the module.
+/// A string that the module has made. Freed on drop.
 pub struct OwnedString(*mut rm::RedisModuleString);
 
 impl OwnedString {
     pub(super) fn new(bytes: &[u8]) -> OwnedString {
-        // Without a context: it is freed by its owner, not by the server's automatic memory.
+        // Without a context, because its owner frees it, not the server's automatic memory.
         let ctx = std::ptr::null_mut();
         // SAFETY: the server copies the bytes.
         OwnedString(unsafe { api!(RedisModule_CreateString(ctx, bytes.as_ptr().cast(), bytes.len())) })

@@ -1,5 +1,4 @@
-//! What the server tells the module by itself: its events, and the one timer. All of it only takes note; what
-//! writes runs in the background job.
+//! The server's events, and the timer. The handlers only record what happened; the background job writes.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +9,7 @@ use super::ctx::Ctx;
 use super::raw::{api, bytes_of, rm};
 use super::upcalls::{Notice, Upcalls, enter};
 
-/// False where the server refuses one of the subscriptions.
+/// Subscribes to the server's events. Returns false if the server refuses one.
 pub fn subscribe<M: Upcalls>(ctx: Ctx<'_>) -> bool {
     let events = [
         rm::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
@@ -31,8 +30,8 @@ pub fn subscribe<M: Upcalls>(ctx: Ctx<'_>) -> bool {
     })
 }
 
-/// False where the server refuses it. To hear of evictions alone costs another write about 10 of its 3,000 to
-/// 4,500 instructions.
+/// Subscribes to evictions. Returns false if the server refuses. This class of events costs other writes
+/// about 10 of their 3,000 to 4,500 instructions.
 pub fn subscribe_to_evictions<M: Upcalls>(ctx: Ctx<'_>) -> bool {
     let class = rm::REDISMODULE_NOTIFY_EVICTED as c_int;
     // SAFETY: called in OnLoad.
@@ -55,11 +54,11 @@ unsafe extern "C" fn on_eviction<M: Upcalls>(
     rm::REDISMODULE_OK as c_int
 }
 
-/// Tells of the turns of the event loop from now on, or no longer: it costs something in each, and mostly
-/// nobody waits.
+/// Switches the notice of each turn of the event loop on or off. It costs some time in each turn, and mostly
+/// no client waits.
 ///
-/// To end it is allowed in a notice, though the server walks over its listeners then: this one is the last of
-/// ours, and the server has only the next one in mind.
+/// May be switched off in a notice, while the server iterates over its listeners: this listener is the last
+/// of ours, and the server only keeps a pointer to the next one.
 pub fn watch_turns<M: Upcalls>(ctx: Ctx<'_>, on: bool) {
     static WATCHED: AtomicBool = AtomicBool::new(false);
     if WATCHED.load(Ordering::Relaxed) == on {
@@ -128,17 +127,17 @@ unsafe fn notice(id: u64, sub: u64, data: *mut c_void) -> Option<Notice> {
     })
 }
 
-/// An armed timer of the server. It runs by the wall clock, so it is only a hint to look at a better one.
+/// An armed timer of the server. It runs by the wall clock, so it is only a hint to read the server clock.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Timer(u64);
 
-/// Fires in `ms`, once.
+/// Arms a timer that fires once, in `ms`.
 pub fn arm<M: Upcalls>(ctx: Ctx<'_>, ms: u64) -> Timer {
     // SAFETY: the context is valid; the callback needs no data.
     unsafe {
         let id = api!(RedisModule_CreateTimer(ctx.0, ms as i64, Some(on_timer::<M>), std::ptr::null_mut()));
-        // Redis 7.0 works out how long to sleep before it runs what ends blocked clients; a timer armed there
-        // would wait for up to 1/hz. A one-shot that does nothing wakes the loop at once.
+        // Redis 7.0 computes how long to sleep before it frees clients, so a timer that is armed in between
+        // fires up to 1/hz late. An empty one-shot event wakes the event loop at once.
         if ms == 0
             && let Some(add) = rm::RedisModule_EventLoopAddOneShot
         {
@@ -148,7 +147,7 @@ pub fn arm<M: Upcalls>(ctx: Ctx<'_>, ms: u64) -> Timer {
     }
 }
 
-/// Disarms a timer that has not fired. Never the one that is firing: the server frees that itself.
+/// Disarms a timer that has not fired. Must not be called for the timer that is firing: the server frees it.
 pub fn disarm(ctx: Ctx<'_>, timer: Timer) {
     // SAFETY: the context is valid; an unknown id is refused by the server.
     unsafe { api!(RedisModule_StopTimer(ctx.0, timer.0, std::ptr::null_mut())) };

@@ -1,5 +1,5 @@
-//! What every file of this room stands on: the declarations of the module API, and the way in that no panic
-//! leaves.
+//! The base of this folder: the declarations of the module API, and the guard that keeps panics from the
+//! server.
 
 use std::any::Any;
 use std::ffi::{CString, c_char};
@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(super) use redis_module::raw as rm;
 
-/// Calls a function of the module API that every supported server has; [`super::setup::missing`] has looked.
+/// Calls a function of the module API that every supported server has: [`super::setup::missing`] has checked
+/// that.
 macro_rules! api {
     ($function:ident ( $($arg:expr),* $(,)? )) => {
         match $crate::ffi::raw::rm::$function {
@@ -19,18 +20,18 @@ macro_rules! api {
 }
 pub(super) use api;
 
-/// Out of the way of the calls, of which a command makes a dozen.
+/// Not inlined: a command makes a dozen calls, and none should carry this code.
 #[cold]
 #[inline(never)]
 pub(super) fn absent(function: &str) -> ! {
     panic!("the server has no {function}");
 }
 
-/// Set by a panic. The state may be half changed from then on, so commands are refused.
+/// Set after a panic. The state may be half changed from then on, so commands are refused.
 static BROKEN: AtomicBool = AtomicBool::new(false);
 
-/// Runs one entry of the module. A panic ends here: it is logged by the hook, answered by `fallback`,
-/// remembered.
+/// Runs one entry of the module. After a panic, which the hook logs, it returns `fallback`, and [`broken`]
+/// returns true.
 pub(super) fn guard<T>(fallback: T, entry: impl FnOnce() -> T) -> T {
     match catch_unwind(AssertUnwindSafe(entry)) {
         Ok(done) => done,
@@ -47,23 +48,23 @@ fn panicked(payload: Box<dyn Any + Send>) {
     drop(payload);
 }
 
-/// Whether an internal error happened since the start.
+/// Returns whether a panic has happened since the start.
 pub(super) fn broken() -> bool {
     BROKEN.load(Ordering::Relaxed)
 }
 
-/// A C string; bytes behind a NUL are cut off.
+/// Returns a C string. A NUL ends the text.
 pub(super) fn c_string(text: &str) -> CString {
     let text = text.split('\0').next().unwrap_or_default();
     CString::new(text).unwrap_or_default()
 }
 
-/// A C string that lives as long as the server: for tables the server keeps pointers into.
+/// Returns a C string that is never freed, for tables that the server keeps pointers to.
 pub(super) fn forever(text: &str) -> *const c_char {
     if text.is_empty() { std::ptr::null() } else { c_string(text).into_raw() }
 }
 
-/// The bytes of a server string.
+/// Returns the bytes of a server string.
 ///
 /// # Safety
 /// `string` is valid and not changed for `'a`.

@@ -1,4 +1,5 @@
-//! What a module tells the server when it is loaded: commands, options, the INFO section.
+//! Loading: the entry that the server calls first, and the registration of commands, options and the INFO
+//! section.
 
 use std::ffi::{c_char, c_int, c_longlong, c_void};
 use std::mem::MaybeUninit;
@@ -10,8 +11,8 @@ use super::name::KeyName;
 use super::raw::{api, broken, bytes_of, c_string, forever, guard, rm};
 use super::upcalls::{Section, Upcalls, enter};
 
-/// Makes this function what the server calls once, before it loads its data; the error says why it does not
-/// load.
+/// Makes a function the server's first call into the module, before it loads its data. The error says why the
+/// module does not load.
 macro_rules! on_load {
     ($module:ty, $load:path) => {
         /// # Safety
@@ -52,7 +53,7 @@ pub unsafe fn load<M: Upcalls>(
     failed
 }
 
-/// The arguments given where the module was loaded.
+/// Returns the arguments of `loadmodule` or MODULE LOAD.
 ///
 /// # Safety
 /// `argv` and `argc` are the ones `RedisModule_OnLoad` got.
@@ -64,20 +65,20 @@ unsafe fn load_arguments<'a>(argv: *mut *mut rm::RedisModuleString, argc: c_int)
     unsafe { std::slice::from_raw_parts(argv, argc as usize).iter().map(|arg| bytes_of(*arg)).collect() }
 }
 
-/// One command.
+/// A command.
 pub trait Command {
     type Module: Upcalls;
 
-    /// Answers the client; an `Err` is sent as the error reply it is.
+    /// Runs the command, and replies to the client. An `Err` is sent as the error reply.
     fn run<'a>(module: &'a Self::Module, ctx: Ctx<'a>, args: &Args<'a>) -> Result<(), String>;
 }
 
-/// The arguments of a command, its name not counted.
+/// The arguments of a command, without its name.
 pub struct Args<'a> {
     pub bytes: &'a [&'a [u8]],
-    /// The first argument as the server has it. The server calls no command that takes a key without one.
+    /// The first argument as a server string. The server calls no command that takes a key without one.
     pub key: KeyName<'a>,
-    /// All of them as the server has them, the command's name first.
+    /// All arguments as server strings, the command's name first.
     pub(super) argv: &'a [*mut rm::RedisModuleString],
 }
 
@@ -130,7 +131,7 @@ fn refuse(ctx: Ctx<'_>, text: &str) {
     guard((), || ctx.reply_error(text));
 }
 
-/// So many arguments need no allocation.
+/// Up to this many arguments need no allocation.
 const FEW: usize = 8;
 
 #[inline(never)]
@@ -139,9 +140,10 @@ unsafe fn all_bytes(args: &[*mut rm::RedisModuleString]) -> Vec<&[u8]> {
     args.iter().map(|arg| unsafe { bytes_of(*arg) }).collect()
 }
 
-/// What the module cannot do without and this server lacks; None on Redis 7.0 and later, and on every Valkey.
+/// Returns a function that the module needs and this server lacks. `None` on Redis 7.0 and later, and on
+/// every Valkey.
 pub fn missing() -> Option<&'static str> {
-    // A macro, for a reference to a mutable static may not be made.
+    // A macro, because a reference to a mutable static is not allowed.
     macro_rules! there {
         ($function:ident) => {
             // SAFETY: the API was filled in by `init` and is not written again.
@@ -162,7 +164,7 @@ pub fn missing() -> Option<&'static str> {
     needed.into_iter().find(|(_, there)| !there).map(|(name, _)| name)
 }
 
-/// Says what the module takes care of itself.
+/// Declares the duties that the module takes over from the server.
 pub fn set_options(ctx: Ctx<'_>) {
     let options =
         rm::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS | rm::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED;
@@ -170,7 +172,7 @@ pub fn set_options(ctx: Ctx<'_>) {
     unsafe { api!(RedisModule_SetModuleOptions(ctx.0, options as c_int)) };
 }
 
-/// Logs where a panic happened, and nothing else of it: what it says might hold a token.
+/// Logs where a panic happened. Its message is left out, because it might contain a token.
 pub fn log_panics() {
     std::panic::set_hook(Box::new(|info| {
         let place = info.location().map_or("somewhere".into(), |at| format!("{}:{}", at.file(), at.line()));
@@ -182,16 +184,16 @@ pub fn log_panics() {
     }));
 }
 
-/// One of the options `O`. Whatever its kind, the server reads and sets it as a number.
+/// One option of `O`. The server reads and sets it as a number, whatever its kind.
 pub struct Setting<O> {
     pub spec: Spec,
     pub get: fn(&O) -> i64,
-    /// None refuses the number.
+    /// `None` refuses the number.
     pub set: fn(&mut O, i64) -> Option<()>,
 }
 
-/// Registers the options with these defaults, which may have been given as arguments of the module. False
-/// where the server refuses one, or a value in redis.conf is refused.
+/// Registers the options with these defaults, which may come from arguments of the module. Returns false if
+/// the server refuses one, or a value in redis.conf.
 pub fn register_settings<M: Upcalls>(
     ctx: Ctx<'_>,
     settings: &'static [Setting<M::Options>],
@@ -236,7 +238,7 @@ fn register<M: Upcalls>(ctx: Ctx<'_>, setting: &'static Setting<M::Options>, def
     answer == rm::REDISMODULE_OK as c_int
 }
 
-/// For numbers, which are `c_longlong` to the server, and for yes and no, which are `c_int`.
+/// Serves numbers, which are `c_longlong` to the server, and yes or no, which are `c_int`.
 unsafe extern "C" fn get<M: Upcalls, N: TryFrom<i64> + Default>(_: *const c_char, setting: *mut c_void) -> N {
     // SAFETY: (here and below) as it was registered.
     let setting = unsafe { &*setting.cast::<Setting<M::Options>>() };
@@ -261,7 +263,7 @@ pub fn register_info<M: Upcalls>(ctx: Ctx<'_>) -> bool {
 }
 
 unsafe extern "C" fn on_info<M: Upcalls>(ctx: *mut rm::RedisModuleInfoCtx, for_crash_report: c_int) {
-    // A crash report comes from wherever the server was; the state may be borrowed.
+    // A crash report can be written at any moment, also while the state is borrowed.
     if for_crash_report != 0 {
         return;
     }
@@ -273,17 +275,17 @@ unsafe extern "C" fn on_info<M: Upcalls>(ctx: *mut rm::RedisModuleInfoCtx, for_c
     });
 }
 
-/// A command for the server's table: what it is called, what it may do, what runs it.
+/// A command as it is registered: its name, its flags, its entry.
 pub struct Registration {
     pub name: &'static str,
-    /// As the server spells flags.
+    /// Flags in the server's spelling.
     pub flags: &'static str,
     pub entry: Entry,
     /// Whether its first argument is a key.
     pub keyed: bool,
 }
 
-/// False where the server refuses it.
+/// Returns false if the server refuses the command.
 pub fn register_command(ctx: Ctx<'_>, command: &Registration) -> bool {
     let (name, flags) = (c_string(command.name), c_string(command.flags));
     let key = c_int::from(command.keyed);
@@ -295,8 +297,8 @@ pub fn register_command(ctx: Ctx<'_>, command: &Registration) -> bool {
     }
 }
 
-/// Puts a command into ACL categories, on servers that can (Redis 7.2, with a category of its own 7.4;
-/// Valkey).
+/// Puts a command into ACL categories, on servers that support it: Redis 7.2 (a category of the module from
+/// 7.4 on) and Valkey.
 pub fn categorize(ctx: Ctx<'_>, name: &str, categories: &str) {
     let (name, categories) = (c_string(name), c_string(categories));
     // SAFETY: called in OnLoad.
@@ -310,7 +312,7 @@ pub fn categorize(ctx: Ctx<'_>, name: &str, categories: &str) {
     }
 }
 
-/// Makes a category of the module's own; false where the server cannot.
+/// Creates an ACL category for the module. Returns false if the server does not support it.
 pub fn add_category(ctx: Ctx<'_>, name: &str) -> bool {
     // SAFETY: called in OnLoad.
     unsafe {

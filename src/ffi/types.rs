@@ -1,4 +1,4 @@
-//! The key type's callbacks: bytes in, bytes out. What they mean is for the [`Upcalls`] to say.
+//! The callbacks of the key type: bytes in, bytes out. [`Upcalls`] knows what they mean.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -7,7 +7,7 @@ use super::ctx::Ctx;
 use super::raw::{api, bytes_of, c_string, guard, rm};
 use super::upcalls::{Upcalls, enter};
 
-/// The version of the RDB format as the server counts it. The layout's own version is inside the bytes.
+/// The version of the type in the RDB file. The layout inside the bytes has a version of its own.
 const ENCODING: c_int = 1;
 
 static REGISTERED: AtomicPtr<rm::RedisModuleType> = AtomicPtr::new(std::ptr::null_mut());
@@ -16,10 +16,10 @@ pub(super) fn registered() -> *mut rm::RedisModuleType {
     REGISTERED.load(Ordering::Relaxed)
 }
 
-/// False where the server refuses the type.
+/// Registers the key type. Returns false if the server refuses it.
 pub fn register<M: Upcalls>(ctx: Ctx<'_>) -> bool {
     let mut methods = rm::RedisModuleTypeMethods {
-        // Older servers read only the part of the table they know.
+        // Older servers read only the part of the table that they know.
         version: 5,
         rdb_load: Some(rdb_load::<M>),
         rdb_save: Some(rdb_save::<M>),
@@ -53,7 +53,7 @@ fn refuse(io: *mut rm::RedisModuleIO, why: &str) {
     unsafe { api!(RedisModule_LogIOError(io, c"warning".as_ptr(), c"%s".as_ptr(), text.as_ptr())) };
 }
 
-/// Reads the next string of the stream; None where it ends early or is damaged.
+/// Reads the next string of the stream. `None` if the stream ends early or is damaged.
 ///
 /// # Safety
 /// `io` is the one of the running callback.
@@ -146,11 +146,11 @@ unsafe extern "C" fn digest<M: Upcalls>(digest: *mut rm::RedisModuleDigest, valu
     });
 }
 
-/// The value of the key that the module itself deletes at this moment; the main thread writes it.
+/// The value whose key the module itself is deleting. Only the main thread writes it.
 static DELETED: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Runs `delete`, which makes the server delete the key of this value, and gets the value back: the next one
-/// is made in it. An allocation less for each, about 2 % of an acquire and release.
+/// Runs `delete`, which deletes the key of this value, and returns the value, so that the next key can reuse
+/// it. That saves an allocation, about 2 % of an ACQUIRE and RELEASE.
 pub(super) fn keep_deleted<V>(value: *mut V, delete: impl FnOnce()) -> Option<Box<V>> {
     DELETED.store(value.cast(), Ordering::Relaxed);
     delete();
@@ -159,7 +159,7 @@ pub(super) fn keep_deleted<V>(value: *mut V, delete: impl FnOnce()) -> Option<Bo
     (freed && !value.is_null()).then(|| unsafe { Box::from_raw(value) })
 }
 
-/// May run on a background thread (FLUSHALL ASYNC): touches nothing but the value.
+/// Frees a value. May run on a background thread (FLUSHALL ASYNC), so it touches nothing but the value.
 unsafe extern "C" fn free<M: Upcalls>(value: *mut c_void) {
     if DELETED.load(Ordering::Relaxed) == value {
         return DELETED.store(std::ptr::null_mut(), Ordering::Relaxed);
@@ -168,15 +168,15 @@ unsafe extern "C" fn free<M: Upcalls>(value: *mut c_void) {
     guard((), || drop(unsafe { Box::from_raw(value.cast::<M::Value>()) }));
 }
 
-/// The key leaves the keyspace, whatever the cause but a flush or [`keep_deleted`]: DEL, RENAME away, an
+/// The key leaves the keyspace for any reason but a flush or [`keep_deleted`]: DEL, RENAME away, an
 /// overwrite, eviction.
 unsafe extern "C" fn unlink<M: Upcalls>(ctx: *mut rm::RedisModuleKeyOptCtx, value: *const c_void) {
     if DELETED.load(Ordering::Relaxed).cast_const() == value {
         return;
     }
     enter((), |module: &M| {
-        // SAFETY: the value is live (RENAME and MOVE keep it under another name) and nobody else refers to it
-        // now: this is called on the main thread, and `Key` lends no value out across `delete`.
+        // SAFETY: the value is live (RENAME and MOVE keep it under another name) and nothing else refers to
+        // it now: this is called on the main thread, and `Key` lends no value out across `delete`.
         unsafe {
             let value = &mut *value.cast_mut().cast::<M::Value>();
             let key = bytes_of(api!(RedisModule_GetKeyNameFromOptCtx(ctx)));
@@ -185,11 +185,11 @@ unsafe extern "C" fn unlink<M: Upcalls>(ctx: *mut rm::RedisModuleKeyOptCtx, valu
     });
 }
 
-/// In the first number that is stored beside the keys: the others follow. Modules that knew of one alone
-/// refuse that, as they should: they would not read a log as it is written now.
+/// Flag in the first of the numbers stored beside the keys: the others follow. A module that knows only one
+/// number refuses the flag, as it should, because it could not read this module's log.
 const MORE_FOLLOW: u64 = 1 << 63;
 
-/// Redis 7.0: what is announced has to be written.
+/// For Redis 7.0, which requires that the registered data is written.
 unsafe extern "C" fn aux_save<M: Upcalls>(io: *mut rm::RedisModuleIO, _when: c_int) {
     enter((), |module: &M| {
         let [first, others @ ..] = module.stored_numbers();
@@ -200,7 +200,7 @@ unsafe extern "C" fn aux_save<M: Upcalls>(io: *mut rm::RedisModuleIO, _when: c_i
     });
 }
 
-/// From 7.2 on nothing need be written, and then an RDB without locks loads without the module.
+/// From Redis 7.2 on nothing needs to be written. An RDB file without locks then loads without the module.
 unsafe extern "C" fn aux_save_if_any<M: Upcalls>(io: *mut rm::RedisModuleIO, when: c_int) {
     if enter(0, |module: &M| module.stored_numbers()[0]) > 0 {
         // SAFETY: as above.

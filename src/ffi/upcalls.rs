@@ -1,4 +1,4 @@
-//! Every way in that is not a command: what the server calls, in safe terms.
+//! The entries from the server that are not commands, in safe types.
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -7,70 +7,71 @@ use super::ctx::Ctx;
 use super::raw::{api, c_string, guard, rm};
 use super::user::Waited;
 
-/// What a module is to the server. Many of the server's callbacks carry no data of the module's, so each asks
-/// for the one value of the process and hands it on as an argument.
+/// The module as the server calls it. Many of the server's callbacks carry no data of the module, so each
+/// gets the one value of the process and passes it on.
 ///
-/// The server calls from its main thread, one call at a time, but some of the functions that the module calls
-/// come back in here before they return.
+/// The server calls from its main thread, one call at a time. But some functions of the server call back in
+/// here before they return.
 pub trait Upcalls: Sized + 'static {
-    /// What a key holds. Freed by whatever thread the server likes.
+    /// The value of a key. Any thread of the server may free it.
     type Value: Send;
-    /// What a waiter is told.
+    /// The answer to a blocked client.
     type Answer;
     type Options: 'static;
 
-    /// As MODULE LIST shows it.
+    /// The name in MODULE LIST.
     const NAME: &'static CStr;
     const VERSION: i32;
-    /// Nine characters, as the server wants it; what TYPE answers.
+    /// The name of the type, which TYPE returns. The server requires nine characters.
     const TYPE: &'static CStr;
-    /// The command that makes a value anew, from what [`Upcalls::effect`] answers.
+    /// The command that makes a value from the bytes of [`Upcalls::effect`].
     const EFFECT: &'static CStr;
 
-    /// The one of this process; None until it is loaded.
+    /// Returns the module of this process. `None` before it is loaded.
     fn get() -> Option<&'static Self>;
 
     fn options<R>(&self, run: impl FnOnce(&mut Self::Options) -> R + Send) -> R;
     fn info(&self, section: &Section);
 
     fn notice(&self, ctx: Ctx<'_>, notice: Notice);
-    /// A key was evicted, of whatever type.
+    /// A key of any type was evicted.
     fn evicted(&self, ctx: Ctx<'_>, db: i32, key: &[u8]);
     /// The timer has fired.
     fn on_timer(&self, ctx: Ctx<'_>);
 
-    /// Its client takes the answer.
+    /// Writes an answer to its client.
     fn deliver(&self, ctx: Ctx<'_>, answer: &mut Self::Answer, waited: Waited);
-    /// An answer has done its work, or found nobody to work on.
+    /// Takes an answer back, delivered or not.
     fn reply_reclaimed(&self, answer: Self::Answer);
-    /// A waiter has gone, or was answered by the server.
+    /// A blocked client is gone, or the server has answered it.
     fn gone(&self, handle: Handle);
 
-    /// Reads what was saved under this name; the error says why it is refused.
+    /// Reads a value that was saved under this name. The error says why it is refused.
     fn load(&self, bytes: &[u8], db: i32, key: &[u8]) -> Result<Box<Self::Value>, String>;
     fn save(&self, value: &Self::Value) -> Vec<u8>;
     fn effect(&self, value: &Self::Value) -> Vec<u8>;
-    /// Feeds what has to be equal on a replica.
+    /// Feeds everything that must be equal on a replica.
     fn digest(&self, value: &Self::Value, add: &mut dyn FnMut(&[u8]));
-    /// Bytes it takes under a name of so many.
+    /// Returns the bytes of memory that a value takes, given the length of its key.
     fn memory(&self, value: &Self::Value, key: usize) -> usize;
-    /// Its key is taken out of the keyspace. The value itself may live on under another name.
+    /// The key of a value leaves the keyspace. The value may live on under another name.
     fn unlinked(&self, value: &mut Self::Value, db: i32, key: &[u8]);
-    /// The numbers that are stored beside the keys. The first is below 2^63, and 0 where there are none.
+    /// Returns the numbers to store beside the keys. The first is below 2^63; 0 means that there is nothing
+    /// to store.
     fn stored_numbers(&self) -> [u64; 5];
-    /// False where one cannot be.
+    /// Takes in the stored numbers. Returns false if one is invalid.
     fn load_numbers(&self, numbers: [u64; 5]) -> bool;
 }
 
-/// Something happened to the server.
+/// An event of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
     BecameMaster,
     BecameReplica,
-    /// A database is being emptied; None for all of them.
+    /// A database is being emptied. `None` means all of them.
     Flushing(Option<i32>),
     Swapped(i32, i32),
-    /// Loading began, of a file or, `live`, from the master over the replication link.
+    /// A load has begun: of a file, or (`live`) of a snapshot from the master.
     Loading {
         live: bool,
     },
@@ -78,10 +79,10 @@ pub enum Notice {
     LoadingFailed,
     /// A connection has closed.
     ClientGone(u64),
-    /// Many times a second, by a clock that does not jump.
+    /// Comes many times a second, by a clock that does not jump.
     Tick,
-    /// A turn of the event loop begins: what was to be written in the last one is written. Told from
-    /// [`super::notices::watch_turns`] on.
+    /// A turn of the event loop begins: everything that the last turn had to write is written. Sent while
+    /// [`super::notices::watch_turns`] is on.
     NextTurn,
     /// A child process was forked.
     Forked,
@@ -91,7 +92,7 @@ pub enum Notice {
     ModulesChanged,
 }
 
-/// A blocked client; has to be unblocked exactly once, even when it is gone.
+/// A blocked client. Must be unblocked exactly once, even if it is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Handle(pub(super) *mut rm::RedisModuleBlockedClient);
 
@@ -116,12 +117,12 @@ impl Section {
     }
 }
 
-/// Runs an upcall. What a panic, or a call before the module is loaded, comes to is `fallback`.
+/// Runs an upcall. Returns `fallback` after a panic, and before the module is loaded.
 pub(super) fn enter<M: Upcalls, R>(fallback: R, call: impl FnOnce(&'static M) -> R) -> R {
     guard(None, || M::get().map(call)).unwrap_or(fallback)
 }
 
-/// Something only the server's main thread touches. It lives as long as the process.
+/// A value for the server's main thread only. It lives as long as the process.
 pub struct MainThread<T: 'static>(Cell<Option<&'static T>>);
 
 // SAFETY: every entry of the module that reaches a `MainThread` is called by the server's main thread while

@@ -1,4 +1,4 @@
-//! What users may do: the one in whose name a command runs, and those who are known by name.
+//! Rights of users: of the user of the running command, and of users by name.
 
 use std::marker::PhantomData;
 
@@ -8,19 +8,19 @@ use super::ctx::{Ctx, Reply};
 use super::name::{KeyName, OwnedString};
 use super::raw::{api, bytes_of, rm};
 
-/// The user of a command, as it is while that runs.
+/// The user of the running command.
 pub struct User<'a>(Rights, PhantomData<Ctx<'a>>);
 
 enum Rights {
-    /// There is no user: the server itself asks, or another module.
+    /// No user: the server itself calls, or another module.
     All,
-    /// It has been deleted.
+    /// The user has been deleted.
     None,
     Of(*mut rm::RedisModuleUser),
 }
 
 impl User<'_> {
-    /// A user by its name.
+    /// Looks a user up by name.
     fn named(name: &[u8]) -> Self {
         let name = OwnedString::new(name);
         // SAFETY: the name is valid. A user that has been deleted is not found.
@@ -32,7 +32,7 @@ impl User<'_> {
         self.may(key, rm::REDISMODULE_CMD_KEY_ACCESS)
     }
 
-    /// To change what is there tells of it: it reads too.
+    /// Returns whether the user may read and change the key: a change also shows something of the old value.
     pub fn may_write(&self, key: KeyName<'_>) -> bool {
         self.may(key, rm::REDISMODULE_CMD_KEY_ACCESS | rm::REDISMODULE_CMD_KEY_UPDATE)
     }
@@ -60,7 +60,7 @@ impl Drop for User<'_> {
     }
 }
 
-/// Whether a user may publish on this channel.
+/// Returns whether a user may publish on this channel.
 pub fn may_publish(user: &[u8], channel: &[u8]) -> bool {
     let (channel, publish) = (OwnedString::new(channel), rm::REDISMODULE_CMD_CHANNEL_PUBLISH as i32);
     // SAFETY: the user and the channel are valid.
@@ -69,7 +69,7 @@ pub fn may_publish(user: &[u8], channel: &[u8]) -> bool {
     })
 }
 
-/// Whether a user may run this command.
+/// Returns whether a user may run this command.
 pub fn may_run(user: &[u8], command: &[&[u8]]) -> bool {
     let words: Vec<OwnedString> = command.iter().map(|word| OwnedString::new(word)).collect();
     let mut argv: Vec<_> = words.iter().map(|word| word.name().0).collect();
@@ -84,7 +84,8 @@ impl<'a> Ctx<'a> {
         self.user_name().map_or(User(Rights::All, PhantomData), |name| User::named(&name))
     }
 
-    /// In whose name the command runs. None for the server itself, or another module.
+    /// Returns the name of the user of the running command. `None` for the server itself and for another
+    /// module.
     pub fn user_name(self) -> Option<Vec<u8>> {
         // SAFETY: the context is valid, its client has a user; what the server makes is given back.
         self.has_user().then(|| unsafe {
@@ -95,7 +96,7 @@ impl<'a> Ctx<'a> {
         })
     }
 
-    /// Whether the user may run every command on every key and channel.
+    /// Returns whether the user may run every command on every key and channel.
     pub fn user_has_all_rights(self) -> bool {
         let Some(rules_of) = (unsafe { rm::RedisModule_GetModuleUserACLString }) else { return false };
         self.has_user()
@@ -111,7 +112,7 @@ impl<'a> Ctx<'a> {
             })
     }
 
-    /// Notes a denial where the operator finds those of the server.
+    /// Adds a denial to ACL LOG.
     pub fn log_denied_channel(self, user: &[u8], channel: &[u8]) {
         let (user, channel) = (User::named(user), OwnedString::new(channel));
         let reason = rm::RedisModuleACLLogEntryReason_REDISMODULE_ACL_LOG_CHANNEL;
@@ -121,9 +122,9 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// Whether the client of this context has a user: one that another module made has none, and to ask for
-    /// its name ends the server. A call in the user's name says so before it looks at anything else, so no
-    /// command is needed.
+    /// Returns whether the client of this context has a user. The client of another module has none, and
+    /// asking for its name ends the server. A call in the user's name reports that before anything else, so
+    /// an unknown command suffices.
     fn has_user(self) -> bool {
         // SAFETY: the context is valid; no command has this name, so there is hardly a reply.
         unsafe {
@@ -143,9 +144,10 @@ pub struct Waited {
 }
 
 impl Waited {
-    /// Why the client's user may not run it now; None where it may. `ctx` is the client's.
+    /// Returns the error if the client's user may no longer run the command: its rights can be withdrawn
+    /// while it waits. `ctx` is the client's.
     pub fn refused(self, ctx: Ctx<'_>) -> Option<String> {
-        // A call of another module can wait, too. It has no user, and to ask for its name ends the server.
+        // A call of another module can wait, too. It has no user, and asking for its name ends the server.
         if !ctx.is_connected(ctx.client_id()) {
             return None;
         }
@@ -167,7 +169,7 @@ impl Waited {
         }
     }
 
-    /// What of it is denied, in the server's words. The operator finds it in ACL LOG, as any other denial.
+    /// Returns the denial in the server's words, and adds it to ACL LOG.
     ///
     /// # Safety
     /// The context, the arguments, the user and its name are valid.

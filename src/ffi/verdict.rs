@@ -1,9 +1,8 @@
-//! What the server would say to a client's command right now: asked of the server, before the background
-//! writes.
+//! Whether the server would accept a client's write at this moment. The background job asks before it writes.
 //!
-//! It makes its own checks, which are therefore not made again here: `min-replicas-to-write`, a disk error
-//! that stops writes, memory, the state of the cluster, the slot. From 7.2 on a call can be a dry run of the
-//! real command. Redis 7.0 has none; there a command of the same flags is run that does nothing.
+//! The server itself makes its checks: `min-replicas-to-write`, a disk error that stops writes, memory, the
+//! state of the cluster, the slot. From Redis 7.2 on, a call can be a dry run of the real command. Redis 7.0
+//! has none; there the module runs a command with the same flags that does nothing.
 
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -17,45 +16,45 @@ use super::raw::{api, rm};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Allowed,
-    /// Out of memory, and nothing else: what only ends holds is allowed, as RELEASE is.
+    /// Out of memory, and nothing else: ending holds is still allowed, as RELEASE is.
     NoMemory,
-    /// For whatever reason, it is the same for every key.
+    /// Refused for another reason, which applies to every key.
     Refused,
-    /// The key's slot is another node's, or is on its way there and the key has left.
+    /// Another node serves the key's slot, or the slot is migrating and the key has left.
     Elsewhere,
 }
 
-/// The command that is rehearsed.
+/// The command of a dry run.
 pub struct Rehearsal {
     pub command: &'static CStr,
-    /// What is behind its key.
+    /// The arguments after its key.
     pub arguments: [&'static CStr; 2],
-    /// A command of the same flags that takes a key and does nothing, for servers without dry runs.
+    /// A command with the same flags that takes a key and does nothing, for servers without dry runs.
     pub stand_in: &'static CStr,
 }
 
-/// Whether the server can check a call without making it.
+/// Returns whether the server supports dry runs.
 pub fn has_dry_runs(ctx: Ctx<'_>) -> bool {
     static DRY_RUNS: OnceLock<bool> = OnceLock::new();
     // SAFETY: the context is valid; the reply is freed at once.
     *DRY_RUNS.get_or_init(|| unsafe {
-        // There is no such command, which is an answer; to a format that the server does not know there is
-        // none.
+        // The server answers that there is no such command, unless it does not know the format: then it
+        // answers nothing.
         Reply::of(api!(RedisModule_Call(ctx.0, c"dlock._none".as_ptr(), c"D".as_ptr()))).is_some()
     })
 }
 
 impl Ctx<'_> {
-    /// On this command with this key of this database. In a detached context the server goes by the memory as
-    /// it is now.
+    /// Returns the server's verdict on this command with this key of a database. In the detached context the
+    /// server goes by the memory that is used at this moment.
     pub fn verdict(self, detached: Ctx<'_>, of: &Rehearsal, db: i32, key: KeyName<'_>) -> Verdict {
         detached.select_db(db);
         match detached.dry_run(of, key, true) {
             Err(Errno::ENOSPC) => {}
             answer => return verdict(answer),
         }
-        // Before a client's command it would evict; in any other context it knows whether that helped the
-        // last one.
+        // Before a client's command the server would evict. In any other context it knows whether evicting
+        // helped the last command.
         let evicts = self.eviction_policy() != "noeviction";
         self.select_db(db);
         match self.dry_run(of, key, evicts) {
@@ -81,8 +80,8 @@ impl Ctx<'_> {
                 api!(RedisModule_Call(self.0, of.stand_in.as_ptr(), format.as_ptr(), key.0))
             };
             let why = Errno::last();
-            // A dry run answers why not, or nothing (Valkey 9: nothing of any type); another only what came
-            // of it.
+            // A dry run answers with the reason, or with nothing (Valkey 9: with a reply of no type). A real
+            // call answers with its result.
             let refused = match Reply::of(reply) {
                 Some(reply) => {
                     dry && api!(RedisModule_CallReplyType(reply.0)) == rm::REDISMODULE_REPLY_ERROR as i32
