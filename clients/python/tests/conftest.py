@@ -1,4 +1,4 @@
-"""Real servers, and locks of both kinds behind one face."""
+"""Real servers, and locks of both kinds behind one interface."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from faults import Proxy
 
 import dlock
 import dlock.asyncio
+from dlock import _tasks, _threads
+from dlock._clock import now
 from dlock._waits import Contention
 
 SERVERS = dict(entry.split("=", 1) for entry in os.environ.get("DLOCK_TEST_SERVERS", "").split(",") if entry)
@@ -49,6 +51,24 @@ def calls(client, command):
     return sum(found["calls"] for name, found in stats.items() if name.lower() == f"cmdstat_{command}")
 
 
+def expire(r, lock):
+    """Ends the lease of a hold at once, on the server and for the client."""
+    hold = lock.local.hold
+    assert r.execute_command("DLOCK.EXTEND", lock.name, hold.token, 1) == 1
+    until("the lease ends", lambda: not r.exists(lock.name))
+    hold.valid_until = now()
+
+
+def until_renewed(r, lock):
+    """Waits for two renewals of a hold whose lease is 60 s: each time, half of the lease is over."""
+    hold = lock.local.hold
+    for _ in range(2):
+        assert r.execute_command("DLOCK.EXTEND", lock.name, hold.token, 30_000) == 1
+        hold.valid_until = min(hold.valid_until, now() + 30)
+        until("it is renewed", lambda: r.execute_command("DLOCK.PTTL", lock.name) > 30_000)
+        until("the client relies on it", lambda: hold.valid_until > now() + 30)
+
+
 @contextlib.contextmanager
 def stopped(server):
     server.process.send_signal(signal.SIGSTOP)
@@ -59,7 +79,7 @@ def stopped(server):
 
 
 def until(what, condition, limit=LIMIT):
-    """Waits for a condition, and names it when it does not come."""
+    """Waits for a condition, and returns its value. The error names the condition."""
     end = time.monotonic() + limit
     while True:
         result = condition()
@@ -70,8 +90,8 @@ def until(what, condition, limit=LIMIT):
 
 
 def free_port():
-    """A node of a cluster takes the port 10000 above its own, too. Both are below those of outgoing
-    connections."""
+    """Returns a free port. A node of a cluster also uses the port 10000 above its own. Both are below the
+    ports of outgoing connections."""
     while True:
         port = random.randrange(10_000, 22_000)
         with contextlib.suppress(OSError), socket.socket() as first, socket.socket() as second:
@@ -171,7 +191,7 @@ class Loop:
 
     def close(self):
         async def cancel():
-            # One that ends may begin another: to close its connections.
+            # A task that ends may begin another one, to close its connections.
             while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
                 for task in tasks:
                     task.cancel()
@@ -184,7 +204,7 @@ class Loop:
 
 
 class Blocking:
-    """An asyncio lock, called as the other kind."""
+    """An asyncio lock with the methods of a lock for threads."""
 
     def __init__(self, lock, loop):
         self.lock = lock
@@ -318,6 +338,15 @@ class Members:
 
     def lock(self, name="foo", quorum=None, **options):
         return self.locks.lock(quorum or self.quorum, name, redlock=True, **options)
+
+    def settle(self):
+        """Waits until no request to any member is under way."""
+        for _ in range(2):
+            steps = self.quorum.ask_all(("PING",))
+            if self.locks.loop is None:
+                _threads.run(steps, self.quorum)
+            else:
+                self.locks.loop.run(_tasks.run(steps, self.quorum))
 
     def held(self):
         return [client.execute_command("DLOCK.PTTL", "foo") != -2 for client in self.direct]

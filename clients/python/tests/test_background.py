@@ -8,33 +8,32 @@ import threading
 import pytest
 import redis
 import redis.asyncio
-from conftest import until
+from conftest import expire, until, until_renewed
 
 import dlock
 import dlock.asyncio
 from dlock import _tasks, _threads
+from dlock._clock import now
 
 
 def exists(r):
     return r.exists("foo") == 1
 
 
-def is_renewed(r, name="foo"):
-    def pttl():
-        return r.execute_command("DLOCK.PTTL", name)
-
-    for _ in range(2):
-        until("the lease goes down", lambda: 0 < pttl() < 2500)
-        until("it is renewed", lambda: pttl() > 2500)
-
-
-def test_a_callback_that_exits_costs_the_other_holds_nothing(r, server):
-    other = dlock.Lock(r, "other", timeout=3, auto_renew=True)
+def test_other_holds_are_renewed_after_a_callback_that_exits(r, server):
+    other = dlock.Lock(r, "other", timeout=60, auto_renew=True)
     other.acquire()
-    lock = dlock.Lock(r, "foo", timeout=0.1, on_lost=lambda why: sys.exit(1))
+    called = []
+
+    def leave(why):
+        called.append(why)
+        sys.exit(1)
+
+    lock = dlock.Lock(r, "foo", timeout=60, on_lost=leave)
     lock.acquire()
-    until("it expires", lambda: not exists(r))
-    is_renewed(r, "other")
+    expire(r, lock)
+    until("the callback is called", lambda: called)
+    until_renewed(r, other)
     other.release()
 
 
@@ -49,11 +48,12 @@ def test_a_thread_that_cannot_be_started_is_started_later(r, server, monkeypatch
         return start(target, name, *args)
 
     monkeypatch.setattr(_threads, "is_cluster", lambda client: cluster)
-    lock = dlock.Lock(r, "foo", timeout=3, auto_renew=True)
+    lock = dlock.Lock(r, "foo", timeout=60, auto_renew=True)
     lock.acquire()
     monkeypatch.setattr(_threads, "_start", refuse)
+    lock.local.hold.valid_until = now() + 30
     until("no thread can be started", lambda: len(refused) == 2)
-    is_renewed(r)
+    until_renewed(r, lock)
     lock.release()
 
 
@@ -162,16 +162,22 @@ def test_a_release_is_owed_whatever_the_error(r, through, proxy, strange):
 
 
 def test_a_renewal_is_tried_again_whatever_the_error(r, get_lock, strange):
-    lock = get_lock(timeout=3, auto_renew=True)
+    lock = get_lock(timeout=60, auto_renew=True)
     lock.acquire()
+    hold = lock.local.hold
     strange.is_on = True
+    hold.valid_until = now() + 30
+    until("it is tried", lambda: strange.tries)
+    # The next try comes after a pause.
+    until("it fails", lambda: "Strange" in hold._failure)
+    assert hold._retry_at > now()
+    hold.valid_until = now()
     until("it is lost", lambda: lock.lost.is_set())
-    assert "Strange" in lock.local.hold.loss
-    # After pauses of 0.15 s and more, not all the time.
-    assert 0 < strange.tries < 30
+    assert "Strange" in hold.loss
     strange.is_on = False
+    r.execute_command("DLOCK.RELEASE", "foo", hold.token, "ALL")
     lock.acquire()
-    is_renewed(r)
+    until_renewed(r, lock)
     lock.release()
 
 

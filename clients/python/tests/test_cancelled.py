@@ -12,6 +12,7 @@ import redis.asyncio
 import dlock
 import dlock.asyncio
 from dlock import _tasks
+from dlock._clock import now
 
 
 class Cancelling:
@@ -48,12 +49,15 @@ def cancelling(request, monkeypatch, proxy):
 def test_a_renewal_that_is_cancelled_is_tried_again(server, r, proxy, cancelling):
     async def main():
         async with redis.asyncio.Redis.from_url(proxy.url) as client:
-            lock = dlock.asyncio.Lock(client, "foo", timeout=3, auto_renew=True)
+            lock = dlock.asyncio.Lock(client, "foo", timeout=60, auto_renew=True)
             await lock.acquire()
-            began = lock.local.hold.valid_until
             switch = cancelling()
-            while lock.local.hold.valid_until == began:
+            # A renewal is due, and again after each cancelled one.
+            hold = lock.local.hold
+            hold.valid_until = now() + 30
+            while hold.valid_until < now() + 40:
                 assert not lock.lost.is_set()
+                hold._retry_at = hold._retry_at and min(hold._retry_at, now() + 0.1)
                 await asyncio.sleep(0.01)
             assert switch.left == 0
             await lock.extend(60, replace_ttl=True)
@@ -79,7 +83,7 @@ def test_a_release_that_is_owed_is_sent_although_it_was_cancelled(server, r, pro
 
 
 def test_an_extension_that_is_interrupted_in_its_turn_keeps_no_other_waiting(r):
-    lock = dlock.Lock(r, "foo", timeout=0.5)
+    lock = dlock.Lock(r, "foo", timeout=60)
     lock.acquire()
     turn = lock.local.hold._turn
 
@@ -92,9 +96,10 @@ def test_an_extension_that_is_interrupted_in_its_turn_keeps_no_other_waiting(r):
     sys.settrace(lambda frame, *_: interrupt if frame.f_code.co_name == "extending" else None)
     try:
         with pytest.raises(KeyboardInterrupt):
-            lock.extend(0.5, replace_ttl=True)
+            lock.extend(60, replace_ttl=True)
     finally:
         sys.settrace(None)
     assert turn.locked()
+    lock.local.hold.valid_until = now()
     with pytest.raises(dlock.LockNotOwnedError):
-        lock.extend(0.5, replace_ttl=True)
+        lock.extend(60, replace_ttl=True)

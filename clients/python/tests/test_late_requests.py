@@ -21,6 +21,7 @@ def test_a_late_shorter_extend_at_one_member_does_not_count_for_a_longer_lease(m
     lock, quorum = members.lock(timeout=60), members.quorum
     lock.acquire()
     until("all hold it", lambda: members.held() == [True] * 3)
+    members.settle()
     members.proxies[0].stall()
     assert lock.extend(15, replace_ttl=True)
     until("the member is silent", lambda: quorum.is_silent(0))
@@ -41,6 +42,7 @@ def test_a_late_extend_does_not_prevent_a_lease_of_its_length(members):
     lock, quorum = members.lock(timeout=60), members.quorum
     lock.acquire()
     until("all hold it", lambda: members.held() == [True] * 3)
+    members.settle()
     members.proxies[0].stall()
     assert lock.extend(60, replace_ttl=True)
     until("the member is silent", lambda: quorum.is_silent(0))
@@ -51,7 +53,7 @@ def test_a_late_extend_does_not_prevent_a_lease_of_its_length(members):
 
 
 def test_a_late_shorter_extend_at_a_single_server_limits_the_validity(through, proxy):
-    lock = through(timeout=60, socket_timeout=0.5)
+    lock = through(timeout=60, socket_timeout=1)
     lock.acquire()
     proxy.silent = True
     with pytest.raises(TimeoutError):
@@ -120,6 +122,7 @@ def test_a_release_follows_a_stalled_acquire_on_its_connection(members):
     with lock:
         until("all hold it", lambda: members.held() == [True] * 3)
     until("nothing is held", lambda: not any(members.held()))
+    members.settle()
     stalled, direct = members.proxies[0], members.direct[0]
     acquired, released = calls(direct, "dlock.acquire"), calls(direct, "dlock.release")
     stalled.stall()
@@ -137,6 +140,7 @@ def test_a_round_that_failed_leaves_nothing_where_its_acquire_stalled(members):
     with lock:
         until("all hold it", lambda: members.held() == [True] * 3)
     until("nothing is held", lambda: not any(members.held()))
+    members.settle()
     for proxy in members.proxies[:2]:
         proxy.stall()
     before = [calls(direct, "dlock.acquire") for direct in members.direct]
@@ -150,7 +154,7 @@ def test_a_round_that_failed_leaves_nothing_where_its_acquire_stalled(members):
 
 
 def test_a_late_acquire_at_a_single_server_is_released(r, server, through, proxy):
-    lock = through(timeout=60, socket_timeout=0.2)
+    lock = through(timeout=60, socket_timeout=1)
     assert lock.locked() is False
     proxy.stall()
     with pytest.raises(TimeoutError):

@@ -10,7 +10,7 @@ import pytest
 import redis
 import redis.asyncio.lock
 import redis.lock
-from conftest import until
+from conftest import expire
 from redis.exceptions import LockError, LockNotOwnedError
 
 import dlock
@@ -134,13 +134,10 @@ def test_context_manager_raises_when_locked_not_acquired(r, get_lock):
 
 
 def test_context_manager_raise_on_release_error(r, get_lock):
-    def expired():
-        return pttl(r) == -2
-
-    with get_lock(timeout=0.1, raise_on_release_error=False):
-        until("it expires", expired)
-    with pytest.raises(LockNotOwnedError), get_lock(timeout=0.1):
-        until("it expires", expired)
+    with get_lock(timeout=60, raise_on_release_error=False) as lock:
+        expire(r, lock)
+    with pytest.raises(LockNotOwnedError), get_lock(timeout=60) as lock:
+        expire(r, lock)
     with get_lock(timeout=10, raise_on_release_error=False) as lock:
         lock.release()
     with pytest.raises(LockError), get_lock(timeout=10) as lock:

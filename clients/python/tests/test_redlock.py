@@ -7,10 +7,11 @@ import time
 
 import pytest
 import redis
-from conftest import until
+from conftest import until, until_renewed
 from redis.exceptions import LockNotOwnedError
 
 import dlock
+from dlock._clock import now
 
 
 def test_a_majority_decides(members):
@@ -57,8 +58,11 @@ def test_a_release_whose_answers_are_lost_is_no_loss(members, monkeypatch):
 def test_releases_that_are_sent_again_tell_of_a_loss_before_them(members, monkeypatch):
     for module in "_threads", "_tasks":
         monkeypatch.setattr(f"dlock.{module}.PATIENCE", 20)
-    lock = members.lock(timeout=0.3)
+    lock = members.lock(timeout=60)
     lock.acquire()
+    for client in members.direct:
+        client.execute_command("DLOCK.EXTEND", "foo", lock.local.hold.token, 1)
+    lock.local.hold.valid_until = now()
     until("it expires", lambda: lock.lost.is_set() and not any(members.held()))
     for proxy in members.proxies:
         proxy.match, proxy.cut_replies = b"RELEASE", 1
@@ -104,12 +108,11 @@ def test_a_fence_rises_over_the_quorum(members):
 
 
 def test_it_is_renewed_on_a_majority(members):
-    lock = members.lock(timeout=2, auto_renew=True)
+    lock = members.lock(timeout=60, auto_renew=True)
     lock.acquire()
+    until("all hold it", lambda: members.held() == [True] * 3)
     members.proxies[1].silent = True
-    for _ in range(2):
-        until("the lease goes down", lambda: members.direct[0].execute_command("DLOCK.PTTL", "foo") < 1500)
-        until("it is renewed", lambda: members.direct[0].execute_command("DLOCK.PTTL", "foo") > 1500)
+    until_renewed(members.direct[0], lock)
     assert not lock.lost.is_set()
     members.proxies[1].silent = False
     lock.release()
@@ -117,12 +120,14 @@ def test_it_is_renewed_on_a_majority(members):
 
 def test_without_a_majority_it_is_lost_before_the_lease_ends(members):
     seen = []
-    lock = members.lock(timeout=2, auto_renew=True, on_lost=lambda why: seen.append((why, members.held())))
+    lock = members.lock(timeout=60, auto_renew=True, on_lost=lambda why: seen.append((why, members.held())))
     lock.acquire()
     until("all hold it", lambda: members.held() == [True] * 3)
     for proxy in members.proxies[:2]:
         proxy.refuse = True
         proxy.drop()
+    # A tenth of the lease is left.
+    lock.local.hold.valid_until = now() + 6
     until("on_lost is called", lambda: seen)
     assert seen[0][0].startswith("not renewed in time")
     assert seen[0][1][:2] == [True, True]

@@ -8,7 +8,7 @@ import threading
 import pytest
 import redis
 import redis.asyncio
-from conftest import until
+from conftest import expire, until
 from redis.exceptions import LockError
 
 import dlock
@@ -73,10 +73,10 @@ def test_a_hold_is_lost_once_another_task_has_the_lock(r, server):
 
 def test_a_token_that_is_given_again_loses_nothing(r, get_lock):
     told = []
-    lock = get_lock(timeout=0.5, on_lost=told.append)
+    lock = get_lock(timeout=60, on_lost=told.append)
     for _ in range(2):
         assert lock.acquire(blocking=False, token="mine")
-    until("the server ends it", lambda: not exists(r))
+    expire(r, lock)
     until("it is lost", lambda: told)
     assert "taken away" not in told
 
@@ -91,8 +91,9 @@ def test_extensions_at_the_same_time_take_turns(r, server):
             while r.execute_command("DLOCK.PTTL", "foo") <= 10_000:
                 await asyncio.sleep(0.005)
             shorter = asyncio.create_task(lock.extend(20, replace_ttl=True))
-            # It must not be carried out before the first one has been answered.
+            # It must not be executed before the first one has been answered.
             await asyncio.wait([shorter], timeout=0.2)
+            assert r.execute_command("DLOCK.PTTL", "foo") > 20_000
             may_hear.set()
             await asyncio.gather(longer, shorter)
             left = lock.local.hold.valid_until - now()
@@ -104,11 +105,12 @@ def test_extensions_at_the_same_time_take_turns(r, server):
 
 def test_on_lost_is_not_called_by_whoever_looks(r, server):
     callers = []
-    lock = dlock.Lock(r, "foo", timeout=0.1, on_lost=lambda why: callers.append(threading.current_thread()))
+    lock = dlock.Lock(r, "foo", timeout=60, on_lost=lambda why: callers.append(threading.current_thread()))
     lock.acquire()
-    # The thread that watches it is held up.
+    # The thread that watches it cannot continue.
     with _threads._clock._changed:
-        until("it is lost", lock.lost.is_set)
+        expire(r, lock)
+        assert lock.lost.is_set()
         assert callers == []
     until("on_lost is called", lambda: callers)
     assert callers != [threading.current_thread()]
@@ -119,9 +121,10 @@ def test_on_lost_is_called_in_the_event_loop_whichever_thread_looks(server):
         async with redis.asyncio.Redis.from_url(server.url) as client:
             callers = []
             told = lambda why: callers.append(threading.current_thread())  # noqa: E731
-            lock = dlock.asyncio.Lock(client, "foo", timeout=0.1, on_lost=told)
+            lock = dlock.asyncio.Lock(client, "foo", timeout=60, on_lost=told)
             await lock.acquire()
             lost = lock.lost
+            lock.local.hold.valid_until = now() + 0.1
             waiting = asyncio.create_task(lost.wait())
             await asyncio.sleep(0)
             # The event loop stands still meanwhile.

@@ -35,7 +35,7 @@ async def both_async(client, name, **options):
     async with first:
         assert await first.owned()
         waiting = asyncio.create_task(second.acquire(blocking_timeout=LIMIT))
-        await asyncio.sleep(0.1)
+        await asyncio.wait([waiting], timeout=0.1)
         assert not waiting.done()
     assert await waiting
     await second.release()
