@@ -39,6 +39,11 @@ LIMIT = 30
 FOREIGN_TOKEN = "0123456789abcdef" * 2
 
 
+def protocols():
+    """Returns the servers' names, each with a version of RESP: over all servers, both are used."""
+    return [(server, 2 + number % 2) for number, server in enumerate(sorted(SERVERS))] or [("none", 2)]
+
+
 def client_class(library, *, is_async=False):
     """Returns the class of clients of a library."""
     module = importlib.import_module(f"{library}.asyncio" if is_async else library)

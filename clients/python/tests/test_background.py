@@ -57,7 +57,7 @@ def test_a_thread_that_cannot_be_started_is_started_later(r, server, monkeypatch
     lock.release()
 
 
-def test_who_gets_no_thread_to_renew_it_does_not_keep_the_lock(r, server, monkeypatch):
+def test_acquire_releases_the_lock_when_no_thread_can_renew_it(r, server, monkeypatch):
     def refuse(target, name, *args):
         raise RuntimeError("can't start new thread")
 
@@ -70,7 +70,7 @@ def test_who_gets_no_thread_to_renew_it_does_not_keep_the_lock(r, server, monkey
     assert lock.local.token is None
 
 
-def test_all_who_wait_for_the_end_are_woken(r):
+def test_the_end_of_a_hold_wakes_all_its_wakers(r):
     lock = dlock.Lock(r, "foo", timeout=60)
     lock.acquire()
     hold, woken = lock.local.hold, []
@@ -146,7 +146,7 @@ def strange(locks, monkeypatch):
     return switch
 
 
-def test_a_release_is_owed_whatever_the_error(r, through, proxy, strange):
+def test_an_owed_release_is_sent_again_after_an_error_of_any_class(r, through, proxy, strange):
     lock = through(timeout=60)
     lock.acquire()
     strange.is_on = True
@@ -161,7 +161,7 @@ def test_a_release_is_owed_whatever_the_error(r, through, proxy, strange):
     until("it is released", lambda: not exists(r))
 
 
-def test_a_renewal_is_tried_again_whatever_the_error(r, get_lock, strange):
+def test_a_renewal_is_tried_again_after_an_error_of_any_class(r, get_lock, strange):
     lock = get_lock(timeout=60, auto_renew=True)
     lock.acquire()
     hold = lock.local.hold
@@ -181,7 +181,7 @@ def test_a_renewal_is_tried_again_whatever_the_error(r, get_lock, strange):
     lock.release()
 
 
-def test_a_listener_listens_again_whatever_the_error(r, get_lock, strange, monkeypatch):
+def test_a_listener_listens_again_after_an_error_of_any_class(r, get_lock, strange, monkeypatch):
     monkeypatch.setattr("dlock._attempt.ASK", 1000)
     r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
     strange.is_on = True

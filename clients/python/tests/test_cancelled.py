@@ -66,7 +66,7 @@ def test_a_renewal_that_is_cancelled_is_tried_again(server, r, proxy, cancelling
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_release_that_is_owed_is_sent_although_it_was_cancelled(server, r, proxy, cancelling):
+def test_an_owed_release_that_is_cancelled_is_sent_again(server, r, proxy, cancelling):
     async def main():
         async with redis.asyncio.Redis.from_url(proxy.url) as client:
             lock = dlock.asyncio.Lock(client, "foo", timeout=60)
@@ -82,7 +82,7 @@ def test_a_release_that_is_owed_is_sent_although_it_was_cancelled(server, r, pro
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_an_extension_that_is_interrupted_in_its_turn_keeps_no_other_waiting(r):
+def test_an_extension_after_an_interrupted_one_ends_when_the_hold_is_lost(r):
     lock = dlock.Lock(r, "foo", timeout=60)
     lock.acquire()
     turn = lock.local.hold._turn

@@ -1,5 +1,5 @@
-"""The contract as data: plays conformance/*.json, in RESP2 and RESP3, over a bare socket. What a file means
-stands in conformance/README.md."""
+"""The contract as data: plays conformance/*.json, in RESP2 and RESP3, over a bare socket.
+conformance/README.md explains the files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 
 import pytest
 import redis
-from conftest import LIMIT, until
+from conftest import LIMIT, SERVERS, protocols, until
 
 FOLDER = pathlib.Path(__file__).parents[3] / "conformance"
 STEP = {"on", "send", "answer", "until", "lose", "mark", "after", "close", "why"}
@@ -142,7 +142,7 @@ class Playing:
 
 @contextlib.contextmanager
 def options(server, scenario):
-    """The options of a scenario, set; afterwards the server is as it was."""
+    """Sets the options of a scenario, and restores the earlier values afterwards."""
     chosen = scenario.get("options", {})
     with redis.Redis.from_url(server.url, decode_responses=True) as r:
         before = {name: r.config_get(name)[name] for name in chosen}
@@ -151,15 +151,15 @@ def options(server, scenario):
         try:
             yield
         finally:
-            # Whoever is still queued is granted what is flushed.
+            # A flush grants the locks to their waiters.
             until("nothing is left", lambda: r.flushall() and not r.execute_command("DLOCK.LIST", 0)[1])
             for name, value in before.items():
                 r.config_set(name, value)
 
 
-@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("shared_server, protocol", protocols(), indirect=["shared_server"])
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
-def test_conformance(server, path, protocol):
+def test_the_server_keeps_the_contract(server, path, protocol):
     scenario = json.loads(path.read_text())
     if protocol not in scenario.get("protocols", [2, 3]):
         pytest.skip("only for the other protocol")
@@ -173,15 +173,16 @@ def test_conformance(server, path, protocol):
                 connection.close()
 
 
-def test_the_runner_for_node(server):
-    """It plays them all, and says which step fails."""
+@pytest.mark.parametrize("shared_server", sorted(SERVERS)[:1], indirect=True)
+def test_the_runner_for_node_plays_every_file(server):
     command = ["node", FOLDER / "play.js", str(server.port)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("kept: ") == len(list(FOLDER.glob("*.json")))
 
 
-def test_the_runner_for_node_fails_where_it_should(server, tmp_path):
+@pytest.mark.parametrize("shared_server", sorted(SERVERS)[:1], indirect=True)
+def test_the_runner_for_node_names_the_step_that_fails(server, tmp_path):
     wrong = tmp_path / "wrong.json"
     steps = [
         {"send": "DLOCK.ACQUIRE lock one 60000", "answer": {"fence": "f"}},

@@ -55,7 +55,7 @@ def test_any_string_is_taken_where_the_server_honours_strings(r, get_lock):
         r.config_set("dlock.honour-strings", "no")
 
 
-def test_without_the_right_to_ask_for_the_type_it_is_an_error_too(r, locks, server):
+def test_acquire_raises_for_data_without_the_right_to_read_its_type(r, locks, server):
     r.rpush("foo", "a")
     r.execute_command("ACL", "SETUSER", "plain", "on", ">secret", "~*", "&*", "+@all", "-type", "-get")
     client = locks.client(server.url.replace("//", "//plain:secret@"))

@@ -52,7 +52,7 @@ def test_a_late_answer_of_acquire_leaves_nothing_behind(r, through, proxy):
     until("it is released", lambda: not exists(r))
 
 
-def test_a_lost_answer_is_asked_for_again_where_the_client_retries(r, locks, proxy):
+def test_acquire_is_granted_once_when_the_client_sends_it_again(r, locks, proxy):
     client = locks.client(proxy.url, **locks.retries(3))
     lock = locks.lock(client, "foo", timeout=60)
     proxy.match, proxy.cut_replies = b"ACQUIRE", 2
@@ -80,7 +80,7 @@ def test_a_release_that_the_client_sends_again_is_no_loss(r, sends_again, proxy)
     assert not exists(r)
 
 
-def test_a_release_that_the_client_sends_again_tells_of_a_loss_before_it(r, sends_again, proxy):
+def test_a_release_that_the_client_sends_again_reports_an_earlier_loss(r, sends_again, proxy):
     lock = sends_again(timeout=60)
     lock.acquire()
     expire(r, lock)
@@ -89,7 +89,7 @@ def test_a_release_that_the_client_sends_again_tells_of_a_loss_before_it(r, send
     assert proxy.lost == 1
 
 
-def test_a_grant_that_took_longer_than_its_lease_is_no_grant(r, through, proxy):
+def test_acquire_raises_when_each_grant_arrives_after_its_lease(r, through, proxy):
     lock = through(timeout=0.1)
     proxy.delay = 0.15
     with pytest.raises(dlock.LateError):
@@ -233,7 +233,7 @@ def test_a_cancelled_release_is_owed(r, server, proxy):
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_the_proxy_is_a_program_too(server, r):
+def test_the_proxy_obeys_commands_as_a_program(server, r):
     command = [sys.executable, faults.__file__, str(server.port)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proxy:
 

@@ -200,7 +200,7 @@ def test_a_mixed_fleet_never_has_two_holders(mixed, capsys):
 
 
 @pytest.mark.timeout(SECONDS + 120)
-def test_a_fleet_moves_to_dlock_and_back(mixed, capsys):
+def test_a_fleet_that_moves_to_dlock_and_back_never_has_two_holders(mixed, capsys):
     step = SECONDS / (2 * len(OLD) + 2)
     with fleet(mixed, OLD) as members, redis.Redis.from_url(mixed.url) as r:
         for kinds in NEW, OLD:
@@ -216,7 +216,7 @@ def test_a_fleet_moves_to_dlock_and_back(mixed, capsys):
     check(holds, dead, capsys, "moved and back")
 
 
-def test_an_old_holder_that_comes_too_late_does_nothing(r):
+def test_a_late_call_of_an_old_holder_changes_nothing(r):
     """What docs/moving.md says of redis-py's lock, and of commands that would overwrite."""
     old = r.lock(KEY, timeout=0.05)
     for late in old.release, lambda: old.extend(1), old.reacquire, old.owned, old.locked:
@@ -229,7 +229,7 @@ def test_an_old_holder_that_comes_too_late_does_nothing(r):
         assert r.execute_command("DLOCK.RELEASE", KEY, "new") == 1
 
 
-def test_the_check_finds_two_holders():
+def test_overlaps_finds_two_holders():
     def hold(entered, until, left):
         return Hold("dlock", 0, entered, until, left)
 

@@ -40,7 +40,9 @@ def until_valid(lock, leases):
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
-def test_a_rolling_restart_of_all_masters_without_persistence(members, masters, acquired, shared):
+def test_a_hold_survives_a_rolling_restart_of_all_masters_without_persistence(
+    members, masters, acquired, shared
+):
     lock = acquired(shared=shared)
     fences = [lock.fence]
 
@@ -64,7 +66,7 @@ def test_a_rolling_restart_of_all_masters_without_persistence(members, masters, 
     until("nothing is left", lambda: not any(members.held()))
 
 
-def test_it_waits_behind_those_who_came_first(members, masters, acquired):
+def test_a_restored_hold_waits_behind_earlier_waiters(members, masters, acquired):
     lock = acquired()
     members.proxies[0].refuse = True
     masters[0].kill()
@@ -89,7 +91,7 @@ def test_it_waits_behind_those_who_came_first(members, masters, acquired):
     until("nothing is left", lambda: not any(members.held()))
 
 
-def test_masters_that_were_away_for_a_lease(members, acquired):
+def test_a_hold_survives_masters_that_are_away_for_a_lease_one_by_one(members, acquired):
     lock = acquired()
     for member, proxy in enumerate(members.proxies):
         proxy.refuse = True
@@ -101,7 +103,7 @@ def test_masters_that_were_away_for_a_lease(members, acquired):
     until("nothing is left", lambda: not any(members.held()))
 
 
-def test_what_is_broken_on_one_master_after_the_other_stays_broken(members, acquired):
+def test_a_hold_that_is_broken_on_one_master_after_the_other_is_lost(members, acquired):
     lock = acquired()
     members.direct[0].execute_command("DLOCK.BREAK", "foo")
     # Longer than its lease would have lasted there.

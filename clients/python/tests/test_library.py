@@ -1,5 +1,5 @@
 """The contract through the library: plays the files of conformance/ that are marked `library`, and those of
-conformance/library, with locks of both kinds. conformance/README.md says how."""
+conformance/library, with locks of both kinds, as conformance/README.md explains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-from conftest import LIMIT, until
+from conftest import LIMIT, protocols, until
 from redis.exceptions import LockError, RedisError
 from test_conformance import FOLDER, STEP, Connection, Error, Playing, options
 
@@ -20,8 +20,8 @@ CALLS = {"DLOCK.ACQUIRE", "DLOCK.RELEASE", "DLOCK.EXTEND", "DLOCK.HOLDS"}
 
 
 class Caller:
-    """In place of a connection: calls the library for an owner's commands, and sends the others as they
-    are."""
+    """In place of a connection: calls the library for the commands of an owner, and sends the others
+    unchanged."""
 
     def __init__(self, playing):
         self.playing = playing
@@ -34,7 +34,7 @@ class Caller:
             command, key, owner, *arguments = words
             self.calls.append(getattr(self, command[6:].lower())((key, owner), *arguments))
         else:
-            # The owner's token is the library's business.
+            # Only the library knows the token of the owner.
             self.direct.send(words[:2] if words[0] == "DLOCK.PTTL" else words)
             self.calls.append(None)
 
@@ -53,7 +53,7 @@ class Caller:
         return answer(outcome)
 
     def close(self):
-        """Whatever is under way is given up."""
+        """Cancels all calls under way."""
         for call in self.calls:
             if call is not None and not call[0].done():
                 call[0].cancel()
@@ -137,22 +137,22 @@ class Through(Playing):
             super().step(step)
         if word is not None:
             until("a reply is lost", lambda: self.proxy.lost > lost)
-            # What the library makes of it is its own business.
+            # The outcome is not compared.
             while caller.calls:
                 caller.read()
         if owner is not None:
             assert self.told[owner].wait(LIMIT), f"{owner} is not told"
 
     def fits_word(self, word, wanted, found):
-        # The library draws its tokens itself.
+        # The library makes its tokens itself.
         if word == "map":
             wanted = {name: value for name, value in wanted.items() if name != "token"}
         return super().fits_word(word, wanted, found)
 
 
-@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("shared_server, protocol", protocols(), indirect=["shared_server"])
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_library(server, proxy, locks, path, protocol):
+def test_the_library_keeps_the_contract(server, proxy, locks, path, protocol):
     scenario = json.loads(path.read_text())
     if locks.loop is None and any("close" in step for step in scenario["steps"]):
         pytest.skip("a thread cannot be cancelled")
@@ -164,5 +164,5 @@ def test_library(server, proxy, locks, path, protocol):
         finally:
             for caller in playing.connections.values():
                 caller.direct.close()
-    # What a failure leaves under way ends when its key is flushed.
+    # Calls that a failure leaves under way end with the flush of their key.
     playing.threads.shutdown()

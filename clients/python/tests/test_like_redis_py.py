@@ -29,7 +29,7 @@ def pttl(r):
     ("ours", "theirs"),
     [(dlock.Lock, redis.lock.Lock), (dlock.asyncio.Lock, redis.asyncio.lock.Lock)],
 )
-def test_the_methods_take_the_same_arguments(ours, theirs):
+def test_the_methods_take_the_arguments_of_redis_py(ours, theirs):
     assert issubclass(ours, theirs)
     for name in ["__init__", "acquire", "release", "extend", "reacquire", "locked", "owned"]:
         expected = inspect.signature(getattr(theirs, name)).parameters
@@ -41,13 +41,13 @@ def test_the_methods_take_the_same_arguments(ours, theirs):
     ("ours", "theirs"),
     [(dlock.Lock, redis.lock.Lock), (dlock.asyncio.Lock, redis.asyncio.lock.Lock)],
 )
-def test_no_method_is_left_that_would_make_a_lock_of_redis_py(ours, theirs):
+def test_no_method_of_redis_py_is_inherited(ours, theirs):
     methods = [name for name, value in vars(theirs).items() if inspect.isfunction(value)]
     assert "do_acquire" in methods
     assert [name for name in methods if getattr(ours, name) is getattr(theirs, name)] == []
 
 
-def test_client_lock_makes_one(server, r, locks):
+def test_client_lock_makes_a_lock_of_the_class(server, r, locks):
     client = locks.client(server.url)
     lock_class = dlock.Lock if locks.kind == "threads" else dlock.asyncio.Lock
     lock = client.lock("foo", timeout=3, sleep=0.2, blocking=False, lock_class=lock_class)
@@ -58,7 +58,7 @@ def test_client_lock_makes_one(server, r, locks):
     client.lock("foo", lock_class=functools.partial(lock_class, shared=True))
 
 
-def test_lock(r, get_lock):
+def test_acquire_holds_the_lock_without_a_ttl_of_the_key(r, get_lock):
     lock = get_lock()
     assert lock.acquire(blocking=False)
     assert holds(r, lock)
@@ -68,7 +68,7 @@ def test_lock(r, get_lock):
 
 
 @pytest.mark.parametrize("thread_local", [True, False])
-def test_lock_token(r, get_lock, thread_local):
+def test_acquire_uses_the_token_of_the_caller(r, get_lock, thread_local):
     lock = get_lock(thread_local=thread_local)
     assert lock.acquire(blocking=False, token="test")
     assert r.execute_command("DLOCK.HOLDS", "foo", "test") == 1
@@ -78,7 +78,7 @@ def test_lock_token(r, get_lock, thread_local):
     assert lock.local.token is None
 
 
-def test_locked(get_lock):
+def test_locked_is_true_while_the_lock_is_held(get_lock):
     lock = get_lock()
     assert lock.locked() is False
     lock.acquire(blocking=False)
@@ -88,7 +88,7 @@ def test_locked(get_lock):
 
 
 @pytest.mark.parametrize("decoded", [True, False])
-def test_owned(server, locks, decoded):
+def test_owned_is_true_for_the_object_that_holds_the_lock(server, locks, decoded):
     client = locks.client(server.url, decode_responses=decoded)
     lock, other = locks.lock(client, "foo"), locks.lock(client, "foo")
     assert lock.owned() is False
@@ -102,7 +102,7 @@ def test_owned(server, locks, decoded):
     assert (lock.owned(), other.owned()) == (False, False)
 
 
-def test_competing_locks(get_lock):
+def test_two_locks_of_one_name_exclude_each_other(get_lock):
     lock1, lock2 = get_lock(), get_lock()
     assert lock1.acquire(blocking=False)
     assert not lock2.acquire(blocking=False)
@@ -113,27 +113,27 @@ def test_competing_locks(get_lock):
 
 
 @pytest.mark.parametrize("timeout", [10, 9.5])
-def test_timeout(r, get_lock, timeout):
+def test_the_lease_is_the_timeout(r, get_lock, timeout):
     lock = get_lock(timeout=timeout)
     assert lock.acquire(blocking=False)
     assert timeout * 1000 - 2000 < pttl(r) <= timeout * 1000
     lock.release()
 
 
-def test_context_manager(r, get_lock):
+def test_a_with_block_holds_the_lock(r, get_lock):
     with get_lock(blocking_timeout=0.2) as lock:
         assert holds(r, lock)
     assert r.exists("foo") == 0
 
 
-def test_context_manager_raises_when_locked_not_acquired(r, get_lock):
+def test_a_with_block_raises_when_the_lock_is_not_acquired(r, get_lock):
     r.set("foo", "bar")
     with pytest.raises(LockError) as caught, get_lock(blocking_timeout=0.1):
         pass
     assert caught.value.lock_name == "foo"
 
 
-def test_context_manager_raise_on_release_error(r, get_lock):
+def test_a_with_block_raises_a_release_error_unless_told_otherwise(r, get_lock):
     with get_lock(timeout=60, raise_on_release_error=False) as lock:
         expire(r, lock)
     with pytest.raises(LockNotOwnedError), get_lock(timeout=60) as lock:
@@ -144,12 +144,12 @@ def test_context_manager_raise_on_release_error(r, get_lock):
         lock.release()
 
 
-def test_releasing_unlocked_lock_raises_error(get_lock):
+def test_release_raises_for_a_lock_that_is_not_held(get_lock):
     with pytest.raises(LockError):
         get_lock().release()
 
 
-def test_releasing_lock_no_longer_owned_raises_error(r, get_lock):
+def test_release_raises_for_a_lost_hold_and_clears_the_token(r, get_lock):
     lock = get_lock()
     lock.acquire(blocking=False)
     r.set("foo", "a")
@@ -160,7 +160,7 @@ def test_releasing_lock_no_longer_owned_raises_error(r, get_lock):
     assert r.get("foo") == b"a"
 
 
-def test_extend_lock(r, get_lock):
+def test_extend_adds_to_the_lease(r, get_lock):
     lock = get_lock(timeout=10)
     assert lock.acquire(blocking=False)
     assert 8000 < pttl(r) <= 10000
@@ -169,7 +169,7 @@ def test_extend_lock(r, get_lock):
     lock.release()
 
 
-def test_extend_lock_replace_ttl(r, get_lock):
+def test_extend_replaces_the_lease(r, get_lock):
     lock = get_lock(timeout=10)
     assert lock.acquire(blocking=False)
     assert lock.extend(10, replace_ttl=True)
@@ -177,7 +177,7 @@ def test_extend_lock_replace_ttl(r, get_lock):
     lock.release()
 
 
-def test_extend_lock_float(r, get_lock):
+def test_extend_accepts_a_float(r, get_lock):
     lock = get_lock(timeout=10.5)
     assert lock.acquire(blocking=False)
     old = pttl(r)
@@ -187,7 +187,7 @@ def test_extend_lock_float(r, get_lock):
 
 
 @pytest.mark.parametrize("ttl", [0, -1])
-def test_an_extension_that_the_server_refuses_is_no_loss(get_lock, ttl):
+def test_a_hold_survives_an_extension_that_the_server_refuses(get_lock, ttl):
     lock = get_lock("foo", timeout=10)
     assert lock.acquire()
     with pytest.raises(redis.ResponseError):
@@ -197,7 +197,7 @@ def test_an_extension_that_the_server_refuses_is_no_loss(get_lock, ttl):
 
 
 @pytest.mark.parametrize("doing", ["extend", "reacquire"])
-def test_extending_and_reacquiring_what_is_not_held(r, get_lock, doing):
+def test_extend_and_reacquire_raise_without_a_hold(r, get_lock, doing):
     arguments = {"extend": [10], "reacquire": []}[doing]
     with pytest.raises(LockError):
         getattr(get_lock(timeout=10), doing)(*arguments)
@@ -213,7 +213,7 @@ def test_extending_and_reacquiring_what_is_not_held(r, get_lock, doing):
         getattr(lock, doing)(*arguments)
 
 
-def test_reacquire_lock(r, get_lock):
+def test_reacquire_sets_the_lease_to_the_timeout(r, get_lock):
     lock = get_lock(timeout=10)
     assert lock.acquire(blocking=False)
     assert lock.extend(5, replace_ttl=True)
@@ -223,7 +223,7 @@ def test_reacquire_lock(r, get_lock):
     lock.release()
 
 
-def test_a_lock_of_redis_py_on_the_same_key_excludes_it(r, get_lock):
+def test_a_lock_of_redis_py_and_a_lock_of_dlock_exclude_each_other(r, get_lock):
     theirs = r.lock("foo", timeout=10)
     assert theirs.acquire(blocking=False)
     lock = get_lock(timeout=10)
@@ -236,7 +236,7 @@ def test_a_lock_of_redis_py_on_the_same_key_excludes_it(r, get_lock):
     lock.release()
 
 
-def test_what_the_methods_of_redis_py_are_made_of(r, get_lock):
+def test_the_building_blocks_of_redis_py_acquire_extend_and_release(r, get_lock):
     lock, elsewhere = get_lock(timeout=10), get_lock(timeout=10)
     assert lock.do_acquire("mine")
     assert not elsewhere.do_acquire("other")
@@ -264,7 +264,7 @@ def test_do_release_ends_the_hold_that_it_releases(r, get_lock):
     assert told == []
 
 
-def test_a_token_set_by_hand_is_a_hold(r, get_lock):
+def test_a_lock_with_the_token_of_another_owns_its_hold(r, get_lock):
     lock, elsewhere = get_lock(timeout=10), get_lock(timeout=10)
     assert lock.acquire(blocking=False)
     elsewhere.local.token = lock.local.token

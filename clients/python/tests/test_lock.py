@@ -50,7 +50,7 @@ def test_shared_holds_exclude_an_exclusive_one(get_lock):
     writer.release()
 
 
-def test_permits(get_lock):
+def test_permits_limit_the_number_of_holders(get_lock):
     held = [get_lock(permits=2) for _ in range(3)]
     assert [lock.acquire(blocking=False) for lock in held] == [True, True, False]
     held[0].release()
@@ -103,7 +103,7 @@ def test_a_lost_hold_is_not_entered_again(r, server):
     lock.release()
 
 
-def test_it_is_renewed_past_its_lease(r, get_lock):
+def test_a_renewed_hold_lasts_longer_than_its_lease(r, get_lock):
     lock = get_lock(timeout=6, auto_renew=True)
     lock.acquire()
     before = lock.local.hold.valid_until
@@ -114,7 +114,7 @@ def test_it_is_renewed_past_its_lease(r, get_lock):
     assert not exists(r)
 
 
-def test_without_renewal_it_ends_with_its_lease(r, get_lock):
+def test_a_hold_without_renewal_ends_with_its_lease(r, get_lock):
     lost = []
     lock = get_lock(timeout=60, on_lost=lost.append)
     lock.acquire()
@@ -171,7 +171,7 @@ def test_a_renewal_whose_reply_is_lost_is_repeated(r, through, proxy):
     lock.release()
 
 
-def test_an_event_loop_that_was_blocked_past_the_lease_sees_the_loss_first(server):
+def test_lost_is_set_before_any_task_notices_the_end_of_the_lease(server):
     async def main():
         async with redis.asyncio.Redis.from_url(server.url) as client:
             lock = dlock.asyncio.Lock(client, "foo", timeout=60, auto_renew=True)
@@ -185,7 +185,7 @@ def test_an_event_loop_that_was_blocked_past_the_lease_sees_the_loss_first(serve
     asyncio.run(main())
 
 
-def test_a_connection_that_does_not_close_in_time_is_no_error(server, monkeypatch, caplog):
+def test_a_connection_that_does_not_close_in_time_logs_no_error(server, monkeypatch, caplog):
     async def hangs(pool):
         raise redis.TimeoutError("Timed out closing connection")
 
@@ -206,7 +206,7 @@ def test_a_connection_that_does_not_close_in_time_is_no_error(server, monkeypatc
     assert not caplog.records
 
 
-def test_where_there_is_no_boot_time_clock_the_system_has_another():
+def test_the_clock_is_monotonic_without_a_boot_time_clock():
     program = """
 import time
 
@@ -218,7 +218,7 @@ assert dlock._clock._CLOCK == time.CLOCK_MONOTONIC
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_lost_waits(r, server):
+def test_lost_waits_for_the_loss_or_the_release(r, server):
     lock = dlock.Lock(r, "foo", timeout=60)
     assert lock.lost.wait(0) is False
     lock.acquire()
@@ -237,7 +237,7 @@ def test_lost_waits(r, server):
     assert seen == [False]
 
 
-def test_the_lock_stays_held_in_the_process_that_acquired_it(r, server):
+def test_a_fork_neither_owns_nor_releases_the_hold(r, server):
     lock = dlock.Lock(r, "foo", timeout=60, auto_renew=True)
     lock.acquire()
 
@@ -281,7 +281,7 @@ def test_a_lock_without_timeout_ends_with_its_process(r, server):
     until("it is free", lambda: not exists(r))
 
 
-def test_threads_see_what_they_have_acquired_themselves(r, server):
+def test_a_thread_sees_only_its_own_hold(r, server):
     lock = dlock.Lock(r, "foo", timeout=10)
     lock.acquire()
     seen = []
@@ -299,7 +299,7 @@ def test_threads_see_what_they_have_acquired_themselves(r, server):
     lock.release()
 
 
-def test_grace_is_an_error_without_waiting(r, get_lock):
+def test_acquire_raises_in_a_grace_period_without_waiting(r, get_lock):
     r.config_set("dlock.restart-grace", 60_000)
     get_lock("forgotten", timeout=60).acquire()
     r.flushall()
@@ -311,7 +311,7 @@ def test_grace_is_an_error_without_waiting(r, get_lock):
         r.config_set("dlock.restart-grace", 0)
 
 
-def test_grace_is_waited_for(r, get_lock):
+def test_acquire_waits_for_the_end_of_a_grace_period(r, get_lock):
     r.config_set("dlock.restart-grace", 1000)
     get_lock("forgotten", timeout=1).acquire()
     r.flushall()
@@ -322,7 +322,7 @@ def test_grace_is_waited_for(r, get_lock):
         r.config_set("dlock.restart-grace", 0)
 
 
-def test_grace_can_end_earlier_than_the_server_said(r, get_lock):
+def test_acquire_asks_again_before_the_announced_end_of_a_grace_period(r, get_lock):
     r.config_set("dlock.restart-grace", 600_000)
     try:
         get_lock("forgotten", timeout=1).acquire()

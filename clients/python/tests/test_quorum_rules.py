@@ -30,7 +30,7 @@ def asking(quorum):
     return steps, next(steps)
 
 
-def test_nobody_waits_for_the_silent_while_a_majority_answers():
+def test_silent_members_are_not_awaited_while_a_majority_answers():
     quorum = quorum_of(5, silent=[0, 3])
     steps, step = asking(quorum)
     assert sorted(step.questions) == [0, 1, 2, 3, 4]
@@ -47,13 +47,13 @@ def test_nobody_waits_for_the_silent_while_a_majority_answers():
     assert not step.enough({1: 1, 2: 1, 4: 1})
 
 
-def test_without_a_majority_of_the_others_the_silent_are_waited_for():
+def test_silent_members_are_awaited_without_a_majority_of_the_others():
     _, step = asking(quorum_of(5, silent=[0, 1, 3]))
     assert not step.enough({2: 1, 4: 1})
     assert step.enough(dict.fromkeys(range(5), 1))
 
 
-def test_one_that_was_never_asked_is_waited_for_once():
+def test_a_member_that_was_never_asked_is_awaited_once():
     quorum = quorum_of(5)
     for member in 3, 4:
         del quorum.run_ids[member]
@@ -69,7 +69,7 @@ def test_one_that_was_never_asked_is_waited_for_once():
     assert step.enough({0: 1, 1: 1, 2: 1})
 
 
-def test_of_those_who_ask_in_order_one_goes_on():
+def test_a_round_in_order_asks_the_others_after_the_first_grant():
     quorum = quorum_of(3)
     this = Round(quorum, Request(b"foo", "foo", 10_000, (), False), b"token", quorum.order(b"foo"))
     steps = this.in_order()
@@ -98,14 +98,14 @@ def test_of_those_who_ask_in_order_one_goes_on():
         ([1, 2], {0: None, 1: 6, 2: 7}, 1),
     ],
 )
-def test_where_to_queue_next(order, answers, queue):
+def test_next_queue_follows_the_answers(order, answers, queue):
     this = Round(quorum_of(3), Request(b"foo", "foo", 10_000, (), False), b"token", order)
     next(this.queued(0.1, None, True))
     this.answers = answers
     assert this.next_queue() == queue
 
 
-def test_the_silent_come_last_in_the_order_of_queues():
+def test_silent_members_are_last_in_the_order_of_the_queues():
     quorum = quorum_of(3, silent=[0])
     assert quorum.order(b"foo") == [1, 2, 0]
     # Where others were met.
@@ -114,7 +114,7 @@ def test_the_silent_come_last_in_the_order_of_queues():
     assert quorum.order(b"bar") == [1, 2, 0]
 
 
-def test_all_go_to_a_later_queue_together_and_nobody_goes_back():
+def test_a_noted_queue_sends_all_waits_to_it_and_none_back():
     quorum = quorum_of(3)
     watches = [QueueWatch(quorum, member, b"foo") for member in quorum.all()]
     quorum.queue_watches.update({(member, b"foo"): watch for member, watch in enumerate(watches)})
@@ -135,7 +135,7 @@ def test_all_go_to_a_later_queue_together_and_nobody_goes_back():
         ({b"own": 5}, {b"own": 5}, [], [0, 1, 2]),
     ],
 )
-def test_others_queue_where_they_stay_and_have_not_stayed_for_long(before, after, waiters, order):
+def test_partial_holds_that_stay_and_are_young_mark_the_queue_of_others(before, after, waiters, order):
     quorum = quorum_of(3)
     attempt = QuorumAttempt(quorum, b"foo", "foo", b"own", 10_000, lambda: (), of_thread(), False)
     won = attempt._begin(quorum.order(b"foo"))
@@ -167,7 +167,7 @@ def inspected(tokens):
     }
 
 
-def test_one_who_has_the_lock_is_nobody_to_queue_behind():
+def test_partial_holds_leave_out_a_holder_with_a_majority():
     steps = quorum_of(3).partial_holds(b"foo", 2)
     next(steps)
     with pytest.raises(StopIteration) as end:
@@ -176,7 +176,7 @@ def test_one_who_has_the_lock_is_nobody_to_queue_behind():
 
 
 @pytest.mark.parametrize("is_last, held, left", [(False, 5, 1), (True, 1999, 0), (True, 2000, 1)])
-def test_a_queue_that_does_not_move_is_left_the_last_one_later(monkeypatch, is_last, held, left):
+def test_waits_leave_a_queue_that_does_not_move_and_the_last_one_later(monkeypatch, is_last, held, left):
     def holders(key):
         yield from ()
         return [{}, {}, {b"left": held}]
@@ -190,7 +190,7 @@ def test_a_queue_that_does_not_move_is_left_the_last_one_later(monkeypatch, is_l
     assert watch.left == left
 
 
-def test_one_that_does_not_answer_a_release_is_silent():
+def test_a_member_that_does_not_answer_a_release_is_silent():
     quorum = quorum_of(3)
     owed = OwedRelease(b"foo", b"token", 10)
     quorum.owe({1: owed}, lambda: True)

@@ -16,7 +16,7 @@ def examples_of(path):
     return re.findall(r"```python\n(.*?)```", path.read_text(), re.S)
 
 
-def test_the_examples_run(server):
+def test_the_examples_of_the_readme_run(server):
     examples = examples_of(README)
     assert len(examples) == 5
     # The second one is a program of its own; the others go on from the first.

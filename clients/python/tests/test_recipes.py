@@ -31,7 +31,7 @@ def recipe(server, monkeypatch):
     return load
 
 
-def test_django(recipe, server, r):
+def test_the_django_recipe_locks_with_dlock(recipe, server, r):
     pytest.importorskip("django_redis")
     from django.conf import settings
     from django.core.cache import caches
@@ -62,7 +62,7 @@ def once(recipe):
     module.client.close()
 
 
-def test_celery(once, r):
+def test_the_celery_recipe_runs_a_task_once(once, r):
     from celery.contrib.testing.worker import start_worker
 
     app, module = once
@@ -90,7 +90,7 @@ def test_celery(once, r):
     assert r.dbsize() == 2, "marks, and no locks"
 
 
-def test_celery_that_lost_its_lock_leaves_no_mark(once, r):
+def test_the_celery_recipe_leaves_no_mark_after_a_lost_lock(once, r):
     app, module = once
 
     @app.task(base=module.Once, bind=True, shared=False)
@@ -102,7 +102,7 @@ def test_celery_that_lost_its_lock_leaves_no_mark(once, r):
     assert r.dbsize() == 0
 
 
-def test_fastapi(recipe, r):
+def test_the_fastapi_recipe_answers_423_after_a_long_wait(recipe, r):
     pytest.importorskip("httpx")
     testclient = pytest.importorskip("fastapi.testclient")
     module = recipe("fastapi_locks")
@@ -130,7 +130,7 @@ def leader(server):
         process.communicate()
 
 
-def test_leader(leader, r):
+def test_the_leader_recipe_passes_the_lead_on(leader, r):
     def leads(process):
         assert process.stdout.readline().startswith(f"{process.pid} leads, term 17")
 

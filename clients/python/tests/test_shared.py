@@ -39,7 +39,7 @@ class Late(redis.asyncio.Redis):
         return self.may_hear
 
 
-def test_whoever_acquires_before_a_release_is_answered_keeps_the_lock(r, server):
+def test_an_acquire_before_the_answer_of_a_release_keeps_the_lock(r, server):
     async def main():
         async with Late.from_url(server.url) as client:
             lock = dlock.asyncio.Lock(client, "foo", timeout=60)
@@ -71,7 +71,7 @@ def test_a_hold_is_lost_once_another_task_has_the_lock(r, server):
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_token_that_is_given_again_loses_nothing(r, get_lock):
+def test_an_acquire_with_the_same_token_loses_nothing(r, get_lock):
     told = []
     lock = get_lock(timeout=60, on_lost=told.append)
     for _ in range(2):
@@ -103,7 +103,7 @@ def test_extensions_at_the_same_time_take_turns(r, server):
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_on_lost_is_not_called_by_whoever_looks(r, server):
+def test_on_lost_is_not_called_by_the_thread_that_finds_the_loss(r, server):
     callers = []
     lock = dlock.Lock(r, "foo", timeout=60, on_lost=lambda why: callers.append(threading.current_thread()))
     lock.acquire()
@@ -116,7 +116,7 @@ def test_on_lost_is_not_called_by_whoever_looks(r, server):
     assert callers != [threading.current_thread()]
 
 
-def test_on_lost_is_called_in_the_event_loop_whichever_thread_looks(server):
+def test_on_lost_is_called_in_the_event_loop_when_another_thread_finds_the_loss(server):
     async def main():
         async with redis.asyncio.Redis.from_url(server.url) as client:
             callers = []
@@ -141,7 +141,7 @@ def test_on_lost_is_called_in_the_event_loop_whichever_thread_looks(server):
     asyncio.run(asyncio.wait_for(main(), 20), debug=True)
 
 
-def test_a_coroutine_is_no_on_lost(get_lock):
+def test_a_coroutine_function_is_refused_as_on_lost(get_lock):
     async def told(why):
         pass
 
@@ -150,7 +150,7 @@ def test_a_coroutine_is_no_on_lost(get_lock):
 
 
 @pytest.mark.parametrize("kind", ["threads", "asyncio"])
-def test_another_thread_is_not_told_that_nothing_is_lost(r, server, kind):
+def test_lost_raises_in_another_thread(r, server, kind):
     seen = []
 
     def look(lock):
@@ -175,7 +175,7 @@ def test_another_thread_is_not_told_that_nothing_is_lost(r, server, kind):
     assert seen == [True]
 
 
-def test_a_thread_with_the_number_of_one_that_ended_is_another_owner(r, server):
+def test_a_thread_with_a_reused_number_is_another_owner(r, server):
     lock = dlock.Lock(r, "foo", timeout=60, thread_local=False, reentrant=True)
     owner = threading.Thread(target=lock.acquire)
     owner.start()

@@ -94,7 +94,7 @@ def contending(members, quorums):
 
 
 @pytest.mark.parametrize("how", ["silent", "refuse"])
-def test_two_of_five_members_are_missing_from_the_start(five, how):
+def test_two_missing_members_of_five_delay_no_acquisition(five, how):
     missing = five.proxies[1], five.proxies[3]
     for proxy in missing:
         setattr(proxy, how, True)
@@ -107,7 +107,9 @@ def test_two_of_five_members_are_missing_from_the_start(five, how):
     for _ in range(30):
         with five.lock(timeout=10, fenced=True) as lock:
             assert lock.extend(10)
-    assert [calls(client, "dlock.acquire") - before for client, before in zip(answering, asked)] == [30] * 3
+    # Each acquisition asks each of them at most once.
+    for client, before in zip(answering, asked):
+        assert calls(client, "dlock.acquire") - before <= 30
     if how == "silent":
         # Each attempt to reach one takes its time limit: with 30 that waited there were 60.
         assert sum(proxy.accepted for proxy in missing) - attempts < 30
@@ -125,7 +127,7 @@ def test_two_of_five_members_are_missing_from_the_start(five, how):
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_one_of_three_members_falls_silent(members, masters, place):
+def test_a_member_that_falls_silent_delays_no_acquisition(members, masters, place):
     struck = in_order(members, masters)[place]
     quorums = [members.make_quorum([proxy.url for proxy in members.proxies]) for _ in range(3)]
     with contending(members, quorums) as contenders:
@@ -141,7 +143,7 @@ def test_one_of_three_members_falls_silent(members, masters, place):
     until("nothing is left", lambda: not any(members.held()))
 
 
-def test_the_master_of_the_queue_is_stopped(members, masters):
+def test_waits_meet_at_the_next_queue_when_its_master_is_stopped(members, masters):
     first, *rest = in_order(members, masters)
     others = [members.direct[member] for member in rest]
     quorums = [members.make_quorum([proxy.url for proxy in members.proxies]) for _ in range(4)]
@@ -158,7 +160,7 @@ def test_the_master_of_the_queue_is_stopped(members, masters):
     until("nothing is left", lambda: not any(members.held()))
 
 
-def test_taken_is_said_of_what_somebody_else_has(members, masters):
+def test_a_try_returns_false_at_once_only_if_another_client_has_a_majority(members, masters):
     first, second, third = in_order(members, masters)
     members.proxies[third].silent = True
 
@@ -196,7 +198,7 @@ def test_a_position_in_an_earlier_queue_is_given_back(members, masters, monkeypa
     until("nothing is left", lambda: not any(members.held()))
 
 
-def test_one_client_cannot_reach_the_master_of_the_queue(members, masters):
+def test_a_client_that_cannot_reach_the_queue_gets_its_share(members, masters):
     first = in_order(members, masters)[0]
     members.proxies[first].refuse = True
     direct = [master.url for master in masters]
@@ -205,7 +207,7 @@ def test_one_client_cannot_reach_the_master_of_the_queue(members, masters):
         contenders.until_each_has(10)
 
 
-def test_what_one_master_alone_holds_keeps_nobody_out(members, masters):
+def test_a_hold_on_one_master_alone_delays_no_client(members, masters):
     first = in_order(members, masters)[0]
     assert members.direct[first].execute_command("DLOCK.ACQUIRE", "foo", "stale", 600_000)
     quorums = [members.make_quorum([proxy.url for proxy in members.proxies]) for _ in range(2)]
@@ -214,7 +216,7 @@ def test_what_one_master_alone_holds_keeps_nobody_out(members, masters):
     assert members.held()[first]
 
 
-def test_what_is_broken_on_a_member_that_was_restarted_stays_broken(members, masters):
+def test_a_hold_broken_on_a_restarted_member_stays_broken_there(members, masters):
     with members.lock(timeout=2):
         until("all hold it", lambda: members.held() == [True] * 3)
     until("nothing is left", lambda: not any(members.held()))

@@ -68,7 +68,7 @@ def cluster(shared_server):
         node.stop()
 
 
-def test_a_cluster(cluster):
+def test_a_cluster_grants_and_hands_over(cluster):
     client = redis.RedisCluster.from_url(cluster[0].url)
     for name in ["a", "b", "c", "{tag}:d"]:
         both(client, name, timeout=10)
@@ -76,7 +76,7 @@ def test_a_cluster(cluster):
     client.close()
 
 
-def test_a_cluster_from_asyncio(cluster):
+def test_a_cluster_grants_and_hands_over_from_asyncio(cluster):
     async def main():
         client = redis.asyncio.RedisCluster.from_url(cluster[0].url)
         for name in ["a", "b", "c", "{tag}:d"]:
@@ -95,7 +95,7 @@ def is_renewed(r, name, limit=2500):
         until("it is renewed", lambda: left() > limit)
 
 
-def test_a_node_that_hangs_costs_no_holds_at_the_others(cluster):
+def test_holds_at_other_nodes_survive_a_node_that_hangs(cluster):
     client = redis.RedisCluster.from_url(cluster[0].url)
     others = [redis.Redis.from_url(node.url) for node in cluster[:2]]
     last, *locks = [dlock.Lock(client, name, timeout=3, auto_renew=True) for name in "abc"]
@@ -110,7 +110,7 @@ def test_a_node_that_hangs_costs_no_holds_at_the_others(cluster):
     client.close()
 
 
-def test_a_node_that_hangs_costs_no_holds_at_the_others_from_asyncio(cluster):
+def test_holds_at_other_nodes_survive_a_node_that_hangs_from_asyncio(cluster):
     others = [redis.Redis.from_url(node.url) for node in cluster[:2]]
 
     async def main():
@@ -129,7 +129,7 @@ def test_a_node_that_hangs_costs_no_holds_at_the_others_from_asyncio(cluster):
     asyncio.run(asyncio.wait_for(main(), 2 * LIMIT))
 
 
-def test_renewals_from_asyncio_find_the_node_while_the_client_looks_for_it(cluster):
+def test_renewals_from_asyncio_reach_their_nodes_while_the_client_searches(cluster):
     class Cluster(redis.asyncio.RedisCluster):
         """Looks in vain, and takes the last node for that of every key."""
 
@@ -201,7 +201,7 @@ def sentinel(shared_server, tmp_path):
     replica.stop()
 
 
-def test_sentinel_through_a_failover(sentinel):
+def test_a_lock_behind_sentinel_works_after_a_failover(sentinel):
     port, master = sentinel
     client = redis.sentinel.Sentinel([("127.0.0.1", port)]).master_for("main", socket_timeout=1)
     both(client, "foo", timeout=10)
@@ -244,7 +244,7 @@ def test_a_pool_with_one_connection_is_enough_for_asyncio(server):
     asyncio.run(asyncio.wait_for(main(), LIMIT))
 
 
-def test_names_and_tokens_of_any_bytes(r):
+def test_names_and_tokens_may_have_any_bytes(r):
     lock = dlock.Lock(r, b"\xff\x00\r\n", timeout=10)
     assert lock.acquire(token=b"\x00\xfe")
     assert lock.owned()
@@ -252,6 +252,6 @@ def test_names_and_tokens_of_any_bytes(r):
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_both_protocols(server, protocol):
+def test_a_lock_works_with_both_protocols(server, protocol):
     with redis.Redis.from_url(server.url, protocol=protocol, decode_responses=True) as client:
         both(client, "foo", timeout=10)

@@ -50,7 +50,7 @@ def holder(r):
     return lambda: r.execute_command("DLOCK.RELEASE", "foo", "holder")
 
 
-def test_first_come_first_served(r, get_lock, holder):
+def test_waiters_are_served_in_their_order(r, get_lock, holder):
     order, threads = [], []
 
     def worker(number):
@@ -97,7 +97,7 @@ def test_a_wait_that_times_out_leaves_the_queue(r, get_lock, holder):
 
 
 @pytest.mark.parametrize("limit", [None, LIMIT])
-def test_a_pause_of_no_time_is_no_end_of_the_wait(r, get_lock, limit):
+def test_a_wait_continues_with_a_sleep_of_zero(r, get_lock, limit):
     r.set("foo", FOREIGN_TOKEN)
     waiter = Waiter(get_lock(timeout=10, sleep=0, blocking_timeout=limit, thread_local=False))
 
@@ -113,7 +113,7 @@ def test_a_pause_of_no_time_is_no_end_of_the_wait(r, get_lock, limit):
     waiter.lock.release()
 
 
-def test_a_cancelled_waiter_is_told_no(r, get_lock, holder):
+def test_acquire_returns_false_when_an_operator_cancels_the_wait(r, get_lock, holder):
     lock = get_lock(timeout=10)
     waiter = Waiter(lock)
     until("it waits", lambda: waiters(r) == 1)
@@ -126,7 +126,7 @@ def test_a_cancelled_waiter_is_told_no(r, get_lock, holder):
     assert waiters(r) == 0
 
 
-def test_a_position_is_not_kept_for_longer_than_the_server_allows(r, get_lock):
+def test_a_position_lasts_no_longer_than_the_max_ttl_of_the_server(r, get_lock):
     r.config_set("dlock.max-ttl", 5000)
     try:
         first, second = get_lock(timeout=4), get_lock(timeout=4, thread_local=False)
@@ -142,7 +142,7 @@ def test_a_position_is_not_kept_for_longer_than_the_server_allows(r, get_lock):
 
 
 @pytest.mark.parametrize("socket_timeout", [0.1, 1])
-def test_a_wait_is_longer_than_the_read_limit(r, locks, server, holder, socket_timeout):
+def test_a_wait_outlasts_the_read_timeout(r, locks, server, holder, socket_timeout):
     waiter = Waiter(locks.lock(locks.client(server.url, socket_timeout=socket_timeout), "foo", timeout=10))
     until("it waits", lambda: waiters(r) == 1)
     time.sleep(2 * socket_timeout)
@@ -184,7 +184,7 @@ def test_a_message_wakes_the_waiter(r, locks, server, holder, monkeypatch):
     assert waiter.outcome is True
 
 
-def test_lost_messages_cost_time_and_nothing_else(r, locks, server, holder, monkeypatch):
+def test_a_wait_ends_after_a_lost_message(r, locks, server, holder, monkeypatch):
     monkeypatch.setattr("dlock._attempt.ASK", 0.2)
     waiter = Waiter(locks.lock(locks.client(server.url), "foo", timeout=30))
     until("it waits", lambda: waiters(r) == 1)
@@ -194,7 +194,7 @@ def test_lost_messages_cost_time_and_nothing_else(r, locks, server, holder, monk
     assert waiter.outcome is True
 
 
-def test_a_server_that_restarts_is_waited_for(own_server, locks):
+def test_a_wait_outlasts_a_restart_of_the_server(own_server, locks):
     with redis.Redis.from_url(own_server.url) as r:
         r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
         waiter = Waiter(locks.lock(locks.client(own_server.url), "foo", timeout=30))
@@ -205,7 +205,7 @@ def test_a_server_that_restarts_is_waited_for(own_server, locks):
     assert waiter.outcome is True
 
 
-def test_a_server_that_stays_away_is_an_error(own_server, locks, monkeypatch):
+def test_a_wait_raises_when_the_server_stays_away(own_server, locks, monkeypatch):
     monkeypatch.setattr("dlock._attempt.KEEP", 1.0)
     with redis.Redis.from_url(own_server.url) as r:
         r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
@@ -216,7 +216,7 @@ def test_a_server_that_stays_away_is_an_error(own_server, locks, monkeypatch):
     assert isinstance(waiter.outcome, ConnectionError)
 
 
-def test_without_the_right_to_the_channel_it_waits_by_the_clock(r, locks, server, holder, monkeypatch):
+def test_a_wait_without_the_right_to_the_channel_goes_by_the_clock(r, locks, server, holder, monkeypatch):
     r.execute_command("ACL", "SETUSER", "plain", "on", ">secret", "~*", "resetchannels", "+@all")
     url = server.url.replace("//", "//plain:secret@")
     client = locks.client(url)
@@ -234,7 +234,7 @@ def test_without_the_right_to_the_channel_it_waits_by_the_clock(r, locks, server
         r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
 
 
-def test_a_deadlock_is_an_error(r, get_lock):
+def test_acquire_raises_for_a_cycle_of_tokens(r, get_lock):
     def pair(first, second, token):
         one, two = get_lock(first, timeout=30), get_lock(second, timeout=30)
         assert one.acquire(token=token)
@@ -254,7 +254,7 @@ def test_a_deadlock_is_an_error(r, get_lock):
     assert r.exists("a") == 0
 
 
-def test_a_dead_waiter_costs_the_others_no_more_than_its_position(r, get_lock, holder):
+def test_a_dead_waiter_delays_the_others_for_its_position_only(r, get_lock, holder):
     # As a process that died in the queue.
     assert r.execute_command("DLOCK.ACQUIRE", "foo", "dead", 60_000, "QUEUE", 1000) is None
     waiter = Waiter(get_lock(timeout=30))
