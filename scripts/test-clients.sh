@@ -24,8 +24,12 @@ ruby -e 'require "redis"' 2>/dev/null || missing="$missing ruby ruby-redis"
 [ -z "$missing" ] || install_packages $missing
 
 scripts/lint-clients.sh
-say "the tests of the Python client"
-python_tests "$@"
+export DLOCK_TEST_LANGUAGES=1
+for DLOCK_TEST_CLIENT in redis valkey; do
+    export DLOCK_TEST_CLIENT
+    say "the tests of the Python client, over $DLOCK_TEST_CLIENT-py"
+    python_tests "$@"
+done
 [ $# = 0 ] || exit 0
 say "the tests of the Node client"
 npm --prefix clients/node test --silent
