@@ -1,17 +1,17 @@
-// One server, as its client reaches it: commands over the client itself, messages over one connection more.
+// One server, as its client reaches it: commands over the client itself, messages over one more connection.
 
-import { bounded, TimeLimit } from "./bounded.js";
-import { now } from "./clock.js";
+import { Aborted, now, TimedOut, withTimeout } from "./clock.js";
 import { NoAnswerError, word } from "./errors.js";
 import { type Client, type Link, linkTo } from "./links.js";
 import type { Args } from "./protocol.js";
-import { Aborted } from "./steps.js";
-import { Desk, times, type Wait } from "./waits.js";
+import type { Send } from "./steps.js";
+import { times, type Wait, WaitRegistry } from "./waits.js";
 
-// How often the listener is looked after, and how long it has to answer, ms.
+// Pause between two checks of the subscriber, and time limit of its answer, ms.
 const TICK = 1000;
 
-/** A refusal is an answer, too, but for that of a server that starts. */
+/** Returns whether the server processed the command: it refuses some, but one that is loading processes
+ * none. */
 function isAnswer(why: unknown): boolean {
   return word(why) !== "" && word(why) !== "LOADING";
 }
@@ -20,18 +20,21 @@ const channels = new WeakMap<Client, Channel>();
 
 export class Channel {
   readonly channels: readonly Channel[] = [this];
-  /** Whether an answer is overdue, or could not be asked for, and none has come since. */
-  silent = false;
-  /** How many connections there have been: over each it may be another server. */
+  /** Whether an answer is overdue, or a command could not be sent, and no answer has arrived since. */
+  isSilent = false;
+  /** Number of connections so far. Each may lead to another server. */
   connections = 0;
+  /** Set by `announce`. */
+  #libraryName = "";
   #answers = 0;
   #ready: Promise<void> | undefined;
   #endWait: (() => void) | undefined;
-  #desk: Desk | undefined;
-  #closeDesk: (() => void) | undefined;
+  #registry: WaitRegistry | undefined;
+  #closeRegistry: (() => void) | undefined;
 
-  /** The channel of this client: all its locks share it. */
+  /** Returns the channel of a client, which all its locks share. */
   static of(client: Client): Channel {
+    // Only objects can be keys of a WeakMap: `linkTo` refuses the rest.
     let channel = channels.get(client);
     if (channel === undefined) {
       channel = new Channel(linkTo(client));
@@ -43,9 +46,10 @@ export class Channel {
   private constructor(readonly link: Link) {
     link.onReady(() => {
       this.connections += 1;
+      this.#sendLibraryName();
     });
     link.onEnded(() => {
-      this.#closeDesk?.();
+      this.#closeRegistry?.();
       this.#endWait?.();
     });
   }
@@ -54,46 +58,67 @@ export class Channel {
     return this.link.address;
   }
 
-  /** Whether there will be no answers any more. */
-  get closed(): boolean {
+  /** Whether a command would be sent now. */
+  get isReady(): boolean {
+    return this.link.isReady();
+  }
+
+  /** Whether no answer will arrive any more: the user has closed the client. */
+  get isClosed(): boolean {
     return this.link.isClosed();
   }
 
-  /** The answer. What could not go out in time is not sent later: clients would keep it until they are
-   * connected. */
-  async send(args: Args, within: number, signal?: AbortSignal): Promise<unknown> {
-    let left = within;
+  /** Sets the library name of the connection in CLIENT LIST, now and after each reconnect. Servers before
+   * Redis 7.2, and users without the right, go without. */
+  announce(libraryName: string): void {
+    if (libraryName === this.#libraryName) return;
+    this.#libraryName = libraryName;
+    if (this.isReady) this.#sendLibraryName();
+  }
+
+  #sendLibraryName(): void {
+    if (this.#libraryName === "" || !this.link.isOneServer) return;
+    this.link.call(["CLIENT", "SETINFO", "LIB-NAME", this.#libraryName]).catch(() => {});
+  }
+
+  /** Sends a command and returns the reply. Throws `NoAnswerError` after `limit` ms. A command that could not
+   * be sent by then is not sent later, as the clients' own queues would. */
+  async send(command: Args | Send, limit: number, signal?: AbortSignal): Promise<unknown> {
+    let left = limit;
     const before = this.#answers;
     try {
-      if (!this.link.isReady() && !this.closed) {
-        const end = now() + within;
-        await bounded(this.#whenReady(), within, signal);
+      if (!this.isReady && !this.isClosed) {
+        const end = now() + limit;
+        await withTimeout(this.#whenReady(), limit, signal);
         left = end - now();
       }
-      return await bounded(this.#heard(this.link.call(args)), left, signal);
+      return await withTimeout(this.#call(command), left, signal);
     } catch (why) {
       if (why instanceof Aborted || isAnswer(why)) throw why;
-      // If others came meanwhile it is busy, and not silent.
-      if (this.#answers === before) this.silent = true;
+      // If the server has answered others meanwhile, it is slow, and not silent.
+      if (this.#answers === before) this.isSilent = true;
       const { address } = this;
-      if (why instanceof TimeLimit) throw new NoAnswerError(`${address}: no answer within ${within} ms`);
+      if (why instanceof TimedOut) throw new NoAnswerError(`${address}: no answer within ${limit} ms`);
       throw new NoAnswerError(`${address}: ${(why as Error).message}`, undefined, why);
     }
   }
 
-  /** Notes the answer, also one that comes too late. */
-  #heard(reply: Promise<unknown>): Promise<unknown> {
+  /** Calls the client, and records the answer, even a late one. */
+  #call(command: Args | Send): Promise<unknown> {
+    const reply = this.link.call("command" in command ? command.command : command);
+    if ("command" in command) command.sent();
     const note = () => {
       this.#answers += 1;
-      this.silent = false;
+      this.isSilent = false;
+      if ("command" in command) command.replied();
     };
     reply.then(note, (why) => isAnswer(why) && note());
     return reply;
   }
 
-  /** Or closed: a command then fails at once. */
+  /** Resolves once the client is ready, or closed: then each command fails at once. */
   #whenReady(): Promise<void> {
-    // One listener, however many commands wait.
+    // All commands that wait share one listener.
     this.#ready ??= new Promise<void>((resolve) => {
       this.#endWait = resolve;
       this.link.onceReady(resolve);
@@ -103,44 +128,45 @@ export class Channel {
     return this.#ready;
   }
 
+  /** Opens a wait. The first one opens the subscription. */
   listen(): Wait {
-    this.#desk ??= this.#attend(new Desk());
-    return this.#desk.open();
+    this.#registry ??= this.#keepSubscribed(new WaitRegistry());
+    return this.#registry.open();
   }
 
-  /** Keeps the desk's subscription alive, as long as somebody waits. */
-  #attend(desk: Desk): Desk {
-    let subscription = this.link.subscribe(desk);
-    let asking = false;
-    const anew = () => {
+  /** Subscribes for the registry, until its last wait has ended. */
+  #keepSubscribed(registry: WaitRegistry): WaitRegistry {
+    let subscription = this.link.subscribe(registry);
+    let isChecking = false;
+    const reconnect = () => {
       subscription.close();
-      desk.disconnected();
-      desk.heardAt = now();
-      if (this.#desk === desk) subscription = this.link.subscribe(desk);
+      registry.onDisconnected();
+      registry.heardAt = now();
+      if (this.#registry === registry) subscription = this.link.subscribe(registry);
     };
     const close = () => {
       clearInterval(timer);
-      if (this.#desk === desk) this.#desk = undefined;
+      if (this.#registry === registry) this.#registry = undefined;
       subscription.close();
-      desk.disconnected();
+      registry.onDisconnected();
     };
-    const look = async () => {
-      if (desk.isIdle()) return close();
-      if (asking || now() - desk.heardAt < times.silence) return;
-      asking = true;
+    const check = async () => {
+      if (registry.isIdle()) return close();
+      if (isChecking || now() - registry.heardAt < times.silence) return;
+      isChecking = true;
       try {
-        await bounded(subscription.ping(), TICK);
-        desk.heardAt = now();
+        await withTimeout(subscription.ping(), TICK);
+        registry.heardAt = now();
       } catch (why) {
-        // A refusal is an answer, too.
-        if (word(why)) desk.heardAt = now();
-        else anew();
+        // An error reply shows that the connection works.
+        if (word(why)) registry.heardAt = now();
+        else reconnect();
       }
-      asking = false;
+      isChecking = false;
     };
-    const timer = setInterval(look, TICK);
+    const timer = setInterval(check, TICK);
     timer.unref();
-    this.#closeDesk = close;
-    return desk;
+    this.#closeRegistry = close;
+    return registry;
   }
 }

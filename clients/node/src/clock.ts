@@ -1,9 +1,11 @@
+// Time: a clock that includes suspends, the part of a lease that a holder may rely on, and time limits.
+
 import os from "node:os";
 import { performance } from "node:perf_hooks";
 
-// `performance.now` stands still while the machine is suspended, and a laptop that wakes up must not believe
-// that it still holds a lock. The wall clock shows that something happened (or was only set anew); the uptime
-// says how much.
+// `performance.now` stops while the machine is suspended, and a laptop that wakes up must not believe that it
+// still holds a lock. A step of the wall clock shows that the machine was suspended, or that the clock was
+// set; the uptime tells the two apart. ms
 const STEP = 20;
 let suspended = 0;
 let offset = Date.now() - performance.now();
@@ -13,21 +15,73 @@ function uptime(): number {
   return os.uptime() * 1000;
 }
 
-/** Milliseconds of a clock that runs on while the machine is suspended. */
+/** Returns the time in ms, on a clock that includes suspends and ignores changes of the wall clock. */
 export function now(): number {
   const at = performance.now();
   const found = Date.now() - at;
   if (Math.abs(found - offset) > STEP) {
     offset = found;
     const missing = uptime() - at - uptimeOffset;
-    // Uptimes are rounded.
+    // Uptimes are rounded to 10 ms.
     if (missing > suspended + STEP) suspended = missing;
   }
   return at + suspended;
 }
 
-/** How much of a lease counts: less a hundredth, for clocks whose rates differ, and 2 ms for their
- * resolution. */
-export function trusted(ttl: number): number {
+/** Returns the ms of a lease of `ttl` ms that its holder may rely on: a hundredth less, for clocks of
+ * different rates, and 2 ms less, for their resolution. */
+export function validity(ttl: number): number {
   return ttl - ttl / 100 - 2;
+}
+
+/** Thrown by `withTimeout` when the time is over. */
+export class TimedOut {}
+
+/** Thrown by `withTimeout`, and into steps, when the caller's signal is aborted. */
+export class Aborted {
+  constructor(readonly reason: unknown) {}
+}
+
+/** The callbacks of all waits for one signal. They share a listener, as Node warns of more than ten. */
+class AbortCallbacks extends Set<() => void> {
+  readonly callAll = () => {
+    for (const callback of this) callback();
+  };
+}
+
+const callbacksOf = new WeakMap<AbortSignal, AbortCallbacks>();
+
+function addCallback(signal: AbortSignal, callback: () => void): void {
+  const all = callbacksOf.get(signal) ?? new AbortCallbacks();
+  callbacksOf.set(signal, all);
+  if (all.size === 0) signal.addEventListener("abort", all.callAll);
+  all.add(callback);
+}
+
+function removeCallback(signal: AbortSignal, callback: () => void): void {
+  const all = callbacksOf.get(signal);
+  if (all?.delete(callback) && all.size === 0) signal.removeEventListener("abort", all.callAll);
+}
+
+/** Returns the outcome of `work`. Throws `TimedOut` after `ms`, and `Aborted` when `signal` is aborted; the
+ * work itself continues. */
+export function withTimeout<T>(work: Promise<T>, ms: number, signal?: AbortSignal): Promise<T> {
+  return new Promise((resolve, reject) => {
+    // After a blocked event loop the timer fires first: an answer that has arrived meanwhile is read before
+    // the time counts as over.
+    const timer = setTimeout(() => setImmediate(timedOut), Math.min(Math.max(ms, 0), 2 ** 31 - 1));
+    const timedOut = () => settle(() => reject(new TimedOut()));
+    const aborted = () => settle(() => reject(new Aborted(signal?.reason)));
+    const settle = (outcome: () => void) => {
+      clearTimeout(timer);
+      if (signal) removeCallback(signal, aborted);
+      outcome();
+    };
+    work.then(
+      (answer) => settle(() => resolve(answer)),
+      (why) => settle(() => reject(why)),
+    );
+    if (signal?.aborted) aborted();
+    else if (signal) addCallback(signal, aborted);
+  });
 }

@@ -1,6 +1,8 @@
-/** An error about a lock. */
+// The errors of this package, and the error words of the server.
+
+/** Base class of the errors about locks. */
 export class LockError extends Error {
-  /** The key of the lock. */
+  /** Key of the lock; undefined if the error is not about one lock. */
   readonly key: string | undefined;
 
   constructor(message: string, key?: string, cause?: unknown) {
@@ -10,47 +12,50 @@ export class LockError extends Error {
   }
 }
 
-/** Somebody else holds the lock, and the wait timeout is over. */
+/** Another client still held the lock when the wait timed out, or an operator ended the wait. */
 export class ResourceLockedError extends LockError {}
 
-/** The hold is lost: its lease ended, or somebody took it away. */
+/** The hold is lost: its lease ended, or another client ended it. */
 export class NotHeldError extends LockError {}
 
-/** Waiting would close a cycle of tokens that wait for each other. Release what you hold, then retry. */
+/** The wait would close a cycle of owners that wait for each other. Release your locks, then retry. */
 export class DeadlockError extends LockError {}
 
-/** The server may have forgotten holds, and grants nothing new yet. Retry in `left` milliseconds. */
+/** The server may have forgotten holds, and grants no new ones yet. */
 export class GraceError extends LockError {
+  /** Retry after this many ms. */
   left = 1000;
 }
 
-/** Too many clients wait already. Retry later. */
+/** The server has too many waiters already. Retry later. */
 export class QueueFullError extends LockError {}
 
-/** The lock was granted, but each answer took longer than its lease: the ttl is too short. */
+/** The server granted the lock, but each answer took longer than the lease: the ttl is too short. */
 export class LateError extends LockError {}
 
-/** The server did not answer. What was asked may have been done. */
+/** The server did not answer in time. It may have carried out the request. */
 export class NoAnswerError extends LockError {}
 
-/** Too few masters answered, or could grant. It is unknown whether somebody else holds the lock. */
+/** Too few members of the quorum could vote. Whether another client holds the lock is unknown; the message
+ * says how each member answered. */
 export class NoQuorumError extends LockError {}
 
-/** The error word of a server's reply, or "". Other errors of clients do not begin with a word in capitals. */
-export function word(answer: unknown): string {
-  return (answer instanceof Error && /^[A-Z]{2,}(?= )/.exec(answer.message)?.[0]) || "";
+/** Returns the error word of a server's reply ("GRACE"), or "" for any other value. Errors of the client
+ * libraries themselves do not begin with a word in capitals. */
+export function word(reply: unknown): string {
+  return (reply instanceof Error && /^[A-Z]{2,}(?= )/.exec(reply.message)?.[0]) || "";
 }
 
-/** What an error word of ACQUIRE means; undefined for one that is not about locks. */
-export function refusal(answer: unknown, key: string): LockError | undefined {
-  const text = (answer as Error).message;
-  switch (word(answer)) {
+/** Returns the error for an error reply to ACQUIRE, or undefined if its word is not about locks. */
+export function refusal(reply: unknown, key: string): LockError | undefined {
+  const text = (reply as Error).message;
+  switch (word(reply)) {
     case "DEADLOCK":
-      return new DeadlockError(text, key, answer);
+      return new DeadlockError(text, key, reply);
     case "QUEUEFULL":
-      return new QueueFullError(text, key, answer);
+      return new QueueFullError(text, key, reply);
     case "GRACE": {
-      const grace = new GraceError(text, key, answer);
+      const grace = new GraceError(text, key, reply);
       const left = /^GRACE (\d+)/.exec(text)?.[1];
       if (left !== undefined) grace.left = Number(left);
       return grace;

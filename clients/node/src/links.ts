@@ -1,12 +1,12 @@
-// What ioredis and node-redis have in common. Neither is imported: whoever passes a client has it.
+// The two client libraries, ioredis and node-redis, behind one interface. Neither is imported: the user
+// passes a client.
 
 import type { Args } from "./protocol.js";
-import type { Desk } from "./waits.js";
 
-// biome-ignore-start lint/suspicious/noExplicitAny: of each client, only what is used here is described
-type Listener = (...args: any[]) => void;
+// biome-ignore-start lint/suspicious/noExplicitAny: only the members that are used here are described
+type Callback = (...args: any[]) => void;
 
-/** `Redis` or `Cluster` of ioredis, 5 or later. */
+/** `Redis` or `Cluster` of ioredis, version 5 or later. */
 export interface IoredisClient {
   readonly status: string;
   readonly options: any;
@@ -15,11 +15,11 @@ export interface IoredisClient {
   connect(): Promise<void>;
   duplicate(): any;
   quit(): Promise<unknown>;
-  on(event: string, listener: Listener): unknown;
-  once(event: string, listener: Listener): unknown;
+  on(event: string, listener: Callback): unknown;
+  once(event: string, listener: Callback): unknown;
 }
 
-/** A client of node-redis, 4.2 or later. */
+/** A client of node-redis, version 4.2 or later. */
 export interface NodeRedisClient {
   readonly isOpen: boolean;
   readonly isReady: boolean;
@@ -27,54 +27,87 @@ export interface NodeRedisClient {
   sendCommand(args: any, options?: any): Promise<unknown>;
   duplicate(): any;
   quit(): Promise<unknown>;
-  on(event: string, listener: Listener): unknown;
-  once(event: string, listener: Listener): unknown;
+  on(event: string, listener: Callback): unknown;
+  once(event: string, listener: Callback): unknown;
 }
 // biome-ignore-end lint/suspicious/noExplicitAny: as above
 
+/** A client of ioredis or of node-redis, for one server. */
 export type Client = IoredisClient | NodeRedisClient;
+
+/** What receives the messages of a subscription. */
+export interface Subscriber {
+  readonly channel: string;
+  onSubscribed(): void;
+  onDisconnected(): void;
+  onMessage(message: string): void;
+}
 
 export interface Subscription {
   ping(): Promise<unknown>;
   close(): void;
 }
 
+/** A client, whichever library it is of. */
 export interface Link {
   /** host:port, or a path. */
   readonly address: string;
-  /** What the client puts before each key. */
+  /** The client puts this before each key. */
   readonly prefix: string;
-  /** Whether a command would go out now. */
+  /** Whether all commands go to one server. */
+  readonly isOneServer: boolean;
+  /** Whether the client would send a command now. */
   isReady(): boolean;
-  /** Whether none ever will: its user has closed the client, or it has given up. */
+  /** Whether the client will never send a command again: its user has closed it, or it has given up. */
   isClosed(): boolean;
   onceReady(listener: () => void): void;
-  /** At each new connection; in a cluster, when one is lost. */
+  /** Called at each new connection, and for a cluster also when a connection is lost. */
   onReady(listener: () => void): void;
   onEnded(listener: () => void): void;
   call(args: Args): Promise<unknown>;
-  /** A connection of its own that listens for the desk. */
-  subscribe(desk: Desk): Subscription;
+  /** Opens a connection that listens for the subscriber. */
+  subscribe(subscriber: Subscriber): Subscription;
 }
 
+/** Returns the link to a client. Throws a `TypeError` that says what to pass if it is none. */
 export function linkTo(client: Client): Link {
-  if ("call" in client) return ioredis(client);
-  // Those of node-redis for a cluster and for Sentinel are of another shape.
-  if (!("isReady" in client) || "slots" in client || "getMasterNode" in client) {
-    throw new TypeError(
-      "not a client of ioredis 5, or of node-redis 4.2, or later. In place of a pool of node-redis, pass a " +
-        "client of createClient: no command blocks it. For a cluster or Sentinel, use ioredis",
-    );
-  }
+  if (isIoredis(client)) return ioredisLink(client);
+  if (!isNodeRedis(client)) throw notAClient(client);
   if (client.options?.legacyMode) {
     throw new TypeError("a client in legacyMode: pass client.duplicate({ legacyMode: false }), connected");
   }
-  return nodeRedis(client);
+  return nodeRedisLink(client);
+}
+
+function isIoredis(client: unknown): client is IoredisClient {
+  // A pipeline of ioredis has `call` too, but sends nothing by itself.
+  const { call, status, isPipeline } = (client ?? {}) as { [name: string]: unknown };
+  return typeof call === "function" && typeof status === "string" && isPipeline !== true;
+}
+
+function isNodeRedis(client: unknown): client is NodeRedisClient {
+  if (typeof client !== "object" || client === null) return false;
+  // Clusters have `slots`, and clients of Sentinel have `getMasterNode`.
+  return (
+    "isReady" in client && "sendCommand" in client && !("slots" in client) && !("getMasterNode" in client)
+  );
+}
+
+/** Returns the error for something that is no client. */
+export function notAClient(given: unknown): TypeError {
+  const isObject = typeof given === "object" && given !== null;
+  const kind = isObject ? (given.constructor?.name ?? "object") : given === null ? "null" : typeof given;
+  const remedy = Array.isArray(given)
+    ? "for several masters, pass new Quorum(clients)"
+    : "pass a client of ioredis 5 or later, or of node-redis 4.2 or later (createClient). In place of a pool of " +
+      "node-redis, pass a client of createClient: no command blocks it. In place of a pipeline or of multi, pass " +
+      "the client itself. For a cluster or Sentinel, use ioredis. For several masters, pass new Quorum(clients)";
+  return new TypeError(`this is not a client, but ${kind}: ${remedy}`);
 }
 
 const ignore = () => {};
 
-function ioredis(client: IoredisClient): Link {
+function ioredisLink(client: IoredisClient): Link {
   const { path, host, port, keyPrefix } = client.options;
   const { stringNumbers } = client.options.redisOptions ?? client.options;
   const commander = client.isCluster ? routed(client) : client;
@@ -82,6 +115,7 @@ function ioredis(client: IoredisClient): Link {
   return {
     address: path ?? `${host ?? "localhost"}:${port ?? 6379}`,
     prefix: keyPrefix ?? "",
+    isOneServer: !client.isCluster,
     isReady: () => client.status === "ready",
     isClosed: () => client.status === "end",
     onceReady(listener) {
@@ -94,15 +128,15 @@ function ioredis(client: IoredisClient): Link {
     },
     onEnded: (listener) => client.on("end", listener),
     call: stringNumbers ? async (args) => number(await call(args)) : call,
-    subscribe(desk) {
+    subscribe(subscriber) {
       const own = client.duplicate();
       own.on("error", ignore);
-      own.on("close", () => desk.disconnected());
-      own.on("message", (_: string, message: string) => desk.heard(message));
+      own.on("close", () => subscriber.onDisconnected());
+      own.on("message", (_: string, message: string) => subscriber.onMessage(message));
       own.on("ready", () =>
-        own.subscribe(desk.channel).then(
-          () => desk.subscribed(),
-          () => desk.disconnected(),
+        own.subscribe(subscriber.channel).then(
+          () => subscriber.onSubscribed(),
+          () => subscriber.onDisconnected(),
         ),
       );
       if (own.status === "wait") own.connect().catch(ignore);
@@ -111,51 +145,52 @@ function ioredis(client: IoredisClient): Link {
   };
 }
 
-function number(answer: unknown): unknown {
-  return typeof answer === "string" && /^-?\d+$/.test(answer) ? Number(answer) : answer;
+function number(reply: unknown): unknown {
+  return typeof reply === "string" && /^-?\d+$/.test(reply) ? Number(reply) : reply;
 }
 
-/** ioredis does not know where the keys of our commands are. It would send each to any node of a cluster, and
- * then where that one points to: if one hangs, that costs holds at the others. Several in one pipeline, that of
- * `enableAutoPipelining`, would fail. */
+/** ioredis does not know which argument of our commands is the key, so it would send each command to a random
+ * node of a cluster, which redirects it: if that node hangs, holds at the other nodes are lost. Several
+ * commands in one pipeline, that of `enableAutoPipelining`, would fail. */
 function routed(cluster: IoredisClient): IoredisClient {
   const sendCommand = (command: { args: unknown[]; keys?: unknown[] }, ...rest: unknown[]) => {
     command.keys = command.args.slice(0, 1);
-    // biome-ignore lint/suspicious/noExplicitAny: not part of what is described
+    // biome-ignore lint/suspicious/noExplicitAny: not a member that is described above
     return (cluster as any).sendCommand(command, ...rest);
   };
   const options = { ...cluster.options, enableAutoPipelining: false };
   return Object.create(cluster, { sendCommand: { value: sendCommand }, options: { value: options } });
 }
 
-function nodeRedis(client: NodeRedisClient): Link {
+function nodeRedisLink(client: NodeRedisClient): Link {
   const { path, host, port } = client.options?.socket ?? {};
   return {
     address: path ?? `${host ?? "localhost"}:${port ?? 6379}`,
     prefix: "",
+    isOneServer: true,
     isReady: () => client.isReady,
     isClosed: () => !client.isOpen,
     onceReady: (listener) => client.once("ready", listener),
     onReady: (listener) => client.on("ready", listener),
     onEnded: (listener) => client.on("end", listener),
-    // Numbers as numbers, whatever the user has made of them.
+    // Without the user's type mapping, so that numbers arrive as numbers.
     call: (args) => client.sendCommand(args, { typeMapping: {} }),
-    subscribe(desk) {
+    subscribe(subscriber) {
       const own = client.duplicate();
       let subscribed = false;
       own.on("error", ignore);
-      own.on("reconnecting", () => desk.disconnected());
-      // It has subscribed anew by then.
-      own.on("ready", () => subscribed && desk.subscribed());
+      own.on("reconnecting", () => subscriber.onDisconnected());
+      // node-redis has subscribed again by then.
+      own.on("ready", () => subscribed && subscriber.onSubscribed());
       own
         .connect()
-        .then(() => own.subscribe(desk.channel, (message: string) => desk.heard(message)))
+        .then(() => own.subscribe(subscriber.channel, (message: string) => subscriber.onMessage(message)))
         .then(() => {
           subscribed = true;
-          desk.subscribed();
+          subscriber.onSubscribed();
         })
-        .catch(() => desk.disconnected());
-      // `destroy` from node-redis 5 on. A client that is closed already throws.
+        .catch(() => subscriber.onDisconnected());
+      // `destroy` exists from node-redis 5 on. Closing a closed client throws.
       const close = async () => (own.destroy ? own.destroy() : own.disconnect());
       return { ping: () => own.ping(), close: () => void close().catch(ignore) };
     },

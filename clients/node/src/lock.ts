@@ -1,37 +1,47 @@
-import type { Granted, Request } from "./attempt.js";
+// The public classes: a lock, and a hold of it.
+
 import { now } from "./clock.js";
 import { NotHeldError, ResourceLockedError } from "./errors.js";
 import type { Client } from "./links.js";
+import { Owner, withOwner } from "./owner.js";
 import type { Args, Key } from "./protocol.js";
 import { Renewal } from "./renewal.js";
+import type { Granted, Request } from "./requests.js";
 import { run } from "./run.js";
-import { prefixed, Quorum, type Service, Single } from "./service.js";
+import { prefixed, type Quorum, type Service, serviceFor } from "./service.js";
 import { type Steps, Watch } from "./steps.js";
 
 export interface LockOptions {
-  /** The lease, in milliseconds: 30,000. */
+  /** Lease in ms, a whole number, 1 or more. Default: 30,000. */
   ttl?: number | undefined;
-  /** Renew the lease after each third of it, until the release: true. */
+  /** Whether to renew the lease after each third of it, until the release. Default: true. */
   renew?: boolean | undefined;
-  /** Any number of sharers, or one exclusive holder. */
+  /** Shares the lock with any number of other sharers, but with no exclusive holder. Default: false. */
   shared?: boolean | undefined;
-  /** A semaphore: at most so many holders. Not for a quorum. */
+  /** Makes the lock a semaphore with this many holders at most. Not for a quorum. */
   permits?: number | undefined;
-  /** For a quorum: a fence that rises over all members, for one more round trip. */
+  /** For a quorum: whether to get a fence that rises over all members, for one more round trip. Default:
+   * false. */
   fenced?: boolean | undefined;
-  /** How often to ask where the wait queue cannot help, in milliseconds: 100. That is where another kind of
-   * lock holds the key, or the user may not subscribe. */
+  /** Pause between two tries where the wait queue cannot help, in ms. Default: 100. That is the case while a
+   * lock of redis-py or node-redlock is at the key, or if the user may not subscribe. */
   retryDelay?: number | undefined;
+  /** Owner of each acquisition, 1 to 255 bytes, for the search for deadlocks; null for none. Two acquisitions
+   * may have one owner only if the first one is released after the second one. Default: `using` chooses an
+   * owner for each chain of nested calls; `acquire` and `tryAcquire` have none. */
+  owner?: string | null | undefined;
 }
 
 export interface AcquireOptions {
-  /** Gives up when it is aborted, and leaves nothing behind. */
+  /** Ends the attempt when it is aborted. Nothing of it is left on the servers. */
   signal?: AbortSignal | undefined;
-  /** How long to wait, in milliseconds. Without it, as long as it takes. */
+  /** Wait timeout in ms. Default: none. */
   timeout?: number | undefined;
+  /** Takes the place of the lock's `owner`. */
+  owner?: string | null | undefined;
 }
 
-/** A string, for one, would be counted with all the same, and `now() + "5000"` is over at once. */
+/** A string would be added to the clock as text, and give a time that has passed. */
 function checkTime(name: string, ms: number): void {
   if (typeof ms !== "number" || Number.isNaN(ms)) {
     throw new RangeError(`${name}: ${ms}; it must be a number of milliseconds`);
@@ -44,135 +54,162 @@ function checkTtl(ttl: number): void {
   }
 }
 
-/** A lock of one server, or of a majority of a quorum. An object holds nothing by itself: each acquisition is
- * a `Hold`, and any number of them may wait at the same time. */
+/** A lock of one server, or of a majority of a quorum. It holds nothing by itself: each acquisition is a
+ * `Hold`, and any number of callers may share a `Lock`. */
 export class Lock {
   readonly #service: Service;
   readonly #request: Request;
-  readonly #renewed: boolean;
-  readonly #fenced: boolean;
+  readonly #isRenewed: boolean;
+  readonly #isFenced: boolean;
+  readonly #owner: string | null | undefined;
 
+  /** Throws a `TypeError` if `client` is not a client of ioredis or node-redis, or a `Quorum`, and a
+   * `RangeError` or `TypeError` for an invalid option. Sends nothing. */
   constructor(client: Client | Quorum, key: Key, options: LockOptions = {}) {
     const { ttl = 30_000, renew = true, shared = false, permits, fenced = false, retryDelay = 100 } = options;
     checkTtl(ttl);
     checkTime("retryDelay", retryDelay);
-    if (shared && permits !== undefined)
+    Owner.named(options.owner);
+    if (shared && permits !== undefined) {
       throw new TypeError("shared and permits exclude each other: leave one out");
-    const terms: Args = shared ? ["SHARED"] : permits === undefined ? [] : ["PERMITS", String(permits)];
-    this.#service = client instanceof Quorum ? client : new Single(client);
-    this.#request = { key: prefixed(this.#service, key), name: String(key), lease: ttl, terms, retryDelay };
-    this.#renewed = renew;
-    this.#fenced = fenced;
+    }
+    const mode: Args = shared ? ["SHARED"] : permits === undefined ? [] : ["PERMITS", String(permits)];
+    this.#service = serviceFor(client);
+    this.#request = {
+      key: prefixed(this.#service, key),
+      name: String(key),
+      lease: ttl,
+      mode,
+      owner: undefined,
+      retryDelay,
+    };
+    this.#isRenewed = renew;
+    this.#isFenced = fenced;
+    this.#owner = options.owner;
   }
 
-  /** Waits in the queue, first come, first served. `ResourceLockedError` once the timeout is over. */
+  /** Acquires the lock. Waits in the queue, first come, first served.
+   *
+   * Throws `ResourceLockedError` if another client still holds the lock after the timeout, `DeadlockError`,
+   * `QueueFullError`, `GraceError`, `LateError`, `NoAnswerError` if the server does not answer,
+   * `NoQuorumError` if too few members of a quorum can vote, `LockError` if data is at the key, and the
+   * reason of an aborted signal. */
   async acquire(options: AcquireOptions = {}): Promise<Hold> {
-    const hold = await this.#acquire(true, options);
-    if (hold === null) {
-      const { name } = this.#request;
-      throw new ResourceLockedError(`${name}: not acquired in time, or an operator ended the wait`, name);
-    }
-    return hold;
+    return this.#waitFor(options, Owner.named(this.#ownerName(options)));
   }
 
-  /** One try: null if somebody else holds the lock, or waits for it. */
-  tryAcquire(options: Pick<AcquireOptions, "signal"> = {}): Promise<Hold | null> {
-    return this.#acquire(false, options);
+  /** Acquires the lock without waiting for other clients. Returns null if another client holds it, or waits
+   * for it. Throws as `acquire` does. */
+  async tryAcquire(options: Omit<AcquireOptions, "timeout"> = {}): Promise<Hold | null> {
+    return this.#acquire(false, options, Owner.named(this.#ownerName(options)));
   }
 
-  /** Acquires the lock, runs the routine, and releases the lock. */
+  /** Acquires the lock, runs `routine` and releases the lock. Returns the result of the routine. Throws as
+   * `acquire` does, the error of the routine, or `NotHeldError` if the hold was lost meanwhile.
+   *
+   * Calls that wait for each other's locks get a `DeadlockError`: nested calls have one owner. Await each
+   * `using` that the routine begins. */
   async using<T>(routine: (hold: Hold) => T | Promise<T>, options: AcquireOptions = {}): Promise<T> {
-    const hold = await this.acquire(options);
-    let result: T;
-    try {
-      result = await routine(hold);
-    } catch (why) {
-      // The routine's own error says more than that of a release.
-      await hold.release().catch(() => {});
-      throw why;
-    }
-    await hold.release();
-    return result;
+    const acquire = (owner: Owner | undefined) => this.#waitFor(options, owner);
+    return withOwner(this.#ownerName(options), acquire, routine, (hold) => hold.release());
   }
 
-  /** @internal The hold of a token that was acquired elsewhere. It is not renewed. */
+  /** @internal Returns the hold of a token that was acquired elsewhere. It is not renewed. */
   adopt(token: string, validFor: number): Hold {
-    const request = this.#request;
-    const granted = this.#service.adopted(token, now() + validFor);
-    const ask = this.#service.extension(request, granted);
-    const renewal = new Renewal(request.name, request.lease, granted.validUntil, false, ask);
-    return new Hold(this.#service, request, granted, renewal);
+    const granted = this.#service.adopted(this.#request, token, now() + validFor);
+    const renewal = this.#renewal(granted, false);
+    return new Hold(this.#service, this.#request.name, granted, renewal);
   }
 
-  /** Whether anybody holds the lock. */
-  locked(): Promise<boolean> {
-    return run(this.#service.locked(this.#request.key), this.#service);
+  /** Returns whether any client holds the lock. */
+  async locked(): Promise<boolean> {
+    return run(this.#service.isLocked(this.#request.key, this.#request.name), this.#service);
   }
 
-  async #acquire(waits: boolean, { signal, timeout }: AcquireOptions): Promise<Hold | null> {
+  #ownerName({ owner = this.#owner }: AcquireOptions): string | null | undefined {
+    return owner;
+  }
+
+  async #waitFor(options: AcquireOptions, owner: Owner | undefined): Promise<Hold> {
+    const hold = await this.#acquire(true, options, owner);
+    if (hold !== null) return hold;
+    const { name } = this.#request;
+    throw new ResourceLockedError(
+      `${name}: another client still held the lock when the wait timed out, or an operator ended the wait`,
+      name,
+    );
+  }
+
+  async #acquire(waits: boolean, options: AcquireOptions, owner: Owner | undefined): Promise<Hold | null> {
+    const { signal, timeout } = options;
     if (timeout !== undefined) checkTime("timeout", timeout);
     const end = timeout === undefined ? Number.POSITIVE_INFINITY : now() + timeout;
-    return run(this.#acquiring(waits, end), this.#service, signal);
+    return run(this.#acquiring(waits, end, owner), this.#service, signal);
   }
 
-  *#acquiring(waits: boolean, end: number): Steps<Hold | null> {
-    const { name, lease } = this.#request;
-    const attempt = this.#service.attempt(this.#request, this.#fenced);
-    let granted: Granted | null;
+  *#acquiring(waits: boolean, end: number, owner: Owner | undefined): Steps<Hold | null> {
+    const attempt = this.#service.attempt({ ...this.#request, owner: owner?.id }, this.#isFenced);
+    let granted: Granted | null = null;
     try {
       granted = yield* attempt.run(waits, end);
     } catch (why) {
-      // The server may have granted what it did not answer.
-      if (attempt.asked) yield attempt.owe();
+      // A server may have granted what it did not answer.
+      const taken = attempt.takeBack();
+      if (taken !== undefined) yield taken;
       throw why;
+    } finally {
+      if (granted === null && owner !== undefined && !attempt.isTakenBack()) owner.isRetired = true;
     }
     if (granted === null) return null;
-    const ask = this.#service.extension(this.#request, granted);
-    const renewal = new Renewal(name, lease, granted.validUntil, this.#renewed, ask);
+    const renewal = this.#renewal(granted, this.#isRenewed);
     yield new Watch(renewal);
-    return new Hold(this.#service, this.#request, granted, renewal);
+    return new Hold(this.#service, this.#request.name, granted, renewal);
+  }
+
+  #renewal(granted: Granted, isRenewed: boolean): Renewal {
+    const { name, lease } = this.#request;
+    const setLease = (renewal: Renewal, lease: number) => granted.setLease(renewal, lease);
+    return new Renewal(name, lease, granted.validUntil, isRenewed, setLease);
   }
 }
 
 /** A lock that is held. Release it, or declare it with `await using`. */
 export class Hold implements AsyncDisposable {
-  /** The key of the lock. */
+  /** Key of the lock. */
   readonly key: string;
-  /** A number greater than that of every earlier hold: store it with what you write, and refuse lower ones.
+  /** A number greater than that of every earlier hold. Store it with what you write, and reject lower ones.
    * Null in a quorum without `fenced`. */
   readonly fence: number | null;
   readonly #service: Service;
-  readonly #key: Key;
   readonly #granted: Granted;
   readonly #renewal: Renewal;
   #controller: AbortController | undefined;
-  #releasing = false;
-  #released = false;
+  #isReleasing = false;
+  #isReleased = false;
 
   /** @internal */
-  constructor(service: Service, request: Request, granted: Granted, renewal: Renewal) {
-    this.key = request.name;
+  constructor(service: Service, key: string, granted: Granted, renewal: Renewal) {
+    this.key = key;
     this.fence = granted.fence;
     this.#service = service;
-    this.#key = request.key;
     this.#granted = granted;
     this.#renewal = renewal;
   }
 
-  /** @internal Who holds it, for the server. */
+  /** @internal */
   get token(): string {
     return this.#granted.token;
   }
 
-  /** For how many milliseconds more it is certainly held, if it is not renewed; 0 if it is lost or released. */
+  /** The ms for which it is certainly held, if it is not renewed. 0 if it is lost or released. */
   get validFor(): number {
-    if (this.#renewal.isLost() || this.#renewal.over) return 0;
+    if (this.#renewal.isLost() || this.#renewal.isReleased) return 0;
     return this.#renewal.validUntil - now();
   }
 
-  /** Aborted when the hold is lost: it was not renewed in time, or somebody took it away. For a renewed hold,
-   * a tenth of the lease before the end. `aborted` looks at the clock first, whatever has kept the event loop
-   * busy. */
+  /** Aborted when the hold is lost: it was not renewed in time, or another client ended it. A renewed hold is
+   * lost a tenth of its lease before the end. `aborted` reads the clock first, even if the event loop was
+   * blocked. */
   get signal(): AbortSignal {
     this.#controller ??= this.#control(new AbortController());
     return this.#controller.signal;
@@ -195,41 +232,43 @@ export class Hold implements AsyncDisposable {
     return controller;
   }
 
-  /** Asks whether it is still held. */
+  /** Asks the server whether the hold still exists. Throws `NoAnswerError` or `NoQuorumError` if that is
+   * unknown. */
   async held(): Promise<boolean> {
-    if (this.#renewal.isLost() || this.#renewal.over) return false;
-    const held = await run(this.#service.holds(this.#key, this.#granted.token), this.#service);
+    if (this.#renewal.isLost() || this.#renewal.isReleased) return false;
+    const held = await run(this.#granted.isHeld(), this.#service);
     return held && !this.#renewal.isLost();
   }
 
-  /** Sets the lease to `ttl` milliseconds from now, and to that at each renewal. `NotHeldError` if the hold
-   * is lost. */
+  /** Sets the lease to `ttl` ms from now, a whole number, 1 or more; renewals use it from then on. Throws
+   * `NotHeldError` if the hold is lost, and `NoAnswerError` or `NoQuorumError` if the new lease is not
+   * certain: then the shorter one of both counts. */
   async extend(ttl: number = this.#renewal.lease): Promise<void> {
     checkTtl(ttl);
-    // The clock first: a lost hold is not revived.
-    const lost = this.#renewal.isLost() || this.#renewal.over;
-    if (lost || !(await run(this.#renewal.extending(ttl), this.#service))) throw this.#notHeld();
+    // The clock first: a lost hold stays lost.
+    const isLost = this.#renewal.isLost() || this.#renewal.isReleased;
+    if (isLost || !(await run(this.#renewal.extending(ttl), this.#service))) throw this.#notHeld();
   }
 
-  /** @internal Ends its renewal, with most of a lease left. */
+  /** @internal Ends the renewal, with most of a lease left. */
   async settle(): Promise<void> {
-    this.#renewal.renewed = false;
+    this.#renewal.isRenewed = false;
     if (this.validFor < (this.#renewal.lease * 9) / 10) await this.extend();
   }
 
-  /** Releases the lock. `NotHeldError` if it was lost before. A second call does nothing. */
+  /** Releases the lock. A second call does nothing. Throws `NotHeldError` if the hold was lost before, and
+   * `NoAnswerError` or `NoQuorumError` if the release is not confirmed: it is repeated in the background. */
   async release(): Promise<void> {
-    if (this.#released) return;
-    // An earlier one that got no answer may have ended it.
-    const again = this.#releasing;
-    this.#releasing = true;
+    if (this.#isReleased) return;
+    // An earlier release without an answer may have ended the hold.
+    const isAgain = this.#isReleasing;
+    this.#isReleasing = true;
     this.#renewal.isLost();
     this.#renewal.end();
-    const ended = await run(this.#service.release(this.#key, this.#granted, this.#renewal), this.#service);
-    this.#released = true;
-    // Without an answer it is no loss, if it was none before.
-    const unknown = (ended === undefined || again) && this.#renewal.loss === undefined;
-    if (!ended && !unknown) throw this.#notHeld();
+    const ended = await run(this.#granted.release(this.#renewal), this.#service);
+    this.#isReleased = true;
+    const isUnknown = (ended === undefined || isAgain) && this.#renewal.loss === undefined;
+    if (!ended && !isUnknown) throw this.#notHeld();
   }
 
   async [Symbol.asyncDispose](): Promise<void> {

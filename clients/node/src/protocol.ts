@@ -1,14 +1,18 @@
-// The commands. Sends nothing.
+// The commands and their replies, as data. Sends nothing.
 
 import { randomBytes } from "node:crypto";
 
+/** Key of a lock: text, or bytes. */
 export type Key = string | Buffer;
+
+/** A command with its arguments. */
 export type Args = readonly Key[];
 
-// Randomness for many tokens at once: to ask for it costs more than all else that an acquisition does here.
+// Random bytes for many tokens at once: one call for each token would cost more than the rest of an
+// acquisition.
 let pool = Buffer.alloc(0);
 
-/** A token that nobody has used: 27 characters, as DLOCK.TOKEN makes them. */
+/** Returns a new token: 20 random bytes as 27 characters, like DLOCK.TOKEN. */
 export function freshToken(): string {
   if (pool.length === 0) pool = randomBytes(20 * 128);
   const token = pool.toString("base64url", 0, 20);
@@ -20,7 +24,7 @@ export function acquire(key: Key, token: string, ttl: number, terms: Args): Args
   return ["DLOCK.ACQUIRE", key, token, String(ttl), ...terms];
 }
 
-/** ACQUIRE's terms for a position in the wait queue, kept for `keep` ms. */
+/** Returns the terms of ACQUIRE for a position in the wait queue that the server keeps for `keep` ms. */
 export function queued(keep: number, channel: string, message: string, notify: boolean): Args {
   const position = ["QUEUE", String(keep)];
   return notify ? [...position, "NOTIFY", channel, message] : position;
@@ -44,33 +48,9 @@ export function cancel(key: Key, token: string): Args {
   return ["DLOCK.CANCEL", key, token];
 }
 
-/** Who waits: one of them. */
-export function waiters(key: Key): Args {
+/** Asks for the head of the queue. */
+export function firstWaiter(key: Key): Args {
   return ["DLOCK.WAITERS", key, "COUNT", "1"];
-}
-
-// Of a key with more holders it is not asked who they are.
-const MOST_HOLDERS = 100;
-
-export function inspect(key: Key): Args {
-  return ["DLOCK.INSPECT", key, "COUNT", String(MOST_HOLDERS)];
-}
-
-/** The tokens of INSPECT's answer, with the ms since each grant; undefined where that is not known. */
-export function holders(answer: unknown): ReadonlyMap<string, number> | undefined {
-  if (answer === null) return new Map();
-  if (answer === undefined || answer instanceof Error) return undefined;
-  const all = field(answer, "holders");
-  if (!Array.isArray(all) || all.length >= MOST_HOLDERS) return undefined;
-  return new Map(all.map((holder) => [String(field(holder, "token")), Number(field(holder, "held"))]));
-}
-
-/** A field of a map: in RESP2 an array, in RESP3 what the client makes of it. */
-function field(map: unknown, name: string): unknown {
-  if (map instanceof Map) return map.get(name);
-  if (!Array.isArray(map)) return (map as Record<string, unknown> | undefined)?.[name];
-  const at = map.findIndex((item, at) => at % 2 === 0 && String(item) === name);
-  return at < 0 ? undefined : map[at + 1];
 }
 
 export function holds(key: Key, token: string): Args {
@@ -79,4 +59,40 @@ export function holds(key: Key, token: string): Args {
 
 export function pttl(key: Key): Args {
   return ["DLOCK.PTTL", key];
+}
+
+/** Asks for the run id: see `runId`. */
+export const SERVER_INFO: Args = ["INFO", "server"];
+
+/** Returns the run id of INFO's reply; undefined if it has none. */
+export function runId(reply: unknown): string | undefined {
+  return /^run_id:(\w+)/m.exec(String(reply))?.[1];
+}
+
+// The holders of a key with more of them are not read.
+const MAX_HOLDERS = 100;
+
+/** Asks for the holders: see `holders`. */
+export function inspect(key: Key): Args {
+  return ["DLOCK.INSPECT", key, "COUNT", String(MAX_HOLDERS)];
+}
+
+/** The tokens that hold a key, with the ms since each grant. */
+export type Tokens = ReadonlyMap<string, number>;
+
+/** Returns the holders of INSPECT's reply; undefined if it does not name them all. */
+export function holders(reply: unknown): Tokens | undefined {
+  if (reply === null) return new Map();
+  if (reply === undefined || reply instanceof Error) return undefined;
+  const all = field(reply, "holders");
+  if (!Array.isArray(all) || all.length >= MAX_HOLDERS) return undefined;
+  return new Map(all.map((holder) => [String(field(holder, "token")), Number(field(holder, "held"))]));
+}
+
+/** Returns a field of a map: in RESP2 an array of names and values, in RESP3 an object or a Map. */
+function field(map: unknown, name: string): unknown {
+  if (map instanceof Map) return map.get(name);
+  if (!Array.isArray(map)) return (map as Record<string, unknown> | undefined)?.[name];
+  const at = map.findIndex((item, at) => at % 2 === 0 && String(item) === name);
+  return at < 0 ? undefined : map[at + 1];
 }

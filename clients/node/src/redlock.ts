@@ -1,5 +1,5 @@
-// In place of node-redlock 5: `import Redlock from "dlock/redlock"`. The same methods, settings and errors;
-// who waits, waits in the server's queue instead of polling.
+// The API of node-redlock 5 over dlock: `import Redlock from "dlock/redlock"`. The same methods, settings and
+// errors, but waiters wait in the server's queue instead of polling.
 
 import { EventEmitter } from "node:events";
 import { setTimeout as pause } from "node:timers/promises";
@@ -7,21 +7,24 @@ import { now } from "./clock.js";
 import { LockError, NoAnswerError, NoQuorumError, ResourceLockedError, word } from "./errors.js";
 import type { Client } from "./links.js";
 import { type Hold, Lock as OneLock } from "./lock.js";
+import { type Owner, withOwner } from "./owner.js";
 import { Quorum } from "./service.js";
 
 export { ResourceLockedError };
 
+/** Settings of node-redlock. Times are in ms. */
 export interface Settings {
-  /** Not used: a hundredth of the lease and 2 ms, always. */
+  /** Not used: the drift is always a hundredth of the lease and 2 ms. */
   readonly driftFactor: number;
-  /** With `retryDelay`, how long to wait: retryCount * retryDelay. -1 for as long as it takes, 0 for one try.
-   * An extension without an answer is tried again so often. */
+  /** The wait timeout is retryCount * retryDelay. -1 means no timeout, 0 means one try. An extension without
+   * an answer is retried this many times. */
   readonly retryCount: number;
-  /** Also how often to ask where the queue cannot help, in milliseconds. */
+  /** Also the pause between two tries where the wait queue cannot help: while node-redlock holds the
+   * resource. */
   readonly retryDelay: number;
   /** Not used. */
   readonly retryJitter: number;
-  /** Only for `using`, which renews after a third of the duration: the least time that may be left then. */
+  /** Only validated: `using` renews after a third of the duration. */
   readonly automaticExtensionThreshold: number;
 }
 
@@ -33,6 +36,7 @@ const defaults: Settings = {
   automaticExtensionThreshold: 500,
 };
 
+/** The votes of one attempt. */
 export interface ExecutionStats {
   readonly membershipSize: number;
   readonly quorumSize: number;
@@ -40,11 +44,12 @@ export interface ExecutionStats {
   readonly votesAgainst: Map<Client, Error>;
 }
 
+/** Result of a release: one attempt. */
 export interface ExecutionResult {
   readonly attempts: readonly Promise<ExecutionStats>[];
 }
 
-/** Something did not succeed on a majority. The reason is the `cause`, and every vote of the one attempt. */
+/** An operation failed on a majority. `cause` is the reason, and so is each vote of the one attempt. */
 export class ExecutionError extends LockError {
   constructor(
     message: string,
@@ -55,21 +60,23 @@ export class ExecutionError extends LockError {
   }
 }
 
+/** Aborted when a resource is lost; `error` is the reason then. */
 export type RedlockAbortSignal = AbortSignal & { readonly error?: Error };
 
-/** The resources that were acquired together. */
+/** Resources that were acquired together. */
 export class Lock {
   constructor(
     readonly redlock: Redlock,
     readonly resources: string[],
-    /** Who holds them: the token of each resource, with commas between. */
+    /** The token of each resource, separated by commas. A lock made from it elsewhere can extend and
+     * release. */
     readonly value: string,
     readonly attempts: readonly Promise<ExecutionStats>[],
-    /** Until when it is certainly held, as `Date.now()`; 0 once it is released or extended. */
+    /** End of the validity, as `Date.now()`. 0 after a release or an extension. */
     public expiration: number,
   ) {}
 
-  /** The fences, in the order of `resources`; null in a quorum. */
+  /** The fences in the order of `resources`; null in a quorum. */
   get fences(): readonly (number | null)[] {
     return this.redlock.holds(this).map((hold) => hold.fence);
   }
@@ -83,15 +90,18 @@ export class Lock {
   }
 }
 
+/** A lock service of one server or of a quorum. Emits `error` for each operation that fails; a listener is
+ * optional. */
 export class Redlock extends EventEmitter {
   readonly clients: Set<Client>;
   readonly settings: Settings;
   readonly #service: Client | Quorum;
   readonly #holds = new WeakMap<Lock, readonly Hold[]>();
 
+  /** Throws a `TypeError` if there is no client, or something else than a client. */
   constructor(clients: Iterable<Client>, settings: Partial<Settings> = {}) {
     super();
-    // Nobody has to listen.
+    // Without a listener, EventEmitter would throw the error.
     this.on("error", () => {});
     this.clients = new Set(clients);
     const [first] = this.clients;
@@ -100,12 +110,14 @@ export class Redlock extends EventEmitter {
     this.#service = this.clients.size === 1 ? first : new Quorum(this.clients);
   }
 
+  /** Closes all clients. */
   async quit(): Promise<void> {
     await Promise.all([...this.clients].map((client) => client.quit()));
   }
 
+  /** Locks all resources for `duration` ms, or none of them. Throws `ExecutionError`. */
   acquire(resources: readonly string[], duration: number, settings?: Partial<Settings>): Promise<Lock> {
-    return this.#acquire(resources, duration, merged(this.settings, settings), false);
+    return this.#acquire(resources, duration, merged(this.settings, settings), false, null);
   }
 
   async #acquire(
@@ -113,22 +125,23 @@ export class Redlock extends EventEmitter {
     duration: number,
     { retryCount, retryDelay }: Settings,
     renew: boolean,
+    owner: string | null,
   ): Promise<Lock> {
     const end = now() + (retryCount < 0 ? Number.POSITIVE_INFINITY : retryCount * retryDelay);
-    // All in one order: two that want the same resources never wait for each other.
+    // In one order for all clients, so that two with the same resources never wait for each other.
     const names = [...new Set(resources)].sort();
     const held = new Map<string, Hold>();
     try {
       for (const resource of names) {
-        // What was acquired first is renewed while the rest is waited for.
-        const options = { ttl: duration, renew: renew || names.length > 1, retryDelay };
+        // The first resources are renewed during the wait for the others.
+        const options = { ttl: duration, renew: renew || names.length > 1, retryDelay, owner };
         const lock = new OneLock(this.#service, resource, options);
         const signal = firstLost([...held.values()]);
         const timeout = end === Number.POSITIVE_INFINITY ? undefined : Math.max(end - now(), 0);
         const hold = await (retryCount === 0
           ? lock.tryAcquire({ signal })
           : lock.acquire({ timeout, signal }));
-        if (hold === null) throw new ResourceLockedError(`${resource}: somebody else holds it`, resource);
+        if (hold === null) throw new ResourceLockedError(`${resource}: another client holds it`, resource);
         held.set(resource, hold);
       }
       if (!renew) await Promise.all([...held.values()].map((hold) => hold.settle()));
@@ -150,7 +163,8 @@ export class Redlock extends EventEmitter {
     return lock;
   }
 
-  /** @internal Those of a lock in the order of its resources, also if it was made from the value of another. */
+  /** @internal Returns the holds of a lock in the order of its resources, also if it was made from the value
+   * of another lock. */
   holds(lock: Lock): readonly Hold[] {
     let holds = this.#holds.get(lock);
     if (holds === undefined) {
@@ -167,8 +181,8 @@ export class Redlock extends EventEmitter {
     return holds;
   }
 
-  /** Releases the lock. `ExecutionError` if it was lost before, or if too few answered: it goes on then, in the
-   * background. */
+  /** Releases the lock. Throws `ExecutionError` if it was lost before, or if too few servers answered: then
+   * the release continues in the background. */
   async release(lock: Lock, _settings?: Partial<Settings>): Promise<ExecutionResult> {
     lock.expiration = 0;
     const [failure] = await this.#failures(lock, (hold) => hold.release());
@@ -176,7 +190,7 @@ export class Redlock extends EventEmitter {
     return { attempts: [this.#stats()] };
   }
 
-  /** Sets the lease to the duration. The answer takes the lock's place. */
+  /** Sets the lease to `duration` ms. Returns a lock that replaces this one. Throws `ExecutionError`. */
   async extend(lock: Lock, duration: number, settings?: Partial<Settings>): Promise<Lock> {
     const { retryCount, retryDelay } = merged(this.settings, settings);
     if (lock.expiration === 0) throw new ExecutionError("The lock was released, or extended before", []);
@@ -198,8 +212,8 @@ export class Redlock extends EventEmitter {
     return outcomes.filter((outcome) => outcome.status === "rejected");
   }
 
-  /** Runs the routine while the resources are locked, and renews the lock. The signal is aborted when it is
-   * lost. */
+  /** Locks the resources, runs the routine and releases the lock, which is renewed meanwhile. The signal is
+   * aborted when a resource is lost. */
   using<T>(
     resources: readonly string[],
     duration: number,
@@ -221,21 +235,31 @@ export class Redlock extends EventEmitter {
     if (settings.automaticExtensionThreshold > duration - 100) {
       throw new RangeError("the duration must be at least 100 ms above automaticExtensionThreshold");
     }
-    const lock = await this.#acquire(resources, duration, settings, true);
-    let result: T;
+    return withOwner(
+      undefined,
+      (owner) => this.#acquireOrRetire(resources, duration, settings, owner),
+      (lock) => routine(firstLost(this.holds(lock))),
+      (lock) => lock.release(),
+    );
+  }
+
+  async #acquireOrRetire(
+    resources: readonly string[],
+    duration: number,
+    settings: Settings,
+    owner: Owner | undefined,
+  ): Promise<Lock> {
     try {
-      result = await routine(firstLost(this.holds(lock)));
+      return await this.#acquire(resources, duration, settings, true, owner?.id ?? null);
     } catch (why) {
-      // The routine's own error says more than that of a release.
-      await lock.release().catch(() => {});
+      // One of the resources may not be released yet.
+      if (owner !== undefined) owner.isRetired = true;
       throw why;
     }
-    await lock.release();
-    return result;
   }
 
   #failed(what: string, cause: unknown): unknown {
-    // What is wrong with the call itself is no vote; what a server refuses is one.
+    // An invalid call is no vote of a server.
     if (!(cause instanceof Error && (cause instanceof LockError || word(cause)))) return cause;
     this.emit("error", cause);
     return new ExecutionError(`${what}: ${cause.message}`, [this.#stats(cause)], cause);
@@ -252,7 +276,7 @@ export class Redlock extends EventEmitter {
   }
 }
 
-/** What is not set may be there as undefined, or null. */
+/** Ignores settings that are undefined or null. */
 function merged(base: Settings, given: Partial<Settings> = {}): Settings {
   const set = Object.entries(given).filter(([, value]) => typeof value === "number");
   return { ...base, ...Object.fromEntries(set) };
@@ -262,7 +286,8 @@ function isUnanswered(why: unknown): boolean {
   return why instanceof NoAnswerError || why instanceof NoQuorumError;
 }
 
-/** A signal that is aborted when the first of the holds is lost. It looks at the clock first, as theirs do. */
+/** Returns a signal that is aborted when the first of the holds is lost. It reads the clock first, as theirs
+ * do. */
 function firstLost(holds: readonly Hold[]): RedlockAbortSignal {
   const signals = holds.map((hold) => hold.signal);
   const signal = AbortSignal.any(signals);

@@ -1,76 +1,77 @@
-// How long a hold is valid, when it is renewed, when it is lost; releases that are owed. Does no I/O and
-// starts no timer: whoever watches a `Task` asks it when to wake it, and carries out the steps that it then
-// wants.
+// How long a hold is valid, when it is renewed, and when it is lost. Does no I/O and starts no timer: the
+// watcher of a `Task` wakes it, and carries out the steps that it then wants.
 
-import { now, trusted } from "./clock.js";
+import { now, validity } from "./clock.js";
 import { NotHeldError, word } from "./errors.js";
-import { type Args, type Key, release } from "./protocol.js";
-import { Sleep, type Steps, type Task } from "./steps.js";
+import type { Args } from "./protocol.js";
+import { Send, Sleep, type Steps, type Task } from "./steps.js";
 
-/** One hold, as its owner may believe in it. */
+/** The validity of one hold, as its owner may rely on it. */
 export class Renewal implements Task {
-  forget: (() => void) | undefined;
-  /** Released. */
-  over = false;
+  changed: (() => void) | undefined;
+  isReleased = false;
   loss: NotHeldError | undefined;
   onLost: (() => void) | undefined;
-  /** How often each member is told to release it. */
+  /** The servers may keep the hold for this long, ms. */
+  longestLease: number;
+  /** Number of releases that each member of a quorum must answer. */
   releases = 1;
   #retryAt: number | undefined;
   #failure = "";
-  // The shortest lease of an EXTEND without an answer: the server may still carry it out.
-  #orphan = Number.POSITIVE_INFINITY;
-  // A renewal, or an extension by the owner: they take turns, for two could be answered in either order.
+  // A renewal, and an extension by the owner, take turns: their answers could arrive in either order.
   #isExtending = false;
 
   constructor(
     private readonly name: string,
-    /** ms */
+    /** Lease that each renewal asks for, in ms. */
     public lease: number,
+    /** End of the validity, as `now()`. */
     public validUntil: number,
-    public renewed: boolean,
-    /** The steps that set the lease, and say whether the token holds the lock. */
-    private readonly ask: (hold: Renewal, lease: number) => Steps<boolean>,
-  ) {}
+    public isRenewed: boolean,
+    /** The steps that set the lease. They return whether the token holds the lock. */
+    private readonly setLease: (hold: Renewal, lease: number) => Steps<boolean>,
+  ) {
+    this.longestLease = lease;
+  }
 
-  /** Looks at the clock first: past its validity a hold is lost, whether or not anything has noticed. */
+  /** Reads the clock first: a hold past its validity is lost, even if nothing has noticed yet. */
   isLost(): boolean {
-    if (this.loss === undefined && !this.over && now() >= this.validUntil) {
+    if (this.loss === undefined && !this.isReleased && now() >= this.validUntil) {
       this.lose(`its lease ended${this.#failure}`);
     }
     return this.loss !== undefined;
   }
 
   lose(why: string): void {
-    if (this.loss !== undefined || this.over) return;
+    if (this.loss !== undefined || this.isReleased) return;
     this.loss = new NotHeldError(`the lock ${this.name} is lost: ${why}`, this.name);
-    this.forget?.();
+    this.changed?.();
     this.onLost?.();
   }
 
   end(): void {
-    this.over = true;
-    this.forget?.();
+    this.isReleased = true;
+    this.changed?.();
   }
 
   finished(): boolean {
-    return this.over || this.loss !== undefined;
+    return this.isReleased || this.loss !== undefined;
   }
 
-  /** A renewed hold is declared lost a tenth of its lease early: the time that its owner has to stop. */
+  /** A renewed hold is lost a tenth of its lease before its validity ends: time for its owner to stop. */
   #lostAt(): number {
-    return this.validUntil - (this.renewed ? this.lease / 10 : 0);
+    return this.validUntil - (this.isRenewed ? this.lease / 10 : 0);
   }
 
   wakeAt(): number {
-    if (!this.renewed || this.#isExtending) return this.#lostAt();
-    // After a third of the lease: it leaves room for more tries.
+    if (!this.isRenewed || this.#isExtending) return this.#lostAt();
+    // After a third of the lease, so that two thirds are left for retries.
     return Math.min(this.#retryAt ?? this.validUntil - (this.lease * 2) / 3, this.#lostAt());
   }
 
   wake(): Steps<void> | undefined {
     if (now() >= this.#lostAt()) {
-      this.lose(this.renewed ? `not renewed in time${this.#failure}` : "its lease ended");
+      this.lose(this.isRenewed ? `not renewed in time${this.#failure}` : "its lease ended");
       return undefined;
     }
     if (this.#isExtending) return undefined;
@@ -80,7 +81,7 @@ export class Renewal implements Task {
 
   *#renew(): Steps<void> {
     try {
-      yield* this.extend(this.lease);
+      yield* this.#extend(this.lease);
       this.#retryAt = undefined;
     } catch (why) {
       this.#failure = `: ${(why as Error).message}`;
@@ -90,103 +91,87 @@ export class Renewal implements Task {
     }
   }
 
-  /** An extension by the owner, in its turn. Answers whether the token holds the lock. */
+  /** Extends the hold for its owner, after an extension that is under way. Returns whether the token holds
+   * the lock. */
   *extending(lease: number): Steps<boolean> {
     while (this.#isExtending) yield new Sleep(5);
     this.#isExtending = true;
     try {
-      const held = yield* this.extend(lease);
+      const isHeld = yield* this.#extend(lease);
       this.lease = lease;
-      return held;
+      return isHeld;
+    } catch (why) {
+      // The servers may have set the shorter lease, or may do so later: longer ones are not certain any more.
+      if (!word(why)) this.lease = Math.min(this.lease, lease);
+      throw why;
     } finally {
       this.#isExtending = false;
-      this.forget?.();
+      this.changed?.();
     }
   }
 
-  *extend(lease: number): Steps<boolean> {
+  *#extend(lease: number): Steps<boolean> {
     if (this.isLost()) return false;
     const sent = now();
-    // A shorter lease counts as soon as it is asked for: the answer may be lost.
-    this.validUntil = Math.min(this.validUntil, sent + trusted(lease));
-    let held: boolean;
-    try {
-      held = yield* this.ask(this, lease);
-    } catch (why) {
-      if (!word(why)) this.#orphan = Math.min(this.#orphan, lease);
-      throw why;
-    }
-    // Its owner has been told, or could know, and may have stopped.
+    // A shorter lease counts from the request on: the answer may be lost.
+    this.validUntil = Math.min(this.validUntil, sent + validity(lease));
+    this.longestLease = Math.max(this.longestLease, lease);
+    const isHeld = yield* this.setLease(this, lease);
+    // The owner has been told of the loss, or could know of it, and may have stopped.
     if (this.isLost()) return false;
-    if (!held) {
+    if (!isHeld) {
       this.lose("it was taken away");
       return false;
     }
-    this.validUntil = sent + trusted(Math.min(lease, this.#orphan));
+    this.validUntil = sent + validity(lease);
     return true;
   }
 }
 
-/** A command that has no answer yet: sent until it has one, or until all that it could end has ended. */
-export class Owed implements Task {
-  forget: (() => void) | undefined;
-  answered: (() => void) | undefined;
-  /** How much it ended, once there is an answer. */
-  ended: number | undefined;
-  /** A try had no answer: it may have ended what the next one did not find. */
-  unanswered = false;
-  readonly #until: number;
-  #next = now();
-  #pause = 50;
-
-  constructor(
-    private readonly command: Args,
-    lasts: number,
-    private times = 1,
-  ) {
-    this.#until = now() + lasts;
-  }
-
-  finished(): boolean {
-    return this.times === 0 || now() > this.#until;
-  }
-
-  wakeAt(): number {
-    return this.#next;
-  }
-
-  wake(): Steps<void> {
-    this.#next = Number.POSITIVE_INFINITY;
-    return this.#send();
-  }
-
-  *#send(): Steps<void> {
-    try {
-      this.ended = (this.ended ?? 0) + (yield* orWrongType(this.command, 0));
-      this.times -= 1;
-      this.answered?.();
-    } catch (why) {
-      this.unanswered ||= !word(why);
-      this.#pause = Math.min(this.#pause * 2, 2000);
-    }
-    this.#next = now() + this.#pause;
-  }
+/** Returns a function that says whether a server has been connected anew since. */
+export function reconnection(server: { readonly connections: number }): () => boolean {
+  const { connections } = server;
+  return () => server.connections !== connections;
 }
 
-export class OwedRelease extends Owed {
-  /** Twice by default: the server may have read an ACQUIRE without an answer after the first RELEASE, from
-   * another connection. */
-  constructor(key: Key, token: string, lasts: number, times = 2) {
-    super(release(key, token), lasts, times);
-  }
+interface SentLease {
+  readonly lease: number;
+  /** Number of the connection that carried the request. */
+  readonly connection: number;
 }
 
-/** The answer, or this where the key holds something else than a lock. */
-export function* orWrongType(command: Args, otherwise: number): Steps<number> {
-  try {
-    return yield command;
-  } catch (answer) {
-    if (word(answer) === "WRONGTYPE") return otherwise;
-    throw answer;
+/** The leases that unanswered requests of one hold may still set at one server. A reply shows that all
+ * earlier requests on its connection were carried out. A request on an earlier connection can arrive at any
+ * time: from then on a longer lease is not certain there. */
+export class UnansweredLeases {
+  #sent: SentLease[] = [];
+
+  constructor(private readonly server: { readonly connections: number }) {}
+
+  /** Returns the step that sends a command which sets the lease to `lease` ms. */
+  send(command: Args, lease: number): Send {
+    let request: SentLease;
+    return new Send(
+      command,
+      () => {
+        request = { lease, connection: this.server.connections };
+        this.#sent.push(request);
+      },
+      () => this.#replied(request),
+    );
+  }
+
+  /** Whether no unanswered request can still shorten a lease of `lease` ms. */
+  isCertain(lease: number): boolean {
+    return this.#sent.every((sent) => sent.lease >= lease);
+  }
+
+  #replied(request: SentLease): void {
+    // A client that sends a request again over a new connection receives the reply to its copy.
+    if (request.connection !== this.server.connections) return;
+    const at = this.#sent.indexOf(request);
+    this.#sent = this.#sent.filter(
+      ({ connection }, other) => other > at || connection !== request.connection,
+    );
   }
 }

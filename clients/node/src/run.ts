@@ -1,16 +1,15 @@
-// Carries out steps.
+// Carries out steps: sends commands, sleeps, and wakes tasks.
 
-import { bounded, TimeLimit } from "./bounded.js";
 import type { Channel } from "./channel.js";
-import { now } from "./clock.js";
+import { Aborted, now, TimedOut, withTimeout } from "./clock.js";
 import {
-  Aborted,
   type Answers,
   Ask,
   Begin,
   Listen,
   type Owe,
   Pause,
+  Send,
   Sleep,
   type Step,
   type Steps,
@@ -19,22 +18,23 @@ import {
   Watch,
 } from "./steps.js";
 
-// How long an answer may take: for the caller, and in the background. And how long the caller waits for
-// releases that are owed. ms.
+// Time limit of an answer: for the caller, and in the background. ms
 const ANSWER = 5000;
-const LIMIT = 1000;
+const BACKGROUND_ANSWER = 1000;
+// The caller waits for releases that are owed for at most this, ms.
 const PATIENCE = 500;
-// The longest timer before the clock is read again: timers stop while the machine is suspended.
+// Longest timer before the clock is read again: timers stop while the machine is suspended. ms
 const TICK = 1000;
 
 /** A server, or the members of a quorum. */
 export interface Where {
   readonly channels: readonly Channel[];
-  /** How long an answer may take, ms: of a member of a quorum. */
+  /** Time limit of an answer in ms, for the members of a quorum. */
   readonly limit?: number;
 }
 
-/** Carries out `steps`. Once `signal` is aborted, they are told so, and may still clean up. */
+/** Carries out `steps` and returns their result. When `signal` is aborted, throws `Aborted` into them; what
+ * they still yield to clean up is carried out. */
 export async function run<T>(
   steps: Steps<T>,
   where: Where,
@@ -63,9 +63,9 @@ export async function run<T>(
 }
 
 function perform(step: Step, where: Where, limit: number, signal: AbortSignal | undefined): unknown {
-  if (Array.isArray(step)) return where.channels[0]!.send(step, limit, signal);
-  if (step instanceof Pause) return within(step.wait.bell.rung(), step.ms, signal);
-  if (step instanceof Sleep) return within(new Promise(() => {}), step.ms, signal);
+  if (Array.isArray(step) || step instanceof Send) return where.channels[0]!.send(step, limit, signal);
+  if (step instanceof Pause) return pause(step.wait.bell.rung(), step.ms, signal);
+  if (step instanceof Sleep) return pause(new Promise(() => {}), step.ms, signal);
   if (step instanceof Listen) return where.channels[0]!.listen();
   if (step instanceof Watch) return watch(step.task, where);
   if (step instanceof Ask) return ask(step, where, limit, signal);
@@ -75,39 +75,36 @@ function perform(step: Step, where: Where, limit: number, signal: AbortSignal | 
   return owe(step as Owe, where);
 }
 
-/** Waits for it, but not longer than this. */
-async function within(work: Promise<unknown>, ms: number, signal?: AbortSignal): Promise<void> {
+/** Resolves when `end` does, at the latest after `ms`. */
+async function pause(end: Promise<unknown>, ms: number, signal?: AbortSignal): Promise<void> {
   try {
-    await bounded(work, ms, signal);
+    await withTimeout(end, ms, signal);
   } catch (why) {
-    if (!(why instanceof TimeLimit)) throw why;
+    if (!(why instanceof TimedOut)) throw why;
   }
 }
 
 function ask(step: Ask, where: Where, limit: number, signal: AbortSignal | undefined): Promise<Answers> {
   const answers: Answers = new Map();
   const asked = new Promise<Answers>((resolve) => {
-    let decided = step.members.length === 0 || step.enough(answers);
-    if (decided) resolve(answers);
+    let isDecided = step.members.length === 0 || step.enough(answers);
+    if (isDecided) resolve(answers);
     const note = (member: number, answer: unknown) => {
-      const then = step.heard(member, answer);
-      if (then !== undefined) begin(then, where.channels[member]!, limit);
-      if (decided) return;
+      if (isDecided) return;
       answers.set(member, answer);
-      decided = step.enough(answers) || answers.size === step.members.length;
-      if (decided) resolve(answers);
+      isDecided = step.enough(answers) || answers.size === step.members.length;
+      if (isDecided) resolve(answers);
     };
     for (const member of step.members) {
-      where.channels[member]!.send(step.command, limit).then(
+      run(step.steps(member), where.channels[member]!, undefined, limit).then(
         (answer) => note(member, answer),
         (why) => note(member, why),
       );
     }
   });
-  return signal === undefined ? asked : bounded(asked, Number.POSITIVE_INFINITY, signal);
+  return signal === undefined ? asked : withTimeout(asked, Number.POSITIVE_INFINITY, signal);
 }
 
-/** Nobody waits for it. */
 function begin(steps: Steps<void>, where: Where, limit: number): void {
   run(steps, where, undefined, limit).catch((why) => process.emitWarning(why));
 }
@@ -120,28 +117,28 @@ function owe(step: Owe, where: Where): Promise<void> {
     }
     if (step.enough()) resolve();
   });
-  return within(enough, PATIENCE);
+  return pause(enough, PATIENCE);
 }
 
-/** Wakes the task when it wants to be woken. Keeps no process alive. */
+/** Wakes the task at its times. Keeps no process alive. */
 function watch(task: Task, where: Where): void {
   let timer: NodeJS.Timeout | undefined;
   const arm = () => {
     clearTimeout(timer);
     if (task.finished()) return;
-    timer = setTimeout(look, Math.min(Math.max(task.wakeAt() - now(), 0), TICK));
+    timer = setTimeout(check, Math.min(Math.max(task.wakeAt() - now(), 0), TICK));
     timer.unref();
   };
-  const look = () => {
+  const check = () => {
     if (!task.finished() && task.wakeAt() <= now()) {
       const steps = task.wake();
       if (steps !== undefined) {
-        run(steps, where, undefined, LIMIT).then(arm, (why) => process.emitWarning(why));
+        run(steps, where, undefined, BACKGROUND_ANSWER).then(arm, (why) => process.emitWarning(why));
       }
     }
-    // The clock goes on meanwhile: a hold can be lost while its renewal hangs.
+    // The task may have to be woken again before these steps end: a hold can be lost while its renewal hangs.
     arm();
   };
-  task.forget = arm;
-  look();
+  task.changed = arm;
+  check();
 }

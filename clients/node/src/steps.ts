@@ -1,23 +1,35 @@
-// What the deciding part wants done. It yields these and is sent the outcome; `run.ts` carries them out.
+// The steps that the deciding code yields; `run.ts` carries them out and returns each outcome. So the
+// decisions do no I/O, and tests play them without a server.
 
 import type { Args } from "./protocol.js";
 import type { Wait } from "./waits.js";
 
-// biome-ignore lint/suspicious/noExplicitAny: the outcome's type depends on the step
+/** Decisions: a generator that yields steps, receives their outcomes, and returns a `T`. */
+// biome-ignore lint/suspicious/noExplicitAny: the type of an outcome depends on its step
 export type Steps<T> = Generator<Step, T, any>;
 
-/** A command is a step as it stands: its outcome is the reply. */
-export type Step = Args | Sleep | Listen | Pause | Watch | Owe | Ask | Begin | To;
+/** A command is a step: its outcome is the reply. */
+export type Step = Args | Send | Sleep | Listen | Pause | Watch | Owe | Ask | Begin | To;
 
-/** Do nothing for some milliseconds. */
+/** A command with callbacks: when it is written to a connection, and when its reply arrives, even a late
+ * one. */
+export class Send {
+  constructor(
+    readonly command: Args,
+    readonly sent: () => void,
+    readonly replied: () => void,
+  ) {}
+}
+
+/** Do nothing for `ms`. */
 export class Sleep {
   constructor(readonly ms: number) {}
 }
 
-/** Open a wait, and listen for it. The outcome is a `Wait`. */
+/** Open a wait, with its messages. The outcome is a `Wait`. */
 export class Listen {}
 
-/** Wait until something is heard of `wait`, at most so long. */
+/** Pause until the bell of `wait` rings, at most for `ms`. */
 export class Pause {
   constructor(
     readonly wait: Wait,
@@ -25,21 +37,22 @@ export class Pause {
   ) {}
 }
 
-/** Something to do in the background. */
+/** Work in the background, done at times that the task chooses. */
 export interface Task {
-  /** Set by whoever watches it; called when it may have finished. */
-  forget: (() => void) | undefined;
+  /** Set by the watcher: call it when `finished` or `wakeAt` has changed. */
+  changed: (() => void) | undefined;
   finished(): boolean;
+  /** When to call `wake`, as `now()`. */
   wakeAt(): number;
   wake(): Steps<void> | undefined;
 }
 
-/** Wake a task when it wants to be woken. */
+/** Wake a task at its times. */
 export class Watch {
   constructor(readonly task: Task) {}
 }
 
-/** Releases that go on in the background until they are confirmed; wait a moment for `enough` answers. */
+/** Send releases in the background until they are confirmed. Wait a moment for `enough` of them. */
 export class Owe {
   constructor(
     /** By member of a quorum; a single server is number 0. */
@@ -48,24 +61,20 @@ export class Owe {
   ) {}
 }
 
-/** The answers of members, by their number: replies and errors. */
+/** The answers of members by their number: what their steps returned or threw. */
 export type Answers = Map<number, unknown>;
 
-/** Is told an answer, and says what to do at that member next. */
-export type Heard = (member: number, answer: unknown) => Steps<void> | undefined;
-
-/** Ask members in parallel, until there are `enough` answers. The outcome is what came. Whatever comes, later
- * ones too, is told to `heard`. */
+/** Carry out steps at several members in parallel. The outcome is the answers, once there are `enough`; the
+ * other steps continue. */
 export class Ask {
   constructor(
     readonly members: readonly number[],
-    readonly command: Args,
+    readonly steps: (member: number) => Steps<unknown>,
     readonly enough: (answers: Answers) => boolean,
-    readonly heard: Heard = () => undefined,
   ) {}
 }
 
-/** Carry out these steps in the background, over all members or one. */
+/** Carry out steps in the background, over all members or at one. */
 export class Begin {
   constructor(
     readonly steps: Steps<void>,
@@ -73,7 +82,7 @@ export class Begin {
   ) {}
 }
 
-/** A step for one member. */
+/** A step at one member. */
 export class To {
   constructor(
     readonly member: number,
@@ -81,7 +90,18 @@ export class To {
   ) {}
 }
 
-/** Thrown into the steps when their caller gives up. */
-export class Aborted {
-  constructor(readonly reason: unknown) {}
+/** Carries out all of `steps` at one member. */
+export function* at<T>(member: number, steps: Steps<T>): Steps<T> {
+  let turn = steps.next();
+  while (!turn.done) {
+    let outcome: unknown;
+    try {
+      outcome = yield new To(member, turn.value);
+    } catch (why) {
+      turn = steps.throw(why);
+      continue;
+    }
+    turn = steps.next(outcome);
+  }
+  return turn.value;
 }

@@ -1,27 +1,27 @@
-// Waiting in the queue. One subscription serves every wait of a client: each wait has a number, and the
-// server publishes it with what became of the wait. Messages can be lost, so a wait also asks again by its
-// own clock. Does no I/O: `channel.ts` listens.
+// Waits in the queues of one server. One subscription serves all waits of a client: each wait has a number,
+// which the server publishes with the outcome of the wait. A message can be lost, so a wait also asks again
+// by its own clock. Does no I/O: `channel.ts` subscribes.
 
 import { randomBytes } from "node:crypto";
 import { now } from "./clock.js";
 
-/** Times, in ms. Tests change them. */
+/** Times in ms. Tests change them. */
 export const times = {
-  /** For how long the server keeps a position that is not asked for again. If the waiter dies, a grant to it
-   * lasts no longer than that either. */
+  /** The server keeps a position for this long after each request for it. A grant to a waiter that has died
+   * lasts no longer either. */
   keep: 10_000,
-  /** How often a wait asks again although no message came. */
+  /** A wait asks again after this time without a message. */
   ask: 3_333,
-  /** How long a wait begins later for the subscription's sake. */
+  /** The start of a wait is delayed by at most this for the subscription. */
   connect: 1_000,
-  /** Without any message for this long, the listener sends a PING; if that has no answer either, it connects
+  /** After this time without a message the client sends PING to its subscriber; without an answer it connects
    * anew. */
   silence: 3_000,
-  /** The listener stays for this long after the last wait. */
+  /** The subscriber stays connected for this long after the last wait. */
   idle: 10_000,
 };
 
-/** Set, until somebody who waits for it has seen it. */
+/** A flag with a wake-up: set by `ring`, until `clear`. */
 export class Bell {
   #rung = false;
   #wake: (() => void) | undefined;
@@ -44,71 +44,107 @@ export class Bell {
   }
 }
 
-/** A wait, and what was heard of it. */
+/** A wait, and the last message about it. */
 export class Wait {
   readonly bell = new Bell();
   granted = false;
   cancelled = false;
 
   constructor(
-    readonly desk: Desk,
+    readonly registry: WaitRegistry,
     readonly number: string,
   ) {}
 
   close(): void {
-    this.desk.waits.delete(this.number);
-    this.desk.idleSince = now();
+    this.registry.remove(this);
   }
 }
 
-/** The waits of one client. */
-export class Desk {
+/** The waits of one client, and the state of its subscription. */
+export class WaitRegistry {
   readonly channel = `dlock:${randomBytes(15).toString("base64url")}`;
-  readonly waits = new Map<string, Wait>();
   /** Whether the subscription is live. */
-  ready = false;
-  /** Whether that is known: it came about, or failed. */
-  tried = false;
+  isSubscribed = false;
+  /** Whether the first attempt to subscribe has ended, in success or failure. */
+  isSettled = false;
+  /** When the subscriber last received something. */
   heardAt = now();
-  idleSince = now();
-  #numbers = 0;
+  readonly #waits = new Map<string, Wait>();
+  #idleSince = now();
+  #lastNumber = 0;
 
   open(): Wait {
-    this.#numbers += 1;
-    const wait = new Wait(this, String(this.#numbers));
-    this.waits.set(wait.number, wait);
+    this.#lastNumber += 1;
+    const wait = new Wait(this, String(this.#lastNumber));
+    this.#waits.set(wait.number, wait);
     return wait;
   }
 
+  remove(wait: Wait): void {
+    this.#waits.delete(wait.number);
+    this.#idleSince = now();
+  }
+
+  get size(): number {
+    return this.#waits.size;
+  }
+
   isIdle(): boolean {
-    return this.waits.size === 0 && now() - this.idleSince > times.idle;
+    return this.#waits.size === 0 && now() - this.#idleSince > times.idle;
   }
 
-  subscribed(): void {
-    this.ready = true;
-    this.tried = true;
+  onSubscribed(): void {
+    this.isSubscribed = true;
+    this.isSettled = true;
     this.heardAt = now();
-    // What was published before is lost: everybody asks.
+    // Earlier messages are lost: all waits ask again.
     this.wakeAll();
   }
 
-  disconnected(): void {
-    this.ready = false;
-    this.tried = true;
+  onDisconnected(): void {
+    this.isSubscribed = false;
+    this.isSettled = true;
     this.wakeAll();
   }
 
-  heard(message: string): void {
+  onMessage(message: string): void {
     this.heardAt = now();
-    const [number, what] = message.split(" ", 2);
-    const wait = this.waits.get(number ?? "");
+    const [number, outcome] = message.split(" ", 2);
+    const wait = this.#waits.get(number ?? "");
     if (wait === undefined) return;
-    wait.granted = what === "granted";
-    wait.cancelled = what === "cancelled";
+    wait.granted = outcome === "granted";
+    wait.cancelled = outcome === "cancelled";
     wait.bell.ring();
   }
 
   wakeAll(): void {
-    for (const wait of this.waits.values()) wait.bell.ring();
+    for (const wait of this.#waits.values()) wait.bell.ring();
+  }
+}
+
+// A key stays contended for this long after it was found taken, ms.
+const CONTENDED = 1000;
+// A memory of more keys is emptied.
+const MAX_KEYS = 1000;
+
+/** The keys that were found taken a short while ago: the next acquisition of one of them enters the queue
+ * with its first request. */
+export class ContendedKeys {
+  readonly #until = new KeyMemory<number>();
+
+  has(name: string): boolean {
+    return (this.#until.get(name) ?? 0) > now();
+  }
+
+  note(name: string): void {
+    this.#until.set(name, now() + CONTENDED);
+  }
+}
+
+/** A map of at most `MAX_KEYS` keys. */
+export class KeyMemory<T> extends Map<string, T> {
+  override set(name: string, value: T): this {
+    if (this.size >= MAX_KEYS && !this.has(name)) this.clear();
+    return super.set(name, value);
   }
 }

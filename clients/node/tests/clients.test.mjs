@@ -44,21 +44,52 @@ onEach((bench) => {
 });
 
 const rootNodes = [{ host: "127.0.0.1", port: 1 }];
-const refused = {
-  "what is none": () => ({}),
+const lazy = () => new Redis({ lazyConnect: true });
+const notClients = {
+  undefined: () => undefined,
+  null: () => null,
+  "a URL": () => "redis://127.0.0.1:6379",
+  "a number": () => 6379,
+  "an object of another class": () => ({}),
+  "a URL object": () => new URL("redis://127.0.0.1:6379"),
+  "a pipeline": () => lazy().pipeline(),
+  "a transaction of ioredis": () => lazy().multi(),
+  "a transaction of node-redis": () => nodeRedis.createClient().multi(),
   // From node-redis 5 on.
   "a pool": () => nodeRedis.createClientPool?.() ?? {},
   Sentinel: () => nodeRedis.createSentinel?.({ name: "mymaster", sentinelRootNodes: rootNodes }) ?? {},
   "a cluster of node-redis": () => nodeRedis.createCluster({ rootNodes }),
-  // Newer clusters say, as a client does, whether they are ready.
+  // Newer clusters have `isReady`, as clients do.
   "a cluster that is ready": () => ({ isOpen: true, isReady: true, slots: [] }),
-  "a client that calls back": () => ({ isOpen: true, isReady: true, options: { legacyMode: true } }),
 };
-for (const [what, make] of Object.entries(refused)) {
-  test(`${what} is refused, and what to pass is said`, () => {
-    assert.throws(() => new Lock(make(), "foo"), {
-      name: "TypeError",
-      message: /createClient: no command blocks it|legacyMode: false/,
-    });
+for (const [what, make] of Object.entries(notClients)) {
+  test(`${what} is refused as a client, and the error says what to pass`, () => {
+    const refusal = { name: "TypeError", message: /pass a client of ioredis 5 .*createClient/ };
+    assert.throws(() => new Lock(make(), "foo"), refusal);
+    assert.throws(() => new Quorum([make()]), refusal);
   });
 }
+
+test("a client that calls back is refused, and the error says what to pass", () => {
+  const client = { isOpen: true, isReady: true, options: { legacyMode: true }, sendCommand() {} };
+  assert.throws(() => new Lock(client, "foo"), { name: "TypeError", message: /legacyMode: false/ });
+});
+
+test("a list of clients is refused as a client, and one client as a list", () => {
+  const client = lazy();
+  assert.throws(() => new Lock([client], "foo"), { name: "TypeError", message: /new Quorum\(clients\)/ });
+  for (const clients of [client, null, undefined, "redis://127.0.0.1:6379"]) {
+    assert.throws(() => new Quorum(clients), { name: "TypeError", message: /list of clients/ });
+  }
+});
+
+test("a reply that is neither an integer nor null is an error, and no hold", async () => {
+  const server = { status: "ready", options: {}, on() {}, once() {}, duplicate() {} };
+  for (const reply of ["OK", [], {}, true, 1.5, undefined]) {
+    const client = { ...server, call: async () => reply };
+    await assert.rejects(new Lock(client, "foo").tryAcquire(), {
+      name: "LockError",
+      message: /answers with an integer/,
+    });
+  }
+});

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import os from "node:os";
 import { mock, test } from "node:test";
-import { now, trusted } from "../dist/clock.js";
+import { now, validity } from "../dist/clock.js";
 
 test("a wall clock that is set changes nothing, a suspended machine does", () => {
   const [wall, uptime] = [Date.now, os.uptime];
@@ -27,5 +27,5 @@ test("a wall clock that is set changes nothing, a suspended machine does", () =>
 });
 
 test("less of a lease counts than there is", () => {
-  assert.equal(trusted(10_000), 9898);
+  assert.equal(validity(10_000), 9898);
 });

@@ -19,7 +19,7 @@ onEach((bench) => {
 
   beforeEach(async () => {
     while (masters.length < 3) masters.push(await Server.start(bench.program));
-    for (const master of masters) await master.ask("FLUSHALL");
+    for (const master of masters) await master.clear();
     proxies = await Promise.all(masters.map((master) => bench.proxy(master.port)));
     // A busy machine makes nobody silent.
     const clients = await Promise.all(proxies.map((proxy) => bench.client(proxy.url)));

@@ -234,17 +234,6 @@ onEach((bench) => {
     await until("it is released", async () => !(await server.exists()));
   });
 
-  test("a foreign lock is waited for", async () => {
-    await bench.server.ask("SET", "foo", "somebody");
-    const one = await lock({ retryDelay: 20 });
-    assert.equal(await one.tryAcquire(), null);
-    assert(await one.locked());
-    const waits = one.acquire();
-    await assert.rejects(one.acquire({ timeout: 100 }), ResourceLockedError);
-    await bench.server.ask("DEL", "foo");
-    await (await waits).release();
-  });
-
   test("keys may be bytes", async () => {
     const key = Buffer.from([0xff, 0, 0x80]);
     const hold = await new Lock(await bench.client(), key).acquire();

@@ -4,19 +4,26 @@ import assert from "node:assert/strict";
 import { after, beforeEach, test } from "node:test";
 import { Lock, NoQuorumError, Quorum } from "dlock";
 import { Members } from "../dist/members.js";
-import { QuorumAttempt } from "../dist/quorum.js";
+import { QueueChoice } from "../dist/queue-choice.js";
+import { QuorumAttempt } from "../dist/quorum-attempt.js";
 import { Round } from "../dist/round.js";
 import { Ask, Begin, Sleep } from "../dist/steps.js";
 import { onEach, Server, until } from "./support.mjs";
 
 const MINUTES = 600_000;
-const request = { key: "foo", name: "foo", lease: 10_000, terms: [], retryDelay: 100 };
+const request = { key: "foo", name: "foo", lease: 10_000, mode: [], owner: undefined, retryDelay: 100 };
 
 /** Three members that may vote. */
 function threeMembers() {
-  const reach = ["a", "b", "c"].map((address) => ({ address, silent: false, connections: 1 }));
+  const reach = ["a", "b", "c"].map((address) => ({
+    address,
+    isSilent: false,
+    isReady: true,
+    isClosed: false,
+    connections: 1,
+  }));
   const members = new Members(reach);
-  for (const member of members.all()) members.heard(member, `# Server\r\nrun_id:${member}\r\n`);
+  for (const member of members.all()) members.record(member, `# Server\r\nrun_id:${member}\r\n`);
   return members;
 }
 
@@ -52,23 +59,23 @@ for (const [order, answers, queue] of [
   [[1, 2], [null, 6, 7], 1],
 ]) {
   test(`where to queue next: ${order}, ${answers.map(String)}`, () => {
-    const round = new Round(threeMembers(), request, false, 1000, order);
+    const members = threeMembers();
+    const round = new Round(members, new QueueChoice(members), request, false, 1000, order);
     round.queued(Number.POSITIVE_INFINITY).next();
     round.answers = new Map([...answers.entries()].filter(([, answer]) => answer !== undefined));
-    // Who each was when it was asked.
-    round.holders.asked.clear();
     assert.equal(round.nextQueue(), queue);
   });
 }
 
 test("all go to a later queue together, and nobody goes back", () => {
   const members = threeMembers();
-  const lookouts = members.all().map((member) => members.lookout(member, request));
-  const left = () => lookouts.map((lookout) => lookout.left);
-  members.noteQueue("foo", 1);
+  const choice = new QueueChoice(members);
+  const watches = members.all().map((member) => choice.watch(member, request));
+  const left = () => watches.map((watch) => watch.departures);
+  choice.note("foo", 1);
   assert.deepEqual(left(), [1, 0, 1]);
-  members.noteQueue("foo", 0);
-  assert.deepEqual(members.order("foo"), [1, 2]);
+  choice.note("foo", 0);
+  assert.deepEqual(choice.order("foo"), [1, 2]);
   assert.deepEqual(left(), [1, 0, 1]);
 });
 
@@ -81,17 +88,21 @@ for (const [what, before, after, waiters, order] of [
 ]) {
   test(`whom a winner that was refused meets there: ${what}`, () => {
     const members = threeMembers();
-    const attempt = new QuorumAttempt(members, request, false, 1000);
+    const choice = new QueueChoice(members);
+    const attempt = new QuorumAttempt(members, choice, request, false, 1000);
     const acquiring = attempt.run(true, Number.POSITIVE_INFINITY);
     const { value: ask } = acquiring.next();
-    const own = ask.command[2];
-    const { value: begun } = acquiring.next(
-      new Map([
-        [0, 5],
-        [1, 6],
-        [2, null],
-      ]),
+    const replies = [5, 6, null];
+    let own;
+    const answers = new Map(
+      replies.map((reply, member) => {
+        const steps = ask.steps(member);
+        own = steps.next().value[2];
+        return [member, steps.next(reply).value];
+      }),
     );
+    assert(ask.enough(answers));
+    const { value: begun } = acquiring.next(answers);
     assert(begun instanceof Begin);
     const named = (found) =>
       Object.fromEntries(Object.entries(found).map(([t, h]) => [t === "own" ? own : t, h]));
@@ -103,18 +114,15 @@ for (const [what, before, after, waiters, order] of [
       if (turn.value instanceof Sleep) turn = steps.next();
     }
     if (!turn.done) steps.next(waiters ? ["somebody"] : []);
-    assert.deepEqual(members.order("foo"), order);
+    assert.deepEqual(choice.order("foo"), order);
     // One look at a time, unless nothing suspicious was there.
-    assert.equal(
-      members.contended.mayLook("foo"),
-      !Object.keys(before).some((it) => it in after && it !== "own"),
-    );
+    assert.equal(choice.maySearch("foo"), !Object.keys(before).some((it) => it in after && it !== "own"));
   });
 }
 
 test("one who has the lock is nobody to queue behind", () => {
   const members = threeMembers();
-  const parts = play(members.parts("foo", 2), () => [{ x: 5 }, {}, { x: 5, y: 5 }]);
+  const parts = play(members.partialHolds("foo", 2), () => [{ x: 5 }, {}, { x: 5, y: 5 }]);
   assert.deepEqual([...parts.keys()], ["y"]);
 });
 
@@ -125,14 +133,13 @@ for (const [isLast, held, left] of [
 ]) {
   test(`a queue that does not move is left: ${isLast ? "the last" : "an earlier"}, after ${held} ms`, () => {
     const members = threeMembers();
-    const lookout = members.lookout(2, request);
-    const clock = lookout.wakeAt();
+    const watch = new QueueChoice(members).watch(2, request);
     for (let looks = 0; looks < 2; looks++) {
-      while (performance.now() < Math.max(clock, lookout.wakeAt()));
-      play(lookout.look(isLast), () => [{}, {}, { left: held }]);
-      if (looks === 0) assert.equal(lookout.left, 0);
+      while (performance.now() < watch.wakeAt());
+      play(watch.check(isLast), () => [{}, {}, { left: held }]);
+      if (looks === 0) assert.equal(watch.departures, 0);
     }
-    assert.equal(lookout.left, left);
+    assert.equal(watch.departures, left);
   });
 }
 
@@ -142,7 +149,7 @@ onEach((bench) => {
     while (masters.length < 3) masters.push(await Server.start(bench.program));
     const ids = new Map();
     for (const master of masters) {
-      await master.ask("FLUSHALL");
+      await master.clear();
       ids.set(master, /run_id:(\w+)/.exec(await master.ask("INFO", "server"))[1]);
     }
     // In the order in which everybody tries their queues.

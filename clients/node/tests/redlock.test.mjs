@@ -20,7 +20,7 @@ onEach(
     after(() => Promise.all(masters.map((master) => master.stop())));
     beforeEach(async () => {
       while (masters.length < 2) masters.push(await Server.start(bench.program));
-      for (const master of masters) await master.ask("FLUSHALL");
+      for (const master of masters) await master.clear();
     });
     const clients = async (members) => {
       const servers = [bench.server, ...masters].slice(0, members);

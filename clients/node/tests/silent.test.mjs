@@ -21,7 +21,7 @@ onEach((bench) => {
     masters = made.slice(0, count);
     const ids = new Map();
     for (const master of masters) {
-      await master.ask("FLUSHALL");
+      await master.clear();
       ids.set(master, /run_id:(\w+)/.exec(await master.ask("INFO", "server"))[1]);
     }
     masters.sort((one, other) => (ids.get(one) < ids.get(other) ? -1 : 1));
@@ -75,7 +75,7 @@ onEach((bench) => {
     Object.assign(quorum, { limit: 250 });
     proxies[at].silent = true;
     await lock(quorum).using(() => {});
-    await until(`${at} is known to be silent`, () => quorum.channels[at].silent);
+    await until(`${at} is known to be silent`, () => quorum.channels[at].isSilent);
     return waitsForNobody(quorum);
   }
 
@@ -132,7 +132,7 @@ onEach((bench) => {
       await soon("one after the other", Promise.all(both));
       assert.equal(proxies[at].asked("DLOCK.ACQUIRE"), before, "it is not asked before it answers");
       proxies[at].silent = false;
-      await until("it answers", () => !quorum.channels[at].silent);
+      await until("it answers", () => !quorum.channels[at].isSilent);
       const hold = await lock(quorum).acquire();
       await isHeldAt(0, 1, 2);
       await hold.release();
@@ -269,27 +269,33 @@ onEach((bench) => {
 }, undefined);
 
 test("who may vote, and who is waited for", () => {
-  const reach = ["a", "b", "c"].map((address) => ({ address, silent: false, connections: 1 }));
+  const reach = ["a", "b", "c"].map((address) => ({
+    address,
+    isSilent: false,
+    isReady: true,
+    isClosed: false,
+    connections: 1,
+  }));
   const members = new Members(reach);
-  const asks = () => members.tellApart(Number.POSITIVE_INFINITY).next().value;
-  const fails = (ask, member) => {
-    reach[member].silent = true;
-    ask.heard(member, new NoAnswerError("away"));
+  const asks = () => members.identifyMembers(Number.POSITIVE_INFINITY).next().value;
+  const fails = (member) => {
+    reach[member].isSilent = true;
+    members.record(member, new NoAnswerError("away"));
   };
   const first = asks();
-  for (const member of [0, 1]) first.heard(member, `${ORDERLY}${member}\r\n`);
+  for (const member of [0, 1]) members.record(member, `${ORDERLY}${member}\r\n`);
   assert(
     !first.enough(new Map([0, 1].map((member) => [member, ""]))),
     "one that was never asked is waited for",
   );
-  fails(first, 2);
+  fails(2);
   assert.deepEqual(members.voters(), [0, 1]);
   assert.equal(asks(), undefined, "it was asked a moment ago");
-  fails(first, 1);
+  fails(1);
   const needed = asks();
   assert.deepEqual(needed.members, [1, 2]);
   assert(!needed.enough(new Map()), "of a bare majority that is known, one is silent");
-  reach[1].silent = false;
+  reach[1].isSilent = false;
   assert(needed.enough(new Map()), "one that answers again is known");
   assert.deepEqual(members.voters(), [0, 1]);
 });

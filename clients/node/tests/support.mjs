@@ -1,8 +1,8 @@
-// Real servers, the clients of both kinds, and a proxy that does what networks do.
+// Real servers, clients of both libraries, and a proxy that causes network faults.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
-import { once } from "node:events";
+import { EventEmitter, once } from "node:events";
 import { closeSync, mkdtempSync, openSync, readFileSync, rmSync } from "node:fs";
 import net from "node:net";
 import { tmpdir } from "node:os";
@@ -18,23 +18,24 @@ assert(
   "set DLOCK_TEST_SERVERS and DLOCK_TEST_MODULE, or run make test-clients",
 );
 
-// Node 18 has no time limit for tests.
+// Ends a hang: Node 18 has no time limit for tests.
 setTimeout(() => {
   console.error("this file takes too long");
   process.exit(1);
 }, 600_000).unref();
 // The servers end with this process.
 process.once("SIGTERM", () => process.exit(1));
+EventEmitter.defaultMaxListeners = 100;
 
 export const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-/** Waits for a condition, and names it when it does not come. */
-export async function until(what, condition, limit = 30_000) {
+/** Waits for a condition. `limit` only ends a hang, and `what` then says what did not happen. */
+export async function until(what, condition, limit = 60_000) {
   const end = performance.now() + limit;
   while (true) {
     const result = await condition();
     if (result) return result;
-    assert(performance.now() < end, `not in ${limit} ms: ${what}`);
+    assert(performance.now() < end, `not within ${limit} ms: ${what}`);
     await pause(5);
   }
 }
@@ -48,7 +49,7 @@ export async function freePort() {
   return port;
 }
 
-/** A server with the module, on a free port, in a folder of its own. */
+/** A server with the module, on a free port, in its own folder. */
 export class Server {
   static async start(program, options) {
     const server = new Server();
@@ -67,7 +68,11 @@ export class Server {
       stdio: ["ignore", log, log],
     });
     closeSync(log);
-    this.exited = once(this.process, "exit");
+    const child = this.process;
+    this.exited = once(child, "exit");
+    const kill = () => child.kill("SIGKILL");
+    process.once("exit", kill);
+    this.exited.then(() => process.off("exit", kill));
     await until("the server answers", () => {
       assert.equal(this.process.exitCode, null, readFileSync(path.join(this.folder, "log"), "utf8"));
       return new Promise((resolve) => {
@@ -79,12 +84,17 @@ export class Server {
     });
     this.redis = new Redis(this.port, "127.0.0.1");
     this.redis.on("error", () => {});
-    process.once("exit", () => this.process.kill("SIGKILL"));
   }
 
-  /** A command, from outside of what is tested. */
+  /** Sends a command over a connection of the test's own. */
   ask(...command) {
     return this.redis.call(...command);
+  }
+
+  /** Removes all keys, and all waiters: a flush grants the lock to the head of the queue. */
+  async clear() {
+    do await this.ask("FLUSHALL");
+    while ((await this.ask("DLOCK.LIST", "0"))[1].length > 0);
   }
 
   async exists(key = "foo") {
@@ -95,7 +105,17 @@ export class Server {
     return (await this.ask("DLOCK.WAITERS", key)).length;
   }
 
-  /** Stands still, with its connections, until it goes on. */
+  async runId() {
+    return /run_id:(\w+)/.exec(await this.ask("INFO", "server"))[1];
+  }
+
+  /** How often a command was called since the last CONFIG RESETSTAT. */
+  async calls(command) {
+    const stats = await this.ask("INFO", "commandstats");
+    return Number(new RegExp(`cmdstat_${command}:calls=(\\d+)`, "i").exec(stats)?.[1] ?? 0);
+  }
+
+  /** Stops the process, with its connections, until `thaw`. */
   freeze() {
     this.process.kill("SIGSTOP");
   }
@@ -116,39 +136,65 @@ export class Server {
   }
 }
 
-/** Passes bytes on until told otherwise; every switch can be set at any time, for all connections. */
+/** Passes bytes between clients and a server. Each switch can be set at any time, for all connections. */
 export class FaultProxy {
   silent = false; // nothing passes; connections stay open
   refuse = false; // new connections are closed at once
-  delay = 0; // ms by which replies are late
-  match = ""; // a reply is lost only if its request has this in it
-  cutReplies = 0; // so many replies are lost, each with its connection
+  delay = 0; // replies are late by this many ms
+  match = ""; // a reply is lost only if its request contains this
+  cutReplies = 0; // number of replies that are lost, each with its connection
   lost = 0;
   accepted = 0;
-  requests = ""; // all that clients have sent
+  requests = ""; // all requests of clients
   #pairs = new Set();
+  #stalled = [];
 
   static async to(port) {
     const proxy = new FaultProxy();
-    proxy.target = port;
+    proxy.target = port; // of new connections
     proxy.listener = net.createServer((client) => proxy.#accept(client)).listen(0, "127.0.0.1");
     await once(proxy.listener, "listening");
     proxy.url = `redis://127.0.0.1:${proxy.listener.address().port}`;
     return proxy;
   }
 
-  /** How often this was asked. */
+  /** How often clients sent a command. */
   asked(command) {
     return this.requests.split(`\r\n${command}\r\n`).length - 1;
   }
 
   drop() {
-    for (const pair of this.#pairs) for (const end of pair) end.destroy();
+    for (const pair of this.#pairs) pair.end();
+  }
+
+  /** From now on, requests over the present connections are kept back; new connections work. */
+  stall() {
+    for (const pair of this.#pairs) {
+      pair.isStalled = true;
+      this.#stalled.push(pair);
+    }
+  }
+
+  /** Closes the clients' side of the stalled connections. */
+  breakStalled() {
+    for (const { client } of this.#stalled) client.destroy();
+  }
+
+  /** Sends the requests that were kept back to the server, and waits until it has read them. */
+  async deliver() {
+    for (const { server, held } of this.#stalled.splice(0)) {
+      const replies = once(server, "data");
+      for (const [, data] of held.splice(0)) server.write(data);
+      server.write("PING\r\n");
+      await replies;
+      server.destroy();
+    }
   }
 
   close() {
     this.listener.close();
     this.drop();
+    for (const { server } of this.#stalled) server.destroy();
   }
 
   #accept(client) {
@@ -156,13 +202,13 @@ export class FaultProxy {
     client.on("error", () => {});
     if (this.refuse) return client.destroy();
     const server = net.connect(this.target, "127.0.0.1");
-    const pair = [client, server];
+    const pair = { client, server, held: [], isStalled: false };
     this.#pairs.add(pair);
     let matched = false;
-    const held = [];
-    const pass = (to, data) => (this.silent ? held.push([to, data]) : to.write(data));
+    const isHeld = () => this.silent || pair.isStalled;
+    const pass = (to, data) => (isHeld() ? pair.held.push([to, data]) : to.write(data));
     const thaw = setInterval(() => {
-      if (!this.silent) for (const [to, data] of held.splice(0)) to.write(data);
+      if (!isHeld()) for (const [to, data] of pair.held.splice(0)) to.write(data);
     }, 10);
     client.on("data", (data) => {
       this.requests += data;
@@ -176,17 +222,17 @@ export class FaultProxy {
         return client.destroy();
       }
       if (this.delay) await pause(this.delay);
-      pass(client, data);
+      if (!pair.isStalled) pass(client, data);
     });
     server.on("error", () => {});
-    const end = () => {
+    pair.end = () => {
       clearInterval(thaw);
       this.#pairs.delete(pair);
       client.destroy();
-      server.destroy();
+      if (!pair.isStalled) server.destroy();
     };
-    client.on("close", end);
-    server.on("close", end);
+    client.on("close", pair.end);
+    server.on("close", pair.end);
   }
 }
 
@@ -205,13 +251,13 @@ const kinds = {
       // `destroy` from node-redis 5 on.
       if (client.isOpen) await (client.destroy ? client.destroy() : client.disconnect());
     };
-    // A server that is away is connected to later.
+    // It connects later to a server that is away.
     await Promise.race([client.connect().catch(() => {}), pause(500)]);
     return { client, close };
   },
 };
 
-/** What a suite runs with: a server, and clients of one kind. */
+/** What a suite runs with: a server, and clients of one library. */
 class Bench {
   #ends = [];
 
@@ -243,7 +289,7 @@ class Bench {
   }
 }
 
-/** Runs a suite on each server, with clients of each kind. Its tests begin with a server without keys. */
+/** Runs a suite on each server, with clients of each library. Each test begins with an empty server. */
 export function onEach(suite, only = Object.keys(kinds)) {
   for (const entry of SERVERS) {
     const [name, program] = entry.split("=");
@@ -253,7 +299,7 @@ export function onEach(suite, only = Object.keys(kinds)) {
         const bench = new Bench(program, kind);
         beforeEach(async () => {
           bench.server = await started;
-          await bench.server.ask("FLUSHALL");
+          await bench.server.clear();
         });
         afterEach(() => bench.closeAll());
         suite(bench);

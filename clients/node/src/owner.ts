@@ -1,0 +1,86 @@
+// Owners of acquisitions, for the server's search for deadlocks. The tokens of one owner count as one party:
+// while one of them waits, the server expects that none of the others is released. So an owner is sent only
+// where that is certain: for `using` within the routine of another `using`, one at a time.
+//
+// `a.using(() => b.using(..))`: one owner, as `a` is released only after `b`.
+// `a.using(() => Promise.all([b.using(..), c.using(..)]))`: `c` gets an owner of its own. It may end before
+// `b`, and then a client that waits for `c` does not wait for `b`.
+
+import { AsyncLocalStorage } from "node:async_hooks";
+import { freshToken } from "./protocol.js";
+
+/** The name of an owner, 1 to 255 bytes. */
+export class Owner {
+  readonly id: string;
+  /** Set once a hold or a wait of this owner may outlast the routine that it belongs to: then no acquisition
+   * uses it again. */
+  isRetired = false;
+
+  constructor(id: string = freshToken()) {
+    if (typeof id !== "string" || id === "" || Buffer.byteLength(id) > 255) {
+      throw new RangeError("owner: it must be a string of 1 to 255 bytes, or null for none");
+    }
+    this.id = id;
+  }
+
+  /** Returns the owner that a user has named; undefined for none. */
+  static named(name: string | null | undefined): Owner | undefined {
+    return name === undefined || name === null ? undefined : new Owner(name);
+  }
+}
+
+/** The routine of one `using`. */
+class Context {
+  /** Number of `using` that were begun in the routine and have not ended. */
+  branches = 0;
+  hasEnded = false;
+
+  /** `owner` is undefined if the user wants none. */
+  constructor(readonly owner: Owner | undefined) {}
+}
+
+const contexts = new AsyncLocalStorage<Context>();
+
+/** Runs `acquire`, a routine and `release` with one owner: the named one, none for null, otherwise that of
+ * the surrounding `using` if this is its only branch, or a new one. */
+export async function withOwner<H, T>(
+  name: string | null | undefined,
+  acquire: (owner: Owner | undefined) => Promise<H>,
+  routine: (hold: H) => T | Promise<T>,
+  release: (hold: H) => Promise<unknown>,
+): Promise<T> {
+  const outer = contexts.getStore();
+  const owner = name === undefined ? inherited(outer) : Owner.named(name);
+  const context = new Context(owner);
+  if (outer !== undefined) outer.branches += 1;
+  let isReleased = true;
+  try {
+    const hold = await acquire(owner);
+    isReleased = false;
+    let result: T;
+    try {
+      result = await contexts.run(context, async () => routine(hold));
+    } catch (why) {
+      // The routine's own error says more than one of the release.
+      isReleased = await release(hold).then(
+        () => true,
+        () => false,
+      );
+      throw why;
+    }
+    await release(hold);
+    isReleased = true;
+    return result;
+  } finally {
+    context.hasEnded = true;
+    if (outer !== undefined) outer.branches -= 1;
+    // A release may be owed, or a branch that the routine did not await may still wait.
+    if (owner !== undefined && (!isReleased || context.branches > 0)) owner.isRetired = true;
+  }
+}
+
+function inherited(outer: Context | undefined): Owner {
+  const isOnlyBranch = outer !== undefined && !outer.hasEnded && outer.branches === 0;
+  if (!isOnlyBranch || outer.owner === undefined || outer.owner.isRetired) return new Owner();
+  return outer.owner;
+}

@@ -1,0 +1,140 @@
+// One acquisition from a quorum: the rounds, and what follows a round that failed: the wait queue, or a
+// random pause. Safety does not depend on it, as each round has a token of its own.
+
+import { now } from "./clock.js";
+import type { Members } from "./members.js";
+import type { QueueChoice } from "./queue-choice.js";
+import { QuorumHold } from "./quorum-hold.js";
+import type { Acquisition, Granted, Request } from "./requests.js";
+import { Round, type Won } from "./round.js";
+import { type Owe, Sleep, type Steps } from "./steps.js";
+
+// An acquisition that does not wait tries again this many times while no client has the lock.
+const MAX_SPLIT_VOTES = 20;
+// First and longest pause between two rounds, ms.
+const FIRST_PAUSE = 50;
+const LONGEST_PAUSE = 2000;
+
+/** How the next round asks the members: all at once, one after the other, or from a queue. */
+type Turn = "at once" | "in order" | "queued";
+
+export class QuorumAttempt implements Acquisition {
+  #round: Round | undefined;
+  /** Failed rounds that may have left something at a member. */
+  #failed: Round[] = [];
+  #pause = FIRST_PAUSE;
+
+  constructor(
+    private readonly members: Members,
+    private readonly choice: QueueChoice,
+    private readonly request: Request,
+    private readonly fenced: boolean,
+    /** Time limit of an answer, ms. */
+    private readonly limit: number,
+  ) {}
+
+  takeBack(): Owe | undefined {
+    if (this.#round === undefined) return undefined;
+    this.#failed.push(this.#round);
+    return this.#round.owe();
+  }
+
+  isTakenBack(): boolean {
+    return this.members.all().every((member) => this.#isClean(member));
+  }
+
+  *run(waits: boolean, end: number): Steps<Granted | null> {
+    const { members, choice } = this;
+    const { name } = this.request;
+    let turn: Turn = waits && choice.contended.has(name) ? "queued" : "at once";
+    let splitVotes = 0;
+    yield* members.identifyMembers(end);
+    // An acquisition that does not wait overtakes the queue only for a moment.
+    let order = waits ? choice.order(name) : [];
+    while (true) {
+      const { request, fenced, limit } = this;
+      const round = new Round(members, choice, request, fenced, limit, order, (member) =>
+        this.#isClean(member),
+      );
+      this.#round = round;
+      const began = now();
+      const won = yield* this.#take(turn, round, end);
+      if (won !== null) return yield* this.#hold(won, round);
+      const length = now() - began;
+      yield round.owe();
+      this.#failed.push(round);
+      const final = round.finalError();
+      if (final !== undefined) throw final;
+      const isTaken = round.isTaken();
+      if (!isTaken && (!waits || now() >= end || members.areUnusable())) throw round.noQuorum();
+      if (now() >= end && waits) return null;
+      if (!waits) {
+        if (splitVotes++ === MAX_SPLIT_VOTES || (yield* this.#isHeldElsewhere(round))) return null;
+        // Clients that tried at the same moment each got a part of the votes.
+        yield new Sleep(Math.random() * length);
+        yield* members.identifyMembers(end);
+        [turn, order] = ["in order", choice.order(name)];
+      } else {
+        [turn, order] = yield* this.#next(turn, round, length, end);
+      }
+    }
+  }
+
+  #take(turn: Turn, round: Round, end: number): Steps<Won | null> {
+    if (turn === "queued") return round.queued(end);
+    return turn === "in order" ? round.inOrder() : round.atOnce();
+  }
+
+  *#hold(won: Won, round: Round): Steps<Granted> {
+    const queue = round.nextQueue();
+    const { name } = this.request;
+    if (queue !== undefined && !round.isRefusedBy(queue)) this.choice.note(name, queue);
+    else if (queue !== undefined) yield* this.choice.search(this.request, queue, won.token);
+    return new QuorumHold(this.members, this.request, won);
+  }
+
+  /** Whether no failed round can have left something at a member. */
+  #isClean(member: number): boolean {
+    const isLeft = (round: Round) => !this.members.all().every((it) => round.isTakenBackAt(it));
+    this.#failed = this.#failed.filter(isLeft);
+    return this.#failed.every((round) => round.isTakenBackAt(member));
+  }
+
+  /** Decides how the next round of a wait begins, and pauses before it if that is due. */
+  *#next(turn: Turn, round: Round, length: number, end: number): Steps<[Turn, readonly number[]]> {
+    const { members, choice } = this;
+    const { name } = this.request;
+    const isTaken = round.isTaken();
+    const wasQueued = turn === "queued";
+    const queue = round.queue();
+    const next = round.nextQueue();
+    // Other waits of this client have found clients in another queue meanwhile.
+    const elsewhere = choice.noted(name, length);
+    const moves = wasQueued && elsewhere !== undefined && elsewhere !== queue;
+    if (wasQueued && !moves && next !== undefined) choice.note(name, next);
+    // The last queue does not move either: back to the first.
+    const returns =
+      wasQueued && !moves && next === undefined && queue !== undefined && round.isRefusedBy(queue);
+    if (returns) choice.forget(name);
+    yield* members.identifyMembers(end);
+    const order = choice.order(name);
+    if (isTaken && !wasQueued) {
+      choice.contended.note(name);
+      const reachable = order.filter((member) => round.isReachable(member));
+      return ["queued", reachable.length > 0 ? reachable : order];
+    }
+    if (isTaken && (moves || next !== undefined || (returns && order[0] !== queue))) return ["queued", order];
+    // Random, or clients that lost to each other would collide again.
+    yield new Sleep(Math.max(Math.min((0.5 + Math.random() / 2) * this.#pause, end - now()), 0));
+    this.#pause = Math.min(this.#pause * 2, LONGEST_PAUSE);
+    return ["at once", order];
+  }
+
+  /** Whether one client holds a majority. Where that is unknown, a client holds one that leaves this round no
+   * vote. */
+  *#isHeldElsewhere(round: Round): Steps<boolean> {
+    const holders = yield* this.members.holders(this.request.key);
+    const isKnown = this.members.voters().every((member) => holders[member] !== undefined);
+    return this.members.hasHolder(holders) || (!isKnown && round.grants() === 0);
+  }
+}

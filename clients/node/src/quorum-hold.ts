@@ -1,0 +1,136 @@
+// A hold of a quorum: its lease, its release, and the hold anew on members that have forgotten it.
+//
+// A member that restarted without its data, or was away for a lease, holds nothing any more. If one member
+// after the other did so, the hold would be lost, although a majority had it all the time. So such a member
+// is asked for it again: only after a majority has extended the lease without it, and its grant is no vote,
+// as only a later EXTEND is. The comment of crates/quorum/src/extension.rs says why that is safe.
+
+import { NoAnswerError, NoQuorumError, word } from "./errors.js";
+import { MemberHolds, type Members } from "./members.js";
+import { Owed } from "./owed.js";
+import { extend, holds, type Key, release } from "./protocol.js";
+import type { Renewal } from "./renewal.js";
+import { type Granted, orWrongType, type Request, send, tryAcquire } from "./requests.js";
+import type { Won } from "./round.js";
+import { Begin, Owe, type Steps } from "./steps.js";
+
+export class QuorumHold implements Granted {
+  readonly token: string;
+  readonly fence: number | null;
+  readonly validUntil: number;
+  readonly #holds: MemberHolds;
+
+  constructor(
+    private readonly members: Members,
+    private readonly request: Request,
+    won: Won,
+    /** Whether members that have forgotten the hold are asked for it again. */
+    private readonly restores = true,
+  ) {
+    this.token = won.token;
+    this.fence = won.fence;
+    this.validUntil = won.validUntil;
+    this.#holds = won.holds;
+  }
+
+  /** Returns a hold that was acquired elsewhere: any member may have it. It is not restored, as its owner may
+   * release it meanwhile. */
+  static adopted(members: Members, request: Request, token: string, validUntil: number): QuorumHold {
+    const holds = new MemberHolds(members);
+    for (const member of members.all()) holds.asked.add(member);
+    return new QuorumHold(members, request, { token, fence: null, validUntil, holds }, false);
+  }
+
+  *setLease(hold: Renewal, lease: number): Steps<boolean> {
+    let isExtended = false;
+    const forgotten: number[] = [];
+    const ask = function* (this: QuorumHold, member: number): Steps<boolean> {
+      if (yield* this.#extend(member, lease)) return true;
+      if (isExtended) yield new Begin(this.#restore(member, hold, lease));
+      else forgotten.push(member);
+      return false;
+    };
+    isExtended = yield* this.#vote(ask.bind(this));
+    if (isExtended) {
+      for (const member of forgotten) yield new Begin(this.#restore(member, hold, lease), member);
+    }
+    return isExtended;
+  }
+
+  /** Extends the lease at one member. The vote does not count while an earlier request can still shorten the
+   * lease. */
+  *#extend(member: number, lease: number): Steps<boolean> {
+    const leases = this.#holds.leases(member);
+    const command = leases.send(extend(this.request.key, this.token, lease), lease);
+    const held = yield* orWrongType(this.members.ask(member, send(command)), 0);
+    if (held === 0) return false;
+    this.#holds.note(member);
+    if (!leases.isCertain(lease)) {
+      throw new NoAnswerError(
+        `${this.members.address(member)}: an earlier request for a shorter lease has no answer, and may still arrive`,
+      );
+    }
+    return true;
+  }
+
+  *#restore(member: number, hold: Renewal, lease: number): Steps<void> {
+    if (!this.restores || !this.#holds.hasForgotten(member, lease) || hold.isReleased || hold.isLost())
+      return;
+    // A release must be answered twice from now on: the server may read an ACQUIRE without an answer after
+    // the first.
+    hold.releases = 2;
+    this.#holds.asked.add(member);
+    try {
+      // With a position in the queue, as other clients may hold the lock there. The next extension shows
+      // whether it was granted, and keeps the position. Without an owner: the hold does not depend on this
+      // wait.
+      const request = { ...this.request, lease, owner: undefined };
+      const restoring = tryAcquire(request, this.token, ["QUEUE", String(lease)]);
+      if (typeof (yield* this.members.ask(member, restoring)) === "number") this.#holds.note(member);
+    } catch (why) {
+      // In its grace period, for example: the next extension asks again.
+      if (!(why instanceof NoAnswerError || word(why))) throw why;
+    }
+  }
+
+  isHeld(): Steps<boolean> {
+    const { members, request, token } = this;
+    return this.#vote(function* (member) {
+      return (yield* orWrongType(members.ask(member, send(holds(request.key, token))), 0)) > 0;
+    });
+  }
+
+  *release({ longestLease, releases }: Renewal): Steps<boolean | undefined> {
+    const owed = new Map<number, Owed>();
+    const connections = new Map<number, () => boolean>();
+    for (const member of this.#holds.asked) {
+      owed.set(member, new Owed(() => this.#release(member, this.request.key), longestLease, releases));
+      connections.set(member, this.members.reconnection(member));
+    }
+    const vote = (member: number, surely: boolean) => {
+      const release = owed.get(member);
+      // A member that was never asked holds nothing.
+      if (release === undefined) return false;
+      if (release.ended === undefined) return undefined;
+      return release.ended > 0 || (!surely && (release.isUnanswered || connections.get(member)!()));
+    };
+    const isReleased = (surely = false) =>
+      this.members.decide(this.members.all().map((member) => vote(member, surely)));
+    yield new Owe(owed, () => isReleased() !== undefined);
+    const released = isReleased();
+    if (released === undefined) {
+      throw new NoQuorumError("the release is not confirmed yet: it continues in the background");
+    }
+    return isReleased(true) === true || (released ? undefined : false);
+  }
+
+  #release(member: number, key: Key): Steps<number> {
+    return orWrongType(this.members.ask(member, send(release(key, this.token))), 0);
+  }
+
+  *#vote(ask: (member: number) => Steps<boolean>): Steps<boolean> {
+    const decided = yield* this.members.vote(ask);
+    if (typeof decided === "boolean") return decided;
+    throw new NoQuorumError(`too few members answered: ${this.members.report(decided)}`);
+  }
+}

@@ -1,0 +1,155 @@
+// One command to one server: sends it, and reads its reply. A reply of another kind than the command has is
+// an error: a client that does not send the command must never look as if it held a lock.
+
+import { LockError, word } from "./errors.js";
+import { type Args, acquire, type Key, pttl } from "./protocol.js";
+import type { Renewal } from "./renewal.js";
+import type { Owe, Send, Steps } from "./steps.js";
+
+// Type of a lock's key, as TYPE names it.
+const LOCK_TYPE = "dlock-key";
+
+/** A request for a lock. */
+export interface Request {
+  readonly key: Key;
+  /** The key as text. */
+  readonly name: string;
+  /** ms */
+  readonly lease: number;
+  /** Options of ACQUIRE: SHARED or PERMITS. */
+  readonly mode: Args;
+  /** OWNER of ACQUIRE; undefined for none. */
+  readonly owner: string | undefined;
+  /** Pause between two tries where the wait queue cannot help, in ms: another library holds the lock, or no
+   * message can arrive. */
+  readonly retryDelay: number;
+}
+
+/** A lock that was granted to a token. */
+export interface Granted {
+  readonly token: string;
+  /** Null for a quorum without a confirm phase. */
+  readonly fence: number | null;
+  /** End of the validity, as `now()`. */
+  readonly validUntil: number;
+  /** Sets the lease. Returns whether the token holds the lock. */
+  setLease(hold: Renewal, lease: number): Steps<boolean>;
+  isHeld(): Steps<boolean>;
+  /** Ends the hold. Returns whether there was one; undefined if an unanswered release may have ended it. A
+   * release without an answer continues in the background for as long as the hold can last. */
+  release(hold: Renewal): Steps<boolean | undefined>;
+}
+
+/** An acquisition: one attempt to get the lock, with any number of requests. */
+export interface Acquisition {
+  /** Acquires the lock, at the latest at `end`. If `waits` is false, does not wait for other clients. Returns
+   * null if another client has the lock; then nothing of it is left on the servers. */
+  run(waits: boolean, end: number): Steps<Granted | null>;
+  /** Returns the step that takes back what the servers may have granted; undefined if they were not asked. */
+  takeBack(): Owe | undefined;
+  /** Whether it is certain that nothing of a failed acquisition is left on the servers. */
+  isTakenBack(): boolean;
+}
+
+/** An acquisition fails after this many grants whose answers took longer than the lease. */
+export const MAX_LATE = 3;
+
+/** Outcome of ACQUIRE: the fence, null if the lock is taken, or "foreign" if a lock of another library is at
+ * the key, which has no queue. */
+export type Acquired = number | null | "foreign";
+
+/** Sends ACQUIRE. Throws a `LockError` that names the type if data is at the key. */
+export function* tryAcquire(request: Request, token: string, position: Args = []): Steps<Acquired> {
+  const { key, lease, mode, owner } = request;
+  const terms = owner === undefined ? mode : [...mode, "OWNER", owner];
+  try {
+    return fenceOf(yield acquire(key, token, lease, [...terms, ...position]));
+  } catch (why) {
+    if (word(why) !== "WRONGTYPE") throw why;
+    if (yield* isForeignLock(request)) return "foreign";
+    const type = yield* typeOf(key);
+    // A string that has gone meanwhile was a lock.
+    if (type === "none" || type === LOCK_TYPE) return "foreign";
+    throw occupied(request.name, type, why);
+  }
+}
+
+/** Returns the fence of a reply to ACQUIRE or CONFIRM; null for null. */
+export function fenceOf(reply: unknown): number | null {
+  if (reply === null || Number.isSafeInteger(reply)) return reply as number | null;
+  throw unexpected(reply);
+}
+
+/** Returns an integer reply. */
+export function integerOf(reply: unknown): number {
+  if (Number.isSafeInteger(reply)) return reply as number;
+  throw unexpected(reply);
+}
+
+function unexpected(reply: unknown): LockError {
+  const kind = reply === null ? "null" : Array.isArray(reply) ? "an array" : typeof reply;
+  return new LockError(
+    `the client returned ${kind} where the server answers with an integer: pass a client of ioredis or ` +
+      "node-redis that sends each command at once and returns its reply",
+  );
+}
+
+/** Carries out `steps`, which return an integer reply. Returns `otherwise` if something else than a lock is
+ * at the key: it has replaced the hold. */
+export function* orWrongType(steps: Steps<unknown>, otherwise: number): Steps<number> {
+  try {
+    return integerOf(yield* steps);
+  } catch (why) {
+    if (word(why) === "WRONGTYPE") return otherwise;
+    throw why;
+  }
+}
+
+/** One command as steps. */
+export function* send(command: Args | Send): Steps<unknown> {
+  return yield command;
+}
+
+/** Returns whether a lock of node-redlock or redis-py is at the key: a string of 32 hexadecimal digits. */
+function* isForeignLock({ key }: Request): Steps<boolean> {
+  try {
+    return /^[0-9a-f]{32}$/.test(String(yield ["GET", key]));
+  } catch (why) {
+    // The key is no string, or the user may not read it.
+    if (word(why)) return false;
+    throw why;
+  }
+}
+
+/** Returns whether the lock is held. A string counts as a lock of `SET NX PX`; throws a `LockError` if data
+ * of another type is at the key. */
+export function* isLocked(key: Key, name: string): Steps<boolean> {
+  try {
+    return integerOf(yield pttl(key)) !== -2;
+  } catch (why) {
+    if (word(why) !== "WRONGTYPE") throw why;
+    const type = yield* typeOf(key);
+    if (type === "none") return false;
+    if (type === undefined || type === "string" || type === LOCK_TYPE) return true;
+    throw occupied(name, type, why);
+  }
+}
+
+function occupied(name: string, type: string | undefined, cause: unknown): LockError {
+  const remedy =
+    type === "string"
+      ? "if it is a lock of SET NX PX, set dlock.honour-strings on the server; if it is data, choose another key"
+      : "choose another key, the same for all clients";
+  const found = type === undefined ? "something else" : `a ${type}`;
+  return new LockError(`WRONGTYPE ${name}: the key holds ${found}, not a lock: ${remedy}`, name, cause);
+}
+
+/** Returns the type of the key, as TYPE names it; undefined if the user may not ask. */
+function* typeOf(key: Key): Steps<string | undefined> {
+  try {
+    return String(yield ["TYPE", key]);
+  } catch (why) {
+    if (word(why)) return undefined;
+    throw why;
+  }
+}

@@ -1,0 +1,228 @@
+// A lock of a single server: one acquisition with its wait in the queue, and the hold.
+
+import { now, validity } from "./clock.js";
+import { GraceError, LateError, LockError, NoAnswerError, refusal, word } from "./errors.js";
+import { Owed } from "./owed.js";
+import { extend, freshToken, holds, queued, release } from "./protocol.js";
+import { type Renewal, reconnection, UnansweredLeases } from "./renewal.js";
+import {
+  type Acquired,
+  type Acquisition,
+  type Granted,
+  MAX_LATE,
+  orWrongType,
+  type Request,
+  send,
+  tryAcquire,
+} from "./requests.js";
+import { Listen, Owe, Pause, Sleep, type Steps } from "./steps.js";
+import { ContendedKeys, times, type Wait } from "./waits.js";
+
+// The grace period may end earlier than the server said: it is asked again after at most this, ms.
+const GRACE_CHECK = 2000;
+
+const contended = new ContendedKeys();
+
+/** A server, as its client reaches it. */
+interface Server {
+  readonly address: string;
+  readonly isClosed: boolean;
+  readonly connections: number;
+}
+
+/** One acquisition, with one token. */
+export class SingleAttempt implements Acquisition {
+  readonly #token = freshToken();
+  #isAsked = false;
+  #owed: Owed | undefined;
+  /** Undefined until it waits. */
+  #wait: Wait | undefined;
+  #notify = true;
+  /** The server keeps the position for this long, ms. */
+  #keep = times.keep;
+  /** The last failure, if no answer has arrived since. */
+  #unanswered: NoAnswerError | undefined;
+  /** Send time of the first request whose answer would grant: a request that is sent again keeps it, as the
+   * server may count the lease from the first one. */
+  #sentAt: number | undefined;
+  #answeredAt = now();
+
+  constructor(
+    private readonly request: Request,
+    private readonly server: Server,
+  ) {}
+
+  takeBack(): Owe | undefined {
+    if (!this.#isAsked) return undefined;
+    const { key, lease } = this.request;
+    const ask = () => orWrongType(send(release(key, this.#token)), 0);
+    const owed = new Owed(ask, Math.max(lease, times.keep) + times.keep, 2);
+    this.#owed = owed;
+    return new Owe(new Map([[0, owed]]), () => owed.ended !== undefined);
+  }
+
+  isTakenBack(): boolean {
+    // A request without an answer may still be carried out.
+    return this.#unanswered === undefined && (this.#owed === undefined || this.#owed.ended !== undefined);
+  }
+
+  *run(waits: boolean, end: number): Steps<Granted | null> {
+    try {
+      const granted = yield* this.#acquire(waits, end);
+      if (granted === null && this.#unanswered !== undefined) throw this.#unanswered;
+      // Removes the position, or a grant that has just been made.
+      const leave = send(release(this.request.key, this.#token));
+      if (granted === null && this.#wait !== undefined) yield* orWrongType(leave, 0);
+      return granted;
+    } finally {
+      this.#wait?.close();
+    }
+  }
+
+  *#acquire(waits: boolean, end: number): Steps<Granted | null> {
+    const { name, retryDelay } = this.request;
+    let late = 0;
+    if (waits && now() < end && !this.server.isClosed && contended.has(name)) yield* this.#listen(end);
+    while (true) {
+      let pause: number;
+      try {
+        const acquired = yield* this.#tryAcquire();
+        if (typeof acquired === "number") {
+          const granted = this.#granted(acquired);
+          if (granted !== null) return granted;
+          late += 1;
+          if (late === MAX_LATE) throw new LateError(`${name}: the ttl is too short for this server`, name);
+          continue;
+        }
+        if (waits && acquired === null) contended.note(name);
+        if (waits && acquired === null && this.#wait === undefined && now() < end) {
+          yield* this.#listen(end);
+          continue;
+        }
+        pause = acquired === null ? this.#nextAsk() : retryDelay;
+      } catch (why) {
+        if (this.#askDifferently(why)) continue;
+        pause = why instanceof NoAnswerError ? this.#outage(why) : this.#refused(why, waits, end);
+      }
+      const left = end - now();
+      if (!waits || left <= 0) return null;
+      pause = Math.min(pause, left);
+      yield this.#wait === undefined ? new Sleep(pause) : new Pause(this.#wait, pause);
+      if (this.#wait?.cancelled) return null;
+    }
+  }
+
+  *#tryAcquire(): Steps<Acquired> {
+    this.#sentAt ??= now();
+    this.#isAsked = true;
+    this.#wait?.bell.clear();
+    const wait = this.#wait;
+    const position =
+      wait === undefined ? [] : queued(this.#keep, wait.registry.channel, wait.number, this.#notify);
+    const acquired = yield* tryAcquire(this.request, this.#token, position);
+    this.#answeredAt = now();
+    this.#unanswered = undefined;
+    if (typeof acquired !== "number") this.#sentAt = undefined;
+    return acquired;
+  }
+
+  /** Returns the hold; null if its answer took longer than the lease. */
+  #granted(fence: number): Granted | null {
+    const validUntil = this.#sentAt! + validity(this.request.lease);
+    this.#sentAt = undefined;
+    if (this.#answeredAt >= validUntil) return null;
+    return new SingleHold(this.request, this.server, this.#token, fence, validUntil);
+  }
+
+  *#listen(end: number): Steps<void> {
+    const wait: Wait = yield new Listen();
+    this.#wait = wait;
+    // A message before the subscription would be lost. If there is none, only the first wait of the client
+    // waits to find that out.
+    if (!wait.registry.isSettled) yield new Pause(wait, Math.min(times.connect, end - now()));
+  }
+
+  /** Returns the time after which to ask again, if no message arrives. */
+  #nextAsk(): number {
+    if (!this.#notify || !this.#wait?.registry.isSubscribed) return this.request.retryDelay;
+    return Math.min(times.ask, this.#keep / 3);
+  }
+
+  /** Whether the server may accept the request in another form: without messages, or for a shorter time. */
+  #askDifferently(why: unknown): boolean {
+    if (this.#wait === undefined) return false;
+    if (word(why) === "NOPERM" && this.#notify) {
+      // No right to the channel.
+      this.#notify = false;
+      return true;
+    }
+    if (word(why) === "ERR" && this.#keep > this.request.lease) {
+      // Above the server's `dlock.max-ttl`, which limits the lease too.
+      this.#keep = this.request.lease;
+      return true;
+    }
+    return false;
+  }
+
+  /** Returns the pause during an outage. A wait outlasts one that its position outlasts, but not its
+   * client. */
+  #outage(why: NoAnswerError): number {
+    this.#unanswered = why;
+    if (this.#wait === undefined || this.server.isClosed || now() - this.#answeredAt > times.keep) throw why;
+    return this.request.retryDelay;
+  }
+
+  /** Returns the time after which to ask again a server that is in its grace period. Throws any other
+   * error. */
+  #refused(why: unknown, waits: boolean, end: number): number {
+    this.#sentAt = undefined;
+    const refused = why instanceof LockError ? undefined : refusal(why, this.request.name);
+    if (refused instanceof GraceError && waits && now() + refused.left < end) {
+      this.#unanswered = undefined;
+      return Math.min(refused.left, GRACE_CHECK);
+    }
+    throw refused ?? why;
+  }
+}
+
+export class SingleHold implements Granted {
+  readonly #leases: UnansweredLeases;
+
+  constructor(
+    private readonly request: Request,
+    private readonly server: Server,
+    readonly token: string,
+    readonly fence: number | null,
+    readonly validUntil: number,
+  ) {
+    this.#leases = new UnansweredLeases(server);
+  }
+
+  *setLease(_: Renewal, lease: number): Steps<boolean> {
+    const command = this.#leases.send(extend(this.request.key, this.token, lease), lease);
+    const held = yield* orWrongType(send(command), 0);
+    if (held > 0 && !this.#leases.isCertain(lease)) {
+      throw new NoAnswerError(
+        `${this.server.address}: an earlier request for a shorter lease has no answer, and may still arrive`,
+      );
+    }
+    return held > 0;
+  }
+
+  *isHeld(): Steps<boolean> {
+    return (yield* orWrongType(send(holds(this.request.key, this.token)), 0)) > 0;
+  }
+
+  *release({ longestLease }: Renewal): Steps<boolean | undefined> {
+    const isAnew = reconnection(this.server);
+    const ask = () => orWrongType(send(release(this.request.key, this.token)), 0);
+    try {
+      return (yield* ask()) > 0 || (isAnew() ? undefined : false);
+    } catch (why) {
+      // A server that refuses to write keeps the hold.
+      const owed = new Owed(ask, longestLease, 2);
+      yield new Owe(new Map([[0, owed]]), () => owed.ended !== undefined);
+      throw why;
+    }
+  }
+}

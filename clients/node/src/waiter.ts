@@ -1,0 +1,132 @@
+// A wait in the queue of one member of a quorum. The position belongs to the token, so all waits share one
+// connection, and a position outlasts it. The member publishes the grant; as a message can be lost, a wait
+// also asks again, which keeps its position.
+
+import { now } from "./clock.js";
+import { GraceError, type LockError, NoAnswerError, refusal, word } from "./errors.js";
+import type { Members } from "./members.js";
+import { queued } from "./protocol.js";
+import type { QueueChoice, QueueWatch } from "./queue-choice.js";
+import { type Acquired, type Request, tryAcquire } from "./requests.js";
+import { at, Listen, Pause, type Steps, To } from "./steps.js";
+import { times, type Wait } from "./waits.js";
+
+// The waits at a member together check at least this often whether it has fallen silent, ms.
+const CHECK = 500;
+// First pause of waits that receive no messages, ms. It grows up to CHECK.
+const FIRST_PAUSE = 100;
+
+/** Outcome of a wait. "granted": this token is the holder at the member, since an unknown time. "left": the
+ * time is over, the wait was cancelled, or the queue is to be left. An error: the member does not grant. */
+export type Waited = "granted" | "left" | Error;
+
+/** One token in the queue of one member. */
+export class Waiter {
+  #notify = true;
+  /** The member keeps the position for this long, ms. */
+  #keep = times.keep;
+  #pause = FIRST_PAUSE;
+
+  constructor(
+    private readonly members: Members,
+    private readonly choice: QueueChoice,
+    private readonly queue: number,
+    private readonly request: Request,
+    private readonly token: string,
+    /** Time limit of an answer, ms. */
+    private readonly limit: number,
+  ) {}
+
+  /** Waits for the grant, at most until `end`. Throws an error that is final at all members. */
+  *wait(end: number, isLast: boolean): Steps<Waited> {
+    const wait: Wait = yield new To(this.queue, new Listen());
+    const watch = this.choice.watch(this.queue, this.request);
+    watch.waits.add(wait);
+    try {
+      // A message before the subscription would be lost.
+      if (!wait.registry.isSettled) yield new Pause(wait, Math.min(this.limit, CHECK));
+      return yield* this.#ask(wait, watch, end, isLast);
+    } finally {
+      wait.close();
+      watch.waits.delete(wait);
+      if (watch.waits.size === 0) this.choice.closeWatch(this.queue, this.request);
+    }
+  }
+
+  /** Asks for the lock, and again whenever it may have been granted, or the position would end. */
+  *#ask(wait: Wait, watch: QueueWatch, end: number, isLast: boolean): Steps<Waited> {
+    const { departures } = watch;
+    let answeredAt = now();
+    while (true) {
+      wait.bell.clear();
+      let pause: number;
+      try {
+        const acquired = yield* this.#tryAcquire(wait);
+        if (typeof acquired === "number") return "granted";
+        answeredAt = now();
+        if (acquired === "foreign") pause = this.request.retryDelay;
+        else pause = wait.registry.isSubscribed && this.#notify ? this.#nextCheck(wait) : this.#backoff();
+      } catch (why) {
+        if (this.#askDifferently(why)) continue;
+        if (!(why instanceof NoAnswerError)) return this.#refused(why);
+        // A slow member may still keep the position.
+        if (this.members.isSilent(this.queue) || now() > answeredAt + times.keep) {
+          // The other waits at this member find out, too.
+          wait.registry.wakeAll();
+          return why;
+        }
+        pause = this.#backoff();
+      }
+      const again = Math.min(now() + pause, end);
+      while (!wait.bell.isRung && now() < again) {
+        yield new Pause(wait, Math.max(Math.min(again, watch.wakeAt()) - now(), 0));
+        if (!wait.bell.isRung) yield* watch.check(isLast);
+      }
+      if (wait.granted) return "granted";
+      if (wait.cancelled || watch.departures !== departures || now() >= end) return "left";
+      if (this.members.isSilent(this.queue)) {
+        wait.registry.wakeAll();
+        return new NoAnswerError("the master of the queue is silent");
+      }
+    }
+  }
+
+  #tryAcquire({ registry, number }: Wait): Steps<Acquired> {
+    const position = queued(this.#keep, registry.channel, number, this.#notify);
+    return at(this.queue, tryAcquire(this.request, this.token, position));
+  }
+
+  /** Whether the member may accept the request in another form: without messages, or for a shorter time. */
+  #askDifferently(why: unknown): boolean {
+    if (word(why) === "NOPERM" && this.#notify) {
+      // No right to the channel.
+      this.#notify = false;
+      return true;
+    }
+    if (word(why) === "ERR" && this.#keep > this.request.lease) {
+      // Above the server's `dlock.max-ttl`, which limits the lease too.
+      this.#keep = this.request.lease;
+      return true;
+    }
+    return false;
+  }
+
+  #refused(why: unknown): Error {
+    const refused = refusal(why, this.request.name);
+    if (!word(why) || (refused !== undefined && !(refused instanceof GraceError))) throw refused ?? why;
+    return why as LockError;
+  }
+
+  /** Returns the pause of a wait that receives messages. All waits at the member share the check whether it
+   * has fallen silent. */
+  #nextCheck({ registry }: Wait): number {
+    const longest = Math.min(Math.min(this.limit, CHECK) * registry.size, this.#keep / 3);
+    return (0.5 + Math.random() / 2) * longest;
+  }
+
+  #backoff(): number {
+    const pause = this.#pause;
+    this.#pause = Math.min(pause * 2, CHECK);
+    return pause;
+  }
+}

@@ -1,0 +1,190 @@
+// An outage, or data at the key, is an error and no lock that another client holds.
+
+import assert from "node:assert/strict";
+import { after, beforeEach, test } from "node:test";
+import { Lock, LockError, NoAnswerError, NoQuorumError, Quorum, ResourceLockedError } from "dlock";
+import { onEach, Server, until } from "./support.mjs";
+
+onEach((bench) => {
+  const masters = [];
+  let proxies;
+  let quorum;
+  beforeEach(async () => {
+    while (masters.length < 3) masters.push(await Server.start(bench.program));
+    for (const master of masters) await master.clear();
+    proxies = await Promise.all(masters.map((master) => bench.proxy(master.port)));
+    quorum = await quorumOf(proxies.map(({ url }) => url));
+  });
+  after(() => Promise.all(masters.map((master) => master.stop())));
+
+  const quorumOf = async (urls, nodeTimeout = 500) =>
+    new Quorum(await Promise.all(urls.map((url) => bench.client(url))), { nodeTimeout });
+  const config = (name, value) =>
+    Promise.all(masters.slice(1).map((master) => master.ask("CONFIG", "SET", name, value)));
+  const withoutMajority = (acquire, message) =>
+    assert.rejects(acquire, (why) => {
+      assert(why instanceof NoQuorumError, why);
+      assert.match(why.message, message);
+      const { port } = new URL(proxies[1].url);
+      assert(why.message.includes(port) || why.message.includes(masters[1].port), "it names each member");
+      return true;
+    });
+
+  test("a wait is NoQuorumError, with or without a timeout, while a majority is down", async () => {
+    for (const proxy of proxies.slice(1)) {
+      proxy.refuse = true;
+      proxy.drop();
+    }
+    const lock = new Lock(quorum, "foo");
+    for (const timeout of [0, 300]) await withoutMajority(lock.acquire({ timeout }), /no majority can grant/);
+    await withoutMajority(lock.tryAcquire(), /no majority can grant/);
+  });
+
+  test("a wait is NoQuorumError while a majority is in its grace period", async () => {
+    await config("dlock.restart-grace", "600000");
+    try {
+      for (const master of masters.slice(1)) {
+        await master.ask("DLOCK.ACQUIRE", "forgotten", "token", 1000);
+        await master.ask("FLUSHALL");
+      }
+      await withoutMajority(new Lock(quorum, "foo").acquire({ timeout: 300 }), /GRACE/);
+    } finally {
+      await config("dlock.restart-grace", "0");
+    }
+  });
+
+  test("a wait is NoQuorumError while a majority refuses writes", async () => {
+    await config("min-replicas-to-write", "1");
+    try {
+      await withoutMajority(new Lock(quorum, "foo").acquire({ timeout: 300 }), /NOREPLICAS/);
+    } finally {
+      await config("min-replicas-to-write", "0");
+    }
+  });
+
+  test("an acquisition is NoQuorumError at once if its user has no right at a majority", async () => {
+    const urls = [masters[0].url];
+    for (const master of masters.slice(1)) {
+      await master.ask("ACL", "SETUSER", "weak", "on", ">secret", "~*", "&*", "+@all", "-dlock.acquire");
+      urls.push(master.url.replace("//", "//weak:secret@"));
+    }
+    await withoutMajority(new Lock(await quorumOf(urls), "foo").acquire(), /NOPERM/);
+  });
+
+  test("a wait that another client's hold outlasts is ResourceLockedError", async () => {
+    const hold = await new Lock(quorum, "foo").acquire();
+    await until("all hold it", async () =>
+      (await Promise.all(masters.map((it) => it.exists()))).every(Boolean),
+    );
+    await assert.rejects(new Lock(quorum, "foo").acquire({ timeout: 100 }), ResourceLockedError);
+    await hold.release();
+  });
+
+  test("a wait that ends while the server is silent is NoAnswerError", async () => {
+    const [master, proxy] = [masters[0], proxies[0]];
+    await master.ask("DLOCK.ACQUIRE", "foo", "holder", 60_000);
+    const waits = new Lock(await bench.client(proxy.url), "foo", { retryDelay: 10 }).acquire({
+      timeout: 3000,
+    });
+    const outcome = waits.catch((why) => why);
+    await until("it waits", () => master.waiters());
+    proxy.refuse = true;
+    proxy.drop();
+    const why = await outcome;
+    assert(why instanceof NoAnswerError, why);
+    proxy.refuse = false;
+    await until("it has left the queue", async () => (await master.waiters()) === 0);
+  });
+
+  for (const members of [1, 3]) {
+    const lockOf = async (options) =>
+      new Lock(members === 1 ? await bench.client(masters[0].url) : quorum, "foo", options);
+    const onAll = (...command) => Promise.all(masters.map((master) => master.ask(...command)));
+
+    test(`data at the key is an error that names its type: ${members} members`, async () => {
+      const lock = await lockOf();
+      for (const [command, type] of [
+        [["RPUSH", "foo", "x"], /foo: the key holds a list.*choose another key/],
+        [["HSET", "foo", "x", "y"], /foo: the key holds a hash.*choose another key/],
+        [["SET", "foo", "text"], /foo: the key holds a string.*dlock.honour-strings/],
+      ]) {
+        await onAll("DEL", "foo");
+        await onAll(...command);
+        for (const acquire of [
+          () => lock.acquire(),
+          () => lock.acquire({ timeout: 0 }),
+          () => lock.tryAcquire(),
+        ]) {
+          await assert.rejects(acquire, (why) => {
+            assert(why instanceof LockError && !(why instanceof ResourceLockedError), why);
+            assert.match(why.message, type);
+            return true;
+          });
+        }
+      }
+      assert(await lock.locked(), "a string may be a lock of SET NX PX");
+      await onAll("DEL", "foo");
+      await onAll("RPUSH", "foo", "x");
+      await assert.rejects(lock.locked(), /holds a list/);
+    });
+
+    test(`data that replaces a lock ends the waits for it: ${members} members`, async () => {
+      const lock = await lockOf({ ttl: 60_000 });
+      const hold = await lock.acquire();
+      const first = members === 1 ? masters.slice(0, 1) : masters;
+      await until("all hold it", async () =>
+        (await Promise.all(first.map((it) => it.exists()))).every(Boolean),
+      );
+      const outcome = lock.acquire().catch((why) => why);
+      const waiters = async () => (await Promise.all(masters.map((it) => it.waiters()))).some(Boolean);
+      await until("it waits", waiters);
+      await Promise.all(masters.map((it) => it.redis.multi().del("foo").rpush("foo", "x").exec()));
+      const why = await outcome;
+      assert.match(why.message, /holds a list/);
+      await hold.release().catch(() => {});
+    });
+
+    test(`a lock of node-redlock is waited for: ${members} members`, async () => {
+      await onAll("SET", "foo", "0123456789abcdef0123456789abcdef", "PX", "600000");
+      const lock = await lockOf({ retryDelay: 20 });
+      assert.equal(await lock.tryAcquire(), null);
+      assert(await lock.locked());
+      await assert.rejects(lock.acquire({ timeout: 100 }), ResourceLockedError);
+      const waits = lock.acquire();
+      await onAll("DEL", "foo");
+      await (await waits).release();
+    });
+
+    test(`a string is waited for with dlock.honour-strings: ${members} members`, async () => {
+      await onAll("CONFIG", "SET", "dlock.honour-strings", "yes");
+      try {
+        await onAll("SET", "foo", "text");
+        const lock = await lockOf();
+        assert.equal(await lock.tryAcquire(), null);
+        assert(await lock.locked());
+        const waits = lock.acquire();
+        await onAll("DEL", "foo");
+        await (await waits).release();
+      } finally {
+        await onAll("CONFIG", "SET", "dlock.honour-strings", "no");
+      }
+    });
+  }
+
+  test("a release reaches a member behind an ACQUIRE that stalls there", async () => {
+    const patient = await quorumOf(
+      proxies.map(({ url }) => url),
+      2000,
+    );
+    const lock = new Lock(patient, "foo", { ttl: 600_000 });
+    await (await lock.acquire()).release();
+    const before = proxies[2].asked("DLOCK.ACQUIRE");
+    proxies[2].silent = true;
+    const hold = await lock.acquire();
+    await until("ACQUIRE is sent", () => proxies[2].asked("DLOCK.ACQUIRE") > before);
+    await hold.release();
+    proxies[2].silent = false;
+    await until("the member has carried out both", async () => (await masters[2].calls("dlock.release")) > 1);
+    await until("nothing is held", async () => !(await masters[2].exists()));
+  });
+});

@@ -1,0 +1,234 @@
+// Deadlocks between callers: nested `using` have one owner, and what runs in parallel has owners of its own.
+
+import assert from "node:assert/strict";
+import { after, beforeEach, describe, test } from "node:test";
+import { DeadlockError, Lock, Quorum } from "dlock";
+import Redlock from "dlock/redlock";
+import { withOwner } from "../dist/owner.js";
+import { onEach, Server, until } from "./support.mjs";
+
+/** Resolves for `count` callers at once. */
+function barrier(count) {
+  let open;
+  const all = new Promise((resolve) => (open = resolve));
+  let arrived = 0;
+  return () => {
+    arrived += 1;
+    if (arrived === count) open();
+    return all;
+  };
+}
+
+onEach((bench) => {
+  const masters = [];
+  beforeEach(async () => {
+    while (masters.length < 3) masters.push(await Server.start(bench.program));
+    for (const master of masters) await master.clear();
+  });
+  after(() => Promise.all(masters.map((master) => master.stop())));
+
+  const clients = () => Promise.all(masters.map(({ url }) => bench.client(url)));
+  const waiters = async (key) => (await Promise.all(masters.map((it) => it.waiters(key)))).some(Boolean);
+  const services = {
+    "one server": async () => (await clients())[0],
+    // A busy machine makes no member silent.
+    "a quorum": async () => new Quorum(await clients(), { nodeTimeout: 10_000 }),
+  };
+
+  for (const [what, make] of Object.entries(services)) {
+    test(`callers that lock in opposite order get a DeadlockError: ${what}`, async () => {
+      const service = await make();
+      const both = barrier(2);
+      const nested = (outer, inner) =>
+        new Lock(service, outer).using(async () => {
+          await both();
+          return new Lock(service, inner).using(() => inner);
+        });
+      const outcomes = await Promise.allSettled([nested("a", "b"), nested("b", "a")]);
+      const refused = outcomes.filter(({ status }) => status === "rejected");
+      assert.equal(refused.length, 1, `${outcomes.map(({ reason }) => reason)}`);
+      assert(refused[0].reason instanceof DeadlockError, refused[0].reason);
+    });
+
+    test(`a caller that locks what it holds already gets a DeadlockError: ${what}`, async () => {
+      const lock = new Lock(await make(), "foo");
+      await lock.using(
+        () => assert.rejects(lock.acquire({ owner: "mine" }).then(assert.fail), DeadlockError),
+        {
+          owner: "mine",
+        },
+      );
+      await lock.using(() => assert.rejects(lock.using(assert.fail), DeadlockError));
+      await lock.using(() => {});
+    });
+
+    test(`branches that run in parallel are no deadlock: ${what}`, async () => {
+      const service = await make();
+      const lock = (key) => new Lock(service, key);
+      let end;
+      const mayEnd = new Promise((resolve) => (end = resolve));
+      let isBeside = false;
+      let isHeld = false;
+      const rival = lock("b").using(async () => {
+        isHeld = true;
+        await until("the branches run", () => isBeside);
+        const waits = lock("c").using(() => {});
+        await until("it waits for the other branch, and is no deadlock", () => waiters("c"));
+        end();
+        await waits;
+      });
+      await until("the rival holds b", () => isHeld);
+      const branches = lock("a").using(() =>
+        Promise.all([
+          lock("b").using(() => {}),
+          lock("c").using(async () => {
+            await until("the first branch waits", () => waiters("b"));
+            isBeside = true;
+            await mayEnd;
+          }),
+        ]),
+      );
+      await Promise.all([rival, branches]);
+    });
+  }
+
+  test("acquire has an owner only if the user names one", async () => {
+    const [client] = await clients();
+    for (const [owner, isDeadlock] of [
+      [undefined, false],
+      ["first", true],
+    ]) {
+      const hold = await new Lock(client, "a", { owner }).acquire();
+      const rival = await new Lock(client, "b").acquire({ owner: "second" });
+      const waits = new Lock(client, "a").acquire({ owner: "second" });
+      await until("the rival waits", () => waiters("a"));
+      const crossing = new Lock(client, "b", { owner }).acquire({ timeout: 100 });
+      const why = await crossing.catch((why) => why);
+      assert.equal(why instanceof DeadlockError, isDeadlock, why);
+      await hold.release();
+      await (await waits).release();
+      await rival.release();
+    }
+  });
+
+  test("redlock.using has an owner, too", async () => {
+    const redlock = new Redlock([(await clients())[0]], { retryCount: -1 });
+    const both = barrier(2);
+    const nested = (outer, inner) =>
+      redlock.using([outer], 30_000, async () => {
+        await both();
+        await redlock.using([inner], 30_000, async () => {});
+      });
+    const outcomes = await Promise.allSettled([nested("a", "b"), nested("b", "a")]);
+    const refused = outcomes.filter(({ status }) => status === "rejected");
+    assert.equal(refused.length, 1);
+    assert(refused[0].reason.cause instanceof DeadlockError, refused[0].reason);
+  });
+});
+
+describe("owners", () => {
+  /** A `using` without servers: returns its owner, or runs `routine`. */
+  const using = (routine = () => {}, { name, acquire = async () => {}, release = async () => {} } = {}) => {
+    let own;
+    const done = withOwner(
+      name,
+      async (owner) => {
+        own = owner;
+        await acquire();
+      },
+      routine,
+      release,
+    );
+    return Object.assign(
+      done.then(() => own?.id),
+      { owner: own },
+    );
+  };
+  const ids = async (...calls) => (await Promise.all(calls)).map((id) => id);
+
+  test("calls side by side have owners of their own", async () => {
+    const [one, other] = await ids(using(), using());
+    assert.notEqual(one, other);
+  });
+
+  test("nested calls have one owner, one after the other too", async () => {
+    const seen = [];
+    const outer = await using(async () => {
+      seen.push(await using(async () => seen.push(await using())));
+      seen.push(await using());
+    });
+    assert.deepEqual(seen, [outer, outer, outer]);
+  });
+
+  test("the second of two branches has an owner of its own, and its nested calls share that", async () => {
+    let nested;
+    const seen = [];
+    const outer = await using(async () => {
+      seen.push(
+        ...(await ids(
+          using(),
+          using(async () => (nested = await using())),
+        )),
+      );
+      seen.push(await using());
+    });
+    assert.equal(seen[0], outer);
+    assert.notEqual(seen[1], outer);
+    assert.equal(nested, seen[1]);
+    assert.equal(seen[2], outer);
+  });
+
+  test("a call in a routine that has ended has an owner of its own", async () => {
+    let late;
+    let begin;
+    const ended = new Promise((resolve) => (begin = resolve));
+    const outer = await using(() => {
+      late = ended.then(() => using());
+    });
+    begin();
+    assert.notEqual(await late, outer);
+  });
+
+  test("an owner is not used again after a branch that was not awaited", async () => {
+    let end;
+    const mayEnd = new Promise((resolve) => (end = resolve));
+    const seen = [];
+    const outer = await using(async () => {
+      seen.push(
+        await using(() => {
+          void using(() => mayEnd);
+        }),
+      );
+      seen.push(await using());
+    });
+    end();
+    assert.equal(seen[0], outer);
+    assert.notEqual(seen[1], outer);
+  });
+
+  test("an owner is not used again after a release that failed", async () => {
+    const release = () => Promise.reject(new Error("no answer"));
+    let next;
+    const outer = await using(async () => {
+      await assert.rejects(
+        using(() => {}, { release }),
+        /no answer/,
+      );
+      next = await using();
+    });
+    assert.notEqual(next, outer);
+  });
+
+  test("a named owner passes to the nested calls, and null means none", async () => {
+    let nested;
+    assert.equal(await using(async () => (nested = await using()), { name: "mine" }), "mine");
+    assert.equal(nested, "mine");
+    assert.equal(await using(async () => (nested = await using()), { name: null }), undefined);
+    assert.match(nested, /^[\w-]{27}$/);
+    for (const name of ["", "x".repeat(256), 7])
+      await assert.rejects(
+        using(() => {}, { name }),
+        RangeError,
+      );
+  });
+});

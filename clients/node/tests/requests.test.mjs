@@ -1,0 +1,36 @@
+// Replies of one server, without a server.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { isLocked, tryAcquire } from "../dist/requests.js";
+
+const request = { key: "foo", name: "foo", lease: 1000, mode: [], owner: undefined, retryDelay: 10 };
+const WRONG_TYPE = new Error("WRONGTYPE Operation against a key holding the wrong kind of value");
+
+/** Carries out steps with these replies; an error is thrown. */
+function play(steps, ...replies) {
+  let turn = steps.next();
+  for (const reply of replies) turn = reply instanceof Error ? steps.throw(reply) : steps.next(reply);
+  assert(turn.done);
+  return turn.value;
+}
+
+for (const [what, get, type, acquired, locked] of [
+  ["a string that has gone meanwhile", null, "none", "foreign", false],
+  ["a string that has become a lock meanwhile", WRONG_TYPE, "dlock-key", "foreign", true],
+  ["a lock of node-redlock", "0123456789abcdef0123456789abcdef", undefined, "foreign", true],
+]) {
+  test(`${what} is a lock that was taken`, () => {
+    const replies = [WRONG_TYPE, get, ...(type === undefined ? [] : [type])];
+    assert.equal(play(tryAcquire(request, "token"), ...replies), acquired);
+    assert.equal(play(isLocked("foo", "foo"), WRONG_TYPE, type ?? "string"), locked);
+  });
+}
+
+test("data is an error even if the user may not read its type", () => {
+  const forbidden = new Error("NOPERM this user has no permissions to run the 'get' command");
+  assert.throws(
+    () => play(tryAcquire(request, "token"), WRONG_TYPE, forbidden, forbidden),
+    /^LockError: WRONGTYPE foo: the key holds something else/,
+  );
+});
