@@ -19,7 +19,6 @@ CIRCLES_LEFT = {
     "crates/client/src",
     "crates/core/src",
     "crates/protocol/src",
-    "clients/node/src",
 }
 
 
