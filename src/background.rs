@@ -1,5 +1,5 @@
-//! The background job: does what is due without a command. The timer runs it, or a tick of the event loop
-//! that finds the timer overdue.
+//! The background job: ends leases and waits in time, and does the writes that callbacks of the server may
+//! not do. The timer runs it, or a tick of the event loop that finds the timer overdue.
 //!
 //! Besides the commands, only this job writes, and only where the server would accept an ACQUIRE of a client
 //! at that moment.
@@ -257,7 +257,7 @@ fn next_check(now: Instant) -> Deadline {
 
 // Waits, while nothing may be written.
 
-/// Ends the waits whose time is over, then waits for the next check.
+/// Ends the waits that have timed out, then arms the timer for the next check.
 fn end_due_waits(m: &Module, start: u64) {
     let mut now = clock::now();
     while now.micros() <= start + STRETCH_MICROS
@@ -303,7 +303,7 @@ fn refuse_some(m: &Module, name: &Name<'_>, why: &str) {
     }
 }
 
-/// Refuses a waiter, with the connections beside it. A wait whose time is over ends as usual.
+/// Refuses a waiter, with the connections beside it. A wait that has timed out ends as a timeout.
 fn refuse(m: &Module, id: WaiterId, why: &str) {
     let now = clock::now();
     let (over, waiters) = m.with(|s| {

@@ -38,9 +38,11 @@ pub struct Target<'a> {
     pub plain: Option<Plain<'a>>,
 }
 
-/// What an operation has done besides its answer, read while the state was borrowed for it.
-struct Done {
+/// Facts that carrying out a step needs, read while the state was borrowed for the operation.
+struct Facts {
+    /// Whether the lock is due before the armed timer.
     due_sooner: bool,
+    /// Whether the change must be logged.
     followed: bool,
     modules_may_listen: bool,
 }
@@ -97,7 +99,7 @@ impl<'a> Target<'a> {
         self.key.value()
     }
 
-    /// Runs one operation of the core at this moment, and carries out what it asks for.
+    /// Runs one operation of the core at this moment, and carries out its step.
     #[inline]
     pub fn operate<R>(mut self, operation: impl FnOnce(&mut Turn<'_>) -> R + Send) -> R {
         let now = clock::now();
@@ -105,7 +107,7 @@ impl<'a> Target<'a> {
         let Target { m, name, key, fresh, .. } = &mut self;
         let stored = key.value();
         let mut step = Step::default();
-        let (answer, done) = m.with(|s| {
+        let (answer, facts) = m.with(|s| {
             let value = match stored {
                 Some(value) => value,
                 None => fresh.insert(s.new_value()),
@@ -117,30 +119,30 @@ impl<'a> Target<'a> {
             let answer = operation(&mut turn);
             turn.finish();
             s.account(name, &mut step);
-            let done = Done {
+            let facts = Facts {
                 due_sooner: !step.change.is_none() && s.schedule(value, name.db, &name.key),
                 followed: in_background || s.followers.may_follow,
                 modules_may_listen: s.followers.modules_may_listen(),
             };
-            (answer, done)
+            (answer, facts)
         });
-        self.carry_out(&mut step, &done, now);
+        self.carry_out(&mut step, &facts, now);
         answer
     }
 
-    fn carry_out(&mut self, step: &mut Step, done: &Done, now: Instant) {
+    fn carry_out(&mut self, step: &mut Step, facts: &Facts, now: Instant) {
         if step.rest.is_some() {
             log::ended(self.m, self.ctx, &self.name, step, now);
         }
         let mut deleted = false;
         if !step.change.is_none() {
-            deleted = self.change(step, done, now);
+            deleted = self.change(step, facts, now);
         } else if step.renewed && self.clear_key_ttl(true) {
             self.ctx.signal_modified(self.raw);
         }
         self.key.close();
-        self.announce(&step.events, deleted, done);
-        if done.due_sooner {
+        self.announce(&step.events, deleted, facts);
+        if facts.due_sooner {
             timer::rearm(self.m);
         }
         if step.rest.is_some() {
@@ -150,19 +152,19 @@ impl<'a> Target<'a> {
 
     /// Stores the changed lock and replicates the change. Returns whether the key was deleted.
     #[inline]
-    fn change(&mut self, step: &Step, done: &Done, now: Instant) -> bool {
-        let form = if done.followed { self.log_form(&step.change, now) } else { LogForm::Verbatim };
+    fn change(&mut self, step: &Step, facts: &Facts, now: Instant) -> bool {
+        let form = if facts.followed { self.log_form(&step.change, now) } else { LogForm::Verbatim };
         let existed = self.key.value().is_some();
         let deleted = self.store();
         self.replicate(form);
         if existed && !deleted && (step.renewed || step.events.contains(&Event::Acquired)) {
-            self.clear_key_ttl(done.followed);
+            self.clear_key_ttl(facts.followed);
         }
         self.ctx.signal_modified(self.raw);
         deleted
     }
 
-    /// Creates, keeps or deletes the key, depending on what the lock holds now. Returns whether it was
+    /// Creates the key of a new lock, and deletes the key of a lock that is gone. Returns whether it was
     /// deleted.
     #[inline]
     fn store(&mut self) -> bool {
@@ -245,7 +247,7 @@ impl Target<'_> {
         if plain.is_some_and(|plain| plain.tells(&mut None, lock, anchor)) {
             return LogForm::Verbatim;
         }
-        let counts = followers::count_along(*ctx);
+        let counts = followers::next_can_build_on(*ctx);
         m.with(|s| {
             let known = &mut s.followers.known;
             if plain.is_some_and(|plain| counts && plain.tells(known, lock, anchor)) {
@@ -317,8 +319,8 @@ pub fn apply(mut target: Target<'_>, effect: Effect, position: &LogPosition) -> 
 impl Target<'_> {
     /// Announces events to listeners, if there may be any.
     #[inline]
-    fn announce(&self, events: &[Event], deleted: bool, done: &Done) {
-        let announced = if done.modules_may_listen { Announced::all() } else { self.ctx.announced() };
+    fn announce(&self, events: &[Event], deleted: bool, facts: &Facts) {
+        let announced = if facts.modules_may_listen { Announced::all() } else { self.ctx.announced() };
         if announced.intersects(Announced::MODULE | Announced::GENERIC) {
             self.announce_to(announced, events, deleted);
         }
@@ -335,7 +337,7 @@ impl Target<'_> {
     }
 }
 
-/// Announces that a resource is free whose key holds data by now.
+/// Announces that a resource is free although its key exists: the key holds data by now.
 pub fn announce_freed(ctx: Ctx<'_>, name: &Name<'_>) {
     ctx.notify(event_name(Event::Freed), ctx.string(&name.key).name());
 }
@@ -360,12 +362,15 @@ fn event_name(event: Event) -> &'static CStr {
 /// Number of keys that one tick opens. They take about 0.1 ms.
 const KEYS_PER_TICK: usize = 256;
 
-/// Opens the keys of some wait queues, so that the server deletes each whose native TTL has passed. A
-/// deletion ends the hold, and the queue is served.
+/// Opens the keys of some wait queues, so that the server deletes every key with a native TTL that has
+/// passed. A deletion ends the hold, and the queue is served.
 ///
 /// The server deletes such a key when a command names it, or by chance, which takes minutes among many keys
 /// with a TTL. The keys are opened for writing, which its statistics do not count as reads.
 pub fn open_queued_keys(m: &Module, ctx: Ctx<'_>) {
+    if !ctx.may_write() {
+        return;
+    }
     let queues = m.with(|s| {
         let queues = s.waiting.queues_behind(s.opened).take(KEYS_PER_TICK);
         let queues: Vec<_> = queues.map(|(began, name)| (began, name.clone())).collect();

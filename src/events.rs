@@ -1,5 +1,5 @@
 //! The server's events. Handlers only record what happened: a write inside an event may be replicated in the
-//! wrong order, or stop the server. The background job does what has to be written.
+//! wrong order, or stop the server. The background job writes.
 
 use dlock_core::ClientId;
 use dlock_core::codec::Origin;
@@ -8,7 +8,7 @@ use dlock_core::scheduled::Scheduled;
 use dlock_protocol::error::Error;
 
 use crate::ffi::{Ctx, Flags, Notice, notices};
-use crate::module::{Loading, Module, free_elsewhere};
+use crate::module::{Loading, Module, free_in_background};
 use crate::restart::{grace, mark};
 use crate::{background, clock, effects, followers, log, timer, waiters, warnings};
 
@@ -72,7 +72,7 @@ fn on_tick(m: &Module, ctx: Ctx<'_>) {
     if m.with(|s| s.waiting.clients() == 0 && s.waiting.deliveries.is_empty()) {
         notices::watch_turns::<Module>(m.ctx(), false);
     }
-    followers::look(m, ctx);
+    followers::update(m, ctx);
     grace::on_tick(m, ctx);
     mark::on_tick(m, ctx);
     if m.with(|s| !s.waiting.is_empty()) {
@@ -133,7 +133,7 @@ fn flushing(m: &Module, ctx: Ctx<'_>, db: Option<i32>) {
         grace::forgot(m, ctx, "locks were flushed");
     }
     if held + holders > MAX_FREED_INLINE {
-        free_elsewhere((doubts, emptied));
+        free_in_background((doubts, emptied));
     }
     m.with(|s| s.serve(db));
 }

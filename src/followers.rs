@@ -1,4 +1,4 @@
-//! Whether anything follows what this server logs, or listens to what it announces.
+//! Whether anything follows the log of this server, or listens to its events.
 //!
 //! Building an effect costs about as much as the rest of a command. It is skipped while nothing can ever read
 //! it. That is not assumed; the server is asked: the append only file is off, there is no replica and no
@@ -17,7 +17,7 @@ use crate::ffi::{Announced, Ctx, Flags};
 use crate::module::Module;
 
 /// Asks the server again, as far as followers, listeners and a log to read are possible.
-pub fn look(m: &Module, ctx: Ctx<'_>) {
+pub fn update(m: &Module, ctx: Ctx<'_>) {
     if m.with(|s| s.followers.alone.is_none()) {
         // The count includes this module.
         let alone = ctx.count_modules() == Some(1);
@@ -35,7 +35,7 @@ pub fn look(m: &Module, ctx: Ctx<'_>) {
 }
 
 /// Returns whether an event of a lock may reach a listener.
-pub fn is_heard(m: &Module) -> bool {
+pub fn has_listeners(m: &Module) -> bool {
     m.with(|s| s.followers.modules_may_listen()) || m.ctx().announced().contains(Announced::MODULE)
 }
 
@@ -43,7 +43,7 @@ pub fn is_heard(m: &Module) -> bool {
 /// the next one can build on it. Not in a cluster, which also sends its log by slots, and not in a script, a
 /// transaction or a call of another module: that module decides whether the call is logged, and no flag
 /// tells.
-pub fn count_along(ctx: Ctx<'_>) -> bool {
+pub fn next_can_build_on(ctx: Ctx<'_>) -> bool {
     !ctx.flags().intersects(Flags::CLUSTER | Flags::MULTI | Flags::LUA | Flags::DENY_BLOCKING)
 }
 

@@ -29,7 +29,7 @@ pub fn ended(m: &Module, ctx: Ctx<'_>, name: &Name<'_>, step: &mut Step, now: In
     }
 }
 
-/// Records the holds of a lock whose key was removed; of a crowd, only the lock.
+/// Records the holds of a lock after its key was removed. Of a crowd it records only the lock.
 pub fn vanished(m: &Module, name: &Name<'_>, lock: &Lock, now: Instant) {
     const FEW: usize = 8;
     let lock = lock.at(now);

@@ -151,7 +151,7 @@ impl State {
 }
 
 /// Drops a large value on a thread of its own, or at once if no thread can be started.
-pub fn free_elsewhere(value: impl Send + 'static) {
+pub fn free_in_background(value: impl Send + 'static) {
     let _ = thread::Builder::new().name("dlock-free".into()).spawn(move || drop(value));
 }
 
@@ -215,7 +215,7 @@ impl Followers {
     }
 
     /// Returns whether the readers of this server's log can read a command that stands at this position in
-    /// the log that the server reads itself. If they can, they know afterwards what the command leads to.
+    /// the log that the server reads itself. If they can, moves their knowledge on to the end of the command.
     pub fn can_read(&mut self, position: &LogPosition) -> bool {
         let can = position.builds_on.is_none() || position.builds_on == self.known;
         if can {
@@ -227,7 +227,7 @@ impl Followers {
 
 /// Position of a command in a log.
 pub struct LogPosition {
-    /// What a reader must know to read the command. `None` means nothing: the command is complete.
+    /// Knowledge that a reader needs for the command. `None` means none: the command is complete.
     pub builds_on: Option<Known>,
     pub leads_to: Option<Known>,
 }

@@ -1,5 +1,5 @@
 //! Every entry from the server that is not a command, and the key type's callbacks among them. Most pass the
-//! call on; what a key stores is read and written here.
+//! call on. The callbacks that read and write stored values are here.
 
 use std::ffi::CStr;
 
@@ -10,7 +10,7 @@ use dlock_core::{Change, Ephemeral, Fence, Lock, Name};
 
 use crate::config::Config;
 use crate::ffi::{Ctx, Flags, Handle, MainThread, Notice, Section, Upcalls, Waited};
-use crate::module::{Loading, Module, free_elsewhere};
+use crate::module::{Loading, Module, free_in_background};
 use crate::restart::grace;
 use crate::value::Value;
 use crate::waiters::{self, Answer};
@@ -184,10 +184,10 @@ impl Module {
     /// The key of a lock was removed from outside.
     #[inline(never)]
     fn vanished(&self, mut lock: Lock, name: &Name<'_>) {
-        // A replica serves no queue and announces nothing. Its promotion must not act on what its master did
-        // long ago.
+        // A replica serves no queue and announces nothing. Its promotion must not act on old removals by its
+        // master.
         let master = self.ctx().server_flags().contains(Flags::MASTER);
-        let heard = followers::is_heard(self);
+        let has_listeners = followers::has_listeners(self);
         if master {
             log::vanished(self, name, &lock, clock::now());
         }
@@ -195,7 +195,7 @@ impl Module {
             let doubts = s.waiting.deliveries.forget(name);
             match lock.take_vanished(clock::now(), doubts) {
                 // The background job does not run there.
-                Some(crowd) if !master => free_elsewhere(crowd),
+                Some(crowd) if !master => free_in_background(crowd),
                 Some(crowd) => s.background.note(Task::Departed(name.to_owned(), Box::new(crowd))),
                 None => {}
             }
@@ -205,7 +205,7 @@ impl Module {
                 }
             }
             s.evictions.taken_away(name);
-            if master && s.loading.is_none() && (heard || s.waiting.len_of(name) > 0) {
+            if master && s.loading.is_none() && (has_listeners || s.waiting.len_of(name) > 0) {
                 s.background.note(Task::Vanished(name.to_owned()));
             }
         });

@@ -1,7 +1,7 @@
 //! Clients that wait for a lock: they join the queue, and each gets one answer. A connection gets a reply, a
 //! position of a token the notification that it asked for.
 //!
-//! A grant whose reply reaches no client is passed on: [`reply_reclaimed`] and [`unread`] find it, and the
+//! A grant is passed on if its reply reaches no client: [`reply_reclaimed`] and [`unread`] find it, and the
 //! background job takes it back.
 
 use dlock_core::deadlock::{Found, Search};

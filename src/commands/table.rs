@@ -23,7 +23,7 @@ const QUEUE: Arg =
     Arg::Block("queue", &[Arg::WordNumber("QUEUE", "kept-milliseconds"), Arg::Optional(&NOTIFY)]);
 const NOTIFY: Arg = Arg::Block("notify", &[Arg::WordText("NOTIFY", "channel"), Arg::Text("message")]);
 const COUNTS: Arg = Arg::OneOf("counts", &[Arg::Word("ALL"), Arg::WordNumber("DEPTH", "depth")]);
-const WHOM: Arg = Arg::OneOf("whom", &[TOKEN, Arg::WordNumber("CLIENT", "client-id")]);
+const CANCEL_TARGET: Arg = Arg::OneOf("whom", &[TOKEN, Arg::WordNumber("CLIENT", "client-id")]);
 
 // A token proves that its client is the owner, so commands with a token are kept out of SLOWLOG. That costs
 // nothing for a whole command; redacting the token would copy all arguments of each call.
@@ -152,7 +152,7 @@ pub static COMMANDS: [Row; 17] = [
         entry::<super::Cancel>(),
         KeyUse::Change,
         -3,
-        &[KEY, WHOM],
+        &[KEY, CANCEL_TARGET],
     ),
     // Like SCAN, LIST names no key that the server could check. It shows the keys that its user may read.
     row(

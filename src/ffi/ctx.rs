@@ -106,7 +106,7 @@ impl<'a> Ctx<'a> {
         unsafe { api!(RedisModule_GetSelectedDb(self.0)) }
     }
 
-    /// Selects a database for the following calls, and for what they replicate.
+    /// Selects a database for the following calls and their replication.
     pub fn select_db(self, db: i32) {
         unsafe { api!(RedisModule_SelectDb(self.0, db)) };
     }

@@ -184,8 +184,8 @@ impl Ctx<'_> {
         }
     }
 
-    /// Returns whether a call in the user's name also runs with the user's rights, so that the server checks
-    /// what a script or SORT accesses by itself. Redis has that since it has dry runs.
+    /// Returns whether a call in the user's name also runs with the user's rights. Then the server checks the
+    /// accesses of a script or SORT, too. Redis has that since it has dry runs.
     pub fn calls_run_as_user(self) -> bool {
         has_dry_runs(self)
     }

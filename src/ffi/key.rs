@@ -10,7 +10,7 @@ use super::types;
 /// The key holds a value of another type.
 pub struct WrongType;
 
-/// An open key. Closed on drop. `V` is the registered type of values, of which there is only one.
+/// An open key. Closed on drop. `V` is the registered type of values. There is only one.
 pub struct Key<'a, V> {
     key: *mut rm::RedisModuleKey,
     /// The value of the key, or null. Read when the key is opened, and updated by `set` and `delete`.

@@ -1,4 +1,4 @@
-//! The callbacks of the key type: bytes in, bytes out. [`Upcalls`] knows what they mean.
+//! The callbacks of the key type: bytes in, bytes out. [`Upcalls`] gives them a meaning.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -146,7 +146,7 @@ unsafe extern "C" fn digest<M: Upcalls>(digest: *mut rm::RedisModuleDigest, valu
     });
 }
 
-/// The value whose key the module itself is deleting. Only the main thread writes it.
+/// The value of the key that the module itself is deleting. Only the main thread writes it.
 static DELETED: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Runs `delete`, which deletes the key of this value, and returns the value, so that the next key can reuse

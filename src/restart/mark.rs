@@ -107,7 +107,7 @@ fn write_now(m: &Module, ctx: Ctx<'_>) {
     }
 }
 
-/// Records the outcome of a write, and logs what the operator should know.
+/// Records the outcome of a write, and logs news for the operator.
 fn finish(m: &Module, ctx: Ctx<'_>, outcome: Outcome, now: Instant) {
     let news = m.with(|s| s.mark.marking.finish(outcome, &mut s.fences, now));
     let file = m.with(|s| s.mark.file.display().to_string());

@@ -150,7 +150,7 @@ fn tokens_stay_out_of_slowlog_and_log_and_info(kind: &ServerKind) {
 
 #[each_server]
 fn the_log_warns_when_no_client_can_be_notified_of_a_release(kind: &ServerKind) {
-    const WARNING: &str = "notify-keyspace-events has to hold K and d";
+    const WARNING: &str = "notify-keyspace-events must contain K and d";
     for (events, heard) in [
         ("\"\"", false),
         ("Kd", true),

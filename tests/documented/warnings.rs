@@ -18,7 +18,7 @@ fn a_warning_comes_and_goes_with_its_cause_and_is_logged_when_it_comes(kind: &Se
     assert_eq!(warned(&mut conn), "0 ");
     for (cause, cure, word, text) in [
         ("maxmemory-policy allkeys-lru", "noeviction", "maxmemory-policy", "evicts locks that are held"),
-        ("notify-keyspace-events Ed", "KEd", "notify-keyspace-events", "has to hold K and d"),
+        ("notify-keyspace-events Ed", "KEd", "notify-keyspace-events", "must contain K and d"),
         ("dlock.restart-grace 60000", "0", "restart-grace", "so leases of up to dlock.max-ttl"),
         ("dlock.fence-mark no", "yes", "fence-mark", "dlock.fence-mark is no"),
     ] {

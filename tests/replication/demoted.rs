@@ -1,12 +1,12 @@
-//! A master that becomes a replica ends every wait, those of clients too that asked to be redirected.
+//! A master that becomes a replica ends every wait, also of connections that have sent CLIENT CAPA redirect.
 
 use dlock_testkit::queue::{nobody_waits, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
-/// Sends a BLOCK over a connection that the server redirects, if it can, in place of closing it.
+/// Sends a command over a connection that the server redirects, if it can, instead of closing it.
 fn redirected_waiter(server: &Server, command: &[&str]) -> Conn {
     let mut conn = server.connect();
-    // Only Valkey knows it.
+    // Only Valkey supports it.
     let _ = conn.say("CLIENT CAPA redirect");
     conn.send(command);
     conn
@@ -35,7 +35,7 @@ fn a_demotion_ends_every_wait(kind: &ServerKind) {
     assert_eq!(old.info("dlock_queued"), "0");
 }
 
-/// A demotion drops what the background job had still to do, so no queue of before can be kept.
+/// A demotion drops the tasks of the background job, so the queues cannot be kept.
 #[each_server]
 fn a_demotion_ends_every_wait_when_the_server_is_promoted_again_at_once(kind: &ServerKind) {
     let server = Server::options(kind).conf("dlock.honour-strings yes").start();

@@ -10,8 +10,8 @@ use dlock_testkit::{
     Conn, Layout, Options, Server, ServerKind, Stream, each_server, line, locks, preloaded, until,
 };
 
-fn still(kind: &ServerKind) -> Options {
-    Server::options(&preloaded(kind, "tests/replication/still.c", &[]))
+fn with_frozen_clock(kind: &ServerKind) -> Options {
+    Server::options(&preloaded(kind, "tests/replication/frozen_clock.c", &[]))
 }
 
 /// The commands without those of the link, an effect as its word alone.
@@ -53,7 +53,7 @@ fn skipped(server: &Server) -> String {
 
 #[each_server(shimmed)]
 fn commands_within_the_millisecond_of_an_effect_are_logged_verbatim(kind: &ServerKind) {
-    let master = still(kind).start();
+    let master = with_frozen_clock(kind).start();
     let mut conn = master.connect();
     let mut stream = Stream::of(&master);
     let first = grant(&mut conn, "a");
@@ -101,7 +101,7 @@ fn commands_within_the_millisecond_of_an_effect_are_logged_verbatim(kind: &Serve
 /// Slots move one by one, and what is known of the log does not go by slots.
 #[each_server(shimmed)]
 fn grants_are_effects_in_a_cluster(kind: &ServerKind) {
-    let node = still(kind).conf("cluster-enabled yes").start();
+    let node = with_frozen_clock(kind).conf("cluster-enabled yes").start();
     let mut conn = node.connect();
     conn.ok("CLUSTER ADDSLOTSRANGE 0 16383");
     until("it serves", || conn.say("DLOCK.HOLDS x t") == 0);

@@ -3,8 +3,8 @@
 use dlock_testkit::queue::{granted, holders, nobody_waits, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
-/// A server that finds keys whose TTL has ended only when a command names them, as one does in effect that
-/// has very many keys with a TTL.
+/// Starts a server that deletes an expired key only when a command names the key. In effect, every server
+/// with very many keys with a TTL does so.
 fn server(kind: &ServerKind) -> (Server, Conn) {
     let server = Server::start(kind);
     let mut conn = server.connect();
@@ -44,7 +44,7 @@ fn the_queue_is_served_when_the_ttl_of_a_restored_lock_ends(kind: &ServerKind) {
     assert_eq!(holders(&mut conn, "k"), ["b"]);
 }
 
-/// More queues than one tick checks.
+/// There are more queues than one tick opens keys.
 #[each_server]
 fn every_queue_is_served_when_many_native_ttls_end(kind: &ServerKind) {
     let (server, mut conn) = server(kind);

@@ -38,7 +38,7 @@ fn a_failover_ends_every_wait_of_the_old_master(kind: &ServerKind) {
         let mut last = waiter(master, "DLOCK.ACQUIRE k d 600000 BLOCK 600000");
         let mut sent: Option<Instant> = None;
         until_within(Duration::from_secs(120), "the old master is a replica", || {
-            // A node gives up an attempt after 5 s, and begins it anew each time that it is told to.
+            // A node gives up an attempt after 5 s. Each FAILOVER restarts the attempt.
             if sent.is_none_or(|sent| sent.elapsed() > Duration::from_secs(6)) {
                 sent = (promoted.say(failover) == "OK").then(Instant::now);
             }

@@ -1,4 +1,4 @@
-//! A node of a cluster that is down grants nothing, and tells its waiters.
+//! A node ends every wait when its cluster is down.
 
 use super::nodes::{EVENLY, cluster};
 use dlock_testkit::queue::{nobody_waits, waiter};

@@ -1,6 +1,6 @@
 //! What runs inside something else: its grants are effects, and nobody counts on from those.
 
-use super::{grant, grant_both, skipped, still, words};
+use super::{grant, grant_both, skipped, with_frozen_clock, words};
 use dlock_testkit::{Conn, Server, ServerKind, Stream, compiled, each_server, locks};
 
 const FUNCTION: &str = "#!lua name=lib\nredis.register_function('take', function(keys) \
@@ -9,7 +9,7 @@ const FUNCTION: &str = "#!lua name=lib\nredis.register_function('take', function
 /// What such a call does may be sent to nobody, and no server says when. A release needs nothing before it.
 #[each_server(shimmed)]
 fn transactions_scripts_functions_and_guards_send_effects(kind: &ServerKind) {
-    let master = still(kind).start();
+    let master = with_frozen_clock(kind).start();
     let replica = Server::start(kind);
     replica.replicate(&master);
     let mut conn = master.connect();
@@ -61,7 +61,7 @@ fn transactions_scripts_functions_and_guards_send_effects(kind: &ServerKind) {
 #[each_server(shimmed)]
 fn commands_hidden_from_replicas_do_not_mislead_readers(kind: &ServerKind) {
     let caller = compiled("tests/caller.c");
-    let master = still(kind).conf(&format!("loadmodule {}", caller.display())).start();
+    let master = with_frozen_clock(kind).conf(&format!("loadmodule {}", caller.display())).start();
     let replica = Server::start(kind);
     replica.replicate(&master);
     let mut conn = master.connect();

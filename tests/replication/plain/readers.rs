@@ -1,6 +1,6 @@
 //! Whoever reads the log, from wherever it begins: holds the same as the master, whatever it held before.
 
-use super::{file_is_whole, grant, grant_both, held, skipped, still, words};
+use super::{file_is_whole, grant, grant_both, held, skipped, with_frozen_clock, words};
 use dlock_testkit::{Server, ServerKind, Stream, aof, each_server, locks, until};
 
 fn number(server: &Server, field: &str) -> u64 {
@@ -9,7 +9,7 @@ fn number(server: &Server, field: &str) -> u64 {
 
 #[each_server(shimmed)]
 fn replicas_and_the_append_only_file_equal_the_master(kind: &ServerKind) {
-    let master = still(kind).conf("appendonly yes").conf("appendfsync always").start();
+    let master = with_frozen_clock(kind).conf("appendonly yes").conf("appendfsync always").start();
     // Their clocks run on, and one keeps a file too.
     let replica = Server::options(kind).conf("appendonly yes").start();
     let sub = Server::start(kind);
@@ -39,7 +39,7 @@ fn replicas_and_the_append_only_file_equal_the_master(kind: &ServerKind) {
 #[each_server(shimmed)]
 fn the_first_grant_after_a_rewrite_is_an_effect(kind: &ServerKind) {
     for preamble in ["yes", "no"] {
-        let options = still(kind).conf("appendonly yes").conf("appendfsync always");
+        let options = with_frozen_clock(kind).conf("appendonly yes").conf("appendfsync always");
         let mut server = options.conf(&format!("aof-use-rdb-preamble {preamble}")).start();
         let mut conn = server.connect();
         grant_both(&mut conn, ["a", "b"]);
@@ -61,7 +61,7 @@ fn the_first_grant_after_a_rewrite_is_an_effect(kind: &ServerKind) {
 /// What it knew of the log is in its snapshot.
 #[each_server(shimmed)]
 fn a_restarted_replica_and_its_replica_continue_to_read(kind: &ServerKind) {
-    let master = still(kind).start();
+    let master = with_frozen_clock(kind).start();
     let mut replica = Server::options(kind).conf("save 3600 1").start();
     replica.replicate(&master);
     let mut conn = master.connect();
@@ -88,7 +88,7 @@ fn a_restarted_replica_and_its_replica_continue_to_read(kind: &ServerKind) {
 
 #[each_server(shimmed)]
 fn a_promoted_replica_begins_with_an_effect_that_its_old_master_reads(kind: &ServerKind) {
-    let (old, new) = (Server::start(kind), still(kind).start());
+    let (old, new) = (Server::start(kind), with_frozen_clock(kind).start());
     new.replicate(&old);
     assert!(grant(&mut old.connect(), "a") < grant(&mut old.connect(), "b"));
     new.wait_in_sync(&old);
@@ -110,7 +110,7 @@ fn a_promoted_replica_begins_with_an_effect_that_its_old_master_reads(kind: &Ser
 /// A replica that may be written to: what its clients did has no say in what its master did.
 #[each_server(shimmed)]
 fn a_replica_applies_the_outcome_to_any_earlier_state(kind: &ServerKind) {
-    let master = still(kind).start();
+    let master = with_frozen_clock(kind).start();
     let replica = Server::options(kind).conf("replica-read-only no").conf("appendonly yes").start();
     replica.replicate(&master);
     let (mut conn, mut its) = (master.connect(), replica.connect());
@@ -133,7 +133,7 @@ fn a_replica_applies_the_outcome_to_any_earlier_state(kind: &ServerKind) {
 /// The link is cut behind what the next grant counts on from. WAIT answers as ever.
 #[each_server(shimmed)]
 fn a_briefly_disconnected_replica_continues_to_read(kind: &ServerKind) {
-    let (master, replica) = (still(kind).start(), Server::start(kind));
+    let (master, replica) = (with_frozen_clock(kind).start(), Server::start(kind));
     replica.replicate(&master);
     let mut conn = master.connect();
     grant(&mut conn, "a");
@@ -151,7 +151,7 @@ fn a_briefly_disconnected_replica_continues_to_read(kind: &ServerKind) {
 /// the master itself may read it from there.
 #[each_server(shimmed)]
 fn an_old_master_continues_its_log_from_its_snapshot(kind: &ServerKind) {
-    let (mut old, new) = (still(kind).conf("save 3600 1000").start(), Server::start(kind));
+    let (mut old, new) = (with_frozen_clock(kind).conf("save 3600 1000").start(), Server::start(kind));
     new.replicate(&old);
     let mut conn = old.connect();
     grant_both(&mut conn, ["a", "b"]);
@@ -176,7 +176,8 @@ fn an_old_master_continues_its_log_from_its_snapshot(kind: &ServerKind) {
 /// Its own file says other things than its master's log.
 #[each_server(shimmed)]
 fn a_replica_continues_its_masters_log_after_loading_its_file(kind: &ServerKind) {
-    let (master, replica) = (still(kind).start(), Server::options(kind).conf("appendonly yes").start());
+    let (master, replica) =
+        (with_frozen_clock(kind).start(), Server::options(kind).conf("appendonly yes").start());
     replica.replicate(&master);
     let (mut conn, mut its) = (master.connect(), replica.connect());
     grant_both(&mut conn, ["a", "b"]);
