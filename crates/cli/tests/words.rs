@@ -1,5 +1,4 @@
-//! What the command says and how it ends where no server is asked. What it does with servers is tested with
-//! real ones, in the workspace's tests/command_line.
+//! Messages and exit codes of calls that contact no server. tests/command_line has the tests with servers.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -37,7 +36,7 @@ fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("text")
 }
 
-/// A failure with this code says so on standard error, and nothing on standard output.
+/// Checks the exit code, that standard error contains `says`, and that standard output is empty.
 #[track_caller]
 fn fails(words: &[&str], code: i32, says: &str) {
     let output = dlock(words);
@@ -128,7 +127,7 @@ fn completions_list_the_subcommands_and_pass_bash() {
     assert_eq!(stdout(&output), "--no-wait --node-timeout\n");
 }
 
-/// man(1) is not on every machine that builds this; what it needs is.
+/// Checks the roff source: man(1) is not on every machine.
 #[test]
 fn the_manual_has_a_page_for_each_subcommand() {
     let main = stdout(&dlock(&["man"]));
@@ -147,7 +146,7 @@ fn the_manual_has_a_page_for_each_subcommand() {
 
 const SECRET: &str = "s3cret-0123456789abcdef";
 
-/// What is said, on whichever stream, and the code.
+/// The text of both streams, and the exit code.
 fn said(words: &[&str], environment: &[(&str, &str)]) -> (String, Option<i32>) {
     let mut dlock = Command::new(env!("CARGO_BIN_EXE_dlock"));
     for name in ["DLOCK_SERVERS", "DLOCK_SERVERS_FILE", "DLOCK_TOKEN"] {
@@ -159,7 +158,7 @@ fn said(words: &[&str], environment: &[(&str, &str)]) -> (String, Option<i32>) {
     (text, done.status.code())
 }
 
-/// Addresses with a mistake in them, and a line of a file that is no list of servers.
+/// Invalid addresses, and a line of a file that is no list of servers.
 fn mistaken() -> Vec<String> {
     let forms = [
         "redis:/u:SECRET@h",
@@ -184,7 +183,7 @@ fn mistaken() -> Vec<String> {
     forms.iter().map(|form| form.replace("SECRET", SECRET)).collect()
 }
 
-/// A file of this test alone.
+/// Creates a file for this test.
 fn file(name: &str, text: &str) -> String {
     let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::write(&path, text).expect("a file");
@@ -216,7 +215,7 @@ fn an_error_names_the_place_of_a_wrong_address_and_does_not_repeat_it() {
     }
 }
 
-/// In the place of something else, an address and a token are secrets too.
+/// An address or a token in the place of another argument is a secret, too.
 #[test]
 fn an_error_repeats_an_unknown_word_only_when_it_cannot_be_a_secret() {
     let address = format!("redis://u:{SECRET}@h");
@@ -257,7 +256,7 @@ fn help_and_manual_show_no_environment_values() {
     }
 }
 
-/// Of a member that is down the others speak too: it has a name.
+/// A message about a member that is down contains its address, without the password.
 #[test]
 fn errors_show_a_server_by_host_and_port_without_its_password() {
     let addresses = [
@@ -283,7 +282,7 @@ fn errors_show_a_server_by_host_and_port_without_its_password() {
     }
 }
 
-/// With so little memory that it would be noticed.
+/// With a memory limit, so that a file that is read without a limit fails the test.
 #[test]
 fn an_endless_servers_file_is_refused() {
     for (option, limit) in [("--servers-file", "65536"), ("--cacert", "1048576")] {

@@ -1,5 +1,4 @@
-//! What operators copy from contrib/: it names only metrics that there are. That each alert fires is tested
-//! by `make test-contrib`.
+//! The files of contrib/ that name metrics. `make test-contrib` tests that each alert fires.
 
 use dlock_testkit::{ServerKind, each_server};
 use std::collections::BTreeSet;
@@ -9,7 +8,7 @@ use super::*;
 const RULES: &str = include_str!("../../../../contrib/prometheus/dlock.rules.yml");
 const DASHBOARD: &str = include_str!("../../../../contrib/grafana/dlock.json");
 
-/// The words of a text that look like metrics.
+/// The words of a text that are names of metrics.
 fn metrics_in(text: &str) -> BTreeSet<&str> {
     let words = text.split(|char: char| !(char.is_ascii_alphanumeric() || char == '_'));
     words.filter(|word| word.starts_with("dlock_")).collect()

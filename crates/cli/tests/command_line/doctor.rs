@@ -1,4 +1,4 @@
-//! What `dlock doctor` finds on the servers.
+//! The findings of `dlock doctor`.
 
 use super::operators::{ended, json};
 use super::*;
@@ -7,7 +7,7 @@ use dlock_testkit::wall_clock::WallClock;
 use dlock_testkit::{Server, ServerKind, each_server};
 use serde_json::Value;
 
-/// What the doctor finds, with what to change, as one text each.
+/// The findings, each as `server: finding -> remedy`.
 fn findings(stage: &Stage, words: &str, code: i32) -> Vec<String> {
     let found = json(stage, words, code);
     let text = |finding: &Value| {
@@ -21,7 +21,7 @@ fn findings(stage: &Stage, words: &str, code: i32) -> Vec<String> {
 fn doctor_names_each_fault_and_passes_after_its_repair(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
-    // As it comes, a server forgets holds in a crash, and tells nobody of a release.
+    // The default configuration has no persistence and no keyspace events.
     let found = findings(&stage, "doctor", 1);
     assert_eq!(found.len(), 2, "{found:?}");
     for ill in ["maxmemory-policy allkeys-lru", "dlock.fence-mark no"] {
@@ -31,7 +31,7 @@ fn doctor_names_each_fault_and_passes_after_its_repair(kind: &ServerKind) {
     assert_eq!(found.len(), 5, "{found:?}");
     let shown = ended(&stage, "doctor --ttl 48h", 1).stdout;
     assert!(shown.contains("CONFIG REWRITE"), "{shown}");
-    // Each is pasted. The first word in brackets ends the command.
+    // Runs each remedy up to its first parenthesis.
     for finding in &found {
         let (_, fix) = finding.split_once(" -> ").expect("what to change");
         let command = fix.split(" (").next().expect("a command");
@@ -111,7 +111,7 @@ fn doctor_reports_a_client_that_names_other_members(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let mut other = stage.servers[1].connect();
     if matches!(other.say("CLIENT SETINFO LIB-NAME dlock-py(q5-0badcafe)"), Reply::Error(_)) {
-        return; // Redis 7.0 shows no library names.
+        return; // Redis 7.0 has no library names.
     }
     let named = |found: Vec<String>| -> Vec<String> {
         found.into_iter().filter(|finding| finding.contains("names other members")).collect()
@@ -120,7 +120,8 @@ fn doctor_reports_a_client_that_names_other_members(kind: &ServerKind) {
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0].starts_with(&format!("redis://127.0.0.1:{}: ", stage.servers[1].port())), "{found:?}");
     assert!(found[0].contains("(q5-0badcafe)"), "{found:?}");
-    // A client that has not reached all of its members yet, one of a single server, another library.
+    // Not reported: a client that has not reached all of its members yet, a client of one server, other
+    // libraries.
     for name in ["dlock-client(q3)", "dlock-client", "redis-py(q5-0badcafe)"] {
         other.ok(&format!("CLIENT SETINFO LIB-NAME {name}"));
         let found = named(findings(&stage, "doctor", 1));

@@ -1,4 +1,4 @@
-//! What the documents show of the command is what happens.
+//! The examples of the documents, run as they are printed.
 
 use dlock_testkit::{ServerKind, each_server};
 use std::process::Command;
@@ -7,7 +7,7 @@ use super::*;
 use crate::stage::DLOCK;
 use dlock_testkit::documents::{self, blocks};
 
-/// A shell that finds `dlock` by its name.
+/// A shell with `dlock` in its PATH.
 fn shell(stage: &Stage, script: &str) -> Command {
     let folder = std::path::Path::new(DLOCK).parent().expect("a folder");
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").expect("a PATH"));
@@ -16,7 +16,7 @@ fn shell(stage: &Stage, script: &str) -> Command {
     shell
 }
 
-/// What differs from run to run: tokens and fences are letters, blanks in a row are one.
+/// Replaces the parts that differ between runs: tokens and fences by letters, runs of blanks by one.
 fn alike(line: &str) -> String {
     let number = |word: &str| word.len() == 16 && word.bytes().all(|byte| byte.is_ascii_digit());
     let token = |word: &str| word.strip_suffix('…').is_some_and(|word| word.len() == 8);
@@ -75,8 +75,8 @@ fn the_crontab_line_runs_once_on_two_machines(kind: &ServerKind) {
     assert_eq!(stage.lines("reports"), ["report"]);
 }
 
-/// Several machines that ask in the same moment can get a vote each, and none of them a majority. Here two
-/// have one that they will give back.
+/// Machines that ask at the same moment can split the votes. Here two other clients have one vote each, which
+/// they will release.
 #[each_server]
 fn the_crontab_line_runs_when_the_votes_are_split(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
@@ -124,7 +124,6 @@ fn executable(stage: &Stage, name: &str, script: &str) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("it is ours");
 }
 
-/// The table of the exit codes is that of the manual.
 #[test]
 fn exit_codes_match_the_manual() {
     let manual = Command::new(DLOCK).arg("man").output().expect("dlock runs").stdout;

@@ -1,9 +1,10 @@
-//! One at a time.
+//! Mutual exclusion of commands.
 
 use super::*;
 use dlock_testkit::{Conn, Server, ServerKind, each_server};
 
-/// mkdir succeeds for one at a time, and the store takes no fence that is not greater than the last.
+/// Fails if another one is inside (mkdir), or if its fence is not greater than the last one in the file
+/// `fence`.
 const GUARDED: &str = r#"
     mkdir inside || exit 99
     [ "$DLOCK_FENCE" -gt "$(cat fence)" ] || exit 98
@@ -16,7 +17,7 @@ const RUNS: usize = 12;
 fn guarded(kind: &ServerKind, servers: usize, options: &str) {
     let stage = Stage::with(kind, servers);
     stage.write("fence", "0\n");
-    // Somebody else has it until all of them wait.
+    // Another token holds the lock until all runs wait.
     let mut conns: Vec<Conn> = stage.servers.iter().map(Server::connect).collect();
     conns.iter_mut().for_each(|conn| drop(conn.ok("DLOCK.ACQUIRE r other 600000")));
     let runs: Vec<Running> = (0..RUNS).map(|_| stage.start(stage.run(options, GUARDED))).collect();

@@ -1,4 +1,4 @@
-//! How a run ends, and what the command is told.
+//! Exit codes of a run, and the environment of its command.
 
 use super::*;
 use dlock_testkit::{Folder, Port, Server, ServerKind, each_server};
@@ -13,18 +13,17 @@ fn run_ends_with_the_exit_code_of_its_command(kind: &ServerKind) {
         ("exit 255", 255),
         ("kill -TERM $$", 143),
         ("kill -KILL $$", 137),
-        // A real-time signal has no name, and ends a program all the same.
+        // A real-time signal, which has no name.
         ("kill -40 $$", 168),
     ] {
         let done = stage.end(stage.run("--no-wait", script));
         assert_eq!((done.code, done.signal), (Some(code), None), "{script}: {}", done.stderr);
         assert_eq!(done.stderr, "");
     }
-    // The lock was free each time, and is.
     assert_eq!(stage.held_on("r"), 0);
 }
 
-/// A shell ends its script only if it sees that its command has died of Ctrl-C; 130 would not do.
+/// A shell ends its script only if its command was killed by SIGINT. The exit code 130 is not enough.
 #[each_server]
 fn run_dies_of_sigint_when_its_command_does(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -69,7 +68,7 @@ fn run_exits_with_69_without_a_quorum(kind: &ServerKind) {
     let done = stage.end(stage.run("", "echo ran"));
     assert_eq!((done.code, done.stdout.as_str()), (Some(69), ""), "{}", done.stderr);
     done.says_first("dlock: no quorum for r");
-    assert_eq!(stage.held_on("r"), 0, "what the one server granted was given back");
+    assert_eq!(stage.held_on("r"), 0, "the grant of the one server was released");
 }
 
 #[each_server]
@@ -111,8 +110,7 @@ fn the_command_finds_its_hold_in_the_environment(kind: &ServerKind) {
     stage.write("go", "");
     assert_eq!(run.end().code, Some(0));
 
-    // A quorum has no fence that was not asked for, and that of a run around this one is not passed off
-    // as its own.
+    // Without --fenced, a run over a quorum has no fence, and does not show its parent's.
     let inner = format!("$DLOCK run --node-timeout 5s inner -- sh -c '{tell}'");
     let done = stage.end(stage.run("--fenced", &inner));
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
@@ -158,7 +156,7 @@ fn servers_and_passwords_come_from_a_file_or_the_environment(kind: &ServerKind) 
 
     let refused = run("DLOCK_SERVERS", &url("wrong"));
     assert_eq!(refused.code, Some(69), "{}", refused.stderr);
-    assert!(!refused.stderr.contains("wrong"), "a password is no news: {}", refused.stderr);
+    assert!(!refused.stderr.contains("wrong"), "the password is printed: {}", refused.stderr);
 }
 
 #[each_server]
@@ -181,11 +179,11 @@ fn run_names_an_unusable_member_once_and_goes_on_without_it(kind: &ServerKind) {
     assert_eq!(end("wait r").code, Some(0));
 }
 
-/// Four times as long a connection may take, which is what each of these once did.
+/// Each of these once waited four times for the silent member.
 #[each_server]
 fn commands_succeed_with_a_silent_member(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
-    // On each of them: an acquisition ends with a majority.
+    // On each server, because `dlock acquire` would return as soon as a majority has granted it.
     for server in &stage.servers {
         server.connect().ok("DLOCK.ACQUIRE other token 600000");
     }
@@ -204,7 +202,7 @@ fn run_waits_for_servers_that_are_down(kind: &ServerKind) {
     let mut stage = Stage::one(kind);
     stage.servers[0].kill9();
     let run = stage.start(stage.run("--wait 10m", "echo ran"));
-    until("it says what is missing", || run.stderr().contains("dlock: too few servers for r at present"));
+    until("it reports the outage", || run.stderr().contains("dlock: too few servers for r at present"));
     stage.servers[0].restart();
     let done = run.end();
     assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"), "{}", done.stderr);
@@ -226,7 +224,7 @@ fn commands_exit_with_64_when_the_servers_reject_an_argument(kind: &ServerKind) 
     }
     let extended = stage.end(stage.dlock("extend r t --ttl 25h"));
     assert_eq!((extended.code, extended.stderr.contains("25h")), (Some(64), false), "{}", extended.stderr);
-    // Free, but not to be looked at.
+    // The lock is free, but this user has no right to inspect it.
     let mut conn = stage.connect();
     assert_eq!(conn.ok("ACL SETUSER worker on >pw ~* +@all -dlock.inspect"), "OK");
     let mut wait = stage.dlock("wait --timeout 100ms r");
@@ -240,7 +238,7 @@ fn commands_report_each_server_that_is_down(kind: &ServerKind) {
     let stage = Stage::with(kind, 5);
     let hold = stage.end(stage.dlock("acquire --node-timeout 5s other")).stdout;
     stage.servers.iter().for_each(|server| server.kill9());
-    // A limit that a busy machine does not reach: who has not been asked in time is silent.
+    // Generous, because a server that was not asked within the limit counts as silent, not as down.
     let release = format!("release --node-timeout 1s other {}", hold.trim());
     for words in ["run --node-timeout 1s --no-wait r -- true", &release] {
         let done = stage.end(stage.dlock(words));

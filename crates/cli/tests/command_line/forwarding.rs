@@ -1,4 +1,4 @@
-//! A signal that is sent to dlock is the command's.
+//! dlock forwards the signals that it receives to its command.
 
 use std::os::unix::process::ExitStatusExt;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::stage::{full_pipe, is_alive, is_stopped, signal, status, until_renewed};
 use dlock_testkit::{ServerKind, each_server, until_some};
 
-/// Writes the name of each signal that comes into a file, and ends when it is told to.
+/// Writes the name of each signal that it receives into the file `heard`, and ends when the file `go` exists.
 const LISTEN: &str = r#"
     for name in $NAMES; do trap "echo $name >> heard" $name; done
     echo $$ > ready
@@ -25,7 +25,7 @@ fn run_forwards_each_signal_once(kind: &ServerKind) {
     stage.process("ready");
     for (count, name) in names.into_iter().enumerate() {
         run.signal(name);
-        until(&format!("SIG{name} is heard"), || stage.file("heard").lines().count() > count);
+        until(&format!("the command receives SIG{name}"), || stage.file("heard").lines().count() > count);
     }
     stage.write("go", "");
     let done = run.end();
@@ -46,7 +46,7 @@ fn the_command_inherits_the_ignored_signals_and_blocks_none(kind: &ServerKind) {
     assert_eq!(of(&format!("trap '' HUP USR2; \"$DLOCK\" run r -- {masks}")), ignored);
 }
 
-/// A shell that is terminated leaves what it runs to itself. Under a lock that must not be.
+/// A shell that is terminated leaves its children running, which must not continue without the lock.
 #[each_server]
 fn run_ends_the_children_of_a_terminated_shell_before_it_frees_the_lock(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -72,17 +72,16 @@ fn children_outlive_a_command_that_exits_by_itself(kind: &ServerKind) {
     assert_eq!(stage.held_on("r"), 0);
 }
 
-/// What loses its parent becomes a child of dlock, which must fetch it when it dies: a command may run for
-/// years.
+/// Orphans become children of dlock, which must reap them: a command may run for years and leave many.
 #[each_server]
 fn run_reaps_adopted_orphans(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let script = "(sleep 0 & sleep 1000 & echo $! > orphan); until [ -e go ]; do sleep 0.02; done";
     let run = stage.start(stage.run("", script));
     let orphan = stage.process("orphan");
-    until("dlock has taken it in", || status(orphan, "PPid") == Some(run.id().to_string()));
+    until("dlock is its parent", || status(orphan, "PPid") == Some(run.id().to_string()));
     signal(orphan, "KILL");
-    until("the corpse is gone", || status(orphan, "State").is_none());
+    until("it is reaped", || status(orphan, "State").is_none());
     stage.write("go", "");
     assert_eq!(run.end().code, Some(0));
 }
@@ -106,7 +105,7 @@ fn a_signal_ends_a_waiting_run_and_its_wait(kind: &ServerKind) {
     assert_eq!(stage.held_on("r"), 3, "by the other");
 }
 
-/// Those that block signals to read them one by one.
+/// These subcommands block signals and read them from a signalfd.
 #[each_server]
 fn a_signal_ends_dlock_while_it_writes_to_a_full_pipe(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -127,11 +126,11 @@ fn a_signal_ends_dlock_while_it_writes_to_a_full_pipe(kind: &ServerKind) {
         signal(child.id(), "TERM");
         let status = until_some(&format!("{words} ends"), || child.try_wait().expect("the state of a child"));
         assert_eq!(status.signal(), Some(15), "{words}");
-        until("nobody holds what nobody was told of", || stage.held_on("r") == 0);
+        until("the hold is released, because its token was not printed", || stage.held_on("r") == 0);
     }
 }
 
-/// As a terminal sends one when its window changes.
+/// For example SIGWINCH, which a terminal sends when its window changes.
 #[each_server]
 fn a_waiting_run_ignores_signals_without_a_default_action(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -140,14 +139,14 @@ fn a_waiting_run_ignores_signals_without_a_default_action(kind: &ServerKind) {
     let run = stage.start(stage.run("", "echo ran"));
     until("it is queued", || queue::clients(&mut conn, "r").len() == 1);
     for name in ["WINCH", "CONT", "URG"] {
-        heard(&run, name);
+        send(&run, name);
     }
     assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
     let done = run.end();
     assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
 }
 
-/// It ends the command and not dlock, which releases the lock: nobody waits for the lease to end.
+/// The signal ends the command but not dlock, which releases the lock before the lease ends.
 #[each_server]
 fn run_frees_the_lock_when_a_signal_ends_its_command(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -166,7 +165,7 @@ fn run_frees_the_lock_when_a_signal_ends_its_command(kind: &ServerKind) {
 #[each_server]
 fn run_renews_the_lock_of_a_stopped_command(kind: &ServerKind) {
     let stage = Stage::one(kind);
-    let mut run = stage.start(stage.run("--ttl 1s", "echo $$ > ready; until [ -e go ]; do sleep 0.02; done"));
+    let mut run = stage.start(stage.run("--ttl 3s", "echo $$ > ready; until [ -e go ]; do sleep 0.02; done"));
     let command = stage.process("ready");
     signal(command, "STOP");
     until("it is stopped", || is_stopped(command));
@@ -177,8 +176,8 @@ fn run_renews_the_lock_of_a_stopped_command(kind: &ServerKind) {
     assert_eq!(run.end().code, Some(0));
 }
 
-/// As some supervisors start what they run. The kernel keeps no dead children for whoever ignores this
-/// signal.
+/// Some supervisors ignore SIGCHLD when they start a program. For a process that ignores it, the kernel
+/// discards the exit status of children.
 #[each_server]
 fn run_sees_its_command_end_when_sigchld_was_ignored(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -191,16 +190,16 @@ fn run_sees_its_command_end_when_sigchld_was_ignored(kind: &ServerKind) {
     }
 }
 
-/// Sends it a signal, and waits until it has taken that.
+/// Sends a signal to a run, and waits until the run has read it.
 #[track_caller]
-fn heard(run: &Running, name: &str) {
+fn send(run: &Running, name: &str) {
     run.signal(name);
-    until("it is heard", || {
+    until("it is read", || {
         status(run.id(), "ShdPnd").is_some_and(|pending| pending.bytes().all(|digit| digit == b'0'))
     });
 }
 
-/// Nobody would continue it: there is no shell in its session, as after `ssh -t host dlock run`.
+/// Without a shell in its session, as after `ssh -t host dlock run`, no process could continue it.
 #[each_server]
 fn a_waiting_run_without_a_shell_ignores_sigtstp(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -210,7 +209,7 @@ fn a_waiting_run_without_a_shell_ignores_sigtstp(kind: &ServerKind) {
     run.args([stage::DLOCK, "run", "--node-timeout", "5s", "r", "--", "echo", "ran"]);
     let run = stage.start(run);
     until("it is queued", || queue::clients(&mut conn, "r").len() == 1);
-    heard(&run, "TSTP");
+    send(&run, "TSTP");
     assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
     let done = run.end();
     assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"), "{}", done.stderr);
@@ -225,7 +224,7 @@ fn a_waiting_run_ignores_sighup_under_nohup(kind: &ServerKind) {
     run.args(["--ignore-signal=HUP", stage::DLOCK, "run", "--node-timeout", "5s", "r", "--", "echo", "ran"]);
     let run = stage.start(run);
     until("it is queued", || queue::clients(&mut conn, "r").len() == 1);
-    heard(&run, "HUP");
+    send(&run, "HUP");
     assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
     let done = run.end();
     assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));

@@ -1,4 +1,4 @@
-//! `elect` and `hold`: locks that last, with what comes after a loss.
+//! `elect` and `hold`, and their behaviour after a loss.
 
 use dlock_testkit::{ServerKind, each_server};
 use std::os::unix::process::CommandExt;
@@ -7,7 +7,8 @@ use super::*;
 use crate::stage::{is_alive, signal, until_renewed};
 use dlock_testkit::wall_clock::{self, WallClock};
 
-/// Writes who leads, and leads until it is told to end.
+/// Appends the candidate's name and its process id to the file `leads`, and runs until the file `end-NAME`
+/// exists.
 const LEADS: &str = "echo $NAME $$ >> leads; until [ -e end-$NAME ]; do sleep 0.02; done; exit 7";
 
 fn candidate(stage: &Stage, name: &str) -> Running {
@@ -16,7 +17,7 @@ fn candidate(stage: &Stage, name: &str) -> Running {
     stage.start(elect)
 }
 
-/// Who has led so far, and the process of the last one.
+/// Waits until the candidates have led in this order. Returns the process id of the last leader.
 #[track_caller]
 fn leads(stage: &Stage, names: &[&str]) -> u32 {
     let mut last = String::new();
@@ -33,7 +34,7 @@ fn leads(stage: &Stage, names: &[&str]) -> u32 {
 fn a_deposed_leader_stands_for_election_again(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let observer = stage.start(stage.dlock("elect scheduler --observe --node-timeout 5s"));
-    until("nobody leads", || observer.stdout().contains("scheduler has no leader"));
+    until("there is no leader", || observer.stdout().contains("scheduler has no leader"));
     let json = stage.start(stage.dlock("elect scheduler --observe --json --node-timeout 5s"));
     let first = candidate(&stage, "one");
     let process = leads(&stage, &["one"]);
@@ -46,7 +47,7 @@ fn a_deposed_leader_stands_for_election_again(kind: &ServerKind) {
     stage.servers.iter().for_each(|server| drop(server.connect().ok("DLOCK.BREAK scheduler")));
     leads(&stage, &["one", "two"]);
     until("the command of one has ended", || !is_alive(process));
-    until("one stands again", || first.stderr().contains("standing for election again"));
+    until("one is a candidate again", || first.stderr().contains("standing for election again"));
     until("two is seen", || {
         observer.stdout().contains("is led by two") && json.stdout().contains("\"leader\":\"two\"")
     });
@@ -56,20 +57,20 @@ fn a_deposed_leader_stands_for_election_again(kind: &ServerKind) {
     until("every change is seen", || observer.stdout().matches("is led by one").count() == 2);
     stage.write("end-one", "");
     assert_eq!(first.end().code, Some(7));
-    until("nobody leads", || observer.stdout().ends_with("scheduler has no leader\n"));
-    until("programs are told", || {
+    until("there is no leader", || observer.stdout().ends_with("scheduler has no leader\n"));
+    until("the JSON names no leader", || {
         let said = json.stdout();
         let last = said.lines().last().and_then(|line| serde_json::from_str::<serde_json::Value>(line).ok());
         last.is_some_and(|last| last["leader"].is_null() && last["known"] == true)
     });
     stage.servers[..2].iter().for_each(|server| server.kill9());
-    until("it is not known", || observer.stdout().ends_with("too few servers answer\n"));
-    until("it is said why", || observer.stderr().matches(": down: ").count() >= 1);
+    until("the leader is unknown", || observer.stdout().ends_with("too few servers answer\n"));
+    until("the reason is printed", || observer.stderr().matches(": down: ").count() >= 1);
 }
 
-/// Holds the lock, says so, and lives until it is told to end.
+/// A script that holds the lock, writes its token into the file `held`, and runs until the file `go` exists.
 const SCRIPT: &str = "trap 'echo TERM > heard; exit 3' TERM; \
-    held=$(\"$DLOCK\" hold r --pid $$ --node-timeout 5s --ttl 2s) || exit; \
+    held=$(\"$DLOCK\" hold r --pid $$ --node-timeout 5s --ttl 6s) || exit; \
     echo $held > held; echo $$ > ready; until [ -e go ]; do sleep 0.02; done";
 
 #[each_server]
@@ -89,9 +90,9 @@ fn hold_ends_when_its_script_does(kind: &ServerKind) {
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
     until("it is released", || stage.held_on("r") == 0);
 
-    // However it ends.
-    std::fs::remove_file(stage.write("go", "")).expect("it can go");
-    std::fs::remove_file(stage.write("ready", "")).expect("it can go");
+    // A script that is killed releases the lock, too.
+    std::fs::remove_file(stage.write("go", "")).expect("it is removed");
+    std::fs::remove_file(stage.write("ready", "")).expect("it is removed");
     let script = stage.start(stage.shell(SCRIPT));
     signal(stage.process("ready"), "KILL");
     until("it is released", || stage.held_on("r") == 0);
@@ -110,7 +111,8 @@ fn hold_ends_its_script_when_the_lock_is_lost(kind: &ServerKind) {
     assert_eq!(done.code, Some(64), "{}", done.stderr);
 }
 
-/// As a service manager ends a service: its lock may not be free before it is.
+/// A service manager sends SIGTERM to all processes of a service. The lock must be held until the script has
+/// ended.
 #[each_server]
 fn hold_goes_on_when_its_script_survives_a_signal_to_the_group(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -129,7 +131,7 @@ fn hold_goes_on_when_its_script_survives_a_signal_to_the_group(kind: &ServerKind
     until("it is released", || stage.held_on("r") == 0);
 }
 
-/// Nobody else would end its wait.
+/// The background process waits. It must not outlive the script, or the dlock process that the script called.
 #[each_server]
 fn a_wait_of_hold_ends_with_its_script_or_with_dlock(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -147,7 +149,7 @@ fn a_wait_of_hold_ends_with_its_script_or_with_dlock(kind: &ServerKind) {
     }
 }
 
-/// A machine without a battery begins in 1970.
+/// The clock of a machine without a battery starts in 1970.
 #[each_server]
 fn an_observer_with_an_unset_clock_names_the_leader(kind: &ServerKind) {
     let stage = Stage::one(kind);

@@ -1,7 +1,7 @@
-//! The command `dlock` as its users run it: real servers, real processes, real terminals.
+//! The command `dlock` as its users run it: with real servers, processes and terminals.
 //!
-//! The programs that are run under locks are shell scripts. What they have to say they write into files of
-//! the test's folder; a test waits until it stands there.
+//! The commands that run under locks are shell scripts. They report by writing into files of the test's
+//! folder, and the test waits for the contents.
 
 mod contrib;
 mod deadlocks;

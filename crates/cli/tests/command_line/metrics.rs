@@ -1,4 +1,4 @@
-//! The metrics: the text format of Prometheus, read by a parser that is strict.
+//! `dlock metrics` and `dlock exporter`, checked by a strict parser of Prometheus' text format.
 
 use dlock_testkit::{ServerKind, each_server};
 use std::collections::{BTreeMap, HashSet};
@@ -84,7 +84,7 @@ fn metrics_equal_the_fields_of_info(kind: &ServerKind) {
     assert_eq!(seen["dlock_resource_waiters{resource=\"waited:1\"}"], 2.0);
     assert_eq!(seen.keys().filter(|name| name.starts_with("dlock_resource_waiters")).count(), 2);
     assert!(seen["dlock_resource_held_seconds{resource=\"waited:2\"}"] > 0.0);
-    // Each number of INFO, under its name.
+    // Each number of INFO has a metric.
     let info = conn.ok("INFO dlock").text();
     let numbers = info.lines().filter_map(|line| line.split_once(':'));
     let numbers: Vec<&str> =
@@ -96,7 +96,7 @@ fn metrics_equal_the_fields_of_info(kind: &ServerKind) {
         assert_eq!(names.iter().filter(|name| seen.contains_key(*name)).count(), 1, "{name}");
     }
 
-    // The lengths of holds, of which none has ended, and then one after a wait.
+    // The histograms are empty before a hold has ended, and then count one hold and one wait.
     let held = |of: &Samples, what: &str| of[&format!("dlock_held_seconds_{what}")];
     let bucket = |bound: &str| format!("bucket{{{server},le=\"{bound}\"}}");
     assert_eq!(held(&seen, &bucket("+Inf")), 0.0);
@@ -113,7 +113,7 @@ fn metrics_equal_the_fields_of_info(kind: &ServerKind) {
     let sum: f64 = sum.split("sum=").nth(1).and_then(|sum| sum.parse().ok()).expect("a sum");
     assert_eq!(held(&seen, &format!("sum{{{server}}}")), sum / 1000.0);
 
-    // Bounded in number; and a name means no harm.
+    // The number of resources is limited, and names are escaped.
     let hottest = metrics(&stage, "--resources 1", 0);
     assert_eq!(hottest.keys().filter(|name| name.starts_with("dlock_resource_")).count(), 2);
     assert!(metrics(&stage, "--resources 0", 0).keys().all(|name| !name.starts_with("dlock_resource_")));
@@ -122,7 +122,7 @@ fn metrics_equal_the_fields_of_info(kind: &ServerKind) {
     until("it waits", || conn.call(&["DLOCK.WAITERS", hostile]).items().len() == 1);
     let seen = metrics(&stage, "", 0);
     assert_eq!(seen["dlock_resource_waiters{resource=\"a\"b\\c\\u{1b}[2J\"}"], 1.0);
-    // Two that are shown alike are one sample, as those that begin alike and are too long.
+    // Names that are equal once they are escaped or cut share one sample.
     let long = ["a", "b"].map(|end| "n".repeat(256) + end);
     for key in ["new\nline", "new\\nline", &long[0], &long[1]] {
         conn.call(&["DLOCK.ACQUIRE", key, "t", "600000"]).int();
@@ -141,7 +141,7 @@ fn metrics_equal_the_fields_of_info(kind: &ServerKind) {
     assert_eq!(metrics(&stage, "", 69)["dlock_quorum"], 0.0);
 }
 
-/// Where it listens.
+/// The address that the exporter listens on.
 #[track_caller]
 fn port(exporter: &Running) -> u16 {
     until("it listens", || exporter.stdout().ends_with("/metrics\n"));
@@ -150,7 +150,7 @@ fn port(exporter: &Running) -> u16 {
     port.parse().expect("a number")
 }
 
-/// The answer to one request: its first line and its body.
+/// Sends one request. Returns the first line and the body of the answer.
 fn get(port: u16, request: &str) -> (String, String) {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
     stream.write_all(format!("{request} HTTP/1.0\r\n\r\n").as_bytes()).expect("a request");
@@ -165,7 +165,7 @@ fn the_exporter_asks_the_servers_at_each_scrape(kind: &ServerKind) {
     let mut stage = Stage::one(kind);
     let exporter = stage.start(stage.dlock("exporter --listen 127.0.0.1:0 --node-timeout 5s"));
     let port = port(&exporter);
-    // Whoever says nothing, or reads nothing, is in nobody's way.
+    // Clients that send nothing, or read nothing, do not delay others.
     let _silent = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
     let mut deaf = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
     deaf.write_all(&b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n".repeat(10)).expect("requests");
@@ -197,7 +197,7 @@ fn the_exporter_asks_the_servers_at_each_scrape(kind: &ServerKind) {
     assert_eq!(done.code, Some(71), "{}", done.stderr);
 }
 
-/// Whoever opens more connections than it can take does not end it.
+/// More connections than the exporter accepts do not end it.
 #[each_server]
 fn the_exporter_outlasts_too_many_connections(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -215,7 +215,7 @@ fn the_exporter_outlasts_too_many_connections(kind: &ServerKind) {
     parse(&body);
 }
 
-/// They wait for their turn, each with its connection.
+/// Scrapes that wait for their turn, each on its own connection.
 #[each_server]
 fn the_exporter_refuses_more_scrapes_than_it_keeps_waiting(kind: &ServerKind) {
     let stage = Stage::one(kind);

@@ -1,4 +1,4 @@
-//! What operators look at: list, log, status.
+//! The subcommands list, log and status.
 
 use super::*;
 use dlock_testkit::{ServerKind, each_server};
@@ -15,7 +15,7 @@ pub fn json(stage: &Stage, words: &str, code: i32) -> Value {
     serde_json::from_str(&done.stdout).unwrap_or_else(|why| panic!("{words}: {why}: {}", done.stdout))
 }
 
-/// The rows of a table as words, without its head.
+/// The rows of a table, split into words, without the heading.
 fn rows(text: &str) -> Vec<Vec<&str>> {
     text.lines().skip(1).map(|line| line.split_whitespace().collect()).collect()
 }
@@ -24,7 +24,7 @@ fn rows(text: &str) -> Vec<Vec<&str>> {
 fn list_shows_all_locks_of_all_servers(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     assert_eq!(ended(&stage, "list", 0).stdout, "no locks\n");
-    // Their address is known as long as they live.
+    // The servers know an address only while its connection is open.
     let mut holders = [0, 1].map(|server: usize| stage.servers[server].connect());
     for conn in &mut holders {
         conn.ok("DLOCK.ACQUIRE invoice:1 0123456789abcdef 600000 LABEL by-hand");
@@ -56,7 +56,7 @@ fn list_shows_all_locks_of_all_servers(kind: &ServerKind) {
     assert_eq!(first["holder"]["label"], "by-hand");
     assert!((500_000..=600_000).contains(&first["left_ms"].as_u64().expect("ms")), "{first}");
 
-    // A majority tells of all that is held.
+    // A majority of the servers knows every lock that is held.
     stage.servers[2].kill9();
     assert!(ended(&stage, "list", 0).stderr.contains("down: "));
     stage.servers[1].kill9();
@@ -81,11 +81,11 @@ fn list_shortens_a_long_name_in_tables_but_not_in_json(kind: &ServerKind) {
         assert!(widest < Some(250), "{widest:?}: {shown}");
     }
     assert_eq!(json(&stage, "list", 0)["locks"][0]["resource"], name);
-    // The server keeps no more of it.
+    // The server's log keeps only the beginning of the name.
     assert!(json(&stage, "log", 0)["resource"].as_str().is_some_and(|shown| shown.len() > 100));
 }
 
-/// In a table it is escaped, which is another name.
+/// A table shows it escaped, which is a different name.
 #[each_server]
 fn list_shows_an_unprintable_name_whole_in_json(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -101,7 +101,7 @@ fn list_shows_an_unprintable_name_whole_in_json(kind: &ServerKind) {
     assert_eq!((&said["resource"], &said["state"]), (&name.into(), &"held".into()));
 }
 
-/// Without --fenced each member of a quorum has a fence of its own.
+/// Without --fenced, each member of a quorum has its own fence for the hold.
 #[each_server]
 fn list_shows_no_fence_that_only_one_member_has(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
@@ -147,7 +147,7 @@ fn server_errors_come_with_a_remedy(kind: &ServerKind) {
     assert!(says.iter().all(|words| done.stderr.contains(words)), "{}", done.stderr);
 }
 
-/// As of `dlock list | head -0`.
+/// As in `dlock list | head -0`.
 #[each_server]
 fn list_ends_quietly_when_its_reader_is_gone(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -159,7 +159,7 @@ fn list_ends_quietly_when_its_reader_is_gone(kind: &ServerKind) {
     }
 }
 
-/// More than one answer of a server holds.
+/// More locks than one answer of DLOCK.LIST contains.
 #[each_server]
 fn list_shows_a_thousand_locks_once_each(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -181,7 +181,7 @@ fn log_merges_the_logs_of_all_servers_by_time(kind: &ServerKind) {
         let mut conn = stage.servers[server].connect();
         conn.ok(&format!("DLOCK.ACQUIRE {resource} t 600000 LABEL by-hand"));
         conn.ok(&format!("DLOCK.BREAK {resource}"));
-        // The next one is later.
+        // So that the next entry has a later time.
         let then = conn.ok("TIME").items()[0].text();
         until("time goes by", || conn.ok("TIME").items()[0].text() != then);
     };
@@ -232,13 +232,13 @@ fn status_sets_the_exit_code(kind: &ServerKind) {
     assert!(first["version"].as_str().expect("a version").starts_with(name), "{first}");
 
     stage.connect().ok("CONFIG SET notify-keyspace-events Ed");
-    // A warning is no failure.
+    // A warning does not change the exit code.
     let warned = json(&stage, "status", 0);
     assert_eq!(warned["status"], "ok");
     assert_eq!(warned["servers"][0]["warnings"][0], "notify-keyspace-events");
     assert!(ended(&stage, "status", 0).stdout.contains("notify-keyspace-events"));
 
-    // In grace it grants nothing new, as one that is down.
+    // A server in its grace period cannot grant locks.
     stage.connect().ok("CONFIG SET dlock.restart-grace 600000 dlock.max-ttl 600000");
     stage.connect().ok("FLUSHALL");
     let grace = json(&stage, "status", 1);

@@ -1,9 +1,9 @@
-//! What `run` offers besides one exclusive lock: several resources, permits, re-entry, limits.
+//! `run` with several resources, permits, re-entry and limits.
 
 use super::*;
 use dlock_testkit::{ServerKind, each_server};
 
-/// Waits, after it has written its variables, until there is a file `go`.
+/// Writes its variables into the file `told`, and waits until the file `go` exists.
 const LOOKS: &str = "echo \"$DLOCK_RESOURCE/$DLOCK_TOKEN/${DLOCK_FENCE-none}\" > told; echo > ready; \
     until [ -e go ]; do sleep 0.02; done";
 
@@ -62,14 +62,14 @@ fn a_conflict_ends_with_the_requested_code_and_message(kind: &ServerKind) {
     assert!(said.ends_with(&format!("s (fence {fence})\n")), "{said}");
     assert_eq!(conflict("-E 3").0, Some(3));
     assert_eq!(conflict("--quiet --conflict-code 0"), (Some(0), String::new()));
-    // Other errors are as ever.
+    // These options do not change other errors.
     stage.servers[0].kill9();
     let done = stage.end(stage.dlock("run --no-wait --quiet -E 3 r -- true"));
     assert_eq!(done.code, Some(69));
     done.says("down: ");
 }
 
-/// After its longest time, whatever is left of the lease: that lasts longer than this test.
+/// The lease is longer than this test, so only --max-hold can end the command.
 #[each_server]
 fn run_ends_a_command_that_exceeds_its_time_limit(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -99,7 +99,7 @@ fn run_takes_defaults_from_the_environment(kind: &ServerKind) {
     assert!(done.code == Some(64) && !done.stderr.contains("s3cret"), "{}", done.stderr);
 }
 
-/// What the inner run is told is what the outer one holds, and it ends nothing of it.
+/// The nested run has the parent's variables, and does not release the parent's hold.
 #[each_server]
 fn a_nested_run_enters_the_hold_of_its_parent(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
@@ -113,7 +113,7 @@ fn a_nested_run_enters_the_hold_of_its_parent(kind: &ServerKind) {
     assert_eq!((lines[0], lines[2]), (lines[1], "7"));
     assert!(lines[3].contains("\"state\":\"held\""), "{}", lines[3]);
 
-    // With something new it is a run of its own, for that alone.
+    // For resources that the parent does not hold, the nested run acquires locks of its own.
     let inner =
         format!("$DLOCK run --node-timeout 5s a r b -- sh -c '{tell}; $DLOCK list --json'; $DLOCK list");
     let done = stage.end(stage.run("", &inner));
@@ -129,7 +129,7 @@ fn a_nested_run_enters_the_hold_of_its_parent(kind: &ServerKind) {
     assert_eq!((done.code, done.stdout.as_str()), (Some(0), "read\n"), "{}", done.stderr);
 }
 
-/// A process that has outlived its run has its variables, and no lock.
+/// A process that outlives its run still has the variables, but no lock.
 #[each_server]
 fn a_nested_run_does_not_enter_a_hold_that_has_ended(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -146,7 +146,7 @@ fn a_nested_run_does_not_enter_a_hold_that_has_ended(kind: &ServerKind) {
     assert_eq!(stage.end(inner).code, Some(75));
 }
 
-/// Nobody would ever know the token.
+/// Without standard output, the token could not be printed.
 #[each_server]
 fn acquire_releases_its_hold_when_stdout_is_closed(kind: &ServerKind) {
     let stage = Stage::one(kind);

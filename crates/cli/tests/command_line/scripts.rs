@@ -1,9 +1,9 @@
-//! The steps that scripts are made of: acquire, release, extend, inspect, wait, break.
+//! The subcommands for single steps of a script: acquire, release, extend, inspect, wait, break.
 
 use super::*;
 use dlock_testkit::{ServerKind, each_server};
 
-/// One step, which must end with this code; what it printed.
+/// Runs a subcommand, which must exit with `code`, and returns its standard output.
 #[track_caller]
 fn step(stage: &Stage, words: &str, code: i32) -> String {
     let done = stage.end(stage.dlock(words));
@@ -31,14 +31,14 @@ fn scripts_acquire_extend_and_release_a_hold(kind: &ServerKind) {
     step(&stage, "acquire --no-wait r", 75);
     step(&stage, "release r wrong", 79);
     let wrong = stage.end(stage.dlock("release --node-timeout 5s r wrong"));
-    assert!(!wrong.stderr.contains("no answer in time"), "nobody was silent: {}", wrong.stderr);
+    assert!(!wrong.stderr.contains("no answer in time"), "no server was silent: {}", wrong.stderr);
     assert_eq!(step(&stage, &format!("release r {token}"), 0), "");
     assert_eq!(stage.held_on("r"), 0);
     step(&stage, &format!("release r {token}"), 79);
     step(&stage, &format!("extend r {token}"), 79);
 }
 
-/// Ours never does; somebody else's stands behind two of them, as everywhere.
+/// Tokens of dlock never begin with a hyphen, but those of other clients may.
 #[each_server]
 fn a_token_may_begin_with_a_hyphen_after_a_double_hyphen(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
@@ -67,12 +67,12 @@ fn acquire_prints_json(kind: &ServerKind) {
 #[each_server]
 fn release_takes_the_token_from_the_environment(kind: &ServerKind) {
     let stage = Stage::one(kind);
-    // As in a command under `dlock run`.
+    // `dlock run` sets DLOCK_TOKEN for its command.
     let done = stage.end(stage.run("", "$DLOCK extend r --ttl 20m"));
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
 }
 
-/// Its reader is gone: nobody will ever know the token.
+/// Without its token, the hold could not be released.
 #[each_server]
 fn acquire_releases_a_hold_that_it_cannot_print(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -135,7 +135,7 @@ fn inspect_prints_text(kind: &ServerKind) {
     assert_eq!(lines[5][1], "down:");
     assert_eq!(lines[7], ["Waiting:"]);
     assert_eq!(lines[10][1..4], ["1", "next", "exclusive"]);
-    assert!(!shown.contains("0123456789"), "who knows the token owns the hold");
+    assert!(!shown.contains("0123456789"), "a whole token is shown");
 }
 
 #[each_server]
@@ -172,7 +172,7 @@ fn break_ends_the_hold_on_each_server_that_answers(kind: &ServerKind) {
     assert_eq!(done.stdout.matches(": ended 1 hold\n").count(), 2, "{}", done.stdout);
 }
 
-/// Who waited has had it confirmed with a number, which is none that was asked for.
+/// A hold that was waited for is confirmed with a fence even without --fenced, but that fence is not printed.
 #[each_server]
 fn acquire_prints_a_fence_of_a_quorum_only_with_fenced(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
@@ -197,7 +197,7 @@ fn acquire_prints_a_fence_of_a_quorum_only_with_fenced(kind: &ServerKind) {
 #[each_server]
 fn an_empty_servers_file_is_reported_by_name(kind: &ServerKind) {
     let stage = Stage::one(kind);
-    stage.write("empty", "# nobody\n");
+    stage.write("empty", "# no server\n");
     stage.write("marked", &format!("\u{feff}{}\n", stage.urls()));
     let end = |file: &str| {
         let mut wait = stage.dlock("wait r");

@@ -1,4 +1,4 @@
-//! Servers, a folder, and the command between them.
+//! A stage: servers, a folder, and helpers that run dlock there.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -14,7 +14,7 @@ use dlock_testkit::{Conn, Folder, Server, ServerKind, Value, until, until_some};
 /// The command under test.
 pub const DLOCK: &str = env!("CARGO_BIN_EXE_dlock");
 
-/// One lock service and a folder that its users work in.
+/// One lock service, and the folder in which commands run.
 pub struct Stage {
     pub servers: Vec<Server>,
     folder: Folder,
@@ -40,8 +40,8 @@ impl Stage {
         urls.join(",")
     }
 
-    /// Any program, in the folder, told of the servers and of nothing else. No signal is ignored, as Ctrl-C
-    /// is in tests that run in the background.
+    /// Any program, in the folder, with DLOCK_SERVERS and no other variable of dlock. All signals have their
+    /// default action: in a test that runs in the background, Ctrl-C would be ignored.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("env");
         command.arg("--default-signal").arg(program);
@@ -53,29 +53,29 @@ impl Stage {
         command
     }
 
-    /// A shell script; `dlock` is "$DLOCK" there.
+    /// A shell script, in which "$DLOCK" is the path of dlock.
     pub fn shell(&self, script: &str) -> Command {
         let mut shell = self.command("sh");
         shell.args(["-c", script]);
         shell
     }
 
-    /// `dlock` with these words, split at blanks.
+    /// `dlock` with arguments that are separated by blanks.
     pub fn dlock(&self, words: &str) -> Command {
         let mut dlock = self.command(DLOCK);
         dlock.args(words.split_whitespace());
         dlock
     }
 
-    /// `dlock run` of a shell script, with these options. With so long a timeout that only a server that is
-    /// down is not waited for.
+    /// `dlock run` of a shell script under the lock `r`, with these options. The node timeout is long, so
+    /// that a slow server does not count as silent.
     pub fn run(&self, options: &str, script: &str) -> Command {
         let mut run = self.dlock(&format!("run --node-timeout 5s {options} r -- sh -c"));
         run.arg(script);
         run
     }
 
-    /// What a program has written into a file; nothing where there is none.
+    /// The contents of a file of the folder, empty if it does not exist.
     pub fn file(&self, name: &str) -> String {
         fs::read_to_string(self.folder.path().join(name)).unwrap_or_default()
     }
@@ -86,7 +86,7 @@ impl Stage {
         path
     }
 
-    /// Waits until a program has written a whole line into a file; answers the lines.
+    /// Waits until a file ends with a whole line, and returns its lines.
     #[track_caller]
     pub fn lines(&self, name: &str) -> Vec<String> {
         let text = until_some(&format!("there is a line in the file {name}"), || {
@@ -95,14 +95,14 @@ impl Stage {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// The process whose id a program has written into a file.
+    /// Waits until a program has written a process id into a file, and returns it.
     #[track_caller]
     pub fn process(&self, name: &str) -> u32 {
         self.lines(name)[0].parse().expect("a process id")
     }
 
-    /// Starts it. What it prints goes into files, so that a process which it leaves behind holds no pipe of
-    /// ours.
+    /// Starts a command. Its output goes into files, so that a process that it leaves behind holds no pipe
+    /// open.
     pub fn start(&self, mut command: Command) -> Running {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -113,14 +113,14 @@ impl Stage {
         Running { child, out: self.folder.path().join(out), err: self.folder.path().join(err) }
     }
 
-    /// Starts it and waits for its end.
+    /// Starts a command and waits for its end.
     #[track_caller]
     pub fn end(&self, command: Command) -> Done {
         self.start(command).end()
     }
 
-    /// On how many of the servers this is the hold. A member whose grant came late is not counted by the
-    /// client: it may have no hold yet, or one with another fence.
+    /// The number of servers that have the hold with this fence. A member that granted late can have no hold
+    /// yet, or one with another fence.
     #[track_caller]
     pub fn confirmed(&self, resource: &str, token: &str, fence: &str, label: &str) -> usize {
         let holds =
@@ -133,7 +133,7 @@ impl Stage {
         holds.filter(|lock| !lock.is_nil() && confirms(lock)).count()
     }
 
-    /// On how many of the servers that live somebody holds the resource.
+    /// The number of live servers on which the resource is held.
     #[track_caller]
     pub fn held_on(&self, resource: &str) -> usize {
         let living = self.servers.iter().filter(|server| server.is_alive());
@@ -151,19 +151,19 @@ pub fn until_renewed(conn: &mut Conn, resource: &str) {
     });
 }
 
-/// A script that runs this one with a standard output which nobody reads any longer.
+/// A script that runs `script` with a standard output whose reader has closed.
 pub fn unread(script: &str) -> String {
     format!("mkfifo unread; (exec 3<unread) & exec 4>unread; wait; rm unread; {script} >&4")
 }
 
-/// A pipe that takes nothing as long as nobody reads it.
+/// A pipe whose buffer is full.
 pub fn full_pipe() -> (PipeReader, PipeWriter) {
     let (reader, mut writer) = std::io::pipe().expect("a pipe");
     writer.write_all(&[b'.'; 65_536]).expect("it holds that much");
     (reader, writer)
 }
 
-/// A process under way. It is killed when it is dropped.
+/// A running process. It is killed when it is dropped.
 pub struct Running {
     child: Child,
     out: PathBuf,
@@ -184,7 +184,7 @@ impl Running {
         self.child.id()
     }
 
-    /// What it is typed, if it was started with a pipe for that.
+    /// The standard input of a process that was started with a pipe.
     #[track_caller]
     pub fn keys(&mut self) -> ChildStdin {
         self.child.stdin.take().expect("a pipe")
@@ -211,7 +211,7 @@ impl Running {
         self.child.try_wait().expect("the state of a child").is_some()
     }
 
-    /// Waits for its end.
+    /// Waits until the process has ended.
     #[track_caller]
     pub fn end(mut self) -> Done {
         let err = self.err.clone();
@@ -224,13 +224,13 @@ impl Running {
 }
 
 impl Done {
-    /// Fails the test unless it has complained in these words.
+    /// Fails the test unless standard error contains these words.
     #[track_caller]
     pub fn says(&self, words: &str) {
         assert!(self.stderr.contains(words), "{}", self.stderr);
     }
 
-    /// [`says`](Self::says), before anything else.
+    /// Fails the test unless standard error begins with these words.
     #[track_caller]
     pub fn says_first(&self, words: &str) {
         assert!(self.stderr.starts_with(words), "{}", self.stderr);
@@ -251,14 +251,14 @@ pub fn signal(process: u32, name: &str) {
     assert!(status.expect("sh runs").success(), "SIG{name} could not be sent to {process}");
 }
 
-/// A field of /proc/PROCESS/status; None when the process is gone.
+/// A field of /proc/PROCESS/status. `None` if the process does not exist.
 pub fn status(process: u32, field: &str) -> Option<String> {
     let text = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
     Some(line.trim().to_owned())
 }
 
-/// Whether it runs: not gone, and no corpse that nobody has fetched.
+/// Returns whether a process runs: it exists and is no zombie.
 pub fn is_alive(process: u32) -> bool {
     status(process, "State").is_some_and(|state| !state.starts_with(['Z', 'X']))
 }

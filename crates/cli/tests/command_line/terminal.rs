@@ -1,4 +1,4 @@
-//! On a terminal, which script(1) provides: what is typed goes through a pipe into it, what it shows into a
+//! dlock on a terminal. script(1) provides the terminal: a pipe feeds its keys, and its output goes into a
 //! file.
 
 use dlock_testkit::{ServerKind, each_server};
@@ -20,7 +20,7 @@ impl Terminal {
     pub fn with(stage: &Stage, command: &str) -> Terminal {
         let mut script = stage.command("script");
         script.args(["--quiet", "--return", "--flush", "--command", command, "/dev/null"]);
-        // The same shell whoever runs the tests; home is no place to read its start files from.
+        // The same shell for every developer, without start files from a home directory.
         script
             .env("SHELL", "/bin/sh")
             .env("HOME", "/nonexistent")
@@ -37,7 +37,7 @@ impl Terminal {
         self.keys.write_all(text.as_bytes()).and_then(|()| self.keys.flush()).expect("the terminal is there");
     }
 
-    /// What a terminal of this size shows of it.
+    /// The contents of the screen of a terminal of this size.
     pub fn screen(&self, height: u16, width: u16) -> String {
         let mut screen = vt100::Parser::new(height, width, 0);
         screen.process(&self.running.bytes());
@@ -48,8 +48,8 @@ impl Terminal {
         self.running.stdout()
     }
 
-    /// Waits for its end. The keys are kept until then: script(1) may let go of what was typed when they are
-    /// gone.
+    /// Waits until the program has ended. The pipe stays open until then: when it closes, script(1) may drop
+    /// keys that were typed.
     #[track_caller]
     pub fn end(self) -> Done {
         let _keys = self.keys;
@@ -61,22 +61,23 @@ const CTRL_C: &str = "\x03";
 const CTRL_S: &str = "\x13";
 const CTRL_Z: &str = "\x1a";
 
-/// Counts what it hears. It hears SIGUSR1 after every SIGINT that was sent before.
+/// Records the signals that it receives in the file `heard`. A SIGUSR1 arrives after every SIGINT that was
+/// sent before it.
 const COUNTS: &str = "trap 'echo INT >> heard' INT; trap 'echo USR1 >> heard' USR1; echo $PPID > dlock; \
     echo $$ > ready; until [ -e go ]; do sleep 0.02; done";
 
-/// Types Ctrl-C to a command that runs behind these words, and counts how often that comes through.
-fn interrupted_once(stage: &Stage, before: &str) {
+/// Types Ctrl-C to a command that runs behind the words `before`, and checks that it receives one SIGINT.
+fn assert_interrupted_once(stage: &Stage, before: &str) {
     stage.write("script", COUNTS);
-    // It takes the shell's place: one that hears Ctrl-C while it waits may end by it, whatever dlock ends
-    // with.
+    // With exec, because a shell that receives Ctrl-C while it waits may end by it, whatever dlock's exit
+    // code is.
     let run = format!("exec \"$DLOCK\" run --node-timeout 5s r -- {before} sh script");
     let mut terminal = Terminal::with(stage, &run);
     stage.process("ready");
     terminal.types(CTRL_C);
-    until("it is heard", || stage.file("heard").contains("INT\n"));
+    until("SIGINT is received", || stage.file("heard").contains("INT\n"));
     crate::stage::signal(stage.process("dlock"), "USR1");
-    until("the mark is heard", || stage.file("heard").contains("USR1\n"));
+    until("SIGUSR1 is received", || stage.file("heard").contains("USR1\n"));
     assert_eq!(stage.lines("heard"), ["INT", "USR1"]);
     stage.write("go", "");
     assert_eq!(terminal.end().code, Some(0));
@@ -84,13 +85,13 @@ fn interrupted_once(stage: &Stage, before: &str) {
 
 #[each_server]
 fn ctrl_c_reaches_the_command_once(kind: &ServerKind) {
-    interrupted_once(&Stage::one(kind), "");
+    assert_interrupted_once(&Stage::one(kind), "");
 }
 
-/// As timeout(1) makes itself one. The keys of the terminal do not reach it.
+/// As timeout(1) does. The keys of the terminal do not reach another process group.
 #[each_server]
 fn ctrl_c_reaches_a_command_in_its_own_process_group(kind: &ServerKind) {
-    interrupted_once(&Stage::one(kind), "setsid");
+    assert_interrupted_once(&Stage::one(kind), "setsid");
 }
 
 #[each_server]
@@ -119,7 +120,7 @@ fn a_wait_shows_its_position_on_a_terminal_only(kind: &ServerKind) {
     let terminal = Terminal::with(&stage, "\"$DLOCK\" run r -- echo ran");
     until("the position is shown", || terminal.shows().contains("position 2 at redis://127.0.0.1"));
     let shows = |seconds: u32| terminal.shows().contains(&format!(" {seconds} s"));
-    until("time goes by", || (2..10).any(shows));
+    until("the time advances", || (2..10).any(shows));
     assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
     let done = piped.end();
     assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
@@ -139,7 +140,7 @@ fn a_signal_ends_a_wait_on_a_terminal_stopped_by_ctrl_s(kind: &ServerKind) {
     until("the position is shown", || terminal.shows().contains("position 1"));
     terminal.types(CTRL_S);
     let (mut shown, mut since) = (String::new(), now());
-    until("it shows no time going by", || {
+    until("the display has stopped", || {
         if shown != terminal.shows() {
             (shown, since) = (terminal.shows(), now());
         }
@@ -147,7 +148,7 @@ fn a_signal_ends_a_wait_on_a_terminal_stopped_by_ctrl_s(kind: &ServerKind) {
     });
     let dlock = stage.process("dlock");
     crate::stage::signal(dlock, "TERM");
-    until("nobody waits", || queue::clients(&mut conn, "r").is_empty());
+    until("the wait has ended", || queue::clients(&mut conn, "r").is_empty());
     until("it has ended", || !is_alive(dlock));
 }
 
@@ -158,9 +159,9 @@ fn run_without_a_wait_writes_nothing_to_the_terminal(kind: &ServerKind) {
     assert_eq!(done.stdout, "at work... done\r\n");
 }
 
-/// Ctrl-Z, and `fg` when `then` has waited for what it waits for; the exit code of the run.
+/// Stops a run by Ctrl-Z, calls `then`, and continues it by `fg`. Returns the exit code of the run.
 fn suspended(stage: &Stage, ttl: &str, then: impl FnOnce()) -> String {
-    // It waits without starting anything: a shell that is stopped between vfork and exec hangs, dlock or not.
+    // The script waits without starting a process: a shell that is stopped between vfork and exec hangs.
     assert_eq!(stage.end(stage.shell("mkfifo go")).code, Some(0));
     stage.write("script", "echo $PPID > dlock; echo $$ > ready; read line < go");
     let mut terminal = Terminal::with(stage, "bash --norc --noprofile -i");
@@ -170,8 +171,8 @@ fn suspended(stage: &Stage, ttl: &str, then: impl FnOnce()) -> String {
     until("both are stopped", || is_stopped(command) && is_stopped(dlock));
     then();
     terminal.types("fg\n");
-    until("nobody is stopped", || !is_stopped(command) && !is_stopped(dlock));
-    // Should nobody read any more, dlock has ended it.
+    until("both are continued", || !is_stopped(command) && !is_stopped(dlock));
+    // In a process of its own: this blocks if dlock has already ended the script that reads the pipe.
     let go = stage.start(stage.shell("echo > go"));
     terminal.types("echo $? > code\n");
     let code = stage.lines("code").remove(0);

@@ -1,13 +1,13 @@
-//! `dlock top`, on the screen of a terminal.
+//! `dlock top` on a terminal.
 
 use super::*;
 use crate::terminal::Terminal;
 use dlock_testkit::{ServerKind, each_server};
 
-/// The size in which it starts.
+/// The size of the terminal at the start.
 const SIZE: (u16, u16) = (30, 120);
 
-/// After it has ended, a shell says how, and in which state it left the terminal.
+/// Starts dlock top in a shell, which afterwards prints the exit code and the state of the terminal.
 const SHELL: &str = "stty rows 30 cols 120; tty > tty; \
     sh -c 'echo $$ > pid; exec \"$DLOCK\" top --interval 100ms --node-timeout 5s'; \
     echo code $?; stty -a | grep -ow -e '-*icanon' -e '-*echo'";
@@ -28,14 +28,14 @@ impl Top {
         });
     }
 
-    /// The first words of its rows of locks.
+    /// The first word of each row in the list of locks.
     fn locks(&self, names: &[&str]) -> Vec<String> {
         let screen = self.0.screen(SIZE.0, SIZE.1);
         let first = screen.lines().filter_map(|line| line.split_whitespace().next().map(str::to_owned));
         first.filter(|word| names.contains(&word.as_str())).collect()
     }
 
-    /// It has quit, and the terminal is as it was.
+    /// Checks that dlock top has ended and the terminal is restored.
     #[track_caller]
     fn ended_with(self, code: i32) {
         let end = self.0.end();
@@ -68,7 +68,7 @@ fn top_sorts_filters_inspects_and_breaks_after_a_question(kind: &ServerKind) {
     top.0.types("/\r");
     until("all match", || top.locks(&names) == names);
 
-    // The second is selected, inspected, and spared.
+    // Selects the second lock, inspects it, and answers no to break.
     top.0.types("j\r");
     top.shows("beta is held");
     top.shows("Waiting:");
@@ -99,7 +99,7 @@ fn top_survives_a_resize_and_a_lost_server_and_restores_the_terminal(kind: &Serv
         let done = stage.end(stage.shell(&format!("stty -F {tty} rows {rows} cols {columns}")));
         assert_eq!(done.code, Some(0), "{}", done.stderr);
     };
-    // As small as no table fits into, and back.
+    // Shrinks the terminal below the size of any table, and restores it.
     resize(2, 3);
     resize(20, 100);
     until("it is drawn anew", || {
@@ -111,7 +111,7 @@ fn top_survives_a_resize_and_a_lost_server_and_restores_the_terminal(kind: &Serv
     stage.servers[0].restart();
     until("it is back", || top.0.screen(20, 100).contains("2 of 2 servers"));
 
-    // However it ends, the terminal is as it was.
+    // The terminal is restored after each kind of end.
     let mut top = top;
     top.0.types("\x03");
     top.ended_with(0);

@@ -1,5 +1,4 @@
-//! What comes from outside and means no good: names and labels that speak to the terminal, servers that
-//! answer with such errors, files that never end.
+//! Untrusted input: names, labels and server errors with control sequences, and files that never end.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -12,21 +11,21 @@ use super::*;
 use crate::stage::DLOCK;
 use dlock_testkit::{ServerKind, each_server, until_some};
 
-/// Sets the title of a terminal, clears it (with a control of two bytes too), turns the line over, begins a
-/// new one.
+/// Sets the title of a terminal, clears it twice (by a C1 control, too), reverses the writing direction, and
+/// starts a new line.
 const HOSTILE: &str = "r\x1b]0;title\x07\x1b[2J\u{9b}2J\u{202e}\r\nforged";
 
-/// fcntl(2), of Linux.
+/// The flag of open(2) on Linux.
 const O_NONBLOCK: i32 = 0o4000;
 
-/// How it is shown.
+/// The escaped form of [`HOSTILE`].
 const SHOWN: &str = "r\\u{1b}]0;title\\u{7}\\u{1b}[2J\\u{9b}2J\\u{202e}\\r\\nforged";
 
-/// Whatever is on the screen is text, in lines that dlock began.
+/// Fails if the output has a control character, or a line that the hostile text started.
 #[track_caller]
 fn assert_harmless(shown: &str) {
-    let speaks = |char: char| (char.is_control() && char != '\n') || char == '\u{202e}';
-    assert!(!shown.contains(speaks), "{shown:?}");
+    let is_control = |char: char| (char.is_control() && char != '\n') || char == '\u{202e}';
+    assert!(!shown.contains(is_control), "{shown:?}");
     assert!(!shown.lines().any(|line| line.starts_with("forged")), "{shown:?}");
 }
 
@@ -61,19 +60,19 @@ fn resource_names_are_escaped_for_the_terminal(kind: &ServerKind) {
     }
     let table = end(&["inspect"]).stdout;
     assert_eq!(table.matches(SHOWN).count(), 2, "the resource and the label: {table}");
-    // The same value, for programs.
+    // JSON has the original value.
     let json: serde_json::Value = serde_json::from_str(&end(&["inspect", "--json"]).stdout).expect("JSON");
     assert_eq!((&json["resource"], &json["state"]), (&HOSTILE.into(), &"held".into()));
     assert_eq!(json["masters"][0]["found"]["holders"][0]["label"], HOSTILE);
     end(&["break", "--yes"]);
-    // What programs read is as it was.
+    // The output of `acquire` is for programs, and not changed.
     let held = end(&["acquire"]).stdout;
     let (token, fence) = held.trim_end().split_once(' ').expect("a token and a fence");
     assert!(fence.parse::<u64>().is_ok(), "{held}");
     assert_eq!(conn.call(&["DLOCK.RELEASE", HOSTILE, token]), 1);
 }
 
-/// A command that cannot be run is named too.
+/// The error for a program that cannot be executed contains its name.
 #[each_server]
 fn program_names_are_escaped_for_the_terminal(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -85,7 +84,7 @@ fn program_names_are_escaped_for_the_terminal(kind: &ServerKind) {
     done.says(SHOWN);
 }
 
-/// It answers everything with an error. Nobody but dlock reads what it says.
+/// A server that answers every command with an error whose text is hostile.
 #[each_server]
 fn server_errors_are_escaped_for_the_terminal(kind: &ServerKind) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -95,7 +94,7 @@ fn server_errors_are_escaped_for_the_terminal(kind: &ServerKind) {
             let Ok(mut client) = client else { return };
             thread::spawn(move || {
                 let read = BufReader::new(client.try_clone().expect("a second handle"));
-                // One answer to each command, of which each begins with the number of its words.
+                // One answer for each command: the first line of a command begins with an asterisk.
                 for _ in read.lines().map_while(Result::ok).filter(|line| line.starts_with('*')) {
                     let said = HOSTILE.replace("\r\n", " ");
                     if client.write_all(format!("-ERR {said}\r\n").as_bytes()).is_err() {
@@ -108,7 +107,7 @@ fn server_errors_are_escaped_for_the_terminal(kind: &ServerKind) {
     let stage = Stage::with(kind, 2);
     let servers = format!("{},redis://127.0.0.1:{port}", stage.urls());
     for words in ["inspect r", "inspect r --json", "acquire r --no-wait", "break r --yes", "release r t"] {
-        // Without the others it is all there is, with them it is one that cannot take part.
+        // As one member beside others, and as the only server.
         for servers in [servers.clone(), format!("redis://127.0.0.1:{port}")] {
             let mut dlock = stage.dlock(&format!("{words} --node-timeout 5s"));
             dlock.env("DLOCK_SERVERS", servers);
@@ -120,8 +119,9 @@ fn server_errors_are_escaped_for_the_terminal(kind: &ServerKind) {
     }
 }
 
-/// A pipe can be opened for writing, without a wait, from when somebody reads it: then dlock is at it.
-fn in_the_midst_of_reading(stage: &Stage, words: &str) -> (Running, File) {
+/// Starts dlock and waits until it reads a pipe: only then can the pipe be opened for writing without
+/// blocking.
+fn start_reading_pipe(stage: &Stage, words: &str) -> (Running, File) {
     let made = stage.end(stage.shell("rm -f pipe && mkfifo pipe && pwd"));
     let pipe = Path::new(made.stdout.trim()).join("pipe");
     let running = stage.start(stage.dlock(words));
@@ -137,29 +137,29 @@ fn a_signal_ends_dlock_while_it_reads_its_servers_from_a_pipe(kind: &ServerKind)
         for (name, number) in [("INT", 2), ("TERM", 15)] {
             let command = if call.starts_with("run") { "-- true" } else { "" };
             let (running, _pipe) =
-                in_the_midst_of_reading(&stage, &format!("{call} --servers-file pipe {command}"));
+                start_reading_pipe(&stage, &format!("{call} --servers-file pipe {command}"));
             running.signal(name);
             assert_eq!(running.end().signal, Some(number), "{call}");
         }
     }
-    // A certificate is read as well.
-    let (running, _pipe) = in_the_midst_of_reading(&stage, "run r --cacert pipe -- true");
+    // A certificate file can be a pipe, too.
+    let (running, _pipe) = start_reading_pipe(&stage, "run r --cacert pipe -- true");
     running.signal("INT");
     assert_eq!(running.end().signal, Some(2));
 }
 
-/// As `--servers-file <(pass show servers)` is one.
+/// For example `--servers-file <(pass show servers)`.
 #[each_server]
 fn servers_file_may_be_a_pipe(kind: &ServerKind) {
     let stage = Stage::one(kind);
-    let (running, mut pipe) = in_the_midst_of_reading(&stage, "run r --servers-file pipe -- echo ran");
+    let (running, mut pipe) = start_reading_pipe(&stage, "run r --servers-file pipe -- echo ran");
     pipe.write_all(format!("# ours\n{}\n", stage.urls()).as_bytes()).expect("it is read");
     drop(pipe);
     let done = running.end();
     assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
 }
 
-/// An address in DLOCK_SERVERS_FILE, a key in DLOCK_KEY: an easy mistake, and cron mails what is printed.
+/// An address in DLOCK_SERVERS_FILE or a key in DLOCK_KEY is an easy mistake, and cron mails the messages.
 #[each_server]
 fn an_error_does_not_repeat_the_value_of_a_wrong_servers_file(kind: &ServerKind) {
     let stage = Stage::one(kind);
