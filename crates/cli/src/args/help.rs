@@ -187,9 +187,8 @@ Show the state of each server, for health checks.
 
 Prints a row for each server: version, role, rest of its grace period, fence mark, number of locks held and \
 of waiters, and warnings (dlock_warning_words). The exit code is 0 if all is well; 1 if locks can be \
-acquired, but a server is down, is no master, is a cluster node, is in its grace period or cannot write its \
-fence mark; 69 if too few servers can grant locks. Warnings do not change it: `dlock doctor` recommends \
-changes.
+acquired, but a server is down, is no master, is in its grace period or cannot write its fence mark; 69 if \
+too few servers can grant locks. Warnings do not change it: `dlock doctor` recommends changes.
 
 With --json, prints an object: status (ok, attention, no_quorum) and servers, an object for each server \
 with its address as `server` and either its values or `unanswered`.";
@@ -202,7 +201,7 @@ Examples:
 pub const DOCTOR: &str = "\
 Check the servers, and recommend changes.
 
-Checks each server's role (master, replica, cluster node), grace period, warnings, eviction, keyspace events, fence mark, persistence, \
+Checks each server's role, grace period, warnings, eviction, keyspace events, fence mark, persistence, \
 longest lease, and whether this user may lock the resource; for a quorum, also whether the clocks agree, \
 each member is a different server, and the connected clients name the same members. Changes nothing. Each \
 finding comes with a remedy, where possible as a command for redis-cli.

@@ -100,6 +100,9 @@ fn remedy(why: &NodeState) -> &'static str {
             "MODULE LOAD /path/to/libdlock.so, and a line `loadmodule /path/to/libdlock.so` in redis.conf"
         }
         NodeState::Failed(why) if why.contains("the same server as") => "name each server once",
+        NodeState::Failed(why) if why.contains("does not support") => {
+            "name a master that is no cluster node, or lock with the Python or the Node client"
+        }
         NodeState::Failed(_) => "correct its address, its user's password, or that user's rights (+info)",
         _ => "start it, correct its address, or allow it more time with --node-timeout",
     }
@@ -148,16 +151,6 @@ fn check_server(info: &Info, wanted: u128, add: &mut impl FnMut(String, String))
     if !info.is_master() {
         let master = format!("{}:{}", info.text("master_host"), info.text("master_port"));
         add("it is a replica, and grants no locks".into(), format!("name its master, {master}"));
-    }
-    if info.is_cluster_node() {
-        add(
-            "it is a node of a cluster (cluster_enabled:1): this command and the Rust client can lock only the \
-             names whose slots this node serves"
-                .into(),
-            "lock with the Python or the Node client, which know clusters, or name a server that is no cluster \
-             node"
-            .into(),
-        );
     }
     let grace = info.number("dlock_grace_ms_left");
     if grace > 0 {

@@ -64,7 +64,7 @@ impl State {
 pub struct Info(HashMap<String, String>);
 
 /// The command that asks for the sections of INFO that are read.
-const INFO: [&str; 6] = ["INFO", "server", "replication", "persistence", "cluster", "dlock"];
+const INFO: [&str; 5] = ["INFO", "server", "replication", "persistence", "dlock"];
 
 /// Asks all servers for their INFO.
 pub async fn ask(client: &Client) -> Vec<Inspected<Info>> {
@@ -106,18 +106,6 @@ impl Info {
         self.text("role") == "master"
     }
 
-    pub fn is_cluster_node(&self) -> bool {
-        self.text("cluster_enabled") == "1"
-    }
-
-    /// The role, for people: `master`, `slave`, or `cluster node (master)`.
-    fn role(&self) -> String {
-        match self.is_cluster_node() {
-            true => format!("cluster node ({})", self.text("role")),
-            false => self.text("role").to_owned(),
-        }
-    }
-
     /// The options that the server warns of.
     pub fn warnings(&self) -> impl Iterator<Item = &str> {
         self.text("dlock_warning_words").split(',').filter(|word| !word.is_empty())
@@ -129,7 +117,7 @@ impl Info {
 
     /// Ignores warnings: they are about the configuration, which `doctor` checks, and no alarm.
     fn is_well(&self) -> bool {
-        self.can_grant() && !self.is_cluster_node() && self.text("dlock_fence_mark_status") != "failing"
+        self.can_grant() && self.text("dlock_fence_mark_status") != "failing"
     }
 
     fn waiters(&self) -> u64 {
@@ -146,7 +134,6 @@ fn json(seen: &Inspected<Info>) -> Value {
         "server": seen.server,
         "version": info.version(),
         "role": info.text("role"),
-        "cluster_node": info.is_cluster_node(),
         "uptime_s": info.number("uptime_in_seconds"),
         "grace_ms_left": info.number("dlock_grace_ms_left"),
         "fence_mark": info.text("dlock_fence_mark_status"),
@@ -171,7 +158,7 @@ pub fn text(servers: &[Inspected<Info>]) -> String {
         rows.add_row([
             cell(server),
             cell(info.version()),
-            cell(info.role()),
+            cell(info.text("role")),
             if grace == 0 { "none".into() } else { time(grace) },
             cell(info.text("dlock_fence_mark_status")),
             info.number("dlock_held").to_string(),

@@ -86,7 +86,9 @@ impl Attempt {
     async fn last_round(&self, failed: Failed) -> Result<NewHold, Failed> {
         let service = &self.service;
         let answered = failed.votes.iter().flatten().count();
-        if failed.reason != FailureReason::Taken || !self.waits() || answered >= service.quorum.majority() {
+        let is_decided = answered >= service.quorum.majority()
+            || failed.refused(|why| matches!(why, Refusal::QueueFull | Refusal::Deadlock(_)));
+        if failed.reason != FailureReason::Taken || !self.waits() || is_decided {
             return Err(failed);
         }
         let asked = self.asked.with(fresh_token(), self.asked.label.clone(), self.asked.owner.clone());
